@@ -1,7 +1,7 @@
 //go:build cgo
 
-// Package capitest has callbacks in C for tests of libml/capi: they count, remember what
-// they were told, and fail to order.
+// Package capitest provides callbacks in C for tests of libml/capi. They count their
+// calls, record their arguments, and fail on demand.
 //
 //	c := capitest.New()
 //	defer c.Free()
@@ -21,7 +21,7 @@ import (
 	"unsafe"
 )
 
-// Callback is one of the six, in the table's order.
+// Callback is one of the six callbacks, in the table's order.
 type Callback int
 
 // The callbacks.
@@ -34,33 +34,33 @@ const (
 	Deinit
 )
 
-// Callbacks are a table with its self, in C's memory.
+// Callbacks are a callback table and its self, in C's memory.
 type Callbacks struct {
 	table *C.penstock_framework
 	state *C.capitest_state
 }
 
-// New makes callbacks that succeed.
+// New returns callbacks that succeed. The caller frees them with Free.
 func New() *Callbacks {
 	return &Callbacks{C.capitest_table(), (*C.capitest_state)(C.calloc(1, C.sizeof_capitest_state))}
 }
 
-// Free gives them back.
+// Free frees their memory.
 func (c *Callbacks) Free() {
 	C.free(unsafe.Pointer(c.table))
 	C.free(unsafe.Pointer(c.state))
 }
 
-// Table is the penstock_framework.
+// Table returns the penstock_framework.
 func (c *Callbacks) Table() unsafe.Pointer { return unsafe.Pointer(c.table) }
 
-// Self is what the callbacks are called with.
+// Self returns the pointer that the callbacks are called with.
 func (c *Callbacks) Self() unsafe.Pointer { return unsafe.Pointer(c.state) }
 
-// SetSize and SetABI change what the table says of itself.
+// SetSize changes the size in the table.
 func (c *Callbacks) SetSize(size uint32) { c.table.size = C.uint32_t(size) }
 
-// SetABI is SetSize for the version.
+// SetABI changes the ABI version in the table.
 func (c *Callbacks) SetABI(abi uint32) { c.table.abi = C.uint32_t(abi) }
 
 // Remove makes a callback NULL.
@@ -81,7 +81,8 @@ func (c *Callbacks) Remove(callback Callback) {
 	}
 }
 
-// Answer has a callback return a code from now on, after leaving a reason, if any.
+// Answer makes a callback return a code from now on. If reason is not empty, the
+// callback reports it first.
 func (c *Callbacks) Answer(callback Callback, code int, reason string) {
 	s := c.state
 	s.code[callback] = C.int32_t(code)
@@ -92,16 +93,16 @@ func (c *Callbacks) Answer(callback Callback, code int, reason string) {
 	text[copy(text, reason)] = 0
 }
 
-// Take has link_model or configure_batch say that it took these bytes.
+// Take makes link_model or configure_batch report that it took this many bytes.
 func (c *Callbacks) Take(callback Callback, bytes int64) { c.state.bytes[callback] = C.int64_t(bytes) }
 
-// HandOver has configure_batch hand over a graph from now on, 0 for none.
+// HandOver makes configure_batch hand over a graph from now on; 0 is no graph.
 func (c *Callbacks) HandOver(graph uintptr) { c.state.graph = C.uint64_t(graph) }
 
-// Calls is how often a callback was called.
+// Calls returns how often a callback was called.
 func (c *Callbacks) Calls(callback Callback) int { return int(c.state.calls[callback]) }
 
-// Configured are the last configure_batch's slot and size.
+// Configured returns the slot and size of the last configure_batch.
 func (c *Callbacks) Configured() (slot, n int) { return int(c.state.slot), int(c.state.n) }
 
 // Tensor is a penstock_tensor.
@@ -123,7 +124,7 @@ type Environment struct {
 	Batches                   []int32
 }
 
-// Environment reads it now.
+// Environment reads its current content.
 func (c *Callbacks) Environment() Environment {
 	e := c.state.environment
 	tensor := func(t *C.penstock_tensor) Tensor {
@@ -142,17 +143,17 @@ func (c *Callbacks) Environment() Environment {
 	return env
 }
 
-// Run is penstock_run, called from C, with penstock_last_error after it. The calling
-// goroutine is locked to its thread.
+// Run calls penstock_run from C, and then penstock_last_error. The calling goroutine is
+// locked to its thread.
 func Run(table, self unsafe.Pointer) (code int, why string) {
 	code = int(C.capitest_run((*C.penstock_framework)(table), self))
 	return code, C.GoString(C.capitest_last_error())
 }
 
-// Stream is penstock_stream.
+// Stream calls penstock_stream.
 func Stream(slot int) uintptr { return uintptr(C.capitest_stream(C.int32_t(slot))) }
 
-// Weights is penstock_weights, as Run is penstock_run.
+// Weights calls penstock_weights, in the same way as Run.
 func Weights(file string) (code int, address uintptr, bytes uint64, why string) {
 	name := C.CString(file)
 	defer C.free(unsafe.Pointer(name))
@@ -166,11 +167,11 @@ func Weights(file string) (code int, address uintptr, bytes uint64, why string) 
 	return code, uintptr(out.address), uint64(out.bytes), C.GoString(C.capitest_last_error())
 }
 
-// Graph is penstock_graph, as Run is penstock_run.
+// Graph calls penstock_graph, in the same way as Run.
 func Graph(slot, n int, graph uintptr) (code int, why string) {
 	code = int(C.capitest_graph(C.int32_t(slot), C.int32_t(n), C.uint64_t(graph)))
 	return code, C.GoString(C.capitest_last_error())
 }
 
-// HeapBytes is what C's heap has handed out in this process.
+// HeapBytes returns the bytes that C's heap has allocated in this process.
 func HeapBytes() int64 { return int64(C.capitest_heap()) }

@@ -1,4 +1,4 @@
 //go:build !cgo
 
-// Package capitest needs cgo: this build has none.
+// Package capitest needs cgo, which this build does not have.
 package capitest

@@ -12,31 +12,32 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Request is a whole picture as it came.
+// Request is a complete picture that the manager received.
 type Request struct {
 	From      netip.AddrPort
 	ID        uint32
-	Picture   []byte // the handler's to keep
+	Picture   []byte // the handler may keep it
 	Extension wire.Extension
-	// Extended says that the request came with an extension.
+	// Extended says that the request had an extension.
 	Extended bool
 }
 
 // Handler answers a request. It runs on the manager's only goroutine and must
-// not call the manager. The manager fills in SentAt. To leave the request
-// without an answer for now it returns ok false; Answer gives one later.
+// not call the manager. The manager sets SentAt. To leave the request without an
+// answer it returns ok false; Answer can answer it later.
 type Handler func(q Request) (r wire.Result, payload []byte, ok bool)
 
-// Echo answers with the picture itself, as raw, and that credit.
+// Echo returns a handler that answers with the picture itself, as raw, and with
+// that credit.
 func Echo(credit uint16) Handler {
 	return func(q Request) (wire.Result, []byte, bool) {
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: credit}, q.Picture, true
 	}
 }
 
-// Manager keeps to docs/wire.md as far as a client can see: it aggregates,
-// wishes for what is missing, runs a request once and answers it again the
-// same. It never forgets a request.
+// Manager follows docs/wire.md as far as a client can observe it. It aggregates,
+// sends NACKs for missing fragments, runs a request once, and repeats the same
+// answer. It never forgets a request.
 type Manager struct {
 	conn    *net.UDPConn
 	options ManagerOptions
@@ -51,15 +52,16 @@ type Manager struct {
 
 // ManagerOptions say how a Manager behaves.
 type ManagerOptions struct {
-	// WishAfter is the silence after which it wishes for missing pieces, 5 ms by
-	// default; negative for never.
+	// WishAfter is the silence after which it sends a NACK for missing
+	// fragments, 5 ms by default; negative for never.
 	WishAfter time.Duration
-	// PieceBytes is how results are split, wire.DefaultPieceBytes by default.
+	// PieceBytes is the size of the fragments of results, wire.DefaultPieceBytes
+	// by default.
 	PieceBytes int
-	// Cookie, if not 0, is in every answer, and a request gets its answer only
-	// after its piece 0 has echoed it: until then it is answered busy.
+	// Cookie, if not 0, is in every answer. A request is then answered busy
+	// until its fragment 0 has echoed the cookie.
 	Cookie uint64
-	// Listen is the address, a free port of 127.0.0.1 by default.
+	// Listen is the address, by default a free port of 127.0.0.1.
 	Listen netip.AddrPort
 }
 
@@ -68,7 +70,7 @@ type key struct {
 	id   uint32
 }
 
-// held is a request: being aggregated, being run, or answered.
+// held is a request that is aggregated, run or answered.
 type held struct {
 	total, size uint32
 	count       uint16
@@ -83,7 +85,7 @@ type held struct {
 	answers     [][]byte // the answer's datagrams
 }
 
-// NewManager listens and answers through h. The caller closes it.
+// NewManager listens and answers with h. The caller closes it.
 func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
 	if o.WishAfter == 0 {
 		o.WishAfter = 5 * time.Millisecond
@@ -98,7 +100,7 @@ func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open fake manager: %w", err)
 	}
-	_ = conn.SetReadBuffer(4 << 20) // as much as the kernel grants
+	_ = conn.SetReadBuffer(4 << 20) // the kernel grants what it allows
 	m := &Manager{conn: conn, options: o, handler: h, requests: make(map[key]*held)}
 	m.loop.Add(1)
 	go func() {
@@ -108,17 +110,17 @@ func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
 	return m, nil
 }
 
-// Addr is where clients send to.
+// Addr returns the address that clients send to.
 func (m *Manager) Addr() netip.AddrPort { return m.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
-// Close stops it and returns when nothing runs any more.
+// Close stops the manager and returns when its goroutines have ended.
 func (m *Manager) Close() {
 	m.conn.Close()
 	m.loop.Wait()
 }
 
-// Requests is how many requests came whole, and MostRuns how often the one was
-// run that was run most often: never more than once.
+// Requests returns how many requests arrived completely, and the max number of
+// runs of one request, which must not exceed one.
 func (m *Manager) Requests() (whole, mostRuns int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -131,23 +133,23 @@ func (m *Manager) Requests() (whole, mostRuns int) {
 	return whole, mostRuns
 }
 
-// MostHeld is the largest number of requests that were held at once, begun and
-// not answered.
+// MostHeld returns the max number of requests that had begun and were not
+// answered at the same time.
 func (m *Manager) MostHeld() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.most
 }
 
-// Faults are the datagrams that no client may send.
+// Faults returns an error for the datagrams that a client must not send.
 func (m *Manager) Faults() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return errors.Join(m.bad...)
 }
 
-// Answer answers a request that the handler left, or answers one again with
-// something else.
+// Answer answers a request that the handler left unanswered, or answers one
+// again with another result.
 func (m *Manager) Answer(from netip.AddrPort, id uint32, r wire.Result, payload []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -159,12 +161,12 @@ func (m *Manager) Answer(from netip.AddrPort, id uint32, r wire.Result, payload 
 	m.answerLocked(key{from, id}, q, r, payload)
 }
 
-// Inject sends any bytes to a client.
+// Inject sends arbitrary bytes to a client.
 func (m *Manager) Inject(to netip.AddrPort, b []byte) { _, _ = m.conn.WriteToUDPAddrPort(b, to) }
 
 func (m *Manager) serve() {
 	b := make([]byte, 64<<10)
-	var deadline time.Time // for the next look at what is missing
+	var deadline time.Time // time of the next check for missing fragments
 	for {
 		if wishAfter := m.options.WishAfter; wishAfter > 0 && !time.Now().Before(deadline) {
 			m.wishAll()
@@ -182,7 +184,7 @@ func (m *Manager) serve() {
 	}
 }
 
-// take takes one datagram.
+// take processes one datagram.
 func (m *Manager) take(from netip.AddrPort, b []byte) {
 	h, err := wire.DecodeHeader(b)
 	if err == nil && h.Type != wire.TypeData {

@@ -1,6 +1,6 @@
-// Package clienttest is what a client is tested against: a Relay, which is a
-// network that loses, repeats and delays datagrams on purpose, and a Manager,
-// which answers pictures as docs/wire.md says and runs nothing.
+// Package clienttest has the peers that a client is tested against. A Relay is
+// a network that loses, repeats and delays datagrams on purpose. A Manager
+// answers pictures as docs/wire.md specifies, without inference.
 package clienttest
 
 import (
@@ -15,21 +15,22 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Faults say what happens to a datagram on its way, each in its own right.
+// Faults say what happens to a datagram in transit. The faults are independent.
 type Faults struct {
 	// Lose, Repeat and Delay are probabilities, 0 to 1. A delayed datagram
-	// arrives after up to MaxDelay, behind others that were sent later.
+	// arrives after up to MaxDelay, possibly after others that were sent later.
 	Lose, Repeat, Delay float64
 	MaxDelay            time.Duration
-	// Drop loses the datagrams that it is true of. It is called from one
-	// goroutine a client and a direction. May be nil.
+	// Drop, if not nil, drops the datagrams for which it returns true. One
+	// goroutine per client and direction calls it.
 	Drop func(datagram []byte) bool
-	// Seed makes the faults repeatable, as far as the order of arrival is.
+	// Seed makes the faults repeatable, except for their dependence on the
+	// order of arrival.
 	Seed uint64
 }
 
-// Relay stands between clients and a manager, each client behind a port of its
-// own. The zero Faults pass everything.
+// Relay forwards between clients and a manager, with its own port per client.
+// The zero Faults forward everything.
 type Relay struct {
 	conn     *net.UDPConn
 	to       netip.AddrPort
@@ -43,15 +44,15 @@ type Relay struct {
 	end   bool
 }
 
-// NewRelay listens on a port of 127.0.0.1 and passes what comes to a manager,
-// and its answers back; up is what happens on the way there, down on the way
-// back. The caller closes it.
+// NewRelay listens on a port of 127.0.0.1. It forwards datagrams to a manager,
+// with the faults in up, and the answers back, with the faults in down. The
+// caller closes it.
 func NewRelay(to netip.AddrPort, up, down Faults) (*Relay, error) {
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
 	if err != nil {
 		return nil, fmt.Errorf("open relay: %w", err)
 	}
-	_ = conn.SetReadBuffer(4 << 20) // as much as the kernel grants
+	_ = conn.SetReadBuffer(4 << 20) // the kernel grants what it allows
 	r := &Relay{conn: conn, to: to, up: up, down: down, links: make(map[netip.AddrPort]*net.UDPConn)}
 	r.loops.Add(1)
 	go func() {
@@ -61,10 +62,10 @@ func NewRelay(to netip.AddrPort, up, down Faults) (*Relay, error) {
 	return r, nil
 }
 
-// Addr is where clients send to.
+// Addr returns the address that clients send to.
 func (r *Relay) Addr() netip.AddrPort { return r.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
 
-// Close drops what is under way and returns when nothing runs any more.
+// Close drops datagrams in transit and returns when its goroutines have ended.
 func (r *Relay) Close() {
 	r.mu.Lock()
 	r.end = true
@@ -92,7 +93,8 @@ func (r *Relay) listen() {
 	}
 }
 
-// link is the socket that stands for a client, nil when there can be none.
+// link returns the socket that represents a client, or nil if none can be
+// opened.
 func (r *Relay) link(client netip.AddrPort) *net.UDPConn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +121,7 @@ func (r *Relay) link(client netip.AddrPort) *net.UDPConn {
 				if end {
 					return
 				}
-				continue // nobody listens at the manager's port just now
+				continue // no process listens on the manager's port at the moment
 			}
 			r.pass(&r.down, random, b[:n], func(d []byte) { _, _ = r.conn.WriteToUDPAddrPort(d, client) })
 		}
@@ -127,7 +129,7 @@ func (r *Relay) link(client netip.AddrPort) *net.UDPConn {
 	return link
 }
 
-// pass sends a datagram on, or does not, or twice, or later.
+// pass forwards a datagram once, twice, later, or not at all.
 func (r *Relay) pass(f *Faults, random *rand.Rand, b []byte, send func([]byte)) {
 	if f.Drop != nil && f.Drop(b) || random.Float64() < f.Lose {
 		r.Lost.Add(1)
@@ -150,8 +152,8 @@ func (r *Relay) pass(f *Faults, random *rand.Rand, b []byte, send func([]byte)) 
 	})
 }
 
-// DropOnce is a Faults.Drop that loses the first transmission of the pieces of
-// that index.
+// DropOnce returns a Faults.Drop that drops the first transmission of each
+// fragment with that index.
 func DropOnce(index uint16) func([]byte) bool {
 	return func(b []byte) bool {
 		h, err := wire.DecodeHeader(b)

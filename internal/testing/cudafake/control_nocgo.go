@@ -4,7 +4,8 @@ package cudafake
 
 import "errors"
 
-// Without cgo package cuda loads no library, and there is nothing to control.
+// Without cgo, package cuda loads no library, so there is no fake driver to
+// control.
 const canControl = false
 
 func set(Setting) error {

@@ -51,7 +51,7 @@ import (
 
 const canControl = true
 
-// open finds the library that package cuda loads, in this process.
+// open finds the library that package cuda loads in this process.
 var open = sync.OnceValue(func() error {
 	path := C.CString(os.Getenv(libraryEnv))
 	defer C.free(unsafe.Pointer(path))

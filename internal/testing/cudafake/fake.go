@@ -1,24 +1,23 @@
-// Package cudafake is a CUDA driver library that needs no GPU: a C source, built by
-// cc into libcuda.so.1, which the package cuda loads in place of the driver's when
-// the environment variable PENSTOCK_LIBCUDA names it. Device memory is the host's,
-// streams are threads, copies copy, kernels are recorded, or run as C functions
-// that a test brings. It refuses, runs out of memory, is late, faults, lacks
-// functions, and counts what is out.
+// Package cudafake is a CUDA driver library that needs no GPU: a C source that cc builds into
+// libcuda.so.1. Package cuda loads it instead of the real driver when the environment variable
+// PENSTOCK_LIBCUDA names it. Device memory is host memory, streams are threads, and copies copy.
+// Kernels are recorded, or run as C functions that a test supplies. The library can refuse calls,
+// run out of memory, delay, fault and lack functions, and it counts what is not released.
 //
 // In the process of a test:
 //
 //	func TestMain(m *testing.M) { cudafake.Main(m) }
 //
 //	func TestX(t *testing.T) {
-//		cudafake.Check(t)                                    // afterwards all is as it was
-//		cudafake.Apply(t, cudafake.Refuse("cuMemAlloc_v2", 3, 2)) // until the test's end
+//	cudafake.Check(t)                                    // nothing is left at the end
+//	cudafake.Apply(t, cudafake.Refuse("cuMemAlloc_v2", 3, 2)) // until the test's end
 //
 // For a child process:
 //
 //	path, err := cudafake.Build(dir)
 //	child.Env = append(os.Environ(), cudafake.Library(path), cudafake.Env(cudafake.Memory(64<<20)))
 //
-// driver/driver.c says what it does and does not do.
+// driver/driver.c lists what it supports.
 package cudafake
 
 import (
@@ -40,7 +39,7 @@ var source embed.FS
 const (
 	libraryEnv  = "PENSTOCK_LIBCUDA"
 	settingsEnv = "PENSTOCK_FAKE"
-	// libraryName is the file that Build makes, under the driver's own name.
+	// libraryName is the file that Build makes, with the real driver's name.
 	libraryName = "libcuda.so.1"
 )
 
@@ -50,21 +49,20 @@ type Option struct {
 	kernels string
 }
 
-// Without leaves functions out of the library, as an old driver does, by their
-// names with the version: "cuGreenCtxCreate".
+// Without omits functions from the library, as an old driver does. Names include the version:
+// "cuGreenCtxCreate".
 func Without(symbols ...string) Option { return Option{without: strings.Join(symbols, " ")} }
 
-// Kernels is C source to build in: for a kernel NAME of a module,
+// Kernels is C source to build in. For a kernel NAME of a module, the function
 //
 //	#include "fake.h"
 //	void fake_kernel_NAME(const struct fake_launch *launch)
 //
-// is called when its turn on its stream comes, on the stream's thread.
-// driver/fake.h says what it can use.
+// runs on the stream's thread when the kernel is due. driver/fake.h has what it can use.
 func Kernels(c string) Option { return Option{kernels: c} }
 
-// Build builds the library in a folder, which exists, and returns its path. It
-// needs a C compiler, cc or what CC names.
+// Build builds the library in an existing folder and returns its path. It needs a C compiler: the
+// one in CC, otherwise cc.
 func Build(dir string, options ...Option) (string, error) {
 	library := filepath.Join(dir, libraryName)
 	args := []string{"-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wl,-soname," + libraryName, "-o", library}
@@ -106,14 +104,14 @@ func Build(dir string, options ...Option) (string, error) {
 	return library, nil
 }
 
-// Library is the environment setting by which package cuda loads a library.
+// Library returns the environment setting that makes package cuda load a library.
 func Library(path string) string { return libraryEnv + "=" + path }
 
-// Setting is one thing that the driver does otherwise; driver.c lists them.
+// Setting changes one behaviour of the driver; driver.c lists them.
 type Setting string
 
-// Refuse makes a driver's function, by its name with the version, answer code: the
-// nth call from here on, or every one where nth is 0.
+// Refuse makes a driver's function return code: in the nth call from now on, or in every call if
+// nth is 0. The name includes the version.
 func Refuse[C ~int | ~int32](call string, nth int, code C) Setting {
 	if nth > 0 {
 		return Setting(fmt.Sprintf("%s#%d=%d", call, nth, code))
@@ -121,43 +119,43 @@ func Refuse[C ~int | ~int32](call string, nth int, code C) Setting {
 	return Setting(fmt.Sprintf("%s=%d", call, code))
 }
 
-// Delay makes every call of a driver's function take so long.
+// Delay makes every call of a driver's function take that long.
 func Delay(call string, d time.Duration) Setting {
 	return Setting(fmt.Sprintf("%s~%dus", call, d.Microseconds()))
 }
 
-// Fault loses the device in the nth run of a kernel from here on (0: the next, "*":
-// any kernel), as one that goes wrong does: everything answers code from then on.
+// Fault loses the device in the nth run of a kernel from now on (0: the next, "*": any kernel), as
+// an illegal access does. Every later call returns code.
 func Fault[C ~int | ~int32](kernel string, nth int, code C) Setting {
 	return Setting(fmt.Sprintf("kernel:%s#%d=%d", kernel, max(nth, 1), code))
 }
 
-// Lose loses the device at once.
+// Lose loses the device immediately.
 func Lose[C ~int | ~int32](code C) Setting { return Setting(fmt.Sprintf("lost=%d", code)) }
 
-// Late makes every piece of work on a stream take so long.
+// Late makes every operation on a stream take that long.
 func Late(d time.Duration) Setting { return Setting(fmt.Sprintf("late=%dus", d.Microseconds())) }
 
-// Hold stops all streams before their next piece of work; Release lets them go on.
+// Hold stops all streams before their next operation; Release lets them continue.
 const (
 	Hold    Setting = "hold"
 	Release Setting = "release"
 )
 
-// Memory is how much each device has, in bytes; 1 GiB otherwise.
+// Memory sets the memory of each device in bytes; the default is 1 GiB.
 func Memory(bytes int64) Setting { return Setting("memory=" + strconv.FormatInt(bytes, 10)) }
 
-// Devices is how many there are; 1 otherwise.
+// Devices sets the number of devices; the default is 1.
 func Devices(n int) Setting { return Setting("devices=" + strconv.Itoa(n)) }
 
-// SMs is how many multiprocessors each device has, up to 256; 132 otherwise.
+// SMs sets the number of multiprocessors of each device, up to 256; the default is 132.
 func SMs(n int) Setting { return Setting("sms=" + strconv.Itoa(n)) }
 
-// Report keeps the accounts of a process in a file from its start, so that they
-// can be read when it has ended, however it did: ReadReport.
+// Report keeps the accounts of a process in a file from its start. ReadReport can read them after
+// the process has ended, however it ended.
 func Report(path string) Setting { return Setting("report=" + path) }
 
-// Env is the environment setting by which a child process's driver takes settings.
+// Env returns the environment setting that passes settings to a child process's driver.
 func Env(settings ...Setting) string {
 	words := make([]string, len(settings))
 	for i, s := range settings {
@@ -166,11 +164,11 @@ func Env(settings ...Setting) string {
 	return settingsEnv + "=" + strings.Join(words, " ")
 }
 
-// Accounts count what is out, and what was done. driver.c has them in this order.
+// Accounts count what is not released, and what was done. driver.c has them in this order.
 type Accounts struct {
 	Contexts        int64 // retained and not released
 	Allocations     int64
-	Bytes           int64 // of Allocations and Memories that this process made
+	Bytes           int64 // of the Allocations and Memories that this process made
 	HostAllocations int64
 	Registrations   int64
 	Imports         int64
@@ -182,23 +180,24 @@ type Accounts struct {
 	Graphs          int64
 	Executables     int64
 	Greens          int64
-	Launches        int64 // that ran, since the process began
-	Lost            int64 // the code that the device was lost with
-	GreenBytes      int64 // what green contexts took, which the driver never gives back
+	Launches        int64 // completed, since the process began
+	Lost            int64 // the code with which the device was lost
+	GreenBytes      int64 // memory of green contexts, which the driver never releases
 }
 
 const accountsBytes = 18 * 8
 
-// Out is a without what is not out but was done.
+// Out returns a copy with only the counts of unreleased things.
 func (a Accounts) Out() Accounts {
 	a.Launches, a.Lost, a.GreenBytes = 0, 0, 0
 	return a
 }
 
-// Taken is how many bytes of device memory are not free: a Memory of that many has no more.
+// Taken returns the bytes of device memory in use. A Memory setting of this size has no free
+// memory.
 func (a Accounts) Taken() int64 { return a.Bytes + a.GreenBytes }
 
-// ReadReport reads what a process with Report left.
+// ReadReport reads the file of a process with Report.
 func ReadReport(path string) (Accounts, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -212,21 +211,21 @@ func ReadReport(path string) (Accounts, error) {
 	return a, err
 }
 
-// Launch is a kernel that ran.
+// Launch is a completed run of a kernel.
 type Launch struct {
 	Name        string
 	Grid, Block [3]uint32
 	SharedBytes uint32
-	SMs         uint32 // of the context that it ran in
+	SMs         uint32 // of its context
 	Stream      uintptr
-	Priority    int // of the stream
+	Priority    int // of its stream
 	// Arguments are the values of the parameters, up to 512 bytes together.
 	Arguments [][]byte
 }
 
-// Main builds the driver with options, has this process load it, runs the tests and
-// exits; the process fails where something is still out at the end. In a child
-// process that was given a library it builds nothing.
+// Main builds the driver with options, makes this process load it, runs the tests and exits. The
+// process fails if anything is unreleased at the end. In a child process that was given a library
+// it does not build one.
 func Main(m *testing.M, options ...Option) { os.Exit(run(m, options)) }
 
 func run(m *testing.M, options []Option) int {
@@ -252,15 +251,14 @@ func run(m *testing.M, options []Option) int {
 	return code
 }
 
-// Apply changes the driver of this process until the test's end, when Reset undoes
-// all settings.
+// Apply changes this process's driver until the end of the test, when Reset removes all settings.
 func Apply(t testing.TB, settings ...Setting) {
 	t.Helper()
 	t.Cleanup(Reset)
 	Set(t, settings...)
 }
 
-// Set changes the driver of this process.
+// Set changes this process's driver.
 func Set(t testing.TB, settings ...Setting) {
 	t.Helper()
 	for _, s := range settings {
@@ -270,18 +268,17 @@ func Set(t testing.TB, settings ...Setting) {
 	}
 }
 
-// Reset undoes Set, also the loss of the device, and forgets what ran. What is out
-// stays out.
+// Reset undoes Set and the loss of the device, and clears the recorded launches. Unreleased
+// resources remain.
 func Reset() { reset() }
 
-// Now reads the accounts of this process.
+// Now returns the accounts of this process.
 func Now() Accounts { return now() }
 
-// Launches are the kernels that ran since the last Reset, the oldest first, up to
-// 1024.
+// Launches returns the kernels that ran since the last Reset, the oldest first, up to 1024.
 func Launches() []Launch { return launches() }
 
-// Check has a test fail where other things are out at its end than now.
+// Check makes a test fail if the unreleased resources at its end differ from those now.
 func Check(t testing.TB) {
 	t.Helper()
 	before := Now().Out()

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
-// childEnv has TestChild leave memory on the fake GPU, and die or end.
+// childEnv makes TestChild leave memory on the fake GPU, and crash or exit.
 const childEnv = "PENSTOCK_FAKE_CHILD"
 
 func TestMain(m *testing.M) { cudafake.Main(m) }
@@ -43,7 +43,7 @@ func open(t *testing.T) *cuda.Context {
 func TestChild(t *testing.T) {
 	how := os.Getenv(childEnv)
 	if how == "" {
-		return // it is only for the tests below
+		return // this test is only the child of the tests below
 	}
 	if _, err := open(t).Allocate(12345); err != nil {
 		t.Fatal(err)
@@ -139,7 +139,8 @@ func TestASourceThatDoesNotCompileIsTold(t *testing.T) {
 	}
 }
 
-// A driver's cuGraphLaunch crashes, or copies what is somebody else's by then.
+// In this case a real driver's cuGraphLaunch crashes, or copies memory that
+// belongs to another allocation by then.
 func TestAGraphOverMemoryThatWasGivenBackLosesTheDevice(t *testing.T) {
 	for what, pinned := range map[string]bool{"pinned": true, "of the device": false} {
 		for _, again := range []bool{false, true} {

@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// childEnv tells a child process what to play: a name and its arguments.
+// childEnv tells a child process its role: a name and its arguments.
 const childEnv = "PENSTOCK_CUDATEST"
 
-// Child plays the other process of a test, and exits, where this process is one:
-// some things happen only between two. Every TestMain whose package calls Run
-// calls Child first.
+// Child runs the other process of a test and exits, if this process was started as
+// one. Some tests need two processes. Every TestMain of a package that calls Run
+// must call Child first.
 func Child() {
 	words := strings.Fields(os.Getenv(childEnv))
 	if len(words) == 0 {
@@ -41,8 +41,8 @@ func Child() {
 	os.Exit(0)
 }
 
-// inChild runs this test's program again as a child; files are its descriptors 3
-// and on.
+// inChild runs this test's program again as a child; files become its descriptors
+// from 3 on.
 func inChild(t *testing.T, files []*os.File, words ...string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -53,7 +53,7 @@ func inChild(t *testing.T, files []*os.File, words ...string) {
 	}
 }
 
-// child is a bound context in a child process.
+// child returns a bound context in a child process.
 func child() (*cuda.Context, error) {
 	runtime.LockOSThread()
 	device, err := cuda.Find("cuda")
@@ -67,13 +67,13 @@ func child() (*cuda.Context, error) {
 	return c, c.Bind()
 }
 
-// What the two processes write.
+// The values that the two processes write.
 const (
 	parentByte = 0x31
 	childByte  = 0x77
 )
 
-// expect says whether device memory holds one byte all over.
+// expect returns an error unless every byte of device memory has that value.
 func expect(c *cuda.Context, p cuda.Pointer, n int, want byte) error {
 	got, err := read(c, p, n)
 	if err != nil {
@@ -87,7 +87,7 @@ func expect(c *cuda.Context, p cuda.Pointer, n int, want byte) error {
 	return nil
 }
 
-// read copies device memory out.
+// read copies device memory to the host.
 func read(c *cuda.Context, p cuda.Pointer, n int) ([]byte, error) {
 	host, err := c.AllocateHost(n)
 	if err != nil {
@@ -121,7 +121,7 @@ func set(c *cuda.Context, p cuda.Pointer, n int, value byte) error {
 	return s.Synchronize()
 }
 
-// importMemory opens the parent's allocation, reads it and writes it.
+// importMemory opens the parent's allocation, and reads and writes it.
 func importMemory(words []string) error {
 	bytes, err := hex.DecodeString(words[0])
 	if err != nil {
@@ -159,8 +159,8 @@ func importArena(words []string) error {
 	return errors.Join(expect(c, a.Pointer(), n, parentByte), set(c, a.Pointer(), n, childByte), a.Close(), c.Close())
 }
 
-// fault has a kernel write where nothing is, and looks at what the process is told
-// from then on.
+// fault makes a kernel write to an invalid address, and checks the errors that the
+// process gets from then on.
 func fault([]string) error {
 	c, err := child()
 	if err != nil {

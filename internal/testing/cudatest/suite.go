@@ -1,6 +1,6 @@
-// Package cudatest is what package cuda must do, as tests: on the fake driver in
-// cuda's own tests, and on a GPU, where test/gpu runs it. A test skips where a
-// device cannot do something, and says what.
+// Package cudatest is a test suite for package cuda. cuda's own tests run it on the
+// fake driver, and test/gpu runs it on a GPU. A test skips if the device lacks a
+// feature, and names the feature.
 //
 //	func TestMain(m *testing.M) { cudatest.Child(); os.Exit(m.Run()) }
 //	func TestCUDA(t *testing.T) { cudatest.Run(t) }
@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// Run puts the first device through everything. Nothing is left on it.
+// Run runs the suite on the first device. It leaves nothing on the device.
 func Run(t *testing.T) {
 	t.Run("DevicesAreFoundByPlaceAndByUUID", finds)
 	t.Run("PropertiesAreThoseOfAGPU", properties)
@@ -68,12 +68,12 @@ func Run(t *testing.T) {
 	t.Run("AFaultLosesTheDevice", func(t *testing.T) { inChild(t, nil, "fault") })
 }
 
-// bed is a bound context.
+// bed is the harness: a bound context.
 type bed struct {
 	*cuda.Context
 }
 
-// open binds the test's goroutine to the first device, until the test's end.
+// open binds the test's goroutine to the first device until the test's end.
 func open(t *testing.T) bed {
 	t.Helper()
 	runtime.LockOSThread()
@@ -98,7 +98,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// code says that err is the driver's refusal by one of these codes.
+// code checks that err is the driver's refusal with one of these codes.
 func code(t *testing.T, err error, codes ...cuda.Code) {
 	t.Helper()
 	var e *cuda.Error
@@ -114,7 +114,7 @@ func (b bed) properties(t *testing.T) cuda.Properties {
 	return p
 }
 
-// memory, stream and the others below are given back at the test's end.
+// memory, stream and the functions below release their results at the test's end.
 
 func (b bed) memory(t *testing.T, n int) cuda.Pointer {
 	t.Helper()
@@ -258,7 +258,7 @@ func refusesTooMuch(t *testing.T, b bed) {
 		_, err = b.NewArena(n)
 		code(t, err, cuda.InvalidValue)
 	}
-	b.memory(t, 1<<20) // the device serves on
+	b.memory(t, 1<<20) // the device still works
 }
 
 func freesOnce(t *testing.T, b bed) {
@@ -289,7 +289,7 @@ func pins(t *testing.T, b bed) {
 	}
 }
 
-// mapping is a memfd's memory, mapped twice: to be written, and read-only.
+// mapping maps a memfd twice: writable and read-only.
 func mapping(t *testing.T, n int) (writable, readOnly []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("cudatest", unix.MFD_CLOEXEC)
@@ -323,7 +323,7 @@ func registersReadOnly(t *testing.T, b bed) {
 	if b.properties(t).HostPointer && p != cuda.At(readOnly) {
 		t.Errorf("registered at %#x, the device sees it at %#x", cuda.At(readOnly), p)
 	}
-	// What the other mapping's owner writes afterwards, the device reads.
+	// The device must read what the owner of the other mapping writes afterwards.
 	for i := range writable {
 		writable[i] = byte(i * 5 >> 2)
 	}
@@ -418,8 +418,8 @@ func (b bed) spin(t *testing.T, f cuda.Function, s cuda.Stream, out cuda.Pointer
 	check(t, f.Launch([3]uint32{uint32(blocks), 1, 1}, [3]uint32{1, 1, 1}, 0, s, args))
 }
 
-// priorities has a kernel of a high priority overtake one that fills the device three
-// times.
+// priorities checks that a kernel of high priority overtakes one that fills the
+// device three times.
 func priorities(t *testing.T, b bed) {
 	lowest, highest, err := b.StreamPriorities()
 	check(t, err)
@@ -501,7 +501,7 @@ func runsKernels(t *testing.T, b bed) {
 	for _, value := range []uint32{1, 1 << 31} {
 		args.SetUint32(1, value)
 		check(t, f.Launch([3]uint32{(n + 127) / 128, 1, 1}, [3]uint32{128, 1, 1}, 0, s, args))
-		args.SetUint32(1, 12345) // copied at the launch
+		args.SetUint32(1, 12345) // arguments are copied at the launch
 		check(t, s.Synchronize())
 		got, err := read(b.Context, out, 4*n)
 		check(t, err)
@@ -543,7 +543,7 @@ func knowsParameters(t *testing.T, b bed) {
 
 func refusesPTX(t *testing.T, b bed) {
 	for text, want := range map[string]cuda.Code{
-		"this is no PTX": 200, // the driver takes it for a binary that it does not know
+		"this is no PTX": 200, // the driver takes it for a binary of an unknown format
 		".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry broken(.param .u64": 218,
 	} {
 		_, err := b.Load([]byte(text))
@@ -559,7 +559,7 @@ func refusesPTX(t *testing.T, b bed) {
 	}
 	_, err := b.Load(nil)
 	code(t, err, 200)
-	b.kernel(t, "penstock_fill") // the context serves on
+	b.kernel(t, "penstock_fill") // the context still works
 }
 
 func refusesName(t *testing.T, b bed) {
@@ -642,7 +642,7 @@ func graphs(t *testing.T, b bed) {
 	x, err := g.Instantiate()
 	check(t, err)
 	defer func() { check(t, x.Destroy()) }()
-	check(t, g.Destroy()) // the executable is its own
+	check(t, g.Destroy()) // the executable does not need the graph
 	check(t, s.Synchronize())
 	if host[0] != 0 {
 		t.Error("the capture itself did the work")
@@ -680,7 +680,7 @@ func breaksCapture(t *testing.T, b bed) {
 	check(t, expect(b.Context, out, 4096, 2))
 }
 
-// split skips where there are no green contexts.
+// split skips the test if there are no green contexts.
 func (b bed) split(t *testing.T) *cuda.Split {
 	t.Helper()
 	s, err := b.Device().Split()
@@ -793,7 +793,7 @@ func disjoint(t *testing.T, b bed) {
 		t.Errorf("green contexts of %d and %d ran on %d and %d multiprocessors", one.SMs(), two.SMs(), len(first), len(second))
 	}
 	if b.properties(t).MPS {
-		return // numbers that kernels see are virtual there
+		return // kernels there see virtual numbers
 	}
 	for _, sm := range first {
 		if slices.Contains(second, sm) {
@@ -814,7 +814,7 @@ func refusesGroups(t *testing.T, b bed) {
 	}
 }
 
-// turn makes a green context and gives it back, with some work in between.
+// turn creates a green context, runs some work in it, and destroys it.
 func (b bed) turn(t *testing.T, s *cuda.Split, f cuda.Function, out cuda.Pointer, groups ...int) {
 	t.Helper()
 	g, err := b.Green(s, groups)
@@ -825,7 +825,7 @@ func (b bed) turn(t *testing.T, s *cuda.Split, f cuda.Function, out cuda.Pointer
 	check(t, stream.Synchronize())
 	check(t, stream.Destroy())
 	check(t, g.Destroy())
-	check(t, g.Destroy()) // nothing is left to destroy
+	check(t, g.Destroy()) // a second Destroy does nothing
 }
 
 func leavesNothing(t *testing.T, b bed) {
@@ -900,7 +900,7 @@ func arenas(t *testing.T, b bed) {
 	check(t, set(b.Context, a.Pointer(), a.Bytes(), 0x5a))
 	check(t, expect(b.Context, second.Pointer(), second.Bytes(), 0x5a))
 	check(t, second.Close())
-	check(t, second.Close()) // nothing is left to close
+	check(t, second.Close()) // a second Close does nothing
 	check(t, expect(b.Context, a.Pointer(), a.Bytes(), 0x5a))
 	for _, wrong := range []int{-1, int(os.Stdin.Fd())} {
 		if _, err := b.ImportArena(wrong, a.Bytes(), false); err == nil || errors.Is(err, cuda.ErrLost) {

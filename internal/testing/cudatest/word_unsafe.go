@@ -5,5 +5,5 @@ import (
 	"unsafe"
 )
 
-// word is the first word of memory that a device writes.
+// word returns the first word of memory that a device writes.
 func word(mem []byte) uint32 { return atomic.LoadUint32((*uint32)(unsafe.Pointer(&mem[0]))) }

@@ -11,20 +11,20 @@ import (
 // errFaulty is what a Faulty device fails with.
 var errFaulty = errors.New("device fails on purpose")
 
-// Faulty is a device that refuses, delays and fails as a test tells it to,
-// otherwise the one that it wraps. The knobs may be turned at any time.
+// Faulty wraps a device. It refuses, delays and fails when a test says so. The
+// fields may be changed at any time.
 type Faulty struct {
 	device.Device
-	// Refuse has the next Gather refuse the request of this index plus one;
-	// 0 none.
+	// Refuse is 1 plus the index of the request that the next Gather refuses; 0
+	// is none.
 	Refuse atomic.Int64
-	// FailGather and FailWait have that many of the next calls fail.
+	// FailGather and FailWait are how many of the next calls fail.
 	FailGather, FailWait atomic.Int64
-	// WaitFor is how much longer each Wait takes, in nanoseconds.
+	// WaitFor is the additional time of each Wait, in nanoseconds.
 	WaitFor atomic.Int64
 }
 
-// Gather fails, or refuses a request, when it is its turn.
+// Gather fails or refuses a request if a test has set that.
 func (f *Faulty) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
 	if take(&f.FailGather) {
 		return errFaulty
@@ -37,7 +37,7 @@ func (f *Faulty) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 	return err
 }
 
-// Wait delays, and fails when it is its turn.
+// Wait delays, and fails if a test has set that.
 func (f *Faulty) Wait(slot int) (time.Duration, error) {
 	time.Sleep(time.Duration(f.WaitFor.Load()))
 	if take(&f.FailWait) {

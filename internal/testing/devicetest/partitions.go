@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// RunPartitioned puts a device.Partitioned with these groups of multiprocessors, at
-// least three, through what it must do beyond Run.
+// RunPartitioned tests what a device.Partitioned must do in addition to Run. groupSMs are
+// the sizes of its groups of multiprocessors, at least three.
 func RunPartitioned(t *testing.T, open Open, groupSMs []int) {
 	for _, c := range []struct {
 		name string
@@ -58,7 +58,7 @@ func (p *partitioned) sms(t *testing.T, slot, want int) {
 	}
 }
 
-// works runs a batch's part in a slot.
+// works runs the steps of a batch in a slot.
 func (p *partitioned) works(t *testing.T, slot int) {
 	t.Helper()
 	p.begin(t, slot)
@@ -148,7 +148,8 @@ func noGroups(t *testing.T, p *partitioned) {
 	p.works(t, 0)
 }
 
-// choose has a slot's batches run at a level, and checks on which stream they are queued.
+// choose sets the level of a slot's batches, and checks the stream on which they are
+// queued.
 func (p *partitioned) choose(t *testing.T, slot int, level, own budget.Level) {
 	t.Helper()
 	if err := p.p.Choose(slot, level); err != nil {
@@ -169,7 +170,7 @@ func prioritizes(t *testing.T, p *partitioned) {
 	if p.p.BatchStream(0) != p.p.Stream(0) {
 		t.Error("a slot that was prioritized is demoted")
 	}
-	// A demoted batch beside one that is not.
+	// Run a demoted batch at the same time as one that is not.
 	if err := p.p.Choose(0, budget.Demoted); err != nil {
 		t.Fatal(err)
 	}

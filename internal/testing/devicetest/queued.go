@@ -18,32 +18,31 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// What a Queued device fails with, apart from device.ErrLost.
+// The errors of a Queued device, in addition to device.ErrLost.
 var (
-	// ErrMemory is returned when the device is told to have no memory left.
+	// ErrMemory is returned if a test has set the device to have no memory left.
 	ErrMemory = errors.New("device is out of memory")
-	// errBusy is returned when a slot is to be moved with a batch in flight.
+	// errBusy is returned if a slot should move while a batch is in flight.
 	errBusy = errors.New("slot is in flight")
 	// ErrGroups is returned for groups that the device does not have.
 	ErrGroups = errors.New("no such groups")
-	// errStream is returned for work on a stream that is gone.
+	// errStream is returned for work on a stream that no longer exists.
 	errStream = errors.New("no such stream")
 )
 
-// inFlight is how many batches a Queued device has in flight.
+// inFlight is the max number of batches that a Queued device has in flight.
 const inFlight = 2
 
-// Queued is a GPU as libml sees it, on the host: what it is asked is queued on a
-// slot's stream and done later, by a goroutine of the stream; its tensors are
-// addresses that must not be read (a read is a fault of the process) and its results
-// are memory apart, in shared, which needs room for the outputs of two slots. It has
-// groups of multiprocessors and priorities, and it is late, runs out of memory, refuses to move and
-// is lost as a test tells it to. The knobs may be turned at any time. Used without
-// them it allocates nothing for a batch.
+// Queued is a GPU, as libml sees it, on the host. It queues work on a slot's stream, and a
+// goroutine per stream executes it later. Its tensors are addresses that must not be read: a read
+// is a fault of the process. Its results are separate memory, in shared, which needs room for the
+// outputs of two slots. It has groups of multiprocessors and priorities. A test can make it delay,
+// run out of memory, refuse to move, or be lost. The fields may be changed at any time. If they are
+// not used, it allocates nothing per batch.
 type Queued struct {
-	// Late is how much longer each batch takes, in nanoseconds.
+	// Late is the additional time of each batch, in nanoseconds.
 	Late atomic.Int64
-	// FailRepartition has that many of the next calls fail with ErrMemory.
+	// FailRepartition is how many of the next calls fail with ErrMemory.
 	FailRepartition atomic.Int64
 	// NoPriorities makes Prioritize fail with cuda.ErrNotSupported.
 	NoPriorities atomic.Bool
@@ -55,8 +54,8 @@ type Queued struct {
 	groupSMs []int
 	lost     atomic.Bool
 	level    atomic.Int64 // budget.Demoted until Prioritize
-	gate     sync.RWMutex // held for writing: nothing is done, but for demoted batches
-	// demotedGate is the same for these.
+	gate     sync.RWMutex // held for writing: only demoted batches run
+	// demotedGate is the same for demoted batches.
 	demotedGate sync.RWMutex
 	slabs       []uint64 // their sizes
 
@@ -70,35 +69,35 @@ type Queued struct {
 	streams map[uintptr]*stream
 }
 
-// queuedSlot is one slot. asked belongs to who calls the device.
+// queuedSlot is one slot. asked belongs to the goroutine that calls the device.
 type queuedSlot struct {
 	asked    uint64
 	finished atomic.Uint64
 	failed   atomic.Pointer[error]
-	// inferred and gathered are the stream's: nanoseconds of the last batch's part
-	// after the gather, and when that ended.
+	// The stream sets inferred and gathered: the nanoseconds of the last batch after its gather,
+	// and when the gather ended.
 	inferred, gathered atomic.Int64
 
-	mu      sync.Mutex // guards what follows, to requests
+	mu      sync.Mutex // guards the fields down to requests
 	current lane
 	before  lane
-	chosen  budget.Level // Choose's last word
+	chosen  budget.Level // the last level passed to Choose
 	groups  []int
-	// Room for copies of what Gather is given.
+	// Copies of Gather's arguments.
 	requests []device.Request
 	pieces   []shm.Piece
 	ordered  []shm.Piece
 	refused  []bool
 }
 
-// lane has a slot's streams, by level: one of the lane's own and, if the slot was prioritized,
-// one for demoted batches. Choose makes others.
+// lane has a slot's streams by level: one of its own and, if the slot was prioritized, one for
+// demoted batches. Choose makes further streams.
 type lane struct {
 	level   budget.Level
 	streams [budget.MaxLevel + 1]*stream
 }
 
-// stream does what is queued, one after the other.
+// stream executes queued steps in order.
 type stream struct {
 	handle uintptr
 	slot   int
@@ -124,8 +123,8 @@ const (
 	workStep
 )
 
-// Queue makes a device that gathers as gather does, which it closes, with these
-// groups of multiprocessors.
+// Queue returns a device with these groups of multiprocessors that gathers with gather. Closing it
+// closes gather.
 func Queue(gather device.Device, in models.Input, groupSMs ...int) *Queued {
 	q := &Queued{gather: gather, in: in, groupSMs: groupSMs, streams: map[uintptr]*stream{}}
 	for slot := range q.slots {
@@ -134,7 +133,7 @@ func Queue(gather device.Device, in models.Input, groupSMs ...int) *Queued {
 	return q
 }
 
-// newLane makes the streams that a slot has at the device's level.
+// newLane makes the streams of a slot at the device's level.
 func (q *Queued) newLane(slot int) lane {
 	l := lane{level: budget.Level(q.level.Load())}
 	for _, level := range []budget.Level{budget.Demoted, l.level} {
@@ -172,7 +171,7 @@ func (q *Queued) endStream(s *stream) {
 	<-s.ended
 }
 
-// serve is a stream's goroutine.
+// serve runs on a stream's goroutine.
 func (q *Queued) serve(s *stream) {
 	defer close(s.ended)
 	slot := &q.slots[s.slot]
@@ -197,7 +196,7 @@ func (q *Queued) perform(at int, w step) {
 	var err error
 	switch w.kind {
 	case gatherStep:
-		// Sound requests, or refused and blanked: the caller has been told.
+		// The requests are valid, or are refused and blanked: the caller has been informed.
 		if err = q.gather.Gather(at, q.View(w.dst), w.reqs, slot.refused[:len(w.reqs)]); isRefusal(err) {
 			err = nil
 		}
@@ -231,7 +230,7 @@ func isRefusal(err error) bool {
 
 func (q *Queued) images() int { return q.sizes.Input / q.in.TensorBytes() }
 
-// Target is the device under test by the suite.
+// Target returns the device for the suite.
 func (q *Queued) Target() Target {
 	return Target{
 		Device: q,
@@ -240,7 +239,7 @@ func (q *Queued) Target() Target {
 	}
 }
 
-// Queue queues work on a stream, as a framework's kernels are.
+// Queue queues work on a stream, as a framework does with its kernels.
 func (q *Queued) Queue(handle uintptr, work func()) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -255,24 +254,23 @@ func (q *Queued) Queue(handle uintptr, work func()) error {
 	return nil
 }
 
-// HoldDemoted stops the streams of demoted batches until release is called, once: the
-// others keep the device full.
+// HoldDemoted stops the streams of demoted batches until release is called, once. This simulates
+// other batches that keep the device busy.
 func (q *Queued) HoldDemoted() (release func()) {
 	q.demotedGate.Lock()
 	return q.demotedGate.Unlock
 }
 
-// Hold stops the other streams, all of them before Prioritize, until release is called,
-// once.
+// Hold stops the other streams, all of them before Prioritize, until release is called, once.
 func (q *Queued) Hold() (release func()) {
 	q.gate.Lock()
 	return q.gate.Unlock
 }
 
-// Lose makes the device one that has failed for good.
+// Lose makes the device fail permanently.
 func (q *Queued) Lose() { q.lost.Store(true) }
 
-// Groups are the groups that a slot runs on; nil for all.
+// Groups returns the groups that a slot runs on; nil for all.
 func (q *Queued) Groups(slot int) []int {
 	s := &q.slots[slot]
 	s.mu.Lock()
@@ -280,20 +278,20 @@ func (q *Queued) Groups(slot int) []int {
 	return slices.Clone(s.groups)
 }
 
-// Name is a name as GPUs have.
+// Name returns a name in the format of GPUs' names.
 func (q *Queued) Name() string { return "GPU-00000000-0000-0000-0000-000000000000" }
 
-// Bind fails once the device is lost.
+// Bind fails after the device is lost.
 func (q *Queued) Bind() error { return q.check("bind", 0) }
 
-// AddSlab makes a slab known.
+// AddSlab registers a slab.
 func (q *Queued) AddSlab(mem []byte) error {
 	q.slabs = append(q.slabs, uint64(len(mem)))
 	return q.gather.AddSlab(mem)
 }
 
-// Tensors makes inputs and outputs for slots 0 and 1 that only View can read; slots 2
-// and 3 have the same.
+// Tensors makes inputs and outputs for slots 0 and 1 that only View can read. Slots 2 and 3 have
+// the same.
 func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, error) {
 	if err := q.check("make tensors", 0); err != nil {
 		return nil, err
@@ -329,7 +327,7 @@ func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	return q.tensors, nil
 }
 
-// InFlight is 2.
+// InFlight returns 2.
 func (q *Queued) InFlight() int { return inFlight }
 
 func (q *Queued) check(op string, slot int) error {
@@ -408,7 +406,7 @@ func (q *Queued) Fetch(slot, images int) error {
 	return nil
 }
 
-// Done looks whether the stream got there.
+// Done reports whether the stream has finished the batch.
 func (q *Queued) Done(slot int) (bool, error) {
 	if err := q.check("look", slot); err != nil {
 		return true, err
@@ -423,7 +421,7 @@ func (q *Queued) Done(slot int) (bool, error) {
 	return true, nil
 }
 
-// Wait looks until it is done.
+// Wait polls until the batch is finished.
 func (q *Queued) Wait(slot int) (time.Duration, error) {
 	for {
 		done, err := q.Done(slot)
@@ -440,7 +438,7 @@ func (q *Queued) Wait(slot int) (time.Duration, error) {
 	}
 }
 
-// SMs counts the slot's groups' multiprocessors.
+// SMs returns the number of multiprocessors in the slot's groups.
 func (q *Queued) SMs(slot int) (n int, err error) {
 	if err := q.check("count multiprocessors", slot); err != nil {
 		return 0, err
@@ -454,7 +452,7 @@ func (q *Queued) SMs(slot int) (n int, err error) {
 	return n, nil
 }
 
-// Stream is the handle of a slot's stream.
+// Stream returns the handle of a slot's stream.
 func (q *Queued) Stream(slot int) uintptr {
 	s := &q.slots[slot]
 	s.mu.Lock()
@@ -462,10 +460,10 @@ func (q *Queued) Stream(slot int) uintptr {
 	return s.current.streams[s.current.level].handle
 }
 
-// stream is that of the next batch.
+// stream returns the stream of the next batch.
 func (s *queuedSlot) stream() *stream { return s.current.streams[s.chosen] }
 
-// run has the slot's batches run on a lane, at its level.
+// run makes the slot's batches run on a lane, at its level.
 func (s *queuedSlot) run(l lane) { s.current, s.chosen = l, l.level }
 
 // Prioritize gives the slots a second stream.
@@ -496,7 +494,7 @@ func (q *Queued) Prioritize(slots []int, level budget.Level) error {
 	return nil
 }
 
-// Choose chooses the stream of the slot's next batches.
+// Choose selects the stream of the slot's next batches.
 func (q *Queued) Choose(slot int, level budget.Level) error {
 	s := &q.slots[slot]
 	s.mu.Lock()
@@ -514,10 +512,10 @@ func (q *Queued) Choose(slot int, level budget.Level) error {
 	return nil
 }
 
-// BatchStream is the handle of the stream that Choose chose.
+// BatchStream returns the handle of the stream that Choose selected.
 func (q *Queued) BatchStream(slot int) uintptr { return q.slots[slot].stream().handle }
 
-// Repartition gives slots new streams; the ones before them end with the next.
+// Repartition gives slots new streams. The previous streams end at the next Repartition.
 func (q *Queued) Repartition(slots, groups []int) error {
 	for _, slot := range slots {
 		if err := q.check("move", slot); err != nil {
@@ -548,7 +546,7 @@ func (q *Queued) Repartition(slots, groups []int) error {
 	return nil
 }
 
-// Close ends the streams and gives the tensors back.
+// Close ends the streams and releases the tensors.
 func (q *Queued) Close() error {
 	q.mu.Lock()
 	open := slices.Collect(maps.Values(q.streams))
@@ -559,7 +557,7 @@ func (q *Queued) Close() error {
 	return errors.Join(q.private.free(), q.gather.Close())
 }
 
-// region is memory mapped twice: at addresses that cannot be read, and at others.
+// region is memory that is mapped twice: at addresses that cannot be read, and at normal ones.
 type region struct{ device, host []byte }
 
 func newRegion(bytes int) (_ region, err error) {

@@ -1,6 +1,6 @@
-// Package devicetest holds what every device is tested with: a reference gather
-// that is slow and plain, one suite that compares a device with it bit for bit,
-// and a device that fails on purpose.
+// Package devicetest has the common tests of all devices: a slow and simple
+// reference gather, one suite that compares a device with it bit for bit, and a
+// device that fails on purpose.
 package devicetest
 
 import (
@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Reference converts a picture as the definition has it, one tensor element
-// after the other: find the wire element that belongs there, read it, normalise
-// it in f32, round it to the tensor's type. It shares no code with any device.
+// Reference converts a picture by the definition, one tensor element after the
+// other. It finds the corresponding wire element, reads it, normalises it in
+// f32, and rounds it to the tensor's type. It shares no code with any device.
 func Reference(in models.Input, picture []byte) []byte {
 	tensor := make([]byte, 0, in.TensorBytes())
 	element := func(channel, y, x int) {
@@ -26,7 +26,7 @@ func Reference(in models.Input, picture []byte) []byte {
 		}
 		raw := picture[at*in.WireType.Bytes():][:in.WireType.Bytes()]
 		if len(in.Mean) == 0 && in.WireType == in.TensorType {
-			tensor = append(tensor, raw...) // nothing to compute: bits stay, in NaNs too
+			tensor = append(tensor, raw...) // no computation: bits do not change, in NaNs either
 			return
 		}
 		v := decode(in.WireType, raw)
@@ -70,7 +70,7 @@ func encode(to []byte, t models.DType, v float32) []byte {
 	switch t {
 	case models.U8:
 		r := math.RoundToEven(float64(v))
-		if !(r > 0) { // NaN too
+		if !(r > 0) { // true for NaN too
 			r = 0
 		}
 		return append(to, byte(min(r, 255)))
@@ -81,7 +81,7 @@ func encode(to []byte, t models.DType, v float32) []byte {
 	}
 }
 
-// HalfValue is the number that a binary16 stands for (IEEE 754-2008, 3.4).
+// HalfValue returns the number that a binary16 represents (IEEE 754-2008, 3.4).
 func HalfValue(h uint16) float64 {
 	sign, exponent, fraction := 1.0, int(h>>10&0x1f), float64(h&0x3ff)
 	if h&0x8000 != 0 {
@@ -99,8 +99,8 @@ func HalfValue(h uint16) float64 {
 	return sign * math.Ldexp(1024+fraction, exponent-25)
 }
 
-// NearestHalf is the binary16 nearest to v, ties to even; every NaN is the
-// quiet one with no payload.
+// NearestHalf returns the binary16 nearest to v, ties to even. Every NaN
+// becomes the quiet NaN without payload.
 func NearestHalf(v float64) uint16 {
 	if math.IsNaN(v) {
 		return 0x7e00

@@ -17,26 +17,26 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Target is a device under test, and how to get at its memory.
+// Target is a device under test, with access to its memory.
 type Target struct {
 	device.Device
-	// Read copies a tensor, or a part of one, out of memory that the device's
-	// Tensors gave, and Write copies data into one. Both are called on a thread that
-	// the device was bound to, with nothing in flight in the tensor's slot.
+	// Read copies a tensor, or a part of one, out of memory from the device's Tensors.
+	// Write copies data into one. Both are called on a thread that the device was
+	// bound to, with nothing in flight in the tensor's slot.
 	Read  func(tensor []byte) []byte
 	Write func(tensor, data []byte)
 }
 
-// Host is a target whose tensors are host memory.
+// Host returns a target whose tensors are host memory.
 func Host(d device.Device) Target {
 	return Target{Device: d, Read: bytes.Clone, Write: func(tensor, data []byte) { copy(tensor, data) }}
 }
 
-// Open makes a device for an input; the suite binds it, adds the slabs and makes
-// the tensors.
+// Open makes a device for an input. The suite binds it, adds the slabs and makes the
+// tensors.
 type Open func(in models.Input) (Target, error)
 
-// Run puts a device through what every device must do.
+// Run tests what every device must do.
 func Run(t *testing.T, open Open) {
 	for _, c := range []struct {
 		name string
@@ -59,7 +59,7 @@ func Run(t *testing.T, open Open) {
 	}
 }
 
-// Inputs generates the inputs that cards may have, small ones.
+// Inputs generates small examples of the inputs that cards may have.
 func Inputs() *rapid.Generator[models.Input] {
 	return rapid.Custom(func(t *rapid.T) models.Input {
 		kind := rapid.SampledFrom([]models.DType{models.U8, models.U8, models.F16, models.F32})
@@ -83,9 +83,9 @@ func Inputs() *rapid.Generator[models.Input] {
 	})
 }
 
-// picture fills a payload: any bytes for u8, numbers as pictures have them and
-// now and then the ends of the range for floats. NaNs only where they are moved
-// and not computed with, for which NaN comes out is the processor's affair.
+// picture draws a payload. For u8 it draws any bytes; for floats, numbers as in
+// pictures and sometimes the ends of the range. It draws NaNs only if they are moved
+// without computation: which NaN a computation returns depends on the processor.
 func picture(t *rapid.T, in models.Input) []byte {
 	random := rapid.SliceOfN(rapid.Byte(), in.WireBytes(), in.WireBytes())
 	moved := in.WireType == in.TensorType && len(in.Mean) == 0
@@ -115,8 +115,8 @@ func picture(t *rapid.T, in models.Input) []byte {
 	return out
 }
 
-// scatter cuts payload at arbitrary places, lays the pieces apart in the slabs
-// in any order, and returns the descriptors in another order.
+// scatter cuts payload at random places, puts the fragments apart into the slabs in
+// any order, and returns the descriptors in another order.
 func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Piece {
 	longest := rapid.SampledFrom([]int{1, 7, 60, 1024}).Draw(t, "longest piece")
 	if longest == 1 && len(payload) > 512 {
@@ -138,8 +138,8 @@ func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Pi
 	return pieces
 }
 
-// pages makes n zero bytes, whole pages of their own, as slabs and the memory that
-// processes share are: a GPU registers pages.
+// pages returns n zero bytes in separate whole pages, because a GPU registers whole
+// pages. Slabs and the memory that processes share use them.
 func pages(t fataler, n int) []byte {
 	b, err := unix.Mmap(-1, 0, max(1, n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
 	if err != nil {
@@ -155,7 +155,7 @@ type fataler interface {
 	Errorf(format string, args ...any)
 }
 
-// bench is a device with slabs and tensors, and what it takes to let it go.
+// bench is a device with slabs and tensors, and what is needed to close it.
 type bench struct {
 	Target
 	slabs   [][]byte
@@ -163,8 +163,8 @@ type bench struct {
 	shared  []byte
 }
 
-// newBench opens a device, bound, with slabs of these sizes, whose largest batch is of
-// images, with two outputs: of 4 and of 12 bytes an image.
+// newBench opens and binds a device with slabs of these sizes. Its largest batch has
+// `images` images, and it has two outputs: of 4 and of 12 bytes per image.
 func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...int) *bench {
 	t.Helper()
 	target, err := open(in)
@@ -183,7 +183,7 @@ func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...in
 		}
 	}
 	sizes := sizesOf(in, images)
-	// As much as any device could want.
+	// At least as much as any device needs.
 	b.shared = pages(t, device.Slots*sharedBytes(sizes))
 	if b.tensors, err = b.Tensors(b.shared, sizes); err != nil {
 		t.Fatalf("tensors: %v", err)
@@ -250,7 +250,7 @@ func agrees(t *rapid.T, open Open) {
 	const images = 2
 	slabBytes := make([]int, rapid.IntRange(1, 3).Draw(t, "slabs"))
 	for i := range slabBytes {
-		// Room for a piece of one byte and the widest distance each time.
+		// Room for fragments of one byte with the max distance between all of them.
 		slabBytes[i] = images * in.WireBytes() * 31
 	}
 	target := newBench(t, open, in, images+1, slabBytes...)
@@ -290,8 +290,8 @@ func agrees(t *rapid.T, open Open) {
 	}
 }
 
-// three is a device for 2 x 2 pictures of one byte a pixel, with a slab of 12
-// bytes, room for four images and three requests that are sound.
+// three returns a device for 2 x 2 pictures of one byte per pixel, with a slab of 12
+// bytes, room for four images, and three valid requests.
 func three(t *testing.T, open Open) (*bench, []device.Request) {
 	t.Helper()
 	b := newBench(t, open, small, 4, 12)
@@ -368,7 +368,7 @@ func tooSmall(t *testing.T, open Open) {
 	if err := target.Fetch(0, 5); err == nil {
 		t.Error("the outputs of five images were fetched from tensors of four")
 	}
-	target.wait(t, 0) // nothing of it is left undone
+	target.wait(t, 0) // no work is left over
 }
 
 func noSlot(t *testing.T, open Open) {
@@ -458,8 +458,8 @@ func fetches(t *testing.T, open Open) {
 	}
 }
 
-// Slots 0 and 1 have what the device is told in one and the other, whatever comes in
-// between.
+// Slots 0 and 1 contain the results of their own calls, however the calls are
+// interleaved.
 func together(t *testing.T, open Open) {
 	target, reqs := three(t, open)
 	n := target.InFlight()

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// bothWays gathers the same requests, one of which is not sound, by the kernel and by
-// copies: the tensors are the same, bit for bit.
+// bothWays gathers the same requests, including an invalid one, by the kernel and by
+// copies. The tensors must be the same, bit for bit.
 func bothWays(t *testing.T, b *bed) {
 	const batch, room, slots = 5, 8, 2
 	of := func(wire, tensor models.DType, layout models.Layout, mean ...float32) models.Input {
@@ -51,7 +51,7 @@ func bothWays(t *testing.T, b *bed) {
 				p := reqs[1].Pieces
 				p[i], p[k] = p[k], p[i]
 			})
-			reqs[2].Pieces[1].Offset = 1 << 40 // not sound
+			reqs[2].Pieces[1].Offset = 1 << 40 // invalid
 			var tensors [2][]byte
 			for way, copies := range []bool{false, true} {
 				b.bind(t)
@@ -69,8 +69,8 @@ func bothWays(t *testing.T, b *bed) {
 	}
 }
 
-// gathered is what a device makes of requests, in each of its first slots, one after the
-// other, with another batch before in each.
+// gathered returns a device's tensors for the requests, in each of its first slots in
+// turn. Each slot ran another batch before.
 func gathered(t *testing.T, b *bed, in models.Input, o gpu.Options, slab []byte, reqs []device.Request, room, slots int) (all []byte) {
 	t.Helper()
 	d, err := gpu.New(in, o)

@@ -1,6 +1,6 @@
-// Package gputest is what the GPU device and its gather kernel must do, as tests:
-// on the fake driver with a twin of the kernel in package gpu's own tests, and on a
-// GPU, where test/gpu runs it.
+// Package gputest is a test suite for the GPU device and its gather kernel. Package
+// gpu's own tests run it on the fake driver with a C twin of the kernel, and
+// test/gpu runs it on a GPU.
 //
 //	func TestMain(m *testing.M) { gputest.Child(); os.Exit(m.Run()) }
 //	func TestGPU(t *testing.T) { gputest.Run(t) }
@@ -33,10 +33,10 @@ import (
 //go:embed twins/gather.c
 var Twins string
 
-// Run puts the first device through everything. Nothing is left on it. It takes
-// about a minute, most of it thousands of random pictures.
+// Run runs the suite on the first device and leaves nothing on it. It takes about a
+// minute, mostly for thousands of random pictures.
 func Run(t *testing.T) {
-	runtime.LockOSThread() // for good: what is cleaned up needs the bound thread too
+	runtime.LockOSThread() // never unlocked: cleanups need the bound thread too
 	b := newBed(t)
 	opens := func(o gpu.Options) devicetest.Open {
 		return func(in models.Input) (devicetest.Target, error) {
@@ -82,7 +82,7 @@ func Run(t *testing.T) {
 	}
 }
 
-// bed is a context that stays open, and a way in and out of device memory.
+// bed is the harness: a context that stays open, and access to device memory.
 type bed struct {
 	context *cuda.Context
 	stream  cuda.Stream
@@ -115,7 +115,7 @@ func newBed(t *testing.T) *bed {
 	return b
 }
 
-// stageBytes bounds what is copied at a time.
+// stageBytes is the max size of one copy.
 const stageBytes = 1 << 20
 
 func (b *bed) bind(t *testing.T) {
@@ -125,7 +125,7 @@ func (b *bed) bind(t *testing.T) {
 	}
 }
 
-// read copies device memory out.
+// read copies device memory to the host.
 func (b *bed) read(tensor []byte) []byte {
 	var out []byte
 	for at := 0; at < len(tensor); at += stageBytes {
@@ -144,14 +144,14 @@ func (b *bed) write(tensor, data []byte) {
 	}
 }
 
-// copy panics where it fails: the tests that it serves have no way to say so.
+// copy panics on errors, because its callers cannot return them.
 func (b *bed) copy(dst, src cuda.Pointer, n int) {
 	if err := errors.Join(b.stream.Copy(dst, src, n), b.stream.Synchronize()); err != nil {
 		panic(fmt.Sprintf("copy %d bytes: %v", n, err))
 	}
 }
 
-// pages are whole pages of zeros until the test's end.
+// pages returns whole pages of zeros, valid until the test's end.
 func pages(t *testing.T, n int) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
@@ -166,8 +166,8 @@ func pages(t *testing.T, n int) []byte {
 	return b
 }
 
-// small is a device for pictures of 64 bytes that are not converted, with a slab
-// and tensors for eight.
+// small returns a device for pictures of 64 bytes that are not converted, with a
+// slab, and with tensors for eight pictures.
 func small(t *testing.T, slab []byte) (*gpu.Device, []device.Tensors) {
 	t.Helper()
 	return smallWith(t, slab, gpu.Options{Device: "cuda"})
@@ -268,15 +268,15 @@ func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensor
 			}
 		}
 	}
-	// errors.Join of nothing but nil allocates nothing.
+	// errors.Join of only nil values allocates nothing.
 	if n := testing.AllocsPerRun(100, batch); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
 
-// sleeps has batches take some milliseconds, by copies where a framework would work,
-// and looks at how busy the waiting thread is, and how much later it knows than one
-// that looks all the time.
+// sleeps makes batches take some milliseconds, by copies in place of a framework's
+// work. It measures how busy the waiting thread is, and how much later it notices
+// the end than a thread that polls all the time.
 func sleeps(t *testing.T, b *bed) {
 	d, tensors := small(t, pages(t, 4096))
 	target, err := b.context.Allocate(stageBytes)
@@ -312,7 +312,7 @@ func sleeps(t *testing.T, b *bed) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if i >= batches/2 { // the first half teaches how long a batch takes
+			if i >= batches/2 { // in the first half the device learns how long a batch takes
 				took := time.Since(from)
 				busy, all, after = busy+threadTime(t)-cpu, all+took, after+took-inferred
 			}
@@ -338,9 +338,9 @@ func threadTime(t *testing.T) time.Duration {
 
 const childEnv = "PENSTOCK_GPUTEST"
 
-// Child plays the process whose device is lost, and exits, where this process is
-// one: a context does not survive it. Every TestMain whose package calls Run calls
-// Child first.
+// Child runs the process whose device is lost and exits, if this process was started
+// as one, because a context does not survive that. Every TestMain of a package that
+// calls Run must call Child first.
 func Child() {
 	if os.Getenv(childEnv) == "" {
 		return
@@ -360,11 +360,11 @@ func tellsLoss(t *testing.T, _ *bed) {
 	}
 }
 
-// soon is how long a batch may be awaited that never ends: the driver is asked every
-// millisecond, and takes its time to find out.
+// soon is the max wait for a batch that never ends. The driver is asked every
+// millisecond, and needs some time to detect the fault.
 const soon = 2 * time.Second
 
-// loseDevice has a kernel write where nothing is, in the middle of a batch.
+// loseDevice makes a kernel write to an invalid address in the middle of a batch.
 func loseDevice() error {
 	runtime.LockOSThread()
 	d, err := gpu.New(models.Input{

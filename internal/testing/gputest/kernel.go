@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// bench is what the kernel is launched on: a slab, descriptors, and a tensor with a
-// guard on either side.
+// bench has the kernel's arguments: a slab, descriptors, and a tensor with a guard
+// on either side.
 type bench struct {
 	*bed
 	slab        []byte
@@ -78,8 +78,9 @@ func (k *bench) kernel(in models.Input, general bool) (*gpu.Kernel, error) {
 	return kernel, nil
 }
 
-// gather launches with these descriptors on a tensor full of guard and returns the
-// images, what the fault word says, and whether something was written outside.
+// gather launches with these descriptors on a tensor full of guard bytes. It
+// returns the images, the fault word, and whether the kernel wrote outside the
+// tensor.
 func (k *bench) gather(kernel *gpu.Kernel, descriptors []gpu.Descriptor, imageBytes, images int) (tensor []byte, fault, failed error) {
 	n := images * imageBytes
 	if err := k.stream.Set(k.memory, guard, n+2*guardBytes); err != nil {
@@ -104,8 +105,9 @@ func (k *bench) gather(kernel *gpu.Kernel, descriptors []gpu.Descriptor, imageBy
 	return all[guardBytes : guardBytes+n], gpu.FaultError(binary.LittleEndian.Uint64(k.fault)), nil
 }
 
-// lay puts a picture into the slab in pieces of up to longest bytes, with gaps
-// between them, and returns their descriptors. free is where each half is free.
+// lay puts a picture into the slab in fragments of at most longest bytes with gaps
+// between them, and returns their descriptors. free is the first free offset of
+// each half.
 func (k *bench) lay(random *rand.Rand, free *[2]uint64, picture []byte, longest, image int) (list []gpu.Descriptor) {
 	for place := 0; place < len(picture); {
 		n := min(1+random.IntN(longest), len(picture)-place)
@@ -121,8 +123,8 @@ func (k *bench) lay(random *rand.Rand, free *[2]uint64, picture []byte, longest,
 
 func pick[T any](random *rand.Rand, from ...T) T { return from[random.IntN(len(from))] }
 
-// randomInput has the sizes at which kernels change: rows of a few pixels and of
-// more than a tile.
+// randomInput has the sizes at which another kernel is selected: rows of a few
+// pixels and of more than a tile.
 func randomInput(random *rand.Rand) models.Input {
 	types, layouts := []models.DType{models.U8, models.F16, models.F32}, []models.Layout{models.HWC, models.CHW}
 	in := models.Input{
@@ -131,7 +133,7 @@ func randomInput(random *rand.Rand) models.Input {
 		TensorType: pick(random, types...), TensorLayout: pick(random, layouts...), ReverseChannels: random.IntN(2) == 0,
 	}
 	if random.IntN(2) == 0 {
-		in.Height *= 4 // pictures of three channels whose pixels are in fours
+		in.Height *= 4 // three-channel pictures with a multiple of four pixels
 	}
 	if random.IntN(2) == 0 {
 		for range in.Channels {
@@ -139,14 +141,14 @@ func randomInput(random *rand.Rand) models.Input {
 			in.Std = append(in.Std, float32(random.Float64()*300+0.01))
 		}
 		if random.IntN(4) == 0 {
-			in.Std[0] = 1e-38 // too small to multiply with its inverse
+			in.Std[0] = 1e-38 // too small to multiply by its inverse
 		}
 	}
 	return in
 }
 
-// randomPicture is any bytes, which as floats are of all magnitudes, infinities and
-// NaNs among them, or floats as pictures have them.
+// randomPicture returns either random bytes, which as floats have all magnitudes
+// and include infinities and NaNs, or floats as in pictures.
 func randomPicture(random *rand.Rand, in models.Input) []byte {
 	picture := make([]byte, in.WireBytes())
 	for i := range picture {
@@ -177,13 +179,13 @@ func agrees(t *testing.T, b *bed) {
 		}
 		seen[name]++
 	}
-	const kernels = 1 + 6 + 9 // as gather.cu has them
+	const kernels = 1 + 6 + 9 // as in gather.cu
 	if len(seen) != kernels {
 		t.Errorf("of %d kernels %d were tried: %v", kernels, len(seen), seen)
 	}
 }
 
-// agree compares a random batch with the CPU's.
+// agree compares a random batch with the CPU's result.
 func (k *bench) agree(seed uint64) (name string, err error) {
 	random := rand.New(rand.NewPCG(seed, 77))
 	in := randomInput(random)
@@ -221,8 +223,9 @@ func (k *bench) agree(seed uint64) (name string, err error) {
 	return kernel.Name(), nil
 }
 
-// alignments sends pictures whose pieces begin at every address modulo 128 and at
-// every place modulo 16, of lengths around those at which the kernels change.
+// alignments sends pictures whose fragments begin at every address modulo 128 and
+// at every offset modulo 16. Their lengths are near those at which another kernel
+// is selected.
 func alignments(t *testing.T, b *bed) {
 	k := newBench(t, b)
 	for _, in := range []models.Input{
@@ -240,7 +243,7 @@ func alignments(t *testing.T, b *bed) {
 		random := rand.New(rand.NewPCG(5, 6))
 		picture := make([]byte, in.WireBytes())
 		for i := range picture {
-			picture[i] = byte(random.Uint32()) & 0xbb // no NaNs, no infinities: bits are lost on neither side
+			picture[i] = byte(random.Uint32()) & 0xbb // no NaNs and no infinities, so that CPU and GPU both keep all bits
 		}
 		want := devicetest.Aligned(in.TensorBytes())
 		if err := cpu.Direct(in, picture, want); err != nil {
@@ -257,7 +260,7 @@ func alignments(t *testing.T, b *bed) {
 			for image := range n {
 				for place, i := 0, image; place < len(picture); i++ {
 					length := min(lengths[i%len(lengths)], len(picture)-place)
-					// The next address with the alignment whose turn it is.
+					// The next address with the alignment to test.
 					at += (uint64(image+64*(i%2)) - at) % 128
 					copy(k.slab[at:], picture[place:place+length])
 					list = append(list, gpu.Descriptor{Offset: at, Place: uint32(place), Length: uint16(length), Image: uint16(image)})
@@ -283,7 +286,7 @@ func alignments(t *testing.T, b *bed) {
 	}
 }
 
-// floats is an input of 768 bytes a picture in which elements can be cut.
+// floats is an input of 768 bytes per picture in which a cut can divide an element.
 var floats = models.Input{Height: 8, Width: 8, Channels: 3, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW}
 
 func badDescriptors(t *testing.T, b *bed) {
@@ -323,7 +326,7 @@ func badDescriptors(t *testing.T, b *bed) {
 			t.Errorf("%s: written all the same", c.name)
 		}
 	}
-	// What is cut must go on in the next.
+	// An element that is cut must continue in the next fragment.
 	for name, list := range map[string][]gpu.Descriptor{
 		"an element without its end":          {{Length: 63}},
 		"an element without its beginning":    {{Place: 1, Length: 63}},
@@ -347,8 +350,8 @@ func badDescriptors(t *testing.T, b *bed) {
 
 func allGuard(b []byte) bool { return bytes.Count(b, []byte{guard}) == len(b) }
 
-// randomDescriptors launches with what a broken host might send. The device lives,
-// and the guards do.
+// randomDescriptors launches with descriptors that a broken host might send. The
+// device and the guards must survive.
 func randomDescriptors(t *testing.T, b *bed) {
 	k := newBench(t, b)
 	for _, in := range []models.Input{

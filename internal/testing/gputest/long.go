@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// longPieces sends pictures in jumbo frames, and in one piece as long as can be, and
-// more pieces than the device has made room for.
+// longPieces sends pictures in jumbo frames, in a single fragment of the max length,
+// and in more fragments than the device has room for.
 func longPieces(t *testing.T, b *bed) {
 	for _, in := range []models.Input{
 		{Height: 120, Width: 120, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW},

@@ -1,7 +1,7 @@
-// Package ingestfake is a source without a network, for tests: what the test injects
-// comes out of Receive, lost, repeated, reordered and delayed on purpose, as its
-// Options say, and the same each time for the same seed. What is sent can be read
-// by the test.
+// Package ingestfake is a source without a network, for tests. Receive returns the
+// datagrams that the test injects. The Options make it lose, repeat, reorder and delay
+// them on purpose, always in the same way for the same seed. The test can read what is
+// sent.
 package ingestfake
 
 import (
@@ -17,26 +17,27 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Options say what happens to an injected datagram; each is the probability of
-// one mishap, 0 to 1. The zero value is a perfect network.
+// Options say what happens to an injected datagram. Each probability, 0 to 1, is of one
+// fault. The zero value is a perfect network.
 type Options struct {
-	// SlabBytes is the size of the memory for datagrams, 1 MiB where it is 0.
+	// SlabBytes is the size of the memory for datagrams; 0 means 1 MiB.
 	SlabBytes int
-	// Loss is that of a datagram never arriving, Duplicate of arriving twice.
+	// Loss is the probability that a datagram never arrives, Duplicate that it arrives
+	// twice.
 	Loss, Duplicate float64
-	// Reorder is that of overtaking up to ReorderDepth others (8 where it is 0)
-	// that were not received yet.
+	// Reorder is the probability that it overtakes up to ReorderDepth others that were
+	// not received yet (0 means 8).
 	Reorder      float64
 	ReorderDepth int
-	// Delay is that of being held back for DelayFor, while others pass.
+	// Delay is the probability that it is held back for DelayFor, while others pass.
 	Delay    float64
 	DelayFor time.Duration
-	// Straddle is that of lying in two spans.
+	// Straddle is the probability that it occupies two spans.
 	Straddle float64
-	// Seed makes the mishaps.
+	// Seed is the seed of the faults.
 	Seed uint64
-	// Local is LocalAddr; 192.0.2.1:9000 (a documentation address, RFC 5737)
-	// where it is invalid.
+	// Local is LocalAddr; if it is invalid, 192.0.2.1:9000 (a documentation address, RFC
+	// 5737).
 	Local netip.AddrPort
 }
 
@@ -45,11 +46,11 @@ type Options struct {
 type Source struct {
 	options Options
 	slab    *slab.Slab
-	placing *sync.Mutex // held to find a place in the slab and take it; sources beside each other have one
-	// arrived holds one token while something may be new for Receive.
+	placing *sync.Mutex // held to find and take a place in the slab; sources that share a slab share it
+	// arrived holds one token if Receive may have new datagrams.
 	arrived chan struct{}
 
-	mu     sync.Mutex // guards the following, and is taken before the slab's
+	mu     sync.Mutex // guards the fields below, and is locked before the slab's
 	random *rand.Rand
 	queue  []waiting
 	sent   []ingest.Packet
@@ -59,7 +60,7 @@ type Source struct {
 	stats  ingest.Stats
 }
 
-// waiting is a datagram on its way; due is 0 for one that has arrived.
+// waiting is a datagram in transit; due is 0 if it has arrived.
 type waiting struct {
 	from netip.AddrPort
 	data []byte
@@ -68,7 +69,7 @@ type waiting struct {
 
 var _ ingest.Source = (*Source)(nil)
 
-// New makes a source; the only errors are those of making its slab.
+// New makes a source. It fails only if it cannot make the slab.
 func New(o Options) (*Source, error) {
 	if o.SlabBytes == 0 {
 		o.SlabBytes = 1 << 20
@@ -92,8 +93,8 @@ func New(o Options) (*Source, error) {
 	}, nil
 }
 
-// Beside is another source over the same slab, with the same options. The slab is closed
-// once, by either.
+// Beside returns another source with the same slab and the same options. Either source
+// may close the slab, once.
 func (s *Source) Beside() *Source {
 	return &Source{
 		options: s.options,
@@ -104,7 +105,7 @@ func (s *Source) Beside() *Source {
 	}
 }
 
-// Inject sends a datagram to the source; its bytes are copied.
+// Inject sends a datagram to the source, and copies its bytes.
 func (s *Source) Inject(from netip.AddrPort, data []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +127,7 @@ func (s *Source) Inject(from netip.AddrPort, data []byte) {
 	s.ring()
 }
 
-// overtake moves the newest before some that were injected earlier.
+// overtake moves the newest datagram before some that were injected earlier.
 func (s *Source) overtake() {
 	if last := len(s.queue) - 1; last > 0 && s.chance(s.options.Reorder) {
 		back := 1 + s.random.IntN(min(last, s.options.ReorderDepth))
@@ -136,11 +137,11 @@ func (s *Source) overtake() {
 	}
 }
 
-// chance draws, also where p is 0, so that one probability does not change what
-// another one does.
+// chance draws a random number even if p is 0, so that one probability does not change
+// the effect of another.
 func (s *Source) chance(p float64) bool { return s.random.Float64() < p }
 
-// Sent returns what was sent since the last call, in order.
+// Sent returns the packets sent since the last call, in order.
 func (s *Source) Sent() []ingest.Packet {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,21 +150,22 @@ func (s *Source) Sent() []ingest.Packet {
 	return sent
 }
 
-// RefuseSends makes each Send fail with err before its first packet; nil ends
-// that.
+// RefuseSends makes each Send fail with err before its first packet, until it is called
+// with nil.
 func (s *Source) RefuseSends(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refuse = err
 }
 
-// Slab is where datagrams lie; it stays mapped after Close, until CloseSlab.
+// Slab returns the memory of the datagrams. It stays mapped after Close, until
+// CloseSlab.
 func (s *Source) Slab() shm.Memory { return s.slab }
 
-// CloseSlab unmaps the slab, when nobody uses it any more.
+// CloseSlab unmaps the slab. Call it when the slab is no longer in use.
 func (s *Source) CloseSlab() error { return s.slab.Close() }
 
-// Receive gives what was injected; see ingest.Source.
+// Receive returns injected datagrams; see ingest.Source.
 func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 	for {
 		n, next, err := s.deliver(batch)
@@ -191,11 +193,11 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 	}
 }
 
-// now is deliver's word for returning at once.
+// now makes deliver return immediately.
 const now = -1
 
-// deliver moves what has arrived to batch. next is when the next one will have,
-// 0 if none is on its way.
+// deliver moves datagrams that have arrived to batch. next is when the next one arrives,
+// 0 if none is in transit.
 func (s *Source) deliver(batch []ingest.Datagram) (n int, next int64, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,7 +234,7 @@ func (s *Source) deliver(batch []ingest.Datagram) (n int, next int64, err error)
 	return n, next, nil
 }
 
-// place puts a datagram into the slab; false means that there is no room.
+// place puts a datagram into the slab. It returns false if there is no room.
 func (s *Source) place(d *ingest.Datagram, w waiting) bool {
 	straddle := 0
 	if len(w.data) > 1 && s.chance(s.options.Straddle) {
@@ -250,7 +252,7 @@ func (s *Source) place(d *ingest.Datagram, w waiting) bool {
 	return true
 }
 
-// ring tells Receive to look.
+// ring wakes Receive.
 func (s *Source) ring() {
 	select {
 	case s.arrived <- struct{}{}:
@@ -258,7 +260,7 @@ func (s *Source) ring() {
 	}
 }
 
-// Release gives spans back; see ingest.Source.
+// Release frees spans; see ingest.Source.
 func (s *Source) Release(spans []ingest.Span) {
 	s.slab.Release(spans)
 }
@@ -279,7 +281,7 @@ func (s *Source) Send(packets []ingest.Packet) (int, error) {
 	return len(packets), nil
 }
 
-// Wake makes a blocked Receive, or the next one with nothing to receive, return.
+// Wake makes a blocked Receive return, or else the next Receive that has no datagrams.
 func (s *Source) Wake() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -299,8 +301,8 @@ func (s *Source) Stats() ingest.Stats {
 	return stats
 }
 
-// Close ends a blocked Receive; what had not been received is gone. The slab
-// stays.
+// Close ends a blocked Receive and drops the datagrams that were not received. The slab
+// remains.
 func (s *Source) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -58,8 +58,7 @@ func TestSourcePassesTheSuite(t *testing.T) {
 	}
 }
 
-// play injects numbered datagrams and returns the numbers in the order in which
-// they came.
+// play injects numbered datagrams and returns the numbers in order of arrival.
 func play(t *testing.T, o Options, n int) []int {
 	t.Helper()
 	s, err := New(o)

@@ -1,5 +1,5 @@
-// Package ingesttest is one suite that every source passes: the kernel socket,
-// the replay and the in-memory twin.
+// Package ingesttest is one suite for every source: the kernel socket, the replay and
+// the in-memory fake.
 package ingesttest
 
 import (
@@ -16,12 +16,12 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Twin is a source under test, with what the suite needs around it.
+// Twin is a source under test with its surroundings for the suite.
 type Twin struct {
 	Source ingest.Source
 	// CloseSlab unmaps the source's slab after Close.
 	CloseSlab func() error
-	// From is who the datagrams come from.
+	// From is the sender of the datagrams.
 	From netip.AddrPort
 	// Sent returns the payloads of the next n packets that were sent to From.
 	Sent func(t *testing.T, n int) [][]byte
@@ -32,14 +32,14 @@ type Kind struct {
 	// Open makes a source with a slab of slabBytes in which these payloads
 	// arrive, in order, soon after it is opened.
 	Open func(t *testing.T, slabBytes int, payloads [][]byte) Twin
-	// OpenQuiet makes one in which nothing arrives for an hour.
+	// OpenQuiet makes a source in which nothing arrives for an hour.
 	OpenQuiet func(t *testing.T) Twin
-	// BufferBytes is what each datagram holds of the slab where it lies in a buffer of
-	// its own; 0 where it holds what it fills.
+	// BufferBytes is how much of the slab each datagram uses if it has a separate
+	// buffer; 0 if it uses only its own size.
 	BufferBytes uint64
 }
 
-// Patience bounds what should happen at once, so that a hang is a failure.
+// Patience bounds what should happen immediately, so that a hang is a failure.
 const Patience = 20 * time.Second
 
 const slabBytes = 1 << 20
@@ -65,7 +65,7 @@ func Run(t *testing.T, k Kind) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			before := openfiles.Count(t)
-			// A cleanup of the outermost test runs after those of the twins.
+			// A cleanup of the outermost test runs after the twins' cleanups.
 			t.Cleanup(func() {
 				if after := openfiles.Count(t); after > before {
 					t.Errorf("%d descriptors are open, %d were before the test", after, before)
@@ -76,7 +76,7 @@ func Run(t *testing.T, k Kind) {
 	}
 }
 
-// CloseAtEnd closes a twin at the end of the test and checks that nothing is held.
+// CloseAtEnd closes a twin at the end of the test and checks that no datagram is held.
 func CloseAtEnd(t *testing.T, twin Twin) Twin {
 	t.Helper()
 	t.Cleanup(func() {
@@ -93,7 +93,7 @@ func CloseAtEnd(t *testing.T, twin Twin) Twin {
 	return twin
 }
 
-// Payloads makes n payloads of size bytes that differ from each other everywhere.
+// Payloads makes n payloads of size bytes that differ from each other in every byte.
 func Payloads(n, size int) [][]byte {
 	payloads := make([][]byte, n)
 	for i := range payloads {
@@ -105,7 +105,7 @@ func Payloads(n, size int) [][]byte {
 	return payloads
 }
 
-// Payload is a datagram's bytes, put together.
+// Payload returns a datagram's bytes in one slice.
 func Payload(s ingest.Source, d ingest.Datagram) []byte {
 	slab := s.Slab().Bytes()
 	var payload []byte
@@ -115,7 +115,7 @@ func Payload(s ingest.Source, d ingest.Datagram) []byte {
 	return payload
 }
 
-// Release gives a datagram back.
+// Release releases a datagram.
 func Release(s ingest.Source, d ingest.Datagram) {
 	if d.Rest.Length > 0 {
 		s.Release([]ingest.Span{d.First, d.Rest})
@@ -124,7 +124,7 @@ func Release(s ingest.Source, d ingest.Datagram) {
 	s.Release([]ingest.Span{d.First})
 }
 
-// Receive collects n datagrams, batch at a time.
+// Receive collects n datagrams, at most batch per call.
 func Receive(t *testing.T, s ingest.Source, n, batch int) []ingest.Datagram {
 	t.Helper()
 	deadline := time.Now().Add(Patience)
@@ -226,7 +226,7 @@ func waitsForDeadline(t *testing.T, k Kind) {
 	}
 }
 
-// blocked runs Receive without a deadline and gives its error.
+// blocked runs Receive without a deadline and returns its error on the channel.
 func blocked(s ingest.Source) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -241,7 +241,7 @@ func blocked(s ingest.Source) <-chan error {
 
 func wakes(t *testing.T, k Kind) {
 	twin := k.OpenQuiet(t)
-	// With some of these Receive will sleep already, with some not yet.
+	// In some of these rounds Receive already sleeps, in others not yet.
 	for i := range 20 {
 		done := blocked(twin.Source)
 		time.Sleep(time.Duration(i%4) * time.Millisecond)

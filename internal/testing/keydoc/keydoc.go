@@ -1,6 +1,6 @@
-// Package keydoc writes what is derived from the tagged structs that models/document decodes: JSON
-// schemas, reference files and tables of keys. The comments of the fields are the descriptions. A
-// test compares the files in the tree with what this package returns; UPDATE=1 writes them.
+// Package keydoc generates files from the tagged structs that models/document decodes: JSON schemas,
+// reference files and tables of keys. The comments of the fields are the descriptions. A test compares
+// the files in the tree with what this package returns; UPDATE=1 writes them.
 package keydoc
 
 import (
@@ -24,7 +24,7 @@ import (
 // Comments are the comments of the types and fields of a package: "Slab", "Slab.Size".
 type Comments map[string]string
 
-// ReadComments reads them from the package in a folder.
+// ReadComments reads the comments of the package in a folder.
 func ReadComments(t *testing.T, dir string) Comments {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -72,7 +72,7 @@ func (c Comments) of(in reflect.Type, k document.Key) string {
 	return text
 }
 
-// Golden compares a file of the tree with what it should hold. UPDATE=1 in the environment writes it.
+// Golden compares a file of the tree with its expected content. UPDATE=1 in the environment writes it.
 func Golden(t *testing.T, file, want string) {
 	t.Helper()
 	got, err := os.ReadFile(file)
@@ -88,7 +88,7 @@ func Golden(t *testing.T, file, want string) {
 	}
 }
 
-// Section replaces what stands between two marks in a file's text: <!-- name --> and <!-- /name -->.
+// Section replaces the text between two marks in a file: <!-- name --> and <!-- /name -->.
 func Section(t *testing.T, file, name, text string) string {
 	t.Helper()
 	all, err := os.ReadFile(file)
@@ -106,8 +106,8 @@ func Section(t *testing.T, file, name, text string) string {
 
 type object = map[string]any
 
-// Schema returns the JSON schema of files that are decoded into a struct. forms are the keys whose form
-// is a document.Value, rules are schemas that hold as well.
+// Schema returns the JSON schema of files that are decoded into a struct. forms are the schemas of keys
+// of type document.Value; rules are additional schemas.
 func Schema(t reflect.Type, comments Comments, title, description string, forms object, rules json.RawMessage) string {
 	s := comments.Object(t)
 	s["$schema"], s["title"], s["description"] = "https://json-schema.org/draft/2020-12/schema", title, description
@@ -126,7 +126,7 @@ func Schema(t reflect.Type, comments Comments, title, description string, forms 
 	return string(text) + "\n"
 }
 
-// Object is the schema of a map that is decoded into a struct.
+// Object returns the schema of a map that is decoded into a struct.
 func (c Comments) Object(t reflect.Type) object {
 	properties, required := object{}, []string{}
 	for _, k := range document.Keys(t) {
@@ -199,7 +199,7 @@ func scalar(t reflect.Type, k document.Key) object {
 		for i, word := range words {
 			values[i] = typed(word, t)
 			if word == "null" {
-				values = append(values, nil) // without quotes it is no text
+				values = append(values, nil) // without quotes it is not a string
 			}
 		}
 		return orZero(object{"enum": values}, k)
@@ -228,7 +228,7 @@ func scalar(t reflect.Type, k document.Key) object {
 	return orZero(s, k)
 }
 
-// typed is a value of a tag as JSON has it.
+// typed returns a tag's value as JSON represents it.
 func typed(text string, t reflect.Type) any {
 	switch t.Kind() {
 	case reflect.Bool:
@@ -242,8 +242,8 @@ func typed(text string, t reflect.Type) any {
 	return text
 }
 
-// Reference returns a file with every key at its default. A key that has none is there as a comment
-// with its example, a list of maps with one element of examples.
+// Reference returns a file with every key at its default. A key without a default is a comment with its
+// example. A list of maps has one element of examples.
 func Reference(t reflect.Type, comments Comments, head string) string {
 	var b strings.Builder
 	for _, line := range wrap(head, 100) {
@@ -259,7 +259,7 @@ const (
 	lastColumn    = 120
 )
 
-// reference writes the keys of a struct. lead is what begins the first line, indent the others.
+// reference writes the keys of a struct. lead begins the first line, indent the others.
 func (c Comments) reference(b *strings.Builder, t reflect.Type, out, lead, indent string) {
 	line := func(text, comment string) {
 		text = out + lead + text

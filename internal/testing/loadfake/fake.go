@@ -1,9 +1,10 @@
-// Package loadfake is what a load generator talks to when there is no manager: a
-// system that answers after a time, and, when told, loses, refuses, repeats,
-// answers out of order or wrongly.
+// Package loadfake replaces the manager as the peer of a load generator. It is a
+// system that answers after a time. A test can make it lose, refuse, repeat,
+// reorder or falsify answers.
 //
-// It uses the time package's clock, which stands still but for sleepers in a
-// testing/synctest bubble: a run of a minute takes no time there.
+// It uses the time package's clock. In a testing/synctest bubble that clock
+// advances only while all goroutines sleep, so a run of a minute takes no real
+// time.
 package loadfake
 
 import (
@@ -17,17 +18,17 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Clock is the time package's.
+// Clock is the time package's clock.
 type Clock struct{}
 
-// epoch is any fixed time before the program, and before a bubble's midnight of
-// 1 January 2000.
+// epoch is a fixed time before the program starts, and before a bubble's start at
+// midnight on 1 January 2000.
 var epoch = time.Unix(0, 0)
 
-// Now is the time since 1970.
+// Now returns the time since 1970.
 func (Clock) Now() int64 { return int64(time.Since(epoch)) }
 
-// Alarm sleeps as the time package does.
+// Alarm returns an alarm that sleeps with the time package.
 func (c Clock) Alarm(ctx context.Context) (loadgen.Alarm, error) { return alarm{ctx}, nil }
 
 type alarm struct{ ctx context.Context }
@@ -44,7 +45,7 @@ func (a alarm) Wait(until int64) bool {
 
 func (alarm) Close() error { return nil }
 
-// Request is what the system got.
+// Request is a request that the system received.
 type Request struct {
 	// Number counts the system's requests from 0.
 	Number   int
@@ -53,40 +54,39 @@ type Request struct {
 	Picture  []byte
 }
 
-// Outcome is what the system does with a request. The zero value answers ok at
-// once.
+// Outcome is what the system does with a request. The zero value answers ok
+// immediately.
 type Outcome struct {
-	// Refused is what Send returns.
+	// Refused is Send's error.
 	Refused error
 	// Lost requests get no reply before the sender is closed.
 	Lost bool
-	// Delay comes on top of Service; later requests may overtake.
+	// Delay is added to Service; later requests may overtake.
 	Delay time.Duration
-	// Times is how often the reply comes, 0 meaning once.
+	// Times is how often the reply arrives; 0 means once.
 	Times   int
 	Result  wire.Result
 	Payload []byte
-	// Err gives the request up; Dropped says that it was late and never sent.
+	// Err gives the request up. Dropped says that it was late and never sent.
 	Err     error
 	Dropped bool
 }
 
-// errClosed ends requests that are outstanding when their sender is closed.
+// errClosed ends outstanding requests when their sender is closed.
 var errClosed = errors.New("fake: closed")
 
-// System answers requests. Its fields are set before its first use; any
-// goroutine may use it then.
+// System answers requests. Set its fields before the first use; after that any
+// goroutine may use it.
 type System struct {
-	// Service is how long the one server takes for a request; others wait in
-	// order.
+	// Service is how long the only server takes per request; others wait in order.
 	Service time.Duration
-	// Room is how many requests the system holds; more are answered busy at
-	// once. 0 is no limit.
+	// Room is the max number of requests that the system holds; further ones are
+	// answered busy immediately. 0 is no limit.
 	Room int
-	// Behave says what happens to a request; nil answers all ok. It is called
-	// with the system's lock held.
+	// Behave decides what happens to a request; nil answers all ok. The system
+	// calls it with its lock held.
 	Behave func(Request) Outcome
-	// Share, if set, is each function's share after so many requests.
+	// Share, if set, returns each function's share after that many requests.
 	Share func(function string, requests int) float64
 
 	mu       sync.Mutex
@@ -105,15 +105,15 @@ func (s *System) Dial(_ context.Context, f loadgen.Function, stream int, deliver
 	return &sender{system: s, function: f.Name, stream: stream, deliver: deliver, outstanding: make(map[uint64]*time.Timer)}, nil
 }
 
-// Open is how many senders are not closed.
+// Open returns how many senders are not closed.
 func (s *System) Open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.open
 }
 
-// Status is what a manager would say; a function is there from its first request
-// on.
+// Status returns the status that a manager would report. A function is in it from
+// its first request on.
 func (s *System) Status(context.Context) (control.Status, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,8 +128,8 @@ func (s *System) Status(context.Context) (control.Status, error) {
 	return all, nil
 }
 
-// take decides on a request: what happens, and when. A request that is not held
-// is answered at once, and was not accepted.
+// take decides what happens to a request, and when. A request that is not held is
+// answered immediately and was not accepted.
 func (s *System) take(r Request) (outcome Outcome, held bool, after time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *System) replied(function string) {
 	s.status[function].Replied++
 }
 
-// sender is one stream's. Locks: its mu before the system's.
+// sender belongs to one stream. Lock order: its mu before the system's.
 type sender struct {
 	system   *System
 	function string
@@ -195,7 +195,7 @@ func (s *sender) Send(picture []byte, _ int64, tag uint64) error {
 		s.outstanding[tag] = nil
 		return nil
 	}
-	// Never at once: such a timer crashes the race detector in a bubble of synctest
+	// Never 0: such a timer crashes the race detector in a bubble of synctest
 	// (golang/go#78156).
 	s.outstanding[tag] = time.AfterFunc(max(after, 1), func() {
 		s.system.replied(s.function)

@@ -1,4 +1,4 @@
-// Package migfake stands in for a machine's GPUs with MIG.
+// Package migfake replaces a machine's GPUs with MIG in tests.
 package migfake
 
 import (
@@ -9,14 +9,14 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Machine is a mig.Session whose GPUs do not change: it notes the steps that it takes.
+// Machine is a mig.Session whose GPUs do not change. It records the steps.
 type Machine struct {
 	Has   []mig.GPU
 	Taken []mig.Step
-	Fail  int // the step, from 1, that fails
+	Fail  int // number of the step that fails, from 1
 }
 
-// A100s is a machine of that many uncut A100s, and an A30 after the first.
+// A100s returns a machine with that many uncut A100s, and an A30 after the first.
 func A100s(t *testing.T, n int) *Machine {
 	t.Helper()
 	m := &Machine{}
@@ -40,7 +40,7 @@ func A100s(t *testing.T, n int) *Machine {
 	return m
 }
 
-// Open is for what opens a driver.
+// Open has the signature of a function that opens a driver.
 func (m *Machine) Open() (mig.Session, error) { return m, nil }
 
 // GPUs implements mig.Session.

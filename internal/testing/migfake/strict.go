@@ -10,7 +10,7 @@ import (
 	lib "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// ids are the Ids of an A100's profiles by their numbers, as nvidia-smi mig -lgip
+// ids maps the numbers of an A100's profiles to their Ids, as nvidia-smi mig -lgip
 // prints them (NVIDIA MIG User Guide).
 var ids = map[int]uint32{
 	lib.GPU_INSTANCE_PROFILE_1_SLICE:      19,
@@ -22,10 +22,10 @@ var ids = map[int]uint32{
 	lib.GPU_INSTANCE_PROFILE_7_SLICE:      0,
 }
 
-// computeSlices is how many compute slices a GPU has (A100, H100, H200: 7).
+// computeSlices is the number of compute slices of a GPU (A100, H100, H200: 7).
 const computeSlices = 7
 
-// Server is a mock server that refuses. Any goroutine may use it.
+// Server is a mock server that refuses calls. Any goroutine may use it.
 type Server struct {
 	lib.Interface
 
@@ -33,11 +33,10 @@ type Server struct {
 	devices []*device
 	calls   int
 	failAt  map[int]lib.Return
-	powers  bool // may change instances: root
+	powers  bool // may change instances, as root may
 }
 
-// Over makes a mock server refuse. From then on the mock is changed only through
-// the Server.
+// Over makes a mock server refuse. Afterwards only the Server may change the mock.
 func Over(mock lib.Interface) *Server {
 	s := &Server{Interface: mock, failAt: map[int]lib.Return{}, powers: true}
 	n, ret := mock.DeviceGetCount()
@@ -54,30 +53,31 @@ func Over(mock lib.Interface) *Server {
 	return s
 }
 
-// FailAt lets the n-th call from now that would create or destroy something be
-// refused with ret, whatever it is; 1 is the next.
+// FailAt makes the n-th call from now that would create or destroy something fail
+// with ret; 1 is the next.
 func (s *Server) FailAt(n int, ret lib.Return) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failAt[s.calls+n] = ret
 }
 
-// Changes is how many calls have created or destroyed something, or wanted to.
+// Changes returns how many calls have created or destroyed something, or have
+// tried to.
 func (s *Server) Changes() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.calls
 }
 
-// Demote takes root's rights away: all that lists or changes instances is refused.
+// Demote removes root's rights: the server refuses all calls that list or change
+// instances.
 func (s *Server) Demote() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.powers = false
 }
 
-// Run starts a process in the instance that starts at a slot of a device, or ends
-// it.
+// Run starts or ends a process in the instance that starts at a slot of a device.
 func (s *Server) Run(device, start int, runs bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,17 +88,17 @@ func (s *Server) Run(device, start int, runs bool) {
 	}
 }
 
-// grantedLocked counts a change and says whether it is refused before it is looked
-// at.
+// grantedLocked counts a change. It returns the error that a test has set for this
+// call, if any.
 func (s *Server) grantedLocked() lib.Return {
 	s.calls++
 	if !s.powers {
 		return lib.ERROR_NO_PERMISSION
 	}
-	return s.failAt[s.calls] // SUCCESS where there is none
+	return s.failAt[s.calls] // SUCCESS if there is none
 }
 
-// DeviceGetHandleByIndex gives the refusing device.
+// DeviceGetHandleByIndex returns the refusing device.
 func (s *Server) DeviceGetHandleByIndex(i int) (lib.Device, lib.Return) {
 	if i < 0 || i >= len(s.devices) {
 		return nil, lib.ERROR_INVALID_ARGUMENT
@@ -106,7 +106,7 @@ func (s *Server) DeviceGetHandleByIndex(i int) (lib.Device, lib.Return) {
 	return s.devices[i], lib.SUCCESS
 }
 
-// DeviceGetHandleByUUID gives the refusing device.
+// DeviceGetHandleByUUID returns the refusing device.
 func (s *Server) DeviceGetHandleByUUID(uuid string) (lib.Device, lib.Return) {
 	for _, d := range s.devices {
 		if own, ret := d.GetUUID(); ret == lib.SUCCESS && own == uuid {
@@ -116,14 +116,14 @@ func (s *Server) DeviceGetHandleByUUID(uuid string) (lib.Device, lib.Return) {
 	return nil, lib.ERROR_NOT_FOUND
 }
 
-// device is a mock's device that refuses.
+// device wraps a mock's device and refuses.
 type device struct {
 	lib.Device
 	server    *Server
-	instances []*gpuInstance // that live; of Server.mu
+	instances []*gpuInstance // that exist; guarded by Server.mu
 }
 
-// number is the profile's number of a description's id.
+// number returns the number of the profile with that id.
 func number(id uint32) (int, bool) {
 	for n, i := range ids {
 		if i == id {
@@ -133,7 +133,7 @@ func number(id uint32) (int, bool) {
 	return 0, false
 }
 
-// plain turns a description's id back into the mock's, which is the number.
+// plain replaces a description's id with the mock's, which is the number.
 func plain(info *lib.GpuInstanceProfileInfo) (*lib.GpuInstanceProfileInfo, lib.Return) {
 	n, ok := number(info.Id)
 	if !ok {
@@ -144,7 +144,7 @@ func plain(info *lib.GpuInstanceProfileInfo) (*lib.GpuInstanceProfileInfo, lib.R
 	return &copied, lib.SUCCESS
 }
 
-// GetGpuInstanceProfileInfo describes with the driver's ids.
+// GetGpuInstanceProfileInfo returns descriptions with the driver's ids.
 func (d *device) GetGpuInstanceProfileInfo(n int) (lib.GpuInstanceProfileInfo, lib.Return) {
 	info, ret := d.Device.GetGpuInstanceProfileInfo(n)
 	if ret != lib.SUCCESS {
@@ -167,13 +167,13 @@ func (d *device) GetGpuInstancePossiblePlacements(info *lib.GpuInstanceProfileIn
 	return d.Device.GetGpuInstancePossiblePlacements(p)
 }
 
-// modeOn says whether instances can be there at all.
+// modeOn reports whether MIG mode is on, so that instances can exist.
 func (d *device) modeOn() bool {
 	mode, _, ret := d.GetMigMode()
 	return ret == lib.SUCCESS && mode == lib.DEVICE_MIG_ENABLE
 }
 
-// SetMigMode refuses while something is in use.
+// SetMigMode refuses while instances or processes exist.
 func (d *device) SetMigMode(mode int) (lib.Return, lib.Return) {
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()
@@ -186,7 +186,7 @@ func (d *device) SetMigMode(mode int) (lib.Return, lib.Return) {
 	return d.Device.SetMigMode(mode)
 }
 
-// GetGpuInstances lists those that live, of that profile.
+// GetGpuInstances lists the existing instances of that profile.
 func (d *device) GetGpuInstances(info *lib.GpuInstanceProfileInfo) ([]lib.GpuInstance, lib.Return) {
 	d.server.mu.Lock()
 	defer d.server.mu.Unlock()
@@ -205,8 +205,8 @@ func (d *device) GetGpuInstances(info *lib.GpuInstanceProfileInfo) ([]lib.GpuIns
 	return list, lib.SUCCESS
 }
 
-// CreateGpuInstance is not granted: a driver picks the place, and nobody here
-// leaves it to it.
+// CreateGpuInstance is always refused: it lets the driver choose the place, and
+// Penstock never does.
 func (d *device) CreateGpuInstance(*lib.GpuInstanceProfileInfo) (lib.GpuInstance, lib.Return) {
 	return nil, lib.ERROR_NOT_SUPPORTED
 }
@@ -257,7 +257,7 @@ func (d *device) CreateGpuInstanceWithPlacement(info *lib.GpuInstanceProfileInfo
 	return g, lib.SUCCESS
 }
 
-// gpuInstance is a mock's GPU instance that refuses.
+// gpuInstance wraps a mock's GPU instance and refuses.
 type gpuInstance struct {
 	lib.GpuInstance
 	device   *device
@@ -269,7 +269,7 @@ type gpuInstance struct {
 
 func (g *gpuInstance) liveLocked() bool { return slices.Contains(g.device.instances, g) }
 
-// GetInfo describes it while it lives.
+// GetInfo describes the instance while it exists.
 func (g *gpuInstance) GetInfo() (lib.GpuInstanceInfo, lib.Return) {
 	g.device.server.mu.Lock()
 	defer g.device.server.mu.Unlock()
@@ -279,7 +279,7 @@ func (g *gpuInstance) GetInfo() (lib.GpuInstanceInfo, lib.Return) {
 	return g.info, lib.SUCCESS
 }
 
-// GetComputeInstances lists those that live, of that profile.
+// GetComputeInstances lists the existing instances of that profile.
 func (g *gpuInstance) GetComputeInstances(info *lib.ComputeInstanceProfileInfo) ([]lib.ComputeInstance, lib.Return) {
 	g.device.server.mu.Lock()
 	defer g.device.server.mu.Unlock()
@@ -295,7 +295,7 @@ func (g *gpuInstance) GetComputeInstances(info *lib.ComputeInstanceProfileInfo) 
 	return list, lib.SUCCESS
 }
 
-// CreateComputeInstance grants as many slices as the GPU instance has left.
+// CreateComputeInstance grants at most the GPU instance's free slices.
 func (g *gpuInstance) CreateComputeInstance(info *lib.ComputeInstanceProfileInfo) (lib.ComputeInstance, lib.Return) {
 	s := g.device.server
 	s.mu.Lock()
@@ -328,7 +328,7 @@ func (g *gpuInstance) CreateComputeInstance(info *lib.ComputeInstanceProfileInfo
 	return c, lib.SUCCESS
 }
 
-// Destroy refuses while something is in it.
+// Destroy refuses while the instance has compute instances or processes.
 func (g *gpuInstance) Destroy() lib.Return {
 	s := g.device.server
 	s.mu.Lock()
@@ -349,7 +349,7 @@ func (g *gpuInstance) Destroy() lib.Return {
 	return lib.SUCCESS
 }
 
-// computeInstance is a mock's compute instance that refuses.
+// computeInstance wraps a mock's compute instance and refuses.
 type computeInstance struct {
 	lib.ComputeInstance
 	owner  *gpuInstance
@@ -357,7 +357,7 @@ type computeInstance struct {
 	slices int
 }
 
-// GetInfo describes it while it lives.
+// GetInfo describes the instance while it exists.
 func (c *computeInstance) GetInfo() (lib.ComputeInstanceInfo, lib.Return) {
 	s := c.owner.device.server
 	s.mu.Lock()

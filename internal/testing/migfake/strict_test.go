@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/migfake"
 )
 
-// create asks a device for an instance.
+// create requests an instance of a device.
 func create(t *testing.T, d lib.Device, profile int, start, size uint32) (lib.GpuInstance, lib.Return) {
 	t.Helper()
 	info, ret := d.GetGpuInstanceProfileInfo(profile)
@@ -30,7 +30,7 @@ func device(t *testing.T, s lib.Interface) lib.Device {
 	return d
 }
 
-// What the mock grants and a GPU does not.
+// The mock grants these calls; a GPU does not.
 func TestItRefusesWhatTheMockGrants(t *testing.T) {
 	const two, three, seven = lib.GPU_INSTANCE_PROFILE_2_SLICE, lib.GPU_INSTANCE_PROFILE_3_SLICE, lib.GPU_INSTANCE_PROFILE_7_SLICE
 	mock := device(t, dgxa100.New())

@@ -1,13 +1,13 @@
-// Package mpsfake stands for nvidia-cuda-mps-control and its server in tests, as
-// real processes. It starts, answers and quits as they do (driver 580), and
-// refuses, hangs, answers late and dies on wish.
+// Package mpsfake replaces nvidia-cuda-mps-control and its server in tests, with real
+// processes. They start, answer and quit like the originals (driver 580). A test can
+// make them refuse, hang, answer late and die.
 //
 //	func TestMain(m *testing.M) {
-//		remove, err := mpsfake.Build()
-//		…
-//		code := m.Run()
-//		remove()
-//		os.Exit(code)
+//	remove, err := mpsfake.Build()
+//	…
+//	code := m.Run()
+//	remove()
+//	os.Exit(code)
 //	}
 package mpsfake
 
@@ -32,33 +32,34 @@ import (
 const (
 	control = "nvidia-cuda-mps-control"
 	server  = "nvidia-cuda-mps-server"
-	// role tells the daemon apart from the program that starts it, as its own
-	// environment variable.
+	// role is an environment variable that distinguishes the daemon from the program
+	// that starts it.
 	role = "PENSTOCK_MPSFAKE_ROLE"
 )
 
-// Behaviour is how the programs behave; the zero value is well.
+// Behaviour is how the programs behave; the zero value has no faults.
 type Behaviour struct {
-	// RefuseStart is what `-d` says as it fails, HangStart makes it never end, and
-	// DieAtStart makes the daemon end as soon as it has begun.
+	// RefuseStart is the message with which `-d` fails. HangStart makes it never
+	// return. DieAtStart makes the daemon exit right after its start.
 	RefuseStart string `json:",omitempty"`
 	HangStart   bool   `json:",omitempty"`
 	DieAtStart  bool   `json:",omitempty"`
-	// AnswerAfter delays every answer; Mute gives none, nor does the daemon MuteDaemon.
+	// AnswerAfter delays every answer. Mute suppresses all answers, MuteDaemon only the
+	// daemon's.
 	AnswerAfter time.Duration `json:",omitempty"`
 	Mute        bool          `json:",omitempty"`
 	MuteDaemon  int           `json:",omitempty"`
-	// NoServer makes start_server start none; ServerAfter is how long one
+	// NoServer makes start_server start no server. ServerAfter is how long a server
 	// initializes.
 	NoServer    bool          `json:",omitempty"`
 	ServerAfter time.Duration `json:",omitempty"`
-	// MuteAfterStart is how long the daemon answers nobody once it was told to start a
-	// server, and DieAfterStart makes it end then.
+	// MuteAfterStart is how long the daemon does not answer after an order to start a
+	// server. DieAfterStart makes it exit then.
 	MuteAfterStart time.Duration `json:",omitempty"`
 	DieAfterStart  bool          `json:",omitempty"`
-	// Fault is the server's state.
+	// Fault puts the server into the state FAULT.
 	Fault bool `json:",omitempty"`
-	// HangQuit makes quit wait, as it does for clients.
+	// HangQuit makes quit wait, as it does if there are clients.
 	HangQuit bool `json:",omitempty"`
 	// Clients are the process ids that get_client_list lists.
 	Clients []int `json:",omitempty"`
@@ -70,7 +71,7 @@ type Programs struct{ dir string }
 // built is the program that Build built.
 var built string
 
-// Build builds the programs, once a test binary, with the go command. remove removes
+// Build builds the programs with the go command, once per test binary. remove removes
 // them.
 func Build() (remove func(), err error) {
 	dir, err := os.MkdirTemp("", "mpsfake-")
@@ -86,7 +87,7 @@ func Build() (remove func(), err error) {
 	return func() { os.RemoveAll(dir) }, nil
 }
 
-// Install puts the programs that were built into a folder.
+// Install copies the built programs into a folder.
 func Install(dir string) (*Programs, error) {
 	for _, name := range []string{control, server} {
 		if err := os.Symlink(built, filepath.Join(dir, name)); err != nil {
@@ -96,10 +97,10 @@ func Install(dir string) (*Programs, error) {
 	return &Programs{dir}, nil
 }
 
-// Control is the control program's path.
+// Control returns the control program's path.
 func (p *Programs) Control() string { return filepath.Join(p.dir, control) }
 
-// Behave makes the programs, the running ones too, behave so from now on.
+// Behave changes the behaviour of the programs, including running ones.
 func (p *Programs) Behave(b Behaviour) error {
 	text, err := json.Marshal(b)
 	if err != nil {
@@ -120,11 +121,11 @@ func behaviour() (b Behaviour) {
 	return b
 }
 
-// Main is the programs' main.
+// Main is the programs' main function.
 func Main() {
 	switch filepath.Base(os.Args[0]) {
 	case server:
-		io.Copy(io.Discard, os.Stdin) // the end of its daemon is its own
+		io.Copy(io.Discard, os.Stdin) // the server exits when its daemon has exited
 		os.Exit(0)
 	}
 	switch {
@@ -161,7 +162,7 @@ func start() int {
 		err = d.Start()
 	}
 	if err == nil {
-		_, err = bufio.NewReader(out).ReadString('\n') // it listens
+		_, err = bufio.NewReader(out).ReadString('\n') // the daemon listens
 	}
 	if err != nil {
 		fmt.Println("start:", err)
@@ -170,7 +171,8 @@ func start() int {
 	return 0
 }
 
-// ask is the control program without an argument: commands on standard input.
+// ask is the control program without an argument: it reads commands from standard
+// input.
 func ask() int {
 	c, err := net.Dial("unix", pipe("control"))
 	if err != nil {
@@ -186,16 +188,16 @@ func ask() int {
 	return 0
 }
 
-// servers are the daemon's.
+// servers are the daemon's servers.
 type servers struct {
 	mu   sync.Mutex
 	list []*one
-	mute time.Time // until then it answers nobody
+	mute time.Time // the daemon does not answer until then
 }
 
 type one struct {
 	cmd     *exec.Cmd
-	stdin   io.Closer // held open: its end ends the server
+	stdin   io.Closer // kept open: closing it ends the server
 	started time.Time
 }
 

@@ -1,6 +1,6 @@
 // Package mpstest is a suite for package mps on a machine with a GPU and NVIDIA's
-// MPS: what the package says of the daemon, its server and its clients is tried
-// here.
+// MPS. It checks what the package assumes about the daemon, its server and its
+// clients.
 //
 //	func TestMain(m *testing.M) { mpstest.Child(); … }
 //	func TestMPS(t *testing.T)  { mpstest.Run(t) }
@@ -31,12 +31,13 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// role tells the processes of the suite apart, as their environment variable.
+// role is the environment variable that selects the role of a process of the
+// suite.
 const role = "PENSTOCK_MPSTEST"
 
-// Child makes this process what Run started it as, a client or an owner that
-// crashes, and does not return then; in any other process it does nothing. It is
-// the first thing that a test binary does.
+// Child runs this process in the role that Run started it for, a client or an
+// owner that crashes, and then does not return. In any other process it does
+// nothing. A test binary must call it first.
 func Child() {
 	switch os.Getenv(role) {
 	case "client":
@@ -74,7 +75,7 @@ func Run(t *testing.T) {
 	}
 }
 
-// bed is the machine.
+// bed is the harness: the machine.
 type bed struct {
 	session nvml.Session
 	uuid    string
@@ -93,7 +94,7 @@ func (b *bed) options(dir string) mps.Options {
 	return mps.Options{Dir: dir, UUID: b.uuid, Session: b.session, Log: zerolog.Nop()}
 }
 
-// start starts a daemon, and checks after the test that nothing of it is left.
+// start starts a daemon, and checks after the test that nothing of it remains.
 func (b *bed) start(t *testing.T, dir string) *node {
 	t.Helper()
 	if dir == "" {
@@ -140,7 +141,7 @@ func (n *node) close() {
 	}
 }
 
-// runs reports whether a process lives; a zombie does not.
+// runs reports whether a process is alive; a zombie is not.
 func runs(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -164,13 +165,13 @@ func (n *node) until(what string, is func(mps.State) bool) mps.State {
 	}
 }
 
-// opened is what a client found.
+// opened is a client's report about its context.
 type opened struct {
 	PID     int
 	SMs     int
 	MPS     bool
 	Init    time.Duration // cuInit
-	Context time.Duration // from the process's start to its context
+	Context time.Duration // from the process's start until it has its context
 	Err     string
 }
 
@@ -230,7 +231,7 @@ func (n *node) open(settings ...string) *process {
 	return p
 }
 
-// do has a client do something; the code that CUDA answered, 0 for success.
+// do makes a client do something and returns CUDA's code, 0 for success.
 func (p *process) do(what string) int {
 	fmt.Fprintln(p.stdin, what)
 	if !p.out.Scan() {
@@ -245,8 +246,8 @@ func (p *process) kill() {
 	p.cmd.Wait()
 }
 
-// client is a client's main: it opens a context, says how that went, and does what
-// standard input says.
+// client is a client's main function. It opens a context, reports the outcome, and
+// executes the commands on standard input.
 func client() {
 	runtime.LockOSThread()
 	began := time.Now()
@@ -306,7 +307,7 @@ func client() {
 	os.Exit(0)
 }
 
-// badPTX writes to an address that is nobody's.
+// badPTX writes to an unmapped address.
 const badPTX = `.version 7.0
 .target sm_70
 .address_size 64
@@ -352,8 +353,8 @@ func codeOf(err error) int {
 	return -2
 }
 
-// owner is an owner's main: it starts a daemon in the folder of its argument and
-// waits to be killed.
+// owner is an owner's main function. It starts a daemon in the folder of its
+// argument and waits until it is killed.
 func owner() {
 	var b bed
 	b.uuid = os.Getenv(role + "_UUID")
@@ -385,7 +386,7 @@ func shares(t *testing.T, b *bed) {
 		t.Logf("%d %%: %d multiprocessors, context after %v", percent, p.SMs, p.Context.Round(time.Millisecond))
 		p.kill()
 	}
-	// Who is there.
+	// The daemon lists its clients.
 	if code := whole.do("work"); code != 0 {
 		t.Errorf("work: %d", code)
 	}
@@ -454,7 +455,8 @@ func fault(t *testing.T, b *bed) {
 		t.Error("the server does not tell of the fault")
 	}
 	faulty.kill()
-	// While the idle one lives nobody gets in; package cuda tries for two seconds.
+	// While the idle one lives, no new client gets a context; package cuda retries
+	// for two seconds.
 	next := n.spawn()
 	time.Sleep(500 * time.Millisecond)
 	killed := time.Now()
@@ -475,7 +477,7 @@ func fault(t *testing.T, b *bed) {
 	}
 	next.kill()
 
-	// All at once, as after a node's fault.
+	// All at the same time, as after a fault on a node.
 	old := []*process{n.open(), n.open(), n.open(), n.open()}
 	began = time.Now()
 	old[0].do("fault")
@@ -562,7 +564,7 @@ func memory(t *testing.T, b *bed) {
 		}
 		return u.UsedBytes
 	}
-	n.open().kill() // what the server keeps for good
+	n.open().kill() // allocates what the server keeps until it exits
 	before := used()
 	const rounds = 20
 	var longest time.Duration
@@ -595,7 +597,7 @@ func memory(t *testing.T, b *bed) {
 func quits(t *testing.T, b *bed) {
 	n := b.start(t, "")
 	p := n.open()
-	n.close() // quit waits for clients; after its deadline it does not
+	n.close() // quit waits for clients, but only until its deadline
 	p.kill()
 }
 

@@ -1,6 +1,6 @@
-// Package nulltest is what the framework "null" must do on a GPU, as tests: on the
-// fake driver with a twin of its kernels in package null's own tests, and on a GPU,
-// where test/gpu runs it.
+// Package nulltest is a test suite for the framework "null" on a GPU. Package null's own
+// tests run it on the fake driver with a C twin of its kernels, and test/gpu runs it on a
+// GPU.
 //
 //	func TestMain(m *testing.M) { nulltest.Child(); os.Exit(m.Run()) }
 //	func TestNull(t *testing.T) { nulltest.Run(t) }
@@ -35,8 +35,7 @@ import (
 //go:embed twins/null.c
 var Twins string
 
-// Run puts the framework on the first device through everything. Nothing is left on
-// it.
+// Run runs the suite on the first device and leaves nothing on it.
 func Run(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -52,7 +51,7 @@ func Run(t *testing.T) {
 		{"AFaultLosesTheDevice", faults},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			runtime.LockOSThread() // for good: what is cleaned up needs the bound thread too
+			runtime.LockOSThread() // never unlocked: cleanups need the bound thread too
 			test.run(t)
 		})
 	}
@@ -64,8 +63,8 @@ type failer interface {
 	Fatal(args ...any)
 }
 
-// rig is the framework on a device, as libml has it, with room for batches of up to
-// most images.
+// rig is the framework on a device, as libml uses it, with room for batches of at most
+// `most` images.
 type rig struct {
 	t         failer
 	card      *models.Card
@@ -73,14 +72,14 @@ type rig struct {
 	framework *null.Framework
 	tensors   []device.Tensors
 	shared    []byte
-	context   *cuda.Context // to get at device memory
+	context   *cuda.Context // for access to device memory
 	stream    cuda.Stream
 	stage     []byte
 }
 
 const most = 4
 
-// newRig brings the framework to where batches of 1 to most are configured in slots 0
+// newRig initializes the framework until batches of 1 to most are configured in slots 0
 // and 1.
 func newRig(t failer, in models.Input, b null.Behaviour) *rig {
 	t.Helper()
@@ -162,7 +161,7 @@ func (r *rig) configure(slot, n int) {
 	}
 }
 
-// fill puts n images that tell their seed into a slot's input and returns them.
+// fill writes n images that depend on seed into a slot's input and returns them.
 func (r *rig) fill(slot, n, seed int) []byte {
 	r.t.Helper()
 	images := r.stage[:n*r.card.Input.TensorBytes()]
@@ -189,7 +188,7 @@ func (r *rig) wait(slot int) {
 	}
 }
 
-// check holds a slot's results against what follows from the images.
+// check compares a slot's results with those computed from the images.
 func (r *rig) check(t *testing.T, slot, n int, images []byte) {
 	t.Helper()
 	size := r.card.Input.TensorBytes()
@@ -217,8 +216,8 @@ func bytesInput(height, width int) models.Input {
 	}
 }
 
-// answers are right whatever the images' size: whole words or not, aligned or not, more
-// than a block of threads takes at once or a single byte.
+// answers must be correct for every image size: whole words or not, aligned or not, more
+// bytes than a block of threads handles at once, or a single byte.
 func answers(t *testing.T) {
 	for _, in := range []models.Input{bytesInput(1, 1), bytesInput(3, 5), bytesInput(8, 8), bytesInput(9, 13), bytesInput(224, 224), bytesInput(211, 223)} {
 		r := newRig(t, in, null.Behaviour{})
@@ -261,13 +260,13 @@ func noNumbers(t *testing.T) {
 	}
 }
 
-// workScales has the same work done by all multiprocessors and by a part of them: the
-// times are as the numbers are.
+// workScales runs the same work on all multiprocessors and on a part of them. The times
+// must be in inverse proportion to the numbers of multiprocessors.
 func workScales(t *testing.T) {
 	r := newRig(t, bytesInput(4, 4), null.Behaviour{Spin: 4 * time.Millisecond, SpinPerImage: time.Millisecond})
 	defer r.close()
-	// What the machine does beside only makes a batch take longer, so the least times are
-	// compared, of as many batches as it takes until they are as they should be.
+	// Other load on the machine can only slow a batch down, so the test compares min
+	// times. It runs as many batches as it takes until they are as expected.
 	const rounds = 40
 	never := time.Hour
 	one, four, onPart := never, never, never
@@ -371,8 +370,9 @@ func tooMuchMemory(t *testing.T) {
 
 const childEnv = "PENSTOCK_NULLTEST_CHILD"
 
-// Child plays the process whose device is lost, and exits, where this process is one: a
-// context does not survive it. Every TestMain whose package calls Run calls Child first.
+// Child runs the process whose device is lost and exits, if this process was started as
+// one, because a context does not survive that. Every TestMain of a package that calls
+// Run must call Child first.
 func Child() {
 	if os.Getenv(childEnv) == "" {
 		return

@@ -1,5 +1,5 @@
-// Package nvmlfake is an nvml.Session without a GPU: its devices hold what a test
-// puts on them, and it refuses and delays on wish.
+// Package nvmlfake is an nvml.Session without a GPU. A test sets the contents of
+// its devices, and can make it refuse and delay.
 package nvmlfake
 
 import (
@@ -16,7 +16,7 @@ type Session struct {
 	mu        sync.Mutex
 	devices   []nvml.Device
 	processes map[string][]nvml.Process
-	hidden    map[string]int64 // bytes that no process is listed with
+	hidden    map[string]int64 // bytes in use without a listed process
 	refuse    error
 	delay     time.Duration
 	asked     int
@@ -24,20 +24,20 @@ type Session struct {
 
 var _ nvml.Session = (*Session)(nil)
 
-// New is a machine with these devices, all idle.
+// New returns a machine with these devices, all idle.
 func New(devices ...nvml.Device) *Session {
 	return &Session{devices: devices, processes: map[string][]nvml.Process{}, hidden: map[string]int64{}}
 }
 
-// Put puts a process on a device, or changes what it holds.
+// Put adds a process to a device, or changes its memory.
 func (s *Session) Put(uuid string, p nvml.Process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.processes[uuid] = append(without(s.processes[uuid], p.PID), p)
 }
 
-// Remove takes a process off all devices, as the driver does some time after its
-// end.
+// Remove removes a process from all devices, as the driver does some time after
+// its end.
 func (s *Session) Remove(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,28 +46,28 @@ func (s *Session) Remove(pid int) {
 	}
 }
 
-// Hold uses so much of a device's memory without any process.
+// Hold uses that much of a device's memory without any process.
 func (s *Session) Hold(uuid string, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hidden[uuid] = bytes
 }
 
-// Refuse makes every question fail with err, until it is nil.
+// Refuse makes every query fail with err, until it is called with nil.
 func (s *Session) Refuse(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refuse = err
 }
 
-// Delay makes every answer take so long.
+// Delay makes every answer take that long.
 func (s *Session) Delay(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.delay = d
 }
 
-// Asked is how many questions there were.
+// Asked returns the number of queries.
 func (s *Session) Asked() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +78,8 @@ func without(list []nvml.Process, pid int) []nvml.Process {
 	return slices.DeleteFunc(slices.Clone(list), func(p nvml.Process) bool { return p.PID == pid })
 }
 
-// ask waits as long as an answer takes, and locks if there is to be one.
+// ask waits as long as an answer takes. If there is an answer, ask returns with
+// the lock held.
 func (s *Session) ask(op, uuid string) error {
 	s.mu.Lock()
 	d := s.delay
@@ -97,7 +98,7 @@ func (s *Session) ask(op, uuid string) error {
 	return nil
 }
 
-// Driver is one that no machine has.
+// Driver returns a version that no machine has.
 func (s *Session) Driver() (string, int, error) {
 	if err := s.ask("driver", ""); err != nil {
 		return "", 0, err
@@ -106,7 +107,7 @@ func (s *Session) Driver() (string, int, error) {
 	return "999.99", 13000, nil
 }
 
-// Devices are those of New.
+// Devices returns the devices of New.
 func (s *Session) Devices() ([]nvml.Device, error) {
 	if err := s.ask("devices", ""); err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func (s *Session) Devices() ([]nvml.Device, error) {
 	return slices.Clone(s.devices), nil
 }
 
-// Usage is the sum over the processes and what Hold holds.
+// Usage returns the sum of the processes' memory and what Hold uses.
 func (s *Session) Usage(uuid string) (nvml.Usage, error) {
 	if err := s.ask("usage", uuid); err != nil {
 		return nvml.Usage{}, err
@@ -130,7 +131,7 @@ func (s *Session) Usage(uuid string) (nvml.Usage, error) {
 	return u, nil
 }
 
-// Processes are those that were put there.
+// Processes returns the processes of that device.
 func (s *Session) Processes(uuid string) ([]nvml.Process, error) {
 	if err := s.ask("processes", uuid); err != nil {
 		return nil, err

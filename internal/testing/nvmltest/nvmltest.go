@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 )
 
-// Run asks the library of the machine's driver.
+// Run queries the library of the machine's driver.
 func Run(t *testing.T) {
 	s, err := nvml.Open()
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package onnxtest is what the framework onnx must do on a GPU, as tests: test/gpu
-// runs them on a GPU server. Package onnx's own tests play a model on the fake driver.
+// Package onnxtest is a test suite for the framework onnx on a GPU; test/gpu runs it on a
+// GPU server. Package onnx's own tests simulate a model on the fake driver.
 //
 //	func TestMain(m *testing.M) { onnxtest.Child(); os.Exit(m.Run()) }
 //	func TestONNX(t *testing.T) { onnxtest.Run(t, onnxtest.Zoo(t)...) }
@@ -31,9 +31,9 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-// tolerance is how far a value of an answer may lie from the CPU's, for each of the
-// answer's size and 1 in absolute terms: another order of summing in f32, and for
-// models in f16 its 11 bits of mantissa through some fifty layers. TF32 is off.
+// tolerance is the max distance of an answer's value from the CPU's, divided by one plus
+// the value's size. It covers another order of summing in f32 and, for models in f16, the
+// 11 bits of mantissa through some fifty layers. TF32 is off.
 func tolerance(card *models.Card) float64 {
 	if card.Input.TensorType == models.F16 {
 		return 2e-2
@@ -41,7 +41,7 @@ func tolerance(card *models.Card) float64 {
 	return 1e-3
 }
 
-// Zoo are the cards of the shipped models.
+// Zoo returns the cards of the shipped models.
 func Zoo(t testing.TB) (cards []*models.Card) {
 	t.Helper()
 	for _, name := range zoo.Names() {
@@ -54,8 +54,8 @@ func Zoo(t testing.TB) (cards []*models.Card) {
 	return cards
 }
 
-// Run puts each model through everything on the first GPU. Nothing is left on it. A
-// model takes some seconds, and some more where cuDNN compiles its kernels.
+// Run runs the suite for each model on the first GPU and leaves nothing on it. A model
+// takes some seconds, and more if cuDNN compiles its kernels.
 func Run(t *testing.T, cards ...*models.Card) {
 	t.Run("LoadingTouchesNoGPU", func(t *testing.T) { touchesNothing(t, cards[0]) })
 	for _, card := range cards {
@@ -68,7 +68,7 @@ func Run(t *testing.T, cards ...*models.Card) {
 	}
 }
 
-// test is one of a model that is linked.
+// test is one test of a linked model.
 type test struct {
 	name string
 	run  func(*testing.T, *bed)
@@ -100,7 +100,8 @@ func run(t *testing.T, b *bed, tests ...test) {
 	}
 }
 
-// bed is a model that is linked on the GPU, streams, and its twin on the CPU.
+// bed is the harness: a model that is linked on the GPU, streams, and the same model on
+// the CPU.
 type bed struct {
 	t       *testing.T
 	card    *models.Card
@@ -114,8 +115,8 @@ type bed struct {
 
 func newBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, false) }
 
-// newSharedBed is a model whose weights are shared. It is linked twice: the first prepares
-// it.
+// newSharedBed returns a model whose weights are shared. It is linked twice, because the
+// first link prepares it.
 func newSharedBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, true) }
 
 func newBedOver(t *testing.T, card *models.Card, shared bool) *bed {
@@ -192,7 +193,7 @@ func (b *bed) close() {
 	b.closers = nil
 }
 
-// tensors are a batch's, in the GPU's memory.
+// tensors belong to a batch, in the GPU's memory.
 type tensors struct {
 	input   []byte
 	outputs [][]byte
@@ -216,7 +217,7 @@ func (b *bed) make(t *testing.T, n int) tensors {
 	return x
 }
 
-// prefix are the tensors of a smaller batch in the same memory.
+// prefix returns the tensors of a smaller batch in the same memory.
 func (b *bed) prefix(x tensors, n int) tensors {
 	y := tensors{input: x.input[:n*b.card.Input.TensorBytes()]}
 	for i, o := range x.outputs {
@@ -225,7 +226,7 @@ func (b *bed) prefix(x tensors, n int) tensors {
 	return y
 }
 
-// noise is the input of n images as a gather would normalise random pixels.
+// noise returns the input of n images, as a gather would normalise random pixels.
 func (b *bed) noise(n int, seed uint64) []byte {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	in := b.card.Input
@@ -247,7 +248,7 @@ func (b *bed) write(t *testing.T, dst, src []byte) {
 	b.move(t, src, func(host []byte) (to, from cuda.Pointer) { copy(host, src); return cuda.At(dst), cuda.At(host) })
 }
 
-// read returns all outputs, and blanks them.
+// read returns all outputs and clears them.
 func (b *bed) read(t *testing.T, x tensors) (out []float32) {
 	t.Helper()
 	for _, o := range x.outputs {
@@ -266,7 +267,7 @@ func (b *bed) read(t *testing.T, x tensors) (out []float32) {
 	return out
 }
 
-// move copies by way of pinned memory as long as like.
+// move copies through pinned memory of the same length as like.
 func (b *bed) move(t *testing.T, like []byte, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
 	t.Helper()
 	host, err := b.context.AllocateHost(len(like))
@@ -303,7 +304,7 @@ func (b *bed) infer(t *testing.T, slot, n int) {
 	}
 }
 
-// answer is what the GPU makes of an input in a slot with memory of its own.
+// answer returns the GPU's answer to an input in a slot with separate memory.
 func (b *bed) answer(t *testing.T, slot, n int, x tensors, input []byte) []float32 {
 	t.Helper()
 	b.configure(t, slot, n, x)
@@ -334,14 +335,14 @@ func (b *bed) onCPU(t *testing.T, n int, input []byte) (out []float32) {
 	return out
 }
 
-// furthest is the largest difference, for each of the value's size and 1.
+// furthest returns the largest difference, divided by one plus the value's size.
 func furthest(want, got []float32) (worst float64) {
 	if len(want) != len(got) {
 		return math.Inf(1)
 	}
 	for i := range want {
 		d := math.Abs(float64(want[i])-float64(got[i])) / (1 + math.Abs(float64(want[i])))
-		if !(d <= worst) { // a NaN is furthest of all
+		if !(d <= worst) { // true if d is NaN, which counts as the largest
 			worst = d
 		}
 		if math.IsNaN(d) {
@@ -514,8 +515,8 @@ func replaces(t *testing.T, b *bed) {
 	}
 }
 
-// partitions configures a slot on ever other groups of multiprocessors, as a running
-// function's are changed.
+// partitions configures a slot on changing groups of multiprocessors, as for a running
+// function.
 func partitions(t *testing.T, b *bed) {
 	split, err := b.context.Device().Split()
 	if errors.Is(err, cuda.ErrNotSupported) {
@@ -570,7 +571,7 @@ func partitions(t *testing.T, b *bed) {
 		t.Logf("%d multiprocessors: %d sizes configured in %v; time of a batch against the whole device: %s",
 			green.SMs(), len(b.card.Batches), took.Round(10*time.Microsecond), strings.Join(paces, ", "))
 		for _, n := range b.card.Batches {
-			b.configure(t, 2, n, b.prefix(x, n)) // again: nothing is left of the last
+			b.configure(t, 2, n, b.prefix(x, n)) // again: nothing of the last one remains
 		}
 		if err := b.streams[2].Synchronize(); err != nil {
 			t.Fatal(err)
@@ -586,7 +587,7 @@ func partitions(t *testing.T, b *bed) {
 	}
 }
 
-// pace is how long a batch takes, one behind the other.
+// pace returns how long a batch takes, with batches one after the other.
 func (b *bed) pace(t *testing.T, slot, n int) time.Duration {
 	t.Helper()
 	b.infer(t, slot, n)
@@ -622,7 +623,7 @@ func configuresBeside(t *testing.T, b *bed) {
 				return
 			default:
 			}
-			// Slot 2 is slot 0's lane: it must not touch its memory.
+			// Slot 2 uses slot 0's lane, but must not touch its memory.
 			for _, size := range b.card.Batches {
 				y := b.prefix(other, size)
 				if configured%2 == 0 {
@@ -653,8 +654,8 @@ func configuresBeside(t *testing.T, b *bed) {
 	}
 }
 
-// leavesNothing links and gives back again and again. What the libraries keep for
-// good is there after the first time.
+// leavesNothing links and closes repeatedly. What the libraries keep permanently is
+// allocated the first time.
 func leavesNothing(t *testing.T, card *models.Card) {
 	runtime.LockOSThread()
 	found, err := cuda.Find("cuda")
@@ -679,7 +680,7 @@ func leavesNothing(t *testing.T, card *models.Card) {
 			b.infer(t, slot, 1)
 		}
 		b.close()
-		// Which has unbound the thread.
+		// b.close has unbound the thread.
 		if err := context.Bind(); err != nil {
 			t.Fatal(err)
 		}
@@ -706,10 +707,10 @@ func leavesNothing(t *testing.T, card *models.Card) {
 
 const mebi = 1 << 20
 
-// childEnv has this process load a model and say which devices it opened.
+// childEnv makes this process load a model and report which devices it opened.
 const childEnv = "PENSTOCK_ONNXTEST_CHILD"
 
-// Child is what a test's other process does; in the test's own it returns at once.
+// Child runs a test's other process; in the test's own process it returns immediately.
 func Child() {
 	path := os.Getenv(childEnv)
 	if path == "" {

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// RunShared is Run over weights that are shared: mapped read-only, as the holder's are.
-// Models are prepared in a folder of the test's. Answers are those of private weights, bit
-// for bit, which Run holds against the CPU's.
+// RunShared is Run with shared weights: mapped read-only, like those of the weight server.
+// It prepares models in a folder of the test. Answers must equal those with private
+// weights bit for bit; Run compares those with the CPU's.
 func RunShared(t *testing.T, cards ...*models.Card) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	for _, card := range cards {
@@ -27,8 +27,8 @@ func RunShared(t *testing.T, cards ...*models.Card) {
 	}
 }
 
-// asPrivate compares every size's answers with those of a framework that has weights of
-// its own. What one of them allocates is freed with the bed.
+// asPrivate compares every size's answers with those of a framework that has its own
+// weights. Everything that one of them allocates is freed with the bed.
 func asPrivate(t *testing.T, b *bed) {
 	over := b.gpu
 	own := b.framework(b.uuid, func(slot int) uintptr { return b.streams[slot].Handle() }, nil)
@@ -44,7 +44,7 @@ func asPrivate(t *testing.T, b *bed) {
 	}
 }
 
-// held is an Environment.Weights of this process's own.
+// held implements Environment.Weights within this process.
 type held struct {
 	context *cuda.Context
 	files   map[string]libml.Weights
@@ -52,7 +52,7 @@ type held struct {
 	asked   int
 }
 
-// weights puts a file into an arena, and maps that once more, to be read.
+// weights puts a file into an arena, and maps the arena a second time for reading.
 func (h *held) weights(file string) (libml.Weights, error) {
 	h.asked++
 	if w, ok := h.files[file]; ok {

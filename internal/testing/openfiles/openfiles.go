@@ -1,5 +1,5 @@
-// Package openfiles counts the descriptors of a test's process, to find those that code
-// leaves open.
+// Package openfiles counts the file descriptors of a test's process, to detect those
+// that code leaves open.
 package openfiles
 
 import (
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Count returns how many descriptors are open. One of them is its own.
+// Count returns how many descriptors are open, including its own.
 func Count(t testing.TB) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

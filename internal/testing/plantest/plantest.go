@@ -1,5 +1,5 @@
-// Package plantest has problems to test policies with: the published scenarios,
-// and random ones on every kind of GPU.
+// Package plantest has problems for tests of policies: the published scenarios, and random
+// ones on every kind of GPU.
 package plantest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Scenarios are the names of the paper's six (Table IV), for Scenario.
+// Scenarios are the names of the paper's six scenarios (Table IV), for Scenario.
 var Scenarios = []string{"S1", "S2", "S3", "S4", "S5", "S6"}
 
 // testdata is plan/testdata of the repository that the test runs in. The binary may not know
@@ -31,18 +31,18 @@ var testdata = sync.OnceValue(func() string {
 	return "plan/testdata"
 })
 
-// published are the published profiles of an A100-80GB; tests share them and
-// leave them as they are.
+// published returns the published profiles of an A100-80GB. Tests share them and must not
+// change them.
 var published = sync.OnceValues(func() (map[string]map[string]plan.Profile, error) {
 	return plan.ReadProfiles(os.DirFS(filepath.Join(testdata(), "parvagpu", "prof_data")))
 })
 
-// v100Profiles are GSLICE's of a V100.
+// v100Profiles returns GSLICE's profiles of a V100.
 var v100Profiles = sync.OnceValues(func() (map[string]map[string]plan.Profile, error) {
 	return plan.ReadProfiles(os.DirFS(filepath.Join(testdata(), "gslice_v100")))
 })
 
-// Scenario is one of the paper's scenarios on A100-80GBs without end.
+// Scenario returns one of the paper's scenarios, with an unlimited number of A100-80GBs.
 func Scenario(t testing.TB, name string) *plan.Problem {
 	t.Helper()
 	file := "scenarios_s1_s3.csv"
@@ -57,7 +57,7 @@ func Scenario(t testing.TB, name string) *plan.Problem {
 		Services: services(t, filepath.Join("parvagpu", file), name)}
 }
 
-// Percent is a problem on V100s without MIG.
+// Percent returns a problem on V100s without MIG.
 func Percent(t testing.TB) *plan.Problem {
 	t.Helper()
 	profiles, err := v100Profiles()
@@ -88,8 +88,8 @@ func services(t testing.TB, file, scenario string) []plan.Service {
 	return list
 }
 
-// Times is a problem with each service there n times, as Fig. 10 multiplies
-// services: the copies of "bert" are "bert", "bert-2", "bert-3", ...
+// Times returns a problem with n copies of each service, as Fig. 10 multiplies services. The
+// copies of "bert" are "bert", "bert-2", "bert-3", ...
 func Times(p *plan.Problem, n int) *plan.Problem {
 	q := *p
 	q.Services = nil
@@ -104,9 +104,9 @@ func Times(p *plan.Problem, n int) *plan.Problem {
 	return &q
 }
 
-// Draw draws a problem that has a plan: up to eight services on one model of GPU,
-// any of the tables, without end; profiles that are made up, with some points
-// missing, and of each service at least one point within its bound.
+// Draw draws a problem that has a plan. It has up to eight services on an unlimited number
+// of one model of GPU, with any of the tables. The profiles are random with some missing
+// points; each service has at least one point within its bound.
 func Draw(t *rapid.T) *plan.Problem {
 	g := rapid.SampledFrom(plan.GPUs()).Draw(t, "GPU")
 	models := map[string]plan.Profile{}
@@ -121,8 +121,8 @@ func Draw(t *rapid.T) *plan.Problem {
 	return p
 }
 
-// drawProfile makes up a model: time and memory of a batch grow with the batch,
-// time shrinks with the size up to a knee.
+// drawProfile draws a model's profile. Time and memory of a batch grow with the batch; time
+// shrinks with the size up to a knee.
 func drawProfile(t *rapid.T, name string, g plan.GPU) plan.Profile {
 	profile := plan.Profile{Model: name, GPU: g.Name}
 	fixed := rapid.Float64Range(0.1, 5).Draw(t, "ms a batch")
@@ -141,7 +141,7 @@ func drawProfile(t *rapid.T, name string, g plan.GPU) plan.Profile {
 		share := min(float64(size.GPCs)/float64(g.GPCs), knee)
 		for batch := 1; batch <= 16; batch *= 4 {
 			for processes := 1; processes <= 3; processes += 2 {
-				// Every point may be missing but one, so that the profile is never empty.
+				// Every point may be missing except one, so that the profile is never empty.
 				first := len(profile.Points) == 0
 				if !first && rapid.IntRange(0, 9).Draw(t, "missing") == 0 {
 					continue
@@ -155,8 +155,8 @@ func drawProfile(t *rapid.T, name string, g plan.GPU) plan.Profile {
 	return profile
 }
 
-// drawService wants a model at up to a few GPUs' rate, with an objective that
-// the model's fastest point at least keeps to.
+// drawService draws a service of a model with a rate of up to a few GPUs. At least the
+// model's fastest point meets its objective.
 func drawService(t *rapid.T, name string, models map[string]plan.Profile) plan.Service {
 	model := fmt.Sprintf("model%d", rapid.IntRange(0, len(models)-1).Draw(t, "model"))
 	fastest, most := math.Inf(1), 0.0

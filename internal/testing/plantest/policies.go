@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Limits tests that no policy takes a point beyond the limits of batches and processes:
-// policies are compared on the same points.
+// Limits tests that no policy takes a point beyond the limits of batches and processes,
+// because policies must be compared on the same points.
 func Limits(t *testing.T, policies []plan.Policy) {
 	p := *Scenario(t, "S1")
 	m := plan.Profile{Model: "m", GPU: p.GPU.Name}
@@ -35,8 +35,8 @@ func Limits(t *testing.T, policies []plan.Policy) {
 	}
 }
 
-// Estimates tests that a plan says that its sizes were measured under MPS, which is no MIG
-// instance.
+// Estimates tests that a plan states that its sizes were measured under MPS, and not in
+// MIG instances.
 func Estimates(t *testing.T, policies []plan.Policy) {
 	measured := profile.Profile{Header: profile.Header{Version: 1, GPU: "a100-80", Unit: profile.GPCs, HeldBy: "mps"}}
 	for _, size := range []int{1, 2, 3, 4, 7} {

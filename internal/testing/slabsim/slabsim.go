@@ -1,27 +1,26 @@
-// Package slabsim measures batching rules in virtual time: it is the simulation
-// behind `penstock-lab slab`. The rules and the dispatch are the ones that
-// libml runs (libml/slab); only the device and the clients are made up. It is
-// pure: the same Config gives the same Report, on any machine.
+// Package slabsim measures batching rules in virtual time: it is the simulation behind
+// `penstock-lab slab`. The rules and the dispatch are those of libml (libml/slab); only the
+// device and the clients are simulated. It is pure: the same Config gives the same Report on
+// any machine.
 //
 // # The simulation
 //
 //	Poisson arrivals ──whole──> pending ──Rule.Pick──> device: (a + b·n) · noise ──> answered
 //	                                        └──> late, uninferred
 //
-// A request is whole when it arrives; its latency is from then to the end of its
-// batch, its deadline the objective. The device runs one batch at a time. Its
-// time is linear in the padded size, times log-normal noise of median 1. Rules
-// start cold: no warm-up batch has told them anything.
+// A request is complete when it arrives. Its latency is from then to the end of its batch,
+// and its deadline is the objective. The device runs one batch at a time. Its time is linear
+// in the padded size, times log-normal noise of median 1. Rules start cold: there are no
+// warm-up batches.
 //
 // # What is reported
 //
-// Each rule runs under a saturating load (saturatingFactor times what the device
-// does in the largest batch that takes half the objective) and under
-// busyFactor (80 %) of it. The numbers of a load are taken from the second half
-// of the run, but for t90. p99_ms counts every request that was inferred there,
-// within the objective or not; late answers have no latency, they are missing
-// from goodput_rps. A report's top-level numbers are those of the saturating
-// load, but p99_ms and t90_ms are the worse of the two loads.
+// Each rule runs under two loads. The saturating load is saturatingFactor times the device's
+// rate in the largest batch that takes half the objective. The other load is busyFactor (80
+// %) of that rate. The numbers of a load are from the second half of the run, except t90.
+// p99_ms counts every request that was inferred there, within the objective or not. Late
+// answers have no latency; they are missing from goodput_rps. A report's top-level numbers
+// are those of the saturating load, but p99_ms and t90_ms are the worse of the two loads.
 package slabsim
 
 import (
@@ -35,71 +34,71 @@ import (
 )
 
 const (
-	// saturatingFactor times the device's rate arrives under the saturating load.
+	// The saturating load is saturatingFactor times the device's rate.
 	saturatingFactor = 2
-	// busyFactor times the device's rate arrives under the other.
+	// The other load is busyFactor times the device's rate.
 	busyFactor = 0.8
 )
 
-// Device is a device whose batch of n takes (Fixed + PerImage·n) · e^(Sigma·N),
-// N standard normal.
+// Device is a device whose batch of n takes (Fixed + PerImage·n) · e^(Sigma·N), where N is
+// standard normal.
 type Device struct {
 	Fixed, PerImage time.Duration
 	Sigma           float64
 }
 
-// VGG19 resembles VGG-19 on a whole V100 as GSLICE's authors measured it (CNTK:
-// 5.4, 8.6, 14.4, 23.6, 29.7 and 56.1 ms at 1, 2, 4, 8, 16 and 32; the line of
-// least squares is 6.6 + 1.55·n).
+// VGG19 resembles VGG-19 on a whole V100 as GSLICE's authors measured it (CNTK: 5.4, 8.6,
+// 14.4, 23.6, 29.7 and 56.1 ms at 1, 2, 4, 8, 16 and 32; the least-squares line is 6.6 +
+// 1.55·n).
 var VGG19 = Device{Fixed: 6600 * time.Microsecond, PerImage: 1550 * time.Microsecond, Sigma: 0.03}
 
-// Config is one simulation; DefaultConfig fills it.
+// Config is the configuration of one simulation; DefaultConfig fills it.
 type Config struct {
 	SLO    time.Duration
 	Device Device
-	// Ladder and MaxBatch are the rules' (slab.Config).
+	// Ladder and MaxBatch are passed to the rules (slab.Config).
 	Ladder   []int
 	MaxBatch int
-	// Seed of noise and arrivals: rules see the same arrivals.
+	// Seed of noise and arrivals: all rules have the same arrivals.
 	Seed uint64
 	// Duration is the virtual time of each run.
 	Duration time.Duration
 }
 
-// DefaultConfig is what `penstock-lab slab` runs for an objective: VGG19, every
-// batch size up to 64, for a virtual minute; AIMD needs some 10 s to settle.
+// DefaultConfig returns what `penstock-lab slab` runs for an objective: VGG19 with every
+// batch size up to 64, for a virtual minute. AIMD needs about 10 s to settle.
 func DefaultConfig(slo time.Duration) Config {
 	return Config{SLO: slo, Device: VGG19, MaxBatch: 64, Seed: 1, Duration: time.Minute}
 }
 
-// Report is what `penstock-lab slab -o json` prints.
+// Report is the output of `penstock-lab slab -o json`.
 type Report struct {
 	SLOMillis float64 `json:"slo_ms"`
 	Result
 	AIMD Result `json:"aimd"`
-	// Met: t90 within 250 ms, p99 within the objective, and at each load goodput
-	// of at least 0.98 of AIMD's.
+	// Met says that all targets are met: t90 within 250 ms, p99 within the objective, and at
+	// each load goodput of at least 0.98 of AIMD's.
 	Met    bool   `json:"met"`
 	Device string `json:"device"`
 }
 
-// Result is how one rule did.
+// Result has the results of one rule.
 type Result struct {
 	T90Millis  float64 `json:"t90_ms"`
 	FinalBatch float64 `json:"final_batch"`
 	P99Millis  float64 `json:"p99_ms"`
 	GoodputRPS float64 `json:"goodput_rps"`
-	// Loads are the saturating load and the one of 80 %, in this order.
+	// Loads are the saturating load and the load of 80 %, in this order.
 	Loads []Load `json:"loads"`
 }
 
-// Load is how one rule did under one load.
+// Load has the results of one rule under one load.
 type Load struct {
 	Name    string  `json:"name"`
 	RateRPS float64 `json:"rate_rps"`
-	// T90Millis is when the batch limit first reached 90 % of FinalBatch, and kept
-	// it over the next 5 dispatches. A limit that did not bind, since
-	// without one the batch had been no larger, counts as FinalBatch.
+	// T90Millis is when the batch limit first reached 90 % of FinalBatch and kept it over
+	// the next 5 dispatches. A limit counts as FinalBatch if the batch would not have been
+	// larger without it.
 	T90Millis float64 `json:"t90_ms"`
 	// FinalBatch is the mean batch limit of the second half of the run.
 	FinalBatch float64 `json:"final_batch"`
@@ -107,20 +106,20 @@ type Load struct {
 	MeanBatch float64 `json:"mean_batch"`
 	// P99Millis is of all inferred requests of the second half.
 	P99Millis float64 `json:"p99_ms"`
-	// GoodputRPS counts answers within the objective, a second.
+	// GoodputRPS is the rate of answers within the objective, per second.
 	GoodputRPS float64 `json:"goodput_rps"`
 	// LatePercent of the requests were answered late, uninferred.
 	LatePercent float64 `json:"late_percent"`
 }
 
-// The targets of the design: t90, and goodput as a part of AIMD's.
+// The targets of the design: t90, and goodput relative to AIMD's.
 const (
 	mostT90Millis = 250
 	leastGoodput  = 0.98
 )
 
-// Run simulates both rules under both loads. It fails only for a configuration
-// that the rules refuse.
+// Run simulates both rules under both loads. It fails only if the rules refuse the
+// configuration.
 func Run(c Config) (Report, error) {
 	if c.Device.Fixed < 0 || c.Device.PerImage <= 0 || c.Device.Sigma < 0 {
 		return Report{}, fmt.Errorf("simulate batching: device %+v is none", c.Device)
@@ -144,17 +143,17 @@ func Run(c Config) (Report, error) {
 	return r, nil
 }
 
-// String is the device's formula.
+// String returns the device's formula.
 func (d Device) String() string {
 	return fmt.Sprintf("%v + %v a picture, sigma %g", d.Fixed, d.PerImage, d.Sigma)
 }
 
-// Time is the time of a batch of that padded size without noise.
+// Time returns the time of a batch of that padded size without noise.
 func (d Device) Time(padded int) time.Duration {
 	return d.Fixed + time.Duration(padded)*d.PerImage
 }
 
-// Rule is a batching rule by its name, with what slab.Config has for it.
+// Rule is the name of a batching rule with its settings in slab.Config.
 type Rule struct {
 	Name    string
 	Fixed   int
@@ -162,7 +161,7 @@ type Rule struct {
 	RunLate bool
 }
 
-// String is the rule for people.
+// String returns a description of the rule.
 func (r Rule) String() string {
 	text := r.Name
 	if r.Name == slab.Fixed {
@@ -174,12 +173,12 @@ func (r Rule) String() string {
 	return text
 }
 
-// slots is how many requests wait at most where rules are compared; more are refused,
-// and missing from the goodput.
+// slots is the max number of waiting requests in comparisons of rules. Further ones are
+// refused and are missing from the goodput.
 const slots = 1024
 
-// Compare simulates rules, which see the same arrivals, under a load of factor times what
-// the device does (saturatingFactor's rate). The loads come in the order of the rules.
+// Compare simulates rules with the same arrivals, under a load of factor times the device's
+// rate (as for saturatingFactor). The results are in the order of the rules.
 func Compare(c Config, factor float64, rules ...Rule) ([]Load, error) {
 	var loads []Load
 	for _, r := range rules {
@@ -222,8 +221,8 @@ func runRule(name string, c Config) (Result, error) {
 	return r, nil
 }
 
-// capacity is the rate in requests/s of the device in the largest prepared batch
-// that takes at most half the objective without noise, at least of a batch of 1.
+// capacity returns the device's rate in requests/s in the largest prepared batch that takes
+// at most half the objective without noise, or otherwise in a batch of 1.
 func (c *Config) capacity(rule *slab.Rule) float64 {
 	most := c.MaxBatch
 	if n := len(c.Ladder); n > 0 {
@@ -238,8 +237,8 @@ func (c *Config) capacity(rule *slab.Rule) float64 {
 	return float64(best) / c.Device.Time(best).Seconds()
 }
 
-// runLoad is one run: arrivals, dispatch, device, all in virtual nanoseconds. Of what
-// waits most is the rest refused.
+// runLoad is one run: arrivals, dispatch and device, all in virtual nanoseconds. At most
+// `most` requests wait; the others are refused.
 func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 	arrivals := rand.New(rand.NewPCG(c.Seed, 1))
 	noise := rand.New(rand.NewPCG(c.Seed, 2))
@@ -251,11 +250,11 @@ func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 		state     = rule.Start()
 		expected  = func(n int) time.Duration { return rule.Expected(state, n) }
 		exactly   = func(n int) time.Duration { return c.Device.Time(rule.Pad(n)) }
-		next      = arrivals.ExpFloat64() * interval // when the next request is whole
+		next      = arrivals.ExpFloat64() * interval // when the next request is complete
 		slot      uint32
 		pending   []slab.Request
-		copied    []slab.Request // of pending, to see what no limit would do
-		began     int64          // of the batch before
+		copied    []slab.Request // of pending, to compute the batch without a limit
+		began     int64          // of the previous batch
 		ended     int64
 		trace     []limitAt
 		latencies []int64
@@ -323,15 +322,15 @@ func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 	return l
 }
 
-// limitAt is the batch limit after a dispatch; free when the dispatch would have
-// been no larger without a limit.
+// limitAt is the batch limit after a dispatch. free says that the dispatch would not have
+// been larger without a limit.
 type limitAt struct {
 	at   int64
 	size int
 	free bool
 }
 
-// meanSize is the mean limit of the dispatches from that time on.
+// meanSize returns the mean limit of the dispatches from that time on.
 func meanSize(trace []limitAt, from int64) float64 {
 	var sum, n float64
 	for _, l := range trace {
@@ -343,9 +342,9 @@ func meanSize(trace []limitAt, from int64) float64 {
 	return sum / max(1, n)
 }
 
-// t90 is when the limit reached 90 % of final and kept it over the next
-// dispatches; when the run ended if it never did. A mean of whole limits may lie
-// between two of them: then the lower is near enough.
+// t90 returns when the limit reached 90 % of final and kept it over the next dispatches, or
+// the end of the run if it never did. A mean of whole limits may be between two of them;
+// then the lower one is sufficient.
 func t90(trace []limitAt, final float64) float64 {
 	const kept = 5
 	near := min(0.9*final, math.Floor(final))
@@ -365,7 +364,8 @@ func t90(trace []limitAt, final float64) float64 {
 	return millis(time.Duration(trace[len(trace)-1].at))
 }
 
-// percentile is the smallest value with at least that part of all at or below.
+// percentile returns the smallest value such that at least that part of all values is not
+// larger.
 func percentile(values []int64, part float64) int64 {
 	if len(values) == 0 {
 		return 0

@@ -25,7 +25,7 @@ func TestSameConfigGivesTheSameReport(t *testing.T) {
 	}
 }
 
-// Without noise and without saturation the latency of a lone request is the
+// Without noise and without saturation, the latency of a single request is the
 // batch's time: the simulation's clock adds nothing.
 func TestLoneRequestsTakeOneBatch(t *testing.T) {
 	c := DefaultConfig(50 * time.Millisecond)
@@ -41,7 +41,7 @@ func TestLoneRequestsTakeOneBatch(t *testing.T) {
 	}
 }
 
-// A limit that swings has no t90.
+// An oscillating limit has no t90.
 func TestT90IsTheRunWhereTheLimitNeverSettles(t *testing.T) {
 	var trace []limitAt
 	for i := range int64(100) {

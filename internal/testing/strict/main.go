@@ -70,12 +70,12 @@ type event struct {
 	Output  string
 }
 
-// test is a running test, or with an empty name a package's own output.
+// test is a running test or, if its name is empty, the output of a package itself.
 type test struct {
 	output []string
 }
 
-// done is a test that ended.
+// done is a completed test.
 type done struct {
 	name    string
 	seconds float64
@@ -92,14 +92,14 @@ type report struct {
 	failed  bool
 }
 
-// read prints the output of what fails and each package's result as they come.
+// read prints the output of failed tests, and each package's result as it arrives.
 func (r *report) read(events io.Reader) error {
 	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			fmt.Fprintln(r.out, lines.Text()) // go test's own words, such as those of a failed build
+			fmt.Fprintln(r.out, lines.Text()) // output of go test itself, such as that of a failed build
 			continue
 		}
 		r.add(e)
@@ -146,10 +146,10 @@ func (r *report) add(e event) {
 // result matches the line that go test prints per package.
 var result = regexp.MustCompile(`^(ok  |FAIL|---|\?   )\t?`)
 
-// place is file.go:12: before a test's message.
+// place matches file.go:12: before a test's message.
 var place = regexp.MustCompile(`^\s*[\w.]+\.go:\d+: `)
 
-// reason is the last message of a skipped test.
+// reason returns the last message of a skipped test.
 func reason(output []string) (last string) {
 	for _, line := range output {
 		if p := place.FindString(line); p != "" {
@@ -159,7 +159,7 @@ func reason(output []string) (last string) {
 	return last
 }
 
-// short is a package's path inside this module.
+// short returns a package's path inside this module.
 func short(path string) string {
 	_, inside, found := strings.Cut(path, "/penstock/penstock/")
 	if !found {

@@ -10,7 +10,7 @@ import (
 // Truncated is a model file that ends early: loading it fails.
 var Truncated = []byte("\x08\x07cut short")
 
-// Card is a card of a model with one u8 picture x, of one channel, and one f32 output y.
+// Card is a card of a model with one u8 picture x of one channel, and one f32 output y.
 type Card struct {
 	Name          string
 	Version       int

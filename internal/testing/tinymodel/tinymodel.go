@@ -1,5 +1,6 @@
 // Package tinymodel writes small ONNX models for tests, without ONNX's Python
-// package. It has what the tests need of onnx.proto (IR version 8, opset 13).
+// package. It implements the part of onnx.proto (IR version 8, opset 13) that the
+// tests need.
 package tinymodel
 
 import (
@@ -54,9 +55,9 @@ type Model struct {
 }
 
 // Linear is a model that casts its input x to f32, flattens each image and multiplies
-// it by weights: outputs is the length of y. Weight (i, o) is (i+1)·(o+1) / 1024, so
-// that answers of small pictures are exact in f32. The dimensions begin with the
-// batch, which may be Dynamic.
+// it by weights. outputs is the length of y. Weight (i, o) is (i+1)·(o+1) / 1024, so
+// that answers for small pictures are exact in f32. The first dimension is the batch,
+// which may be Dynamic.
 func Linear(in Type, outputs int, dims ...int64) Model {
 	image := int64(1)
 	for _, d := range dims[1:] {
@@ -158,7 +159,7 @@ func (w Weights) encode() (tensor message) {
 	return tensor
 }
 
-// message is a protobuf message while it is written.
+// message is a protobuf message under construction.
 type message []byte
 
 func (m *message) number(field protowire.Number, v uint64) {

@@ -1,4 +1,5 @@
-// Program is the fake programs of package mpsfake, by the name that it is run under.
+// Program is the fake programs of package mpsfake. The name that it runs under
+// selects one.
 package main
 
 import "github.com/penstock/penstock/internal/testing/mpsfake"
