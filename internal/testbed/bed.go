@@ -1,5 +1,5 @@
-// Package testbed is a whole node under measurement: the machine and its device, the node
-// (Bed), and the load on one of its functions (Traffic). `penstock profile` and the
+// Package testbed runs a whole node under measurement: the machine and its device, the
+// node (Bed), and the load on one of its functions (Traffic). `penstock profile` and the
 // benchmarks of research/ use it.
 package testbed
 
@@ -25,18 +25,18 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// Setup is what measurements have in common: the node's binary, its device, its models.
+// Setup has the common settings of measurements: the node's binary, its device, its
+// models.
 type Setup struct {
-	// Binary is the penstock binary, of which nodes are made.
+	// Binary is the penstock binary that nodes run.
 	Binary string
-	// Device is as configs.Config.Device; a measurement of a GPU can be
-	// tried on a CPU.
+	// Device is as configs.Config.Device. A measurement of a GPU can be tried on a CPU.
 	Device string
 	// Models is a folder of cards, searched before the shipped ones.
 	Models string
 	// Machine is copied into the report.
 	Machine Machine
-	// Progress, if not nil, is told what is being measured.
+	// Progress, if not nil, is called with a description of each measurement.
 	Progress func(what string)
 }
 
@@ -47,7 +47,7 @@ func (o *Setup) Say(format string, args ...any) {
 	}
 }
 
-// Card finds a model's card in Models, else among the shipped ones.
+// Card finds a model's card in Models, otherwise among the shipped ones.
 func (o *Setup) Card(name string) (*models.Card, error) {
 	r := zoo.Registry{}
 	if o.Models != "" {
@@ -60,8 +60,8 @@ func (o *Setup) Card(name string) (*models.Card, error) {
 	return card, err
 }
 
-// Variant writes a card like that one, with another ladder of batch sizes, into dir.
-// It is written as JSON, which is YAML too.
+// Variant writes a copy of a card with another ladder of batch sizes into dir. It writes
+// JSON, which is valid YAML too.
 func Variant(dir string, card *models.Card, batches []int) (file string, err error) {
 	type object = map[string]any
 	decoder := object{"name": card.Decoder.Name}
@@ -110,16 +110,16 @@ func Variant(dir string, card *models.Card, batches []int) (file string, err err
 	return file, nil
 }
 
-// Ladder is {1, n}, or {1}.
+// Ladder returns {1, n}, or {1} if n is 1.
 func Ladder(n int) []int { return slices.Compact([]int{1, n}) }
 
-// NoisePicture is one of a model's wire size, of noise.
+// NoisePicture returns a random picture of a model's wire size.
 func NoisePicture(card *models.Card) []byte {
 	const seed = 2
 	return Noise(card, seed)
 }
 
-// Bed is a node that is measured.
+// Bed is a node under measurement.
 type Bed struct {
 	*node.Node
 	cpus cpuPlan
@@ -133,7 +133,7 @@ type Served struct {
 	Environment map[string]string
 }
 
-// Options say what node to start.
+// Options say which node to start.
 type Options struct {
 	Device    string
 	Change    configs.Change
@@ -143,11 +143,11 @@ type Options struct {
 	// SlabMiB is as slab.size; 0 is 512 MiB.
 	SlabMiB  int
 	BusyPoll time.Duration
-	// Source, if not empty, is configured in place of kernel sockets.
+	// Source, if not empty, replaces kernel sockets in the configuration.
 	Source string
 }
 
-// NewDir makes the folder of a bed to come.
+// NewDir makes the folder for a bed.
 func NewDir() (string, error) {
 	dir, err := os.MkdirTemp("", "penstock-bench-")
 	if err != nil {
@@ -156,8 +156,9 @@ func NewDir() (string, error) {
 	return dir, nil
 }
 
-// Start starts a node whose shares only move when they are told to and that holds
-// nobody back for a fault, and keeps this process, which makes the load, off its CPUs.
+// Start starts a node. Its shares change only by order, and it holds no function back
+// after a fault. Start also keeps this process, which generates the load, off the node's
+// CPUs.
 func Start(ctx context.Context, binary string, o Options) (*Bed, error) {
 	b := &Bed{cpus: PlanCPUs()}
 	slots := o.Slots
@@ -224,7 +225,7 @@ shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
 	return b, nil
 }
 
-// whole waits until every process that serves has all its batch sizes.
+// whole waits until every serving process has all its batch sizes.
 func (b *Bed) whole(ctx context.Context) error {
 	return b.WaitFor(ctx, "every batch size", func() bool {
 		status, err := b.Status()
@@ -237,30 +238,30 @@ func (b *Bed) whole(ctx context.Context) error {
 	})
 }
 
-// End drains the node, and lets this process run anywhere again.
+// End drains the node, and lets this process run on all CPUs again.
 func (b *Bed) End() error {
 	return errors.Join(b.Stop(), cpuset.Pin(b.cpus.All))
 }
 
-// Kill is end for a node that may have failed; it may be called after end.
+// Kill ends a node that may have failed. It may be called after End.
 func (b *Bed) Kill() {
 	b.Node.Kill()
-	_ = cpuset.Pin(b.cpus.All) // it worked before
+	_ = cpuset.Pin(b.cpus.All) // it succeeded before
 }
 
-// cpuPlan divides the machine: a node's CPUs, of which the manager gets the first
-// reserved, and the load's.
+// cpuPlan divides the machine's CPUs between the node and the load. The manager gets the
+// first `reserved` CPUs of the node's.
 type cpuPlan struct {
 	All, Node, Load []int
 	Reserved        int
 }
 
-// LeastCPUs are needed for a load that has its own.
+// LeastCPUs is the min number of CPUs at which the load gets its own.
 const LeastCPUs = 8
 
-// PlanCPUs gives the load three eighths: it makes checksums and copies of every
-// datagram, as the manager does, and puts answers together besides. Half of the
-// rest are the manager's. On a small machine the load shares the manager's.
+// PlanCPUs gives the load three eighths of the CPUs. It computes checksums and copies
+// every datagram, as the manager does, and also assembles answers. The manager gets half
+// of the rest. On a small machine the load shares the manager's CPUs.
 func PlanCPUs() cpuPlan {
 	own, ifs := orchestrator.IFCPUs(0)
 	all := slices.Concat(own, ifs)
@@ -273,8 +274,8 @@ func PlanCPUs() cpuPlan {
 	return cpuPlan{All: all, Node: all[:n:n], Load: all[n:], Reserved: n / 2}
 }
 
-// Serving is the process of a function's first instance that serves, and the
-// instance.
+// Serving returns the process that serves for a function's first instance, that instance,
+// and the function's status.
 func (b *Bed) Serving(name string) (p control.ProcessStatus, in control.InstanceStatus, f control.FunctionStatus, err error) {
 	f, err = b.Function(name)
 	if err != nil {
@@ -288,7 +289,7 @@ func (b *Bed) Serving(name string) (p control.ProcessStatus, in control.Instance
 	return p, in, f, nil
 }
 
-// SetShare orders a share and waits until the process that serves has it.
+// SetShare orders a share and waits until the serving process has it.
 func (b *Bed) SetShare(ctx context.Context, name string, percent float64, change configs.Change) error {
 	before, _, f, err := b.Serving(name)
 	if err != nil {
@@ -317,7 +318,7 @@ func (b *Bed) SetShare(ctx context.Context, name string, percent float64, change
 	})
 }
 
-// Remove takes a function off the node and waits until it is gone.
+// Remove removes a function from the node and waits until it is gone.
 func (b *Bed) Remove(ctx context.Context, name string) error {
 	if err := b.Order(control.RemovePath, control.NameOrder{Name: name}); err != nil {
 		return err
@@ -336,8 +337,8 @@ func (b *Bed) Remove(ctx context.Context, name string) error {
 
 func Same(a, b float64) bool { return a-b < 0.01 && b-a < 0.01 }
 
-// ShadowReady waits until a function has all its batch sizes and a shadow asleep, so that
-// the next change finds it.
+// ShadowReady waits until a function has all its batch sizes and a sleeping shadow, which
+// the next change needs.
 func (b *Bed) ShadowReady(ctx context.Context, name string) error {
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s had no shadow within a minute", name))
 	defer cancel()
@@ -349,7 +350,7 @@ func (b *Bed) ShadowReady(ctx context.Context, name string) error {
 	})
 }
 
-// Noise is a picture of a model's wire size, of noise.
+// Noise returns a random picture of a model's wire size.
 func Noise(card *models.Card, seed uint64) []byte {
 	random := rand.New(rand.NewPCG(1, seed))
 	p := make([]byte, card.Input.WireBytes())

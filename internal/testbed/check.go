@@ -11,8 +11,9 @@ import (
 // errNoGPU is returned by CheckDevice if there is no GPU to measure.
 var errNoGPU = errors.New("no GPU on this machine")
 
-// CheckDevice reports whether there is a device to measure, without touching it: a
-// GPU that this process had opened would take part in what it measures.
+// CheckDevice returns an error if there is no device to measure. It does not open
+// the device, because a GPU that this process had opened would influence the
+// measurement.
 func CheckDevice(name string) error {
 	if name == configs.DeviceCPU {
 		return nil

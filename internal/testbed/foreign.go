@@ -11,19 +11,19 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// ForeignTime measures how busy other programs keep the machine's CPUs while something
-// is measured: their CPU time, and what a hypervisor takes (steal).
+// ForeignTime measures how busy other programs keep the machine's CPUs during a
+// measurement: their CPU time, and the time that a hypervisor takes (steal).
 type ForeignTime struct {
-	total, busy, own time.Duration // when it began
+	total, busy, own time.Duration // at the start
 }
 
-// NewForeignTime begins now.
+// NewForeignTime starts the measurement.
 func NewForeignTime() (f ForeignTime, err error) {
 	f.total, f.busy, f.own, err = readTimes()
 	return f, err
 }
 
-// End stops the node that is measured, and returns Part.
+// End stops the measured node and returns Part.
 func (f ForeignTime) End(nd *node.Node) (float64, error) {
 	if err := nd.Stop(); err != nil {
 		return 0, err
@@ -31,8 +31,9 @@ func (f ForeignTime) End(nd *node.Node) (float64, error) {
 	return f.Part()
 }
 
-// Part returns the part of all CPUs' time since then that belonged to others. Own time
-// is that of this process and of its children that have ended, with theirs.
+// Part returns the part of all CPUs' time since the start that other programs used.
+// This process's own time includes that of its children that have ended, and their
+// children.
 func (f ForeignTime) Part() (float64, error) {
 	total, busy, own, err := readTimes()
 	if err != nil || total <= f.total {
@@ -60,7 +61,7 @@ func readTimes() (total, busy, own time.Duration, err error) {
 }
 
 // cpuTimes reads the first line of /proc/stat (proc_stat(5)), which counts in ticks of
-// 10 ms. The last two of its fields are parts of the first two.
+// 10 ms. Its last two fields are already included in the first two.
 func cpuTimes(stat string) (total, busy time.Duration, err error) {
 	const tick = 10 * time.Millisecond // USER_HZ
 	var user, nice, system, idle, iowait, irq, softirq, steal time.Duration

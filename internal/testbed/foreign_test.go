@@ -18,7 +18,7 @@ func TestCPUTimes(t *testing.T) {
 	}
 }
 
-// The time of an own child is not foreign.
+// The time of a child process is not foreign.
 func TestForeignTime(t *testing.T) {
 	f, err := NewForeignTime()
 	if err != nil {

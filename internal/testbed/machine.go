@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/libml/onnx"
 )
 
-// Machine is where a report was measured, when and with what. It stands in every
-// report that is kept.
+// Machine says where, when and with what a report was measured. Every stored
+// report has it.
 type Machine struct {
 	Date     string `json:"date"` // RFC 3339, UTC
 	Penstock string `json:"penstock"`
@@ -25,15 +25,16 @@ type Machine struct {
 	Kernel   string `json:"kernel"`
 	CPU      string `json:"cpu"`
 	CPUs     int    `json:"cpus"`
-	// GPUs are empty where there is no driver. Driver is the kernel's, CUDA the
-	// version that it speaks at most, ONNXRuntime the library's.
+	// GPUs is empty if there is no driver. Driver is the kernel driver's
+	// version, CUDA the max version that it supports, ONNXRuntime the library's
+	// version.
 	GPUs        []GPU  `json:"gpus,omitempty"`
 	Driver      string `json:"driver,omitempty"`
 	CUDA        string `json:"cuda,omitempty"`
 	ONNXRuntime string `json:"onnx_runtime,omitempty"`
 }
 
-// GPU is one of a machine's.
+// GPU is one of a machine's GPUs.
 type GPU struct {
 	Name        string `json:"name"`
 	UUID        string `json:"uuid"`
@@ -41,7 +42,7 @@ type GPU struct {
 }
 
 // ThisMachine describes the machine that this process runs on. penstock is this
-// binary's version. What cannot be found out stays empty.
+// binary's version. Unknown fields stay empty.
 func ThisMachine(penstock string) Machine {
 	m := Machine{
 		Date: time.Now().UTC().Format(time.RFC3339), Penstock: penstock, Go: runtime.Version(),
@@ -58,7 +59,7 @@ func ThisMachine(penstock string) Machine {
 	}
 	if driver, cuda, err := session.Driver(); err == nil {
 		m.Driver = driver
-		m.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // 13000 is 13.0
+		m.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10) // 13000 means 13.0
 	}
 	devices, err := session.Devices()
 	if err != nil {
@@ -70,7 +71,8 @@ func ThisMachine(penstock string) Machine {
 	return m
 }
 
-// runtimeVersion is ONNX Runtime's, without loading it: its symbols carry it.
+// runtimeVersion returns ONNX Runtime's version from its symbols, without
+// loading it.
 func runtimeVersion() string {
 	path, err := onnx.Library()
 	if err != nil {
@@ -93,7 +95,7 @@ func runtimeVersion() string {
 	return ""
 }
 
-// processorName is the first processor's, as the kernel tells it.
+// processorName returns the first processor's name, as the kernel reports it.
 func processorName() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {

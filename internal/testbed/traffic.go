@@ -13,26 +13,27 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Traffic is pictures on their way to one function, and how each was answered.
+// Traffic sends pictures to one function and records how each was answered.
 //
 //	NewTraffic ──> Keep (closed loop) or Pace (open loop) ──> Stop ──> Between
 //
-// Each flow is a socket of its own, so that several of the source's receive calls
-// and the kernel's queues are in use.
+// Each flow is a separate socket, so that the load uses several of the source's
+// receive calls and of the kernel's queues.
 type Traffic struct {
 	flows    []*flow
 	stopping atomic.Bool
 	senders  sync.WaitGroup
 }
 
-// flow is one socket's part. Its answers are noted by the client's goroutine.
+// flow is one socket. The client's goroutine records its answers.
 type flow struct {
 	traffic *Traffic
 	client  *client.Client
 	picture []byte
-	// patience is how long a request may wait: late answers are measured, too.
+	// patience is how long a request may wait. It is long because late answers are
+	// measured, too.
 	patience time.Duration
-	// again sends the next request when one ended: a closed loop.
+	// again sends the next request after one has ended: a closed loop.
 	again bool
 
 	outstanding sync.WaitGroup // requests that have not ended
@@ -42,26 +43,26 @@ type flow struct {
 	answers []Answered
 }
 
-// Answered is how one request ended.
+// Answered is the outcome of one request.
 type Answered struct {
-	At      int64 // client.Now's clock
-	Latency int64 // nanoseconds, from when it was handed over to be sent
+	At      int64 // on client.Now's clock
+	Latency int64 // nanoseconds, from handing it over to be sent
 	Status  wire.Status
 	Lost    bool // ended without an answer
-	unsent  bool // was never sent: too many were waiting for credit
+	unsent  bool // was never sent: too many requests were waiting for credit
 	Batch   uint16
 	Service time.Duration // of its batch: gather and infer
 }
 
-// TrafficOptions say what a traffic is like.
+// TrafficOptions describe a traffic.
 type TrafficOptions struct {
 	Port     int
 	Flows    int
-	InFlight int // most requests in flight, of each flow
+	InFlight int // max requests in flight, per flow
 	Picture  []byte
-	// Timeout is when a request is given up without an answer.
+	// Timeout is the time after which an unanswered request is given up.
 	Timeout time.Duration
-	// Expect is how many answers will be noted, for the memory of each flow.
+	// Expect is the expected number of answers, for which each flow reserves memory.
 	Expect int
 }
 
@@ -89,8 +90,8 @@ func NewTraffic(ctx context.Context, o TrafficOptions) (*Traffic, error) {
 	return t, nil
 }
 
-// Keep has each flow keep that many requests in flight until stop: each end is
-// followed by the next request.
+// Keep makes each flow keep that many requests in flight until Stop: it sends the
+// next request when one ends.
 func (t *Traffic) Keep(inFlight int) error {
 	for _, f := range t.flows {
 		f.again = true
@@ -103,9 +104,9 @@ func (t *Traffic) Keep(inFlight int) error {
 	return nil
 }
 
-// Pace has the flows together send so many requests a second until stop, whatever
-// becomes of them. A sender that comes late sends at once what is due, and latency
-// counts from when it was due.
+// Pace makes the flows together send that many requests per second until Stop,
+// whatever their outcomes. A sender that is late sends all due requests immediately.
+// Latency counts from when a request was due.
 func (t *Traffic) Pace(perSecond float64) {
 	gap := time.Duration(float64(len(t.flows)) / perSecond * float64(time.Second))
 	for i, f := range t.flows {
@@ -124,7 +125,7 @@ func (t *Traffic) Pace(perSecond float64) {
 	}
 }
 
-// send sends one request that was due then.
+// send sends one request that was due at that time.
 func (f *flow) send(due int64) error {
 	f.outstanding.Add(1)
 	_, err := f.client.Send(f.picture, client.RequestOptions{Intended: due, Deadline: f.patience})
@@ -153,8 +154,8 @@ func (f *flow) note(a Answered) {
 	f.mu.Unlock()
 }
 
-// Stop sends nothing more, waits until all requests have ended and closes the
-// sockets. It may be called again.
+// Stop stops sending, waits until all requests have ended and closes the sockets. It
+// may be called again.
 func (t *Traffic) Stop() {
 	if t.stopping.Swap(true) {
 		return
@@ -172,8 +173,8 @@ func (t *Traffic) close() {
 	}
 }
 
-// Between returns the answers that came in that span of client.Now's clock, in the
-// order of their coming. to = 0 means until now.
+// Between returns the answers that arrived in that span of client.Now's clock, in
+// order of arrival. to = 0 means until now.
 func (t *Traffic) Between(from, to int64) []Answered {
 	var all []Answered
 	for _, f := range t.flows {
@@ -189,8 +190,8 @@ func (t *Traffic) Between(from, to int64) []Answered {
 	return all
 }
 
-// Take returns the answers that came since it was last called, in no order, in memory
-// that is the caller's.
+// Take returns the answers since the last call, in no particular order. The caller
+// owns the slice.
 func (t *Traffic) Take() (all []Answered) {
 	for _, f := range t.flows {
 		f.mu.Lock()
@@ -201,7 +202,7 @@ func (t *Traffic) Take() (all []Answered) {
 	return all
 }
 
-// Sent is how many requests were handed over.
+// Sent returns how many requests were handed over.
 func (t *Traffic) Sent() (n uint64) {
 	for _, f := range t.flows {
 		n += f.sent.Load()
@@ -217,8 +218,8 @@ type Answers struct {
 	Busy       uint64 `json:"busy"`
 	Refused    uint64 `json:"refused"`
 	Failed     uint64 `json:"failed"`
-	// Unanswered ended without any answer; Unsent were never sent, as too many waited
-	// for credit.
+	// Unanswered counts requests that ended without an answer. Unsent counts those
+	// that were never sent, because too many waited for credit.
 	Unanswered uint64 `json:"unanswered"`
 	Unsent     uint64 `json:"unsent"`
 }
@@ -258,7 +259,7 @@ func Count(all []Answered) (n Answers) {
 	return n
 }
 
-// Latencies are those of the ok answers.
+// Latencies returns the latencies of the ok answers.
 func Latencies(all []Answered) (out []time.Duration) {
 	for _, a := range all {
 		if !a.Lost && a.Status == wire.StatusOK {
@@ -268,8 +269,8 @@ func Latencies(all []Answered) (out []time.Duration) {
 	return out
 }
 
-// MeanBatch is the mean size of the batches that the ok answers rode in: of
-// batches, so that a batch of 8 counts as one.
+// MeanBatch returns the mean size of the batches of the ok answers. It is a mean over
+// batches, so a batch of 8 counts once.
 func MeanBatch(all []Answered) float64 {
 	images, batches := 0.0, 0.0
 	for _, a := range all {
@@ -284,7 +285,7 @@ func MeanBatch(all []Answered) float64 {
 	return images / batches
 }
 
-// Pause waits, unless ctx ends.
+// Pause waits for d or until ctx ends.
 func Pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
