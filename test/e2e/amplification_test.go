@@ -14,11 +14,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// headersBytes is what IPv4 and UDP put in front of a datagram.
+// headersBytes is the size of a datagram's IPv4 and UDP headers.
 const headersBytes = 20 + 8
 
-// meter is a socket that counts what goes through it, headers included. It never
-// echoes a cookie, like a sender that forged its address.
+// meter is a socket that counts the bytes it sends and receives, including
+// headers. It never echoes a cookie, like a sender with a forged address.
 type meter struct {
 	net.Conn
 	sent, received int
@@ -33,7 +33,7 @@ func (m *meter) send(t *testing.T, b []byte) {
 	m.sent += headersBytes + len(b)
 }
 
-// listen counts what comes until nothing has come for that long.
+// listen counts received bytes until nothing has arrived for that long.
 func (m *meter) listen(t *testing.T, silence time.Duration) {
 	t.Helper()
 	b := make([]byte, 65536)
@@ -53,7 +53,7 @@ func (m *meter) listen(t *testing.T, silence time.Duration) {
 	}
 }
 
-// datagram is piece index of a picture of zeros.
+// datagram returns fragment index of a picture of zeros.
 func datagram(id uint32, total, pieceBytes, index int, flags wire.Flags) []byte {
 	h := wire.PieceHeader(wire.TypeData, id, total, pieceBytes, index)
 	h.Flags |= flags
@@ -62,13 +62,13 @@ func datagram(id uint32, total, pieceBytes, index int, flags wire.Flags) []byte 
 	return b
 }
 
-// TestAmplification measures what a client that never proves its address draws
-// from a node, over an address that is not loopback.
+// TestAmplification measures how much a node sends to a client that never proves
+// its address. The address is not a loopback address.
 func TestAmplification(t *testing.T) {
 	const (
 		bound        = 3.0
 		pictureBytes = 416 * 416 * 3
-		pieceBytes   = 526 // 987 pieces, and one of 6 bytes
+		pieceBytes   = 526 // 987 fragments, and one of 6 bytes
 		pieces       = 988
 	)
 	card := func(name, size string, outputs int) string {
@@ -112,7 +112,7 @@ functions:
 	for _, row := range []struct {
 		name, function string
 		attack         func(m *meter)
-		want           wire.Type // at least one of these comes
+		want           wire.Type // at least one of these must arrive
 	}{
 		{"one datagram of 28 bytes, unsolicited", "picture", func(m *meter) {
 			d := datagram(1, pictureBytes, pieceBytes, pieces-1, 0)
@@ -151,7 +151,7 @@ functions:
 		}
 	}
 
-	// A client that proves its address gets everything, and nothing runs twice.
+	// A client that proves its address gets all answers, and nothing runs twice.
 	before := settled(t, nd, "boxes").Accepted
 	c := host.dial(t, port("boxes"), client.Options{})
 	for i := range 20 {
@@ -160,7 +160,7 @@ functions:
 			t.Fatalf("request %d of a client with proof: %d bytes, %v", i, len(r.Payload), err)
 		}
 	}
-	if n := c.Stats().Proofs; n < 1 || n > 2 { // a minute may begin in between
+	if n := c.Stats().Proofs; n < 1 || n > 2 { // the next minute may begin in between
 		t.Errorf("the client was asked for %d proofs, want 1", n)
 	}
 	if n := settled(t, nd, "boxes").Accepted - before; n != 20 {

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// TestFolderOfAnotherUser starts a node as root where another user has made the default
-// runtime folder first. The node must say so in one line, and leave the folder alone.
+// TestFolderOfAnotherUser starts a node as root after another user has made the default
+// runtime folder. The node must report that in one line, and leave the folder
+// unchanged.
 func TestFolderOfAnotherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make a folder of another user")

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// What Penstock is compared with is Penstock with PENSTOCK_LAB
-// (docs/adr/0010-baselines.md): each answers every request, and says what it is.
+// The baselines are Penstock with PENSTOCK_LAB (docs/adr/0010-baselines.md). Each must
+// answer every request and report its name.
 func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	const n = 240
@@ -26,7 +26,7 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 	const cpu, gpu, shares = "", "device: cuda\n", "shares: {policy: gslice}"
 	for _, c := range []struct {
 		name   string
-		config string // of the node, beside its functions
+		config string // of the node, in addition to its functions
 		lab    configs.Lab
 		says   says
 		most   float64 // the batch limit, if the rule has one
@@ -92,7 +92,7 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 			if onGPU && c.says.change == "none" && first.SMs != status.Device.SMs {
 				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Device.SMs)
 			}
-			// A process that dies has its shadow take over, whatever is compared.
+			// In every baseline the shadow takes over from a process that dies.
 			kill(t, first.PID)
 			shadowServes(t, nd, "fn", shadow)
 			settled(t, nd, "fn")
@@ -100,8 +100,8 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 	}
 }
 
-// Processes that take turns have contexts of their own: one that faults takes nobody with
-// it, and nobody is asked how an MPS server is.
+// Without MPS, processes take turns and have separate contexts. A fault of one does not
+// affect the others, and no MPS server is queried.
 func TestByTimeAFaultIsItsProcesssOwn(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)

@@ -28,11 +28,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Whole nodes with models that are written in C: those of examples/c, and one that goes
-// wrong to order.
+// Whole nodes with models in C: those of examples/c, and one that fails on demand.
 
-// programs builds libpenstock.so as `make library` does, and the programs over it, once;
-// it is their folder.
+// programs builds libpenstock.so as `make library` does, and the programs that use it, once.
+// It returns their folder.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := openFolder(filepath.Dir(penstock), "c-")
 	if err != nil {
@@ -61,7 +60,8 @@ func programsIn(t *testing.T) string {
 	return dir
 }
 
-// The library shows what the header declares and no more, and needs nothing of CUDA's.
+// The library exports what the header declares and no more, and does not link CUDA's
+// libraries.
 func TestTheLibraryShowsTheHeader(t *testing.T) {
 	t.Parallel()
 	header, err := os.ReadFile("../../libml/capi/penstock.h")
@@ -101,7 +101,8 @@ func TestTheLibraryShowsTheHeader(t *testing.T) {
 			t.Errorf("the library needs %s", name)
 		}
 	}
-	// Of what a program has when it opens the library, glibc gives away 1,664 bytes.
+	// glibc has 1,664 bytes of static thread-local storage for all libraries that a program
+	// opens at run time.
 	for _, p := range library.Progs {
 		if p.Type == elf.PT_TLS && p.Memsz > 256 {
 			t.Errorf("the library takes %d bytes of each thread's memory: programs that open it late have no more than a kilobyte", p.Memsz)
@@ -109,7 +110,7 @@ func TestTheLibraryShowsTheHeader(t *testing.T) {
 	}
 }
 
-// The header is C99's, and C++'s where there is such a compiler.
+// The header is valid C99 and, if there is a compiler, valid C++.
 func TestTheHeaderCompiles(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
@@ -134,7 +135,7 @@ func TestTheHeaderCompiles(t *testing.T) {
 	}
 }
 
-// fashionTwins are the kernels of examples/c for the fake driver.
+// fashionTwins returns C versions of examples/c's kernels for the fake driver.
 func fashionTwins() (string, error) {
 	const include = "#include \"fashion.cu\"\n"
 	twin, err := os.ReadFile("testdata/fashion_twin.c")
@@ -148,7 +149,7 @@ func fashionTwins() (string, error) {
 	return strings.Replace(string(twin), include, string(kernels), 1), nil
 }
 
-// The PTX that fashion.c embeds is what `make ptx` makes of its source.
+// The PTX that fashion.c embeds is what `make ptx` makes from its source.
 func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.cu")
@@ -165,7 +166,7 @@ func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
 	}
 }
 
-// What costs the example's process its life costs any.
+// The example must treat the same CUDA errors as fatal as every other process does.
 func TestTheExampleKnowsWhatLosesADevice(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.c")
@@ -192,7 +193,7 @@ func TestTheExampleKnowsWhatLosesADevice(t *testing.T) {
 	}
 }
 
-// exampleCard is a card of examples/c with the programs that were built here.
+// exampleCard returns a card of examples/c with the programs that the test built.
 func exampleCard(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../examples/c/" + name + ".yaml")
@@ -207,15 +208,15 @@ func exampleCard(t *testing.T, name string) string {
 	return path
 }
 
-// digestCard is of the program digest with a role.
+// digestCard returns a card of the program digest with a role.
 func digestCard(t *testing.T, role string) string {
 	t.Helper()
 	return programCard(t, filepath.Join(programsIn(t), "digest"), role)
 }
 
-// ask sends all pictures at once, to a process that is stopped until some wait, so that they
-// ride in batches, and returns the answers in the pictures' order, and how many rode in
-// batches of each size.
+// ask sends all pictures at once. It stops the process until some wait, so that batches
+// form. It returns the answers in the pictures' order, and how many were in batches of each
+// size.
 func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list []comparing.Answer, batches map[uint16]int) {
 	t.Helper()
 	list, batches = make([]comparing.Answer, len(pictures)), map[uint16]int{}
@@ -226,7 +227,7 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 		Timeout: patience, InFlight: 32, QueueLimit: 2 * len(pictures),
 		Deliver: func(r *client.Result) {
 			<-dialled
-			if r.Err == nil && r.Status == wire.StatusBusy { // once more
+			if r.Err == nil && r.Status == wire.StatusBusy { // send it again
 				if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
 					return
 				}
@@ -264,8 +265,8 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 	return list, batches
 }
 
-// answersAsONNXRuntime holds what the C model answers to n of the shipped pictures of
-// clothing against the zoo's model on the CPU.
+// answersAsONNXRuntime compares the C model's answers to n of the shipped pictures of
+// clothing with those of the zoo's model on the CPU.
 func answersAsONNXRuntime(t *testing.T, nd *node.Node, function string, n int) {
 	t.Helper()
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
@@ -320,7 +321,7 @@ func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
 		"private": "penstock_weights: no shared weights", "shared": "the parameters are those that the node shares",
 	} {
 		t.Run(weights, func(t *testing.T) {
-			const slow = 60 // pictures: the fake driver runs one thread after the other
+			const slow = 60 // pictures: the fake driver runs a kernel's threads one after the other
 			nd := start(t, "weights: "+weights+"\n"+onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"),
 				withGPU(t, true)...)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
@@ -396,7 +397,7 @@ func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
 	}
 }
 
-// What a C program gets from outside is a drain, too.
+// A SIGTERM from outside drains a C program, too.
 func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 	t.Parallel()
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
@@ -418,7 +419,8 @@ func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 	}
 }
 
-// A profiler's timer in the program does no harm: the signals come to threads of Go's, too.
+// A profiler's timer in the program has no effect, although the signals are delivered to
+// Go's threads, too.
 func TestSIGPROFDoesNotDisturb(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(digestCard(t, "profile")))
@@ -426,8 +428,8 @@ func TestSIGPROFDoesNotDisturb(t *testing.T) {
 	allAnswered(t, got, 500)
 }
 
-// allAnswered wants every one of n requests answered and no batch failed. A busy machine
-// may be late.
+// allAnswered checks that each of n requests was answered and that no batch failed. Answers
+// may be late, because the machine may be busy.
 func allAnswered(t *testing.T, got *answers, n int) {
 	t.Helper()
 	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 0 || got.by[wire.StatusOK] < n/2 {

@@ -17,9 +17,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-const small = 2048 // bytes of a small picture: two pieces
+const small = 2048 // bytes of a small picture: two fragments
 
-// serving finds the process that holds the ring, and its shadow once it stands by.
+// serving returns the process that holds the ring, and its shadow as soon as it is ready.
 func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
 	t.Helper()
 	waitFor(t, "an active process and a shadow", func() bool {
@@ -43,16 +43,16 @@ func shadowServes(t *testing.T, n *node.Node, function string, shadow control.Pr
 	})
 }
 
-// stream sends n pictures at 500 a second, again what was turned away, and lets harm happen
-// in the middle.
+// stream sends n pictures at 500 per second, and sends those again that were answered busy. It
+// calls harm in the middle.
 func stream(t *testing.T, nd *node.Node, n int, harm func()) *answers {
 	t.Helper()
 	got := newAnswers()
 	deliver := got.deliver(small)
 	var c *client.Client
 	c = dial(t, nd, "fn", client.Options{Timeout: 20 * time.Second, Deliver: func(r *client.Result) {
-		// A client reckons what the manager had not seen when it told the credit, and one on a
-		// machine that stands still may send a request too many.
+		// A client computes its credit from an older report, which lacks requests that the
+		// manager had not seen. After a pause of the machine it may send a request too many.
 		if r.Err == nil && r.Status == wire.StatusBusy {
 			if _, err := c.Send(picture(small, int(r.Tag)), client.RequestOptions{Tag: r.Tag}); err == nil {
 				return
@@ -82,7 +82,7 @@ func TestShadowTakesOverWhenTheActiveProcessIsKilled(t *testing.T) {
 	if got.lost > 0 || got.wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
-	// Only what the dead process had started may have failed: one batch.
+	// Only the batch that the dead process had started may have failed.
 	if failed := got.by[wire.StatusFailed]; failed > 8 {
 		t.Errorf("%s; want at most a batch failed", got)
 	}
@@ -101,8 +101,8 @@ func TestShadowTakesOverWhenTheActiveProcessIsKilled(t *testing.T) {
 	}
 }
 
-// badBatchesCostThemselvesOnly sends pictures to a program that fails every fifth batch,
-// and wants the others answered, by the same process, and the node's log to say why.
+// badBatchesCostThemselvesOnly sends pictures to a program that fails every fifth batch. The
+// same process must answer the others, and the node's log must have the reason.
 func badBatchesCostThemselvesOnly(t *testing.T, card, says string, environment ...string) {
 	t.Helper()
 	const n = 400
@@ -152,7 +152,7 @@ func TestStreamDoesNotNoticeAKilledShadow(t *testing.T) {
 	}
 }
 
-// alive reports whether a process runs; a zombie does not.
+// alive reports whether a process is alive; a zombie is not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -196,7 +196,7 @@ functions:
 	}
 }
 
-// newManager kills the manager and waits until the next one's functions serve.
+// newManager kills the manager and waits until the functions of the next one serve.
 func newManager(t *testing.T, nd *node.Node) {
 	t.Helper()
 	old := childOf(t, nd, "manager")
@@ -214,7 +214,7 @@ func newManager(t *testing.T, nd *node.Node) {
 	}
 }
 
-// A slip in the configuration is one line in the log, also where it is followed by a crash.
+// An error in the configuration is one line in the log, also if a crash follows.
 func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
@@ -242,7 +242,7 @@ func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
 		t.Errorf("status %+v, %v; want that the file is not followed, and why", status.Configuration, err)
 	}
 
-	time.Sleep(2500 * time.Millisecond) // up gives up on a child that dies at once
+	time.Sleep(2500 * time.Millisecond) // up gives up if a child dies immediately
 	kill(t, childOf(t, nd, "orchestrator"))
 	logged(t, nd, "going on with what was last followed of it")
 	newManager(t, nd)
@@ -264,8 +264,8 @@ func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// What an operator did does not vanish at night: the manager that is started in the place
-// of a killed one goes on with it, until the file says something else.
+// Changes by an operator must survive a crash of the manager. The next manager keeps them
+// until the configuration file changes.
 func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
@@ -306,7 +306,7 @@ func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {
 	}
 	waitFor(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
 
-	// A record that is damaged is none.
+	// A damaged record is ignored.
 	if err := os.Truncate(filepath.Join(nd.Dir, control.RecordFile), 100); err != nil {
 		t.Fatal(err)
 	}
@@ -349,7 +349,8 @@ func TestSIGTERMUnderLoadAnswersAllThatWasAccepted(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
 	got := newAnswers()
 	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: patience, InFlight: 32})
-	// The load lasts until it is seen: what was sent before may all be answered by then.
+	// The load continues until it is seen in the status, because earlier requests may all be
+	// answered by then.
 	loading, seen := context.WithCancel(t.Context())
 	var sender sync.WaitGroup
 	sender.Go(func() {

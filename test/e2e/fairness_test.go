@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// The floods send about floodPerSecond datagrams together, as one socket did in
-// the trial that found slots to be unfair.
+// The floods together send about floodPerSecond datagrams, as a single socket did in
+// the experiment that showed slots to be unfair.
 const floodPerSecond = 20_000
 
-// flood has sockets send datagrams in turn, each made for an id, until stop is
-// called. It reads nothing.
+// flood makes sockets send datagrams in turn, each made for an id, until stop is
+// called. It does not read answers.
 func flood(t *testing.T, sockets []net.Conn, make func(id uint32) []byte) (sent *atomic.Int64, stop func()) {
 	t.Helper()
 	sent = new(atomic.Int64)
@@ -33,7 +33,7 @@ func flood(t *testing.T, sockets []net.Conn, make func(id uint32) []byte) (sent 
 			for due := int64(time.Since(start).Seconds() * floodPerSecond); sent.Load() < due; id++ {
 				c := sockets[int(id)%len(sockets)]
 				if _, err := c.Write(make(id)); err == nil || !end.Load() {
-					sent.Add(1) // an ICMP error of an earlier datagram is no failure
+					sent.Add(1) // an ICMP error of an earlier datagram is not a failure
 				}
 			}
 			time.Sleep(step)
@@ -47,8 +47,8 @@ func flood(t *testing.T, sockets []net.Conn, make func(id uint32) []byte) (sent 
 	return sent, stop
 }
 
-// local opens sockets to a function from some ports of some addresses of
-// 127.0.0.0/8 each.
+// local opens sockets to a function from several ports of several addresses of
+// 127.0.0.0/8.
 func local(t *testing.T, to string, addresses, ports int) (all []net.Conn) {
 	t.Helper()
 	for a := range addresses {
@@ -70,13 +70,14 @@ func local(t *testing.T, to string, addresses, ports int) (all []net.Conn) {
 // per second are within an equal share of the node's 4,000 in every flood here.
 const gap = 10 * time.Millisecond
 
-// bound is the part of its requests that a well-behaved client keeps.
+// bound is the min part of its requests that a well-behaved client must have
+// answered.
 const bound = 0.95
 
 // behave sends n requests of a well-behaved client and returns the part that was
 // answered ok. The client has one request in flight, which is within an equal share
-// of the slots. If the machine gives the node no CPU for a moment, the client waits.
-// On a schedule it would ask for more than its share, and be rightly told busy.
+// of the slots. If the node gets no CPU for a moment, the client waits. With a fixed
+// schedule it would exceed its share and rightly be answered busy.
 func behave(t *testing.T, c *client.Client, bytes, n int) (kept float64, ended *answers) {
 	t.Helper()
 	ended = newAnswers()
@@ -93,7 +94,8 @@ func behave(t *testing.T, c *client.Client, bytes, n int) (kept float64, ended *
 	return float64(ended.by[wire.StatusOK]) / float64(n), ended
 }
 
-// fairNode is a node that takes 4,000 pictures a second in batches of 8.
+// fairNode returns the configuration of a node that answers 4,000 pictures per
+// second in batches of 8.
 func fairNode(t *testing.T, listen string) string {
 	return fmt.Sprintf(`
 listen: %s
@@ -130,10 +132,10 @@ func TestFairness(t *testing.T) {
 		}
 
 		c := dial(t, nd, row.function, client.Options{Timeout: 20 * time.Second})
-		behave(t, c, row.bytes, 1) // the manager knows the client before the flood
+		behave(t, c, row.bytes, 1) // the manager knows the client before the flood begins
 
 		sent, stop := flood(t, local(t, address(t, nd, row.function), row.addresses, row.ports), row.make)
-		time.Sleep(200 * time.Millisecond) // the flood has taken what it gets
+		time.Sleep(200 * time.Millisecond) // until the flood has occupied all it can get
 		began, before := time.Now(), sent.Load()
 		kept, ended := behave(t, c, row.bytes, 200)
 		rate := float64(sent.Load()-before) / time.Since(began).Seconds()
@@ -148,7 +150,7 @@ func TestFairness(t *testing.T) {
 }
 
 // TestFairnessWithoutProof is the same with a flood from an address that never
-// proves itself, and one client on this machine and one outside that prove theirs.
+// proves itself. One client on this machine and one outside prove theirs.
 func TestFairnessWithoutProof(t *testing.T) {
 	host := newOutside(t)
 	nd := start(t, fairNode(t, "0.0.0.0"))

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// TestFolderRemoved removes what is in the runtime folder under traffic, as a cleaner of
-// temporary folders does, and then the folder itself.
+// TestFolderRemoved removes the contents of the runtime folder under traffic, as
+// programs that clean temporary folders do, and then the folder itself.
 func TestFolderRemoved(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -40,7 +40,7 @@ func TestFolderRemoved(t *testing.T) {
 			time.Sleep(200 * time.Millisecond)
 
 			removed := time.Now()
-			if err := row.remove(nd.Dir); err != nil { // restored meanwhile
+			if err := row.remove(nd.Dir); err != nil { // the node has restored it meanwhile
 				t.Logf("remove again after: %v", err)
 				if err := row.remove(nd.Dir); err != nil {
 					t.Fatal(err)
@@ -52,7 +52,7 @@ func TestFolderRemoved(t *testing.T) {
 			})
 			took := time.Since(removed)
 			t.Logf("`penstock if list` works again after %v, goal 2s", took.Round(time.Millisecond))
-			if took > 10*time.Second { // the rest is for a busy machine
+			if took > 10*time.Second { // the margin is for a busy machine
 				t.Errorf("`penstock if list` works again after %v, want 2 s", took)
 			}
 			if outage := p.outage(removed, time.Now()); outage > time.Second {
@@ -66,7 +66,7 @@ func TestFolderRemoved(t *testing.T) {
 			})
 			logged(t, nd, "runtime folder was emptied")
 			if n := strings.Count(nd.Log(), "runtime folder was emptied"); n > 2 {
-				t.Errorf("the log says %d times that the folder was emptied, want once", n) // twice if the node looked between two removals
+				t.Errorf("the log says %d times that the folder was emptied, want once", n) // twice if the node checked between two removals
 			}
 			if n := metric(t, nd, "penstock_runtime_folder_restored_total"); n < 1 || n > 2 {
 				t.Errorf("the metric counts %v, want 1", n)
@@ -84,7 +84,7 @@ func TestFolderRemoved(t *testing.T) {
 	}
 }
 
-// startApart is start with the configuration outside of the runtime folder.
+// startApart is start with the configuration outside the runtime folder.
 func startApart(t *testing.T, config string) *node.Node {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

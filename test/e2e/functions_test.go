@@ -26,7 +26,7 @@ func run(t *testing.T, dir string, arguments ...string) (string, error) {
 	return string(out), err
 }
 
-// failsInOneLine runs a verb and wants it to fail with one line that has all these words.
+// failsInOneLine checks that a verb fails with one line that contains all these words.
 func failsInOneLine(t *testing.T, nd *node.Node, words []string, arguments ...string) {
 	t.Helper()
 	out, err := run(t, nd.Dir, arguments...)
@@ -41,7 +41,8 @@ func failsInOneLine(t *testing.T, nd *node.Node, words []string, arguments ...st
 	}
 }
 
-// refuses adds a function, which fails in one line with all these words and leaves nothing.
+// refuses checks that adding a function fails in one line with all these words, and leaves
+// nothing.
 func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 	t.Helper()
 	failsInOneLine(t, nd, append(words, "it was taken off again"), "if", "add", name, "--model", card)
@@ -118,7 +119,7 @@ func TestEditedConfigurationIsFollowed(t *testing.T) {
 	})
 }
 
-// A configuration that a node runs with is right, though its ports are taken: by that node.
+// The configuration of a running node is valid, although that node already uses its ports.
 func TestCheckOfARunningNode(t *testing.T) {
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: 15905}\n", card))
@@ -155,7 +156,7 @@ func TestIfAddSave(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "loose: unsaved") || strings.Contains(out, "kept: unsaved") {
 		t.Errorf("list: %v\n%s", err, out)
 	}
-	// A file that is wrong is left as it is, and so is the node.
+	// An invalid file changes neither itself nor the node.
 	if err := os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +167,7 @@ func TestIfAddSave(t *testing.T) {
 	}
 }
 
-// Objective, share and port change while requests are on their way, and none is lost.
+// Objective, share and port change while requests are in flight, and none is lost.
 func TestEditsUnderLoad(t *testing.T) {
 	card := nullCard(t, "digest", small)
 	entry := func(rest string) string {
@@ -178,7 +179,7 @@ func TestEditsUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head := string(text[:strings.Index(string(text), "shares:")]) // what the harness put there
+	head := string(text[:strings.Index(string(text), "shares:")]) // the lines that the harness wrote
 	got := stream(t, nd, 400, func() {
 		edited := head + "# a comment\n" + entry("port: 15904, slo: 4s, share_percent: 60")
 		if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
@@ -188,7 +189,7 @@ func TestEditsUnderLoad(t *testing.T) {
 			f, err := nd.Function("fn")
 			return err == nil && f.Port == 15904 && f.SLOMillis == 4000 && f.SharePercent == 60
 		})
-		// The second half of the stream still goes to the port before.
+		// The second half of the stream still goes to the previous port.
 	})
 	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
 		t.Errorf("%s; want 400 right answers by the port before", got)
@@ -226,7 +227,7 @@ func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-// secondVersion is the card of nullCard's digest, of version 2.
+// secondVersion returns the card of nullCard's digest with version 2.
 func secondVersion(t *testing.T) string {
 	t.Helper()
 	path := nullCard(t, "digest", small)
@@ -240,7 +241,7 @@ func secondVersion(t *testing.T) string {
 	return path
 }
 
-// versionOf is the version of the model that answers for a function.
+// versionOf returns the version of the model that answers for a function.
 func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 	t.Helper()
 	c := dial(t, nd, function, client.Options{})
@@ -260,7 +261,7 @@ func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
 	}
 }
 
-// Nodes that cannot start say why in one line, and leave nothing behind.
+// A node that cannot start reports the reason in one line, and leaves nothing behind.
 func TestWhatCannotStartSaysWhy(t *testing.T) {
 	t.Parallel()
 	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -300,7 +301,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 			if err == nil {
 				t.Fatalf("started, after %s:\n%s", time.Since(started), out)
 			}
-			out = strings.ReplaceAll(out, `\"`, `"`) // it is JSON
+			out = strings.ReplaceAll(out, `\"`, `"`) // the line is JSON
 			for _, want := range c.want {
 				if !strings.Contains(out, want) {
 					t.Errorf("said:\n%s\nwant %q in it", out, want)
@@ -313,7 +314,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	}
 }
 
-// A model that never comes up is taken off again and leaves the others alone.
+// A model that never becomes ready is removed, without effect on the other functions.
 func TestModelThatDoesNotFitItsCardCostsItsOwnFunctionOnly(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -365,7 +366,8 @@ func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
 	}
 }
 
-// A name that is misspelt in an edit is another function's, and the old one's is gone.
+// An edit that misspells a function's name adds another function and removes the old one.
+// The node must not do that.
 func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
@@ -382,7 +384,7 @@ func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
 	}
 }
 
-// An edit of which one entry cannot be followed changes nothing, though others could be.
+// If one entry of an edit cannot be applied, no entry is applied.
 func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
@@ -414,8 +416,8 @@ func brokenCard(t *testing.T) string {
 	return tinymodel.Card{Name: "bad", Version: 3, Height: 2, Width: 1024, Outputs: 1, Model: tinymodel.Truncated}.Write(t, t.TempDir())
 }
 
-// Where a change restarts the process, the old model is gone when the new one
-// fails, and comes back.
+// If a change restarts the process, the old model has ended when the new one fails, and
+// must be started again.
 func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), configs.Lab{Change: configs.ChangeRestart}.Environment())
@@ -432,7 +434,8 @@ func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-// What the file says is not taken off again, and is as the operator then says.
+// A function of the configuration file is not removed when its model fails, and follows the
+// operator's later changes.
 func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
@@ -454,11 +457,11 @@ func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 	}
 }
 
-// The node does not need who added a function: it is taken off when it cannot start, and
-// stays when it can.
+// An addition continues without the command that ordered it: the function is removed if it
+// cannot start, and stays if it can.
 func TestAnInterruptedAdditionGoesOn(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // warming up takes a while
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // so that the warm-up takes a while
 	interrupt := func(name, card string) {
 		t.Helper()
 		c := exec.CommandContext(testContext(t), penstock, "if", "add", name, "--model", card, "--runtime-dir", nd.Dir)
@@ -511,7 +514,7 @@ func TestFunctionThatIsRenamedKeepsItsPort(t *testing.T) {
 		return err == nil && f.Port == port
 	})
 
-	// A manager that is told to end before the function has a process waits 20 s for one.
+	// A manager that is asked to exit before the function has a process waits 20 s for one.
 	if err := nd.WaitReady(testContext(t)); err != nil {
 		t.Fatal(err)
 	}

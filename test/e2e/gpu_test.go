@@ -20,10 +20,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A whole node on a GPU that is not there: a fake driver library in every process,
-// and fake MPS programs. What only a GPU can show is in test/gpu.
+// A whole node on a simulated GPU: a fake driver library in every process, and
+// fake MPS programs. test/gpu has what only a GPU can show.
 
-// fakeGPU builds both once, in the folder of the binaries that are tested.
+// fakeGPU builds both once, into the folder of the binaries under test.
 var fakeGPU = sync.OnceValues(func() (driver string, err error) {
 	dir, err := openFolder(filepath.Dir(penstock), "gpu-")
 	if err != nil {
@@ -45,14 +45,15 @@ var fakeGPU = sync.OnceValues(func() (driver string, err error) {
 
 var removeMPS = func() {}
 
-// withGPU is the environment of a node with a GPU, and MPS if so.
+// withGPU returns the environment of a node with a GPU and, if mps is set, with
+// MPS.
 func withGPU(t *testing.T, mps bool) []string {
 	t.Helper()
 	driver, err := fakeGPU()
 	if err != nil {
 		t.Skipf("no fake driver: %v", err)
 	}
-	// Half a gigabyte is what a process takes on an H200 before it does anything.
+	// On an H200 a process takes half a gigabyte before it does anything.
 	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30))}
 	if mps {
 		environment = append(environment, "PATH="+filepath.Dir(driver)+":"+os.Getenv("PATH"))
@@ -60,7 +61,7 @@ func withGPU(t *testing.T, mps bool) []string {
 	return environment
 }
 
-// onGPU is a configuration of functions that the null model serves.
+// onGPU returns a configuration of functions that the null model serves.
 func onGPU(card string, functions ...string) string {
 	text := "device: cuda\nlog: {level: debug}\nshares: {policy: gslice, tune: false}\nfunctions:\n"
 	for _, f := range functions {
@@ -69,8 +70,8 @@ func onGPU(card string, functions ...string) string {
 	return text
 }
 
-// onGroups waits until every function serves on the groups that it was ordered,
-// and returns them; nobody has another's.
+// onGroups waits until every function serves on its ordered groups and returns its
+// instance. No two functions may share a group.
 func onGroups(t *testing.T, n *node.Node, functions ...string) map[string]control.InstanceStatus {
 	t.Helper()
 	at := map[string]control.InstanceStatus{}
@@ -104,7 +105,7 @@ func onGroups(t *testing.T, n *node.Node, functions ...string) map[string]contro
 	return at
 }
 
-// active is the process that serves an instance.
+// active returns the process that serves an instance.
 func active(in control.InstanceStatus) control.ProcessStatus {
 	p, _ := in.Serving()
 	return p
@@ -137,7 +138,7 @@ func TestSharesOfAGPUMoveInPlaceUnderLoad(t *testing.T) {
 	for i := range changes {
 		send(t, c, small, step, 100, 2*time.Millisecond)
 		step += 100
-		// The one that shrinks first, or the sum is above 100.
+		// Shrink one first, otherwise the sum is above 100.
 		small, large := "fn", "other"
 		if i%2 == 1 {
 			small, large = large, small
@@ -223,7 +224,7 @@ func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
 	if n := metric(t, nd, "penstock_device_faults_total"); n != 2 {
 		t.Errorf("%v faults, want 2", n)
 	}
-	// Twice within a minute: it is held back.
+	// After two faults within a minute it is held back.
 	waitFor(t, "it to be refused", func() bool {
 		send(t, b, small, sent, 1, 0)
 		sent++

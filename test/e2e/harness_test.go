@@ -1,5 +1,5 @@
-// Package e2e runs whole nodes, `penstock up` with all its processes, and treats
-// them badly.
+// Package e2e runs whole nodes, `penstock up` with all its processes, and provokes failures
+// in them.
 package e2e
 
 import (
@@ -27,16 +27,16 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// binary is the penstock that is tested, built once.
+// penstock is the binary under test, built once.
 var penstock string
 
-// patience bounds every wait: it is for hangs, not for slow machines.
+// patience bounds every wait. It detects hangs and is long enough for slow machines.
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	syscall.Umask(0o022) // the tests' runtime folders must be private, also if new files are group-writable by default
 	if role := os.Getenv(roleVariable); role != "" {
-		os.Exit(play(role)) // this binary is the hostile process of a card
+		os.Exit(play(role)) // this binary is also the hostile process of a card
 	}
 	parallel()
 	dir, err := openFolder("", "penstock-e2e-")
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Setenv("XDG_RUNTIME_DIR", filepath.Join(dir, "run")) // nodes of tests register here
+	os.Setenv("XDG_RUNTIME_DIR", filepath.Join(dir, "run")) // the tests' nodes register here
 	penstock = filepath.Join(dir, "penstock")
 	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", penstock, "../../cmd/penstock")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -57,8 +57,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// parallel lets twice as many tests run at a time as there are CPUs, if the command line
-// does not say how many: most of them wait for processes to start and to end.
+// parallel lets twice as many tests run at a time as there are CPUs, unless the command line
+// sets the number. Most tests wait for processes to start and to end.
 func parallel() {
 	const name = "test.parallel"
 	flag.Parse()
@@ -73,7 +73,7 @@ func parallel() {
 	}
 }
 
-// freePort finds a UDP port of the loopback address that nothing uses.
+// freePort finds an unused UDP port of the loopback address.
 func freePort(t *testing.T) int {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -84,7 +84,7 @@ func freePort(t *testing.T) int {
 	return c.LocalAddr().(*net.UDPAddr).Port
 }
 
-// openFolder makes a folder whose files the processes of functions may use.
+// openFolder makes a folder whose files the functions' processes may use.
 func openFolder(parent, pattern string) (string, error) {
 	dir, err := os.MkdirTemp(parent, pattern)
 	if err == nil {
@@ -93,7 +93,7 @@ func openFolder(parent, pattern string) (string, error) {
 	return dir, err
 }
 
-// unconfined is for functions that remove files of their tests.
+// unconfined is the configuration for functions that remove files of their tests.
 const unconfined = "sandbox: off\n"
 
 func testContext(t *testing.T) context.Context {
@@ -102,7 +102,7 @@ func testContext(t *testing.T) context.Context {
 	return ctx
 }
 
-// start starts a node and makes sure that all its processes end with the test.
+// start starts a node and ensures that all its processes end with the test.
 func start(t *testing.T, config string, environment ...string) *node.Node {
 	t.Helper()
 	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, Environment: environment})
@@ -119,7 +119,7 @@ func start(t *testing.T, config string, environment ...string) *node.Node {
 	return n
 }
 
-// waitFor polls until done.
+// waitFor polls until done returns true.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
@@ -129,14 +129,14 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// process is one of a node's processes, found by the runtime folder in its
-// environment or arguments.
+// process is a process of a node. It is found by the runtime folder in its environment or
+// arguments.
 type process struct {
 	pid     int
 	command string // manager, orchestrator, if
 }
 
-// processes finds what runs for the node with that runtime folder.
+// processes finds the processes of the node with that runtime folder.
 func processes(dir string) (found []process) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -161,8 +161,8 @@ func processes(dir string) (found []process) {
 	return found
 }
 
-// nullCard writes a card for a model that computes nothing: it answers with a
-// digest of the picture.
+// nullCard writes a card for a model that computes nothing: it answers with a digest of the
+// picture.
 func nullCard(t *testing.T, name string, bytes int, lines ...string) string {
 	t.Helper()
 	text := fmt.Sprintf(`name: %s
@@ -186,7 +186,7 @@ decoder: {name: raw}
 	return path
 }
 
-// programCard is nullCard for a program that is run with these arguments.
+// programCard is nullCard for a program with these arguments.
 func programCard(t *testing.T, program string, arguments ...string) string {
 	t.Helper()
 	path := nullCard(t, "digest", small)
@@ -214,7 +214,7 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-// oneFunction is a configuration with one function, fn, of that card.
+// oneFunction returns a configuration with one function, fn, of that card.
 func oneFunction(card string, more ...string) string {
 	return fmt.Sprintf(`
 log: {level: debug}
@@ -243,7 +243,7 @@ func dial(t *testing.T, n *node.Node, function string, o client.Options) *client
 	return c
 }
 
-// picture makes one whose bytes depend on i.
+// picture returns a picture whose bytes depend on i.
 func picture(bytes, i int) []byte {
 	p := make([]byte, bytes)
 	for j := range p {
@@ -252,10 +252,10 @@ func picture(bytes, i int) []byte {
 	return p
 }
 
-// digest is what the null model answers to a picture.
+// digest returns the null model's answer to a picture.
 func digest(p []byte) float32 { return null.Value(null.Digest(p), 0, 0) }
 
-// answers counts how requests ended, and whether each ok answer was right.
+// answers counts how requests ended, and checks each ok answer.
 type answers struct {
 	mu      sync.Mutex
 	ended   int
@@ -271,7 +271,8 @@ func newAnswers() *answers {
 	return a
 }
 
-// deliver is a client.Options.Deliver; the tag is what picture was made from.
+// deliver returns a client.Options.Deliver. The tag is the number that picture was called
+// with.
 func (a *answers) deliver(bytes int) func(*client.Result) {
 	return func(r *client.Result) {
 		a.mu.Lock()
@@ -292,7 +293,7 @@ func (a *answers) deliver(bytes int) func(*client.Result) {
 	}
 }
 
-// right reports whether an ok answer is the digest of the picture that its tag names.
+// right reports whether an ok answer is the digest of the picture with that tag.
 func right(r *client.Result, bytes int) bool {
 	return len(r.Payload) == 4 && math.Float32frombits(binary.LittleEndian.Uint32(r.Payload)) == digest(picture(bytes, int(r.Tag)))
 }
@@ -311,7 +312,7 @@ func (a *answers) String() string {
 	return fmt.Sprintf("%d ended, %v, %d without an answer, %d wrong", a.ended, a.by, a.lost, a.wrong)
 }
 
-// send sends n pictures, one every gap.
+// send sends n pictures, one per gap.
 func send(t *testing.T, c *client.Client, bytes, from, n int, gap time.Duration) {
 	t.Helper()
 	for i := from; i < from+n; i++ {
@@ -322,14 +323,15 @@ func send(t *testing.T, c *client.Client, bytes, from, n int, gap time.Duration)
 	}
 }
 
-// logged waits until the node's log says so: what a process says takes a moment to get there.
+// logged waits until the node's log contains text, because a process's output takes a moment
+// to get there.
 func logged(t *testing.T, n *node.Node, text string) {
 	t.Helper()
 	waitFor(t, fmt.Sprintf("the log to say %q", text), func() bool { return strings.Contains(n.Log(), text) })
 }
 
-// settled waits until nothing is in flight and no packet memory is held, and
-// checks that nothing accepted was lost.
+// settled waits until nothing is in flight and no packet memory is held. It checks that no
+// accepted request was lost.
 func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus {
 	t.Helper()
 	var f control.FunctionStatus
@@ -344,7 +346,7 @@ func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus
 	return f
 }
 
-// metric reads one value from /metrics; 0 where the series is not there.
+// metric reads one value from /metrics; 0 if the series is missing.
 func metric(t *testing.T, n *node.Node, series string) float64 {
 	t.Helper()
 	text, err := n.Metrics()

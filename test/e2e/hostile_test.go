@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// This test binary is also a process that keeps the handshake and then writes
-// nonsense wherever the manager lets it.
+// This test binary is also a process that performs the handshake correctly and
+// then writes random data wherever the manager lets it.
 const (
 	roleVariable = "PENSTOCK_E2E_ROLE"
 	roleScribble = "scribble"
@@ -45,7 +45,7 @@ func play(role string) int {
 	}
 	child.Notify(control.Notice{State: control.Linking})
 	child.Notify(control.Notice{State: control.Ready})
-	time.Sleep(100 * time.Millisecond) // the epoch comes; nobody checks who says active
+	time.Sleep(100 * time.Millisecond) // the manager writes the epoch; it does not check that this process reported active
 	child.Notify(control.Notice{State: control.Active})
 	info, err := files[2].Stat() // the replies
 	if err != nil {
@@ -57,7 +57,7 @@ func play(role string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// What is read-only must stay so.
+	// Read-only memory must stay read-only.
 	if _, err := shm.Map(files[1], int(attached.SlabBytes[0]), true); err == nil {
 		fmt.Fprintln(os.Stderr, "the ring can be mapped writable")
 		return 1
@@ -67,7 +67,8 @@ func play(role string) int {
 	for {
 		for range 4096 {
 			memory[random.IntN(len(memory))] = byte(random.Uint32())
-			// The words at the front steer; they get more than their part.
+			// The words at the front control the ring, so they are overwritten
+			// more often.
 			memory[random.IntN(min(len(memory), 1024))] = byte(random.Uint32())
 		}
 		time.Sleep(time.Millisecond)

@@ -11,8 +11,8 @@ import (
 )
 
 // TestReturnFromIdle sends requests to a function that was idle next to an overloaded one. The
-// idle function has kept its guarantee, so its first requests run at its level. How many of them
-// are late on this machine is only reported: other programs use it, too.
+// idle function has kept its guarantee, so its first requests run at its level. The test only
+// reports how many of them are late, because other programs use this machine, too.
 func TestReturnFromIdle(t *testing.T) {
 	const (
 		n    = 41
@@ -49,7 +49,7 @@ functions:
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A function of unknown cost has an equal part.
+	// A function of unknown cost gets an equal part.
 	if g := f.Guarantee; g == nil || g.Percent < 44 {
 		t.Errorf("guarantee of the idle function %+v, want half of 90 %%", g)
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// checkRecord returns what is wrong with a line of a JSON log: it is one object, no object in it
-// has a key twice, and its message says what happened.
+// checkRecord returns an error if a line of a JSON log is invalid. It must be one object without
+// duplicate keys, and its message must say what happened.
 func checkRecord(line []byte) error {
 	if err := checkKeys(line); err != nil {
 		return err
@@ -39,7 +39,7 @@ func checkRecord(line []byte) error {
 func checkKeys(data []byte) error {
 	type object struct {
 		keys map[string]bool // nil: an array
-		key  bool            // a key comes next
+		key  bool            // the next token is a key
 	}
 	var open []object
 	d := json.NewDecoder(bytes.NewReader(data))
@@ -110,8 +110,8 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// TestLogIsJSON: a node that runs out of descriptors, and one whose manager dies, log records
-// that a program can read, to the last line.
+// TestLogIsJSON runs a node that uses up its descriptors, and one whose manager dies. Their logs
+// must be JSON that a program can read, to the last line.
 func TestLogIsJSON(t *testing.T) {
 	var log lines
 	nd, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: oneFunction(nullCard(t, "digest", small)), Log: &log})
@@ -124,7 +124,8 @@ func TestLogIsJSON(t *testing.T) {
 		pids[p.command] = p.pid
 	}
 
-	// No process can open another descriptor: accepting fails, starting processes fails.
+	// No process can open another descriptor, so accepting connections and starting processes
+	// fail.
 	before := map[string]unix.Rlimit{}
 	for _, command := range []string{"up", "manager", "orchestrator"} {
 		var was unix.Rlimit
@@ -164,8 +165,9 @@ func TestLogIsJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A function's process says last that its manager is gone, which the orchestrator relays.
-	// (Only while the orchestrator lives: it ends the processes of a dead manager.)
+	// The last message of a function's process is that its manager has ended. The orchestrator
+	// relays it, but only while the orchestrator lives, because it ends the processes of a dead
+	// manager.
 	syscall.Kill(pids["manager"], syscall.SIGKILL)
 	waitFor(t, "up to miss its manager", func() bool { return strings.Contains(log.String(), "child died") })
 	if err := nd.WaitReady(testContext(t)); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// load runs `penstock load` at a node, and returns its exit status and both its outputs. said is
-// told each line of standard error when it comes.
+// load runs `penstock load` against a node. It returns its exit status, standard output and
+// standard error. It calls said for each line of standard error as soon as it arrives.
 func load(t *testing.T, n *node.Node, said func(line string), arguments ...string) (status int, out, complaints string) {
 	t.Helper()
 	cmd := exec.CommandContext(testContext(t), penstock, append([]string{"load", "--http", n.HTTP.String(), "--check=false"}, arguments...)...)
@@ -39,10 +39,11 @@ func load(t *testing.T, n *node.Node, said func(line string), arguments ...strin
 	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }
 
-// TestLoadSaysAtOnceThatTheNodeStoppedAnswering, and its exit status says it again.
+// TestLoadSaysAtOnceThatTheNodeStoppedAnswering checks that the load reports it immediately, and
+// again by its exit status.
 func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 	t.Parallel()
-	n := start(t, oneFunction(nullCard(t, "digest", small), ", slo: 1s")) // penstock load waits some objectives for answers
+	n := start(t, oneFunction(nullCard(t, "digest", small), ", slo: 1s")) // penstock load waits for answers for a multiple of the objective
 	var manager int
 	for _, p := range processes(n.Dir) {
 		if p.command == "manager" {
@@ -65,7 +66,7 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 			told = true
 		}
 	}, "--rate", "fn=20", "--duration", "6s", "--warmup", "0s")
-	if !told { // while it ran: at its end it says what came back of all
+	if !told { // while it ran; at its end it reports all outcomes
 		t.Errorf("stopped: %v; not told in the run that nothing comes back:\n%s", stopped, said)
 	}
 	if status != 1 || !strings.Contains(said, "penstock load: the node's status page does not answer: ") || !strings.Contains(said, "fn: nothing came back for ") {
@@ -73,7 +74,8 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 	}
 }
 
-// TestLoadFailsWhereARequirementIsMissed, and not where it is met.
+// TestLoadFailsWhereARequirementIsMissed also checks that the load succeeds if the requirement
+// is met.
 func TestLoadFailsWhereARequirementIsMissed(t *testing.T) {
 	t.Parallel()
 	n := start(t, oneFunction(nullCard(t, "digest", small)))

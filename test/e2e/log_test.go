@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// says runs the binary to its end, and returns what it said on standard error.
+// says runs the binary to its end, and returns its standard error.
 func says(t *testing.T, arguments ...string) string {
 	t.Helper()
 	var said bytes.Buffer
@@ -41,8 +41,8 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-// TestWhyANodeEndsIsALineOfItsLog: where the log is JSON, so is the error that ends a process,
-// for who collects logs.
+// TestWhyANodeEndsIsALineOfItsLog checks that the final error is JSON if the log is JSON, for
+// programs that collect logs.
 func TestWhyANodeEndsIsALineOfItsLog(t *testing.T) {
 	t.Parallel()
 	taken, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -153,7 +153,7 @@ func (n *logging) ready() {
 	})
 }
 
-// share is an order, and the manager logs it.
+// share orders a share, which the manager logs.
 func (n *logging) share(percent string) {
 	n.Helper()
 	if out, err := run(n.T, n.dir, "if", "share", "fn", percent); err != nil {
@@ -176,14 +176,15 @@ func (n *logging) end() {
 	}
 }
 
-// TestANodeOutlivesWhoReadsItsLog: `penstock up 2>&1 | head -1` is a node that runs on.
+// TestANodeOutlivesWhoReadsItsLog checks that the node of `penstock up 2>&1 | head -1`
+// continues to run.
 func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
 	t.Parallel()
 	n := startLogging(t)
 	if line, err := bufio.NewReaderSize(n.reader, 16).ReadString('\n'); err != nil {
 		t.Fatalf("read a line: %q, %v", line, err)
 	}
-	n.reader.Close() // the manager and the orchestrator have more to say until they are ready
+	n.reader.Close() // the manager and the orchestrator log more lines until they are ready
 	n.ready()
 	before := processes(n.dir)
 	n.share("40")
@@ -193,7 +194,7 @@ func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
 		after[p] = true
 	}
 	for _, p := range before {
-		// The launcher becomes a function's process, which a share may replace.
+		// The launcher becomes a function's process, which a change of share may replace.
 		if p.command != "launch" && p.command != "if" && !after[p] {
 			t.Errorf("the %s of process %d has died", p.command, p.pid)
 		}
@@ -201,7 +202,7 @@ func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
 	n.end()
 }
 
-// TestANodeWaitsForNobodyToReadItsLog: a terminal that is stopped stops no node.
+// TestANodeWaitsForNobodyToReadItsLog checks that a stopped terminal does not stop the node.
 func TestANodeWaitsForNobodyToReadItsLog(t *testing.T) {
 	t.Parallel()
 	n := startLogging(t)

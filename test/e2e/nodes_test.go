@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestClientFindsNode: with one node of this user, `penstock if` and `penstock load` need no
-// flag; with two they name both.
+// TestClientFindsNode runs `penstock if` and `penstock load` without a flag. With one node
+// of this user they find it; with two they name both.
 func TestClientFindsNode(t *testing.T) {
 	clients := [][]string{
 		{"if", "list"},
@@ -50,6 +50,6 @@ func TestClientFindsNode(t *testing.T) {
 		}
 	}
 
-	second.Kill() // without a word to the folder that it is registered in
+	second.Kill() // it is killed, so it does not remove its registration
 	found()
 }

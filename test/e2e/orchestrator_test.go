@@ -16,11 +16,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// outageBound is how long a function may be without answers because its orchestrator died.
-// Nothing that serves is touched then; the bound is for a machine that runs much else.
+// outageBound is the max time that a function may be without answers because its
+// orchestrator died. Serving processes are not affected then; the bound is for a machine
+// with much other load.
 const outageBound = 1500 * time.Millisecond
 
-// record keeps all of a node's log.
+// record stores all of a node's log.
 type record struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -38,7 +39,7 @@ func (r *record) String() string {
 	return r.text.String()
 }
 
-// startRecorded is start, with all of the log kept.
+// startRecorded is start, and stores the whole log.
 func startRecorded(t *testing.T, config string, environment ...string) (*node.Node, *record) {
 	t.Helper()
 	log := &record{}
@@ -56,7 +57,7 @@ func startRecorded(t *testing.T, config string, environment ...string) (*node.No
 	return n, log
 }
 
-// traffic sends pictures to a function until stop, and notes when answers came.
+// traffic sends pictures to a function until stop, and records when answers arrived.
 type traffic struct {
 	function string
 	got      *answers
@@ -66,7 +67,7 @@ type traffic struct {
 
 	mu   sync.Mutex
 	last time.Time
-	gap  time.Duration // the longest between two answers
+	gap  time.Duration // the longest time between two answers
 }
 
 func drive(t *testing.T, nd *node.Node, function string, every time.Duration) *traffic {
@@ -100,7 +101,7 @@ func drive(t *testing.T, nd *node.Node, function string, every time.Duration) *t
 	return f
 }
 
-// since begins a new longest gap, and returns the last.
+// since starts measuring a new longest gap, and returns the previous one.
 func (f *traffic) since() time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +113,7 @@ func (f *traffic) since() time.Duration {
 	return gap
 }
 
-// end stops sending, and wants every request answered, and right.
+// end stops sending, and checks that every request was answered correctly.
 func (f *traffic) end(t *testing.T, nd *node.Node) {
 	t.Helper()
 	close(f.stop)
@@ -124,7 +125,7 @@ func (f *traffic) end(t *testing.T, nd *node.Node) {
 	settled(t, nd, f.function)
 }
 
-// threeFunctions are a configuration with shares that change by a swap.
+// threeFunctions returns a configuration with shares that change by a swap.
 func threeFunctions(t *testing.T) string {
 	t.Helper()
 	config := "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"
@@ -136,7 +137,7 @@ func threeFunctions(t *testing.T) string {
 
 var threeNames = []string{"face", "fashion", "detect"}
 
-// nodeProcesses are the node's inference functions, by instance and generation.
+// nodeProcesses returns the node's inference functions, by instance and generation.
 func nodeProcesses(t *testing.T, nd *node.Node) map[string]int {
 	t.Helper()
 	all := map[string]int{}
@@ -175,7 +176,7 @@ func killOrchestrator(t *testing.T, nd *node.Node) (back time.Duration) {
 	return time.Since(began)
 }
 
-// checkGenerations reads from the log that no generation had two processes, and that the
+// checkGenerations checks in the log that no generation had two processes, and that the
 // manager refused none.
 func checkGenerations(t *testing.T, log *record) {
 	t.Helper()
@@ -239,7 +240,7 @@ func TestOrchestratorKilled(t *testing.T) {
 	}
 	checkGenerations(t, log)
 
-	// The last one is in charge.
+	// The new orchestrator works.
 	if out, err := run(t, nd.Dir, "if", "share", "face", "30"); err != nil {
 		t.Fatalf("share: %v\n%s", err, out)
 	}
@@ -319,8 +320,8 @@ func TestOrchestratorKilledAsProcessesStart(t *testing.T) {
 	checkGenerations(t, log)
 }
 
-// A process that dies while there is no orchestrator is replaced by its shadow, which the
-// next orchestrator wakes.
+// If a process dies while there is no orchestrator, its shadow replaces it. The next
+// orchestrator wakes the shadow.
 func TestOrchestratorAndProcessKilled(t *testing.T) {
 	t.Parallel()
 	nd, log := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
@@ -348,7 +349,7 @@ func TestOrchestratorAndProcessKilled(t *testing.T) {
 	checkGenerations(t, log)
 }
 
-// All processes end with up, also if it is killed.
+// All processes end with up, also if up is killed.
 func TestUpKilled(t *testing.T) {
 	t.Parallel()
 	nd, _ := startRecorded(t, oneFunction(nullCard(t, "digest", small)))

@@ -15,18 +15,19 @@ import (
 	"github.com/penstock/penstock/client"
 )
 
-// The addresses of a cable between this machine and a host outside. 198.18.0.0/15
-// is for such tests (RFC 2544).
+// The addresses of a cable between this machine and an outside host.
+// 198.18.0.0/15 is reserved for such tests (RFC 2544).
 const (
 	nodeOutside = "198.18.77.1"
 	hostOutside = "198.18.77.2"
 )
 
-// outside is another host: a network namespace, kept by a thread that is in it.
+// outside is another host: a network namespace that a thread inside it keeps
+// alive.
 type outside struct{ jobs chan func() }
 
 // newOutside makes a host that reaches this machine through a cable (veth), so
-// that its address is not loopback.
+// that its address is not a loopback address.
 func newOutside(t *testing.T) *outside {
 	t.Helper()
 	if os.Geteuid() != 0 {

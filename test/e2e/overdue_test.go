@@ -12,24 +12,24 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// TestOverdue stops the process that serves. Each request is answered `late` at its
-// deadline, and the process finds all slots in place when it goes on.
+// TestOverdue stops the serving process. Each request is answered `late` at its deadline,
+// and the process finds all slots unchanged when it continues.
 func TestOverdue(t *testing.T) {
 	const (
 		objective = 60 * time.Millisecond
 		goal      = 50 * time.Millisecond
-		// The manager's threads may wait that long for a CPU of a machine that runs other
+		// The manager's threads may wait this long for a CPU of a machine that runs other
 		// tests. Without the rule, requests end after hang_timeout. The manager's own tests
-		// pin the times of the rule.
+		// check the exact times of the rule.
 		bound = 2 * time.Second
-		n     = 24 // fewer than a client may have in flight
+		n     = 24 // less than a client's max requests in flight
 	)
 	nd := start(t, "hang_timeout: 30s\n"+oneFunction(nullCard(t, "digest", small), fmt.Sprintf(", slo: %v", objective)), "PENSTOCK_NULL=busy=1ms")
 	active, _ := serving(t, nd, "fn")
 
 	var mu sync.Mutex
 	by, ends := map[wire.Status]int{}, map[uint64]int{}
-	var answered, received []time.Duration // since the manager had the request; since the client sent it
+	var answered, received []time.Duration // since the manager received the request; since the client sent it
 	got := newAnswers()
 	deliver := got.deliver(small)
 	c := dial(t, nd, "fn", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
@@ -72,7 +72,7 @@ func TestOverdue(t *testing.T) {
 	if f.InFlight != 0 || f.Hangs != 0 {
 		t.Errorf("%d slots in flight, %d hangs; want none", f.InFlight, f.Hangs)
 	}
-	// Every slot can be used again: the client's credit is what it was.
+	// Every slot can be used again: the client's credit is as before.
 	for round := range 20 {
 		send(t, c, small, (2+round)*n, n, time.Millisecond)
 	}

@@ -12,9 +12,9 @@ import (
 	pictures "github.com/penstock/penstock/loadgen/picture"
 )
 
-// TestOverload offers a function more than it can do. It answers as many requests in time
-// as without the overload, and the client drops the rest. Batches of 8 sleep for 40 ms,
-// so that a busy machine changes little.
+// TestOverload offers a function more than it can answer. It must answer as many requests in
+// time as without the overload, and the client drops the rest. Batches of 8 sleep for 40 ms,
+// so that a busy machine has little effect.
 func TestOverload(t *testing.T) {
 	const (
 		capacity  = 200 // per second
@@ -46,8 +46,8 @@ functions:
 	below := offer(0.9 * capacity)
 	for _, times := range []float64{2, 5} {
 		f := offer(times * capacity)
-		// It is nearly all on a quiet machine, and nothing if requests wait for credit for as
-		// long as they may.
+		// On a quiet machine it is nearly all. It is zero if requests wait for credit as long
+		// as they may.
 		if f.GoodputRPS < 0.6*below.GoodputRPS {
 			t.Errorf("at %v times its capacity, %.0f requests per second are answered in time; below it, %.0f", times, f.GoodputRPS, below.GoodputRPS)
 		}

@@ -17,15 +17,15 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// probe sends a request every probeEvery and notes when each was answered ok. It goes
-// on whatever happens to the node.
+// probe sends a request every probeEvery and records when each was answered ok. It
+// continues whatever happens to the node.
 type probe struct {
 	client *client.Client
 	stop   chan struct{}
 	sender sync.WaitGroup
 
 	mu       sync.Mutex
-	answered []time.Time // when an ok answer came, in order
+	answered []time.Time // times of the ok answers, in order
 	wrong    int
 }
 
@@ -69,7 +69,7 @@ func (p *probe) end() {
 	p.sender.Wait()
 }
 
-// outage is the longest time without an ok answer, between from and until.
+// outage returns the longest time without an ok answer, between from and until.
 func (p *probe) outage(from, until time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,14 +82,15 @@ func (p *probe) outage(from, until time.Time) time.Duration {
 	return max(longest, until.Sub(last))
 }
 
-// answeredAfter reports whether an ok answer came after that.
+// answeredAfter reports whether an ok answer arrived after that time.
 func (p *probe) answeredAfter(t time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.answered) > 0 && p.answered[len(p.answered)-1].After(t)
 }
 
-// pids are a node's processes: its own, and those of its functions. Both are sorted.
+// pids returns the process ids of a node's own processes and of its functions' processes,
+// both sorted.
 func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 	t.Helper()
 	for _, p := range processes(nd.Dir) {
@@ -113,14 +114,14 @@ func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 }
 
 // TestPause stops a part of a node, or all of it, as a debugger, a freezer or a paused
-// virtual machine does. No process may be judged by the time in which its judge was
-// stopped. The row "all" needs the running clock's cap: without it, the manager kills the
-// functions' processes, which go on later than it does.
+// virtual machine does. A process must not judge its peers by time in which it was
+// stopped itself. The row "all" needs the running clock's cap: without it, the manager
+// kills the functions' processes, which continue later than the manager.
 func TestPause(t *testing.T) {
-	// A client gives up what was lost after its Timeout of 500 ms; the rest is for a
-	// busy machine.
-	// goal is what an idle machine keeps (about 0.45 s). bound is for a busy one, whose
-	// outage was seen at 2.8 s; that no process ended is what the fix is about.
+	// A client gives up lost requests after its Timeout of 500 ms; the rest is a margin
+	// for a busy machine. An idle machine meets goal (about 0.45 s). bound is for a busy
+	// one, on which an outage of 2.8 s was measured. The essential check is that no
+	// process ended.
 	const goal, bound = time.Second, 10 * time.Second
 	pauses := []time.Duration{2200 * time.Millisecond, 5 * time.Second, 12 * time.Second}
 	if testing.Short() {
@@ -129,12 +130,12 @@ func TestPause(t *testing.T) {
 	for _, victim := range []string{"orchestrator", "manager", "all"} {
 		t.Run(victim, func(t *testing.T) {
 			t.Parallel()
-			nd := start(t, "hang_timeout: 3s\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=4ms") // often at work
+			nd := start(t, "hang_timeout: 3s\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=4ms") // so that it is often in a batch
 			serving(t, nd, "fn")
 			own, functions := pids(t, nd)
 			p := startProbe(t, nd, "fn")
 			for _, pause := range pauses {
-				time.Sleep(500 * time.Millisecond) // the node is at ease
+				time.Sleep(500 * time.Millisecond) // let the node become idle
 				stopped := slices.Concat(own, functions)
 				if victim != "all" {
 					stopped = []int{childOf(t, nd, victim)}
@@ -144,7 +145,7 @@ func TestPause(t *testing.T) {
 				time.Sleep(pause)
 				resumed := time.Now()
 				if victim == "all" {
-					// The functions' processes go on last: the manager has requests in
+					// The functions' processes continue last: the manager has requests in
 					// flight that are as old as the pause.
 					signal(t, own, syscall.SIGCONT)
 					time.Sleep(300 * time.Millisecond)
@@ -199,7 +200,8 @@ func signal(t *testing.T, pids []int, sig syscall.Signal) {
 	}
 }
 
-// untilStopped waits until no thread of a process runs: kill(2) returns before.
+// untilStopped waits until all threads of a process have stopped, because kill(2) returns
+// earlier.
 func untilStopped(t *testing.T, pid int) {
 	t.Helper()
 	running := func() bool {

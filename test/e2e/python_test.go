@@ -18,10 +18,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Whole nodes with models that are written in Python.
+// Whole nodes with models in Python.
 
-// withPython is the environment of a node whose models find the module and the library
-// of this tree. Without a python3 the test is skipped, and says so.
+// withPython returns the environment of a node whose models find this tree's module and
+// library. It skips the test with a message if there is no python3.
 func withPython(t *testing.T) []string {
 	t.Helper()
 	if _, err := exec.LookPath("python3"); err != nil {
@@ -33,13 +33,13 @@ func withPython(t *testing.T) []string {
 	}
 }
 
-// pyDigestCard is of digest.py with a role.
+// pyDigestCard returns a card of digest.py with a role.
 func pyDigestCard(t *testing.T, role string) string {
 	t.Helper()
 	return programCard(t, "python3", absolute(t, "testdata/digest.py"), role)
 }
 
-// floatsOf are an answer's values.
+// floatsOf returns an answer's values.
 func floatsOf(payload []byte) (list []float64) {
 	for ; len(payload) >= 4; payload = payload[4:] {
 		list = append(list, float64(math.Float32frombits(binary.LittleEndian.Uint32(payload))))
@@ -47,7 +47,7 @@ func floatsOf(payload []byte) (list []float64) {
 	return list
 }
 
-// answersOf asks 100 pictures of that many bytes and holds each answer against want.
+// answersOf sends 100 pictures of that many bytes and compares each answer with want.
 func answersOf(t *testing.T, nd *node.Node, function string, bytes int, tolerance float64, want func(picture []byte) []float64) {
 	t.Helper()
 	var pictures [][]byte
@@ -71,7 +71,7 @@ func answersOf(t *testing.T, nd *node.Node, function string, bytes int, toleranc
 	}
 }
 
-// answersMeanColour holds what an example's model colour answers against the pictures.
+// answersMeanColour compares the answers of an example's model `colour` with the pictures.
 func answersMeanColour(t *testing.T, nd *node.Node, function string) {
 	t.Helper()
 	const pixels, channels = 64 * 64, 3
@@ -120,7 +120,7 @@ func TestBatchesThatRaiseCostThemselvesOnly(t *testing.T) {
 	}
 }
 
-// survives harms the process that serves in the middle of 1,000 requests; config is more of
+// survives harms the serving process in the middle of 1,000 requests. config is the rest of
 // the node's configuration.
 func survives(t *testing.T, card string, mayFail int, harm func(active int), config ...string) {
 	t.Helper()
@@ -152,7 +152,7 @@ func TestShadowTakesOverWherePythonCrashes(t *testing.T) {
 	}, unconfined)
 }
 
-// The main thread is in C when the signal comes.
+// The main thread is in C when the signal arrives.
 func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 	t.Parallel()
 	survives(t, pyDigestCard(t, "stage"), 0, func(pid int) {
@@ -162,8 +162,8 @@ func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 	})
 }
 
-// The shadow takes over at each change of share, and the process before it drains and
-// ends well.
+// The shadow takes over at each change of share, and the previous process drains and exits
+// without an error.
 func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(pyDigestCard(t, "well"), ", change: shadow"), withPython(t)...)
@@ -185,13 +185,13 @@ func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
 	}
 }
 
-// digestGPUCard is of digestgpu.py, with another argument, if any.
+// digestGPUCard returns a card of digestgpu.py, with additional arguments, if any.
 func digestGPUCard(t *testing.T, arguments ...string) string {
 	t.Helper()
 	return programCard(t, "python3", append([]string{absolute(t, "testdata/digestgpu.py"), absolute(t, "../../libml/null/null.ptx")}, arguments...)...)
 }
 
-// Where there is no memory for the largest batches it serves the others.
+// If there is no memory for the largest batches, the program serves the others.
 func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t, "8"), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
@@ -213,8 +213,8 @@ func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-// On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
-// and what it captured once moves with the process.
+// On a GPU (a fake here) no batch runs Python. The program hands over graphs, and the
+// graphs that it captured once move with the process.
 func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
@@ -250,8 +250,8 @@ func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-// withPyTorch is withPython for a python3 that has PyTorch. Where there is none the test
-// is skipped, and says so.
+// withPyTorch is withPython for a python3 with PyTorch. If there is none it skips the test
+// with a message.
 func withPyTorch(t *testing.T) (interpreter string, environment []string) {
 	t.Helper()
 	environment = withPython(t)
@@ -282,8 +282,8 @@ func python(t *testing.T, interpreter string, environment []string, arguments ..
 	}
 }
 
-// quadrantsCard is the example's card in a folder of its own, with the model that the
-// example's program writes, changed by the replacements.
+// quadrantsCard returns the example's card in a separate folder, with the model that the
+// example's program writes. The replacements change the card.
 func quadrantsCard(t *testing.T, interpreter string, environment []string, oldnew ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -301,7 +301,7 @@ func quadrantsCard(t *testing.T, interpreter string, environment []string, oldne
 
 const quadrantsSide = 64
 
-// quadrants is what the example's network answers.
+// quadrants returns the answer of the example's network.
 func quadrants(p []byte) []float64 {
 	luma := []float64{0.299, 0.587, 0.114}
 	const half = quadrantsSide / 2
@@ -338,7 +338,7 @@ func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-// Other kinds of files hold the same model.
+// Other file formats contain the same model.
 func TestPyTorchRunsFrozenAndFlatModels(t *testing.T) {
 	t.Parallel()
 	interpreter, environment := withPyTorch(t)
@@ -370,7 +370,7 @@ func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), environment...)
 	for name, c := range map[string]struct {
 		oldnew []string
-		model  string // Python that writes another model to f
+		model  string // Python code that writes another model to f
 		want   []string
 	}{
 		"outputs": {oldnew: []string{"shape: [4]", "shape: [5]"}, want: []string{"output brightness", "[1, 4]", "[1, 5]"}},
@@ -392,7 +392,8 @@ func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
 	}
 }
 
-// What is missing is said in the function's state, and costs the others nothing.
+// If PyTorch is missing, the function's state says so, and the other functions are not
+// affected.
 func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
 	t.Parallel()
 	environment := withPython(t)
@@ -421,8 +422,8 @@ func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
 	}
 }
 
-// withoutTorch is a python3 that finds no PyTorch: the one that is there, told not to
-// look where packages are installed.
+// withoutTorch returns a python3 that does not find PyTorch: the installed one, configured
+// not to search the folders of installed packages.
 func withoutTorch(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("python3")

@@ -11,9 +11,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A function with several sockets of its port answers each of several clients with what
-// belongs to its own pictures, and counts every request once; a function that is added has
-// its own number, and is removed with all its sockets.
+// A function with several sockets on its port answers several clients, each with the
+// results of its own pictures, and counts every request once. A function that is added has
+// its own number of sockets, and all are closed with it.
 func TestSeveralReceiversAnswerAllClients(t *testing.T) {
 	const receivers, clients, each = 3, 8, 150
 	nd := start(t, "receivers: 3\n"+oneFunction(nullCard(t, "digest", small)))
@@ -64,7 +64,7 @@ func TestSeveralReceiversAnswerAllClients(t *testing.T) {
 	conn.Close()
 }
 
-// At SIGTERM under load, what any of the sockets brought is answered.
+// At SIGTERM under load, requests from all sockets are answered.
 func TestSIGTERMWithSeveralReceiversAnswersAllThatWasAccepted(t *testing.T) {
 	const clients, each = 6, 100
 	config := strings.Replace(oneFunction(nullCard(t, "digest", small)), "port: 0,", "port: 0, receivers: 3,", 1)
@@ -99,8 +99,8 @@ func TestSIGTERMWithSeveralReceiversAnswersAllThatWasAccepted(t *testing.T) {
 	}
 }
 
-// A second node on the port of a function with several sockets is told, and so is one of
-// several sockets on a lone one's.
+// A second node, with one or several sockets per function, gets an error for the port of a
+// function with several sockets.
 func TestAPortOfSeveralReceiversIsTaken(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// captured writes a capture of n requests to a port, two pieces each, two milliseconds
-// apart, and of one whose last piece is missing.
+// captured writes a capture of n requests to a port, with two fragments each, two
+// milliseconds apart. The last fragment of one more request is missing.
 func captured(t *testing.T, port, n int) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "capture.pcap")
@@ -74,7 +74,7 @@ functions:
 		f, err := nd.Function("fn")
 		return err == nil && f.ReplayEnded && f.HeldBytes == 0
 	})
-	f := settled(t, nd, "fn") // what never got whole has expired, and gave its memory back
+	f := settled(t, nd, "fn") // the incomplete request has expired and its memory is free
 	if f.Accepted != n || f.Replied != n || !strings.HasSuffix(f.Replay, "capture.pcap") {
 		t.Errorf("status says %+v", f)
 	}
@@ -95,7 +95,7 @@ functions:
 	})
 }
 
-// Three times as many requests as there are slots: with speed 0 they wait for room.
+// There are three times as many requests as slots: with speed 0 they wait for room.
 func TestACaptureAsFastAsItIsAnsweredIsRefusedNothing(t *testing.T) {
 	const n, port = 200, 5001
 	nd := start(t, fmt.Sprintf(`

@@ -18,7 +18,7 @@ import (
 
 const nobody = 65534
 
-// rights are the lines of a process's status that the sandbox changes.
+// rights returns the lines of a process's status that the sandbox changes.
 func rights(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -36,7 +36,7 @@ func rights(t *testing.T, pid int) string {
 	return strings.Join(lines, " ")
 }
 
-// public lets every user read a file of a test's folder.
+// public makes a file of a test's folder readable for every user.
 func public(t *testing.T, file string) {
 	t.Helper()
 	dir := filepath.Dir(file)
@@ -49,7 +49,7 @@ func TestSandbox(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start nodes of other users")
 	}
-	// The module cache may be root's own.
+	// The module cache may be readable for root only.
 	library, err := onnx.Library()
 	if err != nil {
 		t.Skip(err)
@@ -63,7 +63,7 @@ func TestSandbox(t *testing.T) {
 
 	const none, all = "0000000000000000", "000001ff"
 	for name, c := range map[string]struct {
-		config string // more of the configuration
+		config string // the rest of the configuration
 		user   int    // of the node
 		status string
 		rights string
@@ -96,7 +96,7 @@ func TestSandbox(t *testing.T) {
 			for _, f := range status.Functions {
 				for _, p := range f.Instances[0].Processes {
 					if p.PID == 0 || p.State == control.Starting {
-						continue // its launcher may still be at work
+						continue // its launcher may still be running
 					}
 					if got := rights(t, p.PID); !strings.HasPrefix(got, c.rights) {
 						t.Errorf("process %d of %s: %s, want %s", p.PID, f.Name, got, c.rights)
@@ -104,7 +104,8 @@ func TestSandbox(t *testing.T) {
 				}
 			}
 
-			// Functions share a user: another process cannot claim to be one without its ticket.
+			// Functions share a user, but another process cannot claim to be a function without
+			// its ticket.
 			serves, _ := serving(t, n, "fn")
 			_, _, _, err = control.DialAttach(control.AttachSocketPath(n.Dir), control.Attach{
 				IF: "fn", Generation: serves.Generation, Ticket: strings.Repeat("0", 32),

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A storm can be longer, and another, by hand:
+// A storm can be made longer, or different, by hand:
 //
 //	go test ./test/e2e -run Storm -timeout 1h -storm 10m -storm-seed 7
 var (
@@ -26,17 +26,16 @@ var (
 	stormSeed   = flag.Uint64("storm-seed", 1, "which storm it is")
 )
 
-// storm is a node to which one harm after the other is done, whatever became of the
-// one before.
+// storm harms a node repeatedly, without waiting for the effects of the previous harm.
 type storm struct {
 	*testing.T
 	*node.Node
 	random   *rand.Rand
 	cards    [2]string
-	followed time.Time // since when the orchestrator has not been killed
+	followed time.Time // when the orchestrator was last killed
 }
 
-// harms may find the node in any state, and insist on nothing.
+// harms must work in any state of the node, and tolerate every error.
 var harms = []struct {
 	name string
 	do   func(s *storm)
@@ -49,7 +48,7 @@ var harms = []struct {
 		s.signal(syscall.SIGKILL, (*control.InstanceStatus).Standby)
 	}},
 	{"kill the orchestrator", func(s *storm) {
-		// up gives up on a child that dies at once, over and over.
+		// up gives up if a child repeatedly dies immediately.
 		if time.Since(s.followed) < 3*time.Second {
 			return
 		}
@@ -79,14 +78,14 @@ func (s *storm) signal(signal syscall.Signal, find func(*control.InstanceStatus)
 	}
 }
 
-// run is `penstock if`, which may be refused, but in one line.
+// run runs `penstock if`, which may be refused, but only with one line.
 func (s *storm) run(arguments ...string) {
 	if out, err := run(s.T, s.Dir, append([]string{"if"}, arguments...)...); err != nil && strings.Count(strings.TrimSpace(out), "\n") != 0 {
 		s.Errorf("if %s: %v, said more than a line:\n%s", strings.Join(arguments, " "), err, out)
 	}
 }
 
-// socket is a client's that keeps to no rule.
+// socket returns a client's socket that follows no rules.
 func (s *storm) socket() net.Conn {
 	f, err := s.Function("fn")
 	if err != nil {
@@ -99,7 +98,7 @@ func (s *storm) socket() net.Conn {
 	return c
 }
 
-// nonsense sends datagrams of random bytes, half of them with a header that is read.
+// nonsense sends datagrams of random bytes, half of them with a valid header.
 func (s *storm) nonsense() {
 	c := s.socket()
 	defer c.Close()
@@ -115,7 +114,7 @@ func (s *storm) nonsense() {
 	}
 }
 
-// beginnings sends first pieces of requests that never become whole.
+// beginnings sends first fragments of requests that never become complete.
 func (s *storm) beginnings() {
 	for range 4 {
 		c := s.socket()
@@ -126,7 +125,7 @@ func (s *storm) beginnings() {
 	}
 }
 
-// header is a request's first piece's that is sound.
+// header returns a valid header of a request's first fragment.
 func (s *storm) header() []byte {
 	h := wire.Header{Type: wire.TypeData, RequestID: s.random.Uint32(), Total: small, Count: 2, Length: small / 2}
 	b := make([]byte, wire.HeaderSize)
@@ -134,8 +133,8 @@ func (s *storm) header() []byte {
 	return b
 }
 
-// A node to which anything is done but to its manager answers every request, rightly
-// where it says ok, and is afterwards what it was before.
+// The test does everything to a node except kill its manager. The node answers every
+// request, correctly if the status is ok. Afterwards it is as before.
 func TestStormLeavesANodeAsItWas(t *testing.T) {
 	t.Parallel()
 	cards := [2]string{nullCard(t, "digest", small), nullCard(t, "digest", small, "# the other")}
@@ -180,7 +179,7 @@ functions:
 	if got.by[wire.StatusOK] < sent/10 {
 		t.Errorf("%s; want some of it ok", got)
 	}
-	// What is closed may take a moment.
+	// Closing may take a moment.
 	var after map[string]int
 	waitFor(t, "the node to be what it was", func() bool {
 		after = s.resources()
@@ -191,8 +190,7 @@ functions:
 	}
 }
 
-// whole waits until both instances have somebody who serves and somebody who stands by,
-// and nobody besides.
+// whole waits until both instances have exactly one serving process and one shadow.
 func (s *storm) whole() {
 	s.Helper()
 	waitFor(s.T, "every process", func() bool {
@@ -212,8 +210,8 @@ func (s *storm) whole() {
 	})
 }
 
-// resources is how many processes there are of each kind, and the descriptors that the
-// two that stay have open.
+// resources returns the number of processes of each kind, and the open descriptors of
+// the two permanent processes.
 func (s *storm) resources() map[string]int {
 	all := map[string]int{}
 	for _, p := range processes(s.Dir) {

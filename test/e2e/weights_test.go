@@ -7,8 +7,9 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// A node whose functions share weights has a holder, which is there again when it was
-// killed, and gone when the node is. The null model has no weights: nothing is held.
+// A node whose functions share weights has a weight server. It is restarted if it is
+// killed, and ends with the node. The null model has no weights, so the weight server
+// holds none.
 func TestANodeHasAHolderOfWeightsWhereTheyAreShared(t *testing.T) {
 	t.Parallel()
 	text := "weights: shared\n" + onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: own, share_percent: 50, weights: private")
@@ -41,7 +42,7 @@ func TestANodeHasNoHolderWhereWeightsArePrivate(t *testing.T) {
 	}
 }
 
-// holderOf is the process id of a node's holder, 0 if there is none.
+// holderOf returns the process id of a node's weight server, 0 if there is none.
 func holderOf(t *testing.T, nd *node.Node) int {
 	t.Helper()
 	for _, p := range processes(nd.Dir) {

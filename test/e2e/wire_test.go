@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-const large = 100 << 10 // a hundred pieces
+const large = 100 << 10 // a hundred fragments
 
-// datagrams are all of a picture's.
+// datagrams returns all datagrams of a picture.
 func datagrams(id uint32, p []byte) (out [][]byte) {
 	const piece = 1024
 	for i := range wire.Pieces(len(p), piece) {
@@ -37,7 +37,7 @@ func socket(t *testing.T, address string) net.Conn {
 	return c
 }
 
-// answer reads one answer, nil when none comes.
+// answer reads one answer. The results are nil if none arrives.
 func answer(c net.Conn, patience time.Duration) (wire.Header, *wire.Result, []byte) {
 	b := make([]byte, 65536)
 	for {
@@ -157,7 +157,7 @@ func TestRequestAnsweredOnceIsAnsweredTheSameAgainAndNotRunTwice(t *testing.T) {
 		t.Fatalf("answer %+v, want ok", first)
 	}
 	accepted := settled(t, nd, "fn").Accepted
-	time.Sleep(5 * time.Millisecond) // answers given again are rationed
+	time.Sleep(5 * time.Millisecond) // repeated answers are rate-limited
 	all[0][3] |= byte(wire.FlagRetransmitted)
 	c.Write(all[0])
 	_, again, same := answer(c, patience)
@@ -193,15 +193,15 @@ func TestMoreRequestsThanFitAreToldBusyWithCreditZero(t *testing.T) {
 			ok++
 		}
 	}
-	const alone = 57 // of 64 slots; the rest is kept for other clients
+	const alone = 57 // of 64 slots; the rest is reserved for other clients
 	if busy == 0 || ok < alone {
 		t.Errorf("%d ok, %d busy; want at least %d answered and some busy", ok, busy, alone)
 	}
 	settled(t, nd, "fn")
 }
 
-// mangler stands between a client and a node, and loses, repeats and reorders
-// what passes in both directions.
+// mangler forwards between a client and a node, and loses, repeats and reorders
+// datagrams in both directions.
 type mangler struct {
 	front  *net.UDPConn
 	mu     sync.Mutex
@@ -261,7 +261,7 @@ func (m *mangler) pass(rate float64, forward func()) {
 	case x < 2*rate: // repeated
 		forward()
 		forward()
-	case x < 3*rate: // later than what follows
+	case x < 3*rate: // after the next ones
 		m.held = append(m.held, forward)
 	default:
 		forward()
