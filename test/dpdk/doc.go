@@ -1,8 +1,7 @@
-// Package dpdk runs whole nodes whose packets come from DPDK, against ordinary
-// senders: kernel sockets, `penstock load`, and a sender of raw frames.
+// Package dpdk runs whole nodes whose packets come from DPDK, with ordinary senders: kernel
+// sockets, `penstock load`, and a sender of raw frames.
 //
-// The laboratory is this, and has neither a name nor a place in the machine's own
-// network:
+// The tests use this laboratory, which does not appear in the machine's own network:
 //
 //	namespace "camera" (this process)            namespace "node"
 //	 kernel sockets, raw frames                   penstock up
@@ -12,10 +11,10 @@
 //	  mgmt0 ─────────── veth ─────────────────── mgmt1
 //	  10.79.0.1                                   10.79.0.2: status, metrics
 //
-// The test binary runs itself again in network, mount and process namespaces of its
-// own. When that process ends, however it ends, the kernel ends whatever it started
-// and removes every interface: there is nothing to take down by hand.
+// The test binary runs itself again in its own network, mount and process namespaces. When
+// that process ends, however it ends, the kernel ends all its children and removes every
+// interface, so there is nothing to clean up by hand.
 //
-// `make test-dpdk` runs it, as root. Without, every test is skipped and says so; a
-// test that needs what the machine lacks (XDP, huge pages) says that.
+// `make test-dpdk` runs the tests, as root. Without it every test is skipped with a message.
+// A test that needs a feature that the machine lacks (XDP, huge pages) names that feature.
 package dpdk

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestALinkMayGoDownAndComeUp takes the cable's end at the camera down for a while.
+// TestALinkMayGoDownAndComeUp takes the camera's end of the cable down for a while.
 func TestALinkMayGoDownAndComeUp(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
@@ -25,7 +25,7 @@ func TestALinkMayGoDownAndComeUp(t *testing.T) {
 				must(t, run("ip", "link", "set", "cam0", "down"))
 				time.Sleep(500 * time.Millisecond)
 				must(t, run("ip", "link", "set", "cam0", "up"))
-				// The kernel forgets IPv6 addresses with the link; IPv4's stay.
+				// The kernel removes IPv6 addresses when the link goes down; IPv4's stay.
 				waitFor(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
 				r.load(t, "20", time.Second).right(t)
 			}
@@ -34,9 +34,9 @@ func TestALinkMayGoDownAndComeUp(t *testing.T) {
 	}
 }
 
-// TestAPortThatDisappearsIsTakenAgain deletes the interface under the node, and makes it
-// anew, with other addresses of Ethernet: the node stays, gives back what it held, and goes
-// on where the interface is back. A tap is made anew by the node.
+// TestAPortThatDisappearsIsTakenAgain deletes the interface under the node, and creates it
+// again with other Ethernet addresses. The node continues to run, releases what it held,
+// and uses the interface again as soon as it is back. The node itself creates a TAP again.
 func TestAPortThatDisappearsIsTakenAgain(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestAPortThatDisappearsIsTakenAgain(t *testing.T) {
 				h := newHost(t, address4)
 				h.resolve()
 				h.ask(1, picture(large, 1))
-				h.send(h.picture(2, picture(large, 2))[:50]...) // begun, and never finished
+				h.send(h.picture(2, picture(large, 2))[:50]...) // begun, and never completed
 				if d.name == "tap" {
 					l.node.must(t, "ip", "link", "del", "br0")
 					l.node.must(t, "ip", "link", "del", "dtap0")
@@ -74,7 +74,7 @@ func TestAPortThatDisappearsIsTakenAgain(t *testing.T) {
 	}
 }
 
-// TestANodeDrainsWithoutItsPort ends one whose interface has gone.
+// TestANodeDrainsWithoutItsPort stops a node whose interface has disappeared.
 func TestANodeDrainsWithoutItsPort(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{bytes: large})
@@ -89,7 +89,7 @@ func TestANodeDrainsWithoutItsPort(t *testing.T) {
 	}
 }
 
-// TestAKilledManagerLeavesNothingAndStartsAgain kills it in the middle of traffic.
+// TestAKilledManagerLeavesNothingAndStartsAgain kills the manager in the middle of traffic.
 func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
@@ -113,10 +113,10 @@ func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
 }
 
 // TestANodeOnHugePagesLeavesNoFiles runs a node on huge pages, kills it, and starts it
-// again: the pages and their files are free.
+// again. The pages and their files must be free.
 func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
 	l := newLaboratory(t)
-	const wanted = 160 // pages of 2 MiB: a node's 256 MiB, and DPDK's own
+	const wanted = 160 // pages of 2 MiB: for a node's 256 MiB, and for DPDK itself
 	dir, before := hugePages(t, wanted)
 	for i := range 3 {
 		r := l.start(t, setup{device: devices[0].port, more: []string{"memory: 256MiB"}})
@@ -142,8 +142,8 @@ func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
 
 const nrHugePages = "/proc/sys/vm/nr_hugepages"
 
-// hugePages reserves so many more, for this test, and mounts them where EAL looks. It
-// says how many are free then.
+// hugePages reserves that many more pages for this test, and mounts them where EAL looks.
+// It returns how many are free then.
 func hugePages(t *testing.T, wanted int) (dir string, free int) {
 	t.Helper()
 	had, err := os.ReadFile(nrHugePages)
@@ -199,8 +199,8 @@ func TestAPortThatCannotBeHadIsOneClearError(t *testing.T) {
 	}
 }
 
-// TestAPenstockWithoutDPDKSaysHowToGetIt builds one, and gives it a configuration
-// that wants DPDK.
+// TestAPenstockWithoutDPDKSaysHowToGetIt builds one, and gives it a configuration that
+// needs DPDK.
 func TestAPenstockWithoutDPDKSaysHowToGetIt(t *testing.T) {
 	l := newLaboratory(t)
 	plain := filepath.Join(t.TempDir(), "penstock")

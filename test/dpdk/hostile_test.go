@@ -14,11 +14,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// TestEveryFrameThatIsNoneOfOursIsCountedByReason sends frames that no kernel would,
-// and good ones beside.
+// TestEveryFrameThatIsNoneOfOursIsCountedByReason sends frames that no kernel would
+// send, and valid ones in between.
 func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 	l := newLaboratory(t)
-	// Over 1,500 bytes a packet does not fit the port's MTU; the cable takes it.
+	// A packet of more than 1,500 bytes exceeds the port's MTU, but not the cable's.
 	must(t, run("ip", "link", "set", "cam0", "mtu", "9000"))
 	l.node.must(t, "ip", "link", "set", "node0", "mtu", "9000")
 	r := devices[0].start(t, l, setup{})
@@ -33,7 +33,7 @@ func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 		change(b)
 		return b
 	}
-	checksum := func(b []byte) { // of the IPv4 header, again
+	checksum := func(b []byte) { // computes the checksum of the IPv4 header again
 		head := b[ethernet : ethernet+ip4]
 		binary.BigEndian.PutUint16(head[10:], 0)
 		sum := uint32(0)
@@ -63,7 +63,8 @@ func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 		"foreign_address": {with(good, func(b []byte) { b[ethernet+19]++; checksum(b) })},
 		"foreign_port":    {h.to9999(good)},
 		"bad_source":      {with(good, func(b []byte) { copy(b[ethernet+12:], []byte{224, 0, 0, 1}); checksum(b) })},
-		// As large as the cable takes, and larger than one of the port's buffers.
+		// The cable transmits these frames, but they are larger than one of the
+		// port's buffers.
 		"scattered or truncated": {h.datagram(make([]byte, 8000)), h6.datagram(make([]byte, 5000))},
 	}
 	for reason, frames := range wrong {
@@ -101,8 +102,8 @@ func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 	r.settled(t)
 }
 
-// TestFragmentsAreCounted sends pieces of IP packets. An af_packet port's kernel puts
-// those together itself, and keeps them until the rest comes.
+// TestFragmentsAreCounted sends fragments of IP packets. The kernel of an af_packet
+// port reassembles them itself, and keeps them until the rest arrives.
 func TestFragmentsAreCounted(t *testing.T) {
 	for _, d := range devices[1:] {
 		t.Run(d.name, func(t *testing.T) {
@@ -122,7 +123,8 @@ func TestFragmentsAreCounted(t *testing.T) {
 	}
 }
 
-// fragments cuts a frame's IP packet in two (RFC 791 3.2, RFC 8200 4.5).
+// fragments divides a frame's IP packet into two fragments (RFC 791 3.2, RFC 8200
+// 4.5).
 func (h *host) fragments(frame []byte) [][]byte {
 	h.t.Helper()
 	const ethernet, ip4, ip6, cut = 14, 20, 40, 512
@@ -142,17 +144,17 @@ func (h *host) fragments(frame []byte) [][]byte {
 		extension := []byte{byte(layers.IPProtocolUDP), 0, byte(offset >> 8), byte(offset), 0, 0, 0, 77}
 		return h.frame(h.via, kind, ip, gopacket.Payload(append(extension, b...)))
 	}
-	return [][]byte{part(1, payload[:cut]), part(cut, payload[cut:])} // offset in eights, shifted by three; 1: more follow
+	return [][]byte{part(1, payload[:cut]), part(cut, payload[cut:])} // offset in units of eight bytes, shifted by three; 1: more fragments follow
 }
 
-// to9999 is a datagram for a port that no function has.
+// to9999 returns a datagram for a port that belongs to no function.
 func (h *host) to9999([]byte) []byte {
 	other := *h
 	other.to = wirePort(h.to, 9999)
 	return other.datagram(make([]byte, 64))
 }
 
-// portMetrics are the lines of /metrics that speak of the port.
+// portMetrics returns the lines of /metrics about the port.
 func portMetrics(text string) (out string) {
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "penstock_port_") || strings.HasPrefix(line, "penstock_source_") {
@@ -162,8 +164,8 @@ func portMetrics(text string) (out string) {
 	return out
 }
 
-// TestNoiseDoesNotHarmThePort sends frames of random bytes, and good ones with random
-// bytes changed.
+// TestNoiseDoesNotHarmThePort sends frames of random bytes, and valid ones with
+// random bytes changed.
 func TestNoiseDoesNotHarmThePort(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
@@ -197,7 +199,8 @@ func TestNoiseDoesNotHarmThePort(t *testing.T) {
 }
 
 // TestMbufsThatRunLowAreTakenFromTheOldestIncompleteRequests begins more pictures
-// than the packet memory holds and finishes none; others are answered all the same.
+// than fit into packet memory and completes none. Other pictures must still be
+// answered.
 func TestMbufsThatRunLowAreTakenFromTheOldestIncompleteRequests(t *testing.T) {
 	l := newLaboratory(t)
 	const mbufs = 4096
@@ -250,7 +253,8 @@ func TestMbufsThatRunLowAreTakenFromTheOldestIncompleteRequests(t *testing.T) {
 	}
 }
 
-// askAgain waits for the answer to a picture, and sends what is wished for meanwhile.
+// askAgain waits for the answer to a picture, and meanwhile sends the fragments that
+// NACKs request.
 func (h *host) askAgain(id uint32, frames [][]byte, p []byte) {
 	h.t.Helper()
 	deadline := time.Now().Add(20 * time.Second)
@@ -272,7 +276,7 @@ func (h *host) askAgain(id uint32, frames [][]byte, p []byte) {
 				return false
 			}
 			if a.Status != wire.StatusOK {
-				h.send(frames...) // evicted, or busy: once more
+				h.send(frames...) // evicted, or busy: send it again
 				return true
 			}
 			done = isDigest(&a, payload, p)
@@ -282,7 +286,7 @@ func (h *host) askAgain(id uint32, frames [][]byte, p []byte) {
 			return
 		}
 		if got == nil {
-			h.send(frames[0]) // how is it doing?
+			h.send(frames[0]) // query the state of the request
 		}
 	}
 	h.t.Fatalf("request %d was not answered", id)

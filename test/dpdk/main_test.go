@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// wantedVariable names the penstock with DPDK that is tested; `make test-dpdk`
-	// sets it. Without it nothing runs.
+	// wantedVariable names the penstock binary with DPDK to test; `make test-dpdk`
+	// sets it. Without it no test runs.
 	wantedVariable = "PENSTOCK_DPDK_BINARY"
-	// insideVariable tells the test binary that it is in its own namespaces.
+	// insideVariable says that the test binary runs in its own namespaces.
 	insideVariable = "PENSTOCK_DPDK_LABORATORY"
 )
 
-// penstock is the binary that is tested; why is the reason where there is none.
+// penstock is the binary under test; why is the reason if there is none.
 var penstock, why string
 
 func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	syscall.Umask(0o022) // the tests' runtime folders must be private, also if new files are group-writable by default
 	flag.Parse()
 	penstock = os.Getenv(wantedVariable)
 	switch {
@@ -47,10 +47,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// enter runs this binary in new namespaces and returns its exit status. What runs
-// there is the first process of its own, so its end is the end of all.
+// enter runs this binary in new namespaces and returns its exit status. The new process
+// is the first one there, so when it ends, the kernel ends all others.
 func enter() int {
-	runtime.LockOSThread() // Pdeathsig goes by the thread that started the process
+	runtime.LockOSThread() // the kernel sends Pdeathsig when the thread that started the process ends
 	self, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "test/dpdk:", err)
@@ -67,8 +67,8 @@ func enter() int {
 		fmt.Fprintf(os.Stderr, "test/dpdk: make namespaces: %v\n", err)
 		return 1
 	}
-	// SIGQUIT is go test's when its patience ends: the stacks of the process inside
-	// are the ones that say why.
+	// go test sends SIGQUIT at its timeout. The stacks of the inner process show the
+	// reason.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	go func() {
@@ -88,8 +88,8 @@ func enter() int {
 	return 1
 }
 
-// settle makes the new namespaces habitable: what is mounted here is not mounted
-// elsewhere, /proc shows these processes, /sys this network.
+// settle prepares the new namespaces: mounts made here are not visible elsewhere,
+// /proc shows these processes, and /sys shows this network.
 func settle() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -117,15 +117,15 @@ func settle() error {
 }
 
 // showNetwork mounts a /sys that shows the interfaces of this thread's network, over
-// the one that shows the machine's; the cgroups below it stay.
+// the machine's. The cgroups below it stay.
 func showNetwork() error {
 	const dir = "/sys/class/net"
 	if err := unix.Mount("sysfs", "/mnt", "sysfs", 0, ""); err != nil {
 		return fmt.Errorf("mount sysfs: %w", err)
 	}
 	defer unix.Unmount("/mnt", unix.MNT_DETACH)
-	// Links below /sys/class/net are relative: they lead into the old /sys/devices,
-	// so the folder of virtual devices comes along.
+	// Links below /sys/class/net are relative and lead into the old /sys/devices, so
+	// the folder of virtual devices is mounted, too.
 	for _, d := range []string{"/devices/virtual/net", "/class/net"} {
 		if err := unix.Mount("/mnt"+d, "/sys"+d, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("show interfaces in %s: %w", dir, err)
@@ -134,7 +134,7 @@ func showNetwork() error {
 	return nil
 }
 
-// run runs a command and puts what it said into the error.
+// run runs a command and includes its output in the error.
 func run(name string, args ...string) error {
 	out, err := exec.Command(name, args...).CombinedOutput()
 	if err != nil {

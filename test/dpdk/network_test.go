@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The addresses of the laboratory. Hosts that only the raw sender plays have others
+// The addresses of the laboratory. Hosts that only the raw sender simulates have others
 // (sender_test.go), so that this kernel does not answer for them.
 const (
 	camera4, node4       = "10.77.0.1", "10.77.0.2"
@@ -21,18 +21,18 @@ const (
 	cameraMgmt, nodeMgmt = "10.79.0.1", "10.79.0.2"
 )
 
-// laboratory is two networks and the cables between.
+// laboratory is two networks and the cables between them.
 type laboratory struct {
 	node *place
 }
 
-// place is a network namespace, held by a thread that lives in it.
+// place is a network namespace. A thread inside it keeps it alive.
 type place struct {
 	jobs chan func()
 	path string // of the namespace, for ip link set ... netns
 }
 
-// newLaboratory makes it, or skips the test where this is no run of make test-dpdk.
+// newLaboratory makes the laboratory. It skips the test outside make test-dpdk.
 func newLaboratory(t *testing.T) *laboratory {
 	t.Helper()
 	if penstock == "" {
@@ -46,12 +46,12 @@ func newLaboratory(t *testing.T) *laboratory {
 	l.node.must(t, "ip", "link", "set", "lo", "up")
 	must(t, run("ip", "addr", "add", cameraMgmt+"/24", "dev", "mgmt0"))
 	must(t, run("ip", "link", "set", "mgmt0", "up"))
-	t.Cleanup(func() { run("ip", "link", "del", "cam0") }) // a test may have done so
+	t.Cleanup(func() { run("ip", "link", "del", "cam0") }) // ignore the error: a test may have deleted it
 	l.layCable(t)
 	return l
 }
 
-// layCable lays the one between camera and node.
+// layCable connects camera and node.
 func (l *laboratory) layCable(t *testing.T) {
 	t.Helper()
 	must(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
@@ -60,8 +60,8 @@ func (l *laboratory) layCable(t *testing.T) {
 	must(t, run("ip", "addr", "add", camera6+"/64", "dev", "cam0", "nodad"))
 	must(t, run("ip", "link", "set", "cam0", "up"))
 	l.checksums(t, true)
-	// Trains that the kernel cuts only at a card (UDP_SEGMENT) would cross a veth
-	// uncut, as frames of 64 KiB.
+	// The kernel leaves the cutting of trains (UDP_SEGMENT) to a network card. They would
+	// cross a veth uncut, as frames of 64 KiB.
 	must(t, run("ethtool", "-K", "cam0", "tx-udp-segmentation", "off", "gso", "off", "tso", "off"))
 	waitFor(t, "the cable between camera and node", func() bool {
 		state, _ := os.ReadFile("/sys/class/net/cam0/operstate")
@@ -69,7 +69,7 @@ func (l *laboratory) layCable(t *testing.T) {
 	})
 }
 
-// checksums says whether the camera's kernel fills them in; a card would.
+// checksums sets whether the camera's kernel computes checksums, as a network card would.
 func (l *laboratory) checksums(t *testing.T, filled bool) {
 	t.Helper()
 	state := "on"
@@ -79,20 +79,20 @@ func (l *laboratory) checksums(t *testing.T, filled bool) {
 	must(t, run("ethtool", "-K", "cam0", "tx", state))
 }
 
-// bridge connects the cable's end at the node with another of the node's interfaces.
+// bridge connects the node's end of the cable with another of the node's interfaces.
 func (l *laboratory) bridge(t *testing.T, iface string) {
 	t.Helper()
 	l.node.must(t, "ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
 	l.node.must(t, "ip", "link", "set", "node0", "master", "br0")
-	// A tap of DPDK's has the port's own address at the kernel's end, too; a bridge
-	// would keep what is for that address to itself.
+	// The kernel's end of a DPDK TAP has the port's own address, too. A bridge would not
+	// forward frames to that address.
 	l.node.must(t, "ip", "link", "set", iface, "address", "02:00:00:00:ff:01")
 	l.node.must(t, "ip", "link", "set", iface, "master", "br0")
 	l.node.must(t, "ip", "link", "set", iface, "txqueuelen", "10000", "up")
 	l.node.must(t, "ip", "link", "set", "br0", "up")
 }
 
-// newPlace makes a network namespace whose kernel says nothing of its own accord.
+// newPlace makes a network namespace whose kernel sends nothing by itself.
 func newPlace(t *testing.T) *place {
 	t.Helper()
 	p := &place{jobs: make(chan func())}
@@ -108,7 +108,7 @@ func newPlace(t *testing.T) *place {
 				return err
 			}
 			p.path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
-			// No neighbour discovery of the kernel's on what DPDK owns.
+			// Disable the kernel's neighbour discovery on interfaces that DPDK owns.
 			for _, which := range []string{"all", "default"} {
 				if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0); err != nil {
 					return fmt.Errorf("switch IPv6 off: %w", err)
@@ -125,7 +125,7 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-// do runs job in the place's network; processes that it starts are in it, too.
+// do runs job in the place's network; processes that it starts are in that network, too.
 func (p *place) do(job func()) {
 	done := make(chan struct{})
 	p.jobs <- func() {
@@ -145,8 +145,8 @@ func (p *place) must(t *testing.T, name string, args ...string) {
 	must(t, p.run(name, args...))
 }
 
-// kernelHas tries a tc discipline on an interface of this process's network, and
-// says what the kernel answered.
+// kernelHas tries a tc discipline on an interface of this process's network, and returns
+// the kernel's error.
 func kernelHas(discipline ...string) error {
 	if err := run("ip", "link", "add", "try0", "type", "veth", "peer", "name", "try1"); err != nil {
 		return err
@@ -155,8 +155,8 @@ func kernelHas(discipline ...string) error {
 	return run("tc", append([]string{"qdisc", "add", "dev", "try0", "root"}, discipline...)...)
 }
 
-// ping sends an echo request with that many bytes from the camera's kernel, and
-// checks that the same bytes come back.
+// ping sends an echo request with that many bytes from the camera's kernel, and checks
+// that the same bytes return.
 func ping(address string, bytes int, patience time.Duration) error {
 	family, protocol, request := unix.AF_INET, unix.IPPROTO_ICMP, byte(8) // RFC 792
 	var to unix.Sockaddr
@@ -166,7 +166,7 @@ func ping(address string, bytes int, patience time.Duration) error {
 		family, protocol, request = unix.AF_INET6, unix.IPPROTO_ICMPV6, 128 // RFC 4443
 		to = &unix.SockaddrInet6{Addr: addr.As16()}
 	}
-	// Who may open such a socket is each network's own to say (icmp(7)).
+	// Each network has its own setting for which groups may open such a socket (icmp(7)).
 	if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0); err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// patience bounds every wait: it is for hangs, not for slow machines.
+// patience bounds every wait. It detects hangs and is long enough for slow machines.
 const patience = 60 * time.Second
 
 func waitFor(t *testing.T, what string, done func() bool) {

@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Sizes of the pictures: two pieces, and as many as a picture of 224 x 224 has.
+// Sizes of the pictures: two fragments, and as many as a picture of 224 x 224 has.
 const (
 	small = 2 * pieceBytes
 	large = 147 * pieceBytes
@@ -30,14 +30,14 @@ const (
 // port is where the function listens.
 const port = 9000
 
-// setup is a node in the laboratory.
+// setup describes a node in the laboratory.
 type setup struct {
 	device    string // DPDK's name of the port and its arguments
-	bytes     int    // of a picture; small where 0
+	bytes     int    // of a picture; 0 means small
 	addresses []string
 	more      []string // lines below source.dpdk
-	functions []string // more of them, as lines of YAML
-	up        string   // lines at the top
+	functions []string // more functions, as lines of YAML
+	up        string   // lines at the top level
 	args      []string // of penstock up
 }
 
@@ -69,12 +69,12 @@ source:
 	return text, filepath.Dir(card)
 }
 
-// ordinaryPages are the packet memory that every machine has.
+// ordinaryPages selects packet memory that every machine has.
 const ordinaryPages = "huge_pages: false"
 
-// nullCard writes a card for a model that computes nothing: it answers with a digest
-// of the picture. The objective is one that nothing misses for the machine's sake: what a
-// test loses, it loses on purpose.
+// nullCard writes a card for a model that computes nothing: it answers with a digest of
+// the picture. Even a slow machine meets its objective, so a test loses only what it
+// loses on purpose.
 func nullCard(t *testing.T, bytes int) string {
 	t.Helper()
 	text := fmt.Sprintf(`name: digest
@@ -95,7 +95,7 @@ decoder: {name: raw}
 	return path
 }
 
-// running is a node that runs.
+// running is a running node.
 type running struct {
 	*node.Node
 	lab    *laboratory
@@ -113,7 +113,7 @@ func (l *laboratory) start(t *testing.T, s setup) *running {
 	return r
 }
 
-// try is start for nodes that may not come up.
+// try is start for nodes that may fail to start.
 func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 	t.Helper()
 	text, models := s.config(t)
@@ -132,7 +132,7 @@ func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			text, _ := n.Metrics() // where it still runs
+			text, _ := n.Metrics() // if it still runs
 			t.Logf("the node said:\n%s\nand counted:\n%s", n.Log(), portMetrics(text))
 		}
 		n.Kill()
@@ -141,7 +141,7 @@ func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 	return &running{Node: n, lab: l, setup: s, models: models}, nil
 }
 
-// process is one of a node's, found by the runtime folder in its arguments or
+// process is a process of a node. It is found by the runtime folder in its arguments or
 // environment.
 type process struct {
 	pid     int
@@ -168,7 +168,7 @@ func processes(dir string) (found []process) {
 	return found
 }
 
-// child is the process of a node that runs that verb.
+// child returns the process of a node that runs that verb.
 func (r *running) child(t *testing.T, verb string) int {
 	t.Helper()
 	for _, p := range processes(r.Dir) {
@@ -180,7 +180,7 @@ func (r *running) child(t *testing.T, verb string) int {
 	return 0
 }
 
-// metric reads one value from /metrics; 0 where the series is not there.
+// metric reads one value from /metrics; 0 if the series is missing.
 func (r *running) metric(t *testing.T, series string) float64 {
 	t.Helper()
 	text, err := r.Metrics()
@@ -197,14 +197,14 @@ func (r *running) metric(t *testing.T, series string) float64 {
 	return 0
 }
 
-// dropped is how many frames were dropped for that reason (frame.Reason's names).
+// dropped returns how many frames were dropped for that reason (frame.Reason's names).
 func (r *running) dropped(t *testing.T, reason string) float64 {
 	t.Helper()
 	return r.metric(t, fmt.Sprintf("penstock_port_frames_total{reason=%q}", reason))
 }
 
-// settled waits until nothing is in flight and no packet memory is held, and checks
-// that nothing accepted was lost.
+// settled waits until nothing is in flight and no packet memory is held. It checks that
+// no accepted request was lost.
 func (r *running) settled(t *testing.T) control.FunctionStatus {
 	t.Helper()
 	var f control.FunctionStatus
@@ -219,7 +219,7 @@ func (r *running) settled(t *testing.T) control.FunctionStatus {
 	return f
 }
 
-// loadReport is what `penstock load -o json` says of the one function.
+// loadReport is the part of `penstock load -o json` about the only function.
 type loadReport struct {
 	Sent, Answered, OK, Late, Incomplete, Busy, Refused, Failed, Unanswered uint64
 	Checked, Wrong, Unsent                                                  uint64
@@ -233,8 +233,8 @@ func (r loadReport) String() string {
 		r.Sent, r.OK, r.Late, r.Incomplete, r.Busy, r.Failed, r.Unanswered, r.Unsent, r.Checked, r.Wrong, r.P50Millis, r.P99Millis)
 }
 
-// load runs `penstock load` at the node: kernel UDP sockets of the camera's network,
-// answers checked against the same model in the load generator.
+// load runs `penstock load` against the node, with kernel UDP sockets of the camera's
+// network. The load generator checks answers with the same model.
 func (r *running) load(t *testing.T, rate string, duration time.Duration) loadReport {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -258,8 +258,8 @@ func (r *running) load(t *testing.T, rate string, duration time.Duration) loadRe
 	return loadReport{}
 }
 
-// right checks that every picture was answered ok, and rightly: what a cable or a queue
-// loses is wished for and sent again.
+// right checks that every picture was answered ok and correctly. Fragments that a cable
+// or a queue loses are requested by NACKs and sent again.
 func (f loadReport) right(t *testing.T) {
 	t.Helper()
 	if f.OK != f.Sent || f.Unsent > 0 || f.Checked == 0 || f.Wrong > 0 || f.Lost == nil || *f.Lost > 0 {
@@ -267,7 +267,7 @@ func (f loadReport) right(t *testing.T) {
 	}
 }
 
-// picture makes one whose bytes depend on i.
+// picture returns a picture whose bytes depend on i.
 func picture(bytes, i int) []byte {
 	p := make([]byte, bytes)
 	for j := range p {
@@ -276,13 +276,13 @@ func picture(bytes, i int) []byte {
 	return p
 }
 
-// isDigest reports whether an answer is what the model says to that picture.
+// isDigest reports whether an answer is the model's answer to that picture.
 func isDigest(r *wire.Result, payload, p []byte) bool {
 	return r != nil && r.Status == wire.StatusOK && len(payload) == 4 &&
 		math.Float32frombits(binary.LittleEndian.Uint32(payload)) == null.Value(null.Digest(p), 0, 0)
 }
 
-// address4 and address6 are where the function listens.
+// address4 and address6 are the function's addresses.
 var (
 	address4 = netip.AddrPortFrom(netip.MustParseAddr(node4), port)
 	address6 = netip.AddrPortFrom(netip.MustParseAddr(node6), port)
@@ -295,7 +295,7 @@ func (h *host) ask(id uint32, p []byte) {
 	h.expect(id, p)
 }
 
-// expect waits for the right answer to a picture that was sent.
+// expect waits for the correct answer to a picture that was sent.
 func (h *host) expect(id uint32, p []byte) {
 	h.t.Helper()
 	for {
@@ -303,7 +303,7 @@ func (h *host) expect(id uint32, p []byte) {
 		switch {
 		case r == nil:
 			h.t.Fatalf("no answer to request %d", id)
-		case head.RequestID != id: // an older one's
+		case head.RequestID != id: // an answer to an earlier request
 		case !isDigest(r, payload, p):
 			h.t.Fatalf("request %d was answered %v (%d bytes), want ok and its digest", id, r.Status, len(payload))
 		default:
@@ -312,7 +312,7 @@ func (h *host) expect(id uint32, p []byte) {
 	}
 }
 
-// doctor runs `penstock doctor` where the node would run, with that configuration.
+// doctor runs `penstock doctor` in the node's network, with that configuration.
 func (l *laboratory) doctor(t *testing.T, config string) (said string, err error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")

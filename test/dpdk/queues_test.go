@@ -11,9 +11,10 @@ import (
 	"time"
 )
 
-// TestSeveralQueuesOnSeveralCores polls a queue on each of two CPUs, or both on the one
-// that there is: two functions, and pictures whose frames come from several clients mixed.
-// Each picture's frames come by whatever queue; the function puts them together.
+// TestSeveralQueuesOnSeveralCores polls one queue on each of two CPUs, or both on the only
+// CPU. There are two functions, and frames of several clients' pictures arrive
+// interleaved. The frames of one picture may arrive on different queues; the function
+// assembles them.
 func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 	l := newLaboratory(t)
 	cpus := []int{0, min(1, runtime.NumCPU()-1)}
@@ -48,9 +49,10 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 	r.settled(t)
 }
 
-// TestSeveralQueuesFeedOneFunction has one function behind two queues: it has a thread and
-// an aggregator for each, and its clients are shared among them. Pictures of many clients
-// come mixed, piece by piece, some of them out of order; each is answered once, rightly.
+// TestSeveralQueuesFeedOneFunction has one function behind two queues. It has a thread and
+// an aggregator for each, and its clients are divided among them. Fragments of many
+// clients' pictures arrive interleaved, some of them out of order. Each picture must be
+// answered once and correctly.
 func TestSeveralQueuesFeedOneFunction(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{bytes: large, more: []string{"queues: 2"}})
@@ -86,7 +88,7 @@ func TestSeveralQueuesFeedOneFunction(t *testing.T) {
 	r.settled(t)
 }
 
-// pollers are the CPUs that the threads of a process which poll may run on, in order of
+// pollers returns the CPUs on which the polling threads of a process may run, in order of
 // their lcores.
 func pollers(t *testing.T, pid int) (cpus []string) {
 	t.Helper()

@@ -18,9 +18,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// host is a machine on the camera's cable that exists only in this test: it makes
-// its frames itself, and no kernel answers for it. Its frames are put together and
-// taken apart by gopacket, which has nothing in common with what is tested.
+// host is a simulated machine on the camera's cable. It makes its frames itself,
+// and no kernel answers for it. It uses gopacket to build and parse frames, which
+// shares no code with the code under test.
 type host struct {
 	t    *testing.T
 	fd   int
@@ -28,13 +28,13 @@ type host struct {
 	at   netip.AddrPort
 	to   netip.AddrPort   // a function's
 	via  net.HardwareAddr // the node's
-	vlan []uint16         // tags that its frames carry, the outer one first
+	vlan []uint16         // tags of its frames, the outer one first
 }
 
-// The first of them is 9: 10.77.0.9 and fd00:77::9.
+// The first host is number 9: 10.77.0.9 and fd00:77::9.
 var nextHost = byte(9)
 
-// newHost connects one to the cable, with an address of the family of that one.
+// newHost connects a host to the cable. Its address is of the same family as to.
 func newHost(t *testing.T, to netip.AddrPort, vlan ...uint16) *host {
 	t.Helper()
 	iface, err := net.InterfaceByName("cam0")
@@ -44,7 +44,7 @@ func newHost(t *testing.T, to netip.AddrPort, vlan ...uint16) *host {
 	must(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
 	must(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: iface.Index}))
-	// The kernel takes a tag off a frame that it receives, and tells it beside.
+	// The kernel removes the tag of a received frame, and reports it separately.
 	must(t, unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1))
 	must(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20))
 	id := nextHost
@@ -57,13 +57,13 @@ func newHost(t *testing.T, to netip.AddrPort, vlan ...uint16) *host {
 		t: t, fd: fd, to: to, vlan: vlan,
 		mac: net.HardwareAddr{2, 0, 0, 0, 0, id},
 		at:  netip.AddrPortFrom(addr, 5000+uint16(id)),
-		via: net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, // until resolve
+		via: net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, // until resolve sets it
 	}
 }
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
-// frame puts layers together behind this host's Ethernet header and tags.
+// frame assembles layers behind this host's Ethernet header and tags.
 func (h *host) frame(dst net.HardwareAddr, kind layers.EthernetType, inner ...gopacket.SerializableLayer) []byte {
 	h.t.Helper()
 	ethernet := &layers.Ethernet{SrcMAC: h.mac, DstMAC: dst, EthernetType: kind}
@@ -82,7 +82,7 @@ func (h *host) frame(dst net.HardwareAddr, kind layers.EthernetType, inner ...go
 	return slices.Clone(b.Bytes())
 }
 
-// ip is this host's IP header for the function.
+// ip returns this host's IP header for the function.
 func (h *host) ip(protocol layers.IPProtocol) (layers.EthernetType, gopacket.NetworkLayer, gopacket.SerializableLayer) {
 	src, dst := h.at.Addr().AsSlice(), h.to.Addr().AsSlice()
 	if h.to.Addr().Is4() {
@@ -93,7 +93,7 @@ func (h *host) ip(protocol layers.IPProtocol) (layers.EthernetType, gopacket.Net
 	return layers.EthernetTypeIPv6, ip, ip
 }
 
-// datagram is a frame with a UDP payload for the function.
+// datagram returns a frame with a UDP payload for the function.
 func (h *host) datagram(payload []byte) []byte {
 	kind, network, ip := h.ip(layers.IPProtocolUDP)
 	udp := &layers.UDP{SrcPort: layers.UDPPort(h.at.Port()), DstPort: layers.UDPPort(h.to.Port())}
@@ -101,7 +101,7 @@ func (h *host) datagram(payload []byte) []byte {
 	return h.frame(h.via, kind, ip, udp, gopacket.Payload(payload))
 }
 
-// picture is a picture's frames, in order.
+// picture returns a picture's frames, in order.
 func (h *host) picture(id uint32, p []byte) (frames [][]byte) {
 	for i := range wire.Pieces(len(p), pieceBytes) {
 		head := wire.PieceHeader(wire.TypeData, id, len(p), pieceBytes, i)
@@ -129,8 +129,8 @@ func (h *host) send(frames ...[]byte) {
 	}
 }
 
-// receive is the next frame that match wants, with the tags that it came with; nil
-// when none comes in time.
+// receive returns the next frame for which match returns true, with its original
+// tags, or nil if none arrives in time.
 func (h *host) receive(patience time.Duration, match func(p gopacket.Packet) bool) gopacket.Packet {
 	h.t.Helper()
 	deadline := time.Now().Add(patience)
@@ -162,7 +162,7 @@ func (h *host) receive(patience time.Duration, match func(p gopacket.Packet) boo
 	}
 }
 
-// withTag puts a tag back that the kernel took off (struct tpacket_auxdata,
+// withTag restores a tag that the kernel removed (struct tpacket_auxdata,
 // linux/if_packet.h).
 func withTag(frame, oob []byte) []byte {
 	messages, err := unix.ParseSocketControlMessage(oob)
@@ -181,7 +181,7 @@ func withTag(frame, oob []byte) []byte {
 	return append(out, frame[12:]...)
 }
 
-// resolve asks the cable who has the function's address, as a kernel does.
+// resolve resolves the function's address on the cable, as a kernel does.
 func (h *host) resolve() {
 	h.t.Helper()
 	for range 50 {
@@ -219,7 +219,7 @@ func (h *host) resolve() {
 	h.t.Fatalf("nobody says who has %v", h.to.Addr())
 }
 
-// solicitation asks for the function's IPv6 address at its solicited-node multicast
+// solicitation requests the function's IPv6 address at its solicited-node multicast
 // address (RFC 4861).
 func (h *host) solicitation() []byte {
 	target := h.to.Addr().As16()
@@ -234,7 +234,7 @@ func (h *host) solicitation() []byte {
 	})
 }
 
-// sameTags checks that an answer carries the tags that the question did.
+// sameTags checks that an answer has the tags of the request.
 func (h *host) sameTags(p gopacket.Packet) {
 	h.t.Helper()
 	var tags []uint16
@@ -248,8 +248,9 @@ func (h *host) sameTags(p gopacket.Packet) {
 	}
 }
 
-// answer waits for an answer to this host's port, and checks that its addresses are
-// the question's turned round and its checksums right.
+// answer waits for an answer to this host's port. It checks that source and
+// destination are those of the request, exchanged, and that its checksums are
+// correct.
 func (h *host) answer(patience time.Duration) (wire.Header, *wire.Result, []byte) {
 	h.t.Helper()
 	var head wire.Header
@@ -274,7 +275,7 @@ func (h *host) answer(patience time.Duration) (wire.Header, *wire.Result, []byte
 		var r wire.Result
 		var err error
 		if head, r, payload, err = wire.DecodeResult(udp.Payload); err != nil {
-			return false // a wish
+			return false // a NACK
 		}
 		result = &r
 		return true
@@ -282,7 +283,8 @@ func (h *host) answer(patience time.Duration) (wire.Header, *wire.Result, []byte
 	return head, result, payload
 }
 
-// badChecksums computes a UDP packet's checksums again and says which differ.
+// badChecksums computes a UDP packet's checksums again and returns those that
+// differ.
 func badChecksums(t *testing.T, p gopacket.Packet) string {
 	t.Helper()
 	udp := *p.Layer(layers.LayerTypeUDP).(*layers.UDP)
@@ -304,7 +306,7 @@ func badChecksums(t *testing.T, p gopacket.Packet) string {
 	return ""
 }
 
-// shuffled is frames in another order, the same for the same seed.
+// shuffled returns frames in another order, the same for the same seed.
 func shuffled(frames [][]byte, seed uint64) [][]byte {
 	out := slices.Clone(frames)
 	newRandom(seed).Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
@@ -313,7 +315,7 @@ func shuffled(frames [][]byte, seed uint64) [][]byte {
 
 func newRandom(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
-// wirePort is an address with another port.
+// wirePort returns an address with another port.
 func wirePort(a netip.AddrPort, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr(), port)
 }

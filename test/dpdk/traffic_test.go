@@ -15,12 +15,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// device is a kind of port, and what to do so that the camera's cable reaches it.
+// device is a kind of port, and how to connect it to the camera's cable.
 type device struct {
 	name    string
 	port    string
-	connect func(t *testing.T, l *laboratory) // once the node runs; may be nil
-	lacks   func() string                     // why this machine cannot have it; may be nil
+	connect func(t *testing.T, l *laboratory) // called when the node runs; may be nil
+	lacks   func() string                     // why this machine does not support it; may be nil
 }
 
 var devices = []device{
@@ -38,7 +38,7 @@ func noTap() string {
 	return ""
 }
 
-// noXDP asks for an AF_XDP socket.
+// noXDP tries to open an AF_XDP socket, and returns why that is impossible.
 func noXDP() string {
 	fd, err := unix.Socket(unix.AF_XDP, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -48,7 +48,8 @@ func noXDP() string {
 	return ""
 }
 
-// start starts a node on that kind of port, or says what the machine lacks.
+// start starts a node on that kind of port, or skips and names what the machine
+// lacks.
 func (d device) start(t *testing.T, l *laboratory, s setup) *running {
 	t.Helper()
 	if d.lacks != nil {
@@ -57,7 +58,7 @@ func (d device) start(t *testing.T, l *laboratory, s setup) *running {
 		}
 	}
 	s.device = d.port
-	s.more = append(s.more, ordinaryPages, "memory: 256MiB") // less than the default: it starts sooner
+	s.more = append(s.more, ordinaryPages, "memory: 256MiB") // less than the default, to start sooner
 	r := l.start(t, s)
 	if d.connect != nil {
 		d.connect(t, l)
@@ -65,8 +66,8 @@ func (d device) start(t *testing.T, l *laboratory, s setup) *running {
 	return r
 }
 
-// TestPicturesOfOrdinarySendersAreAnsweredRight is the acceptance of every kind of
-// port: kernel sockets find the port by ARP or neighbour discovery, and `penstock
+// TestPicturesOfOrdinarySendersAreAnsweredRight is the acceptance test of every kind
+// of port: kernel sockets find the port by ARP or neighbour discovery, and `penstock
 // load` checks each answer.
 func TestPicturesOfOrdinarySendersAreAnsweredRight(t *testing.T) {
 	for _, d := range devices {
@@ -89,7 +90,7 @@ func TestPicturesOfOrdinarySendersAreAnsweredRight(t *testing.T) {
 	}
 }
 
-// TestTheDefaultsWillDo gives no more than must be given, on ordinary pages.
+// TestTheDefaultsWillDo sets only the required keys, on ordinary pages.
 func TestTheDefaultsWillDo(t *testing.T) {
 	l := newLaboratory(t)
 	r := l.start(t, setup{device: devices[0].port, bytes: large, more: []string{ordinaryPages}})
@@ -97,7 +98,8 @@ func TestTheDefaultsWillDo(t *testing.T) {
 	r.settled(t)
 }
 
-// TestThePortAnswersLikeAHost pings it, and looks into the kernel's neighbour table.
+// TestThePortAnswersLikeAHost pings the port, and checks the kernel's neighbour
+// table.
 func TestThePortAnswersLikeAHost(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
@@ -112,7 +114,7 @@ func TestThePortAnswersLikeAHost(t *testing.T) {
 	}
 }
 
-// TestPicturesInVLANsAreAnsweredInThem sends tagged frames, singly and doubly, over
+// TestPicturesInVLANsAreAnsweredInThem sends frames with one and with two tags, over
 // IPv4 and IPv6.
 func TestPicturesInVLANsAreAnsweredInThem(t *testing.T) {
 	for _, d := range devices {
@@ -138,8 +140,8 @@ func TestPicturesInVLANsAreAnsweredInThem(t *testing.T) {
 	}
 }
 
-// TestPicturesComeThroughABadNetwork loses, doubles and reorders frames: what is
-// missing is asked for again.
+// TestPicturesComeThroughABadNetwork loses, doubles and reorders frames. Missing
+// fragments are requested again.
 func TestPicturesComeThroughABadNetwork(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{bytes: large})
@@ -180,7 +182,7 @@ func TestPicturesComeThroughABadNetwork(t *testing.T) {
 	r.settled(t)
 }
 
-// again sends the pieces that the manager wishes for, when it does.
+// again sends the fragments that the manager's NACKs request.
 func (h *host) again(id uint32, frames [][]byte) {
 	h.t.Helper()
 	got := h.receive(5*time.Second, func(p gopacket.Packet) bool {
@@ -210,7 +212,7 @@ func backwards(frames [][]byte) (out [][]byte) {
 }
 
 // TestTheKernelsBadNetworkIsSurvived is the same with netem between `penstock load`
-// and the node, where the kernel has it.
+// and the node, if the kernel has netem.
 func TestTheKernelsBadNetworkIsSurvived(t *testing.T) {
 	l := newLaboratory(t)
 	if err := kernelHas("netem", "loss", "1%"); err != nil {
@@ -224,8 +226,8 @@ func TestTheKernelsBadNetworkIsSurvived(t *testing.T) {
 	r.settled(t)
 }
 
-// TestChecksumsThatAVethLeavesUnfilled has the camera's kernel leave them to a card
-// that there is not.
+// TestChecksumsThatAVethLeavesUnfilled makes the camera's kernel leave checksums to
+// a network card, which a veth is not.
 func TestChecksumsThatAVethLeavesUnfilled(t *testing.T) {
 	for checksums, answered := range map[string]bool{"auto": true, "ignore": true, "verify": false} {
 		t.Run(checksums, func(t *testing.T) {
@@ -249,7 +251,7 @@ func TestChecksumsThatAVethLeavesUnfilled(t *testing.T) {
 	}
 }
 
-// TestTwoFunctionsShareThePort sends to both, frame by frame in turn.
+// TestTwoFunctionsShareThePort sends to both functions, alternating frame by frame.
 func TestTwoFunctionsShareThePort(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{functions: []string{"{name: other, model: CARD, port: 9001, share_percent: 40}"}})
@@ -260,7 +262,7 @@ func TestTwoFunctionsShareThePort(t *testing.T) {
 	for id := range uint32(20) {
 		p, q := picture(small, int(id)), picture(small, int(id)+1000)
 		a, b := first.picture(id, p), second.picture(id, q)
-		for i := range a { // mixed
+		for i := range a { // interleaved
 			first.send(a[i])
 			second.send(b[i])
 		}
@@ -277,7 +279,7 @@ func TestTwoFunctionsShareThePort(t *testing.T) {
 	}
 }
 
-// TestDoctorSaysThatThePortIsReady runs it where the node would run.
+// TestDoctorSaysThatThePortIsReady runs the doctor in the node's network.
 func TestDoctorSaysThatThePortIsReady(t *testing.T) {
 	l := newLaboratory(t)
 	for iface, ready := range map[string]bool{"node0": true, "nothere": false} {
