@@ -18,12 +18,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// tolerance is how far an answer of the GPU may lie from the CPU's: what `penstock
-// load` allows two batch sizes of one device. The shipped models are f32 and are not
-// rounded to TF32, so only the order of additions differs.
+// tolerance is the max distance of the GPU's answers from the CPU's. It is what
+// `penstock load` allows between two batch sizes of one device. The shipped models
+// are f32 and are not rounded to TF32, so only the order of additions differs.
 var tolerance = answer.Default
 
-// The demo's three models, with the same answers as on the CPU.
+// The demo's three models must give the same answers as on the CPU.
 func TestZooModelsAnswerAsOnTheCPU(t *testing.T) {
 	n := start(t, `
 functions:
@@ -69,7 +69,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 		Timeout: 30 * time.Second, InFlight: 16, QueueLimit: 2 * len(pictures),
 		Deliver: func(r *client.Result) {
 			<-dialled
-			if r.Err == nil && r.Status == wire.StatusBusy { // once more
+			if r.Err == nil && r.Status == wire.StatusBusy { // send it again
 				if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
 					return
 				}
@@ -82,7 +82,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 	}
 	close(dialled)
 	defer c.Close()
-	// All at once, so that they ride in batches of every size.
+	// All at once, so that batches of every size form.
 	for i, p := range pictures {
 		if _, err := c.Send(p, client.RequestOptions{Tag: uint64(i)}); err != nil {
 			t.Fatal(err)
@@ -111,8 +111,8 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 	t.Logf("%d answers within %+v, by batch size %v", len(pictures), comparer.Tolerance, batches)
 }
 
-// picturesOf are the shipped pictures as a model takes them: photos several times,
-// so that there are batches, or the 1,000 labelled images.
+// picturesOf returns the shipped pictures in a model's input format: either photos,
+// each several times so that batches form, or the 1,000 labelled images.
 func picturesOf(t *testing.T, card *models.Card) (list [][]byte) {
 	t.Helper()
 	if card.Name == "fashion" {

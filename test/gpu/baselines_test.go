@@ -12,9 +12,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// What Penstock is compared with is Penstock with PENSTOCK_LAB
-// (docs/adr/0010-baselines.md). Each gives the CPU's answers, says what it is, and has its
-// shadows take over.
+// The baselines are Penstock with PENSTOCK_LAB (docs/adr/0010-baselines.md). Each must
+// give the CPU's answers and report its name, and its shadows must take over.
 func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 	type says struct{ mechanism, change string }
 	fixed := func(size int, delay time.Duration) control.Batching {
@@ -45,7 +44,7 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 			text := c.config + "\nfunctions:\n"
 			names := []string{"fashion", "face"}
 			if c.lab.CopyGather {
-				names = append(names, "detect") // whose pictures are the largest
+				names = append(names, "detect") // it has the largest pictures
 			}
 			for _, name := range names {
 				text += fmt.Sprintf("  - {name: %s, port: 0, slo: 20s%s}\n", name, share)
@@ -78,8 +77,8 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 	}
 }
 
-// Processes that take turns have contexts of their own: one that faults takes nobody
-// with it.
+// Without MPS, processes take turns and have separate contexts. A fault of one does not
+// affect the others.
 func TestByTimeANeighboursIllegalAccessIsItsOwn(t *testing.T) {
 	n := start(t, `
 functions:

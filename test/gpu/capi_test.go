@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// exampleInC is the card of examples/c/fashion.yaml, from the source tree, with the
-// program that the kit has.
+// exampleInC returns the card of examples/c/fashion.yaml, from the source tree,
+// with the program in the kit.
 func exampleInC(t *testing.T) string {
 	t.Helper()
 	folder := filepath.Join(os.Getenv("PENSTOCK_ZOO"), "../../examples/c")
@@ -30,8 +30,8 @@ func exampleInC(t *testing.T) string {
 	return path
 }
 
-// A model in C with kernels of its own is right on any multiprocessors, and in its
-// shadow, beside a neighbour.
+// A model in C with its own kernels must be correct on any multiprocessors, and in
+// its shadow, next to a neighbour.
 func TestModelInCAnswersAsOnTheCPU(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 weights: shared
@@ -67,7 +67,7 @@ functions:
 	}
 }
 
-// Without MPS, where processes take turns, it is the same.
+// The same without MPS, when processes take turns.
 func TestModelInCAnswersByTime(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 functions:

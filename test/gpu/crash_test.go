@@ -25,7 +25,7 @@ func TestAKilledFunctionCostsItsOwnBatchOnly(t *testing.T) {
 		fashion.flows(t)
 	}
 	serving(t, n, "fashion")
-	// Each kill cost at most the two batches in flight.
+	// Each kill may have failed at most the two batches in flight.
 	fashion.stop().answeredAll(t, 3*2*8)
 	face.stop().answeredAll(t, 0)
 	settled(t, n, "fashion")
@@ -33,15 +33,15 @@ func TestAKilledFunctionCostsItsOwnBatchOnly(t *testing.T) {
 	t.Logf("silent for at most %s: fashion %s", fashion.silence(), fashion)
 }
 
-// neighbour is a configuration's line, with more of its keys, of a function whose kernel
-// faults in the 31st batch of each of its processes.
+// neighbour returns a configuration's line of a function whose kernel faults in the 31st
+// batch of each of its processes. more has further keys.
 func neighbour(t *testing.T, more string) string {
 	t.Helper()
 	return fmt.Sprintf("  - {name: neighbour, model: %s, port: 0%s, environment: {PENSTOCK_NULL: fault_after=30}}\n", nullCard(t, "neighbour"), more)
 }
 
-// neighbourFaults sends the neighbour batches until one faults, and wants that answered as
-// failed.
+// neighbourFaults sends the neighbour batches until one faults. That batch must be
+// answered as failed.
 func neighbourFaults(t *testing.T, n *node.Node) {
 	t.Helper()
 	f, err := n.Function("neighbour")
@@ -64,8 +64,8 @@ func neighbourFaults(t *testing.T, n *node.Node) {
 	}
 }
 
-// An illegal access kills every client of the MPS server: the shadows, which have not
-// touched CUDA, are woken at once.
+// An illegal access kills every client of the MPS server. The shadows, which have not used
+// CUDA, are woken immediately.
 func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
 	n := start(t, `
 shares: {policy: gslice, tune: false}

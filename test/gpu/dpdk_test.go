@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// dpdkReport is what is read of the report of penstock-lab dpdk.
+// dpdkReport is the part of the report of penstock-lab dpdk that the test reads.
 type dpdkReport struct {
 	Ways []struct {
 		Source    string  `json:"source"`
@@ -36,9 +36,9 @@ type dpdkTraffic struct {
 	Unanswered int `json:"unanswered"`
 }
 
-// A node behind a port of DPDK whose other end is another process, and one behind kernel
-// sockets: the function maps DPDK's packet memory read-only, registers it, gathers from
-// the mbufs, and answers the same.
+// The test compares a node on a DPDK port, whose peer is another process, with a node on
+// kernel sockets. The function maps DPDK's packet memory read-only, registers it,
+// gathers from the mbufs, and must give the same answers.
 func TestFunctionsGatherFromDPDKsMbufs(t *testing.T) {
 	exported(t, "resnet50")
 	command := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(penstock), "penstock-lab"), "dpdk", "--device", "cuda", "--models", os.Getenv("PENSTOCK_MODELS"),

@@ -8,9 +8,9 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// Functions that demand less than any process can run on get the least that it does run
-// on: kernels in clusters (VGG-16's) need several multiprocessors side by side, and a
-// process that lacks them says so and is given more.
+// Functions with less demand than the min number of groups get that min. Kernels in
+// clusters (VGG-16's) need several adjacent multiprocessors. A process that lacks them
+// reports that and gets more.
 func TestFunctionsServeOnTheLeastGroupsTheyRunOn(t *testing.T) {
 	serveOnTheLeast(t, 25, []string{"vgg16", "vgg16-2", "resnet50", "fashion"}, `
 shares: {policy: gslice, tune: false, change: partition}
@@ -22,8 +22,8 @@ functions:
 `)
 }
 
-// serveOnTheLeast starts a node and checks that its functions, of these names, serve on
-// multiprocessors of their own, some and this percentage of them at most.
+// serveOnTheLeast starts a node and checks its functions of these names. They must
+// serve on their own multiprocessors, at least one and at most this percentage of all.
 func serveOnTheLeast(t *testing.T, most float64, names []string, config string) {
 	t.Helper()
 	n := start(t, config)

@@ -23,15 +23,16 @@ import (
 )
 
 var (
-	// penstock is the binary under test: PENSTOCK_BINARY, or the one beside this.
+	// penstock is the binary under test: PENSTOCK_BINARY, or the one in this
+	// binary's folder.
 	penstock string
-	// session tells what the GPU, of that UUID, holds.
+	// session reports the memory in use on the GPU with that UUID.
 	session nvml.Session
 	uuid    string
 )
 
 func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	syscall.Umask(0o022) // the tests' runtime folders must be private, also if new files are group-writable by default
 	cudatest.Child()
 	gputest.Child()
 	nulltest.Child()
@@ -50,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// find looks for what every test needs.
+// find finds what every test needs.
 func find() error {
 	penstock = os.Getenv("PENSTOCK_BINARY")
 	if penstock == "" {
@@ -67,7 +68,8 @@ func find() error {
 	if session, err = nvml.Open(); err != nil {
 		return fmt.Errorf("find a GPU: %w", err)
 	}
-	// CUDA's first one: CUDA_VISIBLE_DEVICES may have left another of several.
+	// Take CUDA's first one: CUDA_VISIBLE_DEVICES may have selected another of
+	// several.
 	device, err := cuda.Find("cuda")
 	if err != nil {
 		return fmt.Errorf("find a GPU: %w", err)
@@ -76,8 +78,8 @@ func find() error {
 	return nil
 }
 
-// watched runs the tests and returns the names of those that were skipped. Package
-// testing tells of them on standard output, and only when it is verbose.
+// watched runs the tests and returns the names of skipped ones. Package testing
+// reports them only on standard output, and only in verbose mode.
 func watched(m *testing.M) (code int, skipped []string) {
 	if err := flag.Set("test.v", "true"); err != nil {
 		fmt.Fprintln(os.Stderr, "test/gpu:", err)

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// exported is the card of one of the torchvision models that run.sh exports.
+// exported returns the card of one of the torchvision models that run.sh exports.
 func exported(t *testing.T, name string) string {
 	t.Helper()
 	card := filepath.Join(os.Getenv("PENSTOCK_MODELS"), name, "card.yaml")
@@ -25,13 +25,13 @@ func exported(t *testing.T, name string) string {
 	return card
 }
 
-// hog takes the GPU's memory, by plain allocations, but for so many bytes, until
-// release.
+// hog allocates the GPU's memory except for that many bytes, until release. It uses
+// plain allocations.
 func hog(t *testing.T, leave int64) (release func()) {
 	t.Helper()
 	took, let, ended := make(chan error), make(chan struct{}), make(chan error)
 	go func() {
-		runtime.LockOSThread() // to which the context is bound; it ends with the goroutine
+		runtime.LockOSThread() // the context is bound to this thread, which ends with the goroutine
 		ended <- hold(leave, took, let)
 	}()
 	if err := <-took; err != nil {
@@ -88,10 +88,10 @@ var (
 	atLink      = regexp.MustCompile(`link model`)
 )
 
-// A model is added to a GPU with less and less free memory: with nothing to link it
-// into, which says so in one line and leaves nothing; then with too
-// little for its larger batches, where it serves without them and says so. Neither costs
-// the neighbour anything.
+// A model is added to a GPU with less and less free memory. If there is too little to
+// link it, the error is one line and nothing is left. If there is too little only for
+// its larger batches, it serves without them and reports that. Neither affects the
+// neighbour.
 func TestOutOfMemoryCostsItsOwnFunctionOnly(t *testing.T) {
 	card := exported(t, "vgg19")
 	n := start(t, `
@@ -155,7 +155,7 @@ functions:
 		if _, err := n.Function("big"); err == nil {
 			t.Fatalf("with %d MiB free big is there, though its addition failed", leave>>20)
 		}
-		if first { // now that there is memory
+		if first { // now there is memory
 			if err := add(); err != nil {
 				t.Fatalf("big does not start though there is memory: %v", err)
 			}

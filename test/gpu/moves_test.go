@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// twoFunctions are fashion and face, with a share of 40 % each.
+// twoFunctions returns a configuration of fashion and face, with a share of 40 % each.
 func twoFunctions(change string) string {
 	return `
 shares: {policy: gslice, tune: false, change: ` + change + `}
@@ -60,7 +60,7 @@ func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
 	settled(t, n, "face")
 }
 
-// multiprocessors is how many the device has.
+// multiprocessors returns the number of the device's multiprocessors.
 func multiprocessors(t *testing.T, n *node.Node) int {
 	t.Helper()
 	d := status(t, n).Device
@@ -90,7 +90,7 @@ func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
 	fashion.stop().answeredAll(t, 0)
 	face.stop().answeredAll(t, 0)
 	f := settled(t, n, "fashion")
-	// The process tells of them in its next report.
+	// The process reports them in its next report.
 	waitFor(t, "20 moves to be counted", func() bool {
 		var err error
 		f, err = n.Function("fashion")
@@ -100,8 +100,8 @@ func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
 	settled(t, n, "face")
 }
 
-// backAndForth moves two functions so many times: what one gives up the other gets. Each
-// time it waits until both are there; they never share a group.
+// backAndForth moves two functions that many times: one gets what the other gives up.
+// Each time it waits until both have moved. They never share a group.
 func backAndForth(t *testing.T, n *node.Node, times int, small, large string) {
 	t.Helper()
 	for range times {
@@ -115,8 +115,8 @@ func backAndForth(t *testing.T, n *node.Node, times int, small, large string) {
 	}
 }
 
-// inPlace reports whether the process that serves is on the groups ordered for it,
-// and they are about such a part of the device: a group is 6 to 9 % of an H200.
+// inPlace reports whether the serving process is on its ordered groups, and whether
+// these are about that part of the device. A group is 6 to 9 % of an H200.
 func inPlace(t *testing.T, n *node.Node, function string, percent float64) bool {
 	t.Helper()
 	f, err := n.Function(function)
@@ -129,7 +129,7 @@ func inPlace(t *testing.T, n *node.Node, function string, percent float64) bool 
 	return serves && len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups) && part > percent-10 && part < percent+10
 }
 
-// apart checks that no two processes are on the same group.
+// apart checks that no two processes use the same group.
 func apart(t *testing.T, n *node.Node) {
 	t.Helper()
 	owner := map[int]string{}
@@ -159,7 +159,7 @@ func TestHundredSwapsLeakNoMemory(t *testing.T) {
 	var after10 int64
 	for i := range 100 {
 		swap(t, n, "fashion", []float64{30, 40}[i%2])
-		if i == 9 { // the driver and MPS have taken what they keep
+		if i == 9 { // the driver and MPS have allocated what they keep
 			serving(t, n, "fashion")
 			time.Sleep(time.Second)
 			after10 = usedBytes(t)

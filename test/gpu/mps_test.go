@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// mpsProcess finds the node's control daemon or server, by the name that it runs
-// under; 0 where there is none.
+// mpsProcess finds the node's control daemon or server by its program's name. It
+// returns 0 if there is none.
 func mpsProcess(n *node.Node, name string) int {
 	for _, p := range processes(n.Dir) {
 		target, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.pid), "exe"))
@@ -30,7 +30,7 @@ const (
 )
 
 // comesBack kills one of MPS's processes under load and waits until both functions
-// answer again, every request with an honest answer.
+// answer again. Every request must get a correct status.
 func comesBack(t *testing.T, name string) {
 	n := start(t, twoFunctions("auto"))
 	if s := status(t, n); s.Mechanism != "mps" {
@@ -59,7 +59,7 @@ func comesBack(t *testing.T, name string) {
 	t.Logf("silent for %s and %s", fashion.silence(), face.silence())
 	settled(t, n, "fashion")
 	settled(t, n, "face")
-	// Shares are still what was ordered.
+	// Shares are still as ordered.
 	active, _ := serving(t, n, "fashion")
 	if total := multiprocessors(t, n); active.SMs == 0 || active.SMs == total {
 		t.Errorf("fashion counts %d of %d multiprocessors with a share of 40 %%", active.SMs, total)
@@ -70,9 +70,9 @@ func TestNodeOutlivesTheMPSServer(t *testing.T) { comesBack(t, mpsServer) }
 
 func TestNodeOutlivesTheMPSDaemon(t *testing.T) { comesBack(t, mpsDaemon) }
 
-// Where MPS cannot run, functions share by time, and the node says so.
+// If MPS cannot run, functions share by time, and the node reports that.
 func TestFunctionsShareByTimeWithoutMPS(t *testing.T) {
-	// What stands in the daemon's place is not a folder.
+	// A file is in the place of the daemon's folder.
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "mps"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestFunctionsShareByTimeWithoutMPS(t *testing.T) {
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
 	face.flows(t)
-	// A share is a wish, and nothing moves for it.
+	// Without MPS a share is not enforced, so nothing moves.
 	before, _ := serving(t, n, "fashion")
 	share(t, n, "fashion", 20)
 	waitFor(t, "the wish to be noted", func() bool {

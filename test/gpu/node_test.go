@@ -21,10 +21,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// patience bounds every wait: it is for hangs, not for slow machines.
+// patience bounds every wait. It detects hangs and is long enough for slow machines.
 const patience = 90 * time.Second
 
-// usedBytes is what the GPU's memory holds, of anybody.
+// usedBytes returns the GPU memory in use by all processes.
 func usedBytes(t *testing.T) int64 {
 	t.Helper()
 	u, err := session.Usage(uuid)
@@ -34,17 +34,17 @@ func usedBytes(t *testing.T) int64 {
 	return u.UsedBytes
 }
 
-// slackBytes is what the driver keeps or gives back in its own time.
+// slackBytes is memory that the driver keeps or releases later.
 const slackBytes = 64 << 20
 
-// start starts a node on the GPU. When the test ends all its processes are gone, the
-// MPS daemon's too, and the GPU holds what it held before.
+// start starts a node on the GPU. When the test ends, all its processes including the MPS
+// daemon must have ended, and the GPU's memory in use must be as before.
 func start(t *testing.T, config string, environment ...string) *node.Node {
 	t.Helper()
 	return startIn(t, "", config, environment...)
 }
 
-// startIn is start with a runtime folder that there is; "" makes one.
+// startIn is start with an existing runtime folder; "" makes one.
 func startIn(t *testing.T, dir, config string, environment ...string) *node.Node {
 	t.Helper()
 	before := usedBytes(t)
@@ -77,7 +77,7 @@ func startIn(t *testing.T, dir, config string, environment ...string) *node.Node
 	return n
 }
 
-// waitFor polls until done.
+// waitFor polls until done returns true.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
@@ -87,7 +87,7 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// process is one of a node's, found by the runtime folder in its arguments or its
+// process is a process of a node. It is found by the runtime folder in its arguments or its
 // environment.
 type process struct {
 	pid     int
@@ -126,8 +126,8 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// serving waits for the process that holds the ring, with all its batch sizes, and a shadow
-// that stands by.
+// serving waits until a process with all its batch sizes holds the ring, and a shadow is
+// ready.
 func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
 	t.Helper()
 	waitFor(t, function+" to have an active process and a shadow", func() bool {
@@ -174,7 +174,7 @@ decoder: {name: raw}
 	return path
 }
 
-// stream sends pictures to a function at a steady rate until stop, and notes every
+// stream sends pictures to a function at a steady rate until stop, and records every
 // answer.
 type stream struct {
 	client *client.Client
@@ -183,10 +183,10 @@ type stream struct {
 	sent   int
 	by     map[wire.Status]int
 	lost   []error
-	okAt   []int64 // client.Now, of each ok answer
+	okAt   []int64 // times of the ok answers, by client.Now
 }
 
-// send starts a stream of n bytes of picture at so many a second.
+// send starts a stream of pictures at that many per second.
 func send(t *testing.T, n *node.Node, function string, perSecond float64) *stream {
 	t.Helper()
 	f, err := n.Function(function)
@@ -254,7 +254,7 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 	return s
 }
 
-// flows waits until the stream gets ok answers again, or for the first time.
+// flows waits until the stream gets ok answers, again or for the first time.
 func (s *stream) flows(t *testing.T) {
 	t.Helper()
 	now := client.Now()
@@ -265,7 +265,7 @@ func (s *stream) flows(t *testing.T) {
 	})
 }
 
-// silence is the longest time between two ok answers.
+// silence returns the longest time between two ok answers.
 func (s *stream) silence() (longest time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -287,8 +287,8 @@ func (s *stream) String() string {
 }
 
 // answeredAll checks that every request of a stopped stream was answered, and all but
-// failed of them ok. Where some may fail there was nobody to answer for a while: those
-// for which there was no room then were told so.
+// `failed` of them ok. If some may fail, no process served for a while, so requests without
+// room may then also have been refused.
 func (s *stream) answeredAll(t *testing.T, failed int) {
 	t.Helper()
 	s.mu.Lock()
@@ -302,7 +302,7 @@ func (s *stream) answeredAll(t *testing.T, failed int) {
 	}
 }
 
-// settled waits until nothing is in flight and checks that nothing accepted was lost.
+// settled waits until nothing is in flight and checks that no accepted request was lost.
 func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus {
 	t.Helper()
 	var f control.FunctionStatus

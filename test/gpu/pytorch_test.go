@@ -20,10 +20,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Models of the framework pytorch, behind a node, against the same model in a process of
-// its own (torch_models.py).
+// The tests compare models of the framework pytorch on a node with the same model in a
+// separate process (torch_models.py).
 
-// tree is the root of the source tree.
+// tree returns the root of the source tree.
 func tree(t *testing.T) string {
 	t.Helper()
 	zoo := os.Getenv("PENSTOCK_ZOO")
@@ -37,8 +37,8 @@ func tree(t *testing.T) string {
 	return root
 }
 
-// withPython has the node's processes find the module penstock; libpenstock.so is beside
-// the binary.
+// withPython makes the node's processes find the module penstock. libpenstock.so is in
+// the binary's folder.
 func withPython(t *testing.T) {
 	t.Helper()
 	t.Setenv("PENSTOCK_PYTHONPATH", filepath.Join(tree(t), "libml/python"))
@@ -51,7 +51,8 @@ var torchModels struct {
 	err  error
 }
 
-// torchModel is the folder of a model that torch_models.py made, once for all tests.
+// torchModel returns the folder of a model that torch_models.py made, once for all
+// tests.
 func torchModel(t *testing.T, name string) string {
 	t.Helper()
 	withPython(t)
@@ -74,7 +75,7 @@ func torchModel(t *testing.T, name string) string {
 	return filepath.Join(m.dir, name)
 }
 
-// samples are a model's pictures and what it answers to them.
+// samples are a model's pictures and its answers to them.
 type samples struct {
 	pictures [][]byte
 	answers  [][]float32
@@ -110,7 +111,7 @@ func float32s(data []byte) []float32 {
 	return list
 }
 
-// apartFrom is the largest difference, for the largest value.
+// apartFrom returns the largest difference, relative to the largest value.
 func apartFrom(want, got []float32) float64 {
 	if len(got) != len(want) {
 		return math.Inf(1)
@@ -125,8 +126,8 @@ func apartFrom(want, got []float32) float64 {
 	return worst / largest
 }
 
-// asks sends the pictures again and again until stop is called, 16 in flight; it then
-// says what was wrong.
+// asks sends the pictures repeatedly until stop is called, with 16 in flight. stop
+// returns what was wrong.
 func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance float64) (stop func()) {
 	t.Helper()
 	f, err := n.Function(function)
@@ -193,7 +194,7 @@ func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance flo
 	return stop
 }
 
-// round asks every picture a few times.
+// round sends every picture a few times.
 func (s samples) round(t *testing.T, n *node.Node, function string, tolerance float64) {
 	t.Helper()
 	stop := s.asks(t, n, function, tolerance)
@@ -201,8 +202,8 @@ func (s samples) round(t *testing.T, n *node.Node, function string, tolerance fl
 	stop()
 }
 
-// Answers of f32 differ by the order of additions, which is another in batches of
-// another size; those of f16 by its eleven bits, too.
+// Answers in f32 differ by the order of additions, which depends on the batch size.
+// Those in f16 also differ by their eleven bits.
 const (
 	closeF32 = 1e-3
 	closeF16 = 3e-2
@@ -228,7 +229,8 @@ func TestPyTorchAnswersAsInAProcessOfItsOwn(t *testing.T) {
 	}
 }
 
-// It moves while it serves, beside a neighbour, and every answer is right.
+// The model moves while it serves, next to a neighbour, and every answer must be
+// correct.
 func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
 	plain, s := pyTorchFunction(t, "resnet18", 40)
 	half, other := pyTorchFunction(t, "half", 40)
@@ -249,7 +251,7 @@ func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
 	}
 }
 
-// With percentages a shadow takes over; and one does where the process is killed.
+// With percentages a shadow takes over; it also does if the process is killed.
 func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
 	line, s := pyTorchFunction(t, "resnet18", 40)
 	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"+line)
@@ -269,7 +271,7 @@ func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
 	t.Logf("idle for a swap: %+v µs", f.SwapIdle)
 }
 
-// A model whose weights are apart takes them where the node keeps them.
+// A model with separate weights takes them from the node's weight server.
 func TestPyTorchSharesWeights(t *testing.T) {
 	line, s := pyTorchFunction(t, "flat", 30)
 	twin := strings.Replace(line, "name: flat", "name: twin", 1)
@@ -286,7 +288,7 @@ func TestPyTorchSharesWeights(t *testing.T) {
 	t.Logf("%d MiB in use with two of it", usedBytes(t)>>20)
 }
 
-// The graphs of a program in Python that has no framework at all.
+// The graphs of a Python program without any framework.
 func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
 	withPython(t)
 	text, err := os.ReadFile(nullCard(t, "digest"))

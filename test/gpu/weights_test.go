@@ -15,12 +15,12 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// The suite of onnx again, over weights that are mapped read-only: whatever wrote there
-// would fault.
+// Run the suite of onnx again with weights that are mapped read-only, so that every
+// write to them faults.
 func TestONNXOverSharedWeights(t *testing.T) {
 	var cards []*models.Card
 	for _, card := range onnxtest.Zoo(t) {
-		if card.Name == "fashion" { // the others run on the CPU in part, or in other kernels each time
+		if card.Name == "fashion" { // the others run partly on the CPU, or in different kernels each time
 			cards = append(cards, card)
 		}
 	}
@@ -36,20 +36,20 @@ func TestONNXOverSharedWeights(t *testing.T) {
 	onnxtest.RunShared(t, cards...)
 }
 
-// sharing is a node on which each of these functions shares its weights; cache is where
-// prepared models are kept.
+// sharing starts a node on which each of these functions shares its weights. cache is
+// the folder of prepared models.
 func sharing(t *testing.T, cache string, functions ...string) *node.Node {
 	t.Helper()
 	t.Setenv("XDG_CACHE_HOME", cache)
 	text := "weights: shared\nlog: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"
 	for i, model := range functions {
-		// 30 multiprocessors, for which cuBLAS is right in f16 (docs/adr/0007).
+		// 30 multiprocessors, for which cuBLAS is correct in f16 (docs/adr/0007).
 		text += fmt.Sprintf("  - {name: f%d, model: %s, port: 0, slo: 5s, share_percent: 24}\n", i, exported(t, model))
 	}
 	return start(t, text)
 }
 
-// held waits for the holder to have so many files, and returns what it has.
+// held waits until the weight server has that many files, and returns its status.
 func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
 	t.Helper()
 	waitFor(t, fmt.Sprintf("%d files to be held", files), func() bool {
@@ -63,7 +63,7 @@ func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
 	return w
 }
 
-// holder is the process id of the node's.
+// holder returns the process id of the node's weight server.
 func holder(t *testing.T, n *node.Node) int {
 	t.Helper()
 	pid := 0
@@ -78,7 +78,7 @@ func holder(t *testing.T, n *node.Node) int {
 	return pid
 }
 
-// Two functions of one model, and their shadows, hold its weights once; a shadow that is
+// Two functions of one model and their shadows hold its weights once. A shadow that is
 // woken reads none.
 func TestWeightsAreHeldOnceForAllProcesses(t *testing.T) {
 	n := sharing(t, t.TempDir(), "vgg19", "vgg19", "resnet50")
@@ -112,8 +112,8 @@ func TestWeightsAreHeldOnceForAllProcesses(t *testing.T) {
 	t.Logf("held %d MiB; silent for %s: %s", w.Bytes>>20, load.silence(), load)
 }
 
-// A holder that is killed costs nobody anything: what is mapped stays, it is started
-// again, and the next process loads once more.
+// A weight server that is killed affects no function. Mapped weights stay, it is
+// restarted, and the next process makes it load again.
 func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
 	n := sharing(t, t.TempDir(), "resnet50", "vgg19")
 	load := send(t, n, "f0", 300)
@@ -130,7 +130,7 @@ func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
 	held(t, n, 0)
 	load.stop().answeredAll(t, 0)
 	active, _ := serving(t, n, "f1")
-	kill(t, active.PID) // its shadow asks the holder that is there
+	kill(t, active.PID) // its shadow requests weights from the new weight server
 	waitFor(t, "the shadow to serve", func() bool {
 		now, _ := serving(t, n, "f1")
 		return now.PID != active.PID
@@ -140,10 +140,10 @@ func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
 	t.Logf("silent for %s: %s", load.silence(), load)
 }
 
-// Without a holder that can be started, everybody has weights of his own.
+// If no weight server can be started, every process has its own weights.
 func TestWithoutAHolderEverybodyServes(t *testing.T) {
 	dir := t.TempDir()
-	// A folder where the socket would be.
+	// A folder in the socket's place.
 	if err := os.MkdirAll(filepath.Join(dir, "weights", "weights.sock", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -158,8 +158,8 @@ func TestWithoutAHolderEverybodyServes(t *testing.T) {
 	}
 }
 
-// A fault under MPS takes all processes; the weights stay, and those who come after find
-// them there.
+// A fault under MPS ends all processes. The weights stay, and the next processes find
+// them.
 func TestWeightsOutliveAFault(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	n := start(t, fmt.Sprintf(`
