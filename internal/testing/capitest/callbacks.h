@@ -5,8 +5,8 @@
 
 enum { CAPITEST_CALLBACKS = 6, CAPITEST_OUTPUTS = 4, CAPITEST_TEXT = 8192 };
 
-// capitest_state is the self of the callbacks: what they were told, and what they are to
-// do, by the order of the table's fields.
+// capitest_state is the self of the callbacks: the arguments that they received, and
+// what they must do, in the order of the table's fields.
 typedef struct capitest_state {
 	uint64_t calls[CAPITEST_CALLBACKS];
 	int32_t code[CAPITEST_CALLBACKS];

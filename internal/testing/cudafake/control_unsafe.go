@@ -8,7 +8,7 @@ package cudafake
 #include <stdint.h>
 #include <stdlib.h>
 
-// What driver.c records of a launch.
+// The record of a launch in driver.c.
 struct fake_record {
 	char name[64];
 	uint32_t grid[3], block[3], shared_bytes, sms;

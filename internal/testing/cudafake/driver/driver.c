@@ -1,37 +1,38 @@
 // A CUDA driver library without a GPU: the functions of libcuda.so.1 that
 // Penstock calls, over memory of the host.
 //
-// What it does as a driver would: a stream is a thread that takes its work in
-// order; events, captures and graphs; copies that really copy; handles that are
-// checked; memory that runs out, and can be mapped by other processes; green
-// contexts over groups of multiprocessors; errors after a fault that stay.
-// What it does for a test: it refuses any call, or its n-th, or is slow in it
-// (struct rule); is late with all work, or holds it; faults in the n-th launch of
-// a kernel; keeps accounts of what is out (struct accounts), in a file where it is
-// told to, so that they outlive the process; records launches.
+// It behaves like a driver in the following respects. A stream is a thread that does
+// its work in order. There are events, captures and graphs, and copies really copy.
+// It checks handles. Memory can run out, and other processes can map it. There are
+// green contexts over groups of multiprocessors. After a fault every call fails.
 //
-// Settings are words, in the environment variable PENSTOCK_FAKE, separated by
-// spaces, or one at a time to fake_set:
+// For tests it can refuse or delay any call, or only its n-th (struct rule). It can
+// delay or hold all work, and fault in the n-th launch of a kernel. It counts what
+// is not released (struct accounts). If report is set, the counts are in a file, so
+// that they survive the process. It records launches.
+//
+// Settings are words: in the environment variable PENSTOCK_FAKE, separated by
+// spaces, or one per call of fake_set:
 //
 //	devices=1 sms=132 memory=1073741824 version=13000
-//	late=200us         every piece of work takes so long (us, ms, s)
-//	hold, release      streams stop before their next piece of work, and go on
-//	cuMemAlloc_v2=2    the call answers 2; cuMemAlloc_v2#3=2 only the third
-//	cuMemFree_v2~5ms   the call takes so long
+//	late=200us         every operation takes that long (us, ms, s)
+//	hold, release      streams stop before their next operation, and continue
+//	cuMemAlloc_v2=2    the call returns 2; cuMemAlloc_v2#3=2 only the third
+//	cuMemFree_v2~5ms   the call takes that long
 //	kernel:NAME#3=700  the third launch of NAME, or of any (*), faults
 //	lost=719           the device is lost now
 //	report=PATH        the accounts are kept in this file
 //
 // As the driver does (580.159 on an H200), it waits in cuMemFree, cuMemFreeHost,
-// cuModuleLoad and cuGreenCtxCreate until what is queued is done, and never gives
-// back 4 MiB for each green context that it made.
+// cuModuleLoad and cuGreenCtxCreate until queued work is done. It never releases
+// 4 MiB per green context.
 //
-// Where a driver would crash, or use what is somebody else's by now, the device is lost: a
-// graph is launched that copies from or to memory which was given back since it was
-// captured, though the same addresses be in use again.
+// A graph may copy from or to memory that was freed after the capture. A driver then
+// crashes or uses another allocation's memory; here a launch of the graph loses the
+// device, even if the same addresses are in use again.
 //
-// Calls are counted from the setting on. Under MPS, which is where
-// $CUDA_MPS_PIPE_DIRECTORY holds a file "control", the multiprocessors are
+// Calls are counted from the setting on. A process runs under MPS if
+// $CUDA_MPS_PIPE_DIRECTORY contains a file "control". Its multiprocessors are then
 // $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the device's, as an H200 rounds them.
 
 #define _GNU_SOURCE
@@ -85,8 +86,8 @@ typedef struct {
 } CUDA_KERNEL_NODE_PARAMS;
 
 #define MAX_SMS 256
-// The driver's part of a CUdevResource is which multiprocessors, and of which
-// split.
+// The driver's part of a CUdevResource says which multiprocessors it has, and of
+// which split.
 typedef struct {
 	int type;
 	unsigned char padding[92];
@@ -105,7 +106,7 @@ enum {
 	CAPTURED_EVENT = 907, CAPTURE_WRONG_THREAD = 908, INVALID_RESOURCE_TYPE = 914, INVALID_RESOURCE_CONFIGURATION = 915,
 };
 
-// Accounts: what is out. The Go package reads them as an array of int64.
+// Accounts: what is not released. The Go package reads them as an array of int64.
 struct accounts {
 	int64_t contexts, allocations, bytes, host_allocations, registrations, imports, reservations, memories, mappings;
 	int64_t streams, events, modules, graphs, executables, greens;
@@ -118,8 +119,8 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 static int initialised, devices = 1, sms = 132, version = 13000, holding, lost;
-static int working;      // pieces of work that are being done
-static uint64_t losses;  // how often the device was lost; what was queued before is never done
+static int working;      // operations that are running
+static uint64_t losses;  // how often the device was lost; work queued before a loss is never done
 static int64_t memory_bytes = 1 << 30, late_ns;
 static uint32_t splits;
 
@@ -175,7 +176,7 @@ struct description {
 	struct inside inside;
 };
 
-static struct description *descriptions; // all there ever were
+static struct description *descriptions; // all that were ever made
 
 static struct context primary[8];
 static __thread struct context *current;
@@ -297,7 +298,7 @@ static void sleep_ns(int64_t ns) {
 	}
 }
 
-// broken_rule counts a call and says what it answers by the rules.
+// broken_rule counts a call and returns the code that the rules give it.
 static int broken_rule(const char *name, int64_t *delay_ns) {
 	int code = 0;
 	for (struct rule *r = rules; r != NULL; r = r->next) {
@@ -332,8 +333,8 @@ static void lose(int code) {
 	pthread_cond_broadcast(&changed);
 }
 
-// loss is the code that the device was lost with, or 0. A caller that is told of a
-// loss finds nothing at work: it may unmap what the work was on.
+// loss returns the code that the device was lost with, or 0. If it returns a loss, no
+// operation is running any more, so the caller may unmap the operations' memory.
 static int loss(void) {
 	while (lost != 0 && working > 0)
 		pthread_cond_wait(&changed, &mu);
@@ -354,7 +355,7 @@ static void report_to(const char *path) {
 	accounts = shared;
 }
 
-// set_locked returns 0 when it understood the word.
+// set_locked returns 0 if the word is a valid setting.
 static int set_locked(const char *word) {
 	const char *value = strchr(word, '=');
 	const char *delay = strchr(word, '~');
@@ -396,7 +397,7 @@ static int set_locked(const char *word) {
 	return 0;
 }
 
-// fake_set takes one setting; it returns 0 when it understood it.
+// fake_set applies one setting; it returns 0 if the setting is valid.
 int fake_set(const char *word) {
 	pthread_mutex_lock(&mu);
 	int answer = set_locked(word);
@@ -406,7 +407,7 @@ int fake_set(const char *word) {
 
 // --- the record of launches ----------------------------------------------------
 
-// What the Go package reads of a launch; its layout is pinned there.
+// The record of a launch, which the Go package reads. Its layout is checked there.
 struct fake_record {
 	char name[64];
 	uint32_t grid[3], block[3], shared_bytes, sms;
@@ -428,9 +429,9 @@ void fake_accounts(int64_t *out) {
 	pthread_mutex_unlock(&mu);
 }
 
-// fake_records copies the launches since the last reset, oldest first, as many as
-// there is room for, and returns how many there were. With no room it only
-// counts. They are those that ran.
+// fake_records copies the completed launches since the last reset, oldest first, as
+// many as there is room for, and returns how many there were. Without room it only
+// counts.
 uint64_t fake_records(struct fake_record *out, uint64_t room) {
 	pthread_mutex_lock(&mu);
 	uint64_t kept = recorded < RECORDS ? recorded : RECORDS;
@@ -440,9 +441,9 @@ uint64_t fake_records(struct fake_record *out, uint64_t room) {
 	return kept;
 }
 
-// --- the door of every call ------------------------------------------------------
+// --- the entry of every call ------------------------------------------------------
 
-// What fake_reset goes back to.
+// The settings that fake_reset restores.
 static int first_devices, first_sms, first_version;
 static int64_t first_memory_bytes, first_late_ns;
 
@@ -459,9 +460,9 @@ __attribute__((constructor)) static void settings_of_environment(void) {
 	first_memory_bytes = memory_bytes, first_late_ns = late_ns;
 }
 
-// fake_reset forgets records, holds, the loss of the device and all rules, the
-// environment's too, and has the other settings as they were at the start. What
-// is out stays out.
+// fake_reset clears records, holds, the loss of the device and all rules, including
+// the environment's. It restores the other settings to their values at the start. It
+// releases nothing.
 void fake_reset(void) {
 	pthread_mutex_lock(&mu);
 	while (rules != NULL) {
@@ -479,12 +480,12 @@ void fake_reset(void) {
 	pthread_mutex_unlock(&mu);
 }
 
-// What a call needs.
+// What must have been called before a call.
 enum need { NOTHING, INITIALISED, BOUND };
 
 static __thread struct stream *capturing_here;
 
-// door returns with mu held and 0, or without it and a code.
+// door returns 0 with mu held, or a code without mu.
 static int door(const char *name, enum need need) {
 	pthread_mutex_lock(&mu);
 	int64_t delay_ns = 0;
@@ -518,7 +519,7 @@ static int door(const char *name, enum need need) {
 		return leave_; \
 	} while (0)
 
-// UNSAFE is for calls that a thread which captures must not make.
+// UNSAFE marks calls that a thread must not make during a capture.
 #define UNSAFE() do { \
 		if (capturing_here != NULL) { \
 			capturing_here->broken = 1; \
@@ -591,7 +592,7 @@ static int mps(void) {
 	return access(path, F_OK) == 0;
 }
 
-// usable is how many multiprocessors this process may use.
+// usable returns how many multiprocessors this process may use.
 static int usable(void) {
 	const char *percent = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
 	if (!mps() || percent == NULL || atof(percent) <= 0 || atof(percent) >= 100)
@@ -726,15 +727,15 @@ static void drop_range(struct range *gone) {
 	free(gone);
 }
 
-// reach_locked says with which code work on these addresses ends. Memory that
-// nobody told the driver of is the host's, and only a stream may use it.
+// reach_locked returns the code with which work on these addresses ends. Memory that
+// the driver does not know is host memory, and only a stream may use it.
 static int reach_locked(uint64_t at, uint64_t bytes, int write, int kernel) {
 	struct range *r = range_at(at, 1);
 	if (r == NULL)
 		r = range_at(at, bytes);
 	if (r == NULL)
 		return kernel || at < 4096 ? ILLEGAL_ADDRESS : SUCCESS;
-	// What is mapped side by side is one.
+	// Adjacent mappings count as one range.
 	while (r != NULL && r->place == MAPPED && at >= r->at && at + bytes > r->at + r->bytes) {
 		if (write && r->read_only)
 			return ILLEGAL_ADDRESS;
@@ -769,7 +770,7 @@ void fake_fault(int code) {
 	pthread_mutex_unlock(&mu);
 }
 
-// taken is how much device memory is not free.
+// taken returns how much device memory is in use.
 static int64_t taken(void) { return accounts->bytes + accounts->green_bytes; }
 
 CUresult cuMemGetInfo_v2(size_t *unused, size_t *total) {
@@ -853,8 +854,8 @@ CUresult cuMemFreeHost(void *p) {
 	LEAVE(SUCCESS);
 }
 
-// writable says whether every page of a mapping may be written by this process;
-// -1 where some page is not mapped at all.
+// writable reports whether this process may write every page of a mapping; -1 if
+// some page is not mapped at all.
 static int writable(uint64_t at, uint64_t bytes) {
 	FILE *maps = fopen("/proc/self/maps", "re");
 	char line[1024];
@@ -912,7 +913,7 @@ CUresult cuMemHostUnregister(void *p) {
 	LEAVE(SUCCESS);
 }
 
-// An IPC handle says where another process finds the file.
+// An IPC handle tells another process where the file is.
 struct ipc { uint64_t magic, pid, fd, bytes; };
 #define IPC_MAGIC 0x66616b6563756461ull
 
@@ -987,7 +988,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, C
 	LEAVE(SUCCESS);
 }
 
-// reserved is the range of addresses that these lie in.
+// reserved returns the reserved range that contains these addresses.
 static struct range *reserved(uint64_t at, uint64_t bytes) {
 	for (struct range *r = ranges; r != NULL; r = r->next)
 		if (r->place == RESERVED && at >= r->at && at + bytes <= r->at + r->bytes)
@@ -995,7 +996,7 @@ static struct range *reserved(uint64_t at, uint64_t bytes) {
 	return NULL;
 }
 
-// next_mapped is a mapping among these addresses, or NULL.
+// next_mapped returns a mapping in these addresses, or NULL.
 static struct range *next_mapped(uint64_t at, uint64_t bytes) {
 	struct range *r = range_at(at, bytes);
 	return r != NULL && r->place == MAPPED ? r : NULL;
@@ -1115,7 +1116,7 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *acc
 	LEAVE(SUCCESS);
 }
 
-// cuPointerGetAttribute knows of what kind memory is, of memory that it was told of.
+// cuPointerGetAttribute returns the kind of memory that the driver knows.
 CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr at) {
 	ENTER(BOUND);
 	struct range *r = range_at(at, 1);
@@ -1165,8 +1166,7 @@ static void free_op(struct op *op) {
 	free(op);
 }
 
-// copy_parameters copies the values that parameters points at behind a table of
-// its own.
+// copy_parameters copies parameters, with a table of pointers followed by the values.
 static void **copy_parameters(const struct function *f, void **parameters, size_t *blob_bytes) {
 	size_t bytes = f->count * sizeof(void *);
 	for (uint32_t i = 0; i < f->count; i++)
@@ -1219,7 +1219,7 @@ static void record_launch(const struct op *op, const struct stream *s) {
 
 static int memory_gone(const struct op *op);
 
-// work_locked does one op; mu is given up while it moves bytes.
+// work_locked does one op. It unlocks mu while it moves bytes.
 static void work_locked(struct stream *s, struct op *op) {
 	if (memory_gone(op)) {
 		lose(ILLEGAL_ADDRESS);
@@ -1359,7 +1359,8 @@ static int stream_of(struct stream **s) {
 			LEAVE(stream_code_); \
 	} while (0)
 
-// memory_at is which memory an address lies in; 0 where the driver was told of none.
+// memory_at returns the number of the memory that contains an address, 0 if the driver
+// knows none.
 static uint64_t memory_at(uint64_t at) {
 	struct range *r = range_at(at, 1);
 	return r != NULL ? r->number : 0;
@@ -1370,7 +1371,7 @@ static void find_memory(struct op *op) {
 	op->src_memory = memory_at(op->src);
 }
 
-// memory_gone says whether what find_memory found was given back.
+// memory_gone reports whether the memory that find_memory found was freed.
 static int memory_gone(const struct op *op) {
 	return (op->dst_memory != 0 && op->dst_memory != memory_at(op->dst)) ||
 		(op->src_memory != 0 && op->src_memory != memory_at(op->src));
@@ -1408,7 +1409,7 @@ static int settle(struct stream *s) {
 	return loss();
 }
 
-// settle_all waits until all that is queued by now is done, or the device is lost.
+// settle_all waits until all work queued so far is done, or the device is lost.
 static void settle_all(void) {
 	for (struct object *o = objects; o != NULL; o = o->next)
 		if (o->kind == STREAM)
@@ -1991,8 +1992,8 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode n, CUDA_KERNEL_NODE_PARAMS *o
 	LEAVE(SUCCESS);
 }
 
-// set_kernel changes an op; a context counts only where a kernel stands in place
-// of a function, as cuda.h has it.
+// set_kernel changes an op. A context counts only if there is a kernel in place of a
+// function, as cuda.h specifies.
 static int set_kernel(struct op *op, const CUDA_KERNEL_NODE_PARAMS *in) {
 	struct function *f = in->func != NULL ? in->func : in->kern;
 	if (!known(f, FUNCTION) || !launchable(in->grid, in->block, in->sharedMemBytes) || in->extra != NULL)
@@ -2044,7 +2045,7 @@ typedef struct {
 	size_t width, height;
 } CUDA_MEMSET_NODE_PARAMS;
 
-// on_host: memory that no allocation of the device has is the host's.
+// on_host: memory outside the device's allocations is host memory.
 static int on_host(uint64_t at) {
 	struct range *r = range_at(at, 1);
 	return r == NULL || r->place == HOST || r->place == REGISTERED;
@@ -2234,7 +2235,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned *count, con
 		LEAVE(INVALID_VALUE);
 	unsigned unit = 8;
 	unsigned size = smallest < unit ? unit : (smallest + unit - 1) / unit * unit;
-	// By eights an H200 keeps more back than it must: 15 groups and 12 of 132.
+	// In groups of eight an H200 reserves more than necessary: 15 groups and 12 of 132.
 	unsigned most = whole->sms / size;
 	if (size == 8 && most > 1 && whole->sms % size != 0)
 		most--;
@@ -2247,7 +2248,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *groups, unsigned *count, con
 	struct inside in;
 	memcpy(&in, whole->padding, sizeof in);
 	if (in.split != 0)
-		LEAVE(INVALID_RESOURCE_CONFIGURATION); // what came of a split cannot be split
+		LEAVE(INVALID_RESOURCE_CONFIGURATION); // the result of a split cannot be split
 	splits++;
 	unsigned at = 0;
 	for (unsigned i = 0; i < *count; i++, at += size) {
@@ -2270,7 +2271,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *groups
 	if (count == 0)
 		LEAVE(INVALID_VALUE);
 	struct inside all = {0};
-	for (unsigned i = 0; i < count; i++) { // the driver takes a group twice, and groups of two splits
+	for (unsigned i = 0; i < count; i++) { // the driver accepts a group twice, and groups of two splits
 		struct inside in;
 		memcpy(&in, groups[i].padding, sizeof in);
 		if (groups[i].type != 1)
@@ -2278,7 +2279,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *groups
 		for (unsigned w = 0; w < MAX_SMS / 32; w++)
 			all.mask[w] |= in.mask[w];
 	}
-	// The driver has no call that gives a description back.
+	// The driver has no call that frees a description.
 	struct description *d = calloc(1, sizeof *d);
 	d->inside = all;
 	d->next = descriptions;
@@ -2287,7 +2288,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *groups
 	LEAVE(SUCCESS);
 }
 
-// GREEN_BYTES is what the driver takes for a green context and does not give back.
+// GREEN_BYTES is the memory that the driver takes per green context and never frees.
 #define GREEN_BYTES (4 << 20)
 
 CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc d, CUdevice device, unsigned flags) {
@@ -2322,7 +2323,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx g) {
 		LEAVE(INVALID_CONTEXT);
 	leave_object(&g->context);
 	leave_object(g);
-	g->context.closed = 1; // kept: graphs and threads may name it still
+	g->context.closed = 1; // kept: graphs and threads may still refer to it
 	accounts->greens--;
 	LEAVE(loss());
 }
