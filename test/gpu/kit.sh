@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Packs all there is to run on a GPU server without Go into .kit/gpu, for
+# Packs everything that runs on a GPU server without Go into .kit/gpu, for
 # `make gpu-kit ORT_CUDA=DIR`. run.sh unpacks it there.
 #
 #   lib*.so.xz      ONNX Runtime with its CUDA provider, from ORT_CUDA
 #   programs.tar.xz penstock (without the zoo, which the source tree has), penstock-lab,
-#                   the GPU tests, libpenstock.so and the examples in C, one archive: they
-#                   share half their code; where DPDK is
-#                   installed here, penstock has it, and its libraries and drivers of
-#                   virtual ports lie beside it
+#                   the GPU tests, libpenstock.so and the examples in C. They are in one
+#                   archive because they share half their code. If DPDK is installed on
+#                   this machine, penstock is built with it, and the archive contains its
+#                   libraries and its drivers of virtual ports
 #   kit.txt         what was packed, from which commit
 #
-# The source tree and the kit must be at most MOST bytes together, which is what a
-# lent server takes. SM is the GPU's architecture, 90 (Hopper) if left out: attention
-# kernels for others are left out.
+# The kit may have at most MOST bytes, the limit of the server. SM is the GPU's
+# architecture, 90 (Hopper) by default. Attention kernels for other architectures are
+# omitted.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 go=${GO:-go} version=${VERSION:-unknown} sm=${SM:-90} kit=.kit/gpu
@@ -37,7 +37,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 # The x86 filter makes calls comparable, which saves a tenth of a library. It takes
-# minutes: done again only when the library changed.
+# minutes, so it runs again only if the library has changed.
 for lib in "${libraries[@]}"; do
 	from=$ORT_CUDA/$lib
 	[ -f "$from" ] || from=$from.xz
@@ -57,7 +57,8 @@ done
 echo "build penstock, penstock-lab, gpu.test"
 export CGO_ENABLED=1
 flags=(-trimpath -ldflags "-s -w -X main.version=$version")
-# The server's C library is Debian's or a newer one; DPDK's libraries come along.
+# The server's C library must be Debian's or newer; the archive contains DPDK's
+# libraries.
 tags=slim
 if pkg-config --exists libdpdk 2>/dev/null; then
 	tags=slim,dpdk

@@ -1,30 +1,31 @@
 #!/usr/bin/env bash
-# Runs the kit on a GPU server, from the root of the source tree, where there is no
-# Go: `make test-gpu` and `make bench-gpu WHAT=...` call it there.
+# Runs the kit on a GPU server without Go, from the root of the source tree. `make
+# test-gpu` and `make bench-gpu WHAT=...` call it there.
 #
 #   run.sh unpack        unpacks the kit and prints the environment to use it with
 #   run.sh export [NAME] makes the models of the evaluation (random weights) in MODELS
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
 #   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
 #   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock-lab evaluate), table1
-#                        (penstock-lab weights), or all: JSON into OUT/evaluation. What is in
-#                        .kit/evaluation or there is gone on with
+#                        (penstock-lab weights), or all: JSON into OUT/evaluation. Reports in
+#                        .kit/evaluation or in OUT/evaluation are continued
 #   run.sh exec CMD...   runs CMD with the kit's environment
 #
 #   KIT     the kit, .kit/gpu
-#   WORK    where it is unpacked, penstock-gpu in the temporary folder
+#   WORK    the folder of the unpacked kit, penstock-gpu in the temporary folder
 #   MODELS  the exported models, WORK/models
 #   OUT     results, out
-#   LIMIT   evaluate: seconds that a call may take, 480
-#   GPUS    evaluate: how many GPUs work beside each other, each with its part of the CPUs, 1
-#   RUNS    evaluate: how often each variant is measured, 3
-#   WEIGHTS evaluate: shared or private, for all variants; as a node does if left out
-#   QUICK   evaluate: 1 for two cases a figure and short times, to see that it works
+#   LIMIT   evaluate: max seconds per call, 480
+#   GPUS    evaluate: how many GPUs work at the same time, each with its part of the CPUs, 1
+#   RUNS    evaluate: number of measurements of each variant, 3
+#   WEIGHTS evaluate: shared or private, for all variants; the node's default if unset
+#   QUICK   evaluate: 1 for two cases per figure and short times, to check that it works
 set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
 MODELS=${MODELS:-$WORK/models}
 here=$PWD
-# What there is to evaluate, known without the kit; research/evaluate's tests hold it.
+# The figures to evaluate, so that they are known without the kit. A test of
+# research/evaluate compares them.
 FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large guarantees mixes new-mixes table1"
 
 die() {
@@ -32,7 +33,7 @@ die() {
 	exit 1
 }
 
-# unpack does so once for a kit.
+# unpack unpacks the kit, once.
 unpack() {
 	[ -f "$KIT/kit.txt" ] || die "no kit in $KIT: \`make gpu-kit ORT_CUDA=DIR\` makes it where Go is; bring it along"
 	mkdir -p "$WORK/lib"
@@ -48,7 +49,7 @@ unpack() {
 	fi
 }
 
-# libraries prints the folders that hold CUDA's libraries, a colon between.
+# libraries prints the folders of CUDA's libraries, separated by colons.
 libraries() {
 	local found=() lib dir place
 	for lib in libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcurand.so.10 libcudnn.so.9; do
@@ -84,13 +85,13 @@ prepare() {
 	export PENSTOCK_BINARY="$WORK/penstock" PENSTOCK_MODELS="$MODELS"
 	export PENSTOCK_ZOO=${PENSTOCK_ZOO:-$here/models/zoo}
 	export PENSTOCK_PYTHONPATH=${PENSTOCK_PYTHONPATH:-$here/libml/python}
-	# By name: DPDK takes no folder below one that anybody may write to.
+	# By name: DPDK refuses a folder below one that every user may write to.
 	PENSTOCK_DPDK_DRIVERS=$(cd "$WORK/lib" && { ls librte_mempool_ring.so.* librte_net_{memif,tap,af_packet,null}.so.* 2>/dev/null || true; } | paste -sd,)
 	export PENSTOCK_DPDK_DRIVERS
 	export PATH="$WORK:$PATH"
 }
 
-# huge_pages has the kernel keep that many of 2 MiB, as far as it can.
+# huge_pages makes the kernel reserve that many pages of 2 MiB, as far as it can.
 huge_pages() {
 	echo "$1" 2>/dev/null >/proc/sys/vm/nr_hugepages || echo "gpu: no huge pages: packet memory will be of ordinary ones" >&2
 }
@@ -99,7 +100,7 @@ export_models() {
 	python3 models/convert/export_torchvision.py "$MODELS" "$@" # what is there stays
 }
 
-# bench NAME ARGS... writes what penstock-lab says of NAME into OUT/FILE.json.
+# bench FILE ARGS... runs penstock-lab ARGS and writes its report to OUT/FILE.json.
 bench() {
 	local file=$1
 	shift
@@ -114,8 +115,8 @@ bench() {
 	mv "$OUT/$file.json.new" "$OUT/$file.json"
 }
 
-# evaluate FIGURE... has each GPU take the next figure that none has taken, until all are
-# done or the time is over.
+# evaluate FIGURE... makes each GPU take the next figure that none has taken, until all
+# are done or the time is over.
 evaluate() {
 	local limit=${LIMIT:-480} gpus=${GPUS:-1} gpu figures workers=() claims
 	local cpus each
@@ -132,8 +133,8 @@ evaluate() {
 		fi
 	done
 	claims=$(mktemp -d)
-	# What a shell starts beside itself does not see Ctrl-C, which ends its penstock alone:
-	# without the folder no other figure is taken.
+	# Background shells ignore Ctrl-C; it ends only their penstock. They take no other
+	# figure after the folder is removed.
 	trap 'rm -rf "$claims"; failed=1' INT
 	# The CPUs that this shell may use, in equal parts.
 	cpus=($(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'))
