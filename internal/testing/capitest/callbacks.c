@@ -3,7 +3,7 @@
 #include <malloc.h>
 #include <stdlib.h>
 
-// The library is another package's, which is there when a test is linked.
+// Another package has the library; it is present when a test is linked.
 __attribute__((weak)) void penstock_error(const char *);
 __attribute__((weak)) int penstock_run(const penstock_framework *, void *);
 __attribute__((weak)) const char *penstock_last_error(void);
@@ -13,7 +13,7 @@ __attribute__((weak)) int penstock_graph(int32_t, int32_t, void *);
 
 enum { INIT, LOAD, LINK, CONFIGURE, INFER, DEINIT };
 
-// answer counts a call and does what was ordered.
+// answer counts a call and returns what the test has set.
 static int answer(capitest_state *s, int callback) {
 	s->calls[callback]++;
 	if (s->reason[callback][0] != 0)
