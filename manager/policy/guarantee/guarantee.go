@@ -111,6 +111,9 @@ type Action struct {
 	Infeasible string
 }
 
+// overloaded reports whether the function needs more than its guarantee.
+func (a *Action) overloaded() bool { return a.Need > excess*a.Guarantee }
+
 // Decide returns an Action for each function, in the same order. Guarantees that the
 // operator set come first. The other functions divide the rest by max-min fairness: no
 // function gets more than it needs while another lacks something. They divide equally what
@@ -139,7 +142,7 @@ func Decide(functions []Function) []Action {
 	divide(max(0, left), open, actions)
 	for i := range functions {
 		a := &actions[i]
-		if a.Need > excess*a.Guarantee && a.Level > budget.MinLevel {
+		if a.overloaded() && a.Level > budget.MinLevel {
 			a.Level--
 		}
 	}
@@ -161,35 +164,22 @@ func Decide(functions []Function) []Action {
 // them is no concern here, unless their objectives are shorter than another's. Guarantees that
 // the operator set stay as they are.
 func allow(functions []Function, actions []Action) {
-	const (
-		byHand = iota
-		beyond
-		within
-	)
-	kind := func(i int) int {
-		switch {
-		case functions[i].SharePercent > 0:
-			return byHand
-		case actions[i].Need > excess*actions[i].Guarantee:
-			return beyond
-		}
-		return within
-	}
+	within := func(i int) bool { return functions[i].SharePercent == 0 && !actions[i].overloaded() }
 	needs, room, lowest := 0.0, guaranteed, budget.MaxLevel
 	for i, a := range actions {
-		if kind(i) == within {
+		if within(i) {
 			needs += a.Need
 			lowest = min(lowest, a.Level)
 		}
 	}
 	for i, a := range actions {
-		if k := kind(i); k == byHand || k == beyond && a.Level >= lowest {
+		if functions[i].SharePercent > 0 || a.overloaded() && a.Level >= lowest {
 			room -= a.Guarantee
 		}
 	}
 	for i := range actions {
 		a := &actions[i]
-		if a.Allowance = a.Guarantee; kind(i) == within && needs > 0 {
+		if a.Allowance = a.Guarantee; within(i) && needs > 0 {
 			a.Allowance = max(a.Guarantee, a.Need*room/needs)
 		}
 	}
