@@ -15,7 +15,6 @@ type device struct {
 	part    float64 // of the whole device; 1: all of it
 	at      int64   // when the batches were brought up to date
 	batches []*batch
-	busy    float64 // device time used, in nanoseconds
 }
 
 // batch is a batch in flight. Its work is in nanoseconds that it takes alone.
@@ -80,7 +79,6 @@ func (d *device) advance(now int64) {
 		b.work -= elapsed * b.speed
 		b.done += elapsed * b.speed
 		b.finishes = max(0, b.finishes-elapsed*b.speed)
-		d.busy += elapsed * b.speed * b.width
 	}
 	d.share()
 }

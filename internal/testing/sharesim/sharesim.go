@@ -26,7 +26,6 @@ package sharesim
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/penstock/penstock/manager/policy/guarantee"
@@ -112,7 +111,9 @@ func (f *Function) Need(rate float64) float64 {
 		return 0
 	}
 	n := min(max(1, rate*f.Objective.Seconds()/2), float64(f.largest()))
-	return min(1, rate*(float64(f.uses(0))/n+float64(f.PerImage))/1e9*(1.05+0.45/math.Sqrt(n)))
+	return guarantee.Decide([]guarantee.Function{{
+		Objective: f.Objective, Rate: rate, Fixed: f.uses(0), Cost: f.PerImage, Batch: n,
+	}})[0].Need
 }
 
 // Rules are what the tests break to see that the figures show it. The zero value is the
