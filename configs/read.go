@@ -313,20 +313,6 @@ func (c *Config) Unused() (keys []string) {
 	return keys
 }
 
-// Crowded describes functions that have more instances than there are CPUs for functions;
-// nothing on a GPU.
-func (c *Config) Crowded(cpus int) (notes []string) {
-	if c.Device != DeviceCPU {
-		return nil
-	}
-	for i := range c.Functions {
-		if f := &c.Functions[i]; f.Instances > cpus {
-			notes = append(notes, fmt.Sprintf("instances of %s is %d, and functions have %d CPUs: more than one instance per CPU only wait for each other", f.Name, f.Instances, cpus))
-		}
-	}
-	return notes
-}
-
 // On reports whether weights that the configuration asks for can lie so on device; DeviceAuto allows all.
 func (w Weights) On(device string) error {
 	if w == WeightsShared && device == DeviceCPU {

@@ -81,7 +81,7 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 	n.notes = append(n.notes, held...)
 	n.problems.Add(err, "http")
 	own, functions := orchestrator.IFCPUs(c.ReservedCPUs)
-	n.notes = append(n.notes, c.Crowded(len(functions))...)
+	n.crowded(len(functions))
 	if c.ReservedCPUs > len(own) {
 		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, the manager gets %d: inference functions keep at least one of the CPUs that the node may use", c.ReservedCPUs, len(own)))
 	}
@@ -91,6 +91,18 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 		n.function(ctx, i)
 	}
 	return n.notes, n.problems.Err()
+}
+
+// crowded notes each function that has more instances than there are CPUs for functions.
+func (n *node) crowded(cpus int) {
+	if n.config.Device != configs.DeviceCPU {
+		return
+	}
+	for i := range n.config.Functions {
+		if f := &n.config.Functions[i]; f.Instances > cpus {
+			n.notes = append(n.notes, fmt.Sprintf("instances of %s is %d, and functions have %d CPUs: more than one instance per CPU only wait for each other", f.Name, f.Instances, cpus))
+		}
+	}
 }
 
 // modelFolders are the folders of models that there are, and by index why others are not.
