@@ -41,15 +41,24 @@ func one(model string, slo time.Duration) []Function {
 // mix returns functions that share the device. Each offers an equal part of its capacity. At
 // level 1 they together need the whole device, if switching between them cost nothing.
 func mix(slo time.Duration, percent float64, models ...string) (functions []Function) {
-	count := map[string]int{}
 	for _, m := range models {
-		name := m
-		if count[m]++; count[m] > 1 {
-			name = fmt.Sprintf("%s-%d", m, count[m])
-		}
-		functions = append(functions, Function{Name: name, Model: m, SLO: slo, Batches: ladderOf(m), Weight: 1 / float64(len(models)), Percent: percent})
+		f := offered(m, slo, 1/float64(len(models)))
+		f.Percent = percent
+		functions = append(functions, f)
 	}
+	number(functions)
 	return functions
+}
+
+// number gives the second function of a model and those after it distinct names.
+func number(functions []Function) {
+	count := map[string]int{}
+	for i := range functions {
+		f := &functions[i]
+		if count[f.Model]++; count[f.Model] > 1 {
+			f.Name = fmt.Sprintf("%s-%d", f.Model, count[f.Model])
+		}
+	}
 }
 
 // with sets the percentage of the functions of a model.
@@ -249,12 +258,7 @@ func offered(model string, slo time.Duration, weight float64) Function {
 // overloaded compares the policies on a mix. At the second level the last function is offered
 // more than its guarantee, and the others less than theirs.
 func overloaded(name string, functions ...Function) Case {
-	count := map[string]int{}
-	for i := range functions {
-		if count[functions[i].Model]++; count[functions[i].Model] > 1 {
-			functions[i].Name = fmt.Sprintf("%s-%d", functions[i].Model, count[functions[i].Model])
-		}
-	}
+	number(functions)
 	return loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
 }
 
