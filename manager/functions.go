@@ -58,7 +58,7 @@ func (m *Manager) add(c configs.Function) error {
 func (f *function) warnIfCrowded() {
 	cpus := f.m.observed.CPUs
 	if n := len(f.instances); !f.m.onGPU() && cpus > 0 && n > cpus {
-		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs: they only wait for each other")
+		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs: the further ones only wait")
 	}
 }
 

@@ -100,7 +100,7 @@ func (n *node) crowded(cpus int) {
 	}
 	for i := range n.config.Functions {
 		if f := &n.config.Functions[i]; f.Instances > cpus {
-			n.notes = append(n.notes, fmt.Sprintf("instances of %s is %d, and functions have %d CPUs: more than one instance per CPU only wait for each other", f.Name, f.Instances, cpus))
+			n.notes = append(n.notes, fmt.Sprintf("instances of %s is %d, and the number of CPUs for functions is %d: further instances only wait", f.Name, f.Instances, cpus))
 		}
 	}
 }

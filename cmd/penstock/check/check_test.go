@@ -119,7 +119,7 @@ func TestManyInstances(t *testing.T) {
 		}
 		c.RuntimeDir = filepath.Join(dir, "run")
 		notes, err := Node(t.Context(), c)
-		if got := strings.Contains(strings.Join(notes, "\n"), "instances of fashion is 64, and functions have "); err != nil || got != want {
+		if got := strings.Contains(strings.Join(notes, "\n"), "instances of fashion is 64, and the number of CPUs for functions is "); err != nil || got != want {
 			t.Errorf("%d instances: notes %q, error %v", instances, notes, err)
 		}
 	}
