@@ -110,8 +110,14 @@ var variants = []variant{
 
 // CheckVariant returns an error if there is no variant of that name.
 func CheckVariant(name string) error {
-	_, err := variantOf(name)
-	return err
+	if _, err := variantOf(name); err != nil {
+		var names []string
+		for _, v := range variants {
+			names = append(names, v.name)
+		}
+		return fmt.Errorf("%w; want some of %s", err, strings.Join(names, ", "))
+	}
+	return nil
 }
 
 func variantOf(name string) (variant, error) {
