@@ -105,7 +105,7 @@ func (a *answer) add(h *wire.Header, piece []byte) (fresh, fits bool) {
 	return true, true
 }
 
-// What a recycled request may keep, and how many requests are kept. Steady
+// These bound what a recycled request may keep, and how many requests are kept. Steady
 // traffic needs no allocations with it, and a flood does not leave much memory
 // in use.
 const (

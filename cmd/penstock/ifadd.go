@@ -82,7 +82,7 @@ const addPatience = 30 * time.Second
 // errSlow is why an addition is not waited for any longer.
 var errSlow = fmt.Errorf("no end of it within %s", addPatience)
 
-// sendAdd is send for an addition, which goes on when nobody waits for it any more.
+// sendAdd sends an addition. The manager completes it even if this command stops waiting.
 func sendAdd(ctx context.Context, dir string, f configs.Function) error {
 	wait, cancel := context.WithTimeoutCause(ctx, addPatience, errSlow)
 	defer cancel()

@@ -151,7 +151,7 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	return place.WriteKnees(cmd.OutOrStdout(), card, report.Profile)
 }
 
-// measure measures what is missing of the profile, on a node of its own.
+// measure starts a node and measures the points that the profile lacks.
 func (f *profileFlags) measure(ctx context.Context, progress io.Writer, what profiler.Options, how sweep.Options) (sweep.Report, error) {
 	node, err := profiler.New(ctx, what)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// What a node last followed of its configuration outlives an edit that cannot be read: a
-// process of it that dies is started again with that, where the file would end the node.
+// A node keeps the configuration that it last followed. If an edit cannot be read, a process
+// that dies is started again with the kept one; with the file, the node would end.
 
 // lastFile is the name, in the runtime folder, of the text that was last followed. The
 // manager writes it when it is there, which only one can be, and after each edit.

@@ -110,7 +110,7 @@ func LoadModel(file string) error {
 	return nil
 }
 
-// Program is the command of a framework that is a program of its own.
+// Program returns the command of a framework that runs as a separate program.
 func Program(framework string) ([]string, error) {
 	if framework == models.PyTorch {
 		return python.Command("penstock.pytorch")
