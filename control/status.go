@@ -154,6 +154,9 @@ type GuaranteeStatus struct {
 	// the guarantee, which ran at the lowest priority.
 	UsePercent     float64 `json:"use_percent"`
 	DemotedPercent float64 `json:"demoted_percent"`
+	// UsedSeconds and DemotedSeconds are the same as totals, in seconds of the whole device.
+	UsedSeconds    float64 `json:"used_seconds"`
+	DemotedSeconds float64 `json:"demoted_seconds"`
 	// Level is the priority of guaranteed work, 1 to 5.
 	Level int `json:"level"`
 	// Infeasible says why the objective is not guaranteed; empty if it is.

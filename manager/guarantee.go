@@ -150,6 +150,8 @@ func (f *function) guaranteeStatus() *control.GuaranteeStatus {
 		s.NeedPercent += round(100 * e.action.Need)
 		s.UsePercent += round(100 * e.use)
 		s.DemotedPercent += round(100 * e.demoted)
+		s.UsedSeconds += e.spent.total.Seconds()
+		s.DemotedSeconds += e.spent.demoted.Seconds()
 		s.CostMillis = (float64(e.fixed)/in.batch() + float64(e.cost)) / float64(time.Millisecond)
 		s.Level, s.Infeasible, s.Unprotected = int(e.action.Level), e.action.Infeasible, e.unprotected
 	}

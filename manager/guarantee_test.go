@@ -170,6 +170,8 @@ func TestGuaranteeUse(t *testing.T) {
 	in.observeDemand(time.Second)
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
+	} else if s.UsedSeconds != 0.6 || s.DemotedSeconds != 0.15 {
+		t.Errorf("used %v s, %v s demoted; want 0.6 and 0.15", s.UsedSeconds, s.DemotedSeconds)
 	}
 	// A request that takes 10 ms of one CPU takes 5 ms of both.
 	in.report(generation, control.Report{Generation: generation})

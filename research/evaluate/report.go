@@ -192,7 +192,7 @@ type FunctionLoad struct {
 	SharePercent float64 `json:"share_percent"`
 	SMs          int     `json:"sms,omitempty"`
 	// Guarantee is the guarantee in the node's status at the end of the window, if the node
-	// has guarantees.
+	// has guarantees. Its use is the mean of the warm-up and the window.
 	Guarantee *control.GuaranteeStatus `json:"guarantee,omitempty"`
 	// Receivers is how many sockets, each with one thread of the node, received for the
 	// function.

@@ -144,14 +144,15 @@ func (r *runner) loads(ctx context.Context, b *rig, c *Case, seed uint64) (all [
 // level sends an open loop to every function for warmup and then measured. It counts the
 // requests that were to be sent during measured.
 func (r *runner) level(ctx context.Context, b *rig, c *Case, level float64, warmup, measured time.Duration, seed uint64) (l Load, err error) {
-	status, err := b.Status()
+	before, err := b.Status()
 	if err != nil {
 		return l, err
 	}
+	began := time.Now()
 	spec := loadgen.Spec{Duration: warmup + measured, Seed: seed}
 	records := map[string]*record{}
 	for _, f := range c.Functions {
-		at, ok := status.Function(f.Name)
+		at, ok := before.Function(f.Name)
 		if !ok {
 			return l, fmt.Errorf("node has no function %q", f.Name)
 		}
@@ -170,9 +171,11 @@ func (r *runner) level(ctx context.Context, b *rig, c *Case, level float64, warm
 		return l, context.Cause(ctx)
 	}
 	l.SenderBusyPercent = busy.percent(len(b.cpus.load))
-	if status, err = b.Status(); err != nil {
+	after, err := b.Status()
+	if err != nil {
 		return l, err
 	}
+	elapsed := time.Since(began)
 	samples := map[string][]sample{}
 	first := int64(0)
 	for name, rec := range records {
@@ -188,7 +191,8 @@ func (r *runner) level(ctx context.Context, b *rig, c *Case, level float64, warm
 		own := within(samples[f.Name], from, to)
 		fl := summarize(f, own, measured)
 		fl.SendLagP99Millis = report.Functions[i].SendLagP99Millis
-		state(&fl, &status)
+		state(&fl, &after)
+		use(fl.Guarantee, f.Name, &before, elapsed)
 		l.Functions = append(l.Functions, fl)
 	}
 	l.sum()
@@ -286,6 +290,17 @@ func state(l *FunctionLoad, status *control.Status) {
 			l.SMs += p.SMs
 		}
 	}
+}
+
+// use sets a guarantee's use to its mean since before. The status has that of one control
+// interval, which may lie after the load.
+func use(g *control.GuaranteeStatus, name string, before *control.Status, elapsed time.Duration) {
+	was, ok := before.Function(name)
+	if g == nil || !ok || was.Guarantee == nil {
+		return
+	}
+	g.UsePercent = 100 * (g.UsedSeconds - was.Guarantee.UsedSeconds) / elapsed.Seconds()
+	g.DemotedPercent = 100 * (g.DemotedSeconds - was.Guarantee.DemotedSeconds) / elapsed.Seconds()
 }
 
 // The sender is behind if it hands requests over this late, or uses this much of its CPUs.
