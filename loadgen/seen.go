@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/loadgen/answer"
-	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
 

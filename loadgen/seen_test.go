@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
-	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
 

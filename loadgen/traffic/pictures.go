@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
-	"github.com/penstock/penstock/loadgen/picture"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
 )
 

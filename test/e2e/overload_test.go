@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/arrival"
-	pictures "github.com/penstock/penstock/loadgen/picture"
+	pictures "github.com/penstock/penstock/models/picture"
 )
 
 // TestOverload offers a function more than it can answer. It must answer as many requests in

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"testing/fstest"
 
-	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/models/picture"
 	"pgregory.net/rapid"
 )
 
