@@ -6,7 +6,7 @@
 #   make demo    three real models answer real pictures for DURATION (30s)
 #   make lab     bin/penstock-lab: benchmarks, the paper's evaluation, comparisons (research/)
 #   make examples  bin/examples, the programs of examples/
-#   make check   gofmt, go vet, staticcheck
+#   make check   gofmt, go vet, staticcheck, and the prose check (test/prose)
 #   make fuzz    each fuzz target for FUZZTIME (10s)
 #   make race    the packages with threads, timers or processes under the race detector
 #   make soak    property tests and packages with threads, random seeds, for SOAKTIME (30m)
@@ -118,6 +118,7 @@ check:
 	$(WORK) $(GO) vet $(MODULES)
 	CGO_ENABLED=0 $(WORK) $(GO) vet $(MODULES)
 	$(WORK) $(GO) tool staticcheck $(MODULES)
+	$(WORK) $(GO) run ./test/prose
 
 # Whole nodes are other processes, which the race detector does not see.
 race: build
