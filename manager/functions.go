@@ -278,7 +278,7 @@ func (f *function) reap() bool {
 	f.close()
 	f.m.metrics.forget(f.name)
 	f.m.faults.guard.Forget(f.name)
-	f.m.device.redivide = true
+	f.m.device.allocator.Invalidate()
 	f.log.Info().Msg("function removed")
 	f.gone()
 	return true

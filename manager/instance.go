@@ -55,21 +55,11 @@ type instance struct {
 	unheard     map[uint32]bool      // ended; the orchestrator has not yet reported whether the GPU was lost
 	doubts      map[uint32]time.Time // failed while linking; until when it may prove to be a fault of the GPU
 	seen        map[uint32]sight     // what processes report that they run on, by generation
-	// On a GPU with allocated multiprocessors: the ordered groups, since when, whether
-	// more will come when other instances have left, and the last desired groups of each
-	// generation.
-	groups    []int
-	orderedAt time.Duration
-	waits     bool
-	last      map[uint32][]int
-	floors    map[*models.Card]floor // of models that did not run on their groups
-	short     bool                   // there are fewer groups than they need
-	visited   map[string]bool        // the sets of groups that were desired for the active process
-	noted     []int                  // the last of these sets
-	ran, runs *models.Card           // the models of the process that had the ring before, and of the one that has it
-	replaced  chan error             // gets the result of a replacement; nil if there is none
-	load      instanceLoad
-	entitled  entitlement
+	placement   placement            // on a GPU whose groups of multiprocessors are allocated
+	ran, runs   *models.Card         // the models of the process that had the ring before, and of the one that has it
+	replaced    chan error           // gets the result of a replacement; nil if there is none
+	load        instanceLoad
+	entitled    entitlement
 	// cpuPerRequest is a smoothed mean; 0 if it is not known.
 	cpuPerRequest time.Duration
 
@@ -125,9 +115,6 @@ func newInstance(f *function, index int) (*instance, error) {
 		seen:    map[uint32]sight{},
 		unheard: map[uint32]bool{},
 		doubts:  map[uint32]time.Time{},
-		last:    map[uint32][]int{},
-		floors:  map[*models.Card]floor{},
-		visited: map[string]bool{},
 	}
 	in.pair.StartAfter(f.m.generations[place{f.name, index}])
 	in.setChange()
@@ -185,7 +172,7 @@ func (in *instance) step() {
 			in.firstGood.Store(0)
 			in.f.answers = in.pair.Active().Card
 			in.ran, in.runs = in.runs, in.pair.Active().Card
-			clear(in.visited)
+			in.placement.Replaced()
 			in.setServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
@@ -218,7 +205,7 @@ func (in *instance) reclaim(generation uint32) {
 	delete(in.seen, generation)
 	delete(in.doubts, generation)
 	delete(in.unheard, generation)
-	delete(in.last, generation)
+	in.placement.Forget(generation)
 	in.setServing(in.pair.Active() != nil)
 	in.f.mu.Lock()
 	in.abandoned = append(in.abandoned, generation)
@@ -249,7 +236,7 @@ func (in *instance) replace(card *models.Card) <-chan error {
 // setShare sets the desired share; 0 means no share, the whole device.
 func (in *instance) setShare(percent float64) {
 	in.pair.SetShare(percent)
-	in.m.device.redivide = true
+	in.m.device.allocator.Invalidate()
 	if in.f.whole() {
 		percent = wholePercent
 	}
@@ -271,7 +258,7 @@ func (in *instance) sharePercent() float64 {
 
 // status describes the instance for users.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.groups, LastFailure: in.lastFailure}
+	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.lastFailure}
 	for _, q := range in.pair.Processes() {
 		on := in.seen[q.Generation]
 		s.Processes = append(s.Processes, control.ProcessStatus{
@@ -303,7 +290,7 @@ func (in *instance) settle(err error) {
 func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
 	for _, q := range in.pair.Processes() {
 		role, with := q.Role, in.f.setupFor(q.Card)
-		groups, wait := in.groupsOf(q.Generation, role)
+		groups, wait := in.groupsFor(q.Generation, role)
 		if wait {
 			role = control.Shadow
 		}
@@ -330,7 +317,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		return
 	}
 	in.pids[o.Generation] = o.PID
-	in.outgrow(q, &o)
+	in.learnMinimum(q, &o)
 	if o.State == control.Draining || o.State.Ended() {
 		in.heard(o.Generation)
 	}
@@ -599,7 +586,7 @@ func (in *instance) noteHandovers(generation uint32, r control.Report) {
 // wait for its processes.
 func (in *instance) watch(now time.Duration) {
 	in.bury(runclock.Time())
-	in.hurry(now)
+	in.watchMove(now)
 	in.rouse()
 	oldest := in.f.oldest(in)
 	if oldest == 0 {

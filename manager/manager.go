@@ -287,7 +287,7 @@ func (m *Manager) step() {
 	}
 	m.addWaiting()
 	m.heal()
-	m.handOut()
+	m.allocateGroups()
 	if m.cfg.Guarantees() && m.missesGuarantee() {
 		m.guarantees()
 	}

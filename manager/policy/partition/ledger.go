@@ -12,21 +12,22 @@ type Process struct {
 	Generation uint32
 }
 
-// Ledger knows which groups every process may be running on: all that it was
-// ordered since what is known of it was true, and all that it has not said it left.
-// What is published takes time to arrive, and so does what is observed; a process
-// counts until it was seen dead, or its orchestrator, told that it is not wanted,
-// does not know it. The zero Ledger is empty. It is not safe for concurrent use.
+// Ledger knows which groups each process may be running on. These are the groups of every
+// order since the last acknowledged one, and those that the process has not reported to have
+// left. Orders and reports take time to arrive. A process therefore counts until its end is
+// observed, or until the orchestrator has acknowledged a state without it and does not report
+// it.
+//
+// The zero Ledger is empty. A Ledger is not safe for concurrent use.
 type Ledger struct {
 	entries map[Process]*entry
 }
 
 // entry is one process.
 type entry struct {
-	orders []order // from the last that was acknowledged on, by sequence number
-	seen   []int   // where it was said to be last
-	// dropped is the first state published that does not want the process; 0 while
-	// it is wanted.
+	orders   []order // by sequence number, from the last acknowledged one
+	observed []int   // the groups of its last report
+	// dropped is the first published state without the process; 0 while it is desired.
 	dropped uint64
 }
 
@@ -35,25 +36,24 @@ type order struct {
 	groups []int
 }
 
-// Seen is a process as it is observed.
-type Seen struct {
+// Observed is the observed state of a process.
+type Observed struct {
 	Groups []int
 	Ended  bool
 }
 
-// Publish notes a state that is told to the orchestrator: the groups of every
-// process that may touch the device. Those of before that are not in it are not
-// wanted any more. Sequence numbers start at 1 and rise.
-func (l *Ledger) Publish(seq uint64, wanted map[Process][]int) {
+// Publish records a state that is sent to the orchestrator: the groups of each desired process
+// that may use the device. Sequence numbers start at 1 and rise.
+func (l *Ledger) Publish(seq uint64, desired map[Process][]int) {
 	if l.entries == nil {
 		l.entries = map[Process]*entry{}
 	}
 	for p, e := range l.entries {
-		if _, ok := wanted[p]; !ok && e.dropped == 0 {
+		if _, ok := desired[p]; !ok && e.dropped == 0 {
 			e.dropped = seq
 		}
 	}
-	for p, groups := range wanted {
+	for p, groups := range desired {
 		e := l.entries[p]
 		if e == nil {
 			e = &entry{}
@@ -66,18 +66,18 @@ func (l *Ledger) Publish(seq uint64, wanted map[Process][]int) {
 	}
 }
 
-// Observe takes in what the orchestrator sees when it has carried out the state
-// acknowledged: every process that it knows.
-func (l *Ledger) Observe(acknowledged uint64, seen map[Process]Seen) {
+// Observe records the orchestrator's report on all processes that it knows, after it carried
+// out the acknowledged state.
+func (l *Ledger) Observe(acknowledged uint64, observed map[Process]Observed) {
 	for p, e := range l.entries {
-		s, known := seen[p]
-		switch {
-		case known && s.Ended, !known && e.dropped != 0 && e.dropped <= acknowledged:
+		o, known := observed[p]
+		if known && o.Ended || !known && e.dropped != 0 && e.dropped <= acknowledged {
 			delete(l.entries, p)
 			continue
 		}
-		e.seen = slices.Clone(s.Groups)
-		// What came before the order in force is over: where it is not, seen says so.
+		e.observed = slices.Clone(o.Groups)
+		// Orders before the acknowledged one are over: the report has the groups that the
+		// process still has of them.
 		for len(e.orders) > 1 && e.orders[1].seq <= acknowledged {
 			e.orders = e.orders[1:]
 		}
@@ -87,39 +87,39 @@ func (l *Ledger) Observe(acknowledged uint64, seen map[Process]Seen) {
 	}
 }
 
-// Busy are the groups that processes of an instance may be running on, ascending.
+// Busy returns the groups that processes of an instance may be running on, ascending.
 func (l *Ledger) Busy(id gslice.ID) []int {
 	return l.groups(func(other gslice.ID) bool { return other == id })
 }
 
-// Others are the groups that processes of any instance but these may be running
-// on, ascending.
+// Others returns the groups that processes of other instances than these may be running on,
+// ascending.
 func (l *Ledger) Others(ids map[gslice.ID]bool) []int {
 	return l.groups(func(other gslice.ID) bool { return !ids[other] })
 }
 
-// Settled reports whether a process is known to run on groups and nothing else.
+// Settled reports whether a process runs on exactly these groups.
 func (l *Ledger) Settled(p Process, groups []int) bool {
 	e := l.entries[p]
-	return e != nil && slices.Equal(e.seen, groups) && len(e.orders) == 1 && slices.Equal(e.orders[0].groups, groups)
+	return e != nil && slices.Equal(e.observed, groups) && len(e.orders) == 1 && slices.Equal(e.orders[0].groups, groups)
 }
 
-// On is where a process was last said to run, or to be on its way; it is the
-// ledger's.
+// On returns the groups that a process last reported to run on or move to. The caller must not
+// change them.
 func (l *Ledger) On(p Process) []int {
 	if e := l.entries[p]; e != nil {
-		return e.seen
+		return e.observed
 	}
 	return nil
 }
 
-func (l *Ledger) groups(of func(gslice.ID) bool) []int {
+func (l *Ledger) groups(include func(gslice.ID) bool) []int {
 	var out []int
 	for p, e := range l.entries {
-		if !of(p.ID) {
+		if !include(p.ID) {
 			continue
 		}
-		out = append(out, e.seen...)
+		out = append(out, e.observed...)
 		for _, o := range e.orders {
 			out = append(out, o.groups...)
 		}

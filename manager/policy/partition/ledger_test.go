@@ -25,21 +25,21 @@ func TestAProcessCountsUntilItIsSeenToHaveLeft(t *testing.T) {
 	}
 	l.Publish(1, map[Process][]int{a: {0, 1}})
 	busy(0, 1)
-	l.Observe(1, map[Process]Seen{a: {Groups: []int{0, 1}}})
+	l.Observe(1, map[Process]Observed{a: {Groups: []int{0, 1}}})
 	l.Publish(2, map[Process][]int{a: {0}})
 	busy(0, 1)
 	// It was ordered to a third group and back before anybody heard of it.
 	l.Publish(3, map[Process][]int{a: {0, 2}})
 	l.Publish(4, map[Process][]int{a: {0}})
 	busy(0, 1, 2)
-	l.Observe(2, map[Process]Seen{a: {Groups: []int{0, 1}}})
+	l.Observe(2, map[Process]Observed{a: {Groups: []int{0, 1}}})
 	busy(0, 1, 2)
-	l.Observe(4, map[Process]Seen{a: {Groups: []int{0, 2}}})
+	l.Observe(4, map[Process]Observed{a: {Groups: []int{0, 2}}})
 	busy(0, 2)
 	if l.Settled(a, []int{0}) {
 		t.Error("it is settled on 0, and may still be on 2")
 	}
-	l.Observe(4, map[Process]Seen{a: {Groups: []int{0}}})
+	l.Observe(4, map[Process]Observed{a: {Groups: []int{0}}})
 	busy(0)
 	if !l.Settled(a, []int{0}) {
 		t.Error("it is not settled on 0, where it was seen")
@@ -54,13 +54,13 @@ func TestADroppedProcessCountsUntilItsDeathIsSeen(t *testing.T) {
 	for _, step := range []struct {
 		name  string
 		acked uint64
-		seen  map[Process]Seen
+		seen  map[Process]Observed
 		want  []int
 	}{
 		{"it may be started still", 0, nil, []int{3}},
-		{"it was", 1, map[Process]Seen{a: {Groups: []int{3}}}, []int{3}},
-		{"told that it is not wanted, it ends", 2, map[Process]Seen{a: {Groups: []int{3}}}, []int{3}},
-		{"it has", 2, map[Process]Seen{a: {Groups: []int{3}, Ended: true}}, nil},
+		{"it was", 1, map[Process]Observed{a: {Groups: []int{3}}}, []int{3}},
+		{"told that it is not wanted, it ends", 2, map[Process]Observed{a: {Groups: []int{3}}}, []int{3}},
+		{"it has", 2, map[Process]Observed{a: {Groups: []int{3}, Ended: true}}, nil},
 	} {
 		l.Observe(step.acked, step.seen)
 		if got := l.Busy(a.ID); !slices.Equal(got, step.want) {
@@ -80,15 +80,15 @@ func TestADroppedProcessCountsUntilItsDeathIsSeen(t *testing.T) {
 type world struct {
 	t *rapid.T
 	// The manager's.
-	ledger  Ledger
-	sms     []int
-	wants   map[gslice.ID]float64
-	needs   map[gslice.ID]int // groups, at least
-	unfit   map[gslice.ID][]int
-	ordered map[gslice.ID][]int
-	serving map[gslice.ID][]uint32 // generations that are desired
-	last    uint32
-	seq     uint64
+	ledger     Ledger
+	sms        []int
+	wants      map[gslice.ID]float64
+	needs      map[gslice.ID]int // groups, at least
+	infeasible map[gslice.ID][]int
+	ordered    map[gslice.ID][]int
+	serving    map[gslice.ID][]uint32 // generations that are desired
+	last       uint32
+	seq        uint64
 	// On their way.
 	down []message // to the orchestrator
 	up   []report  // to the manager
@@ -104,7 +104,7 @@ type message struct {
 
 type report struct {
 	acked uint64
-	seen  map[Process]Seen
+	seen  map[Process]Observed
 }
 
 // proc runs on on, and on the groups of to as well while it moves.
@@ -121,7 +121,7 @@ func (p *proc) may() []int {
 }
 
 func (w *world) claim(i gslice.ID) Claim {
-	return Claim{ID: i, Percent: w.wants[i], Least: w.needs[i], Unfit: w.unfit[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
+	return Claim{ID: i, Percent: w.wants[i], Min: w.needs[i], Infeasible: w.infeasible[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
 }
 
 // decide is the manager's turn.
@@ -181,12 +181,12 @@ func (w *world) deliver(n int) {
 
 // tell sends what the orchestrator sees.
 func (w *world) tell() {
-	r := report{acked: w.told.seq, seen: map[Process]Seen{}}
+	r := report{acked: w.told.seq, seen: map[Process]Observed{}}
 	for p, q := range w.procs {
 		if _, wanted := w.told.wanted[p]; q.dead && !wanted {
 			continue // forgotten
 		}
-		r.seen[p] = Seen{Groups: q.may(), Ended: q.dead}
+		r.seen[p] = Observed{Groups: q.may(), Ended: q.dead}
 	}
 	w.up = append(w.up, r)
 }
@@ -264,7 +264,7 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
 			t: t, sms: drawGroups(t, 4), wants: map[gslice.ID]float64{}, needs: map[gslice.ID]int{}, ordered: map[gslice.ID][]int{},
-			serving: map[gslice.ID][]uint32{}, procs: map[Process]*proc{}, unfit: map[gslice.ID][]int{},
+			serving: map[gslice.ID][]uint32{}, procs: map[Process]*proc{}, infeasible: map[gslice.ID][]int{},
 		}
 		events := []string{"share", "share", "need", "remove", "kill", "break", "swap", "deliver", "deliver", "hear", "hear", "work", "work"}
 		for range rapid.IntRange(50, 150).Draw(t, "events") {
@@ -277,11 +277,11 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 				w.wants[i] = rapid.Float64Range(1, 60).Draw(t, "percent")
 			case "need": // its model does not run on fewer, or another one does
 				w.needs[i] = rapid.IntRange(0, 4).Draw(t, "groups")
-				w.unfit[i] = drawUnfit(t)
+				w.infeasible[i] = drawInfeasible(t)
 			case "remove":
 				delete(w.wants, i)
 				delete(w.needs, i)
-				delete(w.unfit, i)
+				delete(w.infeasible, i)
 				delete(w.serving, i)
 				delete(w.ordered, i)
 			case "kill": // by somebody

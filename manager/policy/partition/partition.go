@@ -1,25 +1,29 @@
-// Package partition hands out a GPU's multiprocessors (SMs): which groups of them
-// each instance of an inference function shall run on, so that no two instances
-// ever run on the same. It is pure: no clock, no I/O, no memory but Ledger's.
+// Package partition divides a GPU's multiprocessors (SMs) among the instances of
+// inference functions, so that no two instances ever run on the same one. It has no
+// clock and no I/O.
 //
-// The device splits into groups of equal size and, where they do not go up, an odd
-// last one; an index names the same physical multiprocessors in every process.
-// Shares are percent of all multiprocessors. An odd group that is smaller than the
-// others is given beside one of them, and alone only where there are not enough.
+// The device splits into groups of equal size. If they do not fill it, a last group of
+// another size remains, the odd group. An index names the same physical multiprocessors
+// in every process. Shares are percent of all multiprocessors.
 //
-//		shares ──Divide──> target of each ──> what can be ordered now ──> processes
-//		                                             ^                        │
-//		                                             └── Ledger: who may ─────┘
-//		                                                 still be where
+//	shares ──Divide──> target of each instance ──> what can be ordered now ──> processes
+//	  Minimum ──^             ^                                                   │
+//	                          └──────── Allocator: where each may run <───────────┘
 //
-//	 1. How many: everyone at least one group, or as many as its model needs; the
-//	    rest by share, whole groups, the largest remainders rounded up while there
-//	    are groups.
-//	 2. Which: those that it has; then free ones; then those that others are about
-//	    to leave; of each the nearest to where it lives among the groups, so that one
-//	    that grows and shrinks comes back to the same.
-//	 3. Now: all of them when nobody else may still run on any; until then what it
-//	    has of them. So cuts go first, and growth waits for a neighbour's leaving.
+// Divide decides:
+//
+//  1. How many: each instance gets one group, or as many as its model needs. The rest
+//     goes by share: first whole groups, then one group for each of the largest
+//     remainders.
+//  2. Which: first the groups that the instance has, then free groups, then those that
+//     other instances are about to leave. Nearer groups come first, so an instance that
+//     grows and shrinks returns to the same ones.
+//  3. When: an instance is ordered to its target once no other process may run there.
+//     Until then it keeps the part of the target that it has. So an instance shrinks at
+//     once, and grows when its neighbours have left.
+//
+// A process reports the groups on which its model does not run. Minimum learns from that
+// how many groups the model needs, and which single groups are infeasible.
 package partition
 
 import (
@@ -31,63 +35,63 @@ import (
 	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
-// ErrTooMany is returned when there are more claims than groups.
+// ErrTooMany is returned if there are more claims than groups.
 var ErrTooMany = errors.New("more instances than groups of multiprocessors")
 
-// Claim is what an instance wants, and where its processes are.
+// Claim is what one instance wants, and where its processes are.
 type Claim struct {
 	ID      gslice.ID
 	Percent float64
-	// Least is how many groups its model needs to run at all, whatever its share; 0 is 1.
-	// Where there are not groups enough for all that need more than one, the first claims
-	// have theirs and others get one at least.
-	Least int
-	// Unfit are groups that its model does not run on when it has one of them alone. It
-	// is moved to another, as soon as one is free, and has a second one until then.
-	Unfit []int
-	// Ordered are the groups that it was last ordered, ascending; empty at first.
+	// Min is the number of groups that the model needs with any share; 0 means 1. If there
+	// are too few groups for all such models, the first claims get theirs, and each of the
+	// others gets at least one.
+	Min int
+	// Infeasible are groups that the model does not run on if it has only one of them. The
+	// instance moves to another group once one is free. Until then it also has a second one.
+	Infeasible []int
+	// Ordered are the groups of the instance's last order, ascending; empty before the first.
 	Ordered []int
-	// Busy are the groups that its processes may be running on, those that are
-	// moving, ending or dead and not buried included. Claims share none of them.
+	// Busy are the groups that the instance's processes may be running on. That includes
+	// processes that move, end, or have died without an observed end. Claims have no busy
+	// group in common. Allocator sets it.
 	Busy []int
 }
 
 // Order is what an instance gets.
 type Order struct {
 	ID gslice.ID
-	// Target are the groups that it shall have, Now those that it can be ordered at
-	// once, ascending. Now differs from Target while others have to leave first; it
-	// is empty for an instance that has nothing yet and must wait.
+	// Target are the groups that the instance should have. Now are those that can be
+	// ordered at once. Both ascend. They differ while other processes have to leave. Now is
+	// empty if the instance has no group yet and must wait.
 	Target, Now []int
 }
 
-// Waits reports whether others must leave before the target can be ordered.
+// Waits reports whether other processes must leave before the target can be ordered.
 func (o *Order) Waits() bool { return !slices.Equal(o.Target, o.Now) }
 
-// A share is not worth a further group for less than trifle of one, and holding a
-// group already counts as much as loyalty of one when what is left over is given
-// out.
+// A claim gets one more group only if it lacks at least minRemainder of a group. If claims
+// compete for the last groups, one that already has the group lacks stickiness more.
 const (
-	trifle  = 1.0 / 8
-	loyalty = 1.0 / 4
+	minRemainder = 1.0 / 8
+	stickiness   = 1.0 / 4
 )
 
-// Where groups are finer than shares are exact, a claim keeps as many as it has: it
-// moves for a group more when it lacks more than lackSMs multiprocessors, and gives
-// one up that others do not want when it has more than excessSMs too many.
+// Hysteresis: small groups could follow every change of a share, and each change is a move.
+// A claim gets one more group only if it lacks more than lackSMs multiprocessors. It gives up
+// a group that no other claim needs only if it has more than excessSMs too many.
 const (
 	lackSMs   = 1.5
 	excessSMs = 2.0
 )
 
-// Divide says which groups each claim gets, in the order of the claims, whose IDs
-// differ. groupSMs are the sizes of the groups by index, all equal but perhaps for
-// the last. taken are groups that processes without a claim may still be running
-// on: they are given out, and ordered when they are free. ErrTooMany is returned
-// when there is not a group for everyone.
+// Divide returns the groups of each claim, in the order of the claims. Their IDs must
+// differ. groupSMs are the sizes of the groups by index; only the last may differ. taken are
+// groups on which processes without a claim may still run. They can be in a target, and are
+// ordered when they are free. Divide returns ErrTooMany if there are fewer groups than
+// claims.
 //
-// It is called again whenever a share or what is Busy changed, with Ordered as it
-// said Now the last time.
+// Call Divide again after each change of a share or of a busy group. Ordered must then be
+// what the last call returned as Now.
 func Divide(groupSMs []int, claims []Claim, taken []int) ([]Order, error) {
 	if len(claims) > len(groupSMs) {
 		return nil, fmt.Errorf("%w: %d instances, %d groups", ErrTooMany, len(claims), len(groupSMs))
@@ -100,113 +104,129 @@ func Divide(groupSMs []int, claims []Claim, taken []int) ([]Order, error) {
 	if len(claims) == 0 {
 		return nil, nil
 	}
+
 	d := newDivision(groupSMs, claims, taken)
 	d.count()
-	d.steady()
+	d.applyHysteresis()
 	d.choose()
 	return d.orders(), nil
 }
 
-// division is Divide's work sheet. Groups are marked by index.
+// division is the state of one Divide. A claim and a group are named by their indices.
 type division struct {
 	claims []Claim
 	sms    []int
 	unit   float64 // multiprocessors of an ordinary group
-	odd    int     // the group of another size, -1 where there is none
-	least  []int   // how many groups a claim gets at least
-	ideals []float64
-	owner  []int // who may be running on a group: a claim, nobody, or others
-	// refuges are the free groups that claims move to which have none that they can have
-	// alone; nobody for the others.
-	refuges []int
+	odd    int     // the odd group; none if there is none
+	owner  []int   // by group: the claim whose processes may run on it, none, or several
+	// fallbacks has, by claim, a free group for a claim without a feasible group; none for
+	// the other claims.
+	fallbacks []int
 
-	units   []int // ordinary groups, by claim
-	left    int   // ordinary groups that nobody gets
-	oddOf   int   // the claim that gets the odd group, -1 for none
-	targets [][]int
+	minimum    []int     // groups, by claim
+	ideals     []float64 // multiprocessors, by claim
+	had, given []float64 // multiprocessors of the last order and of this division, by claim
+	units      []int     // ordinary groups, by claim
+	left       int       // ordinary groups of no claim
+	oddOf      int       // the claim that gets the odd group; none if no claim does
+	oddAlone   bool      // that claim gets no other group
+
+	targets  [][]int
+	assigned []bool // by group
 }
 
-// Owners that are no claim.
-const nobody, others = -1, -2
+// Values of division's indices that are no claim or group.
+const (
+	none    = -1
+	several = -2 // more than one claim, or processes without a claim
+)
 
 func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 	d := &division{
-		claims: claims, sms: groupSMs, unit: float64(groupSMs[0]), odd: -1, oddOf: -1,
-		units: make([]int, len(claims)), targets: make([][]int, len(claims)),
+		claims: claims, sms: groupSMs, unit: float64(groupSMs[0]), odd: none, oddOf: none,
+		had: make([]float64, len(claims)), given: make([]float64, len(claims)),
+		units: make([]int, len(claims)), targets: make([][]int, len(claims)), assigned: make([]bool, len(groupSMs)),
 	}
 	if last := len(groupSMs) - 1; groupSMs[last] != groupSMs[0] {
 		d.odd = last
 	}
+	d.findOwners(taken)
+
+	d.minimum = minimums(d.countable(), claims)
+	left := d.countable()
+	for _, n := range d.minimum {
+		left -= n
+	}
+	d.fallbacks = slices.Repeat([]int{none}, len(claims))
+	for i := range claims {
+		if !d.unplaced(i) {
+			continue
+		}
+		if d.fallbacks[i] = d.fallback(i); d.fallbacks[i] == none && left > 0 {
+			d.minimum[i]++ // until a feasible group is free
+			left--
+		}
+	}
+
 	total := 0
 	for _, n := range groupSMs {
 		total += n
 	}
-	d.owner = slices.Repeat([]int{nobody}, len(groupSMs))
-	own := func(i int, groups []int) {
-		for _, g := range groups {
-			if d.owner[g] == nobody {
-				d.owner[g] = i
-			} else if d.owner[g] != i {
-				d.owner[g] = others
-			}
-		}
-	}
-	own(others, taken)
-	for i, c := range claims {
-		own(i, c.Ordered)
-		own(i, c.Busy)
-	}
-	d.least = leastOf(d.countable(), claims)
-	left := d.countable()
-	for _, n := range d.least {
-		left -= n
-	}
-	d.refuges = slices.Repeat([]int{nobody}, len(claims))
-	for i := range claims {
-		if !d.stranded(i) {
-			continue
-		}
-		if d.refuges[i] = d.refuge(i); d.refuges[i] == nobody && left > 0 {
-			d.least[i]++ // until one is free that it can have alone
-			left--
-		}
-	}
-	d.ideals = idealsOf(float64(total), d.unit, claims, d.least)
+	d.ideals = idealsOf(float64(total), d.unit, claims, d.minimum)
 	return d
 }
 
-// stranded reports whether a claim that could do with one group has none that it can
-// have alone.
-func (d *division) stranded(i int) bool {
+// findOwners finds the claim whose processes may run on each group.
+func (d *division) findOwners(taken []int) {
+	d.owner = slices.Repeat([]int{none}, len(d.sms))
+	own := func(i int, groups []int) {
+		for _, g := range groups {
+			if d.owner[g] == none {
+				d.owner[g] = i
+			} else if d.owner[g] != i {
+				d.owner[g] = several
+			}
+		}
+	}
+	own(several, taken)
+	for i, c := range d.claims {
+		own(i, c.Ordered)
+		own(i, c.Busy)
+	}
+}
+
+// unplaced reports whether one group would be enough for a claim, and it has none that is
+// feasible alone.
+func (d *division) unplaced(i int) bool {
 	c := d.claims[i]
-	return c.Least <= 1 && len(c.Unfit) > 0 && !slices.ContainsFunc(c.Ordered, func(g int) bool {
-		return !slices.Contains(c.Unfit, g) && (g != d.odd || len(c.Ordered) == 1)
+	return c.Min <= 1 && len(c.Infeasible) > 0 && !slices.ContainsFunc(c.Ordered, func(g int) bool {
+		return !slices.Contains(c.Infeasible, g) && (g != d.odd || len(c.Ordered) == 1)
 	})
 }
 
-// refuge is a free ordinary group that a claim can have alone, as far as is known, and
-// that is nobody else's refuge; nobody where there is none.
-func (d *division) refuge(i int) int {
+// fallback returns a free ordinary group that is not known to be infeasible and is no other
+// claim's fallback. It returns none if there is no such group.
+func (d *division) fallback(i int) int {
 	for _, g := range d.nearest(i, d.free()) {
-		if g != d.odd && !slices.Contains(d.claims[i].Unfit, g) {
+		if g != d.odd && !slices.Contains(d.claims[i].Infeasible, g) {
 			return g
 		}
 	}
-	return nobody
+	return none
 }
 
-// free are the groups that nobody may be running on and that are nobody's refuge.
+// free returns the groups that no process may run on and that are no fallback.
 func (d *division) free() (groups []int) {
 	for g, owner := range d.owner {
-		if owner == nobody && !slices.Contains(d.refuges, g) {
+		if owner == none && !slices.Contains(d.fallbacks, g) {
 			groups = append(groups, g)
 		}
 	}
 	return groups
 }
 
-// countable is how many groups there are for what models need: a tiny one is none,
-// but where there are not enough.
+// countable returns the number of groups for what models need. It leaves out a tiny odd
+// group unless there are too few groups without it.
 func (d *division) countable() int {
 	if d.tiny() && len(d.claims) < len(d.sms) {
 		return len(d.sms) - 1
@@ -214,13 +234,13 @@ func (d *division) countable() int {
 	return len(d.sms)
 }
 
-// leastOf says how many of the groups each claim gets at least: one, and what it needs
-// beyond it while there is as much for it, in the order of the claims.
-func leastOf(groups int, claims []Claim) []int {
+// minimums returns the minimum number of groups of each claim. It is one, and more for a model
+// that needs more, while there are enough groups, in the order of the claims.
+func minimums(groups int, claims []Claim) []int {
 	out, left := make([]int, len(claims)), groups-len(claims)
 	for i, c := range claims {
 		out[i] = 1
-		if more := c.Least - 1; more > 0 && more <= left {
+		if more := c.Min - 1; more > 0 && more <= left {
 			out[i] += more
 			left -= more
 		}
@@ -228,17 +248,17 @@ func leastOf(groups int, claims []Claim) []int {
 	return out
 }
 
-// idealsOf says how many multiprocessors each claim would get if they could be cut
-// anywhere: its part of total, but its least number of groups. What that takes from the
-// others, and what they want beyond total, is shared by them in proportion.
-func idealsOf(total, unit float64, claims []Claim, least []int) []float64 {
+// idealsOf returns the multiprocessors of each claim if groups had no size: its part of
+// total, and at least its minimum. If that is more than total, claims above their minimum
+// shrink in proportion.
+func idealsOf(total, unit float64, claims []Claim, minimum []int) []float64 {
 	out := make([]float64, len(claims))
-	small := make([]bool, len(claims))
+	raised := make([]bool, len(claims)) // to the minimum
 	for {
 		left, wanted := total, 0.0
 		for i, c := range claims {
-			if small[i] {
-				left -= unit * float64(least[i])
+			if raised[i] {
+				left -= unit * float64(minimum[i])
 			} else {
 				wanted += c.Percent / 100 * total
 			}
@@ -247,14 +267,15 @@ func idealsOf(total, unit float64, claims []Claim, least []int) []float64 {
 		if wanted > left {
 			scale = max(0, left/wanted)
 		}
+
 		again := false
 		for i, c := range claims {
-			if small[i] {
+			if raised[i] {
 				continue
 			}
 			out[i] = c.Percent / 100 * total * scale
-			if floor := unit * float64(least[i]); !(out[i] > floor) {
-				out[i], small[i], again = floor, true, true
+			if lowest := unit * float64(minimum[i]); !(out[i] > lowest) {
+				out[i], raised[i], again = lowest, true, true
 			}
 		}
 		if !again {
@@ -266,75 +287,96 @@ func idealsOf(total, unit float64, claims []Claim, least []int) []float64 {
 // count decides how many groups each claim gets.
 func (d *division) count() {
 	d.left = len(d.sms)
-	alone, spare := false, false // of the odd group: its owner has nothing else; nobody needs it
-	if d.odd >= 0 {
+	spare := false // no model needs the odd group
+	if d.odd != none {
 		d.left--
 		if spare = d.countable() == d.left; !spare {
-			alone = d.giveOdd(d.left)
+			d.giveOdd(d.left)
 		}
-	}
-	have := make([]float64, len(d.claims))
-	had := make([]float64, len(d.claims))
-	give := func(i int) {
-		d.units[i]++
-		have[i] += d.unit
-		d.left--
 	}
 	for i, c := range d.claims {
-		if had[i] = d.had(c); spare && slices.Contains(c.Ordered, d.odd) {
-			had[i] -= float64(d.sms[d.odd])
-		}
-		if i == d.oddOf {
-			have[i] = float64(d.sms[d.odd])
-		} else {
-			give(i)
-		}
-		for n := 1; n < d.least[i]; n++ {
-			give(i)
+		if d.had[i] = d.orderedSMs(c); spare && slices.Contains(c.Ordered, d.odd) {
+			d.had[i] -= float64(d.sms[d.odd])
 		}
 	}
-	lacks := func(i int) float64 {
-		if alone && i == d.oddOf {
-			return 0
-		}
-		return d.ideals[i] - have[i]
-	}
-	loyal := func(i int) float64 {
-		lack := lacks(i)
-		if lack > trifle*d.unit && had[i] > have[i] {
-			lack += loyalty * d.unit
-		}
-		return lack
-	}
-	// Whole groups first, then the remainders: one group a claim, the largest first.
-	for d.left > 0 {
-		i, lack := most(len(d.claims), lacks)
-		if lack <= d.unit {
-			break
-		}
-		give(i)
-	}
-	for d.left > 0 {
-		i, lack := most(len(d.claims), loyal)
-		if lack <= trifle*d.unit {
-			break
-		}
-		give(i)
-	}
+	d.giveMinimums()
+	d.giveByShare()
 	if spare {
-		for i, c := range d.claims {
-			if had[i] = have[i]; slices.Contains(c.Ordered, d.odd) {
-				had[i]++
-			}
+		d.giveSpareOdd()
+	}
+}
+
+// giveUnit gives a claim one ordinary group.
+func (d *division) giveUnit(i int) {
+	d.units[i]++
+	d.given[i] += d.unit
+	d.left--
+}
+
+// giveMinimums gives each claim its minimum number of groups.
+func (d *division) giveMinimums() {
+	for i := range d.claims {
+		if i == d.oddOf {
+			d.given[i] = float64(d.sms[d.odd])
+		} else {
+			d.giveUnit(i)
 		}
-		if i, lack := most(len(d.claims), loyal); lack > trifle*d.unit {
-			d.oddOf = i
+		for n := 1; n < d.minimum[i]; n++ {
+			d.giveUnit(i)
 		}
 	}
 }
 
-// had is how many multiprocessors a claim was ordered last.
-func (d *division) had(c Claim) (sms float64) {
+// giveByShare gives the remaining groups to the claims that lack most: first whole groups,
+// then one group for each of the largest remainders.
+func (d *division) giveByShare() {
+	for d.left > 0 {
+		i, lack := largest(len(d.claims), d.lack)
+		if lack <= d.unit {
+			break
+		}
+		d.giveUnit(i)
+	}
+	for d.left > 0 {
+		i, lack := largest(len(d.claims), d.stickyLack)
+		if lack <= minRemainder*d.unit {
+			break
+		}
+		d.giveUnit(i)
+	}
+}
+
+// giveSpareOdd gives the odd group to the claim that lacks most.
+func (d *division) giveSpareOdd() {
+	for i, c := range d.claims {
+		if d.had[i] = d.given[i]; slices.Contains(c.Ordered, d.odd) {
+			d.had[i]++
+		}
+	}
+	if i, lack := largest(len(d.claims), d.stickyLack); lack > minRemainder*d.unit {
+		d.oddOf = i
+	}
+}
+
+// lack returns how many multiprocessors a claim lacks.
+func (d *division) lack(i int) float64 {
+	if d.oddAlone && i == d.oddOf {
+		return 0
+	}
+	return d.ideals[i] - d.given[i]
+}
+
+// stickyLack is lack with stickiness.
+func (d *division) stickyLack(i int) float64 {
+	lack := d.lack(i)
+	if lack > minRemainder*d.unit && d.had[i] > d.given[i] {
+		lack += stickiness * d.unit
+	}
+	return lack
+}
+
+// orderedSMs counts the multiprocessors of a claim's last order.
+func (d *division) orderedSMs(c Claim) (sms float64) {
 	for _, g := range c.Ordered {
 		sms += float64(d.sms[g])
 	}
@@ -342,86 +384,96 @@ func (d *division) had(c Claim) (sms float64) {
 }
 
 // tiny reports whether the odd group is smaller than the others.
-func (d *division) tiny() bool { return d.odd >= 0 && float64(d.sms[d.odd]) < d.unit }
+func (d *division) tiny() bool { return d.odd != none && float64(d.sms[d.odd]) < d.unit }
 
-// steady takes back what is a group more or less and not worth a move. Groups of 8 are
-// never that.
-func (d *division) steady() {
-	change := func(i, by int) bool {
-		n := 0
-		for _, g := range d.claims[i].Ordered {
-			if g != d.odd {
-				n++
-			} else if i != d.oddOf {
-				return false
-			}
-		}
-		return n > 0 && d.units[i]-n == by && (i != d.oddOf || slices.Contains(d.claims[i].Ordered, d.odd))
-	}
+// applyHysteresis cancels changes by one group that are not worth a move. It has no effect on
+// groups of 8 multiprocessors.
+func (d *division) applyHysteresis() {
 	for i, c := range d.claims {
-		if change(i, 1) && d.units[i] > d.least[i] && d.ideals[i]-d.had(c) <= min(lackSMs, d.unit) {
+		if d.changesBy(i, 1) && d.units[i] > d.minimum[i] && d.ideals[i]-d.orderedSMs(c) <= min(lackSMs, d.unit) {
 			d.units[i]--
 			d.left++
 		}
 	}
 	for i, c := range d.claims {
-		if d.left > 0 && change(i, -1) && d.had(c)-d.ideals[i] <= min(excessSMs, d.unit) {
+		if d.left > 0 && d.changesBy(i, -1) && d.orderedSMs(c)-d.ideals[i] <= min(excessSMs, d.unit) {
 			d.units[i]++
 			d.left--
 		}
 	}
 }
 
-// most finds the first of n with the most of something.
-func most(n int, of func(i int) float64) (found int, value float64) {
-	value = of(0)
+// changesBy reports whether a claim gets that many more ordinary groups than it was ordered,
+// and nothing else changes for it.
+func (d *division) changesBy(i, more int) bool {
+	n := 0
+	for _, g := range d.claims[i].Ordered {
+		if g != d.odd {
+			n++
+		} else if i != d.oddOf {
+			return false
+		}
+	}
+	return n > 0 && d.units[i]-n == more && (i != d.oddOf || slices.Contains(d.claims[i].Ordered, d.odd))
+}
+
+// largest finds the first index below n with the largest value.
+func largest(n int, valueOf func(i int) float64) (found int, value float64) {
+	value = valueOf(0)
 	for i := range n {
-		if v := of(i); v > value {
+		if v := valueOf(i); v > value {
 			found, value = i, v
 		}
 	}
 	return found, value
 }
 
-// giveOdd gives the odd group to who has it while its share asks for it, else to who
-// wants most beyond what its model needs; to nobody where ordinary groups serve
-// everyone. It reports whether its new owner shall have nothing else: one that cannot do
-// without the odd group keeps it until ordinary ones are free, for it could only wait for
-// one while others may wait for this.
-func (d *division) giveOdd(units int) (alone bool) {
-	// What a model needs is no share: ordinary groups are enough for it.
-	beyond := func(i int) float64 { return d.ideals[i] - d.unit*float64(d.least[i]) }
-	useful := func(i int) bool { return beyond(i) > d.unit*trifle && !d.unfitAlone(i) }
-	best, holder, sum := 0, nobody, 0.0
+// giveOdd gives the odd group to the claim that has it, if its share is large enough. Else it
+// goes to the claim whose share exceeds its minimum most. If ordinary groups are enough for
+// all, no claim gets it.
+//
+// A claim that needs the odd group keeps it until ordinary groups are free. Otherwise it would
+// have to wait, and other claims may wait for the odd group. giveOdd sets oddAlone in this
+// case.
+func (d *division) giveOdd(units int) {
+	best, holder, sum := 0, none, 0.0
 	for i, c := range d.claims {
 		if slices.Contains(c.Ordered, d.odd) {
 			holder = i
 			free := d.freeUnits()
-			if d.refuges[i] != nobody {
+			if d.fallbacks[i] != none {
 				free++
 			}
-			if useful(i) || free < d.least[i]-len(c.Ordered)+1 {
-				d.oddOf = i
-				return !useful(i) && d.least[i] == 1
+			if useful := d.usesOdd(i); useful || free < d.minimum[i]-len(c.Ordered)+1 {
+				d.oddOf, d.oddAlone = i, !useful && d.minimum[i] == 1
+				return
 			}
 		}
-		if d.before(i, best, beyond) {
+		if d.prefersOdd(i, best) {
 			best = i
 		}
 		sum += d.ideals[i]
 	}
 	switch short := len(d.claims) > units || sum > float64(units)*d.unit; {
-	case useful(best):
+	case d.usesOdd(best):
 		d.oddOf = best
-	case short && holder != nobody && !d.unfitAlone(holder):
+	case short && holder != none && !d.infeasibleAlone(holder):
 		d.oddOf = holder
 	case short:
 		d.oddOf = best
 	}
-	return false
 }
 
-// freeUnits is how many ordinary groups are free.
+// beyondMin returns how many multiprocessors of a claim's share exceed its minimum, for which
+// ordinary groups are enough.
+func (d *division) beyondMin(i int) float64 { return d.ideals[i] - d.unit*float64(d.minimum[i]) }
+
+// usesOdd reports whether a claim's share is large enough for the odd group.
+func (d *division) usesOdd(i int) bool {
+	return d.beyondMin(i) > d.unit*minRemainder && !d.infeasibleAlone(i)
+}
+
+// freeUnits counts the free ordinary groups.
 func (d *division) freeUnits() (n int) {
 	for _, g := range d.free() {
 		if g != d.odd {
@@ -431,81 +483,49 @@ func (d *division) freeUnits() (n int) {
 	return n
 }
 
-// before reports whether the odd group is better given to one claim than to another.
-func (d *division) before(i, other int, beyond func(int) float64) bool {
-	if a, b := d.unfitAlone(i), d.unfitAlone(other); a != b {
+// prefersOdd reports whether claim i should rather get the odd group than another claim.
+func (d *division) prefersOdd(i, other int) bool {
+	if a, b := d.infeasibleAlone(i), d.infeasibleAlone(other); a != b {
 		return b
 	}
-	return beyond(i) > beyond(other)
+	return d.beyondMin(i) > d.beyondMin(other)
 }
 
-// unfitAlone reports whether a claim would have the odd group and nothing else, on which
-// its model does not run.
-func (d *division) unfitAlone(i int) bool {
-	return d.least[i] == 1 && d.ideals[i]-float64(d.sms[d.odd]) <= trifle*d.unit && slices.Contains(d.claims[i].Unfit, d.odd)
+// infeasibleAlone reports whether a claim would have only the odd group, on which its model
+// does not run.
+func (d *division) infeasibleAlone(i int) bool {
+	return d.minimum[i] == 1 && d.ideals[i]-float64(d.sms[d.odd]) <= minRemainder*d.unit && slices.Contains(d.claims[i].Infeasible, d.odd)
 }
 
-// choose decides which groups they are.
+// choose decides which groups each claim gets.
 func (d *division) choose() {
-	given := make([]bool, len(d.sms))
-	give := func(i, g int) {
-		d.targets[i] = append(d.targets[i], g)
-		given[g] = true
+	if d.oddOf != none {
+		d.assign(d.oddOf, d.odd)
 	}
-	if d.oddOf >= 0 {
-		give(d.oddOf, d.odd)
-	}
-	lacks := func(i int) bool {
-		n := len(d.targets[i])
-		if i == d.oddOf {
-			n--
-		}
-		return n < d.units[i]
-	}
-	take := func(i int, from []int) {
-		for _, g := range d.nearest(i, from) {
-			if lacks(i) && !given[g] && g != d.odd {
-				give(i, g)
-			}
-		}
-	}
-	for i, g := range d.refuges {
-		if g != nobody && lacks(i) {
-			give(i, g)
+	for i, g := range d.fallbacks {
+		if g != none && d.lacksUnits(i) {
+			d.assign(i, g)
 		}
 	}
 	for i, c := range d.claims {
-		take(i, c.Ordered)
+		d.take(i, c.Ordered)
 	}
 	for i, c := range d.claims {
-		take(i, c.Busy)
+		d.take(i, c.Busy)
 	}
+
 	var free, leaving []int
 	for g, owner := range d.owner {
-		if owner == nobody {
+		if owner == none {
 			free = append(free, g)
 		} else {
 			leaving = append(leaving, g)
 		}
 	}
-	// Free ones go first to who must leave what it cannot do without, since others wait for
-	// that; then to who has nothing, to start at once. The rest have something to run
-	// on while they wait.
-	order := make([]int, len(d.claims))
-	urgency := make([]int, len(d.claims))
-	for i, c := range d.claims {
-		order[i] = i
-		switch {
-		case len(c.Ordered) == 0:
-			urgency[i] = 1
-		case len(d.targets[i]) < min(d.least[i], len(c.Ordered)):
-			urgency[i] = 2
-		}
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(urgency[b], urgency[a]) })
+	order := d.byUrgency()
 	for _, from := range [][]int{free, leaving} {
 		for _, i := range order {
-			take(i, from)
+			d.take(i, from)
 		}
 	}
 	for i := range d.targets {
@@ -513,55 +533,103 @@ func (d *division) choose() {
 	}
 }
 
-// nearest sorts groups by how near they are to a claim's home: the claims live in
-// their order along the groups, the first at one end, the last at the other. A set
-// of groups costs a process memory once (cuda.Context.Green): the fewer, the better.
-// Those that its model does not run on alone are the last.
+func (d *division) assign(i, group int) {
+	d.targets[i] = append(d.targets[i], group)
+	d.assigned[group] = true
+}
+
+// lacksUnits reports whether a claim's target lacks ordinary groups.
+func (d *division) lacksUnits(i int) bool {
+	n := len(d.targets[i])
+	if i == d.oddOf {
+		n--
+	}
+	return n < d.units[i]
+}
+
+// take assigns ordinary groups to a claim that lacks some, the nearest first.
+func (d *division) take(i int, from []int) {
+	for _, g := range d.nearest(i, from) {
+		if d.lacksUnits(i) && !d.assigned[g] && g != d.odd {
+			d.assign(i, g)
+		}
+	}
+}
+
+// byUrgency sorts the claims for free groups. First come those that must leave a group that
+// they need, since other claims wait for that group. Those without a group come next, to start
+// at once. The others run while they wait.
+func (d *division) byUrgency() []int {
+	order := make([]int, len(d.claims))
+	urgency := make([]int, len(d.claims))
+	for i, c := range d.claims {
+		order[i] = i
+		switch {
+		case len(c.Ordered) == 0:
+			urgency[i] = 1
+		case len(d.targets[i]) < min(d.minimum[i], len(c.Ordered)):
+			urgency[i] = 2
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(urgency[b], urgency[a]) })
+	return order
+}
+
+// nearest sorts groups by their distance from a claim's home. The homes lie along the groups in
+// the order of the claims. A process pays memory for each set of groups that it used
+// (cuda.Context.Green), so it should return to the same sets. Infeasible groups come last.
 func (d *division) nearest(i int, groups []int) []int {
 	last := max(1, len(d.claims)-1)
-	far := func(g int) int { // in parts of a group, last of them
+	distance := func(g int) int { // in units of 1/last of a group
 		off := g*last - i*(len(d.sms)-1)
 		return max(off, -off)
 	}
-	unfit := func(g int) int {
-		if slices.Contains(d.claims[i].Unfit, g) {
+	infeasible := func(g int) int {
+		if slices.Contains(d.claims[i].Infeasible, g) {
 			return 1
 		}
 		return 0
 	}
 	out := slices.Clone(groups)
-	slices.SortStableFunc(out, func(a, b int) int { return cmp.Or(cmp.Compare(unfit(a), unfit(b)), cmp.Compare(far(a), far(b))) })
+	slices.SortStableFunc(out, func(a, b int) int {
+		return cmp.Or(cmp.Compare(infeasible(a), infeasible(b)), cmp.Compare(distance(a), distance(b)))
+	})
 	return out
 }
 
-// orders say what of the targets can be ordered now.
+// orders returns the targets, and what of them can be ordered now.
 func (d *division) orders() []Order {
 	out := make([]Order, len(d.claims))
 	for i, c := range d.claims {
-		target := d.targets[i]
-		var can, kept []int
-		for _, g := range target {
-			if d.owner[g] == nobody || d.owner[g] == i {
-				can = append(can, g)
-			}
-			if slices.Contains(c.Ordered, g) {
-				kept = append(kept, g)
-			}
-		}
-		now := can
-		if len(can) < len(target) && len(c.Ordered) > 0 {
-			// One move when all is free, not one for each that leaves.
-			switch now = kept; {
-			case len(kept) >= min(d.least[i], len(c.Ordered)):
-			case slices.Contains(can, d.refuges[i]):
-				now = can // others may wait for what it leaves
-			default:
-				now = slices.Clone(c.Ordered)
-			}
-		} else if len(can) == 1 && len(target) > 1 && (can[0] == d.odd && d.tiny() || slices.Contains(c.Unfit, can[0])) {
-			now = nil // a start there would fail
-		}
-		out[i] = Order{ID: c.ID, Target: target, Now: now}
+		out[i] = Order{ID: c.ID, Target: d.targets[i], Now: d.orderNow(i)}
 	}
 	return out
+}
+
+// orderNow returns the groups that a claim can be ordered now.
+func (d *division) orderNow(i int) []int {
+	c, target := d.claims[i], d.targets[i]
+	var possible, kept []int
+	for _, g := range target {
+		if d.owner[g] == none || d.owner[g] == i {
+			possible = append(possible, g)
+		}
+		if slices.Contains(c.Ordered, g) {
+			kept = append(kept, g)
+		}
+	}
+	if len(possible) < len(target) && len(c.Ordered) > 0 {
+		// Move once when all groups are free, not once for each.
+		switch {
+		case len(kept) >= min(d.minimum[i], len(c.Ordered)):
+			return kept
+		case slices.Contains(possible, d.fallbacks[i]):
+			return possible // other claims may wait for what it leaves
+		}
+		return slices.Clone(c.Ordered)
+	}
+	if len(possible) == 1 && len(target) > 1 && (possible[0] == d.odd && d.tiny() || slices.Contains(c.Infeasible, possible[0])) {
+		return nil // a start there would fail
+	}
+	return possible
 }

@@ -118,7 +118,7 @@ func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
 	if got := claims[last].Ordered; len(got) != 1 {
 		t.Fatalf("3 %% is groups %v, want one", got)
 	}
-	claims[last].Least = 2
+	claims[last].Min = 2
 	for range 3 {
 		follow(t, h200, claims)
 	}
@@ -141,9 +141,9 @@ func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
 func TestWhereGroupsAreScarceTheFirstHaveWhatTheyNeed(t *testing.T) {
 	four := slices.Repeat([]int{8}, 4)
 	for _, c := range []struct {
-		name  string
-		least []int
-		want  []int
+		name      string
+		minGroups []int
+		want      []int
 	}{
 		{"one of three needs two", []int{0, 0, 2}, []int{1, 1, 2}},
 		{"two of three need two, and there is one more", []int{0, 2, 2}, []int{1, 2, 1}},
@@ -152,8 +152,8 @@ func TestWhereGroupsAreScarceTheFirstHaveWhatTheyNeed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var claims []Claim
-			for i, n := range c.least {
-				claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: 1, Least: n})
+			for i, n := range c.minGroups {
+				claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: 1, Min: n})
 			}
 			orders, err := Divide(four, claims, nil)
 			if err != nil {
@@ -317,8 +317,8 @@ func drawPercents(t *rapid.T, n int) []float64 {
 	return out
 }
 
-// drawUnfit draws groups, which there may be, that a model does not run on alone.
-func drawUnfit(t *rapid.T) []int {
+// drawInfeasible draws groups, which there may be, that a model does not run on alone.
+func drawInfeasible(t *rapid.T) []int {
 	return rapid.SliceOfNDistinct(rapid.IntRange(0, 24), 0, 3, rapid.ID[int]).Draw(t, "unfit")
 }
 
@@ -329,7 +329,7 @@ func check(t *rapid.T, groupSMs []int, claims []Claim, taken []int, orders []Ord
 		total += n
 		largest = max(largest, n)
 	}
-	least := newDivision(groupSMs, claims, taken).least
+	least := newDivision(groupSMs, claims, taken).minimum
 	ideals := idealsOf(float64(total), float64(groupSMs[0]), claims, least)
 	targetOf, nowOf := map[int]gslice.ID{}, map[int]gslice.ID{}
 	for _, g := range taken {
@@ -383,7 +383,7 @@ func TestDivisionsAreFairAndDisjoint(t *testing.T) {
 		n := rapid.IntRange(1, len(groupSMs)).Draw(t, "instances")
 		var claims []Claim
 		for i, p := range drawPercents(t, n) {
-			claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: p, Least: rapid.IntRange(0, 4).Draw(t, "least"), Unfit: drawUnfit(t)})
+			claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: p, Min: rapid.IntRange(0, 4).Draw(t, "least"), Infeasible: drawInfeasible(t)})
 		}
 		// Any disjoint past.
 		var taken []int
@@ -411,7 +411,7 @@ func TestDivisionsAreFairAndDisjoint(t *testing.T) {
 		// What one gives up another may have waited for to leave a group that does not do.
 		moves := func() bool {
 			for i, o := range orders {
-				if len(claims[i].Unfit) > 0 && !slices.Equal(o.Now, claims[i].Ordered) {
+				if len(claims[i].Infeasible) > 0 && !slices.Equal(o.Now, claims[i].Ordered) {
 					return true
 				}
 			}
@@ -452,7 +452,7 @@ func TestTheOddGroupGoesToWhoIsShortAndNotToWhoNeedsMoreGroupsThanItsShare(t *te
 	for i, p := range percents {
 		c := Claim{ID: id(fmt.Sprintf("f%02d", i)), Percent: p, Ordered: []int{i}}
 		if i == 3 {
-			c.Least, c.Ordered = 2, []int{3, 15}
+			c.Min, c.Ordered = 2, []int{3, 15}
 		}
 		c.Busy = c.Ordered
 		claims = append(claims, c)
@@ -478,24 +478,24 @@ func TestAModelThatDoesNotRunOnAGroupGetsAnother(t *testing.T) {
 		want   [][]int // groups of the second, after each division
 	}{
 		{"one that is free, at once", []Claim{
-			{ID: id("a"), Percent: 25, Ordered: []int{0}}, {ID: id("b"), Percent: 25, Ordered: []int{2}, Unfit: []int{2}},
+			{ID: id("a"), Percent: 25, Ordered: []int{0}}, {ID: id("b"), Percent: 25, Ordered: []int{2}, Infeasible: []int{2}},
 			{ID: id("c"), Percent: 25, Ordered: []int{3}},
 		}, [][]int{{1}, {1}}},
 		{"one that a neighbour gives up, and gives the first away then", []Claim{
-			{ID: id("a"), Percent: 75, Ordered: []int{0, 1, 3}}, {ID: id("b"), Percent: 25, Ordered: []int{2}, Unfit: []int{2}},
+			{ID: id("a"), Percent: 75, Ordered: []int{0, 1, 3}}, {ID: id("b"), Percent: 25, Ordered: []int{2}, Infeasible: []int{2}},
 		}, [][]int{{2}, {3}, {3}}},
 		{"none where there is none: it stays", []Claim{
-			{ID: id("a"), Percent: 25, Ordered: []int{0}}, {ID: id("b"), Percent: 25, Ordered: []int{1}, Unfit: []int{1}},
+			{ID: id("a"), Percent: 25, Ordered: []int{0}}, {ID: id("b"), Percent: 25, Ordered: []int{1}, Infeasible: []int{1}},
 			{ID: id("c"), Percent: 25, Ordered: []int{2}}, {ID: id("d"), Percent: 25, Ordered: []int{3}},
 		}, [][]int{{1}, {1}}},
 		{"a newcomer begins where it runs", []Claim{
-			{ID: id("a"), Percent: 50, Ordered: []int{0}}, {ID: id("b"), Percent: 20, Unfit: []int{1, 2}},
+			{ID: id("a"), Percent: 50, Ordered: []int{0}}, {ID: id("b"), Percent: 20, Infeasible: []int{1, 2}},
 		}, [][]int{{3}, {3}}},
 		{"a newcomer waits for where it runs", []Claim{
-			{ID: id("a"), Percent: 75, Ordered: []int{0, 1, 3}}, {ID: id("b"), Percent: 25, Unfit: []int{2}},
+			{ID: id("a"), Percent: 75, Ordered: []int{0, 1, 3}}, {ID: id("b"), Percent: 25, Infeasible: []int{2}},
 		}, [][]int{nil, {3}, {3}}},
 		{"one that shrinks keeps it", []Claim{
-			{ID: id("a"), Percent: 75, Ordered: []int{0, 1}}, {ID: id("b"), Percent: 20, Ordered: []int{2, 3}, Unfit: []int{3}},
+			{ID: id("a"), Percent: 75, Ordered: []int{0, 1}}, {ID: id("b"), Percent: 20, Ordered: []int{2, 3}, Infeasible: []int{3}},
 		}, [][]int{{2}, {2}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

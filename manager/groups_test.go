@@ -99,8 +99,8 @@ func TestAShareChangesByAMoveAndNobodySwaps(t *testing.T) {
 	b.instance("b", 0).setShare(75)
 	b.stuck = true
 	b.turns()
-	if got := b.instance("b", 0); !got.moving() || !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got.groups) {
-		t.Errorf("b is ordered %v while a has not left; moving %v", got.groups, got.moving())
+	if got := b.instance("b", 0); !got.moving() || !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got.placement.Groups) {
+		t.Errorf("b is ordered %v while a has not left; moving %v", got.placement.Groups, got.moving())
 	}
 	b.stuck = false
 	b.turns()
@@ -176,8 +176,8 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 	}
 	b.turns()
 	in := b.instance("new", 0)
-	if in.pair.Active() != nil || len(in.groups) != 0 {
-		t.Fatalf("it is ordered %v, and a has not left anything", in.groups)
+	if in.pair.Active() != nil || len(in.placement.Groups) != 0 {
+		t.Fatalf("it is ordered %v, and a has not left anything", in.placement.Groups)
 	}
 	for _, d := range b.told.Processes {
 		if d.IF == "new" && (d.Role != control.Shadow || d.SMGroups != nil) {
@@ -351,14 +351,14 @@ func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
 	in := b.instance("a", 0)
 	in.setShare(25)
 	b.turns()
-	in.hurry(runclock.Now() + moveTimeout/2)
+	in.watchMove(runclock.Now() + moveTimeout/2)
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed before its time")
 	}
-	in.hurry(runclock.Now() + moveTimeout)
+	in.watchMove(runclock.Now() + moveTimeout)
 	b.turns()
-	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.groups) {
-		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.groups)
+	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.placement.Groups) {
+		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.placement.Groups)
 	}
 }
 
@@ -370,12 +370,12 @@ func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
 	in := b.instance("a", 0)
 	in.setShare(25)
 	b.turns()
-	in.orderedAt = runclock.Now() - 2*moveTimeout // while it was linking
-	in.hurry(runclock.Now())
+	in.placement.Since = runclock.Now() - 2*moveTimeout // while it was linking
+	in.watchMove(runclock.Now())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it serves only now")
 	}
-	in.hurry(runclock.Now() + moveTimeout)
+	in.watchMove(runclock.Now() + moveTimeout)
 	if in.pair.Process(first).Role != control.Kill {
 		t.Error("it does not move, and lives")
 	}
@@ -408,11 +408,11 @@ func TestAModelThatDoesNotRunOnOneGroupComesUpOnTwo(t *testing.T) {
 	b.turns()
 	generation, p := b.serves("vgg")
 	in := b.instance("vgg", 0)
-	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), in.groups) {
+	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), in.placement.Groups) {
 		t.Errorf("generation %d serves on groups %v, want the second on two", generation, p.groups())
 	}
-	if b.faults.count != 0 || in.pair.Held() || in.short {
-		t.Errorf("%d faults, held %v, short %v; want a node that is well", b.faults.count, in.pair.Held(), in.short)
+	if b.faults.count != 0 || in.pair.Held() || in.placement.Short {
+		t.Errorf("%d faults, held %v, short %v; want a node that is well", b.faults.count, in.pair.Held(), in.placement.Short)
 	}
 	if p.early != true {
 		t.Error("it is not early: what happened was held against its model")
@@ -494,8 +494,8 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 		b.turns()
 	}
 	in := b.instance("a", 0)
-	if in.pair.Active() != nil || in.least() != 4 || len(in.groups) != 4 {
-		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.least(), in.groups)
+	if in.pair.Active() != nil || in.minGroups() != 4 || len(in.placement.Groups) != 4 {
+		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.minGroups(), in.placement.Groups)
 	}
 	if in.failure == "" {
 		t.Error("it does not say why")
@@ -508,8 +508,8 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 	}
 	b.needs = func(victim) int { return 99 }
 	b.givenUp(end, tooFew)
-	if now, _ := b.serves("b"); now != was || b.instance("b", 0).least() != 0 {
-		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).least(), was)
+	if now, _ := b.serves("b"); now != was || b.instance("b", 0).minGroups() != 0 {
+		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).minGroups(), was)
 	}
 }
 
@@ -541,17 +541,17 @@ func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
 	if generation != 2 || len(p.groups()) != 1 || p.groups()[0] == bad {
 		t.Errorf("generation %d serves on groups %v, want the second on one that is not %d", generation, p.groups(), bad)
 	}
-	if in := b.instance("vgg", 0); in.least() > 1 || in.moving() {
-		t.Errorf("at least %d groups, moving %v; want it settled on one", in.least(), in.moving())
+	if in := b.instance("vgg", 0); in.minGroups() > 1 || in.moving() {
+		t.Errorf("at least %d groups, moving %v; want it settled on one", in.minGroups(), in.moving())
 	}
 	// Its successor also begins there, on one group.
 	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
 	b.instance("vgg", 0).lost(generation)
 	b.instance("vgg", 0).heard(generation)
-	was := slices.Clone(b.instance("vgg", 0).groups)
+	was := slices.Clone(b.instance("vgg", 0).placement.Groups)
 	for range 12 {
 		b.turn()
-		if got := b.instance("vgg", 0).groups; !slices.Equal(got, was) {
+		if got := b.instance("vgg", 0).placement.Groups; !slices.Equal(got, was) {
 			t.Fatalf("ordered %v after a death, want %v", got, was)
 		}
 	}
@@ -615,7 +615,7 @@ func TestAModelThatFailsOnTheOddGroupNeedsNoMoreThanAnother(t *testing.T) {
 		if slices.Equal(p.groups(), []int{odd}) || g > 2 {
 			t.Errorf("%s: generation %d serves on groups %v", f.name, g, p.groups())
 		}
-		if least := f.instances[0].least(); least > 1 {
+		if least := f.instances[0].minGroups(); least > 1 {
 			t.Errorf("%s needs %d groups for that", f.name, least)
 		}
 	}
@@ -765,8 +765,8 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 		b.turns()
 	}
 	in := b.instance("vgg", 0)
-	if in.pair.Active() != nil || !in.short || in.pair.Last() < 3 {
-		t.Errorf("active %v, short %v, %d generations; want one that fails again and again, and is said to", in.pair.Active(), in.short, in.pair.Last())
+	if in.pair.Active() != nil || !in.placement.Short || in.pair.Last() < 3 {
+		t.Errorf("active %v, short %v, %d generations; want one that fails again and again, and is said to", in.pair.Active(), in.placement.Short, in.pair.Last())
 	}
 	for _, f := range functions {
 		if g, _ := b.serves(f.Name); g != 1 {
@@ -789,8 +789,8 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 	for range 3 {
 		b.turns()
 	}
-	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.short {
-		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.short)
+	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.placement.Short {
+		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.placement.Short)
 	}
 	if err := b.add(named("f07", 5)); !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "do not run on one") {
 		t.Errorf("another one where a model needs the group: error %v", err)
@@ -849,18 +849,18 @@ func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
 	in := b.instance("a", 0)
 	in.setShare(25)
 	b.turns()
-	in.hurry(runclock.Now() + 2*moveTimeout)
+	in.watchMove(runclock.Now() + 2*moveTimeout)
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed while it grows")
 	}
 	b.small = false
 	b.turns()
-	in.orderedAt, in.since = runclock.Now()-2*moveTimeout, runclock.Now()-2*moveTimeout
-	in.hurry(runclock.Now())
+	in.placement.Since, in.since = runclock.Now()-2*moveTimeout, runclock.Now()-2*moveTimeout
+	in.watchMove(runclock.Now())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it is whole only now")
 	}
-	in.hurry(runclock.Now() + moveTimeout)
+	in.watchMove(runclock.Now() + moveTimeout)
 	if in.pair.Process(first).Role != control.Kill {
 		t.Error("it does not move, and lives")
 	}
@@ -872,14 +872,18 @@ func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
 	b.turns()
 	first, _ := b.serves("a")
 	in := b.instance("a", 0)
-	for i := range mostVisited {
-		in.visited[fmt.Sprint("set ", i)] = true
+	home := in.placement.Groups
+	for i := range partition.MaxSets {
+		in.placement.Order([]int{1000 + i}, 0)
+		in.placement.Assign(first, in.needs)
+		in.placement.Visit(first)
 	}
+	in.placement.Order(home, 0)
 	in.setShare(25)
 	b.turns()
 	next, p := b.serves("a")
-	if next == first || !slices.Equal(p.on, in.groups) {
-		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.groups)
+	if next == first || !slices.Equal(p.on, in.placement.Groups) {
+		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.placement.Groups)
 	}
 	b.turns()
 	if again, _ := b.serves("a"); again != next {
@@ -1030,7 +1034,7 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 		}
 		for _, f := range b.functions {
 			_, p := b.serves(f.name)
-			if want := f.instances[0].groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].moving() {
+			if want := f.instances[0].placement.Groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].moving() {
 				t.Fatalf("%s runs on %v, want %v", f.name, p.groups(), want)
 			}
 		}
