@@ -17,13 +17,13 @@
 #   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
 #   make test-dpdk   build-dpdk, then every test of it, as root: namespaces, veth, real traffic
 #
-# For a GPU server, which needs no Go (docs/benchmarks/h200.md):
+# For a GPU server, which needs no Go (research/results/h200):
 #
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault, weights, dpdk; JSON into OUT (out)
 #   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
-#   make plots                  figures and tables of docs/benchmarks and docs/evaluation, from the JSON beside them (research/plots)
+#   make plots                  figures and tables of research/results, from the JSON next to them (research/plots)
 #   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots
 
 GO       ?= go
@@ -151,16 +151,16 @@ evaluate-gpu:
 	test/gpu/run.sh evaluate $(or $(FIGURE),all)
 
 bench-plan: lab
-	mkdir -p docs/benchmarks/planner
-	bin/penstock-lab plan --only delays --limit 60s -o json > docs/benchmarks/planner/delays.json
-	bin/penstock-lab plan --only counts -o json > docs/benchmarks/planner/counts.json
+	mkdir -p research/results/planner
+	bin/penstock-lab plan --only delays --limit 60s -o json > research/results/planner/delays.json
+	bin/penstock-lab plan --only counts -o json > research/results/planner/counts.json
 
 # The first python3 that has matplotlib.
 PYTHON ?= $(shell for p in $$PENSTOCK_PYTHON python3 /usr/bin/python3; do "$$p" -c 'import matplotlib' 2>/dev/null && echo "$$p" && break; done)
 
 plots:
 	@test -n "$(PYTHON)" || { echo "no python3 has matplotlib: apt-get install python3-matplotlib, or PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -B research/plots/plot.py docs/benchmarks/h200 docs/benchmarks/ingest docs/benchmarks/planner docs/evaluation
+	$(PYTHON) -B research/plots/plot.py $(addprefix research/results/,evaluation guarantees h200 ingest planner)
 
 clean:
 	rm -rf bin out

@@ -1,6 +1,6 @@
 // Package bench measures Penstock against floors. A floor is the same measurement of
 // the bare mechanism, in the same run on the same machine, so that a noisy machine
-// affects both figures. `penstock-lab` prints the reports; docs/benchmarks.md has the
+// affects both figures. `penstock-lab` prints the reports; research/README.md has the
 // target for each.
 package bench
 

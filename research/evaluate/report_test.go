@@ -140,12 +140,12 @@ func TestAFolderInAReportsPlaceIsRefused(t *testing.T) {
 
 // The reports that the pages show are complete.
 func TestTheReportsOfTheDocsAreWhole(t *testing.T) {
-	page, err := os.ReadFile("../../docs/evaluation/README.md")
+	page, err := os.ReadFile("../results/evaluation/README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range Names() {
-		file := filepath.Join("../../docs/evaluation", name+".json")
+		file := filepath.Join("../results/evaluation", name+".json")
 		if !strings.Contains(string(page), "\n<!-- begin "+name+" -->\n") {
 			if _, err := os.Stat(file); err == nil {
 				t.Errorf("%s is on no page", file)

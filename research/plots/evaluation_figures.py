@@ -1,4 +1,4 @@
-"""The figures of docs/evaluation. Numbers are medians over runs, whiskers reach from minimum to maximum."""
+"""The figures of research/results/evaluation. Numbers are medians over runs, whiskers reach from minimum to maximum."""
 
 import math
 import re

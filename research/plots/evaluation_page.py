@@ -1,4 +1,4 @@
-"""docs/evaluation: the paper's figures and tables beside ours, and whether its claims hold."""
+"""research/results/evaluation: the paper's figures and tables compared with ours, and whether its claims hold."""
 
 import weights
 from evaluation_figures import draw

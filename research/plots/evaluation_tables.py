@@ -1,4 +1,4 @@
-"""The tables of docs/evaluation. Numbers are medians over runs, with (minimum–maximum)."""
+"""The tables of research/results/evaluation. Numbers are medians over runs, with (minimum–maximum)."""
 
 import contextlib
 import math
@@ -108,7 +108,7 @@ def verdict_table(reports: Reports) -> str:
     """Collects the verdicts of all figures."""
     rows = [head(
         "figure |  | never below a baseline beyond the spread (comparisons) | "
-        "above it wherever it misses the objective (comparisons)"
+        "above each that misses the objective (comparisons)"
     )]  # fmt: skip
     sentences: list[str] = []
     failures: list[str] = []
@@ -153,7 +153,7 @@ def loads_table(e: Evaluation) -> str:
                 tail.append(f"{'–' if math.isnan(middle) else short(middle)} / {spread(loads, lambda load: load.tail()).text(short)}")
             goods.append([c.name, offered, *good])
             tails.append([c.name, offered, *tail])
-    text = "Goodput, requests answered within the objective a second: median of the runs (least–most).\n\n" + require(goods)
+    text = "Goodput, requests per second answered within the objective: median of the runs (min–max).\n\n" + require(goods)
     if slow:
         text += "\n† In some of these runs the sender did not keep up; those do not count in the comparison.\n"
     text += details("Latency of the ok answers, ms: p50 / p99 of the slowest function", tails)
@@ -187,7 +187,7 @@ def by_function(e: Evaluation, cases: list[Case], variants: list[str], head: lis
 
 
 def efficacy_table(paper: dict[str, tuple[str, float, float, float]], names: list[str]) -> Table:
-    """Returns a writer of the paper's efficacies beside ours, at the load nearest to capacity."""
+    """Returns a writer of the paper's efficacies next to ours, at the load nearest to capacity."""
 
     def write(reports: Reports) -> str:
         evaluations = measured(reports, names)
@@ -274,7 +274,7 @@ def speed_and_time(points: list[Point]) -> list[str]:
 
 
 def streams_table(e: Evaluation) -> str:
-    """Shows what a second stream gives ready batches, and functions beside each other."""
+    """Shows what a second stream gives ready batches, and functions next to each other."""
     rows = [head("model | batch | one stream | a batch | two streams | a batch | gained | a batch takes longer by")]
     against: list[str] = []
     for c in e.cases_of(BARE):
@@ -311,7 +311,7 @@ def streams_table(e: Evaluation) -> str:
 
 
 def ready_table(reports: Reports) -> str:
-    """Stands for Table 4: batches as they come, on two streams, beside fixed ones with a delay."""
+    """Stands for Table 4: batches as they come, on two streams, compared with fixed ones with a delay."""
     e = read(reports, "fig11")
     rows = [head(
         "batches of at most | paper over TensorRT server: throughput | latency | here, fixed with a delay | a batch | "

@@ -1,4 +1,4 @@
-"""docs/benchmarks/h200: the benchmarks on one GPU beside design targets."""
+"""research/results/h200: the benchmarks on one GPU, compared with design targets."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from draw import (
 from report import NotMeasured, Percentiles, Report, Reports, Stages
 from text import NAN, divide, head, median, met, number, plain, short, span, table
 
-# The targets of docs/benchmarks.md.
+# The targets of research/README.md.
 GATHER_RATIO = 0.80
 THROUGHPUT_RATIO = 0.95
 ADDED_MICROS = 100
@@ -215,7 +215,7 @@ def machine_table(reports: Reports) -> str:
             continue
         gpu = str(m.gpus[0]) if m.gpus else ""
         software = f"{m.driver}, {m.cuda}, {m.onnx_runtime}"
-        rows.append([f"[{name}](h200/{name}.json)", m.date, gpu, software, m.cores(), m.kernel, f"{m.penstock}, {m.go}"])
+        rows.append([f"[{name}]({name}.json)", m.date, gpu, software, m.cores(), m.kernel, f"{m.penstock}, {m.go}"])
     if len(rows) == 1:
         raise NotMeasured(f"{reports.folder} has no reports")
     return table(rows)
@@ -237,7 +237,7 @@ def gather_table(reports: Reports) -> str:
 
 
 def draw_gather(reports: Reports) -> list[str]:
-    """Draws the gather beside the ways to do without its kernel."""
+    """Draws the gather next to the ways to do without its kernel."""
     r = reports.read("gather", Gather)
     if not r.cases:
         return []
@@ -495,7 +495,7 @@ def draw_around(reports: Reports, cases: list[MovesCase], device: str) -> str:
 def limit_table(reports: Reports) -> str:
     r = reports.read("limit", Limit)
     rows = [
-        ["by", "share", "multiprocessors", "alone", "of the whole device's", f"beside {r.aggressor}", "kept", "p99 alone", "p99 beside"]
+        ["by", "share", "multiprocessors", "alone", "of the whole device's", f"next to {r.aggressor}", "kept", "p99 alone", f"p99 next to {r.aggressor}"]
     ]
     for s in r.series:
         name = "SM groups" if s.change == "partition" else "MPS percentage"

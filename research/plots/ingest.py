@@ -1,4 +1,4 @@
-"""docs/benchmarks/ingest: packets from DPDK, and whole nodes behind each source."""
+"""research/results/ingest: packets from DPDK, and whole nodes behind each source."""
 
 from dataclasses import dataclass, field
 
@@ -105,7 +105,7 @@ def machine_table(reports: Reports) -> str:
                 raise
             continue
         m = r.machine
-        rows.append([f"[{name}](ingest/{name}.json)", m.date, m.cores(), m.kernel, r.memory, f"{m.penstock}, {m.go}"])
+        rows.append([f"[{name}]({name}.json)", m.date, m.cores(), m.kernel, r.memory, f"{m.penstock}, {m.go}"])
     return table(rows)
 
 

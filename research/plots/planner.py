@@ -1,4 +1,4 @@
-"""docs/benchmarks/planner: Penstock's planner beside those of papers."""
+"""research/results/planner: Penstock's planner compared with those of papers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ def machine_table(reports: Reports) -> str:
     for name in ("delays", "counts"):
         r = reports.read(name, Plans)
         m = r.machine
-        rows.append([f"[{name}](planner/{name}.json)", m.date, m.cores(), m.kernel, f"{m.penstock}, {m.go}", f"{r.limit_s:.0f} s"])
+        rows.append([f"[{name}]({name}.json)", m.date, m.cores(), m.kernel, f"{m.penstock}, {m.go}", f"{r.limit_s:.0f} s"])
     return table(rows)
 
 

@@ -1,6 +1,6 @@
-"""Draws figures and fills tables from the reports in folders of docs, or draws profiles:
+"""Draws figures and fills tables from the reports in folders of research/results, or draws profiles:
 
-python3 research/plots/plot.py docs/benchmarks/h200 docs/evaluation
+python3 research/plots/plot.py research/results/h200 research/results/evaluation
 python3 research/plots/plot.py fashion.csv
 """
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import evaluation_page
+import guarantees
 import h200
 import ingest
 import planner
@@ -15,7 +16,7 @@ import profiles
 from report import NotMeasured, PlotError, Reports
 
 # By folder: sections are (name, table, drawing). A drawing returns the names of its PNGs.
-PAGES = {"evaluation": evaluation_page, "h200": h200, "ingest": ingest, "planner": planner}
+PAGES = {"evaluation": evaluation_page, "guarantees": guarantees, "h200": h200, "ingest": ingest, "planner": planner}
 
 
 def main(arguments: list[str]) -> int:
@@ -41,10 +42,7 @@ def plot(folder: Path) -> None:
             raise PlotError(f"{path}: unknown report; want {', '.join(page.REPORTS)}")
     reports = Reports(folder)
     texts = {name: section(reports, name, table, draw) for name, table, draw in page.SECTIONS}
-    if folder.resolve().name == "evaluation":
-        fill(folder / "README.md", texts, "")
-    else:
-        fill(folder.parent / f"{folder.name}.md", texts, f"{folder.name}/")
+    fill(folder / "README.md", texts)
 
 
 def section(reports: Reports, name: str, table, draw) -> tuple[list[str], str]:
@@ -61,7 +59,7 @@ def section(reports: Reports, name: str, table, draw) -> tuple[list[str], str]:
         return [], "Not measured yet.\n"
 
 
-def fill(page: Path, texts: dict[str, tuple[list[str], str]], links: str) -> None:
+def fill(page: Path, texts: dict[str, tuple[list[str], str]]) -> None:
     """Writes figures and tables into a page, each between its two marks:
 
     <!-- begin overhead -->
@@ -72,7 +70,7 @@ def fill(page: Path, texts: dict[str, tuple[list[str], str]], links: str) -> Non
         return
     old = text = page.read_bytes().decode()
     for name, (figures, table) in texts.items():
-        shown = "".join(f"![{f}]({links}{f}.png)\n" for f in figures)
+        shown = "".join(f"![{f}]({f}.png)\n" for f in figures)
         text = between(page, text, name, f"{shown}\n{table}" if shown else table)
     if text != old:
         print(page)

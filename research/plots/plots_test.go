@@ -36,7 +36,7 @@ func run(t *testing.T, args ...string) {
 }
 
 func TestPlots(t *testing.T) {
-	inputs(t, "*.py", "../../docs/*.md", "../../docs/*/*", "../../docs/*/*/*.json")
+	inputs(t, "*.py", "../results/*/*")
 	run(t, "-m", "unittest", "test_plots")
 }
 
@@ -45,7 +45,7 @@ func TestPartialReports(t *testing.T) {
 	if testing.Short() {
 		t.Skip("draws every figure four times")
 	}
-	inputs(t, "*.py", "../../docs/evaluation/*")
+	inputs(t, "*.py", "../results/evaluation/*")
 	run(t, "-m", "unittest", "test_partial")
 }
 
@@ -87,7 +87,7 @@ func TestFigures(t *testing.T) {
 // TestReportFields checks that the committed evaluation reports have only keys that the
 // code writes. The plots are tested on them, so a renamed key cannot go unnoticed.
 func TestReportFields(t *testing.T) {
-	files, err := filepath.Glob("../../docs/evaluation/fig*.json")
+	files, err := filepath.Glob("../results/evaluation/fig*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("find reports: %d, %v", len(files), err)
 	}

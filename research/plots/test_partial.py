@@ -6,7 +6,7 @@ import shutil
 import unittest
 from collections.abc import Callable
 
-from test_plots import DOCS, Folder, page
+from test_plots import RESULTS, Folder, page
 
 
 def no_answers(r: dict) -> None:
@@ -30,8 +30,8 @@ class Partial(Folder):
     def check(self, cut: Callable[[dict], None]) -> None:
         folder = self.root / "evaluation"
         folder.mkdir()
-        shutil.copy(DOCS / "evaluation/README.md", folder)
-        for path in (DOCS / "evaluation").glob("*.json"):
+        shutil.copy(RESULTS / "evaluation/README.md", folder)
+        for path in (RESULTS / "evaluation").glob("*.json"):
             r = json.loads(path.read_text())
             if "results" in r:
                 cut(r)

@@ -25,11 +25,11 @@ from evaluation import Evaluation, reason, median_run
 from report import Reports, decode
 from text import Spread
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 class Folder(unittest.TestCase):
-    """A test with a temporary copy of docs."""
+    """A test with a temporary copy of the results."""
 
     def setUp(self) -> None:
         self.root = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -37,9 +37,7 @@ class Folder(unittest.TestCase):
     def copy(self, name: str) -> Path:
         """Copies a folder's reports and its page without its figures."""
         folder = self.root / name
-        shutil.copytree(DOCS / name, folder, ignore=shutil.ignore_patterns("*.png"))
-        if page(DOCS / name).parent != DOCS / name:
-            shutil.copy(page(DOCS / name), page(folder))
+        shutil.copytree(RESULTS / name, folder, ignore=shutil.ignore_patterns("*.png"))
         return folder
 
     def write(self, name: str, report: dict) -> Path:
@@ -56,7 +54,7 @@ class Folder(unittest.TestCase):
 
 
 def page(folder: Path) -> Path:
-    return folder / "README.md" if folder.name == "evaluation" else folder.parent / f"{folder.name}.md"
+    return folder / "README.md"
 
 
 class Pages(Folder):
@@ -66,22 +64,22 @@ class Pages(Folder):
         folder = self.copy(name)
         self.assertEqual(self.run_main(folder), (0, ""))
         written = page(folder).read_text()
-        self.assertEqual(written, page(DOCS / name).read_text(), "run make plots")
+        self.assertEqual(written, page(RESULTS / name).read_text(), "run make plots")
         shown = re.findall(r"^!\[(.*)\]\(.*\.png\)$", written, re.MULTILINE)
         pictures = {p.stem: p.read_bytes() for p in folder.glob("*.png")}
         self.assertEqual(sorted(shown), sorted(pictures))
-        self.assertEqual(sorted(shown), sorted(p.stem for p in (DOCS / name).glob("*.png")), "run make plots")
+        self.assertEqual(sorted(shown), sorted(p.stem for p in (RESULTS / name).glob("*.png")), "run make plots")
         for p in shown:
-            with Image.open(folder / f"{p}.png") as image, Image.open(DOCS / name / f"{p}.png") as committed:
+            with Image.open(folder / f"{p}.png") as image, Image.open(RESULTS / name / f"{p}.png") as committed:
                 self.assertEqual((image.width, image.size), (width, committed.size), p)
                 self.assertGreater(len(image.getcolors(256)), 20, f"{p} is empty")
 
     def test_h200(self) -> None:
-        self.check("benchmarks/h200", 945)
+        self.check("h200", 945)
 
     def test_second_run(self) -> None:
-        folder = self.copy("benchmarks/ingest")
-        self.write("benchmarks/evaluation/fig8.json", json.loads((DOCS / "evaluation/fig8.json").read_text()))
+        folder = self.copy("ingest")
+        self.write("evaluation/fig8.json", json.loads((RESULTS / "evaluation/fig8.json").read_text()))
         command = [sys.executable, plot.__file__, folder, folder.parent / "evaluation"]
         runs = []
         for seed in ("1", "2"):  # of the order of sets
@@ -90,11 +88,14 @@ class Pages(Folder):
         self.assertEqual(len(runs[0]), 5)
         self.assertEqual([name for name, first in runs[0].items() if runs[1][name] != first], [])
 
+    def test_guarantees(self) -> None:
+        self.check("guarantees", 0)
+
     def test_ingest(self) -> None:
-        self.check("benchmarks/ingest", 945)
+        self.check("ingest", 945)
 
     def test_planner(self) -> None:
-        self.check("benchmarks/planner", 945)
+        self.check("planner", 945)
 
     def test_evaluation(self) -> None:
         self.check("evaluation", 1181)
@@ -109,7 +110,7 @@ class BadInput(Folder):
 
     def edited(self, change) -> Path:
         """Returns a folder with an edited report of Figure 8."""
-        r = json.loads((DOCS / "evaluation/fig8.json").read_text())
+        r = json.loads((RESULTS / "evaluation/fig8.json").read_text())
         change(r)
         return self.write("evaluation/fig8.json", r).parent
 
@@ -149,6 +150,7 @@ class BadInput(Folder):
 
     def test_empty_parts(self) -> None:
         for name, r, place in (
+            ("guarantees/cpus.json", {"mixes": [{"name": "demo"}]}, "mix demo"),
             ("h200/overhead.json", {"cases": [{}]}, "cases[0].ways"),
             ("h200/fault.json", {}, "faults"),
             ("ingest/dpdk.json", {"one_core": [{}]}, "one_core[0]"),
@@ -164,14 +166,14 @@ class BadInput(Folder):
         self.fails(self.write("evaluation/fig99.json", {}).parent, "evaluation/fig99.json: unknown report", "want fig1, ")
 
     def test_unknown_folder(self) -> None:
-        self.fails(self.root / "h201", "h201: unknown page", "evaluation, h200, ingest, planner")
+        self.fails(self.root / "h201", "h201: unknown page", "evaluation, guarantees, h200, ingest, planner")
 
     def test_missing_marks(self) -> None:
         for mark in ("<!-- begin soak -->", "<!-- end soak -->"):
             with self.subTest(mark):
-                folder = self.copy("benchmarks/ingest")
+                folder = self.copy("ingest")
                 page(folder).write_text(page(folder).read_text().replace(mark, ""))
-                self.fails(folder, "ingest.md", mark, "soak")
+                self.fails(folder, "ingest/README.md", mark, "soak")
                 shutil.rmtree(folder)
 
 
@@ -188,7 +190,7 @@ class LeftOut(Folder):
             self.assertIn("Not measured yet.", page(folder).read_text())
 
     def test_trial(self) -> None:
-        folder = self.write("evaluation/fig8.json", json.loads((DOCS / "evaluation/fig8.json").read_text()) | {"quick": True}).parent
+        folder = self.write("evaluation/fig8.json", json.loads((RESULTS / "evaluation/fig8.json").read_text()) | {"quick": True}).parent
         self.assertEqual(self.run_main(folder), (0, ""))
         self.assertEqual([p.name for p in folder.iterdir()], ["fig8.json"])
 
@@ -200,7 +202,7 @@ class LeftOut(Folder):
         }
         folder = self.write("ingest/dpdk.json", dpdk).parent
         self.write("ingest/h200.json", {"ways": [{"source": "tap", "lacks": "no device"}]})
-        shutil.copy(DOCS / "benchmarks/ingest.md", page(folder))
+        shutil.copy(page(RESULTS / "ingest"), page(folder))
         self.assertEqual(self.run_main(folder), (0, ""))
         written = page(folder).read_text()
         for want in ("not on this machine: no such thing", "not measured: no device", "| 1h0m0s | 0 |", "| 3 | **no** |"):
@@ -228,7 +230,7 @@ class LeftOut(Folder):
             },
         ).parent
         self.write("planner/counts.json", {"policies": policies, "counts": counts, "missing": None})
-        shutil.copy(DOCS / "benchmarks/planner.md", page(folder))
+        shutil.copy(page(RESULTS / "planner"), page(folder))
         self.assertEqual(self.run_main(folder), (0, ""))
         for want in (
             "| 10 | 500 µs / 5 | 1.5 ms / 5 | – |\n", "| S3 | 1 | **9** | 10 | 11 | 8 |\n", "| igniter | 2 | 1,000 services: made up |\n",
@@ -251,7 +253,7 @@ class Profiles(Folder):
         return first.decode()
 
     def test_published(self) -> None:
-        for path in (DOCS.parent / "plan/testdata/parvagpu/prof_data").glob("*.csv"):
+        for path in (RESULTS.parents[1] / "plan/testdata/parvagpu/prof_data").glob("*.csv"):
             drawing = self.draw(path.read_text())
             self.assertIn("<!-- batch 128 -->", drawing)
             self.assertIn("<!-- share: GPCs -->", drawing)
@@ -324,9 +326,9 @@ MPS = [500, 510, 490]
 class Verdicts(unittest.TestCase):
     def test_comparisons(self) -> None:
         for name, mine, theirs, behind, outcomes, sentences, want in (
-            ("above", [900, 910, 905], MPS, False, ["above"], 2, "misses the objective for more than 1 %: **true** (1)."),
-            ("below", [400, 410, 405], MPS, False, ["below"], 2, "**false**: below in 1 of 1: C1 at 100 % beside mps (-19.0 %)."),
-            ("overlap", [480, 505, 495], MPS, False, ["same"], 2, "**false**: not above in 1 of 1: C1 at 100 % beside mps (-1.0 %)."),
+            ("above", [900, 910, 905], MPS, False, ["above"], 2, "misses the objective for over 1 %: **true** (1)."),
+            ("below", [400, 410, 405], MPS, False, ["below"], 2, "**false**: below in 1 of 1.\n  - C1 at 100 % next to mps (-19.0 %)."),
+            ("overlap", [480, 505, 495], MPS, False, ["same"], 2, "**false**: not above in 1 of 1.\n  - C1 at 100 % next to mps (-1.0 %)."),
             ("less than a percent", [995, 996, 995], [999, 999, 1000], False, ["same"], 1, "spread: **true** (1)."),
             ("a baseline of nothing", [900, 910, 905], [0, 0, 0], False, ["above"], 2, "**true** (1)"),
             ("the sender was late", [400, 410, 405], MPS, True, [], 0, ""),
@@ -351,9 +353,9 @@ class Verdicts(unittest.TestCase):
     def test_many_exceptions(self) -> None:
         one = verdict.compare(evaluation({"penstock": [1, 1], "mps": [9, 9]}), "penstock")[0][0]
         names = [verdict.Comparison(f"C{i}", 1, one.baseline, one.percent, one.outcome, True, False) for i in range(9)]
-        self.assertTrue(verdict.exceptions(names).endswith("C5 at 100 % beside mps (-88.9 %), and 3 more."))
+        self.assertTrue(verdict.exceptions(names).endswith("C5 at 100 % next to mps (-88.9 %).\n  - 3 more."))
         failed = verdict.Comparison("C1", 1, one.baseline, one.percent, one.outcome, True, True)
-        self.assertEqual(verdict.exceptions([failed, failed]), ": C1 (all runs failed).")
+        self.assertEqual(verdict.exceptions([failed, failed]), ".\n  - C1 (all runs failed).")
 
     def test_given_up_is_outside_objective(self) -> None:
         line = {"bin_s": 1, "seconds": 1, "functions": [{"name": "vgg19", "bins": [{}], "total": {"p99_ms": 20, "within_percent": 60}}]}
@@ -376,8 +378,8 @@ class Failures(Folder):
 
     def test_all_runs_failed(self) -> None:
         sentences = "\n".join(verdict.verdicts(self.evaluation))
-        self.assertIn("never below a baseline beyond the spread: **false**: below in 1 of 2: C2 (all runs failed).", sentences)
-        self.assertIn("**false**: not above in 1 of 2: C2 (all runs failed).", sentences)
+        self.assertIn("never below a baseline beyond the spread: **false**: below in 1 of 2.\n  - C2 (all runs failed).", sentences)
+        self.assertIn("**false**: not above in 1 of 2.\n  - C2 (all runs failed).", sentences)
         want = "**C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve: too / small; node last said:"
         self.assertEqual(self.evaluation.failures(), [want])
         self.assertEqual(tables.state(self.evaluation), "0 to 3 runs of each, seed 0; **3 failed**")

@@ -32,7 +32,7 @@ class Comparison:
     def __str__(self) -> str:
         if self.failed:
             return f"{self.case} (all runs failed)"
-        at = f"{self.case} at {100 * self.level:.0f} % beside {self.baseline}"
+        at = f"{self.case} at {100 * self.level:.0f} % next to {self.baseline}"
         return f"{at} (which has nothing)" if math.isinf(self.percent) else f"{at} ({self.percent:+.1f} %)"
 
 
@@ -115,17 +115,17 @@ def verdicts(e: Evaluation) -> list[str]:
         if v.all:
             sentences.append(f"{v.label} is never below a baseline beyond the spread: {v.never()}{exceptions(v.below)}")
         if v.missing:
-            start = f"{v.label} is above a baseline, beyond the spread, wherever that misses the objective for more than 1 %"
+            start = f"{v.label} is above each baseline that misses the objective for over 1 %"
             sentences.append(f"{start}: {v.above()}{exceptions(v.not_above)}")
     return sentences
 
 
 def exceptions(comparisons: list[Comparison]) -> str:
-    """Names the first six. A case that failed is named once."""
+    """Lists the first six. A case that failed is listed once."""
     names = list(dict.fromkeys(map(str, comparisons)))
     if len(names) > 6:
-        names[6:] = [f"and {len(names) - 6} more"]
-    return f": {', '.join(names)}." if names else "."
+        names[6:] = [f"{len(names) - 6} more"]
+    return "." + "".join(f"\n  - {name}." for name in names)
 
 
 def convergence_verdicts(e: Evaluation) -> list[str]:
@@ -144,12 +144,12 @@ def convergence_verdicts(e: Evaluation) -> list[str]:
             compared = True
             ours, theirs = only_spread(slab, FunctionTimeline.t90_ms), only_spread(aimd, FunctionTimeline.t90_ms)
             if not ours.below(theirs):
-                slow.append(f"{c.name}: {ours.text(short, ' ms')} beside {theirs.text(short, ' ms')}")
+                slow.append(f"{c.name}: {ours.text(short, ' ms')} next to {theirs.text(short, ' ms')}")
     sentences = []
     if compared:
         sentences.append(claim("SLAB finds its batch sooner than AIMD, beyond the spread, at each objective", slow))
     if judged:
         sentences.append(
-            claim("99 % of all requests are answered within the objective with SLAB, the time line's beginning included", late)
+            claim("SLAB answers 99 % of all requests within the objective from the first second on", late)
         )
     return sentences

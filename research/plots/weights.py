@@ -129,17 +129,17 @@ def weights_table(reports: report.Reports) -> str:
     loads, starts = ([times(m, cost) for m in r.models] for cost in (load_ms, start_ms))
     more = [100 * (m.shared.fit / m.private.fit - 1) for m in r.models if m.private.fit > 0]
     sentences = [
-        f"An instance loads {short(min(loads))} to {short(max(loads))} times as fast; the paper's does 5 to 15 times (8 to 10, it says). "
+        f"An instance loads {short(min(loads))} to {short(max(loads))} times as fast; the paper's tables give 5 to 15 times, its text 8 to 10. "
         f"With waking, which the paper leaves out, it is {short(min(starts))} to {short(max(starts))} times."
     ]
     if more:
         sentences.append(f"{min(more):+.0f} to {max(more):+.0f} % instances fit; the paper has 5 to 54 % more.")
     first = "; ".join(f"{m.model} {number(start_ms(m.prepared))} and {number(m.uploaded.wake_ms)} ms" for m in r.models)
     return (
-        f"Medians of {r.runs} runs on {r.device} (least–most), instances with all batch sizes, every process a client of MPS. "
-        '"Load" is from a process\'s start to a shadow that has the model and has not touched the GPU, "wake" from there to every '
-        f"batch size linked, checked and configured; a context alone takes {number(r.models[0].shared.one.context_ms)} ms of it.\n\n"
+        f"Medians of {r.runs} runs on {r.device} (min–max), instances with all batch sizes, each process a client of MPS. "
+        "*Load* is the time from a process's start to a shadow that has the model and has not used the GPU. *Wake* is the time "
+        f"from then until all batch sizes are configured. A context alone takes {number(r.models[0].shared.one.context_ms)} ms of it.\n\n"
         f"{table(rows)}\n{bullets(sentences)}\n"
-        "The very first instance, for which the model is prepared (start to serving), and the first on a device, for which the "
-        f"weights are put there (wake): {first}.\n"
+        "The first instance of all has its model prepared (start to serving). The first instance on a device puts the weights "
+        f"there (wake). They take: {first}.\n"
     )

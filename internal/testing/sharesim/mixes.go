@@ -13,7 +13,7 @@ import (
 const transit = 500 * time.Microsecond
 
 // model is a model of the evaluation, as its batches of 1, 8 and 32 were measured on an
-// H200 (docs/evaluation, fig2-3, fig8, fig9 and the capacities of fig10-large).
+// H200 (research/results/evaluation, fig2-3, fig8, fig9 and the capacities of fig10-large).
 type model struct {
 	fixed, perImage time.Duration
 	most            float64 // requests per second that an evaluation counts as all it can do alone

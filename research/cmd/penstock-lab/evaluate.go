@@ -35,7 +35,7 @@ and seeds. What was measured stands in OUT/FIGURE.json after every run of a vari
 call that ended early, at --limit or for another reason, is gone on with by the next.
 
 Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that order.`,
-		Example: `  penstock-lab evaluate --figure fig10a --models models --out docs/evaluation --limit 8m
+		Example: `  penstock-lab evaluate --figure fig10a --models models --out research/results/evaluation --limit 8m
   penstock-lab evaluate --figure all --models models --out out --device cuda:1 --cpus 16-31
   penstock-lab evaluate --figure all --dry-run --out out
   penstock-lab evaluate --figure fig16 --device cpu --quick --runs 1 --out out`,

@@ -30,7 +30,7 @@ func planCommand(print printer) *cobra.Command {
 ten times its services and one to ten times its rates (counts). Every plan is checked. The profiles and
 scenarios that are taken where none are named lie in Penstock's source tree.`,
 		Example: `  penstock-lab plan --policy penstock --policy parvagpu
-  penstock-lab plan --only counts -o json > docs/benchmarks/planner/counts.json`,
+  penstock-lab plan --only counts -o json > research/results/planner/counts.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Limit <= 0 {
