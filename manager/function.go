@@ -398,12 +398,12 @@ func (f *function) status() control.FunctionStatus {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
 	}
 	for _, in := range f.instances {
-		s.Limit = max(s.Limit, in.limit)
+		s.Limit = max(s.Limit, in.batching.Limit)
 		if bound, why := in.boundBy(); s.Bound == "" {
 			s.Bound, s.BoundWhy = bound, why
 		}
-		if in.fit == control.FitUnder || s.Fit == control.FitUnknown {
-			s.Fit = in.fit
+		if in.batching.Fit == control.FitUnder || s.Fit == control.FitUnknown {
+			s.Fit = in.batching.Fit
 		}
 		s.Instances = append(s.Instances, in.status())
 	}

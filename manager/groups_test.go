@@ -814,8 +814,8 @@ func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
 	}
 	// Its performance until then is no reason to change its share.
 	in.report(first, control.Report{Generation: first, Limit: 1, Fit: control.FitUnder})
-	if in.fit != control.FitUnknown {
-		t.Errorf("fit %q while it grows", in.fit)
+	if in.batching.Fit != control.FitUnknown {
+		t.Errorf("fit %q while it grows", in.batching.Fit)
 	}
 	b.small = false
 	b.turns()

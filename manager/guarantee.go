@@ -87,7 +87,7 @@ func (in *instance) wants() guarantee.Function {
 // half the objective.
 func (in *instance) batch() float64 {
 	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 2
-	return min(max(1, arrive), max(1, in.limit))
+	return min(max(1, arrive), max(1, in.batching.Limit))
 }
 
 // minGuaranteeChange is the smallest change of a guarantee that is published, as a part of
@@ -125,11 +125,7 @@ func (in *instance) terms(p *control.DesiredProcess) {
 
 // noteCost records the device time that a process spent on that many requests.
 func (e *entitlement) noteCost(spent time.Duration, requests int64) {
-	each := time.Duration(int64(spent) / requests)
-	if e.cost == 0 {
-		e.cost = each
-	}
-	e.cost += (each - e.cost) / 8
+	e.cost = smooth(e.cost, spent/time.Duration(requests))
 }
 
 // noteSpending adds a process's spending between two of its totals, was and is.

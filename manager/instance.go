@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -41,27 +42,21 @@ type instance struct {
 	conns   map[uint32]*control.AttachConn
 	pids    map[uint32]int
 	dying   map[uint32]time.Time // ended for a reason not yet reported: until when to wait for it
-	fit     control.Fit
-	bound   string
-	limit   float64
-	cpu     control.Report // the last report, for its CPU time
-	failure string         // why the last process failed; empty once one serves
+	failure string               // why the last process failed; empty once one serves
 	// lastFailure is about the last process that failed; nil if none has.
 	lastFailure *control.ProcessFailure
 	promoted    int64                // when a process last got the ring, shm.Now
 	since       time.Duration        // the same moment by runclock.Now, as all time.Duration times of this struct
 	wholeAt     time.Duration        // when a process last got the last of its batch sizes
-	handed      handovers            // the counted ones
 	unheard     map[uint32]bool      // ended; the orchestrator has not yet reported whether the GPU was lost
 	doubts      map[uint32]time.Time // failed while linking; until when it may prove to be a fault of the GPU
 	seen        map[uint32]sight     // what processes report that they run on, by generation
 	placement   placement            // on a GPU whose groups of multiprocessors are allocated
 	ran, runs   *models.Card         // the models of the process that had the ring before, and of the one that has it
 	replaced    chan error           // gets the result of a replacement; nil if there is none
-	load        instanceLoad
+	batching    batching
+	measured    measurement
 	entitled    entitlement
-	// cpuPerRequest is a smoothed mean; 0 if it is not known.
-	cpuPerRequest time.Duration
 
 	// Written under function.mu.
 	inFlight int     // requests
@@ -90,12 +85,6 @@ type sight struct {
 	batches []int
 	growing bool // it is still getting more batch sizes
 	spent   spending
-}
-
-// handovers counts the hand-overs that a generation has reported.
-type handovers struct {
-	generation uint32
-	count      uint64
 }
 
 func newInstance(f *function, index int) (*instance, error) {
@@ -187,7 +176,7 @@ func (in *instance) step() {
 				in.forget()
 				in.m.shareReplaced(in)
 			}
-			in.load = instanceLoad{} // it was measured against another objective
+			in.measured.Measurement = gslice.Measurement{} // it was measured against another objective
 			in.settle(nil)
 		case pair.Rejected:
 			in.log.Error().Str("reason", c.Reason).Msg("new model refused; the old one goes on")
@@ -271,7 +260,7 @@ func (in *instance) status() control.InstanceStatus {
 
 // forget drops the measurements of a model that no longer serves.
 func (in *instance) forget() {
-	in.load, in.cpuPerRequest, in.cpu = instanceLoad{}, 0, control.Report{}
+	in.measured, in.batching.last = measurement{}, control.Report{}
 	in.entitled.fixed, in.entitled.cost = 0, 0
 	in.f.mu.Lock()
 	in.tally = tally{}
@@ -506,76 +495,6 @@ func (in *instance) hangUp(generation uint32) {
 		conn.Close()
 		delete(in.conns, generation)
 	}
-}
-
-// report applies libml's report on its batching.
-func (in *instance) report(generation uint32, r control.Report) {
-	active := in.pair.Active()
-	if active == nil || active.Generation != generation {
-		return
-	}
-	in.limit = r.Limit
-	in.entitled.unprotected = r.Unprotected
-	if in.m.onGPU() {
-		was := spending{}
-		if r.Generation == in.cpu.Generation {
-			was = spending{time.Duration(in.cpu.DeviceNanos), time.Duration(in.cpu.DemotedNanos)}
-		}
-		in.entitled.noteSpending(was, spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)})
-	}
-	switch {
-	case r.Generation != in.cpu.Generation:
-		in.cpu = r
-	case r.Ran > in.cpu.Ran: // a report in the middle of a batch would count its CPU time wrongly
-		ran := r.Ran - in.cpu.Ran
-		if in.m.onGPU() {
-			in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
-		} else {
-			in.entitled.noteCost(time.Duration(r.CPUNanos-in.cpu.CPUNanos)/time.Duration(max(1, in.m.observed.CPUs)), ran)
-		}
-		each := time.Duration((r.CPUNanos - in.cpu.CPUNanos) / ran)
-		if in.cpuPerRequest == 0 {
-			in.cpuPerRequest = each
-		}
-		in.cpuPerRequest += (each - in.cpuPerRequest) / 8
-		in.cpu = r
-	}
-	if in.growing() {
-		r.Fit = control.FitUnknown
-	}
-	if r.Fit != in.fit {
-		in.fit = r.Fit
-		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")
-		in.m.look(in)
-	}
-	in.noteHandovers(generation, r)
-}
-
-// noteHandovers counts the new hand-overs in a process's report. A process's first
-// hand-over gave it the ring; each later one was a move.
-func (in *instance) noteHandovers(generation uint32, r control.Report) {
-	if generation != in.handed.generation {
-		in.handed = handovers{generation: generation}
-	}
-	if r.Handovers <= in.handed.count {
-		return
-	}
-	moves := r.Handovers - max(1, in.handed.count)
-	in.f.swaps.Add(moves)
-	in.handed.count = r.Handovers
-	if r.IdleNanos < 0 {
-		return
-	}
-	// The idle time is that of the last hand-over.
-	mechanism := configs.ChangeShadow
-	switch {
-	case moves > 0:
-		mechanism = configs.ChangePartition
-	case in.pair.Restart:
-		mechanism = configs.ChangeRestart
-	}
-	in.f.idle.add(time.Duration(r.IdleNanos))
-	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
 }
 
 // watch looks for overdue requests. It kills the process that should have answered them, and

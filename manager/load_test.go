@@ -127,6 +127,12 @@ func TestAHoldDownEndsWithTheLookThatIsMeant(t *testing.T) {
 	}
 }
 
+// Enough of these windows make package gslice decide.
+const (
+	window  = 5 * time.Second
+	windows = 6
+)
+
 // goThrough runs requests through an instance for the time elapsed, and tunes it.
 func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration, requests int, tail, each time.Duration) {
 	b.t.Helper()
@@ -153,14 +159,14 @@ func TestAFunctionIsBoundByAggregationWhereTheWayIsLeftNoTime(t *testing.T) {
 			b.turns()
 			in, now := b.instance("a", 0), time.Now()
 			in.f.slo, b.cfg.Transit, b.cfg.Shares.Tune = 50*time.Millisecond, 500*time.Microsecond, false
-			for range 6 {
+			for range windows {
 				in.f.mu.Lock()
 				in.tally.aggregation = 400 * 30 * time.Millisecond
 				in.f.mu.Unlock()
-				b.goThrough(in, &now, enoughTime, 400, c.tail, 5*time.Millisecond)
+				b.goThrough(in, &now, window, 400, c.tail, 5*time.Millisecond)
 			}
-			if got := in.load.observed.AggregationBound; got != c.want {
-				t.Errorf("bound by aggregation: %v, want %v; observed %+v", got, c.want, in.load.observed)
+			if o, _ := in.measured.Observation(); o.AggregationBound != c.want {
+				t.Errorf("bound by aggregation: %v, want %v; observed %+v", o.AggregationBound, c.want, o)
 			}
 		})
 	}
@@ -259,12 +265,13 @@ func TestSharesFollowMeasurements(t *testing.T) {
 			b.turns()
 			in, now := b.instance("a", 0), time.Now()
 			in.f.slo = 50*time.Millisecond + b.cfg.Transit
-			for range settling + enough + 1 {
-				in.cpuPerRequest = c.cpu
-				b.goThrough(in, &now, enoughTime, 400, c.tail, c.each) // 80 per second
+			for range windows {
+				in.measured.cpuPerRequest = c.cpu
+				b.goThrough(in, &now, window, 400, c.tail, c.each) // 80 per second
 			}
 			if got := in.sharePercent(); got < c.want-1 || got > c.want+1 {
-				t.Errorf("share %v %%, want %v; observed %+v", got, c.want, in.load.observed)
+				o, _ := in.measured.Observation()
+				t.Errorf("share %v %%, want %v; observed %+v", got, c.want, o)
 			}
 		})
 	}

@@ -29,29 +29,6 @@ func shareConfig(cfg *configs.Config) gslice.Config {
 	return s
 }
 
-// An observation needs this many answers, or this much time and a few answers. Fewer would
-// be too noisy.
-const (
-	enoughAnswers = 64
-	enoughTime    = 5 * time.Second
-	leastAnswers  = 4
-	// The first observation of a share still has the old share's caches, queues and rates.
-	// Two more make an average.
-	settling = 1
-	enough   = settling + 2
-)
-
-// instanceLoad is the performance of an instance since its share last changed.
-type instanceLoad struct {
-	percent                             float64 // the share that was measured
-	since                               time.Time
-	tail, throughput, rate, aggregation gslice.EWMA
-	observations                        int
-	// observed is the last result of the averages, once they were known.
-	observed gslice.Observation
-	known    bool
-}
-
 // shareIn adds a new function's instances and returns their shares. The others' shares
 // change at once.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
@@ -136,10 +113,10 @@ func (m *Manager) tune(now time.Time) {
 	}
 }
 
-// look tunes out of turn when libml reports that a share is too small (paper 3.3.1).
-func (m *Manager) look(in *instance) {
-	const atMostEvery = 100 * time.Millisecond
-	if now := time.Now(); in.fit == control.FitUnder && now.Sub(m.tuned) >= atMostEvery {
+// tuneEarly tunes out of turn when libml reports that a share is too small (paper 3.3.1).
+func (m *Manager) tuneEarly(in *instance) {
+	const minInterval = 100 * time.Millisecond
+	if now := time.Now(); in.batching.Fit == control.FitUnder && now.Sub(m.tuned) >= minInterval {
 		m.tune(now)
 	}
 }
@@ -165,11 +142,11 @@ func (m *Manager) apply(plan gslice.Plan, cause string) {
 			continue // it is being added, and begins with its share
 		}
 		event := in.log.Info().Float64("from_percent", round(c.From)).Float64("to_percent", round(c.To)).Str("why", cmp.Or(cause, c.Why))
-		if o := in.load.observed; cause == "" {
+		if o, _ := in.measured.Observation(); cause == "" {
 			event = event.Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).
 				Float64("can_rps", round(o.Throughput)).Float64("must_rps", round(o.ArrivalRate))
 			if !m.onGPU() {
-				event = event.Dur("cpu_ms", in.cpuPerRequest)
+				event = event.Dur("cpu_ms", in.measured.cpuPerRequest)
 			}
 		}
 		event.Msg("share changes")
@@ -177,108 +154,75 @@ func (m *Manager) apply(plan gslice.Plan, cause string) {
 	}
 }
 
-// measure moves the tally into the averages and returns how the instance performs with its
-// present share. ok is false while there is too little data.
+// measurement is what the manager measures of an instance's share. The control loop owns it.
+type measurement struct {
+	gslice.Measurement
+	// cpuPerRequest is a smoothed mean of CPU time; 0 if it is not known.
+	cpuPerRequest time.Duration
+}
+
+// measure moves the window statistics into the averages and returns how the instance performs
+// with its present share. ok is false while there is too little data.
 func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
-	load := &in.load
-	elapsed := now.Sub(load.since)
-	percent := in.sharePercent()
-	changed := percent != load.percent || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
+	m, percent := &in.measured, in.sharePercent()
+	// A measurement must not cover two shares, a change of share, or only some of the batch
+	// sizes.
+	changed := !m.Measures(percent) || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
 	in.f.mu.Lock()
 	t := in.tally
-	full := t.answered >= enoughAnswers || elapsed >= enoughTime && (t.answered >= leastAnswers || t.arrived == 0)
-	if changed || full {
+	enough := m.Enough(t.arrived, t.answered, now)
+	if changed || enough {
 		in.tally = t.next()
 	}
 	in.f.mu.Unlock()
 	switch {
 	case changed:
-		// The measurement covers another share, a change of share, or only some of the
-		// batch sizes.
-		*load = instanceLoad{percent: percent, since: now}
-		in.bound = ""
-		return o, false
-	case !full:
-		return load.observed, load.known
+		m.Restart(percent, now)
+	case enough:
+		m.Add(gslice.Window{
+			Arrived: t.arrived, Answered: t.answered, Aggregation: t.aggregation,
+			Tail: t.tail(), Throughput: in.throughput(&t, percent),
+		}, now, in.f.slo, in.f.within())
 	}
-	load.since = now
-	if t.arrived == 0 && t.answered == 0 {
-		load.known = false
-		return o, false
-	}
-	if load.observations++; load.observations <= settling {
-		return o, false
-	}
-	load.add(&t, elapsed, in.throughput(&t))
-	return in.judge(), load.known
-}
-
-// add adds the measurements of the time elapsed. Averages without a new value keep their
-// value.
-func (l *instanceLoad) add(t *tally, elapsed time.Duration, throughput float64) {
-	l.rate.Add(float64(t.arrived) / elapsed.Seconds())
-	if t.arrived > 0 {
-		l.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
-	}
-	if t.answered > 0 {
-		l.tail.Add(t.tail().Seconds())
-	}
-	if throughput > 0 {
-		l.throughput.Add(throughput)
-	}
-}
-
-// judge evaluates the averages.
-func (in *instance) judge() gslice.Observation {
-	load := &in.load
-	aggregation, _ := load.aggregation.Mean()
-	tail, haveTail := load.tail.Mean()
-	throughput, haveThroughput := load.throughput.Mean()
-	rate, _ := load.rate.Mean()
-	load.observed = gslice.Observation{
-		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate, SLO: in.left(aggregation),
-		// Paper 3.2.1: whichever part takes longer is the bottleneck.
-		AggregationBound: aggregation > tail && aggregation+tail > in.f.within().Seconds(),
-	}
-	in.bound = ""
-	if load.observed.AggregationBound {
-		in.bound = "aggregation"
-	}
-	load.known = haveTail && haveThroughput && load.observations >= enough
-	return load.observed
+	return m.Observation()
 }
 
 // throughput is requests per busy second of the share, 0 if nothing ran. Under a CPU quota
 // a process runs at full speed until the quota is used up, so there the CPU time per
 // request counts.
-func (in *instance) throughput(t *tally) float64 {
+func (in *instance) throughput(t *tally, percent float64) float64 {
 	if t.ran == 0 || t.busy <= 0 {
 		return 0
 	}
-	measured := float64(t.ran) / t.busy.Seconds()
-	if in.m.onGPU() || in.cpuPerRequest <= 0 {
-		return measured
+	speed := float64(t.ran) / t.busy.Seconds()
+	if in.m.onGPU() || in.measured.cpuPerRequest <= 0 {
+		return speed
 	}
-	part := in.load.percent / 100 * float64(max(1, in.m.observed.CPUs))
-	return min(measured, part/in.cpuPerRequest.Seconds())
+	part := percent / 100 * float64(max(1, in.m.observed.CPUs))
+	return min(speed, part/in.measured.cpuPerRequest.Seconds())
 }
 
-// left returns the part of the objective that remains after a mean aggregation time, in
-// seconds. A share can only shorten the time after the last fragment.
-func (in *instance) left(aggregation float64) time.Duration {
-	return max(in.f.within()-duration(aggregation), in.f.slo/10)
+// noteCPU records the CPU time that a process spent on that many requests.
+func (m *measurement) noteCPU(spent time.Duration, requests int64) {
+	m.cpuPerRequest = smooth(m.cpuPerRequest, spent/time.Duration(requests))
+}
+
+// smooth moves a mean, 0 if there is none yet, towards a value.
+func smooth(mean, value time.Duration) time.Duration {
+	if mean == 0 {
+		return value
+	}
+	return mean + (value-mean)/8
 }
 
 // boundBy tells why requests are late with any share, in a word and in a sentence; both are
 // empty if that is not so.
 func (in *instance) boundBy() (what, why string) {
-	if in.bound == "" {
+	if o, _ := in.measured.Observation(); !o.AggregationBound {
 		return "", ""
 	}
-	return in.bound, fmt.Sprintf("objective %v is missed before requests are whole: their pieces come too late, and no share helps", in.f.slo)
+	return "aggregation", fmt.Sprintf("objective %v is missed before requests are whole: their pieces come too late, and no share helps", in.f.slo)
 }
 
 // round rounds to hundredths, for display.
 func round(v float64) float64 { return math.Round(100*v) / 100 }
-
-func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

@@ -1,0 +1,98 @@
+package manager
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+)
+
+// batching is what libml has reported on an instance's batches. The control loop owns it.
+type batching struct {
+	Fit   control.Fit
+	Limit float64 // of the batch size
+	// last is the report up to which costs are counted.
+	last  control.Report
+	moves handovers
+}
+
+// handovers counts the hand-overs that a generation has reported.
+type handovers struct {
+	generation uint32
+	count      uint64
+}
+
+// report applies libml's report on its batching.
+func (in *instance) report(generation uint32, r control.Report) {
+	active := in.pair.Active()
+	if active == nil || active.Generation != generation {
+		return
+	}
+	b := &in.batching
+	b.Limit = r.Limit
+	in.entitled.unprotected = r.Unprotected
+	in.noteCosts(&r)
+	if in.growing() {
+		r.Fit = control.FitUnknown
+	}
+	if r.Fit != b.Fit {
+		b.Fit = r.Fit
+		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")
+		in.m.tuneEarly(in)
+	}
+	in.noteHandovers(generation, r)
+}
+
+// noteCosts records the device time and the CPU time that a process has used since its last
+// report. They are totals of the process.
+func (in *instance) noteCosts(r *control.Report) {
+	last := &in.batching.last
+	if in.m.onGPU() { // on CPUs the orchestrator measures it: see
+		before := spending{}
+		if r.Generation == last.Generation {
+			before = spending{time.Duration(last.DeviceNanos), time.Duration(last.DemotedNanos)}
+		}
+		in.entitled.noteSpending(before, spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)})
+	}
+	ran, cpu := r.Ran-last.Ran, time.Duration(r.CPUNanos-last.CPUNanos)
+	switch {
+	case r.Generation != last.Generation:
+	case ran <= 0:
+		return // in the middle of a batch, whose CPU time would be counted wrongly
+	case in.m.onGPU():
+		in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
+		in.measured.noteCPU(cpu, ran)
+	default:
+		in.entitled.noteCost(cpu/time.Duration(max(1, in.m.observed.CPUs)), ran)
+		in.measured.noteCPU(cpu, ran)
+	}
+	*last = *r
+}
+
+// noteHandovers counts the new hand-overs in a process's report. A process's first
+// hand-over gave it the ring; each later one was a move.
+func (in *instance) noteHandovers(generation uint32, r control.Report) {
+	counted := &in.batching.moves
+	if generation != counted.generation {
+		*counted = handovers{generation: generation}
+	}
+	if r.Handovers <= counted.count {
+		return
+	}
+	moves := r.Handovers - max(1, counted.count)
+	in.f.swaps.Add(moves)
+	counted.count = r.Handovers
+	if r.IdleNanos < 0 {
+		return
+	}
+	// The idle time is that of the last hand-over.
+	mechanism := configs.ChangeShadow
+	switch {
+	case moves > 0:
+		mechanism = configs.ChangePartition
+	case in.pair.Restart:
+		mechanism = configs.ChangeRestart
+	}
+	in.f.idle.add(time.Duration(r.IdleNanos))
+	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
+}
