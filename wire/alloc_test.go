@@ -2,9 +2,9 @@ package wire
 
 import "testing"
 
-func TestNothingAllocates(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	all := examples()
-	data, bad, wish, result := all["data-middle"], edit(all["data-last"], 8, 33), all["wish"], all["result"]
+	data, bad, nack, result := all["data-middle"], edit(all["data-last"], 8, 33), all["wish"], all["result"]
 	topk, boxes := AppendTopK(nil, exampleClasses), AppendBoxes(nil, exampleBoxes)
 	present := make([]uint64, 8)
 	room := make([]byte, 0, MaxDatagram)
@@ -26,7 +26,7 @@ func TestNothingAllocates(t *testing.T) {
 		"wish": func() {
 			d, _ := AppendWish(room, 1, 1<<20, 500, present, 0)
 			sum += len(d)
-			w, _ := DecodeWish(wish)
+			w, _ := DecodeWish(nack)
 			for i := range w.Missing {
 				sum += i
 			}
@@ -77,7 +77,7 @@ func BenchmarkDecodeResult(b *testing.B) {
 	}
 }
 
-func BenchmarkAppendWish(b *testing.B) {
+func BenchmarkAppendNACK(b *testing.B) {
 	present, room := make([]uint64, 8), make([]byte, 0, 256)
 	for b.Loop() {
 		AppendWish(room, 1, 507*1024, 507, present, 0)

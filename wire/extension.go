@@ -6,8 +6,8 @@ import (
 )
 
 // Extension holds a client's optional data about a request. It follows the
-// header of piece 0, with FlagExtension set; receivers ignore it on other
-// pieces. 64 bytes:
+// header of fragment 0, with FlagExtension set; receivers ignore it on other
+// fragments. 64 bytes:
 //
 //	 0  u32 deadline, µs, 0 for none
 //	 4  u8 priority · 3 × zero
@@ -17,7 +17,7 @@ import (
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still useful; 0
 	// means that the client sets none. The manager, which does not share the
-	// client's clock, counts from the first piece's arrival. The wire has whole
+	// client's clock, counts from the first fragment's arrival. The wire has whole
 	// microseconds, rounded up, at most 71 minutes.
 	Deadline time.Duration
 	// Priority orders requests that wait together: higher goes first.

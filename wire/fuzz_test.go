@@ -13,7 +13,7 @@ func addExamples(f *testing.F) {
 }
 
 // FuzzDecodeHeader checks each accepted header: Put writes the same bytes, the
-// payload is within the datagram, and the piece belongs to the split that
+// payload is within the datagram, and the fragment belongs to the split that
 // PieceSize implies.
 func FuzzDecodeHeader(f *testing.F) {
 	addExamples(f)
@@ -83,9 +83,9 @@ func FuzzDecodeResult(f *testing.F) {
 	})
 }
 
-// FuzzDecodeWish checks that the named pieces are in the request and ascending,
-// and that a wish encoded for them names the same pieces.
-func FuzzDecodeWish(f *testing.F) {
+// FuzzDecodeNACK checks that the named fragments are in the request and ascending,
+// and that a NACK encoded for them names the same fragments.
+func FuzzDecodeNACK(f *testing.F) {
 	addExamples(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		w, err := DecodeWish(b)

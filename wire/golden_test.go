@@ -16,10 +16,10 @@ import (
 // The golden bytes are the examples of docs/wire.md: blocks fenced as
 // "hexdump NAME".
 
-// The request of the examples: a picture of 40 bytes in pieces of 16.
+// The request of the examples: a picture of 40 bytes in fragments of 16.
 const (
-	exampleID    = 0x01020304
-	examplePiece = 16
+	exampleID       = 0x01020304
+	exampleFragment = 16
 )
 
 func examplePicture() []byte {
@@ -55,7 +55,7 @@ var (
 // exampleData returns a data datagram as docs/wire.md specifies it.
 func exampleData(index int, flags Flags, e *Extension) []byte {
 	picture := examplePicture()
-	h := PieceHeader(TypeData, exampleID, len(picture), examplePiece, index)
+	h := PieceHeader(TypeData, exampleID, len(picture), exampleFragment, index)
 	h.Flags |= flags
 	b := make([]byte, DatagramSize(&h))
 	h.Put(b)
@@ -68,16 +68,16 @@ func exampleData(index int, flags Flags, e *Extension) []byte {
 
 // examples returns all golden datagrams, by name.
 func examples() map[string][]byte {
-	wish, _ := AppendWish(nil, exampleID, 40, 3, []uint64{0b101}, 0)
+	nack, _ := AppendWish(nil, exampleID, 40, 3, []uint64{0b101}, 0)
 	boxes := AppendBoxes(nil, exampleBoxes)
 	return map[string][]byte{
 		"data-first":    exampleData(0, FlagExtension, &exampleExtension),
 		"data-middle":   exampleData(1, 0, nil),
 		"data-last":     exampleData(2, 0, nil),
 		"data-again":    exampleData(1, FlagRetransmitted|FlagPadded, nil),
-		"wish":          wish,
+		"wish":          nack,
 		"result":        AppendResult(nil, exampleID, &exampleTopK, AppendTopK(nil, exampleClasses), DefaultPieceBytes, 0, false),
-		"result-pieces": AppendResult(nil, exampleID, &exampleBoxResult, boxes, examplePiece, 1, true),
+		"result-pieces": AppendResult(nil, exampleID, &exampleBoxResult, boxes, exampleFragment, 1, true),
 		"incomplete":    AppendResult(nil, exampleID, &exampleIncomplete, nil, DefaultPieceBytes, 0, false),
 		"late":          AppendResult(nil, exampleID, &exampleLate, nil, DefaultPieceBytes, 0, false),
 		"busy-cookie":   AppendResult(nil, exampleID, &exampleProve, nil, DefaultPieceBytes, 0, false),
@@ -120,7 +120,7 @@ func documented(t *testing.T) map[string][]byte {
 	return shown
 }
 
-func TestEncodersProduceTheBytesOfTheStandard(t *testing.T) {
+func TestEncodeGolden(t *testing.T) {
 	shown := documented(t)
 	for name, want := range examples() {
 		if !bytes.Equal(shown[name], want) {
@@ -133,7 +133,7 @@ func TestEncodersProduceTheBytesOfTheStandard(t *testing.T) {
 	}
 }
 
-func TestDecodersReadTheBytesOfTheStandard(t *testing.T) {
+func TestDecodeGolden(t *testing.T) {
 	shown := documented(t)
 	header := func(typ Type, flags Flags, offset, total uint32, index, count, length uint16) Header {
 		return Header{Type: typ, Flags: flags, RequestID: exampleID, Offset: offset, Total: total, Index: index, Count: count, Length: length}
@@ -181,9 +181,9 @@ func TestDecodersReadTheBytesOfTheStandard(t *testing.T) {
 	if classes, err := DecodeTopK(nil, payload); err != nil || !reflect.DeepEqual(classes, exampleClasses) {
 		t.Errorf("top-k: got %v, %v; want %v", classes, err, exampleClasses)
 	}
-	wish, err := DecodeWish(shown["wish"])
-	if err != nil || wish.RequestID != exampleID || wish.Total != 40 || wish.Count != 3 || !slices.Equal(missing(wish), []int{1}) {
-		t.Errorf("wish: got %+v naming %v, %v", wish, missing(wish), err)
+	nack, err := DecodeWish(shown["wish"])
+	if err != nil || nack.RequestID != exampleID || nack.Total != 40 || nack.Count != 3 || !slices.Equal(missing(nack), []int{1}) {
+		t.Errorf("wish: got %+v naming %v, %v", nack, missing(nack), err)
 	}
 }
 

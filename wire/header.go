@@ -2,12 +2,12 @@
 // over UDP. docs/wire.md is the same as a standard for clients in any language.
 // Its examples are this package's golden bytes.
 //
-// A datagram is a Header, then the contents of its type. A wish is a NACK:
+// A datagram is a Header, then the contents of its type:
 //
-//	data    Header · [Extension] · a piece of the picture · [padding]    client -> manager
-//	result  Header · Result · a piece of the result's payload             manager -> client
+//	data    Header · [Extension] · a fragment of the picture · [padding]    client -> manager
+//	result  Header · Result · a fragment of the result's payload             manager -> client
 //	busy    Header · Result with StatusBusy                               manager -> client
-//	wish    Header · which pieces to send again                           manager -> client
+//	nack    Header · which fragments to send again                           manager -> client
 //
 // Everything is little-endian and packed. The package is pure: it has no clock,
 // no I/O and no state. Nothing allocates, except an Append that outgrows its
@@ -35,15 +35,15 @@ const PaddingUnit = 16
 // MaxDatagram is the largest UDP payload over IPv4: 65,535 − 20 (IPv4) − 8 (UDP).
 const MaxDatagram = 65535 - 20 - 8
 
-// MaxPieceBytes is the max size of a piece in a datagram with an extension or a
+// MaxPieceBytes is the max size of a fragment in a datagram with an extension or a
 // result block.
 const MaxPieceBytes = MaxDatagram - HeaderSize - BlockSize
 
-// DefaultPieceBytes is the piece size to use if nothing else is known. With all
+// DefaultPieceBytes is the fragment size to use if nothing else is known. With all
 // headers it fits every common MTU, and it is a multiple of 64.
 const DefaultPieceBytes = 1024
 
-// MaxPieces is the max piece count of a request or of a result.
+// MaxPieces is the max fragment count of a request or of a result.
 const MaxPieces = 1<<16 - 1
 
 // Version is the protocol version of this package.
@@ -59,7 +59,7 @@ type Type uint8
 const (
 	TypeData   Type = 1
 	TypeResult Type = 2
-	TypeWish   Type = 3 // NACK
+	TypeWish   Type = 3 // a NACK
 	TypeBusy   Type = 4
 )
 
@@ -81,9 +81,9 @@ func (t Type) String() string {
 type Flags uint8
 
 // The flags. Data may have all of them, results and busy answers FlagLast and
-// FlagRetransmitted, wishes (NACKs) none.
+// FlagRetransmitted, NACKs none.
 const (
-	FlagLast          Flags = 1 // the piece with the highest index
+	FlagLast          Flags = 1 // the fragment with the highest index
 	FlagRetransmitted Flags = 2 // sent before, in full or in part
 	FlagPadded        Flags = 4 // padded to a multiple of PaddingUnit
 	FlagExtension     Flags = 8 // an Extension follows the header
@@ -101,17 +101,17 @@ var allowedFlags = [16]Flags{
 //	 0  u8 'P' · u8 'S' · u8 version (high nibble), type (low nibble) · u8 flags
 //	 4  u32 request id
 //	 8  u32 byte offset · u32 total bytes
-//	16  u16 piece index · u16 piece count · u16 payload length
+//	16  u16 fragment index · u16 fragment count · u16 payload length
 //
 // In a data datagram, Offset, Total, Index and Count describe the picture; in a
-// result, the result's payload. In a wish, Total and Count repeat those of the
+// result, the result's payload. In a NACK, Total and Count repeat those of the
 // request, and Length is the size of what follows the header.
 type Header struct {
 	Type          Type
 	Flags         Flags
 	RequestID     uint32
 	Offset, Total uint32 // bytes
-	Index, Count  uint16 // pieces
+	Index, Count  uint16 // fragments
 	Length        uint16 // bytes of payload in this datagram
 }
 
@@ -147,11 +147,11 @@ func DatagramSize(h *Header) int {
 	return n
 }
 
-// PieceSize is the size in bytes of every piece except the last, of the picture
+// PieceSize is the size in bytes of every fragment except the last, of the picture
 // or result to which h's datagram belongs. A checked header always determines
-// it. A piece that is not the last has the full size. The last one's offset is
-// its index times the size. A single piece is everything. PieceSize is 0 for a
-// wish, a busy answer, and a result without payload.
+// it. A fragment that is not the last has the full size. The last one's offset is
+// its index times the size. A single fragment is everything. PieceSize is 0 for a
+// NACK, a busy answer, and a result without payload.
 func PieceSize(h *Header) uint32 {
 	switch {
 	case h.Type == TypeWish:
@@ -162,30 +162,30 @@ func PieceSize(h *Header) uint32 {
 	return h.Offset / uint32(h.Index)
 }
 
-// Pieces is the number of pieces of pieceBytes that hold total bytes; at least
+// Pieces is the number of fragments of fragmentBytes that hold total bytes; at least
 // one.
-func Pieces(total, pieceBytes int) int {
+func Pieces(total, fragmentBytes int) int {
 	if total == 0 {
 		return 1
 	}
-	return (total-1)/pieceBytes + 1
+	return (total-1)/fragmentBytes + 1
 }
 
-// PieceHeader is the header of piece index, if total bytes are split into
-// pieces of pieceBytes. It sets FlagLast and no other flag.
-func PieceHeader(t Type, requestID uint32, total, pieceBytes, index int) Header {
-	count := Pieces(total, pieceBytes)
-	if uint64(total) > 1<<32-1 || count > MaxPieces || pieceBytes > MaxPieceBytes || uint(index) >= uint(count) {
+// PieceHeader is the header of fragment index, if total bytes are split into
+// fragments of fragmentBytes. It sets FlagLast and no other flag.
+func PieceHeader(t Type, requestID uint32, total, fragmentBytes, index int) Header {
+	count := Pieces(total, fragmentBytes)
+	if uint64(total) > 1<<32-1 || count > MaxPieces || fragmentBytes > MaxPieceBytes || uint(index) >= uint(count) {
 		panic("wire: no such piece")
 	}
 	h := Header{
 		Type:      t,
 		RequestID: requestID,
-		Offset:    uint32(index * pieceBytes),
+		Offset:    uint32(index * fragmentBytes),
 		Total:     uint32(total),
 		Index:     uint16(index),
 		Count:     uint16(count),
-		Length:    uint16(min(pieceBytes, total-index*pieceBytes)),
+		Length:    uint16(min(fragmentBytes, total-index*fragmentBytes)),
 	}
 	if index == count-1 {
 		h.Flags = FlagLast
@@ -263,15 +263,15 @@ func (h *Header) check(datagramBytes int) error {
 		return ErrTrailing
 	}
 	if h.Type == TypeWish {
-		return h.checkWish()
+		return h.checkNACK()
 	}
-	return h.checkPiece()
+	return h.checkFragment()
 }
 
-// checkPiece checks that some piece size makes this piece of this total. The
-// length of a piece other than the last gives the size. For the last one the
+// checkFragment checks that some fragment size makes this fragment of this total. The
+// length of a fragment other than the last gives the size. For the last one the
 // offset does, so that only the last needs a division.
-func (h *Header) checkPiece() error {
+func (h *Header) checkFragment() error {
 	last := h.Index == h.Count-1
 	if last != (h.Flags&FlagLast != 0) {
 		return ErrLast
@@ -302,7 +302,7 @@ func (h *Header) checkPiece() error {
 	return nil
 }
 
-// checkLast is checkPiece for the last piece.
+// checkLast is checkFragment for the last fragment.
 func checkLast(index, offset, length, total uint64) error {
 	if index == 0 {
 		if offset != 0 {
@@ -323,7 +323,7 @@ func checkLast(index, offset, length, total uint64) error {
 	return nil
 }
 
-// checkEmpty is checkPiece for a total of 0, which only an answer may have.
+// checkEmpty is checkFragment for a total of 0, which only an answer may have.
 func (h *Header) checkEmpty() error {
 	switch {
 	case h.Type == TypeData || h.Length != 0:

@@ -15,7 +15,7 @@ func edit(b []byte, at int, values ...byte) []byte {
 	return c
 }
 
-func TestACutDatagramIsCheckedAsTheWhole(t *testing.T) {
+func TestReadCut(t *testing.T) {
 	first, middle, again := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), examples()["data-again"]
 	for name, c := range map[string]struct {
 		b    []byte
@@ -40,7 +40,7 @@ func TestACutDatagramIsCheckedAsTheWhole(t *testing.T) {
 	}
 }
 
-func TestDecodeHeaderNamesEachFault(t *testing.T) {
+func TestDecodeHeaderErrors(t *testing.T) {
 	first, middle, last, alone := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), exampleData(2, 0, nil), onePiece(24)
 	all := examples()
 	for _, c := range []struct {
@@ -108,9 +108,9 @@ func onePiece(n int) []byte {
 	return b
 }
 
-// A data header is accepted if and only if some piece size makes that piece of
+// A data header is accepted if and only if some fragment size makes that fragment of
 // that total.
-func TestDecodeHeaderAcceptsExactlyThePiecesOfSomeSplit(t *testing.T) {
+func TestDecodeHeaderSplits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := rapid.IntRange(0, 12)
 		h := Header{
@@ -141,7 +141,7 @@ func TestDecodeHeaderAcceptsExactlyThePiecesOfSomeSplit(t *testing.T) {
 	})
 }
 
-func TestEveryPieceOfASplitIsAcceptedAndTellsThePieceSize(t *testing.T) {
+func TestFragmentSize(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, MaxPieceBytes).Draw(t, "pieceBytes")
 		total := rapid.IntRange(1, min(size*MaxPieces, 1<<32-1)).Draw(t, "total")
@@ -166,8 +166,8 @@ func TestEveryPieceOfASplitIsAcceptedAndTellsThePieceSize(t *testing.T) {
 	})
 }
 
-func TestPieceHeaderPanicsOnPiecesThatDoNotExist(t *testing.T) {
-	for _, c := range []struct{ total, pieceBytes, index int }{
+func TestFragmentHeaderPanics(t *testing.T) {
+	for _, c := range []struct{ total, fragmentBytes, index int }{
 		{10, 5, 2}, {10, 5, -1}, {MaxPieces + 1, 1, 0}, {1 << 32, MaxPieceBytes, 0}, {10, MaxPieceBytes + 1, 0},
 	} {
 		func() {
@@ -176,12 +176,12 @@ func TestPieceHeaderPanicsOnPiecesThatDoNotExist(t *testing.T) {
 					t.Errorf("%+v: no panic", c)
 				}
 			}()
-			PieceHeader(TypeData, 1, c.total, c.pieceBytes, c.index)
+			PieceHeader(TypeData, 1, c.total, c.fragmentBytes, c.index)
 		}()
 	}
 }
 
-func TestReasonOfFindsWrappedErrors(t *testing.T) {
+func TestReasonOf(t *testing.T) {
 	if r := ReasonOf(fmt.Errorf("receive datagram: %w", ErrPieces)); r != ReasonPieces {
 		t.Errorf("got %v", r)
 	}
@@ -200,7 +200,7 @@ func TestReasonOfFindsWrappedErrors(t *testing.T) {
 	}
 }
 
-func TestSerialNumbersCompareRoundTheWrap(t *testing.T) {
+func TestSerialBefore(t *testing.T) {
 	for _, c := range []struct {
 		a, b uint32
 		want bool

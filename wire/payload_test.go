@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestPayloadsSurviveTheWire(t *testing.T) {
+func TestPayloadRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		number := rapid.Float32()
 		classes := rapid.SliceOf(rapid.Custom(func(t *rapid.T) Class {
@@ -37,7 +37,7 @@ func TestPayloadsSurviveTheWire(t *testing.T) {
 	})
 }
 
-func TestPayloadsThatEndWithinAnEntryAreRefused(t *testing.T) {
+func TestPayloadTruncated(t *testing.T) {
 	for _, n := range []int{1, ClassSize - 1, ClassSize + 1, BoxSize - 1, BoxSize + 1} {
 		b := make([]byte, n)
 		if got, err := DecodeTopK(nil, b); err != ErrPayload || got != nil {

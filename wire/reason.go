@@ -79,24 +79,24 @@ var (
 	ErrType error = &malformed{ReasonType, "unexpected datagram type"}
 	// ErrFlags is returned for a reserved flag, or one that the type does not have.
 	ErrFlags error = &malformed{ReasonFlags, "flag reserved or foreign to the type"}
-	// ErrCount is returned for a piece count of 0.
+	// ErrCount is returned for a fragment count of 0.
 	ErrCount error = &malformed{ReasonCount, "piece count is zero"}
 	// ErrIndex is returned for an index that is not below the count.
 	ErrIndex error = &malformed{ReasonIndex, "piece index out of range"}
-	// ErrLength is returned for an empty piece, or one that ends after its
+	// ErrLength is returned for an empty fragment, or one that ends after its
 	// datagram.
 	ErrLength error = &malformed{ReasonLength, "payload length zero or past the datagram's end"}
 	// ErrTrailing is returned if bytes follow the payload that are not the
 	// announced padding, or if that padding is missing.
 	ErrTrailing error = &malformed{ReasonTrailing, "bytes after the payload disagree with the padding flag"}
 	// ErrTotal is returned for a total of 0 in a request, for any other total
-	// in a busy answer, and for a piece that ends after the total.
+	// in a busy answer, and for a fragment that ends after the total.
 	ErrTotal error = &malformed{ReasonTotal, "piece disagrees with the total"}
 	// ErrLast is returned if the last flag disagrees with index and count.
 	ErrLast error = &malformed{ReasonLast, "last flag disagrees with the index"}
-	// ErrOffset is returned if the offset is not the index times a piece size.
+	// ErrOffset is returned if the offset is not the index times a fragment size.
 	ErrOffset error = &malformed{ReasonOffset, "offset disagrees with the index"}
-	// ErrPieces is returned if the total does not split into that many pieces
+	// ErrPieces is returned if the total does not split into that many fragments
 	// of that size.
 	ErrPieces error = &malformed{ReasonPieces, "piece count disagrees with the total"}
 	// ErrStatus is returned for an unknown status, for a status that the type
@@ -105,7 +105,7 @@ var (
 	// ErrKind is returned for an unknown payload kind, and for a payload
 	// without a kind.
 	ErrKind error = &malformed{ReasonKind, "payload kind unknown or missing"}
-	// ErrWish is returned for a wish (NACK) that names no piece, or a piece
+	// ErrWish is returned for a NACK that names no fragment, or a fragment
 	// that the request does not have, or whose bitmap does not match its number
 	// of bits.
 	ErrWish error = &malformed{ReasonWish, "wish disagrees with its bitmap"}

@@ -15,7 +15,7 @@ const (
 	// StatusLate means that the request could no longer meet its deadline and
 	// did not run.
 	StatusLate Status = 1
-	// StatusIncomplete means that pieces were missing when the aggregation
+	// StatusIncomplete means that fragments were missing when the aggregation
 	// ended; Missing is their number.
 	StatusIncomplete Status = 2
 	// StatusBusy means that there was no room for the request. The datagram has
@@ -76,10 +76,10 @@ func (k Kind) String() string {
 }
 
 // Result is the block after the header of every result and busy datagram. Each
-// piece of a result has the complete block. 64 bytes:
+// fragment of a result has the complete block. 64 bytes:
 //
 //	 0  u8 status · u8 payload kind · u16 batch
-//	 4  u16 credit · u16 missing pieces
+//	 4  u16 credit · u16 missing fragments
 //	 8  u32 model version
 //	12  u32 aggregate · u32 queue · u32 gather · u32 infer · u32 reply, all µs
 //	32  u64 the client's send time
@@ -95,15 +95,15 @@ type Result struct {
 	// Credit is how many more requests of this client the manager had room for
 	// when the answer left, not counting those that it had already seen.
 	Credit uint16
-	// Missing is the number of missing pieces, with StatusIncomplete.
+	// Missing is the number of missing fragments, with StatusIncomplete.
 	Missing      uint16
 	ModelVersion uint32
 	// The stage times; 0 for stages that the request did not reach. The wire
 	// has whole microseconds, at most 71 minutes.
 	//
-	//	Aggregate  first piece arrived -> request complete
+	//	Aggregate  first fragment arrived -> request complete
 	//	Queue      complete -> taken into a batch
-	//	Gather     taken -> pieces gathered into the batch tensor
+	//	Gather     taken -> fragments gathered into the batch tensor
 	//	Infer      gathered -> inferred
 	//	Reply      inferred -> answer leaves
 	Aggregate, Queue, Gather, Infer, Reply time.Duration
@@ -151,12 +151,12 @@ func (r *Result) Put(b []byte) {
 	clear(b[52:])
 }
 
-// AppendResult appends the datagram for piece index of an answer, whose payload
-// is split into pieces of pieceBytes (Pieces returns their number). again sets
+// AppendResult appends the datagram for fragment index of an answer, whose payload
+// is split into fragments of fragmentBytes (Pieces returns their number). again sets
 // the flag of a repeated answer. The caller owns the payload, which is copied.
 // An answer that is not ok has no payload, and an answer with a payload has a
 // kind.
-func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, pieceBytes, index int, again bool) []byte {
+func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, fragmentBytes, index int, again bool) []byte {
 	if len(payload) > 0 && (r.Status != StatusOK || r.Kind == KindNone) {
 		panic("wire: payload without status ok and a kind")
 	}
@@ -164,7 +164,7 @@ func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, piece
 	if r.Status == StatusBusy {
 		t = TypeBusy
 	}
-	h := PieceHeader(t, requestID, len(payload), pieceBytes, index)
+	h := PieceHeader(t, requestID, len(payload), fragmentBytes, index)
 	if again {
 		h.Flags |= FlagRetransmitted
 	}
@@ -176,7 +176,7 @@ func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, piece
 }
 
 // DecodeResult reads an answer: a datagram of TypeResult or TypeBusy. The
-// payload is the piece that h describes; it aliases b.
+// payload is the fragment that h describes; it aliases b.
 func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 	if h, err = DecodeHeader(b); err != nil {
 		return h, r, nil, err

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestDecodeResultRefusesStatusesAndKindsThatContradict(t *testing.T) {
+func TestDecodeResultErrors(t *testing.T) {
 	all := examples()
 	const status, kind = HeaderSize, HeaderSize + 1
 	for _, c := range []struct {
@@ -31,14 +31,14 @@ func TestDecodeResultRefusesStatusesAndKindsThatContradict(t *testing.T) {
 	}
 }
 
-func TestDecodeResultAcceptsAnEmptyListOfBoxes(t *testing.T) {
+func TestDecodeResultNoBoxes(t *testing.T) {
 	b := AppendResult(nil, 1, &Result{Status: StatusOK, Kind: KindBoxes}, nil, DefaultPieceBytes, 0, false)
 	if _, r, payload, err := DecodeResult(b); err != nil || r.Kind != KindBoxes || len(payload) != 0 {
 		t.Errorf("got %+v, %d bytes, %v", r, len(payload), err)
 	}
 }
 
-func TestReservedBytesAreIgnored(t *testing.T) {
+func TestReservedBytes(t *testing.T) {
 	first, result := exampleData(0, FlagExtension, &exampleExtension), examples()["result"]
 	for i := range 40 {
 		first[HeaderSize+24+i] = 0xaa
@@ -54,7 +54,7 @@ func TestReservedBytesAreIgnored(t *testing.T) {
 	}
 }
 
-func TestTimesSaturateAndNeverTurnIntoNone(t *testing.T) {
+func TestTimesSaturate(t *testing.T) {
 	b := make([]byte, BlockSize)
 	for _, c := range []struct{ deadline, want time.Duration }{
 		{0, 0},
@@ -71,13 +71,13 @@ func TestTimesSaturateAndNeverTurnIntoNone(t *testing.T) {
 	}
 }
 
-func TestExtensionCutShortIsRefused(t *testing.T) {
+func TestExtensionTruncated(t *testing.T) {
 	if _, err := DecodeExtension(make([]byte, BlockSize-1)); err != ErrShort {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAppendResultPanicsOnAPayloadThatCannotBe(t *testing.T) {
+func TestAppendResultPanics(t *testing.T) {
 	for _, r := range []Result{{Status: StatusLate, Kind: KindRaw}, {Status: StatusOK, Kind: KindNone}} {
 		func() {
 			defer func() {
@@ -90,24 +90,24 @@ func TestAppendResultPanicsOnAPayloadThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestPiecesOfAResultMakeItsPayload(t *testing.T) {
+func TestResultFragments(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		payload := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "payload")
-		pieceBytes := rapid.IntRange(1, 350).Draw(t, "pieceBytes")
+		fragmentBytes := rapid.IntRange(1, 350).Draw(t, "pieceBytes")
 		r := drawResult(t)
 		r.Status, r.Kind = StatusOK, KindRaw
 
 		var whole []byte
-		for i := range Pieces(len(payload), pieceBytes) {
-			b := AppendResult([]byte{1, 2, 3}, 77, &r, payload, pieceBytes, i, i%2 == 1)[3:]
-			h, got, piece, err := DecodeResult(b)
+		for i := range Pieces(len(payload), fragmentBytes) {
+			b := AppendResult([]byte{1, 2, 3}, 77, &r, payload, fragmentBytes, i, i%2 == 1)[3:]
+			h, got, fragment, err := DecodeResult(b)
 			if err != nil || got != r {
 				t.Fatalf("piece %d: got %+v, %v; want %+v", i, got, err, r)
 			}
 			if int(h.Offset) != len(whole) || h.Flags&FlagRetransmitted != 0 != (i%2 == 1) {
 				t.Fatalf("piece %d: header %+v", i, h)
 			}
-			whole = append(whole, piece...)
+			whole = append(whole, fragment...)
 		}
 		if !bytes.Equal(whole, payload) {
 			t.Fatalf("got %x, want %x", whole, payload)

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestWishesNameExactlyTheAbsentPieces(t *testing.T) {
+func TestNACKMissing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		count := rapid.OneOf(rapid.IntRange(1, 200), rapid.IntRange(1, MaxPieces)).Draw(t, "count")
 		present := make([]uint64, rapid.IntRange(0, (count+63)/64).Draw(t, "words"))
@@ -56,7 +56,7 @@ func TestWishesNameExactlyTheAbsentPieces(t *testing.T) {
 	})
 }
 
-func TestOneWishNamesAtMostItsBitmap(t *testing.T) {
+func TestNACKBitmapLimit(t *testing.T) {
 	b, next := AppendWish(nil, 1, 1<<20, 10000, nil, 3)
 	if len(b) != HeaderSize+4+MaxWishBytes || next != 8*MaxWishBytes {
 		t.Fatalf("%d bytes, next wish from %d", len(b), next)
@@ -66,13 +66,13 @@ func TestOneWishNamesAtMostItsBitmap(t *testing.T) {
 	}
 }
 
-func TestAWishForNothingIsNotSent(t *testing.T) {
+func TestAppendNACKEmpty(t *testing.T) {
 	if b, next := AppendWish([]byte{7}, 1, 100, 3, []uint64{0b111}, 0); len(b) != 1 || next != 3 {
 		t.Errorf("got % x, %d", b, next)
 	}
 }
 
-func TestMissingStopsWhenAsked(t *testing.T) {
+func TestNACKMissingStop(t *testing.T) {
 	b, _ := AppendWish(nil, 1, 100, 50, nil, 0)
 	w, err := DecodeWish(b)
 	if err != nil {
@@ -89,23 +89,23 @@ func TestMissingStopsWhenAsked(t *testing.T) {
 	}
 }
 
-func TestDecodeWishRefusesBitmapsThatContradict(t *testing.T) {
-	wish := examples()["wish"] // base 0, 2 bits, bitmap 0b10, of 3 pieces
+func TestDecodeNACKErrors(t *testing.T) {
+	nack := examples()["wish"] // base 0, 2 bits, bitmap 0b10, of 3 fragments
 	const base, number, bitmap = HeaderSize, HeaderSize + 2, HeaderSize + 4
-	longer := append(edit(wish, 20, 6), 0)
+	longer := append(edit(nack, 20, 6), 0)
 	for _, c := range []struct {
 		name string
 		b    []byte
 		want error
 	}{
 		{"a data datagram", examples()["data-middle"], ErrType},
-		{"no bits", edit(wish, number, 0), ErrWish},
-		{"fewer bitmap bytes than bits", edit(wish, number, 9), ErrWish},
+		{"no bits", edit(nack, number, 0), ErrWish},
+		{"fewer bitmap bytes than bits", edit(nack, number, 9), ErrWish},
 		{"more bitmap bytes than bits", longer, ErrWish},
-		{"a piece past the count", edit(wish, base, 2), ErrWish},
-		{"base and bits that wrap", edit(wish, base, 0xff, 0xff), ErrWish},
-		{"a bit past the last", edit(wish, bitmap, 0b110), ErrWish},
-		{"no piece named", edit(wish, bitmap, 0), ErrWish},
+		{"a piece past the count", edit(nack, base, 2), ErrWish},
+		{"base and bits that wrap", edit(nack, base, 0xff, 0xff), ErrWish},
+		{"a bit past the last", edit(nack, bitmap, 0b110), ErrWish},
+		{"no piece named", edit(nack, bitmap, 0), ErrWish},
 	} {
 		if _, err := DecodeWish(c.b); err != c.want {
 			t.Errorf("%s: got %v, want %v", c.name, err, c.want)

@@ -5,31 +5,31 @@ import (
 	"math/bits"
 )
 
-// MaxWishBytes is the max size of a wish's bitmap: 8,192 pieces. A wish is a
-// NACK. If a request's missing pieces are further apart, it takes several.
+// MaxWishBytes is the max size of a NACK's bitmap: 8,192 fragments. If a
+// request's missing fragments are further apart, it takes several NACKs.
 const MaxWishBytes = 1024
 
-// wishHead precedes the bitmap: u16 base piece index · u16 number of bits.
-const wishHead = 4
+// nackHead precedes the bitmap: u16 base fragment index · u16 number of bits.
+const nackHead = 4
 
-// Wish is a NACK: it asks for pieces to be sent again. After the header (index
+// Wish is a NACK, which asks for fragments to be sent again. After the header (index
 // and offset 0, count and total of the request, no flags) come
 //
-//	22  u16 base piece index · u16 number of bits
-//	26  bitmap, (bits+7)/8 bytes: bit i%8 of byte i/8 is set when piece base+i
+//	22  u16 base fragment index · u16 number of bits
+//	26  bitmap, (bits+7)/8 bytes: bit i%8 of byte i/8 is set when fragment base+i
 //	    is missing; the bits past the last are zero
 type Wish struct {
 	RequestID uint32
 	Total     uint32 // bytes of the request
-	Count     uint16 // pieces of the request
-	Base      uint16 // first piece of the bitmap
-	Bits      uint16 // number of pieces in the bitmap
+	Count     uint16 // fragments of the request
+	Base      uint16 // first fragment of the bitmap
+	Bits      uint16 // number of fragments in the bitmap
 	bitmap    []byte // aliases the datagram
 }
 
-// AppendWish appends one wish for the absent pieces from index from on. In
-// present, bit i%64 of word i/64 is set if piece i was received; words beyond
-// its end count as zero. next is where the next wish must begin: count if this
+// AppendWish appends one NACK for the absent fragments from index from on. In
+// present, bit i%64 of word i/64 is set if fragment i was received; words beyond
+// its end count as zero. next is where the next NACK must begin: count if this
 // one named the rest. If nothing is missing, AppendWish appends nothing.
 func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uint64, from int) (datagram []byte, next int) {
 	first := nextAbsent(present, from, int(count))
@@ -46,8 +46,8 @@ func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uin
 	n := last + 1 - base
 	size := (n + 7) / 8
 
-	h := Header{Type: TypeWish, RequestID: requestID, Total: total, Count: count, Length: uint16(wishHead + size)}
-	var head [HeaderSize + wishHead]byte
+	h := Header{Type: TypeWish, RequestID: requestID, Total: total, Count: count, Length: uint16(nackHead + size)}
+	var head [HeaderSize + nackHead]byte
 	h.Put(head[:])
 	binary.LittleEndian.PutUint16(head[HeaderSize:], uint16(base))
 	binary.LittleEndian.PutUint16(head[HeaderSize+2:], uint16(n))
@@ -66,11 +66,11 @@ func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uin
 	return dst, nextAbsent(present, last+1, int(count))
 }
 
-// MaxWishesBytes is the max size in bytes of all wishes for one request of count
-// pieces, and the max number of datagrams that carry them.
+// MaxWishesBytes is the max size in bytes of all NACKs for one request of count
+// fragments, and the max number of datagrams that carry them.
 func MaxWishesBytes(count uint16) (bytes, datagrams int) {
 	datagrams = (int(count) + 8*MaxWishBytes - 1) / (8 * MaxWishBytes)
-	return datagrams*(HeaderSize+wishHead) + (int(count)+7)/8, datagrams
+	return datagrams*(HeaderSize+nackHead) + (int(count)+7)/8, datagrams
 }
 
 // presentByte returns bits i to i+7 of present; i must be a multiple of 8.
@@ -81,7 +81,7 @@ func presentByte(present []uint64, i int) byte {
 	return byte(present[i/64] >> (i % 64))
 }
 
-// nextAbsent returns the first absent piece at or after i, or count.
+// nextAbsent returns the first absent fragment at or after i, or count.
 func nextAbsent(present []uint64, i, count int) int {
 	for i < count && i/64 < len(present) {
 		if absent := ^present[i/64] >> (i % 64); absent != 0 {
@@ -92,8 +92,8 @@ func nextAbsent(present []uint64, i, count int) int {
 	return min(i, count)
 }
 
-// checkWish makes the checks that need no bytes after the header.
-func (h *Header) checkWish() error {
+// checkNACK makes the checks that need no bytes after the header.
+func (h *Header) checkNACK() error {
 	switch {
 	case h.Index != 0:
 		return ErrIndex
@@ -101,7 +101,7 @@ func (h *Header) checkWish() error {
 		return ErrOffset
 	case h.Total == 0:
 		return ErrTotal
-	case h.Length <= wishHead || h.Length > wishHead+MaxWishBytes:
+	case h.Length <= nackHead || h.Length > nackHead+MaxWishBytes:
 		return ErrLength
 	}
 	return nil
@@ -122,7 +122,7 @@ func DecodeWish(b []byte) (Wish, error) {
 		Count:     h.Count,
 		Base:      binary.LittleEndian.Uint16(b[HeaderSize:]),
 		Bits:      binary.LittleEndian.Uint16(b[HeaderSize+2:]),
-		bitmap:    b[HeaderSize+wishHead:],
+		bitmap:    b[HeaderSize+nackHead:],
 	}
 	if w.Bits == 0 || len(w.bitmap) != (int(w.Bits)+7)/8 || int(w.Base)+int(w.Bits) > int(w.Count) {
 		return Wish{}, ErrWish
@@ -138,7 +138,7 @@ func DecodeWish(b []byte) (Wish, error) {
 	return Wish{}, ErrWish
 }
 
-// Missing yields the indices of the requested pieces in ascending order, each
+// Missing yields the indices of the requested fragments in ascending order, each
 // below Count: for i := range w.Missing.
 func (w *Wish) Missing(yield func(index int) bool) {
 	for i, b := range w.bitmap {
