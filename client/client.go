@@ -1,20 +1,20 @@
 // Package client sends pictures to a Penstock manager and returns the results.
 // It follows docs/wire.md: it stays within the manager's credit and paces
-// itself. It sends again the pieces that a NACK (a retransmit wish) names, and
-// assembles results from pieces.
+// itself. It sends again the fragments that a NACK names, and
+// assembles results from fragments.
 //
 // The path of a request:
 //
 //		Send ──> queued ──credit──> flying ──answer──────> Deliver
-//		           │                  │ └─ NACK: the pieces named go again
-//		           │                  │ └─ silence for ResendAfter: piece 0 goes again
-//		           │                  │ └─ busy, with a new cookie: piece 0 goes again
+//		           │                  │ └─ NACK: the fragments named go again
+//		           │                  │ └─ silence for ResendAfter: fragment 0 goes again
+//		           │                  │ └─ busy, with a new cookie: fragment 0 goes again
 //		           ├── late           │
 //		           └── Timeout ───────┴─────────────────> Deliver with an error
 //
 //	 1. Send queues the request and never blocks (client.go). A queued request that
 //	    can no longer be answered in time is dropped (queue.go).
-//	 2. The sending goroutine takes it when the credit allows, and sends its pieces
+//	 2. The sending goroutine takes it when the credit allows, and sends its fragments
 //	    as the pace allows (send.go, credit.go, pace.go, transmit.go).
 //	 3. The receiving goroutine finds the request that a datagram answers
 //	    (receive.go).
@@ -60,7 +60,7 @@ var (
 	// ErrQueueFull is returned by Send when QueueLimit requests are waiting.
 	ErrQueueFull = errors.New("queue full")
 	// ErrPictureSize is returned by Send for a picture that is empty, or does
-	// not fit wire.MaxPieces pieces.
+	// not fit wire.MaxPieces fragments.
 	ErrPictureSize = errors.New("picture empty or too large")
 )
 
@@ -77,9 +77,9 @@ type Options struct {
 	// answers wait for it. It may call Send, and must not call Do or Close. It
 	// may be nil.
 	Deliver func(*Result)
-	// PieceBytes is the size of a picture's pieces, wire.DefaultPieceBytes by
-	// default. By default a manager refuses pieces below 512 bytes, unless the
-	// picture is a single piece.
+	// PieceBytes is the size of a picture's fragments, wire.DefaultPieceBytes by
+	// default. By default a manager refuses fragments below 512 bytes, unless the
+	// picture is a single fragment.
 	PieceBytes int
 	// Pad fills each datagram up to a multiple of wire.PaddingUnit, so that
 	// payloads keep their alignment when a receiver packs datagrams together.
@@ -100,9 +100,9 @@ type Options struct {
 	// Timeout is how long after Send a request ends unanswered or unsent; 2 s
 	// by default.
 	Timeout time.Duration
-	// ResendAfter is the silence after which piece 0 is sent again, to ask
+	// ResendAfter is the silence after which fragment 0 is sent again, to ask
 	// about the request. It doubles with each question. 100 ms by default. A
-	// request that lost pieces asks sooner: see package recovery.
+	// request that lost fragments asks sooner: see package recovery.
 	ResendAfter time.Duration
 	// MaxResultBytes is the max size of a result's payload, 16 MiB by default.
 	MaxResultBytes int
@@ -183,10 +183,10 @@ type Result struct {
 	ID  uint32
 	Tag uint64
 	// Intended is that of RequestOptions. Queued is when Send was called, Sent when
-	// the first piece was sent (0 if none was). Received is when the answer's last
-	// piece arrived, or when the request ended without an answer.
+	// the first fragment was sent (0 if none was). Received is when the answer's last
+	// fragment arrived, or when the request ended without an answer.
 	Intended, Queued, Sent, Received int64
-	// Resends is the number of pieces that were sent again.
+	// Resends is the number of fragments that were sent again.
 	Resends int
 }
 
@@ -209,7 +209,7 @@ type Client struct {
 	requests map[uint32]*request // all requests that have not ended, by id
 	queued   queue               // requests that wait for credit
 	flying   list                // in the order of sending
-	sending  list                // those of flying with pieces to send now
+	sending  list                // those of flying with fragments to send now
 	checkAt  int64               // when a request in flying may next need attention
 	credit   credit
 	cookie   uint64 // of the last answer that had one
@@ -235,9 +235,9 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		wake:     make(chan struct{}, 1),
 		closing:  make(chan struct{}),
 		requests: make(map[uint32]*request),
-		queued:   queue{list: list{in: inLife}, checkAt: math.MaxInt64},
-		flying:   list{in: inLife},
-		sending:  list{in: inSending},
+		queued:   queue{list: list{id: stageList}, checkAt: math.MaxInt64},
+		flying:   list{id: stageList},
+		sending:  list{id: sendingList},
 		credit:   credit{more: o.InFlight},
 		// A client that returns on the same port must not receive the answers
 		// to its predecessor's requests.
@@ -373,7 +373,7 @@ func (c *Client) findLocked(id uint32) *request {
 // giveUpLocked ends a request without an answer.
 func (c *Client) giveUpLocked(r *request, now int64, err error) {
 	if r.flying && !r.probe {
-		c.credit.unanswered()
+		c.credit.recordUnanswered()
 	}
 	r.result.Err = err
 	c.endLocked(r, now)
@@ -388,7 +388,7 @@ func (c *Client) endLocked(r *request, now int64) {
 	} else {
 		c.queued.remove(r)
 	}
-	if r.isIn(inSending) {
+	if r.inList(sendingList) {
 		c.sending.remove(r)
 	}
 	r.result.ID, r.result.Tag = r.id, r.options.Tag

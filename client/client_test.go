@@ -21,9 +21,9 @@ import (
 // patience bounds the wait of a test; only a hang reaches it.
 const patience = 30 * time.Second
 
-// leavesNothing fails the test if it ends with more goroutines or descriptors
+// checkLeaks fails the test if it ends with more goroutines or descriptors
 // than it began with.
-func leavesNothing(t *testing.T) {
+func checkLeaks(t *testing.T) {
 	t.Helper()
 	count := func() (goroutines, descriptors int) {
 		return runtime.NumGoroutine(), openfiles.Count(t)
@@ -51,8 +51,8 @@ func startManager(t *testing.T, h clienttest.Handler, o clienttest.ManagerOption
 		if err := m.Faults(); err != nil {
 			t.Errorf("the client sent what no client may: %v", err)
 		}
-		if _, most := m.Requests(); most > 1 {
-			t.Errorf("a request was run %d times", most)
+		if _, runs := m.Requests(); runs > 1 {
+			t.Errorf("a request was run %d times", runs)
 		}
 	})
 	return m
@@ -93,26 +93,26 @@ func picture(n int, seed uint64) []byte {
 
 // ends collects what Deliver receives.
 type ends struct {
-	mu      sync.Mutex
-	results map[uint64]client.Result // by tag
-	twice   []uint64
-	came    chan struct{}
+	mu       sync.Mutex
+	results  map[uint64]client.Result // by tag
+	repeated []uint64
+	ended    chan struct{}
 }
 
 func newEnds() *ends {
-	return &ends{results: make(map[uint64]client.Result), came: make(chan struct{}, 1<<16)}
+	return &ends{results: make(map[uint64]client.Result), ended: make(chan struct{}, 1<<16)}
 }
 
 func (e *ends) deliver(r *client.Result) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, known := e.results[r.Tag]; known {
-		e.twice = append(e.twice, r.Tag)
+		e.repeated = append(e.repeated, r.Tag)
 	}
 	copied := *r
 	copied.Payload = bytes.Clone(r.Payload)
 	e.results[r.Tag] = copied
-	e.came <- struct{}{}
+	e.ended <- struct{}{}
 }
 
 // wait returns when n requests have ended, each once.
@@ -121,15 +121,15 @@ func (e *ends) wait(t *testing.T, n int) map[uint64]client.Result {
 	deadline := time.After(patience)
 	for i := range n {
 		select {
-		case <-e.came:
+		case <-e.ended:
 		case <-deadline:
 			t.Fatalf("%d of %d requests ended", i, n)
 		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.twice) > 0 {
-		t.Fatalf("ended more than once: %v", e.twice)
+	if len(e.repeated) > 0 {
+		t.Fatalf("ended more than once: %v", e.repeated)
 	}
 	return e.results
 }
@@ -144,7 +144,7 @@ func until(t *testing.T, what string, fact func() bool) {
 	}
 }
 
-func TestDoBringsTheAnswerBack(t *testing.T) {
+func TestDo(t *testing.T) {
 	for _, o := range []client.Options{
 		{},
 		{NoSegmentation: true},
@@ -153,13 +153,13 @@ func TestDoBringsTheAnswerBack(t *testing.T) {
 		{PieceBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
 		{PieceBytes: wire.MaxPieceBytes - wire.PaddingUnit, Pad: true},
 	} {
-		piece := o.PieceBytes
-		if piece == 0 {
-			piece = wire.DefaultPieceBytes
+		fragment := o.PieceBytes
+		if fragment == 0 {
+			fragment = wire.DefaultPieceBytes
 		}
-		for _, size := range []int{1, piece, piece + 1, 3*piece - 1, 70*piece + 5} {
-			t.Run(fmt.Sprintf("%d bytes in pieces of %d, padded %v, segmented %v", size, piece, o.Pad, !o.NoSegmentation), func(t *testing.T) {
-				leavesNothing(t)
+		for _, size := range []int{1, fragment, fragment + 1, 3*fragment - 1, 70*fragment + 5} {
+			t.Run(fmt.Sprintf("%d bytes in pieces of %d, padded %v, segmented %v", size, fragment, o.Pad, !o.NoSegmentation), func(t *testing.T) {
+				checkLeaks(t)
 				m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 				c := dial(t, m.Addr(), o)
 				want := picture(size, 1)
@@ -181,8 +181,9 @@ func TestDoBringsTheAnswerBack(t *testing.T) {
 	}
 }
 
-func TestEveryRequestEndsOnceAndRightOverABadNetwork(t *testing.T) {
-	leavesNothing(t)
+// TestBadNetwork checks that every request ends once, with the right answer.
+func TestBadNetwork(t *testing.T) {
+	checkLeaks(t)
 	for _, segmentation := range []bool{true, false} {
 		m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{WishAfter: 2 * time.Millisecond})
 		bad := clienttest.Faults{Lose: 0.05, Repeat: 0.05, Delay: 0.05, MaxDelay: 3 * time.Millisecond, Seed: 1}
@@ -212,10 +213,10 @@ func TestEveryRequestEndsOnceAndRightOverABadNetwork(t *testing.T) {
 	}
 }
 
-func TestAWishIsAnsweredWithExactlyThePiecesItNames(t *testing.T) {
-	leavesNothing(t)
+func TestNACK(t *testing.T) {
+	checkLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
-	// The test watches the traffic: on a slow machine the manager also sends NACKs for pieces
+	// The test watches the traffic: on a slow machine the manager also sends NACKs for fragments
 	// in flight.
 	var mu sync.Mutex
 	named, resent := map[int]int{}, map[int]int{}
@@ -266,9 +267,10 @@ func TestAWishIsAnsweredWithExactlyThePiecesItNames(t *testing.T) {
 	}
 }
 
-func TestSilenceIsAskedAboutWithPieceZero(t *testing.T) {
+// TestQuestion checks that a silent manager is sent fragment 0 again.
+func TestQuestion(t *testing.T) {
 	t.Run("when pieces were lost and nobody wishes", func(t *testing.T) {
-		leavesNothing(t)
+		checkLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(9)}, clienttest.Faults{})
 		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
@@ -278,7 +280,7 @@ func TestSilenceIsAskedAboutWithPieceZero(t *testing.T) {
 		}
 	})
 	t.Run("when all pieces were lost", func(t *testing.T) {
-		leavesNothing(t)
+		checkLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
 		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: first}, clienttest.Faults{})
@@ -289,7 +291,7 @@ func TestSilenceIsAskedAboutWithPieceZero(t *testing.T) {
 		}
 	})
 	t.Run("when the answer was lost", func(t *testing.T) {
-		leavesNothing(t)
+		checkLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
 		relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Drop: first})
@@ -298,14 +300,14 @@ func TestSilenceIsAskedAboutWithPieceZero(t *testing.T) {
 		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
 			t.Fatalf("%v, %d bytes", err, len(r.Payload))
 		}
-		if whole, most := m.Requests(); whole != 1 || most != 1 {
-			t.Errorf("%d requests ran, one of them %d times", whole, most)
+		if whole, runs := m.Requests(); whole != 1 || runs != 1 {
+			t.Errorf("%d requests ran, one of them %d times", whole, runs)
 		}
 	})
 }
 
-func TestRepeatedAnswersAreDeliveredOnce(t *testing.T) {
-	leavesNothing(t)
+func TestRepeatedAnswers(t *testing.T) {
+	checkLeaks(t)
 	// The test asks for nothing twice, even on a slow machine, because a manager repeats
 	// answers.
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
@@ -320,16 +322,16 @@ func TestRepeatedAnswersAreDeliveredOnce(t *testing.T) {
 	}
 	e.wait(t, n)
 	until(t, "every repeated datagram is counted", func() bool {
-		// A result of one piece was repeated after its end. A result of several had all
-		// pieces except the last repeated before its end.
+		// A result of one fragment was repeated after its end. A result of several had all
+		// fragments except the last repeated before its end.
 		return c.Stats().Duplicates == relay.Repeated.Load() && relay.Repeated.Load() >= n
 	})
 	e.wait(t, 0)
 }
 
-func TestNeverMoreInFlightThanTheCreditAllows(t *testing.T) {
-	leavesNothing(t)
-	const most = 5
+func TestCreditLimit(t *testing.T) {
+	checkLeaks(t)
+	const maxInFlight = 5
 	type asked struct {
 		from netip.AddrPort
 		id   uint32
@@ -340,7 +342,7 @@ func TestNeverMoreInFlightThanTheCreditAllows(t *testing.T) {
 		return wire.Result{}, nil, false
 	}, clienttest.ManagerOptions{})
 	e := newEnds()
-	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: most, ResendAfter: patience})
+	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: maxInFlight, ResendAfter: patience})
 	const n = 300
 	for i := range n {
 		if _, err := c.Send(picture(100, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
@@ -350,7 +352,7 @@ func TestNeverMoreInFlightThanTheCreditAllows(t *testing.T) {
 	// Batches of all sizes are answered at once. Each answer frees the slot of its request.
 	for done := 0; done < n; {
 		batch := []asked{<-waiting}
-		for len(batch) < 1+done%most && len(waiting) > 0 {
+		for len(batch) < 1+done%maxInFlight && len(waiting) > 0 {
 			batch = append(batch, <-waiting)
 		}
 		for _, a := range batch {
@@ -359,13 +361,13 @@ func TestNeverMoreInFlightThanTheCreditAllows(t *testing.T) {
 		done += len(batch)
 	}
 	e.wait(t, n)
-	if held := m.MostHeld(); held > most {
-		t.Errorf("%d requests were in flight at once, %d were allowed", held, most)
+	if held := m.MostHeld(); held > maxInFlight {
+		t.Errorf("%d requests were in flight at once, %d were allowed", held, maxInFlight)
 	}
 }
 
-func TestABusyManagerIsProbedUntilItHasRoom(t *testing.T) {
-	leavesNothing(t)
+func TestProbe(t *testing.T) {
+	checkLeaks(t)
 	asked := 0
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		if asked++; asked <= 5 {
@@ -395,7 +397,7 @@ func TestABusyManagerIsProbedUntilItHasRoom(t *testing.T) {
 func TestProof(t *testing.T) {
 	const cookie = 0xa7a6a5a4a3a2a1a0
 	t.Run("one per cookie", func(t *testing.T) {
-		leavesNothing(t)
+		checkLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{Cookie: cookie})
 		c := dial(t, m.Addr(), client.Options{ResendAfter: patience})
 		for i := range uint64(5) {
@@ -413,7 +415,7 @@ func TestProof(t *testing.T) {
 		}
 	})
 	t.Run("earlier questions are answered busy", func(t *testing.T) {
-		leavesNothing(t)
+		checkLeaks(t)
 		requests := make(chan clienttest.Request, 1)
 		m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 			requests <- q
@@ -437,7 +439,7 @@ func TestProof(t *testing.T) {
 		}
 	})
 	t.Run("busy after the proof is final", func(t *testing.T) {
-		leavesNothing(t)
+		checkLeaks(t)
 		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
 			return wire.Result{Status: wire.StatusBusy}, nil, true
 		}, clienttest.ManagerOptions{Cookie: cookie})
@@ -452,8 +454,8 @@ func TestProof(t *testing.T) {
 	})
 }
 
-func TestDoTellsStatusesOtherThanOK(t *testing.T) {
-	leavesNothing(t)
+func TestDoStatus(t *testing.T) {
+	checkLeaks(t)
 	for status := wire.StatusLate; status < wire.NumStatuses; status++ {
 		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
 			return wire.Result{Status: status, Credit: 1}, nil, true
@@ -467,8 +469,8 @@ func TestDoTellsStatusesOtherThanOK(t *testing.T) {
 	}
 }
 
-func TestDeadlineAndPriorityReachTheManagerAndTheSendTimeComesBack(t *testing.T) {
-	leavesNothing(t)
+func TestExtension(t *testing.T) {
+	checkLeaks(t)
 	seen := make(chan clienttest.Request, 1)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		seen <- q
@@ -501,8 +503,8 @@ func TestDeadlineAndPriorityReachTheManagerAndTheSendTimeComesBack(t *testing.T)
 	}
 }
 
-func TestRequestsTimeOutSentAndUnsent(t *testing.T) {
-	leavesNothing(t)
+func TestTimeout(t *testing.T) {
+	checkLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	// The first two must be sent before their timeout, even on a slow machine. Of several
 	// timeouts, one is enough for that.
@@ -534,8 +536,8 @@ func TestRequestsTimeOutSentAndUnsent(t *testing.T) {
 	}
 }
 
-func TestSendRefusesWhatItCannotDo(t *testing.T) {
-	leavesNothing(t)
+func TestSendErrors(t *testing.T) {
+	checkLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, PieceBytes: 2, ResendAfter: patience})
 	for _, size := range []int{0, 2*wire.MaxPieces + 1} {
@@ -564,8 +566,8 @@ func TestSendRefusesWhatItCannotDo(t *testing.T) {
 	}
 }
 
-func TestCloseEndsEveryRequestOnce(t *testing.T) {
-	leavesNothing(t)
+func TestClose(t *testing.T) {
+	checkLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	e := newEnds()
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 3})
@@ -597,8 +599,9 @@ func TestCloseEndsEveryRequestOnce(t *testing.T) {
 	}
 }
 
-func TestAManagerThatGoesAndComesBackCostsNoClient(t *testing.T) {
-	leavesNothing(t)
+// TestManagerRestart checks that a client survives a restart of the manager.
+func TestManagerRestart(t *testing.T) {
+	checkLeaks(t)
 	gone, err := clienttest.NewManager(clienttest.Echo(8), clienttest.ManagerOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -618,8 +621,9 @@ func TestAManagerThatGoesAndComesBackCostsNoClient(t *testing.T) {
 	}
 }
 
-func TestDoGivesThePictureBackWhenItsContextEnds(t *testing.T) {
-	leavesNothing(t)
+// TestDoContext checks that Do returns the picture to its caller when the context ends.
+func TestDoContext(t *testing.T) {
+	checkLeaks(t)
 	ids := make(chan clienttest.Request, 10)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		ids <- q
@@ -643,8 +647,9 @@ func TestDoGivesThePictureBackWhenItsContextEnds(t *testing.T) {
 	until(t, "the late answer counts as a duplicate", func() bool { return c.Stats().Duplicates == 1 })
 }
 
-func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
-	leavesNothing(t)
+// TestMalformed checks that datagrams that are no answers are counted and have no other effect.
+func TestMalformed(t *testing.T) {
+	checkLeaks(t)
 	asked := make(chan clienttest.Request, 1)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		asked <- q
@@ -662,7 +667,7 @@ func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
 	data := wire.PieceHeader(wire.TypeData, id, 1, 1024, 0)
 	mirrored := make([]byte, wire.HeaderSize+1)
 	data.Put(mirrored)
-	wish := func(total uint32, count uint16) []byte {
+	nack := func(total uint32, count uint16) []byte {
 		b, _ := wire.AppendWish(nil, id, total, count, nil, 0)
 		return b
 	}
@@ -670,13 +675,13 @@ func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
 		[]byte("x"),
 		bytes.Repeat([]byte{0}, 100),
 		mirrored,
-		wish(5001, 5), // another total
-		wish(5000, 4), // another count
+		nack(5001, 5), // another total
+		nack(5000, 4), // another count
 		wire.AppendResult(nil, id+1000, &ok, nil, 1024, 0, false), // an id not given out
 		wire.AppendResult(nil, id-1, &ok, nil, 1024, 0, false),    // one before the first: looks like an ended request
 		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false),
-		wire.AppendResult(nil, id, &ok, make([]byte, 101), 50, 1, false), // another total than that of the piece before
-		wire.AppendResult(nil, id, &ok, make([]byte, 100), 60, 1, false), // another piece size
+		wire.AppendResult(nil, id, &ok, make([]byte, 101), 50, 1, false), // another total than that of the fragment before
+		wire.AppendResult(nil, id, &ok, make([]byte, 100), 60, 1, false), // another fragment size
 		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false), // again
 	} {
 		m.Inject(q.From, b)
@@ -695,8 +700,8 @@ func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
 	}
 }
 
-func TestAResultLargerThanAllowedEndsItsRequest(t *testing.T) {
-	leavesNothing(t)
+func TestResultTooLarge(t *testing.T) {
+	checkLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{MaxResultBytes: 2000})
 	if _, err := c.Do(context.Background(), picture(2001, 1), client.RequestOptions{}); !errors.Is(err, client.ErrResultSize) {
@@ -708,7 +713,7 @@ func TestAResultLargerThanAllowedEndsItsRequest(t *testing.T) {
 }
 
 func TestDeliverMaySend(t *testing.T) {
-	leavesNothing(t)
+	checkLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	const n = 100
 	done := make(chan struct{})
@@ -735,7 +740,7 @@ func TestDeliverMaySend(t *testing.T) {
 	}
 }
 
-func TestDialRefusesOptionsThatCannotBe(t *testing.T) {
+func TestDialOptions(t *testing.T) {
 	for _, o := range []client.Options{{PieceBytes: -1}, {PieceBytes: wire.MaxDatagram}, {Timeout: -1}, {PaceBytes: -1}, {QueueLimit: -1}} {
 		if c, err := client.Dial(context.Background(), "127.0.0.1:9", o); err == nil {
 			_ = c.Close()
@@ -751,7 +756,7 @@ func TestDialRefusesOptionsThatCannotBe(t *testing.T) {
 // A request that gets no credit within the objective ends late and unsent. A request with a
 // longer deadline continues to wait.
 func TestClientDropsLateRequests(t *testing.T) {
-	leavesNothing(t)
+	checkLeaks(t)
 	const objective = 20 * time.Millisecond
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		switch len(q.Picture) {
@@ -804,7 +809,7 @@ func TestClientDropsLateRequests(t *testing.T) {
 
 // A request without a deadline has the objective as its deadline.
 func TestObjectiveIsTheDeadline(t *testing.T) {
-	leavesNothing(t)
+	checkLeaks(t)
 	const objective = time.Hour
 	got := make(chan wire.Extension, 3)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {

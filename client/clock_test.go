@@ -6,7 +6,7 @@ import (
 )
 
 // A thread that is interrupted between the readings of the clocks does not make Now wrong.
-func TestClocksAreJoinedWhereNobodyIsStopped(t *testing.T) {
+func TestJoinClocks(t *testing.T) {
 	const ahead = int64(1000 * time.Hour) // kernel's clock minus Go's
 	origin := time.Now()
 	passed, readings := time.Microsecond, 0

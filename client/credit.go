@@ -21,36 +21,36 @@ type credit struct {
 // The pauses before probes. The first is shorter than a batch of most models.
 // The last limits the number of probes to a full manager.
 const (
-	firstPause = time.Millisecond
-	lastPause  = 128 * time.Millisecond
+	minPause = time.Millisecond
+	maxPause = 128 * time.Millisecond
 )
 
-// may reports whether a request may be sent now, with inFlight requests in
+// allow reports whether a request may be sent now, with inFlight requests in
 // flight, and whether it is a probe.
-func (c *credit) may(now int64, inFlight int) (ok, probe bool) {
+func (c *credit) allow(now int64, inFlight int) (ok, probe bool) {
 	switch {
 	case c.more > 0:
 		return true, false
 	case inFlight > 0:
 		return false, false
 	case c.probeAt == 0:
-		c.pause = min(max(2*c.pause, firstPause), lastPause)
+		c.pause = min(max(2*c.pause, minPause), maxPause)
 		c.probeAt = now + int64(c.pause)
 	}
 	return now >= c.probeAt, now >= c.probeAt
 }
 
-// sent records the sending of a request that may allowed.
-func (c *credit) sent(probe bool) {
+// recordSent records the sending of a request that allow permitted.
+func (c *credit) recordSent(probe bool) {
 	c.probeAt = 0
 	if !probe {
 		c.more--
 	}
 }
 
-// answered records an answer's credit, if the manager had not seen unseen of
+// recordAnswer records an answer's credit, if the manager had not seen unseen of
 // the requests in flight.
-func (c *credit) answered(granted, unseen int) {
+func (c *credit) recordAnswer(granted, unseen int) {
 	c.more = max(granted-unseen, 0)
 	c.probeAt = 0
 	if granted > 0 {
@@ -58,12 +58,12 @@ func (c *credit) answered(granted, unseen int) {
 	}
 }
 
-// unanswered records the end of a request without an answer: it returns its
+// recordUnanswered records the end of a request without an answer: it returns its
 // credit.
-func (c *credit) unanswered() { c.more++ }
+func (c *credit) recordUnanswered() { c.more++ }
 
-// traveled records how long a request and its answer were outside the manager.
-func (c *credit) traveled(nanos int64) {
+// recordRoundTrip records how long a request and its answer were outside the manager.
+func (c *credit) recordRoundTrip(nanos int64) {
 	nanos = max(nanos, 0)
 	if c.roundTrip == 0 {
 		c.roundTrip = nanos

@@ -7,60 +7,61 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestCreditIsWhatTheLastAnswerSaid(t *testing.T) {
+// TestCredit checks that the last answer sets the credit.
+func TestCredit(t *testing.T) {
 	c := credit{more: 2}
 	for i, want := range []bool{true, true, false} {
-		ok, probe := c.may(0, i)
+		ok, probe := c.allow(0, i)
 		if ok != want || probe {
 			t.Fatalf("request %d: %v, probe %v", i, ok, probe)
 		}
 		if ok {
-			c.sent(probe)
+			c.recordSent(probe)
 		}
 	}
-	c.answered(5, 2)
+	c.recordAnswer(5, 2)
 	if c.more != 3 {
 		t.Errorf("5 granted, 2 of them taken by requests under way: %d left", c.more)
 	}
-	c.answered(1, 2)
+	c.recordAnswer(1, 2)
 	if c.more != 0 {
 		t.Errorf("more under way than granted: %d left", c.more)
 	}
-	c.unanswered()
+	c.recordUnanswered()
 	if c.more != 1 {
 		t.Errorf("a request that ended unanswered gives its room back: %d left", c.more)
 	}
 }
 
-func TestProbesComeAfterPausesThatDouble(t *testing.T) {
+func TestProbePauses(t *testing.T) {
 	var c credit
-	now, pause := int64(1000), firstPause
+	now, pause := int64(1000), minPause
 	for range 12 {
-		c.answered(0, 0)
-		if ok, _ := c.may(now, 1); ok {
+		c.recordAnswer(0, 0)
+		if ok, _ := c.allow(now, 1); ok {
 			t.Fatal("sent without credit while an answer is to come")
 		}
-		if ok, _ := c.may(now, 0); ok {
+		if ok, _ := c.allow(now, 0); ok {
 			t.Fatal("probed without a pause")
 		}
 		now += int64(pause)
-		if ok, _ := c.may(now-1, 0); ok {
+		if ok, _ := c.allow(now-1, 0); ok {
 			t.Fatalf("probed before %v were over", pause)
 		}
-		ok, probe := c.may(now, 0)
+		ok, probe := c.allow(now, 0)
 		if !ok || !probe {
 			t.Fatalf("no probe after %v", pause)
 		}
-		c.sent(probe)
+		c.recordSent(probe)
 		if c.more != 0 {
 			t.Fatalf("a probe took credit: %d", c.more)
 		}
-		pause = min(2*pause, lastPause)
+		pause = min(2*pause, maxPause)
 	}
-	c.answered(1, 0)
-	c.sent(false)
-	c.answered(0, 0)
-	if c.may(now, 0); c.probeAt != now+int64(firstPause) {
+	c.recordAnswer(1, 0)
+	c.recordSent(false)
+	c.recordAnswer(0, 0)
+	if c.allow(now, 0); c.probeAt != now+int64(minPause) {
 		t.Errorf("after credit was given the first pause is %v", time.Duration(c.probeAt-now))
 	}
 }
@@ -68,7 +69,7 @@ func TestProbesComeAfterPausesThatDouble(t *testing.T) {
 // A manager with room for a number of requests answers them in batches. Each answer reports
 // the current room. Requests and answers have a delay, which the client knows. The client
 // must never exceed the room, and never stop.
-func TestCreditNeverOverrunsTheRoomAndAlwaysGoesOn(t *testing.T) {
+func TestCreditProperties(t *testing.T) {
 	type answer struct {
 		at      int64
 		granted int
@@ -99,12 +100,12 @@ func TestCreditNeverOverrunsTheRoomAndAlwaysGoesOn(t *testing.T) {
 						unseen++
 					}
 				}
-				c.answered(answers[0].granted, unseen)
+				c.recordAnswer(answers[0].granted, unseen)
 				answers = answers[1:]
 				done++
 			}
-			for ok, _ := c.may(now, len(sentAt)); ok && sent < total; ok, _ = c.may(now, len(sentAt)) {
-				c.sent(false)
+			for ok, _ := c.allow(now, len(sentAt)); ok && sent < total; ok, _ = c.allow(now, len(sentAt)) {
+				c.recordSent(false)
 				sent++
 				sentAt = append(sentAt, now)
 				arriving = append(arriving, now+oneWay)

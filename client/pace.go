@@ -17,9 +17,9 @@ func newPace(rate, depth int64, now int64) pace {
 	return pace{rate: float64(rate), depth: float64(depth), tokens: float64(depth), at: now}
 }
 
-// worthwhile is the min number of bytes for which to wake up, if the bucket
+// minWakeBytes is the min number of bytes for which to wake up, if the bucket
 // holds as many. Smaller steps would send datagrams one by one.
-const worthwhile = 32 << 10
+const minWakeBytes = 32 << 10
 
 // budget returns how many bytes may be sent now; a datagram may overdraw it.
 func (p *pace) budget(now int64) int64 {
@@ -44,7 +44,7 @@ func (p *pace) wait(now int64) time.Duration {
 	if p.budget(now); p.rate == 0 {
 		return 0
 	}
-	short := min(p.depth, worthwhile) - p.tokens
+	short := min(p.depth, minWakeBytes) - p.tokens
 	if short <= 0 {
 		return 0
 	}

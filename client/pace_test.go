@@ -9,7 +9,7 @@ import (
 
 // In any interval, at most a burst, the bytes of the rate, and one overdrawing
 // datagram may be sent. After the returned wait, sending is allowed.
-func TestPaceHoldsTheRateAndLetsOnWhoWaits(t *testing.T) {
+func TestPace(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const largest = 65507
 		start := rapid.Int64Range(0, 1<<60).Draw(t, "start")
@@ -39,7 +39,7 @@ func TestPaceHoldsTheRateAndLetsOnWhoWaits(t *testing.T) {
 	})
 }
 
-func TestNoPaceIsNoLimit(t *testing.T) {
+func TestPaceUnlimited(t *testing.T) {
 	var p pace
 	p.spend(1 << 40)
 	if p.budget(5) <= 0 || p.wait(5) != 0 {

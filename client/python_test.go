@@ -18,7 +18,7 @@ import (
 
 // The client at the end of docs/wire.md is written from the page alone. If it
 // works, the page is correct.
-func TestTheClientOfTheStandardWorks(t *testing.T) {
+func TestStandardClient(t *testing.T) {
 	t.Run("loopback", func(t *testing.T) { testPythonClient(t, 0) })
 	t.Run("proof of the address", func(t *testing.T) { testPythonClient(t, 0xa7a6a5a4a3a2a1a0) })
 }
@@ -28,7 +28,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	if err != nil {
 		t.Skip("needs python3 to run the client of docs/wire.md")
 	}
-	leavesNothing(t)
+	checkLeaks(t)
 	page, err := os.ReadFile("../docs/wire.md")
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 		arrived <- q.Picture
 		topk := wire.AppendTopK(nil, []wire.Class{{Class: 9, P: 0.75}, {Class: 300, P: 0.125}})
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 4, ModelVersion: 2, Infer: 1500 * time.Microsecond}, topk, true
-	}, clienttest.ManagerOptions{PieceBytes: 5, Cookie: cookie}) // the result has three pieces
+	}, clienttest.ManagerOptions{PieceBytes: 5, Cookie: cookie}) // the result has three fragments
 	firstAnswer := func(b []byte) bool {
 		h, err := wire.DecodeHeader(b)
 		return err == nil && h.Type == wire.TypeResult && h.Flags&wire.FlagRetransmitted == 0
@@ -69,7 +69,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	if got := <-arrived; string(got) != string(sent) {
 		t.Error("the picture arrived otherwise than it was sent")
 	}
-	lost := uint64(4) // piece 70, and the answer's three
+	lost := uint64(4) // fragment 70, and the answer's three
 	if cookie != 0 {
 		lost = 1 // the answer is a repeat
 	}

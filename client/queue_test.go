@@ -10,7 +10,7 @@ import (
 )
 
 func newQueue(objective time.Duration) *queue {
-	return &queue{list: list{in: inLife}, objective: int64(objective), checkAt: math.MaxInt64}
+	return &queue{list: list{id: stageList}, objective: int64(objective), checkAt: math.MaxInt64}
 }
 
 func TestQueueDrop(t *testing.T) {
@@ -88,16 +88,16 @@ func TestQueueOverload(t *testing.T) {
 						q.push(&request{options: RequestOptions{Intended: now}, timeoutAt: never}, 0)
 					}
 					for r, next := q.head, (*request)(nil); r != nil; r = next {
-						if next = r.links[inLife].next; q.dropAt(r, 0) <= now {
+						if next = r.links[stageList].next; q.dropAt(r, 0) <= now {
 							q.remove(r)
 						}
 					}
 					for r := q.next(now); r != nil; r = q.next(now) {
-						ok, probe := c.may(now, len(held))
+						ok, probe := c.allow(now, len(held))
 						if !ok {
 							break
 						}
-						c.sent(probe)
+						c.recordSent(probe)
 						q.remove(r)
 						held = append(held, r.options.Intended)
 					}
@@ -109,7 +109,7 @@ func TestQueueOverload(t *testing.T) {
 							late++
 						}
 						held = held[1:]
-						c.answered(room-len(held), 0)
+						c.recordAnswer(room-len(held), 0)
 						if served {
 							break
 						}
@@ -132,7 +132,7 @@ func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	c := &Client{options: Options{PieceBytes: 1024}, queued: *newQueue(20 * time.Millisecond), credit: credit{roundTrip: int64(roundTrip)}}
 	c.sender.out = &transmitter{}
 	r := &request{picture: make([]byte, 8), count: 1, options: RequestOptions{Intended: 1000}}
-	c.sendPieceLocked(r, 1000+int64(waited))
+	c.sendFragmentLocked(r, 1000+int64(waited))
 
 	e, err := wire.DecodeExtension(c.sender.out.heads[0][wire.HeaderSize:])
 	if err != nil {
@@ -142,8 +142,8 @@ func TestDeadlineKeepsRoundTrip(t *testing.T) {
 		t.Errorf("the manager is told %v, want %v", e.Deadline, want)
 	}
 	// A question after the deadline must not look like a request without a deadline.
-	r.sendAgain(0)
-	c.sendPieceLocked(r, 1000+int64(time.Second))
+	r.markResend(0)
+	c.sendFragmentLocked(r, 1000+int64(time.Second))
 	if e, _ = wire.DecodeExtension(c.sender.out.heads[1][wire.HeaderSize:]); e.Deadline != time.Microsecond {
 		t.Errorf("after the deadline the manager is told %v, want %v", e.Deadline, time.Microsecond)
 	}

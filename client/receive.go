@@ -26,9 +26,9 @@ type receiver struct {
 	control  [receiveMessagesMax][controlBytes]byte
 	memory   []byte
 
-	read  func(fd uintptr) bool // the system call, built once
-	came  int
-	errno syscall.Errno
+	read     func(fd uintptr) bool // the system call, built once
+	received int
+	errno    syscall.Errno
 }
 
 func newReceiver(raw syscall.RawConn) *receiver {
@@ -44,7 +44,7 @@ func newReceiver(raw syscall.RawConn) *receiver {
 			in.messages[i].gather(in.vectors[i : i+1])
 			in.messages[i].control(in.control[i][:])
 		}
-		in.came, in.errno = receiveMessages(fd, in.messages[:])
+		in.received, in.errno = receiveMessages(fd, in.messages[:])
 		return in.errno != unix.EAGAIN
 	}
 	return in
@@ -73,7 +73,7 @@ func (c *Client) receive(in *receiver) {
 			continue
 		}
 		at := Now()
-		for i := range in.came {
+		for i := range in.received {
 			m := &in.messages[i]
 			bytes := in.buffer(i)[:m.size]
 			for size := m.segmentSize(in.control[i][:]); len(bytes) > 0; {
@@ -93,7 +93,7 @@ func (c *Client) handle(b []byte, at int64) {
 		case wire.TypeResult, wire.TypeBusy:
 			err = c.handleAnswer(b, at)
 		case wire.TypeWish:
-			err = c.handleWish(b, at)
+			err = c.handleNACK(b, at)
 		default:
 			err = wire.ErrType // a manager sends no pictures
 		}
@@ -103,7 +103,7 @@ func (c *Client) handle(b []byte, at int64) {
 	}
 }
 
-// handleAnswer processes a piece of an answer. With the last piece it delivers
+// handleAnswer processes a fragment of an answer. With the last fragment it delivers
 // the answer.
 func (c *Client) handleAnswer(b []byte, at int64) error {
 	h, result, payload, err := wire.DecodeResult(b)
@@ -113,7 +113,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	c.mu.Lock()
 	r := c.findLocked(h.RequestID)
 	if r == nil || !r.flying {
-		c.strayLocked(h.RequestID)
+		c.countStrayLocked(h.RequestID)
 		c.mu.Unlock()
 		return nil
 	}
@@ -147,7 +147,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		} else if !fresh {
 			c.counts.duplicates.Add(1)
 		}
-		if r.answer.got < int(h.Count) {
+		if r.answer.received < int(h.Count) {
 			if fresh {
 				before := r.recovery.AskAt()
 				r.recovery.Heard(at)
@@ -161,9 +161,9 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	r.result.Result, r.result.Payload = result, payload
 	c.endLocked(r, at)
 	if r.resends == 0 && result.Status == wire.StatusOK {
-		c.credit.traveled(at - r.sentAt - int64(result.Stages()))
+		c.credit.recordRoundTrip(at - r.sentAt - int64(result.Stages()))
 	}
-	c.credit.answered(int(result.Credit), c.sentSinceLocked(at-c.credit.roundTrip))
+	c.credit.recordAnswer(int(result.Credit), c.sentSinceLocked(at-c.credit.roundTrip))
 	c.mu.Unlock()
 
 	c.counts.answers.Add(1)
@@ -172,7 +172,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	return nil
 }
 
-// proveLocked sends piece 0 of a request again, with the cookie: the manager
+// proveLocked sends fragment 0 of a request again, with the cookie: the manager
 // keeps an answer that it sends only to an address with proof.
 func (c *Client) proveLocked(r *request) {
 	c.counts.proofs.Add(1)
@@ -180,8 +180,8 @@ func (c *Client) proveLocked(r *request) {
 	// Each question before this one may cause a busy block with the same
 	// cookie. One more such block is the answer.
 	r.echoed, r.unproved = c.cookie, r.questions
-	r.sendAgain(0)
-	if !r.isIn(inSending) {
+	r.markResend(0)
+	if !r.inList(sendingList) {
 		c.sending.pushFront(r)
 	}
 }
@@ -190,14 +190,14 @@ func (c *Client) proveLocked(r *request) {
 // time.
 func (c *Client) sentSinceLocked(at int64) int {
 	n := 0
-	for r := c.flying.tail; r != nil && r.sentAt > at; r = r.links[inLife].prev {
+	for r := c.flying.tail; r != nil && r.sentAt > at; r = r.links[stageList].prev {
 		n++
 	}
 	return n
 }
 
-// handleWish sends again the pieces that a NACK names.
-func (c *Client) handleWish(b []byte, at int64) error {
+// handleNACK sends again the fragments that a NACK names.
+func (c *Client) handleNACK(b []byte, at int64) error {
 	w, err := wire.DecodeWish(b)
 	if err != nil {
 		return err
@@ -206,14 +206,14 @@ func (c *Client) handleWish(b []byte, at int64) error {
 	defer c.mu.Unlock()
 	r := c.requests[w.RequestID]
 	if r == nil || !r.flying {
-		c.strayLocked(w.RequestID)
+		c.countStrayLocked(w.RequestID)
 		return nil
 	}
 	if int(w.Count) != r.count || int(w.Total) != len(r.picture) {
 		c.counts.foreign.Add(1)
 		return nil
 	}
-	c.counts.wishes.Add(1)
+	c.counts.nacks.Add(1)
 	missing := 0
 	for range w.Missing {
 		missing++
@@ -224,7 +224,7 @@ func (c *Client) handleWish(b []byte, at int64) error {
 		return nil
 	}
 	for index := range w.Missing {
-		r.sendAgain(index)
+		r.markResend(index)
 	}
 	c.sending.pushFront(r) // it is older than the requests that are being sent
 	c.wakeSender()
@@ -236,7 +236,7 @@ func (c *Client) handleWish(b []byte, at int64) error {
 func (c *Client) askEarlierLocked(r *request, before int64) {
 	at := r.recovery.AskAt()
 	if at == 0 {
-		return // pieces are being sent; the silence begins after them
+		return // fragments are being sent; the silence begins after them
 	}
 	c.checkLocked(r)
 	if at < before {
@@ -244,9 +244,9 @@ func (c *Client) askEarlierLocked(r *request, before int64) {
 	}
 }
 
-// strayLocked counts a datagram for which no request is in flight. If the id
+// countStrayLocked counts a datagram for which no request is in flight. If the id
 // was given out, it is a duplicate. Otherwise it is foreign.
-func (c *Client) strayLocked(id uint32) {
+func (c *Client) countStrayLocked(id uint32) {
 	if c.requests[id] == nil && wire.SerialBefore(id, c.nextID) {
 		c.counts.duplicates.Add(1)
 	} else {

@@ -12,7 +12,7 @@ import (
 type request struct {
 	id      uint32
 	picture []byte
-	count   int // number of pieces
+	count   int // number of fragments
 	options RequestOptions
 	wait    chan Result // for Do; nil for Deliver
 
@@ -25,14 +25,14 @@ type request struct {
 	reading bool
 	sentAt  int64
 
-	next      int      // pieces below this one were sent
-	again     []uint64 // pieces to send again, one bit per piece
-	againLeft int
-	resends   int
-	recovery  recovery.Request
+	next        int      // fragments below this one were sent
+	resend      []uint64 // fragments to send again, one bit per fragment
+	resendsLeft int
+	resends     int
+	recovery    recovery.Request
 
-	echoed    uint64 // the cookie in the last piece 0 that was sent
-	questions int    // how often piece 0 was sent
+	echoed    uint64 // the cookie in the last fragment 0 that was sent
+	questions int    // how often fragment 0 was sent
 	unproved  int    // questions before the proof
 	busy      int    // answers that asked for proof
 
@@ -41,19 +41,19 @@ type request struct {
 	links  [numLists]link
 }
 
-// unsent reports whether there are pieces to send now.
-func (r *request) unsent() bool { return r.againLeft > 0 || r.next < r.count }
+// unsent reports whether there are fragments to send now.
+func (r *request) unsent() bool { return r.resendsLeft > 0 || r.next < r.count }
 
-// takePiece returns the next piece to send; there must be one.
-func (r *request) takePiece() (index int, again bool) {
-	if r.againLeft == 0 {
+// takeFragment returns the next fragment to send; there must be one.
+func (r *request) takeFragment() (index int, resent bool) {
+	if r.resendsLeft == 0 {
 		r.next++
 		return r.next - 1, false
 	}
-	for w, word := range r.again {
+	for w, word := range r.resend {
 		if word != 0 {
-			r.again[w] &= word - 1
-			r.againLeft--
+			r.resend[w] &= word - 1
+			r.resendsLeft--
 			r.resends++
 			return 64*w + bits.TrailingZeros64(word), true
 		}
@@ -61,32 +61,32 @@ func (r *request) takePiece() (index int, again bool) {
 	panic("client: no piece left to send again")
 }
 
-// sendAgain marks a piece to be sent again.
-func (r *request) sendAgain(index int) {
-	if words := (r.count + 63) / 64; len(r.again) < words {
-		r.again = append(r.again[:0], make([]uint64, words)...)
+// markResend marks a fragment to be sent again.
+func (r *request) markResend(index int) {
+	if words := (r.count + 63) / 64; len(r.resend) < words {
+		r.resend = append(r.resend[:0], make([]uint64, words)...)
 	}
-	if bit := uint64(1) << (index % 64); r.again[index/64]&bit == 0 {
-		r.again[index/64] |= bit
-		r.againLeft++
+	if bit := uint64(1) << (index % 64); r.resend[index/64]&bit == 0 {
+		r.resend[index/64] |= bit
+		r.resendsLeft++
 	}
 }
 
-// answer assembles a result from its pieces.
+// answer assembles a result from its fragments.
 type answer struct {
-	bytes []byte
-	have  []uint64
-	got   int
-	size  uint32 // of a piece
-	total uint32
+	bytes    []byte
+	present  []uint64
+	received int
+	size     uint32 // of a fragment
+	total    uint32
 }
 
-// add adds a piece of a result with several pieces. It reports whether the
-// piece was new, and whether it fits the earlier ones.
-func (a *answer) add(h *wire.Header, piece []byte) (fresh, fits bool) {
-	if a.got == 0 {
+// add adds a fragment of a result with several fragments. It reports whether the
+// fragment was new, and whether it fits the earlier ones.
+func (a *answer) add(h *wire.Header, fragment []byte) (fresh, fits bool) {
+	if a.received == 0 {
 		a.size, a.total = wire.PieceSize(h), h.Total
-		a.have = append(a.have[:0], make([]uint64, (int(h.Count)+63)/64)...)
+		a.present = append(a.present[:0], make([]uint64, (int(h.Count)+63)/64)...)
 		if uint32(cap(a.bytes)) < a.total {
 			a.bytes = make([]byte, a.total)
 		}
@@ -96,12 +96,12 @@ func (a *answer) add(h *wire.Header, piece []byte) (fresh, fits bool) {
 		return false, false
 	}
 	bit := uint64(1) << (h.Index % 64)
-	if a.have[h.Index/64]&bit != 0 {
+	if a.present[h.Index/64]&bit != 0 {
 		return false, true
 	}
-	a.have[h.Index/64] |= bit
-	a.got++
-	copy(a.bytes[h.Offset:], piece)
+	a.present[h.Index/64] |= bit
+	a.received++
+	copy(a.bytes[h.Offset:], fragment)
 	return true, true
 }
 
@@ -109,8 +109,8 @@ func (a *answer) add(h *wire.Header, piece []byte) (fresh, fits bool) {
 // traffic needs no allocations with it, and a flood does not leave much memory
 // in use.
 const (
-	keepAnswerBytes = 1 << 20
-	keepRequests    = 1024
+	maxKeptAnswerBytes = 1 << 20
+	maxKeptRequests    = 1024
 )
 
 func (c *Client) newRequestLocked() *request {
@@ -124,74 +124,74 @@ func (c *Client) newRequestLocked() *request {
 }
 
 func (c *Client) recycleLocked(r *request) {
-	if len(c.free) == keepRequests {
+	if len(c.free) == maxKeptRequests {
 		return
 	}
-	again, bytes, have := r.again, r.answer.bytes, r.answer.have
+	again, bytes, have := r.resend, r.answer.bytes, r.answer.present
 	clear(again)
-	if cap(bytes) > keepAnswerBytes {
+	if cap(bytes) > maxKeptAnswerBytes {
 		bytes = nil
 	}
-	*r = request{again: again[:0], answer: answer{bytes: bytes, have: have}}
+	*r = request{resend: again[:0], answer: answer{bytes: bytes, present: have}}
 	c.free = append(c.free, r)
 }
 
 // A request is in up to two lists: the one of its stage (queued or flying), and
-// the one of requests with pieces to send.
+// the one of requests with fragments to send.
 const (
-	inLife = iota
-	inSending
+	stageList = iota
+	sendingList
 	numLists
 )
 
 type link struct {
 	prev, next *request
-	in         bool
+	linked     bool
 }
 
-func (r *request) isIn(which int) bool { return r.links[which].in }
+func (r *request) inList(which int) bool { return r.links[which].linked }
 
 // list is a doubly linked list through one of the links of its requests.
 type list struct {
 	head, tail *request
 	n          int
-	in         int
+	id         int
 }
 
 func (l *list) pushBack(r *request) {
-	r.links[l.in] = link{prev: l.tail, in: true}
+	r.links[l.id] = link{prev: l.tail, linked: true}
 	if l.tail == nil {
 		l.head = r
 	} else {
-		l.tail.links[l.in].next = r
+		l.tail.links[l.id].next = r
 	}
 	l.tail = r
 	l.n++
 }
 
 func (l *list) pushFront(r *request) {
-	r.links[l.in] = link{next: l.head, in: true}
+	r.links[l.id] = link{next: l.head, linked: true}
 	if l.head == nil {
 		l.tail = r
 	} else {
-		l.head.links[l.in].prev = r
+		l.head.links[l.id].prev = r
 	}
 	l.head = r
 	l.n++
 }
 
 func (l *list) remove(r *request) {
-	at := r.links[l.in]
+	at := r.links[l.id]
 	if at.prev == nil {
 		l.head = at.next
 	} else {
-		at.prev.links[l.in].next = at.next
+		at.prev.links[l.id].next = at.next
 	}
 	if at.next == nil {
 		l.tail = at.prev
 	} else {
-		at.next.links[l.in].prev = at.prev
+		at.next.links[l.id].prev = at.prev
 	}
-	r.links[l.in] = link{}
+	r.links[l.id] = link{}
 	l.n--
 }

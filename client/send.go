@@ -19,7 +19,7 @@ type sender struct {
 }
 
 // send is the sending goroutine. It ends requests that took too long, sends a
-// burst of pieces, and sleeps when there is nothing to do.
+// burst of fragments, and sleeps when there is nothing to do.
 func (c *Client) send() {
 	s := &c.sender
 	defer s.timer.Stop()
@@ -62,7 +62,7 @@ func (c *Client) expireQueuedLocked(now int64) {
 	}
 	c.queued.checkAt = math.MaxInt64
 	for r, next := c.queued.head, (*request)(nil); r != nil; r = next {
-		next = r.links[inLife].next
+		next = r.links[stageList].next
 		dropAt := c.queued.dropAt(r, c.credit.roundTrip)
 		switch {
 		case dropAt <= now:
@@ -87,14 +87,14 @@ func (c *Client) expireLocked(now int64) {
 	}
 	c.checkAt = math.MaxInt64
 	for r, next := c.flying.head, (*request)(nil); r != nil; r = next {
-		next = r.links[inLife].next
+		next = r.links[stageList].next
 		if r.timeoutAt <= now {
 			c.giveUpLocked(r, now, ErrUnanswered)
 			s.ended = append(s.ended, r)
 			continue
 		}
 		if r.recovery.Ask(now) {
-			r.sendAgain(0)
+			r.markResend(0)
 			c.sending.pushBack(r)
 		}
 		c.checkLocked(r)
@@ -118,11 +118,11 @@ func (c *Client) fillLocked(now int64) {
 			if r = c.queued.next(now); r == nil {
 				return
 			}
-			ok, probe := c.credit.may(now, c.flying.n)
+			ok, probe := c.credit.allow(now, c.flying.n)
 			if !ok {
 				return
 			}
-			c.credit.sent(probe)
+			c.credit.recordSent(probe)
 			c.queued.remove(r)
 			c.flying.pushBack(r)
 			c.sending.pushBack(r)
@@ -130,7 +130,7 @@ func (c *Client) fillLocked(now int64) {
 			r.recovery.Begin(r.count, c.options.ResendAfter)
 			c.checkLocked(r)
 		}
-		size := int64(c.sendPieceLocked(r, now))
+		size := int64(c.sendFragmentLocked(r, now))
 		budget -= size
 		s.pace.spend(size)
 		if !r.unsent() {
@@ -141,15 +141,15 @@ func (c *Client) fillLocked(now int64) {
 	}
 }
 
-// sendPieceLocked passes the request's next piece to the transmitter and
+// sendFragmentLocked passes the request's next fragment to the transmitter and
 // returns the datagram's size.
-func (c *Client) sendPieceLocked(r *request, now int64) int {
+func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	s := &c.sender
 	if !r.reading {
 		r.reading = true
 		s.reading = append(s.reading, r)
 	}
-	index, again := r.takePiece()
+	index, again := r.takeFragment()
 	if index == 0 {
 		r.questions++
 	}

@@ -38,7 +38,7 @@ type Stats struct {
 // counts holds the live counters of Stats.
 type counts struct {
 	datagrams, bytes, resends, sends      atomic.Uint64
-	late, wishes, proofs                  atomic.Uint64
+	late, nacks, proofs                   atomic.Uint64
 	answers, duplicates, foreign          atomic.Uint64
 	unreachable, sendErrors, receiveError atomic.Uint64
 	malformed                             [wire.NumReasons]atomic.Uint64
@@ -49,7 +49,7 @@ func (c *Client) Stats() Stats {
 	n := &c.counts
 	s := Stats{
 		Datagrams: n.datagrams.Load(), Bytes: n.bytes.Load(), Resends: n.resends.Load(), Sends: n.sends.Load(),
-		Late: n.late.Load(), Wishes: n.wishes.Load(), Proofs: n.proofs.Load(), Answers: n.answers.Load(), Duplicates: n.duplicates.Load(), Foreign: n.foreign.Load(),
+		Late: n.late.Load(), Wishes: n.nacks.Load(), Proofs: n.proofs.Load(), Answers: n.answers.Load(), Duplicates: n.duplicates.Load(), Foreign: n.foreign.Load(),
 		Unreachable: n.unreachable.Load(), SendErrors: n.sendErrors.Load(), ReceiveErrors: n.receiveError.Load(),
 	}
 	for i := range s.Malformed {

@@ -33,7 +33,7 @@ type transmitter struct {
 	segments bool // the kernel can split trains
 
 	heads     [burstDatagrams][wire.HeaderSize + wire.BlockSize]byte
-	vectors   [3 * burstDatagrams]unix.Iovec // header, piece and padding of each
+	vectors   [3 * burstDatagrams]unix.Iovec // header, fragment and padding of each
 	datagrams [burstDatagrams]outgoing
 	n         int // datagrams
 	size      int // bytes
@@ -44,9 +44,9 @@ type transmitter struct {
 
 	// write is the system call on messages[:writing], built once. It sets how
 	// many messages were sent, or the error.
-	write         func(fd uintptr) bool
-	writing, went int
-	errno         syscall.Errno
+	write            func(fd uintptr) bool
+	writing, written int
+	errno            syscall.Errno
 }
 
 // outgoing is a datagram: the range of its vectors, its size, its request, and
@@ -67,7 +67,7 @@ func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
 		})
 	}
 	t.write = func(fd uintptr) bool {
-		t.went, t.errno = sendMessages(fd, t.messages[:t.writing])
+		t.written, t.errno = sendMessages(fd, t.messages[:t.writing])
 		return t.errno != unix.EAGAIN && t.errno != unix.EINTR
 	}
 	return t
@@ -77,8 +77,8 @@ func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
 func (t *transmitter) room() bool { return t.n < burstDatagrams && t.size < burstSize }
 
 // add takes one datagram and returns its size; there must be room. flush reads
-// the piece.
-func (t *transmitter) add(h *wire.Header, e *wire.Extension, piece []byte) int {
+// the fragment.
+func (t *transmitter) add(h *wire.Header, e *wire.Extension, fragment []byte) int {
 	head := t.heads[t.n][:wire.PayloadOffset(h)]
 	h.Put(head)
 	if h.Flags&wire.FlagExtension != 0 {
@@ -90,9 +90,9 @@ func (t *transmitter) add(h *wire.Header, e *wire.Extension, piece []byte) int {
 	}
 	d := outgoing{vector: v, size: wire.DatagramSize(h), request: h.RequestID, alone: h.Count == 1}
 	t.vectors[v] = vector(head)
-	t.vectors[v+1] = vector(piece)
+	t.vectors[v+1] = vector(fragment)
 	v += 2
-	if pad := d.size - len(head) - len(piece); pad > 0 {
+	if pad := d.size - len(head) - len(fragment); pad > 0 {
 		t.vectors[v] = vector(padding[:pad])
 		v++
 	}
@@ -115,13 +115,13 @@ func (t *transmitter) flush(n *counts) error {
 			return fmt.Errorf("send datagrams: %w", err)
 		}
 		n.sends.Add(1)
-		to := t.first[t.went]
+		to := t.first[t.written]
 		n.datagrams.Add(uint64(to - from))
 		for _, d := range t.datagrams[from:to] {
 			n.bytes.Add(uint64(d.size))
 		}
 		from = to
-		if t.went > 0 {
+		if t.written > 0 {
 			refused = 0
 			continue
 		}
@@ -133,7 +133,7 @@ func (t *transmitter) flush(n *counts) error {
 			n.unreachable.Add(1)
 			refused++
 		case train && (t.errno == unix.EINVAL || t.errno == unix.EMSGSIZE || t.errno == unix.EIO || t.errno == unix.EOPNOTSUPP):
-			// The pieces are larger than the path's frames, or the device
+			// The fragments are larger than the path's frames, or the device
 			// cannot compute checksums. The kernel then refuses such trains,
 			// but not single datagrams.
 			t.segments = false
@@ -169,7 +169,7 @@ func (t *transmitter) pack(from int) int {
 
 // trainEnd returns the end of the train that begins with datagram at. All its
 // datagrams have the size of the first one; only the last may be shorter. A
-// request in several pieces shares no train with another. A train may arrive as
+// request in several fragments shares no train with another. A train may arrive as
 // one chain of datagrams, and an overloaded manager sheds a chain by the
 // request of its first datagram.
 func (t *transmitter) trainEnd(at int) int {

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-func TestTrainsAreOfOneSizeButTheLast(t *testing.T) {
+func TestTrainSizes(t *testing.T) {
 	repeat := func(n, size int, more ...int) []int {
 		var sizes []int
 		for range n {
@@ -47,9 +47,9 @@ func TestTrainsAreOfOneSizeButTheLast(t *testing.T) {
 }
 
 // The manager sheds a chain of datagrams by the request of its first.
-func TestRequestsInSeveralPiecesShareNoTrain(t *testing.T) {
+func TestTrainsOfFragments(t *testing.T) {
 	const several, alone = 3, 1
-	type request struct{ id, count, pieces int }
+	type request struct{ id, count, fragments int }
 	for _, c := range []struct {
 		name     string
 		requests []request
@@ -63,11 +63,11 @@ func TestRequestsInSeveralPiecesShareNoTrain(t *testing.T) {
 	} {
 		tr := newTransmitter(nil, false)
 		tr.segments = true
-		piece := make([]byte, 100)
+		fragment := make([]byte, 100)
 		for _, r := range c.requests {
-			for i := r.count - r.pieces; i < r.count; i++ {
-				h := wire.PieceHeader(wire.TypeData, uint32(r.id), r.count*len(piece), len(piece), i)
-				tr.add(&h, nil, piece)
+			for i := r.count - r.fragments; i < r.count; i++ {
+				h := wire.PieceHeader(wire.TypeData, uint32(r.id), r.count*len(fragment), len(fragment), i)
+				tr.add(&h, nil, fragment)
 			}
 		}
 		var got []int
@@ -103,7 +103,7 @@ func dialSink(t testing.TB, to *net.UDPConn, o Options) *Client {
 
 // On a socket without checksums, the kernel refuses trains but not datagrams
 // (net/ipv4/udp.c, udp_send_skb). Other paths refuse them for other reasons.
-func TestWhereTrainsAreRefusedDatagramsGoOneByOne(t *testing.T) {
+func TestTrainsRefused(t *testing.T) {
 	to := sink(t)
 	c := dialSink(t, to, Options{})
 	if !c.sender.out.segments {
@@ -147,8 +147,8 @@ func TestWhereTrainsAreRefusedDatagramsGoOneByOne(t *testing.T) {
 	}
 }
 
-func TestUnseenRequestsAreThoseSentWithinARoundTrip(t *testing.T) {
-	c := &Client{flying: list{in: inLife}}
+func TestSentSince(t *testing.T) {
+	c := &Client{flying: list{id: stageList}}
 	for _, at := range []int64{10, 20, 30, 40} {
 		c.flying.pushBack(&request{sentAt: at})
 	}
@@ -159,7 +159,7 @@ func TestUnseenRequestsAreThoseSentWithinARoundTrip(t *testing.T) {
 	}
 }
 
-func TestSteadyTrafficAllocatesNothing(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	to := sink(t)
 	delivered := 0
 	c := dialSink(t, to, Options{Deliver: func(*Result) { delivered++ }, ResendAfter: time.Hour, Timeout: 2 * time.Hour})
@@ -173,13 +173,13 @@ func TestSteadyTrafficAllocatesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Every piece is sent, then a NACK names piece 3, which is sent again.
-		// Then the answer arrives in two pieces.
+		// Every fragment is sent, then a NACK names fragment 3, which is sent again.
+		// Then the answer arrives in two fragments.
 		for sent += 150; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
 		}
-		wish, _ := wire.AppendWish(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
-		c.handle(wish, Now())
+		nack, _ := wire.AppendWish(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
+		c.handle(nack, Now())
 		for sent++; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
 		}
@@ -190,7 +190,7 @@ func TestSteadyTrafficAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(runs, once); n != 0 {
 		t.Errorf("%v allocations a request", n)
 	}
-	// On a slow machine the client also asks, which sends piece 0 again.
+	// On a slow machine the client also asks, which sends fragment 0 again.
 	if delivered != runs+1 || c.Stats().Resends < runs+1 {
 		t.Errorf("%d delivered, %d pieces sent again, of %d requests", delivered, c.Stats().Resends, runs+1)
 	}
@@ -202,10 +202,10 @@ func TestSteadyTrafficAllocatesNothing(t *testing.T) {
 func FuzzHandle(f *testing.F) {
 	const id = 7
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Credit: 3}
-	wish, _ := wire.AppendWish(nil, id, 5000, 5, nil, 0)
+	nack, _ := wire.AppendWish(nil, id, 5000, 5, nil, 0)
 	unsent, _ := wire.AppendWish(nil, id+1, 5000, 5, nil, 0)
 	for _, b := range [][]byte{
-		nil, wish, unsent,
+		nil, nack, unsent,
 		wire.AppendResult(nil, id, &ok, []byte("1234"), 1024, 0, false),
 		wire.AppendResult(nil, id, &ok, []byte("12345678"), 5, 1, true),
 		wire.AppendResult(nil, id, &wire.Result{Status: wire.StatusBusy}, nil, 1024, 0, false),
@@ -219,9 +219,9 @@ func FuzzHandle(f *testing.F) {
 			options:  Options{Deliver: func(r *Result) { delivered[r.ID]++ }, MaxResultBytes: 1 << 16, PieceBytes: 1024},
 			wake:     make(chan struct{}, 1),
 			requests: make(map[uint32]*request),
-			queued:   queue{list: list{in: inLife}},
-			flying:   list{in: inLife},
-			sending:  list{in: inSending},
+			queued:   queue{list: list{id: stageList}},
+			flying:   list{id: stageList},
+			sending:  list{id: sendingList},
 			nextID:   id,
 		}
 		c.unread.L = &c.mu
@@ -241,13 +241,13 @@ func FuzzHandle(f *testing.F) {
 		c.handle(second, 2)
 
 		inFlight := 0
-		for r := c.flying.head; r != nil; r = r.links[inLife].next {
+		for r := c.flying.head; r != nil; r = r.links[stageList].next {
 			inFlight++
 			if c.requests[r.id] != r || delivered[r.id] != 0 {
 				t.Fatalf("request %d is in flight and ended", r.id)
 			}
-			for r.againLeft > 0 {
-				if index, _ := r.takePiece(); index >= r.next {
+			for r.resendsLeft > 0 {
+				if index, _ := r.takeFragment(); index >= r.next {
 					t.Fatalf("piece %d sent again, %d were sent", index, r.next)
 				}
 			}

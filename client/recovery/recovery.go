@@ -1,17 +1,17 @@
-// Package recovery decides when a client sends pieces of a request again
+// Package recovery decides when a client sends fragments of a request again
 // (docs/wire.md, "When something got lost"). It is pure: the caller passes the
 // time in, and sends.
 //
-//	          Sent                   NACK followed
-//	pieces ─────────> silence ────────────────────────> the named pieces
-//	leave                │
-//	                     └─ AskAt passes: Ask ────────> piece 0
+//	             Sent                   NACK followed
+//	fragments ─────────> silence ────────────────────────> the named fragments
+//	leave                   │
+//	                        └─ AskAt passes: Ask ────────> fragment 0
 //
 // Three rules protect a congested path:
 //
-//  1. A NACK that arrives too soon after the last piece is ignored. It may name
-//     pieces that are still on their way.
-//  2. That time doubles when a NACK names no fewer pieces than the one before:
+//  1. A NACK that arrives too soon after the last fragment is ignored. It may name
+//     fragments that are still on their way.
+//  2. That time doubles when a NACK names no fewer fragments than the one before:
 //     what was sent again did not arrive, or did not arrive yet.
 //  3. The silence before a question doubles with each question.
 //
@@ -27,7 +27,7 @@ const (
 	// minSilence is the shortest silence before a question. A manager ignores a
 	// question that follows its NACK or its answer more closely (docs/wire.md).
 	minSilence = time.Millisecond
-	// minIgnore is the min time after pieces were sent again for which a NACK is
+	// minIgnore is the min time after fragments were sent again for which a NACK is
 	// ignored: more than a round trip in a machine room.
 	minIgnore = 500 * time.Microsecond
 )
@@ -37,91 +37,91 @@ const (
 type Request struct {
 	resendAfter time.Duration
 
-	leaving bool // pieces leave
+	sending bool // fragments leave
 	asked   bool // and are a question
 
-	sentAt      int64 // of the last piece
+	sentAt      int64 // of the last fragment
 	askAt       int64
 	ignoreUntil int64
-	silence     time.Duration // before the next question
-	ignore      time.Duration // after the last piece sent again
-	nackDelay   time.Duration // the longest from the last piece to a NACK
-	missing     int           // pieces in the last NACK that was followed
+	askDelay    time.Duration // before the next question
+	ignoreDelay time.Duration // after the last fragment sent again
+	nackDelay   time.Duration // the longest from the last fragment to a NACK
+	missing     int           // fragments in the last NACK that was followed
 }
 
-// Begin starts a request of count pieces. A first question follows a silence of
+// Begin starts a request of count fragments. A first question follows a silence of
 // resendAfter.
 func (r *Request) Begin(count int, resendAfter time.Duration) {
-	*r = Request{resendAfter: resendAfter, silence: resendAfter, missing: count, leaving: true}
+	*r = Request{resendAfter: resendAfter, askDelay: resendAfter, missing: count, sending: true}
 }
 
-// Sent reports that the last piece left for now. roundTrip is the estimate of the
+// Sent reports that the last fragment left for now. roundTrip is the estimate of the
 // path's round trip in nanoseconds, 0 if unknown.
 func (r *Request) Sent(now, roundTrip int64) {
-	r.leaving, r.sentAt = false, now
-	r.askAt = now + int64(r.silence)
+	r.sending, r.sentAt = false, now
+	r.askAt = now + int64(r.askDelay)
 	if r.asked {
 		// The NACK that answers a question comes after one round trip. All that
-		// can be on its way is piece 0.
+		// can be on its way is fragment 0.
 		r.asked = false
 		return
 	}
-	r.ignoreUntil = now + max(int64(r.ignore), roundTrip)
+	r.ignoreUntil = now + max(int64(r.ignoreDelay), roundTrip)
 }
 
-// AskAt is when the client should call Ask; 0 while pieces leave.
+// AskAt is when the client should call Ask; 0 while fragments leave.
 func (r *Request) AskAt() int64 {
-	if r.leaving {
+	if r.sending {
 		return 0
 	}
 	return r.askAt
 }
 
 // Ask reports whether the silence has lasted long enough. If so, the caller sends
-// piece 0 again and calls Sent when it has left.
+// fragment 0 again and calls Sent when it has left.
 func (r *Request) Ask(now int64) bool {
-	if r.leaving || now < r.askAt {
+	if r.sending || now < r.askAt {
 		return false
 	}
-	r.leaving, r.asked = true, true
-	r.silence *= 2
+	r.sending, r.asked = true, true
+	r.askDelay *= 2
 	return true
 }
 
 // Prove reports that the manager wants proof of the client's address. The caller
-// sends piece 0 now, as after Ask.
+// sends fragment 0 now, as after Ask.
 func (r *Request) Prove() {
-	r.asked = r.asked || !r.leaving
-	r.leaving = true
+	r.asked = r.asked || !r.sending
+	r.sending = true
 }
 
-// Heard reports a piece of an answer: the manager has the complete request, so
+// Heard reports a fragment of an answer: the manager has the complete request, so
 // a question can wait for longer.
 func (r *Request) Heard(now int64) {
-	r.silence = r.resendAfter
-	r.askAt = now + int64(r.silence)
+	r.askDelay = r.resendAfter
+	r.askAt = now + int64(r.askDelay)
 }
 
-// NACK reports that a NACK arrived which names missing pieces, and returns whether
+// NACK reports that a NACK arrived which names missing fragments, and returns whether
 // the caller sends them now. If so, it calls Sent when the last of them has left.
 func (r *Request) NACK(now int64, missing int) bool {
-	if r.leaving {
-		return false // pieces leave; the manager repeats the NACK if it matters
+	if r.sending {
+		return false // fragments leave; the manager repeats the NACK if it matters
 	}
 
 	r.nackDelay = max(r.nackDelay, time.Duration(now-r.sentAt))
-	r.silence = min(max(3*r.nackDelay/2, minSilence), r.resendAfter)
+	r.askDelay = min(max(3*r.nackDelay/2, minSilence), r.resendAfter)
 	if now < r.ignoreUntil {
-		r.askAt = now + int64(r.silence)
+		r.askAt = now + int64(r.askDelay)
 		return false
 	}
 
-	if r.ignore == 0 {
-		r.ignore = minIgnore
+	if r.ignoreDelay == 0 {
+		r.ignoreDelay = minIgnore
 	} else if missing >= r.missing {
-		r.ignore = min(2*r.ignore, r.resendAfter)
+		r.ignoreDelay = min(2*r.ignoreDelay, r.resendAfter)
 	}
 	r.missing = missing
-	r.leaving = true
+	r.sending = true
 	return true
 }

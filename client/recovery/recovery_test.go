@@ -19,7 +19,7 @@ func begun(sentAt, roundTrip int64) *Request {
 	return &r
 }
 
-func wantAsk(t *testing.T, r *Request, at int64) {
+func expectAsk(t *testing.T, r *Request, at int64) {
 	t.Helper()
 	if got := r.AskAt(); got != at {
 		t.Errorf("asks at %v, want %v", time.Duration(got), time.Duration(at))
@@ -32,7 +32,7 @@ func TestQuestions(t *testing.T) {
 		at := 5 * ms
 		for silence := 100 * ms; silence < 2000*ms; silence *= 2 {
 			at += silence
-			wantAsk(t, r, at)
+			expectAsk(t, r, at)
 			if r.Ask(at - 1) {
 				t.Fatal("asked too early")
 			}
@@ -51,27 +51,27 @@ func TestQuestions(t *testing.T) {
 		if !r.NACK(4*ms, 10) {
 			t.Fatal("NACK was ignored")
 		}
-		wantAsk(t, r, 0)
+		expectAsk(t, r, 0)
 		r.Sent(5*ms, 0)
-		wantAsk(t, r, 11*ms)
+		expectAsk(t, r, 11*ms)
 		if !r.Ask(11 * ms) {
 			t.Fatal("did not ask in time")
 		}
 		r.Sent(11*ms, 0)
-		wantAsk(t, r, 23*ms)
+		expectAsk(t, r, 23*ms)
 		r.NACK(12*ms, 10) // a question is answered sooner; the longest delay counts
 		r.Sent(13*ms, 0)
-		wantAsk(t, r, 19*ms)
+		expectAsk(t, r, 19*ms)
 	})
 
 	t.Run("keep their bounds", func(t *testing.T) {
 		r := begun(0, 0)
 		r.NACK(10*us, 10)
 		r.Sent(20*us, 0)
-		wantAsk(t, r, 20*us+int64(minSilence))
+		expectAsk(t, r, 20*us+int64(minSilence))
 		r.NACK(20*us+90*ms, 10)
 		r.Sent(200*ms, 0)
-		wantAsk(t, r, 300*ms)
+		expectAsk(t, r, 300*ms)
 	})
 
 	t.Run("wait while an answer arrives", func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestQuestions(t *testing.T) {
 		r.NACK(ms, 10)
 		r.Sent(2*ms, 0)
 		r.Heard(3 * ms)
-		wantAsk(t, r, 103*ms)
+		expectAsk(t, r, 103*ms)
 	})
 }
 
@@ -107,7 +107,7 @@ func TestNACK(t *testing.T) {
 		r.NACK(now, 8)
 		for _, step := range []struct {
 			missing int
-			ignored int64 // after the last piece, before this NACK
+			ignored int64 // after the last fragment, before this NACK
 		}{{8, 500 * us}, {8, 1000 * us}, {8, 2000 * us}, {7, 4000 * us}, {3, 4000 * us}} {
 			r.Sent(now, 0)
 			if r.NACK(now+step.ignored-1, step.missing) {
