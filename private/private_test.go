@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const nobody = 65534
+const nobodyUID = 65534
 
 func mkdir(t *testing.T, path string, mode fs.FileMode) {
 	t.Helper()
@@ -34,7 +34,7 @@ func link(t *testing.T, target, path string) {
 
 func chown(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Lchown(path, nobody, nobody); err != nil {
+	if err := os.Lchown(path, nobodyUID, nobodyUID); err != nil {
 		t.Fatal(err)
 	}
 }
