@@ -48,19 +48,19 @@ func newMetrics(m *Manager) *metrics {
 		registry: prometheus.NewRegistry(),
 		request: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_request_seconds", Buckets: latency,
-			Help: "Time from the arrival of a request's first piece at the machine to its reply.",
+			Help: "Time from the arrival of a request's first fragment at the machine to its reply.",
 		}, []string{"function"}),
 		stage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_stage_seconds", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 22),
-			Help: "Time a request spent in each stage of its way.",
+			Help: "Time that a request spent in each stage.",
 		}, []string{"function", "stage"}),
 		batch: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_batch_requests", Buckets: []float64{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256},
-			Help: "Size of the batch that each request rode in.",
+			Help: "Size of each request's batch.",
 		}, []string{"function"}),
 		swapIdle: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_swap_idle_seconds", Buckets: prometheus.ExponentialBuckets(5e-6, 1.6, 24),
-			Help: "Time the ring stood still with work waiting in a hand-over, by how the share changed.",
+			Help: "Time in a hand-over during which requests waited and no batch ran, by how the share changed.",
 		}, []string{"function", "mechanism"}),
 	}
 	x.registry.MustRegister(x.request, x.stage, x.batch, x.swapIdle, &snapshot{m: m},
@@ -99,87 +99,96 @@ type functionMetrics struct {
 // snapshot collects the counters that live in the functions themselves.
 type snapshot struct{ m *Manager }
 
+// described are the descriptors of the snapshot's metrics, for the page that lists them.
+var described []*prometheus.Desc
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	d := prometheus.NewDesc(name, help, labels, nil)
+	described = append(described, d)
+	return d
+}
+
 var (
-	descShare = prometheus.NewDesc("penstock_share_ratio",
-		"Share of the device, 1 is all of it.", []string{"function", "instance"}, nil)
-	descGuarantee = prometheus.NewDesc("penstock_guarantee_ratio",
-		"Part of the device's time that is guaranteed, 1 is all of it.", []string{"function", "instance"}, nil)
-	descNeed = prometheus.NewDesc("penstock_need_ratio",
-		"Part of the device's time that keeps up with the requests of late.", []string{"function", "instance"}, nil)
-	descDeviceTime = prometheus.NewDesc("penstock_device_seconds_total",
-		"Device time used, by whether it was within the guarantee.", []string{"function", "instance", "priority"}, nil)
-	descFeasible = prometheus.NewDesc("penstock_objective_guaranteed",
-		"1 if the objective is kept whatever other functions do, else 0.", []string{"function", "instance"}, nil)
-	descSwaps = prometheus.NewDesc("penstock_swaps_total",
-		"Hand-overs from an active process to its shadow, and moves of one to other multiprocessors.", []string{"function"}, nil)
-	descSMs = prometheus.NewDesc("penstock_share_multiprocessors",
-		"Multiprocessors of a GPU that the serving process counts.", []string{"function", "instance"}, nil)
-	descConfiguration = prometheus.NewDesc("penstock_configuration_rejected",
-		"1 while the node cannot follow the configuration file as it is, else 0; /status.json says why.", nil, nil)
-	descFolder = prometheus.NewDesc("penstock_runtime_folder_restored_total",
-		"How often files of the runtime folder were removed, and made again.", nil, nil)
-	descFolderLost = prometheus.NewDesc("penstock_runtime_folder_lost",
-		"1 while the runtime folder cannot be restored, else 0; /readyz says why.", nil, nil)
-	descFaults = prometheus.NewDesc("penstock_device_faults_total",
-		"How often the GPU failed under all functions at once.", nil, nil)
-	descOutage = prometheus.NewDesc("penstock_device_fault_seconds",
-		"Time without answers after the last of these faults.", nil, nil)
-	descMemory = prometheus.NewDesc("penstock_device_memory_bytes",
-		"Memory of the GPU.", nil, nil)
-	descUsed = prometheus.NewDesc("penstock_device_memory_used_bytes",
-		"Memory of the GPU in use by anybody.", nil, nil)
-	descHangs = prometheus.NewDesc("penstock_hangs_total",
-		"Processes killed because a batch did not end.", []string{"function"}, nil)
-	descResults = prometheus.NewDesc("penstock_results_total",
-		"Requests by how they ended.", []string{"function", "result"}, nil)
-	descDatagrams = prometheus.NewDesc("penstock_source_datagrams_total",
-		"Datagrams received.", []string{"function"}, nil)
-	descBytes = prometheus.NewDesc("penstock_source_bytes_total",
-		"Bytes of datagrams received.", []string{"function"}, nil)
-	descFrames = prometheus.NewDesc("penstock_port_frames_total",
-		"Frames that a port of DPDK received, by what was made of them.", []string{"reason"}, nil)
-	descAnswered = prometheus.NewDesc("penstock_port_answered_total",
-		"Questions about the port's own addresses that were answered.", []string{"protocol"}, nil)
-	descConflicts = prometheus.NewDesc("penstock_port_address_conflicts_total",
-		"Frames of another machine that says it has one of the port's addresses.", nil, nil)
-	descLost = prometheus.NewDesc("penstock_port_lost_total",
-		"Frames that a port of DPDK lost, by where.", []string{"where"}, nil)
-	descLink = prometheus.NewDesc("penstock_port_link_up",
-		"1 while the port of DPDK has a link, else 0.", nil, nil)
-	descMbufs = prometheus.NewDesc("penstock_port_mbufs",
-		"Packet buffers of DPDK, by whether they are in use.", []string{"state"}, nil)
-	descDrops = prometheus.NewDesc("penstock_source_drops_total",
-		"Datagrams dropped, by reason.", []string{"function", "reason"}, nil)
-	descShedding = prometheus.NewDesc("penstock_source_shedding_ratio",
-		"Part of the requests that is being shed because a receiver is offered more than it takes.", []string{"function"}, nil)
-	descHeld = prometheus.NewDesc("penstock_slab_held_bytes",
-		"Packet memory held by requests.", []string{"function"}, nil)
-	descSlab = prometheus.NewDesc("penstock_slab_bytes",
-		"Packet memory.", []string{"function"}, nil)
-	descInFlight = prometheus.NewDesc("penstock_requests_in_flight",
-		"Requests that are whole and not answered.", []string{"function"}, nil)
-	descAccepted = prometheus.NewDesc("penstock_requests_accepted_total",
-		"Requests that became whole.", []string{"function"}, nil)
-	descRejected = prometheus.NewDesc("penstock_replies_rejected_total",
-		"Replies of a process that made no sense and were dropped.", []string{"function"}, nil)
-	descWishes = prometheus.NewDesc("penstock_wishes_total",
-		"Clients asked to send pieces again.", []string{"function"}, nil)
-	descWithheld = prometheus.NewDesc("penstock_answers_withheld_total",
-		"Busy blocks sent in place of an answer to a client that has to prove its address first.", []string{"function"}, nil)
-	descEvicted = prometheus.NewDesc("penstock_requests_evicted_total",
-		"Incomplete requests that lost their place or their memory to others, or the rest of which was shed.", []string{"function"}, nil)
-	descShed = prometheus.NewDesc("penstock_requests_shed_total",
-		"Requests that the kernel shed because a receiver was offered more than it takes, and that were answered busy.", []string{"function"}, nil)
-	descUnsent = prometheus.NewDesc("penstock_replies_unsent_total",
-		"Datagrams of replies that the socket did not take.", []string{"function"}, nil)
-	descWeights = prometheus.NewDesc("penstock_weights_bytes",
-		"Device memory of weights that processes share, beside what each holds itself.", nil, nil)
-	descWeightFiles = prometheus.NewDesc("penstock_weights_files",
-		"Files of weights that processes share.", nil, nil)
-	descPersistent = prometheus.NewDesc("penstock_model_persistent_bytes",
-		"Device memory of a linked model.", []string{"function"}, nil)
-	descEphemeral = prometheus.NewDesc("penstock_model_ephemeral_bytes",
-		"Device memory of the largest batch beyond that.", []string{"function"}, nil)
+	descShare = describe("penstock_share_ratio",
+		"Share of the device. 1 is the whole device.", "function", "instance")
+	descGuarantee = describe("penstock_guarantee_ratio",
+		"Guaranteed part of the device's time. 1 is all of it.", "function", "instance")
+	descNeed = describe("penstock_need_ratio",
+		"Part of the device's time that recent requests need.", "function", "instance")
+	descDeviceTime = describe("penstock_device_seconds_total",
+		"Device time used, within the guarantee or beyond it.", "function", "instance", "priority")
+	descFeasible = describe("penstock_objective_guaranteed",
+		"1 if the objective holds whatever other functions do, else 0.", "function", "instance")
+	descSwaps = describe("penstock_swaps_total",
+		"Hand-overs from an active process to its shadow, and moves to other multiprocessors.", "function")
+	descSMs = describe("penstock_share_multiprocessors",
+		"Multiprocessors of the GPU that the serving process counts.", "function", "instance")
+	descConfiguration = describe("penstock_configuration_rejected",
+		"1 while the node rejects the configuration file, else 0. /status.json has the reason.")
+	descFolder = describe("penstock_runtime_folder_restored_total",
+		"Times that removed files of the runtime folder were restored.")
+	descFolderLost = describe("penstock_runtime_folder_lost",
+		"1 while the runtime folder cannot be restored, else 0. /readyz has the reason.")
+	descFaults = describe("penstock_device_faults_total",
+		"Times that the GPU failed for all functions at once.")
+	descOutage = describe("penstock_device_fault_seconds",
+		"Time without answers after the last of these faults.")
+	descMemory = describe("penstock_device_memory_bytes",
+		"Memory of the GPU.")
+	descUsed = describe("penstock_device_memory_used_bytes",
+		"Memory of the GPU in use by all programs.")
+	descHangs = describe("penstock_hangs_total",
+		"Processes killed because a batch did not end.", "function")
+	descResults = describe("penstock_results_total",
+		"Requests by result.", "function", "result")
+	descDatagrams = describe("penstock_source_datagrams_total",
+		"Datagrams received.", "function")
+	descBytes = describe("penstock_source_bytes_total",
+		"Bytes of datagrams received.", "function")
+	descFrames = describe("penstock_port_frames_total",
+		"Frames that the DPDK port received, by what was found in them.", "reason")
+	descAnswered = describe("penstock_port_answered_total",
+		"Questions about the port's own addresses that were answered.", "protocol")
+	descConflicts = describe("penstock_port_address_conflicts_total",
+		"Frames of another machine that claims one of the port's addresses.")
+	descLost = describe("penstock_port_lost_total",
+		"Frames that the DPDK port lost, by place.", "where")
+	descLink = describe("penstock_port_link_up",
+		"1 while the DPDK port has a link, else 0.")
+	descMbufs = describe("penstock_port_mbufs",
+		"Packet buffers of DPDK.", "state")
+	descDrops = describe("penstock_source_drops_total",
+		"Datagrams dropped, by reason.", "function", "reason")
+	descShedding = describe("penstock_source_shedding_ratio",
+		"Part of the requests that the kernel sheds because a receiver cannot keep up.", "function")
+	descHeld = describe("penstock_slab_held_bytes",
+		"Packet memory held by requests.", "function")
+	descSlab = describe("penstock_slab_bytes",
+		"Packet memory.", "function")
+	descInFlight = describe("penstock_requests_in_flight",
+		"Complete requests that are not answered yet.", "function")
+	descAccepted = describe("penstock_requests_accepted_total",
+		"Requests that became complete.", "function")
+	descRejected = describe("penstock_replies_rejected_total",
+		"Invalid replies of a process, which were dropped.", "function")
+	descWishes = describe("penstock_wishes_total",
+		"NACKs: clients were asked to send fragments again.", "function")
+	descWithheld = describe("penstock_answers_withheld_total",
+		"Busy answers sent instead of a result because the client must prove its address first.", "function")
+	descEvicted = describe("penstock_requests_evicted_total",
+		"Incomplete requests that lost their slot or memory to others, or the rest of which was shed.", "function")
+	descShed = describe("penstock_requests_shed_total",
+		"Shed requests that were answered busy.", "function")
+	descUnsent = describe("penstock_replies_unsent_total",
+		"Datagrams of replies that the socket refused.", "function")
+	descWeights = describe("penstock_weights_bytes",
+		"Device memory of weights that processes share.")
+	descWeightFiles = describe("penstock_weights_files",
+		"Files of weights that processes share.")
+	descPersistent = describe("penstock_model_persistent_bytes",
+		"Device memory of a linked model.", "function")
+	descEphemeral = describe("penstock_model_ephemeral_bytes",
+		"Additional device memory of the largest batch.", "function")
 )
 
 // Describe sends nothing: the collector is unchecked, because functions are

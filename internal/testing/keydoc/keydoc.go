@@ -80,7 +80,7 @@ func Golden(t *testing.T, file, want string) {
 		return
 	}
 	if os.Getenv("UPDATE") == "" {
-		t.Errorf("%s differs from the tagged structs (%v); `UPDATE=1 go test` in this folder writes it", file, err)
+		t.Errorf("%s differs from what the code says (%v); `UPDATE=1 go test` in this folder writes it", file, err)
 		return
 	}
 	if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
