@@ -11,15 +11,12 @@ import (
 type batching struct {
 	Fit   control.Fit
 	Limit float64 // of the batch size
-	// last is the report up to which costs are counted.
-	last  control.Report
-	moves handovers
-}
-
-// handovers counts the hand-overs that a generation has reported.
-type handovers struct {
+	// costs is the report up to which the costs of a request are counted.
+	costs control.Report
+	// What generation has reported so far: device time and hand-overs.
 	generation uint32
-	count      uint64
+	spent      spending
+	handovers  uint64
 }
 
 // report applies libml's report on its batching.
@@ -31,6 +28,14 @@ func (in *instance) report(generation uint32, r control.Report) {
 	b := &in.batching
 	b.Limit = r.Limit
 	in.entitled.unprotected = r.Unprotected
+	if generation != b.generation {
+		b.generation, b.spent, b.handovers = generation, spending{}, 0
+	}
+	if in.m.onGPU() { // on CPUs the orchestrator measures it: see
+		spent := spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)}
+		in.entitled.noteSpending(b.spent, spent)
+		b.spent = spent
+	}
 	in.noteCosts(&r)
 	if in.growing() {
 		r.Fit = control.FitUnknown
@@ -40,20 +45,12 @@ func (in *instance) report(generation uint32, r control.Report) {
 		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")
 		in.m.tuneEarly(in)
 	}
-	in.noteHandovers(generation, r)
+	in.noteHandovers(&r)
 }
 
-// noteCosts records the device time and the CPU time that a process has used since its last
-// report. They are totals of the process.
+// noteCosts records the cost of the requests since the last report.
 func (in *instance) noteCosts(r *control.Report) {
-	last := &in.batching.last
-	if in.m.onGPU() { // on CPUs the orchestrator measures it: see
-		before := spending{}
-		if r.Generation == last.Generation {
-			before = spending{time.Duration(last.DeviceNanos), time.Duration(last.DemotedNanos)}
-		}
-		in.entitled.noteSpending(before, spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)})
-	}
+	last := &in.batching.costs
 	ran, cpu := r.Ran-last.Ran, time.Duration(r.CPUNanos-last.CPUNanos)
 	switch {
 	case r.Generation != last.Generation:
@@ -71,17 +68,14 @@ func (in *instance) noteCosts(r *control.Report) {
 
 // noteHandovers counts the new hand-overs in a process's report. A process's first
 // hand-over gave it the ring; each later one was a move.
-func (in *instance) noteHandovers(generation uint32, r control.Report) {
-	counted := &in.batching.moves
-	if generation != counted.generation {
-		*counted = handovers{generation: generation}
-	}
-	if r.Handovers <= counted.count {
+func (in *instance) noteHandovers(r *control.Report) {
+	counted := &in.batching.handovers
+	if r.Handovers <= *counted {
 		return
 	}
-	moves := r.Handovers - max(1, counted.count)
+	moves := r.Handovers - max(1, *counted)
 	in.f.swaps.Add(moves)
-	counted.count = r.Handovers
+	*counted = r.Handovers
 	if r.IdleNanos < 0 {
 		return
 	}

@@ -187,6 +187,27 @@ func TestGuaranteeUse(t *testing.T) {
 	}
 }
 
+// A process charges a batch when it begins, and counts its requests when it ends. A report
+// between the two must not count the batch twice.
+func TestGuaranteeUseInTheMiddleOfABatch(t *testing.T) {
+	b := newGuaranteedNode(t, "cuda", objective("a", time.Second))
+	generation, _ := b.serves("a")
+	in := b.instance("a", 0)
+	for _, r := range []control.Report{
+		{DeviceNanos: int64(100 * time.Millisecond), Ran: 4},
+		{DeviceNanos: int64(200 * time.Millisecond), Ran: 4},
+		{DeviceNanos: int64(200 * time.Millisecond), Ran: 8},
+	} {
+		r.Generation = generation
+		in.report(generation, r)
+	}
+	in.forget() // its model was replaced
+	in.report(generation, control.Report{Generation: generation, DeviceNanos: int64(300 * time.Millisecond), DemotedNanos: int64(50 * time.Millisecond), Ran: 8})
+	if s := b.status("a").Guarantee; math.Abs(s.UsedSeconds-0.3) > 1e-9 || math.Abs(s.DemotedSeconds-0.05) > 1e-9 {
+		t.Errorf("used %v s, %v s demoted; want 0.3 and 0.05", s.UsedSeconds, s.DemotedSeconds)
+	}
+}
+
 func TestInfeasibleObjectiveIsTold(t *testing.T) {
 	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", 10*time.Millisecond))
 	b.load("a", 10, 20*time.Millisecond)

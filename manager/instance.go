@@ -260,7 +260,7 @@ func (in *instance) status() control.InstanceStatus {
 
 // forget drops the measurements of a model that no longer serves.
 func (in *instance) forget() {
-	in.measured, in.batching.last = measurement{}, control.Report{}
+	in.measured, in.batching.costs = measurement{}, control.Report{}
 	in.entitled.fixed, in.entitled.cost = 0, 0
 	in.f.mu.Lock()
 	in.tally = tally{}
