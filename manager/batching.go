@@ -13,7 +13,7 @@ type batching struct {
 	Limit float64 // of the batch size
 	// costs is the report up to which the costs of a request are counted.
 	costs control.Report
-	// What generation has reported so far: device time and hand-overs.
+	// The totals of device time and hand-overs that a generation has reported last.
 	generation uint32
 	spent      spending
 	handovers  uint64

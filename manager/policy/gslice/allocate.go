@@ -5,36 +5,35 @@ import (
 	"slices"
 )
 
-// shareDemand is what an IF would have.
+// shareDemand is the share that an IF needs.
 type shareDemand struct {
 	ID      ID
 	Percent float64
 }
 
-// grant is what an IF gets.
+// grant is the share that an IF gets.
 type grant struct {
 	ID ID
-	// Percent is the share, a multiple of Quantum.
+	// Percent is a multiple of quantum.
 	Percent float64
 	// Slack is the part of Percent beyond the demand, 0 unless SpreadSlack.
 	Slack float64
 }
 
 // allocateFairly divides 100 % among demands by MAX-MIN fairness (3.2.3), the smallest
-// demand first: each is granted while it is at most an equal part of what remains.
-// The rest share what then remains in proportion to their demands, none below the
-// last grant:
+// demand first. A demand is granted if it is at most an equal part of what remains.
+// The others share the rest in proportion to their demands, none below the last grant:
 //
 //	{30, 40, 90} -> {30, 30, 40}    {30, 100} -> {30, 70}    {8, 60} -> {8, 60}
 //
-// Demands are clamped to the minimum and 100. What nobody demands stays free
-// unless SpreadSlack.
+// Demands are clamped to the minimum and 100. The rest beyond all demands stays free unless
+// SpreadSlack is set.
 //
-// With Steps each grant is one of them, up or down from what it would be, if the smallest
-// goes round; a demand may get a little more than it asks for then.
+// If Steps are set, each grant is rounded to one of them, and may exceed its demand a little.
+// If the smallest step for each is more than the total, Steps have no effect.
 //
-// The grants are sorted by ID; they depend on the demands alone, not on their
-// order, and their sum is never above 100. IDs are different from each other.
+// The grants are sorted by ID. They depend only on the demands, not on their order, and add
+// up to at most 100. The IDs must differ.
 func allocateFairly(demands []shareDemand, c Config) []grant { return c.divide(100, demands) }
 
 // divide is allocateFairly for a total that may be less than 100.
@@ -66,9 +65,9 @@ func (c Config) divide(total float64, demands []shareDemand) []grant {
 	return grants
 }
 
-// step brings grants to shares that may be given: each to the step below it, and then, in
-// the order of grants, to the one above while there is room. One that is below the first
-// step gets that; where all together are too much then, the largest go down.
+// step rounds grants to Steps. Each goes to the step below it, and at least to the first. Then
+// each that was rounded down goes to the step above while that fits the total, in the order of
+// grants. If the steps are more than the total, the largest grants go down.
 func (c Config) step(grants []grant, total float64) {
 	if len(c.Steps) == 0 {
 		return
@@ -89,21 +88,8 @@ func (c Config) step(grants []grant, total float64) {
 			}
 		}
 	}
-	for sum > total {
-		largest := 0
-		for i := range at {
-			if at[i] > at[largest] {
-				largest = i
-			}
-		}
-		if at[largest] == 0 {
-			break // not even the first step goes round
-		}
-		sum -= floorTo(c.Steps[at[largest]]) - floorTo(c.Steps[at[largest]-1])
-		at[largest]--
-	}
-	if sum > total {
-		return // the grants as they were: they go round
+	if !c.stepDown(at, sum-total) {
+		return // even the first steps are too much: keep the grants, which fit
 	}
 	for i := range grants {
 		grants[i].Slack = max(0, grants[i].Slack+floorTo(c.Steps[at[i]])-grants[i].Percent)
@@ -111,25 +97,44 @@ func (c Config) step(grants []grant, total float64) {
 	}
 }
 
+// stepDown lowers the largest steps until they are excess percent lower. It reports whether
+// that was possible.
+func (c Config) stepDown(at []int, excess float64) bool {
+	for excess > 0 {
+		largest := 0
+		for i := range at {
+			if at[i] > at[largest] {
+				largest = i
+			}
+		}
+		if at[largest] == 0 {
+			return false
+		}
+		excess -= floorTo(c.Steps[at[largest]]) - floorTo(c.Steps[at[largest]-1])
+		at[largest]--
+	}
+	return true
+}
+
 // allows reports whether a share may be given.
 func (c Config) allows(percent float64) bool {
 	return len(c.Steps) == 0 || slices.ContainsFunc(c.Steps, func(s float64) bool { return floorTo(s) == percent })
 }
 
-// proportional splits remaining in proportion to the demands, which ascend and
-// exceed it in sum, none below least. Raising the small ones to least takes from
-// the others, which may bring the next one below it: so the small ones are settled
-// one after the other. No part exceeds its demand: it is smaller than the demand's
-// part of a sum that is larger than what is split, or it is least, which was a
-// grant to a smaller demand.
-func proportional(grants []grant, demands []shareDemand, remaining, least float64) {
+// proportional splits remaining in proportion to the demands, which ascend and exceed it in
+// sum. No part is below lowest. Raising a small part to lowest takes from the others, and the
+// next one may fall below it. The parts are therefore computed one after the other.
+//
+// No part exceeds its demand. It is either the demand's part of a larger sum, or lowest, which
+// was granted to a smaller demand.
+func proportional(grants []grant, demands []shareDemand, remaining, lowest float64) {
 	var weights float64
 	for _, d := range demands {
 		weights += d.Percent
 	}
 	for i, d := range demands {
-		part := max(least, remaining*d.Percent/weights)
-		// The last may be a rounding error above what is left.
+		part := max(lowest, remaining*d.Percent/weights)
+		// Rounding can raise the last part above what remains.
 		grants[i] = grant{ID: d.ID, Percent: floorTo(min(part, remaining, d.Percent))}
 		remaining -= grants[i].Percent
 		weights -= d.Percent

@@ -125,8 +125,8 @@ func TestAllocateKeepsItsPromises(t *testing.T) {
 			}
 			short = short || g.Percent < demand[g.ID]-quantum
 		}
-		// What is fair: a larger demand never gets less, nobody who is short has
-		// less than an equal part, and no one is short while anything is left.
+		// Fair: a larger demand never gets less, and no grant is below its demand while
+		// anything is left.
 		for _, a := range grants {
 			for _, b := range grants {
 				if demand[a.ID] < demand[b.ID] && a.Percent > b.Percent+quantum {

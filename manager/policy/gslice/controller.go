@@ -11,35 +11,32 @@ import (
 
 // Returned by Controller's methods.
 var (
-	// errKnown is returned when an IF is added that is there already.
-	errKnown = errors.New("is there already")
-	// errUnknown is returned when an IF is named that was never added, or removed.
-	errUnknown = errors.New("is not there")
+	errKnown   = errors.New("exists already")
+	errUnknown = errors.New("does not exist")
 )
 
-// Controller decides when shares change. It is a state machine without a clock:
-// times are given to it, as durations since any fixed start. It is not safe for
-// concurrent use.
+// Controller decides when shares change. It is a state machine without a clock: times are
+// parameters, as durations since any fixed start. It is not safe for concurrent use.
 //
-// At each Step Algorithm 1 tunes the demand of every IF that is past its hold-down. Earlier
-// observations are of the share before the change. Then shares are
-// allocated among all IFs past their hold-down; the others keep theirs, and so do IFs
-// whose share would change by no more than the threshold.
+// At each Step Algorithm 1 tunes the demand of each IF whose hold-down has passed. Earlier
+// observations are of the share before the change. Then shares are allocated among these IFs.
+// The others keep their shares, and so do IFs whose share would change by at most the
+// threshold.
 //
-// After an IF was added, replaced or removed the next Step passes over hold-downs and the
+// After an IF was added, replaced or removed, the next Step ignores hold-downs and the
 // threshold.
 type Controller struct {
 	cfg     Config
 	members map[ID]*member
-	forced  bool // an IF came, went or was replaced since the last Step
+	forced  bool // an IF was added, removed or replaced since the last Step
 }
 
 // member is one IF.
 type member struct {
 	id      ID
 	percent float64       // its share; 0 until it has one
-	demand  float64       // what it wants
-	why     string        // how that came about
+	demand  float64       // the share that it needs
+	why     string        // the reason of the demand
 	changed time.Duration // when percent last changed
 }
 
@@ -51,23 +48,23 @@ type Change struct {
 	Why      string
 }
 
-// Status is what an IF wants and has.
+// Status is the demand and the share of an IF.
 type Status struct {
 	ID              ID
 	Percent, Demand float64
 	Why             string
 }
 
-// Plan is what a Step decided.
+// Plan is the decision of a Step.
 type Plan struct {
-	// Changes are to be made in this order: cuts come first, so that at no time
-	// more than 100 % are out. They count as made; Failed tells otherwise.
+	// Changes must be made in this order. Cuts come first, so that shares never add up to more
+	// than 100 %. Changes count as made unless Failed is called.
 	Changes []Change
 	// Status has every IF, sorted by ID.
 	Status []Status
 }
 
-// NewController returns a controller of no IFs.
+// NewController returns a controller without IFs.
 func NewController(c Config) (*Controller, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
@@ -75,8 +72,8 @@ func NewController(c Config) (*Controller, error) {
 	return &Controller{cfg: c, members: make(map[ID]*member)}, nil
 }
 
-// Add takes an IF in; it gets a share at the next Step. kneePercent is its demand until
-// there are observations (3.2.3), 0 if it is not known.
+// Add adds an IF, which gets a share at the next Step. kneePercent is its demand until there
+// are observations (3.2.3), 0 if it is not known.
 func (c *Controller) Add(id ID, kneePercent float64) error {
 	if _, ok := c.members[id]; ok {
 		return fmt.Errorf("add %v: %w", id, errKnown)
@@ -86,8 +83,8 @@ func (c *Controller) Add(id ID, kneePercent float64) error {
 	return nil
 }
 
-// Replace says that an IF runs another model now: what was learned of the old one
-// is forgotten, its share stays until the next Step.
+// Replace records that an IF runs another model. It forgets the demand of the old model. The
+// share stays until the next Step.
 func (c *Controller) Replace(id ID, kneePercent float64) error {
 	m, err := c.member(id)
 	if err != nil {
@@ -97,7 +94,7 @@ func (c *Controller) Replace(id ID, kneePercent float64) error {
 	return nil
 }
 
-// Remove lets an IF go. The next Step gives its share to those that want it.
+// Remove removes an IF. The next Step gives its share to other IFs that need it.
 func (c *Controller) Remove(id ID) error {
 	if _, err := c.member(id); err != nil {
 		return err
@@ -107,7 +104,7 @@ func (c *Controller) Remove(id ID) error {
 	return nil
 }
 
-// Failed says that a change could not be made and the IF still has that share.
+// Failed records that a change could not be made, and that the IF still has this share.
 func (c *Controller) Failed(id ID, percent float64) error {
 	m, err := c.member(id)
 	if err != nil {
@@ -117,8 +114,7 @@ func (c *Controller) Failed(id ID, percent float64) error {
 	return nil
 }
 
-// Set says that an IF was given a share by hand, and wants that much until it is tuned or
-// replaced.
+// Set records a share that was set by hand. It is the demand until the IF is tuned or replaced.
 func (c *Controller) Set(id ID, percent float64) error {
 	m, err := c.member(id)
 	if err != nil {
@@ -128,8 +124,8 @@ func (c *Controller) Set(id ID, percent float64) error {
 	return nil
 }
 
-// SetSteps sets Config.Steps. The next Step moves shares that are none of the new ones and passes
-// over hold-downs if the steps have changed.
+// SetSteps sets Config.Steps. If they have changed, the next Step changes all other shares, and
+// ignores hold-downs.
 func (c *Controller) SetSteps(steps []float64) {
 	if !slices.Equal(steps, c.cfg.Steps) {
 		c.cfg.Steps, c.forced = slices.Clone(steps), true
@@ -144,7 +140,7 @@ func (c *Controller) member(id ID) (*member, error) {
 	return m, nil
 }
 
-// elastic is the demand of an IF without observations: its knee (3.2.3).
+// elastic returns the demand of an IF without observations: its knee (3.2.3).
 func (c *Controller) elastic(kneePercent float64) float64 {
 	if !(kneePercent > 0) {
 		kneePercent = c.cfg.UnknownPercent
@@ -152,8 +148,7 @@ func (c *Controller) elastic(kneePercent float64) float64 {
 	return c.cfg.clamp(kneePercent)
 }
 
-// Step decides. observed has the IFs of which something was observed since their
-// share last changed.
+// Step decides. observed has the IFs that were observed since their share last changed.
 func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
 	members := make([]*member, 0, len(c.members))
 	for _, m := range c.members {
@@ -202,8 +197,8 @@ func direction(c Change) int {
 	return 1
 }
 
-// allocate divides total among those of free whose share changes by more than the
-// threshold. The others keep theirs, which is not divided.
+// allocate divides total among those of free whose share changes by more than the threshold.
+// The others keep their shares, and total is less by them.
 func (c *Controller) allocate(total float64, free []*member) []grant {
 	rest := slices.Clone(free)
 	for {
@@ -224,8 +219,8 @@ func (c *Controller) allocate(total float64, free []*member) []grant {
 	}
 }
 
-// small reports whether a change of share is within the threshold. A change to a share
-// that may be given, from one that may not, never is.
+// small reports whether a change of share is within the threshold. A change from a share that
+// is no step to a step never is.
 func (c *Controller) small(from, to float64) bool {
 	if c.cfg.allows(to) && !c.cfg.allows(from) {
 		return false

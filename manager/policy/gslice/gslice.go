@@ -2,11 +2,15 @@
 // Algorithm 1). It is pure. docs/adr/0001-shares.md lists the corrections to the print of
 // Algorithm 1; nothing is added to it.
 //
-//		Observation ──tune──> demand ──allocate──> grant ──Controller──> change
+//	Window ──Measurement──> Observation ──tune──> demand ──allocate──> grant ──Controller──> change
 //
-//	 1. tune: what an inference function (IF) would need, by how it did with its share.
-//	 2. allocate: max-min fairness among the demands.
-//	 3. Controller: no change within the threshold, none before the hold-down has passed.
+// The steps:
+//
+//  1. Measurement: averages of latency, throughput and rate since the share last changed.
+//  2. tune: the share that an inference function (IF) needs, from its performance with the
+//     present one.
+//  3. allocate: max-min fairness among the demands.
+//  4. Controller: no change within the threshold, and none before the hold-down has passed.
 //
 // Shares are percent of the device (of the CPUs reserved for IFs, or of the GPU), in
 // multiples of quantum.
@@ -19,8 +23,8 @@ import (
 	"time"
 )
 
-// quantum is the grain of shares, in percent. It is a power of two, so that sums
-// of shares are exact in floating point: never above 100 % means not by a bit.
+// quantum is the smallest difference of shares, in percent. It is a power of two, so sums of
+// shares are exact in floating point and never exceed 100 %.
 const quantum = 1.0 / 64
 
 // ID is one instance of an inference function.
@@ -29,7 +33,7 @@ type ID struct {
 	Instance int
 }
 
-// String is the name by which logs and metrics call it.
+// String returns the name in logs and metrics.
 func (id ID) String() string { return fmt.Sprintf("%s/%d", id.IF, id.Instance) }
 
 // Compare orders IDs: by IF, then by instance.
@@ -37,23 +41,24 @@ func (id ID) Compare(other ID) int {
 	return cmp.Or(cmp.Compare(id.IF, other.IF), cmp.Compare(id.Instance, other.Instance))
 }
 
-// Config is how shares are decided; DefaultConfig has the paper's values.
+// Config has the parameters of the decisions; DefaultConfig has the paper's values.
 type Config struct {
-	// MinimumPercent is the least that any IF gets; where there are so many IFs
-	// that it does not go round, an equal part of 100.
+	// MinimumPercent is the minimum share. If there are too many IFs for it, the minimum is an
+	// equal part of 100.
 	MinimumPercent float64
 	// UnknownPercent is the demand of an IF without knee and observations.
 	UnknownPercent float64
-	// ThresholdPercent: residuals within it are no reason to tune, and changes
-	// within it (in percent of the present share) are not made.
+	// ThresholdPercent: residuals within it are no reason to tune. Changes within it, in percent
+	// of the present share, are not made.
 	ThresholdPercent float64
-	// HoldDown is how long a share stays after a change. Adding and removing IFs
-	// does not wait for it.
+	// HoldDown is how long a share stays after a change. Adding and removing IFs does not wait
+	// for it.
 	HoldDown time.Duration
-	// SpreadSlack hands out what nobody demanded, in proportion to the demands.
+	// SpreadSlack also divides the part of the device beyond all demands, in proportion to the
+	// demands.
 	SpreadSlack bool
-	// Steps are the shares that may be given, ascending, where not any may: a GPU's
-	// percentages at which its libraries answer rightly. Empty: any.
+	// Steps are the allowed shares, ascending: percentages of a GPU at which its libraries
+	// return right results. If Steps is empty, all shares are allowed.
 	Steps []float64
 }
 
@@ -68,7 +73,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate names the first field that makes no sense.
+// Validate returns an error that names the first invalid field.
 func (c Config) Validate() error {
 	for _, f := range []struct {
 		name  string
@@ -93,9 +98,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// ceilTo is the smallest multiple of quantum that is at least percent, rounding
-// errors left aside.
+// ceilTo returns the smallest multiple of quantum that is at least percent. It ignores rounding
+// errors.
 func ceilTo(percent float64) float64 { return math.Ceil(percent/quantum-1e-9) * quantum }
 
-// floorTo is the largest multiple of quantum that is at most percent.
+// floorTo returns the largest multiple of quantum that is at most percent.
 func floorTo(percent float64) float64 { return math.Floor(percent/quantum) * quantum }

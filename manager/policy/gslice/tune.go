@@ -5,30 +5,30 @@ import (
 	"time"
 )
 
-// Observation is how an IF did with its present share. Latency and throughput are
-// averages (EWMA); tune does not judge single requests.
+// Observation is the performance of an IF with its present share. Latency and throughput are
+// averages (ewma): tune does not judge single requests.
 type Observation struct {
-	// Latency is from a whole request to the end of its batch.
+	// Latency is the time from a complete request to the end of its batch.
 	Latency time.Duration
-	// Throughput is requests per busy second. Not per second: an IF that keeps up answers
-	// as many as arrive, whatever its share.
+	// Throughput is requests per busy second. In every second an IF that keeps up answers as
+	// many as arrive, whatever its share.
 	Throughput float64
-	// ArrivalRate is whole requests per second.
+	// ArrivalRate is complete requests per second.
 	ArrivalRate float64
 	// SLO is the latency objective.
 	SLO time.Duration
-	// AggregationBound says that requests are late before they are whole: the CPU or the
-	// network is the bottleneck (3.2.1) and no share helps.
+	// AggregationBound: requests are late before they are complete. The CPU or the network is
+	// the bottleneck (3.2.1), and no share helps.
 	AggregationBound bool
 }
 
-// decision is an IF's demand and why.
+// decision is an IF's demand and its reason.
 type decision struct {
 	percent float64 // between the minimum and 100
 	why     string  // for the log: the residual that decided
 }
 
-// The reasons.
+// Reasons of demands.
 const (
 	whyUnobserved  = "no observation yet"
 	whySet         = "set by hand"
@@ -38,11 +38,11 @@ const (
 	whyThroughput  = "throughput"
 )
 
-// maxRaise bounds a raise to twice the share: a throughput near zero asks for any
-// multiple. A factor of two is the step of Fig. 16 (30 % to 60 %).
+// maxRaise bounds a raise to twice the share, the step of Fig. 16 (30 % to 60 %). Without it a
+// throughput near zero would demand any multiple.
 const maxRaise = 1.0
 
-// tune is Algorithm 1, ComputeNewGPU%: the demand of an IF whose share is percent.
+// tune is Algorithm 1, ComputeNewGPU%: it returns the demand of an IF whose share is percent.
 //
 //	print                                            here
 //	residualL = SLO - avgL                           latency, as a part of the SLO
@@ -91,8 +91,7 @@ func tune(percent float64, o Observation, c Config) decision {
 	return d
 }
 
-// clamp brings a demand between the minimum and 100; what is no number is the
-// minimum.
+// clamp limits a demand to the minimum and 100. NaN becomes the minimum.
 func (c Config) clamp(percent float64) float64 {
 	if !(percent > c.MinimumPercent) {
 		return c.MinimumPercent

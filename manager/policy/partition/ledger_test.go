@@ -28,7 +28,7 @@ func TestAProcessCountsUntilItIsSeenToHaveLeft(t *testing.T) {
 	l.Observe(1, map[Process]Observed{a: {Groups: []int{0, 1}}})
 	l.Publish(2, map[Process][]int{a: {0}})
 	busy(0, 1)
-	// It was ordered to a third group and back before anybody heard of it.
+	// It was ordered to a third group and back before the orchestrator received that.
 	l.Publish(3, map[Process][]int{a: {0, 2}})
 	l.Publish(4, map[Process][]int{a: {0}})
 	busy(0, 1, 2)
@@ -75,11 +75,11 @@ func TestADroppedProcessCountsUntilItsDeathIsSeen(t *testing.T) {
 	}
 }
 
-// world plays the orchestrator and the processes under a node's ledger, with
-// everything late: states overtake nothing, but they take their time.
+// world is a harness: the orchestrator and the processes of a node with a ledger. All messages
+// are delayed and stay in order.
 type world struct {
 	t *rapid.T
-	// The manager's.
+	// Of the manager:
 	ledger     Ledger
 	sms        []int
 	wants      map[gslice.ID]float64
@@ -89,10 +89,10 @@ type world struct {
 	serving    map[gslice.ID][]uint32 // generations that are desired
 	last       uint32
 	seq        uint64
-	// On their way.
+	// Under way:
 	down []message // to the orchestrator
 	up   []report  // to the manager
-	// The orchestrator's and the device's.
+	// Of the orchestrator and the device:
 	told  message
 	procs map[Process]*proc
 }
@@ -124,7 +124,7 @@ func (w *world) claim(i gslice.ID) Claim {
 	return Claim{ID: i, Percent: w.wants[i], Min: w.needs[i], Infeasible: w.infeasible[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
 }
 
-// decide is the manager's turn.
+// decide lets the manager divide the groups and publish the result.
 func (w *world) decide() {
 	ids := slices.SortedFunc(maps.Keys(w.wants), gslice.ID.Compare)
 	var claims []Claim
@@ -154,8 +154,7 @@ func (w *world) decide() {
 	w.down = append(w.down, m)
 }
 
-// deliver lets the orchestrator hear up to the n-th message that is on its way; it
-// hears the latest of them.
+// deliver lets the orchestrator receive up to the n-th message. It follows the latest one.
 func (w *world) deliver(n int) {
 	if n = min(n, len(w.down)); n == 0 {
 		return
@@ -167,7 +166,7 @@ func (w *world) deliver(n int) {
 		case q == nil:
 			w.procs[p] = &proc{on: groups}
 		case !q.dying && !q.dead:
-			// What it was moving to is not left until it says so.
+			// It may be on the groups of an unfinished move until it reports otherwise.
 			q.on, q.to = q.may(), groups
 		}
 	}
@@ -179,7 +178,7 @@ func (w *world) deliver(n int) {
 	w.tell()
 }
 
-// tell sends what the orchestrator sees.
+// tell sends a report of the orchestrator.
 func (w *world) tell() {
 	r := report{acked: w.told.seq, seen: map[Process]Observed{}}
 	for p, q := range w.procs {
@@ -191,7 +190,7 @@ func (w *world) tell() {
 	w.up = append(w.up, r)
 }
 
-// hear lets the manager hear the next n reports.
+// hear lets the manager receive the next n reports.
 func (w *world) hear(n int) {
 	for ; n > 0 && len(w.up) > 0; n-- {
 		r := w.up[0]
@@ -205,7 +204,7 @@ func (w *world) hear(n int) {
 	}
 }
 
-// end takes a process off what is desired and puts the next generation there.
+// end replaces a desired process by the next generation.
 func (w *world) end(p Process) {
 	at := slices.Index(w.serving[p.ID], p.Generation)
 	if at < 0 {
@@ -222,7 +221,7 @@ func (w *world) start(i gslice.ID) {
 	w.serving[i] = append(w.serving[i], w.last)
 }
 
-// work lets one process do what it was told.
+// work lets one process follow its orders.
 func (w *world) work(p Process) {
 	q := w.procs[p]
 	switch {
@@ -258,8 +257,8 @@ func (w *world) sorted() []Process {
 	})
 }
 
-// Whatever is late, dies, comes and goes: two instances are never on one group, and
-// when the world behaves again everyone runs on what its share says.
+// In any order of events and with any delay, two instances are never on one group. At the end
+// each instance runs on the groups of its share.
 func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
@@ -284,7 +283,7 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 				delete(w.infeasible, i)
 				delete(w.serving, i)
 				delete(w.ordered, i)
-			case "kill": // by somebody
+			case "kill":
 				if ps := w.sorted(); len(ps) > 0 {
 					w.procs[rapid.SampledFrom(ps).Draw(t, "victim")].dying = true
 				}

@@ -33,7 +33,7 @@ func begin(t *testing.T, groupSMs []int, percents ...float64) []Order {
 	return orders
 }
 
-// settled are the claims of instances whose processes did as they were ordered.
+// settled returns the claims of instances whose processes run as ordered.
 func settled(orders []Order, percents ...float64) []Claim {
 	var claims []Claim
 	for i, o := range orders {
@@ -42,7 +42,7 @@ func settled(orders []Order, percents ...float64) []Claim {
 	return claims
 }
 
-// follow divides groups once, and has processes do at once as they are ordered.
+// follow divides groups once. Processes obey at once.
 func follow(t *testing.T, groupSMs []int, claims []Claim) {
 	t.Helper()
 	orders, err := Divide(groupSMs, claims, nil)
@@ -110,7 +110,7 @@ func TestThereIsAGroupForEveryone(t *testing.T) {
 	}
 }
 
-// 12 functions on an H200, as many groups as multiprocessors of one are too few for.
+// 12 functions share an H200, and one group is not enough for the model of one of them.
 func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
 	percents := append(slices.Repeat([]float64{8}, 11), 3)
 	claims := settled(begin(t, h200, percents...), percents...)
@@ -221,7 +221,7 @@ func TestANewcomerStartsOnWhatIsFree(t *testing.T) {
 			t.Errorf("group %d is the old one's", g)
 		}
 	}
-	// Where nothing is free it has to wait.
+	// It has to wait if no group is free.
 	old = begin(t, h200, 100)
 	orders, err = Divide(h200, append(settled(old, 50), Claim{ID: id("new"), Percent: 50}), nil)
 	if err != nil || len(orders[1].Now) != 0 {
@@ -261,7 +261,7 @@ func TestNobodyMovesForAnothersSake(t *testing.T) {
 	}
 }
 
-// Each set of groups that a process was ever on costs it device memory.
+// Each set of groups that a process ever used costs it device memory.
 func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
 	claims := []Claim{{ID: id("a"), Percent: 50}, {ID: id("b"), Percent: 50}}
 	sets := []map[string]bool{{}, {}}
@@ -282,8 +282,7 @@ func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
 	}
 }
 
-// What was taken from a process that has not left it yet is the first to be given
-// back to it.
+// A process that has not left its groups yet gets them back first.
 func TestAChangeOfMindCostsNoMove(t *testing.T) {
 	claims := []Claim{
 		{ID: id("a"), Percent: 50, Ordered: []int{4}, Busy: []int{4, 5}},
@@ -317,7 +316,7 @@ func drawPercents(t *rapid.T, n int) []float64 {
 	return out
 }
 
-// drawInfeasible draws groups, which there may be, that a model does not run on alone.
+// drawInfeasible draws groups on which a model does not run alone. They may not exist.
 func drawInfeasible(t *rapid.T) []int {
 	return rapid.SliceOfNDistinct(rapid.IntRange(0, 24), 0, 3, rapid.ID[int]).Draw(t, "unfit")
 }
@@ -406,9 +405,9 @@ func TestDivisionsAreFairAndDisjoint(t *testing.T) {
 		}
 		check(t, groupSMs, claims, taken, orders)
 
-		// Everybody obeys at once, and the dead are buried: it comes to rest.
+		// If all processes obey at once, and dead ones are observed, orders stop changing.
 		rounds := 0
-		// What one gives up another may have waited for to leave a group that does not do.
+		// Another claim may wait for a group that one gives up, to leave an infeasible group.
 		moves := func() bool {
 			for i, o := range orders {
 				if len(claims[i].Infeasible) > 0 && !slices.Equal(o.Now, claims[i].Ordered) {
@@ -444,8 +443,8 @@ func TestDivisionsAreFairAndDisjoint(t *testing.T) {
 	})
 }
 
-// The load of a figure: 12 functions on an H200, the light ones 4 %. The fourth's model
-// needs two groups, and had the odd one as one of them.
+// The load of a figure: 12 functions on an H200, the light ones with 4 %. The fourth one's model
+// needs two groups, and had the odd group as one of them.
 func TestTheOddGroupGoesToWhoIsShortAndNotToWhoNeedsMoreGroupsThanItsShare(t *testing.T) {
 	percents := []float64{4, 11.84, 12.14, 4.45, 10.05, 10.05, 4, 10.34, 4, 8.91, 10.05, 10.17}
 	var claims []Claim
@@ -548,13 +547,14 @@ func TestARemainderSmallerThanAGroupIsNeverAloneWhereThereAreGroups(t *testing.T
 			claims[i].Ordered, claims[i].Busy = o.Now, o.Now
 		}
 	}
-	// Where there is a claim more than groups, somebody must.
+	// If there are more claims than ordinary groups, one claim gets it alone.
 	if orders := begin(t, h100, slices.Repeat([]float64{100.0 / 15}, 15)...); len(orders) != 15 {
 		t.Errorf("%d orders", len(orders))
 	}
 }
 
-// By twos the shares of 12 functions are met, and what a share wavers by moves few.
+// With groups of 2 multiprocessors the shares of 12 functions are met. Small changes of shares
+// cause few moves.
 func TestByTwosTwelveFunctionsHaveWhatTheyAskForAndSeldomMove(t *testing.T) {
 	even := slices.Repeat([]int{2}, 66)
 	percents := []float64{4, 11.8, 12.1, 4.4, 9.5, 9.5, 4, 10.3, 4, 8.9, 10, 10.2} // 98.7

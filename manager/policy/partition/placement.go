@@ -10,8 +10,8 @@ import (
 // Each takes about 5 MiB, which the driver frees when the process ends (cuda.Context.Green).
 const MaxSets = 128
 
-// Placement is where an instance should run: its ordered groups, and what its processes were
-// given of them. All processes of an instance have the same groups, so no other instance ever
+// Placement has the groups that an instance is ordered to, and those that its processes were
+// given. All processes of an instance have the same groups, so no other instance ever
 // has them. The zero value has no groups.
 type Placement struct {
 	Groups []int         // the last order; do not change its elements
