@@ -85,7 +85,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 			first = &device.RequestError{Request: i, Piece: bad, Err: err}
 		}
 	}
-	s.asked, s.fenced = true, false
+	s.work.queued, s.work.fenced = true, false
 	if taken > 0 {
 		if err := s.bringOver(d, cuda.At(dst), len(reqs)); err != nil {
 			return nil, err
@@ -101,7 +101,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 	if err := s.gathered.Record(s.stream); err != nil {
 		return nil, err
 	}
-	s.measured = 1
+	s.work.measured = 1
 	return first, nil
 }
 

@@ -154,7 +154,7 @@ func (d *Device) idle(slots []int) error {
 			return err
 		case slices.Contains(slots[:i], slot):
 			return fmt.Errorf("%w twice", errSlot)
-		case s.asked:
+		case s.work.queued:
 			return fmt.Errorf("slot %d: %w", slot, ErrBusy)
 		}
 	}

@@ -35,8 +35,16 @@ type slot struct {
 	gathered    cuda.Event // after gather and padding
 	ended       cuda.Event // after the outputs' copy
 
-	// The work in flight.
-	asked    bool   // the stream has work
+	work work // in flight
+
+	took        []estimate // by images: from fenced to done
+	tookDemoted []estimate
+	_           [64]byte // different threads use the slots
+}
+
+// work is a batch on its stream.
+type work struct {
+	queued   bool   // the stream has work
 	fenced   bool   // the stream will write number when its work is done
 	measured int    // 2: both events are recorded
 	number   uint32 // of the last batch
@@ -44,10 +52,6 @@ type slot struct {
 	begun    int64  // when it was fenced, shm.Now
 	checked  int64  // when the driver was last asked, shm.Now
 	failed   error
-
-	took        []estimate // by images: from fenced to done
-	tookDemoted []estimate
-	_           [64]byte // different threads use the slots
 }
 
 func (s *slot) open(d *Device, i int, whole *place) (err error) {
@@ -114,14 +118,17 @@ func (s *slot) holds(d *Device, dst []byte, images int) error {
 // settled waits for a batch that its caller did not wait for: its descriptors are
 // overwritten next.
 func (s *slot) settled() error {
-	if !s.asked {
+	if !s.work.queued {
 		return nil
 	}
 	s.reset()
 	return s.stream.Synchronize()
 }
 
-func (s *slot) reset() { s.asked, s.fenced, s.measured, s.images = false, false, 0, 0 }
+func (s *slot) reset() {
+	w := &s.work
+	w.queued, w.fenced, w.measured, w.images = false, false, 0, 0
+}
 
 // errMemory is wrapped if there is no memory for descriptors.
 var errMemory = errors.New("no memory for descriptors")
@@ -150,7 +157,7 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 
 // gather queues the kernel.
 func (s *slot) gather(d *Device, dst []byte, count, images int) error {
-	s.asked, s.fenced = true, false
+	s.work.queued, s.work.fenced = true, false
 	if count > 0 {
 		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors), count, cuda.At(dst), images); err != nil {
 			return err
@@ -159,28 +166,28 @@ func (s *slot) gather(d *Device, dst []byte, count, images int) error {
 	if err := s.gathered.Record(s.stream); err != nil {
 		return err
 	}
-	s.measured = 1
+	s.work.measured = 1
 	return nil
 }
 
 // blank queues zeros for the images from, from+1, ... to-1.
 func (s *slot) blank(d *Device, dst []byte, from, to int) error {
-	s.asked, s.fenced = true, false
+	s.work.queued, s.work.fenced = true, false
 	size := d.kernel.plan.imageBytes
 	return s.stream.Set(cuda.At(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
 }
 
 // fetch queues the outputs' copy and the fence.
 func (s *slot) fetch(d *Device, images int) error {
-	s.asked, s.images = true, images
+	s.work.queued, s.work.images = true, images
 	if err := s.bring(d, images); err != nil {
 		return err
 	}
 	if err := s.ended.Record(s.stream); err != nil {
 		return err
 	}
-	if s.measured == 1 {
-		s.measured = 2
+	if s.work.measured == 1 {
+		s.work.measured = 2
 	}
 	return s.fence()
 }
@@ -216,13 +223,13 @@ func (s *slot) bring(d *Device, images int) error {
 
 // fence queues the write of the batch's number to the word.
 func (s *slot) fence() error {
-	s.number++
-	if err := s.stream.WriteValue(cuda.At(s.control)+atWord, s.number); err != nil {
+	s.work.number++
+	if err := s.stream.WriteValue(cuda.At(s.control)+atWord, s.work.number); err != nil {
 		return err
 	}
-	s.fenced = true
-	s.begun = shm.Now()
-	s.checked = s.begun
+	s.work.fenced = true
+	s.work.begun = shm.Now()
+	s.work.checked = s.work.begun
 	return nil
 }
 
@@ -232,27 +239,27 @@ const askEvery = int64(time.Millisecond)
 
 // look reports whether all queued work is done.
 func (s *slot) look(now int64) (bool, error) {
-	if s.failed != nil {
-		return true, s.failed
+	if s.work.failed != nil {
+		return true, s.work.failed
 	}
-	if !s.asked {
+	if !s.work.queued {
 		return true, nil
 	}
-	if !s.fenced {
+	if !s.work.fenced {
 		if err := s.fence(); err != nil {
-			s.failed = err
+			s.work.failed = err
 			return true, err
 		}
 	}
-	if word(s.control, atWord) == s.number {
+	if word(s.control, atWord) == s.work.number {
 		return true, nil
 	}
-	if now-s.checked < askEvery {
+	if now-s.work.checked < askEvery {
 		return false, nil
 	}
-	s.checked = now
+	s.work.checked = now
 	if _, err := s.stream.Query(); err != nil {
-		s.failed = err
+		s.work.failed = err
 		return true, err
 	}
 	return false, nil
@@ -262,35 +269,35 @@ func (s *slot) look(now int64) (bool, error) {
 func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 	now := shm.Now()
 	done, err := s.look(now)
-	if done && (err != nil || !s.asked) {
-		s.failed = nil
+	if done && (err != nil || !s.work.queued) {
+		s.work.failed = nil
 		s.reset()
 		return 0, err
 	}
 	var expect *estimate
 	switch {
-	case s.images == 0:
+	case s.work.images == 0:
 		expect = new(estimate)
 	case s.lane.level != budget.Demoted && s.stream == s.lane.streams[budget.Demoted]:
-		expect = &s.tookDemoted[s.images]
+		expect = &s.tookDemoted[s.work.images]
 	default:
-		expect = &s.took[s.images]
+		expect = &s.took[s.work.images]
 	}
 	for !done {
-		if n := expect.nap(now - s.begun); n > 0 {
+		if n := expect.nap(now - s.work.begun); n > 0 {
 			doze(n)
 		} else {
-			spin(s.control, s.number)
+			spin(s.control, s.work.number)
 		}
 		now = shm.Now()
 		if done, err = s.look(now); err != nil {
-			s.failed = nil
+			s.work.failed = nil
 			s.reset()
 			return 0, err
 		}
 	}
-	expect.add(now - s.begun)
-	both := s.measured == 2
+	expect.add(now - s.work.begun)
+	both := s.work.measured == 2
 	s.reset()
 	if fault := word64(s.control, atFaultWord); fault != 0 {
 		clear(s.control[atFaultWord : atFaultWord+8])
