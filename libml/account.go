@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/slab"
 )
@@ -44,21 +43,6 @@ type account struct {
 	refused          atomic.Bool  // the last batch beyond the guarantee could not be demoted
 }
 
-// unprotected tells why batches beyond the guarantee are not demoted. It is empty if they are,
-// or if there were none. On CPUs the orchestrator demotes the process.
-func (l *loop) unprotected() control.Unprotected {
-	share := l.p.share.Load()
-	switch {
-	case !l.p.onGPU() || share == nil || share.level == budget.Demoted:
-		return ""
-	case l.p.level == budget.Demoted:
-		return control.UnprotectedByDevice
-	case l.account.refused.Load() || l.account.framework == nil:
-		return control.UnprotectedByFramework
-	}
-	return ""
-}
-
 // narrow is the part of the device that a batch's fixed time uses. It was measured on an H200
 // with small batches at a higher priority than VGG-19. ResNet-152 left VGG-19 as much as with
 // 0.3, ResNet-50 and MobileNetV2 as much as with 0.4.
@@ -88,7 +72,7 @@ func (a *account) open(p *process, now int64) {
 		a.times[w.size] = w.alone
 	}
 	a.draw()
-	a.share, a.size = p.share.Load(), p.ladder[0]
+	a.share, a.size = p.orders.share.Load(), p.sizes.ladder[0]
 	a.balance = budget.NewBalance(now, a.guarantee(), a.capacity())
 }
 

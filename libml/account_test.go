@@ -18,11 +18,11 @@ import (
 
 // accounted returns a loop on a GPU whose function has a level and a guarantee. The
 // guarantee is so small that only the test changes its balance.
-func accounted(b *bed, f *fake) *loop {
-	b.t.Helper()
-	b.wake = control.Order{Level: 3, GuaranteePercent: 1e-6}
-	l := b.loop(f)
-	l.expected = func(int) time.Duration { return time.Microsecond }
+func accounted(h *harness, f *fake) *loop {
+	h.t.Helper()
+	h.wake = control.Order{Level: 3, GuaranteePercent: 1e-6}
+	l := h.loop(f)
+	l.batching.expected = func(int) time.Duration { return time.Microsecond }
 	return l
 }
 
@@ -38,7 +38,7 @@ func (l *loop) beginOne(t *testing.T) {
 	if l.take(); !l.mayBegin() {
 		t.Fatal("no batch may begin")
 	}
-	if l.pick(); len(l.batch) == 0 {
+	if l.pick(); len(l.choice.batch) == 0 {
 		t.Fatal("no batch was picked")
 	}
 	if err := l.begin(); err != nil {
@@ -49,19 +49,19 @@ func (l *loop) beginOne(t *testing.T) {
 // A batch beyond the guarantee runs on the stream of the lowest priority. The next batch
 // within the guarantee runs on the function's own stream again.
 func TestBatchBeyondGuarantee(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	l := accounted(b, f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	l := accounted(h, f)
 	for round, refill := range []bool{true, false, false, true, false, true} {
 		if l.emptyBalance(); refill {
 			l.refillBalance()
 		}
-		b.publish(uint32(round), b.picture(byte(round)), nil)
+		h.publish(uint32(round), h.picture(byte(round)), nil)
 		l.beginOne(t)
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
 		}
-		b.answered(b.replies(1)[0], b.picture(byte(round)))
+		h.answered(h.replies(1)[0], h.picture(byte(round)))
 	}
 	if want := []bool{false, true, true, false, true, false}; !slices.Equal(f.demoted, want) {
 		t.Errorf("demoted: %v, want %v", f.demoted, want)
@@ -74,27 +74,27 @@ func TestBatchBeyondGuarantee(t *testing.T) {
 // A batch within the guarantee begins next to a demoted one, ends before it, and is
 // answered at once.
 func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	l := accounted(b, f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	l := accounted(h, f)
 	l.emptyBalance()
-	release := b.gpu.HoldDemoted()
+	release := h.gpu.HoldDemoted()
 	released := false
 	t.Cleanup(func() {
 		if !released {
 			release()
 		}
 	})
-	b.publish(0, b.picture(0), nil)
+	h.publish(0, h.picture(0), nil)
 	l.beginOne(t)
-	b.publish(1, b.picture(1), nil)
+	h.publish(1, h.picture(1), nil)
 	if l.take(); l.mayBegin() {
 		t.Fatal("a second demoted batch may begin")
 	}
 	for slot := uint32(1); slot < 5; slot++ {
 		l.refillBalance()
 		if slot > 1 {
-			b.publish(slot, b.picture(byte(slot)), nil)
+			h.publish(slot, h.picture(byte(slot)), nil)
 		}
 		if slot == 1 && l.await() {
 			t.Fatal("a batch is done that was held")
@@ -109,18 +109,18 @@ func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
 		}
-		if got := b.replies(1); !slices.Equal(got, []uint32{slot}) {
+		if got := h.replies(1); !slices.Equal(got, []uint32{slot}) {
 			t.Fatalf("answered slot %d first, want %d", got, slot)
 		}
-		b.answered(slot, b.picture(byte(slot)))
+		h.answered(slot, h.picture(byte(slot)))
 	}
-	b.silent()
+	h.silent()
 	release()
 	released = true
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	b.answered(b.replies(1)[0], b.picture(0))
+	h.answered(h.replies(1)[0], h.picture(0))
 	if want := []int{0, 1, 1, 1, 1}; !slices.Equal(f.slots, want) {
 		t.Errorf("batches ran in slots %v, want %v", f.slots, want)
 	}
@@ -132,18 +132,18 @@ func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
 // If a demoted batch and one within the guarantee are in flight, either may end first.
 func TestDemotedBatchEndsFirst(t *testing.T) {
 	for _, demotedFirst := range []bool{false, true} {
-		b := newGPUBed(t, testCard())
-		b.streams = 2
-		l := accounted(b, b.fake())
-		release := b.hold() // the batch within the guarantee
+		h := newGPUHarness(t, testCard())
+		h.streams = 2
+		l := accounted(h, h.fake())
+		release := h.hold() // the batch within the guarantee
 		for slot := range uint32(2) {
 			if l.refillBalance(); (slot == 0) == demotedFirst {
 				l.emptyBalance()
 			}
-			b.publish(slot, b.picture(byte(slot)), nil)
+			h.publish(slot, h.picture(byte(slot)), nil)
 			l.beginOne(t)
 		}
-		if !l.mixed() || !l.await() {
+		if !l.flights.mixed() || !l.await() {
 			t.Fatal("no demoted batch is done beside another")
 		}
 		if err := l.finish(); err != nil {
@@ -153,12 +153,12 @@ func TestDemotedBatchEndsFirst(t *testing.T) {
 		if demotedFirst {
 			want = 0
 		}
-		b.answered(b.replies(1)[0], b.picture(byte(want)))
+		h.answered(h.replies(1)[0], h.picture(byte(want)))
 		release()
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
 		}
-		b.answered(b.replies(1)[0], b.picture(byte(1-want)))
+		h.answered(h.replies(1)[0], h.picture(byte(1-want)))
 	}
 }
 
@@ -166,44 +166,44 @@ func TestBatchesThatAreNotDemoted(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		level budget.Level
-		gpu   func(*bed)
+		gpu   func(*harness)
 		fake  func(*fake)
 		order *control.Order // after the wake
 		cost  bool           // there is an account
 		says  control.Unprotected
 	}{
 		{name: "no level"},
-		{name: "a GPU without priorities", level: 3, gpu: func(b *bed) { b.gpu.NoPriorities.Store(true) }, says: control.UnprotectedByDevice},
+		{name: "a GPU without priorities", level: 3, gpu: func(h *harness) { h.gpu.NoPriorities.Store(true) }, says: control.UnprotectedByDevice},
 		{name: "a framework with one stream per slot", level: 3, fake: func(f *fake) { f.fixed = true }, cost: true, says: control.UnprotectedByFramework},
 		{name: "guarantees are given up", level: 3, order: &control.Order{SharePercent: 50}, cost: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			f := b.fake()
+			h := newGPUHarness(t, testCard())
+			f := h.fake()
 			if c.gpu != nil {
-				c.gpu(b)
+				c.gpu(h)
 			}
 			if c.fake != nil {
 				c.fake(f)
 			}
-			b.wake = control.Order{Level: c.level, GuaranteePercent: 1}
-			l := b.loop(f)
+			h.wake = control.Order{Level: c.level, GuaranteePercent: 1}
+			l := h.loop(f)
 			if c.order != nil {
-				l.p.follow(*c.order)
+				l.p.orders.follow(*c.order)
 			}
 			for round := range uint32(5) {
-				b.publish(round, b.picture(1), nil)
+				h.publish(round, h.picture(1), nil)
 				l.emptyBalance()
 				l.beginOne(t)
 				if err := l.finish(); err != nil {
 					t.Fatal(err)
 				}
-				b.answered(b.replies(1)[0], b.picture(1))
+				h.answered(h.replies(1)[0], h.picture(1))
 			}
 			if slices.Contains(f.demoted, true) {
 				t.Errorf("demoted: %v, want none", f.demoted)
 			}
-			if got := l.unprotected(); got != c.says {
+			if got := l.reporter.unprotected(); got != c.says {
 				t.Errorf("unprotected by %q, want %q", got, c.says)
 			}
 			if cost := l.account.charged.Load(); cost > 0 != c.cost {
@@ -217,17 +217,17 @@ func TestBatchesThatAreNotDemoted(t *testing.T) {
 // savings and one batch. It is not much less either.
 func TestOverloadIsCharged(t *testing.T) {
 	const percent, cost = 20, 2 * time.Millisecond
-	b := newGPUBed(t, testCard())
-	b.streams = 2
-	b.wake = control.Order{Level: 3, GuaranteePercent: percent}
-	l := b.loop(b.fake())
+	h := newGPUHarness(t, testCard())
+	h.streams = 2
+	h.wake = control.Order{Level: 3, GuaranteePercent: percent}
+	l := h.loop(h.fake())
 	l.account.objective = 1 // the balance holds one batch
 	l.account.balance = budget.NewBalance(shm.Now(), percent/100.0, cost)
-	b.gpu.Late.Store(int64(200 * time.Microsecond))
-	picture := b.picture(1)
-	slots := make([]uint32, b.geometry.Slots)
-	for slot := range b.geometry.Slots {
-		b.publish(slot, picture, nil)
+	h.gpu.Late.Store(int64(200 * time.Microsecond))
+	picture := h.picture(1)
+	slots := make([]uint32, h.geometry.Slots)
+	for slot := range h.geometry.Slots {
+		h.publish(slot, picture, nil)
 	}
 	began := shm.Now()
 	for shm.Now()-began < int64(300*time.Millisecond) {
@@ -236,24 +236,24 @@ func TestOverloadIsCharged(t *testing.T) {
 				l.account.times[n+1] = cost // not the time of the fake
 			}
 			l.account.idle = 0
-			if l.pick(); len(l.batch) == 0 {
+			if l.pick(); len(l.choice.batch) == 0 {
 				continue
 			}
 			if err := l.begin(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if l.flying == 0 {
+		if l.flights.count == 0 {
 			continue
 		}
 		if !l.await() {
 			continue
 		}
-		for _, slot := range b.finish(l, slots) {
-			b.publish(slot, picture, nil)
+		for _, slot := range h.finish(l, slots) {
+			h.publish(slot, picture, nil)
 		}
 	}
-	for l.flying > 0 {
+	for l.flights.count > 0 {
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
 		}
@@ -302,12 +302,12 @@ func TestAccountBounds(t *testing.T) {
 		costs := rapid.SliceOfN(rapid.Int64Range(1e4, 1e8), 8, 8).Draw(t, "costs")
 		slices.Sort(costs)
 		p := &process{card: &models.Card{Batches: []int{1, 2, 3, 4, 5, 6, 7, 8}}, level: 2, slo: 10 * time.Millisecond, framework: &fake{}}
-		p.ladder = p.card.Batches
+		p.sizes.ladder = p.card.Batches
 		for i, c := range costs {
 			p.warm = append(p.warm, warmUp{size: i + 1, alone: time.Duration(c)})
 		}
 		share := &shareOrder{guarantee: percent, level: 2}
-		p.share.Store(share)
+		p.orders.share.Store(share)
 		var a account
 		now := int64(0)
 		a.open(p, now)
@@ -335,7 +335,7 @@ func TestAccountBounds(t *testing.T) {
 func TestCostOfABatch(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}
-	p.ladder = p.card.Batches[:1]
+	p.sizes.ladder = p.card.Batches[:1]
 	var a account
 	a.open(p, 0)
 	want := func(when string, padded int, cost float64) {
@@ -389,11 +389,11 @@ func TestCostOfABatch(t *testing.T) {
 
 // A process measures costs before it serves, if there are guarantees.
 func TestCostsAreMeasured(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.wake = control.Order{Level: 1, GuaranteePercent: 50}
-	b.gpu.Late.Store(int64(time.Millisecond))
-	l := b.loop(b.fake())
-	for _, n := range b.card.Batches {
+	h := newGPUHarness(t, testCard())
+	h.wake = control.Order{Level: 1, GuaranteePercent: 50}
+	h.gpu.Late.Store(int64(time.Millisecond))
+	l := h.loop(h.fake())
+	for _, n := range h.card.Batches {
 		if alone := l.account.times[n]; alone < 100*time.Microsecond {
 			t.Errorf("a batch of %d takes %v alone, want about 1 ms between several", n, alone)
 		}
@@ -401,30 +401,30 @@ func TestCostsAreMeasured(t *testing.T) {
 }
 
 func TestDemotedBatchesAllocateNothing(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.streams = 2
-	f := b.fake()
-	l := accounted(b, f)
-	picture := b.picture(1)
-	slots := make([]uint32, b.geometry.Slots)
+	h := newGPUHarness(t, testCard())
+	h.streams = 2
+	f := h.fake()
+	l := accounted(h, f)
+	picture := h.picture(1)
+	slots := make([]uint32, h.geometry.Slots)
 	turn := func() {
 		for slot := range uint32(8) {
-			b.publish(slot, picture, nil)
+			h.publish(slot, picture, nil)
 		}
 		for got := 0; got < 8; {
 			for l.take(); l.mayBegin(); {
-				if l.pick(); len(l.batch) == 0 {
+				if l.pick(); len(l.choice.batch) == 0 {
 					continue
 				}
 				l.begin()
-				if l.refillBalance(); !l.newest().demoted {
+				if l.refillBalance(); !l.flights.newest().demoted {
 					l.emptyBalance()
 				}
 			}
 			if !l.await() {
 				continue
 			}
-			got += len(b.finish(l, slots))
+			got += len(h.finish(l, slots))
 		}
 	}
 	if n := allocations(10, turn); n != 0 {
@@ -433,34 +433,34 @@ func TestDemotedBatchesAllocateNothing(t *testing.T) {
 	if !slices.Contains(f.demoted, true) || !slices.Contains(f.demoted, false) {
 		t.Errorf("demoted: %v, want some", f.demoted)
 	}
-	b.answered(0, picture)
+	h.answered(0, picture)
 }
 
 // While demoted batches are slow, a request that the guarantee will serve in time waits for
 // it. A request that it cannot serve in time does not.
 func TestRequestsWaitForTheGuarantee(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	l := accounted(b, f)
-	l.expected = func(int) time.Duration { return time.Millisecond }
-	l.p.share.Store(&shareOrder{guarantee: 10, level: 3})
-	l.account.share = l.p.share.Load()
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	l := accounted(h, f)
+	l.batching.expected = func(int) time.Duration { return time.Millisecond }
+	l.p.orders.share.Store(&shareOrder{guarantee: 10, level: 3})
+	l.account.share = l.p.orders.share.Load()
 	l.account.times[1] = time.Second // one batch every ten seconds
 	l.account.balance = budget.NewBalance(shm.Now(), 0.1, 0)
 	l.account.balance.Charge(shm.Now(), time.Second) // the first in ten seconds
 	for range 30 {                                   // a demoted one takes twelve
-		l.state = l.rule.Next(l.state, slab.Observation{
-			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.rule.Typical(l.state, 1), Ended: shm.Now(),
+		l.batching.state = l.batching.rule.Next(l.batching.state, slab.Observation{
+			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.batching.typical(1), Ended: shm.Now(),
 		})
 	}
-	l.state.Limit = 1
+	l.batching.state.Limit = 1
 	due := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole + int64(15*time.Second) }
-	b.publish(0, b.picture(0), due)
+	h.publish(0, h.picture(0), due)
 	if l.take(); !l.mayBegin() {
 		t.Fatal("a request is not looked at")
 	}
-	if l.pick(); len(l.batch) != 0 || l.reserved != 1 {
-		t.Fatalf("a demoted batch of %d begins, %d wait", len(l.batch), l.reserved)
+	if l.pick(); len(l.choice.batch) != 0 || l.choice.reserved != 1 {
+		t.Fatalf("a demoted batch of %d begins, %d wait", len(l.choice.batch), l.choice.reserved)
 	}
 	if l.mayBegin() {
 		t.Error("the same request is looked at again before there is a balance")
@@ -469,21 +469,21 @@ func TestRequestsWaitForTheGuarantee(t *testing.T) {
 		t.Error("the loop does not wait for the balance")
 	}
 	// The guarantee is too late for the second request.
-	b.publish(1, b.picture(1), due)
+	h.publish(1, h.picture(1), due)
 	l.beginOne(t)
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.replies(1); !slices.Equal(got, []uint32{1}) || len(l.pending) != 1 {
+	if got := h.replies(1); !slices.Equal(got, []uint32{1}) || len(l.pending) != 1 {
 		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.pending))
 	}
-	b.answered(1, b.picture(1))
+	h.answered(1, h.picture(1))
 	l.refillBalance()
 	l.beginOne(t)
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	b.answered(b.replies(1)[0], b.picture(0))
+	h.answered(h.replies(1)[0], h.picture(0))
 	if want := []bool{true, false}; !slices.Equal(f.demoted, want) {
 		t.Errorf("demoted: %v, want %v", f.demoted, want)
 	}

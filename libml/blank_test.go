@@ -45,9 +45,9 @@ func TestWhatIsNotWrittenIsNoticed(t *testing.T) {
 // A model that does not write its outputs never serves: it would return their old
 // contents.
 func TestAModelThatWritesNoOutputsDoesNotServe(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
+	h, f := newHarness(t, testCard()), newFake()
 	f.idle = true
-	c := b.start(1, f.build, nil)
+	c := h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	if err := c.end(); err == nil || !strings.Contains(err.Error(), "warm up test at batch 8: 24 of 24 values of output a were not written") {
 		t.Errorf("it ends with %v", err)

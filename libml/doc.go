@@ -11,7 +11,7 @@
 //	3 sleep until the orchestrator wakes the process: a shadow waits here
 //	4 open the device, map memory, LinkModel, configure  linking
 //	  and warm up each batch size (only the smallest if
-//	  nothing else serves: grow.go)                      ready
+//	  nothing else serves: partial.go)                   ready
 //	5 wait until the epoch names this generation and the
 //	  ring is free                                       active
 //	6 run batches until the epoch changes, or drain      draining
@@ -28,7 +28,7 @@
 //   - process.watch receives the orchestrator's orders and notices the end of either peer. It
 //     interrupts the loop through shared memory.
 //   - The mover exists on a GPU only. It prepares other multiprocessors and the remaining
-//     batch sizes while the loop serves (move.go, grow.go).
+//     batch sizes while the loop serves (move.go, partial.go).
 //
 // `penstock if` calls Run with the built-in frameworks (libml/frameworks). Package libml/capi
 // offers Run to C and Python. NewReference answers single requests without a node, for checks.

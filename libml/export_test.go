@@ -13,41 +13,41 @@ import (
 // once. It is for tests of frameworks, which this package's own tests cannot import.
 func Answers(t *testing.T, card *models.Card, build Build, pictures [][]byte) [][]byte {
 	t.Helper()
-	return newBed(t, card).answers(build, pictures, nil)
+	return newHarness(t, card).answers(build, pictures, nil)
 }
 
 // GPUAnswers returns the answers of a process on a GPU. Meanwhile the process moves
 // to groups 0 and 1 of its multiprocessors.
 func GPUAnswers(t *testing.T, device string, groupSMs []int, card *models.Card, build Build, pictures [][]byte) [][]byte {
 	t.Helper()
-	b := newBedWith(t, card, 2*card.OutputBytes())
-	b.device, b.split = device, groupSMs
-	return b.answers(build, pictures, []int{0, 1})
+	h := newHarnessWith(t, card, 2*card.OutputBytes())
+	h.device, h.split = device, groupSMs
+	return h.answers(build, pictures, []int{0, 1})
 }
 
-func (b *bed) answers(build Build, pictures [][]byte, moveTo []int) [][]byte {
-	b.t.Helper()
-	t := b.t
-	c := b.start(1, build, nil)
+func (h *harness) answers(build Build, pictures [][]byte, moveTo []int) [][]byte {
+	h.t.Helper()
+	t := h.t
+	c := h.start(1, build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Ready)
 	for i, p := range pictures {
-		b.publish(uint32(i), p, nil)
+		h.publish(uint32(i), p, nil)
 	}
-	b.channel.SetEpoch(1)
+	h.channel.SetEpoch(1)
 	answers := make([][]byte, len(pictures))
-	for _, slot := range b.replies(len(pictures)) {
-		if got := b.status(slot); got != wire.StatusOK {
+	for _, slot := range h.replies(len(pictures)) {
+		if got := h.status(slot); got != wire.StatusOK {
 			t.Errorf("picture %d is %v, want ok", slot, got)
 		}
-		answers[slot] = append([]byte(nil), b.channel.ResultBytes(slot)...)
+		answers[slot] = append([]byte(nil), h.channel.ResultBytes(slot)...)
 	}
 	if moveTo != nil {
 		c.moveTo(moveTo...)
 		c.holds(moveTo...)
-		b.publish(0, pictures[0], nil)
-		again := b.replies(1)[0]
-		if !bytes.Equal(b.channel.ResultBytes(again), answers[0]) {
+		h.publish(0, pictures[0], nil)
+		again := h.replies(1)[0]
+		if !bytes.Equal(h.channel.ResultBytes(again), answers[0]) {
 			t.Error("after the move the first picture is answered otherwise")
 		}
 	}

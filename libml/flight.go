@@ -67,45 +67,38 @@ func worse(first, second error) error {
 	return first
 }
 
-// begin dispatches l.batch. finish answers the requests of any error; begin returns the errors that
+// begin dispatches l.choice. finish answers the requests of any error; begin returns the errors that
 // affect the whole batch.
 func (l *loop) begin() error {
-	at := (l.first + l.flying) % len(l.flights)
-	f := &l.flights[at]
-	f.alone = l.flying == 0
-	for i := range l.flying {
-		l.flights[(l.first+i)%len(l.flights)].alone = false
-	}
-	l.flying++
-	n := len(l.batch)
-	f.slot = l.base + at
-	f.batch = append(f.batch[:0], l.batch...)
-	f.padded = l.rule.Pad(n)
-	f.waited, f.late = l.waited, l.late
+	f := l.flights.add()
+	n := len(l.choice.batch)
+	f.batch = append(f.batch[:0], l.choice.batch...)
+	f.padded = l.batching.rule.Pad(n)
+	f.waited, f.late = l.choice.waited, l.choice.late
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
-		f.requests = append(f.requests, device.Request{Pieces: l.c.Pieces(r.Slot), Bytes: l.c.Request(r.Slot).Bytes})
+		f.requests = append(f.requests, device.Request{Pieces: l.ring.Pieces(r.Slot), Bytes: l.ring.Request(r.Slot).Bytes})
 	}
 	idle := int64(-1)
 	switch {
 	case !l.served:
 		l.served = true
-		l.handedOver()
-		l.c.Settle()
-	case l.moved != nil:
-		if idle = l.idle(l.movedAt); !f.alone {
+		l.reporter.addHandover(l.idle(l.acquired))
+		l.ring.Settle()
+	case l.moves.made():
+		if idle = l.idle(l.moves.begun); !f.alone {
 			idle = min(idle, 0) // the device was busy
 		}
 	}
-	l.batch = nil
-	l.pending = slices.Delete(l.pending, l.reserved, l.reserved+n)
+	l.choice.batch = nil
+	l.pending = slices.Delete(l.pending, l.choice.reserved, l.choice.reserved+n)
 
-	l.c.Start(f.slots)
-	oldest := l.c.Request(oldestOf(f.batch).Slot)
+	l.ring.Start(f.slots)
+	oldest := l.ring.Request(oldestOf(f.batch).Slot)
 	f.aggregated = time.Duration(oldest.Whole - oldest.FirstPiece)
 	f.dispatched = shm.Now()
-	l.account.begin(f.dispatched, f, l.demoted)
+	l.account.begin(f.dispatched, f, l.choice.demoted)
 	if l.p.level != budget.Demoted {
 		if err := l.p.prioritized.Choose(f.slot, l.account.levelOf(f)); err != nil {
 			l.p.log.Warn().Err(err).Msg("batch runs at the priority of the one before it")
@@ -120,8 +113,8 @@ func (l *loop) begin() error {
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
-	f.err = worse(f.err, l.m.device.Fetch(f.slot, images))
-	l.moveSeen(idle)
+	f.err = worse(f.err, l.memory.device.Fetch(f.slot, images))
+	l.completeMove(idle)
 	return f.err
 }
 
@@ -129,13 +122,13 @@ func (l *loop) begin() error {
 // whole batch.
 func (l *loop) gather(f *flight) (bad, err error) {
 	n := len(f.batch)
-	input := l.m.tensors[f.slot].input(f.padded)
-	err = l.m.device.Gather(f.slot, input, f.requests, f.refused[:n])
+	input := l.memory.tensors[f.slot].input(f.padded)
+	err = l.memory.device.Gather(f.slot, input, f.requests, f.refused[:n])
 	if err != nil && !unusable(err) {
 		bad, err = err, nil
 	}
 	if err == nil {
-		err = l.m.device.Pad(f.slot, input, n, f.padded)
+		err = l.memory.device.Pad(f.slot, input, n, f.padded)
 	}
 	return bad, err
 }
@@ -148,8 +141,8 @@ func unusable(err error) bool {
 
 // decode turns image i's outputs into its result.
 func (l *loop) decode(f *flight, i int, result *shm.Result) error {
-	l.m.tensors[f.slot].image(l.image, i)
-	payload, kind, err := l.m.decoder.Append(l.c.ResultBuffer(f.batch[i].Slot)[:0], l.image)
+	l.memory.tensors[f.slot].image(l.image, i)
+	payload, kind, err := l.memory.decoder.Append(l.ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
 	if err != nil {
 		return fmt.Errorf("decode outputs of %s: %w", l.p.card.Name, err)
 	}
@@ -168,25 +161,15 @@ func oldestOf(batch []slab.Request) *slab.Request {
 	return oldest
 }
 
-// oldestFlight returns the batch in flight that began first.
-func (l *loop) oldestFlight() *flight { return &l.flights[l.first] }
-
-// newest returns the batch in flight that began last.
-func (l *loop) newest() *flight { return &l.flights[(l.first+l.flying-1)%len(l.flights)] }
-
-// mixed reports whether both a batch within the guarantee and a demoted one are in flight: either
-// may end first.
-func (l *loop) mixed() bool { return l.flying > 1 && l.oldestFlight().demoted != l.newest().demoted }
-
 // done returns a batch in flight that has ended, or nil.
 func (l *loop) done() *flight {
-	f := l.oldestFlight()
-	if done, _ := l.m.device.Done(f.slot); done {
+	f := l.flights.oldest()
+	if done, _ := l.memory.device.Done(f.slot); done {
 		return f
 	}
-	if l.mixed() {
-		f = l.newest()
-		if done, _ := l.m.device.Done(f.slot); done {
+	if l.flights.mixed() {
+		f = l.flights.newest()
+		if done, _ := l.memory.device.Done(f.slot); done {
 			return f
 		}
 	}
@@ -197,13 +180,13 @@ func (l *loop) done() *flight {
 // it. It answers each request of the batch. If requests could not get their results, finish logs
 // and returns the first error. Only a lost device affects more than these requests.
 func (l *loop) finish() error {
-	f := cmp.Or(l.done(), l.oldestFlight())
-	took, err := l.m.device.Wait(f.slot)
+	f := cmp.Or(l.done(), l.flights.oldest())
+	took, err := l.memory.device.Wait(f.slot)
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
 		if !f.demoted {
-			l.lead += (time.Duration(f.gathered-f.dispatched) - l.lead) / 8
+			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
 	f.err = worse(f.err, err)
@@ -233,37 +216,34 @@ func (l *loop) complete(f *flight, inferred int64) error {
 		if err != nil && firstErr == nil {
 			firstErr = err
 		}
-		l.c.Complete(r.Slot, result)
+		l.ring.Complete(r.Slot, result)
 	}
 	ended := shm.Now()
-	l.c.BatchEnded(ended)
-	l.c.Flush()
-	if f == l.oldestFlight() {
-		l.first = (l.first + 1) % len(l.flights)
-	}
-	l.flying--
-	l.settle()
+	l.ring.BatchEnded(ended)
+	l.ring.Flush()
+	l.flights.remove(f)
+	l.settleMove()
 	l.account.end(f, inferred)
 
-	l.pause = l.governor.spend(l.p.share.Load(), f.dispatched, ended)
+	l.last.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
 	if f.err == nil { // the time of a failed batch means nothing
 		o := slab.Observation{
 			Batch: n, Padded: f.padded, Demoted: f.demoted,
-			Elapsed:    time.Duration(ended-f.dispatched) + l.pause,
+			Elapsed:    time.Duration(ended-f.dispatched) + l.last.pause,
 			Ended:      ended,
 			Aggregated: f.aggregated,
 			Waited:     f.waited,
 			Late:       f.late,
 		}
-		l.state = l.rule.Next(l.state, o)
-		if l.streams == 0 && len(l.flights) > 1 {
-			l.overlap = l.overlap.Next(o)
+		l.batching.observe(o)
+		if len(l.flights.places) > 1 {
+			l.overlap.observe(o)
 		}
 	}
-	l.ran.Add(int64(n))
+	l.reporter.ran.Add(int64(n))
 	if !f.demoted { // no request within the guarantee waits for a demoted batch
-		l.began, l.ended = f.dispatched, ended+int64(l.pause)
+		l.last.began, l.last.ended = f.dispatched, ended+int64(l.last.pause)
 	}
-	l.publish()
+	l.reporter.publish(&l.batching)
 	return firstErr
 }

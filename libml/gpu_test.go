@@ -18,14 +18,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// serving starts a process on the bed's device and waits until it owns the ring.
-func (b *bed) serving(f *fake, generation uint32) *child {
-	b.t.Helper()
-	c := b.start(generation, f.build, nil)
+// serving starts a process on the harness's device and waits until it owns the ring.
+func (h *harness) serving(f *fake, generation uint32) *child {
+	h.t.Helper()
+	c := h.start(generation, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Ready)
 	f.serve()
-	b.channel.SetEpoch(generation)
+	h.channel.SetEpoch(generation)
 	c.await(control.Active)
 	return c
 }
@@ -50,20 +50,20 @@ func eventually(t testing.TB, what string, is func() bool) {
 }
 
 func TestAGPUAnswersAsACPU(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	l := b.loop(f)
-	l.state.Limit = 4
-	l.expected = func(int) time.Duration { return time.Microsecond }
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	l := h.loop(f)
+	l.batching.state.Limit = 4
+	l.batching.expected = func(int) time.Duration { return time.Microsecond }
 	for round := range 3 {
 		for slot := range uint32(3) {
-			b.publish(slot, b.picture(byte(round*10)+byte(slot)), nil)
+			h.publish(slot, h.picture(byte(round*10)+byte(slot)), nil)
 		}
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
-		for _, slot := range b.replies(3) {
-			b.answered(slot, b.picture(byte(round*10)+byte(slot)))
+		for _, slot := range h.replies(3) {
+			h.answered(slot, h.picture(byte(round*10)+byte(slot)))
 		}
 	}
 	if !slices.Equal(f.ran, []int{4, 4, 4}) {
@@ -74,32 +74,32 @@ func TestAGPUAnswersAsACPU(t *testing.T) {
 // On a GPU the host sees only the begin and the end of a batch. The times between are
 // computed back from the device's measurements.
 func TestTheStagesOfAGPUsBatchAreInOrder(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	l := b.loop(b.fake())
+	h := newGPUHarness(t, testCard())
+	l := h.loop(h.fake())
 	const late = 20 * time.Millisecond
-	b.gpu.Late.Store(int64(late))
-	b.publish(1, b.picture(1), nil)
+	h.gpu.Late.Store(int64(late))
+	h.publish(1, h.picture(1), nil)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	r := b.channel.Result(b.replies(1)[0])
-	whole := b.table.Request(1).Whole
-	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= b.channel.LastBatchEnd()) {
-		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, b.channel.LastBatchEnd(), late)
+	r := h.channel.Result(h.replies(1)[0])
+	whole := h.table.Request(1).Whole
+	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
+		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, h.channel.LastBatchEnd(), late)
 	}
 }
 
 func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.streams = 2
-	l := b.loop(b.fake())
-	l.state.Limit = 4
-	picture := b.picture(1)
-	slots := make([]uint32, b.geometry.Slots)
+	h := newGPUHarness(t, testCard())
+	h.streams = 2
+	l := h.loop(h.fake())
+	l.batching.state.Limit = 4
+	picture := h.picture(1)
+	slots := make([]uint32, h.geometry.Slots)
 	turn := func() {
-		l.state.Limit = 4
+		l.batching.state.Limit = 4
 		for slot := range uint32(8) {
-			b.publish(slot, picture, nil)
+			h.publish(slot, picture, nil)
 		}
 		for got := 0; got < 8; {
 			for l.take(); l.mayBegin(); {
@@ -109,13 +109,13 @@ func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
 			if !l.await() {
 				t.Fatal("another batch may begin beside two")
 			}
-			got += len(b.finish(l, slots))
+			got += len(h.finish(l, slots))
 		}
 	}
 	if n := allocations(10, turn); n != 0 {
 		t.Errorf("%v allocations in eight requests, want none", n)
 	}
-	b.answered(0, picture)
+	h.answered(0, picture)
 }
 
 // The second batch begins in the middle of the first if enough requests wait. The third
@@ -131,13 +131,13 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 		{"not where it may not", 1, []int{0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			b.streams = c.streams
-			f := b.fake()
-			p := b.serving(f, 1)
-			release := b.hold()
+			h := newGPUHarness(t, testCard())
+			h.streams = c.streams
+			f := h.fake()
+			p := h.serving(f, 1)
+			release := h.hold()
 			for slot := range uint32(4) {
-				b.publish(slot, b.picture(byte(slot)), nil)
+				h.publish(slot, h.picture(byte(slot)), nil)
 				eventually(t, "batches in flight", func() bool {
 					_, slots := f.history()
 					return slices.Equal(slots, c.slots[:min(int(slot)+1, len(c.slots))])
@@ -147,10 +147,10 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 			if _, slots := f.history(); !slices.Equal(slots, c.slots) {
 				t.Errorf("batches in slots %v at once, want %v", slots, c.slots)
 			}
-			b.silent()
+			h.silent()
 			release()
-			for _, slot := range b.replies(4) {
-				b.answered(slot, b.picture(byte(slot)))
+			for _, slot := range h.replies(4) {
+				h.answered(slot, h.picture(byte(slot)))
 			}
 			p.drained()
 		})
@@ -159,42 +159,42 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 
 func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
 	t.Run("configured", func(t *testing.T) {
-		b := newGPUBed(t, testCard())
-		b.streams = 2
-		l := b.loop(b.fake())
-		testHalfFull(t, b, l)
-		if (l.overlap != slab.Overlap{}) {
-			t.Errorf("the number in flight is measured: %+v", l.overlap)
+		h := newGPUHarness(t, testCard())
+		h.streams = 2
+		l := h.loop(h.fake())
+		testHalfFull(t, h, l)
+		if (l.overlap.measured != slab.Overlap{}) {
+			t.Errorf("the number in flight is measured: %+v", l.overlap.measured)
 		}
 	})
 	t.Run("on trial", func(t *testing.T) {
-		b := newGPUBed(t, testCard())
-		l := b.loop(b.fake())
-		for ended := int64(1); !l.overlap.HalfFull(); ended++ {
-			l.overlap = l.overlap.Next(slab.Observation{Batch: 8, Elapsed: 1, Ended: ended, Late: 1})
+		h := newGPUHarness(t, testCard())
+		l := h.loop(h.fake())
+		for ended := int64(1); !l.overlap.measured.HalfFull(); ended++ {
+			l.overlap.measured = l.overlap.measured.Next(slab.Observation{Batch: 8, Elapsed: 1, Ended: ended, Late: 1})
 		}
-		testHalfFull(t, b, l)
-		if l.overlap.HalfFull() {
+		testHalfFull(t, h, l)
+		if l.overlap.measured.HalfFull() {
 			t.Error("a trial goes on over a pause of the device")
 		}
 	})
 }
 
-func testHalfFull(t *testing.T, b *bed, l *loop) {
+func testHalfFull(t *testing.T, h *harness, l *loop) {
 	t.Helper()
-	l.state.Limit = 8
-	release := b.hold()
-	b.publish(0, b.picture(0), nil)
+	l.batching.state.Limit = 8
+	release := h.hold()
+	h.publish(0, h.picture(0), nil)
 	l.take()
 	l.pick()
 	l.begin()
 	for slot := uint32(1); slot < 4; slot++ {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 	}
 	if l.take(); l.mayBegin() {
 		t.Error("a batch of 3 where 8 may be begins beside another")
 	}
-	b.publish(4, b.picture(4), nil)
+	h.publish(4, h.picture(4), nil)
 	if l.await() {
 		t.Error("a batch is done that was held")
 	}
@@ -204,8 +204,8 @@ func testHalfFull(t *testing.T, b *bed, l *loop) {
 	// It has waited for the first batch since it arrived, not since the batch before
 	// that ended.
 	l.pick()
-	if oldest := b.table.Request(1).Whole; l.waited < time.Duration(shm.Now()-oldest)-time.Second || l.waited <= 0 {
-		t.Errorf("waited %v for the running batch", l.waited)
+	if oldest := h.table.Request(1).Whole; l.choice.waited < time.Duration(shm.Now()-oldest)-time.Second || l.choice.waited <= 0 {
+		t.Errorf("waited %v for the running batch", l.choice.waited)
 	}
 	l.begin()
 	release()
@@ -217,28 +217,28 @@ func testHalfFull(t *testing.T, b *bed, l *loop) {
 			t.Fatal(err)
 		}
 	}
-	for _, slot := range b.replies(5) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(5) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
 }
 
 // If libml decides, a second batch begins when the first is about to end. libml knows
 // how long batches of that size take, and how long a gather takes.
 func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	l := b.loop(b.fake())
+	h := newGPUHarness(t, testCard())
+	l := h.loop(h.fake())
 	const takes, lead = 20 * time.Minute, time.Minute
-	l.state, l.lead = l.rule.Warm(l.rule.Start(), 1, takes), lead
-	release := b.hold()
-	b.publish(0, b.picture(0), nil)
+	l.batching.state, l.overlap.lead = l.batching.rule.Warm(l.batching.rule.Start(), 1, takes), lead
+	release := h.hold()
+	h.publish(0, h.picture(0), nil)
 	l.take()
 	l.pick()
 	l.begin()
-	b.publish(1, b.picture(1), nil)
+	h.publish(1, h.picture(1), nil)
 	if l.take(); l.mayBegin() {
 		t.Error("a batch begins beside one that has just begun")
 	}
-	l.oldestFlight().dispatched -= int64(takes - lead)
+	l.flights.oldest().dispatched -= int64(takes - lead)
 	if !l.mayBegin() || l.await() {
 		t.Fatal("no batch may begin beside another that is about to end")
 	}
@@ -248,48 +248,48 @@ func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	if l.lead == lead {
+	if l.overlap.lead == lead {
 		t.Error("a batch that had the device to itself tells nothing of the lead")
 	}
-	before := l.lead
+	before := l.overlap.lead
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	if l.lead == before {
+	if l.overlap.lead == before {
 		t.Error("a batch that began beside another tells nothing of the lead")
 	}
-	b.replies(2)
+	h.replies(2)
 }
 
 // The ring changes hands with batches in flight: these belong to the old process, the
 // waiting requests to the new one.
 func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.streams = 2
-	old := b.fake()
-	first := b.serving(old, 1)
-	release := b.hold()
+	h := newGPUHarness(t, testCard())
+	h.streams = 2
+	old := h.fake()
+	first := h.serving(old, 1)
+	release := h.hold()
 	for slot := range uint32(6) {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 		eventually(t, "two batches in flight", func() bool {
 			sizes, _ := old.history()
 			return len(sizes) == min(int(slot)+1, 2)
 		})
 	}
-	again := newGPUBed(t, testCard()) // another object for the same GPU
+	again := newGPUHarness(t, testCard()) // another object for the same GPU
 	again.channel.Close()
-	b.gpu = again.gpu
-	shadow := b.fake()
-	second := b.start(2, shadow.build, nil)
+	h.gpu = again.gpu
+	shadow := h.fake()
+	second := h.start(2, shadow.build, nil)
 	second.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	second.await(control.Ready)
 	shadow.serve()
-	b.channel.SetEpoch(2)
+	h.channel.SetEpoch(2)
 	time.Sleep(5 * time.Millisecond)
-	b.silent()
+	h.silent()
 	release()
-	for _, slot := range b.replies(6) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(6) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
 	if sizes, _ := old.history(); len(sizes) != 2 {
 		t.Errorf("the old process ran batches of %v, want the two in flight", sizes)
@@ -311,20 +311,20 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 		inFlight int
 	}{{"with one batch in flight", 1}, {"with two", 2}} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			b.streams = c.inFlight
-			f := b.fake()
-			p := b.serving(f, 1)
-			b.hold() // forever, as far as the process knows
+			h := newGPUHarness(t, testCard())
+			h.streams = c.inFlight
+			f := h.fake()
+			p := h.serving(f, 1)
+			h.hold() // forever, as far as the process knows
 			const requests = 5
 			for slot := range uint32(requests) {
-				b.publish(slot, b.picture(byte(slot)), nil)
+				h.publish(slot, h.picture(byte(slot)), nil)
 				eventually(t, "the batches are in flight", func() bool {
 					sizes, _ := f.history()
 					return len(sizes) == min(int(slot)+1, c.inFlight)
 				})
 			}
-			b.gpu.Lose()
+			h.gpu.Lose()
 			failed := p.await(control.Failed)
 			if !failed.DeviceLost || !strings.Contains(failed.Reason, device.ErrLost.Error()) {
 				t.Errorf("the process says %+v, want that its device is lost", failed)
@@ -335,18 +335,18 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 			if last := f.calls[len(f.calls)-1]; last == "deinit" {
 				t.Error("the framework was called on a lost device")
 			}
-			for _, slot := range b.replies(c.inFlight) {
-				if got := b.status(slot); got != wire.StatusFailed {
+			for _, slot := range h.replies(c.inFlight) {
+				if got := h.status(slot); got != wire.StatusFailed {
 					t.Errorf("slot %d, in flight when the device was lost, is %v", slot, got)
 				}
 			}
-			b.silent()
+			h.silent()
 
-			b.gpu = newGPUBed(t, testCard()).gpu
-			next := b.fake()
-			second := b.serving(next, 2)
-			for _, slot := range b.replies(requests - c.inFlight) {
-				b.answered(slot, b.picture(byte(slot)))
+			h.gpu = newGPUHarness(t, testCard()).gpu
+			next := h.fake()
+			second := h.serving(next, 2)
+			for _, slot := range h.replies(requests - c.inFlight) {
+				h.answered(slot, h.picture(byte(slot)))
 			}
 			second.drained()
 		})
@@ -356,12 +356,12 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 // The batch that finds the device lost is the last one: no further batch begins, so the
 // waiting requests do not fail with it.
 func TestADeviceLostBetweenBatchesCostsOneBatch(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	p := b.serving(f, 1)
-	b.gpu.Lose()
-	b.publish(1, b.picture(1), nil)
-	if got := b.status(b.replies(1)[0]); got != wire.StatusFailed {
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	p := h.serving(f, 1)
+	h.gpu.Lose()
+	h.publish(1, h.picture(1), nil)
+	if got := h.status(h.replies(1)[0]); got != wire.StatusFailed {
 		t.Errorf("status %v, want failed", got)
 	}
 	if failed := p.await(control.Failed); !failed.DeviceLost {
@@ -374,29 +374,29 @@ func TestADeviceLostBetweenBatchesCostsOneBatch(t *testing.T) {
 
 // A framework's own error on a GPU costs its batch, as on a CPU.
 func TestABatchThatFailsOnAGPUCostsItsOwnRequestsOnly(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	l := b.loop(f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	l := h.loop(f)
 	f.fail(func(string) error { return errFake })
-	b.publish(1, b.picture(1), nil)
+	h.publish(1, h.picture(1), nil)
 	if err := l.turn(); !errors.Is(err, errFake) || lost(err) {
 		t.Errorf("the turn gives %v, want %v", err, errFake)
 	}
-	if got := b.status(b.replies(1)[0]); got != wire.StatusFailed {
+	if got := h.status(h.replies(1)[0]); got != wire.StatusFailed {
 		t.Errorf("status %v, want failed", got)
 	}
 	f.fail(nil)
-	b.publish(2, b.picture(2), func(_ *shm.Request, p []shm.Piece) { p[0].Offset = 1 << 40 })
-	b.publish(3, b.picture(3), nil)
-	l.state.Limit = 2
-	l.expected = func(int) time.Duration { return time.Microsecond }
+	h.publish(2, h.picture(2), func(_ *shm.Request, p []shm.Piece) { p[0].Offset = 1 << 40 })
+	h.publish(3, h.picture(3), nil)
+	l.batching.state.Limit = 2
+	l.batching.expected = func(int) time.Duration { return time.Microsecond }
 	if err := l.turn(); !errors.Is(err, device.ErrOutsideSlab) {
 		t.Errorf("the turn gives %v, want %v", err, device.ErrOutsideSlab)
 	}
-	for _, slot := range b.replies(2) {
+	for _, slot := range h.replies(2) {
 		if slot == 3 {
-			b.answered(slot, b.picture(3))
-		} else if got := b.status(slot); got != wire.StatusFailed {
+			h.answered(slot, h.picture(3))
+		} else if got := h.status(slot); got != wire.StatusFailed {
 			t.Errorf("slot %d is %v, want failed", slot, got)
 		}
 	}
@@ -408,17 +408,17 @@ func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
 	const name = "PENSTOCK_TEST_PERCENTAGE"
 	t.Setenv(name, "")
 	os.Unsetenv(name)
-	b := newGPUBed(t, testCard())
-	f := b.fake()
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
 	var opened atomic.Pointer[string]
-	b.opened = func(start control.Start) {
+	h.opened = func(start control.Start) {
 		seen := os.Getenv(name)
 		opened.Store(&seen)
-		if start.Device != b.gpu.Name() || !slices.Equal(start.GroupSMs, testGroups) {
+		if start.Device != h.gpu.Name() || !slices.Equal(start.GroupSMs, testGroups) {
 			t.Errorf("opened %s with groups %v", start.Device, start.GroupSMs)
 		}
 	}
-	c := b.start(1, f.build, nil)
+	c := h.start(1, f.build, nil)
 	c.await(control.Loaded)
 	time.Sleep(10 * time.Millisecond)
 	if opened.Load() != nil {
@@ -444,12 +444,12 @@ func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
 
 // The results belong to the owner of the ring; a warm-up must not write them.
 func TestAGPUsWarmUpLeavesTheSharedResultsAlone(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	shared := b.tensors.Bytes()
+	h := newGPUHarness(t, testCard())
+	shared := h.tensors.Bytes()
 	for i := range shared {
 		shared[i] = 0xee
 	}
-	b.loop(b.fake())
+	h.loop(h.fake())
 	if slices.Min(shared) != 0xee || slices.Max(shared) != 0xee {
 		t.Error("the warm-up wrote results")
 	}
@@ -458,27 +458,27 @@ func TestAGPUsWarmUpLeavesTheSharedResultsAlone(t *testing.T) {
 func TestAProcessThatCannotStartOnAGPUSaysWhy(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		spoil  func(b *bed, f *fake)
+		spoil  func(h *harness, f *fake)
 		tamper func(*control.Attached)
 		groups []int
 		want   error
 	}{
-		{"no memory for tensors", func(b *bed, _ *fake) { b.gpu.NoMemory.Store(true) }, nil, nil, devicetest.ErrMemory},
-		{"no memory for the model", func(_ *bed, f *fake) { f.failing = only("link", devicetest.ErrMemory) }, nil, nil, devicetest.ErrMemory},
-		{"no memory for a batch", func(_ *bed, f *fake) { f.failing = only("configure", devicetest.ErrMemory) }, nil, nil, devicetest.ErrMemory},
-		{"a batch that fails", func(_ *bed, f *fake) { f.failing = only("infer", errFake) }, nil, nil, errFake},
-		{"a device that is lost", func(b *bed, _ *fake) { b.gpu.Lose() }, nil, nil, device.ErrLost},
+		{"no memory for tensors", func(h *harness, _ *fake) { h.gpu.NoMemory.Store(true) }, nil, nil, devicetest.ErrMemory},
+		{"no memory for the model", func(_ *harness, f *fake) { f.failing = only("link", devicetest.ErrMemory) }, nil, nil, devicetest.ErrMemory},
+		{"no memory for a batch", func(_ *harness, f *fake) { f.failing = only("configure", devicetest.ErrMemory) }, nil, nil, devicetest.ErrMemory},
+		{"a batch that fails", func(_ *harness, f *fake) { f.failing = only("infer", errFake) }, nil, nil, errFake},
+		{"a device that is lost", func(h *harness, _ *fake) { h.gpu.Lose() }, nil, nil, device.ErrLost},
 		{"too little shared memory", nil, func(a *control.Attached) { a.TensorBytes -= models.TensorAlignment }, nil, device.ErrShared},
 		{"groups that there are not", nil, nil, []int{9}, devicetest.ErrGroups},
-		{"no memory for a partition", func(b *bed, _ *fake) { b.gpu.FailRepartition.Store(1) }, nil, []int{1}, devicetest.ErrMemory},
+		{"no memory for a partition", func(h *harness, _ *fake) { h.gpu.FailRepartition.Store(1) }, nil, []int{1}, devicetest.ErrMemory},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			f := b.fake()
+			h := newGPUHarness(t, testCard())
+			f := h.fake()
 			if c.spoil != nil {
-				c.spoil(b, f)
+				c.spoil(h, f)
 			}
-			p := b.start(1, f.build, c.tamper)
+			p := h.start(1, f.build, c.tamper)
 			p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: c.groups})
 			err := p.end()
 			if !errors.Is(err, c.want) || strings.Contains(err.Error(), "\n") {
@@ -502,8 +502,8 @@ func only(step string, err error) func(string) error {
 }
 
 func TestAProcessForTheCPURefusesGroups(t *testing.T) {
-	b := newBed(t, testCard())
-	p := b.start(1, newFake().build, nil)
+	h := newHarness(t, testCard())
+	p := h.start(1, newFake().build, nil)
 	p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1}})
 	if err := p.end(); err == nil || !strings.Contains(err.Error(), "device cpu has none") {
 		t.Errorf("the process ends with %v", err)

@@ -12,9 +12,9 @@ import (
 )
 
 func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	l := b.loop(f)
-	l.expected = func(int) time.Duration { return time.Microsecond } // the same for every size
+	h, f := newHarness(t, testCard()), newFake()
+	l := h.loop(f)
+	l.batching.expected = func(int) time.Duration { return time.Microsecond } // the same for every size
 	for _, c := range []struct {
 		name   string
 		limit  float64
@@ -28,11 +28,11 @@ func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 		{"at most the ladder's last", 64, 20, 8, 8},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l.state = l.rule.Start()
-			l.state.Limit = c.limit
+			l.batching.state = l.batching.rule.Start()
+			l.batching.state.Limit = c.limit
 			f.serve()
 			for slot := range c.wait {
-				b.publish(slot, b.picture(byte(slot)), nil)
+				h.publish(slot, h.picture(byte(slot)), nil)
 			}
 			if err := l.turn(); err != nil {
 				t.Fatal(err)
@@ -40,74 +40,74 @@ func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 			if want := []int{c.padded}; !slices.Equal(f.ran, want) {
 				t.Errorf("ran batches of %v, want %v", f.ran, want)
 			}
-			for _, slot := range b.replies(c.batch) {
-				r := b.channel.Result(slot)
-				b.answered(slot, b.picture(byte(slot)))
+			for _, slot := range h.replies(c.batch) {
+				r := h.channel.Result(slot)
+				h.answered(slot, h.picture(byte(slot)))
 				if int(r.Batch) != c.batch || r.ModelVersion != 7 {
 					t.Errorf("slot %d says batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
 				}
-				whole := b.table.Request(slot).Whole
-				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= b.channel.LastBatchEnd()) {
-					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, b.channel.LastBatchEnd())
+				whole := h.table.Request(slot).Whole
+				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
+					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, h.channel.LastBatchEnd())
 				}
 			}
-			b.silent()
+			h.silent()
 			// The other requests follow, each once.
 			for len(l.pending) > 0 {
 				if err := l.turn(); err != nil {
 					t.Fatal(err)
 				}
 			}
-			for _, slot := range b.replies(int(c.wait) - c.batch) {
-				b.answered(slot, b.picture(byte(slot)))
+			for _, slot := range h.replies(int(c.wait) - c.batch) {
+				h.answered(slot, h.picture(byte(slot)))
 			}
-			b.silent()
+			h.silent()
 		})
 	}
 }
 
 // Old contents of the tensor must not remain in this batch.
 func TestTheRestOfABatchIsBlank(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	l := b.loop(f)
-	l.expected = func(int) time.Duration { return time.Microsecond }
-	l.state.Limit = 4
-	for i := range b.tensors.Bytes() {
-		b.tensors.Bytes()[i] = 0xee
+	h, f := newHarness(t, testCard()), newFake()
+	l := h.loop(f)
+	l.batching.expected = func(int) time.Duration { return time.Microsecond }
+	l.batching.state.Limit = 4
+	for i := range h.tensors.Bytes() {
+		h.tensors.Bytes()[i] = 0xee
 	}
 	for slot := range uint32(3) {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 	}
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	b.replies(3)
-	size := b.card.Input.TensorBytes()
+	h.replies(3)
+	size := h.card.Input.TensorBytes()
 	if image := f.input(4)[3*size:]; slices.Max(image) != 0 {
 		t.Error("the image that pads the batch is not blank")
 	}
-	if beyond := b.tensors.Bytes()[4*size : 8*size]; slices.Min(beyond) != 0xee {
+	if beyond := h.tensors.Bytes()[4*size : 8*size]; slices.Min(beyond) != 0xee {
 		t.Error("images beyond the padded batch were written")
 	}
 }
 
 func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	l := b.loop(f)
-	l.state.Limit = 8
+	h, f := newHarness(t, testCard()), newFake()
+	l := h.loop(f)
+	l.batching.state.Limit = 8
 	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
-	b.publish(1, b.picture(1), past)
-	b.publish(2, b.picture(2), nil)
-	b.publish(3, b.picture(3), past)
+	h.publish(1, h.picture(1), past)
+	h.publish(2, h.picture(2), nil)
+	h.publish(3, h.picture(3), past)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	for _, slot := range b.replies(3) {
+	for _, slot := range h.replies(3) {
 		if slot == 2 {
-			b.answered(slot, b.picture(2))
+			h.answered(slot, h.picture(2))
 			continue
 		}
-		r := b.channel.Result(slot)
+		r := h.channel.Result(slot)
 		if want := (shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 7}); r != want {
 			t.Errorf("slot %d is %+v, want %+v", slot, r, want)
 		}
@@ -117,70 +117,70 @@ func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
 	}
 
 	// All requests are late: nothing runs, and the rule learns of it.
-	before := l.state
-	b.publish(4, b.picture(4), past)
+	before := l.batching.state
+	h.publish(4, h.picture(4), past)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	if got := b.status(b.replies(1)[0]); got != wire.StatusLate {
+	if got := h.status(h.replies(1)[0]); got != wire.StatusLate {
 		t.Errorf("status %v, want late", got)
 	}
 	if len(f.ran) != 1 {
 		t.Errorf("ran batches of %v, want no more", f.ran)
 	}
-	if want := l.rule.Next(before, slab.Observation{Late: 1}); l.state != want {
-		t.Errorf("state is %+v, want %+v", l.state, want)
+	if want := l.batching.rule.Next(before, slab.Observation{Late: 1}); l.batching.state != want {
+		t.Errorf("state is %+v, want %+v", l.batching.state, want)
 	}
 }
 
 func TestAHigherPriorityGoesFirst(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	l := b.loop(f)
+	h, f := newHarness(t, testCard()), newFake()
+	l := h.loop(f)
 	priorities := map[uint32]uint8{1: 0, 2: 9, 3: 0, 4: 3}
 	for slot := uint32(1); slot <= 4; slot++ {
-		b.publish(slot, b.picture(byte(slot)), func(r *shm.Request, _ []shm.Piece) {
+		h.publish(slot, h.picture(byte(slot)), func(r *shm.Request, _ []shm.Piece) {
 			r.Priority = priorities[slot]
 			r.Deadline -= int64(slot) * int64(time.Minute) // among equals, the more urgent one
 		})
 	}
 	for range 4 {
-		l.state = l.rule.Start() // one at a time
+		l.batching.state = l.batching.rule.Start() // one at a time
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got, want := b.replies(4), []uint32{2, 4, 3, 1}; !slices.Equal(got, want) {
+	if got, want := h.replies(4), []uint32{2, 4, 3, 1}; !slices.Equal(got, want) {
 		t.Errorf("answered %v, want %v", got, want)
 	}
 }
 
 func TestABatchThatFailsCostsItsOwnRequestsOnly(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	l := b.loop(f)
-	l.expected = func(int) time.Duration { return time.Microsecond }
+	h, f := newHarness(t, testCard()), newFake()
+	l := h.loop(f)
+	l.batching.expected = func(int) time.Duration { return time.Microsecond }
 	f.failing = func(string) error { return errFake }
-	l.state.Limit = 2
+	l.batching.state.Limit = 2
 	for slot := range uint32(4) {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 	}
 	if err := l.turn(); !errors.Is(err, errFake) {
 		t.Fatalf("the turn gives %v, want %v", err, errFake)
 	}
-	for _, slot := range b.replies(2) {
-		r := b.channel.Result(slot)
+	for _, slot := range h.replies(2) {
+		r := h.channel.Result(slot)
 		if wire.Status(r.Status) != wire.StatusFailed || r.Batch != 2 || r.Inferred == 0 || r.Length != 0 {
 			t.Errorf("slot %d is %+v, want failed in a batch of 2", slot, r)
 		}
 	}
-	b.silent()
+	h.silent()
 	f.failing = nil
 	for len(l.pending) > 0 {
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, slot := range b.replies(2) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(2) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
 }
 
@@ -201,22 +201,22 @@ func TestABadRequestCostsItselfOnly(t *testing.T) {
 		{"outputs that are no numbers", poison, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, f := newBed(t, testCard()), newFake()
-			l := b.loop(f)
-			l.expected = func(int) time.Duration { return time.Microsecond }
-			l.state.Limit = 4
-			b.publish(1, b.picture(1), nil)
-			b.publish(2, b.picture(c.picture), c.spoil)
-			b.publish(3, b.picture(3), nil)
+			h, f := newHarness(t, testCard()), newFake()
+			l := h.loop(f)
+			l.batching.expected = func(int) time.Duration { return time.Microsecond }
+			l.batching.state.Limit = 4
+			h.publish(1, h.picture(1), nil)
+			h.publish(2, h.picture(c.picture), c.spoil)
+			h.publish(3, h.picture(3), nil)
 			if err := l.turn(); err == nil {
 				t.Error("the turn does not say what was wrong")
 			}
-			for _, slot := range b.replies(3) {
+			for _, slot := range h.replies(3) {
 				if slot != 2 {
-					b.answered(slot, b.picture(byte(slot)))
+					h.answered(slot, h.picture(byte(slot)))
 					continue
 				}
-				if r := b.channel.Result(slot); wire.Status(r.Status) != wire.StatusFailed || r.Length != 0 {
+				if r := h.channel.Result(slot); wire.Status(r.Status) != wire.StatusFailed || r.Length != 0 {
 					t.Errorf("slot 2 is %+v, want failed", r)
 				}
 			}
@@ -242,50 +242,50 @@ func TestAHandOverIsIdleWhereWorkWaited(t *testing.T) {
 		{"nobody served before", 0, 9 * second, 5 * second, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, f := newBed(t, testCard()), newFake()
-			l := b.loop(f)
+			h, f := newHarness(t, testCard()), newFake()
+			l := h.loop(f)
 			now := shm.Now()
 			if c.last != 0 {
-				l.c.BatchEnded(now - c.last)
+				l.ring.BatchEnded(now - c.last)
 			}
 			l.acquired = now - c.acquired
-			b.publish(1, b.picture(1), func(r *shm.Request, _ []shm.Piece) { r.Whole = now - c.whole })
-			for _, slot := range l.taken[:l.c.Take(l.taken)] {
+			h.publish(1, h.picture(1), func(r *shm.Request, _ []shm.Piece) { r.Whole = now - c.whole })
+			for _, slot := range l.taken[:l.ring.Take(l.taken)] {
 				l.pend(slot)
 			}
 			l.pick()
-			l.handedOver()
-			r := l.report.Load()
-			if r == nil || r.Handovers != 1 {
+			l.reporter.addHandover(l.idle(l.acquired))
+			r := l.reporter.published.Load()
+			if r == nil || r.count != 1 {
 				t.Fatalf("report is %+v, want one hand-over", r)
 			}
 			most := c.least
 			if most >= 0 {
 				most += shm.Now() - now
 			}
-			if r.IdleNanos < c.least || r.IdleNanos > most {
-				t.Errorf("idle %d ns, want %d to %d", r.IdleNanos, c.least, most)
+			if r.idleNanos < c.least || r.idleNanos > most {
+				t.Errorf("idle %d ns, want %d to %d", r.idleNanos, c.least, most)
 			}
 		})
 	}
 }
 
 func TestABatchAllocatesNothing(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	l := b.loop(f)
-	picture := b.picture(1)
+	h, f := newHarness(t, testCard()), newFake()
+	l := h.loop(f)
+	picture := h.picture(1)
 	late := func(r *shm.Request, _ []shm.Piece) { r.Deadline = 1 }
-	slots := make([]uint32, b.geometry.Slots)
+	slots := make([]uint32, h.geometry.Slots)
 	turn := func() {
 		for slot := range uint32(5) {
-			b.publish(slot, picture, nil)
+			h.publish(slot, picture, nil)
 		}
-		b.publish(5, picture, late)
+		h.publish(5, picture, late)
 		for got := 0; got < 6; {
 			if err := l.turn(); err != nil {
 				t.Fatal(err)
 			}
-			n, err := b.channel.Receive(slots, shm.Now()+int64(patience))
+			n, err := h.channel.Receive(slots, shm.Now()+int64(patience))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -298,21 +298,5 @@ func TestABatchAllocatesNothing(t *testing.T) {
 	if len(f.ran) < 100 {
 		t.Fatalf("only %d batches ran", len(f.ran))
 	}
-	b.answered(0, picture)
-}
-
-func TestOversleep(t *testing.T) {
-	estimate := time.Duration(0)
-	for range 100 {
-		estimate = oversleep(estimate, shortestNap, 10*time.Second)
-	}
-	if estimate > longestNap {
-		t.Errorf("naps take %v longer after stalls, want %v at most: no batch would be napped through", estimate, longestNap)
-	}
-	for range 100 {
-		estimate = oversleep(estimate, longestNap, longestNap+5*time.Microsecond)
-	}
-	if estimate > 6*time.Microsecond {
-		t.Errorf("naps take %v longer after naps that took 5 µs longer", estimate)
-	}
+	h.answered(0, picture)
 }

@@ -38,68 +38,105 @@ type move struct {
 // standby is the first slot of the other set than base's: slots 0 and 1, or 2 and 3.
 func standby(base int) int { return device.Slots/2 - base }
 
+// unknown is the value of moves.idle until a batch has begun, or none waits.
+const unknown = math.MinInt64
+
+// moves is the loop's part in moves. A move that the loop has made is current until it is settled.
+type moves struct {
+	next    atomic.Pointer[move] // the move to make
+	current *move                // nil: none
+	begun   int64                // when it was made
+	idle    int64                // how long the ring was idle because of the move, or unknown
+}
+
+// ordered reports whether there is a move to make.
+func (m *moves) ordered() bool { return m.next.Load() != nil }
+
+// begin makes the ordered move: the next batches run in the other slots.
+func (m *moves) begin(f *flights, now int64) {
+	if next := m.next.Swap(nil); next != nil {
+		f.base, m.current, m.begun, m.idle = next.base, next, now, unknown
+	}
+}
+
+// made reports whether a move is not settled.
+func (m *moves) made() bool { return m.current != nil }
+
+// incomplete reports whether no batch has begun since the move was made.
+func (m *moves) incomplete() bool { return m.made() && m.idle == unknown }
+
+// complete records how long the ring was idle for a move: until the first batch after it began, or
+// -1 if no request was pending.
+func (m *moves) complete(idle int64) {
+	if m.incomplete() {
+		m.idle = idle
+	}
+}
+
+// settle ends a move if the first batch after it has begun and none is left in flight in the old
+// place.
+func (m *moves) settle(f *flights) (idleNanos int64, settled bool) {
+	if !m.made() || m.idle == unknown || !f.moved() {
+		return 0, false
+	}
+	close(m.current.settled)
+	m.current = nil
+	return m.idle, true
+}
+
 // moveOver makes an ordered move if there is a place for a batch next to the one in flight: slots
 // of different lanes share nothing. If requests are pending and nothing is in flight, one more
 // batch begins in the old place first. Next to that batch, the move leaves no gap.
 func (l *loop) moveOver() {
-	// Check before the swap: this runs before every batch.
-	if l.flying == len(l.flights) || l.next.Load() == nil {
+	// Check before the swap in begin: this runs before every batch.
+	if l.flights.full() || !l.moves.ordered() {
 		return
 	}
-	if l.flying == 0 && len(l.pending) > 0 && len(l.flights) > 1 {
+	if l.flights.count == 0 && len(l.pending) > 0 && len(l.flights.places) > 1 {
 		return
 	}
-	if m := l.next.Swap(nil); m != nil {
-		l.base, l.moved, l.movedAt, l.movedIdle = m.base, m, shm.Now(), unknown
+	l.moves.begin(&l.flights, shm.Now())
+}
+
+// completeMove records how long the ring was idle for a move (moves.complete).
+func (l *loop) completeMove(idle int64) {
+	if l.moves.incomplete() {
+		l.moves.complete(idle)
+		l.settleMove()
 	}
 }
 
-// unknown is the value of movedIdle until a batch has begun, or none waits.
-const unknown = math.MinInt64
-
-// moveSeen records how long the ring was idle for a move: until the first batch after it began, or
-// -1 if no request was pending.
-func (l *loop) moveSeen(idle int64) {
-	if l.moved != nil && l.movedIdle == unknown {
-		l.movedIdle = idle
-		l.settle()
+// settleMove reports a move that has ended.
+func (l *loop) settleMove() {
+	if idle, settled := l.moves.settle(&l.flights); settled {
+		l.reporter.addHandover(idle)
 	}
 }
 
-// settle ends a move when the first batch after it has begun and none is left in flight in the old
-// place.
-func (l *loop) settle() {
-	if l.moved == nil || l.movedIdle == unknown {
-		return
-	}
-	for i := range l.flying {
-		if slot := l.flights[(l.first+i)%len(l.flights)].slot; slot < l.base || slot >= l.base+len(l.flights) {
-			return
-		}
-	}
-	l.stoodStill(l.movedIdle)
-	close(l.moved.settled)
-	l.moved = nil
-}
-
-// mover adds the missing batch sizes (grow.go) and moves the process to other multiprocessors,
-// while the process serves. Apart from the loop's, its goroutine is the only one that calls the
-// device and the framework.
+// mover completes a partial warm-up and then moves the process to other multiprocessors, while the
+// process serves. Apart from the loop's, its goroutine is the only one that calls the device and
+// the framework.
 type mover struct {
 	p      *process
-	l      *loop
 	device device.Partitioned
+	moves  *moves        // of the loop
+	slots  int           // that may be in flight
+	base   int           // of the loop
 	held   []int         // groups that the loop's slots run on
 	sms    int           // their number of multiprocessors
-	base   int           // of the loop
-	grows  atomic.Bool   // it is in grow
+	warmUp partialWarmUp // until the first move
 	stop   chan struct{} // closed when the loop has ended
 	ended  chan struct{}
 }
 
 // startMover starts the goroutine. The process is ready and runs on the groups that it reported.
 func (p *process) startMover(l *loop, d device.Partitioned, ready control.Notice) *mover {
-	m := &mover{p: p, l: l, device: d, held: ready.SMGroups, sms: ready.SMs, base: l.base, stop: make(chan struct{}), ended: make(chan struct{})}
+	m := &mover{
+		p: p, device: d, moves: &l.moves, slots: len(l.flights.places), base: l.flights.base,
+		held: ready.SMGroups, sms: ready.SMs,
+		stop: make(chan struct{}), ended: make(chan struct{}),
+	}
+	m.warmUp = partialWarmUp{p: p, device: d, batching: &l.batching, base: m.base, slots: m.slots, stop: m.stop}
 	go m.run()
 	return m
 }
@@ -108,24 +145,22 @@ func (m *mover) run() {
 	defer close(m.ended)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if !m.grow() {
+	if err := m.warmUp.run(); err != nil {
+		m.endProcess(err)
 		return
 	}
 	for {
 		select {
 		case <-m.stop:
 			return
-		case groups := <-m.p.groups:
+		case groups := <-m.p.orders.groups:
 			if slices.Equal(groups, m.held) {
 				m.report(nil) // ordered back from a move that failed
 				continue
 			}
 			err := unfitOn(groups, m.move(groups))
-			if errors.Is(err, errStopped) {
-				return
-			}
-			if lost(err) {
-				m.p.loseDevice(err)
+			if lost(err) || errors.Is(err, errStopped) {
+				m.endProcess(err)
 				return
 			}
 			m.report(err)
@@ -133,14 +168,25 @@ func (m *mover) run() {
 	}
 }
 
-// errStopped is returned by move if the process ends before the move is made.
+// endProcess ends the process for an error that the mover cannot recover from.
+func (m *mover) endProcess(err error) {
+	switch {
+	case errors.Is(err, errStopped):
+	case lost(err):
+		m.p.exit.loseDevice(err)
+	default:
+		m.p.exit.fail(unfitOn(m.held, err))
+	}
+}
+
+// errStopped is returned if the process ends before a move or a batch size is ready.
 var errStopped = errors.New("process ends")
 
 // move brings the process to these groups. On an error the process stays on its groups and begins
 // nothing on the new ones.
 func (m *mover) move(groups []int) error {
 	to, slots := standby(m.base), []int(nil)
-	for i := range m.l.flights {
+	for i := range m.slots {
 		slots = append(slots, to+i)
 	}
 	if err := m.device.Bind(); err != nil {
@@ -162,8 +208,8 @@ func (m *mover) move(groups []int) error {
 	}
 	order := &move{base: to, settled: make(chan struct{})}
 	prepared := time.Now()
-	m.l.next.Store(order)
-	m.l.c.Interrupt()
+	m.moves.next.Store(order)
+	m.p.memory.consumer.Interrupt()
 	select {
 	case <-order.settled:
 		m.base, m.held, m.sms = to, groups, sms
@@ -183,7 +229,7 @@ func (m *mover) report(err error) {
 		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("stays on its multiprocessors")
 		n.Reason, n.GroupsUnfit = err.Error(), unfitGroups(err)
 	}
-	m.p.say(n)
+	m.p.notices.send(n)
 }
 
 // unfitError is the error of a model that cannot run on groups of multiprocessors.
@@ -225,9 +271,9 @@ func (m *mover) end(err error) error {
 	select {
 	case <-m.ended:
 		// The mover's last work may have found that the device is lost.
-		err = cmp.Or(err, p.deviceLost())
+		err = cmp.Or(err, p.exit.lostDevice())
 	case <-time.After(moverPatience):
-		if !m.grows.Load() {
+		if !m.warmUp.running.Load() {
 			return cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
 		}
 		// A framework that links may take seconds more. Do not wait: the exit of the process frees
@@ -235,8 +281,5 @@ func (m *mover) end(err error) error {
 		p.abandoned = true
 		p.log.Warn().Msg("ends while it gets its batch sizes: nothing is given back")
 	}
-	if why := p.unfit.Load(); why != nil {
-		err = cmp.Or(err, *why)
-	}
-	return err
+	return cmp.Or(err, p.exit.failure())
 }

@@ -83,20 +83,58 @@ func (c *child) reports(handovers uint64) control.Report {
 	}
 }
 
+func TestMoves(t *testing.T) {
+	f := newFlights(2, 1)
+	var m moves
+	settled := func() bool {
+		_, settled := m.settle(&f)
+		return settled
+	}
+	if m.begin(&f, 1); m.ordered() || m.made() || m.incomplete() || f.base != 0 {
+		t.Fatal("a move without an order")
+	}
+	f.add() // in the old place
+	order := &move{base: 2, settled: make(chan struct{})}
+	m.next.Store(order)
+	if !m.ordered() || m.made() {
+		t.Error("an ordered move is not there, or made already")
+	}
+	if m.begin(&f, 7); m.ordered() || !m.incomplete() || f.base != 2 || m.begun != 7 {
+		t.Errorf("the move is not made: %+v, base %d", &m, f.base)
+	}
+	if settled() {
+		t.Error("settled before a batch began in the new place")
+	}
+	m.complete(5)
+	m.complete(6) // a later batch
+	f.add()
+	if m.incomplete() || settled() {
+		t.Error("settled while a batch runs in the old place")
+	}
+	f.remove(f.oldest())
+	if idle, settled := m.settle(&f); !settled || idle != 5 || m.made() {
+		t.Errorf("settled %v, idle for %d ns, want 5", settled, idle)
+	}
+	<-order.settled
+	if settled() {
+		t.Error("settled twice")
+	}
+}
+
 func TestAProcessIsBornOnItsGroups(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c := b.start(1, f.build, nil)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c := h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1, 3}})
 	ready := c.await(control.Ready)
 	if ready.SMs != 8+12 || !slices.Equal(ready.SMGroups, []int{1, 3}) {
 		t.Errorf("ready on %d multiprocessors, groups %v; want 20, groups 1 and 3", ready.SMs, ready.SMGroups)
 	}
 	for slot := range 2 {
-		if got := b.gpu.Groups(slot); !slices.Equal(got, []int{1, 3}) {
+		if got := h.gpu.Groups(slot); !slices.Equal(got, []int{1, 3}) {
 			t.Errorf("slot %d runs on groups %v", slot, got)
 		}
-		if got, want := f.batches[fakeKey{slot, 8}].stream, b.gpu.Stream(slot); got != want {
+		if got, want := f.batches[fakeKey{slot, 8}].stream, h.gpu.Stream(slot); got != want {
 			t.Errorf("batches of slot %d are configured for stream %#x, want %#x", slot, got, want)
 		}
 	}
@@ -107,10 +145,10 @@ func TestAProcessIsBornOnItsGroups(t *testing.T) {
 // forth.
 func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 	const moves = 40
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c := b.serving(f, 1)
-	b.gpu.Late.Store(int64(100 * time.Microsecond))
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c := h.serving(f, 1)
+	h.gpu.Late.Store(int64(100 * time.Microsecond))
 	stop, ended := make(chan struct{}), make(chan int)
 	go func() {
 		answered := 0
@@ -122,10 +160,10 @@ func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 			default:
 			}
 			for slot := range uint32(6) {
-				b.publish(slot, b.picture(byte(round%100)+byte(slot)), nil)
+				h.publish(slot, h.picture(byte(round%100)+byte(slot)), nil)
 			}
-			for _, slot := range b.replies(6) {
-				b.answered(slot, b.picture(byte(round%100)+byte(slot)))
+			for _, slot := range h.replies(6) {
+				h.answered(slot, h.picture(byte(round%100)+byte(slot)))
 				answered++
 			}
 		}
@@ -160,46 +198,46 @@ func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 // With at most one batch in flight the loop moves between two batches. If work was waiting, the
 // ring was idle from the end of the last batch to the begin of the next.
 func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.streams = 1
-	f := b.fake()
-	l := b.loop(f)
+	h := newGPUHarness(t, testCard())
+	h.streams = 1
+	f := h.fake()
+	l := h.loop(f)
 	l.served = true
-	b.publish(1, b.picture(1), nil)
+	h.publish(1, h.picture(1), nil)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
 	}
-	b.replies(1)
+	h.replies(1)
 	for _, c := range []struct {
 		name   string
 		before bool // a request is pending before the move
 	}{{"work waited", true}, {"no work waited", false}} {
 		t.Run(c.name, func(t *testing.T) {
-			order := &move{base: standby(l.base), settled: make(chan struct{})}
-			for i := range l.flights {
+			order := &move{base: standby(l.flights.base), settled: make(chan struct{})}
+			for i := range l.flights.places {
 				if _, err := l.p.configureSlot(order.base + i); err != nil {
 					t.Fatal(err)
 				}
 			}
-			l.next.Store(order)
-			handovers := l.standstill.Handovers
+			l.moves.next.Store(order)
+			handovers := l.reporter.handovers.count
 			if c.before {
-				b.publish(2, b.picture(2), nil)
+				h.publish(2, h.picture(2), nil)
 			}
 			l.take()
 			l.moveOver()
-			if l.base != order.base {
+			if l.flights.base != order.base {
 				t.Fatal("the loop did not move")
 			}
 			if !c.before {
-				b.publish(2, b.picture(2), nil)
+				h.publish(2, h.picture(2), nil)
 			}
 			if err := l.turn(); err != nil {
 				t.Fatal(err)
 			}
-			b.answered(b.replies(1)[0], b.picture(2))
-			r := l.report.Load()
-			if r == nil || r.Handovers != handovers+1 || (r.IdleNanos >= 0) != c.before {
+			h.answered(h.replies(1)[0], h.picture(2))
+			r := l.reporter.published.Load()
+			if r == nil || r.count != handovers+1 || (r.idleNanos >= 0) != c.before {
 				t.Errorf("report is %+v, want one move more", r)
 			}
 			select {
@@ -217,12 +255,12 @@ func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 // If requests are pending and nothing is in flight, one more batch begins in the old place, and the
 // loop moves next to it.
 func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	l := b.loop(f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	l := h.loop(f)
 	l.served = true
-	order := &move{base: standby(l.base), settled: make(chan struct{})}
-	for i := range l.flights {
+	order := &move{base: standby(l.flights.base), settled: make(chan struct{})}
+	for i := range l.flights.places {
 		if _, err := l.p.configureSlot(order.base + i); err != nil {
 			t.Fatal(err)
 		}
@@ -237,30 +275,30 @@ func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	release := b.hold()
-	l.next.Store(order)
-	b.publish(1, b.picture(1), nil)
+	release := h.hold()
+	l.moves.next.Store(order)
+	h.publish(1, h.picture(1), nil)
 	l.take()
-	if l.moveOver(); l.base == order.base {
+	if l.moveOver(); l.flights.base == order.base {
 		t.Fatal("the loop moved, and left the device without work")
 	}
 	begin()
 	l.moveOver()
-	b.publish(2, b.picture(2), nil)
+	h.publish(2, h.picture(2), nil)
 	begin()
 	release()
-	for l.flying > 0 {
+	for l.flights.count > 0 {
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, slot := range b.replies(2) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(2) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
 	if _, slots := f.history(); !slices.Equal(slots, []int{0, 3}) {
 		t.Errorf("batches ran in slots %v, want one here and one in the other lane there", slots)
 	}
-	if r := l.report.Load(); r == nil || r.IdleNanos > 0 {
+	if r := l.reporter.published.Load(); r == nil || r.idleNanos > 0 {
 		t.Errorf("report is %+v, want no pause", r)
 	}
 	select {
@@ -286,36 +324,36 @@ func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
 // moveWithWork moves a process that has a batch in flight and requests waiting. It returns false if
 // a second batch began before the move was made.
 func moveWithWork(t *testing.T) (made bool) {
-	b := newGPUBed(t, testCard())
-	b.streams = 2
-	f := b.fake()
-	c := b.serving(f, 1)
-	release := b.hold()
+	h := newGPUHarness(t, testCard())
+	h.streams = 2
+	f := h.fake()
+	c := h.serving(f, 1)
+	release := h.hold()
 	begun := func(n int) func() bool {
 		return func() bool { sizes, _ := f.history(); return len(sizes) == n }
 	}
-	b.publish(0, b.picture(0), nil)
+	h.publish(0, h.picture(0), nil)
 	eventually(t, "a batch in flight", begun(1))
 	c.moveTo(2)
 	eventually(t, "the slots that stand by are configured", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.batches[fakeKey{3, 8}] != nil && slices.Equal(b.gpu.Groups(3), []int{2})
+		return f.batches[fakeKey{3, 8}] != nil && slices.Equal(h.gpu.Groups(3), []int{2})
 	})
 	for slot := uint32(1); slot < 6; slot++ {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 	}
 	eventually(t, "another beside it", begun(2))
 	_, slots := f.history()
 	if made = slices.Equal(slots, []int{0, 3}); !made && !slices.Equal(slots, []int{0, 1}) {
 		t.Errorf("batches began in slots %v, want one in the old set and one in the other lane", slots)
 	}
-	b.silent()
+	h.silent()
 	c.staysFor(5*time.Millisecond, 2)
 	release()
 	c.holds(2)
-	for _, slot := range b.replies(6) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(6) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
 	if _, slots := f.history(); made && slices.Min(slots[1:]) < 2 {
 		t.Errorf("batches ran in slots %v, want all but the first in the new set", slots)
@@ -329,11 +367,11 @@ func moveWithWork(t *testing.T) (made bool) {
 
 // While one move is being made, only the last order counts.
 func TestOrdersToMoveAreCoalesced(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c := b.serving(f, 1)
-	b.publish(1, b.picture(1), nil)
-	b.answered(b.replies(1)[0], b.picture(1))
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c := h.serving(f, 1)
+	h.publish(1, h.picture(1), nil)
+	h.answered(h.replies(1)[0], h.picture(1))
 	entered, gate := make(chan struct{}, 1), make(chan struct{})
 	f.fail(func(step string) error {
 		if step == "configure" {
@@ -372,35 +410,35 @@ func TestOrdersToMoveAreCoalesced(t *testing.T) {
 func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
 	for _, c := range []struct {
 		name  string
-		spoil func(b *bed, f *fake)
+		spoil func(h *harness, f *fake)
 		to    int
 		want  error
 	}{
-		{"no memory for a partition", func(b *bed, _ *fake) { b.gpu.FailRepartition.Store(1) }, 2, devicetest.ErrMemory},
-		{"no memory for a batch", func(_ *bed, f *fake) { f.fail(only("configure", devicetest.ErrMemory)) }, 2, devicetest.ErrMemory},
-		{"groups that there are not", func(*bed, *fake) {}, 4, devicetest.ErrGroups},
+		{"no memory for a partition", func(h *harness, _ *fake) { h.gpu.FailRepartition.Store(1) }, 2, devicetest.ErrMemory},
+		{"no memory for a batch", func(_ *harness, f *fake) { f.fail(only("configure", devicetest.ErrMemory)) }, 2, devicetest.ErrMemory},
+		{"groups that there are not", func(*harness, *fake) {}, 4, devicetest.ErrGroups},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			f := b.fake()
-			p := b.serving(f, 1)
+			h := newGPUHarness(t, testCard())
+			f := h.fake()
+			p := h.serving(f, 1)
 			p.moveTo(0, 1)
 			p.holds(0, 1)
-			c.spoil(b, f)
+			c.spoil(h, f)
 			p.moveTo(c.to)
 			n := p.holds(0, 1)
 			if !strings.Contains(n.Reason, c.want.Error()) || n.State != control.Active || n.SMs != 16 {
 				t.Errorf("the process says %+v, want that it holds 16 multiprocessors and why", n)
 			}
 			f.fail(nil)
-			b.publish(1, b.picture(1), nil)
-			b.answered(b.replies(1)[0], b.picture(1))
+			h.publish(1, h.picture(1), nil)
+			h.answered(h.replies(1)[0], h.picture(1))
 			p.moveTo(3)
 			if n := p.holds(3); n.Reason != "" || n.SMs != 12 {
 				t.Errorf("the process says %+v, want 12 multiprocessors and no reason", n)
 			}
-			b.publish(2, b.picture(2), nil)
-			b.answered(b.replies(1)[0], b.picture(2))
+			h.publish(2, h.picture(2), nil)
+			h.answered(h.replies(1)[0], h.picture(2))
 			p.drained()
 		})
 	}
@@ -412,9 +450,9 @@ var errUnfit = fmt.Errorf("slot 2: %w", &cuda.Error{Op: "cuGraphInstantiateWithF
 // Only a try shows whether a model runs on few multiprocessors. If it does not, the process reports
 // those groups, continues to serve on its old groups, and can quickly be ordered back.
 func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	p := b.serving(f, 1)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	p := h.serving(f, 1)
 	p.moveTo(0, 1)
 	p.holds(0, 1)
 	f.fail(only("configure", errUnfit))
@@ -423,8 +461,8 @@ func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) 
 	if !slices.Equal(n.GroupsUnfit, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
 		t.Errorf("the process says %+v, want that it stays on 16 multiprocessors and that group 0 does not do", n)
 	}
-	b.publish(1, b.picture(1), nil)
-	b.answered(b.replies(1)[0], b.picture(1))
+	h.publish(1, h.picture(1), nil)
+	h.answered(h.replies(1)[0], h.picture(1))
 	// A move to its present groups needs no configuration.
 	p.moveTo(0, 1)
 	if n := p.holds(0, 1); n.GroupsUnfit != nil || n.Reason != "" || n.SMs != 16 {
@@ -433,8 +471,8 @@ func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) 
 	f.fail(nil)
 	p.moveTo(1, 2)
 	p.holds(1, 2)
-	b.publish(2, b.picture(2), nil)
-	b.answered(b.replies(1)[0], b.picture(2))
+	h.publish(2, h.picture(2), nil)
+	h.answered(h.replies(1)[0], h.picture(2))
 	p.drained()
 }
 
@@ -453,9 +491,9 @@ func TestAProcessThatIsBornOnGroupsThatDoNotDoEndsAndSaysWhich(t *testing.T) {
 		{"something else is wrong", "configure", errFake, []int{1}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			f := b.fake()
-			p := b.start(1, f.build, nil)
+			h := newGPUHarness(t, testCard())
+			f := h.fake()
+			p := h.start(1, f.build, nil)
 			f.fail(only(c.step, c.err))
 			p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: c.groups})
 			var said []int
@@ -478,9 +516,9 @@ func TestAProcessThatIsBornOnGroupsThatDoNotDoEndsAndSaysWhich(t *testing.T) {
 }
 
 func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c := b.start(1, f.build, nil)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c := h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{0}})
 	c.await(control.Ready)
 	c.moveTo(1, 2)
@@ -488,9 +526,9 @@ func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
 		t.Errorf("the process says %+v, want ready on 16 multiprocessors", n)
 	}
 	f.serve()
-	b.channel.SetEpoch(1)
-	b.publish(1, b.picture(1), nil)
-	b.answered(b.replies(1)[0], b.picture(1))
+	h.channel.SetEpoch(1)
+	h.publish(1, h.picture(1), nil)
+	h.answered(h.replies(1)[0], h.picture(1))
 	if _, slots := f.history(); !slices.Equal(slots, []int{2}) {
 		t.Errorf("batches ran in slots %v, want 2", slots)
 	}
@@ -500,10 +538,10 @@ func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
 }
 
 func TestADeviceLostInAMoveEndsTheProcess(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c := b.serving(f, 1)
-	b.gpu.Lose()
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c := h.serving(f, 1)
+	h.gpu.Lose()
 	c.moveTo(1)
 	if failed := c.await(control.Failed); !failed.DeviceLost {
 		t.Errorf("the process says %+v, want that its device is lost", failed)
@@ -518,9 +556,9 @@ func TestADeviceLostInAMoveEndsTheProcess(t *testing.T) {
 
 // A process that is drained while it prepares a move ends.
 func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c := b.serving(f, 1)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c := h.serving(f, 1)
 	entered, gate := make(chan struct{}, 64), make(chan struct{})
 	f.fail(func(step string) error {
 		if step == "configure" {
@@ -542,10 +580,10 @@ func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
 // A group's index is valid only if both sides count the same groups. Otherwise two processes would
 // share multiprocessors without knowing it.
 func TestGroupsOfOtherSizesThanSaidAreRefused(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.split = []int{8, 16, 12}
-	f := b.fake()
-	c := b.serving(f, 1)
+	h := newGPUHarness(t, testCard())
+	h.split = []int{8, 16, 12}
+	f := h.fake()
+	c := h.serving(f, 1)
 	c.moveTo(0)
 	c.holds(0)
 	c.moveTo(1)
@@ -554,8 +592,8 @@ func TestGroupsOfOtherSizesThanSaidAreRefused(t *testing.T) {
 	}
 	c.drained()
 
-	again := newGPUBed(t, testCard())
-	again.split = b.split
+	again := newGPUHarness(t, testCard())
+	again.split = h.split
 	born := again.start(1, again.fake().build, nil)
 	born.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1}})
 	if err := born.end(); err == nil || !strings.Contains(err.Error(), "split it differently") {

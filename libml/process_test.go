@@ -11,8 +11,8 @@ import (
 )
 
 func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	c := b.start(1, f.build, nil)
+	h, f := newHarness(t, testCard()), newFake()
+	c := h.start(1, f.build, nil)
 	c.await(control.Starting)
 	c.await(control.Loaded)
 	if want := []string{"build", "init", "load"}; !slices.Equal(f.calls, want) {
@@ -25,17 +25,17 @@ func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
 		t.Errorf("ready with %d and %d bytes, want 100 and the largest batch's 80", ready.PersistentBytes, ready.EphemeralBytes)
 	}
 	f.serve()
-	b.channel.SetEpoch(1)
+	h.channel.SetEpoch(1)
 	c.await(control.Active)
-	b.publish(3, b.picture(3), nil)
-	b.answered(b.replies(1)[0], b.picture(3))
+	h.publish(3, h.picture(3), nil)
+	h.answered(h.replies(1)[0], h.picture(3))
 	c.order(control.Order{Do: control.DoDrain})
 	c.await(control.Draining)
 	c.await(control.Stopped)
 	if err := c.end(); err != nil {
 		t.Errorf("a drained process ends with %v", err)
 	}
-	if owner := b.channel.Owner(); owner != 0 {
+	if owner := h.channel.Owner(); owner != 0 {
 		t.Errorf("generation %d still owns the ring", owner)
 	}
 }
@@ -43,28 +43,28 @@ func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
 // The old process stops at a batch boundary. The new one gets the requests that
 // the old one had taken and not started.
 func TestAHandOverLosesNothing(t *testing.T) {
-	b := newBed(t, testCard())
+	h := newHarness(t, testCard())
 	old := newFake()
 	old.entered, old.gate = make(chan struct{}), make(chan struct{})
-	first := b.start(1, old.build, nil)
+	first := h.start(1, old.build, nil)
 	first.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	first.await(control.Ready)
 	old.serve()
-	b.channel.SetEpoch(1)
+	h.channel.SetEpoch(1)
 	first.await(control.Active)
-	b.publish(0, b.picture(0), nil)
+	h.publish(0, h.picture(0), nil)
 	<-old.entered // the batch of slot 0 runs
 
 	shadow := newFake()
-	second := b.start(2, shadow.build, nil)
+	second := h.start(2, shadow.build, nil)
 	second.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	second.await(control.Ready)
 	shadow.serve()
 	for slot := uint32(1); slot < 6; slot++ {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 	}
-	b.channel.SetEpoch(2)
-	b.silent()
+	h.channel.SetEpoch(2)
+	h.silent()
 	close(old.gate)
 	first.await(control.Draining)
 	first.await(control.Stopped)
@@ -74,10 +74,10 @@ func TestAHandOverLosesNothing(t *testing.T) {
 	if want := []int{1}; !slices.Equal(old.ran, want) {
 		t.Errorf("the old process ran batches of %v, want %v", old.ran, want)
 	}
-	for _, slot := range b.replies(6) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(6) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
-	b.silent()
+	h.silent()
 	if r := second.handover(); r.Generation != 2 || r.Handovers != 1 || r.IdleNanos < 0 {
 		t.Errorf("report is %+v, want generation 2 with one hand-over and work that waited", r)
 	}
@@ -85,24 +85,24 @@ func TestAHandOverLosesNothing(t *testing.T) {
 
 // A failed batch affects only itself; the process continues.
 func TestAProcessSurvivesABatchThatFails(t *testing.T) {
-	b, f := newBed(t, testCard()), newFake()
-	c := b.start(1, f.build, nil)
+	h, f := newHarness(t, testCard()), newFake()
+	c := h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Ready)
 	f.serve()
 	f.mu.Lock()
 	f.failing = func(string) error { return errFake }
 	f.mu.Unlock()
-	b.channel.SetEpoch(1)
-	b.publish(1, b.picture(1), nil)
-	if got := b.status(b.replies(1)[0]); got != wire.StatusFailed {
+	h.channel.SetEpoch(1)
+	h.publish(1, h.picture(1), nil)
+	if got := h.status(h.replies(1)[0]); got != wire.StatusFailed {
 		t.Errorf("status %v, want failed", got)
 	}
 	f.mu.Lock()
 	f.failing = nil
 	f.mu.Unlock()
-	b.publish(2, b.picture(2), nil)
-	b.answered(b.replies(1)[0], b.picture(2))
+	h.publish(2, h.picture(2), nil)
+	h.answered(h.replies(1)[0], h.picture(2))
 }
 
 func TestAProcessWithNobodyToWorkForEnds(t *testing.T) {
@@ -116,13 +116,13 @@ func TestAProcessWithNobodyToWorkForEnds(t *testing.T) {
 	} {
 		for _, state := range []control.State{control.Loaded, control.Ready, control.Active} {
 			t.Run(c.name+" gone while "+string(state), func(t *testing.T) {
-				b, f := newBed(t, testCard()), newFake()
-				p := b.start(1, f.build, nil)
+				h, f := newHarness(t, testCard()), newFake()
+				p := h.start(1, f.build, nil)
 				if state != control.Loaded {
 					p.order(control.Order{Do: control.DoWake, SharePercent: 50})
 				}
 				if state == control.Active {
-					b.channel.SetEpoch(1)
+					h.channel.SetEpoch(1)
 				}
 				p.await(state)
 				c.leave(p)
@@ -140,14 +140,14 @@ func TestAProcessWithNobodyToWorkForEnds(t *testing.T) {
 func TestAProcessThatCannotStartSaysWhy(t *testing.T) {
 	for _, step := range []string{"build", "init", "load", "link", "configure", "infer"} {
 		t.Run(step, func(t *testing.T) {
-			b, f := newBed(t, testCard()), newFake()
+			h, f := newHarness(t, testCard()), newFake()
 			f.failing = func(s string) error {
 				if s == step {
 					return errFake
 				}
 				return nil
 			}
-			c := b.start(1, f.build, nil)
+			c := h.start(1, f.build, nil)
 			// The process may be gone before the order arrives.
 			_ = c.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
 			if err := c.end(); !errors.Is(err, errFake) || strings.Contains(err.Error(), "\n") {
@@ -174,8 +174,8 @@ func TestAProcessRefusesMemoryThatDoesNotFit(t *testing.T) {
 		{"an unknown rule", func(a *control.Attached) { a.Batching.Rule = "guess" }, "guess"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b, f := newBed(t, testCard()), newFake()
-			p := b.start(1, f.build, c.tamper)
+			h, f := newHarness(t, testCard()), newFake()
+			p := h.start(1, f.build, c.tamper)
 			_ = p.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
 			if err := p.end(); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the process ends with %v, want something of %q", err, c.want)

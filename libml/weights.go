@@ -25,7 +25,7 @@ func (p *process) sharedWeights(file string) (Weights, error) {
 // prepare is Environment.Prepare. The orchestrator lets a process that serves no requests
 // prepare the model.
 func (p *process) prepare() error {
-	p.say(control.Notice{Prepare: true})
+	p.notices.send(control.Notice{Prepare: true})
 
 	// The orchestrator ends a preparation that takes too long. If this process is drained, it
 	// stops waiting.
@@ -33,13 +33,13 @@ func (p *process) prepare() error {
 	defer drained.Stop()
 	for {
 		select {
-		case failed := <-p.prepared:
+		case failed := <-p.orders.prepared:
 			if failed != "" {
 				return fmt.Errorf("%w: prepare model: %s", ErrNoWeights, failed)
 			}
 			return nil
 		case <-drained.C:
-			if p.finished() {
+			if p.exit.requested() {
 				return fmt.Errorf("%w: prepare model: the process is drained", ErrNoWeights)
 			}
 		}

@@ -16,30 +16,30 @@ import (
 
 // early starts a process that owns the ring with its smallest batch size. It waits in the
 // next ConfigureBatch until let is called; after that, steps fail with let's argument.
-func (b *bed) early(f *fake, groups ...int) (c *child, let func(failing func(step string) error)) {
-	b.t.Helper()
+func (h *harness) early(f *fake, groups ...int) (c *child, let func(failing func(step string) error)) {
+	h.t.Helper()
 	gate := make(chan func(string) error)
-	grows := b.holdGrowth(f, gate)
-	c = b.start(1, f.build, nil)
+	grows := h.holdGrowth(f, gate)
+	c = h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, Early: true})
 	ready := c.await(control.Ready)
 	if !slices.Equal(ready.Batches, []int{1}) || !ready.Growing || ready.EphemeralBytes != 20 {
-		b.t.Errorf("the process says %+v, want it ready with batches of 1 in two slots", ready)
+		h.t.Errorf("the process says %+v, want it ready with batches of 1 in two slots", ready)
 	}
 	f.serve()
-	b.channel.SetEpoch(1)
+	h.channel.SetEpoch(1)
 	c.await(control.Active)
 	select {
 	case <-grows: // a drained process never gets there
 	case <-time.After(patience):
-		b.t.Fatal("the process does not grow")
+		h.t.Fatal("the process does not grow")
 	}
 	return c, func(failing func(string) error) { gate <- failing }
 }
 
 // holdGrowth makes the third ConfigureBatch wait: the first two are for the smallest
 // size, in both slots. The returned channel is closed when it waits.
-func (b *bed) holdGrowth(f *fake, gate chan func(string) error) <-chan struct{} {
+func (h *harness) holdGrowth(f *fake, gate chan func(string) error) <-chan struct{} {
 	calls, grows := 0, make(chan struct{})
 	f.failing = func(step string) error {
 		if step != "configure" {
@@ -80,15 +80,15 @@ func (c *child) runs(batches ...int) control.Notice {
 // Requests arrive all the time, and each gets its right answer while the process adds its
 // batch sizes. Then the process uses them.
 func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c, let := b.early(f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, let := h.early(f)
 	answers := func(round int) {
 		for slot := range uint32(16) {
-			b.publish(slot, b.picture(byte(round%100)+byte(slot)), nil)
+			h.publish(slot, h.picture(byte(round%100)+byte(slot)), nil)
 		}
-		for _, slot := range b.replies(16) {
-			b.answered(slot, b.picture(byte(round%100)+byte(slot)))
+		for _, slot := range h.replies(16) {
+			h.answered(slot, h.picture(byte(round%100)+byte(slot)))
 		}
 	}
 	for round := range 10 {
@@ -121,9 +121,9 @@ func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
 // CPU there is no partial warm-up.
 func TestAShadowIsReadyWithEveryBatchSize(t *testing.T) {
 	for name, c := range map[string]struct {
-		b     *bed
+		b     *harness
 		early bool
-	}{"on a GPU": {newGPUBed(t, testCard()), false}, "on a CPU": {newBed(t, testCard()), true}} {
+	}{"on a GPU": {newGPUHarness(t, testCard()), false}, "on a CPU": {newHarness(t, testCard()), true}} {
 		t.Run(name, func(t *testing.T) {
 			p := c.b.start(1, c.b.fake().build, nil)
 			p.order(control.Order{Do: control.DoWake, SharePercent: 50, Early: c.early})
@@ -136,9 +136,9 @@ func TestAShadowIsReadyWithEveryBatchSize(t *testing.T) {
 }
 
 func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c, let := b.early(f, 0)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, let := h.early(f, 0)
 	c.moveTo(2)
 	c.staysFor(20*time.Millisecond, 2)
 	let(nil)
@@ -148,10 +148,10 @@ func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
 	}
 	c.holds(2)
 	for slot := range uint32(8) {
-		b.publish(slot, b.picture(byte(slot)), nil)
+		h.publish(slot, h.picture(byte(slot)), nil)
 	}
-	for _, slot := range b.replies(8) {
-		b.answered(slot, b.picture(byte(slot)))
+	for _, slot := range h.replies(8) {
+		h.answered(slot, h.picture(byte(slot)))
 	}
 	f.mu.Lock()
 	if f.batches[fakeKey{2, 8}] == nil {
@@ -164,34 +164,34 @@ func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
 // If a size fails, the process ends in order: it answers the requests in flight, and the
 // next process gets the waiting ones.
 func TestAProcessThatCannotGrowEnds(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c, let := b.early(f)
-	b.publish(1, b.picture(1), nil)
-	b.answered(b.replies(1)[0], b.picture(1))
-	release := b.hold()
-	b.publish(2, b.picture(2), nil)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, let := h.early(f)
+	h.publish(1, h.picture(1), nil)
+	h.answered(h.replies(1)[0], h.picture(1))
+	release := h.hold()
+	h.publish(2, h.picture(2), nil)
 	eventually(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
 	let(only("configure", errFake))
 	time.Sleep(5 * time.Millisecond)
 	release()
-	b.answered(b.replies(1)[0], b.picture(2))
+	h.answered(h.replies(1)[0], h.picture(2))
 	if err := c.end(); !errors.Is(err, errFake) || lost(err) || !strings.HasPrefix(err.Error(), "configure batch 2 of test") {
 		t.Errorf("the process ends with %v", err)
 	}
-	b.publish(3, b.picture(3), nil)
-	b.gpu = newGPUBed(t, testCard()).gpu
-	next := b.serving(b.fake(), 2)
-	b.answered(b.replies(1)[0], b.picture(3))
+	h.publish(3, h.picture(3), nil)
+	h.gpu = newGPUHarness(t, testCard()).gpu
+	next := h.serving(h.fake(), 2)
+	h.answered(h.replies(1)[0], h.picture(3))
 	next.drained()
 }
 
 // Small batches are better than none. A process without memory for larger ones serves
 // small ones, and still moves.
 func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c, let := b.early(f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, let := h.early(f)
 	calls := 0
 	let(func(step string) error {
 		// Two calls for batch 2, then one for batch 4.
@@ -209,10 +209,10 @@ func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
 	}
 	for range 20 {
 		for slot := range uint32(8) {
-			b.publish(slot, b.picture(byte(slot)), nil)
+			h.publish(slot, h.picture(byte(slot)), nil)
 		}
-		for _, slot := range b.replies(8) {
-			b.answered(slot, b.picture(byte(slot)))
+		for _, slot := range h.replies(8) {
+			h.answered(slot, h.picture(byte(slot)))
 		}
 	}
 	if sizes, _ := f.history(); slices.Max(sizes) != 2 {
@@ -226,9 +226,9 @@ func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
 }
 
 func TestAProcessWhoseLargerBatchesDoNotFitItsGroupsSaysWhich(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c, let := b.early(f, 2)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, let := h.early(f, 2)
 	let(only("configure", errUnfit))
 	if failed := c.await(control.Failed); !slices.Equal(failed.GroupsUnfit, []int{2}) || failed.DeviceLost {
 		t.Errorf("the process says %+v, want that group 2 does not do", failed)
@@ -239,9 +239,9 @@ func TestAProcessWhoseLargerBatchesDoNotFitItsGroupsSaysWhich(t *testing.T) {
 }
 
 func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	f := b.fake()
-	c, let := b.early(f)
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, let := h.early(f)
 	let(only("configure", fmt.Errorf("two: %w", device.ErrLost)))
 	if failed := c.await(control.Failed); !failed.DeviceLost {
 		t.Errorf("the process says %+v, want that its device is lost", failed)
@@ -256,11 +256,11 @@ func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
 func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
 	for name, late := range map[string]bool{"which it stops": false, "which takes too long": true} {
 		t.Run(name, func(t *testing.T) {
-			b := newGPUBed(t, testCard())
-			f := b.fake()
-			c, let := b.early(f)
-			b.publish(1, b.picture(1), nil)
-			b.answered(b.replies(1)[0], b.picture(1))
+			h := newGPUHarness(t, testCard())
+			f := h.fake()
+			c, let := h.early(f)
+			h.publish(1, h.picture(1), nil)
+			h.answered(h.replies(1)[0], h.picture(1))
 			c.order(control.Order{Do: control.DoDrain})
 			c.await(control.Draining)
 			if !late {
@@ -280,36 +280,36 @@ func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
 // The rule has the new sizes from the next batch on, and the loop allocates nothing for
 // it.
 func TestALargerLadderIsTakenOverBetweenBatches(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	l := b.loop(b.fake())
-	small, err := l.ruleOf([]int{1})
+	h := newGPUHarness(t, testCard())
+	l := h.loop(h.fake())
+	small, err := l.batching.newRule([]int{1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	large, err := l.ruleOf([]int{1, 2, 4, 8})
+	large, err := l.batching.newRule([]int{1, 2, 4, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	picture := b.picture(1)
+	picture := h.picture(1)
 	slots := make([]uint32, 8)
 	turn := func() {
-		l.rule, l.state = small, small.Start()
-		l.larger.Store(large)
-		b.publish(1, picture, nil)
+		l.batching.rule, l.batching.state = small, small.Start()
+		l.batching.larger.Store(large)
+		h.publish(1, picture, nil)
 		l.take()
-		l.grow()
-		if l.pick(); len(l.batch) == 1 {
+		l.extend()
+		if l.pick(); len(l.choice.batch) == 1 {
 			l.begin()
 			l.finish()
 		}
-		if _, err := b.channel.Receive(slots, shm.Now()+int64(patience)); err != nil {
+		if _, err := h.channel.Receive(slots, shm.Now()+int64(patience)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n := allocations(10, turn); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
-	if l.rule != large || l.larger.Load() != nil || l.rule.Size(l.state) != 2 {
-		t.Errorf("size %d after it, want 2 on trial", l.rule.Size(l.state))
+	if l.batching.rule != large || l.batching.larger.Load() != nil || l.batching.size() != 2 {
+		t.Errorf("size %d after it, want 2 on trial", l.batching.size())
 	}
 }

@@ -30,9 +30,9 @@ import (
 // patience bounds waits for things that should happen at once, so that a hang fails the test.
 const patience = 30 * time.Second
 
-// bed is a harness. The test plays the manager's side of an inference function: request table,
+// harness plays the surroundings of a process. The test plays the manager's side of an inference function: request table,
 // rings, tensors, and a slab with a place for each slot's picture.
-type bed struct {
+type harness struct {
 	t        testing.TB
 	card     *models.Card
 	slo      time.Duration
@@ -53,25 +53,25 @@ type bed struct {
 }
 
 // identity returns the Start message of a process.
-func (b *bed) identity(generation uint32) control.Start {
-	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: b.device, GroupSMs: b.split}
-	if b.gpu != nil {
-		start.Device, start.GroupSMs = b.gpu.Name(), testGroups
-		if b.split != nil {
-			start.GroupSMs = b.split
+func (h *harness) identity(generation uint32) control.Start {
+	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: h.device, GroupSMs: h.split}
+	if h.gpu != nil {
+		start.Device, start.GroupSMs = h.gpu.Name(), testGroups
+		if h.split != nil {
+			start.GroupSMs = h.split
 		}
 	}
 	return start
 }
 
 // open is the opener of the processes.
-func (b *bed) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
-	b.copies = copies
-	if b.opened != nil {
-		b.opened(start)
+func (h *harness) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
+	h.copies = copies
+	if h.opened != nil {
+		h.opened(start)
 	}
-	if b.gpu != nil && start.Device == b.gpu.Name() {
-		return b.gpu, nil
+	if h.gpu != nil && start.Device == h.gpu.Name() {
+		return h.gpu, nil
 	}
 	return openDevice(start, in, copies)
 }
@@ -90,14 +90,14 @@ func testCard() *models.Card {
 	}
 }
 
-func newBed(t testing.TB, card *models.Card) *bed {
+func newHarness(t testing.TB, card *models.Card) *harness {
 	t.Helper()
-	return newBedWith(t, card, card.TensorBytes())
+	return newHarnessWith(t, card, card.TensorBytes())
 }
 
-func newBedWith(t testing.TB, card *models.Card, tensorBytes int) *bed {
+func newHarnessWith(t testing.TB, card *models.Card, tensorBytes int) *harness {
 	t.Helper()
-	b := &bed{t: t, card: card, device: DeviceCPU, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
+	h := &harness{t: t, card: card, device: DeviceCPU, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -105,34 +105,34 @@ func newBedWith(t testing.TB, card *models.Card, tensorBytes int) *bed {
 		}
 	}
 	var err error
-	b.table, err = shm.NewTable("test", b.geometry)
+	h.table, err = shm.NewTable("test", h.geometry)
 	must(err)
-	t.Cleanup(func() { b.table.Close() })
-	b.channel, err = shm.NewChannel("test", b.geometry)
+	t.Cleanup(func() { h.table.Close() })
+	h.channel, err = shm.NewChannel("test", h.geometry)
 	must(err)
-	t.Cleanup(func() { b.channel.Close() })
-	b.tensors, err = shm.Create("test-tensors", tensorBytes, shm.Options{Writable: true})
+	t.Cleanup(func() { h.channel.Close() })
+	h.tensors, err = shm.Create("test-tensors", tensorBytes, shm.Options{Writable: true})
 	must(err)
-	t.Cleanup(func() { b.tensors.Close() })
-	b.slab, err = shm.Create("test-slab", int(b.geometry.Slots)*card.Input.WireBytes(), shm.Options{})
+	t.Cleanup(func() { h.tensors.Close() })
+	h.slab, err = shm.Create("test-slab", int(h.geometry.Slots)*card.Input.WireBytes(), shm.Options{})
 	must(err)
-	t.Cleanup(func() { b.slab.Close() })
-	return b
+	t.Cleanup(func() { h.slab.Close() })
+	return h
 }
 
 // testGroups are the sizes of the GPU's groups of multiprocessors.
 var testGroups = []int{8, 8, 8, 12}
 
-// newGPUBed returns a bed with a GPU that serves one process.
-func newGPUBed(t testing.TB, card *models.Card) *bed {
+// newGPUHarness returns a harness with a GPU that serves one process.
+func newGPUHarness(t testing.TB, card *models.Card) *harness {
 	t.Helper()
-	b := newBedWith(t, card, 2*card.OutputBytes())
+	h := newHarnessWith(t, card, 2*card.OutputBytes())
 	d, err := cpu.New(card.Input, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.gpu = devicetest.Queue(d, card.Input, testGroups...)
-	return b
+	h.gpu = devicetest.Queue(d, card.Input, testGroups...)
+	return h
 }
 
 // allocations returns how often a turn allocates: the minimum of several measurements.
@@ -146,78 +146,78 @@ func allocations(runs int, turn func()) float64 {
 	return least
 }
 
-// hold stops the bed's GPU until release is called or the test ends. Otherwise a failed test
+// hold stops the harness's GPU until release is called or the test ends. Otherwise a failed test
 // would wait forever when it frees the device.
-func (b *bed) hold() (release func()) {
-	release = sync.OnceFunc(b.gpu.Hold())
-	b.t.Cleanup(release)
+func (h *harness) hold() (release func()) {
+	release = sync.OnceFunc(h.gpu.Hold())
+	h.t.Cleanup(release)
 	return release
 }
 
-// fake is a framework for the bed's device.
-func (b *bed) fake() *fake {
+// fake is a framework for the harness's device.
+func (h *harness) fake() *fake {
 	f := newFake()
-	f.gpu = b.gpu
+	f.gpu = h.gpu
 	return f
 }
 
 // attached returns the manager's grant and its files.
-func (b *bed) attached() (control.Attached, []*os.File) {
-	b.t.Helper()
-	card, err := json.Marshal(b.card)
+func (h *harness) attached() (control.Attached, []*os.File) {
+	h.t.Helper()
+	card, err := json.Marshal(h.card)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	geometry, err := json.Marshal(b.geometry)
+	geometry, err := json.Marshal(h.geometry)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	attached := control.Attached{
-		Version: control.Version, Card: card, Geometry: geometry, Setup: control.Setup{SLONanos: int64(b.slo), Streams: b.streams},
-		TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
+		Version: control.Version, Card: card, Geometry: geometry, Setup: control.Setup{SLONanos: int64(h.slo), Streams: h.streams},
+		TensorBytes: int64(h.tensors.Size()), SlabBytes: []int64{int64(h.slab.Size())},
 	}
-	if b.grant != nil {
-		b.grant(&attached)
+	if h.grant != nil {
+		h.grant(&attached)
 	}
 	return attached, []*os.File{
-		b.table.File(), b.channel.RingFile(), b.channel.RepliesFile(), b.tensors.File(), b.slab.File(),
+		h.table.File(), h.channel.RingFile(), h.channel.RepliesFile(), h.tensors.File(), h.slab.File(),
 	}
 }
 
 // publish makes a request of a picture, in two fragments, and publishes it. Before that, edit,
 // if not nil, may corrupt it.
-func (b *bed) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm.Piece)) {
-	b.t.Helper()
-	size := b.card.Input.WireBytes()
+func (h *harness) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm.Piece)) {
+	h.t.Helper()
+	size := h.card.Input.WireBytes()
 	at := uint64(slot) * uint64(size)
-	copy(b.slab.Bytes()[at:][:size], picture)
+	copy(h.slab.Bytes()[at:][:size], picture)
 	cut := size / 3
-	pieces := b.table.Pieces(slot)
+	pieces := h.table.Pieces(slot)
 	pieces[0] = shm.Piece{Offset: at, Length: uint16(cut)}
 	pieces[1] = shm.Piece{Offset: at + uint64(cut), Place: uint32(cut), Length: uint16(size - cut)}
 	now := shm.Now()
-	b.request = shm.Request{
+	h.request = shm.Request{
 		ID: slot, Pieces: 2, Bytes: uint32(size),
 		FirstPiece: now, Whole: now, Deadline: now + int64(time.Hour),
 	}
 	if edit != nil {
-		edit(&b.request, pieces)
+		edit(&h.request, pieces)
 	}
-	b.table.SetRequest(slot, b.request)
-	b.channel.Publish(slot)
+	h.table.SetRequest(slot, h.request)
+	h.channel.Publish(slot)
 }
 
 // replies waits for n replies and returns them in the order in which they arrive.
-func (b *bed) replies(n int) []uint32 {
-	b.t.Helper()
+func (h *harness) replies(n int) []uint32 {
+	h.t.Helper()
 	slots, got := make([]uint32, n), 0
 	for deadline := shm.Now() + int64(patience); got < n; {
 		if shm.Now() > deadline {
-			b.t.Fatalf("%d replies, want %d", got, n)
+			h.t.Fatalf("%d replies, want %d", got, n)
 		}
-		m, err := b.channel.Receive(slots[got:], deadline)
+		m, err := h.channel.Receive(slots[got:], deadline)
 		if err != nil {
-			b.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 		got += m
 	}
@@ -225,20 +225,20 @@ func (b *bed) replies(n int) []uint32 {
 }
 
 // silent checks that no reply waits.
-func (b *bed) silent() {
-	b.t.Helper()
+func (h *harness) silent() {
+	h.t.Helper()
 	slots := make([]uint32, 1)
-	if n, err := b.channel.Receive(slots, shm.Now()); n != 0 || err != nil {
-		b.t.Fatalf("a reply for slot %d, %v; want none", slots[0], err)
+	if n, err := h.channel.Receive(slots, shm.Now()); n != 0 || err != nil {
+		h.t.Fatalf("a reply for slot %d, %v; want none", slots[0], err)
 	}
 }
 
 // status returns the status of a slot that was received.
-func (b *bed) status(slot uint32) wire.Status { return wire.Status(b.channel.Result(slot).Status) }
+func (h *harness) status(slot uint32) wire.Status { return wire.Status(h.channel.Result(slot).Status) }
 
 // picture returns a picture that shows its seed. Use a seed below poison to get an answer.
-func (b *bed) picture(seed byte) []byte {
-	p := make([]byte, b.card.Input.WireBytes())
+func (h *harness) picture(seed byte) []byte {
+	p := make([]byte, h.card.Input.WireBytes())
 	for i := range p {
 		p[i] = seed + byte(i*5)
 	}
@@ -402,73 +402,73 @@ func sumOf(image []byte) float32 {
 }
 
 // answered checks that a slot has the answer to its picture.
-func (b *bed) answered(slot uint32, picture []byte) {
-	b.t.Helper()
-	if got := b.status(slot); got != wire.StatusOK {
-		b.t.Errorf("slot %d is %v, want ok", slot, got)
+func (h *harness) answered(slot uint32, picture []byte) {
+	h.t.Helper()
+	if got := h.status(slot); got != wire.StatusOK {
+		h.t.Errorf("slot %d is %v, want ok", slot, got)
 		return
 	}
 	var want []float32
-	for o := range b.card.Outputs {
-		for e := range b.card.Outputs[o].Elements() {
+	for o := range h.card.Outputs {
+		for e := range h.card.Outputs[o].Elements() {
 			want = append(want, sumOf(picture)+float32(o*100+e))
 		}
 	}
-	if got := b.channel.ResultBytes(slot); !slices.Equal(got, wire.AppendRaw(nil, want)) {
-		b.t.Errorf("slot %d is answered % x, want %v", slot, got, want)
+	if got := h.channel.ResultBytes(slot); !slices.Equal(got, wire.AppendRaw(nil, want)) {
+		h.t.Errorf("slot %d is answered % x, want %v", slot, got, want)
 	}
 }
 
 // loop returns a batch loop that is warmed up and owns the ring. The test is its thread and
 // turns it.
-func (b *bed) loop(f *fake) *loop {
-	b.t.Helper()
+func (h *harness) loop(f *fake) *loop {
+	h.t.Helper()
 	runtime.LockOSThread()
-	b.t.Cleanup(runtime.UnlockOSThread)
-	attached, files := b.attached()
+	h.t.Cleanup(runtime.UnlockOSThread)
+	attached, files := h.attached()
 	for i := range files {
-		files[i] = b.dup(files[i])
+		files[i] = h.dup(files[i])
 	}
-	framework, err := f.build(b.card)
+	framework, err := f.build(h.card)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	p := &process{
-		log: zerolog.Nop(), start: b.identity(1), open: b.open,
-		card: b.card, framework: framework, slo: b.slo,
+		log: zerolog.Nop(), start: h.identity(1), open: h.open,
+		card: h.card, framework: framework, slo: h.slo,
 	}
 	if err := p.load(); err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	p.follow(b.wake)
-	if _, err := p.link(b.wake, attached, files); err != nil {
-		b.t.Fatal(err)
+	p.orders.follow(h.wake)
+	if _, err := p.link(h.wake, attached, files); err != nil {
+		h.t.Fatal(err)
 	}
-	b.t.Cleanup(p.memory.close)
+	h.t.Cleanup(p.memory.close)
 	l, err := newLoop(p, attached)
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	b.channel.SetEpoch(1)
-	if owned, err := l.c.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
-		b.t.Fatalf("acquire: %v, %v", owned, err)
+	h.channel.SetEpoch(1)
+	if owned, err := l.ring.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
+		h.t.Fatalf("acquire: %v, %v", owned, err)
 	}
 	f.serve()
 	return l
 }
 
-func (b *bed) dup(f *os.File) *os.File {
-	b.t.Helper()
+func (h *harness) dup(f *os.File) *os.File {
+	h.t.Helper()
 	raw, err := f.SyscallConn()
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	copied := -1
 	if err := raw.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return os.NewFile(uintptr(copied), f.Name())
 }
@@ -476,14 +476,14 @@ func (b *bed) dup(f *os.File) *os.File {
 // turn makes one turn of loop.run: it takes the requests and runs one batch.
 func (l *loop) turn() error {
 	l.take()
-	if l.pick(); len(l.batch) == 0 {
+	if l.pick(); len(l.choice.batch) == 0 {
 		return nil
 	}
 	l.begin()
 	return l.finish()
 }
 
-// child is a process of the bed's function that runs inside the test process, from the
+// child is a process of the harness's function that runs inside the test process, from the
 // handshake to its end.
 type child struct {
 	t       testing.TB
@@ -495,28 +495,28 @@ type child struct {
 
 // start starts a process and gives it its memory over the same links as a real one. tamper, if
 // not nil, changes the grant.
-func (b *bed) start(generation uint32, build Build, tamper func(*control.Attached)) *child {
-	b.t.Helper()
+func (h *harness) start(generation uint32, build Build, tamper func(*control.Attached)) *child {
+	h.t.Helper()
 	dir, err := os.MkdirTemp("", "ps") // a socket's path is short
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	b.t.Cleanup(func() { os.RemoveAll(dir) })
+	h.t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "attach")
 	listener, err := control.ListenAttach(socket, os.Getuid(), zerolog.Nop())
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	b.t.Cleanup(func() { listener.Close() })
+	h.t.Cleanup(func() { listener.Close() })
 	parent, end, err := control.SocketPair()
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	c := &child{t: b.t, parent: parent, notices: make(chan control.Notice, 64), ended: make(chan error, 1)}
-	identity := b.identity(generation)
+	c := &child{t: h.t, parent: parent, notices: make(chan control.Notice, 64), ended: make(chan error, 1)}
+	identity := h.identity(generation)
 	identity.AttachSocket = socket
 	if err := parent.Order(control.Order{Do: control.DoStart, Start: &identity}); err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	go func() {
 		defer close(c.notices)
@@ -535,27 +535,27 @@ func (b *bed) start(generation uint32, build Build, tamper func(*control.Attache
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: zerolog.Nop(), open: b.open}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	if hello.IF != "test" || hello.Generation != generation {
-		b.t.Errorf("a process says that it is %+v", hello)
+		h.t.Errorf("a process says that it is %+v", hello)
 	}
-	attached, files := b.attached()
+	attached, files := h.attached()
 	if tamper != nil {
 		tamper(&attached)
 	}
 	if err := conn.Grant(attached, files); err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	c.manager = conn
-	b.t.Cleanup(func() {
+	h.t.Cleanup(func() {
 		parent.Close()
 		if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			b.t.Error(err)
+			h.t.Error(err)
 		}
 	})
 	return c
@@ -630,14 +630,14 @@ func (c *child) handover() control.Report {
 
 // finish ends the batch in flight that is done first, and returns the slots of its answers. It
 // allocates nothing.
-func (b *bed) finish(l *loop, slots []uint32) []uint32 {
-	b.t.Helper()
+func (h *harness) finish(l *loop, slots []uint32) []uint32 {
+	h.t.Helper()
 	if err := l.finish(); err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	n, err := b.channel.Receive(slots, shm.Now()+int64(patience))
+	n, err := h.channel.Receive(slots, shm.Now()+int64(patience))
 	if err != nil {
-		b.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return slots[:n]
 }

@@ -1,0 +1,73 @@
+package libml
+
+import (
+	"cmp"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/shm"
+)
+
+// batching applies the batching rule (package slab) to the loop's batches. The rule may get more
+// batch sizes while the loop runs.
+type batching struct {
+	rule     *slab.Rule
+	state    slab.State
+	expected func(n int) time.Duration              // slab.Rule.Expected at the present state
+	newRule  func(ladder []int) (*slab.Rule, error) // any goroutine may call it
+	larger   atomic.Pointer[slab.Rule]              // the rule with more batch sizes, for extend
+}
+
+// open makes the rule of a process that is warmed up.
+func (b *batching) open(p *process, attached control.Attached) (err error) {
+	b.newRule = func(ladder []int) (*slab.Rule, error) {
+		return slab.New(string(cmp.Or(attached.Batching.Rule, control.BatchSLAB)), slab.Config{
+			SLO: p.slo, Ladder: ladder, RunLate: attached.RunLate,
+			Fixed: attached.Batching.Size, Delay: attached.Batching.Delay,
+		})
+	}
+	if b.rule, err = b.newRule(p.sizes.ladder); err != nil {
+		return err
+	}
+	b.state = b.rule.Start()
+	for _, w := range p.warm {
+		b.state = b.rule.Warm(b.state, w.size, w.elapsed)
+	}
+	b.expected = func(n int) time.Duration { return b.rule.Expected(b.state, n) }
+	return nil
+}
+
+// extend switches to a rule with more sizes, if there is one.
+func (b *batching) extend() (extended bool) {
+	if b.larger.Load() == nil { // check before the swap: this runs before every batch
+		return false
+	}
+	rule := b.larger.Swap(nil)
+	if rule == nil {
+		return false
+	}
+	b.state = rule.Grown(b.state, b.rule)
+	b.rule = rule
+	return true
+}
+
+// size is the maximum number of requests in the next batch.
+func (b *batching) size() int { return b.rule.Size(b.state) }
+
+// typical is the mean time of a batch of a configured size.
+func (b *batching) typical(padded int) time.Duration { return b.rule.Typical(b.state, padded) }
+
+// readyAt is when the pending requests may become a batch; math.MinInt64 if they may now.
+func (b *batching) readyAt(pending []slab.Request) int64 { return b.rule.ReadyAt(b.state, pending) }
+
+// ready reports whether the pending requests may become a batch now.
+func (b *batching) ready(pending []slab.Request) bool {
+	at := b.readyAt(pending)
+	return at == math.MinInt64 || at <= shm.Now()
+}
+
+// observe learns from a batch.
+func (b *batching) observe(o slab.Observation) { b.state = b.rule.Next(b.state, o) }

@@ -1,0 +1,64 @@
+package libml
+
+// flights has a place for each batch that may be in flight. The batches in flight are in the order in
+// which they began.
+type flights struct {
+	places []flight
+	first  int // place of the oldest batch in flight
+	count  int // of batches in flight
+	base   int // the batch at place i runs in the device's slot base + i
+}
+
+func newFlights(count, maxBatch int) flights {
+	f := flights{places: make([]flight, count)}
+	for i := range f.places {
+		f.places[i] = newFlight(maxBatch)
+	}
+	return f
+}
+
+// full reports whether no other batch may begin.
+func (f *flights) full() bool { return f.count == len(f.places) }
+
+// at returns the batch in flight that began as the i-th, from 0 on.
+func (f *flights) at(i int) *flight { return &f.places[(f.first+i)%len(f.places)] }
+
+// oldest returns the batch in flight that began first.
+func (f *flights) oldest() *flight { return f.at(0) }
+
+// newest returns the batch in flight that began last.
+func (f *flights) newest() *flight { return f.at(f.count - 1) }
+
+// mixed reports whether both a batch within the guarantee and a demoted one are in flight: either
+// may end first.
+func (f *flights) mixed() bool { return f.count > 1 && f.oldest().demoted != f.newest().demoted }
+
+// add begins a batch. There must be a place for it.
+func (f *flights) add() *flight {
+	place := (f.first + f.count) % len(f.places)
+	added := &f.places[place]
+	added.slot, added.alone = f.base+place, f.count == 0
+	for i := range f.count {
+		f.at(i).alone = false
+	}
+	f.count++
+	return added
+}
+
+// remove ends a batch, the oldest or the newest.
+func (f *flights) remove(ended *flight) {
+	if ended == f.oldest() {
+		f.first = (f.first + 1) % len(f.places)
+	}
+	f.count--
+}
+
+// moved reports whether all batches in flight run in the slots from base on.
+func (f *flights) moved() bool {
+	for i := range f.count {
+		if slot := f.at(i).slot; slot < f.base || slot >= f.base+len(f.places) {
+			return false
+		}
+	}
+	return true
+}

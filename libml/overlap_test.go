@@ -1,0 +1,54 @@
+package libml
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/libml/slab"
+)
+
+func TestOverlap(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct {
+		name          string
+		overlap       overlap
+		waiting       int
+		left, typical time.Duration
+		want          bool
+	}{
+		{"no requests", overlap{lead: ms}, 0, 0, 10 * ms, false},
+		{"batch just began", overlap{lead: ms}, 8, 10 * ms, 10 * ms, false},
+		{"batch about to end", overlap{lead: ms}, 1, ms, 10 * ms, true},
+		{"long lead counts as half a batch", overlap{lead: 20 * ms}, 1, 6 * ms, 10 * ms, false},
+		{"configured, few requests", overlap{streams: 2, lead: ms}, 3, 0, 10 * ms, false},
+		{"configured, half a batch", overlap{streams: 2, lead: ms}, 4, 10 * ms, 10 * ms, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := c.overlap.allows(c.waiting, 8, c.left, c.typical); got != c.want {
+				t.Errorf("a second batch is allowed: %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestOverlapLearns(t *testing.T) {
+	o := overlap{lead: time.Millisecond}
+	for range 100 {
+		o.learnLead(time.Second)
+	}
+	if o.lead < 990*time.Millisecond || o.lead > time.Second {
+		t.Errorf("lead %v after many of 1 s", o.lead)
+	}
+	batch := slab.Observation{Batch: 8, Elapsed: 1, Late: 1}
+	configured := overlap{streams: 2}
+	for batch.Ended = 1; !o.measured.HalfFull(); batch.Ended++ {
+		if batch.Ended > 1e4 {
+			t.Fatal("late requests start no trial")
+		}
+		o.observe(batch)
+		configured.observe(batch)
+	}
+	if configured.measured != (slab.Overlap{}) {
+		t.Errorf("measured %+v with a configured number of streams", configured.measured)
+	}
+}

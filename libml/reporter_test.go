@@ -1,0 +1,32 @@
+package libml
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/control"
+)
+
+func TestReporter(t *testing.T) {
+	h := newHarness(t, testCard())
+	l := h.loop(newFake())
+	l.p.start.Generation = 9
+	r := &l.reporter
+	if got, want := r.report(5), (control.Report{Generation: 9, CPUNanos: 5}); got != want {
+		t.Errorf("report before the first batch is %+v, want %+v", got, want)
+	}
+	l.batching.state.Limit = 2.5
+	r.publish(&l.batching)
+	r.ran.Add(3)
+	l.account.charged.Store(11)
+	l.account.demoted.Store(4)
+	r.addHandover(100)
+	r.addHandover(200)
+	got := r.report(6)
+	want := control.Report{
+		Generation: 9, CPUNanos: 6, Limit: 2.5, Ran: 3, TailNanos: int64(l.batching.expected(2)),
+		DeviceNanos: 11, DemotedNanos: 4, Handovers: 2, IdleNanos: 200,
+	}
+	if got != want || got.TailNanos <= 0 {
+		t.Errorf("report is %+v, want %+v", got, want)
+	}
+}

@@ -1,0 +1,182 @@
+package libml
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/shm"
+)
+
+// warmUp is the time of a batch size in its warm-up run.
+type warmUp struct {
+	size    int
+	elapsed time.Duration
+	alone   time.Duration // time of a batch without the host's part; 0 if the process keeps no account
+}
+
+// sizes are the batch sizes that a process has. Once there is a mover, it owns them.
+type sizes struct {
+	card      []int   // the configured sizes
+	ladder    []int   // those that the process runs: the first of card
+	ephemeral []int64 // memory of the largest batch in each slot that may be in flight
+}
+
+// missing reports whether the process has not all sizes yet, or will never have them.
+func (s *sizes) missing() bool { return len(s.ladder) < len(s.card) }
+
+// next returns the ladder with one of the missing sizes more.
+func (s *sizes) next() []int { return s.card[:len(s.ladder)+1] }
+
+// ephemeralBytes is the memory of the largest batch in all slots that may be in flight.
+func (s *sizes) ephemeralBytes() (sum int64) {
+	for _, bytes := range s.ephemeral {
+		sum += bytes
+	}
+	return sum
+}
+
+// warmUp configures and warms up every slot that may be in flight, on a device whose
+// tensors belong to the process.
+func (p *process) warmUp(notice *control.Notice) error {
+	for slot := range p.inFlight {
+		bytes, err := p.configureSlot(slot)
+		if err != nil {
+			return err
+		}
+		p.sizes.ephemeral = append(p.sizes.ephemeral, bytes)
+		for _, n := range slices.Backward(p.sizes.ladder) {
+			elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
+			if err != nil {
+				return err
+			}
+			if slot == 0 {
+				p.warm = append(p.warm, warmUp{size: n, elapsed: elapsed})
+			}
+			if p.exit.requested() {
+				return nil
+			}
+		}
+	}
+	notice.EphemeralBytes = p.sizes.ephemeralBytes()
+	if p.level == budget.Demoted {
+		return nil
+	}
+	for i := range p.warm {
+		if err := p.measureAlone(&p.warm[i]); err != nil || p.exit.requested() {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureAlone measures how long a batch takes at the function's level. Other processes use
+// the device, too, so the shortest of several runs counts. Short batches run several times
+// in a row, so that the host's part counts for less.
+func (p *process) measureAlone(w *warmUp) error {
+	const (
+		fewest, most = 3, 8
+		limit        = 20 * time.Millisecond // for all runs after the third
+	)
+	d := p.memory.device
+	rounds := int(max(1, min(4, limit/16/max(1, w.elapsed))))
+	began := shm.Now()
+	for run := range most {
+		start := shm.Now()
+		if run >= fewest && time.Duration(start-began) > limit {
+			break
+		}
+		var err error
+		for range rounds {
+			err = worse(err, p.framework.InferBatch(0, w.size))
+		}
+		err = worse(err, d.Fetch(0, 0))
+		_, waitErr := d.Wait(0)
+		if err = worse(err, waitErr); err != nil {
+			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
+		}
+		if took := time.Duration(shm.Now()-start) / time.Duration(rounds); run == 0 || took < w.alone {
+			w.alone = took
+		}
+	}
+	return nil
+}
+
+// configureSlot prepares the batch sizes in a slot and returns the bytes of the largest.
+func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
+	for _, n := range p.sizes.ladder {
+		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
+		if err != nil {
+			return 0, err
+		}
+		ephemeralBytes = max(ephemeralBytes, bytes)
+	}
+	return ephemeralBytes, nil
+}
+
+func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err error) {
+	if ephemeralBytes, err = p.framework.ConfigureBatch(slot, n, t.input(n), t.outputs(n)); err != nil {
+		return 0, fmt.Errorf("configure batch %d of %s: %w", n, p.card.Name, err)
+	}
+	return ephemeralBytes, nil
+}
+
+// warmUpBatch runs a batch of blank images over these tensors twice and returns the time of
+// the second run. The first run pays for lazy initialisation; the second is what the
+// batching rule may expect. It does not write the results, which are shared.
+func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, err error) {
+	d := p.memory.device
+	err = d.Pad(slot, t.input(n), 0, n)
+	for i := 0; i < 2 && err == nil; i++ {
+		began := time.Now()
+		err = p.framework.InferBatch(slot, n)
+		err = worse(err, d.Fetch(slot, 0))
+		_, waitErr := d.Wait(slot)
+		err = worse(err, waitErr)
+		elapsed = time.Since(began)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
+	}
+	return elapsed, nil
+}
+
+// warmUpPrivately warms up over private scratch memory. The shared buffers belong to the
+// owner of the ring, which is another process now. At the end it configures over the shared
+// buffers.
+func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
+	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
+		return err
+	}
+	scratch, err := newTensors(p.card, p.private)
+	if err != nil {
+		return err
+	}
+	for i := len(p.card.Batches) - 1; i >= 0; i-- {
+		n := p.card.Batches[i]
+		if _, err := p.configure(0, n, scratch); err != nil {
+			return err
+		}
+		outputs := scratch.outputs(n)
+		wipe(outputs)
+		elapsed, err := p.warmUpBatch(0, n, scratch)
+		if err != nil {
+			return err
+		}
+		if err := written(p.card, outputs); err != nil {
+			return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
+		}
+		p.warm = append(p.warm, warmUp{size: n, elapsed: elapsed})
+		if p.exit.requested() {
+			return nil
+		}
+	}
+	if notice.EphemeralBytes, err = p.configureSlot(0); err != nil {
+		return err
+	}
+	// Every batch size uses the shared buffers now.
+	err, p.private = p.private.free(), nil
+	return err
+}
