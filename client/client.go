@@ -48,20 +48,20 @@ var (
 	// would have come too late: after its Deadline, or after the function's
 	// objective. No byte of it was sent. (A request that was sent but is late
 	// has an answer with wire.StatusLate.)
-	ErrLate = errors.New("late: no credit in time, not sent")
+	ErrLate = errors.New("no credit before the deadline")
 	// ErrUnsent ends a request that could not be sent within Timeout for lack
 	// of credit. No byte of it was sent.
 	ErrUnsent = errors.New("no credit within the timeout")
 	// ErrResultSize ends a request whose answer is larger than MaxResultBytes.
-	ErrResultSize = errors.New("result larger than allowed")
+	ErrResultSize = errors.New("result is larger than MaxResultBytes")
 	// ErrClosed ends a request when the client is closed. Send returns it
 	// afterwards.
-	ErrClosed = errors.New("client closed")
+	ErrClosed = errors.New("client is closed")
 	// ErrQueueFull is returned by Send when QueueLimit requests are waiting.
-	ErrQueueFull = errors.New("queue full")
+	ErrQueueFull = errors.New("send queue is full")
 	// ErrPictureSize is returned by Send for a picture that is empty, or does
 	// not fit wire.MaxPieces fragments.
-	ErrPictureSize = errors.New("picture empty or too large")
+	ErrPictureSize = errors.New("picture is empty or too large")
 )
 
 // StatusError is the error that Do returns for an answer other than ok.
@@ -147,7 +147,7 @@ func (o *Options) complete() error {
 	case o.PieceBytes < 1 || o.PieceBytes > wire.MaxPieceBytes-wire.PaddingUnit:
 		return fmt.Errorf("piece bytes %d: want 1 to %d", o.PieceBytes, wire.MaxPieceBytes-wire.PaddingUnit)
 	case o.InFlight < 0, o.QueueLimit < 0, o.BurstBytes < 0, o.MaxResultBytes < 0, o.PaceBytes < 0, o.Timeout < 0, o.ResendAfter < 0:
-		return errors.New("an option is negative")
+		return errors.New("options: want no negative value")
 	}
 	return nil
 }

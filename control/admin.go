@@ -92,7 +92,7 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 	var s Status
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+StatusPath, nil)
 	if err != nil {
-		return s, fmt.Errorf("ask for status: %w", err)
+		return s, fmt.Errorf("request status: %w", err)
 	}
 	text, err := ask(dir, request)
 	if err != nil {
@@ -105,7 +105,7 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 }
 
 // errMute is the cause when the wait for a status ends.
-var errMute = fmt.Errorf("no answer within %s: its process is stopped or hangs", statusPatience)
+var errMute = fmt.Errorf("no answer within %s; its process may be stopped or hang", statusPatience)
 
 // maxAnswer bounds one answer of a manager: the status of a few hundred functions.
 const maxAnswer = 16 << 20
@@ -115,10 +115,10 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 	// Another user's socket would receive the order, and could answer anything.
 	folder, err := private.OpenFolder(dir)
 	if errors.Is(err, private.ErrNotPrivate) {
-		return nil, fmt.Errorf("reach manager: open runtime folder: %w; use a node as its user", err)
+		return nil, fmt.Errorf("reach manager: open runtime folder: %w; run this command as the user that runs the node", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reach manager: open runtime folder: %w; is a node running with this runtime folder? --runtime-dir says which", err)
+		return nil, fmt.Errorf("reach manager: open runtime folder: %w; check that a node runs with this runtime folder, or choose another with --runtime-dir", err)
 	}
 	defer folder.Close()
 	socket := filepath.Join(folder.Path(), AdminSocket)
@@ -139,9 +139,9 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 			err = noise.Err
 		}
 		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
-			return nil, fmt.Errorf("reach manager: it ended before it answered: %w; `penstock if list` says what is there when another runs", err)
+			return nil, fmt.Errorf("reach manager: manager ended before it answered: %w; check the functions with `penstock if list` when it runs again", err)
 		}
-		return nil, fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
+		return nil, fmt.Errorf("reach manager: %w; check that a node runs with this runtime folder, or choose another with --runtime-dir", err)
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))

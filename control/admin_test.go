@@ -49,7 +49,7 @@ func TestAManagerThatEndsBeforeItAnswersIsSaidToHaveEnded(t *testing.T) {
 		conn.Close()
 	}()
 	_, err := SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})
-	if err == nil || !strings.Contains(err.Error(), "it ended before it answered") || strings.Contains(err.Error(), "--runtime-dir") {
+	if err == nil || !strings.Contains(err.Error(), "manager ended before it answered") || strings.Contains(err.Error(), "--runtime-dir") {
 		t.Errorf("an order: %v", err)
 	}
 }

@@ -126,7 +126,7 @@ func (a *AttachListener) listen() {
 			return
 		}
 		if err != nil {
-			a.log.Error().Err(err).Msg("accept process")
+			a.log.Error().Err(err).Msg("cannot accept process")
 			select {
 			case <-time.After(RepeatEvery):
 			case <-a.stop:
@@ -203,7 +203,7 @@ func (c *AttachConn) readAttach(uid int) (Attach, error) {
 		return err
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return a, fmt.Errorf("read attach: %w: process %d said nothing for %v", ErrSilent, cred.Pid, handshakeTimeout)
+		return a, fmt.Errorf("read attach: %w: process %d sent nothing for %v", ErrSilent, cred.Pid, handshakeTimeout)
 	}
 	if err != nil {
 		return a, fmt.Errorf("read attach: %w", err)
@@ -218,7 +218,7 @@ func (c *AttachConn) readAttach(uid int) (Attach, error) {
 		return a, fmt.Errorf("read attach: %w", err)
 	}
 	if a.PID != int(cred.Pid) {
-		return a, fmt.Errorf("read attach: %w: %s claims to be process %d and is %d", ErrBadMessage, a.IF, a.PID, cred.Pid)
+		return a, fmt.Errorf("read attach: %w: %s reports process id %d, but is process %d", ErrBadMessage, a.IF, a.PID, cred.Pid)
 	}
 	if err := c.conn.SetReadDeadline(time.Time{}); err != nil {
 		return a, fmt.Errorf("read attach: %w", err)
@@ -357,7 +357,7 @@ func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.
 		return err
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return granted, nil, fmt.Errorf("%w: no answer for %v", ErrSilent, answerTimeout)
+		return granted, nil, fmt.Errorf("%w: no answer within %v", ErrSilent, answerTimeout)
 	}
 	if err != nil {
 		return granted, nil, fmt.Errorf("read answer: %w", err)

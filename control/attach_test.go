@@ -217,8 +217,8 @@ func TestStrangersDoNotAttach(t *testing.T) {
 	for name, c := range map[string]struct{ packet, want string }{
 		"says nothing":      {"", "peer is silent"},
 		"no JSON":           {"hello", "bad message"},
-		"another version":   {`{"version":9,"later":1}`, "process speaks control version 9, this program speaks 8"},
-		"another process":   {fmt.Sprintf(`{"version":8,"if":"face","generation":1,"pid":%d}`, self+1), "claims to be"},
+		"another version":   {`{"version":9,"later":1}`, "process has control version 9, this program has 8; run one version of Penstock"},
+		"another process":   {fmt.Sprintf(`{"version":8,"if":"face","generation":1,"pid":%d}`, self+1), "reports process id"},
 		"a name with slash": {fmt.Sprintf(`{"version":8,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
 		"generation 0":      {fmt.Sprintf(`{"version":8,"if":"face","pid":%d}`, self), "generation 0"},
 		"an unknown field":  {fmt.Sprintf(`{"version":8,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
@@ -319,7 +319,7 @@ func TestDialAttachClosesTheDescriptorsOfABadAnswer(t *testing.T) {
 		w.Close()
 	}()
 	_, _, _, err = DialAttach(path, face)
-	if want := "manager speaks control version 9, this program speaks 8"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "manager has control version 9, this program has 8; run one version of Penstock"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {

@@ -56,7 +56,7 @@ func (i identity) check() error {
 		return fmt.Errorf("%w: instance %d of %s is negative", ErrBadMessage, i.instance, i.name)
 	}
 	if i.generation == 0 {
-		return fmt.Errorf("%w: generation 0 of %s, want 1 or more (0 is nobody's epoch)", ErrBadMessage, i.name)
+		return fmt.Errorf("%w: generation 0 of %s, want 1 or more (epoch 0 has no owner)", ErrBadMessage, i.name)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func (l *lines) write(v any) error {
 	l.conn.limitWrites(writeTimeout)
 	if _, err := l.conn.Write(append(b, '\n')); err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("write line: %w: it reads nothing", ErrSilent)
+			return fmt.Errorf("write line: %w: the peer does not read", ErrSilent)
 		}
 		if isClosed(err) {
 			return fmt.Errorf("write line: %w: %w", ErrHungUp, err)
@@ -204,7 +204,7 @@ func OpenChild() (*Child, error) {
 func checkInherited(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
-		return fmt.Errorf("%w: no socket is open as descriptor %d (%w); `penstock up` starts such a program by its card",
+		return fmt.Errorf("%w: no socket is open as descriptor %d (%w); name this program as the command of a card, and `penstock up` starts it",
 			ErrNotStarted, fd, err)
 	}
 	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
@@ -212,7 +212,7 @@ func checkInherited(fd int) error {
 		return fmt.Errorf("%w: descriptor %d: %w", ErrNotStarted, fd, err)
 	}
 	if domain != unix.AF_UNIX || kind != unix.SOCK_SEQPACKET {
-		return fmt.Errorf("%w: descriptor %d is another kind of socket", ErrNotStarted, fd)
+		return fmt.Errorf("%w: descriptor %d is not a link to an orchestrator", ErrNotStarted, fd)
 	}
 	return nil
 }
@@ -237,7 +237,7 @@ func (c *Child) shake() error {
 	c.l.conn.limitReads(handshakeTimeout)
 	line, err := c.l.read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("wait for start: %w: nothing for %v", ErrSilent, handshakeTimeout)
+		return fmt.Errorf("wait for start: %w: no message for %v", ErrSilent, handshakeTimeout)
 	}
 	if err != nil {
 		return fmt.Errorf("wait for start: %w", err)

@@ -109,7 +109,7 @@ func TestChildRefusesAnotherVersionAndSaysSo(t *testing.T) {
 	p, f := pair(t)
 	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":9,"later":true}}`)
 	_, err := NewChild(f)
-	want := fmt.Sprintf("orchestrator speaks control version 9, this program speaks %d", Version)
+	want := fmt.Sprintf("orchestrator has control version 9, this program has %d; run one version of Penstock", Version)
 	var v *VersionError
 	if !errors.As(err, &v) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -125,7 +125,7 @@ func TestParentRefusesAChildOfAnotherVersion(t *testing.T) {
 	p, f := pair(t)
 	fmt.Fprintln(f, `{"version":9,"pid":1,"state":"starting","later":true}`)
 	_, err := p.ReadNotice()
-	if want := fmt.Sprintf("child speaks control version 9, this program speaks %d", Version); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("child has control version 9, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

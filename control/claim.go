@@ -43,7 +43,7 @@ func ClaimOrchestrator(dir string) (release func(), err error) {
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		holder, _ := os.ReadFile(path)
 		f.Close()
-		return nil, fmt.Errorf("claim runtime folder %s: orchestrator %s runs with it, want another folder (--runtime-dir): %w", dir, strings.TrimSpace(string(holder)), ErrInUse)
+		return nil, fmt.Errorf("claim runtime folder %s: orchestrator %s uses it; choose another folder with --runtime-dir: %w", dir, strings.TrimSpace(string(holder)), ErrInUse)
 	}
 	if err == nil {
 		err = f.Truncate(0)

@@ -16,7 +16,7 @@ func TestOneOrchestratorClaimsAFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = ClaimOrchestrator(dir)
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("orchestrator %d runs with it", os.Getpid())) {
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("orchestrator %d uses it", os.Getpid())) {
 		t.Errorf("the second: %v", err)
 	}
 	release()

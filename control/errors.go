@@ -19,18 +19,18 @@ var (
 	// ErrTooLong is returned if a message is longer than its link allows.
 	ErrTooLong = unixsock.ErrTooLong
 	// ErrInUse is returned if another process already uses the socket or lock.
-	ErrInUse = errors.New("socket in use")
+	ErrInUse = errors.New("socket is in use")
 	// ErrSilent is returned if a peer sent nothing before its deadline.
 	ErrSilent = errors.New("peer is silent")
 	// ErrHungUp is returned if a peer has closed its end, or has exited. The exit status
 	// comes from wait(2), not from the link.
-	ErrHungUp = errors.New("peer closed its end")
+	ErrHungUp = errors.New("peer closed the connection")
 	// ErrRefused is returned if the manager does not let a process attach. The wrapping
 	// error has the reason.
 	ErrRefused = errors.New("refused by the manager")
 	// ErrBehind is returned by Report if the manager has not read earlier reports. The
 	// report is dropped; data that must not be lost has to be repeated in the next one.
-	ErrBehind = errors.New("manager is behind")
+	ErrBehind = errors.New("manager has not read earlier reports")
 	// ErrNotStarted is returned if a program that links libml was not started by an
 	// orchestrator.
 	ErrNotStarted = errors.New("not started by an orchestrator")
@@ -44,7 +44,7 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("%s speaks control version %d, this program speaks %d", e.Peer, e.Theirs, e.Ours)
+	return fmt.Sprintf("%s has control version %d, this program has %d; run one version of Penstock", e.Peer, e.Theirs, e.Ours)
 }
 
 // checkVersion returns a *VersionError unless theirs is Version.

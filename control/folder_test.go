@@ -68,7 +68,7 @@ func TestRuntimeDir(t *testing.T) {
 					t.Errorf("%s: got %v, want one line of %v", verb, err, private.ErrNotPrivate)
 				}
 			}
-			if _, err := ReadStatus(context.Background(), dir); !strings.HasSuffix(err.Error(), "use a node as its user") {
+			if _, err := ReadStatus(context.Background(), dir); !strings.HasSuffix(err.Error(), "run this command as the user that runs the node") {
 				t.Errorf("status: %v, want a hint", err)
 			}
 			if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {

@@ -101,7 +101,7 @@ func (m *ManagerLink) accept() {
 		}
 		if err != nil {
 			// Most likely out of descriptors. The next attempt may succeed.
-			m.l.log.Error().Err(err).Msg("accept orchestrator")
+			m.l.log.Error().Err(err).Msg("cannot accept orchestrator")
 			m.l.sleep(RepeatEvery)
 			continue
 		}

@@ -252,7 +252,7 @@ func TestListenLeavesAFileThatIsNoSocket(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenManager(dir, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := ListenManager(dir, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "is not a socket") {
 		t.Errorf("got %v", err)
 	}
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
@@ -323,7 +323,7 @@ func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
 	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("orchestrator speaks control version 9, this program speaks %d", Version)
+	want := fmt.Sprintf("orchestrator has control version 9, this program has %d; run one version of Penstock", Version)
 	eventually(t, "the log names both versions", func() bool { return log.count(want) == 1 })
 
 	// The peer reconnects again and again, as soon as it sees the end. The log line does
@@ -360,7 +360,7 @@ func TestLinkRefusesNonsense(t *testing.T) {
 		"a name with a slash":    {frame(`{"version":8,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
 		"a long message":         {long, "message too long"},
 		"a length that overruns": {huge, "message too long"},
-		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "in parts"},
+		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "of several parts"},
 		"a command":              {append([]byte{flagCommand, 5, 4}, "PING"...), "a command"},
 		"unknown flags":          {[]byte{0xf0, 1, 'x'}, "flags"},
 	} {

@@ -45,12 +45,12 @@ func (l *Listener) bind() error {
 	}
 	if l.uid != os.Getuid() {
 		if err := os.Chown(l.path, l.uid, -1); err != nil {
-			return errors.Join(fmt.Errorf("give socket away: %w", err), fresh.Close())
+			return errors.Join(fmt.Errorf("pass on socket: %w", err), fresh.Close())
 		}
 	}
 	file, err := os.Lstat(l.path)
 	if err != nil {
-		return errors.Join(fmt.Errorf("look at socket: %w", err), fresh.Close())
+		return errors.Join(fmt.Errorf("check socket: %w", err), fresh.Close())
 	}
 	l.l, l.file = fresh, file
 	return nil
@@ -71,7 +71,7 @@ func (l *Listener) Restore() (restored bool, err error) {
 
 	old := l.l
 	if err := l.bind(); err != nil {
-		return false, fmt.Errorf("make socket again: %w", err)
+		return false, fmt.Errorf("restore socket: %w", err)
 	}
 	old.SetUnlinkOnClose(false) // the path belongs to the new listener
 	old.Close()

@@ -30,7 +30,7 @@ func AttachSocketPath(dir string) string { return filepath.Join(dir, attachSocke
 func MakeRuntimeDir(dir string) (*private.Folder, error) {
 	folder, err := private.MakeFolder(dir, 0o700)
 	if errors.Is(err, private.ErrNotPrivate) {
-		return nil, fmt.Errorf("open runtime folder: %w; choose another folder (--runtime-dir), or remove a folder that Penstock made", err)
+		return nil, fmt.Errorf("open runtime folder: %w; remove the folder if Penstock made it, or choose another with --runtime-dir", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("make runtime folder: %w", err)
@@ -44,7 +44,7 @@ const maxSocketPath = 107
 
 func checkSocketPath(path string) error {
 	if len(path) > maxSocketPath {
-		return fmt.Errorf("socket path %s has %d bytes, Linux takes %d: choose a shorter runtime folder", path, len(path), maxSocketPath)
+		return fmt.Errorf("socket path %s has %d bytes, and Linux allows %d; choose a shorter runtime folder with --runtime-dir", path, len(path), maxSocketPath)
 	}
 	return nil
 }
@@ -93,10 +93,10 @@ func removeStale(network, path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look for a stale socket: %w", err)
+		return fmt.Errorf("check for a stale socket: %w", err)
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("listen on %s: it is there and no socket", path)
+		return fmt.Errorf("listen on %s: a file of that name is not a socket; remove it, or choose another runtime folder with --runtime-dir", path)
 	}
 	c, err := net.DialUnix(network, nil, &net.UnixAddr{Net: network, Name: path})
 	if err == nil {
@@ -105,7 +105,7 @@ func removeStale(network, path string) error {
 			pid = fmt.Sprint(peer.Pid)
 		}
 		c.Close()
-		return fmt.Errorf("listen on %s: process %s listens there already, want another runtime folder (--runtime-dir): %w", path, pid, ErrInUse)
+		return fmt.Errorf("listen on %s: process %s already listens there; choose another runtime folder with --runtime-dir: %w", path, pid, ErrInUse)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
 		// EAGAIN: the backlog is full. EPROTOTYPE: a socket of another type, whose process

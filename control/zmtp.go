@@ -53,7 +53,7 @@ func openZMTP(c net.Conn, server bool) (_ *zmtpConn, err error) {
 	timed.limitWrites(handshakeTimeout)
 	z, err := zmq4.Open(guard, null.Security(), zmq4.Pair, zmq4.SocketIdentity("penstock"), server, nil)
 	if err != nil {
-		return nil, fmt.Errorf("shake hands: %w", err)
+		return nil, fmt.Errorf("handshake: %w", err)
 	}
 	guard.established = true
 	return &zmtpConn{zmtp: z, timed: timed}, nil
@@ -72,7 +72,7 @@ func (c *zmtpConn) receive() ([]byte, error) {
 	c.timed.limitReads(SilentAfter)
 	m, err := c.zmtp.RecvMsg()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, fmt.Errorf("%w: nothing for %v", ErrSilent, SilentAfter)
+		return nil, fmt.Errorf("%w: no message for %v", ErrSilent, SilentAfter)
 	}
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (g *frameGuard) check(p []byte) error {
 		case flags&^(flagMore|flagLong|flagCommand) != 0:
 			return fmt.Errorf("%w: frame flags %#x", ErrBadMessage, flags)
 		case flags&flagMore != 0:
-			return fmt.Errorf("%w: a message in parts", ErrBadMessage)
+			return fmt.Errorf("%w: a message of several parts", ErrBadMessage)
 		case flags&flagCommand != 0 && g.established:
 			return fmt.Errorf("%w: a command after the handshake", ErrBadMessage)
 		case flags&flagLong != 0 && g.have == 9:
@@ -133,7 +133,7 @@ func (g *frameGuard) check(p []byte) error {
 			limit = maxCommandBytes
 		}
 		if g.body > limit {
-			return fmt.Errorf("%w: a frame of %d bytes, at most %d are taken", ErrTooLong, g.body, limit)
+			return fmt.Errorf("%w: a frame of %d bytes, want at most %d", ErrTooLong, g.body, limit)
 		}
 		g.have = 0
 	}

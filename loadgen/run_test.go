@@ -97,7 +97,7 @@ func TestRunCountsEveryRequestOnce(t *testing.T) {
 				return loadfake.Outcome{Lost: true}
 			case kind == 7:
 				unsent++
-				return loadfake.Outcome{Refused: errors.New("queue full")}
+				return loadfake.Outcome{Refused: errors.New("send queue is full")}
 			case kind == 8:
 				unanswered++
 				return loadfake.Outcome{Delay: delay, Err: errors.New("no answer")}

@@ -170,9 +170,9 @@ func (n *Node) WaitFor(ctx context.Context, what string, done func() bool) error
 		select {
 		case <-ticker.C:
 		case <-n.ended:
-			return fmt.Errorf("wait for %s: node ended (%v); it last said:\n%s", what, n.err, n.tail)
+			return fmt.Errorf("wait for %s: node ended (%v); its last output:\n%s", what, n.err, n.tail)
 		case <-ctx.Done():
-			return fmt.Errorf("wait for %s: %w; node last said:\n%s", what, context.Cause(ctx), n.tail)
+			return fmt.Errorf("wait for %s: %w; last output of the node:\n%s", what, context.Cause(ctx), n.tail)
 		}
 	}
 	return nil
@@ -239,7 +239,7 @@ func (n *Node) Stop() error {
 	<-n.ended
 	os.RemoveAll(n.Dir)
 	if n.err != nil {
-		return fmt.Errorf("stop node: %w; it last said:\n%s", n.err, n.tail)
+		return fmt.Errorf("stop node: %w; its last output:\n%s", n.err, n.tail)
 	}
 	return nil
 }

@@ -210,7 +210,7 @@ func TestRealProcessThatFails(t *testing.T) {
 		"panics":                {[]string{"panic"}, control.Shadow, "exit status 2: panic: runtime error: index out of range"},
 		"crashes":               {[]string{"crash"}, control.Serve, "segmentation"},
 		"hangs in its start":    {[]string{"hang"}, control.Shadow, "no handshake within 500ms"},
-		"is of another version": {[]string{"future"}, control.Shadow, fmt.Sprintf("child speaks control version %d, this program speaks %d", control.Version+1, control.Version)},
+		"is of another version": {[]string{"future"}, control.Shadow, fmt.Sprintf("child has control version %d, this program has %d", control.Version+1, control.Version)},
 		"talks nonsense":        {[]string{"nonsense"}, control.Shadow, "it broke the protocol"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,7 +17,7 @@ func MakeCache() (*Folder, error) {
 	}
 	f, err := MakeFolder(filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Geteuid())), 0o755)
 	if err != nil {
-		return nil, fmt.Errorf("make cache folder: %w; set XDG_CACHE_HOME to a folder of your own", err)
+		return nil, fmt.Errorf("make cache folder: %w; set XDG_CACHE_HOME to a folder that you own", err)
 	}
 	return f, nil
 }

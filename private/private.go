@@ -322,7 +322,7 @@ func (w *walk) judgeParent(about *unix.Stat_t) error {
 	if w.trusts(about.Uid) && (about.Mode&othersWrite == 0 || about.Mode&unix.S_ISVTX != 0) {
 		return nil
 	}
-	want := fmt.Sprintf("owner root or %d, and no write permission for group or others or the sticky bit (chmod +t), since it leads to %s", os.Geteuid(), w.wanted)
+	want := fmt.Sprintf("owner root or %d, and no write permission for group or others or the sticky bit (chmod +t), because it leads to %s", os.Geteuid(), w.wanted)
 	return &pathError{w.path, describe(about), want}
 }
 
@@ -342,7 +342,7 @@ func describe(about *unix.Stat_t) string {
 }
 
 func symlink(path string) error {
-	return &pathError{path, "is a symbolic link", "no link here"}
+	return &pathError{path, "is a symbolic link", "a file or folder, no link"}
 }
 
 // components splits a path, without empty components and ".".

@@ -12,7 +12,7 @@ import (
 
 // ErrNotOut is returned by Withdraw for a slot that was never published, is
 // already answered, or was withdrawn before.
-var ErrNotOut = errors.New("slot is not out")
+var ErrNotOut = errors.New("slot is not published")
 
 // Channel is the manager's end of the connection to one instance of an IF.
 //

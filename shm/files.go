@@ -12,7 +12,7 @@ var ErrClosed = errors.New("channel is closed")
 
 // ErrMismatch is returned when a shared file has another kind, version or
 // geometry than expected.
-var ErrMismatch = errors.New("shared file does not match")
+var ErrMismatch = errors.New("shared file does not match this program")
 
 // writeHeader writes the header of a new file.
 func writeHeader(mem []byte, magic uint32, g Geometry) {

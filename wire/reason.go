@@ -69,47 +69,47 @@ func ReasonOf(err error) Reason {
 var (
 	// ErrShort is returned for fewer bytes than the size of the header, the
 	// extension or the result block.
-	ErrShort error = &malformed{ReasonShort, "datagram too short for its header"}
+	ErrShort error = &malformed{ReasonShort, "datagram is shorter than its header"}
 	// ErrMagic is returned when the first two bytes are not 'P', 'S'.
-	ErrMagic error = &malformed{ReasonMagic, "no magic number"}
+	ErrMagic error = &malformed{ReasonMagic, "magic number is missing"}
 	// ErrVersion is returned for a version other than Version.
 	ErrVersion error = &malformed{ReasonVersion, "unknown protocol version"}
 	// ErrType is returned for a type that does not exist, or that the decoder
 	// does not accept.
 	ErrType error = &malformed{ReasonType, "unexpected datagram type"}
 	// ErrFlags is returned for a reserved flag, or one that the type does not have.
-	ErrFlags error = &malformed{ReasonFlags, "flag reserved or foreign to the type"}
+	ErrFlags error = &malformed{ReasonFlags, "flag is reserved or not allowed for this datagram type"}
 	// ErrCount is returned for a fragment count of 0.
-	ErrCount error = &malformed{ReasonCount, "piece count is zero"}
+	ErrCount error = &malformed{ReasonCount, "fragment count is zero"}
 	// ErrIndex is returned for an index that is not below the count.
-	ErrIndex error = &malformed{ReasonIndex, "piece index out of range"}
+	ErrIndex error = &malformed{ReasonIndex, "fragment index is out of range"}
 	// ErrLength is returned for an empty fragment, or one that ends after its
 	// datagram.
-	ErrLength error = &malformed{ReasonLength, "payload length zero or past the datagram's end"}
+	ErrLength error = &malformed{ReasonLength, "payload is empty or ends after the datagram"}
 	// ErrTrailing is returned if bytes follow the payload that are not the
 	// announced padding, or if that padding is missing.
-	ErrTrailing error = &malformed{ReasonTrailing, "bytes after the payload disagree with the padding flag"}
+	ErrTrailing error = &malformed{ReasonTrailing, "bytes after the payload do not match the padding flag"}
 	// ErrTotal is returned for a total of 0 in a request, for any other total
 	// in a busy answer, and for a fragment that ends after the total.
-	ErrTotal error = &malformed{ReasonTotal, "piece disagrees with the total"}
+	ErrTotal error = &malformed{ReasonTotal, "fragment does not match the total size"}
 	// ErrLast is returned if the last flag disagrees with index and count.
-	ErrLast error = &malformed{ReasonLast, "last flag disagrees with the index"}
+	ErrLast error = &malformed{ReasonLast, "last flag does not match the fragment index"}
 	// ErrOffset is returned if the offset is not the index times a fragment size.
-	ErrOffset error = &malformed{ReasonOffset, "offset disagrees with the index"}
+	ErrOffset error = &malformed{ReasonOffset, "offset does not match the fragment index"}
 	// ErrPieces is returned if the total does not split into that many fragments
 	// of that size.
-	ErrPieces error = &malformed{ReasonPieces, "piece count disagrees with the total"}
+	ErrPieces error = &malformed{ReasonPieces, "fragment count does not match the total size"}
 	// ErrStatus is returned for an unknown status, for a status that the type
 	// does not allow, and for a status other than ok with a payload.
-	ErrStatus error = &malformed{ReasonStatus, "status unknown or foreign to the datagram"}
+	ErrStatus error = &malformed{ReasonStatus, "status is unknown or not allowed for this datagram type"}
 	// ErrKind is returned for an unknown payload kind, and for a payload
 	// without a kind.
-	ErrKind error = &malformed{ReasonKind, "payload kind unknown or missing"}
+	ErrKind error = &malformed{ReasonKind, "payload kind is unknown or missing"}
 	// ErrWish is returned for a NACK that names no fragment, or a fragment
 	// that the request does not have, or whose bitmap does not match its number
 	// of bits.
-	ErrWish error = &malformed{ReasonWish, "wish disagrees with its bitmap"}
+	ErrWish error = &malformed{ReasonWish, "NACK does not match its bitmap"}
 	// ErrPayload is returned for a payload that is not a whole number of
 	// entries.
-	ErrPayload error = &malformed{ReasonPayload, "payload is no whole number of entries"}
+	ErrPayload error = &malformed{ReasonPayload, "payload size is not a multiple of the entry size"}
 )

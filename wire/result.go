@@ -158,7 +158,7 @@ func (r *Result) Put(b []byte) {
 // kind.
 func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, fragmentBytes, index int, again bool) []byte {
 	if len(payload) > 0 && (r.Status != StatusOK || r.Kind == KindNone) {
-		panic("wire: payload without status ok and a kind")
+		panic("wire: payload needs status ok and a kind")
 	}
 	t := TypeResult
 	if r.Status == StatusBusy {

@@ -21,14 +21,14 @@ static struct {
 static int init(void *self, const penstock_environment *env) {
 	(void)self;
 	if (strcmp(env->device, "cpu") != 0)
-		return penstock_fail("this model runs on the CPU, and the node on %s", env->device);
+		return penstock_fail("this model runs on the CPU only, and the node's device is %s", env->device);
 	const penstock_tensor *in = env->input, *out = env->outputs;
 	if (in->type != PENSTOCK_U8 || in->layout != PENSTOCK_HWC || in->shape[2] != CHANNELS)
-		return penstock_fail("this model takes pictures of %d channels, u8, hwc; the card says otherwise", CHANNELS);
+		return penstock_fail("this model takes pictures of %d channels, u8, hwc; correct the card's input", CHANNELS);
 	if (env->output_count != 1 || out->bytes != CHANNELS * sizeof(float))
-		return penstock_fail("this model has one output of shape [%d]; the card says otherwise", CHANNELS);
+		return penstock_fail("want a card with one output, of shape [%d]", CHANNELS);
 	if (env->batches[env->batch_count - 1] > MOST)
-		return penstock_fail("this model takes at most %d pictures at once; the card says otherwise", MOST);
+		return penstock_fail("this model takes at most %d pictures at once; correct the card's batch sizes", MOST);
 	model.pixels = in->bytes / CHANNELS;
 	return PENSTOCK_OK;
 }

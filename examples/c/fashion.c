@@ -128,7 +128,7 @@ static int init(void *self, const penstock_environment *env) {
 		return penstock_fail("the model takes %d x %d numbers of f32, and the card's input is %llu bytes of type %u",
 			SIDE, SIDE, (unsigned long long)in->bytes, in->type);
 	if (env->output_count != 1 || out->bytes != CLASSES * sizeof(float))
-		return penstock_fail("the model has one output of %d numbers", CLASSES);
+		return penstock_fail("want a card with one output of %d numbers", CLASSES);
 	if (env->batches[env->batch_count - 1] > MOST)
 		return penstock_fail("the model takes batches of at most %d images", MOST);
 	if (env->model == NULL)

@@ -57,15 +57,15 @@ const channels = 3
 // env.Stream in ConfigureBatch and queues its kernels there in InferBatch.
 func (m *meanColour) Init(env libml.Environment) error {
 	if env.Device != libml.DeviceCPU {
-		return fmt.Errorf("this model runs on the CPU, and the node on %s", env.Device)
+		return fmt.Errorf("this model runs on the CPU only, and the node's device is %s", env.Device)
 	}
 	in := &env.Card.Input
 	if in.Channels != channels || in.TensorType != models.U8 || in.TensorLayout != models.HWC {
-		return fmt.Errorf("card asks for %d channels of %s in %s; this model takes %d of u8 in hwc",
+		return fmt.Errorf("card has input of %d channels of %s in %s, want %d channels of u8 in hwc",
 			in.Channels, in.TensorType, in.TensorLayout, channels)
 	}
 	if len(env.Card.Outputs) != 1 || env.Card.Outputs[0].Elements() != channels {
-		return errors.New("card must have one output of shape [3]")
+		return errors.New("want a card with one output, of shape [3]")
 	}
 	m.pixels = in.Height * in.Width
 	return nil

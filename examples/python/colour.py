@@ -18,12 +18,12 @@ class MeanColour(penstock.Framework):
     def init(self, env):
         """What the model can do is known here and nowhere else."""
         if env.on_gpu:
-            raise ValueError("this model runs on the CPU, and the node on %s" % env.device)
+            raise ValueError("this model runs on the CPU only, and the node's device is %s" % env.device)
         height, width, channels = env.card["input"]["size"]
         if channels != CHANNELS or env.input.type != "u8" or env.input.layout != "hwc":
-            raise ValueError("card asks for %s in %s; this model takes %d channels of u8 in hwc" % (env.input, env.input.layout, CHANNELS))
+            raise ValueError("card has input of %s in %s, want %d channels of u8 in hwc" % (env.input, env.input.layout, CHANNELS))
         if [o.shape for o in env.outputs] != [(CHANNELS,)]:
-            raise ValueError("card must have one output of shape [%d]" % CHANNELS)
+            raise ValueError("want a card with one output, of shape [%d]" % CHANNELS)
         self.pixels = height * width
 
     def configure_batch(self, slot, n, input, outputs):

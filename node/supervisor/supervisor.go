@@ -105,7 +105,7 @@ func (o *Options) keep(ctx context.Context, args []string, lend Lender) error {
 			if short {
 				time.Sleep(shortLife) // killed, and perhaps again
 			}
-			o.Log.Error().Err(err).Str("child", args[0]).Msg("child died; starting it again")
+			o.Log.Error().Err(err).Str("child", args[0]).Msg("child ended; restarting it")
 		case <-ctx.Done():
 			return o.end(child, ended)
 		}
@@ -140,6 +140,6 @@ func (o *Options) end(child *exec.Cmd, ended <-chan error) error {
 		return err
 	case <-late.Done():
 		child.Process.Kill()
-		return fmt.Errorf("did not end within %s of SIGTERM and was killed", o.Patience)
+		return fmt.Errorf("killed: did not end within %s after SIGTERM", o.Patience)
 	}
 }

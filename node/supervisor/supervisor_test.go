@@ -85,7 +85,7 @@ func TestRunKillsChildThatDoesNotEnd(t *testing.T) {
 	go func() { ended <- Run(ctx, o) }()
 	await(t, said, 2)
 	cancel()
-	if err := <-ended; err == nil || err.Error() != "manager: did not end within 50ms of SIGTERM and was killed" {
+	if err := <-ended; err == nil || err.Error() != "manager: killed: did not end within 50ms after SIGTERM" {
 		t.Errorf("error %v", err)
 	}
 }

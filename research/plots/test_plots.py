@@ -370,7 +370,7 @@ class Failures(Folder):
         super().setUp()
         r = {"version": 1, "figure": "fig10a", "left": 3, **one_case("C1", {"penstock": [900, 910, 905], "mps": MPS})}
         other = one_case("C2", {"penstock": [], "mps": MPS})
-        error = 'wait: vgg16 does not serve: too | small; node last said:\n{"reason":"another","time":"now"}'
+        error = 'wait: vgg16 does not serve: too | small; last output of the node:\n{"reason":"another","time":"now"}'
         r["cases"] += other["cases"]
         r["results"] += other["results"] + [{"case": "C2", "variant": "penstock", "run": i, "error": error} for i in (1, 2, 3)]
         self.report = r
@@ -380,7 +380,7 @@ class Failures(Folder):
         sentences = "\n".join(verdict.verdicts(self.evaluation))
         self.assertIn("never below a baseline beyond the spread: **false**: below in 1 of 2.\n  - C2 (all runs failed).", sentences)
         self.assertIn("**false**: not above in 1 of 2.\n  - C2 (all runs failed).", sentences)
-        want = "**C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve: too / small; node last said:"
+        want = "**C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve: too / small; last output of the node:"
         self.assertEqual(self.evaluation.failures(), [want])
         self.assertEqual(tables.state(self.evaluation), "0 to 3 runs of each, seed 0; **3 failed**")
 

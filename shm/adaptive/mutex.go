@@ -77,7 +77,7 @@ func (m *Mutex) look() bool {
 func (m *Mutex) Unlock() {
 	switch m.state.Swap(free) {
 	case free:
-		panic("adaptive: unlock of a mutex that nobody has")
+		panic("adaptive: unlock of an unlocked mutex")
 	case awaited:
 		futex.WakeOneOwn(&m.state)
 	}

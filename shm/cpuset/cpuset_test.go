@@ -143,7 +143,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("%q: %v, %v; want %v", list, got, err, want)
 		}
 	}
-	const noCPU, order = "is no CPU and no range of them, like 0-15", "want CPUs from 0 to 8191, the lower first"
+	const noCPU, order = "want a CPU or a range of CPUs, like 0-15", "want CPUs from 0 to 8191, the lower first"
 	for list, want := range map[string]string{
 		"x": noCPU, ",": noCPU, "1,": noCPU, "-1": noCPU, "1-": noCPU, "1-2-3": noCPU, "0x1": noCPU, " 1": noCPU, "+1": noCPU,
 		"99999999999999999999": noCPU, "3-1": order, "8192": order, "0-2147483647": order,

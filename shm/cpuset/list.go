@@ -25,7 +25,7 @@ func Parse(list string) (cpus []int, err error) {
 		last, err2 := strconv.ParseUint(high, 10, 31)
 		switch {
 		case err1 != nil || err2 != nil:
-			return nil, fmt.Errorf("%q is no CPU and no range of them, like 0-15", part)
+			return nil, fmt.Errorf("%q: want a CPU or a range of CPUs, like 0-15", part)
 		case last < first || last >= most:
 			return nil, fmt.Errorf("%q: want CPUs from 0 to %d, the lower first", part, most-1)
 		}

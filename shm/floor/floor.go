@@ -49,7 +49,7 @@ const regionBytes = 3 * 64
 
 // errNoAnswer is returned by MeasureWake when the child does not answer. One
 // cause is a program that does not call MaybeChild.
-var errNoAnswer = errors.New("woken process does not answer")
+var errNoAnswer = errors.New("woken process did not answer")
 
 // words are the words of the region.
 type words struct {

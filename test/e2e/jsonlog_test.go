@@ -169,7 +169,7 @@ func TestLogIsJSON(t *testing.T) {
 	// relays it, but only while the orchestrator lives, because it ends the processes of a dead
 	// manager.
 	syscall.Kill(pids["manager"], syscall.SIGKILL)
-	waitFor(t, "up to miss its manager", func() bool { return strings.Contains(log.String(), "child died") })
+	waitFor(t, "up to miss its manager", func() bool { return strings.Contains(log.String(), "child ended") })
 	if err := nd.WaitReady(testContext(t)); err != nil {
 		t.Fatal(err)
 	}

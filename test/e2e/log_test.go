@@ -62,7 +62,7 @@ func TestWhyANodeEndsIsALineOfItsLog(t *testing.T) {
 		"an orchestrator's":             {[]string{"orchestrator", "--config", wrong}, []string{wrong + ":1:1:", wrong + ":2:16:"}},
 		"a port that is taken":          {[]string{"up", "--config", busy}, []string{"address already in use"}},
 		"a flag that is not there":      {[]string{"up", "--bogus"}, []string{"unknown flag: --bogus"}},
-		"a process of nobody":           {[]string{"if"}, []string{"`penstock up` starts such a program"}},
+		"a process of nobody":           {[]string{"if"}, []string{"as the command of a card"}},
 		"a holder of nothing":           {[]string{"weights"}, []string{""}},
 	} {
 		t.Run(name, func(t *testing.T) {
