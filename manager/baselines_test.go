@@ -97,12 +97,15 @@ func TestInstancesWithoutSharesShareTheRequestsEvenly(t *testing.T) {
 	b := withoutShares(newNode(t, "cpu", nil, "cgroup-v2"), f)
 	b.turns()
 	fn := b.function("a")
-	for slot := range uint32(9) {
-		fn.publish(fn.receivers[0], slot, 0)
+	bed := &bed{fn, t}
+	s := bed.dial()
+	for tag := range uint64(9) {
+		s.Send(tag)
 	}
+	bed.eventually("all are published", func() bool { return fn.port.InFlight() == 9 })
 	for i, in := range fn.instances {
-		if in.inFlight != 3 {
-			t.Errorf("instance %d has %d requests of 9, want 3", i, in.inFlight)
+		if n := in.queue.Arrivals(); n != 3 {
+			t.Errorf("instance %d has %d requests of 9, want 3", i, n)
 		}
 	}
 	if got := fn.sharePercent(); got != 100 {
@@ -159,33 +162,38 @@ func TestFixedBatchFitsModel(t *testing.T) {
 // hangs. A process without any answer does hang.
 func TestALongBacklogIsNoHangWhileAnswersCome(t *testing.T) {
 	for runLate, hangs := range map[bool]bool{true: false, false: true} {
-		b := newBed(t, testCard(), 100)
-		b.m.cfg.Lab.RunLate = runLate
+		cfg := configs.Default()
+		cfg.Lab.RunLate = runLate
+		b := newBed(t, cfg, 100)
 		in, s := b.instances[0], b.dial()
 		c := b.owner(0, 1)
-		s.send(1)
-		s.send(2)
-		b.eventually("both are published", func() bool { return b.inFlight() == 2 })
-		slots := b.take(c, 2)
-		old := b.oldest(in)
+		s.Send(1)
+		s.Send(2)
+		b.eventually("both are published", func() bool { return b.port.InFlight() == 2 })
+		slots := c.Await(2)
+		old := in.queue.Oldest()
 		b.eventually("time moves on", func() bool { return runclock.Now() > old+time.Millisecond })
-		b.answer(c, slots[1:], nil)
-		if e := s.next(); e.Status != wire.StatusOK {
+		c.Answer(slots[1:], nil)
+		if e := s.Next(); e.Status != wire.StatusOK {
 			t.Fatalf("request %d is %v, want ok", e.Tag, e.Status)
 		}
-		answered := time.Duration(in.answeredAt.Load())
+		var answered time.Duration
+		b.eventually("the answer is noted", func() bool {
+			_, answered = in.queue.LastGood()
+			return answered != 0
+		})
 		in.watch(max(old, answered-1) + 2*b.hangTimeout)
 		if hangs {
-			if e := s.next(); e.Status != wire.StatusFailed {
+			if e := s.Next(); e.Status != wire.StatusFailed {
 				t.Errorf("late requests are run, %v: request %d is %v, want failed", runLate, e.Tag, e.Status)
 			}
 			continue
 		}
-		if n := b.inFlight(); n != 1 {
+		if n := b.port.InFlight(); n != 1 {
 			t.Errorf("late requests are run, %v: %d requests in flight, want 1 still", runLate, n)
 		}
 		in.watch(answered + 2*b.hangTimeout + 1)
-		if e := s.next(); e.Status != wire.StatusFailed {
+		if e := s.Next(); e.Status != wire.StatusFailed {
 			t.Errorf("late requests are run, %v: request %d is %v after long silence, want failed", runLate, e.Tag, e.Status)
 		}
 	}

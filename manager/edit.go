@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
@@ -45,7 +46,7 @@ type change struct {
 	setup setup
 	// moves reports that the port changes; move is the new port once it is open.
 	moves bool
-	move  portMove
+	move  dataplane.Move
 	// shares reports that share_percent has changed, or the entry of a function whose share was set
 	// by hand.
 	shares bool
@@ -216,7 +217,7 @@ func (e *edit) prepare(m *Manager) error {
 			continue
 		}
 		var err error
-		if c.move, err = m.ports.move(c.f.sources(), c.want.Port); err != nil {
+		if c.move, err = c.f.port.Move(c.want.Port); err != nil {
 			e.abort()
 			return fmt.Errorf("change port of %s from %d to %d: %w; the old one goes on", c.f.name, c.f.localAddr().Port(), c.want.Port, err)
 		}

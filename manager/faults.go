@@ -192,8 +192,9 @@ func (m *Manager) lastGood() int64 {
 	now := shm.Now()
 	good, oldest := int64(0), now
 	m.eachInstance(func(in *instance) {
-		good = max(good, in.lastGood.Load())
-		if t := in.f.oldest(in); t != 0 {
+		answered, _ := in.queue.LastGood()
+		good = max(good, answered)
+		if t := in.queue.Oldest(); t != 0 {
 			oldest = min(oldest, now-int64(runclock.Now()-t))
 		}
 	})
@@ -215,7 +216,7 @@ func (m *Manager) heal() {
 	}
 	for in := range out.waits {
 		q := in.pair.Active()
-		good := in.firstGood.Load()
+		good := in.queue.FirstGood()
 		switch {
 		case !slices.Contains(m.functions, in.f), in.f.removing, in.pair.Held():
 			// No process has served since the fault, so none can have answered.
@@ -223,7 +224,7 @@ func (m *Manager) heal() {
 			continue
 		case good != 0:
 			out.until = max(out.until, good)
-		case q.State == control.Active && in.f.oldest(in) == 0:
+		case q.State == control.Active && in.queue.Oldest() == 0:
 			out.until = max(out.until, in.promoted) // it was able to answer, and no request came
 		default:
 			continue
@@ -243,7 +244,7 @@ func (m *Manager) heal() {
 func (f *function) hold(d time.Duration) {
 	f.held = "held back for " + d.String() + ": the device failed under it too often"
 	f.log.Error().Dur("for_ms", d).Msg("function held back: it was the first to lose the device, again; its requests are refused, the others go on")
-	f.refuse()
+	f.port.Drain()
 	for _, in := range f.instances {
 		in.pair.Hold(true)
 	}
@@ -257,7 +258,7 @@ func (f *function) letGo() {
 	f.held = ""
 	f.log.Warn().Msg("function is tried again after it was held back")
 	if !f.removing {
-		f.resume()
+		f.port.Resume()
 	}
 	for _, in := range f.instances {
 		in.pair.Hold(false)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -23,16 +24,13 @@ func (b *nodeBed) fault(name string) {
 	b.instance(name, 0).lost(generation)
 }
 
-// consumer returns the consumer of the process that serves a function; the test is its
-// thread.
-func (b *nodeBed) consumer(name string) (*bed, *shm.Consumer) {
+// consumer returns the process that serves a function; the test is its thread.
+func (b *nodeBed) consumer(name string) (*bed, *datapathtest.Process) {
 	b.t.Helper()
 	generation, _ := b.serves(name)
 	f := &bed{b.function(name), b.t}
 	c := f.consumer(0, generation)
-	if owned, err := c.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
-		b.t.Fatalf("acquire: %v, %v", owned, err)
-	}
+	c.TakeRing()
 	return f, c
 }
 
@@ -48,13 +46,13 @@ func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
 	}
 	f, first := b.consumer("b")
 	s := f.dial()
-	s.send(1)
-	f.answer(first, f.take(first, 1), nil)
-	s.next()
+	s.Send(1)
+	first.Answer(first.Await(1), nil)
+	s.Next()
 	for tag := range uint64(4) {
-		s.send(10 + tag)
+		s.Send(10 + tag)
 	}
-	slots := f.take(first, 4)
+	slots := first.Await(4)
 	first.Start(slots[:2])
 
 	b.fault("a")
@@ -71,7 +69,7 @@ func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
 	}
 	b.turn()
 	b.turn()
-	for tag, status := range s.statuses(2) {
+	for tag, status := range s.Statuses(2) {
 		if status != wire.StatusFailed {
 			t.Errorf("request %d, which was started, is %v; want failed", tag, status)
 		}
@@ -90,13 +88,13 @@ func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
 	if len(rest) != 2 {
 		t.Fatalf("the next process finds %d requests, want the 2 that were not started", len(rest))
 	}
-	f.answer(second, rest, nil)
-	for tag, status := range s.statuses(2) {
+	second.Answer(rest, nil)
+	for tag, status := range s.Statuses(2) {
 		if status != wire.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}
-	f.eventually("the first good answer is noted", func() bool { return b.instance("b", 0).firstGood.Load() != 0 })
+	f.eventually("the first good answer is noted", func() bool { return b.instance("b", 0).queue.FirstGood() != 0 })
 	b.turns()
 	if got := b.faults.status(); got.Count != 1 || got.LastMillis <= 0 || b.faults.outage != nil {
 		t.Errorf("faults %+v, want one, with the time without answers", got)
@@ -110,9 +108,6 @@ func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	now := shm.Now()
-	in := func(name string) *instance { return b.instance(name, 0) }
-	in("a").lastGood.Store(now - 5*ms)
-	in("b").lastGood.Store(now - 20*ms)
 	b.fault("a")
 	b.report()
 	if got := b.faults.outage.from; got != now {
@@ -121,7 +116,7 @@ func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
 			t.Errorf("it began %v before the fault, and nobody waits", time.Duration(now-got))
 		}
 	}
-	b.faults.outage.from = now - 5*ms
+	b.faults.outage.from = now - int64(5*time.Millisecond)
 	b.turns()
 	if b.faults.outage != nil {
 		t.Fatal("nobody asks, everybody could answer, and it is not over")
@@ -163,8 +158,8 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 	b.serves("bad")
 	f := &bed{b.function("bad"), t}
 	s := f.dial()
-	s.send(1)
-	f.eventually("it is published", func() bool { return f.inFlight() == 1 })
+	s.Send(1)
+	f.eventually("it is published", func() bool { return f.port.InFlight() == 1 })
 	b.fault("bad")
 	b.turns()
 
@@ -175,11 +170,11 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 		t.Errorf("shadow %+v, want it standing by", shadow)
 	}
 	b.watch()
-	if e := s.next(); e.Status != wire.StatusFailed {
+	if e := s.Next(); e.Status != wire.StatusFailed {
 		t.Errorf("what was whole is %v, want failed", e.Status)
 	}
-	s.send(2)
-	if e := s.next(); e.Status != wire.StatusBusy {
+	s.Send(2)
+	if e := s.Next(); e.Status != wire.StatusBusy {
 		t.Errorf("what is new is %v, want busy", e.Status)
 	}
 	if got := b.function("bad").failure(); !strings.Contains(got, "held back") {
@@ -199,12 +194,12 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 	b.serves("bad")
 	_, c := b.consumer("bad")
 	for answered := false; !answered; {
-		s.send(3)
-		f.eventually("it is answered or published", func() bool { return len(s.ends) > 0 || f.inFlight() > 0 })
-		if f.inFlight() > 0 {
-			f.answer(c, append(c.Recover(nil), f.take(c, 1)...), nil)
+		s.Send(3)
+		f.eventually("it is answered or published", func() bool { return s.Ended() > 0 || f.port.InFlight() > 0 })
+		if f.port.InFlight() > 0 {
+			c.Answer(append(c.Recover(nil), c.Await(1)...), nil)
 		}
-		answered = s.next().Status == wire.StatusOK
+		answered = s.Next().Status == wire.StatusOK
 	}
 	f.settled()
 }

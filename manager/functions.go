@@ -47,7 +47,7 @@ func (m *Manager) add(c configs.Function) error {
 		f.instances[i].setShare(percent)
 	}
 	m.functions = append(m.functions, f)
-	f.run()
+	f.port.Start(m.metrics.of(f.name))
 	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", card.Input.WireBytes()).Str("change", string(f.configured)).Msg("function added")
 	f.warnIfCrowded()
@@ -173,9 +173,9 @@ func (f *function) takes(card *models.Card, s setup) error {
 	if err := f.m.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
 		return fmt.Errorf("replace model of %s: %w", f.name, err)
 	}
-	if bytes := card.ResultBytes(); bytes > int(f.geometry.ResultBytes) {
+	if bytes := card.ResultBytes(); bytes > int(f.port.Geometry().ResultBytes) {
 		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
-			f.name, card.Name, bytes, f.geometry.ResultBytes)
+			f.name, card.Name, bytes, f.port.Geometry().ResultBytes)
 	}
 	return nil
 }
@@ -246,7 +246,7 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 func (f *function) remove() {
 	f.removing = true
 	f.removeBy = runclock.Time().Add(f.m.cfg.DrainTimeout)
-	f.refuse()
+	f.port.Drain()
 }
 
 // reap advances the removal of a function and reports whether the function is gone.
@@ -255,9 +255,9 @@ func (f *function) reap() bool {
 		return false
 	}
 	now := runclock.Time()
-	if f.unanswered() && now.Before(f.removeBy) {
+	if f.port.Unanswered() && now.Before(f.removeBy) {
 		if f.failed() && !f.served() {
-			f.giveUp()
+			f.port.GiveUp()
 		}
 		return false
 	}
@@ -271,8 +271,8 @@ func (f *function) reap() bool {
 	}
 	// No process is left to answer the remaining requests, but every accepted request gets an
 	// answer.
-	if f.unanswered() && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
-		f.giveUp()
+	if f.port.Unanswered() && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
+		f.port.GiveUp()
 		return false
 	}
 	f.close()
@@ -301,7 +301,7 @@ func (m *Manager) drained() bool { return len(m.functions) == 0 }
 func (m *Manager) undrained() string {
 	var waits []string
 	for _, f := range m.functions {
-		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.pending(), f.processes()))
+		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.processes()))
 	}
 	return strings.Join(waits, "; ")
 }
@@ -316,32 +316,22 @@ func (m *Manager) closeFunctions() {
 
 // closePorts frees what the functions' ports share.
 func (m *Manager) closePorts() {
-	if err := m.ports.close(); err != nil {
+	if err := m.network.Close(); err != nil {
 		m.log.Warn().Err(err).Msg("close network port")
 	}
 }
 
 // close ends the function's threads and frees its memory and its port.
 func (f *function) close() {
-	f.closed.Store(true)
-	for _, r := range f.receivers {
-		r.source.Close()
+	if f.port == nil {
+		return
 	}
-	for _, in := range f.instances {
-		in.closed.Store(true)
-		in.channel.Wake()
-	}
-	f.threads.Wait()
+	f.port.Stop()
 	for _, in := range f.instances {
 		in.close()
 	}
-	if f.table != nil {
-		f.table.Close()
-	}
-	if f.closeSlab != nil {
-		if err := f.closeSlab(); err != nil {
-			f.log.Warn().Err(err).Msg("unmap slab")
-		}
+	if err := f.port.Close(); err != nil {
+		f.log.Warn().Err(err).Msg("free memory of function")
 	}
 }
 

@@ -62,9 +62,7 @@ func (m *Manager) missesGuarantee() bool {
 
 // observeDemand records the arrivals and the spending of the last elapsed time.
 func (in *instance) observeDemand(elapsed time.Duration) {
-	in.f.mu.Lock()
-	arrived := in.arrivals
-	in.f.mu.Unlock()
+	arrived := in.traffic.Arrivals()
 	e := &in.entitled
 	e.demand.Observe(arrived-e.arrived, elapsed)
 	e.arrived = arrived

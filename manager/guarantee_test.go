@@ -47,7 +47,7 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 // load lets an instance receive rate requests of that cost within one second.
 func (b *nodeBed) load(name string, rate int, cost time.Duration) {
 	in := b.instance(name, 0)
-	in.arrivals += rate
+	b.traffic(in).arrivals += rate
 	in.entitled.cost = cost
 	in.observeDemand(time.Second)
 	b.guarantees()
@@ -179,7 +179,7 @@ func TestGuaranteeUse(t *testing.T) {
 	if in.entitled.cost != 5*time.Millisecond {
 		t.Errorf("a request costs %v of the device, want 5ms", in.entitled.cost)
 	}
-	in.arrivals += 10
+	b.traffic(in).arrivals += 10
 	in.observeDemand(time.Second)
 	b.guarantees()
 	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-7.5) > 0.1 {

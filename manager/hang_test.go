@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/wire"
 )
 
 func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
@@ -24,9 +25,9 @@ func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
 	in.log = zerolog.New(&log)
 	before, _ := b.serves("a")
 	bed := &bed{f, t}
-	bed.dial().send(1)
-	bed.eventually("the request is there", func() bool { return f.inFlight() == 1 })
-	in.watch(max(f.oldest(in), in.since) + f.hangTimeout)
+	bed.dial().Send(1)
+	bed.eventually("the request is there", func() bool { return f.port.InFlight() == 1 })
+	in.watch(max(in.queue.Oldest(), in.since) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role != control.Kill {
 		t.Fatalf("the process is %+v, want it killed", q)
 	}
@@ -44,5 +45,23 @@ func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
 	}
 	if s := b.status("a"); s.Hangs != 1 || s.HangTimeoutMillis != 2000 {
 		t.Errorf("status says %d hangs after %v ms, want 1 after 2000", s.Hangs, s.HangTimeoutMillis)
+	}
+}
+
+// TestUnansweredRequest checks that a request without a process fails after twice the hang
+// timeout, and not before.
+func TestUnansweredRequest(t *testing.T) {
+	b := newBed(t, configs.Default(), 100)
+	in, s := b.instances[0], b.dial()
+	s.Send(1)
+	b.eventually("the request is published", func() bool { return in.queue.Oldest() != 0 })
+	published := in.queue.Oldest()
+	in.watch(published + 2*b.hangTimeout - 1)
+	if n := b.port.InFlight(); n != 1 {
+		t.Fatalf("%d requests in flight before patience ends, want 1", n)
+	}
+	in.watch(published + 2*b.hangTimeout + 1)
+	if e := s.Next(); e.Tag != 1 || e.Status != wire.StatusFailed {
+		t.Fatalf("request %d is %v, want 1 failed", e.Tag, e.Status)
 	}
 }

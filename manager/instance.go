@@ -8,10 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"reflect"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -19,24 +17,25 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
-// instance is one instance of a function: a channel, the tensors that its active process
-// and its shadow share, and the policy that decides which process is active. The control
-// loop owns all fields except those of the reply thread.
+// instance is one instance of a function: a queue of requests, the tensors that its active
+// process and its shadow share, and the policy that decides which process is active. The control
+// loop owns it.
 type instance struct {
-	m       *Manager
-	f       *function
-	index   int
-	log     zerolog.Logger
-	channel *shm.Channel
-	closed  atomic.Bool // tells the reply thread to end
+	m     *Manager
+	f     *function
+	index int
+	log   zerolog.Logger
+	queue *dataplane.Queue
+	// traffic is the queue, for measurements.
+	traffic traffic
 
-	// Owned by the control loop.
 	pair    *pair.Pair
 	tensors map[*models.Card]*shm.Region // by the card that they are for
 	conns   map[uint32]*control.AttachConn
@@ -57,25 +56,16 @@ type instance struct {
 	batching    batching
 	measured    measurement
 	entitled    entitlement
+}
 
-	// Written under function.mu.
-	inFlight int     // requests
-	serving  bool    // a process has the ring
-	weight   float64 // its share, for the choice among instances
-	arrivals int     // requests since the instance was created
-	tally    tally
-	// Requests that the reply thread must answer for processes that cannot: those that these
-	// generations had started, and requests that were published before expireBefore.
-	abandoned    []uint32
-	expireBefore time.Duration
-
-	// When a request was last answered well, and when first since a process got the ring;
-	// 0 if not yet. By shm.Now, written by the reply thread.
-	lastGood, firstGood atomic.Int64
-	// answeredAt is lastGood by runclock.Now.
-	answeredAt atomic.Int64
-	// resting: the reply thread only waits for replies; it does not check deadlines.
-	resting atomic.Bool
+// traffic has measurements of the requests that pass through an instance.
+type traffic interface {
+	// Arrivals counts the requests since the instance was created.
+	Arrivals() int
+	// TakeWindow returns the window statistics and begins a new window, if they are ready.
+	TakeWindow(ready func(*dataplane.Window) bool) (w dataplane.Window, taken bool)
+	// ResetWindow begins a new window.
+	ResetWindow()
 }
 
 // sight is the observed state of a process on a GPU: what it reports to use and to run.
@@ -88,15 +78,13 @@ type sight struct {
 }
 
 func newInstance(f *function, index int) (*instance, error) {
-	channel, err := shm.NewChannel(fmt.Sprintf("penstock-%s-%d", f.name, index), f.geometry)
-	if err != nil {
-		return nil, fmt.Errorf("make rings of %s: %w", f.name, err)
-	}
+	queue := f.port.Queue(index)
 	in := &instance{
 		m: f.m, f: f, index: index,
 		log:     f.log.With().Int("instance", index).Logger(),
 		pair:    pair.New(f.card, 0), // it gets its share before its first process
-		channel: channel,
+		queue:   queue,
+		traffic: queue,
 		tensors: map[*models.Card]*shm.Region{},
 		conns:   map[uint32]*control.AttachConn{},
 		pids:    map[uint32]int{},
@@ -109,7 +97,6 @@ func newInstance(f *function, index int) (*instance, error) {
 	in.setChange()
 	if f.m.device.known {
 		if err := in.makeTensors(f.card); err != nil {
-			channel.Close()
 			return nil, err
 		}
 	}
@@ -156,13 +143,12 @@ func (in *instance) step() {
 	for _, c := range in.pair.Step() {
 		switch c.Kind {
 		case pair.SetEpoch:
-			in.channel.SetEpoch(c.Generation)
+			in.queue.HandOver(c.Generation)
 			in.promoted, in.since = shm.Now(), runclock.Now()
-			in.firstGood.Store(0)
 			in.f.answers = in.pair.Active().Card
 			in.ran, in.runs = in.runs, in.pair.Active().Card
 			in.placement.Replaced()
-			in.setServing(true)
+			in.queue.SetServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
@@ -170,7 +156,7 @@ func (in *instance) step() {
 			in.f.swaps.Add(1)
 			in.log.Info().Uint32("generation", c.Generation).Float64("share_percent", in.pair.Share()).Msg("shadow takes over")
 		case pair.Replaced:
-			in.f.version.Store(in.pair.Card().Version)
+			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
 			if in.ran == nil || !reflect.DeepEqual(in.ran, in.runs) {
 				in.forget()
@@ -185,8 +171,7 @@ func (in *instance) step() {
 	}
 }
 
-// reclaim takes the ring from a generation that has ended. The reply thread first handles
-// the requests that the process had finished, and then answers those that it had started.
+// reclaim takes the ring from a generation that has ended.
 func (in *instance) reclaim(generation uint32) {
 	in.hangUp(generation)
 	delete(in.pids, generation)
@@ -195,19 +180,9 @@ func (in *instance) reclaim(generation uint32) {
 	delete(in.doubts, generation)
 	delete(in.unheard, generation)
 	in.placement.Forget(generation)
-	in.setServing(in.pair.Active() != nil)
-	in.f.mu.Lock()
-	in.abandoned = append(in.abandoned, generation)
-	in.f.mu.Unlock()
-	in.channel.Disown(generation)
-	in.channel.Wake()
+	in.queue.SetServing(in.pair.Active() != nil)
+	in.queue.Abandon(generation)
 	in.dropTensors()
-}
-
-func (in *instance) setServing(serving bool) {
-	in.f.mu.Lock()
-	in.serving = serving
-	in.f.mu.Unlock()
 }
 
 // replace requests another model; the channel gets the result.
@@ -229,9 +204,7 @@ func (in *instance) setShare(percent float64) {
 	if in.f.whole() {
 		percent = wholePercent
 	}
-	in.f.mu.Lock()
-	in.weight = percent
-	in.f.mu.Unlock()
+	in.queue.SetWeight(percent)
 }
 
 // sharePercent is the current share: that of the active process.
@@ -262,9 +235,7 @@ func (in *instance) status() control.InstanceStatus {
 func (in *instance) forget() {
 	in.measured, in.batching.costs = measurement{}, control.Report{}
 	in.entitled.fixed, in.entitled.cost = 0, 0
-	in.f.mu.Lock()
-	in.tally = tally{}
-	in.f.mu.Unlock()
+	in.traffic.ResetWindow()
 }
 
 // settle reports the result of a replacement, if there is one.
@@ -401,7 +372,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err != nil {
 		return fmt.Errorf("encode card: %w", err)
 	}
-	geometry, err := json.Marshal(in.f.geometry)
+	geometry, err := json.Marshal(in.f.port.Geometry())
 	if err != nil {
 		return fmt.Errorf("encode geometry: %w", err)
 	}
@@ -409,11 +380,11 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err := in.makeTensors(q.Card); err != nil {
 		return err
 	}
-	slab, tensors, with := in.f.slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
+	slab, tensors, with := in.f.port.Slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
 		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())},
-	}, []*os.File{in.f.table.File(), in.channel.RingFile(), in.channel.RepliesFile(), tensors.File(), slab.File()})
+	}, append(in.queue.Files(), tensors.File(), slab.File()))
 	if err != nil {
 		return err
 	}
@@ -506,15 +477,16 @@ func (in *instance) hangUp(generation uint32) {
 func (in *instance) watch(now time.Duration) {
 	in.bury(runclock.Time())
 	in.watchMove(now)
-	in.rouse()
-	oldest := in.f.oldest(in)
+	in.queue.Rouse()
+	oldest := in.queue.Oldest()
 	if oldest == 0 {
 		return
 	}
 	if in.m.cfg.Lab.RunLate {
 		// A backlog may be as long as there are slots: while answers come, the process is
 		// alive.
-		oldest = max(oldest, time.Duration(in.answeredAt.Load()))
+		_, answered := in.queue.LastGood()
+		oldest = max(oldest, answered)
 	}
 	patience := in.f.hangTimeout
 	// A process is responsible for the time since it got the ring. Before that, another
@@ -529,17 +501,14 @@ func (in *instance) watch(now time.Duration) {
 		}
 	}
 	if now-oldest >= 2*patience {
-		in.f.mu.Lock()
-		in.expireBefore = now - patience
-		in.f.mu.Unlock()
-		in.channel.Wake()
+		in.queue.ExpireBefore(now - patience)
 	}
 }
 
 // holder returns the process that has the ring, or should have it. A process wrote the
 // owner word, so holder believes it only if it names a process that may own the ring.
 func (in *instance) holder() *pair.Process {
-	if q := in.pair.Process(in.channel.Owner()); q != nil && q.Role == control.Drain {
+	if q := in.pair.Process(in.queue.Owner()); q != nil && q.Role == control.Drain {
 		return q // it has not released the ring yet
 	}
 	return in.pair.Active()
@@ -556,13 +525,12 @@ func (in *instance) remove() {
 	in.settle(fmt.Errorf("%s was removed", in.f.name))
 }
 
-// close frees the memory; the reply thread has ended.
+// close frees the tensors; the reply thread has ended.
 func (in *instance) close() {
 	in.m.generations[place{in.f.name, in.index}] = in.pair.Last()
 	for generation := range in.conns {
 		in.hangUp(generation)
 	}
-	in.channel.Close()
 	for _, t := range in.tensors {
 		t.Close()
 	}

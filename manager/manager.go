@@ -3,18 +3,17 @@
 // shared memory and sends the replies. It also decides how much of the device each IF
 // gets.
 //
-// Two kinds of code live here and never mix:
+// Two kinds of code never mix:
 //
-//   - The data path: one receive thread per source of a function, and one reply thread per
-//     instance (receive.go, reply.go). It does not allocate, uses no channel, and holds locks
-//     only briefly.
+//   - The data plane (package dataplane): one receive thread per source of a function, and one
+//     reply thread per instance.
 //   - The control loop (this file): one goroutine that owns the life of every function and
 //     instance. Everything except packets is an event on it: states from the orchestrator,
 //     processes that attach or die, share decisions (tune.go), additions and removals
 //     (functions.go).
 //
-// Lock order: receiver.mu, then function.mu. These are the locks of the data path; take
-// them after all others.
+// The control loop controls the data plane by the methods of dataplane.Port and dataplane.Queue,
+// and takes none of its locks.
 package manager
 
 import (
@@ -35,6 +34,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
@@ -74,7 +74,7 @@ type Manager struct {
 	// sandbox is for the status page.
 	sandbox string
 
-	ports    ports
+	network  dataplane.Network
 	link     link
 	attach   *control.AttachListener
 	calls    chan func()
@@ -172,7 +172,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	}
 	// Open ports before any process may connect: DPDK needs seconds to allocate its
 	// memory.
-	if m.ports, err = m.newPorts(); err != nil {
+	if m.network, err = m.openNetwork(); err != nil {
 		return err
 	}
 	defer m.closePorts()

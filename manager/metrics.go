@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 	"github.com/penstock/penstock/wire"
 )
@@ -70,8 +71,8 @@ func newMetrics(m *Manager) *metrics {
 
 // of returns the histograms of one function. They are looked up once, so that a
 // reply needs no lookup.
-func (x *metrics) of(name string) functionMetrics {
-	fm := functionMetrics{
+func (x *metrics) of(name string) *functionMetrics {
+	fm := &functionMetrics{
 		request: x.request.WithLabelValues(name),
 		batch:   x.batch.WithLabelValues(name),
 	}
@@ -95,6 +96,24 @@ type functionMetrics struct {
 	batch   prometheus.Observer
 	stages  [numStages]prometheus.Observer
 }
+
+// Answered makes functionMetrics a dataplane.Observer.
+func (fm *functionMetrics) Answered(t *dataplane.Times) {
+	fm.request.Observe(seconds(t.Sent - t.FirstPiece))
+	fm.stages[stageSocket].Observe(seconds(t.Received - t.FirstPiece))
+	fm.stages[stageAggregate].Observe(seconds(t.Complete - t.Received))
+	if t.Inferred == 0 {
+		return
+	}
+	fm.stages[stageQueue].Observe(seconds(t.Dispatched - t.Complete))
+	fm.stages[stageGather].Observe(seconds(t.Gathered - t.Dispatched))
+	fm.stages[stageInfer].Observe(seconds(t.Inferred - t.Gathered))
+	fm.stages[stageReply].Observe(seconds(t.Sent - t.Inferred))
+	fm.stages[stageRelease].Observe(seconds(t.Released - t.Sent))
+	fm.batch.Observe(float64(t.Batch))
+}
+
+func seconds(nanos int64) float64 { return float64(nanos) / 1e9 }
 
 // snapshot collects the counters that live in the functions themselves.
 type snapshot struct{ m *Manager }
@@ -225,7 +244,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 				gauge(descWeightFiles, float64(gpu.Weights.Files))
 			}
 		}
-		if p := s.m.ports.frames(); p != nil {
+		if p := s.m.network.Frames(); p != nil {
 			for reason, n := range p.Frames {
 				counter(descFrames, n, frame.Reason(reason).String())
 			}
@@ -246,7 +265,6 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			gauge(descMbufs, float64(p.Mbufs-p.MbufsHeld), "free")
 		}
 		for _, f := range s.m.functions {
-			rejected := uint64(0)
 			for i, in := range f.instances {
 				if s.m.cfg.Guarantees() {
 					collectGuarantee(out, in)
@@ -256,14 +274,13 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 				if q := in.pair.Active(); q != nil && s.m.onGPU() {
 					gauge(descSMs, float64(in.seen[q.Generation].sms), f.name, strconv.Itoa(i))
 				}
-				rejected += in.channel.Rejected()
 			}
-			src := f.sourceStats()
-			counts := f.counts()
+			stats := f.port.Stats()
+			src, counts := stats.Source, stats.Requests
 			counter(descSwaps, f.swaps.Load(), f.name)
 			counter(descHangs, f.hangs.Load(), f.name)
-			counter(descAccepted, f.accepted.Load(), f.name)
-			counter(descRejected, rejected, f.name)
+			counter(descAccepted, stats.Accepted, f.name)
+			counter(descRejected, stats.Rejected, f.name)
 			counter(descDatagrams, src.Datagrams, f.name)
 			counter(descBytes, src.Bytes, f.name)
 			counter(descDrops, src.KernelDrops, f.name, "kernel")
@@ -276,18 +293,18 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			for reason, n := range counts.Dropped {
 				counter(descDrops, n, f.name, aggregate.Drop(reason).String())
 			}
-			for status := range f.results {
-				counter(descResults, f.results[status].Load(), f.name, wire.Status(status).String())
+			for status, n := range stats.Results {
+				counter(descResults, n, f.name, wire.Status(status).String())
 			}
 			counter(descWishes, counts.Wishes, f.name)
 			counter(descWithheld, counts.Withheld, f.name)
 			counter(descEvicted, counts.Evicted, f.name)
 			counter(descShed, counts.Shed, f.name)
-			counter(descUnsent, f.unsent.Load(), f.name)
+			counter(descUnsent, stats.Unsent, f.name)
 			gauge(descShedding, src.Shedding, f.name)
 			gauge(descHeld, float64(src.HeldBytes), f.name)
 			gauge(descSlab, float64(src.SlabBytes), f.name)
-			gauge(descInFlight, float64(f.inFlight()), f.name)
+			gauge(descInFlight, float64(stats.InFlight), f.name)
 			gauge(descPersistent, float64(f.persistentBytes.Load()), f.name)
 			gauge(descEphemeral, float64(f.ephemeralBytes.Load()), f.name)
 		}

@@ -110,7 +110,7 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 	b.faults.guard.Hold = cfg.FaultHold
 	b.Manager.device.known = device == configs.DeviceCPU
 	b.metrics = newMetrics(b.Manager)
-	b.ports = kernelPorts{cfg: &b.cfg}
+	b.network = kernelNetwork(&b.cfg, b.log)
 	t.Cleanup(b.closeFunctions)
 	for _, f := range functions {
 		if f.Instances == 0 {
@@ -213,9 +213,9 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 		if p.sizes = len(testCard().Batches); p.early {
 			p.sizes = 1
 		}
-	case p.state == control.Ready && in != nil && in.channel.Epoch() == v.generation:
+	case p.state == control.Ready && in != nil && in.queue.Epoch() == v.generation:
 		p.state = control.Active
-	case p.state == control.Active && in != nil && in.channel.Epoch() != v.generation:
+	case p.state == control.Active && in != nil && in.queue.Epoch() != v.generation:
 		p.state = control.Draining
 	case p.sizes < len(testCard().Batches):
 		if !b.small {

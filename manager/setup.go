@@ -72,14 +72,8 @@ func (f *function) adopt(s setup) {
 	if f.setup.equal(s) {
 		return
 	}
-	f.mu.Lock()
 	f.setup = s
-	f.mu.Unlock()
-	for _, r := range f.receivers {
-		r.mu.Lock()
-		r.aggregate.SetObjective(s.slo, f.gatherTimeout())
-		r.mu.Unlock()
-	}
+	f.port.SetObjective(s.slo, f.gatherTimeout())
 	f.log.Info().Dur("slo", f.slo).Msg("function has another setup")
 }
 

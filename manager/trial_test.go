@@ -178,12 +178,12 @@ func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
 	f := &bed{b.function("b"), t}
 	s := f.dial()
 	for tag := range uint64(3) {
-		s.send(tag)
+		s.Send(tag)
 	}
-	f.eventually("the requests are there", func() bool { return f.inFlight() == 3 })
+	f.eventually("the requests are there", func() bool { return f.port.InFlight() == 3 })
 	began := shm.Now()
 	b.cannotStart("b", "no memory for the model")
-	for tag, status := range s.statuses(3) {
+	for tag, status := range s.Statuses(3) {
 		if status != wire.StatusFailed {
 			t.Errorf("request %d is %v, want failed", tag, status)
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 )
 
 // TestTrusted lets two ports of one address send. They are one party, or two if
@@ -16,25 +17,24 @@ func TestTrusted(t *testing.T) {
 		want    uint16
 	}{
 		{"one address", nil, 64 / 2},
-		{"trusted", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}, 64 / 3},
+		{"trusted", []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}, 64 / 3},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			cfg := configs.Default()
 			cfg.Trusted = row.trusted
-			b := newBedFor(t, cfg, nil, testCard(), 100)
+			b := newBed(t, cfg, 100)
 			c := b.owner(0, 1)
 			for range 2 {
 				s := b.dial()
-				s.send(1)
-				b.answer(c, b.take(c, 1), []byte{1, 2, 3, 4})
-				s.next()
+				s.Send(1)
+				c.Answer(c.Await(1), []byte{1, 2, 3, 4})
+				s.Next()
 			}
-			r := b.receivers[0]
-			r.mu.Lock()
-			got := r.aggregate.Credit(netip.MustParseAddrPort("127.0.0.9:5000"))
-			r.mu.Unlock()
-			if got != row.want {
-				t.Errorf("a third client has a credit of %d, want %d", got, row.want)
+			third := datapathtest.DialRawFrom(t, netip.MustParseAddr("127.0.0.9"), b.localAddr())
+			third.Piece(1, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
+			c.Answer(c.Await(1), nil)
+			if _, r, _ := third.Result(); r.Credit != row.want {
+				t.Errorf("a third client has a credit of %d, want %d", r.Credit, row.want)
 			}
 		})
 	}

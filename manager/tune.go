@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
@@ -168,20 +169,16 @@ func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 	// A measurement must not cover two shares, a change of share, or only some of the batch
 	// sizes.
 	changed := !m.Measures(percent) || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
-	in.f.mu.Lock()
-	t := in.tally
-	enough := m.Enough(t.arrived, t.answered, now)
-	if changed || enough {
-		in.tally = t.next()
-	}
-	in.f.mu.Unlock()
+	w, enough := in.traffic.TakeWindow(func(w *dataplane.Window) bool {
+		return changed || m.Enough(w.Arrived, w.Answered, now)
+	})
 	switch {
 	case changed:
 		m.Restart(percent, now)
 	case enough:
 		m.Add(gslice.Window{
-			Arrived: t.arrived, Answered: t.answered, Aggregation: t.aggregation,
-			Tail: t.tail(), Throughput: in.throughput(&t, percent),
+			Arrived: w.Arrived, Answered: w.Answered, Aggregation: w.Aggregation,
+			Tail: w.Tail(), Throughput: in.throughput(&w, percent),
 		}, now, in.f.slo, in.f.within())
 	}
 	return m.Observation()
@@ -190,11 +187,11 @@ func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 // throughput is requests per busy second of the share, 0 if nothing ran. Under a CPU quota
 // a process runs at full speed until the quota is used up, so there the CPU time per
 // request counts.
-func (in *instance) throughput(t *tally, percent float64) float64 {
-	if t.ran == 0 || t.busy <= 0 {
+func (in *instance) throughput(w *dataplane.Window, percent float64) float64 {
+	if w.Ran == 0 || w.Busy <= 0 {
 		return 0
 	}
-	speed := float64(t.ran) / t.busy.Seconds()
+	speed := float64(w.Ran) / w.Busy.Seconds()
 	if in.m.onGPU() || in.measured.cpuPerRequest <= 0 {
 		return speed
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -42,7 +43,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	// From now on Go leaves it as it is, however few CPUs the process is pinned to; the manager
 	// raises it as its data path wants.
 	runtime.GOMAXPROCS(runtime.NumCPU())
-	manager.RaiseProcess()
+	dataplane.RaiseProcess()
 	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
 	if err := cpuset.Pin(own); err != nil {

@@ -32,7 +32,8 @@ var layers = [][]string{
 var inner = map[string][][]string{
 	"manager": {
 		{""},
-		{"aggregate", "policy"},
+		{"dataplane", "policy"},
+		{"aggregate"},
 		{"ingest"},
 	},
 	"libml": {

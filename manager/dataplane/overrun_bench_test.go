@@ -1,10 +1,9 @@
-package manager
+package dataplane
 
 import (
 	"context"
 	"errors"
 	"flag"
-	"net/netip"
 	"runtime"
 	"slices"
 	"sync"
@@ -12,13 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -53,39 +50,30 @@ func (s *slowSource) Receive(batch []ingest.Datagram, deadline int64) (int, erro
 // overrunPicture is the size of a picture in bytes; it takes 147 fragments.
 const overrunPicture = 224 * 224 * 3
 
-// overrunNode is one function on a slow receiver. It takes pictures of 150 KB and answers at
-// once.
-func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *function {
+// overrunNode is a port with a slow receiver. It takes pictures of 150 KB and answers at once.
+func overrunNode(t testing.TB, pause, objective time.Duration, slots, buffer int) *Port {
 	t.Helper()
-	cfg := configs.Default()
-	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	cfg.Slab = configs.Slab{Size: 512 << 20, ReceiveBuffer: configs.Size(buffer)}
-	cfg.Aggregate.Slots = slots
-	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
-	m.metrics = newMetrics(m)
-	m.ports = wrappedPorts{kernelPorts{cfg: &m.cfg}, func(s ingest.Source) ingest.Source { return &slowSource{Source: s, pause: int64(pause)} }}
-	card := testCard()
-	card.Input.Height, card.Input.Width = 224, 224
-	card.Outputs = []models.Output{{Name: "a", Shape: []int64{16}}}
-	card.SLO = slo
-	f, err := newFunction(m, configs.Function{Name: "test", Instances: 1}, card)
+	n := loopback().(kernelNetwork)
+	n.options.SlabBytes, n.options.RecvBuffer = 512<<20, buffer
+	slow := wrap(open(t, n, 1), func(s ingest.Source) ingest.Source { return &slowSource{Source: s, pause: int64(pause)} })
+	o := testOptions(1)
+	o.RequestBytes, o.ResultBytes, o.Slots = overrunPicture, 64, slots
+	o.Objective, o.Gather = objective, objective/4
+	p, err := NewPort(slow, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.instances[0].setShare(100)
-	f.run()
-	in := f.instances[0]
-	c, err := shm.NewConsumer(1, f.geometry, dup(t, f.table.File()), dup(t, in.channel.RingFile()), dup(t, in.channel.RepliesFile()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	in.channel.SetEpoch(1)
+	q := p.Queue(0)
+	q.SetWeight(100)
+	p.Start(discard{})
+	c := datapathtest.Attach(t, q, p.Geometry(), 1)
+	q.HandOver(1)
 	var stop atomic.Bool
 	var done sync.WaitGroup
 	done.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		if owned, err := c.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
+		if owned, err := c.Acquire(shm.Now() + int64(datapathtest.Patience)); !owned || err != nil {
 			t.Errorf("acquire: %v, %v", owned, err)
 			return
 		}
@@ -98,7 +86,7 @@ func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *fun
 			}
 			c.Start(taken[:n])
 			for _, slot := range taken[:n] {
-				r := honest(shm.Now()-4_000, copy(c.ResultBuffer(slot), make([]byte, 64)))
+				r := datapathtest.Honest(shm.Now()-4_000, copy(c.ResultBuffer(slot), make([]byte, 64)))
 				r.Dispatched = max(r.Dispatched, c.Request(slot).Whole)
 				r.Gathered, r.Inferred = max(r.Gathered, r.Dispatched), max(r.Inferred, r.Dispatched)
 				c.Complete(slot, r)
@@ -109,17 +97,17 @@ func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *fun
 	t.Cleanup(func() {
 		stop.Store(true)
 		done.Wait()
-		c.Close()
-		f.close()
+		p.Stop()
+		p.Close()
 	})
-	return f
+	return p
 }
 
 // BenchmarkOverrunNode lets real clients send more than a node's receiver can take. It reports
 // the answers with status ok per second, and those within 100 ms of their intended time.
 func BenchmarkOverrunNode(b *testing.B) {
 	const within = 100 * time.Millisecond
-	f := overrunNode(b, *overrunPause, within, *overrunSlots, *overrunBuffer)
+	p := overrunNode(b, *overrunPause, within, *overrunSlots, *overrunBuffer)
 	capacity := 1 / (147 * overrunPause.Seconds())
 	perSecond := *overrunOffered * capacity
 	picture := make([]byte, overrunPicture)
@@ -154,7 +142,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 	}
 	var all []*client.Client
 	for range *overrunClients {
-		c, err := client.Dial(context.Background(), f.localAddr().String(), client.Options{QueueLimit: 8192, Deliver: deliver})
+		c, err := client.Dial(context.Background(), p.LocalAddr().String(), client.Options{QueueLimit: 8192, Deliver: deliver})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -177,7 +165,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 			sent++
 		}
 		if i%64 == 0 && at >= begin {
-			sheds += f.sourceStats().Shedding
+			sheds += p.sources.stats().Shedding
 			looks++
 		}
 		_, err := all[i%len(all)].Send(picture, client.RequestOptions{Intended: at, Deadline: *overrunWanted})
@@ -201,19 +189,19 @@ func BenchmarkOverrunNode(b *testing.B) {
 	for _, k := range []string{"ok", "intime", "busy", "unanswered", "unsent", "full", "incomplete", "late", "failed"} {
 		b.ReportMetric(ends[k]/took, k+"/s")
 	}
-	p := func(v []float64, q float64) float64 {
+	quantile := func(v []float64, q float64) float64 {
 		slices.Sort(v)
 		if len(v) == 0 {
 			return 0
 		}
 		return v[int(float64(len(v)-1)*q)]
 	}
-	b.ReportMetric(p(ages, .5), "p50ms")
-	b.ReportMetric(p(ages, .99), "p99ms")
-	b.ReportMetric(p(busyAges, .99), "busyp99ms")
+	b.ReportMetric(quantile(ages, .5), "p50ms")
+	b.ReportMetric(quantile(ages, .99), "p99ms")
+	b.ReportMetric(quantile(busyAges, .99), "busyp99ms")
 	b.ReportMetric(100*sheds/looks, "shed%")
 	b.ReportMetric(float64(stats.Resends), "resends")
-	s := f.counts()
+	s := p.requests()
 	b.Logf("aggregator: %+v", s)
-	b.Logf("source: %+v", f.sourceStats())
+	b.Logf("source: %+v", p.sources.stats())
 }

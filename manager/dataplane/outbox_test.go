@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"bytes"
@@ -71,7 +71,7 @@ func TestAnOutboxSendsEachDatagramToWhomItIsFor(t *testing.T) {
 		pieces := wire.Pieces(len(payload), replyPieceBytes)
 		out.result(first, 1, &wire.Result{Status: wire.StatusLate}, nil, false)
 		out.result(second, 2, &ok, payload, true)
-		out.wish(first, 3, 10*1024, 10, []uint64{0b1111111011})
+		out.nack(first, 3, 10*1024, 10, []uint64{0b1111111011})
 		out.result(first, 4, &ok, []byte{1, 2, 3, 4}, false)
 		if lost := out.send(s); lost != 0 {
 			t.Fatalf("lost %d datagrams", lost)
@@ -176,7 +176,7 @@ func TestAnOutboxThatHasGrownAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		for id := range uint32(20) {
 			out.result(to, id, &ok, payload, false)
-			out.wish(to, id, 180*1024, 180, present)
+			out.nack(to, id, 180*1024, 180, present)
 		}
 		if lost := out.send(s); lost != 0 {
 			t.Fatalf("lost %d datagrams", lost)

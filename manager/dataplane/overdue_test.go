@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"bytes"
@@ -9,22 +9,26 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
-// overdueBed is a function with an objective of 60 ms; its control loop is only a tick.
+// overdueObjective is the objective of overdueBed.
+const overdueObjective = 60 * time.Millisecond
+
+// overdueBed is a port with an objective of 60 ms; its control loop is only a tick.
 func overdueBed(t *testing.T) *bed {
-	card := testCard()
-	card.SLO = 60 * time.Millisecond
-	b := newBed(t, card, 100)
+	o := testOptions(1)
+	o.Objective, o.Gather = overdueObjective, overdueObjective/4
+	b := newBedOn(t, open(t, loopback(), 1), o, 100)
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	go func() {
 		for {
 			select {
-			case <-time.After(tickEvery):
-				b.instances[0].rouse()
+			case <-time.After(50 * time.Millisecond):
+				b.queues[0].Rouse()
 			case <-done:
 				return
 			}
@@ -42,69 +46,65 @@ func TestOverdue(t *testing.T) {
 		{"no process", func(b *bed) func() {
 			return func() {
 				c := b.owner(0, 1)
-				b.answer(c, b.take(c, n), []byte("late"))
+				c.Answer(c.Await(n), []byte("late"))
 			}
 		}},
 		{"requests taken", func(b *bed) func() {
 			c := b.owner(0, 1)
-			slots := b.take(c, n)
-			return func() { b.answer(c, slots, []byte("late")) }
+			slots := c.Await(n)
+			return func() { c.Answer(slots, []byte("late")) }
 		}},
 		{"requests started", func(b *bed) func() {
 			c := b.owner(0, 1)
-			slots := b.take(c, n)
+			slots := c.Await(n)
 			c.Start(slots)
-			return func() { b.answer(c, slots, []byte("late")) }
+			return func() { c.Answer(slots, []byte("late")) }
 		}},
 		{"process dies", func(b *bed) func() {
 			c := b.owner(0, 1)
-			c.Start(b.take(c, n))
+			c.Start(c.Await(n))
 			return func() {
-				in := b.instances[0]
-				b.mu.Lock()
-				in.abandoned = append(in.abandoned, 1)
-				b.mu.Unlock()
-				in.channel.Wake()
+				b.queues[0].Abandon(1)
 			}
 		}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			b := overdueBed(t)
-			in := b.instances[0]
+			q := b.queues[0]
 			var log bytes.Buffer
 			b.mu.Lock()
-			in.log = zerolog.New(&log)
+			q.log = zerolog.New(&log)
 			b.mu.Unlock()
 			s := b.dial()
 			for tag := range n {
-				s.send(uint64(tag))
+				s.Send(uint64(tag))
 			}
 			back := row.process(b)
 			for range n {
-				e := s.next()
+				e := s.Next()
 				if e.Status != wire.StatusLate {
 					t.Errorf("request %d is %v, want late", e.Tag, e.Status)
 				}
-				if after := e.Aggregate + e.Queue - b.slo; after < 0 {
+				if after := e.Aggregate + e.Queue - overdueObjective; after < 0 {
 					t.Errorf("request %d was answered %v before its deadline", e.Tag, -after)
 				}
 			}
-			if got := b.inFlight(); got != n {
+			if got := b.InFlight(); got != n {
 				t.Errorf("%d slots in flight, want %d until the process returns them", got, n)
 			}
 
 			back()
-			b.eventually("the slots are free", func() bool { return b.inFlight() == 0 })
-			if r := b.results[wire.StatusOK].Load() + b.results[wire.StatusFailed].Load(); r != 0 {
+			b.eventually("the slots are free", func() bool { return b.InFlight() == 0 })
+			if r := b.counters.results[wire.StatusOK].Load() + b.counters.results[wire.StatusFailed].Load(); r != 0 {
 				t.Errorf("%d requests were answered twice", r)
 			}
-			if replies, late := b.replied.Load(), b.results[wire.StatusLate].Load(); replies != n || late != n {
+			if replies, late := b.counters.replied.Load(), b.counters.results[wire.StatusLate].Load(); replies != n || late != n {
 				t.Errorf("%d replies, %d of them late; want %d", replies, late, n)
 			}
 			b.mu.Lock()
 			defer b.mu.Unlock()
-			if in.tally.answered != n {
-				t.Errorf("%d answers in the window of the load, want %d", in.tally.answered, n)
+			if q.window.Answered != n {
+				t.Errorf("%d answers in the window, want %d", q.window.Answered, n)
 			}
 			if got := strings.Count(log.String(), "requests end late"); got != 1 {
 				t.Errorf("logged %d times that no process answers, want once", got)
@@ -129,9 +129,9 @@ func TestOverdueTimes(t *testing.T) {
 		name      string
 		runLate   bool
 		deadlines []int64 // of requests in flight, after now
-		edit      func(f *function)
+		edit      func(p *Port)
 		slots     []uint32
-		wake      int64 // when the reply thread looks next, after now
+		wake      int64 // when the reply thread checks next, after now
 		rests     bool
 	}{
 		{"nothing in flight", false, nil, nil, nil, 1000 * ms, true},
@@ -139,31 +139,29 @@ func TestOverdueTimes(t *testing.T) {
 		{"past the grace", false, []int64{-30 * ms, 500 * ms, -31 * ms}, nil, []uint32{0, 2}, 20 * ms, false},
 		{"a later request may be due earlier", false, []int64{500 * ms}, nil, nil, 20 * ms, false},
 		{"soon due", false, []int64{500 * ms, -15 * ms}, nil, nil, 10 * ms, false},
-		{"answered before", false, []int64{-30 * ms}, func(f *function) { f.flights[0].answered = true }, nil, 20 * ms, false},
-		{"of another instance", false, []int64{-30 * ms, -30 * ms}, func(f *function) { f.flights[0].instance = &instance{} }, []uint32{1}, 20 * ms, false},
+		{"answered before", false, []int64{-30 * ms}, func(p *Port) { p.flights[0].answered = true }, nil, 20 * ms, false},
+		{"of another queue", false, []int64{-30 * ms, -30 * ms}, func(p *Port) { p.flights[0].queue = &Queue{} }, []uint32{1}, 20 * ms, false},
 		{"late requests are run", true, []int64{-30 * ms}, nil, nil, 1000 * ms, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			m := &Manager{}
-			m.cfg.Lab.RunLate = row.runLate
-			f := &function{m: m, table: table, flights: make([]flight, geometry.Slots)}
-			in := &instance{f: f, inFlight: len(row.deadlines)}
+			p := &Port{runLate: row.runLate, table: table, flights: make([]flight, geometry.Slots)}
+			q := &Queue{port: p, inFlight: len(row.deadlines)}
 			for slot, deadline := range row.deadlines {
-				f.flights[slot].instance = in
+				p.flights[slot].queue = q
 				table.SetRequest(uint32(slot), shm.Request{Deadline: now + deadline})
 			}
 			if row.edit != nil {
-				row.edit(f)
+				row.edit(p)
 			}
-			turn := replyTurn{in: in}
-			slots, next := in.overdue(now, nil)
+			turn := replyTurn{queue: q}
+			slots, next := q.overdue(now, nil)
 			if turn.nextOverdue = next; !slices.Equal(slots, row.slots) {
 				t.Errorf("slots %v are overdue, want %v", slots, row.slots)
 			}
 			// The grace may be up to 5 ms shorter than 30 ms.
 			wake := turn.sleepUntil(now) - now
-			if wake > row.wake || wake < min(row.wake, ms) || in.resting.Load() != row.rests {
-				t.Errorf("looks after %v, rests: %v; want %v, %v", time.Duration(wake), in.resting.Load(), time.Duration(row.wake), row.rests)
+			if wake > row.wake || wake < min(row.wake, ms) || q.resting.Load() != row.rests {
+				t.Errorf("checks after %v, rests: %v; want %v, %v", time.Duration(wake), q.resting.Load(), time.Duration(row.wake), row.rests)
 			}
 		})
 	}
@@ -179,7 +177,7 @@ func TestOverdueRouse(t *testing.T) {
 	}{
 		{"rests", true, 1, false},
 		{"rests, nothing in flight", true, 0, true},
-		{"looks anyway", false, 1, true},
+		{"checks anyway", false, 1, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			channel, err := shm.NewChannel("test", shm.Geometry{Slots: 8, MaxPieces: 1, ResultBytes: 64})
@@ -187,11 +185,11 @@ func TestOverdueRouse(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer channel.Close()
-			in := &instance{f: &function{}, channel: channel, inFlight: row.flying}
-			in.resting.Store(row.rests)
-			in.rouse() // a thread that sleeps next is woken, too
+			q := &Queue{port: &Port{}, channel: channel, inFlight: row.flying}
+			q.resting.Store(row.rests)
+			q.Rouse() // a thread that sleeps next is woken, too
 
-			sleep := patience
+			sleep := datapathtest.Patience
 			if row.patient {
 				sleep = 20 * time.Millisecond
 			}

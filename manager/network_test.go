@@ -17,7 +17,7 @@ func TestAManagerWithoutDPDKSaysHowToGetIt(t *testing.T) {
 	port := configs.DefaultDPDK()
 	port.Port, port.Addresses = "net_ring0", []netip.Addr{netip.MustParseAddr("10.0.0.2")}
 	cfg.Source.DPDK = &port
-	_, err := (&Manager{cfg: cfg}).newPorts()
+	_, err := (&Manager{cfg: cfg}).openNetwork()
 	if !errors.Is(err, dpdk.ErrNotBuilt) {
 		t.Fatalf("error %v, want ErrNotBuilt", err)
 	}

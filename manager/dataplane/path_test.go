@@ -1,35 +1,33 @@
-package manager
+package dataplane
 
 import (
 	"bytes"
 	"maps"
-	"net/netip"
 	"runtime"
 	"slices"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
 func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
-	b := newBed(t, testCard(), 100)
+	b := newBed(t, 100)
 	c, s := b.owner(0, 1), b.dial()
-	s.send(1)
-	slot := b.take(c, 1)[0]
+	s.Send(1)
+	slot := c.Await(1)[0]
 
 	// The process finds the picture at the places that its descriptors name.
-	got := make([]byte, pictureBytes)
+	got := make([]byte, datapathtest.PictureBytes)
 	for _, p := range c.Pieces(slot) {
-		copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
+		copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 	}
-	if !bytes.Equal(got, picture(1)) {
+	if !bytes.Equal(got, datapathtest.Picture(1)) {
 		t.Error("the descriptors do not lead to the picture that was sent")
 	}
 
@@ -46,12 +44,12 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	c.Complete(slot, said)
 	c.Flush()
 
-	e := s.next()
+	e := s.Next()
 	if e.Status != wire.StatusOK || e.Kind != wire.KindRaw || e.Batch != 3 || e.ModelVersion != 9 {
 		t.Errorf("answer is %+v", e.Result.Result)
 	}
-	if !bytes.Equal(e.payload, payload) {
-		t.Errorf("payload of %d bytes is not the %d bytes that the process wrote", len(e.payload), len(payload))
+	if !bytes.Equal(e.Payload, payload) {
+		t.Errorf("payload of %d bytes is not the %d bytes that the process wrote", len(e.Payload), len(payload))
 	}
 	if e.Queue != 10*time.Microsecond || e.Gather != 20*time.Microsecond || e.Infer != 40*time.Microsecond {
 		t.Errorf("queue %v, gather %v, infer %v; want 10, 20 and 40 µs", e.Queue, e.Gather, e.Infer)
@@ -62,20 +60,6 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	if e.Credit == 0 {
 		t.Error("the answer gives no credit, and all slots are free")
 	}
-}
-
-// wrappedPorts are kernel sockets in a wrapper.
-type wrappedPorts struct {
-	kernelPorts
-	wrap func(s ingest.Source) ingest.Source
-}
-
-func (p wrappedPorts) open(port uint16, receivers int) ([]ingest.Source, func() error, error) {
-	all, closeSlab, err := p.kernelPorts.open(port, receivers)
-	for i, s := range all {
-		all[i] = p.wrap(s)
-	}
-	return all, closeSlab, err
 }
 
 // lateSource is a source in which each datagram has waited.
@@ -97,28 +81,27 @@ func (s lateSource) Receive(batch []ingest.Datagram, deadline int64) (int, error
 // cannot see.
 func TestWhatWaitsInASocketIsTheObjectivesTimeAndNotAStage(t *testing.T) {
 	const waited = time.Second
-	cfg := configs.Default()
-	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
-	late := wrappedPorts{kernelPorts{cfg: &cfg}, func(s ingest.Source) ingest.Source { return lateSource{s, int64(waited)} }}
-	b := newBedOn(t, late, testCard(), 100)
+	late := wrap(open(t, loopback(), 1), func(s ingest.Source) ingest.Source { return lateSource{s, int64(waited)} })
+	o := testOptions(1)
+	b := newBedOn(t, late, o, 100)
+	within := aggregate.Within(o.Objective, o.Transit)
 	c, s := b.owner(0, 1), b.dial()
 	before := shm.Now()
-	s.send(1)
-	slot := b.take(c, 1)[0]
+	s.Send(1)
+	slot := c.Await(1)[0]
 	r := c.Request(slot)
-	if sent := before - int64(waited); r.FirstPiece < sent || r.FirstPiece > shm.Now()-int64(waited) || r.Deadline != r.FirstPiece+int64(b.within()) {
-		t.Errorf("first piece %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstPiece-sent), time.Duration(r.Deadline-r.FirstPiece), b.within())
+	if sent := before - int64(waited); r.FirstPiece < sent || r.FirstPiece > shm.Now()-int64(waited) || r.Deadline != r.FirstPiece+int64(within) {
+		t.Errorf("first piece %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstPiece-sent), time.Duration(r.Deadline-r.FirstPiece), within)
 	}
-	b.answer(c, []uint32{slot}, []byte{1, 2, 3, 4})
-	if e, most := s.next(), time.Duration(shm.Now()-before); e.Stages() > most {
+	c.Answer([]uint32{slot}, []byte{1, 2, 3, 4})
+	if e, most := s.Next(), time.Duration(shm.Now()-before); e.Stages() > most {
 		t.Errorf("stages %v, and all took %v", e.StageTimes(), most)
 	}
 }
 
 // The manager does not believe an impossible result.
 func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
-	b := newBed(t, testCard(), 100)
+	b := newBed(t, 100)
 	c, s := b.owner(0, 1), b.dial()
 	for _, spoil := range []struct {
 		name string
@@ -138,18 +121,18 @@ func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
 		{"failed, with half its times", func(r *shm.Result) { r.Status, r.Inferred = uint8(wire.StatusFailed), 0 }},
 	} {
 		t.Run(spoil.name, func(t *testing.T) {
-			s.send(1)
-			slot := b.take(c, 1)[0]
-			said := honest(c.Request(slot).Whole, 8)
+			s.Send(1)
+			slot := c.Await(1)[0]
+			said := datapathtest.Honest(c.Request(slot).Whole, 8)
 			for shm.Now() < said.Inferred {
 			}
 			spoil.do(&said)
 			c.Start([]uint32{slot})
 			c.Complete(slot, said)
 			c.Flush()
-			e := s.next()
-			if e.Status != wire.StatusFailed || e.Kind != wire.KindNone || len(e.payload) != 0 || e.ModelVersion != 7 {
-				t.Errorf("answer is %+v with %d bytes, want failed with none and the function's version", e.Result.Result, len(e.payload))
+			e := s.Next()
+			if e.Status != wire.StatusFailed || e.Kind != wire.KindNone || len(e.Payload) != 0 || e.ModelVersion != 7 {
+				t.Errorf("answer is %+v with %d bytes, want failed with none and the function's version", e.Result.Result, len(e.Payload))
 			}
 		})
 	}
@@ -157,54 +140,54 @@ func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
 
 // An honest process may also answer late and failed.
 func TestLateAndFailedReachTheClient(t *testing.T) {
-	b := newBed(t, testCard(), 100)
+	b := newBed(t, 100)
 	c, s := b.owner(0, 1), b.dial()
-	s.send(1)
-	slot := b.take(c, 1)[0]
+	s.Send(1)
+	slot := c.Await(1)[0]
 	c.Complete(slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 8})
 	c.Flush()
-	if e := s.next(); e.Status != wire.StatusLate || e.ModelVersion != 8 || e.Infer != 0 {
+	if e := s.Next(); e.Status != wire.StatusLate || e.ModelVersion != 8 || e.Infer != 0 {
 		t.Errorf("answer is %+v, want late, version 8, never inferred", e.Result.Result)
 	}
-	s.send(2)
-	slot = b.take(c, 1)[0]
-	said := honest(c.Request(slot).Whole, 0)
+	s.Send(2)
+	slot = c.Await(1)[0]
+	said := datapathtest.Honest(c.Request(slot).Whole, 0)
 	said.Status = uint8(wire.StatusFailed)
 	for shm.Now() < said.Inferred {
 	}
 	c.Start([]uint32{slot})
 	c.Complete(slot, said)
 	c.Flush()
-	if e := s.next(); e.Status != wire.StatusFailed || e.Infer != time.Microsecond {
+	if e := s.Next(); e.Status != wire.StatusFailed || e.Infer != time.Microsecond {
 		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result.Result)
 	}
-	b.eventually("both are answered", func() bool { return b.replied.Load() == 2 })
-	if got := b.status(); got.Replied != 2 || got.Failed != 1 {
-		t.Errorf("status says %d answered, %d failed; want 2, 1", got.Replied, got.Failed)
+	b.eventually("both are answered", func() bool { return b.counters.replied.Load() == 2 })
+	if got := b.Stats(); got.Replied != 2 || got.Results[wire.StatusFailed] != 1 {
+		t.Errorf("%d answered, %d failed; want 2, 1", got.Replied, got.Results[wire.StatusFailed])
 	}
 }
 
 func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
-	b := newBed(t, testCard(), 100)
+	b := newBed(t, 100)
 	first, s := b.owner(0, 1), b.dial()
 	for tag := range uint64(6) {
-		s.send(tag)
+		s.Send(tag)
 	}
-	slots := b.take(first, 6)
+	slots := first.Await(6)
 	tagOf := map[uint32]uint64{}
 	for _, slot := range slots {
 		p := first.Pieces(slot)[0]
-		tagOf[slot] = uint64(b.slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
+		tagOf[slot] = uint64(b.Slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
 	}
 	// The process finishes one request, starts two, has three queued, and dies.
-	b.answer(first, slots[:1], []byte{1, 2, 3, 4})
+	first.Answer(slots[:1], []byte{1, 2, 3, 4})
 	first.Start(slots[1:3])
-	b.instances[0].reclaim(1)
+	b.queues[0].Abandon(1)
 
 	want := map[uint64]wire.Status{
 		tagOf[slots[0]]: wire.StatusOK, tagOf[slots[1]]: wire.StatusFailed, tagOf[slots[2]]: wire.StatusFailed,
 	}
-	if got := s.statuses(3); !maps.Equal(got, want) {
+	if got := s.Statuses(3); !maps.Equal(got, want) {
 		t.Fatalf("after the death: %v, want %v", got, want)
 	}
 	second := b.owner(0, 2)
@@ -212,110 +195,94 @@ func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
 	if len(recovered) != 3 {
 		t.Fatalf("the next process finds %d requests, want 3", len(recovered))
 	}
-	b.answer(second, recovered, []byte{5, 6, 7, 8})
-	for tag, status := range s.statuses(3) {
+	second.Answer(recovered, []byte{5, 6, 7, 8})
+	for tag, status := range s.Statuses(3) {
 		if status != wire.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}
 }
 
-func TestARequestThatNoProcessAnswersFailsWhenPatienceEnds(t *testing.T) {
-	b := newBed(t, testCard(), 100)
-	in, s := b.instances[0], b.dial()
-	s.send(1)
-	b.eventually("the request is published", func() bool { return b.oldest(in) != 0 })
-	old := b.oldest(in)
+// TestExpireBefore answers `failed` for old requests only.
+func TestExpireBefore(t *testing.T) {
+	b := newBed(t, 100)
+	q, s := b.queues[0], b.dial()
+	s.Send(1)
+	b.eventually("the request is published", func() bool { return q.Oldest() != 0 })
+	old := q.Oldest()
 	b.eventually("time moves on", func() bool { return runclock.Now() > old })
-	s.send(2)
-	b.eventually("both are published", func() bool { return b.inFlight() == 2 })
+	s.Send(2)
+	b.eventually("both are published", func() bool { return b.InFlight() == 2 })
 
-	in.watch(old + 2*b.hangTimeout - 1)
-	if n := b.inFlight(); n != 2 {
-		t.Fatalf("%d requests in flight before patience ends, want 2", n)
-	}
-	b.mu.Lock()
-	in.expireBefore = old + 1
-	b.mu.Unlock()
-	in.channel.Wake()
-	if e := s.next(); e.Tag != 1 || e.Status != wire.StatusFailed {
+	q.ExpireBefore(old + 1)
+	if e := s.Next(); e.Tag != 1 || e.Status != wire.StatusFailed {
 		t.Fatalf("request %d is %v, want 1 failed", e.Tag, e.Status)
 	}
 	// The younger request still waits for a process, which does not see the older one.
 	c := b.owner(0, 1)
-	b.answer(c, append(c.Recover(nil), b.take(c, 1)...), nil)
-	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusOK {
+	c.Answer(append(c.Recover(nil), c.Await(1)...), nil)
+	if e := s.Next(); e.Tag != 2 || e.Status != wire.StatusOK {
 		t.Fatalf("request %d is %v, want 2 ok", e.Tag, e.Status)
-	}
-
-	s.send(3)
-	b.eventually("the third is published", func() bool { return b.oldest(in) > old })
-	in.watch(b.oldest(in) + 2*b.hangTimeout + 1)
-	if e := s.next(); e.Tag != 3 || e.Status != wire.StatusFailed {
-		t.Fatalf("request %d is %v, want 3 failed", e.Tag, e.Status)
 	}
 }
 
 // The manager drops a reply that arrives after it gave up on the request.
 func TestAReplyAfterTheEndIsRejected(t *testing.T) {
-	b := newBed(t, testCard(), 100)
-	in, c, s := b.instances[0], b.owner(0, 1), b.dial()
-	s.send(1)
-	slots := b.take(c, 1)
+	b := newBed(t, 100)
+	c, s := b.owner(0, 1), b.dial()
+	s.Send(1)
+	slots := c.Await(1)
 	c.Start(slots)
-	b.mu.Lock()
-	in.expireBefore = runclock.Now() + time.Hour
-	b.mu.Unlock()
-	in.channel.Wake()
-	if e := s.next(); e.Status != wire.StatusFailed {
+	b.queues[0].ExpireBefore(runclock.Now() + time.Hour)
+	if e := s.Next(); e.Status != wire.StatusFailed {
 		t.Fatalf("status %v, want failed", e.Status)
 	}
-	b.answer(c, slots, nil)
-	s.send(2)
-	b.answer(c, b.take(c, 1), nil)
-	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusOK {
+	c.Answer(slots, nil)
+	s.Send(2)
+	c.Answer(c.Await(1), nil)
+	if e := s.Next(); e.Tag != 2 || e.Status != wire.StatusOK {
 		t.Fatalf("request %d is %v, want 2 ok", e.Tag, e.Status)
 	}
 }
 
 func TestADrainingFunctionIsBusyAndFinishesWhatHasBegun(t *testing.T) {
-	b := newBed(t, testCard(), 100)
+	b := newBed(t, 100)
 	c, s := b.owner(0, 1), b.dial()
-	s.send(1)
-	slots := b.take(c, 1)
-	b.refuse()
-	s.send(2)
-	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusBusy || e.ModelVersion != 7 {
+	s.Send(1)
+	slots := c.Await(1)
+	b.Drain()
+	s.Send(2)
+	if e := s.Next(); e.Tag != 2 || e.Status != wire.StatusBusy || e.ModelVersion != 7 {
 		t.Fatalf("request %d is %+v, want 2 busy", e.Tag, e.Result.Result)
 	}
-	b.answer(c, slots, nil)
-	if e := s.next(); e.Tag != 1 || e.Status != wire.StatusOK {
+	c.Answer(slots, nil)
+	if e := s.Next(); e.Tag != 1 || e.Status != wire.StatusOK {
 		t.Fatalf("request %d is %v, want 1 ok", e.Tag, e.Status)
 	}
-	if n := b.results[wire.StatusBusy].Load(); n != 1 {
+	if n := b.counters.results[wire.StatusBusy].Load(); n != 1 {
 		t.Errorf("%d counted busy, want 1", n)
 	}
 }
 
 func TestRequestsGoToTheInstanceWithTheLeastToDoForItsShare(t *testing.T) {
-	b := newBed(t, testCard(), 60, 20)
+	b := newBed(t, 60, 20)
 	s := b.dial()
 	const n = 16
 	for tag := range uint64(n) {
-		s.send(tag)
+		s.Send(tag)
 	}
-	b.eventually("all are published", func() bool { return b.inFlight() == n })
+	b.eventually("all are published", func() bool { return b.InFlight() == n })
 	b.mu.Lock()
-	big, small := b.instances[0].inFlight, b.instances[1].inFlight
+	big, small := b.queues[0].inFlight, b.queues[1].inFlight
 	b.mu.Unlock()
 	if big != 12 || small != 4 {
 		t.Errorf("shares of 60 and 20 %% got %d and %d requests, want 12 and 4", big, small)
 	}
-	for i, in := range b.instances {
+	for i, q := range b.queues {
 		c := b.owner(i, 1)
-		b.answer(c, b.take(c, in.channel.Queued()), nil)
+		c.Answer(c.Await(q.channel.Queued()), nil)
 	}
-	for tag, status := range s.statuses(n) {
+	for tag, status := range s.Statuses(n) {
 		if status != wire.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
@@ -325,15 +292,15 @@ func TestRequestsGoToTheInstanceWithTheLeastToDoForItsShare(t *testing.T) {
 // An instance whose process died gets no request that another instance can run, until it has a
 // new process.
 func TestRequestsGoToAnInstanceThatHasAProcess(t *testing.T) {
-	b := newBed(t, testCard(), 90, 10)
+	b := newBed(t, 90, 10)
 	c, s := b.owner(1, 1), b.dial()
-	b.instances[1].setServing(true)
+	b.queues[1].SetServing(true)
 	const n = 8
 	for tag := range uint64(n) {
-		s.send(tag)
+		s.Send(tag)
 	}
-	b.answer(c, b.take(c, n), nil)
-	for tag, status := range s.statuses(n) {
+	c.Answer(c.Await(n), nil)
+	for tag, status := range s.Statuses(n) {
 		if status != wire.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
@@ -341,15 +308,15 @@ func TestRequestsGoToAnInstanceThatHasAProcess(t *testing.T) {
 }
 
 func TestWhatIsWholeIsAnsweredFailedWhenTheFunctionGivesUp(t *testing.T) {
-	b := newBed(t, testCard(), 50, 50)
+	b := newBed(t, 50, 50)
 	s := b.dial()
 	const n = 6
 	for tag := range uint64(n) {
-		s.send(tag)
+		s.Send(tag)
 	}
-	b.eventually("all are published", func() bool { return b.inFlight() == n })
-	b.giveUp()
-	for tag, status := range s.statuses(n) {
+	b.eventually("all are published", func() bool { return b.InFlight() == n })
+	b.GiveUp()
+	for tag, status := range s.Statuses(n) {
 		if status != wire.StatusFailed {
 			t.Errorf("request %d is %v, want failed", tag, status)
 		}
@@ -357,25 +324,25 @@ func TestWhatIsWholeIsAnsweredFailedWhenTheFunctionGivesUp(t *testing.T) {
 }
 
 func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
-	b := newBed(t, testCard(), 100)
-	c, r := b.owner(0, 1), b.rawDial()
-	r.piece(5, picture(1), pictureBytes, 0, 0)
-	b.answer(c, b.take(c, 1), []byte{1, 2, 3, 4})
-	h, first, payload := r.result()
+	b := newBed(t, 100)
+	c, r := b.owner(0, 1), b.dialRaw()
+	r.Piece(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
+	c.Answer(c.Await(1), []byte{1, 2, 3, 4})
+	h, first, payload := r.Result()
 	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted != 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) {
 		t.Fatalf("answer is %+v with %v", h, payload)
 	}
 	b.settled()
 	// The answer is repeated at most once per millisecond: ask until it is.
-	for deadline := time.Now().Add(patience); b.counts().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		r.piece(5, picture(1), pictureBytes, 0, wire.FlagRetransmitted)
+	for deadline := time.Now().Add(datapathtest.Patience); b.requests().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		r.Piece(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted)
 	}
-	h, again, payload := r.result()
+	h, again, payload := r.Result()
 	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted == 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) ||
 		again.Status != first.Status || again.Infer != first.Infer || again.ModelVersion != first.ModelVersion {
 		t.Errorf("answer given again is %+v, %+v with %v; the first was %+v", h, again, payload, first)
 	}
-	if n := b.accepted.Load(); n != 1 {
+	if n := b.counters.accepted.Load(); n != 1 {
 		t.Errorf("accepted %d requests, want 1", n)
 	}
 }
@@ -383,12 +350,12 @@ func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
 // TestMissingPiece checks that the node reports a missing fragment to the client, then the end
 // of the request. The objective shrinks in between, so that a busy machine cannot end it first.
 func TestMissingPiece(t *testing.T) {
-	b := newBed(t, testCard(), 100)
-	r := b.rawDial()
-	r.piece(5, picture(1), 1024, 0, 0)
-	r.piece(5, picture(1), 1024, 2, 0)
+	b := newBed(t, 100)
+	r := b.dialRaw()
+	r.Piece(5, datapathtest.Picture(1), 1024, 0, 0)
+	r.Piece(5, datapathtest.Picture(1), 1024, 2, 0)
 	for {
-		nack, err := wire.DecodeWish(r.receive())
+		nack, err := wire.DecodeWish(r.Receive())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -401,24 +368,22 @@ func TestMissingPiece(t *testing.T) {
 		}
 	}
 
-	short := b.setup
-	short.slo = time.Millisecond
-	b.adopt(short)
-	r.piece(5, picture(1), 1024, 0, 0) // wakes the receive thread
-	h, result, _ := r.result()
+	b.SetObjective(time.Millisecond, time.Millisecond/4)
+	r.Piece(5, datapathtest.Picture(1), 1024, 0, 0) // wakes the receive thread
+	h, result, _ := r.Result()
 	if h.RequestID != 5 || result.Status != wire.StatusIncomplete || result.Missing != 1 || result.ModelVersion != 7 {
 		t.Fatalf("answer is %+v, want incomplete, 1 missing", result)
 	}
-	if n := b.results[wire.StatusIncomplete].Load(); n != 1 {
+	if n := b.counters.results[wire.StatusIncomplete].Load(); n != 1 {
 		t.Errorf("%d counted incomplete, want 1", n)
 	}
 }
 
 // Both threads run, from publish to reply, and allocate nothing on the Go heap.
 func TestTheDataPathAllocatesNothing(t *testing.T) {
-	b := newBed(t, testCard(), 100)
-	c, r := b.owner(0, 1), b.rawDial()
-	h := wire.PieceHeader(wire.TypeData, 0, pictureBytes, pictureBytes, 0)
+	b := newBed(t, 100)
+	c, r := b.owner(0, 1), b.dialRaw()
+	h := wire.PieceHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
 	datagram := make([]byte, wire.DatagramSize(&h))
 	answer, slots, payload := make([]byte, 2048), make([]uint32, 1), make([]byte, 64)
 	id, answered := uint32(0), 0
@@ -426,14 +391,12 @@ func TestTheDataPathAllocatesNothing(t *testing.T) {
 		id++
 		h.RequestID = id
 		h.Put(datagram)
-		if _, err := unix.Write(r.fd, datagram); err != nil {
-			t.Fatal(err)
-		}
+		r.Write(datagram)
 		for c.Take(slots) == 0 {
-			c.Wait(shm.Now() + int64(patience))
+			c.Wait(shm.Now() + int64(datapathtest.Patience))
 		}
-		b.answer(c, slots, payload)
-		answered = r.receiveTo(answer)
+		c.Answer(slots, payload)
+		answered = r.ReceiveTo(answer)
 	}
 	const n = 1000
 	for range n {

@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"bytes"
@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/ingest/udp"
 	"github.com/penstock/penstock/wire"
 )
@@ -21,15 +22,15 @@ import (
 // incomplete if it lost fragments in a full buffer before shedding began.
 func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 	const clients, shed = 2, 50
-	f := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
-	deadline := time.Now().Add(patience)
+	p := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
+	deadline := time.Now().Add(datapathtest.Patience)
 	var mu sync.Mutex
 	ends := map[wire.Status]int{}
 	total, left, ended := 0, 0, make(chan struct{}, 1<<16)
 	var all []*client.Client
 	for range clients {
-		c, err := client.Dial(context.Background(), f.localAddr().String(), client.Options{
-			Timeout: patience,
+		c, err := client.Dial(context.Background(), p.LocalAddr().String(), client.Options{
+			Timeout: datapathtest.Patience,
 			Deliver: func(r *client.Result) {
 				if r.Err != nil {
 					t.Errorf("request %d: %v", r.ID, r.Err)
@@ -47,12 +48,12 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 		all = append(all, c)
 	}
 	picture := make([]byte, overrunPicture)
-	for f.counts().Shed < shed {
+	for p.requests().Shed < shed {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d requests were shed of %d, want %d", f.counts().Shed, total, shed)
+			t.Fatalf("%d requests were shed of %d, want %d", p.requests().Shed, total, shed)
 		}
 		for ; left < clients*512; left++ {
-			if _, err := all[total%clients].Send(picture, client.RequestOptions{Deadline: patience}); err != nil {
+			if _, err := all[total%clients].Send(picture, client.RequestOptions{Deadline: datapathtest.Patience}); err != nil {
 				t.Fatal(err)
 			}
 			total++
@@ -61,7 +62,7 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 		left--
 	}
 	for ; left > 0; left-- {
-		<-ended // with an error after patience at the latest
+		<-ended // with an error after the client's timeout at the latest
 	}
 	mu.Lock()
 	ok, busy := ends[wire.StatusOK], ends[wire.StatusBusy]
@@ -71,7 +72,7 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 	}
 	mu.Unlock()
 	// The clients have their credit back, and the node its slots.
-	for f.sourceStats().Shedding > 0 {
+	for p.sources.stats().Shedding > 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("requests are shed of nothing")
 		}
@@ -92,15 +93,11 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 			}
 		}
 	}
-	if n := f.inFlight(); n != 0 {
+	if n := p.InFlight(); n != 0 {
 		t.Errorf("%d requests are in flight, want none", n)
 	}
-	for _, r := range f.receivers {
-		r.mu.Lock()
-		if err := r.aggregate.Check(); err != nil {
-			t.Error(err)
-		}
-		r.mu.Unlock()
+	if err := p.Check(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"bytes"
@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/ingest"
@@ -19,9 +19,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// severalPorts opens ports with several in-memory sources, over one slab.
+// severalPorts are the in-memory sources of a port, over one slab.
 type severalPorts struct {
-	kernelPorts
 	sources []*ingestfake.Source
 }
 
@@ -38,13 +37,12 @@ func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
 	return p
 }
 
-func (p *severalPorts) parted() bool { return false }
-
-func (p *severalPorts) open(uint16, int) (all []ingest.Source, closeSlab func() error, err error) {
-	for _, s := range p.sources {
-		all = append(all, s)
+func (p *severalPorts) open() *Sources {
+	s := &Sources{Close: p.sources[0].CloseSlab}
+	for _, src := range p.sources {
+		s.All = append(s.All, src)
 	}
-	return all, p.sources[0].CloseSlab, nil
+	return s
 }
 
 // of returns the source that has a client.
@@ -56,12 +54,7 @@ func clientOf(n int) netip.AddrPort {
 
 // piece injects fragment i of a client's picture.
 func (p *severalPorts) piece(client int, id uint32, i int) {
-	full := picture(byte(client) + byte(id)*16)
-	h := wire.PieceHeader(wire.TypeData, id, len(full), 1024, i)
-	d := make([]byte, wire.DatagramSize(&h))
-	h.Put(d)
-	copy(d[wire.PayloadOffset(&h):], full[h.Offset:][:h.Length])
-	p.of(client).Inject(clientOf(client), d)
+	p.of(client).Inject(clientOf(client), datapathtest.Piece(id, datapathtest.Picture(byte(client)+byte(id)*16), 1024, i, 0))
 }
 
 // results returns the answers that a source has sent since the last call.
@@ -89,14 +82,12 @@ type told struct {
 func TestSeveralSourcesFeedOneRing(t *testing.T) {
 	const sources, clients, each, answered = 3, 9, 60, 8
 	ports := newSeveralPorts(t, sources, 4<<20)
-	b := newBedOn(t, ports, testCard(), 60, 40)
-	c := []*shm.Consumer{b.owner(0, 1), b.consumer(1, 1)}
-	b.instances[1].channel.SetEpoch(1)
-	if owned, err := c[1].Acquire(shm.Now() + int64(patience)); !owned || err != nil {
-		t.Fatalf("acquire: %v, %v", owned, err)
-	}
-	b.instances[0].setServing(true)
-	b.instances[1].setServing(true)
+	b := newBedOn(t, ports.open(), testOptions(2), 60, 40)
+	c := []*datapathtest.Process{b.owner(0, 1), b.consumer(1, 1)}
+	b.queues[1].HandOver(1)
+	c[1].TakeRing()
+	b.queues[0].SetServing(true)
+	b.queues[1].SetServing(true)
 	var senders sync.WaitGroup
 	var sent, done atomic.Int64
 	for s := range sources {
@@ -120,22 +111,22 @@ func TestSeveralSourcesFeedOneRing(t *testing.T) {
 	answers := map[[2]int]int{}
 	left := clients * each
 	slots := make([]uint32, answered)
-	for deadline := time.Now().Add(patience); left > 0; {
+	for deadline := time.Now().Add(datapathtest.Patience); left > 0; {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d pictures of %d were not answered: %+v", left, clients*each, b.counts())
+			t.Fatalf("%d pictures of %d were not answered: %+v", left, clients*each, b.requests())
 		}
 		for _, consumer := range c {
 			n := consumer.Take(slots)
 			for _, slot := range slots[:n] {
-				got := make([]byte, pictureBytes)
+				got := make([]byte, datapathtest.PictureBytes)
 				for _, p := range consumer.Pieces(slot) {
-					copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
+					copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 				}
 				payload := binary.LittleEndian.AppendUint32(nil, uint32(got[0]))
-				if !bytes.Equal(got, picture(got[0])) {
+				if !bytes.Equal(got, datapathtest.Picture(got[0])) {
 					t.Errorf("slot %d has pieces of several pictures", slot)
 				}
-				b.answer(consumer, []uint32{slot}, payload)
+				consumer.Answer([]uint32{slot}, payload)
 			}
 		}
 		for s, src := range ports.sources {
@@ -158,10 +149,10 @@ func TestSeveralSourcesFeedOneRing(t *testing.T) {
 			t.Errorf("picture %d of client %d was answered %d times", key[1], key[0], n)
 		}
 	}
-	if got := b.counts(); got.Whole != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
+	if got := b.requests(); got.Whole != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
 		t.Errorf("%d answers, counters %+v", len(answers), got)
 	}
-	if got := b.sourceStats().Datagrams; got != 3*clients*each {
+	if got := b.sources.stats().Datagrams; got != 3*clients*each {
 		t.Errorf("the sources count %d datagrams, want %d", got, 3*clients*each)
 	}
 }
@@ -178,17 +169,17 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 	if n, err := ports.of(0).Receive(ballast, 1); n != len(ballast) || err != nil {
 		t.Fatalf("received %d, %v", n, err)
 	}
-	b := newBedOn(t, ports, testCard(), 100)
+	b := newBedOn(t, ports.open(), testOptions(1), 100)
 	ports.piece(0, 0, 0) // the oldest, of source 0
-	b.eventually("it has begun", func() bool { return b.counts().Gathering == 1 })
+	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
 	filled := uint32(0)
 	for evicted := false; !evicted; filled++ {
 		if filled > 1000 {
-			t.Fatalf("nobody gave memory back: %+v", b.counts())
+			t.Fatalf("nobody gave memory back: %+v", b.requests())
 		}
 		ports.piece(1, filled, 0)
 		b.eventually("it is looked at", func() bool {
-			s := b.counts()
+			s := b.requests()
 			evicted = s.Evicted > 0
 			return evicted || s.Begun == uint64(filled)+2
 		})
@@ -212,47 +203,46 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 // another's request.
 func TestKernelSocketsFeedOneRing(t *testing.T) {
 	const sockets, clients, each = 3, 24, 12
-	cfg := configs.Default()
-	cfg.Receivers = sockets
-	cfg.Slab = configs.Slab{Size: sockets << 20, ReceiveBuffer: 1 << 20}
-	b := newBedOn(t, severalSockets{kernelPorts{cfg: &cfg}, sockets}, testCard(), 100)
+	n := loopback().(kernelNetwork)
+	n.options.SlabBytes, n.options.RecvBuffer = sockets<<20, 1<<20
+	b := newBedOn(t, open(t, n, sockets), testOptions(1), 100)
 	c := b.owner(0, 1)
-	b.instances[0].setServing(true)
+	b.queues[0].SetServing(true)
 	if n := len(b.receivers); n != sockets {
 		t.Fatalf("%d receivers, want %d", n, sockets)
 	}
-	var all []*rawClient
+	var all []*datapathtest.RawClient
 	for range clients {
-		all = append(all, b.rawDial())
+		all = append(all, b.dialRaw())
 	}
 	for id := range uint32(each) {
 		// The fragments of all clients are interleaved.
 		for i := range 3 {
 			for k, client := range all {
-				client.piece(id, picture(byte(k)+byte(id)*32), 1024, i, 0)
+				client.Piece(id, datapathtest.Picture(byte(k)+byte(id)*32), 1024, i, 0)
 			}
 		}
-		for _, slot := range b.take(c, clients) {
-			got := make([]byte, pictureBytes)
+		for _, slot := range c.Await(clients) {
+			got := make([]byte, datapathtest.PictureBytes)
 			for _, p := range c.Pieces(slot) {
-				copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
+				copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 			}
-			if !bytes.Equal(got, picture(got[0])) {
+			if !bytes.Equal(got, datapathtest.Picture(got[0])) {
 				t.Errorf("slot %d has pieces of several pictures", slot)
 			}
-			b.answer(c, []uint32{slot}, binary.LittleEndian.AppendUint32(nil, uint32(got[0])))
+			c.Answer([]uint32{slot}, binary.LittleEndian.AppendUint32(nil, uint32(got[0])))
 		}
 		for k, client := range all {
-			h, r, payload := client.result()
+			h, r, payload := client.Result()
 			if want := byte(k) + byte(id)*32; h.RequestID != id || r.Status != wire.StatusOK || len(payload) != 4 || payload[0] != want {
 				t.Fatalf("picture %d of client %d was answered as %d, %v %v, want ok %d", id, k, h.RequestID, r.Status, payload, want)
 			}
 		}
 	}
-	if got := b.counts(); got.Whole != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
+	if got := b.requests(); got.Whole != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
 		t.Errorf("counters %+v, want %d requests of 3 datagrams", got, clients*each)
 	}
-	if got := b.sourceStats(); got.Datagrams != 3*clients*each || got.SlabBytes != sockets<<20 || got.KernelDrops != 0 {
+	if got := b.sources.stats(); got.Datagrams != 3*clients*each || got.SlabBytes != sockets<<20 || got.KernelDrops != 0 {
 		t.Errorf("the sources count %+v, want %d datagrams", got, 3*clients*each)
 	}
 	for i, r := range b.receivers {
@@ -260,59 +250,49 @@ func TestKernelSocketsFeedOneRing(t *testing.T) {
 			t.Errorf("socket %d has %d datagrams, want some clients' whole pictures", i, n)
 		}
 	}
-	if got := b.status().Receivers; got != sockets {
-		t.Errorf("status says %d receivers, want %d", got, sockets)
+	if got := b.Stats().Receivers; got != sockets {
+		t.Errorf("counted %d receivers, want %d", got, sockets)
 	}
-}
-
-// severalSockets are kernel ports with n sockets, whatever number is requested.
-type severalSockets struct {
-	kernelPorts
-	n int
-}
-
-func (p severalSockets) open(port uint16, _ int) ([]ingest.Source, func() error, error) {
-	return p.kernelPorts.open(port, p.n)
 }
 
 // A socket whose part of the slab is full evicts its own oldest request: another's memory
 // would not help it.
 func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	const sockets = 2
-	cfg := configs.Default()
-	cfg.Slab = configs.Slab{Size: sockets * slab.MinBytes, ReceiveBuffer: 1 << 20}
-	card := testCard()
-	card.Input.Height, card.Input.Width = 128, 128 // 48 pieces
-	b := newBedOn(t, severalSockets{kernelPorts{cfg: &cfg}, sockets}, card, 100)
-	full := make([]byte, card.Input.WireBytes())
+	n := loopback().(kernelNetwork)
+	n.options.SlabBytes, n.options.RecvBuffer = sockets*slab.MinBytes, 1<<20
+	o := testOptions(1)
+	o.RequestBytes = 128 * 128 * 3 // 48 pieces
+	b := newBedOn(t, open(t, n, sockets), o, 100)
+	full := make([]byte, o.RequestBytes)
 	// Each socket begins a picture and does not finish it. The picture of the quiet socket
 	// is the older one.
-	quiet := b.rawDial()
-	quiet.piece(0, full, 1024, 0, 0)
-	b.eventually("it has begun", func() bool { return b.counts().Gathering == 1 })
+	quiet := b.dialRaw()
+	quiet.Piece(0, full, 1024, 0, 0)
+	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
 	owner := slices.IndexFunc(b.receivers, func(r *receiver) bool { return r.oldest.Load() != 0 })
-	var busy *rawClient
+	var busy *datapathtest.RawClient
 	for busy == nil {
-		c := b.rawDial()
+		c := b.dialRaw()
 		before := b.receivers[1-owner].source.Stats().Datagrams
-		total := b.sourceStats().Datagrams
-		c.piece(0, full, 1024, 0, 0)
-		b.eventually("it is received", func() bool { return b.sourceStats().Datagrams > total })
+		total := b.sources.stats().Datagrams
+		c.Piece(0, full, 1024, 0, 0)
+		b.eventually("it is received", func() bool { return b.sources.stats().Datagrams > total })
 		if b.receivers[1-owner].source.Stats().Datagrams > before {
 			busy = c
 		}
 	}
-	begun := b.counts().Gathering
-	for id := uint32(1); b.counts().Evicted == 0; id++ {
+	begun := b.requests().Gathering
+	for id := uint32(1); b.requests().Evicted == 0; id++ {
 		if id > 60 {
-			t.Fatalf("nobody gave memory back: %+v, %+v", b.counts(), b.sourceStats())
+			t.Fatalf("nobody gave memory back: %+v, %+v", b.requests(), b.sources.stats())
 		}
-		total := b.sourceStats().Datagrams
+		total := b.sources.stats().Datagrams
 		for i := range 47 {
-			busy.piece(id, full, 1024, i, 0)
+			busy.Piece(id, full, 1024, i, 0)
 		}
 		b.eventually("they are received, or wait for room", func() bool {
-			return b.sourceStats().Datagrams == total+47 || b.counts().Evicted > 0
+			return b.sources.stats().Datagrams == total+47 || b.requests().Evicted > 0
 		})
 	}
 	r := b.receivers[owner]

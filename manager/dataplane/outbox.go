@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"errors"
@@ -36,8 +36,8 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 	}
 }
 
-// wish adds NACKs for a request's missing fragments.
-func (o *outbox) wish(to netip.AddrPort, id, total uint32, count uint16, present []uint64) {
+// nack adds NACKs for a request's missing fragments.
+func (o *outbox) nack(to netip.AddrPort, id, total uint32, count uint16, present []uint64) {
 	for from := 0; from < int(count); {
 		before := len(o.bytes)
 		o.bytes, from = wire.AppendWish(o.bytes, id, total, count, present, from)

@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"runtime"
@@ -9,10 +9,10 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// dataPathNice is the priority of the data path's threads. They run for microseconds at a time, and
+// threadNice is the priority of the data path's threads. They run for microseconds at a time, and
 // clients wait for them. The control loop and its JSON run for longer, and no client waits for
 // them.
-const dataPathNice = -15
+const threadNice = -15
 
 // processNice is the priority of the manager's other threads. Go's scheduler may use any of them to
 // wake a thread of the data path. With an ordinary priority that thread would wait for a CPU behind
@@ -29,13 +29,13 @@ var dataPath struct {
 	threads int
 }
 
-// lockDataPath locks a goroutine of the data path to its own thread. The thread gets a higher
+// lockThread locks a goroutine of the data path to its own thread. The thread gets a higher
 // priority if the process has the right to set it (root, or CAP_SYS_NICE), and runs without it
 // otherwise. Each such thread gets a place to run (GOMAXPROCS). The goroutine calls leave when it
 // ends, and the thread ends with it.
-func lockDataPath() (leave func()) {
+func lockThread() (leave func()) {
 	runtime.LockOSThread()
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), dataPathNice)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), threadNice)
 	dataPath.mu.Lock()
 	defer dataPath.mu.Unlock()
 	dataPath.threads++

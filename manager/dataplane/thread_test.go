@@ -1,4 +1,4 @@
-package manager
+package dataplane
 
 import (
 	"maps"
@@ -15,9 +15,8 @@ import (
 func TestEachThreadOfTheDataPathHasAPlaceToRun(t *testing.T) {
 	before := runtime.GOMAXPROCS(1)
 	defer runtime.GOMAXPROCS(before)
-	card := testCard()
-	newBed(t, card, 50, 50) // a receive thread and two reply threads
-	added := newBed(t, card, 25, 25, 25)
+	newBed(t, 50, 50) // a receive thread and two reply threads
+	added := newBed(t, 25, 25, 25)
 	const threads = 3 + 4
 	added.eventually("there is a place for each thread, and some to spare", func() bool { return runtime.GOMAXPROCS(0) >= threads+spareProcs })
 }
@@ -48,7 +47,7 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 	id, end, ended := make(chan int), make(chan bool), make(chan bool)
 	go func() {
 		defer close(ended)
-		defer lockDataPath()()
+		defer lockThread()()
 		id <- unix.Gettid()
 		<-end
 	}()
@@ -65,7 +64,7 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 	had := niceness()
 	RaiseProcess()
 	want := processNice
-	if had[first] != dataPathNice {
+	if had[first] != threadNice {
 		want = own // without the right, everything stays as it was
 	}
 	for id, nice := range niceness() {

@@ -1,0 +1,60 @@
+package manager
+
+import (
+	"net/netip"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/manager/ingest/replay"
+	"github.com/penstock/penstock/manager/ingest/udp"
+)
+
+// openNetwork prepares ports as configured. It returns an error that names what this machine lacks
+// for them.
+func (m *Manager) openNetwork() (dataplane.Network, error) {
+	d := m.cfg.Source.DPDK
+	if d == nil {
+		return kernelNetwork(&m.cfg, m.log), nil
+	}
+	return dataplane.DPDKNetwork(dpdk.Options{
+		Port: d.Port, Addresses: d.Addresses,
+		Queues: d.Queues, LCores: d.LCores, MTU: d.MTU,
+		Memory: int(d.Memory), HugePages: d.HugePages, Mbufs: d.Mbufs,
+		Checksums: dpdk.Checksums(d.Checksums),
+		EAL:       d.EAL,
+		BusyPoll:  m.cfg.BusyPoll,
+		Log:       m.log,
+	})
+}
+
+func kernelNetwork(cfg *configs.Config, log zerolog.Logger) dataplane.Network {
+	return dataplane.KernelNetwork(udp.Options{
+		Listen:     netip.AddrPortFrom(cfg.Listen, 0),
+		SlabBytes:  int(cfg.Slab.Size),
+		HugePages:  cfg.Slab.HugePages,
+		RecvBuffer: int(cfg.Slab.ReceiveBuffer),
+		BusyPoll:   cfg.BusyPoll,
+	}, log)
+}
+
+// openSources opens the sources of a function: a port, or a capture.
+func (m *Manager) openSources(c configs.Function) (*dataplane.Sources, error) {
+	if c.Replay.File != "" {
+		return dataplane.OpenReplay(replay.Options{
+			Path: c.Replay.File, Port: c.Port, Speed: c.Replay.Speed,
+			SlabBytes: int(m.cfg.Slab.Size), HugePages: m.cfg.Slab.HugePages,
+		})
+	}
+	receivers, before := m.cfg.ReceiversOf(c), m.had[c.Name]
+	if c.Port == 0 && before != 0 {
+		sources, err := m.network.Open(before, receivers)
+		if err == nil {
+			return sources, nil
+		}
+		m.log.Warn().Err(err).Str("if", c.Name).Msg("function gets another port than it had")
+	}
+	return m.network.Open(c.Port, receivers)
+}

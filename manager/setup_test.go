@@ -1,0 +1,35 @@
+package manager
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+)
+
+// TestAdopt checks that requests get the deadlines of a function's new setup.
+func TestAdopt(t *testing.T) {
+	b := newBed(t, configs.Default(), 100)
+	c, s := b.owner(0, 1), b.dial()
+	for _, slo := range []time.Duration{b.slo, b.slo / 2} {
+		next := b.setup
+		next.slo = slo
+		b.adopt(next)
+		s.Send(1)
+		slot := c.Await(1)
+		if r := c.Request(slot[0]); r.Deadline != r.FirstPiece+int64(b.within()) {
+			t.Errorf("objective %v: deadline %v after the request, want %v", slo, time.Duration(r.Deadline-r.FirstPiece), b.within())
+		}
+		c.Answer(slot, nil)
+		s.Next()
+	}
+}
+
+// TestReceivers opens as many receivers as configured.
+func TestReceivers(t *testing.T) {
+	cfg := configs.Default()
+	cfg.Receivers = 3
+	if got := newBed(t, cfg, 100).status().Receivers; got != 3 {
+		t.Errorf("status says %d receivers, want 3", got)
+	}
+}
