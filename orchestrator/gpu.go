@@ -46,10 +46,52 @@ const verdictTimeout = 200 * time.Millisecond
 // on an H200, driver 580).
 const contextBytes = 512 << 20
 
-// release describes the memory of a process that has ended.
+// gpu is what the supervisor knows of the device and its use.
+type gpu struct {
+	gpuState         // the latest one
+	device   *device // nil: the CPU
+	// releasing has the dead processes whose memory may not be free yet.
+	releasing releases
+	recovery  recovery
+}
+
+// recovery follows an MPS server that has failed, until there is another one.
+type recovery struct {
+	asking     bool      // the server has yet to answer how it is
+	serverless bool      // there is no server
+	dying      time.Time // until then, wait for the server's end
+	verdicts   chan verdict
+}
+
+// holds says why the failed server keeps processes from being woken; empty if it does not.
+func (r *recovery) holds(now time.Time) string {
+	switch {
+	case r.asking:
+		return "asks the MPS server how it is"
+	case r.serverless, now.Before(r.dying):
+		return "waits for MPS: the server died"
+	}
+	return ""
+}
+
+// releases is the memory of processes that have ended, by process id.
+type releases map[int]release
+
 type release struct {
 	bytes int64
 	until time.Time // from then on it counts as free, whatever the driver says
+}
+
+// bytes returns how much memory may not be free yet. It drops what is.
+func (r releases) bytes(now time.Time) (sum int64) {
+	for pid, one := range r {
+		if !now.Before(one.until) {
+			delete(r, pid)
+			continue
+		}
+		sum += one.bytes
+	}
+	return sum
 }
 
 // verdict is what the MPS server reported after a process lost its device. With the zero
@@ -63,35 +105,35 @@ type verdict struct {
 // MPS although the manager wants it, openDevice opens it again. No process runs on it
 // when a manager is adopted, and what kept MPS from starting may be over.
 func (s *supervisor) openDevice(name string, noMPS bool) {
-	before := s.device
+	before := s.gpu.device
 	fellBack := s.onGPU() && !s.together() && !noMPS
 	if before != nil && before.name == name && before.noMPS == noMPS && !fellBack {
 		return
 	}
-	s.device, s.gpu = nil, gpuState{}
-	clear(s.releasing)
-	s.weights.close()
-	s.weights = nil
+	s.gpu.device, s.gpu.gpuState = nil, gpuState{}
+	clear(s.gpu.releasing)
+	s.weights.holder.close()
+	s.weights.holder = nil
 	if name == "" || name == control.DeviceCPU {
 		if before != nil {
 			s.closing.Go(before.close)
 		}
 		return
 	}
-	s.device = openDevice(before, name, noMPS, s.o.machine, s.o.Dir, s.log)
+	s.gpu.device = openDevice(before, name, noMPS, s.o.machine, s.o.Dir, s.log)
 }
 
 func (s *supervisor) closeDevice() {
-	s.weights.close()
-	if s.device != nil {
-		s.device.close()
+	s.weights.holder.close()
+	if s.gpu.device != nil {
+		s.gpu.device.close()
 	}
 	s.closing.Wait()
 }
 
 // onGPU reports whether processes run on a GPU.
 func (s *supervisor) onGPU() bool {
-	return s.device != nil && s.gpu.opened && !s.gpu.cpu && s.gpu.err == nil
+	return s.gpu.device != nil && s.gpu.opened && !s.gpu.cpu && s.gpu.err == nil
 }
 
 // together reports whether a fault ends all processes: they are clients of one MPS
@@ -100,27 +142,27 @@ func (s *supervisor) together() bool { return s.gpu.mechanism == mechanismMPS }
 
 // deviceStates returns the channel of the device's states, nil on a CPU.
 func (s *supervisor) deviceStates() <-chan gpuState {
-	if s.device == nil {
+	if s.gpu.device == nil {
 		return nil
 	}
-	return s.device.states
+	return s.gpu.device.states
 }
 
 // noteGPU takes the device's new state.
 func (s *supervisor) noteGPU(g gpuState) {
 	died := s.gpu.opened && g.losses > s.gpu.losses
-	s.gpu = g
+	s.gpu.gpuState = g
 	if g.err != nil {
 		s.wish.ending = true // no process was started
 		return
 	}
-	if s.serverless {
-		if s.serverless = !died; s.serverless && !s.asking {
+	if s.gpu.recovery.serverless {
+		if s.gpu.recovery.serverless = !died; s.gpu.recovery.serverless && !s.gpu.recovery.asking {
 			s.ask(key{})
 		}
 	}
 	if died {
-		s.dying = time.Time{}
+		s.gpu.recovery.dying = time.Time{}
 		s.loseAll(key{}, "the MPS server died")
 		for _, c := range s.processes {
 			// The server's death is not the fault of any of them, and they need not
@@ -130,9 +172,9 @@ func (s *supervisor) noteGPU(g gpuState) {
 			}
 		}
 	}
-	for pid := range s.releasing {
-		if !s.device.follows(pid) {
-			delete(s.releasing, pid)
+	for pid := range s.gpu.releasing {
+		if !s.gpu.device.follows(pid) {
+			delete(s.gpu.releasing, pid)
 		}
 	}
 }
@@ -159,23 +201,13 @@ func (s *supervisor) wakesHeld() string {
 	if !s.onGPU() {
 		return ""
 	}
-	switch {
-	case s.asking:
-		return "asks the MPS server how it is"
-	case s.serverless, s.now().Before(s.dying):
-		return "waits for MPS: the server died"
-	case !s.gpu.serving:
+	if why := s.gpu.recovery.holds(s.now()); why != "" {
+		return why
+	}
+	if !s.gpu.serving {
 		return s.gpu.idle
 	}
-	var bytes int64
-	for pid, r := range s.releasing {
-		if !s.now().Before(r.until) {
-			delete(s.releasing, pid)
-			continue
-		}
-		bytes += r.bytes
-	}
-	if bytes > 0 && s.gpu.freeBytes >= 0 && bytes > s.gpu.freeBytes {
+	if bytes := s.gpu.releasing.bytes(s.now()); bytes > 0 && s.gpu.freeBytes >= 0 && bytes > s.gpu.freeBytes {
 		return fmt.Sprintf("waits until %d MiB of processes that ended are free", bytes>>20)
 	}
 	return ""
@@ -187,10 +219,10 @@ func (s *supervisor) wakesHeldUntil() time.Time {
 	if s.wakesHeld() == "" {
 		return first
 	}
-	if s.now().Before(s.dying) {
-		first = s.dying
+	if s.now().Before(s.gpu.recovery.dying) {
+		first = s.gpu.recovery.dying
 	}
-	for _, r := range s.releasing {
+	for _, r := range s.gpu.releasing {
 		if first.IsZero() || r.until.Before(first) {
 			first = r.until
 		}
@@ -292,7 +324,7 @@ func (s *supervisor) lose(k key, c *child) {
 	case c.blameless:
 		// The daemon reports the server as well until it sees the server's end, some 50
 		// ms later.
-		s.dying = s.now().Add(dyingAtMost)
+		s.gpu.recovery.dying = s.now().Add(dyingAtMost)
 		s.loseAll(k, c.lastWords)
 	case c.notice.SMs > 0:
 		s.loseAll(k, c.lastWords)
@@ -306,13 +338,13 @@ func (s *supervisor) lose(k key, c *child) {
 // ask asks the MPS server for its health, on behalf of a process. With the zero key it
 // asks for all processes that are to be woken.
 func (s *supervisor) ask(k key) {
-	d := s.device
+	d := s.gpu.device
 	s.closing.Go(func() {
 		ctx, cancel := s.clock.WithTimeout(context.Background(), verdictTimeout)
 		defer cancel()
 		v := verdict{k, d.health(ctx)}
 		select {
-		case s.verdicts <- v:
+		case s.gpu.recovery.verdicts <- v:
 		case <-s.over:
 		}
 	})
@@ -323,7 +355,7 @@ func (s *supervisor) noteVerdict(v verdict) {
 	case v.key == (key{}):
 		// Gone: the device's state shows the server's end a little later, and then a new
 		// server. A process that is woken before that would be refused.
-		s.asking, s.serverless = false, v.health == mps.Gone
+		s.gpu.recovery.asking, s.gpu.recovery.serverless = false, v.health == mps.Gone
 	case v.health != mps.Well && s.onGPU():
 		s.loseAll(v.key, "the MPS server has failed")
 	}
@@ -343,8 +375,8 @@ func (s *supervisor) loseAll(first key, why string) {
 	if c := s.processes[first]; c != nil {
 		c.lost = true
 	}
-	if first != (key{}) && s.together() && !s.asking && !s.now().Before(s.dying) {
-		s.asking = true
+	if first != (key{}) && s.together() && !s.gpu.recovery.asking && !s.now().Before(s.gpu.recovery.dying) {
+		s.gpu.recovery.asking = true
 		s.ask(key{})
 	}
 	e := s.log.Error().Int("processes", n).Str("why", why)
@@ -363,11 +395,11 @@ func (s *supervisor) release(c *child) {
 		return
 	}
 	pid := c.process.pid()
-	s.releasing[pid] = release{
+	s.gpu.releasing[pid] = release{
 		bytes: c.notice.PersistentBytes + c.notice.EphemeralBytes + contextBytes,
 		until: s.now().Add(releaseTimeout),
 	}
-	s.device.follow(pid)
+	s.gpu.device.follow(pid)
 }
 
 // observeGPU adds the device to the report for the manager.
@@ -378,7 +410,7 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 	case s.gpu.cpu:
 	default:
 		o.Mechanism, o.Device = s.gpu.mechanism, s.gpu.observed()
-		o.Device.Weights = s.weights.state()
+		o.Device.Weights = s.weights.holder.state()
 	}
 }
 

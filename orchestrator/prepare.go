@@ -31,6 +31,12 @@ import (
 // runs as the node's user, without capabilities, in a sandbox that may write the folder of prepared models.
 // Like the loaders of weights, it is no client of MPS.
 
+// preparations are the models that are being prepared.
+type preparations struct {
+	waiting map[string][]key // processes, by the card's file
+	results chan preparation
+}
+
 // preparation is the result of preparing a card's model.
 type preparation struct {
 	card string
@@ -44,8 +50,8 @@ func (s *supervisor) prepareModel(k key, c *child) {
 		s.order(k, c, control.Order{Do: control.DoPrepared, Failed: "the orchestrator prepares no models"})
 		return
 	}
-	waiting, running := s.preparing[card]
-	s.preparing[card] = append(waiting, k)
+	waiting, running := s.preparations.waiting[card]
+	s.preparations.waiting[card] = append(waiting, k)
 	if running {
 		return
 	}
@@ -66,7 +72,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 		}()
 		err := p.run(ctx)
 		select {
-		case s.preparations <- preparation{card, err}:
+		case s.preparations.results <- preparation{card, err}:
 		case <-s.over:
 		}
 	})
@@ -79,12 +85,12 @@ func (s *supervisor) notePrepared(p preparation) {
 		s.log.Warn().Err(p.err).Str("card", p.card).Msg("model is not prepared; its processes have weights of their own")
 		order.Failed = line(p.err.Error())
 	}
-	for _, k := range s.preparing[p.card] {
+	for _, k := range s.preparations.waiting[p.card] {
 		if c := s.processes[k]; c != nil && c.process != nil && !c.state.Ended() {
 			s.order(k, c, order)
 		}
 	}
-	delete(s.preparing, p.card)
+	delete(s.preparations.waiting, p.card)
 }
 
 // preparer is one run of `penstock prepare`.

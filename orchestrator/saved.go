@@ -104,7 +104,7 @@ func readSaved(note json.RawMessage) (saved, error) {
 // noteOf returns the note of a process in its present state.
 func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	n := saved{
-		Version: control.Version, ManagerID: s.managerID, AttachSocket: s.attachment,
+		Version: control.Version, ManagerID: s.manager.id, AttachSocket: s.manager.socket,
 		IF: k.name, Instance: k.instance, Generation: k.generation,
 		State: c.state, Shook: c.shook, Woken: c.woken, SharePercent: c.terms.percent, Governor: c.governor,
 		WokenPercent: c.wokenPercent, Groups: c.groups, Moving: c.moving,
@@ -117,7 +117,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	if s.onGPU() {
 		g := &s.gpu
 		n.GPU = &savedGPU{
-			Device: s.device.name, NoMPS: s.device.noMPS,
+			Device: s.gpu.device.name, NoMPS: s.gpu.device.noMPS,
 			UUID: g.uuid, Name: g.name, SMs: g.sms, MemoryBytes: g.memoryBytes, GroupSMs: g.groupSMs, NoGroups: g.noGroups,
 			Why: g.why, Mechanism: g.mechanism, Environment: g.environment,
 		}
@@ -147,12 +147,12 @@ func (s *supervisor) save() {
 func (s *supervisor) restore(held []heldProcess) {
 	for _, h := range held {
 		if h.id == weightsID {
-			s.lastWeights = h.held
+			s.weights.last = h.held
 			continue
 		}
 		n, err := readSaved(h.note)
-		if err == nil && s.managerID != "" && n.ManagerID != s.managerID {
-			err = fmt.Errorf("it is of manager %s, others are of %s", n.ManagerID, s.managerID)
+		if err == nil && s.manager.id != "" && n.ManagerID != s.manager.id {
+			err = fmt.Errorf("it is of manager %s, others are of %s", n.ManagerID, s.manager.id)
 		}
 		if err != nil {
 			s.log.Warn().Err(err).Str("process", h.id).Msg("end process of another orchestrator: cannot go on with it")
@@ -161,18 +161,18 @@ func (s *supervisor) restore(held []heldProcess) {
 		}
 		s.resume(h, n)
 	}
-	if last := s.lastWeights; last != nil && s.onGPU() {
+	if last := s.weights.last; last != nil && s.onGPU() {
 		s.shareWeights()
 	} else if last != nil {
-		s.lastWeights = nil
+		s.weights.last = nil
 		s.closing.Go(func() { endHolder(s.o.Keeper, last) })
 	}
 	if len(s.processes) == 0 {
 		return
 	}
-	s.heard = s.now()
+	s.manager.lastMessage = s.now()
 	s.wish.waiting = true
-	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.managerID).Msg("went on with the processes of the last orchestrator")
+	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.manager.id).Msg("went on with the processes of the last orchestrator")
 }
 
 // resume resumes one process.
@@ -203,8 +203,8 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 		return
 	}
 	c.process = p
-	if s.managerID == "" {
-		s.managerID, s.attachment = n.ManagerID, n.AttachSocket
+	if s.manager.id == "" {
+		s.manager.id, s.manager.socket = n.ManagerID, n.AttachSocket
 		s.restoreGPU(n.GPU)
 	}
 	s.processes[k] = c
@@ -225,7 +225,7 @@ func (s *supervisor) restoreGPU(g *savedGPU) {
 		return
 	}
 	s.openDevice(g.Device, g.NoMPS)
-	s.gpu = gpuState{
+	s.gpu.gpuState = gpuState{
 		opened:   true,
 		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
 		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment,

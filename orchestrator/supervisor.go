@@ -169,37 +169,29 @@ type supervisor struct {
 	id     string
 	clock  *runclock.Clock
 
-	wish       wish
-	heard      time.Time // when the manager last sent a message
-	mute       bool      // the manager exists and has been silent for control.SilentAfter
-	attachment string    // the manager's attach socket
-	ackSeq     uint64
+	wish    wish
+	manager managerPeer
 
-	managerID string
 	processes map[key]*child
 	past      map[key]bool
 	backoffs  map[place]*backoff // of places that have a desired process
 	reports   chan report
 
-	// On a GPU; see gpu.go.
-	device    *device // nil: the CPU
-	gpu       gpuState
-	releasing map[int]release // dead processes whose memory may not be free yet, by process id
-	verdicts  chan verdict
-	// asking: a device failed, and its MPS server has not answered yet. serverless: there
-	// is no server. dying: until then, wait for the server's end.
-	asking, serverless bool
-	dying              time.Time
-	over               chan struct{} // closed when run has ended
-	closing            sync.WaitGroup
-	weights            *weightsHolder // nil: no process shares weights
-	// lastWeights is the weight server that the last orchestrator started, until this
-	// orchestrator takes it over.
-	lastWeights *keeper.Process
+	gpu          gpu
+	weights      weightServer
+	preparations preparations
 
-	// preparing lists the processes that wait for a prepared model, by the card's file.
-	preparing    map[string][]key
-	preparations chan preparation
+	over    chan struct{} // closed when run has ended
+	closing sync.WaitGroup
+}
+
+// managerPeer is what the supervisor knows of the manager that the processes belong to.
+type managerPeer struct {
+	id          string // empty at first
+	socket      string // where processes attach
+	ackSeq      uint64
+	lastMessage time.Time
+	silent      bool // it exists and has been silent for control.SilentAfter
 }
 
 // child is the supervisor's state of a process.
@@ -261,11 +253,10 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		past:      map[key]bool{},
 		backoffs:  map[place]*backoff{},
 		reports:   make(chan report),
-		releasing: map[int]release{},
-		verdicts:  make(chan verdict),
+		gpu:       gpu{releasing: releases{}, recovery: recovery{verdicts: make(chan verdict)}},
 
-		preparing: map[string][]key{}, preparations: make(chan preparation),
-		over: make(chan struct{}),
+		preparations: preparations{waiting: map[string][]key{}, results: make(chan preparation)},
+		over:         make(chan struct{}),
 	}
 }
 
@@ -306,9 +297,9 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.note(r)
 		case g := <-s.deviceStates():
 			s.noteGPU(g)
-		case r := <-s.preparations:
+		case r := <-s.preparations.results:
 			s.notePrepared(r)
-		case v := <-s.verdicts:
+		case v := <-s.gpu.recovery.verdicts:
 			s.noteVerdict(v)
 		case <-s.o.shares.yields():
 			s.noteYields()
@@ -329,16 +320,16 @@ func (s *supervisor) noteYields() {
 
 // hear takes a message of the manager.
 func (s *supervisor) hear(d control.Desired) {
-	s.heard = s.now()
-	if s.mute {
-		s.mute = false
+	s.manager.lastMessage = s.now()
+	if s.manager.silent {
+		s.manager.silent = false
 		s.log.Info().Msg("manager answers again")
 	}
 	if w := s.wish.desired; w != nil && w.ManagerID == d.ManagerID && d.Seq < w.Seq {
 		return // an older message that came late
 	}
 	s.wish.desired, s.wish.waiting = &d, false
-	if d.ManagerID == s.managerID {
+	if d.ManagerID == s.manager.id {
 		s.pardon(d.Processes)
 	}
 }
@@ -381,8 +372,8 @@ func (s *supervisor) act() (next time.Time) {
 		next = silentAt
 	}
 	if d := s.wish.desired; d != nil {
-		if d.ManagerID == s.managerID {
-			s.ackSeq = d.Seq
+		if d.ManagerID == s.manager.id {
+			s.manager.ackSeq = d.Seq
 		}
 		if next.IsZero() || silentAt.Before(next) {
 			next = silentAt
@@ -395,25 +386,25 @@ func (s *supervisor) act() (next time.Time) {
 // again. A silent manager that exists is stopped or hangs. Its processes go on: the data
 // path may work, and the manager finds them when it resumes.
 func (s *supervisor) judgeManager() (again time.Time) {
-	silent := s.now().Sub(s.heard)
+	silent := s.now().Sub(s.manager.lastMessage)
 	switch {
 	case s.wish.desired == nil && !s.wish.waiting, silent < control.SilentAfter:
-		return s.heard.Add(control.SilentAfter)
+		return s.manager.lastMessage.Add(control.SilentAfter)
 	case s.link.PeerExists():
-		if !s.mute {
-			s.mute = true
+		if !s.manager.silent {
+			s.manager.silent = true
 			s.log.Warn().Dur("silent_ms", silent).Msg("manager is stopped or hangs; its processes go on")
 		}
 		return s.now().Add(control.RepeatEvery)
 	}
 	s.log.Warn().Dur("silent_ms", silent).Int("processes", s.living()).Msg("manager is gone; ending its processes")
-	s.wish.desired, s.wish.waiting, s.mute = nil, false, false
+	s.wish.desired, s.wish.waiting, s.manager.silent = nil, false, false
 	return time.Time{}
 }
 
 func (s *supervisor) facts() facts {
 	f := facts{
-		managerID: s.managerID,
+		managerID: s.manager.id,
 		processes: make(map[key]fact, len(s.processes)),
 		past:      func(k key) bool { return s.past[k] },
 		held: func(p place) time.Time {
@@ -422,7 +413,7 @@ func (s *supervisor) facts() facts {
 			}
 			return time.Time{}
 		},
-		unready: s.device != nil && !s.gpu.opened,
+		unready: s.gpu.device != nil && !s.gpu.opened,
 		asleep:  s.wakesHeld() != "",
 	}
 	for k, c := range s.processes {
@@ -442,13 +433,13 @@ func (s *supervisor) do(a action) {
 	}
 	switch a.kind {
 	case adopt:
-		s.managerID = s.wish.desired.ManagerID
-		s.attachment = s.wish.desired.AttachSocket
-		s.ackSeq = 0
+		s.manager.id = s.wish.desired.ManagerID
+		s.manager.socket = s.wish.desired.AttachSocket
+		s.manager.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
 		s.openDevice(s.wish.desired.Device, s.wish.desired.NoMPS)
-		s.log.Info().Str("manager_id", s.managerID).Msg("manager has started")
+		s.log.Info().Str("manager_id", s.manager.id).Msg("manager has started")
 	case spawn:
 		s.spawn(a)
 	case bury:
@@ -512,7 +503,7 @@ func (s *supervisor) spawn(a action) {
 		key: a.key, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
-			AttachSocket: s.attachment, Ticket: a.wanted.Ticket, CPUs: len(s.o.CPUs), Device: control.DeviceCPU,
+			AttachSocket: s.manager.socket, Ticket: a.wanted.Ticket, CPUs: len(s.o.CPUs), Device: control.DeviceCPU,
 		},
 	}
 	s.onDevice(&sp)
@@ -768,18 +759,18 @@ func (s *supervisor) living() (n int) {
 // backoff as starting, without a process id.
 func (s *supervisor) publish() {
 	o := control.Observed{
-		OrchestratorID: s.id, ManagerID: s.managerID, AckSeq: s.ackSeq,
+		OrchestratorID: s.id, ManagerID: s.manager.id, AckSeq: s.manager.ackSeq,
 		Mechanism: s.o.shares.mechanism(), CPUs: len(s.o.CPUs),
 		Processes: make([]control.ObservedProcess, 0, len(s.processes)),
 	}
-	if s.device != nil {
+	if s.gpu.device != nil {
 		s.observeGPU(&o)
 	}
 	observe := func(k key) *control.ObservedProcess {
 		o.Processes = append(o.Processes, control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation})
 		return &o.Processes[len(o.Processes)-1]
 	}
-	if d := s.wish.desired; d != nil && d.ManagerID == s.managerID {
+	if d := s.wish.desired; d != nil && d.ManagerID == s.manager.id {
 		for _, p := range d.Processes {
 			k := keyOf(p)
 			if s.processes[k] != nil {
@@ -787,7 +778,7 @@ func (s *supervisor) publish() {
 			}
 			q := observe(k)
 			q.State = control.Starting
-			if s.device != nil && !s.gpu.opened {
+			if s.gpu.device != nil && !s.gpu.opened {
 				q.Reason = "waits until the GPU is found"
 			}
 			if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {

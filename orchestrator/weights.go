@@ -53,13 +53,20 @@ type savedWeights struct {
 	Held    *control.WeightsHeld `json:"held,omitempty"`
 }
 
+// weightServer is the supervisor's weight server.
+type weightServer struct {
+	holder *weightsHolder // nil: no process shares weights
+	// last is the server that the last orchestrator started, until this one takes it over.
+	last *keeper.Process
+}
+
 // shareWeights starts the server, unless it runs, and returns its socket.
 func (s *supervisor) shareWeights() string {
-	if s.weights == nil {
-		s.weights = startHolder(s.o.Keeper, s.lastWeights, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
-		s.lastWeights = nil
+	if s.weights.holder == nil {
+		s.weights.holder = startHolder(s.o.Keeper, s.weights.last, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
+		s.weights.last = nil
 	}
-	return s.weights.socket
+	return s.weights.holder.socket
 }
 
 // startHolder starts and watches a weight server for the GPU. last is the server that
