@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	_ "image/jpeg" // for Read
-	_ "image/png"  // for Read
 	"io/fs"
 	"path"
 	"slices"
@@ -46,23 +44,21 @@ func Read(fsys fs.FS, patterns ...string) ([]Photo, error) {
 	slices.Sort(names)
 	var photos []Photo
 	for _, name := range slices.Compact(names) {
-		img, err := decode(fsys, name)
+		photo, err := decode(fsys, name)
 		if err != nil {
 			return nil, fmt.Errorf("read picture %s: %w", name, err)
 		}
-		photos = append(photos, Photo{Name: path.Base(name), Image: img})
+		photos = append(photos, Photo{Name: path.Base(name), Image: photo})
 	}
 	return photos, nil
 }
 
 func decode(fsys fs.FS, name string) (image.Image, error) {
-	file, err := fsys.Open(name)
+	file, err := fs.ReadFile(fsys, name)
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close()
-	img, _, err := image.Decode(file)
-	return img, err
+	return Decode(file)
 }
 
 // Size is the shape of a model's input: u8, height × width × channels, with 3

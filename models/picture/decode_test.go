@@ -1,0 +1,122 @@
+package picture
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"image/png"
+	"testing"
+)
+
+// photoWithBlock is a photo with one bright block of 8 × 8 pixels.
+func photoWithBlock(width, height int, block image.Point) image.Image {
+	img := image.NewGray(image.Rect(0, 0, width, height))
+	for y := range 8 {
+		for x := range 8 {
+			img.Set(block.X+x, block.Y+y, color.White)
+		}
+	}
+	return img
+}
+
+// withOrientation puts an EXIF orientation into a JPEG file.
+func withOrientation(t *testing.T, img image.Image, orientation uint16) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := jpeg.Encode(&b, img, nil); err != nil {
+		t.Fatal(err)
+	}
+	exif := []byte("Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01")
+	exif = binary.BigEndian.AppendUint16(exif, orientation)
+	exif = append(exif, 0, 0, 0, 0, 0, 0)
+	file := append([]byte{}, b.Bytes()[:2]...)
+	file = append(file, 0xff, 0xe1)
+	file = binary.BigEndian.AppendUint16(file, uint16(2+len(exif)))
+	file = append(file, exif...)
+	return append(file, b.Bytes()[2:]...)
+}
+
+// The numbers say where a photo's upper left is in the file (EXIF 2.3, 4.6.4).
+func TestOrientation(t *testing.T) {
+	const width, height = 32, 16
+	left, right, top, bottom := 0, width-8, 0, height-8
+	for orientation, c := range map[uint16]struct {
+		block  image.Point
+		turned bool
+	}{
+		1: {image.Pt(left, top), false},
+		2: {image.Pt(right, top), false},
+		3: {image.Pt(right, bottom), false},
+		4: {image.Pt(left, bottom), false},
+		5: {image.Pt(left, top), true},
+		6: {image.Pt(left, bottom), true},
+		7: {image.Pt(right, bottom), true},
+		8: {image.Pt(right, top), true},
+	} {
+		t.Run(fmt.Sprint(orientation), func(t *testing.T) {
+			photo, err := Decode(withOrientation(t, photoWithBlock(width, height, c.block), orientation))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := image.Rect(0, 0, width, height)
+			if c.turned {
+				want = image.Rect(0, 0, height, width)
+			}
+			if photo.Bounds() != want {
+				t.Errorf("bounds %v, want %v", photo.Bounds(), want)
+			}
+			bright, dark := color.GrayModel.Convert(photo.At(3, 3)).(color.Gray).Y, color.GrayModel.Convert(photo.At(want.Max.X-4, want.Max.Y-4)).(color.Gray).Y
+			if bright < 200 || dark > 50 {
+				t.Errorf("upper left is %d, lower right %d: not upright", bright, dark)
+			}
+		})
+	}
+}
+
+func TestDecodeErrors(t *testing.T) {
+	var large, whole bytes.Buffer
+	if err := png.Encode(&large, image.NewGray(image.Rect(0, 0, 1, 1))); err != nil {
+		t.Fatal(err)
+	}
+	binary.BigEndian.PutUint32(large.Bytes()[16:], 60000)
+	binary.BigEndian.PutUint32(large.Bytes()[20:], 60000)
+	if err := jpeg.Encode(&whole, photoWithBlock(64, 64, image.Point{}), nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		file []byte
+		want error
+	}{
+		"empty":       {nil, ErrFormat},
+		"text":        {[]byte("a picture of a cat"), ErrFormat},
+		"cut":         {whole.Bytes()[:whole.Len()/2], ErrDamaged},
+		"header only": {whole.Bytes()[:4], ErrDamaged},
+		"checksum":    {large.Bytes(), ErrDamaged},
+	} {
+		if _, err := Decode(c.file); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	var b bytes.Buffer
+	jpeg.Encode(&b, photoWithBlock(16, 16, image.Point{}), nil)
+	f.Add(b.Bytes())
+	b.Reset()
+	png.Encode(&b, photoWithBlock(16, 16, image.Point{}))
+	f.Add(b.Bytes())
+	f.Fuzz(func(t *testing.T, file []byte) {
+		pixels, err := Pixels(file)
+		if err != nil || pixels > 1<<20 {
+			return // larger ones only cost time
+		}
+		if photo, err := Decode(file); err == nil && photo.Bounds().Dx()*photo.Bounds().Dy() != pixels {
+			t.Errorf("%v, want %d pixels", photo.Bounds(), pixels)
+		}
+	})
+}
