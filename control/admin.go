@@ -21,7 +21,7 @@ import (
 // AdminSocket is the name of the manager's Unix socket for operators' orders, in the runtime
 // folder. An order is an HTTP POST with one JSON object. The answer is one line: with status
 // 200 it says what was done, with 400 what was wrong. The socket also answers GET of
-// StatusPath.
+// StatusPath and of CardPath.
 const AdminSocket = "admin.sock"
 
 // ListenAdmin opens the admin socket of the manager whose runtime folder is dir. It returns
@@ -46,6 +46,10 @@ const (
 	RollbackPath = "/rollback" // NameOrder; like replace, with the function's previous model
 	SharePath    = "/share"    // ShareOrder
 )
+
+// CardPath returns the card of the model that serves a function, a models.Card as JSON.
+// The query names the function.
+const CardPath = "/card"
 
 // NameOrder names the function of an order.
 type NameOrder struct {
@@ -90,11 +94,7 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errMute)
 	defer cancel()
 	var s Status
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+StatusPath, nil)
-	if err != nil {
-		return s, fmt.Errorf("request status: %w", err)
-	}
-	text, err := ask(dir, request)
+	text, err := get(ctx, dir, StatusPath)
 	if err != nil {
 		return s, err
 	}
@@ -102,6 +102,22 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 		return s, fmt.Errorf("read manager's status: %w", err)
 	}
 	return s, nil
+}
+
+// ReadCard asks the manager whose runtime folder is dir for the card of the model that serves
+// a function (CardPath).
+func ReadCard(ctx context.Context, dir, function string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errMute)
+	defer cancel()
+	return get(ctx, dir, CardPath+"?function="+url.QueryEscape(function))
+}
+
+func get(ctx context.Context, dir, path string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+path, nil)
+	if err != nil {
+		return nil, fmt.Errorf("request %s: %w", path, err)
+	}
+	return ask(dir, request)
 }
 
 // errMute is the cause when the wait for a status ends.

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
 )
 
 // servers has two HTTP servers. One, on the configured address, is read-only: metrics,
@@ -43,6 +45,7 @@ func (m *Manager) serveHTTP() (*servers, error) {
 	}
 	take := http.NewServeMux()
 	take.HandleFunc("GET "+control.StatusPath, m.status)
+	take.HandleFunc("GET "+control.CardPath, m.card)
 	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
 	take.HandleFunc("POST "+control.RemovePath, m.takeRemove)
 	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)
@@ -139,6 +142,26 @@ func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(status)
+}
+
+// card answers with the card of the model that serves a function, or that will serve it.
+func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
+	name := r.URL.Query().Get("function")
+	var card *models.Card
+	err := m.do(func() error {
+		f := m.function(name)
+		if f == nil {
+			return m.unknown(name)
+		}
+		card = cmp.Or(f.answers, f.card)
+		return nil
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(card)
 }
 
 func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
 )
 
 // asked runs the control loop's calls until question returns.
@@ -41,5 +42,21 @@ func TestTheStatusPageSaysWhenItsManagerStarted(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
 	if s := b.page(); s.Started.IsZero() || !s.Started.Equal(b.started) || len(s.Functions) != 1 {
 		t.Errorf("the page says %+v, and the manager started at %v", s, b.started)
+	}
+}
+
+func TestCardPath(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
+	get := func(name string) *httptest.ResponseRecorder {
+		page := httptest.NewRecorder()
+		b.asked(func() { b.card(page, httptest.NewRequest("GET", control.CardPath+"?function="+name, nil)) })
+		return page
+	}
+	var card models.Card
+	if page := get("a"); json.NewDecoder(page.Body).Decode(&card) != nil || card.Name != "a" || card.Input.Width != testCard().Input.Width {
+		t.Errorf("%d, card %+v", page.Code, card)
+	}
+	if page := get("nope"); page.Code != 400 {
+		t.Errorf("%d %s", page.Code, page.Body)
 	}
 }
