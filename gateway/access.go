@@ -1,0 +1,121 @@
+package gateway
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// TokenFile is the name of the token's file in the runtime folder.
+const TokenFile = "gateway.token"
+
+// minToken is the min length of a token, in characters.
+const minToken = 16
+
+// access decides which requests are served.
+//
+// On a loopback address each process of the machine may send requests, as it may send to the
+// functions' UDP ports. Pages of other sites that a browser on this machine shows may not: the
+// Host must be a name of this machine (against DNS rebinding), and an Origin must be the gateway's
+// own. On other addresses each request needs the token.
+type access struct {
+	loopback bool
+	token    string
+}
+
+func newAccess(address netip.AddrPort, dir, tokenFile string) (*access, error) {
+	a := &access{loopback: address.Addr().IsLoopback()}
+	if a.loopback {
+		return a, nil
+	}
+	var err error
+	if tokenFile == "" {
+		a.token, err = madeToken(filepath.Join(dir, TokenFile))
+	} else {
+		a.token, err = readToken(tokenFile)
+	}
+	return a, err
+}
+
+// madeToken returns the token in a file, which it makes if needed.
+func madeToken(file string) (string, error) {
+	token, err := readToken(file)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return token, err
+	}
+	token = rand.Text()
+	if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+		return "", fmt.Errorf("write gateway's token: %w", err)
+	}
+	return token, nil
+}
+
+func readToken(file string) (string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("read gateway's token: %w", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if len(token) < minToken {
+		return "", fmt.Errorf("read gateway's token: %s has %d characters, want at least %d", file, len(token), minToken)
+	}
+	return token, nil
+}
+
+// guard passes the allowed requests on.
+func (a *access) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if why, status := a.refuse(r); why != "" {
+			if status == http.StatusUnauthorized {
+				w.Header().Set("WWW-Authenticate", "Bearer")
+			}
+			writeError(w, status, errors.New(why))
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		next.ServeHTTP(w, r)
+	})
+}
+
+// refuse returns why a request is not served; "" if it is.
+func (a *access) refuse(r *http.Request) (why string, status int) {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		u, err := url.Parse(origin)
+		if err != nil || u.Host != r.Host {
+			return fmt.Sprintf("origin %q is another site, want requests of the gateway's own pages", origin), http.StatusForbidden
+		}
+	}
+	if a.loopback {
+		if !ownHost(r.Host) {
+			return fmt.Sprintf("host %q is no name of this machine's loopback address, want localhost or 127.0.0.1", r.Host), http.StatusForbidden
+		}
+		return "", 0
+	}
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(a.token)) != 1 {
+		return "want the header `Authorization: Bearer TOKEN` with the gateway's token (docs/http.md)", http.StatusUnauthorized
+	}
+	return "", 0
+}
+
+// ownHost reports whether a Host header names this machine's loopback address.
+func ownHost(host string) bool {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = strings.Trim(host, "[]")
+	}
+	if strings.EqualFold(name, "localhost") {
+		return true
+	}
+	address, err := netip.ParseAddr(name)
+	return err == nil && address.IsLoopback()
+}

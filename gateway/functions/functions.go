@@ -1,0 +1,308 @@
+// Package functions follows a node's functions as a client of them: where each listens,
+// what its model takes, and what its answers mean.
+//
+// A Set asks the manager for the status of the node several times per second. Pictures go to
+// the functions over UDP, as those of any other client.
+package functions
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// Interval is how often a Set asks the manager for the status.
+const Interval = 250 * time.Millisecond
+
+// MaxWait is the longest time that a request may wait for its answer.
+const MaxWait = 10 * time.Second
+
+// linger is how long the client of an old port or a removed function stays open for the
+// requests that are under way.
+const linger = MaxWait
+
+// Set is the functions of one node. Any goroutine may use it.
+type Set struct {
+	dir string // runtime folder
+	log zerolog.Logger
+
+	mu        sync.RWMutex
+	functions map[string]*Function
+	status    control.Status
+	updated   time.Time // when status was read; zero if it never was
+	err       error     // why the last attempt failed
+}
+
+// Function is a function as it was when the Set was asked. It is immutable.
+type Function struct {
+	Name string
+	// Card describes the model that serves. It is shared and read-only.
+	Card *models.Card
+
+	version version
+	address string
+	client  *client.Client
+}
+
+// version identifies a served model within a run of a manager.
+type version struct {
+	started    time.Time
+	model      string
+	number     uint32
+	generation uint32
+}
+
+// ErrUnknown is returned for a name that no function has.
+var ErrUnknown = errors.New("no such function")
+
+// NewSet returns the functions of the node with that runtime folder. It has none before Run.
+func NewSet(dir string, log zerolog.Logger) *Set {
+	return &Set{dir: dir, log: log, functions: map[string]*Function{}, err: errors.New("manager has not been asked yet")}
+}
+
+// Run follows the node until ctx ends. If the manager does not answer, the last known functions
+// remain.
+func (s *Set) Run(ctx context.Context) {
+	tick := time.NewTicker(Interval)
+	defer tick.Stop()
+	for {
+		err := s.Refresh(ctx)
+		if ctx.Err() != nil {
+			s.close()
+			return
+		}
+
+		s.mu.Lock()
+		changed := (err == nil) != (s.err == nil)
+		s.err = err
+		s.mu.Unlock()
+		if changed && err != nil {
+			s.log.Warn().Err(err).Msg("manager does not answer; the last known functions stay")
+		}
+
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Refresh asks the manager once.
+func (s *Set) Refresh(ctx context.Context) error {
+	status, err := control.ReadStatus(ctx, s.dir)
+	if err != nil {
+		return err
+	}
+
+	next := map[string]*Function{}
+	var errs []error
+	for i := range status.Functions {
+		f, err := s.function(ctx, &status, &status.Functions[i])
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		next[f.Name] = f
+	}
+
+	s.mu.Lock()
+	before := s.functions
+	s.functions, s.status, s.updated = next, status, time.Now()
+	s.mu.Unlock()
+
+	used := map[*client.Client]bool{}
+	for _, f := range next {
+		used[f.client] = true
+	}
+	for _, f := range before {
+		if !used[f.client] {
+			time.AfterFunc(linger, func() { f.client.Close() })
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// function returns the function of a status. It keeps the client and the card of the last one
+// if they are the same.
+func (s *Set) function(ctx context.Context, status *control.Status, f *control.FunctionStatus) (*Function, error) {
+	next := &Function{Name: f.Name, address: net.JoinHostPort(reachable(f.Address), strconv.Itoa(f.Port))}
+	next.version = version{started: status.Started, model: f.Model, number: f.Version}
+	for i := range f.Instances {
+		if p, ok := f.Instances[i].Serving(); ok {
+			next.version.generation = max(next.version.generation, p.Generation)
+		}
+	}
+
+	s.mu.RLock()
+	last := s.functions[f.Name]
+	s.mu.RUnlock()
+	if last != nil && last.version == next.version {
+		next.Card = last.Card
+	} else {
+		text, err := control.ReadCard(ctx, s.dir, f.Name)
+		if err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal(text, &next.Card); err != nil {
+			return nil, fmt.Errorf("read card of function %s: %w", f.Name, err)
+		}
+	}
+
+	if last != nil && last.address == next.address {
+		next.client = last.client
+		return next, nil
+	}
+	c, err := client.Dial(ctx, next.address, client.Options{Timeout: MaxWait})
+	if err != nil {
+		return nil, fmt.Errorf("open client of function %s: %w", f.Name, err)
+	}
+	next.client = c
+	return next, nil
+}
+
+// reachable replaces the address of every interface by that of this machine.
+func reachable(address string) string {
+	a, err := netip.ParseAddr(address)
+	switch {
+	case err != nil || !a.IsUnspecified():
+		return address
+	case a.Is4():
+		return "127.0.0.1"
+	}
+	return "::1"
+}
+
+func (s *Set) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.functions {
+		f.client.Close()
+	}
+	s.functions = map[string]*Function{}
+}
+
+// Function returns a function by its name, or ErrUnknown.
+func (s *Set) Function(name string) (*Function, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if f := s.functions[name]; f != nil {
+		return f, nil
+	}
+	return nil, fmt.Errorf("%w: %q; the node has %q", ErrUnknown, name, s.names())
+}
+
+// All returns the functions in the order of their names.
+func (s *Set) All() []*Function {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var all []*Function
+	for _, name := range s.names() {
+		all = append(all, s.functions[name])
+	}
+	return all
+}
+
+// names returns the sorted names. The caller holds mu.
+func (s *Set) names() []string {
+	names := make([]string, 0, len(s.functions))
+	for name := range s.functions {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Status returns the last known status and its age. The error says why the last attempt to
+// read a newer one failed.
+func (s *Set) Status() (status control.Status, age time.Duration, err error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.status, time.Since(s.updated), s.err
+}
+
+// staleAfter is the age at which a status says nothing about the present.
+const staleAfter = 2 * time.Second
+
+// Alive returns nil if the manager answers.
+func (s *Set) Alive() error {
+	if _, age, err := s.Status(); age > staleAfter {
+		return fmt.Errorf("manager does not answer: %w", cmp.Or(err, errors.New("it is slow")))
+	}
+	return nil
+}
+
+// Ready returns nil if the function has a process that serves, in every instance.
+func (s *Set) Ready(name string) error {
+	if err := s.Alive(); err != nil {
+		return err
+	}
+	status, _, _ := s.Status()
+	f, ok := status.Function(name)
+	if !ok {
+		return fmt.Errorf("%w: %q", ErrUnknown, name)
+	}
+	for i := range f.Instances {
+		if _, ok := f.Instances[i].Serving(); !ok {
+			return fmt.Errorf("function %s has no process that serves", name)
+		}
+	}
+	return nil
+}
+
+// Answer is the answer to one picture. Boxes, Classes or Values is set, by Result.Kind.
+type Answer struct {
+	wire.Result
+	// Boxes are sorted by falling score, Classes by falling probability. Values are the
+	// model's outputs, one after the other, in the card's order.
+	Boxes   []wire.Box
+	Classes []wire.Class
+	Values  []float32
+	// Latency is from the send of the first packet to the receipt of the last.
+	Latency time.Duration
+}
+
+// Infer sends a picture in the format that the function takes on the wire, and waits for the
+// answer. deadline is how long an answer is useful; 0 is the function's objective. The errors are
+// those of client.Client.Do: client.StatusError for an answer other than ok.
+func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Duration) (a Answer, err error) {
+	r, err := f.client.Do(ctx, picture, client.RequestOptions{Deadline: deadline})
+	if err != nil {
+		return a, err
+	}
+	a.Result, a.Latency = r.Result, time.Duration(r.Received-r.Sent)
+	switch r.Kind {
+	case wire.KindBoxes:
+		a.Boxes, err = wire.DecodeBoxes(nil, r.Payload)
+	case wire.KindTopK:
+		a.Classes, err = wire.DecodeTopK(nil, r.Payload)
+	case wire.KindRaw:
+		a.Values, err = wire.DecodeRaw(nil, r.Payload)
+	}
+	if err != nil {
+		return a, fmt.Errorf("decode answer of %s: %w", f.Name, err)
+	}
+	return a, nil
+}
+
+// Label is the name of a class; empty if the model has none.
+func (f *Function) Label(class uint16) string {
+	if int(class) < len(f.Card.Labels) {
+		return f.Card.Labels[class]
+	}
+	return ""
+}

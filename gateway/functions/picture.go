@@ -1,0 +1,67 @@
+package functions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"time"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/picture"
+)
+
+// ErrNoPicture is returned for a function that takes tensors which no photo can be resized to.
+var ErrNoPicture = errors.New("function takes no pictures")
+
+// Detection is a box around something in a photo.
+type Detection struct {
+	// Label is the name of the class, or empty; Class is its number.
+	Label string
+	Class uint16
+	Score float32
+	// Box is in the photo's pixels.
+	Box image.Rectangle
+}
+
+// InferPhoto resizes a photo for the function, letterboxed, and waits for the answer. Its Boxes
+// are in the model's input; the detections have them in the photo.
+func (f *Function) InferPhoto(ctx context.Context, photo image.Image, deadline time.Duration) (a Answer, found []Detection, err error) {
+	pixels, frame, err := Prepare(&f.Card.Input, photo)
+	if err != nil {
+		return a, nil, fmt.Errorf("prepare photo for %s: %w", f.Name, err)
+	}
+	if a, err = f.Infer(ctx, pixels, deadline); err != nil {
+		return a, nil, err
+	}
+	for _, b := range a.Boxes {
+		box := frame.Locate(float64(b.X0), float64(b.Y0), float64(b.X1), float64(b.Y1))
+		if !box.Empty() {
+			found = append(found, Detection{Label: f.Label(b.Class), Class: b.Class, Score: b.Score, Box: box})
+		}
+	}
+	return a, found, nil
+}
+
+// Prepare resizes a photo to a model's input and brings it into the format on the wire.
+func Prepare(in *models.Input, photo image.Image) ([]byte, picture.Frame, error) {
+	if in.WireType != models.U8 || in.Channels != 1 && in.Channels != 3 {
+		return nil, picture.Frame{}, fmt.Errorf("%w: it takes %d channels of %s, want 1 or 3 of u8; send a tensor instead", ErrNoPicture, in.Channels, in.WireType)
+	}
+	pixels, frame := picture.Resize(photo, picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}, picture.Letterbox)
+	if in.WireLayout == models.CHW {
+		pixels = planes(pixels, in.Channels)
+	}
+	return pixels, frame, nil
+}
+
+// planes turns pixels with their channels together into one plane per channel.
+func planes(pixels []byte, channels int) []byte {
+	out := make([]byte, 0, len(pixels))
+	for c := range channels {
+		for i := c; i < len(pixels); i += channels {
+			out = append(out, pixels[i])
+		}
+	}
+	return out
+}

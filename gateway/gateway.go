@@ -1,0 +1,143 @@
+// Package gateway serves a node's functions over HTTP: inference by the Open Inference Protocol,
+// and by photos as they are.
+//
+// It is a client of the node. Pictures go to the functions over UDP, like those of any other
+// client, and a gateway that dies changes nothing for the others.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/penstock/penstock/gateway/functions"
+)
+
+// Options configure a gateway.
+type Options struct {
+	// Address is where it listens. Other addresses than those of this machine's loopback need a
+	// token in every request.
+	Address netip.AddrPort
+	// Dir is the node's runtime folder.
+	Dir string
+	// TokenFile contains the token. If it is empty, the gateway makes one in the runtime folder.
+	TokenFile string
+	// Version is that of Penstock.
+	Version string
+	Log     zerolog.Logger
+}
+
+// The limits of what clients can make a gateway hold.
+const (
+	maxBody        = 64 << 20  // bytes of one request
+	maxHeld        = 512 << 20 // bytes of all bodies and decoded photos
+	maxConnections = 1024
+	bodyTimeout    = 30 * time.Second // to receive a body
+	headerTimeout  = 5 * time.Second
+	idleTimeout    = 2 * time.Minute
+	drainTimeout   = functions.MaxWait
+)
+
+// retryListen is the time between two attempts to listen on an address that is taken.
+const retryListen = 2 * time.Second
+
+// server handles the requests of a gateway.
+type server struct {
+	functions *functions.Set
+	version   string
+	held      *semaphore.Weighted // bytes
+	log       zerolog.Logger
+}
+
+// Run serves until ctx ends; then it answers what it has accepted. If the address is taken, it
+// tries again until it is free. ready, if not nil, is called with the address once it listens.
+func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
+	access, err := newAccess(o.Address, o.Dir, o.TokenFile)
+	if err != nil {
+		return err
+	}
+	listener, err := listen(ctx, o)
+	if err != nil || listener == nil {
+		return err
+	}
+	defer listener.Close()
+
+	s := newServer(functions.NewSet(o.Dir, o.Log), o.Version, o.Log)
+	following, stop := context.WithCancel(context.Background())
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		s.functions.Run(following)
+	}()
+	defer func() {
+		stop()
+		<-followed
+	}()
+
+	web := &http.Server{
+		Handler: access.guard(s.routes()), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: 64 << 10, ErrorLog: log.New(errorLog{o.Log}, "", 0),
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- web.Serve(netutil.LimitListener(listener, maxConnections)) }()
+	address := netip.MustParseAddrPort(listener.Addr().String())
+	o.Log.Info().Str("address", "http://"+address.String()).Msg("gateway listens")
+	if ready != nil {
+		ready(address)
+	}
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serve http: %w", err)
+	case <-ctx.Done():
+	}
+	draining, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	if err := web.Shutdown(draining); err != nil {
+		return fmt.Errorf("end http server: %w", err)
+	}
+	return nil
+}
+
+func newServer(set *functions.Set, version string, log zerolog.Logger) *server {
+	return &server{functions: set, version: version, held: semaphore.NewWeighted(maxHeld), log: log}
+}
+
+// listen opens the address. It returns nil if ctx ends before the address is free.
+func listen(ctx context.Context, o Options) (net.Listener, error) {
+	for reported := false; ; {
+		l, err := net.Listen("tcp", o.Address.String())
+		if err == nil {
+			return l, nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("listen for http: %w; `gateway: {address: ...}` in the configuration sets the address", err)
+		}
+		if !reported {
+			reported = true
+			o.Log.Warn().Err(err).Msg("the gateway's address is taken; the node runs without it until the address is free")
+		}
+		select {
+		case <-time.After(retryListen):
+		case <-ctx.Done():
+			return nil, nil
+		}
+	}
+}
+
+// errorLog turns the lines of an http.Server into records.
+type errorLog struct{ log zerolog.Logger }
+
+func (e errorLog) Write(line []byte) (int, error) {
+	e.log.Debug().Bytes("error", line).Msg("http server")
+	return len(line), nil
+}

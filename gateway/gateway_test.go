@@ -1,0 +1,453 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"io"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/gateway/openinference"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// The fake node's functions. Each takes small pictures, so that tests can read them.
+var (
+	finder = models.Card{
+		Name: "finder", Version: 3, Framework: "onnx", Labels: []string{"cat", "dog"}, Decoder: models.Decoder{Name: "boxes"},
+		Input: models.Input{Name: "image", Height: 4, Width: 4, Channels: 3, WireType: models.U8, WireLayout: models.HWC},
+	}
+	raw = models.Card{
+		Name: "raw", Version: 1, Framework: "onnx", Decoder: models.Decoder{Name: "raw"},
+		Input:   models.Input{Name: "x", Height: 1, Width: 2, Channels: 1, WireType: models.F32, WireLayout: models.HWC},
+		Outputs: []models.Output{{Name: "sum", Shape: []int64{1}}, {Name: "pair", Shape: []int64{2}}},
+	}
+)
+
+// fakeNode answers for the manager of a node with the functions finder and raw.
+func fakeNode(t *testing.T, answer clienttest.Handler) *functions.Set {
+	t.Helper()
+	peer, err := clienttest.NewManager(answer, clienttest.ManagerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(peer.Close)
+
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := control.ListenAdmin(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cards := map[string]*models.Card{"finder": &finder, "raw": &raw}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+control.StatusPath, func(w http.ResponseWriter, _ *http.Request) {
+		status := control.Status{Started: time.Unix(1, 0)}
+		for _, c := range cards {
+			status.Functions = append(status.Functions, control.FunctionStatus{
+				Name: c.Name, Address: peer.Addr().Addr().String(), Port: int(peer.Addr().Port()), Model: c.Name, Version: c.Version,
+				Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{{Generation: 1, Role: control.Serve, State: control.Active}}}},
+			})
+		}
+		json.NewEncoder(w).Encode(status)
+	})
+	mux.HandleFunc("GET "+control.CardPath, func(w http.ResponseWriter, r *http.Request) {
+		json.NewEncoder(w).Encode(cards[r.URL.Query().Get("function")])
+	})
+	web := &http.Server{Handler: mux}
+	go web.Serve(admin)
+	t.Cleanup(func() { web.Close() })
+
+	set := functions.NewSet(dir, zerolog.Nop())
+	if err := set.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// newGateway serves the fake node's functions.
+func newGateway(t *testing.T, answer clienttest.Handler) *httptest.Server {
+	t.Helper()
+	s := newServer(fakeNode(t, answer), "test", zerolog.Nop())
+	web := httptest.NewServer((&access{loopback: true}).guard(s.routes()))
+	t.Cleanup(web.Close)
+	return web
+}
+
+// oneBox answers with a box in the middle of the model's input.
+func oneBox(clienttest.Request) (wire.Result, []byte, bool) {
+	r := wire.Result{Status: wire.StatusOK, Kind: wire.KindBoxes, Batch: 1, Credit: 64, ModelVersion: 3, Infer: 5 * time.Millisecond}
+	return r, wire.AppendBoxes(nil, []wire.Box{{Class: 1, Score: 0.75, X0: 0.25, Y0: 0.25, X1: 0.75, Y1: 0.75}}), true
+}
+
+// status answers with a status other than ok.
+func status(s wire.Status) clienttest.Handler {
+	return func(clienttest.Request) (wire.Result, []byte, bool) {
+		return wire.Result{Status: s, Credit: 64}, nil, true
+	}
+}
+
+// post sends a body and returns the response with its body.
+func post(t *testing.T, url, media string, body []byte, headers ...string) (*http.Response, string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", media)
+	for i := 0; i+1 < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+	}
+	return do(t, request)
+}
+
+func do(t *testing.T, request *http.Request) (*http.Response, string) {
+	t.Helper()
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response, string(text)
+}
+
+func photo(t *testing.T, width, height int) []byte {
+	t.Helper()
+	img := image.NewRGBA(image.Rect(0, 0, width, height))
+	for i := range img.Pix {
+		img.Pix[i] = 200
+	}
+	img.Set(0, 0, color.Black)
+	var b bytes.Buffer
+	if err := jpeg.Encode(&b, img, nil); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func TestPhoto(t *testing.T) {
+	web := newGateway(t, oneBox)
+	for _, media := range []string{"image/jpeg", "application/x-www-form-urlencoded"} {
+		response, text := post(t, web.URL+"/v2/models/finder/infer", media, photo(t, 400, 200))
+		// The input is letterboxed: its middle half is all of the height and half of the width.
+		if response.StatusCode != 200 || !strings.Contains(text, `"shape":[1,1,4],"datatype":"FP32","data":[100,0,300,200]`) {
+			t.Errorf("%s: %s %s", media, response.Status, text)
+		}
+		if !strings.Contains(text, `"data":["dog"]`) || !strings.Contains(text, `"infer_us":5000`) || !strings.Contains(text, `"model_version":"3"`) {
+			t.Errorf("%s: %s", media, text)
+		}
+	}
+}
+
+func TestDeepStack(t *testing.T) {
+	web := newGateway(t, oneBox)
+	form := func(field string, confidence string) (string, []byte) {
+		var b bytes.Buffer
+		w := multipart.NewWriter(&b)
+		part, _ := w.CreateFormFile(field, "a.jpg")
+		part.Write(photo(t, 400, 200))
+		w.WriteField("min_confidence", confidence)
+		w.Close()
+		return w.FormDataContentType(), b.Bytes()
+	}
+	for _, c := range []struct{ field, confidence, want string }{
+		{"image", "0.5", `"predictions":[{"label":"dog","confidence":0.75,"x_min":100,"y_min":0,"x_max":300,"y_max":200}],"success":true`},
+		{"image", "0.8", `"predictions":[],"success":true`},
+		{"image", "much", `min_confidence is \"much\"`},
+		{"picture", "0.5", "no file named image"},
+	} {
+		media, body := form(c.field, c.confidence)
+		if _, text := post(t, web.URL+"/v1/vision/detection", media, body); !strings.Contains(text, c.want) {
+			t.Errorf("%+v: %s", c, text)
+		}
+	}
+}
+
+func TestTensors(t *testing.T) {
+	web := newGateway(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		a := float32frombytes(q.Picture)
+		b := float32frombytes(q.Picture[4:])
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 2, Credit: 64}, wire.AppendRaw(nil, []float32{a + b, a, b}), true
+	})
+	url := web.URL + "/v2/models/raw/infer"
+	input := `{"id":"7","inputs":[{"name":"x","shape":[2,1,2,1],"datatype":"FP32"`
+	t.Run("json", func(t *testing.T) {
+		_, text := post(t, url, "application/json", []byte(input+`,"data":[[1,2],[3,4.5]]}]}`))
+		if !strings.Contains(text, `"id":"7"`) || !strings.Contains(text, `"name":"sum","shape":[2,1],"datatype":"FP32","data":[3,7.5]`) ||
+			!strings.Contains(text, `"name":"pair","shape":[2,2],"datatype":"FP32","data":[1,2,3,4.5]`) {
+			t.Error(text)
+		}
+	})
+	t.Run("binary", func(t *testing.T) {
+		head := input + `,"parameters":{"binary_data_size":16}}],"outputs":[{"name":"sum","parameters":{"binary_data":true}}]}`
+		body := []byte(head)
+		for _, v := range []float32{1, 2, 3, 4.5} {
+			body = append(body, wire.AppendRaw(nil, []float32{v})...)
+		}
+		response, text := post(t, url, "application/octet-stream", body, openinference.HeaderLength, fmt.Sprint(len(head)))
+		var length int
+		fmt.Sscan(response.Header.Get(openinference.HeaderLength), &length)
+		if length == 0 || !strings.Contains(text, `"binary_data_size":8`) || text[length:] != string(wire.AppendRaw(nil, []float32{3, 7.5})) {
+			t.Errorf("%d: %q", length, text)
+		}
+	})
+	t.Run("unknown output", func(t *testing.T) {
+		response, text := post(t, url, "application/json", []byte(input+`,"data":[1,2,3,4]}],"outputs":[{"name":"mean"}]}`))
+		if response.StatusCode != 400 || !strings.Contains(text, `no output \"mean\", want one of sum, pair`) {
+			t.Error(response.Status, text)
+		}
+	})
+}
+
+func float32frombytes(b []byte) float32 {
+	v, _ := wire.DecodeRaw(nil, binary.LittleEndian.AppendUint32(nil, binary.LittleEndian.Uint32(b)))
+	return v[0]
+}
+
+func TestStatuses(t *testing.T) {
+	for s, want := range map[wire.Status]int{
+		wire.StatusLate: 504, wire.StatusBusy: 503, wire.StatusIncomplete: 502, wire.StatusRefused: 400, wire.StatusFailed: 500,
+	} {
+		response, text := post(t, newGateway(t, status(s)).URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 4, 4))
+		if response.StatusCode != want || !strings.HasPrefix(text, `{"error":`) {
+			t.Errorf("%v: %s %s, want %d", s, response.Status, text, want)
+		}
+		if retry := response.Header.Get("Retry-After"); (retry != "") != (want == 503) {
+			t.Errorf("%v: Retry-After %q", s, retry)
+		}
+	}
+}
+
+func TestBadInput(t *testing.T) {
+	web := newGateway(t, oneBox)
+	infer := web.URL + "/v2/models/finder/infer"
+	huge := photo(t, 8, 8)
+	// The frame header of a JPEG has height and width as two bytes each.
+	at := bytes.Index(huge, []byte{0xff, 0xc0}) + 5
+	copy(huge[at:], []byte{0xea, 0x60, 0xea, 0x60})
+	for name, c := range map[string]struct {
+		url, media string
+		body       []byte
+		status     int
+		want       string
+	}{
+		"unknown function":    {web.URL + "/v2/models/nope/infer", "image/jpeg", photo(t, 4, 4), 404, `the node has [\"finder\" \"raw\"]`},
+		"wrong version":       {web.URL + "/v2/models/finder/versions/9/infer", "image/jpeg", photo(t, 4, 4), 404, "serves version 3"},
+		"no picture":          {infer, "image/jpeg", []byte("GIF87"), 415, "not a JPEG, PNG"},
+		"damaged picture":     {infer, "image/jpeg", photo(t, 64, 64)[:300], 400, "picture"},
+		"60,000 × 60,000":     {infer, "image/jpeg", huge, 413, "60000 × 60000 pixels, want at most 64 Mpixel"},
+		"photo for a tensor":  {web.URL + "/v2/models/raw/infer", "image/jpeg", photo(t, 4, 4), 415, "send a tensor"},
+		"bad timeout":         {infer + "?timeout=soon", "image/jpeg", photo(t, 4, 4), 400, "want a duration like 25ms"},
+		"empty":               {infer, "application/json", nil, 400, "read JSON"},
+		"no input":            {infer, "application/json", []byte(`{"inputs":[]}`), 400, `has 0 inputs, want 1: \"image\"`},
+		"wrong name":          {infer, "application/json", []byte(`{"inputs":[{"name":"a"}]}`), 400, `want the name \"image\"`},
+		"wrong type":          {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"FP32"}]}`), 400, `want \"UINT8\"`},
+		"overflowing shape":   {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[9223372036854775807,4,4,3]}]}`), 400, "from 1 to 256"},
+		"one number short":    {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":[` + strings.Repeat("1,", 46) + `1]}]}`), 400, "has 47 numbers, the shape wants 48"},
+		"number out of range": {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":[256]}]}`), 400, "integer from 0 to 255"},
+		"no array":            {infer, "application/json", []byte(`{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"data":{"a":1}}]}`), 400, "no array"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, text := post(t, c.url, c.media, c.body)
+			if response.StatusCode != c.status || !strings.Contains(text, c.want) {
+				t.Errorf("%s %s, want %d and %q", response.Status, text, c.status, c.want)
+			}
+		})
+	}
+	t.Run("one byte short", func(t *testing.T) {
+		head := `{"inputs":[{"name":"image","datatype":"UINT8","shape":[4,4,3],"parameters":{"binary_data_size":47}}]}`
+		response, text := post(t, infer, "application/octet-stream", append([]byte(head), make([]byte, 47)...), openinference.HeaderLength, fmt.Sprint(len(head)))
+		if response.StatusCode != 400 || !strings.Contains(text, "want 48") {
+			t.Error(response.Status, text)
+		}
+	})
+	t.Run("header length", func(t *testing.T) {
+		response, text := post(t, infer, "application/octet-stream", []byte("{}"), openinference.HeaderLength, "3")
+		if response.StatusCode != 400 || !strings.Contains(text, "body's 2") {
+			t.Error(response.Status, text)
+		}
+	})
+}
+
+// A body of 4 GiB is refused by its header alone.
+func TestLargeBody(t *testing.T) {
+	web := newGateway(t, oneBox)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(web.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprintf(conn, "POST /v2/models/finder/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n", 4<<30)
+	answer := make([]byte, 12)
+	if _, err := io.ReadFull(conn, answer); err != nil || string(answer) != "HTTP/1.1 413" {
+		t.Errorf("%q, %v", answer, err)
+	}
+}
+
+// While other requests hold the memory, more are answered busy.
+func TestMemoryIsBounded(t *testing.T) {
+	s := newServer(fakeNode(t, oneBox), "test", zerolog.Nop())
+	release, err := s.hold(maxHeld)
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(s.routes())
+	defer web.Close()
+	response, text := post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 4, 4))
+	if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
+		t.Error(response.Status, text)
+	}
+	release()
+	if response, text = post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 4, 4)); response.StatusCode != 200 {
+		t.Error(response.Status, text)
+	}
+}
+
+func TestMetadata(t *testing.T) {
+	web := newGateway(t, oneBox)
+	for path, want := range map[string]string{
+		"/v2":                                `"extensions":["binary_tensor_data"]`,
+		"/v2/models/finder":                  `"inputs":[{"name":"image","datatype":"UINT8","shape":[-1,4,4,3]}],"outputs":[{"name":"boxes"`,
+		"/v2/models/raw":                     `{"name":"pair","datatype":"FP32","shape":[-1,2]}`,
+		"/v2/models/finder/versions/3":       `"versions":["3"]`,
+		"/v2/health/live":                    "",
+		"/v2/health/ready":                   "",
+		"/v2/models/finder/ready":            "",
+		"/v2/models/finder/versions/3/ready": "",
+	} {
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+path, nil)
+		if response, text := do(t, request); response.StatusCode != 200 || !strings.Contains(text, want) {
+			t.Errorf("%s: %s %s", path, response.Status, text)
+		}
+	}
+}
+
+func TestAccess(t *testing.T) {
+	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	own, err := newAccess(netip.MustParseAddrPort("127.0.0.1:9651"), t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := newAccess(netip.MustParseAddrPort("192.0.2.1:9651"), t.TempDir(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name                string
+		a                   *access
+		host, origin, token string
+		want                int
+	}{
+		{"localhost", own, "localhost:9651", "", "", 200},
+		{"IPv6", own, "[::1]:9651", "", "", 200},
+		{"own page", own, "127.0.0.1:9651", "http://127.0.0.1:9651", "", 200},
+		{"foreign page", own, "127.0.0.1:9651", "http://evil.example", "", 403},
+		{"null origin", own, "127.0.0.1:9651", "null", "", 403},
+		{"foreign host", own, "evil.example", "", "", 403},
+		{"token", other, "camera.example", "", "Bearer 0123456789abcdef", 200},
+		{"no token", other, "camera.example", "", "", 401},
+		{"wrong token", other, "camera.example", "", "Bearer 0123456789abcdee", 401},
+		{"prefix of token", other, "camera.example", "", "Bearer 0123", 401},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := httptest.NewRequest(http.MethodGet, "/v2", nil)
+			r.Host = c.host
+			if c.origin != "" {
+				r.Header.Set("Origin", c.origin)
+			}
+			if c.token != "" {
+				r.Header.Set("Authorization", c.token)
+			}
+			w := httptest.NewRecorder()
+			c.a.guard(ok).ServeHTTP(w, r)
+			if w.Code != c.want {
+				t.Errorf("%d %s, want %d", w.Code, w.Body, c.want)
+			}
+		})
+	}
+}
+
+func TestToken(t *testing.T) {
+	dir := t.TempDir()
+	public := netip.MustParseAddrPort("0.0.0.0:9651")
+	first, err := newAccess(public, dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := newAccess(public, dir, "")
+	if err != nil || first.token != second.token || len(first.token) < minToken {
+		t.Errorf("tokens %q and %q, %v", first.token, second.token, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, TokenFile)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	short := filepath.Join(dir, "short")
+	if err := os.WriteFile(short, []byte("1234"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newAccess(public, dir, short); err == nil || !strings.Contains(err.Error(), "want at least 16") {
+		t.Error(err)
+	}
+}
+
+// The gateway waits for an address that is taken, and answers once it is free.
+func TestRun(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := netip.MustParseAddrPort(taken.Addr().String())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ready, ended := make(chan netip.AddrPort, 1), make(chan error, 1)
+	go func() {
+		ended <- Run(ctx, Options{Address: address, Dir: t.TempDir(), Log: zerolog.Nop()}, func(a netip.AddrPort) { ready <- a })
+	}()
+	select {
+	case a := <-ready:
+		t.Fatalf("listens on %v, which is taken", a)
+	case <-time.After(50 * time.Millisecond):
+	}
+	taken.Close()
+	if a := <-ready; a != address {
+		t.Errorf("listens on %v, want %v", a, address)
+	}
+	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address.String()+"/v2/health/ready", nil)
+	if response, text := do(t, request); response.StatusCode != 400 || !strings.Contains(text, "manager does not answer") {
+		t.Error(response.Status, text)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,424 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/gateway/openinference"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/wire"
+)
+
+func (s *server) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v2", s.serverMetadata)
+	mux.HandleFunc("GET /v2/{$}", s.serverMetadata)
+	mux.HandleFunc("GET /v2/health/live", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v2/health/ready", s.ready)
+	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
+		mux.HandleFunc("GET "+path, s.metadata)
+		mux.HandleFunc("GET "+path+"/ready", s.modelReady)
+		mux.HandleFunc("POST "+path+"/infer", s.infer)
+	}
+	mux.HandleFunc("POST /v1/vision/detection", s.detect)
+	return mux
+}
+
+// httpError is an error with the status to answer it with.
+type httpError struct {
+	status int
+	err    error
+}
+
+func (e *httpError) Error() string { return e.err.Error() }
+func (e *httpError) Unwrap() error { return e.err }
+
+func badRequest(err error) error { return &httpError{http.StatusBadRequest, err} }
+
+// statuses are the HTTP statuses of answers other than ok.
+var statuses = map[wire.Status]int{
+	wire.StatusLate:       http.StatusGatewayTimeout,
+	wire.StatusBusy:       http.StatusServiceUnavailable,
+	wire.StatusIncomplete: http.StatusBadGateway,
+	wire.StatusRefused:    http.StatusBadRequest,
+	wire.StatusFailed:     http.StatusInternalServerError,
+}
+
+// statusOf returns the HTTP status of an error.
+func statusOf(err error) int {
+	var own *httpError
+	var answer client.StatusError
+	var large *http.MaxBytesError
+	var output *openinference.ErrOutput
+	switch {
+	case errors.As(err, &own):
+		return own.status
+	case errors.As(err, &answer):
+		return statuses[wire.Status(answer)]
+	case errors.As(err, &large), errors.Is(err, picture.ErrTooLarge):
+		return http.StatusRequestEntityTooLarge
+	case errors.As(err, &output), errors.Is(err, picture.ErrDamaged):
+		return http.StatusBadRequest
+	case errors.Is(err, functions.ErrUnknown):
+		return http.StatusNotFound
+	case errors.Is(err, functions.ErrNoPicture), errors.Is(err, picture.ErrFormat):
+		return http.StatusUnsupportedMediaType
+	case errors.Is(err, client.ErrLate), errors.Is(err, client.ErrUnsent), errors.Is(err, client.ErrUnanswered):
+		return http.StatusGatewayTimeout
+	case errors.Is(err, client.ErrQueueFull), errors.Is(err, client.ErrClosed):
+		return http.StatusServiceUnavailable
+	}
+	return http.StatusInternalServerError
+}
+
+// writeError answers with an error in the protocol's form.
+func writeError(w http.ResponseWriter, status int, err error) {
+	w.Header().Set("Content-Type", "application/json")
+	if status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
+}
+
+func fail(w http.ResponseWriter, err error) { writeError(w, statusOf(err), err) }
+
+func writeJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(v)
+}
+
+func (s *server) serverMetadata(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, map[string]any{"name": "penstock", "version": s.version, "extensions": []string{"binary_tensor_data"}})
+}
+
+// ready answers 200 when every function has a process that serves.
+func (s *server) ready(w http.ResponseWriter, _ *http.Request) {
+	if err := s.functions.Alive(); err != nil {
+		writeError(w, http.StatusBadRequest, err)
+		return
+	}
+	for _, f := range s.functions.All() {
+		if err := s.functions.Ready(f.Name); err != nil {
+			writeError(w, http.StatusBadRequest, err)
+			return
+		}
+	}
+}
+
+// function returns the function of a request's path.
+func (s *server) function(r *http.Request) (*functions.Function, error) {
+	f, err := s.functions.Function(r.PathValue("model"))
+	if err != nil {
+		return nil, err
+	}
+	if v := r.PathValue("version"); v != "" && v != fmt.Sprint(f.Card.Version) {
+		return nil, &httpError{http.StatusNotFound, fmt.Errorf("function %s serves version %d of its model, not %s", f.Name, f.Card.Version, v)}
+	}
+	return f, nil
+}
+
+func (s *server) metadata(w http.ResponseWriter, r *http.Request) {
+	f, err := s.function(r)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	writeJSON(w, openinference.Describe(f.Name, f.Card))
+}
+
+func (s *server) modelReady(w http.ResponseWriter, r *http.Request) {
+	f, err := s.function(r)
+	if err == nil {
+		err = s.functions.Ready(f.Name)
+	}
+	switch {
+	case errors.Is(err, functions.ErrUnknown):
+		fail(w, err)
+	case err != nil:
+		writeError(w, http.StatusBadRequest, err)
+	}
+}
+
+// infer answers a message of the protocol, or a photo.
+func (s *server) infer(w http.ResponseWriter, r *http.Request) {
+	f, err := s.function(r)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	body, release, err := s.body(w, r)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	defer release()
+
+	// curl calls a body a form if the user does not say what it is.
+	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || strings.HasPrefix(http.DetectContentType(body), "image/") {
+		s.inferPhoto(w, r, f, body)
+		return
+	}
+	q, err := openinference.DecodeRequest(body, r.Header.Get(openinference.HeaderLength), &f.Card.Input)
+	if err != nil {
+		fail(w, badRequest(err))
+		return
+	}
+	answers, err := inferAll(r.Context(), f, q)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	s.answer(w, f, q, answers)
+}
+
+// inferAll sends each picture of a request and waits for all answers. The error is the first
+// one, by the order of the pictures.
+func inferAll(ctx context.Context, f *functions.Function, q *openinference.Request) ([]functions.Answer, error) {
+	answers := make([]functions.Answer, len(q.Pictures))
+	errs := make([]error, len(q.Pictures))
+	var wait sync.WaitGroup
+	for i, p := range q.Pictures {
+		wait.Go(func() { answers[i], errs[i] = f.Infer(ctx, p, q.Timeout) })
+	}
+	wait.Wait()
+	for i, err := range errs {
+		if err != nil && len(errs) > 1 {
+			return nil, fmt.Errorf("picture %d of %d: %w", i+1, len(errs), err)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return answers, nil
+}
+
+// answer writes the response to a request.
+func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinference.Request, answers []functions.Answer) {
+	content := make([]openinference.Answer, len(answers))
+	slowest := 0
+	for i := range answers {
+		a := &answers[i]
+		content[i] = openinference.Answer{Kind: a.Kind, Boxes: a.Boxes, Classes: a.Classes, Values: a.Values}
+		if a.Latency > answers[slowest].Latency {
+			slowest = i
+		}
+	}
+	outputs, err := openinference.Outputs(f.Card, content)
+	if err != nil {
+		writeError(w, http.StatusServiceUnavailable, err)
+		return
+	}
+	a := &answers[slowest]
+	body, headerLength, err := openinference.EncodeResponse(q, f.Name, fmt.Sprint(a.ModelVersion), stages(a), outputs)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	if headerLength > 0 {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set(openinference.HeaderLength, strconv.Itoa(headerLength))
+	}
+	w.Write(body)
+}
+
+// stages are the times of the slowest picture as parameters of a response, in microseconds.
+func stages(a *functions.Answer) map[string]int64 {
+	times := map[string]int64{"latency_us": a.Latency.Microseconds(), "batch": int64(a.Batch)}
+	for i, t := range a.StageTimes() {
+		times[wire.StageNames[i]+"_us"] = t.Microseconds()
+	}
+	return times
+}
+
+// body reads a request's body. release returns its memory to what all requests share.
+func (s *server) body(w http.ResponseWriter, r *http.Request) (body []byte, release func(), err error) {
+	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		return nil, nil, &httpError{http.StatusUnsupportedMediaType, fmt.Errorf("content encoding is %q, want none", e)}
+	}
+	size := r.ContentLength
+	if size > maxBody {
+		return nil, nil, &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body has %d bytes, want at most %d", size, maxBody)}
+	}
+	if size < 0 {
+		size = maxBody // sent in chunks
+	}
+	if release, err = s.hold(size); err != nil {
+		return nil, nil, err
+	}
+	http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
+	defer http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
+		release()
+		var large *http.MaxBytesError
+		if !errors.As(err, &large) {
+			err = badRequest(fmt.Errorf("read body: %w", err))
+		}
+		return nil, nil, err
+	}
+	return body, release, nil
+}
+
+// hold takes memory from what all requests share; the error is for the client.
+func (s *server) hold(bytes int64) (release func(), err error) {
+	if !s.held.TryAcquire(bytes) {
+		return nil, &httpError{http.StatusServiceUnavailable, fmt.Errorf("gateway has %d MiB of other requests in memory, want this one later", maxHeld>>20)}
+	}
+	return func() { s.held.Release(bytes) }, nil
+}
+
+// decodedPixelBytes is the memory per pixel of a decoded photo that may have to be turned.
+const decodedPixelBytes = 2 * 4
+
+// photo decodes a photo, within the memory that all requests share, and infers it.
+func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a functions.Answer, found []functions.Detection, err error) {
+	timeout, err := queryTimeout(r)
+	if err != nil {
+		return a, nil, err
+	}
+	pixels, err := picture.Pixels(file)
+	if err != nil {
+		return a, nil, err
+	}
+	release, err := s.hold(int64(pixels) * decodedPixelBytes)
+	if err != nil {
+		return a, nil, err
+	}
+	defer release()
+	photo, err := picture.Decode(file)
+	if err != nil {
+		return a, nil, err
+	}
+	return f.InferPhoto(r.Context(), photo, timeout)
+}
+
+// queryTimeout is the query's timeout, like 25ms; 0 if it has none.
+func queryTimeout(r *http.Request) (time.Duration, error) {
+	text := r.URL.Query().Get("timeout")
+	if text == "" {
+		return 0, nil
+	}
+	timeout, err := time.ParseDuration(text)
+	if err != nil || timeout <= 0 {
+		return 0, badRequest(fmt.Errorf("timeout is %q, want a duration like 25ms", text))
+	}
+	return timeout, nil
+}
+
+// inferPhoto answers a photo. Boxes are in its pixels.
+func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions.Function, file []byte) {
+	a, found, err := s.photo(r, f, file)
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	if a.Kind == wire.KindBoxes {
+		a.Boxes = a.Boxes[:0]
+		for _, d := range found {
+			a.Boxes = append(a.Boxes, wire.Box{
+				Class: d.Class, Score: d.Score,
+				X0: float32(d.Box.Min.X), Y0: float32(d.Box.Min.Y), X1: float32(d.Box.Max.X), Y1: float32(d.Box.Max.Y),
+			})
+		}
+	}
+	s.answer(w, f, &openinference.Request{}, []functions.Answer{a})
+}
+
+// detect answers in the form of DeepStack, which Frigate and Home Assistant use: a form with
+// the file "image" and, if it is given, the field min_confidence.
+func (s *server) detect(w http.ResponseWriter, r *http.Request) {
+	predictions, err := s.predictions(w, r)
+	if err != nil {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(statusOf(err))
+		json.NewEncoder(w).Encode(map[string]any{"success": false, "error": err.Error(), "predictions": []prediction{}})
+		return
+	}
+	writeJSON(w, map[string]any{"success": true, "predictions": predictions, "duration": 0})
+}
+
+// prediction is DeepStack's form of a box, in the photo's pixels.
+type prediction struct {
+	Label      string  `json:"label"`
+	Confidence float32 `json:"confidence"`
+	XMin       int     `json:"x_min"`
+	YMin       int     `json:"y_min"`
+	XMax       int     `json:"x_max"`
+	YMax       int     `json:"y_max"`
+}
+
+func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]prediction, error) {
+	f, err := s.detector(r.URL.Query().Get("function"))
+	if err != nil {
+		return nil, err
+	}
+	body, release, err := s.body(w, r)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	if err := r.ParseMultipartForm(maxBody); err != nil {
+		return nil, badRequest(fmt.Errorf("read form: %w", err))
+	}
+	defer r.MultipartForm.RemoveAll()
+	part, _, err := r.FormFile("image")
+	if err != nil {
+		return nil, badRequest(fmt.Errorf("form has no file named image: %w", err))
+	}
+	defer part.Close()
+	file, err := io.ReadAll(part)
+	if err != nil {
+		return nil, badRequest(fmt.Errorf("read image: %w", err))
+	}
+	minimum := 0.0
+	if text := r.FormValue("min_confidence"); text != "" {
+		if minimum, err = strconv.ParseFloat(text, 32); err != nil {
+			return nil, badRequest(fmt.Errorf("min_confidence is %q, want a number from 0 to 1", text))
+		}
+	}
+
+	_, found, err := s.photo(r, f, file)
+	if err != nil {
+		return nil, err
+	}
+	predictions := []prediction{}
+	for _, d := range found {
+		if float64(d.Score) >= minimum {
+			predictions = append(predictions, prediction{d.Label, d.Score, d.Box.Min.X, d.Box.Min.Y, d.Box.Max.X, d.Box.Max.Y})
+		}
+	}
+	return predictions, nil
+}
+
+// detector returns the function of that name. Without a name it is the one with the most
+// classes among those that find boxes.
+func (s *server) detector(name string) (*functions.Function, error) {
+	if name != "" {
+		return s.functions.Function(name)
+	}
+	var best *functions.Function
+	for _, f := range s.functions.All() {
+		finds := f.Card.Decoder.Name == "boxes" && f.Card.Input.WireType == models.U8
+		if finds && (best == nil || len(f.Card.Labels) > len(best.Card.Labels)) {
+			best = f
+		}
+	}
+	if best == nil {
+		return nil, fmt.Errorf("%w that finds boxes", functions.ErrUnknown)
+	}
+	return best, nil
+}
