@@ -31,6 +31,8 @@ type Config struct {
 	Source Source `yaml:"source" default:"udp" want:"udp, or {dpdk: {port: ..., addresses: [...]}}"`
 	// Address of /metrics, /healthz, /readyz and /status.json.
 	HTTP netip.AddrPort `yaml:"http" default:"127.0.0.1:9650" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 127.0.0.1:9650"`
+	// HTTP inference (docs/http.md). `gateway: off` starts none.
+	Gateway Gateway `yaml:"gateway" want:"off, or {address: ADDRESS:PORT}"`
 	// Folder of the sockets between the processes of this node. If left out, it is
 	// $XDG_RUNTIME_DIR/penstock, or penstock-UID in the temporary folder.
 	RuntimeDir string `yaml:"runtime_dir" want:"a folder" example:"/run/penstock"`
@@ -118,6 +120,23 @@ func (s *Sandbox) Words() []string { return []string{"off"} }
 
 // SetWord takes one of Words.
 func (s *Sandbox) SetWord(string) { s.Off = true }
+
+// Gateway serves the functions over HTTP.
+type Gateway struct {
+	// Off starts no gateway.
+	Off bool
+	// Address of the gateway. Addresses other than 127.0.0.1 and ::1 need a token in every request.
+	Address netip.AddrPort `yaml:"address" default:"127.0.0.1:9651" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 127.0.0.1:9651"`
+	// File with the token, 16 characters or more. If left out, the gateway makes gateway.token in the
+	// runtime folder.
+	TokenFile string `yaml:"token_file" want:"a file" example:"/etc/penstock/token"`
+}
+
+// Words are the forms of the key that are no map.
+func (g *Gateway) Words() []string { return []string{"off"} }
+
+// SetWord takes one of Words.
+func (g *Gateway) SetWord(string) { g.Off = true }
 
 // Slab is the packet memory of each inference function, in equal parts of its receivers.
 type Slab struct {

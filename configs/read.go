@@ -75,6 +75,9 @@ func ReadText(file string, text []byte) (Config, error) {
 			c.Models[i] = filepath.Join(filepath.Dir(path), dir)
 		}
 	}
+	if file := c.Gateway.TokenFile; file != "" && !filepath.IsAbs(file) {
+		c.Gateway.TokenFile = filepath.Join(filepath.Dir(path), file)
+	}
 	for i := range c.Functions {
 		// A model with a slash is a card's file; a bare name is looked up.
 		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {

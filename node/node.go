@@ -34,6 +34,8 @@ type Options struct {
 	ConfigFile string
 	// HTTP is where the node serves its status; a free loopback port where zero.
 	HTTP netip.AddrPort
+	// Gateway is where the node serves HTTP inference; a node without one by default.
+	Gateway netip.AddrPort
 	// Args are more arguments for `penstock up`.
 	Args []string
 	// Environment is added to this process's own, as NAME=value.
@@ -80,7 +82,11 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n.Config = o.ConfigFile
 	if n.Config == "" {
 		n.Config = filepath.Join(n.Dir, "config.yaml")
-		text := fmt.Sprintf("http: %s\n%s", n.HTTP, o.Config)
+		gateway := "off"
+		if o.Gateway.IsValid() {
+			gateway = fmt.Sprintf("{address: %q}", o.Gateway)
+		}
+		text := fmt.Sprintf("http: %s\n%s\ngateway: %s\n", n.HTTP, o.Config, gateway)
 		if err := os.WriteFile(n.Config, []byte(text), 0o600); err != nil {
 			return nil, fmt.Errorf("write configuration: %w", err)
 		}

@@ -69,9 +69,9 @@ latency objective, in batches as large as the objective allows.`,
 		return fmt.Errorf("%w; `%s --help` shows what it takes", err, c.CommandPath())
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()),
+	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()), service("auto", gatewayCommand()),
 		service("json", ifCommand()), service("json", weightsCommand()), service("json", prepareCommand()),
-		modelsCommand(), profileCommand(), planCommand(), loadCommand(), demoCommand(), benchMoved(), doctorCommand(), checkCommand(), loadModelCommand(), versionCommand())
+		modelsCommand(), profileCommand(), planCommand(), loadCommand(), inferCommand(), demoCommand(), benchMoved(), doctorCommand(), checkCommand(), loadModelCommand(), versionCommand())
 	return cmd
 }
 

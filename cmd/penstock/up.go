@@ -22,8 +22,8 @@ func upCommand() *cobra.Command {
 	var flags nodeFlags
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Run manager and orchestrator together",
-		Long: `Runs the manager and the orchestrator as two processes and starts one that
+		Short: "Run manager, orchestrator and gateway together",
+		Long: `Runs the manager, the orchestrator and the gateway as processes and starts one that
 dies again. An orchestrator goes on with the processes that run. A manager goes on
 with the functions that it had last (penstock if), unless the configuration file has
 been changed and can be read. SIGTERM or Ctrl-C drains: what was accepted is answered, then everything
@@ -73,6 +73,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	err = supervisor.Run(ctx, supervisor.Options{
 		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
 		Environment: append(os.Environ(), runVariable+"="+rand.Text()),
+		Gateway:     !c.Gateway.Off,
 		Patience:    5 * c.DrainTimeout, Lend: lendKeeper(processes, log), Log: log,
 	})
 	var exit *exec.ExitError

@@ -1,5 +1,5 @@
-// Package supervisor keeps the manager and the orchestrator of a node running: it starts
-// one that dies again, and ends both in order.
+// Package supervisor keeps the manager, the orchestrator and the gateway of a node running: it
+// starts one that dies again, and ends them in order.
 package supervisor
 
 import (
@@ -21,11 +21,13 @@ import (
 
 // Options say what is run.
 type Options struct {
-	// Binary is the program, whose verbs manager and orchestrator are. Args follow both
-	// verbs, OrchestratorArgs the orchestrator's.
+	// Binary is the program, with the verbs manager, orchestrator and gateway. Args follow
+	// each verb, OrchestratorArgs the orchestrator's.
 	Binary                 string
 	Args, OrchestratorArgs []string
 	Environment            []string
+	// Gateway starts a gateway, too. The node does not depend on it.
+	Gateway bool
 	// Patience is how long each may take to end.
 	Patience time.Duration
 	// Lend gives each orchestrator what it inherits.
@@ -37,8 +39,9 @@ type Options struct {
 // could not be.
 type Lender func(child *exec.Cmd) (started func(), err error)
 
-// Run keeps a manager and an orchestrator running until ctx ends or one of them cannot go
-// on. The manager is ended first: it needs the processes to answer what it has accepted.
+// Run keeps the node's processes running until ctx ends, or the manager or the orchestrator
+// cannot go on. The gateway is ended first: it needs the manager to answer what it has
+// accepted, as the manager needs the processes.
 // For a child that ended by itself the error is its *exec.ExitError: it has said why.
 func Run(ctx context.Context, o Options) error {
 	managerCtx, stopManager := context.WithCancel(context.Background())
@@ -53,6 +56,8 @@ func Run(ctx context.Context, o Options) error {
 		}
 		ended <- err
 	}
+	endGateway := o.keepGateway()
+	defer endGateway()
 	go start(orchestratorCtx, "orchestrator", orchestrator, o.Lend, o.OrchestratorArgs...)
 	go start(managerCtx, "manager", manager, nil)
 	select {
@@ -65,10 +70,40 @@ func Run(ctx context.Context, o Options) error {
 		return cmp.Or(err, <-manager)
 	case <-ctx.Done():
 	}
+	endGateway()
 	stopManager()
 	err := <-manager
 	stopOrchestrator()
 	return cmp.Or(err, <-orchestrator)
+}
+
+// gatewayPause is the time before a gateway that ended is started again.
+const gatewayPause = 5 * time.Second
+
+// keepGateway keeps a gateway running until end is called. Its failures are logged only. end
+// returns when the gateway has ended, and may be called again.
+func (o *Options) keepGateway() (end func()) {
+	if !o.Gateway {
+		return func() {}
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if err := o.keep(ctx, append([]string{"gateway"}, o.Args...), nil); err != nil {
+				o.Log.Error().Err(err).Msg("gateway ended; the node runs without it until it is started again")
+			}
+			select {
+			case <-time.After(gatewayPause):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return func() {
+		stop()
+		<-ended
+	}
 }
 
 // endedByItself reports whether an error is the exit status of a child that no signal

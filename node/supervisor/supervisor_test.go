@@ -89,3 +89,21 @@ func TestRunKillsChildThatDoesNotEnd(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// The gateway ends first. The node goes on if it fails, and it is started again if it is killed.
+func TestGateway(t *testing.T) {
+	o, said := program(t, "test $1 = gateway && test $(grep -c gateway$ $(dirname $0)/said) = 0 && say gateway && exit 1\n"+
+		"trap 'say $1-ends; exit 0' TERM\nsay $1\nwhile :; do sleep 0.02; done\n")
+	o.Gateway = true
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	await(t, said, 4) // the gateway twice
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(said()[4:], " "); got != "gateway-ends manager-ends orchestrator-ends" {
+		t.Errorf("said %q", got)
+	}
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/gateway"
+)
+
+// gatewayNice keeps pictures that are decoded here behind the data path and the functions.
+const gatewayNice = 5
+
+func gatewayCommand() *cobra.Command {
+	var flags nodeFlags
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "Serve the functions of a node over HTTP",
+		Long: `Serves the functions of the node with this configuration over HTTP: the Open Inference
+Protocol, and photos as they are (docs/http.md). penstock up starts it.`,
+		Example: `  penstock gateway --config node.yaml
+  curl --data-binary @face.jpg -H 'Content-Type: image/jpeg' http://127.0.0.1:9651/v2/models/face/infer`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.takeRun()
+			c, log, end, err := flags.begin("gateway")
+			if err != nil {
+				return err
+			}
+			defer end()
+			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, gatewayNice); err != nil {
+				log.Warn().Err(err).Msg("lower the gateway's priority")
+			}
+			return gateway.Run(cmd.Context(), gateway.Options{
+				Address: c.Gateway.Address, Dir: c.RuntimeDir, TokenFile: c.Gateway.TokenFile, Version: version, Log: log,
+			}, nil)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
