@@ -105,7 +105,14 @@ func testContext(t *testing.T) context.Context {
 // start starts a node and ensures that all its processes end with the test.
 func start(t *testing.T, config string, environment ...string) *node.Node {
 	t.Helper()
-	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, Environment: environment})
+	return startWith(t, node.Options{Config: config, Environment: environment})
+}
+
+// startWith starts a node with more options.
+func startWith(t *testing.T, o node.Options) *node.Node {
+	t.Helper()
+	o.Binary = penstock
+	n, err := node.Start(testContext(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +140,7 @@ func waitFor(t *testing.T, what string, done func() bool) {
 // arguments.
 type process struct {
 	pid     int
-	command string // manager, orchestrator, if
+	command string // manager, orchestrator, gateway, if
 }
 
 // processes finds the processes of the node with that runtime folder.

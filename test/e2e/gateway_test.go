@@ -1,0 +1,158 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	pictures "github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/node"
+)
+
+// startWithGateway starts a node with the function face and a gateway that listens.
+func startWithGateway(t *testing.T) (nd *node.Node, url string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := netip.MustParseAddrPort(l.Addr().String())
+	l.Close()
+	nd = startWith(t, node.Options{Config: "functions: [{name: face, port: 0, slo: 5s}]\n", Gateway: address})
+	url = "http://" + address.String()
+	waitFor(t, "the gateway to be ready", func() bool { return gatewayReady(url) })
+	return nd, url
+}
+
+func gatewayReady(url string) bool {
+	response, err := http.Get(url + "/v2/models/face/ready")
+	if err != nil {
+		return false
+	}
+	response.Body.Close()
+	return response.StatusCode == http.StatusOK
+}
+
+// photoOf is a bundled picture with a face.
+func photoOf(t *testing.T) []byte {
+	t.Helper()
+	content, err := fs.ReadFile(zoo.PictureFS(), "astronaut.jpg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// found is the JSON of `penstock infer` with one picture.
+type found struct {
+	Found []struct {
+		Label string
+		Box   []int
+	}
+}
+
+// A photo has the same box over HTTP and by penstock infer, before and after the gateway was
+// killed.
+func TestGateway(t *testing.T) {
+	nd, url := startWithGateway(t)
+	photo := photoOf(t)
+	file := filepath.Join(t.TempDir(), "astronaut.jpg")
+	if err := os.WriteFile(file, photo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text, err := exec.Command(penstock, "infer", "--runtime-dir", nd.Dir, "-o", "json", "face", file).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var direct found
+	if err := json.Unmarshal(text, &direct); err != nil || len(direct.Found) != 1 || direct.Found[0].Label != "face" {
+		t.Fatalf("penstock infer: %s, %v", text, err)
+	}
+
+	infer := func() {
+		t.Helper()
+		response, err := http.Post(url+"/v2/models/face/infer", "image/jpeg", bytes.NewReader(photo))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		box := direct.Found[0].Box
+		if want := fmt.Sprintf(`"data":[%d,%d,%d,%d]`, box[0], box[1], box[2], box[3]); !strings.Contains(string(text), want) {
+			t.Errorf("%s %s, want the box of penstock infer, %s", response.Status, text, want)
+		}
+	}
+	infer()
+
+	for _, p := range processes(nd.Dir) {
+		if p.command == "gateway" {
+			syscall.Kill(p.pid, syscall.SIGKILL)
+		}
+	}
+	waitFor(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
+	waitFor(t, "the gateway to be back", func() bool { return gatewayReady(url) })
+	infer()
+}
+
+// Triton's own client library gets the same boxes in all ways to ask, and they are those of the
+// model on the wire.
+func TestTritonClient(t *testing.T) {
+	python := os.Getenv("PENSTOCK_TRITON_PYTHON")
+	if python == "" {
+		t.Skip("PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[http] (.ci/run installs it)")
+	}
+	_, url := startWithGateway(t)
+	photo, err := pictures.Decode(photoOf(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Letterbox)
+	file := filepath.Join(t.TempDir(), "picture")
+	if err := os.WriteFile(file, pixels, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command(python, "testdata/triton.py", strings.TrimPrefix(url, "http://"), "face", file)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	text, err := command.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.Bytes())
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) != 5 {
+		t.Fatalf("%d answers: %s", len(lines), text)
+	}
+	var first struct {
+		Boxes  [][4]float64
+		Labels []string
+	}
+	if err := json.Unmarshal([]byte(lines[0]), &first); err != nil || len(first.Boxes) != 1 || first.Labels[0] != "face" {
+		t.Fatalf("%s, %v", lines[0], err)
+	}
+	for i, want := range []float64{0.350, 0.160, 0.535, 0.346} { // of a photo of 512 × 512 pixels
+		if math.Abs(first.Boxes[0][i]-want) > 0.01 {
+			t.Errorf("box %v, want about %v at %d", first.Boxes[0], want, i)
+		}
+	}
+	for _, line := range lines[1:] {
+		if line != lines[0] {
+			t.Errorf("%s, want %s", line, lines[0])
+		}
+	}
+}
