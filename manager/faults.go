@@ -115,7 +115,7 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 	}
 	x.outage.struck, x.outage.blamed = shm.Now(), verdict.Blamed
 	m.eachInstance(func(in *instance) {
-		if in.promoted != 0 && !in.f.removing && !in.pair.Held() {
+		if in.tenure.began != 0 && !in.f.removing && !in.pair.Held() {
 			x.outage.waits[in] = true
 		}
 		culprit := uint32(0)
@@ -124,10 +124,12 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		}
 		reason := "the device failed under it: " + lost[0].Reason
 		in.pair.Lost(culprit, reason)
-		for generation := range in.unheard {
-			in.pair.Gone(generation, reason)
+		for generation, p := range in.processes {
+			if p.unreported {
+				in.pair.Gone(generation, reason)
+				p.unreported = false
+			}
 		}
-		clear(in.unheard)
 	})
 	if f := m.function(verdict.Blamed); f != nil {
 		f.fails("the device failed under it: " + lost[0].Reason)
@@ -154,7 +156,7 @@ const hearFault = 20 * time.Millisecond
 
 // listen waits for the orchestrator's report on a served process that has ended.
 func (in *instance) listen(generation uint32) {
-	in.unheard[generation] = true
+	in.processes.of(generation).unreported = true
 	time.AfterFunc(hearFault, func() {
 		in.m.post(func() { in.heard(generation) })
 	})
@@ -163,8 +165,8 @@ func (in *instance) listen(generation uint32) {
 // heard ends listen: no report came, so the process ended by itself. It stays
 // desired until the orchestrator has observed its end.
 func (in *instance) heard(generation uint32) {
-	if in.unheard[generation] {
-		delete(in.unheard, generation)
+	if p := in.processes[generation]; p != nil && p.unreported {
+		p.unreported = false
 		in.pair.Died(generation, "process ended")
 	}
 }
@@ -179,11 +181,11 @@ func (in *instance) doubtful(q *pair.Process, o *control.ObservedProcess, now ti
 	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || len(o.GroupsUnfit) > 0 {
 		return false
 	}
-	until, known := in.doubts[q.Generation]
-	if !known {
-		in.doubts[q.Generation] = now.Add(verdictPatience)
+	p := in.processes.of(q.Generation)
+	if p.doubtUntil.IsZero() {
+		p.doubtUntil = now.Add(verdictPatience)
 	}
-	return !known || now.Before(until)
+	return now.Before(p.doubtUntil)
 }
 
 // lastGood estimates since when the node has not answered well. Time without any
@@ -220,12 +222,12 @@ func (m *Manager) heal() {
 		switch {
 		case !slices.Contains(m.functions, in.f), in.f.removing, in.pair.Held():
 			// No process has served since the fault, so none can have answered.
-		case q == nil || in.promoted <= out.struck:
+		case q == nil || in.tenure.began <= out.struck:
 			continue
 		case good != 0:
 			out.until = max(out.until, good)
 		case q.State == control.Active && in.queue.Oldest() == 0:
-			out.until = max(out.until, in.promoted) // it was able to answer, and no request came
+			out.until = max(out.until, in.tenure.began) // it was able to answer, and no request came
 		default:
 			continue
 		}

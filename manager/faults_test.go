@@ -303,7 +303,7 @@ func TestAReplacementThatLinksInAnothersFaultIsNotGivenUp(t *testing.T) {
 
 func TestAnEndWhileLinkingIsBelievedWhenNobodySaysOtherwise(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS)
-	in := &instance{m: b.Manager, doubts: map[uint32]time.Time{}}
+	in := &instance{m: b.Manager, processes: processes{}}
 	b.Manager.device.mps = true
 	q, o, now := &pair.Process{Generation: 1, State: control.Linking}, &control.ObservedProcess{State: control.Failed}, time.Now()
 	if !in.doubtful(q, o, now) || !in.doubtful(q, o, now.Add(verdictPatience/2)) || in.doubtful(q, o, now.Add(verdictPatience)) {

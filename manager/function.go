@@ -152,8 +152,8 @@ func (f *function) failure() string {
 		return f.held
 	}
 	for _, in := range f.instances {
-		if in.failure != "" {
-			return in.failure
+		if in.failures.reason != "" {
+			return in.failures.reason
 		}
 	}
 	return ""

@@ -295,9 +295,7 @@ const moveTimeout = 30 * time.Second
 // watchMove kills a process that does not move; its shadow starts on the right groups.
 func (in *instance) watchMove(now time.Duration) {
 	q := in.pair.Active()
-	// A process could not move before it had the ring, because it was linking. It also
-	// cannot move before it has all batch sizes, for which the orchestrator has a timeout.
-	after := now - max(in.placement.Since, in.since, in.wholeAt)
+	after := now - max(in.placement.Since, in.tenure.movable())
 	if q == nil || in.growing() || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < moveTimeout {
 		return
 	}
@@ -319,7 +317,7 @@ func (in *instance) process(generation uint32) partition.Process {
 func (in *instance) forgetGroups() {
 	in.order(nil)
 	in.placement = placement{Placement: partition.Placement{Since: in.placement.Since}}
-	clear(in.seen)
+	in.processes.forgetObservations()
 }
 
 func (m *Manager) eachInstance(do func(*instance)) {

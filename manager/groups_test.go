@@ -497,7 +497,7 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 	if in.pair.Active() != nil || in.minGroups() != 4 || len(in.placement.Groups) != 4 {
 		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.minGroups(), in.placement.Groups)
 	}
-	if in.failure == "" {
+	if in.failures.reason == "" {
 		t.Error("it does not say why")
 	}
 	// A replacement that runs on no number of groups is given up and forgotten.
@@ -855,7 +855,7 @@ func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
 	}
 	b.small = false
 	b.turns()
-	in.placement.Since, in.since = runclock.Now()-2*moveTimeout, runclock.Now()-2*moveTimeout
+	in.placement.Since, in.tenure.since = runclock.Now()-2*moveTimeout, runclock.Now()-2*moveTimeout
 	in.watchMove(runclock.Now())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it is whole only now")

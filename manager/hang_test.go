@@ -27,7 +27,7 @@ func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
 	bed := &bed{f, t}
 	bed.dial().Send(1)
 	bed.eventually("the request is there", func() bool { return f.port.InFlight() == 1 })
-	in.watch(max(in.queue.Oldest(), in.since) + f.hangTimeout)
+	in.watch(max(in.queue.Oldest(), in.tenure.since) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role != control.Kill {
 		t.Fatalf("the process is %+v, want it killed", q)
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
@@ -36,26 +35,16 @@ type instance struct {
 	// traffic is the queue, for measurements.
 	traffic traffic
 
-	pair    *pair.Pair
-	tensors map[*models.Card]*shm.Region // by the card that they are for
-	conns   map[uint32]*control.AttachConn
-	pids    map[uint32]int
-	dying   map[uint32]time.Time // ended for a reason not yet reported: until when to wait for it
-	failure string               // why the last process failed; empty once one serves
-	// lastFailure is about the last process that failed; nil if none has.
-	lastFailure *control.ProcessFailure
-	promoted    int64                // when a process last got the ring, shm.Now
-	since       time.Duration        // the same moment by runclock.Now, as all time.Duration times of this struct
-	wholeAt     time.Duration        // when a process last got the last of its batch sizes
-	unheard     map[uint32]bool      // ended; the orchestrator has not yet reported whether the GPU was lost
-	doubts      map[uint32]time.Time // failed while linking; until when it may prove to be a fault of the GPU
-	seen        map[uint32]sight     // what processes report that they run on, by generation
-	placement   placement            // on a GPU whose groups of multiprocessors are allocated
-	ran, runs   *models.Card         // the models of the process that had the ring before, and of the one that has it
-	replaced    chan error           // gets the result of a replacement; nil if there is none
-	batching    batching
-	measured    measurement
-	entitled    entitlement
+	pair      *pair.Pair
+	processes processes
+	tensors   map[*models.Card]*shm.Region // by the card that they are for
+	failures  failures
+	tenure    tenure
+	placement placement  // on a GPU whose groups of multiprocessors are allocated
+	replaced  chan error // gets the result of a replacement; nil if there is none
+	batching  batching
+	measured  measurement
+	entitled  entitlement
 }
 
 // traffic has measurements of the requests that pass through an instance.
@@ -68,30 +57,16 @@ type traffic interface {
 	ResetWindow()
 }
 
-// sight is the observed state of a process on a GPU: what it reports to use and to run.
-type sight struct {
-	sms     int
-	groups  []int
-	batches []int
-	growing bool // it is still getting more batch sizes
-	spent   spending
-}
-
 func newInstance(f *function, index int) (*instance, error) {
 	queue := f.port.Queue(index)
 	in := &instance{
 		m: f.m, f: f, index: index,
-		log:     f.log.With().Int("instance", index).Logger(),
-		pair:    pair.New(f.card, 0), // it gets its share before its first process
-		queue:   queue,
-		traffic: queue,
-		tensors: map[*models.Card]*shm.Region{},
-		conns:   map[uint32]*control.AttachConn{},
-		pids:    map[uint32]int{},
-		dying:   map[uint32]time.Time{},
-		seen:    map[uint32]sight{},
-		unheard: map[uint32]bool{},
-		doubts:  map[uint32]time.Time{},
+		log:       f.log.With().Int("instance", index).Logger(),
+		pair:      pair.New(f.card, 0), // it gets its share before its first process
+		processes: processes{},
+		queue:     queue,
+		traffic:   queue,
+		tensors:   map[*models.Card]*shm.Region{},
 	}
 	in.pair.StartAfter(f.m.generations[place{f.name, index}])
 	in.setChange()
@@ -144,9 +119,8 @@ func (in *instance) step() {
 		switch c.Kind {
 		case pair.SetEpoch:
 			in.queue.HandOver(c.Generation)
-			in.promoted, in.since = shm.Now(), runclock.Now()
+			in.tenure.begin(in.pair.Active().Card)
 			in.f.answers = in.pair.Active().Card
-			in.ran, in.runs = in.runs, in.pair.Active().Card
 			in.placement.Replaced()
 			in.queue.SetServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
@@ -158,7 +132,7 @@ func (in *instance) step() {
 		case pair.Replaced:
 			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
-			if in.ran == nil || !reflect.DeepEqual(in.ran, in.runs) {
+			if !in.tenure.sameModel() {
 				in.forget()
 				in.m.shareReplaced(in)
 			}
@@ -173,12 +147,7 @@ func (in *instance) step() {
 
 // reclaim takes the ring from a generation that has ended.
 func (in *instance) reclaim(generation uint32) {
-	in.hangUp(generation)
-	delete(in.pids, generation)
-	delete(in.dying, generation)
-	delete(in.seen, generation)
-	delete(in.doubts, generation)
-	delete(in.unheard, generation)
+	in.processes.forget(generation)
 	in.placement.Forget(generation)
 	in.queue.SetServing(in.pair.Active() != nil)
 	in.queue.Abandon(generation)
@@ -220,12 +189,12 @@ func (in *instance) sharePercent() float64 {
 
 // status describes the instance for users.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.lastFailure}
+	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.failures.last}
 	for _, q := range in.pair.Processes() {
-		on := in.seen[q.Generation]
+		known := in.processes.known(q.Generation)
 		s.Processes = append(s.Processes, control.ProcessStatus{
-			Generation: q.Generation, PID: in.pids[q.Generation], Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
-			Batches: on.batches, Growing: on.growing, SMs: on.sms, SMGroups: on.groups,
+			Generation: q.Generation, PID: known.pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
+			Batches: known.batches, Growing: known.growing, SMs: known.sms, SMGroups: known.groups,
 		})
 	}
 	return s
@@ -258,7 +227,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
 			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
 			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
-			Started:       q.Attached || in.pids[q.Generation] != 0,
+			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
 			Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
@@ -276,7 +245,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if q == nil {
 		return
 	}
-	in.pids[o.Generation] = o.PID
+	in.processes.of(o.Generation).pid = o.PID
 	in.learnMinimum(q, &o)
 	if o.State == control.Draining || o.State.Ended() {
 		in.heard(o.Generation)
@@ -296,13 +265,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		event = in.log.Warn()
 	}
 	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg(o.State.Change())
-	switch o.State {
-	case control.Failed:
-		in.failure = o.Reason
-		in.lastFailure = &control.ProcessFailure{Generation: o.Generation, PID: o.PID, At: time.Now(), Reason: o.Reason}
-	case control.Active:
-		in.failure = ""
-	}
+	in.failures.observe(&o)
 	if o.State == control.Ready {
 		in.noteBytes(&o)
 	}
@@ -320,10 +283,11 @@ func (in *instance) see(o *control.ObservedProcess) {
 	if o.State.Ended() || o.SMs == 0 && len(o.SMGroups) == 0 && len(o.Batches) == 0 {
 		return
 	}
-	before := in.seen[o.Generation]
-	now := sight{o.SMs, o.SMGroups, o.Batches, o.Growing, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
+	p := in.processes.of(o.Generation)
+	before := p.observation
+	now := observation{o.SMs, o.SMGroups, o.Batches, o.Growing, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
 	in.entitled.noteSpending(before.spent, now.spent)
-	in.seen[o.Generation] = now
+	p.observation = now
 	if len(now.batches) > 0 && !now.growing {
 		in.pair.Whole(o.Generation)
 	}
@@ -331,7 +295,7 @@ func (in *instance) see(o *control.ObservedProcess) {
 		in.noteBytes(o)
 	}
 	if before.growing && !now.growing {
-		in.wholeAt = runclock.Now()
+		in.tenure.completeBatches()
 		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
 	}
 }
@@ -345,7 +309,7 @@ func (in *instance) noteBytes(o *control.ObservedProcess) {
 // measurements until then say nothing about its share.
 func (in *instance) growing() bool {
 	q := in.pair.Active()
-	return q != nil && in.seen[q.Generation].growing
+	return q != nil && in.processes.known(q.Generation).growing
 }
 
 // ticket is what the process of a generation must show when it attaches. It is derived
@@ -365,7 +329,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if !hmac.Equal([]byte(hello.Ticket), []byte(in.ticket(hello.Generation))) {
 		return fmt.Errorf("process %d is not the one that was started as generation %d of %s/%d", hello.PID, hello.Generation, in.f.name, in.index)
 	}
-	if in.conns[hello.Generation] != nil {
+	if in.processes.known(hello.Generation).conn != nil {
 		return fmt.Errorf("generation %d of %s/%d is attached already", hello.Generation, in.f.name, in.index)
 	}
 	card, err := json.Marshal(q.Card)
@@ -388,7 +352,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err != nil {
 		return err
 	}
-	in.conns[hello.Generation] = conn
+	in.processes.of(hello.Generation).conn = conn
 	in.pair.Attach(hello.Generation)
 	generation := hello.Generation
 	in.m.threads.Go(func() {
@@ -413,61 +377,6 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	return nil
 }
 
-// lost records that a process closed its connection: treat it as dead.
-func (in *instance) lost(generation uint32) {
-	delete(in.conns, generation)
-	q := in.pair.Process(generation)
-	if q == nil {
-		return
-	}
-	if q.Role == control.Drain || q.Role == control.Kill {
-		in.pair.Gone(generation, "")
-		return
-	}
-	in.log.Warn().Uint32("generation", generation).Msg("process is gone")
-	if q.State == control.Active && in.m.device.mps {
-		in.listen(generation)
-		return
-	}
-	if q.State == control.Active {
-		// The shadow takes over now. The process stays desired until the orchestrator
-		// has reported how it ended.
-		in.pair.Died(generation, "process ended")
-		return
-	}
-	// No shadow waits to take over, so there is time for the orchestrator to report why.
-	in.dying[generation] = runclock.Time().Add(hearWhy)
-}
-
-// hearWhy is how long the orchestrator has to report why a process ended.
-const hearWhy = time.Second
-
-// bury marks processes as exited without a reason when none was reported in time.
-func (in *instance) bury(now time.Time) {
-	for generation, by := range in.dying {
-		if now.After(by) {
-			in.pair.Gone(generation, "process ended")
-			delete(in.dying, generation)
-		}
-	}
-}
-
-// kill ends a process that does harm.
-func (in *instance) kill(generation uint32, why error) {
-	if q := in.pair.Process(generation); q != nil && q.Role != control.Kill {
-		in.log.Error().Err(why).Uint32("generation", generation).Msg("process talks nonsense; killed")
-		in.pair.Kill(generation)
-	}
-}
-
-// hangUp closes the connection of a process that is no longer needed.
-func (in *instance) hangUp(generation uint32) {
-	if conn := in.conns[generation]; conn != nil {
-		conn.Close()
-		delete(in.conns, generation)
-	}
-}
-
 // watch looks for overdue requests. It kills the process that should have answered them, and
 // that death is then handled like any other. A request may remain for as long again, because
 // there is no process or the process misbehaves. In that case the reply thread answers it.
@@ -475,7 +384,7 @@ func (in *instance) hangUp(generation uint32) {
 // now is the running time (package runclock): while the manager was stopped, it did not
 // wait for its processes.
 func (in *instance) watch(now time.Duration) {
-	in.bury(runclock.Time())
+	in.markExited(runclock.Time())
 	in.watchMove(now)
 	in.queue.Rouse()
 	oldest := in.queue.Oldest()
@@ -491,11 +400,11 @@ func (in *instance) watch(now time.Duration) {
 	patience := in.f.hangTimeout
 	// A process is responsible for the time since it got the ring. Before that, another
 	// process was.
-	if now-max(oldest, in.since) >= patience {
+	if now-max(oldest, in.tenure.since) >= patience {
 		if q := in.holder(); q != nil && q.Role != control.Kill {
 			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
 				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed")
-			in.failure = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
+			in.failures.reason = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 			in.pair.Kill(q.Generation)
 			in.f.hangs.Add(1)
 		}
@@ -528,8 +437,8 @@ func (in *instance) remove() {
 // close frees the tensors; the reply thread has ended.
 func (in *instance) close() {
 	in.m.generations[place{in.f.name, in.index}] = in.pair.Last()
-	for generation := range in.conns {
-		in.hangUp(generation)
+	for generation := range in.processes {
+		in.processes.hangUp(generation)
 	}
 	for _, t := range in.tensors {
 		t.Close()

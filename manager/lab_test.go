@@ -28,7 +28,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 			b.turns()
 			in := b.instance("a", 0)
 			generation := in.pair.Active().Generation
-			delete(in.conns, generation)
+			in.processes.hangUp(generation)
 
 			path := filepath.Join(t.TempDir(), "a")
 			l, err := control.ListenAttach(path, os.Getuid(), zerolog.Nop())

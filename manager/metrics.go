@@ -272,7 +272,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 					gauge(descShare, in.sharePercent()/100, f.name, strconv.Itoa(i))
 				}
 				if q := in.pair.Active(); q != nil && s.m.onGPU() {
-					gauge(descSMs, float64(in.seen[q.Generation].sms), f.name, strconv.Itoa(i))
+					gauge(descSMs, float64(in.processes.known(q.Generation).sms), f.name, strconv.Itoa(i))
 				}
 			}
 			stats := f.port.Stats()
