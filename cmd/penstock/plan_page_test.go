@@ -12,16 +12,16 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-var update = flag.Bool("update", false, "write docs/planner.md's listings anew")
+var update = flag.Bool("update", false, "write docs/planning.md's listings anew")
 
 // delays are what of a listing no run repeats.
 var delays = regexp.MustCompile(`(?m)^(planned in +)[0-9.]+ ms$`)
 
-// The listings of docs/planner.md are what the commands above them print: all of it,
+// The listings of docs/planning.md are what the commands above them print: all of it,
 // or after "..." from the line that follows. A command whose output goes into a file
 // prints nothing.
 func TestTheListingsOfThePageAreTrue(t *testing.T) {
-	page, err := filepath.Abs("../../docs/planner.md")
+	page, err := filepath.Abs("../../docs/planning.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestTheListingsOfThePageAreTrue(t *testing.T) {
 	}
 	t.Chdir(dir)
 	listings := 0
-	filled := regexp.MustCompile("(?s)```\n\\$ .*?```\n").ReplaceAllStringFunc(text, func(block string) string {
+	filled := regexp.MustCompile("(?s)```\n\\$ penstock plan .*?```\n").ReplaceAllStringFunc(text, func(block string) string {
 		listings++
 		body := strings.TrimSuffix(strings.TrimPrefix(block, "```\n"), "```\n")
 		var commands, output strings.Builder
@@ -78,7 +78,7 @@ func TestTheListingsOfThePageAreTrue(t *testing.T) {
 		}
 		return "```\n" + commands.String() + want + "```\n"
 	})
-	if listings < 4 {
+	if listings < 2 {
 		t.Fatalf("found %d listings; the test reads the wrong page", listings)
 	}
 	if *update {
@@ -90,7 +90,7 @@ func TestTheListingsOfThePageAreTrue(t *testing.T) {
 
 // The example's services, and what the page works out for one of them by hand.
 func TestTheTripletsOfThePageAreTrue(t *testing.T) {
-	text := mustRead(t, "../../docs/planner.md")
+	text := mustRead(t, "../../docs/planning.md")
 	if rows := mustRead(t, "../../examples/plan/services.csv"); !strings.Contains(text, rows) {
 		t.Errorf("the page does not show the example's services:\n%s", rows)
 	}

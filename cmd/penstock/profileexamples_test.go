@@ -11,12 +11,12 @@ import (
 
 // Who reads of `penstock profile` has the built-in models and nothing else.
 func TestThePrintedProfileCommandsNameModelsThatAreThere(t *testing.T) {
-	page, err := os.ReadFile("../../docs/profiles.md")
+	page, err := os.ReadFile("../../docs/planning.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	printed := regexp.MustCompile(`(?m)^(?:\$| ) *penstock profile (\S+)`)
-	for where, text := range map[string]string{"docs/profiles.md": string(page), "--help": profileCommand().Example} {
+	for where, text := range map[string]string{"docs/planning.md": string(page), "--help": profileCommand().Example} {
 		found := printed.FindAllStringSubmatch(text, -1)
 		if len(found) == 0 {
 			t.Errorf("%s has no command", where)
