@@ -7,7 +7,7 @@
 //	bin/penstock if add mean --model examples/callbacks/card.yaml --port 5014
 //	bin/penstock load --rate mean=50 --duration 5s
 //
-// docs/libml.md goes through it part by part.
+// docs/models.md goes through it part by part.
 package main
 
 import (

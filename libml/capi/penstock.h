@@ -153,7 +153,7 @@ typedef struct penstock_environment {
 	/* The card's `model`, an absolute path; NULL where the card has none. */
 	const char *model;
 
-	/* The card as JSON, in the words of the card's own file (docs/libml.md), with
+	/* The card as JSON, in the words of the card's own file (docs/models.md), with
 	   everything in it that has a default; `slo` is in seconds. */
 	const char *card;
 

@@ -1,6 +1,5 @@
-// Package pages holds what docs/libml.md and the pages below it show: each listing
-// names the file that it is from, and stands there, byte for byte. What stands there is
-// built and run by other tests (test/e2e).
+// Package pages tests the documentation. Each listing in docs/models.md and docs/libml names the file that it
+// is copied from, and links lead to files and headings. Other tests build and run the files (test/e2e).
 package pages
 
 import (
@@ -142,7 +141,7 @@ func TestListingsAreTheExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range append(pages, root+"docs/libml.md") {
+	for _, page := range append(pages, root+"docs/models.md") {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
