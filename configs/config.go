@@ -27,7 +27,7 @@ type Config struct {
 	// Networks of gateways and NAT, whose addresses stand for many machines: each port of an address
 	// counts as an address when slots run short.
 	Trusted []netip.Prefix `yaml:"trusted" default:"[]" maxItems:"64" pattern:"^[0-9a-fA-F.:]+/[0-9]{1,3}$" want:"a network like 10.0.0.0/8 or 192.0.2.7/32"`
-	// Where datagrams come from: the kernel's sockets, or a port that DPDK polls (docs/dpdk.md).
+	// Where datagrams come from: the kernel's sockets, or a port that DPDK polls (docs/networking.md).
 	Source Source `yaml:"source" default:"udp" want:"udp, or {dpdk: {port: ..., addresses: [...]}}"`
 	// Address of /metrics, /healthz, /readyz and /status.json.
 	HTTP netip.AddrPort `yaml:"http" default:"127.0.0.1:9650" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 127.0.0.1:9650"`
@@ -48,7 +48,7 @@ type Config struct {
 	Models []string `yaml:"models" default:"[]" want:"a folder with cards"`
 	// Packet memory of each function, in equal parts of its receivers.
 	Slab Slab `yaml:"slab"`
-	// Sockets, and threads that receive, per function: clients are spread over them (docs/receivers.md).
+	// Sockets, and threads that receive, per function: clients are spread over them (docs/networking.md).
 	// With DPDK, source.dpdk.queues says it.
 	Receivers int `yaml:"receivers" default:"1" min:"1" max:"16"`
 	// How fragments become requests.

@@ -124,7 +124,7 @@ func (kernelNetwork) Close() error             { return nil }
 func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
 	if o.Err != nil {
 		log.Warn().Err(o.Err).Uint16("port", port).Int("receiver", o.Receiver).
-			Msg("receiver cannot shed requests: offered more than it takes, it loses single datagrams of nearly all (docs/receivers.md)")
+			Msg("receiver cannot shed requests: offered more than it takes, it loses single datagrams of nearly all (docs/networking.md)")
 		return
 	}
 	percent := math.Round(100 * o.Shed)

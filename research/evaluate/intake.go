@@ -14,7 +14,7 @@ import (
 type intakeRules struct {
 	// BytesPerReceiver is how many bytes per second each receiver is given, as long as there
 	// are fewer than MostReceivers. One thread takes 3.6 GB/s out of a socket
-	// (docs/receivers.md). Therefore 2 or 3 receivers are never overrun, however the kernel
+	// (docs/networking.md). Therefore 2 or 3 receivers are never overrun, however the kernel
 	// distributes the load's sockets among them.
 	BytesPerReceiver float64
 	// MostReceivers leaves CPUs to the manager's other threads: the manager has 5 CPUs of a

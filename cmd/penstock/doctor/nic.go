@@ -60,7 +60,7 @@ func dpdkPorts(_ context.Context, m *machine) (list []Finding) {
 		}
 	}
 	if len(list) == 0 {
-		list = append(list, fail("none on PCI; DPDK has virtual ports (docs/dpdk.md)", "").about("network cards"))
+		list = append(list, fail("none on PCI; DPDK has virtual ports (docs/networking.md)", "").about("network cards"))
 	}
 	return list
 }
