@@ -74,7 +74,7 @@ func (in *instance) noteHandovers(r *control.Report) {
 		return
 	}
 	moves := r.Handovers - max(1, *counted)
-	in.f.swaps.Add(moves)
+	in.f.swaps.count += moves
 	*counted = r.Handovers
 	if r.IdleNanos < 0 {
 		return
@@ -87,6 +87,6 @@ func (in *instance) noteHandovers(r *control.Report) {
 	case in.pair.Restart:
 		mechanism = configs.ChangeRestart
 	}
-	in.f.idle.add(time.Duration(r.IdleNanos))
+	in.f.swaps.addIdle(time.Duration(r.IdleNanos))
 	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
 }

@@ -126,7 +126,7 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 		}
 		change, err := f.plan(want)
 		errs = append(errs, err)
-		if f.replacing {
+		if f.model.replacing {
 			e.wait = append(e.wait, want)
 		} else {
 			e.changes = append(e.changes, change)
@@ -176,7 +176,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 		have.Change = want.Change
 	}
 	keys := slices.DeleteFunc(configs.ChangedKeys(have, want), configs.Live)
-	if f.replay.File != "" && have.Port != want.Port {
+	if f.config.Replay.File != "" && have.Port != want.Port {
 		keys = append(keys, "port")
 	}
 	if len(keys) > 0 {
@@ -188,7 +188,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	}
 
 	c := &change{f: f, want: want, shares: (m.cfg.Guarantees() || !f.whole()) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
-	card := f.card
+	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
 		var err error
 		if card, err = m.find(model); err != nil {
@@ -196,13 +196,13 @@ func (f *function) plan(want configs.Function) (*change, error) {
 		}
 	}
 	c.setup = m.setupOf(want, card)
-	if card != f.card || !c.setup.equal(f.setupFor(card)) {
+	if card != f.model.desired || !c.setup.equal(f.setupFor(card)) {
 		c.card = card
 		if err := f.takes(card, c.setup); err != nil {
 			return nil, err
 		}
 	}
-	if c.moves = f.replay.File == "" && want.Port != 0 && want.Port != f.localAddr().Port(); c.moves {
+	if c.moves = f.config.Replay.File == "" && want.Port != 0 && want.Port != f.localAddr().Port(); c.moves {
 		if other := m.portHolder(want); other != "" {
 			return nil, fmt.Errorf("reconfigure function %s: port %d is function %q's: want another, or a first edit by which that one gives it up", f.name, want.Port, other)
 		}
@@ -289,7 +289,7 @@ func (c *change) commit() error {
 		old := f.localAddr().Port()
 		linger := m.cfg.DrainTimeout
 		c.move.Commit(linger)
-		f.leaving, f.leavesAt = old, time.Now().Add(linger)
+		f.oldPort = oldPort{old, time.Now().Add(linger)}
 		f.log.Info().Uint16("from", old).Uint16("to", c.want.Port).Dur("old_port_stays_ms", linger).Msg("function has another port")
 	}
 	if c.shares {
@@ -300,9 +300,9 @@ func (c *change) commit() error {
 	if c.card == nil {
 		return nil
 	}
-	older := f.older
-	if c.card != f.card {
-		older = f.outdated(before)
+	older := f.model.older
+	if c.card != f.model.desired {
+		older = f.model.olderAfter(cmp.Or(before.Model, f.name))
 	}
 	end, err := f.replace(c.card, c.want.Model, c.setup, older)
 	if err != nil {
@@ -349,7 +349,7 @@ func (m *Manager) addWaiting() {
 		f := m.function(want.Name)
 		var err error
 		switch {
-		case f != nil && (f.removing || f.replacing), f == nil && m.placeLeaves(want):
+		case f != nil && (f.removing || f.model.replacing), f == nil && m.placeLeaves(want):
 			return false
 		case f != nil:
 			err = f.reconfigure(want)
@@ -397,7 +397,7 @@ func (m *Manager) portHolder(c configs.Function) string {
 		return ""
 	}
 	for _, f := range m.functions {
-		if f.replay.File == "" && (f.localAddr().Port() == c.Port || f.leavingPort() == c.Port) {
+		if f.config.Replay.File == "" && (f.localAddr().Port() == c.Port || f.oldPort.open() == c.Port) {
 			return f.name
 		}
 	}
@@ -408,16 +408,22 @@ func (m *Manager) portHolder(c configs.Function) string {
 // another port.
 func (m *Manager) portLeaves(port uint16) bool {
 	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
-		return f.removing && f.localAddr().Port() == port || f.leavingPort() == port
+		return f.removing && f.localAddr().Port() == port || f.oldPort.open() == port
 	})
 }
 
-// leavingPort returns the old port of a function that has moved while that port is open, else 0.
-func (f *function) leavingPort() uint16 {
-	if time.Now().After(f.leavesAt) {
+// oldPort is the port that a function had before it moved. The zero value is no port.
+type oldPort struct {
+	port  uint16
+	until time.Time // when it closes
+}
+
+// open returns the port while it is open, else 0.
+func (p oldPort) open() uint16 {
+	if time.Now().After(p.until) {
 		return 0
 	}
-	return f.leaving
+	return p.port
 }
 
 // unsaved reports how a function differs from the configuration file: it was added or changed at

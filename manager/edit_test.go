@@ -59,7 +59,7 @@ func (b *nodeBed) settles(name string) {
 	f := &bed{b.function(name), b.t}
 	f.eventually("the edit of "+name+" is followed to its end", func() bool {
 		b.turns()
-		return !f.replacing && len(b.calls) == 0
+		return !f.model.replacing && len(b.calls) == 0
 	})
 	time.Sleep(10 * time.Millisecond) // the goroutine that records the end
 	b.turns()
@@ -147,7 +147,7 @@ func TestEditThatWritesDefaults(t *testing.T) {
 	if err := b.edited(want); err != nil {
 		t.Fatal(err)
 	}
-	if generation, _ := b.serves("a"); generation != 1 || b.function("a").replacing {
+	if generation, _ := b.serves("a"); generation != 1 || b.function("a").model.replacing {
 		t.Errorf("generation %d serves, want the first", generation)
 	}
 }

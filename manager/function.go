@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -20,59 +19,46 @@ import (
 
 // function is one inference function: a model behind a UDP port. The control loop owns it.
 type function struct {
-	m          *Manager
-	name       string
-	log        zerolog.Logger
-	config     configs.Function
-	card       *models.Card   // the desired model
-	answers    *models.Card   // the model that served last, nil before the first
-	older      []olderModel   // the models before it, newest last, for rollbacks
-	configured configs.Change // the configured way to change a share, and the way on this device
-	change     configs.Change
-	replay     configs.Replay // fixed
-	// setup is the current setup. setups has one for each card that a process runs or is going to
-	// run.
-	setup
-	setups map[*models.Card]setup
+	m      *Manager
+	name   string
+	log    zerolog.Logger
+	config configs.Function
+	model  modelHistory
+	setup  // the current one
+	// configured is the configured way to change a share, change the way on this device.
+	configured, change configs.Change
 
 	port      *dataplane.Port // nil until it is open
 	instances []*instance
 
-	removing  bool
-	removeBy  time.Time // when the manager stops waiting for answers
-	replacing bool
-	held      string // why the function is held back; "" if it is not
-	trial     *trial // nil once it has served, and for functions of the configuration
-	leaving   uint16 // the old port, which stays open until leavesAt
-	leavesAt  time.Time
-	byHand    float64 // percent per instance that was set by hand, if shares are not tuned; else 0
+	removing bool
+	removeBy time.Time // when the manager stops waiting for answers
+	held     string    // why the function is held back; "" if it is not
+	trial    *trial    // nil once it has served, and for functions of the configuration
+	oldPort  oldPort
+	byHand   float64 // percent per instance that was set by hand, if shares are not tuned; else 0
 
-	// Counters for status and metrics.
-	swaps, hangs    atomic.Uint64
-	persistentBytes atomic.Int64
-	ephemeralBytes  atomic.Int64
-	idle            idleTimes
+	// For status and metrics.
+	swaps  swaps
+	hangs  uint64
+	memory memory
 }
 
-// olderModel is a model that a function ran before.
-type olderModel struct {
-	card *models.Card
-	name string // finds the model: a card's name or file
+// memory is the device memory of a function's model.
+type memory struct {
+	persistentBytes int64 // of the linked model
+	ephemeralBytes  int64 // of the largest batch beyond that
 }
-
-// maxOlder is how many models back a function can be rolled back.
-const maxOlder = 16
 
 // newFunction opens the port and allocates the memory. It starts no thread.
 func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
-		m: m, name: c.Name, config: c, card: card,
+		m: m, name: c.Name, config: c,
 		log:        m.log.With().Str("if", c.Name).Logger(),
 		configured: m.cfg.ChangeOf(c),
-		replay:     c.Replay,
 		setup:      m.setupOf(c, card),
 	}
-	f.setups = map[*models.Card]setup{card: f.setup}
+	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
 	f.change = m.device.changeOn(f.configured)
 	defer func() {
 		if err != nil {
@@ -203,22 +189,22 @@ func (f *function) status() control.FunctionStatus {
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
 		SharePercent: f.sharePercent(), Change: string(f.change),
 		Streams: f.streams, Receivers: stats.Receivers,
-		Swaps: f.swaps.Load(), SwapIdle: f.idle.summary(),
+		Swaps: f.swaps.count, SwapIdle: f.swaps.idle(),
 		Accepted: stats.Accepted, Replied: stats.Replied,
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
-		Hangs: f.hangs.Load(), HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
+		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,
 		Input: control.InputStatus{
-			Height: f.card.Input.Height, Width: f.card.Input.Width, Channels: f.card.Input.Channels,
-			Bytes: f.card.Input.WireBytes(), WireType: string(f.card.Input.WireType), WireLayout: string(f.card.Input.WireLayout),
+			Height: f.model.desired.Input.Height, Width: f.model.desired.Input.Width, Channels: f.model.desired.Input.Channels,
+			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
 		},
-		Model: f.card.Name, Version: f.card.Version,
+		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.unsaved(),
 	}
 	if s.Guarantee = f.guaranteeStatus(); s.Guarantee != nil {
 		s.SharePercent = s.Guarantee.Percent
 	}
-	s.Replay, s.ReplayEnded = f.replay.File, stats.Played
+	s.Replay, s.ReplayEnded = f.config.Replay.File, stats.Played
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
 	}

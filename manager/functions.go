@@ -2,10 +2,7 @@ package manager
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -106,140 +103,12 @@ func (m *Manager) remove(name string) error {
 	return nil
 }
 
-// replace starts another model in a function. The channel gets the result when every instance runs
-// the model, or when one failed and all are back on the old one.
-func (m *Manager) replace(name, model string) (<-chan error, error) {
-	f := m.function(name)
-	if f == nil {
-		return nil, m.unknown(name)
-	}
-	card, err := m.find(model)
-	if err != nil {
-		return nil, fmt.Errorf("replace model of %s: %w", name, err)
-	}
-	if err := f.takes(card, m.setupOf(f.config, card)); err != nil {
-		return nil, err
-	}
-	if f.answers != nil && card.Version <= f.answers.Version {
-		return nil, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d: want a higher `version` in the card, by which clients tell models apart; `penstock if rollback %s` goes back to the model before",
-			name, card.Name, card.Version, f.answers.Version, name)
-	}
-	return f.replace(card, model, m.setupOf(f.config, card), f.outdated(f.config))
-}
-
-// rollback restores the model that the function ran before the present one. Each rollback goes one
-// model further back. Use replace to return to a model that was rolled back.
-func (m *Manager) rollback(name string) (<-chan error, error) {
-	f := m.function(name)
-	if f == nil {
-		return nil, m.unknown(name)
-	}
-	last := len(f.older) - 1
-	if last < 0 {
-		return nil, fmt.Errorf("roll back %s: there is no model before %s; `penstock if replace %s CARD` brings in another one", name, modelName(f.card), name)
-	}
-	to := f.older[last]
-	return f.replace(to.card, to.name, m.setupOf(f.config, to.card), f.older[:last])
-}
-
-// modelName names a model with its version, for users.
-func modelName(card *models.Card) string { return fmt.Sprintf("%s v%d", card.Name, card.Version) }
-
 func (m *Manager) unknown(name string) error {
 	var names []string
 	for _, f := range m.functions {
 		names = append(names, f.name)
 	}
 	return fmt.Errorf("there is no function %q; there are: %s", name, strings.Join(names, ", "))
-}
-
-// outdated is the list of older models after a replacement of the model of configuration before. It
-// leaves out a model that never served.
-func (f *function) outdated(before configs.Function) []olderModel {
-	if f.answers != f.card {
-		return f.older
-	}
-	list := append(slices.Clone(f.older), olderModel{f.card, cmp.Or(before.Model, f.name)})
-	return list[max(0, len(list)-maxOlder):]
-}
-
-// takes checks whether a card's model with that setup can replace the function's model. Its
-// requests must be the same, and its results must fit.
-func (f *function) takes(card *models.Card, s setup) error {
-	if have, want := f.card.Input.WireBytes(), card.Input.WireBytes(); have != want {
-		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
-			f.name, card.Name, want, have)
-	}
-	if err := f.m.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
-		return fmt.Errorf("replace model of %s: %w", f.name, err)
-	}
-	if bytes := card.ResultBytes(); bytes > int(f.port.Geometry().ResultBytes) {
-		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
-			f.name, card.Name, bytes, f.port.Geometry().ResultBytes)
-	}
-	return nil
-}
-
-// replace gives every instance a model with a setup. older is the rollback list for when all of
-// them serve it.
-func (f *function) replace(model *models.Card, name string, s setup, older []olderModel) (<-chan error, error) {
-	if f.replacing {
-		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
-	}
-	if err := f.takes(model, s); err != nil {
-		return nil, err
-	}
-	// Copy the card: for the instances the same model with another setup is another card.
-	card := new(*model)
-	f.setups[card] = s
-	if f.m.device.known { // tensor sizes depend on it; else admit creates them
-		for _, in := range f.instances {
-			if err := in.makeTensors(card); err != nil {
-				return nil, err
-			}
-		}
-	}
-	f.forgive()
-	old := f.card
-	ends := make([]<-chan error, 0, len(f.instances))
-	for _, in := range f.instances {
-		ends = append(ends, in.replace(card))
-	}
-	f.card, f.replacing = card, true
-	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing processes")
-	done := make(chan error, 1)
-	go func() {
-		var errs []error
-		for _, end := range ends {
-			errs = append(errs, <-end)
-		}
-		err := errors.Join(errs...)
-		f.m.post(func() { f.replaced(old, name, older, err) })
-		done <- err
-	}()
-	return done, nil
-}
-
-// replaced records the result of a replacement of the card old by model.
-func (f *function) replaced(old *models.Card, model string, older []olderModel, err error) {
-	f.replacing = false
-	if err != nil {
-		f.card = old
-		for _, in := range f.instances {
-			in.pair.Replace(old)
-		}
-		return
-	}
-	f.older = older
-	if !reflect.DeepEqual(old, f.card) {
-		f.byHand = 0 // it belonged to the old model
-	}
-	f.config.Model = model
-	f.adopt(f.setups[f.card])
-	maps.DeleteFunc(f.setups, func(card *models.Card, _ setup) bool {
-		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.uses(card) })
-	})
-	f.m.keep()
 }
 
 // remove refuses new requests; reap does the rest later.

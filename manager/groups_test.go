@@ -70,10 +70,10 @@ func TestAutoIsTheCPUWhereThereIsNoGPU(t *testing.T) {
 		}
 	}
 	in := b.instance("a", 0)
-	if err := in.makeTensors(in.f.card); err != nil {
+	if err := in.makeTensors(in.f.model.desired); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := in.tensors[in.f.card].Size(), in.f.card.TensorBytes(); got < want {
+	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
 }
@@ -809,7 +809,7 @@ func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
 	if !p.early || !in.growing() || !slices.Equal(s.Batches, []int{1}) || !s.Growing {
 		t.Errorf("%+v, status %+v, want it to serve with batches of 1", p, s)
 	}
-	if got := in.f.ephemeralBytes.Load(); got != 1 {
+	if got := in.f.memory.ephemeralBytes; got != 1 {
 		t.Errorf("%d bytes of a batch, want the smallest one's", got)
 	}
 	// Its performance until then is no reason to change its share.
@@ -822,7 +822,7 @@ func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
 	if s := b.status("a").Instances[0].Processes[0]; in.growing() || !slices.Equal(s.Batches, testCard().Batches) || s.Growing {
 		t.Errorf("status %+v, want all batch sizes", s)
 	}
-	if got := in.f.ephemeralBytes.Load(); got != 3 {
+	if got := in.f.memory.ephemeralBytes; got != 3 {
 		t.Errorf("%d bytes of a batch, want the largest one's", got)
 	}
 	b.small = true
@@ -906,10 +906,10 @@ func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
 	report(2, 5_000)
 	report(4, 7_000) // two at once: only the last one's time is known
 	report(5, -1)    // no work waited
-	if got := in.f.swaps.Load(); got != 4 {
+	if got := in.f.swaps.count; got != 4 {
 		t.Errorf("%d swaps, want 4 moves", got)
 	}
-	if got := in.f.idle.summary(); got.Count != 3 || got.Last != 7 || got.Max != 40 {
+	if got := in.f.swaps.idle(); got.Count != 3 || got.Last != 7 || got.Max != 40 {
 		t.Errorf("idle times %+v, want 40, 5 and 7 µs", got)
 	}
 	registry := prometheus.NewRegistry()
@@ -930,10 +930,10 @@ func TestTensorsOfAGPUAreTheOutputsOfTwoBatches(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
-	if err := in.makeTensors(in.f.card); err != nil {
+	if err := in.makeTensors(in.f.model.desired); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := in.tensors[in.f.card].Size(), 2*in.f.card.OutputBytes(); got < want || got >= want+in.f.card.OutputBytes() {
+	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
 }

@@ -2,7 +2,6 @@ package manager
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -153,7 +152,7 @@ func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
 		if f == nil {
 			return m.unknown(name)
 		}
-		card = cmp.Or(f.answers, f.card)
+		card = f.model.current()
 		return nil
 	})
 	if err != nil {
@@ -195,9 +194,9 @@ func (m *Manager) awaitModel(text, name string, start func() (<-chan error, erro
 		if before == nil {
 			return nil, m.unknown(name)
 		}
-		from := modelName(before.card)
+		from := modelName(before.model.desired)
 		end, err := start()
-		done = fmt.Sprintf(text, name, from, modelName(before.card))
+		done = fmt.Sprintf(text, name, from, modelName(before.model.desired))
 		return end, err
 	})
 	return done, err

@@ -62,7 +62,7 @@ func newInstance(f *function, index int) (*instance, error) {
 	in := &instance{
 		m: f.m, f: f, index: index,
 		log:       f.log.With().Int("instance", index).Logger(),
-		pair:      pair.New(f.card, 0), // it gets its share before its first process
+		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
 		queue:     queue,
 		traffic:   queue,
@@ -71,7 +71,7 @@ func newInstance(f *function, index int) (*instance, error) {
 	in.pair.StartAfter(f.m.generations[place{f.name, index}])
 	in.setChange()
 	if f.m.device.known {
-		if err := in.makeTensors(f.card); err != nil {
+		if err := in.makeTensors(f.model.desired); err != nil {
 			return nil, err
 		}
 	}
@@ -120,14 +120,14 @@ func (in *instance) step() {
 		case pair.SetEpoch:
 			in.queue.HandOver(c.Generation)
 			in.tenure.begin(in.pair.Active().Card)
-			in.f.answers = in.pair.Active().Card
+			in.f.model.served = in.pair.Active().Card
 			in.placement.Replaced()
 			in.queue.SetServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
 		case pair.Promoted:
-			in.f.swaps.Add(1)
+			in.f.swaps.count++
 			in.log.Info().Uint32("generation", c.Generation).Float64("share_percent", in.pair.Share()).Msg("shadow takes over")
 		case pair.Replaced:
 			in.f.port.SetVersion(in.pair.Card().Version)
@@ -301,8 +301,7 @@ func (in *instance) see(o *control.ObservedProcess) {
 }
 
 func (in *instance) noteBytes(o *control.ObservedProcess) {
-	in.f.persistentBytes.Store(o.PersistentBytes)
-	in.f.ephemeralBytes.Store(o.EphemeralBytes)
+	in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
 }
 
 // growing reports whether the active process is still getting batch sizes. Its
@@ -406,7 +405,7 @@ func (in *instance) watch(now time.Duration) {
 				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed")
 			in.failures.reason = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 			in.pair.Kill(q.Generation)
-			in.f.hangs.Add(1)
+			in.f.hangs++
 		}
 	}
 	if now-oldest >= 2*patience {

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/shm"
@@ -104,29 +103,6 @@ func TestAFunctionIsBoundByAggregationWhereTheWayIsLeftNoTime(t *testing.T) {
 				t.Errorf("bound by aggregation: %v, want %v; observed %+v", o.AggregationBound, c.want, o)
 			}
 		})
-	}
-}
-
-func TestIdleTimesAreSummedUp(t *testing.T) {
-	var none idleTimes
-	if got := none.summary(); got != (control.IdleMicros{}) {
-		t.Errorf("summary of nothing is %+v", got)
-	}
-	var few idleTimes
-	for i := 100; i >= 1; i-- {
-		few.add(time.Duration(i) * time.Microsecond)
-	}
-	if got, want := few.summary(), (control.IdleMicros{Count: 100, Last: 1, P50: 51, P99: 100, Max: 100}); got != want {
-		t.Errorf("summary is %+v, want %+v", got, want)
-	}
-	// The maximum stays forever; percentiles are of the latest.
-	var many idleTimes
-	many.add(time.Second)
-	for range keptIdleTimes {
-		many.add(500 * time.Nanosecond)
-	}
-	if got, want := many.summary(), (control.IdleMicros{Count: keptIdleTimes + 1, Last: 0.5, P50: 0.5, P99: 0.5, Max: 1e6}); got != want {
-		t.Errorf("summary is %+v, want %+v", got, want)
 	}
 }
 

@@ -3,13 +3,11 @@ package manager
 import (
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
@@ -277,8 +275,8 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			}
 			stats := f.port.Stats()
 			src, counts := stats.Source, stats.Requests
-			counter(descSwaps, f.swaps.Load(), f.name)
-			counter(descHangs, f.hangs.Load(), f.name)
+			counter(descSwaps, f.swaps.count, f.name)
+			counter(descHangs, f.hangs, f.name)
 			counter(descAccepted, stats.Accepted, f.name)
 			counter(descRejected, stats.Rejected, f.name)
 			counter(descDatagrams, src.Datagrams, f.name)
@@ -305,8 +303,8 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			gauge(descHeld, float64(src.HeldBytes), f.name)
 			gauge(descSlab, float64(src.SlabBytes), f.name)
 			gauge(descInFlight, float64(stats.InFlight), f.name)
-			gauge(descPersistent, float64(f.persistentBytes.Load()), f.name)
-			gauge(descEphemeral, float64(f.ephemeralBytes.Load()), f.name)
+			gauge(descPersistent, float64(f.memory.persistentBytes), f.name)
+			gauge(descEphemeral, float64(f.memory.ephemeralBytes), f.name)
 		}
 		return nil
 	})
@@ -327,46 +325,5 @@ func collectGuarantee(out chan<- prometheus.Metric, in *instance) {
 	gauge(descFeasible, feasible)
 	for priority, spent := range map[string]time.Duration{"guaranteed": e.spent.total - e.spent.demoted, "demoted": e.spent.demoted} {
 		out <- prometheus.MustNewConstMetric(descDeviceTime, prometheus.CounterValue, spent.Seconds(), append(slices.Clone(labels), priority)...)
-	}
-}
-
-// idleTimes keeps the idle times of the last swaps for the status page; the
-// histogram has all of them.
-type idleTimes struct {
-	mu    sync.Mutex
-	kept  []time.Duration // newest last
-	max   time.Duration
-	count uint64
-}
-
-// keptIdleTimes bounds the sample for the percentiles of the status page.
-const keptIdleTimes = 1024
-
-func (t *idleTimes) add(d time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if len(t.kept) == keptIdleTimes {
-		t.kept = slices.Delete(t.kept, 0, 1)
-	}
-	t.kept = append(t.kept, d)
-	t.max = max(t.max, d)
-	t.count++
-}
-
-// summary returns the newest, percentiles of those kept, and the maximum ever.
-func (t *idleTimes) summary() control.IdleMicros {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.count == 0 {
-		return control.IdleMicros{}
-	}
-	sorted := slices.Sorted(slices.Values(t.kept))
-	micros := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-	return control.IdleMicros{
-		Count: t.count,
-		Last:  micros(t.kept[len(t.kept)-1]),
-		P50:   micros(sorted[len(sorted)/2]),
-		P99:   micros(sorted[len(sorted)*99/100]),
-		Max:   micros(t.max),
 	}
 }

@@ -114,7 +114,7 @@ func (m *Manager) keep() {
 		if f.config.Port == 0 && f.config.Replay.File == "" {
 			known.Port = f.localAddr().Port()
 		}
-		for _, older := range f.older {
+		for _, older := range f.model.older {
 			known.Older = append(known.Older, older.name)
 		}
 		r.Functions = append(r.Functions, known)
@@ -231,7 +231,7 @@ func (m *Manager) bringBack(r recorded) error {
 			f.log.Warn().Err(err).Msg("cannot find an older model; rollbacks pass over it")
 			continue
 		}
-		f.older = append(f.older, olderModel{card, name})
+		f.model.older = append(f.model.older, olderModel{card, name})
 	}
 	return nil
 }

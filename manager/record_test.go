@@ -116,8 +116,8 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	next.replacementEnds(end)
-	if f := next.function("stays"); f.card.Name != "stays" || f.config.Model != "stays" {
-		t.Errorf("after the rollback it is %s by %q, want stays", f.card.Name, f.config.Model)
+	if f := next.function("stays"); f.model.desired.Name != "stays" || f.config.Model != "stays" {
+		t.Errorf("after the rollback it is %s by %q, want stays", f.model.desired.Name, f.config.Model)
 	}
 	next.dies()
 
@@ -128,8 +128,8 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 		t.Errorf("after an edit of stays it has %v, want stays and comes", got)
 	}
 	f := edited.function("stays")
-	if f.config.SLO != 2*time.Second || f.card.Name != "stays" || f.byHand != 0 {
-		t.Errorf("stays has objective %v, runs %s, with %v %% by hand; want what the file says", f.slo, f.card.Name, f.byHand)
+	if f.config.SLO != 2*time.Second || f.model.desired.Name != "stays" || f.byHand != 0 {
+		t.Errorf("stays has objective %v, runs %s, with %v %% by hand; want what the file says", f.slo, f.model.desired.Name, f.byHand)
 	}
 	if port := f.localAddr().Port(); port != ports["stays"] {
 		t.Errorf("stays is at port %d, and was at %d", port, ports["stays"])
@@ -218,8 +218,8 @@ func TestWhatCannotBeBroughtBackIsAsConfigured(t *testing.T) {
 			return find(name)
 		}
 	}, named("a", 20))
-	if got := next.names(); !slices.Equal(got, []string{"a", "c"}) || next.function("a").card.Name != "a" {
-		t.Errorf("it has %v, a of %s; want a as configured, and c", got, next.function("a").card.Name)
+	if got := next.names(); !slices.Equal(got, []string{"a", "c"}) || next.function("a").model.desired.Name != "a" {
+		t.Errorf("it has %v, a of %s; want a as configured, and c", got, next.function("a").model.desired.Name)
 	}
 	if port := next.function("c").localAddr().Port(); port == at.Port() {
 		t.Errorf("c is at port %d, which is another's", port)
@@ -346,10 +346,10 @@ func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.
 			f := &bed{b.function("a"), t}
 			f.eventually("both edits are followed", func() bool {
 				b.turns()
-				return len(b.waiting) == 0 && !f.replacing
+				return len(b.waiting) == 0 && !f.model.replacing
 			})
-			if f.card.Name != second || f.config.Model != second {
-				t.Errorf("it runs %s as %q, and the file says %s", f.card.Name, f.config.Model, second)
+			if f.model.desired.Name != second || f.config.Model != second {
+				t.Errorf("it runs %s as %q, and the file says %s", f.model.desired.Name, f.config.Model, second)
 			}
 			was, err := readRecord(dir, "run")
 			if err != nil || was.Entries[0].Model != second || was.Functions[0].Function.Model != second {

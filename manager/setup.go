@@ -60,7 +60,7 @@ func (s setup) equal(other setup) bool {
 
 // setupFor is the setup of processes that run a card.
 func (f *function) setupFor(card *models.Card) setup {
-	if s, ok := f.setups[card]; ok {
+	if s, ok := f.model.setups[card]; ok {
 		return s
 	}
 	return f.setup

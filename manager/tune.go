@@ -73,7 +73,7 @@ func (m *Manager) shareEdited(f *function) {
 		return
 	}
 	for _, in := range f.instances {
-		if err := m.shares.Replace(in.id(), cmp.Or(f.config.SharePercent, f.card.KneePercent)); err != nil {
+		if err := m.shares.Replace(in.id(), cmp.Or(f.config.SharePercent, f.model.desired.KneePercent)); err != nil {
 			m.log.Error().Err(err).Msg("share out")
 		}
 	}

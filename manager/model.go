@@ -1,0 +1,173 @@
+package manager
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/penstock/penstock/models"
+)
+
+// modelHistory has the models of a function: those that it runs, ran, and can go back to. The
+// control loop owns it.
+type modelHistory struct {
+	desired   *models.Card
+	served    *models.Card // the model that served last, nil before the first
+	older     []olderModel // the models before it, newest last, for rollbacks
+	replacing bool         // processes of the desired model are replacing those of another
+	// setups has the setup of each card that a process runs or is going to run.
+	setups map[*models.Card]setup
+}
+
+// olderModel is a model that a function ran before.
+type olderModel struct {
+	card *models.Card
+	name string // finds the model: a card's name or file
+}
+
+// maxOlder is how many models back a function can be rolled back.
+const maxOlder = 16
+
+// olderAfter is the list of older models after a replacement of the desired model, which name
+// finds. It leaves out a model that never served.
+func (h *modelHistory) olderAfter(name string) []olderModel {
+	if h.served != h.desired {
+		return h.older
+	}
+	list := append(slices.Clone(h.older), olderModel{h.desired, name})
+	return list[max(0, len(list)-maxOlder):]
+}
+
+// begin starts the replacement of the desired model, and returns that one.
+func (h *modelHistory) begin(card *models.Card) (old *models.Card) {
+	old, h.desired, h.replacing = h.desired, card, true
+	return old
+}
+
+// commit ends a replacement. older is the new list of older models.
+func (h *modelHistory) commit(older []olderModel) { h.older, h.replacing = older, false }
+
+// abort ends a replacement that failed: the old model is desired again.
+func (h *modelHistory) abort(old *models.Card) { h.desired, h.replacing = old, false }
+
+// current is the model that serves, or that will serve if none has yet.
+func (h *modelHistory) current() *models.Card { return cmp.Or(h.served, h.desired) }
+
+// replace starts another model in a function. The channel gets the result when every instance runs
+// the model, or when one failed and all are back on the old one.
+func (m *Manager) replace(name, model string) (<-chan error, error) {
+	f := m.function(name)
+	if f == nil {
+		return nil, m.unknown(name)
+	}
+	card, err := m.find(model)
+	if err != nil {
+		return nil, fmt.Errorf("replace model of %s: %w", name, err)
+	}
+	if err := f.takes(card, m.setupOf(f.config, card)); err != nil {
+		return nil, err
+	}
+	if served := f.model.served; served != nil && card.Version <= served.Version {
+		return nil, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d: want a higher `version` in the card, by which clients tell models apart; `penstock if rollback %s` goes back to the model before",
+			name, card.Name, card.Version, served.Version, name)
+	}
+	return f.replace(card, model, m.setupOf(f.config, card), f.model.olderAfter(cmp.Or(f.config.Model, name)))
+}
+
+// rollback restores the model that the function ran before the present one. Each rollback goes one
+// model further back. Use replace to return to a model that was rolled back.
+func (m *Manager) rollback(name string) (<-chan error, error) {
+	f := m.function(name)
+	if f == nil {
+		return nil, m.unknown(name)
+	}
+	last := len(f.model.older) - 1
+	if last < 0 {
+		return nil, fmt.Errorf("roll back %s: there is no model before %s; `penstock if replace %s CARD` brings in another one", name, modelName(f.model.desired), name)
+	}
+	to := f.model.older[last]
+	return f.replace(to.card, to.name, m.setupOf(f.config, to.card), f.model.older[:last])
+}
+
+// modelName names a model with its version, for users.
+func modelName(card *models.Card) string { return fmt.Sprintf("%s v%d", card.Name, card.Version) }
+
+// takes checks whether a card's model with that setup can replace the function's model. Its
+// requests must be the same, and its results must fit.
+func (f *function) takes(card *models.Card, s setup) error {
+	if have, want := f.model.desired.Input.WireBytes(), card.Input.WireBytes(); have != want {
+		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
+			f.name, card.Name, want, have)
+	}
+	if err := f.m.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
+		return fmt.Errorf("replace model of %s: %w", f.name, err)
+	}
+	if bytes := card.ResultBytes(); bytes > int(f.port.Geometry().ResultBytes) {
+		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
+			f.name, card.Name, bytes, f.port.Geometry().ResultBytes)
+	}
+	return nil
+}
+
+// replace gives every instance a model with a setup. older is the rollback list for when all of
+// them serve it.
+func (f *function) replace(model *models.Card, name string, s setup, older []olderModel) (<-chan error, error) {
+	if f.model.replacing {
+		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
+	}
+	if err := f.takes(model, s); err != nil {
+		return nil, err
+	}
+	// Copy the card: for the instances the same model with another setup is another card.
+	card := new(*model)
+	f.model.setups[card] = s
+	if f.m.device.known { // tensor sizes depend on it; else admit creates them
+		for _, in := range f.instances {
+			if err := in.makeTensors(card); err != nil {
+				return nil, err
+			}
+		}
+	}
+	f.forgive()
+	ends := make([]<-chan error, 0, len(f.instances))
+	for _, in := range f.instances {
+		ends = append(ends, in.replace(card))
+	}
+	old := f.model.begin(card)
+	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing processes")
+	done := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, end := range ends {
+			errs = append(errs, <-end)
+		}
+		err := errors.Join(errs...)
+		f.m.post(func() { f.replaced(old, name, older, err) })
+		done <- err
+	}()
+	return done, nil
+}
+
+// replaced records the result of a replacement of the card old by model.
+func (f *function) replaced(old *models.Card, model string, older []olderModel, err error) {
+	if err != nil {
+		f.model.abort(old)
+		for _, in := range f.instances {
+			in.pair.Replace(old)
+		}
+		return
+	}
+	f.model.commit(older)
+	if !reflect.DeepEqual(old, f.model.desired) {
+		f.byHand = 0 // it belonged to the old model
+	}
+	f.config.Model = model
+	f.adopt(f.model.setups[f.model.desired])
+	maps.DeleteFunc(f.model.setups, func(card *models.Card, _ setup) bool {
+		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.uses(card) })
+	})
+	f.m.keep()
+}
