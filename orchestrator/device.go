@@ -189,21 +189,28 @@ func (d *device) close() {
 
 func (d *device) run(ctx context.Context) {
 	s, session := d.open(ctx)
-	defer func() {
-		if d.daemon == nil {
-			return
-		}
-		if err := d.daemon.Close(); err != nil {
-			d.log.Warn().Err(err).Msg("end MPS")
-		}
-	}()
+	defer d.closeDaemon()
 	if ctx.Err() != nil {
 		return
 	}
 	d.tell(s)
-	if s.cpu || s.err != nil {
+	if !s.cpu && s.err == nil {
+		d.watch(ctx, s, session)
+	}
+}
+
+// closeDaemon ends MPS.
+func (d *device) closeDaemon() {
+	if d.daemon == nil {
 		return
 	}
+	if err := d.daemon.Close(); err != nil {
+		d.log.Warn().Err(err).Msg("end MPS")
+	}
+}
+
+// watch sends new states of an open device until ctx ends. session is nil without NVML.
+func (d *device) watch(ctx context.Context, s gpuState, session nvml.Session) {
 	var changes <-chan struct{}
 	if d.daemon != nil {
 		changes = d.daemon.Changes()

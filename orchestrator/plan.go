@@ -115,135 +115,163 @@ type action struct {
 // result next is when to plan again if nothing happens before; zero: no deadline is
 // pending. It is a pure function.
 func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Time) {
-	// due reports whether t is reached. If not, it lowers next to t.
-	due := func(t time.Time) bool {
-		if !now.Before(t) {
-			return true
-		}
-		if next.IsZero() || t.Before(next) {
-			next = t
-		}
-		return false
-	}
-
-	stranger := w.desired != nil && w.desired.ManagerID != f.managerID
+	p := planner{now: now, wish: w, facts: f, limits: l}
+	another := w.desired != nil && w.desired.ManagerID != f.managerID
 	wanted := map[key]control.DesiredProcess{}
-	if w.desired != nil && !stranger {
-		for _, p := range w.desired.Processes {
-			wanted[keyOf(p)] = p
+	if w.desired != nil && !another {
+		for _, d := range w.desired.Processes {
+			wanted[keyOf(d)] = d
 		}
 	}
 
 	for _, k := range sortedKeys(f.processes) {
-		p := f.processes[k]
 		d, desired := wanted[k]
-		switch {
-		case p.state.Ended():
-			if !desired && !w.waiting {
-				todo = append(todo, action{kind: forget, key: k})
-			}
-		case stranger:
-			if p.killed.IsZero() {
-				todo = append(todo, action{kind: kill, key: k, why: "another manager has started"})
-			}
-		default:
-			if a, ok := step(p, d, desired, w, f.asleep, l, due); ok {
-				a.key = k
-				todo = append(todo, a)
-			}
+		if a := p.step(f.processes[k], d, desired, another); a.kind != 0 {
+			a.key = k
+			todo = append(todo, a)
 		}
 	}
-
-	if stranger {
+	if another {
 		if len(f.processes) == 0 && !w.ending {
 			todo = append(todo, action{kind: adopt})
 		}
-		return todo, next
+		return todo, p.next
 	}
 	for _, k := range sortedKeys(wanted) {
-		if _, there := f.processes[k]; there {
+		if _, exists := f.processes[k]; exists {
 			continue
 		}
-		d := wanted[k]
-		switch {
-		case f.past(k):
-			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "this generation has ended before"})
-		case d.Role == control.Drain || d.Role == control.Kill:
-			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "it was not started"})
-		case d.Started:
-			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "it ended with another orchestrator"})
-		case w.ending:
-			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "the orchestrator ends"})
-		case !f.unready && due(f.held(k.place())):
-			todo = append(todo, action{kind: spawn, key: k, wanted: d})
+		if a := p.begin(k, wanted[k]); a.kind != 0 {
+			a.key, a.wanted = k, wanted[k]
+			todo = append(todo, a)
 		}
 	}
-	return todo, next
+	return todo, p.next
 }
 
-// step returns the next action for a process that runs, if one is due.
-func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l limits, due func(time.Time) bool) (action, bool) {
-	if !p.killed.IsZero() {
-		return action{}, false // SIGKILL is the last action
+// planner is the state of one plan.
+type planner struct {
+	now    time.Time
+	wish   wish
+	facts  facts
+	limits limits
+	next   time.Time // the next deadline
+}
+
+// due reports whether t is reached. If not, it lowers next to t.
+func (p *planner) due(t time.Time) bool {
+	if !p.now.Before(t) {
+		return true
 	}
-	if desired && d.Role == control.Kill {
-		return action{kind: kill, why: "the manager ordered it"}, true
+	if p.next.IsZero() || t.Before(p.next) {
+		p.next = t
 	}
-	if !p.failed.IsZero() && due(p.failed.Add(l.lost)) {
-		return action{kind: kill, fault: deviceFailed}, true
+	return false
+}
+
+// begin returns the action for a desired process that does not exist; the zero action if none
+// is due.
+func (p *planner) begin(k key, d control.DesiredProcess) action {
+	switch {
+	case p.facts.past(k):
+		return action{kind: bury, why: "this generation has ended before"}
+	case d.Role == control.Drain || d.Role == control.Kill:
+		return action{kind: bury, why: "it was not started"}
+	case d.Started:
+		return action{kind: bury, why: "it ended with another orchestrator"}
+	case p.wish.ending:
+		return action{kind: bury, why: "the orchestrator ends"}
+	case !p.facts.unready && p.due(p.facts.held(k.place())):
+		return action{kind: spawn}
 	}
-	if !p.hungUp.IsZero() {
+	return action{}
+}
+
+// step returns the next action for a process; the zero action if none is due. another: the
+// desired state is that of another manager.
+func (p *planner) step(q fact, d control.DesiredProcess, desired, another bool) action {
+	switch {
+	case q.state.Ended() && !desired && !p.wish.waiting:
+		return action{kind: forget}
+	case q.state.Ended():
+		return action{}
+	case !q.killed.IsZero():
+		return action{} // SIGKILL is the last action
+	case another:
+		return action{kind: kill, why: "another manager has started"}
+	case desired && d.Role == control.Kill:
+		return action{kind: kill, why: "the manager ordered it"}
+	case !q.failed.IsZero() && p.due(q.failed.Add(p.limits.lost)):
+		return action{kind: kill, fault: deviceFailed}
+	case !q.hungUp.IsZero(), !q.termed.IsZero(), !q.drained.IsZero():
+		return p.finish(q)
+	}
+	if why, ends := p.unwanted(d, desired); ends {
+		return end(q, why)
+	}
+	if p.wish.desired == nil {
+		return action{} // another orchestrator's manager is still to send its message
+	}
+	if fault := p.overdue(q); fault != "" {
+		return action{kind: kill, fault: fault}
+	}
+	switch {
+	case d.Role == control.Serve && !q.woken && q.state == control.Loaded && !p.facts.asleep:
+		return action{kind: wake, wanted: d}
+	case q.terms != termsOf(d), q.woken && !q.moving && !slices.Equal(q.groups, d.SMGroups):
+		return action{kind: reshare, wanted: d}
+	}
+	return action{}
+}
+
+// finish returns the next action for a process that is ending.
+func (p *planner) finish(q fact) action {
+	switch {
+	case !q.hungUp.IsZero():
 		// Most likely it has exited, and its exit status gives the reason. It takes no
 		// orders.
-		if due(p.hungUp.Add(l.hangUp)) {
-			return action{kind: kill, fault: "it closed its link and still ran " + l.hangUp.String() + " later"}, true
+		if p.due(q.hungUp.Add(p.limits.hangUp)) {
+			return action{kind: kill, fault: "it closed its link and still ran " + p.limits.hangUp.String() + " later"}
 		}
-		return action{}, false
-	}
-	if !p.termed.IsZero() {
-		if due(p.termed.Add(l.term)) {
-			return action{kind: kill, why: "it did not end after SIGTERM"}, true
+	case !q.termed.IsZero():
+		if p.due(q.termed.Add(p.limits.term)) {
+			return action{kind: kill, why: "it did not end after SIGTERM"}
 		}
-		return action{}, false
+	case p.due(q.drained.Add(p.limits.drain)):
+		return action{kind: term, why: "it did not end when it was drained"}
 	}
-	if !p.drained.IsZero() {
-		if due(p.drained.Add(l.drain)) {
-			return action{kind: term, why: "it did not end when it was drained"}, true
-		}
-		return action{}, false
-	}
+	return action{}
+}
+
+// unwanted reports whether a process must end, and why.
+func (p *planner) unwanted(d control.DesiredProcess, desired bool) (why string, ends bool) {
 	switch {
-	case w.ending:
-		return end(p, "the orchestrator ends"), true
-	case w.desired == nil && w.waiting:
-		return action{}, false
-	case w.desired == nil:
-		return end(p, "the manager is gone"), true
+	case p.wish.ending:
+		return "the orchestrator ends", true
+	case p.wish.desired == nil:
+		return "the manager is gone", !p.wish.waiting
 	case !desired:
-		return end(p, "it is no longer wanted"), true
-	case d.Role == control.Drain:
-		return end(p, "the manager ordered it"), true
+		return "it is no longer wanted", true
 	}
-	// The process may stay. Check its deadlines.
+	return "the manager ordered it", d.Role == control.Drain
+}
+
+// overdue returns the deadline that a process has missed; empty if none.
+func (p *planner) overdue(q fact) (fault string) {
+	load := p.limits.load
 	switch {
-	case !p.shook && due(p.spawned.Add(l.handshake)):
-		return action{kind: kill, fault: "no handshake within " + l.handshake.String()}, true
-	case p.state == control.Starting && due(p.spawned.Add(l.load)):
-		return action{kind: kill, fault: "not loaded within " + l.load.String()}, true
-	case p.state == control.Linking && due(p.since.Add(l.load)):
-		return action{kind: kill, fault: "not ready within " + l.load.String() + " of linking and warm-up"}, true
-	case !p.growing.IsZero() && due(p.growing.Add(l.load)):
-		return action{kind: kill, fault: "not all batch sizes within " + l.load.String()}, true
-	case p.moving && p.growing.IsZero() && due(p.ordered.Add(l.load)):
-		return action{kind: kill, fault: "not on its multiprocessors within " + l.load.String()}, true
+	case !q.shook && p.due(q.spawned.Add(p.limits.handshake)):
+		return "no handshake within " + p.limits.handshake.String()
+	case q.state == control.Starting && p.due(q.spawned.Add(load)):
+		return "not loaded within " + load.String()
+	case q.state == control.Linking && p.due(q.since.Add(load)):
+		return "not ready within " + load.String() + " of linking and warm-up"
+	case !q.growing.IsZero() && p.due(q.growing.Add(load)):
+		return "not all batch sizes within " + load.String()
+	case q.moving && q.growing.IsZero() && p.due(q.ordered.Add(load)):
+		return "not on its multiprocessors within " + load.String()
 	}
-	switch {
-	case d.Role == control.Serve && !p.woken && p.state == control.Loaded && !asleep:
-		return action{kind: wake, wanted: d}, true
-	case p.terms != termsOf(d), p.woken && !p.moving && !slices.Equal(p.groups, d.SMGroups):
-		return action{kind: reshare, wanted: d}, true
-	}
-	return action{}, false
+	return ""
 }
 
 // end returns the first action that ends a process. A process that is still starting has

@@ -101,30 +101,15 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.Sandbox.prepare(o.Dir, o.Prepared, o.Log); err != nil {
 		return err
 	}
-	if o.shares == nil {
-		s, err := openShares(o.Mechanism, len(o.CPUs), owner, o.Log)
-		if err != nil {
-			return fmt.Errorf("open shares: %w", err)
-		}
-		o.shares = s
+	if err := o.openShares(owner); err != nil {
+		return err
 	}
-	defer func() {
-		if err := o.shares.close(); err != nil {
-			o.Log.Warn().Err(err).Msg("close shares")
-		}
-	}()
-	if o.spawner == nil {
-		s, err := newExecSpawner(o.Keeper, o.CPUs, o.Self, o.Dir, o.Log)
-		if err != nil {
-			return fmt.Errorf("open spawner: %w", err)
-		}
-		o.spawner = s
-	}
+	defer o.closeShares()
 	if o.Keeper != nil {
 		defer o.Keeper.Close() // closed a second time here, before the shares, whose groups must be empty
 	}
-	if o.machine == nil {
-		o.machine = realMachine{o.Dir, o.Self, o.Sandbox}
+	if err := o.openMachine(); err != nil {
+		return err
 	}
 	link, err := control.DialOrchestrator(o.Dir, o.Log)
 	if err != nil {
@@ -134,19 +119,57 @@ func Run(ctx context.Context, o Options) error {
 	o.Log.Info().Str("mechanism", o.shares.mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
 	s := newSupervisor(o, link)
 	s.restore(o.spawner.held())
-	if o.Keeper == nil {
+	return s.runWhile(ctx, o.Keeper)
+}
+
+// openShares opens the mechanism that enforces shares. owner is the parent of the processes.
+func (o *Options) openShares(owner int) (err error) {
+	if o.shares != nil {
+		return nil
+	}
+	if o.shares, err = openShares(o.Mechanism, len(o.CPUs), owner, o.Log); err != nil {
+		return fmt.Errorf("open shares: %w", err)
+	}
+	return nil
+}
+
+func (o *Options) closeShares() {
+	if err := o.shares.close(); err != nil {
+		o.Log.Warn().Err(err).Msg("close shares")
+	}
+}
+
+// openMachine opens what starts processes and finds GPUs.
+func (o *Options) openMachine() (err error) {
+	if o.machine == nil {
+		o.machine = realMachine{o.Dir, o.Self, o.Sandbox}
+	}
+	if o.spawner != nil {
+		return nil
+	}
+	s, err := newExecSpawner(o.Keeper, o.CPUs, o.Self, o.Dir, o.Log)
+	if err != nil {
+		return fmt.Errorf("open spawner: %w", err)
+	}
+	o.spawner = s
+	return nil
+}
+
+// runWhile is run until the keeper is gone; k may be nil.
+func (s *supervisor) runWhile(ctx context.Context, k keeper.Keeper) error {
+	if k == nil {
 		return s.run(ctx)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
 		select {
-		case <-o.Keeper.Gone():
+		case <-k.Gone():
 			cancel(keeper.ErrClosed)
 		case <-ctx.Done():
 		}
 	}()
-	err = s.run(ctx)
+	err := s.run(ctx)
 	if errors.Is(context.Cause(ctx), keeper.ErrClosed) {
 		err = errors.Join(err, keeper.ErrClosed)
 	}
@@ -766,51 +789,61 @@ func (s *supervisor) publish() {
 	if s.gpu.device != nil {
 		s.observeGPU(&o)
 	}
-	observe := func(k key) *control.ObservedProcess {
-		o.Processes = append(o.Processes, control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation})
-		return &o.Processes[len(o.Processes)-1]
-	}
-	if d := s.wish.desired; d != nil && d.ManagerID == s.manager.id {
-		for _, p := range d.Processes {
-			k := keyOf(p)
-			if s.processes[k] != nil {
-				continue
-			}
-			q := observe(k)
-			q.State = control.Starting
-			if s.gpu.device != nil && !s.gpu.opened {
-				q.Reason = "waits until the GPU is found"
-			}
-			if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
-				q.Reason = fmt.Sprintf("backoff: waits %v after %d early failures, the last: %s", b.delay(), b.failures, b.last)
-			}
-		}
-	}
+	s.observeWaiting(&o)
 	for _, k := range sortedKeys(s.processes) {
-		c := s.processes[k]
-		q := observe(k)
-		q.State, q.SharePercent, q.Reason = c.state, c.terms.percent, c.notice.Reason
-		if c.process != nil {
-			q.PID = c.process.pid()
-		}
-		if c.state.Ended() {
-			q.Reason = c.reason
-		}
-		if s.onGPU() {
-			s.observeChild(k, c, q)
-		} else {
-			total, demoted := s.o.shares.spent(k)
-			q.DeviceNanos, q.DemotedNanos = int64(total), int64(demoted)
-		}
-		if q.Reason == "" {
-			q.Reason = s.triedAgain(k, c)
-		}
-		q.PersistentBytes, q.EphemeralBytes, q.WarmupMillis = c.notice.PersistentBytes, c.notice.EphemeralBytes, c.notice.WarmupMillis
-		q.Batches, q.Growing = c.notice.Batches, !c.growing.IsZero()
+		o.Processes = append(o.Processes, s.observeProcess(k, s.processes[k]))
 	}
 	if err := s.link.Publish(o); err != nil {
 		s.log.Error().Err(err).Msg("publish observed state")
 	}
+}
+
+// observeWaiting adds the desired processes that were not started yet.
+func (s *supervisor) observeWaiting(o *control.Observed) {
+	d := s.wish.desired
+	if d == nil || d.ManagerID != s.manager.id {
+		return
+	}
+	for _, p := range d.Processes {
+		k := keyOf(p)
+		if s.processes[k] != nil {
+			continue
+		}
+		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, State: control.Starting}
+		if s.gpu.device != nil && !s.gpu.opened {
+			q.Reason = "waits until the GPU is found"
+		}
+		if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
+			q.Reason = fmt.Sprintf("backoff: waits %v after %d early failures, the last: %s", b.delay(), b.failures, b.last)
+		}
+		o.Processes = append(o.Processes, q)
+	}
+}
+
+// observeProcess returns the observed state of a process.
+func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
+	q := control.ObservedProcess{
+		IF: k.name, Instance: k.instance, Generation: k.generation,
+		State: c.state, SharePercent: c.terms.percent, Reason: c.notice.Reason,
+		PersistentBytes: c.notice.PersistentBytes, EphemeralBytes: c.notice.EphemeralBytes, WarmupMillis: c.notice.WarmupMillis,
+		Batches: c.notice.Batches, Growing: !c.growing.IsZero(),
+	}
+	if c.process != nil {
+		q.PID = c.process.pid()
+	}
+	if c.state.Ended() {
+		q.Reason = c.reason
+	}
+	if s.onGPU() {
+		s.observeChild(k, c, &q)
+	} else {
+		total, demoted := s.o.shares.spent(k)
+		q.DeviceNanos, q.DemotedNanos = int64(total), int64(demoted)
+	}
+	if q.Reason == "" {
+		q.Reason = s.triedAgain(k, c)
+	}
+	return q
 }
 
 // triedAgain returns why the previous process failed, for a process that is starting in a
