@@ -364,13 +364,13 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 		case <-ctx.Done():
 		}
 	}()
-	c, told, last := d.control, (chan struct{})(nil), error(nil)
+	c, ordered, last := d.control, (chan struct{})(nil), error(nil)
 	defer func() {
-		if cancel(); told != nil {
-			<-told
+		if cancel(); ordered != nil {
+			<-ordered
 		}
 	}()
-	for ; ; time.Sleep(5 * time.Millisecond) {
+	for ; ctx.Err() == nil; time.Sleep(5 * time.Millisecond) {
 		servers, err := c.servers(ctx)
 		c = c.after(err)
 		if ctx.Err() == nil { // after the end of ctx every error is the same
@@ -389,36 +389,45 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 				return d.watchServer(server, began)
 			}
 			c = c.after(err)
-		case told == nil:
-			told = make(chan struct{})
-			go func() {
-				defer close(told)
-				// The answer says little: the loop sees whether a server runs. The
-				// command gets all the time there is, as the effect of a second one is
-				// unknown.
-				c := d.control
-				c.timeout = max(d.o.StartTimeout, d.o.ReplaceTimeout)
-				c.ask(ctx, "start_server -uid "+strconv.Itoa(cmp.Or(d.o.UID, os.Getuid())))
-			}()
-			select {
-			case <-told:
-			case <-time.After(d.o.AnswerTimeout):
-			case <-ctx.Done():
-			}
+		case ordered == nil:
+			ordered = d.orderServer(ctx)
 		}
-		if ctx.Err() == nil {
-			continue
-		}
-		switch {
-		case daemon.over():
-			return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) ended before it had a server%s", daemon.pid, d.folder.said())}
-		case last != nil:
-			return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) lives and does not answer within %v: %v%s", daemon.pid, within(ctx, began), last, d.folder.said())}
-		}
-		return &Problem{
-			Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.said()),
-			Mend: "nvidia-smi   # is another process holding the GPU? its compute mode may let in only one",
-		}
+	}
+	return d.serverless(ctx, began, last)
+}
+
+// orderServer orders a server, and waits a little for the answer. The channel is closed when
+// the answer has come or ctx has ended.
+func (d *Daemon) orderServer(ctx context.Context) chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// The answer says little: serve sees whether a server runs. The command gets all
+		// the time there is, as the effect of a second one is unknown.
+		c := d.control
+		c.timeout = max(d.o.StartTimeout, d.o.ReplaceTimeout)
+		c.ask(ctx, "start_server -uid "+strconv.Itoa(cmp.Or(d.o.UID, os.Getuid())))
+	}()
+	select {
+	case <-done:
+	case <-time.After(d.o.AnswerTimeout):
+	case <-ctx.Done():
+	}
+	return done
+}
+
+// serverless describes why there is no server when ctx has ended. last is the daemon's last
+// error.
+func (d *Daemon) serverless(ctx context.Context, began time.Time, last error) error {
+	switch {
+	case d.daemon.over():
+		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) ended before it had a server%s", d.daemon.pid, d.folder.said())}
+	case last != nil:
+		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) lives and does not answer within %v: %v%s", d.daemon.pid, within(ctx, began), last, d.folder.said())}
+	}
+	return &Problem{
+		Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.said()),
+		Mend: "nvidia-smi   # is another process holding the GPU? its compute mode may let in only one",
 	}
 }
 
@@ -455,72 +464,97 @@ const (
 func (d *Daemon) keep() {
 	defer close(d.kept)
 	defer d.unwatch()
-	pause, began := time.Duration(0), time.Now()
+	var p pause
+	began := time.Now()
 	for {
 		var again func(context.Context) error
 		select {
 		case <-d.ctx.Done():
 			return
 		case <-d.daemon.gone:
-			d.unwatch() // the server dies with the daemon
-			d.set(func(s *State) {
-				if s.Server != 0 {
-					s.Losses++
-				}
-				s.Serving, s.Why = false, "the MPS daemon died"
-				s.Daemon, s.Server = 0, 0
-			})
-			d.o.Log.Error().Msg("MPS daemon died; all contexts are lost; starting it again")
+			d.noteDaemonDeath()
 			again = d.replace
 		case <-d.server.gone:
-			if d.State().Server != 0 {
-				// A client that connects now would find a daemon without a server.
-				d.set(func(s *State) {
-					s.Serving, s.Why = false, "the MPS server died"
-					s.Server = 0
-					s.Losses++
-				})
-			}
-			if d.daemon.over() {
+			if !d.noteServerDeath() {
 				continue
 			}
-			d.server.close()
-			d.o.Log.Error().Msg("MPS server died; all contexts are lost; starting it again")
 			again = d.renew
 		}
-		wait := func() bool {
-			select {
-			case <-d.ctx.Done():
-				return false
-			case <-time.After(pause):
-				pause = min(max(pauseFirst, 2*pause), pauseMost)
-				return true
-			}
-		}
 		if time.Since(began) > pauseMost {
-			pause = 0
+			p = 0
 		}
-		if !wait() {
+		if !d.restart(again, &p) {
 			return
-		}
-		for {
-			err := again(d.ctx)
-			if err == nil {
-				break
-			}
-			if d.ctx.Err() != nil {
-				return
-			}
-			d.o.Log.Error().Err(err).Dur("pause_ms", pause).Msg("MPS does not start again")
-			d.unwatch()
-			d.set(func(s *State) { s.Serving, s.Why = false, err.Error() })
-			again = d.replace
-			if !wait() {
-				return
-			}
 		}
 		d.set(func(s *State) { s.Serving, s.Why = true, "" })
 		began = time.Now()
+	}
+}
+
+// noteDaemonDeath records the death of the daemon. The server dies with it.
+func (d *Daemon) noteDaemonDeath() {
+	d.unwatch()
+	d.set(func(s *State) {
+		if s.Server != 0 {
+			s.Losses++
+		}
+		s.Serving, s.Why = false, "the MPS daemon died"
+		s.Daemon, s.Server = 0, 0
+	})
+	d.o.Log.Error().Msg("MPS daemon died; all contexts are lost; starting it again")
+}
+
+// noteServerDeath records the death of the server. It returns false if the daemon is dead as
+// well.
+func (d *Daemon) noteServerDeath() bool {
+	if d.State().Server != 0 {
+		// A client that connects now would find a daemon without a server.
+		d.set(func(s *State) {
+			s.Serving, s.Why = false, "the MPS server died"
+			s.Server = 0
+			s.Losses++
+		})
+	}
+	if d.daemon.over() {
+		return false
+	}
+	d.server.close()
+	d.o.Log.Error().Msg("MPS server died; all contexts are lost; starting it again")
+	return true
+}
+
+// restart starts the server again, and after a failure the daemon, until one runs. It returns
+// false after Close.
+func (d *Daemon) restart(start func(context.Context) error, p *pause) bool {
+	for {
+		if !p.wait(d.ctx) {
+			return false
+		}
+		err := start(d.ctx)
+		if err == nil {
+			return true
+		}
+		if d.ctx.Err() != nil {
+			return false
+		}
+		d.o.Log.Error().Err(err).Dur("pause_ms", time.Duration(*p)).Msg("MPS does not start again")
+		d.unwatch()
+		d.set(func(s *State) { s.Serving, s.Why = false, err.Error() })
+		start = d.replace
+	}
+}
+
+// pause is the pause before the next restart.
+type pause time.Duration
+
+// wait waits for the pause and makes it longer. It returns false if ctx ends first.
+func (p *pause) wait(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(time.Duration(*p)):
+		*p = min(max(pause(pauseFirst), 2**p), pause(pauseMost))
+		return true
 	}
 }
 

@@ -107,24 +107,8 @@ func launch() error {
 	if err := pinTasks(); err != nil {
 		return err
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("set no_new_privs: %w", err)
-	}
-	if !s.UserOnly {
-		if err := restrictFiles(s, s.uid()); err != nil {
-			return err
-		}
-	}
-	if err := dropRights(s.User); err != nil {
+	if err := restrict(s); err != nil {
 		return err
-	}
-	if !s.UserOnly {
-		if err := followParent(s.Parent); err != nil {
-			return err
-		}
-		if err := restrictCalls(); err != nil {
-			return err
-		}
 	}
 	if s.Path == "" {
 		if err := reportStatus(os.Stdout); err != nil {
@@ -133,6 +117,26 @@ func launch() error {
 		os.Exit(0)
 	}
 	return fmt.Errorf("exec %s: %w", s.Path, describe(s, unix.Exec(s.Path, s.Args, os.Environ())))
+}
+
+// restrict gives up the thread's rights.
+func restrict(s *Spec) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	if s.UserOnly {
+		return dropRights(s.User)
+	}
+	if err := restrictFiles(s, s.uid()); err != nil {
+		return err
+	}
+	if err := dropRights(s.User); err != nil {
+		return err
+	}
+	if err := followParent(s.Parent); err != nil {
+		return err
+	}
+	return restrictCalls()
 }
 
 func readSpec() (*Spec, error) {

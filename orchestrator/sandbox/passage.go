@@ -181,67 +181,87 @@ func openPassages(u *User, paths []string) error {
 
 // cover mounts an empty folder over top, and puts the entries into it.
 func cover(top string, entries []entry) error {
-	type tree struct {
-		entry
-		fd     int
-		folder bool
-	}
-	var trees []tree
+	var trees []*tree
 	defer func() {
 		for _, t := range trees {
-			if t.fd >= 0 {
-				unix.Close(t.fd)
-			}
+			t.close()
 		}
 	}()
 	for _, e := range entries {
-		t := tree{entry: e, fd: -1}
-		if e.target == "" && !e.empty {
-			info, err := os.Stat(e.path)
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			t.folder = info.IsDir()
-			if t.fd, err = unix.OpenTree(unix.AT_FDCWD, e.path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE); err != nil {
-				return fmt.Errorf("copy mount of %s: %w", e.path, err)
-			}
+		t, err := openTree(e)
+		if err != nil {
+			return err
 		}
-		trees = append(trees, t)
+		if t != nil {
+			trees = append(trees, t)
+		}
 	}
 	if err := unix.Mount("penstock", top, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
 		return fmt.Errorf("cover: %w", err)
 	}
 	for _, t := range trees {
-		if err := os.MkdirAll(filepath.Dir(t.path), 0o755); err != nil {
+		if err := t.place(); err != nil {
 			return err
-		}
-		if t.target != "" {
-			if err := os.Symlink(t.target, t.path); err != nil {
-				return err
-			}
-			continue
-		}
-		if t.empty {
-			if err := os.MkdirAll(t.path, 0o755); err != nil {
-				return err
-			}
-			continue
-		}
-		var err error
-		if t.folder {
-			err = os.MkdirAll(t.path, 0o755)
-		} else {
-			err = os.WriteFile(t.path, nil, 0o600)
-		}
-		if err != nil {
-			return err
-		}
-		if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("bring %s along: %w", t.path, err)
 		}
 	}
 	return nil
+}
+
+// tree is an entry with a copy of its mount.
+type tree struct {
+	entry
+	fd     int // -1 if the entry needs no copy
+	folder bool
+}
+
+// openTree copies the mount of an entry. It returns nil if the entry does not exist.
+func openTree(e entry) (*tree, error) {
+	t := &tree{entry: e, fd: -1}
+	if e.target != "" || e.empty {
+		return t, nil
+	}
+	info, err := os.Stat(e.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	t.folder = info.IsDir()
+	if t.fd, err = unix.OpenTree(unix.AT_FDCWD, e.path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE); err != nil {
+		return nil, fmt.Errorf("copy mount of %s: %w", e.path, err)
+	}
+	return t, nil
+}
+
+// place makes the entry at its path, which is in the new folder now.
+func (t *tree) place() error {
+	if err := os.MkdirAll(filepath.Dir(t.path), 0o755); err != nil {
+		return err
+	}
+	switch {
+	case t.target != "":
+		return os.Symlink(t.target, t.path)
+	case t.empty:
+		return os.MkdirAll(t.path, 0o755)
+	}
+	var err error
+	if t.folder {
+		err = os.MkdirAll(t.path, 0o755)
+	} else {
+		err = os.WriteFile(t.path, nil, 0o600)
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("bring %s along: %w", t.path, err)
+	}
+	return nil
+}
+
+func (t *tree) close() {
+	if t.fd >= 0 {
+		unix.Close(t.fd)
+	}
 }
