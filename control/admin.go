@@ -91,7 +91,7 @@ const statusPatience = 5 * time.Second
 // ReadStatus asks the manager whose runtime folder is dir for its status. If the manager
 // hangs, ReadStatus gives up after statusPatience.
 func ReadStatus(ctx context.Context, dir string) (Status, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errMute)
+	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
 	defer cancel()
 	var s Status
 	text, err := get(ctx, dir, StatusPath)
@@ -107,7 +107,7 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 // ReadCard asks the manager whose runtime folder is dir for the card of the model that serves
 // a function (CardPath).
 func ReadCard(ctx context.Context, dir, function string) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errMute)
+	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
 	defer cancel()
 	return get(ctx, dir, CardPath+"?function="+url.QueryEscape(function))
 }
@@ -120,8 +120,8 @@ func get(ctx context.Context, dir, path string) ([]byte, error) {
 	return ask(dir, request)
 }
 
-// errMute is the cause when the wait for a status ends.
-var errMute = fmt.Errorf("no answer within %s; its process may be stopped or hang", statusPatience)
+// errNoStatus is the cause when the wait for a status ends.
+var errNoStatus = fmt.Errorf("no answer within %s; its process may be stopped or hang", statusPatience)
 
 // maxAnswer bounds one answer of a manager: the status of a few hundred functions.
 const maxAnswer = 16 << 20

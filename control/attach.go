@@ -53,9 +53,9 @@ type AttachListener struct {
 	background sync.WaitGroup
 	rejected   atomic.Uint64
 
-	mu       sync.Mutex
-	shaking  map[*net.UnixConn]struct{} // connections in their handshake
-	stopping bool
+	mu         sync.Mutex
+	handshakes map[*net.UnixConn]struct{} // connections in their handshake
+	stopping   bool
 }
 
 type arrival struct {
@@ -75,7 +75,7 @@ func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, er
 	a := &AttachListener{
 		listener: l, uid: uid, log: log,
 		arrived: make(chan arrival), stop: make(chan struct{}),
-		shaking: map[*net.UnixConn]struct{}{},
+		handshakes: map[*net.UnixConn]struct{}{},
 	}
 	a.background.Add(1)
 	go a.listen()
@@ -108,7 +108,7 @@ func (a *AttachListener) Close() error {
 	err := a.listener.Close()
 	a.mu.Lock()
 	a.stopping = true
-	for c := range a.shaking {
+	for c := range a.handshakes {
 		c.Close()
 	}
 	a.mu.Unlock()
@@ -142,32 +142,32 @@ func (a *AttachListener) listen() {
 		go func() {
 			defer a.background.Done()
 			defer a.remove(c)
-			a.shake(c)
+			a.handshake(c)
 		}()
 	}
 }
 
-// maxShaking is the max number of processes in their handshake at once: more than a node has
+// maxHandshakes is the max number of processes in their handshake at once: more than a node has
 // processes.
-const maxShaking = 1024
+const maxHandshakes = 1024
 
 func (a *AttachListener) add(c *net.UnixConn) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.stopping || len(a.shaking) >= maxShaking {
+	if a.stopping || len(a.handshakes) >= maxHandshakes {
 		return false
 	}
-	a.shaking[c] = struct{}{}
+	a.handshakes[c] = struct{}{}
 	return true
 }
 
 func (a *AttachListener) remove(c *net.UnixConn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	delete(a.shaking, c)
+	delete(a.handshakes, c)
 }
 
-func (a *AttachListener) shake(c *net.UnixConn) {
+func (a *AttachListener) handshake(c *net.UnixConn) {
 	conn := &AttachConn{conn: c}
 	attach, err := conn.readAttach(a.uid)
 	if err == nil {
@@ -203,7 +203,7 @@ func (c *AttachConn) readAttach(uid int) (Attach, error) {
 		return err
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return a, fmt.Errorf("read attach: %w: process %d sent nothing for %v", ErrSilent, cred.Pid, handshakeTimeout)
+		return a, fmt.Errorf("read attach: %w: process %d sent nothing for %v", ErrPeerTimeout, cred.Pid, handshakeTimeout)
 	}
 	if err != nil {
 		return a, fmt.Errorf("read attach: %w", err)
@@ -211,7 +211,7 @@ func (c *AttachConn) readAttach(uid int) (Attach, error) {
 	if err := peekVersion("process", message); err != nil {
 		return a, err
 	}
-	if err := strict(message, &a); err != nil {
+	if err := decodeStrict(message, &a); err != nil {
 		return a, fmt.Errorf("read attach: %w", err)
 	}
 	if err := (identity{a.IF, a.Instance, a.Generation}).check(); err != nil {
@@ -276,7 +276,7 @@ func (c *AttachConn) ReadReport() (Report, error) {
 	if err != nil {
 		return r, fmt.Errorf("read report: %w", err)
 	}
-	if err := strict(message, &r); err != nil {
+	if err := decodeStrict(message, &r); err != nil {
 		return r, fmt.Errorf("read report: %w", err)
 	}
 	switch r.Fit {
@@ -309,7 +309,7 @@ type Attachment struct {
 // DialAttach connects to the manager at path and sends a, whose version and process id it fills in. It
 // returns the manager's answer, the descriptors that come with it, and the link. The caller closes the
 // descriptors; children do not inherit them. Errors are ErrRefused with the manager's reason, and
-// ErrSilent if the manager does not answer.
+// ErrPeerTimeout if the manager does not answer.
 func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error) {
 	fail := func(err error) (Attached, []*os.File, *Attachment, error) {
 		return Attached{}, nil, nil, fmt.Errorf("attach to %s: %w", path, err)
@@ -326,7 +326,7 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 	if err != nil {
 		return fail(err)
 	}
-	granted, files, err := shakeAttach(c, b)
+	granted, files, err := handshakeAttach(c, b)
 	if err != nil {
 		c.Close()
 		return fail(err)
@@ -340,7 +340,7 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 // megabytes first.
 const answerTimeout = 10 * time.Second
 
-func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
+func handshakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
 	end := runclock.Now() + answerTimeout
 	err = runclock.Until(end, c.SetWriteDeadline, func() error {
 		_, err := c.Write(attach)
@@ -357,7 +357,7 @@ func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.
 		return err
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return granted, nil, fmt.Errorf("%w: no answer within %v", ErrSilent, answerTimeout)
+		return granted, nil, fmt.Errorf("%w: no answer within %v", ErrPeerTimeout, answerTimeout)
 	}
 	if err != nil {
 		return granted, nil, fmt.Errorf("read answer: %w", err)
@@ -373,7 +373,7 @@ func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.
 	if err := peekVersion("manager", message); err != nil {
 		return granted, files, err
 	}
-	if err := strict(message, &granted); err != nil {
+	if err := decodeStrict(message, &granted); err != nil {
 		return granted, files, fmt.Errorf("read answer: %w", err)
 	}
 	if granted.Refused != "" {

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-var face = Attach{IF: "face", Generation: 3}
+var testIdentity = Attach{IF: "face", Generation: 3}
 
 func listenAttach(t *testing.T, log zerolog.Logger) (*AttachListener, string) {
 	t.Helper()
@@ -30,8 +30,8 @@ func listenAttach(t *testing.T, log zerolog.Logger) (*AttachListener, string) {
 	return l, path
 }
 
-// granting answers the next process with grant.
-func granting(t *testing.T, l *AttachListener, grant func(*AttachConn, Attach) error) <-chan *AttachConn {
+// serveGrants answers the next process with grant.
+func serveGrants(t *testing.T, l *AttachListener, grant func(*AttachConn, Attach) error) <-chan *AttachConn {
 	conns := make(chan *AttachConn, 1)
 	go func() {
 		conn, a, err := l.Accept()
@@ -49,8 +49,8 @@ func granting(t *testing.T, l *AttachListener, grant func(*AttachConn, Attach) e
 func attached(t *testing.T) (*AttachConn, *Attachment) {
 	t.Helper()
 	l, path := listenAttach(t, zerolog.Nop())
-	conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
-	_, _, mine, err := DialAttach(path, face)
+	conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
+	_, _, mine, err := DialAttach(path, testIdentity)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func attached(t *testing.T) (*AttachConn, *Attachment) {
 	return theirs, mine
 }
 
-func TestAttachHandsOutDescriptors(t *testing.T) {
+func TestAttachDescriptors(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
 	var files []*os.File
@@ -73,13 +73,13 @@ func TestAttachHandsOutDescriptors(t *testing.T) {
 		files = append(files, f)
 	}
 	granted := Attached{Setup: Setup{SLONanos: 25e6, Batching: Batching{Rule: BatchFixed, Size: 8, Delay: 5e6}}, Card: json.RawMessage(`{"name":"face"}`), SlabBytes: []int64{1 << 20}}
-	conns := granting(t, l, func(c *AttachConn, a Attach) error {
+	conns := serveGrants(t, l, func(c *AttachConn, a Attach) error {
 		if a.IF != "face" || a.Generation != 3 || a.PID != os.Getpid() {
 			t.Errorf("attached as %+v", a)
 		}
 		return c.Grant(granted, files)
 	})
-	got, fds, mine, err := DialAttach(path, face)
+	got, fds, mine, err := DialAttach(path, testIdentity)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,15 +104,15 @@ func TestAttachHandsOutDescriptors(t *testing.T) {
 	}
 }
 
-func TestAttachTakesALargeCard(t *testing.T) {
+func TestAttachLargeCard(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
 	card, err := json.Marshal(strings.Repeat("label ", 100<<10/6))
 	if err != nil {
 		t.Fatal(err)
 	}
-	conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{Card: card}, nil) })
-	got, _, mine, err := DialAttach(path, face)
+	conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{Card: card}, nil) })
+	got, _, mine, err := DialAttach(path, testIdentity)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,18 +123,18 @@ func TestAttachTakesALargeCard(t *testing.T) {
 	(<-conns).Close()
 }
 
-func TestRefusalSaysWhy(t *testing.T) {
+func TestAttachRefused(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
-	conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Refuse("generation 3 is not expected") })
-	_, _, _, err := DialAttach(path, face)
+	conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Refuse("generation 3 is not expected") })
+	_, _, _, err := DialAttach(path, testIdentity)
 	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "generation 3 is not expected") {
 		t.Errorf("got %v", err)
 	}
 	<-conns
 }
 
-func TestReportsArrive(t *testing.T) {
+func TestReport(t *testing.T) {
 	invariants(t)
 	theirs, mine := attached(t)
 	want := Report{Generation: 3, Limit: 4.5, TailNanos: 7, Fit: FitUnder, IdleNanos: -1, Handovers: 2}
@@ -146,7 +146,7 @@ func TestReportsArrive(t *testing.T) {
 	}
 }
 
-func TestReportNeverWaitsForTheManager(t *testing.T) {
+func TestReportBehind(t *testing.T) {
 	invariants(t)
 	_, mine := attached(t)
 	for {
@@ -159,7 +159,7 @@ func TestReportNeverWaitsForTheManager(t *testing.T) {
 	}
 }
 
-func TestEachSideSeesTheOthersEnd(t *testing.T) {
+func TestAttachEnd(t *testing.T) {
 	invariants(t)
 	theirs, mine := attached(t)
 	mine.Close()
@@ -171,7 +171,7 @@ func TestEachSideSeesTheOthersEnd(t *testing.T) {
 	<-mine.Gone()
 }
 
-func TestAcceptEndsWithTheListener(t *testing.T) {
+func TestAcceptClosed(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
 	c, err := net.Dial("unixpacket", path) // a silent peer must not delay Close
@@ -193,7 +193,7 @@ func TestAcceptEndsWithTheListener(t *testing.T) {
 	}
 }
 
-func TestAttachListenerRemovesAStaleSocketAndSparesALiveOne(t *testing.T) {
+func TestAttachStaleSocket(t *testing.T) {
 	invariants(t)
 	path := AttachSocketPath(socketDir(t))
 	stale, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
@@ -212,7 +212,7 @@ func TestAttachListenerRemovesAStaleSocketAndSparesALiveOne(t *testing.T) {
 	}
 }
 
-func TestStrangersDoNotAttach(t *testing.T) {
+func TestAttachStrangers(t *testing.T) {
 	self := os.Getpid()
 	for name, c := range map[string]struct{ packet, want string }{
 		"says nothing":      {"", "peer is silent"},
@@ -248,8 +248,8 @@ func TestStrangersDoNotAttach(t *testing.T) {
 				t.Errorf("not logged: %s", log.buf.String())
 			}
 			// An honest process can attach afterwards.
-			conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
-			_, _, mine, err := DialAttach(path, face)
+			conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
+			_, _, mine, err := DialAttach(path, testIdentity)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -259,7 +259,7 @@ func TestStrangersDoNotAttach(t *testing.T) {
 	}
 }
 
-func TestDescriptorsSentToTheManagerDoNotStay(t *testing.T) {
+func TestAttachDropsDescriptors(t *testing.T) {
 	invariants(t)
 	theirs, mine := attached(t)
 	r, w, err := os.Pipe()
@@ -280,7 +280,7 @@ func TestDescriptorsSentToTheManagerDoNotStay(t *testing.T) {
 	r.Close()
 }
 
-func TestReadReportRefusesNonsense(t *testing.T) {
+func TestReadReportErrors(t *testing.T) {
 	for _, packet := range []string{"boo", `{"fit":"happy"}`, `{"x":1}`, `{}{}`, strings.Repeat("x", maxReportBytes+1)} {
 		t.Run(packet[:3], func(t *testing.T) {
 			invariants(t)
@@ -295,7 +295,7 @@ func TestReadReportRefusesNonsense(t *testing.T) {
 	}
 }
 
-func TestDialAttachClosesTheDescriptorsOfABadAnswer(t *testing.T) {
+func TestDialAttachBadAnswer(t *testing.T) {
 	invariants(t)
 	path := AttachSocketPath(socketDir(t))
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
@@ -318,7 +318,7 @@ func TestDialAttachClosesTheDescriptorsOfABadAnswer(t *testing.T) {
 		unixsock.Send(c, []byte(`{"version":9}`), w)
 		w.Close()
 	}()
-	_, _, _, err = DialAttach(path, face)
+	_, _, _, err = DialAttach(path, testIdentity)
 	if want := "manager has control version 9, this program has 8; run one version of Penstock"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}

@@ -13,8 +13,8 @@ import (
 // digits.
 const maxNameBytes = 128
 
-// strict decodes one JSON value into v. It refuses unknown fields, and data after the value.
-func strict(message []byte, v any) error {
+// decodeStrict decodes one JSON value into v. It refuses unknown fields, and data after the value.
+func decodeStrict(message []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(message))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
@@ -162,7 +162,7 @@ func decodeDesired(message []byte) (Desired, error) {
 	if err := peekVersion("manager", message); err != nil {
 		return d, err
 	}
-	if err := strict(message, &d); err != nil {
+	if err := decodeStrict(message, &d); err != nil {
 		return d, fmt.Errorf("read desired state: %w", err)
 	}
 	if err := d.Check(); err != nil {
@@ -176,7 +176,7 @@ func decodeObserved(message []byte) (Observed, error) {
 	if err := peekVersion("orchestrator", message); err != nil {
 		return o, err
 	}
-	if err := strict(message, &o); err != nil {
+	if err := decodeStrict(message, &o); err != nil {
 		return o, fmt.Errorf("read observed state: %w", err)
 	}
 	if err := o.Check(); err != nil {

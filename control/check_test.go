@@ -6,7 +6,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestALifeGoesForward(t *testing.T) {
+func TestStateFollows(t *testing.T) {
 	for _, c := range []struct {
 		before, next State
 		want         bool
@@ -28,7 +28,7 @@ func TestALifeGoesForward(t *testing.T) {
 	}
 }
 
-func TestALifeEnds(t *testing.T) {
+func TestStateEnded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := Starting
 		changes := 0

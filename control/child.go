@@ -65,7 +65,7 @@ func (l *lines) write(v any) error {
 	l.conn.limitWrites(writeTimeout)
 	if _, err := l.conn.Write(append(b, '\n')); err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("write line: %w: the peer does not read", ErrSilent)
+			return fmt.Errorf("write line: %w: the peer does not read", ErrPeerTimeout)
 		}
 		if isClosed(err) {
 			return fmt.Errorf("write line: %w: %w", ErrHungUp, err)
@@ -93,8 +93,8 @@ func (l *lines) read() ([]byte, error) {
 
 // Parent is the orchestrator's end of the link to one child.
 type Parent struct {
-	l     *lines
-	shook bool
+	l              *lines
+	versionChecked bool
 }
 
 // StartLine encodes the first order as it is written to the link.
@@ -117,7 +117,7 @@ func NewParent(f *os.File, shook bool) (*Parent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Parent{l: l, shook: shook}, nil
+	return &Parent{l: l, versionChecked: shook}, nil
 }
 
 // SocketPair makes the link. It returns the orchestrator's end, and the file that the
@@ -136,7 +136,7 @@ func SocketPair() (*Parent, *os.File, error) {
 	return &Parent{l: l}, child, nil
 }
 
-// Order sends o. Any goroutine may call it. It returns ErrSilent if the child leaves its
+// Order sends o. Any goroutine may call it. It returns ErrPeerTimeout if the child leaves its
 // orders unread, and ErrHungUp if the child has closed its end or exited. It sets the
 // version of a Start.
 func (p *Parent) Order(o Order) error {
@@ -157,13 +157,13 @@ func (p *Parent) ReadNotice() (Notice, error) {
 	if err != nil {
 		return n, err
 	}
-	if !p.shook {
+	if !p.versionChecked {
 		if err := peekVersion("child", line); err != nil {
 			return n, err
 		}
-		p.shook = true
+		p.versionChecked = true
 	}
-	if err := strict(line, &n); err != nil {
+	if err := decodeStrict(line, &n); err != nil {
 		return n, fmt.Errorf("read notice: %w", err)
 	}
 	if !n.State.Known() {
@@ -189,7 +189,7 @@ type Child struct {
 // OpenChild opens the end that this process inherited as ChildFD, waits for the Start,
 // and completes the handshake. The orchestrator then sees the process as starting.
 //
-// It returns ErrNotStarted if there is no such end, and ErrSilent if the orchestrator
+// It returns ErrNotStarted if there is no such end, and ErrPeerTimeout if the orchestrator
 // sends nothing. If the orchestrator has another version, OpenChild informs it and
 // returns a *VersionError.
 func OpenChild() (*Child, error) {
@@ -237,7 +237,7 @@ func (c *Child) shake() error {
 	c.l.conn.limitReads(handshakeTimeout)
 	line, err := c.l.read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("wait for start: %w: no message for %v", ErrSilent, handshakeTimeout)
+		return fmt.Errorf("wait for start: %w: no message for %v", ErrPeerTimeout, handshakeTimeout)
 	}
 	if err != nil {
 		return fmt.Errorf("wait for start: %w", err)
@@ -256,7 +256,7 @@ func (c *Child) shake() error {
 		return err
 	}
 	var o Order
-	if err := strict(line, &o); err != nil {
+	if err := decodeStrict(line, &o); err != nil {
 		return fmt.Errorf("wait for start: %w", err)
 	}
 	if o.Do != DoStart || o.Start == nil {
@@ -297,7 +297,7 @@ func (c *Child) receive() {
 			return
 		}
 		var o Order
-		if err := strict(line, &o); err != nil || o.check() != nil {
+		if err := decodeStrict(line, &o); err != nil || o.check() != nil {
 			return
 		}
 		select {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestOneOrchestratorClaimsAFolder(t *testing.T) {
+func TestClaimOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	release, err := ClaimOrchestrator(dir)
 	if err != nil {
@@ -27,7 +27,7 @@ func TestOneOrchestratorClaimsAFolder(t *testing.T) {
 	again()
 }
 
-func TestAClaimSaysWhatIsWrongWithAFolder(t *testing.T) {
+func TestClaimErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -20,8 +20,8 @@ var (
 	ErrTooLong = unixsock.ErrTooLong
 	// ErrInUse is returned if another process already uses the socket or lock.
 	ErrInUse = errors.New("socket is in use")
-	// ErrSilent is returned if a peer sent nothing before its deadline.
-	ErrSilent = errors.New("peer is silent")
+	// ErrPeerTimeout is returned if a peer sent nothing before its deadline.
+	ErrPeerTimeout = errors.New("peer is silent")
 	// ErrHungUp is returned if a peer has closed its end, or has exited. The exit status
 	// comes from wait(2), not from the link.
 	ErrHungUp = errors.New("peer closed the connection")

@@ -54,14 +54,14 @@ func TestRuntimeDir(t *testing.T) {
 				t.Fatal(err)
 			}
 			for verb, err := range map[string]error{
-				"make":    second(MakeRuntimeDir(dir)),
-				"claim":   second(ClaimOrchestrator(dir)),
-				"link":    second(ListenManager(dir, zerolog.Nop())),
-				"attach":  second(ListenAttach(AttachSocketPath(dir), os.Getuid(), zerolog.Nop())),
-				"admin":   second(ListenAdmin(dir)),
-				"order":   second(SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})),
-				"status":  second(ReadStatus(context.Background(), dir)),
-				"read":    second(ReadFile(filepath.Join(dir, RecordFile), 1)),
+				"make":    errorOf(MakeRuntimeDir(dir)),
+				"claim":   errorOf(ClaimOrchestrator(dir)),
+				"link":    errorOf(ListenManager(dir, zerolog.Nop())),
+				"attach":  errorOf(ListenAttach(AttachSocketPath(dir), os.Getuid(), zerolog.Nop())),
+				"admin":   errorOf(ListenAdmin(dir)),
+				"order":   errorOf(SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})),
+				"status":  errorOf(ReadStatus(context.Background(), dir)),
+				"read":    errorOf(ReadFile(filepath.Join(dir, RecordFile), 1)),
 				"replace": ReplaceFile(filepath.Join(dir, RecordFile), nil),
 			} {
 				if !errors.Is(err, private.ErrNotPrivate) || strings.Contains(err.Error(), "\n") {
@@ -78,7 +78,7 @@ func TestRuntimeDir(t *testing.T) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }
 
 // TestRuntimeDirPermissions: only the node's user can use what a node makes.
 func TestRuntimeDirPermissions(t *testing.T) {

@@ -10,7 +10,7 @@ package control
 //
 // The manager's end listens, and accepts one peer at a time. The orchestrator's end dials
 // again whenever the connection breaks. A connection breaks when the peer is gone, is
-// silent for SilentAfter, does not read, or sends a message that decode refuses.
+// silent for PeerTimeout, does not read, or sends a message that decode refuses.
 
 import (
 	"context"
@@ -72,7 +72,7 @@ func (m *ManagerLink) Publish(d Desired) error {
 // too. It holds one, so a late reader gets the latest. Close closes the channel.
 func (m *ManagerLink) Observed() <-chan Observed { return m.l.in }
 
-// PeerAlive reports whether a valid state arrived within the last SilentAfter of this
+// PeerAlive reports whether a valid state arrived within the last PeerTimeout of this
 // process's running time (package runclock).
 func (m *ManagerLink) PeerAlive() bool { return m.l.alive() }
 
@@ -193,10 +193,10 @@ type link[In any] struct {
 	cancel     context.CancelFunc
 	background sync.WaitGroup
 
-	in      chan In
-	closeIn sync.Once
-	heard   atomic.Int64  // runclock.Now of the last valid state, plus 1; 0: never
-	changed chan struct{} // holds one value: out is newer than what was sent
+	in       chan In
+	closeIn  sync.Once
+	received atomic.Int64  // runclock.Now of the last valid state, plus 1; 0: never
+	changed  chan struct{} // holds one value: out is newer than what was sent
 
 	mu      sync.Mutex
 	out     []byte // this side's latest state, encoded; nil before the first
@@ -222,12 +222,12 @@ func (l *link[In]) publish(state any) error {
 	l.mu.Lock()
 	l.out = b
 	l.mu.Unlock()
-	l.tell()
+	l.sendState()
 	return nil
 }
 
-// tell wakes the writer to send the present value of out.
-func (l *link[In]) tell() {
+// sendState wakes the writer to send the present value of out.
+func (l *link[In]) sendState() {
 	select {
 	case l.changed <- struct{}{}:
 	default:
@@ -235,8 +235,8 @@ func (l *link[In]) tell() {
 }
 
 func (l *link[In]) alive() bool {
-	heard := l.heard.Load()
-	return heard != 0 && runclock.Now()-time.Duration(heard-1) < SilentAfter
+	heard := l.received.Load()
+	return heard != 0 && runclock.Now()-time.Duration(heard-1) < PeerTimeout
 }
 
 // finish waits for the background goroutines, and closes the channel that they write to.
@@ -263,7 +263,7 @@ func (l *link[In]) serve(c *net.UnixConn, server bool, shaken func()) {
 	z, err := l.shake(c, server)
 	shaken()
 	if err == nil {
-		err = l.talk(z)
+		err = l.exchange(z)
 		z.close()
 	}
 	l.note(err)
@@ -277,9 +277,9 @@ func (l *link[In]) shake(c *net.UnixConn, server bool) (*zmtpConn, error) {
 	return openZMTP(c, server)
 }
 
-// talk exchanges states with the peer. It refuses a second peer while the first one is
-// connected. A dead first peer blocks the second for at most SilentAfter.
-func (l *link[In]) talk(z *zmtpConn) error {
+// exchange exchanges states with the peer. It refuses a second peer while the first one is
+// connected. A dead first peer blocks the second for at most PeerTimeout.
+func (l *link[In]) exchange(z *zmtpConn) error {
 	l.mu.Lock()
 	if l.current != nil {
 		l.mu.Unlock()
@@ -307,7 +307,7 @@ func (l *link[In]) talk(z *zmtpConn) error {
 	if werr := <-written; werr != nil && errors.Is(err, net.ErrClosed) {
 		err = werr
 	}
-	l.tell() // wakes the present writer: the last one may have taken the signal of a change
+	l.sendState() // wakes the present writer: the last one may have taken the signal of a change
 	return err
 }
 
@@ -342,8 +342,8 @@ func (l *link[In]) read(z *zmtpConn) error {
 		if err != nil {
 			return err
 		}
-		l.heard.Store(int64(runclock.Now()) + 1)
-		offer(l.in, state)
+		l.received.Store(int64(runclock.Now()) + 1)
+		offerDesired(l.in, state)
 		if first {
 			l.mu.Lock()
 			l.lastErr = ""
@@ -372,8 +372,8 @@ func (l *link[In]) note(err error) {
 	}
 }
 
-// offer puts v into a channel of one, and replaces a value that was not read.
-func offer[T any](c chan T, v T) {
+// offerDesired puts v into a channel of one, and replaces a value that was not read.
+func offerDesired[T any](c chan T, v T) {
 	for {
 		select {
 		case c <- v:

@@ -58,8 +58,8 @@ func publish[T any](t *testing.T, to interface{ Publish(T) error }, state T) {
 	}
 }
 
-// hear waits for a state for which wanted returns true.
-func hear[T any](t *testing.T, from <-chan T, wanted func(T) bool) T {
+// waitState waits for a state for which wanted returns true.
+func waitState[T any](t *testing.T, from <-chan T, wanted func(T) bool) T {
 	t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -77,17 +77,17 @@ func hear[T any](t *testing.T, from <-chan T, wanted func(T) bool) T {
 	}
 }
 
-func TestLinkCarriesBothStates(t *testing.T) {
+func TestLinkStates(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
 	publish(t, m, desired("m", 7))
 	publish(t, o, observed(7))
-	d := hear(t, o.Desired(), func(d Desired) bool { return d.Seq == 7 })
+	d := waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == 7 })
 	if d.Version != Version || d.Processes[0].IF != "face" || d.Processes[0].Role != Serve {
 		t.Errorf("desired state came as %+v", d)
 	}
-	s := hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 7 })
+	s := waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 7 })
 	if s.Version != Version || s.Processes[0].PID != 42 {
 		t.Errorf("observed state came as %+v", s)
 	}
@@ -96,17 +96,17 @@ func TestLinkCarriesBothStates(t *testing.T) {
 	}
 }
 
-func TestLinkRepeatsAnUnchangedState(t *testing.T) {
+func TestLinkRepeats(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
 	publish(t, m, desired("m", 1))
 	for range 3 {
-		hear(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
+		waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
 	}
 }
 
-func TestLinkNeverWaitsForItsReader(t *testing.T) {
+func TestLinkSlowReader(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
@@ -115,28 +115,28 @@ func TestLinkNeverWaitsForItsReader(t *testing.T) {
 	}
 	publish(t, m, desired("m", 9999))
 	eventually(t, "the peer is heard", o.PeerAlive)
-	hear(t, o.Desired(), func(d Desired) bool { return d.Seq == 9999 })
+	waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == 9999 })
 }
 
-func TestLinkOutlivesARestartOfEitherSide(t *testing.T) {
+func TestLinkRestart(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
 	publish(t, m, desired("first", 1))
 	publish(t, o, observed(1))
-	hear(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "first" })
+	waitState(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "first" })
 
 	m.Close()
 	m = listen(t, dir, zerolog.Nop())
 	publish(t, m, desired("second", 1))
-	hear(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "second" })
-	hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
+	waitState(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "second" })
+	waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
 
 	o.Close()
 	o = dial(t, dir, zerolog.Nop())
 	publish(t, o, observed(2))
-	hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 2 })
-	hear(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "second" })
+	waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 2 })
+	waitState(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "second" })
 }
 
 // relay forwards between two ends. It can cut the connection, or let it hang.
@@ -196,7 +196,7 @@ func (r *relay) run() {
 	}
 }
 
-func TestLinkTakesASilentPeerForFailedAndComesBack(t *testing.T) {
+func TestLinkPeerTimeout(t *testing.T) {
 	invariants(t)
 	there, here := socketDir(t), socketDir(t)
 	m := listen(t, there, zerolog.Nop())
@@ -204,8 +204,8 @@ func TestLinkTakesASilentPeerForFailedAndComesBack(t *testing.T) {
 	o := dial(t, here, zerolog.Nop())
 	publish(t, m, desired("m", 1))
 	publish(t, o, observed(1))
-	hear(t, o.Desired(), func(Desired) bool { return true })
-	hear(t, m.Observed(), func(Observed) bool { return true })
+	waitState(t, o.Desired(), func(Desired) bool { return true })
+	waitState(t, m.Observed(), func(Observed) bool { return true })
 
 	close(r.hang) // the connection stays open, but nothing passes
 	eventually(t, "both take each other for failed", func() bool { return !m.PeerAlive() && !o.PeerAlive() })
@@ -216,7 +216,7 @@ func TestLinkTakesASilentPeerForFailedAndComesBack(t *testing.T) {
 	eventually(t, "both are alive again", func() bool { return m.PeerAlive() && o.PeerAlive() })
 }
 
-func TestListenRemovesAStaleSocketFile(t *testing.T) {
+func TestListenStaleSocket(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	path := filepath.Join(dir, linkSocketName)
@@ -231,10 +231,10 @@ func TestListenRemovesAStaleSocketFile(t *testing.T) {
 	}
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
 	publish(t, m, desired("m", 1))
-	hear(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
+	waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
 }
 
-func TestListenRefusesASocketThatIsAlive(t *testing.T) {
+func TestListenInUse(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
@@ -243,10 +243,10 @@ func TestListenRefusesASocketThatIsAlive(t *testing.T) {
 		t.Errorf("got %v, want ErrInUse and the process that listens", err)
 	}
 	publish(t, m, desired("m", 1)) // the second ListenManager has not disturbed the first
-	hear(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
+	waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
 }
 
-func TestListenLeavesAFileThatIsNoSocket(t *testing.T) {
+func TestListenOtherFile(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, linkSocketName)
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
@@ -260,7 +260,7 @@ func TestListenLeavesAFileThatIsNoSocket(t *testing.T) {
 	}
 }
 
-func TestListenNamesAPathThatIsTooLong(t *testing.T) {
+func TestListenPathTooLong(t *testing.T) {
 	dir := filepath.Join(socketDir(t), strings.Repeat("x", 120))
 	if _, err := ListenManager(dir, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "shorter runtime folder") {
 		t.Errorf("manager's end: %v", err)
@@ -270,7 +270,7 @@ func TestListenNamesAPathThatIsTooLong(t *testing.T) {
 	}
 }
 
-func TestSecondOrchestratorIsRefusedWhileTheFirstLives(t *testing.T) {
+func TestSecondOrchestrator(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	var log logged
@@ -279,7 +279,7 @@ func TestSecondOrchestratorIsRefusedWhileTheFirstLives(t *testing.T) {
 	one := observed(1)
 	one.OrchestratorID = "one"
 	publish(t, first, one)
-	hear(t, m.Observed(), func(s Observed) bool { return s.OrchestratorID == "one" })
+	waitState(t, m.Observed(), func(s Observed) bool { return s.OrchestratorID == "one" })
 
 	second := dial(t, dir, zerolog.Nop())
 	two := observed(2)
@@ -287,17 +287,17 @@ func TestSecondOrchestratorIsRefusedWhileTheFirstLives(t *testing.T) {
 	publish(t, second, two)
 	eventually(t, "the second is refused", func() bool { return log.count("one orchestrator is connected already") > 0 })
 	for range 3 {
-		if s := hear(t, m.Observed(), func(Observed) bool { return true }); s.OrchestratorID != "one" {
+		if s := waitState(t, m.Observed(), func(Observed) bool { return true }); s.OrchestratorID != "one" {
 			t.Errorf("heard %s", s.OrchestratorID)
 		}
 	}
 	first.Close()
-	hear(t, m.Observed(), func(s Observed) bool { return s.OrchestratorID == "two" })
+	waitState(t, m.Observed(), func(s Observed) bool { return s.OrchestratorID == "two" })
 }
 
-// stranger returns a connection that completes the ZMTP handshake and may then send
+// dialStranger returns a connection that completes the ZMTP handshake and may then send
 // anything.
-func stranger(t *testing.T, dir string) (*zmq4.Conn, net.Conn) {
+func dialStranger(t *testing.T, dir string) (*zmq4.Conn, net.Conn) {
 	t.Helper()
 	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
 	if err != nil {
@@ -311,12 +311,12 @@ func stranger(t *testing.T, dir string) (*zmq4.Conn, net.Conn) {
 	return z, c
 }
 
-func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
+func TestLinkVersion(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	var log logged
 	m := listen(t, dir, log.logger())
-	z, c := stranger(t, dir)
+	z, c := dialStranger(t, dir)
 	if err := z.SendMsg(zmq4.NewMsgString(`{"version":9,"a_field_of_the_future":[]}`)); err != nil {
 		t.Fatal(err)
 	}
@@ -329,7 +329,7 @@ func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
 	// The peer reconnects again and again, as soon as it sees the end. The log line does
 	// not repeat, and no other peer takes its place.
 	for range 300 {
-		z, c := stranger(t, dir)
+		z, c := dialStranger(t, dir)
 		if err := z.SendMsg(zmq4.NewMsgString(`{"version":9}`)); err != nil {
 			t.Fatal(err)
 		}
@@ -343,7 +343,7 @@ func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
 	}
 }
 
-func TestLinkRefusesNonsense(t *testing.T) {
+func TestLinkBadMessages(t *testing.T) {
 	long := binary.BigEndian.AppendUint64([]byte{flagLong}, maxMessageBytes+1)
 	huge := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<63-1)
 	frame := func(s string) []byte { return append([]byte{0, byte(len(s))}, s...) }
@@ -369,7 +369,7 @@ func TestLinkRefusesNonsense(t *testing.T) {
 			dir := socketDir(t)
 			var log logged
 			m := listen(t, dir, log.logger())
-			_, conn := stranger(t, dir)
+			_, conn := dialStranger(t, dir)
 			if _, err := conn.Write(c.raw); err != nil {
 				t.Fatal(err)
 			}
@@ -377,12 +377,12 @@ func TestLinkRefusesNonsense(t *testing.T) {
 			// An honest peer can connect afterwards.
 			o := dial(t, dir, zerolog.Nop())
 			publish(t, o, observed(3))
-			hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 3 })
+			waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 3 })
 		})
 	}
 }
 
-func TestLinkSurvivesAHandshakeThatZMQPanicsOn(t *testing.T) {
+func TestLinkHandshakePanic(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	var log logged
@@ -402,7 +402,7 @@ func TestLinkSurvivesAHandshakeThatZMQPanicsOn(t *testing.T) {
 	eventually(t, "the handshake is refused", func() bool { return log.count("bad message") == 1 })
 }
 
-func TestSilentStrangerIsDropped(t *testing.T) {
+func TestStrangerTimeout(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	listen(t, dir, zerolog.Nop())
@@ -438,7 +438,7 @@ func TestLinkStrangers(t *testing.T) {
 		start := time.Now()
 		o := dial(t, dir, zerolog.Nop())
 		publish(t, o, observed(1))
-		hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
+		waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
 		// Handshakes in sequence would take maxStrangers-1 times handshakeTimeout.
 		if waited := time.Since(start); waited > 3*handshakeTimeout {
 			t.Errorf("the peer was heard after %v", waited)
@@ -462,7 +462,7 @@ func TestLinkStrangers(t *testing.T) {
 	})
 }
 
-func TestPublishRefusesWhatThePeerWould(t *testing.T) {
+func TestPublishInvalid(t *testing.T) {
 	invariants(t)
 	m := listen(t, socketDir(t), zerolog.Nop())
 	for name, spoil := range map[string]func(*Desired){

@@ -236,10 +236,10 @@ type ObservedProcess struct {
 }
 
 // RepeatEvery is the interval at which both sides repeat their state. A peer that sends
-// nothing for SilentAfter of this process's running time (package runclock) has failed.
+// nothing for PeerTimeout of this process's running time (package runclock) has failed.
 const (
 	RepeatEvery = 100 * time.Millisecond
-	SilentAfter = 2 * time.Second
+	PeerTimeout = 2 * time.Second
 )
 
 // Order is a message of the orchestrator to a child: one JSON object per line, over the

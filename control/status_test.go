@@ -2,7 +2,7 @@ package control
 
 import "testing"
 
-func TestAnInstanceHasOneThatServesAndOneThatStandsBy(t *testing.T) {
+func TestInstanceStatus(t *testing.T) {
 	in := InstanceStatus{Processes: []ProcessStatus{
 		{Generation: 1, Role: Drain, State: Active}, // it has not released the ring yet
 		{Generation: 2, Role: Serve, State: Active},

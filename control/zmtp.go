@@ -60,19 +60,19 @@ func openZMTP(c net.Conn, server bool) (_ *zmtpConn, err error) {
 }
 
 // send writes one message. Only one goroutine may call it at a time. It returns an error if
-// the peer does not read for SilentAfter.
+// the peer does not read for PeerTimeout.
 func (c *zmtpConn) send(message []byte) error {
-	c.timed.limitWrites(SilentAfter)
+	c.timed.limitWrites(PeerTimeout)
 	return c.zmtp.SendMsg(zmq4.NewMsg(message))
 }
 
 // receive reads one message. Only one goroutine may call it at a time. The whole message has
-// to arrive within SilentAfter.
+// to arrive within PeerTimeout.
 func (c *zmtpConn) receive() ([]byte, error) {
-	c.timed.limitReads(SilentAfter)
+	c.timed.limitReads(PeerTimeout)
 	m, err := c.zmtp.RecvMsg()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, fmt.Errorf("%w: no message for %v", ErrSilent, SilentAfter)
+		return nil, fmt.Errorf("%w: no message for %v", ErrPeerTimeout, PeerTimeout)
 	}
 	if err != nil {
 		return nil, err

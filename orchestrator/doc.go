@@ -36,7 +36,7 @@
 // If a keeper of `penstock up` holds the processes, they outlive the orchestrator
 // (saved.go), and the next orchestrator resumes them. They are children of the keeper
 // and do not outlive it, as they carry a parent-death signal. They do not outlive the
-// manager either. When the attach link closes they exit, and after control.SilentAfter
+// manager either. When the attach link closes they exit, and after control.PeerTimeout
 // the orchestrator ends those that are left. A manager that is stopped or hangs does not
 // count as gone.
 //

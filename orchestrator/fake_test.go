@@ -158,7 +158,7 @@ func (p *fakeProcess) order(o control.Order) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.life.deaf {
-		return control.ErrSilent
+		return control.ErrPeerTimeout
 	}
 	if p.life.hungUp {
 		return fmt.Errorf("write line: %w", control.ErrHungUp)

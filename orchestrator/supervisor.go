@@ -214,7 +214,7 @@ type managerPeer struct {
 	socket      string // where processes attach
 	ackSeq      uint64
 	lastMessage time.Time
-	silent      bool // it exists and has been silent for control.SilentAfter
+	silent      bool // it exists and has been silent for control.PeerTimeout
 }
 
 // child is the supervisor's state of a process.
@@ -411,8 +411,8 @@ func (s *supervisor) act() (next time.Time) {
 func (s *supervisor) judgeManager() (again time.Time) {
 	silent := s.now().Sub(s.manager.lastMessage)
 	switch {
-	case s.wish.desired == nil && !s.wish.waiting, silent < control.SilentAfter:
-		return s.manager.lastMessage.Add(control.SilentAfter)
+	case s.wish.desired == nil && !s.wish.waiting, silent < control.PeerTimeout:
+		return s.manager.lastMessage.Add(control.PeerTimeout)
 	case s.link.PeerExists():
 		if !s.manager.silent {
 			s.manager.silent = true

@@ -548,7 +548,7 @@ func TestManagerStopped(t *testing.T) {
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Loaded)
 		n.silent()
-		time.Sleep(10 * control.SilentAfter)
+		time.Sleep(10 * control.PeerTimeout)
 		synctest.Wait()
 		if living := n.spawner.living(); len(living) != 2 {
 			t.Errorf("%d processes live, want 2", len(living))
@@ -607,18 +607,18 @@ func TestASilentManagersProcessesEnd(t *testing.T) {
 		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Loaded)
-		time.Sleep(control.SilentAfter) // the manager is not silent: they stay
+		time.Sleep(control.PeerTimeout) // the manager is not silent: they stay
 		if len(n.spawner.living()) != 2 {
 			t.Fatal("they ended too soon")
 		}
 		n.silent()
 		n.link.exists.Store(false)
-		time.Sleep(control.SilentAfter / 2)
+		time.Sleep(control.PeerTimeout / 2)
 		synctest.Wait()
 		if len(n.spawner.living()) != 2 {
 			t.Error("half the time was enough")
 		}
-		time.Sleep(control.SilentAfter)
+		time.Sleep(control.PeerTimeout)
 		synctest.Wait()
 		if living := n.spawner.living(); len(living) != 0 {
 			t.Errorf("%d live on", len(living))

@@ -32,9 +32,9 @@ type Clock struct {
 	elapsed func() time.Duration // monotonic, whether the process runs or not
 
 	// A sequence lock: turn is odd while ran and at change.
-	turn atomic.Uint64
-	ran  atomic.Int64 // running time at the last tick
-	at   atomic.Int64 // elapsed() at the last tick
+	sequence    atomic.Uint64
+	runningTime atomic.Int64 // running time at the last tick
+	at          atomic.Int64 // elapsed() at the last tick
 }
 
 // New returns a clock over elapsed, a monotonic clock that continues during a stop. The
@@ -50,18 +50,18 @@ func (c *Clock) Tick() {
 	now := int64(c.elapsed())
 	step := min(now-c.at.Load(), int64(maxStep))
 
-	c.turn.Add(1)
-	c.ran.Add(step)
+	c.sequence.Add(1)
+	c.runningTime.Add(step)
 	c.at.Store(now)
-	c.turn.Add(1)
+	c.sequence.Add(1)
 }
 
 // Now returns how long the process has been running since New.
 func (c *Clock) Now() time.Duration {
 	for {
-		turn := c.turn.Load()
-		ran, at := c.ran.Load(), c.at.Load()
-		if turn%2 == 0 && c.turn.Load() == turn {
+		turn := c.sequence.Load()
+		ran, at := c.runningTime.Load(), c.at.Load()
+		if turn%2 == 0 && c.sequence.Load() == turn {
 			return time.Duration(ran + min(int64(c.elapsed())-at, int64(maxStep)))
 		}
 	}

@@ -155,7 +155,7 @@ func TestPause(t *testing.T) {
 						t.Errorf("pause of %v: process %d ended: %v", pause, pid, err)
 					}
 				}
-				time.Sleep(control.SilentAfter + 500*time.Millisecond)
+				time.Sleep(control.PeerTimeout + 500*time.Millisecond)
 
 				if o, f := pids(t, nd); !slices.Equal(o, own) || !slices.Equal(f, functions) {
 					t.Errorf("pause of %v: processes were %v, %v and are %v, %v; want the same", pause, own, functions, o, f)
