@@ -103,7 +103,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n.command.WaitDelay = time.Second
 	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if o.User != 0 {
-		if err := n.belongTo(o.User); err != nil {
+		if err := n.setUser(o.User); err != nil {
 			return nil, fmt.Errorf("start node as user %d: %w", o.User, err)
 		}
 	}
@@ -126,8 +126,8 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	return n, nil
 }
 
-// belongTo gives the node and its files to another user.
-func (n *Node) belongTo(user int) error {
+// setUser gives the node and its files to another user.
+func (n *Node) setUser(user int) error {
 	n.command.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
 	n.command.Env = append(n.command.Env, "HOME="+n.Dir, "XDG_CACHE_HOME="+filepath.Join(n.Dir, "cache"))
 	return errors.Join(os.Chown(n.Dir, user, user), os.Chown(n.Config, user, user))

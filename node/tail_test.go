@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestATailKeepsTheLastLinesWhole(t *testing.T) {
+func TestTailLines(t *testing.T) {
 	var kept tail
 	var all strings.Builder
 	for i := range 5000 {
@@ -33,7 +33,7 @@ func TestATailKeepsTheLastLinesWhole(t *testing.T) {
 	}
 }
 
-func TestATailKeepsTheEndOfALineThatIsTooLong(t *testing.T) {
+func TestTailLongLine(t *testing.T) {
 	long := strings.Repeat("y", 3*keptBytes)
 	for _, c := range []struct{ name, written, want string }{
 		{"unfinished", long + "why", "why"},

@@ -30,14 +30,14 @@ type Options struct {
 	Gateway bool
 	// Patience is how long each may take to end.
 	Patience time.Duration
-	// Lend gives each orchestrator what it inherits.
-	Lend Lender
-	Log  zerolog.Logger
+	// Inherit gives each orchestrator what it inherits.
+	Inherit Inheritance
+	Log     zerolog.Logger
 }
 
-// Lender gives a child what it inherits; started is called once it has been started, or
+// Inheritance gives a child what it inherits; started is called once it has been started, or
 // could not be.
-type Lender func(child *exec.Cmd) (started func(), err error)
+type Inheritance func(child *exec.Cmd) (started func(), err error)
 
 // Run keeps the node's processes running until ctx ends, or the manager or the orchestrator
 // cannot go on. The gateway is ended first: it needs the manager to answer what it has
@@ -49,8 +49,8 @@ func Run(ctx context.Context, o Options) error {
 	orchestratorCtx, stopOrchestrator := context.WithCancel(context.Background())
 	defer stopOrchestrator()
 	manager, orchestrator := make(chan error, 1), make(chan error, 1)
-	start := func(ctx context.Context, verb string, ended chan<- error, lend Lender, more ...string) {
-		err := o.keep(ctx, slices.Concat([]string{verb}, o.Args, more), lend)
+	start := func(ctx context.Context, verb string, ended chan<- error, inherit Inheritance, more ...string) {
+		err := o.keep(ctx, slices.Concat([]string{verb}, o.Args, more), inherit)
 		if err != nil && !endedByItself(err) {
 			err = fmt.Errorf("%s: %w", verb, err)
 		}
@@ -58,7 +58,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	endGateway := o.keepGateway()
 	defer endGateway()
-	go start(orchestratorCtx, "orchestrator", orchestrator, o.Lend, o.OrchestratorArgs...)
+	go start(orchestratorCtx, "orchestrator", orchestrator, o.Inherit, o.OrchestratorArgs...)
 	go start(managerCtx, "manager", manager, nil)
 	select {
 	case err := <-manager:
@@ -119,12 +119,12 @@ const shortLife = 2 * time.Second
 
 // keep runs a child and starts it again when it dies, until ctx ends; then it
 // terminates it and waits.
-func (o *Options) keep(ctx context.Context, args []string, lend Lender) error {
+func (o *Options) keep(ctx context.Context, args []string, inherit Inheritance) error {
 	// The children of this thread die with it (PDEATHSIG), so it stays.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for {
-		child, err := o.start(args, lend)
+		child, err := o.start(args, inherit)
 		if err != nil {
 			return fmt.Errorf("start: %w", err)
 		}
@@ -148,20 +148,20 @@ func (o *Options) keep(ctx context.Context, args []string, lend Lender) error {
 }
 
 // start starts a child, which is this thread's.
-func (o *Options) start(args []string, lend Lender) (*exec.Cmd, error) {
+func (o *Options) start(args []string, inherit Inheritance) (*exec.Cmd, error) {
 	child := exec.Command(o.Binary, args...)
 	child.Stdout, child.Stderr, child.Env = os.Stdout, os.Stderr, o.Environment
 	// A group of its own: Ctrl-C reaches the supervisor, which ends its children in order.
 	child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	lent := func() {}
-	if lend != nil {
+	started := func() {}
+	if inherit != nil {
 		var err error
-		if lent, err = lend(child); err != nil {
+		if started, err = inherit(child); err != nil {
 			return nil, err
 		}
 	}
 	err := child.Start()
-	lent()
+	started()
 	return child, err
 }
 

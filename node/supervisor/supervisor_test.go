@@ -57,7 +57,7 @@ func TestRunEndsManagerFirst(t *testing.T) {
 	}
 }
 
-func TestRunReturnsExitStatus(t *testing.T) {
+func TestRunExitStatus(t *testing.T) {
 	o, _ := program(t, "test $1 = orchestrator && exit 3\ntrap 'say $1-ends; exit 0' TERM\nwhile :; do sleep 0.02; done\n")
 	var exit *exec.ExitError
 	if err := Run(t.Context(), o); !errors.As(err, &exit) || exit.ExitCode() != 3 {
@@ -65,7 +65,7 @@ func TestRunReturnsExitStatus(t *testing.T) {
 	}
 }
 
-func TestRunStartsKilledChildAgain(t *testing.T) {
+func TestRunRestartsChild(t *testing.T) {
 	o, said := program(t, "say $1\ntest $1 = manager && test $(grep -c manager "+"$(dirname $0)/said) = 1 && kill -9 $$\nexec sleep 100\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -77,7 +77,7 @@ func TestRunStartsKilledChildAgain(t *testing.T) {
 	}
 }
 
-func TestRunKillsChildThatDoesNotEnd(t *testing.T) {
+func TestRunKillsChild(t *testing.T) {
 	o, said := program(t, "trap '' TERM\nsay $1\nwhile :; do sleep 0.02; done\n")
 	o.Patience = 50 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
