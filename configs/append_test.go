@@ -49,7 +49,7 @@ func TestAppendFunction(t *testing.T) {
 }
 
 // Whatever a function has is written so that it is read again.
-func TestAppendedFunctionReadsAsItWas(t *testing.T) {
+func TestAppendRoundTrip(t *testing.T) {
 	f := Function{
 		Name: "new", Model: "/cards/a b.yaml", Port: 5009, Instances: 3, SLO: 1500 * time.Microsecond, SharePercent: 12.5, Change: ChangeShadow,
 		Weights: WeightsPrivate, Receivers: 2, Streams: 1, Environment: map[string]string{"A": "1", "B": "x: y # z", "C": ""},

@@ -23,7 +23,7 @@ func TestGeneratedFiles(t *testing.T) {
 	keydoc.Golden(t, page, keydoc.Section(t, page, "keys", keydoc.Table(config, comments)))
 }
 
-func TestConstantsAreTheTags(t *testing.T) {
+func TestConstantsMatchTags(t *testing.T) {
 	for key, row := range map[string]struct {
 		of   document.Key
 		tag  string

@@ -35,7 +35,7 @@ func TestReadLab(t *testing.T) {
 	}
 }
 
-func TestReadLabRefuses(t *testing.T) {
+func TestReadLabErrors(t *testing.T) {
 	for text, words := range map[string][]string{
 		"time_slicing":                    {"JSON"},
 		`{"time_slicing": 1}`:             {"time_slicing"},

@@ -25,8 +25,8 @@ var builtIn []byte
 // BuiltIn is the text of the built-in configuration, the caller's.
 func BuiltIn() []byte { return bytes.Clone(builtIn) }
 
-// minPart is the least of a slab that one receiver reads into.
-const minPart = 256 << 10
+// minReceiverBytes is the least of a slab that one receiver reads into.
+const minReceiverBytes = 256 << 10
 
 // IsDevice reports whether a text names one device, be it there or not.
 func IsDevice(name string) bool {
@@ -170,23 +170,23 @@ func (c *Config) checkTrusted(v document.Value) {
 }
 
 const (
-	toLab     = "was for comparisons, and penstock-lab sets it now (docs/adr/0010-baselines.md); want "
-	goneToLab = toLab + "the key left out"
+	labMessage        = "was for comparisons, and penstock-lab sets it now (docs/adr/0010-baselines.md); want "
+	movedToLabMessage = labMessage + "the key left out"
 )
 
-func goneChange(c Change) string {
-	return fmt.Sprintf("is %s, which %sauto, shadow, partition or in-place", c, toLab)
+func movedChangeMessage(c Change) string {
+	return fmt.Sprintf("is %s, which %sauto, shadow, partition or in-place", c, labMessage)
 }
 
 // Former names the keys of earlier versions. With the next version they are unknown keys like any other.
 func (*Config) Former() map[string]string {
-	return map[string]string{"mps": goneToLab, "batching": goneToLab, "gather": goneToLab, "late": goneToLab}
+	return map[string]string{"mps": movedToLabMessage, "batching": movedToLabMessage, "gather": movedToLabMessage, "late": movedToLabMessage}
 }
 
 // Former is that of Config, for the section shares.
 func (*Shares) Former() map[string]string {
 	return map[string]string{
-		"change: none": goneChange(ChangeNone), "change: restart": goneChange(ChangeRestart), "spread_slack": goneToLab,
+		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart), "spread_slack": movedToLabMessage,
 		"sm_grain": "is gone: the driver's groups of multiprocessors are the ones that models in f16 run on; want the key left out",
 		"steps":    "is gone: Penstock knows the percentages at which a GPU model answers wrongly (docs/gpu.md); want the key left out",
 	}
@@ -195,8 +195,8 @@ func (*Shares) Former() map[string]string {
 // Former is that of Config, for the entries of functions.
 func (*Function) Former() map[string]string {
 	return map[string]string{
-		"change: none": goneChange(ChangeNone), "change: restart": goneChange(ChangeRestart),
-		"batching": goneToLab, "gather": goneToLab, "late": goneToLab,
+		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart),
+		"batching": movedToLabMessage, "gather": movedToLabMessage, "late": movedToLabMessage,
 	}
 }
 
@@ -267,7 +267,7 @@ func (c *Config) receive(n int) error {
 		return nil
 	case c.Source.DPDK != nil:
 		return fmt.Errorf("is %d, the number of kernel sockets, and source is dpdk; want source.dpdk.queues", n)
-	case n > 1 && c.Slab.Size/Size(n) < minPart:
+	case n > 1 && c.Slab.Size/Size(n) < minReceiverBytes:
 		return fmt.Errorf("is %d, and slab.size of %d bytes has no 256KiB for each; want a larger slab, or fewer", n, c.Slab.Size)
 	}
 	return nil

@@ -51,7 +51,7 @@ func valid(t *testing.T, s *jsonschema.Schema, text string) error {
 	return s.Validate(v)
 }
 
-func TestReferenceStatesTheDefaults(t *testing.T) {
+func TestReferenceDefaults(t *testing.T) {
 	c, err := Read("reference.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestReferenceStatesTheDefaults(t *testing.T) {
 	}
 }
 
-func TestShippedConfigurationsAreRight(t *testing.T) {
+func TestShippedConfigurations(t *testing.T) {
 	s := schema(t)
 	for _, file := range []string{"demo.yaml", "gpu.yaml", "reference.yaml"} {
 		if _, err := Read(file); err != nil {
@@ -141,7 +141,7 @@ var wrong = map[string][]string{
 	"lsiten: 127.0.0.1": {`"lsiten"`, `"listen"`},
 }
 
-func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
+func TestSchemaErrors(t *testing.T) {
 	s := schema(t)
 	for text, words := range wrong {
 		_, err := Decode("f.yaml", []byte(text))
@@ -188,7 +188,7 @@ func TestValueErrors(t *testing.T) {
 }
 
 // What no schema can say.
-func TestReaderFindsWhatSchemasCannot(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	for text, words := range map[string][]string{
 		"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"listen", "source.dpdk.addresses"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":     {"eal[0]", "-l1,2", "lcores"},
@@ -242,7 +242,7 @@ func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 	}
 }
 
-func TestPortsThatDPDKHas(t *testing.T) {
+func TestDPDKPorts(t *testing.T) {
 	s := schema(t)
 	for _, port := range []string{
 		`"0000:3b:00.0"`, "0000:3b:00.0", "0000:03:00.1", `"0000:3b:00.0,representor=0"`,
@@ -265,7 +265,7 @@ func TestPortsThatDPDKHas(t *testing.T) {
 	}
 }
 
-func TestADPDKPortIsReadWhole(t *testing.T) {
+func TestReadDPDKPort(t *testing.T) {
 	c, err := Decode("f.yaml", []byte(`
 source:
   dpdk:
@@ -302,7 +302,7 @@ source:
 }
 
 // The block in the reference that is not in force says what is.
-func TestReferenceStatesTheDefaultsOfADPDKPort(t *testing.T) {
+func TestReferenceDPDKDefaults(t *testing.T) {
 	text, err := os.ReadFile("reference.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -324,7 +324,7 @@ func TestReferenceStatesTheDefaultsOfADPDKPort(t *testing.T) {
 	}
 }
 
-func TestDevicesAreNamedAsTheDriverNamesThem(t *testing.T) {
+func TestIsDevice(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]string{
 		"log: {}":          "cpu",
@@ -348,7 +348,7 @@ func TestDevicesAreNamedAsTheDriverNamesThem(t *testing.T) {
 	}
 }
 
-func TestWaysToChangeASharePerDevice(t *testing.T) {
+func TestShareChange(t *testing.T) {
 	for _, c := range []struct {
 		change Change
 		device string
@@ -388,7 +388,7 @@ func TestWaysToChangeASharePerDevice(t *testing.T) {
 	}
 }
 
-func TestStreamsAreOneOrTwoOrLeftToLibml(t *testing.T) {
+func TestStreams(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]int{"": 0, ", streams: auto": 0, ", streams: 1": 1, ", streams: 2": 2} {
 		text = "{device: cuda, functions: [{name: a, port: 1" + text + "}]}"
@@ -406,7 +406,7 @@ func TestStreamsAreOneOrTwoOrLeftToLibml(t *testing.T) {
 }
 
 // A function has its own number of receivers, else the node's.
-func TestReceiversAreReadByReaderAndSchema(t *testing.T) {
+func TestReceivers(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]int{
 		"functions: [{name: a, port: 1}]":                                         1,
@@ -473,7 +473,7 @@ func TestGoneKeys(t *testing.T) {
 	}
 }
 
-func TestWeightsAreReadByReaderAndSchema(t *testing.T) {
+func TestWeights(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]Weights{
 		"{device: cuda, weights: private}":                                             WeightsPrivate,
@@ -495,7 +495,7 @@ func TestWeightsAreReadByReaderAndSchema(t *testing.T) {
 	}
 }
 
-func TestACaptureIsFoundBesideItsConfiguration(t *testing.T) {
+func TestReplayPath(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "f.yaml")
 	text := "functions: [{name: a, port: 1, replay: {file: a.pcap}}, {name: b, port: 2, replay: {file: /tmp/b.pcap, speed: 0}}, {name: c, port: 3}]"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -519,7 +519,7 @@ func TestACaptureIsFoundBesideItsConfiguration(t *testing.T) {
 }
 
 // A function that is added while the node runs comes from no file.
-func TestAFunctionThatDoesNotGoWithItsNodeIsRefused(t *testing.T) {
+func TestFunctionCheck(t *testing.T) {
 	whole := Default()
 	whole.Lab.Change = ChangeNone
 	for _, c := range []struct {

@@ -13,9 +13,9 @@ import (
 const roundingPercent = 0.01
 
 // CheckSum reports whether each of instances can have percent of the device when the other
-// functions have othersPercent of it together.
-func CheckSum(percent float64, instances int, othersPercent float64) error {
-	sum := othersPercent + percent*float64(instances)
+// functions have assignedPercent of it together.
+func CheckSum(percent float64, instances int, assignedPercent float64) error {
+	sum := assignedPercent + percent*float64(instances)
 	if sum <= 100+roundingPercent {
 		return nil
 	}
@@ -24,8 +24,8 @@ func CheckSum(percent float64, instances int, othersPercent float64) error {
 	if instances > 1 {
 		fmt.Fprintf(&b, " for each of %d instances", instances)
 	}
-	if othersPercent > 0 {
-		fmt.Fprintf(&b, ", and the other functions have %.4g %%", othersPercent)
+	if assignedPercent > 0 {
+		fmt.Fprintf(&b, ", and the other functions have %.4g %%", assignedPercent)
 	}
 	fmt.Fprintf(&b, ": %.4g %% together, want at most 100 %%", sum)
 	return fmt.Errorf("%s", b.String())
@@ -35,12 +35,12 @@ func CheckSum(percent float64, instances int, othersPercent float64) error {
 // its share_percent, or shares.minimum_percent if it has none. Guarantees have no min, and
 // functions with ChangeNone no shares.
 func (c *Config) FitShare(f *Function, others []Function) error {
-	othersPercent := 0.0
+	assignedPercent := 0.0
 	for i := range others {
-		othersPercent += c.needPercent(&others[i]) * float64(others[i].Instances)
+		assignedPercent += c.needPercent(&others[i]) * float64(others[i].Instances)
 	}
 	need := c.needPercent(f)
-	err := CheckSum(need, f.Instances, othersPercent)
+	err := CheckSum(need, f.Instances, assignedPercent)
 	if err == nil || f.SharePercent >= need {
 		return err
 	}

@@ -109,11 +109,11 @@ func (s *Source) check(root document.Value) {
 const portRule = "a PCI address like 0000:3b:00.0, or a virtual device like net_af_packet0,iface=veth1"
 
 var (
-	pciPattern    = regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](,[^\s]+)?$`)
-	shortPattern  = regexp.MustCompile(`^[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
-	devicePort    = regexp.MustCompile(`^(net_[a-z_]*[a-z])([0-9]+)(,[^\s]+)?$`)
-	unnumbered    = regexp.MustCompile(`^net_[a-z_]*[a-z](,[^\s]+)?$`)
-	needsArgument = map[string][]string{
+	pciPattern        = regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](,[^\s]+)?$`)
+	shortPattern      = regexp.MustCompile(`^[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
+	devicePort        = regexp.MustCompile(`^(net_[a-z_]*[a-z])([0-9]+)(,[^\s]+)?$`)
+	unnumberedPattern = regexp.MustCompile(`^net_[a-z_]*[a-z](,[^\s]+)?$`)
+	needsArgument     = map[string][]string{
 		"net_af_packet": {"iface"},
 		"net_af_xdp":    {"iface"},
 		"net_tap":       nil,
@@ -133,7 +133,7 @@ func checkPort(port string) error {
 		return nil
 	case shortPattern.MatchString(port):
 		return fmt.Errorf("is %q, want it with its domain, 0000:%s", port, port)
-	case unnumbered.MatchString(port):
+	case unnumberedPattern.MatchString(port):
 		name, arguments, _ := strings.Cut(port, ",")
 		if arguments != "" {
 			arguments = "," + arguments

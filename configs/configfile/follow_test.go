@@ -25,7 +25,7 @@ func (f followed) RejectConfiguration(error) {}
 
 // follows watches a configuration that was read as text until the test ends; on has the
 // text that lies there when the watch begins.
-func follows(t *testing.T, text, on string) (told followed, file string) {
+func follows(t *testing.T, text, on string) (reported followed, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "node.yaml")
 	writes(t, file, text)
@@ -34,15 +34,15 @@ func follows(t *testing.T, text, on string) (told followed, file string) {
 		t.Fatal(err)
 	}
 	writes(t, file, on)
-	told = make(followed, 16)
+	reported = make(followed, 16)
 	ctx, cancel := context.WithCancel(context.Background())
 	var ends sync.WaitGroup
-	ends.Go(func() { Follow(ctx, told, begun, func(configs.Config) {}, zerolog.Nop()) })
+	ends.Go(func() { Follow(ctx, reported, begun, func(configs.Config) {}, zerolog.Nop()) })
 	t.Cleanup(func() {
 		cancel()
 		ends.Wait()
 	})
-	return told, file
+	return reported, file
 }
 
 func writes(t *testing.T, file, text string) {
@@ -71,15 +71,15 @@ func (f followed) next(t *testing.T) configs.Config {
 
 // A node takes seconds to begin.
 func TestFollowEditBeforeWatch(t *testing.T) {
-	told, _ := follows(t, oneFunction, twoFunctions)
-	if c := told.next(t); len(c.Functions) != 2 {
+	reported, _ := follows(t, oneFunction, twoFunctions)
+	if c := reported.next(t); len(c.Functions) != 2 {
 		t.Errorf("followed %d functions, want the 2 of the edit", len(c.Functions))
 	}
 }
 
 // What was done at run time outlives who looks after files' modes.
 func TestFollowIgnoresModes(t *testing.T) {
-	told, file := follows(t, oneFunction, oneFunction)
+	reported, file := follows(t, oneFunction, oneFunction)
 	for range 3 { // the watch may begin after the first
 		time.Sleep(100 * time.Millisecond)
 		if err := os.Chmod(file, 0o640); err != nil {
@@ -88,12 +88,12 @@ func TestFollowIgnoresModes(t *testing.T) {
 	}
 	time.Sleep(500 * time.Millisecond)
 	select {
-	case c := <-told:
+	case c := <-reported:
 		t.Errorf("followed %d functions, and nobody wrote the file", len(c.Functions))
 	default:
 	}
 	writes(t, file, twoFunctions)
-	if c := told.next(t); len(c.Functions) != 2 {
+	if c := reported.next(t); len(c.Functions) != 2 {
 		t.Errorf("followed %d functions, want the 2 of the edit", len(c.Functions))
 	}
 }
