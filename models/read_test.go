@@ -469,7 +469,7 @@ const programRules = `[
 	{"properties": {"input": {"dependentRequired": {"mean": ["std"], "std": ["mean"]}}}}
 ]`
 
-func TestConstantsAreTheTags(t *testing.T) {
+func TestConstantsMatchTags(t *testing.T) {
 	for _, row := range []struct {
 		k    document.Key
 		tag  string
