@@ -68,7 +68,7 @@ func (a *account) open(p *process, now int64) {
 	}
 	a.framework, _ = p.framework.(Demotable)
 	a.times = make([]time.Duration, p.card.MaxBatch()+1)
-	for _, w := range p.warm {
+	for _, w := range p.sizes.warm {
 		a.times[w.size] = w.alone
 	}
 	a.draw()

@@ -304,7 +304,7 @@ func TestAccountBounds(t *testing.T) {
 		p := &process{card: &models.Card{Batches: []int{1, 2, 3, 4, 5, 6, 7, 8}}, level: 2, slo: 10 * time.Millisecond, framework: &fake{}}
 		p.sizes.ladder = p.card.Batches
 		for i, c := range costs {
-			p.warm = append(p.warm, warmUp{size: i + 1, alone: time.Duration(c)})
+			p.sizes.warm = append(p.sizes.warm, warmUp{size: i + 1, alone: time.Duration(c)})
 		}
 		share := &shareOrder{guarantee: percent, level: 2}
 		p.orders.share.Store(share)
@@ -334,7 +334,7 @@ func TestAccountBounds(t *testing.T) {
 // leaves to other processes.
 func TestCostOfABatch(t *testing.T) {
 	const ms = int64(time.Millisecond)
-	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}
+	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, sizes: sizes{warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}}
 	p.sizes.ladder = p.card.Batches[:1]
 	var a account
 	a.open(p, 0)

@@ -33,7 +33,7 @@ func (b *batching) open(p *process, attached control.Attached) (err error) {
 		return err
 	}
 	b.state = b.rule.Start()
-	for _, w := range p.warm {
+	for _, w := range p.sizes.warm {
 		b.state = b.rule.Warm(b.state, w.size, w.elapsed)
 	}
 	b.expected = func(n int) time.Duration { return b.rule.Expected(b.state, n) }

@@ -37,8 +37,8 @@ func BenchmarkAccountedBatch(b *testing.B) {
 	l.p.level = 3
 	l.p.prioritized = ignored{}
 	l.p.orders.follow(control.Order{Level: 3, GuaranteePercent: 90})
-	for i := range l.p.warm {
-		l.p.warm[i].alone = time.Duration(100+10*l.p.warm[i].size) * time.Microsecond
+	for i := range l.p.sizes.warm {
+		l.p.sizes.warm[i].alone = time.Duration(100+10*l.p.sizes.warm[i].size) * time.Microsecond
 	}
 	l.account.open(l.p, shm.Now())
 	turns(b, h, l, 8)

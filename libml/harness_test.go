@@ -48,6 +48,7 @@ type harness struct {
 	streams  int                // Attached.Streams
 	wake     control.Order      // of loop's process: level and guarantee
 	grant    func(*control.Attached)
+	timing   timing              // of the processes
 	opened   func(control.Start) // called when a process opens its device; may be nil
 	copies   bool                // the argument of that call
 }
@@ -261,7 +262,8 @@ type fake struct {
 	serving bool // after the warm-up
 	calls   []string
 	failing func(step string) error
-	idle    bool // a batch writes nothing
+	idle    bool        // a batch writes nothing
+	work    func(n int) // more work of a batch of n on the GPU; may be nil
 	// Unless they are nil, each batch signals entered and then waits for gate.
 	entered, gate chan struct{}
 }
@@ -338,7 +340,12 @@ func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int6
 			b.outputs = append(b.outputs, f.gpu.View(out))
 		}
 	}
-	b.compute = func() { f.compute(b, n) }
+	b.compute = func() {
+		if f.work != nil {
+			f.work(n)
+		}
+		f.compute(b, n)
+	}
 	f.mu.Lock()
 	f.batches[fakeKey{slot, n}] = b
 	f.mu.Unlock()
@@ -535,7 +542,7 @@ func (h *harness) start(generation uint32, build Build, tamper func(*control.Att
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open, timing: h.timing}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {

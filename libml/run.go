@@ -1,6 +1,7 @@
 package libml
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -63,8 +64,8 @@ type process struct {
 	level       budget.Level
 	prioritized device.Partitioned
 	private     scratch // nil except during the warm-up
-	warm        []warmUp
 	sizes       sizes
+	timing      timing
 	abandoned   bool // the process ends while the framework works
 
 	orders  orders
@@ -335,6 +336,7 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 			return err
 		default:
 			p.level, p.prioritized = wake.Level, d
+			p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
 		}
 	}
 	var err error

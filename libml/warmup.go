@@ -22,6 +22,7 @@ type sizes struct {
 	card      []int   // the configured sizes
 	ladder    []int   // those that the process runs: the first of card
 	ephemeral []int64 // memory of the largest batch in each slot that may be in flight
+	warm      []warmUp
 }
 
 // missing reports whether the process has not all sizes yet, or will never have them.
@@ -53,7 +54,7 @@ func (p *process) warmUp(notice *control.Notice) error {
 				return err
 			}
 			if slot == 0 {
-				p.warm = append(p.warm, warmUp{size: n, elapsed: elapsed})
+				p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})
 			}
 			if p.exit.requested() {
 				return nil
@@ -64,15 +65,42 @@ func (p *process) warmUp(notice *control.Notice) error {
 	if p.level == budget.Demoted {
 		return nil
 	}
-	for i := range p.warm {
-		if err := p.measureAlone(&p.warm[i]); err != nil || p.exit.requested() {
+	for i := range p.sizes.warm {
+		if err := p.measureAlone(&p.sizes.warm[i]); err != nil || p.exit.requested() {
 			return err
 		}
 	}
 	return nil
 }
 
-// measureAlone measures how long a batch takes at the function's level. Other processes use
+// timing measures batches of the warm-up. Processes that warm up on one device measure one after
+// the other.
+type timing struct {
+	lock *deviceLock // nil: needs no lock, as the process keeps no account
+	// Set by tests.
+	patience time.Duration // 0: lockPatience
+	now      func() int64  // nil: shm.Now
+}
+
+func (t *timing) clock() int64 {
+	if t.now != nil {
+		return t.now()
+	}
+	return shm.Now()
+}
+
+// lockDevice keeps other processes that warm up from using the device while this one measures. If
+// the lock is not free in time, the process measures without it: a time that is too long is
+// better than a process that does not serve.
+func (p *process) lockDevice() (unlock func()) {
+	unlock, err := p.timing.lock.acquire(p.exit.requested)
+	if err != nil {
+		p.log.Warn().Err(err).Msg("batch is measured next to those of other processes")
+	}
+	return unlock
+}
+
+// measureAlone measures how long a batch takes at the function's level. Processes that serve use
 // the device, too, so the shortest of several runs counts. Short batches run several times
 // in a row, so that the host's part counts for less.
 func (p *process) measureAlone(w *warmUp) error {
@@ -80,11 +108,12 @@ func (p *process) measureAlone(w *warmUp) error {
 		fewest, most = 3, 8
 		limit        = 20 * time.Millisecond // for all runs after the third
 	)
+	defer p.lockDevice()()
 	d := p.memory.device
 	rounds := int(max(1, min(4, limit/16/max(1, w.elapsed))))
-	began := shm.Now()
+	began := p.timing.clock()
 	for run := range most {
-		start := shm.Now()
+		start := p.timing.clock()
 		if run >= fewest && time.Duration(start-began) > limit {
 			break
 		}
@@ -97,7 +126,7 @@ func (p *process) measureAlone(w *warmUp) error {
 		if err = worse(err, waitErr); err != nil {
 			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
 		}
-		if took := time.Duration(shm.Now()-start) / time.Duration(rounds); run == 0 || took < w.alone {
+		if took := time.Duration(p.timing.clock()-start) / time.Duration(rounds); run == 0 || took < w.alone {
 			w.alone = took
 		}
 	}
@@ -127,20 +156,28 @@ func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err 
 // the second run. The first run pays for lazy initialisation; the second is what the
 // batching rule may expect. It does not write the results, which are shared.
 func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, err error) {
-	d := p.memory.device
-	err = d.Pad(slot, t.input(n), 0, n)
-	for i := 0; i < 2 && err == nil; i++ {
+	if err = p.memory.device.Pad(slot, t.input(n), 0, n); err == nil {
+		err = p.runBlank(slot, n)
+	}
+	if err == nil {
+		unlock := p.lockDevice()
 		began := time.Now()
-		err = p.framework.InferBatch(slot, n)
-		err = worse(err, d.Fetch(slot, 0))
-		_, waitErr := d.Wait(slot)
-		err = worse(err, waitErr)
+		err = p.runBlank(slot, n)
 		elapsed = time.Since(began)
+		unlock()
 	}
 	if err != nil {
 		return 0, fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 	}
 	return elapsed, nil
+}
+
+// runBlank runs a batch without requests.
+func (p *process) runBlank(slot, n int) error {
+	err := p.framework.InferBatch(slot, n)
+	err = worse(err, p.memory.device.Fetch(slot, 0))
+	_, waitErr := p.memory.device.Wait(slot)
+	return worse(err, waitErr)
 }
 
 // warmUpPrivately warms up over private scratch memory. The shared buffers belong to the
@@ -168,7 +205,7 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		if err := written(p.card, outputs); err != nil {
 			return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 		}
-		p.warm = append(p.warm, warmUp{size: n, elapsed: elapsed})
+		p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})
 		if p.exit.requested() {
 			return nil
 		}
