@@ -60,7 +60,7 @@ func (in *instance) noteCosts(r *control.Report) {
 		in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
 		in.measured.noteCPU(cpu, ran)
 	default:
-		in.entitled.noteCost(cpu/time.Duration(max(1, in.m.observed.CPUs)), ran)
+		in.entitled.noteCost(cpu/time.Duration(max(1, in.m.orchestrator.observed.CPUs)), ran)
 		in.measured.noteCPU(cpu, ran)
 	}
 	*last = *r

@@ -44,7 +44,7 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	cfg.Shares.Policy = configs.PolicyGSLICE
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
-	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
+	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), mailbox: newMailbox(), generations: newGenerations()}
 	m.metrics = newMetrics(m)
 	m.network = kernelNetwork(&m.cfg, m.log)
 	f, err := newFunction(m, configs.Function{Name: "test", Instances: len(shares)}, testCard())

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -69,20 +68,7 @@ func (m *Manager) RejectConfiguration(err error) {
 }
 
 // judgeConfiguration records whether the node matches the configuration file.
-func (m *Manager) judgeConfiguration(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	was := &m.configuration
-	if text == "" && was.Error != "" {
-		m.log.Info().Dur("rejected_for_ms", time.Since(was.Since)).Msg("configuration is followed again")
-	}
-	if text != was.Error || was.Since.IsZero() || text == "" {
-		was.Since = time.Now().UTC()
-	}
-	was.File, was.Followed, was.Error = m.cfg.File, text == "", text
-}
+func (m *Manager) judgeConfiguration(err error) { m.file.judge(m.cfg.File, err, m.log) }
 
 func (m *Manager) follow(c configs.Config) error {
 	e, err := m.planEdit(c)
@@ -102,11 +88,7 @@ func (m *Manager) follow(c configs.Config) error {
 func (m *Manager) noteRestart(c configs.Config) {
 	c.Functions = m.cfg.Functions
 	c.RuntimeDir, c.Log = m.cfg.RuntimeDir, m.cfg.Log // flags may have set these
-	keys := configs.ChangedKeys(m.cfg, c)
-	if len(keys) > 0 && !slices.Equal(keys, m.configuration.NeedRestart) {
-		m.log.Warn().Strs("keys", keys).Msg("these keys of the configuration wait for a restart; only functions change while the node runs")
-	}
-	m.configuration.NeedRestart = keys
+	m.file.needRestart(configs.ChangedKeys(m.cfg, c), m.log)
 }
 
 // planEdit only plans; it changes nothing.
@@ -114,7 +96,7 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 	e := &edit{config: c}
 	var errs []error
 	for _, want := range c.Functions {
-		if last, ok := m.entries[want.Name]; ok && reflect.DeepEqual(last, want) {
+		if m.file.follows(want) {
 			continue
 		}
 		f := m.function(want.Name)
@@ -138,9 +120,8 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 		if f.removing || slices.ContainsFunc(c.Functions, named) {
 			continue
 		}
-		_, saved := m.entries[f.name]
 		port := func(want configs.Function) bool { return want.Replay.File == "" && m.portHolder(want) == f.name }
-		if saved || slices.ContainsFunc(e.add, port) {
+		if m.file.saved(f.name) || slices.ContainsFunc(e.add, port) {
 			e.remove = append(e.remove, f)
 		} else {
 			stay = append(stay, f.config)
@@ -181,7 +162,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	}
 	if len(keys) > 0 {
 		takeOut := "take the function out of the file, save, put it back"
-		if _, saved := m.entries[f.name]; !saved {
+		if !m.file.saved(f.name) {
 			takeOut = fmt.Sprintf("`penstock if remove %s` first", f.name)
 		}
 		return nil, fmt.Errorf("reconfigure function %s: %s cannot change while it runs; %s", f.name, strings.Join(keys, ", "), takeOut)
@@ -238,25 +219,21 @@ func (e *edit) abort() {
 func (e *edit) commit(m *Manager) error {
 	var errs []error
 	for _, f := range e.remove {
-		if _, saved := m.entries[f.name]; !saved {
+		if !m.file.saved(f.name) {
 			f.log.Warn().Msg("configuration takes the port of a function that `penstock if add` made; removing that one")
 		}
 		errs = append(errs, m.remove(f.name))
 	}
-	for name := range m.entries {
-		if !slices.ContainsFunc(e.config.Functions, func(want configs.Function) bool { return want.Name == name }) {
-			delete(m.entries, name)
-		}
-	}
+	m.file.keepOnly(e.config.Functions)
 	for _, c := range e.changes {
 		errs = append(errs, c.commit())
 	}
-	m.waiting = e.wait
+	m.file.waiting = e.wait
 	for _, want := range e.add {
 		if m.function(want.Name) != nil || m.placeLeaves(want) {
 			// Its name, port or groups are still being given up. addWaiting adds it when they are
 			// free.
-			m.waiting = append(m.waiting, want)
+			m.file.waiting = append(m.file.waiting, want)
 			continue
 		}
 		errs = append(errs, m.addEntry(want))
@@ -268,7 +245,7 @@ func (e *edit) commit(m *Manager) error {
 func (m *Manager) addEntry(want configs.Function) error {
 	err := m.add(want)
 	if err == nil {
-		m.entries[want.Name] = want
+		m.file.follow(want)
 	}
 	return err
 }
@@ -276,9 +253,9 @@ func (m *Manager) addEntry(want configs.Function) error {
 // commit changes the function. Changes that take its processes longer end in ended.
 func (c *change) commit() error {
 	f, m := c.f, c.f.m
-	if last, saved := m.entries[f.name]; !saved {
+	if !m.file.saved(f.name) {
 		f.log.Warn().Msg("configuration names a function that `penstock if add` made; it is what the file says now")
-	} else if f.byHand != 0 || !reflect.DeepEqual(last, f.config) {
+	} else if f.byHand != 0 || !m.file.follows(f.config) {
 		f.log.Warn().Msg("configuration changes a function that `penstock if` changed; it is what the file says now")
 	}
 	f.settle(fmt.Errorf("add function %s: the configuration has it now; `penstock if list` says how it is", f.name))
@@ -296,7 +273,7 @@ func (c *change) commit() error {
 		f.byHand = 0
 		m.shareEdited(f)
 	}
-	m.entries[f.name] = c.want
+	m.file.follow(c.want)
 	if c.card == nil {
 		return nil
 	}
@@ -332,17 +309,17 @@ func (c *change) ended(before configs.Function, err error) {
 func (c *change) undo(before configs.Function) {
 	before.Port, before.SharePercent = c.want.Port, c.want.SharePercent
 	c.f.config = before
-	c.f.m.entries[c.f.name] = configs.Function{Name: c.f.name, Instances: 1}
+	c.f.m.file.follow(configs.Function{Name: c.f.name, Instances: 1})
 }
 
 // addWaiting follows the waiting entries that can be followed now. It adds functions whose names,
 // ports and groups are free, and changes functions whose replacement has ended.
 func (m *Manager) addWaiting() {
-	waited := len(m.waiting)
+	waited := len(m.file.waiting)
 	if waited == 0 {
 		return
 	}
-	m.waiting = slices.DeleteFunc(m.waiting, func(want configs.Function) bool {
+	m.file.waiting = slices.DeleteFunc(m.file.waiting, func(want configs.Function) bool {
 		if m.draining {
 			return true
 		}
@@ -362,7 +339,7 @@ func (m *Manager) addWaiting() {
 		}
 		return true
 	})
-	if len(m.waiting) < waited {
+	if len(m.file.waiting) < waited {
 		m.keep()
 	}
 }
@@ -429,7 +406,7 @@ func (p oldPort) open() uint16 {
 // unsaved reports how a function differs from the configuration file: it was added or changed at
 // run time. It returns "" if nothing differs.
 func (f *function) unsaved() control.Unsaved {
-	entry, saved := f.m.entries[f.name]
+	entry, saved := f.m.file.entries[f.name]
 	switch {
 	case !saved:
 		return control.UnsavedAdded

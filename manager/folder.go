@@ -11,6 +11,7 @@ import (
 // folder watches the runtime folder: a cleaner of temporary folders may remove its files.
 // The control loop owns it.
 type folder struct {
+	dir      string
 	sockets  []restorer
 	lookAt   time.Duration // when to check next, by runclock.Now
 	restored uint64
@@ -54,12 +55,12 @@ func (m *Manager) watchFolder() {
 	}
 
 	w.restored++
-	m.kept = nil
+	m.recorder.kept = nil
 	m.keep()
 	for _, f := range m.functions {
 		if _, err := m.find(cmp.Or(f.config.Model, f.name)); err != nil {
 			m.log.Error().Err(err).Str("if", f.name).Msg("unpack model again")
 		}
 	}
-	m.log.Warn().Str("dir", m.dir).Int("sockets", restored).Msg("runtime folder was emptied; its files are made again")
+	m.log.Warn().Str("dir", w.dir).Int("sockets", restored).Msg("runtime folder was emptied; its files are made again")
 }

@@ -3,7 +3,6 @@ package manager
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/configs"
@@ -53,7 +52,7 @@ func (m *Manager) add(c configs.Function) error {
 
 // warnIfCrowded warns of more instances than CPUs, once the number of CPUs is known.
 func (f *function) warnIfCrowded() {
-	cpus := f.m.observed.CPUs
+	cpus := f.m.orchestrator.observed.CPUs
 	if n := len(f.instances); !f.m.onGPU() && cpus > 0 && n > cpus {
 		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs: the further ones only wait")
 	}
@@ -90,12 +89,7 @@ func (m *Manager) remove(name string) error {
 		return fmt.Errorf("remove function: %q is being removed already", name)
 	}
 	f.remove()
-	m.waiting = slices.DeleteFunc(m.waiting, func(w configs.Function) bool {
-		if w.Name == name {
-			m.entries[name] = w // count its waiting edit as followed
-		}
-		return w.Name == name
-	})
+	m.file.dropWaiting(name)
 	m.shareOut(f)
 	f.settle(fmt.Errorf("add function %s: it was removed again", name))
 	f.log.Info().Msg("function is being removed")

@@ -23,7 +23,7 @@ func TestWarnIfCrowded(t *testing.T) {
 		{"CPUs are not known yet", configs.DeviceCPU, 3, 0, false},
 		{"a GPU", "cuda", 3, 2, false},
 	} {
-		m := &Manager{observed: control.Observed{CPUs: c.cpus}}
+		m := &Manager{orchestrator: orchestrator{observed: control.Observed{CPUs: c.cpus}}}
 		if c.device != configs.DeviceCPU {
 			m.device.gpu = &control.ObservedDevice{}
 		}

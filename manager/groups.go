@@ -262,12 +262,12 @@ func (m *Manager) publishGroups() {
 		return
 	}
 	desired := map[partition.Process][]int{}
-	for _, p := range m.desired.Processes {
+	for _, p := range m.orchestrator.desired.Processes {
 		if len(p.SMGroups) > 0 {
 			desired[partition.Process{ID: gslice.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] = p.SMGroups
 		}
 	}
-	m.device.allocator.Publish(m.desired.Seq, desired)
+	m.device.allocator.Publish(m.orchestrator.desired.Seq, desired)
 }
 
 // observeGroups records the observed groups.

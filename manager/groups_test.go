@@ -307,7 +307,7 @@ func TestAFunctionWaitsForTheGroupsOfOneThatIsRemoved(t *testing.T) {
 	if !b.placeLeaves(c) {
 		t.Fatal("it does not wait, and would be refused")
 	}
-	b.waiting = append(b.waiting, c)
+	b.file.waiting = append(b.file.waiting, c)
 	b.turns()
 	b.serves("b")
 	b.serves("c")

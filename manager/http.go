@@ -27,7 +27,7 @@ type servers struct {
 	orders *control.Listener
 }
 
-func (m *Manager) serveHTTP() (*servers, error) {
+func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	tell := http.NewServeMux()
 	tell.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
 	tell.HandleFunc("GET /healthz", m.health)
@@ -37,7 +37,7 @@ func (m *Manager) serveHTTP() (*servers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w; is another Penstock running? `http:` in the configuration sets the address", err)
 	}
-	orders, err := control.ListenAdmin(m.dir)
+	orders, err := control.ListenAdmin(dir)
 	if err != nil {
 		listener.Close()
 		return nil, err
@@ -99,7 +99,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 			return errors.New("draining")
 		}
 		if m.folder.err != nil {
-			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.dir, m.folder.err)
+			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.folder.dir, m.folder.err)
 		}
 		if !m.device.known && len(m.functions) > 0 {
 			return fmt.Errorf("the orchestrator has not found device %s yet; its log says why", m.cfg.Device)
@@ -128,8 +128,8 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
 	status := control.Status{Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(), Functions: []control.FunctionStatus{}}
 	err := m.do(func() error {
-		status.Mechanism, status.Device, status.Faults = m.observed.Mechanism, m.device.gpu, m.faults.status()
-		status.Configuration = m.configuration
+		status.Mechanism, status.Device, status.Faults = m.orchestrator.observed.Mechanism, m.device.gpu, m.faults.status()
+		status.Configuration = m.file.status
 		for _, f := range m.functions {
 			status.Functions = append(status.Functions, f.status())
 		}

@@ -3,8 +3,6 @@ package manager
 import (
 	"cmp"
 	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -68,7 +66,7 @@ func newInstance(f *function, index int) (*instance, error) {
 		traffic:   queue,
 		tensors:   map[*models.Card]*shm.Region{},
 	}
-	in.pair.StartAfter(f.m.generations[place{f.name, index}])
+	in.pair.StartAfter(f.m.generations.last[place{f.name, index}])
 	in.setChange()
 	if f.m.device.known {
 		if err := in.makeTensors(f.model.desired); err != nil {
@@ -311,12 +309,12 @@ func (in *instance) growing() bool {
 	return q != nil && in.processes.known(q.Generation).growing
 }
 
-// ticket is what the process of a generation must show when it attaches. It is derived
-// from a key, because a desired state is sent many times.
+// place is the instance's position.
+func (in *instance) place() place { return place{in.f.name, in.index} }
+
+// ticket is what the process of a generation must show when it attaches.
 func (in *instance) ticket(generation uint32) string {
-	mac := hmac.New(sha256.New, in.m.seal)
-	fmt.Fprintf(mac, "%s/%d/%d", in.f.name, in.index, generation)
-	return hex.EncodeToString(mac.Sum(nil)[:16])
+	return in.m.generations.ticket(in.place(), generation)
 }
 
 // admit gives a process its memory.
@@ -435,7 +433,7 @@ func (in *instance) remove() {
 
 // close frees the tensors; the reply thread has ended.
 func (in *instance) close() {
-	in.m.generations[place{in.f.name, in.index}] = in.pair.Last()
+	in.m.generations.retire(in.place(), in.pair.Last())
 	for generation := range in.processes {
 		in.processes.hangUp(generation)
 	}

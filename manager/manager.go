@@ -21,10 +21,8 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -64,58 +62,29 @@ type Options struct {
 
 // Manager is a running IF Manager.
 type Manager struct {
-	cfg  configs.Config
-	dir  string
-	find func(string) (*models.Card, error)
-	log  zerolog.Logger
-	id   string
-	run  string
-	seal []byte // the key of tickets
-	// sandbox is for the status page.
-	sandbox string
+	cfg     configs.Config
+	find    func(string) (*models.Card, error)
+	log     zerolog.Logger
+	sandbox string // for the status page
+	started time.Time
 
-	network  dataplane.Network
-	link     link
-	attach   *control.AttachListener
-	calls    chan func()
-	done     chan struct{} // closed when the control loop has ended
-	threads  sync.WaitGroup
-	metrics  *metrics
-	shares   *gslice.Controller
-	device   device
-	faults   faults
-	started  time.Time
-	draining bool
-	tuned    time.Time // when shares were last tuned
+	mailbox
+	threads sync.WaitGroup
+	metrics *metrics
+	network dataplane.Network
 
 	// Owned by the control loop.
-	functions     []*function
-	generations   map[place]uint32            // the last generation of each removed instance
-	waiting       []configs.Function          // added when names and ports are free, or changed when a replacement has ended
-	entries       map[string]configs.Function // the functions of the configuration, as the manager last followed them
-	configuration control.ConfigurationStatus
-	kept          []byte            // the record as last written
-	had           map[string]uint16 // during restore: the ports that the functions had
-	folder        folder
-	desired       control.Desired
-	observed      control.Observed
-	peerAlive     bool
-}
-
-// link is a control.ManagerLink, or a test's fake.
-type link interface {
-	Publish(control.Desired) error
-	Observed() <-chan control.Observed
-	PeerAlive() bool
-	Close() error
-}
-
-// place is an instance's position, in which one process succeeds another. Generations
-// keep counting when a function is removed and added again: the orchestrator remembers
-// old ones.
-type place struct {
-	name     string
-	instance int
+	functions    []*function
+	generations  generations
+	orchestrator orchestrator
+	device       device
+	faults       faults
+	shares       *gslice.Controller
+	tuned        time.Time // when shares were last tuned
+	file         configFile
+	recorder     recorder
+	folder       folder
+	draining     bool
 }
 
 // tickEvery is the control loop's period. It bounds how late the loop notices a hung
@@ -126,9 +95,6 @@ const tickEvery = 50 * time.Millisecond
 // requests, one for processes, one for what neither has ended.
 const drainPatience = 4
 
-// errStopped is returned by calls on a manager that has stopped.
-var errStopped = errors.New("manager has stopped")
-
 // Run runs a manager until ctx ends, then drains it: the manager rejects new requests,
 // answers the accepted ones, and its processes end. ready, if not nil, is called once
 // every configured port is open.
@@ -136,16 +102,13 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	id := make([]byte, 8)
 	rand.Read(id)
 	m := &Manager{
-		cfg: o.Config, dir: o.Dir, find: o.FindModel, log: o.Log,
-		id:          hex.EncodeToString(id),
-		seal:        []byte(rand.Text()),
-		sandbox:     o.Sandbox,
-		run:         o.Run,
-		calls:       make(chan func(), 64),
-		done:        make(chan struct{}),
-		generations: map[place]uint32{},
-		entries:     map[string]configs.Function{},
+		cfg: o.Config, find: o.FindModel, log: o.Log, sandbox: o.Sandbox,
 		started:     time.Now(),
+		mailbox:     newMailbox(),
+		generations: newGenerations(),
+		file:        newConfigFile(),
+		recorder:    recorder{dir: o.Dir, run: o.Run},
+		folder:      folder{dir: o.Dir},
 	}
 	m.tuned = m.started
 	m.judgeConfiguration(o.Unread)
@@ -176,26 +139,29 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	defer m.closePorts()
-	if m.link, err = control.ListenManager(m.dir, m.log); err != nil {
+	link, err := control.ListenManager(o.Dir, m.log)
+	if err != nil {
 		return err
 	}
-	defer m.link.Close()
-	socket := control.AttachSocketPath(m.dir)
-	if m.attach, err = control.ListenAttach(socket, cmp.Or(o.ProcessUser, os.Getuid()), m.log); err != nil {
+	defer link.Close()
+	m.orchestrator.link = link
+	socket := control.AttachSocketPath(o.Dir)
+	attach, err := control.ListenAttach(socket, cmp.Or(o.ProcessUser, os.Getuid()), m.log)
+	if err != nil {
 		return err
 	}
-	defer m.attach.Close()
-	m.desired = control.Desired{
-		Version: control.Version, ManagerID: m.id, AttachSocket: socket,
+	defer attach.Close()
+	m.orchestrator.desired = control.Desired{
+		Version: control.Version, ManagerID: hex.EncodeToString(id), AttachSocket: socket,
 		Device: m.cfg.Device, NoMPS: m.cfg.Lab.TimeSlicing,
 	}
 
-	web, err := m.serveHTTP()
+	web, err := m.serveHTTP(o.Dir)
 	if err != nil {
 		return err
 	}
 	defer web.close()
-	for _, s := range []any{m.link, m.attach, web.orders} {
+	for _, s := range []any{link, attach, web.orders} {
 		if r, ok := s.(restorer); ok {
 			m.folder.sockets = append(m.folder.sockets, r)
 		}
@@ -204,8 +170,8 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	if err := m.begin(); err != nil {
 		return err
 	}
-	m.threads.Go(m.acceptAttaches)
-	defer m.attach.Close() // before the wait for its thread and its connections
+	m.threads.Go(func() { m.acceptAttaches(attach) })
+	defer attach.Close() // before the wait for its thread and its connections
 	if ready != nil {
 		ready(m)
 	}
@@ -228,7 +194,7 @@ func (m *Manager) loop(ctx context.Context) error {
 		select {
 		case call := <-m.calls:
 			call()
-		case o := <-m.link.Observed():
+		case o := <-m.orchestrator.link.Observed():
 			m.observe(o)
 		case <-tick.C:
 			if giveUpAt != 0 && runclock.Now() >= giveUpAt {
@@ -244,32 +210,6 @@ func (m *Manager) loop(ctx context.Context) error {
 			m.drain()
 			giveUpAt = runclock.Now() + drainPatience*m.cfg.DrainTimeout
 		}
-	}
-}
-
-// do runs f on the control loop and waits for it.
-func (m *Manager) do(f func() error) error {
-	result := make(chan error, 1)
-	select {
-	case m.calls <- func() { result <- f() }:
-	case <-m.done:
-		return errStopped
-	}
-	select {
-	case err := <-result:
-		return err
-	case <-m.done:
-		return errStopped
-	}
-}
-
-// post queues f for the control loop; false if the loop has ended.
-func (m *Manager) post(f func()) bool {
-	select {
-	case m.calls <- f:
-		return true
-	case <-m.done:
-		return false
 	}
 }
 
@@ -299,29 +239,24 @@ func (m *Manager) step() {
 			}
 		}
 	}
-	if m.desired.Seq == 0 || !reflect.DeepEqual(processes, m.desired.Processes) {
-		desired := m.desired
-		desired.Seq++
-		desired.Processes = processes
-		if err := m.link.Publish(desired); err != nil {
-			m.log.Error().Err(err).Msg("tell the orchestrator what is desired")
-			return // the next step tries again
-		}
-		m.desired = desired
+	published, err := m.orchestrator.publish(processes)
+	if err != nil { // the next step tries again
+		m.log.Error().Err(err).Msg("tell the orchestrator what is desired")
+	}
+	if published {
 		m.publishGroups()
 	}
 }
 
 // observe applies the orchestrator's report.
 func (m *Manager) observe(o control.Observed) {
-	if o.ManagerID != m.id {
-		return // the orchestrator does not know this manager yet
+	ok, another := m.orchestrator.receive(o)
+	if !ok {
+		return
 	}
-	another := o.OrchestratorID != m.observed.OrchestratorID
 	if another {
 		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator is up")
 	}
-	m.observed = o
 	m.learnDevice(&o)
 	if another {
 		for _, f := range m.functions {
@@ -342,12 +277,8 @@ func (m *Manager) observe(o control.Observed) {
 // watch runs at each tick. It looks for hung processes, for functions without processes,
 // and for an orchestrator that has stopped reporting.
 func (m *Manager) watch() {
-	alive := m.link.PeerAlive()
-	if alive != m.peerAlive {
-		m.peerAlive = alive
-		if !alive {
-			m.log.Warn().Msg("orchestrator is silent; running processes go on, none can be started")
-		}
+	if m.orchestrator.checkAlive() {
+		m.log.Warn().Msg("orchestrator is silent; running processes go on, none can be started")
 	}
 	for _, f := range m.functions {
 		f.watch()
@@ -355,9 +286,9 @@ func (m *Manager) watch() {
 }
 
 // acceptAttaches accepts processes until the listener closes.
-func (m *Manager) acceptAttaches() {
+func (m *Manager) acceptAttaches(attach *control.AttachListener) {
 	for {
-		conn, hello, err := m.attach.Accept()
+		conn, hello, err := attach.Accept()
 		if err != nil {
 			return // closed; the listener itself reports rejected processes
 		}

@@ -222,7 +222,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 	}
 	s.m.do(func() error {
 		unfollowed := 0.0
-		if !s.m.configuration.Followed {
+		if !s.m.file.status.Followed {
 			unfollowed = 1
 		}
 		gauge(descConfiguration, unfollowed)

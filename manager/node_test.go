@@ -93,8 +93,8 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 	versions := map[string]uint32{}
 	b := &nodeBed{t: t, fakes: map[victim]*fakeProcess{}, device: device, gpu: gpu, mechanism: mechanism}
 	b.Manager = &Manager{
-		cfg: cfg, log: zerolog.New(zerolog.NewTestWriter(t)), id: "m", started: time.Now(),
-		done: make(chan struct{}), calls: make(chan func(), 64), generations: map[place]uint32{}, entries: map[string]configs.Function{},
+		cfg: cfg, log: zerolog.New(zerolog.NewTestWriter(t)), started: time.Now(),
+		mailbox: newMailbox(), generations: newGenerations(), file: newConfigFile(),
 		find: func(name string) (*models.Card, error) {
 			if versions[name] == 0 { // each requested model is newer than those before
 				versions[name] = uint32(len(versions) + 1)
@@ -104,8 +104,11 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 			fmt.Sscanf(name, "knee-%f", &c.KneePercent)
 			return c, nil
 		},
-		link: b, shares: shares,
-		desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},
+		shares: shares,
+		orchestrator: orchestrator{
+			link:    b,
+			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},
+		},
 	}
 	b.faults.guard.Hold = cfg.FaultHold
 	b.Manager.device.known = device == configs.DeviceCPU

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -40,6 +39,33 @@ type recorded struct {
 	// are tuned.
 	SharePercent float64 `json:"share_percent,omitempty"`
 }
+
+// recorder keeps the record of a manager's functions. The control loop owns it.
+type recorder struct {
+	dir, run string // Options.Dir and Options.Run
+	kept     []byte // the record as last written
+	// formerPorts has, while the manager begins, the ports that the functions had under the
+	// manager before.
+	formerPorts map[string]uint16
+}
+
+// write writes a record, unless it is the last one.
+func (w *recorder) write(r record) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode record: %w", err)
+	}
+	if !bytes.Equal(data, w.kept) {
+		if err := control.ReplaceFile(recordPath(w.dir), data); err != nil {
+			return err
+		}
+	}
+	w.kept = data
+	return nil
+}
+
+// read reads the record of the manager before.
+func (w *recorder) read() (record, error) { return readRecord(w.dir, w.run) }
 
 // maxRecordBytes bounds a record: MaxFunctions with long environments.
 const maxRecordBytes = 16 << 20
@@ -99,13 +125,10 @@ func decodeRecord(data []byte) (r record, err error) {
 
 // keep records the desired functions. Functions on trial or being removed are not among them.
 func (m *Manager) keep() {
-	if m.run == "" || m.draining {
+	if m.recorder.run == "" || m.draining {
 		return
 	}
-	r := record{Run: m.run, Entries: []configs.Function{}, Functions: []recorded{}}
-	for _, name := range slices.Sorted(maps.Keys(m.entries)) {
-		r.Entries = append(r.Entries, m.entries[name])
-	}
+	r := record{Run: m.recorder.run, Entries: m.file.list(), Functions: []recorded{}}
 	for _, f := range m.functions {
 		if f.removing || f.trial != nil {
 			continue
@@ -119,24 +142,18 @@ func (m *Manager) keep() {
 		}
 		r.Functions = append(r.Functions, known)
 	}
-	data, err := json.Marshal(r)
-	if err == nil && !bytes.Equal(data, m.kept) {
-		err = control.ReplaceFile(recordPath(m.dir), data)
-	}
-	if err != nil {
+	if err := m.recorder.write(r); err != nil {
 		m.log.Warn().Err(err).Msg("cannot record the functions: what was done at run time is forgotten when this manager dies")
-		return
 	}
-	m.kept = data
 }
 
 // begin adds the initial functions. They are those of the configuration and those added at run
 // time, both with the last manager's changes.
 func (m *Manager) begin() error {
 	was := m.recall()
-	again := m.run != "" && was.Run == m.run
+	again := m.recorder.run != "" && was.Run == m.recorder.run
 	list := m.merge(was)
-	m.had = portsHad(was.Functions, list)
+	m.recorder.formerPorts = formerPorts(was.Functions, list)
 	for _, r := range list {
 		if err := m.bringBack(r); err != nil {
 			if !again {
@@ -145,7 +162,7 @@ func (m *Manager) begin() error {
 			m.log.Error().Err(err).Msg("function is left out: it cannot be had any more, and the others go on")
 		}
 	}
-	m.had = nil
+	m.recorder.formerPorts = nil
 	m.giveByHand(list)
 	m.keep()
 	return nil
@@ -163,7 +180,7 @@ func (m *Manager) merge(was record) (list []recorded) {
 		case i >= 0:
 			list = append(list, was.Functions[i])
 		default:
-			m.entries[want.Name] = want // removed at run time
+			m.file.follow(want) // removed at run time
 		}
 	}
 	for _, r := range was.Functions {
@@ -181,10 +198,10 @@ func (m *Manager) merge(was record) (list []recorded) {
 // recall returns the previous manager's record. It is empty if there was none or it cannot be
 // read.
 func (m *Manager) recall() (was record) {
-	if m.run == "" {
+	if m.recorder.run == "" {
 		return was
 	}
-	was, err := readRecord(m.dir, m.run)
+	was, err := m.recorder.read()
 	switch {
 	case err != nil:
 		m.log.Error().Err(err).Msg("what was done at run time is forgotten; going on with the configuration")
@@ -196,9 +213,9 @@ func (m *Manager) recall() (was record) {
 	return was
 }
 
-// portsHad returns the previous ports of functions in list that leave their port open. It omits
+// formerPorts returns the previous ports of functions in list that leave their port open. It omits
 // ports that another function requests.
-func portsHad(was, list []recorded) map[string]uint16 {
+func formerPorts(was, list []recorded) map[string]uint16 {
 	had := map[string]uint16{}
 	for _, r := range was {
 		wanted := func(other recorded) bool { return other.Function.Port == r.Port }
@@ -222,7 +239,7 @@ func (m *Manager) bringBack(r recorded) error {
 		return err
 	}
 	if i >= 0 {
-		m.entries[r.Function.Name] = m.cfg.Functions[i]
+		m.file.follow(m.cfg.Functions[i])
 	}
 	f := m.function(r.Function.Name)
 	for _, name := range r.Older {

@@ -23,7 +23,7 @@ import (
 func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), functions ...configs.Function) *nodeBed {
 	t.Helper()
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
-	b.dir, b.run = dir, run
+	b.recorder = recorder{dir: dir, run: run}
 	b.cfg.Digest, b.cfg.Functions, b.cfg.Shares.Tune = digest, functions, false
 	if change != nil {
 		change(b)
@@ -346,7 +346,7 @@ func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.
 			f := &bed{b.function("a"), t}
 			f.eventually("both edits are followed", func() bool {
 				b.turns()
-				return len(b.waiting) == 0 && !f.model.replacing
+				return len(b.file.waiting) == 0 && !f.model.replacing
 			})
 			if f.model.desired.Name != second || f.config.Model != second {
 				t.Errorf("it runs %s as %q, and the file says %s", f.model.desired.Name, f.config.Model, second)
@@ -386,11 +386,11 @@ func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
 	b.turn()
 	b.edit("third text", "a")
 	var said bytes.Buffer
-	b.dir, b.log = filepath.Join(b.dir, "gone"), zerolog.New(&said)
+	b.recorder.dir, b.log = filepath.Join(b.recorder.dir, "gone"), zerolog.New(&said)
 	for range 5 {
 		b.step()
 	}
-	if len(b.waiting) == 0 {
+	if len(b.file.waiting) == 0 {
 		t.Fatal("the edit waits for nothing")
 	}
 	if said.Len() > 0 {
@@ -406,7 +406,7 @@ func TestAdditionIsRecordedFirst(t *testing.T) {
 	end := b.on(named("b", 20))
 
 	// A failed record is logged at the moment of the attempt.
-	b.dir = filepath.Join(dir, "missing")
+	b.recorder.dir = filepath.Join(dir, "missing")
 	attempts := 0
 	b.log = zerolog.New(writerFunc(func(line []byte) (int, error) {
 		if bytes.Contains(line, []byte("cannot record")) {

@@ -195,7 +195,7 @@ func (in *instance) throughput(w *dataplane.Window, percent float64) float64 {
 	if in.m.onGPU() || in.measured.cpuPerRequest <= 0 {
 		return speed
 	}
-	part := percent / 100 * float64(max(1, in.m.observed.CPUs))
+	part := percent / 100 * float64(max(1, in.m.orchestrator.observed.CPUs))
 	return min(speed, part/in.measured.cpuPerRequest.Seconds())
 }
 

@@ -1,0 +1,57 @@
+package manager
+
+import (
+	"reflect"
+
+	"github.com/penstock/penstock/control"
+)
+
+// orchestrator is the manager's end of the orchestrator: what the manager has published, and what
+// the orchestrator has observed. The control loop owns it.
+type orchestrator struct {
+	link     link
+	desired  control.Desired // as last published
+	observed control.Observed
+	alive    bool
+}
+
+// link is a control.ManagerLink, or a test's fake.
+type link interface {
+	Publish(control.Desired) error
+	Observed() <-chan control.Observed
+	PeerAlive() bool
+	Close() error
+}
+
+// publish publishes the desired processes if they have changed.
+func (o *orchestrator) publish(processes []control.DesiredProcess) (published bool, err error) {
+	if o.desired.Seq != 0 && reflect.DeepEqual(processes, o.desired.Processes) {
+		return false, nil
+	}
+	desired := o.desired
+	desired.Seq++
+	desired.Processes = processes
+	if err := o.link.Publish(desired); err != nil {
+		return false, err
+	}
+	o.desired = desired
+	return true, nil
+}
+
+// receive keeps an orchestrator's report. ok is false for one that does not know this manager yet.
+// another reports that the orchestrator is not the one before.
+func (o *orchestrator) receive(observed control.Observed) (ok, another bool) {
+	if observed.ManagerID != o.desired.ManagerID {
+		return false, false
+	}
+	another = observed.OrchestratorID != o.observed.OrchestratorID
+	o.observed = observed
+	return true, another
+}
+
+// checkAlive reports whether the orchestrator has stopped to report since the last check.
+func (o *orchestrator) checkAlive() (stopped bool) {
+	before := o.alive
+	o.alive = o.link.PeerAlive()
+	return before && !o.alive
+}
