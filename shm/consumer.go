@@ -53,10 +53,15 @@ type Consumer struct {
 	// owning is set from Acquire to Release.
 	owning atomic.Bool
 
-	eager    time.Duration // set by Eager
-	soon     int64         // end of the eager phase; 0 before the first Acquire
-	wasNamed bool          // whether the epoch named this generation when soon was set
-	pinned   bool
+	eager  eager
+	pinned bool
+}
+
+// eager is the state of Consumer.Eager.
+type eager struct {
+	phase time.Duration // the length of a phase
+	until int64         // end of the phase; 0 before the first Acquire
+	named bool          // whether the epoch named this generation when until was set
 }
 
 // NewConsumer maps a channel in an IF process. It takes ownership of the three
@@ -130,7 +135,7 @@ func (c *Consumer) Generation() uint32 { return c.generation }
 // The goroutine is not preempted while it polls, nor after an Acquire that
 // obtained the ring by polling, until Settle. Until then it may use this
 // Consumer and memory, but must not call anything that blocks.
-func (c *Consumer) Eager(d time.Duration) { c.eager = d }
+func (c *Consumer) Eager(d time.Duration) { c.eager.phase = d }
 
 // Settle ends the effect of Eager: the goroutine may be preempted again. It may
 // be called at any time. Methods that make system calls call it themselves.
@@ -192,10 +197,11 @@ func (c *Consumer) spinEagerly() {
 
 // isSoon reports whether an eager phase still lasts.
 func (c *Consumer) isSoon(now int64) bool {
-	if named := c.named(); c.soon == 0 || named && !c.wasNamed {
-		c.wasNamed, c.soon = named, now+int64(c.eager)
+	e := &c.eager
+	if named := c.named(); e.until == 0 || named && !e.named {
+		e.named, e.until = named, now+int64(e.phase)
 	}
-	return now < c.soon
+	return now < e.until
 }
 
 // own takes the owner word if it is free or already names this generation.
