@@ -208,14 +208,19 @@ type Client struct {
 	unread   sync.Cond           // on mu: a request's picture is no longer being read
 	requests map[uint32]*request // all requests that have not ended, by id
 	queued   queue               // requests that wait for credit
-	flying   list                // in the order of sending
-	sending  list                // those of flying with fragments to send now
-	checkAt  int64               // when a request in flying may next need attention
+	flying   flights
 	credit   credit
 	cookie   uint64 // of the last answer that had one
 	nextID   uint32
 	closed   bool
 	free     []*request
+}
+
+// flights are the requests that were sent or are being sent, in this order.
+type flights struct {
+	list
+	sending list  // those with fragments to send now
+	checkAt int64 // when one may next need attention
 }
 
 // Dial opens a client to addr ("host:port"). It sends no datagram: only the
@@ -236,8 +241,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		closing:  make(chan struct{}),
 		requests: make(map[uint32]*request),
 		queued:   queue{list: list{id: stageList}, checkAt: math.MaxInt64},
-		flying:   list{id: stageList},
-		sending:  list{id: sendingList},
+		flying:   flights{list: list{id: stageList}, sending: list{id: sendingList}},
 		credit:   credit{more: o.InFlight},
 		// A client that returns on the same port must not receive the answers
 		// to its predecessor's requests.
@@ -389,11 +393,11 @@ func (c *Client) endLocked(r *request, now int64) {
 		c.queued.remove(r)
 	}
 	if r.inList(sendingList) {
-		c.sending.remove(r)
+		c.flying.sending.remove(r)
 	}
 	r.result.ID, r.result.Tag = r.id, r.options.Tag
 	r.result.Intended, r.result.Queued, r.result.Sent = r.options.Intended, r.queuedAt, r.sentAt
-	r.result.Received, r.result.Resends = now, r.resends
+	r.result.Received, r.result.Resends = now, r.resend.total
 }
 
 // deliver passes a request's end to its owner, and recycles the request. mu is

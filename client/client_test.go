@@ -679,10 +679,12 @@ func TestMalformed(t *testing.T) {
 		nack(5000, 4), // another count
 		wire.AppendResult(nil, id+1000, &ok, nil, 1024, 0, false), // an id not given out
 		wire.AppendResult(nil, id-1, &ok, nil, 1024, 0, false),    // one before the first: looks like an ended request
-		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false),
-		wire.AppendResult(nil, id, &ok, make([]byte, 101), 50, 1, false), // another total than that of the fragment before
-		wire.AppendResult(nil, id, &ok, make([]byte, 100), 60, 1, false), // another fragment size
-		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false), // again
+		wire.AppendResult(nil, id, &ok, make([]byte, 150), 50, 0, false),
+		wire.AppendResult(nil, id, &ok, make([]byte, 151), 50, 1, false), // another total than that of the fragment before
+		wire.AppendResult(nil, id, &ok, make([]byte, 150), 60, 1, false), // another fragment size
+		wire.AppendResult(nil, id, &ok, make([]byte, 150), 50, 0, false), // again
+		wire.AppendResult(nil, id, &ok, make([]byte, 150), 50, 1, false),
+		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 1, false), // another total, of as many fragments as have arrived
 	} {
 		m.Inject(q.From, b)
 	}
@@ -695,7 +697,7 @@ func TestMalformed(t *testing.T) {
 	if s.Malformed[wire.ReasonShort] != 1 || s.Malformed[wire.ReasonMagic] != 1 || s.Malformed[wire.ReasonType] != 1 {
 		t.Errorf("malformed %v", s.Malformed)
 	}
-	if s.Foreign != 5 || s.Duplicates != 2 || s.Wishes != 0 || s.Answers != 1 {
+	if s.Foreign != 6 || s.Duplicates != 2 || s.Wishes != 0 || s.Answers != 1 {
 		t.Errorf("stats %+v", s)
 	}
 }

@@ -121,17 +121,10 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		c.cookie = result.Cookie
 	}
 	c.queued.setObjective(int64(result.Objective))
-	if result.Status == wire.StatusBusy && result.Credit == 0 && result.Cookie != 0 {
-		r.busy++
-		prove := result.Cookie != r.echoed
-		if prove {
-			c.proveLocked(r)
-		}
-		if prove || r.busy <= r.unproved { // otherwise it is the answer to the proof
-			c.mu.Unlock()
-			c.wakeSender()
-			return nil
-		}
+	if c.asksForProofLocked(r, &result) {
+		c.mu.Unlock()
+		c.wakeSender()
+		return nil
 	}
 	if h.Total > uint32(min(c.options.MaxResultBytes, 1<<32-1)) {
 		c.giveUpLocked(r, at, ErrResultSize)
@@ -141,18 +134,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		return nil
 	}
 	if h.Count > 1 {
-		fresh, fits := r.answer.add(&h, payload)
-		if !fits {
-			c.counts.foreign.Add(1)
-		} else if !fresh {
-			c.counts.duplicates.Add(1)
-		}
-		if r.answer.received < int(h.Count) {
-			if fresh {
-				before := r.recovery.AskAt()
-				r.recovery.Heard(at)
-				c.askEarlierLocked(r, before)
-			}
+		if !c.assembleLocked(r, &h, payload, at) {
 			c.mu.Unlock()
 			return nil
 		}
@@ -160,7 +142,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	}
 	r.result.Result, r.result.Payload = result, payload
 	c.endLocked(r, at)
-	if r.resends == 0 && result.Status == wire.StatusOK {
+	if r.resend.total == 0 && result.Status == wire.StatusOK {
 		c.credit.recordRoundTrip(at - r.sentAt - int64(result.Stages()))
 	}
 	c.credit.recordAnswer(int(result.Credit), c.sentSinceLocked(at-c.credit.roundTrip))
@@ -172,6 +154,36 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	return nil
 }
 
+// asksForProofLocked reports whether an answer only asks for proof of the client's address, and
+// then sees to it.
+func (c *Client) asksForProofLocked(r *request, result *wire.Result) bool {
+	if result.Status != wire.StatusBusy || result.Credit != 0 || result.Cookie == 0 {
+		return false
+	}
+	prove, answered := r.proof.asked(result.Cookie)
+	if prove {
+		c.proveLocked(r)
+	}
+	return !answered
+}
+
+// assembleLocked adds a fragment to an answer and reports whether the answer is complete.
+func (c *Client) assembleLocked(r *request, h *wire.Header, fragment []byte, at int64) (complete bool) {
+	fresh, fits := r.answer.add(h, fragment)
+	switch {
+	case !fits:
+		c.counts.foreign.Add(1)
+		return false
+	case !fresh:
+		c.counts.duplicates.Add(1)
+	case r.answer.received < int(h.Count):
+		before := r.recovery.AskAt()
+		r.recovery.Heard(at)
+		c.askEarlierLocked(r, before)
+	}
+	return r.answer.received == int(h.Count)
+}
+
 // proveLocked sends fragment 0 of a request again, with the cookie: the manager
 // keeps an answer that it sends only to an address with proof.
 func (c *Client) proveLocked(r *request) {
@@ -179,10 +191,10 @@ func (c *Client) proveLocked(r *request) {
 	r.recovery.Prove()
 	// Each question before this one may cause a busy block with the same
 	// cookie. One more such block is the answer.
-	r.echoed, r.unproved = c.cookie, r.questions
+	r.proof.echoed, r.proof.unproved = c.cookie, r.proof.questions
 	r.markResend(0)
 	if !r.inList(sendingList) {
-		c.sending.pushFront(r)
+		c.flying.sending.pushFront(r)
 	}
 }
 
@@ -226,7 +238,7 @@ func (c *Client) handleNACK(b []byte, at int64) error {
 	for index := range w.Missing {
 		r.markResend(index)
 	}
-	c.sending.pushFront(r) // it is older than the requests that are being sent
+	c.flying.sending.pushFront(r) // it is older than the requests that are being sent
 	c.wakeSender()
 	return nil
 }

@@ -25,52 +25,77 @@ type request struct {
 	reading bool
 	sentAt  int64
 
-	next        int      // fragments below this one were sent
-	resend      []uint64 // fragments to send again, one bit per fragment
-	resendsLeft int
-	resends     int
-	recovery    recovery.Request
-
-	echoed    uint64 // the cookie in the last fragment 0 that was sent
-	questions int    // how often fragment 0 was sent
-	unproved  int    // questions before the proof
-	busy      int    // answers that asked for proof
+	next     int // fragments below this one were sent
+	resend   resend
+	recovery recovery.Request
+	proof    proof
 
 	answer answer
 	result Result
 	links  [numLists]link
 }
 
+// resend has the fragments of a request that must be sent again.
+type resend struct {
+	bits  []uint64 // one per fragment
+	left  int
+	total int // fragments that were sent again
+}
+
+// mark marks a fragment of count.
+func (s *resend) mark(index, count int) {
+	if words := (count + 63) / 64; len(s.bits) < words {
+		s.bits = append(s.bits[:0], make([]uint64, words)...)
+	}
+	if bit := uint64(1) << (index % 64); s.bits[index/64]&bit == 0 {
+		s.bits[index/64] |= bit
+		s.left++
+	}
+}
+
+// take returns the first marked fragment; there must be one.
+func (s *resend) take() (index int) {
+	for w, word := range s.bits {
+		if word != 0 {
+			s.bits[w] &= word - 1
+			s.left--
+			s.total++
+			return 64*w + bits.TrailingZeros64(word)
+		}
+	}
+	panic("client: no fragment left to send again")
+}
+
+// proof follows the proof of the client's address that a request has given: the cookie.
+type proof struct {
+	echoed    uint64 // the cookie in the last fragment 0 that was sent
+	questions int    // how often fragment 0 was sent
+	unproved  int    // questions before the proof
+	busy      int    // answers that asked for proof
+}
+
+// asked notes an answer that asks for proof with a cookie. prove reports whether the request
+// must give the proof. answered reports whether it has, and this is the answer to it.
+func (p *proof) asked(cookie uint64) (prove, answered bool) {
+	p.busy++
+	prove = cookie != p.echoed
+	return prove, !prove && p.busy > p.unproved
+}
+
 // unsent reports whether there are fragments to send now.
-func (r *request) unsent() bool { return r.resendsLeft > 0 || r.next < r.count }
+func (r *request) unsent() bool { return r.resend.left > 0 || r.next < r.count }
 
 // takeFragment returns the next fragment to send; there must be one.
 func (r *request) takeFragment() (index int, resent bool) {
-	if r.resendsLeft == 0 {
+	if r.resend.left == 0 {
 		r.next++
 		return r.next - 1, false
 	}
-	for w, word := range r.resend {
-		if word != 0 {
-			r.resend[w] &= word - 1
-			r.resendsLeft--
-			r.resends++
-			return 64*w + bits.TrailingZeros64(word), true
-		}
-	}
-	panic("client: no piece left to send again")
+	return r.resend.take(), true
 }
 
 // markResend marks a fragment to be sent again.
-func (r *request) markResend(index int) {
-	if words := (r.count + 63) / 64; len(r.resend) < words {
-		r.resend = append(r.resend[:0], make([]uint64, words)...)
-	}
-	if bit := uint64(1) << (index % 64); r.resend[index/64]&bit == 0 {
-		r.resend[index/64] |= bit
-		r.resendsLeft++
-	}
-}
+func (r *request) markResend(index int) { r.resend.mark(index, r.count) }
 
 // answer assembles a result from its fragments.
 type answer struct {
@@ -127,12 +152,12 @@ func (c *Client) recycleLocked(r *request) {
 	if len(c.free) == maxKeptRequests {
 		return
 	}
-	again, bytes, have := r.resend, r.answer.bytes, r.answer.present
+	again, bytes, have := r.resend.bits, r.answer.bytes, r.answer.present
 	clear(again)
 	if cap(bytes) > maxKeptAnswerBytes {
 		bytes = nil
 	}
-	*r = request{resend: again[:0], answer: answer{bytes: bytes, present: have}}
+	*r = request{resend: resend{bits: again[:0]}, answer: answer{bytes: bytes, present: have}}
 	c.free = append(c.free, r)
 }
 

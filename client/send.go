@@ -82,10 +82,10 @@ func (c *Client) expireQueuedLocked(now int64) {
 // silent for too long.
 func (c *Client) expireLocked(now int64) {
 	s := &c.sender
-	if now < c.checkAt {
+	if now < c.flying.checkAt {
 		return
 	}
-	c.checkAt = math.MaxInt64
+	c.flying.checkAt = math.MaxInt64
 	for r, next := c.flying.head, (*request)(nil); r != nil; r = next {
 		next = r.links[stageList].next
 		if r.timeoutAt <= now {
@@ -95,7 +95,7 @@ func (c *Client) expireLocked(now int64) {
 		}
 		if r.recovery.Ask(now) {
 			r.markResend(0)
-			c.sending.pushBack(r)
+			c.flying.sending.pushBack(r)
 		}
 		c.checkLocked(r)
 	}
@@ -103,9 +103,9 @@ func (c *Client) expireLocked(now int64) {
 
 // checkLocked makes expireLocked check r in time.
 func (c *Client) checkLocked(r *request) {
-	c.checkAt = min(c.checkAt, r.timeoutAt)
+	c.flying.checkAt = min(c.flying.checkAt, r.timeoutAt)
 	if at := r.recovery.AskAt(); at != 0 {
-		c.checkAt = min(c.checkAt, at)
+		c.flying.checkAt = min(c.flying.checkAt, at)
 	}
 }
 
@@ -113,7 +113,7 @@ func (c *Client) checkLocked(r *request) {
 func (c *Client) fillLocked(now int64) {
 	s := &c.sender
 	for budget := s.pace.budget(now); budget > 0 && s.out.room(); {
-		r := c.sending.head
+		r := c.flying.sending.head
 		if r == nil {
 			if r = c.queued.next(now); r == nil {
 				return
@@ -125,7 +125,7 @@ func (c *Client) fillLocked(now int64) {
 			c.credit.recordSent(probe)
 			c.queued.remove(r)
 			c.flying.pushBack(r)
-			c.sending.pushBack(r)
+			c.flying.sending.pushBack(r)
 			r.flying, r.probe, r.sentAt = true, probe, now
 			r.recovery.Begin(r.count, c.options.ResendAfter)
 			c.checkLocked(r)
@@ -134,7 +134,7 @@ func (c *Client) fillLocked(now int64) {
 		budget -= size
 		s.pace.spend(size)
 		if !r.unsent() {
-			c.sending.remove(r)
+			c.flying.sending.remove(r)
 			r.recovery.Sent(now, c.credit.roundTrip)
 			c.checkLocked(r)
 		}
@@ -151,7 +151,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	}
 	index, again := r.takeFragment()
 	if index == 0 {
-		r.questions++
+		r.proof.questions++
 	}
 	h := wire.PieceHeader(wire.TypeData, r.id, len(r.picture), c.options.PieceBytes, index)
 	if again {
@@ -166,7 +166,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	if index == 0 && (dropAt != never || r.options.Priority > 0 || c.cookie != 0) {
 		h.Flags |= wire.FlagExtension
 		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie}
-		r.echoed = c.cookie
+		r.proof.echoed = c.cookie
 		if dropAt != never {
 			// If the deadline has passed, the manager must report that. 0 would
 			// mean no deadline.
@@ -181,7 +181,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 	until = math.MaxInt64
 	if c.flying.n > 0 {
-		until = c.checkAt
+		until = c.flying.checkAt
 	}
 	next := c.queued.head
 	if next != nil {
@@ -190,7 +190,7 @@ func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 			until = min(until, c.credit.probeAt)
 		}
 	}
-	if wait := c.sender.pace.wait(now); wait > 0 && (c.sending.n > 0 || next != nil) {
+	if wait := c.sender.pace.wait(now); wait > 0 && (c.flying.sending.n > 0 || next != nil) {
 		if at := now + int64(wait); at < until {
 			return at, true
 		}

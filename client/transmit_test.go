@@ -148,7 +148,7 @@ func TestTrainsRefused(t *testing.T) {
 }
 
 func TestSentSince(t *testing.T) {
-	c := &Client{flying: list{id: stageList}}
+	c := &Client{flying: flights{list: list{id: stageList}}}
 	for _, at := range []int64{10, 20, 30, 40} {
 		c.flying.pushBack(&request{sentAt: at})
 	}
@@ -220,8 +220,7 @@ func FuzzHandle(f *testing.F) {
 			wake:     make(chan struct{}, 1),
 			requests: make(map[uint32]*request),
 			queued:   queue{list: list{id: stageList}},
-			flying:   list{id: stageList},
-			sending:  list{id: sendingList},
+			flying:   flights{list: list{id: stageList}, sending: list{id: sendingList}},
 			nextID:   id,
 		}
 		c.unread.L = &c.mu
@@ -246,7 +245,7 @@ func FuzzHandle(f *testing.F) {
 			if c.requests[r.id] != r || delivered[r.id] != 0 {
 				t.Fatalf("request %d is in flight and ended", r.id)
 			}
-			for r.resendsLeft > 0 {
+			for r.resend.left > 0 {
 				if index, _ := r.takeFragment(); index >= r.next {
 					t.Fatalf("piece %d sent again, %d were sent", index, r.next)
 				}
