@@ -212,7 +212,7 @@ func (b *budgets) look() {
 		}
 		if err := s.run(at); err != nil {
 			b.log.Debug().Err(err).Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation).
-				Int("level", int(at)).Msg("change priority of process")
+				Int("level", int(at)).Msg("cannot change priority of process")
 		}
 	}
 }

@@ -143,17 +143,17 @@ func sweep(dir string, log zerolog.Logger) {
 		}
 		left := filepath.Join(dir, e.Name())
 		if inUse(left) {
-			log.Debug().Str("group", left).Msg("its orchestrator is not seen from here, and its processes live")
+			log.Debug().Str("group", left).Msg("control group is in use by an orchestrator of another pid namespace; keeping it")
 			continue
 		}
 		if err := removeGroups(left); errors.Is(err, unix.EBUSY) {
-			log.Debug().Err(err).Msg("its processes are not seen from here, and live")
+			log.Debug().Err(err).Msg("control group is in use by processes of another pid namespace; keeping it")
 			continue
 		} else if err != nil {
-			log.Warn().Err(err).Str("group", left).Msg("remove what a dead orchestrator left")
+			log.Warn().Err(err).Str("group", left).Msg("cannot remove the control groups of an orchestrator that has ended")
 			continue
 		}
-		log.Info().Str("group", left).Msg("removed what a dead orchestrator left")
+		log.Info().Str("group", left).Msg("removed the control groups of an orchestrator that has ended")
 	}
 }
 

@@ -50,7 +50,7 @@ func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
 	}
 	if b.User != nil {
 		if err := os.Chmod(dir, 0o711); err != nil {
-			return fmt.Errorf("open runtime folder for user %s: %w", b.User.Name, err)
+			return fmt.Errorf("open runtime folder to user %s: %w", b.User.Name, err)
 		}
 	}
 	folder := filepath.Join(dir, privateFolders)
@@ -59,11 +59,11 @@ func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
 	}
 	left, err := os.ReadDir(folder)
 	if err != nil {
-		return fmt.Errorf("look for private folders: %w", err)
+		return fmt.Errorf("list private folders: %w", err)
 	}
 	for _, d := range left {
 		if err := removePrivate(filepath.Join(folder, d.Name())); err != nil {
-			log.Warn().Err(err).Msg("remove private folder of a process that has ended")
+			log.Warn().Err(err).Msg("cannot remove the private folder of a process that has ended")
 		}
 	}
 	return nil
@@ -83,7 +83,7 @@ func (b *Sandbox) openPrepared(dir string) error {
 		err = os.Chmod(dir, 0o750|fs.ModeSetgid)
 	}
 	if err != nil {
-		return fmt.Errorf("open folder of prepared models for user %s: %w", b.User.Name, err)
+		return fmt.Errorf("open folder of prepared models to user %s: %w", b.User.Name, err)
 	}
 	return nil
 }

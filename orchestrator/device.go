@@ -70,7 +70,7 @@ func (m realMachine) find(name string) (foundGPU, error) {
 	}
 	p, err := d.Properties()
 	if err != nil {
-		return foundGPU{}, fmt.Errorf("ask for properties of %v: %w", d, err)
+		return foundGPU{}, fmt.Errorf("read properties of %v: %w", d, err)
 	}
 	f := foundGPU{uuid: d.UUID(), name: d.Name(), sms: p.SMs, memoryBytes: p.MemoryBytes}
 	split, err := d.Split()
@@ -205,7 +205,7 @@ func (d *device) closeDaemon() {
 		return
 	}
 	if err := d.daemon.Close(); err != nil {
-		d.log.Warn().Err(err).Msg("end MPS")
+		d.log.Warn().Err(err).Msg("cannot stop MPS")
 	}
 }
 
@@ -229,13 +229,13 @@ func (d *device) watch(ctx context.Context, s gpuState, session nvml.Session) {
 		if session != nil {
 			err := d.look(session, &s)
 			if err != nil && !complained {
-				d.log.Warn().Err(err).Msg("the GPU's memory is not known")
+				d.log.Warn().Err(err).Msg("cannot read the GPU's memory")
 			}
 			complained = err != nil
 		}
 		if d.daemon != nil {
 			m := d.daemon.State()
-			s.serving, s.losses, s.idle = m.Serving, m.Losses, "waits for MPS: "+m.Why
+			s.serving, s.losses, s.idle = m.Serving, m.Losses, "waiting for MPS: "+m.Why
 		}
 		d.tell(s)
 		if d.following() {
@@ -257,7 +257,7 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 	if s.foundGPU, s.err = d.machine.find(name); s.err != nil {
 		if d.name == control.DeviceAuto && missing(s.err) {
 			s.cpu, s.err = true, nil
-			d.log.Info().Msg("there is no GPU; models run on the CPU")
+			d.log.Info().Msg("no GPU found; models run on the CPU")
 			return s, nil
 		}
 		s.err = fmt.Errorf("open device %s: %w", d.name, s.err)
@@ -265,7 +265,7 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 	}
 	session, err := d.machine.session()
 	if err != nil {
-		d.log.Warn().Err(err).Msg("no NVML; the GPU's memory is not known")
+		d.log.Warn().Err(err).Msg("cannot open NVML; the GPU's memory is unknown")
 		session = nil
 	}
 	s.serving, s.mechanism = true, mechanismMPS
@@ -281,7 +281,7 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 		}
 		s.withoutMPS(err, d.dir)
 		d.log.Warn().Str("why", s.why).
-			Msg("no MPS: the inference functions share the GPU by time, and their shares are wishes; it is tried again when the node, or its manager, starts anew")
+			Msg("cannot start MPS; functions take turns on the GPU without enforced shares; restart the node to try again")
 	} else {
 		d.mu.Lock()
 		d.daemon = daemon
@@ -297,7 +297,7 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 
 func (d *device) opened(s *gpuState, began time.Time) {
 	d.log.Info().Str("gpu", s.name).Str("uuid", s.uuid).Int("sms", s.sms).Ints("groups", s.groupSMs).
-		Str("mechanism", s.mechanism).Dur("after_ms", time.Since(began)).Msg("GPU is open")
+		Str("mechanism", s.mechanism).Dur("after_ms", time.Since(began)).Msg("GPU opened")
 }
 
 // withoutMPS switches to time slicing, as MPS cannot run, and notes why.
@@ -306,7 +306,7 @@ func (s *gpuState) withoutMPS(err error, dir string) {
 	s.why = line("no MPS: " + err.Error())
 	var p *mps.Problem
 	if errors.As(err, &p) && p.Mend != "" {
-		s.why = line(s.why + "; mend it: " + p.Mend)
+		s.why = line(s.why + "; to repair: " + p.Mend)
 	}
 }
 
@@ -402,7 +402,7 @@ func (d *device) health(ctx context.Context) mps.Health {
 	}
 	h, err := daemon.Health(ctx)
 	if err != nil {
-		d.log.Warn().Err(err).Msg("MPS does not tell how it is")
+		d.log.Warn().Err(err).Msg("cannot read the state of MPS")
 	}
 	return h
 }

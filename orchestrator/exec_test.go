@@ -211,7 +211,7 @@ func TestRealProcessThatFails(t *testing.T) {
 		"crashes":               {[]string{"crash"}, control.Serve, "segmentation"},
 		"hangs in its start":    {[]string{"hang"}, control.Shadow, "no handshake within 500ms"},
 		"is of another version": {[]string{"future"}, control.Shadow, fmt.Sprintf("child has control version %d, this program has %d", control.Version+1, control.Version)},
-		"talks nonsense":        {[]string{"nonsense"}, control.Shadow, "it broke the protocol"},
+		"talks nonsense":        {[]string{"nonsense"}, control.Shadow, "protocol error"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := aNode(t).run(func(o *Options) {
@@ -437,7 +437,7 @@ func TestRealProcessThatDiesAtOnceIsHeldBack(t *testing.T) {
 	n.want(n.child(4, control.Shadow))
 	n.until("it waits, and says why", func(o control.Observed) bool {
 		return len(o.Processes) == 1 && o.Processes[0].State == control.Starting && o.Processes[0].PID == 0 &&
-			strings.HasPrefix(o.Processes[0].Reason, "backoff: waits 400ms after 3 early failures, the last: exit status 3: cannot open model.onnx")
+			strings.HasPrefix(o.Processes[0].Reason, "waiting 400ms after 3 early failures; the last one: exit status 3: cannot open model.onnx")
 	})
 	n.untilState(4, control.Loaded)
 }

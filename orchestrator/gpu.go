@@ -28,7 +28,7 @@ import (
 // none of them to another process.
 
 // deviceFailed is why a process is killed after another process's fault.
-const deviceFailed = "the GPU failed under it, as under all"
+const deviceFailed = "the GPU failed for all its processes"
 
 // lostTimeout is how long a process may live on a device that has failed. A busy process
 // sees the failure in its running batch, answers and ends. An idle process sees nothing,
@@ -67,9 +67,9 @@ type recovery struct {
 func (r *recovery) holds(now time.Time) string {
 	switch {
 	case r.asking:
-		return "asks the MPS server how it is"
+		return "waiting for the state of the MPS server"
 	case r.serverless, now.Before(r.dying):
-		return "waits for MPS: the server died"
+		return "waiting for MPS: its server ended"
 	}
 	return ""
 }
@@ -163,7 +163,7 @@ func (s *supervisor) noteGPU(g gpuState) {
 	}
 	if died {
 		s.gpu.recovery.dying = time.Time{}
-		s.loseAll(key{}, "the MPS server died")
+		s.loseAll(key{}, "the MPS server ended")
 		for _, c := range s.processes {
 			// The server's death is not the fault of any of them, and they need not
 			// report it first.
@@ -208,7 +208,7 @@ func (s *supervisor) wakesHeld() string {
 		return s.gpu.idle
 	}
 	if bytes := s.gpu.releasing.bytes(s.now()); bytes > 0 && s.gpu.freeBytes >= 0 && bytes > s.gpu.freeBytes {
-		return fmt.Sprintf("waits until %d MiB of processes that ended are free", bytes>>20)
+		return fmt.Sprintf("waiting until %d MiB of ended processes are free", bytes>>20)
 	}
 	return ""
 }
@@ -285,12 +285,12 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	case c.moving && n.Reason != "":
 		// The process reports why it could not move. The order is not repeated.
 		c.moving = false
-		s.about(s.log.Error(), k).Ints("groups", c.groups).Ints("stays_on", c.at).Str("reason", c.notice.Reason).Msg("process does not move")
+		s.about(s.log.Error(), k).Ints("groups", c.groups).Ints("stays_on", c.at).Str("reason", c.notice.Reason).Msg("process cannot move to its multiprocessor groups")
 	}
 	c.mismatch = s.mismatched(c)
 	if c.mismatch != "" && c.mismatch != c.complained {
 		c.complained = c.mismatch
-		s.about(s.log.Warn(), k).Str("why", c.mismatch).Msg("process has other multiprocessors than promised")
+		s.about(s.log.Warn(), k).Str("why", c.mismatch).Msg("process runs on other multiprocessors than assigned")
 	}
 }
 
@@ -308,9 +308,9 @@ func (s *supervisor) mismatched(c *child) string {
 	case least <= n && n <= most:
 		return ""
 	case len(c.at) > 0:
-		return fmt.Sprintf("it counts %d multiprocessors where groups %v are %d", n, c.at, least)
+		return fmt.Sprintf("the process has %d multiprocessors, and groups %v have %d", n, c.at, least)
 	default:
-		return fmt.Sprintf("it counts %d multiprocessors where %g %% of %d are %d to %d", n, percent, s.gpu.sms, least, most)
+		return fmt.Sprintf("the process has %d multiprocessors, and %g %% of %d are %d to %d", n, percent, s.gpu.sms, least, most)
 	}
 }
 
@@ -383,7 +383,7 @@ func (s *supervisor) loseAll(first key, why string) {
 	if first != (key{}) {
 		e = s.about(e, first)
 	}
-	e.Msg("the GPU failed under all its processes")
+	e.Msg("the GPU failed; ending all its processes")
 }
 
 // release notes that a process on the GPU has ended.

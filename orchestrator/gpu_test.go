@@ -63,7 +63,7 @@ func TestNothingStartsBeforeTheGPUIsOpen(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		o := n.link.observed()
-		if len(n.spawner.started) != 0 || o.Device != nil || o.Mechanism != "" || o.Processes[0].Reason != "waits until the GPU is found" {
+		if len(n.spawner.started) != 0 || o.Device != nil || o.Mechanism != "" || o.Processes[0].Reason != "waiting until the GPU is found" {
 			t.Errorf("after five seconds of six: %+v, %d started", o, len(n.spawner.started))
 		}
 		n.untilState(1, control.Active)
@@ -130,7 +130,7 @@ func TestAProcessWithoutAShareMayUseTheWholeGPU(t *testing.T) {
 	few := func(spec) life { return life{sms: func(control.Order) int { return 66 }} }
 	amongGPU(t, few, func(n *node) {
 		n.want(apart(1, control.Serve, 0))
-		if p := n.untilState(1, control.Active); p.Reason != "it counts 66 multiprocessors where 100 % of 132 are 130 to 132" {
+		if p := n.untilState(1, control.Active); p.Reason != "the process has 66 multiprocessors, and 100 % of 132 are 130 to 132" {
 			t.Errorf("half of what it may use: %q", p.Reason)
 		}
 	})
@@ -219,7 +219,7 @@ func TestTheDevicesMemoryIsLookedAtOnceASecond(t *testing.T) {
 		// If NVML does not answer, the node keeps running, and logs it once.
 		n.machine.gpus.Refuse(errors.New("busy"))
 		time.Sleep(5 * time.Second)
-		if got := strings.Count(n.log.String(), "the GPU's memory is not known"); got != 1 {
+		if got := strings.Count(n.log.String(), "cannot read the GPU's memory"); got != 1 {
 			t.Errorf("complained %d times", got)
 		}
 	})
@@ -401,8 +401,8 @@ func TestOtherMultiprocessorsThanPromisedAreSaidOnce(t *testing.T) {
 	amongGPU(t, all, func(n *node) {
 		n.want(apart(1, control.Serve, 30), grouped(2, control.Serve, 3, 15), apart(3, control.Serve, 100))
 		for g, reason := range map[uint32]string{
-			1: "it counts 132 multiprocessors where 30 % of 132 are 37 to 41",
-			2: "it counts 132 multiprocessors where groups [3 15] are 20",
+			1: "the process has 132 multiprocessors, and 30 % of 132 are 37 to 41",
+			2: "the process has 132 multiprocessors, and groups [3 15] have 20",
 			3: "",
 		} {
 			if p := n.untilState(g, control.Active); p.Reason != reason {
@@ -410,7 +410,7 @@ func TestOtherMultiprocessorsThanPromisedAreSaidOnce(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		if got := strings.Count(n.log.String(), "other multiprocessors than promised"); got != 2 {
+		if got := strings.Count(n.log.String(), "other multiprocessors than assigned"); got != 2 {
 			t.Errorf("complained %d times", got)
 		}
 	})
@@ -427,7 +427,7 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 			t.Errorf("active as %+v", p)
 		}
 		o := n.link.observed()
-		if o.Mechanism != "time-slicing" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no MPS: nvidia-cuda-mps-control is not installed; mend it: apt-get install it" {
+		if o.Mechanism != "time-slicing" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no MPS: nvidia-cuda-mps-control is not installed; to repair: apt-get install it" {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
 		f := n.spawner.generation(1)
@@ -435,7 +435,7 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 			!strings.HasSuffix(f.spec.environment["CUDA_MPS_PIPE_DIRECTORY"], "no-mps") {
 			t.Errorf("woken by %+v, started as %+v", f.wake(), f.spec)
 		}
-		if !strings.Contains(n.log.String(), "share the GPU by time") {
+		if !strings.Contains(n.log.String(), "functions take turns on the GPU") {
 			t.Error("the log does not say so")
 		}
 		// Each process has a context of its own, and loses only that.
@@ -452,13 +452,13 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
 	amongGPU(t, all, func(n *node) {
-		n.machine.noMPS = &mps.Problem{Why: "the MPS daemon (process 7) lives and does not answer within 20s"}
+		n.machine.noMPS = &mps.Problem{Why: "the MPS daemon (process 7) runs, but gave no answer within 20s"}
 		n.want(apart(1, control.Serve, 0))
 		n.untilState(1, control.Active)
-		if o := n.link.observed(); o.Mechanism != "time-slicing" || o.Device.Why != "no MPS: the MPS daemon (process 7) lives and does not answer within 20s" {
+		if o := n.link.observed(); o.Mechanism != "time-slicing" || o.Device.Why != "no MPS: the MPS daemon (process 7) runs, but gave no answer within 20s" {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
-		if !strings.Contains(n.log.String(), "tried again when the node, or its manager, starts anew") {
+		if !strings.Contains(n.log.String(), "restart the node to try again") {
 			t.Error("the log does not say when it is tried again")
 		}
 		n.machine.noMPS = nil
@@ -649,7 +649,7 @@ func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
 			t.Errorf("an idle one: %s", p.Reason)
 		}
 		n.untilState(4, control.Loaded)
-		if got := strings.Count(n.log.String(), "the GPU failed under all its processes"); got != 1 {
+		if got := strings.Count(n.log.String(), "the GPU failed; ending all its processes"); got != 1 {
 			t.Errorf("said %d times", got)
 		}
 		// The loss does not count toward backoff: the next processes are started and woken
@@ -744,9 +744,9 @@ func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
 		n.spawner.generation(1).fault("no server")
 		synctest.Wait()
 		n.want(apart(4, control.Serve, 30))
-		n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the server died" })
+		n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waiting for MPS: its server ended" })
 		n.machine.daemon().set(func(d *fakeMPS) {
-			d.state.Serving, d.state.Why = false, "the MPS server died"
+			d.state.Serving, d.state.Why = false, "the MPS server ended"
 			d.state.Losses++
 		})
 		time.Sleep(100 * time.Millisecond)
@@ -777,11 +777,11 @@ func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
 				synctest.Wait()
 				n.want(apart(4, control.Serve, 30))
 				began := time.Now()
-				n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the server died" })
+				n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waiting for MPS: its server ended" })
 				if c.dies {
 					time.Sleep(50 * time.Millisecond)
 					n.machine.daemon().set(func(d *fakeMPS) {
-						d.state.Serving, d.state.Why = false, "the MPS server died"
+						d.state.Serving, d.state.Why = false, "the MPS server ended"
 						d.state.Losses++
 					})
 					time.Sleep(50 * time.Millisecond)
@@ -807,10 +807,10 @@ func TestNobodyIsWokenWithoutMPS(t *testing.T) {
 	amongGPU(t, nil, func(n *node) {
 		n.want(one(1, control.Shadow, 30))
 		n.untilState(1, control.Loaded)
-		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving, d.state.Why = false, "the MPS daemon died" })
+		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving, d.state.Why = false, "the MPS daemon ended" })
 		synctest.Wait()
 		n.want(one(1, control.Serve, 30))
-		n.untilProcess(1, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the MPS daemon died" })
+		n.untilProcess(1, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waiting for MPS: the MPS daemon ended" })
 		time.Sleep(time.Minute)
 		n.untilState(1, control.Loaded)
 		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving = true })

@@ -95,8 +95,8 @@ func (k actionKind) String() string {
 
 // message is the log message of the action.
 func (k actionKind) message() string {
-	return [...]string{"?", "adopt manager", "start process", "give up process that did not start", "wake process",
-		"change process's share", "drain process", "terminate process", "kill process", "forget process"}[k]
+	return [...]string{"?", "adopt manager", "start process", "mark process as exited", "wake process",
+		"change process's share", "drain process", "terminate process", "kill process", "remove record of process"}[k]
 }
 
 // action is a step of a plan. wanted is set for spawn, bury, wake and reshare.
@@ -174,13 +174,13 @@ func (p *planner) due(t time.Time) bool {
 func (p *planner) begin(k key, d control.DesiredProcess) action {
 	switch {
 	case p.facts.past(k):
-		return action{kind: bury, why: "this generation has ended before"}
+		return action{kind: bury, why: "this generation has already ended"}
 	case d.Role == control.Drain || d.Role == control.Kill:
-		return action{kind: bury, why: "it was not started"}
+		return action{kind: bury, why: "the process was never started"}
 	case d.Started:
-		return action{kind: bury, why: "it ended with another orchestrator"}
+		return action{kind: bury, why: "the process ended under an earlier orchestrator"}
 	case p.wish.ending:
-		return action{kind: bury, why: "the orchestrator ends"}
+		return action{kind: bury, why: "the orchestrator stops"}
 	case !p.facts.unready && p.due(p.facts.held(k.place())):
 		return action{kind: spawn}
 	}
@@ -231,14 +231,14 @@ func (p *planner) finish(q fact) action {
 		// Most likely it has exited, and its exit status gives the reason. It takes no
 		// orders.
 		if p.due(q.hungUp.Add(p.limits.hangUp)) {
-			return action{kind: kill, fault: "it closed its link and still ran " + p.limits.hangUp.String() + " later"}
+			return action{kind: kill, fault: "the process closed its link, and did not end within " + p.limits.hangUp.String()}
 		}
 	case !q.termed.IsZero():
 		if p.due(q.termed.Add(p.limits.term)) {
-			return action{kind: kill, why: "it did not end after SIGTERM"}
+			return action{kind: kill, why: "the process did not end after SIGTERM"}
 		}
 	case p.due(q.drained.Add(p.limits.drain)):
-		return action{kind: term, why: "it did not end when it was drained"}
+		return action{kind: term, why: "the process did not end after the order to drain"}
 	}
 	return action{}
 }
@@ -247,11 +247,11 @@ func (p *planner) finish(q fact) action {
 func (p *planner) unwanted(d control.DesiredProcess, desired bool) (why string, ends bool) {
 	switch {
 	case p.wish.ending:
-		return "the orchestrator ends", true
+		return "the orchestrator stops", true
 	case p.wish.desired == nil:
-		return "the manager is gone", !p.wish.waiting
+		return "the manager ended", !p.wish.waiting
 	case !desired:
-		return "it is no longer wanted", true
+		return "the process is no longer needed", true
 	}
 	return "the manager ordered it", d.Role == control.Drain
 }

@@ -47,7 +47,7 @@ type preparation struct {
 func (s *supervisor) prepareModel(k key, c *child) {
 	card := c.desired.Card
 	if s.o.Prepared == "" || s.o.Sandbox == nil || !s.onGPU() || card == "" {
-		s.order(k, c, control.Order{Do: control.DoPrepared, Failed: "the orchestrator prepares no models"})
+		s.order(k, c, control.Order{Do: control.DoPrepared, Failed: "this orchestrator does not prepare models"})
 		return
 	}
 	waiting, running := s.preparations.waiting[card]
@@ -82,7 +82,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 func (s *supervisor) notePrepared(p preparation) {
 	order := control.Order{Do: control.DoPrepared}
 	if p.err != nil {
-		s.log.Warn().Err(p.err).Str("card", p.card).Msg("model is not prepared; its processes have weights of their own")
+		s.log.Warn().Err(p.err).Str("card", p.card).Msg("cannot prepare model; its processes load their own weights")
 		order.Failed = line(p.err.Error())
 	}
 	for _, k := range s.preparations.waiting[p.card] {

@@ -242,7 +242,7 @@ func TestGenerationIsNotStartedAgain(t *testing.T) {
 	n.want(started(n.child(1, control.Serve))...)
 	killed(cmd)
 	n.orchestrate("")
-	if p := n.untilState(1, control.Stopped); p.PID != 0 || p.Reason != "it ended with another orchestrator" {
+	if p := n.untilState(1, control.Stopped); p.PID != 0 || p.Reason != "the process ended under an earlier orchestrator" {
 		t.Errorf("process %+v", p)
 	}
 	n.want(n.child(2, control.Serve))
@@ -273,7 +273,7 @@ func TestProcessesEndWithoutManagerAndOrchestrator(t *testing.T) {
 	n.manager.Close()
 	n.orchestrate()
 	n.untilGone(p.PID)
-	for deadline := time.Now().Add(patience); !n.log.has("manager is gone; ending its processes"); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !n.log.has("manager ended; stopping its processes"); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the log does not say why")
 		}

@@ -124,7 +124,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	}
 	b, err := json.Marshal(n)
 	if err != nil {
-		s.about(s.log.Error(), k).Err(err).Msg("encode note of process")
+		s.about(s.log.Error(), k).Err(err).Msg("cannot encode state of process")
 	}
 	return b
 }
@@ -152,10 +152,10 @@ func (s *supervisor) restore(held []heldProcess) {
 		}
 		n, err := readSaved(h.note)
 		if err == nil && s.manager.id != "" && n.ManagerID != s.manager.id {
-			err = fmt.Errorf("it is of manager %s, others are of %s", n.ManagerID, s.manager.id)
+			err = fmt.Errorf("it belongs to manager %s, the others to %s", n.ManagerID, s.manager.id)
 		}
 		if err != nil {
-			s.log.Warn().Err(err).Str("process", h.id).Msg("end process of another orchestrator: cannot go on with it")
+			s.log.Warn().Err(err).Str("process", h.id).Msg("cannot take over a process of the last orchestrator; ending it")
 			s.closing.Go(func() { s.o.spawner.drop(h, s.limits.term) })
 			continue
 		}
@@ -172,7 +172,7 @@ func (s *supervisor) restore(held []heldProcess) {
 	}
 	s.manager.lastMessage = s.now()
 	s.wish.waiting = true
-	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.manager.id).Msg("went on with the processes of the last orchestrator")
+	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.manager.id).Msg("took over the processes of the last orchestrator")
 }
 
 // resume resumes one process.
@@ -198,7 +198,7 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 	}
 	p, err := s.o.spawner.resume(h, k, n.Memory)
 	if err != nil {
-		s.about(s.log.Warn(), k).Err(err).Msg("end process of another orchestrator: cannot go on with it")
+		s.about(s.log.Warn(), k).Err(err).Msg("cannot take over a process of the last orchestrator; ending it")
 		s.closing.Go(func() { s.o.spawner.drop(h, s.limits.term) })
 		return
 	}
@@ -229,6 +229,6 @@ func (s *supervisor) restoreGPU(g *savedGPU) {
 		opened:   true,
 		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
 		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment,
-		idle: "waits until the GPU is opened again", usedBytes: -1, freeBytes: -1,
+		idle: "waiting until the GPU is opened again", usedBytes: -1, freeBytes: -1,
 	}
 }

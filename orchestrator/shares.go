@@ -97,7 +97,7 @@ func openShares(name string, cpus, owner int, log zerolog.Logger) (shares, error
 		if name != "" {
 			return nil, fmt.Errorf("%s: %w", m.name, err)
 		}
-		log.Debug().Err(err).Str("mechanism", m.name).Msg("no CPU quotas this way")
+		log.Debug().Err(err).Str("mechanism", m.name).Msg("mechanism for CPU quotas is not available")
 	}
 	return nil, fmt.Errorf("%w %q: want %s, %s or %s", errUnknownMechanism, name, mechanismV2, mechanismV1, mechanismGovernor)
 }
@@ -231,7 +231,7 @@ func (c *cgroupShares) apply(k key, pid int, t terms) (bool, error) {
 	// its processes would weigh without groups.
 	if err := c.tree.weigh(len(c.groups) * c.cpus); err != nil && !c.light {
 		c.light = true
-		c.log.Warn().Err(err).Msg("functions together weigh as much as one other process of the machine")
+		c.log.Warn().Err(err).Msg("cannot set CPU weight; functions together get the CPU time of one process")
 	}
 	return true, nil
 }

@@ -88,7 +88,7 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 	}
 	memory, err := memoryGroupOf(p.PID)
 	if err != nil {
-		s.log.Debug().Err(err).Int("pid", p.PID).Msg("OOM kills of the process are looked for in the kernel log")
+		s.log.Debug().Err(err).Int("pid", p.PID).Msg("cannot count OOM kills in the process's control group; reading the kernel log")
 	}
 	c, err := s.watch(p, sp.key, false)
 	if err != nil {
@@ -121,7 +121,7 @@ func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process,
 	const shook = true
 	c, err := s.watch(h.held, k, shook)
 	if err != nil {
-		return nil, fmt.Errorf("go on with %v: %w", k, err)
+		return nil, fmt.Errorf("take over %v: %w", k, err)
 	}
 	c.memory = memory
 	go c.run()
@@ -204,7 +204,7 @@ func (c *execProcess) run() {
 	c.held.Stdout.Close()
 	c.held.Stderr.Close()
 	if err := removePrivate(c.private); err != nil {
-		c.log.Warn().Err(err).Msg("remove private folder")
+		c.log.Warn().Err(err).Msg("cannot remove private folder")
 	}
 	e := exit{code: end.Code, signal: end.Signal, ours: end.Ours, tail: tail.lines()}
 	if e.signal == syscall.SIGKILL && !e.ours {

@@ -135,7 +135,7 @@ func (o *Options) openShares(owner int) (err error) {
 
 func (o *Options) closeShares() {
 	if err := o.shares.close(); err != nil {
-		o.Log.Warn().Err(err).Msg("close shares")
+		o.Log.Warn().Err(err).Msg("cannot close shares")
 	}
 }
 
@@ -311,7 +311,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		case <-stop:
 			stop = nil
 			s.wish.ending = true
-			s.log.Info().Int("processes", s.living()).Msg("orchestrator drains")
+			s.log.Info().Int("processes", s.living()).Msg("orchestrator is stopping; draining processes")
 		case d, ok := <-s.link.Desired():
 			if ok {
 				s.hear(d)
@@ -416,11 +416,11 @@ func (s *supervisor) judgeManager() (again time.Time) {
 	case s.link.PeerExists():
 		if !s.manager.silent {
 			s.manager.silent = true
-			s.log.Warn().Dur("silent_ms", silent).Msg("manager is stopped or hangs; its processes go on")
+			s.log.Warn().Dur("silent_ms", silent).Msg("manager does not answer; its processes keep running")
 		}
 		return s.now().Add(control.RepeatEvery)
 	}
-	s.log.Warn().Dur("silent_ms", silent).Int("processes", s.living()).Msg("manager is gone; ending its processes")
+	s.log.Warn().Dur("silent_ms", silent).Int("processes", s.living()).Msg("manager ended; stopping its processes")
 	s.wish.desired, s.wish.waiting, s.manager.silent = nil, false, false
 	return time.Time{}
 }
@@ -462,7 +462,7 @@ func (s *supervisor) do(a action) {
 		clear(s.past)
 		clear(s.backoffs)
 		s.openDevice(s.wish.desired.Device, s.wish.desired.NoMPS)
-		s.log.Info().Str("manager_id", s.manager.id).Msg("manager has started")
+		s.log.Info().Str("manager_id", s.manager.id).Msg("manager started")
 	case spawn:
 		s.spawn(a)
 	case bury:
@@ -570,7 +570,7 @@ func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
 	case wanted.Framework == "":
 		return []string{s.o.Self, "if"}, nil
 	case s.o.Program == nil:
-		return nil, fmt.Errorf("framework %s: this orchestrator has no program for it", wanted.Framework)
+		return nil, fmt.Errorf("framework %s: this orchestrator has no program that runs it", wanted.Framework)
 	}
 	return s.o.Program(wanted.Framework)
 }
@@ -610,7 +610,7 @@ func (s *supervisor) limit(k key, c *child) {
 	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
 	if err != nil && !c.governor {
 		// The process may have just ended. Then its exit has the better reason.
-		s.about(s.log.Warn(), k).Err(err).Msg("no control group for the process; it limits itself")
+		s.about(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
 	}
 	c.governor = !enforced
 }
@@ -621,11 +621,11 @@ func (s *supervisor) order(k key, c *child, o control.Order) {
 	case errors.Is(err, control.ErrHungUp):
 		// Its exit comes as an event with the reason.
 		c.hungUp = s.now()
-		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("order not delivered: process closed its link")
+		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("cannot deliver order: process closed its link")
 	case err != nil:
 		// A process that hangs would ignore the next order as well.
-		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("process does not take its order")
-		s.kill(c, "it does not take orders: "+err.Error(), "")
+		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("cannot send order to process; killing it")
+		s.kill(c, "cannot send orders: "+err.Error(), "")
 	}
 }
 
@@ -637,7 +637,7 @@ func (s *supervisor) note(r report) {
 		s.noteNotice(r.key, c, *e.notice)
 	case e.broken != nil:
 		if c.killed.IsZero() {
-			s.kill(c, "it broke the protocol: "+e.broken.Error(), "")
+			s.kill(c, "protocol error: "+e.broken.Error(), "")
 		}
 	case e.exit != nil:
 		s.noteExit(r.key, c, *e.exit)
@@ -652,7 +652,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		// for no longer than after a drain.
 		c.lastWords = line(n.Reason)
 		if n.State == control.Failed && c.fault == "" {
-			c.fault = cmp.Or(c.lastWords, "it says that it failed")
+			c.fault = cmp.Or(c.lastWords, "the process reported a failure without a reason")
 		}
 		if n.DeviceLost && s.onGPU() {
 			c.blameless = n.Blameless
@@ -666,7 +666,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	}
 	if !n.State.Follows(c.state) {
 		if c.killed.IsZero() {
-			s.kill(c, fmt.Sprintf("it broke the protocol: said %s after %s", n.State, c.state), "")
+			s.kill(c, fmt.Sprintf("protocol error: state %s after %s", n.State, c.state), "")
 		}
 		return
 	}
@@ -700,7 +700,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 func (s *supervisor) noteExit(k key, c *child, e exit) {
 	if !s.onGPU() {
 		if err := s.o.shares.remove(k); err != nil {
-			s.about(s.log.Warn(), k).Err(err).Msg("remove share")
+			s.about(s.log.Warn(), k).Err(err).Msg("cannot remove share")
 		}
 	}
 	state := control.Failed
@@ -721,9 +721,9 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 	case e.clean() && c.state == control.Draining:
 		// The epoch has moved on, and the manager's order is on its way.
 		state = control.Stopped
-		c.reason = "another took the ring"
+		c.reason = "another process took over the ring"
 	case e.clean():
-		c.reason = because("it ended unasked", cmp.Or(c.lastWords, e.String()))
+		c.reason = because("the process ended without an order", cmp.Or(c.lastWords, e.String()))
 	default:
 		c.reason = because(c.lastWords, e.String())
 	}
@@ -794,7 +794,7 @@ func (s *supervisor) publish() {
 		o.Processes = append(o.Processes, s.observeProcess(k, s.processes[k]))
 	}
 	if err := s.link.Publish(o); err != nil {
-		s.log.Error().Err(err).Msg("publish observed state")
+		s.log.Error().Err(err).Msg("cannot publish observed state")
 	}
 }
 
@@ -811,10 +811,10 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 		}
 		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, State: control.Starting}
 		if s.gpu.device != nil && !s.gpu.opened {
-			q.Reason = "waits until the GPU is found"
+			q.Reason = "waiting until the GPU is found"
 		}
 		if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
-			q.Reason = fmt.Sprintf("backoff: waits %v after %d early failures, the last: %s", b.delay(), b.failures, b.last)
+			q.Reason = fmt.Sprintf("waiting %v after %d early failures; the last one: %s", b.delay(), b.failures, b.last)
 		}
 		o.Processes = append(o.Processes, q)
 	}
@@ -858,7 +858,7 @@ func (s *supervisor) triedAgain(k key, c *child) string {
 			return ""
 		}
 	}
-	return "tried again; the last one failed: " + b.last
+	return "starting again; the last process failed: " + b.last
 }
 
 func (s *supervisor) about(e *zerolog.Event, k key) *zerolog.Event {

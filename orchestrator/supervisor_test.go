@@ -246,7 +246,7 @@ func TestHowALifeEnds(t *testing.T) {
 	}{
 		"cannot be started": {life: life{refuse: errNoProgram}, state: control.Failed, reason: "no such program"},
 		"crashes":           {life: life{dies: second, how: segfault}, state: control.Failed, reason: "segmentation fault): loading | signal arrived"},
-		"exits by itself":   {life: life{dies: second}, state: control.Failed, reason: "it ended unasked: exit status 0"},
+		"exits by itself":   {life: life{dies: second}, state: control.Failed, reason: "the process ended without an order: exit status 0"},
 		"fails to load": {life: life{failsToLoad: "no model there"}, state: control.Failed,
 			reason: "no model there: exit status 1"},
 		"says no handshake": {life: life{handshake: time.Hour}, state: control.Failed,
@@ -256,13 +256,13 @@ func TestHowALifeEnds(t *testing.T) {
 		"hangs in linking": {life: life{muteAt: control.Ready}, role: control.Serve, state: control.Failed,
 			reason: "not ready within 2m0s of linking and warm-up: killed by the orchestrator", orders: []control.OrderKind{control.DoWake}, signals: []syscall.Signal{syscall.SIGKILL}},
 		"talks nonsense": {life: life{nonsense: true}, state: control.Failed,
-			reason: "it broke the protocol: read notice: bad message", signals: []syscall.Signal{syscall.SIGKILL}},
+			reason: "protocol error: read notice: bad message", signals: []syscall.Signal{syscall.SIGKILL}},
 		"goes backwards": {life: life{wrong: control.Loaded}, state: control.Failed,
-			reason: "said loaded after active", signals: []syscall.Signal{syscall.SIGKILL}},
+			reason: "state loaded after active", signals: []syscall.Signal{syscall.SIGKILL}},
 		"takes no orders": {life: life{deaf: true}, role: control.Serve, state: control.Failed,
-			reason: "it does not take orders", signals: []syscall.Signal{syscall.SIGKILL}},
+			reason: "cannot send orders", signals: []syscall.Signal{syscall.SIGKILL}},
 		"closes its link and runs on": {life: life{hungUp: true}, role: control.Drain, state: control.Failed,
-			reason: "it closed its link and still ran 1s later: killed by the orchestrator", signals: []syscall.Signal{syscall.SIGKILL}},
+			reason: "the process closed its link, and did not end within 1s: killed by the orchestrator", signals: []syscall.Signal{syscall.SIGKILL}},
 		"drains": {life: life{drains: 4 * second}, role: control.Drain, state: control.Stopped,
 			reason: "the manager ordered it", orders: []control.OrderKind{control.DoDrain}},
 		"ignores drain": {life: life{ignoreDrain: true}, role: control.Drain, state: control.Stopped,
@@ -338,7 +338,7 @@ func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
 			n.want(one(g, control.Shadow, 30))
 			if g == 3 {
 				p := n.link.observed().Processes[0]
-				if p.State != control.Starting || p.PID != 0 || !strings.Contains(p.Reason, "backoff: waits 200ms after 2 early failures, the last: exit status 3") {
+				if p.State != control.Starting || p.PID != 0 || !strings.Contains(p.Reason, "waiting 200ms after 2 early failures; the last one: exit status 3") {
 					t.Errorf("while it waits: %+v", p)
 				}
 			}
@@ -398,11 +398,11 @@ func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
 		n.want(one(1, control.Serve, 30))
 		n.untilState(1, control.Failed)
 		n.want(one(2, control.Serve, 30))
-		says(starts(2), "tried again; the last one failed: exit status 3")
+		says(starts(2), "starting again; the last process failed: exit status 3")
 		n.untilState(2, control.Failed)
 		n.want(one(3, control.Serve, 30))
-		says(starts(3), "tried again; the last one failed: exit status 4")
-		says(n.untilState(3, control.Linking), "tried again; the last one failed: exit status 4")
+		says(starts(3), "starting again; the last process failed: exit status 4")
+		says(n.untilState(3, control.Linking), "starting again; the last process failed: exit status 4")
 		says(n.untilState(3, control.Active), "")
 		n.want(one(3, control.Serve, 30), one(5, control.Shadow, 30))
 		n.untilState(5, control.Failed)
@@ -507,7 +507,7 @@ func TestAnEndedGenerationIsNotStartedAgain(t *testing.T) {
 		n.want()
 		n.until("it is gone", func(o control.Observed) bool { return len(o.Processes) == 0 })
 		n.want(one(1, control.Serve, 30))
-		if p := n.untilState(1, control.Stopped); p.Reason != "this generation has ended before" {
+		if p := n.untilState(1, control.Stopped); p.Reason != "this generation has already ended" {
 			t.Errorf("reason %q", p.Reason)
 		}
 		if len(n.spawner.started) != 1 {
@@ -553,7 +553,7 @@ func TestManagerStopped(t *testing.T) {
 		if living := n.spawner.living(); len(living) != 2 {
 			t.Errorf("%d processes live, want 2", len(living))
 		}
-		if got := strings.Count(n.log.String(), "manager is stopped or hangs"); got != 1 {
+		if got := strings.Count(n.log.String(), "manager does not answer"); got != 1 {
 			t.Errorf("the log says %d times that the manager is stopped, want once", got)
 		}
 		n.link.desired <- n.desired
@@ -650,7 +650,7 @@ func TestStopDrainsEverything(t *testing.T) {
 			t.Fatalf("last observed %+v", o)
 		}
 		for i, want := range []string{"", "(terminated)", "(killed)", "(terminated)"} {
-			if p := o.Processes[i]; p.State != control.Stopped || !strings.HasSuffix(p.Reason, want) || !strings.HasPrefix(p.Reason, "the orchestrator ends") {
+			if p := o.Processes[i]; p.State != control.Stopped || !strings.HasSuffix(p.Reason, want) || !strings.HasPrefix(p.Reason, "the orchestrator stops") {
 				t.Errorf("generation %d: %s, %q", p.Generation, p.State, p.Reason)
 			}
 		}

@@ -95,7 +95,7 @@ func startHolder(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, 
 				return
 			}
 			failures.ended(time.Now(), time.Since(began), true, "")
-			log.Warn().Err(err).Dur("again_in_ms", failures.delay()).Msg("weight server has ended; processes load their own weights meanwhile")
+			log.Warn().Err(err).Dur("again_in_ms", failures.delay()).Msg("weight server ended; processes load their own weights until it is back")
 			select {
 			case <-time.After(failures.delay()):
 			case <-ctx.Done():
@@ -139,7 +139,7 @@ func (h *weightsHolder) resume(last *keeper.Process, log zerolog.Logger) *keeper
 		h.set(n.Held)
 		return last
 	}
-	log.Warn().Err(err).Int("version", n.Version).Str("uuid", n.UUID).Msg("end weight server of another orchestrator: cannot go on with it")
+	log.Warn().Err(err).Int("version", n.Version).Str("uuid", n.UUID).Msg("cannot take over the weight server of the last orchestrator; ending it")
 	endHolder(h.keeper, last)
 	return nil
 }
@@ -165,7 +165,7 @@ func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.
 		readLines(p.Stdout, func(l string) {
 			var now control.WeightsHeld
 			if err := json.Unmarshal([]byte(l), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
-				log.Warn().Err(err).Msg("read state of weight server: not understood")
+				log.Warn().Err(err).Msg("cannot read state of the weight server")
 				return
 			}
 			h.set(&now)

@@ -86,7 +86,7 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return w != nil && w.Bytes != first.Bytes })
-	for _, words := range []string{"weight server has ended", "not understood"} {
+	for _, words := range []string{"weight server ended", "cannot read state of the weight server"} {
 		if !log.has(words) {
 			t.Errorf("the log does not say %q", words)
 		}

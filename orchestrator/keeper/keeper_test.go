@@ -134,7 +134,7 @@ func TestStartFails(t *testing.T) {
 			t.Errorf("no CPU: %v", err)
 		}
 		start(t, k, idle("a"))
-		if _, err := k.Start(idle("a")); err == nil || !strings.Contains(err.Error(), "held already") {
+		if _, err := k.Start(idle("a")); err == nil || !strings.Contains(err.Error(), "exists already") {
 			t.Errorf("a second one: %v", err)
 		}
 	})

@@ -92,7 +92,7 @@ func (l *Local) start(c Command) (*kept, error) {
 	case closed:
 		return nil, ErrClosed
 	case taken:
-		return nil, fmt.Errorf("process %s is held already", c.ID)
+		return nil, fmt.Errorf("process %s exists already", c.ID)
 	}
 
 	k := &kept{note: c.Note, done: make(chan struct{})}
@@ -222,7 +222,7 @@ func (l *Local) process(id string, k *kept) (*Process, error) {
 			for _, f := range files[:i] {
 				f.Close()
 			}
-			return nil, fmt.Errorf("hand out process %s: %w", id, err)
+			return nil, fmt.Errorf("pass on process %s: %w", id, err)
 		}
 		files[i] = os.NewFile(uintptr(own), id)
 	}

@@ -169,7 +169,7 @@ func (r *Remote) shake() error {
 		switch {
 		case first && m.Version != version:
 			closeAll(files)
-			return fmt.Errorf("%w: it speaks %d, want %d", ErrVersion, m.Version, version)
+			return fmt.Errorf("%w: it has version %d, want %d; restart `penstock up`", ErrVersion, m.Version, version)
 		case first:
 			r.pid = m.PID
 		case m.Op == opHeld:
@@ -288,7 +288,7 @@ func (r *Remote) Start(c Command) (*Process, error) {
 		r.mu.Lock()
 		delete(r.starting, c.ID)
 		r.mu.Unlock()
-		return nil, fmt.Errorf("ask keeper: %w", err)
+		return nil, fmt.Errorf("call keeper: %w", err)
 	}
 	select {
 	case p := <-wait:
@@ -371,7 +371,7 @@ func (l *Local) Serve(f *os.File) error {
 	if err != nil || hello.Version != version {
 		l.EndAll()
 		_ = c.send(message{Version: version})
-		return fmt.Errorf("orchestrator speaks version %d of the keeper's messages, want %d; its processes were ended: %w",
+		return fmt.Errorf("orchestrator has version %d of the keeper's messages, want %d; ended its processes: %w",
 			hello.Version, version, errors.Join(ErrVersion, err))
 	}
 	if err := c.send(message{Version: version, PID: os.Getpid()}); err != nil {

@@ -193,12 +193,12 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := c.run(cmd); err != nil {
 		if ctx.Err() != nil {
-			err = fmt.Errorf("it hangs for %v", within(ctx, began))
+			err = fmt.Errorf("no end of it within %v", within(ctx, began))
 		}
 		return 0, &Problem{Why: "the MPS daemon does not start: " + c.reason(err)}
 	}
 	seen := runclock.Now()
-	for last := errors.New("not asked"); ; {
+	for last := errors.New("not tried"); ; {
 		_, err := c.servers(ctx)
 		pid := c.daemonPID()
 		if err == nil && pid > 0 {
@@ -206,7 +206,7 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 		}
 		c = c.after(err)
 		if err == nil {
-			err = fmt.Errorf("it writes no %s.pid", controlProgram)
+			err = fmt.Errorf("%s.pid is missing", controlProgram)
 		}
 		if ctx.Err() == nil { // after the end of ctx every error is the same
 			last = err
@@ -218,7 +218,7 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return 0, &Problem{Why: fmt.Sprintf("the MPS daemon does not answer within %v: %s", within(ctx, began), c.reason(last))}
+			return 0, &Problem{Why: fmt.Sprintf("the MPS daemon gave no answer within %v: %s", within(ctx, began), c.reason(last))}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}

@@ -71,18 +71,18 @@ func openFolder(dir string, uid int) (folder, error) {
 func lock(dir string) (*os.File, error) {
 	folder, err := private.OpenFolder(dir)
 	if err != nil {
-		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "give the node a runtime folder of its own: --runtime-dir"}
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "choose another runtime folder with --runtime-dir"}
 	}
 	defer folder.Close()
 	l, err := folder.Open("mps.lock", os.O_CREATE|os.O_RDWR)
 	if err != nil {
-		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "give the node a runtime folder that it can write: --runtime-dir"}
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "choose a runtime folder that the node can write with --runtime-dir"}
 	}
 	if err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		l.Close()
 		return nil, &Problem{
 			Why:  fmt.Sprintf("another orchestrator owns the MPS daemon of %s", dir),
-			Mend: "stop it, or give this one a folder of its own: --runtime-dir",
+			Mend: "stop it, or choose another runtime folder with --runtime-dir",
 		}
 	}
 	return l, nil
@@ -99,7 +99,7 @@ func ownFolder(path string, uid int) error {
 	case errors.Is(err, private.ErrNotPrivate):
 		return &Problem{Why: fmt.Sprintf("open MPS folder: %v", err), Mend: "rm -r " + path}
 	case err != nil:
-		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err), Mend: "give the node a runtime folder that it can write: --runtime-dir"}
+		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err), Mend: "choose a runtime folder that the node can write with --runtime-dir"}
 	}
 	defer folder.Close()
 	if uid != os.Getuid() {
@@ -147,7 +147,7 @@ func (f folder) said() string {
 				if !ok {
 					text = lines[i]
 				}
-				return "; its log says: " + strings.TrimSpace(text)
+				return "; its log: " + strings.TrimSpace(text)
 			}
 		}
 	}
@@ -167,7 +167,7 @@ func readOwn(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read %s: it is no regular file", path)
+		return nil, fmt.Errorf("read %s: not a regular file", path)
 	}
 	const maxBytes = 64 << 20 // a log that was written for days
 	return io.ReadAll(io.LimitReader(f, maxBytes))

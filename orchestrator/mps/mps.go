@@ -277,8 +277,8 @@ func (d *Daemon) set(change func(*State)) {
 func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.Context, end func()) {
 	ctx, cancel := runclock.Process().WithTimeout(ctx, most)
 	slow := time.AfterFunc(d.o.AnswerTimeout, func() {
-		d.o.Log.Warn().Str("folder", d.folder.pipe).
-			Msgf("MPS is not up after %v: its daemon or server is slow; waiting up to %v in all while the daemon lives", d.o.AnswerTimeout, most)
+		d.o.Log.Warn().Str("folder", d.folder.pipe).Dur("after_ms", d.o.AnswerTimeout).Dur("at_most_ms", most).
+			Msg("MPS starts slowly; waiting while its daemon runs")
 	})
 	return ctx, func() {
 		slow.Stop()
@@ -297,7 +297,7 @@ func (d *Daemon) bring(ctx context.Context) error {
 		if cancel(); err == nil || ctx.Err() != nil {
 			return err
 		}
-		d.o.Log.Warn().Err(err).Msg("the MPS daemon that was left here brings no server; starting another")
+		d.o.Log.Warn().Err(err).Msg("the MPS daemon of an earlier node has no server; starting another")
 		d.unwatch()
 	}
 	return d.begin(ctx, began)
@@ -346,7 +346,7 @@ func (d *Daemon) run(ctx context.Context, began time.Time, pid int, adopted bool
 	}
 	d.daemon = w
 	d.set(func(s *State) { s.Daemon = pid })
-	d.o.Log.Info().Int("pid", pid).Bool("found", adopted).Str("folder", d.folder.pipe).Msg("MPS daemon runs")
+	d.o.Log.Info().Int("pid", pid).Bool("found", adopted).Str("folder", d.folder.pipe).Msg("MPS daemon started")
 	return d.serve(ctx, began)
 }
 
@@ -423,11 +423,11 @@ func (d *Daemon) serverless(ctx context.Context, began time.Time, last error) er
 	case d.daemon.over():
 		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) ended before it had a server%s", d.daemon.pid, d.folder.said())}
 	case last != nil:
-		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) lives and does not answer within %v: %v%s", d.daemon.pid, within(ctx, began), last, d.folder.said())}
+		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) runs, but gave no answer within %v: %v%s", d.daemon.pid, within(ctx, began), last, d.folder.said())}
 	}
 	return &Problem{
 		Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.said()),
-		Mend: "nvidia-smi   # is another process holding the GPU? its compute mode may let in only one",
+		Mend: "nvidia-smi   # check whether another process holds the GPU; its compute mode may allow only one",
 	}
 }
 
@@ -498,10 +498,10 @@ func (d *Daemon) noteDaemonDeath() {
 		if s.Server != 0 {
 			s.Losses++
 		}
-		s.Serving, s.Why = false, "the MPS daemon died"
+		s.Serving, s.Why = false, "the MPS daemon ended"
 		s.Daemon, s.Server = 0, 0
 	})
-	d.o.Log.Error().Msg("MPS daemon died; all contexts are lost; starting it again")
+	d.o.Log.Error().Msg("MPS daemon ended; all CUDA contexts are lost; restarting it")
 }
 
 // noteServerDeath records the death of the server. It returns false if the daemon is dead as
@@ -510,7 +510,7 @@ func (d *Daemon) noteServerDeath() bool {
 	if d.State().Server != 0 {
 		// A client that connects now would find a daemon without a server.
 		d.set(func(s *State) {
-			s.Serving, s.Why = false, "the MPS server died"
+			s.Serving, s.Why = false, "the MPS server ended"
 			s.Server = 0
 			s.Losses++
 		})
@@ -519,7 +519,7 @@ func (d *Daemon) noteServerDeath() bool {
 		return false
 	}
 	d.server.close()
-	d.o.Log.Error().Msg("MPS server died; all contexts are lost; starting it again")
+	d.o.Log.Error().Msg("MPS server ended; all CUDA contexts are lost; restarting it")
 	return true
 }
 
@@ -537,7 +537,7 @@ func (d *Daemon) restart(start func(context.Context) error, p *pause) bool {
 		if d.ctx.Err() != nil {
 			return false
 		}
-		d.o.Log.Error().Err(err).Dur("pause_ms", time.Duration(*p)).Msg("MPS does not start again")
+		d.o.Log.Error().Err(err).Dur("pause_ms", time.Duration(*p)).Msg("cannot restart MPS")
 		d.unwatch()
 		d.set(func(s *State) { s.Serving, s.Why = false, err.Error() })
 		start = d.replace
@@ -576,7 +576,7 @@ func (d *Daemon) end() error {
 		time.Sleep(5 * time.Millisecond)
 	}
 	if left := belonging(d.folder); len(left) > 0 {
-		d.o.Log.Warn().Err(err).Ints("pids", left).Msg("MPS did not quit; killing it")
+		d.o.Log.Warn().Err(err).Ints("pids", left).Msg("MPS did not quit in time; killing it")
 	}
 	return sweep(d.folder)
 }
@@ -586,9 +586,9 @@ func find(o Options) (string, error) {
 	if path := lookUp(o.Program); path != "" {
 		return path, nil
 	}
-	p := &Problem{Why: controlProgram + " is not installed", Mend: "apt-get install nvidia-compute-utils-<the driver's branch>, or put its folder on the PATH"}
+	p := &Problem{Why: controlProgram + " is not installed", Mend: "apt-get install nvidia-compute-utils-<the driver's branch>, or add its folder to PATH"}
 	if o.Program != "" {
-		p.Why = o.Program + " is no program"
+		p.Why = o.Program + " is not a program"
 	}
 	if o.Session != nil {
 		if version, _, err := o.Session.Driver(); err == nil {
@@ -615,7 +615,7 @@ func permitted(o Options) error {
 		switch d.ComputeMode {
 		case nvml.Prohibited:
 			return &Problem{
-				Why:  fmt.Sprintf("%s is in compute mode %s: nobody may use it", d.Name, d.ComputeMode),
+				Why:  fmt.Sprintf("%s is in compute mode %s, which lets no process use it", d.Name, d.ComputeMode),
 				Mend: fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID),
 			}
 		case nvml.ExclusiveProcess:

@@ -224,20 +224,20 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 		edit      func(o *Options, short time.Duration)
 		why, mend string // SHORT stands for the timeout, TWICE for twice that
 	}{
-		"no program": {edit: func(o *Options, _ time.Duration) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is no program", mend: "apt-get install nvidia-compute-utils-"},
+		"no program": {edit: func(o *Options, _ time.Duration) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is not a program", mend: "apt-get install nvidia-compute-utils-"},
 		"no program, but a driver": {edit: func(o *Options, _ time.Duration) { o.Program, o.Session = "/nowhere/mps", device(nvml.Default) },
-			why: "is no program", mend: "apt-get install nvidia-compute-utils-999"},
+			why: "is not a program", mend: "apt-get install nvidia-compute-utils-999"},
 		"prohibited": {edit: func(o *Options, _ time.Duration) { o.Session = device(nvml.Prohibited) },
 			why: "Fake One is in compute mode prohibited", mend: "nvidia-smi -i " + gpu + " -c DEFAULT"},
 		"no folder":     {edit: func(o *Options, _ time.Duration) { o.Dir = "/proc/1" }, why: "lock MPS folder", mend: "--runtime-dir"},
 		"refuses":       {behaviour: mpsfake.Behaviour{RefuseStart: "no /dev/nvidiactl:\n permission denied"}, why: "does not start: no /dev/nvidiactl: permission denied"},
-		"hangs":         {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = short }, why: "does not start: it hangs for SHORT"},
+		"hangs":         {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = short }, why: "does not start: no end of it within SHORT"},
 		"dies at once":  {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS daemon "},
-		"never answers": {behaviour: mpsfake.Behaviour{Mute: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout, o.AnswerTimeout = 2*short, short/2 }, why: "does not answer within TWICE: "},
+		"never answers": {behaviour: mpsfake.Behaviour{Mute: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout, o.AnswerTimeout = 2*short, short/2 }, why: "gave no answer within TWICE: "},
 		"is mute once told to start a server": {behaviour: mpsfake.Behaviour{MuteAfterStart: time.Hour}, edit: func(o *Options, short time.Duration) {
 			o.StartTimeout, o.AnswerTimeout, o.QuitTimeout = 2*short, short/6, short
 		},
-			why: "lives and does not answer within TWICE: get_server_list: no answer within "},
+			why: "runs, but gave no answer within TWICE: get_server_list: no answer within "},
 		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
 		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
 	} {
@@ -287,7 +287,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-const slowly = "MPS is not up after 100ms: its daemon or server is slow; waiting up to 10s in all while the daemon lives"
+const slowly = "MPS starts slowly; waiting while its daemon runs"
 
 // If the driver is busy with the starts of other nodes, the daemon answers none of the first
 // questions in time.

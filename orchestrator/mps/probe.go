@@ -53,7 +53,7 @@ func Try(ctx context.Context, o Options) (err error) {
 		return err
 	}
 	if err := d.Close(); err != nil {
-		return &Problem{Why: fmt.Sprintf("it does not end: %v", err)}
+		return &Problem{Why: fmt.Sprintf("it does not stop: %v", err)}
 	}
 	return nil
 }

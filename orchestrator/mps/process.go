@@ -91,7 +91,7 @@ func killAll(f folder) error {
 			return nil
 		}
 		if runclock.Now() > end {
-			return fmt.Errorf("MPS processes %v do not end within %v of a kill", left, most)
+			return fmt.Errorf("MPS processes %v did not end within %v after SIGKILL", left, most)
 		}
 	}
 }

@@ -181,7 +181,7 @@ func holdPrivate(dir string) error {
 		err = unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB)
 	}
 	if err != nil {
-		return fmt.Errorf("hold private folder %s: %w", dir, err)
+		return fmt.Errorf("lock private folder %s: %w", dir, err)
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ var errOrphan = errors.New("the orchestrator has ended")
 // clears this setting (prctl(2)).
 func followParent(parent int) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
-		return fmt.Errorf("follow the orchestrator: %w", err)
+		return fmt.Errorf("follow the orchestrator's end: %w", err)
 	}
 	if os.Getppid() != parent {
 		return errOrphan

@@ -160,7 +160,7 @@ func openPassages(u *User, paths []string) error {
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		for top, entries := range covered {
-			return fmt.Errorf("user %s cannot reach %s: folder %s is closed to it, and a passage needs CAP_SYS_ADMIN (%w); move it, or run chmod o+x %s",
+			return fmt.Errorf("user %s cannot reach %s: folder %s is closed to it, and opening a passage needs CAP_SYS_ADMIN (%w); move the file, or run chmod o+x %s",
 				u.Name, entries[0].path, top, err, top)
 		}
 	}
@@ -255,7 +255,7 @@ func (t *tree) place() error {
 		return err
 	}
 	if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("bring %s along: %w", t.path, err)
+		return fmt.Errorf("mount %s: %w", t.path, err)
 	}
 	return nil
 }

@@ -44,9 +44,9 @@ func (s State) String() string {
 		holds    bool
 		yes, not string
 	}{
-		{!s.Capabilities, "no capabilities", "CAPABILITIES LEFT"},
+		{!s.Capabilities, "no capabilities", "HAS CAPABILITIES"},
 		{s.NoNewPrivs, "no_new_privs", "no no_new_privs"},
-		{s.Landlock > 0, fmt.Sprintf("Landlock ABI %d", s.Landlock), "no Landlock: it reads all that its user may"},
+		{s.Landlock > 0, fmt.Sprintf("Landlock ABI %d", s.Landlock), "no Landlock: can read all files of its user"},
 		{s.Landlock == 0 || s.Landlock >= SignalsApart, "", "functions can signal each other"},
 		{s.Seccomp, "seccomp", "no seccomp"},
 	} {

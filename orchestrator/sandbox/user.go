@@ -39,7 +39,7 @@ func FindUser(name string) (*User, error) {
 	if name != "" {
 		u, err := lookUp(name)
 		if err == nil && u.UID == 0 {
-			return nil, fmt.Errorf("user %s is root; name an unprivileged user, or set sandbox: off", name)
+			return nil, fmt.Errorf("user %s is root; name an unprivileged user in sandbox.user, or set sandbox: off", name)
 		}
 		return u, err
 	}
@@ -48,7 +48,7 @@ func FindUser(name string) (*User, error) {
 		u, err = lookUp(fallbackUser)
 	}
 	if err == nil && u.UID == 0 {
-		return nil, fmt.Errorf("user %s is root; name another in sandbox.user", u.Name)
+		return nil, fmt.Errorf("user %s is root; name an unprivileged user in sandbox.user", u.Name)
 	}
 	return u, err
 }
