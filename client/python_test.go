@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// The client at the end of docs/wire.md is written from the page alone. If it
-// works, the page is correct.
+// examples/client/client.py is written from docs/wire.md alone. If it works, the
+// page is correct.
 func TestStandardClient(t *testing.T) {
 	t.Run("loopback", func(t *testing.T) { testPythonClient(t, 0) })
 	t.Run("proof of the address", func(t *testing.T) { testPythonClient(t, 0xa7a6a5a4a3a2a1a0) })
@@ -26,23 +26,14 @@ func TestStandardClient(t *testing.T) {
 func testPythonClient(t *testing.T, cookie uint64) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("needs python3 to run the client of docs/wire.md")
+		t.Skip("needs python3 to run examples/client/client.py")
 	}
 	checkLeaks(t)
-	page, err := os.ReadFile("../docs/wire.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	listings := regexp.MustCompile("(?ms)^```python\n(.*?)^```").FindAllSubmatch(page, -1)
-	if len(listings) != 1 {
-		t.Fatalf("docs/wire.md has %d Python listings, want one", len(listings))
-	}
-	program, file := filepath.Join(t.TempDir(), "client.py"), filepath.Join(t.TempDir(), "picture")
+	const program = "../examples/client/client.py"
+	file := filepath.Join(t.TempDir(), "picture")
 	sent := picture(150_000, 1)
-	for name, b := range map[string][]byte{program: listings[0][1], file: sent} {
-		if err := os.WriteFile(name, b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	if err := os.WriteFile(file, sent, 0o600); err != nil {
+		t.Fatal(err)
 	}
 
 	arrived := make(chan []byte, 1)
@@ -78,7 +69,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	}
 }
 
-// The page's pictures fit the built-in models, and its program that prepares
+// The page's pictures fit the built-in models, and the program that prepares
 // them is valid Python.
 func TestPreparedPictures(t *testing.T) {
 	page, err := os.ReadFile("../docs/wire.md")
@@ -97,16 +88,16 @@ func TestPreparedPictures(t *testing.T) {
 		}
 	}
 
-	program := regexp.MustCompile("(?ms)^```python prepare\n(.*?)^```").FindSubmatch(page)
-	if program == nil {
-		t.Fatal("docs/wire.md does not show how to prepare pictures")
+	program, err := os.ReadFile("../examples/client/prepare.py")
+	if err != nil {
+		t.Fatal(err)
 	}
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("needs python3 to compile the program of docs/wire.md")
+		t.Skip("needs python3 to compile examples/client/prepare.py")
 	}
 	compile := exec.Command(python, "-c", "import sys; compile(sys.stdin.read(), 'prepare', 'exec')")
-	compile.Stdin = bytes.NewReader(program[1])
+	compile.Stdin = bytes.NewReader(program)
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// The golden bytes are the examples of docs/wire.md: blocks fenced as
+// The golden bytes are in examples/client/datagrams.md: blocks fenced as
 // "hexdump NAME".
 
 // The request of the examples: a picture of 40 bytes in fragments of 16.
@@ -86,7 +86,7 @@ func examples() map[string][]byte {
 	}
 }
 
-// dump formats b as docs/wire.md does.
+// dump formats b as the page does.
 func dump(b []byte) string {
 	var s strings.Builder
 	for i, row := 0, 0; i < len(b); i, row = i+row, 0 {
@@ -96,12 +96,12 @@ func dump(b []byte) string {
 	return s.String()
 }
 
-// documented returns the datagrams in docs/wire.md, by name.
+// documented returns the datagrams of the page, by name.
 func documented(t *testing.T) map[string][]byte {
 	t.Helper()
-	page, err := os.ReadFile("../docs/wire.md")
+	page, err := os.ReadFile("../examples/client/datagrams.md")
 	if err != nil {
-		t.Fatalf("read the standard: %v", err)
+		t.Fatalf("read the examples: %v", err)
 	}
 	block := regexp.MustCompile("(?ms)^```hexdump (\\S+)\n(.*?)^```")
 	shown := make(map[string][]byte)
@@ -124,12 +124,12 @@ func TestEncodeGolden(t *testing.T) {
 	shown := documented(t)
 	for name, want := range examples() {
 		if !bytes.Equal(shown[name], want) {
-			t.Errorf("docs/wire.md, example %s: the encoder makes\n%sthe page shows\n%s", name, dump(want), dump(shown[name]))
+			t.Errorf("examples/client/datagrams.md, example %s: the encoder makes\n%sthe page shows\n%s", name, dump(want), dump(shown[name]))
 		}
 		delete(shown, name)
 	}
 	for name := range shown {
-		t.Errorf("docs/wire.md shows %s, which no encoder is tested against", name)
+		t.Errorf("examples/client/datagrams.md shows %s, which no encoder is tested against", name)
 	}
 }
 
