@@ -86,7 +86,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		if o.Gateway.IsValid() {
 			gateway = fmt.Sprintf("{address: %q}", o.Gateway)
 		}
-		text := fmt.Sprintf("http: %s\n%s\ngateway: %s\n", n.HTTP, o.Config, gateway)
+		text := fmt.Sprintf("http: %s\ngateway: %s\n%s", n.HTTP, gateway, o.Config)
 		if err := os.WriteFile(n.Config, []byte(text), 0o600); err != nil {
 			return nil, fmt.Errorf("write configuration: %w", err)
 		}

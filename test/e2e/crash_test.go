@@ -221,7 +221,7 @@ func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
 	nd := start(t, oneFunction(card))
 	edit := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(nd.Config, []byte(fmt.Sprintf("http: %s\n%s", nd.HTTP, text)), 0o600); err != nil {
+		if err := os.WriteFile(nd.Config, []byte(fmt.Sprintf("http: %s\ngateway: off\n%s", nd.HTTP, text)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

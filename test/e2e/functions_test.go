@@ -278,13 +278,13 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 		want   []string
 	}{
 		"a port that is taken":   {fmt.Sprintf("functions: [{name: fn, model: %s, port: %d}]", card, port), []string{fmt.Sprint(port), "address already in use"}},
-		"a misspelt key":         {fmt.Sprintf("functions: [{name: fn, model: %s, prot: 1}]", card), []string{"config.yaml:2:", `"prot"`, `"port"`}},
+		"a misspelt key":         {fmt.Sprintf("functions: [{name: fn, model: %s, prot: 1}]", card), []string{"config.yaml:3:", `"prot"`, `"port"`}},
 		"a card's misspelt key":  {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]", misspelt), []string{"misspelt.yaml:", `"kneee_percent"`, `"knee_percent"`}},
 		"a missing model":        {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]", missing), []string{"nowhere.onnx", "no such file"}},
 		"an unknown model":       {"functions: [{name: fcae, port: 0}]", []string{`"fcae"`, "face"}},
-		"shares out of range":    {"shares: {minimum_percent: 400}", []string{"config.yaml:2:", "minimum_percent"}},
-		"a slab of no size":      {"slab: {size: lots}", []string{"config.yaml:2:", "lots", "want a size from 1MiB to 64GiB"}},
-		"more than the memory":   {fmt.Sprintf("slab: {size: 4096GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"config.yaml:2:", "4096GiB"}},
+		"shares out of range":    {"shares: {minimum_percent: 400}", []string{"config.yaml:3:", "minimum_percent"}},
+		"a slab of no size":      {"slab: {size: lots}", []string{"config.yaml:3:", "lots", "want a size from 1MiB to 64GiB"}},
+		"more than the memory":   {fmt.Sprintf("slab: {size: 4096GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"config.yaml:3:", "4096GiB"}},
 		"a slab over all memory": {fmt.Sprintf("slab: {size: 60GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"make slab", "64424509440 bytes"}},
 		"slots no power of two":  {"aggregate: {slots: 100}", []string{"power of two"}},
 		"two functions one name": {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}, {name: fn, model: %s, port: 0}]", card, card), []string{`"fn"`, "another function"}},
