@@ -116,30 +116,46 @@ type request struct {
 	hash  uint32
 	state state
 
-	client   uint32 // index in clients
-	count    uint16 // number of pieces
-	size     uint32 // bytes of every piece except the last
-	got      uint32 // received pieces
-	used     uint32 // used descriptors
-	priority uint8
-	extended bool // the extension was received
-	proved   bool // the client receives at its address
-	wishes   uint8
-	headers  uint32 // header bytes of each of its datagrams
-	budget   budget // bytes that may be sent without proof
+	client uint32 // index in clients
+	proved bool   // the client receives at its address
+	count  uint16 // number of pieces
+	size   uint32 // bytes of every piece except the last
+	got    uint32 // received pieces
+	used   uint32 // used descriptors
+
+	replies   replyLimit
+	extension extension
+	nacks     nacks
 
 	first    int64 // when the first piece was received
 	arrived  int64 // when the first piece reached the machine, before it waited to be received
 	whole    int64
 	progress int64 // last new piece
-	mark     int64 // last new piece or NACK
-	wished   int64 // last NACK, or the beginning
-	wanted   int64 // for how long after first an answer is useful; 0: unknown
-	sentAt   uint64
 
 	present []uint64 // bit i%64 of word i/64: piece i was received
 	pieces  []shm.Piece
 	spans   []ingest.Span // the datagrams with their headers; adjacent ones merged
+}
+
+// replyLimit bounds what is sent to a client that has not proved its address.
+type replyLimit struct {
+	headers uint32 // header bytes of each of its datagrams
+	budget  budget // bytes that may be sent
+}
+
+// extension is what the extension of a request's header says, if it was received.
+type extension struct {
+	received bool
+	priority uint8
+	wanted   int64 // for how long after request.first an answer is useful; 0: unknown
+	sentAt   uint64
+}
+
+// nacks are the NACKs that were sent for a request.
+type nacks struct {
+	sent uint8 // since the last new piece
+	mark int64 // last new piece or NACK
+	last int64 // last NACK, or the beginning
 }
 
 type state uint8
@@ -323,13 +339,12 @@ func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, even
 	r := &a.slots[slot]
 	r.from, r.id, r.hash, r.state = d.From, h.RequestID, hash, stateGathering
 	r.client, r.count, r.size = client, h.Count, size
-	r.got, r.used, r.priority, r.extended, r.wishes = 0, 0, 0, false, 0
-	r.proved, r.headers, r.budget = proved, headerBytes(d.From), 0
-	r.first, r.progress, r.mark, r.wished = a.now, a.now, a.now, a.now
+	r.got, r.used, r.proved = 0, 0, proved
+	r.replies, r.extension = replyLimit{headers: headerBytes(d.From)}, extension{}
+	r.first, r.progress, r.nacks = a.now, a.now, nacks{mark: a.now, last: a.now}
 	if r.arrived = a.now; d.Arrived != 0 {
 		r.arrived = min(d.Arrived, a.now)
 	}
-	r.wanted, r.sentAt = 0, 0
 	clear(r.present[:(int(h.Count)+63)/64])
 	a.requests.insert(hash, slot)
 	a.age.push(slot)
@@ -417,7 +432,7 @@ func (a *Aggregator) prove(r *request) {
 func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
 	if !r.proved {
-		r.budget.receive(r.headers, d.Length())
+		r.replies.budget.receive(r.replies.headers, d.Length())
 		if a.proves(d, h) {
 			a.prove(r)
 		}
@@ -433,7 +448,7 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 	case d.Shed:
 		// The kernel sheds the request's other pieces, so the missing ones will not come.
 		if r.state == stateGathering {
-			if h.Flags&wire.FlagExtension != 0 && !r.extended {
+			if h.Flags&wire.FlagExtension != 0 && !r.extension.received {
 				a.extend(r, d)
 			}
 			a.evict(slot, true, events)
@@ -454,7 +469,7 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 	r.present[h.Index/64] |= 1 << (h.Index % 64)
 	r.got++
 	a.stats.Pieces++
-	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 && !r.extended {
+	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 && !r.extension.received {
 		a.extend(r, d)
 	}
 	if r.got == uint32(r.count) {
@@ -463,8 +478,8 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 	}
 	if r.progress != a.now {
 		// The limit is for NACKs without effect: a new piece resets the count.
-		a.quiet[r.wishes].remove(slot)
-		r.progress, r.mark, r.wishes = a.now, a.now, 0
+		a.quiet[r.nacks.sent].remove(slot)
+		r.progress, r.nacks.mark, r.nacks.sent = a.now, a.now, 0
 		a.quiet[0].push(slot)
 	}
 	a.asked(slot, h, events)
@@ -526,7 +541,7 @@ func (a *Aggregator) describe(r *request, d *ingest.Datagram, h *wire.Header) bo
 // extend reads the client's extension of its request.
 func (a *Aggregator) extend(r *request, d *ingest.Datagram) {
 	if e, ok := a.extension(d); ok {
-		r.extended, r.priority, r.sentAt, r.wanted = true, e.Priority, e.SentAt, int64(e.Deadline)
+		r.extension = extension{received: true, priority: e.Priority, sentAt: e.SentAt, wanted: int64(e.Deadline)}
 	}
 }
 
@@ -549,11 +564,11 @@ func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
 func (a *Aggregator) complete(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	a.age.remove(slot)
-	a.quiet[r.wishes].remove(slot)
+	a.quiet[r.nacks.sent].remove(slot)
 	r.state, r.whole = stateWhole, a.now
 	a.stats.Whole++
 	a.table.SetRequest(slot, shm.Request{
-		ID: r.id, Pieces: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.priority,
+		ID: r.id, Pieces: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority,
 		FirstPiece: r.arrived, Whole: r.whole, Deadline: a.deadline(r),
 	})
 	events.Whole = append(events.Whole, slot)
@@ -562,8 +577,8 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 // deadline returns when an answer to r is no longer useful.
 func (a *Aggregator) deadline(r *request) int64 {
 	useful := int64(a.config.SLO)
-	if r.wanted > 0 {
-		useful = min(useful, r.wanted)
+	if r.extension.wanted > 0 {
+		useful = min(useful, r.extension.wanted)
 	}
 	return r.arrived + int64(Within(time.Duration(useful), a.config.Transit))
 }
@@ -571,7 +586,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 // asked answers a client that asks about an incomplete request.
 func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
-	if asks(h) && r.state == stateGathering && a.now-r.wished >= int64(againAfter) {
+	if asks(h) && r.state == stateGathering && a.now-r.nacks.last >= int64(againAfter) {
 		a.wish(slot, events)
 	}
 }
@@ -708,7 +723,7 @@ func (a *Aggregator) NextDeadline() int64 {
 	}
 	for k := range a.quiet[:len(a.quiet)-1] {
 		if slot := a.quiet[k].head; slot != none {
-			next = min(next, a.slots[slot].mark+a.wishFor(k))
+			next = min(next, a.slots[slot].nacks.mark+a.wishFor(k))
 		}
 	}
 	if a.common.several {
@@ -728,7 +743,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
 		r := &a.slots[slot]
 		result := wire.Result{
-			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt,
+			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt,
 		}
 		a.stats.Incomplete++
 		a.vacate(slot, events)
@@ -736,7 +751,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 		a.tell(&a.ended, record{from: r.from, id: r.id, hash: r.hash, result: result}, events)
 	}
 	for k := len(a.quiet) - 2; k >= 0; k-- {
-		for slot := a.quiet[k].head; slot != none && a.slots[slot].mark+a.wishFor(k) <= a.now; slot = a.quiet[k].head {
+		for slot := a.quiet[k].head; slot != none && a.slots[slot].nacks.mark+a.wishFor(k) <= a.now; slot = a.quiet[k].head {
 			a.wish(slot, events)
 		}
 	}
@@ -750,11 +765,11 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 // wish sends a client a NACK for its missing pieces.
 func (a *Aggregator) wish(slot uint32, events *Events) {
 	r := &a.slots[slot]
-	a.quiet[r.wishes].remove(slot)
-	r.wishes = uint8(min(int(r.wishes)+1, len(a.quiet)-1))
-	r.mark, r.wished = a.now, a.now
-	a.quiet[r.wishes].push(slot)
-	if !r.proved && !r.budget.spend(nackBytes(r.headers, r.count), answerBytes(r.headers, 0)) {
+	a.quiet[r.nacks.sent].remove(slot)
+	r.nacks.sent = uint8(min(int(r.nacks.sent)+1, len(a.quiet)-1))
+	r.nacks.mark, r.nacks.last = a.now, a.now
+	a.quiet[r.nacks.sent].push(slot)
+	if !r.proved && !r.replies.budget.spend(nackBytes(r.replies.headers, r.count), answerBytes(r.replies.headers, 0)) {
 		return // the client will ask, and its datagram pays for the next one
 	}
 	a.stats.Wishes++
@@ -780,7 +795,7 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	r := &a.slots[slot]
 	a.stats.Evicted++
 	a.vacate(slot, events)
-	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt}
+	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt}
 	if shed {
 		result.Credit = a.credit(r.client, r.proved)
 	}
@@ -793,7 +808,7 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	if r.state == stateGathering {
 		a.age.remove(slot)
-		a.quiet[r.wishes].remove(slot)
+		a.quiet[r.nacks.sent].remove(slot)
 	}
 	if r.live() {
 		a.requests.remove(r.hash, slot)
@@ -828,7 +843,7 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 		return Origin{}, false
 	}
 	r := &a.slots[slot]
-	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Received: r.first, Whole: r.whole, SentAt: r.sentAt}, true
+	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Received: r.first, Whole: r.whole, SentAt: r.extension.sentAt}, true
 }
 
 // End ends a complete request with its answer. Its spans go to events.Release, and its slot
@@ -874,7 +889,7 @@ func (a *Aggregator) Free(now int64, slot uint32, events *Events) bool {
 
 // conclude fills in a request's answer and remembers it.
 func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
-	result.SentAt = r.sentAt
+	result.SentAt = r.extension.sentAt
 	if result.Status == wire.StatusOK {
 		a.common.open.answered(a.now, a.config.SLO)
 	}
@@ -884,11 +899,11 @@ func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 	} else {
 		result.Credit = a.credit(r.client, r.proved)
 	}
-	end := record{from: r.from, id: r.id, hash: r.hash, budget: r.budget, result: *result, payload: a.answers.put(payload)}
-	if !r.proved && !end.budget.spend(answerBytes(r.headers, len(payload)), 0) {
+	end := record{from: r.from, id: r.id, hash: r.hash, budget: r.replies.budget, result: *result, payload: a.answers.put(payload)}
+	if !r.proved && !end.budget.spend(answerBytes(r.replies.headers, len(payload)), 0) {
 		a.stats.Withheld++
 		end.withheld = true
-		end.budget.spend(answerBytes(r.headers, 0), 0)
+		end.budget.spend(answerBytes(r.replies.headers, 0), 0)
 		*result = withheld(result)
 	}
 	result.Cookie, result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO

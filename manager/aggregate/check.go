@@ -134,7 +134,7 @@ func (a *Aggregator) checkLists() error {
 	sum := 0
 	for k := range a.quiet {
 		n, err := walk(fmt.Sprintf("quiet[%d]", k), &a.quiet[k],
-			func(r *request) int64 { return r.mark }, func(r *request) bool { return int(r.wishes) == k })
+			func(r *request) int64 { return r.nacks.mark }, func(r *request) bool { return int(r.nacks.sent) == k })
 		if err != nil {
 			return err
 		}
