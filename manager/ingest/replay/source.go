@@ -85,6 +85,11 @@ type Source struct {
 	first time.Time
 	ended error
 
+	counters
+}
+
+// counters are the source's part of ingest.Stats and Skipped.
+type counters struct {
 	datagrams, bytes, noRoom           atomic.Uint64
 	foreign, fragments, cut, malformed atomic.Uint64
 }

@@ -26,7 +26,7 @@ func OpenMove(sources []*Source, listen netip.AddrPort) (*Move, error) {
 	for i, s := range sources {
 		o := s.options
 		o.Listen = listen
-		opened := &Source{socket: -1, event: -1, former: -1, inet6: s.inet6}
+		opened := &Source{socket: -1, event: -1, former: formerPort{socket: -1}, inet6: s.inet6}
 		m.opened = append(m.opened, opened)
 		if err := opened.listen(o, i, len(sources)); err != nil {
 			m.Abort()
@@ -64,14 +64,14 @@ func (s *Source) adopt(opened *Source, linger time.Duration) {
 		return
 	}
 	s.closeFormerLocked() // of an earlier Move
-	s.former, s.socket = s.socket, opened.socket
+	s.former.socket, s.socket = s.socket, opened.socket
 	s.local.Store(opened.local.Load())
 	s.gro, s.recvBuffer = opened.gro, opened.recvBuffer
 	s.dropsBefore = s.kernelDrops.Load()
 	s.reader.fromFormer = true // what was read and is not delivered yet
-	s.clients.reset()
-	s.moves++
-	this := s.moves
+	s.former.clients.reset()
+	s.former.moves++
+	this := s.former.moves
 	time.AfterFunc(linger, func() { s.closeFormer(this) })
 }
 
@@ -88,18 +88,25 @@ func (s *Source) lock() (unlock func()) {
 // closeFormer closes the socket of the port before a Move.
 func (s *Source) closeFormer(move int) {
 	defer s.lock()()
-	if move == s.moves && !s.closed.Load() {
+	if move == s.former.moves && !s.closed.Load() {
 		s.closeFormerLocked()
 	}
 }
 
 // closeFormerLocked needs mu held for writing.
 func (s *Source) closeFormerLocked() {
-	if s.former >= 0 {
-		_ = unix.Close(s.former)
-		s.former = -1
-		s.clients.reset()
+	if s.former.socket >= 0 {
+		_ = unix.Close(s.former.socket)
+		s.former.socket = -1
+		s.former.clients.reset()
 	}
+}
+
+// formerPort is the old port after a Move.
+type formerPort struct {
+	socket  int       // -1 unless it is open
+	moves   int       // the number of Moves
+	clients clientSet // those that use the new port while both are open
 }
 
 // maxClients bounds a clientSet. Clients beyond it are answered through the former port.

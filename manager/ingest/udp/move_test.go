@@ -105,7 +105,7 @@ func TestMove(t *testing.T) {
 				t.Error("another source gets a port that is still open")
 			}
 			for _, s := range sources {
-				s.closeFormer(s.moves)
+				s.closeFormer(s.former.moves)
 			}
 			check("alone", after)
 			again, err := Open(Options{Listen: old})
@@ -161,13 +161,13 @@ func TestMoveTwice(t *testing.T) {
 		}
 		c := newClient(t, s.LocalAddr())
 		move.Commit(time.Hour)
-		s.closeFormer(s.moves - 1)
+		s.closeFormer(s.former.moves - 1)
 		if err := c.asks("from the port before"); err != nil {
 			t.Error(err)
 		}
 	}
 	s.Close() // closes all of them
-	if s.former < 0 {
+	if s.former.socket < 0 {
 		t.Error("the last former port was closed early")
 	}
 }

@@ -107,43 +107,48 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (n int, err er
 		if n > 0 {
 			return n, nil
 		}
-		planned := s.plan()
-		if planned == 0 {
-			s.noRoom.Add(1)
-			s.shed()
-			return 0, s.waitForRoom(deadline)
-		}
-		got, err := s.read(planned)
-		switch {
-		case err == nil:
-			s.keep(got)
-			if got < planned && !s.reader.fromFormer {
-				s.shedder.emptied = true
-			}
-			if got == planned || s.shedder.shedding.on {
-				s.shed()
-			}
-		case errors.Is(err, unix.EAGAIN):
-			s.shedder.emptied = true
-			if ready, err := s.waitShedding(deadline); !ready {
-				return 0, err
-			}
-		case errors.Is(err, unix.EINTR):
-		default:
-			return 0, fmt.Errorf("receive on %v: %w", s.LocalAddr(), err)
+		if again, err := s.fetch(deadline); !again {
+			return 0, err
 		}
 	}
+}
+
+// fetch reads messages, or waits for some. It reports whether Receive should continue.
+func (s *Source) fetch(deadline int64) (again bool, err error) {
+	planned := s.plan()
+	if planned == 0 {
+		s.noRoom.Add(1)
+		s.shed()
+		return false, s.waitForRoom(deadline)
+	}
+	got, err := s.read(planned)
+	switch {
+	case err == nil:
+		s.keep(got)
+		if got < planned && !s.reader.fromFormer {
+			s.shedder.emptied = true
+		}
+		if got == planned || s.shedder.shedding.on {
+			s.shed()
+		}
+	case errors.Is(err, unix.EAGAIN):
+		s.shedder.emptied = true
+		return s.waitShedding(deadline)
+	case !errors.Is(err, unix.EINTR):
+		return false, fmt.Errorf("receive on %v: %w", s.LocalAddr(), err)
+	}
+	return true, nil
 }
 
 // read calls recvmmsg for n messages. While two ports are open, it reads them in turn.
 func (s *Source) read(n int) (got int, err error) {
 	r := &s.reader
-	if s.former < 0 {
+	if s.former.socket < 0 {
 		r.fromFormer = false
 		return recvmmsg(s.socket, r.headers[:n], unix.MSG_DONTWAIT)
 	}
 	for range 2 {
-		socket := s.former
+		socket := s.former.socket
 		if r.fromFormer = !r.fromFormer; !r.fromFormer {
 			socket = s.socket
 		}
@@ -208,14 +213,7 @@ func (s *Source) keep(got int) {
 			datagrams += uint64((size - 1) / segment)
 		}
 		bytes += uint64(size)
-		for _, run := range r.runsOf(i) {
-			if size == 0 {
-				break
-			}
-			run.Length = min(run.Length, uint32(size))
-			s.slab.Hold(run)
-			size -= int(run.Length)
-		}
+		s.hold(r.runsOf(i), size)
 		if r.shed[i] = s.shedder.shedding.on && s.wasCut(i); r.shed[i] {
 			s.shedder.cut++
 		} else {
@@ -226,6 +224,18 @@ func (s *Source) keep(got int) {
 	s.bytes.Add(bytes)
 	if truncated > 0 {
 		s.truncated.Add(truncated)
+	}
+}
+
+// hold holds size bytes of a message's runs.
+func (s *Source) hold(runs []ingest.Span, size int) {
+	for _, run := range runs {
+		if size == 0 {
+			return
+		}
+		run.Length = min(run.Length, uint32(size))
+		s.slab.Hold(run)
+		size -= int(run.Length)
 	}
 }
 
@@ -283,11 +293,11 @@ func (s *Source) split(d *ingest.Datagram) bool {
 			shed:    r.shed[i],
 		}
 		switch {
-		case s.former < 0:
+		case s.former.socket < 0:
 		case r.fromFormer:
-			s.clients.remove(c.from)
+			s.former.clients.remove(c.from)
 		default:
-			s.clients.add(c.from)
+			s.former.clients.add(c.from)
 		}
 	}
 }
@@ -386,12 +396,12 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 	r := &s.reader
 	r.polls[0] = unix.PollFd{Fd: int32(s.event), Events: unix.POLLIN}
 	r.polls[1] = unix.PollFd{Fd: int32(s.socket), Events: unix.POLLIN}
-	r.polls[2] = unix.PollFd{Fd: int32(s.former), Events: unix.POLLIN}
+	r.polls[2] = unix.PollFd{Fd: int32(s.former.socket), Events: unix.POLLIN}
 	polls := r.polls
 	switch {
 	case !forSocket:
 		polls = polls[:1]
-	case s.former < 0:
+	case s.former.socket < 0:
 		polls = polls[:2]
 	}
 	var looksUntil int64

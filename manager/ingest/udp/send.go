@@ -83,13 +83,13 @@ func (s *Source) Send(packets []ingest.Packet) (n int, err error) {
 
 // socketFor returns the socket for the first packets, and the packets that use it.
 func (s *Source) socketFor(packets []ingest.Packet) (socket int, next []ingest.Packet) {
-	if s.former < 0 {
+	if s.former.socket < 0 {
 		return s.socket, packets
 	}
 	packets = packets[:min(len(packets), sendBatch)]
-	moved := s.clients.has(packets[0].To)
+	moved := s.former.clients.has(packets[0].To)
 	for i := range packets {
-		if s.clients.has(packets[i].To) != moved {
+		if s.former.clients.has(packets[i].To) != moved {
 			packets = packets[:i]
 			break
 		}
@@ -97,7 +97,7 @@ func (s *Source) socketFor(packets []ingest.Packet) (socket int, next []ingest.P
 	if moved {
 		return s.socket, packets
 	}
-	return s.former, packets
+	return s.former.socket, packets
 }
 
 // fillLocked prepares the next batch. unfit is the error of the packet after it, if that

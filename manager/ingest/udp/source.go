@@ -77,11 +77,7 @@ type Source struct {
 	closed  atomic.Bool
 	socket  int
 	event   int
-	// former is the socket of the old port after a Move, until it is closed, else -1. moves
-	// counts Moves. clients are those that use the new port while both are open.
-	former  int
-	moves   int
-	clients clientSet
+	former  formerPort
 
 	busyPoll int64 // nanoseconds
 
@@ -90,6 +86,11 @@ type Source struct {
 
 	senders [sendersOfSource]sender
 
+	counters
+}
+
+// counters are the source's part of ingest.Stats.
+type counters struct {
 	datagrams, bytes, truncated, noRoom atomic.Uint64
 	// kernelDrops is the socket's 32-bit counter, unwrapped, plus the drops before the last
 	// Move.
@@ -153,7 +154,7 @@ func open(o Options, n int) (all []*Source, err error) {
 		}
 	}()
 	for i := range n {
-		s := &Source{options: o, socket: -1, event: -1, former: -1, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
+		s := &Source{options: o, socket: -1, event: -1, former: formerPort{socket: -1}, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
 		all = append(all, s)
 		if err := s.listen(o, i, n); err != nil {
 			return all, err
@@ -228,7 +229,11 @@ func (s *Source) listen(o Options, i, n int) (err error) {
 	// Since Linux 5.1; without it, how long a datagram has waited is unknown.
 	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW, 1)
 	s.gro = !o.NoGRO && unix.SetsockoptInt(s.socket, unix.SOL_UDP, unix.UDP_GRO, 1) == nil
+	return s.bind(o, i, n)
+}
 
+// bind binds the socket, source i of n.
+func (s *Source) bind(o Options, i, n int) error {
 	address, err := bindAddress(o.Listen)
 	if err != nil {
 		return err
@@ -346,11 +351,11 @@ func (s *Source) Stats() ingest.Stats {
 
 // noteDrops processes a reading of the socket's counter, which wraps and may be older than
 // the reading before.
-func (s *Source) noteDrops(reading uint32) {
+func (c *counters) noteDrops(reading uint32) {
 	for {
-		known := s.kernelDrops.Load()
-		more := int32(reading - uint32(known-s.dropsBefore))
-		if more <= 0 || s.kernelDrops.CompareAndSwap(known, known+uint64(more)) {
+		known := c.kernelDrops.Load()
+		more := int32(reading - uint32(known-c.dropsBefore))
+		if more <= 0 || c.kernelDrops.CompareAndSwap(known, known+uint64(more)) {
 			return
 		}
 	}
@@ -389,7 +394,7 @@ func (s *Source) Close() error {
 }
 
 func (s *Source) closeDescriptors() (err error) {
-	for _, fd := range []int{s.socket, s.event, s.former} {
+	for _, fd := range []int{s.socket, s.event, s.former.socket} {
 		if fd >= 0 {
 			err = errors.Join(err, unix.Close(fd))
 		}
