@@ -57,33 +57,48 @@ type Group struct {
 	checks  frame.Checks
 	senders []sender // one per transmit queue
 
-	// The owners of sources hold held mbufs. They may hold up to capacity. If fewer than
-	// lowWater are left, requests are evicted.
-	held               atomic.Int64
-	capacity, lowWater int64
-	// lowSince is when mbufs became few, or 0 if they are not few.
-	lowSince atomic.Int64
-
-	reasons             [frame.Reasons]atomic.Uint64
-	unsent, noNeighbour atomic.Uint64
-	linkUp              atomic.Bool
+	mbufs
+	frameCounts
+	linkUp atomic.Bool
 
 	control *eal.Sink
 	closing atomic.Bool
 	threads sync.WaitGroup
 
-	mu      sync.Mutex         // guards the following
+	mu sync.Mutex // guards the following
+	functions
+	closed bool
+	before pastCounts
+	// sources is the list for readers without the lock: replaced, never written.
+	sources atomic.Pointer[[]*Source]
+}
+
+// mbufs bounds how many mbufs the owners of sources hold.
+type mbufs struct {
+	held     atomic.Int64
+	capacity int64 // the max of held
+	lowWater int64 // if fewer are left, requests are evicted
+	// lowSince is when mbufs became few, or 0 if they are not few.
+	lowSince atomic.Int64
+}
+
+// frameCounts counts frames by what became of them.
+type frameCounts struct {
+	reasons             [frame.Reasons]atomic.Uint64
+	unsent, noNeighbour atomic.Uint64
+}
+
+// functions are the UDP ports, and what they occupy.
+type functions struct {
 	byPort  map[uint16]*Source // the first source of each port
 	numbers [eal.MaxSinks]bool
 	queues  []bool // whether rules lead to the queue
-	closed  bool
-	// before holds the counts of devices that have disappeared.
-	before struct {
-		missed, noMbuf uint64
-		answered       frame.ResponderStats
-	}
-	// sources is the list for readers without the lock: replaced, never written.
-	sources atomic.Pointer[[]*Source]
+}
+
+// pastCounts holds the counts of devices that have disappeared.
+type pastCounts struct {
+	missed, noMbuf uint64
+	answered       frame.ResponderStats
 }
 
 // face is the port's network identity, and the responder that answers for it. A port that
@@ -118,7 +133,7 @@ func open(o Options) (_ *Group, err error) {
 	if err := startEnvironment(o, of); err != nil {
 		return nil, err
 	}
-	g := &Group{options: o, table: frame.NewNeighbours(neighbours), byPort: map[uint16]*Source{}}
+	g := &Group{options: o, table: frame.NewNeighbours(neighbours), functions: functions{byPort: map[uint16]*Source{}}}
 	g.sources.Store(&[]*Source{})
 	g.numbers[eal.Control] = true
 	defer func() {
@@ -254,27 +269,42 @@ func startEnvironment(o Options, of device) error {
 			e.MainCPUs = cpuset.Format(rest)
 		}
 	}
-	var lcores []string
-	for i := range o.Queues {
-		where := "(" + cpuset.Format(cpus) + ")"
-		if i < len(pins) {
-			where = strconv.Itoa(pins[i])
-		}
-		lcores = append(lcores, fmt.Sprintf("%d@%s", i+1, where))
-	}
-	e.Lcores = strings.Join(lcores, ",")
+	e.Lcores = lcores(o.Queues, pins, cpus)
 	if of.pci != "" {
 		e.Allow = []string{of.spec}
-		if node, err := os.ReadFile("/sys/bus/pci/devices/" + of.pci + "/numa_node"); err == nil {
-			if n, err := strconv.Atoi(strings.TrimSpace(string(node))); err == nil {
-				e.Socket = n
-			}
-		}
+		e.Socket = socketOf(of.pci)
 	}
 	if err := eal.Start(e); !errors.Is(err, eal.ErrStarted) {
 		return err
 	}
 	return nil
+}
+
+// lcores is DPDK's option for n threads. Each runs on one of pins, while there are any, else on
+// any of cpus.
+func lcores(n int, pins, cpus []int) string {
+	var list []string
+	for i := range n {
+		where := "(" + cpuset.Format(cpus) + ")"
+		if i < len(pins) {
+			where = strconv.Itoa(pins[i])
+		}
+		list = append(list, fmt.Sprintf("%d@%s", i+1, where))
+	}
+	return strings.Join(list, ",")
+}
+
+// socketOf returns the socket of a PCI device, -1 if it is unknown.
+func socketOf(pci string) int {
+	node, err := os.ReadFile("/sys/bus/pci/devices/" + pci + "/numa_node")
+	if err != nil {
+		return -1
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(node)))
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 func without(cpus, others []int) []int {
@@ -367,7 +397,7 @@ func (g *Group) handle(e eal.Entry, now int64) (taken bool) {
 		// come while its source opened or closed.
 		g.mu.Lock()
 		s := g.byPort[d.To.Port()]
-		taken = s != nil && s.members[eal.Member(d.From, len(s.members))].sink.Put(e)
+		taken = s != nil && s.port.members[eal.Member(d.From, len(s.port.members))].sink.Put(e)
 		g.mu.Unlock()
 		if taken {
 			return true
@@ -458,7 +488,7 @@ func (g *Group) letGo() {
 		return
 	}
 	for _, s := range g.byPort {
-		s.rules, s.steering = nil, "the port is gone"
+		s.port.rules, s.port.steering = nil, "the port is gone"
 	}
 	clear(g.queues)
 }
@@ -557,9 +587,9 @@ func (g *Group) low(s *Source) bool {
 		g.lowSince.CompareAndSwap(0, now)
 		since = now
 	}
-	most := s.first
+	most := s.port.first()
 	for _, other := range sources {
-		if other == other.first && other.heldByAll() > most.heldByAll() {
+		if other == other.port.first() && other.heldByAll() > most.heldByAll() {
 			most = other
 		}
 	}
@@ -572,7 +602,7 @@ func (g *Group) low(s *Source) bool {
 
 // heldByAll returns how many mbufs the sources of s's port hold.
 func (s *Source) heldByAll() (n int64) {
-	for _, m := range s.members {
+	for _, m := range s.port.members {
 		n += m.held.Load()
 	}
 	return n
@@ -581,7 +611,7 @@ func (s *Source) heldByAll() (n int64) {
 // holder returns the source of s's port that holds the most.
 func (s *Source) holder() *Source {
 	most := s
-	for _, m := range s.members {
+	for _, m := range s.port.members {
 		if m.held.Load() > most.held.Load() {
 			most = m
 		}
@@ -629,7 +659,7 @@ func (g *Group) Steering() map[uint16]string {
 	defer g.mu.Unlock()
 	how := map[uint16]string{}
 	for port, s := range g.byPort {
-		how[port] = s.steering
+		how[port] = s.port.steering
 	}
 	return how
 }

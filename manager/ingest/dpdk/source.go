@@ -29,42 +29,61 @@ const noRoomPause = 200 * time.Microsecond
 // Source is a function's UDP port on a Group, or one of several sources that share its
 // clients. It implements ingest.Source.
 type Source struct {
-	group *Group
-	// first is the source of its port that is attached and has the rules. members are all
-	// sources of the port, including first.
-	first    *Source
-	members  []*Source
-	detached bool         // of first: no frame comes any more; guarded by Group.mu
-	slabs    atomic.Int32 // of first: how many have not called CloseSlab
-	sink     *eal.Sink
-	number   uint32
-	local    netip.AddrPort
-	queue    atomic.Int32 // transmit queue
-	rules    eal.Rules
-	steering string
+	group  *Group
+	port   *udpPort
+	sink   *eal.Sink
+	number uint32
+	local  netip.AddrPort
+	queue  atomic.Int32 // transmit queue
 
 	// mu is held for reading while the sink is used, and for writing by Close.
-	mu       sync.RWMutex
-	closed   atomic.Bool
-	woken    atomic.Bool
-	asked    atomic.Bool // to evict requests
-	gone     atomic.Bool // CloseSlab was called, and another function may have the number
+	mu     sync.RWMutex
+	closed atomic.Bool
+	woken  atomic.Bool
+	asked  atomic.Bool // to evict requests
+	gone   atomic.Bool // CloseSlab was called, and another function may have the number
+
+	receiver
+	own owns
+	holdings
+	counters
+}
+
+// udpPort is what the sources of a UDP port share.
+type udpPort struct {
+	// members are the sources. The first one is attached and has the rules.
+	members  []*Source
+	slabs    atomic.Int32 // how many have not called CloseSlab
+	detached bool         // no frame comes any more; guarded by Group.mu
+	rules    eal.Rules    // guarded by Group.mu
+	steering string       // guarded by Group.mu
+}
+
+func (p *udpPort) first() *Source { return p.members[0] }
+
+// receiver is the state of Receive.
+type receiver struct {
 	learner  frame.Learner
 	face     *face // network identity that recent belongs to
 	recent   frame.Recent
 	parsed   frame.Datagram
-	own      owns
 	entries  []eal.Entry
 	unwanted []uint64
 	timeout  unix.Timespec
+}
 
+// holdings are the mbufs of a source.
+type holdings struct {
 	// mine[number] is 1 while this source has handed out that mbuf. Only the mbuf's current
 	// owner writes its entry. The atomic held orders these writes between one owner and the
 	// next.
 	mine    []uint8
 	held    atomic.Int64 // mbufs
 	waiting atomic.Int32 // frames in the rings, when Receive last checked
+}
 
+// counters are the source's part of ingest.Stats.
+type counters struct {
 	datagrams, bytes, noRoom, full atomic.Uint64
 }
 
@@ -131,20 +150,23 @@ func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
 	for _, sink := range sinks {
 		s := &Source{
 			group: g, sink: sink, number: uint32(number),
-			local:    netip.AddrPortFrom(g.address(), port),
-			learner:  frame.Learner{Table: g.table},
-			entries:  make([]eal.Entry, takeAtOnce),
-			unwanted: make([]uint64, 0, takeAtOnce),
-			mine:     make([]uint8, g.pool.Mbufs()),
+			local: netip.AddrPortFrom(g.address(), port),
+			receiver: receiver{
+				learner:  frame.Learner{Table: g.table},
+				entries:  make([]eal.Entry, takeAtOnce),
+				unwanted: make([]uint64, 0, takeAtOnce),
+			},
+			holdings: holdings{mine: make([]uint8, g.pool.Mbufs())},
 		}
 		s.own.init(g.options.Addresses)
 		all = append(all, s)
 	}
+	shared := &udpPort{members: all}
+	shared.slabs.Store(int32(sources))
 	for _, s := range all {
-		s.first, s.members = all[0], all
+		s.port = shared
 	}
 	first := all[0]
-	first.slabs.Store(int32(sources))
 	first.sendBy(number)
 	g.numbers[number] = true
 	g.byPort[port] = first
@@ -157,7 +179,7 @@ func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
 
 // sendBy makes the sources of a port send through different queues, the first through queue.
 func (s *Source) sendBy(queue int) {
-	for i, m := range s.members {
+	for i, m := range s.port.members {
 		m.queue.Store(int32((queue + i) % len(s.group.senders)))
 	}
 }
@@ -168,7 +190,7 @@ func (g *Group) publish() {
 	backlog := g.pool.Mbufs()
 	var list []*Source
 	for _, s := range g.byPort {
-		list = append(list, s.members...)
+		list = append(list, s.port.members...)
 	}
 	if len(list) > 1 {
 		backlog /= 2
@@ -182,12 +204,12 @@ func (g *Group) publish() {
 func (g *Group) steerLocked(s *Source) {
 	switch {
 	case len(g.queues) == 1:
-		s.steering = "one queue"
+		s.port.steering = "one queue"
 		return
 	case g.taken.RSS:
-		s.steering = "flows spread over the queues by hash (RSS)"
+		s.port.steering = "flows spread over the queues by hash (RSS)"
 	default:
-		s.steering = "by whatever queue the device chooses"
+		s.port.steering = "by whatever queue the device chooses"
 	}
 	queue := slices.Index(g.queues[1:], false) + 1
 	if queue == 0 {
@@ -195,13 +217,13 @@ func (g *Group) steerLocked(s *Source) {
 	}
 	rules, err := g.device.Steer(s.local.Port(), queue)
 	if err != nil {
-		g.options.Log.Info().Err(err).Str("instead", s.steering).Msg("the NIC does not steer")
+		g.options.Log.Info().Err(err).Str("instead", s.port.steering).Msg("the NIC does not steer")
 		return
 	}
 	g.queues[queue] = true
-	s.rules = rules
+	s.port.rules = rules
 	s.sendBy(queue)
-	s.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
+	s.port.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
 }
 
 // Slab is DPDK's packet memory, which all sources of a group share. It stays mapped after
@@ -227,7 +249,7 @@ func (s *Source) CloseSlab() error {
 			s.free(mbuf[:])
 		}
 	}
-	if s.first.slabs.Add(-1) > 0 {
+	if s.port.slabs.Add(-1) > 0 {
 		return nil
 	}
 	g.mu.Lock()
@@ -459,7 +481,7 @@ func (s *Source) Close() error {
 	}
 	g := s.group
 	s.sink.Wake()
-	err := g.detach(s.first)
+	err := g.detach(s.port.first())
 	s.mu.Lock()
 	s.full.Store(s.sink.Full())
 	g.drain(s.sink)
@@ -476,15 +498,15 @@ func (s *Source) Close() error {
 func (g *Group) detach(first *Source) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if first.detached {
+	if first.port.detached {
 		return nil
 	}
-	first.detached = true
+	first.port.detached = true
 	delete(g.byPort, first.local.Port())
 	g.publish()
 	first.sink.Detach(first.local.Port())
-	err := g.device.Unsteer(first.rules)
-	if first.rules != nil {
+	err := g.device.Unsteer(first.port.rules)
+	if first.port.rules != nil {
 		g.queues[first.queue.Load()] = false
 	}
 	for _, p := range g.pollers {

@@ -315,41 +315,50 @@ func (p *packet) parse6(b []byte, at int) Reason {
 		return Truncated
 	}
 	for range maxExtensions {
-		e := b[p.start:p.end]
-		bytes := 0
-		switch p.protocol {
-		default:
+		if !isExtension(p.protocol) {
 			return OK
-		case protoHopByHop, protoRouting, protoOptions:
-			if len(e) < 8 {
-				return BadHeader
-			}
-			if p.protocol == protoRouting && e[3] != 0 {
-				return ForeignAddress // the packet has not reached its destination
-			}
-			bytes = 8 + 8*int(e[1])
-		case protoAH:
-			if len(e) < 8 {
-				return BadHeader
-			}
-			bytes = 8 + 4*int(e[1])
-		case protoFragment:
-			if len(e) < 8 {
-				return BadHeader
-			}
-			// Offset 0 without more fragments is a complete packet (RFC 6946).
-			if binary.BigEndian.Uint16(e[2:])&0xfff9 != 0 {
-				return Fragment
-			}
-			bytes = 8
 		}
-		if bytes > len(e) {
-			return BadHeader
+		e := b[p.start:p.end]
+		bytes, reason := extension(p.protocol, e)
+		if reason != OK {
+			return reason
 		}
 		p.protocol = e[0]
 		p.start += bytes
 	}
 	return BadHeader
+}
+
+// isExtension reports whether a protocol is an IPv6 extension header that is skipped.
+func isExtension(protocol uint8) bool {
+	switch protocol {
+	case protoHopByHop, protoRouting, protoOptions, protoAH, protoFragment:
+		return true
+	}
+	return false
+}
+
+// extension returns the size of the extension header at the start of b.
+func extension(protocol uint8, b []byte) (bytes int, reason Reason) {
+	if len(b) < 8 {
+		return 0, BadHeader
+	}
+	bytes = 8
+	switch {
+	case protocol == protoRouting && b[3] != 0:
+		return 0, ForeignAddress // the packet has not reached its destination
+	case protocol == protoFragment && binary.BigEndian.Uint16(b[2:])&0xfff9 != 0:
+		// Offset 0 without more fragments is a complete packet (RFC 6946).
+		return 0, Fragment
+	case protocol == protoAH:
+		bytes += 4 * int(b[1])
+	case protocol != protoFragment:
+		bytes += 8 * int(b[1])
+	}
+	if bytes > len(b) {
+		return 0, BadHeader
+	}
+	return bytes, OK
 }
 
 // answerable4 reports whether an answer can go to an IPv4 address. It must belong to one
