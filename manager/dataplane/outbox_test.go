@@ -53,7 +53,7 @@ func memorySource(t *testing.T) *ingestfake.Source {
 	return s
 }
 
-func TestAnOutboxSendsEachDatagramToWhomItIsFor(t *testing.T) {
+func TestOutbox(t *testing.T) {
 	s := memorySource(t)
 	first, second := netip.MustParseAddrPort("192.0.2.7:1000"), netip.MustParseAddrPort("192.0.2.8:2000")
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}
@@ -92,16 +92,16 @@ func TestAnOutboxSendsEachDatagramToWhomItIsFor(t *testing.T) {
 			return piece
 		}
 		expect(0, first, 1, 0)
-		var whole []byte
+		var complete []byte
 		for i := range pieces {
-			whole = append(whole, expect(1+i, second, 2, wire.FlagRetransmitted)...)
+			complete = append(complete, expect(1+i, second, 2, wire.FlagRetransmitted)...)
 		}
-		if !bytes.Equal(whole, payload) {
-			t.Error("the pieces of a large answer do not make it up")
+		if !bytes.Equal(complete, payload) {
+			t.Error("the fragments of a large answer do not make it up")
 		}
-		wish, err := wire.DecodeWish(sent[1+pieces].Data)
-		if err != nil || wish.RequestID != 3 || !slices.Equal(slices.Collect(wish.Missing), []int{2}) {
-			t.Errorf("wish is %+v, %v; want piece 2 of request 3", wish, err)
+		nack, err := wire.DecodeWish(sent[1+pieces].Data)
+		if err != nil || nack.RequestID != 3 || !slices.Equal(slices.Collect(nack.Missing), []int{2}) {
+			t.Errorf("NACK is %+v, %v; want piece 2 of request 3", nack, err)
 		}
 		if got := expect(2+pieces, first, 4, 0); !bytes.Equal(got, []byte{1, 2, 3, 4}) {
 			t.Errorf("the last answer carries %v", got)
@@ -127,7 +127,7 @@ func TestOutboxWithheld(t *testing.T) {
 	}
 }
 
-func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
+func TestOutboxLoss(t *testing.T) {
 	to := netip.MustParseAddrPort("192.0.2.7:1000")
 	unreachable := errors.New("no way there")
 	for _, c := range []struct {
@@ -144,7 +144,7 @@ func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
 		{"every address is bad", []int{0, 0, 0, 0}, []error{unreachable, unreachable, unreachable, unreachable}, 4, nil},
 		{"the socket is full", []int{1}, []error{unix.EAGAIN}, 3, []uint32{0}},
 		{"the source is closed", []int{0}, []error{ingest.ErrClosed}, 4, nil},
-		{"the source takes nothing and says nothing", []int{0}, []error{nil}, 4, nil},
+		{"the source takes nothing without an error", []int{0}, []error{nil}, 4, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &script{takes: c.takes, errs: c.errs}
@@ -167,7 +167,7 @@ func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
 	}
 }
 
-func TestAnOutboxThatHasGrownAllocatesNothing(t *testing.T) {
+func TestOutboxAllocations(t *testing.T) {
 	var out outbox
 	to := netip.MustParseAddrPort("192.0.2.7:1000")
 	ok, payload := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}, make([]byte, 3000)

@@ -14,14 +14,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// overdueObjective is the objective of overdueBed.
+// overdueObjective is the objective of newOverdueHarness.
 const overdueObjective = 60 * time.Millisecond
 
-// overdueBed is a port with an objective of 60 ms; its control loop is only a tick.
-func overdueBed(t *testing.T) *bed {
+// newOverdueHarness is a port with an objective of 60 ms; its control loop is only a tick.
+func newOverdueHarness(t *testing.T) *harness {
 	o := testOptions(1)
 	o.Objective, o.Gather = overdueObjective, overdueObjective/4
-	b := newBedOn(t, open(t, loopback(), 1), o, 100)
+	b := newHarnessOn(t, open(t, loopback(), 1), o, 100)
 	done := make(chan struct{})
 	t.Cleanup(func() { close(done) })
 	go func() {
@@ -41,26 +41,26 @@ func TestOverdue(t *testing.T) {
 	const n = 8
 	for _, row := range []struct {
 		name    string
-		process func(b *bed) (back func()) // its actions before its stop; back runs after it
+		process func(b *harness) (back func()) // its actions before its stop; back runs after it
 	}{
-		{"no process", func(b *bed) func() {
+		{"no process", func(b *harness) func() {
 			return func() {
 				c := b.owner(0, 1)
 				c.Answer(c.Await(n), []byte("late"))
 			}
 		}},
-		{"requests taken", func(b *bed) func() {
+		{"requests taken", func(b *harness) func() {
 			c := b.owner(0, 1)
 			slots := c.Await(n)
 			return func() { c.Answer(slots, []byte("late")) }
 		}},
-		{"requests started", func(b *bed) func() {
+		{"requests started", func(b *harness) func() {
 			c := b.owner(0, 1)
 			slots := c.Await(n)
 			c.Start(slots)
 			return func() { c.Answer(slots, []byte("late")) }
 		}},
-		{"process dies", func(b *bed) func() {
+		{"process dies", func(b *harness) func() {
 			c := b.owner(0, 1)
 			c.Start(c.Await(n))
 			return func() {
@@ -69,7 +69,7 @@ func TestOverdue(t *testing.T) {
 		}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			b := overdueBed(t)
+			b := newOverdueHarness(t)
 			q := b.queues[0]
 			var log bytes.Buffer
 			b.mu.Lock()

@@ -20,7 +20,7 @@ import (
 // Real clients, each with more credit than a socket's buffer holds, send until many requests
 // have been shed. Every request must get an answer: ok, busy, or incomplete. A request is
 // incomplete if it lost fragments in a full buffer before shedding began.
-func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
+func TestOverrun(t *testing.T) {
 	const clients, shed = 2, 50
 	p := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
 	deadline := time.Now().Add(datapathtest.Patience)
@@ -101,7 +101,7 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 	}
 }
 
-func TestAReceiverThatCannotShedIsLoggedWithTheReason(t *testing.T) {
+func TestLogOverrun(t *testing.T) {
 	var out bytes.Buffer
 	logOverrun(zerolog.New(&out), 7001, udp.Overrun{Receiver: 2, Err: errors.New("attach filter: operation not permitted")})
 	for _, want := range []string{`"level":"warn"`, `"port":7001`, `"receiver":2`, "operation not permitted", "cannot shed"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
-	b := newBed(t, 100)
+func TestAnswer(t *testing.T) {
+	b := newHarness(t, 100)
 	c, s := b.owner(0, 1), b.dial()
 	s.Send(1)
 	slot := c.Await(1)[0]
@@ -33,15 +33,15 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 
 	request := c.Request(slot)
 	payload := bytes.Repeat([]byte{1, 2, 3, 4}, 700) // three datagrams
-	said := shm.Result{
+	reported := shm.Result{
 		Status: uint8(wire.StatusOK), Kind: uint8(wire.KindRaw), Batch: 3, ModelVersion: 9,
 		Length:     uint32(copy(c.ResultBuffer(slot), payload)),
 		Dispatched: request.Whole + 10_000, Gathered: request.Whole + 30_000, Inferred: request.Whole + 70_000,
 	}
-	for shm.Now() < said.Inferred {
+	for shm.Now() < reported.Inferred {
 	}
 	c.Start([]uint32{slot})
-	c.Complete(slot, said)
+	c.Complete(slot, reported)
 	c.Flush()
 
 	e := s.Next()
@@ -62,6 +62,34 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	}
 }
 
+// recorder is an Observer that keeps what it gets.
+type recorder struct{ times chan Times }
+
+func (r recorder) Answered(t *Times) { r.times <- *t }
+
+func TestObserver(t *testing.T) {
+	observer := recorder{make(chan Times, 2)}
+	b := newObservedHarness(t, open(t, loopback(), 1), testOptions(1), observer, 100)
+	c, s := b.owner(0, 1), b.dial()
+	before := shm.Now()
+	s.Send(1)
+	c.Answer(c.Await(1), nil)
+	s.Send(2)
+	slot := c.Await(1)[0]
+	c.Complete(slot, shm.Result{Status: uint8(wire.StatusLate)})
+	c.Flush()
+
+	ran := <-observer.times
+	order := []int64{before, ran.FirstPiece, ran.Received, ran.Complete, ran.Dispatched, ran.Gathered, ran.Inferred, ran.Sent, ran.Released, shm.Now()}
+	order = slices.Delete(order, 1, 2) // by the kernel's clock
+	if !slices.IsSorted(order) || ran.Batch != 1 {
+		t.Errorf("times %+v are not in order", ran)
+	}
+	if late := <-observer.times; late.Inferred != 0 || late.Dispatched != 0 || late.Sent < late.Complete {
+		t.Errorf("times %+v, want none of the process", late)
+	}
+}
+
 // lateSource is a source in which each datagram has waited.
 type lateSource struct {
 	ingest.Source
@@ -79,11 +107,11 @@ func (s lateSource) Receive(batch []ingest.Datagram, deadline int64) (int, error
 // A request's wait in a socket counts against its objective. The stages that its client receives
 // do not include it: the client counts the rest of its time as network time, which the manager
 // cannot see.
-func TestWhatWaitsInASocketIsTheObjectivesTimeAndNotAStage(t *testing.T) {
+func TestSocketWait(t *testing.T) {
 	const waited = time.Second
 	late := wrap(open(t, loopback(), 1), func(s ingest.Source) ingest.Source { return lateSource{s, int64(waited)} })
 	o := testOptions(1)
-	b := newBedOn(t, late, o, 100)
+	b := newHarnessOn(t, late, o, 100)
 	within := aggregate.Within(o.Objective, o.Transit)
 	c, s := b.owner(0, 1), b.dial()
 	before := shm.Now()
@@ -100,20 +128,20 @@ func TestWhatWaitsInASocketIsTheObjectivesTimeAndNotAStage(t *testing.T) {
 }
 
 // The manager does not believe an impossible result.
-func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
-	b := newBed(t, 100)
+func TestImplausibleResult(t *testing.T) {
+	b := newHarness(t, 100)
 	c, s := b.owner(0, 1), b.dial()
 	for _, spoil := range []struct {
 		name string
 		do   func(r *shm.Result)
 	}{
 		{"unknown status", func(r *shm.Result) { r.Status = 200 }},
-		{"busy, which is the manager's to say", func(r *shm.Result) { r.Status = uint8(wire.StatusBusy) }},
+		{"busy, a status of the manager", func(r *shm.Result) { r.Status = uint8(wire.StatusBusy) }},
 		{"unknown kind", func(r *shm.Result) { r.Kind = 77 }},
 		{"no kind", func(r *shm.Result) { r.Kind = uint8(wire.KindNone) }},
 		{"half an entry", func(r *shm.Result) { r.Length = 10 }},
 		{"no batch", func(r *shm.Result) { r.Batch = 0 }},
-		{"dispatched before it was whole", func(r *shm.Result) { r.Dispatched -= 1_001 }},
+		{"dispatched before it was complete", func(r *shm.Result) { r.Dispatched -= 1_001 }},
 		{"gathered before it was dispatched", func(r *shm.Result) { r.Gathered = r.Dispatched - 1 }},
 		{"inferred before it was gathered", func(r *shm.Result) { r.Inferred = r.Gathered - 1 }},
 		{"inferred in the future", func(r *shm.Result) { r.Inferred += int64(time.Hour) }},
@@ -123,12 +151,12 @@ func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
 		t.Run(spoil.name, func(t *testing.T) {
 			s.Send(1)
 			slot := c.Await(1)[0]
-			said := datapathtest.Honest(c.Request(slot).Whole, 8)
-			for shm.Now() < said.Inferred {
+			reported := datapathtest.Honest(c.Request(slot).Whole, 8)
+			for shm.Now() < reported.Inferred {
 			}
-			spoil.do(&said)
+			spoil.do(&reported)
 			c.Start([]uint32{slot})
-			c.Complete(slot, said)
+			c.Complete(slot, reported)
 			c.Flush()
 			e := s.Next()
 			if e.Status != wire.StatusFailed || e.Kind != wire.KindNone || len(e.Payload) != 0 || e.ModelVersion != 7 {
@@ -139,8 +167,8 @@ func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
 }
 
 // An honest process may also answer late and failed.
-func TestLateAndFailedReachTheClient(t *testing.T) {
-	b := newBed(t, 100)
+func TestLateAndFailed(t *testing.T) {
+	b := newHarness(t, 100)
 	c, s := b.owner(0, 1), b.dial()
 	s.Send(1)
 	slot := c.Await(1)[0]
@@ -151,12 +179,12 @@ func TestLateAndFailedReachTheClient(t *testing.T) {
 	}
 	s.Send(2)
 	slot = c.Await(1)[0]
-	said := datapathtest.Honest(c.Request(slot).Whole, 0)
-	said.Status = uint8(wire.StatusFailed)
-	for shm.Now() < said.Inferred {
+	reported := datapathtest.Honest(c.Request(slot).Whole, 0)
+	reported.Status = uint8(wire.StatusFailed)
+	for shm.Now() < reported.Inferred {
 	}
 	c.Start([]uint32{slot})
-	c.Complete(slot, said)
+	c.Complete(slot, reported)
 	c.Flush()
 	if e := s.Next(); e.Status != wire.StatusFailed || e.Infer != time.Microsecond {
 		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result.Result)
@@ -167,8 +195,8 @@ func TestLateAndFailedReachTheClient(t *testing.T) {
 	}
 }
 
-func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
-	b := newBed(t, 100)
+func TestAbandon(t *testing.T) {
+	b := newHarness(t, 100)
 	first, s := b.owner(0, 1), b.dial()
 	for tag := range uint64(6) {
 		s.Send(tag)
@@ -205,7 +233,7 @@ func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
 
 // TestExpireBefore answers `failed` for old requests only.
 func TestExpireBefore(t *testing.T) {
-	b := newBed(t, 100)
+	b := newHarness(t, 100)
 	q, s := b.queues[0], b.dial()
 	s.Send(1)
 	b.eventually("the request is published", func() bool { return q.Oldest() != 0 })
@@ -227,8 +255,8 @@ func TestExpireBefore(t *testing.T) {
 }
 
 // The manager drops a reply that arrives after it gave up on the request.
-func TestAReplyAfterTheEndIsRejected(t *testing.T) {
-	b := newBed(t, 100)
+func TestReplyAfterExpiry(t *testing.T) {
+	b := newHarness(t, 100)
 	c, s := b.owner(0, 1), b.dial()
 	s.Send(1)
 	slots := c.Await(1)
@@ -245,8 +273,8 @@ func TestAReplyAfterTheEndIsRejected(t *testing.T) {
 	}
 }
 
-func TestADrainingFunctionIsBusyAndFinishesWhatHasBegun(t *testing.T) {
-	b := newBed(t, 100)
+func TestDrain(t *testing.T) {
+	b := newHarness(t, 100)
 	c, s := b.owner(0, 1), b.dial()
 	s.Send(1)
 	slots := c.Await(1)
@@ -264,8 +292,8 @@ func TestADrainingFunctionIsBusyAndFinishesWhatHasBegun(t *testing.T) {
 	}
 }
 
-func TestRequestsGoToTheInstanceWithTheLeastToDoForItsShare(t *testing.T) {
-	b := newBed(t, 60, 20)
+func TestLeastLoadedQueue(t *testing.T) {
+	b := newHarness(t, 60, 20)
 	s := b.dial()
 	const n = 16
 	for tag := range uint64(n) {
@@ -291,8 +319,8 @@ func TestRequestsGoToTheInstanceWithTheLeastToDoForItsShare(t *testing.T) {
 
 // An instance whose process died gets no request that another instance can run, until it has a
 // new process.
-func TestRequestsGoToAnInstanceThatHasAProcess(t *testing.T) {
-	b := newBed(t, 90, 10)
+func TestServingQueue(t *testing.T) {
+	b := newHarness(t, 90, 10)
 	c, s := b.owner(1, 1), b.dial()
 	b.queues[1].SetServing(true)
 	const n = 8
@@ -307,8 +335,8 @@ func TestRequestsGoToAnInstanceThatHasAProcess(t *testing.T) {
 	}
 }
 
-func TestWhatIsWholeIsAnsweredFailedWhenTheFunctionGivesUp(t *testing.T) {
-	b := newBed(t, 50, 50)
+func TestGiveUp(t *testing.T) {
+	b := newHarness(t, 50, 50)
 	s := b.dial()
 	const n = 6
 	for tag := range uint64(n) {
@@ -323,8 +351,8 @@ func TestWhatIsWholeIsAnsweredFailedWhenTheFunctionGivesUp(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
-	b := newBed(t, 100)
+func TestRepeatedAnswer(t *testing.T) {
+	b := newHarness(t, 100)
 	c, r := b.owner(0, 1), b.dialRaw()
 	r.Piece(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
 	c.Answer(c.Await(1), []byte{1, 2, 3, 4})
@@ -347,10 +375,10 @@ func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
 	}
 }
 
-// TestMissingPiece checks that the node reports a missing fragment to the client, then the end
+// TestMissingFragment checks that the node reports a missing fragment to the client, then the end
 // of the request. The objective shrinks in between, so that a busy machine cannot end it first.
-func TestMissingPiece(t *testing.T) {
-	b := newBed(t, 100)
+func TestMissingFragment(t *testing.T) {
+	b := newHarness(t, 100)
 	r := b.dialRaw()
 	r.Piece(5, datapathtest.Picture(1), 1024, 0, 0)
 	r.Piece(5, datapathtest.Picture(1), 1024, 2, 0)
@@ -380,8 +408,8 @@ func TestMissingPiece(t *testing.T) {
 }
 
 // Both threads run, from publish to reply, and allocate nothing on the Go heap.
-func TestTheDataPathAllocatesNothing(t *testing.T) {
-	b := newBed(t, 100)
+func TestPortAllocations(t *testing.T) {
+	b := newHarness(t, 100)
 	c, r := b.owner(0, 1), b.dialRaw()
 	h := wire.PieceHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
 	datagram := make([]byte, wire.DatagramSize(&h))

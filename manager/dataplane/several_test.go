@@ -58,18 +58,18 @@ func (p *severalPorts) piece(client int, id uint32, i int) {
 }
 
 // results returns the answers that a source has sent since the last call.
-func results(s *ingestfake.Source) (got []told) {
+func results(s *ingestfake.Source) (got []reply) {
 	for _, p := range s.Sent() {
 		h, r, payload, err := wire.DecodeResult(p.Data)
 		if err != nil {
 			continue // a NACK
 		}
-		got = append(got, told{int(p.To.Port()) - 5000, h.RequestID, r.Status, payload})
+		got = append(got, reply{int(p.To.Port()) - 5000, h.RequestID, r.Status, payload})
 	}
 	return got
 }
 
-type told struct {
+type reply struct {
 	client  int
 	id      uint32
 	status  wire.Status
@@ -79,10 +79,10 @@ type told struct {
 // A function with several sources has a receive thread and an aggregator per source, and
 // one ring. Each picture is completed once, with its own bytes, and answered once. The
 // answer comes from the source that received its client's datagrams.
-func TestSeveralSourcesFeedOneRing(t *testing.T) {
+func TestSeveralSources(t *testing.T) {
 	const sources, clients, each, answered = 3, 9, 60, 8
 	ports := newSeveralPorts(t, sources, 4<<20)
-	b := newBedOn(t, ports.open(), testOptions(2), 60, 40)
+	b := newHarnessOn(t, ports.open(), testOptions(2), 60, 40)
 	c := []*datapathtest.Process{b.owner(0, 1), b.consumer(1, 1)}
 	b.queues[1].HandOver(1)
 	c[1].TakeRing()
@@ -159,7 +159,7 @@ func TestSeveralSourcesFeedOneRing(t *testing.T) {
 
 // If one source runs out of memory, the function's oldest incomplete request gives up its
 // memory, whichever aggregator has it.
-func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
+func TestEvictOldest(t *testing.T) {
 	ports := newSeveralPorts(t, 2, 256<<10)
 	// Other data fills most of the memory, so that it runs out before the slots do.
 	for range 210 {
@@ -169,22 +169,22 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 	if n, err := ports.of(0).Receive(ballast, 1); n != len(ballast) || err != nil {
 		t.Fatalf("received %d, %v", n, err)
 	}
-	b := newBedOn(t, ports.open(), testOptions(1), 100)
+	b := newHarnessOn(t, ports.open(), testOptions(1), 100)
 	ports.piece(0, 0, 0) // the oldest, of source 0
 	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
 	filled := uint32(0)
 	for evicted := false; !evicted; filled++ {
 		if filled > 1000 {
-			t.Fatalf("nobody gave memory back: %+v", b.requests())
+			t.Fatalf("no memory was freed: %+v", b.requests())
 		}
 		ports.piece(1, filled, 0)
-		b.eventually("it is looked at", func() bool {
+		b.eventually("its fragment is received", func() bool {
 			s := b.requests()
 			evicted = s.Evicted > 0
 			return evicted || s.Begun == uint64(filled)+2
 		})
 	}
-	b.eventually("its client is told", func() bool {
+	b.eventually("its client gets an answer", func() bool {
 		for _, r := range results(ports.sources[0]) {
 			if r.client == 0 && r.id == 0 && r.status == wire.StatusBusy {
 				return true
@@ -201,11 +201,11 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 // Kernel sockets of one port feed one ring. Clients with their own sockets get the answers
 // to their own pictures. Each kernel socket has some of the clients, and none has part of
 // another's request.
-func TestKernelSocketsFeedOneRing(t *testing.T) {
+func TestSeveralSockets(t *testing.T) {
 	const sockets, clients, each = 3, 24, 12
 	n := loopback().(kernelNetwork)
 	n.options.SlabBytes, n.options.RecvBuffer = sockets<<20, 1<<20
-	b := newBedOn(t, open(t, n, sockets), testOptions(1), 100)
+	b := newHarnessOn(t, open(t, n, sockets), testOptions(1), 100)
 	c := b.owner(0, 1)
 	b.queues[0].SetServing(true)
 	if n := len(b.receivers); n != sockets {
@@ -257,13 +257,13 @@ func TestKernelSocketsFeedOneRing(t *testing.T) {
 
 // A socket whose part of the slab is full evicts its own oldest request: another's memory
 // would not help it.
-func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
+func TestEvictOldestOfPart(t *testing.T) {
 	const sockets = 2
 	n := loopback().(kernelNetwork)
 	n.options.SlabBytes, n.options.RecvBuffer = sockets*slab.MinBytes, 1<<20
 	o := testOptions(1)
 	o.RequestBytes = 128 * 128 * 3 // 48 pieces
-	b := newBedOn(t, open(t, n, sockets), o, 100)
+	b := newHarnessOn(t, open(t, n, sockets), o, 100)
 	full := make([]byte, o.RequestBytes)
 	// Each socket begins a picture and does not finish it. The picture of the quiet socket
 	// is the older one.
@@ -285,7 +285,7 @@ func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	begun := b.requests().Gathering
 	for id := uint32(1); b.requests().Evicted == 0; id++ {
 		if id > 60 {
-			t.Fatalf("nobody gave memory back: %+v, %+v", b.requests(), b.sources.stats())
+			t.Fatalf("no memory was freed: %+v, %+v", b.requests(), b.sources.stats())
 		}
 		total := b.sources.stats().Datagrams
 		for i := range 47 {
@@ -307,7 +307,7 @@ func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 
 // evictAll evicts the incomplete requests: no client completes them, and the harness must
 // end empty.
-func (b *bed) evictAll() {
+func (b *harness) evictAll() {
 	b.t.Helper()
 	for _, r := range b.receivers {
 		b.eventually("the rest is gone", func() bool {

@@ -12,16 +12,16 @@ import (
 )
 
 // Each thread of the data path has a place to run, also those of a function that is added later.
-func TestEachThreadOfTheDataPathHasAPlaceToRun(t *testing.T) {
+func TestLockThread(t *testing.T) {
 	before := runtime.GOMAXPROCS(1)
 	defer runtime.GOMAXPROCS(before)
-	newBed(t, 50, 50) // a receive thread and two reply threads
-	added := newBed(t, 25, 25, 25)
+	newHarness(t, 50, 50) // a receive thread and two reply threads
+	added := newHarness(t, 25, 25, 25)
 	const threads = 3 + 4
 	added.eventually("there is a place for each thread, and some to spare", func() bool { return runtime.GOMAXPROCS(0) >= threads+spareProcs })
 }
 
-func TestRaiseProcessRaisesEveryThread(t *testing.T) {
+func TestRaiseProcess(t *testing.T) {
 	niceness := func() map[int]int {
 		threads, err := cpuset.Threads()
 		if err != nil {

@@ -10,7 +10,7 @@ import (
 
 const ms = int64(time.Millisecond)
 
-func TestTheTailIsTheNearestRankOfWhatWasKept(t *testing.T) {
+func TestWindowTail(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		from, to int // latencies in milliseconds, each once, the largest first
@@ -35,7 +35,7 @@ func TestTheTailIsTheNearestRankOfWhatWasKept(t *testing.T) {
 	}
 }
 
-func TestAWindowCountsABatchOnceOverItsRequests(t *testing.T) {
+func TestWindowBatch(t *testing.T) {
 	var all Window
 	for range 4 {
 		r := shm.Request{FirstPiece: 1 * ms, Whole: 3 * ms}
@@ -52,12 +52,12 @@ func TestAWindowCountsABatchOnceOverItsRequests(t *testing.T) {
 		t.Errorf("aggregation %v, want %v", all.Aggregation, want)
 	}
 	if want := 10 * time.Millisecond; all.Tail() != want {
-		t.Errorf("tail %v, want %v: whole to the end of the batch", all.Tail(), want)
+		t.Errorf("tail %v, want %v: complete to the end of the batch", all.Tail(), want)
 	}
 }
 
 // The time of two batches in flight on a GPU counts once, for as long as either runs.
-func TestAWindowCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
+func TestWindowOverlap(t *testing.T) {
 	var all Window
 	batch := func(requests int, dispatched, inferred int64) {
 		for range requests {
@@ -71,7 +71,7 @@ func TestAWindowCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
 	all = all.next() // a new window; the third batch began before it
 	batch(8, 12, 24)
 	if want := 6 * time.Millisecond; all.Busy != want {
-		t.Errorf("busy %v, want %v: what nobody else ran in", all.Busy, want)
+		t.Errorf("busy %v, want %v: the time without another batch", all.Busy, want)
 	}
 	batch(1, 13, 20) // ended earlier and was reported late: all of it was counted
 	batch(1, 30, 31)
@@ -81,7 +81,7 @@ func TestAWindowCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
 }
 
 // A function that rejects requests must not seem to have just met its objective.
-func TestALateRequestCountsAsMoreThanItsObjective(t *testing.T) {
+func TestWindowLate(t *testing.T) {
 	const objective, late = 25 * time.Millisecond, 50 * time.Millisecond
 	for _, c := range []struct {
 		name string

@@ -12,9 +12,9 @@ import (
 	"github.com/penstock/penstock/manager/ingest/udp"
 )
 
-// bed is a harness: a port with its threads running and no process. The test acts as the client
+// harness has a port with its threads running and no process. The test acts as the client
 // and as the inference function.
-type bed struct {
+type harness struct {
 	*Port
 	t testing.TB
 }
@@ -58,15 +58,20 @@ func wrap(s *Sources, wrapper func(s ingest.Source) ingest.Source) *Sources {
 	return s
 }
 
-// newBed runs a port with one queue per weight on a kernel socket. When the test ends, every
+// newHarness runs a port with one queue per weight on a kernel socket. When the test ends, every
 // accepted request must have been answered, and its memory freed.
-func newBed(t testing.TB, weights ...float64) *bed {
+func newHarness(t testing.TB, weights ...float64) *harness {
 	t.Helper()
-	return newBedOn(t, open(t, loopback(), 1), testOptions(len(weights)), weights...)
+	return newHarnessOn(t, open(t, loopback(), 1), testOptions(len(weights)), weights...)
 }
 
-// newBedOn is newBed over these sources, with these options.
-func newBedOn(t testing.TB, s *Sources, o Options, weights ...float64) *bed {
+// newHarnessOn is newHarness over these sources, with these options.
+func newHarnessOn(t testing.TB, s *Sources, o Options, weights ...float64) *harness {
+	t.Helper()
+	return newObservedHarness(t, s, o, discard{}, weights...)
+}
+
+func newObservedHarness(t testing.TB, s *Sources, o Options, observer Observer, weights ...float64) *harness {
 	t.Helper()
 	p, err := NewPort(s, o)
 	if err != nil {
@@ -75,8 +80,8 @@ func newBedOn(t testing.TB, s *Sources, o Options, weights ...float64) *bed {
 	for i, weight := range weights {
 		p.Queue(i).SetWeight(weight)
 	}
-	p.Start(discard{})
-	b := &bed{p, t}
+	p.Start(observer)
+	b := &harness{p, t}
 	t.Cleanup(func() {
 		if !t.Failed() {
 			b.settled()
@@ -95,14 +100,14 @@ type discard struct{}
 func (discard) Answered(*Times) {}
 
 // eventually waits until the port's threads have fulfilled a condition.
-func (b *bed) eventually(what string, is func() bool) {
+func (b *harness) eventually(what string, is func() bool) {
 	b.t.Helper()
 	datapathtest.Eventually(b.t, what, is)
 }
 
 // settled checks that nothing is left over: each accepted request was answered once, and
 // its memory is free.
-func (b *bed) settled() {
+func (b *harness) settled() {
 	b.t.Helper()
 	b.eventually("every accepted request is replied to", func() bool { return b.counters.replied.Load() == b.counters.accepted.Load() })
 	b.eventually("no packet memory is held", func() bool { return b.sources.stats().HeldBytes == 0 })
@@ -118,23 +123,23 @@ func (b *bed) settled() {
 }
 
 // consumer attaches to a queue as a process would.
-func (b *bed) consumer(queue int, generation uint32) *datapathtest.Process {
+func (b *harness) consumer(queue int, generation uint32) *datapathtest.Process {
 	b.t.Helper()
 	return datapathtest.Attach(b.t, b.queues[queue], b.geometry, generation)
 }
 
 // owner returns a process that has the ring; the test is its thread.
-func (b *bed) owner(queue int, generation uint32) *datapathtest.Process {
+func (b *harness) owner(queue int, generation uint32) *datapathtest.Process {
 	b.t.Helper()
 	return datapathtest.Own(b.t, b.queues[queue], b.geometry, generation)
 }
 
-func (b *bed) dial() *datapathtest.Client {
+func (b *harness) dial() *datapathtest.Client {
 	b.t.Helper()
 	return datapathtest.Dial(b.t, b.LocalAddr())
 }
 
-func (b *bed) dialRaw() *datapathtest.RawClient {
+func (b *harness) dialRaw() *datapathtest.RawClient {
 	b.t.Helper()
 	return datapathtest.DialRaw(b.t, b.LocalAddr())
 }
