@@ -102,8 +102,8 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 		}
 		fmt.Fprintln(os.Stderr)
 		o := loadOptions{
-			runtimeDir: nd.Dir, rates: rates, duration: duration / 2, warmup: warmup,
-			arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: format, precision: defaultPrecision,
+			node: nodeOptions{runtimeDir: nd.Dir}, rates: rates, duration: duration / 2, warmup: warmup,
+			arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: format, search: searchOptions{precision: defaultPrecision},
 		}
 		if check {
 			o.draw = out

@@ -24,28 +24,38 @@ import (
 
 // loadOptions are the flags of `penstock load`; the demo fills them in itself.
 type loadOptions struct {
-	runtimeDir  string
-	http        string // in place of runtimeDir
-	rates       map[string]string
-	duration    time.Duration
-	warmup      time.Duration
-	arrivals    string
-	streams     int
-	schedule    string
-	seed        uint64
-	pictures    string
-	models      []string
-	draw        string
-	check       bool
-	findMaxRate string
-	precision   float64
-	deadline    time.Duration
-	priority    uint8
-	output      string
-	require     []string
-	required    []loadgen.Requirement // what require says; see checkFlags
+	node     nodeOptions
+	rates    map[string]string
+	duration time.Duration
+	warmup   time.Duration
+	arrivals string
+	streams  int
+	schedule string
+	seed     uint64
+	pictures string
+	models   []string
+	draw     string
+	check    bool
+	search   searchOptions
+	deadline time.Duration
+	priority uint8
+	output   string
+	require  []string
+	required []loadgen.Requirement // what require says; see checkFlags
 	// figuresOnly leaves out what was seen on the pictures.
 	figuresOnly bool
+}
+
+// nodeOptions find the node.
+type nodeOptions struct {
+	runtimeDir string
+	http       string // in place of runtimeDir
+}
+
+// searchOptions are those of a search for the highest rate.
+type searchOptions struct {
+	function  string // empty: no search
+	precision float64
 }
 
 func loadCommand() *cobra.Command {
@@ -84,8 +94,8 @@ two is no fault by itself: --require answered=100% makes it one.
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.runtimeDir, "runtime-dir", "", nodeUsage)
-	f.StringVar(&o.http, "http", "", "where the node serves its status, like 127.0.0.1:9650; for a node of another user or machine")
+	f.StringVar(&o.node.runtimeDir, "runtime-dir", "", nodeUsage)
+	f.StringVar(&o.node.http, "http", "", "where the node serves its status, like 127.0.0.1:9650; for a node of another user or machine")
 	f.StringToStringVar(&o.rates, "rate", nil, "function=requests a second; may be repeated; 10 for every function if left out")
 	f.DurationVar(&o.duration, "duration", 30*time.Second, "measured time")
 	f.DurationVar(&o.warmup, "warmup", time.Second, "time before, not measured")
@@ -97,8 +107,8 @@ two is no fault by itself: --require answered=100% makes it one.
 	f.StringSliceVar(&o.models, "models", nil, "folders of the cards that answers are checked by, beside the built-in ones")
 	f.StringVar(&o.draw, "draw", "", "folder to write the pictures into, with what was found drawn on them")
 	f.BoolVar(&o.check, "check", true, "compare answers with the same model run in this process")
-	f.StringVar(&o.findMaxRate, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
-	f.Float64Var(&o.precision, "precision", defaultPrecision, "how close --find-max-rate comes, as a part of the rate")
+	f.StringVar(&o.search.function, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
+	f.Float64Var(&o.search.precision, "precision", defaultPrecision, "how close --find-max-rate comes, as a part of the rate")
 	f.DurationVar(&o.deadline, "deadline", 0, "deadline told to the manager with each request")
 	f.Uint8Var(&o.priority, "priority", 0, "priority told to the manager with each request")
 	f.StringSliceVar(&o.require, "require", nil, "[function:]metric=bound that makes the exit status 1 when missed, like within=99% or face:p99=25ms; may be repeated")
@@ -121,12 +131,12 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	if err := o.checkFlags(); err != nil {
 		return nil, err
 	}
-	ask, err := o.node()
+	ask, err := o.statusReader()
 	if err != nil {
 		return nil, err
 	}
 	now, err := ask(ctx)
-	if err != nil && o.http != "" {
+	if err != nil && o.node.http != "" {
 		err = fmt.Errorf("%w; is a node running? `penstock up` starts one, --http says where it serves its status", err)
 	}
 	if err != nil {
@@ -148,7 +158,7 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	if o.check {
 		options.Reference = run
 	}
-	if o.findMaxRate != "" {
+	if o.search.function != "" {
 		defer progress.End()
 		return nil, findMaxRate(ctx, run.Spec, options, o)
 	}
@@ -177,12 +187,12 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	return report, nil
 }
 
-// node returns how to ask the node for its status.
-func (o *loadOptions) node() (func(context.Context) (control.Status, error), error) {
-	if o.http != "" {
-		return status.New(o.http).Status, nil
+// statusReader returns a function that reads the status of the node.
+func (o *loadOptions) statusReader() (func(context.Context) (control.Status, error), error) {
+	if o.node.http != "" {
+		return status.New(o.node.http).Status, nil
 	}
-	dir, err := nodeFolder(o.runtimeDir)
+	dir, err := nodeFolder(o.node.runtimeDir)
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +202,7 @@ func (o *loadOptions) node() (func(context.Context) (control.Status, error), err
 // checkFlags says which flag is wrong, before anything is asked of the node.
 func (o *loadOptions) checkFlags() error {
 	switch {
-	case o.http != "" && o.runtimeDir != "":
+	case o.node.http != "" && o.node.runtimeDir != "":
 		return errors.New("--http and --runtime-dir: want one of them; both choose the node")
 	case o.duration <= 0:
 		return fmt.Errorf("--duration %v: want more than 0, like 30s", o.duration)
@@ -202,13 +212,13 @@ func (o *loadOptions) checkFlags() error {
 		return fmt.Errorf("--deadline %v: want 0 or more; 0 tells the manager none", o.deadline)
 	case o.streams < 1:
 		return fmt.Errorf("--streams %d: want at least 1", o.streams)
-	case !(o.precision > 0 && o.precision <= 1):
-		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.precision)
-	case o.findMaxRate != "" && o.schedule != "":
+	case !(o.search.precision > 0 && o.search.precision <= 1):
+		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.search.precision)
+	case o.search.function != "" && o.schedule != "":
 		return errors.New("--find-max-rate and --schedule: want one of them; a search sets its rate itself")
-	case o.findMaxRate != "" && o.output == "csv":
+	case o.search.function != "" && o.output == "csv":
 		return errors.New("--find-max-rate and --output csv: a search is written as table or json")
-	case o.findMaxRate != "" && len(o.require) > 0:
+	case o.search.function != "" && len(o.require) > 0:
 		return errors.New("--find-max-rate and --require: want one of them; a search tries rates that miss")
 	}
 	for _, text := range o.require {
@@ -254,17 +264,17 @@ func terminalWidth() func() int {
 }
 
 func findMaxRate(ctx context.Context, spec loadgen.Spec, options loadgen.Options, o loadOptions) error {
-	probe, err := loadgen.ProbeFunction(spec, o.findMaxRate, options)
+	probe, err := loadgen.ProbeFunction(spec, o.search.function, options)
 	if err != nil {
 		return err
 	}
 	start := 10.0
 	for _, f := range spec.Functions {
-		if f.Name == o.findMaxRate {
+		if f.Name == o.search.function {
 			start = f.PerSecond
 		}
 	}
-	found, err := loadgen.FindMaxRate(ctx, loadgen.Search{Start: start, Precision: o.precision, Confirm: 2}, probe)
+	found, err := loadgen.FindMaxRate(ctx, loadgen.Search{Start: start, Precision: o.search.precision, Confirm: 2}, probe)
 	if err != nil {
 		return err
 	}
@@ -281,7 +291,7 @@ const defaultPrecision = 0.05
 func (o *loadOptions) traffic() traffic.Options {
 	t := traffic.Options{
 		Spec:  loadgen.Spec{Duration: o.duration, Warmup: o.warmup, Seed: o.seed},
-		Rates: o.rates, Arrivals: o.arrivals, Streams: o.streams, Schedule: o.schedule, Search: o.findMaxRate, Require: o.required,
+		Rates: o.rates, Arrivals: o.arrivals, Streams: o.streams, Schedule: o.schedule, Search: o.search.function, Require: o.required,
 		Pictures: o.pictures, Models: o.models, Deadline: o.deadline, Priority: o.priority,
 		Warn: func(line string) { fmt.Fprintln(os.Stderr, "penstock load:", line) },
 	}
