@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// cardFile is a card in the words of its own file, for penstock_environment.card.
-// Unlike the file it has everything that has a default, and absolute paths.
+// cardFile is a card with the keys of its file, for penstock_environment.card. It also has the
+// defaults, and its paths are absolute.
 type cardFile struct {
 	Name        string         `json:"name"`
 	Version     uint32         `json:"version"`
@@ -25,7 +25,7 @@ type cardFile struct {
 	Decoder     map[string]any `json:"decoder"`
 	Labels      []string       `json:"labels,omitempty"`
 
-	// File is the card's own, Dir its folder.
+	// File is the card's file, Dir its folder.
 	File string `json:"file"`
 	Dir  string `json:"dir"`
 }
@@ -41,7 +41,7 @@ type cardInput struct {
 	Std             []float32  `json:"std,omitempty"`
 }
 
-// cardFormat is what bytes are.
+// cardFormat is the type of elements and the order of axes.
 type cardFormat struct {
 	Type   models.DType  `json:"type"`
 	Layout models.Layout `json:"layout"`
@@ -59,7 +59,7 @@ type cardKnee struct {
 	Percent float64 `json:"percent"`
 }
 
-// cardJSON is a card as penstock_environment.card has it.
+// cardJSON returns penstock_environment.card.
 func cardJSON(c *models.Card) ([]byte, error) {
 	in := &c.Input
 	card := cardFile{

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// errorCode is what calls and callbacks return: enum penstock_code of penstock.h.
+// errorCode is the result of calls and callbacks: enum penstock_code of penstock.h.
 type errorCode int32
 
 // The codes of penstock.h.
@@ -24,28 +24,27 @@ const (
 	codeNotShared   errorCode = 5
 )
 
-// codedError is a callback that failed. It wraps cuda.ErrOutOfMemory or device.ErrLost where
-// the callback returned the code of it.
+// codedError is the error of a callback. It wraps cuda.ErrOutOfMemory or device.ErrLost if the
+// callback returned that code.
 type codedError struct {
 	// Callback is the field of the table, "infer_batch".
 	Callback string
-	// Code is what it returned.
+	// Code is its result.
 	Code errorCode
 	// Reason is the line that it left with penstock_error; may be empty.
 	Reason string
 }
 
-// Error begins with the callback's name where it is infer_batch: of the others libml says
-// what it was doing.
+// Error begins with the callback's name only for infer_batch: libml's errors name the other steps.
 func (e *codedError) Error() string {
 	if e.Callback == "infer_batch" {
-		return e.Callback + ": " + e.what()
+		return e.Callback + ": " + e.text()
 	}
-	return e.what()
+	return e.text()
 }
 
-// what says what went wrong in the callback.
-func (e *codedError) what() string {
+// text returns the reason, without the callback's name.
+func (e *codedError) text() string {
 	reason := e.Reason
 	if reason == "" {
 		reason = "it left no reason (penstock_error)"
@@ -66,7 +65,7 @@ func (e *codedError) what() string {
 	return reason
 }
 
-// Unwrap is what libml knows the error by, or nil.
+// Unwrap returns the error that libml checks for, or nil.
 func (e *codedError) Unwrap() error {
 	switch e.Code {
 	case codeOutOfMemory:
@@ -77,7 +76,7 @@ func (e *codedError) Unwrap() error {
 	return nil
 }
 
-// codeOf is what penstock_run returns for an error.
+// codeOf returns penstock_run's code for an error.
 func codeOf(err error) errorCode {
 	switch {
 	case err == nil:
@@ -88,8 +87,8 @@ func codeOf(err error) errorCode {
 	return codeFailed
 }
 
-// callback turns what a callback returned into what libml takes it for.
-func callback(name string, code errorCode, reason string) error {
+// errorOf returns libml's error for the result of a callback.
+func errorOf(name string, code errorCode, reason string) error {
 	if code == codeOK {
 		return nil
 	}
@@ -99,7 +98,7 @@ func callback(name string, code errorCode, reason string) error {
 	return &codedError{Callback: name, Code: code, Reason: line(reason)}
 }
 
-// line makes one line of a text that C wrote.
+// line converts a text from C to one line.
 func line(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

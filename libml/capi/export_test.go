@@ -2,8 +2,8 @@
 
 package capi
 
-// SetRunning makes f the framework that the exported functions speak of, until the
-// returned function is called.
+// SetRunning makes f the framework of the exported functions, until the returned function is
+// called.
 func SetRunning(f *Framework) (restore func()) {
 	running.Store(f)
 	return func() { running.Store(nil) }

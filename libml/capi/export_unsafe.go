@@ -2,7 +2,7 @@
 
 package capi
 
-// What shim.c calls, for the program. No panic leaves this file.
+// These functions are called by shim.c for the program. No panic leaves this file.
 
 /*
 #include <stdint.h>
@@ -36,14 +36,14 @@ var (
 	logger  = zerolog.New(os.Stderr).With().Timestamp().Logger()
 )
 
-// guard turns a panic into a code and a text.
+// guard converts a panic to a code and a text.
 func guard(call string, code *C.int, why **C.char) {
 	if v := recover(); v != nil {
 		*code, *why = C.int(codeFailed), C.CString(line(fmt.Sprintf("%s: panic: %v: this is an error of libpenstock", call, v)))
 	}
 }
 
-// pcapiRun is penstock_run; why is C's memory, the caller's, or nil.
+// pcapiRun is penstock_run. why is nil or in C's memory; the caller frees it.
 //
 //export pcapiRun
 func pcapiRun(table, self unsafe.Pointer, why **C.char) (code C.int) {
@@ -69,7 +69,7 @@ func run(table, self unsafe.Pointer) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	running.Store(f)
-	// The framework is not closed: where the process ends early, a callback is at work.
+	// The framework is not closed: if the process ends early, a callback may still run.
 	return libml.Run(ctx, logger, func(*models.Card) (libml.Framework, error) { return f, nil })
 }
 
@@ -126,8 +126,7 @@ func pcapiGraph(slot, n C.int32_t, graph C.uint64_t, why **C.char) (code C.int) 
 	return C.int(codeOK)
 }
 
-// pcapiWeights is penstock_weights; places says that there is somewhere to put the two
-// results.
+// pcapiWeights is penstock_weights. places is 0 if there is no memory for the two results.
 //
 //export pcapiWeights
 func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **C.char) (code C.int) {

@@ -22,26 +22,26 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// ErrTable is wrapped by what New returns for a table that is not sound.
+// ErrTable is wrapped by New's errors for an invalid table.
 var ErrTable = errors.New("table of callbacks is not sound")
 
-// Framework is a libml.Framework that calls a table of C callbacks. Goroutines are
-// those of libml.Framework.
+// Framework is a libml.Framework that calls a table of C callbacks. The same goroutines may use
+// it.
 type Framework struct {
-	handle *C.pcapi_handle // C's memory, as all that it points to
+	handle *C.pcapi_handle // it and all that it points to are C's memory
 	memory []unsafe.Pointer
 	env    atomic.Pointer[libml.Environment] // from Init on
-	linked atomic.Bool                       // streams may be asked for
+	linked atomic.Bool                       // streams exist
 
 	mu   sync.Mutex // guards pins
 	pins map[batch]*runtime.Pinner
 
 	graphs      graphs
-	configuring atomic.Pointer[batch] // what configure_batch is at, one at a time
+	configuring atomic.Pointer[batch] // the batch that configure_batch runs for
 	tooFew      atomic.Bool           // a graph of that batch did not fit the stream's multiprocessors
 }
 
-// batch is what is configured.
+// batch is a configured batch size of a slot.
 type batch struct{ slot, n int }
 
 var (
@@ -49,8 +49,8 @@ var (
 	_ libml.Demotable = (*Framework)(nil)
 )
 
-// New makes a framework of a penstock_framework and what it calls self. The table is
-// copied. The error wraps ErrTable.
+// New makes a framework from a penstock_framework and its argument self. It copies the table. The
+// error wraps ErrTable.
 func New(table, self unsafe.Pointer) (*Framework, error) {
 	t := (*C.penstock_framework)(table)
 	const abi, size = C.PENSTOCK_ABI, C.sizeof_penstock_framework
@@ -83,7 +83,7 @@ func New(table, self unsafe.Pointer) (*Framework, error) {
 	return f, nil
 }
 
-// Close gives back what the callbacks were told; none of them is called any more.
+// Close frees the memory that the callbacks were given. They must not be called any more.
 func (f *Framework) Close() {
 	f.unpin()
 	for _, p := range f.memory {
@@ -92,23 +92,23 @@ func (f *Framework) Close() {
 	f.memory, f.handle = nil, nil
 }
 
-// allocate is zeroed memory of C's until Close.
+// allocate returns zeroed memory of C's that is valid until Close.
 func (f *Framework) allocate(bytes int) unsafe.Pointer {
 	p := C.calloc(1, C.size_t(max(1, bytes)))
 	f.memory = append(f.memory, p)
 	return p
 }
 
-// text is a string of C's until Close.
+// text returns a C string that is valid until Close.
 func (f *Framework) text(s string) *C.char {
 	p := C.CString(s)
 	f.memory = append(f.memory, unsafe.Pointer(p))
 	return p
 }
 
-// failed is callback with what the callback left on this thread.
+// failed returns the error of a callback, with the reason that it left on this thread.
 func failed(name string, code C.int) error {
-	return callback(name, errorCode(code), C.GoString(C.pcapi_reason()))
+	return errorOf(name, errorCode(code), C.GoString(C.pcapi_reason()))
 }
 
 // Init is libml.Framework's.
@@ -192,7 +192,7 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	pin := func(mem []byte) C.uint64_t {
 		p := unsafe.SliceData(mem)
 		if p != nil {
-			pins.Pin(p) // does nothing where the memory is not of Go's heap
+			pins.Pin(p) // does nothing if the memory is not in Go's heap
 		}
 		return C.uint64_t(uintptr(unsafe.Pointer(p)))
 	}
@@ -201,7 +201,7 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 		at[i] = pin(out)
 	}
 	now := batch{slot, n}
-	before := f.graphs.of(now)
+	before := f.graphs.find(now)
 	var bytes C.int64_t
 	f.tooFew.Store(false)
 	f.configuring.Store(&now)
@@ -209,11 +209,11 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	f.configuring.Store(nil)
 	if code != 0 {
 		pins.Unpin() // those of the call before, if any, stay
-		return 0, f.fitting(failed("configure_batch", code))
+		return 0, f.markTooFew(failed("configure_batch", code))
 	}
 	f.keep(now, pins)
-	if before != nil && f.graphs.of(now) == before {
-		// The call handed over none: infer_batch is called again.
+	if before != nil && f.graphs.find(now) == before {
+		// The call handed over no graph: infer_batch runs the batch again.
 		if err := f.graphs.set(now, nil); err != nil {
 			return 0, err
 		}
@@ -224,10 +224,10 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	return int64(bytes), nil
 }
 
-// InferBatch is libml.Framework's: one call of C, or the launch of a graph. It allocates
+// InferBatch is libml.Framework's. It makes one call of C, or launches a graph, and allocates
 // nothing.
 func (f *Framework) InferBatch(slot, n int) error {
-	if l := f.graphs.of(batch{slot, n}); l != nil {
+	if l := f.graphs.find(batch{slot, n}); l != nil {
 		return l.run(cuda.StreamOf(f.batchStream(slot)))
 	}
 	if code := C.pcapi_infer(f.handle, C.int32_t(slot), C.int32_t(n)); code != 0 {
@@ -236,11 +236,11 @@ func (f *Framework) InferBatch(slot, n int) error {
 	return nil
 }
 
-// Demotable is true of a batch that was handed over as a graph: infer_batch queues its
-// work on the stream that configure_batch asked for.
-func (f *Framework) Demotable(slot, n int) bool { return f.graphs.of(batch{slot, n}) != nil }
+// Demotable reports true for a batch that was handed over as a graph. infer_batch queues its work
+// on the stream that configure_batch requested.
+func (f *Framework) Demotable(slot, n int) bool { return f.graphs.find(batch{slot, n}) != nil }
 
-// Deinit is libml.Framework's. What the callbacks were told stays until Close.
+// Deinit is libml.Framework's. The memory that the callbacks were given stays until Close.
 func (f *Framework) Deinit() error {
 	f.linked.Store(false)
 	graphErr := f.graphs.clear()

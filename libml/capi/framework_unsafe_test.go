@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// card is a model with two outputs and all that a card can say.
+// card returns a card with two outputs and a value for each key.
 func card() *models.Card {
 	return &models.Card{
 		Name: "clothes", Version: 3, Command: []string{"/opt/model", "--fast"}, Model: "/opt/model.weights",
@@ -43,7 +43,7 @@ func environment() libml.Environment {
 	return libml.Environment{Card: card(), Threads: 2, Log: zerolog.Nop(), Device: libml.DeviceCPU}
 }
 
-// start is a framework over callbacks, on a thread of its own: reasons are a thread's.
+// start returns a framework and locks the thread, because reasons belong to a thread.
 func start(t testing.TB) (*capi.Framework, *capitest.Callbacks) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -58,7 +58,7 @@ func start(t testing.TB) (*capi.Framework, *capitest.Callbacks) {
 	return f, c
 }
 
-// tensors are buffers of Go's heap for n images.
+// tensors returns buffers in Go's heap for n images.
 func tensors(n int) (input []byte, outputs [][]byte) {
 	c := card()
 	for i := range c.Outputs {
@@ -67,7 +67,7 @@ func tensors(n int) (input []byte, outputs [][]byte) {
 	return make([]byte, n*c.Input.TensorBytes()), outputs
 }
 
-// ready is a framework with batches of n configured in slot 0.
+// ready returns a framework with batches of n configured in slot 0.
 func ready(t testing.TB, n int) (f *capi.Framework, c *capitest.Callbacks, input []byte, outputs [][]byte) {
 	t.Helper()
 	f, c = start(t)
@@ -87,7 +87,7 @@ func ready(t testing.TB, n int) (f *capi.Framework, c *capitest.Callbacks, input
 	return f, c, input, outputs
 }
 
-func TestInitIsToldAllOfTheCard(t *testing.T) {
+func TestEnvironment(t *testing.T) {
 	f, c := start(t)
 	if err := f.Init(environment()); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestInitIsToldAllOfTheCard(t *testing.T) {
 		Batches: []int32{1, 2, 8},
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("init was told\n%+v, want\n%+v", got, want)
+		t.Errorf("init was given\n%+v, want\n%+v", got, want)
 	}
 	const asJSON = `{"name":"clothes","version":3,"command":["/opt/model","--fast"],"model":"/opt/model.weights",` +
 		`"input":{"name":"image","size":[4,6,3],"wire":{"type":"u8","layout":"hwc"},"tensor":{"type":"f16","layout":"chw"},` +
@@ -117,8 +117,8 @@ func TestInitIsToldAllOfTheCard(t *testing.T) {
 	}
 }
 
-// What the card does not have is NULL, an empty name, a dense tensor.
-func TestACardWithoutAModelHasNone(t *testing.T) {
+// Keys that the card lacks become NULL, an empty name, or a dense tensor.
+func TestEnvironmentWithoutModel(t *testing.T) {
 	f, c := start(t)
 	env := environment()
 	env.Card.Model, env.Card.Input.Name = "", ""
@@ -126,11 +126,11 @@ func TestACardWithoutAModelHasNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := c.Environment(); got.HasModel || got.Input.Name != "" {
-		t.Errorf("init was told %+v, want a model of NULL and a name of nothing", got)
+		t.Errorf("init was given %+v, want a NULL model and an empty name", got)
 	}
 }
 
-func TestCallbacksAreCalledWithLibmlsBuffersAndOrder(t *testing.T) {
+func TestCallbacks(t *testing.T) {
 	const n = 2
 	f, c, input, outputs := ready(t, n)
 	c.Take(capitest.Link, 1<<40)
@@ -168,7 +168,7 @@ func TestCallbacksAreCalledWithLibmlsBuffersAndOrder(t *testing.T) {
 	}
 }
 
-func TestTablesThatAreNotSoundAreRefused(t *testing.T) {
+func TestInvalidTables(t *testing.T) {
 	cases := map[string]struct {
 		harm func(*capitest.Callbacks)
 		want string
@@ -201,7 +201,7 @@ func TestTablesThatAreNotSoundAreRefused(t *testing.T) {
 	}
 }
 
-func TestErrorsCrossWithTheirTextAndMeaning(t *testing.T) {
+func TestErrors(t *testing.T) {
 	const n = 1
 	cases := map[string]struct {
 		callback capitest.Callback
@@ -224,13 +224,13 @@ func TestErrorsCrossWithTheirTextAndMeaning(t *testing.T) {
 			c.Answer(test.callback, 1, "no\nweights\t\xff")
 			err := test.call(f)
 			want := "no weights ?"
-			if name == "infer_batch" { // of the others libml says what it was doing
+			if name == "infer_batch" { // libml's errors name the other steps
 				want = name + ": " + want
 			}
 			if err == nil || err.Error() != want {
 				t.Errorf("error %v, want %q", err, want)
 			}
-			// The reason is not the next error's.
+			// The next error does not get this reason.
 			c.Answer(test.callback, 1, "")
 			if err := test.call(f); err == nil || strings.Contains(err.Error(), "weights") {
 				t.Errorf("error %v, want one without the last one's reason", err)
@@ -262,8 +262,8 @@ func TestErrorsCrossWithTheirTextAndMeaning(t *testing.T) {
 	}
 }
 
-// A reason of any length is cut, not overrun.
-func TestALongReasonIsCut(t *testing.T) {
+// A long reason is cut and overruns no buffer.
+func TestLongReason(t *testing.T) {
 	f, c, _, _ := ready(t, 1)
 	c.Answer(capitest.Infer, 1, strings.Repeat("x", 8000))
 	if err := f.InferBatch(0, 1); err == nil || len(err.Error()) != len("infer_batch: ")+4000 {
@@ -271,7 +271,7 @@ func TestALongReasonIsCut(t *testing.T) {
 	}
 }
 
-func TestNegativeBytesAreRefused(t *testing.T) {
+func TestNegativeBytes(t *testing.T) {
 	f, c, in, out := ready(t, 1)
 	c.Take(capitest.Link, -1)
 	if _, err := f.LinkModel(); err == nil || !strings.Contains(err.Error(), "persistent_bytes is -1") {
@@ -283,7 +283,7 @@ func TestNegativeBytesAreRefused(t *testing.T) {
 	}
 }
 
-func TestABatchAllocatesNothing(t *testing.T) {
+func TestBatchAllocations(t *testing.T) {
 	f, _, _, _ := ready(t, 2)
 	if n := testing.AllocsPerRun(1000, func() {
 		if err := f.InferBatch(0, 2); err != nil {
@@ -294,13 +294,13 @@ func TestABatchAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Memory of Go's heap stays where C was told it is, as long as it may use it.
-func TestBuffersStayWhileTheyAreConfigured(t *testing.T) {
+// Go's garbage collector does not free buffers while C may use them.
+func TestPinnedBuffers(t *testing.T) {
 	f, _, input, outputs := ready(t, 1)
 	result := unsafe.Pointer(&outputs[0][0])
 	input[0] = 9
-	outputs, input = nil, nil // only the pins hold them now
-	var others [][]byte       // of the same size, in whatever place is free
+	outputs, input = nil, nil // only the pins keep them now
+	var others [][]byte       // of the same size, in any free place
 	for range 5 {
 		runtime.GC()
 		for range 1000 {
@@ -316,11 +316,11 @@ func TestBuffersStayWhileTheyAreConfigured(t *testing.T) {
 	runtime.KeepAlive(others)
 }
 
-func TestConfiguringAgainAndAgainLeaksNothing(t *testing.T) {
+func TestConfigureLeaks(t *testing.T) {
 	f, c, _, _ := ready(t, 8)
 	round := func(rounds int) (heap, inC int64) {
 		for i := range rounds {
-			// Some fail: the buffers of the call before stay.
+			// If a call fails, the buffers of the call before stay.
 			code := 0
 			if i%5 == 4 {
 				code = 1
@@ -342,7 +342,7 @@ func TestConfiguringAgainAndAgainLeaksNothing(t *testing.T) {
 	const rounds = 5000
 	heap, inC := round(rounds)
 	heapThen, inCThen := round(rounds)
-	// The smallest leak of each call is more.
+	// The smallest leak per call would be larger.
 	const least = 16 * rounds
 	if grown := heapThen - heap; grown > least {
 		t.Errorf("Go's heap grew by %d bytes", grown)
@@ -352,7 +352,7 @@ func TestConfiguringAgainAndAgainLeaksNothing(t *testing.T) {
 	}
 }
 
-func TestFrameworksThatComeAndGoLeakNothing(t *testing.T) {
+func TestCloseLeaks(t *testing.T) {
 	c := capitest.New()
 	defer c.Free()
 	round := func(rounds int) int64 {
@@ -370,14 +370,14 @@ func TestFrameworksThatComeAndGoLeakNothing(t *testing.T) {
 	}
 	const rounds = 2000
 	before := round(rounds)
-	const least = 16 * rounds // the smallest that malloc gives, and so leaks
+	const least = 16 * rounds // malloc's smallest block, so the smallest leak
 	if grown := round(rounds) - before; grown > least {
 		t.Errorf("C's heap grew by %d bytes", grown)
 	}
 }
 
-// Outside of a process of a node everything says so and nothing crashes.
-func TestThePrograms(t *testing.T) {
+// Outside of a node's process every function returns an error and nothing crashes.
+func TestPrograms(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if s := capitest.Stream(0); s != 0 {
@@ -391,7 +391,7 @@ func TestThePrograms(t *testing.T) {
 	}
 }
 
-func TestStreamsAndWeightsAreTheEnvironments(t *testing.T) {
+func TestStreamsAndWeights(t *testing.T) {
 	f, _ := start(t)
 	defer capi.SetRunning(f)()
 	env := environment()
@@ -409,7 +409,7 @@ func TestStreamsAndWeightsAreTheEnvironments(t *testing.T) {
 		case "panic":
 			panic("no weights")
 		case "lost":
-			// As libml says it: there are none, for a reason.
+			// libml's error if there are no shared weights.
 			return libml.Weights{}, fmt.Errorf("%w: %w", libml.ErrNoWeights, &cuda.Error{Op: "cuMemMap", Code: 700})
 		}
 		return libml.Weights{}, fmt.Errorf("%w: nobody holds %s", libml.ErrNoWeights, file)
@@ -454,7 +454,7 @@ func TestStreamsAndWeightsAreTheEnvironments(t *testing.T) {
 	}
 }
 
-// inGo does what capitest's infer_batch does.
+// inGo computes what capitest's infer_batch does.
 type inGo struct {
 	libml.Framework
 	input  []byte
@@ -472,7 +472,7 @@ func (g *inGo) InferBatch(_, n int) error {
 
 var card0 = card()
 
-// The price of a batch's call: of C through the table, and of Go through the interface.
+// BenchmarkInferBatch measures a batch's call: to C through the table, and to Go through the interface.
 func BenchmarkInferBatch(b *testing.B) {
 	f, _, input, outputs := ready(b, 1)
 	for name, framework := range map[string]libml.Framework{"c": f, "go": &inGo{nil, input, outputs[0]}} {

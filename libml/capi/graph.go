@@ -13,27 +13,27 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// graphs are the batches that were handed over with penstock_graph. Any goroutine.
+// graphs has the batches that were handed over with penstock_graph. Any goroutine may use it.
 type graphs struct {
 	mu sync.Mutex // guards changes of by
-	// by is replaced and not changed: every batch looks there. It is nil at first.
+	// by is replaced, never changed, because every batch reads it. It is nil at first.
 	by atomic.Pointer[map[batch]*launch]
 }
 
-// launch is a batch of one slot and size.
+// launch is the graph of one slot and size.
 type launch struct {
 	executable *cuda.Executable
 }
 
-// of is the batch's launch, nil where infer_batch runs it.
-func (g *graphs) of(b batch) *launch {
+// find returns the batch's launch, or nil if infer_batch runs it.
+func (g *graphs) find(b batch) *launch {
 	if by := g.by.Load(); by != nil {
 		return (*by)[b]
 	}
 	return nil
 }
 
-// set replaces the batch's launch, which is not in flight; nil takes it back.
+// set replaces the batch's launch, which is not in flight; nil removes it.
 func (g *graphs) set(b batch, l *launch) error {
 	g.mu.Lock()
 	by := map[batch]*launch{}
@@ -52,7 +52,7 @@ func (g *graphs) set(b batch, l *launch) error {
 	return lost("give a graph back", old.executable.Destroy())
 }
 
-// clear takes all back; none is in flight.
+// clear removes all; none is in flight.
 func (g *graphs) clear() error {
 	g.mu.Lock()
 	all := g.by.Swap(nil)
@@ -67,7 +67,7 @@ func (g *graphs) clear() error {
 	return errors.Join(errs...)
 }
 
-// handOver is penstock_graph. Whose batch is not being configured may be in flight.
+// handOver is penstock_graph. Batches that are not being configured may be in flight.
 func (f *Framework) handOver(slot, n int, graph uintptr) error {
 	if now := f.configuring.Load(); now == nil || *now != (batch{slot, n}) {
 		return fmt.Errorf("a batch of %d in slot %d is not being configured: its graph is handed over in its configure_batch", n, slot)
@@ -79,16 +79,16 @@ func (f *Framework) handOver(slot, n int, graph uintptr) error {
 	return err
 }
 
-// fitting makes what a configure_batch failed with cuda.ErrTooFewSMs where that was the
-// matter with its graph: no code of penstock.h says so.
-func (f *Framework) fitting(err error) error {
+// markTooFew makes the error of a configure_batch wrap cuda.ErrTooFewSMs if its graph failed with
+// it: penstock.h has no code for that.
+func (f *Framework) markTooFew(err error) error {
 	if f.tooFew.Load() {
 		return fmt.Errorf("%w: %w", cuda.ErrTooFewSMs, err)
 	}
 	return err
 }
 
-// setGraph launches a batch by a copy of the graph from now on.
+// setGraph makes a batch run as a copy of the graph from now on.
 func (f *Framework) setGraph(slot, n int, graph uintptr) error {
 	env := f.env.Load()
 	stream := cuda.StreamOf(f.stream(slot))
@@ -114,7 +114,7 @@ func (f *Framework) setGraph(slot, n int, graph uintptr) error {
 // run queues the batch on a stream.
 func (l *launch) run(on cuda.Stream) error { return lost("launch graph", l.executable.Launch(on)) }
 
-// lost names what failed, and makes it device.ErrLost where nothing will work again.
+// lost adds the failed step to an error. It wraps device.ErrLost if the device is lost.
 func lost(doing string, err error) error {
 	switch {
 	case err == nil:

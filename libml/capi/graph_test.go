@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { cudafake.Main(m, cudafake.Kernels(nulltest.Twins)) }
 
-// captured is a framework on the fake GPU whose slot 0 has the whole device and whose
-// slot 2 has a part of it, and a graph of one kernel.
+// captured has a framework on the fake GPU, and a graph of one kernel. Slot 0 has the whole device,
+// slot 2 a part of it.
 func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph *cuda.Graph, partSMs uint32) {
 	t.Helper()
 	cudafake.Check(t)
@@ -97,7 +97,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 	return f, c, graph, uint32(part.SMs())
 }
 
-func TestGraphIsLaunchedOnItsSlotsMultiprocessors(t *testing.T) {
+func TestGraphMultiprocessors(t *testing.T) {
 	f, _, graph, partSMs := captured(t)
 	for _, slot := range []int{0, 2} {
 		if err := f.setGraph(slot, 1, graph.Handle()); err != nil {
@@ -131,7 +131,7 @@ func TestGraphIsLaunchedOnItsSlotsMultiprocessors(t *testing.T) {
 }
 
 // A graph runs on the stream of each batch, so that the batch can be demoted.
-func TestStreamOfAGraph(t *testing.T) {
+func TestGraphStream(t *testing.T) {
 	f, _, graph, _ := captured(t)
 	if f.Demotable(0, 1) {
 		t.Error("a batch of infer_batch can be demoted")
@@ -155,7 +155,7 @@ func TestStreamOfAGraph(t *testing.T) {
 	}
 }
 
-func TestGraphThatCannotBeLaunchedIsRefused(t *testing.T) {
+func TestInvalidGraphs(t *testing.T) {
 	f, _, graph, _ := captured(t)
 	for want, err := range map[string]error{
 		"the graph is NULL":     f.setGraph(0, 1, 0),
@@ -168,12 +168,12 @@ func TestGraphThatCannotBeLaunchedIsRefused(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if f.graphs.of(batch{0, 1}) != nil {
+	if f.graphs.find(batch{0, 1}) != nil {
 		t.Error("a graph was taken that was refused")
 	}
 }
 
-func TestGraphsErrorsHaveTheirMeaning(t *testing.T) {
+func TestGraphErrors(t *testing.T) {
 	f, _, graph, _ := captured(t)
 	cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.OutOfMemory))
 	if err := f.setGraph(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -183,30 +183,30 @@ func TestGraphsErrorsHaveTheirMeaning(t *testing.T) {
 		t.Fatal(err)
 	}
 	const illegalAddress = cuda.Code(700)
-	// Not of the fake, which is as lost as a GPU then.
+	// Not the fake's, which is lost like a GPU then.
 	if err := lost("launch graph", &cuda.Error{Op: "cuGraphLaunch", Code: illegalAddress}); !errors.Is(err, device.ErrLost) {
 		t.Errorf("%v, want the device lost", err)
 	}
 }
 
-func TestAGraphThatDoesNotFitIsWhatItsBatchFailsWith(t *testing.T) {
+func TestGraphTooFewSMs(t *testing.T) {
 	f, _, graph, _ := captured(t)
-	said := errors.New("penstock_graph failed")
+	reported := errors.New("penstock_graph failed")
 	f.configuring.Store(&batch{0, 1})
-	if err := f.handOver(0, 1, graph.Handle()); err != nil || f.fitting(said) != said {
-		t.Errorf("%v, then %v; want what the callback said", err, f.fitting(said))
+	if err := f.handOver(0, 1, graph.Handle()); err != nil || f.markTooFew(reported) != reported {
+		t.Errorf("%v, then %v; want the callback's error", err, f.markTooFew(reported))
 	}
 	cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
 	if err := f.handOver(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrTooFewSMs) {
 		t.Errorf("%v, want too few multiprocessors", err)
 	}
-	if err := f.fitting(said); !errors.Is(err, cuda.ErrTooFewSMs) || !errors.Is(err, said) {
+	if err := f.markTooFew(reported); !errors.Is(err, cuda.ErrTooFewSMs) || !errors.Is(err, reported) {
 		t.Errorf("%v, want both", err)
 	}
 }
 
-// Twice for the same batch: the first is given back, and cudafake.Check counts.
-func TestGraphReplacesTheOneBefore(t *testing.T) {
+// The second graph of a batch replaces the first, which is destroyed: cudafake.Check counts.
+func TestGraphReplaced(t *testing.T) {
 	f, _, graph, _ := captured(t)
 	for range 3 {
 		if err := f.setGraph(0, 1, graph.Handle()); err != nil {
@@ -216,14 +216,14 @@ func TestGraphReplacesTheOneBefore(t *testing.T) {
 	if err := f.graphs.set(batch{0, 1}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if f.graphs.of(batch{0, 1}) != nil {
+	if f.graphs.find(batch{0, 1}) != nil {
 		t.Error("the graph is still there")
 	}
 }
 
-// A graph is of one configure_batch: the next one of the slot and size hands over
-// another, or infer_batch runs the batch again.
-func TestGraphIsTheLastConfigureBatchs(t *testing.T) {
+// A graph belongs to one configure_batch. If the next one of the slot and size hands over no graph,
+// infer_batch runs the batch again.
+func TestGraphWithdrawn(t *testing.T) {
 	f, c, graph, _ := captured(t)
 	const slot, n = 0, 2
 	input, output := make([]byte, 16*n), make([]byte, 4*n)
@@ -239,7 +239,7 @@ func TestGraphIsTheLastConfigureBatchs(t *testing.T) {
 		if err := f.InferBatch(slot, n); err != nil {
 			t.Fatal(err)
 		}
-		if f.graphs.of(batch{slot, n}) != nil {
+		if f.graphs.find(batch{slot, n}) != nil {
 			if err := cuda.StreamOf(f.stream(slot)).Synchronize(); err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +251,7 @@ func TestGraphIsTheLastConfigureBatchs(t *testing.T) {
 	}
 }
 
-func TestGraphIsRefusedOutsideOfItsConfigureBatch(t *testing.T) {
+func TestGraphOutsideConfigure(t *testing.T) {
 	f, c, graph, _ := captured(t)
 	const refused = "penstock_graph: a batch of 1 in slot 0 is not being configured: its graph is handed over in its configure_batch"
 	if code, why := capitest.Graph(0, 1, graph.Handle()); code != 1 || why != refused {
@@ -261,18 +261,17 @@ func TestGraphIsRefusedOutsideOfItsConfigureBatch(t *testing.T) {
 	if _, err := f.ConfigureBatch(0, 1, make([]byte, 16), [][]byte{make([]byte, 4)}); err != nil {
 		t.Fatal(err)
 	}
-	first := f.graphs.of(batch{0, 1})
+	first := f.graphs.find(batch{0, 1})
 	if code, why := capitest.Graph(0, 1, graph.Handle()); code != 1 || why != refused {
 		t.Errorf("when it is configured: %d, %q; want 1, %q", code, why, refused)
 	}
-	if f.graphs.of(batch{0, 1}) != first {
+	if f.graphs.find(batch{0, 1}) != first {
 		t.Error("the graph was replaced, which may be in flight")
 	}
 }
 
-// A driver that does not take a graph back costs no more than that: the buffers are the
-// new ones, and stay.
-func TestGraphThatIsNotTakenBackLeavesTheBuffersPinned(t *testing.T) {
+// If the driver fails to destroy a graph, the new buffers stay pinned.
+func TestGraphDestroyFails(t *testing.T) {
 	f, c, graph, _ := captured(t)
 	c.HandOver(graph.Handle())
 	buffers := func() ([]byte, [][]byte) { return make([]byte, 16), [][]byte{make([]byte, 4)} }
@@ -280,7 +279,7 @@ func TestGraphThatIsNotTakenBackLeavesTheBuffersPinned(t *testing.T) {
 	if _, err := f.ConfigureBatch(0, 1, input, outputs); err != nil {
 		t.Fatal(err)
 	}
-	kept := f.graphs.of(batch{0, 1})
+	kept := f.graphs.find(batch{0, 1})
 	t.Cleanup(func() {
 		if err := kept.executable.Destroy(); err != nil {
 			t.Error(err)
@@ -293,7 +292,7 @@ func TestGraphThatIsNotTakenBackLeavesTheBuffersPinned(t *testing.T) {
 	if _, err := f.ConfigureBatch(0, 1, input, outputs); err == nil || !strings.Contains(err.Error(), "give a graph back") {
 		t.Errorf("error %v, want one of a graph that is not given back", err)
 	}
-	// A pinner that is garbage while it pins ends the process.
+	// The runtime ends the process if a pinner becomes garbage while it pins.
 	for range 3 {
 		runtime.GC()
 	}

@@ -2,4 +2,4 @@
 
 package capi
 
-// Without cgo there is nothing to export: libpenstock says so when it is run.
+// Without cgo there is nothing to export: libpenstock reports that when it is started.

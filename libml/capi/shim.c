@@ -9,7 +9,7 @@
 
 #include "_cgo_export.h"
 
-// The layout that programs were built with stays.
+// Programs were built with this layout: it must not change.
 #define AT(type, field, offset) _Static_assert(offsetof(type, field) == (offset), #type "." #field)
 AT(penstock_tensor, name, 0);
 AT(penstock_tensor, shape, 8);
@@ -41,14 +41,14 @@ AT(penstock_framework, infer_batch, 40);
 AT(penstock_framework, deinit, 48);
 _Static_assert(sizeof(penstock_framework) == 56, "penstock_framework");
 
-// A text; the longest that penstock.h promises, and its end.
+// A text of the maximum length in penstock.h, and its end.
 typedef struct text {
 	char at[4000 + 1];
 } text;
 
-// The texts of a thread, from the first that it leaves until it ends. Of the thread's own
-// memory they are a pointer's: a library that is opened by a running program, as Python
-// opens this one, gets no more than a kilobyte of it.
+// The texts of a thread, from its first text until it ends. Thread-local memory holds only a
+// pointer: a library that a running program opens, as Python does, gets no more than a
+// kilobyte of that memory.
 typedef struct texts {
 	text reason, last;
 } texts;
@@ -57,7 +57,7 @@ static _Thread_local texts *mine;
 static pthread_key_t ended;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-// gone ends a thread's texts; what else ends with the thread may still leave some.
+// gone frees a thread's texts. Later destructors of the thread may leave new ones.
 static void gone(void *texts) {
 	mine = NULL;
 	free(texts);
@@ -66,13 +66,13 @@ static void gone(void *texts) {
 static void make_key(void) { pthread_key_create(&ended, gone); }
 
 static texts *own(void) {
-	static texts nobody; // where there is no memory left
+	static texts fallback; // if there is no memory
 	if (mine == NULL) {
 		pthread_once(&once, make_key);
 		mine = calloc(1, sizeof *mine);
 		pthread_setspecific(ended, mine);
 	}
-	return mine == NULL ? &nobody : mine;
+	return mine == NULL ? &fallback : mine;
 }
 
 static void set(text *t, const char *from) {
@@ -97,8 +97,8 @@ const char *pcapi_reason(void) { return mine == NULL ? "" : mine->reason.at; }
 
 const char *penstock_last_error(void) { return mine == NULL ? "" : mine->last.at; }
 
-// done keeps why a call failed, for penstock_last_error. The text is the caller's of
-// C's memory, NULL where it succeeded; it is freed.
+// done keeps the reason of a failed call for penstock_last_error, and frees it. It is NULL if
+// the call succeeded.
 static int done(int code, char *why) {
 	if (mine != NULL || why != NULL)
 		set(&own()->last, why);
@@ -133,7 +133,7 @@ void penstock_log(int32_t level, const char *from) { pcapiLog(level, (char *)(fr
 
 void *penstock_stream(int32_t slot) { return (void *)(uintptr_t)pcapiStream(slot); }
 
-// begin takes back the reason that an earlier callback left on this thread.
+// begin removes the reason that an earlier callback left on this thread.
 static inline void begin(void) {
 	if (mine != NULL)
 		mine->reason.at[0] = 0;

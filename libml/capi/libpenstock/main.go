@@ -1,9 +1,9 @@
-// Command libpenstock is libpenstock.so, libml for programs that are not written in Go:
+// Command libpenstock is libpenstock.so, libml for programs in other languages:
 //
 //	make build
 //	gcc -o model model.c -Ilibml/capi -Lbin/lib -lpenstock
 //
-// libml/capi/penstock.h says what is in it.
+// libml/capi/penstock.h declares its functions.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	_ "github.com/penstock/penstock/libml/capi"
 )
 
-// main is not what a shared library runs.
+// A shared library does not run main.
 func main() {
 	fmt.Fprintln(os.Stderr, "libpenstock: this is a library: build it with -buildmode=c-shared, as `make build` does")
 	os.Exit(1)
