@@ -10,30 +10,29 @@ import (
 
 // boxes finds the boxes of an image in these steps:
 //
-//  1. The scores of every head are scanned for those at or above the threshold.
-//     That is all that is done for most of them.
-//  2. The best of these (mostCandidates) are kept, best first.
-//  3. Their boxes are decoded, clipped to the picture, and dropped where nothing of
-//     them is in it.
-//  4. Non-maximum suppression, class by class: a box that overlaps a better one of
-//     its class by more than the threshold is dropped.
+//  1. Scan the scores of every head for those at or above the threshold. Most scores
+//     are below it and cost no more than that.
+//  2. Keep the best of these (mostCandidates), best first.
+//  3. Decode their boxes and clip them to the picture. Drop boxes outside of it.
+//  4. Non-maximum suppression per class: drop a box that overlaps a better one of its
+//     class by more than the threshold.
 //
 // The styles differ in how a head's boxes are decoded.
 type boxes struct {
 	declared  []declared
 	heads     []head
-	threshold float32 // of the score as the model gives it
-	sigmoid   bool    // the model gives logits
+	threshold float32 // of the model's raw score
+	sigmoid   bool    // the model's scores are logits
 	overlap   float32
 	max       int
 
 	found []candidate // scratch
-	floor float32     // the least score that was kept when there were too many
+	floor float32     // the min score that was kept when there were too many
 	kept  []wire.Box  // scratch
 }
 
-// head is one grid of cells, with an output of scores and one of boxes; both have a
-// row for each box.
+// head is one grid of cells, with an output of scores and one of boxes. Both have a row per
+// box.
 type head struct {
 	scores, boxes int // indexes of outputs
 	classes       int // columns of scores
@@ -45,12 +44,11 @@ type head struct {
 
 // anchored is how a head of style ssd-anchors decodes boxes.
 type anchored struct {
-	anchors int // a cell
+	anchors int // per cell
 	scale   float32
 }
 
-// distributed is how a head of style dfl decodes boxes; bins is 0 where it does
-// not.
+// distributed is how a head of style dfl decodes boxes. bins is 0 for other styles.
 type distributed struct {
 	bins         int
 	stride, size float32
@@ -58,14 +56,13 @@ type distributed struct {
 
 // candidate is a score that is high enough.
 type candidate struct {
-	score float32 // as the model gives it
+	score float32 // the model's raw score
 	head  uint32
 	row   uint32
 	class uint16
 }
 
-// before orders candidates, the best first; equal ones as they stand in the
-// outputs.
+// before orders candidates by score, best first, then by their place in the outputs.
 func (a candidate) before(b candidate) int {
 	switch {
 	case a.score > b.score:
@@ -81,13 +78,14 @@ func (a candidate) before(b candidate) int {
 }
 
 const (
-	// mostCandidates go into the suppression, as in NanoDet's own (nms_pre).
+	// mostCandidates is the max number of candidates for the suppression, as in NanoDet's
+	// implementation (nms_pre).
 	mostCandidates = 1000
 	// mostBoxes bounds max_boxes: 22 bytes each on the wire.
 	mostBoxes = 1000
 	// mostSide bounds sizes in cells or pixels, so that products stay small.
 	mostSide = 1 << 14
-	// mostAnchors and mostBins are beyond any model known.
+	// mostAnchors and mostBins are larger than in any known model.
 	mostAnchors = 1 << 10
 	mostBins    = 1 << 10
 )
@@ -142,8 +140,7 @@ func (d *boxes) readLevels(p *params) {
 	}
 }
 
-// addHead takes in a head that was read from an element of p's lists, its scores
-// from the element's key.
+// addHead adds a head that was read from an element of p's lists. key names its scores.
 func (d *boxes) addHead(p, element *params, key string, h head) {
 	if h.classes > mostClasses {
 		element.fail(key, "has %d classes, want at most %d", h.classes, mostClasses)
@@ -184,13 +181,13 @@ func (d *boxes) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 	return wire.AppendBoxes(dst, d.kept), uint8(wire.KindBoxes), nil
 }
 
-// scan finds the scores of head i that are at least the threshold and, once more
-// were found than are kept, above the least of those.
+// scan finds the scores of head i that are at least the threshold. Once it has found more
+// than it keeps, a score must also be above the min of those.
 //
-// It compares bits: those of a float that is at least a positive one are at least
-// its bits, and so are those of what is not finite or negative, which is sorted
-// out after. A head of 2,704 cells and 80 classes has 216,320 scores, of which a
-// handful get past that.
+// It first compares bits. A float that is no less than a positive float also has no smaller
+// bits. The same is true of values that are negative or not finite, so scan checks for these
+// afterwards. A head of 2,704 cells and 80 classes has 216,320 scores, of which only a few pass
+// the first check.
 func (d *boxes) scan(i int, scores []byte) error {
 	h := &d.heads[i]
 	bits := positiveBits(max(d.threshold, d.floor))
@@ -216,7 +213,7 @@ func (d *boxes) scan(i int, scores []byte) error {
 	return nil
 }
 
-// positiveBits are the bits of v, 0 where v is not positive.
+// positiveBits returns the bits of v, or 0 if v is not positive.
 func positiveBits(v float32) uint32 {
 	if v > 0 {
 		return math.Float32bits(v)
@@ -224,13 +221,13 @@ func positiveBits(v float32) uint32 {
 	return 0
 }
 
-// best sorts what was found and keeps mostCandidates.
+// best sorts the candidates and keeps mostCandidates.
 func (d *boxes) best() {
 	slices.SortFunc(d.found, candidate.before)
 	d.found = d.found[:min(len(d.found), mostCandidates)]
 }
 
-// score is a model's score as a probability.
+// score converts a model's score to a probability.
 func (d *boxes) score(v float32) float32 {
 	if d.sigmoid {
 		return float32(1 / (1 + math.Exp(-float64(v))))
@@ -248,8 +245,8 @@ func (d *boxes) suppressed(b *wire.Box) bool {
 	return false
 }
 
-// overlap is the area that two boxes share over the area that they cover together.
-// Neither is empty.
+// overlap returns the area that two boxes share divided by the area that they cover together. The
+// boxes are not empty.
 func overlap(a, b *wire.Box) float32 {
 	width := min(a.X1, b.X1) - max(a.X0, b.X0)
 	height := min(a.Y1, b.Y1) - max(a.Y0, b.Y0)
@@ -260,8 +257,8 @@ func overlap(a, b *wire.Box) float32 {
 	return shared / ((a.X1-a.X0)*(a.Y1-a.Y0) + (b.X1-b.X0)*(b.Y1-b.Y0) - shared)
 }
 
-// decode sets b's corners, in parts of the picture and clipped to it. It is false
-// where the output has what is not finite, or so large that no corner comes of it.
+// decode sets b's corners, in parts of the picture and clipped to it. It returns false if the
+// output is not finite, or so large that the corners are not.
 func (h *head) decode(b *wire.Box, output []byte, row int) bool {
 	output = output[4*row*h.columns:]
 	bins := h.distributed.bins
@@ -278,8 +275,8 @@ func (h *head) decode(b *wire.Box, output []byte, row int) bool {
 	return sum == sum // not NaN
 }
 
-// decode of a raw box: centre and size in pixels, the centre relative to that of
-// the cell.
+// decode decodes a raw box: centre and size in pixels. The centre is relative to that of the
+// cell.
 func (a *anchored) decode(b *wire.Box, output []byte, row, side int) {
 	cell := row / a.anchors
 	x := (float32(cell%side)+0.5)/float32(side) + at(output, 0)/a.scale
@@ -288,9 +285,9 @@ func (a *anchored) decode(b *wire.Box, output []byte, row, side int) {
 	b.X0, b.Y0, b.X1, b.Y1 = x-width/2, y-height/2, x+width/2, y+height/2
 }
 
-// decode of a raw box: the distributions over bins of the distances, in strides,
-// from the middle of the cell to the left, top, right and bottom. Other models count
-// from the cell's corner; that NanoDet's do not is tested on pictures.
+// decode decodes a raw box: distributions, over bins, of the distances to the left, top, right
+// and bottom. They are in strides, from the middle of the cell. Other models count from the
+// cell's corner; a test with pictures shows that NanoDet does not.
 func (g *distributed) decode(b *wire.Box, output []byte, column, line int) {
 	x, y := (float32(column)+0.5)*g.stride, (float32(line)+0.5)*g.stride
 	b.X0 = (x - g.distance(output, 0)) / g.size
@@ -299,8 +296,8 @@ func (g *distributed) decode(b *wire.Box, output []byte, column, line int) {
 	b.Y1 = (y + g.distance(output, 3)) / g.size
 }
 
-// distance is the mean, in pixels, of the distribution that one softmax over bins
-// gives.
+// distance returns the mean, in pixels, of the distribution that one softmax over the bins
+// yields.
 func (g *distributed) distance(output []byte, side int) float32 {
 	output = output[4*side*g.bins:]
 	top := float32(math.Inf(-1))
@@ -316,5 +313,5 @@ func (g *distributed) distance(output []byte, side int) float32 {
 	return float32(mean/sum) * g.stride
 }
 
-// clip brings a coordinate into the picture; NaN stays.
+// clip moves a coordinate into the picture; NaN stays NaN.
 func clip(v float32) float32 { return max(0, min(1, v)) }

@@ -1,21 +1,21 @@
-// Package decode turns a model's outputs into what a client is sent: the likeliest
-// classes, boxes, or the tensors as they are. A card names its decoder and the
-// decoder's parameters. It is pure: no clock, no I/O.
+// Package decode converts a model's outputs to the result for a client: the most likely
+// classes, boxes, or the unchanged tensors. A card names its decoder and the
+// decoder's parameters. The package is pure: no clock, no I/O.
 //
-//  1. New makes the card's decoder, once an IF process.
-//  2. Append is called for each image of a batch with that image's outputs, and
+//  1. New makes the card's decoder, once per process.
+//  2. Append is called for each image of a batch with that image's outputs. It
 //     appends the result's payload (docs/wire.md).
 //
 // # Parameters
 //
-//	topk   k: how many classes, 5 by default
+//	topk   k: the number of classes, 5 by default
 //	raw    none
 //	boxes  style: ssd-anchors or dfl
 //	       score_threshold (0.5), iou_threshold (0.5), max_boxes (100)
 //
 //	       of ssd-anchors (BlazeFace, SSD):
-//	       scale: pixels that the raw boxes are in
-//	       score_activation: sigmoid (default), or none where the model did it
+//	       scale: the picture's side in the pixels of raw boxes
+//	       score_activation: sigmoid (default), or none if the model applies it
 //	       grids: [{size, anchors, scores, boxes}], two outputs each, rows in the
 //	       order y, x, anchor
 //
@@ -24,8 +24,8 @@
 //	       levels: [{stride, classes, boxes}], two outputs each, rows in the order
 //	       y, x
 //
-// Outputs are untrusted: whatever an IF's framework wrote there, Append returns a
-// payload of at most MaxBytes that has no NaN and no infinity in it, or an error.
+// Outputs are untrusted. For any contents, Append returns a payload of at most MaxBytes
+// without NaN and infinity, or an error.
 package decode
 
 import (
@@ -38,32 +38,32 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Returned by Append. They are made beforehand: one costs a request, thousands a
-// second may.
+// The errors of Append are made in advance, because thousands of requests per second may
+// cause one each.
 var (
 	// errNotANumber is returned, with the output's name, when an output that the
 	// result depends on is NaN or infinite.
 	errNotANumber = errors.New("not a finite number")
-	// errOutputs is returned when the outputs are not those of the card: one
-	// slice an output, 4 bytes an element.
+	// errOutputs is returned if the outputs are not those of the card: one slice per
+	// output, 4 bytes per element.
 	errOutputs = errors.New("outputs do not have the card's sizes")
 )
 
-// Decoder turns one image's outputs into a result. It has scratch memory of its
-// own: one goroutine at a time.
+// Decoder converts one image's outputs to a result. It has scratch memory, so only one
+// goroutine at a time may use it.
 type Decoder interface {
-	// Append appends the result's payload to dst, at most MaxBytes, and says its
+	// Append appends the result's payload, at most MaxBytes, to dst and returns its
 	// wire.Kind. outputs has one slice for each of the card's outputs, in the
-	// card's order: one image's elements, f32 little-endian; it is only read. On
-	// an error dst comes back as it was. In steady state it allocates nothing but
-	// what dst lacks.
+	// card's order: one image's elements, f32 little-endian. Append only reads them.
+	// After an error it returns dst unchanged. In steady state it allocates only to
+	// extend dst.
 	Append(dst []byte, outputs [][]byte) (payload []byte, kind uint8, err error)
 	// MaxBytes bounds the payload of one image.
 	MaxBytes() int
 }
 
-// New makes the decoder that the card names. An error names the parameter that is
-// wrong and what would be right.
+// New makes the decoder that the card names. An error names the wrong parameter and the
+// expected value.
 func New(card *models.Card) (Decoder, error) {
 	p := params{card: card, values: card.Decoder.Params}
 	var d Decoder
@@ -83,7 +83,7 @@ func New(card *models.Card) (Decoder, error) {
 	return d, nil
 }
 
-// declared is what the card says of one output.
+// declared describes one output of the card.
 type declared struct {
 	bytes     int   // of one image
 	notFinite error // errNotANumber with the output's name
@@ -114,13 +114,13 @@ func check(declared []declared, outputs [][]byte) error {
 	return nil
 }
 
-// at is element i of an output.
+// at returns element i of an output.
 func at(output []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(output[4*i:]))
 }
 
-// exponent are the bits that are all set in infinities and NaN, and in no other
-// float32 (IEEE 754).
+// exponent has the bits that are all set in infinities and NaN, and in no other float32
+// (IEEE 754).
 const exponent = 0xff << 23
 
 // finite reports whether none of the elements is NaN or infinite.
@@ -133,7 +133,7 @@ func finite(elements []byte) bool {
 	return true
 }
 
-// raw passes the tensors on as they are.
+// raw passes on the tensors unchanged.
 type raw struct {
 	declared []declared
 	bytes    int

@@ -22,7 +22,7 @@ var (
 	infinity = float32(math.Inf(1))
 )
 
-// tensor is values as an output holds them.
+// tensor returns values as the bytes of an output.
 func tensor(values ...float32) []byte {
 	var b []byte
 	for _, v := range values {
@@ -43,7 +43,7 @@ func topKCard(classes int64, params map[string]any) *models.Card {
 	}
 }
 
-// faceCard is BlazeFace 128's, detectCard NanoDet 416's.
+// faceCard is the card of BlazeFace 128, detectCard of NanoDet 416.
 func faceCard() *models.Card {
 	return &models.Card{
 		Name: "face",
@@ -91,7 +91,7 @@ func newDecoder(t rapid.TB, card *models.Card) Decoder {
 	return d
 }
 
-// empty are outputs of zeros; for faceCard with scores that are no face.
+// empty returns outputs of zeros. The scores of faceCard are those of no face.
 func empty(card *models.Card) [][]byte {
 	var outputs [][]byte
 	for i := range card.Outputs {
@@ -128,7 +128,7 @@ func near(a, b wire.Box) bool {
 		close(a.X0, b.X0) && close(a.Y0, b.Y0) && close(a.X1, b.X1) && close(a.Y1, b.Y1)
 }
 
-func TestTopKGivesTheLargestFirst(t *testing.T) {
+func TestTopK(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		k      int
@@ -154,7 +154,7 @@ func TestTopKGivesTheLargestFirst(t *testing.T) {
 	}
 }
 
-func TestTopKIsTheHeadOfAStableSort(t *testing.T) {
+func TestTopKStableSort(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values := rapid.SliceOfN(rapid.SampledFrom([]float32{-1, 0, 0.25, 0.5, 1}), 1, 40).Draw(t, "values")
 		if rapid.Bool().Draw(t, "ascending") {
@@ -185,7 +185,7 @@ func TestTopKIsTheHeadOfAStableSort(t *testing.T) {
 	})
 }
 
-func TestRawGivesTheTensorsInTheCardsOrder(t *testing.T) {
+func TestRaw(t *testing.T) {
 	card := &models.Card{
 		Name:    "own",
 		Outputs: []models.Output{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1, 1}}},
@@ -201,7 +201,7 @@ func TestRawGivesTheTensorsInTheCardsOrder(t *testing.T) {
 	}
 }
 
-func TestFaceIsWhereItsAnchorSaysAndItsTwinIsSuppressed(t *testing.T) {
+func TestAnchors(t *testing.T) {
 	card := faceCard()
 	d := newDecoder(t, card)
 	outputs := empty(card)
@@ -220,8 +220,7 @@ func TestFaceIsWhereItsAnchorSaysAndItsTwinIsSuppressed(t *testing.T) {
 	if got := boxesOf(t, d, outputs); len(got) != 1 || !near(got[0], want) {
 		t.Fatalf("found %+v, want %+v", got, want)
 	}
-	// The same face once more, less sure, from the coarse grid: cell x 2, y 1,
-	// anchor 5.
+	// The same face with a lower score from the coarse grid: cell x 2, y 1, anchor 5.
 	twin := (1*8+2)*6 + 5
 	set(outputs[1], twin, 1)
 	for i, v := range []float32{(x - 2.5/8) * 128, (y - 1.5/8) * 128, 34, 40} {
@@ -230,7 +229,7 @@ func TestFaceIsWhereItsAnchorSaysAndItsTwinIsSuppressed(t *testing.T) {
 	if got := boxesOf(t, d, outputs); len(got) != 1 || !near(got[0], want) {
 		t.Errorf("found %+v, want the better of two that overlap", got)
 	}
-	// Another face, far off, more sure: it comes first.
+	// Another face, far away, with a higher score: it comes first.
 	set(outputs[1], 63*6, 3)
 	set(outputs[3], 63*6*16+2, 16)
 	set(outputs[3], 63*6*16+3, 16)
@@ -239,7 +238,7 @@ func TestFaceIsWhereItsAnchorSaysAndItsTwinIsSuppressed(t *testing.T) {
 	}
 }
 
-func TestObjectIsMeasuredByItsDistributions(t *testing.T) {
+func TestDistributions(t *testing.T) {
 	card := detectCard()
 	d := newDecoder(t, card)
 	outputs := empty(card)
@@ -258,7 +257,7 @@ func TestObjectIsMeasuredByItsDistributions(t *testing.T) {
 	if got := boxesOf(t, d, outputs); len(got) != 1 || !near(got[0], want) {
 		t.Fatalf("found %+v, want %+v", got, want)
 	}
-	// Another class in the same place is another thing; the same class is not.
+	// A box of another class in the same place is kept, one of the same class is not.
 	set(outputs[1], row*80+16, 0.5)
 	set(outputs[1], (row+1)*80+15, 0.6)
 	copy(outputs[4][4*(row+1)*44:], outputs[4][4*row*44:4*(row+1)*44])
@@ -266,7 +265,7 @@ func TestObjectIsMeasuredByItsDistributions(t *testing.T) {
 	if len(got) != 2 || got[0].Class != 15 || got[1].Class != 16 {
 		t.Errorf("found %+v, want class 15 once and class 16", got)
 	}
-	// What is below the threshold is nothing, what is at it counts.
+	// A score below the threshold does not count, a score at the threshold does.
 	set(outputs[1], row*80+16, 0.449)
 	set(outputs[0], 0, 0.45)
 	if got := boxesOf(t, d, outputs); len(got) != 2 || got[1].Class != 0 {
@@ -274,7 +273,7 @@ func TestObjectIsMeasuredByItsDistributions(t *testing.T) {
 	}
 }
 
-// smallCard is NanoDet with 16 cells and two classes, of a picture of 64 x 64.
+// smallCard is the card of NanoDet with 16 cells, two classes, and pictures of 64 x 64.
 func smallCard(overlap float64, most int) *models.Card {
 	return &models.Card{
 		Name:    "small",
@@ -287,11 +286,11 @@ func smallCard(overlap float64, most int) *models.Card {
 	}
 }
 
-// Of all boxes, in the order of their scores, those are answered that no answered
-// one of their class overlaps by more than the threshold.
-func TestSuppressionIsThatOfItsDefinition(t *testing.T) {
+// TestSuppression compares with the definition. It goes through the boxes in the order of their
+// scores, and keeps a box unless a kept one of its class overlaps it by more than the threshold.
+func TestSuppression(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		// No fractions that boxes of whole cells come to: there the last bit decides.
+		// Boxes of whole cells have no such overlap: for those the last bit would decide.
 		threshold := rapid.SampledFrom([]float64{0.0123, 0.237, 0.519, 1}).Draw(t, "threshold")
 		most := rapid.IntRange(1, 32).Draw(t, "max_boxes")
 		card := smallCard(threshold, most)
@@ -319,8 +318,8 @@ func TestSuppressionIsThatOfItsDefinition(t *testing.T) {
 	})
 }
 
-// allBoxes are smallCard's boxes of at least its threshold, decoded the long way,
-// the best first.
+// allBoxes returns smallCard's boxes of at least its threshold, best first. It decodes them in a
+// simpler way.
 func allBoxes(outputs [][]byte) []wire.Box {
 	var all []wire.Box
 	for i := range 32 {
@@ -344,7 +343,7 @@ func allBoxes(outputs [][]byte) []wire.Box {
 	return all
 }
 
-// sharedPart is the intersection over the union.
+// sharedPart returns the intersection divided by the union.
 func sharedPart(a, b wire.Box) float64 {
 	area := func(b wire.Box) float64 { return float64(b.X1-b.X0) * float64(b.Y1-b.Y0) }
 	shared := area(wire.Box{
@@ -354,9 +353,9 @@ func sharedPart(a, b wire.Box) float64 {
 	return shared / (area(a) + area(b) - shared)
 }
 
-// Whatever the numbers, the payload keeps to MaxBytes; the outputs are such that
-// every class and every cell would do.
-func TestPayloadIsAtMostMaxBytes(t *testing.T) {
+// The payload is at most MaxBytes for any numbers. In these outputs every class and every cell is
+// above the threshold.
+func TestMaxBytes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		card := rapid.Custom(func(t *rapid.T) *models.Card {
 			switch rapid.IntRange(0, 3).Draw(t, "decoder") {
@@ -391,14 +390,14 @@ func TestPayloadIsAtMostMaxBytes(t *testing.T) {
 	})
 }
 
-func TestBoxesAreClippedAndThoseOutsideDropped(t *testing.T) {
+func TestClip(t *testing.T) {
 	card := faceCard()
 	d := newDecoder(t, card)
 	outputs := empty(card)
-	set(outputs[0], 0, 5) // the upper left anchor, as large as four pictures
+	set(outputs[0], 0, 5) // the upper left anchor, four times the size of the picture
 	set(outputs[2], 2, 512)
 	set(outputs[2], 3, 512)
-	set(outputs[0], 511, 5) // the lower right one, moved out of the picture
+	set(outputs[0], 511, 5) // the lower right anchor, moved out of the picture
 	set(outputs[2], 511*16+0, 100)
 	set(outputs[2], 511*16+2, 20)
 	set(outputs[2], 511*16+3, 20)
@@ -408,9 +407,9 @@ func TestBoxesAreClippedAndThoseOutsideDropped(t *testing.T) {
 	}
 }
 
-// Low thresholds and a hundred thousand candidates: the best are answered, as if
-// all had been sorted.
-func TestMostCandidatesAreBoundedByTheBest(t *testing.T) {
+// With a low threshold and a hundred thousand candidates the result has the best, as if all had
+// been sorted.
+func TestCandidates(t *testing.T) {
 	card := detectCard()
 	card.Decoder.Params["score_threshold"] = 0.0
 	card.Decoder.Params["iou_threshold"] = 1.0
@@ -421,7 +420,7 @@ func TestMostCandidatesAreBoundedByTheBest(t *testing.T) {
 			set(o, i, float32(i%7919)/8000)
 		}
 	}
-	set(outputs[2], 169*80-1, 0.999) // the last of all
+	set(outputs[2], 169*80-1, 0.999) // the last element
 	got := boxesOf(t, d, outputs)
 	if len(got) != 64 {
 		t.Fatalf("found %d, want max_boxes", len(got))
@@ -429,7 +428,7 @@ func TestMostCandidatesAreBoundedByTheBest(t *testing.T) {
 	if got[0].Score != 0.999 || got[1].Score != float32(7918)/8000 {
 		t.Errorf("scores %v, %v first, want the best", got[0].Score, got[1].Score)
 	}
-	for k := range 20 { // equal ones as they stand in the outputs
+	for k := range 20 { // equal ones keep their order
 		if class := uint16((7918 + 7919*k) % 80); got[1+k].Class != class {
 			t.Errorf("box %d of equal scores is of class %d, want %d", k, got[1+k].Class, class)
 		}
@@ -444,7 +443,7 @@ func rawCard() *models.Card {
 	}
 }
 
-func TestWhatIsNotFiniteIsAnErrorThatNamesTheOutput(t *testing.T) {
+func TestNotFinite(t *testing.T) {
 	face, detect := faceCard(), detectCard()
 	for _, c := range []struct {
 		name   string
@@ -481,8 +480,8 @@ func TestWhatIsNotFiniteIsAnErrorThatNamesTheOutput(t *testing.T) {
 	}
 }
 
-// A box that is not used may hold anything: frameworks leave there what they like.
-func TestABoxWithoutAScoreIsNotLookedAt(t *testing.T) {
+// A box without a score may have any contents: frameworks need not write it.
+func TestUnusedBoxes(t *testing.T) {
 	card := faceCard()
 	outputs := empty(card)
 	set(outputs[2], 16*7, nan)
@@ -491,8 +490,8 @@ func TestABoxWithoutAScoreIsNotLookedAt(t *testing.T) {
 	}
 }
 
-// Finite numbers whose corners are not.
-func TestABoxTooLargeForAFloatIsAnError(t *testing.T) {
+// The numbers are finite, but the corners are not.
+func TestInfiniteCorners(t *testing.T) {
 	card := faceCard()
 	card.Decoder.Params["scale"] = 1e-3
 	outputs := empty(card)
@@ -505,7 +504,7 @@ func TestABoxTooLargeForAFloatIsAnError(t *testing.T) {
 	}
 }
 
-func TestOutputsOfAnotherSizeAreRefused(t *testing.T) {
+func TestOutputSizes(t *testing.T) {
 	for _, card := range []*models.Card{topKCard(10, nil), faceCard(), detectCard()} {
 		d := newDecoder(t, card)
 		outputs := empty(card)
@@ -520,7 +519,7 @@ func TestOutputsOfAnotherSizeAreRefused(t *testing.T) {
 	}
 }
 
-func TestNewNamesTheParameterThatIsWrong(t *testing.T) {
+func TestInvalidParameters(t *testing.T) {
 	change := func(card *models.Card, f func(params map[string]any)) *models.Card {
 		f(card.Decoder.Params)
 		return card
@@ -570,8 +569,8 @@ func TestNewNamesTheParameterThatIsWrong(t *testing.T) {
 	}
 }
 
-// A card that went to another process as JSON makes the same decoder.
-func TestParametersSurviveJSON(t *testing.T) {
+// A card that another process received as JSON makes the same decoder.
+func TestParametersJSON(t *testing.T) {
 	for _, card := range []*models.Card{faceCard(), detectCard(), topKCard(10, map[string]any{"k": int64(3)})} {
 		text, err := json.Marshal(card)
 		if err != nil {
@@ -587,7 +586,7 @@ func TestParametersSurviveJSON(t *testing.T) {
 	}
 }
 
-func TestAppendAllocatesNothing(t *testing.T) {
+func TestAppendAllocations(t *testing.T) {
 	for _, card := range []*models.Card{topKCard(10, nil), faceCard(), detectCard(), rawCard()} {
 		d := newDecoder(t, card)
 		outputs := empty(card)
@@ -615,9 +614,9 @@ func TestAppendAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Two processes that decode the same outputs give the same bytes, also when one of
-// them decoded something else before.
-func TestDecoderKeepsNothingFromImageToImage(t *testing.T) {
+// Two processes that decode the same outputs return the same bytes, even if one of them decoded
+// other outputs before.
+func TestDecoderReuse(t *testing.T) {
 	for _, card := range []*models.Card{topKCard(100, nil), faceCard(), detectCard()} {
 		used := newDecoder(t, card)
 		busy, quiet := empty(card), empty(card)
@@ -635,8 +634,7 @@ func TestDecoderKeepsNothingFromImageToImage(t *testing.T) {
 	}
 }
 
-// FuzzAppend feeds bytes of no sense as outputs: an error, or an answer within its
-// bounds.
+// FuzzAppend decodes arbitrary bytes. It expects an error, or a result within its bounds.
 func FuzzAppend(f *testing.F) {
 	f.Add([]byte{0})
 	f.Add(tensor(nan, 1, float32(math.Inf(1)), float32(math.Inf(-1)), 0.5, math.MaxFloat32, -math.MaxFloat32))
@@ -711,7 +709,7 @@ func BenchmarkDetect(b *testing.B) {
 	}
 }
 
-// Classes in ascending order are the worst: each is among the best so far.
+// Ascending values are the worst case: each is among the largest so far.
 func BenchmarkTopKOfAscendingClasses(b *testing.B) {
 	card := topKCard(mostClasses, map[string]any{"k": 1000})
 	d, err := New(card)

@@ -7,9 +7,9 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// params reads a decoder's parameters, plain data from YAML or JSON, where whole
-// numbers are int, int64 or float64. It keeps the first error, so that a decoder is
-// read straight through and asks once.
+// params reads a decoder's parameters, plain data from YAML or JSON, in which whole numbers
+// are int, int64 or float64. It keeps the first error, so the caller reads all parameters and
+// checks err once.
 type params struct {
 	card   *models.Card
 	path   string // of values within the decoder: "grids[1]."
@@ -23,8 +23,8 @@ func (p *params) fail(key, format string, args ...any) {
 	}
 }
 
-// number is a number from least to most; what is absent is fallback, or an error
-// where that is NaN.
+// number returns a number from least to most. If it is absent, number returns fallback; if that is
+// NaN, it fails.
 func (p *params) number(key string, least, most, fallback float64) float64 {
 	var n float64
 	switch v := p.values[key].(type) {
@@ -52,14 +52,14 @@ func (p *params) number(key string, least, most, fallback float64) float64 {
 	return n
 }
 
-// missing is the fallback of a parameter that must be there.
+// missing is the fallback of a mandatory parameter.
 var missing = math.NaN()
 
-// whole is number for a whole one.
+// whole returns a whole number, like number.
 func (p *params) whole(key string, least, most int, fallback float64) int {
 	n := p.number(key, float64(least), float64(most), fallback)
 	if math.IsNaN(n) {
-		return least // p.err says why
+		return least // p.err has the reason
 	}
 	if n != math.Trunc(n) {
 		p.fail(key, "is %g, want a whole number", n)
@@ -67,7 +67,7 @@ func (p *params) whole(key string, least, most int, fallback float64) int {
 	return int(n)
 }
 
-// choice is one of the words; the first is what an absent one means, unless it is
+// choice returns one of the words. If it is absent, choice returns the first, or fails if it is
 // needed.
 func (p *params) choice(key string, needed bool, words ...string) string {
 	v, ok := p.values[key]
@@ -86,7 +86,7 @@ func (p *params) choice(key string, needed bool, words ...string) string {
 	return words[0]
 }
 
-// list is a list of maps, at least one.
+// list returns a list of at least one map.
 func (p *params) list(key, of string) []params {
 	items, ok := p.values[key].([]any)
 	switch {
@@ -109,8 +109,8 @@ func (p *params) list(key, of string) []params {
 	return list
 }
 
-// output is the index and the columns of the output that a parameter names. Its
-// shape must be [rows, columns] with so many rows and at least so many columns.
+// output returns the index and the columns of the output that a parameter names. Its shape must be
+// [rows, columns] with this number of rows and at least this number of columns.
 func (p *params) output(key string, rows, leastColumns int) (index, columns int) {
 	value, ok := p.values[key]
 	if !ok {

@@ -7,19 +7,18 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// topK is the k largest elements of the one output, largest first, and where they
-// are equal the lower class first. They are sent as the model gave them: it is the
-// model that makes probabilities of them, or not.
+// topK decodes the k largest elements of the one output, largest first; of equal ones the
+// lower class first. It passes on the model's values, which may be probabilities or not.
 //
-// Twice k are collected before they are sorted and cut to k, and from then on only
-// what is above the least of those: n classes cost n log k, in any order.
+// It collects 2k elements, sorts them and keeps k. From then on it collects only elements
+// above the min of those. So n classes cost n log k, in any order.
 type topK struct {
 	declared []declared
 	k        int
 	best     []wire.Class // scratch
 }
 
-// mostClasses is what a u16 can name.
+// mostClasses is the number of values of a u16.
 const mostClasses = 1 << 16
 
 func newTopK(p *params) *topK {
@@ -64,14 +63,14 @@ func (d *topK) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 	return wire.AppendTopK(dst, d.best), uint8(wire.KindTopK), nil
 }
 
-// cut sorts what was collected and keeps k of it.
+// cut sorts the collected elements and keeps k.
 func (d *topK) cut() {
-	slices.SortFunc(d.best, likelier)
+	slices.SortFunc(d.best, byValue)
 	d.best = d.best[:min(len(d.best), d.k)]
 }
 
-// likelier orders classes, the largest first; equal ones by class.
-func likelier(a, b wire.Class) int {
+// byValue orders classes by value, largest first, then by class.
+func byValue(a, b wire.Class) int {
 	switch {
 	case a.P > b.P:
 		return -1

@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A decoder's own tests take its author's word for how a model means its outputs.
-// These ask the shipped models about pictures whose contents anyone can see.
+// The decoders' tests assume a meaning of a model's outputs. These tests check it: they run the
+// shipped models on pictures with known contents.
 
 func shipped(t *testing.T, name string) *models.Card {
 	t.Helper()
@@ -46,8 +46,7 @@ func reference(t *testing.T, card *models.Card) *libml.Reference {
 	return r
 }
 
-// frame is a letterboxed picture: RGB as it goes over the wire, and where in it
-// the picture lies.
+// frame is a letterboxed picture: RGB as on the wire, and the place of the picture in it.
 type frame struct {
 	rgb   []byte
 	side  int
@@ -77,7 +76,7 @@ func letterbox(t *testing.T, name string, side int) frame {
 	return f
 }
 
-// mirrored is the picture with left and right exchanged.
+// mirrored returns the picture with left and right exchanged.
 func (f frame) mirrored() frame {
 	var rgb []byte
 	for row := range slices.Chunk(f.rgb, 3*f.side) {
@@ -120,15 +119,15 @@ func find(t *testing.T, r *libml.Reference, card *models.Card, f frame) []found 
 	return list
 }
 
-func TestTheAstronautHasOneFaceAndTheRocketNone(t *testing.T) {
+func TestFaces(t *testing.T) {
 	card := shipped(t, "face")
 	r := reference(t, card)
 	faces := find(t, r, card, letterbox(t, "astronaut", card.Input.Width))
 	if len(faces) != 1 || faces[0].label != "face" || faces[0].score < 0.85 {
 		t.Fatalf("found %v, want one face of at least 0.85", faces)
 	}
-	// From the chin to the brow and from ear to ear, as measured in the photo of
-	// 512 x 512: 180..270 across, 80..178 down; a quarter of that here.
+	// From chin to brow and from ear to ear, measured in the photo of 512 x 512: 180..270
+	// across, 80..178 down; a quarter of that here.
 	face := faces[0]
 	for _, edge := range []struct {
 		name      string
@@ -143,7 +142,7 @@ func TestTheAstronautHasOneFaceAndTheRocketNone(t *testing.T) {
 	}
 }
 
-func TestThePicturesShowWhatTheyShow(t *testing.T) {
+func TestObjects(t *testing.T) {
 	card := shipped(t, "detect")
 	r := reference(t, card)
 	for picture, labels := range map[string][]string{
@@ -159,17 +158,15 @@ func TestThePicturesShowWhatTheyShow(t *testing.T) {
 	}
 }
 
-// A distance is counted from the middle of a cell, (i+0.5)*stride, or from its
-// corner, i*stride; models of this family do one or the other. The two differ by
-// half a stride, 16 pixels where the cells are largest, and two facts that hold for
-// any picture tell them apart:
+// Some models of this family count a distance from the middle of a cell, (i+0.5)*stride,
+// others from its corner, i*stride. The two differ by half a stride, which is 16 pixels for
+// the largest cells. Two checks distinguish them:
 //
-//   - The box of a thing in the mirror is the mirror of its box. Counted from the
-//     wrong point both are off to the same side of the frame, and so, held against
-//     each other, by a whole stride.
-//   - A table that fills the picture ends where the picture does and the black of
-//     the letterbox begins.
-func TestDistancesAreCountedFromTheMiddleOfTheCell(t *testing.T) {
+//   - The box of a mirrored object is the mirrored box. Counted from the wrong point, both
+//     are displaced to the same side of the frame, so they differ by a whole stride.
+//   - A table that fills the picture ends at the picture's edge, next to the black border of
+//     the letterbox.
+func TestCellMiddle(t *testing.T) {
 	const stride, tolerance = 32, 8
 	card := shipped(t, "detect")
 	levels := card.Decoder.Params["levels"].([]any)
@@ -203,7 +200,7 @@ func TestDistancesAreCountedFromTheMiddleOfTheCell(t *testing.T) {
 	}
 }
 
-func TestClothesAreToldApart(t *testing.T) {
+func TestFashion(t *testing.T) {
 	card := shipped(t, "fashion")
 	r := reference(t, card)
 	images, labels, err := zoo.FashionTest()
