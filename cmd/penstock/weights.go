@@ -33,10 +33,10 @@ func weightsCommand() *cobra.Command {
 				return fmt.Errorf("find own binary: %w", err)
 			}
 			out := json.NewEncoder(os.Stdout)
-			return weights.Hold(cmd.Context(), weights.Options{
+			return weights.Serve(cmd.Context(), weights.Options{
 				Socket: socket, Loader: []string{self, "weights", "--load"}, Linger: linger,
-				Log:  zerolog.New(os.Stderr).With().Timestamp().Logger(),
-				Tell: func(h control.WeightsHeld) { _ = out.Encode(h) }, // without a listener it holds on
+				Log:    zerolog.New(os.Stderr).With().Timestamp().Logger(),
+				Report: func(h control.WeightsHeld) { _ = out.Encode(h) }, // without a listener it holds on
 			})
 		},
 	}

@@ -38,13 +38,13 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 			err = fmt.Errorf("ask for weights: %w", err)
 		}
 	}()
-	if err := send(c, ask{Version: version}, f); err != nil {
+	if err := send(c, request{Version: version}, f); err != nil {
 		return nil, hungUp(err)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
-	var a answer
+	var a response
 	memory, err := receive(c, &a)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, fmt.Errorf("no answer for %v", timeout)
@@ -55,7 +55,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 	l := &serverLease{Loaded: a.Loaded, memory: memory, conn: c}
 	switch {
 	case a.Version != version:
-		err = fmt.Errorf("%w: it speaks version %d, this process %d", errRefused, a.Version, version)
+		err = fmt.Errorf("%w: it has protocol version %d, this process %d", errRefused, a.Version, version)
 	case a.Refused != "":
 		err = fmt.Errorf("%w: %s", errRefused, a.Refused)
 	case memory == nil || a.Bytes <= 0 || a.MemoryBytes < a.Bytes:
@@ -74,7 +74,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 func hungUp(err error) error {
 	for _, end := range []error{io.EOF, unix.ECONNRESET, unix.EPIPE} {
 		if errors.Is(err, end) {
-			return fmt.Errorf("the holder hung up before it answered: %w", err)
+			return fmt.Errorf("weight server hung up before it answered: %w", err)
 		}
 	}
 	return err

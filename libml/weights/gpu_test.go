@@ -24,9 +24,9 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
-// TestMain is a loader where a holder starts it as one.
+// TestMain runs a loader if a weight server starts it as one.
 func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	syscall.Umask(0o022) // runtime folders of tests must be private
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "load":
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 			}
 			os.Exit(0)
 		case "hold": // SOCKET LOADER...
-			if Hold(context.Background(), Options{Socket: os.Args[2], Loader: os.Args[3:]}) != nil {
+			if Serve(context.Background(), Options{Socket: os.Args[2], Loader: os.Args[3:]}) != nil {
 				os.Exit(1)
 			}
 			os.Exit(0)
@@ -55,7 +55,7 @@ func loading() Options {
 	return Options{Loader: []string{os.Args[0], "load"}, Linger: 20 * time.Millisecond}
 }
 
-// noise is more than two of the loader's pieces.
+// noise returns random bytes, more than two of the loader's pieces.
 func noise(t *testing.T) []byte {
 	t.Helper()
 	b := make([]byte, 2*pieceBytes+12345)
@@ -66,7 +66,7 @@ func noise(t *testing.T) []byte {
 	return b
 }
 
-func TestAFileIsInTheGPUsMemoryAndReadOnly(t *testing.T) {
+func TestMap(t *testing.T) {
 	cudafake.Check(t)
 	dir, want := t.TempDir(), noise(t)
 	file := fileOf(t, dir, "weights", want)
@@ -88,10 +88,10 @@ func TestAFileIsInTheGPUsMemoryAndReadOnly(t *testing.T) {
 		t.Errorf("another maps it at %#x: %v", elsewhere, err)
 	}
 	h.files(1)
-	// Without the holder it stays, and with nobody it goes.
+	// The memory stays without the server, and is freed with its last user.
 	h.stop()
 	if !bytes.Equal(cuda.Bytes(elsewhere, len(want)), want) {
-		t.Error("without the holder it is other")
+		t.Error("the memory changes when the server ends")
 	}
 	for _, m := range []*Mappings{m, other, m} {
 		if err := m.Close(); err != nil {
@@ -103,7 +103,7 @@ func TestAFileIsInTheGPUsMemoryAndReadOnly(t *testing.T) {
 	}
 }
 
-func TestNobodyLeftFreesTheGPUsMemory(t *testing.T) {
+func TestUnmapFreesMemory(t *testing.T) {
 	cudafake.Check(t)
 	dir := t.TempDir()
 	h := hold(t, dir, loading(), nil)
@@ -117,7 +117,7 @@ func TestNobodyLeftFreesTheGPUsMemory(t *testing.T) {
 	h.files(0)
 }
 
-func TestALoaderSaysWhatIsWrong(t *testing.T) {
+func TestLoaderErrors(t *testing.T) {
 	dir := t.TempDir()
 	file := fileOf(t, dir, "weights", noise(t))
 	t.Setenv("PENSTOCK_FAKE", string(cudafake.Memory(4<<20)))
@@ -131,8 +131,8 @@ func TestALoaderSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Another user gets nothing, even where the socket's file let him in.
-func TestAnotherUserIsRefused(t *testing.T) {
+// Another user is refused even if the socket's file lets it connect.
+func TestOtherUsers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can be another user")
 	}
@@ -162,16 +162,16 @@ func TestAnotherUserIsRefused(t *testing.T) {
 	h.get(file) // root may
 }
 
-// A holder that is killed while it has a file loaded takes its loader along, and the next
-// one takes its place.
-func TestAKilledHolderLeavesNoLoader(t *testing.T) {
+// If the server is killed while a file is loaded, its loader ends too, and the next server can
+// start.
+func TestKilledServer(t *testing.T) {
 	dir := t.TempDir()
-	file, socket, says := fileOf(t, dir, "weights", []byte("weights")), filepath.Join(dir, "w.sock"), filepath.Join(dir, "loader")
-	if err := unix.Mkfifo(says, 0o600); err != nil {
+	file, socket, pidFile := fileOf(t, dir, "weights", []byte("weights")), filepath.Join(dir, "w.sock"), filepath.Join(dir, "loader")
+	if err := unix.Mkfifo(pidFile, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	holder := exec.Command(os.Args[0], "hold", socket, "/bin/sh", "-c", `echo $$ >"$0" && exec sleep 1000`, says)
-	if err := holder.Start(); err != nil {
+	server := exec.Command(os.Args[0], "hold", socket, "/bin/sh", "-c", `echo $$ >"$0" && exec sleep 1000`, pidFile)
+	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
 	got := make(chan error, 1)
@@ -184,21 +184,21 @@ func TestAKilledHolderLeavesNoLoader(t *testing.T) {
 			}
 		}
 	}()
-	defer holder.Process.Kill()
-	heard := make(chan []byte, 1)
+	defer server.Process.Kill()
+	written := make(chan []byte, 1)
 	go func() {
-		said, _ := os.ReadFile(says) // when there is a loader
-		heard <- said
+		output, _ := os.ReadFile(pidFile) // when there is a loader
+		written <- output
 	}()
-	var said []byte
+	var output []byte
 	select {
-	case said = <-heard:
+	case output = <-written:
 	case err := <-got:
 		t.Fatalf("no loader was started: %v", err)
 	case <-time.After(patience):
 		t.Fatalf("no loader was started within %v", patience)
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
+	pid, err := strconv.Atoi(strings.TrimSpace(string(output)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,13 +207,13 @@ func TestAKilledHolderLeavesNoLoader(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(loader)
-	if err := holder.Process.Kill(); err != nil {
+	if err := server.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-got; err == nil || !strings.Contains(err.Error(), "hung up") {
-		t.Errorf("who asked was told %v", err)
+		t.Errorf("the process gets %v", err)
 	}
-	holder.Wait()
+	server.Wait()
 	ended := []unix.PollFd{{Fd: int32(loader), Events: unix.POLLIN}}
 	n, err := 0, error(unix.EINTR)
 	for err == unix.EINTR {
@@ -227,8 +227,8 @@ func TestAKilledHolderLeavesNoLoader(t *testing.T) {
 	h.get(file)
 }
 
-// What cannot be mapped is not kept in use.
-func TestAMappingThatFailsHangsUp(t *testing.T) {
+// A process that cannot map the memory does not stay its user.
+func TestMapFails(t *testing.T) {
 	dir := t.TempDir()
 	h := hold(t, dir, loading(), nil)
 	cudafake.Apply(t, cudafake.Refuse("cuMemImportFromShareableHandle", 0, cuda.OutOfMemory))
@@ -242,19 +242,19 @@ func TestAMappingThatFailsHangsUp(t *testing.T) {
 	}
 }
 
-// A file that gets shorter while it is loaded: a piece is on its way to memory that goes.
-// It is loaded in a process of its own, whose end a loader leaves its context to.
-func TestAFileThatGetsShorterLosesNoDevice(t *testing.T) {
+// A file is truncated while a piece of it is copied to memory that is freed then. A child process
+// loads it, because a loader's context stays open until its process ends.
+func TestTruncatedFile(t *testing.T) {
 	file := fileOf(t, t.TempDir(), "weights", noise(t))
 	child := exec.Command(os.Args[0], "shorten", file)
 	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(cudafake.Late(50*time.Millisecond))+" "+string(cudafake.Delay("cuEventCreate", 400*time.Millisecond)))
-	said, err := child.CombinedOutput()
-	if err != nil || !strings.Contains(string(said), "fewer than its") || !strings.HasSuffix(string(said), "\nlosses 0\n") {
-		t.Errorf("%v: %s", err, said)
+	output, err := child.CombinedOutput()
+	if err != nil || !strings.Contains(string(output), "fewer than its") || !strings.HasSuffix(string(output), "\nlosses 0\n") {
+		t.Errorf("%v: %s", err, output)
 	}
 }
 
-// shorten loads a file of which one piece only is left by the time that the second is read.
+// shorten loads a file and truncates it to one piece before the second is read.
 func shorten(file string) {
 	runtime.LockOSThread()
 	f, err := os.Open(file)
@@ -263,6 +263,6 @@ func shorten(file string) {
 		_, _, err = load(f)
 	}
 	fmt.Println(err)
-	time.Sleep(200 * time.Millisecond) // what is late has run
+	time.Sleep(200 * time.Millisecond) // for late work
 	fmt.Println("losses", cudafake.Now().Lost)
 }

@@ -30,7 +30,7 @@ const loadTimeout = 30 * time.Second
 // the first GPU that it sees, and sends the memory's descriptor to the weight server that
 // started it. It also sends the text of an error there.
 func Load() error {
-	end, err := unixsock.Conn(os.NewFile(loaderSocket, "holder"))
+	end, err := unixsock.Conn(os.NewFile(loaderSocket, "weight server"))
 	if err != nil {
 		return fmt.Errorf("load weights: %w", err)
 	}
@@ -41,13 +41,13 @@ func Load() error {
 	defer runtime.UnlockOSThread()
 	loaded, memory, err := load(file)
 	if err != nil {
-		a := answer{Version: version, Refused: line(err)}
+		a := response{Version: version, Refused: line(err)}
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			a.Refused = outOfMemory + a.Refused
 		}
 		return errors.Join(err, send(end, a, nil))
 	}
-	return send(end, answer{Version: version, Loaded: loaded}, memory)
+	return send(end, response{Version: version, Loaded: loaded}, memory)
 }
 
 // outOfMemory begins the reason of a loader that found no memory for its file.
@@ -164,7 +164,7 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 	}
 
 	// The socket needs no deadline: it ends with the process, which has one.
-	var a answer
+	var a response
 	memory, err = receive(end, &a)
 	ended := cmd.Wait()
 	switch {

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// askTimeout is how long a process waits for the weight server before it loads private
+// requestTimeout is how long a process waits for the weight server before it loads private
 // weights: somewhat longer than a loader may take.
-const askTimeout = loadTimeout + 2*time.Second
+const requestTimeout = loadTimeout + 2*time.Second
 
 // Mappings are the files that this process has mapped. Any goroutine may use them.
 type Mappings struct {
@@ -46,7 +46,7 @@ func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 	if k := m.files[file]; k != nil {
 		return k.arena.Pointer(), k.lease.Loaded, nil
 	}
-	lease, err := getWeights(m.socket, file, askTimeout)
+	lease, err := getWeights(m.socket, file, requestTimeout)
 	if err != nil {
 		return 0, Loaded{}, err
 	}

@@ -29,18 +29,18 @@ type Options struct {
 	// Linger is how long the server keeps a file that no process uses. 0 stands for a minute:
 	// processes that a fault has ended are back long before.
 	Linger time.Duration
-	// Tell is called with the files that are held, at the start and after each change; one
+	// Report is called with the files that are held, at the start and after each change; one
 	// call at a time.
-	Tell func(control.WeightsHeld)
+	Report func(control.WeightsHeld)
 }
 
 // Bounds for peers.
 const (
-	maxPeers      = 4096             // connections: several per process of a node
-	askDeadline   = 2 * time.Second  // from the connection to its question
-	defaultLinger = time.Minute      //
-	maxFileBytes  = int64(256) << 30 // more than a GPU has memory
-	loadsAtOnce   = 2                // each loader has a context of some 500 MB
+	maxPeers        = 4096             // connections: several per process of a node
+	requestDeadline = 2 * time.Second  // from the connection to its request
+	defaultLinger   = time.Minute      //
+	maxFileBytes    = int64(256) << 30 // more than a GPU has memory
+	loadsAtOnce     = 2                // each loader has a context of some 500 MB
 )
 
 type server struct {
@@ -54,7 +54,7 @@ type server struct {
 	held  map[identity]*file
 	peers map[*net.UnixConn]struct{}
 
-	tell sync.Mutex // one call of Options.Tell at a time
+	reporting sync.Mutex // one call of Options.Report at a time
 }
 
 // file is a file that is held, or that a loader is loading.
@@ -67,14 +67,14 @@ type file struct {
 	since  time.Time // when users became 0
 }
 
-// Hold serves weights until ctx ends. It returns an error only if it cannot listen: no
+// Serve serves weights until ctx ends. It returns an error only if it cannot listen: no
 // message of a peer ends it. Processes keep the memory that they have mapped.
-func Hold(ctx context.Context, o Options) error {
+func Serve(ctx context.Context, o Options) error {
 	if o.Linger <= 0 {
 		o.Linger = defaultLinger
 	}
-	if o.Tell == nil {
-		o.Tell = func(control.WeightsHeld) {}
+	if o.Report == nil {
+		o.Report = func(control.WeightsHeld) {}
 	}
 	s := &server{o: o, loader: loader{o.Loader}}
 	return s.run(ctx)
@@ -196,7 +196,7 @@ func (s *server) remove(c *net.UnixConn) {
 
 // serve answers one process, and returns when the process hangs up.
 func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
-	source, err := s.asked(c)
+	source, err := s.receiveRequest(c)
 	if errors.Is(err, io.EOF) {
 		return nil // it only checked whether the server listens
 	}
@@ -215,11 +215,11 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 		source.Close()
 	}
 	if err != nil {
-		_ = send(c, answer{Version: version, Refused: line(err)}, nil) // the process may have ended
+		_ = send(c, response{Version: version, Refused: line(err)}, nil) // the process may have ended
 		return err
 	}
 	defer s.put(f)
-	if err := send(c, answer{Version: version, Loaded: f.loaded}, f.memory); err != nil {
+	if err := send(c, response{Version: version, Loaded: f.loaded}, f.memory); err != nil {
 		return fmt.Errorf("hand weights over: %w", err)
 	}
 
@@ -230,29 +230,29 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	n, _, _, _, err := c.ReadMsgUnix(make([]byte, 1), nil)
 	if err == nil && n > 0 {
-		return fmt.Errorf("%w: a process talks after its question", errBadMessage)
+		return fmt.Errorf("%w: a process sends more than its request", errBadMessage)
 	}
 	return nil
 }
 
-// asked reads the question and its file. It reads the question before it checks the peer:
+// receiveRequest reads the request and its file. It reads the question before it checks the peer:
 // if a socket is closed with an unread message, the peer does not receive the reason.
-func (s *server) asked(c *net.UnixConn) (*os.File, error) {
-	if err := c.SetReadDeadline(time.Now().Add(askDeadline)); err != nil {
+func (s *server) receiveRequest(c *net.UnixConn) (*os.File, error) {
+	if err := c.SetReadDeadline(time.Now().Add(requestDeadline)); err != nil {
 		return nil, err
 	}
-	var a ask
+	var a request
 	source, err := receive(c, &a)
 	if err != nil {
 		return nil, err
 	}
-	_, err = unixsock.Peer(c, os.Getuid()) // root may ask: it can open the files anyway
+	_, err = unixsock.Peer(c, os.Getuid()) // root may: it can open the files anyway
 	switch {
 	case err != nil:
 	case a.Version != version:
-		err = fmt.Errorf("it speaks version %d, this holder %d", a.Version, version)
+		err = fmt.Errorf("process has protocol version %d, weight server %d", a.Version, version)
 	case source == nil:
-		err = fmt.Errorf("%w: no file came with the question", errBadMessage)
+		err = fmt.Errorf("%w: no file came with the request", errBadMessage)
 	}
 	if err != nil && source != nil {
 		source.Close()
@@ -366,10 +366,10 @@ func (s *server) free(unused time.Duration) (n int) {
 	return n
 }
 
-// report calls Options.Tell with the files that are held now.
+// report calls Options.Report with the files that are held now.
 func (s *server) report() {
-	s.tell.Lock()
-	defer s.tell.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	var now control.WeightsHeld
 	s.mu.Lock()
 	for _, f := range s.held {
@@ -379,5 +379,5 @@ func (s *server) report() {
 		}
 	}
 	s.mu.Unlock()
-	s.o.Tell(now)
+	s.o.Report(now)
 }

@@ -3,7 +3,7 @@
 // weights`):
 //
 //	inference function              weight server                   loader (ends soon)
-//	1 sends question and file ────> checks peer and file
+//	1 sends request and file ─────> checks peer and file
 //	2                               file not held: ───────────────> 3 opens a context, copies
 //	                                                                  the file to memory
 //	                                5 keeps the descriptor <─────── 4 sends its descriptor
@@ -41,18 +41,18 @@ import (
 const version = 1
 
 // errRefused is returned by getWeights if the weight server refuses. It wraps the reason.
-var errRefused = errors.New("the holder of weights refuses")
+var errRefused = errors.New("weight server refuses")
 
 // errBadMessage is returned for a message that does not follow the protocol.
-var errBadMessage = errors.New("no message of this protocol")
+var errBadMessage = errors.New("message does not follow the protocol")
 
-// ask is the only message of a process. The file comes with it.
-type ask struct {
+// request is the only message of a process. The file comes with it.
+type request struct {
 	Version int `json:"version"`
 }
 
-// answer comes with the memory's descriptor, unless the server refused.
-type answer struct {
+// response comes with the memory's descriptor, unless the server refused.
+type response struct {
 	Version int    `json:"version"`
 	Refused string `json:"refused,omitempty"`
 	Loaded
@@ -68,7 +68,7 @@ type Loaded struct {
 	CRC uint32 `json:"crc32c"`
 }
 
-// maxMessage is the length of the longest message: an answer with its reason.
+// maxMessage is the length of the longest message: a response with its reason.
 const maxMessage = 4 << 10
 
 // maxReason bounds a reason, so that it fits a message: JSON encodes some bytes as six

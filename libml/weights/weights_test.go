@@ -24,13 +24,13 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// patience bounds what has to happen.
+// patience bounds waits for things that should happen at once.
 const patience = 20 * time.Second
 
-// memfds is a loader without a GPU: memory is a memfd.
+// memfds is a loader without a GPU: its memory is a memfd.
 type memfds struct {
 	loads atomic.Int32
-	full  atomic.Bool // no memory while there are others
+	full  atomic.Bool // no memory while there are other files
 	gate  chan struct{}
 	fail  error
 }
@@ -61,31 +61,31 @@ func (m *memfds) load(_ context.Context, file *os.File) (Loaded, *os.File, error
 	return Loaded{Bytes: int64(len(b)), MemoryBytes: int64(len(b)), CRC: crc32.Checksum(b, castagnoli)}, f, nil
 }
 
-// held is a holder that runs until the test's end.
-type held struct {
-	t      *testing.T
-	socket string
-	stop   func()
-	log    bytes.Buffer
-	mu     sync.Mutex
-	now    control.WeightsHeld
-	told   int
+// harness is a weight server that runs until the test ends.
+type harness struct {
+	t       *testing.T
+	socket  string
+	stop    func()
+	log     bytes.Buffer
+	mu      sync.Mutex
+	now     control.WeightsHeld
+	reports int
 }
 
-func hold(t *testing.T, dir string, o Options, loader *memfds) *held {
+func hold(t *testing.T, dir string, o Options, loader *memfds) *harness {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	h := &held{t: t, socket: filepath.Join(dir, "w.sock")}
+	h := &harness{t: t, socket: filepath.Join(dir, "w.sock")}
 	o.Socket, o.Log = h.socket, zerolog.New(zerolog.SyncWriter(&h.log))
-	o.Tell = func(now control.WeightsHeld) {
+	o.Report = func(now control.WeightsHeld) {
 		h.mu.Lock()
-		h.now, h.told = now, h.told+1
+		h.now, h.reports = now, h.reports+1
 		h.mu.Unlock()
 	}
 	done := make(chan error, 1)
 	go func() {
 		if loader == nil {
-			done <- Hold(ctx, o)
+			done <- Serve(ctx, o)
 			return
 		}
 		if o.Linger == 0 {
@@ -100,11 +100,11 @@ func hold(t *testing.T, dir string, o Options, loader *memfds) *held {
 		}
 	})
 	t.Cleanup(h.stop)
-	h.until("it listens", func() bool { return h.told > 0 })
+	h.until("it listens", func() bool { return h.reports > 0 })
 	return h
 }
 
-func (h *held) until(what string, is func() bool) {
+func (h *harness) until(what string, is func() bool) {
 	h.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		h.mu.Lock()
@@ -119,7 +119,7 @@ func (h *held) until(what string, is func() bool) {
 	}
 }
 
-func (h *held) files(n int) {
+func (h *harness) files(n int) {
 	h.t.Helper()
 	h.until(fmt.Sprint(n, " files"), func() bool { return h.now.Files == n })
 }
@@ -133,7 +133,7 @@ func fileOf(t *testing.T, dir, name string, content []byte) string {
 	return path
 }
 
-func (h *held) get(file string) *serverLease {
+func (h *harness) get(file string) *serverLease {
 	h.t.Helper()
 	l, err := getWeights(h.socket, file, patience)
 	if err != nil {
@@ -152,7 +152,7 @@ func content(t *testing.T, l *serverLease) string {
 	return string(b)
 }
 
-func TestAFileIsLoadedOnceForAll(t *testing.T) {
+func TestSharedFile(t *testing.T) {
 	dir, loader := t.TempDir(), &memfds{gate: make(chan struct{})}
 	h := hold(t, dir, Options{}, loader)
 	file := fileOf(t, dir, "a", []byte("weights"))
@@ -176,12 +176,12 @@ func TestAFileIsLoadedOnceForAll(t *testing.T) {
 		t.Errorf("it was loaded %d times", n)
 	}
 	h.files(1)
-	// The same file by another name is the same.
+	// The same file under another name is the same.
 	link := filepath.Join(dir, "link")
 	if err := os.Link(file, link); err != nil {
 		t.Fatal(err)
 	}
-	// A link changes the file's times, and with them what the kernel says of it.
+	// A link changes the file's times, and with them the kernel's description of it.
 	h.get(link)
 	h.get(file)
 	if n := loader.loads.Load(); n != 2 {
@@ -189,7 +189,7 @@ func TestAFileIsLoadedOnceForAll(t *testing.T) {
 	}
 }
 
-func TestAFileThatIsWrittenAnewIsAnother(t *testing.T) {
+func TestRewrittenFile(t *testing.T) {
 	dir, loader := t.TempDir(), new(memfds)
 	h := hold(t, dir, Options{}, loader)
 	file := fileOf(t, dir, "a", []byte("before"))
@@ -204,7 +204,7 @@ func TestAFileThatIsWrittenAnewIsAnother(t *testing.T) {
 	h.files(2)
 }
 
-func TestWhatNobodyUsesIsFreedAfterAWhile(t *testing.T) {
+func TestLinger(t *testing.T) {
 	dir := t.TempDir()
 	h := hold(t, dir, Options{Linger: 20 * time.Millisecond}, new(memfds))
 	one, two := h.get(fileOf(t, dir, "a", []byte("a"))), h.get(fileOf(t, dir, "b", []byte("bb")))
@@ -223,8 +223,8 @@ func TestWhatNobodyUsesIsFreedAfterAWhile(t *testing.T) {
 	}
 }
 
-// Memory that nobody uses goes at once where there is none for another.
-func TestWhereMemoryIsShortWhatNobodyUsesGoes(t *testing.T) {
+// Unused memory is freed at once if there is none for another file.
+func TestMemoryPressure(t *testing.T) {
 	dir, loader := t.TempDir(), new(memfds)
 	h := hold(t, dir, Options{Linger: time.Hour}, loader)
 	h.get(fileOf(t, dir, "a", []byte("a"))).Close()
@@ -236,8 +236,9 @@ func TestWhereMemoryIsShortWhatNobodyUsesGoes(t *testing.T) {
 	}
 }
 
-// waitUnused asks with no memory until the holder has seen that a is not used.
-func waitUnused(t *testing.T, h *held, loader *memfds, dir string) {
+// waitUnused requests files while there is no memory, until the server has noticed that a is not
+// used.
+func waitUnused(t *testing.T, h *harness, loader *memfds, dir string) {
 	t.Helper()
 	for i := 0; ; i++ {
 		loader.full.Store(true)
@@ -253,11 +254,11 @@ func waitUnused(t *testing.T, h *held, loader *memfds, dir string) {
 	}
 }
 
-func TestOutOfMemoryIsARefusalWithItsReason(t *testing.T) {
+func TestOutOfMemory(t *testing.T) {
 	dir := t.TempDir()
 	h := hold(t, dir, Options{}, &memfds{fail: errors.New(outOfMemory + "cuMemCreate")})
 	file := fileOf(t, dir, "a", []byte("a"))
-	for range 2 { // it is tried anew each time
+	for range 2 { // the server tries each time
 		if _, err := getWeights(h.socket, file, patience); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "cuMemCreate") {
 			t.Errorf("%v", err)
 		}
@@ -265,20 +266,21 @@ func TestOutOfMemoryIsARefusalWithItsReason(t *testing.T) {
 	h.files(0)
 }
 
-// Whatever a loader says, it is a reason, of one line.
-func TestAnyReasonIsTold(t *testing.T) {
+// Any error text of a loader becomes a reason of one line.
+func TestRefusalReasons(t *testing.T) {
 	dir := t.TempDir()
-	for _, said := range []string{strings.Repeat("<", 5000), strings.Repeat("\xff", 5000), strings.Repeat("\u2028", 5000), strings.Repeat("two\nlines\x00", 500)} {
-		h := hold(t, t.TempDir(), Options{}, &memfds{fail: errors.New(said)})
+	for _, reason := range []string{strings.Repeat("<", 5000), strings.Repeat("\xff", 5000), strings.Repeat("\u2028", 5000), strings.Repeat("two\nlines\x00", 500)} {
+		h := hold(t, t.TempDir(), Options{}, &memfds{fail: errors.New(reason)})
 		_, err := getWeights(h.socket, fileOf(t, dir, "a", []byte("a")), patience)
 		if !errors.Is(err, errRefused) || strings.ContainsAny(err.Error(), "\n\x00") {
-			t.Errorf("%.10q...: %v", said, err)
+			t.Errorf("%.10q...: %v", reason, err)
 		}
 	}
 }
 
-// Who has the memory keeps it when the holder dies; another begins with nothing.
-func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
+// Processes that have mapped memory keep it when the server ends. The next server begins with no
+// files.
+func TestServerEnds(t *testing.T) {
 	dir := t.TempDir()
 	h := hold(t, dir, Options{}, new(memfds))
 	file := fileOf(t, dir, "a", []byte("weights"))
@@ -288,15 +290,15 @@ func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
 		t.Error("the memory has gone")
 	}
 	if _, err := getWeights(h.socket, file, patience); err == nil || errors.Is(err, errRefused) {
-		t.Errorf("without a holder: %v", err)
+		t.Errorf("without a server: %v", err)
 	}
 	if h := hold(t, dir, Options{}, new(memfds)); content(t, h.get(file)) != "weights" {
-		t.Error("the next holder has other weights")
+		t.Error("the next server has other weights")
 	}
 }
 
-// The first processes may be faster than the holder that starts with them.
-func TestAHolderThatStartsIsWaitedFor(t *testing.T) {
+// The first processes may be faster than the server that starts with them.
+func TestServerStarts(t *testing.T) {
 	dir := t.TempDir()
 	file := fileOf(t, dir, "a", []byte("weights"))
 	missed, got := make(chan struct{}), make(chan error)
@@ -304,12 +306,12 @@ func TestAHolderThatStartsIsWaitedFor(t *testing.T) {
 		for n := 0; ; n++ {
 			began := time.Now()
 			l, err := getWeights(filepath.Join(dir, "w.sock"), file, patience)
-			coming := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
-			if coming && time.Since(began) >= startTimeout { // else it did not wait
+			starting := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
+			if starting && time.Since(began) >= startTimeout { // else it did not wait
 				if n == 0 {
 					close(missed)
 				}
-				continue // it was slower still
+				continue // it was even slower
 			}
 			if err == nil {
 				err = l.Close()
@@ -329,12 +331,11 @@ func TestAHolderThatStartsIsWaitedFor(t *testing.T) {
 	}
 }
 
-// A holder that is killed while a file is loaded for somebody is one that is not there, and
-// the error says so.
-func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
+// A server that is killed while a process waits for a file counts as absent.
+func TestServerHangsUp(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "w.sock")
-	for what, hears := range map[string]bool{"it has the question": true, "it has not read the question": false} {
+	for what, received := range map[string]bool{"it has the request": true, "it has not read the question": false} {
 		l, err := listen(socket)
 		if err != nil {
 			t.Fatal(err)
@@ -348,8 +349,8 @@ func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if hears {
-			var a ask
+		if received {
+			var a request
 			file, err := receive(c, &a)
 			if err != nil {
 				t.Fatal(err)
@@ -364,7 +365,7 @@ func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
 	}
 }
 
-func TestAHolderThatHangsIsNotWaitedForLonger(t *testing.T) {
+func TestServerTimeout(t *testing.T) {
 	dir, loader := t.TempDir(), &memfds{gate: make(chan struct{})}
 	h := hold(t, dir, Options{}, loader)
 	if _, err := getWeights(h.socket, fileOf(t, dir, "a", []byte("a")), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer") {
@@ -374,8 +375,8 @@ func TestAHolderThatHangsIsNotWaitedForLonger(t *testing.T) {
 	h.files(1)
 }
 
-// dial speaks to the holder without being careful.
-func (h *held) dial() *net.UnixConn {
+// dial returns a connection to the server.
+func (h *harness) dial() *net.UnixConn {
 	h.t.Helper()
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: h.socket})
 	if err != nil {
@@ -388,7 +389,7 @@ func (h *held) dial() *net.UnixConn {
 	return c
 }
 
-func TestHostileQuestionsAreRefused(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	dir, loader := t.TempDir(), new(memfds)
 	h := hold(t, dir, Options{}, loader)
 	file := opened(t, fileOf(t, dir, "a", []byte("a")))
@@ -406,26 +407,26 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 	defer read.Close()
 	defer write.Close()
 
-	question := ask{Version: version}
+	valid := request{Version: version}
 	raw := func(b []byte, files ...*os.File) func(*net.UnixConn) error {
 		return func(c *net.UnixConn) error {
 			return unixsock.Send(c, b, files...)
 		}
 	}
 	for reason, say := range map[string]func(*net.UnixConn) error{
-		"no file":      func(c *net.UnixConn) error { return send(c, question, nil) },
-		"no regular":   func(c *net.UnixConn) error { return send(c, question, read) },
-		"regular file": func(c *net.UnixConn) error { return send(c, question, folder) },
-		"empty":        func(c *net.UnixConn) error { return send(c, question, empty) },
-		"at most":      func(c *net.UnixConn) error { return send(c, question, large) },
-		"version 7":    func(c *net.UnixConn) error { return send(c, ask{Version: 7}, file) },
-		"no message":   raw([]byte("x"), file),
+		"no file":      func(c *net.UnixConn) error { return send(c, valid, nil) },
+		"no regular":   func(c *net.UnixConn) error { return send(c, valid, read) },
+		"regular file": func(c *net.UnixConn) error { return send(c, valid, folder) },
+		"empty":        func(c *net.UnixConn) error { return send(c, valid, empty) },
+		"at most":      func(c *net.UnixConn) error { return send(c, valid, large) },
+		"version 7":    func(c *net.UnixConn) error { return send(c, request{Version: 7}, file) },
+		"protocol":     raw([]byte("x"), file),
 		"files than 1": raw([]byte(`{"version":1}`), file, file),
 		"more than":    raw(bytes.Repeat([]byte(" "), maxMessage+1), file),
 		"timeout":      func(*net.UnixConn) error { return nil }, // sends nothing
 	} {
 		t.Run(reason, func(t *testing.T) {
-			a, memory := h.answerTo(t, say)
+			a, memory := h.response(t, say)
 			if memory != nil || !strings.Contains(a.Refused, reason) {
 				t.Errorf("answered %+v", a)
 			}
@@ -441,13 +442,13 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 	t.Run("descriptors are closed", func(t *testing.T) {
 		before := openfiles.Count(t)
 		for range 50 {
-			h.answerTo(t, raw([]byte(`{"version":1}`), file, folder, empty))
+			h.response(t, raw([]byte(`{"version":1}`), file, folder, empty))
 		}
 		h.until("descriptors are closed", func() bool { return openfiles.Count(t) <= before+2 })
 	})
 }
 
-// opened opens a file or folder until the test's end.
+// opened opens a file or folder until the test ends.
 func opened(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.Open(path)
@@ -458,8 +459,8 @@ func opened(t *testing.T, path string) *os.File {
 	return f
 }
 
-// answerTo sends a question on a new connection, and returns the server's answer.
-func (h *held) answerTo(t *testing.T, say func(*net.UnixConn) error) (a answer, memory *os.File) {
+// response sends a request on a new connection, and returns the response.
+func (h *harness) response(t *testing.T, say func(*net.UnixConn) error) (a response, memory *os.File) {
 	t.Helper()
 	c := h.dial()
 	defer c.Close()
@@ -473,8 +474,8 @@ func (h *held) answerTo(t *testing.T, say func(*net.UnixConn) error) (a answer, 
 	return a, memory
 }
 
-// A process that talks after its question is hung up on, and counted no more.
-func TestAProcessThatTalksIsHungUpOn(t *testing.T) {
+// The server closes the connection of a process that sends more than its request.
+func TestUnexpectedMessage(t *testing.T) {
 	dir := t.TempDir()
 	h := hold(t, dir, Options{Linger: 10 * time.Millisecond}, new(memfds))
 	l := h.get(fileOf(t, dir, "a", []byte("a")))
@@ -488,21 +489,21 @@ func TestAProcessThatTalksIsHungUpOn(t *testing.T) {
 	}
 }
 
-func TestASocketsPlaceThatIsTakenIsAnError(t *testing.T) {
+func TestListenErrors(t *testing.T) {
 	dir := t.TempDir()
 	path := fileOf(t, dir, "w.sock", []byte("somebody's"))
-	if err := Hold(t.Context(), Options{Socket: path}); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if err := Serve(t.Context(), Options{Socket: path}); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("%v", err)
 	}
 }
 
-func TestAHolderWantsASocket(t *testing.T) {
-	if err := Hold(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "no socket is named") {
+func TestServeWithoutSocket(t *testing.T) {
+	if err := Serve(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "no socket is named") {
 		t.Errorf("%v", err)
 	}
 }
 
-func TestALoaderThatCannotBeStartedIsARefusal(t *testing.T) {
+func TestLoaderStartFails(t *testing.T) {
 	dir := t.TempDir()
 	file := fileOf(t, dir, "a", []byte("a"))
 	for _, command := range [][]string{{"/nowhere/loader"}, {"/bin/true"}, {"/bin/false"}} {
