@@ -96,28 +96,41 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 	e := &edit{config: c}
 	var errs []error
 	for _, want := range c.Functions {
-		if m.file.follows(want) {
-			continue
-		}
-		f := m.function(want.Name)
-		if f == nil || f.removing {
-			_, err := m.checked(want)
-			errs = append(errs, err)
-			e.add = append(e.add, want)
-			continue
-		}
-		change, err := f.plan(want)
-		errs = append(errs, err)
-		if f.model.replacing {
-			e.wait = append(e.wait, want)
-		} else {
-			e.changes = append(e.changes, change)
+		if !m.file.follows(want) {
+			errs = append(errs, e.planEntry(m, want))
 		}
 	}
-	var stay []configs.Function // functions that the file does not name
+	stay := e.planUnnamed(m)
+	for i := range stay {
+		if err := m.cfg.FitShare(&stay[i], slices.Concat(c.Functions, stay[:i])); err != nil {
+			errs = append(errs, fmt.Errorf("keep function %s, which `penstock if add` made: share %w; `penstock if remove %s` makes room", stay[i].Name, err, stay[i].Name))
+		}
+	}
+	return e, errors.Join(errs...)
+}
+
+// planEntry plans an entry that differs from the one that the manager follows.
+func (e *edit) planEntry(m *Manager, want configs.Function) error {
+	f := m.function(want.Name)
+	if f == nil || f.removing {
+		_, err := m.checked(want)
+		e.add = append(e.add, want)
+		return err
+	}
+	change, err := f.plan(want)
+	if f.model.replacing {
+		e.wait = append(e.wait, want)
+	} else {
+		e.changes = append(e.changes, change)
+	}
+	return err
+}
+
+// planUnnamed plans the functions that the file does not name, and returns those that stay.
+func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
 	for _, f := range m.functions {
 		named := func(want configs.Function) bool { return want.Name == f.name }
-		if f.removing || slices.ContainsFunc(c.Functions, named) {
+		if f.removing || slices.ContainsFunc(e.config.Functions, named) {
 			continue
 		}
 		port := func(want configs.Function) bool { return want.Replay.File == "" && m.portHolder(want) == f.name }
@@ -127,12 +140,7 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 			stay = append(stay, f.config)
 		}
 	}
-	for i := range stay {
-		if err := m.cfg.FitShare(&stay[i], slices.Concat(c.Functions, stay[:i])); err != nil {
-			errs = append(errs, fmt.Errorf("keep function %s, which `penstock if add` made: share %w; `penstock if remove %s` makes room", stay[i].Name, err, stay[i].Name))
-		}
-	}
-	return e, errors.Join(errs...)
+	return stay
 }
 
 // plan describes how to turn the function into the one that an entry describes. It changes nothing.
@@ -144,30 +152,9 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 //	share_percent                                   shares are allocated again
 func (f *function) plan(want configs.Function) (*change, error) {
 	m, have := f.m, f.config
-	if err := want.Check(); err != nil {
-		return nil, fmt.Errorf("reconfigure function: %w", err)
+	if err := f.checkEntry(want); err != nil {
+		return nil, err
 	}
-	if err := want.Under(&m.cfg, m.cfg.Device); err != nil {
-		return nil, fmt.Errorf("reconfigure function: %w", err)
-	}
-	if m.cfg.ReceiversOf(have) == m.cfg.ReceiversOf(want) {
-		have.Receivers = want.Receivers
-	}
-	if m.cfg.ChangeOf(have) == m.cfg.ChangeOf(want) {
-		have.Change = want.Change
-	}
-	keys := slices.DeleteFunc(configs.ChangedKeys(have, want), configs.Live)
-	if f.config.Replay.File != "" && have.Port != want.Port {
-		keys = append(keys, "port")
-	}
-	if len(keys) > 0 {
-		takeOut := "take the function out of the file, save, put it back"
-		if !m.file.saved(f.name) {
-			takeOut = fmt.Sprintf("`penstock if remove %s` first", f.name)
-		}
-		return nil, fmt.Errorf("reconfigure function %s: %s cannot change while it runs; %s", f.name, strings.Join(keys, ", "), takeOut)
-	}
-
 	c := &change{f: f, want: want, shares: (m.cfg.Guarantees() || !f.whole()) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
 	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
@@ -189,6 +176,36 @@ func (f *function) plan(want configs.Function) (*change, error) {
 		}
 	}
 	return c, nil
+}
+
+// checkEntry returns an error if an entry is wrong, or the function cannot follow it while it runs.
+func (f *function) checkEntry(want configs.Function) error {
+	cfg, have := &f.m.cfg, f.config
+	err := want.Check()
+	if err == nil {
+		err = want.Under(cfg, cfg.Device)
+	}
+	if err != nil {
+		return fmt.Errorf("reconfigure function: %w", err)
+	}
+	if cfg.ReceiversOf(have) == cfg.ReceiversOf(want) {
+		have.Receivers = want.Receivers
+	}
+	if cfg.ChangeOf(have) == cfg.ChangeOf(want) {
+		have.Change = want.Change
+	}
+	keys := slices.DeleteFunc(configs.ChangedKeys(have, want), configs.Live)
+	if f.config.Replay.File != "" && have.Port != want.Port {
+		keys = append(keys, "port")
+	}
+	if len(keys) == 0 {
+		return nil
+	}
+	takeOut := "take the function out of the file, save, put it back"
+	if !f.m.file.saved(f.name) {
+		takeOut = fmt.Sprintf("`penstock if remove %s` first", f.name)
+	}
+	return fmt.Errorf("reconfigure function %s: %s cannot change while it runs; %s", f.name, strings.Join(keys, ", "), takeOut)
 }
 
 // prepare opens the ports of all changes; if one fails, it opens none and returns an error.

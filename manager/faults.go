@@ -82,22 +82,12 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 	x := &m.faults
 	x.count++
 	now := time.Now()
-	x.struck = map[victim]time.Time{}
-	for _, p := range o.Processes {
-		v := victim{place{p.IF, p.Instance}, p.Generation}
-		switch p.State {
-		case control.Starting, control.Loaded: // it had not touched the device
-		case control.Linking: // unknown: this very fault may have woken it
-			x.struck[v] = now.Add(lingers)
-		default:
-			x.struck[v] = time.Time{}
-		}
-	}
+	x.strike(o, lost, now)
+
 	var names, suspects []string
 	culprits := map[place]uint32{}
 	for _, p := range lost {
 		names = append(names, p.IF)
-		x.struck[victim{place{p.IF, p.Instance}, p.Generation}] = time.Time{}
 		if !p.Blameless {
 			suspects = append(suspects, p.IF)
 			culprits[place{p.IF, p.Instance}] = p.Generation
@@ -114,6 +104,7 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		x.outage = &outage{from: m.lastGood(), waits: map[*instance]bool{}}
 	}
 	x.outage.struck, x.outage.blamed = shm.Now(), verdict.Blamed
+	reason := "the device failed under it: " + lost[0].Reason
 	m.eachInstance(func(in *instance) {
 		if in.tenure.began != 0 && !in.f.removing && !in.pair.Held() {
 			x.outage.waits[in] = true
@@ -122,17 +113,10 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		if in.f.name == verdict.Blamed {
 			culprit = culprits[place{in.f.name, in.index}]
 		}
-		reason := "the device failed under it: " + lost[0].Reason
-		in.pair.Lost(culprit, reason)
-		for generation, p := range in.processes {
-			if p.unreported {
-				in.pair.Gone(generation, reason)
-				p.unreported = false
-			}
-		}
+		in.loseDevice(culprit, reason)
 	})
 	if f := m.function(verdict.Blamed); f != nil {
-		f.fails("the device failed under it: " + lost[0].Reason)
+		f.fails(reason)
 		if verdict.Held > 0 {
 			f.hold(verdict.Held)
 		}
@@ -146,6 +130,36 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 			}
 		}
 	})
+}
+
+// strike records the processes that a fault struck. lost reported it.
+func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now time.Time) {
+	x.struck = map[victim]time.Time{}
+	for _, p := range o.Processes {
+		v := victim{place{p.IF, p.Instance}, p.Generation}
+		switch p.State {
+		case control.Starting, control.Loaded: // it had not touched the device
+		case control.Linking: // unknown: this very fault may have woken it
+			x.struck[v] = now.Add(lingers)
+		default:
+			x.struck[v] = time.Time{}
+		}
+	}
+	for _, p := range lost {
+		x.struck[victim{place{p.IF, p.Instance}, p.Generation}] = time.Time{}
+	}
+}
+
+// loseDevice replaces the instance's processes after a fault. culprit is the generation that
+// caused it, 0 if none of these did.
+func (in *instance) loseDevice(culprit uint32, reason string) {
+	in.pair.Lost(culprit, reason)
+	for generation, p := range in.processes {
+		if p.unreported {
+			in.pair.Gone(generation, reason)
+			p.unreported = false
+		}
+	}
 }
 
 // hearFault is how long the orchestrator has to report that an ended process had

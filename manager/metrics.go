@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/manager/ingest/dpdk"
 	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 	"github.com/penstock/penstock/wire"
 )
@@ -214,116 +215,137 @@ func (*snapshot) Describe(chan<- *prometheus.Desc) {}
 
 // Collect reads every function's counters.
 func (s *snapshot) Collect(out chan<- prometheus.Metric) {
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
+	c := collector{out}
 	s.m.do(func() error {
-		unfollowed := 0.0
-		if !s.m.file.status.Followed {
-			unfollowed = 1
+		c.collectNode(s.m)
+		if s.m.device.gpu != nil {
+			c.collectDevice(s.m)
 		}
-		gauge(descConfiguration, unfollowed)
-		counter(descFolder, s.m.folder.restored)
-		lost := 0.0
-		if s.m.folder.err != nil {
-			lost = 1
-		}
-		gauge(descFolderLost, lost)
-		if gpu := s.m.device.gpu; gpu != nil {
-			counter(descFaults, s.m.faults.count)
-			gauge(descOutage, s.m.faults.last.Seconds())
-			gauge(descMemory, float64(gpu.MemoryBytes))
-			gauge(descUsed, float64(gpu.UsedBytes))
-			if gpu.Weights != nil {
-				gauge(descWeights, float64(gpu.Weights.Bytes))
-				gauge(descWeightFiles, float64(gpu.Weights.Files))
-			}
-		}
-		if p := s.m.network.Frames(); p != nil {
-			for reason, n := range p.Frames {
-				counter(descFrames, n, frame.Reason(reason).String())
-			}
-			counter(descAnswered, p.Answered.ARP, "arp")
-			counter(descAnswered, p.Answered.Neighbour, "neighbour")
-			counter(descAnswered, p.Answered.Echo, "echo")
-			counter(descConflicts, p.Answered.Conflicts)
-			counter(descLost, p.Missed, "missed")
-			counter(descLost, p.NoMbuf, "no_mbuf")
-			counter(descLost, p.Unsent, "unsent")
-			counter(descLost, p.NoNeighbour, "no_neighbour")
-			up := 0.0
-			if p.LinkUp {
-				up = 1
-			}
-			gauge(descLink, up)
-			gauge(descMbufs, float64(p.MbufsHeld), "held")
-			gauge(descMbufs, float64(p.Mbufs-p.MbufsHeld), "free")
+		if frames := s.m.network.Frames(); frames != nil {
+			c.collectFrames(frames)
 		}
 		for _, f := range s.m.functions {
-			for i, in := range f.instances {
-				if s.m.cfg.Guarantees() {
-					collectGuarantee(out, in)
-				} else {
-					gauge(descShare, in.sharePercent()/100, f.name, strconv.Itoa(i))
-				}
-				if q := in.pair.Active(); q != nil && s.m.onGPU() {
-					gauge(descSMs, float64(in.processes.known(q.Generation).sms), f.name, strconv.Itoa(i))
-				}
+			for _, in := range f.instances {
+				c.collectInstance(in)
 			}
-			stats := f.port.Stats()
-			src, counts := stats.Source, stats.Requests
-			counter(descSwaps, f.swaps.count, f.name)
-			counter(descHangs, f.hangs, f.name)
-			counter(descAccepted, stats.Accepted, f.name)
-			counter(descRejected, stats.Rejected, f.name)
-			counter(descDatagrams, src.Datagrams, f.name)
-			counter(descBytes, src.Bytes, f.name)
-			counter(descDrops, src.KernelDrops, f.name, "kernel")
-			counter(descDrops, src.Truncated, f.name, "truncated")
-			for reason, n := range counts.Malformed {
-				if r := wire.Reason(reason); r != wire.ReasonNone {
-					counter(descDrops, n, f.name, r.String())
-				}
-			}
-			for reason, n := range counts.Dropped {
-				counter(descDrops, n, f.name, aggregate.Drop(reason).String())
-			}
-			for status, n := range stats.Results {
-				counter(descResults, n, f.name, wire.Status(status).String())
-			}
-			counter(descWishes, counts.Wishes, f.name)
-			counter(descWithheld, counts.Withheld, f.name)
-			counter(descEvicted, counts.Evicted, f.name)
-			counter(descShed, counts.Shed, f.name)
-			counter(descUnsent, stats.Unsent, f.name)
-			gauge(descShedding, src.Shedding, f.name)
-			gauge(descHeld, float64(src.HeldBytes), f.name)
-			gauge(descSlab, float64(src.SlabBytes), f.name)
-			gauge(descInFlight, float64(stats.InFlight), f.name)
-			gauge(descPersistent, float64(f.memory.persistentBytes), f.name)
-			gauge(descEphemeral, float64(f.memory.ephemeralBytes), f.name)
+			c.collectFunction(f)
 		}
 		return nil
 	})
 }
 
-func collectGuarantee(out chan<- prometheus.Metric, in *instance) {
+// collector sends metrics.
+type collector struct {
+	out chan<- prometheus.Metric
+}
+
+func (c collector) counter(d *prometheus.Desc, v uint64, labels ...string) {
+	c.out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+}
+
+func (c collector) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	c.out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+// flag sends a gauge of 1 or 0.
+func (c collector) flag(d *prometheus.Desc, set bool, labels ...string) {
+	v := 0.0
+	if set {
+		v = 1
+	}
+	c.gauge(d, v, labels...)
+}
+
+func (c collector) collectNode(m *Manager) {
+	c.flag(descConfiguration, !m.file.status.Followed)
+	c.counter(descFolder, m.folder.restored)
+	c.flag(descFolderLost, m.folder.err != nil)
+}
+
+func (c collector) collectDevice(m *Manager) {
+	gpu := m.device.gpu
+	c.counter(descFaults, m.faults.count)
+	c.gauge(descOutage, m.faults.last.Seconds())
+	c.gauge(descMemory, float64(gpu.MemoryBytes))
+	c.gauge(descUsed, float64(gpu.UsedBytes))
+	if gpu.Weights != nil {
+		c.gauge(descWeights, float64(gpu.Weights.Bytes))
+		c.gauge(descWeightFiles, float64(gpu.Weights.Files))
+	}
+}
+
+// collectFrames sends what an Ethernet port counted.
+func (c collector) collectFrames(p *dpdk.GroupStats) {
+	for reason, n := range p.Frames {
+		c.counter(descFrames, n, frame.Reason(reason).String())
+	}
+	c.counter(descAnswered, p.Answered.ARP, "arp")
+	c.counter(descAnswered, p.Answered.Neighbour, "neighbour")
+	c.counter(descAnswered, p.Answered.Echo, "echo")
+	c.counter(descConflicts, p.Answered.Conflicts)
+	c.counter(descLost, p.Missed, "missed")
+	c.counter(descLost, p.NoMbuf, "no_mbuf")
+	c.counter(descLost, p.Unsent, "unsent")
+	c.counter(descLost, p.NoNeighbour, "no_neighbour")
+	c.flag(descLink, p.LinkUp)
+	c.gauge(descMbufs, float64(p.MbufsHeld), "held")
+	c.gauge(descMbufs, float64(p.Mbufs-p.MbufsHeld), "free")
+}
+
+func (c collector) collectInstance(in *instance) {
+	index := strconv.Itoa(in.index)
+	if in.m.cfg.Guarantees() {
+		c.collectGuarantee(in)
+	} else {
+		c.gauge(descShare, in.sharePercent()/100, in.f.name, index)
+	}
+	if q := in.pair.Active(); q != nil && in.m.onGPU() {
+		c.gauge(descSMs, float64(in.processes.known(q.Generation).sms), in.f.name, index)
+	}
+}
+
+func (c collector) collectFunction(f *function) {
+	stats := f.port.Stats()
+	src, counts := stats.Source, stats.Requests
+	c.counter(descSwaps, f.swaps.count, f.name)
+	c.counter(descHangs, f.hangs, f.name)
+	c.counter(descAccepted, stats.Accepted, f.name)
+	c.counter(descRejected, stats.Rejected, f.name)
+	c.counter(descDatagrams, src.Datagrams, f.name)
+	c.counter(descBytes, src.Bytes, f.name)
+	c.counter(descDrops, src.KernelDrops, f.name, "kernel")
+	c.counter(descDrops, src.Truncated, f.name, "truncated")
+	for reason, n := range counts.Malformed {
+		if r := wire.Reason(reason); r != wire.ReasonNone {
+			c.counter(descDrops, n, f.name, r.String())
+		}
+	}
+	for reason, n := range counts.Dropped {
+		c.counter(descDrops, n, f.name, aggregate.Drop(reason).String())
+	}
+	for status, n := range stats.Results {
+		c.counter(descResults, n, f.name, wire.Status(status).String())
+	}
+	c.counter(descWishes, counts.Wishes, f.name)
+	c.counter(descWithheld, counts.Withheld, f.name)
+	c.counter(descEvicted, counts.Evicted, f.name)
+	c.counter(descShed, counts.Shed, f.name)
+	c.counter(descUnsent, stats.Unsent, f.name)
+	c.gauge(descShedding, src.Shedding, f.name)
+	c.gauge(descHeld, float64(src.HeldBytes), f.name)
+	c.gauge(descSlab, float64(src.SlabBytes), f.name)
+	c.gauge(descInFlight, float64(stats.InFlight), f.name)
+	c.gauge(descPersistent, float64(f.memory.persistentBytes), f.name)
+	c.gauge(descEphemeral, float64(f.memory.ephemeralBytes), f.name)
+}
+
+func (c collector) collectGuarantee(in *instance) {
 	labels := []string{in.f.name, strconv.Itoa(in.index)}
-	gauge := func(d *prometheus.Desc, v float64) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
 	e := &in.entitled
-	gauge(descGuarantee, e.action.Guarantee)
-	gauge(descNeed, e.action.Need)
-	feasible := 1.0
-	if e.action.Infeasible != "" {
-		feasible = 0
-	}
-	gauge(descFeasible, feasible)
+	c.gauge(descGuarantee, e.action.Guarantee, labels...)
+	c.gauge(descNeed, e.action.Need, labels...)
+	c.flag(descFeasible, e.action.Infeasible == "", labels...)
 	for priority, spent := range map[string]time.Duration{"guaranteed": e.spent.total - e.spent.demoted, "demoted": e.spent.demoted} {
-		out <- prometheus.MustNewConstMetric(descDeviceTime, prometheus.CounterValue, spent.Seconds(), append(slices.Clone(labels), priority)...)
+		c.out <- prometheus.MustNewConstMetric(descDeviceTime, prometheus.CounterValue, spent.Seconds(), append(slices.Clone(labels), priority)...)
 	}
 }
