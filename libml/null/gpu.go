@@ -10,24 +10,24 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// ptx is what `make ptx` made of null.cu.
+// ptx is made from null.cu by `make ptx`.
 //
 //go:embed null.ptx
 var ptx []byte
 
-// gpu is the part of the framework that computes on a GPU: a batch's answers are
-// written by kernels on its slot's stream.
+// gpu is the part of the framework that computes on a GPU: kernels on a slot's stream write a
+// batch's answers.
 type gpu struct {
 	context                     *cuda.Context
 	module                      *cuda.Module
 	digest, values, work, fault cuda.Function
 	scratch                     cuda.Pointer // the slots' digests
-	ballast                     cuda.Pointer // that was ordered; 0: none
+	ballast                     cuda.Pointer // Behaviour.Allocate; 0: none
 	most                        int          // images of the largest batch
 	faulty                      *cuda.Args
 }
 
-// openGPU brings what it takes to the device, and the ballast: bytes more.
+// openGPU loads the kernels and allocates memory, and ballast bytes in addition.
 func openGPU(name string, most int, ballast int64) (_ *gpu, err error) {
 	d, err := cuda.Find(name)
 	if err != nil {
@@ -63,7 +63,7 @@ func openGPU(name string, most int, ballast int64) (_ *gpu, err error) {
 			return nil, fmt.Errorf("allocate %d bytes: %w", ballast, err)
 		}
 	}
-	const nowhere = 8 // no address of the device
+	const nowhere = 8 // not an address of the device
 	g.faulty.SetPointer(0, nowhere)
 	return g, nil
 }
@@ -72,8 +72,7 @@ const digestBytes = 4
 
 func (g *gpu) scratchBytes() int { return device.Slots * g.most * digestBytes }
 
-// close gives it all back; the thread is bound to the context no more. It returns the
-// first error.
+// close frees everything and unbinds the context from the thread. It returns the first error.
 func (g *gpu) close() (err error) {
 	keep := func(e error) {
 		if err == nil {
@@ -101,30 +100,29 @@ type launches struct {
 	work   *cuda.Args   // nil: none
 }
 
-// The work of a batch is reckoned in what an H200 does: all its multiprocessors, at
-// their highest clock, each four warps' instructions a cycle. It is cut into blocks,
-// which the device hands to whatever multiprocessors the stream may use: on half of
-// them it takes twice as long.
+// The work of a batch is measured in the speed of an H200: all multiprocessors at their max clock,
+// each with four warps' instructions per cycle. It is divided into blocks, which the device
+// distributes over the multiprocessors of the stream. On half of them it takes twice as long.
 const (
 	workSMs      = 132
 	workKHz      = 1_980_000
-	lanes        = 128 // of a multiprocessor, an operation each a cycle
+	lanes        = 128 // of a multiprocessor, with one operation per cycle each
 	workThreads  = 1024
-	operations   = 64 // of a thread in a round of null_spin
+	operations   = 64 // of a thread in one round of null_spin
 	blocksPerSM  = 8
 	workBlocks   = workSMs * blocksPerSM
-	roundCycles  = workThreads * operations / lanes // of a block that has a multiprocessor to itself
-	answerBlock  = 256                              // threads, as null.cu says
+	roundCycles  = workThreads * operations / lanes // of a block that runs alone on a multiprocessor
+	answerBlock  = 256                              // threads, as in null.cu
 	mostOfRounds = 1 << 31
 )
 
-// rounds is how many rounds each block of work makes, so that all of it takes d.
+// rounds returns how many rounds each block runs, so that all work takes d.
 func rounds(d time.Duration) uint32 {
 	cycles := d.Seconds() * workKHz * 1000 / blocksPerSM
 	return uint32(min(max(1, cycles/roundCycles), mostOfRounds))
 }
 
-// prepare makes the kernels of a batch of n in a slot.
+// prepare makes the launches of a batch of n in a slot.
 func (g *gpu) prepare(card *models.Card, slot, n int, b batch, do *Behaviour) *launches {
 	digests := g.scratch + cuda.Pointer(slot*g.most*digestBytes)
 	l := &launches{gpu: g, images: uint32(n), digest: cuda.NewArgs(8, 4, 8)}
@@ -152,7 +150,7 @@ func (g *gpu) prepare(card *models.Card, slot, n int, b batch, do *Behaviour) *l
 	return l
 }
 
-// queue queues the batch on a stream, with a fault at its head if that was ordered. It allocates
+// queue queues the batch on a stream, after a fault if the behaviour has one now. It allocates
 // nothing.
 func (l *launches) queue(stream cuda.Stream, fault bool) error {
 	if fault {

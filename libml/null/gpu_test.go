@@ -24,12 +24,12 @@ func TestMain(m *testing.M) {
 	cudafake.Main(m, cudafake.Kernels(nulltest.Twins), cudafake.Kernels(gputest.Twins))
 }
 
-func TestTheSuiteOnTheFake(t *testing.T) {
+func TestSuiteOnFake(t *testing.T) {
 	cudafake.Check(t)
 	nulltest.Run(t)
 }
 
-func TestThePTXIsOfThisSource(t *testing.T) {
+func TestPTXSource(t *testing.T) {
 	source, err := os.ReadFile("null.cu")
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestThePTXIsOfThisSource(t *testing.T) {
 	}
 }
 
-func TestWhatIsForAGPUIsRefusedOnTheCPU(t *testing.T) {
+func TestGPUWordsOnCPU(t *testing.T) {
 	for _, words := range []string{"spin=1ms", "spin_per_image=1ms", "fault_after=3", "allocate=100"} {
 		t.Setenv(null.Variable, words)
 		err := null.New().Init(libml.Environment{Card: &models.Card{}, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU})

@@ -1,14 +1,13 @@
-// Package null is the framework "null": no model. A batch takes as long as it is
-// told to, answers can be computed from the pictures, and it misbehaves on demand.
-// Benchmarks measure Penstock around it; tests see how Penstock stands a bad
-// inference function.
+// Package null is the framework "null": no model. A batch takes a configured time, answers can be
+// computed from the pictures, and the framework fails on demand. Benchmarks use it to measure
+// Penstock alone; tests use it as a bad inference function.
 //
-// PENSTOCK_NULL says what it does, as a list of words with commas between; empty
-// means batches that take no time.
+// PENSTOCK_NULL is its behaviour, as a list of words separated by commas. If it is empty, batches
+// take no time.
 //
-//	busy=1ms           a batch uses so much CPU time (a CPU share slows it down)
-//	busy_per_image=1ms and so much more for each image of it
-//	sleep=1ms          a batch waits so long (a CPU share does not matter)
+//	busy=1ms           CPU time of a batch (a CPU share slows it down)
+//	busy_per_image=1ms additional CPU time per image
+//	sleep=1ms          a batch waits for that time (a CPU share does not matter)
 //	nan                every output is not a number
 //	fail=STEP          init, load, link, configure or infer returns an error
 //	fail_after=N       batches after the first N return an error
@@ -16,15 +15,14 @@
 //	crash_after=N      the batch after the first N kills the process (SIGKILL)
 //	host_stage=no      LoadModel returns libml.ErrNoHostStage
 //
-// On a GPU the answers are computed there, by kernels on the slot's stream, and there
-// is more to order:
+// On a GPU, kernels on the slot's stream compute the answers, and there are more words:
 //
-//	spin=2ms           a batch has as much work as keeps all multiprocessors of an
-//	                   H200 busy for so long; on half of them it takes twice as long
-//	spin_per_image=1ms and so much more for each image of it
-//	fault_after=N      the batch after the first N writes where it must not, which
-//	                   loses the device
-//	allocate=BYTES     so much of its memory is taken by link, if there is as much
+//	spin=2ms           a batch keeps all multiprocessors of an H200 busy for that
+//	                   time; on half of them it takes twice as long
+//	spin_per_image=1ms additional time per image
+//	fault_after=N      the batch after the first N writes to an invalid address,
+//	                   which loses the device
+//	allocate=BYTES     LinkModel allocates that much of the device's memory
 //
 // The warm-up batches count, and on a GPU both slots are warmed up.
 package null
@@ -51,21 +49,21 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// Variable names the environment variable that says what the framework does.
+// Variable is the name of the environment variable with the framework's behaviour.
 const Variable = "PENSTOCK_NULL"
 
-// ErrOrdered is returned by the steps that are told to fail.
+// ErrOrdered is returned by the steps that fail on demand.
 var ErrOrdered = errors.New("failure ordered by " + Variable)
 
-// Behaviour is what a batch costs and what goes wrong. The zero value is a
-// framework that takes no time and behaves.
+// Behaviour is the cost of a batch, and the failures. The zero value takes no time and does not
+// fail.
 type Behaviour struct {
 	Busy, BusyPerImage time.Duration // CPU time of the calling thread
 	Sleep              time.Duration
 	NaN                bool
 	Fail               string // a step: init, load, link, configure, infer
-	// The batch, counted from 1, that is the first to fail, to hang, to kill the
-	// process, or to lose the GPU; 0 for none.
+	// The first batch, counted from 1, that fails, hangs, kills the process, or loses the
+	// GPU; 0 for none.
 	FailAt, HangAt, CrashAt, FaultAt int64
 	NoHostStage                      bool
 	// On a GPU only.
@@ -73,8 +71,7 @@ type Behaviour struct {
 	Allocate           int64         // bytes
 }
 
-// needsGPU is a word of those that were said which means something on a GPU only, or
-// "".
+// needsGPU returns a word of the behaviour that requires a GPU, or "".
 func (b *Behaviour) needsGPU() string {
 	switch {
 	case b.Spin > 0:
@@ -97,7 +94,7 @@ var (
 	steps = []string{"init", "load", "link", "configure", "infer"}
 )
 
-// parseBehaviour reads what PENSTOCK_NULL says.
+// parseBehaviour reads PENSTOCK_NULL.
 func parseBehaviour(s string) (Behaviour, error) {
 	var b Behaviour
 	for word := range strings.SplitSeq(s, ",") {
@@ -159,7 +156,7 @@ func duration(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// after reads how many batches go well and returns the one that follows.
+// after reads how many batches succeed and returns the number of the next one.
 func after(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 32)
 	if err != nil || n < 0 {
@@ -170,7 +167,7 @@ func after(s string) (int64, error) {
 
 // Framework is the null framework for one card.
 type Framework struct {
-	behaviour *Behaviour // nil: as the environment says, read by Init
+	behaviour *Behaviour // nil: Init reads it from the environment
 	card      *models.Card
 	mu        sync.RWMutex                // guards batches
 	batches   [device.Slots]map[int]batch // of a slot, by size
@@ -191,10 +188,10 @@ var (
 	_ libml.Demotable = (*Framework)(nil)
 )
 
-// New returns a framework that does what PENSTOCK_NULL says.
+// New returns a framework with the behaviour of PENSTOCK_NULL.
 func New() *Framework { return new(Framework) }
 
-// NewWith returns a framework that does as b says.
+// NewWith returns a framework with the behaviour b.
 func NewWith(b Behaviour) *Framework { return &Framework{behaviour: &b} }
 
 func (f *Framework) step(name string) error {
@@ -235,7 +232,7 @@ func (f *Framework) LoadModel() error {
 	return f.step("load")
 }
 
-// LinkModel has nothing to link but, on a GPU, kernels.
+// LinkModel loads the kernels on a GPU; otherwise it has nothing to link.
 func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 	if err := f.step("link"); err != nil || f.name == "" {
 		return 0, err
@@ -246,7 +243,7 @@ func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 	return int64(f.gpu.scratchBytes()) + f.behaviour.Allocate, nil
 }
 
-// Demotable is true.
+// Demotable returns true.
 func (f *Framework) Demotable(int, int) bool { return true }
 
 // ConfigureBatch remembers the buffers.
@@ -264,7 +261,7 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	return 0, f.step("configure")
 }
 
-// InferBatch takes its time, then answers each image as Digest and Value say.
+// InferBatch takes its time, then writes Value of each image's Digest to the outputs.
 func (f *Framework) InferBatch(slot, n int) error {
 	f.mu.RLock()
 	b, ok := f.batches[slot][n]
@@ -310,7 +307,7 @@ func (f *Framework) InferBatch(slot, n int) error {
 	return nil
 }
 
-// Deinit forgets the buffers and gives back what is on a GPU.
+// Deinit forgets the buffers and frees the memory on a GPU.
 func (f *Framework) Deinit() error {
 	f.batches = [device.Slots]map[int]batch{}
 	if f.gpu == nil {
@@ -321,29 +318,29 @@ func (f *Framework) Deinit() error {
 	return err
 }
 
-// Digest sums up one image of the batch tensor: every byte and its place counts.
-// It is 24 bits, what a float32 holds exactly.
+// Digest returns a sum of one image of the batch tensor that depends on every byte and its place.
+// It has 24 bits, which a float32 represents exactly.
 func Digest(image []byte) uint32 {
 	var sum, weight uint64 = 0, 1
 	for len(image) >= 8 {
 		sum += binary.LittleEndian.Uint64(image) * weight
-		weight += 2 // odd, so that no byte is multiplied away
+		weight += 2 // odd, so that every byte changes the sum
 		image = image[8:]
 	}
 	for _, b := range image {
 		sum += uint64(b) * weight
 		weight += 2
 	}
-	return uint32(sum * 0x9e3779b97f4a7c15 >> 40) // the golden ratio spreads all bits to the top
+	return uint32(sum * 0x9e3779b97f4a7c15 >> 40) // the golden ratio distributes all bits to the top
 }
 
-// Value is element e of output o for an image of that digest.
+// Value returns element e of output o for an image with that digest.
 func Value(digest uint32, o, e int) float32 {
 	return float32((digest + uint32(o)<<16 + uint32(e)) & 0xffffff)
 }
 
-// spin uses the CPU for d of the thread's own CPU time; the caller is locked to
-// its thread, or what other goroutines use on it counts too.
+// spin uses d of the thread's CPU time. The caller is locked to its thread; otherwise the time of
+// other goroutines on it would count.
 func spin(d time.Duration) {
 	if d <= 0 {
 		return
@@ -352,11 +349,11 @@ func spin(d time.Duration) {
 	}
 }
 
-// threadTime is the CPU time that the calling thread has used.
+// threadTime returns the CPU time that the calling thread has used.
 func threadTime() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		panic(err) // the clock is as old as the kernel's threads
+		panic(err) // every kernel has this clock
 	}
 	return time.Duration(ts.Nano())
 }

@@ -30,7 +30,7 @@ func card() *models.Card {
 	}
 }
 
-// configured brings a framework to a batch of n in slot 0.
+// configured configures a framework for a batch of n in slot 0.
 func configured(t *testing.T, words string, n int) (f *Framework, input []byte, outputs [][]byte) {
 	t.Helper()
 	t.Setenv(Variable, words)
@@ -60,7 +60,7 @@ func float(b []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))
 }
 
-func TestEveryAnswerFollowsFromItsPicture(t *testing.T) {
+func TestAnswers(t *testing.T) {
 	f, input, outputs := configured(t, "", 4)
 	if err := f.InferBatch(0, 4); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestEveryAnswerFollowsFromItsPicture(t *testing.T) {
 	}
 }
 
-func TestDigestSeesEveryByteAndItsPlace(t *testing.T) {
+func TestDigest(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		image := rapid.SliceOfN(rapid.Byte(), 1, 100).Draw(t, "image")
 		at := rapid.IntRange(0, len(image)-1).Draw(t, "at")
@@ -95,7 +95,7 @@ func TestDigestSeesEveryByteAndItsPlace(t *testing.T) {
 	}
 }
 
-func TestBusyUsesCPUTime(t *testing.T) {
+func TestBusy(t *testing.T) {
 	f, _, _ := configured(t, "busy=3ms,busy_per_image=1ms", 2)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -108,7 +108,7 @@ func TestBusyUsesCPUTime(t *testing.T) {
 	}
 }
 
-func TestSleepTakesTime(t *testing.T) {
+func TestSleep(t *testing.T) {
 	f, _, _ := configured(t, "sleep=5ms", 1)
 	before := time.Now()
 	if err := f.InferBatch(0, 1); err != nil {
@@ -119,7 +119,7 @@ func TestSleepTakesTime(t *testing.T) {
 	}
 }
 
-func TestNaNIsWhatItSays(t *testing.T) {
+func TestNaN(t *testing.T) {
 	f, _, outputs := configured(t, "nan", 1)
 	if err := f.InferBatch(0, 1); err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestNaNIsWhatItSays(t *testing.T) {
 	}
 }
 
-func TestEachStepFailsOnOrder(t *testing.T) {
+func TestFailStep(t *testing.T) {
 	for i, step := range steps {
 		t.Run(step, func(t *testing.T) {
 			t.Setenv(Variable, "fail="+step)
@@ -155,7 +155,7 @@ func TestEachStepFailsOnOrder(t *testing.T) {
 	}
 }
 
-func TestBatchesFailAfterAsManyAsOrdered(t *testing.T) {
+func TestFailAfter(t *testing.T) {
 	f, _, _ := configured(t, "fail_after=3", 1)
 	for i := range 5 {
 		if err := f.InferBatch(0, 1); errors.Is(err, ErrOrdered) != (i >= 3) {
@@ -164,25 +164,24 @@ func TestBatchesFailAfterAsManyAsOrdered(t *testing.T) {
 	}
 }
 
-func TestTheHostStageMayBeMissing(t *testing.T) {
+func TestNoHostStage(t *testing.T) {
 	f, _, _ := configured(t, "host_stage=no", 1)
 	if err := f.LoadModel(); !errors.Is(err, libml.ErrNoHostStage) {
 		t.Errorf("got %v", err)
 	}
 }
 
-// childVariable is set in the test's own child processes, in which a bad end
-// costs nothing.
+// childVariable is set in child processes of the test, which may crash.
 const childVariable = "NULL_TEST_CHILD"
 
-// child runs the calling test again in a process of its own.
+// child runs the calling test again in a child process.
 func child(t *testing.T) *exec.Cmd {
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	return cmd
 }
 
-func TestHangNeverReturns(t *testing.T) {
+func TestHang(t *testing.T) {
 	if os.Getenv(childVariable) != "" {
 		f, _, _ := configured(t, "hang_after=1", 1)
 		if err := f.InferBatch(0, 1); err != nil {
@@ -215,7 +214,7 @@ func TestHangNeverReturns(t *testing.T) {
 	<-ended
 }
 
-func TestCrashKillsTheProcess(t *testing.T) {
+func TestCrash(t *testing.T) {
 	if os.Getenv(childVariable) != "" {
 		f, _, _ := configured(t, "crash_after=0", 1)
 		t.Fatal(f.InferBatch(0, 1))
@@ -229,7 +228,7 @@ func TestCrashKillsTheProcess(t *testing.T) {
 	}
 }
 
-func TestParseBehaviourSaysWhatIsWrong(t *testing.T) {
+func TestParseBehaviour(t *testing.T) {
 	for words, want := range map[string]string{
 		"busi=1ms":       `did you mean "busy"?`,
 		"busy=1":         "like 1ms",
@@ -253,7 +252,7 @@ func TestParseBehaviourSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestInferBatchDoesNotAllocate(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	f, _, _ := configured(t, "busy=1us", 2)
 	if n := testing.AllocsPerRun(100, func() {
 		if err := f.InferBatch(0, 2); err != nil {

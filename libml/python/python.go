@@ -1,5 +1,5 @@
-// Package python finds what models in Python need: an interpreter, the module penstock
-// (the folder beside this file), and libpenstock.so.
+// Package python finds the files that models in Python need: an interpreter, the module penstock
+// (the folder next to this file), and libpenstock.so.
 package python
 
 import (
@@ -14,21 +14,21 @@ import (
 	"time"
 )
 
-// What says otherwise than the search does.
+// Environment variables that replace the search.
 const (
-	// InterpreterVariable names the python3 that runs models of framework pytorch: a
-	// path, or a name that is looked up in PATH.
+	// InterpreterVariable has the python3 that runs models of framework pytorch: a path, or
+	// a name to find in PATH.
 	InterpreterVariable = "PENSTOCK_PYTHON"
-	// folderVariable names the folder that has the module penstock.
+	// folderVariable has the folder that contains the module penstock.
 	folderVariable = "PENSTOCK_PYTHONPATH"
-	// libraryVariable names libpenstock.so; the module reads it, too.
+	// libraryVariable has the path of libpenstock.so; the module reads it, too.
 	libraryVariable = "PENSTOCK_LIBRARY"
 )
 
 // errMissing is wrapped if a file or an interpreter is not found.
 var errMissing = errors.New("not found")
 
-// findInterpreter is the python3 that runs models.
+// findInterpreter returns the python3 that runs models.
 func findInterpreter() (string, error) {
 	name, from := os.Getenv(InterpreterVariable), InterpreterVariable+" says "
 	if name == "" {
@@ -41,30 +41,31 @@ func findInterpreter() (string, error) {
 	return path, nil
 }
 
-// moduleFolder has the module penstock. It is looked for
+// moduleFolder returns the folder that contains the module penstock. It searches
 //
-//  1. where PENSTOCK_PYTHONPATH says; when that is set, nowhere else
-//  2. in lib/python beside the executable
-//  3. in ../lib/python, as installed under a prefix
-//  4. in ../libml/python, in a clone
+//  1. PENSTOCK_PYTHONPATH and, if that is set, no other place
+//  2. lib/python next to the executable
+//  3. ../lib/python, for an installation under a prefix
+//  4. ../libml/python, for a clone
 func moduleFolder() (string, error) {
 	return find("module penstock", folderVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "python"), filepath.Join(dir, "..", "lib", "python"), filepath.Join(dir, "..", "libml", "python")}
 	}, filepath.Join("penstock", "__init__.py"), "a clone has it in libml/python")
 }
 
-// findLibrary is libpenstock.so. It is looked for
+// findLibrary returns the path of libpenstock.so. It searches
 //
-//  1. where PENSTOCK_LIBRARY says; when that is set, nowhere else
-//  2. in lib beside the executable, where `make build` puts it
-//  3. in ../lib, as installed under a prefix
+//  1. PENSTOCK_LIBRARY and, if that is set, no other place
+//  2. lib next to the executable, the place of `make build`
+//  3. ../lib, for an installation under a prefix
 func findLibrary() (string, error) {
 	return find("libpenstock.so", libraryVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "libpenstock.so"), filepath.Join(dir, "..", "lib", "libpenstock.so")}
 	}, "", "`make build` makes it")
 }
 
-// find looks for a place that has a file, or is one; origin is where one comes from.
+// find returns the first place that is, or contains, the file. origin names the source of a place
+// in errors.
 func find(what, variable string, places func(dir string) []string, file, origin string) (string, error) {
 	has := func(place string) bool {
 		info, err := os.Stat(filepath.Join(place, file))
@@ -94,8 +95,8 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 	return "", fmt.Errorf("%s: %w: not at %s; %s, and %s names another place", what, errMissing, strings.Join(looked, ", "), origin, variable)
 }
 
-// SetEnvironment has the children of this process find module and library, where they
-// are there: a card's own command in Python imports penstock then.
+// SetEnvironment sets the variables with which children of this process find module and library, if
+// these exist. A card's command in Python can then import penstock.
 func SetEnvironment() error {
 	if folder, err := moduleFolder(); err == nil {
 		if err := os.Setenv("PYTHONPATH", joined(folder, os.Getenv("PYTHONPATH"))); err != nil {
@@ -117,7 +118,7 @@ func joined(first, rest string) string {
 	return first + string(filepath.ListSeparator) + rest
 }
 
-// Command runs a module of the folder. The error names all that is missing.
+// Command returns a command that runs a module of the folder. The error names all missing files.
 func Command(module string) ([]string, error) {
 	interpreter, err := findInterpreter()
 	_, folderErr := moduleFolder()
@@ -128,8 +129,8 @@ func Command(module string) ([]string, error) {
 	return []string{interpreter, "-m", module}, nil
 }
 
-// PyTorch asks the interpreter for its PyTorch: "2.11.0+cu130, CUDA 13.0", or
-// "1.13.1, no CUDA". It takes as long as the import, seconds; no GPU is touched.
+// PyTorch returns the version of the interpreter's PyTorch: "2.11.0+cu130, CUDA 13.0", or "1.13.1,
+// no CUDA". The import takes seconds. It touches no GPU.
 func PyTorch(ctx context.Context) (string, error) {
 	interpreter, err := findInterpreter()
 	if err != nil {
@@ -138,12 +139,11 @@ func PyTorch(ctx context.Context) (string, error) {
 	return pyTorchOf(ctx, interpreter)
 }
 
-// Debian is the python3 that Debian's packages are installed for, python3-torch of them.
+// Debian is the python3 of Debian's packages, such as python3-torch.
 const Debian = "/usr/bin/python3"
 
-// PyTorchElsewhere looks for PyTorch in every other python3 of PATH and in Debian's, in
-// this order: the interpreter that has it, and what PyTorch says of it. Both are empty
-// where none has.
+// PyTorchElsewhere searches for PyTorch in every other python3 of PATH, then in Debian's. It
+// returns the first interpreter that has it, and the version. Both are empty if none has it.
 func PyTorchElsewhere(ctx context.Context) (interpreter, version string) {
 	return pyTorchElsewhere(ctx, Debian)
 }
@@ -155,14 +155,14 @@ func pyTorchElsewhere(ctx context.Context, last string) (interpreter, version st
 	}
 	tried := map[string]bool{}
 	if asked, err := findInterpreter(); err == nil {
-		tried[there(asked)] = true
+		tried[resolve(asked)] = true
 	}
 	for _, place := range append(places, last) {
 		path, err := exec.LookPath(place)
-		if err != nil || !filepath.IsAbs(path) || tried[there(path)] {
+		if err != nil || !filepath.IsAbs(path) || tried[resolve(path)] {
 			continue
 		}
-		tried[there(path)] = true
+		tried[resolve(path)] = true
 		if version, err := pyTorchOf(ctx, path); err == nil {
 			return path, version
 		}
@@ -170,9 +170,9 @@ func pyTorchElsewhere(ctx context.Context, last string) (interpreter, version st
 	return "", ""
 }
 
-// there is a path whose folder is no link: of /bin/python3 it is /usr/bin/python3. The
-// file may be a link, as a venv's is to another python3 that finds other packages.
-func there(path string) string {
+// resolve returns a path whose folder is not a link, such as /usr/bin/python3 for /bin/python3. The
+// file may be a link: a venv's link finds other packages than its target.
+func resolve(path string) string {
 	if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
 		return filepath.Join(dir, filepath.Base(path))
 	}
@@ -195,7 +195,7 @@ func pyTorchOf(ctx context.Context, interpreter string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// lastLine is a traceback's, which says what went wrong.
+// lastLine returns the last line of a traceback, which is the error.
 func lastLine(lines []string, err error) string {
 	if last := lines[len(lines)-1]; last != "" {
 		return last

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// The module's own tests, in each python3 that there may be: PyTorch's tests are skipped,
-// and say so, where it is missing.
+// TestModule runs the module's tests in each python3. If PyTorch is missing, its tests are skipped
+// and report that.
 func TestModule(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("python3 is missing: the module penstock is not tested here")
@@ -42,7 +42,7 @@ func TestModule(t *testing.T) {
 	}
 }
 
-func TestWhatVariablesNameIsTakenOrRefused(t *testing.T) {
+func TestVariables(t *testing.T) {
 	dir := t.TempDir()
 	library := filepath.Join(dir, "libpenstock.so")
 	if err := os.WriteFile(library, nil, 0o600); err != nil {
@@ -71,7 +71,7 @@ func TestWhatVariablesNameIsTakenOrRefused(t *testing.T) {
 			t.Errorf("%s=%s: found %q, %v; want a refusal that names both", c.variable, c.bad, got, err)
 		}
 	}
-	// All that is missing is said at once.
+	// The error names all missing files.
 	t.Setenv(libraryVariable, dir)
 	_, err := Command("penstock.pytorch")
 	for _, variable := range []string{libraryVariable, folderVariable, InterpreterVariable} {
@@ -81,7 +81,7 @@ func TestWhatVariablesNameIsTakenOrRefused(t *testing.T) {
 	}
 }
 
-func TestChildrenFindTheModule(t *testing.T) {
+func TestChildren(t *testing.T) {
 	here, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -96,8 +96,8 @@ func TestChildrenFindTheModule(t *testing.T) {
 	}
 }
 
-// interpreterIn writes a python3 that answers any question with those words, or fails
-// where there are none.
+// interpreterIn writes a python3 that prints these words for any program. It fails if there are
+// none.
 func interpreterIn(t *testing.T, dir, says string) string {
 	t.Helper()
 	script := "#!/bin/sh\nexit 1\n"
@@ -111,7 +111,7 @@ func interpreterIn(t *testing.T, dir, says string) string {
 	return path
 }
 
-func TestPyTorchIsFoundInAnotherInterpreter(t *testing.T) {
+func TestPyTorchElsewhere(t *testing.T) {
 	without, with, linked := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "linked")
 	asked, other := interpreterIn(t, without, ""), interpreterIn(t, with, "2.11.0, CUDA 13.0")
 	if err := os.Symlink(with, linked); err != nil {

@@ -1,4 +1,4 @@
-"""Registering a model from Python: the six callbacks of libml over libpenstock.so.
+"""Register a model from Python: the six callbacks of libml over libpenstock.so.
 
     import penstock
 
@@ -10,15 +10,14 @@
 
     penstock.main(Mean())
 
-The node starts the program as its card says (`command:`); docs/libml/python.md takes a
-reader from nothing to a model that answers. Pure Python: nothing but the standard
-library is imported.
+The node starts the program with the command of its card (`command:`).
+docs/libml/python.md is a tutorial. The module is pure Python and imports only the
+standard library.
 
-Goroutines become threads: callbacks come on the thread that called run, and on threads
-that the library made. No two run at once, but on a GPU configure_batch runs beside
-infer_batch. The interpreter's lock is held while Python code runs, so a
-configure_batch that computes in Python holds up infer_batch; on a GPU hand over a
-graph (Environment.graph), and no batch runs any Python.
+Callbacks run on the thread that called run, and on threads of the library. No two run at
+once, except that on a GPU configure_batch may run at the same time as infer_batch. Python
+code holds the interpreter's lock, so a configure_batch that computes in Python delays
+infer_batch. On a GPU hand over a graph (Environment.graph): batches then run no Python.
 """
 
 import ctypes
@@ -43,32 +42,32 @@ class Error(Exception):
 
 
 class NoHostStage(Exception):
-    """Raised by load_model, no failure: this framework cannot load a model without
-    putting it on the device. link_model then does both."""
+    """Raised by load_model, not a failure: this framework can load a model only on the
+    device. link_model then does both."""
 
 
 class OutOfMemory(Exception):
-    """Raised by a callback where the device has no memory left. MemoryError and
-    PyTorch's OutOfMemoryError are taken for it."""
+    """Raised by a callback if the device has no memory left. MemoryError and PyTorch's
+    OutOfMemoryError have the same effect."""
 
 
 class DeviceLost(Exception):
-    """Raised by a callback where the device failed for good: the process ends at once,
+    """Raised by a callback if the device has failed permanently: the process ends at once,
     without deinit."""
 
 
 class Framework:
     """The paper's six callbacks (GSLICE section 3.1). Override those that the model
-    needs; an exception is the reason of a failure, and its first line what the operator
-    sees. The order of calls, the threads and what may be touched when is in penstock.h.
+    needs. An exception is a failure, and its first line is the reason that the operator
+    sees. penstock.h describes the order of calls, the threads and the device.
     """
 
     def init(self, env):
-        """Bring the framework up and check the card, which is env.card. No device."""
+        """Start the framework and check the card, env.card. Touch no device."""
 
     def load_model(self):
-        """Bring the model to host memory: all that a shadow does before it is woken. No
-        device, and nothing uses the CPU once it has returned."""
+        """Load the model into host memory. A shadow does no more before it is woken. Touch
+        no device, and use no CPU after the return."""
 
     def link_model(self):
         """Put the model on the device. Return the bytes that it holds there until deinit,
@@ -77,19 +76,19 @@ class Framework:
 
     def configure_batch(self, slot, n, input, outputs):
         """Prepare batches of n images in a slot. input and outputs are HostTensor, or
-        DeviceTensor on a GPU, over the library's buffers; they are good until the next
+        DeviceTensor on a GPU, over the library's buffers. They are valid until the next
         call for the same slot and n. Only infer_batch reads the input and writes the
-        outputs. Return the bytes that such a batch takes beyond both, or None."""
+        outputs. Return the bytes that a batch needs in addition to both, or None."""
         return 0
 
     def infer_batch(self, slot, n):
         """Run a batch: write to the outputs of configure_batch, and return nothing. On a
-        CPU they are written when it returns; on a GPU the work is queued on
-        env.stream(slot). Not called where env.graph gave the batch."""
+        CPU they must be written when it returns; on a GPU it queues the work on
+        env.stream(slot). It is not called for a batch that env.graph handed over."""
         raise NotImplementedError("%s has no infer_batch, and its configure_batch gave no graph" % type(self).__name__)
 
     def deinit(self):
-        """Give everything back."""
+        """Free everything."""
 
 
 class Spec:
@@ -103,7 +102,7 @@ class Spec:
         return "%s %s of %s" % (self.name, list(self.shape), self.type)
 
 
-# The element types in the words of numpy's array interface, and of struct.
+# The element types in numpy's array interface, and in struct.
 _TYPESTR = {"u8": "|u1", "f16": "<f2", "f32": "<f4"}
 _FORMAT = {"u8": "B", "f16": "e", "f32": "f"}
 
@@ -125,8 +124,8 @@ class _Tensor:
 
 
 class HostTensor(_Tensor):
-    """A tensor in host memory. numpy.asarray takes it as it is, without a copy
-    (__array_interface__); torch.frombuffer takes its memory()."""
+    """A tensor in host memory. numpy.asarray uses it without a copy
+    (__array_interface__); torch.frombuffer uses its memory()."""
 
     @property
     def __array_interface__(self):
@@ -137,24 +136,24 @@ class HostTensor(_Tensor):
         return memoryview((ctypes.c_ubyte * self.bytes).from_address(self.address)).cast("B")
 
     def elements(self):
-        """The elements in their shape, t[i, y, x, c]: a memoryview of its type. Python
-        before 3.12 can hold but not index f16."""
+        """The elements, t[i, y, x, c], as a memoryview of its type. Python before 3.12
+        cannot index f16."""
         return self.memory().cast(_FORMAT[self.type], self.shape)
 
 
 class DeviceTensor(_Tensor):
-    """A tensor in a GPU's memory. cupy.asarray, numba and torch.as_tensor take it as it
-    is, without a copy (__cuda_array_interface__)."""
+    """A tensor in a GPU's memory. cupy.asarray, numba and torch.as_tensor use it without a
+    copy (__cuda_array_interface__)."""
 
     @property
     def __cuda_array_interface__(self):
-        # The work that wrote it is on the slot's stream, where the framework's is, too.
+        # The work that writes it is on the slot's stream, and so is the framework's.
         return dict(self._interface(), strides=None, stream=None)
 
 
 class Weights:
-    """A file's bytes in the GPU's memory, which all processes share that asked for the
-    same file. Not to be written to: that faults. numpy-like libraries take it as bytes
+    """A file's bytes in the GPU's memory. All processes that request the same file share
+    them. A write to them faults. numpy-like libraries use them as bytes
     (__cuda_array_interface__)."""
 
     def __init__(self, address, bytes):
@@ -162,17 +161,17 @@ class Weights:
 
     @property
     def __cuda_array_interface__(self):
-        # PyTorch refuses what says that it is read-only.
+        # PyTorch refuses read-only memory.
         return {"version": 3, "shape": (self.bytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "stream": None}
 
 
 class Environment:
-    """What a model learns of its surroundings; read-only.
+    """A model's surroundings; read-only.
 
     name, version: the card's. model: the model's file, an absolute path, or "". card:
-    the whole card, as in its file, with everything that has a default; "slo" is in
-    seconds. device: "cpu", or a GPU's UUID: it is CUDA's device 0 then. threads: how many
-    CPU threads may be kept busy. input, outputs: Spec. batches: the batch sizes,
+    the complete card, with the keys of its file and all defaults; "slo" is in seconds.
+    device: "cpu", or the UUID of a GPU, which is CUDA's device 0. threads: the max number
+    of CPU threads to keep busy. input, outputs: Spec. batches: the batch sizes,
     ascending."""
 
     def __init__(self, library, raw):
@@ -190,22 +189,22 @@ class Environment:
         return self.device != "cpu"
 
     def stream(self, slot):
-        """The CUstream of a slot, as a number; 0 on a CPU. Ask in configure_batch: it
-        changes when the process moves to other multiprocessors."""
+        """The CUstream of a slot, as a number; 0 on a CPU. Request it in configure_batch:
+        it changes when the process moves to other multiprocessors."""
         return self._library.penstock_stream(slot) or 0
 
     def graph(self, slot, n, graph):
         """Hand over a CUDA graph (its CUgraph, as a number) in configure_batch, on its
-        thread: the library launches a copy of it for each batch of n in that slot, on
-        the slot's multiprocessors, and infer_batch is not called for them any more. The
-        graph stays the caller's."""
+        thread. The library launches a copy of it for each batch of n in that slot, on
+        the slot's multiprocessors, and no longer calls infer_batch for these batches.
+        The caller keeps the graph."""
         code = self._library.penstock_graph(slot, n, graph)
         if code != _library.OK:
             raise _of(self._library, code)
 
     def weights(self, file):
-        """A file of weights that the node holds on the GPU once for all processes, or
-        None where it holds none: load your own. Call it in link_model."""
+        """A file of weights that the node holds on the GPU once for all processes. It is
+        None if the node holds none: load your own. Call it in link_model."""
         address, size = ctypes.c_void_p(), ctypes.c_uint64()
         code = self._library.penstock_weights(os.fsencode(file), ctypes.byref(address), ctypes.byref(size))
         if code == _library.NOT_SHARED:
@@ -240,13 +239,13 @@ def _bytes(text):
 
 
 def _of(library, code=_library.FAILED):
-    """What a call of the library that failed is in Python."""
+    """The exception of a call of the library that failed."""
     text = library.penstock_last_error().decode("utf-8", "replace")
     return {_library.OUT_OF_MEMORY: OutOfMemory, _library.DEVICE_LOST: DeviceLost}.get(code, Error)(text)
 
 
-# Errors of CUDA's after which no call of the process will succeed, and how PyTorch
-# writes them (cudaError_t in driver_types.h; the numbers are those of cuda.h).
+# Errors of CUDA after which no call of the process succeeds, and their text in PyTorch
+# (cudaError_t in driver_types.h; the numbers are those of cuda.h).
 _LOST = {
     214: "uncorrectable ECC error", 220: "uncorrectable NVLink error", 700: "illegal memory access",
     702: "launch timed out", 709: "context is destroyed", 710: "device-side assert", 714: "hardware stack error",
@@ -265,7 +264,7 @@ def code_of(e):
         return _library.OUT_OF_MEMORY
     if isinstance(e, DeviceLost):
         return _library.DEVICE_LOST
-    # PyTorch need not be there for its exceptions to be known.
+    # Recognize PyTorch's exceptions without an import of PyTorch.
     names = {c.__name__ for c in type(e).__mro__ if c.__module__.partition(".")[0] in ("torch", "cupy", "cupy_backends")}
     if "OutOfMemoryError" in names:
         return _library.OUT_OF_MEMORY
@@ -273,7 +272,7 @@ def code_of(e):
         return _library.DEVICE_LOST
     text = str(e)
     if isinstance(e, RuntimeError) and "CUDA" in text:
-        if any(said in text for said in _LOST.values()):
+        if any(error in text for error in _LOST.values()):
             return _library.DEVICE_LOST
         if "out of memory" in text:
             return _library.OUT_OF_MEMORY
@@ -281,13 +280,13 @@ def code_of(e):
 
 
 def failure(e):
-    """Whether an exception is a device's that has no memory, or failed for good."""
+    """Whether an exception means that the device has no memory, or has failed permanently."""
     return code_of(e) in (_library.OUT_OF_MEMORY, _library.DEVICE_LOST)
 
 
 def reason_of(e):
-    """The one line that the operator sees of an exception: what it says, with the name
-    of its class where that tells something; of several lines the first."""
+    """The line that the operator sees of an exception: the first line of its text, with the
+    name of its class if that is informative."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     name = type(e).__name__
     if not lines:
@@ -297,9 +296,8 @@ def reason_of(e):
     return "%s: %s" % (name, lines[0])
 
 
-def _told(value):
-    """What a callback returned, in a few words of one line: its value where that is
-    short, else its type."""
+def _described(value):
+    """A callback's result, in a few words: its value if that is short, else its type."""
     name = type(value).__qualname__
     if isinstance(value, (float, str)) or isinstance(value, int) and value.bit_length() <= 128:
         return "%s (%s)" % (reprlib.repr(value), name)
@@ -308,12 +306,12 @@ def _told(value):
     return "%s %s" % ("an" if name[0] in "aeiouAEIOU" else "a", name)
 
 
-# An int64_t's.
+# The max of an int64_t.
 _MOST_BYTES = (1 << 63) - 1
 
 
 def _size(callback, value, of):
-    """The bytes that a callback returned, or None for 0; of says whose bytes they are."""
+    """The bytes that a callback returned; None means 0. of describes them in errors."""
     if value is None:
         return 0
     try:
@@ -321,9 +319,9 @@ def _size(callback, value, of):
             raise TypeError
         whole = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
     except TypeError:
-        raise ValueError("%s returned %s, want the bytes that %s, or None" % (callback, _told(value), of)) from None
+        raise ValueError("%s returned %s, want the bytes that %s, or None" % (callback, _described(value), of)) from None
     if not 0 <= whole <= _MOST_BYTES:
-        raise ValueError("%s returned %s, want the bytes that %s, 0 to %d, or None" % (callback, _told(whole), of, _MOST_BYTES))
+        raise ValueError("%s returned %s, want the bytes that %s, 0 to %d, or None" % (callback, _described(whole), of, _MOST_BYTES))
     return whole
 
 
@@ -337,8 +335,8 @@ class _Process:
             _library.INIT(self.init), _library.LOAD(self.load_model), _library.LINK(self.link_model),
             _library.CONFIGURE(self.configure_batch), _library.INFER(self.infer_batch), _library.DEINIT(self.deinit))
 
-    # Nothing may leave a callback, SystemExit included: ctypes would drop it, and 0 be
-    # what the callback returned.
+    # No exception may leave a callback, not even SystemExit: ctypes would drop it, and the
+    # callback would return 0.
 
     def init(self, _, raw):
         try:
@@ -377,8 +375,8 @@ class _Process:
         try:
             result = self.framework.infer_batch(slot, n)
             if result is not None:
-                # The library puts the callback's name before it.
-                raise ValueError("returned %s: write to the outputs in place, and return nothing" % _told(result))
+                # The library adds the callback's name.
+                raise ValueError("returned %s: write to the outputs in place, and return nothing" % _described(result))
             return _library.OK
         except BaseException as e:
             return self.fail(e)
@@ -399,23 +397,23 @@ class _Process:
         return code
 
 
-# How long a thread of Python's computes before another gets the interpreter's lock, at
-# most: a batch that waits for it waits so long. The interpreter's own is 5 ms.
+# The max time that a Python thread holds the interpreter's lock while another waits, such as
+# a batch. Python's default is 5 ms.
 SWITCH_SECONDS = 0.0005
 
 
 def _by_lines():
-    """Have print write line by line. A node's pipe is no terminal: Python would keep some
-    kilobytes, which a process that is killed takes with it. stderr goes by lines anyway."""
+    """Make print write line by line. For a pipe, Python buffers some kilobytes, which are lost
+    if the process is killed. stderr is line-buffered by default."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
 def run(framework):
-    """The whole life of an inference function's process, which a node started: it
-    returns after a drain, and raises Error. SIGTERM and SIGINT drain while it runs. It
-    can be called once in a process. After DeviceLost end the process with os._exit, as
-    main does."""
+    """Run the process of an inference function, which a node started. It returns after a
+    drain, and raises Error on a failure. While it runs, SIGTERM and SIGINT drain the
+    process. It can be called once in a process. After DeviceLost end the process with
+    os._exit, like main."""
     if not isinstance(framework, Framework):
         raise Error("penstock.run: want an instance of a subclass of penstock.Framework, got %s" % (
             "the class %s itself" % framework.__name__ if isinstance(framework, type) else type(framework).__name__))
@@ -429,9 +427,8 @@ def run(framework):
 
 
 def main(framework):
-    """run, for a program that is nothing else: it prints why it failed, in one line, and
-    ends the process. Exit hooks of Python's are not run: what touches a GPU that is lost
-    may never return."""
+    """Call run, print the reason of a failure in one line, and end the process. It runs no
+    exit hooks of Python: calls that touch a lost GPU may never return."""
     code = 0
     try:
         run(framework)

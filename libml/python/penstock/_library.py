@@ -1,5 +1,4 @@
-"""libpenstock.so, by ctypes. penstock.h, which has every rule, is the source of each
-number and layout here."""
+"""libpenstock.so, through ctypes. All numbers and layouts are those of penstock.h."""
 
 import ctypes
 import os
@@ -45,7 +44,7 @@ class Framework(Structure):
 
 
 def places():
-    """Where libpenstock.so is looked for, in this order."""
+    """The places to search for libpenstock.so, in this order."""
     here = os.path.dirname(os.path.abspath(__file__))
     up = [here]
     for _ in range(3):
@@ -57,11 +56,11 @@ def places():
 
 
 def load():
-    """Open the library. OSError says where it was looked for."""
+    """Open the library. OSError names the places."""
     path = os.environ.get(VARIABLE)
     if not path:
         found = [p for p in places() if os.path.exists(p)]
-        # Without one the loader looks where it looks for every library.
+        # If there is none, the loader searches its default places.
         path = found[0] if found else "libpenstock.so"
     try:
         lib = ctypes.CDLL(path)

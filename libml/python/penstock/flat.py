@@ -1,12 +1,12 @@
-"""A flat file of weights: 8 bytes of length, that many of JSON, the data (the layout of
-safetensors files). One file is what processes share, on the GPU (Environment.weights)
-and, mapped, in host memory.
+"""A flat file of weights: 8 bytes of length, JSON of that length, the data (the layout of
+safetensors files). Processes share one file, on the GPU (Environment.weights) and, mapped,
+in host memory.
 
     header {NAME: {"dtype": "F16", "shape": [64, 3, 7, 7], "data_offsets": [FROM, TO]}, ...}
 
-Offsets count from the data's beginning. The writer aligns every tensor to ALIGN bytes of
-the file, which the layout allows only with tensors between: they are called pad.N. What
-is not dense in its shape's order (channels_last) says its strides in __metadata__.
+Offsets count from the beginning of the data. The writer aligns every tensor to ALIGN bytes
+of the file. The layout allows that only with tensors in between, named pad.N. __metadata__
+has the strides of a tensor that is not dense in the order of its shape (channels_last).
 """
 
 import json
@@ -15,7 +15,7 @@ import operator
 import os
 import struct
 
-ALIGN = 256  # CUDA's own allocations; cuDNN's fastest kernels ask for 16
+ALIGN = 256  # as of CUDA's allocations; cuDNN's fastest kernels require 16
 
 LARGEST_HEADER = 64 << 20
 
@@ -27,8 +27,8 @@ SIZES = {
 
 
 class Entry:
-    """One tensor: dtype in safetensors' words, shape, strides in elements, and where its
-    bytes lie in the file."""
+    """One tensor: dtype as in safetensors, shape, strides in elements, and the place of its
+    bytes in the file."""
 
     def __init__(self, dtype, shape, strides, begin, end):
         self.dtype, self.shape, self.strides, self.begin, self.end = dtype, tuple(shape), tuple(strides), begin, end
@@ -44,7 +44,7 @@ def dense(shape):
 
 
 def reach(shape, strides):
-    """How many elements lie from a tensor's first to behind its last."""
+    """The number of elements from a tensor's first to its last, in memory."""
     if len(shape) != len(strides) or any(n < 0 for n in tuple(shape) + tuple(strides)):
         raise TypeError("shape %s with strides %s" % (list(shape), list(strides)))
     if 0 in shape:
@@ -53,8 +53,8 @@ def reach(shape, strides):
 
 
 def write(path, tensors):
-    """Write [(name, dtype, shape, strides, bytes)], the largest alignment's worth of
-    padding between them, to a new file that replaces path when it is whole."""
+    """Write [(name, dtype, shape, strides, bytes)], each aligned to ALIGN, to a new file that
+    replaces path when it is complete."""
     header, metadata, parts, at = {}, {}, [], 0
     for name, dtype, shape, strides, data in tensors:
         if at % ALIGN:
@@ -81,9 +81,8 @@ def write(path, tensors):
 
 
 def read(path):
-    """Map a file. Return its bytes, which are private to the process where they are
-    written to and else the page cache's, and {name: Entry}. ValueError where it is not
-    of this layout."""
+    """Map a file copy-on-write. Return its bytes and {name: Entry}. Raise ValueError if it does
+    not have this layout."""
     with open(path, "rb") as f:
         size = os.fstat(f.fileno()).st_size
         if size < 8:

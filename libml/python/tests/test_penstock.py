@@ -15,7 +15,7 @@ from penstock import _library, flat
 
 
 class Layouts(unittest.TestCase):
-    """What shim.c asserts of penstock.h, of the same structs in ctypes."""
+    """The assertions of shim.c, for the structs in ctypes."""
 
     def test_offsets(self):
         for struct_, offsets, size in (
@@ -211,7 +211,7 @@ class Flat(unittest.TestCase):
         self.assertEqual((entries["c"].shape, entries["c"].strides), ((2, 2), (1, 2)))
         for name in ("a", "b", "c"):
             self.assertEqual(entries[name].begin % flat.ALIGN, 0, name)
-        # No byte between tensors belongs to none, as the layout wants.
+        # The layout requires that every byte belongs to a tensor.
         ends = sorted((e.begin, e.end) for e in entries.values())
         for (_, end), (begin, _) in zip(ends, ends[1:]):
             self.assertEqual(end, begin)

@@ -65,7 +65,7 @@ class Files(unittest.TestCase):
         model = files.read(flat)
         weight = dict(model.module.named_parameters())["one.weight"]
         self.assertTrue(weight.is_contiguous(memory_format=torch.channels_last))
-        # Twice from the same file: each has memory of its own, the file is not written.
+        # Two models from the same file do not share memory, and do not write the file.
         with torch.no_grad():
             weight.zero_()
         self.answers(flat)
@@ -142,10 +142,10 @@ class Outputs(unittest.TestCase):
 
 
 class Trials(unittest.TestCase):
-    """Where a size is tried, with streams and pools that are only names."""
+    """The stream and pool of a trial. Both are names here."""
 
     def setUp(self):
-        self.now = []  # what is in use
+        self.now = []  # those in use
 
         @contextlib.contextmanager
         def using(what):

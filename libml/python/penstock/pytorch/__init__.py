@@ -1,7 +1,7 @@
-"""The framework "pytorch": what a card with `framework: pytorch` runs.
+"""The framework "pytorch", which a card with `framework: pytorch` runs.
 
     python3 -m penstock.pytorch                     started by the node, as the model's process
-    python3 -m penstock.pytorch flat MODEL OUT      move the weights of MODEL to a file of their own
+    python3 -m penstock.pytorch flat MODEL OUT      move the weights of MODEL to another file
 
-Nothing of PyTorch is imported before the node has been told that the process is there.
+The process imports PyTorch only after it has connected to the node.
 """

@@ -12,7 +12,7 @@ class PyTorch(penstock.Framework):
             import torch
         except ImportError as e:
             raise ValueError("python %s has no PyTorch (%s); PENSTOCK_PYTHON of the node names another python3, and penstock doctor says which has it" % (sys.executable, e)) from None
-        # TorchScript is what files are; newer versions say at each that it goes.
+        # Models may be TorchScript, for which newer versions warn that it is deprecated.
         warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=DeprecationWarning)
         torch.set_num_threads(env.threads)

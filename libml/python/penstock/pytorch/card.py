@@ -1,4 +1,4 @@
-"""A model's answers held against its card, and a GPU's against the CPU's."""
+"""Compares a model's answers with its card, and a GPU's with the CPU's."""
 
 import math
 
@@ -9,9 +9,9 @@ from .files import last_line
 
 TYPES = {"u8": torch.uint8, "f16": torch.float16, "f32": torch.float32}
 
-# farthest is how far a value may be from the CPU's, for the largest of its output: as
-# of the framework "onnx", where models that are right were at 0.06 and those that a
-# GPU's libraries got wrong beyond 0.4.
+# The max difference between a value and the CPU's, divided by the largest value of its output.
+# The framework "onnx" has the same limit. Its correct models differed by at most 0.06, and
+# those that a GPU's libraries computed incorrectly by more than 0.4.
 FARTHEST = 0.25
 
 
@@ -20,15 +20,15 @@ class WrongAnswers(Exception):
 
 
 def run(module, x):
-    """A batch's outputs, in the card's order. No recompiling for what was seen before:
-    the first batch of a size runs as the thousandth does."""
+    """A batch's outputs, in the card's order. PyTorch does not recompile, so the first batch of
+    a size runs like the thousandth."""
     with torch.inference_mode(), torch.jit.optimized_execution(False):
         return module(x)
 
 
 def outputs(card_outputs, y, n):
-    """The model's outputs in the card's order: of a dict by their names, else by their
-    places. ValueError says what the model gave and what the card has."""
+    """The model's outputs in the card's order: of a dict by name, else by place. ValueError
+    has the model's outputs and the card's."""
     if isinstance(y, dict):
         missing = [o.name for o in card_outputs if o.name not in y]
         if missing:
@@ -49,11 +49,11 @@ def outputs(card_outputs, y, n):
 
 
 def try_on(env, module, x):
-    """The outputs of the batch x; ValueError says what the model does not take."""
+    """The outputs of the batch x. ValueError says why the model refuses x."""
     n = x.shape[0]
     try:
         y = run(module, x)
-    except Exception as e:  # whatever the model's code raises
+    except Exception as e:  # the model's code may raise any
         if failure(e):
             raise
         floats = sorted({str(t.dtype).replace("torch.", "") for t in list(module.parameters()) if t.is_floating_point()})
@@ -63,8 +63,8 @@ def try_on(env, module, x):
 
 
 def sample(env):
-    """A picture of noise as the gather would write it, of bytes whatever comes over the
-    wire."""
+    """A picture of noise in the format of the gather's output. Its values are those of bytes,
+    also if pictures on the wire are not."""
     shape = (1,) + env.input.shape
     picture = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
     if env.input.type == "u8":
@@ -78,8 +78,7 @@ def sample(env):
 
 
 def distance(want, got):
-    """The largest difference, for the largest value; not a number where there is one that
-    is not wanted."""
+    """The largest difference divided by the largest value; NaN if a value is NaN."""
     want, got = want.to(torch.float32), got.to(torch.float32)
     worst, largest = (want - got).abs().max().item(), want.abs().max().item()
     if worst == 0:
@@ -88,7 +87,7 @@ def distance(want, got):
 
 
 def compare(env, want, got):
-    """Hold a batch's outputs against one image's; WrongAnswers."""
+    """Compare a batch's outputs with one image's. Raise WrongAnswers if they differ."""
     for o, w, g in zip(env.outputs, want, got):
         d = distance(w.cpu().expand(g.shape), g.cpu())
         if not d <= FARTHEST:

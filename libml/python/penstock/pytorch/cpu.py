@@ -1,4 +1,4 @@
-"""PyTorch on a CPU: the model reads libml's input where it lies."""
+"""PyTorch on a CPU: the model reads libml's input without a copy."""
 
 import torch
 
@@ -25,7 +25,7 @@ class CPU:
 
     def infer(self, slot, n):
         x, into = self.batches[slot, n]
-        # A wrong shape would be broadcast in silence.
+        # copy_ would broadcast a wrong shape without an error.
         for to, y in zip(into, card.outputs(self.env.outputs, card.run(self.module, x), n)):
             to.copy_(y)
 

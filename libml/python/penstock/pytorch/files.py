@@ -1,11 +1,11 @@
-"""What a card's `model` may be, and how it comes to host memory.
+"""The formats of a card's `model`, and how they are loaded into host memory.
 
     torch.jit.save(model, FILE)       TorchScript: scripted, traced, frozen
     torch.export.save(program, FILE)  an exported program, its batch axis dynamic
-    python3 -m penstock.pytorch flat  TorchScript without weights, and a flat file beside it
+    python3 -m penstock.pytorch flat  TorchScript without weights, and a flat file next to it
 
-Nothing of a file is run but what these formats are: a pickled Python object (torch.save)
-is refused.
+These formats cannot run arbitrary code. A pickled Python object (torch.save) can, and is
+refused.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 
 from .. import flat
 
-NOTE = "penstock.json"  # in a TorchScript file: {"weights": FILE} where they are apart
+NOTE = "penstock.json"  # in a TorchScript file: {"weights": FILE} if they are in another file
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -26,19 +26,20 @@ NAMES = {t: name for name, t in DTYPES.items()}
 
 
 class Model:
-    """A model in host memory. module is callable; put gives one on a device."""
+    """A model in host memory. module is callable; put returns one on a device."""
 
     module = None
-    weights = None  # the flat file, where there is one
+    weights = None  # the flat file, if there is one
 
     def put(self, device, lend=None):
-        """The module on a device, and the bytes that it took there. lend gives the flat
-        file's bytes on the device as a tensor, or None; they are used as they lie then."""
+        """The module on a device, and the bytes that it uses there. lend returns the flat
+        file's bytes on the device as a tensor, which the module then uses without a copy, or
+        None."""
         raise NotImplementedError
 
 
 def read(path):
-    """Read a model file. ValueError says what it is in place of a model."""
+    """Read a model file. ValueError says why it is not a model."""
     kind = kind_of(path)
     if kind == "export":
         return Exported(path)
@@ -103,7 +104,7 @@ class Scripted(Model):
     def put_whole(self, device):
         module = self.module
         if device != torch.device("cpu"):
-            # Not module.to: it leaves behind what was frozen or traced into the code.
+            # module.to would not move tensors that were frozen or traced into the code.
             if constants(module):
                 module = torch.jit.load(self.path, map_location=device).eval()
             else:
@@ -111,8 +112,8 @@ class Scripted(Model):
         return module, bytes_of(module)
 
     def attach(self, module, whole):
-        """Make each parameter and buffer what lies at its place in whole, the flat file's
-        bytes on the module's device."""
+        """Make each parameter and buffer refer to its place in whole, the flat file's bytes on
+        the module's device."""
         have = dict(self.entries)
         for name, t in named(module):
             e = have.pop(name, None)
@@ -125,7 +126,7 @@ class Scripted(Model):
 
 
 def named(module):
-    """Every parameter and buffer once, whatever the number of its names."""
+    """Every parameter and buffer once, even if it has several names."""
     seen = set()
     for name, t in list(module.named_parameters()) + list(module.named_buffers()):
         if id(t) not in seen:
@@ -134,8 +135,8 @@ def named(module):
 
 
 def constants(module):
-    """Whether there are tensors in the code itself."""
-    graph = module.inlined_graph  # which its nodes do not keep
+    """Whether the code contains tensors."""
+    graph = module.inlined_graph  # keep a reference: the nodes do not
     return any(n.hasAttribute("value") and n.kindOf("value") == "t" for n in graph.findAllNodes("prim::Constant"))
 
 
@@ -145,7 +146,7 @@ class Exported(Model):
             raise ValueError("%s is an exported program, which PyTorch %s cannot read; want 2.1 or newer" % (path, torch.__version__))
         try:
             self.program = torch.export.load(path)
-        except Exception as e:  # its loader raises whatever its parts do
+        except Exception as e:  # the loader may raise any
             raise ValueError("%s cannot be read by PyTorch %s: %s" % (path, torch.__version__, last_line(e))) from None
         self.module = self.program.module()
 
@@ -158,7 +159,7 @@ class Exported(Model):
 
 
 def last_line(e):
-    """What an exception says, without the stack that PyTorch writes around it."""
+    """The text of an exception, without the stack that PyTorch adds."""
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     for line in reversed(lines):
         head = line.partition(":")[0]
@@ -168,8 +169,8 @@ def last_line(e):
 
 
 def write_flat(path, out):
-    """Write a TorchScript file's weights to OUT.weights and the rest to OUT. What is
-    frozen into its code stays there. Return how many bytes went."""
+    """Write a TorchScript file's weights to OUT.weights and the rest to OUT. Tensors that are
+    frozen into its code stay there. Return the number of bytes in OUT.weights."""
     module = torch.jit.load(path, map_location="cpu").eval()
     beside = os.path.basename(out) + ".weights"
     tensors = []
@@ -192,7 +193,7 @@ def write_flat(path, out):
 
 
 def packed(t):
-    """Whether the elements fill one run of memory, in whatever order of axes."""
+    """Whether the elements fill memory without gaps, in any order of axes."""
     step = 1
     for size, stride in sorted(zip(t.shape, t.stride()), key=lambda p: p[1]):
         if size != 1:

@@ -1,23 +1,25 @@
 """PyTorch on a GPU.
 
-    load        the model in host memory, held against its card; the CPU answers a picture of noise
-    link        weights to the device, or where the node keeps them; the smallest size runs, and is checked
-    configure   the first of a size: it runs in memory of its own, and is checked
-                captures the size over libml's buffers, and hands the graph over (Environment.graph)
+    load        loads the model into host memory and compares it with its card; the CPU
+                answers a picture of noise
+    link        copies the weights to the device, or attaches those that the node keeps; runs
+                and checks the smallest size
+    configure   runs and checks the size, the first time in private memory; captures it over
+                libml's buffers, and hands the graph over (Environment.graph)
     a batch     libml launches the graph: no Python runs
 
-A graph's kernels are moved to other multiprocessors by libml, so a slot that stands by
-for another, over the same buffers, gets the graph that was captured for that one.
+libml moves a graph's kernels to other multiprocessors. So a slot that replaces another, over
+the same buffers, gets the other's graph.
 
-PyTorch lives on one thread: cuBLAS's and cuDNN's handles are a thread's, and each has
-memory of its own. A lane (slots 0 and 2, or 1 and 3) has a stream to capture on, since
-cuBLAS's workspace is a stream's and graphs of two lanes run beside each other; and a
-pool, from which its graphs take what they need in between. Graphs of one lane never run
-together, and none reads what another left, so they share it. A size that is tried while
-a graph of the lane may be in flight runs aside, on another stream and from no lane's pool.
+PyTorch runs on one thread, because each thread has handles of cuBLAS and cuDNN, and each
+handle has memory. A lane (slots 0 and 2, or 1 and 3) has a stream to capture on: cuBLAS has a
+workspace per stream, and graphs of two lanes run at the same time. A lane also has a pool,
+from which its graphs take temporary memory. Graphs of one lane never run together, and none
+reads another's memory, so they share it. If a graph of the lane may be in flight, a new size
+is tried on another stream, without a lane's pool.
 
-The choice of kernels is cuDNN's heuristics' (torch.backends.cudnn.benchmark stays off):
-active and shadow choose alike, and answer alike. f32 is not rounded to TF32.
+cuDNN's heuristics choose the kernels (torch.backends.cudnn.benchmark stays off). So active
+and shadow choose the same kernels and return the same answers. f32 is not rounded to TF32.
 """
 
 import concurrent.futures
@@ -33,8 +35,8 @@ from . import card
 
 LANES = 2
 
-# As much as cuBLAS takes on other GPUs than Hopper, where a handle has 32 MiB: the
-# framework "onnx" measured no model that got slower.
+# cuBLAS's default on GPUs before Hopper. On Hopper a handle takes 32 MiB, but in measurements
+# with the framework "onnx" no model was slower with less.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:2:16:8"
 
 
@@ -42,7 +44,7 @@ class Lane:
     def __init__(self):
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.MemPool()
-        self.bytes = 0  # of the device, in the pool
+        self.bytes = 0  # of device memory in the pool
         self.ran = set()  # batch sizes that were tried
         self.graphs = {}  # by size and buffers
 
@@ -71,8 +73,8 @@ class GPU:
             torch.set_num_threads(threads)
 
     def answer(self):
-        """What the CPU answers; in f32 where it does not compute in f16, None where it
-        does not at all."""
+        """The CPU's answers. They are in f32 if the CPU cannot run the model in f16, and None if
+        it cannot run it at all."""
         env, module = self.env, self.model.module
         try:
             return card.try_on(env, module, self.sample)
@@ -83,7 +85,7 @@ class GPU:
         try:
             wide = copy.deepcopy(module).float()
             return card.try_on(env, wide, self.sample.float())
-        except Exception:  # of the copy, which is a stand-in
+        except Exception:  # the copy is optional
             env.info("%s; its answers on the GPU are not checked" % why)
             return None
 
@@ -100,13 +102,13 @@ class GPU:
         self.aside = torch.cuda.Stream()
         self.try_size(self.lanes[0], self.env.batches[0])
         left, _ = torch.cuda.mem_get_info()
-        # Handles and code are in the difference, and so are other processes' comings and
-        # goings: no more is believed than what was seen of the former.
+        # The difference contains handles and code, but also memory of other processes. 400 MiB
+        # is the largest measured size of the former.
         most = 400 << 20
         return max(took, min(free - left - self.lanes[0].bytes, took + most))
 
     def lend(self, file):
-        """The flat file's bytes where the node keeps them, or None."""
+        """The flat file's bytes if the node keeps them, or None."""
         shared = self.env.weights(file)
         if shared is None:
             return None
@@ -127,11 +129,11 @@ class GPU:
         return lane.graphs[buffers], lane.bytes
 
     def try_size(self, lane, n):
-        """Run a size once, in memory of its own: what is made on demand is made, and its
-        answers are held against the CPU's."""
+        """Run a size in private memory, so that PyTorch makes everything that it makes on
+        demand, and compare the answers with the CPU's."""
         if n in lane.ran:
             return
-        # Where the lane has no graph, what the trial took is there for the capture.
+        # If the lane has no graph, the trial's memory stays in the pool for the capture.
         stream, pool = lane.stream, torch.cuda.use_mem_pool(lane.pool)
         if lane.graphs:
             stream, pool = self.aside, contextlib.nullcontext()
@@ -139,7 +141,7 @@ class GPU:
             x = self.sample.to("cuda:0").expand((n,) + self.env.input.shape).contiguous()
             for _ in range(2):
                 y = card.try_on(self.env, self.module, x)
-                # As the graph does it, so that no kernel is new to the capture.
+                # The graph copies, too, so that no kernel is new in the capture.
                 y = [torch.empty(t.shape, dtype=torch.float32, device="cuda:0").copy_(t) for t in y]
             got = [t.cpu() for t in y]
             del x, y
@@ -151,7 +153,7 @@ class GPU:
         lane.ran.add(n)
 
     def explain(self, e):
-        """What is known to make answers wrong, where that is so here."""
+        """The error with the known cause of wrong answers, if this process has it."""
         percent = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or environment("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
         if percent in ("", "100"):
             return str(e)
@@ -164,7 +166,7 @@ class GPU:
             x = torch.as_tensor(input, device="cuda:0")
             into = [torch.as_tensor(o, device="cuda:0") for o in outputs]
             graph = torch.cuda.CUDAGraph(keep_graph=True)
-            # Other threads go on calling CUDA.
+            # Other threads call CUDA at the same time.
             graph.capture_begin(pool=lane.pool.id, capture_error_mode="thread_local")
             try:
                 for to, y in zip(into, card.outputs(self.env.outputs, card.run(self.module, x), n)):
@@ -173,7 +175,7 @@ class GPU:
                 try:
                     graph.capture_end()
                 except RuntimeError:
-                    pass  # it says that the capture is broken, for the reason above
+                    pass  # it only reports the failure above again
                 if failure(e):
                     raise
                 raise ValueError("batch of %d cannot be captured as a CUDA graph: %s" % (n, card.last_line(e))) from e
@@ -184,12 +186,12 @@ class GPU:
         raise RuntimeError("batch of %d in slot %d was not handed over as a graph" % (n, slot))
 
     def close(self):
-        # Graphs and memory are the process's, which ends.
+        # The end of the process frees graphs and memory.
         self.worker.shutdown(wait=False)
 
 
 class _Counted:
-    """Adds to a lane what its pool grows by."""
+    """Adds the growth of a lane's pool to lane.bytes."""
 
     def __init__(self, lane):
         self.lane = lane
@@ -202,7 +204,7 @@ class _Counted:
 
 
 def environment(name):
-    """A variable as C has it now: libml sets the share's after Python has read them."""
+    """A variable's value in C: libml sets some after Python has read its environment."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
     return (getenv(name.encode()) or b"").decode()
