@@ -1,6 +1,6 @@
 /*
  * colour is the smallest model in C: it answers with a picture's mean red, green and
- * blue. It computes on the CPU and says so where the node runs on a GPU.
+ * blue. It computes on the CPU only, and fails with that reason on a GPU.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@ static int init(void *self, const penstock_environment *env) {
 	return PENSTOCK_OK;
 }
 
-/* There is nothing to bring to host memory, nor to a device, and nothing to give back. */
+/* There is nothing to load, to link or to free. */
 static int load_model(void *self) {
 	(void)self;
 	return PENSTOCK_OK;

@@ -1,18 +1,19 @@
 /*
- * fashion is a model written in C: the classifier of models/zoo/fashion, on the CPU in
- * plain C and on a GPU with kernels of its own (fashion.cu) through CUDA's driver API.
- * It builds with a C compiler alone; libcuda.so.1 is looked for where a GPU is used.
+ * fashion is a model written in C: the classifier of models/zoo/fashion. On the CPU it
+ * is plain C. On a GPU it has kernels (fashion.cu) and uses CUDA's driver API. It builds
+ * with a C compiler alone, and opens libcuda.so.1 only on a GPU.
  *
  *     make examples
  *     bin/penstock if add clothes-c --model examples/c/fashion.yaml --port 5015
  *
- * The network: four 3 x 3 convolutions with a border of zeros, each followed by
- * max(0, x), the first and the third by the largest of 2 x 2 pixels, too; the mean of
- * each channel; ten classes, softmax. Activations are [y, x, channel].
+ * The network has four 3 x 3 convolutions with a border of zeros, each followed by
+ * max(0, x). After the first and the third follows the max of 2 x 2 pixels. At the end
+ * are the mean of each channel and ten classes with softmax. Activations are
+ * [y, x, channel].
  *
- * fashion.weights are models/zoo/fashion/model.onnx's parameters, f32, little endian,
- * layer by layer: weights [from, 3, 3, to] and bias [to] of each convolution, weights
- * [96, 10] and bias [10] of the classes.
+ * fashion.weights has the parameters of models/zoo/fashion/model.onnx, f32, little
+ * endian, layer by layer: weights [from, 3, 3, to] and bias [to] of each convolution,
+ * weights [96, 10] and bias [10] of the classes.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -27,7 +28,7 @@
 
 enum {
 	SIDE = 28, CLASSES = 10, LAYERS = 4, CHANNELS = 96, /* of the last layer */
-	ACTIVATIONS = 28 * 28 * 24, /* of an image in the layer that has most */
+	ACTIVATIONS = 28 * 28 * 24, /* of an image in the largest layer */
 	SLOTS = 4, MOST = 64, /* images of a batch */
 };
 
@@ -35,12 +36,12 @@ static const struct layer {
 	int side, from, to, pool;
 } layers[LAYERS] = {{28, 1, 24, 1}, {14, 24, 48, 0}, {14, 48, 64, 1}, {7, 64, 96, 0}};
 
-/* Where the parameters lie; on a GPU these are device addresses. */
+/* The addresses of the parameters; on a GPU these are device addresses. */
 struct weights {
 	const float *layer[LAYERS], *layer_bias[LAYERS], *classes, *bias;
 };
 
-/* lay finds them in the file's contents and returns how many bytes they are. */
+/* lay sets them for the file's contents and returns their size in bytes. */
 static size_t lay(struct weights *w, const float *at) {
 	const float *begin = at;
 	for (int i = 0; i < LAYERS; i++) {
@@ -53,7 +54,7 @@ static size_t lay(struct weights *w, const float *at) {
 	return (size_t)(at + CLASSES - begin) * sizeof *at;
 }
 
-/* CUDA's driver API, as far as it is used here (cuda.h). */
+/* The used part of CUDA's driver API (cuda.h). */
 typedef uint64_t device_pointer;
 typedef struct CUfunc_st *function;
 typedef struct CUstream_st *stream;
@@ -79,11 +80,11 @@ static const struct {
 	{"cuMemcpyHtoD_v2", &cuda.to_device}, {"cuLaunchKernel", &cuda.launch},
 };
 
-/* What `make ptx` made of fashion.cu. */
+/* `make ptx` makes this from fashion.cu. */
 __asm__(".section .rodata\nptx: .incbin \"fashion.ptx\"\n.byte 0\n.previous");
 extern const char ptx[];
 
-/* batch is what configure_batch was told of a batch size in a slot. */
+/* batch has the arguments of configure_batch for a batch size in a slot. */
 struct batch {
 	void *input, *output;
 	stream stream; /* on a GPU */
@@ -93,17 +94,17 @@ struct model {
 	const penstock_environment *env;
 	int gpu;
 	float *file; /* the parameters in host memory */
-	struct weights at; /* those that are used */
+	struct weights at; /* those in use */
 	struct batch batches[SLOTS][MOST + 1]; /* by size */
 	float *scratch[SLOTS][2]; /* activations between two layers, of the largest batch */
 
 	/* On a GPU. */
 	void *module;
 	function convolution, pool, mean, classes;
-	device_pointer own; /* the parameters, where the node does not share them */
+	device_pointer own; /* the parameters, if the node does not share them */
 };
 
-/* check turns a CUresult into a code of penstock.h. */
+/* check converts a CUresult to a code of penstock.h. */
 static int check(const char *what, int result) {
 	if (result == 0)
 		return PENSTOCK_OK;
@@ -136,8 +137,8 @@ static int init(void *self, const penstock_environment *env) {
 	return PENSTOCK_OK;
 }
 
-/* load_model reads the parameters. It touches no device: this is as far as a shadow
-   goes before it is woken. */
+/* load_model reads the parameters. It touches no device: a shadow does no more before it
+   is woken. */
 static int load_model(void *self) {
 	struct model *m = self;
 	size_t want = lay(&m->at, NULL);
@@ -173,8 +174,8 @@ static int open_cuda(void) {
 	return PENSTOCK_OK;
 }
 
-/* link_model brings kernels and parameters to the device: those that the node shares,
-   or else a copy. */
+/* link_model loads the kernels on the device, and a copy of the parameters unless the
+   node shares them. */
 static int link_model(void *self, int64_t *persistent_bytes) {
 	struct model *m = self;
 	size_t bytes = lay(&m->at, m->file);
@@ -218,12 +219,12 @@ static int link_model(void *self, int64_t *persistent_bytes) {
 	return PENSTOCK_OK;
 }
 
-/* configure_batch notes the buffers and the slot's stream, and makes room for what lies
-   between two layers when it sees a slot for the first time. */
+/* configure_batch keeps the buffers and the slot's stream. For a new slot it allocates
+   memory for activations between two layers. */
 static int configure_batch(void *self, int32_t slot, int32_t n, void *input, void *const *outputs,
 	int64_t *ephemeral_bytes) {
 	struct model *m = self;
-	/* On a CPU one image is computed after the other. */
+	/* On a CPU the images are computed one after the other. */
 	size_t images = m->gpu ? (size_t)m->env->batches[m->env->batch_count - 1] : 1;
 	size_t bytes = images * ACTIVATIONS * sizeof(float);
 	for (int i = 0; i < 2; i++) {
@@ -244,7 +245,7 @@ static int configure_batch(void *self, int32_t slot, int32_t n, void *input, voi
 	return PENSTOCK_OK;
 }
 
-/* queue runs a batch on a GPU: it queues a kernel a layer on the slot's stream and
+/* queue runs a batch on a GPU: it queues one kernel per layer on the slot's stream and
    returns. */
 static int queue(const struct model *m, const struct batch *b, float *const scratch[2], unsigned n) {
 	const void *in = b->input;
@@ -292,7 +293,7 @@ static void convolve(const struct layer *l, const float *restrict w, const float
 					const float *pixel = in + (row * l->side + column) * l->from;
 					for (int k = 0; k < l->from; k++) {
 						const float *weight = w + ((k * 3 + dy) * 3 + dx) * l->to;
-						if (pixel[k] == 0) /* half of them, after max(0, x) */
+						if (pixel[k] == 0) /* true for half of them, after max(0, x) */
 							continue;
 						for (int c = 0; c < l->to; c++)
 							out[c] += pixel[k] * weight[c];
@@ -389,5 +390,5 @@ int main(void) {
 	if (code != PENSTOCK_OK)
 		fprintf(stderr, "fashion: %s\n", penstock_last_error());
 	fflush(NULL);
-	_exit(code != PENSTOCK_OK); /* nothing that touches a lost device may return */
+	_exit(code != PENSTOCK_OK); /* calls that touch a lost device may never return */
 }

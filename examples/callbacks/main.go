@@ -1,6 +1,6 @@
-// Command callbacks is a model of its own making: a Go program that links libml,
-// fills in the six callbacks, and is started by the orchestrator as the card
-// beside it says. It answers with a picture's mean red, green and blue.
+// Command callbacks is a model in Go: a program that links libml and has the six
+// callbacks. The orchestrator starts it with the command of the card next to it. It
+// answers with a picture's mean red, green and blue.
 //
 //	make build examples
 //	bin/penstock up &
@@ -44,7 +44,7 @@ type meanColour struct {
 	batches map[int]batch // by size
 }
 
-// batch is what ConfigureBatch was told: libml's buffers, good until Deinit.
+// batch has the arguments of ConfigureBatch: libml's buffers, valid until Deinit.
 type batch struct {
 	input  []byte // n pictures, u8, [H, W, 3]
 	output []byte // n times three f32
@@ -52,9 +52,9 @@ type batch struct {
 
 const channels = 3
 
-// Init checks the card and the device: what the model can do is known here and nowhere
-// else. This one computes in Go, which does not reach a GPU's memory; one for a GPU asks
-// env.Stream in ConfigureBatch and queues its kernels there in InferBatch.
+// Init checks the card and the device, because only the program knows what the model can
+// do. This model computes in Go, which cannot read a GPU's memory. A model for a GPU calls
+// env.Stream in ConfigureBatch and queues its kernels on that stream in InferBatch.
 func (m *meanColour) Init(env libml.Environment) error {
 	if env.Device != libml.DeviceCPU {
 		return fmt.Errorf("this model runs on the CPU only, and the node's device is %s", env.Device)
@@ -71,14 +71,13 @@ func (m *meanColour) Init(env libml.Environment) error {
 	return nil
 }
 
-// LoadModel has nothing to bring to host memory.
+// LoadModel has nothing to load into host memory.
 func (m *meanColour) LoadModel() error { return nil }
 
 // LinkModel has nothing to put on the device.
 func (m *meanColour) LinkModel() (int64, error) { return 0, nil }
 
-// ConfigureBatch notes where a batch of n finds its pictures and leaves its
-// answers.
+// ConfigureBatch keeps the buffers for the pictures and the answers of a batch of n.
 func (m *meanColour) ConfigureBatch(_, n int, input []byte, outputs [][]byte) (int64, error) {
 	m.batches[n] = batch{input: input, output: outputs[0]}
 	return 0, nil
@@ -104,5 +103,5 @@ func (m *meanColour) InferBatch(_, n int) error {
 	return nil
 }
 
-// Deinit has nothing to give back.
+// Deinit has nothing to free.
 func (m *meanColour) Deinit() error { return nil }

@@ -1,4 +1,4 @@
-"""A model of its own making, in plain Python: a picture's mean red, green and blue.
+"""A model in plain Python: a picture's mean red, green and blue.
 
     bin/penstock if add average --model examples/python/card.yaml --port 5012
 """
@@ -16,7 +16,7 @@ class MeanColour(penstock.Framework):
         self.batches = {}
 
     def init(self, env):
-        """What the model can do is known here and nowhere else."""
+        """Check the card: only the program knows what the model can do."""
         if env.on_gpu:
             raise ValueError("this model runs on the CPU only, and the node's device is %s" % env.device)
         height, width, channels = env.card["input"]["size"]

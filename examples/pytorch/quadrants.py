@@ -1,7 +1,7 @@
-"""A small network of PyTorch's, from its definition to a file that a card names: how
-bright the quadrants of a picture are.
+"""A small network in PyTorch, from its definition to a file that a card names: the
+brightness of a picture's quadrants.
 
-    python3 examples/pytorch/quadrants.py           # writes quadrants.pt beside itself
+    python3 examples/pytorch/quadrants.py           # writes quadrants.pt next to itself
     bin/penstock if add quadrants --model examples/pytorch/card.yaml --port 5013
 """
 
@@ -15,7 +15,7 @@ class Quadrants(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.luma = torch.nn.Conv2d(3, 1, kernel_size=1, bias=False)
-        # ITU-R BT.601: what red, green and blue add to brightness.
+        # ITU-R BT.601: the parts of red, green and blue in brightness.
         self.luma.weight.data = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
         self.mean = torch.nn.AdaptiveAvgPool2d(2)
 
