@@ -87,10 +87,9 @@ type Port struct {
 	runLate   bool
 	observer  Observer // set by Start
 
-	threads  sync.WaitGroup // receive and reply
-	stopped  atomic.Bool    // tells the receive threads to end
-	version  atomic.Uint32
-	counters counters
+	threads sync.WaitGroup // receive and reply
+	stopped atomic.Bool    // tells the receive threads to end
+	version atomic.Uint32
 
 	// mu guards what follows and the queues' requests: receive threads publish requests, reply
 	// threads end them. It is held for the requests that one burst completed. Its holder never
@@ -102,6 +101,8 @@ type Port struct {
 	// owners has, for each slot in flight, the receiver whose aggregator holds it. Threads
 	// write it under mu. The reply thread that has the slot's answer reads it without.
 	owners []atomic.Uint32
+
+	counters counters // not beside mu: other threads write them
 }
 
 // flight is a complete request on its way through a queue.
