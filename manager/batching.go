@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"errors"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -19,6 +20,27 @@ type batching struct {
 	handovers  uint64
 }
 
+// readReports reads a process's reports until its connection closes.
+func (in *instance) readReports(conn *control.AttachConn, generation uint32) {
+	defer conn.Close()
+	for {
+		r, err := conn.ReadReport()
+		if errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong) {
+			// The process lives and sends invalid reports. Its memory counts as free only
+			// when it is dead.
+			in.m.post(func() { in.kill(generation, err) })
+			continue
+		}
+		if err != nil {
+			// The kernel closes a dead process's sockets at once, so this is the first sign
+			// of its death.
+			in.m.post(func() { in.lost(generation) })
+			return
+		}
+		in.m.post(func() { in.report(generation, r) })
+	}
+}
+
 // report applies libml's report on its batching.
 func (in *instance) report(generation uint32, r control.Report) {
 	active := in.pair.Active()
@@ -31,7 +53,7 @@ func (in *instance) report(generation uint32, r control.Report) {
 	if generation != b.generation {
 		b.generation, b.spent, b.handovers = generation, spending{}, 0
 	}
-	if in.m.onGPU() { // on CPUs the orchestrator measures it: see
+	if in.m.onGPU() { // on CPUs the orchestrator measures it: noteObservation
 		spent := spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)}
 		in.entitled.noteSpending(b.spent, spent)
 		b.spent = spent

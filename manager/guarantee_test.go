@@ -166,7 +166,7 @@ func TestGuaranteeUse(t *testing.T) {
 		IF: "a", Generation: generation, State: control.Active, Batches: testCard().Batches,
 		DeviceNanos: int64(600 * time.Millisecond), DemotedNanos: int64(150 * time.Millisecond),
 	}
-	in.see(&seen)
+	in.noteObservation(&seen)
 	in.observeDemand(time.Second)
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/hmac"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -213,30 +212,6 @@ func (in *instance) settle(err error) {
 	}
 }
 
-// desire appends the processes that should exist.
-func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
-	for _, q := range in.pair.Processes() {
-		role, with := q.Role, in.f.setupFor(q.Card)
-		groups, wait := in.groupsFor(q.Generation, role)
-		if wait {
-			role = control.Shadow
-		}
-		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
-			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
-			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
-			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
-			Environment: with.environment, Ticket: in.ticket(q.Generation),
-		}
-		if in.m.cfg.Guarantees() {
-			in.terms(&p)
-		}
-		to = append(to, p)
-	}
-	return to
-}
-
 // observe applies the orchestrator's report on one process.
 func (in *instance) observe(o control.ObservedProcess) {
 	q := in.pair.Process(o.Generation)
@@ -248,7 +223,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if o.State == control.Draining || o.State.Ended() {
 		in.heard(o.Generation)
 	}
-	in.see(&o)
+	in.noteObservation(&o)
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
@@ -274,28 +249,6 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.f.fails(o.Reason)
 	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)
-}
-
-// see records what a process reports about itself besides its state.
-func (in *instance) see(o *control.ObservedProcess) {
-	if o.State.Ended() || o.SMs == 0 && len(o.SMGroups) == 0 && len(o.Batches) == 0 {
-		return
-	}
-	p := in.processes.of(o.Generation)
-	before := p.observation
-	now := observation{o.SMs, o.SMGroups, o.Batches, o.Growing, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
-	in.entitled.noteSpending(before.spent, now.spent)
-	p.observation = now
-	if len(now.batches) > 0 && !now.growing {
-		in.pair.Whole(o.Generation)
-	}
-	if len(before.batches) > 0 && len(now.batches) > len(before.batches) {
-		in.noteBytes(o)
-	}
-	if before.growing && !now.growing {
-		in.tenure.completeBatches()
-		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
-	}
 }
 
 func (in *instance) noteBytes(o *control.ObservedProcess) {
@@ -351,26 +304,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	}
 	in.processes.of(hello.Generation).conn = conn
 	in.pair.Attach(hello.Generation)
-	generation := hello.Generation
-	in.m.threads.Go(func() {
-		defer conn.Close()
-		for {
-			r, err := conn.ReadReport()
-			if errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong) {
-				// The process lives and sends invalid reports. Its memory counts as free
-				// only when it is dead.
-				in.m.post(func() { in.kill(generation, err) })
-				continue
-			}
-			if err != nil {
-				// The kernel closes a dead process's sockets at once, so this is the
-				// first sign of its death.
-				in.m.post(func() { in.lost(generation) })
-				return
-			}
-			in.m.post(func() { in.report(generation, r) })
-		}
-	})
+	in.m.threads.Go(func() { in.readReports(conn, hello.Generation) })
 	return nil
 }
 

@@ -231,21 +231,7 @@ func (m *Manager) step() {
 	if m.cfg.Guarantees() && m.missesGuarantee() {
 		m.guarantees()
 	}
-	processes := []control.DesiredProcess{}
-	if m.device.known { // a process's memory depends on it
-		for _, f := range m.functions {
-			for _, in := range f.instances {
-				processes = in.desire(processes)
-			}
-		}
-	}
-	published, err := m.orchestrator.publish(processes)
-	if err != nil { // the next step tries again
-		m.log.Error().Err(err).Msg("tell the orchestrator what is desired")
-	}
-	if published {
-		m.publishGroups()
-	}
+	m.publish()
 }
 
 // observe applies the orchestrator's report.

@@ -3,6 +3,7 @@ package manager
 import (
 	"reflect"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 )
 
@@ -54,4 +55,43 @@ func (o *orchestrator) checkAlive() (stopped bool) {
 	before := o.alive
 	o.alive = o.link.PeerAlive()
 	return before && !o.alive
+}
+
+// publish sends the desired processes to the orchestrator if they have changed.
+func (m *Manager) publish() {
+	processes := []control.DesiredProcess{}
+	if m.device.known { // a process's memory depends on it
+		m.eachInstance(func(in *instance) { processes = in.desire(processes) })
+	}
+	published, err := m.orchestrator.publish(processes)
+	if err != nil { // the next step tries again
+		m.log.Error().Err(err).Msg("publish desired state")
+	}
+	if published {
+		m.publishGroups()
+	}
+}
+
+// desire appends the processes that should exist.
+func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
+	for _, q := range in.pair.Processes() {
+		role, with := q.Role, in.f.setupFor(q.Card)
+		groups, wait := in.groupsFor(q.Generation, role)
+		if wait {
+			role = control.Shadow
+		}
+		p := control.DesiredProcess{
+			IF: in.f.name, Instance: in.index, Generation: q.Generation,
+			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
+			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
+			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
+			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
+			Environment: with.environment, Ticket: in.ticket(q.Generation),
+		}
+		if in.m.cfg.Guarantees() {
+			in.terms(&p)
+		}
+		to = append(to, p)
+	}
+	return to
 }

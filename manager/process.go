@@ -70,6 +70,28 @@ func (p processes) forgetObservations() {
 	}
 }
 
+// noteObservation records what a process reports about itself besides its state.
+func (in *instance) noteObservation(o *control.ObservedProcess) {
+	if o.State.Ended() || o.SMs == 0 && len(o.SMGroups) == 0 && len(o.Batches) == 0 {
+		return
+	}
+	p := in.processes.of(o.Generation)
+	before := p.observation
+	now := observation{o.SMs, o.SMGroups, o.Batches, o.Growing, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
+	in.entitled.noteSpending(before.spent, now.spent)
+	p.observation = now
+	if len(now.batches) > 0 && !now.growing {
+		in.pair.Whole(o.Generation)
+	}
+	if len(before.batches) > 0 && len(now.batches) > len(before.batches) {
+		in.noteBytes(o)
+	}
+	if before.growing && !now.growing {
+		in.tenure.completeBatches()
+		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
+	}
+}
+
 // lost records that a process closed its connection: treat it as dead.
 func (in *instance) lost(generation uint32) {
 	if p := in.processes[generation]; p != nil {

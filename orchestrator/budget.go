@@ -8,30 +8,9 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/shm"
 )
-
-// terms say how much of the device a process may use, and at which priority.
-type terms struct {
-	// percent is the share that the policy gslice assigns. 0: the process may use the whole
-	// device.
-	percent float64
-	// guarantee is the part of the CPUs' time that the process has at this level. saved
-	// bounds how much of it the process may save up. Level Demoted means no guarantee: with
-	// percent 0, the process then competes like any other process of the machine.
-	guarantee float64
-	saved     time.Duration
-	level     budget.Level
-}
-
-func termsOf(d control.DesiredProcess) terms {
-	return terms{
-		percent: d.SharePercent, guarantee: d.GuaranteePercent / 100, level: d.Level,
-		saved: time.Duration(d.BalanceNanos),
-	}
-}
 
 // budgetTick is the interval at which budgets reads the CPU time of the processes. A process
 // that overdraws its balance is demoted at most that much later.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -228,34 +227,6 @@ func (s *supervisor) wakesHeldUntil() time.Time {
 		}
 	}
 	return first
-}
-
-// place adds to an order where the process is to run.
-func (s *supervisor) place(c *child, o *control.Order) {
-	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
-	c.groups, c.ordered = o.SMGroups, s.now()
-	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
-	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.together() {
-		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(o.SharePercent)}
-	}
-}
-
-// regroup sends an awake process its terms and its groups. A sleeping process gets them
-// when it is woken. A moving process gets other groups after it has arrived.
-func (s *supervisor) regroup(k key, c *child) {
-	c.terms = termsOf(c.desired)
-	if !c.woken {
-		return
-	}
-	o := s.orderOf(k, c, control.DoShare)
-	o.SMGroups = c.groups
-	switch {
-	case !c.moving && !slices.Equal(c.groups, c.desired.SMGroups):
-		s.place(c, &o)
-	case c.terms.level == budget.Demoted:
-		return // MPS keeps a percentage for the process's life
-	}
-	s.order(k, c, o)
 }
 
 // noteBatches takes the batch sizes that a process reports to run. The deadline of its

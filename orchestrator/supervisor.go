@@ -331,16 +331,6 @@ func (s *supervisor) run(ctx context.Context) error {
 	}
 }
 
-// noteYields tells processes with a used-up balance to limit themselves, and other
-// processes to stop doing so.
-func (s *supervisor) noteYields() {
-	for _, k := range sortedKeys(s.processes) {
-		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(k) {
-			s.order(k, c, s.orderOf(k, c, control.DoShare))
-		}
-	}
-}
-
 // hear takes a message of the manager.
 func (s *supervisor) hear(d control.Desired) {
 	s.manager.lastMessage = s.now()
@@ -472,11 +462,7 @@ func (s *supervisor) do(a action) {
 		s.share(a.key, c, control.DoWake)
 	case reshare:
 		c.desired = a.wanted
-		if s.onGPU() {
-			s.regroup(a.key, c)
-			return
-		}
-		s.share(a.key, c, control.DoShare)
+		s.reshare(a.key, c)
 	case drain:
 		c.drained, c.asked = s.now(), a.why
 		s.order(a.key, c, control.Order{Do: control.DoDrain})
@@ -573,60 +559,6 @@ func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
 		return nil, fmt.Errorf("framework %s: this orchestrator has no program that runs it", wanted.Framework)
 	}
 	return s.o.Program(wanted.Framework)
-}
-
-// share writes the desired share, and sends it to a process that is awake.
-func (s *supervisor) share(k key, c *child, do control.OrderKind) {
-	c.terms = termsOf(c.desired)
-	s.limit(k, c)
-	if c.woken {
-		o := s.orderOf(k, c, do)
-		if s.onGPU() {
-			s.place(c, &o)
-			c.wokenPercent = c.terms.percent
-		}
-		s.order(k, c, o)
-	}
-}
-
-// orderOf returns an order with the process's terms.
-func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Order {
-	o := control.Order{
-		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
-		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level,
-	}
-	if c.yields = s.o.shares.yielding(k); c.yields {
-		o.SharePercent = o.GuaranteePercent
-	}
-	return o
-}
-
-// limit holds a process to its terms on the CPUs. libml does so on a GPU, and if no control
-// group can.
-func (s *supervisor) limit(k key, c *child) {
-	if s.onGPU() || c.terms == (terms{}) {
-		return
-	}
-	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
-	if err != nil && !c.governor {
-		// The process may have just ended. Then its exit has the better reason.
-		s.about(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
-	}
-	c.governor = !enforced
-}
-
-func (s *supervisor) order(k key, c *child, o control.Order) {
-	err := c.process.order(o)
-	switch {
-	case errors.Is(err, control.ErrHungUp):
-		// Its exit comes as an event with the reason.
-		c.hungUp = s.now()
-		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("cannot deliver order: process closed its link")
-	case err != nil:
-		// A process that hangs would ignore the next order as well.
-		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("cannot send order to process; killing it")
-		s.kill(c, "cannot send orders: "+err.Error(), "")
-	}
 }
 
 // note takes an event of a process.

@@ -1,0 +1,140 @@
+package orchestrator
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+)
+
+// How a process gets its part of the device:
+//
+//  1. The manager's message has its terms (termsOf). plan orders wake or reshare if they have
+//     changed.
+//  2. share (wake) and reshare keep them in the child, and limit enforces them: on CPUs by a control
+//     group and the process's priority (shares.go, budget.go), on a GPU libml does.
+//  3. order sends them to the process.
+
+// terms say how much of the device a process may use, and at which priority.
+type terms struct {
+	// percent is the share that the policy gslice assigns. 0: the process may use the whole
+	// device.
+	percent float64
+	// guarantee is the part of the CPUs' time that the process has at this level. saved
+	// bounds how much of it the process may save up. Level Demoted means no guarantee: with
+	// percent 0, the process then competes like any other process of the machine.
+	guarantee float64
+	saved     time.Duration
+	level     budget.Level
+}
+
+func termsOf(d control.DesiredProcess) terms {
+	return terms{
+		percent: d.SharePercent, guarantee: d.GuaranteePercent / 100, level: d.Level,
+		saved: time.Duration(d.BalanceNanos),
+	}
+}
+
+// reshare applies changed terms and groups.
+func (s *supervisor) reshare(k key, c *child) {
+	if s.onGPU() {
+		s.regroup(k, c)
+	} else {
+		s.share(k, c, control.DoShare)
+	}
+}
+
+// share writes the desired share, and sends it to a process that is awake.
+func (s *supervisor) share(k key, c *child, do control.OrderKind) {
+	c.terms = termsOf(c.desired)
+	s.limit(k, c)
+	if c.woken {
+		o := s.orderOf(k, c, do)
+		if s.onGPU() {
+			s.place(c, &o)
+			c.wokenPercent = c.terms.percent
+		}
+		s.order(k, c, o)
+	}
+}
+
+// regroup sends an awake process its terms and its groups. A sleeping process gets them
+// when it is woken. A moving process gets other groups after it has arrived.
+func (s *supervisor) regroup(k key, c *child) {
+	c.terms = termsOf(c.desired)
+	if !c.woken {
+		return
+	}
+	o := s.orderOf(k, c, control.DoShare)
+	o.SMGroups = c.groups
+	switch {
+	case !c.moving && !slices.Equal(c.groups, c.desired.SMGroups):
+		s.place(c, &o)
+	case c.terms.level == budget.Demoted:
+		return // MPS keeps a percentage for the process's life
+	}
+	s.order(k, c, o)
+}
+
+// place adds to an order where the process is to run.
+func (s *supervisor) place(c *child, o *control.Order) {
+	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
+	c.groups, c.ordered = o.SMGroups, s.now()
+	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
+	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.together() {
+		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(o.SharePercent)}
+	}
+}
+
+// limit holds a process to its terms on the CPUs. libml does so on a GPU, and if no control
+// group can.
+func (s *supervisor) limit(k key, c *child) {
+	if s.onGPU() || c.terms == (terms{}) {
+		return
+	}
+	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
+	if err != nil && !c.governor {
+		// The process may have just ended. Then its exit has the better reason.
+		s.about(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
+	}
+	c.governor = !enforced
+}
+
+// noteYields tells processes with a used-up balance to limit themselves, and other
+// processes to stop doing so.
+func (s *supervisor) noteYields() {
+	for _, k := range sortedKeys(s.processes) {
+		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(k) {
+			s.order(k, c, s.orderOf(k, c, control.DoShare))
+		}
+	}
+}
+
+// orderOf returns an order with the process's terms.
+func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Order {
+	o := control.Order{
+		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
+		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level,
+	}
+	if c.yields = s.o.shares.yielding(k); c.yields {
+		o.SharePercent = o.GuaranteePercent
+	}
+	return o
+}
+
+// order sends an order to a process, and kills a process that does not take it.
+func (s *supervisor) order(k key, c *child, o control.Order) {
+	err := c.process.order(o)
+	switch {
+	case errors.Is(err, control.ErrHungUp):
+		// Its exit comes as an event with the reason.
+		c.hungUp = s.now()
+		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("cannot deliver order: process closed its link")
+	case err != nil:
+		// A process that hangs would ignore the next order as well.
+		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("cannot send order to process; killing it")
+		s.kill(c, "cannot send orders: "+err.Error(), "")
+	}
+}
