@@ -70,20 +70,20 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
 	f.port, err = dataplane.NewPort(sources, dataplane.Options{
-		Name:          c.Name,
-		Queues:        c.Instances,
-		RequestBytes:  card.Input.WireBytes(),
-		ResultBytes:   card.ResultBytes(),
-		MinPieceBytes: min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes()),
-		Slots:         m.cfg.Aggregate.Slots,
-		Objective:     f.slo,
-		Gather:        f.gatherTimeout(),
-		Transit:       m.cfg.Transit,
-		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
-		Trusted:       m.cfg.Trusted,
-		RunLate:       m.cfg.Lab.RunLate,
-		Version:       card.Version,
-		Log:           f.log,
+		Name:             c.Name,
+		Queues:           c.Instances,
+		RequestBytes:     card.Input.WireBytes(),
+		ResultBytes:      card.ResultBytes(),
+		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes()),
+		Slots:            m.cfg.Aggregate.Slots,
+		Objective:        f.slo,
+		Gather:           f.gatherTimeout(),
+		Transit:          m.cfg.Transit,
+		AnsweredFor:      m.cfg.Aggregate.AnsweredFor,
+		Trusted:          m.cfg.Trusted,
+		RunLate:          m.cfg.Lab.RunLate,
+		Version:          card.Version,
+		Log:              f.log,
 	})
 	if err != nil {
 		return nil, err

@@ -98,8 +98,8 @@ type functionMetrics struct {
 
 // Answered makes functionMetrics a dataplane.Observer.
 func (fm *functionMetrics) Answered(t *dataplane.Times) {
-	fm.request.Observe(seconds(t.Sent - t.FirstPiece))
-	fm.stages[stageSocket].Observe(seconds(t.Received - t.FirstPiece))
+	fm.request.Observe(seconds(t.Sent - t.FirstFragment))
+	fm.stages[stageSocket].Observe(seconds(t.Received - t.FirstFragment))
 	fm.stages[stageAggregate].Observe(seconds(t.Complete - t.Received))
 	if t.Inferred == 0 {
 		return

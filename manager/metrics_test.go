@@ -15,10 +15,10 @@ func TestStages(t *testing.T) {
 	ms := int64(time.Millisecond)
 	fm := x.of("a")
 	fm.Answered(&dataplane.Times{
-		FirstPiece: 0, Received: 1 * ms, Complete: 3 * ms, Dispatched: 7 * ms, Gathered: 15 * ms, Inferred: 31 * ms, Sent: 63 * ms, Released: 127 * ms,
+		FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Dispatched: 7 * ms, Gathered: 15 * ms, Inferred: 31 * ms, Sent: 63 * ms, Released: 127 * ms,
 		Batch: 2,
 	})
-	fm.Answered(&dataplane.Times{FirstPiece: 0, Received: 1 * ms, Complete: 3 * ms, Sent: 5 * ms, Released: 6 * ms}) // not run
+	fm.Answered(&dataplane.Times{FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Sent: 5 * ms, Released: 6 * ms}) // not run
 
 	families, err := x.registry.Gather()
 	if err != nil {

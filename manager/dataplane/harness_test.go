@@ -25,7 +25,7 @@ const version = 7
 func testOptions(queues int) Options {
 	return Options{
 		Name: "test", Queues: queues,
-		RequestBytes: datapathtest.PictureBytes, ResultBytes: 4096, MinPieceBytes: 512,
+		RequestBytes: datapathtest.PictureBytes, ResultBytes: 4096, MinFragmentBytes: 512,
 		Objective: time.Minute, Gather: 15 * time.Second, Transit: 500 * time.Microsecond,
 		AnsweredFor: 2 * time.Second,
 		Version:     version, Log: zerolog.Nop(),

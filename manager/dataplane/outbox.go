@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// replyPieceBytes is the maximum size of a result's fragment.
-const replyPieceBytes = aggregate.ReplyPieceBytes
+// replyFragmentBytes is the maximum size of a result's fragment.
+const replyFragmentBytes = aggregate.ReplyPieceBytes
 
 // outbox collects datagrams to be sent together. One thread uses it. It allocates
 // nothing once it has grown to the size of a burst.
@@ -30,8 +30,8 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 	if r.Status != wire.StatusOK {
 		payload = nil
 	}
-	for i := range wire.Pieces(len(payload), replyPieceBytes) {
-		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyPieceBytes, i, again)
+	for i := range wire.Pieces(len(payload), replyFragmentBytes) {
+		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyFragmentBytes, i, again)
 		o.done(to)
 	}
 }

@@ -57,7 +57,7 @@ func TestOutbox(t *testing.T) {
 	s := memorySource(t)
 	first, second := netip.MustParseAddrPort("192.0.2.7:1000"), netip.MustParseAddrPort("192.0.2.8:2000")
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}
-	payload := make([]byte, 2*replyPieceBytes+4)
+	payload := make([]byte, 2*replyFragmentBytes+4)
 	for i := range payload {
 		payload[i] = byte(i * 3)
 	}
@@ -68,7 +68,7 @@ func TestOutbox(t *testing.T) {
 		for range turn {
 			payload = append(payload, payload...)
 		}
-		pieces := wire.Pieces(len(payload), replyPieceBytes)
+		pieces := wire.Pieces(len(payload), replyFragmentBytes)
 		out.result(first, 1, &wire.Result{Status: wire.StatusLate}, nil, false)
 		out.result(second, 2, &ok, payload, true)
 		out.nack(first, 3, 10*1024, 10, []uint64{0b1111111011})

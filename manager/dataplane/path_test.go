@@ -80,7 +80,7 @@ func TestObserver(t *testing.T) {
 	c.Flush()
 
 	ran := <-observer.times
-	order := []int64{before, ran.FirstPiece, ran.Received, ran.Complete, ran.Dispatched, ran.Gathered, ran.Inferred, ran.Sent, ran.Released, shm.Now()}
+	order := []int64{before, ran.FirstFragment, ran.Received, ran.Complete, ran.Dispatched, ran.Gathered, ran.Inferred, ran.Sent, ran.Released, shm.Now()}
 	order = slices.Delete(order, 1, 2) // by the kernel's clock
 	if !slices.IsSorted(order) || ran.Batch != 1 {
 		t.Errorf("times %+v are not in order", ran)

@@ -27,7 +27,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -36,10 +35,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/adaptive"
-	"github.com/penstock/penstock/wire"
 )
 
 // Options configures a port.
@@ -50,8 +47,8 @@ type Options struct {
 	Queues int
 	// RequestBytes is the exact size of a request, ResultBytes the max size of a result.
 	RequestBytes, ResultBytes int
-	// MinPieceBytes is the min size of every fragment of a request except the last.
-	MinPieceBytes int
+	// MinFragmentBytes is the min size of every fragment of a request except the last.
+	MinFragmentBytes int
 	// Slots is the max number of requests in flight. If it is 0, the size of the slab gives the
 	// max, and the number follows the answers that come in time.
 	Slots int
@@ -91,8 +88,8 @@ type Port struct {
 	stopped atomic.Bool    // tells the receive threads to end
 	version atomic.Uint32
 
-	// mu guards what follows and the queues' requests: receive threads publish requests, reply
-	// threads end them. It is held for the requests that one burst completed. Its holder never
+	// mu guards the next four fields and the queues' requests: receive threads publish requests,
+	// reply threads end them. It is held for the requests that one burst completed. Its holder never
 	// blocks: its one system call wakes a sleeping process.
 	mu        adaptive.Mutex
 	flights   []flight // by slot
@@ -112,32 +109,25 @@ type flight struct {
 	answered  bool          // the client got `late` at the deadline; the slot is still out
 }
 
-// counters are read without a lock.
-type counters struct {
-	accepted, replied atomic.Uint64
-	results           [wire.NumStatuses]atomic.Uint64
-	unsent            atomic.Uint64 // datagrams
-}
-
 // minResultBytes is the min room for a result. It leaves room for a later model with larger
 // results than the first one's.
 const minResultBytes = 4096
 
-// descriptorsPerPiece is how many descriptors a fragment may need: two if it crosses two free
+// descriptorsPerFragment is how many descriptors a fragment may need: two if it crosses two free
 // runs of the slab.
-const descriptorsPerPiece = 2
+const descriptorsPerFragment = 2
 
 // NewPort allocates the memory of a port over its sources. It starts no thread. The port owns
 // the sources from now on; if NewPort fails, it closes them.
 func NewPort(sources *Sources, o Options) (_ *Port, err error) {
-	pieces := (o.RequestBytes + o.MinPieceBytes - 1) / o.MinPieceBytes
+	fragments := (o.RequestBytes + o.MinFragmentBytes - 1) / o.MinFragmentBytes
 	slab := sources.All[0].Slab().Bytes()
 	slots := cmp.Or(o.Slots, aggregate.AutoSlots(len(slab), o.RequestBytes))
 	p := &Port{
 		log: o.Log,
 		geometry: shm.Geometry{
 			Slots:       uint32(slots),
-			MaxPieces:   uint32(descriptorsPerPiece * pieces),
+			MaxPieces:   uint32(descriptorsPerFragment * fragments),
 			ResultBytes: uint32(max(minResultBytes, o.ResultBytes)),
 		},
 		sources:   sources,
@@ -162,7 +152,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		Follow:        o.Slots == 0,
 		RequestBytes:  o.RequestBytes,
 		MaxPieces:     int(p.geometry.MaxPieces),
-		MinPieceBytes: o.MinPieceBytes,
+		MinPieceBytes: o.MinFragmentBytes,
 		SLO:           o.Objective,
 		Transit:       o.Transit,
 		Deadline:      o.Gather,
@@ -305,130 +295,4 @@ func (p *Port) serving() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.queues, func(q *Queue) bool { return q.serving })
-}
-
-// requests adds up the counters of all aggregators.
-func (p *Port) requests() (sum aggregate.Stats) {
-	for _, r := range p.receivers {
-		r.mu.Lock()
-		s := r.aggregate.Stats()
-		r.mu.Unlock()
-		sum.Add(&s)
-	}
-	return sum
-}
-
-// Stats are a port's counters since NewPort.
-type Stats struct {
-	// Accepted requests were complete, Replied are the answered ones among them. Lost ones were
-	// accepted, never answered, and are no longer anywhere.
-	Accepted, Replied, Lost uint64
-	// Results counts requests by the status of their answer.
-	Results [wire.NumStatuses]uint64
-	// Unsent counts datagrams of answers that the source did not take.
-	Unsent uint64
-	// Rejected counts implausible replies of processes.
-	Rejected uint64
-	// InFlight is the number of complete requests that are not answered.
-	InFlight int
-	// Receivers is the number of receive threads.
-	Receivers int
-	// Played reports that the replayed capture has ended.
-	Played bool
-	// Source sums up the sources; Shedding is the highest of them.
-	Source ingest.Stats
-	// Requests sums up the aggregators.
-	Requests aggregate.Stats
-}
-
-// Stats reads the counters.
-func (p *Port) Stats() Stats {
-	s := Stats{
-		Replied:   p.counters.replied.Load(),
-		Unsent:    p.counters.unsent.Load(),
-		Receivers: len(p.receivers),
-		Played:    p.sources.playback != nil && p.sources.playback.ended.Load(),
-		Source:    p.sources.stats(),
-		Requests:  p.requests(),
-	}
-	for status := range s.Results {
-		s.Results[status] = p.counters.results[status].Load()
-	}
-	for _, q := range p.queues {
-		s.Rejected += q.channel.Rejected()
-	}
-
-	// The numbers that Lost depends on are written under mu, so it is exact at any time.
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.Accepted = p.counters.accepted.Load()
-	flying := uint64(0)
-	for i := range p.flights {
-		if p.flights[i].queue != nil {
-			flying++
-		}
-	}
-	s.Lost = s.Accepted - p.ended - flying
-	for _, q := range p.queues {
-		s.InFlight += q.inFlight
-	}
-	return s
-}
-
-// Check verifies invariants: the queues count the requests that are in flight, none is lost,
-// and the aggregators are consistent.
-func (p *Port) Check() error {
-	for i, r := range p.receivers {
-		r.mu.Lock()
-		err := r.aggregate.Check()
-		r.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("receiver %d: %w", i, err)
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	flying := make([]int, len(p.queues))
-	total := uint64(0)
-	for slot := range p.flights {
-		if q := p.flights[slot].queue; q != nil {
-			flying[q.index]++
-			total++
-		}
-	}
-	for i, q := range p.queues {
-		if q.inFlight != flying[i] {
-			return fmt.Errorf("queue %d counts %d requests in flight, %d are", i, q.inFlight, flying[i])
-		}
-	}
-	if accepted := p.counters.accepted.Load(); p.ended+total != accepted {
-		return fmt.Errorf("%d requests ended and %d are in flight, of %d accepted", p.ended, total, accepted)
-	}
-	return nil
-}
-
-// Observer receives the times of answered requests.
-type Observer interface {
-	// Answered is called by the reply threads, once per request. It must neither block nor
-	// allocate, and must not keep t.
-	Answered(t *Times)
-}
-
-// Times are when an answered request passed the stages of its way, in nanoseconds of shm.Now.
-type Times struct {
-	// FirstPiece is when the first fragment reached the machine, Received when it was received
-	// there, Complete when the last one was.
-	FirstPiece, Received, Complete int64
-	// Dispatched, Gathered and Inferred are the process's; Inferred is 0 if it did not run the
-	// request.
-	Dispatched, Gathered, Inferred int64
-	// Sent is when the answer was handed to the source, Released when the request's memory was.
-	Sent, Released int64
-	// Batch is the size of the batch that the request was in.
-	Batch uint16
-}
-
-// files returns the files of a queue's shared memory, in the order of control.Attached.
-func (p *Port) files(q *Queue) []*os.File {
-	return []*os.File{p.table.File(), q.channel.RingFile(), q.channel.RepliesFile()}
 }

@@ -61,7 +61,9 @@ func (q *Queue) stop() {
 
 // Files returns what a process maps: the request table, the ring and the replies. The queue
 // owns them.
-func (q *Queue) Files() []*os.File { return q.port.files(q) }
+func (q *Queue) Files() []*os.File {
+	return []*os.File{q.port.table.File(), q.channel.RingFile(), q.channel.RepliesFile()}
+}
 
 // HandOver gives the ring to the process of a generation, as soon as the present owner releases
 // it.

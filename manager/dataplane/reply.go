@@ -165,7 +165,7 @@ func (t *replyTurn) count(slot uint32, now int64, origin *aggregate.Origin, repo
 	t.queue.window.Answer(t.port.table.Request(slot), *reported, now, t.port.objective)
 	t.port.counters.results[status].Add(1)
 	t.answered = append(t.answered, Times{
-		FirstPiece: origin.FirstPiece, Received: origin.Received, Complete: origin.Whole,
+		FirstFragment: origin.FirstPiece, Received: origin.Received, Complete: origin.Whole,
 		Dispatched: reported.Dispatched, Gathered: reported.Gathered, Inferred: reported.Inferred,
 		Batch: reported.Batch,
 	})
