@@ -48,7 +48,7 @@ func (l *loop) beginOne(t *testing.T) {
 
 // A batch beyond the guarantee runs on the stream of the lowest priority. The next batch
 // within the guarantee runs on the function's own stream again.
-func TestBatchBeyondGuarantee(t *testing.T) {
+func TestDemotion(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := accounted(h, f)
@@ -73,7 +73,7 @@ func TestBatchBeyondGuarantee(t *testing.T) {
 
 // A batch within the guarantee begins next to a demoted one, ends before it, and is
 // answered at once.
-func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
+func TestOvertaking(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := accounted(h, f)
@@ -130,7 +130,7 @@ func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
 }
 
 // If a demoted batch and one within the guarantee are in flight, either may end first.
-func TestDemotedBatchEndsFirst(t *testing.T) {
+func TestMixedFlights(t *testing.T) {
 	for _, demotedFirst := range []bool{false, true} {
 		h := newGPUHarness(t, testCard())
 		h.streams = 2
@@ -162,7 +162,8 @@ func TestDemotedBatchEndsFirst(t *testing.T) {
 	}
 }
 
-func TestBatchesThatAreNotDemoted(t *testing.T) {
+// Without a level, priorities or guarantees, all batches run at one priority.
+func TestNoDemotion(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		level budget.Level
@@ -215,7 +216,7 @@ func TestBatchesThatAreNotDemoted(t *testing.T) {
 
 // However much work there is, the work within the guarantee is at most the guarantee, the
 // savings and one batch. It is not much less either.
-func TestOverloadIsCharged(t *testing.T) {
+func TestAccountOverload(t *testing.T) {
 	const percent, cost = 20, 2 * time.Millisecond
 	h := newGPUHarness(t, testCard())
 	h.streams = 2
@@ -278,7 +279,7 @@ func TestOverloadIsCharged(t *testing.T) {
 }
 
 // The level of a batch is the ordered one, at most that of the process's streams.
-func TestLevelOfABatch(t *testing.T) {
+func TestBatchLevel(t *testing.T) {
 	a := account{level: 3}
 	for _, c := range []struct {
 		share   *shareOrder
@@ -332,7 +333,7 @@ func TestAccountBounds(t *testing.T) {
 // Times only decrease: to the time of a batch that had the process to itself, and to the
 // rate of successive batches of one kind without a gap. The cost leaves out what a batch
 // leaves to other processes.
-func TestCostOfABatch(t *testing.T) {
+func TestBatchCost(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, sizes: sizes{warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}}
 	p.sizes.ladder = p.card.Batches[:1]
@@ -388,7 +389,7 @@ func TestCostOfABatch(t *testing.T) {
 }
 
 // A process measures costs before it serves, if there are guarantees.
-func TestCostsAreMeasured(t *testing.T) {
+func TestMeasureAlone(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.wake = control.Order{Level: 1, GuaranteePercent: 50}
 	h.gpu.Late.Store(int64(time.Millisecond))
@@ -400,7 +401,7 @@ func TestCostsAreMeasured(t *testing.T) {
 	}
 }
 
-func TestDemotedBatchesAllocateNothing(t *testing.T) {
+func TestDemotionAllocations(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.streams = 2
 	f := h.fake()
@@ -438,7 +439,7 @@ func TestDemotedBatchesAllocateNothing(t *testing.T) {
 
 // While demoted batches are slow, a request that the guarantee will serve in time waits for
 // it. A request that it cannot serve in time does not.
-func TestRequestsWaitForTheGuarantee(t *testing.T) {
+func TestReserve(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := accounted(h, f)

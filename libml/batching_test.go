@@ -31,7 +31,8 @@ func onBoth(t *testing.T, test func(t *testing.T, h *harness, f *fake)) {
 	}
 }
 
-func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
+// Every rule answers every request, with batches of at most its maximum size.
+func TestBatchingRules(t *testing.T) {
 	for _, rule := range control.BatchingRules {
 		for _, streams := range []int{0, 2} {
 			t.Run(fmt.Sprintf("%s, %d streams", rule, streams), func(t *testing.T) {
@@ -66,7 +67,7 @@ func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
 
 // A request arrives while the loop is about to sleep, asleep, or still busy: a missed wake
 // would cost an hour.
-func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
+func TestFixedSizeFull(t *testing.T) {
 	onBoth(t, func(t *testing.T, h *harness, f *fake) {
 		h.grant = grantRule(control.BatchFixed, 4, time.Hour)
 		c := h.serving(f, 1)
@@ -90,7 +91,7 @@ func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
 }
 
 // Until then the loop has nothing to do, and sleeps for the maximum time.
-func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
+func TestFixedSizeSleep(t *testing.T) {
 	const delay = 10 * time.Minute
 	onBoth(t, func(t *testing.T, h *harness, f *fake) {
 		h.grant = grantRule(control.BatchFixed, 8, delay)
@@ -127,7 +128,7 @@ func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
 
 // A loop without work checks every waitAtMost. A shorter delay wakes it, at least in one
 // of many tries.
-func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
+func TestFixedSizeDelay(t *testing.T) {
 	onBoth(t, func(t *testing.T, h *harness, f *fake) {
 		h.grant = grantRule(control.BatchFixed, 8, time.Millisecond)
 		c := h.serving(f, 1)
@@ -146,7 +147,7 @@ func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
 }
 
 // Requests that wait for a batch to fill belong to the next owner.
-func TestARequestThatWaitsForABatchIsNotLostInADrain(t *testing.T) {
+func TestFixedSizeDrain(t *testing.T) {
 	h := newHarness(t, testCard())
 	f := h.fake()
 	h.grant = grantRule(control.BatchFixed, 8, time.Hour)
@@ -167,7 +168,8 @@ func TestARequestThatWaitsForABatchIsNotLostInADrain(t *testing.T) {
 	}
 }
 
-func TestWhatIsLateIsRunWhereItIsGrantedSo(t *testing.T) {
+// A process runs late requests if its grant allows that.
+func TestRunLate(t *testing.T) {
 	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
 	for _, rule := range control.BatchingRules {
 		h, f := newHarness(t, testCard()), newFake()
@@ -193,7 +195,8 @@ func TestWhatIsLateIsRunWhereItIsGrantedSo(t *testing.T) {
 	}
 }
 
-func TestADeviceIsToldWhoGathers(t *testing.T) {
+// The grant decides whether the device copies packets instead of gathering them with a kernel.
+func TestCopyGrant(t *testing.T) {
 	for _, copies := range []bool{true, false} {
 		h := newGPUHarness(t, testCard())
 		h.grant = func(a *control.Attached) { a.Copy = copies }

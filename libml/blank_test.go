@@ -9,7 +9,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-func TestWhatIsNotWrittenIsNoticed(t *testing.T) {
+// A value of the outputs that was not written is an error.
+func TestWritten(t *testing.T) {
 	card := testCard()
 	fresh := func() [][]byte {
 		outputs := [][]byte{make([]byte, 2*3*4), make([]byte, 2*4*4)}
@@ -44,7 +45,7 @@ func TestWhatIsNotWrittenIsNoticed(t *testing.T) {
 
 // A model that does not write its outputs never serves: it would return their old
 // contents.
-func TestAModelThatWritesNoOutputsDoesNotServe(t *testing.T) {
+func TestWarmUpWithoutOutputs(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	f.idle = true
 	c := h.start(1, f.build, nil)

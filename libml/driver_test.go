@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 
 // On a GPU, too, a batch changes when an answer comes but never its content. This
 // test uses a fake driver without a GPU.
-func TestAProcessOnAGPUAnswersAsTheReferenceDoes(t *testing.T) {
+func TestGPUReference(t *testing.T) {
 	cudafake.Check(t)
 	d, err := cuda.Find("cuda")
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 )
 
 // A busy loop gets its share of the time, whatever its batches.
-func TestGovernorHoldsTheShareOfABusyLoop(t *testing.T) {
+func TestGovernorBusy(t *testing.T) {
 	for _, percent := range []float64{5, 30, 60, 95} {
 		for _, batch := range []time.Duration{200 * time.Microsecond, 5 * time.Millisecond, 80 * time.Millisecond} {
 			g := newGovernor(1, 1)
@@ -25,7 +25,8 @@ func TestGovernorHoldsTheShareOfABusyLoop(t *testing.T) {
 	}
 }
 
-func TestGovernorLetsAnIdleLoopRunAtOnce(t *testing.T) {
+// After an idle time a batch runs without a pause.
+func TestGovernorIdle(t *testing.T) {
 	g := newGovernor(1, 1)
 	share := &shareOrder{percent: 50, governor: true}
 	began := int64(time.Second)
@@ -34,7 +35,8 @@ func TestGovernorLetsAnIdleLoopRunAtOnce(t *testing.T) {
 	}
 }
 
-func TestGovernorRestsWhereACgroupHoldsTheShare(t *testing.T) {
+// The governor does nothing if a cgroup enforces the share, or there is none.
+func TestGovernorOff(t *testing.T) {
 	g := newGovernor(1, 1)
 	for _, share := range []*shareOrder{nil, {percent: 10}, {percent: 100, governor: true}} {
 		if pause := g.spend(share, 0, int64(time.Second)); pause != 0 {
@@ -44,7 +46,7 @@ func TestGovernorRestsWhereACgroupHoldsTheShare(t *testing.T) {
 }
 
 // One thread of four CPUs uses a quarter of them.
-func TestGovernorCountsTheThreadsOfABatch(t *testing.T) {
+func TestGovernorThreads(t *testing.T) {
 	g := newGovernor(4, 1)
 	share := &shareOrder{percent: 25, governor: true}
 	if pause := g.spend(share, 0, int64(time.Second)); pause != 0 {

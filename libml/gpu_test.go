@@ -49,7 +49,8 @@ func eventually(t testing.TB, what string, is func() bool) {
 	}
 }
 
-func TestAGPUAnswersAsACPU(t *testing.T) {
+// A process on a GPU returns the same answers as one on a CPU.
+func TestGPUAnswers(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := h.loop(f)
@@ -73,7 +74,7 @@ func TestAGPUAnswersAsACPU(t *testing.T) {
 
 // On a GPU the host sees only the begin and the end of a batch. The times between are
 // computed back from the device's measurements.
-func TestTheStagesOfAGPUsBatchAreInOrder(t *testing.T) {
+func TestGPUStages(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
 	const late = 20 * time.Millisecond
@@ -89,7 +90,7 @@ func TestTheStagesOfAGPUsBatchAreInOrder(t *testing.T) {
 	}
 }
 
-func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
+func TestFlightsAllocations(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.streams = 2
 	l := h.loop(h.fake())
@@ -120,7 +121,7 @@ func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
 
 // The second batch begins in the middle of the first if enough requests wait. The third
 // does not begin before one of them has ended.
-func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
+func TestSecondBatch(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		streams int // as granted
@@ -157,7 +158,8 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 	}
 }
 
-func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
+// With two batches configured, or on trial, the second begins when half of a batch waits.
+func TestSecondBatchHalfFull(t *testing.T) {
 	t.Run("configured", func(t *testing.T) {
 		h := newGPUHarness(t, testCard())
 		h.streams = 2
@@ -224,7 +226,7 @@ func testHalfFull(t *testing.T, h *harness, l *loop) {
 
 // If libml decides, a second batch begins when the first is about to end. libml knows
 // how long batches of that size take, and how long a gather takes.
-func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
+func TestSecondBatchNearEnd(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
 	const takes, lead = 20 * time.Minute, time.Minute
@@ -263,7 +265,7 @@ func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
 
 // The ring changes hands with batches in flight: these belong to the old process, the
 // waiting requests to the new one.
-func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
+func TestGPUHandover(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.streams = 2
 	old := h.fake()
@@ -305,7 +307,7 @@ func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
 
 // If a GPU fails, the requests in flight are answered as failed at once; the next
 // process gets the waiting ones. Afterwards nothing that touches the GPU is called.
-func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
+func TestDeviceLost(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		inFlight int
@@ -355,7 +357,7 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 
 // The batch that finds the device lost is the last one: no further batch begins, so the
 // waiting requests do not fail with it.
-func TestADeviceLostBetweenBatchesCostsOneBatch(t *testing.T) {
+func TestDeviceLostIdle(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	p := h.serving(f, 1)
@@ -373,7 +375,7 @@ func TestADeviceLostBetweenBatchesCostsOneBatch(t *testing.T) {
 }
 
 // A framework's own error on a GPU costs its batch, as on a CPU.
-func TestABatchThatFailsOnAGPUCostsItsOwnRequestsOnly(t *testing.T) {
+func TestGPUBatchFails(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := h.loop(f)
@@ -404,7 +406,7 @@ func TestABatchThatFailsOnAGPUCostsItsOwnRequestsOnly(t *testing.T) {
 
 // The first touch fixes a process's share of the GPU. A shadow survives a fault only if
 // it has not touched it.
-func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
+func TestGPUShadow(t *testing.T) {
 	const name = "PENSTOCK_TEST_PERCENTAGE"
 	t.Setenv(name, "")
 	os.Unsetenv(name)
@@ -443,7 +445,7 @@ func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
 }
 
 // The results belong to the owner of the ring; a warm-up must not write them.
-func TestAGPUsWarmUpLeavesTheSharedResultsAlone(t *testing.T) {
+func TestGPUWarmUp(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	shared := h.tensors.Bytes()
 	for i := range shared {
@@ -455,7 +457,8 @@ func TestAGPUsWarmUpLeavesTheSharedResultsAlone(t *testing.T) {
 	}
 }
 
-func TestAProcessThatCannotStartOnAGPUSaysWhy(t *testing.T) {
+// A process that cannot start on a GPU ends with one line about the reason.
+func TestGPUStartFails(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		spoil  func(h *harness, f *fake)
@@ -501,7 +504,8 @@ func only(step string, err error) func(string) error {
 	}
 }
 
-func TestAProcessForTheCPURefusesGroups(t *testing.T) {
+// A process on the CPU refuses groups of multiprocessors.
+func TestCPUGroups(t *testing.T) {
 	h := newHarness(t, testCard())
 	p := h.start(1, newFake().build, nil)
 	p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1}})

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
+// A batch is as large as the rule and the waiting requests allow, padded to a configured size.
+func TestBatchSize(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	l.batching.expected = func(int) time.Duration { return time.Microsecond } // the same for every size
@@ -67,7 +68,7 @@ func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 }
 
 // Old contents of the tensor must not remain in this batch.
-func TestTheRestOfABatchIsBlank(t *testing.T) {
+func TestPadding(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	l.batching.expected = func(int) time.Duration { return time.Microsecond }
@@ -91,7 +92,8 @@ func TestTheRestOfABatchIsBlank(t *testing.T) {
 	}
 }
 
-func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
+// Requests that cannot meet their deadline are answered late and do not run.
+func TestLateRequests(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	l.batching.state.Limit = 8
@@ -133,7 +135,8 @@ func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
 	}
 }
 
-func TestAHigherPriorityGoesFirst(t *testing.T) {
+// Requests of a higher priority run first, then those with an earlier deadline.
+func TestPriority(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	priorities := map[uint32]uint8{1: 0, 2: 9, 3: 0, 4: 3}
@@ -154,7 +157,8 @@ func TestAHigherPriorityGoesFirst(t *testing.T) {
 	}
 }
 
-func TestABatchThatFailsCostsItsOwnRequestsOnly(t *testing.T) {
+// A batch that fails costs only its own requests.
+func TestBatchFails(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	l.batching.expected = func(int) time.Duration { return time.Microsecond }
@@ -186,7 +190,7 @@ func TestABatchThatFailsCostsItsOwnRequestsOnly(t *testing.T) {
 
 // The process does not trust the manager either, and a model may fail on one
 // picture.
-func TestABadRequestCostsItselfOnly(t *testing.T) {
+func TestInvalidRequests(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		picture byte
@@ -226,7 +230,7 @@ func TestABadRequestCostsItselfOnly(t *testing.T) {
 
 // The ring was idle only if work was there for a process that could not yet
 // take it.
-func TestAHandOverIsIdleWhereWorkWaited(t *testing.T) {
+func TestHandoverIdle(t *testing.T) {
 	second := int64(time.Second)
 	for _, c := range []struct {
 		name string
@@ -270,7 +274,7 @@ func TestAHandOverIsIdleWhereWorkWaited(t *testing.T) {
 	}
 }
 
-func TestABatchAllocatesNothing(t *testing.T) {
+func TestBatchAllocations(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	picture := h.picture(1)

@@ -121,7 +121,8 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-func TestAProcessIsBornOnItsGroups(t *testing.T) {
+// A process warms up on the groups of its wake.
+func TestWakeOnGroups(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c := h.start(1, f.build, nil)
@@ -143,7 +144,7 @@ func TestAProcessIsBornOnItsGroups(t *testing.T) {
 
 // Requests arrive all the time, and each gets its right answer while the process moves back and
 // forth.
-func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
+func TestMoveUnderLoad(t *testing.T) {
 	const moves = 40
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
@@ -197,7 +198,7 @@ func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 
 // With at most one batch in flight the loop moves between two batches. If work was waiting, the
 // ring was idle from the end of the last batch to the begin of the next.
-func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
+func TestMoveIdle(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.streams = 1
 	f := h.fake()
@@ -254,7 +255,7 @@ func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 
 // If requests are pending and nothing is in flight, one more batch begins in the old place, and the
 // loop moves next to it.
-func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
+func TestMoveNextToBatch(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := h.loop(f)
@@ -310,7 +311,7 @@ func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
 
 // The next batch begins in the new place while the last one in the old place still runs. The old
 // place is not given up before that batch has ended.
-func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
+func TestMoveOverlap(t *testing.T) {
 	// The order to move reaches the loop just after its last visible effect. Work that arrives in
 	// between begins in the old place, and the try proves nothing.
 	for range 100 {
@@ -366,7 +367,7 @@ func moveWithWork(t *testing.T) (made bool) {
 }
 
 // While one move is being made, only the last order counts.
-func TestOrdersToMoveAreCoalesced(t *testing.T) {
+func TestMoveOrders(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c := h.serving(f, 1)
@@ -407,7 +408,7 @@ func TestOrdersToMoveAreCoalesced(t *testing.T) {
 
 // A process that cannot move reports that and its groups, and continues to serve there. It follows
 // the next order.
-func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
+func TestMoveFails(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		spoil func(h *harness, f *fake)
@@ -449,7 +450,7 @@ var errUnfit = fmt.Errorf("slot 2: %w", &cuda.Error{Op: "cuGraphInstantiateWithF
 
 // Only a try shows whether a model runs on few multiprocessors. If it does not, the process reports
 // those groups, continues to serve on its old groups, and can quickly be ordered back.
-func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) {
+func TestMoveToUnfitGroups(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	p := h.serving(f, 1)
@@ -476,7 +477,8 @@ func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) 
 	p.drained()
 }
 
-func TestAProcessThatIsBornOnGroupsThatDoNotDoEndsAndSaysWhich(t *testing.T) {
+// If the model does not fit the groups of the wake, the process ends and names them.
+func TestWakeOnUnfitGroups(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		step   string
@@ -515,7 +517,8 @@ func TestAProcessThatIsBornOnGroupsThatDoNotDoEndsAndSaysWhich(t *testing.T) {
 	}
 }
 
-func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
+// A process that is ready moves before it serves.
+func TestMoveReady(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c := h.start(1, f.build, nil)
@@ -537,7 +540,8 @@ func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
 	c.drained()
 }
 
-func TestADeviceLostInAMoveEndsTheProcess(t *testing.T) {
+// A device that is lost in a move ends the process.
+func TestMoveDeviceLost(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c := h.serving(f, 1)
@@ -555,7 +559,7 @@ func TestADeviceLostInAMoveEndsTheProcess(t *testing.T) {
 }
 
 // A process that is drained while it prepares a move ends.
-func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
+func TestMoveDrain(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c := h.serving(f, 1)
@@ -579,7 +583,7 @@ func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
 
 // A group's index is valid only if both sides count the same groups. Otherwise two processes would
 // share multiprocessors without knowing it.
-func TestGroupsOfOtherSizesThanSaidAreRefused(t *testing.T) {
+func TestGroupSizes(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.split = []int{8, 16, 12}
 	f := h.fake()

@@ -79,7 +79,7 @@ func (c *child) runs(batches ...int) control.Notice {
 
 // Requests arrive all the time, and each gets its right answer while the process adds its
 // batch sizes. Then the process uses them.
-func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
+func TestPartialWarmUp(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c, let := h.early(f)
@@ -119,7 +119,7 @@ func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
 
 // Without an order for partial warm-up, a process has all sizes before it is ready. On a
 // CPU there is no partial warm-up.
-func TestAShadowIsReadyWithEveryBatchSize(t *testing.T) {
+func TestCompleteWarmUp(t *testing.T) {
 	for name, c := range map[string]struct {
 		b     *harness
 		early bool
@@ -135,7 +135,8 @@ func TestAShadowIsReadyWithEveryBatchSize(t *testing.T) {
 	}
 }
 
-func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
+// A move waits until all batch sizes are there.
+func TestPartialMove(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c, let := h.early(f, 0)
@@ -163,7 +164,7 @@ func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
 
 // If a size fails, the process ends in order: it answers the requests in flight, and the
 // next process gets the waiting ones.
-func TestAProcessThatCannotGrowEnds(t *testing.T) {
+func TestPartialFails(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c, let := h.early(f)
@@ -188,7 +189,7 @@ func TestAProcessThatCannotGrowEnds(t *testing.T) {
 
 // Small batches are better than none. A process without memory for larger ones serves
 // small ones, and still moves.
-func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
+func TestPartialOutOfMemory(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c, let := h.early(f)
@@ -225,7 +226,8 @@ func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
 	c.drained()
 }
 
-func TestAProcessWhoseLargerBatchesDoNotFitItsGroupsSaysWhich(t *testing.T) {
+// If a larger size does not fit the groups, the process ends and names them.
+func TestPartialUnfitGroups(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c, let := h.early(f, 2)
@@ -238,7 +240,8 @@ func TestAProcessWhoseLargerBatchesDoNotFitItsGroupsSaysWhich(t *testing.T) {
 	}
 }
 
-func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
+// A device that is lost while the process adds sizes ends it.
+func TestPartialDeviceLost(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	c, let := h.early(f)
@@ -253,7 +256,7 @@ func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
 
 // A drained process does not wait for a framework that links for long, and does not
 // report that the device is lost.
-func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
+func TestPartialDrain(t *testing.T) {
 	for name, late := range map[string]bool{"which it stops": false, "which takes too long": true} {
 		t.Run(name, func(t *testing.T) {
 			h := newGPUHarness(t, testCard())
@@ -279,7 +282,7 @@ func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
 
 // The rule has the new sizes from the next batch on, and the loop allocates nothing for
 // it.
-func TestALargerLadderIsTakenOverBetweenBatches(t *testing.T) {
+func TestExtend(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
 	small, err := l.batching.newRule([]int{1})

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
+// A process goes through all states from starting to stopped.
+func TestLife(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	c := h.start(1, f.build, nil)
 	c.await(control.Starting)
@@ -42,7 +43,7 @@ func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
 
 // The old process stops at a batch boundary. The new one gets the requests that
 // the old one had taken and not started.
-func TestAHandOverLosesNothing(t *testing.T) {
+func TestHandover(t *testing.T) {
 	h := newHarness(t, testCard())
 	old := newFake()
 	old.entered, old.gate = make(chan struct{}), make(chan struct{})
@@ -84,7 +85,7 @@ func TestAHandOverLosesNothing(t *testing.T) {
 }
 
 // A failed batch affects only itself; the process continues.
-func TestAProcessSurvivesABatchThatFails(t *testing.T) {
+func TestBatchFailsOnce(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	c := h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
@@ -105,7 +106,8 @@ func TestAProcessSurvivesABatchThatFails(t *testing.T) {
 	h.answered(h.replies(1)[0], h.picture(2))
 }
 
-func TestAProcessWithNobodyToWorkForEnds(t *testing.T) {
+// A process ends if the orchestrator or the manager has exited.
+func TestPeerGone(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		leave func(*child)
@@ -137,7 +139,8 @@ func TestAProcessWithNobodyToWorkForEnds(t *testing.T) {
 	}
 }
 
-func TestAProcessThatCannotStartSaysWhy(t *testing.T) {
+// A process that cannot start ends with one line about the reason.
+func TestStartFails(t *testing.T) {
 	for _, step := range []string{"build", "init", "load", "link", "configure", "infer"} {
 		t.Run(step, func(t *testing.T) {
 			h, f := newHarness(t, testCard()), newFake()
@@ -160,7 +163,8 @@ func TestAProcessThatCannotStartSaysWhy(t *testing.T) {
 	}
 }
 
-func TestAProcessRefusesMemoryThatDoesNotFit(t *testing.T) {
+// A process refuses a grant that does not fit, and ends with the reason.
+func TestInvalidGrant(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		tamper func(*control.Attached)

@@ -32,7 +32,7 @@ func build(b null.Behaviour) libml.Build {
 }
 
 // A batch changes when an answer comes, but never its content.
-func TestAProcessAnswersAsTheReferenceDoes(t *testing.T) {
+func TestReference(t *testing.T) {
 	answersAsTheReference(t, func(pictures [][]byte) [][]byte {
 		return libml.Answers(t, card(), build(null.Behaviour{}), pictures)
 	})
@@ -68,7 +68,8 @@ func answersAsTheReference(t *testing.T, answers func(pictures [][]byte) [][]byt
 	}
 }
 
-func TestAReferenceSaysWhatFails(t *testing.T) {
+// NewReference and Answer return the error of the step that fails.
+func TestReferenceErrors(t *testing.T) {
 	for _, step := range []string{"init", "load", "link", "configure"} {
 		if _, err := libml.NewReference(card(), build(null.Behaviour{Fail: step})); !errors.Is(err, null.ErrOrdered) {
 			t.Errorf("%s fails, NewReference gives %v", step, err)

@@ -13,7 +13,7 @@ import (
 
 // Whatever their shapes, tensors are aligned, inside the buffer, and do not
 // overlap.
-func TestTensorsLieAlignedAndApart(t *testing.T) {
+func TestTensors(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		side := rapid.IntRange(1, 9)
 		card := &models.Card{
@@ -77,7 +77,8 @@ func TestTensorsLieAlignedAndApart(t *testing.T) {
 	})
 }
 
-func TestScratchIsWholePagesOfZeros(t *testing.T) {
+// Scratch memory is page-aligned and zero.
+func TestScratch(t *testing.T) {
 	for _, size := range []int{0, 1, 4096, 1<<20 + 1} {
 		s, err := newScratch(size)
 		if err != nil {

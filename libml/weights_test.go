@@ -31,7 +31,7 @@ func loadedWith(t *testing.T, start control.Start) (*process, Environment) {
 }
 
 // Weights are shared only on a GPU whose node has a weight server.
-func TestWhoMayAskForSharedWeights(t *testing.T) {
+func TestSharedWeights(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "weights.sock")
 	for _, c := range []struct {
 		start control.Start
@@ -50,7 +50,7 @@ func TestWhoMayAskForSharedWeights(t *testing.T) {
 
 // A framework that asks too early, or without a weight server, gets ErrNoWeights with the
 // reason.
-func TestWithoutAHolderThereAreNoWeights(t *testing.T) {
+func TestNoWeightServer(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "weights.sock")
 	p, env := loadedWith(t, control.Start{Device: "GPU-1", WeightsSocket: socket})
 	file := "/proc/self/exe"

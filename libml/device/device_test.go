@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-func TestOrderNamesWhatIsWrong(t *testing.T) {
+func TestOrderErrors(t *testing.T) {
 	slabs := []uint64{1000, 64}
 	whole := func() []shm.Piece {
 		return []shm.Piece{{Offset: 500, Place: 30, Length: 70}, {Offset: 0, Place: 0, Length: 10}, {Offset: 44, Place: 10, Length: 20, Slab: 1}}
@@ -50,7 +50,7 @@ func TestOrderNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestOrderSortsACopyAndAllocatesNothing(t *testing.T) {
+func TestOrder(t *testing.T) {
 	const n, length = 507, 1024
 	pieces := make([]shm.Piece, n)
 	for i := range pieces {
@@ -78,7 +78,7 @@ func TestOrderSortsACopyAndAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestLayCutsAlignedTensorsThatDoNotGrow(t *testing.T) {
+func TestLay(t *testing.T) {
 	mem := make([]byte, 3*TensorAlign+5)
 	got, err := Lay(mem, 1, TensorAlign+1, 0, 5)
 	if err != nil {

@@ -96,7 +96,7 @@ func TestModelByNode(t *testing.T) {
 
 // A slot has a graph for its smallest batch and a session for a larger one, and a move fails at
 // the smallest. The session must not stay on a stream that the next move destroys.
-func TestMoveClosesSessionsOfOldStream(t *testing.T) {
+func TestMoveClosesSessions(t *testing.T) {
 	p := &played{unqueued: firstQueues()}
 	r := newRig(t, p)
 	b := &strict{played: p}

@@ -166,7 +166,7 @@ func wire(t testing.TB, card *models.Card, name string) []byte {
 // The same model in ONNX Runtime's own Python package is right about 934 of these
 // images (and 91.95 % of the whole test set). A wrong layout or normalisation
 // shows at once; two images lie so near the edge that rounding may tip them.
-func TestFashionIsRightAboutNineImagesInTen(t *testing.T) {
+func TestFashion(t *testing.T) {
 	card := shipped(t, "fashion")
 	f := linked(t, card)
 	images, labels, err := zoo.FashionTest()
@@ -202,7 +202,8 @@ func TestFashionIsRightAboutNineImagesInTen(t *testing.T) {
 
 func sigmoid(x float32) float64 { return 1 / (1 + math.Exp(-float64(x))) }
 
-func TestFaceFindsTheAstronautAndTheAdmiralAndNoFaceInARocket(t *testing.T) {
+// Face finds the astronaut and the admiral, and no face in the picture of a rocket.
+func TestFace(t *testing.T) {
 	card := shipped(t, "face")
 	f := linked(t, card)
 	names := []string{"astronaut", "grace_hopper", "rocket", "coffee"}
@@ -220,7 +221,7 @@ func TestFaceFindsTheAstronautAndTheAdmiralAndNoFaceInARocket(t *testing.T) {
 	}
 }
 
-func TestDetectFindsTheCatAndTheTie(t *testing.T) {
+func TestDetect(t *testing.T) {
 	card := shipped(t, "detect")
 	f := linked(t, card)
 	for _, c := range []struct {
@@ -327,7 +328,7 @@ func TestTwoSlotsRunAtOnce(t *testing.T) {
 	}
 }
 
-func TestConfiguringAgainReplacesTheBuffers(t *testing.T) {
+func TestCPUConfigureAgain(t *testing.T) {
 	card := shipped(t, "fashion")
 	f := linked(t, card)
 	first, second := makeBuffers(card, 2), makeBuffers(card, 2)
@@ -353,7 +354,7 @@ func TestConfiguringAgainReplacesTheBuffers(t *testing.T) {
 	}
 }
 
-func TestInferBatchDoesNotAllocate(t *testing.T) {
+func TestInferAllocations(t *testing.T) {
 	card := shipped(t, "fashion")
 	f := linked(t, card)
 	infer(t, f, 0, 4, makeBuffers(card, 4))
@@ -366,7 +367,7 @@ func TestInferBatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestLoadModelSaysWhatIsWrongInOneLine(t *testing.T) {
+func TestLoadModelErrors(t *testing.T) {
 	good := shipped(t, "fashion")
 	data, err := os.ReadFile(good.Model)
 	if err != nil {
@@ -417,7 +418,7 @@ func TestLoadModelSaysWhatIsWrongInOneLine(t *testing.T) {
 	}
 }
 
-func TestConfigureBatchRefusesBuffersOfAnotherSize(t *testing.T) {
+func TestConfigureBufferSizes(t *testing.T) {
 	card := shipped(t, "fashion")
 	f := linked(t, card)
 	b := makeBuffers(card, 2)
@@ -435,7 +436,8 @@ func TestConfigureBatchRefusesBuffersOfAnotherSize(t *testing.T) {
 	}
 }
 
-func TestDeinitCopesWithWhateverWasReached(t *testing.T) {
+// Deinit frees what exists after any step.
+func TestDeinit(t *testing.T) {
 	card := shipped(t, "fashion")
 	if err := New().Deinit(); err != nil {
 		t.Errorf("before Init: %v", err)

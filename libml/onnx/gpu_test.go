@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
-func TestGPUConfigureBatchRefuses(t *testing.T) {
+func TestGPUConfigureErrors(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	b := r.tensors(2)
 	for what, err := range map[string]error{

@@ -145,7 +145,7 @@ func TestConfigureAgain(t *testing.T) {
 	}
 }
 
-func TestGraphLaunchDoesNotAllocate(t *testing.T) {
+func TestGraphAllocations(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	r.configure(0, 1, r.tensors(1))
 	if n := testing.AllocsPerRun(100, func() {

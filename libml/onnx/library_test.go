@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-func TestTheCarrierIsTheOneThatGoModPins(t *testing.T) {
+// The version of the library is the one in go.mod.
+func TestCarrierVersion(t *testing.T) {
 	module, version, _ := strings.Cut(carrier, "@")
 	data, err := os.ReadFile("../../go.mod")
 	if err != nil {
@@ -19,7 +20,7 @@ func TestTheCarrierIsTheOneThatGoModPins(t *testing.T) {
 	}
 }
 
-func TestTheLibraryThatTheVariableNamesComesFirst(t *testing.T) {
+func TestLibraryVariable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mine.so")
 	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
@@ -30,7 +31,8 @@ func TestTheLibraryThatTheVariableNamesComesFirst(t *testing.T) {
 	}
 }
 
-func TestAWrongVariableIsNotPassedOver(t *testing.T) {
+// A wrong variable is an error: no other place is searched.
+func TestLibraryVariableWrong(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nowhere.so")
 	t.Setenv(LibraryVariable, path)
 	_, err := Library()
@@ -39,7 +41,7 @@ func TestAWrongVariableIsNotPassedOver(t *testing.T) {
 	}
 }
 
-func TestTheLibraryIsFoundBesideTheExecutable(t *testing.T) {
+func TestLibraryPlaces(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +61,7 @@ func TestTheLibraryIsFoundBesideTheExecutable(t *testing.T) {
 	}
 }
 
-func TestALibraryThatIsNowhereIsExplained(t *testing.T) {
+func TestLibraryMissing(t *testing.T) {
 	empty := t.TempDir()
 	t.Setenv(LibraryVariable, "")
 	t.Setenv("GOMODCACHE", empty)

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestOneRequestABatchWhateverHappens(t *testing.T) {
+func TestOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r := newRule(t, One, Config{SLO: 25 * time.Millisecond, Ladder: []int{1, 2, 4, 8}})
 		s := r.Start()
@@ -40,7 +40,8 @@ func observed(t *rapid.T, r *Rule, s State) Observation {
 	return o
 }
 
-func TestAFixedBatchIsFullOrItsOldestHasWaited(t *testing.T) {
+// A batch of a fixed size begins when it is full, or its oldest request has waited for the delay.
+func TestFixedReadyAt(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ladder := []int{1, 2, 4, 8, 16}
 		size := rapid.SampledFrom(ladder).Draw(t, "size")
@@ -76,7 +77,7 @@ func TestAFixedBatchIsFullOrItsOldestHasWaited(t *testing.T) {
 }
 
 // A process with partial warm-up has small batch sizes first.
-func TestAFixedBatchIsNoLargerThanWhatIsPrepared(t *testing.T) {
+func TestFixedSize(t *testing.T) {
 	cfg := Config{SLO: time.Second, Ladder: []int{1}, Fixed: 8, Delay: time.Millisecond}
 	r := newRule(t, Fixed, cfg)
 	s := r.Start()
@@ -90,7 +91,7 @@ func TestAFixedBatchIsNoLargerThanWhatIsPrepared(t *testing.T) {
 	}
 }
 
-func TestWhoIsLateIsRunWhereTheRuleSaysSo(t *testing.T) {
+func TestRunLate(t *testing.T) {
 	for _, name := range []string{SLAB, AIMD, One, Fixed} {
 		late := func() []Request {
 			return []Request{{Slot: 1, Deadline: 5}, {Slot: 2, Deadline: -100}, {Slot: 3, Deadline: 1000, Priority: 1}, {Slot: 4, Deadline: 1 << 40}}
@@ -117,7 +118,8 @@ func TestWhoIsLateIsRunWhereTheRuleSaysSo(t *testing.T) {
 	}
 }
 
-func TestAllThatWaitsIsRunInTheEnd(t *testing.T) {
+// Every request runs in the end.
+func TestAllRequestsRun(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		name := rapid.SampledFrom([]string{SLAB, AIMD, One, Fixed}).Draw(t, "rule")
 		r := newRule(t, name, Config{SLO: time.Second, Ladder: []int{1, 2, 4, 8}, Fixed: 4, Delay: 10, RunLate: true})
@@ -141,7 +143,7 @@ func TestAllThatWaitsIsRunInTheEnd(t *testing.T) {
 	})
 }
 
-func TestABatchCouldBeginWhenItsRuleWouldHaveLetIt(t *testing.T) {
+func TestSince(t *testing.T) {
 	batch := []Request{{Whole: 30}, {Whole: 10}, {Whole: 20}}
 	for _, c := range []struct {
 		rule string
@@ -156,7 +158,7 @@ func TestABatchCouldBeginWhenItsRuleWouldHaveLetIt(t *testing.T) {
 	}
 }
 
-func TestAFixedBatchNeedsASizeAndNoDebt(t *testing.T) {
+func TestFixedErrors(t *testing.T) {
 	for _, c := range []Config{{SLO: time.Second, MaxBatch: 8}, {SLO: time.Second, MaxBatch: 8, Fixed: 4, Delay: -1}} {
 		if _, err := New(Fixed, c); err == nil || !strings.Contains(err.Error(), "size") {
 			t.Errorf("New(fixed, %+v) = %v", c, err)
@@ -164,7 +166,7 @@ func TestAFixedBatchNeedsASizeAndNoDebt(t *testing.T) {
 	}
 }
 
-func TestReadyAtAllocatesNothing(t *testing.T) {
+func TestReadyAtAllocations(t *testing.T) {
 	r := newRule(t, Fixed, Config{SLO: time.Second, MaxBatch: 32, Fixed: 32, Delay: time.Millisecond})
 	s, pending := r.Start(), make([]Request, 31)
 	if n := testing.AllocsPerRun(100, func() { r.ReadyAt(s, pending) }); n != 0 {

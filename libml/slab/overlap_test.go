@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestHalfFullIsHalfOfAWholeBatch(t *testing.T) {
+func TestHalfFull(t *testing.T) {
 	for _, c := range []struct {
 		waiting, size int
 		want          bool
@@ -23,7 +23,7 @@ func TestHalfFullIsHalfOfAWholeBatch(t *testing.T) {
 	}
 }
 
-func TestNearEndIsOneLeadBeforeIt(t *testing.T) {
+func TestNearEnd(t *testing.T) {
 	for _, c := range []struct {
 		waiting    int
 		left, lead time.Duration
@@ -55,7 +55,7 @@ func ranAt(v Overlap, windows, late int, speed [2]float64) Overlap {
 	return v
 }
 
-func TestOverlapChoosesTheFaster(t *testing.T) {
+func TestOverlapChoice(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		late  int
@@ -81,7 +81,7 @@ func TestOverlapChoosesTheFaster(t *testing.T) {
 }
 
 // Failed trials become rare: in the long run, one window in 2^maxFailed.
-func TestOverlapTrialsGetRarer(t *testing.T) {
+func TestOverlapTrials(t *testing.T) {
 	v, trials := Overlap{}, 0
 	const windows = 4096
 	for range windows {
@@ -95,7 +95,8 @@ func TestOverlapTrialsGetRarer(t *testing.T) {
 	}
 }
 
-func TestOverlapCountsNoPauseAndNothingDemoted(t *testing.T) {
+// Windows do not count pauses and demoted batches.
+func TestOverlapWindows(t *testing.T) {
 	for name, spoil := range map[string]func(o *Observation){
 		"demoted": func(o *Observation) { o.Demoted = true },
 		"pause":   func(o *Observation) { o.Elapsed -= time.Nanosecond },
@@ -251,7 +252,7 @@ func (p *pipeline) expectedLeft() time.Duration {
 // together, HalfFull answers more in time under overload. NearEnd never answers fewer than
 // one batch at a time, and answers sooner. Overlap finds the better rule. In the first 5 s,
 // part of which it needs for that, it answers at most 2.5 or 6 % fewer.
-func TestTwoBatchesInFlightKeepTheObjective(t *testing.T) {
+func TestOverlapObjective(t *testing.T) {
 	const seconds = 5
 	const lead = 150 * time.Microsecond
 	alone := linear(500*time.Microsecond, 80*time.Microsecond) // ResNet-50 on an H200

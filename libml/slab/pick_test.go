@@ -19,7 +19,7 @@ func slots(rs []Request) []uint32 {
 	return s
 }
 
-func TestPickDispatchesByPriorityThenDeadline(t *testing.T) {
+func TestPickOrder(t *testing.T) {
 	soon, later, far := int64(1000), int64(2000), int64(3000)
 	for _, c := range []struct {
 		name    string
@@ -58,7 +58,8 @@ func TestPickDispatchesByPriorityThenDeadline(t *testing.T) {
 	}
 }
 
-func TestPickDoesNotPadAtALoss(t *testing.T) {
+// A batch is not padded if that answers fewer requests per second.
+func TestPickPadding(t *testing.T) {
 	padded := func(n int) time.Duration { // ladder 1, 16, 32; nearly all cost is in proportion
 		switch {
 		case n <= 1:
@@ -79,7 +80,8 @@ func TestPickDoesNotPadAtALoss(t *testing.T) {
 	}
 }
 
-func TestPickSplitsThePending(t *testing.T) {
+// The batch, the waiting and the late requests are all of the pending ones.
+func TestPick(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pending := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Request {
 			return Request{
@@ -131,7 +133,7 @@ func TestPickSplitsThePending(t *testing.T) {
 	})
 }
 
-func TestPickAllocatesNothing(t *testing.T) {
+func TestPickAllocations(t *testing.T) {
 	pending := make([]Request, 256)
 	for i := range pending {
 		pending[i] = Request{Slot: uint32(i), Deadline: int64(i * 37 % 256 * 10)}
@@ -274,7 +276,7 @@ func TestReserve(t *testing.T) {
 }
 
 // A trial of a larger size pads requests that would otherwise run in two smaller batches.
-func TestTrialRunsThoughPaddingCosts(t *testing.T) {
+func TestPickTrial(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: time.Second, Ladder: []int{1, 16}})
 	expected := func(n int) time.Duration { return time.Duration(r.Pad(n)) }
 	pending := make([]Request, 8)

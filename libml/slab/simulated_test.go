@@ -13,7 +13,7 @@ var ladder = []int{1, 2, 4, 8, 16, 32, 64}
 
 // The targets of `bench slab`, for devices of every kind: with high and low fixed
 // cost, steep and flat, with every size and with a ladder.
-func TestSLABMeetsItsTargets(t *testing.T) {
+func TestSLABTargets(t *testing.T) {
 	devices := map[string]slabsim.Device{
 		"VGG-19 on a V100":    slabsim.VGG19,
 		"steep":               {Fixed: 4 * time.Millisecond, PerImage: 2300 * time.Microsecond, Sigma: 0.03},
@@ -74,7 +74,7 @@ var models = map[string]slabsim.Device{
 
 // At any load, no other rule answers over 3 % more requests within the objective. All
 // use the same dispatch (docs/adr/0010-baselines.md).
-func TestNoBaselineAnswersMoreThanSLAB(t *testing.T) {
+func TestBaselines(t *testing.T) {
 	const spread = 0.03
 	for name, device := range models {
 		for _, slo := range []time.Duration{10 * time.Millisecond, 25 * time.Millisecond} {
@@ -96,7 +96,7 @@ func TestNoBaselineAnswersMoreThanSLAB(t *testing.T) {
 
 // This is why all rules reject late requests: under overload, a rule that runs them
 // answers almost nothing in time, whatever its batches.
-func TestRunningWhatIsLateCostsTheGoodput(t *testing.T) {
+func TestRunLateGoodput(t *testing.T) {
 	c := slabsim.Config{SLO: 25 * time.Millisecond, Device: models["heavy"], Ladder: []int{1, 2, 4, 8, 16, 32}, MaxBatch: 32, Seed: 1, Duration: 5 * time.Second}
 	for _, r := range append([]slabsim.Rule{{Name: slab.SLAB}}, baselines...) {
 		run := r

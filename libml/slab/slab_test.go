@@ -64,7 +64,7 @@ func best(r *Rule, d device) int {
 	return n
 }
 
-func TestNewNamesWhatIsWrong(t *testing.T) {
+func TestNewErrors(t *testing.T) {
 	for _, c := range []struct {
 		rule string
 		cfg  Config
@@ -86,7 +86,8 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestSizeIsTheStepWithinTheLimitAndPadTheStepAbove(t *testing.T) {
+// Size is the largest step within the limit, Pad the next step above.
+func TestSizeAndPad(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: time.Second, Ladder: []int{1, 2, 4, 8}})
 	for _, c := range []struct {
 		limit float64
@@ -110,7 +111,8 @@ func TestSizeIsTheStepWithinTheLimitAndPadTheStepAbove(t *testing.T) {
 	}
 }
 
-func TestSLABFindsTheBestBatchWithinAFewBatches(t *testing.T) {
+// SLAB finds the best batch size within a few batches.
+func TestSLABConverges(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		slo         time.Duration
@@ -195,7 +197,8 @@ func checkSettled(t rapid.TB, r *Rule, d device) {
 	}
 }
 
-func TestSLABNeverSettlesAboveTheObjective(t *testing.T) {
+// The limit never settles above the objective.
+func TestSLABObjective(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
 		n := noisyDevice{fixed, each, rapid.Uint64().Draw(t, "seed")}
@@ -205,7 +208,7 @@ func TestSLABNeverSettlesAboveTheObjective(t *testing.T) {
 
 // In this draw 6 of the batches 500 to 999 are beyond the objective. That is chance;
 // SLAB did not settle there.
-func TestSLABOnAnAlmostFlatDevice(t *testing.T) {
+func TestSLABFlatDevice(t *testing.T) {
 	slo := 5 * time.Millisecond
 	one := time.Duration(0.4 * float64(slo))
 	fixed := time.Duration(0.99 * float64(one))
@@ -220,7 +223,7 @@ func TestSLABOnAnAlmostFlatDevice(t *testing.T) {
 
 // The objective is so tight that the device can only meet it with one request per batch:
 // the limit is 1 and stays there after every probe.
-func TestSLABStaysAtOneWhereTwoDoNotFit(t *testing.T) {
+func TestSLABSlowDevice(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 32})
 	s, beyond := saturate(r, r.Start(), linear(0, 20*time.Millisecond), 2000)
 	if s.Limit >= 2 || beyond > 10 {
@@ -228,7 +231,7 @@ func TestSLABStaysAtOneWhereTwoDoNotFit(t *testing.T) {
 	}
 }
 
-func TestSLABFollowsTheDevice(t *testing.T) {
+func TestSLABDeviceChanges(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
 	whole, half := linear(4*time.Millisecond, time.Millisecond), linear(8*time.Millisecond, 2*time.Millisecond)
 	s, _ := saturate(r, r.Start(), whole, 200)
@@ -245,7 +248,7 @@ func TestSLABFollowsTheDevice(t *testing.T) {
 
 // A device may be faster than the line through the observations: TensorRT's VGG-19 on a
 // V100 takes 13.7, 22.6, 25.2, 30.5, 41.0 ms at 1, 2, 4, 8, 16.
-func TestSLABGetsPastAStepOfTheDevice(t *testing.T) {
+func TestSLABStep(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 80 * time.Millisecond, Ladder: []int{1, 2, 4, 8, 16}})
 	times := map[int]time.Duration{1: 13700, 2: 22600, 4: 25200, 8: 30500, 16: 41000}
 	s, _ := saturate(r, r.Start(), func(n int) time.Duration { return times[n] * time.Microsecond }, 1000)
@@ -254,7 +257,8 @@ func TestSLABGetsPastAStepOfTheDevice(t *testing.T) {
 	}
 }
 
-func TestSLABIsNotMovedByOneOutlier(t *testing.T) {
+// One outlier does not change the limit.
+func TestSLABOutlier(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s, _ := saturate(r, r.Start(), d, 200)
@@ -265,7 +269,8 @@ func TestSLABIsNotMovedByOneOutlier(t *testing.T) {
 	}
 }
 
-func TestSLABGrowsOnlyFromBatchesNearTheLimit(t *testing.T) {
+// Batches far below the limit do not raise it.
+func TestSLABSmallBatches(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
 	s := r.Start()
 	s.Limit = 16
@@ -282,7 +287,7 @@ func TestSLABGrowsOnlyFromBatchesNearTheLimit(t *testing.T) {
 
 // If requests never wait for a running batch (bursts to an idle device), a batch may
 // take the whole rest of the objective, not half.
-func TestSLABUsesWhatTheWaitLeaves(t *testing.T) {
+func TestSLABWait(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 64})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s := r.Start()
@@ -299,7 +304,8 @@ func TestSLABUsesWhatTheWaitLeaves(t *testing.T) {
 	}
 }
 
-func TestSLABLeavesRoomForAggregation(t *testing.T) {
+// The limit leaves time for the aggregation.
+func TestSLABAggregation(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s := r.Start()
@@ -314,7 +320,7 @@ func TestSLABLeavesRoomForAggregation(t *testing.T) {
 
 // The longer a request was in the backlog, the longer it waited; the rule must ignore
 // that.
-func TestBacklogNeverShrinksABatch(t *testing.T) {
+func TestBacklog(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
 		s, _ := saturate(r, r.Start(), linear(fixed, each), rapid.IntRange(1, 50).Draw(t, "batches"))
@@ -337,7 +343,8 @@ func TestBacklogNeverShrinksABatch(t *testing.T) {
 	})
 }
 
-func TestWaitForRunningIsOfTheRunningBatchOnly(t *testing.T) {
+// Only the wait for the running batch counts.
+func TestWaitForRunning(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		wholes       []int64
@@ -361,7 +368,8 @@ func TestWaitForRunningIsOfTheRunningBatchOnly(t *testing.T) {
 	}
 }
 
-func TestMoreHeadroomNeverMakesASmallerLimit(t *testing.T) {
+// More headroom never leads to a smaller limit.
+func TestHeadroom(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
 		more := r.cfg
@@ -376,7 +384,8 @@ func TestMoreHeadroomNeverMakesASmallerLimit(t *testing.T) {
 	})
 }
 
-func TestOverloadRaisesTheLimitAndItsEndLowersIt(t *testing.T) {
+// Overload raises the limit, and its end lowers the limit again.
+func TestOverload(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
 	d := linear(10*time.Millisecond, time.Millisecond)
 	calm, _ := saturate(r, r.Start(), d, 200)
@@ -394,7 +403,8 @@ func TestOverloadRaisesTheLimitAndItsEndLowersIt(t *testing.T) {
 	}
 }
 
-func TestWarmedRuleGrowsAtOnce(t *testing.T) {
+// After warm-up the limit grows at once.
+func TestWarm(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 4, 16, 64}})
 	d := linear(4*time.Millisecond, time.Millisecond)
 	s := r.Start()
@@ -415,7 +425,7 @@ func TestWarmedRuleGrowsAtOnce(t *testing.T) {
 // A rule that gets more sizes reaches the limit of a warmed-up rule within a few
 // batches. That also holds in overload, with an objective that two batches of 1 hardly
 // fit.
-func TestALargerLadderIsUsedInAFewBatches(t *testing.T) {
+func TestGrown(t *testing.T) {
 	ladder := []int{1, 2, 4, 8, 16, 32}
 	for name, c := range map[string]struct {
 		slo  time.Duration
@@ -449,7 +459,8 @@ func TestALargerLadderIsUsedInAFewBatches(t *testing.T) {
 	}
 }
 
-func TestALimitThatWasBelowTheLadderStaysWhereItIs(t *testing.T) {
+// A limit below the largest size does not change when sizes are added.
+func TestGrownBelowLimit(t *testing.T) {
 	small := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2, 4}})
 	large := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2, 4, 8}})
 	s := small.Start()
@@ -463,7 +474,8 @@ func TestALimitThatWasBelowTheLadderStaysWhereItIs(t *testing.T) {
 	}
 }
 
-func TestFitIsReportedAfterFiveInARow(t *testing.T) {
+// A fit is reported after five occurrences in a row.
+func TestFit(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
 	hit := Observation{Batch: 1, Padded: 1, Elapsed: 10 * time.Millisecond}
 	miss := Observation{Batch: 1, Padded: 1, Elapsed: 60 * time.Millisecond}
@@ -509,7 +521,8 @@ func TestFitIsReportedAfterFiveInARow(t *testing.T) {
 	}
 }
 
-func TestExpectedIsATailThatPaddingAddsTo(t *testing.T) {
+// The estimate is a tail, and contains the padding.
+func TestExpected(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: []int{1, 2, 4, 8, 16}})
 	noise := rand.New(rand.NewPCG(1, 1))
 	clean := linear(4*time.Millisecond, time.Millisecond)
@@ -534,7 +547,8 @@ func TestExpectedIsATailThatPaddingAddsTo(t *testing.T) {
 	}
 }
 
-func TestAIMDAddsAQuarterAndTakesATenth(t *testing.T) {
+// AIMD adds a quarter per full batch, and removes a tenth after a miss.
+func TestAIMD(t *testing.T) {
 	r := newRule(t, AIMD, Config{SLO: 50 * time.Millisecond, MaxBatch: 12})
 	s := r.Start()
 	s.Limit = 10
@@ -556,7 +570,7 @@ func TestAIMDAddsAQuarterAndTakesATenth(t *testing.T) {
 }
 
 // After any observations a state stays usable.
-func TestRulesSurviveAnyObservation(t *testing.T) {
+func TestAnyObservation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, _, _ := anyDevice(t, rapid.SampledFrom([]string{SLAB, AIMD}).Draw(t, "rule"))
 		s := r.Start()
@@ -579,7 +593,7 @@ func TestRulesSurviveAnyObservation(t *testing.T) {
 	})
 }
 
-func TestNextAllocatesNothing(t *testing.T) {
+func TestNextAllocations(t *testing.T) {
 	for _, name := range []string{SLAB, AIMD} {
 		r := newRule(t, name, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2, 4, 8}})
 		s := r.Start()
@@ -592,7 +606,7 @@ func TestNextAllocatesNothing(t *testing.T) {
 
 // Requests that arrive too late by themselves (with tiny deadlines of the client) say
 // nothing about the device.
-func TestLateRequestsDoNotUnteachTheDevice(t *testing.T) {
+func TestLateRequests(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
 	s, _ := saturate(r, r.Start(), linear(time.Millisecond, time.Millisecond), 50)
 	before := r.Expected(s, 8)
@@ -657,7 +671,7 @@ func TestFixedModelBatch(t *testing.T) {
 }
 
 // A demoted batch teaches nothing about the guaranteed ones, however long it took.
-func TestDemotedBatchesLeaveLimitAndModel(t *testing.T) {
+func TestDemoted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
 		s, _ := saturate(r, r.Start(), linear(fixed, each), rapid.IntRange(1, 50).Draw(t, "batches"))

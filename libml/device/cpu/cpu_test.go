@@ -23,14 +23,16 @@ func TestCPUIsADevice(t *testing.T) {
 	})
 }
 
-func TestAFaultyDeviceIsStillADevice(t *testing.T) {
+// The faulty device passes the suite while it injects no fault.
+func TestFaultyDevice(t *testing.T) {
 	devicetest.Run(t, func(in models.Input) (devicetest.Target, error) {
 		d, err := New(in, nil)
 		return devicetest.Host(&devicetest.Faulty{Device: d}), err
 	})
 }
 
-func TestAQueuedDeviceIsStillADevice(t *testing.T) {
+// The queued device passes the suite.
+func TestQueuedDevice(t *testing.T) {
 	groups := []int{8, 8, 12}
 	open := func(in models.Input) (devicetest.Target, error) {
 		d, err := New(in, nil)
@@ -47,7 +49,7 @@ func TestAQueuedDeviceIsStillADevice(t *testing.T) {
 
 // The suite cuts small pictures into tiny fragments. Here pictures are large
 // enough for the kernels' unrolled loops, and cut into packets of one size.
-func TestPacketsGatherLikeTheReference(t *testing.T) {
+func TestGatherPackets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := devicetest.Inputs().Draw(t, "input")
 		in.WireType = models.U8
@@ -86,7 +88,8 @@ func packets(picture []byte, payload, header int) ([]byte, device.Request) {
 	return slab, req
 }
 
-func TestEveryHalfSurvivesTheWayThereAndBack(t *testing.T) {
+// Every f16 converts to f32 and back without a change.
+func TestHalfRoundTrip(t *testing.T) {
 	for h := range 1 << 16 {
 		h := uint16(h)
 		f := halfToFloat(h)
@@ -99,7 +102,7 @@ func TestEveryHalfSurvivesTheWayThereAndBack(t *testing.T) {
 	}
 }
 
-func TestFloatToHalfRoundsToTheNearest(t *testing.T) {
+func TestToHalf(t *testing.T) {
 	compare := func(f float32) {
 		if got, want := floatToHalf(f), devicetest.NearestHalf(float64(f)); got != want {
 			t.Fatalf("floatToHalf(%v = %#x) = %#04x, want %#04x", f, math.Float32bits(f), got, want)
@@ -131,7 +134,8 @@ func TestFloatToHalfRoundsToTheNearest(t *testing.T) {
 	}
 }
 
-func TestBytesAreRoundedAndSaturated(t *testing.T) {
+// Values are rounded and saturated.
+func TestToBytes(t *testing.T) {
 	for f, want := range map[float32]uint8{-1: 0, 0.5: 0, 0.51: 1, 1.5: 2, 2.5: 2, 254.4: 254, 255: 255, 255.5: 255, 1e9: 255, -1e9: 0} {
 		if got := floatToByte(f); got != want {
 			t.Errorf("floatToByte(%v) = %d, want %d", f, got, want)
@@ -142,7 +146,7 @@ func TestBytesAreRoundedAndSaturated(t *testing.T) {
 	}
 }
 
-func TestNewRefusesInputsThatMakeNoSense(t *testing.T) {
+func TestInvalidInputs(t *testing.T) {
 	sound := models.Input{
 		Height: 4, Width: 4, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
 		Mean: []float32{1, 2, 3}, Std: []float32{1, 2, 3},
@@ -172,7 +176,7 @@ func TestNewRefusesInputsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-func TestDirectPreparesOnePicture(t *testing.T) {
+func TestDirect(t *testing.T) {
 	in := models.Input{
 		Height: 5, Width: 7, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
 		ReverseChannels: true, Mean: []float32{103.53, 116.28, 123.675}, Std: []float32{57.375, 57.12, 58.395},
@@ -199,7 +203,7 @@ func TestDirectPreparesOnePicture(t *testing.T) {
 	}
 }
 
-func TestGatherAllocatesNothing(t *testing.T) {
+func TestGatherAllocations(t *testing.T) {
 	for _, c := range cases() {
 		t.Run(c.name, func(t *testing.T) {
 			d, dst, reqs := c.open(t)

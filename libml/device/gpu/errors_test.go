@@ -93,7 +93,7 @@ const (
 )
 
 // Each call that New makes fails once.
-func TestADeviceThatCannotBeOpenedLeavesNothing(t *testing.T) {
+func TestOpenFails(t *testing.T) {
 	runtime.LockOSThread()
 	for call, times := range map[string]int{
 		"cuDevicePrimaryCtxRetain": 1, "cuCtxSetCurrent": 1, "cuModuleLoadDataEx": 1, "cuModuleGetFunction": 2, "cuMemAlloc_v2": 1,
@@ -114,7 +114,7 @@ func TestADeviceThatCannotBeOpenedLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestAnInputThatMakesNoSenseIsRefused(t *testing.T) {
+func TestInvalidInput(t *testing.T) {
 	runtime.LockOSThread()
 	cudafake.Check(t)
 	in := input
@@ -127,7 +127,7 @@ func TestAnInputThatMakesNoSenseIsRefused(t *testing.T) {
 	}
 }
 
-func TestTensorsThatDoNotFitAreRefused(t *testing.T) {
+func TestTensorsTooLarge(t *testing.T) {
 	runtime.LockOSThread()
 	for call, times := range map[string]int{"cuMemAlloc_v2": 1, "cuMemHostRegister_v2": 1, "cuMemHostAlloc": device.Slots} {
 		for nth := range times {
@@ -150,7 +150,7 @@ func TestTensorsThatDoNotFitAreRefused(t *testing.T) {
 	}
 }
 
-func TestMoreSlabsThanTheKernelTakesAreRefused(t *testing.T) {
+func TestTooManySlabs(t *testing.T) {
 	cudafake.Check(t)
 	d, tensors := opened(t)
 	for range gpu.Slabs - 1 {
@@ -172,7 +172,7 @@ func TestMoreSlabsThanTheKernelTakesAreRefused(t *testing.T) {
 }
 
 // A failed call costs its batch, and no more.
-func TestABatchThatIsRefusedIsFollowedByOthers(t *testing.T) {
+func TestRefusedBatch(t *testing.T) {
 	for _, call := range []string{"cuLaunchKernel", "cuEventRecord", "cuStreamWriteValue32_v2"} {
 		for nth := 1; nth <= 2; nth++ {
 			t.Run(call, func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestABatchThatIsRefusedIsFollowedByOthers(t *testing.T) {
 	}
 }
 
-func TestABatchIsNotDoneBeforeItIs(t *testing.T) {
+func TestDone(t *testing.T) {
 	cudafake.Check(t)
 	d, tensors := opened(t)
 	if done, err := d.Done(0); !done || err != nil {
@@ -223,7 +223,7 @@ func TestABatchIsNotDoneBeforeItIs(t *testing.T) {
 	}
 }
 
-func TestALostDeviceIsLostForGood(t *testing.T) {
+func TestLostDevice(t *testing.T) {
 	for name, look := range map[string]func(d *gpu.Device) error{
 		"Wait": func(d *gpu.Device) error { _, err := d.Wait(0); return err },
 		"Done": func(d *gpu.Device) error {
@@ -277,7 +277,8 @@ func TestALostDeviceIsLostForGood(t *testing.T) {
 	}
 }
 
-func TestASlotThatCannotBeMovedStaysWhereItIs(t *testing.T) {
+// A slot that cannot be moved keeps its place.
+func TestRepartitionFails(t *testing.T) {
 	for call, times := range map[string]int{"cuDeviceGetDevResource": 1, "cuGreenCtxCreate": 1, "cuGreenCtxStreamCreate": 2, "cuStreamDestroy_v2": 1} {
 		for nth := range times {
 			t.Run(call, func(t *testing.T) {
@@ -317,7 +318,7 @@ func TestASlotThatCannotBeMovedStaysWhereItIs(t *testing.T) {
 }
 
 // A slot's old place lives until the slot moves again, and no longer.
-func TestPartitionsAreGivenBack(t *testing.T) {
+func TestPartitionsFreed(t *testing.T) {
 	cudafake.Check(t)
 	d, _ := opened(t)
 	for i := range 20 {
@@ -336,7 +337,7 @@ func TestPartitionsAreGivenBack(t *testing.T) {
 	}
 }
 
-func TestLargeOutputsAreCopiedByTheCopyEngine(t *testing.T) {
+func TestLargeOutputs(t *testing.T) {
 	runtime.LockOSThread()
 	cudafake.Check(t)
 	d, err := open()

@@ -34,7 +34,8 @@ func (w *waiting) batch(took int64, overslept func() int64) {
 
 func (w *waiting) fresh() *waiting { return &waiting{e: w.e} }
 
-func TestAWaitingThreadSleepsMostOfTheTimeAndSeesTheEnd(t *testing.T) {
+// A waiting thread sleeps most of the time and notices the end.
+func TestEstimateNaps(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	overslept := func() int64 { return 3000 + int64(random.ExpFloat64()*2000) }
 	for _, c := range []struct {
@@ -72,7 +73,7 @@ func TestAWaitingThreadSleepsMostOfTheTimeAndSeesTheEnd(t *testing.T) {
 
 // Batches may become shorter (a larger share) while the thread sleeps through their
 // ends.
-func TestAnEstimateFollowsBatchesThatBecomeShorter(t *testing.T) {
+func TestEstimateShorter(t *testing.T) {
 	w := &waiting{}
 	overslept := func() int64 { return 3000 }
 	for range 50 {
@@ -90,7 +91,8 @@ func TestAnEstimateFollowsBatchesThatBecomeShorter(t *testing.T) {
 	}
 }
 
-func TestABatchOfWhichNothingIsKnownIsWatchedThenLookedAtNowAndThen(t *testing.T) {
+// A batch of unknown time is polled at first, and then checked after naps.
+func TestEstimateUnknown(t *testing.T) {
 	w := &waiting{}
 	w.batch(int64(20*time.Millisecond), func() int64 { return 3000 })
 	if w.awake > int64(60*time.Microsecond) {

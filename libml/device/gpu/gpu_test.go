@@ -15,7 +15,7 @@ func TestMain(m *testing.M) {
 	cudafake.Main(m, cudafake.Kernels(gputest.Twins), cudafake.Kernels(cudatest.Kernels))
 }
 
-func TestTheSuiteOnTheFake(t *testing.T) {
+func TestSuiteOnFake(t *testing.T) {
 	cudafake.Check(t)
 	gputest.Run(t)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-func TestWithoutCgoADeviceSaysWhatIsMissing(t *testing.T) {
+func TestWithoutCgo(t *testing.T) {
 	in := models.Input{Height: 1, Width: 1, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC}
 	if _, err := New(in, Options{Device: "cuda"}); !errors.Is(err, cuda.ErrNoCgo) {
 		t.Errorf("open says %v, want %v", err, cuda.ErrNoCgo)

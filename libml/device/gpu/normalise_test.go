@@ -34,7 +34,8 @@ func TestFmaIsRoundedOnce(t *testing.T) {
 	}
 }
 
-func TestMultiplyingServesWhatModelsAreNormalisedWith(t *testing.T) {
+// Multiplication instead of division has the same results for the usual normalisations.
+func TestNormalisation(t *testing.T) {
 	for _, c := range []struct{ mean, std float32 }{
 		{123.675, 58.395}, {116.28, 57.12}, {103.53, 57.375}, {127.5, 127.5}, {0, 255}, {127.5, 128}, {0, 1}, {104, 1},
 	} {

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-func TestDivisionByMultiplicationIsDivision(t *testing.T) {
+// Division by multiplication has the same results as division.
+func TestDivision(t *testing.T) {
 	check := func(e, d uint32) bool {
 		magic, shift := division(d)
 		return uint32(uint64(e)*uint64(magic)>>shift) == e/d
@@ -37,7 +38,7 @@ func TestDivisionByMultiplicationIsDivision(t *testing.T) {
 	}
 }
 
-func TestTheFastestKernelIsChosen(t *testing.T) {
+func TestKernelChoice(t *testing.T) {
 	sized := func(h, w, c int, wire models.DType, from models.Layout, tensor models.DType, to models.Layout) models.Input {
 		return models.Input{Height: h, Width: w, Channels: c, WireType: wire, WireLayout: from, TensorType: tensor, TensorLayout: to}
 	}
@@ -68,7 +69,7 @@ func TestTheFastestKernelIsChosen(t *testing.T) {
 
 // A long piece is cut into several, between elements and between pixels of three
 // channels.
-func TestPiecesAreCutBetweenPixels(t *testing.T) {
+func TestCutPieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		piece := shm.Piece{
 			Offset: rapid.Uint64Range(0, 1<<40).Draw(t, "offset"), Place: rapid.Uint32Range(0, 1<<30).Draw(t, "place"),
@@ -98,7 +99,7 @@ func TestPiecesAreCutBetweenPixels(t *testing.T) {
 
 // straight accepts the same requests as Order and cut, if they are in order, and no
 // others.
-func TestTheShortWayIsTheLongWay(t *testing.T) {
+func TestStraight(t *testing.T) {
 	slabs := []uint64{5000, 100}
 	rapid.Check(t, func(t *rapid.T) {
 		var req device.Request
@@ -181,7 +182,8 @@ func get(b []byte) Descriptor {
 	return Descriptor{Slab: uint16(source >> 48), Offset: source << 16 >> 16, Place: uint32(rest), Length: uint16(rest >> 32), Image: uint16(rest >> 48)}
 }
 
-func TestDescriptorsEndWhereTheirMemoryDoes(t *testing.T) {
+// cut stops at the end of its memory.
+func TestDescriptorsFull(t *testing.T) {
 	pieces := slices.Repeat([]shm.Piece{{Length: 100}}, 10)
 	if n, ok := cut(make([]byte, 10*DescriptorBytes), 0, pieces, 0); n != 10 || !ok {
 		t.Errorf("room for ten: %d, %v", n, ok)

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-func TestThePTXIsOfThisSource(t *testing.T) {
+func TestPTXSource(t *testing.T) {
 	source, err := os.ReadFile("gather.cu")
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +27,8 @@ func TestThePTXIsOfThisSource(t *testing.T) {
 	}
 }
 
-func TestEachKernelStandsAlone(t *testing.T) {
+// The part of each kernel in the PTX is complete.
+func TestKernels(t *testing.T) {
 	for _, name := range allKernels() {
 		text, err := kernels(name)
 		if err != nil {

@@ -120,7 +120,8 @@ func split(t *testing.T, model []byte) (graph []byte, tensors []Tensor, weights 
 	return graph, tensors, weights
 }
 
-func TestLargeWeightsGoToTheFileAndSmallOnesStay(t *testing.T) {
+// Large weights are moved to the file, small ones stay in the graph.
+func TestSplitWeights(t *testing.T) {
 	large, bias, indices := counted(700), counted(3), make([]byte, 4096)
 	graph, list, weights := split(t, modelOf(
 		withNode(nodeOf("", "Gemm", []string{"x", "w", "b"}, "alpha")),
@@ -146,7 +147,7 @@ func TestLargeWeightsGoToTheFileAndSmallOnesStay(t *testing.T) {
 }
 
 // M 2, C 3, 16 by 16.
-func TestConvolutionsInNHWCTakeTheirWeightsAsTheyAre(t *testing.T) {
+func TestConvolutionsInNHWC(t *testing.T) {
 	const places = 256
 	raw := counted(2 * 3 * places)
 	conv := nodeOf(internalNHWC, "Conv", []string{"x", "w", "b"}, "pads", "strides", "group")
@@ -173,7 +174,8 @@ func TestConvolutionsInNHWCTakeTheirWeightsAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestWeightsInFourBytesAreTurnedToo(t *testing.T) {
+// Weights of four bytes are transposed, too.
+func TestTransposeF32(t *testing.T) {
 	raw := make([]byte, 4*2*256)
 	for i := range 2 * 256 {
 		binary.LittleEndian.PutUint32(raw[4*i:], uint32(i))
@@ -185,7 +187,7 @@ func TestWeightsInFourBytesAreTurnedToo(t *testing.T) {
 }
 
 // What is not understood stays as it is: ONNX Runtime then transposes the weights.
-func TestConvolutionsThatAreNotUnderstoodStay(t *testing.T) {
+func TestUnknownConvolutions(t *testing.T) {
 	raw := counted(1024)
 	for what, parts := range map[string][]func(proto) proto{
 		"another attribute":     {withNode(nodeOf(internalNHWC, "Conv", []string{"x", "w"}, "activation")), withTensor(tensorOf("w", 10, raw, 4, 1, 16, 16))},
@@ -203,7 +205,7 @@ func TestConvolutionsThatAreNotUnderstoodStay(t *testing.T) {
 	}
 }
 
-func TestModelsThatCannotShareSaySo(t *testing.T) {
+func TestUnsharableModels(t *testing.T) {
 	weights := withTensor(tensorOf("w", 10, counted(1024), 1024))
 	nested := nodeOf("", "If", nil)
 	nested = nested.sub(nodeAttribute, proto(nil).text(attributeName, "then_branch").sub(attributeGraph, nil))
@@ -296,7 +298,7 @@ var (
 	answer  = &Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}}}
 )
 
-func TestAnEntryIsReadAsItWasMade(t *testing.T) {
+func TestEntry(t *testing.T) {
 	s, k := keyed(t)
 	if _, err := s.Open(k); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("before it is made: %v", err)
@@ -325,7 +327,7 @@ func TestAnEntryIsReadAsItWasMade(t *testing.T) {
 }
 
 // Models of one architecture have one size, and what unpacks or copies them may set one time.
-func TestAnotherFileInTheSamePlaceHasAnotherKey(t *testing.T) {
+func TestKey(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "model.onnx")
 	when := time.Unix(1, 0)
 	write := func(path, text string) Key {
@@ -357,7 +359,7 @@ func TestAnotherFileInTheSamePlaceHasAnotherKey(t *testing.T) {
 }
 
 // A damaged entry is gone when it has been looked at, and can be made again.
-func TestDamagedEntriesAreRemoved(t *testing.T) {
+func TestDamagedEntries(t *testing.T) {
 	s, k := keyed(t)
 	spoil := map[string]func(dir string) error{
 		"graph":      func(dir string) error { return os.WriteFile(filepath.Join(dir, graphFile), []byte("x"), 0o600) },
@@ -390,7 +392,8 @@ func TestDamagedEntriesAreRemoved(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeSharedIsNotTriedAgain(t *testing.T) {
+// A model that cannot be shared is not prepared again.
+func TestRefusalKept(t *testing.T) {
 	s, k := keyed(t)
 	model := modelOf(withNode(nodeOf("", "MemcpyToHost", []string{"x"})))
 	if _, err := s.Make(k, model, inputs, outputs, nil); !errors.Is(err, ErrNotShareable) {
@@ -415,7 +418,7 @@ func TestWhatCannotBeSharedIsNotTriedAgain(t *testing.T) {
 }
 
 // Who was slower to prepare a model that cannot be shared is told why as well.
-func TestARefusalByAnotherIsTold(t *testing.T) {
+func TestRefusalByOther(t *testing.T) {
 	s, k := keyed(t)
 	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
 		t.Fatal(err)
@@ -427,7 +430,7 @@ func TestARefusalByAnotherIsTold(t *testing.T) {
 
 // A process that has an entry open keeps its files, whatever other processes make and
 // remove. No process finds a damaged entry.
-func TestAnEntryThatIsOpenStaysWhole(t *testing.T) {
+func TestOpenEntry(t *testing.T) {
 	s, k := keyed(t)
 	s.MostBytes = 1 // each Make removes all entries that are not in use
 	var wg sync.WaitGroup
