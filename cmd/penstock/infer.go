@@ -14,24 +14,15 @@ import (
 
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/models/picture"
-	"github.com/penstock/penstock/wire"
 )
 
 // inferred is one line of penstock infer -o json.
 type inferred struct {
-	File      string      `json:"file"`
-	LatencyMS float64     `json:"latency_ms"`
-	Model     uint32      `json:"model_version"`
-	Found     []foundItem `json:"found,omitempty"`
-	Values    []float32   `json:"values,omitempty"`
-}
-
-// foundItem is a box with its corners in the picture's pixels, or a class.
-type foundItem struct {
-	Label string  `json:"label,omitempty"`
-	Class uint16  `json:"class"`
-	Score float32 `json:"score"`
-	Box   []int   `json:"box,omitempty"` // x0, y0, x1, y1
+	File      string           `json:"file"`
+	LatencyMS float64          `json:"latency_ms"`
+	Model     uint32           `json:"model_version"`
+	Found     []functions.Item `json:"found,omitempty"`
+	Values    []float32        `json:"values,omitempty"`
 }
 
 func inferCommand() *cobra.Command {
@@ -110,14 +101,7 @@ func inferFile(ctx context.Context, f *functions.Function, file string, timeout 
 	}
 
 	r := &inferred{File: file, LatencyMS: float64(a.Latency) / float64(time.Millisecond), Model: a.ModelVersion, Values: a.Values}
-	for _, b := range boxes {
-		r.Found = append(r.Found, foundItem{b.Label, b.Class, b.Score, []int{b.Box.Min.X, b.Box.Min.Y, b.Box.Max.X, b.Box.Max.Y}})
-	}
-	if a.Kind == wire.KindTopK {
-		for _, c := range a.Classes {
-			r.Found = append(r.Found, foundItem{f.Label(c.Class), c.Class, c.P, nil})
-		}
-	}
+	r.Found = f.Items(a, boxes)
 	return r, nil
 }
 

@@ -43,10 +43,39 @@ func (f *Function) InferPhoto(ctx context.Context, photo image.Image, deadline t
 	return a, found, nil
 }
 
+// Item is something found in a photo, as commands and files show it.
+type Item struct {
+	Label string  `json:"label,omitempty"`
+	Class uint16  `json:"class"`
+	Score float32 `json:"score"`
+	// Box has the corners in the photo's pixels: left, top, right, bottom. Classes of the whole
+	// photo have none.
+	Box []int `json:"box,omitempty"`
+}
+
+// Items are the detections and the classes of an answer of InferPhoto.
+func (f *Function) Items(a Answer, found []Detection) (items []Item) {
+	for _, d := range found {
+		items = append(items, Item{d.Label, d.Class, d.Score, []int{d.Box.Min.X, d.Box.Min.Y, d.Box.Max.X, d.Box.Max.Y}})
+	}
+	for _, c := range a.Classes {
+		items = append(items, Item{f.Label(c.Class), c.Class, c.P, nil})
+	}
+	return items
+}
+
+// CheckPhotos returns ErrNoPicture if photos cannot be resized to a model's input.
+func CheckPhotos(in *models.Input) error {
+	if in.WireType != models.U8 || in.Channels != 1 && in.Channels != 3 {
+		return fmt.Errorf("%w: it takes %d channels of %s, want 1 or 3 of u8; send a tensor instead", ErrNoPicture, in.Channels, in.WireType)
+	}
+	return nil
+}
+
 // Prepare resizes a photo to a model's input and brings it into the format on the wire.
 func Prepare(in *models.Input, photo image.Image) ([]byte, picture.Frame, error) {
-	if in.WireType != models.U8 || in.Channels != 1 && in.Channels != 3 {
-		return nil, picture.Frame{}, fmt.Errorf("%w: it takes %d channels of %s, want 1 or 3 of u8; send a tensor instead", ErrNoPicture, in.Channels, in.WireType)
+	if err := CheckPhotos(in); err != nil {
+		return nil, picture.Frame{}, err
 	}
 	pixels, frame := picture.Resize(photo, picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}, picture.Letterbox)
 	if in.WireLayout == models.CHW {
