@@ -32,15 +32,20 @@ func NewProgress(w io.Writer, width func() int) *Progress {
 func (p *Progress) Show(s Snapshot) {
 	line := s.String()
 	if p.width != nil {
-		// Return to the start of the line, write it, and clear the rest of the
-		// previous one.
-		fmt.Fprintf(p.w, "\r%s\x1b[K", cut(line, p.width()-1))
+		p.Overwrite(line)
 		return
 	}
 	if p.shown < 0 || s.Elapsed-p.shown >= progressEvery {
 		p.shown = s.Elapsed
 		fmt.Fprintln(p.w, line)
 	}
+}
+
+// Overwrite replaces the terminal's line.
+func (p *Progress) Overwrite(line string) {
+	// Return to the start of the line, write it, and clear the rest of the
+	// previous one.
+	fmt.Fprintf(p.w, "\r%s\x1b[K", cut(line, p.width()-1))
 }
 
 // Say adds a permanent line.
