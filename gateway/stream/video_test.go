@@ -1,0 +1,334 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/videotest"
+)
+
+// video is the source at an address, with the installed ffmpeg.
+func video(t testing.TB, address string) Input {
+	t.Helper()
+	videotest.NeedFFmpeg(t)
+	a, err := ParseAddress(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Input{Address: a, Live: a.Live(), FirstFrame: patience, NextFrame: patience, Log: zerolog.Nop()}
+}
+
+// clip writes a second of test pattern, 25 frames.
+func clip(t testing.TB, name, size string, codec ...string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), name)
+	if len(codec) == 0 {
+		codec = []string{"-c:v", "libx264", "-pix_fmt", "yuv420p"}
+	}
+	args := append([]string{"-f", "lavfi", "-i", "testsrc=size=" + size + ":rate=25:duration=1"}, codec...)
+	videotest.Run(t, append(args, file)...)
+	return file
+}
+
+// A file whose size changes gives frames of both sizes, all of them, with their times.
+func TestVideoFile(t *testing.T) {
+	videotest.NeedFFmpeg(t)
+	first, second := clip(t, "a.h264", "320x240"), clip(t, "b.h264", "240x320")
+	var all []byte
+	for _, file := range []string{first, second} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, text...)
+	}
+	file := filepath.Join(t.TempDir(), "both.h264")
+	if err := os.WriteFile(file, all, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	checkLeaks(t)
+	frames, err := readAll(t, video(t, file))
+	if !errors.Is(err, io.EOF) || len(frames) != 50 {
+		t.Fatalf("%d frames, %v", len(frames), err)
+	}
+	for i, f := range frames {
+		want := image.Pt(320, 240)
+		if i >= 25 {
+			want = image.Pt(240, 320)
+		}
+		if f.Image.Rect.Size() != want || f.PTS != time.Duration(i)*40*time.Millisecond {
+			t.Errorf("frame %d is %v at %s", i, f.Image.Rect, f.PTS)
+		}
+	}
+}
+
+// Transparent pixels of a source are opaque in its frames.
+func TestTransparentFile(t *testing.T) {
+	videotest.NeedFFmpeg(t)
+	file := filepath.Join(t.TempDir(), "a.png")
+	videotest.Run(t, "-f", "lavfi", "-i", "color=c=red@0.1:size=8x4,format=rgba", "-frames:v", "1", file)
+	frames, err := readAll(t, video(t, file))
+	if !errors.Is(err, io.EOF) || len(frames) != 1 || !frames[0].Image.Opaque() {
+		t.Errorf("%d frames, %v", len(frames), err)
+	}
+}
+
+// Standard input is read in a container and, with a description, raw.
+func TestStandardInput(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		raw  *Raw
+	}{
+		"container": {clip(t, "a.ts", "320x240"), nil},
+		"raw":       {clip(t, "a.yuv", "320x240", "-f", "rawvideo", "-pix_fmt", "gray"), &Raw{320, 240, "gray", 25}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file, err := os.Open(c.file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			before := os.Stdin
+			os.Stdin = file
+			defer func() { os.Stdin = before }()
+
+			in := video(t, Stdin)
+			in.Raw = c.raw
+			frames, err := readAll(t, in)
+			if !errors.Is(err, io.EOF) || len(frames) != 25 || frames[24].PTS != 960*time.Millisecond || frames[24].Image.Rect.Size() != image.Pt(320, 240) {
+				t.Errorf("%d frames, %v", len(frames), err)
+			}
+		})
+	}
+}
+
+// server is a web server with a password.
+func server(t *testing.T, files map[string]string) (address string) {
+	t.Helper()
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, password, _ := r.BasicAuth()
+		if user != "me" || password != "top secret" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="camera"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		io.WriteString(w, files[r.URL.Path])
+	}))
+	t.Cleanup(web.Close)
+	return strings.TrimPrefix(web.URL, "http://")
+}
+
+// commandLines are those of all processes that ffmpeg's arguments have come to.
+func commandLine(t *testing.T, d *Decoder) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", d.process.process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// ffmpeg sends the password of an address, which its command line and its errors do not show.
+func TestPassword(t *testing.T) {
+	text, err := os.ReadFile(clip(t, "a.ts", "320x240"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := server(t, map[string]string{"/a.ts": string(text)})
+	d, err := Open(video(t, "http://me:top%20secret@"+address+"/a.ts"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if line := commandLine(t, d); strings.Contains(line, "secret") || !strings.Contains(line, "ffmpeg") {
+		t.Errorf("command line %q", line)
+	}
+	if _, err := d.Next(); err != nil {
+		t.Error(err)
+	}
+
+	_, err = readAll(t, video(t, "http://me:wrong%20one@"+address+"/a.ts"))
+	if err == nil || strings.Contains(err.Error(), "wrong") || !strings.Contains(err.Error(), "401") {
+		t.Errorf("wrong password: %v", err)
+	}
+}
+
+// A playlist from the network cannot name files, with and without a password.
+func TestPlaylist(t *testing.T) {
+	file := clip(t, "a.ts", "320x240")
+	playlist := "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://" + file + "\n#EXT-X-ENDLIST\n"
+	address := server(t, map[string]string{"/a.m3u8": playlist})
+	open := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, playlist) }))
+	t.Cleanup(open.Close)
+	for _, source := range []string{"http://me:top%20secret@" + address + "/a.m3u8", open.URL + "/a.m3u8"} {
+		frames, err := readAll(t, video(t, source))
+		if len(frames) > 0 || !strings.Contains(err.Error(), "source names another file or address") {
+			t.Errorf("%s: %d frames, %v", source, len(frames), err)
+		}
+	}
+}
+
+// numbers is an Inferrer that reads the numbers of videotest's frames.
+type numbers struct{ seen chan int }
+
+func (n numbers) Infer(ctx context.Context, _ string, photo image.Image) (functions.Answer, []functions.Item, error) {
+	number, ok := videotest.Number(photo)
+	if !ok {
+		return functions.Answer{}, nil, nil
+	}
+	select {
+	case n.seen <- number:
+	case <-ctx.Done():
+	}
+	return functions.Answer{}, nil, nil
+}
+
+// Frames over the network are the sender's, in its order.
+func TestNetwork(t *testing.T) {
+	const fps, enough = 30, 20
+	port := videotest.Port(t)
+	for name, c := range map[string]struct {
+		source string
+		output []string
+	}{
+		"rtp": {videotest.Session(t, port), []string{"-f", "rtp", fmt.Sprintf("rtp://127.0.0.1:%d", port)}},
+		"udp": {fmt.Sprintf("udp://127.0.0.1:%d", port), []string{"-f", "mpegts", fmt.Sprintf("udp://127.0.0.1:%d?pkt_size=1316", port)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkLeaks(t)
+			in := video(t, c.source)
+			if !in.Live {
+				t.Fatal("source is not live")
+			}
+			sender := videotest.Send(t, fps, slices.Concat(videotest.H264(fps), c.output)...)
+			defer sender.Stop()
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			node := numbers{make(chan int)}
+			ended := make(chan error)
+			go func() { ended <- Run(ctx, Options{Input: in, To: []string{"a"}, Node: node}) }()
+
+			last, others := -1, 0
+			for right := 0; right < enough; {
+				select {
+				case n := <-node.seen:
+					if n > last {
+						right++
+						last = n
+					} else if others++; others > enough { // a lost packet may damage a frame
+						t.Fatalf("%d frames were not in the sender's order", others)
+					}
+				case err := <-ended:
+					t.Fatalf("the stream ended: %v", err)
+				}
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// An annotated video has a frame for each of the source, with the boxes on it. A pause of a live
+// source is filled with its last frame.
+func TestAnnotate(t *testing.T) {
+	for name, c := range map[string]struct {
+		skip bool // answer every fifth frame only
+		size string
+	}{
+		"every frame": {false, "321x241"},
+		"every fifth": {true, "320x240"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			source := clip(t, "a.mp4", c.size, "-c:v", "libx264", "-pix_fmt", "yuv444p")
+			checkLeaks(t)
+			file := filepath.Join(t.TempDir(), "out.mp4")
+			a, err := NewAnnotator(file, "", []string{"a"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = collectInto(t, Options{
+				Input: video(t, source), To: []string{"a"}, Node: inferrer(func(context.Context, string) error { return nil }),
+				Shown: func(f Frame, d *Decoder) error {
+					if c.skip && f.Number%5 != 0 && f.Number != 24 {
+						return nil
+					}
+					return a.Write(f, d.Rate())
+				},
+			}, a.Observe)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := a.Close(); err != nil {
+				t.Fatal(err)
+			}
+			frames, err := readAll(t, video(t, file))
+			if !errors.Is(err, io.EOF) || len(frames) != 25 {
+				t.Fatalf("%d frames, %v", len(frames), err)
+			}
+			// The box is the whole picture, and its frame is red.
+			for _, f := range frames {
+				if p := f.Image.RGBAAt(1, 120); p.R < 150 || p.G > 100 || p.B > 100 {
+					t.Errorf("frame %d has %v at the left, want red", f.Number, p)
+				}
+			}
+		})
+	}
+}
+
+// collectInto is collect with another observer, too.
+func collectInto(t *testing.T, o Options, observe func(Result)) (n int, err error) {
+	t.Helper()
+	o.Observe = func(r Result) error {
+		n++
+		observe(r)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	return n, Run(ctx, o)
+}
+
+func TestAnnotateErrors(t *testing.T) {
+	videotest.NeedFFmpeg(t)
+	checkLeaks(t)
+	if _, err := NewAnnotator("out", "", nil); err == nil || !strings.Contains(err.Error(), "no ending") {
+		t.Error(err)
+	}
+	frame := Frame{Image: image.NewRGBA(image.Rect(0, 0, 64, 64))}
+	for name, want := range map[string]string{
+		filepath.Join(t.TempDir(), "none", "out.mp4"): "No such file or directory",
+		filepath.Join(t.TempDir(), "out.docx"):        "nable to find a suitable output format",
+	} {
+		a, err := NewAnnotator(name, "", []string{"a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 1000 { // until the pipe is full, at the latest
+			frame.PTS = time.Duration(i) * 40 * time.Millisecond
+			if err = a.Write(frame, 25); err != nil {
+				break
+			}
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		a.Close()
+	}
+}
