@@ -187,7 +187,9 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set("greedy", greedy, 0.1)
+	// On a busy machine each gets a few percent of the CPU; greedy must overdraw its balance
+	// with that.
+	set("greedy", greedy, 0.01)
 	set("modest", modest, 0.9)
 	t.Cleanup(func() {
 		for name, cmd := range map[string]*exec.Cmd{"greedy": greedy, "modest": modest} {
@@ -195,7 +197,6 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 			c.remove(key{name, 0, 1})
 		}
 	})
-	// On a busy machine both get less, but their proportion stays the same.
 	var got float64
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
 		before := [2]time.Duration{cpuTime(t, greedy), cpuTime(t, modest)}
@@ -205,7 +206,7 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 			return
 		}
 	}
-	t.Errorf("a process with a guarantee of 10 %% got %.0f %% of what both used", 100*got)
+	t.Errorf("a process with a guarantee of 1 %% got %.0f %% of what both used", 100*got)
 }
 
 func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
