@@ -25,7 +25,7 @@ func withoutShares(b *nodeBed, functions ...configs.Function) *nodeBed {
 	return b
 }
 
-func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
+func TestWithoutShares(t *testing.T) {
 	for name, node := range map[string]func() *nodeBed{
 		"under MPS": func() *nodeBed {
 			return withoutShares(newNode(t, "cuda", h200(), mechanismMPS), whole("a"), whole("b"))
@@ -91,7 +91,7 @@ func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 }
 
 // Instances of a function without shares are equal, so they get equally many requests.
-func TestInstancesWithoutSharesShareTheRequestsEvenly(t *testing.T) {
+func TestWithoutSharesEvenLoad(t *testing.T) {
 	f := whole("a")
 	f.Instances = 3
 	b := withoutShares(newNode(t, "cpu", nil, "cgroup-v2"), f)
@@ -160,7 +160,7 @@ func TestFixedBatchFitsModel(t *testing.T) {
 
 // If every request is run, a backlog beyond capacity does not prove that a process
 // hangs. A process without any answer does hang.
-func TestALongBacklogIsNoHangWhileAnswersCome(t *testing.T) {
+func TestLongBacklog(t *testing.T) {
 	for runLate, hangs := range map[bool]bool{true: false, false: true} {
 		cfg := configs.Default()
 		cfg.Lab.RunLate = runLate

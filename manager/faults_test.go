@@ -34,7 +34,7 @@ func (b *nodeBed) consumer(name string) (*bed, *datapathtest.Process) {
 	return f, c
 }
 
-func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
+func TestFaultWakesShadows(t *testing.T) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
@@ -104,7 +104,7 @@ func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
 
 // The outage begins at the last good answer, or at the first request that waited after
 // it. It ends at the first answer of the last instance that answers again.
-func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
+func TestOutageDuration(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	now := shm.Now()
@@ -126,7 +126,7 @@ func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
 	}
 }
 
-func TestAllThatOneFaultKilledSayIsOneFault(t *testing.T) {
+func TestFaultCountsOnce(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
 	b.turns()
 	generation, p := b.serves("b")
@@ -148,7 +148,7 @@ func TestAllThatOneFaultKilledSayIsOneFault(t *testing.T) {
 	}
 }
 
-func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
+func TestFaultTwiceHoldsFunction(t *testing.T) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
@@ -206,7 +206,7 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 
 // MPS reports a little later whether a process that ended while linking had lost the
 // device. No model's kernel caused this fault, however often it happens.
-func TestTheEndOfTheMPSServerIsNobodysFault(t *testing.T) {
+func TestFaultOfServer(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	for n := range uint64(4) {
@@ -226,7 +226,7 @@ func TestTheEndOfTheMPSServerIsNobodysFault(t *testing.T) {
 	}
 }
 
-func TestAFaultInTheWarmUpIsBlamedOnWhoWarmedUp(t *testing.T) {
+func TestGuardBlamesWarmup(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
 	if _, err := b.replace("bad", "worse"); err != nil {
@@ -266,7 +266,7 @@ func TestAFaultInTheWarmUpIsBlamedOnWhoWarmedUp(t *testing.T) {
 	}
 }
 
-func TestAReplacementThatLinksInAnothersFaultIsNotGivenUp(t *testing.T) {
+func TestFaultWhileReplacing(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
 	if _, err := b.replace("good", "better"); err != nil {
@@ -301,7 +301,7 @@ func TestAReplacementThatLinksInAnothersFaultIsNotGivenUp(t *testing.T) {
 	}
 }
 
-func TestAnEndWhileLinkingIsBelievedWhenNobodySaysOtherwise(t *testing.T) {
+func TestDeathWhileLinking(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS)
 	in := &instance{m: b.Manager, processes: processes{}}
 	b.Manager.device.mps = true
@@ -315,7 +315,7 @@ func TestAnEndWhileLinkingIsBelievedWhenNobodySaysOtherwise(t *testing.T) {
 	}
 }
 
-func TestANewModelEndsAHold(t *testing.T) {
+func TestNewModelEndsHold(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30))
 	b.turns()
 	b.fault("bad")
@@ -336,7 +336,7 @@ func TestANewModelEndsAHold(t *testing.T) {
 }
 
 // Processes use the GPU in turn, and a fault affects only the process that caused it.
-func TestWithoutMPSAFaultIsOneProcesssDeath(t *testing.T) {
+func TestFaultWithoutMPS(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs = nil
 	b := newNode(t, "cuda", alone, mechanismTimeSlicing, named("a", 30), named("b", 30))

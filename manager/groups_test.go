@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-func TestNothingIsDesiredBeforeTheDeviceIsKnown(t *testing.T) {
+func TestDesireAwaitsDevice(t *testing.T) {
 	b := newNode(t, "cuda", nil, "", named("a", 50))
 	b.turn()
 	b.turn()
@@ -40,7 +40,7 @@ func TestNothingIsDesiredBeforeTheDeviceIsKnown(t *testing.T) {
 	}
 }
 
-func TestAFunctionIsRemovedThoughNoDeviceWasFound(t *testing.T) {
+func TestRemoveWithoutDevice(t *testing.T) {
 	b := newNode(t, "cuda", nil, "", named("a", 50))
 	b.turn()
 	if err := b.remove("a"); err != nil {
@@ -52,7 +52,7 @@ func TestAFunctionIsRemovedThoughNoDeviceWasFound(t *testing.T) {
 	}
 }
 
-func TestAutoIsTheCPUWhereThereIsNoGPU(t *testing.T) {
+func TestAutoWithoutGPU(t *testing.T) {
 	b := newNode(t, "auto", nil, "", named("a", 50))
 	b.turn()
 	if len(b.told.Processes) != 0 {
@@ -78,7 +78,7 @@ func TestAutoIsTheCPUWhereThereIsNoGPU(t *testing.T) {
 	}
 }
 
-func TestOnACPUNothingIsNew(t *testing.T) {
+func TestShareChangeOnCPU(t *testing.T) {
 	b := newNode(t, "cpu", nil, "governor", named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
@@ -89,7 +89,7 @@ func TestOnACPUNothingIsNew(t *testing.T) {
 	}
 }
 
-func TestAShareChangesByAMoveAndNobodySwaps(t *testing.T) {
+func TestShareChangeMoves(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
 	a, before := b.serves("a")
@@ -127,7 +127,7 @@ func TestAShareChangesByAMoveAndNobodySwaps(t *testing.T) {
 	}
 }
 
-func TestAShadowTakesOverOnTheGroupsOfTheDead(t *testing.T) {
+func TestShadowTakesGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40), named("b", 60))
 	b.turns()
 	dead, p := b.serves("a")
@@ -151,7 +151,7 @@ func TestAShadowTakesOverOnTheGroupsOfTheDead(t *testing.T) {
 	}
 }
 
-func TestGroupsOfARemovedFunctionAreGivenOutWhenItsProcessesAreGone(t *testing.T) {
+func TestGroupsAfterRemoval(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
 	if err := b.remove("a"); err != nil {
@@ -167,7 +167,7 @@ func TestGroupsOfARemovedFunctionAreGivenOutWhenItsProcessesAreGone(t *testing.T
 	}
 }
 
-func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
+func TestNewFunctionAwaitsGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 100))
 	b.turns()
 	b.stuck = true
@@ -193,7 +193,7 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 
 // If shares are not tuned, shares that were set by hand are the desired shares. That includes
 // a share that was set while the function's model was loading.
-func TestSharesThatWereSetByHandAreWantedWhenANewcomerServes(t *testing.T) {
+func TestSharesByHandPersist(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 50), wanting("b", 50))
 	b.cfg.Shares.Tune = false
 	b.turns()
@@ -222,7 +222,7 @@ func TestSharesThatWereSetByHandAreWantedWhenANewcomerServes(t *testing.T) {
 	}
 }
 
-func TestGroupsOfAnotherDeviceAreForgotten(t *testing.T) {
+func TestDeviceChanges(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
 	// Another orchestrator finds a smaller device; the processes of its predecessor have
@@ -250,7 +250,7 @@ func TestGroupsOfAnotherDeviceAreForgotten(t *testing.T) {
 	}
 }
 
-func TestMoreInstancesThanGroupsShareByPercentages(t *testing.T) {
+func TestTooManyInstances(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
 	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
@@ -268,7 +268,7 @@ func TestMoreInstancesThanGroupsShareByPercentages(t *testing.T) {
 	}
 }
 
-func TestAFunctionForWhichThereIsNoGroupIsRefused(t *testing.T) {
+func TestAddWithoutGroup(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
 	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
@@ -292,7 +292,7 @@ func TestAFunctionForWhichThereIsNoGroupIsRefused(t *testing.T) {
 }
 
 // One edit of the configuration may remove one function and add another.
-func TestAFunctionWaitsForTheGroupsOfOneThatIsRemoved(t *testing.T) {
+func TestAddAwaitsGroups(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
 	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
@@ -313,7 +313,7 @@ func TestAFunctionWaitsForTheGroupsOfOneThatIsRemoved(t *testing.T) {
 	b.serves("c")
 }
 
-func TestWithoutMPSSharesAreWishesAndNobodySwaps(t *testing.T) {
+func TestTimeSlicingShares(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs, alone.Why = nil, "nvidia-cuda-mps-control is not installed"
 	b := newNode(t, "cuda", alone, mechanismTimeSlicing, named("a", 30))
@@ -329,7 +329,7 @@ func TestWithoutMPSSharesAreWishesAndNobodySwaps(t *testing.T) {
 	}
 }
 
-func TestUnderMPSWithoutGroupsSharesArePercentages(t *testing.T) {
+func TestWithoutGroups(t *testing.T) {
 	old := h200()
 	old.GroupSMs, old.Why = nil, "the driver has no green contexts"
 	f := named("b", 30)
@@ -343,7 +343,7 @@ func TestUnderMPSWithoutGroupsSharesArePercentages(t *testing.T) {
 	}
 }
 
-func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
+func TestMoveTimeout(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
@@ -362,7 +362,7 @@ func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
 	}
 }
 
-func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
+func TestMoveTimeoutAfterHandOver(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
@@ -401,7 +401,7 @@ func full() (functions []configs.Function) {
 	return append(functions, named("vgg", 3))
 }
 
-func TestAModelThatDoesNotRunOnOneGroupComesUpOnTwo(t *testing.T) {
+func TestMinimumOfTwoGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
 	b.modelNeeds(map[string]int{"vgg": 2})
 	b.turns()
@@ -428,7 +428,7 @@ func TestAModelThatDoesNotRunOnOneGroupComesUpOnTwo(t *testing.T) {
 }
 
 // While another instance must leave first, the manager starts no process that could not run.
-func TestAModelThatNeedsTwoGroupsIsNotStartedOnOneAgain(t *testing.T) {
+func TestMinimumHoldsStart(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("big", 94), named("vgg", 3))
 	b.modelNeeds(map[string]int{"vgg": 3})
 	// Repeat until vgg's first process has failed on all groups that are available to it.
@@ -454,7 +454,7 @@ func TestAModelThatNeedsTwoGroupsIsNotStartedOnOneAgain(t *testing.T) {
 }
 
 // The learned minimum can be any number: the process has run on more groups.
-func TestAShrinkingShareStopsAboveWhatDoesNotDo(t *testing.T) {
+func TestShrinkStopsAtMinimum(t *testing.T) {
 	for _, needs := range []int{3, 6} {
 		t.Run(fmt.Sprint(needs), func(t *testing.T) {
 			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 60), named("b", 30))
@@ -487,7 +487,7 @@ func TestAShrinkingShareStopsAboveWhatDoesNotDo(t *testing.T) {
 }
 
 // If a model fails on four groups too, the cause is in the model.
-func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
+func TestModelRunsNowhere(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 3), named("b", 60))
 	b.modelNeeds(map[string]int{"a": 99, "worse": 99})
 	for range 4 {
@@ -525,7 +525,7 @@ func (b *nodeBed) onGroups(unfit func(name string, groups []int) bool) {
 
 // Groups differ: one may span two of the GPU's processing clusters. A model that failed on
 // one begins on two groups, and gives up the first while it serves.
-func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
+func TestInfeasibleGroup(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
 	bad := -1
 	b.onGroups(func(name string, groups []int) bool {
@@ -562,7 +562,7 @@ func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
 
 // A measured case: an instance that had shrunk to an unsuitable group kept two groups and the
 // odd-sized one.
-func TestAShareThatFallsToAGroupThatDoesNotDoEndsOnAnother(t *testing.T) {
+func TestShrinkToInfeasibleGroup(t *testing.T) {
 	percents := []float64{4, 11.84, 12.14, 4.45, 10.05, 10.05, 4, 10.34, 4, 8.91, 10.05, 10.17}
 	var functions []configs.Function
 	for i := range percents {
@@ -603,7 +603,7 @@ func TestAShareThatFallsToAGroupThatDoesNotDoEndsOnAnother(t *testing.T) {
 
 // The odd-sized group is the remainder of all clusters. A model that fails only on that group
 // does not need two groups; neither does another function with that model.
-func TestAModelThatFailsOnTheOddGroupNeedsNoMoreThanAnother(t *testing.T) {
+func TestMinimumIgnoresOddGroup(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
 	odd := len(h200().GroupSMs) - 1
 	b.onGroups(func(_ string, groups []int) bool { return slices.Equal(groups, []int{odd}) })
@@ -632,7 +632,7 @@ func alike(b *nodeBed, functions ...string) {
 	}
 }
 
-func TestFunctionsOfOneModelLearnFromEachOther(t *testing.T) {
+func TestMinimumOfSameModel(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		needs int
@@ -676,7 +676,7 @@ func fine() *control.ObservedDevice {
 }
 
 // If groups are small, only a few starts fail until the model has enough groups.
-func TestByTwosAModelGetsEightMultiprocessorsAndThenTwiceAsMany(t *testing.T) {
+func TestMinimumOfSmallGroups(t *testing.T) {
 	for _, c := range []struct {
 		needsSMs, wantSMs int
 		starts            uint32
@@ -695,7 +695,7 @@ func TestByTwosAModelGetsEightMultiprocessorsAndThenTwiceAsMany(t *testing.T) {
 }
 
 // Every model needs 8 multiprocessors at once; the shares of the light functions are smaller.
-func TestByTwosTwelveFunctionsGetWhatTheyDemand(t *testing.T) {
+func TestSmallGroupsMeetDemand(t *testing.T) {
 	percents := []float64{4, 11.8, 12.1, 4.4, 9.5, 9.5, 4, 10.3, 4, 8.9, 9, 9.2}
 	var functions []configs.Function
 	needs := map[string]int{}
@@ -723,7 +723,7 @@ func TestByTwosTwelveFunctionsGetWhatTheyDemand(t *testing.T) {
 	}
 }
 
-func TestHowManyGroupsAModelNeedsIsForgottenWithIt(t *testing.T) {
+func TestMinimumForgotten(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
 	b.modelNeeds(map[string]int{"vgg": 2, "two": 2})
 	b.turns()
@@ -754,7 +754,7 @@ func TestHowManyGroupsAModelNeedsIsForgottenWithIt(t *testing.T) {
 	}
 }
 
-func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
+func TestNoGroupsLeft(t *testing.T) {
 	var functions []configs.Function
 	for i := range len(h200().GroupSMs) - 1 {
 		functions = append(functions, named(fmt.Sprintf("f%02d", i), 5))
@@ -799,7 +799,7 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 
 // If no process serves, the new process starts with its smallest batch size and gets the
 // others later. A shadow that replaces a serving process has all of them first.
-func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
+func TestPartialWarmup(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, configs.Function{Name: "a", SharePercent: 50, Change: configs.ChangeShadow})
 	b.small = true
 	b.turns()
@@ -841,7 +841,7 @@ func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
 	}
 }
 
-func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
+func TestMoveTimeoutAfterWarmup(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.small, b.stuck = true, true
 	b.turns()
@@ -867,7 +867,7 @@ func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
 }
 
 // Each set of groups that a process ever used costs memory until the process ends.
-func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
+func TestRenewAfterManySets(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
@@ -892,7 +892,7 @@ func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
 }
 
 // A process reports its hand-overs: the first gave it the ring, each later one was a move.
-func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
+func TestMovesAreSwaps(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
 	generation, _ := b.serves("a")
@@ -926,7 +926,7 @@ func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
 	}
 }
 
-func TestTensorsOfAGPUAreTheOutputsOfTwoBatches(t *testing.T) {
+func TestTensorsOfGPU(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
@@ -938,7 +938,7 @@ func TestTensorsOfAGPUAreTheOutputsOfTwoBatches(t *testing.T) {
 	}
 }
 
-func TestTensorsAreNotMadeBeforeTheDeviceIsKnown(t *testing.T) {
+func TestTensorsAwaitDevice(t *testing.T) {
 	b := newNode(t, "cuda", nil, "", named("a", 50))
 	b.turn()
 	if _, err := b.replace("a", "other"); err != nil {
@@ -958,7 +958,7 @@ func TestTensorsAreNotMadeBeforeTheDeviceIsKnown(t *testing.T) {
 
 // In any order of events and with any delay, no two instances share a group. At the end every
 // instance serves on the groups that were ordered for it.
-func TestANodeOnAGPUComesToRest(t *testing.T) {
+func TestNodeComesToRest(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		b := newNode(t, "cuda", h200(), mechanismMPS)
 		b.log = b.log.Level(5)

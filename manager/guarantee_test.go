@@ -208,7 +208,7 @@ func TestGuaranteeUseInTheMiddleOfABatch(t *testing.T) {
 	}
 }
 
-func TestInfeasibleObjectiveIsTold(t *testing.T) {
+func TestInfeasibleStatus(t *testing.T) {
 	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", 10*time.Millisecond))
 	b.load("a", 10, 20*time.Millisecond)
 	if s := b.status("a").Guarantee; !strings.Contains(s.Infeasible, "one batch takes 20ms") {

@@ -10,7 +10,7 @@ import (
 
 // No function gets a percentage at which a GPU answers wrongly. That includes functions that exist
 // before the device is known, and a function that is added next to partitions.
-func TestSharesKeepToRightPercentages(t *testing.T) {
+func TestRightPercentages(t *testing.T) {
 	ungrouped := h200()
 	ungrouped.GroupSMs, ungrouped.Why = nil, "no green contexts"
 	unmeasured := h200()
@@ -61,7 +61,7 @@ func TestSharesKeepToRightPercentages(t *testing.T) {
 }
 
 // The first function with a percentage begins with a right one, though no function had one before.
-func TestFirstPercentageIsRight(t *testing.T) {
+func TestFirstPercentage(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
 	b.turns()
 	c := named("c", 13)
@@ -74,7 +74,7 @@ func TestFirstPercentageIsRight(t *testing.T) {
 	}
 }
 
-func TestRightPercentagesAscend(t *testing.T) {
+func TestPercentagesAscend(t *testing.T) {
 	for gpu, steps := range rightPercentages {
 		if !slices.IsSorted(steps) || len(slices.Compact(slices.Clone(steps))) != len(steps) || steps[0] <= 0 || steps[len(steps)-1] != 100 {
 			t.Errorf("%s: %v", gpu, steps)

@@ -13,7 +13,7 @@ import (
 
 // A ticker is a little early or late. A share stays for one hold-down, not by chance for
 // an interval longer.
-func TestAHoldDownEndsWithTheLookThatIsMeant(t *testing.T) {
+func TestHoldDownEnds(t *testing.T) {
 	cfg := configs.Shares{MinimumPercent: 5, DefaultPercent: 30, ThresholdPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
 	shares, err := gslice.NewController(shareConfig(&configs.Config{Shares: cfg}))
 	if err != nil {
@@ -85,7 +85,7 @@ func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration,
 }
 
 // A request's deadline is earlier than its objective by the time reserved for the network.
-func TestAFunctionIsBoundByAggregationWhereTheWayIsLeftNoTime(t *testing.T) {
+func TestAggregationBound(t *testing.T) {
 	for name, c := range map[string]struct {
 		tail time.Duration
 		want bool
@@ -108,7 +108,7 @@ func TestAFunctionIsBoundByAggregationWhereTheWayIsLeftNoTime(t *testing.T) {
 
 // Measurements become shares. As Algorithm 1 says, an instance gets more if its batches
 // take too long, and less if it has time to spare.
-func TestSharesFollowMeasurements(t *testing.T) {
+func TestTune(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		tail, each time.Duration

@@ -13,7 +13,7 @@ const (
 	hold   = time.Minute
 )
 
-func TestOneFaultIsForgiven(t *testing.T) {
+func TestGuardForgivesOne(t *testing.T) {
 	g := Guard{Hold: hold}
 	if v := g.Fault(0, []string{"a"}); v != (Verdict{Blamed: "a"}) {
 		t.Errorf("the first fault: %+v, want a blamed and not held back", v)
@@ -23,7 +23,7 @@ func TestOneFaultIsForgiven(t *testing.T) {
 	}
 }
 
-func TestTheSecondWithinTheWindowholdsTheFunctionBack(t *testing.T) {
+func TestGuardHoldsAfterSecond(t *testing.T) {
 	g := Guard{Hold: hold}
 	g.Fault(0, []string{"a"})
 	g.Fault(1*second, []string{"b"})
@@ -47,7 +47,7 @@ func TestTheSecondWithinTheWindowholdsTheFunctionBack(t *testing.T) {
 	}
 }
 
-func TestAFunctionThatFaultsAgainIsHeldBackForLonger(t *testing.T) {
+func TestGuardHoldGrows(t *testing.T) {
 	g := Guard{Hold: hold}
 	now := time.Duration(0)
 	g.Fault(now, []string{"a"})
@@ -72,7 +72,7 @@ func TestAFunctionThatFaultsAgainIsHeldBackForLonger(t *testing.T) {
 	}
 }
 
-func TestWhoWasHeldBackWhenTheDeviceFailedIsForgivenOnceMore(t *testing.T) {
+func TestGuardForgivesHeld(t *testing.T) {
 	g := Guard{Hold: hold}
 	g.Fault(0, []string{"a"})
 	g.Fault(1*second, []string{"a"})
@@ -89,7 +89,7 @@ func TestWhoWasHeldBackWhenTheDeviceFailedIsForgivenOnceMore(t *testing.T) {
 	}
 }
 
-func TestWithoutAHoldNobodyIsHeldBack(t *testing.T) {
+func TestGuardWithoutHold(t *testing.T) {
 	var g Guard
 	for i := range 5 {
 		if v := g.Fault(time.Duration(i), []string{"a"}); v != (Verdict{Blamed: "a"}) {
@@ -98,7 +98,7 @@ func TestWithoutAHoldNobodyIsHeldBack(t *testing.T) {
 	}
 }
 
-func TestOfSeveralReportersTheSuspectIsBlamed(t *testing.T) {
+func TestGuardBlamesSuspect(t *testing.T) {
 	g := Guard{Hold: hold}
 	if v := g.Fault(0, []string{"a", "b"}); v.Blamed != "a" {
 		t.Errorf("nobody is suspect: %q is blamed, want the first", v.Blamed)
@@ -111,7 +111,7 @@ func TestOfSeveralReportersTheSuspectIsBlamed(t *testing.T) {
 	}
 }
 
-func TestAnotherModelHasACleanRecord(t *testing.T) {
+func TestGuardForget(t *testing.T) {
 	g := Guard{Hold: hold}
 	g.Fault(0, []string{"a"})
 	g.Fault(1, []string{"a"})
@@ -126,7 +126,7 @@ func TestAnotherModelHasACleanRecord(t *testing.T) {
 
 // A node with some functions that always fault is up most of the time, and no
 // function is held back forever.
-func TestFunctionsThatAlwaysFaultDoNotKeepTheNodeDown(t *testing.T) {
+func TestFaultyFunctionsTogether(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		names := []string{"a", "b", "c", "d"}
 		faulty := names[:rapid.IntRange(0, 3).Draw(t, "faulty")]

@@ -32,7 +32,7 @@ func sum(ps []float64) float64 {
 	return total
 }
 
-func TestAllocateIsMaxMinFair(t *testing.T) {
+func TestAllocate(t *testing.T) {
 	for _, c := range []struct {
 		demands, want []float64
 	}{
@@ -54,7 +54,7 @@ func TestAllocateIsMaxMinFair(t *testing.T) {
 	}
 }
 
-func TestAllocateSpreadsSlackOnlyWhenAskedTo(t *testing.T) {
+func TestSpreadSlack(t *testing.T) {
 	c := DefaultConfig()
 	c.SpreadSlack = true
 	grants := allocateFairly(demandsOf(10, 30), c)
@@ -69,7 +69,7 @@ func TestAllocateSpreadsSlackOnlyWhenAskedTo(t *testing.T) {
 	}
 }
 
-func TestMinimumThatDoesNotGoRoundIsSplitEvenly(t *testing.T) {
+func TestAllocateMinimum(t *testing.T) {
 	demands := make([]float64, 40) // 40 times 5 %
 	demands[7] = 90
 	for i, p := range percents(allocateFairly(demandsOf(demands...), DefaultConfig())) {
@@ -93,7 +93,7 @@ func drawDemands(t *rapid.T) []shareDemand {
 	return ds
 }
 
-func TestAllocateKeepsItsPromises(t *testing.T) {
+func TestAllocateProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := DefaultConfig()
 		c.MinimumPercent = rapid.Float64Range(0.1, 20).Draw(t, "minimum")
@@ -140,7 +140,7 @@ func TestAllocateKeepsItsPromises(t *testing.T) {
 	})
 }
 
-func TestAllocateKeepsToSteps(t *testing.T) {
+func TestAllocateSteps(t *testing.T) {
 	c := DefaultConfig()
 	c.Steps = []float64{8, 11, 24, 26, 50, 90, 100}
 	for _, x := range []struct {
@@ -166,7 +166,7 @@ func TestAllocateKeepsToSteps(t *testing.T) {
 	}
 }
 
-func TestStepsNeverGiveMoreThanThereIs(t *testing.T) {
+func TestStepsTotal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := DefaultConfig()
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")

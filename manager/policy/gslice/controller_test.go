@@ -49,7 +49,7 @@ func shareOf(p Plan, id ID) float64 {
 	return math.NaN()
 }
 
-func TestAddedIFStartsWithItsKneeOrThirtyPercent(t *testing.T) {
+func TestAddKnee(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	if err := k.Add(detect, 45); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestAddedIFStartsWithItsKneeOrThirtyPercent(t *testing.T) {
 	}
 }
 
-func TestControllerRefusesWhatIsNotThere(t *testing.T) {
+func TestControllerErrors(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	if err := k.Add(face, 0); !errors.Is(err, errKnown) {
 		t.Errorf("second Add = %v, want ErrKnown", err)
@@ -79,7 +79,7 @@ func TestControllerRefusesWhatIsNotThere(t *testing.T) {
 	}
 }
 
-func TestShareStaysDuringItsHoldDown(t *testing.T) {
+func TestHoldDown(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	k.Step(0, nil)
 	seen := map[ID]Observation{face: short}
@@ -94,7 +94,7 @@ func TestShareStaysDuringItsHoldDown(t *testing.T) {
 	}
 }
 
-func TestHeldIFIsNotCutForAnother(t *testing.T) {
+func TestHoldDownKeepsShare(t *testing.T) {
 	k := newController(t, DefaultConfig(), face, detect)
 	k.Step(0, nil)
 	p := k.Step(10*time.Second, map[ID]Observation{face: {Latency: 100 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}})
@@ -108,7 +108,7 @@ func TestHeldIFIsNotCutForAnother(t *testing.T) {
 	}
 }
 
-func TestAddReplaceAndRemovePassOverTheHoldDown(t *testing.T) {
+func TestForcedStep(t *testing.T) {
 	k := newController(t, DefaultConfig())
 	for _, a := range []struct {
 		id   ID
@@ -145,7 +145,7 @@ func TestAddReplaceAndRemovePassOverTheHoldDown(t *testing.T) {
 	}
 }
 
-func TestInstancesOfOneIFAreTunedApart(t *testing.T) {
+func TestInstancesAreTunedApart(t *testing.T) {
 	first, second := ID{"face", 0}, ID{"face", 1}
 	k := newController(t, DefaultConfig(), first, second)
 	k.Step(0, nil)
@@ -155,7 +155,7 @@ func TestInstancesOfOneIFAreTunedApart(t *testing.T) {
 	}
 }
 
-func TestSmallChangesAreNotMade(t *testing.T) {
+func TestThreshold(t *testing.T) {
 	c := DefaultConfig()
 	c.HoldDown = 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -185,7 +185,7 @@ func TestSmallChangesAreNotMade(t *testing.T) {
 
 // Whatever comes, goes, is observed or fails, no more than 100 % is ever out,
 // also while a plan's changes are being made one after the other.
-func TestNeverMoreThanAllIsOut(t *testing.T) {
+func TestStepProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := DefaultConfig()
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
@@ -247,7 +247,7 @@ func TestSlack(t *testing.T) {
 	}
 }
 
-func TestFailedChangeIsTriedAgainFromTheShareThatIs(t *testing.T) {
+func TestFailedChange(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	k.Step(0, nil)
 	k.Step(10*time.Second, map[ID]Observation{face: short})
@@ -260,7 +260,7 @@ func TestFailedChangeIsTriedAgainFromTheShareThatIs(t *testing.T) {
 	}
 }
 
-func TestAggregationBoundIFIsReportedAndHeld(t *testing.T) {
+func TestStepAggregationBound(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	k.Step(0, nil)
 	o := short
@@ -271,7 +271,7 @@ func TestAggregationBoundIFIsReportedAndHeld(t *testing.T) {
 	}
 }
 
-func TestObservationsOfTheShareBeforeAreNotJudged(t *testing.T) {
+func TestStepIgnoresOldShare(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	k.Step(0, nil)
 	if err := k.Add(third, 0); err != nil {

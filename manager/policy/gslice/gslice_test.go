@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestValidateNamesTheField(t *testing.T) {
+func TestValidate(t *testing.T) {
 	if err := DefaultConfig().Validate(); err != nil {
 		t.Fatalf("the default is refused: %v", err)
 	}
@@ -96,7 +96,7 @@ func TestTune(t *testing.T) {
 
 // If time is in inverse proportion to the share, a raise suffices or is the
 // largest there is, and after a cut nothing is short.
-func TestTuneFitsAProportionalDevice(t *testing.T) {
+func TestTuneProportional(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := DefaultConfig()
 		current := rapid.Float64Range(c.MinimumPercent, 100).Draw(t, "current")

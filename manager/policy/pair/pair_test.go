@@ -41,7 +41,7 @@ func serving(t *testing.T, card *models.Card) *Pair {
 	return p
 }
 
-func TestFirstProcessGetsTheEpochWhenReadyAndAttached(t *testing.T) {
+func TestFirstProcess(t *testing.T) {
 	p := New(&models.Card{Name: "a"}, 30)
 	p.Step()
 	p.Observe(1, control.Ready, "")
@@ -58,7 +58,7 @@ func TestFirstProcessGetsTheEpochWhenReadyAndAttached(t *testing.T) {
 	}
 }
 
-func TestShareChangeSwapsToTheShadowAndTheOldOneDrains(t *testing.T) {
+func TestShareChangeSwaps(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.SetShare(50)
 	p.Step()
@@ -77,7 +77,7 @@ func TestShareChangeSwapsToTheShadowAndTheOldOneDrains(t *testing.T) {
 	}
 }
 
-func TestShareChangeInPlaceSwapsNobody(t *testing.T) {
+func TestShareChangeInPlace(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.InPlace = true
 	p.SetShare(50)
@@ -87,7 +87,7 @@ func TestShareChangeInPlaceSwapsNobody(t *testing.T) {
 	}
 }
 
-func TestARenewedProcessGivesWayToItsShadowOnce(t *testing.T) {
+func TestRenew(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.InPlace = true
 	p.Renew()
@@ -107,7 +107,7 @@ func TestARenewedProcessGivesWayToItsShadowOnce(t *testing.T) {
 	}
 }
 
-func TestShadowTakesOverWhenTheActiveDies(t *testing.T) {
+func TestActiveDies(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Gone(1, "signal: killed")
 	got := p.Step()
@@ -123,7 +123,7 @@ func TestShadowTakesOverWhenTheActiveDies(t *testing.T) {
 	}
 }
 
-func TestWhereNobodyServesAProcessIsEarly(t *testing.T) {
+func TestPartialWarmup(t *testing.T) {
 	card := &models.Card{Name: "a"}
 	p := New(card, 30)
 	p.Step()
@@ -162,7 +162,7 @@ func TestWhereNobodyServesAProcessIsEarly(t *testing.T) {
 }
 
 // A model that is never whole serves with a part of its batch sizes only once.
-func TestAModelThatDiesBeforeItIsWholeIsWholeBeforeItServesAgain(t *testing.T) {
+func TestWarmupAfterEarlyDeath(t *testing.T) {
 	for name, c := range map[string]struct {
 		ends  func(*Pair)
 		early bool
@@ -197,7 +197,7 @@ func TestAModelThatDiesBeforeItIsWholeIsWholeBeforeItServesAgain(t *testing.T) {
 	}
 }
 
-func TestADeadProcessIsHeardOfUntilItsEndIsObserved(t *testing.T) {
+func TestDeadProcessStaysListed(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Died(1, "process ended")
 	if got := p.Step(); len(got) != 1 || got[0].Kind != Reclaim || got[0].Generation != 1 {
@@ -212,7 +212,7 @@ func TestADeadProcessIsHeardOfUntilItsEndIsObserved(t *testing.T) {
 	}
 }
 
-func TestReplacementThatDiesLeavesTheOldModelServing(t *testing.T) {
+func TestReplaceFails(t *testing.T) {
 	old, bad := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
 	for _, at := range []control.State{control.Starting, control.Loaded, control.Linking} {
 		p := serving(t, old)
@@ -241,7 +241,7 @@ func TestReplacementThatDiesLeavesTheOldModelServing(t *testing.T) {
 	}
 }
 
-func TestReplacementThatWorksTakesOver(t *testing.T) {
+func TestReplace(t *testing.T) {
 	old, better := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
 	p := serving(t, old)
 	p.Replace(better)
@@ -260,7 +260,7 @@ func TestReplacementThatWorksTakesOver(t *testing.T) {
 	}
 }
 
-func TestRemovedPairEndsAllItsProcesses(t *testing.T) {
+func TestRemove(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Remove()
 	p.Step()
@@ -277,7 +277,7 @@ func TestRemovedPairEndsAllItsProcesses(t *testing.T) {
 	}
 }
 
-func TestRestartStopsTheProcessBeforeAnotherIsStarted(t *testing.T) {
+func TestRestart(t *testing.T) {
 	p := New(&models.Card{Name: "a"}, 30)
 	p.Restart = true
 	p.Step()
@@ -300,7 +300,7 @@ func TestRestartStopsTheProcessBeforeAnotherIsStarted(t *testing.T) {
 	}
 }
 
-func TestALostDeviceKillsWhoTouchedItAndWakesTheShadow(t *testing.T) {
+func TestLostDevice(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Lost(1, "device is lost")
 	if got := p.Step(); len(got) != 0 {
@@ -330,7 +330,7 @@ func TestALostDeviceKillsWhoTouchedItAndWakesTheShadow(t *testing.T) {
 	}
 }
 
-func TestAReplacementThatFaultsTheDeviceIsGivenUp(t *testing.T) {
+func TestReplacementFaults(t *testing.T) {
 	old, bad := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
 	for _, culprit := range []bool{true, false} {
 		p := serving(t, old)
@@ -353,7 +353,7 @@ func TestAReplacementThatFaultsTheDeviceIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestAReplacementThatEndsForAnothersFaultIsTriedAgain(t *testing.T) {
+func TestReplaceExcused(t *testing.T) {
 	old, better := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
 	p := serving(t, old)
 	p.Replace(better)
@@ -377,7 +377,7 @@ func TestAReplacementThatEndsForAnothersFaultIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAHeldPairServesNobodyUntilItIsLetGo(t *testing.T) {
+func TestHold(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Hold(true)
 	p.Step()
@@ -398,7 +398,7 @@ func TestAHeldPairServesNobodyUntilItIsLetGo(t *testing.T) {
 
 // For any events in any order, the invariants hold. Once the environment
 // behaves again, a process serves as desired.
-func TestPairAlwaysComesBackToServing(t *testing.T) {
+func TestPairRecovers(t *testing.T) {
 	states := []control.State{control.Starting, control.Loaded, control.Linking, control.Ready, control.Active, control.Draining, control.Stopped, control.Failed}
 	rapid.Check(t, func(t *rapid.T) {
 		cards := []*models.Card{{Name: "a", Version: 1}, {Name: "a", Version: 2}, {Name: "a", Version: 3}}

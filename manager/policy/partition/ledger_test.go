@@ -14,7 +14,7 @@ func process(name string, generation uint32) Process {
 	return Process{ID: id(name), Generation: generation}
 }
 
-func TestAProcessCountsUntilItIsSeenToHaveLeft(t *testing.T) {
+func TestLedgerBusy(t *testing.T) {
 	var l Ledger
 	a := process("a", 1)
 	busy := func(want ...int) {
@@ -46,7 +46,7 @@ func TestAProcessCountsUntilItIsSeenToHaveLeft(t *testing.T) {
 	}
 }
 
-func TestADroppedProcessCountsUntilItsDeathIsSeen(t *testing.T) {
+func TestLedgerDropped(t *testing.T) {
 	var l Ledger
 	a := process("a", 1)
 	l.Publish(1, map[Process][]int{a: {3}})
@@ -259,7 +259,7 @@ func (w *world) sorted() []Process {
 
 // In any order of events and with any delay, two instances are never on one group. At the end
 // each instance runs on the groups of its share.
-func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
+func TestLedgerDisjoint(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
 			t: t, sms: drawGroups(t, 4), wants: map[gslice.ID]float64{}, needs: map[gslice.ID]int{}, ordered: map[gslice.ID][]int{},

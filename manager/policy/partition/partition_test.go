@@ -61,7 +61,7 @@ func sms(groupSMs, groups []int) (n int) {
 	return n
 }
 
-func TestSharesBecomeGroups(t *testing.T) {
+func TestDivide(t *testing.T) {
 	even := slices.Repeat([]int{2}, 66)
 	for _, c := range []struct {
 		name     string
@@ -96,7 +96,7 @@ func TestSharesBecomeGroups(t *testing.T) {
 	}
 }
 
-func TestThereIsAGroupForEveryone(t *testing.T) {
+func TestDivideOneEach(t *testing.T) {
 	percents := slices.Repeat([]float64{0.5}, len(h200)-1)
 	orders := begin(t, h200, append(percents, 90)...)
 	for _, o := range orders {
@@ -111,7 +111,7 @@ func TestThereIsAGroupForEveryone(t *testing.T) {
 }
 
 // 12 functions share an H200, and one group is not enough for the model of one of them.
-func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
+func TestDivideMinimum(t *testing.T) {
 	percents := append(slices.Repeat([]float64{8}, 11), 3)
 	claims := settled(begin(t, h200, percents...), percents...)
 	last := len(claims) - 1
@@ -138,7 +138,7 @@ func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
 	}
 }
 
-func TestWhereGroupsAreScarceTheFirstHaveWhatTheyNeed(t *testing.T) {
+func TestDivideScarceGroups(t *testing.T) {
 	four := slices.Repeat([]int{8}, 4)
 	for _, c := range []struct {
 		name      string
@@ -170,7 +170,7 @@ func TestWhereGroupsAreScarceTheFirstHaveWhatTheyNeed(t *testing.T) {
 	}
 }
 
-func TestOnlyTheLastGroupMayBeOdd(t *testing.T) {
+func TestDivideErrors(t *testing.T) {
 	for _, bad := range [][]int{{8, 12, 8}, {8, 0}, {-1}} {
 		if _, err := Divide(bad, []Claim{{Percent: 5}}, nil); err == nil {
 			t.Errorf("groups of %v were accepted", bad)
@@ -181,7 +181,7 @@ func TestOnlyTheLastGroupMayBeOdd(t *testing.T) {
 	}
 }
 
-func TestGrowthWaitsForANeighboursLeaving(t *testing.T) {
+func TestDivideGrowth(t *testing.T) {
 	before := begin(t, h200, 50, 50)
 	claims := settled(before, 75, 25)
 	orders, err := Divide(h200, claims, nil)
@@ -206,7 +206,7 @@ func TestGrowthWaitsForANeighboursLeaving(t *testing.T) {
 	}
 }
 
-func TestANewcomerStartsOnWhatIsFree(t *testing.T) {
+func TestDivideNewClaim(t *testing.T) {
 	old := begin(t, h200, 90)
 	claims := append(settled(old, 50), Claim{ID: id("new"), Percent: 50})
 	orders, err := Divide(h200, claims, nil)
@@ -229,7 +229,7 @@ func TestANewcomerStartsOnWhatIsFree(t *testing.T) {
 	}
 }
 
-func TestGroupsOfTheDeadComeBackWhenTheyAreBuried(t *testing.T) {
+func TestDivideTaken(t *testing.T) {
 	all := []int{0, 1, 2, 3}
 	four := []int{8, 8, 8, 8}
 	claims := []Claim{{ID: id("a"), Percent: 100, Ordered: []int{0}, Busy: []int{0}}}
@@ -243,7 +243,7 @@ func TestGroupsOfTheDeadComeBackWhenTheyAreBuried(t *testing.T) {
 	}
 }
 
-func TestNobodyMovesForAnothersSake(t *testing.T) {
+func TestDivideKeepsGroups(t *testing.T) {
 	before := begin(t, h200, 20, 20, 20, 20)
 	orders, err := Divide(h200, settled(before, 20, 30, 20, 20), nil)
 	if err != nil {
@@ -262,7 +262,7 @@ func TestNobodyMovesForAnothersSake(t *testing.T) {
 }
 
 // Each set of groups that a process ever used costs it device memory.
-func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
+func TestDivideReturnsToSets(t *testing.T) {
 	claims := []Claim{{ID: id("a"), Percent: 50}, {ID: id("b"), Percent: 50}}
 	sets := []map[string]bool{{}, {}}
 	for i := range 1000 {
@@ -283,7 +283,7 @@ func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
 }
 
 // A process that has not left its groups yet gets them back first.
-func TestAChangeOfMindCostsNoMove(t *testing.T) {
+func TestDivideBusyFirst(t *testing.T) {
 	claims := []Claim{
 		{ID: id("a"), Percent: 50, Ordered: []int{4}, Busy: []int{4, 5}},
 		{ID: id("b"), Percent: 50, Ordered: []int{0, 1}, Busy: []int{0, 1}},
@@ -376,7 +376,7 @@ func check(t *rapid.T, groupSMs []int, claims []Claim, taken []int, orders []Ord
 	}
 }
 
-func TestDivisionsAreFairAndDisjoint(t *testing.T) {
+func TestDivideFair(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		groupSMs := drawGroups(t, 1)
 		n := rapid.IntRange(1, len(groupSMs)).Draw(t, "instances")
@@ -445,7 +445,7 @@ func TestDivisionsAreFairAndDisjoint(t *testing.T) {
 
 // The load of a figure: 12 functions on an H200, the light ones with 4 %. The fourth one's model
 // needs two groups, and had the odd group as one of them.
-func TestTheOddGroupGoesToWhoIsShortAndNotToWhoNeedsMoreGroupsThanItsShare(t *testing.T) {
+func TestDivideOddByShare(t *testing.T) {
 	percents := []float64{4, 11.84, 12.14, 4.45, 10.05, 10.05, 4, 10.34, 4, 8.91, 10.05, 10.17}
 	var claims []Claim
 	for i, p := range percents {
@@ -469,7 +469,7 @@ func TestTheOddGroupGoesToWhoIsShortAndNotToWhoNeedsMoreGroupsThanItsShare(t *te
 	}
 }
 
-func TestAModelThatDoesNotRunOnAGroupGetsAnother(t *testing.T) {
+func TestDivideInfeasible(t *testing.T) {
 	four := slices.Repeat([]int{8}, 4)
 	for _, c := range []struct {
 		name   string
@@ -512,7 +512,7 @@ func TestAModelThatDoesNotRunOnAGroupGetsAnother(t *testing.T) {
 }
 
 // 114 multiprocessors are 14 groups of 8, and 2.
-func TestARemainderSmallerThanAGroupIsNeverAloneWhereThereAreGroups(t *testing.T) {
+func TestDivideTinyRemainder(t *testing.T) {
 	h100 := append(slices.Repeat([]int{8}, 14), 2)
 	orders := begin(t, h100, slices.Repeat([]float64{100.0 / 14}, 14)...)
 	given := 0
@@ -555,7 +555,7 @@ func TestARemainderSmallerThanAGroupIsNeverAloneWhereThereAreGroups(t *testing.T
 
 // With groups of 2 multiprocessors the shares of 12 functions are met. Small changes of shares
 // cause few moves.
-func TestByTwosTwelveFunctionsHaveWhatTheyAskForAndSeldomMove(t *testing.T) {
+func TestDivideSmallGroups(t *testing.T) {
 	even := slices.Repeat([]int{2}, 66)
 	percents := []float64{4, 11.8, 12.1, 4.4, 9.5, 9.5, 4, 10.3, 4, 8.9, 10, 10.2} // 98.7
 	var claims []Claim
