@@ -162,23 +162,23 @@ func (in *instance) loseDevice(culprit uint32, reason string) {
 	}
 }
 
-// hearFault is how long the orchestrator has to report that an ended process had
+// faultReportTimeout is how long the orchestrator has to report that an ended process had
 // lost its device. The process reported it before it ended, so the message is on its
 // way. A shadow that wakes before the message arrives would count as one of the
 // lost.
-const hearFault = 20 * time.Millisecond
+const faultReportTimeout = 20 * time.Millisecond
 
-// listen waits for the orchestrator's report on a served process that has ended.
-func (in *instance) listen(generation uint32) {
+// awaitReport waits for the orchestrator's report on a served process that has ended.
+func (in *instance) awaitReport(generation uint32) {
 	in.processes.of(generation).unreported = true
-	time.AfterFunc(hearFault, func() {
-		in.m.post(func() { in.heard(generation) })
+	time.AfterFunc(faultReportTimeout, func() {
+		in.m.post(func() { in.endAwait(generation) })
 	})
 }
 
-// heard ends listen: no report came, so the process ended by itself. It stays
+// endAwait ends awaitReport: no report came, so the process ended by itself. It stays
 // desired until the orchestrator has observed its end.
-func (in *instance) heard(generation uint32) {
+func (in *instance) endAwait(generation uint32) {
 	if p := in.processes[generation]; p != nil && p.unreported {
 		p.unreported = false
 		in.pair.Died(generation, "process ended")

@@ -227,13 +227,13 @@ func (m *Manager) setShare(name string, percent float64) error {
 		m.guarantees()
 		return nil
 	}
-	told := m.shares.Set
+	set := m.shares.Set
 	if m.cfg.Shares.Tune {
-		told = m.shares.Failed
+		set = m.shares.Failed
 	}
 	for _, in := range f.instances {
 		in.setShare(percent)
-		if err := told(in.id(), percent); err != nil {
+		if err := set(in.id(), percent); err != nil {
 			return err
 		}
 	}

@@ -140,7 +140,7 @@ func TestShadowTakesGroups(t *testing.T) {
 	if s, _ := b.shadow("a"); s != next {
 		t.Errorf("shadow %d, want %d to wait for the orchestrator's word", s, next)
 	}
-	b.instance("a", 0).heard(dead)
+	b.instance("a", 0).endAwait(dead)
 	b.turns()
 	serves, p := b.serves("a")
 	if serves != next || !slices.Equal(p.on, groups) {
@@ -234,7 +234,7 @@ func TestDeviceChanges(t *testing.T) {
 		in := b.instance(name, 0)
 		dead := in.pair.Active().Generation
 		in.lost(dead)
-		in.heard(dead)
+		in.endAwait(dead)
 	}
 	b.step()
 	for _, d := range b.told.Processes {
@@ -547,7 +547,7 @@ func TestInfeasibleGroup(t *testing.T) {
 	// Its successor also begins there, on one group.
 	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
 	b.instance("vgg", 0).lost(generation)
-	b.instance("vgg", 0).heard(generation)
+	b.instance("vgg", 0).endAwait(generation)
 	was := slices.Clone(b.instance("vgg", 0).placement.Groups)
 	for range 12 {
 		b.turn()
@@ -834,7 +834,7 @@ func TestPartialWarmup(t *testing.T) {
 	}
 	b.fakes[victim{place{"a", 0}, next}].die(control.Failed, "killed")
 	b.instance("a", 0).lost(next)
-	b.instance("a", 0).heard(next)
+	b.instance("a", 0).endAwait(next)
 	b.turns()
 	if _, p := b.serves("a"); !p.early || !in.growing() {
 		t.Errorf("%+v, want it early after a death", p)

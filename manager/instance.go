@@ -221,7 +221,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	in.processes.of(o.Generation).pid = o.PID
 	in.learnMinimum(q, &o)
 	if o.State == control.Draining || o.State.Ended() {
-		in.heard(o.Generation)
+		in.endAwait(o.Generation)
 	}
 	in.noteObservation(&o)
 	if q.State == o.State && q.Reason == o.Reason {

@@ -107,7 +107,7 @@ func (in *instance) lost(generation uint32) {
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process is gone")
 	if q.State == control.Active && in.m.device.mps {
-		in.listen(generation)
+		in.awaitReport(generation)
 		return
 	}
 	if q.State == control.Active {
