@@ -88,6 +88,12 @@ type Frame struct {
 	size   Size
 }
 
+// Whole is the frame of a photo that has the model's size already.
+func Whole(size Size) Frame {
+	whole := image.Rect(0, 0, size.Width, size.Height)
+	return Frame{photo: whole, inside: whole, size: size}
+}
+
 // Resize adapts a photo to a size. The bytes are rows from the top, pixels from
 // the left, channels together. It panics if the size has neither 1 nor 3
 // channels.
