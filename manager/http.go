@@ -44,6 +44,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	}
 	take := http.NewServeMux()
 	take.HandleFunc("GET "+control.StatusPath, m.status)
+	take.HandleFunc("GET "+control.SamplePath, m.sample)
 	take.HandleFunc("GET "+control.CardPath, m.card)
 	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
 	take.HandleFunc("POST "+control.RemovePath, m.takeRemove)
@@ -126,13 +127,9 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
-	status := control.Status{Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(), Functions: []control.FunctionStatus{}}
+	var status control.Status
 	err := m.do(func() error {
-		status.Mechanism, status.Device, status.Faults = m.orchestrator.observed.Mechanism, m.device.gpu, m.faults.status()
-		status.Configuration = m.file.status
-		for _, f := range m.functions {
-			status.Functions = append(status.Functions, f.status())
-		}
+		status = m.currentStatus()
 		return nil
 	})
 	if err != nil {
@@ -141,6 +138,19 @@ func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(status)
+}
+
+// currentStatus describes the node. It runs on the control loop.
+func (m *Manager) currentStatus() control.Status {
+	s := control.Status{
+		Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(),
+		Mechanism: m.orchestrator.observed.Mechanism, Device: m.device.gpu, Faults: m.faults.status(),
+		Configuration: m.file.status, Functions: []control.FunctionStatus{},
+	}
+	for _, f := range m.functions {
+		s.Functions = append(s.Functions, f.status())
+	}
+	return s
 }
 
 // card answers with the card of the model that serves a function, or that will serve it.

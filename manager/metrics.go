@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/ingest/dpdk"
@@ -24,6 +25,8 @@ type metrics struct {
 	stage    *prometheus.HistogramVec
 	batch    *prometheus.HistogramVec
 	swapIdle *prometheus.HistogramVec
+	// functions are those of the node by name; control loop.
+	functions map[string]*functionMetrics
 }
 
 // Stages of a request, in order (docs/architecture.md, "the way of a request").
@@ -38,14 +41,16 @@ const (
 	numStages
 )
 
-var stageNames = [numStages]string{"socket", "aggregate", "queue", "gather", "infer", "reply", "release"}
+// stageNames has one name for each of them.
+var stageNames = control.StageNames
 
 func newMetrics(m *Manager) *metrics {
 	// 50 µs to 13 s in steps of 1.5, so that 7, 10 and 15 ms fall into different
 	// buckets.
 	latency := prometheus.ExponentialBuckets(50e-6, 1.5, 32)
 	x := &metrics{
-		registry: prometheus.NewRegistry(),
+		registry:  prometheus.NewRegistry(),
+		functions: map[string]*functionMetrics{},
 		request: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_request_seconds", Buckets: latency,
 			Help: "Time from the arrival of a request's first fragment at the machine to its reply.",
@@ -71,10 +76,15 @@ func newMetrics(m *Manager) *metrics {
 // of returns the histograms of one function. They are looked up once, so that a
 // reply needs no lookup.
 func (x *metrics) of(name string) *functionMetrics {
-	fm := &functionMetrics{
-		request: x.request.WithLabelValues(name),
-		batch:   x.batch.WithLabelValues(name),
+	if fm := x.functions[name]; fm != nil {
+		return fm
 	}
+	fm := &functionMetrics{
+		request:  x.request.WithLabelValues(name),
+		batch:    x.batch.WithLabelValues(name),
+		outliers: &outliers{},
+	}
+	x.functions[name] = fm
 	for i, stage := range stageNames {
 		fm.stages[i] = x.stage.WithLabelValues(name, stage)
 	}
@@ -83,6 +93,7 @@ func (x *metrics) of(name string) *functionMetrics {
 
 // forget drops the series of a removed function.
 func (x *metrics) forget(name string) {
+	delete(x.functions, name)
 	label := prometheus.Labels{"function": name}
 	x.request.DeletePartialMatch(label)
 	x.stage.DeletePartialMatch(label)
@@ -94,10 +105,13 @@ type functionMetrics struct {
 	request prometheus.Observer
 	batch   prometheus.Observer
 	stages  [numStages]prometheus.Observer
+	// outliers are kept for the page.
+	outliers *outliers
 }
 
 // Answered makes functionMetrics a dataplane.Observer.
 func (fm *functionMetrics) Answered(t *dataplane.Times) {
+	fm.outliers.note(t)
 	fm.request.Observe(seconds(t.Sent - t.FirstFragment))
 	fm.stages[stageSocket].Observe(seconds(t.Received - t.FirstFragment))
 	fm.stages[stageAggregate].Observe(seconds(t.Complete - t.Received))

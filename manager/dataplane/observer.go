@@ -1,5 +1,7 @@
 package dataplane
 
+import "github.com/penstock/penstock/wire"
+
 // Observer receives the times of answered requests.
 type Observer interface {
 	// Answered is called by the reply threads, once per request. It must neither block nor
@@ -19,4 +21,7 @@ type Times struct {
 	Sent, Released int64
 	// Batch is the size of the batch that the request was in.
 	Batch uint16
+	// RequestID is the client's. Status is that of the answer.
+	RequestID uint32
+	Status    wire.Status
 }

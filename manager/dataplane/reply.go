@@ -167,7 +167,7 @@ func (t *replyTurn) count(slot uint32, now int64, origin *aggregate.Origin, repo
 	t.answered = append(t.answered, Times{
 		FirstFragment: origin.FirstPiece, Received: origin.Received, Complete: origin.Whole,
 		Dispatched: reported.Dispatched, Gathered: reported.Gathered, Inferred: reported.Inferred,
-		Batch: reported.Batch,
+		Batch: reported.Batch, RequestID: origin.RequestID, Status: status,
 	})
 }
 
