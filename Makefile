@@ -64,7 +64,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build lab library examples test test-all demo check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots
+.PHONY: build lab library examples test test-all demo check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
 build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -161,6 +161,13 @@ PYTHON ?= $(shell for p in $$PENSTOCK_PYTHON python3 /usr/bin/python3; do "$$p" 
 plots:
 	@test -n "$(PYTHON)" || { echo "no python3 has matplotlib: apt-get install python3-matplotlib, or PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -B research/plots/plot.py $(addprefix research/results/,evaluation guarantees h200 ingest planner)
+
+# The chart library of the gateway's page. Its version is also in NOTICE.
+UPLOT := uplot@1.6.32
+
+page-vendor:
+	dir=$$(mktemp -d) && cd $$dir && npm pack --silent $(UPLOT) && tar xf *.tgz && \
+	install -m 0644 package/dist/uPlot.esm.js package/dist/uPlot.min.css package/LICENSE $(CURDIR)/gateway/page/vendor/uplot/ && rm -rf $$dir
 
 clean:
 	rm -rf bin out

@@ -74,6 +74,9 @@ func readToken(file string) (string, error) {
 // guard passes the allowed requests on.
 func (a *access) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if a.admit(w, r) {
+			return
+		}
 		if why, status := a.refuse(r); why != "" {
 			if status == http.StatusUnauthorized {
 				w.Header().Set("WWW-Authenticate", "Bearer")
@@ -100,11 +103,37 @@ func (a *access) refuse(r *http.Request) (why string, status int) {
 		}
 		return "", 0
 	}
-	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !ok || subtle.ConstantTimeCompare([]byte(token), []byte(a.token)) != 1 {
-		return "want the header `Authorization: Bearer TOKEN` with the gateway's token (docs/http.md)", http.StatusUnauthorized
+	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	if cookie, err := r.Cookie(tokenCookie); err == nil && token == "" {
+		token = cookie.Value
+	}
+	if !a.is(token) {
+		return "want the header `Authorization: Bearer TOKEN` with the gateway's token, or once ?token=TOKEN in a browser (docs/http.md)", http.StatusUnauthorized
 	}
 	return "", 0
+}
+
+func (a *access) is(token string) bool {
+	return subtle.ConstantTimeCompare([]byte(token), []byte(a.token)) == 1
+}
+
+// tokenCookie has the token in a browser.
+const tokenCookie = "penstock_token"
+
+// admit keeps the token of a browser's address in a cookie, so that the address can go on
+// without it. It reports whether it has answered.
+func (a *access) admit(w http.ResponseWriter, r *http.Request) bool {
+	token := r.URL.Query().Get("token")
+	if a.loopback || token == "" || r.Method != http.MethodGet || !a.is(token) {
+		return false
+	}
+	http.SetCookie(w, &http.Cookie{Name: tokenCookie, Value: token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
+	rest := r.URL.Query()
+	rest.Del("token")
+	// A path with two slashes would be another host's address.
+	to := url.URL{Path: "/" + strings.TrimLeft(r.URL.Path, "/"), RawQuery: rest.Encode()}
+	http.Redirect(w, r, to.String(), http.StatusSeeOther)
+	return true
 }
 
 // ownHost reports whether a Host header names this machine's loopback address.

@@ -1,5 +1,5 @@
-// Package gateway serves a node's functions over HTTP: inference by the Open Inference Protocol,
-// and by photos as they are.
+// Package gateway serves a node's functions over HTTP: inference by the Open Inference Protocol and
+// by photos as they are, and a page that shows the node at work.
 //
 // It is a client of the node. Pictures go to the functions over UDP, like those of any other
 // client, and a gateway that dies changes nothing for the others.
@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/gateway/history"
 )
 
 // Options configure a gateway.
@@ -34,7 +35,17 @@ type Options struct {
 	TokenFile string
 	// Version is that of Penstock.
 	Version string
-	Log     zerolog.Logger
+	// Demo adds the buttons of the demo to the page; nil for none.
+	Demo *Demo
+	Log  zerolog.Logger
+}
+
+// Demo is what the page of a demo can do to its node.
+type Demo struct {
+	// Crowd multiplies the load of a function, or ends that.
+	Crowd func(on bool)
+	// Kill kills the process that serves a function. It returns the function's name.
+	Kill func() (string, error)
 }
 
 // The limits of what clients can make a gateway hold.
@@ -54,6 +65,10 @@ const retryListen = 2 * time.Second
 // server handles the requests of a gateway.
 type server struct {
 	functions *functions.Set
+	history   *history.Recorder
+	events    *events
+	wall      *wall
+	demo      *Demo
 	version   string
 	held      *semaphore.Weighted // bytes
 	log       zerolog.Logger
@@ -72,7 +87,7 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	}
 	defer listener.Close()
 
-	s := newServer(functions.NewSet(o.Dir, o.Log), o.Version, o.Log)
+	s := newServer(o)
 	following, stop := context.WithCancel(context.Background())
 	followed := make(chan struct{})
 	go func() {
@@ -108,8 +123,13 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	return nil
 }
 
-func newServer(set *functions.Set, version string, log zerolog.Logger) *server {
-	return &server{functions: set, version: version, held: semaphore.NewWeighted(maxHeld), log: log}
+func newServer(o Options) *server {
+	s := &server{
+		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
+		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), log: o.Log,
+	}
+	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
+	return s
 }
 
 // listen opens the address. It returns nil if ctx ends before the address is free.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -18,13 +19,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/models"
@@ -44,8 +46,9 @@ var (
 	}
 )
 
-// fakeNode answers for the manager of a node with the functions finder and raw.
-func fakeNode(t *testing.T, answer clienttest.Handler) *functions.Set {
+// fakeNode answers for the manager of a node with the functions finder and raw. It returns the
+// runtime folder.
+func fakeNode(t *testing.T, answer clienttest.Handler) (dir string) {
 	t.Helper()
 	peer, err := clienttest.NewManager(answer, clienttest.ManagerOptions{})
 	if err != nil {
@@ -53,7 +56,7 @@ func fakeNode(t *testing.T, answer clienttest.Handler) *functions.Set {
 	}
 	t.Cleanup(peer.Close)
 
-	dir := t.TempDir()
+	dir = t.TempDir()
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +66,7 @@ func fakeNode(t *testing.T, answer clienttest.Handler) *functions.Set {
 	}
 	cards := map[string]*models.Card{"finder": &finder, "raw": &raw}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+control.StatusPath, func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+control.SamplePath, func(w http.ResponseWriter, _ *http.Request) {
 		status := control.Status{Started: time.Unix(1, 0)}
 		for _, c := range cards {
 			status.Functions = append(status.Functions, control.FunctionStatus{
@@ -71,7 +74,11 @@ func fakeNode(t *testing.T, answer clienttest.Handler) *functions.Set {
 				Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{{Generation: 1, Role: control.Serve, State: control.Active}}}},
 			})
 		}
-		json.NewEncoder(w).Encode(status)
+		sample := control.Sample{At: time.Now(), Status: status}
+		for _, f := range status.Functions {
+			sample.Functions = append(sample.Functions, control.FunctionSample{Name: f.Name})
+		}
+		json.NewEncoder(w).Encode(sample)
 	})
 	mux.HandleFunc("GET "+control.CardPath, func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(cards[r.URL.Query().Get("function")])
@@ -80,17 +87,23 @@ func fakeNode(t *testing.T, answer clienttest.Handler) *functions.Set {
 	go web.Serve(admin)
 	t.Cleanup(func() { web.Close() })
 
-	set := functions.NewSet(dir, zerolog.Nop())
-	if err := set.Refresh(t.Context()); err != nil {
+	return dir
+}
+
+// newTestServer returns a server that has asked the fake node once.
+func newTestServer(t *testing.T, answer clienttest.Handler) *server {
+	t.Helper()
+	s := newServer(Options{Dir: fakeNode(t, answer), Version: "test", Log: zerolog.Nop()})
+	if err := s.functions.Refresh(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return set
+	return s
 }
 
 // newGateway serves the fake node's functions.
 func newGateway(t *testing.T, answer clienttest.Handler) *httptest.Server {
 	t.Helper()
-	s := newServer(fakeNode(t, answer), "test", zerolog.Nop())
+	s := newTestServer(t, answer)
 	web := httptest.NewServer((&access{loopback: true}).guard(s.routes()))
 	t.Cleanup(web.Close)
 	return web
@@ -312,7 +325,7 @@ func TestLargeBody(t *testing.T) {
 
 // While other requests hold the memory, more are answered busy.
 func TestMemoryIsBounded(t *testing.T) {
-	s := newServer(fakeNode(t, oneBox), "test", zerolog.Nop())
+	s := newTestServer(t, oneBox)
 	release, err := s.hold(maxHeld)
 	if err != nil {
 		t.Fatal(err)
@@ -395,6 +408,189 @@ func TestAccess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A browser gives the token once in the address, and has it in a cookie from then on.
+func TestBrowserToken(t *testing.T) {
+	a := &access{token: "0123456789abcdef"}
+	page := a.guard(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("page")) }))
+	first := httptest.NewRecorder()
+	page.ServeHTTP(first, httptest.NewRequest(http.MethodGet, "http://camera.example//evil.example/?token=0123456789abcdef&level=1", nil))
+	if first.Code != http.StatusSeeOther || strings.Contains(first.Header().Get("Location"), "token") || strings.HasPrefix(first.Header().Get("Location"), "//") {
+		t.Fatalf("%d, Location %q", first.Code, first.Header().Get("Location"))
+	}
+	r := httptest.NewRequest(http.MethodGet, "http://camera.example/", nil)
+	for _, c := range first.Result().Cookies() {
+		if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode {
+			t.Errorf("cookie %+v", c)
+		}
+		r.AddCookie(c)
+	}
+	second := httptest.NewRecorder()
+	page.ServeHTTP(second, r)
+	if second.Body.String() != "page" {
+		t.Errorf("%d %s", second.Code, second.Body)
+	}
+	wrong := httptest.NewRecorder()
+	page.ServeHTTP(wrong, httptest.NewRequest(http.MethodGet, "http://camera.example/?token=wrong", nil))
+	if wrong.Code != http.StatusUnauthorized || len(wrong.Result().Cookies()) > 0 {
+		t.Errorf("%d with a wrong token", wrong.Code)
+	}
+}
+
+// A reader gets each update, numbered, and one that does not read costs the others nothing.
+func TestEvents(t *testing.T) {
+	s := newTestServer(t, oneBox)
+	web := httptest.NewServer(s.routes())
+	defer web.Close()
+	stalled := s.events.subscribe()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	request, _ := http.NewRequestWithContext(ctx, http.MethodGet, web.URL+"/api/events", nil)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	var samples sync.WaitGroup
+	samples.Go(func() {
+		for ctx.Err() == nil {
+			s.functions.Refresh(ctx)
+		}
+	})
+	lines := bufio.NewScanner(response.Body)
+	last := uint64(0)
+	for n := 0; n < 2*readerQueue+2 && lines.Scan(); {
+		text, event := strings.CutPrefix(lines.Text(), "data: ")
+		if !event {
+			continue
+		}
+		var u update
+		if err := json.Unmarshal([]byte(text), &u); err != nil || u.Number <= last {
+			t.Fatalf("%s, %v after number %d", text, err, last)
+		}
+		last = u.Number
+		n++
+	}
+	cancel()
+	samples.Wait()
+	if len(stalled) != readerQueue {
+		t.Errorf("a reader that does not read has %d events", len(stalled))
+	}
+}
+
+func TestEventReadersAreLimited(t *testing.T) {
+	s := newTestServer(t, oneBox)
+	for range maxReaders {
+		s.events.subscribe()
+	}
+	web := httptest.NewServer(s.routes())
+	defer web.Close()
+	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+"/api/events", nil)
+	if response, text := do(t, request); response.StatusCode != 503 {
+		t.Error(response.Status, text)
+	}
+}
+
+func TestPage(t *testing.T) {
+	s := newTestServer(t, oneBox)
+	if err := s.functions.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	web := httptest.NewServer(s.routes())
+	defer web.Close()
+	post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 8, 8))
+	for path, want := range map[string]string{
+		"/":                                    `<script type="module" src="app.js">`,
+		"/app.js":                              "EventSource",
+		"/vendor/uplot/uPlot.esm.js":           "uPlot",
+		"/api/state":                           `"name":"finder","height":4,"width":4,"channels":3,"decoder":"boxes","labels":["cat","dog"],"pictures":true`,
+		"/api/history?function=finder&level=0": `"points":[`,
+		"/api/history?function=nope&level=2":   `"points":[]`,
+		"/api/outliers?function=finder&from=0&to=1": "[]",
+		"/api/clip/astronaut.jpg":                   "JFIF",
+		"/api/wall/finder":                          "\xff\xd8",
+	} {
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+path, nil)
+		if response, text := do(t, request); response.StatusCode != 200 || !strings.Contains(text, want) {
+			t.Errorf("%s: %s %.200s", path, response.Status, text)
+		}
+	}
+	for path, status := range map[string]int{
+		"/api/history?function=finder&level=3": 400, "/api/history?level=x": 400, "/api/outliers?from=a": 400, "/api/wall/nope": 404,
+		"/nope": 404, "/api/demo/kill": 404, "/api/clip/../main.go": 404, "/api/camera?function=nope": 404, "/api/camera?function=raw": 415,
+	} {
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+path, nil)
+		if response, text := do(t, request); response.StatusCode != status {
+			t.Errorf("%s: %s %.200s, want %d", path, response.Status, text, status)
+		}
+	}
+}
+
+func TestCamera(t *testing.T) {
+	s := newTestServer(t, oneBox)
+	web := httptest.NewServer(s.routes())
+	defer web.Close()
+	url := strings.Replace(web.URL, "http", "ws", 1) + "/api/camera?function=finder"
+	for name, c := range map[string]struct {
+		frame []byte
+		want  box
+	}{
+		"raw":     {make([]byte, finder.Input.WireBytes()), box{"dog", 0.75, 1, 1, 3, 3}},
+		"encoded": {photo(t, 400, 200), box{"dog", 0.75, 100, 0, 300, 200}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, _, err := websocket.Dial(t.Context(), url, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.CloseNow()
+			for range 3 {
+				if err := conn.Write(t.Context(), websocket.MessageBinary, c.frame); err != nil {
+					t.Fatal(err)
+				}
+				_, text, err := conn.Read(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				var a frameAnswer
+				if err := json.Unmarshal(text, &a); err != nil || a.Status != "ok" || len(a.Boxes) != 1 || a.Boxes[0] != c.want {
+					t.Errorf("%s, %v, want box %+v", text, err, c.want)
+				}
+			}
+		})
+	}
+	for name, frame := range map[string][]byte{"garbage": []byte("hello"), "empty": {}, "one byte short": make([]byte, finder.Input.WireBytes()-1)} {
+		t.Run(name, func(t *testing.T) {
+			conn, _, err := websocket.Dial(t.Context(), url, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.CloseNow()
+			if err := conn.Write(t.Context(), websocket.MessageBinary, frame); err != nil {
+				t.Fatal(err)
+			}
+			if _, text, err := conn.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusUnsupportedData {
+				t.Errorf("%s, %v, want the connection closed", text, err)
+			}
+		})
+	}
+	t.Run("foreign origin", func(t *testing.T) {
+		_, response, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{HTTPHeader: http.Header{"Origin": {"http://evil.example"}}})
+		if err == nil || response == nil || response.StatusCode != 403 {
+			t.Errorf("%v, %v", response, err)
+		}
+	})
+	t.Run("late", func(t *testing.T) {
+		late := newTestServer(t, status(wire.StatusLate))
+		f, err := late.functions.Function("finder")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err := inferFrame(t.Context(), f, make([]byte, finder.Input.WireBytes())); err != nil || a.Status != "late" {
+			t.Errorf("%+v, %v", a, err)
+		}
+	})
 }
 
 func TestToken(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/openinference"
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/wire"
 )
@@ -33,6 +32,7 @@ func (s *server) routes() http.Handler {
 		mux.HandleFunc("POST "+path+"/infer", s.infer)
 	}
 	mux.HandleFunc("POST /v1/vision/detection", s.detect)
+	s.routePage(mux)
 	return mux
 }
 
@@ -325,6 +325,7 @@ func (s *server) inferPhoto(w http.ResponseWriter, r *http.Request, f *functions
 		fail(w, err)
 		return
 	}
+	s.wall.show(f.Name, file, a.Latency, found)
 	if a.Kind == wire.KindBoxes {
 		a.Boxes = a.Boxes[:0]
 		for _, d := range found {
@@ -391,10 +392,11 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 		}
 	}
 
-	_, found, err := s.photo(r, f, file)
+	a, found, err := s.photo(r, f, file)
 	if err != nil {
 		return nil, err
 	}
+	s.wall.show(f.Name, file, a.Latency, found)
 	predictions := []prediction{}
 	for _, d := range found {
 		if float64(d.Score) >= minimum {
@@ -412,7 +414,7 @@ func (s *server) detector(name string) (*functions.Function, error) {
 	}
 	var best *functions.Function
 	for _, f := range s.functions.All() {
-		finds := f.Card.Decoder.Name == "boxes" && f.Card.Input.WireType == models.U8
+		finds := f.Card.Decoder.Name == "boxes" && f.TakesPhotos()
 		if finds && (best == nil || len(f.Card.Labels) > len(best.Card.Labels)) {
 			best = f
 		}

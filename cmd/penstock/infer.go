@@ -48,7 +48,7 @@ the wire; - is standard input. Boxes are in the picture's pixels.`,
 			if err != nil {
 				return err
 			}
-			set := functions.NewSet(folder, zerolog.Nop())
+			set := functions.NewSet(folder, nil, zerolog.Nop())
 			if err := set.Refresh(cmd.Context()); err != nil {
 				return err
 			}

@@ -127,7 +127,7 @@ func (o *streamOptions) run(cmd *cobra.Command, source string) error {
 	if err != nil {
 		return err
 	}
-	set := functions.NewSet(folder, zerolog.Nop())
+	set := functions.NewSet(folder, nil, zerolog.Nop())
 	if err := set.Refresh(cmd.Context()); err != nil {
 		return err
 	}

@@ -38,8 +38,9 @@ const linger = MaxWait
 
 // Set is the functions of one node. Any goroutine may use it.
 type Set struct {
-	dir string // runtime folder
-	log zerolog.Logger
+	dir     string // runtime folder
+	observe func(*control.Sample)
+	log     zerolog.Logger
 
 	mu        sync.RWMutex
 	functions map[string]*Function
@@ -71,8 +72,9 @@ type version struct {
 var ErrUnknown = errors.New("no such function")
 
 // NewSet returns the functions of the node with that runtime folder. It has none before Run.
-func NewSet(dir string, log zerolog.Logger) *Set {
-	return &Set{dir: dir, log: log, functions: map[string]*Function{}, err: errors.New("manager has not been asked yet")}
+// observe, if not nil, is called with each sample of the manager, from one goroutine at a time.
+func NewSet(dir string, observe func(*control.Sample), log zerolog.Logger) *Set {
+	return &Set{dir: dir, observe: observe, log: log, functions: map[string]*Function{}, err: errors.New("manager has not been asked yet")}
 }
 
 // Run follows the node until ctx ends. If the manager does not answer, the last known functions
@@ -104,9 +106,13 @@ func (s *Set) Run(ctx context.Context) {
 
 // Refresh asks the manager once.
 func (s *Set) Refresh(ctx context.Context) error {
-	status, err := control.ReadStatus(ctx, s.dir)
+	sample, err := control.ReadSample(ctx, s.dir)
 	if err != nil {
 		return err
+	}
+	status := sample.Status
+	if s.observe != nil {
+		s.observe(&sample)
 	}
 
 	next := map[string]*Function{}

@@ -34,13 +34,34 @@ func (f *Function) InferPhoto(ctx context.Context, photo image.Image, deadline t
 	if a, err = f.Infer(ctx, pixels, deadline); err != nil {
 		return a, nil, err
 	}
+	return a, f.locate(&a, frame), nil
+}
+
+// InferFrame sends a frame in the format that the function takes on the wire. The detections are
+// in its pixels.
+func (f *Function) InferFrame(ctx context.Context, pixels []byte) (a Answer, found []Detection, err error) {
+	if a, err = f.Infer(ctx, pixels, 0); err != nil {
+		return a, nil, err
+	}
+	return a, f.locate(&a, picture.Whole(size(&f.Card.Input))), nil
+}
+
+// locate maps an answer's boxes to the pixels of a photo.
+func (f *Function) locate(a *Answer, frame picture.Frame) (found []Detection) {
 	for _, b := range a.Boxes {
 		box := frame.Locate(float64(b.X0), float64(b.Y0), float64(b.X1), float64(b.Y1))
 		if !box.Empty() {
 			found = append(found, Detection{Label: f.Label(b.Class), Class: b.Class, Score: b.Score, Box: box})
 		}
 	}
-	return a, found, nil
+	return found
+}
+
+// TakesPhotos reports whether photos can be resized to what the function takes.
+func (f *Function) TakesPhotos() bool { return CheckPhotos(&f.Card.Input) == nil }
+
+func size(in *models.Input) picture.Size {
+	return picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}
 }
 
 // Item is something found in a photo, as commands and files show it.
@@ -77,7 +98,7 @@ func Prepare(in *models.Input, photo image.Image) ([]byte, picture.Frame, error)
 	if err := CheckPhotos(in); err != nil {
 		return nil, picture.Frame{}, err
 	}
-	pixels, frame := picture.Resize(photo, picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}, picture.Letterbox)
+	pixels, frame := picture.Resize(photo, size(in), picture.Letterbox)
 	if in.WireLayout == models.CHW {
 		pixels = planes(pixels, in.Channels)
 	}

@@ -55,6 +55,7 @@ var pure = map[string][]string{
 	"manager/policy/guarantee":  {"os", "net", "syscall", "io"},
 	"manager/policy/pair":       {"os", "net", "syscall", "io"},
 	"manager/policy/partition":  {"os", "net", "syscall", "io"},
+	"gateway/history":           {"os", "net", "syscall", "io"},
 	"gateway/openinference":     {"os", "net", "syscall", "io"},
 	"manager/ingest/dpdk/frame": {"os", "net", "syscall", "io"},
 	"libml/slab":                {"os", "net", "syscall", "io"},

@@ -1,0 +1,158 @@
+package gateway
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/gateway/history"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+)
+
+// page is the page as it is served: plain modules, nothing from elsewhere.
+//
+//go:embed page
+var page embed.FS
+
+// contentPolicy lets the page load from the gateway alone.
+const contentPolicy = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
+
+func (s *server) routePage(mux *http.ServeMux) {
+	files, err := fs.Sub(page, "page")
+	if err != nil {
+		panic(err) // the name is above
+	}
+	static := http.FileServerFS(files)
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Security-Policy", contentPolicy)
+		w.Header().Set("Cache-Control", "no-cache")
+		static.ServeHTTP(w, r)
+	})
+	mux.HandleFunc("GET /api/state", s.state)
+	mux.HandleFunc("GET /api/events", s.events.serve)
+	mux.HandleFunc("GET /api/history", s.points)
+	mux.HandleFunc("GET /api/outliers", s.outliers)
+	mux.HandleFunc("GET /api/wall/{function}", s.wall.serve)
+	mux.HandleFunc("GET /api/camera", s.camera)
+	mux.Handle("GET /api/clip/", http.StripPrefix("/api/clip/", http.FileServerFS(zoo.PictureFS())))
+	if s.demo != nil {
+		mux.HandleFunc("POST /api/demo/crowd", s.crowd)
+		mux.HandleFunc("POST /api/demo/kill", s.kill)
+	}
+}
+
+// state is what the page needs besides the events.
+type state struct {
+	Version string          `json:"version"`
+	Status  *control.Status `json:"status"`
+	// StatusAgeMS is the time since the manager answered, Error why it does not.
+	StatusAgeMS  int64           `json:"status_age_ms"`
+	Error        string          `json:"error,omitempty"`
+	BoundsMillis []float64       `json:"bounds_ms"`
+	Stages       []string        `json:"stages"`
+	Levels       []level         `json:"levels"`
+	Marks        []history.Mark  `json:"marks"`
+	Functions    []functionState `json:"functions"`
+	Clip         []string        `json:"clip"`
+	Demo         bool            `json:"demo,omitempty"`
+}
+
+type level struct {
+	StepMillis int64 `json:"step_ms"`
+	Points     int   `json:"points"`
+}
+
+// functionState says what a function's model takes and finds.
+type functionState struct {
+	Name     string `json:"name"`
+	Height   int    `json:"height"`
+	Width    int    `json:"width"`
+	Channels int    `json:"channels"`
+	// Planes reports whether each channel is a plane of its own.
+	Planes  bool     `json:"planes,omitempty"`
+	Decoder string   `json:"decoder"`
+	Labels  []string `json:"labels,omitempty"`
+	// Pictures reports whether the function takes photos.
+	Pictures bool `json:"pictures"`
+}
+
+func (s *server) state(w http.ResponseWriter, _ *http.Request) {
+	sample := s.history.Sample()
+	_, age, err := s.functions.Status()
+	st := state{
+		Version: s.version, Status: &sample.Status, StatusAgeMS: age.Milliseconds(), BoundsMillis: sample.BoundsMillis, Stages: control.StageNames,
+		Marks: s.history.Marks(), Functions: []functionState{}, Demo: s.demo != nil,
+	}
+	if err != nil {
+		st.Error = err.Error()
+	}
+	for _, l := range history.Levels {
+		st.Levels = append(st.Levels, level{l.StepMillis, l.Points})
+	}
+	for _, f := range s.functions.All() {
+		in := &f.Card.Input
+		st.Functions = append(st.Functions, functionState{
+			Name: f.Name, Height: in.Height, Width: in.Width, Channels: in.Channels, Planes: in.WireLayout == models.CHW, Decoder: f.Card.Decoder.Name, Labels: f.Card.Labels, Pictures: f.TakesPhotos(),
+		})
+	}
+	st.Clip, _ = fs.Glob(zoo.PictureFS(), "*.jpg")
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, st)
+}
+
+// points answers with a function's history of a level.
+func (s *server) points(w http.ResponseWriter, r *http.Request) {
+	number, err := strconv.Atoi(r.URL.Query().Get("level"))
+	if err != nil || number < 0 || number >= len(history.Levels) {
+		writeError(w, http.StatusBadRequest, fmt.Errorf("level is %q, want 0 to %d", r.URL.Query().Get("level"), len(history.Levels)-1))
+		return
+	}
+	points, millis := s.history.Points(r.URL.Query().Get("function"), number)
+	if points == nil {
+		points = []history.Point{}
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, map[string]any{"t": millis, "step_ms": history.Levels[number].StepMillis, "points": points})
+}
+
+// outliers answers with the requests that were slow, late or failed in an interval.
+func (s *server) outliers(w http.ResponseWriter, r *http.Request) {
+	var bounds [2]time.Time
+	for i, key := range []string{"from", "to"} {
+		millis, err := strconv.ParseInt(r.URL.Query().Get(key), 10, 64)
+		if err != nil {
+			writeError(w, http.StatusBadRequest, fmt.Errorf("%s is %q, want milliseconds since 1970", key, r.URL.Query().Get(key)))
+			return
+		}
+		bounds[i] = time.UnixMilli(millis)
+	}
+	list := s.history.Outliers(r.URL.Query().Get("function"), bounds[0], bounds[1])
+	if list == nil {
+		list = []control.Outlier{}
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, list)
+}
+
+func (s *server) crowd(w http.ResponseWriter, r *http.Request) {
+	on, err := strconv.ParseBool(r.URL.Query().Get("on"))
+	if err != nil {
+		writeError(w, http.StatusBadRequest, fmt.Errorf("on is %q, want true or false", r.URL.Query().Get("on")))
+		return
+	}
+	s.demo.Crowd(on)
+}
+
+func (s *server) kill(w http.ResponseWriter, _ *http.Request) {
+	name, err := s.demo.Kill()
+	if err != nil {
+		fail(w, err)
+		return
+	}
+	writeJSON(w, map[string]string{"killed": name})
+}

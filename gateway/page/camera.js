@@ -1,0 +1,157 @@
+// The camera, or the bundled pictures as a clip: one frame in flight, always the newest. The
+// boxes are drawn on the frame that they belong to.
+export class Camera {
+  constructor(state) {
+    this.state = state;
+    this.canvas = document.querySelector("#camera canvas");
+    this.text = document.getElementById("camera-text");
+    this.select = document.getElementById("camera-function");
+    this.run = 0; // number of the current run; another number ends a run
+    document.getElementById("camera-start").addEventListener("click", () => this.start("camera"));
+    document.getElementById("clip-start").addEventListener("click", () => this.start("clip"));
+    this.select.addEventListener("change", () => { if (this.kind) this.start(this.kind); });
+    this.update(state);
+  }
+
+  update(state) {
+    this.state = state;
+    const names = state.functions.filter((f) => f.pictures).map((f) => f.name), chosen = this.select.value;
+    if ([...this.select.options].map((o) => o.value).join() === names.join()) return;
+    this.select.replaceChildren(...names.map((name) => new Option(name, name)));
+    this.select.value = names.includes(chosen) ? chosen : names.includes("face") ? "face" : names[0] || "";
+  }
+
+  async start(kind) {
+    const run = ++this.run, name = this.select.value;
+    const f = this.state.functions.find((x) => x.name === name);
+    if (!f) { this.text.textContent = "No function takes pictures."; return; }
+    this.kind = kind;
+    let source = null;
+    if (kind === "camera") {
+      try {
+        this.stream = await navigator.mediaDevices.getUserMedia({ video: { width: 640, height: 480 } });
+        source = document.createElement("video");
+        source.srcObject = this.stream;
+        source.muted = true;
+        await source.play();
+      } catch (e) {
+        this.text.textContent = `No camera (${e.name}); showing the clip.`;
+        source = null;
+      }
+    }
+    if (!source) source = await loadClip(this.state.clip);
+    if (run !== this.run) return;
+    await this.send(run, f, source);
+    if (source.srcObject) source.srcObject.getTracks().forEach((t) => t.stop());
+  }
+
+  // send sends frames until another run begins. It opens a lost connection again.
+  async send(run, f, source) {
+    const small = Object.assign(document.createElement("canvas"), { width: f.width, height: f.height });
+    const pixels = small.getContext("2d", { willReadFrequently: true });
+    let socket = null;
+    while (run === this.run) {
+      if (!socket || socket.readyState > 1) {
+        socket = await open(f.name);
+        if (!socket) { this.text.textContent = "no connection"; await pause(500); continue; }
+      }
+      const frame = grab(source), began = performance.now();
+      const scale = Math.min(f.width / frame.width, f.height / frame.height), w = frame.width * scale, h = frame.height * scale;
+      const x = (f.width - w) / 2, y = (f.height - h) / 2;
+      pixels.fillStyle = "#000";
+      pixels.fillRect(0, 0, f.width, f.height);
+      pixels.drawImage(frame, x, y, w, h);
+      socket.send(rgb(pixels.getImageData(0, 0, f.width, f.height).data, f));
+      const answer = await reply(socket);
+      if (run !== this.run) break;
+      if (!answer) { this.text.textContent = socket.reason || "connection lost"; socket.close(); socket = null; await pause(200); continue; }
+      const boxes = answer.boxes.map((b) => ({ ...b, x0: (b.x0 - x) / scale, y0: (b.y0 - y) / scale, x1: (b.x1 - x) / scale, y1: (b.y1 - y) / scale }));
+      draw(this.canvas, frame, boxes);
+      const age = performance.now() - began;
+      const what = boxes.map((b) => `${b.label} ${(100 * b.score).toFixed(0)} %`).concat((answer.classes || []).slice(0, 1).map((c) => `${c.label} ${(100 * c.score).toFixed(0)} %`));
+      this.text.textContent = `${f.name}: ${answer.status}, ${age.toFixed(1)} ms old · ${what.join(", ") || "nothing found"}`;
+      this.canvas.dataset.answers = (+this.canvas.dataset.answers || 0) + 1;
+      this.canvas.dataset.boxes = JSON.stringify(boxes);
+      await pause(source.pause_ms || 0);
+      await new Promise(requestAnimationFrame);
+    }
+    if (socket) socket.close();
+  }
+}
+
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+
+function open(name) {
+  return new Promise((done) => {
+    const url = new URL(`api/camera?function=${encodeURIComponent(name)}`, location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    const socket = new WebSocket(url);
+    socket.onopen = () => done(socket);
+    socket.onerror = () => done(null);
+  });
+}
+
+// reply waits for the answer to a frame; null if the connection is lost or silent.
+function reply(socket) {
+  return new Promise((done) => {
+    const late = setTimeout(() => done(null), 12000);
+    const end = (v) => { clearTimeout(late); done(v); };
+    socket.onmessage = (m) => end(JSON.parse(m.data));
+    socket.onclose = (e) => { socket.reason = e.reason; end(null); };
+  });
+}
+
+// rgb turns the canvas's RGBA into what the function takes.
+function rgb(rgba, f) {
+  const channels = f.channels, out = new Uint8Array(f.width * f.height * channels), plane = f.width * f.height;
+  for (let i = 0; i < plane; i++) {
+    if (channels === 1) {
+      out[i] = 0.299 * rgba[4 * i] + 0.587 * rgba[4 * i + 1] + 0.114 * rgba[4 * i + 2];
+      continue;
+    }
+    for (let c = 0; c < 3; c++) out[f.planes ? c * plane + i : 3 * i + c] = rgba[4 * i + c];
+  }
+  return out;
+}
+
+async function loadClip(files) {
+  const pictures = await Promise.all(files.map((name) => new Promise((done) => {
+    const img = new Image();
+    img.onload = () => done(img);
+    img.onerror = () => done(null);
+    img.src = `api/clip/${encodeURIComponent(name)}`;
+  })));
+  return { clip: pictures.filter(Boolean), began: performance.now(), pause_ms: 30 };
+}
+
+// grab copies the current frame, so that its boxes are drawn on it.
+function grab(source) {
+  let picture = source, width = source.videoWidth, height = source.videoHeight;
+  if (source.clip) {
+    picture = source.clip[Math.floor((performance.now() - source.began) / 2000) % source.clip.length];
+    [width, height] = [picture.naturalWidth, picture.naturalHeight];
+  }
+  const scale = Math.min(1, 640 / width);
+  const copy = Object.assign(document.createElement("canvas"), { width: Math.round(width * scale), height: Math.round(height * scale) });
+  copy.getContext("2d").drawImage(picture, 0, 0, copy.width, copy.height);
+  return copy;
+}
+
+// draw shows a picture with its boxes.
+export function draw(canvas, picture, boxes) {
+  canvas.width = picture.width;
+  canvas.height = picture.height;
+  const ctx = canvas.getContext("2d");
+  ctx.drawImage(picture, 0, 0);
+  ctx.lineWidth = Math.max(2, picture.width / 200);
+  ctx.font = `${Math.max(12, picture.width / 40)}px system-ui`;
+  for (const b of boxes) {
+    ctx.strokeStyle = "#f0e442";
+    ctx.strokeRect(b.x0, b.y0, b.x1 - b.x0, b.y1 - b.y0);
+    const text = `${b.label} ${(100 * b.score).toFixed(0)} %`;
+    ctx.fillStyle = "#000c";
+    ctx.fillRect(b.x0, Math.max(0, b.y0 - picture.width / 30), ctx.measureText(text).width + 6, picture.width / 30);
+    ctx.fillStyle = "#fff";
+    ctx.fillText(text, b.x0 + 3, Math.max(picture.width / 40, b.y0 - 4));
+  }
+}

@@ -1,0 +1,107 @@
+package gateway
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/gateway/functions"
+)
+
+// wall keeps the newest picture of each function that came through the gateway.
+type wall struct {
+	mu       sync.Mutex
+	number   int
+	pictures map[string]*wallPicture
+}
+
+// wallPicture is a picture with its answer. It is immutable.
+type wallPicture struct {
+	shown
+	file []byte
+	at   time.Time
+}
+
+// shown describes a picture of the wall to the page.
+type shown struct {
+	Function string `json:"function"`
+	// Number changes with each picture.
+	Number    int     `json:"number"`
+	LatencyMS float64 `json:"latency_ms"`
+	AgeMS     int64   `json:"age_ms"`
+	Boxes     []box   `json:"boxes"`
+}
+
+// box is in the picture's pixels.
+type box struct {
+	Label string  `json:"label"`
+	Score float32 `json:"score"`
+	X0    int     `json:"x0"`
+	Y0    int     `json:"y0"`
+	X1    int     `json:"x1"`
+	Y1    int     `json:"y1"`
+}
+
+// The wall keeps pictures up to maxWallBytes, and shows them for wallAge.
+const (
+	maxWallBytes = 4 << 20
+	wallAge      = time.Minute
+)
+
+func newWall() *wall { return &wall{pictures: map[string]*wallPicture{}} }
+
+// show replaces the function's picture. The wall keeps the file, which must not change.
+func (w *wall) show(function string, file []byte, latency time.Duration, found []functions.Detection) {
+	if len(file) > maxWallBytes {
+		return
+	}
+	p := &wallPicture{file: file, at: time.Now()}
+	p.Function, p.LatencyMS, p.Boxes = function, float64(latency)/float64(time.Millisecond), boxes(found)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.number++
+	p.Number = w.number
+	w.pictures[function] = p
+}
+
+func boxes(found []functions.Detection) []box {
+	list := make([]box, 0, len(found))
+	for _, d := range found {
+		list = append(list, box{d.Label, d.Score, d.Box.Min.X, d.Box.Min.Y, d.Box.Max.X, d.Box.Max.Y})
+	}
+	return list
+}
+
+// list returns what the wall shows, and forgets old pictures.
+func (w *wall) list() (list []shown) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for name, p := range w.pictures {
+		age := time.Since(p.at)
+		if age > wallAge {
+			delete(w.pictures, name)
+			continue
+		}
+		s := p.shown
+		s.AgeMS = age.Milliseconds()
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b shown) int { return strings.Compare(a.Function, b.Function) })
+	return list
+}
+
+// serve answers with a function's picture.
+func (w *wall) serve(out http.ResponseWriter, r *http.Request) {
+	w.mu.Lock()
+	p := w.pictures[r.PathValue("function")]
+	w.mu.Unlock()
+	if p == nil {
+		http.NotFound(out, r)
+		return
+	}
+	out.Header().Set("Content-Type", http.DetectContentType(p.file))
+	out.Header().Set("Cache-Control", "no-store")
+	out.Write(p.file)
+}
