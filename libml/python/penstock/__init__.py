@@ -21,20 +21,40 @@ infer_batch. On a GPU hand over a graph (Environment.graph): batches then run no
 """
 
 import ctypes
+import importlib
 import io
 import json
 import operator
 import os
+import pkgutil
 import reprlib
 import sys
 import traceback
 
 from . import _library
 
+# The client, `pip install ./python`, has the same name. The node puts this module before
+# it. The client's modules are then found here, too.
+__path__ = pkgutil.extend_path(__path__, __name__)
+
 __all__ = [
     "Framework", "Environment", "Spec", "HostTensor", "DeviceTensor", "Weights",
     "Error", "NoHostStage", "OutOfMemory", "DeviceLost", "run", "main",
 ]
+
+
+def __getattr__(name):
+    """Names of the client, if it is installed."""
+    if not name.startswith("_"):
+        try:
+            client = importlib.import_module(__name__ + ".client")
+        except ModuleNotFoundError as e:
+            if e.name != __name__ + ".client":
+                raise
+        else:
+            if name in client.__all__:
+                return getattr(client, name)
+    raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 
 class Error(Exception):
