@@ -19,7 +19,7 @@ const module = "github.com/penstock/penstock/"
 // lies on a lower floor; a folder stands for everything below it.
 var layers = [][]string{
 	{"research"},
-	{"cmd", "test", "examples", "internal/testing"},
+	{"cmd", "test", "examples", "python", "internal/testing"},
 	{"profiler"},
 	{"internal/testbed"},
 	{"manager", "orchestrator", "libml", "loadgen", "gateway", "node"},

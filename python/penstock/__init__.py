@@ -1,0 +1,50 @@
+"""Sends pictures to a function of a Penstock node and returns its answers. docs/python.md is its page.
+
+    async with penstock.Client("host:5001") as client:
+        answer = await client.infer(picture)
+
+    with penstock.SyncClient("host:5001") as client:
+        answer = client.infer(picture)
+"""
+
+from .client import (
+    Answer,
+    Boxes,
+    Busy,
+    Classes,
+    Client,
+    ClientError,
+    Closed,
+    Failed,
+    Incomplete,
+    Kind,
+    Late,
+    Refused,
+    RequestError,
+    Stages,
+    Stats,
+    Status,
+    SyncClient,
+    Unanswered,
+)
+
+__all__ = [
+    "Answer",
+    "Boxes",
+    "Busy",
+    "Classes",
+    "Client",
+    "ClientError",
+    "Closed",
+    "Failed",
+    "Incomplete",
+    "Kind",
+    "Late",
+    "Refused",
+    "RequestError",
+    "Stages",
+    "Stats",
+    "Status",
+    "SyncClient",
+    "Unanswered",
+]

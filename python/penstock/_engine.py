@@ -1,0 +1,478 @@
+"""The protocol of a client without a socket.
+
+    submit ──> queued ──credit──> in flight ──answer──────> Request.end
+                 │                    │ └─ NACK: the fragments that it names go again
+                 │                    │ └─ silence: fragment 0 goes again
+                 │                    │ └─ busy, with a new cookie: fragment 0 goes again
+                 ├── late             │
+                 └── timeout ─────────┴──────────────────> Request.end, unanswered
+
+Pure: the caller passes the time in nanoseconds, passes datagrams in, and sends what fill returns. It calls expire
+and fill after each of these, and at wake_at. One thread uses an engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _wire
+from ._limits import Credit, Pace
+from ._recovery import Recovery
+from .answer import Answer, Kind, Stages, Status
+
+NEVER = 1 << 62
+
+# One fill returns at most this much, so that the caller reads datagrams between two.
+_BURST_BYTES = 256 << 10
+# UDP_MAX_SEGMENTS of the first kernels with UDP_SEGMENT, and slightly less than an IPv4 datagram holds.
+_TRAIN_DATAGRAMS = 64
+_TRAIN_BYTES = 64_000
+
+_STATUSES = [Status.OK, Status.LATE, Status.INCOMPLETE, Status.BUSY, Status.REFUSED, Status.FAILED]
+_KINDS = [Kind.NONE, Kind.CLASSES, Kind.BOXES, Kind.VALUES]
+_NO_STAGES = Stages()
+
+
+@dataclass
+class Stats:
+    """Counters since the client was opened."""
+
+    datagrams: int = 0  # sent, those sent again included
+    resends: int = 0
+    answers: int = 0
+    nacks: int = 0
+    proofs: int = 0  # how often the manager asked for proof of the address
+    duplicates: int = 0  # answers and NACKs for requests that had ended
+    foreign: int = 0  # those for none of this client's requests
+    unreachable: int = 0  # how often the kernel reported that no process listens at the address
+    send_errors: int = 0
+    malformed: dict[str, int] = field(default_factory=dict)  # by the words of docs/wire.md
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of an engine. Times are in nanoseconds."""
+
+    peer: str
+    piece_bytes: int
+    timeout: int
+    in_flight: int
+    pace: float
+    burst_bytes: int
+    max_result_bytes: int
+    resend_after: int = 100_000_000
+
+
+@dataclass
+class Message:
+    """One or more datagrams for a single system call. If segment is not 0, the buffer is a train: datagrams of that
+    size, the last of which may be shorter."""
+
+    buffers: list[Any]
+    segment: int = 0
+    datagrams: int = 1
+
+    def split(self) -> list[Message]:
+        """The datagrams of a train, one per message."""
+        train = memoryview(self.buffers[0])
+        return [Message([train[at : at + self.segment]]) for at in range(0, len(train), self.segment)]
+
+
+class Request:
+    """A picture in progress."""
+
+    __slots__ = (
+        "id", "picture", "count", "deadline", "priority", "end", "queued_at", "timeout_at", "flying", "probe",
+        "sent_at", "next", "resend", "resends_left", "resends", "recovery", "echoed", "questions", "unproved",
+        "busy", "answer", "present", "received", "size", "unreachable",
+    )  # fmt: skip
+
+    def __init__(self, id: int, picture: _wire.Bytes, count: int, deadline: int, priority: int, now: int) -> None:
+        self.id, self.picture, self.count = id, picture, count
+        self.deadline, self.priority = deadline, priority
+        self.end: Callable[[Answer], None]
+        self.queued_at, self.timeout_at = now, 0
+        self.flying = self.probe = False  # a probe is sent without credit
+        self.sent_at = 0
+        self.next = 0  # fragments below this one were sent
+        self.resend: Optional[npt.NDArray[np.bool_]] = None  # fragments to send again
+        self.resends_left = self.resends = 0
+        self.recovery: Recovery
+        self.echoed = 0  # the cookie in the last fragment 0 that was sent
+        self.questions = 0  # how often fragment 0 was sent
+        self.unproved = 0  # questions before the proof
+        self.busy = 0  # answers that asked for proof
+        self.answer: Optional[bytearray] = None
+        self.present: set[int] = set()
+        self.size = 0  # of the answer's fragments
+        self.unreachable = 0  # Stats.unreachable when the request was submitted
+
+    @property
+    def unsent(self) -> bool:
+        return self.resends_left > 0 or self.next < self.count
+
+    def mark_resend(self, index: Any) -> None:
+        if self.resend is None:
+            self.resend = np.zeros(self.count, np.bool_)
+        self.resend[index] = True
+        self.resends_left = int(np.count_nonzero(self.resend))
+
+
+class Engine:
+    def __init__(self, options: Options, now: int, segments: bool) -> None:
+        self.options = options
+        self.stats = Stats()
+        self.segments = segments  # the kernel can split trains
+        self._credit = Credit(options.in_flight)
+        self._pace = Pace(options.pace, options.burst_bytes, now)
+        self._queued: OrderedDict[int, Request] = OrderedDict()
+        self._flying: OrderedDict[int, Request] = OrderedDict()  # in the order of sending
+        self._sending: OrderedDict[int, Request] = OrderedDict()  # in flight, with fragments to send
+        self._queued_check_at = self._flying_check_at = NEVER
+        self._objective = 0
+        self._cookie = 0
+        # A client that returns on the same port must not take the answers to its predecessor's requests.
+        self._next_id = random.getrandbits(32)
+
+    # 1. The caller submits a picture.
+
+    def submit(
+        self, picture: _wire.Bytes, deadline: int, priority: int, now: int, end: Callable[[Answer], None]
+    ) -> Request:
+        """Queue a picture. Its bytes must not change until the engine calls end, once."""
+        request_id = self._next_id
+        self._next_id = (request_id + 1) & 0xFFFFFFFF
+        r = Request(request_id, picture, _wire.pieces(len(picture), self.options.piece_bytes), deadline, priority, now)
+        r.end, r.timeout_at, r.unreachable = end, now + self.options.timeout, self.stats.unreachable
+        self._queued[r.id] = r
+        self._queued_check_at = min(self._queued_check_at, self._drop_at(r), r.timeout_at)
+        return r
+
+    def room(self, now: int) -> int:
+        """How many pictures would be sent at once, if they were submitted."""
+        if self._queued or self._sending or self._pace.budget(now) <= 0:
+            return 0
+        allowed, _ = self._credit.allow(now, len(self._flying))
+        return max(self._credit.more, 1) if allowed else 0
+
+    def withdraw(self, r: Request) -> None:
+        """End a request without an answer. The engine does not call its end."""
+        if r.flying and not r.probe:
+            self._credit.given_up()
+        self._remove(r)
+
+    def requests(self) -> list[Request]:
+        return [*self._queued.values(), *self._flying.values()]
+
+    # 2. Time passes.
+
+    def expire(self, now: int) -> None:
+        """End requests in flight that took too long, and ask about those that are silent. The caller has passed in
+        all datagrams that arrived: an answer may be among them."""
+        if now < self._flying_check_at:
+            return
+        self._flying_check_at = NEVER
+        for r in list(self._flying.values()):
+            if r.timeout_at <= now:
+                detail = f"no answer from {self.options.peer} within {self.options.timeout / 1e9:g} s"
+                if self.stats.unreachable > r.unreachable:
+                    detail += ": no process listens there"
+                self._give_up(r, Status.UNANSWERED, detail, now)
+                continue
+            if r.recovery.ask(now):
+                r.mark_resend(0)
+                self._sending[r.id] = r
+            self._check(r)
+
+    def _expire_queued(self, now: int) -> None:
+        """End requests that waited for credit for too long."""
+        if now < self._queued_check_at:
+            return
+        self._queued_check_at = NEVER
+        for r in list(self._queued.values()):
+            drop_at = self._drop_at(r)
+            waited = f"{(now - r.queued_at) / 1e6:.1f} ms"
+            if drop_at <= now:
+                limit = "deadline" if r.deadline else f"function's objective of {self._objective / 1e6:g} ms"
+                detail = f"picture was not sent: after {waited} without credit, it cannot meet the {limit}"
+                self._give_up(r, Status.LATE, detail, now)
+            elif r.timeout_at <= now:
+                detail = f"picture was not sent: {self.options.peer} gave no credit for {waited}"
+                self._give_up(r, Status.UNANSWERED, detail, now)
+            else:
+                self._queued_check_at = min(self._queued_check_at, drop_at, r.timeout_at)
+
+    def _check(self, r: Request) -> None:
+        self._flying_check_at = min(self._flying_check_at, r.timeout_at, r.recovery.ask_at or NEVER)
+
+    def _drop_at(self, r: Request) -> int:
+        """When a waiting request becomes late: the time left is then the round trip. Only requests that are sent
+        correct a wrong estimate, so the estimate counts for at most half of the time."""
+        lifetime = r.deadline or self._objective
+        if lifetime == 0:
+            return NEVER
+        return r.queued_at + lifetime - min(self._credit.round_trip, lifetime // 2)
+
+    # 3. Fragments are sent, as credit and pace allow.
+
+    def fill(self, now: int) -> list[Message]:
+        """What to send now, at most a burst."""
+        self._expire_queued(now)
+        messages: list[Message] = []
+        budget = min(self._pace.budget(now), _BURST_BYTES)
+        while budget > 0:
+            if self._sending:
+                r = next(iter(self._sending.values()))
+            else:
+                waiting = self._next_queued(now)
+                if waiting is None:
+                    break
+                allowed, probe = self._credit.allow(now, len(self._flying))
+                if not allowed:
+                    break
+                r = waiting
+                self._begin(r, probe, now)
+            size = self._send(r, budget, now, messages)
+            budget -= size
+            self._pace.spend(size)
+            if not r.unsent:
+                del self._sending[r.id]
+                r.recovery.sent(now, self._credit.round_trip)
+                self._check(r)
+        return messages
+
+    def _next_queued(self, now: int) -> Optional[Request]:
+        """The oldest request while it has half of its time left. In a lasting overload the oldest would always be
+        late, so then the newest."""
+        if not self._queued:
+            return None
+        oldest = next(iter(self._queued.values()))
+        lifetime = oldest.deadline or self._objective
+        if lifetime > 0 and now - oldest.queued_at > lifetime // 2:
+            return next(reversed(self._queued.values()))
+        return oldest
+
+    def _begin(self, r: Request, probe: bool, now: int) -> None:
+        self._credit.sent(probe)
+        del self._queued[r.id]
+        self._flying[r.id] = self._sending[r.id] = r
+        r.flying, r.probe, r.sent_at = True, probe, now
+        r.recovery = Recovery(r.count, self.options.resend_after)
+        self._check(r)
+
+    def _send(self, r: Request, budget: float, now: int, messages: list[Message]) -> int:
+        """Append one message with the next fragments of r. Returns its bytes."""
+        again = r.resends_left > 0
+        size = self.options.piece_bytes
+        datagram = _wire.HEADER_BYTES + size
+        most = min(_TRAIN_DATAGRAMS, _TRAIN_BYTES // datagram, int(min(budget, _BURST_BYTES)) // datagram + 1)
+        most = max(most, 1) if self.segments else 1
+        if again:
+            assert r.resend is not None
+            index = np.flatnonzero(r.resend)[:most]
+        else:
+            index = np.arange(r.next, min(r.next + most, r.count))
+        if index[0] == 0:
+            index = index[:1]  # a datagram with an extension is longer than others
+        n = len(index)
+        if again:
+            assert r.resend is not None
+            r.resend[index] = False
+            r.resends_left -= n
+            r.resends += n
+            self.stats.resends += n
+        else:
+            r.next += n
+        self.stats.datagrams += n
+
+        if index[0] == 0:
+            buffers = _wire.encode_first(r.id, r.picture, size, again, self._extension(r, now))
+            messages.append(Message(buffers))
+            return len(buffers[0]) + len(buffers[1])
+        train = _wire.encode_train(r.id, r.picture, size, index, again)
+        messages.append(Message([train], datagram if n > 1 else 0, n))
+        return len(train)
+
+    def _extension(self, r: Request, now: int) -> bytes:
+        r.questions += 1
+        drop_at = self._drop_at(r)
+        if drop_at == NEVER and r.priority == 0 and self._cookie == 0:
+            return b""
+        r.echoed = self._cookie
+        # If the deadline has passed, the manager must report that. 0 would mean no deadline.
+        deadline = 0 if drop_at == NEVER else max(drop_at - now, 1)
+        return _wire.encode_extension(deadline, r.priority, now, self._cookie)
+
+    def wake_at(self, now: int) -> int:
+        """When the engine has work to do, unless a picture or a datagram comes first."""
+        at = self._flying_check_at if self._flying else NEVER
+        if self._queued:
+            at = min(at, self._queued_check_at)
+        if self._credit.probe_at != 0:
+            at = min(at, self._credit.probe_at)
+        wait = self._pace.wait(now)
+        if wait > 0:
+            at = min(at, now + wait)
+        return at
+
+    @property
+    def pending(self) -> bool:
+        """Whether fill may have more to send."""
+        return bool(self._sending or self._queued)
+
+    # 4. Datagrams arrive.
+
+    def receive(self, datagram: memoryview, now: int) -> None:
+        """Take a datagram. The engine does not keep it."""
+        try:
+            d = _wire.decode(datagram)
+        except _wire.Malformed as e:
+            word = str(e)
+            self.stats.malformed[word] = self.stats.malformed.get(word, 0) + 1
+            return
+        r = self._flying.get(d.request)
+        if r is None:
+            self._count_stray(d.request)
+        elif isinstance(d, _wire.Nack):
+            self._handle_nack(r, d, now)
+        else:
+            self._handle_answer(r, d, now)
+
+    def _handle_answer(self, r: Request, d: _wire.Fragment, now: int) -> None:
+        block = d.block
+        if block.cookie != 0:
+            self._cookie = block.cookie
+        self._set_objective(block.objective * 1000)
+        if block.status == _wire.STATUS_BUSY and block.credit == 0 and block.cookie != 0:
+            r.busy += 1
+            prove = block.cookie != r.echoed
+            if prove:
+                self._prove(r)
+            if prove or r.busy <= r.unproved:  # it answers a question before the proof
+                return
+        if d.total > self.options.max_result_bytes:
+            most = self.options.max_result_bytes
+            self._give_up(r, Status.UNANSWERED, f"result has {d.total} bytes, max_result_bytes is {most}", now)
+            return
+        payload = self._assemble(r, d, now)
+        if payload is None:
+            return
+        stages = block.aggregate + block.queue + block.gather + block.infer + block.reply
+        if r.resends == 0 and block.status == _wire.STATUS_OK:
+            self._credit.measure(now - r.sent_at - stages * 1000)
+        self._remove(r)
+        self._credit.answered(block.credit, self._sent_since(now - self._credit.round_trip))
+        self.stats.answers += 1
+        r.end(self._answer(r, block, payload, now))
+
+    def _assemble(self, r: Request, d: _wire.Fragment, now: int) -> Optional[bytes]:
+        """The answer's payload, None while fragments are missing."""
+        if d.fragments == 1:
+            return bytes(d.payload)
+        if r.answer is None:
+            r.answer, r.size = bytearray(d.total), d.size
+        if d.total != len(r.answer) or d.size != r.size:
+            self.stats.foreign += 1
+            return None
+        if d.fragment in r.present:
+            self.stats.duplicates += 1
+            return None
+        r.present.add(d.fragment)
+        r.answer[d.offset : d.offset + len(d.payload)] = d.payload
+        if len(r.present) == d.fragments:
+            return bytes(r.answer)
+        r.recovery.answered_in_part(now)
+        self._check(r)
+        return None
+
+    def _answer(self, r: Request, block: _wire.Block, payload: bytes, now: int) -> Answer:
+        stages = Stages(
+            block.aggregate / 1e6, block.queue / 1e6, block.gather / 1e6, block.infer / 1e6, block.reply / 1e6
+        )
+        detail = ""
+        status = _STATUSES[block.status]
+        if status is Status.LATE:
+            detail = f"late: the manager could not answer in time; the request spent {stages.queue * 1e3:.1f} ms in the queue"
+        elif status is Status.INCOMPLETE:
+            detail = f"incomplete: {block.missing} of {r.count} fragments did not arrive; send it again at a lower pace"
+        elif status is Status.BUSY:
+            detail = "busy: the manager has no room; send it again later"
+        elif status is Status.REFUSED:
+            detail = (
+                f"refused: the model does not take a picture of {len(r.picture)} bytes in fragments of "
+                f"{self.options.piece_bytes}; its card says which (input.wire)"
+            )
+        elif status is Status.FAILED:
+            detail = "failed: the model failed on this picture; the node's log says why"
+        return Answer(
+            status, _KINDS[block.kind], payload, block.batch, block.model_version, block.missing, stages,
+            block.objective / 1e6, (now - r.queued_at) / 1e9, r.resends, detail,
+        )  # fmt: skip
+
+    def _prove(self, r: Request) -> None:
+        """Send fragment 0 again, with the cookie: the manager keeps an answer for an address with proof."""
+        self.stats.proofs += 1
+        r.recovery.prove()
+        # Each question before this one may draw a busy answer with the same cookie. One more is the answer.
+        r.echoed, r.unproved = self._cookie, r.questions
+        r.mark_resend(0)
+        self._send_first(r)
+
+    def _handle_nack(self, r: Request, d: _wire.Nack, now: int) -> None:
+        if d.fragments != r.count or d.total != len(r.picture):
+            self.stats.foreign += 1
+            return
+        self.stats.nacks += 1
+        if r.recovery.follow(now, len(d.missing)):
+            r.mark_resend(d.missing)
+            self._send_first(r)
+        elif r.recovery.ask_at:
+            self._check(r)
+
+    def _send_first(self, r: Request) -> None:
+        """Send r before the requests that are being sent: it is older."""
+        if r.id not in self._sending:
+            self._sending[r.id] = r
+            self._sending.move_to_end(r.id, last=False)
+
+    def _set_objective(self, nanoseconds: int) -> None:
+        if nanoseconds not in (0, self._objective):
+            self._objective = nanoseconds
+            self._queued_check_at = 0
+
+    def _sent_since(self, at: int) -> int:
+        n = 0
+        for r in reversed(self._flying.values()):
+            if r.sent_at <= at:
+                break
+            n += 1
+        return n
+
+    def _count_stray(self, request: int) -> None:
+        # RFC 1982: an id that was given out is before the next one.
+        if 0 < (self._next_id - request) & 0xFFFFFFFF < 1 << 31:
+            self.stats.duplicates += 1
+        else:
+            self.stats.foreign += 1
+
+    # 5. A request ends.
+
+    def _give_up(self, r: Request, status: Status, detail: str, now: int) -> None:
+        self.withdraw(r)
+        r.end(
+            Answer(
+                status, Kind.NONE, b"", 0, 0, 0, _NO_STAGES,
+                self._objective / 1e9, (now - r.queued_at) / 1e9, r.resends, detail,
+            )  # fmt: skip
+        )
+
+    def _remove(self, r: Request) -> None:
+        self._queued.pop(r.id, None)
+        self._flying.pop(r.id, None)
+        self._sending.pop(r.id, None)

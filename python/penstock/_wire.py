@@ -1,0 +1,251 @@
+"""Datagrams between client and manager (docs/wire.md). Pure: no clock, no I/O, no state.
+
+Encoders return the buffers of a message. Decoders accept hostile bytes and raise Malformed.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+HEADER_BYTES = 22
+BLOCK_BYTES = 64
+MAX_PIECES = (1 << 16) - 1
+MAX_TOTAL = (1 << 32) - 1
+MAX_PIECE_BYTES = 65535 - 20 - 8 - HEADER_BYTES - BLOCK_BYTES
+
+DATA, RESULT, NACK, BUSY = 1, 2, 3, 4
+LAST, RETRANSMITTED, EXTENSION = 1, 2, 8
+
+STATUS_OK, STATUS_BUSY, STATUS_COUNT = 0, 3, 6
+KIND_NONE, KIND_CLASSES, KIND_BOXES, KIND_VALUES, KIND_COUNT = 0, 1, 2, 3, 4
+
+_VERSION = 1
+_MAX_NACK_BYTES = 1024
+
+_HEADER = struct.Struct("<2sBBIIIHHH")
+_EXTENSION = struct.Struct("<IB3xQQ40x")
+_BLOCK = struct.Struct("<BBHHHIIIIIIQQI12x")
+_NACK = struct.Struct("<HH")
+
+_HEADER_FIELDS = np.dtype(
+    [
+        ("magic", "S2"),
+        ("type", "u1"),
+        ("flags", "u1"),
+        ("id", "<u4"),
+        ("offset", "<u4"),
+        ("total", "<u4"),
+        ("index", "<u2"),
+        ("count", "<u2"),
+        ("length", "<u2"),
+    ]
+)
+_MAX_MICROSECONDS = (1 << 32) - 1
+
+CLASS = np.dtype([("class", "<u2"), ("probability", "<f4")])
+BOX = np.dtype([("class", "<u2"), ("score", "<f4"), ("corners", "<f4", (4,))])
+
+
+class Malformed(Exception):
+    """A datagram breaks a rule of docs/wire.md, *What a receiver checks*. Its text is the rule's word."""
+
+
+class Block(NamedTuple):
+    """The block of every answer. Times are in microseconds."""
+
+    status: int
+    kind: int
+    batch: int
+    credit: int
+    missing: int
+    model_version: int
+    aggregate: int
+    queue: int
+    gather: int
+    infer: int
+    reply: int
+    sent_at: int
+    cookie: int
+    objective: int
+
+
+class Fragment(NamedTuple):
+    """One datagram of an answer."""
+
+    request: int
+    offset: int
+    total: int
+    fragment: int
+    fragments: int
+    size: int  # of every fragment but the last
+    block: Block
+    payload: memoryview
+
+
+class Nack(NamedTuple):
+    """A request to send fragments again."""
+
+    request: int
+    total: int
+    fragments: int
+    missing: npt.NDArray[np.intp]
+
+
+def pieces(total: int, size: int) -> int:
+    """The number of fragments of size bytes that hold total bytes."""
+    return max(1, -(-total // size))
+
+
+@functools.lru_cache(maxsize=8)
+def _headers(total: int, size: int) -> npt.NDArray[Any]:
+    """The headers of all fragments of a picture, with request id 0. Requests of a stream share them."""
+    count = pieces(total, size)
+    index = np.arange(count, dtype=np.uint32)
+    h = np.zeros(count, _HEADER_FIELDS)
+    h["magic"], h["type"] = b"PS", _VERSION << 4 | DATA
+    h["flags"][-1] = LAST
+    h["offset"], h["total"] = index * size, total
+    h["index"], h["count"] = index, count
+    h["length"] = size
+    h["length"][-1] = total - (count - 1) * size
+    h.flags.writeable = False
+    return h
+
+
+def encode_first(request: int, picture: Bytes, size: int, again: bool, extension: bytes) -> list[Any]:
+    """Fragment 0, with an extension if it is not empty."""
+    total = len(picture)
+    count = pieces(total, size)
+    length = min(size, total)
+    flags = (LAST if count == 1 else 0) | (RETRANSMITTED if again else 0) | (EXTENSION if extension else 0)
+    header = _HEADER.pack(b"PS", _VERSION << 4 | DATA, flags, request, 0, total, 0, count, length)
+    return [header + extension, picture[:length]]
+
+
+def encode_extension(deadline_ns: int, priority: int, sent_at: int, cookie: int) -> bytes:
+    microseconds = min(-(-deadline_ns // 1000), _MAX_MICROSECONDS)
+    return _EXTENSION.pack(microseconds, priority, sent_at, cookie)
+
+
+def encode_train(request: int, picture: Bytes, size: int, index: npt.NDArray[np.intp], again: bool) -> Bytes:
+    """Fragments with those rising indices, back to back. All datagrams have HEADER_BYTES + size bytes; only the
+    picture's last fragment may be shorter."""
+    headers = _headers(len(picture), size)[index]
+    headers["id"] = request
+    if again:
+        headers["flags"] |= RETRANSMITTED
+
+    n = len(index)
+    rows: Bytes = np.empty((n, HEADER_BYTES + size), np.uint8)
+    rows[:, :HEADER_BYTES] = headers.view(np.uint8).reshape(n, HEADER_BYTES)
+    tail = size - int(headers["length"][-1])
+    full = n if tail == 0 else n - 1
+    first = int(index[0])
+    if int(index[-1]) - first == n - 1:
+        rows[:full, HEADER_BYTES:] = picture[first * size : (first + full) * size].reshape(full, size)
+    else:
+        whole = len(picture) // size
+        rows[:full, HEADER_BYTES:] = picture[: whole * size].reshape(whole, size)[index[:full]]
+    if full < n:
+        rows[full, HEADER_BYTES : HEADER_BYTES + size - tail] = picture[int(index[-1]) * size :]
+    return rows.reshape(-1)[: n * (HEADER_BYTES + size) - tail]
+
+
+def decode(b: memoryview) -> Fragment | Nack:
+    """A datagram from a manager."""
+    if len(b) < HEADER_BYTES:
+        raise Malformed("short")
+    magic, kind, flags, request, offset, total, index, count, length = _HEADER.unpack_from(b)
+    if magic != b"PS":
+        raise Malformed("magic")
+    if kind >> 4 != _VERSION:
+        raise Malformed("version")
+    kind &= 15
+    if kind not in (RESULT, NACK, BUSY):
+        raise Malformed("type")
+    if flags & ~(0 if kind == NACK else LAST | RETRANSMITTED):
+        raise Malformed("flags")
+    if count == 0:
+        raise Malformed("count")
+    if index >= count:
+        raise Malformed("index")
+    begin = HEADER_BYTES if kind == NACK else HEADER_BYTES + BLOCK_BYTES
+    if begin + length != len(b):
+        raise Malformed("length" if begin + length > len(b) else "trailing")
+    if kind == NACK:
+        return _decode_nack(b, request, offset, total, index, count, length)
+    size = _piece_size(kind, flags, offset, total, index, count, length)
+    block = Block._make(_BLOCK.unpack_from(b, HEADER_BYTES))
+    if block.status >= STATUS_COUNT or (block.status == STATUS_BUSY) != (kind == BUSY):
+        raise Malformed("status")
+    if block.status != STATUS_OK and total != 0:
+        raise Malformed("status")
+    if block.kind >= KIND_COUNT or block.kind == KIND_NONE and total != 0:
+        raise Malformed("kind")
+    return Fragment(request, offset, total, index, count, size, block, b[begin:])
+
+
+def _piece_size(kind: int, flags: int, offset: int, total: int, index: int, count: int, length: int) -> int:
+    """Check that some fragment size makes this fragment of this total, and return the size."""
+    last = index == count - 1
+    if last != bool(flags & LAST):
+        raise Malformed("last")
+    if total == 0:
+        if length != 0:
+            raise Malformed("total")
+        if count != 1:
+            raise Malformed("pieces")
+        if offset != 0:
+            raise Malformed("offset")
+        return 0
+    if kind == BUSY:
+        raise Malformed("total")
+    if length == 0:
+        raise Malformed("length")
+    if offset + length > total:
+        raise Malformed("total")
+    if not last:
+        if offset != index * length:
+            raise Malformed("offset")
+        if (count - 1) * length >= total or total > count * length:
+            raise Malformed("pieces")
+        return length
+    size = length
+    if index == 0:
+        if offset != 0:
+            raise Malformed("offset")
+    else:
+        size, rest = divmod(offset, index)
+        if size == 0 or size > 0xFFFF or rest != 0:
+            raise Malformed("offset")
+        if length > size:
+            raise Malformed("pieces")
+    if offset + length != total:
+        raise Malformed("pieces")
+    return size
+
+
+def _decode_nack(b: memoryview, request: int, offset: int, total: int, index: int, count: int, length: int) -> Nack:
+    if index != 0:
+        raise Malformed("index")
+    if offset != 0:
+        raise Malformed("offset")
+    if total == 0:
+        raise Malformed("total")
+    if length <= _NACK.size or length > _NACK.size + _MAX_NACK_BYTES:
+        raise Malformed("length")
+    base, bits = _NACK.unpack_from(b, HEADER_BYTES)
+    bitmap = np.frombuffer(b, np.uint8, offset=HEADER_BYTES + _NACK.size)
+    if bits == 0 or len(bitmap) != (bits + 7) // 8 or base + bits > count:
+        raise Malformed("wish")
+    missing = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
+    if len(missing) == 0 or missing[-1] >= bits:
+        raise Malformed("wish")
+    return Nack(request, total, count, missing + base)

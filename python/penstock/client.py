@@ -1,0 +1,714 @@
+"""Clients of a function of a Penstock node: Client for asyncio, SyncClient without it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import errno
+import functools
+import queue
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Optional, Sized, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _wire
+from ._engine import NEVER, Engine, Message, Options, Request, Stats
+from ._progress import Progress
+from .answer import (
+    Answer,
+    Boxes,
+    Busy,
+    Classes,
+    ClientError,
+    Closed,
+    Failed,
+    Incomplete,
+    Kind,
+    Late,
+    Refused,
+    RequestError,
+    Stages,
+    Status,
+    Unanswered,
+)
+
+__all__ = [
+    "Answer", "Boxes", "Busy", "Classes", "Client", "ClientError", "Closed", "Failed", "Incomplete", "Kind", "Late",
+    "Refused", "RequestError", "Stages", "Stats", "Status", "SyncClient", "Unanswered",
+]  # fmt: skip
+
+Picture = npt.NDArray[Any]
+
+# The kernel limits the buffers to net.core.rmem_max and wmem_max.
+_SOCKET_BYTES = 4 << 20
+# Linux's numbers of udp(7), which Python does not name.
+_SOL_UDP, _UDP_SEGMENT = 17, 103
+# Datagrams that are read before the event loop runs other callbacks.
+_READS = 256
+# Answers and frames that a stream holds, at most.
+_WINDOW = 1024
+_CLOSED = "client was closed before the answer"
+_DTYPES = [np.dtype(name) for name in ("u1", "<f2", "<f4")]
+
+
+class Client:
+    """One UDP socket to the address of a function, for one asyncio event loop.
+
+        async with penstock.Client("host:5001") as client:
+            answer = await client.infer(picture)
+
+    timeout: seconds after which a request ends unanswered.
+    piece_bytes: size of a picture's fragments.
+    pace: max bytes sent per second. None is no limit but the manager's credit.
+    in_flight: requests in flight before the first answer sets the credit.
+    max_result_bytes: size of the largest result.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float = 2.0,
+        piece_bytes: int = 1024,
+        pace: Optional[float] = None,
+        in_flight: int = 8,
+        max_result_bytes: int = 16 << 20,
+    ) -> None:
+        self._host, self._port = _parse_address(address)
+        if not 1 <= piece_bytes <= _wire.MAX_PIECE_BYTES:
+            raise ValueError(f"piece_bytes is {piece_bytes}: want 1 to {_wire.MAX_PIECE_BYTES}")
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout} s: want more than 0")
+        if pace is not None and not pace > 0:
+            raise ValueError(f"pace is {pace} bytes per second: want more than 0, or None for no limit")
+        if in_flight < 1:
+            raise ValueError(f"in_flight is {in_flight}: want at least 1")
+        self._options = Options(
+            peer=address,
+            piece_bytes=piece_bytes,
+            timeout=_nanoseconds(timeout),
+            in_flight=in_flight,
+            pace=pace or 0.0,
+            burst_bytes=64 << 10,
+            max_result_bytes=max_result_bytes,
+        )
+        self._socket: Optional[socket.socket] = None
+        self._loop: asyncio.AbstractEventLoop
+        self._engine: Engine
+        self._unsent: deque[Message] = deque()  # that the socket did not take yet
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer_at = NEVER
+        self._pump_scheduled = False
+        self._room_waiters: deque[_RoomWaiter] = deque()
+        self._closers: dict[Request, Callable[[], None]] = {}
+        self._buffer = memoryview(bytearray(1 << 16))
+
+    async def __aenter__(self) -> Client:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    async def open(self) -> None:
+        """Open the socket. It sends no datagram: only the first answer shows whether a manager listens."""
+        if self._socket is not None:
+            raise ClientError(f"open client: it is already open to {self._options.peer}")
+        self._loop = asyncio.get_running_loop()
+        try:
+            found = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)
+        except socket.gaierror as e:
+            raise ClientError(f"resolve {self._host}: {e.strerror}") from e
+        family, kind, protocol, _, address = found[0]
+        s = socket.socket(family, kind, protocol)
+        try:
+            s.setblocking(False)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BYTES)
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
+            s.connect(address)
+        except OSError as e:
+            s.close()
+            raise ClientError(f"open socket to {self._options.peer}: {e.strerror}") from e
+        self._engine = Engine(self._options, time.monotonic_ns(), _can_segment(s))
+        self._socket = s
+        self._loop.add_reader(s.fileno(), self._read)
+
+    def close(self) -> None:
+        """Close the socket. Requests in flight end with Closed."""
+        s = self._socket
+        if s is None:
+            return
+        self._socket = None
+        self._loop.remove_reader(s.fileno())
+        self._loop.remove_writer(s.fileno())
+        s.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        waiters = [w.closed for w in self._room_waiters]
+        for r in self._closers:
+            self._engine.withdraw(r)
+        waiters += self._closers.values()
+        self._room_waiters.clear()
+        self._closers.clear()
+        for closed in waiters:
+            closed()
+
+    @property
+    def stats(self) -> Stats:
+        """Live counters."""
+        if not hasattr(self, "_engine"):
+            raise _not_open()
+        return self._engine.stats
+
+    async def infer(self, picture: Picture, *, deadline: Optional[float] = None, priority: int = 0) -> Answer:
+        """Send a picture and return its answer, which is ok; a RequestError is raised otherwise.
+
+        The array's bytes are sent as they are: the type and order must be those of the model's card. The array must
+        not change before the answer.
+
+        deadline: seconds for which an answer is useful; the function's objective by default.
+        priority: 0 to 255. Of requests that wait together, the higher goes first.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def end(answer: Answer) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def closed() -> None:
+            if not future.done():
+                future.set_exception(Closed(_CLOSED))
+
+        data = _bytes_of(picture, self._options)
+        r = self._start(data, _checked_deadline(deadline), _checked_priority(priority), end, closed)
+        try:
+            answer = await future
+        except asyncio.CancelledError:
+            self._withdraw(r)
+            raise
+        answer.raise_for_status()
+        return answer
+
+    async def stream(
+        self,
+        frames: Union[Iterable[Picture], AsyncIterable[Picture]],
+        *,
+        deadline: Optional[float] = None,
+        priority: int = 0,
+        progress: Optional[bool] = None,
+    ) -> AsyncIterator[Answer]:
+        """Send frames as fast as the manager takes them, and yield an answer for each, in their order.
+
+        An answer that is not ok is yielded like others: see Answer.status. A frame is taken from frames when there is
+        credit for it, and copied.
+
+        progress: whether to show a line on stderr. None shows it if stderr is a terminal.
+        """
+        events: asyncio.Queue[_Event] = asyncio.Queue()
+        s = _Stream(self, lambda f, *arguments: f(*arguments), events.put_nowait, deadline, priority)
+        shown = Progress(progress, _length(frames))
+        source = frames.__aiter__() if isinstance(frames, AsyncIterable) else None
+        iterator = None if isinstance(frames, AsyncIterable) else iter(frames)
+        pull: Optional[asyncio.Task[None]] = None
+        try:
+            while True:
+                while not events.empty():
+                    events.get_nowait()()
+                answer = s.next()
+                if answer is not None:
+                    shown.update(answer)
+                    yield answer
+                    continue
+                if s.finished:
+                    return
+                s.ask_room()
+                if s.wants_frame and iterator is not None:
+                    s.send(next(iterator, None))
+                    continue
+                if s.wants_frame and source is not None and (pull is None or pull.done()):
+                    pull = asyncio.ensure_future(_pull(source, s, events))
+                (await events.get())()
+        finally:
+            if pull is not None:
+                pull.cancel()
+            s.close()
+            shown.close()
+
+    def _start(
+        self, data: _wire.Bytes, deadline: int, priority: int, end: Callable[[Answer], None], closed: Callable[[], None]
+    ) -> Optional[Request]:
+        """Submit a picture. Either end or closed is called once, unless the request is withdrawn."""
+        if self._socket is None:
+            closed()
+            return None
+
+        def ended(answer: Answer) -> None:
+            del self._closers[r]
+            end(answer)
+
+        r = self._engine.submit(data, deadline, priority, time.monotonic_ns(), ended)
+        self._closers[r] = closed
+        self._pump()
+        return r
+
+    def _withdraw(self, r: Optional[Request]) -> None:
+        if r is not None and self._closers.pop(r, None) is not None:
+            self._engine.withdraw(r)
+            self._pump()
+
+    def _when_room(self, granted: Callable[[int], None], closed: Callable[[], None]) -> None:
+        """Call granted with the number of pictures that there is credit for, when there is any."""
+        if self._socket is None:
+            closed()
+            return
+        self._room_waiters.append(_RoomWaiter(granted, closed))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send what may be sent now, and plan the next time."""
+        self._pump_scheduled = False
+        if self._socket is None:
+            return
+        now = time.monotonic_ns()
+        if not self._unsent:
+            self._unsent.extend(self._engine.fill(now))
+            if self._unsent:
+                self._flush(self._socket)
+                if not self._unsent and self._engine.pending:
+                    self._schedule_pump()
+        if self._room_waiters and not self._unsent:
+            room = self._engine.room(now)
+            if room > 0:
+                self._room_waiters.popleft().granted(room)
+        self._plan(now)
+
+    def _schedule_pump(self) -> None:
+        if not self._pump_scheduled:
+            self._pump_scheduled = True
+            self._loop.call_soon(self._pump)
+
+    def _plan(self, now: int) -> None:
+        at = self._engine.wake_at(now)
+        if at >= self._timer_at:
+            return  # the timer fires early, which does no harm
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(at - now, 0) / 1e9, self._wake)
+
+    def _wake(self) -> None:
+        self._timer, self._timer_at = None, NEVER
+        if self._socket is not None:
+            self._read()
+
+    def _flush(self, s: socket.socket) -> None:
+        """Send the messages. The protocol recovers those that the kernel refuses, as it does lost ones."""
+        refused = False
+        while self._unsent:
+            m = self._unsent[0]
+            control = [(_SOL_UDP, _UDP_SEGMENT, m.segment.to_bytes(2, sys.byteorder))] if m.segment else ()
+            try:
+                s.sendmsg(m.buffers, control)
+            except BlockingIOError:
+                self._loop.add_writer(s.fileno(), self._write)
+                return
+            except ConnectionRefusedError:
+                # The ICMP response to an earlier datagram: the kernel did not try this one.
+                self._engine.stats.unreachable += 1
+                if not refused:
+                    refused = True
+                    continue
+            except OSError as e:
+                if m.segment and e.errno in (errno.EINVAL, errno.EMSGSIZE, errno.EIO, errno.EOPNOTSUPP):
+                    # The fragments are larger than the path's frames, or the device cannot compute checksums.
+                    self._engine.segments = False
+                    self._unsent.popleft()
+                    self._unsent.extendleft(reversed(m.split()))
+                    continue
+                self._engine.stats.send_errors += 1
+            self._unsent.popleft()
+
+    def _write(self) -> None:
+        assert self._socket is not None
+        self._loop.remove_writer(self._socket.fileno())
+        self._flush(self._socket)
+        self._pump()
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        now = time.monotonic_ns()
+        for _ in range(_READS):
+            try:
+                n = self._socket.recv_into(self._buffer)
+            except BlockingIOError:
+                self._engine.expire(now)
+                break
+            except ConnectionRefusedError:
+                self._engine.stats.unreachable += 1
+                continue
+            except OSError:
+                break
+            self._engine.receive(self._buffer[:n], now)
+        self._pump()
+
+
+class SyncClient:
+    """Client without asyncio. Any thread may call its methods.
+
+        with penstock.SyncClient("host:5001") as client:
+            answer = client.infer(picture)
+
+    It takes the options of Client. A thread of its own sends again what was lost, while the caller does other work.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float = 2.0,
+        piece_bytes: int = 1024,
+        pace: Optional[float] = None,
+        in_flight: int = 8,
+        max_result_bytes: int = 16 << 20,
+    ) -> None:
+        self._client = Client(
+            address,
+            timeout=timeout,
+            piece_bytes=piece_bytes,
+            pace=pace,
+            in_flight=in_flight,
+            max_result_bytes=max_result_bytes,
+        )
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._thread: threading.Thread
+
+    def __enter__(self) -> SyncClient:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Open the socket, as Client.open does."""
+        if self._loop is not None:
+            raise ClientError("open client: it is already open")
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="penstock client", daemon=True)
+        thread.start()
+        self._loop, self._thread = loop, thread
+        try:
+            asyncio.run_coroutine_threadsafe(self._client.open(), loop).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the socket. Requests in flight end with Closed."""
+        loop = self._loop
+        if loop is None:
+            return
+        self._loop = None
+
+        async def end() -> None:
+            self._client.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    @property
+    def stats(self) -> Stats:
+        """Live counters."""
+        return self._client.stats
+
+    def infer(self, picture: Picture, *, deadline: Optional[float] = None, priority: int = 0) -> Answer:
+        """Send a picture and return its answer, as Client.infer does."""
+        if self._loop is None:
+            raise _not_open()
+        data = _bytes_of(picture, self._client._options)
+        lifetime, rank = _checked_deadline(deadline), _checked_priority(priority)
+        future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        requests: list[Optional[Request]] = []
+
+        def start() -> None:
+            closed = functools.partial(future.set_exception, Closed(_CLOSED))
+            requests.append(self._client._start(data, lifetime, rank, future.set_result, closed))
+
+        _call_in(self._loop, start)
+        try:
+            answer = future.result()
+        except KeyboardInterrupt:
+            _call_in(self._loop, lambda: self._client._withdraw(requests[0]))
+            raise
+        answer.raise_for_status()
+        return answer
+
+    def stream(
+        self,
+        frames: Iterable[Picture],
+        *,
+        deadline: Optional[float] = None,
+        priority: int = 0,
+        progress: Optional[bool] = None,
+    ) -> Iterator[Answer]:
+        """Send frames as fast as the manager takes them, and yield an answer for each, as Client.stream does. Frames
+        are taken in the caller's thread."""
+        if self._loop is None:
+            raise _not_open()
+        return self._stream(self._loop, frames, deadline, priority, progress)
+
+    def _stream(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        frames: Iterable[Picture],
+        deadline: Optional[float],
+        priority: int,
+        progress: Optional[bool],
+    ) -> Iterator[Answer]:
+        events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        s = _Stream(self._client, functools.partial(_call_in, loop), events.put, deadline, priority)
+        shown = Progress(progress, _length(frames))
+        source = iter(frames)
+        try:
+            while True:
+                while not events.empty():
+                    events.get()()
+                answer = s.next()
+                if answer is not None:
+                    shown.update(answer)
+                    yield answer
+                    continue
+                if s.finished:
+                    return
+                s.ask_room()
+                if s.wants_frame:
+                    s.send(next(source, None))
+                else:
+                    events.get()()
+        finally:
+            if not loop.is_closed():
+                s.close()
+            shown.close()
+
+
+# An event changes a stream, in the thread that reads the stream.
+_Event = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _RoomWaiter:
+    granted: Callable[[int], None]
+    closed: Callable[[], None]
+
+
+class _Stream:
+    """The order and the credit of a stream. One thread reads it. call runs a function in the client's event loop, and
+    post passes an event from there to the reader."""
+
+    # A grant of credit is for as many bytes, at most: frames that wait for others to be sent grow old.
+    _GRANT_BYTES = 1 << 20
+
+    def __init__(
+        self,
+        client: Client,
+        call: Callable[..., None],
+        post: Callable[[_Event], None],
+        deadline: Optional[float],
+        priority: int,
+    ) -> None:
+        self._client, self._call, self._post = client, call, post
+        self._deadline, self._priority = _checked_deadline(deadline), _checked_priority(priority)
+        self._sent = self._read = 0
+        self._ended = False  # no frame is left
+        self._room = 0
+        self._asked = False
+        self._frame_bytes = 1
+        self._answers: dict[int, Answer] = {}
+        self._unstarted: deque[tuple[int, _wire.Bytes]] = deque()
+        self._starting = False
+        self._requests: dict[int, Request] = {}  # the event loop's
+
+    @property
+    def finished(self) -> bool:
+        return self._ended and self._read == self._sent
+
+    @property
+    def wants_frame(self) -> bool:
+        return not self._ended and self._room > 0 and self._sent - self._read < _WINDOW
+
+    def next(self) -> Optional[Answer]:
+        """The next frame's answer, if it has come."""
+        answer = self._answers.pop(self._read, None)
+        if answer is not None:
+            self._read += 1
+        return answer
+
+    def ask_room(self) -> None:
+        """Ask for credit, if it is used up."""
+        if self._room > 0 or self._asked or self._ended:
+            return
+        self._asked = True
+
+        def grant(room: int) -> None:
+            self._asked = False
+            self._room = min(room, max(1, self._GRANT_BYTES // self._frame_bytes))
+
+        self._call(self._client._when_room, lambda room: self._post(lambda: grant(room)), self._post_closed)
+
+    def send(self, frame: Optional[Picture]) -> None:
+        """Send a frame; None is the end of the stream."""
+        if frame is None:
+            self._ended = True
+            return
+        data = _bytes_of(frame, self._client._options).copy()
+        self._frame_bytes = len(data)
+        index = self._sent
+        self._sent += 1
+        self._room -= 1
+        self._unstarted.append((index, data))
+        if not self._starting:
+            self._starting = True
+            self._call(self._start_all)
+
+    def _start_all(self) -> None:
+        """Start the frames that were sent since the last call: one passage to the event loop's thread for all."""
+        self._starting = False
+        while self._unstarted:
+            self._start(*self._unstarted.popleft())
+
+    def _start(self, index: int, data: _wire.Bytes) -> None:
+        def end(answer: Answer) -> None:
+            self._requests.pop(index, None)
+            self._post(lambda: self._answers.__setitem__(index, answer))
+
+        r = self._client._start(data, self._deadline, self._priority, end, self._post_closed)
+        if r is not None:
+            self._requests[index] = r
+
+    def _post_closed(self) -> None:
+        def closed() -> None:
+            raise Closed(_CLOSED)
+
+        self._post(closed)
+
+    def close(self) -> None:
+        """Withdraw what is in flight."""
+        self._call(self._withdraw)
+
+    def _withdraw(self) -> None:
+        for r in list(self._requests.values()):
+            self._client._withdraw(r)
+        self._requests.clear()
+
+
+async def _pull(source: AsyncIterator[Picture], s: _Stream, events: asyncio.Queue[_Event]) -> None:
+    """Post the next frame of source, or how it ended."""
+    frame: Optional[Picture] = None
+    try:
+        frame = await source.__anext__()
+    except StopAsyncIteration:
+        pass
+    except Exception as e:
+        error = e
+
+        def fail() -> None:
+            raise error
+
+        events.put_nowait(fail)
+        return
+    events.put_nowait(lambda: s.send(frame))
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, f: Callable[..., None], *arguments: Any) -> None:
+    """Call f in the thread of an event loop."""
+    try:
+        loop.call_soon_threadsafe(f, *arguments)
+    except RuntimeError as e:
+        raise Closed(_CLOSED) from e
+
+
+def _not_open() -> Closed:
+    return Closed("client is not open: use `with` or `async with`, or call open")
+
+
+def _length(frames: object) -> Optional[int]:
+    return len(frames) if isinstance(frames, Sized) else None
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _can_segment(s: socket.socket) -> bool:
+    """Whether the kernel splits trains of datagrams."""
+    if sys.platform != "linux":
+        return False
+    try:
+        s.getsockopt(_SOL_UDP, _UDP_SEGMENT)
+    except OSError:
+        return False
+    return True
+
+
+def _parse_address(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f'address "{address}": put an IPv6 address in brackets, as in "[::1]:5001"')
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError(f'address "{address}": want HOST:PORT, as in "127.0.0.1:5001"')
+    return host, int(port)
+
+
+def _checked_deadline(seconds: Optional[float]) -> int:
+    if seconds is None:
+        return 0
+    if not seconds > 0:
+        raise ValueError(f"deadline is {seconds} s: want more than 0")
+    return _nanoseconds(seconds)
+
+
+def _checked_priority(priority: int) -> int:
+    if not 0 <= priority <= 255:
+        raise ValueError(f"priority is {priority}: want 0 to 255")
+    return priority
+
+
+def _bytes_of(picture: Picture, options: Options) -> _wire.Bytes:
+    """The bytes of an array, without a copy."""
+    if not isinstance(picture, np.ndarray):
+        raise TypeError(f"picture is a {type(picture).__name__}: want a numpy array, as of numpy.asarray(picture)")
+    if picture.dtype not in _DTYPES:
+        raise TypeError(
+            f"picture has dtype {picture.dtype}: want uint8, float16 or float32 (little-endian), as in the model's card; "
+            f"picture.astype(numpy.float32) converts it"
+        )
+    if not picture.flags.c_contiguous:
+        raise ValueError("picture is not contiguous: send numpy.ascontiguousarray(picture)")
+    if picture.nbytes == 0:
+        raise ValueError(f"picture is empty: it has shape {picture.shape}")
+    most = min(_wire.MAX_PIECES * options.piece_bytes, _wire.MAX_TOTAL)
+    if picture.nbytes > most:
+        raise ValueError(
+            f"picture has {picture.nbytes} bytes: at most {most} fit fragments of {options.piece_bytes} bytes; "
+            f"a larger piece_bytes allows more"
+        )
+    data: _wire.Bytes = picture.reshape(-1).view(np.uint8)
+    return data

@@ -1,0 +1,385 @@
+"""Clients of the managers and networks that client_test.go starts."""
+
+import asyncio
+import io
+import json
+import os
+import sys
+import threading
+import time
+import unittest
+from unittest import mock
+
+import numpy as np
+
+import penstock
+from penstock._progress import Progress
+
+PEERS = json.loads(os.environ.get("PENSTOCK_TEST_PEERS", "{}"))
+# Bounds the wait of a test; only a hang reaches it.
+PATIENCE = 60.0
+
+
+def picture(n, seed=0):
+    return np.random.default_rng([seed, n]).integers(0, 256, n, dtype=np.uint8)
+
+
+@unittest.skipUnless(PEERS, "go test ./python starts the managers of these tests")
+class Case(unittest.TestCase):
+    def assert_echoed(self, answers, pictures):
+        self.assertEqual([a.detail for a in answers if not a.ok], [])
+        self.assertEqual(len(answers), len(pictures))
+        wrong = [i for i, (a, p) in enumerate(zip(answers, pictures)) if a.payload != p.tobytes()]
+        self.assertEqual(wrong, [])
+
+
+class Async(Case):
+    def run_with(self, peer, test, **options):
+        async def run():
+            async with penstock.Client(PEERS[peer], timeout=PATIENCE, **options) as c:
+                return await test(c)
+
+        return asyncio.run(run())
+
+    def test_pictures_of_all_sizes(self):
+        async def test(c):
+            for n in 1, 4, 1023, 1024, 1025, 49_152, 65_537, 3_000_000:
+                p = picture(n)
+                self.assert_echoed([await c.infer(p)], [p])
+
+        for peer in "echo", "lossy", "cookie":
+            with self.subTest(peer):
+                self.run_with(peer, test)
+
+    def test_many_at_once(self):
+        async def test(c):
+            pictures = [picture(2000 + i, i) for i in range(200)]
+            answers = await asyncio.gather(*(c.infer(p) for p in pictures))
+            self.assert_echoed(answers, pictures)
+            return c.stats
+
+        self.run_with("echo", test)
+        stats = self.run_with("lossy", test)
+        self.assertGreater(stats.resends, 0)
+        self.assertGreater(stats.duplicates, 0)
+
+    def test_stream(self):
+        pictures = [picture(3000 + i, i) for i in range(300)]
+
+        async def generate():
+            for p in pictures:
+                yield p
+                await asyncio.sleep(0)
+
+        async def test(c):
+            for frames in pictures, iter(pictures), generate():
+                self.assert_echoed([a async for a in c.stream(frames, progress=False)], pictures)
+
+        for peer in "echo", "lossy", "cookie":
+            with self.subTest(peer):
+                self.run_with(peer, test)
+
+    def test_stream_copies_frames(self):
+        async def test(c):
+            frame = np.zeros(3000, np.uint8)
+
+            def frames():
+                for i in range(100):
+                    frame[:] = i
+                    yield frame
+
+            answers = [a async for a in c.stream(frames(), progress=False)]
+            self.assertEqual([set(a.payload) for a in answers], [{i} for i in range(100)])
+
+        self.run_with("lossy", test)
+
+    def test_stream_that_fails(self):
+        async def broken():
+            yield picture(10)
+            raise LookupError("camera is away")
+
+        async def test(c):
+            with self.assertRaisesRegex(LookupError, "camera is away"):
+                async for _ in c.stream(broken()):
+                    pass
+            with self.assertRaisesRegex(TypeError, "dtype float64"):
+                async for _ in c.stream([np.zeros(3)]):
+                    pass
+            self.assertTrue((await c.infer(picture(10))).ok)
+
+        self.run_with("echo", test)
+
+    def test_stream_that_is_left(self):
+        async def test(c):
+            stream = c.stream(picture(2000, i) for i in range(100_000))
+            async for _ in stream:
+                break
+            await stream.aclose()
+            self.assertTrue((await c.infer(picture(10))).ok)
+
+        self.run_with("echo", test)
+
+    def test_stream_follows_credit(self):
+        async def test(c):
+            answers = [a async for a in c.stream(picture(2000, i) for i in range(200))]
+            self.assertEqual([a.status for a in answers], 200 * [penstock.Status.OK])
+
+        # client_test.go checks that the manager never held more than it had room for.
+        self.run_with("room for four", test, in_flight=4)
+
+    def test_pace(self):
+        async def test(c):
+            p = picture(300_000)
+            a = await c.infer(p)
+            self.assert_echoed([a], [p])
+            self.assertGreater(a.latency, 0.5 * 300_000 / 2e6)
+
+        self.run_with("echo", test, pace=2e6)
+
+    def test_kinds(self):
+        async def test(c):
+            a = await c.infer(np.full(600, ord("t"), np.uint8))
+            self.assertEqual((a.kind, a.batch, a.model_version), (penstock.Kind.CLASSES, 4, 2))
+            self.assertEqual((a.classes.classes.tolist(), a.classes.probabilities.tolist()), ([9, 300], [0.75, 0.125]))
+            want = penstock.Stages(0.0003, 0.0015, 0.00004, 0.002, 0.000015)
+            self.assertEqual((a.stages, a.objective), (want, 5.0))
+            boxes = (await c.infer(np.full(600, ord("b"), np.uint8))).boxes
+            self.assertEqual((boxes.classes.tolist(), boxes.scores.tolist()), ([3], [0.5]))
+            self.assertEqual(boxes.corners.tolist(), [[0.0, 0.25, 0.5, 1.0]])
+            a = await c.infer(np.array([ord("v"), 1, 2, 3], np.uint8))
+            self.assertEqual(a.values.tolist(), [1.0, -2.0])
+
+        self.run_with("kinds", test)
+
+    def test_errors(self):
+        async def test(c):
+            for letter, error, text in (
+                ("L", penstock.Late, "late: the manager could not answer in time; the request spent 18.0 ms in the queue"),
+                ("I", penstock.Incomplete, "incomplete: 2 of 1 fragments did not arrive; send it again at a lower pace"),
+                ("B", penstock.Busy, "busy: the manager has no room; send it again later"),
+                ("R", penstock.Refused, "refused: the model does not take a picture of 600 bytes in fragments of 1024; its card says which (input.wire)"),
+                ("F", penstock.Failed, "failed: the model failed on this picture; the node's log says why"),
+            ):  # fmt: skip
+                p = np.full(600, ord(letter), np.uint8)
+                with self.assertRaises(error) as caught:
+                    await c.infer(p)
+                self.assertEqual(str(caught.exception), text)
+                answers = [a async for a in c.stream([p, np.full(600, ord("t"), np.uint8)])]
+                self.assertEqual([a.ok for a in answers], [False, True])
+                self.assertEqual(answers[0].status, caught.exception.answer.status)
+                with self.assertRaises(error):
+                    answers[0].raise_for_status()
+
+        self.run_with("kinds", test)
+
+    def test_dtypes(self):
+        async def test(c):
+            for dtype in "u1", "<f2", "<f4":
+                p = np.arange(24).astype(dtype).reshape(2, 3, 4)
+                self.assertEqual((await c.infer(p)).payload, p.tobytes())
+            p.flags.writeable = False
+            self.assertEqual((await c.infer(p)).values.tolist(), list(range(24)))
+
+        self.run_with("echo", test)
+
+    def test_bad_pictures(self):
+        async def test(c):
+            for p, error, text in (
+                (np.zeros(3), TypeError, "picture has dtype float64: want uint8, float16 or float32"),
+                (np.zeros(3, np.int8), TypeError, "dtype int8"),
+                (np.zeros(3, bool), TypeError, "dtype bool"),
+                (np.zeros(3, ">f4"), TypeError, "dtype >f4"),
+                ([1, 2], TypeError, "picture is a list: want a numpy array"),
+                (b"12", TypeError, "picture is a bytes"),
+                (np.zeros((4, 4), np.uint8).T[1:], ValueError, "not contiguous: send numpy.ascontiguousarray"),
+                (np.zeros((0, 3), np.uint8), ValueError, r"picture is empty: it has shape \(0, 3\)"),
+                (np.zeros(65535 * 1024 + 1, np.uint8), ValueError, "picture has 67107841 bytes: at most 67107840 fit"),
+            ):
+                with self.assertRaisesRegex(error, text):
+                    await c.infer(p)
+            for options in {"deadline": 0.0}, {"deadline": -1.0}, {"priority": 256}, {"priority": -1}:
+                with self.assertRaisesRegex(ValueError, "want"):
+                    await c.infer(picture(3), **options)
+            self.assertEqual(c.stats.datagrams, 0)
+
+        self.run_with("echo", test)
+
+    def test_closed(self):
+        async def test():
+            c = penstock.Client(PEERS["silent"])
+            with self.assertRaises(penstock.Closed):
+                await c.infer(picture(3))
+            with self.assertRaises(penstock.Closed):
+                c.stats
+            await c.open()
+            with self.assertRaisesRegex(penstock.ClientError, "already open"):
+                await c.open()
+            waiting = asyncio.ensure_future(c.infer(picture(3)))
+            stream = asyncio.ensure_future(c.stream([picture(3)]).__anext__())
+            while c.stats.datagrams < 2:
+                await asyncio.sleep(0)
+            c.close()
+            c.close()
+            for task in waiting, stream:
+                with self.assertRaisesRegex(penstock.Closed, "client was closed"):
+                    await task
+
+        asyncio.run(test())
+
+    def test_cancelled(self):
+        async def test(c):
+            tasks = [asyncio.ensure_future(c.infer(picture(3))) for _ in range(9)]
+            while c.stats.datagrams < 8:
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            while c.stats.datagrams < 9:  # the credit came back
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            self.assertEqual({type(e) for e in ends}, {asyncio.CancelledError})
+
+        self.run_with("silent", test)
+
+    def test_no_answer(self):
+        async def test(peer, text):
+            async with penstock.Client(PEERS[peer], timeout=0.3) as c:
+                with self.assertRaisesRegex(penstock.Unanswered, text):
+                    await c.infer(picture(3000))
+
+        asyncio.run(test("silent", "no answer from .* within 0.3 s$"))
+        asyncio.run(test("unreachable", "within 0.3 s: no process listens there$"))
+
+    def test_deadline_while_waiting_for_credit(self):
+        async def test(c):
+            tasks = [asyncio.ensure_future(c.infer(picture(3))) for _ in range(8)]
+            while c.stats.datagrams < 8:
+                await asyncio.sleep(0)
+            with self.assertRaisesRegex(penstock.Late, "picture was not sent"):
+                await c.infer(picture(3), deadline=0.001)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.run_with("silent", test)
+
+
+class Sync(Case):
+    def test_infer(self):
+        for peer in "echo", "lossy", "cookie":
+            with penstock.SyncClient(PEERS[peer], timeout=PATIENCE) as c:
+                for n in 1, 49_152, 1_000_000:
+                    p = picture(n)
+                    self.assert_echoed([c.infer(p)], [p])
+
+    def test_threads(self):
+        errors = []
+        with penstock.SyncClient(PEERS["lossy"], timeout=PATIENCE) as c:
+
+            def work(seed):
+                for i in range(20):
+                    p = picture(3000 + i, seed)
+                    if c.infer(p).payload != p.tobytes():
+                        errors.append((seed, i))
+
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        self.assertEqual(errors, [])
+
+    def test_stream(self):
+        pictures = [picture(3000 + i, i) for i in range(300)]
+        for peer in "echo", "lossy":
+            with penstock.SyncClient(PEERS[peer], timeout=PATIENCE) as c:
+                for frames in pictures, iter(pictures):
+                    self.assert_echoed(list(c.stream(frames, progress=False)), pictures)
+
+    def test_two_streams(self):
+        with penstock.SyncClient(PEERS["echo"], timeout=PATIENCE) as c:
+            one, two = ([picture(2000, seed + i) for i in range(50)] for seed in (0, 50))
+            for p, q, a, b in zip(one, two, c.stream(one), c.stream(two)):
+                self.assert_echoed([a, b], [p, q])
+
+    def test_stream_that_fails_or_is_left(self):
+        with penstock.SyncClient(PEERS["echo"], timeout=PATIENCE) as c:
+            with self.assertRaisesRegex(TypeError, "dtype float64"):
+                list(c.stream([np.zeros(3)]))
+            for _ in c.stream(picture(2000, i) for i in range(100_000)):
+                break
+            self.assertTrue(c.infer(picture(10)).ok)
+            left = c.stream(picture(2000, i) for i in range(100_000))
+            next(left)
+        with self.assertRaises(penstock.Closed):
+            list(left)
+
+    def test_closed(self):
+        c = penstock.SyncClient(PEERS["silent"])
+        with self.assertRaises(penstock.Closed):
+            c.infer(picture(3))
+        with self.assertRaises(penstock.Closed):
+            c.stream([])
+        c.open()
+        ends = []
+
+        def wait():
+            try:
+                c.infer(picture(3))
+            except penstock.Closed as e:
+                ends.append(str(e))
+
+        t = threading.Thread(target=wait)
+        t.start()
+        while c.stats.datagrams == 0:
+            time.sleep(0.001)
+        c.close()
+        t.join()
+        self.assertEqual(ends, ["client was closed before the answer"])
+
+    def test_reopened(self):
+        c = penstock.SyncClient(PEERS["echo"], timeout=PATIENCE)
+        for _ in range(2):
+            with c:
+                self.assertTrue(c.infer(picture(3)).ok)
+
+    def test_unresolved(self):
+        with self.assertRaisesRegex(penstock.ClientError, "resolve no-such-host.invalid: "):
+            penstock.SyncClient("no-such-host.invalid:5001").open()
+
+
+class Addresses(unittest.TestCase):
+    def test_bad(self):
+        for address in "", "host", "host:", ":5001", "host:0", "host:65536", "host:http", "host:-1", "host:5 ":
+            with self.assertRaisesRegex(ValueError, "want HOST:PORT"):
+                penstock.Client(address)
+        with self.assertRaisesRegex(ValueError, "brackets"):
+            penstock.Client("::1:5001")
+
+    def test_good(self):
+        for address in "host:1", "127.0.0.1:65535", "[::1]:5001":
+            penstock.Client(address)
+
+    def test_options(self):
+        for options in {"timeout": 0}, {"piece_bytes": 0}, {"piece_bytes": 1 << 16}, {"pace": 0}, {"in_flight": 0}:
+            with self.assertRaisesRegex(ValueError, "want"):
+                penstock.SyncClient("host:1", **options)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Shown(Case):
+    def test_progress(self):
+        for show, out, want in (None, Terminal(), True), (None, io.StringIO(), False), (False, Terminal(), False):
+            with mock.patch.object(sys, "stderr", out), penstock.SyncClient(PEERS["echo"], timeout=PATIENCE) as c:
+                self.assertEqual(len(list(c.stream([picture(10)] * 3, progress=show))), 3)
+            self.assertEqual("3/3 pictures" in out.getvalue(), want, out.getvalue())
+
+    def test_rate(self):
+        out = Terminal()
+        p = Progress(True, None, out)
+        p.close()
+        self.assertRegex(out.getvalue(), r"^\r0 pictures, 0/s, 0 not ok, last 0.0 ms\n$")

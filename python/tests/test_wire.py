@@ -1,0 +1,164 @@
+"""The datagrams of examples/client/datagrams.md, byte for byte."""
+
+import os
+import re
+import unittest
+
+import numpy as np
+
+from penstock import _wire
+from penstock.answer import Answer, Kind, Stages, Status
+
+PAGE = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "client", "datagrams.md")
+REQUEST = 0x01020304
+SIZE = 16
+PICTURE = np.arange(0x80, 0x80 + 40, dtype=np.uint8)
+COOKIE = 0xA7A6A5A4A3A2A1A0
+
+
+def golden(name):
+    with open(PAGE, encoding="utf-8") as f:
+        text = re.search(r"^```hexdump %s\n(.*?)^```" % name, f.read(), re.M | re.S).group(1)
+    return bytes.fromhex(" ".join(line[4:] for line in text.splitlines()))
+
+
+def joined(buffers):
+    return b"".join(bytes(b) for b in buffers)
+
+
+class Encode(unittest.TestCase):
+    def test_first_fragment(self):
+        extension = _wire.encode_extension(25_000_000, 3, 0x1122334455667788, 0)
+        self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, False, extension)), golden("data-first"))
+
+    def test_first_fragment_with_cookie(self):
+        extension = _wire.encode_extension(0, 0, 0, COOKIE)
+        self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-cookie"))
+
+    def test_train(self):
+        want = golden("data-middle") + golden("data-last")
+        self.assertEqual(bytes(_wire.encode_train(REQUEST, PICTURE, SIZE, np.array([1, 2]), False)), want)
+
+    def test_train_with_gaps(self):
+        for total in 5 * SIZE, 5 * SIZE - 3:
+            picture = np.arange(total, dtype=np.uint8)
+            for index in [1, 3], [1, 4], [4], [2, 3, 4]:
+                train = bytes(_wire.encode_train(REQUEST, picture, SIZE, np.array(index), True))
+                want = b""
+                for i in index:
+                    payload = bytes(picture[i * SIZE : (i + 1) * SIZE])
+                    flags = 2 | (1 if i == 4 else 0)
+                    want += b"PS\x11" + bytes([flags]) + REQUEST.to_bytes(4, "little")
+                    want += (i * SIZE).to_bytes(4, "little") + total.to_bytes(4, "little")
+                    want += i.to_bytes(2, "little") + b"\x05\x00" + len(payload).to_bytes(2, "little") + payload
+                self.assertEqual(train, want, (total, index))
+
+    def test_deadline_is_rounded_up(self):
+        for nanoseconds, microseconds in (1, 1), (1000, 1), (1001, 2), (1 << 62, (1 << 32) - 1):
+            extension = _wire.encode_extension(nanoseconds, 0, 0, 0)
+            self.assertEqual(int.from_bytes(extension[:4], "little"), microseconds)
+
+
+class Decode(unittest.TestCase):
+    def test_nack(self):
+        d = _wire.decode(memoryview(golden("wish")))
+        self.assertEqual((d.request, d.total, d.fragments, list(d.missing)), (REQUEST, 40, 3, [1]))
+
+    def test_result(self):
+        d = _wire.decode(memoryview(golden("result")))
+        self.assertEqual((d.request, d.total, d.fragment, d.fragments, d.size), (REQUEST, 12, 0, 1, 12))
+        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0)
+        self.assertEqual(d.block, want)
+        a = answer(Kind.CLASSES, bytes(d.payload))
+        self.assertEqual((list(a.classes.classes), list(a.classes.probabilities)), ([9, 258], [0.75, 0.125]))
+
+    def test_result_in_fragments(self):
+        d = _wire.decode(memoryview(golden("result-pieces")))
+        self.assertEqual((d.total, d.fragment, d.fragments, d.size, d.offset, len(d.payload)), (22, 1, 2, 16, 16, 6))
+
+    def test_answers_without_payload(self):
+        for name, status, credit in ("incomplete", 2, 8), ("late", 1, 5), ("busy", 3, 0), ("busy-cookie", 3, 0):
+            d = _wire.decode(memoryview(golden(name)))
+            self.assertEqual((d.block.status, d.block.credit, d.total), (status, credit, 0), name)
+            self.assertEqual(d.block.cookie, COOKIE if name == "busy-cookie" else 0)
+        self.assertEqual(_wire.decode(memoryview(golden("late"))).block.objective, 25_000)
+
+    def test_every_rule(self):
+        result, fragment, nack, busy = golden("result"), golden("result-pieces"), golden("wish"), golden("busy")
+
+        def changed(b, at, *values):
+            return b[:at] + bytes(values) + b[at + len(values) :]
+
+        for word, b in (
+            ("short", result[:21]),
+            ("magic", changed(result, 0, 0)),
+            ("version", changed(result, 2, 0x22)),
+            ("type", golden("data-middle")),
+            ("type", changed(result, 2, 0x15)),
+            ("flags", changed(result, 3, 9)),
+            ("flags", changed(nack, 3, 1)),
+            ("count", changed(result, 18, 0)),
+            ("index", changed(result, 16, 1)),
+            ("index", changed(nack, 16, 1)),
+            ("length", result[:-1]),
+            ("length", changed(nack, 20, 0)[:22]),
+            ("trailing", result + b"\0"),
+            ("total", changed(result, 12, 11)),
+            ("total", changed(nack, 12, 0)),
+            ("total", changed(busy, 12, 1)),
+            ("last", changed(result, 3, 0)),
+            ("offset", changed(fragment, 8, 0, 0)[:16] + b"\2\0\3\0" + fragment[20:]),
+            ("offset", changed(nack, 8, 1)),
+            ("pieces", changed(result, 12, 13)),
+            ("status", changed(result, 22, 6)),
+            ("status", changed(busy, 22, 0)),
+            ("status", changed(result, 22, 1)),
+            ("kind", changed(result, 23, 4)),
+            ("kind", changed(result, 23, 0)),
+            ("wish", changed(nack, 26, 0)),
+            ("wish", changed(nack, 26, 6)),
+            ("wish", changed(nack, 24, 4)),
+            ("wish", changed(nack, 24, 9)),
+        ):
+            with self.assertRaises(_wire.Malformed, msg=word) as caught:
+                _wire.decode(memoryview(b))
+            self.assertEqual(str(caught.exception), word, b.hex(" "))
+
+    def test_any_bytes(self):
+        random = np.random.default_rng(1)
+        names = "result", "result-pieces", "wish", "busy", "late"
+        for _ in range(3000):
+            b = bytearray(golden_bytes[names[random.integers(len(names))]])
+            for _ in range(random.integers(1, 4)):
+                b[random.integers(len(b))] = random.integers(256)
+            try:
+                _wire.decode(memoryview(b)[: random.integers(len(b) + 1)])
+            except _wire.Malformed:
+                pass
+
+
+golden_bytes = {name: golden(name) for name in ("result", "result-pieces", "wish", "busy", "late")}
+
+
+def answer(kind, payload, status=Status.OK):
+    return Answer(status, kind, payload, 1, 1, 0, Stages(), 0.0, 0.0, 0, "late: a test" if status is Status.LATE else "")
+
+
+class Answers(unittest.TestCase):
+    def test_boxes(self):
+        row = b"\x07\x00" + np.array([0.5, 0, 0.25, 0.75, 1], "<f4").tobytes()
+        boxes = answer(Kind.BOXES, 2 * row).boxes
+        self.assertEqual((list(boxes.classes), list(boxes.scores)), ([7, 7], [0.5, 0.5]))
+        self.assertEqual(boxes.corners.tolist(), 2 * [[0, 0.25, 0.75, 1]])
+        self.assertEqual(answer(Kind.BOXES, b"").boxes.corners.shape, (0, 4))
+
+    def test_values(self):
+        self.assertEqual(answer(Kind.VALUES, np.array([1.5, 2], "<f4").tobytes()).values.tolist(), [1.5, 2])
+
+    def test_another_kind_is_an_error(self):
+        with self.assertRaisesRegex(ValueError, "read boxes of an answer: it has values"):
+            answer(Kind.VALUES, b"").boxes
+        with self.assertRaisesRegex(ValueError, "5 bytes are no multiple of an entry's 4"):
+            answer(Kind.VALUES, b"12345").values
+        with self.assertRaisesRegex(Exception, "late: a test"):
+            answer(Kind.NONE, b"", Status.LATE).values
