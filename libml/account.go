@@ -20,7 +20,7 @@ import (
 //
 // The cost of a batch is the device time that it uses. A batch that takes fixed + n * each when
 // it runs alone does not fill the device: launches and small kernels leave room for other
-// processes. Its cost is narrow * fixed + n * each (docs/adr/0023-stream-priorities.md). Times
+// processes. Its cost is fixedTimeUse * fixed + n * each (docs/adr/0023-stream-priorities.md). Times
 // are measured before the process serves, and afterwards only decrease, because later
 // measurements contain waiting.
 type account struct {
@@ -32,24 +32,24 @@ type account struct {
 	share   *shareOrder     // the order that the balance follows
 	size    int             // the largest batch that the balance covers
 	times   []time.Duration // of a batch of each size that runs alone; 0: not known
-	idle    time.Duration   // the part of these times that a batch leaves to other processes
-	recent  recent
+	spare   time.Duration   // the part of these times that a batch leaves to other processes
+	series  series
 
-	// retry is when to try a demoted batch again after none was worth beginning.
-	retry int64
+	// retryAt is when to try a demoted batch again after none was worth beginning.
+	retryAt int64
 
 	charged, demoted atomic.Int64 // costs of all batches, in nanoseconds
-	fixed, each      atomic.Int64 // a batch of n costs fixed + n * each nanoseconds
+	fixed, perImage  atomic.Int64 // a batch of n costs fixed + n * perImage nanoseconds
 	refused          atomic.Bool  // the last batch beyond the guarantee could not be demoted
 }
 
-// narrow is the part of the device that a batch's fixed time uses. It was measured on an H200
+// fixedTimeUse is the part of the device that a batch's fixed time uses. It was measured on an H200
 // with small batches at a higher priority than VGG-19. ResNet-152 left VGG-19 as much as with
 // 0.3, ResNet-50 and MobileNetV2 as much as with 0.4.
-const narrow = 0.35
+const fixedTimeUse = 0.35
 
-// recent is a series of batches of one kind without a gap between them.
-type recent struct {
+// series counts successive batches of one kind without a gap between them.
+type series struct {
 	padded  int
 	demoted bool
 	batches int
@@ -57,8 +57,8 @@ type recent struct {
 	ended   int64 // the end of the last
 }
 
-// enough is the number of batches that gives the rate of their kind.
-const enough = 8
+// seriesBatches is the number of batches that gives the rate of their kind.
+const seriesBatches = 8
 
 // open begins the account of a process of this level with a full balance.
 func (a *account) open(p *process, now int64) {
@@ -71,7 +71,7 @@ func (a *account) open(p *process, now int64) {
 	for _, w := range p.sizes.warm {
 		a.times[w.size] = w.alone
 	}
-	a.draw()
+	a.fitLine()
 	a.share, a.size = p.orders.share.Load(), p.sizes.ladder[0]
 	a.balance = budget.NewBalance(now, a.guarantee(), a.capacity())
 }
@@ -94,7 +94,7 @@ func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
 		return true
 	}
 	if share != a.share || size != a.size {
-		a.share, a.size, a.retry = share, size, 0
+		a.share, a.size, a.retryAt = share, size, 0
 		a.balance.Set(now, a.guarantee(), a.capacity())
 	}
 	if share == nil || share.level == budget.Demoted {
@@ -114,9 +114,9 @@ func (a *account) begin(now int64, f *flight, demoted bool) {
 	}
 }
 
-// levelOf is the priority of a batch that begins: the last one ordered, at most that of the
+// batchLevel is the priority of a batch that begins: the last one ordered, at most that of the
 // process's streams.
-func (a *account) levelOf(f *flight) budget.Level {
+func (a *account) batchLevel(f *flight) budget.Level {
 	switch {
 	case f.demoted:
 		return budget.Demoted
@@ -128,12 +128,12 @@ func (a *account) levelOf(f *flight) budget.Level {
 
 // cost is the device time that a batch of a configured size uses.
 func (a *account) cost(padded int) time.Duration {
-	return max(0, a.time(padded)-a.idle)
+	return max(0, a.aloneTime(padded)-a.spare)
 }
 
-// time is how long a batch takes alone. For a size that was not measured, each image counts as
+// aloneTime is how long a batch takes alone. For a size that was not measured, each image counts as
 // in the next smaller measured size: rather too long than too short.
-func (a *account) time(padded int) time.Duration {
+func (a *account) aloneTime(padded int) time.Duration {
 	for n := min(padded, len(a.times)-1); n > 0; n-- {
 		if a.times[n] > 0 {
 			return a.times[n] * time.Duration(padded) / time.Duration(n)
@@ -150,15 +150,15 @@ func (a *account) end(f *flight, inferred int64) {
 	if f.alone {
 		a.learn(f.padded, time.Duration(inferred-f.dispatched))
 	}
-	if r := &a.recent; f.padded == r.padded && f.demoted == r.demoted && f.dispatched <= r.ended {
+	if r := &a.series; f.padded == r.padded && f.demoted == r.demoted && f.dispatched <= r.ended {
 		r.batches++
 		r.ended = inferred
-		if r.batches == enough {
-			a.learn(f.padded, time.Duration((r.ended-r.began)/enough))
+		if r.batches == seriesBatches {
+			a.learn(f.padded, time.Duration((r.ended-r.began)/seriesBatches))
 			r.batches, r.began = 0, r.ended
 		}
 	} else {
-		*r = recent{padded: f.padded, demoted: f.demoted, began: inferred, ended: inferred}
+		*r = series{padded: f.padded, demoted: f.demoted, began: inferred, ended: inferred}
 	}
 	cost := int64(a.cost(f.padded))
 	a.charged.Add(cost)
@@ -169,18 +169,18 @@ func (a *account) end(f *flight, inferred int64) {
 
 // learn lowers the time of a size.
 func (a *account) learn(padded int, took time.Duration) {
-	if took > 0 && took < a.time(padded) {
+	if took > 0 && took < a.aloneTime(padded) {
 		a.times[padded] = took
 		a.size = 0 // the balance holds less
-		a.draw()
+		a.fitLine()
 	}
 }
 
-// draw fits the line fixed + n * each through the smallest known size, below all others. A size
+// fitLine fits the line fixed + n * each through the smallest known size, below all others. A size
 // that has not run since the process began may have an initial time that contains waiting. So
-// draw first makes sure that no batch takes longer than a larger one. The line need not meet
+// fitLine first makes sure that no batch takes longer than a larger one. The line need not meet
 // the largest.
-func (a *account) draw() {
+func (a *account) fitLine() {
 	shortest := time.Duration(math.MaxInt64)
 	for n, t := range slices.Backward(a.times) {
 		if t > 0 {
@@ -199,9 +199,9 @@ func (a *account) draw() {
 		}
 	}
 	fixed := a.times[smallest] - each*time.Duration(smallest)
-	a.idle = time.Duration((1 - narrow) * float64(fixed))
-	a.each.Store(int64(each))
-	a.fixed.Store(int64(fixed - a.idle))
+	a.spare = time.Duration((1 - fixedTimeUse) * float64(fixed))
+	a.perImage.Store(int64(each))
+	a.fixed.Store(int64(fixed - a.spare))
 }
 
 // refill tells when batches within the guarantee can begin.
@@ -213,11 +213,11 @@ func (a *account) refill(now int64) slab.Refill {
 	return slab.Refill{Wait: wait, Every: time.Duration(float64(a.cost(a.size)) / a.guarantee())}
 }
 
-// waits records that no demoted batch is worth beginning until the balance is positive or other
+// postpone records that no demoted batch is worth beginning until the balance is positive or other
 // requests arrive.
-func (a *account) waits(now int64) {
-	a.retry = math.MaxInt64
+func (a *account) postpone(now int64) {
+	a.retryAt = math.MaxInt64
 	if wait := a.balance.Wait(now); wait < math.MaxInt64-time.Duration(now) {
-		a.retry = now + int64(wait)
+		a.retryAt = now + int64(wait)
 	}
 }

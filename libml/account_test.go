@@ -236,7 +236,7 @@ func TestAccountOverload(t *testing.T) {
 			for n := range l.account.times[1:] {
 				l.account.times[n+1] = cost // not the time of the fake
 			}
-			l.account.idle = 0
+			l.account.spare = 0
 			if l.pick(); len(l.choice.batch) == 0 {
 				continue
 			}
@@ -290,7 +290,7 @@ func TestBatchLevel(t *testing.T) {
 		{&shareOrder{level: 5}, false, 3}, {&shareOrder{level: 2}, true, budget.Demoted},
 	} {
 		a.share = c.share
-		if got := a.levelOf(&flight{demoted: c.demoted}); got != c.want {
+		if got := a.batchLevel(&flight{demoted: c.demoted}); got != c.want {
 			t.Errorf("level %d of a batch with %+v, demoted %v; want %d", got, c.share, c.demoted, c.want)
 		}
 	}
@@ -341,13 +341,13 @@ func TestBatchCost(t *testing.T) {
 	a.open(p, 0)
 	want := func(when string, padded int, cost float64) {
 		t.Helper()
-		if got := a.time(padded); got != time.Duration(cost*float64(ms)) {
+		if got := a.aloneTime(padded); got != time.Duration(cost*float64(ms)) {
 			t.Errorf("%s a batch of %d takes %v, want %v ms", when, padded, got, cost)
 		}
 	}
 	line := func(when string, fixed, each float64) {
 		t.Helper()
-		f, e := a.fixed.Load(), a.each.Load()
+		f, e := a.fixed.Load(), a.perImage.Load()
 		if math.Abs(float64(f)-fixed*float64(ms)) > 10 || math.Abs(float64(e)-each*float64(ms)) > 10 {
 			t.Errorf("%s a batch of n costs %v + n * %v, want %v and %v ms", when, time.Duration(f), time.Duration(e), fixed, each)
 		}
@@ -363,8 +363,8 @@ func TestBatchCost(t *testing.T) {
 	want("alone", 4, 5)
 	want("not measured", 8, 10)
 	fixed := 3 - 2.0/3
-	line("two sizes", narrow*fixed, 2.0/3)
-	if got, want := a.cost(4), narrow*fixed+4*2.0/3; math.Abs(got.Seconds()*1000-want) > 1e-3 {
+	line("two sizes", fixedTimeUse*fixed, 2.0/3)
+	if got, want := a.cost(4), fixedTimeUse*fixed+4*2.0/3; math.Abs(got.Seconds()*1000-want) > 1e-3 {
 		t.Errorf("a batch of 4 costs %v, want %v ms", got, want)
 	}
 	end(10, 18, flight{padded: 4, alone: true})
@@ -373,16 +373,16 @@ func TestBatchCost(t *testing.T) {
 	want("not alone", 4, 5)
 	end(20, 21, flight{padded: 4, alone: true, err: errors.New("failed")})
 	want("failed", 4, 5)
-	for i := range enough + 1 { // two in flight, one ends every 2 ms
+	for i := range seriesBatches + 1 { // two in flight, one ends every 2 ms
 		end(float64(100+2*i-4), float64(100+2*i), flight{padded: 4})
 	}
 	want("two in flight", 4, 2)
 	want("smaller than two in flight", 1, 2)
-	for i := range enough + 1 { // with a gap before each
+	for i := range seriesBatches + 1 { // with a gap before each
 		end(float64(201+2*i-1), float64(201+2*i), flight{padded: 4})
 	}
 	want("gaps", 4, 2)
-	for i := range enough + 1 { // of two kinds
+	for i := range seriesBatches + 1 { // of two kinds
 		end(float64(300+i-2), float64(300+i), flight{padded: 4, demoted: i%2 == 0})
 	}
 	want("mixed", 4, 2)

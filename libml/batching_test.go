@@ -103,8 +103,8 @@ func TestFixedSizeSleep(t *testing.T) {
 		if l.take(); l.mayBegin() {
 			t.Error("a batch of 2 begins at once")
 		}
-		if until := l.waitUntil(); until < began+int64(waitAtMost) {
-			t.Errorf("it looks again %v after the first request, want %v or more", time.Duration(until-began), waitAtMost)
+		if until := l.waitUntil(); until < began+int64(maxWait) {
+			t.Errorf("it looks again %v after the first request, want %v or more", time.Duration(until-began), maxWait)
 		}
 		h.publish(2, h.picture(2), func(r *shm.Request, _ []shm.Piece) { r.Whole -= int64(delay) })
 		l.take()
@@ -126,7 +126,7 @@ func TestFixedSizeSleep(t *testing.T) {
 	})
 }
 
-// A loop without work checks every waitAtMost. A shorter delay wakes it, at least in one
+// A loop without work checks every maxWait. A shorter delay wakes it, at least in one
 // of many tries.
 func TestFixedSizeDelay(t *testing.T) {
 	onBoth(t, func(t *testing.T, h *harness, f *fake) {
@@ -139,7 +139,7 @@ func TestFixedSizeDelay(t *testing.T) {
 			h.answered(slot, h.picture(1))
 			shortest = min(shortest, time.Duration(h.channel.Result(slot).Dispatched-h.table.Request(slot).Whole))
 		}
-		if shortest >= waitAtMost/2 {
+		if shortest >= maxWait/2 {
 			t.Errorf("none of 20 batches with a delay of 1 ms began in less than %v", shortest)
 		}
 		c.drained()

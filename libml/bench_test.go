@@ -57,7 +57,7 @@ func turns(b *testing.B, h *harness, l *loop, n uint32) {
 		for got := 0; got < int(n); {
 			l.batching.state.Limit = 8
 			l.extend()
-			l.moveOver()
+			l.startMove()
 			if err := l.turn(); err != nil {
 				b.Fatal(err)
 			}

@@ -19,9 +19,9 @@ func wipe(outputs [][]byte) {
 	}
 }
 
-// written returns an error if a value of the card's outputs is still blank: a framework
+// checkWritten returns an error if a value of the card's outputs is still blank: a framework
 // that does not write it would return another request's result.
-func written(card *models.Card, outputs [][]byte) error {
+func checkWritten(card *models.Card, outputs [][]byte) error {
 	for o, out := range outputs {
 		left := 0
 		for at := 0; at+4 <= len(out); at += 4 {

@@ -23,12 +23,12 @@ func TestWritten(t *testing.T) {
 		}
 	}
 	outputs := fresh()
-	if err := written(card, outputs); err == nil || !strings.HasPrefix(err.Error(), "6 of 6 values of output a were not written") {
+	if err := checkWritten(card, outputs); err == nil || !strings.HasPrefix(err.Error(), "6 of 6 values of output a were not written") {
 		t.Errorf("nothing written: %v", err)
 	}
 	fill(outputs[0], 0)
 	fill(outputs[1][:3*4], 0)
-	if err := written(card, outputs); err == nil || !strings.HasPrefix(err.Error(), "5 of 8 values of output b were not written") {
+	if err := checkWritten(card, outputs); err == nil || !strings.HasPrefix(err.Error(), "5 of 8 values of output b were not written") {
 		t.Errorf("some written: %v", err)
 	}
 	// Every computed value counts as written, even a NaN.
@@ -37,7 +37,7 @@ func TestWritten(t *testing.T) {
 		for _, out := range outputs {
 			fill(out, math.Float32bits(value))
 		}
-		if err := written(card, outputs); err != nil {
+		if err := checkWritten(card, outputs); err != nil {
 			t.Errorf("%g: %v", value, err)
 		}
 	}

@@ -54,14 +54,14 @@ func newFlight(most int) flight {
 	}
 }
 
-// lost reports whether an error means that the device failed for good. A framework may return
+// isLost reports whether an error means that the device failed for good. A framework may return
 // CUDA's error for it.
-func lost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
+func isLost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
 
-// worse returns the more important of two errors, either of which may be nil: the first, unless the
-// second is a lost device.
-func worse(first, second error) error {
-	if first == nil || lost(second) {
+// mergeErrors returns the more important of two errors, either of which may be nil: the first,
+// unless the second is a lost device.
+func mergeErrors(first, second error) error {
+	if first == nil || isLost(second) {
 		return second
 	}
 	return first
@@ -95,12 +95,12 @@ func (l *loop) begin() error {
 	l.pending = slices.Delete(l.pending, l.choice.reserved, l.choice.reserved+n)
 
 	l.ring.Start(f.slots)
-	oldest := l.ring.Request(oldestOf(f.batch).Slot)
+	oldest := l.ring.Request(firstComplete(f.batch).Slot)
 	f.aggregated = time.Duration(oldest.Whole - oldest.FirstPiece)
 	f.dispatched = shm.Now()
 	l.account.begin(f.dispatched, f, l.choice.demoted)
 	if l.p.level != budget.Demoted {
-		if err := l.p.prioritized.Choose(f.slot, l.account.levelOf(f)); err != nil {
+		if err := l.p.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
 			l.p.log.Warn().Err(err).Msg("batch runs at the priority of the one before it")
 		}
 	}
@@ -113,7 +113,7 @@ func (l *loop) begin() error {
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
-	f.err = worse(f.err, l.memory.device.Fetch(f.slot, images))
+	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
 	l.completeMove(idle)
 	return f.err
 }
@@ -124,7 +124,7 @@ func (l *loop) gather(f *flight) (bad, err error) {
 	n := len(f.batch)
 	input := l.memory.tensors[f.slot].input(f.padded)
 	err = l.memory.device.Gather(f.slot, input, f.requests, f.refused[:n])
-	if err != nil && !unusable(err) {
+	if err != nil && !spoilsBatch(err) {
 		bad, err = err, nil
 	}
 	if err == nil {
@@ -133,8 +133,8 @@ func (l *loop) gather(f *flight) (bad, err error) {
 	return bad, err
 }
 
-// unusable reports whether an error of Gather spoilt the whole batch, not just single requests.
-func unusable(err error) bool {
+// spoilsBatch reports whether an error of Gather affects the whole batch, not just single requests.
+func spoilsBatch(err error) bool {
 	var request *device.RequestError
 	return !errors.As(err, &request)
 }
@@ -150,8 +150,8 @@ func (l *loop) decode(f *flight, i int, result *shm.Result) error {
 	return nil
 }
 
-// oldestOf returns the request of a batch that was completed first.
-func oldestOf(batch []slab.Request) *slab.Request {
+// firstComplete returns the request of a batch that was completed first.
+func firstComplete(batch []slab.Request) *slab.Request {
 	oldest := &batch[0]
 	for i := range batch {
 		if batch[i].Whole < oldest.Whole {
@@ -189,7 +189,7 @@ func (l *loop) finish() error {
 			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	f.err = worse(f.err, err)
+	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
 		l.p.log.Error().Err(err).Int("batch", len(f.batch)).Msg("batch failed")

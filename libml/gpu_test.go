@@ -381,7 +381,7 @@ func TestGPUBatchFails(t *testing.T) {
 	l := h.loop(f)
 	f.fail(func(string) error { return errFake })
 	h.publish(1, h.picture(1), nil)
-	if err := l.turn(); !errors.Is(err, errFake) || lost(err) {
+	if err := l.turn(); !errors.Is(err, errFake) || isLost(err) {
 		t.Errorf("the turn gives %v, want %v", err, errFake)
 	}
 	if got := h.status(h.replies(1)[0]); got != wire.StatusFailed {

@@ -68,8 +68,8 @@ type lastBatch struct {
 	pause        time.Duration
 }
 
-// waitAtMost bounds how long an idle loop sleeps before it checks again.
-const waitAtMost = 100 * time.Millisecond
+// maxWait bounds how long an idle loop sleeps before it checks again.
+const maxWait = 100 * time.Millisecond
 
 func newLoop(p *process, attached control.Attached) (*loop, error) {
 	n := p.memory.slots
@@ -79,7 +79,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		flights:  newFlights(p.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
-		naps:     naps{never: attached.BusyPollNanos > 0},
+		naps:     naps{poll: attached.BusyPollNanos > 0},
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
 	}
@@ -96,7 +96,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 // in flight are answered, the others are left to the next owner.
 func (l *loop) run() error {
 	for {
-		owned, err := l.ring.Acquire(shm.Now() + int64(waitAtMost))
+		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
 		if err != nil {
 			return fmt.Errorf("wait for the ring: %w", err)
 		}
@@ -108,24 +108,24 @@ func (l *loop) run() error {
 			return l.p.exit.lostDevice()
 		}
 		l.extend()
-		l.moveOver()
+		l.startMove()
 		l.completeMove(-1)
 	}
 	done := make(chan struct{})
 	defer close(done)
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
-		l.pend(slot)
+		l.addPending(slot)
 	}
 	for l.ring.Entitled() && !l.p.exit.requested() {
 		l.take()
 		l.extend()
-		l.moveOver()
+		l.startMove()
 		switch {
 		case l.mayBegin():
 			if l.pick(); len(l.choice.batch) == 0 {
 				continue
 			}
-			if err := l.begin(); lost(err) {
+			if err := l.begin(); isLost(err) {
 				return l.abandon(err)
 			}
 			if !l.flights.full() {
@@ -141,7 +141,7 @@ func (l *loop) run() error {
 		if !l.await() {
 			continue
 		}
-		if err := l.finish(); lost(err) {
+		if err := l.finish(); isLost(err) {
 			return l.abandon(err)
 		}
 		l.announce(done)
@@ -152,14 +152,14 @@ func (l *loop) run() error {
 		return l.abandon(err)
 	}
 	for l.flights.count > 0 {
-		if err := l.finish(); lost(err) {
+		if err := l.finish(); isLost(err) {
 			return l.abandon(err)
 		}
 	}
 	l.ring.Release()
 	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
 	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
-	nap(afterYou)
+	nap(releaseNap)
 	l.p.notices.send(control.Notice{State: control.Draining})
 	return nil
 }
@@ -167,8 +167,8 @@ func (l *loop) run() error {
 // take moves complete requests from the ring to pending.
 func (l *loop) take() {
 	for _, slot := range l.taken[:l.ring.Take(l.taken)] {
-		l.pend(slot)
-		l.account.retry = 0
+		l.addPending(slot)
+		l.account.retryAt = 0
 	}
 }
 
@@ -183,7 +183,7 @@ func (l *loop) mayBegin() bool {
 	now := shm.Now()
 	demoted := !l.guaranteed(now)
 	switch {
-	case demoted && (now < l.account.retry || l.flights.count > 0 && l.flights.newest().demoted):
+	case demoted && (now < l.account.retryAt || l.flights.count > 0 && l.flights.newest().demoted):
 		return false
 	case l.flights.count == 0:
 		return true
@@ -193,7 +193,7 @@ func (l *loop) mayBegin() bool {
 		return true // a demoted batch delays no other
 	}
 	f := l.flights.oldest()
-	return l.overlap.allows(len(l.pending), l.batching.size(), l.left(f, now), l.batching.typical(f.padded))
+	return l.overlap.allows(len(l.pending), l.batching.size(), l.remaining(f, now), l.batching.typical(f.padded))
 }
 
 // guaranteed reports whether a batch that begins now is within the guarantee.
@@ -211,16 +211,16 @@ func (l *loop) extend() {
 // waitUntil is when a loop with nothing in flight checks again if no work arrives. It is at the
 // latest when the pending requests may be a batch.
 func (l *loop) waitUntil() int64 {
-	until := shm.Now() + int64(waitAtMost)
+	until := shm.Now() + int64(maxWait)
 	if len(l.pending) > 0 {
-		until = min(until, max(l.batching.readyAt(l.pending), l.account.retry))
+		until = min(until, max(l.batching.readyAt(l.pending), l.account.retryAt))
 	}
 	return until
 }
 
-// left is how long a batch in flight is expected to take from now. The time of a demoted one is
-// unknown: the longer it has taken, the less often the loop checks it.
-func (l *loop) left(f *flight, now int64) time.Duration {
+// remaining is how long a batch in flight is expected to take from now. The time of a demoted one
+// is unknown: the longer it has taken, the less often the loop checks it.
+func (l *loop) remaining(f *flight, now int64) time.Duration {
 	ran := time.Duration(now - f.dispatched)
 	left := l.batching.typical(f.padded) - ran
 	if f.demoted {
@@ -239,7 +239,7 @@ func (l *loop) await() bool {
 		return true
 	}
 	for {
-		for range looks {
+		for range doneChecks {
 			if l.done() != nil {
 				return true
 			}
@@ -258,9 +258,9 @@ func (l *loop) await() bool {
 // limit is the time at which another batch may begin next to it.
 func (l *loop) nap() {
 	now := shm.Now()
-	left := l.left(l.flights.oldest(), now)
+	left := l.remaining(l.flights.oldest(), now)
 	if l.flights.mixed() {
-		left = min(left, l.left(l.flights.newest(), now))
+		left = min(left, l.remaining(l.flights.newest(), now))
 	}
 	if len(l.pending) > 0 {
 		left -= l.overlap.lead
@@ -268,8 +268,8 @@ func (l *loop) nap() {
 	l.naps.nap(left)
 }
 
-// looks is how often await checks the device between two checks of the ring.
-const looks = 64
+// doneChecks is how often await checks the device between two checks of the ring.
+const doneChecks = 64
 
 // abandon ends the loop on a lost device. It answers the requests in flight as failed and releases
 // the ring; the next owner finds the pending requests there. It returns why.
@@ -297,8 +297,8 @@ func (l *loop) rest(until int64) {
 // restStep bounds how late a resting loop notices that it must release its ring.
 const restStep = 200 * time.Microsecond
 
-// afterYou is the time of a few batches.
-const afterYou = 5 * time.Millisecond
+// releaseNap is how long run sleeps after it has released the ring: the time of a few batches.
+const releaseNap = 5 * time.Millisecond
 
 // announce tells the orchestrator, and starts to tell the manager, that this process serves. If
 // work was waiting, the loop calls it after the first batch, so that the ring is not idle for
@@ -312,8 +312,8 @@ func (l *loop) announce(done <-chan struct{}) {
 	go l.reporter.run(done)
 }
 
-// pend adds a taken request to the pending ones.
-func (l *loop) pend(slot uint32) {
+// addPending adds a taken request to the pending ones.
+func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
 	l.pending = append(l.pending, slab.Request{
 		Slot: slot, Whole: r.Whole, Deadline: r.Deadline, Priority: r.Priority,
@@ -338,7 +338,7 @@ func (l *loop) pick() {
 	batch, late := l.batching.rule.Pick(l.batching.state, l.pending[l.choice.reserved:], now, l.choice.demoted, l.batching.expected)
 	l.choice.batch, l.choice.late = l.pending[l.choice.reserved:][:batch], late
 	if l.choice.demoted && batch == 0 {
-		l.account.waits(now)
+		l.account.postpone(now)
 	}
 	if late == 0 {
 		return

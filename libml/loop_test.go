@@ -255,7 +255,7 @@ func TestHandoverIdle(t *testing.T) {
 			l.acquired = now - c.acquired
 			h.publish(1, h.picture(1), func(r *shm.Request, _ []shm.Piece) { r.Whole = now - c.whole })
 			for _, slot := range l.taken[:l.ring.Take(l.taken)] {
-				l.pend(slot)
+				l.addPending(slot)
 			}
 			l.pick()
 			l.reporter.addHandover(l.idle(l.acquired))

@@ -57,7 +57,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 	}
 	m := &memory{slots: g.Slots}
 	defer func() {
-		if err != nil && !lost(err) {
+		if err != nil && !isLost(err) {
 			m.close()
 		}
 	}()
@@ -85,7 +85,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 			return nil, err
 		}
 	}
-	slots, err := m.device.Tensors(buffers.Bytes(), sizesOf(p.card))
+	slots, err := m.device.Tensors(buffers.Bytes(), maxSizes(p.card))
 	if err != nil {
 		return nil, fmt.Errorf("map tensors of model %s: manager gave %d bytes: %w", p.card.Name, attached.TensorBytes, err)
 	}

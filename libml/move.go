@@ -23,7 +23,7 @@ import (
 //	1 receive an order; the last one counts   batches, in the slots in use
 //	2 Repartition of the standby slots        "
 //	3 ConfigureBatch there, its sizes         "
-//	4 move ────────────────────────────────>  5 at most one in flight: moveOver
+//	4 move ────────────────────────────────>  5 at most one in flight: startMove
 //	                                          6 begin the next batch there, next to the last one here
 //	8 <───────────────────────────── settle ─ 7 nothing left in flight here
 //	9 report the groups that it holds now; the others are free
@@ -38,8 +38,8 @@ type move struct {
 // standby is the first slot of the other set than base's: slots 0 and 1, or 2 and 3.
 func standby(base int) int { return device.Slots/2 - base }
 
-// unknown is the value of moves.idle until a batch has begun, or none waits.
-const unknown = math.MinInt64
+// idleUnknown is the value of moves.idle until a batch has begun, or none waits.
+const idleUnknown = math.MinInt64
 
 // moves is the loop's part in moves. A move that the loop has made is current until it is settled.
 type moves struct {
@@ -55,7 +55,7 @@ func (m *moves) ordered() bool { return m.next.Load() != nil }
 // begin makes the ordered move: the next batches run in the other slots.
 func (m *moves) begin(f *flights, now int64) {
 	if next := m.next.Swap(nil); next != nil {
-		f.base, m.current, m.begun, m.idle = next.base, next, now, unknown
+		f.base, m.current, m.begun, m.idle = next.base, next, now, idleUnknown
 	}
 }
 
@@ -63,7 +63,7 @@ func (m *moves) begin(f *flights, now int64) {
 func (m *moves) made() bool { return m.current != nil }
 
 // incomplete reports whether no batch has begun since the move was made.
-func (m *moves) incomplete() bool { return m.made() && m.idle == unknown }
+func (m *moves) incomplete() bool { return m.made() && m.idle == idleUnknown }
 
 // complete records how long the ring was idle for a move: until the first batch after it began, or
 // -1 if no request was pending.
@@ -76,7 +76,7 @@ func (m *moves) complete(idle int64) {
 // settle ends a move if the first batch after it has begun and none is left in flight in the old
 // place.
 func (m *moves) settle(f *flights) (idleNanos int64, settled bool) {
-	if !m.made() || m.idle == unknown || !f.moved() {
+	if !m.made() || m.idle == idleUnknown || !f.moved() {
 		return 0, false
 	}
 	close(m.current.settled)
@@ -84,10 +84,10 @@ func (m *moves) settle(f *flights) (idleNanos int64, settled bool) {
 	return m.idle, true
 }
 
-// moveOver makes an ordered move if there is a place for a batch next to the one in flight: slots
+// startMove makes an ordered move if there is a place for a batch next to the one in flight: slots
 // of different lanes share nothing. If requests are pending and nothing is in flight, one more
 // batch begins in the old place first. Next to that batch, the move leaves no gap.
-func (l *loop) moveOver() {
+func (l *loop) startMove() {
 	// Check before the swap in begin: this runs before every batch.
 	if l.flights.full() || !l.moves.ordered() {
 		return
@@ -158,8 +158,8 @@ func (m *mover) run() {
 				m.report(nil) // ordered back from a move that failed
 				continue
 			}
-			err := unfitOn(groups, m.move(groups))
-			if lost(err) || errors.Is(err, errStopped) {
+			err := markUnfit(groups, m.move(groups))
+			if isLost(err) || errors.Is(err, errStopped) {
 				m.endProcess(err)
 				return
 			}
@@ -172,10 +172,10 @@ func (m *mover) run() {
 func (m *mover) endProcess(err error) {
 	switch {
 	case errors.Is(err, errStopped):
-	case lost(err):
+	case isLost(err):
 		m.p.exit.loseDevice(err)
 	default:
-		m.p.exit.fail(unfitOn(m.held, err))
+		m.p.exit.fail(markUnfit(m.held, err))
 	}
 }
 
@@ -240,15 +240,15 @@ type unfitError struct {
 
 func (e *unfitError) Unwrap() error { return e.error }
 
-// unfitOn marks an error that the groups of the work caused. It returns other errors unchanged.
-func unfitOn(groups []int, err error) error {
+// markUnfit marks an error that the groups of the work caused. It returns other errors unchanged.
+func markUnfit(groups []int, err error) error {
 	if len(groups) > 0 && errors.Is(err, cuda.ErrTooFewSMs) {
 		return &unfitError{groups, err}
 	}
 	return err
 }
 
-// unfitGroups returns the groups of an error that unfitOn marked; nil for any other.
+// unfitGroups returns the groups of an error that markUnfit marked; nil for any other.
 func unfitGroups(err error) []int {
 	var unfit *unfitError
 	if errors.As(err, &unfit) {
@@ -265,7 +265,7 @@ const moverPatience = 3 * time.Second
 func (m *mover) end(err error) error {
 	p := m.p
 	close(m.stop)
-	if lost(err) {
+	if isLost(err) {
 		return err
 	}
 	select {

@@ -226,7 +226,7 @@ func TestMoveIdle(t *testing.T) {
 				h.publish(2, h.picture(2), nil)
 			}
 			l.take()
-			l.moveOver()
+			l.startMove()
 			if l.flights.base != order.base {
 				t.Fatal("the loop did not move")
 			}
@@ -280,11 +280,11 @@ func TestMoveNextToBatch(t *testing.T) {
 	l.moves.next.Store(order)
 	h.publish(1, h.picture(1), nil)
 	l.take()
-	if l.moveOver(); l.flights.base == order.base {
+	if l.startMove(); l.flights.base == order.base {
 		t.Fatal("the loop moved, and left the device without work")
 	}
 	begin()
-	l.moveOver()
+	l.startMove()
 	h.publish(2, h.picture(2), nil)
 	begin()
 	release()

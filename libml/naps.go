@@ -9,25 +9,25 @@ import (
 )
 
 const (
-	// longestNap bounds how late the loop notices new work. shortestNap is the shortest nap that
+	// maxNap bounds how late the loop notices new work. minNap is the shortest nap that
 	// is worth the system call.
-	longestNap  = 100 * time.Microsecond
-	shortestNap = 10 * time.Microsecond
+	maxNap = 100 * time.Microsecond
+	minNap = 10 * time.Microsecond
 )
 
 // naps saves CPU time while a batch is in flight: the loop naps instead of polling. A nap is half of
 // the time that is left, so the naps get shorter towards the end of the batch; at last the loop
 // polls.
 type naps struct {
-	never     bool          // poll instead
+	poll      bool          // never nap
 	overslept time.Duration // how much longer than requested a nap takes
 }
 
 // nap naps for a part of the time that is left. It shortens the nap by the time that naps are known
 // to oversleep.
 func (n *naps) nap(left time.Duration) {
-	d := min(left/2-n.overslept, longestNap)
-	if n.never || d < shortestNap {
+	d := min(left/2-n.overslept, maxNap)
+	if n.poll || d < minNap {
 		return
 	}
 	began := shm.Now()
@@ -36,10 +36,10 @@ func (n *naps) nap(left time.Duration) {
 }
 
 // oversleep updates the estimate of how much longer naps take, after a nap of d took that long. A
-// stall counts as longestNap: with a larger estimate the loop would never nap again, and so could
+// stall counts as maxNap: with a larger estimate the loop would never nap again, and so could
 // not correct it.
 func oversleep(estimate, d, took time.Duration) time.Duration {
-	return estimate + (min(took-d, longestNap)-estimate)/8
+	return estimate + (min(took-d, maxNap)-estimate)/8
 }
 
 // nap sleeps in the kernel. Go's own sleep would first look for other goroutines to run.

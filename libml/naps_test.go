@@ -13,11 +13,11 @@ func TestNaps(t *testing.T) {
 		want bool // the loop naps, which changes the estimate
 	}{
 		{"long batch", naps{overslept: -1}, time.Hour, true},
-		{"batch about to end", naps{overslept: -1}, 2 * shortestNap, true},
-		{"too short", naps{overslept: -1}, 2*shortestNap - 4, false},
-		{"too short after oversleep", naps{overslept: shortestNap}, 3 * shortestNap, false},
+		{"batch about to end", naps{overslept: -1}, 2 * minNap, true},
+		{"too short", naps{overslept: -1}, 2*minNap - 4, false},
+		{"too short after oversleep", naps{overslept: minNap}, 3 * minNap, false},
 		{"overdue batch", naps{overslept: -1}, -time.Second, false},
-		{"busy polling", naps{never: true, overslept: -1}, time.Hour, false},
+		{"busy polling", naps{poll: true, overslept: -1}, time.Hour, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := c.naps
@@ -32,13 +32,13 @@ func TestNaps(t *testing.T) {
 func TestOversleep(t *testing.T) {
 	estimate := time.Duration(0)
 	for range 100 {
-		estimate = oversleep(estimate, shortestNap, 10*time.Second)
+		estimate = oversleep(estimate, minNap, 10*time.Second)
 	}
-	if estimate > longestNap {
-		t.Errorf("naps take %v longer after stalls, want %v at most: no batch would be napped through", estimate, longestNap)
+	if estimate > maxNap {
+		t.Errorf("naps take %v longer after stalls, want %v at most: no batch would be napped through", estimate, maxNap)
 	}
 	for range 100 {
-		estimate = oversleep(estimate, longestNap, longestNap+5*time.Microsecond)
+		estimate = oversleep(estimate, maxNap, maxNap+5*time.Microsecond)
 	}
 	if estimate > 6*time.Microsecond {
 		t.Errorf("naps take %v longer after naps that took 5 µs longer", estimate)

@@ -55,7 +55,7 @@ func (w *partialWarmUp) run() error {
 		err = w.add(p.sizes.next())
 	}
 	switch {
-	case lost(err):
+	case isLost(err):
 		return err
 	case w.stopped():
 		return errStopped

@@ -177,7 +177,7 @@ func TestPartialFails(t *testing.T) {
 	time.Sleep(5 * time.Millisecond)
 	release()
 	h.answered(h.replies(1)[0], h.picture(2))
-	if err := c.end(); !errors.Is(err, errFake) || lost(err) || !strings.HasPrefix(err.Error(), "configure batch 2 of test") {
+	if err := c.end(); !errors.Is(err, errFake) || isLost(err) || !strings.HasPrefix(err.Error(), "configure batch 2 of test") {
 		t.Errorf("the process ends with %v", err)
 	}
 	h.publish(3, h.picture(3), nil)

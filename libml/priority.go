@@ -21,14 +21,14 @@ import (
 // before it ends, instead of being woken: on a virtual machine it takes about 150 µs
 // to bring a CPU out of its sleep.
 const (
-	loopNice      = -15
-	cpusToBeEager = 4
-	eagerFor      = 50 * time.Millisecond // a few batches
+	loopNice  = -15
+	eagerCPUs = 4
+	eagerTime = 50 * time.Millisecond // a few batches
 )
 
-// goFirst gives the calling thread, which is locked, a higher priority and accurate
+// raisePriority gives the calling thread, which is locked, a higher priority and accurate
 // naps: by default the kernel ends them up to 50 µs later.
-func goFirst() {
+func raisePriority() {
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), loopNice)
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 }

@@ -91,7 +91,7 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 
 		DeviceNanos: r.account.charged.Load(), DemotedNanos: r.account.demoted.Load(),
 		Unprotected: r.unprotected(),
-		FixedNanos:  r.account.fixed.Load(), EachNanos: r.account.each.Load(),
+		FixedNanos:  r.account.fixed.Load(), EachNanos: r.account.perImage.Load(),
 	}
 	if published := r.published.Load(); published != nil {
 		report.Handovers, report.IdleNanos = published.count, published.idleNanos

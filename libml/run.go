@@ -98,7 +98,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	if attached.BusyPollNanos > 0 {
 		shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos))
 	}
-	if p.card, err = cardOf(attached); err != nil {
+	if p.card, err = readCard(attached); err != nil {
 		return err
 	}
 	p.slo = time.Duration(attached.SLONanos)
@@ -125,7 +125,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	p.notices.send(control.Notice{State: control.Linking})
 	notice, err := p.link(wake, attached, files)
 	if err != nil {
-		return unfitOn(wake.SMGroups, err)
+		return markUnfit(wake.SMGroups, err)
 	}
 	if p.exit.requested() {
 		return p.end()
@@ -135,7 +135,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		return err
 	}
 	p.exit.ring.Store(p.memory.consumer)
-	time.Sleep(p.rest())
+	time.Sleep(p.restAfterWarmUp())
 	notice.State, notice.Batches, notice.Growing = control.Ready, p.sizes.ladder, p.sizes.missing()
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.notices.send(notice)
@@ -152,9 +152,9 @@ func (p *process) serve(l *loop, ready control.Notice) error {
 	if !ok {
 		return l.run()
 	}
-	goFirst()
-	if runtime.NumCPU() >= cpusToBeEager {
-		p.memory.consumer.Eager(eagerFor)
+	raisePriority()
+	if runtime.NumCPU() >= eagerCPUs {
+		p.memory.consumer.Eager(eagerTime)
 	}
 	m := p.startMover(l, d, ready)
 	return m.end(l.run())
@@ -165,7 +165,7 @@ func (p *process) cleanAfter(err error) {
 	if p.abandoned {
 		return // the framework is still at work
 	}
-	if lost(err) {
+	if isLost(err) {
 		// A call that touches the device may never return now.
 		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
 		return
@@ -195,10 +195,10 @@ func (p *process) clean() {
 	}
 }
 
-// rest is the pause between warm-up and ready. The warm-up may have used up the quota, and
-// a process that takes a ring while it is throttled leaves the ring idle. The pause is two
+// restAfterWarmUp is the pause between warm-up and ready. The warm-up may have used up the quota,
+// and a process that takes a ring while it is throttled leaves the ring idle. The pause is two
 // periods of a quota of 1 ms (orchestrator/quota.go).
-func (p *process) rest() time.Duration {
+func (p *process) restAfterWarmUp() time.Duration {
 	share := p.orders.share.Load()
 	if p.onGPU() || share == nil || share.governor || share.percent <= 0 || share.percent >= 100 {
 		return 0
@@ -217,7 +217,7 @@ func (p *process) end() error {
 	return nil
 }
 
-func cardOf(attached control.Attached) (*models.Card, error) {
+func readCard(attached control.Attached) (*models.Card, error) {
 	card := new(models.Card)
 	if err := json.Unmarshal(attached.Card, card); err != nil {
 		return nil, fmt.Errorf("read card from manager: %w", err)

@@ -12,8 +12,8 @@ type tensors struct {
 	device.Tensors
 }
 
-// sizesOf returns the sizes of the largest batch of a card.
-func sizesOf(card *models.Card) device.Sizes {
+// maxSizes returns the sizes of the largest batch of a card.
+func maxSizes(card *models.Card) device.Sizes {
 	n := card.MaxBatch()
 	s := device.Sizes{Input: n * card.Input.TensorBytes()}
 	for i := range card.Outputs {
@@ -25,7 +25,7 @@ func sizesOf(card *models.Card) device.Sizes {
 // newTensors lays out tensors in one buffer of Card.TensorBytes, like the CPU's
 // device.
 func newTensors(card *models.Card, buffer []byte) (*tensors, error) {
-	sizes := sizesOf(card)
+	sizes := maxSizes(card)
 	laid, err := device.Lay(buffer, append([]int{sizes.Input}, sizes.Outputs...)...)
 	if err != nil {
 		return nil, err

@@ -119,11 +119,11 @@ func (p *process) measureAlone(w *warmUp) error {
 		}
 		var err error
 		for range rounds {
-			err = worse(err, p.framework.InferBatch(0, w.size))
+			err = mergeErrors(err, p.framework.InferBatch(0, w.size))
 		}
-		err = worse(err, d.Fetch(0, 0))
+		err = mergeErrors(err, d.Fetch(0, 0))
 		_, waitErr := d.Wait(0)
-		if err = worse(err, waitErr); err != nil {
+		if err = mergeErrors(err, waitErr); err != nil {
 			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
 		}
 		if took := time.Duration(p.timing.clock()-start) / time.Duration(rounds); run == 0 || took < w.alone {
@@ -175,9 +175,9 @@ func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, e
 // runBlank runs a batch without requests.
 func (p *process) runBlank(slot, n int) error {
 	err := p.framework.InferBatch(slot, n)
-	err = worse(err, p.memory.device.Fetch(slot, 0))
+	err = mergeErrors(err, p.memory.device.Fetch(slot, 0))
 	_, waitErr := p.memory.device.Wait(slot)
-	return worse(err, waitErr)
+	return mergeErrors(err, waitErr)
 }
 
 // warmUpPrivately warms up over private scratch memory. The shared buffers belong to the
@@ -202,7 +202,7 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		if err != nil {
 			return err
 		}
-		if err := written(p.card, outputs); err != nil {
+		if err := checkWritten(p.card, outputs); err != nil {
 			return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 		}
 		p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})

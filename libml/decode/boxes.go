@@ -12,7 +12,7 @@ import (
 //
 //  1. Scan the scores of every head for those at or above the threshold. Most scores
 //     are below it and cost no more than that.
-//  2. Keep the best of these (mostCandidates), best first.
+//  2. Keep the best of these (maxCandidates), best first.
 //  3. Decode their boxes and clip them to the picture. Drop boxes outside of it.
 //  4. Non-maximum suppression per class: drop a box that overlaps a better one of its
 //     class by more than the threshold.
@@ -78,23 +78,23 @@ func (a candidate) before(b candidate) int {
 }
 
 const (
-	// mostCandidates is the max number of candidates for the suppression, as in NanoDet's
+	// maxCandidates is the max number of candidates for the suppression, as in NanoDet's
 	// implementation (nms_pre).
-	mostCandidates = 1000
-	// mostBoxes bounds max_boxes: 22 bytes each on the wire.
-	mostBoxes = 1000
-	// mostSide bounds sizes in cells or pixels, so that products stay small.
-	mostSide = 1 << 14
-	// mostAnchors and mostBins are larger than in any known model.
-	mostAnchors = 1 << 10
-	mostBins    = 1 << 10
+	maxCandidates = 1000
+	// maxBoxes bounds max_boxes: 22 bytes each on the wire.
+	maxBoxes = 1000
+	// maxSide bounds sizes in cells or pixels, so that products stay small.
+	maxSide = 1 << 14
+	// maxAnchors and maxBins are larger than in any known model.
+	maxAnchors = 1 << 10
+	maxBins    = 1 << 10
 )
 
 func newBoxes(p *params) *boxes {
-	d := &boxes{declared: declaredBy(p.card)}
+	d := &boxes{declared: declaredOutputs(p.card)}
 	threshold := p.number("score_threshold", 0, 1, 0.5)
 	d.overlap = float32(p.number("iou_threshold", 0, 1, 0.5))
-	d.max = p.whole("max_boxes", 1, mostBoxes, 100)
+	d.max = p.whole("max_boxes", 1, maxBoxes, 100)
 	switch p.choice("style", true, "ssd-anchors", "dfl") {
 	case "ssd-anchors":
 		d.sigmoid = p.choice("score_activation", false, "sigmoid", "none") == "sigmoid"
@@ -106,16 +106,16 @@ func newBoxes(p *params) *boxes {
 	if d.sigmoid {
 		d.threshold = float32(math.Log(threshold / (1 - threshold)))
 	}
-	d.found = make([]candidate, 0, 2*mostCandidates)
+	d.found = make([]candidate, 0, 2*maxCandidates)
 	d.kept = make([]wire.Box, 0, d.max)
 	return d
 }
 
 func (d *boxes) readGrids(p *params) {
-	scale := float32(p.number("scale", 1e-6, mostSide, missing))
+	scale := float32(p.number("scale", 1e-6, maxSide, missing))
 	for _, g := range p.list("grids", "{size, anchors, scores, boxes}") {
-		h := head{side: g.whole("size", 1, mostSide, missing)}
-		h.anchored = anchored{anchors: g.whole("anchors", 1, mostAnchors, missing), scale: scale}
+		h := head{side: g.whole("size", 1, maxSide, missing)}
+		h.anchored = anchored{anchors: g.whole("anchors", 1, maxAnchors, missing), scale: scale}
 		rows := h.side * h.side * h.anchored.anchors
 		h.scores, h.classes = g.output("scores", rows, 1)
 		h.boxes, h.columns = g.output("boxes", rows, 4)
@@ -124,10 +124,10 @@ func (d *boxes) readGrids(p *params) {
 }
 
 func (d *boxes) readLevels(p *params) {
-	size := p.whole("size", 1, mostSide, missing)
-	bins := p.whole("bins", 2, mostBins, missing)
+	size := p.whole("size", 1, maxSide, missing)
+	bins := p.whole("bins", 2, maxBins, missing)
 	for _, l := range p.list("levels", "{stride, classes, boxes}") {
-		stride := l.whole("stride", 1, mostSide, missing)
+		stride := l.whole("stride", 1, maxSide, missing)
 		h := head{side: (size + stride - 1) / stride}
 		h.distributed = distributed{bins: bins, stride: float32(stride), size: float32(size)}
 		rows := h.side * h.side
@@ -142,8 +142,8 @@ func (d *boxes) readLevels(p *params) {
 
 // addHead adds a head that was read from an element of p's lists. key names its scores.
 func (d *boxes) addHead(p, element *params, key string, h head) {
-	if h.classes > mostClasses {
-		element.fail(key, "has %d classes, want at most %d", h.classes, mostClasses)
+	if h.classes > maxClasses {
+		element.fail(key, "has %d classes, want at most %d", h.classes, maxClasses)
 	}
 	if p.err == nil {
 		p.err = element.err
@@ -154,7 +154,7 @@ func (d *boxes) addHead(p, element *params, key string, h head) {
 func (d *boxes) MaxBytes() int { return d.max * wire.BoxSize }
 
 func (d *boxes) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := check(d.declared, outputs); err != nil {
+	if err := checkSizes(d.declared, outputs); err != nil {
 		return dst, 0, err
 	}
 	d.found, d.kept = d.found[:0], d.kept[:0]
@@ -204,7 +204,7 @@ func (d *boxes) scan(i int, scores []byte) error {
 			continue
 		}
 		d.found = append(d.found, candidate{score: v, head: uint32(i), row: uint32(n / h.classes), class: uint16(n % h.classes)})
-		if len(d.found) == 2*mostCandidates {
+		if len(d.found) == 2*maxCandidates {
 			d.best()
 			d.floor = d.found[len(d.found)-1].score
 			bits = positiveBits(max(d.threshold, d.floor))
@@ -221,10 +221,10 @@ func positiveBits(v float32) uint32 {
 	return 0
 }
 
-// best sorts the candidates and keeps mostCandidates.
+// best sorts the candidates and keeps maxCandidates.
 func (d *boxes) best() {
 	slices.SortFunc(d.found, candidate.before)
-	d.found = d.found[:min(len(d.found), mostCandidates)]
+	d.found = d.found[:min(len(d.found), maxCandidates)]
 }
 
 // score converts a model's score to a probability.
@@ -279,9 +279,9 @@ func (h *head) decode(b *wire.Box, output []byte, row int) bool {
 // cell.
 func (a *anchored) decode(b *wire.Box, output []byte, row, side int) {
 	cell := row / a.anchors
-	x := (float32(cell%side)+0.5)/float32(side) + at(output, 0)/a.scale
-	y := (float32(cell/side)+0.5)/float32(side) + at(output, 1)/a.scale
-	width, height := at(output, 2)/a.scale, at(output, 3)/a.scale
+	x := (float32(cell%side)+0.5)/float32(side) + element(output, 0)/a.scale
+	y := (float32(cell/side)+0.5)/float32(side) + element(output, 1)/a.scale
+	width, height := element(output, 2)/a.scale, element(output, 3)/a.scale
 	b.X0, b.Y0, b.X1, b.Y1 = x-width/2, y-height/2, x+width/2, y+height/2
 }
 
@@ -302,11 +302,11 @@ func (g *distributed) distance(output []byte, side int) float32 {
 	output = output[4*side*g.bins:]
 	top := float32(math.Inf(-1))
 	for i := range g.bins {
-		top = max(top, at(output, i))
+		top = max(top, element(output, i))
 	}
 	var sum, mean float64
 	for i := range g.bins {
-		e := math.Exp(float64(at(output, i)) - float64(top))
+		e := math.Exp(float64(element(output, i)) - float64(top))
 		sum += e
 		mean += e * float64(i)
 	}

@@ -89,7 +89,7 @@ type declared struct {
 	notFinite error // errNotANumber with the output's name
 }
 
-func declaredBy(card *models.Card) []declared {
+func declaredOutputs(card *models.Card) []declared {
 	list := make([]declared, len(card.Outputs))
 	for i := range card.Outputs {
 		o := &card.Outputs[i]
@@ -101,8 +101,8 @@ func declaredBy(card *models.Card) []declared {
 	return list
 }
 
-// check returns errOutputs unless the outputs have the sizes that were declared.
-func check(declared []declared, outputs [][]byte) error {
+// checkSizes returns errOutputs unless the outputs have the sizes that were declared.
+func checkSizes(declared []declared, outputs [][]byte) error {
 	if len(outputs) != len(declared) {
 		return errOutputs
 	}
@@ -114,8 +114,8 @@ func check(declared []declared, outputs [][]byte) error {
 	return nil
 }
 
-// at returns element i of an output.
-func at(output []byte, i int) float32 {
+// element returns element i of an output.
+func element(output []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(output[4*i:]))
 }
 
@@ -140,7 +140,7 @@ type raw struct {
 }
 
 func newRaw(p *params) *raw {
-	d := &raw{declared: declaredBy(p.card)}
+	d := &raw{declared: declaredOutputs(p.card)}
 	for i := range d.declared {
 		d.bytes += d.declared[i].bytes
 	}
@@ -150,7 +150,7 @@ func newRaw(p *params) *raw {
 func (d *raw) MaxBytes() int { return d.bytes }
 
 func (d *raw) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := check(d.declared, outputs); err != nil {
+	if err := checkSizes(d.declared, outputs); err != nil {
 		return dst, 0, err
 	}
 	payload := dst

@@ -323,13 +323,13 @@ func TestSuppression(t *testing.T) {
 func allBoxes(outputs [][]byte) []wire.Box {
 	var all []wire.Box
 	for i := range 32 {
-		score, cell := at(outputs[0], i), i/2
+		score, cell := element(outputs[0], i), i/2
 		if score < 0.5 {
 			continue
 		}
 		var reach [4]float64 // in parts of the picture
 		for side := range reach {
-			a, b := at(outputs[1], cell*8+side*2), at(outputs[1], cell*8+side*2+1)
+			a, b := element(outputs[1], cell*8+side*2), element(outputs[1], cell*8+side*2+1)
 			reach[side] = 16.0 / 64 / (1 + math.Exp(float64(a-b)))
 		}
 		x, y := (float64(cell%4)+0.5)/4, (float64(cell/4)+0.5)/4
@@ -711,13 +711,13 @@ func BenchmarkDetect(b *testing.B) {
 
 // Ascending values are the worst case: each is among the largest so far.
 func BenchmarkTopKOfAscendingClasses(b *testing.B) {
-	card := topKCard(mostClasses, map[string]any{"k": 1000})
+	card := topKCard(maxClasses, map[string]any{"k": 1000})
 	d, err := New(card)
 	if err != nil {
 		b.Fatal(err)
 	}
 	outputs := empty(card)
-	for i := range mostClasses {
+	for i := range maxClasses {
 		set(outputs[0], i, float32(i))
 	}
 	dst := make([]byte, 0, d.MaxBytes())

@@ -18,18 +18,18 @@ type topK struct {
 	best     []wire.Class // scratch
 }
 
-// mostClasses is the number of values of a u16.
-const mostClasses = 1 << 16
+// maxClasses is the number of values of a u16.
+const maxClasses = 1 << 16
 
 func newTopK(p *params) *topK {
-	d := &topK{declared: declaredBy(p.card)}
+	d := &topK{declared: declaredOutputs(p.card)}
 	if len(d.declared) != 1 {
 		p.fail("outputs", "topk reads one, the card has %d", len(d.declared))
 		return d
 	}
 	classes := d.declared[0].bytes / 4
-	if classes < 1 || classes > mostClasses {
-		p.fail("outputs", "%q has %d classes, want 1 to %d", p.card.Outputs[0].Name, classes, mostClasses)
+	if classes < 1 || classes > maxClasses {
+		p.fail("outputs", "%q has %d classes, want 1 to %d", p.card.Outputs[0].Name, classes, maxClasses)
 		return d
 	}
 	d.k = p.whole("k", 1, classes, float64(min(5, classes)))
@@ -40,7 +40,7 @@ func newTopK(p *params) *topK {
 func (d *topK) MaxBytes() int { return d.k * wire.ClassSize }
 
 func (d *topK) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := check(d.declared, outputs); err != nil {
+	if err := checkSizes(d.declared, outputs); err != nil {
 		return dst, 0, err
 	}
 	if !finite(outputs[0]) {
@@ -49,7 +49,7 @@ func (d *topK) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 	d.best = d.best[:0]
 	floor := float32(math.Inf(-1))
 	for i := range d.declared[0].bytes / 4 {
-		v := at(outputs[0], i)
+		v := element(outputs[0], i)
 		if v <= floor {
 			continue // k lower classes are at least as large
 		}

@@ -6,33 +6,33 @@ import (
 )
 
 const (
-	// memory is the weight that a batch keeps when the next one is learned. So the level
+	// batchMemory is the weight that a batch keeps when the next one is learned. So the level
 	// follows the device within about 1/(1-memory) = 7 batches.
-	memory = 0.85
+	batchMemory = 0.85
 	// slopeTrust is the spread of sizes, as a squared part of their mean, at which the
 	// measured slope weighs as much as the remembered shape. It is 10 % of one batch,
 	// squared. With less, noise of the level would look like a slope.
 	slopeTrust = 0.01
-	// leastSlope is the minimum part of the largest batch's time that grows with its
+	// minSlope is the minimum part of the largest batch's time that grows with its
 	// size, so that no size seems free.
-	leastSlope = 0.01
+	minSlope = 0.01
 	// tailDeviations: 99.5 % of a normal distribution is less than 2.58 deviations above
 	// its mean. The rest is half of what a 99 % objective may miss.
 	tailDeviations = 2.58
-	// firstDeviation is assumed before the deviation is known. leastDeviation is the
+	// firstDeviation is assumed before the deviation is known. minDeviation is the
 	// minimum at all times.
 	firstDeviation = 0.05
-	leastDeviation = 0.005
+	minDeviation   = 0.005
 	// deviationMemory is the weight that the deviation keeps from batch to batch.
 	deviationMemory = 1 - 1.0/32
-	// outlier is the number of deviations that makes a batch an outlier. leastOutlier is
+	// outlier is the number of deviations that makes a batch an outlier. minOutlier is
 	// the minimum relative distance of one.
-	outlier      = 4
-	leastOutlier = 0.10
-	// mostDeviation is the maximum deviation in a tail estimate. Without it, noise alone
+	outlier    = 4
+	minOutlier = 0.10
+	// maxDeviation is the maximum deviation in a tail estimate. Without it, noise alone
 	// could predict as late a batch that takes half the objective on average.
 	// docs/adr/0002-slab.md shows its effect.
-	mostDeviation = 0.2
+	maxDeviation = 0.2
 )
 
 // model is a line through the recent batches: time = slope · (shape + size), in seconds.
@@ -60,7 +60,7 @@ type model struct {
 // never underestimates a larger batch.
 func newModel() model { return model{variance: firstDeviation * firstDeviation} }
 
-func (m model) deviation() float64 { return max(leastDeviation, math.Sqrt(m.variance)) }
+func (m model) deviation() float64 { return max(minDeviation, math.Sqrt(m.variance)) }
 
 // slope is the cost in seconds of one more request.
 func (m model) slope() float64 { return m.time / (m.shape + m.size) }
@@ -95,7 +95,7 @@ func (m model) learn(n, t float64, wrong bool) model {
 		low, high = m.time, m.time*n/m.size // all cost fixed, or none
 		m.largest = n
 	}
-	bound := max(leastOutlier, outlier*m.deviation())
+	bound := max(minOutlier, outlier*m.deviation())
 	clipped := min(max(t, low/(1+bound)), high*(1+bound))
 	side := cmp.Compare(t, clipped)
 
@@ -113,17 +113,17 @@ func (m model) learn(n, t float64, wrong bool) model {
 		m.variance += (1 - deviationMemory) * (off*off - m.variance)
 	}
 
-	m.weight = memory*m.weight + 1
+	m.weight = batchMemory*m.weight + 1
 	dn, dt := n-m.size, t-m.time
 	m.size += dn / m.weight
 	m.time += dt / m.weight
-	m.spread = memory*m.spread + dn*(n-m.size)
-	m.together = memory*m.together + dn*(t-m.time)
+	m.spread = batchMemory*m.spread + dn*(n-m.size)
+	m.together = batchMemory*m.together + dn*(t-m.time)
 
 	// Ridge regression towards the remembered shape at the present level.
 	trust := slopeTrust * m.size * m.size
 	slope := (m.together + trust*m.slope()) / (m.spread + trust)
-	slope = min(max(slope, leastSlope*m.time/m.largest), m.time/m.size)
+	slope = min(max(slope, minSlope*m.time/m.largest), m.time/m.size)
 	m.shape = max(0, m.time/slope-m.size)
 	return m
 }

@@ -162,9 +162,9 @@ type State struct {
 	previous float64
 	// overload is 1 when requests were answered late, and then fades (0..1).
 	overload float64
-	// content counts successive batches at the limit, all within the objective, that did
+	// contentBatches counts successive batches at the limit, all within the objective, that did
 	// not raise the limit. patience is how many of them justify a probe.
-	content, patience int
+	contentBatches, patience int
 	// probe is the size of a trial: the limit was raised to it, and it has not run yet.
 	// It is 0 if there is no trial.
 	probe int
@@ -262,7 +262,7 @@ func (r *Rule) Grown(s State, before *Rule) State {
 		return s
 	}
 	if next := r.step(r.Size(s)); next > r.Size(s) {
-		s.content, s.probe, s.Limit = 0, next, float64(next)
+		s.contentBatches, s.probe, s.Limit = 0, next, float64(next)
 	}
 	return s
 }
@@ -296,7 +296,7 @@ func (r *Rule) Pad(n int) int {
 // Expected is the tail estimate of gather + infer for a batch of n requests, padding
 // included; 0 before any observation.
 func (r *Rule) Expected(s State, n int) time.Duration {
-	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*min(s.model.deviation(), mostDeviation)))
+	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*min(s.model.deviation(), maxDeviation)))
 }
 
 // Typical is the mean time of gather + infer for a batch of n requests, while Expected is
@@ -386,20 +386,20 @@ func (r *Rule) atLimit(s State, o Observation) bool { return 4*o.Batch >= 3*r.Si
 
 const (
 	// firstPatience is how many successful batches lead to the first probe. Patience
-	// doubles with each probe, up to mostPatience. A probe that is too large costs a
+	// doubles with each probe, up to maxPatience. A probe that is too large costs a
 	// batch. In the long run that is at most 1 batch in 1,024, a tenth of what a 99 %
 	// objective allows.
 	firstPatience  = 2
 	secondPatience = 128
-	mostPatience   = 1024
-	// mostOverload is the maximum time of a batch in overload, as a part of left, the
+	maxPatience    = 1024
+	// maxOverload is the maximum time of a batch in overload, as a part of left, the
 	// rest of the objective. Twice the sustainable rate can fill such a batch. A batch of
 	// the time t takes the requests of the last (left - t) before it, so they fill it if
 	// rate · (left - t) = size. The sustainable rate has rate · left/2 = size.
-	mostOverload = 2.0 / 3
-	// mostGrowth is the maximum of the next limit, in multiples of the largest batch that
+	maxOverload = 2.0 / 3
+	// maxGrowth is the maximum of the next limit, in multiples of the largest batch that
 	// was ever timed.
-	mostGrowth = 2
+	maxGrowth = 2
 )
 
 // nextSLAB moves the limit to the size whose mean time is the target. It raises the limit in
@@ -417,11 +417,11 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	} else if atLimit {
 		// Only a full batch shows that a larger limit would be used, and what batches
 		// near it cost.
-		reach := max(float64(max(mostGrowth*o.Batch, r.step(size))), s.model.largest)
+		reach := max(float64(max(maxGrowth*o.Batch, r.step(size))), s.model.largest)
 		s.Limit = max(s.Limit, min(fits, reach, float64(r.cfg.MaxBatch)))
 	}
 	if miss || r.Size(s) != size {
-		s.content = 0
+		s.contentBatches = 0
 		return s
 	}
 	if !atLimit {
@@ -430,9 +430,9 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	// The model is a line through the observations, and a device may be faster than its
 	// line: observations of one size give no slope. So a limit that has fitted for long
 	// tries the next step, less and less often.
-	if s.content++; s.content >= s.patience && size < r.cfg.MaxBatch {
-		s.content = 0
-		s.patience = min(max(2*s.patience, secondPatience), mostPatience)
+	if s.contentBatches++; s.contentBatches >= s.patience && size < r.cfg.MaxBatch {
+		s.contentBatches = 0
+		s.patience = min(max(2*s.patience, secondPatience), maxPatience)
 		s.probe = r.step(size)
 		s.Limit = float64(s.probe)
 	}
@@ -447,12 +447,12 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 // The denominator is that tail in units of a batch's mean time: two batches with
 // independent deviations. No request need then be late. If requests are late anyway, they
 // arrive faster than such batches take them, for a moment or for long. The target then
-// moves towards mostOverload.
+// moves towards maxOverload.
 func (r *Rule) target(s State) float64 {
 	left := r.left(s)
 	tail := tailDeviations * s.model.deviation()
 	all := left / (1 + s.sat + tail*math.Sqrt(1+s.sat*s.sat))
-	return all + s.overload*max(0, mostOverload*left-all)
+	return all + s.overload*max(0, maxOverload*left-all)
 }
 
 // step is the next prepared size above n, at most MaxBatch.

@@ -18,7 +18,7 @@ import (
 // they share their tensors.
 type copier struct {
 	staged      []byte       // pinned
-	on          cuda.Pointer // as many bytes on the device; 0 if the copy goes to the tensor
+	target      cuda.Pointer // as many bytes on the device; 0 if the copy goes to the tensor
 	descriptors []byte       // pinned: for all pictures, their places at on
 	each        int          // descriptors per picture
 }
@@ -29,7 +29,7 @@ func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	c := &copier{each: (p.wireBytes + PieceBytes - 1) / PieceBytes}
 	defer func() {
 		if err != nil {
-			var errs closing
+			var errs firstError
 			c.close(d, &errs)
 		}
 	}()
@@ -37,17 +37,17 @@ func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	if c.staged, err = d.context.AllocateHost(bytes); err != nil {
 		return nil, err
 	}
-	if p.kernel == asItIsKernel {
+	if p.kernel == copyKernel {
 		return c, nil
 	}
-	if c.on, err = d.context.Allocate(bytes); err != nil {
+	if c.target, err = d.context.Allocate(bytes); err != nil {
 		return nil, err
 	}
 	if c.descriptors, err = d.context.AllocateHost(max(1, pictures*c.each) * DescriptorBytes); err != nil {
 		return nil, err
 	}
 	slab := len(d.kernel.slabs)
-	if err := d.kernel.AddSlab(c.on, bytes); err != nil {
+	if err := d.kernel.AddSlab(c.target, bytes); err != nil {
 		return nil, err
 	}
 	room := c.descriptors
@@ -61,14 +61,14 @@ func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	return c, nil
 }
 
-func (c *copier) close(d *Device, errs *closing) {
+func (c *copier) close(d *Device, errs *firstError) {
 	for _, m := range [][]byte{c.staged, c.descriptors} {
 		if m != nil {
 			errs.add(d.context.FreeHost(m))
 		}
 	}
-	if c.on != 0 {
-		errs.add(d.context.Free(c.on))
+	if c.target != 0 {
+		errs.add(d.context.Free(c.target))
 	}
 	*c = copier{}
 }
@@ -87,7 +87,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 	}
 	s.work.queued, s.work.fenced = true, false
 	if taken > 0 {
-		if err := s.bringOver(d, cuda.At(dst), len(reqs)); err != nil {
+		if err := s.copyAndConvert(d, cuda.At(dst), len(reqs)); err != nil {
 			return nil, err
 		}
 	}
@@ -117,23 +117,23 @@ func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err e
 	to := s.copies.staged[picture*size : (picture+1)*size]
 	for i := range s.ordered {
 		p := &s.ordered[i]
-		copy(to[p.Place:], from(d.slabs, p))
+		copy(to[p.Place:], bytesOf(d.slabs, p))
 	}
 	return -1, nil
 }
 
-// from returns the bytes of a checked fragment.
-func from(slabs [][]byte, p *shm.Piece) []byte {
+// bytesOf returns the bytes of a checked fragment.
+func bytesOf(slabs [][]byte, p *shm.Piece) []byte {
 	return slabs[p.Slab][p.Offset : p.Offset+uint64(p.Length)]
 }
 
-// bringOver queues the copy and the conversion.
-func (s *slot) bringOver(d *Device, dst cuda.Pointer, pictures int) error {
+// copyAndConvert queues the copy and the conversion.
+func (s *slot) copyAndConvert(d *Device, dst cuda.Pointer, pictures int) error {
 	c, bytes := s.copies, pictures*d.kernel.plan.wireBytes
-	if c.on == 0 {
+	if c.target == 0 {
 		return s.stream.Copy(dst, cuda.At(c.staged), bytes)
 	}
-	if err := s.stream.Copy(c.on, cuda.At(c.staged), bytes); err != nil {
+	if err := s.stream.Copy(c.target, cuda.At(c.staged), bytes); err != nil {
 		return err
 	}
 	return s.launch.Gather(s.stream, cuda.At(c.descriptors), pictures*c.each, dst, pictures)

@@ -10,16 +10,16 @@ type estimate struct {
 }
 
 const (
-	// forget is the weight of a new measurement.
-	forget = 1.0 / 8
+	// newWeight is the weight of a new measurement.
+	newWeight = 1.0 / 8
 	// wakeEarly is how long before the expected time a nap ends at the latest: the
 	// kernel wakes a thread some microseconds late.
 	wakeEarly = float64(15 * time.Microsecond)
-	// shortest is the shortest nap that is worth the system call.
-	shortest = float64(10 * time.Microsecond)
-	// patience is how long Wait polls a batch beyond its expected time, or from
+	// minNap is the shortest nap that is worth the system call.
+	minNap = float64(10 * time.Microsecond)
+	// pollTime is how long Wait polls a batch beyond its expected time, or from
 	// the beginning if nothing is known.
-	patience = float64(50 * time.Microsecond)
+	pollTime = float64(50 * time.Microsecond)
 )
 
 // add updates the estimate with a batch's time. If a batch ends during a nap, Wait
@@ -35,8 +35,8 @@ func (e *estimate) add(ns int64) {
 	if off < 0 {
 		off = -off
 	}
-	e.deviation += (off - e.deviation) * forget
-	e.mean += (took - e.mean) * forget
+	e.deviation += (off - e.deviation) * newWeight
+	e.mean += (took - e.mean) * newWeight
 }
 
 // nap returns how long to sleep, waited nanoseconds after the beginning; 0: check
@@ -44,12 +44,12 @@ func (e *estimate) add(ns int64) {
 // checked after naps of a sixteenth of the time that it has taken.
 func (e *estimate) nap(waited int64) int64 {
 	now := float64(waited)
-	early, late := e.mean-3*e.deviation-wakeEarly, e.mean+4*e.deviation+patience
+	early, late := e.mean-3*e.deviation-wakeEarly, e.mean+4*e.deviation+pollTime
 	switch n := early - now; {
-	case n >= shortest:
+	case n >= minNap:
 		return int64(n)
 	case now < late:
 		return 0
 	}
-	return int64(max(now/16, shortest))
+	return int64(max(now/16, minNap))
 }

@@ -259,12 +259,12 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
 	s, err := d.slot(slot)
 	if err == nil {
-		err = s.holds(d, dst, len(reqs))
+		err = s.checkTensor(d, dst, len(reqs))
 	}
 	if err != nil {
 		return fmt.Errorf("gather %d requests: %w", len(reqs), err)
 	}
-	if err := s.settled(); err != nil {
+	if err := s.settle(); err != nil {
 		return d.fail("gather", err)
 	}
 	if s.copies != nil {
@@ -311,7 +311,7 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 		err = errTensor
 	}
 	if err == nil {
-		err = s.holds(d, dst, to)
+		err = s.checkTensor(d, dst, to)
 	}
 	if err != nil {
 		return fmt.Errorf("pad images %d to %d: %w", from, to, err)
@@ -351,7 +351,7 @@ func (d *Device) Done(slot int) (bool, error) {
 	if err != nil {
 		return true, fmt.Errorf("look at slot %d: %w", slot, err)
 	}
-	done, err := s.look(shm.Now())
+	done, err := s.poll(shm.Now())
 	if err != nil {
 		return true, d.fail("look at batch", err)
 	}
@@ -387,7 +387,7 @@ func (d *Device) slot(i int) (*slot, error) {
 // thread is locked, and not bound to the context afterwards. Close continues after an
 // error, because on a lost device nothing can be freed. It returns the first error.
 func (d *Device) Close() error {
-	var errs closing
+	var errs firstError
 	if d.context != nil {
 		errs.add(d.context.Bind())
 	}
@@ -430,10 +430,10 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// closing keeps the first error of many.
-type closing struct{ first error }
+// firstError keeps the first error of many.
+type firstError struct{ first error }
 
-func (c *closing) add(err error) {
+func (c *firstError) add(err error) {
 	if c.first == nil {
 		c.first = err
 	}

@@ -4,9 +4,9 @@ import "math"
 
 // The kernel's kinds of normalisation, as in gather.cu.
 const (
-	asItIs   = 0
-	divide   = 1
-	multiply = 2
+	noNormalisation = 0
+	divide          = 1
+	multiply        = 2
 )
 
 // byMultiplying checks whether (v - mean) / std can be computed without a division,

@@ -34,7 +34,7 @@ type lane struct {
 
 // close destroys the streams, and the place with its last lane. A stream that cannot be
 // destroyed stays, so that Close tries again.
-func (l *lane) close(errs *closing) {
+func (l *lane) close(errs *firstError) {
 	if l.place == nil {
 		return
 	}
@@ -53,7 +53,7 @@ func (l *lane) close(errs *closing) {
 }
 
 // leave removes one lane from the place.
-func (p *place) leave(errs *closing) {
+func (p *place) leave(errs *firstError) {
 	if p.lanes--; p.lanes == 0 && p.green != nil {
 		errs.add(p.green.Destroy())
 	}
@@ -190,7 +190,7 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 		return err
 	}
 	var lanes [device.Slots]lane
-	var errs closing
+	var errs firstError
 	for i := 0; i < len(slots) && errs.first == nil; i++ {
 		lanes[i], err = d.newLane(to)
 		errs.add(err)

@@ -137,7 +137,7 @@ func straight(memory []byte, n int, req device.Request, image int, slabBytes []u
 
 // Reasons of the kernel to leave out a descriptor, indexed by gather.cu's BAD_...
 // constants.
-var whys = []error{
+var faultReasons = []error{
 	errors.New("for no reason that is known"),
 	errors.New("its slab is unknown"),
 	fmt.Errorf("it is not 1 to %d bytes long", PieceBytes),
@@ -157,10 +157,10 @@ func FaultError(word uint64) error {
 		return nil
 	}
 	why, index := word>>32, uint32(word)
-	if why >= uint64(len(whys)) {
+	if why >= uint64(len(faultReasons)) {
 		why = 0
 	}
-	return fmt.Errorf("%w: the one of index %d: %w", ErrDescriptor, index, whys[why])
+	return fmt.Errorf("%w: the one of index %d: %w", ErrDescriptor, index, faultReasons[why])
 }
 
 // plan is the conversion of a picture, computed once.
@@ -198,7 +198,7 @@ func newPlan(in *models.Input) plan {
 	flag(atPlanar, in.WireLayout == models.CHW)
 	put(p.batch[atMagic:], magic)
 	put(p.batch[atShift:], shift)
-	how := uint32(asItIs)
+	how := uint32(noNormalisation)
 	if len(in.Mean) > 0 {
 		how = divide
 		if in.WireType == models.U8 {
@@ -231,16 +231,16 @@ func newPlan(in *models.Input) plan {
 	return p
 }
 
-// asItIsKernel is for inputs without conversion: the tensor's bits are the wire's, in
+// copyKernel is for inputs without conversion: the tensor's bits are the wire's, in
 // the same places.
-const asItIsKernel = "gather_copy"
+const copyKernel = "gather_copy"
 
 // kernelOf names the fastest kernel for an input.
 func kernelOf(in *models.Input) string {
 	switch {
 	case in.WireType == in.TensorType && len(in.Mean) == 0 &&
 		(in.Channels == 1 || in.WireLayout == in.TensorLayout && !in.ReverseChannels):
-		return asItIsKernel
+		return copyKernel
 	case in.WireType == models.U8 && in.WireLayout == models.HWC && in.Channels == 3 && in.Height*in.Width%4 == 0:
 		if in.TensorLayout == models.CHW {
 			return "gather_three_" + string(in.TensorType) + "_planes"

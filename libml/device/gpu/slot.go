@@ -100,8 +100,8 @@ func (s *slot) grow(d *Device, descriptors int) error {
 	return d.context.FreeHost(old)
 }
 
-// holds checks that dst, with room for images, lies in the slot's input.
-func (s *slot) holds(d *Device, dst []byte, images int) error {
+// checkTensor checks that dst, with room for images, lies in the slot's input.
+func (s *slot) checkTensor(d *Device, dst []byte, images int) error {
 	at, input := cuda.At(dst), cuda.At(s.tensors.Input)
 	size := d.kernel.plan.imageBytes
 	switch {
@@ -115,9 +115,9 @@ func (s *slot) holds(d *Device, dst []byte, images int) error {
 	return nil
 }
 
-// settled waits for a batch that its caller did not wait for: its descriptors are
+// settle waits for a batch that its caller did not wait for: its descriptors are
 // overwritten next.
-func (s *slot) settled() error {
+func (s *slot) settle() error {
 	if !s.work.queued {
 		return nil
 	}
@@ -180,7 +180,7 @@ func (s *slot) blank(d *Device, dst []byte, from, to int) error {
 // fetch queues the outputs' copy and the fence.
 func (s *slot) fetch(d *Device, images int) error {
 	s.work.queued, s.work.images = true, images
-	if err := s.bring(d, images); err != nil {
+	if err := s.copyOutputs(d, images); err != nil {
 		return err
 	}
 	if err := s.ended.Record(s.stream); err != nil {
@@ -192,13 +192,13 @@ func (s *slot) fetch(d *Device, images int) error {
 	return s.fence()
 }
 
-// byKernel is the maximum number of bytes that a kernel copies to the results. The
+// maxKernelCopy is the maximum number of bytes that a kernel copies to the results. The
 // kernel is done 7 µs before a copy would be, and one launch copies all outputs.
 // More bytes are left to the copy engine, which keeps no multiprocessor busy.
-const byKernel = 1 << 20
+const maxKernelCopy = 1 << 20
 
-// bring queues the copy of the outputs.
-func (s *slot) bring(d *Device, images int) error {
+// copyOutputs queues the copy of the outputs.
+func (s *slot) copyOutputs(d *Device, images int) error {
 	if images == 0 || len(s.tensors.Outputs) == 0 {
 		return nil
 	}
@@ -210,7 +210,7 @@ func (s *slot) bring(d *Device, images int) error {
 			s.launch.FetchPart(o, cuda.At(s.tensors.Results[o]), cuda.At(from), n)
 		}
 	}
-	if len(s.tensors.Outputs) <= fetchParts && bytes <= byKernel {
+	if len(s.tensors.Outputs) <= fetchParts && bytes <= maxKernelCopy {
 		return s.launch.Fetch(s.stream, len(s.tensors.Outputs), bytes)
 	}
 	for o, from := range s.tensors.Outputs {
@@ -233,12 +233,12 @@ func (s *slot) fence() error {
 	return nil
 }
 
-// askEvery is how often a wait for a batch asks the driver for errors: a stream that
+// queryInterval is how often a wait for a batch asks the driver for errors: a stream that
 // failed never writes its word.
-const askEvery = int64(time.Millisecond)
+const queryInterval = int64(time.Millisecond)
 
-// look reports whether all queued work is done.
-func (s *slot) look(now int64) (bool, error) {
+// poll reports whether all queued work is done.
+func (s *slot) poll(now int64) (bool, error) {
 	if s.work.failed != nil {
 		return true, s.work.failed
 	}
@@ -254,7 +254,7 @@ func (s *slot) look(now int64) (bool, error) {
 	if word(s.control, atWord) == s.work.number {
 		return true, nil
 	}
-	if now-s.work.checked < askEvery {
+	if now-s.work.checked < queryInterval {
 		return false, nil
 	}
 	s.work.checked = now
@@ -268,7 +268,7 @@ func (s *slot) look(now int64) (bool, error) {
 // wait returns when all queued work is done.
 func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 	now := shm.Now()
-	done, err := s.look(now)
+	done, err := s.poll(now)
 	if done && (err != nil || !s.work.queued) {
 		s.work.failed = nil
 		s.reset()
@@ -290,7 +290,7 @@ func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 			spin(s.control, s.work.number)
 		}
 		now = shm.Now()
-		if done, err = s.look(now); err != nil {
+		if done, err = s.poll(now); err != nil {
 			s.work.failed = nil
 			s.reset()
 			return 0, err
@@ -328,7 +328,7 @@ func doze(n int64) {
 }
 
 // close frees what open and prepare allocated, and the lanes.
-func (s *slot) close(d *Device, errs *closing) {
+func (s *slot) close(d *Device, errs *firstError) {
 	s.before.close(errs)
 	s.lane.close(errs)
 	for _, e := range []*cuda.Event{&s.gathered, &s.ended} {
