@@ -20,9 +20,9 @@ type device struct {
 	known bool
 	gpu   *control.ObservedDevice // nil on a CPU
 	mps   bool
-	// undivided: the device has too few groups of multiprocessors for the instances of the first
+	// noGroups: the device has too few groups of multiprocessors for the instances of the first
 	// configuration, so no instance gets groups of its own.
-	undivided bool
+	noGroups  bool
 	allocator partition.Allocator // of the groups (groups.go)
 }
 
@@ -57,9 +57,9 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	d.known, d.mps = true, mps
 	m.logDevice(o)
 
-	d.undivided = false
+	d.noGroups = false
 	if n := m.partitioned(); n > len(d.groups()) && len(d.groups()) > 0 {
-		d.undivided = true
+		d.noGroups = true
 		m.log.Error().Int("instances", n).Int("groups", len(d.groups())).
 			Msg("more instances than groups of multiprocessors: shares change by shadows")
 	}
@@ -101,7 +101,7 @@ func sameDevice(a, b *control.ObservedDevice) bool {
 // groups returns the sizes of the groups that can be allocated; nil if the device is not
 // divided.
 func (d *device) groups() []int {
-	if d.gpu == nil || d.undivided {
+	if d.gpu == nil || d.noGroups {
 		return nil
 	}
 	return d.gpu.GroupSMs

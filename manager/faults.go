@@ -54,7 +54,7 @@ type outage struct {
 
 // A process that was linking when the device failed may report that fault for this
 // long afterwards. If it became ready in between, its report is about another fault.
-const lingers = 500 * time.Millisecond
+const lateReportTimeout = 500 * time.Millisecond
 
 // lostDevices returns the processes that newly report a lost device, except for
 // reports of a known fault. They are in the orchestrator's order, that of o.
@@ -140,7 +140,7 @@ func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now
 		switch p.State {
 		case control.Starting, control.Loaded: // it had not touched the device
 		case control.Linking: // unknown: this very fault may have woken it
-			x.struck[v] = now.Add(lingers)
+			x.struck[v] = now.Add(lateReportTimeout)
 		default:
 			x.struck[v] = time.Time{}
 		}
@@ -186,18 +186,18 @@ func (in *instance) endAwait(generation uint32) {
 }
 
 // A process that ends while it links may have lost the device, or may never have had
-// it. The orchestrator asks MPS, which takes at most verdictPatience. Until then the
+// it. The orchestrator asks MPS, which takes at most verdictTimeout. Until then the
 // process stays desired, so that the orchestrator still reports on it.
-const verdictPatience = 300 * time.Millisecond
+const verdictTimeout = 300 * time.Millisecond
 
-// doubtful reports whether the cause of a process's end is still unknown.
-func (in *instance) doubtful(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
+// awaitsVerdict reports whether the cause of a process's end is still unknown.
+func (in *instance) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
 	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || len(o.GroupsUnfit) > 0 {
 		return false
 	}
 	p := in.processes.of(q.Generation)
 	if p.doubtUntil.IsZero() {
-		p.doubtUntil = now.Add(verdictPatience)
+		p.doubtUntil = now.Add(verdictTimeout)
 	}
 	return now.Before(p.doubtUntil)
 }
@@ -223,7 +223,7 @@ func (m *Manager) heal() {
 	x := &m.faults
 	for _, name := range x.guard.Release(time.Since(m.started)) {
 		if f := m.function(name); f != nil {
-			f.letGo()
+			f.release()
 		}
 	}
 	out := x.outage
@@ -266,8 +266,8 @@ func (f *function) hold(d time.Duration) {
 	}
 }
 
-// letGo ends hold.
-func (f *function) letGo() {
+// release ends hold.
+func (f *function) release() {
 	if f.held == "" {
 		return
 	}
@@ -281,10 +281,10 @@ func (f *function) letGo() {
 	}
 }
 
-// forgive forgets the faults of a function's old model.
-func (f *function) forgive() {
+// forgetFaults forgets the faults of a function's old model.
+func (f *function) forgetFaults() {
 	f.m.faults.guard.Forget(f.name)
-	f.letGo()
+	f.release()
 }
 
 // status counts the device's failures.

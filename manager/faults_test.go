@@ -306,11 +306,11 @@ func TestDeathWhileLinking(t *testing.T) {
 	in := &instance{m: b.Manager, processes: processes{}}
 	b.Manager.device.mps = true
 	q, o, now := &pair.Process{Generation: 1, State: control.Linking}, &control.ObservedProcess{State: control.Failed}, time.Now()
-	if !in.doubtful(q, o, now) || !in.doubtful(q, o, now.Add(verdictPatience/2)) || in.doubtful(q, o, now.Add(verdictPatience)) {
+	if !in.awaitsVerdict(q, o, now) || !in.awaitsVerdict(q, o, now.Add(verdictTimeout/2)) || in.awaitsVerdict(q, o, now.Add(verdictTimeout)) {
 		t.Error("want its end believed after the time that MPS has, not before")
 	}
 	b.Manager.device.mps = false
-	if in.doubtful(&pair.Process{Generation: 2, State: control.Linking}, o, now) {
+	if in.awaitsVerdict(&pair.Process{Generation: 2, State: control.Linking}, o, now) {
 		t.Error("without MPS its end is its own")
 	}
 }

@@ -227,7 +227,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
-	if in.doubtful(q, &o, runclock.Time()) {
+	if in.awaitsVerdict(q, &o, runclock.Time()) {
 		return
 	}
 	event := in.log.Debug()

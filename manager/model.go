@@ -131,7 +131,7 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 			}
 		}
 	}
-	f.forgive()
+	f.forgetFaults()
 	ends := make([]<-chan error, 0, len(f.instances))
 	for _, in := range f.instances {
 		ends = append(ends, in.replace(card))

@@ -12,14 +12,14 @@ type Process struct {
 	Generation uint32
 }
 
-// Ledger knows which groups each process may be running on. These are the groups of every
+// ledger knows which groups each process may be running on. These are the groups of every
 // order since the last acknowledged one, and those that the process has not reported to have
 // left. Orders and reports take time to arrive. A process therefore counts until its end is
 // observed, or until the orchestrator has acknowledged a state without it and does not report
 // it.
 //
-// The zero Ledger is empty. A Ledger is not safe for concurrent use.
-type Ledger struct {
+// The zero ledger is empty. A ledger is not safe for concurrent use.
+type ledger struct {
 	entries map[Process]*entry
 }
 
@@ -44,7 +44,7 @@ type Observed struct {
 
 // Publish records a state that is sent to the orchestrator: the groups of each desired process
 // that may use the device. Sequence numbers start at 1 and rise.
-func (l *Ledger) Publish(seq uint64, desired map[Process][]int) {
+func (l *ledger) Publish(seq uint64, desired map[Process][]int) {
 	if l.entries == nil {
 		l.entries = map[Process]*entry{}
 	}
@@ -68,7 +68,7 @@ func (l *Ledger) Publish(seq uint64, desired map[Process][]int) {
 
 // Observe records the orchestrator's report on all processes that it knows, after it carried
 // out the acknowledged state.
-func (l *Ledger) Observe(acknowledged uint64, observed map[Process]Observed) {
+func (l *ledger) Observe(acknowledged uint64, observed map[Process]Observed) {
 	for p, e := range l.entries {
 		o, known := observed[p]
 		if known && o.Ended || !known && e.dropped != 0 && e.dropped <= acknowledged {
@@ -88,32 +88,32 @@ func (l *Ledger) Observe(acknowledged uint64, observed map[Process]Observed) {
 }
 
 // Busy returns the groups that processes of an instance may be running on, ascending.
-func (l *Ledger) Busy(id gslice.ID) []int {
+func (l *ledger) Busy(id gslice.ID) []int {
 	return l.groups(func(other gslice.ID) bool { return other == id })
 }
 
 // Others returns the groups that processes of other instances than these may be running on,
 // ascending.
-func (l *Ledger) Others(ids map[gslice.ID]bool) []int {
+func (l *ledger) Others(ids map[gslice.ID]bool) []int {
 	return l.groups(func(other gslice.ID) bool { return !ids[other] })
 }
 
 // Settled reports whether a process runs on exactly these groups.
-func (l *Ledger) Settled(p Process, groups []int) bool {
+func (l *ledger) Settled(p Process, groups []int) bool {
 	e := l.entries[p]
 	return e != nil && slices.Equal(e.observed, groups) && len(e.orders) == 1 && slices.Equal(e.orders[0].groups, groups)
 }
 
 // On returns the groups that a process last reported to run on or move to. The caller must not
 // change them.
-func (l *Ledger) On(p Process) []int {
+func (l *ledger) On(p Process) []int {
 	if e := l.entries[p]; e != nil {
 		return e.observed
 	}
 	return nil
 }
 
-func (l *Ledger) groups(include func(gslice.ID) bool) []int {
+func (l *ledger) groups(include func(gslice.ID) bool) []int {
 	var out []int
 	for p, e := range l.entries {
 		if !include(p.ID) {

@@ -15,7 +15,7 @@ func process(name string, generation uint32) Process {
 }
 
 func TestLedgerBusy(t *testing.T) {
-	var l Ledger
+	var l ledger
 	a := process("a", 1)
 	busy := func(want ...int) {
 		t.Helper()
@@ -47,7 +47,7 @@ func TestLedgerBusy(t *testing.T) {
 }
 
 func TestLedgerDropped(t *testing.T) {
-	var l Ledger
+	var l ledger
 	a := process("a", 1)
 	l.Publish(1, map[Process][]int{a: {3}})
 	l.Publish(2, nil)
@@ -80,7 +80,7 @@ func TestLedgerDropped(t *testing.T) {
 type world struct {
 	t *rapid.T
 	// Of the manager:
-	ledger     Ledger
+	ledger     ledger
 	sms        []int
 	wants      map[gslice.ID]float64
 	needs      map[gslice.ID]int // groups, at least
@@ -133,7 +133,7 @@ func (w *world) decide() {
 		claims = append(claims, w.claim(i))
 		mine[i] = true
 	}
-	orders, err := Divide(w.sms, claims, w.ledger.Others(mine))
+	orders, err := divide(w.sms, claims, w.ledger.Others(mine))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -331,7 +331,7 @@ func TestLedgerDisjoint(t *testing.T) {
 		for _, i := range slices.SortedFunc(maps.Keys(w.wants), gslice.ID.Compare) {
 			claims = append(claims, w.claim(i))
 		}
-		orders, err := Divide(w.sms, claims, nil)
+		orders, err := divide(w.sms, claims, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

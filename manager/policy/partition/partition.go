@@ -10,7 +10,7 @@
 //	  Minimum ──^             ^                                                   │
 //	                          └──────── Allocator: where each may run <───────────┘
 //
-// Divide decides:
+// divide decides:
 //
 //  1. How many: each instance gets one group, or as many as its model needs. The rest
 //     goes by share: first whole groups, then one group for each of the largest
@@ -84,15 +84,15 @@ const (
 	excessSMs = 2.0
 )
 
-// Divide returns the groups of each claim, in the order of the claims. Their IDs must
+// divide returns the groups of each claim, in the order of the claims. Their IDs must
 // differ. groupSMs are the sizes of the groups by index; only the last may differ. taken are
 // groups on which processes without a claim may still run. They can be in a target, and are
-// ordered when they are free. Divide returns ErrTooMany if there are fewer groups than
+// ordered when they are free. divide returns ErrTooMany if there are fewer groups than
 // claims.
 //
-// Call Divide again after each change of a share or of a busy group. Ordered must then be
+// Call divide again after each change of a share or of a busy group. Ordered must then be
 // what the last call returned as Now.
-func Divide(groupSMs []int, claims []Claim, taken []int) ([]Order, error) {
+func divide(groupSMs []int, claims []Claim, taken []int) ([]Order, error) {
 	if len(claims) > len(groupSMs) {
 		return nil, fmt.Errorf("%w: %d instances, %d groups", ErrTooMany, len(claims), len(groupSMs))
 	}
@@ -112,7 +112,7 @@ func Divide(groupSMs []int, claims []Claim, taken []int) ([]Order, error) {
 	return d.orders(), nil
 }
 
-// division is the state of one Divide. A claim and a group are named by their indices.
+// division is the state of one call of divide. A claim and a group are named by their indices.
 type division struct {
 	claims []Claim
 	sms    []int

@@ -26,7 +26,7 @@ func begin(t *testing.T, groupSMs []int, percents ...float64) []Order {
 	for i, p := range percents {
 		claims = append(claims, Claim{ID: id(fmt.Sprintf("f%02d", i)), Percent: p})
 	}
-	orders, err := Divide(groupSMs, claims, nil)
+	orders, err := divide(groupSMs, claims, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func settled(orders []Order, percents ...float64) []Claim {
 // follow divides groups once. Processes obey at once.
 func follow(t *testing.T, groupSMs []int, claims []Claim) {
 	t.Helper()
-	orders, err := Divide(groupSMs, claims, nil)
+	orders, err := divide(groupSMs, claims, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestDivideOneEach(t *testing.T) {
 		}
 	}
 	claims := make([]Claim, len(h200)+1)
-	if _, err := Divide(h200, claims, nil); !errors.Is(err, ErrTooMany) {
+	if _, err := divide(h200, claims, nil); !errors.Is(err, ErrTooMany) {
 		t.Errorf("17 instances and 16 groups: error %v, want ErrTooMany", err)
 	}
 }
@@ -132,7 +132,7 @@ func TestDivideMinimum(t *testing.T) {
 	}
 	// A share that asks for more than it needs is a share like any other.
 	claims[last].Percent = 30
-	orders, err := Divide(h200, claims, nil)
+	orders, err := divide(h200, claims, nil)
 	if err != nil || len(orders[last].Target) < 4 {
 		t.Errorf("30 %% is %v (%v), want four groups or more", orders[last].Target, err)
 	}
@@ -155,7 +155,7 @@ func TestDivideScarceGroups(t *testing.T) {
 			for i, n := range c.minGroups {
 				claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: 1, Min: n})
 			}
-			orders, err := Divide(four, claims, nil)
+			orders, err := divide(four, claims, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -172,11 +172,11 @@ func TestDivideScarceGroups(t *testing.T) {
 
 func TestDivideErrors(t *testing.T) {
 	for _, bad := range [][]int{{8, 12, 8}, {8, 0}, {-1}} {
-		if _, err := Divide(bad, []Claim{{Percent: 5}}, nil); err == nil {
+		if _, err := divide(bad, []Claim{{Percent: 5}}, nil); err == nil {
 			t.Errorf("groups of %v were accepted", bad)
 		}
 	}
-	if orders, err := Divide(nil, nil, nil); err != nil || len(orders) != 0 {
+	if orders, err := divide(nil, nil, nil); err != nil || len(orders) != 0 {
 		t.Errorf("nobody and nothing: %v, %v", orders, err)
 	}
 }
@@ -184,7 +184,7 @@ func TestDivideErrors(t *testing.T) {
 func TestDivideGrowth(t *testing.T) {
 	before := begin(t, h200, 50, 50)
 	claims := settled(before, 75, 25)
-	orders, err := Divide(h200, claims, nil)
+	orders, err := divide(h200, claims, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,11 +197,11 @@ func TestDivideGrowth(t *testing.T) {
 	}
 	// It has been ordered, and has not moved yet.
 	claims[1].Ordered = shrinks.Now
-	if orders, _ = Divide(h200, claims, nil); !slices.Equal(orders[0].Now, before[0].Now) {
+	if orders, _ = divide(h200, claims, nil); !slices.Equal(orders[0].Now, before[0].Now) {
 		t.Errorf("ordered %v while the neighbour is still on its groups", orders[0].Now)
 	}
 	claims[1].Busy = shrinks.Now
-	if orders, _ = Divide(h200, claims, nil); orders[0].Waits() || sms(h200, orders[0].Now) < 96 {
+	if orders, _ = divide(h200, claims, nil); orders[0].Waits() || sms(h200, orders[0].Now) < 96 {
 		t.Errorf("ordered %v when the neighbour has left, want 75 %%", orders[0].Now)
 	}
 }
@@ -209,7 +209,7 @@ func TestDivideGrowth(t *testing.T) {
 func TestDivideNewClaim(t *testing.T) {
 	old := begin(t, h200, 90)
 	claims := append(settled(old, 50), Claim{ID: id("new"), Percent: 50})
-	orders, err := Divide(h200, claims, nil)
+	orders, err := divide(h200, claims, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func TestDivideNewClaim(t *testing.T) {
 	}
 	// It has to wait if no group is free.
 	old = begin(t, h200, 100)
-	orders, err = Divide(h200, append(settled(old, 50), Claim{ID: id("new"), Percent: 50}), nil)
+	orders, err = divide(h200, append(settled(old, 50), Claim{ID: id("new"), Percent: 50}), nil)
 	if err != nil || len(orders[1].Now) != 0 {
 		t.Errorf("ordered %v (%v), want nothing yet", orders[1].Now, err)
 	}
@@ -233,11 +233,11 @@ func TestDivideTaken(t *testing.T) {
 	all := []int{0, 1, 2, 3}
 	four := []int{8, 8, 8, 8}
 	claims := []Claim{{ID: id("a"), Percent: 100, Ordered: []int{0}, Busy: []int{0}}}
-	orders, err := Divide(four, claims, []int{2, 3})
+	orders, err := divide(four, claims, []int{2, 3})
 	if err != nil || !slices.Equal(orders[0].Now, []int{0}) || !slices.Equal(orders[0].Target, all) {
 		t.Errorf("%+v (%v), want it to wait for the dead one's groups", orders, err)
 	}
-	orders, err = Divide(four, claims, nil)
+	orders, err = divide(four, claims, nil)
 	if err != nil || !slices.Equal(orders[0].Now, all) {
 		t.Errorf("%+v (%v), want all groups", orders, err)
 	}
@@ -245,7 +245,7 @@ func TestDivideTaken(t *testing.T) {
 
 func TestDivideKeepsGroups(t *testing.T) {
 	before := begin(t, h200, 20, 20, 20, 20)
-	orders, err := Divide(h200, settled(before, 20, 30, 20, 20), nil)
+	orders, err := divide(h200, settled(before, 20, 30, 20, 20), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func TestDivideBusyFirst(t *testing.T) {
 		{ID: id("a"), Percent: 50, Ordered: []int{4}, Busy: []int{4, 5}},
 		{ID: id("b"), Percent: 50, Ordered: []int{0, 1}, Busy: []int{0, 1}},
 	}
-	orders, err := Divide(slices.Repeat([]int{8}, 6), claims, nil)
+	orders, err := divide(slices.Repeat([]int{8}, 6), claims, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -399,7 +399,7 @@ func TestDivideFair(t *testing.T) {
 				}
 			}
 		}
-		orders, err := Divide(groupSMs, claims, taken)
+		orders, err := divide(groupSMs, claims, taken)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -423,7 +423,7 @@ func TestDivideFair(t *testing.T) {
 			for i := range claims {
 				claims[i].Ordered, claims[i].Busy = orders[i].Now, orders[i].Now
 			}
-			if orders, err = Divide(groupSMs, claims, nil); err != nil {
+			if orders, err = divide(groupSMs, claims, nil); err != nil {
 				t.Fatal(err)
 			}
 			check(t, groupSMs, claims, nil, orders)
@@ -431,7 +431,7 @@ func TestDivideFair(t *testing.T) {
 		for i := range claims {
 			claims[i].Ordered, claims[i].Busy = orders[i].Now, orders[i].Now
 		}
-		again, err := Divide(groupSMs, claims, nil)
+		again, err := divide(groupSMs, claims, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -536,7 +536,7 @@ func TestDivideTinyRemainder(t *testing.T) {
 	claims[0].Busy = claims[0].Ordered
 	claims = append(claims, Claim{ID: id("new"), Percent: 98})
 	for range 4 {
-		orders, err := Divide(h100, claims, nil)
+		orders, err := divide(h100, claims, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -566,7 +566,7 @@ func TestDivideSmallGroups(t *testing.T) {
 	divide := func() {
 		t.Helper()
 		for range 4 {
-			orders, err := Divide(even, claims, nil)
+			orders, err := divide(even, claims, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -37,13 +37,13 @@ func (p *Placement) Order(groups []int, now time.Duration) bool {
 // Assign gives the ordered groups to a process that should serve. It returns nil if the
 // process must wait, because no group is ordered yet. It also does so if more groups will come
 // and a new process cannot run on the present ones. needs returns what the models need, as
-// Suffices takes it.
+// suffices takes it.
 func (p *Placement) Assign(generation uint32, needs func() (minGroups int, infeasible []int)) []int {
 	if len(p.Groups) == 0 {
 		return nil
 	}
 	if p.Waits && p.assigned[generation] == nil {
-		if minGroups, infeasible := needs(); !Suffices(p.Groups, minGroups, infeasible) {
+		if minGroups, infeasible := needs(); !suffices(p.Groups, minGroups, infeasible) {
 			return nil
 		}
 	}
