@@ -96,20 +96,20 @@ func openFolder(parent, pattern string) (string, error) {
 // unconfined is the configuration for functions that remove files of their tests.
 const unconfined = "sandbox: off\n"
 
-func testContext(t *testing.T) context.Context {
+func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("no patience left after %s", patience))
 	t.Cleanup(cancel)
 	return ctx
 }
 
 // start starts a node and ensures that all its processes end with the test.
-func start(t *testing.T, config string, environment ...string) *node.Node {
+func start(t testing.TB, config string, environment ...string) *node.Node {
 	t.Helper()
 	return startWith(t, node.Options{Config: config, Environment: environment})
 }
 
 // startWith starts a node with more options.
-func startWith(t *testing.T, o node.Options) *node.Node {
+func startWith(t testing.TB, o node.Options) *node.Node {
 	t.Helper()
 	o.Binary = penstock
 	n, err := node.Start(testContext(t), o)
@@ -127,7 +127,7 @@ func startWith(t *testing.T, o node.Options) *node.Node {
 }
 
 // waitFor polls until done returns true.
-func waitFor(t *testing.T, what string, done func() bool) {
+func waitFor(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -170,7 +170,7 @@ func processes(dir string) (found []process) {
 
 // nullCard writes a card for a model that computes nothing: it answers with a digest of the
 // picture.
-func nullCard(t *testing.T, name string, bytes int, lines ...string) string {
+func nullCard(t testing.TB, name string, bytes int, lines ...string) string {
 	t.Helper()
 	text := fmt.Sprintf(`name: %s
 version: 1

@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"image"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/gateway/functions"
+	video "github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/internal/testing/videotest"
+	"github.com/penstock/penstock/libml/null"
+)
+
+// Each frame of a file has the face where it is in the picture, and the annotated video has as
+// many frames. A function that the node does not have is an error.
+func TestStream(t *testing.T) {
+	videotest.NeedFFmpeg(t)
+	nd := start(t, "functions: [{name: face, port: 0, slo: 5s}]\n")
+	dir := t.TempDir()
+	picture, clip, drawn := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mp4"), filepath.Join(dir, "out.mp4")
+	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const frames = 10
+	videotest.Run(t, "-loop", "1", "-i", picture, "-frames:v", fmt.Sprint(frames), "-pix_fmt", "yuv444p", clip)
+
+	command := exec.Command(penstock, "stream", clip, "--runtime-dir", nd.Dir, "--to", "face", "-o", "jsonl", "--annotate", drawn)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	text, err := command.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, stderr.Bytes())
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if len(lines) != frames {
+		t.Errorf("%d lines for %d frames", len(lines), frames)
+	}
+	want := image.Rect(179, 82, 274, 177) // of the photo, 512 × 512
+	for i, text := range lines {
+		var line video.Line
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line.Frame != uint64(i) || line.Status != "ok" || len(line.Found) != 1 || line.Found[0].Label != "face" || len(line.StagesMS) != 5 {
+			t.Fatalf("line %d: %s", i, text)
+		}
+		b := line.Found[0].Box
+		box := image.Rect(b[0], b[1], b[2], b[3])
+		common, both := box.Intersect(want), box.Union(want)
+		if 10*common.Dx()*common.Dy() < 8*both.Dx()*both.Dy() {
+			t.Errorf("frame %d has a face at %v, want %v", i, box, want)
+		}
+	}
+	out, err := exec.Command(penstock, "stream", drawn, "--runtime-dir", nd.Dir, "--to", "face").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), fmt.Sprintf("face: %d frames, %d ok, 0 skipped", frames, frames)) {
+		t.Errorf("annotated video: %v, %s", err, out)
+	}
+
+	out, err = exec.Command(penstock, "stream", clip, "--runtime-dir", nd.Dir, "--to", "fase").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `no such function: "fase"; the node has ["face"]`) {
+		t.Errorf("unknown function: %v, %s", err, out)
+	}
+}
+
+// ages is an Inferrer of numbered frames. It keeps the time from the sender to each answer.
+type ages struct {
+	node   video.Node
+	sender *videotest.Sender
+
+	mu   sync.Mutex
+	ages []age
+}
+
+// age is that of an answer; spent is the part of it that inference took.
+type age struct {
+	answered   time.Time
+	age, spent time.Duration
+}
+
+func (a *ages) Infer(ctx context.Context, function string, photo image.Image) (functions.Answer, []functions.Item, error) {
+	answer, items, err := a.node.Infer(ctx, function, photo)
+	now := time.Now()
+	if n, ok := videotest.Number(photo); ok && err == nil {
+		a.mu.Lock()
+		a.ages = append(a.ages, age{answered: now, age: now.Sub(a.sender.SentAt(n)), spent: answer.Infer})
+		a.mu.Unlock()
+	}
+	return answer, items, err
+}
+
+// streamFor is how long the benchmarks of streams send.
+var streamFor = flag.Duration("stream", time.Minute, "duration of each benchmark of streams")
+
+// sendNumbered sends H.264 over RTP to a function whose batches take that long, and returns the ages.
+func sendNumbered(b *testing.B, fps int, batch time.Duration) []age {
+	videotest.NeedFFmpeg(b)
+	nd := start(b, fmt.Sprintf("functions: [{name: slow, model: %s, port: 0}]\n", nullCard(b, "slow", small)), fmt.Sprintf("%s=sleep=%s", null.Variable, batch))
+	set := functions.NewSet(nd.Dir, zerolog.Nop())
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	if err := set.Refresh(ctx); err != nil {
+		b.Fatal(err)
+	}
+	go set.Run(ctx)
+	waitFor(b, "the function to serve", func() bool { return set.Ready("slow") == nil })
+
+	port := videotest.Port(b)
+	address, err := video.ParseAddress(videotest.Session(b, port))
+	if err != nil {
+		b.Fatal(err)
+	}
+	sender := videotest.Send(b, fps, append(videotest.H264(fps), "-f", "rtp", fmt.Sprintf("rtp://127.0.0.1:%d", port))...)
+	node := &ages{node: video.Node{Functions: set}, sender: sender}
+	sending, stop := context.WithTimeout(ctx, *streamFor)
+	defer stop()
+	if err := video.Run(sending, video.Options{Input: video.Input{Address: address, Live: true, Log: zerolog.Nop()}, To: []string{"slow"}, Node: node}); err != nil {
+		b.Fatal(err)
+	}
+	sender.Stop()
+	return node.ages
+}
+
+func percentile(ages []time.Duration, percent int) time.Duration {
+	slices.Sort(ages)
+	return ages[(len(ages)-1)*percent/100]
+}
+
+func reportMillis(b *testing.B, d time.Duration, name string) {
+	b.ReportMetric(float64(d)/float64(time.Millisecond), name)
+}
+
+// BenchmarkStreamAge sends 25 frames per second to a function that can answer 5. The age of the
+// answers must not grow: the median of the last minute (the last third of a shorter run) is at
+// most 1.2 times that of the first.
+func BenchmarkStreamAge(b *testing.B) {
+	for b.Loop() {
+		all := sendNumbered(b, 25, 200*time.Millisecond)
+		if len(all) == 0 {
+			b.Fatal("no frame was answered")
+		}
+		part := min(time.Minute, *streamFor/3)
+		begin, end := all[0].answered.Add(part), all[len(all)-1].answered.Add(-part)
+		var every, first, last []time.Duration
+		for _, a := range all {
+			every = append(every, a.age)
+			if a.answered.Before(begin) {
+				first = append(first, a.age)
+			}
+			if a.answered.After(end) {
+				last = append(last, a.age)
+			}
+		}
+		before, after := percentile(first, 50), percentile(last, 50)
+		reportMillis(b, before, "first-p50-ms")
+		reportMillis(b, after, "last-p50-ms")
+		reportMillis(b, percentile(every, 99), "p99-ms")
+		b.ReportMetric(float64(len(all))/streamFor.Seconds(), "answers/s")
+		if float64(after) > 1.2*float64(before) {
+			b.Errorf("answers get older: median %s in the first %s, %s in the last", before, part, after)
+		}
+	}
+}
+
+// BenchmarkStreamLatency sends 30 frames per second. An answer comes at most three frame times
+// after the frame was given to the encoder, inference not counted.
+func BenchmarkStreamLatency(b *testing.B) {
+	const fps = 30
+	for b.Loop() {
+		var over []time.Duration
+		for _, a := range sendNumbered(b, fps, 10*time.Millisecond) {
+			over = append(over, a.age-a.spent)
+		}
+		if len(over) == 0 {
+			b.Fatal("no frame was answered")
+		}
+		reportMillis(b, percentile(over, 50), "p50-ms")
+		reportMillis(b, percentile(over, 99), "p99-ms")
+		b.ReportMetric(float64(len(over))/streamFor.Seconds(), "answers/s")
+		if median := percentile(over, 50); median > 3*time.Second/fps {
+			b.Errorf("median is %s, want at most three frame times", median)
+		}
+	}
+}
