@@ -52,7 +52,7 @@ func TestAppendFunction(t *testing.T) {
 func TestAppendRoundTrip(t *testing.T) {
 	f := Function{
 		Name: "new", Model: "/cards/a b.yaml", Port: 5009, Instances: 3, SLO: 1500 * time.Microsecond, SharePercent: 12.5, Change: ChangeShadow,
-		Weights: WeightsPrivate, Receivers: 2, Streams: 1, Environment: map[string]string{"A": "1", "B": "x: y # z", "C": ""},
+		Weights: WeightsPrivate, Receivers: 2, InFlight: 1, Environment: map[string]string{"A": "1", "B": "x: y # z", "C": ""},
 	}
 	for _, f := range []Function{f, {Name: "replayed", Instances: 1, Replay: Replay{File: "/a.pcap", Speed: 0.5}}} {
 		text, err := AppendFunction("f.yaml", []byte("functions:\n  - {name: a, port: 1}\n"), f)

@@ -78,6 +78,8 @@ type Config struct {
 	// Text is what was read, not to be changed. Digest is its SHA-256, in hex.
 	Text   []byte
 	Digest string
+	// Warnings are what to change in the file before the next version, a line each.
+	Warnings []string
 	// Lab is not part of the file: ReadLab reads it.
 	Lab Lab
 }
@@ -243,7 +245,7 @@ type Function struct {
 	// As receivers, for this function.
 	Receivers int `yaml:"receivers,omitempty" min:"1" max:"16" example:"4"`
 	// Batches in flight on a GPU; libml chooses if left out.
-	Streams int `yaml:"streams,omitempty" live:"true" zero:"auto" min:"1" max:"2" example:"auto"`
+	InFlight int `yaml:"in_flight,omitempty" former:"streams" live:"true" zero:"auto" min:"1" max:"2" example:"auto"`
 	// Variables that are added to the processes' environment.
 	Environment map[string]string `yaml:"environment,omitempty" live:"true" example:"{OMP_NUM_THREADS: \"1\"}"`
 	// Plays, once, what a capture holds for the port (0: for all), in place of the network. Answers are

@@ -101,6 +101,7 @@ func Decode(file string, data []byte) (Config, error) {
 	digest := sha256.Sum256(data)
 	c.Text, c.Digest = bytes.Clone(data), hex.EncodeToString(digest[:])
 	c.decode(doc.Root())
+	c.Warnings = doc.Warnings()
 	if err := doc.Err(); err != nil {
 		return Config{}, err
 	}
@@ -248,7 +249,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"share_percent", f.shareUnder(c)},
 		{"weights", f.Weights.On(device)},
 		{"receivers", cmp.Or(f.receivesReplay(), c.receive(f.Receivers))},
-		{"streams", streamsOn(f.Streams, device)},
+		{"in_flight", inFlightOn(f.InFlight, device)},
 	}
 	return slices.DeleteFunc(all, func(c conflict) bool { return c.err == nil })
 }
@@ -324,8 +325,8 @@ func (w Weights) On(device string) error {
 	return nil
 }
 
-// streamsOn reports whether n batches can be in flight on device; DeviceAuto allows all.
-func streamsOn(n int, device string) error {
+// inFlightOn reports whether n batches can be in flight on device; DeviceAuto allows all.
+func inFlightOn(n int, device string) error {
 	if n > 1 && device == DeviceCPU {
 		return fmt.Errorf("is %d, batches in flight on a GPU, and the device is cpu; want `device: cuda`, or auto", n)
 	}

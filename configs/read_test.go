@@ -97,23 +97,23 @@ var wrong = map[string][]string{
 	"device: cuda:one":           {"device", "cuda:N"},
 	"devcie: cuda":               {`"devcie"`, `"device"`},
 	"shares: {change: partiton}": {"partiton", `"partition"`},
-	"functions: [{name: a, port: 1, streams: 3}]":    {"streams", "3", "auto"},
-	"functions: [{name: a, port: 1, streams: many}]": {"streams", "many", "auto"},
-	"functions: {name: a}":                           {"functions"},
-	"shares: {minimum_percent: 101}":                 {"minimum_percent", "101"},
-	"shares: {tune: maybe}":                          {"tune", "maybe"},
-	"shares: {hold_down: -1s}":                       {"hold_down"},
-	"aggregate: {slots: 65}":                         {"slots", "65", "auto, or a power of two from 64 to 16384"},
-	"aggregate: {slots: 32}":                         {"slots", "32"},
-	"aggregate: {slots: many}":                       {"slots", "many", "auto"},
-	"aggregate: {deadline: soon}":                    {"deadline", "soon"},
-	"slab: {size: lots}":                             {"size", "lots"},
-	"fault_hold: long":                               {"fault_hold", "long"},
-	"log: {level: loud}":                             {"loud", "debug"},
-	"source: kernel":                                 {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
-	"source: dpdk":                                   {"source", "port", "addresses"},
-	"source: [udp]":                                  {"source", "udp"},
-	"source: {}":                                     {"source.dpdk", "missing", "port"},
+	"functions: [{name: a, port: 1, in_flight: 3}]":    {"in_flight", "3", "auto"},
+	"functions: [{name: a, port: 1, in_flight: many}]": {"in_flight", "many", "auto"},
+	"functions: {name: a}":                             {"functions"},
+	"shares: {minimum_percent: 101}":                   {"minimum_percent", "101"},
+	"shares: {tune: maybe}":                            {"tune", "maybe"},
+	"shares: {hold_down: -1s}":                         {"hold_down"},
+	"aggregate: {slots: 65}":                           {"slots", "65", "auto, or a power of two from 64 to 16384"},
+	"aggregate: {slots: 32}":                           {"slots", "32"},
+	"aggregate: {slots: many}":                         {"slots", "many", "auto"},
+	"aggregate: {deadline: soon}":                      {"deadline", "soon"},
+	"slab: {size: lots}":                               {"size", "lots"},
+	"fault_hold: long":                                 {"fault_hold", "long"},
+	"log: {level: loud}":                               {"loud", "debug"},
+	"source: kernel":                                   {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
+	"source: dpdk":                                     {"source", "port", "addresses"},
+	"source: [udp]":                                    {"source", "udp"},
+	"source: {}":                                       {"source.dpdk", "missing", "port"},
 	"source: {dkdp: {port: net_ring0, addresses: [10.0.0.2]}}":                     {`"dkdp"`, `"dpdk"`},
 	"source: {dpdk: {port: net_ring0}}":                                            {"source.dpdk.addresses", "missing", "10.0.0.2"},
 	"source: {dpdk: {addresses: [10.0.0.2]}}":                                      {"source.dpdk.port", "missing", "0000:3b:00.0"},
@@ -192,7 +192,7 @@ func TestReadErrors(t *testing.T) {
 	for text, words := range map[string][]string{
 		"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"listen", "source.dpdk.addresses"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":     {"eal[0]", "-l1,2", "lcores"},
-		"functions: [{name: a, port: 1, streams: 2}]":                                  {"functions[0].streams", "is 2", "cpu", "auto"},
+		"functions: [{name: a, port: 1, in_flight: 2}]":                                {"functions[0].in_flight", "is 2", "cpu", "auto"},
 		"shares: {change: partition}":                                                  {"change", "cpu", "shadow", "device: cuda"},
 		"source: {dpdk: {port: '3b:00.0', addresses: [10.0.0.2]}}":                     {"port", "0000:3b:00.0"},
 		"source: {dpdk: {port: eth0, addresses: [10.0.0.2]}}":                          {`"eth0"`, "0000:3b:00.0", "iface=veth1"},
@@ -390,14 +390,14 @@ func TestShareChange(t *testing.T) {
 
 func TestStreams(t *testing.T) {
 	s := schema(t)
-	for text, want := range map[string]int{"": 0, ", streams: auto": 0, ", streams: 1": 1, ", streams: 2": 2} {
+	for text, want := range map[string]int{"": 0, ", in_flight: auto": 0, ", in_flight: 1": 1, ", in_flight: 2": 2} {
 		text = "{device: cuda, functions: [{name: a, port: 1" + text + "}]}"
 		c, err := Decode("f.yaml", []byte(text))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := c.Functions[0].Streams; got != want {
-			t.Errorf("%q: streams are %d, want %d", text, got, want)
+		if got := c.Functions[0].InFlight; got != want {
+			t.Errorf("%q: %d in flight, want %d", text, got, want)
 		}
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%q: schema: %v", text, err)
@@ -476,8 +476,8 @@ func TestGoneKeys(t *testing.T) {
 func TestWeights(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]Weights{
-		"{device: cuda, weights: private}":                                             WeightsPrivate,
-		"{device: auto, weights: shared, functions: [{name: a, port: 1, streams: 2}]}": WeightsShared,
+		"{device: cuda, weights: private}":                                               WeightsPrivate,
+		"{device: auto, weights: shared, functions: [{name: a, port: 1, in_flight: 2}]}": WeightsShared,
 		"weights: private": WeightsPrivate,
 		"{}":               WeightsShared,
 	} {
@@ -529,9 +529,9 @@ func TestFunctionCheck(t *testing.T) {
 		says   []string
 	}{
 		{whole, "cpu", Function{Name: "a", SharePercent: 30}, []string{"share_percent of function a", "30 %", LabVariable}},
-		{whole, "cpu", Function{Name: "a", Streams: 1, Weights: WeightsPrivate}, nil},
-		{whole, "cuda", Function{Name: "a", Streams: 2, Weights: WeightsShared}, nil},
-		{whole, "cpu", Function{Name: "a", Streams: 2}, []string{"streams of function a", "cpu"}},
+		{whole, "cpu", Function{Name: "a", InFlight: 1, Weights: WeightsPrivate}, nil},
+		{whole, "cuda", Function{Name: "a", InFlight: 2, Weights: WeightsShared}, nil},
+		{whole, "cpu", Function{Name: "a", InFlight: 2}, []string{"in_flight of function a", "cpu"}},
 		{whole, "cpu", Function{Name: "a", Weights: WeightsShared}, []string{"weights of function a", "cpu"}},
 	} {
 		err := c.f.Under(&c.node, c.device)
@@ -572,4 +572,23 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A key that was renamed is read under its former name, with a warning.
+func TestRenamedKeys(t *testing.T) {
+	c, err := Decode("f.yaml", []byte("device: auto\nfunctions:\n  - {name: a, port: 1, streams: 2}\n  - {name: b, port: 2, in_flight: 1}\n"))
+	if err != nil || c.Functions[0].InFlight != 2 || c.Functions[1].InFlight != 1 {
+		t.Fatalf("%+v, %v", c.Functions, err)
+	}
+	const want = "f.yaml:3:33: functions[0].streams: is now called in_flight; the next version knows no other name"
+	if len(c.Warnings) != 1 || c.Warnings[0] != want {
+		t.Errorf("%q, want %s", c.Warnings, want)
+	}
+	_, err = Decode("f.yaml", []byte("device: auto\nfunctions: [{name: a, port: 1, streams: 2, in_flight: 1}]\n"))
+	if err == nil || !strings.Contains(err.Error(), "functions[0].streams: is the former name of in_flight, which is set, too") {
+		t.Error(err)
+	}
+	if _, err = Decode("f.yaml", []byte("device: auto\nfunctions: [{name: a, port: 1, streams: 3}]\n")); err == nil || !strings.Contains(err.Error(), "functions[0].streams: is 3") {
+		t.Error(err)
+	}
 }

@@ -146,7 +146,7 @@ func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
 // plan describes how to turn the function into the one that an entry describes. It changes nothing.
 //
 //	key                                             how it takes effect
-//	model, slo, weights, streams, environment       by a shadow swap; the old process stays if the new
+//	model, slo, weights, in_flight, environment     by a shadow swap; the old process stays if the new
 //	                                                one cannot start
 //	port                                            the new port opens now, the old one closes later
 //	share_percent                                   shares are allocated again

@@ -91,7 +91,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"slo":           {func(c *configs.Function) { c.SLO = 70 * time.Millisecond }, process(func(s setup) bool { return s.slo == 70*time.Millisecond })},
 		"share_percent": {func(c *configs.Function) { c.SharePercent = 60 }, func(b *nodeBed) bool { return b.status("a").SharePercent == 60 }},
 		"weights":       {func(c *configs.Function) { c.Weights = configs.WeightsPrivate }, process(func(s setup) bool { return s.weights == configs.WeightsPrivate })},
-		"streams":       {func(c *configs.Function) { c.Streams = 2 }, process(func(s setup) bool { return s.streams == 2 })},
+		"in_flight":     {func(c *configs.Function) { c.InFlight = 2 }, process(func(s setup) bool { return s.streams == 2 })},
 		"environment":   {func(c *configs.Function) { c.Environment = map[string]string{"A": "b"} }, process(func(s setup) bool { return s.environment["A"] == "b" })},
 		"instances":     {func(c *configs.Function) { c.Instances = 2 }, nil},
 		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},

@@ -31,7 +31,7 @@ func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setu
 	s := setup{
 		slo:         cmp.Or(c.SLO, card.SLO),
 		weights:     cmp.Or(c.Weights, cfg.Weights),
-		streams:     c.Streams,
+		streams:     c.InFlight,
 		environment: c.Environment,
 	}
 	s.hangTimeout = cmp.Or(cfg.HangTimeout, max(2*time.Second, 10*s.slo))

@@ -218,7 +218,7 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	// because one cannot.
 	_, err = control.SendOrder(limit, p.bed.Dir, control.AddPath, configs.Function{
 		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes),
-		Change: p.change, Streams: 1,
+		Change: p.change, InFlight: 1,
 	})
 	switch {
 	case err == nil || limit.Err() != nil: // the function exists, if only for a while

@@ -30,7 +30,7 @@ be right. The exit status is then 1.`,
 			if err != nil {
 				return err
 			}
-			for _, note := range notes {
+			for _, note := range append(c.Warnings, notes...) {
 				fmt.Fprintln(cmd.OutOrStdout(), note)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: a node can run with it: functions: %d\n", args[0], len(c.Functions))

@@ -48,6 +48,11 @@ func (n *nodeFlags) begin(name string) (c configs.Config, log zerolog.Logger, en
 		return c, zerolog.Nop(), nil, err
 	}
 	log, end = openLog(c.Log, name)
+	if n.run == "" { // else the parent has logged them
+		for _, warning := range c.Warnings {
+			log.Warn().Str("key", warning).Msg("configuration has a key of an earlier version")
+		}
+	}
 	if n.unread = unread; unread != nil {
 		log.Error().Err(unread).Msg("configuration cannot be read; going on with what was last followed of it")
 	}

@@ -192,7 +192,7 @@ shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
 	for _, f := range o.Functions {
 		entry := map[string]any{"name": f.Name, "model": f.Card, "port": 0, "share_percent": f.Percent, "slo": "10s"}
 		if f.Streams > 0 {
-			entry["streams"] = f.Streams
+			entry["in_flight"] = f.Streams
 		}
 		if len(f.Environment) > 0 {
 			entry["environment"] = f.Environment

@@ -29,6 +29,7 @@ import (
 //	elements:"x, y"            what they are, if their number is fixed
 //	unique:"true"              no element of a list occurs twice
 //	want:"a network"           what would be right, for errors; has a default for most types
+//	former:"streams"           the key's name in the last version, which is read with a warning
 //	example:"5ms"              for the documentation of a key without default
 type Key struct {
 	Name  string
@@ -182,9 +183,16 @@ func (v Value) decodeStruct(to reflect.Value) {
 	for i, k := range keys {
 		names[i] = k.Name
 	}
+	renamed := v.renamed(keys)
+	for _, former := range renamed {
+		names = append(names, former)
+	}
 	m := v.keyed(names...)
 	for _, k := range keys {
 		at := m.may(k.Name)
+		if former, ok := renamed[k.Name]; ok {
+			at = m.may(former)
+		}
 		if k.Tag.Get("required") == "true" {
 			at = m.need(k.Name, k.wantWhole())
 		}
@@ -195,6 +203,25 @@ func (v Value) decodeStruct(to reflect.Value) {
 			at.decode(to.FieldByIndex(k.Index), k)
 		}
 	}
+}
+
+// renamed returns the keys of a map that are written with the name of the last version, with that
+// name, and warns of each.
+func (v Value) renamed(keys []Key) map[string]string {
+	found := map[string]string{}
+	for _, k := range keys {
+		former := k.Tag.Get("former")
+		switch {
+		case former == "" || !v.Has(former):
+		case v.Has(k.Name):
+			v.Find(former).Reject("is the former name of %s, which is set, too; want one of them", k.Name)
+			found[former] = former // read no value from it
+		default:
+			v.Find(former).Warn("is now called %s; the next version knows no other name", k.Name)
+			found[k.Name] = former
+		}
+	}
+	return found
 }
 
 // decodeFormer rejects the keys and values of earlier versions. It returns the keys that a map

@@ -60,6 +60,7 @@ type Document struct {
 	file     string
 	root     Value
 	problems []*Problem
+	warnings []*Problem
 }
 
 // Parse reads YAML. The error is a *Problem.
@@ -158,6 +159,14 @@ func (d *Document) Err() error {
 	return errors.Join(all...)
 }
 
+// Warnings returns what is right and should be changed, one line each, in the order of decoding.
+func (d *Document) Warnings() (lines []string) {
+	for _, w := range d.warnings {
+		lines = append(lines, w.Error())
+	}
+	return lines
+}
+
 // Value is a place in the document: a scalar, a list, a map, or a place without a value.
 type Value struct {
 	doc          *Document
@@ -196,10 +205,17 @@ func (v Value) SaysNull() bool { return v.null }
 // Reject records that the value is wrong. The text says what it is and what would be
 // right.
 func (v Value) Reject(format string, args ...any) {
+	v.doc.problems = append(v.doc.problems, v.problem(format, args))
+}
+
+// Warn records that the value should be changed.
+func (v Value) Warn(format string, args ...any) {
+	v.doc.warnings = append(v.doc.warnings, v.problem(format, args))
+}
+
+func (v Value) problem(format string, args []any) *Problem {
 	text := plain(fmt.Sprintf(format, args...))
-	v.doc.problems = append(v.doc.problems, &Problem{
-		File: v.doc.file, Line: v.line, Column: v.column, Field: v.field, Text: text,
-	})
+	return &Problem{File: v.doc.file, Line: v.line, Column: v.column, Field: v.field, Text: text}
 }
 
 func (v Value) want(what string) { v.Reject("is %s, want %s", v.describe(), what) }

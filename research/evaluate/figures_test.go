@@ -158,7 +158,7 @@ func TestConfigurationsAreRead(t *testing.T) {
 			got.Shares = configs.Shares{}
 			got.Text, got.Digest = nil, ""
 			for i := range got.Functions {
-				got.Functions[i].SharePercent, got.Functions[i].Streams = 0, 0
+				got.Functions[i].SharePercent, got.Functions[i].InFlight = 0, 0
 			}
 			if i == 0 {
 				first = got

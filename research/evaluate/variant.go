@@ -248,7 +248,7 @@ func (v variant) function(o nodeOptions, f Function) map[string]any {
 		entry["share_percent"] = f.Percent
 	}
 	if v.streams > 0 {
-		entry["streams"] = v.streams
+		entry["in_flight"] = v.streams
 	}
 	return entry
 }
@@ -259,7 +259,7 @@ func (v variant) added(o nodeOptions, f Function) configs.Function {
 	if o.device == configs.DeviceCPU {
 		v = v.onCPU()
 	}
-	c := configs.Function{Name: f.Name, Model: o.cards[f.Name], SLO: f.SLO, Instances: 1, Change: v.configuredChange(), Streams: v.streams,
+	c := configs.Function{Name: f.Name, Model: o.cards[f.Name], SLO: f.SLO, Instances: 1, Change: v.configuredChange(), InFlight: v.streams,
 		Receivers: o.intake.receivers[f.Name]}
 	if v.shares {
 		c.SharePercent = f.Percent

@@ -108,7 +108,7 @@ var streamFor = flag.Duration("stream", time.Minute, "duration of each benchmark
 func sendNumbered(b *testing.B, fps int, batch time.Duration) []age {
 	videotest.NeedFFmpeg(b)
 	nd := start(b, fmt.Sprintf("functions: [{name: slow, model: %s, port: 0}]\n", nullCard(b, "slow", small)), fmt.Sprintf("%s=sleep=%s", null.Variable, batch))
-	set := functions.NewSet(nd.Dir, zerolog.Nop())
+	set := functions.NewSet(nd.Dir, nil, zerolog.Nop())
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	if err := set.Refresh(ctx); err != nil {
