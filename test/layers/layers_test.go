@@ -1,5 +1,5 @@
-// Package layers holds the drawing in docs/architecture.md: which package may
-// import which. An arrow that the drawing does not have fails here.
+// Package layers holds the layers of docs/architecture.md: which package may
+// import which. An import that goes up fails here.
 package layers
 
 import (
@@ -127,7 +127,7 @@ func TestImportsPointDown(t *testing.T) {
 	for _, p := range packages(t) {
 		from := folder(p.ImportPath)
 		if floor(from) < 0 {
-			t.Errorf("%s is on no floor of the drawing", p.ImportPath)
+			t.Errorf("%s is in no layer of docs/architecture.md", p.ImportPath)
 			continue
 		}
 		for _, path := range p.Imports {
@@ -263,7 +263,7 @@ func TestAffinityHasAnAddress(t *testing.T) {
 	}
 }
 
-// The drawing names every folder that there is.
+// The page names each folder.
 func TestDrawingNamesEveryFolder(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "architecture.md"))
 	if err != nil {
