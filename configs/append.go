@@ -80,7 +80,7 @@ func Entry(f Function) (string, error) {
 func listEnd(tree *ast.File, text []byte) (at, indent int, header string, err error) {
 	root, ok := tree.Docs[0].Body.(ast.MapNode)
 	if !ok {
-		return 0, 0, "", fmt.Errorf("is no map of keys in block style")
+		return 0, 0, "", fmt.Errorf("is not a map of keys in block style")
 	}
 	for i := root.MapRange(); i.Next(); {
 		if name, ok := i.Key().(*ast.StringNode); !ok || name.Value != "functions" {
@@ -91,13 +91,13 @@ func listEnd(tree *ast.File, text []byte) (at, indent int, header string, err er
 			return lineAfter(text, i.Key().GetToken().Position.Line), 2, "", nil
 		case *ast.SequenceNode:
 			if list.IsFlowStyle {
-				return 0, 0, "", fmt.Errorf("functions stands in brackets; want one function per line, each with a dash before it")
+				return 0, 0, "", fmt.Errorf("functions is in brackets; want one function per line, each after a dash")
 			}
 			column := list.Start.Position.Column
 			last := list.Values[len(list.Values)-1].GetToken().Position.Line
 			return endOfElement(text, last, column), column - 1, "", nil
 		}
-		return 0, 0, "", fmt.Errorf("functions is no list")
+		return 0, 0, "", fmt.Errorf("functions is not a list")
 	}
 	return len(text), 2, "functions:\n", nil
 }

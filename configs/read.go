@@ -49,7 +49,7 @@ func Read(file string) (Config, error) {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > document.MaxBytes {
-		return Config{}, fmt.Errorf("read configuration: %s is no regular file of at most %d bytes", path, document.MaxBytes)
+		return Config{}, fmt.Errorf("read configuration: %s is not a regular file of at most %d bytes", path, document.MaxBytes)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -188,8 +188,8 @@ func (*Config) Former() map[string]string {
 func (*Shares) Former() map[string]string {
 	return map[string]string{
 		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart), "spread_slack": movedToLabMessage,
-		"sm_grain": "is gone: the driver's groups of multiprocessors are the ones that models in f16 run on; want the key left out",
-		"steps":    "is gone: Penstock knows the percentages at which a GPU model answers wrongly (docs/gpu.md); want the key left out",
+		"sm_grain": "has been removed: Penstock uses the driver's groups of multiprocessors; delete the key",
+		"steps":    "has been removed: Penstock knows the percentages at which models answer wrongly (docs/gpu.md); delete the key",
 	}
 }
 
@@ -256,7 +256,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 
 func (f *Function) shareUnder(c *Config) error {
 	if f.SharePercent > 0 && c.ChangeOf(*f) == ChangeNone && !c.Guarantees() {
-		return fmt.Errorf("is %v %%, and %s gives no shares; want it left out", f.SharePercent, LabVariable)
+		return fmt.Errorf("is %v %%, and %s has no shares; delete the key", f.SharePercent, LabVariable)
 	}
 	return nil
 }
@@ -269,7 +269,7 @@ func (c *Config) receive(n int) error {
 	case c.Source.DPDK != nil:
 		return fmt.Errorf("is %d, the number of kernel sockets, and source is dpdk; want source.dpdk.queues", n)
 	case n > 1 && c.Slab.Size/Size(n) < minReceiverBytes:
-		return fmt.Errorf("is %d, and slab.size of %d bytes has no 256KiB for each; want a larger slab, or fewer", n, c.Slab.Size)
+		return fmt.Errorf("is %d, and slab.size of %d bytes is less than 256KiB for each; want a larger slab, or fewer receivers", n, c.Slab.Size)
 	}
 	return nil
 }
@@ -277,7 +277,7 @@ func (c *Config) receive(n int) error {
 // receivesReplay reports whether a function that a capture feeds has receivers of its own.
 func (f *Function) receivesReplay() error {
 	if f.Receivers > 0 && f.Replay.File != "" {
-		return fmt.Errorf("is %d, and a capture is received by one; want it left out", f.Receivers)
+		return fmt.Errorf("is %d, and a capture has one receiver; delete the key", f.Receivers)
 	}
 	return nil
 }
@@ -320,7 +320,7 @@ func (c *Config) Unused() (keys []string) {
 // On reports whether weights that the configuration asks for can lie so on device; DeviceAuto allows all.
 func (w Weights) On(device string) error {
 	if w == WeightsShared && device == DeviceCPU {
-		return errors.New("is shared, which keeps weights on a GPU once, and the device is cpu; want `device: cuda`, or it left out")
+		return errors.New("is shared, which is for a GPU, and the device is cpu; want `device: cuda`, or delete the key")
 	}
 	return nil
 }
@@ -328,7 +328,7 @@ func (w Weights) On(device string) error {
 // inFlightOn reports whether n batches can be in flight on device; DeviceAuto allows all.
 func inFlightOn(n int, device string) error {
 	if n > 1 && device == DeviceCPU {
-		return fmt.Errorf("is %d, batches in flight on a GPU, and the device is cpu; want `device: cuda`, or auto", n)
+		return fmt.Errorf("is %d, which is for a GPU, and the device is cpu; want `device: cuda`, or auto", n)
 	}
 	return nil
 }
@@ -338,9 +338,9 @@ func (c Change) On(device string) error {
 	switch {
 	case device == DeviceAuto:
 	case c == ChangePartition && device == DeviceCPU:
-		return errors.New("is partition, which hands out a GPU's multiprocessors, and the device is cpu; want shadow or in-place, or `device: cuda`")
+		return errors.New("is partition, which is for a GPU, and the device is cpu; want shadow or in-place, or `device: cuda`")
 	case c == ChangeInPlace && device != DeviceCPU:
-		return fmt.Errorf("is in-place, which writes a CPU quota, and the device is %s; want partition, which also leaves the process running, or shadow", device)
+		return fmt.Errorf("is in-place, which is for a CPU, and the device is %s; want partition or shadow", device)
 	}
 	return nil
 }

@@ -69,10 +69,10 @@ func (s *Source) check(root document.Value) {
 		return
 	}
 	if root.Has("listen") {
-		root.Find("listen").Reject("is where kernel sockets listen, and source is dpdk; its addresses stand in source.dpdk.addresses")
+		root.Find("listen").Reject("is for kernel sockets, and source is dpdk; want source.dpdk.addresses")
 	}
 	if root.Has("slab") {
-		root.Find("slab").Reject("is the memory of kernel sockets, and source is dpdk; its memory stands in source.dpdk.memory")
+		root.Find("slab").Reject("is for kernel sockets, and source is dpdk; want source.dpdk.memory")
 	}
 	at := root.Find("source", "dpdk")
 	if d.Port != "" {
@@ -101,7 +101,7 @@ func (s *Source) check(root document.Value) {
 	}
 	for i, argument := range d.EAL {
 		if instead, own := ownArgument(argument); own {
-			at.Find("eal", i).Reject("is %q, which the manager gives itself; %s", argument, instead)
+			at.Find("eal", i).Reject("is %q, which the manager sets itself; %s", argument, instead)
 		}
 	}
 }
@@ -166,7 +166,7 @@ var ownArguments = []struct{ names, instead string }{
 	{"-l -c --lcores --main-lcore", "source.dpdk.lcores names the CPUs"},
 	{"-m --socket-mem --no-huge --in-memory --single-file-segments", "source.dpdk.memory and huge_pages say what memory it has"},
 	{"-a --allow --vdev --no-pci", "source.dpdk.port names the port"},
-	{"--file-prefix --proc-type", "each manager is a process of its own"},
+	{"--file-prefix --proc-type", "each manager is a primary process"},
 }
 
 // ownArgument reports whether an EAL argument is one of those, and what to write

@@ -57,7 +57,7 @@ var codes = map[Code]struct{ name, text string }{
 	222: {"UNSUPPORTED_PTX_VERSION", "the PTX is of a version that the driver does not know"},
 	223: {"JIT_COMPILATION_DISABLED", "compiling PTX is switched off"},
 	224: {"UNSUPPORTED_EXEC_AFFINITY", "the device has no such execution affinity"},
-	225: {"UNSUPPORTED_DEVSIDE_SYNC", "the code waits in a way that the device does not have"},
+	225: {"UNSUPPORTED_DEVSIDE_SYNC", "the code waits in a way that the device does not support"},
 	226: {"CONTAINED", "the device contained a fault of this process"},
 	300: {"INVALID_SOURCE", "the module's source is not valid"},
 	301: {"FILE_NOT_FOUND", "file not found"},
@@ -66,9 +66,9 @@ var codes = map[Code]struct{ name, text string }{
 	304: {"OPERATING_SYSTEM", "a system call failed"},
 	400: {"INVALID_HANDLE", "no such stream, event, module or graph"},
 	401: {"ILLEGAL_STATE", "not in a state that allows this"},
-	402: {"LOSSY_QUERY", "the answer would leave something out"},
+	402: {"LOSSY_QUERY", "the answer would be incomplete"},
 	500: {"NOT_FOUND", "no such name"},
-	600: {"NOT_READY", "not done yet"},
+	600: {"NOT_READY", "not finished yet"},
 	700: {"ILLEGAL_ADDRESS", "a kernel reached an address that is not mapped"},
 	701: {"LAUNCH_OUT_OF_RESOURCES", "the launch asks for more than a multiprocessor has"},
 	702: {"LAUNCH_TIMEOUT", "a kernel ran too long"},
@@ -94,8 +94,8 @@ var codes = map[Code]struct{ name, text string }{
 	803: {"SYSTEM_DRIVER_MISMATCH", "kernel driver and libcuda are of different versions"},
 	804: {"COMPAT_NOT_SUPPORTED_ON_DEVICE", "the device does not support forward compatibility"},
 	805: {"MPS_CONNECTION_FAILED", "the MPS daemon or server does not answer"},
-	806: {"MPS_RPC_FAILURE", "the MPS server failed while it was asked"},
-	807: {"MPS_SERVER_NOT_READY", "the MPS server takes no clients: it recovers from a fault"},
+	806: {"MPS_RPC_FAILURE", "the MPS server failed during the call"},
+	807: {"MPS_SERVER_NOT_READY", "the MPS server accepts no clients while it recovers from a fault"},
 	808: {"MPS_MAX_CLIENTS_REACHED", "the MPS server has all the clients it can have"},
 	809: {"MPS_MAX_CONNECTIONS_REACHED", "the device has all the connections it can have"},
 	810: {"MPS_CLIENT_TERMINATED", "the MPS server ended this client"},
@@ -103,21 +103,21 @@ var codes = map[Code]struct{ name, text string }{
 	812: {"CDP_VERSION_MISMATCH", "the code launches kernels from kernels by another version"},
 	900: {"STREAM_CAPTURE_UNSUPPORTED", "not allowed while a stream is captured"},
 	901: {"STREAM_CAPTURE_INVALIDATED", "the capture broke at an earlier error"},
-	902: {"STREAM_CAPTURE_MERGE", "two captures met"},
+	902: {"STREAM_CAPTURE_MERGE", "two captures would be merged"},
 	903: {"STREAM_CAPTURE_UNMATCHED", "the capture was not begun on this stream"},
-	904: {"STREAM_CAPTURE_UNJOINED", "a stream that joined the capture did not come back"},
+	904: {"STREAM_CAPTURE_UNJOINED", "a stream that joined the capture was not joined back"},
 	905: {"STREAM_CAPTURE_ISOLATION", "the capture would depend on work outside it"},
 	906: {"STREAM_CAPTURE_IMPLICIT", "the capture would wait for the legacy stream"},
 	907: {"CAPTURED_EVENT", "the event is part of a capture"},
 	908: {"STREAM_CAPTURE_WRONG_THREAD", "the capture was begun by another thread"},
 	909: {"TIMEOUT", "timed out"},
-	910: {"GRAPH_EXEC_UPDATE_FAILURE", "the executable graph cannot be changed so"},
+	910: {"GRAPH_EXEC_UPDATE_FAILURE", "the executable graph does not allow this change"},
 	911: {"EXTERNAL_DEVICE", "an external device failed"},
-	912: {"INVALID_CLUSTER_SIZE", "the cluster is of a size that cannot be"},
+	912: {"INVALID_CLUSTER_SIZE", "the cluster has an invalid size"},
 	913: {"FUNCTION_NOT_LOADED", "the function is not loaded"},
 	914: {"INVALID_RESOURCE_TYPE", "the resource is of the wrong type"},
-	915: {"INVALID_RESOURCE_CONFIGURATION", "the resources do not go together"},
-	999: {"UNKNOWN", "unknown to the driver itself"},
+	915: {"INVALID_RESOURCE_CONFIGURATION", "the resources do not match"},
+	999: {"UNKNOWN", "unknown error of the driver"},
 }
 
 // String is the name in cuda.h: "CUDA_ERROR_OUT_OF_MEMORY".
@@ -175,7 +175,7 @@ var (
 	// ErrNoSymbol is returned when the library lacks a function.
 	ErrNoSymbol = errors.New("cuda: the driver library lacks a function")
 	// ErrNoCgo is returned by every function in a build without cgo.
-	ErrNoCgo = errors.New("cuda: this build has no cgo, which the driver is called with: build with CGO_ENABLED=1 and a C compiler")
+	ErrNoCgo = errors.New("cuda: this build has no cgo; build with CGO_ENABLED=1 and a C compiler")
 )
 
 // Error is a call that the driver refused.

@@ -68,7 +68,7 @@ func (g *Graph) Move(s Stream) error {
 		switch {
 		case err != nil:
 		case kind == nodeGraph:
-			err = fmt.Errorf("a graph within the graph: %w", ErrNotSupported)
+			err = fmt.Errorf("nested graph: %w", ErrNotSupported)
 		case kind == nodeKernel:
 			err = moveKernel(n, context)
 		}
@@ -135,12 +135,12 @@ func (g *Graph) Contents() (Contents, error) {
 	var c Contents
 	nodes, err := g.nodes()
 	if err != nil {
-		return c, fmt.Errorf("look into graph: %w", err)
+		return c, fmt.Errorf("inspect graph: %w", err)
 	}
 	for _, n := range nodes {
 		kind, err := typeOfNode(n)
 		if err != nil {
-			return c, fmt.Errorf("look into graph: %w", err)
+			return c, fmt.Errorf("inspect graph: %w", err)
 		}
 		switch kind {
 		case nodeKernel:
@@ -151,7 +151,7 @@ func (g *Graph) Contents() (Contents, error) {
 		case nodeCopy:
 			k, code := copyNodeGet(n)
 			if err := check("cuGraphMemcpyNodeGetParams", code); err != nil {
-				return c, fmt.Errorf("look into graph: %w", err)
+				return c, fmt.Errorf("inspect graph: %w", err)
 			}
 			if !k.plain {
 				c.Others++
@@ -164,7 +164,7 @@ func (g *Graph) Contents() (Contents, error) {
 		case nodeSet:
 			at, bytes, code := setNodeGet(n)
 			if err := check("cuGraphMemsetNodeGetParams", code); err != nil {
-				return c, fmt.Errorf("look into graph: %w", err)
+				return c, fmt.Errorf("inspect graph: %w", err)
 			}
 			c.Sets = append(c.Sets, Range{Pointer(at), int(bytes)})
 		default:

@@ -129,7 +129,7 @@ func (c *Context) parts(s *Split, groups []int) (parts []resource, wrong string)
 			return nil, fmt.Sprintf("there are %d groups", len(s.groups))
 		}
 		if i > 0 && g == groups[i-1] {
-			return nil, fmt.Sprintf("group %d stands twice", g)
+			return nil, fmt.Sprintf("group %d is listed twice", g)
 		}
 		parts = append(parts, s.groups[g])
 	}

@@ -178,9 +178,9 @@ const interruptedGrace = time.Second
 func (s Spec) complete() (Spec, error) {
 	switch {
 	case s.Duration <= 0:
-		return s, fmt.Errorf("a run of %v", s.Duration)
+		return s, fmt.Errorf("duration of %v, want more than 0", s.Duration)
 	case s.Warmup < 0 || s.Grace < 0:
-		return s, fmt.Errorf("a warm-up of %v, a grace time of %v", s.Warmup, s.Grace)
+		return s, fmt.Errorf("warm-up of %v and grace time of %v, want 0 or more", s.Warmup, s.Grace)
 	case len(s.Functions) == 0:
 		return s, errors.New("no function to send to")
 	}
@@ -190,7 +190,7 @@ func (s Spec) complete() (Spec, error) {
 	for i := range s.Functions {
 		f := &s.Functions[i]
 		if names[f.Name] {
-			return s, fmt.Errorf("function %q is there twice", f.Name)
+			return s, fmt.Errorf("function %q is listed twice", f.Name)
 		}
 		names[f.Name] = true
 		known = append(known, f.Name)
@@ -209,11 +209,11 @@ func (s Spec) complete() (Spec, error) {
 func (f *Function) complete() error {
 	switch {
 	case f.Deadline < 0 || f.PaceBytes < 0:
-		return fmt.Errorf("a deadline of %v, a pace of %d bytes a second", f.Deadline, f.PaceBytes)
+		return fmt.Errorf("deadline of %v and pace of %d bytes per second, want 0 or more", f.Deadline, f.PaceBytes)
 	case f.SLO <= 0:
-		return fmt.Errorf("an objective of %v", f.SLO)
+		return fmt.Errorf("objective of %v, want more than 0", f.SLO)
 	case !(f.PerSecond >= 0) || math.IsInf(f.PerSecond, 1):
-		return fmt.Errorf("a rate of %v requests a second", f.PerSecond)
+		return fmt.Errorf("rate of %v requests per second, want 0 or more", f.PerSecond)
 	case f.Streams < 0:
 		return fmt.Errorf("%d streams", f.Streams)
 	case f.Pictures == nil || f.Pictures.Len() == 0:
@@ -221,7 +221,7 @@ func (f *Function) complete() error {
 	}
 	if f.Arrivals.Shape == arrival.Video {
 		if !(f.Arrivals.FramesPerSecond > 0) {
-			return fmt.Errorf("a camera of %v frames a second", f.Arrivals.FramesPerSecond)
+			return fmt.Errorf("camera of %v frames per second, want more than 0", f.Arrivals.FramesPerSecond)
 		}
 		if f.Streams == 0 {
 			f.Streams = int(math.Ceil(f.PerSecond / f.Arrivals.FramesPerSecond))

@@ -214,7 +214,7 @@ func (r *Report) check() error {
 func (r *Report) Faults() []string {
 	var faults []string
 	if r.ManagerError != "" {
-		faults = append(faults, "what was lost is not known: "+r.ManagerError)
+		faults = append(faults, "cannot count lost requests: "+r.ManagerError)
 	}
 	out := map[string]bool{}
 	for _, o := range r.Outages {
@@ -226,10 +226,10 @@ func (r *Report) Faults() []string {
 		case f.Sent > 0 && f.Answered == 0 && !out[f.Name] && !r.Interrupted:
 			faults = append(faults, fmt.Sprintf("%s: none of %d requests was answered", f.Name, f.Sent))
 		case f.Restarted && f.Unanswered > 0:
-			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the manager's counters began anew: it died, or the function was taken off and added",
+			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the manager's counters restarted: it died, or the function was removed and added",
 				f.Name, f.Unanswered, f.Sent))
 		case f.Removed && f.Unanswered > 0:
-			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the node has no such function any more", f.Name, f.Unanswered, f.Sent))
+			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the node no longer has this function", f.Name, f.Unanswered, f.Sent))
 		}
 		if f.Lost != nil && *f.Lost > 0 {
 			faults = append(faults, fmt.Sprintf("%s: %d accepted requests were never answered", f.Name, *f.Lost))

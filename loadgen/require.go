@@ -78,7 +78,7 @@ func ParseRequirement(text string) (Requirement, error) {
 	r := Requirement{Metric: left}
 	if function, name, is := strings.Cut(left, ":"); is {
 		if function == "" {
-			return wrong("no function stands before the colon; without the colon it is required of each")
+			return wrong("want a function before the colon; without the colon the bound is for each function")
 		}
 		r.Function, r.Metric = function, name
 	}
@@ -91,7 +91,7 @@ func ParseRequirement(text string) (Requirement, error) {
 		number, is := strings.CutSuffix(bound, "%")
 		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 		if !is || err != nil || !(v >= 0 && v <= 100) {
-			return wrong("want per cent of 0%% to 100%%, like %s=99%%", left)
+			return wrong("want 0%% to 100%%, like %s=99%%", left)
 		}
 		r.Bound = v
 	case "ms":
@@ -103,7 +103,7 @@ func ParseRequirement(text string) (Requirement, error) {
 	default:
 		v, err := strconv.ParseFloat(strings.TrimSuffix(bound, m.unit), 64)
 		if err != nil || !(v >= 0) || math.IsInf(v, 1) {
-			return wrong("want requests a second, like %s=50", left)
+			return wrong("want requests per second, like %s=50", left)
 		}
 		r.Bound = v
 	}
@@ -127,14 +127,14 @@ type Verdict struct {
 }
 
 func (v Verdict) String() string {
-	measured, bound := "not known ("+v.Missing+")", "least"
+	measured, bound := "unknown ("+v.Missing+")", "least"
 	if v.Measured != nil {
 		measured = number(*v.Measured) + " " + v.Unit
 	}
 	if v.Most {
 		bound = "most"
 	}
-	return fmt.Sprintf("%s: %s is %s, required is at %s %s", v.Function, v.Metric, measured, bound, number(v.Required)+" "+v.Unit)
+	return fmt.Sprintf("%s: %s is %s, want at %s %s", v.Function, v.Metric, measured, bound, number(v.Required)+" "+v.Unit)
 }
 
 // Require checks the report against requirements and stores the verdicts in it. A requirement
@@ -142,7 +142,7 @@ func (v Verdict) String() string {
 func (r *Report) Require(requirements []Requirement) error {
 	for _, q := range requirements {
 		if q.Function != "" && !slices.ContainsFunc(r.Functions, func(f FunctionReport) bool { return f.Name == q.Function }) {
-			return fmt.Errorf("require %s of %s: nothing is sent to it", q.Metric, q.Function)
+			return fmt.Errorf("require %s of %s: want a function with traffic", q.Metric, q.Function)
 		}
 		m := metrics[q.Metric]
 		for i := range r.Functions {

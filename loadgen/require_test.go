@@ -35,22 +35,22 @@ func TestRequirementsThatMeanNothingAreRefused(t *testing.T) {
 		"":               "want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms",
 		"within":         "want [FUNCTION:]METRIC=BOUND",
 		"p98=25ms":       `metric "p98" is unknown; known are within, answered, ok, accuracy, goodput, p50, p99, p99.9`,
-		":p99=25ms":      "no function stands before the colon",
+		":p99=25ms":      "want a function before the colon",
 		"face:=1":        `metric "" is unknown`,
-		"within=99":      "want per cent of 0% to 100%, like within=99%",
-		"within=0.99":    "want per cent",
-		"within=101%":    "want per cent",
-		"within=-1%":     "want per cent",
-		"within=NaN%":    "want per cent",
-		"within=>99%":    "want per cent",
+		"within=99":      "want 0% to 100%, like within=99%",
+		"within=0.99":    "want 0% to 100%",
+		"within=101%":    "want 0% to 100%",
+		"within=-1%":     "want 0% to 100%",
+		"within=NaN%":    "want 0% to 100%",
+		"within=>99%":    "want 0% to 100%",
 		"face:p99=25":    "want a duration with its unit, more than 0, like face:p99=25ms",
 		"p99=-25ms":      "want a duration",
 		"p99=0s":         "want a duration",
 		"p99=25%":        "want a duration",
-		"goodput=fast":   "want requests a second, like goodput=50",
-		"goodput=Inf":    "want requests a second",
-		"goodput=50/s/s": "want requests a second",
-		"goodput=-1":     "want requests a second",
+		"goodput=fast":   "want requests per second, like goodput=50",
+		"goodput=Inf":    "want requests per second",
+		"goodput=50/s/s": "want requests per second",
+		"goodput=-1":     "want requests per second",
 	} {
 		if _, err := loadgen.ParseRequirement(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", text, err, want)
@@ -79,14 +79,14 @@ func TestMissedRequirementsAreALineEach(t *testing.T) {
 	r := sample()
 	missed := require(t, r, "within=97.5%", "fashion:p99=8.5ms", "fashion:p99=8ms", "fashion:goodput=33", "fashion:answered=99.6%", "fashion:ok=98%", "fashion:accuracy=92%", "fashion:p50=2ms", "fashion:p99.9=9ms", "detect:p99=1s", "detect:accuracy=1%")
 	want := []string{
-		"detect: within is 0 %, required is at least 97.5 %",
-		"fashion: p99 is 8.5 ms, required is at most 8 ms",
-		"fashion: goodput is 32.5 /s, required is at least 33 /s",
-		"fashion: answered is 99.4 %, required is at least 99.6 %",
-		"fashion: accuracy is 91.9 %, required is at least 92 %",
-		"fashion: p99.9 is 9.75 ms, required is at most 9 ms",
-		"detect: p99 is not known (nothing was answered ok), required is at most 1000 ms",
-		"detect: accuracy is not known (no labelled picture was answered), required is at least 1 %",
+		"detect: within is 0 %, want at least 97.5 %",
+		"fashion: p99 is 8.5 ms, want at most 8 ms",
+		"fashion: goodput is 32.5 /s, want at least 33 /s",
+		"fashion: answered is 99.4 %, want at least 99.6 %",
+		"fashion: accuracy is 91.9 %, want at least 92 %",
+		"fashion: p99.9 is 9.75 ms, want at most 9 ms",
+		"detect: p99 is unknown (nothing was answered ok), want at most 1000 ms",
+		"detect: accuracy is unknown (no labelled picture was answered), want at least 1 %",
 	}
 	if !slices.Equal(missed, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(missed, "\n"), strings.Join(want, "\n"))
@@ -119,7 +119,7 @@ func TestAFunctionThatGotNothingMeetsNothing(t *testing.T) {
 
 func TestARequirementOfAFunctionWithoutTrafficIsAnError(t *testing.T) {
 	err := sample().Require([]loadgen.Requirement{{Function: "fase", Metric: "p99", Bound: 1}})
-	if err == nil || err.Error() != "require p99 of fase: nothing is sent to it" {
+	if err == nil || err.Error() != "require p99 of fase: want a function with traffic" {
 		t.Errorf("got %v", err)
 	}
 }

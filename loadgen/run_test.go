@@ -482,7 +482,7 @@ func TestUnknownLossesAreAFault(t *testing.T) {
 			return control.Status{Functions: []control.FunctionStatus{{Name: "face"}}}, nil
 		}
 	})
-	if faults := report.Faults(); len(faults) != 1 || faults[0] != "what was lost is not known: connection refused" {
+	if faults := report.Faults(); len(faults) != 1 || faults[0] != "cannot count lost requests: connection refused" {
 		t.Errorf("faults %q", faults)
 	}
 	if f := report.Functions[0]; f.Lost != nil || f.SharePercent != nil {
@@ -520,16 +520,16 @@ func TestRunIsObserved(t *testing.T) {
 
 func TestRunRefusesSpecsThatMakeNoSense(t *testing.T) {
 	for want, change := range map[string]func(*loadgen.Spec){
-		"a run of 0s":                          func(s *loadgen.Spec) { s.Duration = 0 },
-		"a warm-up of -1s":                     func(s *loadgen.Spec) { s.Warmup = -time.Second },
-		"no function":                          func(s *loadgen.Spec) { s.Functions = nil },
-		`function "face" is there twice`:       func(s *loadgen.Spec) { s.Functions = append(s.Functions, s.Functions[0]) },
-		`function "face": an objective of 0s`:  func(s *loadgen.Spec) { s.Functions[0].SLO = 0 },
-		`function "face": a rate of NaN`:       func(s *loadgen.Spec) { s.Functions[0].PerSecond = math.NaN() },
-		`function "face": -1 streams`:          func(s *loadgen.Spec) { s.Functions[0].Streams = -1 },
-		`function "face": no pictures`:         func(s *loadgen.Spec) { s.Functions[0].Pictures = nil },
-		`function "face": a deadline of -1s`:   func(s *loadgen.Spec) { s.Functions[0].Deadline = -time.Second },
-		`function "face": a camera of 0 frame`: func(s *loadgen.Spec) { s.Functions[0].Arrivals.Shape = arrival.Video },
+		"duration of 0s":                     func(s *loadgen.Spec) { s.Duration = 0 },
+		"warm-up of -1s":                     func(s *loadgen.Spec) { s.Warmup = -time.Second },
+		"no function":                        func(s *loadgen.Spec) { s.Functions = nil },
+		`function "face" is listed twice`:    func(s *loadgen.Spec) { s.Functions = append(s.Functions, s.Functions[0]) },
+		`function "face": objective of 0s`:   func(s *loadgen.Spec) { s.Functions[0].SLO = 0 },
+		`function "face": rate of NaN`:       func(s *loadgen.Spec) { s.Functions[0].PerSecond = math.NaN() },
+		`function "face": -1 streams`:        func(s *loadgen.Spec) { s.Functions[0].Streams = -1 },
+		`function "face": no pictures`:       func(s *loadgen.Spec) { s.Functions[0].Pictures = nil },
+		`function "face": deadline of -1s`:   func(s *loadgen.Spec) { s.Functions[0].Deadline = -time.Second },
+		`function "face": camera of 0 frame`: func(s *loadgen.Spec) { s.Functions[0].Arrivals.Shape = arrival.Video },
 		`a.csv:3: function "fase"`: func(s *loadgen.Spec) {
 			s.Schedule = arrival.Schedule{{Function: "fase", Where: "a.csv:3"}}
 		},

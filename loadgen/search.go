@@ -76,7 +76,7 @@ func FindMaxRate(ctx context.Context, s Search, probe Probe) (*Found, error) {
 				return false, errInterrupted
 			}
 			if err != nil {
-				return false, fmt.Errorf("try %.4g requests a second: %w", perSecond, err)
+				return false, fmt.Errorf("try %.4g requests per second: %w", perSecond, err)
 			}
 			found.Trials = append(found.Trials, trial)
 			if trial.Held {
@@ -181,9 +181,9 @@ func ProbeFunction(spec Spec, function string, o Options) (Probe, error) {
 		case report.ManagerError != "":
 			return Trial{}, fmt.Errorf("the node is gone: %s", report.ManagerError)
 		case r.Restarted:
-			return Trial{}, errors.New("the node's manager died, or the function was taken off and added; its log says why")
+			return Trial{}, errors.New("the node's manager died, or the function was removed and added; see the node's log")
 		case r.Removed:
-			return Trial{}, fmt.Errorf("the node has no function %s any more", r.Name)
+			return Trial{}, fmt.Errorf("the node no longer has function %s", r.Name)
 		}
 		return Trial{
 			PerSecond:  perSecond,
@@ -223,14 +223,14 @@ func (f *Found) WriteTable(w io.Writer) error {
 }
 
 func (f *Found) verdict() string {
-	text := fmt.Sprintf("highest rate: %.1f requests a second", f.PerSecond)
+	text := fmt.Sprintf("highest rate: %.1f requests per second", f.PerSecond)
 	switch {
 	case f.PerSecond == 0:
-		text = "no rate held"
+		text = "no rate met the objective"
 	case f.Interrupted:
 		text += " so far (interrupted)"
 	case f.Failed == 0:
-		text += ", the highest that was asked for"
+		text += ", the highest that was allowed"
 	default:
 		text += fmt.Sprintf("; %.1f fails (precision %.3g %%)", f.Failed, 100*f.Precision)
 	}

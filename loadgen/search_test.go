@@ -100,7 +100,7 @@ func TestFindMaxRateTellsErrors(t *testing.T) {
 	_, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 10, Precision: 0.05}, func(context.Context, float64) (loadgen.Trial, error) {
 		return loadgen.Trial{}, broken
 	})
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "try 10 requests a second") {
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "try 10 requests per second") {
 		t.Errorf("a broken probe: %v", err)
 	}
 	for _, search := range []loadgen.Search{{}, {Start: 10}, {Start: 10, Precision: -1}, {Precision: 0.1}, {Start: 10, Precision: 0.1, Max: 5}, {Start: math.NaN(), Precision: 0.1}} {
@@ -186,7 +186,7 @@ func TestSearchIsWrittenForPeopleAndPrograms(t *testing.T) {
 	if err := errors.Join(found.WriteTable(&table), found.WriteJSON(&object)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"100.0 /s", "200.0 /s", "holds", "fails", "highest rate: 141.4 requests a second; 200.0 fails (precision 50 %)"} {
+	for _, want := range []string{"100.0 /s", "200.0 /s", "holds", "fails", "highest rate: 141.4 requests per second; 200.0 fails (precision 50 %)"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &table)
 		}

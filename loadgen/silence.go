@@ -22,7 +22,7 @@ func (o Outage) String() string {
 	if !o.Ended {
 		to = "to the end"
 	}
-	return fmt.Sprintf("%s: nothing came back for %.1f s, from second %.1f, %s", o.Function, o.Seconds, o.FromSeconds, to)
+	return fmt.Sprintf("%s: no answers for %.1f s from second %.1f, %s", o.Function, o.Seconds, o.FromSeconds, to)
 }
 
 // silentAfter is how long a function with this objective must not reply before that is an
@@ -102,7 +102,7 @@ func (s *silence) news(at int64) string {
 	switch {
 	case is && !s.told:
 		s.told = true
-		return fmt.Sprintf("nothing has come back for %.1f s, of %d requests", now.lasts.Seconds(), s.requests)
+		return fmt.Sprintf("no answers for %.1f s to %d requests", now.lasts.Seconds(), s.requests)
 	case !is && s.told:
 		s.told = false
 		if len(s.over) == 0 { // the reply was read in time and delivered late

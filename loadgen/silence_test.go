@@ -31,7 +31,7 @@ func TestASystemThatStopsAnsweringIsToldAtOnceAndIsAFault(t *testing.T) {
 			lines, at = append(lines, line), append(at, time.Since(began).Round(loadgen.ObserveEvery))
 		}
 	})
-	want := []string{"face: nothing has come back for 3.", "face: answers again, after 5.0 s"}
+	want := []string{"face: no answers for 3.", "face: answers again, after 5.0 s"}
 	if len(lines) != 2 || !strings.HasPrefix(lines[0], want[0]) || lines[1] != want[1] {
 		t.Fatalf("told %q, want %q", lines, want)
 	}
@@ -44,7 +44,7 @@ func TestASystemThatStopsAnsweringIsToldAtOnceAndIsAFault(t *testing.T) {
 	if o := report.Outages[0]; o.Function != "face" || o.FromSeconds < 4.9 || o.FromSeconds > 5.2 || o.Seconds < 4.9 || o.Seconds > 5.1 || !o.Ended {
 		t.Errorf("outage %+v", o)
 	}
-	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: nothing came back for 5.0 s, from second 5.") || !strings.HasSuffix(faults[0], ", then it answered again") {
+	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: no answers for 5.0 s from second 5.") || !strings.HasSuffix(faults[0], ", then it answered again") {
 		t.Errorf("faults %q", faults)
 	}
 }
@@ -121,7 +121,7 @@ func TestAManagerThatDiedIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
 	if want := []string{"the node's status page does not answer: connection refused", "the node's status page answers again"}; !slices.Equal(lines, want) {
 		t.Errorf("told %q, want %q", lines, want)
 	}
-	want := "face: 10 of 100 requests were never answered, and the manager's counters began anew: it died, or the function was taken off and added"
+	want := "face: 10 of 100 requests were never answered, and the manager's counters restarted: it died, or the function was removed and added"
 	if faults := report.Faults(); len(faults) != 1 || faults[0] != want {
 		t.Errorf("faults %q, want %q", faults, want)
 	}
@@ -156,7 +156,7 @@ func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
 	if !f.Restarted || f.Removed || f.Lost == nil || *f.Lost != 7 {
 		t.Errorf("restarted %v, removed %v, lost %v", f.Restarted, f.Removed, f.Lost)
 	}
-	if faults := report.Faults(); len(faults) != 2 || !strings.Contains(faults[0], "began anew") || faults[1] != "face: 7 accepted requests were never answered" {
+	if faults := report.Faults(); len(faults) != 2 || !strings.Contains(faults[0], "restarted") || faults[1] != "face: 7 accepted requests were never answered" {
 		t.Errorf("faults %q", faults)
 	}
 }
@@ -178,7 +178,7 @@ func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
 			}
 		})
 		faults := report.Faults()
-		if len(faults) != 2 || !strings.HasPrefix(faults[0], "face: 3 of 50 requests were never answered, and the manager's counters began anew") || faults[1] != "face: 2 accepted requests were never answered" {
+		if len(faults) != 2 || !strings.HasPrefix(faults[0], "face: 3 of 50 requests were never answered, and the manager's counters restarted") || faults[1] != "face: 2 accepted requests were never answered" {
 			t.Errorf("%s: faults %q", name, faults)
 		}
 	}
@@ -208,7 +208,7 @@ func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.
 		return counting(func(asked int) uint64 { return uint64(asked) }, func(int) uint64 { return 0 }, func(asked int) bool { return asked < 18 })
 	}
 	report := run(t, constant(t, 10, 10*time.Second), dead(90, 1e6), gone())
-	want := "face: 10 of 100 requests were never answered, and the node has no such function any more"
+	want := "face: 10 of 100 requests were never answered, and the node no longer has this function"
 	if faults := report.Faults(); !slices.Contains(faults, want) || report.Functions[0].Restarted {
 		t.Errorf("faults %q, want %q", faults, want)
 	}

@@ -230,7 +230,7 @@ func TestEditPort(t *testing.T) {
 	other := named("b", 20)
 	other.SLO = time.Second
 	err = b.edited(at(port), other)
-	refused(t, err, "change port of a from", "taken by another process", "the old one goes on")
+	refused(t, err, "change port of a from", "in use by another process", "the old one goes on")
 	b.turns()
 	if got := b.function("a").localAddr().Port(); got != old || b.function("b").slo == time.Second {
 		t.Errorf("a is at port %d, b has objective %v; want both as they were", got, b.function("b").slo)

@@ -79,7 +79,7 @@ func ReadDir(dir string) ([]*Card, error) {
 			continue
 		}
 		if other, twice := from[card.Name]; twice {
-			problems = append(problems, fmt.Errorf("%s: name %s is %s's already", path, card.Name, other))
+			problems = append(problems, fmt.Errorf("%s: name %s is already used by %s", path, card.Name, other))
 			continue
 		}
 		from[card.Name] = path
@@ -96,7 +96,7 @@ func readSmall(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	if info.Size() > limit {
 		return nil, fmt.Errorf("%s has %d bytes, want at most %d", path, info.Size(), limit)
@@ -154,7 +154,7 @@ func (c *Card) checkProgram(root document.Value, f *cardFile) {
 	case !root.Has("framework") && f.Framework == "" && !hasCommand:
 		root.Reject("has neither framework (onnx, pytorch, null) nor command (a program that links libml), want one")
 	case (root.Has("framework") || f.Framework != "") && hasCommand:
-		root.Find("command").Reject("stands beside framework, want one of the two")
+		root.Find("command").Reject("is set next to framework, want one of the two")
 	}
 	c.Framework = f.Framework
 	for i, word := range f.Command {
@@ -166,7 +166,7 @@ func (c *Card) checkProgram(root document.Value, f *cardFile) {
 // checkWord checks a word of the command. The first word is the program.
 func (c *Card) checkWord(at document.Value, i int, word string) {
 	if strings.ContainsRune(word, 0) {
-		at.Reject("has a zero byte, which no program can be given")
+		at.Reject("has a zero byte, want a program's argument")
 	}
 	// A bare name is looked up in PATH when the program starts.
 	if i == 0 && strings.Contains(word, "/") {
@@ -184,7 +184,7 @@ func (c *Card) checkModel(root document.Value, f *cardFile) {
 	model := root.Find("model")
 	if f.Model == "" {
 		if !root.Has("model") && (c.Framework == "onnx" || c.Framework == PyTorch) {
-			model.Reject("is missing, want the model's file, beside the card")
+			model.Reject("is missing, want the model's file, relative to the card")
 		}
 		return
 	}
@@ -193,7 +193,7 @@ func (c *Card) checkModel(root document.Value, f *cardFile) {
 	case err != nil:
 		model.Reject("file %s: %v", c.Model, reason(err))
 	case !info.Mode().IsRegular():
-		model.Reject("file %s is no regular file", c.Model)
+		model.Reject("file %s is not a regular file", c.Model)
 	case info.Size() == 0:
 		model.Reject("file %s is empty", c.Model)
 	}
@@ -248,9 +248,9 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 	}
 	switch hasMean, hasStd := v.Has("mean"), v.Has("std"); {
 	case !hasMean && hasStd:
-		v.Find("std").Reject("stands without mean, want both or neither")
+		v.Find("std").Reject("is set without mean, want both or neither")
 	case hasMean && !hasStd:
-		v.Find("mean").Reject("stands without std, want both or neither")
+		v.Find("mean").Reject("is set without std, want both or neither")
 	}
 }
 
@@ -258,7 +258,7 @@ func (c *Card) checkOutputs(v document.Value, outputs []outputFile) {
 	for i, f := range outputs {
 		o, at := Output(f), v.Find(i)
 		if o.Name != "" && slices.ContainsFunc(c.Outputs, func(p Output) bool { return p.Name == o.Name }) {
-			at.Find("name").Reject("%q stands twice", o.Name)
+			at.Find("name").Reject("%q is listed twice", o.Name)
 		}
 		total := int64(1)
 		for _, n := range o.Shape {
@@ -289,7 +289,7 @@ func (c *Card) checkBytes(root document.Value) {
 
 // decodeLabels reads the classes' names: a list, or a file with one name per line.
 func (c *Card) decodeLabels(v document.Value) {
-	const rule = "a list of names, or a file with one a line"
+	const rule = "a list of names, or a file with one name per line"
 	if v.Absent() {
 		return
 	}

@@ -169,7 +169,7 @@ func TestTheFrameworkNullNeedsNoQuotes(t *testing.T) {
 			t.Errorf("%s: the schema refuses: %v", word, err)
 		}
 	}
-	if _, err := read(t, folder(t), strings.Replace(ownCard, "command:", "framework: null\ncommand:", 1)); err == nil || !strings.Contains(err.Error(), "stands beside framework") {
+	if _, err := read(t, folder(t), strings.Replace(ownCard, "command:", "framework: null\ncommand:", 1)); err == nil || !strings.Contains(err.Error(), "is set next to framework") {
 		t.Errorf("two programs: %v", err)
 	}
 }
@@ -202,7 +202,7 @@ var spoiledCards = []spoiled{
 	{"a key of another style", boxCard, "scale: 32", "scale: 32\n  bins: 11", `decoder: unknown key "bins"`, false},
 	{"a key from nowhere", card, "threads: 2", "colour: red", `unknown key "colour"; known are name, version`, false},
 	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: mapping key "version" already defined at [2:1]: "version: 4"`, true},
-	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:19:1: key 2 is no plain word`, true},
+	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:19:1: key 2 is not a plain word`, true},
 	{"no name", card, "name: shapes\n", "", `name: is missing, want lower case`, false},
 	{"an empty name", card, "name: shapes", `name: ""`, `name: is "", want lower case`, false},
 	{"a name in capitals", card, "name: shapes", "name: Shapes", `card.yaml:1:7: name: is "Shapes", want lower case`, false},
@@ -215,7 +215,7 @@ var spoiledCards = []spoiled{
 	{"an unknown framework", card, "framework: onnx", "framework: onxx", `framework: is "onxx", want onnx, pytorch or null, did you mean "onnx"?`, false},
 	{"no program at all", card, "framework: onnx\n", "", `card.yaml:1:1: has neither framework (onnx, pytorch, null) nor command`, false},
 	{"pytorch without a file", card, "framework: onnx\nmodel: model.onnx\n", "framework: pytorch\n", `model`, false},
-	{"two programs", card, "framework: onnx", "framework: onnx\ncommand: [cat]", `command: stands beside framework`, false},
+	{"two programs", card, "framework: onnx", "framework: onnx\ncommand: [cat]", `command: is set next to framework`, false},
 	{"an empty command", ownCard, "[./program, --fast]", "[]", `command: has 0 elements, want at least 1`, false},
 	{"a command that is a string", ownCard, "[./program, --fast]", "./program", `command: is "./program", want a list, each element a part of a command, like [./my-if, --flag]`, false},
 	{"a program that is not there", ownCard, "./program", "./gone", `command[0]: program `, true},
@@ -223,7 +223,7 @@ var spoiledCards = []spoiled{
 	{"no model", card, "model: model.onnx\n", "", `model: is missing, want the model's file`, false},
 	{"a model that is not there", card, "model: model.onnx", "model: gone.onnx", `gone.onnx: no such file or directory`, true},
 	{"an empty model", card, "model: model.onnx", "model: empty.onnx", `empty.onnx is empty`, true},
-	{"a model that is a folder", card, "model: model.onnx", "model: .", `is no regular file`, true},
+	{"a model that is a folder", card, "model: model.onnx", "model: .", `is not a regular file`, true},
 	{"no input", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "", `input: is missing`, false},
 	{"an input that is a list", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "input: [1, 2]\n", `input: is a list of 2, want a map of name, size`, false},
 	{"an input without a name", card, "  name: image\n", "", `input.name: is missing`, false},
@@ -240,15 +240,15 @@ var spoiledCards = []spoiled{
 	{"a mean too few", card, "[1, 2.5, 3]", "[1, 2.5]", `card.yaml:11:9: input.mean: has 2 elements, want 3, one per channel`, true},
 	{"a mean that is no number", card, "[1, 2.5, 3]", "[1, .nan, 3]", `input.mean[1]: is .nan, want a number`, true},
 	{"a mean without end", card, "[1, 2.5, 3]", "[1, .inf, 3]", `input.mean[1]: is .inf, want a number`, true},
-	{"a mean alone", card, "  std: [1, 2, 4.0]\n", "", `input.mean: stands without std`, false},
-	{"a deviation alone", card, "  mean: [1, 2.5, 3]\n", "", `input.std: stands without mean`, false},
+	{"a mean alone", card, "  std: [1, 2, 4.0]\n", "", `input.mean: is set without std`, false},
+	{"a deviation alone", card, "  mean: [1, 2.5, 3]\n", "", `input.std: is set without mean`, false},
 	{"a deviation of nothing", card, "[1, 2, 4.0]", "[1, 0, 4]", `card.yaml:12:12: input.std[1]: is 0, want a number from 1e-6`, false},
 	{"no outputs", card, "outputs:\n  - {name: prob, shape: [3]}", "outputs: []", `outputs: has 0 elements, want 1 to 32`, false},
 	{"an output without a shape", card, ", shape: [3]}", "}", `outputs[0].shape: is missing`, false},
 	{"a shape of nothing", card, "shape: [3]", "shape: []", `outputs[0].shape: has 0 elements, want 1 to 8`, false},
 	{"a negative dimension", card, "shape: [3]", "shape: [-1]", `outputs[0].shape[0]: is -1`, false},
 	{"a shape too large", card, "shape: [3]", "shape: [100000, 100000, 100000]", `outputs[0].shape: has more than 268435456 elements`, true},
-	{"an output twice", boxCard, "name: places", "name: scores", `"scores" stands twice`, true},
+	{"an output twice", boxCard, "name: places", "name: scores", `"scores" is listed twice`, true},
 	{"an output's name with a blank", card, "name: prob", "name: pr ob", `outputs[0].name: is "pr ob"`, false},
 	{"batches with 0", card, "batches: [1, 2, 4]", "batches: [0, 4]", `card.yaml:15:11: batches[0]: is 0, want an integer from 1 to 1024`, false},
 	{"batches that fall", card, "batches: [1, 2, 4]", "batches: [1, 4, 2]", `batches[2]: is 2 after 4, want batch sizes, ascending`, true},
@@ -282,15 +282,15 @@ var spoiledCards = []spoiled{
 	{"a label too few", card, `[circle, square, "3"]`, "[circle, square]", `the outputs have 3 classes, the labels name 2`, true},
 	{"a label that is a number", card, `"3"]`, "3]", `labels[2]: is 3, want a name; quote it`, false},
 	{"labels that are not there", boxCard, "labels: labels.txt", "labels: gone.txt", `gone.txt: no such file`, true},
-	{"labels of a device", boxCard, "labels: labels.txt", "labels: /dev/zero", `/dev/zero is no regular file`, true},
+	{"labels of a device", boxCard, "labels: labels.txt", "labels: /dev/zero", `/dev/zero is not a regular file`, true},
 	{"an anchor and its alias", card, "slo: 25ms", "slo: &a 25ms", `slo: is an anchor, want a duration`, true},
 	{"a tag", card, "version: 3", "version: !!int 3", `version: is tagged, want an integer`, true},
-	{"a merge key", card, "threads: 2", "<<: {threads: 2}", `is no plain word`, true},
+	{"a merge key", card, "threads: 2", "<<: {threads: 2}", `is not a plain word`, true},
 	{"a second document", card, "labels:", "---\nlabels:", `second document`, true},
 	{"nothing", card, card, "", `card.yaml: is empty`, true},
 	{"a comment only", card, card, "# nothing\n", `card.yaml: is empty`, true},
 	{"no YAML", card, "slo: 25ms", "slo: [25ms", `card.yaml:`, true},
-	{"a zero byte", card, "slo", "s\x00lo", `not a text file`, true},
+	{"a zero byte", card, "slo", "s\x00lo", `the file is not text`, true},
 	{"brackets without end", card, "slo: 25ms", "slo: " + strings.Repeat("[", 1000), `nests deeper than`, true},
 }
 
@@ -376,7 +376,7 @@ func TestReadDirReturnsTheRightCardsBesideWhatIsWrong(t *testing.T) {
 	if fmt.Sprint(names) != "[own zebra]" {
 		t.Errorf("cards %v", names)
 	}
-	for _, part := range []string{"bad/card.yaml:1:1: version: is missing", "twice/card.yaml: name own is " + filepath.Join(dir, "own/card.yaml") + "'s already"} {
+	for _, part := range []string{"bad/card.yaml:1:1: version: is missing", "twice/card.yaml: name own is already used by " + filepath.Join(dir, "own/card.yaml")} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("got %v, want %s", err, part)
 		}

@@ -773,7 +773,7 @@ func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			amongGPU(t, func(sp spec) life { return life{blameless: true} }, func(n *node) {
 				n.four()
-				n.spawner.generation(1).fault("the MPS server failed while it was asked")
+				n.spawner.generation(1).fault("the MPS server failed during the call")
 				synctest.Wait()
 				n.want(apart(4, control.Serve, 30))
 				began := time.Now()

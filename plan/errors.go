@@ -51,7 +51,7 @@ func (e *Infeasible) Error() string {
 	case b.ThroughputRPS <= 0:
 		return fmt.Sprintf("%s: no point of the profile fits into a segment's memory and serves", head)
 	case e.RateMissed:
-		text := fmt.Sprintf("%s: rate %.6g requests/s: the best segment within %.4g ms a batch (%s) serves %.6g, %.6g short",
+		text := fmt.Sprintf("%s: rate %.6g requests/s: the best segment within %.4g ms per batch (%s) serves %.6g, %.6g short",
 			head, s.RateRPS, e.BoundMS, b, b.ThroughputRPS, s.RateRPS-b.ThroughputRPS)
 		if e.Reason != "" {
 			text += "; " + e.Reason
@@ -132,7 +132,7 @@ func (e *TooSmall) Error() string {
 	}
 	verdict := "is too small"
 	if e.Unproved {
-		verdict = "may be too small: no plan was found on it, and that there is none is not proved"
+		verdict = "may be too small: no plan was found on it, but this is not proved"
 	}
 	text := fmt.Sprintf("the fleet (%s) %s: %d of %d services fit", strings.Join(fleet, ", "), verdict, whole, len(e.Services))
 	if len(part) > 0 {

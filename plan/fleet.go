@@ -28,7 +28,7 @@ func ReadFleet(r io.Reader, file string) ([]Stock, error) {
 			return nil, t.fail("gpu", "%w", err)
 		}
 		if line := seen[g.Name]; line > 0 {
-			return nil, t.fail("gpu", "GPU %q is already on line %d: want one row a model", g.Name, line)
+			return nil, t.fail("gpu", "GPU %q is already on line %d: want one row per model", g.Name, line)
 		}
 		seen[g.Name] = t.line
 		count := -1

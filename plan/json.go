@@ -124,7 +124,7 @@ func (pl *Plan) check() error {
 		case s.Service == "":
 			return fmt.Errorf("services[%d]: no name", i)
 		case twice:
-			return fmt.Errorf("services[%d]: service %q is there twice", i, s.Service)
+			return fmt.Errorf("services[%d]: service %q is listed twice", i, s.Service)
 		case !positive(s.RateRPS), !positive(s.SLOMS):
 			return fmt.Errorf("services[%d]: rate_rps %v, slo_ms %v: want numbers above 0", i, s.RateRPS, s.SLOMS)
 		}

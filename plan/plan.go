@@ -171,7 +171,7 @@ func (p *Problem) Estimates(segments []Segment) (notes []string) {
 		models[what][s.Model] = true
 	}
 	for _, what := range sortedKeys(models) {
-		notes = append(notes, fmt.Sprintf("%s: what is planned for %s is an estimate from above", what, strings.Join(sortedKeys(models[what]), ", ")))
+		notes = append(notes, fmt.Sprintf("%s: the plan for %s is an upper estimate", what, strings.Join(sortedKeys(models[what]), ", ")))
 	}
 	return notes
 }

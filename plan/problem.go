@@ -172,7 +172,7 @@ func (p *Problem) Check() error {
 		case s.Name == "":
 			return fmt.Errorf("a service of model %q has no name", s.Model)
 		case seen[s.Name]:
-			return fmt.Errorf("service %q is there twice", s.Name)
+			return fmt.Errorf("service %q is listed twice", s.Name)
 		case !positive(s.RateRPS):
 			return fmt.Errorf("service %q: rate %v requests/s: want a number above 0", s.Name, s.RateRPS)
 		case !positive(s.SLOMS):

@@ -68,7 +68,7 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 		}
 		at := place{row.scenario, row.service.Name}
 		if line := seen[at]; line > 0 {
-			return nil, t.fail(row.named, "service %q is already on line %d: want one row a service, told apart by the column service", row.service.Name, line)
+			return nil, t.fail(row.named, "service %q is already on line %d: want one row per service, with different names in the column service", row.service.Name, line)
 		}
 		seen[at] = t.line
 		if !slices.Contains(scenarios, row.scenario) {
@@ -86,11 +86,11 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	case len(rows) == 0:
 		return nil, whole("no services: want a row for each under the header")
 	case scenario != "" && !t.has("scenario"):
-		return nil, whole("no column scenario: want one, to pick %q from", scenario)
+		return nil, whole("no column scenario: want one to choose %q from", scenario)
 	case scenario != "" && !slices.Contains(scenarios, scenario):
 		return nil, whole("no scenario %q: want one of %s", scenario, strings.Join(scenarios, ", "))
 	case scenario == "" && len(scenarios) > 1:
-		return nil, whole("several scenarios: want one of %s to be picked", strings.Join(scenarios, ", "))
+		return nil, whole("several scenarios: choose one of %s with --scenario", strings.Join(scenarios, ", "))
 	}
 	var services []Service
 	for _, r := range rows {
@@ -115,11 +115,11 @@ func readService(t *csvTable) (r serviceRow, err error) {
 	if s.Model == "" {
 		return r, t.fail("model", "no model: want the name of a profile")
 	}
-	if s.RateRPS, err = t.positive("rate_rps", "requests a second"); err != nil {
+	if s.RateRPS, err = t.positive("rate_rps", "requests per second"); err != nil {
 		return r, err
 	}
 	if s.RateRPS > mostRPS {
-		return r, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests a second", t.text("rate_rps"), mostRPS)
+		return r, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests per second", t.text("rate_rps"), mostRPS)
 	}
 	if s.SLOMS, err = t.positive("slo_ms", "milliseconds"); err != nil {
 		return r, err
@@ -175,7 +175,7 @@ func readTable(r io.Reader, file string, columns []string, required int) (*csvTa
 			return nil, &FileError{file, line, col, fmt.Errorf("unknown column %q: want one of %s", name, strings.Join(columns, ","))}
 		}
 		if _, twice := t.column[name]; twice {
-			return nil, &FileError{file, line, col, fmt.Errorf("column %q is there twice", name)}
+			return nil, &FileError{file, line, col, fmt.Errorf("column %q is listed twice", name)}
 		}
 		t.column[name] = i
 	}

@@ -65,16 +65,16 @@ func digestOf(card *models.Card) (string, error) {
 	bare.File, bare.Dir, bare.Model, bare.SLO, bare.KneePercent, bare.Knees, bare.Batches = "", "", "", 0, 0, nil, nil
 	sum := sha256.New()
 	if err := json.NewEncoder(sum).Encode(bare); err != nil {
-		return "", fmt.Errorf("digest of card %s: %w", card.Name, err)
+		return "", fmt.Errorf("compute digest of card %s: %w", card.Name, err)
 	}
 	if card.Model != "" {
 		f, err := os.Open(card.Model)
 		if err != nil {
-			return "", fmt.Errorf("digest of model %s: %w", card.Name, err)
+			return "", fmt.Errorf("compute digest of model %s: %w", card.Name, err)
 		}
 		defer f.Close()
 		if _, err := io.Copy(sum, f); err != nil {
-			return "", fmt.Errorf("digest of model %s: %w", card.Name, err)
+			return "", fmt.Errorf("compute digest of model %s: %w", card.Name, err)
 		}
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:sha256.Size/2]), nil

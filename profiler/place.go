@@ -39,7 +39,7 @@ func FindPlace(card *models.Card, shipped bool, out string, keepCard bool) (p Pl
 		}
 	}
 	if err := writable(dir); err != nil {
-		return p, fmt.Errorf("folder for the profile: %w; --out names another", err)
+		return p, fmt.Errorf("folder for the profile: %w; choose another with --out", err)
 	}
 	p.File = filepath.Join(dir, card.Name+".csv")
 	if keepCard {
@@ -49,7 +49,7 @@ func FindPlace(card *models.Card, shipped bool, out string, keepCard bool) (p Pl
 	if p.copied = shipped; shipped {
 		p.card = filepath.Join(dir, card.Name, filepath.Base(card.File))
 	} else if err := writable(card.Dir); err != nil {
-		return p, fmt.Errorf("card %s cannot be changed: %w; --keep-card leaves it as it is", card.File, err)
+		return p, fmt.Errorf("card %s cannot be changed: %w; leave it unchanged with --keep-card", card.File, err)
 	}
 	return p, nil
 }
@@ -68,7 +68,7 @@ func (p *Place) WriteKnees(w io.Writer, card *models.Card, of profile.Profile) e
 	fmt.Fprintf(w, "profile: %s\n", p.File)
 	knee, ok := of.KneeFor(card.SLO)
 	if !ok {
-		fmt.Fprintln(w, "card:    as it was: a knee needs two shares at least")
+		fmt.Fprintln(w, "card:    unchanged; a knee needs at least two shares")
 		return nil
 	}
 	percent := func(share int) float64 {
@@ -81,7 +81,7 @@ func (p *Place) WriteKnees(w io.Writer, card *models.Card, of profile.Profile) e
 		knees = append(knees, models.Knee{Batch: k.Batch, Percent: percent(k.Share)})
 	}
 	if p.card == "" {
-		fmt.Fprintf(w, "card:    left as it is; its knees would be\n%s", models.KneeLines(percent(knee.Share), knees))
+		fmt.Fprintf(w, "card:    unchanged; its knees would be\n%s", models.KneeLines(percent(knee.Share), knees))
 		return nil
 	}
 	if p.copied {
@@ -90,10 +90,10 @@ func (p *Place) WriteKnees(w io.Writer, card *models.Card, of profile.Profile) e
 		}
 	}
 	if err := models.WriteKnees(p.card, percent(knee.Share), knees); err != nil {
-		return fmt.Errorf("%w\nthe profile is in %s; write into the card by hand:\n%s", err, p.File, models.KneeLines(percent(knee.Share), knees))
+		return fmt.Errorf("%w\nthe profile is in %s; add these lines to the card:\n%s", err, p.File, models.KneeLines(percent(knee.Share), knees))
 	}
 	if p.copied {
-		fmt.Fprintf(w, "card:    %s, a copy with the knees: %s is built in and cannot be changed; `models: [%s]` in a configuration takes the copy\n",
+		fmt.Fprintf(w, "card:    %s, a copy with the knees, because %s is built in; use it with `models: [%s]` in the configuration\n",
 			p.card, card.Name, filepath.Dir(filepath.Dir(p.card)))
 		return nil
 	}

@@ -55,7 +55,7 @@ func TestWriteKneesOfShippedModel(t *testing.T) {
 	if after, err := os.ReadFile(card.File); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the shipped card changed, %v", err)
 	}
-	if want := "built in and cannot be changed; `models: [" + out + "]`"; !strings.Contains(said.String(), want) {
+	if want := "is built in; use it with `models: [" + out + "]`"; !strings.Contains(said.String(), want) {
 		t.Errorf("said\n%s\nwant %s", &said, want)
 	}
 }

@@ -100,7 +100,7 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	if err != nil {
 		return nil, err
 	}
-	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the device was not there within a minute"))
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no device after a minute"))
 	defer cancel()
 	err = p.bed.WaitFor(limit, "the device", func() bool {
 		p.status, err = p.bed.Status()
@@ -117,7 +117,7 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 
 // errSharesNotHeld is the error of New for a GPU on which no mechanism limits
 // processes: a share would have no effect there.
-var errSharesNotHeld = errors.New("nothing holds a process to its share")
+var errSharesNotHeld = errors.New("no mechanism enforces shares")
 
 // The mechanisms of control.Observed that a Profiler treats specially.
 const (
@@ -255,7 +255,7 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 	if err := p.bed.Order(control.SharePath, control.ShareOrder{Name: profiled, SharePercent: percent / float64(c.Processes)}); err != nil {
 		return err
 	}
-	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("share %.1f %% was not in force within %s", percent, profiledPatience))
+	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("share of %.1f %% was not applied within %s", percent, profiledPatience))
 	defer cancel()
 	err = p.bed.WaitFor(limit, "a share", func() bool {
 		f, err := p.bed.Function(profiled)

@@ -12,12 +12,12 @@ func checkCommand() *cobra.Command {
 	var flags nodeFlags
 	cmd := &cobra.Command{
 		Use:   "check CONFIG",
-		Short: "Say what would keep a node from running with a configuration",
-		Long: `Checks all that "penstock up" needs of a configuration: its text, that each model is found and
-loads, that functions may read it, that ports are free, that the shares fit, and that the device is there. It changes
-nothing and needs no running node; ports that a running node with the same runtime folder
-has count as free. All problems are printed, a line each: file, line, column, and what would
-be right. The exit status is then 1.`,
+		Short: "Check whether a node can run with a configuration",
+		Long: `Checks all that "penstock up" needs: the text of the configuration, that each model exists and
+loads, that functions may read it, that ports are free, that the shares fit, and that the
+device exists. It changes nothing and needs no running node. Ports of a running node with the
+same runtime folder count as free. Prints all problems, one per line: file, line, column, and
+what to write instead. The exit status is 1 if there are any.`,
 		Example: `  penstock check /etc/penstock/node.yaml`,
 		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +33,7 @@ be right. The exit status is then 1.`,
 			for _, note := range append(c.Warnings, notes...) {
 				fmt.Fprintln(cmd.OutOrStdout(), note)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: a node can run with it: functions: %d\n", args[0], len(c.Functions))
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: a node can run with it; functions: %d\n", args[0], len(c.Functions))
 			return nil
 		},
 	}

@@ -24,10 +24,10 @@ func demoCommand() *cobra.Command {
 	var out, format string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Three real models answer real pictures; then one of them is overloaded",
+		Short: "Run three models on real pictures, then overload one of them",
 		Long: `Runs ` + "`penstock up`" + ` with the built-in configuration and ` + "`penstock load`" + ` against it.
-In the second half one function gets twice the requests that it can answer, and the
-others stay in time.`,
+In the second half one function receives twice the requests that it can answer, and the
+others still meet their objectives.`,
 		Example: `  penstock demo --duration 30s --out out`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +38,7 @@ others stay in time.`,
 		},
 	}
 	cmd.Flags().DurationVar(&duration, "duration", 30*time.Second, "measured time")
-	cmd.Flags().StringVar(&out, "out", "out", "folder for the log and for the pictures with what was found")
+	cmd.Flags().StringVar(&out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
 	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json or csv")
 	return cmd
 }
@@ -72,12 +72,12 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	}
 	defer log.Close()
 
-	fmt.Fprintf(os.Stderr, "penstock up (its log: %s)\n", logPath)
+	fmt.Fprintf(os.Stderr, "penstock up (log: %s)\n", logPath)
 	machine, err := testbed.NewForeignTime()
 	if err != nil {
 		return err
 	}
-	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("no process of some function was ready within a minute"))
+	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("a function had no ready process after a minute"))
 	defer cancel()
 	nd, err := node.Start(starting, node.Options{Binary: self, Config: string(configs.BuiltIn()), Log: log})
 	if err != nil {
@@ -117,7 +117,7 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	if rates[overloaded], err = overloadRate(nd); err != nil {
 		return err
 	}
-	busy, err := half(fmt.Sprintf("second half, %s gets %d times what it can answer", overloaded, overload), time.Second, false)
+	busy, err := half(fmt.Sprintf("second half: %s receives %d times the requests that it can answer", overloaded, overload), time.Second, false)
 	if err != nil {
 		return err
 	}
@@ -159,7 +159,7 @@ func printDemo(w io.Writer, steady, busy *loadgen.Report, foreign float64) {
 		}
 	}
 	if foreign > quietMachine {
-		fmt.Fprintf(w, "This machine is busy: other programs used %.0f %% of its CPUs. On a quiet machine the figures are better.\n", 100*foreign)
+		fmt.Fprintf(w, "Other programs used %.0f %% of the CPUs; the figures are better on an idle machine.\n", 100*foreign)
 	} else {
 		fmt.Fprintf(w, "Other programs used %.0f %% of the CPUs.\n", 100*foreign)
 	}

@@ -13,9 +13,9 @@ func doctorCommand() *cobra.Command {
 	var flags nodeFlags
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine can and cannot do, and how to mend it",
-		Long: `Checks what Penstock builds on and says of each thing that is missing what it costs
-and which command mends it. The exit status is 1 when a node could not run here.`,
+		Short: "Check what this machine can do, and how to add what is missing",
+		Long: `Checks what Penstock needs and can use. For each missing part it prints the effect, and a
+command that repairs it. The exit status is 1 if a node cannot run on this machine.`,
 		Example: `  penstock doctor`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -20,11 +20,12 @@ import (
 func ifCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "if", SuggestFor: []string{"status", "functions"},
-		Short: "Be an inference function's process, or change the functions of a running node",
-		Long: `Without a verb this is the process of an inference function, which the orchestrator
-starts. The verbs change the functions of a running node. --runtime-dir chooses the
-node; leave it out if this user runs only one. A manager that "penstock up" starts in the place of one that died
-goes on with what they did; another node does not, and the configuration file stays as it is.`,
+		Short: "Change the functions of a running node",
+		Long: `The verbs change the functions of a running node. --runtime-dir chooses the node; leave it out
+if this user runs only one. Changes last until the node stops, and do not edit the configuration
+file. If the manager dies, "penstock up" starts another one with the same functions.
+
+Without a verb this is the process of an inference function. Only the orchestrator starts it.`,
 		Example: `  penstock if list
   penstock if add face --port 5001
   penstock if replace face ./face-v2/card.yaml
@@ -50,8 +51,8 @@ goes on with what they did; another node does not, and the configuration file st
 		return err
 	}
 
-	cmd.AddCommand(listCommand(folder), addCommand(folder), nameCommand(folder, "remove", "Take a function off the running node", control.RemovePath),
-		replaceCommand(folder), nameCommand(folder, "rollback", "Go back to the model that a function ran before, one further with each rollback", control.RollbackPath), shareCommand(folder))
+	cmd.AddCommand(listCommand(folder), addCommand(folder), nameCommand(folder, "remove", "Remove a function from the running node", control.RemovePath),
+		replaceCommand(folder), nameCommand(folder, "rollback", "Return a function to its previous model; each rollback goes one model further back", control.RollbackPath), shareCommand(folder))
 	return cmd
 }
 
@@ -67,12 +68,13 @@ func nameCommand(folder func() string, use, short, path string) *cobra.Command {
 
 func replaceCommand(folder func() string) *cobra.Command {
 	return &cobra.Command{
-		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
-		Long: `Brings another model into a function and waits until it serves, or says why the old one
-goes on. The card must have a higher version than the model that the function runs: clients
-tell models apart by it. "penstock if rollback" goes back. The node has the new one until it
-ends, and goes on with it when its manager alone died. It is not written into the configuration file: an edit of the function's entry there brings the
-file's model back, and so does a restart of the node. Ctrl-C stops the waiting only.`,
+		Use: "replace NAME CARD", Short: "Replace the model of a function; the old one serves until the new one is ready",
+		Long: `Replaces the model of a function and waits until the new one serves, or prints why the old one
+stays. The card must have a higher version than the present model, because clients distinguish
+models by version. "penstock if rollback" returns to the old model. The new model stays until
+the node stops; it is not written to the configuration file. A restart of the node, or an edit
+of the function's entry in that file, returns to the model of the file. Ctrl-C stops the
+waiting, not the replacement.`,
 		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: arguments(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			model, err := cardPath(args[1])
@@ -86,12 +88,12 @@ file's model back, and so does a restart of the node. Ctrl-C stops the waiting o
 
 func shareCommand(folder func() string) *cobra.Command {
 	return &cobra.Command{
-		Use: "share NAME PERCENT", Short: "Give each instance of a function a share by hand",
+		Use: "share NAME PERCENT", Short: "Set the share of each instance of a function",
 		Example: `  penstock if share face 40`, Args: arguments(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			percent, err := strconv.ParseFloat(strings.TrimSuffix(args[1], "%"), 64)
 			if err != nil {
-				return fmt.Errorf("share %q is no number: want percent, like 40", args[1])
+				return fmt.Errorf("share is %q, want percent, like 40", args[1])
 			}
 			return send(cmd.Context(), folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
 		},
@@ -99,7 +101,7 @@ func shareCommand(folder func() string) *cobra.Command {
 }
 
 // nodeUsage describes the flag that chooses a node, for every verb that has it.
-const nodeUsage = "runtime folder of the node; found if left out and this user runs one node"
+const nodeUsage = "runtime folder of the node; may be left out if this user runs one node"
 
 // nodeFolder is the runtime folder that a client was given, or that of the one running node.
 func nodeFolder(given string) (string, error) {

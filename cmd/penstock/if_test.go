@@ -26,7 +26,7 @@ func TestIfAddZeroFlags(t *testing.T) {
 
 func TestFlagErrors(t *testing.T) {
 	for flag, want := range map[string]string{
-		"--slo=abc":     `--slo is "abc", want a duration with its unit, like 25ms; ` + "`penstock if add --help`",
+		"--slo=abc":     `--slo is "abc", want a duration with its unit, like 25ms; see ` + "`penstock if add --help`",
 		"--slo=25":      `--slo is "25", want a duration`,
 		"--port=x":      `--port is "x", want an integer`,
 		"--share=x":     `--share is "x", want a number`,

@@ -20,16 +20,16 @@ func addCommand(folder func() string) *cobra.Command {
 	function, port, save := configs.Function{Instances: 1}, 0, false
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
-		Long: `Adds a function to the running node and waits until it serves. Where its process
-cannot start, the node takes it off again, and this says why: nothing is left of it.
+		Long: `Adds a function to the running node and waits until it serves. If its process cannot start,
+the node removes the function again, and this command prints why.
 
-The node does both by itself. Ctrl-C, or 30 seconds without an end, stop the waiting
-only: the function stays if it comes to serve, and is taken off if it cannot, which the
-node's log says. "penstock if remove" takes it off before.
+Ctrl-C stops the waiting, as do 30 seconds without a result; the node continues by itself.
+Its log then says whether the function serves or was removed. "penstock if remove" removes
+it earlier.
 
-The node has it until it ends, and goes on with it when its manager alone died. It survives
-edits of the configuration file that do not name it, and is forgotten by a restart of the
-node, unless --save writes it into that file. Comments and order of the file stay.`,
+The function stays until the node stops, also through edits of the configuration file that do
+not name it. --save writes it to that file, which keeps its comments and order; without --save
+a restart of the node drops the function.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
   penstock if add mine --model ./mine/card.yaml --port 5009 --save`,
 		Args: arguments(1),
@@ -56,11 +56,11 @@ node, unless --save writes it into that file. Comments and order of the file sta
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
 	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
-	add.Flags().IntVar(&function.Receivers, "receivers", 0, "how many sockets receive for it; the node's if left out")
+	add.Flags().IntVar(&function.Receivers, "receivers", 0, "number of sockets that receive for it; the node's setting if left out")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
-	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
+	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")
-	add.Flags().BoolVar(&save, "save", false, "write it into the node's configuration file, too")
+	add.Flags().BoolVar(&save, "save", false, "also write it to the node's configuration file")
 	return add
 }
 
@@ -70,7 +70,7 @@ func zeroFlags(cmd *cobra.Command) error {
 	for name, instead := range map[string]string{"slo": "the card's objective", "share": "a guarantee by its requests", "receivers": "the node's number"} {
 		flag := cmd.Flags().Lookup(name)
 		if flag.Changed && flag.Value.String() == flag.DefValue {
-			return fmt.Errorf("--%s %s: want more than 0, or leave it out for %s", name, flag.Value, instead)
+			return fmt.Errorf("--%s %s: want more than 0; leave it out for %s", name, flag.Value, instead)
 		}
 	}
 	return nil
@@ -80,14 +80,14 @@ func zeroFlags(cmd *cobra.Command) error {
 const addPatience = 30 * time.Second
 
 // errSlow is why an addition is not waited for any longer.
-var errSlow = fmt.Errorf("no end of it within %s", addPatience)
+var errSlow = fmt.Errorf("no result within %s", addPatience)
 
 // sendAdd sends an addition. The manager completes it even if this command stops waiting.
 func sendAdd(ctx context.Context, dir string, f configs.Function) error {
 	wait, cancel := context.WithTimeoutCause(ctx, addPatience, errSlow)
 	defer cancel()
 	err := send(wait, dir, control.AddPath, f)
-	const goesOn = "the node goes on, and takes it off again if its process cannot start; `penstock if list` says how it is, `penstock if remove %s` takes it off now"
+	const goesOn = "the node continues, and removes it if its process cannot start; see `penstock if list`, or remove it now with `penstock if remove %s`"
 	switch {
 	case err == nil || wait.Err() == nil:
 		return err
@@ -113,9 +113,9 @@ func addAndSave(ctx context.Context, dir string, f configs.Function) error {
 	c := status.Configuration
 	switch {
 	case c.File == "":
-		return errors.New("save function: the node runs on the built-in configuration, which is no file; write one (configs/reference.yaml names every key) and start the node with `penstock up --config FILE`")
+		return errors.New("save function: the node runs on the built-in configuration; write a file (configs/reference.yaml has every key) and start the node with `penstock up --config FILE`")
 	case c.Error != "":
-		return fmt.Errorf("save function: the node does not follow its configuration file: %s; mend that first", c.Error)
+		return fmt.Errorf("save function: the node ignores its configuration file: %s; correct that first", c.Error)
 	}
 	if _, _, err := configfile.WithFunction(c.File, f); err != nil {
 		return err
@@ -129,7 +129,7 @@ func addAndSave(ctx context.Context, dir string, f configs.Function) error {
 		err = configfile.Replace(c.File, before, after)
 	}
 	if err != nil {
-		return fmt.Errorf("%s serves and is not saved: %w", f.Name, err)
+		return fmt.Errorf("%s serves, but is not saved: %w", f.Name, err)
 	}
 	if err := awaitSaved(ctx, dir, f.Name); err != nil {
 		return err
@@ -153,10 +153,10 @@ func awaitSaved(ctx context.Context, dir, name string) error {
 			return nil
 		}
 		if status.Configuration.Error != "" {
-			return fmt.Errorf("%s is saved, and the node does not follow the file: %s", name, status.Configuration.Error)
+			return fmt.Errorf("%s is saved, but the node ignores the file: %s", name, status.Configuration.Error)
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s is saved, and the node has not followed the file within %s; its log says why", name, savePatience)
+			return fmt.Errorf("%s is saved, but the node has not read the file within %s; see its log", name, savePatience)
 		}
 		select {
 		case <-ctx.Done():

@@ -15,16 +15,16 @@ import (
 func listCommand(folder func() string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
-		Use: "list", Short: "List the functions of the running node, and how they are",
-		Long: `Lists the functions of the running node. "guarantee" is the part of the device's time that
-a function can count on, "use" what it used lately, and "demoted" the part of its use beyond
-the guarantee, at the lowest priority. Nothing is reserved: time that a function does not use
-belongs to the others. With "policy: gslice" the table has "share" instead: the sum over a
-function's instances, with the multiprocessors that its processes count on a GPU.
-"batch" is how many requests its batches may have now.
-Of the answered requests some failed: their clients were told so, and the node's log says
-why. Lost requests were accepted and never answered; there must be none. Below the table stands
-why a function's objective is not guaranteed, and what went wrong.`,
+		Use: "list", Short: "List the functions of the running node and their state",
+		Long: `Lists the functions of the running node. "guarantee" is the part of the device's time that a
+function can count on, "use" is the part that it used lately, and "demoted" is the part of its
+use above the guarantee, which runs at the lowest priority. Nothing is reserved: other functions
+use the time that a function leaves. With "policy: gslice" the table has "share" instead: the
+sum over a function's instances, with their number of multiprocessors on a GPU.
+
+"batch" is the max size of its batches now. "failed" counts requests whose batch failed; the
+node's log has the reason. "lost" counts requests that were accepted and never answered; it
+must be 0. The lines below the table say why an objective is not guaranteed, and what failed.`,
 		Example: `  penstock if list
   penstock if list -o json | jq '.functions[].port'`,
 		Args: cobra.NoArgs,

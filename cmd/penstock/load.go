@@ -62,24 +62,24 @@ func loadCommand() *cobra.Command {
 	o := loadOptions{}
 	cmd := &cobra.Command{
 		Use:   "load",
-		Short: "Send pictures at a running node, open loop, and report how they were answered",
-		Long: `Sends pictures at the functions of a running node, whatever becomes of the ones
-before (open loop), and counts each latency from the moment at which its request
-was meant to leave. Answers are compared with the same model run in this process.
+		Short: "Send pictures to a running node (open loop), and report the answers",
+		Long: `Sends pictures to the functions of a running node without waiting for earlier answers (open
+loop). Each latency counts from the scheduled time of the request. Answers are compared with
+the same model run in this process.
 
-The exit status is 1 when an accepted request was lost, an answer was wrong, the node
-stopped answering (nothing came back from a function for three seconds, or for four of
-its objectives and a second where that is longer; or at all; or its manager died with
-requests, or the function was taken off), or when what --require says was not met. That the network lost a request or
-two is no fault by itself: --require answered=100% makes it one.
+The exit status is 1 if an accepted request was lost, an answer was wrong, a bound of --require
+was not met, or the node stopped answering. It stopped if a function gave no answer for 3 s (or
+for four objectives plus 1 s, if that is longer), if its manager died with requests, or if the
+function was removed. A few requests lost by the network do not count, unless --require
+answered=100% is set.
 
---require is a bound, of each function that is sent to or of one (face:p99=25ms):
-  within=99%     at least so many of the requests were answered ok within the objective
-  ok=99%         were answered ok
-  answered=100%  were answered, be it late or busy
-  accuracy=90%   at least so many labelled pictures got their class
-  goodput=50     at least so many answers a second were ok and within the objective
-  p99=25ms       at most that latency, of the ok answers; also p50 and p99.9`,
+--require sets a bound for each function with traffic, or for one (face:p99=25ms):
+  within=99%     min part of the requests answered ok within the objective
+  ok=99%         min part answered ok
+  answered=100%  min part answered at all, also late or busy
+  accuracy=90%   min part of the labelled pictures with the right class
+  goodput=50     min number of ok answers within the objective per second
+  p99=25ms       max latency of the ok answers; also p50 and p99.9`,
 		Example: `  penstock load --rate face=60 --rate fashion=400 --duration 30s
   penstock load --rate detect=6 --arrivals 30fps --streams 2 -o json
   penstock load --schedule rates.csv --draw out
@@ -95,23 +95,23 @@ two is no fault by itself: --require answered=100% makes it one.
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.node.runtimeDir, "runtime-dir", "", nodeUsage)
-	f.StringVar(&o.node.http, "http", "", "where the node serves its status, like 127.0.0.1:9650; for a node of another user or machine")
-	f.StringToStringVar(&o.rates, "rate", nil, "function=requests a second; may be repeated; 10 for every function if left out")
+	f.StringVar(&o.node.http, "http", "", "address of the node's status page, like 127.0.0.1:9650; for a node of another user or machine")
+	f.StringToStringVar(&o.rates, "rate", nil, "function=requests per second; may be repeated; 10 for every function if left out")
 	f.DurationVar(&o.duration, "duration", 30*time.Second, "measured time")
-	f.DurationVar(&o.warmup, "warmup", time.Second, "time before, not measured")
+	f.DurationVar(&o.warmup, "warmup", time.Second, "warm-up time before the measured time")
 	f.StringVar(&o.arrivals, "arrivals", "poisson", "poisson, constant, 30fps (each stream at a random phase), bursts:16")
-	f.IntVar(&o.streams, "streams", 1, "clients a function, each with a socket of its own")
-	f.StringVar(&o.schedule, "schedule", "", "file that changes the rates in time (CSV or YAML: time, function, rate)")
+	f.IntVar(&o.streams, "streams", 1, "clients per function, each with its own socket")
+	f.StringVar(&o.schedule, "schedule", "", "file with changes of the rates over time (CSV or YAML: time, function, rate)")
 	f.Uint64Var(&o.seed, "seed", 1, "seed of the arrivals")
 	f.StringVar(&o.pictures, "pictures", "", "folder of PNG and JPEG pictures to send; the built-in ones if left out")
-	f.StringSliceVar(&o.models, "models", nil, "folders of the cards that answers are checked by, beside the built-in ones")
-	f.StringVar(&o.draw, "draw", "", "folder to write the pictures into, with what was found drawn on them")
+	f.StringSliceVar(&o.models, "models", nil, "folders of cards to check answers with, besides the built-in ones")
+	f.StringVar(&o.draw, "draw", "", "folder for the pictures with the results drawn on them")
 	f.BoolVar(&o.check, "check", true, "compare answers with the same model run in this process")
 	f.StringVar(&o.search.function, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
-	f.Float64Var(&o.search.precision, "precision", defaultPrecision, "how close --find-max-rate comes, as a part of the rate")
-	f.DurationVar(&o.deadline, "deadline", 0, "deadline told to the manager with each request")
-	f.Uint8Var(&o.priority, "priority", 0, "priority told to the manager with each request")
-	f.StringSliceVar(&o.require, "require", nil, "[function:]metric=bound that makes the exit status 1 when missed, like within=99% or face:p99=25ms; may be repeated")
+	f.Float64Var(&o.search.precision, "precision", defaultPrecision, "precision of --find-max-rate, as a part of the rate")
+	f.DurationVar(&o.deadline, "deadline", 0, "deadline sent with each request")
+	f.Uint8Var(&o.priority, "priority", 0, "priority sent with each request")
+	f.StringSliceVar(&o.require, "require", nil, "[function:]metric=bound, exit status 1 if missed, like within=99% or face:p99=25ms; may be repeated")
 	f.StringVarP(&o.output, "output", "o", "table", "table, json or csv")
 	return cmd
 }
@@ -137,7 +137,7 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	}
 	now, err := ask(ctx)
 	if err != nil && o.node.http != "" {
-		err = fmt.Errorf("%w; is a node running? `penstock up` starts one, --http says where it serves its status", err)
+		err = fmt.Errorf("%w; start a node with `penstock up`, or name the address of its status page with --http", err)
 	}
 	if err != nil {
 		return nil, err
@@ -209,7 +209,7 @@ func (o *loadOptions) checkFlags() error {
 	case o.warmup < 0:
 		return fmt.Errorf("--warmup %v: want 0 or more", o.warmup)
 	case o.deadline < 0:
-		return fmt.Errorf("--deadline %v: want 0 or more; 0 tells the manager none", o.deadline)
+		return fmt.Errorf("--deadline %v: want 0 or more; 0 for none", o.deadline)
 	case o.streams < 1:
 		return fmt.Errorf("--streams %d: want at least 1", o.streams)
 	case !(o.search.precision > 0 && o.search.precision <= 1):

@@ -48,7 +48,7 @@ func (l libraryLines) Write(line []byte) (int, error) {
 func missingFrom(log zerolog.Logger) func(lines uint64) {
 	log = log.Level(zerolog.WarnLevel)
 	return func(lines uint64) {
-		log.Warn().Uint64("lines", lines).Msg("lines of this log are missing here: it was not read in time")
+		log.Warn().Uint64("lines", lines).Msg("log lines dropped: the log was not read in time")
 	}
 }
 

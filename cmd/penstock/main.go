@@ -47,12 +47,12 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "penstock",
-		Short: "Pictures over UDP in, answers within their latency objective out",
+		Short: "Inference over UDP within latency objectives",
 		Long: `Penstock receives pictures as UDP packets, gathers them without copying, and runs
 them on models that share one device: each within its own share and its own
 latency objective, in batches as large as the objective allows.`,
 		Example: `  penstock up                     # manager and orchestrator, with the built-in models
-  penstock load --rate face=30    # send pictures at it
+  penstock load --rate face=30    # send pictures to it
   penstock doctor                 # what this machine can and cannot do`,
 		Version:       version,
 		SilenceUsage:  true,
@@ -66,7 +66,7 @@ latency objective, in batches as large as the objective allows.`,
 				err = fmt.Errorf("--%s is %q, want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 			}
 		}
-		return fmt.Errorf("%w; `%s --help` shows what it takes", err, c.CommandPath())
+		return fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()), service("auto", gatewayCommand()),

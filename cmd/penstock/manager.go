@@ -47,7 +47,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
 	if err := cpuset.Pin(own); err != nil {
-		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
+		log.Warn().Err(err).Msg("cannot keep the manager off the CPUs of the inference functions")
 	}
 	confined, err := check.Sandbox(c)
 	if err != nil {
@@ -61,7 +61,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 		ProcessUser: user, Sandbox: sandboxed,
 	}, func(m *manager.Manager) {
 		if r, err := control.RegisterNode(c.RuntimeDir); err != nil {
-			log.Warn().Err(err).Msg("clients cannot find this node without --runtime-dir")
+			log.Warn().Err(err).Msg("cannot register the node; clients need --runtime-dir to find it")
 		} else {
 			release = r
 		}
@@ -74,7 +74,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 				return // nobody starts another in the place of this one
 			}
 			if err := configfile.Keep(dir, c); err != nil {
-				log.Warn().Err(err).Msg("should the file become unreadable, a process that dies ends the node")
+				log.Warn().Err(err).Msg("cannot keep a copy of the configuration; if the file becomes unreadable, a restarted process ends the node")
 			}
 		}
 		keep(c)

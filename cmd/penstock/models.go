@@ -25,8 +25,8 @@ func modelsCommand() *cobra.Command {
 		Use:   "models",
 		Short: "List the models that a function may run",
 		Long: `Lists the cards of the configuration's folders and the built-in ones. The memory is
-that of the profile beside the card, or in the folder of --profiles: what a process
-holds and what its largest batch takes beside.`,
+from the profile next to the card, or in the folder of --profiles: what a process holds, plus
+what its largest batch needs.`,
 		Example: `  penstock models
   penstock models --profiles profiles`,
 		Args: cobra.NoArgs,
@@ -67,7 +67,7 @@ holds and what its largest batch takes beside.`,
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().StringVar(&profiles, "profiles", "", "folder of profiles, for models that have none beside their card")
+	cmd.Flags().StringVar(&profiles, "profiles", "", "folder of profiles, for models without a profile next to their card")
 	return cmd
 }
 

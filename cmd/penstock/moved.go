@@ -12,7 +12,7 @@ func benchMoved() *cobra.Command {
 	return &cobra.Command{
 		Use: "bench", Hidden: true, DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return fmt.Errorf("bench is a program of its own: make lab && %s", strings.Join(append([]string{"bin/penstock-lab"}, args...), " "))
+			return fmt.Errorf("bench has moved to penstock-lab; run make lab && %s", strings.Join(append([]string{"bin/penstock-lab"}, args...), " "))
 		},
 	}
 }

@@ -27,7 +27,7 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	n.cmd = cmd
 	cmd.Flags().StringVarP(&n.config, "config", "c", "", "configuration file (YAML); the built-in one if left out")
 	cmd.Flags().StringVar(&n.dir, "runtime-dir", "", "folder for the sockets between this node's processes")
-	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log every process's states")
+	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log all state changes of processes")
 }
 
 // takeRun is for the verbs that up starts.
@@ -54,7 +54,7 @@ func (n *nodeFlags) begin(name string) (c configs.Config, log zerolog.Logger, en
 		}
 	}
 	if n.unread = unread; unread != nil {
-		log.Error().Err(unread).Msg("configuration cannot be read; going on with what was last followed of it")
+		log.Error().Err(unread).Msg("cannot read configuration; using the last one that was accepted")
 	}
 	return c, log, end, nil
 }

@@ -27,7 +27,7 @@ const keptFlag = "kept"
 func connectKeeper(log zerolog.Logger) (keeper.Keeper, error) {
 	k, err := keeper.Connect(os.NewFile(3, "keeper"))
 	if errors.Is(err, keeper.ErrVersion) {
-		log.Warn().Err(err).Msg("start processes anew; restart penstock up to let them outlive the orchestrator")
+		log.Warn().Err(err).Msg("cannot take over processes, starting new ones; restart `penstock up` to keep them when the orchestrator restarts")
 		return keeper.NewLocal(), nil
 	}
 	if err != nil {
@@ -41,7 +41,7 @@ func orchestratorCommand() *cobra.Command {
 	var kept bool
 	cmd := &cobra.Command{
 		Use:     "orchestrator",
-		Short:   "Start, watch and stop the inference functions' processes",
+		Short:   "Start, watch and stop the processes of inference functions",
 		Example: `  penstock orchestrator --config node.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -55,7 +55,7 @@ func orchestratorCommand() *cobra.Command {
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().BoolVar(&kept, keptFlag, false, "descriptor 3 is a keeper of processes")
+	cmd.Flags().BoolVar(&kept, keptFlag, false, "descriptor 3 is the keeper of processes")
 	cmd.Flags().MarkHidden(keptFlag)
 	return cmd
 }
@@ -71,7 +71,7 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 	}
 	own, ifs := orchestrator.IFCPUs(c.ReservedCPUs)
 	if err := cpuset.Pin(own); err != nil {
-		log.Warn().Err(err).Msg("the orchestrator is not kept off the CPUs of the inference functions")
+		log.Warn().Err(err).Msg("cannot keep the orchestrator off the CPUs of the inference functions")
 	}
 	if err := python.SetEnvironment(); err != nil {
 		return err
@@ -88,7 +88,7 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 		return err
 	}
 	if o.Prepared, err = modelstore.DefaultDir(); err != nil {
-		log.Warn().Err(err).Msg("no folder for prepared models; processes on a GPU prepare their own")
+		log.Warn().Err(err).Msg("cannot open the folder of prepared models; processes on a GPU prepare their own")
 	}
 	if kept {
 		if o.Keeper, err = connectKeeper(log); err != nil {

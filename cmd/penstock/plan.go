@@ -40,23 +40,23 @@ func planCommand() *cobra.Command {
 	var o planOptions
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Say how many GPUs, cut how, serve a set of services",
-		Long: `Says which GPUs, cut into which segments, serve each service at its rate and within its
-latency objective, and checks the plan before it is printed.
+		Short: "Plan how many GPUs serve a set of services, and how to cut them",
+		Long: `Finds the GPUs, and the segments to cut them into, that serve each service at its rate and
+within its latency objective. The plan is verified before it is printed.
 
-The services are a CSV file with the columns model, rate_rps and slo_ms, and, where
-wanted, service (a name; the model's if left out) and scenario. A model is named as its
-profile MODEL.csv is in the folder of profiles (` + "`penstock profile`" + ` writes them).
+The services are a CSV file with the columns model, rate_rps and slo_ms, and optionally
+service (a name; the model's if left out) and scenario. MODEL.csv in the folder of profiles is
+the profile of model MODEL (` + "`penstock profile`" + ` writes them).
 
 The policies:
 
-  penstock              the fewest GPUs that it can find, and whether fewer are impossible
-  penstock-sim          as penstock, within latency bounds that the replay has shown to do
+  penstock              the fewest GPUs that it can find, and a proof if no plan has fewer
+  penstock-sim          as penstock, with latency bounds learned from the replay
   parvagpu              ParvaGPU's Algorithms 1 and 2
-  parvagpu-single       the same without MPS: one process a segment
+  parvagpu-single       the same without MPS: one process per segment
   parvagpu-unoptimized  the same without its last stage, allocation optimisation
 
-gpulet, iGniter and MIG-serving, which ParvaGPU's paper compares with: penstock-lab plan`,
+penstock-lab plan has gpulet, iGniter and MIG-serving, the baselines of ParvaGPU's paper.`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
   penstock plan --profiles prof_data --services scenarios.csv --scenario S3 -o html > plan.html
   penstock plan --profiles prof_data --services services.csv --policy parvagpu --replay
@@ -74,18 +74,18 @@ gpulet, iGniter and MIG-serving, which ParvaGPU's paper compares with: penstock-
 	f := cmd.Flags()
 	f.StringVar(&o.profiles, "profiles", "", "folder of the models' profiles, MODEL.csv each")
 	f.StringVar(&o.services, "services", "", "CSV file of the services: model, rate_rps, slo_ms[, service][, scenario]")
-	f.StringVar(&o.scenario, "scenario", "", "which of the file's scenarios, if it has several")
+	f.StringVar(&o.scenario, "scenario", "", "scenario to plan, if the file has several")
 	f.StringVar(&o.gpu, "gpu", plan.PublishedGPU, "model of GPU to plan on: "+strings.Join(gpuNames(), ", "))
-	f.StringVar(&o.fleet, "fleet", "", "CSV file of the GPUs that there are: gpu, count (a number or "+plan.Unlimited+"); the preferred ones first")
+	f.StringVar(&o.fleet, "fleet", "", "CSV file of the available GPUs: gpu, count (a number or "+plan.Unlimited+"); the preferred ones first")
 	f.StringVar(&o.policy, "policy", policies.Default, strings.Join(policies.Names(), ", "))
-	f.StringVar(&o.from, "from", "", "plan (-o json) that is in force: move as little of it as possible, and say what moves")
-	f.BoolVar(&o.replay, "replay", false, "feed the plan with Poisson arrivals and say how many requests miss their objective")
+	f.StringVar(&o.from, "from", "", "present plan (-o json): change as little of it as possible, and print the changes")
+	f.BoolVar(&o.replay, "replay", false, "simulate Poisson arrivals on the plan, and print how many requests miss their objective")
 	f.Uint64Var(&o.replayConfig.Seed, "seed", 1, "seed of the replay's arrivals")
-	f.IntVar(&o.replayConfig.Requests, "requests", 20000, "requests of each service in one run of the replay")
-	f.StringVar((*string)(&o.replayConfig.Routing), "routing", string(replay.ByLoad), "how the replay chooses a service's segment: "+list(replay.Routings()))
-	f.StringVar((*string)(&o.replayConfig.Rule), "rule", string(replay.Deadline), "what a replayed segment starts: "+list(replay.Rules()))
+	f.IntVar(&o.replayConfig.Requests, "requests", 20000, "requests per service in one run of the replay")
+	f.StringVar((*string)(&o.replayConfig.Routing), "routing", string(replay.ByLoad), "how the replay chooses a segment of a service: "+list(replay.Routings()))
+	f.StringVar((*string)(&o.replayConfig.Rule), "rule", string(replay.Deadline), "which batches a replayed segment starts: "+list(replay.Rules()))
 	f.BoolVar(&o.apply, "apply", false, "cut this machine's GPUs into the plan's MIG instances (needs root)")
-	f.BoolVar(&o.dryRun, "dry-run", false, "with --apply: print the steps and take none")
+	f.BoolVar(&o.dryRun, "dry-run", false, "with --apply: print the steps without taking them")
 	f.StringVarP(&o.output, "output", "o", "table", "table, json, yaml or html")
 	return cmd
 }
@@ -119,7 +119,7 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 	case given("gpu") && given("fleet"):
 		return errors.New("--gpu and --fleet: want one of them; a fleet names its GPUs")
 	case given("policy") && given("from"):
-		return errors.New("--policy and --from: want one of them; what is changed stays of its policy")
+		return errors.New("--policy and --from: want one of them; a changed plan keeps its policy")
 	case o.dryRun && !o.apply:
 		return errors.New("--dry-run without --apply: want both, to see the steps, or neither")
 	case o.replayConfig.Requests < 1:
@@ -164,7 +164,7 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	problem = policies.Solved(problem, printed.Plan)
 	printed.Notes = append(printed.Notes, problem.Unused()...)
 	if err := verify.Plan(problem, printed.Plan); err != nil {
-		return fmt.Errorf("the plan does not hold, which is a mistake in Penstock; it is not printed: %w", err)
+		return fmt.Errorf("the plan fails its verification, which is a bug in Penstock; report it: %w", err)
 	}
 	if o.replay {
 		printed.Replay, _, err = timed(ctx, func() (*replay.Report, error) { return replay.Run(problem, printed.Plan, o.replayConfig) })

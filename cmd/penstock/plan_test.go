@@ -315,7 +315,7 @@ func TestADryRunSaysTheSteps(t *testing.T) {
 
 	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
 	out := plannedWith(t, args...)
-	for _, want := range []string{"for GPUs that are uncut, since the plan's are not here: nothing to be had", "create 3g.40gb in slots 4–7 of GPU 0", "│   12 │"} {
+	for _, want := range []string{"The steps assume uncut GPUs; this machine does not have the plan's: nothing to be had", "create 3g.40gb in slots 4–7 of GPU 0", "│   12 │"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)
 		}
@@ -374,12 +374,12 @@ func TestEachBadInputHasOneClearError(t *testing.T) {
 		{"no flag", nil, "--profiles is missing: want the folder"},
 		{"no services", []string{"--profiles", published}, "--services is missing: want a CSV file with the columns model, rate_rps, slo_ms"},
 		{"no such folder", []string{"--profiles", "nowhere", "--services", good}, "--profiles nowhere: no such file or directory: want a folder"},
-		{"a file for a folder", []string{"--profiles", good, "--services", good}, "is a file: want a folder"},
-		{"no profiles", []string{"--profiles", t.TempDir(), "--services", good}, "no profile in it: want MODEL.csv"},
+		{"a file for a folder", []string{"--profiles", good, "--services", good}, "is a file, want a folder"},
+		{"no profiles", []string{"--profiles", t.TempDir(), "--services", good}, "no profile in this folder, want MODEL.csv"},
 		{"a malformed profile", []string{"--profiles", badProfiles, "--services", good}, "m.csv:2:5: "},
 
 		{"no such file", on("nofile.csv"), "--services nofile.csv: no such file or directory"},
-		{"a folder for a file", on(published), "is a folder: want a file"},
+		{"a folder for a file", on(published), "is a folder, want a file"},
 		{"an empty file", on(file(t, "s.csv", "")), "s.csv: empty: want a header with model,rate_rps,slo_ms"},
 		{"no rows", on(services(t, "")), "services.csv: no services: want a row"},
 		{"a quote that does not end", on(services(t, "bert,\"1,2\n")), "services.csv:2:11: "},
@@ -387,14 +387,14 @@ func TestEachBadInputHasOneClearError(t *testing.T) {
 		{"a missing column", on(file(t, "s.csv", "model,rate_rps\nbert,1\n")), `s.csv:1:15: no column "slo_ms": want`},
 		{"a short row", on(services(t, "bert,3\n")), "services.csv:2:6: 2 fields: want 3"},
 		{"a rate that is none", on(services(t, "bert,fast,6434\n")), `services.csv:2:6: rate_rps "fast": want a number`},
-		{"a rate below 0", on(services(t, "bert,-3,6434\n")), `services.csv:2:6: rate_rps "-3": want a number of requests a second above 0`},
+		{"a rate below 0", on(services(t, "bert,-3,6434\n")), `services.csv:2:6: rate_rps "-3": want a number of requests per second above 0`},
 		{"an objective of 0", on(services(t, "bert,3,0\n")), `services.csv:2:8: slo_ms "0": want a number of milliseconds above 0`},
 		{"a rate beyond all GPUs", on(services(t, "bert,1e12,6434\n")), `services.csv:2:6: rate_rps "1e12": want at most`},
 		{"the same model twice", on(services(t, "bert,3,6434\nbert,4,6434\n")), `services.csv:3:1: service "bert" is already on line 2`},
 		{"the same service twice", on(file(t, "s.csv", "service,model,rate_rps,slo_ms\na,bert,3,6434\na,vgg16,4,400\n")), `s.csv:3:1: service "a" is already on line 2`},
-		{"several scenarios", on(scenarios), "several scenarios: want one of S1, S2, S3"},
+		{"several scenarios", on(scenarios), "several scenarios: choose one of S1, S2, S3"},
 		{"no such scenario", on(scenarios, "--scenario", "S9"), `no scenario "S9": want one of S1, S2, S3`},
-		{"no scenarios", on(good, "--scenario", "S1"), `no column scenario: want one, to pick "S1" from`},
+		{"no scenarios", on(good, "--scenario", "S1"), `no column scenario: want one to choose "S1" from`},
 
 		{"no profile of a model", on(services(t, "alexnet,3,100\n")), `service "alexnet": no profile of model "alexnet" on a100-80; there are: bert, densenet121`},
 		{"an objective that nothing meets", on(services(t, "vgg19,100,3\n")), `SLO 3 ms leaves a batch less than 1.35 ms; the fastest point (size 7, batch 1, 1 process) takes 2 ms, 0.65 ms too long`},
@@ -402,7 +402,7 @@ func TestEachBadInputHasOneClearError(t *testing.T) {
 		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, penstock-sim, parvagpu`},
 
 		{"no table", on(good, "--gpu", "a100"), `--gpu "a100": no placement table for this GPU; there are: a30`},
-		{"no profiles of that GPU", on(good, "--gpu", "h100-80"), "none is of h100-80; there are profiles of a100-80"},
+		{"no profiles of that GPU", on(good, "--gpu", "h100-80"), "no profile for h100-80; there are profiles for a100-80"},
 		{"GPU and fleet", on(good, "--gpu", "a30", "--fleet", fleet("a30,1\n")), "--gpu and --fleet: want one of them"},
 		{"no such fleet", on(good, "--fleet", "nofile.csv"), "--fleet nofile.csv: no such file or directory"},
 		{"a malformed fleet", on(good, "--fleet", file(t, "f.csv", "gpu;count\n")), `f.csv:1:1: unknown column "gpu;count"`},
@@ -413,12 +413,12 @@ func TestEachBadInputHasOneClearError(t *testing.T) {
 		{"no such old plan", on(good, "--from", "nofile.json"), "--from nofile.json: no such file or directory"},
 		{"an old plan that is none", on(good, "--from", good), "services.csv:1:1: invalid character"},
 		{"an old plan that is illegal", on(good, "--from", illegal), "--from: the old plan cannot be changed: segments["},
-		{"an old plan on other GPUs", on(good, "--from", old, "--fleet", fleet("a100-40,9\na30,unlimited\n")), "there are profiles of a100-80"},
+		{"an old plan on other GPUs", on(good, "--from", old, "--fleet", fleet("a100-40,9\na30,unlimited\n")), "there are profiles for a100-80"},
 		{"policy and old plan", on(good, "--from", old, "--policy", "parvagpu"), "--policy and --from: want one of them"},
 
 		{"no such form", on(good, "-o", "xml"), `output "xml": want table, json, yaml or html`},
 		{"an argument", on(good, "extra"), `"extra"`},
-		{"no such flag", on(good, "--nope"), "unknown flag: --nope; `penstock plan --help` shows"},
+		{"no such flag", on(good, "--nope"), "unknown flag: --nope; see `penstock plan --help`"},
 		{"dry run of nothing", on(good, "--dry-run"), "--dry-run without --apply: want both"},
 		{"seed of nothing", on(good, "--seed", "3"), "--seed without --replay: want both"},
 		{"no requests", on(good, "--replay", "--requests", "0"), "--requests 0: want at least 1"},

@@ -50,7 +50,7 @@ func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) 
 		}
 		names = append(names, s.GPU.Name)
 	}
-	return nil, nil, fmt.Errorf("--profiles %s: none is of %s; there are profiles of %s", o.profiles, strings.Join(names, " or "),
+	return nil, nil, fmt.Errorf("--profiles %s: no profile for %s; there are profiles for %s", o.profiles, strings.Join(names, " or "),
 		strings.Join(slices.Sorted(maps.Keys(p.Profiles)), ", "))
 }
 
@@ -58,7 +58,7 @@ func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) 
 // there are profiles only of that with MIG on, that one.
 func gpuOf(old *plan.Plan, profiles map[string]map[string]plan.Profile) (plan.GPU, error) {
 	if old.GPUModel == plan.Mixed {
-		return plan.GPU{}, errors.New("it is on several models of GPU: want --fleet, to say how many there are of each")
+		return plan.GPU{}, errors.New("the plan has several models of GPU; want --fleet with the number of each")
 	}
 	g, err := plan.Lookup(old.GPUModel)
 	if err == nil && len(profiles[g.Name]) == 0 {
@@ -77,14 +77,14 @@ func readProfiles(dir string) (map[string]map[string]plan.Profile, error) {
 	case err != nil:
 		return nil, fmt.Errorf("--profiles: %w", err)
 	case !info.IsDir():
-		return nil, fmt.Errorf("--profiles %s: is a file: want a folder of profiles, MODEL.csv each", dir)
+		return nil, fmt.Errorf("--profiles %s: is a file, want a folder of profiles, MODEL.csv each", dir)
 	}
 	profiles, err := plan.ReadProfiles(os.DirFS(dir))
 	switch {
 	case err != nil:
 		return nil, err
 	case len(profiles) == 0:
-		return nil, fmt.Errorf("--profiles %s: no profile in it: want MODEL.csv for each model", dir)
+		return nil, fmt.Errorf("--profiles %s: no profile in this folder, want MODEL.csv for each model", dir)
 	}
 	return profiles, nil
 }
@@ -101,7 +101,7 @@ func readFile[T any](flag, path string, read func(r io.Reader, file string) (T, 
 	}
 	defer f.Close()
 	if info, err := f.Stat(); err == nil && info.IsDir() {
-		return result, fmt.Errorf("%s %s: is a folder: want a file", flag, path)
+		return result, fmt.Errorf("%s %s: is a folder, want a file", flag, path)
 	}
 	return read(f, path)
 }

@@ -18,7 +18,7 @@ func prepareCommand() *cobra.Command {
 	var card, device, dir string
 	cmd := &cobra.Command{
 		Use:    "prepare",
-		Short:  "Prepare a model so that its weights can be shared; the orchestrator starts it",
+		Short:  "Prepare a model for shared weights (started by the orchestrator)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {

@@ -45,21 +45,19 @@ func profileCommand() *cobra.Command {
 	var f profileFlags
 	cmd := &cobra.Command{
 		Use:   "profile MODEL",
-		Short: "Measure a model over share, batch size and processes, and find its knees",
-		Long: `Measures a model at each share of a device, each batch size and each number of
-processes: throughput and the mean time of a batch. The processes run as a node runs
-them, under their real quota (the share is what all have together), and never want for
-pictures. MODEL is a card's name or file.
+		Short: "Measure a model at each share, batch size and number of processes, and find its knees",
+		Long: `Measures the throughput and the mean batch time of a model at each share of a device, each
+batch size and each number of processes. The processes run as in a node, under a real quota
+(the share is that of all processes together), and always have pictures waiting. MODEL is the
+name or the file of a card.
 
-A point is warmed up until its batches are full, then watched window by window until
-the 95 % confidence interval of its mean throughput is within --precision of it.
-What cannot help is left out: along shares, batches or processes, what follows two
-points in a row that brought no 2 % more; and what needs no less memory than a point
-that ran out of it.
+Each point is warmed up until its batches are full, then measured in windows until the 95 %
+confidence interval of its mean throughput is within --precision. Points that cannot help are
+left out: those after two points in a row that gained less than 2 %, and those that need at
+least as much memory as a point that ran out of it.
 
-The profile, MODEL.csv, goes beside the card, and the knees into it. While points are
-missing the file is MODEL.csv.partial: stopped with Ctrl-C, the same command goes on
-from there.`,
+The profile, MODEL.csv, is written next to the card, and the knees into the card. An unfinished
+profile is MODEL.csv.partial: after Ctrl-C the same command continues from it.`,
 		Example: `  penstock profile fashion
   penstock profile fashion --device cpu --shares 20,40,60,80,100 --batches 1,8 --processes 1,2 --out profiles
   penstock profile fashion --device cuda --sizes   # MIG's sizes, by MPS percentages`,
@@ -71,14 +69,14 @@ from there.`,
 	cmd.Flags().IntSliceVar(&f.shares, "shares", nil, "shares to measure, in percent (with --sizes, in GPCs); 10,20,...,100 if left out")
 	cmd.Flags().IntSliceVar(&f.batches, "batches", nil, "batch sizes; the card's ladder if left out")
 	cmd.Flags().IntSliceVar(&f.processes, "processes", []int{1, 2, 3, 4, 5}, "numbers of processes within a share")
-	cmd.Flags().BoolVar(&f.sizes, "sizes", false, "shares are the sizes of the GPU's MIG instances, each held by an MPS percentage of as many multiprocessors")
-	cmd.Flags().DurationVar(&f.window, "window", 250*time.Millisecond, "length of a window; longer where ten batches take longer")
-	cmd.Flags().Float64Var(&f.precision, "precision", 5, "when a point is stable: half the confidence interval, in percent of the mean")
-	cmd.Flags().IntVar(&f.windows, "windows", 20, "most windows of a point; it is taken as it is then")
-	cmd.Flags().StringVar(&f.out, "out", "", "folder for the profile; beside the card if left out, and ./profiles for a built-in model")
-	cmd.Flags().BoolVar(&f.quick, "quick", false, "take a minute: three shares, the smallest and the largest batch, one process, short windows; cells that there is no time for are left out")
-	cmd.Flags().BoolVar(&f.again, "again", false, "forget what was measured before")
-	cmd.Flags().BoolVar(&f.keepCard, "keep-card", false, "leave the card as it is")
+	cmd.Flags().BoolVar(&f.sizes, "sizes", false, "measure at the sizes of the GPU's MIG instances, by MPS percentages of as many multiprocessors")
+	cmd.Flags().DurationVar(&f.window, "window", 250*time.Millisecond, "length of a window; longer if ten batches take longer")
+	cmd.Flags().Float64Var(&f.precision, "precision", 5, "half the confidence interval of a stable point, in percent of the mean")
+	cmd.Flags().IntVar(&f.windows, "windows", 20, "max number of windows per point")
+	cmd.Flags().StringVar(&f.out, "out", "", "folder for the profile; next to the card if left out, ./profiles for a built-in model")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "measure for a minute: three shares, the smallest and the largest batch, one process, short windows")
+	cmd.Flags().BoolVar(&f.again, "again", false, "discard earlier measurements")
+	cmd.Flags().BoolVar(&f.keepCard, "keep-card", false, "do not write the knees into the card")
 	return cmd
 }
 
@@ -175,7 +173,7 @@ func (f *profileFlags) measure(ctx context.Context, progress io.Writer, what pro
 	if len(report.Profile.Points) == 0 {
 		return report, stoppedBefore(ctx, err)
 	}
-	fmt.Fprintf(progress, "stopped after %d points; the same command goes on from %s\n", len(report.Profile.Points), how.File+sweep.PartialSuffix)
+	fmt.Fprintf(progress, "stopped after %d points; run the same command to continue from %s\n", len(report.Profile.Points), how.File+sweep.PartialSuffix)
 	return report, exitStatus(interrupted)
 }
 
@@ -187,7 +185,7 @@ func (f *profileFlags) card(model string) (card *models.Card, shipped bool, err 
 	}
 	card, err = find.Find(model)
 	if f.models == "" && errors.Is(err, zoo.ErrUnknownModel) {
-		return nil, false, fmt.Errorf("%w; --models names a folder of cards", err)
+		return nil, false, fmt.Errorf("%w; name a folder of cards with --models", err)
 	}
 	if err != nil {
 		return nil, false, err
@@ -207,7 +205,7 @@ func (f *profileFlags) duration(grid profile.Sweep) string {
 		return fmt.Sprintf("%.0f min", d.Minutes())
 	}
 	least, most := sweep.Estimate(grid)
-	return fmt.Sprintf("this takes %s to %s: less if points cannot help, more if a batch takes longer than %s; --quick takes a minute",
+	return fmt.Sprintf("this takes %s to %s, more if a batch takes longer than %s; --quick takes a minute",
 		minutes(least), minutes(most), f.window/10)
 }
 
@@ -232,7 +230,7 @@ func (f *profileFlags) check() error {
 		}
 		slices.Sort(list)
 		if i := slices.IndexFunc(list, func(n int) bool { return count(list, n) > 1 }); i >= 0 {
-			return fmt.Errorf("%s %d: is there twice", flag, list[i])
+			return fmt.Errorf("%s %d: is listed twice", flag, list[i])
 		}
 	}
 	if n := len(f.processes); n == 0 || f.processes[n-1] > configs.MaxInstances {

@@ -16,13 +16,13 @@ func TestProfileFlags(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for args, want := range map[string]string{
 		"":                         "penstock profile has 0 arguments; want `penstock profile MODEL`",
-		"nothere":                  `unknown model "nothere"; known are detect, face, fashion; --models names a folder of cards`,
+		"nothere":                  `unknown model "nothere"; known are detect, face, fashion; name a folder of cards with --models`,
 		"./none.yaml":              "none.yaml: no such file",
 		"fashion --models nowhere": "open nowhere: no such file",
 		"fashion --shares 0":       "--shares 0: want at least 1",
 		"fashion --shares 101":     "--shares 101: want 1 to 100 percent",
-		"fashion --shares 10,10":   "--shares 10: is there twice",
-		"fashion --shares ten":     "`penstock profile --help` shows what it takes",
+		"fashion --shares 10,10":   "--shares 10: is listed twice",
+		"fashion --shares ten":     "see `penstock profile --help`",
 		"fashion --shares 4":       "--shares 4: is less than 1 percent for each of 5 processes",
 		"fashion --batches 1025":   "--batches 1025: want at most 1024",
 		"fashion --batches 1000 --processes 30 --shares 100": "want at most 16384; take smaller batches or fewer processes",

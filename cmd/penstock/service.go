@@ -56,7 +56,7 @@ func complain(cmd *cobra.Command, err error) {
 	log, end := openLog(configs.Log{Level: "info", Format: "json"}, cmd.Name())
 	defer end()
 	for _, err := range each(err) {
-		log.WithLevel(zerolog.FatalLevel).Err(err).Msg("cannot go on")
+		log.WithLevel(zerolog.FatalLevel).Err(err).Msg("process ends with an error")
 	}
 }
 

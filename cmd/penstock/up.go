@@ -23,11 +23,10 @@ func upCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run manager, orchestrator and gateway together",
-		Long: `Runs the manager, the orchestrator and the gateway as processes and starts one that
-dies again. An orchestrator goes on with the processes that run. A manager goes on
-with the functions that it had last (penstock if), unless the configuration file has
-been changed and can be read. SIGTERM or Ctrl-C drains: what was accepted is answered, then everything
-ends.`,
+		Long: `Runs the manager, the orchestrator and the gateway as processes, and restarts one that dies. A
+new orchestrator takes over the running processes. A new manager has the same functions, with
+the changes of "penstock if", unless a newer configuration file can be read. SIGTERM or Ctrl-C
+answers all accepted requests, then stops the node.`,
 		Example: `  penstock up
   penstock up --config configs/demo.yaml`,
 		Args: cobra.NoArgs,
@@ -93,7 +92,7 @@ func lendKeeper(k *keeper.Local, log zerolog.Logger) supervisor.Inheritance {
 		child.ExtraFiles = []*os.File{theirs}
 		go func() {
 			if err := k.Serve(ours); err != nil {
-				log.Warn().Err(err).Msg("serve orchestrator")
+				log.Warn().Err(err).Msg("cannot serve the orchestrator")
 			}
 		}()
 		return func() { theirs.Close() }, nil

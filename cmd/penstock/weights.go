@@ -21,7 +21,7 @@ func weightsCommand() *cobra.Command {
 	var linger time.Duration
 	cmd := &cobra.Command{
 		Use:    "weights",
-		Short:  "Hold weights in a GPU's memory for the inference functions; the orchestrator starts it",
+		Short:  "Hold weights in a GPU's memory for inference functions (started by the orchestrator)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,8 +40,8 @@ func weightsCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&socket, "socket", "", "where it is asked")
-	cmd.Flags().BoolVar(&load, "load", false, "put the file of descriptor 3 onto the GPU, and its memory's descriptor to 4")
-	cmd.Flags().DurationVar(&linger, "linger", 0, "how long weights are kept that nobody uses; a minute if left out")
+	cmd.Flags().StringVar(&socket, "socket", "", "socket to listen on")
+	cmd.Flags().BoolVar(&load, "load", false, "load the file of descriptor 3 onto the GPU, and return the memory's descriptor on descriptor 4")
+	cmd.Flags().DurationVar(&linger, "linger", 0, "how long to keep unused weights; a minute if left out")
 	return cmd
 }

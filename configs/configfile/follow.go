@@ -52,7 +52,7 @@ func Follow(ctx context.Context, m Follower, begun configs.Config, keep func(con
 			if !ok {
 				return
 			}
-			log.Warn().Err(err).Msg("watch configuration")
+			log.Warn().Err(err).Msg("cannot watch configuration")
 		case <-unwatched:
 			f.follow(begun.Digest)
 		case <-due:

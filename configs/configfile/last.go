@@ -22,7 +22,7 @@ func Keep(dir string, c configs.Config) error {
 	path := filepath.Join(dir, lastFile)
 	if err := control.ReplaceFile(path, c.Text); err != nil {
 		os.Remove(path) // an older one would be another node's
-		return fmt.Errorf("keep the configuration for processes that are started again: %w", err)
+		return fmt.Errorf("save a copy of the configuration: %w", err)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func Replace(path string, before, after []byte) (err error) {
 	dir := filepath.Dir(path)
 	file, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
 	if err != nil {
-		return fmt.Errorf("write beside %s: %w", path, err)
+		return fmt.Errorf("write next to %s: %w", path, err)
 	}
 	defer func() {
 		if err != nil {
@@ -63,7 +63,7 @@ func Replace(path string, before, after []byte) (err error) {
 		return fmt.Errorf("write %s to disk: %w", file.Name(), err)
 	}
 	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, before) {
-		return errors.Join(fmt.Errorf("%s was edited meanwhile", path), err)
+		return errors.Join(fmt.Errorf("%s was edited at the same time; try again", path), err)
 	}
 	if err := os.Rename(file.Name(), path); err != nil {
 		return fmt.Errorf("replace %s: %w", path, err)

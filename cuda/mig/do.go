@@ -110,7 +110,7 @@ func (f *Failure) Error() string {
 	case f.UndoErr == nil:
 		fmt.Fprintf(&b, "; the %s before it %s undone, and the GPUs are cut as before", count(len(f.Done)), was(len(f.Done)))
 	default:
-		fmt.Fprintf(&b, "; %d of the %s before it %s undone, then %v; these stand:", len(f.Done)-len(f.Left), count(len(f.Done)), was(len(f.Done)-len(f.Left)), f.UndoErr)
+		fmt.Fprintf(&b, "; %d of the %s before it %s undone, then %v; these remain:", len(f.Done)-len(f.Left), count(len(f.Done)), was(len(f.Done)-len(f.Left)), f.UndoErr)
 		for _, s := range f.Left {
 			fmt.Fprintf(&b, "\n  %v", s)
 		}

@@ -156,7 +156,7 @@ func TestAFailureSaysWhatStands(t *testing.T) {
 	if !errors.As(err, &f) || f.Step != steps[5] || len(f.Done) != 5 || !slices.Equal(f.Left, steps[:4]) || f.UndoErr == nil {
 		t.Fatalf("%+v", err)
 	}
-	for _, want := range []string{"create 3g.40gb in slots 4–7", "1 of the 5 steps before it was undone", "these stand:\n", steps[0].String(), steps[3].String()} {
+	for _, want := range []string{"create 3g.40gb in slots 4–7", "1 of the 5 steps before it was undone", "these remain:\n", steps[0].String(), steps[3].String()} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("the error does not say %q:\n%v", want, err)
 		}

@@ -47,7 +47,7 @@ var functions = []string{
 func Over(l lib.Interface) (Session, error) {
 	for _, f := range functions {
 		if err := l.Extensions().LookupSymbol(f); err != nil {
-			return nil, fmt.Errorf("%w with MIG: the driver's library has no %s; driver 470 or younger has", nvml.ErrUnavailable, f)
+			return nil, fmt.Errorf("%w with MIG: the driver's library has no %s; install driver 470 or newer", nvml.ErrUnavailable, f)
 		}
 	}
 	return &session{l: l}, nil
@@ -61,7 +61,7 @@ func refused(op, uuid string, ret lib.Return) error {
 	case lib.SUCCESS:
 		return nil
 	case lib.ERROR_NO_PERMISSION:
-		return &nvml.Error{Op: op, UUID: uuid, Err: fmt.Errorf("%w: MIG instances are root's to change (or give the process CAP_SYS_ADMIN)", ret)}
+		return &nvml.Error{Op: op, UUID: uuid, Err: fmt.Errorf("%w: only root can change MIG instances; run as root, or with CAP_SYS_ADMIN", ret)}
 	case lib.ERROR_NOT_SUPPORTED, lib.ERROR_FUNCTION_NOT_FOUND:
 		return &nvml.Error{Op: op, UUID: uuid, Err: fmt.Errorf("%w (%w)", nvml.ErrNotSupported, ret)}
 	}
@@ -307,7 +307,7 @@ func create(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) error {
 	}
 	for _, i := range g.Instances {
 		if i.Start < step.Start+step.Size && step.Start < i.Start+i.Size {
-			return fmt.Errorf("%w; %s lies in %s: somebody else has cut this GPU meanwhile, so list it again", err, i.Profile, slots(i.Start, i.Size))
+			return fmt.Errorf("%w; %s lies in %s: another program has cut this GPU; list it again", err, i.Profile, slots(i.Start, i.Size))
 		}
 	}
 	return err
@@ -328,7 +328,7 @@ func find(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) (lib.GpuInst
 			return h, nil
 		}
 	}
-	return nil, fmt.Errorf("there is none: somebody else has changed this GPU meanwhile, so list it again")
+	return nil, fmt.Errorf("there is none: another program has changed this GPU; list it again")
 }
 
 func createCompute(h lib.GpuInstance, step Step) error {
@@ -353,7 +353,7 @@ func destroyCompute(h lib.GpuInstance, step Step) error {
 			return inUse(refused("nvmlComputeInstanceDestroy", step.GPU, c.handle.Destroy()))
 		}
 	}
-	return fmt.Errorf("there is none: somebody else has changed this GPU meanwhile, so list it again")
+	return fmt.Errorf("there is none: another program has changed this GPU; list it again")
 }
 
 // inUse adds a hint to an error that a process causes.

@@ -55,7 +55,7 @@ func (o *Setup) Card(name string) (*models.Card, error) {
 	}
 	card, err := r.Find(name)
 	if err != nil && o.Models == "" {
-		return nil, fmt.Errorf("%w; --models names a folder of cards", err)
+		return nil, fmt.Errorf("%w; name a folder of cards with --models", err)
 	}
 	return card, err
 }
@@ -206,7 +206,7 @@ shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
 	if err := cpuset.Pin(b.cpus.Node); err != nil {
 		return nil, err
 	}
-	limit, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("no process of some function was ready within two minutes"))
+	limit, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("a function had no ready process after two minutes"))
 	defer cancel()
 	var err error
 	b.Node, err = node.Start(limit, node.Options{Binary: binary, Config: config.String(), Environment: []string{lab.Environment()}})
@@ -301,7 +301,7 @@ func (b *Bed) SetShare(ctx context.Context, name string, percent float64, change
 	if err := b.Order(control.SharePath, control.ShareOrder{Name: name, SharePercent: percent}); err != nil {
 		return err
 	}
-	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("share %.1f of %s was not in force within a minute", percent, name))
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("share %.1f of %s was not applied within a minute", percent, name))
 	defer cancel()
 	return b.WaitFor(limit, "a share", func() bool {
 		p, in, f, err := b.Serving(name)
@@ -323,7 +323,7 @@ func (b *Bed) Remove(ctx context.Context, name string) error {
 	if err := b.Order(control.RemovePath, control.NameOrder{Name: name}); err != nil {
 		return err
 	}
-	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s was there a minute after its removal", name))
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s still exists a minute after its removal", name))
 	defer cancel()
 	return b.WaitFor(limit, "a removal", func() bool {
 		status, err := b.Status()

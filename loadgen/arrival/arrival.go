@@ -90,7 +90,7 @@ func Parse(text string) (Process, error) {
 			return Process{Shape: Bursts, Size: size}, nil
 		}
 	}
-	return Process{}, fmt.Errorf("parse arrivals %q: must be poisson, constant, a frame rate like 30fps, or a burst size like bursts:16", text)
+	return Process{}, fmt.Errorf("parse arrivals %q: want poisson, constant, a frame rate like 30fps, or a burst size like bursts:16", text)
 }
 
 // String returns the form that Parse reads.

@@ -84,7 +84,7 @@ func (r Rate) Requests(until time.Duration) float64 {
 
 func checked(perSecond float64) float64 {
 	if !(perSecond >= 0) || math.IsInf(perSecond, 1) {
-		panic(fmt.Sprintf("arrival: a rate of %v requests a second", perSecond))
+		panic(fmt.Sprintf("arrival: rate of %v requests per second, want 0 or more", perSecond))
 	}
 	return perSecond
 }

@@ -108,7 +108,7 @@ func parseCSV(name string, data []byte) (Schedule, error) {
 		}
 		if first {
 			if record[0] != timeKey || record[1] != functionKey || record[2] != rateKey {
-				return nil, fmt.Errorf("%s: the heading must be time,function,rate", where)
+				return nil, fmt.Errorf("%s: want the heading time,function,rate", where)
 			}
 			continue
 		}
@@ -131,7 +131,7 @@ func parseYAML(name string, data []byte) (Schedule, error) {
 		}
 		list, is := doc.Body.(*ast.SequenceNode)
 		if !is {
-			return nil, fmt.Errorf("%s: a schedule is a list of {time: …, function: …, rate: …}", whereIs(name, doc.Body))
+			return nil, fmt.Errorf("%s: want a list of {time: …, function: …, rate: …}", whereIs(name, doc.Body))
 		}
 		for _, item := range list.Values {
 			fields, err := entry(name, item)
@@ -188,17 +188,17 @@ func whereIs(name string, node ast.Node) string {
 func (s Schedule) add(where, at, function, rate string) (Schedule, error) {
 	when, err := time.ParseDuration(at)
 	if err != nil || when < 0 {
-		return nil, fmt.Errorf("%s: time %q is not a duration since the start, like 15s", where, at)
+		return nil, fmt.Errorf("%s: time %q: want a duration since the start, like 15s", where, at)
 	}
 	perSecond, err := strconv.ParseFloat(rate, 64)
 	if err != nil || !(perSecond >= 0) || math.IsInf(perSecond, 0) {
-		return nil, fmt.Errorf("%s: rate %q is not a number of requests a second", where, rate)
+		return nil, fmt.Errorf("%s: rate %q: want a number of requests per second", where, rate)
 	}
 	if function == "" {
 		return nil, fmt.Errorf("%s: the function is missing", where)
 	}
 	if len(s) > 0 && when < s[len(s)-1].At {
-		return nil, fmt.Errorf("%s: time %v lies before the line above, %v", where, when, s[len(s)-1].At)
+		return nil, fmt.Errorf("%s: time %v is before that of the previous entry, %v", where, when, s[len(s)-1].At)
 	}
 	return append(s, Change{At: when, Function: function, PerSecond: perSecond, Where: where}), nil
 }

@@ -43,7 +43,7 @@ func New(address string) *Client {
 func (c *Client) Status(ctx context.Context) (control.Status, error) {
 	status, err := c.fetch(ctx)
 	if err != nil {
-		return control.Status{}, fmt.Errorf("ask manager for its status: %w", err)
+		return control.Status{}, fmt.Errorf("request manager's status: %w", err)
 	}
 	return status, nil
 }

@@ -65,7 +65,7 @@ func TestStatusSaysWhatWentWrong(t *testing.T) {
 		}, "longer than"},
 	} {
 		_, err := serve(t, test.handler).Status(context.Background())
-		if err == nil || !strings.HasPrefix(err.Error(), "ask manager for its status: ") || !strings.Contains(err.Error(), test.want) {
+		if err == nil || !strings.HasPrefix(err.Error(), "request manager's status: ") || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want it to tell %q", name, err, test.want)
 		}
 	}

@@ -60,14 +60,14 @@ func readPhotos(dir string) ([]picture.Photo, error) {
 		if info, err := os.Stat(dir); err != nil {
 			return nil, fmt.Errorf("--pictures %s: %w", dir, errors.Unwrap(err))
 		} else if !info.IsDir() {
-			return nil, fmt.Errorf("--pictures %s: is a file; want the folder that it is in", dir)
+			return nil, fmt.Errorf("--pictures %s: is a file, want a folder", dir)
 		}
 		fsys = os.DirFS(dir)
 	}
 	photos, err := picture.Read(fsys, "*.png", "*.jpg", "*.jpeg", "*.PNG", "*.JPG", "*.JPEG")
 	if err != nil {
 		if errors.Is(err, picture.ErrNone) {
-			return nil, fmt.Errorf("--pictures %s: the folder has no PNG or JPEG file", dir)
+			return nil, fmt.Errorf("--pictures %s: no PNG or JPEG file in this folder", dir)
 		}
 		return nil, fmt.Errorf("read pictures: %w", err)
 	}

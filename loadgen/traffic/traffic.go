@@ -152,7 +152,7 @@ func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionS
 		case f.Replay == "":
 			out = append(out, f)
 		case named || o.Search == f.Name:
-			return nil, fmt.Errorf("%s is fed by the capture %s and takes nothing from the network; want another function", f.Name, f.Replay)
+			return nil, fmt.Errorf("%s plays the capture %s and receives nothing from the network; choose another function", f.Name, f.Replay)
 		}
 	}
 	if len(out) == 0 {
@@ -192,7 +192,7 @@ func parseRates(given map[string]string, names []string) (map[string]float64, er
 		}
 		rate, err := strconv.ParseFloat(text, 64)
 		if err != nil || !(rate >= 0 && rate <= 1e7) {
-			return nil, fmt.Errorf("--rate %s=%s: want requests a second, 0 to ten million", name, text)
+			return nil, fmt.Errorf("--rate %s=%s: want 0 to 10000000 requests per second", name, text)
 		}
 		rates[name] = rate
 	}
@@ -242,13 +242,13 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 	switch {
 	case errors.Is(err, zoo.ErrUnknownModel):
 		if o.Reference != nil {
-			o.Warn(fmt.Sprintf("answers of %s are not checked: no card %q here (--models names folders)", f.Name, f.Model))
+			o.Warn(fmt.Sprintf("answers of %s are not checked: no card %q found; name its folder with --models", f.Name, f.Model))
 		}
 	case err != nil:
 		return err
 	case o.Reference == nil:
 	case made.card.Framework == "" || made.card.Apart() != "":
-		o.Warn(fmt.Sprintf("answers of %s are not checked: %s is a program of its own", f.Name, f.Model))
+		o.Warn(fmt.Sprintf("answers of %s are not checked: %s is a separate program", f.Name, f.Model))
 	default:
 		model, err := o.Reference(made.card)
 		if err != nil {

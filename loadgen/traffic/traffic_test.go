@@ -12,7 +12,7 @@ import (
 func TestRates(t *testing.T) {
 	for _, text := range []string{"NaN", "-1", "Inf", "1e8", "ten"} {
 		_, err := New(control.Status{Functions: []control.FunctionStatus{{Name: "face"}}}, Options{Arrivals: "poisson", Rates: map[string]string{"face": text}})
-		if want := "--rate face=" + text + ": want requests a second, 0 to ten million"; err == nil || err.Error() != want {
+		if want := "--rate face=" + text + ": want 0 to 10000000 requests per second"; err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
@@ -29,7 +29,7 @@ func TestReplayedFunctionGetsNoTraffic(t *testing.T) {
 	if err != nil || len(p.Spec.Functions) != 1 || p.Spec.Functions[0].Name != "fn" {
 		t.Errorf("%v: %+v", err, p)
 	}
-	want := "played is fed by the capture a.pcap and takes nothing from the network; want another function"
+	want := "played plays the capture a.pcap and receives nothing from the network; choose another function"
 	for _, o := range []Options{{Arrivals: "poisson", Rates: map[string]string{"played": "1"}}, {Arrivals: "poisson", Search: "played"}} {
 		if _, err := New(node, o); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
@@ -49,8 +49,8 @@ func TestReadPhotos(t *testing.T) {
 	missing := filepath.Join(dir, "missing")
 	for dir, want := range map[string]string{
 		missing: "--pictures " + missing + ": no such file or directory",
-		file:    "--pictures " + file + ": is a file; want the folder that it is in",
-		dir:     "--pictures " + dir + ": the folder has no PNG or JPEG file",
+		file:    "--pictures " + file + ": is a file, want a folder",
+		dir:     "--pictures " + dir + ": no PNG or JPEG file in this folder",
 	} {
 		if _, err := readPhotos(dir); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)

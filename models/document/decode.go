@@ -342,7 +342,7 @@ func (v Value) decodeMap(to reflect.Value, k Key) {
 	for i := node.MapRange(); i.Next(); {
 		name, ok := i.Key().(*ast.StringNode)
 		if !ok {
-			v.doc.value(i.Key(), v.field).Reject("key %s is no plain word", shorten(i.Key().String()))
+			v.doc.value(i.Key(), v.field).Reject("key %s is not a plain word", shorten(i.Key().String()))
 			continue
 		}
 		value := v.doc.value(i.Value(), v.field+"."+name.Value)

@@ -121,7 +121,7 @@ func TestDecodeErrors(t *testing.T) {
 		"auto: 0":                 `1:7: auto: is 0, want auto, or an integer from 1 to 2`,
 		"env: [a]":                `1:6: env: is a list of 1, want a map of names to values, each a text; put it in quotes`,
 		"env: {A: 1}":             `1:10: env.A: is 1, want a text; put it in quotes`,
-		"env: {1: a}":             `1:7: env: key 1 is no plain word`,
+		"env: {1: a}":             `1:7: env: key 1 is not a plain word`,
 		"port: 99999999999999999": `1:7: port: is 99999999999999999, want an integer from 0 to 65535`,
 	} {
 		if text != "{}" && !strings.HasPrefix(text, "n") {

@@ -122,7 +122,7 @@ func (d *Document) tree(data []byte) (*ast.File, error) {
 func parse(data []byte) (f *ast.File, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			f, err = nil, errors.New("the YAML parser cannot make sense of it")
+			f, err = nil, errors.New("the YAML parser cannot read it")
 		}
 	}()
 	return parser.ParseBytes(data, 0)
@@ -278,7 +278,7 @@ func (v Value) keyed(keys ...string) mapping {
 	for i := node.MapRange(); i.Next(); {
 		name, isString := i.Key().(*ast.StringNode)
 		if !isString {
-			v.doc.value(i.Key(), v.field).Reject("key %s is no plain word", shorten(i.Key().String()))
+			v.doc.value(i.Key(), v.field).Reject("key %s is not a plain word", shorten(i.Key().String()))
 			continue
 		}
 		field := name.Value
@@ -292,7 +292,7 @@ func (v Value) keyed(keys ...string) mapping {
 			continue
 		}
 		if _, twice := m.values[name.Value]; twice {
-			at.Reject("key %q stands twice", name.Value)
+			at.Reject("key %q is listed twice", name.Value)
 			continue
 		}
 		value := v.doc.value(i.Value(), field)
@@ -440,7 +440,7 @@ func (v Value) Plain() any {
 		for i := n.MapRange(); i.Next(); {
 			name, isString := i.Key().(*ast.StringNode)
 			if !isString {
-				v.doc.value(i.Key(), v.field).Reject("key %s is no plain word", shorten(i.Key().String()))
+				v.doc.value(i.Key(), v.field).Reject("key %s is not a plain word", shorten(i.Key().String()))
 				continue
 			}
 			out[name.Value] = v.doc.value(i.Value(), v.field+"."+name.Value).Plain()

@@ -27,7 +27,7 @@ const (
 // text returns the file's text without a byte order mark, or a problem if the file is not text.
 func (d *Document) text(data []byte) ([]byte, *Problem) {
 	begins := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
-	const save = "want UTF-8: save it so, or `iconv -t UTF-8` it"
+	const save = "want UTF-8: save it as UTF-8, or convert it with `iconv -t UTF-8`"
 	switch {
 	case begins(mark32Small), begins(mark32Big):
 		return nil, &Problem{File: d.file, Text: "is in UTF-32, " + save}
@@ -36,7 +36,7 @@ func (d *Document) text(data []byte) ([]byte, *Problem) {
 	}
 	data = bytes.TrimPrefix(data, []byte(mark8))
 	if i := bytes.IndexByte(data, 0); i >= 0 {
-		return nil, d.at(data, i, "a zero byte: this is not a text file, or a damaged one")
+		return nil, d.at(data, i, "a zero byte: the file is not text, or is damaged")
 	}
 	for i := 0; i < len(data); {
 		r, size := utf8.DecodeRune(data[i:])

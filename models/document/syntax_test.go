@@ -73,8 +73,8 @@ var slips = []struct{ name, text, want string }{
 	{"a dash for a value", "a: - x\n", `f.yaml:1:4: block sequence entries are not allowed in this context: "a: - x"; want the list below its key, or quotes around the text`},
 	{"a greater for a value", "a: >x\n", `f.yaml:1:4: invalid header option: "x": "a: >x"; want quotes around the text`},
 
-	{"a zero byte", "a: 1\nb: x\x00y\n", "f.yaml:2:5: a zero byte: this is not a text file, or a damaged one"},
-	{"Latin-1", "a: 1\nb: \xe9\n", "f.yaml:2:4: byte 0xE9 is not UTF-8; want UTF-8: save it so, or `iconv -t UTF-8` it"},
+	{"a zero byte", "a: 1\nb: x\x00y\n", "f.yaml:2:5: a zero byte: the file is not text, or is damaged"},
+	{"Latin-1", "a: 1\nb: \xe9\n", "f.yaml:2:4: byte 0xE9 is not UTF-8; want UTF-8: save it as UTF-8, or convert it with `iconv -t UTF-8`"},
 	{"UTF-16", "\xff\xfe" + wide("a: 1\n", 0), "f.yaml: is in UTF-16, want UTF-8"},
 	{"UTF-16, the other way", "\xfe\xff" + wide("a: 1\n", 1), "f.yaml: is in UTF-16, want UTF-8"},
 	{"UTF-16 without a mark", wide("a: 1\n", 0), "f.yaml: is in UTF-16, want UTF-8"},

@@ -118,7 +118,7 @@ func ReadFolder(dir fs.FS, folder string) (map[string]File, error) {
 			continue
 		}
 		if other, twice := from[name]; twice {
-			return nil, fmt.Errorf("read profiles: %s is there twice: %s and %s", name, filepath.Join(rootOf(dir), other), filepath.Join(rootOf(dir), file))
+			return nil, fmt.Errorf("read profiles: %s is listed twice: %s and %s", name, filepath.Join(rootOf(dir), other), filepath.Join(rootOf(dir), file))
 		}
 		from[name] = file
 		if files[name], err = readFile(dir, file); err != nil {
@@ -283,7 +283,7 @@ func (d *decoder) points(rows []byte, lines int, unit Unit) (points []Point, fro
 			return nil, nil, v.err
 		}
 		if other, twice := from[p.key()]; twice {
-			return nil, nil, d.errorf(line, 1, "share %d, batch %d, %d processes stands in line %d already", p.Share, p.Batch, p.Processes, other)
+			return nil, nil, d.errorf(line, 1, "share %d, batch %d, %d processes is already in line %d", p.Share, p.Batch, p.Processes, other)
 		}
 		from[p.key()] = line
 		points = append(points, p)

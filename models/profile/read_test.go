@@ -29,7 +29,7 @@ func TestWhatIsWrongIsSaidWithItsPlace(t *testing.T) {
 		{"not a number", heading + "1,1,1,NaN,0.01\n", `p.csv:2:7: "NaN" is no throughput`},
 		{"an endless batch", heading + "1,1,1,100,1e9\n", `p.csv:2:11: "1e9" is no latency in seconds, want a number from 0 to 3600`},
 		{"throughput in no time", heading + "1,1,1,100,0\n", "p.csv:2:7: throughput 100 with latency 0; want both above 0, or both 0 for out of memory"},
-		{"a point twice", heading + "1,1,1,100,0.01\n2,1,1,100,0.01\n1,1,1,90,0.01\n", "p.csv:4:1: share 1, batch 1, 1 processes stands in line 2 already"},
+		{"a point twice", heading + "1,1,1,100,0.01\n2,1,1,100,0.01\n1,1,1,90,0.01\n", "p.csv:4:1: share 1, batch 1, 1 processes is already in line 2"},
 		{"a quote", heading + "1,1,\"1,100,0.01\n", "p.csv:2:"},
 		{"broken JSON", "# {\"version\": 1,\n#  \"model\": }\n" + heading, "p.csv:2:"},
 		{"JSON without an end", "# {\"version\": 1,\n" + heading, "header: the JSON does not end"},
@@ -63,8 +63,8 @@ func TestAFolderHasProfilesAndThoseBesideCards(t *testing.T) {
 	if err != nil || len(profiles) != 2 || len(profiles["a"].Points) != 1 || len(profiles["b"].Points) != 1 {
 		t.Errorf("%v, %v; want a and b", profiles, err)
 	}
-	if _, err := ReadDir(fstest.MapFS{"a.csv": point, "a/a.csv": point}); err == nil || !strings.Contains(err.Error(), "a is there twice: a.csv and a/a.csv") &&
-		!strings.Contains(err.Error(), "a is there twice: a/a.csv and a.csv") {
+	if _, err := ReadDir(fstest.MapFS{"a.csv": point, "a/a.csv": point}); err == nil || !strings.Contains(err.Error(), "a is listed twice: a.csv and a/a.csv") &&
+		!strings.Contains(err.Error(), "a is listed twice: a/a.csv and a.csv") {
 		t.Errorf("two profiles of a model: %v", err)
 	}
 	if _, err := ReadDir(fstest.MapFS{"a.csv": {Data: []byte("x")}}); err == nil || !strings.Contains(err.Error(), "a.csv:1:1: ") {

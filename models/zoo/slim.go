@@ -29,7 +29,7 @@ var errNoFolder = errors.New("the shipped models are not in this binary (built w
 var files = sync.OnceValue(func() fs.FS {
 	if dir := os.Getenv(folderVariable); dir != "" {
 		if !holdsZoo(dir) {
-			return missing{fmt.Errorf("%w: %s says %s, which has no face/card.yaml", errNoFolder, folderVariable, dir)}
+			return missing{fmt.Errorf("%w: %s is %s, which has no face/card.yaml", errNoFolder, folderVariable, dir)}
 		}
 		return os.DirFS(dir)
 	}
@@ -48,7 +48,7 @@ var files = sync.OnceValue(func() fs.FS {
 			return os.DirFS(dir)
 		}
 	}
-	return missing{fmt.Errorf("%w: not at %s; %s says where", errNoFolder, strings.Join(places, ", "), folderVariable)}
+	return missing{fmt.Errorf("%w: not at %s; name it in %s", errNoFolder, strings.Join(places, ", "), folderVariable)}
 })
 
 // above returns models/zoo in dir and in each folder above it.

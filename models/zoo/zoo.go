@@ -258,7 +258,7 @@ func readIDX(name string, rank int) (data []byte, dims []int, err error) {
 	}
 	head := 4 + 4*rank
 	if len(raw) < head || !bytes.Equal(raw[:4], []byte{0, 0, 8, byte(rank)}) {
-		return nil, nil, fmt.Errorf("no IDX file of bytes in %d dimensions", rank)
+		return nil, nil, fmt.Errorf("not an IDX file of bytes in %d dimensions", rank)
 	}
 	total := 1
 	for i := range rank {

@@ -202,7 +202,7 @@ func policy(old *plan.Plan) (plan.Policy, error) {
 		}
 		names = append(names, p.Name())
 	}
-	return nil, fmt.Errorf("%w: it is of policy %q, whose rules a change would break: want a plan anew, with --policy and without --from, or an old plan of %s",
+	return nil, fmt.Errorf("%w: it is of policy %q, whose rules a change would break: make a new plan with --policy and without --from, or name an old plan of %s",
 		ErrOldPlan, old.Policy, strings.Join(names, ", "))
 }
 
@@ -261,11 +261,11 @@ func compare(pl, fresh *plan.Plan) {
 	case pl.GPUs == fresh.GPUs && pl.GPCs == fresh.GPCs:
 		pl.Notes = fresh.Notes
 	case pl.Optimal:
-		pl.Notes = []string{fmt.Sprintf("no plan has fewer GPUs than %d: proved", pl.GPUs)}
+		pl.Notes = []string{fmt.Sprintf("proved: no plan has fewer than %d GPUs", pl.GPUs)}
 	case pl.GPUs > fresh.GPUs:
-		pl.Notes = []string{fmt.Sprintf("a plan made anew has %d GPUs, not %d; it moves services that stay here", fresh.GPUs, pl.GPUs)}
+		pl.Notes = []string{fmt.Sprintf("a new plan without --from has %d GPUs, not %d, but moves services that stay here", fresh.GPUs, pl.GPUs)}
 	case fresh.LowerBound > 0:
-		pl.Notes = []string{fmt.Sprintf("no plan has fewer GPUs than %d: proved; that none has fewer than %d is not", fresh.LowerBound, pl.GPUs)}
+		pl.Notes = []string{fmt.Sprintf("proved: no plan has fewer than %d GPUs; not proved: no plan has fewer than %d", fresh.LowerBound, pl.GPUs)}
 	}
 }
 

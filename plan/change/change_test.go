@@ -324,7 +324,7 @@ func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
 		if c.Plan.LowerBound != 1 || c.Plan.Optimal != (c.Plan.GPUs == 1) {
 			t.Errorf("%s: %d GPUs, at least %d, optimal %v", scenario, c.Plan.GPUs, c.Plan.LowerBound, c.Plan.Optimal)
 		}
-		if c.Plan.GPUs > 1 && !slices.Contains(c.Plan.Notes, fmt.Sprintf("a plan made anew has 1 GPUs, not %d; it moves services that stay here", c.Plan.GPUs)) {
+		if c.Plan.GPUs > 1 && !slices.Contains(c.Plan.Notes, fmt.Sprintf("a new plan without --from has 1 GPUs, not %d, but moves services that stay here", c.Plan.GPUs)) {
 			t.Errorf("%s: %q", scenario, c.Plan.Notes)
 		}
 	}
@@ -463,7 +463,7 @@ func TestOldPlansThatCannotBeChangedAreRefused(t *testing.T) {
 			}
 		}), "is on a h100-80: want GPUs of [a100-80]"},
 		"one process a segment":   {spoil(func(pl *plan.Plan) { pl.Policy = "parvagpu-single" }), `it is of policy "parvagpu-single", whose rules`},
-		"bounds that were learnt": {spoil(func(pl *plan.Plan) { pl.Policy = "penstock-sim" }), "want a plan anew, with --policy and without --from"},
+		"bounds that were learnt": {spoil(func(pl *plan.Plan) { pl.Policy = "penstock-sim" }), "make a new plan with --policy and without --from"},
 		"overlap": {spoil(func(pl *plan.Plan) {
 			pl.Segments[1].GPU, pl.Segments[1].Slot = pl.Segments[0].GPU, pl.Segments[0].Slot
 		}), "covers slot"},

@@ -34,7 +34,7 @@ func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error)
 	if err == nil {
 		var is map[int]mig.GPU
 		if is, err = cut.match(all, there); err != nil && c.GPUsDuring > c.GPUsBefore {
-			err = fmt.Errorf("%w; --fleet with the GPUs that there are makes do with them", err)
+			err = fmt.Errorf("%w; name the available GPUs with --fleet to plan with them", err)
 		}
 		if err == nil {
 			if err = cutAs(is, before); err == nil {
@@ -47,16 +47,16 @@ func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error)
 			}
 			if cutAs(is, nil) == nil {
 				cut.session = session
-				cut.about = append(cut.about, "None of these GPUs is cut yet: they are cut as the new plan has it, without the change's steps.")
+				cut.about = append(cut.about, "These GPUs are not cut yet, so the steps cut them for the new plan directly.")
 				cut.steps, err = mig.Steps(there, placed(after, is))
 				return cut, err
 			}
 		}
 	}
 	if !dryRun {
-		return nil, fmt.Errorf("--apply: %w; --dry-run shows the steps all the same", err)
+		return nil, fmt.Errorf("--apply: %w; see the steps with --dry-run", err)
 	}
-	cut.about = append(cut.about[:about], fmt.Sprintf("The steps are for GPUs that are cut as the plan of --from has it, since there are none here: %v.", err))
+	cut.about = append(cut.about[:about], fmt.Sprintf("The steps assume GPUs that are cut as in the plan of --from; this machine has none: %v.", err))
 	return cut, cut.take(c.Steps, imagined(all, before))
 }
 
@@ -80,7 +80,7 @@ func cutAs(is map[int]mig.GPU, wanted []wish) error {
 		slices.Sort(have)
 		slices.Sort(want)
 		if !slices.Equal(have, want) {
-			return fmt.Errorf("GPU %d of the plan, %v, is cut into %s, and the plan of --from has %s: want the GPUs as that plan has them, as the new one has them, or all uncut",
+			return fmt.Errorf("GPU %d of the plan, %v, is cut into %s, and the plan of --from has %s: want the GPUs cut as in that plan or the new one, or all uncut",
 				number, g, nothingOr(have), nothingOr(want))
 		}
 	}

@@ -158,7 +158,7 @@ func TestOfChangeDryRun(t *testing.T) {
 	if got, want := inOrder(cut.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c); !slices.Equal(got, want) {
 		t.Errorf("says\n%s\nwant, as the change says,\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if s := cut.Section(); len(s.Rows) != len(cut.steps) || s.Rows[0][1] != "1" || s.Rows[2][1] != "2" || !strings.Contains(strings.Join(s.Text, " "), "cut as the plan of --from has it") {
+	if s := cut.Section(); len(s.Rows) != len(cut.steps) || s.Rows[0][1] != "1" || s.Rows[2][1] != "2" || !strings.Contains(strings.Join(s.Text, " "), "cut as in the plan of --from") {
 		t.Errorf("%+v", s)
 	}
 	if _, err := OfChange(old, c, none, false); err == nil || !strings.Contains(err.Error(), "--dry-run") {
@@ -171,7 +171,7 @@ func TestOfChangeRefusesOtherCuts(t *testing.T) {
 	d := cutLike(t, old)
 	d.Has[0].Instances = d.Has[0].Instances[1:]
 	if _, err := OfChange(old, c, d.Open, false); err == nil || !strings.Contains(err.Error(), "GPU 0 of the plan, GPU 0 (GPU-a100-80-0), is cut into 1g.10gb at slot") ||
-		!strings.Contains(err.Error(), "as the new one has them, or all uncut") || len(d.Taken) > 0 {
+		!strings.Contains(err.Error(), "want the GPUs cut as in that plan or the new one, or all uncut") || len(d.Taken) > 0 {
 		t.Errorf("%v, %v taken", err, d.Taken)
 	}
 	if dry, err := OfChange(old, c, d.Open, true); err != nil || !slices.Equal(inOrder(dry.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c)) {
@@ -186,7 +186,7 @@ func TestOfChangeRefusesOtherCuts(t *testing.T) {
 	// One GPU has no room for the shadows.
 	one := migfake.A100s(t, 1)
 	one.Has[0].Instances = cutLike(t, old).Has[0].Instances
-	if _, err := OfChange(old, c, one.Open, false); err == nil || !strings.Contains(err.Error(), "needs 2 × a100-80 with MIG, this machine has 1; --fleet") {
+	if _, err := OfChange(old, c, one.Open, false); err == nil || !strings.Contains(err.Error(), "needs 2 × a100-80 with MIG, this machine has 1; name the available GPUs with --fleet") {
 		t.Errorf("%v", err)
 	}
 }

@@ -43,9 +43,9 @@ func Of(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*Cutting, 
 		}
 	}
 	if !dryRun {
-		return nil, fmt.Errorf("--apply: %w; --dry-run shows the steps all the same", err)
+		return nil, fmt.Errorf("--apply: %w; see the steps with --dry-run", err)
 	}
-	c.about = append(c.about, fmt.Sprintf("The steps are for GPUs that are uncut, since the plan's are not here: %v.", err))
+	c.about = append(c.about, fmt.Sprintf("The steps assume uncut GPUs; this machine does not have the plan's: %v.", err))
 	there = blank(p.Segments)
 	c.steps, err = mig.Steps(there, placed(wanted, nil))
 	return c, err
@@ -227,7 +227,7 @@ func (c *Cutting) Strings() []string {
 func (c *Cutting) Section() render.Section {
 	s := render.Section{Title: "Steps", Text: c.about}
 	if len(c.steps) == 0 {
-		s.Text = append(s.Text, "Nothing is to be done: the GPUs are cut like this.")
+		s.Text = append(s.Text, "Nothing to do: the GPUs are already cut like this.")
 		return s
 	}
 	if c.of != nil {

@@ -100,7 +100,7 @@ func TestDo(t *testing.T) {
 	if c, err = Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false); err != nil || len(c.steps) != 0 {
 		t.Errorf("%v, %v: want nothing to do on a GPU that is cut like this", c.steps, err)
 	}
-	if text := c.Section().Text; !strings.Contains(text[len(text)-1], "Nothing is to be done") {
+	if text := c.Section().Text; !strings.Contains(text[len(text)-1], "Nothing to do") {
 		t.Errorf("said %q", text)
 	}
 }

@@ -44,14 +44,14 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	out.Optimal = out.GPUs == lower
 	switch {
 	case out.Optimal && len(in.kinds) == 1 && !rival && best.leastGPCs > 0 && float64(out.GPCs) <= best.leastGPCs+0.5:
-		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d, nor on so many fewer %s than %d: both proved", out.GPUs, in.word(), out.GPCs))
+		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs, and none with that many uses fewer %s than %d", out.GPUs, in.word(), out.GPCs))
 	case out.Optimal && len(in.kinds) == 1 && best.leastGPCs > 0:
-		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d: proved; of %s at least %.0f are needed on so many, and the plan has %d",
+		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs; not proved: its %s are the fewest (at least %.0f are needed, it has %d)",
 			out.GPUs, in.word(), best.leastGPCs, out.GPCs))
 	case out.Optimal:
-		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d: proved", out.GPUs))
+		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs", out.GPUs))
 	default:
-		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d: proved; that none has fewer than %d is not", lower, out.GPUs))
+		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs; not proved: no plan has fewer than %d", lower, out.GPUs))
 	}
 	return out, nil
 }
@@ -161,7 +161,7 @@ func (in *instance) addDemand(s int, points [][]map[int]plan.Point) error {
 		}
 	}
 	if top := slices.Max(d.gives); service.RateRPS > mostSegments*top {
-		return fmt.Errorf("service %q: rate %.6g requests/s: the best segment within %.4g ms a batch serves %.6g, and a plan of more than %d segments for a service is not made",
+		return fmt.Errorf("service %q: rate %.6g requests/s: the best segment within %.4g ms per batch serves %.6g, and a plan has at most %d segments per service",
 			service.Name, service.RateRPS, in.problem.BoundMS(service), top, mostSegments)
 	}
 	in.points = append(in.points, its)

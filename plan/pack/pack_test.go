@@ -287,7 +287,7 @@ func TestErrors(t *testing.T) {
 	}
 	p = published(t, "S3", 1)
 	p.Services[0].RateRPS = 1e300
-	if _, err := New().Plan(p); err == nil || !strings.Contains(err.Error(), "not made") {
+	if _, err := New().Plan(p); err == nil || !strings.Contains(err.Error(), "at most 1000000 segments") {
 		t.Errorf("%v: want a refusal of so many segments", err)
 	}
 	if _, err := New().Plan(&plan.Problem{GPU: p.GPU}); err == nil || !strings.Contains(err.Error(), "no services") {

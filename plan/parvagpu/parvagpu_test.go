@@ -182,7 +182,7 @@ func TestWhatCannotBePlannedIsSaid(t *testing.T) {
 			`service "bert": no profile of model "gpt" on a100-80; there are: bert, densenet121`},
 		{"GPU", change(func(p *plan.Problem) { p.GPU = a30 }),
 			`service "bert": no profile of model "bert" on a30; it was measured on a100-80`},
-		{"twice", change(func(p *plan.Problem) { p.Services[1] = p.Services[0] }), `service "bert" is there twice`},
+		{"twice", change(func(p *plan.Problem) { p.Services[1] = p.Services[0] }), `service "bert" is listed twice`},
 		{"rate", change(func(p *plan.Problem) { p.Services[0].RateRPS = 0 }), `service "bert": rate 0 requests/s: want a number above 0`},
 		{"nothing", change(func(p *plan.Problem) { p.Services = nil }), "no services: want at least one"},
 		{"fleet", change(func(p *plan.Problem) { p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 1}} }),

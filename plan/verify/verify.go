@@ -378,7 +378,7 @@ func (c *checker) planned(i int) {
 		return
 	}
 	if s.planned++; s.planned > 1 {
-		c.wrong(at, "service %q is there twice", a.Service)
+		c.wrong(at, "service %q is listed twice", a.Service)
 	}
 	if a.Model != s.Model || a.RateRPS != s.RateRPS || a.SLOMS != s.SLOMS {
 		c.wrong(at, "service %q wants %s at %v requests/s in %v ms: it is planned as %s at %v in %v",

@@ -105,7 +105,7 @@ var mutations = []struct {
 	{"a service twice", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
 		pl.Services = append(pl.Services, pl.Services[0])
 		return true
-	}, "is there twice"},
+	}, "is listed twice"},
 	{"another rate", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
 		pl.Services[0].RateRPS /= 2
 		return true

@@ -75,7 +75,7 @@ func endedText(e *Ended) string {
 	case e.Point.OOM:
 		return "out of memory"
 	}
-	text := fmt.Sprintf("%.1f images/s, %s a batch, ±%.1f %%", e.Point.Total(), milliseconds(e.Point.Latency), 100*e.Precision)
+	text := fmt.Sprintf("%.1f images/s, %s per batch, ±%.1f %%", e.Point.Total(), milliseconds(e.Point.Latency), 100*e.Precision)
 	if !e.Stable {
 		text += ", not stable"
 	}

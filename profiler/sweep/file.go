@@ -19,7 +19,7 @@ const PartialSuffix = ".partial"
 
 // errOtherHeader is the error for a file that was measured under other circumstances
 // than the sweep's.
-var errOtherHeader = errors.New("was measured under other circumstances")
+var errOtherHeader = errors.New("was measured under other conditions")
 
 // resume reads the existing part of a profile. It prefers the partial file, which is
 // the newer one if both exist, then the finished one. If there is neither, it returns
@@ -38,7 +38,7 @@ func resume(file string, want profile.Header) (profile.Profile, error) {
 			continue // the full measurement replaces the quick one
 		}
 		if differs := difference(have.Header, want); differs != "" {
-			return have, fmt.Errorf("%s %w: %s; --again measures anew, --out puts it elsewhere", name, errOtherHeader, differs)
+			return have, fmt.Errorf("%s %w: %s; measure it again with --again, or choose another folder with --out", name, errOtherHeader, differs)
 		}
 		return have, nil
 	}
@@ -70,7 +70,7 @@ func difference(have, want profile.Header) string {
 	add("GPU", have.GPU, want.GPU)
 	add("the shares' unit", have.Unit, want.Unit)
 	add("the whole device", have.Total, want.Total)
-	add("what holds the shares", have.HeldBy, want.HeldBy)
+	add("mechanism of the shares", have.HeldBy, want.HeldBy)
 	names := map[string]bool{}
 	for _, versions := range []map[string]string{have.Versions, want.Versions} {
 		for name := range versions {
@@ -89,8 +89,8 @@ func difference(have, want profile.Header) string {
 	add("processes", a.Processes, b.Processes)
 	add("window", a.WindowSeconds, b.WindowSeconds)
 	add("precision", a.PrecisionPercent, b.PrecisionPercent)
-	add("least windows", a.LeastWindows, b.LeastWindows)
-	add("most windows", a.MostWindows, b.MostWindows)
+	add("min windows", a.LeastWindows, b.LeastWindows)
+	add("max windows", a.MostWindows, b.MostWindows)
 	add("quick", a.Quick, b.Quick)
 	return strings.Join(all, "; ")
 }

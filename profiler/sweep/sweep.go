@@ -93,7 +93,7 @@ func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 	}
 	s.countLeft()
 	if len(p.Points) == 0 {
-		return r, fmt.Errorf("no point could be measured: %w; measure smaller --batches, 1 is always filled", ErrNotFilled)
+		return r, fmt.Errorf("no point could be measured: %w; choose smaller --batches (a batch of 1 is always full)", ErrNotFilled)
 	}
 	if !p.Header.Complete {
 		p.Header.Complete, p.Header.Knees = true, profile.Knees(p.Points)

@@ -388,7 +388,7 @@ func TestSmallModel(t *testing.T) {
 			f.starved[c] = true
 		}
 		_, err := Run(t.Context(), f, o)
-		if !errors.Is(err, ErrNotFilled) || !strings.Contains(err.Error(), "measure smaller --batches, 1 is always filled") {
+		if !errors.Is(err, ErrNotFilled) || !strings.Contains(err.Error(), "choose smaller --batches (a batch of 1 is always full)") {
 			t.Errorf("%v, want what to do", err)
 		}
 	})

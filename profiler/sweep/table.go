@@ -17,7 +17,7 @@ func (r *Report) WriteTable(w io.Writer) {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleLight)
 	t.SetOutputMirror(w)
-	t.AppendHeader(table.Row{"batch", "knee", "images/s there", "a batch", "best", "with"})
+	t.AppendHeader(table.Row{"batch", "knee", "images/s there", "per batch", "best", "with"})
 	for _, batch := range h.Sweep.Batches {
 		if row := batchRow(&r.Profile, batch); row != nil {
 			t.AppendRow(row)
@@ -25,15 +25,15 @@ func (r *Report) WriteTable(w io.Writer) {
 	}
 	t.Render()
 
-	fmt.Fprintf(w, "%d points: %d were there, %d measured now; %d left out as they could not help\n", len(r.Profile.Points), r.Before, r.New, r.Saved)
+	fmt.Fprintf(w, "%d points: %d from before, %d measured now; %d left out because they cannot help\n", len(r.Profile.Points), r.Before, r.New, r.Saved)
 	if h.PersistentMiB > 0 {
 		fmt.Fprintf(w, "a process holds %.1f MiB, and its largest batch %.1f MiB more\n", h.PersistentMiB, h.EphemeralMiB)
 	}
 	if n := len(h.Unsteady); n > 0 {
-		fmt.Fprintf(w, "%d points varied by more than %v %% to the last; the header names them\n", n, h.Sweep.PrecisionPercent)
+		fmt.Fprintf(w, "%d points did not become stable within %v %%; the header lists them\n", n, h.Sweep.PrecisionPercent)
 	}
 	if n := len(h.LoadBound); n > 0 {
-		fmt.Fprintf(w, "%d points are bounded by the load: the model waits for pictures, so their throughput is the node's\n", n)
+		fmt.Fprintf(w, "%d points are bounded by the load: the model waits for pictures, so they show the throughput of the node\n", n)
 	}
 	if n := len(r.Late); n > 0 {
 		fmt.Fprintf(w, "%d points left out: --quick had no time for them\n", n)

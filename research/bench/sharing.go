@@ -139,7 +139,7 @@ func (o *SharingOptions) sharingRun(ctx context.Context, l sharingLoad, variant 
 	if err != nil {
 		return err
 	}
-	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no process of some function was ready within a minute"))
+	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a function had no ready process after a minute"))
 	defer cancel()
 	nd, err := node.Start(starting, node.Options{
 		Binary: o.Binary, Config: v.shares + anyPort.ReplaceAllString(string(configs.BuiltIn()), "port: 0"), Environment: []string{v.lab.Environment()},

@@ -288,7 +288,7 @@ func TestDoctorSaysThatThePortIsReady(t *testing.T) {
 		if ready != (err == nil) || !strings.Contains(out, "net_af_packet0,iface="+iface) {
 			t.Errorf("doctor on %s: %v\n%s", iface, err, out)
 		}
-		if !ready && !strings.Contains(out, "there is no interface nothere") {
+		if !ready && !strings.Contains(out, "no such interface: nothere") {
 			t.Errorf("doctor does not say that there is no such interface:\n%s", out)
 		}
 	}

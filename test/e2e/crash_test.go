@@ -244,7 +244,7 @@ func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
 
 	time.Sleep(2500 * time.Millisecond) // up gives up if a child dies immediately
 	kill(t, childOf(t, nd, "orchestrator"))
-	logged(t, nd, "going on with what was last followed of it")
+	logged(t, nd, "using the last one that was accepted")
 	newManager(t, nd)
 	for _, name := range []string{"fn", "edited", "told"} {
 		if !has(name)() {

@@ -127,7 +127,7 @@ func TestCheckOfARunningNode(t *testing.T) {
 	if err != nil || !strings.Contains(out, "port 15905 of fn: function fn of the node in "+nd.Dir) || !strings.Contains(out, "a node can run with it") {
 		t.Errorf("check: %v\n%s", err, out)
 	}
-	if out, err := run(t, t.TempDir(), "check", nd.Config); err == nil || !strings.Contains(out, "port 15905 is taken") {
+	if out, err := run(t, t.TempDir(), "check", nd.Config); err == nil || !strings.Contains(out, "port 15905 is in use") {
 		t.Errorf("check for another runtime folder: %v\n%s", err, out)
 	}
 }
@@ -161,7 +161,7 @@ func TestIfAddSave(t *testing.T) {
 		t.Fatal(err)
 	}
 	logged(t, nd, "configuration not followed")
-	failsInOneLine(t, nd, []string{"save function", "does not follow", "slab.size"}, "if", "add", "third", "--model", card, "--save")
+	failsInOneLine(t, nd, []string{"save function", "the node ignores", "slab.size"}, "if", "add", "third", "--model", card, "--save")
 	if _, err := nd.Function("third"); err == nil {
 		t.Error("a function that cannot be saved was added")
 	}
@@ -475,7 +475,7 @@ func TestAnInterruptedAdditionGoesOn(t *testing.T) {
 			return err == nil
 		})
 		c.Process.Signal(os.Interrupt)
-		if err := c.Wait(); err == nil || !strings.Contains(out.String(), "interrupted while "+name+" was added: the node goes on") {
+		if err := c.Wait(); err == nil || !strings.Contains(out.String(), "interrupted while "+name+" was added: the node continues") {
 			t.Errorf("interrupted addition of %s: %v, said:\n%s", name, err, out)
 		}
 	}
@@ -484,7 +484,7 @@ func TestAnInterruptedAdditionGoesOn(t *testing.T) {
 		_, err := nd.Function("never")
 		return err != nil
 	})
-	logged(t, nd, "ended unasked")
+	logged(t, nd, "ended without an order")
 	logged(t, nd, "it is taken off again")
 	interrupt("later", nullCard(t, "other", small))
 	waitFor(t, "the function that can start to serve", func() bool {

@@ -62,14 +62,14 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 				t.Error(err)
 			}
 			stopped = true
-		case strings.Contains(line, "fn: nothing has come back for "):
+		case strings.Contains(line, "fn: no answers for "):
 			told = true
 		}
 	}, "--rate", "fn=20", "--duration", "6s", "--warmup", "0s")
 	if !told { // while it ran; at its end it reports all outcomes
 		t.Errorf("stopped: %v; not told in the run that nothing comes back:\n%s", stopped, said)
 	}
-	if status != 1 || !strings.Contains(said, "penstock load: the node's status page does not answer: ") || !strings.Contains(said, "fn: nothing came back for ") {
+	if status != 1 || !strings.Contains(said, "penstock load: the node's status page does not answer: ") || !strings.Contains(said, "fn: no answers for ") {
 		t.Errorf("exit status %d:\n%s", status, said)
 	}
 }

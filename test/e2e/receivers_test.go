@@ -109,7 +109,7 @@ func TestAPortOfSeveralReceiversIsTaken(t *testing.T) {
 	for _, n := range []string{"1", "3"} {
 		other := start(t, "receivers: "+n+"\n"+oneFunction(nullCard(t, "another", small)))
 		out, err := run(t, other.Dir, "if", "add", "second", "--model", card, "--port", port)
-		if err == nil || !strings.Contains(out, "is taken by another process") {
+		if err == nil || !strings.Contains(out, "is in use by another process") {
 			t.Errorf("a node with %s receivers: %v\n%s; want that port %s is taken", n, err, out, port)
 		}
 	}

@@ -22,10 +22,10 @@ func port(c configs.Config, f configs.Function, running control.Status) (notes [
 	if errors.Is(err, syscall.EADDRINUSE) {
 		for _, has := range running.Functions {
 			if has.Port == int(f.Port) && has.Replay == "" {
-				return []string{fmt.Sprintf("port %d of %s: function %s of the node in %s has it", f.Port, f.Name, has.Name, c.RuntimeDir)}, nil
+				return []string{fmt.Sprintf("port %d of %s: function %s of the node in %s uses it; configure another port", f.Port, f.Name, has.Name, c.RuntimeDir)}, nil
 			}
 		}
-		return nil, fmt.Errorf("port %d is taken by another process (ss -ulpn 'sport = :%d' names it): stop that one or configure another port", f.Port, f.Port)
+		return nil, fmt.Errorf("port %d is in use by another process; find it with ss -ulpn 'sport = :%d' and stop it, or configure another port", f.Port, f.Port)
 	}
 	return nil, fmt.Errorf("open UDP port: %w", err)
 }
@@ -38,9 +38,9 @@ func httpAddress(c configs.Config, running bool) (notes []string, err error) {
 	case err == nil:
 		return nil, l.Close()
 	case running && errors.Is(err, syscall.EADDRINUSE):
-		return []string{fmt.Sprintf("http %s: taken, and a node runs in %s", c.HTTP, c.RuntimeDir)}, nil
+		return []string{fmt.Sprintf("http %s: in use, and a node runs in %s; configure another address", c.HTTP, c.RuntimeDir)}, nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s is taken by another process (ss -ltnp 'sport = :%d' names it): stop that one or configure another address", c.HTTP, c.HTTP.Port())
+		return nil, fmt.Errorf("%s is in use by another process; find it with ss -ltnp 'sport = :%d' and stop it, or configure another address", c.HTTP, c.HTTP.Port())
 	}
 	return nil, err
 }

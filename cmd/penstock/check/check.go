@@ -83,7 +83,7 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 	own, functions := orchestrator.IFCPUs(c.ReservedCPUs)
 	n.crowded(len(functions))
 	if c.ReservedCPUs > len(own) {
-		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, the manager gets %d: inference functions keep at least one of the CPUs that the node may use", c.ReservedCPUs, len(own)))
+		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, and the manager gets %d: inference functions keep at least one CPU", c.ReservedCPUs, len(own)))
 	}
 	n.problems.Add(sandboxErr, "sandbox")
 	n.readable()
@@ -113,7 +113,7 @@ func modelFolders(dirs []string) (there []string, missing map[int]error) {
 		case err != nil:
 			missing[i] = err
 		case !info.IsDir():
-			missing[i] = fmt.Errorf("%s is no folder", dir)
+			missing[i] = fmt.Errorf("%s is not a folder", dir)
 		default:
 			there = append(there, dir)
 		}

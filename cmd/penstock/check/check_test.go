@@ -71,9 +71,9 @@ functions:
 	}
 	lines := strings.Split(err.Error(), "\n")
 	for i, want := range []string{
-		"node.yaml:1:7: http: " + web.Addr().String() + " is taken by another process",
+		"node.yaml:1:7: http: " + web.Addr().String() + " is in use by another process",
 		"node.yaml:2:10: models[0]: ",
-		fmt.Sprintf("node.yaml:5:11: functions[0].port: port %d is taken by another process", port),
+		fmt.Sprintf("node.yaml:5:11: functions[0].port: port %d is in use by another process", port),
 		`node.yaml:6:11: functions[1].name: find card: unknown model "nosuch"`,
 		"node.yaml:8:24: functions[2].model: load model cut",
 		"node.yaml:11:20: functions[3].replay.file: ",
@@ -102,7 +102,7 @@ func TestReservedCPUs(t *testing.T) {
 		}
 		c.RuntimeDir = filepath.Join(dir, "run")
 		notes, err := Node(t.Context(), c)
-		if got := strings.Contains(strings.Join(notes, "\n"), "reserved_cpus: is 1024, the manager gets "); err != nil || got != want {
+		if got := strings.Contains(strings.Join(notes, "\n"), "reserved_cpus: is 1024, and the manager gets "); err != nil || got != want {
 			t.Errorf("%d reserved: notes %q, error %v", reserved, notes, err)
 		}
 	}

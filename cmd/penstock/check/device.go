@@ -18,7 +18,7 @@ func Device(c configs.Config) error {
 		return err
 	}
 	if _, err := cuda.Find(c.Device); err != nil {
-		return fmt.Errorf("device %s: %w; `penstock doctor` says what is there, `device: auto` falls back to the CPU", c.Device, err)
+		return fmt.Errorf("device %s: %w; list the devices with `penstock doctor`, or set `device: auto` to fall back to the CPU", c.Device, err)
 	}
 	return nil
 }

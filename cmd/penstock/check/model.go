@@ -69,7 +69,7 @@ func loads(ctx context.Context, card *models.Card) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("load model %s: not done within %s", card.Name, loadPatience)
+		return fmt.Errorf("load model %s: no end within %s", card.Name, loadPatience)
 	case text != "":
 		return errors.New(text)
 	}
@@ -115,5 +115,5 @@ func Program(framework string) ([]string, error) {
 	if framework == models.PyTorch {
 		return python.Command("penstock.pytorch")
 	}
-	return nil, fmt.Errorf("framework %s has no program", framework)
+	return nil, fmt.Errorf("framework %s has no program that runs it", framework)
 }

@@ -14,7 +14,7 @@ var configChecks = []check{
 
 // lab says that nodes of this environment are baselines.
 func lab(_ context.Context, m *machine) Finding {
-	return fail("nodes that start here do not behave like Penstock: "+m.Config.Lab.Environment(), "unset "+configs.LabVariable)
+	return fail("nodes started here run as a baseline for comparisons, not as Penstock: "+m.Config.Lab.Environment(), "unset "+configs.LabVariable)
 }
 
 // configuration has one finding per problem.

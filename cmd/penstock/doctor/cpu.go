@@ -17,7 +17,7 @@ func cpus(_ context.Context, m *machine) Finding {
 	managerCPUs, ifCPUs := orchestrator.IFCPUs(m.Config.ReservedCPUs)
 	text := fmt.Sprintf("%d; manager on %v, inference functions on %v (their 100 %%)", runtime.NumCPU(), managerCPUs, ifCPUs)
 	if len(managerCPUs) == 0 {
-		return fail(text, "one CPU is shared by manager and inference functions; expect late answers")
+		return fail(text, "manager and inference functions share one CPU; give the machine more CPUs, or expect late answers")
 	}
 	return pass(text)
 }
@@ -30,9 +30,9 @@ func shareMechanisms(context.Context, *machine) (list []Finding) {
 		f := Finding{Subject: p.Mechanism, OK: p.Usable, Text: p.Why, Fix: p.Mend}
 		switch {
 		case p.Usable && !found:
-			f.Text, found = "holds the shares here", true
+			f.Text, found = "usable; a node enforces shares with it", true
 		case p.Usable:
-			f.Text = "works too"
+			f.Text = "usable"
 		case found:
 			f.Fix = ""
 		}

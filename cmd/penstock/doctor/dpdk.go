@@ -32,9 +32,9 @@ func dpdkBuild(_ context.Context, m *machine) Finding {
 	case m.dpdkVersion != "":
 		return pass(m.dpdkVersion + "; packets come from kernel sockets, as configured")
 	case configured:
-		return fail(fmt.Sprintf("the configuration wants %s, and this is built without DPDK", d.Port), install).fatalIf(true)
+		return fail(fmt.Sprintf("the configuration has %s, and this binary was built without DPDK", d.Port), install).fatalIf(true)
 	}
-	return fail("built without; packets come from kernel sockets", install)
+	return fail("not in this binary; packets come from kernel sockets", install)
 }
 
 // packetMemoryMiB is the size of the packet memory.
@@ -46,7 +46,7 @@ func dpdkHugePages(_ context.Context, m *machine) Finding {
 	d, configured := m.dpdk()
 	wantMiB := packetMemoryMiB(d)
 	if configured && !d.HugePages {
-		return pass(fmt.Sprintf("not asked for: %d MiB of ordinary pages", wantMiB))
+		return pass(fmt.Sprintf("not configured; %d MiB of ordinary pages", wantMiB))
 	}
 
 	freeMiB := 0
@@ -62,7 +62,7 @@ func dpdkHugePages(_ context.Context, m *machine) Finding {
 	if freeMiB < wantMiB {
 		// The new number includes the pages that are in use.
 		old, _ := m.files.number("/proc/sys/vm/nr_hugepages")
-		return fail(fmt.Sprintf("free: %s; want %d MiB", cmp.Or(strings.Join(free, ", "), "none"), wantMiB),
+		return fail(fmt.Sprintf("free: %s, want %d MiB", cmp.Or(strings.Join(free, ", "), "none"), wantMiB),
 			fmt.Sprintf("sysctl vm.nr_hugepages=%d", old+(wantMiB-freeMiB+1)/2)).fatalIf(configured)
 	}
 	return pass("free: " + strings.Join(free, ", "))
@@ -86,15 +86,15 @@ func iommu(_ context.Context, m *machine) Finding {
 	case groups > 0:
 		return fail(fmt.Sprintf("%d groups, but vfio-pci is not loaded", groups), "modprobe vfio-pci").fatalIf(needed)
 	case loaded && unsafe == "Y":
-		return pass("no IOMMU; vfio-pci does without, and a card can write anywhere in memory")
+		return pass("no IOMMU; vfio-pci runs without one, so a card can write to all memory")
 	}
 
-	fix := "switch the IOMMU on in the firmware, add iommu=pt to the kernel's command line, and start again"
+	fix := "enable the IOMMU in the firmware, add iommu=pt to the kernel's command line, and reboot"
 	if cpu, _ := m.files.text("/proc/cpuinfo"); strings.Contains(cpu, "GenuineIntel") {
-		fix = "switch VT-d on in the firmware, add intel_iommu=on iommu=pt to the kernel's command line, and start again"
+		fix = "enable VT-d in the firmware, add intel_iommu=on iommu=pt to the kernel's command line, and reboot"
 	}
-	fix += "; in a virtual machine that nobody else uses: modprobe vfio enable_unsafe_noiommu_mode=1 && modprobe vfio-pci"
-	return fail("no IOMMU: only cards that share with their kernel driver (mlx5), and virtual ports, can be used", fix).fatalIf(needed)
+	fix += "; in a virtual machine of your own: modprobe vfio enable_unsafe_noiommu_mode=1 && modprobe vfio-pci"
+	return fail("no IOMMU: DPDK can only use virtual ports, and cards that keep their kernel driver (mlx5)", fix).fatalIf(needed)
 }
 
 // capIPCLock is the bit of CAP_IPC_LOCK in CapEff (linux/capability.h).
@@ -105,7 +105,7 @@ func memlock(_ context.Context, m *machine) Finding {
 	status, _ := m.files.text("/proc/self/status")
 	if capabilities := valueOf(status, "CapEff:"); len(capabilities) > 0 {
 		if bits, err := strconv.ParseUint(capabilities[0], 16, 64); err == nil && bits>>capIPCLock&1 == 1 {
-			return pass("no limit here (CAP_IPC_LOCK)")
+			return pass("no limit (CAP_IPC_LOCK)")
 		}
 	}
 	limits, err := m.files.text("/proc/self/limits")
@@ -114,7 +114,7 @@ func memlock(_ context.Context, m *machine) Finding {
 	}
 	fields := valueOf(limits, "Max locked memory")
 	if len(fields) == 0 {
-		return fail("not known: /proc/self/limits does not say", "")
+		return fail("unknown: /proc/self/limits has no such line", "")
 	}
 	if fields[0] == "unlimited" {
 		return pass("no limit")

@@ -142,41 +142,41 @@ func TestDoctorSaysWhatKeepsDPDKFromAServerAndTheCommandThatMendsIt(t *testing.T
 		fatal           bool
 	}{
 		{"few huge pages", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3"}, aCard,
-			"dpdk huge pages", "free: 3 of 2 MiB; want 512 MiB", "sysctl vm.nr_hugepages=893", true}, // 640 + 256 - 3
+			"dpdk huge pages", "free: 3 of 2 MiB, want 512 MiB", "sysctl vm.nr_hugepages=893", true}, // 640 + 256 - 3
 		{"no huge pages", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0", "/proc/sys/vm/nr_hugepages", "0"}, aCard,
 			"dpdk huge pages", "free: none", "sysctl vm.nr_hugepages=256", true},
 		{"a card that is not there", nil, card(func(d *configs.DPDK) { d.Port = "0000:99:00.0" }),
-			"nic 0000:99:00.0", "there is no such PCI device", "lspci -D -d ::0200", true},
+			"nic 0000:99:00.0", "no such PCI device", "lspci -D -d ::0200", true},
 		{"a GPU", nil, card(func(d *configs.DPDK) { d.Port = "0000:86:00.0" }),
-			"nic 0000:86:00.0", "no network card, but a PCI device of class 0x030200", "lspci", true},
+			"nic 0000:86:00.0", "not a network card: a PCI device of class 0x030200", "lspci", true},
 		{"the kernel's card", nil, card(func(d *configs.DPDK) { d.Port = "0000:02:00.0" }),
-			"nic 0000:02:00.0", "held by the kernel's i40e as eno2",
+			"nic 0000:02:00.0", "bound to the kernel's driver i40e as eno2",
 			"modprobe vfio-pci && echo vfio-pci > /sys/bus/pci/devices/0000:02:00.0/driver_override && echo 0000:02:00.0 > /sys/bus/pci/devices/0000:02:00.0/driver/unbind && echo 0000:02:00.0 > /sys/bus/pci/drivers_probe", true},
 		{"the card of the default route", nil, card(func(d *configs.DPDK) { d.Port = "0000:01:00.0" }),
-			"nic 0000:01:00.0", "take this machine off its network", "net_af_packet0,iface=eno1", true},
+			"nic 0000:01:00.0", "cut this machine off its network", "net_af_packet0,iface=eno1", true},
 		{"a card without a driver", nil, card(func(d *configs.DPDK) { d.Port = "0000:00:02.0" }),
-			"nic 0000:00:02.0", "no driver holds it", "echo 0000:00:02.0 > /sys/bus/pci/drivers_probe", true},
+			"nic 0000:00:02.0", "bound to no driver", "echo 0000:00:02.0 > /sys/bus/pci/drivers_probe", true},
 		{"a group that is shared", []string{
 			"/sys/kernel/iommu_groups/7/devices/0000:01:00.0/x", ""}, aCard,
-			"nic 0000:3b:00.0", "its IOMMU group is not free: 0000:01:00.0 held by i40e", "bind those to vfio-pci too", true},
+			"nic 0000:3b:00.0", "kernel drivers hold other devices of its IOMMU group: 0000:01:00.0 bound to i40e", "bind them to vfio-pci too", true},
 		{"cores of the other node", nil, card(func(d *configs.DPDK) { d.LCores = []int{0} }),
-			"numa", "core 0 on node 0", "source.dpdk.lcores: of 4-7, the card's node", false},
+			"numa", "core 0 on node 0", "CPUs of the card's node: 4-7", false},
 		{"a GPU on the other node", []string{"/sys/bus/pci/devices/0000:86:00.0/numa_node", "0"}, aCard,
-			"numa", "every packet crosses", "slots of one node", false},
+			"numa", "every packet crosses", "slots of the same node", false},
 		{"cores that are shared", nil, card(func(d *configs.DPDK) { d.LCores = []int{4, 6} }),
-			"isolated cores", "[4] are shared", "isolcpus=4 nohz_full=4 rcu_nocbs=4", false},
+			"isolated cores", "[4] also run other programs", "isolcpus=4 nohz_full=4 rcu_nocbs=4", false},
 		{"cores that are not there", nil, card(func(d *configs.DPDK) { d.LCores = []int{12} }),
-			"isolated cores", "source.dpdk.lcores names [12], and the cores are [0 1 2 3 4 5 6 7]", "of those", true},
+			"isolated cores", "source.dpdk.lcores has [12], and the machine has [0 1 2 3 4 5 6 7]", "CPUs of the machine", true},
 		{"little memory to lock", []string{"/proc/self/limits", "Max locked memory         8388608              8388608              bytes"}, aCard,
 			"memlock", "8 MiB of 512", "ulimit -l unlimited", false},
 		{"an interface that is not there", nil, &configs.DPDK{Port: "net_af_packet0,iface=veth9"},
-			"port net_af_packet0", "there is no interface veth9", "ip -brief link", true},
+			"port net_af_packet0", "no such interface: veth9", "ip -brief link", true},
 		{"no interface named", nil, &configs.DPDK{Port: "net_af_xdp0"},
-			"port net_af_xdp0", "names no interface", "net_af_xdp0,iface=NAME", true},
+			"port net_af_xdp0", "has no iface=", "net_af_xdp0,iface=NAME", true},
 		{"an interface that is down", []string{"/sys/class/net/veth1/operstate", "down"}, &configs.DPDK{Port: "net_af_xdp0,iface=veth1"},
 			"port net_af_xdp0", "on veth1, down", "ip link set veth1 up", false},
 		{"jumbo frames", []string{"/sys/class/net/veth1/mtu", "9000"}, &configs.DPDK{Port: "net_af_packet0,iface=veth1"},
-			"port net_af_packet0", "MTU 9000: packets beyond 1500 bytes do not fit", "source.dpdk.mtu: 9000, or ip link set veth1 mtu 1500", false},
+			"port net_af_packet0", "MTU 9000: packets above 1500 bytes do not fit", "source.dpdk.mtu: 9000, or ip link set veth1 mtu 1500", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found := examined(t, with(dpdkServer(), c.change...), c.dpdk)
@@ -205,10 +205,10 @@ func TestDoctorSaysWhatAnIOMMUWants(t *testing.T) {
 	expect(t, examined(t, without(groups, vfio), aCard), "iommu, vfio", false, "no IOMMU", "intel_iommu=on iommu=pt")
 	expect(t, examined(t, with(without(groups, vfio), "/proc/cpuinfo", "vendor_id : AuthenticAMD"), aCard), "iommu, vfio", false, "no IOMMU", "add iommu=pt")
 	expect(t, examined(t, with(without(groups), "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y"), aCard),
-		"iommu, vfio", true, "a card can write anywhere in memory", "")
+		"iommu, vfio", true, "a card can write to all memory", "")
 	shared := &configs.DPDK{Port: "0000:5e:00.0", HugePages: true}
 	found := examined(t, without(groups, vfio), shared)
-	expect(t, found, "nic 0000:5e:00.0", true, "mlx5_core, which DPDK works beside", "")
+	expect(t, found, "nic 0000:5e:00.0", true, "mlx5_core, which DPDK can share", "")
 	if found["iommu, vfio"].Fatal {
 		t.Error("a card that DPDK shares with its driver was refused for want of vfio-pci")
 	}
@@ -219,7 +219,7 @@ func TestDoctorAsksLittleOfVirtualPorts(t *testing.T) {
 	found := examined(t, empty, &configs.DPDK{Port: "net_tap0,iface=dtap7", Memory: 64 << 20})
 	expect(t, found, "port net_tap0", true, "makes the interface dtap7", "")
 	expect(t, found, "iommu, vfio", true, "not needed", "")
-	expect(t, found, "dpdk huge pages", true, "not asked for: 64 MiB of ordinary pages", "")
+	expect(t, found, "dpdk huge pages", true, "not configured; 64 MiB of ordinary pages", "")
 	expect(t, found, "numa", true, "one node", "")
 	found = examined(t, map[string]string{}, &configs.DPDK{Port: "net_tap0"})
 	expect(t, found, "port net_tap0", false, "no /dev/net/tun", "modprobe tun")

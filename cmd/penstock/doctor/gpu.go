@@ -68,7 +68,7 @@ func gpuDriver(_ context.Context, m *machine) Finding {
 	case g.mpsErr != nil:
 		return failed(g.mpsErr)
 	case none && !m.needsGPU(), g.err == nil && len(g.devices) == 0:
-		return pass("none here; models run on the CPU")
+		return pass("none found; models run on the CPU")
 	case g.err == nil:
 		version, _ := cuda.DriverVersion()
 		return pass(fmt.Sprintf("driver for CUDA %d.%d, %s", version/1000, version%1000/10, cuda.Library()))
@@ -77,14 +77,14 @@ func gpuDriver(_ context.Context, m *machine) Finding {
 	f := failed(g.err)
 	switch {
 	case errors.Is(g.err, cuda.ErrNoDriver):
-		f.Fix = "install NVIDIA's driver (Ubuntu: ubuntu-drivers install --gpgpu), or name its folder in LD_LIBRARY_PATH"
+		f.Fix = "install NVIDIA's driver (Ubuntu: ubuntu-drivers install --gpgpu), or add its folder to LD_LIBRARY_PATH"
 	case errors.Is(g.err, cuda.ErrNoCgo):
 		f.Fix = "CGO_ENABLED=1 make build"
 	default:
-		f.Fix = "nvidia-smi -L   # what the driver sees; CUDA_VISIBLE_DEVICES hides the others"
+		f.Fix = "nvidia-smi -L   # lists the GPUs; CUDA_VISIBLE_DEVICES may hide some"
 	}
 	if m.needsGPU() {
-		f.Text = fmt.Sprintf("the configuration wants %s: %v", m.Config.Device, g.err)
+		f.Text = fmt.Sprintf("the configuration has device %s: %v", m.Config.Device, g.err)
 	}
 	return f.fatalIf(m.needsGPU())
 }
@@ -92,8 +92,8 @@ func gpuDriver(_ context.Context, m *machine) Finding {
 func nvmlLibrary(_ context.Context, m *machine) Finding {
 	g := m.gpus()
 	if g.nvmlErr != nil {
-		return fail(g.nvmlErr.Error()+"; used memory and compute modes are not known",
-			"ldconfig -p | grep libnvidia-ml   # it comes with the driver; PENSTOCK_LIBNVML names one elsewhere")
+		return fail(g.nvmlErr.Error()+"; used memory and compute modes are unknown",
+			"ldconfig -p | grep libnvidia-ml   # comes with the driver; set PENSTOCK_LIBNVML if it is elsewhere")
 	}
 	version, _, err := g.session.Driver()
 	if err != nil {
@@ -139,10 +139,10 @@ func gpuDevice(d cuda.Device, known map[string]nvml.Device, session nvml.Session
 	text += fmt.Sprintf("%s, compute mode %v", memory, n.ComputeMode)
 	switch {
 	case n.MIG:
-		return fail(text+"; MIG divides it by hardware, and its instances are not supported",
-			fmt.Sprintf("nvidia-smi -i %s -mig 0   # as root, when nobody uses it", d.UUID()))
+		return fail(text+"; MIG is on, and a node cannot run on MIG instances",
+			fmt.Sprintf("nvidia-smi -i %s -mig 0   # as root, when no process uses the GPU", d.UUID()))
 	case n.ComputeMode == nvml.Prohibited:
-		return fail(text+": nobody may use it", fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID()))
+		return fail(text+", which lets no process use it", fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID()))
 	}
 	return pass(text + ", MIG off")
 }
@@ -150,7 +150,7 @@ func gpuDevice(d cuda.Device, known map[string]nvml.Device, session nvml.Session
 func greenContexts(d cuda.Device) Finding {
 	split, err := d.Split()
 	if err != nil {
-		return fail(fmt.Sprintf("%v; shares change by shadows only", err), "a driver for CUDA 12.4 or newer (branch 550)")
+		return fail(fmt.Sprintf("%v; shares change by shadow swaps only", err), "install a driver for CUDA 12.4 or newer (branch 550)")
 	}
 	return pass(fmt.Sprintf("cuda:%d in %s", d.Ordinal(), formatGroups(split)))
 }

@@ -95,14 +95,14 @@ func TestDoctorSaysWhatTheGPUCan(t *testing.T) {
 	expect(t, found, "cuda:0", true, "132 multiprocessors, 100 of 1024 MiB used, compute mode default, MIG off", "")
 	expect(t, found, "green contexts", true, "cuda:0 in 15 groups of 8 and 1 of 12", "")
 	expect(t, found, "mps", true, "can run here (tried)", "")
-	expect(t, found, "onnx on cuda", false, "no libonnxruntime_providers_shared.so beside", "PENSTOCK_ONNXRUNTIME=")
+	expect(t, found, "onnx on cuda", false, "no libonnxruntime_providers_shared.so next to", "PENSTOCK_ONNXRUNTIME=")
 }
 
 func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
 	prohibited := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.ComputeMode = nvml.Prohibited }))
-	expect(t, prohibited, "cuda:0", false, "compute mode prohibited: nobody may use it", "nvidia-smi -i "+fakeUUID+" -c DEFAULT")
+	expect(t, prohibited, "cuda:0", false, "compute mode prohibited, which lets no process use it", "nvidia-smi -i "+fakeUUID+" -c DEFAULT")
 	mig := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.MIG = true }))
-	expect(t, mig, "cuda:0", false, "MIG divides it", "nvidia-smi -i "+fakeUUID+" -mig 0")
+	expect(t, mig, "cuda:0", false, "MIG is on", "nvidia-smi -i "+fakeUUID+" -mig 0")
 
 	m := withGPU(nil)
 	m.openNVML = func() (nvml.Session, error) { return nil, nvml.ErrUnavailable }
@@ -113,29 +113,29 @@ func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
 	found := checkGPU(t, configs.DeviceAuto, m)
 	expect(t, found, "nvml", false, "no NVML", "ldconfig -p")
 	expect(t, found, "cuda:0", true, "132 multiprocessors, 1024 MiB", "")
-	expect(t, found, "mps", false, "nvidia-cuda-mps-control is not installed; inference functions take turns on the GPU, and their shares are wishes", "apt-get install it")
-	expect(t, found, "onnx on cuda", false, "no ONNX Runtime at all", "make build")
+	expect(t, found, "mps", false, "nvidia-cuda-mps-control is not installed; functions take turns on the GPU without enforced shares", "apt-get install it")
+	expect(t, found, "onnx on cuda", false, "no ONNX Runtime found", "make build")
 
 	m = withGPU(nil)
 	m.foreignMPS = func(string) []mps.Stranger { return []mps.Stranger{{PID: 7, Folder: "/tmp/nvidia-mps"}} }
 	found = checkGPU(t, configs.DeviceAuto, m)
-	expect(t, found, "mps", true, "daemon 7 in /tmp/nvidia-mps is another's", "echo quit | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control")
+	expect(t, found, "mps", true, "another daemon, process 7, runs in /tmp/nvidia-mps", "echo quit | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control")
 
 	cudafake.Apply(t, cudafake.Refuse("cuDeviceGetDevResource", 0, 801))
 	found = checkGPU(t, configs.DeviceAuto, withGPU(nil))
-	expect(t, found, "green contexts", false, "shares change by shadows only", "CUDA 12.4")
+	expect(t, found, "green contexts", false, "shares change by shadow swaps only", "CUDA 12.4")
 }
 
 func TestDoctorOfAMachineWithoutTheGPU(t *testing.T) {
 	found := checkGPU(t, "cuda:3", withGPU(nil))
-	expect(t, found, "gpu", false, `the configuration wants cuda:3: cuda: no such device "cuda:3": there is cuda:0`, "nvidia-smi -L")
+	expect(t, found, "gpu", false, `the configuration has device cuda:3: cuda: no such device "cuda:3": there is cuda:0`, "nvidia-smi -L")
 	if len(found) != 1 || !found["gpu"].Fatal {
 		t.Errorf("found %+v", found)
 	}
 	cudafake.Apply(t, cudafake.Devices(0))
 	for _, device := range []string{configs.DeviceCPU, configs.DeviceAuto} {
 		found = checkGPU(t, device, withGPU(nil))
-		expect(t, found, "gpu", true, "none here; models run on the CPU", "")
+		expect(t, found, "gpu", true, "none found; models run on the CPU", "")
 		if len(found) != 1 {
 			t.Errorf("found %+v", found)
 		}
@@ -168,7 +168,7 @@ func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
 	found := look()
 	expect(t, found, "onnx on cuda", true, cudaProviderName, "")
 	expect(t, found, "cudnn", true, filepath.Join(dir, "libcudnn.so.9"), "")
-	expect(t, found, "cublas", false, "libcublas.so.12 not found, which "+cudaProviderName+" needs", "apt-get install cuda-libraries-12-0")
+	expect(t, found, "cublas", false, "libcublas.so.12 not found; "+cudaProviderName+" needs it", "apt-get install cuda-libraries-12-0")
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+filepath.Join(dir, "elsewhere"))
 	expect(t, look(), "cublas", true, filepath.Join(dir, "elsewhere", "libcublas.so.12"), "")
 }
@@ -186,7 +186,7 @@ func TestDoctorTellsOfANodeThatDidWithoutMPS(t *testing.T) {
 	go server.Serve(l)
 	defer server.Close()
 	examined := func() map[string]Finding { return checkGPUIn(t, dir, configs.DeviceAuto, withGPU(nil)) }
-	expect(t, examined(), "mps", false, "can run here (tried); but the node that runs here did without when it started: no MPS: the daemon lives", "restart the node")
+	expect(t, examined(), "mps", false, "can run here (tried); but the running node started without MPS: no MPS: the daemon lives", "restart the node")
 	status.Device.Why = "" // it is not wanted
 	expect(t, examined(), "mps", true, "can run here (tried)", "")
 }
@@ -218,7 +218,7 @@ func TestDoctorTellsOfADaemonThatDoesNotAnswer(t *testing.T) {
 	if err := programs.Behave(mpsfake.Behaviour{MuteDaemon: d.State().Daemon}); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, examined(), "mps", false, "lives and does not answer now", "")
+	expect(t, examined(), "mps", false, "does not answer", "")
 	if err := programs.Behave(mpsfake.Behaviour{}); err != nil {
 		t.Fatal(err)
 	}

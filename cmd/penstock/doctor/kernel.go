@@ -23,7 +23,7 @@ var kernelChecks = []check{
 func sharedMemory(context.Context, *machine) Finding {
 	r, err := shm.Create("penstock-doctor", 1<<20, shm.Options{})
 	if err != nil {
-		return fail(err.Error(), "a kernel with memfd_create and sealing (Linux 5.1 or newer)")
+		return fail(err.Error(), "install a kernel with memfd_create and sealing (Linux 5.1 or newer)")
 	}
 	defer r.Close()
 	return pass("memfd, sealed")
@@ -32,12 +32,12 @@ func sharedMemory(context.Context, *machine) Finding {
 func hugePages(context.Context, *machine) Finding {
 	text, err := os.ReadFile("/proc/sys/vm/nr_hugepages")
 	if err != nil {
-		return fail("none in this kernel; the slab takes ordinary pages", "")
+		return fail("not in this kernel; the slab uses ordinary pages", "")
 	}
 	if n, _ := strconv.Atoi(strings.TrimSpace(string(text))); n > 0 {
 		return pass(fmt.Sprintf("%d of 2 MiB", n))
 	}
-	return fail("none; the slab takes ordinary pages, which costs a little", "sysctl vm.nr_hugepages=128")
+	return fail("none; the slab uses ordinary pages, which are a little slower", "sysctl vm.nr_hugepages=128")
 }
 
 // receiveBuffer asks for the buffer as the manager does: SO_RCVBUFFORCE, then SO_RCVBUF.
@@ -59,7 +59,7 @@ func receiveBuffer(_ context.Context, m *machine) Finding {
 
 	got /= 2 // the kernel doubles what it is asked for (socket(7))
 	if got < want {
-		return fail(fmt.Sprintf("%d KiB of %d: bursts of pictures may be dropped by the kernel", got>>10, want>>10),
+		return fail(fmt.Sprintf("%d KiB of %d: the kernel may drop bursts of pictures", got>>10, want>>10),
 			fmt.Sprintf("sysctl net.core.rmem_max=%d", want))
 	}
 	return pass(fmt.Sprintf("%d KiB", got>>10))
@@ -78,7 +78,7 @@ func udpGRO(context.Context, *machine) Finding {
 		raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1) })
 	}
 	if err != nil {
-		return fail(fmt.Sprintf("%v: each datagram costs a system call's share of its own", err), "Linux 5.0 or newer")
+		return fail(fmt.Sprintf("%v; each datagram costs its own share of a system call", err), "install Linux 5.0 or newer")
 	}
-	return pass("many datagrams a read")
+	return pass("many datagrams per read")
 }

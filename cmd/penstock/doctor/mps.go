@@ -20,10 +20,10 @@ func mpsDaemon(ctx context.Context, m *machine) Finding {
 	case ok:
 		return pass(fmt.Sprintf("a node runs here: daemon %d, clients %d", pid, len(clients)))
 	case pid != 0:
-		return fail(fmt.Sprintf("the daemon that a node runs here, process %d, lives and does not answer now; who has the GPU keeps it", pid), "")
+		return fail(fmt.Sprintf("the daemon of a running node, process %d, does not answer; processes that have the GPU keep it", pid), "")
 	}
 	if err := m.tryMPS(ctx, mps.Options{UUID: uuid, Session: g.session, Log: zerolog.Nop()}); err != nil {
-		f := fail(fmt.Sprintf("%v; inference functions take turns on the GPU, and their shares are wishes", err), "")
+		f := fail(fmt.Sprintf("%v; functions take turns on the GPU without enforced shares", err), "")
 		if p, ok := errors.AsType[*mps.Problem](err); ok {
 			f.Fix = p.Mend
 		}
@@ -32,12 +32,12 @@ func mpsDaemon(ctx context.Context, m *machine) Finding {
 
 	f := pass("can run here (tried)")
 	if s := m.foreignMPS(dir); len(s) > 0 {
-		f.Text += fmt.Sprintf("; daemon %d in %s is another's, whose clients take turns with a node's", s[0].PID, s[0].Folder)
+		f.Text += fmt.Sprintf("; another daemon, process %d, runs in %s, and its clients take turns with a node's", s[0].PID, s[0].Folder)
 		f.Fix = s[0].Quit()
 	}
 	if s, err := control.ReadStatus(ctx, dir); err == nil && s.Device != nil && s.Device.UUID == uuid && s.Mechanism == "time-slicing" && s.Device.Why != "" {
-		f.OK, f.Fix = false, "restart the node: it tries MPS when it starts"
-		f.Text += "; but the node that runs here did without when it started: " + s.Device.Why
+		f.OK, f.Fix = false, "restart the node; it tries MPS when it starts"
+		f.Text += "; but the running node started without MPS: " + s.Device.Why
 	}
 	return f
 }

@@ -60,44 +60,44 @@ func dpdkPorts(_ context.Context, m *machine) (list []Finding) {
 		}
 	}
 	if len(list) == 0 {
-		list = append(list, fail("none on PCI; DPDK has virtual ports (docs/networking.md)", "").about("network cards"))
+		list = append(list, fail("none on PCI; DPDK can use virtual ports (docs/networking.md)", "").about("network cards"))
 	}
 	return list
 }
 
 // networkCard says which driver holds a card, and how DPDK gets the card.
 func (m *machine) networkCard(address string) Finding {
-	const listCards = "lspci -D -d ::0200   # the network cards that there are"
+	const listCards = "lspci -D -d ::0200   # lists the network cards"
 	class, err := m.files.text(pciFile(address, "class"))
 	switch {
 	case err != nil:
-		return fail("there is no such PCI device", listCards)
+		return fail("no such PCI device", listCards)
 	case !strings.HasPrefix(class, ethernetClass):
-		return fail(fmt.Sprintf("no network card, but a PCI device of class %s", class), listCards)
+		return fail(fmt.Sprintf("not a network card: a PCI device of class %s", class), listCards)
 	}
 
 	driver := m.driver(address)
 	switch {
 	case slices.Contains(sharedDrivers, driver):
-		return pass(driver + ", which DPDK works beside")
+		return pass(driver + ", which DPDK can share")
 	case slices.Contains(handingDrivers, driver):
 		if held := m.heldInGroup(address); driver == "vfio-pci" && len(held) > 0 {
-			return fail("vfio-pci, but its IOMMU group is not free: "+strings.Join(held, ", "),
-				"bind those to vfio-pci too, or put the card into another slot")
+			return fail("vfio-pci, but kernel drivers hold other devices of its IOMMU group: "+strings.Join(held, ", "),
+				"bind them to vfio-pci too, or put the card into another slot")
 		}
 		return pass(driver)
 	case driver == "":
-		return fail("no driver holds it", bindCommand(address, driver))
+		return fail("bound to no driver", bindCommand(address, driver))
 	}
 
-	text := "held by the kernel's " + driver
+	text := "bound to the kernel's driver " + driver
 	interfaces := m.interfaces(address)
 	if len(interfaces) > 0 {
 		text += " as " + strings.Join(interfaces, ", ")
 	}
 	if route := m.defaultRoute(); slices.Contains(interfaces, route) {
-		return fail(text+", which carries the default route: DPDK would take this machine off its network",
-			"another card for DPDK, or a virtual port on this one: net_af_packet0,iface="+route)
+		return fail(text+", which has the default route: DPDK would cut this machine off its network",
+			"configure another card, or a virtual port on this one: net_af_packet0,iface="+route)
 	}
 	return fail(text, bindCommand(address, driver))
 }
@@ -132,7 +132,7 @@ func (m *machine) heldInGroup(address string) (held []string) {
 		if other == address || driver == "" || slices.Contains(handingDrivers, driver) || strings.HasPrefix(class, bridgeClass) {
 			continue
 		}
-		held = append(held, other+" held by "+driver)
+		held = append(held, other+" bound to "+driver)
 	}
 	return held
 }
@@ -160,19 +160,19 @@ func (m *machine) virtualPort(port string, mtu int) Finding {
 	switch {
 	case strings.HasPrefix(name, "net_tap"):
 		if !m.files.exists("/dev/net/tun") {
-			return fail("there is no /dev/net/tun", "modprobe tun").fatalIf(true)
+			return fail("no /dev/net/tun", "modprobe tun").fatalIf(true)
 		}
 		return pass("makes the interface " + cmp.Or(iface, "dtap0"))
 	case !strings.HasPrefix(name, "net_af_packet") && !strings.HasPrefix(name, "net_af_xdp"):
 		return pass("virtual")
 	case iface == "":
-		return fail(port+" names no interface", name+",iface=NAME").fatalIf(true)
+		return fail(port+" has no iface=", name+",iface=NAME").fatalIf(true)
 	}
 
 	dir := "/sys/class/net/" + iface
 	state, err := m.files.text(dir + "/operstate")
 	if err != nil {
-		return fail("there is no interface "+iface, "ip -brief link   # the interfaces that there are").fatalIf(true)
+		return fail("no such interface: "+iface, "ip -brief link   # lists the interfaces").fatalIf(true)
 	}
 	f := pass(fmt.Sprintf("on %s, %s", iface, state))
 	if state == "down" {
@@ -180,7 +180,7 @@ func (m *machine) virtualPort(port string, mtu int) Finding {
 	}
 	if n, err := m.files.number(dir + "/mtu"); err == nil && n > mtu {
 		f.OK = false
-		f.Text += fmt.Sprintf(", MTU %d: packets beyond %d bytes do not fit the port's buffers", n, mtu)
+		f.Text += fmt.Sprintf(", MTU %d: packets above %d bytes do not fit the port's buffers", n, mtu)
 		f.Fix = fmt.Sprintf("source.dpdk.mtu: %d, or ip link set %s mtu %d", n, iface, mtu)
 	}
 	return f

@@ -27,7 +27,7 @@ func (n numaNode) String() string {
 func numa(_ context.Context, m *machine) Finding {
 	online, err := m.files.list("/sys/devices/system/node/online")
 	if err != nil || len(online) < 2 {
-		return pass("one node: card, cores and GPU are near each other")
+		return pass("one node, so card, cores and GPU are on the same node")
 	}
 
 	d, _ := m.dpdk()
@@ -60,12 +60,12 @@ func numa(_ context.Context, m *machine) Finding {
 	}
 	if coreElsewhere {
 		cpus, _ := m.files.text(cpuList(int(card)))
-		f.OK, f.Fix = false, fmt.Sprintf("source.dpdk.lcores: of %s, the card's node", cpus)
+		f.OK, f.Fix = false, fmt.Sprintf("set source.dpdk.lcores to CPUs of the card's node: %s", cpus)
 	}
 	if card != unknownNode && len(gpuNodes) > 0 && !gpuNodes[card] {
 		f.OK = false
 		f.Text += "; every packet crosses from the card's node to the GPU's"
-		f.Fix = cmp.Or(f.Fix, "put card and GPU into slots of one node")
+		f.Fix = cmp.Or(f.Fix, "put card and GPU into slots of the same node")
 	}
 	return f
 }
@@ -98,7 +98,7 @@ func isolatedCores(_ context.Context, m *machine) Finding {
 		if len(isolated) > 0 {
 			return pass(fmt.Sprint(isolated))
 		}
-		f := fail("none: a polling core is shared with whatever else runs, and loses packets meanwhile", "")
+		f := fail("none: other programs run on a polling core, which then loses packets", "")
 		if len(online) > 1 {
 			f.Fix = isolateSetting(online[len(online)-1:])
 		}
@@ -116,14 +116,14 @@ func isolatedCores(_ context.Context, m *machine) Finding {
 	}
 	switch {
 	case len(missing) > 0:
-		return fail(fmt.Sprintf("source.dpdk.lcores names %v, and the cores are %v", missing, online), "source.dpdk.lcores: of those").fatalIf(true)
+		return fail(fmt.Sprintf("source.dpdk.lcores has %v, and the machine has %v", missing, online), "set source.dpdk.lcores to CPUs of the machine").fatalIf(true)
 	case len(shared) > 0:
-		return fail(fmt.Sprintf("%v are shared with whatever else runs", shared), isolateSetting(shared))
+		return fail(fmt.Sprintf("%v also run other programs", shared), isolateSetting(shared))
 	}
 	return pass(fmt.Sprintf("%v, all isolated", d.LCores))
 }
 
 // isolateSetting keeps cores free (Documentation/admin-guide/kernel-parameters.txt of Linux).
 func isolateSetting(cores []int) string {
-	return fmt.Sprintf("add isolcpus=%[1]s nohz_full=%[1]s rcu_nocbs=%[1]s to the kernel's command line, and start again", cpuset.Format(cores))
+	return fmt.Sprintf("add isolcpus=%[1]s nohz_full=%[1]s rcu_nocbs=%[1]s to the kernel's command line, and reboot", cpuset.Format(cores))
 }

@@ -41,12 +41,12 @@ func cudaProvider(_ context.Context, m *machine) []Finding {
 	const subject = "onnx on cuda"
 	path, err := m.onnxLibrary()
 	if err != nil {
-		return []Finding{fail("no ONNX Runtime at all", "make build").about(subject)}
+		return []Finding{fail("no ONNX Runtime found", "make build").about(subject)}
 	}
 	dir := filepath.Dir(path)
 	for _, name := range []string{sharedProviderName, cudaProviderName} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
-			return []Finding{fail(fmt.Sprintf("no %s beside %s: models run on the CPU only", name, path),
+			return []Finding{fail(fmt.Sprintf("no %s next to %s; models run on the CPU only", name, path),
 				fmt.Sprintf("unpack ONNX Runtime's GPU package for this CUDA version, and set %s=…/lib/libonnxruntime.so", onnx.LibraryVariable)).about(subject)}
 		}
 	}
@@ -103,8 +103,8 @@ func (p cudaPart) check(libraries []library) (f Finding, needed bool) {
 	slices.Sort(found)
 
 	if len(missing) > 0 {
-		return fail(fmt.Sprintf("%s not found, which %s needs", strings.Join(missing, ", "), cudaProviderName),
-			"apt-get install "+fmt.Sprintf(p.packageFormat, cudaMajor(libraries))+"   # NVIDIA's repository; or name its folder in LD_LIBRARY_PATH"), true
+		return fail(fmt.Sprintf("%s not found; %s needs it", strings.Join(missing, ", "), cudaProviderName),
+			"apt-get install "+fmt.Sprintf(p.packageFormat, cudaMajor(libraries))+"   # from NVIDIA's repository; or add its folder to LD_LIBRARY_PATH"), true
 	}
 	return pass(strings.Join(found, ", ")), len(found) > 0
 }

@@ -16,7 +16,7 @@ var pythonChecks = []check{
 func pythonInterpreter(_ context.Context, m *machine) Finding {
 	command, err := m.pythonCommand("penstock.pytorch")
 	if err != nil {
-		return fail(err.Error()+"; models in Python do not run", "")
+		return fail(err.Error()+"; models in Python cannot run", "")
 	}
 	return pass(command[0])
 }
@@ -30,7 +30,7 @@ func pyTorch(ctx context.Context, m *machine) Finding {
 	fix := fmt.Sprintf("apt-get install python3-torch   # for a CPU, with %s=%s; or %[1]s=/path/to/a/venv/bin/python3",
 		python.InterpreterVariable, python.Debian)
 	if interpreter, version := m.otherPyTorch(ctx); interpreter != "" {
-		fix = fmt.Sprintf("%s=%s   # it has PyTorch %s; set it for penstock up", python.InterpreterVariable, interpreter, version)
+		fix = fmt.Sprintf("%s=%s   # has PyTorch %s; set this for penstock up", python.InterpreterVariable, interpreter, version)
 	}
-	return fail(err.Error()+"; cards with framework: pytorch do not run", fix)
+	return fail(err.Error()+"; cards with `framework: pytorch` cannot run", fix)
 }

@@ -24,7 +24,7 @@ func TestDoctorSaysWhetherModelsInPythonRun(t *testing.T) {
 		pyTorch:       func(context.Context) (string, error) { return "", errors.New("no module named torch") },
 		otherPyTorch:  func(context.Context) (string, string) { return "/usr/bin/python3", "1.13.0, no CUDA" },
 	}
-	expect(t, found(missing), "pytorch", false, "no module named torch", "PENSTOCK_PYTHON=/usr/bin/python3   # it has PyTorch 1.13.0, no CUDA")
+	expect(t, found(missing), "pytorch", false, "no module named torch", "PENSTOCK_PYTHON=/usr/bin/python3   # has PyTorch 1.13.0, no CUDA")
 	missing.otherPyTorch = func(context.Context) (string, string) { return "", "" }
 	list = found(missing)
 	expect(t, list, "pytorch", false, "no module named torch", "apt-get install python3-torch   # for a CPU, with PENSTOCK_PYTHON=/usr/bin/python3;")

@@ -16,7 +16,7 @@ var sandboxChecks = []check{
 // processSandbox starts a process in the sandbox, which reports its rights.
 func processSandbox(ctx context.Context, m *machine) Finding {
 	if m.Config.Sandbox.Off {
-		return fail("off: processes of functions have all rights of the node", "take `sandbox: off` out of the configuration")
+		return fail("off; processes of functions have all rights of the node", "remove `sandbox: off` from the configuration")
 	}
 	user, err := sandbox.FindUser(m.Config.Sandbox.User)
 	if err != nil {
@@ -34,9 +34,9 @@ func processSandbox(ctx context.Context, m *machine) Finding {
 	f := Finding{OK: state.Whole(), Text: state.String()}
 	switch {
 	case state.Landlock == 0:
-		f.Fix = "Linux 5.13 or newer with landlock in lsm= of the kernel's command line"
+		f.Fix = "install Linux 5.13 or newer, with landlock in lsm= on the kernel's command line"
 	case state.Landlock < sandbox.SignalsApart:
-		f.Fix = "Linux 6.12 or newer"
+		f.Fix = "install Linux 6.12 or newer"
 	}
 	if closed := closedDevice(user); closed != "" {
 		f.OK = false

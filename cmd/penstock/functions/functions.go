@@ -39,7 +39,7 @@ func Write(w io.Writer, s *control.Status, width int) {
 func deviceLine(s *control.Status) string {
 	switch {
 	case s.Device == nil:
-		return "CPU, shared by " + cmp.Or(s.Mechanism, "nothing yet: no orchestrator has been heard")
+		return "CPU, shared by " + cmp.Or(s.Mechanism, "nothing yet: no orchestrator has connected")
 	case s.Device.Why != "":
 		return fmt.Sprintf("%s (%s), %s; %s", s.Device.Name, s.Device.UUID, s.Mechanism, s.Device.Why)
 	}
@@ -55,14 +55,14 @@ func configurationLines(s *control.Status) (lines []string) {
 		case control.UnsavedAdded:
 			lines = append(lines, fmt.Sprintf("%s: unsaved: added by `penstock if add`, not in %s", f.Name, file))
 		case control.UnsavedChanged:
-			lines = append(lines, fmt.Sprintf("%s: unsaved: changed by `penstock if`, and other than in %s", f.Name, file))
+			lines = append(lines, fmt.Sprintf("%s: unsaved: changed by `penstock if`, differs from %s", f.Name, file))
 		}
 	}
 	if s.Configuration.Error != "" {
-		lines = append(lines, fmt.Sprintf("%s is not followed since %s: %s", file, s.Configuration.Since.Local().Format(time.DateTime), s.Configuration.Error))
+		lines = append(lines, fmt.Sprintf("%s: edits are ignored since %s: %s", file, s.Configuration.Since.Local().Format(time.DateTime), s.Configuration.Error))
 	}
 	if keys := s.Configuration.NeedRestart; len(keys) > 0 {
-		lines = append(lines, fmt.Sprintf("%s: %s: in force after a restart of the node", file, strings.Join(keys, ", ")))
+		lines = append(lines, fmt.Sprintf("%s: %s: restart the node to apply", file, strings.Join(keys, ", ")))
 	}
 	return lines
 }
@@ -156,9 +156,9 @@ func reasons(f *control.FunctionStatus) []string {
 	if f.Guarantee != nil {
 		switch f.Guarantee.Unprotected {
 		case control.UnprotectedByDevice:
-			all = append(all, "unprotected: the GPU runs all work at one priority, so functions beyond their guarantees hold up others")
+			all = append(all, "unprotected: the GPU runs all work at one priority, so functions above their guarantees delay others")
 		case control.UnprotectedByFramework:
-			all = append(all, "unprotected: its framework runs all work at one priority, so it holds up others if it exceeds its guarantee")
+			all = append(all, "unprotected: its framework runs all work at one priority, so it delays others when it exceeds its guarantee")
 		}
 	}
 	if f.Guarantee != nil && f.Guarantee.Infeasible != "" {
@@ -168,7 +168,7 @@ func reasons(f *control.FunctionStatus) []string {
 		all = append(all, f.BoundWhy)
 	}
 	if f.Hangs > 0 {
-		all = append(all, fmt.Sprintf("processes that were killed because a request had no answer after %v ms (hang_timeout): %d", f.HangTimeoutMillis, f.Hangs))
+		all = append(all, fmt.Sprintf("processes killed because a request had no answer after %v ms (hang_timeout): %d", f.HangTimeoutMillis, f.Hangs))
 	}
 	for i := range f.Instances {
 		for _, p := range f.Instances[i].Processes {

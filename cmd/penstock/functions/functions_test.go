@@ -106,7 +106,7 @@ func TestDeviceLine(t *testing.T) {
 	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
 	for want, s := range map[string]control.Status{
 		"CPU, shared by cgroup-v2":                                       {Mechanism: "cgroup-v2"},
-		"CPU, shared by nothing yet: no orchestrator has been heard":     {},
+		"CPU, shared by nothing yet: no orchestrator has connected":      {},
 		"NVIDIA H200 (GPU-1), mps":                                       {Mechanism: "mps", Device: gpu},
 		"NVIDIA H200 (GPU-1), time-slicing; no MPS: it is not installed": {Mechanism: "time-slicing", Device: lame},
 	} {
@@ -122,7 +122,7 @@ func TestConfigurationLines(t *testing.T) {
 		Functions:     []control.FunctionStatus{{Name: "a"}, {Name: "b", Unsaved: control.UnsavedAdded}, {Name: "c", Unsaved: control.UnsavedChanged}},
 	}
 	got := strings.Join(configurationLines(&s), "\n")
-	for _, want := range []string{"b: unsaved: added", "c: unsaved: changed", "/etc/node.yaml is not followed since", "node.yaml:3:1: no", "listen, http: in force after a restart"} {
+	for _, want := range []string{"b: unsaved: added", "c: unsaved: changed", "/etc/node.yaml: edits are ignored since", "node.yaml:3:1: no", "listen, http: restart the node to apply"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q does not name %q", got, want)
 		}

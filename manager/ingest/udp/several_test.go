@@ -225,7 +225,7 @@ func TestSeveralRefuseAPortThatIsTaken(t *testing.T) {
 		at := holder[0].LocalAddr()
 		for _, m := range []int{1, 2} {
 			_, err := OpenSeveral(Options{Listen: at, SlabBytes: 1 << 20}, m)
-			if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), "taken by another process") {
+			if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), "in use by another process") {
 				t.Errorf("%d sources on a port that %s has: %v, want that it is taken", m, name, err)
 			}
 		}

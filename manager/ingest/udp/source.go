@@ -296,7 +296,7 @@ func setRecvBuffer(socket, size int) (int, error) {
 func explainBind(at netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return fmt.Errorf("port %d is taken by another process (ss -ulpn 'sport = :%d' names it): stop that one or configure another port: %w", at.Port(), at.Port(), err)
+		return fmt.Errorf("port %d is in use by another process; find it with ss -ulpn 'sport = :%d' and stop it, or configure another port: %w", at.Port(), at.Port(), err)
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return fmt.Errorf("%v is no address of this machine (ip address lists them): %w", at.Addr(), err)
 	case errors.Is(err, unix.EACCES):
