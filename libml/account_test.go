@@ -104,7 +104,7 @@ func TestOvertaking(t *testing.T) {
 			t.Fatal("a third batch may begin")
 		}
 		if !l.await() {
-			t.Fatal("another batch may begin beside two")
+			t.Fatal("another batch may begin next to two")
 		}
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
@@ -144,7 +144,7 @@ func TestMixedFlights(t *testing.T) {
 			l.beginOne(t)
 		}
 		if !l.flights.mixed() || !l.await() {
-			t.Fatal("no demoted batch is done beside another")
+			t.Fatal("no demoted batch is done next to another")
 		}
 		if err := l.finish(); err != nil {
 			t.Fatal(err)
@@ -171,11 +171,11 @@ func TestNoDemotion(t *testing.T) {
 		fake  func(*fake)
 		order *control.Order // after the wake
 		cost  bool           // there is an account
-		says  control.Unprotected
+		want  control.Unprotected
 	}{
 		{name: "no level"},
-		{name: "a GPU without priorities", level: 3, gpu: func(h *harness) { h.gpu.NoPriorities.Store(true) }, says: control.UnprotectedByDevice},
-		{name: "a framework with one stream per slot", level: 3, fake: func(f *fake) { f.fixed = true }, cost: true, says: control.UnprotectedByFramework},
+		{name: "a GPU without priorities", level: 3, gpu: func(h *harness) { h.gpu.NoPriorities.Store(true) }, want: control.UnprotectedByDevice},
+		{name: "a framework with one stream per slot", level: 3, fake: func(f *fake) { f.fixed = true }, cost: true, want: control.UnprotectedByFramework},
 		{name: "guarantees are given up", level: 3, order: &control.Order{SharePercent: 50}, cost: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -204,8 +204,8 @@ func TestNoDemotion(t *testing.T) {
 			if slices.Contains(f.demoted, true) {
 				t.Errorf("demoted: %v, want none", f.demoted)
 			}
-			if got := l.reporter.unprotected(); got != c.says {
-				t.Errorf("unprotected by %q, want %q", got, c.says)
+			if got := l.reporter.unprotected(); got != c.want {
+				t.Errorf("unprotected by %q, want %q", got, c.want)
 			}
 			if cost := l.account.charged.Load(); cost > 0 != c.cost {
 				t.Errorf("batches cost %v of the device", time.Duration(cost))

@@ -104,12 +104,12 @@ func TestFixedSizeSleep(t *testing.T) {
 			t.Error("a batch of 2 begins at once")
 		}
 		if until := l.waitUntil(); until < began+int64(maxWait) {
-			t.Errorf("it looks again %v after the first request, want %v or more", time.Duration(until-began), maxWait)
+			t.Errorf("it checks again %v after the first request, want %v or more", time.Duration(until-began), maxWait)
 		}
 		h.publish(2, h.picture(2), func(r *shm.Request, _ []shm.Piece) { r.Whole -= int64(delay) })
 		l.take()
 		if until, due := l.waitUntil(), h.table.Request(2).Whole+int64(delay); until != due {
-			t.Errorf("it looks again %v after the delay of the oldest request", time.Duration(until-due))
+			t.Errorf("it checks again %v after the delay of the oldest request", time.Duration(until-due))
 		}
 		if !l.mayBegin() {
 			t.Fatal("a batch does not begin after its delay")
@@ -202,7 +202,7 @@ func TestCopyGrant(t *testing.T) {
 		h.grant = func(a *control.Attached) { a.Copy = copies }
 		h.serving(h.fake(), 1).drained()
 		if h.copies != copies {
-			t.Errorf("it is granted %v, and its device is told %v", copies, h.copies)
+			t.Errorf("it is granted %v, and its device gets %v", copies, h.copies)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (h *harness) answers(build Build, pictures [][]byte, moveTo []int) [][]byte
 	}
 	if moveTo != nil {
 		c.moveTo(moveTo...)
-		c.holds(moveTo...)
+		c.awaitGroups(moveTo...)
 		h.publish(0, pictures[0], nil)
 		again := h.replies(1)[0]
 		if !bytes.Equal(h.channel.ResultBytes(again), answers[0]) {

@@ -73,8 +73,8 @@ import (
 // the manager gives it more. An error that wraps device.ErrLost means that a GPU failed for good.
 // libml answers the batch as failed, and the process ends at once, without Deinit.
 type Framework interface {
-	// Init starts the framework itself: libraries, threads, environment. env is all that the
-	// framework is told about its surroundings.
+	// Init starts the framework itself: libraries, threads, environment. env describes its
+	// surroundings.
 	Init(env Environment) error
 
 	// LoadModel loads the model into host memory and checks it against the card. A shadow does no
@@ -88,7 +88,7 @@ type Framework interface {
 	// LinkModel puts or attaches the model on the device. It returns the device bytes (on a CPU,
 	// host bytes) that it holds there until Deinit: weights and their fixed overhead, without the
 	// activations of batches. It prepares what the smallest batch needs, because on a GPU clients
-	// may be waiting for it. What only larger batches need can wait for their ConfigureBatch; its
+	// may be waiting for it. Work for larger batches can wait for their ConfigureBatch; its
 	// bytes count here if they are known.
 	LinkModel() (persistentBytes int64, err error)
 

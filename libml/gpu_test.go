@@ -108,7 +108,7 @@ func TestFlightsAllocations(t *testing.T) {
 				l.begin()
 			}
 			if !l.await() {
-				t.Fatal("another batch may begin beside two")
+				t.Fatal("another batch may begin next to two")
 			}
 			got += len(h.finish(l, slots))
 		}
@@ -194,14 +194,14 @@ func testHalfFull(t *testing.T, h *harness, l *loop) {
 		h.publish(slot, h.picture(byte(slot)), nil)
 	}
 	if l.take(); l.mayBegin() {
-		t.Error("a batch of 3 where 8 may be begins beside another")
+		t.Error("a batch of 3 where 8 may be begins next to another")
 	}
 	h.publish(4, h.picture(4), nil)
 	if l.await() {
 		t.Error("a batch is done that was held")
 	}
 	if !l.mayBegin() {
-		t.Error("a batch of 4 where 8 may be does not begin beside another")
+		t.Error("a batch of 4 where 8 may be does not begin next to another")
 	}
 	// It has waited for the first batch since it arrived, not since the batch before
 	// that ended.
@@ -238,11 +238,11 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	l.begin()
 	h.publish(1, h.picture(1), nil)
 	if l.take(); l.mayBegin() {
-		t.Error("a batch begins beside one that has just begun")
+		t.Error("a batch begins next to one that has just begun")
 	}
 	l.flights.oldest().dispatched -= int64(takes - lead)
 	if !l.mayBegin() || l.await() {
-		t.Fatal("no batch may begin beside another that is about to end")
+		t.Fatal("no batch may begin next to another that is about to end")
 	}
 	l.pick()
 	l.begin()
@@ -251,14 +251,14 @@ func TestSecondBatchNearEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l.overlap.lead == lead {
-		t.Error("a batch that had the device to itself tells nothing of the lead")
+		t.Error("a batch that ran alone does not change the lead")
 	}
 	before := l.overlap.lead
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
 	if l.overlap.lead == before {
-		t.Error("a batch that began beside another tells nothing of the lead")
+		t.Error("a batch next to another does not change the lead")
 	}
 	h.replies(2)
 }
@@ -299,7 +299,7 @@ func TestGPUHandover(t *testing.T) {
 	if err := first.end(); err != nil {
 		t.Errorf("the old process ends with %v", err)
 	}
-	if r := second.handover(); r.Handovers != 1 || r.IdleNanos < 0 {
+	if r := second.awaitReport(1); r.Handovers != 1 || r.IdleNanos < 0 {
 		t.Errorf("report is %+v, want a hand-over with work that waited", r)
 	}
 	second.drained()
@@ -329,7 +329,7 @@ func TestDeviceLost(t *testing.T) {
 			h.gpu.Lose()
 			failed := p.await(control.Failed)
 			if !failed.DeviceLost || !strings.Contains(failed.Reason, device.ErrLost.Error()) {
-				t.Errorf("the process says %+v, want that its device is lost", failed)
+				t.Errorf("the process reports %+v, want that its device is lost", failed)
 			}
 			if err := p.end(); !errors.Is(err, device.ErrLost) {
 				t.Errorf("the process ends with %v", err)
@@ -367,7 +367,7 @@ func TestDeviceLostIdle(t *testing.T) {
 		t.Errorf("status %v, want failed", got)
 	}
 	if failed := p.await(control.Failed); !failed.DeviceLost {
-		t.Errorf("the process says %+v, want that its device is lost", failed)
+		t.Errorf("the process reports %+v, want that its device is lost", failed)
 	}
 	if err := p.end(); !errors.Is(err, device.ErrLost) {
 		t.Errorf("the process ends with %v", err)

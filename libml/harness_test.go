@@ -549,7 +549,7 @@ func (h *harness) start(generation uint32, build Build, tamper func(*control.Att
 		h.t.Fatal(err)
 	}
 	if hello.IF != "test" || hello.Generation != generation {
-		h.t.Errorf("a process says that it is %+v", hello)
+		h.t.Errorf("a process attaches as %+v", hello)
 	}
 	attached, files := h.attached()
 	if tamper != nil {
@@ -603,35 +603,6 @@ func (c *child) end() error {
 	case <-time.After(patience):
 		c.t.Fatal("the process does not end")
 		return nil
-	}
-}
-
-// handover waits for the report of a hand-over.
-func (c *child) handover() control.Report {
-	c.t.Helper()
-	told := make(chan control.Report, 1)
-	go func() {
-		defer close(told)
-		for {
-			r, err := c.manager.ReadReport()
-			if err != nil {
-				return
-			}
-			if r.Handovers > 0 {
-				told <- r
-				return
-			}
-		}
-	}()
-	select {
-	case r, ok := <-told:
-		if !ok {
-			c.t.Fatal("no report of a hand-over")
-		}
-		return r
-	case <-time.After(patience):
-		c.t.Fatal("no report of a hand-over")
-		return control.Report{}
 	}
 }
 

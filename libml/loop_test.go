@@ -45,7 +45,7 @@ func TestBatchSize(t *testing.T) {
 				r := h.channel.Result(slot)
 				h.answered(slot, h.picture(byte(slot)))
 				if int(r.Batch) != c.batch || r.ModelVersion != 7 {
-					t.Errorf("slot %d says batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
+					t.Errorf("slot %d has batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
 				}
 				whole := h.table.Request(slot).Whole
 				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
@@ -243,7 +243,7 @@ func TestHandoverIdle(t *testing.T) {
 		{"work waited through it", 5 * second, 9 * second, 2 * second, 5 * second},
 		{"work came into it", 9 * second, 5 * second, 2 * second, 5 * second},
 		{"work came after it", 9 * second, 2 * second, 5 * second, -1},
-		{"nobody served before", 0, 9 * second, 5 * second, -1},
+		{"no process served before", 0, 9 * second, 5 * second, -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, f := newHarness(t, testCard()), newFake()

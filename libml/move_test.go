@@ -19,8 +19,8 @@ func (c *child) moveTo(groups ...int) {
 	c.order(control.Order{Do: control.DoShare, SharePercent: 50, SMGroups: groups})
 }
 
-// holds waits until the process reports that it holds these groups, and returns the notice.
-func (c *child) holds(groups ...int) control.Notice {
+// awaitGroups waits until the process reports that it holds these groups, and returns the notice.
+func (c *child) awaitGroups(groups ...int) control.Notice {
 	c.t.Helper()
 	limit := time.After(patience)
 	for {
@@ -38,8 +38,8 @@ func (c *child) holds(groups ...int) control.Notice {
 	}
 }
 
-// staysFor checks that for a while the process does not report that it holds these groups.
-func (c *child) staysFor(d time.Duration, groups ...int) {
+// checkStays checks that for a while the process does not report that it holds these groups.
+func (c *child) checkStays(d time.Duration, groups ...int) {
 	c.t.Helper()
 	limit := time.After(d)
 	for {
@@ -54,25 +54,25 @@ func (c *child) staysFor(d time.Duration, groups ...int) {
 	}
 }
 
-// reports waits for the report with this number of hand-overs and moves.
-func (c *child) reports(handovers uint64) control.Report {
+// awaitReport waits for the report with this number of hand-overs and moves.
+func (c *child) awaitReport(handovers uint64) control.Report {
 	c.t.Helper()
-	told := make(chan control.Report, 1)
+	reports := make(chan control.Report, 1)
 	go func() {
-		defer close(told)
+		defer close(reports)
 		for {
 			r, err := c.manager.ReadReport()
 			if err != nil {
 				return
 			}
 			if r.Handovers >= handovers {
-				told <- r
+				reports <- r
 				return
 			}
 		}
 	}()
 	select {
-	case r, ok := <-told:
+	case r, ok := <-reports:
 		if !ok {
 			c.t.Fatalf("no report of %d hand-overs", handovers)
 		}
@@ -172,14 +172,14 @@ func TestMoveUnderLoad(t *testing.T) {
 	for i := range moves {
 		to := []int{i % 4}
 		c.moveTo(to...)
-		n := c.holds(to...)
+		n := c.awaitGroups(to...)
 		if want := testGroups[to[0]]; n.SMs != want || n.State != control.Active || n.Reason != "" {
-			t.Errorf("after the move the process says %+v, want %d multiprocessors", n, want)
+			t.Errorf("after the move the process reports %+v, want %d multiprocessors", n, want)
 		}
 		before, _ := f.history()
 		eventually(t, "a batch in each lane", func() bool { now, _ := f.history(); return len(now) >= len(before)+2 })
 	}
-	r := c.reports(1 + moves)
+	r := c.awaitReport(1 + moves)
 	if r.Handovers != 1+moves {
 		t.Errorf("%d hand-overs and moves, want %d", r.Handovers, 1+moves)
 	}
@@ -244,7 +244,7 @@ func TestMoveIdle(t *testing.T) {
 			select {
 			case <-order.settled:
 			default:
-				t.Error("the mover was not told")
+				t.Error("the mover was not notified")
 			}
 			if _, slots := f.history(); slots[len(slots)-1]/2 != order.base/2 {
 				t.Errorf("the batch ran in slot %d, want %d or the next", slots[len(slots)-1], order.base)
@@ -305,7 +305,7 @@ func TestMoveNextToBatch(t *testing.T) {
 	select {
 	case <-order.settled:
 	default:
-		t.Error("the mover was not told")
+		t.Error("the mover was not notified")
 	}
 }
 
@@ -319,7 +319,7 @@ func TestMoveOverlap(t *testing.T) {
 			return
 		}
 	}
-	t.Error("no batch began in the new place beside one in the old")
+	t.Error("no batch began in the new place next to one in the old")
 }
 
 // moveWithWork moves a process that has a batch in flight and requests waiting. It returns false if
@@ -344,22 +344,22 @@ func moveWithWork(t *testing.T) (made bool) {
 	for slot := uint32(1); slot < 6; slot++ {
 		h.publish(slot, h.picture(byte(slot)), nil)
 	}
-	eventually(t, "another beside it", begun(2))
+	eventually(t, "a second batch", begun(2))
 	_, slots := f.history()
 	if made = slices.Equal(slots, []int{0, 3}); !made && !slices.Equal(slots, []int{0, 1}) {
 		t.Errorf("batches began in slots %v, want one in the old set and one in the other lane", slots)
 	}
 	h.silent()
-	c.staysFor(5*time.Millisecond, 2)
+	c.checkStays(5*time.Millisecond, 2)
 	release()
-	c.holds(2)
+	c.awaitGroups(2)
 	for _, slot := range h.replies(6) {
 		h.answered(slot, h.picture(byte(slot)))
 	}
 	if _, slots := f.history(); made && slices.Min(slots[1:]) < 2 {
 		t.Errorf("batches ran in slots %v, want all but the first in the new set", slots)
 	}
-	if r := c.reports(2); made && r.IdleNanos > 0 {
+	if r := c.awaitReport(2); made && r.IdleNanos > 0 {
 		t.Errorf("report is %+v, want a device that had work all the time", r)
 	}
 	c.drained()
@@ -395,12 +395,12 @@ func TestMoveOrders(t *testing.T) {
 	time.Sleep(20 * time.Millisecond)
 	f.fail(nil)
 	close(gate)
-	c.holds(0)
-	n := c.holds(1, 3)
+	c.awaitGroups(0)
+	n := c.awaitGroups(1, 3)
 	if n.SMs != 20 {
 		t.Errorf("the process counts %d multiprocessors, want 20", n.SMs)
 	}
-	if r := c.reports(3); r.Handovers != 3 {
+	if r := c.awaitReport(3); r.Handovers != 3 {
 		t.Errorf("%d hand-overs, want one and two moves", r.Handovers)
 	}
 	c.drained()
@@ -424,19 +424,19 @@ func TestMoveFails(t *testing.T) {
 			f := h.fake()
 			p := h.serving(f, 1)
 			p.moveTo(0, 1)
-			p.holds(0, 1)
+			p.awaitGroups(0, 1)
 			c.spoil(h, f)
 			p.moveTo(c.to)
-			n := p.holds(0, 1)
+			n := p.awaitGroups(0, 1)
 			if !strings.Contains(n.Reason, c.want.Error()) || n.State != control.Active || n.SMs != 16 {
-				t.Errorf("the process says %+v, want that it holds 16 multiprocessors and why", n)
+				t.Errorf("the process reports %+v, want that it holds 16 multiprocessors and why", n)
 			}
 			f.fail(nil)
 			h.publish(1, h.picture(1), nil)
 			h.answered(h.replies(1)[0], h.picture(1))
 			p.moveTo(3)
-			if n := p.holds(3); n.Reason != "" || n.SMs != 12 {
-				t.Errorf("the process says %+v, want 12 multiprocessors and no reason", n)
+			if n := p.awaitGroups(3); n.Reason != "" || n.SMs != 12 {
+				t.Errorf("the process reports %+v, want 12 multiprocessors and no reason", n)
 			}
 			h.publish(2, h.picture(2), nil)
 			h.answered(h.replies(1)[0], h.picture(2))
@@ -455,23 +455,23 @@ func TestMoveToUnfitGroups(t *testing.T) {
 	f := h.fake()
 	p := h.serving(f, 1)
 	p.moveTo(0, 1)
-	p.holds(0, 1)
+	p.awaitGroups(0, 1)
 	f.fail(only("configure", errUnfit))
 	p.moveTo(0)
-	n := p.holds(0, 1)
+	n := p.awaitGroups(0, 1)
 	if !slices.Equal(n.GroupsUnfit, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
-		t.Errorf("the process says %+v, want that it stays on 16 multiprocessors and that group 0 does not do", n)
+		t.Errorf("the process reports %+v, want that it stays on 16 multiprocessors and that group 0 is unfit", n)
 	}
 	h.publish(1, h.picture(1), nil)
 	h.answered(h.replies(1)[0], h.picture(1))
 	// A move to its present groups needs no configuration.
 	p.moveTo(0, 1)
-	if n := p.holds(0, 1); n.GroupsUnfit != nil || n.Reason != "" || n.SMs != 16 {
-		t.Errorf("back where it was the process says %+v", n)
+	if n := p.awaitGroups(0, 1); n.GroupsUnfit != nil || n.Reason != "" || n.SMs != 16 {
+		t.Errorf("back in its old place the process reports %+v", n)
 	}
 	f.fail(nil)
 	p.moveTo(1, 2)
-	p.holds(1, 2)
+	p.awaitGroups(1, 2)
 	h.publish(2, h.picture(2), nil)
 	h.answered(h.replies(1)[0], h.picture(2))
 	p.drained()
@@ -498,14 +498,14 @@ func TestWakeOnUnfitGroups(t *testing.T) {
 			p := h.start(1, f.build, nil)
 			f.fail(only(c.step, c.err))
 			p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: c.groups})
-			var said []int
+			var reported []int
 			for n := range p.notices {
 				if n.State == control.Failed {
-					said = n.GroupsUnfit
+					reported = n.GroupsUnfit
 				}
 			}
-			if !slices.Equal(said, c.want) {
-				t.Errorf("the process says that groups %v do not do, want %v", said, c.want)
+			if !slices.Equal(reported, c.want) {
+				t.Errorf("the process reports that groups %v are unfit, want %v", reported, c.want)
 			}
 			if err := p.end(); !errors.Is(err, c.err) {
 				t.Errorf("the process ends with %v", err)
@@ -525,8 +525,8 @@ func TestMoveReady(t *testing.T) {
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{0}})
 	c.await(control.Ready)
 	c.moveTo(1, 2)
-	if n := c.holds(1, 2); n.State != control.Ready || n.SMs != 16 {
-		t.Errorf("the process says %+v, want ready on 16 multiprocessors", n)
+	if n := c.awaitGroups(1, 2); n.State != control.Ready || n.SMs != 16 {
+		t.Errorf("the process reports %+v, want ready on 16 multiprocessors", n)
 	}
 	f.serve()
 	h.channel.SetEpoch(1)
@@ -548,7 +548,7 @@ func TestMoveDeviceLost(t *testing.T) {
 	h.gpu.Lose()
 	c.moveTo(1)
 	if failed := c.await(control.Failed); !failed.DeviceLost {
-		t.Errorf("the process says %+v, want that its device is lost", failed)
+		t.Errorf("the process reports %+v, want that its device is lost", failed)
 	}
 	if err := c.end(); !errors.Is(err, device.ErrLost) {
 		t.Errorf("the process ends with %v", err)
@@ -589,10 +589,10 @@ func TestGroupSizes(t *testing.T) {
 	f := h.fake()
 	c := h.serving(f, 1)
 	c.moveTo(0)
-	c.holds(0)
+	c.awaitGroups(0)
 	c.moveTo(1)
-	if n := c.holds(0); n.SMs != 8 || !strings.Contains(n.Reason, "split it differently") {
-		t.Errorf("the process says %+v, want that it stays and why", n)
+	if n := c.awaitGroups(0); n.SMs != 8 || !strings.Contains(n.Reason, "split it differently") {
+		t.Errorf("the process reports %+v, want that it stays and why", n)
 	}
 	c.drained()
 

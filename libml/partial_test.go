@@ -14,39 +14,39 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// early starts a process that owns the ring with its smallest batch size. It waits in the
-// next ConfigureBatch until let is called; after that, steps fail with let's argument.
-func (h *harness) early(f *fake, groups ...int) (c *child, let func(failing func(step string) error)) {
+// startPartial starts a process that owns the ring with its smallest batch size. It waits in the
+// next ConfigureBatch until proceed is called; after that, steps fail with its argument.
+func (h *harness) startPartial(f *fake, groups ...int) (c *child, proceed func(failing func(step string) error)) {
 	h.t.Helper()
 	gate := make(chan func(string) error)
-	grows := h.holdGrowth(f, gate)
+	configures := h.holdConfigure(f, gate)
 	c = h.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, Early: true})
 	ready := c.await(control.Ready)
 	if !slices.Equal(ready.Batches, []int{1}) || !ready.Growing || ready.EphemeralBytes != 20 {
-		h.t.Errorf("the process says %+v, want it ready with batches of 1 in two slots", ready)
+		h.t.Errorf("the process reports %+v, want it ready with batches of 1 in two slots", ready)
 	}
 	f.serve()
 	h.channel.SetEpoch(1)
 	c.await(control.Active)
 	select {
-	case <-grows: // a drained process never gets there
+	case <-configures: // a drained process never gets there
 	case <-time.After(patience):
-		h.t.Fatal("the process does not grow")
+		h.t.Fatal("the process configures no larger batch")
 	}
 	return c, func(failing func(string) error) { gate <- failing }
 }
 
-// holdGrowth makes the third ConfigureBatch wait: the first two are for the smallest
+// holdConfigure makes the third ConfigureBatch wait: the first two are for the smallest
 // size, in both slots. The returned channel is closed when it waits.
-func (h *harness) holdGrowth(f *fake, gate chan func(string) error) <-chan struct{} {
-	calls, grows := 0, make(chan struct{})
+func (h *harness) holdConfigure(f *fake, gate chan func(string) error) <-chan struct{} {
+	calls, configures := 0, make(chan struct{})
 	f.failing = func(step string) error {
 		if step != "configure" {
 			return nil
 		}
 		if calls++; calls == 3 {
-			close(grows)
+			close(configures)
 			failing := <-gate
 			f.fail(failing)
 			if failing != nil {
@@ -55,11 +55,11 @@ func (h *harness) holdGrowth(f *fake, gate chan func(string) error) <-chan struc
 		}
 		return nil
 	}
-	return grows
+	return configures
 }
 
-// runs waits until the process reports that it runs these sizes, and returns the notice.
-func (c *child) runs(batches ...int) control.Notice {
+// awaitBatches waits until the process reports that it runs these sizes, and returns the notice.
+func (c *child) awaitBatches(batches ...int) control.Notice {
 	c.t.Helper()
 	limit := time.After(patience)
 	for {
@@ -72,7 +72,7 @@ func (c *child) runs(batches ...int) control.Notice {
 				return n
 			}
 		case <-limit:
-			c.t.Fatalf("the process does not say that it runs batches of %v", batches)
+			c.t.Fatalf("the process does not report batches of %v", batches)
 		}
 	}
 }
@@ -82,7 +82,7 @@ func (c *child) runs(batches ...int) control.Notice {
 func TestPartialWarmUp(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
-	c, let := h.early(f)
+	c, proceed := h.startPartial(f)
 	answers := func(round int) {
 		for slot := range uint32(16) {
 			h.publish(slot, h.picture(byte(round%100)+byte(slot)), nil)
@@ -97,13 +97,13 @@ func TestPartialWarmUp(t *testing.T) {
 	if sizes, _ := f.history(); slices.Max(sizes) != 1 {
 		t.Errorf("ran batches of %v before there are larger ones", slices.Compact(sizes))
 	}
-	go let(nil)
+	go proceed(nil)
 	for round := range 10 {
 		answers(round)
 	}
-	n := c.runs(1, 2, 4, 8)
+	n := c.awaitBatches(1, 2, 4, 8)
 	if n.Growing || n.Reason != "" || n.EphemeralBytes != 160 {
-		t.Errorf("the process says %+v, want that it is whole, with 160 bytes of batches", n)
+		t.Errorf("the process reports %+v, want all sizes, with 160 bytes of batches", n)
 	}
 	for end := time.Now().Add(patience); ; {
 		answers(0)
@@ -128,7 +128,7 @@ func TestCompleteWarmUp(t *testing.T) {
 			p := c.b.start(1, c.b.fake().build, nil)
 			p.order(control.Order{Do: control.DoWake, SharePercent: 50, Early: c.early})
 			if n := p.await(control.Ready); n.Growing || !slices.Equal(n.Batches, testCard().Batches) {
-				t.Errorf("the process says %+v, want every batch size", n)
+				t.Errorf("the process reports %+v, want every batch size", n)
 			}
 			p.drained()
 		})
@@ -139,15 +139,15 @@ func TestCompleteWarmUp(t *testing.T) {
 func TestPartialMove(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
-	c, let := h.early(f, 0)
+	c, proceed := h.startPartial(f, 0)
 	c.moveTo(2)
-	c.staysFor(20*time.Millisecond, 2)
-	let(nil)
-	n := c.runs(1, 2, 4, 8)
+	c.checkStays(20*time.Millisecond, 2)
+	proceed(nil)
+	n := c.awaitBatches(1, 2, 4, 8)
 	if n.SMs != 0 || n.SMGroups != nil {
-		t.Errorf("the process says %+v as it grows, want nothing of where it is", n)
+		t.Errorf("the process reports %+v want no groups", n)
 	}
-	c.holds(2)
+	c.awaitGroups(2)
 	for slot := range uint32(8) {
 		h.publish(slot, h.picture(byte(slot)), nil)
 	}
@@ -167,13 +167,13 @@ func TestPartialMove(t *testing.T) {
 func TestPartialFails(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
-	c, let := h.early(f)
+	c, proceed := h.startPartial(f)
 	h.publish(1, h.picture(1), nil)
 	h.answered(h.replies(1)[0], h.picture(1))
 	release := h.hold()
 	h.publish(2, h.picture(2), nil)
 	eventually(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
-	let(only("configure", errFake))
+	proceed(only("configure", errFake))
 	time.Sleep(5 * time.Millisecond)
 	release()
 	h.answered(h.replies(1)[0], h.picture(2))
@@ -192,9 +192,9 @@ func TestPartialFails(t *testing.T) {
 func TestPartialOutOfMemory(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
-	c, let := h.early(f)
+	c, proceed := h.startPartial(f)
 	calls := 0
-	let(func(step string) error {
+	proceed(func(step string) error {
 		// Two calls for batch 2, then one for batch 4.
 		if step == "configure" {
 			if calls++; calls == 4 {
@@ -203,10 +203,10 @@ func TestPartialOutOfMemory(t *testing.T) {
 		}
 		return nil
 	})
-	c.runs(1, 2)
-	n := c.runs(1, 2)
+	c.awaitBatches(1, 2)
+	n := c.awaitBatches(1, 2)
 	if n.Growing || !strings.Contains(n.Reason, "batches of 2 at most") || !strings.Contains(n.Reason, "four") {
-		t.Errorf("the process says %+v, want that it stays as it is and why", n)
+		t.Errorf("the process reports %+v, want no change, and the reason", n)
 	}
 	for range 20 {
 		for slot := range uint32(8) {
@@ -220,8 +220,8 @@ func TestPartialOutOfMemory(t *testing.T) {
 		t.Errorf("ran batches of %v, want 2 at most", slices.Compact(sizes))
 	}
 	c.moveTo(1)
-	if n := c.holds(1); !strings.Contains(n.Reason, "batches of 2 at most") {
-		t.Errorf("after the move the process says %+v, want still why it is small", n)
+	if n := c.awaitGroups(1); !strings.Contains(n.Reason, "batches of 2 at most") {
+		t.Errorf("after the move the process reports %+v, want the reason of its small batches", n)
 	}
 	c.drained()
 }
@@ -230,10 +230,10 @@ func TestPartialOutOfMemory(t *testing.T) {
 func TestPartialUnfitGroups(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
-	c, let := h.early(f, 2)
-	let(only("configure", errUnfit))
+	c, proceed := h.startPartial(f, 2)
+	proceed(only("configure", errUnfit))
 	if failed := c.await(control.Failed); !slices.Equal(failed.GroupsUnfit, []int{2}) || failed.DeviceLost {
-		t.Errorf("the process says %+v, want that group 2 does not do", failed)
+		t.Errorf("the process reports %+v, want that group 2 is unfit", failed)
 	}
 	if err := c.end(); !errors.Is(err, cuda.ErrTooFewSMs) {
 		t.Errorf("the process ends with %v", err)
@@ -244,10 +244,10 @@ func TestPartialUnfitGroups(t *testing.T) {
 func TestPartialDeviceLost(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
-	c, let := h.early(f)
-	let(only("configure", fmt.Errorf("two: %w", device.ErrLost)))
+	c, proceed := h.startPartial(f)
+	proceed(only("configure", fmt.Errorf("two: %w", device.ErrLost)))
 	if failed := c.await(control.Failed); !failed.DeviceLost {
-		t.Errorf("the process says %+v, want that its device is lost", failed)
+		t.Errorf("the process reports %+v, want that its device is lost", failed)
 	}
 	if err := c.end(); !errors.Is(err, device.ErrLost) {
 		t.Errorf("the process ends with %v", err)
@@ -261,20 +261,20 @@ func TestPartialDrain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newGPUHarness(t, testCard())
 			f := h.fake()
-			c, let := h.early(f)
+			c, proceed := h.startPartial(f)
 			h.publish(1, h.picture(1), nil)
 			h.answered(h.replies(1)[0], h.picture(1))
 			c.order(control.Order{Do: control.DoDrain})
 			c.await(control.Draining)
 			if !late {
-				let(nil)
+				proceed(nil)
 			}
 			c.await(control.Stopped)
 			if err := c.end(); err != nil {
 				t.Errorf("a drained process ends with %v", err)
 			}
 			if late {
-				let(nil)
+				proceed(nil)
 			}
 		})
 	}

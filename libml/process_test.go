@@ -79,7 +79,7 @@ func TestHandover(t *testing.T) {
 		h.answered(slot, h.picture(byte(slot)))
 	}
 	h.silent()
-	if r := second.handover(); r.Generation != 2 || r.Handovers != 1 || r.IdleNanos < 0 {
+	if r := second.awaitReport(1); r.Generation != 2 || r.Handovers != 1 || r.IdleNanos < 0 {
 		t.Errorf("report is %+v, want generation 2 with one hand-over and work that waited", r)
 	}
 }
@@ -172,7 +172,7 @@ func TestInvalidGrant(t *testing.T) {
 	}{
 		{"tensors too small", func(a *control.Attached) { a.TensorBytes-- }, "map tensors"},
 		{"a slab too few", func(a *control.Attached) { a.SlabBytes = nil }, "file descriptors"},
-		{"a slab that is smaller than said", func(a *control.Attached) { a.SlabBytes[0] += 1 << 20 }, "map slab"},
+		{"a slab that is smaller than granted", func(a *control.Attached) { a.SlabBytes[0] += 1 << 20 }, "map slab"},
 		{"another geometry", func(a *control.Attached) { a.Geometry = []byte(`{"slots":128,"max_pieces":2,"result_bytes":256}`) }, "attach to channel"},
 		{"no card", func(a *control.Attached) { a.Card = []byte(`"none"`) }, "read card"},
 		{"an unknown rule", func(a *control.Attached) { a.Batching.Rule = "guess" }, "guess"},

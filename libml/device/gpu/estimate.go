@@ -3,8 +3,8 @@ package gpu
 import "time"
 
 // estimate is how long recent batches of one size took, in nanoseconds: an
-// exponential mean, and the mean distance from it. The zero estimate knows
-// nothing.
+// exponential mean, and the mean distance from it. The zero value is an unknown
+// time.
 type estimate struct {
 	mean, deviation float64
 }
@@ -40,8 +40,8 @@ func (e *estimate) add(ns int64) {
 }
 
 // nap returns how long to sleep, waited nanoseconds after the beginning; 0: check
-// now. A batch that is expected soon is polled. One that is late or unknown is
-// checked after naps of a sixteenth of the time that it has taken.
+// now. A batch that is expected soon is polled. A late or unknown batch is checked
+// after naps of a sixteenth of the time that it has taken.
 func (e *estimate) nap(waited int64) int64 {
 	now := float64(waited)
 	early, late := e.mean-3*e.deviation-wakeEarly, e.mean+4*e.deviation+pollTime

@@ -1,14 +1,13 @@
 #!/bin/sh
-# Makes gather.ptx from gather.cu, in the folder where this script lies, or NAME.ptx
-# from another FOLDER/NAME.cu beside that, with the nvcc or clang that is named, or
-# else with the first of them that is found:
+# Makes gather.ptx from gather.cu in the folder of this script, or FOLDER/NAME.ptx from
+# FOLDER/NAME.cu. COMPILER is nvcc or clang; by default the first that is found:
 #
 #   ptx.sh [COMPILER [FOLDER/NAME.cu]]
 #
-# The target is compute_75, Turing, which the driver compiles for whatever GPU
-# there is: one for sm_90 is no faster. The version is 8.3 at most, so that drivers
-# from CUDA 12.3 on take it (green contexts came with 12.4). What the compiler says
-# in comments is left out; the first line says which source this is of.
+# The target is compute_75, Turing, which the driver compiles for the present GPU: a
+# target of sm_90 is no faster. The version is at most 8.3, for drivers from CUDA 12.3
+# on (green contexts need 12.4). The compiler's comments are left out. The first line
+# names the source.
 set -eu
 source=${2:-$(dirname "$0")/gather.cu}
 name=$(basename "$source" .cu)
