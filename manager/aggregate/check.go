@@ -18,7 +18,7 @@ func (a *Aggregator) Check() error {
 	return nil
 }
 
-func (a *Aggregator) checkSlots() (err error) {
+func (a *Aggregator) checkSlots() error {
 	a.common.mu.Lock()
 	stack := slices.Clone(a.common.free)
 	a.common.mu.Unlock()
@@ -30,29 +30,32 @@ func (a *Aggregator) checkSlots() (err error) {
 		free[slot] = true
 	}
 	taken := 0
-	defer func() {
-		if err == nil && taken != a.taken {
-			err = fmt.Errorf("%d slots are taken, %d counted", taken, a.taken)
-		}
-	}()
 	for i := range a.slots {
 		r := &a.slots[i]
 		if r.state != stateFree {
 			taken++
 		}
-		// A slot that is free here may belong to another of several aggregators.
-		if isFree := free[uint32(i)]; isFree && r.state != stateFree || !isFree && r.state == stateFree && !a.common.several {
-			return fmt.Errorf("slot %d: state %d, but free is %v", i, r.state, isFree)
-		}
-		if r.state == stateFree {
-			if len(r.spans) > 0 {
-				return fmt.Errorf("free slot %d holds %d spans", i, len(r.spans))
-			}
-			continue
-		}
-		if err := a.checkRequest(r); err != nil {
+		if err := a.checkSlot(r, free[uint32(i)]); err != nil {
 			return fmt.Errorf("slot %d: %w", i, err)
 		}
+	}
+	if taken != a.taken {
+		return fmt.Errorf("%d slots are taken, %d counted", taken, a.taken)
+	}
+	return nil
+}
+
+// checkSlot checks a slot that is, or is not, on the stack of free slots.
+func (a *Aggregator) checkSlot(r *request, free bool) error {
+	switch {
+	case r.state != stateFree && free:
+		return fmt.Errorf("state %d, but free", r.state)
+	case r.state != stateFree:
+		return a.checkRequest(r)
+	case !free && !a.common.several: // a slot that is free here may belong to another of several aggregators
+		return fmt.Errorf("state %d, but not free", r.state)
+	case len(r.spans) > 0:
+		return fmt.Errorf("free, but holds %d spans", len(r.spans))
 	}
 	return nil
 }
@@ -102,29 +105,7 @@ func (a *Aggregator) checkLists() error {
 			gathering++
 		}
 	}
-	walk := func(name string, l *list, key func(r *request) int64, belongs func(r *request) bool) (n int, err error) {
-		last, prev := int64(-1<<63), none
-		for slot := l.head; slot != none; slot = l.links[slot].next {
-			r := &a.slots[slot]
-			switch {
-			case l.links[slot].prev != prev:
-				return n, fmt.Errorf("%s: slot %d has a wrong link back", name, slot)
-			case r.state != stateGathering || !belongs(r):
-				return n, fmt.Errorf("%s: slot %d does not belong here", name, slot)
-			case key(r) < last:
-				return n, fmt.Errorf("%s: slot %d is out of order", name, slot)
-			}
-			if n++; n > len(a.slots) {
-				return n, fmt.Errorf("%s: goes round in circles", name)
-			}
-			last, prev = key(r), slot
-		}
-		if l.tail != prev {
-			return n, fmt.Errorf("%s: wrong tail", name)
-		}
-		return n, nil
-	}
-	n, err := walk("age", &a.age, func(r *request) int64 { return r.first }, func(*request) bool { return true })
+	n, err := a.checkList("age", &a.age, func(r *request) int64 { return r.first }, func(*request) bool { return true })
 	if err == nil && n != gathering {
 		err = fmt.Errorf("age has %d slots, %d are gathering", n, gathering)
 	}
@@ -133,7 +114,7 @@ func (a *Aggregator) checkLists() error {
 	}
 	sum := 0
 	for k := range a.quiet {
-		n, err := walk(fmt.Sprintf("quiet[%d]", k), &a.quiet[k],
+		n, err := a.checkList(fmt.Sprintf("quiet[%d]", k), &a.quiet[k],
 			func(r *request) int64 { return r.nacks.mark }, func(r *request) bool { return int(r.nacks.sent) == k })
 		if err != nil {
 			return err
@@ -146,46 +127,83 @@ func (a *Aggregator) checkLists() error {
 	return nil
 }
 
+// checkList checks a list of gathering slots in the order of key, and counts them.
+func (a *Aggregator) checkList(name string, l *list, key func(r *request) int64, belongs func(r *request) bool) (n int, err error) {
+	last, prev := int64(-1<<63), none
+	for slot := l.head; slot != none; slot = l.links[slot].next {
+		r := &a.slots[slot]
+		switch {
+		case l.links[slot].prev != prev:
+			return n, fmt.Errorf("%s: slot %d has a wrong link back", name, slot)
+		case r.state != stateGathering || !belongs(r):
+			return n, fmt.Errorf("%s: slot %d does not belong here", name, slot)
+		case key(r) < last:
+			return n, fmt.Errorf("%s: slot %d is out of order", name, slot)
+		}
+		if n++; n > len(a.slots) {
+			return n, fmt.Errorf("%s: endless", name)
+		}
+		last, prev = key(r), slot
+	}
+	if l.tail != prev {
+		return n, fmt.Errorf("%s: wrong tail", name)
+	}
+	return n, nil
+}
+
 func (a *Aggregator) checkIndex() error {
 	found := 0
-	look := func(what string, hash, want uint32, r *record) error {
-		found++
-		switch ref, ok := a.find(hash, r.from, r.id); {
-		case !ok:
-			return fmt.Errorf("%s: %v %d is not found", what, r.from, r.id)
-		case ref != want:
-			return fmt.Errorf("%s: %v %d is found at %d, is at %d", what, r.from, r.id, ref, want)
-		}
-		return nil
-	}
 	for i := range a.slots {
 		if r := &a.slots[i]; r.live() {
-			if err := look("slot", r.hash, uint32(i), &record{from: r.from, id: r.id}); err != nil {
-				return err
+			found++
+			if err := a.checkFound(r.hash, uint32(i), &record{from: r.from, id: r.id}); err != nil {
+				return fmt.Errorf("slot: %w", err)
 			}
 		}
 	}
 	for _, m := range []*history{&a.ended, &a.turned} {
-		last := int64(-1 << 63)
-		for i := range m.n {
-			at := (m.first + i) % len(m.records)
-			r := &m.records[at]
-			if r.void {
-				continue
-			}
-			if err := look("record", r.hash, uint32(at)+m.base, r); err != nil {
-				return err
-			}
-			if r.expires < last {
-				return fmt.Errorf("record %d expires before the one before it", at)
-			}
-			last = r.expires
+		n, err := a.checkHistory(m)
+		if err != nil {
+			return err
 		}
+		found += n
 	}
 	if found != a.requests.used {
 		return fmt.Errorf("index has %d entries, want %d", a.requests.used, found)
 	}
 	return nil
+}
+
+// checkFound checks that the index finds a request at want.
+func (a *Aggregator) checkFound(hash, want uint32, r *record) error {
+	switch ref, ok := a.find(hash, r.from, r.id); {
+	case !ok:
+		return fmt.Errorf("%v %d is not found", r.from, r.id)
+	case ref != want:
+		return fmt.Errorf("%v %d is found at %d, is at %d", r.from, r.id, ref, want)
+	}
+	return nil
+}
+
+// checkHistory checks remembered requests, and counts them.
+func (a *Aggregator) checkHistory(m *history) (n int, err error) {
+	last := int64(-1 << 63)
+	for i := range m.n {
+		at := (m.first + i) % len(m.records)
+		r := &m.records[at]
+		if r.void {
+			continue
+		}
+		n++
+		if err := a.checkFound(r.hash, uint32(at)+m.base, r); err != nil {
+			return n, fmt.Errorf("record: %w", err)
+		}
+		if r.expires < last {
+			return n, fmt.Errorf("record %d expires before the one before it", at)
+		}
+		last = r.expires
+	}
+	return n, nil
 }
 
 func (a *Aggregator) checkClients() error {
@@ -197,6 +215,11 @@ func (a *Aggregator) checkClients() error {
 	if a.common.several {
 		return nil // other aggregators hold slots of the same groups
 	}
+	return a.checkGroups()
+}
+
+// checkGroups checks the counts of groups, and that of the class without proof.
+func (a *Aggregator) checkGroups() error {
 	held, class := make(map[*group]int), 0
 	for i := range a.slots {
 		if r := &a.slots[i]; r.state != stateFree && r.proved {
@@ -216,14 +239,25 @@ func (a *Aggregator) checkClients() error {
 		}
 		ports[g]++
 	}
+	if n := int(a.common.holders.Load()); n != len(held) {
+		return fmt.Errorf("%d groups hold slots, counts %d", len(held), n)
+	}
+	if err := a.checkCounts(ports, held); err != nil {
+		return err
+	}
+	if n := int(a.common.parties.Load()); n != len(ports) || n != a.common.groups.byKey.used {
+		return fmt.Errorf("%d groups have clients, %d are counted, %d indexed", len(ports), n, a.common.groups.byKey.used)
+	}
+	return nil
+}
+
+// checkCounts checks each group's counts of clients and slots.
+func (a *Aggregator) checkCounts(ports, held map[*group]int) error {
 	holders := make(map[*group]int)
 	for at := range a.clients.all {
 		if c := &a.clients.all[at]; c.inFlight > 0 {
 			holders[a.party(uint32(at), true).group]++
 		}
-	}
-	if n := int(a.common.holders.Load()); n != len(held) {
-		return fmt.Errorf("%d groups hold slots, counts %d", len(held), n)
 	}
 	for g, n := range ports {
 		if h := int(g.holders.Load()); h != holders[g] {
@@ -232,9 +266,6 @@ func (a *Aggregator) checkClients() error {
 		if int(g.ports.Load()) != n || int(g.held.Load()) != held[g] {
 			return fmt.Errorf("group %v has %d ports and %d slots, counts %d and %d", g.key, n, held[g], g.ports.Load(), g.held.Load())
 		}
-	}
-	if n := int(a.common.parties.Load()); n != len(ports) || n != a.common.groups.byKey.used {
-		return fmt.Errorf("%d groups have clients, %d are counted, %d indexed", len(ports), n, a.common.groups.byKey.used)
 	}
 	return nil
 }
