@@ -79,16 +79,9 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 			return nil, err
 		}
 	}
-	n.Config = o.ConfigFile
-	if n.Config == "" {
-		n.Config = filepath.Join(n.Dir, "config.yaml")
-		gateway := "off"
-		if o.Gateway.IsValid() {
-			gateway = fmt.Sprintf("{address: %q}", o.Gateway)
-		}
-		text := fmt.Sprintf("http: %s\ngateway: %s\n%s", n.HTTP, gateway, o.Config)
-		if err := os.WriteFile(n.Config, []byte(text), 0o600); err != nil {
-			return nil, fmt.Errorf("write configuration: %w", err)
+	if n.Config = o.ConfigFile; n.Config == "" {
+		if err := n.writeConfig(o); err != nil {
+			return nil, err
 		}
 	}
 	args := append([]string{"up", "--config", n.Config, "--runtime-dir", n.Dir}, o.Args...)
@@ -124,6 +117,20 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	return n, nil
+}
+
+// writeConfig writes the configuration of the options into the node's folder.
+func (n *Node) writeConfig(o Options) error {
+	n.Config = filepath.Join(n.Dir, "config.yaml")
+	gateway := "off"
+	if o.Gateway.IsValid() {
+		gateway = fmt.Sprintf("{address: %q}", o.Gateway)
+	}
+	text := fmt.Sprintf("http: %s\ngateway: %s\n%s", n.HTTP, gateway, o.Config)
+	if err := os.WriteFile(n.Config, []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write configuration: %w", err)
+	}
+	return nil
 }
 
 // setUser gives the node and its files to another user.

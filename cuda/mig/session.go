@@ -114,34 +114,42 @@ func look(d lib.Device, index int) (GPU, error) {
 		return g, err
 	}
 	for number := range lib.GPU_INSTANCE_PROFILE_COUNT {
-		info, ret := d.GetGpuInstanceProfileInfo(number)
-		if ret == lib.ERROR_NOT_SUPPORTED || ret == lib.ERROR_INVALID_ARGUMENT {
-			continue // not on this GPU, or newer than the driver
-		}
-		if err := refused("nvmlDeviceGetGpuInstanceProfileInfo", g.UUID, ret); err != nil {
+		if err := g.readProfile(d, number, memory.Total); err != nil {
 			return g, err
-		}
-		p, err := profile(d, g.UUID, number, info, memory.Total)
-		if err != nil {
-			return g, err
-		}
-		g.Profiles = append(g.Profiles, p)
-		if !g.MIG {
-			continue
-		}
-		found, err := instances(d, g.UUID, p, info)
-		if err != nil {
-			return g, err
-		}
-		for _, i := range found {
-			// Two numbers may name the same profile. Count each instance once.
-			if !slices.ContainsFunc(g.Instances, func(j Instance) bool { return j.ID == i.ID }) {
-				g.Instances = append(g.Instances, i)
-			}
 		}
 	}
 	slices.SortFunc(g.Instances, func(a, b Instance) int { return a.Start - b.Start })
 	return g, nil
+}
+
+// readProfile adds a profile, if the GPU has it, and its instances.
+func (g *GPU) readProfile(d lib.Device, number int, memory uint64) error {
+	info, ret := d.GetGpuInstanceProfileInfo(number)
+	if ret == lib.ERROR_NOT_SUPPORTED || ret == lib.ERROR_INVALID_ARGUMENT {
+		return nil // not on this GPU, or newer than the driver
+	}
+	if err := refused("nvmlDeviceGetGpuInstanceProfileInfo", g.UUID, ret); err != nil {
+		return err
+	}
+	p, err := profile(d, g.UUID, number, info, memory)
+	if err != nil {
+		return err
+	}
+	g.Profiles = append(g.Profiles, p)
+	if !g.MIG {
+		return nil
+	}
+	found, err := instances(d, g.UUID, p, info)
+	if err != nil {
+		return err
+	}
+	for _, i := range found {
+		// Two numbers may name the same profile. Count each instance once.
+		if !slices.ContainsFunc(g.Instances, func(j Instance) bool { return j.ID == i.ID }) {
+			g.Instances = append(g.Instances, i)
+		}
+	}
+	return nil
 }
 
 func profile(d lib.Device, uuid string, number int, info lib.GpuInstanceProfileInfo, memory uint64) (Profile, error) {
