@@ -293,7 +293,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "config.yaml")
-			if err := os.WriteFile(file, []byte("http: 127.0.0.1:0\n"+c.config+"\n"), 0o600); err != nil {
+			if err := os.WriteFile(file, []byte("http: 127.0.0.1:0\ngateway: off\n"+c.config+"\n"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			started := time.Now()
