@@ -1,0 +1,142 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/penstock/penstock/client"
+	pictures "github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/wire"
+)
+
+// pythonAnswer is what testdata/client.py prints of an answer.
+type pythonAnswer struct {
+	Kind, Payload string
+	Classes       []uint16
+	Scores        []float64
+	Corners       [][4]float64
+}
+
+// The Python client gets the same answers as the Go client for the bundled pictures.
+func TestPythonClient(t *testing.T) {
+	t.Parallel()
+	python := pythonWith(t, "numpy", "install Debian's python3-numpy")
+	nd := start(t, "functions:\n  - {name: face, port: 0, slo: 20s}\n  - {name: detect, port: 0, slo: 20s}\n  - {name: fashion, port: 0, slo: 20s}\n")
+	for _, name := range zoo.Names() {
+		t.Run(name, func(t *testing.T) {
+			card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			size := pictures.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
+			sent, files := bundledPictures(t, size)
+			arguments := append([]string{"testdata/client.py", address(t, nd, name), strconv.Itoa(size.Height), strconv.Itoa(size.Width), strconv.Itoa(size.Channels)}, files...)
+			command := exec.CommandContext(t.Context(), python, arguments...)
+			command.Env = append(os.Environ(), "PYTHONPATH="+absolute(t, "../../python"), "PYTHONDONTWRITEBYTECODE=1")
+			var stderr bytes.Buffer
+			command.Stderr = &stderr
+			out, err := command.Output()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, stderr.Bytes())
+			}
+
+			c := dial(t, nd, name, client.Options{Timeout: patience})
+			lines := json.NewDecoder(bytes.NewReader(out))
+			for i, p := range sent {
+				want, err := c.Do(t.Context(), p, client.RequestOptions{Deadline: patience})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got pythonAnswer
+				if err := lines.Decode(&got); err != nil {
+					t.Fatalf("%v\n%s", err, out)
+				}
+				if got.Payload != hex.EncodeToString(want.Payload) {
+					t.Errorf("%s: payload %s, want %x", files[i], got.Payload, want.Payload)
+				}
+				checkDecoded(t, got, want)
+			}
+		})
+	}
+}
+
+// pythonWith returns a python3 that has the module. It skips the test if there is none.
+func pythonWith(t *testing.T, module, hint string) string {
+	t.Helper()
+	for _, name := range []string{os.Getenv("PENSTOCK_PYTHON"), "python3", "/usr/bin/python3"} {
+		if path, err := exec.LookPath(name); err == nil && exec.Command(path, "-c", "import "+module).Run() == nil {
+			return path
+		}
+	}
+	t.Skipf("no python3 has %s: %s", module, hint)
+	return ""
+}
+
+// bundledPictures returns the photos that ship with Penstock, resized, and files with their
+// bytes.
+func bundledPictures(t *testing.T, size pictures.Size) (sent [][]byte, files []string) {
+	t.Helper()
+	names, err := fs.Glob(zoo.PictureFS(), "*.jpg")
+	if err != nil || len(names) == 0 {
+		t.Fatalf("found %d bundled pictures, %v", len(names), err)
+	}
+	dir := t.TempDir()
+	for _, name := range names {
+		content, err := fs.ReadFile(zoo.PictureFS(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		photo, err := pictures.Decode(content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pixels, _ := pictures.Resize(photo, size, pictures.Letterbox)
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, pixels, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		sent, files = append(sent, pixels), append(files, file)
+	}
+	return sent, files
+}
+
+// checkDecoded compares what both clients read of the same payload.
+func checkDecoded(t *testing.T, got pythonAnswer, answer client.Result) {
+	t.Helper()
+	want := pythonAnswer{Payload: got.Payload}
+	switch answer.Kind {
+	case wire.KindBoxes:
+		want.Kind = "boxes"
+		boxes, err := wire.DecodeBoxes(nil, answer.Payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, b := range boxes {
+			want.Classes = append(want.Classes, b.Class)
+			want.Scores = append(want.Scores, float64(b.Score))
+			want.Corners = append(want.Corners, [4]float64{float64(b.X0), float64(b.Y0), float64(b.X1), float64(b.Y1)})
+		}
+	case wire.KindTopK:
+		want.Kind = "classes"
+		classes, err := wire.DecodeTopK(nil, answer.Payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range classes {
+			want.Classes = append(want.Classes, c.Class)
+			want.Scores = append(want.Scores, float64(c.P))
+		}
+	}
+	if got.Kind != want.Kind || !slices.Equal(got.Classes, want.Classes) || !slices.Equal(got.Scores, want.Scores) || !slices.Equal(got.Corners, want.Corners) {
+		t.Errorf("the Python client read\n%+v, want\n%+v", got, want)
+	}
+}
