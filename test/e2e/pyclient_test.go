@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/client"
@@ -40,15 +43,11 @@ func TestPythonClient(t *testing.T) {
 			size := pictures.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
 			sent, files := bundledPictures(t, size)
 			arguments := append([]string{"testdata/client.py", address(t, nd, name), strconv.Itoa(size.Height), strconv.Itoa(size.Width), strconv.Itoa(size.Channels)}, files...)
-			command := exec.CommandContext(t.Context(), python, arguments...)
-			command.Env = append(os.Environ(), "PYTHONPATH="+absolute(t, "../../python"), "PYTHONDONTWRITEBYTECODE=1")
-			var stderr bytes.Buffer
-			command.Stderr = &stderr
-			out, err := command.Output()
-			if err != nil {
-				t.Fatalf("%v\n%s", err, stderr.Bytes())
-			}
+			out := runClient(t, python, arguments...)
 
+			if name == "face" {
+				runPage(t, python, address(t, nd, name))
+			}
 			c := dial(t, nd, name, client.Options{Timeout: patience})
 			lines := json.NewDecoder(bytes.NewReader(out))
 			for i, p := range sent {
@@ -66,6 +65,41 @@ func TestPythonClient(t *testing.T) {
 				checkDecoded(t, got, want)
 			}
 		})
+	}
+}
+
+// runClient runs a program that uses the Python client.
+func runClient(t *testing.T, python string, arguments ...string) []byte {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), python, arguments...)
+	command.Env = append(os.Environ(), "PYTHONPATH="+absolute(t, "../../python"), "PYTHONDONTWRITEBYTECODE=1")
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, stderr.Bytes())
+	}
+	return out
+}
+
+// runPage runs the programs of docs/python.md with another address.
+func runPage(t *testing.T, python, to string) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/python.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listings := regexp.MustCompile("(?ms)^```python\n(.*?)^```").FindAllSubmatch(page, -1)
+	if len(listings) != 3 {
+		t.Fatalf("docs/python.md has %d programs, want 3", len(listings))
+	}
+	var program string
+	for _, l := range listings {
+		program += strings.ReplaceAll(string(l[1]), `"127.0.0.1:5001"`, fmt.Sprintf("%q, timeout=%g", to, patience.Seconds()))
+	}
+	program += "detect([np.zeros((128, 128, 3), np.uint8)] * 3)\n"
+	if out := runClient(t, python, "-c", program); !bytes.HasPrefix(out, []byte("[] [] ")) {
+		t.Errorf("the programs of docs/python.md printed %s", out)
 	}
 }
 
