@@ -24,7 +24,7 @@ func (c *Context) NewArena(bytes int) (*Arena, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("make an arena of %d bytes: %w", bytes, &Error{Op: "cuMemCreate", Code: InvalidValue})
 	}
-	whole, err := c.wholePages(bytes)
+	whole, err := c.roundToPages(bytes)
 	if err != nil {
 		return nil, fmt.Errorf("make an arena of %d bytes: %w", bytes, err)
 	}
@@ -58,8 +58,8 @@ func (c *Context) ImportArena(fd, bytes int, readOnly bool) (*Arena, error) {
 	return a, nil
 }
 
-// wholePages rounds up to the driver's allocation granularity.
-func (c *Context) wholePages(bytes int) (int, error) {
+// roundToPages rounds up to the driver's allocation granularity.
+func (c *Context) roundToPages(bytes int) (int, error) {
 	granularity, code := memoryGranularity(c.device.handle)
 	if err := check("cuMemGetAllocationGranularity", code); err != nil {
 		return 0, err

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-func TestAnErrorNamesCallCodeAndMeaning(t *testing.T) {
+func TestErrorText(t *testing.T) {
 	err := &cuda.Error{Op: "cuMemAlloc", Code: cuda.OutOfMemory}
 	if got, want := err.Error(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"; got != want {
 		t.Errorf("%q, not %q", got, want)
@@ -23,7 +23,7 @@ func TestAnErrorNamesCallCodeAndMeaning(t *testing.T) {
 	}
 }
 
-func TestErrorsAreComparedByCode(t *testing.T) {
+func TestErrorIs(t *testing.T) {
 	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrLost, cuda.ErrServer, cuda.ErrTooFewSMs, cuda.ErrNotReady, cuda.ErrNotSupported, cuda.ErrNoDevice}
 	lost := []cuda.Code{214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 805, 806, 807, 810}
 	for code := cuda.Code(1); code < 1000; code++ {
@@ -62,7 +62,7 @@ func TestErrorsAreComparedByCode(t *testing.T) {
 	}
 }
 
-func TestADeviceIsFoundByTheBeginningOfItsUUID(t *testing.T) {
+func TestFindUUIDPrefix(t *testing.T) {
 	a := cuda.NewDevice(0, "GPU-aa11bb22-0000-0000-0000-000000000000", "NVIDIA H200")
 	b := cuda.NewDevice(1, "GPU-aa11cc33-0000-0000-0000-000000000000", "NVIDIA H200")
 	for name, want := range map[string]cuda.Device{

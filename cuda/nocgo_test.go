@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-func TestWithoutCgoEverythingSaysSo(t *testing.T) {
+func TestNoCgo(t *testing.T) {
 	_, devices := cuda.Devices()
 	_, find := cuda.Find("cuda")
 	_, split := cuda.Device{}.Split()

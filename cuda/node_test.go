@@ -33,7 +33,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
+func TestNodes(t *testing.T) {
 	cudafake.Check(t)
 	cudafake.Reset()
 	runtime.LockOSThread()
@@ -143,7 +143,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 	}
 }
 
-func TestAGraphWithoutNodesHasNone(t *testing.T) {
+func TestGraphEmpty(t *testing.T) {
 	cudafake.Check(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -65,7 +65,7 @@ func init() {
 	}
 }
 
-func TestOpenSaysWhatIsMissing(t *testing.T) {
+func TestOpenErrors(t *testing.T) {
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text.so")
 	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
@@ -79,7 +79,7 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		env  []string
-		says []string
+		want []string
 	}{
 		{"a file that is not there", []string{cudafake.Library("/nowhere/libcuda.so.1")}, []string{"[cuda: no driver library]", "/nowhere/libcuda.so.1"}},
 		{"a file that is no library", []string{cudafake.Library(text)}, []string{"[cuda: no driver library]", "text.so"}},
@@ -90,38 +90,38 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		{"a driver that serves", []string{here}, []string{"<nil>"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			said := inChild(t, "open", c.env...)
-			for _, want := range c.says {
-				if !strings.Contains(said, want) {
-					t.Errorf("Open says %q, without %q", said, want)
+			message := inChild(t, "open", c.env...)
+			for _, want := range c.want {
+				if !strings.Contains(message, want) {
+					t.Errorf("Open says %q, without %q", message, want)
 				}
 			}
 		})
 	}
 }
 
-func TestNothingIsCalledBeforeOpen(t *testing.T) {
-	if said := inChild(t, "unopened"); !strings.Contains(said, "cuStreamSynchronize: CUDA_ERROR_NOT_INITIALIZED (3)") {
-		t.Errorf("an unopened library says %q", said)
+func TestNotOpen(t *testing.T) {
+	if message := inChild(t, "unopened"); !strings.Contains(message, "cuStreamSynchronize: CUDA_ERROR_NOT_INITIALIZED (3)") {
+		t.Errorf("an unopened library says %q", message)
 	}
 }
 
-func TestOpenWaitsForAnMPSServerThatComesUpAgain(t *testing.T) {
+func TestOpenWaitsForMPS(t *testing.T) {
 	var settings []cudafake.Setting
 	for nth, code := range []cuda.Code{cuda.MPSServerNotReady, cuda.MPSConnectionFailed, cuda.MPSServerNotReady, cuda.MPSConnectionFailed, cuda.MPSServerNotReady} {
 		settings = append(settings, cudafake.Refuse("cuInit", nth+1, code), cudafake.Refuse("cuDevicePrimaryCtxRetain", nth+1, code))
 	}
-	if said := inChild(t, "context", cudafake.Env(settings...)); said != "<nil>" {
-		t.Errorf("the sixth time the server was ready, and the error is %q", said)
+	if message := inChild(t, "context", cudafake.Env(settings...)); message != "<nil>" {
+		t.Errorf("the sixth time the server was ready, and the error is %q", message)
 	}
 	start := time.Now()
-	said := inChild(t, "open", cudafake.Env(cudafake.Refuse("cuInit", 0, cuda.MPSServerNotReady)))
-	if took := time.Since(start); took < cuda.ReadyTimeout || !strings.Contains(said, "(807)") || !strings.Contains(said, "lost") {
-		t.Errorf("after %v the error is %q", took, said)
+	message := inChild(t, "open", cudafake.Env(cudafake.Refuse("cuInit", 0, cuda.MPSServerNotReady)))
+	if took := time.Since(start); took < cuda.ReadyTimeout || !strings.Contains(message, "(807)") || !strings.Contains(message, "lost") {
+		t.Errorf("after %v the error is %q", took, message)
 	}
 }
 
-func TestMPSPercentagesAreSeen(t *testing.T) {
+func TestMPSPercentage(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "control"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -129,12 +129,12 @@ func TestMPSPercentagesAreSeen(t *testing.T) {
 	for percent, want := range map[string]string{
 		"10": "12 of 12, MPS true", "30": "38 of 38, MPS true", "60": "78 of 78, MPS true", "100": "132 of 132, MPS true",
 	} {
-		said := inChild(t, "SMs", "CUDA_MPS_PIPE_DIRECTORY="+dir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+percent)
-		if said != want {
-			t.Errorf("at %s %% there are %s", percent, said)
+		message := inChild(t, "SMs", "CUDA_MPS_PIPE_DIRECTORY="+dir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+percent)
+		if message != want {
+			t.Errorf("at %s %% there are %s", percent, message)
 		}
 	}
-	if said := inChild(t, "SMs", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10"); said != "132 of 132, MPS false" {
-		t.Errorf("without MPS there are %s", said)
+	if message := inChild(t, "SMs", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10"); message != "132 of 132, MPS false" {
+		t.Errorf("without MPS there are %s", message)
 	}
 }

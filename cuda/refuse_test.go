@@ -177,7 +177,7 @@ func reopen(c *cuda.Context) error {
 	return again.Close()
 }
 
-func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
+func TestRefusedCalls(t *testing.T) {
 	b := newBench(t)
 	for symbol, call := range b.calls() {
 		before := cudafake.Now().Out()
@@ -195,7 +195,7 @@ func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
 }
 
 // A refused release must also be reported.
-func TestARefusedEndIsAnError(t *testing.T) {
+func TestRefusedDestroy(t *testing.T) {
 	b := newBench(t)
 	c := b.context
 	for symbol, call := range map[string]func() error{
@@ -220,7 +220,7 @@ func TestARefusedEndIsAnError(t *testing.T) {
 	ok(t, c.Bind()) // Close has unbound this thread
 }
 
-func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
+func TestArenaFailure(t *testing.T) {
 	b := newBench(t)
 	fd := must(b.arena.ExportFD())(t)
 	file := os.NewFile(uintptr(fd), "arena")
@@ -238,7 +238,7 @@ func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestMemoryRunsOutAndComesBack(t *testing.T) {
+func TestOutOfMemory(t *testing.T) {
 	b := newBench(t)
 	c := b.context
 	cudafake.Apply(t, cudafake.Memory(cudafake.Now().Taken()+10<<20))
@@ -262,7 +262,7 @@ func TestMemoryRunsOutAndComesBack(t *testing.T) {
 	ok(t, c.Free(must(c.Allocate(8<<20))(t)))
 }
 
-func TestWorkThatIsLateIsNotDone(t *testing.T) {
+func TestQuery(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Hold)
 	clear(b.pinned)
@@ -306,7 +306,7 @@ func TestWorkThatIsLateIsNotDone(t *testing.T) {
 	}
 }
 
-func TestAFaultIsToldByEveryCallThatFollows(t *testing.T) {
+func TestFaultIsSticky(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Fault("penstock_fill", 2, cuda.IllegalAddress))
 	clear(b.pinned)
@@ -337,7 +337,7 @@ func TestAFaultIsToldByEveryCallThatFollows(t *testing.T) {
 	}
 }
 
-func TestADeviceIsLostWhileAThreadWaits(t *testing.T) {
+func TestLostWhileWaiting(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Hold)
 	ok(t, b.stream.Set(b.memory, 1, 64))
@@ -347,7 +347,7 @@ func TestADeviceIsLostWhileAThreadWaits(t *testing.T) {
 	}
 }
 
-func TestAThreadThatIsNotBoundIsRefused(t *testing.T) {
+func TestThreadNotBound(t *testing.T) {
 	b := newBench(t)
 	refused := make(chan error)
 	go func() {
@@ -375,7 +375,7 @@ func TestAThreadThatIsNotBoundIsRefused(t *testing.T) {
 	}
 }
 
-func TestCloseUnbindsTheThread(t *testing.T) {
+func TestCloseUnbinds(t *testing.T) {
 	b := newBench(t)
 	again := must(b.context.Device().OpenContext(cuda.ScheduleAuto))(t)
 	ok(t, again.Close())
@@ -386,7 +386,7 @@ func TestCloseUnbindsTheThread(t *testing.T) {
 	ok(t, b.context.Free(must(b.context.Allocate(64))(t)))
 }
 
-func TestALaunchIsWhatWasAskedFor(t *testing.T) {
+func TestLaunch(t *testing.T) {
 	b := newBench(t)
 	cudafake.Reset()
 	s := must(b.green.NewStream())(t)
@@ -420,7 +420,7 @@ func TestALaunchIsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestArgumentsThatCannotBePanic(t *testing.T) {
+func TestInvalidArguments(t *testing.T) {
 	args := cuda.NewArgs(8, 4)
 	for name, f := range map[string]func(){
 		"a word of 8 bytes in 4": func() { args.SetPointer(1, 1) },
@@ -515,16 +515,16 @@ func init() {
 	}
 }
 
-func TestACloseThatLeavesGreenContextsSaysSo(t *testing.T) {
-	said := inChild(t, "greens", cudafake.Env(cudafake.Refuse("cuGreenCtxDestroy", 0, 46)))
+func TestCloseWithGreenContexts(t *testing.T) {
+	message := inChild(t, "greens", cudafake.Env(cudafake.Refuse("cuGreenCtxDestroy", 0, 46)))
 	for _, want := range []string{"cuGreenCtxDestroy: CUDA_ERROR_DEVICE_UNAVAILABLE", "groups [0 1] is in use"} {
-		if !strings.Contains(said, want) {
-			t.Errorf("Close says %q, without %q", said, want)
+		if !strings.Contains(message, want) {
+			t.Errorf("Close says %q, without %q", message, want)
 		}
 	}
 }
 
-func TestAGreenContextWaitsForWhatRuns(t *testing.T) {
+func TestGreenDestroy(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Hold)
 	ok(t, b.stream.Set(b.memory, 1, 64))
@@ -536,11 +536,11 @@ func TestAGreenContextWaitsForWhatRuns(t *testing.T) {
 	}
 }
 
-func TestAnOldDriverLacksWhatItLacksAndServesOtherwise(t *testing.T) {
+func TestOldDriver(t *testing.T) {
 	old, err := cudafake.Build(t.TempDir(), cudafake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle",
 		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuFuncGetParamInfo", "cuCtxGetExecAffinity"))
 	ok(t, err)
-	if said := inChild(t, "old", cudafake.Library(old)); said != "<nil>" {
-		t.Error(said)
+	if message := inChild(t, "old", cudafake.Library(old)); message != "<nil>" {
+		t.Error(message)
 	}
 }

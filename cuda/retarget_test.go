@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
-func TestARetargetedGraphRunsOnThePartitionAndTheGraphStays(t *testing.T) {
+func TestRetarget(t *testing.T) {
 	c, whole, f, m := node(t)
 	split, err := c.Device().Split()
 	must(t, err)
@@ -62,7 +62,7 @@ func TestARetargetedGraphRunsOnThePartitionAndTheGraphStays(t *testing.T) {
 	must(t, errors.Join(g.Destroy(), part.Destroy(), green.Destroy(), whole.Destroy(), m.Unload(), c.Free(out), c.Close()))
 }
 
-func TestAGraphSaysWhatItCopiesAndSets(t *testing.T) {
+func TestGraphContents(t *testing.T) {
 	c, s, f, m := node(t)
 	out, err := c.Allocate(256)
 	must(t, err)
@@ -122,7 +122,7 @@ func TestAGraphSaysWhatItCopiesAndSets(t *testing.T) {
 		c.FreeHost(host), c.FreeHost(ours), c.FreeHost(back), c.Free(out), c.Close()))
 }
 
-func TestARelaxedCaptureMayAllocate(t *testing.T) {
+func TestCaptureRelaxed(t *testing.T) {
 	c, s, _, m := node(t)
 	must(t, s.CaptureRelaxed())
 	out, err := c.Allocate(64)
@@ -133,7 +133,7 @@ func TestARelaxedCaptureMayAllocate(t *testing.T) {
 	must(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
 }
 
-func TestADriverTooOldToRetargetSaysSo(t *testing.T) {
+func TestRetargetOldDriver(t *testing.T) {
 	c, s, f, m := node(t)
 	out, err := c.Allocate(64)
 	must(t, err)
@@ -153,7 +153,7 @@ func TestADriverTooOldToRetargetSaysSo(t *testing.T) {
 	must(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
 }
 
-func TestASymbolIsFoundByName(t *testing.T) {
+func TestSymbol(t *testing.T) {
 	must(t, Open())
 	if at, err := Symbol("cuMemMap"); err != nil || at == 0 {
 		t.Errorf("cuMemMap at %#x, %v", at, err)

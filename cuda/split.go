@@ -64,7 +64,7 @@ func (s *Split) Device() Device { return s.device }
 // its streams runs only on those. Only one goroutine at a time may use it, except for
 // NewStream.
 type Green struct {
-	of     *Context
+	parent *Context
 	kept   *keptGreen // nil once destroyed
 	groups []int
 }
@@ -112,7 +112,7 @@ func (c *Context) Green(s *Split, groups []int) (*Green, error) {
 		c.greens[name] = kept
 	}
 	kept.users++
-	return &Green{of: c, kept: kept, groups: sorted}, nil
+	return &Green{parent: c, kept: kept, groups: sorted}, nil
 }
 
 // parts returns the resources of groups, which are sorted, or says what is wrong with the
@@ -185,8 +185,8 @@ func (g *Green) Destroy() error {
 	if g.kept == nil {
 		return nil
 	}
-	g.of.mu.Lock()
-	defer g.of.mu.Unlock()
+	g.parent.mu.Lock()
+	defer g.parent.mu.Unlock()
 	g.kept.users--
 	g.kept = nil
 	return nil

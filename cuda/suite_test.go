@@ -44,7 +44,7 @@ func inChild(t *testing.T, name string, env ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestTheSuiteOnTheFake(t *testing.T) {
+func TestSuite(t *testing.T) {
 	cudafake.Check(t)
 	cudatest.Run(t)
 }

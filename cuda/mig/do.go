@@ -11,7 +11,7 @@ import (
 // undoes the steps before it in reverse, so that all GPUs are divided as before; the
 // error is then a *Failure. An instance that is created again has a new id, and its MIG
 // device a new UUID.
-func Do(s Session, steps []Step, told func(Step)) error {
+func Do(s Session, steps []Step, report func(Step)) error {
 	for _, step := range steps {
 		if step.Op == EnableMode {
 			return fmt.Errorf("%s: %w: %v, then apply again", named(step.Index, step.GPU), ErrMode, step)
@@ -21,8 +21,8 @@ func Do(s Session, steps []Step, told func(Step)) error {
 		if err := s.Take(step); err != nil {
 			return undo(s, steps, i, err)
 		}
-		if told != nil {
-			told(step)
+		if report != nil {
+			report(step)
 		}
 	}
 	return nil
@@ -108,9 +108,9 @@ func (f *Failure) Error() string {
 	case len(f.Done) == 0:
 		b.WriteString("; nothing was changed")
 	case f.UndoErr == nil:
-		fmt.Fprintf(&b, "; the %s before it %s undone, and the GPUs are cut as before", count(len(f.Done)), was(len(f.Done)))
+		fmt.Fprintf(&b, "; the %s before it %s undone, and the GPUs are cut as before", count(len(f.Done)), wasOrWere(len(f.Done)))
 	default:
-		fmt.Fprintf(&b, "; %d of the %s before it %s undone, then %v; these remain:", len(f.Done)-len(f.Left), count(len(f.Done)), was(len(f.Done)-len(f.Left)), f.UndoErr)
+		fmt.Fprintf(&b, "; %d of the %s before it %s undone, then %v; these remain:", len(f.Done)-len(f.Left), count(len(f.Done)), wasOrWere(len(f.Done)-len(f.Left)), f.UndoErr)
 		for _, s := range f.Left {
 			fmt.Fprintf(&b, "\n  %v", s)
 		}
@@ -133,7 +133,7 @@ func count(n int) string {
 	return fmt.Sprintf("%d steps", n)
 }
 
-func was(n int) string {
+func wasOrWere(n int) string {
 	if n == 1 {
 		return "was"
 	}

@@ -94,8 +94,8 @@ type Instance struct {
 	Compute []Compute
 }
 
-// whole reports whether processes see the instance as one device of its full size.
-func (i Instance) whole() bool { return len(i.Compute) == 1 && i.Compute[0].Slices == i.Slices }
+// isComplete reports whether processes see the instance as one device of its full size.
+func (i Instance) isComplete() bool { return len(i.Compute) == 1 && i.Compute[0].Slices == i.Slices }
 
 // Compute is a compute instance: the part of a GPU instance that a process sees.
 type Compute struct{ ID, Slices int }
@@ -244,11 +244,11 @@ func (g GPU) steps(wanted []Placement) ([]Step, error) {
 	}
 	for _, i := range g.Instances {
 		at := slices.IndexFunc(missing, func(s Step) bool { return s.Start == i.Start && s.Profile == i.Profile })
-		if at >= 0 && i.whole() {
+		if at >= 0 && i.isComplete() {
 			missing = slices.Delete(missing, at, at+1)
 			continue
 		}
-		about := g.about(i)
+		about := g.newStep(i)
 		for _, c := range i.Compute {
 			about.Op, about.Compute = DestroyCompute, c
 			steps = append(steps, about)
@@ -310,8 +310,8 @@ func (g GPU) lay(wanted []Placement) ([]Step, error) {
 	return laid, nil
 }
 
-// about returns a step for an instance; the caller sets Op.
-func (g GPU) about(i Instance) Step {
+// newStep returns a step for an instance; the caller sets Op.
+func (g GPU) newStep(i Instance) Step {
 	s := Step{GPU: g.UUID, Index: g.Index, Profile: i.Profile, Start: i.Start, Size: i.Size}
 	if at := slices.IndexFunc(g.Profiles, func(p Profile) bool { return p.Name == i.Profile }); at >= 0 {
 		s.Number = g.Profiles[at].Number

@@ -17,8 +17,8 @@ var a100 = []Profile{
 	{Name: "7g.80gb", Number: 4, Slices: 7, Size: 8, Starts: []int{0}},
 }
 
-// said returns the texts of the steps, without the name of the GPU.
-func said(steps []Step) []string {
+// stepTexts returns the texts of the steps, without the name of the GPU.
+func stepTexts(steps []Step) []string {
 	var text []string
 	for _, s := range steps {
 		text = append(text, strings.ReplaceAll(s.String(), fmt.Sprintf(" of GPU %d (%s)", s.Index, s.GPU), ""))
@@ -26,7 +26,7 @@ func said(steps []Step) []string {
 	return text
 }
 
-func TestOnABlankGPUTheLargerInstancesAreMadeFirst(t *testing.T) {
+func TestLargerFirst(t *testing.T) {
 	steps, err := Steps(Blank(1, "A100", a100), []Placement{
 		{"gpu-0", "1g.10gb", 3}, {"gpu-0", "2g.20gb", 0}, {"gpu-0", "3g.40gb", 4},
 	})
@@ -35,8 +35,8 @@ func TestOnABlankGPUTheLargerInstancesAreMadeFirst(t *testing.T) {
 		"create 2g.20gb in slots 0–1", "create a compute instance (2 slices) in 2g.20gb in slots 0–1",
 		"create 1g.10gb in slot 3", "create a compute instance (1 slice) in 1g.10gb in slot 3",
 	}
-	if err != nil || !slices.Equal(said(steps), want) {
-		t.Errorf("%v, steps:\n%s", err, strings.Join(said(steps), "\n"))
+	if err != nil || !slices.Equal(stepTexts(steps), want) {
+		t.Errorf("%v, steps:\n%s", err, strings.Join(stepTexts(steps), "\n"))
 	}
 }
 
@@ -51,7 +51,7 @@ func cut() GPU {
 	return g
 }
 
-func TestWhatStaysIsNotTouched(t *testing.T) {
+func TestKeepsInstances(t *testing.T) {
 	steps, err := Steps([]GPU{cut()}, []Placement{{"gpu-0", "4g.40gb", 0}, {"gpu-0", "3g.40gb", 4}})
 	want := []string{
 		"destroy compute instance 0 (1 slice) of 2g.20gb in slots 4–5",
@@ -62,24 +62,24 @@ func TestWhatStaysIsNotTouched(t *testing.T) {
 		"create 3g.40gb in slots 4–7",
 		"create a compute instance (3 slices) in 3g.40gb in slots 4–7",
 	}
-	if err != nil || !slices.Equal(said(steps), want) {
-		t.Errorf("%v, steps:\n%s", err, strings.Join(said(steps), "\n"))
+	if err != nil || !slices.Equal(stepTexts(steps), want) {
+		t.Errorf("%v, steps:\n%s", err, strings.Join(stepTexts(steps), "\n"))
 	}
 }
 
-func TestAnInstanceThatIsCutFurtherIsMadeWhole(t *testing.T) {
+func TestDividedInstance(t *testing.T) {
 	steps, err := Steps([]GPU{cut()}, []Placement{{"gpu-0", "4g.40gb", 0}, {"gpu-0", "2g.20gb", 4}, {"gpu-0", "1g.10gb", 6}})
 	want := []string{
 		"destroy compute instance 0 (1 slice) of 2g.20gb in slots 4–5",
 		"destroy compute instance 1 (1 slice) of 2g.20gb in slots 4–5",
 		"create a compute instance (2 slices) in 2g.20gb in slots 4–5",
 	}
-	if err != nil || !slices.Equal(said(steps), want) {
-		t.Errorf("%v, steps:\n%s", err, strings.Join(said(steps), "\n"))
+	if err != nil || !slices.Equal(stepTexts(steps), want) {
+		t.Errorf("%v, steps:\n%s", err, strings.Join(stepTexts(steps), "\n"))
 	}
 }
 
-func TestAGPUNobodyWishesForIsLeftAlone(t *testing.T) {
+func TestOtherGPUsUnchanged(t *testing.T) {
 	other := cut()
 	other.UUID, other.Index = "gpu-1", 1
 	steps, err := Steps([]GPU{cut(), other}, []Placement{{"gpu-0", "7g.80gb", 0}})
@@ -93,24 +93,24 @@ func TestAGPUNobodyWishesForIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestWhereTheModeIsOffItIsAskedForFirst(t *testing.T) {
+func TestEnableMode(t *testing.T) {
 	g := Blank(1, "A100", a100)[0]
 	g.MIG = false
 	steps, err := Steps([]GPU{g}, []Placement{{"gpu-0", "7g.80gb", 0}})
 	if err != nil || len(steps) != 3 || steps[0].Op != EnableMode || !strings.Contains(steps[0].String(), "nvidia-smi -i gpu-0 -mig 1") {
-		t.Errorf("%v, steps:\n%s", err, strings.Join(said(steps), "\n"))
+		t.Errorf("%v, steps:\n%s", err, strings.Join(stepTexts(steps), "\n"))
 	}
 	if err := Do(nil, steps, nil); !errors.Is(err, ErrMode) || !strings.Contains(err.Error(), "-mig 1") {
 		t.Errorf("done all the same: %v", err)
 	}
 }
 
-func TestAWishThatNoGPUGrantsIsRefusedWithWhatWouldBeRight(t *testing.T) {
+func TestStepsErrors(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		wanted []Placement
 		err    error
-		says   string
+		want   string
 	}{
 		{"another GPU", []Placement{{"gpu-7", "1g.10gb", 0}}, errNoGPU, `1g.10gb at slot 0: "gpu-7": no such GPU with MIG; there are: gpu-0`},
 		{"another GPU's profile", []Placement{{"gpu-0", "3g.20gb", 4}}, ErrNoProfile,
@@ -122,8 +122,8 @@ func TestAWishThatNoGPUGrantsIsRefusedWithWhatWouldBeRight(t *testing.T) {
 		{"the same twice", []Placement{{"gpu-0", "7g.80gb", 0}, {"gpu-0", "7g.80gb", 0}}, errOverlap, "slot 0 is that of 7g.80gb"},
 	} {
 		steps, err := Steps(Blank(1, "A100", a100), c.wanted)
-		if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.says) || steps != nil {
-			t.Errorf("%s: %v, %v\nwant …%s…", c.name, steps, err, c.says)
+		if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.want) || steps != nil {
+			t.Errorf("%s: %v, %v\nwant …%s…", c.name, steps, err, c.want)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func (s *stubborn) Take(step Step) error {
 	return nil
 }
 
-func TestAFailureSaysWhatStands(t *testing.T) {
+func TestFailure(t *testing.T) {
 	steps, err := Steps([]GPU{cut()}, []Placement{{"gpu-0", "4g.40gb", 0}, {"gpu-0", "3g.40gb", 4}})
 	if err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestAFailureSaysWhatStands(t *testing.T) {
 	}
 }
 
-func TestAFailureAtOnceHasChangedNothing(t *testing.T) {
+func TestFirstStepFails(t *testing.T) {
 	steps, _ := Steps(Blank(1, "A100", a100), []Placement{{"gpu-0", "7g.80gb", 0}})
 	err := Do(&stubborn{refuse: []int{1}}, steps, nil)
 	if err == nil || !strings.HasSuffix(err.Error(), "nothing was changed") {

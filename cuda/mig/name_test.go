@@ -10,7 +10,7 @@ import (
 
 // The names are those of nvidia-smi (NVIDIA MIG User Guide, Supported MIG Profiles).
 // The memory is what nvidia-smi prints for the whole GPU and for the profile.
-func TestAProfileIsNamedAsNvidiaSMIDoes(t *testing.T) {
+func TestProfileName(t *testing.T) {
 	for _, c := range []struct {
 		gpu            string
 		memoryMiB      uint64

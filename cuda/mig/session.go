@@ -82,7 +82,7 @@ func (s *session) GPUs() ([]GPU, error) {
 		if err := refused("nvmlDeviceGetHandleByIndex", "", ret); err != nil {
 			return nil, err
 		}
-		g, err := look(d, i)
+		g, err := readGPU(d, i)
 		if errors.Is(err, nvml.ErrNotSupported) {
 			continue // it has no MIG
 		}
@@ -94,8 +94,8 @@ func (s *session) GPUs() ([]GPU, error) {
 	return gpus, nil
 }
 
-// look reads a GPU's placement table and its instances.
-func look(d lib.Device, index int) (GPU, error) {
+// readGPU reads a GPU's placement table and its instances.
+func readGPU(d lib.Device, index int) (GPU, error) {
 	g := GPU{Index: index}
 	var ret lib.Return
 	if g.UUID, ret = d.GetUUID(); ret != lib.SUCCESS {
@@ -304,7 +304,7 @@ func create(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) error {
 	default:
 		return err
 	}
-	g, lookErr := look(d, step.Index)
+	g, lookErr := readGPU(d, step.Index)
 	if lookErr != nil {
 		return err
 	}

@@ -71,7 +71,7 @@ func places(g mig.GPU) []mig.Placement {
 	return list
 }
 
-func TestTheTableIsTheDrivers(t *testing.T) {
+func TestPlacementTable(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpus := list(t, s)
 	if len(gpus) != 8 || !gpus[0].MIG || gpus[1].MIG || !strings.HasPrefix(gpus[0].UUID, "GPU-") {
@@ -91,7 +91,7 @@ func TestTheTableIsTheDrivers(t *testing.T) {
 	}
 }
 
-func TestAGPUIsCutAsWished(t *testing.T) {
+func TestDo(t *testing.T) {
 	_, s := dgx(t, 0, 1)
 	gpus := list(t, s)
 	wanted := []mig.Placement{
@@ -115,7 +115,7 @@ func TestAGPUIsCutAsWished(t *testing.T) {
 	}
 }
 
-func TestWhileAProcessRunsInItAnInstanceStays(t *testing.T) {
+func TestInstanceInUse(t *testing.T) {
 	server, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
 	before := []mig.Placement{{gpu, "3g.20gb", 0}, {gpu, "3g.20gb", 4}}
@@ -142,7 +142,7 @@ func TestWhileAProcessRunsInItAnInstanceStays(t *testing.T) {
 	}
 }
 
-func TestWhatTheDriverRefusesIsSaidWithWhatWouldBeRight(t *testing.T) {
+func TestDriverErrors(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
 	if err := apply(t, s, []mig.Placement{{gpu, "2g.10gb", 2}}); err != nil {
@@ -152,7 +152,7 @@ func TestWhatTheDriverRefusesIsSaidWithWhatWouldBeRight(t *testing.T) {
 	for _, c := range []struct {
 		step mig.Step
 		err  error
-		says string
+		want string
 	}{
 		{create, lib.ERROR_INSUFFICIENT_RESOURCES, "2g.10gb lies in slots 2–3"},
 		{mig.Step{Op: mig.CreateInstance, GPU: gpu, Profile: "3g.20gb", Number: 2, Start: 2, Size: 4}, mig.ErrPlacement, "it can start at 0 or 4"},
@@ -165,13 +165,13 @@ func TestWhatTheDriverRefusesIsSaidWithWhatWouldBeRight(t *testing.T) {
 		{mig.Step{Op: mig.EnableMode, GPU: gpu}, mig.ErrMode, "nvidia-smi"},
 	} {
 		err := s.Take(c.step)
-		if err == nil || c.err != nil && !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.says) || !strings.HasPrefix(err.Error(), c.step.String()) {
-			t.Errorf("%v:\n%v\nwant …%s…", c.step, err, c.says)
+		if err == nil || c.err != nil && !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.want) || !strings.HasPrefix(err.Error(), c.step.String()) {
+			t.Errorf("%v:\n%v\nwant …%s…", c.step, err, c.want)
 		}
 	}
 }
 
-func TestASliceWithTwiceTheMemoryTakesTwoSlots(t *testing.T) {
+func TestDoubleMemorySlice(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
 	if err := apply(t, s, []mig.Placement{{gpu, "4g.20gb", 0}, {gpu, "1g.10gb", 4}, {gpu, "1g.10gb", 6}}); err != nil {
@@ -183,7 +183,7 @@ func TestASliceWithTwiceTheMemoryTakesTwoSlots(t *testing.T) {
 	}
 }
 
-func TestOnlyRootCutsAGPU(t *testing.T) {
+func TestOnlyRoot(t *testing.T) {
 	server, s := dgx(t, 0)
 	server.Demote()
 	if _, err := s.GPUs(); !errors.Is(err, lib.ERROR_NO_PERMISSION) || !strings.Contains(err.Error(), "root") {
@@ -194,26 +194,26 @@ func TestOnlyRootCutsAGPU(t *testing.T) {
 // old is a driver that lacks a function.
 type old struct{ *migfake.Server }
 
-func (o old) Extensions() lib.ExtendedInterface { return without{} }
+func (o old) Extensions() lib.ExtendedInterface { return noSymbols{} }
 
-type without struct{ lib.ExtendedInterface }
+type noSymbols struct{ lib.ExtendedInterface }
 
-func (without) LookupSymbol(s string) error {
+func (noSymbols) LookupSymbol(s string) error {
 	if s == "nvmlDeviceCreateGpuInstanceWithPlacement" {
 		return errors.New("not there")
 	}
 	return nil
 }
 
-func TestAnOldDriverIsNamed(t *testing.T) {
+func TestOldDriver(t *testing.T) {
 	server, _ := dgx(t)
 	if _, err := mig.Over(old{server}); !errors.Is(err, nvml.ErrUnavailable) || !strings.Contains(err.Error(), "nvmlDeviceCreateGpuInstanceWithPlacement") {
 		t.Errorf("%v", err)
 	}
 }
 
-// wish draws a valid set of instances for a GPU.
-func wish(t *rapid.T, g mig.GPU, label string) []mig.Placement {
+// drawPlacements draws a valid set of instances for a GPU.
+func drawPlacements(t *rapid.T, g mig.GPU, label string) []mig.Placement {
 	var wanted []mig.Placement
 	left := 7
 	for slot := 0; slot < 8; {
@@ -238,14 +238,14 @@ func wish(t *rapid.T, g mig.GPU, label string) []mig.Placement {
 // Change from any state to any other. The desired instances exist afterwards, and
 // instances that stay are the same ones as before. If a call is refused half-way, the
 // state is as before.
-func TestAnyCutBecomesAnyOtherOrStays(t *testing.T) {
+func TestStepsProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		server, s := dgx(t, 0, 1)
 		gpus := list(t, s)[:2]
 		var before, after []mig.Placement
 		for _, g := range gpus {
-			before = append(before, wish(t, g, "before")...)
-			after = append(after, wish(t, g, "after")...)
+			before = append(before, drawPlacements(t, g, "before")...)
+			after = append(after, drawPlacements(t, g, "after")...)
 		}
 		if err := apply(t, s, before); err != nil {
 			t.Fatal(err)

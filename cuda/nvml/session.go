@@ -23,7 +23,7 @@ var once = sync.OnceValues(func() (Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return over(l, libraryPath())
+	return newSession(l, libraryPath())
 })
 
 // Library returns the library that Open uses, loaded and initialised once. It is for
@@ -44,7 +44,7 @@ func open(path string) (Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return over(l, path)
+	return newSession(l, path)
 }
 
 func load(path string) (lib.Interface, error) {
@@ -59,19 +59,19 @@ func load(path string) (lib.Interface, error) {
 	return l, nil
 }
 
-// over returns the session of a library that was loaded from path.
-func over(l lib.Interface, path string) (Session, error) {
+// newSession returns the session of a library that was loaded from path.
+func newSession(l lib.Interface, path string) (Session, error) {
 	s := &session{l: l}
 	// go-nvml binds a function at its first call, and calling a function that the
 	// driver lacks ends the process. So look up each function that is newer than the
 	// oldest driver with the present MPS (Volta, 2017).
-	has := func(symbol string) bool { return l.Extensions().LookupSymbol(symbol) == nil }
-	s.memory2 = has("nvmlDeviceGetMemoryInfo_v2")
-	s.mps = has("nvmlDeviceGetMPSComputeRunningProcesses")
-	s.mig = has("nvmlDeviceGetMigMode")
-	s.cuda2 = has("nvmlSystemGetCudaDriverVersion_v2")
+	hasSymbol := func(symbol string) bool { return l.Extensions().LookupSymbol(symbol) == nil }
+	s.memory2 = hasSymbol("nvmlDeviceGetMemoryInfo_v2")
+	s.mps = hasSymbol("nvmlDeviceGetMPSComputeRunningProcesses")
+	s.mig = hasSymbol("nvmlDeviceGetMigMode")
+	s.cuda2 = hasSymbol("nvmlSystemGetCudaDriverVersion_v2")
 	for _, symbol := range []string{"nvmlDeviceGetCount_v2", "nvmlDeviceGetComputeRunningProcesses"} {
-		if !has(symbol) {
+		if !hasSymbol(symbol) {
 			return nil, fmt.Errorf("%w: %s has no %s", ErrUnavailable, path, symbol)
 		}
 	}
@@ -204,9 +204,9 @@ func (s *session) Usage(uuid string) (Usage, error) {
 	return u, nil
 }
 
-// untold is the library's value for unknown memory of a process
+// unknownMemory is the library's value for unknown memory of a process
 // (NVML_VALUE_NOT_AVAILABLE of nvml.h).
-const untold = ^uint64(0)
+const unknownMemory = ^uint64(0)
 
 func (s *session) Processes(uuid string) ([]Process, error) {
 	h, err := s.find(uuid)
@@ -217,7 +217,7 @@ func (s *session) Processes(uuid string) ([]Process, error) {
 	add := func(list []lib.ProcessInfo, mps bool) {
 		for _, p := range list {
 			q := Process{PID: int(p.Pid), UsedBytes: -1, MPS: mps}
-			if p.UsedGpuMemory != untold {
+			if p.UsedGpuMemory != unknownMemory {
 				q.UsedBytes = int64(p.UsedGpuMemory)
 			}
 			found[q.PID] = q // a process in both lists is a client: the second list wins

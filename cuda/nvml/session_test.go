@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-// apart runs f in a separate process. A process binds the C library's functions only
+// runInChild runs f in a separate process. A process binds the C library's functions only
 // once, so each test that loads its own library needs one.
-func apart(t *testing.T, library string, f func(*testing.T, Session)) {
+func runInChild(t *testing.T, library string, f func(*testing.T, Session)) {
 	t.Helper()
 	if os.Getenv("NVML_TEST_APART") != t.Name() {
 		cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -50,8 +50,8 @@ func build(t *testing.T, flags ...string) string {
 
 const first, second = "GPU-11111111-0000-0000-0000-000000000000", "GPU-22222222-0000-0000-0000-000000000000"
 
-func TestTheSessionSaysWhatTheLibrarySays(t *testing.T) {
-	apart(t, build(t), func(t *testing.T, s Session) {
+func TestSession(t *testing.T) {
+	runInChild(t, build(t), func(t *testing.T, s Session) {
 		version, cuda, err := s.Driver()
 		if err != nil || version != "580.95.05" || cuda != 13000 {
 			t.Errorf("driver %q, CUDA %d, %v", version, cuda, err)
@@ -81,8 +81,8 @@ func TestTheSessionSaysWhatTheLibrarySays(t *testing.T) {
 	})
 }
 
-func TestAnOldDriverLacksFunctionsAndTheSessionLives(t *testing.T) {
-	apart(t, build(t, "-DOLD"), func(t *testing.T, s Session) {
+func TestOldDriver(t *testing.T) {
+	runInChild(t, build(t, "-DOLD"), func(t *testing.T, s Session) {
 		if version, cuda, err := s.Driver(); err != nil || version != "580.95.05" || cuda != 0 {
 			t.Errorf("driver %q, CUDA %d, %v", version, cuda, err)
 		}
@@ -98,8 +98,8 @@ func TestAnOldDriverLacksFunctionsAndTheSessionLives(t *testing.T) {
 	})
 }
 
-func TestRefusalsSayWhatWasAskedOfWhich(t *testing.T) {
-	apart(t, build(t), func(t *testing.T, s Session) {
+func TestErrors(t *testing.T) {
+	runInChild(t, build(t), func(t *testing.T, s Session) {
 		for _, uuid := range []string{"GPU-33333333-0000-0000-0000-000000000000", "nonsense"} {
 			if _, err := s.Usage(uuid); !errors.Is(err, ErrNoDevice) || !strings.Contains(err.Error(), uuid) {
 				t.Errorf("of %s: %v", uuid, err)
@@ -131,16 +131,16 @@ func TestRefusalsSayWhatWasAskedOfWhich(t *testing.T) {
 	})
 }
 
-func TestWithoutTheLibraryTheErrorSaysSo(t *testing.T) {
+func TestNoLibrary(t *testing.T) {
 	_, err := open("/nowhere/libnvidia-ml.so.1")
 	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "/nowhere/libnvidia-ml.so.1 cannot be loaded; it comes with NVIDIA's driver") {
 		t.Error(err)
 	}
 }
 
-func TestALibraryThatIsNoneIsRefused(t *testing.T) {
+func TestInvalidLibrary(t *testing.T) {
 	if os.Getenv("NVML_TEST_APART") == "" { // otherwise its functions would stay bound in this process
-		apart(t, "", nil)
+		runInChild(t, "", nil)
 		return
 	}
 	path := filepath.Join(t.TempDir(), "lib.so")
@@ -155,7 +155,7 @@ func TestALibraryThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-func TestOpenIsOneSession(t *testing.T) {
+func TestOpenOnce(t *testing.T) {
 	a, errA := Open()
 	b, errB := Open()
 	if a != b || !reflect.DeepEqual(errA, errB) {
