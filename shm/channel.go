@@ -10,9 +10,9 @@ import (
 	"github.com/penstock/penstock/shm/internal/futex"
 )
 
-// ErrNotOut is returned by Withdraw for a slot that was never published, is
+// ErrNotPublished is returned by Withdraw for a slot that was never published, is
 // already answered, or was withdrawn before.
-var ErrNotOut = errors.New("slot is not published")
+var ErrNotPublished = errors.New("slot is not published")
 
 // Channel is the manager's end of the connection to one instance of an IF.
 //
@@ -105,7 +105,7 @@ func (c *Channel) Publish(slot uint32) {
 	}
 	defer c.leave()
 	ticket := c.ring.tickets[slot].Load()
-	if isOut(ticket) {
+	if isPublished(ticket) {
 		return
 	}
 	c.ring.tickets[slot].Store(ticket + 1)
@@ -191,8 +191,8 @@ func (c *Channel) Stage(slot uint32) (Stage, uint32) {
 	}
 	defer c.leave()
 	ticket := c.ring.tickets[slot].Load()
-	of, generation, stage := unpackStage(c.back.stages[slot].Load())
-	if !isOut(ticket) || of != ticket || stage == StageNone {
+	stageTicket, generation, stage := unpackStage(c.back.stages[slot].Load())
+	if !isPublished(ticket) || stageTicket != ticket || stage == StageNone {
 		return StageNone, 0
 	}
 	if stage == stageDone {
@@ -244,9 +244,9 @@ func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 	}
 }
 
-// spin polls for replies, at most spinLooks times.
+// spin polls for replies, at most spinPolls times.
 func (c *Channel) spin() {
-	for range spinLooks {
+	for range spinPolls {
 		if c.hasReplies() {
 			return
 		}
@@ -307,7 +307,7 @@ func (c *Channel) collect(dst []uint32) (n int) {
 
 // accept ends a slot's publication if ticket is the slot's current one.
 func (c *Channel) accept(ticket, slot uint32) bool {
-	return slot < c.g.Slots && isOut(ticket) && c.ring.tickets[slot].CompareAndSwap(ticket, ticket+1)
+	return slot < c.g.Slots && isPublished(ticket) && c.ring.tickets[slot].CompareAndSwap(ticket, ticket+1)
 }
 
 // Wake makes a blocked Receive, or the next one, return early.
@@ -356,19 +356,19 @@ func (c *Channel) ResultBytes(slot uint32) []byte {
 
 // Withdraw takes back a slot that is out. A reply to this publication will be
 // rejected. The slot may be published again at once, even while its old entry
-// is still in the ring. If the slot is not out, Withdraw returns ErrNotOut. If
+// is still in the ring. If the slot is not out, Withdraw returns ErrNotPublished. If
 // that is because its reply was received first, the reply counts.
 func (c *Channel) Withdraw(slot uint32) error {
 	if slot >= c.g.Slots {
-		return fmt.Errorf("withdraw slot %d of %d: %w", slot, c.g.Slots, ErrNotOut)
+		return fmt.Errorf("withdraw slot %d of %d: %w", slot, c.g.Slots, ErrNotPublished)
 	}
 	if !c.enter() {
 		return ErrClosed
 	}
 	defer c.leave()
 	ticket := c.ring.tickets[slot].Load()
-	if !isOut(ticket) || !c.ring.tickets[slot].CompareAndSwap(ticket, ticket+1) {
-		return ErrNotOut
+	if !isPublished(ticket) || !c.ring.tickets[slot].CompareAndSwap(ticket, ticket+1) {
+		return ErrNotPublished
 	}
 	return nil
 }

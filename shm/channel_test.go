@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestRequestGoesOutAndItsResultComesBack(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	request := Request{ID: 77, Pieces: 2, Bytes: 30, Priority: 3, FirstPiece: 10, Whole: 20, Deadline: 30}
@@ -52,7 +52,7 @@ func TestRequestGoesOutAndItsResultComesBack(t *testing.T) {
 	}
 }
 
-func TestRequestsComeInTheOrderOfPublication(t *testing.T) {
+func TestTakeOrder(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	for round := range 100 { // the ring wraps around
@@ -66,7 +66,7 @@ func TestRequestsComeInTheOrderOfPublication(t *testing.T) {
 	}
 }
 
-func TestTakeAndReceiveFillWhatTheyAreGiven(t *testing.T) {
+func TestBatchLimits(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.publish(1, 2, 3)
@@ -86,7 +86,7 @@ func TestTakeAndReceiveFillWhatTheyAreGiven(t *testing.T) {
 	wantSlots(t, "second", dst[:n], 3)
 }
 
-func TestWholeGeometryFits(t *testing.T) {
+func TestMaxGeometry(t *testing.T) {
 	for _, g := range []Geometry{{Slots: 1, MaxPieces: 1}, {Slots: 1, MaxPieces: 3, ResultBytes: 1}, {Slots: 4096, MaxPieces: 2, ResultBytes: 65}} {
 		p := newPair(t, g)
 		c := p.owner(t, 1)
@@ -116,7 +116,7 @@ func TestWholeGeometryFits(t *testing.T) {
 	}
 }
 
-func TestPublishingASlotThatIsOutDoesNothing(t *testing.T) {
+func TestPublishTwice(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.publish(4, 4)
@@ -129,7 +129,7 @@ func TestPublishingASlotThatIsOutDoesNothing(t *testing.T) {
 	wantSlots(t, "taken at last", take(c))
 }
 
-func TestReplyIsAcceptedOncePerPublication(t *testing.T) {
+func TestReplyOnce(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.publish(4)
@@ -144,7 +144,7 @@ func TestReplyIsAcceptedOncePerPublication(t *testing.T) {
 	}
 }
 
-func TestWithdrawnSlotIsNotTakenAndItsReplyIsRejected(t *testing.T) {
+func TestWithdraw(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 
@@ -167,13 +167,14 @@ func TestWithdrawnSlotIsNotTakenAndItsReplyIsRejected(t *testing.T) {
 
 	// Not out any more, never out, not a slot.
 	for _, slot := range []uint32{2, 7, 16, 1 << 31} {
-		if err := p.channel.Withdraw(slot); !errors.Is(err, ErrNotOut) {
+		if err := p.channel.Withdraw(slot); !errors.Is(err, ErrNotPublished) {
 			t.Errorf("withdraw %d: %v, want ErrNotOut", slot, err)
 		}
 	}
 }
 
-func TestReplyToAnEarlierPublicationIsNotTakenForTheNext(t *testing.T) {
+// TestReplyStale checks that a reply to an earlier publication of a slot is not accepted.
+func TestReplyStale(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.publish(3)
@@ -195,7 +196,7 @@ func TestReplyToAnEarlierPublicationIsNotTakenForTheNext(t *testing.T) {
 
 // The consumer takes nothing while slots are withdrawn and published again. The
 // ring wraps around and overwrites entries of slots that are out.
-func TestRingThatGoesRoundLosesNothing(t *testing.T) {
+func TestRingWrap(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.publish(7, 8, 9)
@@ -225,7 +226,7 @@ func TestRingThatGoesRoundLosesNothing(t *testing.T) {
 }
 
 // The same for replies: the manager does not receive for a while.
-func TestRepliesThatGoRoundLoseNothing(t *testing.T) {
+func TestReplyWrap(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.publish(7)
@@ -249,7 +250,7 @@ func TestRepliesThatGoRoundLoseNothing(t *testing.T) {
 	wantSlots(t, "received then", p.received(t), 1)
 }
 
-func TestIndicesMayWrap(t *testing.T) {
+func TestIndexWrap(t *testing.T) {
 	p := newPair(t, testGeometry)
 	start := ^uint32(0) - 20
 	p.channel.ring.tail.Store(start)
@@ -271,7 +272,7 @@ func TestIndicesMayWrap(t *testing.T) {
 	}
 }
 
-func TestReceiveSleepsUntilAReply(t *testing.T) {
+func TestReceiveSleeps(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	for i := range 50 {
@@ -290,7 +291,7 @@ func TestReceiveSleepsUntilAReply(t *testing.T) {
 	}
 }
 
-func TestReceiveEndsAtItsDeadlineAndNotBefore(t *testing.T) {
+func TestReceiveDeadline(t *testing.T) {
 	p := newPair(t, testGeometry)
 	for _, wait := range []time.Duration{-time.Second, 0, 10 * time.Microsecond, 5 * time.Millisecond} {
 		deadline := Now() + int64(wait)
@@ -303,7 +304,7 @@ func TestReceiveEndsAtItsDeadlineAndNotBefore(t *testing.T) {
 	}
 }
 
-func TestWakeEndsAReceive(t *testing.T) {
+func TestWake(t *testing.T) {
 	p := newPair(t, testGeometry)
 	soon(t, "Receive", func() {
 		for i := range 50 {
@@ -318,7 +319,7 @@ func TestWakeEndsAReceive(t *testing.T) {
 	})
 }
 
-func TestCloseEndsAReceiveAndDisarmsTheRest(t *testing.T) {
+func TestClose(t *testing.T) {
 	for i := range 20 {
 		p := makePair(t, testGeometry)
 		go func() {
@@ -349,7 +350,7 @@ func TestCloseEndsAReceiveAndDisarmsTheRest(t *testing.T) {
 	}
 }
 
-func TestNewConsumerRefusesOtherFiles(t *testing.T) {
+func TestNewConsumerErrors(t *testing.T) {
 	p := newPair(t, testGeometry)
 	g := testGeometry
 	bigger, wider := g, g
@@ -390,7 +391,7 @@ func TestNewConsumerRefusesOtherFiles(t *testing.T) {
 			}
 		})
 	}
-	word32(p.channel.ringMem.Bytes(), atVersion).Store(Version + 1)
+	word32(p.channel.ringMem.Bytes(), atVersion).Store(layoutVersion + 1)
 	if c, err := NewConsumer(1, g, dup(t, table()), dup(t, ring()), dup(t, replies())); !errors.Is(err, ErrMismatch) {
 		if err == nil {
 			c.Close()
@@ -399,7 +400,7 @@ func TestNewConsumerRefusesOtherFiles(t *testing.T) {
 	}
 }
 
-func TestHotPathDoesNotAllocate(t *testing.T) {
+func TestAllocations(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	taken, got := make([]uint32, 16), make([]uint32, 16)
@@ -436,7 +437,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestSleepersOfBothSidesAreWokenWithoutSpinning(t *testing.T) {
+func TestWakeWithoutSpinning(t *testing.T) {
 	old := Spin
 	Spin = 0
 	defer func() { Spin = old }()
@@ -463,7 +464,7 @@ func TestSleepersOfBothSidesAreWokenWithoutSpinning(t *testing.T) {
 	})
 }
 
-func TestSpinIsShorterWhereCPUsAreFew(t *testing.T) {
+func TestDefaultSpin(t *testing.T) {
 	if few, many := defaultSpin(2), defaultSpin(8); few >= many || many > 20*time.Microsecond {
 		t.Errorf("%v with two CPUs, %v with eight", few, many)
 	}

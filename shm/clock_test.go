@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
+func TestNow(t *testing.T) {
 	for range 1000 {
 		before := monotonic()
 		now := Now()
@@ -20,10 +20,10 @@ func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
 	}
 }
 
-func TestNowIsTheSameInAnotherProcess(t *testing.T) {
+func TestNowOtherProcess(t *testing.T) {
 	before := Now()
 	c := spawn(t, "clock", 0, nil)
-	there, err := strconv.ParseInt(c.says(t), 10, 64)
+	there, err := strconv.ParseInt(c.readLine(t), 10, 64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestNowIsTheSameInAnotherProcess(t *testing.T) {
 	}
 }
 
-func TestNowNeverGoesBackAndDoesNotAllocate(t *testing.T) {
+func TestNowMonotonic(t *testing.T) {
 	last := Now()
 	if n := testing.AllocsPerRun(1000, func() {
 		now := Now()

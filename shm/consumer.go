@@ -156,11 +156,11 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	var sleeps sleeps
 	for {
 		seen := c.back.ownerBell.Load()
-		if c.named() && c.own() {
+		if c.isNamed() && c.own() {
 			// The epoch may have moved on in between. In that case free the
 			// ring again, or the next generation would wait for an owner that
 			// does not know that it owns the ring.
-			if c.named() {
+			if c.isNamed() {
 				c.begin()
 				return true, nil
 			}
@@ -173,7 +173,7 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 			c.Settle()
 			return false, nil
 		}
-		if c.isSoon(now) {
+		if c.isEager(now) {
 			c.spinEagerly()
 			continue
 		}
@@ -182,23 +182,23 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	}
 }
 
-// spinEagerly polls for the ring, at most spinLooks times, without preemption.
+// spinEagerly polls for the ring, at most spinPolls times, without preemption.
 func (c *Consumer) spinEagerly() {
 	if !c.pinned {
 		c.pinned = true
 		pin()
 	}
-	for range spinLooks {
-		if c.named() && c.back.owner.Load() == 0 {
+	for range spinPolls {
+		if c.isNamed() && c.back.owner.Load() == 0 {
 			return
 		}
 	}
 }
 
-// isSoon reports whether an eager phase still lasts.
-func (c *Consumer) isSoon(now int64) bool {
+// isEager reports whether an eager phase still lasts.
+func (c *Consumer) isEager(now int64) bool {
 	e := &c.eager
-	if named := c.named(); e.until == 0 || named && !e.named {
+	if named := c.isNamed(); e.until == 0 || named && !e.named {
 		e.named, e.until = named, now+int64(e.phase)
 	}
 	return now < e.until
@@ -237,10 +237,10 @@ func (c *Consumer) forget() {
 // acquired the ring must also not have been disowned. An owner that is no
 // longer entitled ends its batch, calls Release, and may Acquire again. Any
 // goroutine may call it, until Close.
-func (c *Consumer) Entitled() bool { return c.named() && (!c.owning.Load() || c.owns()) }
+func (c *Consumer) Entitled() bool { return c.isNamed() && (!c.owning.Load() || c.owns()) }
 
-// named reports whether the epoch names this generation.
-func (c *Consumer) named() bool { return c.ring.epoch.Load() == c.generation }
+// isNamed reports whether the epoch names this generation.
+func (c *Consumer) isNamed() bool { return c.ring.epoch.Load() == c.generation }
 
 // owns reports whether the owner word names this generation. The manager clears
 // it when it considers this process dead.
@@ -266,11 +266,11 @@ func (c *Consumer) Recover(dst []uint32) []uint32 {
 	}
 	for slot := range c.g.Slots {
 		ticket := c.ring.tickets[slot].Load()
-		if !isOut(ticket) {
+		if !isPublished(ticket) {
 			continue
 		}
-		of, _, stage := unpackStage(c.back.stages[slot].Load())
-		waits := of != ticket || stage == StageNone
+		stageTicket, _, stage := unpackStage(c.back.stages[slot].Load())
+		waits := stageTicket != ticket || stage == StageNone
 		if waits && c.inRing[slot/64]&(1<<(slot%64)) != 0 {
 			continue // Take will reach it
 		}
@@ -294,10 +294,10 @@ func (c *Consumer) hold(slot, ticket uint32) {
 // since) is left alone until its Complete.
 func (c *Consumer) claim(slot uint32) bool {
 	ticket := c.ring.tickets[slot].Load()
-	if !isOut(ticket) || c.tickets[slot] != 0 {
+	if !isPublished(ticket) || c.tickets[slot] != 0 {
 		return false
 	}
-	if of, _, stage := unpackStage(c.back.stages[slot].Load()); of == ticket && stage != StageNone {
+	if stageTicket, _, stage := unpackStage(c.back.stages[slot].Load()); stageTicket == ticket && stage != StageNone {
 		return false
 	}
 	c.hold(slot, ticket)
@@ -381,7 +381,7 @@ func (c *Consumer) Wait(deadline int64) {
 			return
 		}
 		if now < spinUntil {
-			for range spinLooks {
+			for range spinPolls {
 				if c.hasWork() {
 					return
 				}
@@ -406,7 +406,7 @@ func (c *Consumer) sleep(until int64) (timedOut bool) {
 
 // hasWork reports whether Wait has to return before its deadline.
 func (c *Consumer) hasWork() bool {
-	return c.ring.tail.Load() != c.head || len(c.found) > 0 || !c.named() || !c.owns()
+	return c.ring.tail.Load() != c.head || len(c.found) > 0 || !c.isNamed() || !c.owns()
 }
 
 // Interrupt makes a blocked Wait or Acquire, or the next one, return early. Any

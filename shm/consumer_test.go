@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestAcquireWaitsForTheEpoch(t *testing.T) {
+func TestAcquireEpoch(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.consumer(t, 3)
 	if ok, err := c.Acquire(Now() + int64(time.Millisecond)); ok || err != nil {
@@ -28,7 +28,7 @@ func TestAcquireWaitsForTheEpoch(t *testing.T) {
 	}
 }
 
-func TestAcquireWaitsForTheOldOwner(t *testing.T) {
+func TestAcquireOldOwner(t *testing.T) {
 	p := newPair(t, testGeometry)
 	old, next := p.owner(t, 1), p.consumer(t, 2)
 	p.publish(1, 2)
@@ -57,18 +57,18 @@ func TestAcquireWaitsForTheOldOwner(t *testing.T) {
 // a goroutine, which needs a P (GOMAXPROCS) while the other one polls, even with one CPU.
 // There must be no collection: it would wait for the polling goroutine, and all others would
 // wait for the collection.
-func TestAnEagerOneNeedNotBeWoken(t *testing.T) {
+func TestEager(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	runtime.GC() // finish a collection that has begun
 	for name, c := range map[string]struct {
-		looks time.Duration
+		polls time.Duration
 		woken bool
 	}{"it looks": {patience, false}, "it has looked": {time.Millisecond, true}} {
 		t.Run(name, func(t *testing.T) {
 			p := newPair(t, testGeometry)
 			old, next := p.owner(t, 1), p.consumer(t, 2)
-			next.Eager(c.looks)
+			next.Eager(c.polls)
 			p.channel.SetEpoch(2)
 			go func() {
 				time.Sleep(5 * time.Millisecond)
@@ -83,7 +83,7 @@ func TestAnEagerOneNeedNotBeWoken(t *testing.T) {
 	}
 }
 
-func TestTheNextOwnerRecoversWhatWasTakenAndNotStarted(t *testing.T) {
+func TestRecover(t *testing.T) {
 	p := newPair(t, testGeometry)
 	old := p.owner(t, 1)
 	p.publish(1, 2, 3, 4, 5)
@@ -116,7 +116,7 @@ func TestTheNextOwnerRecoversWhatWasTakenAndNotStarted(t *testing.T) {
 	}
 }
 
-func TestDisownFreesOnlyTheDeadOnesRing(t *testing.T) {
+func TestDisown(t *testing.T) {
 	p := newPair(t, testGeometry)
 	old := p.owner(t, 1)
 	next := p.consumer(t, 2)
@@ -143,7 +143,7 @@ func TestDisownFreesOnlyTheDeadOnesRing(t *testing.T) {
 	}
 }
 
-func TestDisownClearsNonsense(t *testing.T) {
+func TestDisownInvalidOwner(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.channel.back.owner.Store(0xdeadbeef) // what it wrote before it died
@@ -158,7 +158,7 @@ func TestDisownClearsNonsense(t *testing.T) {
 	}
 }
 
-func TestInterruptEndsWaitAndAcquire(t *testing.T) {
+func TestInterrupt(t *testing.T) {
 	p := newPair(t, testGeometry)
 	owner, shadow := p.owner(t, 1), p.consumer(t, 2)
 	soon(t, "Wait and Acquire", func() {
@@ -177,7 +177,7 @@ func TestInterruptEndsWaitAndAcquire(t *testing.T) {
 	soon(t, "Wait", func() { owner.Wait(0) })
 }
 
-func TestWaitReturnsForWork(t *testing.T) {
+func TestWait(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	for name, cause := range map[string]func(){
@@ -195,7 +195,7 @@ func TestWaitReturnsForWork(t *testing.T) {
 	}
 }
 
-func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
+func TestWaitDeadline(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	for _, wait := range []time.Duration{-time.Second, 0, 10 * time.Microsecond, 5 * time.Millisecond} {
@@ -210,7 +210,7 @@ func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
 	}
 }
 
-func TestClosedConsumerCanBeInterrupted(t *testing.T) {
+func TestInterruptClosed(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.consumer(t, 1)
 	for range 2 {
@@ -224,7 +224,7 @@ func TestClosedConsumerCanBeInterrupted(t *testing.T) {
 	}
 }
 
-func TestTableLinesAreClampedToTheirRoom(t *testing.T) {
+func TestTableBounds(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
 	p.table.SetRequest(1, Request{Pieces: 1 << 31})

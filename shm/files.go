@@ -18,7 +18,7 @@ var ErrMismatch = errors.New("shared file does not match this program")
 func writeHeader(mem []byte, magic uint32, g Geometry) {
 	head := view[uint32](mem, 0, lineBytes/4)
 	head[atMagic/4] = magic
-	head[atVersion/4] = Version
+	head[atVersion/4] = layoutVersion
 	head[atSlots/4] = g.Slots
 	head[atMaxPieces/4] = g.MaxPieces
 	head[atResultBytes/4] = g.ResultBytes
@@ -31,8 +31,8 @@ func checkHeader(mem []byte, magic uint32, g Geometry) error {
 	if got := head[atMagic/4]; got != magic {
 		return fmt.Errorf("%w: magic %#x, want %#x", ErrMismatch, got, magic)
 	}
-	if got := head[atVersion/4]; got != Version {
-		return fmt.Errorf("%w: layout version %d, want %d", ErrMismatch, got, Version)
+	if got := head[atVersion/4]; got != layoutVersion {
+		return fmt.Errorf("%w: layout version %d, want %d", ErrMismatch, got, layoutVersion)
 	}
 	got := Geometry{Slots: head[atSlots/4], MaxPieces: head[atMaxPieces/4], ResultBytes: head[atResultBytes/4]}
 	if got != g {

@@ -107,11 +107,11 @@ func (s *stream) handOvers(n int) {
 	}
 }
 
-func TestHandOversBetweenProcessesLoseAndRepeatNothing(t *testing.T) {
+func TestHandOverProcesses(t *testing.T) {
 	s := newStream(t)
 	for _, generation := range []uint32{1, 2} {
 		c := spawn(t, "serve", generation, s.pair)
-		if line := c.says(t); line != "attached" {
+		if line := c.readLine(t); line != "attached" {
 			t.Fatalf("child says %q", line)
 		}
 	}
@@ -119,7 +119,7 @@ func TestHandOversBetweenProcessesLoseAndRepeatNothing(t *testing.T) {
 	s.end(0)
 }
 
-func TestHandOversWithinAProcessLoseAndRepeatNothing(t *testing.T) {
+func TestHandOver(t *testing.T) {
 	s := newStream(t)
 	var consumers sync.WaitGroup
 	var both []*Consumer
@@ -170,7 +170,8 @@ func answerIDs(c *Consumer, slots []uint32) {
 	c.BatchEnded(Now())
 }
 
-func TestKilledOwnersRequestsAreRecoveredOrKnownToBeLost(t *testing.T) {
+// TestKilledOwner checks that requests of a killed owner are recovered, or reported as lost.
+func TestKilledOwner(t *testing.T) {
 	for _, test := range []struct {
 		role      string
 		recovered []uint32
@@ -184,7 +185,7 @@ func TestKilledOwnersRequestsAreRecoveredOrKnownToBeLost(t *testing.T) {
 			child := spawn(t, test.role, 1, p)
 			p.channel.SetEpoch(1)
 			p.publish(0, 1, 2, 3, 4, 5, 6, 7)
-			if a, b := child.says(t), child.says(t); a != "attached" || b != "ready to die" {
+			if a, b := child.readLine(t), child.readLine(t); a != "attached" || b != "ready to die" {
 				t.Fatalf("child says %q, %q", a, b)
 			}
 			p.publish(8) // never taken
@@ -213,13 +214,13 @@ func TestKilledOwnersRequestsAreRecoveredOrKnownToBeLost(t *testing.T) {
 }
 
 // Owners are killed in mid-stream, at any point of their work.
-func TestKillsUnderLoadLoseOnlyWhatWasStarted(t *testing.T) {
+func TestKillsUnderLoad(t *testing.T) {
 	s := newStream(t)
 	var lost uint64
 	const kills = 12
 	for generation := uint32(1); generation <= kills; generation++ {
 		child := spawn(t, "toil", generation, s.pair)
-		child.says(t)
+		child.readLine(t)
 		s.channel.SetEpoch(generation)
 		s.until("the next owner", func() bool { return s.lastBy.Load() == generation })
 		time.Sleep(time.Duration(generation) * 100 * time.Microsecond)
@@ -245,7 +246,7 @@ func TestKillsUnderLoadLoseOnlyWhatWasStarted(t *testing.T) {
 		}
 	}
 	child := spawn(t, "serve", kills+1, s.pair)
-	child.says(t)
+	child.readLine(t)
 	s.channel.SetEpoch(kills + 1)
 	s.end(lost)
 	t.Logf("%d answered, %d were started when their process was killed", s.answered.Load(), lost)

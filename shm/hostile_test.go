@@ -37,12 +37,12 @@ func (r *referee) receive(t failer, deadline int64) {
 			t.Fatalf("received slot %d, which is not out", slot)
 		}
 		delete(r.out, slot)
-		r.look(t, slot)
+		r.observe(t, slot)
 	}
 }
 
-// look reads all that a hostile peer can write about a slot.
-func (r *referee) look(t failer, slot uint32) {
+// observe reads all that a hostile peer can write about a slot.
+func (r *referee) observe(t failer, slot uint32) {
 	if n := r.channel.Result(slot).Length; n > r.g.ResultBytes {
 		t.Fatalf("result of %d bytes", n)
 	}
@@ -87,7 +87,7 @@ func (r *referee) serveHonestly(t *testing.T, dead, generation uint32) {
 }
 
 // Every word of the replies may hold any value at any time.
-func TestManagerSurvivesAnyWordInTheReplies(t *testing.T) {
+func TestManagerHostileReplies(t *testing.T) {
 	g := Geometry{Slots: 8, MaxPieces: 1, ResultBytes: 16}
 	rapid.Check(t, func(rt *rapid.T) {
 		p := makePair(rt, g)
@@ -106,7 +106,7 @@ func TestManagerSurvivesAnyWordInTheReplies(t *testing.T) {
 			"withdraw": func(t *rapid.T) {
 				r.withdraw(t, slot.Draw(t, "slot"))
 			},
-			"look": func(t *rapid.T) { r.look(t, slot.Draw(t, "slot")) },
+			"look": func(t *rapid.T) { r.observe(t, slot.Draw(t, "slot")) },
 			"scribble": func(t *rapid.T) {
 				value := rapid.SampledFrom([]uint32{0, 1, 7, 8, 9, 1 << 31, 1<<31 - 1, ^uint32(0)}).Draw(t, "value")
 				if rapid.Bool().Draw(t, "any") {
@@ -165,7 +165,7 @@ func scribble(t *testing.T, r *Region, size int, seed uint64) (stop func()) {
 	}
 }
 
-func TestManagerRunsOnUnderRandomBytes(t *testing.T) {
+func TestManagerRandomBytes(t *testing.T) {
 	p := newPair(t, testGeometry)
 	r := newReferee(p)
 	p.channel.SetEpoch(1)
@@ -188,7 +188,7 @@ func TestManagerRunsOnUnderRandomBytes(t *testing.T) {
 			case 3:
 				r.withdraw(t, slot)
 			}
-			r.look(t, slot)
+			r.observe(t, slot)
 		}
 	})
 	stop()
@@ -201,7 +201,7 @@ func TestManagerRunsOnUnderRandomBytes(t *testing.T) {
 	r.serveHonestly(t, 1, 2)
 }
 
-func TestCloseAndWakeWorkUnderRandomBytes(t *testing.T) {
+func TestCloseRandomBytes(t *testing.T) {
 	for seed := range uint64(5) {
 		p := newPair(t, testGeometry)
 		stop := scribble(t, p.channel.replies, testGeometry.repliesBytes(), seed)
@@ -226,7 +226,7 @@ func TestCloseAndWakeWorkUnderRandomBytes(t *testing.T) {
 }
 
 // The manager is more trusted, but garbage must not break a consumer either.
-func TestConsumerSurvivesAnyWordInTheRing(t *testing.T) {
+func TestConsumerHostileRing(t *testing.T) {
 	g := Geometry{Slots: 8, MaxPieces: 2, ResultBytes: 16}
 	rapid.Check(t, func(rt *rapid.T) {
 		p := makePair(rt, g)

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// Version is the version of the layout. Both sides refuse any other.
-const Version = 1
+// layoutVersion is the version of the layout. Both sides refuse any other.
+const layoutVersion = 1
 
 // The manager alone writes two of the files. The first word of each says which
 // of the two it is.
@@ -217,5 +217,5 @@ func packReply(ticket, slot uint32) uint64 { return uint64(ticket)<<32 | uint64(
 
 func unpackReply(w uint64) (ticket, slot uint32) { return uint32(w >> 32), uint32(w) }
 
-// isOut reports whether ticket belongs to a slot that is out.
-func isOut(ticket uint32) bool { return ticket&1 == 1 }
+// isPublished reports whether ticket belongs to a slot that is out.
+func isPublished(ticket uint32) bool { return ticket&1 == 1 }

@@ -22,7 +22,7 @@ func dump(mem []byte) string {
 }
 
 // Little-endian machines only: Penstock's wire format is little-endian too.
-func TestFilesHaveTheirGoldenBytes(t *testing.T) {
+func TestGoldenBytes(t *testing.T) {
 	g := Geometry{Slots: 2, MaxPieces: 2, ResultBytes: 5}
 	p := newPair(t, g)
 	p.table.SetRequest(1, Request{ID: 0x11223344, Pieces: 2, Bytes: 0x600, Priority: 9, FirstPiece: 1, Whole: 2, Deadline: 3})
@@ -80,7 +80,7 @@ func TestFilesHaveTheirGoldenBytes(t *testing.T) {
 	}
 }
 
-func TestGeometryIsValidated(t *testing.T) {
+func TestGeometry(t *testing.T) {
 	for _, test := range []struct {
 		g    Geometry
 		good bool
@@ -100,7 +100,7 @@ func TestGeometryIsValidated(t *testing.T) {
 	}
 }
 
-func TestStageWordsAndReplyEntriesComeBackAsTheyWent(t *testing.T) {
+func TestPackUnpack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ticket, slot := rapid.Uint32().Draw(t, "ticket"), rapid.Uint32().Draw(t, "slot")
 		generation := rapid.Uint32Range(0, maxGeneration).Draw(t, "generation")
@@ -114,7 +114,7 @@ func TestStageWordsAndReplyEntriesComeBackAsTheyWent(t *testing.T) {
 	})
 }
 
-func TestStagesHaveNames(t *testing.T) {
+func TestStageNames(t *testing.T) {
 	for stage, want := range map[Stage]string{StageNone: "none", StagePending: "pending", StageStarted: "started", stageDone: "started", 9: "Stage(9)"} {
 		if stage.String() != want {
 			t.Errorf("%d is %q, want %q", uint8(stage), stage, want)

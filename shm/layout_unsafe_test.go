@@ -7,7 +7,7 @@ import (
 
 // Processes that were built elsewhere share the layout: any change here needs a
 // new Version.
-func TestLayoutIsPinned(t *testing.T) {
+func TestLayout(t *testing.T) {
 	var (
 		piece   Piece
 		request Request
@@ -43,7 +43,7 @@ func TestLayoutIsPinned(t *testing.T) {
 	}
 }
 
-func TestViewRefusesWhatLeavesTheMapping(t *testing.T) {
+func TestViewBounds(t *testing.T) {
 	mem := make([]byte, 64)
 	for _, test := range []struct{ at, n int }{{-8, 1}, {64, 1}, {60, 1}, {0, 9}, {0, -1}, {1 << 62, 1}, {0, 1 << 62}, {3, 1}} {
 		func() {

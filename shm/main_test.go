@@ -150,8 +150,8 @@ func spawn(t *testing.T, role string, generation uint32, p *pair) *process {
 	return c
 }
 
-// says returns the child's next line.
-func (p *process) says(t *testing.T) string {
+// readLine returns the child's next line.
+func (p *process) readLine(t *testing.T) string {
 	t.Helper()
 	line := make(chan string, 1)
 	go func() {

@@ -208,8 +208,8 @@ func (m *channelModel) withdraw(t *rapid.T) {
 	m.ended++
 }
 
-// wander withdraws and publishes one slot until the ring has wrapped around.
-func (m *channelModel) wander(t *rapid.T) {
+// withdrawAndPublish withdraws and publishes one slot until the ring has wrapped around.
+func (m *channelModel) withdrawAndPublish(t *rapid.T) {
 	slot := m.draw(t, m.at(waiting))
 	for range m.g.Slots + 1 {
 		if err := m.channel.Withdraw(slot); err != nil {
@@ -267,7 +267,7 @@ func (m *channelModel) check(t *rapid.T) {
 	}
 }
 
-func TestChannelAgreesWithItsModel(t *testing.T) {
+func TestChannelModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newChannelModel(t)
 		defer m.close()
@@ -281,7 +281,7 @@ func TestChannelAgreesWithItsModel(t *testing.T) {
 			"flush":          m.flush,
 			"receive":        m.receive,
 			"withdraw":       m.withdraw,
-			"wander":         m.wander,
+			"wander":         m.withdrawAndPublish,
 			"die":            m.die,
 			"hand over": func(t *rapid.T) {
 				if len(m.at(started)) > 0 || len(m.stale) > 0 {

@@ -27,7 +27,7 @@ func newRegion(t *testing.T, size int, o Options) *Region {
 	return r
 }
 
-func TestRegionIsSharedAndZero(t *testing.T) {
+func TestRegion(t *testing.T) {
 	for _, o := range []Options{{}, {Writable: true}, {HugePages: true}, {HugePages: true, Writable: true}} {
 		t.Run(fmt.Sprintf("%+v", o), func(t *testing.T) {
 			r := newRegion(t, 10000, o)
@@ -58,7 +58,7 @@ func TestRegionIsSharedAndZero(t *testing.T) {
 	}
 }
 
-func TestReadOnlyRegionCannotBeMappedForWriting(t *testing.T) {
+func TestReadOnlyRegion(t *testing.T) {
 	r := newRegion(t, 4096, Options{})
 	if w, err := Map(dup(t, r.File()), 4096, true); err == nil {
 		w.Close()
@@ -78,7 +78,7 @@ func TestReadOnlyRegionCannotBeMappedForWriting(t *testing.T) {
 	}
 }
 
-func TestReadOnlyMapCannotBeMadeWritable(t *testing.T) {
+func TestReadOnlyMap(t *testing.T) {
 	r := newRegion(t, 4096, Options{})
 	other, err := Map(dup(t, r.File()), 4096, false)
 	if err != nil {
@@ -90,7 +90,7 @@ func TestReadOnlyMapCannotBeMadeWritable(t *testing.T) {
 	}
 }
 
-func TestRegionCannotChangeItsSize(t *testing.T) {
+func TestRegionSize(t *testing.T) {
 	for _, o := range []Options{{}, {Writable: true}} {
 		r := newRegion(t, 8192, o)
 		for _, size := range []int64{0, 4096, 16384} {
@@ -101,7 +101,7 @@ func TestRegionCannotChangeItsSize(t *testing.T) {
 	}
 }
 
-func TestMapRefusesAFileThatIsTooSmall(t *testing.T) {
+func TestMapTooSmall(t *testing.T) {
 	r := newRegion(t, 4096, Options{})
 	if _, err := Map(dup(t, r.File()), 8192, false); !errors.Is(err, ErrTooSmall) {
 		t.Errorf("map twice the size: %v, want ErrTooSmall", err)
@@ -115,7 +115,7 @@ func TestMapRefusesAFileThatIsTooSmall(t *testing.T) {
 	}
 }
 
-func TestCreateRefusesInOneLine(t *testing.T) {
+func TestCreateErrors(t *testing.T) {
 	for name, size := range map[string]int{
 		"nothing": 0, "less": -5, "more than the machine has": 1 << 45, "more than there is": math.MaxInt64,
 	} {
@@ -136,7 +136,7 @@ func TestCreateRefusesInOneLine(t *testing.T) {
 	}
 }
 
-func TestCreateRespectsTheFileSizeLimit(t *testing.T) {
+func TestCreateFileLimit(t *testing.T) {
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestCreateRespectsTheFileSizeLimit(t *testing.T) {
 	}
 }
 
-func TestAvailableMemoryIsTheLeastOfMachineAndCgroups(t *testing.T) {
+func TestAvailableMemory(t *testing.T) {
 	const meminfo = "MemTotal:  1000 kB\nMemAvailable:  100 kB\n"
 	for _, test := range []struct {
 		name   string

@@ -22,9 +22,9 @@ func defaultSpin(cpus int) time.Duration {
 	return time.Microsecond
 }
 
-// spinLooks is the number of polls between two readings of the clock. One
+// spinPolls is the number of polls between two readings of the clock. One
 // reading costs as much as some dozens of polls.
-const spinLooks = 32
+const spinPolls = 32
 
 // longestSleep bounds one sleep in the kernel. Normally a wake ends a wait. The
 // bound is for a peer that overwrote a doorbell just as it rang.

@@ -39,9 +39,9 @@ const (
 	awaited // taken, and a goroutine may sleep
 )
 
-// look is how long Lock polls a taken lock: about what sleeping and being woken cost. Holders
+// pollTime is how long Lock polls a taken lock: about what sleeping and being woken cost. Holders
 // need less time unless the kernel takes their CPU away.
-const look = 50 * time.Microsecond
+const pollTime = 50 * time.Microsecond
 
 // alone reports whether this process has one CPU: the holder of a lock cannot free it while
 // another thread polls. It is read when a lock is first found taken. A process that is pinned
@@ -53,17 +53,17 @@ var alone = sync.OnceValue(func() bool {
 
 // Lock takes the lock. It waits for as long as necessary.
 func (m *Mutex) Lock() {
-	if !m.state.CompareAndSwap(free, taken) && (alone() || !m.look()) {
+	if !m.state.CompareAndSwap(free, taken) && (alone() || !m.poll()) {
 		for m.state.Swap(awaited) != free {
 			futex.WaitOwn(&m.state, awaited)
 		}
 	}
 }
 
-// look reports whether it took the lock while polling. Reading the clock keeps this CPU off
+// poll reports whether it took the lock while polling. Reading the clock keeps this CPU off
 // its sibling's resources, and off the cache line of the lock, for 30 ns.
-func (m *Mutex) look() bool {
-	for until := shm.Now() + int64(look); ; {
+func (m *Mutex) poll() bool {
+	for until := shm.Now() + int64(pollTime); ; {
 		if m.state.Load() == free && m.state.CompareAndSwap(free, taken) {
 			return true
 		}

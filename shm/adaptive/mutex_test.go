@@ -15,8 +15,8 @@ import (
 )
 
 // At most one goroutine has the lock, whether the others poll or sleep.
-func TestOneHasTheLock(t *testing.T) {
-	for _, held := range []time.Duration{0, 2 * look} {
+func TestExclusion(t *testing.T) {
+	for _, held := range []time.Duration{0, 2 * pollTime} {
 		t.Run(fmt.Sprintf("held for %v", held), func(t *testing.T) {
 			var m Mutex
 			var threads sync.WaitGroup
@@ -49,7 +49,7 @@ func TestOneHasTheLock(t *testing.T) {
 
 // Each sleeper is woken in turn when the lock is freed: none is forgotten when others have
 // come and gone meanwhile.
-func TestSleepersAreWoken(t *testing.T) {
+func TestWake(t *testing.T) {
 	var m Mutex
 	for range 50 {
 		m.Lock()
@@ -63,7 +63,7 @@ func TestSleepersAreWoken(t *testing.T) {
 			})
 		}
 		for m.state.Load() != awaited {
-			time.Sleep(look / 2)
+			time.Sleep(pollTime / 2)
 		}
 		m.Unlock()
 		ended := make(chan struct{})
@@ -84,7 +84,7 @@ func TestSleepersAreWoken(t *testing.T) {
 
 // With one CPU, a goroutine that finds the lock taken sleeps at once: the holder needs the
 // CPU.
-func TestWhoIsAloneDoesNotLook(t *testing.T) {
+func TestOneCPU(t *testing.T) {
 	before := alone
 	defer func() { alone = before }()
 	waiter := func(one bool) time.Duration {
@@ -100,14 +100,14 @@ func TestWhoIsAloneDoesNotLook(t *testing.T) {
 			m.Unlock()
 		}()
 		for m.state.Load() != awaited {
-			time.Sleep(look / 2)
+			time.Sleep(pollTime / 2)
 		}
-		time.Sleep(look)
+		time.Sleep(pollTime)
 		m.Unlock()
 		return <-took
 	}
 	for range 20 { // other work of the machine may count as the thread's
-		if with, without := waiter(false), waiter(true); with > look/2 && without < look/2 {
+		if with, without := waiter(false), waiter(true); with > pollTime/2 && without < pollTime/2 {
 			return
 		}
 	}
@@ -122,7 +122,7 @@ func threadTime(t *testing.T) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-func TestUnlockOfAFreeMutexPanics(t *testing.T) {
+func TestUnlockPanics(t *testing.T) {
 	defer func() {
 		if recover() == nil {
 			t.Error("unlock of a mutex that nobody has: want a panic")

@@ -41,7 +41,7 @@ func where(t *testing.T) map[int]string {
 	return found
 }
 
-func TestPinKeepsEveryThreadOnTheCPUs(t *testing.T) {
+func TestPin(t *testing.T) {
 	all := allowed(t)
 	if len(all) < 2 {
 		t.Skipf("not on this machine: one CPU, %v, is allowed: whoever is pinned to it was there", all)
@@ -92,7 +92,7 @@ func TestPinKeepsEveryThreadOnTheCPUs(t *testing.T) {
 	}
 }
 
-func TestPinThreadMovesNoOther(t *testing.T) {
+func TestPinThread(t *testing.T) {
 	all := allowed(t)
 	if len(all) < 2 {
 		t.Skipf("not on this machine: one CPU, %v, is allowed", all)
@@ -118,7 +118,7 @@ func TestPinThreadMovesNoOther(t *testing.T) {
 	}
 }
 
-func TestCPUsThatThereAreNotAreRefused(t *testing.T) {
+func TestMissingCPUs(t *testing.T) {
 	for _, cpu := range []int{-1, limit, limit - 1} {
 		if cpu == limit-1 && slices.Contains(allowed(t), cpu) {
 			continue
@@ -154,7 +154,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestFormatWritesRanges(t *testing.T) {
+func TestFormat(t *testing.T) {
 	for want, cpus := range map[string][]int{"": nil, "7": {7}, "0-1": {0, 1}, "0,2-4,9": {0, 2, 3, 4, 9}} {
 		if got := Format(cpus); got != want {
 			t.Errorf("%v is written %q, want %q", cpus, got, want)
@@ -162,7 +162,7 @@ func TestFormatWritesRanges(t *testing.T) {
 	}
 }
 
-func TestWhatFormatWritesParseReads(t *testing.T) {
+func TestFormatParse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cpus := rapid.SliceOfDistinct(rapid.IntRange(0, 40), rapid.ID[int]).Draw(t, "cpus")
 		slices.Sort(cpus)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// most is the max number of CPUs of any Linux: NR_CPUS of MAXSMP (arch/x86/Kconfig).
-const most = 8192
+// maxCPU is the max number of CPUs of any Linux: NR_CPUS of MAXSMP (arch/x86/Kconfig).
+const maxCPU = 8192
 
 // Parse reads the kernel's list, "0-3,8", in any order: a file of /sys without its newline,
 // or what a person wrote. An empty list means no CPUs.
@@ -26,8 +26,8 @@ func Parse(list string) (cpus []int, err error) {
 		switch {
 		case err1 != nil || err2 != nil:
 			return nil, fmt.Errorf("%q: want a CPU or a range of CPUs, like 0-15", part)
-		case last < first || last >= most:
-			return nil, fmt.Errorf("%q: want CPUs from 0 to %d, the lower first", part, most-1)
+		case last < first || last >= maxCPU:
+			return nil, fmt.Errorf("%q: want CPUs from 0 to %d, the lower first", part, maxCPU-1)
 		}
 		for cpu := first; cpu <= last; cpu++ {
 			cpus = append(cpus, int(cpu))

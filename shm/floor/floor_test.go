@@ -12,7 +12,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestMeasureWakeGivesASampleAWake(t *testing.T) {
+func TestMeasureWake(t *testing.T) {
 	for name, measure := range map[string]func(n int) ([]time.Duration, error){
 		"anywhere": MeasureWake,
 		"across":   func(n int) ([]time.Duration, error) { return MeasureWakeAcross(n, time.Millisecond) },
@@ -34,7 +34,7 @@ func TestMeasureWakeGivesASampleAWake(t *testing.T) {
 	}
 }
 
-func TestMeasureWakeRefusesTooManySamples(t *testing.T) {
+func TestMeasureWakeLimit(t *testing.T) {
 	for _, n := range []int{-1, maxSamples + 1} {
 		if _, err := MeasureWake(n); err == nil {
 			t.Errorf("%d samples accepted", n)
@@ -42,7 +42,7 @@ func TestMeasureWakeRefusesTooManySamples(t *testing.T) {
 	}
 }
 
-func TestChildWithoutARegionFails(t *testing.T) {
+func TestChildFails(t *testing.T) {
 	child := exec.Command("/proc/self/exe")
 	child.Env = append(os.Environ(), childVariable+"=5")
 	if err := child.Run(); err == nil {

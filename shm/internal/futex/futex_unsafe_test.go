@@ -40,7 +40,7 @@ func monotonic(t *testing.T) int64 {
 	return ts.Nano()
 }
 
-func TestRingWakesASleeperOnAnotherReadOnlyMapping(t *testing.T) {
+func TestRingReadOnlyMapping(t *testing.T) {
 	writable, readOnly := shared(t)
 	for i := range uint32(100) {
 		done := make(chan bool)
@@ -59,7 +59,7 @@ func TestRingWakesASleeperOnAnotherReadOnlyMapping(t *testing.T) {
 	}
 }
 
-func TestWaitReturnsAtOnceForAValueThatHasChanged(t *testing.T) {
+func TestWaitChangedValue(t *testing.T) {
 	writable, readOnly := shared(t)
 	writable.Store(5)
 	if Wait(readOnly, 4, 0) {
@@ -67,7 +67,7 @@ func TestWaitReturnsAtOnceForAValueThatHasChanged(t *testing.T) {
 	}
 }
 
-func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
+func TestWaitDeadline(t *testing.T) {
 	_, word := shared(t)
 	for _, wait := range []time.Duration{-time.Hour, 0, time.Millisecond} {
 		deadline := monotonic(t) + int64(wait)
@@ -83,7 +83,7 @@ func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
 }
 
 // Several threads wait on a private word: one wake wakes exactly one of them.
-func TestWakeOneOwnWakesOne(t *testing.T) {
+func TestWakeOneOwn(t *testing.T) {
 	word := new(atomic.Uint32)
 	const waiters = 3
 	woken := make(chan bool, waiters)
@@ -117,9 +117,9 @@ func TestWakeOneOwnWakesOne(t *testing.T) {
 	}
 }
 
-// BenchmarkWakeOfNobody measures how long the kernel takes to find the waiters of a word that
+// BenchmarkWakeNone measures how long the kernel takes to find the waiters of a word that
 // has none. If the word may be shared with another process, the kernel looks up its page.
-func BenchmarkWakeOfNobody(b *testing.B) {
+func BenchmarkWakeNone(b *testing.B) {
 	word := new(atomic.Uint32)
 	b.Run("shared", func(b *testing.B) {
 		for b.Loop() {
