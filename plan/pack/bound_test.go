@@ -6,7 +6,7 @@ import (
 )
 
 // The package doc derives this bound by hand.
-func TestTheWorkedBound(t *testing.T) {
+func TestBound(t *testing.T) {
 	in, err := build(published(t, "S3", 10), highest)
 	if err != nil {
 		t.Fatal(err)

@@ -234,7 +234,7 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 		return nil, true
 	}
 	R := len(s.rows)
-	floors, floor, future := s.outlook()
+	minLoadsByDemand, minLoads, future := s.outlook()
 	layers := [][]state{{{loads: make([]float64, R), parent: -1, option: -1}}}
 	whole = true
 	var next []state
@@ -242,7 +242,7 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 	for _, demand := range s.order {
 		list := s.lists[demand]
 		for r := range future {
-			floor[r] -= floors[demand][r]
+			minLoads[r] -= minLoadsByDemand[demand][r]
 			for _, o := range list {
 				future[r] -= o.weight * o.loads[r]
 			}
@@ -251,7 +251,7 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 		if need := len(last) * len(list) * R; cap(flat) < need {
 			flat = make([]float64, need)
 		}
-		next = s.extend(next[:0], flat, last, list, outlook{floor, future, hard})
+		next = s.extend(next[:0], flat, last, list, outlook{minLoads, future, hard})
 		kept, all := s.best(next, width)
 		whole = whole && all
 		layers = append(layers, kept)
@@ -262,8 +262,8 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 // outlook describes the remaining demands: their min loads, and those of the relaxed mixes. hard is
 // beam's parameter.
 type outlook struct {
-	floor, future []float64
-	hard          bool
+	minLoads, future []float64
+	hard             bool
 }
 
 // extend appends each possible combination of a state and an option to next. flat holds the loads
@@ -276,7 +276,7 @@ func (s *search) extend(next []state, flat []float64, last []state, list []optio
 			for r := range loads {
 				loads[r] = st.loads[r] + o.loads[r]
 			}
-			if !s.possible(loads, ahead.floor, ahead.hard) {
+			if !s.possible(loads, ahead.minLoads, ahead.hard) {
 				continue
 			}
 			used += R
@@ -290,28 +290,28 @@ func (s *search) extend(next []state, flat []float64, last []state, list []optio
 
 // outlook computes the outlook before the first choice. It returns the min of every row per demand,
 // the sum of these, and the sum of the relaxed mixes.
-func (s *search) outlook() (floors [][]float64, floor, future []float64) {
+func (s *search) outlook() (minLoadsByDemand [][]float64, minLoads, future []float64) {
 	R := len(s.rows)
-	floors, floor, future = make([][]float64, len(s.lists)), make([]float64, R), make([]float64, R)
+	minLoadsByDemand, minLoads, future = make([][]float64, len(s.lists)), make([]float64, R), make([]float64, R)
 	for d, list := range s.lists {
-		floors[d] = slices.Clone(list[0].loads)
+		minLoadsByDemand[d] = slices.Clone(list[0].loads)
 		for _, o := range list {
 			for r, load := range o.loads {
 				future[r] += o.weight * load
-				floors[d][r] = min(floors[d][r], load)
+				minLoadsByDemand[d][r] = min(minLoadsByDemand[d][r], load)
 			}
 		}
-		for r := range floor {
-			floor[r] += floors[d][r]
+		for r := range minLoads {
+			minLoads[r] += minLoadsByDemand[d][r]
 		}
 	}
-	return floors, floor, future
+	return minLoadsByDemand, minLoads, future
 }
 
 // possible reports whether loads can still keep the targets.
-func (s *search) possible(loads, floor []float64, hard bool) bool {
+func (s *search) possible(loads, minLoads []float64, hard bool) bool {
 	for r := range loads {
-		if loads[r]+floor[r] > s.rows[r].target+even && (s.rows[r].of != gpcRow || hard) {
+		if loads[r]+minLoads[r] > s.rows[r].target+even && (s.rows[r].of != gpcRow || hard) {
 			return false
 		}
 	}

@@ -60,7 +60,7 @@ func (c *coverer) prepare(d demand, price []float64) {
 		return price[a]*d.gives[b] < price[b]*d.gives[a]
 	})
 	n := len(c.order)
-	c.ratio, c.gives, c.price = grow(c.ratio, n), grow(c.gives, n), grow(c.price, n)
+	c.ratio, c.gives, c.price = resize(c.ratio, n), resize(c.gives, n), resize(c.price, n)
 	if cap(c.mix) < n {
 		c.mix, c.best = make([]int, n), make([]int, n)
 	}
@@ -73,7 +73,7 @@ func (c *coverer) prepare(d demand, price []float64) {
 	c.steps = 0
 }
 
-func grow(s []float64, n int) []float64 {
+func resize(s []float64, n int) []float64 {
 	if cap(s) < n {
 		return make([]float64, n)
 	}

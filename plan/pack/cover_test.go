@@ -54,7 +54,7 @@ func drawnDemand(t *rapid.T) (demand, []float64) {
 	return d, price
 }
 
-func TestTheCheapestMixIsTheCheapestOfAll(t *testing.T) {
+func TestCheapestMix(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, price := drawnDemand(t)
 		want := math.Inf(1)
@@ -70,7 +70,7 @@ func TestTheCheapestMixIsTheCheapestOfAll(t *testing.T) {
 	})
 }
 
-func TestEveryMixWithinALimitIsFound(t *testing.T) {
+func TestEveryMix(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d, price := drawnDemand(t)
 		least := (&coverer{}).cheapest(d, price, make([]int, len(price)))

@@ -185,8 +185,8 @@ func (c *partitioned) lift(price []float64, budget float64) {
 
 func (c *partitioned) rules() ([][]float64, bool) { return c.prices, c.whole }
 
-// least returns the lower bound of the GPUs that counts need.
-func (c *partitioned) least(counts []int) int {
+// minGPUs returns the lower bound of the GPUs that counts need.
+func (c *partitioned) minGPUs(counts []int) int {
 	most := 0.0
 	for _, price := range c.prices {
 		most = math.Max(most, worth(price, counts))
@@ -203,7 +203,7 @@ const packSteps = 20000
 // without a step back.
 func (c *partitioned) pack(counts []int) (bins []bin, exact bool) {
 	exact = true
-	for gpus := c.least(counts); ; gpus++ {
+	for gpus := c.minGPUs(counts); ; gpus++ {
 		search := packing{cut: c, failed: map[string]bool{}}
 		if search.fill(slices.Clone(counts), gpus) {
 			slices.Reverse(search.bins)
@@ -286,7 +286,7 @@ func (s *packing) leaves(rest, left []int, p pattern, times, gpus int) bool {
 	for k := range left {
 		rest[k] = max(0, left[k]-times*p[k])
 	}
-	return s.cut.least(rest) <= gpus-times
+	return s.cut.minGPUs(rest) <= gpus-times
 }
 
 func (c *partitioned) slots(counts pattern) []place {

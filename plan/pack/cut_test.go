@@ -64,7 +64,7 @@ func fewest(all [][]int, counts []int, known map[string]int) int {
 	return best
 }
 
-func TestAnA100HasTwelvePatternsAndFourRules(t *testing.T) {
+func TestA100Patterns(t *testing.T) {
 	for _, name := range []string{"a100-40", "a100-80", "h100-80", "h200-141"} {
 		g := gpu(t, name)
 		c := newPartitioned(g, g.Sizes)
@@ -83,7 +83,7 @@ func TestAnA100HasTwelvePatternsAndFourRules(t *testing.T) {
 	}
 }
 
-func TestPackingIsExactOnEveryTable(t *testing.T) {
+func TestPackExact(t *testing.T) {
 	for _, name := range []string{"a30", "a100-80", "h200-141"} {
 		t.Run(name, func(t *testing.T) {
 			g := gpu(t, name)
@@ -107,15 +107,15 @@ func TestPackingIsExactOnEveryTable(t *testing.T) {
 				if !slices.Equal(left, make([]int, len(left))) {
 					t.Fatalf("%v: %v are left, or too many", counts, left)
 				}
-				if want := fewest(all, counts, known); used != want || c.least(counts) != want || !exact {
-					t.Fatalf("%v: %d GPUs, least %d, exact %v; want %d", counts, used, c.least(counts), exact, want)
+				if want := fewest(all, counts, known); used != want || c.minGPUs(counts) != want || !exact {
+					t.Fatalf("%v: %d GPUs, least %d, exact %v; want %d", counts, used, c.minGPUs(counts), exact, want)
 				}
 			})
 		})
 	}
 }
 
-func TestManySegmentsArePackedByTheThousand(t *testing.T) {
+func TestPackThousands(t *testing.T) {
 	g := gpu(t, "a100-80")
 	c := newPartitioned(g, g.Sizes)
 	rapid.Check(t, func(t *rapid.T) {
@@ -128,8 +128,8 @@ func TestManySegmentsArePackedByTheThousand(t *testing.T) {
 		for _, b := range bins {
 			used += b.times
 		}
-		if used != c.least(counts) || !exact || len(bins) > 40 {
-			t.Fatalf("%v: %d GPUs in %d ways, least %d", counts, used, len(bins), c.least(counts))
+		if used != c.minGPUs(counts) || !exact || len(bins) > 40 {
+			t.Fatalf("%v: %d GPUs in %d ways, least %d", counts, used, len(bins), c.minGPUs(counts))
 		}
 	})
 }
@@ -155,7 +155,7 @@ func legal(t *rapid.T, g plan.GPU, sizes []plan.Size, counts pattern, places []p
 	}
 }
 
-func TestNoRuleOfStepsIsBrokenByAPattern(t *testing.T) {
+func TestStepRules(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		steps := rapid.IntRange(1, 66).Draw(t, "steps")
 		g := plan.PercentGPU("drawn", steps, 1, 1)
@@ -201,8 +201,8 @@ func TestNoRuleOfStepsIsBrokenByAPattern(t *testing.T) {
 			}
 			legal(t, g, sizes, b.counts, c.slots(b.counts))
 		}
-		if !slices.Equal(left, make([]int, len(left))) || used < c.least(counts) || exact != (used == c.least(counts)) {
-			t.Fatalf("%v: %d GPUs, least %d, exact %v, left %v", counts, used, c.least(counts), exact, left)
+		if !slices.Equal(left, make([]int, len(left))) || used < c.minGPUs(counts) || exact != (used == c.minGPUs(counts)) {
+			t.Fatalf("%v: %d GPUs, least %d, exact %v, left %v", counts, used, c.minGPUs(counts), exact, left)
 		}
 	})
 }

@@ -14,7 +14,7 @@ import (
 // of the GPUs. It also ends a branch that it has visited before.
 type exhaustive struct {
 	*shares
-	most     int // GPUs in total
+	maxBins  int // GPUs in total
 	patterns [][]pattern
 	order    []int // services, the most expensive first
 	terms    []term
@@ -65,7 +65,7 @@ func (sh *shares) search(gpus, steps int) (segments []plan.Segment, none bool) {
 		}
 		limits += k.limit
 	}
-	e := &exhaustive{shares: sh, most: min(gpus, limits), opened: make([]int, len(sh.kinds)), seen: map[string]struct{}{}, budget: steps}
+	e := &exhaustive{shares: sh, maxBins: min(gpus, limits), opened: make([]int, len(sh.kinds)), seen: map[string]struct{}{}, budget: steps}
 	if len(sh.offers) > exactServices {
 		return nil, false
 	}
@@ -104,7 +104,7 @@ func (e *exhaustive) prepare() {
 			t.least[s] = coverer.cheapest(d, t.shares[s], mixes[s])
 		}
 		e.terms = append(e.terms, t)
-		e.rest = append(e.rest, float64(e.most)+1e-6)
+		e.rest = append(e.rest, float64(e.maxBins)+1e-6)
 		return true
 	})
 	dearest := func(s int) (most float64) {
@@ -205,7 +205,7 @@ func (e *exhaustive) putOpened(at, i, first int, rest float64) bool {
 // putNew puts a segment of an offer into a new GPU, if there is one.
 func (e *exhaustive) putNew(at, i int, rest float64) bool {
 	m := e.offers[e.order[at]][i].kind
-	if limit := e.kinds[m].limit; len(e.bins) >= e.most || limit >= 0 && e.opened[m] >= limit {
+	if limit := e.kinds[m].limit; len(e.bins) >= e.maxBins || limit >= 0 && e.opened[m] >= limit {
 		return false
 	}
 	if e.budget--; e.budget < 0 {

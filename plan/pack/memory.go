@@ -26,12 +26,12 @@ func lean(g plan.GPU, pt plan.Point) float64 {
 
 // outcome is what is known of a problem: a plan's segments, if one was found, and what is proved.
 type outcome struct {
-	// answer is that of the beam, with leastGPCs if known. It is the zero value if the segments are
+	// answer is that of the beam, with minGPCs if known. It is the zero value if the segments are
 	// not the beam's.
 	answer
 	segments []plan.Segment
 	gpus     int
-	least    int  // no plan has fewer GPUs
+	minGPUs  int  // no plan has fewer GPUs
 	none     bool // there is no plan on the available GPUs
 }
 
@@ -56,12 +56,12 @@ func (t *task) stock() int {
 	return sum
 }
 
-// plainly is the max number of services that share memory for which the beam, which packs by steps
-// first, also plans. In a fleet (plainlyMixed), the beam runs for every way to divide the GPUs
+// descentRounds is the max number of services that share memory for which the beam, which packs by steps
+// first, also plans. In a fleet (mixedDescentRounds), the beam runs for every way to divide the GPUs
 // between the models.
 const (
-	plainly      = 150
-	plainlyMixed = 12
+	descentRounds      = 150
+	mixedDescentRounds = 12
 )
 
 // shared reports whether segments share memory, or clients, on some kind of GPU.
@@ -75,7 +75,7 @@ func (in *instance) shared() (memory, clients bool) {
 // bound remains. If the result is still open, it searches small problems completely.
 func (in *instance) settle(steps int) outcome {
 	first := in.relax(goal{gpu: 1, item: make([]float64, in.items), gpus: -1}, rounds)
-	got := outcome{least: ceilGPUs(first.value)}
+	got := outcome{minGPUs: ceilGPUs(first.value)}
 	memory, clients := in.shared()
 	sh := in.share(first)
 	stock := in.stock()
@@ -83,32 +83,32 @@ func (in *instance) settle(steps int) outcome {
 		in.settleShared(sh, &got, memory)
 	} else if a, ok := in.solve(); ok {
 		got.take(a, in.segments(a), a.gpus)
-		got.least = a.leastGPUs
+		got.minGPUs = a.minGPUs
 	} else {
-		got.least = a.leastGPUs
+		got.minGPUs = a.minGPUs
 	}
 	if !got.ok() && stock < 0 {
 		in.divide(&got, steps)
 	}
-	if !got.ok() && stock >= 0 && got.least <= stock {
+	if !got.ok() && stock >= 0 && got.minGPUs <= stock {
 		segments, none := sh.search(stock, steps)
 		if none {
-			got.least = stock + 1
+			got.minGPUs = stock + 1
 		} else if segments != nil {
 			got.take(answer{}, segments, gpusOf(segments))
 		}
 	}
-	for got.ok() && got.gpus > got.least {
-		segments, none := sh.search(got.least, steps)
+	for got.ok() && got.gpus > got.minGPUs {
+		segments, none := sh.search(got.minGPUs, steps)
 		if segments != nil {
 			got.take(answer{}, segments, gpusOf(segments))
 		}
 		if !none {
 			break
 		}
-		got.least++
+		got.minGPUs++
 	}
-	got.none = got.none || stock >= 0 && got.least > stock
+	got.none = got.none || stock >= 0 && got.minGPUs > stock
 	return got
 }
 
@@ -123,7 +123,7 @@ func gpusOf(segments []plan.Segment) int {
 // settleShared is settle's search if memory or clients are shared.
 func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 	n, stock := len(in.demands), in.stock()
-	enough := func() bool { return got.ok() && got.gpus <= got.least || stock >= 0 && got.least > stock }
+	enough := func() bool { return got.ok() && got.gpus <= got.minGPUs || stock >= 0 && got.minGPUs > stock }
 	if !memory {
 		if a, ok := in.solve(); ok {
 			got.take(a, in.segments(a), a.gpus)
@@ -133,7 +133,7 @@ func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 		}
 	}
 	boards, gpus, least := sh.greedy()
-	got.least = max(got.least, least)
+	got.minGPUs = max(got.minGPUs, least)
 	if boards != nil {
 		var segments []plan.Segment
 		at := 0
@@ -147,9 +147,9 @@ func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 		return
 	}
 
-	few := plainly
+	few := descentRounds
 	if len(in.kinds) > 1 {
-		few = plainlyMixed
+		few = mixedDescentRounds
 	}
 	for _, v := range []value{highest, lean} {
 		if enough() || n > few {
@@ -171,9 +171,9 @@ func (in *instance) beamShared(v value, got *outcome) {
 		return // in was built from the same points
 	}
 	first := other.relax(goal{gpu: 1, item: make([]float64, other.items), gpus: -1}, rounds)
-	from := max(ceilGPUs(first.value), got.least)
+	from := max(ceilGPUs(first.value), got.minGPUs)
 	if a, ok := other.solveFrom(from, most, true); ok {
-		a.leastGPUs, a.leastGPCs = 0, 0
+		a.minGPUs, a.minGPCs = 0, 0
 		got.take(a, other.segments(a), a.gpus)
 	}
 }
@@ -204,11 +204,11 @@ func (in *instance) divide(got *outcome, steps int) {
 		if len(part.Services) == 0 {
 			continue
 		}
-		its, err := build(part, highest)
+		points, err := build(part, highest)
 		if err != nil {
 			return // each service has a point on its part of the fleet
 		}
-		one := its.settle(steps)
+		one := points.settle(steps)
 		if !one.ok() {
 			got.none = one.none
 			return

@@ -29,7 +29,7 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	}
 	got := in.settle(exactSteps)
 	rival := false
-	if !got.ok() || got.gpus > got.least {
+	if !got.ok() || got.gpus > got.minGPUs {
 		other, err := parvagpu.New().Plan(p)
 		if err == nil && (!got.ok() || other.GPUs < got.gpus) && in.admits(other.Segments) {
 			got.segments, got.gpus, rival = other.Segments, other.GPUs, true
@@ -38,16 +38,16 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if !got.ok() {
 		return nil, in.tooSmall(!got.none)
 	}
-	segments, lower, best := got.segments, got.least, got.answer
+	segments, lower, best := got.segments, got.minGPUs, got.answer
 	out := plan.New(p, pl.Name(), segments)
 	out.LowerBound = lower
 	out.Optimal = out.GPUs == lower
 	switch {
-	case out.Optimal && len(in.kinds) == 1 && !rival && best.leastGPCs > 0 && float64(out.GPCs) <= best.leastGPCs+0.5:
+	case out.Optimal && len(in.kinds) == 1 && !rival && best.minGPCs > 0 && float64(out.GPCs) <= best.minGPCs+0.5:
 		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs, and none with that many uses fewer %s than %d", out.GPUs, in.word(), out.GPCs))
-	case out.Optimal && len(in.kinds) == 1 && best.leastGPCs > 0:
+	case out.Optimal && len(in.kinds) == 1 && best.minGPCs > 0:
 		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs; not proved: its %s are the fewest (at least %.0f are needed, it has %d)",
-			out.GPUs, in.word(), best.leastGPCs, out.GPCs))
+			out.GPUs, in.word(), best.minGPCs, out.GPCs))
 	case out.Optimal:
 		out.Notes = append(out.Notes, fmt.Sprintf("proved: no plan has fewer than %d GPUs", out.GPUs))
 	default:
@@ -56,8 +56,8 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	return out, nil
 }
 
-// mostSegments is more than any service has. A rate that needs more is treated as a typing error.
-const mostSegments = 1_000_000
+// maxSegments is more than any service has. A rate that needs more is treated as a typing error.
+const maxSegments = 1_000_000
 
 // instance is a problem as a task: services are demands in the same order, items are the sizes of
 // each kind.
@@ -115,7 +115,7 @@ func build(p *plan.Problem, v value) (*instance, error) {
 // and size.
 func usedSizes(g plan.GPU, points []map[int]plan.Point) (sizes []plan.Size) {
 	for _, size := range g.Sizes {
-		if slices.ContainsFunc(points, func(its map[int]plan.Point) bool { _, ok := its[size.GPCs]; return ok }) {
+		if slices.ContainsFunc(points, func(byGPCs map[int]plan.Point) bool { _, ok := byGPCs[size.GPCs]; return ok }) {
 			sizes = append(sizes, size)
 		}
 	}
@@ -160,9 +160,9 @@ func (in *instance) addDemand(s int, points [][]map[int]plan.Point) error {
 			d.clients[item] = pt.Processes
 		}
 	}
-	if top := slices.Max(d.gives); service.RateRPS > mostSegments*top {
+	if top := slices.Max(d.gives); service.RateRPS > maxSegments*top {
 		return fmt.Errorf("service %q: rate %.6g requests/s: the best segment within %.4g ms per batch serves %.6g, and a plan has at most %d segments per service",
-			service.Name, service.RateRPS, in.problem.BoundMS(service), top, mostSegments)
+			service.Name, service.RateRPS, in.problem.BoundMS(service), top, maxSegments)
 	}
 	in.points = append(in.points, its)
 	in.demands = append(in.demands, d)
@@ -312,8 +312,8 @@ func (f *fitting) fits() bool {
 	if len(part.Services) == 0 {
 		return true
 	}
-	its, err := build(&part, highest)
-	return err == nil && its.found()
+	points, err := build(&part, highest)
+	return err == nil && points.found()
 }
 
 // front serves as many services as fit from the front of the list, and returns their number.

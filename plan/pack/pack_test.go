@@ -37,7 +37,7 @@ func planned(t interface {
 }
 
 // The published plans of the paper use 2, 3, 5, 7, 13 and 16 GPUs.
-func TestPublishedScenariosAreProvedOptimal(t *testing.T) {
+func TestPublishedScenarios(t *testing.T) {
 	for _, want := range []struct {
 		scenario   string
 		gpus, gpcs int
@@ -50,7 +50,7 @@ func TestPublishedScenariosAreProvedOptimal(t *testing.T) {
 	}
 }
 
-func TestMultiplesOfTheScenariosTakeFewerGPUsThanParvaGPU(t *testing.T) {
+func TestScenarioMultiples(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		saved := 0
 		for times := 1; times <= 10; times++ {
@@ -76,7 +76,7 @@ func TestMultiplesOfTheScenariosTakeFewerGPUsThanParvaGPU(t *testing.T) {
 	}
 }
 
-func TestPlansAreTheSameByteForByte(t *testing.T) {
+func TestPlanReproducible(t *testing.T) {
 	text := func() string {
 		var out bytes.Buffer
 		if err := planned(t, published(t, "S3", 7)).Write(&out); err != nil {
@@ -89,7 +89,7 @@ func TestPlansAreTheSameByteForByte(t *testing.T) {
 	}
 }
 
-func TestThousandsOfServicesAreProvedOptimal(t *testing.T) {
+func TestPlanThousands(t *testing.T) {
 	for _, n := range []int{1, 10, 100, 1000, 10000} {
 		if pl := planned(t, many(t, n, 7)); !pl.Optimal {
 			t.Errorf("%d services: %d GPUs, and only %d proved", n, pl.GPUs, pl.LowerBound)
@@ -97,7 +97,7 @@ func TestThousandsOfServicesAreProvedOptimal(t *testing.T) {
 	}
 }
 
-func TestNeverMoreGPUsThanParvaGPU(t *testing.T) {
+func TestAgainstParvaGPU(t *testing.T) {
 	for _, name := range []string{"a100-80", "a30", "v100"} {
 		t.Run(name, func(t *testing.T) {
 			optimal, all := 0, 0
@@ -181,7 +181,7 @@ func withH100(t testing.TB, p *plan.Problem) {
 	}
 }
 
-func TestAFleetThatSufficesIsUsed(t *testing.T) {
+func TestFleetSuffices(t *testing.T) {
 	p := published(t, "S3", 1)
 	withH100(t, p)
 	for _, c := range []struct{ a100, h100, want int }{{5, 0, 5}, {5, 1, 4}, {3, 1, 4}, {1, 2, 3}, {0, 3, 3}, {-1, 9, 3}} {
@@ -200,7 +200,7 @@ func TestAFleetThatSufficesIsUsed(t *testing.T) {
 	}
 }
 
-func TestAFleetTooSmallSaysWhatFits(t *testing.T) {
+func TestFleetTooSmall(t *testing.T) {
 	p := published(t, "S3", 1)
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 3}}
 	_, err := New().Plan(p)
@@ -231,7 +231,7 @@ func TestAFleetTooSmallSaysWhatFits(t *testing.T) {
 	planned(t, p)
 }
 
-func TestAPercentGPUIsSharedInSteps(t *testing.T) {
+func TestPercentGPU(t *testing.T) {
 	profiles, err := plan.ReadProfiles(os.DirFS("../testdata/gslice_v100"))
 	if err != nil {
 		t.Fatal(err)
@@ -257,7 +257,7 @@ func TestAPercentGPUIsSharedInSteps(t *testing.T) {
 	}
 }
 
-func TestSegmentsThatShareMemoryFit(t *testing.T) {
+func TestSharedMemory(t *testing.T) {
 	g := plan.PercentGPU("small", 40, 10000, 4)
 	point := func(steps, processes int, throughput, memory float64) plan.Point {
 		return plan.Point{GPCs: steps, Batch: 1, Processes: processes, ThroughputRPS: throughput, LatencyMS: 1, MemoryMiB: memory}

@@ -60,14 +60,14 @@ func (o *offer) covers(other *offer) bool {
 // offers lists the points at which each service may run, without those that another offer covers.
 // The highest throughput comes first. price is that of the items.
 func (in *instance) offers(price []float64) [][]offer {
-	type of struct {
+	type source struct {
 		model string
 		bound float64
 	}
-	known := map[of][]offer{} // ten thousand services have few models and objectives
+	known := map[source][]offer{} // ten thousand services have few models and objectives
 	all := make([][]offer, len(in.problem.Services))
 	for s, service := range in.problem.Services {
-		key := of{service.Model, in.problem.BoundMS(service)}
+		key := source{service.Model, in.problem.BoundMS(service)}
 		if list, ok := known[key]; ok {
 			all[s] = list
 			continue
@@ -172,7 +172,7 @@ func (sh *shares) cheapest(by way) (sum float64, mixes [][]int) {
 	var price, gives []float64
 	mixes = make([][]int, len(sh.offers))
 	for s, offers := range sh.offers {
-		price, gives = grow(price, len(offers)), grow(gives, len(offers))
+		price, gives = resize(price, len(offers)), resize(gives, len(offers))
 		for i := range offers {
 			gives[i], price[i] = offers[i].point.ThroughputRPS, offers[i].share(by.weights, by.priced)
 		}
@@ -318,7 +318,7 @@ func (sh *shares) evict(m, gpus int, w weights, priced bool, mixes [][]int, barr
 				top = max(top, d.gives[i])
 			}
 		}
-		if top > 0 && d.rate < mostSegments*top {
+		if top > 0 && d.rate < maxSegments*top {
 			other := make([]int, len(mix))
 			movers = append(movers, mover{s, takes, coverer.cheapest(d, price, other) - cost, other})
 		}
@@ -378,11 +378,11 @@ type parcel struct {
 // considers a few GPUs per number of steps.
 func stow(list []parcel, steps, clients int) [][]stowed {
 	size := func(p *parcel) (most, sum float64) {
-		width, of := float64(p.width)/float64(steps), 0.0
+		width, total := float64(p.width)/float64(steps), 0.0
 		if clients > 0 {
-			of = float64(p.clients) / float64(clients)
+			total = float64(p.clients) / float64(clients)
 		}
-		return max(width, p.memory, of), width + p.memory + of
+		return max(width, p.memory, total), width + p.memory + total
 	}
 	slices.SortStableFunc(list, func(a, b parcel) int {
 		am, as := size(&a)
@@ -443,7 +443,7 @@ func (g *stowage) tightest(p *parcel) (room, at int) {
 			break
 		}
 		first, _ := slices.BinarySearchFunc(g.byRoom[s], p.memory-tight, g.byMemory)
-		for j := first; j < len(g.byRoom[s]) && j < first+glances; j++ {
+		for j := first; j < len(g.byRoom[s]) && j < first+beamChecks; j++ {
 			l := &g.loads[g.byRoom[s][j]]
 			if g.clients > 0 && l.clients < p.clients {
 				continue
@@ -460,8 +460,8 @@ func (g *stowage) tightest(p *parcel) (room, at int) {
 const (
 	// tight is the max rounding error of a sum of memory.
 	tight = 1e-11
-	// glances is how many GPUs with the same steps are tried to find one that has clients left.
-	glances = 64
+	// beamChecks is how many GPUs with the same steps are tried to find one that has clients left.
+	beamChecks = 64
 )
 
 // segmentsOf converts GPUs of a kind to a plan's segments, numbered from first on.

@@ -53,7 +53,7 @@ func gslice(t testing.TB, n int) *plan.Problem {
 	return p
 }
 
-func TestServicesThatShareMemoryArePlannedByTheThousand(t *testing.T) {
+func TestShareThousands(t *testing.T) {
 	for _, n := range []int{1, 5, 20, 50, 100, 1000, 10000} {
 		if n > 1000 && testing.Short() {
 			continue
@@ -68,7 +68,7 @@ func TestServicesThatShareMemoryArePlannedByTheThousand(t *testing.T) {
 
 // Both fit together, each at its first point. No single value selects both points: because of the
 // memory, one service would take its leaner point and the other would not.
-func TestAFleetThatSufficesIsNotToldToBeTooSmall(t *testing.T) {
+func TestSharedFleetSuffices(t *testing.T) {
 	g := plan.PercentGPU("mid", 10, 100, 1)
 	point := func(steps int, throughput, memory float64) plan.Point {
 		return plan.Point{GPCs: steps, Batch: 1, Processes: 1, ThroughputRPS: throughput, LatencyMS: 1, MemoryMiB: memory}
@@ -158,7 +158,7 @@ func sharedBrute(p *plan.Problem) int {
 
 // Several points per size, with memory, processes and limits that matter. Plans are proved, and so
 // is the absence of a plan.
-func TestSharedGPUsAgainstBruteForce(t *testing.T) {
+func TestSharedBruteForce(t *testing.T) {
 	refused, all := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		p := &plan.Problem{Profiles: map[string]map[string]plan.Profile{}}
@@ -208,7 +208,7 @@ func TestSharedGPUsAgainstBruteForce(t *testing.T) {
 }
 
 // MPS admits 48 processes. By steps and memory, forty segments of two processes fit a V100.
-func TestNoGPUGetsMoreProcessesThanMPSTakes(t *testing.T) {
+func TestMPSClients(t *testing.T) {
 	g := gpu(t, "v100")
 	for _, memory := range []float64{0, 100} {
 		points := []plan.Point{{GPCs: 1, Batch: 1, Processes: 2, ThroughputRPS: 10, LatencyMS: 1, MemoryMiB: memory},

@@ -13,10 +13,10 @@ type answer struct {
 	gpus   int
 	// gpcs is the sum of the second criterion.
 	gpcs float64
-	// leastGPUs and leastGPCs are proved: no answer has fewer GPUs, and none with as many GPUs has
+	// minGPUs and minGPCs are proved: no answer has fewer GPUs, and none with as many GPUs has
 	// fewer GPCs (0 if nothing is proved).
-	leastGPUs int
-	leastGPCs float64
+	minGPUs int
+	minGPCs float64
 }
 
 // segment is an item of a demand in a slot.
@@ -36,7 +36,7 @@ const (
 
 // solve finds the fewest GPUs, and with them the fewest GPCs. It first tries the lower bound and
 // then more, until an answer has no more GPUs than it tried. ok is false if it finds none within
-// the kinds' limits; leastGPUs is proved even then.
+// the kinds' limits; minGPUs is proved even then.
 func (t *task) solve() (best answer, ok bool) {
 	first := t.relax(goal{gpu: 1, item: make([]float64, t.items), gpus: -1}, rounds)
 	return t.solveFrom(ceilGPUs(first.value), t.stock(), false)
@@ -71,7 +71,7 @@ func (t *task) solveFrom(lower, most int, quick bool) (best answer, ok bool) {
 			step *= 2
 		}
 	}
-	best.leastGPUs = lower
+	best.minGPUs = lower
 	return best, ok
 }
 
@@ -197,7 +197,7 @@ func (t *task) choose(gpus int, split []int, quick bool) (best answer, ok bool) 
 	if !ok || best.gpus != gpus || len(t.kinds) > 1 {
 		return best, ok
 	}
-	best.leastGPCs = math.Ceil(relaxed.value - 1e-6)
+	best.minGPCs = math.Ceil(relaxed.value - 1e-6)
 	if exact {
 		best = t.fewer(best, limited, relaxed)
 	}
@@ -208,7 +208,7 @@ func (t *task) choose(gpus int, split []int, quick bool) (best answer, ok bool) 
 // too long.
 func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
 	n := len(t.demands)
-	for best.gpcs > best.leastGPCs+1e-6 {
+	for best.gpcs > best.minGPCs+1e-6 {
 		target := best.gpcs - 1
 		search := limited.search(relaxed, []int{best.gpus}, target)
 		search.relaxed.columns = make([][]column, n)
@@ -218,7 +218,7 @@ func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
 		found := false
 		for _, c := range choices[:min(len(choices), 8)] {
 			if a, fits := t.pack(search.lists, c); fits && a.gpus == best.gpus && a.gpcs < best.gpcs {
-				a.leastGPCs = best.leastGPCs
+				a.minGPCs = best.minGPCs
 				best, found = a, true
 				break
 			}
@@ -227,7 +227,7 @@ func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
 			continue
 		}
 		if all && whole && len(choices) == 0 {
-			best.leastGPCs = best.gpcs
+			best.minGPCs = best.gpcs
 		}
 		break
 	}

@@ -114,7 +114,7 @@ func (c *stepped) lift(price []float64, budget float64) {
 
 func (c *stepped) rules() ([][]float64, bool) { return c.prices, false }
 
-func (c *stepped) least(counts []int) int {
+func (c *stepped) minGPUs(counts []int) int {
 	most := 0.0
 	for _, price := range c.prices {
 		most = math.Max(most, worth(price, counts))
@@ -126,7 +126,7 @@ func (c *stepped) least(counts []int) int {
 // packs twice: once it adds the next widest segment that fits (first fit decreasing), and once
 // whatever fills the GPU best. The better result counts.
 func (c *stepped) pack(counts []int) (bins []bin, exact bool) {
-	least := c.least(counts)
+	least := c.minGPUs(counts)
 	var best []bin
 	fewest := math.MaxInt
 	for _, fill := range []func(left []int) pattern{c.fillFullest, c.fillWidest} {
