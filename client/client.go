@@ -77,10 +77,10 @@ type Options struct {
 	// answers wait for it. It may call Send, and must not call Do or Close. It
 	// may be nil.
 	Deliver func(*Result)
-	// PieceBytes is the size of a picture's fragments, wire.DefaultPieceBytes by
+	// FragmentBytes is the size of a picture's fragments, wire.DefaultPieceBytes by
 	// default. By default a manager refuses fragments below 512 bytes, unless the
 	// picture is a single fragment.
-	PieceBytes int
+	FragmentBytes int
 	// Pad fills each datagram up to a multiple of wire.PaddingUnit, so that
 	// payloads keep their alignment when a receiver packs datagrams together.
 	Pad bool
@@ -132,7 +132,7 @@ func (o *Options) complete() error {
 			*v = by
 		}
 	}
-	set(&o.PieceBytes, wire.DefaultPieceBytes)
+	set(&o.FragmentBytes, wire.DefaultPieceBytes)
 	set(&o.InFlight, defaultInFlight)
 	set(&o.QueueLimit, defaultQueueLimit)
 	set(&o.BurstBytes, defaultBurstBytes)
@@ -144,8 +144,8 @@ func (o *Options) complete() error {
 		o.ResendAfter = defaultResendAfter
 	}
 	switch {
-	case o.PieceBytes < 1 || o.PieceBytes > wire.MaxPieceBytes-wire.PaddingUnit:
-		return fmt.Errorf("piece bytes %d: want 1 to %d", o.PieceBytes, wire.MaxPieceBytes-wire.PaddingUnit)
+	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxPieceBytes-wire.PaddingUnit:
+		return fmt.Errorf("piece bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxPieceBytes-wire.PaddingUnit)
 	case o.InFlight < 0, o.QueueLimit < 0, o.BurstBytes < 0, o.MaxResultBytes < 0, o.PaceBytes < 0, o.Timeout < 0, o.ResendAfter < 0:
 		return errors.New("options: want no negative value")
 	}
@@ -315,7 +315,7 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 }
 
 func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uint32, error) {
-	count := wire.Pieces(len(picture), c.options.PieceBytes)
+	count := wire.Pieces(len(picture), c.options.FragmentBytes)
 	if len(picture) == 0 || count > wire.MaxPieces || uint64(len(picture)) > 1<<32-1 {
 		return 0, ErrPictureSize
 	}

@@ -148,12 +148,12 @@ func TestDo(t *testing.T) {
 	for _, o := range []client.Options{
 		{},
 		{NoSegmentation: true},
-		{Pad: true, PieceBytes: 1000},
-		{PieceBytes: 1},
-		{PieceBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
-		{PieceBytes: wire.MaxPieceBytes - wire.PaddingUnit, Pad: true},
+		{Pad: true, FragmentBytes: 1000},
+		{FragmentBytes: 1},
+		{FragmentBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
+		{FragmentBytes: wire.MaxPieceBytes - wire.PaddingUnit, Pad: true},
 	} {
-		fragment := o.PieceBytes
+		fragment := o.FragmentBytes
 		if fragment == 0 {
 			fragment = wire.DefaultPieceBytes
 		}
@@ -185,7 +185,7 @@ func TestDo(t *testing.T) {
 func TestBadNetwork(t *testing.T) {
 	checkLeaks(t)
 	for _, segmentation := range []bool{true, false} {
-		m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{WishAfter: 2 * time.Millisecond})
+		m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{NACKAfter: 2 * time.Millisecond})
 		bad := clienttest.Faults{Lose: 0.05, Repeat: 0.05, Delay: 0.05, MaxDelay: 3 * time.Millisecond, Seed: 1}
 		relay := startRelay(t, m.Addr(), bad, bad)
 		e := newEnds()
@@ -207,7 +207,7 @@ func TestBadNetwork(t *testing.T) {
 		if relay.Lost.Load() == 0 || relay.Repeated.Load() == 0 || relay.Delayed.Load() == 0 {
 			t.Error("the network was not bad")
 		}
-		if s := c.Stats(); s.Resends == 0 || s.Wishes == 0 || s.Duplicates == 0 || s.Answers != n {
+		if s := c.Stats(); s.Resends == 0 || s.NACKs == 0 || s.Duplicates == 0 || s.Answers != n {
 			t.Errorf("stats %+v", s)
 		}
 	}
@@ -257,7 +257,7 @@ func TestNACK(t *testing.T) {
 		}
 		return passed == s.Resends
 	})
-	if s.Wishes < 1 || s.Resends < 1 || s.Datagrams != 10+s.Resends {
+	if s.NACKs < 1 || s.Resends < 1 || s.Datagrams != 10+s.Resends {
 		t.Errorf("stats %+v", s)
 	}
 	for index, n := range resent {
@@ -271,7 +271,7 @@ func TestNACK(t *testing.T) {
 func TestQuestion(t *testing.T) {
 	t.Run("when pieces were lost and nobody wishes", func(t *testing.T) {
 		checkLeaks(t)
-		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
+		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(9)}, clienttest.Faults{})
 		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
 		want := picture(10*1024, 1)
@@ -281,7 +281,7 @@ func TestQuestion(t *testing.T) {
 	})
 	t.Run("when all pieces were lost", func(t *testing.T) {
 		checkLeaks(t)
-		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
+		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: first}, clienttest.Faults{})
 		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
@@ -310,7 +310,7 @@ func TestRepeatedAnswers(t *testing.T) {
 	checkLeaks(t)
 	// The test asks for nothing twice, even on a slow machine, because a manager repeats
 	// answers.
-	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 	relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Repeat: 1})
 	e := newEnds()
 	c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver, ResendAfter: patience})
@@ -361,7 +361,7 @@ func TestCreditLimit(t *testing.T) {
 		done += len(batch)
 	}
 	e.wait(t, n)
-	if held := m.MostHeld(); held > maxInFlight {
+	if held := m.MaxHeld(); held > maxInFlight {
 		t.Errorf("%d requests were in flight at once, %d were allowed", held, maxInFlight)
 	}
 }
@@ -539,7 +539,7 @@ func TestTimeout(t *testing.T) {
 func TestSendErrors(t *testing.T) {
 	checkLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
-	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, PieceBytes: 2, ResendAfter: patience})
+	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, FragmentBytes: 2, ResendAfter: patience})
 	for _, size := range []int{0, 2*wire.MaxPieces + 1} {
 		if _, err := c.Send(make([]byte, size), client.RequestOptions{}); err != client.ErrPictureSize {
 			t.Errorf("%d bytes: got %v", size, err)
@@ -654,7 +654,7 @@ func TestMalformed(t *testing.T) {
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		asked <- q
 		return wire.Result{}, nil, false
-	}, clienttest.ManagerOptions{WishAfter: -1}) // the manager sends only the NACKs below
+	}, clienttest.ManagerOptions{NACKAfter: -1}) // the manager sends only the NACKs below
 	e := newEnds()
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, ResendAfter: patience})
 	id, err := c.Send(picture(5000, 1), client.RequestOptions{})
@@ -697,7 +697,7 @@ func TestMalformed(t *testing.T) {
 	if s.Malformed[wire.ReasonShort] != 1 || s.Malformed[wire.ReasonMagic] != 1 || s.Malformed[wire.ReasonType] != 1 {
 		t.Errorf("malformed %v", s.Malformed)
 	}
-	if s.Foreign != 6 || s.Duplicates != 2 || s.Wishes != 0 || s.Answers != 1 {
+	if s.Foreign != 6 || s.Duplicates != 2 || s.NACKs != 0 || s.Answers != 1 {
 		t.Errorf("stats %+v", s)
 	}
 }
@@ -743,7 +743,7 @@ func TestDeliverMaySend(t *testing.T) {
 }
 
 func TestDialOptions(t *testing.T) {
-	for _, o := range []client.Options{{PieceBytes: -1}, {PieceBytes: wire.MaxDatagram}, {Timeout: -1}, {PaceBytes: -1}, {QueueLimit: -1}} {
+	for _, o := range []client.Options{{FragmentBytes: -1}, {FragmentBytes: wire.MaxDatagram}, {Timeout: -1}, {PaceBytes: -1}, {QueueLimit: -1}} {
 		if c, err := client.Dial(context.Background(), "127.0.0.1:9", o); err == nil {
 			_ = c.Close()
 			t.Errorf("%+v was accepted", o)

@@ -41,7 +41,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 		arrived <- q.Picture
 		topk := wire.AppendTopK(nil, []wire.Class{{Class: 9, P: 0.75}, {Class: 300, P: 0.125}})
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 4, ModelVersion: 2, Infer: 1500 * time.Microsecond}, topk, true
-	}, clienttest.ManagerOptions{PieceBytes: 5, Cookie: cookie}) // the result has three fragments
+	}, clienttest.ManagerOptions{FragmentBytes: 5, Cookie: cookie}) // the result has three fragments
 	firstAnswer := func(b []byte) bool {
 		h, err := wire.DecodeHeader(b)
 		return err == nil && h.Type == wire.TypeResult && h.Flags&wire.FlagRetransmitted == 0

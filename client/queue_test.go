@@ -129,7 +129,7 @@ func TestQueueOverload(t *testing.T) {
 // The deadline sent with a request excludes the round trip.
 func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	const roundTrip, waited = 3 * time.Millisecond, 5 * time.Millisecond
-	c := &Client{options: Options{PieceBytes: 1024}, queued: *newQueue(20 * time.Millisecond), credit: credit{roundTrip: int64(roundTrip)}}
+	c := &Client{options: Options{FragmentBytes: 1024}, queued: *newQueue(20 * time.Millisecond), credit: credit{roundTrip: int64(roundTrip)}}
 	c.sender.out = &transmitter{}
 	r := &request{picture: make([]byte, 8), count: 1, options: RequestOptions{Intended: 1000}}
 	c.sendFragmentLocked(r, 1000+int64(waited))

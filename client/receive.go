@@ -178,7 +178,7 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, fragment []byte, at 
 		c.counts.duplicates.Add(1)
 	case r.answer.received < int(h.Count):
 		before := r.recovery.AskAt()
-		r.recovery.Heard(at)
+		r.recovery.Answered(at)
 		c.askEarlierLocked(r, before)
 	}
 	return r.answer.received == int(h.Count)

@@ -16,8 +16,8 @@ type Stats struct {
 	// Late is the number of requests that ended with ErrLate: they were never
 	// sent.
 	Late uint64
-	// Wishes is the number of NACKs received for requests in flight.
-	Wishes uint64
+	// NACKs is the number of NACKs received for requests in flight.
+	NACKs uint64
 	// Proofs is how often the manager asked for proof that this client receives
 	// at its address.
 	Proofs uint64
@@ -49,7 +49,7 @@ func (c *Client) Stats() Stats {
 	n := &c.counts
 	s := Stats{
 		Datagrams: n.datagrams.Load(), Bytes: n.bytes.Load(), Resends: n.resends.Load(), Sends: n.sends.Load(),
-		Late: n.late.Load(), Wishes: n.nacks.Load(), Proofs: n.proofs.Load(), Answers: n.answers.Load(), Duplicates: n.duplicates.Load(), Foreign: n.foreign.Load(),
+		Late: n.late.Load(), NACKs: n.nacks.Load(), Proofs: n.proofs.Load(), Answers: n.answers.Load(), Duplicates: n.duplicates.Load(), Foreign: n.foreign.Load(),
 		Unreachable: n.unreachable.Load(), SendErrors: n.sendErrors.Load(), ReceiveErrors: n.receiveError.Load(),
 	}
 	for i := range s.Malformed {

@@ -216,7 +216,7 @@ func FuzzHandle(f *testing.F) {
 		delivered := make(map[uint32]int)
 		// A client without its goroutines: the test makes all calls.
 		c := &Client{
-			options:  Options{Deliver: func(r *Result) { delivered[r.ID]++ }, MaxResultBytes: 1 << 16, PieceBytes: 1024},
+			options:  Options{Deliver: func(r *Result) { delivered[r.ID]++ }, MaxResultBytes: 1 << 16, FragmentBytes: 1024},
 			wake:     make(chan struct{}, 1),
 			requests: make(map[uint32]*request),
 			queued:   queue{list: list{id: stageList}},

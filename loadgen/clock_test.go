@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/loadgen"
 )
 
-func TestSystemAlarmSleepsUntilItsTime(t *testing.T) {
+func TestAlarm(t *testing.T) {
 	clock := loadgen.SystemClock{}
 	alarm, err := clock.Alarm(t.Context())
 	if err != nil {
@@ -26,7 +26,7 @@ func TestSystemAlarmSleepsUntilItsTime(t *testing.T) {
 	}
 }
 
-func TestSystemAlarmEndsWithItsContext(t *testing.T) {
+func TestAlarmContext(t *testing.T) {
 	clock := loadgen.SystemClock{}
 	ctx, cancel := context.WithCancel(t.Context())
 	alarm, err := clock.Alarm(ctx)
@@ -43,7 +43,7 @@ func TestSystemAlarmEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestSystemAlarmDoesNotAllocate(t *testing.T) {
+func TestAlarmAllocations(t *testing.T) {
 	clock := loadgen.SystemClock{}
 	alarm, err := clock.Alarm(t.Context())
 	if err != nil {

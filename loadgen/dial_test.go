@@ -53,7 +53,7 @@ func answering(t *testing.T) netip.AddrPort {
 	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-func TestDialClientSendsOverTheWire(t *testing.T) {
+func TestDialClient(t *testing.T) {
 	addr := answering(t)
 	spec := constant(t, 300, 300*time.Millisecond)
 	spec.Grace = 300 * time.Millisecond
@@ -79,7 +79,7 @@ func TestDialClientSendsOverTheWire(t *testing.T) {
 
 // When a function stops answering, it grants no more credit: requests that wait
 // for credit become late.
-func TestDialClientCountsDropped(t *testing.T) {
+func TestDialClientDropped(t *testing.T) {
 	const objective = 20 * time.Millisecond
 	m, err := clienttest.NewManager(func(q clienttest.Request) (wire.Result, []byte, bool) {
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 1, Credit: 1, Objective: objective}, topK(1, 1), q.Picture[0] == 0

@@ -22,8 +22,8 @@ type ledger struct {
 	entries  []entry
 	free     []uint32 // indices of entries that are not open
 	open     int
-	tally    tally
-	silence  silence
+	stats    functionStats
+	tracker  outageTracker
 	comparer answer.Comparer
 	// drained is closed once the ledger is ending and nothing is open.
 	drained chan struct{}
@@ -46,8 +46,8 @@ func newLedger(f *Function, references []answer.Answer) *ledger {
 		slo:        f.SLO,
 		pictures:   f.Pictures,
 		references: references,
-		tally:      newTally(f.Pictures.Len()),
-		silence:    newSilence(f.SLO),
+		stats:      newFunctionStats(f.Pictures.Len()),
+		tracker:    newOutageTracker(f.SLO),
 		comparer:   answer.Comparer{Tolerance: f.Tolerance},
 		drained:    make(chan struct{}),
 	}
@@ -67,11 +67,11 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 	e := &l.entries[i]
 	*e = entry{intended: intended, picture: int32(picture), use: e.use + 1, counted: counted, open: true}
 	l.open++
-	l.tally.offered++
-	l.silence.sent(intended + int64(lag))
+	l.stats.offered++
+	l.tracker.sent(intended + int64(lag))
 	if counted {
-		l.tally.sent++
-		l.tally.lag.record(lag)
+		l.stats.sent++
+		l.stats.lag.record(lag)
 	}
 	return uint64(e.use)<<32 | uint64(i)
 }
@@ -86,19 +86,19 @@ func (l *ledger) reply(r Reply) {
 		return
 	}
 	if r.Err == nil {
-		l.silence.heard(r.Arrived)
+		l.tracker.received(r.Arrived)
 	}
-	e, is := l.endLocked(r.Tag)
-	if !is {
+	e, ok := l.endLocked(r.Tag)
+	if !ok {
 		return
 	}
 	if r.Err != nil {
 		switch {
 		case !e.counted:
 		case r.Dropped:
-			l.tally.dropped++
+			l.stats.dropped++
 		default:
-			l.tally.giveUp(r.Err, r.Unsent)
+			l.stats.giveUp(r.Err, r.Unsent)
 		}
 		return
 	}
@@ -106,7 +106,7 @@ func (l *ledger) reply(r Reply) {
 		l.checkLocked(int(e.picture), answer.Answer{Kind: r.Result.Kind, Payload: r.Payload})
 	}
 	if e.counted {
-		l.tally.reply(&r.Result, time.Duration(r.Arrived-e.intended), l.slo)
+		l.stats.reply(&r.Result, time.Duration(r.Arrived-e.intended), l.slo)
 	}
 }
 
@@ -131,7 +131,7 @@ func (l *ledger) endLocked(tag uint64) (entry, bool) {
 const maxDifferences = 5
 
 func (l *ledger) checkLocked(picture int, got answer.Answer) {
-	t := &l.tally
+	t := &l.stats
 	if l.references != nil {
 		t.checked++
 		if err := l.comparer.Compare(got, l.references[picture]); err != nil {
@@ -160,12 +160,12 @@ func (l *ledger) drain() <-chan struct{} {
 	return l.drained
 }
 
-// news returns what to report about the function's silence; empty if nothing
+// outageNews returns what to report about the function's outages; empty if nothing
 // changed.
-func (l *ledger) news(now int64) string {
+func (l *ledger) outageNews(now int64) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.silence.news(now)
+	return l.tracker.news(now)
 }
 
 // close makes the ledger ignore replies.

@@ -20,9 +20,9 @@ func testLedger(references []answer.Answer) *ledger {
 	return newLedger(&Function{SLO: time.Second, Pictures: blank(4), Tolerance: answer.Default}, references)
 }
 
-// TestLedgerAgainstAModel runs random operations on a ledger and on a map, and
+// TestLedgerModel runs random operations on a ledger and on a map, and
 // compares them.
-func TestLedgerAgainstAModel(t *testing.T) {
+func TestLedgerModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := testLedger(nil)
 		type request struct {
@@ -77,9 +77,9 @@ func TestLedgerAgainstAModel(t *testing.T) {
 				l.reply(Reply{Tag: tag})
 			},
 			"": func(t *rapid.T) {
-				if l.open != len(open) || l.tally.sent != sent || l.tally.answered() != answered || l.tally.unsent != unsent {
+				if l.open != len(open) || l.stats.sent != sent || l.stats.answered() != answered || l.stats.unsent != unsent {
 					t.Fatalf("%d open, %d sent, %d answered, %d unsent; want %d, %d, %d, %d",
-						l.open, l.tally.sent, l.tally.answered(), l.tally.unsent, len(open), sent, answered, unsent)
+						l.open, l.stats.sent, l.stats.answered(), l.stats.unsent, len(open), sent, answered, unsent)
 				}
 				if len(l.entries) != len(l.free)+l.open {
 					t.Fatalf("%d entries, %d free, %d open", len(l.entries), len(l.free), l.open)
@@ -89,7 +89,7 @@ func TestLedgerAgainstAModel(t *testing.T) {
 	})
 }
 
-func TestLedgerDrainsWithItsLastReply(t *testing.T) {
+func TestLedgerDrains(t *testing.T) {
 	l := testLedger(nil)
 	one, two := l.begin(0, 0, 0, true), l.begin(0, 0, 1, true)
 	drained := l.drain()
@@ -116,25 +116,25 @@ func TestLedgerDrainsWithItsLastReply(t *testing.T) {
 	}
 }
 
-func TestClosedLedgerIsDeaf(t *testing.T) {
+func TestClosedLedger(t *testing.T) {
 	l := testLedger(nil)
 	tag := l.begin(0, 0, 0, true)
 	l.close()
 	l.reply(Reply{Tag: tag})
-	if l.tally.answered() != 0 {
+	if l.stats.answered() != 0 {
 		t.Error("a reply after the end was counted")
 	}
 }
 
-func TestStatusesThatTheWireDoesNotKnowAreFailures(t *testing.T) {
+func TestUnknownStatus(t *testing.T) {
 	l := testLedger(nil)
 	l.reply(Reply{Tag: l.begin(0, 0, 0, true), Result: wire.Result{Status: 200}})
-	if l.tally.statuses[wire.StatusFailed] != 1 {
-		t.Errorf("statuses %v", l.tally.statuses)
+	if l.stats.statuses[wire.StatusFailed] != 1 {
+		t.Errorf("statuses %v", l.stats.statuses)
 	}
 }
 
-func TestHistogramTakesEveryDuration(t *testing.T) {
+func TestHistogram(t *testing.T) {
 	h := newHistogram(3)
 	for _, d := range []time.Duration{-time.Hour, 0, 1, time.Microsecond, longest, longest + 1, 1 << 62} {
 		h.record(d)
@@ -144,7 +144,7 @@ func TestHistogramTakesEveryDuration(t *testing.T) {
 	}
 }
 
-func TestRequestDoesNotAllocate(t *testing.T) {
+func TestRequestAllocations(t *testing.T) {
 	payload := wire.AppendTopK(nil, []wire.Class{{Class: 3, P: 0.9}})
 	near := wire.AppendTopK(nil, []wire.Class{{Class: 3, P: 0.9001}})
 	references := make([]answer.Answer, 4)
@@ -160,7 +160,7 @@ func TestRequestDoesNotAllocate(t *testing.T) {
 	if allocs := testing.AllocsPerRun(1000, request); allocs != 0 {
 		t.Errorf("%v allocations a request", allocs)
 	}
-	if l.tally.wrong != 0 || len(l.entries) != 1 {
-		t.Errorf("%d wrong, %d entries for one request at a time", l.tally.wrong, len(l.entries))
+	if l.stats.wrong != 0 || len(l.entries) != 1 {
+		t.Errorf("%d wrong, %d entries for one request at a time", l.stats.wrong, len(l.entries))
 	}
 }

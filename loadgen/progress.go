@@ -48,8 +48,8 @@ func (p *Progress) Overwrite(line string) {
 	fmt.Fprintf(p.w, "\r%s\x1b[K", cut(line, p.width()-1))
 }
 
-// Say adds a permanent line.
-func (p *Progress) Say(line string) {
+// Print adds a permanent line.
+func (p *Progress) Print(line string) {
 	p.End()
 	fmt.Fprintln(p.w, line)
 }

@@ -19,7 +19,7 @@ func snapshot(elapsed time.Duration) loadgen.Snapshot {
 	}
 }
 
-func TestSnapshotIsOneLine(t *testing.T) {
+func TestSnapshot(t *testing.T) {
 	s := snapshot(12 * time.Second)
 	if got, want := s.String(), " 18 s left │ face 200/s 99.2 % in time, p99 8.1 of 25 ms, 40 % │ detect 4/s p99 – of 400 ms"; got != want {
 		t.Errorf("%q, want %q", got, want)
@@ -30,7 +30,7 @@ func TestSnapshotIsOneLine(t *testing.T) {
 	}
 }
 
-func TestProgressWritesOverATerminalsLine(t *testing.T) {
+func TestProgressTerminal(t *testing.T) {
 	var out bytes.Buffer
 	progress := loadgen.NewProgress(&out, func() int { return 20 })
 	progress.Show(snapshot(0))
@@ -42,17 +42,17 @@ func TestProgressWritesOverATerminalsLine(t *testing.T) {
 	}
 }
 
-func TestProgressSaysAThingForGood(t *testing.T) {
+func TestProgressPrint(t *testing.T) {
 	var out bytes.Buffer
 	progress := loadgen.NewProgress(&out, func() int { return 20 })
 	progress.Show(snapshot(0))
-	progress.Say("face: nothing has come back")
+	progress.Print("face: nothing has come back")
 	if want := "\r 30 s left │ face …\x1b[K" + "\r\x1b[Kface: nothing has come back\n"; out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
 	}
 }
 
-func TestProgressAddsALineEveryFiveSecondsElsewhere(t *testing.T) {
+func TestProgressFile(t *testing.T) {
 	var out bytes.Buffer
 	progress := loadgen.NewProgress(&out, nil)
 	for elapsed := time.Duration(0); elapsed <= 20*time.Second; elapsed += loadgen.ObserveEvery {

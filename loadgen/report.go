@@ -122,7 +122,7 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 	l := t.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a := &l.tally
+	a := &l.stats
 	answered := a.answered()
 	r := FunctionReport{
 		Name:             t.f.Name,
@@ -172,7 +172,7 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 // there is no accuracy.
 func (r *FunctionReport) accuracy(l *ledger) {
 	right, referenceRight := uint64(0), uint64(0)
-	for i, got := range l.tally.first {
+	for i, got := range l.stats.first {
 		_, label := l.pictures.Picture(i)
 		if label < 0 || got.Payload == nil || got.Kind != wire.KindTopK {
 			continue

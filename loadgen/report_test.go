@@ -42,7 +42,7 @@ func sample() *loadgen.Report {
 	}
 }
 
-func TestReportsJSONIsGolden(t *testing.T) {
+func TestReportJSON(t *testing.T) {
 	var got bytes.Buffer
 	if err := sample().WriteJSON(&got); err != nil {
 		t.Fatal(err)
@@ -62,9 +62,9 @@ func TestReportsJSONIsGolden(t *testing.T) {
 	}
 }
 
-// TestReportHasThePromisedFields: programs read these fields, so all are
+// TestReportFields: programs read these fields, so all are
 // present, even if their values are unknown.
-func TestReportHasThePromisedFields(t *testing.T) {
+func TestReportFields(t *testing.T) {
 	var buffer bytes.Buffer
 	if err := sample().WriteJSON(&buffer); err != nil {
 		t.Fatal(err)
@@ -80,14 +80,14 @@ func TestReportHasThePromisedFields(t *testing.T) {
 			"name", "slo_ms", "sent", "answered", "ok", "late", "incomplete", "busy", "refused", "failed", "unanswered",
 			"within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
 		} {
-			if _, is := f[key]; !is {
+			if _, ok := f[key]; !ok {
 				t.Errorf("%v lacks %q", f["name"], key)
 			}
 		}
 	}
 }
 
-func TestTableTellsWhatPeopleLookFor(t *testing.T) {
+func TestWriteTable(t *testing.T) {
 	report := sample()
 	report.Interrupted = true
 	var buffer bytes.Buffer
@@ -120,7 +120,7 @@ func TestTableTellsWhatPeopleLookFor(t *testing.T) {
 	}
 }
 
-func TestTableComplainsOfAGeneratorThatIsLate(t *testing.T) {
+func TestTableSendLag(t *testing.T) {
 	report := sample()
 	report.Functions[0].SendLagP99Millis = 3
 	var buffer bytes.Buffer
@@ -132,7 +132,7 @@ func TestTableComplainsOfAGeneratorThatIsLate(t *testing.T) {
 	}
 }
 
-func TestCSVHasALineAFunction(t *testing.T) {
+func TestWriteCSV(t *testing.T) {
 	var buffer bytes.Buffer
 	if err := sample().WriteCSV(&buffer); err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestCSVHasALineAFunction(t *testing.T) {
 		"accuracy": {"91.9", ""}, "wrong": {"1", "0"}, "send_lag_p99_ms": {"0.15", "0"},
 	}
 	for column, name := range lines[0] {
-		if cells, is := want[name]; is && (lines[1][column] != cells[0] || lines[2][column] != cells[1]) {
+		if cells, ok := want[name]; ok && (lines[1][column] != cells[0] || lines[2][column] != cells[1]) {
 			t.Errorf("%s: %q and %q, want %q", name, lines[1][column], lines[2][column], cells)
 		}
 		delete(want, name)
@@ -166,7 +166,7 @@ var errFull = errors.New("no space left on device")
 
 func (full) Write([]byte) (int, error) { return 0, errFull }
 
-func TestWritersTellWhenTheyCannot(t *testing.T) {
+func TestWriteErrors(t *testing.T) {
 	report := sample()
 	found := &loadgen.Found{}
 	for name, write := range map[string]func() error{

@@ -25,21 +25,21 @@ var functionMetrics = []string{"within", "answered", "ok", "accuracy", "goodput"
 
 // metric describes a figure of a report.
 type metric struct {
-	unit string
-	most bool // the bound is a max; else it is a min
-	// of returns the figure, or why there is none.
-	of func(f *FunctionReport) (figure float64, missing string)
+	unit  string
+	isMax bool // the bound is a max; else it is a min
+	// value returns the figure, or why there is none.
+	value func(f *FunctionReport) (figure float64, missing string)
 }
 
 var metrics = map[string]metric{
-	"within":   {unit: "%", of: ofSent(func(f *FunctionReport) float64 { return f.WithinSLO })},
-	"answered": {unit: "%", of: ofSent(func(f *FunctionReport) float64 { return percent(f.Answered, f.Sent) })},
-	"ok":       {unit: "%", of: ofSent(func(f *FunctionReport) float64 { return percent(f.OK, f.Sent) })},
-	"goodput":  {unit: "/s", of: ofSent(func(f *FunctionReport) float64 { return f.GoodputRPS })},
-	"p50":      {unit: "ms", most: true, of: ofOK(func(f *FunctionReport) float64 { return f.P50Millis })},
-	"p99":      {unit: "ms", most: true, of: ofOK(func(f *FunctionReport) float64 { return f.P99Millis })},
-	"p99.9":    {unit: "ms", most: true, of: ofOK(func(f *FunctionReport) float64 { return f.P999Millis })},
-	"accuracy": {unit: "%", of: func(f *FunctionReport) (float64, string) {
+	"within":   {unit: "%", value: ofSent(func(f *FunctionReport) float64 { return f.WithinSLO })},
+	"answered": {unit: "%", value: ofSent(func(f *FunctionReport) float64 { return percent(f.Answered, f.Sent) })},
+	"ok":       {unit: "%", value: ofSent(func(f *FunctionReport) float64 { return percent(f.OK, f.Sent) })},
+	"goodput":  {unit: "/s", value: ofSent(func(f *FunctionReport) float64 { return f.GoodputRPS })},
+	"p50":      {unit: "ms", isMax: true, value: ofOK(func(f *FunctionReport) float64 { return f.P50Millis })},
+	"p99":      {unit: "ms", isMax: true, value: ofOK(func(f *FunctionReport) float64 { return f.P99Millis })},
+	"p99.9":    {unit: "ms", isMax: true, value: ofOK(func(f *FunctionReport) float64 { return f.P999Millis })},
+	"accuracy": {unit: "%", value: func(f *FunctionReport) (float64, string) {
 		if f.Accuracy == nil {
 			return 0, "no labelled picture was answered"
 		}
@@ -71,26 +71,26 @@ func ParseRequirement(text string) (Requirement, error) {
 	wrong := func(format string, args ...any) (Requirement, error) {
 		return Requirement{}, fmt.Errorf("%q: %s", text, fmt.Sprintf(format, args...))
 	}
-	left, bound, is := strings.Cut(text, "=")
-	if !is {
+	left, bound, ok := strings.Cut(text, "=")
+	if !ok {
 		return wrong("want [FUNCTION:]METRIC=BOUND, like within=99%% or face:p99=25ms")
 	}
 	r := Requirement{Metric: left}
-	if function, name, is := strings.Cut(left, ":"); is {
+	if function, name, ok := strings.Cut(left, ":"); ok {
 		if function == "" {
 			return wrong("want a function before the colon; without the colon the bound is for each function")
 		}
 		r.Function, r.Metric = function, name
 	}
-	m, is := metrics[r.Metric]
-	if !is {
+	m, ok := metrics[r.Metric]
+	if !ok {
 		return wrong("metric %q is unknown; known are %s", r.Metric, strings.Join(functionMetrics, ", "))
 	}
 	switch m.unit {
 	case "%":
-		number, is := strings.CutSuffix(bound, "%")
+		number, ok := strings.CutSuffix(bound, "%")
 		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-		if !is || err != nil || !(v >= 0 && v <= 100) {
+		if !ok || err != nil || !(v >= 0 && v <= 100) {
 			return wrong("want 0%% to 100%%, like %s=99%%", left)
 		}
 		r.Bound = v
@@ -114,10 +114,10 @@ func ParseRequirement(text string) (Requirement, error) {
 type Verdict struct {
 	Function string `json:"function"`
 	Metric   string `json:"metric"`
-	// Required is the bound: a max of Measured if Most is true, else a min. Unit is "%", "ms"
+	// Required is the bound: a max of Measured if IsMax is true, else a min. Unit is "%", "ms"
 	// or "/s".
 	Required float64 `json:"required"`
-	Most     bool    `json:"most"`
+	IsMax    bool    `json:"most"`
 	Unit     string  `json:"unit"`
 	// Measured is null if there was nothing to measure; Missing says why. Such a requirement
 	// is not met.
@@ -131,7 +131,7 @@ func (v Verdict) String() string {
 	if v.Measured != nil {
 		measured = number(*v.Measured) + " " + v.Unit
 	}
-	if v.Most {
+	if v.IsMax {
 		bound = "most"
 	}
 	return fmt.Sprintf("%s: %s is %s, want at %s %s", v.Function, v.Metric, measured, bound, number(v.Required)+" "+v.Unit)
@@ -150,11 +150,11 @@ func (r *Report) Require(requirements []Requirement) error {
 			if q.Function != "" && q.Function != f.Name {
 				continue
 			}
-			v := Verdict{Function: f.Name, Metric: q.Metric, Required: q.Bound, Most: m.most, Unit: m.unit}
-			figure, missing := m.of(f)
+			v := Verdict{Function: f.Name, Metric: q.Metric, Required: q.Bound, IsMax: m.isMax, Unit: m.unit}
+			figure, missing := m.value(f)
 			if v.Missing = missing; missing == "" {
 				v.Measured, v.Met = &figure, figure >= q.Bound
-				if m.most {
+				if m.isMax {
 					v.Met = figure <= q.Bound
 				}
 			}

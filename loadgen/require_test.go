@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/loadgen"
 )
 
-func TestRequirementsAreRead(t *testing.T) {
+func TestParseRequirement(t *testing.T) {
 	for text, want := range map[string]loadgen.Requirement{
 		"within=99%":            {Metric: "within", Bound: 99},
 		"face:p99=25ms":         {Function: "face", Metric: "p99", Bound: 25},
@@ -30,7 +30,7 @@ func TestRequirementsAreRead(t *testing.T) {
 	}
 }
 
-func TestRequirementsThatMeanNothingAreRefused(t *testing.T) {
+func TestParseRequirementErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"":               "want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms",
 		"within":         "want [FUNCTION:]METRIC=BOUND",
@@ -75,7 +75,7 @@ func require(t *testing.T, r *loadgen.Report, texts ...string) []string {
 	return r.Missed()
 }
 
-func TestMissedRequirementsAreALineEach(t *testing.T) {
+func TestMissedRequirements(t *testing.T) {
 	r := sample()
 	missed := require(t, r, "within=97.5%", "fashion:p99=8.5ms", "fashion:p99=8ms", "fashion:goodput=33", "fashion:answered=99.6%", "fashion:ok=98%", "fashion:accuracy=92%", "fashion:p50=2ms", "fashion:p99.9=9ms", "detect:p99=1s", "detect:accuracy=1%")
 	want := []string{
@@ -110,22 +110,22 @@ func TestMissedRequirementsAreALineEach(t *testing.T) {
 	}
 }
 
-func TestAFunctionThatGotNothingMeetsNothing(t *testing.T) {
+func TestRequireNoAnswers(t *testing.T) {
 	r := &loadgen.Report{Functions: []loadgen.FunctionReport{{Name: "face"}}}
 	if missed := require(t, r, "within=0%"); len(missed) != 1 || !strings.Contains(missed[0], "nothing was sent") {
 		t.Errorf("missed %q", missed)
 	}
 }
 
-func TestARequirementOfAFunctionWithoutTrafficIsAnError(t *testing.T) {
+func TestRequireNoTraffic(t *testing.T) {
 	err := sample().Require([]loadgen.Requirement{{Function: "fase", Metric: "p99", Bound: 1}})
 	if err == nil || err.Error() != "require p99 of fase: want a function with traffic" {
 		t.Errorf("got %v", err)
 	}
 }
 
-// TestAllMeansAll: rounding does not hide one missing answer among very many.
-func TestAllMeansAll(t *testing.T) {
+// TestRequireAll: rounding does not hide one missing answer among very many.
+func TestRequireAll(t *testing.T) {
 	report := run(t, constant(t, 5000, 60*time.Second), dead(7, 8))
 	if f := report.Functions[0]; f.Unanswered != 1 || f.WithinSLO == 100 {
 		t.Fatalf("%d unanswered, %v %% within", f.Unanswered, f.WithinSLO)

@@ -160,7 +160,7 @@ func (r *run) measure(ctx, background context.Context) (*Report, error) {
 	report := &Report{Seconds: measured.Seconds(), Interrupted: interrupted}
 	report.ManagerError = errorText(r.watch.end(background))
 	for _, t := range r.traffic {
-		report.Outages = append(report.Outages, t.ledger.silence.outages(t.f.Name, r.start+int64(r.spec.Warmup), end)...)
+		report.Outages = append(report.Outages, t.ledger.tracker.outages(t.f.Name, r.start+int64(r.spec.Warmup), end)...)
 		report.Functions = append(report.Functions, t.report(measured, r.watch))
 	}
 	if err := r.closeSenders(); err != nil {
@@ -231,7 +231,7 @@ func (r *run) drain(ctx context.Context) {
 	}
 }
 
-// observe periodically calls the Tell and Observe callbacks.
+// observe periodically calls the Notify and Observe callbacks.
 func (r *run) observe(ctx context.Context) {
 	ticker := time.NewTicker(ObserveEvery)
 	defer ticker.Stop()
@@ -240,7 +240,7 @@ func (r *run) observe(ctx context.Context) {
 	for {
 		select {
 		case <-ticker.C:
-			r.tell()
+			r.notify()
 			last = r.show(before, last)
 		case <-ctx.Done():
 			r.show(before, last)
@@ -249,20 +249,20 @@ func (r *run) observe(ctx context.Context) {
 	}
 }
 
-// tell reports what stopped answering, or answers again.
-func (r *run) tell() {
-	tell := r.options.Tell
-	if tell == nil {
-		tell = func(string) {}
+// notify reports what stopped answering, or answers again.
+func (r *run) notify() {
+	notify := r.options.Notify
+	if notify == nil {
+		notify = func(string) {}
 	}
 	now := r.options.Clock.Now()
 	for _, t := range r.traffic {
-		if news := t.ledger.news(now); news != "" {
-			tell(t.f.Name + ": " + news)
+		if news := t.ledger.outageNews(now); news != "" {
+			notify(t.f.Name + ": " + news)
 		}
 	}
 	if news := r.watch.news(); news != "" {
-		tell(news)
+		notify(news)
 	}
 }
 
@@ -325,7 +325,7 @@ type Live struct {
 func (l *ledger) live() Live {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t := &l.tally
+	t := &l.stats
 	return Live{
 		WithinSLO:   percent(t.within, t.answered()+t.dropped+t.givenUp),
 		P99:         time.Duration(t.latency.ValueAtPercentile(99)),

@@ -76,7 +76,7 @@ func topK(class uint16, p float32) []byte {
 	return wire.AppendTopK(nil, []wire.Class{{Class: class, P: p}})
 }
 
-func TestRunCountsEveryRequestOnce(t *testing.T) {
+func TestRunCounts(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		// The test draws the outcome of request n in advance; the list of
 		// outcomes repeats.
@@ -138,7 +138,7 @@ func TestRunCountsEveryRequestOnce(t *testing.T) {
 	})
 }
 
-func TestSlowAnswersDoNotHoldBackSending(t *testing.T) {
+func TestOpenLoop(t *testing.T) {
 	var at []time.Duration
 	begin := time.Time{}
 	system := &loadfake.System{Service: time.Second, Behave: func(loadfake.Request) loadfake.Outcome {
@@ -175,7 +175,7 @@ func (s *stalling) Send(picture []byte, intended int64, tag uint64) error {
 	return s.Sender.Send(picture, intended, tag)
 }
 
-func TestLatencyIsCountedFromTheIntendedMoment(t *testing.T) {
+func TestLatencyFromIntended(t *testing.T) {
 	system := &loadfake.System{}
 	report := run(t, constant(t, 100, 10*time.Second), system, func(o *loadgen.Options) {
 		o.Dial = func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
@@ -201,7 +201,7 @@ func TestLatencyIsCountedFromTheIntendedMoment(t *testing.T) {
 	}
 }
 
-func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
+func TestReportNumbers(t *testing.T) {
 	// Every fifth answer takes 40 ms, more than the objective of 25 ms; the
 	// others take 10 ms.
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
@@ -240,7 +240,7 @@ func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
 	}
 }
 
-func TestLatencyIsOfOkAnswersOnly(t *testing.T) {
+func TestLatencyOfOK(t *testing.T) {
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		if r.Number%2 == 0 {
 			return loadfake.Outcome{Result: wire.Result{Status: wire.StatusLate}} // quick, but useless
@@ -253,7 +253,7 @@ func TestLatencyIsOfOkAnswersOnly(t *testing.T) {
 	}
 }
 
-func TestWarmupIsSentAndNotCounted(t *testing.T) {
+func TestWarmup(t *testing.T) {
 	requests := 0
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		requests++
@@ -270,7 +270,7 @@ func TestWarmupIsSentAndNotCounted(t *testing.T) {
 	}
 }
 
-func TestScheduleCountsFromTheEndOfTheWarmup(t *testing.T) {
+func TestScheduleAfterWarmup(t *testing.T) {
 	spec := constant(t, 100, 10*time.Second)
 	spec.Warmup = 2 * time.Second
 	spec.Schedule = arrival.Schedule{{At: 5 * time.Second, Function: "face", PerSecond: 10}}
@@ -279,7 +279,7 @@ func TestScheduleCountsFromTheEndOfTheWarmup(t *testing.T) {
 	}
 }
 
-func TestPicturesAreSentInTurn(t *testing.T) {
+func TestPictureOrder(t *testing.T) {
 	var got []byte
 	streams := map[int]bool{}
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
@@ -295,7 +295,7 @@ func TestPicturesAreSentInTurn(t *testing.T) {
 	}
 }
 
-func TestCamerasMakeUpTheRate(t *testing.T) {
+func TestVideoRate(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		perSecond       float64
@@ -320,7 +320,7 @@ func TestCamerasMakeUpTheRate(t *testing.T) {
 	}
 }
 
-func TestGraceTimeEndsTheWait(t *testing.T) {
+func TestGraceTime(t *testing.T) {
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		return loadfake.Outcome{Delay: time.Duration(r.Number) * time.Second} // the first at once, the second after 1 s…
 	}}
@@ -331,7 +331,7 @@ func TestGraceTimeEndsTheWait(t *testing.T) {
 	}
 }
 
-func TestGivenUpRequestsSayWhy(t *testing.T) {
+func TestGivenUpRequests(t *testing.T) {
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		return loadfake.Outcome{Refused: fmt.Errorf("queue full at %d", r.Number)}
 	}}
@@ -340,7 +340,7 @@ func TestGivenUpRequestsSayWhy(t *testing.T) {
 	}
 }
 
-func TestInterruptedRunReportsWhatItHas(t *testing.T) {
+func TestRunInterrupted(t *testing.T) {
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		return loadfake.Outcome{Lost: r.Number == 7, Delay: 300 * time.Millisecond}
 	}}
@@ -372,14 +372,14 @@ func (b book) Answer(function string, picture []byte) (answer.Answer, error) {
 	if function == "unknown" {
 		return answer.Answer{}, loadgen.ErrNoReference
 	}
-	a, is := b[picture[0]]
-	if !is {
+	a, ok := b[picture[0]]
+	if !ok {
 		return a, errors.New("model fell over")
 	}
 	return a, nil
 }
 
-func TestWrongAnswersAreCountedAndDescribed(t *testing.T) {
+func TestWrongAnswers(t *testing.T) {
 	reference := book{
 		0: {Kind: wire.KindTopK, Payload: topK(5, 0.9)},
 		1: {Kind: wire.KindTopK, Payload: topK(6, 0.9)},
@@ -411,7 +411,7 @@ func TestWrongAnswersAreCountedAndDescribed(t *testing.T) {
 	}
 }
 
-func TestFunctionWithoutReferenceIsNotChecked(t *testing.T) {
+func TestNoReference(t *testing.T) {
 	spec := constant(t, 30, time.Second)
 	spec.Functions[0].Name = "unknown"
 	report := run(t, spec, &loadfake.System{}, func(o *loadgen.Options) { o.Reference = book{} })
@@ -420,7 +420,7 @@ func TestFunctionWithoutReferenceIsNotChecked(t *testing.T) {
 	}
 }
 
-func TestFirstAnswerToEachPictureIsKept(t *testing.T) {
+func TestFirstAnswers(t *testing.T) {
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		switch {
 		case r.Picture[0] == 1:
@@ -436,7 +436,7 @@ func TestFirstAnswerToEachPictureIsKept(t *testing.T) {
 	}
 }
 
-func TestManagersCountersAreThoseOfTheRun(t *testing.T) {
+func TestManagerCounters(t *testing.T) {
 	asked := 0
 	report := run(t, constant(t, 30, 3*time.Second), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
@@ -459,7 +459,7 @@ func TestManagersCountersAreThoseOfTheRun(t *testing.T) {
 	}
 }
 
-func TestRestartedManagerCountsFromZero(t *testing.T) {
+func TestCountersRestart(t *testing.T) {
 	asked := 0
 	report := run(t, constant(t, 30, time.Second), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
@@ -472,7 +472,7 @@ func TestRestartedManagerCountsFromZero(t *testing.T) {
 	}
 }
 
-func TestUnknownLossesAreAFault(t *testing.T) {
+func TestUnknownLosses(t *testing.T) {
 	asked := 0
 	report := run(t, constant(t, 30, time.Second), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
@@ -490,7 +490,7 @@ func TestUnknownLossesAreAFault(t *testing.T) {
 	}
 }
 
-func TestRunIsObserved(t *testing.T) {
+func TestObserve(t *testing.T) {
 	var snapshots []loadgen.Snapshot
 	system := &loadfake.System{
 		Behave: func(loadfake.Request) loadfake.Outcome { return loadfake.Outcome{Delay: 15 * time.Millisecond} },
@@ -518,7 +518,7 @@ func TestRunIsObserved(t *testing.T) {
 	}
 }
 
-func TestRunRefusesSpecsThatMakeNoSense(t *testing.T) {
+func TestRunSpecErrors(t *testing.T) {
 	for want, change := range map[string]func(*loadgen.Spec){
 		"duration of 0s":                     func(s *loadgen.Spec) { s.Duration = 0 },
 		"warm-up of -1s":                     func(s *loadgen.Spec) { s.Warmup = -time.Second },
@@ -543,7 +543,7 @@ func TestRunRefusesSpecsThatMakeNoSense(t *testing.T) {
 	}
 }
 
-func TestRunThatCannotBeginLeavesNothing(t *testing.T) {
+func TestRunStartFails(t *testing.T) {
 	system := &loadfake.System{}
 	for name, test := range map[string]struct {
 		change func(*loadgen.Options)

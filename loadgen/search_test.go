@@ -24,7 +24,7 @@ func holdsBelow(capacity float64) loadgen.Probe {
 	}
 }
 
-func TestFindMaxRateNarrowsDownToThePrecision(t *testing.T) {
+func TestFindMaxRatePrecision(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		capacity := math.Exp(rapid.Float64Range(math.Log(0.1), math.Log(1e6)).Draw(t, "log capacity"))
 		search := loadgen.Search{
@@ -61,14 +61,14 @@ func TestFindMaxRateNarrowsDownToThePrecision(t *testing.T) {
 	})
 }
 
-func TestFindMaxRateEndsWhenNothingHolds(t *testing.T) {
+func TestFindMaxRateNone(t *testing.T) {
 	found, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 100, Precision: 0.05}, holdsBelow(0))
 	if err != nil || found.PerSecond != 0 || len(found.Trials) > 20 {
 		t.Errorf("%+v, %v", found, err)
 	}
 }
 
-func TestFindMaxRateConfirmsFailures(t *testing.T) {
+func TestFindMaxRateConfirms(t *testing.T) {
 	// Every second probe is disturbed.
 	probes := 0
 	found, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 10, Precision: 0.05, Confirm: 2},
@@ -81,7 +81,7 @@ func TestFindMaxRateConfirmsFailures(t *testing.T) {
 	}
 }
 
-func TestInterruptedSearchTellsWhatItKnows(t *testing.T) {
+func TestSearchInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	found, err := loadgen.FindMaxRate(ctx, loadgen.Search{Start: 10, Precision: 0.01}, func(ctx context.Context, perSecond float64) (loadgen.Trial, error) {
 		if perSecond == 40 {
@@ -95,7 +95,7 @@ func TestInterruptedSearchTellsWhatItKnows(t *testing.T) {
 	}
 }
 
-func TestFindMaxRateTellsErrors(t *testing.T) {
+func TestFindMaxRateErrors(t *testing.T) {
 	broken := errors.New("no such host")
 	_, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 10, Precision: 0.05}, func(context.Context, float64) (loadgen.Trial, error) {
 		return loadgen.Trial{}, broken
@@ -110,9 +110,9 @@ func TestFindMaxRateTellsErrors(t *testing.T) {
 	}
 }
 
-// TestFindMaxRateOfAQueue searches over whole runs. One server that takes 5 ms
+// TestFindMaxRateQueue searches over whole runs. One server that takes 5 ms
 // per request holds just under 200 equally spaced requests per second.
-func TestFindMaxRateOfAQueue(t *testing.T) {
+func TestFindMaxRateQueue(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		arrivals  arrival.Process
@@ -145,7 +145,7 @@ func TestFindMaxRateOfAQueue(t *testing.T) {
 	}
 }
 
-func TestProbeChangesOneFunctionAndDropsTheSchedule(t *testing.T) {
+func TestProbe(t *testing.T) {
 	counts := map[string]int{}
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		counts[r.Function]++
@@ -177,7 +177,7 @@ func TestProbeChangesOneFunctionAndDropsTheSchedule(t *testing.T) {
 	}
 }
 
-func TestSearchIsWrittenForPeopleAndPrograms(t *testing.T) {
+func TestWriteSearch(t *testing.T) {
 	found, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 100, Precision: 0.5}, holdsBelow(150))
 	if err != nil {
 		t.Fatal(err)

@@ -45,9 +45,9 @@ type Thing struct {
 	Colour color.RGBA
 }
 
-// Look combines what the functions found, photo by photo. Photos with the same
+// Inspect combines what the functions found, photo by photo. Photos with the same
 // name are the same photo.
-func Look(views []View) ([]Seen, error) {
+func Inspect(views []View) ([]Seen, error) {
 	var all []Seen
 	places := make(map[string]int)
 	for v, view := range views {

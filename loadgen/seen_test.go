@@ -23,10 +23,10 @@ func boxes(list ...wire.Box) answer.Answer {
 	return answer.Answer{Kind: wire.KindBoxes, Payload: wire.AppendBoxes([]byte{}, list)}
 }
 
-func look(t *testing.T) []loadgen.Seen {
+func inspect(t *testing.T) []loadgen.Seen {
 	t.Helper()
 	all := photos()
-	seen, err := loadgen.Look([]loadgen.View{{
+	seen, err := loadgen.Inspect([]loadgen.View{{
 		Function: "detect", Labels: []string{"person", "cat"},
 		Photos: picture.NewPhotos(all, picture.Size{Height: 64, Width: 64, Channels: 3}, picture.Letterbox),
 		Answers: []answer.Answer{
@@ -48,8 +48,8 @@ func look(t *testing.T) []loadgen.Seen {
 	return seen
 }
 
-func TestLookPutsTogetherWhatWasFoundInAPhoto(t *testing.T) {
-	seen := look(t)
+func TestInspect(t *testing.T) {
+	seen := inspect(t)
 	for i, want := range []string{"chelsea.png: cat 0.71, class 9 0.50, portrait 0.25", "coffee.jpg: nothing", "coffee.png: not answered"} {
 		if got := seen[i].String(); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -66,8 +66,8 @@ func TestLookPutsTogetherWhatWasFoundInAPhoto(t *testing.T) {
 	}
 }
 
-func TestLookRefusesBrokenPayloads(t *testing.T) {
-	_, err := loadgen.Look([]loadgen.View{{
+func TestInspectErrors(t *testing.T) {
+	_, err := loadgen.Inspect([]loadgen.View{{
 		Function: "detect",
 		Photos:   picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Letterbox),
 		Answers:  []answer.Answer{{Kind: wire.KindBoxes, Payload: make([]byte, 5)}},
@@ -77,9 +77,9 @@ func TestLookRefusesBrokenPayloads(t *testing.T) {
 	}
 }
 
-func TestWritePicturesDrawsTheBoxes(t *testing.T) {
+func TestWritePictures(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
-	paths, err := loadgen.WritePictures(dir, look(t))
+	paths, err := loadgen.WritePictures(dir, inspect(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// TestAProgramThatStoodStillItselfSawNoOutage: the program is stopped for a minute (Ctrl-Z) with
+// TestGeneratorStopped: the program is stopped for a minute (Ctrl-Z) with
 // requests outstanding. When it continues, it sends all due requests at once, and only then reads
 // replies.
-func TestAProgramThatStoodStillItselfSawNoOutage(t *testing.T) {
+func TestGeneratorStopped(t *testing.T) {
 	at := func(d time.Duration) int64 { return int64(time.Hour + d) }
-	for name, goesOn := range map[string]func(*silence, int64){
-		"it looks first":  func(s *silence, now int64) { s.news(now) },
-		"it sends first":  func(s *silence, now int64) { s.sent(now) },
-		"it reads first":  func(s *silence, now int64) { s.heard(now) },
-		"and reads a lot": func(s *silence, now int64) { s.sent(now); s.heard(now); s.news(now); s.heard(now) },
+	for name, goesOn := range map[string]func(*outageTracker, int64){
+		"it looks first":  func(s *outageTracker, now int64) { s.news(now) },
+		"it sends first":  func(s *outageTracker, now int64) { s.sent(now) },
+		"it reads first":  func(s *outageTracker, now int64) { s.received(now) },
+		"and reads a lot": func(s *outageTracker, now int64) { s.sent(now); s.received(now); s.news(now); s.received(now) },
 	} {
-		s := newSilence(25 * time.Millisecond)
+		s := newOutageTracker(25 * time.Millisecond)
 		for i := range 10 {
 			s.sent(at(time.Duration(i) * 100 * time.Millisecond))
 		}

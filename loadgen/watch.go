@@ -17,24 +17,24 @@ type watch struct {
 	first control.Status
 	last  control.Status
 	known bool
-	// of is the last status of each function. anew has the functions whose counters fell, or
+	// statuses is the last status of each function. restarted has the functions whose counters fell, or
 	// that were missing for a while because they were removed and added. After a restart of
 	// the manager it has all functions.
-	of   map[string]control.FunctionStatus
-	anew map[string]bool
+	statuses  map[string]control.FunctionStatus
+	restarted map[string]bool
 	// failing is the error of the last status requests, failed how many failed in a row.
-	// told means that news has reported it.
-	failing error
-	failed  int
-	told    bool
+	// reported means that news has reported it.
+	failing  error
+	failed   int
+	reported bool
 }
 
-// gone is how many status requests must fail before we report that the page does not answer.
+// minFailedPolls is how many status requests must fail before we report that the page does not answer.
 // One may fail while the machine is busy.
-const gone = 2
+const minFailedPolls = 2
 
 func newWatch(ask func(context.Context) (control.Status, error)) *watch {
-	return &watch{ask: ask, of: map[string]control.FunctionStatus{}, anew: map[string]bool{}}
+	return &watch{ask: ask, statuses: map[string]control.FunctionStatus{}, restarted: map[string]bool{}}
 }
 
 // begin records the counters' first values.
@@ -50,7 +50,7 @@ func (w *watch) begin(ctx context.Context) error {
 	defer w.mu.Unlock()
 	w.first, w.last, w.known = status, status, true
 	for _, f := range status.Functions {
-		w.of[f.Name] = f
+		w.statuses[f.Name] = f
 	}
 	return nil
 }
@@ -84,14 +84,14 @@ func (w *watch) update(ctx context.Context) error {
 		return err
 	}
 	died := !status.Started.Equal(w.last.Started)
-	for name, before := range w.of {
-		now, is := status.Function(name)
-		if died || !is || now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps || now.KernelDrops < before.KernelDrops {
-			w.anew[name] = true
+	for name, before := range w.statuses {
+		now, ok := status.Function(name)
+		if died || !ok || now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps || now.KernelDrops < before.KernelDrops {
+			w.restarted[name] = true
 		}
 	}
 	for _, f := range status.Functions {
-		w.of[f.Name] = f
+		w.statuses[f.Name] = f
 	}
 	w.last, w.failing, w.failed = status, nil, 0
 	return nil
@@ -103,11 +103,11 @@ func (w *watch) news() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.failed >= gone && !w.told:
-		w.told = true
+	case w.failed >= minFailedPolls && !w.reported:
+		w.reported = true
 		return "the node's status page does not answer: " + w.failing.Error()
-	case w.failed == 0 && w.told:
-		w.told = false
+	case w.failed == 0 && w.reported:
+		w.reported = false
 		return "the node's status page answers again"
 	}
 	return ""
@@ -119,7 +119,7 @@ func (w *watch) end(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	for range gone {
+	for range minFailedPolls {
 		if err = w.update(ctx); err == nil {
 			break
 		}
@@ -137,12 +137,12 @@ func (w *watch) end(ctx context.Context) error {
 func (w *watch) function(name string) (control.FunctionStatus, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	last, is := w.last.Function(name)
-	if !w.known || !is {
+	last, ok := w.last.Function(name)
+	if !w.known || !ok {
 		return control.FunctionStatus{}, false
 	}
 	first, _ := w.first.Function(name)
-	if w.anew[name] { // the first values belong to other counters
+	if w.restarted[name] { // the first values belong to other counters
 		first = control.FunctionStatus{}
 	}
 	last.Swaps = since(last.Swaps, first.Swaps)
@@ -156,11 +156,11 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 
 // began reports whether a function's counters started again from 0 since the beginning, and
 // whether the function is gone.
-func (w *watch) began(name string) (anew, removed bool) {
+func (w *watch) began(name string) (restarted, removed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	_, is := w.last.Function(name)
-	return w.anew[name] && is, w.anew[name] && !is && w.known
+	_, ok := w.last.Function(name)
+	return w.restarted[name] && ok, w.restarted[name] && !ok && w.known
 }
 
 // firstShare returns a function's share at the beginning.

@@ -117,7 +117,7 @@ func (c *Card) output(v document.Value, name string, rows, columns int64) *Outpu
 	}
 	i := slices.Index(names, name)
 	if i < 0 {
-		v.Reject("no output is called %q%s", name, document.Meant(name, names))
+		v.Reject("no output is called %q%s", name, document.Correct(name, names))
 		return nil
 	}
 	o := &c.Outputs[i]

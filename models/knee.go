@@ -40,7 +40,7 @@ func WriteKnees(file string, percent float64, knees []Knee) error {
 	if err != nil {
 		return fmt.Errorf("write knees: %w", err)
 	}
-	was, err := ReadCard(file)
+	current, err := ReadCard(file)
 	if err != nil {
 		return fmt.Errorf("write knees: %w", err)
 	}
@@ -52,12 +52,12 @@ func WriteKnees(file string, percent float64, knees []Knee) error {
 	if err != nil {
 		return fmt.Errorf("write knees into %s: %w", file, err)
 	}
-	is, err := decodeCard(was.File, []byte(text))
+	updated, err := decodeCard(current.File, []byte(text))
 	if err != nil {
 		return fmt.Errorf("write knees into %s: %w: %w", file, errCannotEdit, err)
 	}
-	was.KneePercent, was.Knees = percent, knees
-	if !reflect.DeepEqual(is, was) {
+	current.KneePercent, current.Knees = percent, knees
+	if !reflect.DeepEqual(updated, current) {
 		return fmt.Errorf("write knees into %s: %w: another key would change", file, errCannotEdit)
 	}
 	if err := replaceFile(file, []byte(text)); err != nil {
@@ -99,9 +99,9 @@ func withKnees(text string, percent float64, knees []Knee) (string, error) {
 	}
 	if at < 0 { // one map in braces, as in JSON
 		for _, k := range slices.Backward(keys) {
-			there := regexp.MustCompile(`(["']?\b` + k.name + `\b["']?\s*:\s*)` + k.flow)
-			if there.MatchString(text) {
-				text = there.ReplaceAllString(text, "${1}"+quoted(k.value))
+			pattern := regexp.MustCompile(`(["']?\b` + k.name + `\b["']?\s*:\s*)` + k.flow)
+			if pattern.MatchString(text) {
+				text = pattern.ReplaceAllString(text, "${1}"+quoted(k.value))
 				continue
 			}
 			text = strings.Replace(text, "{", fmt.Sprintf("{%q: %s, ", k.name, quoted(k.value)), 1)

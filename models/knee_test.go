@@ -36,7 +36,7 @@ func written(t *testing.T, dir, text string) string {
 	return string(after)
 }
 
-func TestKneesAreWrittenAndNothingElseIsTouched(t *testing.T) {
+func TestWriteKnees(t *testing.T) {
 	const old = "knee_percent: 30\nknees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]\n"
 	const lines = "knee_percent: 40\nknees: [{batch: 1, percent: 12.5}, {batch: 8, percent: 40}]\n"
 	bare := "# the shapes\n" + strings.Replace(card, old, "", 1) + "# the end\n"
@@ -62,7 +62,7 @@ func TestKneesAreWrittenAndNothingElseIsTouched(t *testing.T) {
 	}
 }
 
-func TestACardInJSONStaysJSON(t *testing.T) {
+func TestWriteKneesJSON(t *testing.T) {
 	const text = `{"name": "j", "version": 1, "framework": "null", "input": {"size": [2, 2, 1],
  "wire": {"type": "u8", "layout": "hwc"}, "tensor": {"type": "u8", "layout": "hwc"}},
  "outputs": [{"name": "y", "shape": [1]}], "slo": "1s"}
@@ -77,7 +77,7 @@ func TestACardInJSONStaysJSON(t *testing.T) {
 	}
 }
 
-func TestTheCardsModeAndLinkStay(t *testing.T) {
+func TestWriteKneesKeepsMode(t *testing.T) {
 	dir := folder(t)
 	written(t, dir, card)
 	link := filepath.Join(dir, "link.yaml")
@@ -95,7 +95,7 @@ func TestTheCardsModeAndLinkStay(t *testing.T) {
 	}
 }
 
-func TestACardThatCannotBeEditedStaysAsItIs(t *testing.T) {
+func TestWriteKneesRefused(t *testing.T) {
 	dir := folder(t)
 	file := filepath.Join(dir, "card.yaml")
 	// The objective's value is on its own line, so the knees do not fit after its key.

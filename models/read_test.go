@@ -116,7 +116,7 @@ func read(t testing.TB, dir, text string) (*Card, error) {
 	return ReadCard(path)
 }
 
-func TestReadCardUnderstandsEveryKey(t *testing.T) {
+func TestReadCardAllKeys(t *testing.T) {
 	dir := folder(t)
 	got, err := read(t, dir, card)
 	if err != nil {
@@ -140,7 +140,7 @@ func TestReadCardUnderstandsEveryKey(t *testing.T) {
 	}
 }
 
-func TestReadCardFillsWhatIsLeftOut(t *testing.T) {
+func TestReadCardDefaults(t *testing.T) {
 	dir := folder(t)
 	got, err := read(t, dir, ownCard)
 	if err != nil {
@@ -158,7 +158,7 @@ func TestReadCardFillsWhatIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestTheFrameworkNullNeedsNoQuotes(t *testing.T) {
+func TestFrameworkNull(t *testing.T) {
 	s := schema(t)
 	for _, word := range []string{`null`, `"null"`} {
 		text := strings.Replace(ownCard, "command: [./program, --fast]", "framework: "+word, 1)
@@ -174,7 +174,7 @@ func TestTheFrameworkNullNeedsNoQuotes(t *testing.T) {
 	}
 }
 
-func TestReadCardTakesLabelsFromAFile(t *testing.T) {
+func TestReadCardLabelsFile(t *testing.T) {
 	got, err := read(t, folder(t), boxCard)
 	if err != nil {
 		t.Fatal(err)
@@ -303,7 +303,7 @@ func (s spoiled) text(t testing.TB) string {
 	return text
 }
 
-func TestReadCardSaysWhereAndWhatWouldBeRight(t *testing.T) {
+func TestReadCardErrors(t *testing.T) {
 	for _, s := range spoiledCards {
 		t.Run(s.name, func(t *testing.T) {
 			dir := folder(t)
@@ -329,7 +329,7 @@ func TestReadCardSaysWhereAndWhatWouldBeRight(t *testing.T) {
 	}
 }
 
-func TestReadCardReportsEverythingInTheOrderOfTheFile(t *testing.T) {
+func TestReadCardErrorOrder(t *testing.T) {
 	text := strings.NewReplacer("version: 3", "version: 0", "slo: 25ms", "slo: soon", "threads: 2", "thread: 2").Replace(card)
 	_, err := read(t, folder(t), text)
 	if err == nil {
@@ -341,7 +341,7 @@ func TestReadCardReportsEverythingInTheOrderOfTheFile(t *testing.T) {
 	}
 }
 
-func TestReadCardOfAMissingFileIsNotExist(t *testing.T) {
+func TestReadCardMissingFile(t *testing.T) {
 	_, err := ReadCard(filepath.Join(t.TempDir(), "gone.yaml"))
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
@@ -351,7 +351,7 @@ func TestReadCardOfAMissingFileIsNotExist(t *testing.T) {
 	}
 }
 
-func TestReadDirReturnsTheRightCardsBesideWhatIsWrong(t *testing.T) {
+func TestReadDir(t *testing.T) {
 	dir := folder(t)
 	for name, text := range map[string]string{
 		"z.yaml":          strings.Replace(ownCard, "name: own", "name: zebra", 1),
@@ -411,7 +411,7 @@ func valid(t testing.TB, s *jsonschema.Schema, text string) error {
 	return s.Validate(value)
 }
 
-func TestTheSchemaAgreesWithTheReader(t *testing.T) {
+func TestSchema(t *testing.T) {
 	s := schema(t)
 	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "dflCard": dflCard, "ownCard": ownCard} {
 		if err := valid(t, s, text); err != nil {
@@ -488,7 +488,7 @@ func TestConstantsMatchTags(t *testing.T) {
 }
 
 // Random cards: if the reader accepts a card, the products of its sizes are bounded.
-func TestACardThatIsTakenHasBoundedBuffers(t *testing.T) {
+func TestCardBounds(t *testing.T) {
 	dir := folder(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		text := strings.NewReplacer(

@@ -6,37 +6,37 @@ import "time"
 // process that cannot live would only take CPU time from the others. A much later
 // restart would leave the place without its shadow.
 const (
-	backoffFirst = 100 * time.Millisecond
-	backoffMost  = 5 * time.Second
-	// goodLife is the min lifetime of a process whose end does not count as an early
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 5 * time.Second
+	// minLifetime is the min lifetime of a process whose end does not count as an early
 	// failure.
-	goodLife = 10 * time.Second
+	minLifetime = 10 * time.Second
 )
 
 // backoff counts the consecutive early failures of a place. The zero value has seen
 // none.
 type backoff struct {
-	failures int
-	last     string // why the last one failed, early or not
-	until    time.Time
-	tooFew   int // the most groups of multiprocessors that proved to be too few
+	failures  int
+	last      string // why the last one failed, early or not
+	until     time.Time
+	maxTooFew int // the most groups of multiprocessors that proved to be too few
 }
 
-// outgrew notes that a process ended because so many groups of multiprocessors are too
+// recordTooFew notes that a process ended because so many groups of multiprocessors are too
 // few for the model. It returns false if the place has already failed on as many. The
 // first time, the manager assigns more groups, and the next process need not wait.
-func (b *backoff) outgrew(groups int, reason string) bool {
-	if groups <= b.tooFew {
+func (b *backoff) recordTooFew(groups int, reason string) bool {
+	if groups <= b.maxTooFew {
 		return false
 	}
-	b.tooFew, b.last = groups, reason
+	b.maxTooFew, b.last = groups, reason
 	return true
 }
 
 // ended notes that a process ended at now, after it had lived for lived.
 func (b *backoff) ended(now time.Time, lived time.Duration, failed bool, reason string) {
 	switch {
-	case lived >= goodLife:
+	case lived >= minLifetime:
 		*b = backoff{}
 		if failed {
 			b.last = reason
@@ -54,9 +54,9 @@ func (b *backoff) delay() time.Duration {
 	if b.failures == 0 {
 		return 0
 	}
-	d := backoffFirst
-	for i := 1; i < b.failures && d < backoffMost; i++ {
+	d := minBackoff
+	for i := 1; i < b.failures && d < maxBackoff; i++ {
 		d *= 2
 	}
-	return min(d, backoffMost)
+	return min(d, maxBackoff)
 }

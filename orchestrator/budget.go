@@ -35,10 +35,10 @@ type budgets struct {
 	// that make a demoted process wait.
 	onlyWhenBusy bool
 
-	mu       sync.Mutex
-	spenders map[key]*spender
-	looked   int64         // when look was last called
-	stop     chan struct{} // ends run; nil while no process has a guarantee
+	mu        sync.Mutex
+	spenders  map[key]*spender
+	sampledAt int64         // when sample was last called
+	stop      chan struct{} // ends run; nil while no process has a guarantee
 }
 
 // busy is the part of the CPUs' time at which they count as busy.
@@ -50,8 +50,8 @@ type spender struct {
 	priority prioritizer
 	level    budget.Level // the level of its guaranteed work
 	balance  budget.Balance
-	used     time.Duration // at the last call of look
-	spent    time.Duration // part of the CPUs' time, at the last call of look
+	used     time.Duration // at the last call of sample
+	spent    time.Duration // part of the CPUs' time, at the last call of sample
 	at       budget.Level  // the level that it runs at
 	total    time.Duration // CPU time since it started
 	demoted  time.Duration // the part of total at level Demoted
@@ -106,7 +106,7 @@ func (s *spender) due(now int64) budget.Level {
 }
 
 // run moves the process to a level. After an error its level stays as it was, and the next
-// look tries again.
+// sample tries again.
 func (s *spender) run(l budget.Level) error {
 	if err := s.priority.prioritize(l); err != nil {
 		return err
@@ -152,14 +152,14 @@ func (b *budgets) run(stop <-chan struct{}) {
 		case <-stop:
 			return
 		case <-tick.C:
-			b.look()
+			b.sample()
 		}
 	}
 }
 
-// look charges each process for the CPU time since the last call, and moves it between its
+// sample charges each process for the CPU time since the last call, and moves it between its
 // level and Demoted.
-func (b *budgets) look() {
+func (b *budgets) sample() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := b.now()
@@ -172,8 +172,8 @@ func (b *budgets) look() {
 			all += s.spent
 		}
 	}
-	idle := b.onlyWhenBusy && float64(all) < busy*float64(now-b.looked)
-	b.looked = now
+	idle := b.onlyWhenBusy && float64(all) < busy*float64(now-b.sampledAt)
+	b.sampledAt = now
 	for k, s := range b.spenders {
 		spent := s.spent
 		s.total += spent

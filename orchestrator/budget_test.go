@@ -46,7 +46,7 @@ func (c *fakeCPU) budgets(cpus int) *budgets {
 		}
 		return 0, fmt.Errorf("no process %d", pid)
 	}
-	b.stop = make(chan struct{}) // the test calls look itself
+	b.stop = make(chan struct{}) // the test calls sample itself
 	return b
 }
 
@@ -65,7 +65,7 @@ func TestBudgetsDemote(t *testing.T) {
 		c.now += int64(budgetTick)
 		c.used[1] += 2 * budgetTick         // both CPUs
 		c.used[2] += 2 * budgetTick * 2 / 5 // 40 % of them
-		b.look()
+		b.sample()
 		if c.levels[2] != 3 {
 			t.Fatalf("a process within its guarantee is at level %d after %v", c.levels[2], time.Duration(c.now))
 		}
@@ -99,7 +99,7 @@ func TestBudgetsDemoteShadow(t *testing.T) {
 	if c.now += int64(budgetTick); c.levels[1] != budget.Demoted {
 		t.Fatal("promoted before it had a balance")
 	}
-	if b.look(); c.levels[1] != 4 {
+	if b.sample(); c.levels[1] != 4 {
 		t.Errorf("level %d one look after it got a guarantee, want 4", c.levels[1])
 	}
 }
@@ -120,7 +120,7 @@ func TestBudgetsBound(t *testing.T) {
 		for range rapid.IntRange(1, 300).Draw(t, "looks") {
 			c.now += int64(budgetTick)
 			c.used[7] += time.Duration(rapid.Int64Range(0, int64(cpus)*int64(budgetTick)).Draw(t, "used"))
-			b.look()
+			b.sample()
 			total, demoted := b.spent(k)
 			most := guarantee*float64(c.now) + max(float64(saved), float64(budgetTick)) + float64(budgetTick)
 			if charged := total - demoted; float64(charged) > most+1 {
@@ -130,7 +130,7 @@ func TestBudgetsBound(t *testing.T) {
 	})
 }
 
-// If a level could not be written, a later look writes it.
+// If a level could not be written, a later sample writes it.
 func TestBudgetsTryAgain(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
@@ -140,13 +140,13 @@ func TestBudgetsTryAgain(t *testing.T) {
 	}
 	c.refuse = true
 	c.now, c.used[1] = c.now+int64(budgetTick), time.Second
-	b.look()
+	b.sample()
 	if c.levels[1] != 2 {
 		t.Fatalf("level %d, want 2: the other one was refused", c.levels[1])
 	}
 	c.refuse = false
 	c.now += int64(budgetTick)
-	if b.look(); c.levels[1] != budget.Demoted {
+	if b.sample(); c.levels[1] != budget.Demoted {
 		t.Errorf("level %d one look later, want it demoted", c.levels[1])
 	}
 }
@@ -159,7 +159,7 @@ func TestBudgetsForgetTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	delete(c.used, 1)
-	b.look()
+	b.sample()
 	b.remove(k)
 	if total, _ := b.spent(k); total != 0 || b.stop != nil {
 		t.Errorf("still there: spent %v, stop %v", total, b.stop)
@@ -219,22 +219,22 @@ func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
 }
 
 // The kernel forgets the weight of a group that was idle.
-func TestPriorityIsWritten(t *testing.T) {
+func TestWritePriority(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
-	if _, err := c.apply(face1, cmd.Process.Pid, terms{guarantee: 0.5, level: 2}); err != nil {
+	if _, err := c.apply(testKey, cmd.Process.Pid, terms{guarantee: 0.5, level: 2}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { endProcess(cmd); c.remove(face1) })
+	t.Cleanup(func() { endProcess(cmd); c.remove(testKey) })
 	dir, file, normal := "", "", 0
-	switch g := c.groups[face1].(type) {
+	switch g := c.groups[testKey].(type) {
 	case *groupV1:
 		dir, file, normal = g.dir, "cpu.shares", 1024
 	case *groupV2:
 		dir, file, normal = g.dir, "cpu.weight", 100
 	}
 	for _, l := range []budget.Level{budget.Demoted, 1, budget.Demoted, 5, 3} {
-		if err := c.groups[face1].prioritize(l); err != nil {
+		if err := c.groups[testKey].prioritize(l); err != nil {
 			t.Fatalf("level %d: %v", l, err)
 		}
 		idle, idleErr := os.ReadFile(filepath.Join(dir, "cpu.idle"))
@@ -263,7 +263,7 @@ func TestGovernorYields(t *testing.T) {
 	g := s.(*governor)
 	g.budgets.now = func() int64 { return c.now }
 	g.budgets.used = func(pid int) (time.Duration, error) { return c.used[pid], nil }
-	g.budgets.stop = make(chan struct{}) // the test calls look itself
+	g.budgets.stop = make(chan struct{}) // the test calls sample itself
 	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
 	for pid, k := range map[int]key{1: greedy, 2: modest} {
 		if enforced, err := g.apply(k, pid, terms{guarantee: 0.45, level: 1}); enforced || err != nil {
@@ -275,7 +275,7 @@ func TestGovernorYields(t *testing.T) {
 		c.now += int64(budgetTick)
 		c.used[1] += greedyUses
 		c.used[2] += modestUses
-		g.budgets.look()
+		g.budgets.sample()
 	}
 	for range 100 {
 		if look(budgetTick*8/10, 0); g.yielding(greedy) {

@@ -217,7 +217,7 @@ func openV1(cpus, owner int, log zerolog.Logger) (shares, error) {
 		return nil, fmt.Errorf("find own group: %w", err)
 	}
 	for _, m := range mounts {
-		if m.kind != "cgroup" || !has(m.options, string(cgroup1.Cpu)) {
+		if m.kind != "cgroup" || !listHas(m.options, string(cgroup1.Cpu)) {
 			continue
 		}
 		name, err := treeName(owner)
@@ -261,8 +261,8 @@ func opened(c *cgroupShares, err error) (shares, error) {
 	return c, nil
 }
 
-// has reports whether a comma-separated list has item.
-func has(list, item string) bool {
+// listHas reports whether a comma-separated list has item.
+func listHas(list, item string) bool {
 	for _, s := range strings.Split(list, ",") {
 		if s == item {
 			return true
@@ -387,7 +387,7 @@ func openV2At(m mount, own string, cpus, owner int, log zerolog.Logger) (shares,
 	if err != nil {
 		return nil, fmt.Errorf("cgroup version 2: %w", err)
 	}
-	if !has(strings.Join(strings.Fields(string(b)), ","), "cpu") {
+	if !listHas(strings.Join(strings.Fields(string(b)), ","), "cpu") {
 		return nil, fmt.Errorf("cgroup version 2 at %s: %w, only %q", m.point, errNoController, strings.TrimSpace(string(b)))
 	}
 	name, err := treeName(owner)

@@ -60,15 +60,15 @@ func endProcess(cmd *exec.Cmd) {
 	cmd.Wait()
 }
 
-func TestQuotaIsWrittenForTheProcess(t *testing.T) {
+func TestApplyQuota(t *testing.T) {
 	c := quotas(t, 2)
 	cmd := sleeper(t)
 	for _, percent := range []float64{30, 100, 1, 75, 0} {
-		enforced, err := c.apply(face1, cmd.Process.Pid, terms{percent: percent})
+		enforced, err := c.apply(testKey, cmd.Process.Pid, terms{percent: percent})
 		if err != nil || !enforced {
 			t.Fatalf("%v %%: %v, %v", percent, enforced, err)
 		}
-		got, err := c.groups[face1].get()
+		got, err := c.groups[testKey].get()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -84,19 +84,19 @@ func TestQuotaIsWrittenForTheProcess(t *testing.T) {
 		t.Errorf("the process is in\n%s", b)
 	}
 	endProcess(cmd)
-	if err := c.remove(face1); err != nil {
+	if err := c.remove(testKey); err != nil {
 		t.Error(err)
 	}
-	if err := c.remove(face1); err != nil {
+	if err := c.remove(testKey); err != nil {
 		t.Errorf("a second time: %v", err)
 	}
 }
 
-func TestQuotaOfAProcessThatIsGoneIsAnError(t *testing.T) {
+func TestQuotaProcessGone(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
 	endProcess(cmd)
-	if enforced, err := c.apply(face1, cmd.Process.Pid, terms{percent: 30}); err == nil || enforced {
+	if enforced, err := c.apply(testKey, cmd.Process.Pid, terms{percent: 30}); err == nil || enforced {
 		t.Errorf("got %v, %v", enforced, err)
 	}
 	if len(c.groups) != 0 {
@@ -104,20 +104,20 @@ func TestQuotaOfAProcessThatIsGoneIsAnError(t *testing.T) {
 	}
 }
 
-func TestTwoOrchestratorsDoNotSweepEachOther(t *testing.T) {
+func TestSweepSparesOthers(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
-	if _, err := c.apply(face1, cmd.Process.Pid, terms{percent: 30}); err != nil {
+	if _, err := c.apply(testKey, cmd.Process.Pid, terms{percent: 30}); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range mounted(t) {
 		sweep(m.point, zerolog.Nop())
 	}
-	if _, err := c.groups[face1].get(); err != nil {
+	if _, err := c.groups[testKey].get(); err != nil {
 		t.Errorf("it was swept: %v", err)
 	}
 	endProcess(cmd)
-	c.remove(face1)
+	c.remove(testKey)
 }
 
 func mounted(t *testing.T) []mount {
@@ -129,7 +129,7 @@ func mounted(t *testing.T) []mount {
 	return mounts
 }
 
-func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
+func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	dead := exec.Command("true")
 	if err := dead.Run(); err != nil {
@@ -161,7 +161,7 @@ func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
 
 // The groups of a container's node, whose process ids have no meaning here. Some groups
 // hold processes; others still wait for theirs.
-func TestSweepLeavesATreeWholeThatHoldsAProcess(t *testing.T) {
+func TestSweepKeepsUsedTree(t *testing.T) {
 	dir := t.TempDir()
 	dead := exec.Command("true")
 	if err := dead.Run(); err != nil {
@@ -183,7 +183,7 @@ func TestSweepLeavesATreeWholeThatHoldsAProcess(t *testing.T) {
 	}
 }
 
-func TestProbeFindsWhatRunTakes(t *testing.T) {
+func TestProbe(t *testing.T) {
 	findings := Probe()
 	if len(findings) != 3 || findings[2].Mechanism != mechanismGovernor || !findings[2].Usable {
 		t.Fatalf("found %+v", findings)
@@ -206,7 +206,7 @@ func TestProbeFindsWhatRunTakes(t *testing.T) {
 	}
 }
 
-func TestMendPreparesTheGroupThatWasDenied(t *testing.T) {
+func TestMend(t *testing.T) {
 	denied := func(dir string) error {
 		return fmt.Errorf("make group: %w", &os.PathError{Op: "mkdir", Path: filepath.Join(dir, "penstock-7-1"), Err: os.ErrPermission})
 	}
@@ -241,12 +241,12 @@ broken line
 	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("read %+v, want %+v", got, want)
 	}
-	if !has(got[0].options, "cpu") || has(got[1].options, "cpu") {
+	if !listHas(got[0].options, "cpu") || listHas(got[1].options, "cpu") {
 		t.Error("controllers are misread")
 	}
 }
 
-func TestOwnGroupIsFoundBelowAMount(t *testing.T) {
+func TestOwnGroup(t *testing.T) {
 	for _, c := range []struct{ root, own, want string }{
 		{"/", "/", "/"},
 		{"/", "/user.slice/session-1.scope", "/user.slice/session-1.scope"},
@@ -279,9 +279,9 @@ func TestParseCPUMax(t *testing.T) {
 	}
 }
 
-func TestRealProcessIsHeldToItsShare(t *testing.T) {
+func TestQuotaHolds(t *testing.T) {
 	needQuotas(t)
-	n := aNode(t).run(func(o *Options) { o.Mechanism = "" })
+	n := newNode(t).run(func(o *Options) { o.Mechanism = "" })
 	n.want(n.child(1, control.Serve, "spin"))
 	p := n.untilState(1, control.Active)
 	if n.last.Mechanism == mechanismGovernor || p.SharePercent != 30 {

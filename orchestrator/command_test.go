@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-func TestProgramOfAProcess(t *testing.T) {
+func TestProgram(t *testing.T) {
 	program := func(framework string) ([]string, error) {
 		if framework != "pytorch" {
 			return nil, errors.New("there is no " + framework)

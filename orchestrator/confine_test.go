@@ -198,7 +198,7 @@ func TestConfinedProcess(t *testing.T) {
 	defer victim.Process.Kill()
 	closed := closedFolder(t, "model/weights.bin", "secret")
 
-	n := aNode(t).run(func(o *Options) {
+	n := newNode(t).run(func(o *Options) {
 		u, err := sandbox.FindUser("nobody")
 		if err != nil {
 			t.Fatal(err)
@@ -218,7 +218,7 @@ func TestConfinedProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := one(1, control.Shadow, 30)
+	p := newDesired(1, control.Shadow, 30)
 	p.Command = []string{n.self, "confined", string(text)}
 	p.Model = c.Model
 	n.want(p)
@@ -239,8 +239,8 @@ func TestConfinedProcess(t *testing.T) {
 }
 
 // The launcher must keep the parent-death signal when it changes its credentials.
-func TestConfinedProcessEndsWithTheOrchestrator(t *testing.T) {
-	n := aNode(t)
+func TestConfinedProcessEnds(t *testing.T) {
+	n := newNode(t)
 	cmd := n.orchestrate(mechanismGovernor, "sandbox")
 	n.want(n.child(1, control.Serve, "stay", "ignoreTERM"))
 	p := n.untilState(1, control.Active)
@@ -272,7 +272,7 @@ func TestConfinedProcessEndsWithTheOrchestrator(t *testing.T) {
 	}
 }
 
-func TestConfinedProcessThatCannotStart(t *testing.T) {
+func TestConfinedProcessFails(t *testing.T) {
 	asRoot(t)
 	dir := closedFolder(t, "unreadable", "program")
 	os.Chmod(filepath.Join(dir, "unreadable"), 0o600)
@@ -286,14 +286,14 @@ func TestConfinedProcessThatCannotStart(t *testing.T) {
 		"unreadable model": {command: []string{"/bin/true"}, model: filepath.Join(dir, "unreadable"), want: "user nobody cannot read " + filepath.Join(dir, "unreadable") + ": it has mode 0600"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := aNode(t).run(func(o *Options) {
+			n := newNode(t).run(func(o *Options) {
 				u, err := sandbox.FindUser("nobody")
 				if err != nil {
 					t.Fatal(err)
 				}
 				o.Sandbox = &Sandbox{User: u}
 			})
-			p := one(1, control.Shadow, 30)
+			p := newDesired(1, control.Shadow, 30)
 			p.Command, p.Model = c.command, c.model
 			n.want(p)
 			if q := n.untilState(1, control.Failed); !strings.Contains(q.Reason, c.want) {
@@ -319,7 +319,7 @@ func TestConfinedWeightServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log buffer
-	h := startHolder(aKeeper(t), nil, os.Args[0], dir, "GPU-1", b, zerolog.New(&log))
+	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", b, zerolog.New(&log))
 	t.Cleanup(h.close)
 	held := h.until(t, "it is there", func(w *control.WeightsHeld) bool { return w != nil })
 	for what, path := range map[string]string{"process": fmt.Sprintf("/proc/%d", held.Bytes), "folder": filepath.Dir(h.socket)} {

@@ -193,7 +193,7 @@ func (d *device) run(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	d.tell(s)
+	d.publish(s)
 	if !s.cpu && s.err == nil {
 		d.watch(ctx, s, session)
 	}
@@ -227,7 +227,7 @@ func (d *device) watch(ctx context.Context, s gpuState, session nvml.Session) {
 		case <-timer.C:
 		}
 		if session != nil {
-			err := d.look(session, &s)
+			err := d.readMemory(session, &s)
 			if err != nil && !complained {
 				d.log.Warn().Err(err).Msg("cannot read the GPU's memory")
 			}
@@ -237,7 +237,7 @@ func (d *device) watch(ctx context.Context, s gpuState, session nvml.Session) {
 			m := d.daemon.State()
 			s.serving, s.losses, s.idle = m.Serving, m.Losses, "waiting for MPS: "+m.Why
 		}
-		d.tell(s)
+		d.publish(s)
 		if d.following() {
 			timer.Reset(followEvery)
 		} else {
@@ -326,9 +326,9 @@ func missing(err error) bool {
 	return errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrNoCgo)
 }
 
-// look reads the device's memory, and stops following ended processes that NVML no
+// readMemory reads the device's memory, and stops following ended processes that NVML no
 // longer lists.
-func (d *device) look(session nvml.Session, s *gpuState) error {
+func (d *device) readMemory(session nvml.Session, s *gpuState) error {
 	s.usedBytes, s.freeBytes = -1, -1
 	if d.following() {
 		list, err := session.Processes(s.uuid)
@@ -353,7 +353,7 @@ func (d *device) look(session nvml.Session, s *gpuState) error {
 	return err
 }
 
-func (d *device) tell(s gpuState) {
+func (d *device) publish(s gpuState) {
 	for {
 		select {
 		case d.states <- s:

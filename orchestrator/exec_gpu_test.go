@@ -57,9 +57,9 @@ func (n *realNode) daemonOf() int {
 	return pid
 }
 
-func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
+func TestRealMPS(t *testing.T) {
 	fakeGPUs(t)
-	n := aNode(t)
+	n := newNode(t)
 	n.desired.Device = "GPU-fa"
 	cmd := n.orchestrate(mechanismGovernor)
 	want := func() (p, q control.ObservedProcess) {
@@ -114,9 +114,9 @@ func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
 	}
 }
 
-func TestAnOrchestratorWithoutTheGPUEndsAndSaysWhatThereIs(t *testing.T) {
+func TestRunMissingGPU(t *testing.T) {
 	fakeGPUs(t)
-	n := aNode(t)
+	n := newNode(t)
 	n.desired.Device = "cuda:7"
 	cmd := n.orchestrate(mechanismGovernor)
 	n.want()

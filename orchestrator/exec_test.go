@@ -34,8 +34,8 @@ type realNode struct {
 	prepared string // folder of prepared models, if the orchestrator runs in its own process
 }
 
-// aNode starts only the manager's end.
-func aNode(t *testing.T) *realNode {
+// newNode starts only the manager's end.
+func newNode(t *testing.T) *realNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps")
 	if err != nil {
@@ -98,7 +98,7 @@ func (n *realNode) run(edits ...func(*Options)) *realNode {
 
 // child describes a process of this test binary that behaves as how says.
 func (n *realNode) child(generation uint32, role control.Role, how ...string) control.DesiredProcess {
-	p := one(generation, role, 30)
+	p := newDesired(generation, role, 30)
 	p.Command = append([]string{n.self, "child"}, how...)
 	return p
 }
@@ -163,8 +163,8 @@ func processState(pid int) string {
 	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:])[0]
 }
 
-func TestRealProcessLivesAndDrains(t *testing.T) {
-	n := aNode(t).run()
+func TestRealProcess(t *testing.T) {
+	n := newNode(t).run()
 	n.want(n.child(1, control.Shadow))
 	p := n.untilState(1, control.Loaded)
 	if processState(p.PID) == "" {
@@ -184,10 +184,10 @@ func TestRealProcessLivesAndDrains(t *testing.T) {
 	}
 }
 
-func TestRealProcessRunsOnTheCPUsOfTheFunctions(t *testing.T) {
+func TestRealProcessCPUs(t *testing.T) {
 	cpus := allowedCPUs()
 	last := cpus[len(cpus)-1]
-	n := aNode(t).run(func(o *Options) { o.CPUs = []int{last} })
+	n := newNode(t).run(func(o *Options) { o.CPUs = []int{last} })
 	n.want(n.child(1, control.Serve))
 	if p := n.untilState(1, control.Active); p.Reason != strconv.Itoa(last) {
 		t.Errorf("it may run on %s, want %d", p.Reason, last)
@@ -200,7 +200,7 @@ func TestRealProcessRunsOnTheCPUsOfTheFunctions(t *testing.T) {
 	}
 }
 
-func TestRealProcessThatFails(t *testing.T) {
+func TestRealProcessFails(t *testing.T) {
 	for name, c := range map[string]struct {
 		how    []string
 		role   control.Role
@@ -214,7 +214,7 @@ func TestRealProcessThatFails(t *testing.T) {
 		"talks nonsense":        {[]string{"nonsense"}, control.Shadow, "protocol error"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := aNode(t).run(func(o *Options) {
+			n := newNode(t).run(func(o *Options) {
 				if c.how[0] == "hang" {
 					o.HandshakeTimeout = 500 * time.Millisecond
 				}
@@ -230,14 +230,14 @@ func TestRealProcessThatFails(t *testing.T) {
 }
 
 // The reason is the kernel's, even if an order failed before the exit was seen.
-func TestRealProcessThatIsKilled(t *testing.T) {
+func TestRealProcessKilled(t *testing.T) {
 	for signal, want := range map[syscall.Signal]string{
 		syscall.SIGKILL: "killed by signal 9 (not by Penstock)",
 		syscall.SIGBUS:  "exit status 2: SIGBUS", // Go's runtime catches it
 		syscall.SIGTERM: "ended by signal 15 (terminated)",
 	} {
 		t.Run(signal.String(), func(t *testing.T) {
-			n := aNode(t).run()
+			n := newNode(t).run()
 			for g := uint32(1); g <= 5; g++ {
 				n.want(n.child(g, control.Serve))
 				p := n.untilState(g, control.Active)
@@ -255,11 +255,11 @@ func TestRealProcessThatIsKilled(t *testing.T) {
 	}
 }
 
-func TestRealProcessWithoutMemory(t *testing.T) {
+func TestRealProcessOOM(t *testing.T) {
 	// This is enough memory for an orchestrator under the race detector. More memory would
 	// take longer to fill on a busy machine: the kernel clears each page.
 	group := limitMemory(t, 64<<20)
-	n := aNode(t)
+	n := newNode(t)
 	cmd := n.orchestrate(mechanismGovernor)
 	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
@@ -355,9 +355,9 @@ func limitMemory(t *testing.T, bytes int) (dir string) {
 	return dir
 }
 
-func TestRealProgramThatCrashes(t *testing.T) {
-	n := aNode(t).run()
-	p := one(1, control.Shadow, 30)
+func TestRealProgramCrashes(t *testing.T) {
+	n := newNode(t).run()
+	p := newDesired(1, control.Shadow, 30)
 	p.Command = []string{"/bin/sh", "-c", "kill -SEGV $$"} // a shell: it has no runtime that catches the signal
 	n.want(p)
 	if q := n.untilState(1, control.Failed); q.Reason != "ended by signal 11 (segmentation fault)" {
@@ -365,9 +365,9 @@ func TestRealProgramThatCrashes(t *testing.T) {
 	}
 }
 
-func TestRealProgramThatIsNotThereFails(t *testing.T) {
-	n := aNode(t).run()
-	p := one(1, control.Shadow, 30)
+func TestRealProgramMissing(t *testing.T) {
+	n := newNode(t).run()
+	p := newDesired(1, control.Shadow, 30)
 	p.Command = []string{"/nowhere/program"}
 	n.want(p)
 	if q := n.untilState(1, control.Failed); !strings.Contains(q.Reason, "/nowhere/program: no such file") {
@@ -375,7 +375,7 @@ func TestRealProgramThatIsNotThereFails(t *testing.T) {
 	}
 }
 
-func TestRealProcessThatDoesNotListen(t *testing.T) {
+func TestRealProcessIgnoresOrders(t *testing.T) {
 	const soon = 100 * time.Millisecond
 	for name, c := range map[string]struct {
 		how    []string
@@ -387,7 +387,7 @@ func TestRealProcessThatDoesNotListen(t *testing.T) {
 		"to TERM is killed":      {[]string{"ignoreDrain", "ignoreTERM"}, soon, soon, "ended by signal 9 (killed)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := aNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = c.drain, c.term })
+			n := newNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = c.drain, c.term })
 			n.want(n.child(1, control.Serve, c.how...))
 			n.untilState(1, control.Active)
 			n.want(n.child(1, control.Drain, c.how...))
@@ -398,7 +398,7 @@ func TestRealProcessThatDoesNotListen(t *testing.T) {
 	}
 }
 
-func TestNothingOfARealProcessOutlivesIt(t *testing.T) {
+func TestProcessTree(t *testing.T) {
 	for name, end := range map[string]struct {
 		how   string
 		role  control.Role
@@ -409,7 +409,7 @@ func TestNothingOfARealProcessOutlivesIt(t *testing.T) {
 		"when it crashes":         {"crash", control.Serve, control.Failed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := aNode(t).run()
+			n := newNode(t).run()
 			file := filepath.Join(n.dir, "grandchild")
 			n.want(n.child(1, control.Shadow, end.how, "family", file))
 			n.untilState(1, control.Loaded)
@@ -428,8 +428,8 @@ func TestNothingOfARealProcessOutlivesIt(t *testing.T) {
 	}
 }
 
-func TestRealProcessThatDiesAtOnceIsHeldBack(t *testing.T) {
-	n := aNode(t).run()
+func TestRealProcessBackoff(t *testing.T) {
+	n := newNode(t).run()
 	for g := uint32(1); g <= 3; g++ {
 		n.want(n.child(g, control.Shadow, "exit3"))
 		n.untilState(g, control.Failed)
@@ -442,8 +442,8 @@ func TestRealProcessThatDiesAtOnceIsHeldBack(t *testing.T) {
 	n.untilState(4, control.Loaded)
 }
 
-func TestRealProcessesOfAnOldManagerEnd(t *testing.T) {
-	n := aNode(t).run()
+func TestRealNewManager(t *testing.T) {
+	n := newNode(t).run()
 	n.want(n.child(1, control.Serve, "ignoreDrain", "ignoreTERM"), n.child(2, control.Shadow))
 	old := n.untilState(1, control.Active)
 	n.untilState(2, control.Loaded)
@@ -458,8 +458,8 @@ func TestRealProcessesOfAnOldManagerEnd(t *testing.T) {
 	}
 }
 
-func TestRealProcessesEndWhenTheManagerIsSilent(t *testing.T) {
-	n := aNode(t).run()
+func TestRealSilentManager(t *testing.T) {
+	n := newNode(t).run()
 	n.want(n.child(1, control.Serve))
 	p := n.untilState(1, control.Active)
 	n.manager.Close()
@@ -487,8 +487,8 @@ func (n *realNode) orchestrate(mechanism string, with ...string) *exec.Cmd {
 	return cmd
 }
 
-func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
-	n := aNode(t)
+func TestOrchestratorKilled(t *testing.T) {
+	n := newNode(t)
 	cmd := n.orchestrate("")
 	killed := cmd.Process.Pid
 	// The processes ignore everything else: only the parent-death signal can end them.
@@ -535,14 +535,14 @@ func groupsOf(pids ...int) []string {
 	return found
 }
 
-func TestRunRefusesAMechanismThatIsNone(t *testing.T) {
+func TestRunUnknownMechanism(t *testing.T) {
 	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: "magic"})
 	if !errors.Is(err, errUnknownMechanism) || !strings.Contains(err.Error(), `"magic"`) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestRunNamesACPUThatIsNotThere(t *testing.T) {
+func TestRunMissingCPU(t *testing.T) {
 	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: mechanismGovernor, CPUs: []int{1000}})
 	if err == nil || !strings.Contains(err.Error(), "to CPUs 1000") {
 		t.Errorf("got %v", err)

@@ -24,28 +24,28 @@ type life struct {
 	nonsense              bool          // it sends something other than a notice instead of loaded
 	failsToLoad           string        // it gives this reason and exits
 
-	dies        time.Duration // how long after its start it exits; 0: it does not exit unasked
-	how         exit
-	drains      time.Duration // how long it takes to end after a drain order
-	ignoreDrain bool
-	ignoreTerm  bool
-	deaf        bool // it does not read its orders
-	hungUp      bool // its end of the link is closed
+	dies         time.Duration // how long after its start it exits; 0: it does not exit unasked
+	how          exit
+	drains       time.Duration // how long it takes to end after a drain order
+	ignoreDrain  bool
+	ignoreTerm   bool
+	ignoreOrders bool // it does not read its orders
+	hungUp       bool // its end of the link is closed
 
 	lingers time.Duration // how long it takes to end after SIGKILL
 
 	// On a GPU.
 	sms        func(control.Order) int // how many multiprocessors it counts after an order; nil: as many as it should
 	moves      time.Duration           // how long a move takes
-	grows      time.Duration           // how long it takes to get the rest of its batch sizes after a partial warm-up
+	warmUp     time.Duration           // how long it takes to get the rest of its batch sizes after a partial warm-up
 	stuck      bool                    // a move never ends
 	staysPut   string                  // it does not move, and gives this reason
-	least      int                     // the min number of groups that its model runs on
+	minGroups  int                     // the min number of groups that its model runs on
 	blameless  bool                    // it loses the device because of the MPS server
 	losesFirst bool                    // it loses the device while it links, before it has used it
 }
 
-// tooFew is the reason of a process that cannot run on fewer groups than life.least.
+// maxTooFew is the reason of a process that cannot run on fewer groups than life.minGroups.
 const tooFew = "a cluster does not fit"
 
 // fakeSpawner makes processes that behave as lives says. It runs in a synctest bubble,
@@ -65,7 +65,7 @@ func (s *fakeSpawner) spawn(sp spec) (process, error) {
 	p := &fakeProcess{
 		spec: sp, id: 100 + len(s.started), born: time.Now(), living: true,
 		out: make(chan event), woken: make(chan struct{}), asked: make(chan struct{}),
-		told: make(chan struct{}), killed: make(chan struct{}),
+		reported: make(chan struct{}), killed: make(chan struct{}),
 		moved: make(chan control.Order, 100), faulted: make(chan string, 1),
 	}
 	if s.lives != nil {
@@ -124,9 +124,9 @@ type fakeProcess struct {
 	born time.Time
 	out  chan event
 
-	woken, asked, told, killed chan struct{}
-	moved                      chan control.Order
-	faulted                    chan string
+	woken, asked, reported, killed chan struct{}
+	moved                          chan control.Order
+	faulted                        chan string
 
 	mu        sync.Mutex
 	living    bool
@@ -157,7 +157,7 @@ func (p *fakeProcess) forget() {
 func (p *fakeProcess) order(o control.Order) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.life.deaf {
+	if p.life.ignoreOrders {
 		return control.ErrPeerTimeout
 	}
 	if p.life.hungUp {
@@ -205,7 +205,7 @@ func (p *fakeProcess) signal(sig syscall.Signal) {
 	p.signals = append(p.signals, sig)
 	switch sig {
 	case syscall.SIGTERM:
-		close(p.told)
+		close(p.reported)
 	case syscall.SIGKILL:
 		close(p.killed)
 	}
@@ -252,7 +252,7 @@ func (p *fakeProcess) live() exit {
 	}
 	after(p.killed, p.life.lingers, exit{code: -1, signal: syscall.SIGKILL, ours: true})
 	if !p.life.ignoreTerm {
-		after(p.told, 0, exit{code: -1, signal: syscall.SIGTERM, ours: true})
+		after(p.reported, 0, exit{code: -1, signal: syscall.SIGTERM, ours: true})
 	}
 	if p.life.dies > 0 {
 		now := make(chan struct{})
@@ -263,12 +263,12 @@ func (p *fakeProcess) live() exit {
 	defer life.Wait()
 	ended := make(chan struct{})
 	defer close(ended)
-	life.Go(func() { p.speak(end, ended) })
+	life.Go(func() { p.report(end, ended) })
 	return <-end
 }
 
-// speak reports how far the process has come.
-func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
+// report reports how far the process has come.
+func (p *fakeProcess) report(end chan<- exit, ended <-chan struct{}) {
 	wait := func(d time.Duration, c <-chan struct{}) bool {
 		if c == nil {
 			closed := make(chan struct{})
@@ -355,7 +355,7 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 			lose("no context")
 			return
 		}
-		if len(at.SMGroups) < p.life.least {
+		if len(at.SMGroups) < p.life.minGroups {
 			say(control.Notice{State: control.Failed, Reason: tooFew, GroupsUnfit: at.SMGroups})
 			end <- exit{code: 1}
 			return
@@ -366,7 +366,7 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 	say(ready)
 	say(control.Notice{State: control.Active})
 	if gpu && at.Early {
-		if !wait(p.life.grows, nil) {
+		if !wait(p.life.warmUp, nil) {
 			return
 		}
 		say(control.Notice{State: control.Active, Batches: []int{1, 2}, EphemeralBytes: 400})
@@ -390,7 +390,7 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 			n := control.Notice{State: control.Active, Reason: p.life.staysPut}
 			switch {
 			case p.life.staysPut != "":
-			case len(o.SMGroups) < p.life.least:
+			case len(o.SMGroups) < p.life.minGroups:
 				n.Reason, n.GroupsUnfit = tooFew, o.SMGroups
 			default:
 				at = o

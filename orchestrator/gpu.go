@@ -34,8 +34,8 @@ const deviceFailed = "the GPU failed for all its processes"
 // and keeps the MPS server from recovering.
 const lostTimeout = 50 * time.Millisecond
 
-// dyingAtMost is the max wait for the end of a server that has failed.
-const dyingAtMost = time.Second
+// serverEndTimeout is the max wait for the end of a server that has failed.
+const serverEndTimeout = time.Second
 
 // verdictTimeout is the max wait for the MPS server's answer on its health. If it
 // answers at all, it takes 2 ms.
@@ -105,14 +105,14 @@ type verdict struct {
 // when a manager is adopted, and what kept MPS from starting may be over.
 func (s *supervisor) openDevice(name string, noMPS bool) {
 	before := s.gpu.device
-	fellBack := s.onGPU() && !s.together() && !noMPS
+	fellBack := s.onGPU() && !s.sharesAtOnce() && !noMPS
 	if before != nil && before.name == name && before.noMPS == noMPS && !fellBack {
 		return
 	}
 	s.gpu.device, s.gpu.gpuState = nil, gpuState{}
 	clear(s.gpu.releasing)
-	s.weights.holder.close()
-	s.weights.holder = nil
+	s.weights.running.close()
+	s.weights.running = nil
 	if name == "" || name == control.DeviceCPU {
 		if before != nil {
 			s.closing.Go(before.close)
@@ -123,7 +123,7 @@ func (s *supervisor) openDevice(name string, noMPS bool) {
 }
 
 func (s *supervisor) closeDevice() {
-	s.weights.holder.close()
+	s.weights.running.close()
 	if s.gpu.device != nil {
 		s.gpu.device.close()
 	}
@@ -135,9 +135,9 @@ func (s *supervisor) onGPU() bool {
 	return s.gpu.device != nil && s.gpu.opened && !s.gpu.cpu && s.gpu.err == nil
 }
 
-// together reports whether a fault ends all processes: they are clients of one MPS
+// sharesAtOnce reports whether a fault ends all processes: they are clients of one MPS
 // server.
-func (s *supervisor) together() bool { return s.gpu.mechanism == mechanismMPS }
+func (s *supervisor) sharesAtOnce() bool { return s.gpu.mechanism == mechanismMPS }
 
 // deviceStates returns the channel of the device's states, nil on a CPU.
 func (s *supervisor) deviceStates() <-chan gpuState {
@@ -152,7 +152,7 @@ func (s *supervisor) noteGPU(g gpuState) {
 	died := s.gpu.opened && g.losses > s.gpu.losses
 	s.gpu.gpuState = g
 	if g.err != nil {
-		s.wish.ending = true // no process was started
+		s.target.ending = true // no process was started
 		return
 	}
 	if s.gpu.recovery.serverless {
@@ -237,10 +237,10 @@ func (s *supervisor) noteBatches(c *child, n control.Notice) {
 	}
 	c.notice.Batches = n.Batches
 	switch {
-	case n.Growing && c.growing.IsZero():
-		c.growing = s.now()
-	case !n.Growing && !c.growing.IsZero():
-		c.growing, c.ordered = time.Time{}, s.now()
+	case n.Growing && c.warmingSince.IsZero():
+		c.warmingSince = s.now()
+	case !n.Growing && !c.warmingSince.IsZero():
+		c.warmingSince, c.ordered = time.Time{}, s.now()
 	}
 }
 
@@ -249,25 +249,25 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	if n.SMs == 0 {
 		return
 	}
-	c.notice.SMs, c.at, c.unfit = n.SMs, n.SMGroups, n.GroupsUnfit
+	c.notice.SMs, c.at, c.infeasibleGroups = n.SMs, n.SMGroups, n.GroupsUnfit
 	switch {
 	case slices.Equal(c.at, c.groups):
 		c.moving = false
 	case c.moving && n.Reason != "":
 		// The process reports why it could not move. The order is not repeated.
 		c.moving = false
-		s.about(s.log.Error(), k).Ints("groups", c.groups).Ints("stays_on", c.at).Str("reason", c.notice.Reason).Msg("process cannot move to its multiprocessor groups")
+		s.addProcess(s.log.Error(), k).Ints("groups", c.groups).Ints("stays_on", c.at).Str("reason", c.notice.Reason).Msg("process cannot move to its multiprocessor groups")
 	}
 	c.mismatch = s.mismatched(c)
 	if c.mismatch != "" && c.mismatch != c.complained {
 		c.complained = c.mismatch
-		s.about(s.log.Warn(), k).Str("why", c.mismatch).Msg("process runs on other multiprocessors than assigned")
+		s.addProcess(s.log.Warn(), k).Str("why", c.mismatch).Msg("process runs on other multiprocessors than assigned")
 	}
 }
 
 // mismatched describes how a process's multiprocessors differ from what it was promised.
 func (s *supervisor) mismatched(c *child) string {
-	if len(c.at) == 0 && !s.together() {
+	if len(c.at) == 0 && !s.sharesAtOnce() {
 		return "" // with time slicing it has all of them
 	}
 	percent := c.wokenPercent
@@ -288,14 +288,14 @@ func (s *supervisor) mismatched(c *child) string {
 // lose handles a process's report that its device failed.
 func (s *supervisor) lose(k key, c *child) {
 	switch {
-	case !c.failed.IsZero(), !s.together():
+	case !c.failed.IsZero(), !s.sharesAtOnce():
 		// All processes lost it; or, with time slicing, the process lost a context of
 		// its own.
 		c.lost = true
 	case c.blameless:
 		// The daemon reports the server as well until it sees the server's end, some 50
 		// ms later.
-		s.gpu.recovery.dying = s.now().Add(dyingAtMost)
+		s.gpu.recovery.dying = s.now().Add(serverEndTimeout)
 		s.loseAll(k, c.lastWords)
 	case c.notice.SMs > 0:
 		s.loseAll(k, c.lastWords)
@@ -316,7 +316,7 @@ func (s *supervisor) ask(k key) {
 		v := verdict{k, d.health(ctx)}
 		select {
 		case s.gpu.recovery.verdicts <- v:
-		case <-s.over:
+		case <-s.done:
 		}
 	})
 }
@@ -346,13 +346,13 @@ func (s *supervisor) loseAll(first key, why string) {
 	if c := s.processes[first]; c != nil {
 		c.lost = true
 	}
-	if first != (key{}) && s.together() && !s.gpu.recovery.asking && !s.now().Before(s.gpu.recovery.dying) {
+	if first != (key{}) && s.sharesAtOnce() && !s.gpu.recovery.asking && !s.now().Before(s.gpu.recovery.dying) {
 		s.gpu.recovery.asking = true
 		s.ask(key{})
 	}
 	e := s.log.Error().Int("processes", n).Str("why", why)
 	if first != (key{}) {
-		e = s.about(e, first)
+		e = s.addProcess(e, first)
 	}
 	e.Msg("the GPU failed; ending all its processes")
 }
@@ -381,13 +381,13 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 	case s.gpu.cpu:
 	default:
 		o.Mechanism, o.Device = s.gpu.mechanism, s.gpu.observed()
-		o.Device.Weights = s.weights.holder.state()
+		o.Device.Weights = s.weights.running.state()
 	}
 }
 
 // observeChild adds a process's groups to the report for the manager.
 func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
-	q.SMs, q.DeviceLost, q.Blameless, q.GroupsUnfit = c.notice.SMs, c.lost, c.lost && c.blameless, c.unfit
+	q.SMs, q.DeviceLost, q.Blameless, q.GroupsUnfit = c.notice.SMs, c.lost, c.lost && c.blameless, c.infeasibleGroups
 	switch {
 	case c.state.Ended(): // it runs on nothing any more
 		return
@@ -405,7 +405,7 @@ func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
 
 // toServe reports whether the manager wants a process to serve.
 func (s *supervisor) toServe(k key) bool {
-	return s.wish.desired != nil && slices.ContainsFunc(s.wish.desired.Processes, func(p control.DesiredProcess) bool {
+	return s.target.desired != nil && slices.ContainsFunc(s.target.desired.Processes, func(p control.DesiredProcess) bool {
 		return keyOf(p) == k && p.Role == control.Serve
 	})
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// amongGPU is among with a manager that wants a GPU.
-func amongGPU(t *testing.T, lives func(spec) life, f func(*node)) {
+// runGPUNode is runNode with a manager that wants a GPU.
+func runGPUNode(t *testing.T, lives func(spec) life, f func(*node)) {
 	t.Helper()
-	among(t, lives, func(n *node) {
+	runNode(t, lives, func(n *node) {
 		n.desired.Device = "cuda"
 		f(n)
 	})
@@ -29,14 +29,14 @@ func amongGPU(t *testing.T, lives func(spec) life, f func(*node)) {
 
 // grouped describes a process, in its own instance, that runs on groups.
 func grouped(generation uint32, role control.Role, groups ...int) control.DesiredProcess {
-	p := one(generation, role, 30)
+	p := newDesired(generation, role, 30)
 	p.Instance, p.SMGroups = int(generation), groups
 	return p
 }
 
-// apart describes a process in a place of its own.
-func apart(generation uint32, role control.Role, share float64) control.DesiredProcess {
-	p := one(generation, role, share)
+// newInstance describes a process in a place of its own.
+func newInstance(generation uint32, role control.Role, share float64) control.DesiredProcess {
+	p := newDesired(generation, role, share)
 	p.Instance = int(generation)
 	return p
 }
@@ -56,10 +56,10 @@ func (n *node) untilProcess(generation uint32, what string, is func(control.Obse
 	return found
 }
 
-func TestNothingStartsBeforeTheGPUIsOpen(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
+func TestStartWaitsForGPU(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
 		n.machine.takes = 3 * time.Second
-		n.want(one(1, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 30))
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		o := n.link.observed()
@@ -70,9 +70,9 @@ func TestNothingStartsBeforeTheGPUIsOpen(t *testing.T) {
 	})
 }
 
-func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		p := one(1, control.Serve, 30)
+func TestProcessEnvironment(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		p := newDesired(1, control.Serve, 30)
 		p.Environment = map[string]string{"MODEL": "x", "CUDA_VISIBLE_DEVICES": "7"}
 		n.want(p)
 		q := n.untilState(1, control.Active)
@@ -96,7 +96,7 @@ func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
 		// A GPU share sets no CPU quota, and a percentage stays for the process's life.
-		n.want(one(1, control.Serve, 60))
+		n.want(newDesired(1, control.Serve, 60))
 		n.untilProcess(1, "the share is noted", func(p control.ObservedProcess) bool { return p.SharePercent == 60 })
 		if got := n.shares.of(key{"face", 0, 1}); got != 0 {
 			t.Errorf("it has a CPU quota of %v %%", got)
@@ -108,10 +108,10 @@ func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 }
 
 // MPS's default: each process may use the whole GPU.
-func TestAProcessWithoutAShareMayUseTheWholeGPU(t *testing.T) {
+func TestNoShareOnGPU(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
-	amongGPU(t, all, func(n *node) {
-		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 0), apart(3, control.Shadow, 0))
+	runGPUNode(t, all, func(n *node) {
+		n.want(newInstance(1, control.Serve, 0), newInstance(2, control.Serve, 0), newInstance(3, control.Shadow, 0))
 		for _, g := range []uint32{1, 2} {
 			if p := n.untilState(g, control.Active); p.SMs != 132 || p.Reason != "" || p.SharePercent != 0 {
 				t.Errorf("active as %+v", p)
@@ -128,17 +128,17 @@ func TestAProcessWithoutAShareMayUseTheWholeGPU(t *testing.T) {
 		n.untilProcess(2, "it is lost, too", func(p control.ObservedProcess) bool { return p.State == control.Failed && p.DeviceLost })
 	})
 	few := func(spec) life { return life{sms: func(control.Order) int { return 66 }} }
-	amongGPU(t, few, func(n *node) {
-		n.want(apart(1, control.Serve, 0))
+	runGPUNode(t, few, func(n *node) {
+		n.want(newInstance(1, control.Serve, 0))
 		if p := n.untilState(1, control.Active); p.Reason != "the process has 66 multiprocessors, and 100 % of 132 are 130 to 132" {
 			t.Errorf("half of what it may use: %q", p.Reason)
 		}
 	})
 }
 
-func TestAProcessWithoutAShareHasNoQuota(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 30))
+func TestNoShareNoQuota(t *testing.T) {
+	runNode(t, nil, func(n *node) {
+		n.want(newInstance(1, control.Serve, 0), newInstance(2, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Active)
 		if n.shares.applied(key{"face", 1, 1}) {
@@ -153,11 +153,11 @@ func TestAProcessWithoutAShareHasNoQuota(t *testing.T) {
 	})
 }
 
-func TestMPSThatIsNotWantedIsNotStarted(t *testing.T) {
+func TestNoMPS(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
-	amongGPU(t, all, func(n *node) {
+	runGPUNode(t, all, func(n *node) {
 		n.desired.NoMPS = true
-		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 0))
+		n.want(newInstance(1, control.Serve, 0), newInstance(2, control.Serve, 0))
 		p := n.untilState(1, control.Active)
 		n.untilState(2, control.Active)
 		if p.Reason != "" || p.SMs != 132 || n.machine.daemon() != nil {
@@ -181,7 +181,7 @@ func TestMPSThatIsNotWantedIsNotStarted(t *testing.T) {
 	})
 }
 
-func TestPercentagesAreNeverNone(t *testing.T) {
+func TestPercentage(t *testing.T) {
 	for share, want := range map[float64]string{0: "1", 0.2: "1", 12.5: "12.5", 30: "30", 100: "100"} {
 		if got := percentage(share); got != want {
 			t.Errorf("of %v: %q, want %q", share, got, want)
@@ -189,7 +189,7 @@ func TestPercentagesAreNeverNone(t *testing.T) {
 	}
 }
 
-func TestPromisedMultiprocessors(t *testing.T) {
+func TestPromisedSMs(t *testing.T) {
 	// What MPS assigned on an H200, and what it did not.
 	for percent, got := range map[float64]int{0.5: 8, 1: 8, 10: 12, 12.5: 16, 30: 38, 33.4: 44, 60: 78, 100: 132} {
 		least, most := promisedSMs(fakeGPU, nil, percent)
@@ -205,9 +205,9 @@ func TestPromisedMultiprocessors(t *testing.T) {
 	}
 }
 
-func TestTheDevicesMemoryIsLookedAtOnceASecond(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30))
+func TestReadMemoryInterval(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.machine.gpus.Hold("GPU-1", 5<<30)
 		n.until("the memory is seen", func(o control.Observed) bool { return o.Device.UsedBytes == 5<<30 })
@@ -225,9 +225,10 @@ func TestTheDevicesMemoryIsLookedAtOnceASecond(t *testing.T) {
 	})
 }
 
-func TestGroupsMoveOneOrderAtATime(t *testing.T) {
+// TestMoveGroups checks that a process has one order to move at a time.
+func TestMoveGroups(t *testing.T) {
 	lives := func(spec) life { return life{moves: 300 * time.Millisecond} }
-	amongGPU(t, lives, func(n *node) {
+	runGPUNode(t, lives, func(n *node) {
 		n.want(grouped(1, control.Serve, 0, 1))
 		p := n.untilState(1, control.Active)
 		if p.SMs != 16 || !slices.Equal(p.SMGroups, []int{0, 1}) {
@@ -257,14 +258,14 @@ func TestGroupsMoveOneOrderAtATime(t *testing.T) {
 
 // A process with a partial warm-up moves when it has all its batch sizes. The deadline of
 // its move starts then.
-func TestAProcessThatGrowsHasItsTimeToMoveAfterwards(t *testing.T) {
+func TestMoveAfterWarmUp(t *testing.T) {
 	early := func(groups ...int) control.DesiredProcess {
 		p := grouped(1, control.Serve, groups...)
 		p.Early = true
 		return p
 	}
-	lives := func(spec) life { return life{grows: 9 * time.Second, moves: 9 * time.Second} }
-	amongGPU(t, lives, func(n *node) {
+	lives := func(spec) life { return life{warmUp: 9 * time.Second, moves: 9 * time.Second} }
+	runGPUNode(t, lives, func(n *node) {
 		n.want(early(0))
 		p := n.untilState(1, control.Active)
 		if !n.spawner.generation(1).wake().Early || !p.Growing || !slices.Equal(p.Batches, []int{1}) || p.EphemeralBytes != 200 {
@@ -283,10 +284,10 @@ func TestAProcessThatGrowsHasItsTimeToMoveAfterwards(t *testing.T) {
 	})
 }
 
-func TestAProcessThatGrowsForEverIsEnded(t *testing.T) {
-	lives := func(spec) life { return life{grows: time.Hour} }
-	amongGPU(t, lives, func(n *node) {
-		p := one(1, control.Serve, 30)
+func TestWarmUpTimeout(t *testing.T) {
+	lives := func(spec) life { return life{warmUp: time.Hour} }
+	runGPUNode(t, lives, func(n *node) {
+		p := newDesired(1, control.Serve, 30)
 		p.Early = true
 		n.want(p)
 		n.untilState(1, control.Active)
@@ -297,9 +298,9 @@ func TestAProcessThatGrowsForEverIsEnded(t *testing.T) {
 	})
 }
 
-func TestAShadowIsToldItsGroupsWhenItIsWoken(t *testing.T) {
+func TestShadowGroups(t *testing.T) {
 	lives := func(spec) life { return life{link: time.Second} }
-	amongGPU(t, lives, func(n *node) {
+	runGPUNode(t, lives, func(n *node) {
 		n.want(grouped(1, control.Shadow, 0, 1))
 		n.untilState(1, control.Loaded)
 		n.want(grouped(1, control.Shadow, 2))
@@ -325,9 +326,9 @@ func TestAShadowIsToldItsGroupsWhenItIsWoken(t *testing.T) {
 	})
 }
 
-func TestOneThatCannotMoveStaysAndSaysWhy(t *testing.T) {
+func TestMoveRefused(t *testing.T) {
 	lives := func(spec) life { return life{staysPut: "out of memory"} }
-	amongGPU(t, lives, func(n *node) {
+	runGPUNode(t, lives, func(n *node) {
 		n.want(grouped(1, control.Serve, 0))
 		n.untilState(1, control.Active)
 		n.want(grouped(1, control.Serve, 1))
@@ -341,9 +342,9 @@ func TestOneThatCannotMoveStaysAndSaysWhy(t *testing.T) {
 	})
 }
 
-func TestWhatGroupsDoNotDoIsToldAndTheNextOnesAreOrdered(t *testing.T) {
-	lives := func(spec) life { return life{least: 2, moves: time.Second} }
-	amongGPU(t, lives, func(n *node) {
+func TestInfeasibleGroups(t *testing.T) {
+	lives := func(spec) life { return life{minGroups: 2, moves: time.Second} }
+	runGPUNode(t, lives, func(n *node) {
 		n.want(grouped(1, control.Serve, 0, 1, 2))
 		n.untilState(1, control.Active)
 		n.want(grouped(1, control.Serve, 1))
@@ -359,9 +360,9 @@ func TestWhatGroupsDoNotDoIsToldAndTheNextOnesAreOrdered(t *testing.T) {
 
 // If a model has too few groups, the manager assigns more, and the next process need not
 // wait. If there are no more groups, it counts as an early failure like any other.
-func TestTooFewGroupsAreNoEarlyFailureTheFirstTime(t *testing.T) {
-	lives := func(spec) life { return life{least: 3} }
-	amongGPU(t, lives, func(n *node) {
+func TestTooFewGroups(t *testing.T) {
+	lives := func(spec) life { return life{minGroups: 3} }
+	runGPUNode(t, lives, func(n *node) {
 		var early []int
 		groups := [][]int{{4}, {4, 5}, {4}, {4, 5}}
 		for i, on := range groups {
@@ -380,9 +381,9 @@ func TestTooFewGroupsAreNoEarlyFailureTheFirstTime(t *testing.T) {
 	})
 }
 
-func TestOneThatNeverArrivesIsKilled(t *testing.T) {
+func TestMoveTimeout(t *testing.T) {
 	lives := func(spec) life { return life{stuck: true} }
-	amongGPU(t, lives, func(n *node) {
+	runGPUNode(t, lives, func(n *node) {
 		n.want(grouped(1, control.Serve, 0))
 		n.untilState(1, control.Active)
 		n.want(grouped(1, control.Serve, 1))
@@ -396,10 +397,10 @@ func TestOneThatNeverArrivesIsKilled(t *testing.T) {
 	})
 }
 
-func TestOtherMultiprocessorsThanPromisedAreSaidOnce(t *testing.T) {
+func TestMismatchLoggedOnce(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
-	amongGPU(t, all, func(n *node) {
-		n.want(apart(1, control.Serve, 30), grouped(2, control.Serve, 3, 15), apart(3, control.Serve, 100))
+	runGPUNode(t, all, func(n *node) {
+		n.want(newInstance(1, control.Serve, 30), grouped(2, control.Serve, 3, 15), newInstance(3, control.Serve, 100))
 		for g, reason := range map[uint32]string{
 			1: "the process has 132 multiprocessors, and 30 % of 132 are 37 to 41",
 			2: "the process has 132 multiprocessors, and groups [3 15] have 20",
@@ -416,11 +417,11 @@ func TestOtherMultiprocessorsThanPromisedAreSaidOnce(t *testing.T) {
 	})
 }
 
-func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
+func TestTimeSharing(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
-	amongGPU(t, all, func(n *node) {
+	runGPUNode(t, all, func(n *node) {
 		n.machine.noMPS = &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Mend: "apt-get install it"}
-		n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Shadow, 30))
+		n.want(newInstance(1, control.Serve, 30), newInstance(2, control.Serve, 30), newInstance(3, control.Shadow, 30))
 		p := n.untilState(1, control.Active)
 		n.untilState(2, control.Active)
 		if p.Reason != "" || p.SMs != 132 {
@@ -449,11 +450,11 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 }
 
 // MPS is not started under functions that already serve, which are no clients of it.
-func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
+func TestMPSRetry(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
-	amongGPU(t, all, func(n *node) {
+	runGPUNode(t, all, func(n *node) {
 		n.machine.noMPS = &mps.Problem{Why: "the MPS daemon (process 7) runs, but gave no answer within 20s"}
-		n.want(apart(1, control.Serve, 0))
+		n.want(newInstance(1, control.Serve, 0))
 		n.untilState(1, control.Active)
 		if o := n.link.observed(); o.Mechanism != "time-slicing" || o.Device.Why != "no MPS: the MPS daemon (process 7) runs, but gave no answer within 20s" {
 			t.Errorf("observed %+v, %+v", o, o.Device)
@@ -467,7 +468,7 @@ func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
 			t.Error("a daemon was started beside functions that serve")
 		}
 		n.replaceManager("n")
-		n.want(apart(1, control.Serve, 0))
+		n.want(newInstance(1, control.Serve, 0))
 		n.untilState(1, control.Active)
 		if o := n.link.observed(); o.Mechanism != "mps" || o.Device.Why != "" || n.machine.daemon() == nil {
 			t.Errorf("observed %+v, %+v", o, o.Device)
@@ -475,7 +476,7 @@ func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
 		// An MPS that runs is kept.
 		d := n.machine.daemon()
 		n.replaceManager("o")
-		n.want(apart(1, control.Serve, 0))
+		n.want(newInstance(1, control.Serve, 0))
 		n.untilState(1, control.Active)
 		if n.machine.daemon() != d {
 			t.Error("MPS was started anew for another manager")
@@ -483,13 +484,13 @@ func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
 	})
 }
 
-func TestWithoutGroupsSharesArePercentages(t *testing.T) {
+func TestNoGroups(t *testing.T) {
 	noGroups := fakeGPU
 	noGroups.groupSMs, noGroups.noGroups = nil, "cuGreenCtxCreate is missing"
 	defer func(g foundGPU) { fakeGPU = g }(fakeGPU)
 	fakeGPU = noGroups
-	amongGPU(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30))
+	runGPUNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		o := n.link.observed()
 		if o.Mechanism != "mps" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no partitions: cuGreenCtxCreate is missing" {
@@ -498,7 +499,7 @@ func TestWithoutGroupsSharesArePercentages(t *testing.T) {
 	})
 }
 
-func TestAGPUThatIsNotThere(t *testing.T) {
+func TestMissingGPU(t *testing.T) {
 	for name, c := range map[string]struct {
 		device string
 		err    error
@@ -513,19 +514,19 @@ func TestAGPUThatIsNotThere(t *testing.T) {
 		"none wanted":                       {"cpu", cuda.ErrNoDriver, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			among(t, nil, func(n *node) {
+			runNode(t, nil, func(n *node) {
 				n.machine.noGPU = c.err
 				n.desired.Device = c.device
 				if !c.cpu && (c.err != nil || c.device != "auto") {
 					n.desired.Seq++
-					n.words <- n.desired
+					n.messages <- n.desired
 					<-n.stopped
 					if n.err == nil || !strings.Contains(n.err.Error(), "open device "+c.device+": ") {
 						t.Errorf("ended: %v", n.err)
 					}
 					return
 				}
-				n.want(one(1, control.Serve, 30))
+				n.want(newDesired(1, control.Serve, 30))
 				if c.err == nil && c.device == "auto" {
 					n.untilState(1, control.Active)
 					if o := n.link.observed(); o.Mechanism != "mps" || o.Device == nil {
@@ -546,14 +547,14 @@ func TestAGPUThatIsNotThere(t *testing.T) {
 	}
 }
 
-func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30))
+func TestReopenDevice(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		first := n.machine.daemon()
 		// The same device: MPS stays.
 		n.replaceManager("n")
-		n.want(one(2, control.Serve, 30))
+		n.want(newDesired(2, control.Serve, 30))
 		n.untilState(2, control.Active)
 		if n.machine.daemon() != first || first.closed {
 			t.Error("MPS was started again for the same device")
@@ -562,21 +563,21 @@ func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
 		// manager that wants it.
 		n.replaceManager("p")
 		n.desired.NoMPS = true
-		n.want(one(4, control.Serve, 0))
+		n.want(newDesired(4, control.Serve, 0))
 		n.untilState(4, control.Active)
 		if o := n.link.observed(); o.Mechanism != mechanismTimeSlicing || n.machine.daemon() != first || !first.closed {
 			t.Errorf("without MPS: observed %+v", o)
 		}
 		n.replaceManager("q")
 		n.desired.NoMPS = false
-		n.want(one(5, control.Serve, 30))
+		n.want(newDesired(5, control.Serve, 30))
 		n.untilState(5, control.Active)
 		if n.machine.daemon() == first {
 			t.Error("MPS was not started again")
 		}
 		n.replaceManager("r")
 		n.desired.Device = ""
-		n.want(one(6, control.Serve, 30))
+		n.want(newDesired(6, control.Serve, 30))
 		n.untilState(6, control.Active)
 		if o := n.link.observed(); o.Device != nil || o.Mechanism != mechanismV1 || !n.machine.daemon().closed {
 			t.Errorf("observed %+v", o)
@@ -584,9 +585,9 @@ func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
 	})
 }
 
-func TestTheOrchestratorsEndEndsMPS(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30))
+func TestMPSEnds(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		d := n.machine.daemon()
 		n.stop()
@@ -597,10 +598,10 @@ func TestTheOrchestratorsEndEndsMPS(t *testing.T) {
 	})
 }
 
-func TestAStopWhileTheGPUOpensIsNotHeldUp(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
+func TestStopWhileOpening(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
 		n.machine.takes = time.Second
-		n.want(one(1, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 30))
 		time.Sleep(1500 * time.Millisecond) // MPS is starting
 		began := time.Now()
 		n.stop()
@@ -611,19 +612,20 @@ func TestAStopWhileTheGPUOpensIsNotHeldUp(t *testing.T) {
 	})
 }
 
-// four starts three processes that serve and one that sleeps.
-func (n *node) four() {
+// startFour starts three processes that serve and one that sleeps.
+func (n *node) startFour() {
 	n.t.Helper()
-	n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Serve, 30), apart(4, control.Shadow, 30))
+	n.want(newInstance(1, control.Serve, 30), newInstance(2, control.Serve, 30), newInstance(3, control.Serve, 30), newInstance(4, control.Shadow, 30))
 	for g := uint32(1); g <= 3; g++ {
 		n.untilState(g, control.Active)
 	}
 	n.untilState(4, control.Loaded)
 }
 
-func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.four()
+// TestFaultSparesShadows checks that a device fault ends all processes but the shadows that sleep.
+func TestFaultSparesShadows(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.startFour()
 		began := time.Now()
 		n.spawner.generation(1).fault("illegal address")
 		synctest.Wait()
@@ -655,7 +657,7 @@ func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
 		// The loss does not count toward backoff: the next processes are started and woken
 		// at once.
 		began = time.Now()
-		n.want(apart(4, control.Serve, 30), func() control.DesiredProcess { p := apart(5, control.Serve, 30); p.Instance = 1; return p }())
+		n.want(newInstance(4, control.Serve, 30), func() control.DesiredProcess { p := newInstance(5, control.Serve, 30); p.Instance = 1; return p }())
 		n.untilState(4, control.Active)
 		n.untilState(5, control.Active)
 		if d := time.Since(began); d > 100*time.Millisecond {
@@ -664,14 +666,14 @@ func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
 	})
 }
 
-func TestASleeperIsWokenWhileTheLostOnesStillEnd(t *testing.T) {
+func TestWakeDuringFault(t *testing.T) {
 	lives := func(sp spec) life { return life{lingers: 10 * time.Second} }
-	amongGPU(t, lives, func(n *node) {
-		n.four()
+	runGPUNode(t, lives, func(n *node) {
+		n.startFour()
 		n.spawner.generation(1).fault("illegal address")
 		synctest.Wait()
 		began := time.Now()
-		n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Serve, 30), apart(4, control.Serve, 30))
+		n.want(newInstance(1, control.Serve, 30), newInstance(2, control.Serve, 30), newInstance(3, control.Serve, 30), newInstance(4, control.Serve, 30))
 		n.untilState(4, control.Active)
 		if d := time.Since(began); d > 100*time.Millisecond {
 			t.Errorf("it took %v", d)
@@ -683,7 +685,8 @@ func TestASleeperIsWokenWhileTheLostOnesStillEnd(t *testing.T) {
 	})
 }
 
-func TestOneThatNeverHadTheDeviceLosesItAlone(t *testing.T) {
+// TestFaultBeforeUse checks that a fault of a process that never used the device ends only that process.
+func TestFaultBeforeUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		health mps.Health
 		mute   bool
@@ -696,10 +699,10 @@ func TestOneThatNeverHadTheDeviceLosesItAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lives := func(sp spec) life { return life{losesFirst: sp.key.generation == 4} }
-			amongGPU(t, lives, func(n *node) {
-				n.four()
+			runGPUNode(t, lives, func(n *node) {
+				n.startFour()
 				n.machine.daemon().set(func(d *fakeMPS) { d.health, d.mute = c.health, c.mute })
-				n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Serve, 30), apart(4, control.Serve, 30))
+				n.want(newInstance(1, control.Serve, 30), newInstance(2, control.Serve, 30), newInstance(3, control.Serve, 30), newInstance(4, control.Serve, 30))
 				n.untilState(4, control.Failed)
 				time.Sleep(time.Second)
 				synctest.Wait()
@@ -713,9 +716,9 @@ func TestOneThatNeverHadTheDeviceLosesItAlone(t *testing.T) {
 	}
 }
 
-func TestAServerThatDiesTakesAllDown(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.four()
+func TestMPSServerDies(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.startFour()
 		began := time.Now()
 		n.machine.daemon().set(func(d *fakeMPS) { d.state.Losses++ })
 		synctest.Wait()
@@ -729,7 +732,7 @@ func TestAServerThatDiesTakesAllDown(t *testing.T) {
 		}
 		n.untilState(4, control.Loaded)
 		// One loss is counted once.
-		n.want(apart(4, control.Serve, 30))
+		n.want(newInstance(4, control.Serve, 30))
 		n.untilState(4, control.Active)
 		time.Sleep(time.Minute)
 		n.untilState(4, control.Active)
@@ -737,13 +740,13 @@ func TestAServerThatDiesTakesAllDown(t *testing.T) {
 }
 
 // The clients notice a server's death before the orchestrator does.
-func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.four()
+func TestWakeWaitsForServer(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.startFour()
 		n.machine.daemon().set(func(d *fakeMPS) { d.health = mps.Gone })
 		n.spawner.generation(1).fault("no server")
 		synctest.Wait()
-		n.want(apart(4, control.Serve, 30))
+		n.want(newInstance(4, control.Serve, 30))
 		n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waiting for MPS: its server ended" })
 		n.machine.daemon().set(func(d *fakeMPS) {
 			d.state.Serving, d.state.Why = false, "the MPS server ended"
@@ -762,20 +765,20 @@ func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
 }
 
 // A process learns of the server's end before the daemon does.
-func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
+func TestServerEndTimeout(t *testing.T) {
 	for name, c := range map[string]struct {
 		dies bool
-		most time.Duration
+		max  time.Duration
 	}{
-		"it ends":                 {dies: true, most: 200 * time.Millisecond},
-		"it was something else's": {dies: false, most: dyingAtMost + 100*time.Millisecond},
+		"it ends":                 {dies: true, max: 200 * time.Millisecond},
+		"it was something else's": {dies: false, max: serverEndTimeout + 100*time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			amongGPU(t, func(sp spec) life { return life{blameless: true} }, func(n *node) {
-				n.four()
+			runGPUNode(t, func(sp spec) life { return life{blameless: true} }, func(n *node) {
+				n.startFour()
 				n.spawner.generation(1).fault("the MPS server failed during the call")
 				synctest.Wait()
-				n.want(apart(4, control.Serve, 30))
+				n.want(newInstance(4, control.Serve, 30))
 				began := time.Now()
 				n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waiting for MPS: its server ended" })
 				if c.dies {
@@ -790,7 +793,7 @@ func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
 					n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving = true })
 				}
 				n.untilState(4, control.Active)
-				if d := time.Since(began); d > c.most {
+				if d := time.Since(began); d > c.max {
 					t.Errorf("it took %v", d)
 				}
 				for _, p := range n.link.observed().Processes {
@@ -803,13 +806,13 @@ func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
 	}
 }
 
-func TestNobodyIsWokenWithoutMPS(t *testing.T) {
-	amongGPU(t, nil, func(n *node) {
-		n.want(one(1, control.Shadow, 30))
+func TestWakeWaitsForMPS(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Shadow, 30))
 		n.untilState(1, control.Loaded)
 		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving, d.state.Why = false, "the MPS daemon ended" })
 		synctest.Wait()
-		n.want(one(1, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilProcess(1, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waiting for MPS: the MPS daemon ended" })
 		time.Sleep(time.Minute)
 		n.untilState(1, control.Loaded)
@@ -822,22 +825,22 @@ func TestNobodyIsWokenWithoutMPS(t *testing.T) {
 	})
 }
 
-func TestAWakeWaitsForMemoryOnlyWhereItIsShort(t *testing.T) {
+func TestWakeWaitsForMemory(t *testing.T) {
 	for name, c := range map[string]struct {
-		held        int64 // bytes of the GPU that others hold
-		listed      time.Duration
-		least, most time.Duration // until the process is awake
+		held     int64 // bytes of the GPU that others hold
+		listed   time.Duration
+		min, max time.Duration // until the process is awake
 	}{
-		"there is enough":          {held: 0, listed: time.Hour, most: 50 * time.Millisecond},
-		"it is short":              {held: 100<<30 - 256<<20, listed: 500 * time.Millisecond, least: 500 * time.Millisecond, most: 600 * time.Millisecond},
-		"it is short for too long": {held: 100<<30 - 256<<20, listed: time.Hour, least: 2 * time.Second, most: 2200 * time.Millisecond},
+		"there is enough":          {held: 0, listed: time.Hour, max: 50 * time.Millisecond},
+		"it is short":              {held: 100<<30 - 256<<20, listed: 500 * time.Millisecond, min: 500 * time.Millisecond, max: 600 * time.Millisecond},
+		"it is short for too long": {held: 100<<30 - 256<<20, listed: time.Hour, min: 2 * time.Second, max: 2200 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lives := func(sp spec) life {
 				return life{dies: time.Duration(2-sp.key.generation) * 10 * time.Second, how: exit{code: 1}}
 			}
-			amongGPU(t, lives, func(n *node) {
-				n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+			runGPUNode(t, lives, func(n *node) {
+				n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Shadow, 30))
 				n.untilState(1, control.Active)
 				n.untilState(2, control.Loaded)
 				first := n.spawner.generation(1)
@@ -846,9 +849,9 @@ func TestAWakeWaitsForMemoryOnlyWhereItIsShort(t *testing.T) {
 				n.untilState(1, control.Failed)
 				time.AfterFunc(c.listed, func() { n.machine.gpus.Remove(first.id) })
 				died := time.Now()
-				n.want(one(2, control.Serve, 30))
+				n.want(newDesired(2, control.Serve, 30))
 				n.untilState(2, control.Active)
-				if d := time.Since(died); d < c.least-50*time.Millisecond || d > c.most+50*time.Millisecond {
+				if d := time.Since(died); d < c.min-50*time.Millisecond || d > c.max+50*time.Millisecond {
 					t.Errorf("it was awake after %v", d)
 				}
 			})
@@ -856,9 +859,9 @@ func TestAWakeWaitsForMemoryOnlyWhereItIsShort(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOnAGPUWhateverHappens applies random desired states to processes with
-// random lives, on a GPU that faults. among checks that no process and no daemon is left.
-func TestNothingIsLeftOnAGPUWhateverHappens(t *testing.T) {
+// TestGPULeaks applies random desired states to processes with
+// random lives, on a GPU that faults. runGPUNode checks that no process and no daemon is left.
+func TestGPULeaks(t *testing.T) {
 	for range 30 {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -869,7 +872,7 @@ func TestNothingIsLeftOnAGPUWhateverHappens(t *testing.T) {
 				maybe := func() bool { return r.IntN(6) == 0 }
 				l := life{
 					handshake: ms(300), load: ms(1000), link: ms(1000), drains: ms(6000), lingers: ms(500), moves: ms(2000),
-					ignoreDrain: maybe(), ignoreTerm: maybe(), deaf: maybe(), stuck: maybe(), losesFirst: maybe(),
+					ignoreDrain: maybe(), ignoreTerm: maybe(), ignoreOrders: maybe(), stuck: maybe(), losesFirst: maybe(),
 				}
 				if maybe() {
 					l.staysPut = "no"
@@ -879,7 +882,7 @@ func TestNothingIsLeftOnAGPUWhateverHappens(t *testing.T) {
 				}
 				return l
 			}
-			amongGPU(t, lives, func(n *node) {
+			runGPUNode(t, lives, func(n *node) {
 				generation := uint32(0)
 				var processes []control.DesiredProcess
 				for i := range 40 {

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 		case "prepare":
 			os.Exit(prepareMain(os.Args[2:]))
 		case "weights":
-			os.Exit(holderMain(os.Args[2:]))
+			os.Exit(weightServerMain(os.Args[2:]))
 		case "orchestrate":
 			os.Exit(orchestrateMain(os.Args[2]))
 		}
@@ -101,7 +101,7 @@ func ownGroups() []string {
 	var found []string
 	mounts, _ := cgroupMounts()
 	for _, m := range mounts {
-		if m.kind == "cgroup" && !has(m.options, "cpu") {
+		if m.kind == "cgroup" && !listHas(m.options, "cpu") {
 			continue
 		}
 		filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
@@ -251,11 +251,11 @@ func hog() {
 		for i := 0; i < step; i += 4096 {
 			block[i] = 1
 		}
-		hoarded = append(hoarded, block)
+		largePages = append(largePages, block)
 	}
 }
 
-var hoarded [][]byte
+var largePages [][]byte
 
 // forever hangs without looking like a deadlock to the runtime.
 func forever() {

@@ -51,7 +51,7 @@ func memoryGroupOf(pid int) (memoryGroup, error) {
 	g := memoryGroup{}
 	for _, m := range mounts {
 		switch {
-		case m.kind == "cgroup" && has(m.options, "memory") && m.shows(v1["memory"]):
+		case m.kind == "cgroup" && listHas(m.options, "memory") && m.shows(v1["memory"]):
 			g.Path, g.File = v1["memory"], filepath.Join(m.point, m.under(v1["memory"]), "memory.oom_control")
 		case m.kind == "cgroup2" && g.File == "" && m.shows(v2):
 			// The nearest group above that has the controller does the counting.

@@ -34,7 +34,7 @@ func TestLoggedOOMKill(t *testing.T) {
 	}
 }
 
-func TestOOMKillsAreClaimedOnce(t *testing.T) {
+func TestOOMKillsClaim(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "memory.events")
 	kills := func(n string) {
 		if err := os.WriteFile(file, []byte("oom 9\noom_kill "+n+"\noom_group_kill 7\n"), 0o600); err != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// wish is the desired state.
-type wish struct {
+// desiredState is the desired state.
+type desiredState struct {
 	// desired is the manager's latest message, nil while there is no manager.
 	desired *control.Desired
 	// ending: the orchestrator itself is about to end.
@@ -18,14 +18,14 @@ type wish struct {
 	waiting bool
 }
 
-// fact is the observed state of one process.
-type fact struct {
-	state   control.State
-	terms   terms // terms that were last written or ordered
-	woken   bool
-	shook   bool      // it has reported its version
-	spawned time.Time // 0: it was never started
-	since   time.Time // when it entered state
+// observedProcess is the observed state of one process.
+type observedProcess struct {
+	state     control.State
+	terms     terms // terms that were last written or ordered
+	woken     bool
+	handshook bool      // it has reported its version
+	spawned   time.Time // 0: it was never started
+	since     time.Time // when it entered state
 
 	// When it was sent the order drain, SIGTERM and SIGKILL. Zero: not yet.
 	drained, termed, killed time.Time
@@ -39,16 +39,16 @@ type fact struct {
 	moving  bool
 	ordered time.Time
 	failed  time.Time
-	// growing is when it began to serve with a part of its batch sizes; zero if it has
+	// warmingSince is when it began to serve with a part of its batch sizes; zero if it has
 	// all. It does not move before it has all.
-	growing time.Time
+	warmingSince time.Time
 }
 
-// facts is the observed state of all processes.
-type facts struct {
+// observedState is the observed state of all processes.
+type observedState struct {
 	// managerID is the manager that the processes belong to; empty at first.
 	managerID string
-	processes map[key]fact
+	processes map[key]observedProcess
 	// past reports whether a generation has ended and was forgotten.
 	past func(key) bool
 	// held returns the time before which nothing may be started in a place.
@@ -77,8 +77,8 @@ const (
 	// process.
 	adopt actionKind = iota + 1
 	spawn
-	// bury lists a process that was not started as exited; why has the reason.
-	bury
+	// markExited lists a process that was not started as exited; why has the reason.
+	markExited
 	wake
 	// reshare changes the share.
 	reshare
@@ -114,7 +114,7 @@ type action struct {
 // plan returns the actions that are due now, in the order of the processes' names. The
 // result next is when to plan again if nothing happens before; zero: no deadline is
 // pending. It is a pure function.
-func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Time) {
+func plan(now time.Time, w desiredState, f observedState, l limits) (todo []action, next time.Time) {
 	p := planner{now: now, wish: w, facts: f, limits: l}
 	another := w.desired != nil && w.desired.ManagerID != f.managerID
 	wanted := map[key]control.DesiredProcess{}
@@ -152,8 +152,8 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 // planner is the state of one plan.
 type planner struct {
 	now    time.Time
-	wish   wish
-	facts  facts
+	wish   desiredState
+	facts  observedState
 	limits limits
 	next   time.Time // the next deadline
 }
@@ -174,13 +174,13 @@ func (p *planner) due(t time.Time) bool {
 func (p *planner) begin(k key, d control.DesiredProcess) action {
 	switch {
 	case p.facts.past(k):
-		return action{kind: bury, why: "this generation has already ended"}
+		return action{kind: markExited, why: "this generation has already ended"}
 	case d.Role == control.Drain || d.Role == control.Kill:
-		return action{kind: bury, why: "the process was never started"}
+		return action{kind: markExited, why: "the process was never started"}
 	case d.Started:
-		return action{kind: bury, why: "the process ended under an earlier orchestrator"}
+		return action{kind: markExited, why: "the process ended under an earlier orchestrator"}
 	case p.wish.ending:
-		return action{kind: bury, why: "the orchestrator stops"}
+		return action{kind: markExited, why: "the orchestrator stops"}
 	case !p.facts.unready && p.due(p.facts.held(k.place())):
 		return action{kind: spawn}
 	}
@@ -189,7 +189,7 @@ func (p *planner) begin(k key, d control.DesiredProcess) action {
 
 // step returns the next action for a process; the zero action if none is due. another: the
 // desired state is that of another manager.
-func (p *planner) step(q fact, d control.DesiredProcess, desired, another bool) action {
+func (p *planner) step(q observedProcess, d control.DesiredProcess, desired, another bool) action {
 	switch {
 	case q.state.Ended() && !desired && !p.wish.waiting:
 		return action{kind: forget}
@@ -225,7 +225,7 @@ func (p *planner) step(q fact, d control.DesiredProcess, desired, another bool) 
 }
 
 // finish returns the next action for a process that is ending.
-func (p *planner) finish(q fact) action {
+func (p *planner) finish(q observedProcess) action {
 	switch {
 	case !q.hungUp.IsZero():
 		// Most likely it has exited, and its exit status gives the reason. It takes no
@@ -257,18 +257,18 @@ func (p *planner) unwanted(d control.DesiredProcess, desired bool) (why string, 
 }
 
 // overdue returns the deadline that a process has missed; empty if none.
-func (p *planner) overdue(q fact) (fault string) {
+func (p *planner) overdue(q observedProcess) (fault string) {
 	load := p.limits.load
 	switch {
-	case !q.shook && p.due(q.spawned.Add(p.limits.handshake)):
+	case !q.handshook && p.due(q.spawned.Add(p.limits.handshake)):
 		return "no handshake within " + p.limits.handshake.String()
 	case q.state == control.Starting && p.due(q.spawned.Add(load)):
 		return "not loaded within " + load.String()
 	case q.state == control.Linking && p.due(q.since.Add(load)):
 		return "not ready within " + load.String() + " of linking and warm-up"
-	case !q.growing.IsZero() && p.due(q.growing.Add(load)):
+	case !q.warmingSince.IsZero() && p.due(q.warmingSince.Add(load)):
 		return "not all batch sizes within " + load.String()
-	case q.moving && q.growing.IsZero() && p.due(q.ordered.Add(load)):
+	case q.moving && q.warmingSince.IsZero() && p.due(q.ordered.Add(load)):
 		return "not on its multiprocessors within " + load.String()
 	}
 	return ""
@@ -276,7 +276,7 @@ func (p *planner) overdue(q fact) (fault string) {
 
 // end returns the first action that ends a process. A process that is still starting has
 // nothing to finish, and may not read orders yet.
-func end(p fact, why string) action {
+func end(p observedProcess, why string) action {
 	if p.state == control.Starting {
 		return action{kind: term, why: why}
 	}

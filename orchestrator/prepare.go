@@ -55,7 +55,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 	if running {
 		return
 	}
-	s.about(s.log.Info(), k).Str("card", card).Msg("preparing model for the GPU")
+	s.addProcess(s.log.Info(), k).Str("card", card).Msg("preparing model for the GPU")
 	p := preparer{
 		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: s.gpu.uuid, card: card,
 		read: slices.Concat([]string{card}, nonEmpty(c.desired.Dir), nonEmpty(c.desired.Model)), log: s.log,
@@ -65,7 +65,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 		defer cancel()
 		go func() {
 			select {
-			case <-s.over:
+			case <-s.done:
 				cancel()
 			case <-ctx.Done():
 			}
@@ -73,7 +73,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 		err := p.run(ctx)
 		select {
 		case s.preparations.results <- preparation{card, err}:
-		case <-s.over:
+		case <-s.done:
 		}
 	})
 }
@@ -108,7 +108,7 @@ func (p *preparer) run(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, p.self, "prepare", "--card", p.card, "--device", p.uuid, "--dir", p.prepared)
 	cmd.Env = append(inherited(p.uuid), "CUDA_VISIBLE_DEVICES="+p.uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(p.dir, "no-mps"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = holderGrace
+	cmd.WaitDelay = weightServerEndTimeout
 	var said tail
 	out, stderr := io.Pipe()
 	cmd.Stderr = stderr

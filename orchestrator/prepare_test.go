@@ -51,7 +51,7 @@ func TestPrepareModel(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fakeGPUs(t)
-			n := aNode(t)
+			n := newNode(t)
 			n.desired.Device = "GPU-fa"
 			n.prepared = closedFolder(t)
 			cards := closedFolder(t, c.card)

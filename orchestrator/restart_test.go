@@ -23,9 +23,9 @@ type kept struct {
 	hangUp    func() // ends the last orchestrator's connection to the keeper
 }
 
-func aKeptNode(t *testing.T) *kept {
+func newKeptNode(t *testing.T) *kept {
 	t.Helper()
-	n := &kept{realNode: aNode(t), keeper: keeper.NewLocal(), mechanism: mechanismGovernor}
+	n := &kept{realNode: newNode(t), keeper: keeper.NewLocal(), mechanism: mechanismGovernor}
 	t.Cleanup(func() { n.keeper.Close() })
 	return n
 }
@@ -105,10 +105,10 @@ func started(list ...control.DesiredProcess) []control.DesiredProcess {
 	return list
 }
 
-// TestOrchestratorEndsWithoutKeeper: an orchestrator that can no longer start processes
+// TestKeeperEnds: an orchestrator that can no longer start processes
 // exits, so that the node starts another.
-func TestOrchestratorEndsWithoutKeeper(t *testing.T) {
-	n := aKeptNode(t)
+func TestKeeperEnds(t *testing.T) {
+	n := newKeptNode(t)
 	cmd := n.orchestrate()
 	n.want(n.child(1, control.Serve))
 	n.untilState(1, control.Active)
@@ -125,8 +125,8 @@ func TestOrchestratorEndsWithoutKeeper(t *testing.T) {
 	}
 }
 
-func TestProcessesOutliveOrchestrator(t *testing.T) {
-	n := aKeptNode(t)
+func TestResume(t *testing.T) {
+	n := newKeptNode(t)
 	if f := Probe(); f[0].Usable || f[1].Usable {
 		n.mechanism = "" // use control groups, which the next orchestrator has to find again
 	}
@@ -171,8 +171,8 @@ func TestProcessesOutliveOrchestrator(t *testing.T) {
 }
 
 // An orchestrator may die at any time, even right after it has sent an order.
-func TestOrchestratorDiesAtAnyTime(t *testing.T) {
-	n := aKeptNode(t)
+func TestOrchestratorCrash(t *testing.T) {
+	n := newKeptNode(t)
 	cmd := n.orchestrate()
 	for g := uint32(1); g <= 12; g++ {
 		n.want(n.child(g, control.Serve))
@@ -210,8 +210,8 @@ func (n *kept) starts(generation uint32) int {
 	return count
 }
 
-func TestProcessEndsWithoutOrchestrator(t *testing.T) {
-	n := aKeptNode(t)
+func TestEndDuringRestart(t *testing.T) {
+	n := newKeptNode(t)
 	cmd := n.orchestrate()
 	n.want(n.child(1, control.Serve), n.child(2, control.Shadow))
 	p := n.untilState(1, control.Active)
@@ -235,7 +235,7 @@ func TestProcessEndsWithoutOrchestrator(t *testing.T) {
 
 // Without a keeper the processes are gone, and so are their generations.
 func TestGenerationIsNotStartedAgain(t *testing.T) {
-	n := aNode(t)
+	n := newNode(t)
 	cmd := n.orchestrate("")
 	n.want(n.child(1, control.Serve))
 	n.untilState(1, control.Active)
@@ -249,8 +249,8 @@ func TestGenerationIsNotStartedAgain(t *testing.T) {
 	n.untilState(2, control.Active)
 }
 
-func TestNewManagerEndsProcessesOfLastOrchestrator(t *testing.T) {
-	n := aKeptNode(t)
+func TestNewManagerAfterRestart(t *testing.T) {
+	n := newKeptNode(t)
 	cmd := n.orchestrate()
 	n.want(n.child(1, control.Serve))
 	p := n.untilState(1, control.Active)
@@ -264,8 +264,8 @@ func TestNewManagerEndsProcessesOfLastOrchestrator(t *testing.T) {
 	n.untilGone(p.PID)
 }
 
-func TestProcessesEndWithoutManagerAndOrchestrator(t *testing.T) {
-	n := aKeptNode(t)
+func TestEndWithManager(t *testing.T) {
+	n := newKeptNode(t)
 	cmd := n.orchestrate()
 	n.want(n.child(1, control.Serve))
 	p := n.untilState(1, control.Active)
@@ -288,7 +288,7 @@ func TestNoteOfAnotherVersion(t *testing.T) {
 		"an unknown state":   func(n *saved) { n.State = "happy" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := aKeptNode(t)
+			n := newKeptNode(t)
 			cmd := n.orchestrate()
 			n.want(n.child(1, control.Serve))
 			p := n.untilState(1, control.Active)
@@ -305,9 +305,9 @@ func TestNoteOfAnotherVersion(t *testing.T) {
 	}
 }
 
-func TestProcessesOnGPUOutliveOrchestrator(t *testing.T) {
+func TestResumeOnGPU(t *testing.T) {
 	fakeGPUs(t)
-	n := aKeptNode(t)
+	n := newKeptNode(t)
 	n.desired.Device = "GPU-fa"
 	cmd := n.orchestrate()
 	a, b, shadow := n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 20)
@@ -361,8 +361,8 @@ func TestProcessesOnGPUOutliveOrchestrator(t *testing.T) {
 }
 
 // The last orchestrator read the handshake but did not note it.
-func TestHandshakeReadByLastOrchestrator(t *testing.T) {
-	n := aKeptNode(t)
+func TestResumeAfterHandshake(t *testing.T) {
+	n := newKeptNode(t)
 	cmd := n.orchestrate()
 	n.want(n.child(1, control.Shadow))
 	p := n.untilState(1, control.Loaded)
@@ -370,7 +370,7 @@ func TestHandshakeReadByLastOrchestrator(t *testing.T) {
 	n.untilState(1, control.Active)
 	killed(cmd)
 	<-n.served
-	n.keeper.Note(n.edited(func(note *saved) { note.Shook, note.State, note.Woken = false, control.Starting, false }))
+	n.keeper.Note(n.edited(func(note *saved) { note.Handshook, note.State, note.Woken = false, control.Starting, false }))
 	n.orchestrate()
 	n.untilAnother()
 	if q := n.untilState(1, control.Active); q.PID != p.PID {

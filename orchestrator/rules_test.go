@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestBackoffDoublesToItsMost(t *testing.T) {
+func TestBackoffDoubles(t *testing.T) {
 	var b backoff
 	now := t0
 	for i, want := range []time.Duration{100, 200, 400, 800, 1600, 3200, 5000, 5000} {
@@ -24,7 +24,7 @@ func TestBackoffDoublesToItsMost(t *testing.T) {
 	}
 }
 
-func TestBackoffForgetsAfterAGoodLife(t *testing.T) {
+func TestBackoffReset(t *testing.T) {
 	var b backoff
 	for range 5 {
 		b.ended(t0, time.Second, true, "crash")
@@ -33,42 +33,42 @@ func TestBackoffForgetsAfterAGoodLife(t *testing.T) {
 	if b.failures != 5 {
 		t.Errorf("%d failures are left after a stop, want 5", b.failures)
 	}
-	b.ended(t0, goodLife, true, "crash")
+	b.ended(t0, minLifetime, true, "crash")
 	if b != (backoff{last: "crash"}) {
 		t.Errorf("after a good life it is %+v, want no failures and why it ended", b)
 	}
-	b.ended(t0, goodLife, false, "asked")
+	b.ended(t0, minLifetime, false, "asked")
 	if b != (backoff{}) {
 		t.Errorf("after a good life and end it is %+v", b)
 	}
 }
 
-func TestBackoffCountsTooFewGroupsFromTheSecondTime(t *testing.T) {
+func TestBackoffTooFewGroups(t *testing.T) {
 	var b backoff
 	for _, c := range []struct {
 		groups int
 		first  bool
 	}{{1, true}, {1, false}, {2, true}, {1, false}, {2, false}, {4, true}} {
-		if first := b.outgrew(c.groups, "too few"); first != c.first || b.failures != 0 {
+		if first := b.recordTooFew(c.groups, "too few"); first != c.first || b.failures != 0 {
 			t.Errorf("%d groups: %v, %+v; want %v", c.groups, first, b, c.first)
 		}
 	}
-	b.ended(t0, goodLife, false, "")
-	if !b.outgrew(1, "too few") {
+	b.ended(t0, minLifetime, false, "")
+	if !b.recordTooFew(1, "too few") {
 		t.Error("after a good life it remembers how many groups were too few")
 	}
 }
 
-func TestBackoffNeverExceedsItsMost(t *testing.T) {
+func TestBackoffMax(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := backoff{failures: rapid.IntRange(0, 1<<40).Draw(t, "failures")}
-		if d := b.delay(); d < 0 || d > backoffMost || b.failures > 0 && d < backoffFirst {
+		if d := b.delay(); d < 0 || d > maxBackoff || b.failures > 0 && d < minBackoff {
 			t.Fatalf("%d failures wait %v", b.failures, d)
 		}
 	})
 }
 
-func TestQuotaHasTheShortestPeriodThatTheKernelTakes(t *testing.T) {
+func TestQuotaPeriod(t *testing.T) {
 	const ms, us = time.Millisecond, time.Microsecond
 	for _, c := range []struct {
 		percent float64
@@ -93,7 +93,7 @@ func TestQuotaHasTheShortestPeriodThatTheKernelTakes(t *testing.T) {
 	}
 }
 
-func TestQuotaIsWhatTheKernelTakesAndTheShareWants(t *testing.T) {
+func TestQuotaFor(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		percent := rapid.Float64Range(0, 99.99).Draw(t, "percent")
 		cpus := rapid.IntRange(1, 256).Draw(t, "cpus")
@@ -136,7 +136,7 @@ func TestSplitCPUs(t *testing.T) {
 	}
 }
 
-func TestSplitCPUsGivesEachCPUOnce(t *testing.T) {
+func TestSplitCPUsDisjoint(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		allowed := make([]int, rapid.IntRange(2, 300).Draw(t, "n"))
 		for i := range allowed {
@@ -149,7 +149,7 @@ func TestSplitCPUsGivesEachCPUOnce(t *testing.T) {
 	})
 }
 
-func TestIFCPUsAreAmongTheAllowed(t *testing.T) {
+func TestIFCPUs(t *testing.T) {
 	manager, ifs := IFCPUs(0)
 	allowed := allowedCPUs()
 	if len(ifs) == 0 || len(manager) == 0 {
@@ -162,7 +162,7 @@ func TestIFCPUsAreAmongTheAllowed(t *testing.T) {
 	}
 }
 
-func TestTailKeepsWhatTellsWhy(t *testing.T) {
+func TestTail(t *testing.T) {
 	var many, panicked tail
 	for i := range 20 {
 		many.add(fmt.Sprint("line ", i))
@@ -185,7 +185,7 @@ func TestTailKeepsWhatTellsWhy(t *testing.T) {
 	}
 }
 
-func TestReadLinesBoundsThem(t *testing.T) {
+func TestReadLines(t *testing.T) {
 	in := "one\r\n\n\xff\n" + strings.Repeat("x", 3*maxLine) + "\nlast"
 	var got []string
 	readLines(strings.NewReader(in), func(l string) {
@@ -202,8 +202,8 @@ func TestReadLinesBoundsThem(t *testing.T) {
 	}
 }
 
-func TestRelayKeepsARecordsLevelAndFields(t *testing.T) {
-	for _, c := range []struct{ in, log, said string }{
+func TestRelay(t *testing.T) {
+	for _, c := range []struct{ in, log, message string }{
 		{"plain", `{"level":"info","stream":"stderr","message":"plain"}`, "plain"},
 		{`{"level":"info","time":"x","if":"f","n":3,"message":"ready"}`, `{"level":"info","n":3,"message":"ready"}`, ""},
 		{`{"level":"error","error":"no such file","message":"load model"}`, `{"level":"error","error":"no such file","message":"load model"}`, "load model: no such file"},
@@ -212,8 +212,8 @@ func TestRelayKeepsARecordsLevelAndFields(t *testing.T) {
 		{`{"not":`, `{"level":"info","stream":"stderr","message":"{\"not\":"}`, `{"not":`},
 	} {
 		var buf bytes.Buffer
-		if said := relay(zerolog.New(&buf), "stderr", c.in); said != c.said {
-			t.Errorf("%s says %q, want %q", c.in, said, c.said)
+		if said := relay(zerolog.New(&buf), "stderr", c.in); said != c.message {
+			t.Errorf("%s says %q, want %q", c.in, said, c.message)
 		}
 		if got := strings.TrimSpace(buf.String()); got != c.log {
 			t.Errorf("%s is logged as %s, want %s", c.in, got, c.log)
@@ -221,7 +221,7 @@ func TestRelayKeepsARecordsLevelAndFields(t *testing.T) {
 	}
 }
 
-func TestReasonIsOneBoundedLine(t *testing.T) {
+func TestReasonBound(t *testing.T) {
 	if got := line("two\nlines\t of it"); got != "two lines of it" {
 		t.Errorf("%q", got)
 	}

@@ -36,7 +36,7 @@ type saved struct {
 	Generation uint32 `json:"generation"`
 
 	State        control.State `json:"state"`
-	Shook        bool          `json:"shook,omitempty"`
+	Handshook    bool          `json:"shook,omitempty"`
 	Woken        bool          `json:"woken,omitempty"`
 	SharePercent float64       `json:"share_percent"`
 	Governor     bool          `json:"governor,omitempty"`
@@ -106,7 +106,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	n := saved{
 		Version: control.Version, ManagerID: s.manager.id, AttachSocket: s.manager.socket,
 		IF: k.name, Instance: k.instance, Generation: k.generation,
-		State: c.state, Shook: c.shook, Woken: c.woken, SharePercent: c.terms.percent, Governor: c.governor,
+		State: c.state, Handshook: c.handshook, Woken: c.woken, SharePercent: c.terms.percent, Governor: c.governor,
 		WokenPercent: c.wokenPercent, Groups: c.groups, Moving: c.moving,
 		Drained: !c.drained.IsZero(), Termed: !c.termed.IsZero(), Killed: !c.killed.IsZero(),
 		Asked: c.asked, Fault: c.fault, LastWords: c.lastWords,
@@ -124,7 +124,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	}
 	b, err := json.Marshal(n)
 	if err != nil {
-		s.about(s.log.Error(), k).Err(err).Msg("cannot encode state of process")
+		s.addProcess(s.log.Error(), k).Err(err).Msg("cannot encode state of process")
 	}
 	return b
 }
@@ -165,13 +165,13 @@ func (s *supervisor) restore(held []heldProcess) {
 		s.shareWeights()
 	} else if last != nil {
 		s.weights.last = nil
-		s.closing.Go(func() { endHolder(s.o.Keeper, last) })
+		s.closing.Go(func() { endWeightServer(s.o.Keeper, last) })
 	}
 	if len(s.processes) == 0 {
 		return
 	}
 	s.manager.lastMessage = s.now()
-	s.wish.waiting = true
+	s.target.waiting = true
 	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.manager.id).Msg("took over the processes of the last orchestrator")
 }
 
@@ -186,8 +186,8 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 		return time.Time{}
 	}
 	c := &child{
-		fact: fact{
-			state: n.State, terms: terms{percent: n.SharePercent}, woken: n.Woken, shook: n.Shook,
+		observedProcess: observedProcess{
+			state: n.State, terms: terms{percent: n.SharePercent}, woken: n.Woken, handshook: n.Handshook,
 			spawned: now.Add(-h.age), since: now,
 			drained: when(n.Drained), termed: when(n.Termed), killed: when(n.Killed),
 			groups: n.Groups, moving: n.Moving, ordered: now,
@@ -198,7 +198,7 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 	}
 	p, err := s.o.spawner.resume(h, k, n.Memory)
 	if err != nil {
-		s.about(s.log.Warn(), k).Err(err).Msg("cannot take over a process of the last orchestrator; ending it")
+		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot take over a process of the last orchestrator; ending it")
 		s.closing.Go(func() { s.o.spawner.drop(h, s.limits.term) })
 		return
 	}

@@ -208,18 +208,18 @@ func (c *cgroupShares) mechanism() string { return c.tree.mechanism() }
 func (c *cgroupShares) apply(k key, pid int, t terms) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	g, there := c.groups[k]
-	if !there {
+	g, exists := c.groups[k]
+	if !exists {
 		var err error
 		if g, err = c.tree.child(groupName(k)); err != nil {
 			return false, fmt.Errorf("make group of %v: %w", k, err)
 		}
 	}
 	err := c.limit(k, pid, t, g)
-	if err == nil && !there {
+	if err == nil && !exists {
 		err = g.add(pid)
 	}
-	if err != nil && !there {
+	if err != nil && !exists {
 		c.budgets.remove(k)
 		err = errors.Join(err, g.remove())
 	}

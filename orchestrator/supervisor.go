@@ -192,7 +192,7 @@ type supervisor struct {
 	id     string
 	clock  *runclock.Clock
 
-	wish    wish
+	target  desiredState
 	manager managerPeer
 
 	processes map[key]*child
@@ -204,7 +204,7 @@ type supervisor struct {
 	weights      weightServer
 	preparations preparations
 
-	over    chan struct{} // closed when run has ended
+	done    chan struct{} // closed when run has ended
 	closing sync.WaitGroup
 }
 
@@ -219,7 +219,7 @@ type managerPeer struct {
 
 // child is the supervisor's state of a process.
 type child struct {
-	fact
+	observedProcess
 	desired  control.DesiredProcess
 	process  process // nil if it was never started
 	governor bool    // libml enforces its share
@@ -228,18 +228,18 @@ type child struct {
 	notice   control.Notice
 
 	// On a GPU.
-	at           []int   // the groups that it last reported to run on
-	lost         bool    // its device failed under it
-	blameless    bool    // the MPS server is the cause
-	unfit        []int   // the latest groups that its model cannot run on
-	outgrown     bool    // it ends because of that
-	wokenPercent float64 // its share when it was woken; MPS keeps it
-	mismatch     string  // how its multiprocessors differ from what it was promised
-	complained   string  // the mismatch that was last logged
-	lastWords    string  // its own reason for its end
-	asked        string  // why the orchestrator asked it to end; empty if it did not
-	fault        string  // what it did wrong; empty if nothing
-	reason       string  // final reason, once it has ended
+	at               []int   // the groups that it last reported to run on
+	lost             bool    // its device failed under it
+	blameless        bool    // the MPS server is the cause
+	infeasibleGroups []int   // the latest groups that its model cannot run on
+	groupsTooFew     bool    // it ends because of that
+	wokenPercent     float64 // its share when it was woken; MPS keeps it
+	mismatch         string  // how its multiprocessors differ from what it was promised
+	complained       string  // the mismatch that was last logged
+	lastWords        string  // its own reason for its end
+	asked            string  // why the orchestrator asked it to end; empty if it did not
+	fault            string  // what it did wrong; empty if nothing
+	reason           string  // final reason, once it has ended
 
 	noted json.RawMessage // the note that was last written
 }
@@ -279,7 +279,7 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		gpu:       gpu{releasing: releases{}, recovery: recovery{verdicts: make(chan verdict)}},
 
 		preparations: preparations{waiting: map[string][]key{}, results: make(chan preparation)},
-		over:         make(chan struct{}),
+		done:         make(chan struct{}),
 	}
 }
 
@@ -293,13 +293,13 @@ func (s *supervisor) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer s.closeDevice()
-	defer close(s.over)
+	defer close(s.done)
 	stop := ctx.Done()
 	for {
 		next := s.act()
 		s.save()
 		s.publish()
-		if s.wish.ending && s.living() == 0 {
+		if s.target.ending && s.living() == 0 {
 			return s.gpu.err
 		}
 		wait := time.Hour
@@ -310,11 +310,11 @@ func (s *supervisor) run(ctx context.Context) error {
 		select {
 		case <-stop:
 			stop = nil
-			s.wish.ending = true
+			s.target.ending = true
 			s.log.Info().Int("processes", s.living()).Msg("orchestrator is stopping; draining processes")
 		case d, ok := <-s.link.Desired():
 			if ok {
-				s.hear(d)
+				s.receive(d)
 			}
 		case r := <-s.reports:
 			s.note(r)
@@ -331,17 +331,17 @@ func (s *supervisor) run(ctx context.Context) error {
 	}
 }
 
-// hear takes a message of the manager.
-func (s *supervisor) hear(d control.Desired) {
+// receive takes a message of the manager.
+func (s *supervisor) receive(d control.Desired) {
 	s.manager.lastMessage = s.now()
 	if s.manager.silent {
 		s.manager.silent = false
 		s.log.Info().Msg("manager answers again")
 	}
-	if w := s.wish.desired; w != nil && w.ManagerID == d.ManagerID && d.Seq < w.Seq {
+	if w := s.target.desired; w != nil && w.ManagerID == d.ManagerID && d.Seq < w.Seq {
 		return // an older message that came late
 	}
-	s.wish.desired, s.wish.waiting = &d, false
+	s.target.desired, s.target.waiting = &d, false
 	if d.ManagerID == s.manager.id {
 		s.pardon(d.Processes)
 	}
@@ -369,7 +369,7 @@ func (s *supervisor) pardon(wanted []control.DesiredProcess) {
 func (s *supervisor) act() (next time.Time) {
 	silentAt := s.judgeManager()
 	for {
-		todo, due := plan(s.now(), s.wish, s.facts(), s.limits)
+		todo, due := plan(s.now(), s.target, s.observedState(), s.limits)
 		if len(todo) == 0 {
 			next = due
 			break
@@ -381,10 +381,10 @@ func (s *supervisor) act() (next time.Time) {
 	if again := s.wakesHeldUntil(); !again.IsZero() && (next.IsZero() || again.Before(next)) {
 		next = again
 	}
-	if s.wish.waiting && (next.IsZero() || silentAt.Before(next)) {
+	if s.target.waiting && (next.IsZero() || silentAt.Before(next)) {
 		next = silentAt
 	}
-	if d := s.wish.desired; d != nil {
+	if d := s.target.desired; d != nil {
 		if d.ManagerID == s.manager.id {
 			s.manager.ackSeq = d.Seq
 		}
@@ -401,7 +401,7 @@ func (s *supervisor) act() (next time.Time) {
 func (s *supervisor) judgeManager() (again time.Time) {
 	silent := s.now().Sub(s.manager.lastMessage)
 	switch {
-	case s.wish.desired == nil && !s.wish.waiting, silent < control.PeerTimeout:
+	case s.target.desired == nil && !s.target.waiting, silent < control.PeerTimeout:
 		return s.manager.lastMessage.Add(control.PeerTimeout)
 	case s.link.PeerExists():
 		if !s.manager.silent {
@@ -411,14 +411,14 @@ func (s *supervisor) judgeManager() (again time.Time) {
 		return s.now().Add(control.RepeatEvery)
 	}
 	s.log.Warn().Dur("silent_ms", silent).Int("processes", s.living()).Msg("manager ended; stopping its processes")
-	s.wish.desired, s.wish.waiting, s.manager.silent = nil, false, false
+	s.target.desired, s.target.waiting, s.manager.silent = nil, false, false
 	return time.Time{}
 }
 
-func (s *supervisor) facts() facts {
-	f := facts{
+func (s *supervisor) observedState() observedState {
+	f := observedState{
 		managerID: s.manager.id,
-		processes: make(map[key]fact, len(s.processes)),
+		processes: make(map[key]observedProcess, len(s.processes)),
 		past:      func(k key) bool { return s.past[k] },
 		held: func(p place) time.Time {
 			if b := s.backoffs[p]; b != nil {
@@ -430,7 +430,7 @@ func (s *supervisor) facts() facts {
 		asleep:  s.wakesHeld() != "",
 	}
 	for k, c := range s.processes {
-		f.processes[k] = c.fact
+		f.processes[k] = c.observedProcess
 	}
 	return f
 }
@@ -442,21 +442,21 @@ func (s *supervisor) do(a action) {
 		if a.fault != "" || a.kind == kill || a.kind == term {
 			e = s.log.Warn()
 		}
-		s.about(e, a.key).Stringer("do", a.kind).Str("why", a.why+a.fault).Msg(a.kind.message())
+		s.addProcess(e, a.key).Stringer("do", a.kind).Str("why", a.why+a.fault).Msg(a.kind.message())
 	}
 	switch a.kind {
 	case adopt:
-		s.manager.id = s.wish.desired.ManagerID
-		s.manager.socket = s.wish.desired.AttachSocket
+		s.manager.id = s.target.desired.ManagerID
+		s.manager.socket = s.target.desired.AttachSocket
 		s.manager.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
-		s.openDevice(s.wish.desired.Device, s.wish.desired.NoMPS)
+		s.openDevice(s.target.desired.Device, s.target.desired.NoMPS)
 		s.log.Info().Str("manager_id", s.manager.id).Msg("manager started")
 	case spawn:
 		s.spawn(a)
-	case bury:
-		s.processes[a.key] = &child{fact: fact{state: control.Stopped}, desired: a.wanted, reason: a.why}
+	case markExited:
+		s.processes[a.key] = &child{observedProcess: observedProcess{state: control.Stopped}, desired: a.wanted, reason: a.why}
 	case wake:
 		c.desired, c.woken = a.wanted, true
 		s.share(a.key, c, control.DoWake)
@@ -498,8 +498,8 @@ func (s *supervisor) kill(c *child, fault, why string) {
 func (s *supervisor) spawn(a action) {
 	now := s.now()
 	c := &child{
-		fact:    fact{state: control.Starting, spawned: now, since: now, terms: termsOf(a.wanted)},
-		desired: a.wanted,
+		observedProcess: observedProcess{state: control.Starting, spawned: now, since: now, terms: termsOf(a.wanted)},
+		desired:         a.wanted,
 	}
 	s.processes[a.key] = c
 	command, err := s.command(a.wanted)
@@ -577,7 +577,7 @@ func (s *supervisor) note(r report) {
 }
 
 func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
-	c.shook = true
+	c.handshook = true
 	c.woken = c.woken || n.Woken
 	if n.State.Ended() {
 		// The process reports that it is about to end. The loop waits for the exit itself,
@@ -590,7 +590,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 			c.blameless = n.Blameless
 			s.lose(k, c)
 		}
-		c.unfit, c.outgrown = n.GroupsUnfit, len(n.GroupsUnfit) > 0
+		c.infeasibleGroups, c.groupsTooFew = n.GroupsUnfit, len(n.GroupsUnfit) > 0
 		if c.drained.IsZero() {
 			c.drained = s.now()
 		}
@@ -604,7 +604,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	}
 	if n.State != c.state {
 		c.since = s.now()
-		s.about(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg(n.State.Change())
+		s.addProcess(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg(n.State.Change())
 	}
 	c.state = n.State
 	if n.PersistentBytes != 0 {
@@ -632,7 +632,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 func (s *supervisor) noteExit(k key, c *child, e exit) {
 	if !s.onGPU() {
 		if err := s.o.shares.remove(k); err != nil {
-			s.about(s.log.Warn(), k).Err(err).Msg("cannot remove share")
+			s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot remove share")
 		}
 	}
 	state := control.Failed
@@ -677,7 +677,7 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 		s.release(c)
 	}
 	// A loss of the whole device does not count toward backoff.
-	if c.failed.IsZero() && !c.pardoned && !(c.outgrown && b.outgrew(len(c.unfit), c.reason)) {
+	if c.failed.IsZero() && !c.pardoned && !(c.groupsTooFew && b.recordTooFew(len(c.infeasibleGroups), c.reason)) {
 		b.ended(now, lived, state == control.Failed, c.reason)
 	}
 	e := s.log.Info()
@@ -687,17 +687,17 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 	if wait := b.until.Sub(now); wait > 0 {
 		e = e.Dur("backoff_ms", wait)
 	}
-	s.about(e, k).Str("state", string(state)).Str("reason", c.reason).Dur("lived_ms", lived).Msg("process ended")
+	s.addProcess(e, k).Str("state", string(state)).Str("reason", c.reason).Dur("lived_ms", lived).Msg("process ended")
 }
 
-// pastMost is how many ended generations of a place are remembered. A manager never reuses
+// maxPast is how many ended generations of a place are remembered. A manager never reuses
 // an old generation; this covers one that repeats an old message.
-const pastMost = 1024
+const maxPast = 1024
 
 func (s *supervisor) remember(k key) {
 	s.past[k] = true
-	if k.generation > pastMost {
-		delete(s.past, key{k.name, k.instance, k.generation - pastMost})
+	if k.generation > maxPast {
+		delete(s.past, key{k.name, k.instance, k.generation - maxPast})
 	}
 }
 
@@ -732,7 +732,7 @@ func (s *supervisor) publish() {
 
 // observeWaiting adds the desired processes that were not started yet.
 func (s *supervisor) observeWaiting(o *control.Observed) {
-	d := s.wish.desired
+	d := s.target.desired
 	if d == nil || d.ManagerID != s.manager.id {
 		return
 	}
@@ -758,7 +758,7 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 		IF: k.name, Instance: k.instance, Generation: k.generation,
 		State: c.state, SharePercent: c.terms.percent, Reason: c.notice.Reason,
 		PersistentBytes: c.notice.PersistentBytes, EphemeralBytes: c.notice.EphemeralBytes, WarmupMillis: c.notice.WarmupMillis,
-		Batches: c.notice.Batches, Growing: !c.growing.IsZero(),
+		Batches: c.notice.Batches, Growing: !c.warmingSince.IsZero(),
 	}
 	if c.process != nil {
 		q.PID = c.process.pid()
@@ -793,7 +793,7 @@ func (s *supervisor) triedAgain(k key, c *child) string {
 	return "starting again; the last process failed: " + b.last
 }
 
-func (s *supervisor) about(e *zerolog.Event, k key) *zerolog.Event {
+func (s *supervisor) addProcess(e *zerolog.Event, k key) *zerolog.Event {
 	return e.Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation)
 }
 

@@ -29,27 +29,27 @@ type node struct {
 	machine *fakeMachine
 	log     journal
 
-	stop    context.CancelFunc // ends run, as SIGTERM does
-	stopped chan struct{}
-	err     error // how run ended; valid once stopped is closed
-	desired control.Desired
-	silence chan struct{} // closed: the manager sends nothing more
-	missed  atomic.Int64  // time that passed while the process was stopped
-	words   chan control.Desired
+	stop        context.CancelFunc // ends run, as SIGTERM does
+	stopped     chan struct{}
+	err         error // how run ended; valid once stopped is closed
+	desired     control.Desired
+	silenced    chan struct{} // closed: the manager sends nothing more
+	stoppedTime atomic.Int64  // time that passed while the process was stopped
+	messages    chan control.Desired
 }
 
-// among runs f with a node, and then checks that nothing is left.
-func among(t *testing.T, lives func(spec) life, f func(*node)) {
+// runNode runs f with a node, and then checks that nothing is left.
+func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
 	outer := t // the test that f reports to
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n := &node{
 			t: t, link: newFakeLink(), spawner: &fakeSpawner{lives: lives}, shares: newFakeShares(), machine: newFakeMachine(),
-			stop: cancel, stopped: make(chan struct{}), silence: make(chan struct{}), words: make(chan control.Desired),
+			stop: cancel, stopped: make(chan struct{}), silenced: make(chan struct{}), messages: make(chan control.Desired),
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a"},
 		}
 		began := time.Now()
-		clock := runclock.New(func() time.Duration { return time.Since(began) + time.Duration(n.missed.Load()) })
+		clock := runclock.New(func() time.Duration { return time.Since(began) + time.Duration(n.stoppedTime.Load()) })
 		go func() {
 			tick := time.NewTicker(runclock.TickEvery)
 			defer tick.Stop()
@@ -74,7 +74,7 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 		defer func() { // runs after a Fatal as well
 			cancel()
 			<-n.stopped
-			n.silent()
+			n.silence()
 			synctest.Wait()
 			if err := n.spawner.close(); err != nil {
 				t.Error(err)
@@ -100,9 +100,9 @@ func (n *node) repeat() {
 	defer tick.Stop()
 	for i := 0; ; i++ {
 		select {
-		case <-n.silence:
+		case <-n.silenced:
 			return
-		case d := <-n.words:
+		case d := <-n.messages:
 			latest = &d
 		case <-tick.C:
 		}
@@ -123,7 +123,7 @@ func (n *node) want(processes ...control.DesiredProcess) {
 	n.t.Helper()
 	n.desired.Seq++
 	n.desired.Processes = processes
-	n.words <- n.desired
+	n.messages <- n.desired
 	n.until("the desired state is acknowledged", func(o control.Observed) bool {
 		return o.ManagerID == n.desired.ManagerID && o.AckSeq == n.desired.Seq
 	})
@@ -134,11 +134,11 @@ func (n *node) replaceManager(id string) {
 	n.desired.ManagerID, n.desired.Seq = id, 0
 }
 
-func (n *node) silent() {
+func (n *node) silence() {
 	select {
-	case <-n.silence:
+	case <-n.silenced:
 	default:
-		close(n.silence)
+		close(n.silenced)
 	}
 }
 
@@ -170,13 +170,13 @@ func (n *node) untilState(generation uint32, state control.State) control.Observ
 	return found
 }
 
-func one(generation uint32, role control.Role, share float64) control.DesiredProcess {
+func newDesired(generation uint32, role control.Role, share float64) control.DesiredProcess {
 	return control.DesiredProcess{IF: "face", Generation: generation, Role: role, SharePercent: share}
 }
 
-func TestAGoodLife(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(one(1, control.Shadow, 30))
+func TestProcessLife(t *testing.T) {
+	runNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Shadow, 30))
 		p := n.untilState(1, control.Loaded)
 		if p.PID != 100 {
 			t.Errorf("process id %d", p.PID)
@@ -184,17 +184,17 @@ func TestAGoodLife(t *testing.T) {
 		if got := n.shares.of(key{"face", 0, 1}); got != 30 {
 			t.Errorf("it loads with a share of %v", got)
 		}
-		n.want(one(1, control.Serve, 40))
+		n.want(newDesired(1, control.Serve, 40))
 		p = n.untilState(1, control.Active)
 		if p.SharePercent != 40 || p.PersistentBytes != 1000 || p.EphemeralBytes != 200 || p.WarmupMillis != 7 {
 			t.Errorf("active as %+v", p)
 		}
-		n.want(one(1, control.Serve, 50))
+		n.want(newDesired(1, control.Serve, 50))
 		synctest.Wait()
 		if got := n.shares.of(key{"face", 0, 1}); got != 50 {
 			t.Errorf("its share is %v", got)
 		}
-		n.want(one(1, control.Drain, 50))
+		n.want(newDesired(1, control.Drain, 50))
 		if p = n.untilState(1, control.Stopped); p.Reason != "the manager ordered it" {
 			t.Errorf("stopped: %s", p.Reason)
 		}
@@ -218,9 +218,10 @@ func TestAGoodLife(t *testing.T) {
 	})
 }
 
-func TestALifeIsLivedOnceHoweverOftenItIsDesired(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+// TestDesiredRepeated checks that a repeated desired state starts no process twice.
+func TestDesiredRepeated(t *testing.T) {
+	runNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Loaded)
 		time.Sleep(time.Minute) // hundreds of repetitions
@@ -233,7 +234,7 @@ func TestALifeIsLivedOnceHoweverOftenItIsDesired(t *testing.T) {
 	})
 }
 
-func TestHowALifeEnds(t *testing.T) {
+func TestProcessEnds(t *testing.T) {
 	segfault := exit{code: -1, signal: syscall.SIGSEGV, tail: []string{"loading", "signal arrived"}}
 	const second = time.Second
 	for name, c := range map[string]struct {
@@ -259,7 +260,7 @@ func TestHowALifeEnds(t *testing.T) {
 			reason: "protocol error: read notice: bad message", signals: []syscall.Signal{syscall.SIGKILL}},
 		"goes backwards": {life: life{wrong: control.Loaded}, state: control.Failed,
 			reason: "state loaded after active", signals: []syscall.Signal{syscall.SIGKILL}},
-		"takes no orders": {life: life{deaf: true}, role: control.Serve, state: control.Failed,
+		"takes no orders": {life: life{ignoreOrders: true}, role: control.Serve, state: control.Failed,
 			reason: "cannot send orders", signals: []syscall.Signal{syscall.SIGKILL}},
 		"closes its link and runs on": {life: life{hungUp: true}, role: control.Drain, state: control.Failed,
 			reason: "the process closed its link, and did not end within 1s: killed by the orchestrator", signals: []syscall.Signal{syscall.SIGKILL}},
@@ -277,14 +278,14 @@ func TestHowALifeEnds(t *testing.T) {
 			reason: "segmentation fault", orders: []control.OrderKind{control.DoDrain}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			among(t, func(spec) life { return c.life }, func(n *node) {
-				n.want(one(1, control.Shadow, 30))
+			runNode(t, func(spec) life { return c.life }, func(n *node) {
+				n.want(newDesired(1, control.Shadow, 30))
 				if c.role != "" {
 					n.untilState(1, control.Loaded)
 					if c.life.dies > 0 {
 						time.Sleep(c.life.dies - second)
 					}
-					n.want(one(1, c.role, 30))
+					n.want(newDesired(1, c.role, 30))
 				}
 				var p control.ObservedProcess
 				for range 4 { // each waits a minute
@@ -314,11 +315,11 @@ func TestHowALifeEnds(t *testing.T) {
 // A killed process's link closes before its exit can be waited for.
 func TestExitBeatsClosedLink(t *testing.T) {
 	killed := exit{code: -1, signal: syscall.SIGKILL}
-	among(t, func(spec) life { return life{hungUp: true, dies: time.Second, how: killed} }, func(n *node) {
-		n.want(one(1, control.Shadow, 30))
+	runNode(t, func(spec) life { return life{hungUp: true, dies: time.Second, how: killed} }, func(n *node) {
+		n.want(newDesired(1, control.Shadow, 30))
 		n.untilState(1, control.Loaded)
 		time.Sleep(500 * time.Millisecond)
-		n.want(one(1, control.Drain, 30))
+		n.want(newDesired(1, control.Drain, 30))
 		p := n.untilState(1, control.Failed)
 		if p.Reason != "killed by signal 9 (not by Penstock)" {
 			t.Errorf("reason %q", p.Reason)
@@ -329,13 +330,13 @@ func TestExitBeatsClosedLink(t *testing.T) {
 	})
 }
 
-func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
+func TestEarlyFailures(t *testing.T) {
 	dying := func(spec) life { return life{dies: time.Millisecond, how: exit{code: 3}} }
-	among(t, dying, func(n *node) {
+	runNode(t, dying, func(n *node) {
 		var waits []time.Duration
 		for g := uint32(1); g <= 8; g++ {
 			wanted := time.Now()
-			n.want(one(g, control.Shadow, 30))
+			n.want(newDesired(g, control.Shadow, 30))
 			if g == 3 {
 				p := n.link.observed().Processes[0]
 				if p.State != control.Starting || p.PID != 0 || !strings.Contains(p.Reason, "waiting 200ms after 2 early failures; the last one: exit status 3") {
@@ -361,7 +362,7 @@ func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
 
 // Between two failures, the state shows the reason of the last one. It does not if
 // another process serves in that place.
-func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
+func TestRestartReason(t *testing.T) {
 	const slow = time.Minute / 2 // a failure that late is no early failure
 	lives := func(sp spec) life {
 		switch sp.key.generation {
@@ -374,7 +375,7 @@ func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
 		}
 		return life{handshake: time.Second, load: time.Second, link: time.Second}
 	}
-	among(t, lives, func(n *node) {
+	runNode(t, lives, func(n *node) {
 		starts := func(g uint32) control.ObservedProcess {
 			t.Helper()
 			var found control.ObservedProcess
@@ -395,25 +396,25 @@ func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
 				t.Errorf("generation %d, %s, says %q, want %q", p.Generation, p.State, p.Reason, want)
 			}
 		}
-		n.want(one(1, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Failed)
-		n.want(one(2, control.Serve, 30))
+		n.want(newDesired(2, control.Serve, 30))
 		says(starts(2), "starting again; the last process failed: exit status 3")
 		n.untilState(2, control.Failed)
-		n.want(one(3, control.Serve, 30))
+		n.want(newDesired(3, control.Serve, 30))
 		says(starts(3), "starting again; the last process failed: exit status 4")
 		says(n.untilState(3, control.Linking), "starting again; the last process failed: exit status 4")
 		says(n.untilState(3, control.Active), "")
-		n.want(one(3, control.Serve, 30), one(5, control.Shadow, 30))
+		n.want(newDesired(3, control.Serve, 30), newDesired(5, control.Shadow, 30))
 		n.untilState(5, control.Failed)
-		n.want(one(3, control.Serve, 30), one(6, control.Shadow, 30))
+		n.want(newDesired(3, control.Serve, 30), newDesired(6, control.Shadow, 30))
 		says(starts(6), "")
 	})
 }
 
 // A function that is removed and added again under the same name is another function,
 // perhaps with another model.
-func TestWhatIsAddedAgainDoesNotWait(t *testing.T) {
+func TestAddedAgain(t *testing.T) {
 	for name, late := range map[string]bool{"all have ended": false, "the last ends later, and fails": true} {
 		t.Run(name, func(t *testing.T) {
 			lives := func(sp spec) life {
@@ -425,25 +426,25 @@ func TestWhatIsAddedAgainDoesNotWait(t *testing.T) {
 				}
 				return life{handshake: time.Second}
 			}
-			among(t, lives, func(n *node) {
+			runNode(t, lives, func(n *node) {
 				last := uint32(5)
 				for g := uint32(1); g <= last; g++ {
-					n.want(one(g, control.Shadow, 30))
+					n.want(newDesired(g, control.Shadow, 30))
 					n.untilState(g, control.Failed)
 				}
 				if late {
 					last = 6
-					n.want(one(last, control.Shadow, 30))
+					n.want(newDesired(last, control.Shadow, 30))
 					n.untilState(last, control.Loaded)
 				}
 				n.want()
 				time.Sleep(100 * time.Millisecond)
 				if late {
-					n.want(one(7, control.Shadow, 30))
+					n.want(newDesired(7, control.Shadow, 30))
 					n.until("the one before is gone", func(control.Observed) bool { return len(n.spawner.living()) == 1 })
 				}
 				wanted := time.Now()
-				n.want(one(8, control.Shadow, 30))
+				n.want(newDesired(8, control.Shadow, 30))
 				p := n.untilState(8, control.Starting)
 				if p.PID == 0 || p.Reason != "" {
 					t.Errorf("it is %+v", p)
@@ -457,19 +458,19 @@ func TestWhatIsAddedAgainDoesNotWait(t *testing.T) {
 	}
 }
 
-func TestAnotherInstanceDoesNotWaitForIt(t *testing.T) {
+func TestBackoffPerInstance(t *testing.T) {
 	lives := func(sp spec) life {
 		if sp.key.instance == 0 {
 			return life{dies: time.Millisecond, how: exit{code: 3}}
 		}
 		return life{}
 	}
-	among(t, lives, func(n *node) {
+	runNode(t, lives, func(n *node) {
 		for g := uint32(1); g <= 6; g++ {
-			n.want(one(g, control.Shadow, 30))
+			n.want(newDesired(g, control.Shadow, 30))
 			n.untilState(g, control.Failed)
 		}
-		other := one(7, control.Shadow, 30)
+		other := newDesired(7, control.Shadow, 30)
 		other.Instance = 1
 		wanted := time.Now()
 		n.want(other)
@@ -480,18 +481,19 @@ func TestAnotherInstanceDoesNotWaitForIt(t *testing.T) {
 	})
 }
 
-func TestACrashThatTheManagerSawFirstIsStillAFailure(t *testing.T) {
+// TestCrashSeenByManager checks that a crash counts as a failure even if the manager noticed it first.
+func TestCrashSeenByManager(t *testing.T) {
 	lives := func(sp spec) life {
 		if sp.key.generation == 1 {
 			return life{dies: time.Second, how: exit{code: -1, signal: syscall.SIGABRT}, ignoreDrain: true}
 		}
 		return life{}
 	}
-	among(t, lives, func(n *node) {
-		n.want(one(1, control.Serve, 30))
+	runNode(t, lives, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		time.Sleep(time.Until(n.spawner.generation(1).born.Add(time.Second - time.Nanosecond)))
-		n.want(one(2, control.Shadow, 30)) // the attach link informed the manager; process 1 is no longer desired
+		n.want(newDesired(2, control.Shadow, 30)) // the attach link informed the manager; process 1 is no longer desired
 		n.untilState(2, control.Loaded)
 		time.Sleep(time.Second)
 		if !strings.Contains(n.log.String(), `"backoff_ms":100`) {
@@ -500,13 +502,13 @@ func TestACrashThatTheManagerSawFirstIsStillAFailure(t *testing.T) {
 	})
 }
 
-func TestAnEndedGenerationIsNotStartedAgain(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30))
+func TestEndedGeneration(t *testing.T) {
+	runNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.want()
 		n.until("it is gone", func(o control.Observed) bool { return len(o.Processes) == 0 })
-		n.want(one(1, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 30))
 		if p := n.untilState(1, control.Stopped); p.Reason != "this generation has already ended" {
 			t.Errorf("reason %q", p.Reason)
 		}
@@ -516,14 +518,15 @@ func TestAnEndedGenerationIsNotStartedAgain(t *testing.T) {
 	})
 }
 
-func TestANewManagerEndsTheOldOnesProcessesFirst(t *testing.T) {
+// TestNewManager checks that processes of the old manager end before the new one's start.
+func TestNewManager(t *testing.T) {
 	lives := func(sp spec) life { return life{ignoreDrain: true, ignoreTerm: true, lingers: 300 * time.Millisecond} }
-	among(t, lives, func(n *node) {
-		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+	runNode(t, lives, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		old := slices.Clone(n.spawner.started)
 		n.replaceManager("n")
-		n.want(one(1, control.Shadow, 30)) // the same generation number, for another manager
+		n.want(newDesired(1, control.Shadow, 30)) // the same generation number, for another manager
 		n.untilState(1, control.Loaded)
 		if len(n.spawner.started) != 3 {
 			t.Fatalf("%d processes were started", len(n.spawner.started))
@@ -543,11 +546,11 @@ func TestANewManagerEndsTheOldOnesProcessesFirst(t *testing.T) {
 
 // TestManagerStopped: a manager that is silent but exists keeps its processes.
 func TestManagerStopped(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+	runNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Loaded)
-		n.silent()
+		n.silence()
 		time.Sleep(10 * control.PeerTimeout)
 		synctest.Wait()
 		if living := n.spawner.living(); len(living) != 2 {
@@ -577,17 +580,17 @@ func TestSupervisorStopped(t *testing.T) {
 		{"while a process drains", life{drains: 4 * time.Second}, control.Drain},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			among(t, func(spec) life { return row.life }, func(n *node) {
-				n.want(one(1, control.Serve, 30))
+			runNode(t, func(spec) life { return row.life }, func(n *node) {
+				n.want(newDesired(1, control.Serve, 30))
 				if row.role != control.Shadow {
 					n.untilState(1, control.Active)
 				}
 				if row.role == control.Drain {
-					n.want(one(1, control.Drain, 30))
+					n.want(newDesired(1, control.Drain, 30))
 				}
 				for range 5 {
 					time.Sleep(500 * time.Millisecond)
-					n.missed.Add(int64(time.Hour))
+					n.stoppedTime.Add(int64(time.Hour))
 				}
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
@@ -602,16 +605,16 @@ func TestSupervisorStopped(t *testing.T) {
 	}
 }
 
-func TestASilentManagersProcessesEnd(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+func TestSilentManager(t *testing.T) {
+	runNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Loaded)
 		time.Sleep(control.PeerTimeout) // the manager is not silent: they stay
 		if len(n.spawner.living()) != 2 {
 			t.Fatal("they ended too soon")
 		}
-		n.silent()
+		n.silence()
 		n.link.exists.Store(false)
 		time.Sleep(control.PeerTimeout / 2)
 		synctest.Wait()
@@ -629,16 +632,16 @@ func TestASilentManagersProcessesEnd(t *testing.T) {
 	})
 }
 
-func TestStopDrainsEverything(t *testing.T) {
+func TestStopDrains(t *testing.T) {
 	lives := func(sp spec) life {
 		return []life{{drains: 2 * time.Second}, {ignoreDrain: true}, {ignoreDrain: true, ignoreTerm: true}, {handshake: time.Hour}}[sp.key.generation-1]
 	}
-	among(t, lives, func(n *node) {
-		n.want(one(1, control.Serve, 30), one(2, control.Serve, 30), one(3, control.Shadow, 30))
+	runNode(t, lives, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Serve, 30), newDesired(3, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Active)
 		n.untilState(3, control.Loaded)
-		n.want(one(1, control.Serve, 30), one(2, control.Serve, 30), one(3, control.Shadow, 30), one(4, control.Shadow, 30))
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Serve, 30), newDesired(3, control.Shadow, 30), newDesired(4, control.Shadow, 30))
 		started := time.Now()
 		n.stop()
 		<-n.stopped
@@ -657,10 +660,10 @@ func TestStopDrainsEverything(t *testing.T) {
 	})
 }
 
-func TestWithoutAQuotaTheGovernorHoldsTheShare(t *testing.T) {
-	among(t, nil, func(n *node) {
+func TestGovernorFallback(t *testing.T) {
+	runNode(t, nil, func(n *node) {
 		n.shares.refuse = func(k key) bool { return k.generation == 1 }
-		n.want(one(1, control.Serve, 30), one(2, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Active)
 		if w := n.spawner.generation(1).orders[0]; !w.Governor || w.SharePercent != 30 {
@@ -672,10 +675,10 @@ func TestWithoutAQuotaTheGovernorHoldsTheShare(t *testing.T) {
 	})
 }
 
-func TestAnOlderWordOfTheManagerChangesNothing(t *testing.T) {
-	among(t, nil, func(n *node) {
-		n.want(one(1, control.Serve, 30))
-		n.want(one(1, control.Serve, 40))
+func TestOlderMessage(t *testing.T) {
+	runNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 30))
+		n.want(newDesired(1, control.Serve, 40))
 		n.untilState(1, control.Active)
 		old := n.desired
 		old.Seq--
@@ -689,9 +692,9 @@ func TestAnOlderWordOfTheManagerChangesNothing(t *testing.T) {
 	})
 }
 
-// TestNothingIsLeftWhateverHappens applies random desired states to processes with random
-// lives. among checks that no process and no share is left.
-func TestNothingIsLeftWhateverHappens(t *testing.T) {
+// TestLeaks applies random desired states to processes with random
+// lives. runNode checks that no process and no share is left.
+func TestLeaks(t *testing.T) {
 	for range 50 {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -704,7 +707,7 @@ func TestNothingIsLeftWhateverHappens(t *testing.T) {
 				maybe := func() bool { return r.IntN(6) == 0 }
 				l := life{
 					handshake: ms(300), load: ms(1000), link: ms(1000), drains: ms(6000), lingers: ms(500),
-					ignoreDrain: maybe(), ignoreTerm: maybe(), nonsense: maybe(), deaf: maybe(),
+					ignoreDrain: maybe(), ignoreTerm: maybe(), nonsense: maybe(), ignoreOrders: maybe(),
 				}
 				if maybe() {
 					l.refuse = errNoProgram
@@ -723,14 +726,14 @@ func TestNothingIsLeftWhateverHappens(t *testing.T) {
 				}
 				return l
 			}
-			among(t, lives, func(n *node) {
+			runNode(t, lives, func(n *node) {
 				generation := uint32(0)
 				var processes []control.DesiredProcess
 				for i := range 40 {
 					switch r.IntN(5) {
 					case 0, 1:
 						generation++
-						p := one(generation, []control.Role{control.Shadow, control.Serve}[r.IntN(2)], float64(r.IntN(100)))
+						p := newDesired(generation, []control.Role{control.Shadow, control.Serve}[r.IntN(2)], float64(r.IntN(100)))
 						p.Instance = r.IntN(2)
 						processes = append(processes, p)
 					case 2:

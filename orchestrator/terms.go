@@ -83,7 +83,7 @@ func (s *supervisor) place(c *child, o *control.Order) {
 	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
 	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
-	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.together() {
+	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.sharesAtOnce() {
 		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(o.SharePercent)}
 	}
 }
@@ -97,7 +97,7 @@ func (s *supervisor) limit(k key, c *child) {
 	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
 	if err != nil && !c.governor {
 		// The process may have just ended. Then its exit has the better reason.
-		s.about(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
+		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
 	}
 	c.governor = !enforced
 }
@@ -131,10 +131,10 @@ func (s *supervisor) order(k key, c *child, o control.Order) {
 	case errors.Is(err, control.ErrHungUp):
 		// Its exit comes as an event with the reason.
 		c.hungUp = s.now()
-		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("cannot deliver order: process closed its link")
+		s.addProcess(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("cannot deliver order: process closed its link")
 	case err != nil:
 		// A process that hangs would ignore the next order as well.
-		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("cannot send order to process; killing it")
+		s.addProcess(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("cannot send order to process; killing it")
 		s.kill(c, "cannot send orders: "+err.Error(), "")
 	}
 }

@@ -31,11 +31,11 @@ const weightsSocketName = "weights/weights.sock"
 // weightsID is the keeper's name for the server.
 const weightsID = "weights"
 
-// holderGrace is how long a server has to end. It has to kill its loaders.
-const holderGrace = 2 * time.Second
+// weightServerEndTimeout is how long a server has to end. It has to kill its loaders.
+const weightServerEndTimeout = 2 * time.Second
 
-// weightsHolder starts and watches the weight server.
-type weightsHolder struct {
+// runningWeightServer starts and watches the weight server.
+type runningWeightServer struct {
 	socket string
 	uuid   string
 	keeper keeper.Keeper
@@ -55,25 +55,25 @@ type savedWeights struct {
 
 // weightServer is the supervisor's weight server.
 type weightServer struct {
-	holder *weightsHolder // nil: no process shares weights
+	running *runningWeightServer // nil: no process shares weights
 	// last is the server that the last orchestrator started, until this one takes it over.
 	last *keeper.Process
 }
 
 // shareWeights starts the server, unless it runs, and returns its socket.
 func (s *supervisor) shareWeights() string {
-	if s.weights.holder == nil {
-		s.weights.holder = startHolder(s.o.Keeper, s.weights.last, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
+	if s.weights.running == nil {
+		s.weights.running = startWeightServer(s.o.Keeper, s.weights.last, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
 		s.weights.last = nil
 	}
-	return s.weights.holder.socket
+	return s.weights.running.socket
 }
 
-// startHolder starts and watches a weight server for the GPU. last is the server that
+// startWeightServer starts and watches a weight server for the GPU. last is the server that
 // another orchestrator started, nil if there is none.
-func startHolder(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, confined *Sandbox, log zerolog.Logger) *weightsHolder {
+func startWeightServer(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, confined *Sandbox, log zerolog.Logger) *runningWeightServer {
 	ctx, cancel := context.WithCancel(context.Background())
-	h := &weightsHolder{socket: filepath.Join(dir, weightsSocketName), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
+	h := &runningWeightServer{socket: filepath.Join(dir, weightsSocketName), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
 	// The server is no client of MPS, even if MPS runs: other processes' faults must not
 	// end it.
 	environment := append(inherited(uuid), "CUDA_VISIBLE_DEVICES="+uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(dir, "no-mps"))
@@ -106,7 +106,7 @@ func startHolder(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, 
 }
 
 // start starts a server, in the sandbox if there is one.
-func (h *weightsHolder) start(self string, environment []string, confined *Sandbox) (*keeper.Process, error) {
+func (h *runningWeightServer) start(self string, environment []string, confined *Sandbox) (*keeper.Process, error) {
 	folder := filepath.Dir(h.socket)
 	if err := confined.makeOwn(folder); err != nil {
 		return nil, fmt.Errorf("make folder for the weight server: %w", err)
@@ -129,7 +129,7 @@ func (h *weightsHolder) start(self string, environment []string, confined *Sandb
 
 // resume takes over the server of another orchestrator. If that has another version or GPU,
 // resume ends it and returns nil.
-func (h *weightsHolder) resume(last *keeper.Process, log zerolog.Logger) *keeper.Process {
+func (h *runningWeightServer) resume(last *keeper.Process, log zerolog.Logger) *keeper.Process {
 	if last == nil {
 		return nil
 	}
@@ -140,24 +140,24 @@ func (h *weightsHolder) resume(last *keeper.Process, log zerolog.Logger) *keeper
 		return last
 	}
 	log.Warn().Err(err).Int("version", n.Version).Str("uuid", n.UUID).Msg("cannot take over the weight server of the last orchestrator; ending it")
-	endHolder(h.keeper, last)
+	endWeightServer(h.keeper, last)
 	return nil
 }
 
-// endHolder ends a server and waits for its end.
-func endHolder(k keeper.Keeper, p *keeper.Process) {
+// endWeightServer ends a server and waits for its end.
+func endWeightServer(k keeper.Keeper, p *keeper.Process) {
 	p.Link.Close()
 	p.Stdout.Close()
 	p.Stderr.Close()
 	k.Signal(p.ID, syscall.SIGTERM)
-	late := time.AfterFunc(holderGrace, func() { k.Signal(p.ID, syscall.SIGKILL) })
+	late := time.AfterFunc(weightServerEndTimeout, func() { k.Signal(p.ID, syscall.SIGKILL) })
 	defer late.Stop()
 	<-p.Exit
 	k.Forget(p.ID)
 }
 
 // run watches one server until it ends. It returns how the server ended.
-func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.Logger) error {
+func (h *runningWeightServer) run(ctx context.Context, p *keeper.Process, log zerolog.Logger) error {
 	p.Link.Close() // the server uses only its output
 	var readers sync.WaitGroup
 	readers.Go(func() { readLines(p.Stderr, func(l string) { relay(log, "stderr", l) }) })
@@ -178,7 +178,7 @@ func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.
 	case end = <-p.Exit:
 	case <-ctx.Done():
 		h.keeper.Signal(p.ID, syscall.SIGTERM)
-		late := time.AfterFunc(holderGrace, func() { h.keeper.Signal(p.ID, syscall.SIGKILL) })
+		late := time.AfterFunc(weightServerEndTimeout, func() { h.keeper.Signal(p.ID, syscall.SIGKILL) })
 		end = <-p.Exit
 		late.Stop()
 	}
@@ -196,19 +196,19 @@ func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.
 }
 
 // note is what another orchestrator needs to resume the server.
-func (h *weightsHolder) note(held *control.WeightsHeld) json.RawMessage {
+func (h *runningWeightServer) note(held *control.WeightsHeld) json.RawMessage {
 	b, _ := json.Marshal(savedWeights{Version: control.Version, UUID: h.uuid, Held: held}) // plain data cannot fail
 	return b
 }
 
-func (h *weightsHolder) set(now *control.WeightsHeld) {
+func (h *runningWeightServer) set(now *control.WeightsHeld) {
 	h.mu.Lock()
 	h.held = now
 	h.mu.Unlock()
 }
 
 // state returns what the server holds; nil while there is no server.
-func (h *weightsHolder) state() *control.WeightsHeld {
+func (h *runningWeightServer) state() *control.WeightsHeld {
 	if h == nil {
 		return nil
 	}
@@ -218,7 +218,7 @@ func (h *weightsHolder) state() *control.WeightsHeld {
 }
 
 // close ends the server. The processes must have ended.
-func (h *weightsHolder) close() {
+func (h *runningWeightServer) close() {
 	if h == nil {
 		return
 	}

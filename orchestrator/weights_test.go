@@ -18,9 +18,9 @@ import (
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
-// holderMain is a weight server that holds nothing. It reports its process id in place of
+// weightServerMain is a weight server that holds nothing. It reports its process id in place of
 // the bytes.
-func holderMain(arguments []string) int {
+func weightServerMain(arguments []string) int {
 	socket := arguments[len(arguments)-1]
 	if os.Getenv("CUDA_MPS_PIPE_DIRECTORY") != filepath.Join(filepath.Dir(filepath.Dir(socket)), "no-mps") || !strings.HasPrefix(os.Getenv("CUDA_VISIBLE_DEVICES"), "GPU-") {
 		fmt.Fprintln(os.Stderr, "it is a client of MPS, or sees other GPUs")
@@ -45,14 +45,14 @@ func holderMain(arguments []string) int {
 	return 0
 }
 
-func aKeeper(t *testing.T) keeper.Keeper {
+func newKeeper(t *testing.T) keeper.Keeper {
 	k := keeper.NewLocal()
 	t.Cleanup(func() { k.Close() })
 	return k
 }
 
 // until waits for a state of the weight server.
-func (h *weightsHolder) until(t *testing.T, what string, is func(*control.WeightsHeld) bool) control.WeightsHeld {
+func (h *runningWeightServer) until(t *testing.T, what string, is func(*control.WeightsHeld) bool) control.WeightsHeld {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		now := h.state()
@@ -68,7 +68,7 @@ func (h *weightsHolder) until(t *testing.T, what string, is func(*control.Weight
 	}
 }
 
-func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
+func TestWeightServerRestart(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 	}
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody's")
 	var log buffer
-	h := startHolder(aKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.New(&log))
+	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.New(&log))
 	t.Cleanup(h.close)
 	there := func(w *control.WeightsHeld) bool { return w != nil }
 	first := h.until(t, "it is there", there)
@@ -102,7 +102,7 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 
 // A loader that hangs in the driver outlives the signal and its server, and keeps the
 // server's stderr open.
-func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
+func TestWeightServerLoaderHangs(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".orphan"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h := startHolder(aKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.Nop())
+	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.Nop())
 	t.Cleanup(h.close)
 	hangs := func(w *control.WeightsHeld) bool { return w != nil && w.Files > 1 }
 	first := h.until(t, "its loader hangs", hangs)
@@ -128,9 +128,9 @@ func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
 
 // A weight server that cannot be started affects no process. It is tried again, at growing
 // intervals.
-func TestAHolderThatCannotBeStartedIsTriedAgain(t *testing.T) {
+func TestWeightServerStartFails(t *testing.T) {
 	var log buffer
-	h := startHolder(aKeeper(t), nil, "/nowhere/penstock", t.TempDir(), "GPU-1", nil, zerolog.New(&log))
+	h := startWeightServer(newKeeper(t), nil, "/nowhere/penstock", t.TempDir(), "GPU-1", nil, zerolog.New(&log))
 	for deadline := time.Now().Add(patience); !log.has(`"again_in_ms":200`); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it is not tried again")
@@ -142,9 +142,9 @@ func TestAHolderThatCannotBeStartedIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestProcessesThatShareAreToldWhereTheHolderIs(t *testing.T) {
+func TestWeightsSocket(t *testing.T) {
 	fakeGPUs(t)
-	n := aNode(t)
+	n := newNode(t)
 	n.desired.Device = "GPU-fa"
 	cmd := n.orchestrate(mechanismGovernor)
 	own, shares := n.onFakeGPU(1, 30), n.onFakeGPU(2, 30)

@@ -8,17 +8,17 @@ import (
 )
 
 // Unused returns a note for each GPU of the fleet without profiles.
-func (p *Problem) Unused() (said []string) {
+func (p *Problem) Unused() (messages []string) {
 	for _, s := range p.Fleet {
 		switch {
 		case len(p.Profiles[s.GPU.Name]) > 0:
 		case s.Count < 0:
-			said = append(said, fmt.Sprintf("no profiles of %s, so those are not used", s.GPU.Name))
+			messages = append(messages, fmt.Sprintf("no profiles of %s, so those are not used", s.GPU.Name))
 		default:
-			said = append(said, fmt.Sprintf("no profiles of %s, so those %d are not used", s.GPU.Name, s.Count))
+			messages = append(messages, fmt.Sprintf("no profiles of %s, so those %d are not used", s.GPU.Name, s.Count))
 		}
 	}
-	return said
+	return messages
 }
 
 // Explain completes a policy's error. If a fleet is too small, it adds the GPUs that the

@@ -46,7 +46,7 @@ func Read(r io.Reader, file string) (*Plan, error) {
 	decoder.DisallowUnknownFields()
 	whole := struct {
 		*Plan
-		Beside
+		Extra
 	}{Plan: pl}
 	if err := decoder.Decode(&whole); err != nil {
 		return nil, jsonError(text, file, decoder.InputOffset(), err)
@@ -61,9 +61,9 @@ func Read(r io.Reader, file string) (*Plan, error) {
 	return pl, nil
 }
 
-// Beside has the fields that `penstock plan` may add to a plan's JSON object. They
+// Extra has the fields that `penstock plan` may add to a plan's JSON object. They
 // answer questions about the plan, are not part of it, and Read skips them.
-type Beside struct {
+type Extra struct {
 	Change   json.RawMessage `json:"change,omitempty"`
 	Replay   json.RawMessage `json:"replay,omitempty"`
 	MIGSteps json.RawMessage `json:"mig_steps,omitempty"`

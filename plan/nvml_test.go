@@ -10,7 +10,7 @@ import (
 )
 
 // go-nvml's mock records what NVML reported on a DGX A100.
-func TestTheA100sTableIsNVMLs(t *testing.T) {
+func TestA100MatchesNVML(t *testing.T) {
 	profiles := map[int]int{
 		1: nvml.GPU_INSTANCE_PROFILE_1_SLICE, 2: nvml.GPU_INSTANCE_PROFILE_2_SLICE, 3: nvml.GPU_INSTANCE_PROFILE_3_SLICE,
 		4: nvml.GPU_INSTANCE_PROFILE_4_SLICE, 7: nvml.GPU_INSTANCE_PROFILE_7_SLICE,

@@ -194,7 +194,7 @@ func internalSlack(segments []Segment, gpus map[string]GPU) float64 {
 // externalFragmentation is the paper's Eq. 4: 1 − Σ SMs of the segments over Σ
 // usable SMs of their GPUs; 0 if there are no segments.
 func externalFragmentation(segments []Segment, gpus map[string]GPU) float64 {
-	var used, there float64
+	var used, total float64
 	seen := map[int]bool{}
 	for _, s := range segments {
 		g := gpus[s.GPUModel]
@@ -202,11 +202,11 @@ func externalFragmentation(segments []Segment, gpus map[string]GPU) float64 {
 		used += float64(size.SMs)
 		if !seen[s.GPU] {
 			seen[s.GPU] = true
-			there += float64(g.UsableSMs())
+			total += float64(g.UsableSMs())
 		}
 	}
-	if there == 0 {
+	if total == 0 {
 		return 0
 	}
-	return 1 - used/there
+	return 1 - used/total
 }

@@ -92,10 +92,10 @@ func (p *Problem) Stocks() []Stock {
 	return []Stock{{GPU: p.GPU, Count: -1}}
 }
 
-// Within reports whether a point may serve at a latency bound on a size. Its
+// isWithin reports whether a point may serve at a latency bound on a size. Its
 // batch must take less than the bound (section III-D1: "lower than"), its
 // throughput must be above 0, and its memory, if known, must fit.
-func (pt Point) Within(boundMS float64, s Size) bool {
+func (pt Point) isWithin(boundMS float64, s Size) bool {
 	fits := s.MemoryMiB == 0 || pt.MemoryMiB <= float64(s.MemoryMiB)
 	return pt.ThroughputRPS > 0 && pt.LatencyMS < boundMS && fits
 }
@@ -103,12 +103,12 @@ func (pt Point) Within(boundMS float64, s Size) bool {
 // The limits of ParvaGPU's published results. No policy uses points of a profile
 // beyond them, so that all policies choose from the same points.
 const (
-	MostProcesses = 5
-	MostBatch     = 256
+	MaxProcesses = 5
+	MaxBatch     = 256
 )
 
 // Feasible returns the points of the profile at which the service may run on the
-// given GPU. They are within MostProcesses, MostBatch and the bound (Within), and
+// given GPU. They are within MaxProcesses, MaxBatch and the bound (Within), and
 // ascend by GPCs, batch, processes. It returns *NoProfile if the model was never
 // measured on that GPU, and *Infeasible if there are no such points.
 func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
@@ -119,7 +119,7 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	bound := p.BoundMS(s)
 	var points []Point
 	for _, pt := range measured.Points {
-		if size, ok := gpu.Size(pt.GPCs); ok && pt.limited() && pt.Within(bound, size) {
+		if size, ok := gpu.Size(pt.GPCs); ok && pt.limited() && pt.isWithin(bound, size) {
 			points = append(points, pt)
 		}
 	}
@@ -130,7 +130,7 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 }
 
 // limited reports whether a point is within the limits of all policies.
-func (pt Point) limited() bool { return pt.Processes <= MostProcesses && pt.Batch <= MostBatch }
+func (pt Point) limited() bool { return pt.Processes <= MaxProcesses && pt.Batch <= MaxBatch }
 
 // noProfile lists the models measured on the GPU, and the GPUs on which the model
 // was measured.
@@ -146,12 +146,12 @@ func (p *Problem) noProfile(gpu GPU, s Service) error {
 
 // Unmet returns the error for a service whose objective no point meets. Among the
 // points that may accepts, it has the one that comes nearest.
-func (p *Problem) Unmet(gpu GPU, s Service, may func(Point) bool) *Infeasible {
+func (p *Problem) Unmet(gpu GPU, s Service, allowed func(Point) bool) *Infeasible {
 	e := &Infeasible{Service: s, GPU: gpu.Name, BoundMS: p.BoundMS(s)}
 	best := math.Inf(1)
 	for _, pt := range p.Profiles[gpu.Name][s.Model].Points {
 		size, ok := gpu.Size(pt.GPCs)
-		if ok && pt.limited() && may(pt) && pt.Within(best, size) {
+		if ok && pt.limited() && allowed(pt) && pt.isWithin(best, size) {
 			best, e.Best = pt.LatencyMS, pt
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-func TestProfilesOfAFolderAreKeyedByGPUAndFile(t *testing.T) {
+func TestReadProfiles(t *testing.T) {
 	published, err := plan.ReadProfiles(os.DirFS("testdata/parvagpu/prof_data"))
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestProfilesOfAFolderAreKeyedByGPUAndFile(t *testing.T) {
 	}
 }
 
-func TestServicesErrorsSayFileLineAndColumn(t *testing.T) {
+func TestReadServicesErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, scenario, want string }{
 		{"empty", "", "", `s.csv: empty: want a header with model,rate_rps,slo_ms`},
 		{"no rows", "model,rate_rps,slo_ms\n", "", `s.csv: no services: want a row for each under the header`},
@@ -79,7 +79,7 @@ func TestServicesErrorsSayFileLineAndColumn(t *testing.T) {
 	}
 }
 
-func TestServicesOfAScenarioKeepTheirOrder(t *testing.T) {
+func TestReadServicesOrder(t *testing.T) {
 	text := "\ufeffslo_ms, model ,service,rate_rps,scenario\r\n20,b,front,1.5,S1\r\n10,a,,2,S2\r\n30,b,,3,S1\r\n"
 	got, err := plan.ReadServices(strings.NewReader(text), "s.csv", "S1")
 	if err != nil {
@@ -91,7 +91,7 @@ func TestServicesOfAScenarioKeepTheirOrder(t *testing.T) {
 	}
 }
 
-func TestFleetErrorsSayFileLineAndColumn(t *testing.T) {
+func TestReadFleetErrors(t *testing.T) {
 	fleet, err := plan.ReadFleet(strings.NewReader("gpu,count\na30,4\na100-80,unlimited\n"), "f.csv")
 	if err != nil || len(fleet) != 2 || fleet[0].Count != 4 || fleet[0].GPU.Name != "a30" || fleet[1].Count >= 0 {
 		t.Fatalf("%v, %v", fleet, err)
@@ -120,7 +120,7 @@ const small = `{
   "sms_per_gpu": {"a100-80": 98}
 }`
 
-func TestPlanIsReadAsItWasWritten(t *testing.T) {
+func TestWriteRead(t *testing.T) {
 	pl, err := plan.Read(strings.NewReader(small), "old.json")
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestPlanIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-func TestPlanErrorsSayWhereAndWhat(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	for _, c := range []struct{ name, old, new, want string }{
 		{"empty", small, "", "old.json:1:1: empty: want a plan"},
 		{"cut off", `"sms_per_gpu": {"a100-80": 98}` + "\n}", "", "old.json:7:2: ends in the middle of a plan"},

@@ -37,9 +37,9 @@ var serviceColumns = []string{"model", "rate_rps", "slo_ms", "service", "scenari
 
 const requiredColumns = 3
 
-// mostRPS is a rate for some hundred thousand GPUs. A higher rate is a typing
+// maxRPS is a rate for some hundred thousand GPUs. A higher rate is a typing
 // error, and planning it would exhaust the memory.
-const mostRPS = 1e9
+const maxRPS = 1e9
 
 // ReadServices reads services from CSV. The header has the columns model, rate_rps
 // and slo_ms, and optionally service and scenario, in any order. service is a name;
@@ -118,8 +118,8 @@ func readService(t *csvTable) (r serviceRow, err error) {
 	if s.RateRPS, err = t.positive("rate_rps", "requests per second"); err != nil {
 		return r, err
 	}
-	if s.RateRPS > mostRPS {
-		return r, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests per second", t.text("rate_rps"), mostRPS)
+	if s.RateRPS > maxRPS {
+		return r, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests per second", t.text("rate_rps"), maxRPS)
 	}
 	if s.SLOMS, err = t.positive("slo_ms", "milliseconds"); err != nil {
 		return r, err

@@ -24,7 +24,7 @@ func lookup(t testing.TB, name string) plan.GPU {
 	return g
 }
 
-func TestEveryTableIsSound(t *testing.T) {
+func TestTables(t *testing.T) {
 	names := map[string]bool{}
 	for _, g := range plan.GPUs() {
 		if names[g.Name] {
@@ -76,7 +76,7 @@ func fit(g plan.GPU, slot, gpcs int) int {
 	return most
 }
 
-func TestAGPUWithoutATableIsSaid(t *testing.T) {
+func TestUnknownGPU(t *testing.T) {
 	_, err := plan.Lookup("a31")
 	want := `"a31": no placement table for this GPU; there are: a30, a30-mps, a100-40, a100-40-mps, a100-80`
 	if !errors.Is(err, plan.ErrUnknownGPU) || !strings.HasPrefix(err.Error(), want) {
@@ -84,7 +84,7 @@ func TestAGPUWithoutATableIsSaid(t *testing.T) {
 	}
 }
 
-func TestDevicesAreKnownByTheDriversNames(t *testing.T) {
+func TestDeviceNames(t *testing.T) {
 	for device, name := range map[string]string{
 		"NVIDIA A30": "a30", "NVIDIA A100-SXM4-40GB": "a100-40", "NVIDIA A100-SXM4-80GB": "a100-80",
 		"NVIDIA A100 80GB PCIe": "a100-80", "NVIDIA H100 80GB HBM3": "h100-80", "NVIDIA H200": "h200-141",
@@ -100,7 +100,7 @@ func TestDevicesAreKnownByTheDriversNames(t *testing.T) {
 }
 
 // The H200's steps are two of 132 multiprocessors, so 10 % are 6.6 steps.
-func TestStepsCoverTheirPercentage(t *testing.T) {
+func TestSteps(t *testing.T) {
 	h200 := lookup(t, "h200-141-mps")
 	for percent, steps := range map[float64]int{0: 0, -1: 0, 101: 0, 0.1: 1, 10: 7, 30: 20, 50: 33, 100: 66} {
 		if n := h200.Steps(percent); n != steps {
@@ -120,7 +120,7 @@ func TestStepsCoverTheirPercentage(t *testing.T) {
 	})
 }
 
-func TestAProfileInPercentIsOfTheGPUWithMIGOff(t *testing.T) {
+func TestPercentProfile(t *testing.T) {
 	from := profile.Profile{Header: profile.Header{GPU: "NVIDIA H200", Unit: profile.Percent}, Points: []profile.Point{
 		{Share: 10, Batch: 4, Processes: 2, Throughput: 50, Latency: 40e6, MemoryMiB: 700},
 		{Share: 20, Batch: 4, Processes: 2, OOM: true},
@@ -139,7 +139,7 @@ func TestAProfileInPercentIsOfTheGPUWithMIGOff(t *testing.T) {
 	}
 }
 
-func TestAProfileThatDoesNotFitItsGPUIsRefused(t *testing.T) {
+func TestProfileTooLarge(t *testing.T) {
 	from := profile.Profile{Header: profile.Header{Unit: profile.GPCs}, Points: []profile.Point{{Share: 7, Batch: 1, Processes: 1, Throughput: 1, Latency: 1}}}
 	_, err := plan.FromProfile("m", from, "a30")
 	if want := "7 GPCs: a30 can be cut into 1, 2 or 4 GPCs"; err == nil || err.Error() != want {
@@ -152,7 +152,7 @@ func TestAProfileThatDoesNotFitItsGPUIsRefused(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongInAProfileFileIsSaidWithItsPlace(t *testing.T) {
+func TestProfileErrors(t *testing.T) {
 	const columns = "Mig instance,Batch size,Workload Number,Throughput,Latency\n"
 	header := func(fields string) string {
 		return "# {\n#   \"version\": 1, \"share\": \"gpcs\",\n#   " + fields + "\n# }\n"
@@ -179,7 +179,7 @@ func TestWhatIsWrongInAProfileFileIsSaidWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestSlackAndFragmentationAreTheSegments(t *testing.T) {
+func TestSlackAndFragmentation(t *testing.T) {
 	g := lookup(t, "a100-80")
 	p := &plan.Problem{GPU: g, Services: []plan.Service{{Name: "a", Model: "m", RateRPS: 150, SLOMS: 100}, {Name: "b", Model: "m", RateRPS: 50, SLOMS: 100}}}
 	point := func(gpcs int, rps float64) plan.Point {
@@ -215,7 +215,7 @@ func TestSlackAndFragmentationAreTheSegments(t *testing.T) {
 	}
 }
 
-func TestFeasiblePointsStayUnderTheBound(t *testing.T) {
+func TestFeasible(t *testing.T) {
 	g := lookup(t, "a30")
 	points := []plan.Point{
 		{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 10, LatencyMS: 44.9},

@@ -25,7 +25,7 @@ func measured() profile.Profile {
 	return p
 }
 
-func TestWriteKneesOfShippedModel(t *testing.T) {
+func TestWriteKneesShipped(t *testing.T) {
 	find := zoo.Registry{Cache: t.TempDir()}
 	card, err := find.Find("fashion")
 	if err != nil {
@@ -40,8 +40,8 @@ func TestWriteKneesOfShippedModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
-	if err := place.WriteKnees(&said, card, measured()); err != nil {
+	var output bytes.Buffer
+	if err := place.WriteKnees(&output, card, measured()); err != nil {
 		t.Fatal(err)
 	}
 	copied, err := (zoo.Registry{Dirs: []string{out}, Cache: find.Cache}).Find("fashion")
@@ -55,8 +55,8 @@ func TestWriteKneesOfShippedModel(t *testing.T) {
 	if after, err := os.ReadFile(card.File); err != nil || !bytes.Equal(before, after) {
 		t.Errorf("the shipped card changed, %v", err)
 	}
-	if want := "is built in; use it with `models: [" + out + "]`"; !strings.Contains(said.String(), want) {
-		t.Errorf("said\n%s\nwant %s", &said, want)
+	if want := "is built in; use it with `models: [" + out + "]`"; !strings.Contains(output.String(), want) {
+		t.Errorf("said\n%s\nwant %s", &output, want)
 	}
 }
 
@@ -70,9 +70,9 @@ func TestWriteKneesKeepsCard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var said bytes.Buffer
-	if err := place.WriteKnees(&said, card, measured()); err != nil || !strings.Contains(said.String(), "knee_percent: 70\nknees: [{batch: 1, percent: 60}, {batch: 8, percent: 70}]\n") {
-		t.Errorf("said\n%s\n%v", &said, err)
+	var output bytes.Buffer
+	if err := place.WriteKnees(&output, card, measured()); err != nil || !strings.Contains(output.String(), "knee_percent: 70\nknees: [{batch: 1, percent: 60}, {batch: 8, percent: 70}]\n") {
+		t.Errorf("said\n%s\n%v", &output, err)
 	}
 	if _, err := os.Stat(filepath.Join(out, "fashion")); !os.IsNotExist(err) {
 		t.Errorf("a copy was made: %v", err)

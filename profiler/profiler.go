@@ -42,7 +42,7 @@ type Options struct {
 // function's share changes. Only one goroutine may use a Profiler.
 type Profiler struct {
 	options Options
-	bed     *testbed.Bed
+	harness *testbed.Harness
 	dir     string
 	change  configs.Change
 	picture []byte
@@ -57,7 +57,7 @@ const (
 	profiled         = "profiled"
 	profiledSLO      = time.Hour
 	batchesInFlight  = 3
-	leastInFlight    = 32
+	minInFlight      = 32
 	profiledPatience = 5 * time.Minute
 )
 
@@ -96,14 +96,14 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	// Twice what is in flight: fragments have their own slots, and more are on their
 	// way.
 	slab := max(64, 2*inFlight*len(p.picture)>>20)
-	p.bed, err = testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: p.change, Slots: slots, SlabMiB: slab})
+	p.harness, err = testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: p.change, Slots: slots, SlabMiB: slab})
 	if err != nil {
 		return nil, err
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no device after a minute"))
 	defer cancel()
-	err = p.bed.WaitFor(limit, "the device", func() bool {
-		p.status, err = p.bed.Status()
+	err = p.harness.WaitFor(limit, "the device", func() bool {
+		p.status, err = p.harness.Status()
 		return err == nil && p.status.Mechanism != ""
 	})
 	if err != nil {
@@ -134,8 +134,8 @@ func (p *Profiler) Device() *control.ObservedDevice { return p.status.Device }
 
 // Close ends the node.
 func (p *Profiler) Close() error {
-	if p.bed != nil {
-		p.bed.Kill()
+	if p.harness != nil {
+		p.harness.Kill()
 	}
 	if err := os.RemoveAll(p.dir); err != nil {
 		return fmt.Errorf("remove folder: %w", err)
@@ -146,7 +146,7 @@ func (p *Profiler) Close() error {
 // inFlight returns how many requests are kept in flight for a cell. Each process has
 // one batch that runs, one that waits complete, and one on its way.
 func (p *Profiler) inFlight(c sweep.Cell) int {
-	return max(leastInFlight, batchesInFlight*c.Batch*c.Processes)
+	return max(minInFlight, batchesInFlight*c.Batch*c.Processes)
 }
 
 // ladder returns the batch sizes for the card of a cell with that batch size. A model
@@ -173,7 +173,7 @@ func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, erro
 		return nil, err
 	}
 	p.loaded = c
-	f, err := p.bed.Function(profiled)
+	f, err := p.harness.Function(profiled)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +216,7 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	defer cancel()
 	// The answer comes when all its processes serve, or when the function was removed
 	// because one cannot.
-	_, err = control.SendOrder(limit, p.bed.Dir, control.AddPath, configs.Function{
+	_, err = control.SendOrder(limit, p.harness.Dir, control.AddPath, configs.Function{
 		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes),
 		Change: p.change, InFlight: 1,
 	})
@@ -243,22 +243,22 @@ func (p *Profiler) unload(ctx context.Context) error {
 		return nil
 	}
 	p.loaded = sweep.Cell{}
-	return p.bed.Remove(ctx, profiled)
+	return p.harness.Remove(ctx, profiled)
 }
 
 // share changes the share of the running function.
 func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) error {
-	before, err := p.bed.Function(profiled)
+	before, err := p.harness.Function(profiled)
 	if err != nil {
 		return err
 	}
-	if err := p.bed.Order(control.SharePath, control.ShareOrder{Name: profiled, SharePercent: percent / float64(c.Processes)}); err != nil {
+	if err := p.harness.Order(control.SharePath, control.ShareOrder{Name: profiled, SharePercent: percent / float64(c.Processes)}); err != nil {
 		return err
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("share of %.1f %% was not applied within %s", percent, profiledPatience))
 	defer cancel()
-	err = p.bed.WaitFor(limit, "a share", func() bool {
-		f, err := p.bed.Function(profiled)
+	err = p.harness.WaitFor(limit, "a share", func() bool {
+		f, err := p.harness.Function(profiled)
 		if err != nil || !testbed.Same(f.SharePercent, percent) || !serves(f) {
 			return false
 		}
@@ -322,7 +322,7 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 	w.Elapsed, r.since = time.Duration(now-r.since), now
 	for _, a := range all {
 		if n := testbed.Count([]testbed.Answered{a}); n.OK != 1 {
-			return w, fmt.Errorf("a request was answered %+v: %s", n, r.p.bed.Log())
+			return w, fmt.Errorf("a request was answered %+v: %s", n, r.p.harness.Log())
 		}
 		w.Images++
 		if a.Batch > 0 {
@@ -343,7 +343,7 @@ var gauges = regexp.MustCompile(`(?m)^penstock_model_(persistent|ephemeral)_byte
 
 // Memory asks the node how much memory a process holds.
 func (r *profiling) Memory() (m sweep.Memory, err error) {
-	page, err := r.p.bed.Metrics()
+	page, err := r.p.harness.Metrics()
 	if err != nil {
 		return m, err
 	}

@@ -28,7 +28,7 @@ func builtPenstock(t *testing.T) string {
 	return binary
 }
 
-func TestAModelThatCannotStartIsToldAtOnce(t *testing.T) {
+func TestModelCannotStart(t *testing.T) {
 	dir := t.TempDir()
 	card, err := (zoo.Registry{Cache: dir}).Find("fashion")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestAModelThatCannotStartIsToldAtOnce(t *testing.T) {
 
 // A real model on the CPU, in processes with real quotas. It takes only seconds, so
 // the test checks only figures that cannot vary.
-func TestFashionProfiledOnTheCPU(t *testing.T) {
+func TestProfileFashion(t *testing.T) {
 	binary := builtPenstock(t)
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
 	if err != nil {
@@ -73,7 +73,7 @@ func TestFashionProfiledOnTheCPU(t *testing.T) {
 	r, err := sweep.Run(t.Context(), p, sweep.Options{File: filepath.Join(t.TempDir(), "fashion.csv"), Header: profile.Header{
 		Version: profile.Version, Model: "fashion", Device: "cpu", Unit: profile.Percent, Total: 100,
 		Sweep: &profile.Sweep{Shares: []int{20, 100}, Batches: []int{8}, Processes: []int{1, 2},
-			WindowSeconds: 0.1, PrecisionPercent: 20, LeastWindows: 3, MostWindows: 6},
+			WindowSeconds: 0.1, PrecisionPercent: 20, MinWindows: 3, MaxWindows: 6},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestFashionProfiledOnTheCPU(t *testing.T) {
 }
 
 // A model of 1 KB is never busy: the node cannot feed it fast enough.
-func TestTinyModelProfiled(t *testing.T) {
+func TestProfileTinyModel(t *testing.T) {
 	dir := t.TempDir()
 	path := tinymodel.Card{Name: "tiny", Version: 1, Height: 8, Width: 8, Outputs: 4,
 		Model: tinymodel.Linear(tinymodel.F32, 4, tinymodel.Dynamic, 1, 8, 8).Encode()}.Write(t, dir)
@@ -111,7 +111,7 @@ func TestTinyModelProfiled(t *testing.T) {
 	r, err := sweep.Run(t.Context(), p, sweep.Options{File: filepath.Join(dir, "tiny.csv"), Header: profile.Header{
 		Version: profile.Version, Model: "tiny", Device: "cpu", Unit: profile.Percent, Total: 100,
 		Sweep: &profile.Sweep{Shares: []int{20, 100}, Batches: []int{1}, Processes: []int{1},
-			WindowSeconds: 0.1, PrecisionPercent: 20, LeastWindows: 3, MostWindows: 6, Quick: true},
+			WindowSeconds: 0.1, PrecisionPercent: 20, MinWindows: 3, MaxWindows: 6, Quick: true},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestTinyModelProfiled(t *testing.T) {
 	}
 }
 
-func TestWhatFrameworksSayWithoutMemoryIsOutOfMemory(t *testing.T) {
+func TestOutOfMemory(t *testing.T) {
 	for text, want := range map[string]bool{
 		"CUDA_ERROR_OUT_OF_MEMORY: out of memory":                         true,
 		"CUDA failure 2: out of memory ; GPU=0":                           true,
@@ -142,7 +142,7 @@ func TestWhatFrameworksSayWithoutMemoryIsOutOfMemory(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatAFigureDependsOnIsInTheDigest(t *testing.T) {
+func TestDigest(t *testing.T) {
 	find := zoo.Registry{Cache: t.TempDir()}
 	card, err := find.Find("fashion")
 	if err != nil {

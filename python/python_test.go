@@ -139,7 +139,7 @@ func startRoom(t *testing.T, room int) *clienttest.Manager {
 		m.Close()
 		close(waiting)
 		<-ended
-		if most := m.MostHeld(); most > room {
+		if most := m.MaxHeld(); most > room {
 			t.Errorf("the manager held %d requests, its credit was for %d", most, room)
 		}
 	})
@@ -172,8 +172,8 @@ func command(t *testing.T, python string, arguments ...string) *exec.Cmd {
 func TestClient(t *testing.T) {
 	for _, python := range interpreters(t, "install Debian's python3-numpy", "numpy") {
 		t.Run(python, func(t *testing.T) {
-			fragments := clienttest.ManagerOptions{PieceBytes: 700}
-			proof := clienttest.ManagerOptions{PieceBytes: 700, Cookie: 0xa7a6a5a4a3a2a1a0}
+			fragments := clienttest.ManagerOptions{FragmentBytes: 700}
+			proof := clienttest.ManagerOptions{FragmentBytes: 700, Cookie: 0xa7a6a5a4a3a2a1a0}
 			silent := func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }
 			peers := map[string]netip.AddrPort{
 				"echo":  startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{}).Addr(),

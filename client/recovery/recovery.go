@@ -95,9 +95,9 @@ func (r *Request) Prove() {
 	r.sending = true
 }
 
-// Heard reports a fragment of an answer: the manager has the complete request, so
+// Answered reports a fragment of an answer: the manager has the complete request, so
 // a question can wait for longer.
-func (r *Request) Heard(now int64) {
+func (r *Request) Answered(now int64) {
 	r.askDelay = r.resendAfter
 	r.askAt = now + int64(r.askDelay)
 }

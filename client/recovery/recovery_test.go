@@ -78,7 +78,7 @@ func TestQuestions(t *testing.T) {
 		r := begun(0, 0)
 		r.NACK(ms, 10)
 		r.Sent(2*ms, 0)
-		r.Heard(3 * ms)
+		r.Answered(3 * ms)
 		expectAsk(t, r, 103*ms)
 	})
 }

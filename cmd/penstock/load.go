@@ -153,7 +153,7 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 		Dial:    loadgen.DialClient(client.Options{}),
 		Status:  ask,
 		Observe: progress.Show,
-		Tell:    func(line string) { progress.Say("penstock load: " + line) },
+		Notify:  func(line string) { progress.Print("penstock load: " + line) },
 	}
 	if o.check {
 		options.Reference = run
@@ -303,7 +303,7 @@ func (o *loadOptions) traffic() traffic.Options {
 
 // show prints what was found in the photos, and draws it where that is asked for.
 func (o *loadOptions) show(run *traffic.Traffic, report *loadgen.Report) error {
-	seen, err := run.Look(report)
+	seen, err := run.Inspect(report)
 	if err != nil {
 		return err
 	}

@@ -26,11 +26,11 @@ func openLog(c configs.Log, name string) (log zerolog.Logger, end func()) {
 	if !logsJSON(c.Format) {
 		out = zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)}
 	}
-	of := func(w io.Writer) zerolog.Logger {
+	newLogger := func(w io.Writer) zerolog.Logger {
 		return zerolog.New(w).Level(level).With().Timestamp().Str("process", name).Logger()
 	}
-	w := newPatientWriter(out, missingFrom(of(out)))
-	log = of(w)
+	w := newWaitingWriter(out, missingFrom(newLogger(out)))
+	log = newLogger(w)
 	stdlog.SetFlags(0)
 	stdlog.SetOutput(libraryLines{log})
 	return log, w.end
@@ -57,10 +57,10 @@ func logsJSON(format string) bool {
 	return format == "json" || format != "console" && !isTerminal(os.Stderr)
 }
 
-// patientWriter writes lines that somebody may not read for a while (a terminal that is
+// waitingWriter writes lines that somebody may not read for a while (a terminal that is
 // stopped, a full pipe) without ever making the caller wait. (zerolog's diode, which is for
 // this, can miss that it is woken, and keeps a line until the next comes.)
-type patientWriter struct {
+type waitingWriter struct {
 	lines   chan logLine
 	missing atomic.Uint64 // lines for which there was no room, since one was taken
 	written chan struct{} // closed when all is written, after end
@@ -78,10 +78,10 @@ const keptLines = 4096
 // lastWords is how long a process that ends waits for its last lines to be read.
 const lastWords = time.Second
 
-// newPatientWriter writes lines to out, and calls missed where some are missing. Both from
+// newWaitingWriter writes lines to out, and calls missed where some are missing. Both from
 // one goroutine.
-func newPatientWriter(out io.Writer, missed func(lines uint64)) *patientWriter {
-	w := &patientWriter{lines: make(chan logLine, keptLines), written: make(chan struct{})}
+func newWaitingWriter(out io.Writer, missed func(lines uint64)) *waitingWriter {
+	w := &waitingWriter{lines: make(chan logLine, keptLines), written: make(chan struct{})}
 	go func() {
 		defer close(w.written)
 		for l := range w.lines {
@@ -98,7 +98,7 @@ func newPatientWriter(out io.Writer, missed func(lines uint64)) *patientWriter {
 }
 
 // Write takes a line, which stays the caller's.
-func (w *patientWriter) Write(line []byte) (int, error) {
+func (w *waitingWriter) Write(line []byte) (int, error) {
 	missing := w.missing.Swap(0)
 	select {
 	case w.lines <- logLine{append([]byte(nil), line...), missing}:
@@ -109,7 +109,7 @@ func (w *patientWriter) Write(line []byte) (int, error) {
 }
 
 // end writes what waits, for lastWords at most. Lines that come later are not written.
-func (w *patientWriter) end() {
+func (w *waitingWriter) end() {
 	late := time.After(lastWords)
 	select {
 	case w.lines <- logLine{nil, w.missing.Swap(0)}:

@@ -23,10 +23,10 @@ func (s *stuck) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func TestALogIsWrittenInOrderAndSaysWhatIsMissing(t *testing.T) {
+func TestLog(t *testing.T) {
 	const more = 7
 	out := &stuck{begin: make(chan struct{})}
-	w := newPatientWriter(out, func(lines uint64) { out.lines = append(out.lines, fmt.Sprint(lines, " missing")) })
+	w := newWaitingWriter(out, func(lines uint64) { out.lines = append(out.lines, fmt.Sprint(lines, " missing")) })
 	buffer := make([]byte, 0, 16)
 	write := func(i int) {
 		buffer = fmt.Append(buffer[:0], "line ", i)
@@ -58,10 +58,10 @@ func TestALogIsWrittenInOrderAndSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestALogThatNobodyReadsEnds(t *testing.T) {
+func TestLogUnread(t *testing.T) {
 	out := &stuck{begin: make(chan struct{})}
 	defer close(out.begin)
-	w := newPatientWriter(out, func(uint64) {})
+	w := newWaitingWriter(out, func(uint64) {})
 	for range 2 * keptLines {
 		if _, err := w.Write([]byte("line")); err != nil {
 			t.Fatal(err)
@@ -70,7 +70,7 @@ func TestALogThatNobodyReadsEnds(t *testing.T) {
 	w.end()
 }
 
-func TestALogOfErrorsSaysWhatIsMissingToo(t *testing.T) {
+func TestLogErrors(t *testing.T) {
 	var out bytes.Buffer
 	missingFrom(zerolog.New(&out).Level(zerolog.ErrorLevel))(7)
 	if !strings.HasPrefix(out.String(), `{"level":"warn","lines":7,`) {

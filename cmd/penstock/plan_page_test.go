@@ -20,7 +20,7 @@ var delays = regexp.MustCompile(`(?m)^(planned in +)[0-9.]+ ms$`)
 // The listings of docs/planning.md are what the commands above them print: all of it,
 // or after "..." from the line that follows. A command whose output goes into a file
 // prints nothing.
-func TestTheListingsOfThePageAreTrue(t *testing.T) {
+func TestPageListings(t *testing.T) {
 	page, err := filepath.Abs("../../docs/planning.md")
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestTheListingsOfThePageAreTrue(t *testing.T) {
 }
 
 // The example's services, and what the page works out for one of them by hand.
-func TestTheTripletsOfThePageAreTrue(t *testing.T) {
+func TestPageTriplets(t *testing.T) {
 	text := mustRead(t, "../../docs/planning.md")
 	if rows := mustRead(t, "../../examples/plan/services.csv"); !strings.Contains(text, rows) {
 		t.Errorf("the page does not show the example's services:\n%s", rows)

@@ -73,7 +73,7 @@ func read(t testing.TB, text string) *plan.Plan {
 	return p
 }
 
-func TestPlanTakesThePublishedNumberOfGPUs(t *testing.T) {
+func TestPlanPublished(t *testing.T) {
 	for scenario, want := range map[string]struct{ gpus, gpcs int }{"S1": {2, 10}, "S2": {3, 20}, "S3": {5, 33}} {
 		for _, policy := range []string{"parvagpu", "penstock"} {
 			p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json"))
@@ -87,7 +87,7 @@ func TestPlanTakesThePublishedNumberOfGPUs(t *testing.T) {
 	}
 }
 
-func TestEveryPolicyPlansEveryScenario(t *testing.T) {
+func TestPlanPolicies(t *testing.T) {
 	for _, policy := range policies.Names() {
 		for _, scenario := range []string{"S1", "S2", "S3"} {
 			if p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json")); p.Policy != policy || p.GPUs < 2 {
@@ -97,7 +97,7 @@ func TestEveryPolicyPlansEveryScenario(t *testing.T) {
 	}
 }
 
-func TestThePlansJSONIsWhatTheFormatSays(t *testing.T) {
+func TestPlanJSON(t *testing.T) {
 	out := plannedWith(t, "--services", scenarios, "--scenario", "S1", "-o", "json")
 	var p map[string]any
 	if err := json.Unmarshal([]byte(out), &p); err != nil {
@@ -123,7 +123,7 @@ func TestThePlansJSONIsWhatTheFormatSays(t *testing.T) {
 	}
 }
 
-func TestEachFormSaysTheSamePlan(t *testing.T) {
+func TestPlanForms(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S2", "--policy", "parvagpu", "-o"}
 	asked := func(form string) string { return plannedWith(t, append(args, form)...) }
 	from := asked("json")
@@ -152,7 +152,7 @@ func TestEachFormSaysTheSamePlan(t *testing.T) {
 	}
 }
 
-func TestTheSamePlanTwiceIsTheSame(t *testing.T) {
+func TestPlanReproducible(t *testing.T) {
 	delay := regexp.MustCompile(`"delay_ms": [0-9.e-]+`)
 	for _, policy := range policies.Names() {
 		var first string
@@ -166,7 +166,7 @@ func TestTheSamePlanTwiceIsTheSame(t *testing.T) {
 	}
 }
 
-func TestAFleetIsPlannedOn(t *testing.T) {
+func TestPlanFleet(t *testing.T) {
 	fleet := file(t, "fleet.csv", "gpu,count\na100-80,3\nh100-80,unlimited\n")
 	p := read(t, plannedWith(t, "--services", scenarios, "--scenario", "S2", "--fleet", fleet, "-o", "json"))
 	if p.GPUs != 3 || p.GPUModel != "a100-80" {
@@ -174,7 +174,7 @@ func TestAFleetIsPlannedOn(t *testing.T) {
 	}
 }
 
-func TestPercentGPUsArePlannedOn(t *testing.T) {
+func TestPlanPercentGPU(t *testing.T) {
 	out, err := penstock(t, "plan", "--profiles", "../../plan/testdata/gslice_v100", "--gpu", "v100",
 		"--services", "../../plan/testdata/gslice_v100_services.csv")
 	if err != nil {
@@ -187,7 +187,7 @@ func TestPercentGPUsArePlannedOn(t *testing.T) {
 	}
 }
 
-func TestAChangedPlanMovesNobodyWhoStays(t *testing.T) {
+func TestPlanChange(t *testing.T) {
 	old := plannedWith(t, "--services", scenarios, "--scenario", "S3", "-o", "json")
 	from := file(t, "old.json", old)
 	text, err := os.ReadFile(scenarios)
@@ -239,7 +239,7 @@ func TestAChangedPlanMovesNobodyWhoStays(t *testing.T) {
 
 // A change keeps no rule but the latency bounds: what a policy adds to them would
 // be gone under its name.
-func TestOnlyPlansWhoseRulesAreKeptAreChanged(t *testing.T) {
+func TestPlanFromInvalid(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S1"}
 	for _, policy := range policies.Names() {
 		if policy == "penstock-sim" {
@@ -260,7 +260,7 @@ func TestOnlyPlansWhoseRulesAreKeptAreChanged(t *testing.T) {
 	}
 }
 
-func TestAllServicesThatCannotBeServedAreNamed(t *testing.T) {
+func TestPlanInfeasible(t *testing.T) {
 	services := file(t, "bad.csv", "model,rate_rps,slo_ms\nresnet50,10,100\ngpt,1,9\nvgg16,10,1\nllama,1,9\n")
 	for _, policy := range []string{"penstock", "parvagpu"} {
 		_, err := penstock(t, "plan", "--profiles", published, "--services", services, "--policy", policy)
@@ -276,7 +276,7 @@ func TestAllServicesThatCannotBeServedAreNamed(t *testing.T) {
 	}
 }
 
-func TestGPUsOfAFleetWithoutProfilesAreNamed(t *testing.T) {
+func TestPlanNoProfiles(t *testing.T) {
 	const want = "no profiles of h100-80, so those 8 are not used"
 	args := []string{"--services", scenarios, "--scenario", "S3"}
 	_, err := penstock(t, append([]string{"plan", "--profiles", published, "--fleet", file(t, "f.csv", "gpu,count\nh100-80,8\na100-80,2\n")}, args...)...)
@@ -288,7 +288,7 @@ func TestGPUsOfAFleetWithoutProfilesAreNamed(t *testing.T) {
 	}
 }
 
-func TestTheReplayIsOfItsSeed(t *testing.T) {
+func TestReplaySeed(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S1", "--replay", "--requests", "2000"}
 	out := plannedWith(t, args...)
 	for _, want := range []string{"\nReplay\n", "seed 1;", "p99 ms"} {
@@ -308,7 +308,7 @@ func TestTheReplayIsOfItsSeed(t *testing.T) {
 	}
 }
 
-func TestADryRunSaysTheSteps(t *testing.T) {
+func TestPlanDryRun(t *testing.T) {
 	opened := openMIG
 	t.Cleanup(func() { openMIG = opened })
 	args := []string{"--services", scenarios, "--scenario", "S1", "--policy", "parvagpu", "--apply", "--dry-run"}
@@ -337,7 +337,7 @@ func TestADryRunSaysTheSteps(t *testing.T) {
 	}
 }
 
-func TestPlanHelpNamesEveryPolicyAndFlag(t *testing.T) {
+func TestPlanHelp(t *testing.T) {
 	out, err := penstock(t, "plan", "--help")
 	if err != nil {
 		t.Fatal(err)
@@ -357,7 +357,7 @@ func TestPlanHelpNamesEveryPolicyAndFlag(t *testing.T) {
 
 // Each bad input is answered with one line that says what is wrong, where, and what
 // would be right, and nothing is printed.
-func TestEachBadInputHasOneClearError(t *testing.T) {
+func TestPlanErrors(t *testing.T) {
 	good := services(t, "vgg19,500,200\nresnet50,3000,100\n")
 	old := file(t, "old.json", plannedWith(t, "--services", good, "-o", "json"))
 	fleet := func(rows string) string { return file(t, "fleet.csv", "gpu,count\n"+rows) }

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/plan/replay"
 )
 
-// printedPlan is a plan and what more was asked about it (plan.Beside).
+// printedPlan is a plan and what more was asked about it (plan.Extra).
 type printedPlan struct {
 	*plan.Plan
 	Change *change.Change
@@ -29,7 +29,7 @@ func (p printedPlan) print(w io.Writer, output string) error {
 	case "table":
 		return render.Table(w, p.Plan, p.sections()...)
 	}
-	whole, err := p.whole()
+	whole, err := p.document()
 	if err != nil {
 		return fmt.Errorf("write plan: %w", err)
 	}
@@ -44,15 +44,15 @@ func (p printedPlan) print(w io.Writer, output string) error {
 	return nil
 }
 
-// besides is a plan and what was asked about it, in one object, which plan.Read
+// extras is a plan and what was asked about it, in one object, which plan.Read
 // reads.
-type besides struct {
+type extras struct {
 	*plan.Plan
-	plan.Beside
+	plan.Extra
 }
 
-func (p printedPlan) whole() (*besides, error) {
-	whole := &besides{Plan: p.Plan}
+func (p printedPlan) document() (*extras, error) {
+	whole := &extras{Plan: p.Plan}
 	for _, more := range []struct {
 		asked bool
 		what  any

@@ -80,8 +80,8 @@ profile is MODEL.csv.partial: after Ctrl-C the same command continues from it.`,
 	return cmd
 }
 
-// leastWindows of a point: fewer say little of how much they vary.
-const leastWindows = 4
+// minWindows of a point: fewer say little of how much they vary.
+const minWindows = 4
 
 // quicken sets what --quick means, except for flags that were given.
 func (f *profileFlags) quicken(given func(flag string) bool) {
@@ -244,8 +244,8 @@ func (f *profileFlags) check() error {
 		return fmt.Errorf("--window %s: want 10ms to 1m", f.window)
 	case !(f.precision >= 0.1 && f.precision <= 100):
 		return fmt.Errorf("--precision %v: want 0.1 to 100, in percent", f.precision)
-	case f.windows < leastWindows:
-		return fmt.Errorf("--windows %d: want at least %d", f.windows, leastWindows)
+	case f.windows < minWindows:
+		return fmt.Errorf("--windows %d: want at least %d", f.windows, minWindows)
 	}
 	return nil
 }
@@ -271,6 +271,6 @@ func deviceHere() string {
 func (f *profileFlags) grid() profile.Sweep {
 	return profile.Sweep{
 		Shares: f.shares, Batches: f.batches, Processes: f.processes, Quick: f.quick,
-		WindowSeconds: f.window.Seconds(), PrecisionPercent: f.precision, LeastWindows: leastWindows, MostWindows: f.windows,
+		WindowSeconds: f.window.Seconds(), PrecisionPercent: f.precision, MinWindows: minWindows, MaxWindows: f.windows,
 	}
 }

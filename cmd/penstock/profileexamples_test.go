@@ -10,7 +10,7 @@ import (
 )
 
 // Who reads of `penstock profile` has the built-in models and nothing else.
-func TestThePrintedProfileCommandsNameModelsThatAreThere(t *testing.T) {
+func TestProfileExamples(t *testing.T) {
 	page, err := os.ReadFile("../../docs/planning.md")
 	if err != nil {
 		t.Fatal(err)

@@ -62,8 +62,8 @@ func complain(cmd *cobra.Command, err error) {
 
 // each are the parts of an error that is a list of them, a line each.
 func each(err error) []error {
-	list, is := err.(interface{ Unwrap() []error })
-	if !is {
+	list, ok := err.(interface{ Unwrap() []error })
+	if !ok {
 		return []error{err}
 	}
 	var text []string

@@ -73,7 +73,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
 		Environment: append(os.Environ(), runVariable+"="+rand.Text()),
 		Gateway:     !c.Gateway.Off,
-		Patience:    5 * c.DrainTimeout, Inherit: lendKeeper(processes, log), Log: log,
+		Patience:    5 * c.DrainTimeout, Inherit: inheritKeeper(processes, log), Log: log,
 	})
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
@@ -82,8 +82,8 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	return err
 }
 
-// lendKeeper has a child go on with the processes of the one before.
-func lendKeeper(k *keeper.Local, log zerolog.Logger) supervisor.Inheritance {
+// inheritKeeper has a child go on with the processes of the one before.
+func inheritKeeper(k *keeper.Local, log zerolog.Logger) supervisor.Inheritance {
 	return func(child *exec.Cmd) (func(), error) {
 		ours, theirs, err := keeper.SocketPair()
 		if err != nil {

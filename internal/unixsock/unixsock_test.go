@@ -155,9 +155,9 @@ func TestReceiveErrors(t *testing.T) {
 	}
 }
 
-// TestReceiveWithoutDescriptors sets RLIMIT_NOFILE so low that only some of the files can be
+// TestReceiveNoFiles sets RLIMIT_NOFILE so low that only some of the files can be
 // opened: the message arrives without any, and the next one is complete.
-func TestReceiveWithoutDescriptors(t *testing.T) {
+func TestReceiveNoFiles(t *testing.T) {
 	for opened := range 3 {
 		t.Run(fmt.Sprint(opened), func(t *testing.T) {
 			a, b := connect(t)

@@ -139,7 +139,7 @@ func parseBehaviour(s string) (Behaviour, error) {
 				err = errors.New("want a number of bytes")
 			}
 		default:
-			err = fmt.Errorf("unknown word%s", document.Meant(key, words))
+			err = fmt.Errorf("unknown word%s", document.Correct(key, words))
 		}
 		if err != nil {
 			return Behaviour{}, fmt.Errorf("read %s: %q: %w", Variable, word, err)

@@ -36,7 +36,7 @@ func compare(got, want answer.Answer, threshold float64) error {
 	return comparer.Compare(got, want)
 }
 
-func TestTopIsTheFirstClass(t *testing.T) {
+func TestTop(t *testing.T) {
 	for name, test := range map[string]struct {
 		answer answer.Answer
 		want   int
@@ -117,16 +117,16 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-func TestCompareForgivesNoMissingBoxWithoutAThreshold(t *testing.T) {
+func TestCompareMissingBox(t *testing.T) {
 	if compare(boxes(), boxes(box(1, 0.003, 0, 0, 1, 1)), 0) == nil {
 		t.Error("a missing box was forgiven")
 	}
 }
 
-// TestCompareTakesAnyOrderAndAnyNoiseWithinTheTolerance: boxes that are shuffled
+// TestCompareTolerance: boxes that are shuffled
 // and moved by less than the tolerance are the same answer. They no longer are
 // when one of them moves by more.
-func TestCompareTakesAnyOrderAndAnyNoiseWithinTheTolerance(t *testing.T) {
+func TestCompareTolerance(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "boxes")
 		noise := rapid.Float32Range(-0.009, 0.009)
@@ -152,7 +152,7 @@ func TestCompareTakesAnyOrderAndAnyNoiseWithinTheTolerance(t *testing.T) {
 	})
 }
 
-func TestCompareOfTheSameAnswerDoesNotAllocate(t *testing.T) {
+func TestCompareAllocations(t *testing.T) {
 	for name, pair := range map[string][2]answer.Answer{
 		"classes": {classes(class(3, 0.9)), classes(class(3, 0.9001))},
 		"boxes":   {boxes(box(1, 0.8, 0, 0, 1, 1)), boxes(box(1, 0.801, 0, 0, 1, 1))},

@@ -85,9 +85,9 @@ func (t Tolerance) classes(got, want []wire.Class) error {
 			return err
 		}
 	}
-	most := unlisted(got)
+	max := unlisted(got)
 	for _, w := range want {
-		if place(got, w.Class) < 0 && !t.atMost(w.P, most) {
+		if place(got, w.Class) < 0 && !t.atMost(w.P, max) {
 			return fmt.Errorf("class %d with %.4f is not listed", w.Class, w.P)
 		}
 	}

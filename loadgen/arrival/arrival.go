@@ -78,13 +78,13 @@ func Parse(text string) (Process, error) {
 	case "constant":
 		return Process{Shape: Constant}, nil
 	}
-	if number, is := strings.CutSuffix(text, "fps"); is {
+	if number, ok := strings.CutSuffix(text, "fps"); ok {
 		fps, err := strconv.ParseFloat(number, 64)
 		if err == nil && fps > 0 && !math.IsInf(fps, 1) {
 			return Process{Shape: Video, FramesPerSecond: fps}, nil
 		}
 	}
-	if number, is := strings.CutPrefix(text, "bursts:"); is {
+	if number, ok := strings.CutPrefix(text, "bursts:"); ok {
 		size, err := strconv.Atoi(number)
 		if err == nil && size > 0 {
 			return Process{Shape: Bursts, Size: size}, nil

@@ -45,7 +45,7 @@ func anyProcess() *rapid.Generator[arrival.Process] {
 	})
 }
 
-func TestSameSeedGivesTheSameArrivals(t *testing.T) {
+func TestSeed(t *testing.T) {
 	for name, process := range processes {
 		t.Run(name, func(t *testing.T) {
 			one := take(arrival.New(process, arrival.At(100), 3, 7), 10*time.Second)
@@ -61,7 +61,7 @@ func TestSameSeedGivesTheSameArrivals(t *testing.T) {
 	}
 }
 
-func TestArrivalsHoldTheRate(t *testing.T) {
+func TestArrivalRate(t *testing.T) {
 	const perSecond, seconds = 200.0, 100
 	for name, process := range processes {
 		t.Run(name, func(t *testing.T) {
@@ -82,9 +82,9 @@ func TestArrivalsHoldTheRate(t *testing.T) {
 	}
 }
 
-// TestPoissonGapsAreExponential is the Kolmogorov–Smirnov test at the level of 0.1 %:
+// TestPoissonGaps is the Kolmogorov–Smirnov test at the level of 0.1 %:
 // sup |F - F0| < 1.95 / √n.
-func TestPoissonGapsAreExponential(t *testing.T) {
+func TestPoissonGaps(t *testing.T) {
 	const perSecond = 500.0
 	for seed := uint64(1); seed <= 3; seed++ {
 		sample := gaps(take(arrival.New(arrival.Process{}, arrival.At(perSecond), 2, seed), 40*time.Second))
@@ -101,7 +101,7 @@ func TestPoissonGapsAreExponential(t *testing.T) {
 	}
 }
 
-func TestPoissonStreamsAreIndependent(t *testing.T) {
+func TestPoissonStreams(t *testing.T) {
 	const streams = 4
 	all := take(arrival.New(arrival.Process{}, arrival.At(400), streams, 3), 100*time.Second)
 	for stream := range streams {
@@ -127,7 +127,7 @@ func TestPoissonStreamsAreIndependent(t *testing.T) {
 	}
 }
 
-func TestConstantArrivalsAreEquallySpaced(t *testing.T) {
+func TestConstant(t *testing.T) {
 	all := take(arrival.New(arrival.Process{Shape: arrival.Constant}, arrival.At(250), 3, 1), 20*time.Second)
 	for i, gap := range gaps(all) {
 		if math.Abs(gap-0.004) > 2e-9 {
@@ -139,7 +139,7 @@ func TestConstantArrivalsAreEquallySpaced(t *testing.T) {
 	}
 }
 
-func TestVideoStreamsKeepTheirOwnPhase(t *testing.T) {
+func TestVideoPhase(t *testing.T) {
 	const streams, period = 5, time.Second / 30
 	process := arrival.Process{Shape: arrival.Video, FramesPerSecond: 30}
 	last := map[int]time.Duration{}
@@ -161,7 +161,7 @@ func TestVideoStreamsKeepTheirOwnPhase(t *testing.T) {
 	}
 }
 
-func TestBurstsComeAtOneMomentAndSpreadOverStreams(t *testing.T) {
+func TestBursts(t *testing.T) {
 	const size = 6
 	a := arrival.New(arrival.Process{Shape: arrival.Bursts, Size: size}, arrival.At(100), size, 4)
 	before := time.Duration(-1)
@@ -186,7 +186,7 @@ func TestBurstsComeAtOneMomentAndSpreadOverStreams(t *testing.T) {
 	}
 }
 
-func TestArrivalsFollowAChangingRate(t *testing.T) {
+func TestChangingRate(t *testing.T) {
 	rate := arrival.At(100).Then(10*time.Second, 0).Then(20*time.Second, 1000)
 	for name, process := range processes {
 		t.Run(name, func(t *testing.T) {
@@ -204,7 +204,7 @@ func TestArrivalsFollowAChangingRate(t *testing.T) {
 	}
 }
 
-func TestArrivalsNeverGoBackAndStayInTheirStreams(t *testing.T) {
+func TestArrivalOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		streams := rapid.IntRange(1, 9).Draw(t, "streams")
 		rate := arrival.At(rapid.Float64Range(0, 1000).Draw(t, "first"))
@@ -231,7 +231,7 @@ func TestArrivalsNeverGoBackAndStayInTheirStreams(t *testing.T) {
 	})
 }
 
-func TestRateOfNothingNeverArrives(t *testing.T) {
+func TestRateZero(t *testing.T) {
 	for name, rate := range map[string]arrival.Rate{
 		"zero value": {},
 		"zero":       arrival.At(0),
@@ -243,7 +243,7 @@ func TestRateOfNothingNeverArrives(t *testing.T) {
 	}
 }
 
-func TestRateIntegratesAndShifts(t *testing.T) {
+func TestRate(t *testing.T) {
 	rate := arrival.At(10).Then(2*time.Second, 30)
 	shifted := rate.Shift(3 * time.Second)
 	for _, test := range []struct {
@@ -263,7 +263,7 @@ func TestRateIntegratesAndShifts(t *testing.T) {
 	}
 }
 
-func TestRatesThatBeginAlikeDoNotShareWhatFollows(t *testing.T) {
+func TestRateThenCopies(t *testing.T) {
 	base := arrival.At(1).Then(time.Second, 2)
 	a, b := base.Then(2*time.Second, 3), base.Then(2*time.Second, 4)
 	if a.PerSecond(3*time.Second) != 3 || b.PerSecond(3*time.Second) != 4 {
@@ -271,7 +271,7 @@ func TestRatesThatBeginAlikeDoNotShareWhatFollows(t *testing.T) {
 	}
 }
 
-func TestNextDoesNotAllocate(t *testing.T) {
+func TestNextAllocations(t *testing.T) {
 	for name, process := range processes {
 		a := arrival.New(process, arrival.At(100).Then(time.Second, 50), 4, 1)
 		if allocs := testing.AllocsPerRun(1000, func() { a.Next() }); allocs != 0 {
@@ -280,7 +280,7 @@ func TestNextDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestParseReadsWhatStringWrites(t *testing.T) {
+func TestParseString(t *testing.T) {
 	for text, want := range map[string]arrival.Process{
 		"poisson":   {Shape: arrival.Poisson},
 		"constant":  {Shape: arrival.Constant},
@@ -298,7 +298,7 @@ func TestParseReadsWhatStringWrites(t *testing.T) {
 	}
 }
 
-func TestParseRefusesWhatIsNotAProcess(t *testing.T) {
+func TestParseErrors(t *testing.T) {
 	for _, text := range []string{"", "Poisson", "fps", "0fps", "-3fps", "NaNfps", "Inffps", "bursts", "bursts:", "bursts:0", "bursts:x"} {
 		if got, err := arrival.Parse(text); err == nil || !strings.Contains(err.Error(), "bursts:16") {
 			t.Errorf("Parse(%q) = %+v, %v; want an error that says what is right", text, got, err)

@@ -149,8 +149,8 @@ func parseYAML(name string, data []byte) (Schedule, error) {
 
 // entry reads one {time, function, rate} as text.
 func entry(name string, item ast.Node) (map[string]string, error) {
-	mapping, is := item.(ast.MapNode)
-	if !is {
+	mapping, ok := item.(ast.MapNode)
+	if !ok {
 		return nil, fmt.Errorf("%s: want {time: …, function: …, rate: …}", whereIs(name, item))
 	}
 	fields := make(map[string]string, 3)
@@ -159,8 +159,8 @@ func entry(name string, item ast.Node) (map[string]string, error) {
 		if key != timeKey && key != functionKey && key != rateKey {
 			return nil, fmt.Errorf("%s: unknown key %q; there are time, function and rate", whereIs(name, pairs.Key()), key)
 		}
-		scalar, is := value.(ast.ScalarNode)
-		if !is {
+		scalar, ok := value.(ast.ScalarNode)
+		if !ok {
 			return nil, fmt.Errorf("%s: %s must be a single value", whereIs(name, value), key)
 		}
 		fields[key] = scalar.GetToken().Value
@@ -176,7 +176,7 @@ func entry(name string, item ast.Node) (map[string]string, error) {
 func whereIs(name string, node ast.Node) string {
 	// A mapping's own token is a colon or a brace. A reader of the error looks
 	// at its first key.
-	if mapping, is := node.(ast.MapNode); is {
+	if mapping, ok := node.(ast.MapNode); ok {
 		if pairs := mapping.MapRange(); pairs.Next() {
 			node = pairs.Key()
 		}

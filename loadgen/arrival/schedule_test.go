@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/loadgen/arrival"
 )
 
-func TestParseScheduleReadsCSVAndYAMLAlike(t *testing.T) {
+func TestParseSchedule(t *testing.T) {
 	for name, text := range map[string]string{
 		"rates.csv": "# the demo\ntime,function,rate\n5s, face, 40\n5s, fashion, 0\n1m, face, 2.5\n",
 		"rates.yaml": "# the demo\n" +
@@ -41,8 +41,8 @@ func TestParseScheduleReadsCSVAndYAMLAlike(t *testing.T) {
 	}
 }
 
-// TestParseScheduleSkipsAByteOrderMark, which Windows editors and spreadsheets write.
-func TestParseScheduleSkipsAByteOrderMark(t *testing.T) {
+// TestByteOrderMark, which Windows editors and spreadsheets write.
+func TestByteOrderMark(t *testing.T) {
 	for name, text := range map[string]string{
 		"a.csv":  "\ufefftime,function,rate\r\n5s,face,60\r\n",
 		"a.yaml": "\ufeff- {time: 5s, function: face, rate: 60}\r\n- time: 6s\r\n  function: face\r\n  rate: 6\r\n",
@@ -54,7 +54,7 @@ func TestParseScheduleSkipsAByteOrderMark(t *testing.T) {
 	}
 }
 
-func TestParseScheduleOfNothingChangesNothing(t *testing.T) {
+func TestParseScheduleEmpty(t *testing.T) {
 	for _, name := range []string{"empty.csv", "empty.yaml"} {
 		if schedule, err := arrival.ParseSchedule(name, nil); err != nil || len(schedule) != 0 {
 			t.Errorf("%s: %v, %v", name, schedule, err)
@@ -62,7 +62,7 @@ func TestParseScheduleOfNothingChangesNothing(t *testing.T) {
 	}
 }
 
-func TestParseScheduleNamesTheLine(t *testing.T) {
+func TestParseScheduleErrors(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"a.csv", "when,function,rate\n", "a.csv:1: want the heading"},
 		{"a.csv", "time,function,rate\n5s,face\n", "a.csv:2: "},
@@ -91,7 +91,7 @@ func TestParseScheduleNamesTheLine(t *testing.T) {
 	}
 }
 
-func TestCheckFunctionsNamesTheLineOfAnUnknownOne(t *testing.T) {
+func TestCheckFunctions(t *testing.T) {
 	schedule, err := arrival.ParseSchedule("a.csv", []byte("time,function,rate\n1s,face,1\n2s,fase,1\n"))
 	if err != nil {
 		t.Fatal(err)

@@ -26,7 +26,7 @@ func serve(t *testing.T, handler http.HandlerFunc) *status.Client {
 	return client
 }
 
-func TestStatusReadsWhatTheManagerServes(t *testing.T) {
+func TestStatus(t *testing.T) {
 	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != control.StatusPath {
 			http.NotFound(w, r)
@@ -52,7 +52,7 @@ func TestStatusReadsWhatTheManagerServes(t *testing.T) {
 	}
 }
 
-func TestStatusSaysWhatWentWrong(t *testing.T) {
+func TestStatusErrors(t *testing.T) {
 	for name, test := range map[string]struct {
 		handler http.HandlerFunc
 		want    string
@@ -71,7 +71,7 @@ func TestStatusSaysWhatWentWrong(t *testing.T) {
 	}
 }
 
-func TestStatusEndsWithItsContext(t *testing.T) {
+func TestStatusContext(t *testing.T) {
 	release := make(chan struct{})
 	client := serve(t, func(http.ResponseWriter, *http.Request) { <-release })
 	defer close(release)

@@ -25,7 +25,7 @@ import (
 type Options struct {
 	// Spec has the times and the seed; New adds the functions and the schedule.
 	Spec loadgen.Spec
-	// Rates are requests per second by function; if empty, each function gets DefaultRate.
+	// Rates are requests per second by function; if empty, each function gets defaultRate.
 	Rates    map[string]string
 	Arrivals string
 	Streams  int
@@ -44,8 +44,8 @@ type Options struct {
 	Warn func(line string)
 }
 
-// DefaultRate is the rate of a function without one, in requests per second.
-const DefaultRate = 10
+// defaultRate is the rate of a function without one, in requests per second.
+const defaultRate = 10
 
 // Model is the interface of libml.Reference.
 type Model interface {
@@ -128,8 +128,8 @@ func (t *Traffic) Answer(function string, picture []byte) (answer.Answer, error)
 	return answer.Answer{Kind: wire.Kind(kind), Payload: payload}, err
 }
 
-// Look returns what a run of this traffic found in the photos.
-func (t *Traffic) Look(report *loadgen.Report) ([]loadgen.Seen, error) {
+// Inspect returns what a run of this traffic found in the photos.
+func (t *Traffic) Inspect(report *loadgen.Report) ([]loadgen.Seen, error) {
 	var views []loadgen.View
 	for i, f := range t.functions {
 		if f.photos == nil || f.card == nil {
@@ -139,7 +139,7 @@ func (t *Traffic) Look(report *loadgen.Report) ([]loadgen.Seen, error) {
 			Function: f.name, Photos: f.photos, Answers: report.Functions[i].Answers, Labels: f.card.Labels,
 		})
 	}
-	return loadgen.Look(views)
+	return loadgen.Inspect(views)
 }
 
 // fromNetwork returns the functions that take requests from the network. A function
@@ -174,7 +174,7 @@ func (o *Options) rates(names []string) (map[string]float64, error) {
 		rates = map[string]float64{}
 	}
 	if rates[o.Search] == 0 {
-		rates[o.Search] = DefaultRate
+		rates[o.Search] = defaultRate
 	}
 	return rates, nil
 }
@@ -183,7 +183,7 @@ func parseRates(given map[string]string, names []string) (map[string]float64, er
 	rates := map[string]float64{}
 	if len(given) == 0 {
 		for _, name := range names {
-			rates[name] = DefaultRate
+			rates[name] = defaultRate
 		}
 	}
 	for name, text := range given {

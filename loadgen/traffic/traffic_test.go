@@ -20,7 +20,7 @@ func TestRates(t *testing.T) {
 
 // A function that replays a capture does not listen: its node would seem not to
 // answer.
-func TestReplayedFunctionGetsNoTraffic(t *testing.T) {
+func TestReplayedFunction(t *testing.T) {
 	node := control.Status{Functions: []control.FunctionStatus{
 		{Name: "played", Replay: "a.pcap", SLOMillis: 25, Input: control.InputStatus{Bytes: 4}},
 		{Name: "fn", SLOMillis: 25, Port: 1, Input: control.InputStatus{Bytes: 4}},

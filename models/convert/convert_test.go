@@ -39,7 +39,7 @@ func export(t *testing.T, args ...string) (string, error) {
 
 // The same model gives the same bytes, and its card is valid. The file that is written last
 // shows that the export is complete.
-func TestAModelIsExportedTheSameEachTime(t *testing.T) {
+func TestExportReproducible(t *testing.T) {
 	var files [2][]byte
 	for i := range files {
 		dir := t.TempDir()
@@ -60,15 +60,15 @@ func TestAModelIsExportedTheSameEachTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var told struct {
+		var output struct {
 			Models map[string]struct{ Parameters, Bytes int }
 		}
-		if err := json.Unmarshal(text, &told); err != nil {
+		if err := json.Unmarshal(text, &output); err != nil {
 			t.Fatal(err)
 		}
 		// torchvision's 3,504,872 parameters include 2 × 17,056 of batch normalisation. The
 		// export has one bias per channel instead.
-		if m := told.Models["mobilenetv2"]; m.Parameters != 3504872-2*17056+17056 || m.Bytes != len(files[i]) {
+		if m := output.Models["mobilenetv2"]; m.Parameters != 3504872-2*17056+17056 || m.Bytes != len(files[i]) {
 			t.Errorf("exported.json says %+v, the file has %d bytes", m, len(files[i]))
 		}
 	}
@@ -78,7 +78,7 @@ func TestAModelIsExportedTheSameEachTime(t *testing.T) {
 }
 
 // An export keeps finished files; remains of an interrupted export do not count.
-func TestAnExportGoesOnFromWhatIsThere(t *testing.T) {
+func TestExportResumes(t *testing.T) {
 	dir := t.TempDir()
 	if out, err := export(t, dir, "mobilenetv2"); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -101,7 +101,7 @@ func TestAnExportGoesOnFromWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestAModelThatThereIsNotIsRefused(t *testing.T) {
+func TestExportUnknownModel(t *testing.T) {
 	out, err := export(t, t.TempDir(), "resnet51")
 	if err == nil || !strings.Contains(out, "no model resnet51; there are: alexnet, mobilenetv2") {
 		t.Errorf("resnet51: %v, %q", err, out)

@@ -66,13 +66,13 @@ type Worded interface {
 	SetWord(string)
 }
 
-// Optional reports whether the zero value of the field means that the key is left out.
-func (k Key) Optional() bool { return strings.Contains(k.Tag.Get("yaml"), ",omitempty") }
+// isOptional reports whether the zero value of the field means that the key is left out.
+func (k Key) isOptional() bool { return strings.Contains(k.Tag.Get("yaml"), ",omitempty") }
 
 // Pattern returns the pattern that the key's text must match, or an empty string.
 func (k Key) Pattern() string {
-	if of, ok := reflect.Zero(k.Type).Interface().(interface{ Pattern() string }); ok {
-		return of.Pattern()
+	if patterned, ok := reflect.Zero(k.Type).Interface().(interface{ Pattern() string }); ok {
+		return patterned.Pattern()
 	}
 	return k.Tag.Get("pattern")
 }
@@ -85,8 +85,8 @@ func (k Key) OneOf() []string {
 	return nil
 }
 
-// wantWhole is Want for a whole list, not for its elements.
-func (k Key) wantWhole() string {
+// wantList is Want for a whole list, not for its elements.
+func (k Key) wantList() string {
 	if k.Type.Kind() == reflect.Slice {
 		return "a list, each element " + k.Want()
 	}
@@ -163,7 +163,7 @@ func setDefaults(to reflect.Value) {
 			worded.SetWord(text)
 		} else if ok && field.Kind() != reflect.Slice && text != k.Tag.Get("zero") { // the default of a list is []
 			must(parseText(text, field))
-		} else if field.Kind() == reflect.Struct && !k.Optional() {
+		} else if field.Kind() == reflect.Struct && !k.isOptional() {
 			setDefaults(field)
 		}
 	}
@@ -176,8 +176,8 @@ func (v Value) Decode(to any) { v.decodeStruct(reflect.ValueOf(to).Elem()) }
 
 func (v Value) decodeStruct(to reflect.Value) {
 	keys := Keys(to.Type())
-	if of, ok := to.Addr().Interface().(Former); ok {
-		keys = v.decodeFormer(of.Former(), keys)
+	if former, ok := to.Addr().Interface().(Former); ok {
+		keys = v.decodeFormer(former.Former(), keys)
 	}
 	names := make([]string, len(keys))
 	for i, k := range keys {
@@ -189,14 +189,14 @@ func (v Value) decodeStruct(to reflect.Value) {
 	}
 	m := v.keyed(names...)
 	for _, k := range keys {
-		at := m.may(k.Name)
+		at := m.optional(k.Name)
 		if former, ok := renamed[k.Name]; ok {
-			at = m.may(former)
+			at = m.optional(former)
 		}
 		if k.Tag.Get("required") == "true" {
-			at = m.need(k.Name, k.wantWhole())
+			at = m.required(k.Name, k.wantList())
 		}
-		if at.SaysNull() && slices.Contains(k.OneOf(), "null") {
+		if at.isNullWord() && slices.Contains(k.OneOf(), "null") {
 			to.FieldByIndex(k.Index).SetString("null") // without quotes it is not a text
 		}
 		if !at.Absent() && k.Type != nil {
@@ -259,7 +259,7 @@ func (v Value) decode(to reflect.Value, k Key) {
 			v.Reject("is %s, want %s%s", v.describe(), k.Want(), Near(word, worded.Words()))
 		}
 	case to.Kind() == reflect.Struct:
-		if k.Optional() {
+		if k.isOptional() {
 			setDefaults(to)
 		}
 		v.decodeStruct(to)
@@ -275,7 +275,7 @@ func (v Value) decode(to reflect.Value, k Key) {
 // decodeList keeps a wrong element as its zero value, so that indexes are those of the file.
 func (v Value) decodeList(to reflect.Value, k Key) {
 	if !v.IsList() {
-		v.want(k.wantWhole())
+		v.want(k.wantList())
 		return
 	}
 	elements := v.List(k.Want())
@@ -374,10 +374,10 @@ func (v Value) decodeScalar(to reflect.Value, k Key) {
 
 // scalarText returns the value as text for a type. It does not accept a number as text, or text
 // as a number.
-func (v Value) scalarText(of reflect.Value) (string, bool) {
+func (v Value) scalarText(kind reflect.Value) (string, bool) {
 	text, isString := v.text()
-	_, isText := of.Addr().Interface().(encoding.TextUnmarshaler)
-	t := of.Type()
+	_, isText := kind.Addr().Interface().(encoding.TextUnmarshaler)
+	t := kind.Type()
 	switch n := v.node.(type) {
 	case *ast.BoolNode:
 		return strconv.FormatBool(n.Value), t.Kind() == reflect.Bool
@@ -477,11 +477,11 @@ func Allows[T any](key, text string) bool {
 
 // Check returns the first key with a wrong value in a struct that was not read from a file; nil
 // if there is none. A key without default may have its zero value. Check skips lists and maps.
-func Check(of any) *Problem { return check(reflect.ValueOf(of).Elem(), "") }
+func Check(value any) *Problem { return check(reflect.ValueOf(value).Elem(), "") }
 
-func check(of reflect.Value, prefix string) *Problem {
-	for _, k := range Keys(of.Type()) {
-		value := of.FieldByIndex(k.Index)
+func check(value reflect.Value, prefix string) *Problem {
+	for _, k := range Keys(value.Type()) {
+		value := value.FieldByIndex(k.Index)
 		_, hasDefault := k.Tag.Lookup("default")
 		left := value.IsZero() && !hasDefault && k.Tag.Get("required") == ""
 		switch value.Kind() {

@@ -198,9 +198,9 @@ func (d *Document) value(node ast.Node, field string) Value {
 // Absent reports whether there is no value here, or null.
 func (v Value) Absent() bool { return v.node == nil }
 
-// SaysNull reports whether the value is the word null. YAML reads it as no value, but a
+// isNullWord reports whether the value is the word null. YAML reads it as no value, but a
 // writer may mean a name.
-func (v Value) SaysNull() bool { return v.null }
+func (v Value) isNullWord() bool { return v.null }
 
 // Reject records that the value is wrong. The text says what it is and what would be
 // right.
@@ -313,11 +313,11 @@ func unknownKey(key, above string, keys []string) string {
 	if near := Near(key, keys); near == "" && above != "" {
 		return fmt.Sprintf("; want it indented if it belongs to %q above it", above)
 	}
-	return Meant(key, keys)
+	return Correct(key, keys)
 }
 
-// may returns the key's value; it is absent if the key is.
-func (m mapping) may(key string) Value {
+// optional returns the key's value; it is absent if the key is.
+func (m mapping) optional(key string) Value {
 	if v, ok := m.values[key]; ok {
 		return v
 	}
@@ -330,11 +330,11 @@ func (m mapping) may(key string) Value {
 	return v
 }
 
-// need is may for a required key. what describes a right value. need reports a missing
+// required is may for a required key. what describes a right value. need reports a missing
 // key, unless the map itself is absent or the key is misspelt, which is already
 // reported.
-func (m mapping) need(key, what string) Value {
-	v := m.may(key)
+func (m mapping) required(key, what string) Value {
+	v := m.optional(key)
 	if v.Absent() && !m.at.Absent() && !slices.Contains(m.meant, key) {
 		if _, isMap := m.at.node.(ast.MapNode); isMap {
 			v.Reject("is missing, want %s", what)
@@ -469,16 +469,16 @@ func (v Value) Plain() any {
 	return nil
 }
 
-// Meant suggests the word that a misspelt one may stand for, as the end of a sentence.
+// Correct suggests the word that a misspelt one may stand for, as the end of a sentence.
 // If none is similar, it lists them all.
-func Meant(word string, words []string) string {
+func Correct(word string, words []string) string {
 	if m := Near(word, words); m != "" {
 		return m
 	}
 	return "; known are " + strings.Join(words, ", ")
 }
 
-// Near is Meant, but empty if no word is similar.
+// Near is Correct, but empty if no word is similar.
 func Near(word string, words []string) string {
 	if w := nearest(word, words); w != "" {
 		return fmt.Sprintf(", did you mean %q?", w)

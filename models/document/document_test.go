@@ -16,7 +16,7 @@ func parsed(t *testing.T, text string) *Document {
 	return d
 }
 
-func TestProblemsComeInTheOrderOfTheFile(t *testing.T) {
+func TestProblemOrder(t *testing.T) {
 	d := parsed(t, "b: x\na: y\n")
 	d.Root().Decode(&struct {
 		A int `yaml:"a" min:"0" max:"1"`
@@ -33,7 +33,7 @@ func TestProblemsComeInTheOrderOfTheFile(t *testing.T) {
 	}
 }
 
-func TestAProblemIsOneLineWhateverItQuotes(t *testing.T) {
+func TestProblemOneLine(t *testing.T) {
 	d := parsed(t, `a: "x\ny"`)
 	d.Root().Decode(&struct {
 		A string `yaml:"a" oneof:"z"`
@@ -67,7 +67,7 @@ func TestMissingKeys(t *testing.T) {
 	}
 }
 
-func TestPlainIsTheWholeTree(t *testing.T) {
+func TestPlain(t *testing.T) {
 	d := parsed(t, "a: [1, 2.5, x, true, ~]\nb: {c: {d: 7}}\n")
 	want := map[string]any{"a": []any{int64(1), 2.5, "x", true, nil}, "b": map[string]any{"c": map[string]any{"d": int64(7)}}}
 	if got := d.Root().Plain(); !reflect.DeepEqual(got, want) {
@@ -78,7 +78,7 @@ func TestPlainIsTheWholeTree(t *testing.T) {
 	}
 }
 
-func TestPeekComplainsOfNothing(t *testing.T) {
+func TestPeek(t *testing.T) {
 	d := parsed(t, "a: x\nb: [1]\n")
 	for key, want := range map[string]string{"a": "x", "b": "", "c": ""} {
 		if got := d.Root().Peek(key); got != want {
@@ -90,7 +90,7 @@ func TestPeekComplainsOfNothing(t *testing.T) {
 	}
 }
 
-func TestMeantFindsSlipsOfThePen(t *testing.T) {
+func TestCorrect(t *testing.T) {
 	keys := []string{"name", "batches", "outputs", "score_threshold", "hwc", "chw"}
 	for word, want := range map[string]string{
 		"nmae":            `, did you mean "name"?`,
@@ -102,16 +102,16 @@ func TestMeantFindsSlipsOfThePen(t *testing.T) {
 		"":                `; known are name, batches, outputs, score_threshold, hwc, chw`,
 		"something quite": `; known are name, batches, outputs, score_threshold, hwc, chw`,
 	} {
-		if got := Meant(word, keys); got != want {
+		if got := Correct(word, keys); got != want {
 			t.Errorf("%s: got %s, want %s", word, got, want)
 		}
 	}
-	if got := Meant(strings.Repeat("x", 1<<20), keys); !strings.HasPrefix(got, "; known") {
+	if got := Correct(strings.Repeat("x", 1<<20), keys); !strings.HasPrefix(got, "; known") {
 		t.Errorf("a word of a megabyte: %s", got)
 	}
 }
 
-func TestParseRefusesWhatIsNoSmallText(t *testing.T) {
+func TestParseRefuses(t *testing.T) {
 	for name, c := range map[string]struct{ text, want string }{
 		"large":    {strings.Repeat("# \n", MaxBytes), "want at most 262144"},
 		"binary":   {"a: \x00", "zero byte"},

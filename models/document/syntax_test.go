@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// slips are common mistakes in YAML, and the messages for them.
-var slips = []struct{ name, text, want string }{
+// typos are common mistakes in YAML, and the messages for them.
+var typos = []struct{ name, text, want string }{
 	{"a tab that indents", "a:\n\tb: 1\n", "f.yaml:2:1: a tab; YAML indents with spaces"},
 	{"a tab after spaces", "a:\n  b: 1\n  \tc: 1\n", "f.yaml:3:3: a tab; YAML indents with spaces"},
 	{"a tab on the first line", "\ta: 1\n", "f.yaml:1:1: a tab; YAML indents with spaces"},
@@ -94,8 +94,8 @@ func wide(text string, high int) string {
 	return string(b)
 }
 
-func TestSlipsOfThePenAreNamed(t *testing.T) {
-	for _, s := range slips {
+func TestSyntaxHints(t *testing.T) {
+	for _, s := range typos {
 		_, err := Parse("f.yaml", []byte(s.text))
 		if err == nil || !strings.HasPrefix(err.Error(), s.want) {
 			t.Errorf("%s: got\n  %v, want\n  %s", s.name, err, s.want)
@@ -111,7 +111,7 @@ func TestSlipsOfThePenAreNamed(t *testing.T) {
 	}
 }
 
-func TestKeysAreMissedInWordsThatHelp(t *testing.T) {
+func TestUnknownKeyHints(t *testing.T) {
 	for text, want := range map[string]string{
 		"a:b\n":                 `f.yaml:1:1: is "a:b", want a map of a, b, with a colon and a space after each key`,
 		"a = b":                 `f.yaml:1:1: is "a = b", want a map of a, b, with a colon and a space after each key`,
@@ -134,7 +134,7 @@ func TestKeysAreMissedInWordsThatHelp(t *testing.T) {
 	}
 }
 
-func TestAMarkBeforeUTF8IsNoPartOfTheText(t *testing.T) {
+func TestByteOrderMark(t *testing.T) {
 	d := parsed(t, "\ufeffa: x\n")
 	d.Root().Decode(&struct {
 		A int `yaml:"a" min:"0" max:"1"`
@@ -147,7 +147,7 @@ func TestAMarkBeforeUTF8IsNoPartOfTheText(t *testing.T) {
 // FuzzParse: for any content of a file, the error is one line of text about a position
 // in the file.
 func FuzzParse(f *testing.F) {
-	for _, s := range slips {
+	for _, s := range typos {
 		f.Add([]byte(s.text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

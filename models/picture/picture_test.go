@@ -32,7 +32,7 @@ func plain(bounds image.Rectangle, colour color.Color) *image.RGBA {
 	return img
 }
 
-func TestLetterboxKeepsProportionsAndLeavesTheRestBlack(t *testing.T) {
+func TestLetterbox(t *testing.T) {
 	for _, test := range []struct {
 		name        string
 		photo       image.Rectangle
@@ -63,7 +63,7 @@ func TestLetterboxKeepsProportionsAndLeavesTheRestBlack(t *testing.T) {
 	}
 }
 
-func TestResizeOrdersRowsPixelsChannels(t *testing.T) {
+func TestResizeOrder(t *testing.T) {
 	photo := image.NewRGBA(image.Rect(0, 0, 2, 2))
 	photo.SetRGBA(0, 0, red)
 	photo.SetRGBA(1, 0, green)
@@ -75,23 +75,23 @@ func TestResizeOrdersRowsPixelsChannels(t *testing.T) {
 	}
 }
 
-func TestStretchFillsTheInput(t *testing.T) {
+func TestStretch(t *testing.T) {
 	got, _ := picture.Resize(plain(image.Rect(0, 0, 200, 10), green), picture.Size{Height: 8, Width: 4, Channels: 3}, picture.Stretch)
 	if want := bytes.Repeat([]byte{0, 0xff, 0}, 8*4); !bytes.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
 }
 
-func TestOneChannelIsGrey(t *testing.T) {
+func TestGrey(t *testing.T) {
 	got, _ := picture.Resize(plain(image.Rect(0, 0, 8, 8), color.Gray{0x80}), picture.Size{Height: 4, Width: 4, Channels: 1}, picture.Letterbox)
 	if want := bytes.Repeat([]byte{0x80}, 16); !bytes.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
 
-// TestBoxesFindTheirWayBack: a block drawn into the photo is mapped back to the
+// TestLocate: a block drawn into the photo is mapped back to the
 // same place, for every shape.
-func TestBoxesFindTheirWayBack(t *testing.T) {
+func TestLocate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		corner := image.Pt(rapid.IntRange(-50, 50).Draw(t, "x"), rapid.IntRange(-50, 50).Draw(t, "y"))
 		bounds := image.Rectangle{corner, corner.Add(image.Pt(rapid.IntRange(40, 300).Draw(t, "width"), rapid.IntRange(40, 300).Draw(t, "height")))}
@@ -130,7 +130,7 @@ func TestBoxesFindTheirWayBack(t *testing.T) {
 	})
 }
 
-func TestLocateClipsToThePhoto(t *testing.T) {
+func TestLocateClips(t *testing.T) {
 	_, frame := picture.Resize(plain(image.Rect(10, 10, 110, 60), red), picture.Size{Height: 100, Width: 100, Channels: 3}, picture.Letterbox)
 	nan, huge := float64(0), 1e300
 	nan /= nan
@@ -152,7 +152,7 @@ func TestLocateClipsToThePhoto(t *testing.T) {
 	}
 }
 
-func TestDrawMarksTheBoxAndLeavesThePhoto(t *testing.T) {
+func TestDraw(t *testing.T) {
 	photo := plain(image.Rect(5, 5, 205, 155), blue)
 	got := picture.Draw(photo, []picture.Mark{
 		{Box: image.Rect(50, 50, 150, 100), Text: "cat 0.71", Colour: red},
@@ -193,7 +193,7 @@ func TestDrawMarksTheBoxAndLeavesThePhoto(t *testing.T) {
 	}
 }
 
-func TestDrawKeepsWithinThePhoto(t *testing.T) {
+func TestDrawBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		coordinate := rapid.IntRange(-30, 60)
 		photo := plain(image.Rect(0, 0, rapid.IntRange(1, 40).Draw(t, "width"), rapid.IntRange(1, 40).Draw(t, "height")), blue)
@@ -214,7 +214,7 @@ func encoded(t *testing.T, encode func(*bytes.Buffer) error) *fstest.MapFile {
 	return &fstest.MapFile{Data: buffer.Bytes()}
 }
 
-func TestReadDecodesEachMatchOnce(t *testing.T) {
+func TestRead(t *testing.T) {
 	photo := plain(image.Rect(0, 0, 6, 4), red)
 	fsys := fstest.MapFS{
 		"in/b.png":  encoded(t, func(b *bytes.Buffer) error { return png.Encode(b, photo) }),
@@ -236,7 +236,7 @@ func TestReadDecodesEachMatchOnce(t *testing.T) {
 	}
 }
 
-func TestSetsGiveTheirPicturesAndLabels(t *testing.T) {
+func TestSets(t *testing.T) {
 	labelled, err := picture.NewLabelled([][]byte{{1}, {2}}, []int{7, picture.NoLabel})
 	if err != nil {
 		t.Fatal(err)

@@ -98,7 +98,7 @@ func efficacy(points []Point) int {
 	return slices.MaxFunc(points, func(a, b Point) int { return cmp.Compare(of(a), of(b)) }).Share
 }
 
-func TestKneesOfGSLICEsModelsOnAV100(t *testing.T) {
+func TestKneesGSLICE(t *testing.T) {
 	points := gslice(t)
 	for _, c := range []struct {
 		framework, model string
@@ -116,7 +116,7 @@ func TestKneesOfGSLICEsModelsOnAV100(t *testing.T) {
 	}
 }
 
-func TestNoOtherFractionIsNearerToThePapersKnees(t *testing.T) {
+func TestKneeFraction(t *testing.T) {
 	points := gslice(t)
 	ours := distance(points, fraction(kneeFraction))
 	for _, f := range []float64{0.70, 0.75, 0.80, 0.90, 0.95} {
@@ -131,7 +131,7 @@ func TestNoOtherFractionIsNearerToThePapersKnees(t *testing.T) {
 	}
 }
 
-func TestTheRulesThatWereNotTaken(t *testing.T) {
+func TestOtherKneeRules(t *testing.T) {
 	points := gslice(t)
 	at := func(model string, batch int) []Point { return points[curve{"cntk", model, batch}] }
 	for _, c := range []struct {
@@ -149,7 +149,7 @@ func TestTheRulesThatWereNotTaken(t *testing.T) {
 }
 
 // GSLICE 2.1.3, Fig. 3: "with larger batch sizes, the knee shifts towards larger GPU%".
-func TestKneesOfLargerBatchesAreHigher(t *testing.T) {
+func TestKneesGrowWithBatch(t *testing.T) {
 	points := gslice(t)
 	for _, framework := range []string{"cntk", "tensorrt"} {
 		for model := range paperKnees {
@@ -163,7 +163,7 @@ func TestKneesOfLargerBatchesAreHigher(t *testing.T) {
 	}
 }
 
-func TestKneesAreOfOneProcessAndOfWhatRan(t *testing.T) {
+func TestKneesMeasured(t *testing.T) {
 	points := []Point{
 		{Share: 1, Batch: 8, Processes: 1, OOM: true},
 		{Share: 2, Batch: 8, Processes: 1, Throughput: 80},
@@ -177,7 +177,7 @@ func TestKneesAreOfOneProcessAndOfWhatRan(t *testing.T) {
 	}
 }
 
-func TestTheKneeForAnObjectiveIsOfTheLargestBatchThatFits(t *testing.T) {
+func TestKneeFor(t *testing.T) {
 	const ms = time.Millisecond
 	p := Profile{Points: []Point{
 		{Share: 10, Batch: 1, Processes: 1, Throughput: 90, Latency: 11 * ms},
@@ -198,7 +198,7 @@ func TestTheKneeForAnObjectiveIsOfTheLargestBatchThatFits(t *testing.T) {
 	}
 }
 
-func TestPercentOfAShare(t *testing.T) {
+func TestPercent(t *testing.T) {
 	for _, c := range []struct {
 		header Header
 		share  int

@@ -97,13 +97,13 @@ type Sweep struct {
 	Batches   []int `json:"batches"`
 	Processes []int `json:"processes"`
 	// A point is measured over windows of WindowSeconds, or longer ones if its
-	// batches are long. It has at least LeastWindows and at most MostWindows
+	// batches are long. It has at least MinWindows and at most MaxWindows
 	// windows. It ends when the 95 % confidence interval of its mean throughput is
 	// within ±PrecisionPercent.
 	WindowSeconds    float64 `json:"window_s"`
 	PrecisionPercent float64 `json:"precision_percent"`
-	LeastWindows     int     `json:"least_windows"`
-	MostWindows      int     `json:"most_windows"`
+	MinWindows       int     `json:"least_windows"`
+	MaxWindows       int     `json:"most_windows"`
 	// Quick means that the measurement was limited to a minute: windows are
 	// shorter, and cells may be missing.
 	Quick bool `json:"quick,omitempty"`

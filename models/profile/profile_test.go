@@ -11,7 +11,7 @@ import (
 // parvagpu has the profiles that were published with ParvaGPU.
 const parvagpu = "../../plan/testdata/parvagpu/prof_data"
 
-func TestParvaGPUsFilesAreReadWithoutAHeader(t *testing.T) {
+func TestReadParvaGPU(t *testing.T) {
 	profiles, err := ReadDir(os.DirFS(parvagpu))
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,7 @@ func TestParvaGPUsFilesAreReadWithoutAHeader(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrittenIsReadBack(t *testing.T) {
+func TestWriteRead(t *testing.T) {
 	p := Profile{
 		Header: Header{Version: Version, Model: "face", GPU: "a100-80", Unit: GPCs, Total: 7,
 			Versions: map[string]string{"penstock": "1"}, Date: time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC), Complete: true},

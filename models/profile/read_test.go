@@ -14,7 +14,7 @@ import (
 
 const heading = "Mig instance,Batch size,Workload Number,Throughput,Latency\n"
 
-func TestWhatIsWrongIsSaidWithItsPlace(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"nothing", "", "p.csv:1:1: has no columns, want Mig instance,Batch size,Workload Number,Throughput,Latency"},
 		{"only a header", "# {\"version\": 1, \"model\": \"m\", \"gpu\": \"g\", \"share\": \"gpcs\", \"complete\": true}\n", "p.csv:2:1: has no columns, want"},
@@ -48,14 +48,14 @@ func TestWhatIsWrongIsSaidWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestCommentsWithoutJSONAreNoHeader(t *testing.T) {
+func TestCommentsWithoutHeader(t *testing.T) {
 	p, err := Read(strings.NewReader("\ufeff# measured by hand\r\n"+strings.ReplaceAll(heading, "\n", "\r\n")+"1, 1, 1, 100, 0.01\r\n"), "p.csv")
 	if err != nil || len(p.Points) != 1 || p.Header.Unit != GPCs {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
-func TestAFolderHasProfilesAndThoseBesideCards(t *testing.T) {
+func TestReadFolder(t *testing.T) {
 	point := &fstest.MapFile{Data: []byte(heading + "1,1,1,100,0.01\n")}
 	profiles, err := ReadDir(fstest.MapFS{
 		"a.csv": point, "b/b.csv": point, "b/card.yaml": point, "b/other.csv": point, "c/card.yaml": point, "README.md": point, "d.csv.partial": point,
@@ -72,7 +72,7 @@ func TestAFolderHasProfilesAndThoseBesideCards(t *testing.T) {
 	}
 }
 
-func TestAnyProfileSurvivesTheFile(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := Profile{Header: Header{
 			Version: Version, Model: rapid.StringMatching(`[a-z0-9_-]{1,12}`).Draw(t, "model"), GPU: rapid.String().Draw(t, "gpu"),

@@ -12,7 +12,7 @@ import (
 
 // Each process looks for the folder once, so the test starts another process that
 // looks in a given place.
-func TestASlimBinarySaysWhereItLookedForTheZoo(t *testing.T) {
+func TestSlimBinary(t *testing.T) {
 	if os.Getenv(folderVariable) != "" {
 		_, err := (Registry{Cache: t.TempDir()}).Find("face")
 		if !errors.Is(err, errNoFolder) {

@@ -71,7 +71,7 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 	}
 	if !slices.Contains(Names(), ref) {
 		slices.Sort(known)
-		unknown := fmt.Errorf("find card: %w %q%s", ErrUnknownModel, ref, document.Meant(ref, slices.Compact(known)))
+		unknown := fmt.Errorf("find card: %w %q%s", ErrUnknownModel, ref, document.Correct(ref, slices.Compact(known)))
 		return nil, errors.Join(append([]error{unknown}, broken...)...)
 	}
 	dir, err := r.unpack(ref)

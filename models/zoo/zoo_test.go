@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-func TestEveryShippedModelIsFoundAndReadable(t *testing.T) {
+func TestShippedModels(t *testing.T) {
 	r := Registry{Cache: t.TempDir()}
 	entries, err := os.ReadDir(".")
 	if err != nil {
@@ -45,7 +45,7 @@ func TestEveryShippedModelIsFoundAndReadable(t *testing.T) {
 	}
 }
 
-func TestShippedModelsStaySmall(t *testing.T) {
+func TestShippedSize(t *testing.T) {
 	const most = 9 << 20
 	total := 0
 	err := filepath.Walk(".", func(_ string, info os.FileInfo, err error) error {
@@ -83,7 +83,7 @@ func put(t *testing.T, dir, file, text string) string {
 	return path
 }
 
-func TestACardOnDiskComesBeforeTheShippedOne(t *testing.T) {
+func TestCardOnDiskFirst(t *testing.T) {
 	first, second := t.TempDir(), t.TempDir()
 	put(t, first, "other.yaml", strings.Replace(ownCard, "NAME", "other", 1))
 	put(t, second, "anything/card.yaml", strings.Replace(ownCard, "NAME", "face", 1))
@@ -98,7 +98,8 @@ func TestACardOnDiskComesBeforeTheShippedOne(t *testing.T) {
 	}
 }
 
-func TestABrokenCardIsNotAnsweredForByTheShippedOne(t *testing.T) {
+// TestBrokenCard checks that a broken card on disk is an error, even if Penstock ships the model.
+func TestBrokenCard(t *testing.T) {
 	dir := t.TempDir()
 	path := put(t, dir, "face/card.yaml", "name: face\n")
 	r := Registry{Dirs: []string{dir}, Cache: t.TempDir()}
@@ -110,7 +111,7 @@ func TestABrokenCardIsNotAnsweredForByTheShippedOne(t *testing.T) {
 	}
 }
 
-func TestAnUnknownNameIsToldWhatThereIs(t *testing.T) {
+func TestFindUnknown(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, "mine.yaml", strings.Replace(ownCard, "NAME", "mine", 1))
 	broken := put(t, dir, "broken.yaml", "name: [")
@@ -129,7 +130,7 @@ func TestAnUnknownNameIsToldWhatThereIs(t *testing.T) {
 	}
 }
 
-func TestAPathIsACardsFile(t *testing.T) {
+func TestFindPath(t *testing.T) {
 	path := put(t, t.TempDir(), "card.yaml", strings.Replace(ownCard, "NAME", "own", 1))
 	if card, err := (Registry{}).Find(path); err != nil || card.Name != "own" {
 		t.Errorf("got %+v, %v", card, err)
@@ -139,7 +140,7 @@ func TestAPathIsACardsFile(t *testing.T) {
 	}
 }
 
-func TestASpoiledCacheIsMadeGood(t *testing.T) {
+func TestCacheRepaired(t *testing.T) {
 	r := Registry{Cache: t.TempDir()}
 	card, err := r.Find("fashion")
 	if err != nil {
@@ -193,7 +194,7 @@ func TestFolderIsPrivate(t *testing.T) {
 	}
 }
 
-func TestManyMayUnpackAtOnce(t *testing.T) {
+func TestUnpackConcurrently(t *testing.T) {
 	r := Registry{Cache: t.TempDir()}
 	var wg sync.WaitGroup
 	for range 8 {
@@ -210,14 +211,14 @@ func TestManyMayUnpackAtOnce(t *testing.T) {
 	}
 }
 
-func TestACacheThatCannotBeWrittenIsAnError(t *testing.T) {
+func TestCacheReadOnly(t *testing.T) {
 	file := put(t, t.TempDir(), "file", "")
 	if _, err := (Registry{Cache: file}).Find("face"); err == nil || !strings.Contains(err.Error(), "unpack model face") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestPicturesAreOfUse(t *testing.T) {
+func TestPictures(t *testing.T) {
 	var names []string
 	for _, p := range Pictures() {
 		names = append(names, p.Name)
@@ -231,7 +232,7 @@ func TestPicturesAreOfUse(t *testing.T) {
 	}
 }
 
-func TestFashionTestGoesWithTheCard(t *testing.T) {
+func TestFashionTest(t *testing.T) {
 	images, labels, err := FashionTest()
 	if err != nil {
 		t.Fatal(err)
@@ -261,7 +262,7 @@ func TestFashionTestGoesWithTheCard(t *testing.T) {
 	}
 }
 
-func TestANoticeNamesEverythingThatShips(t *testing.T) {
+func TestNotice(t *testing.T) {
 	notice, err := os.ReadFile("../../NOTICE")
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +279,7 @@ func TestANoticeNamesEverythingThatShips(t *testing.T) {
 	}
 }
 
-func TestReadDirReadsTheShippedCardsInPlace(t *testing.T) {
+func TestReadShippedCards(t *testing.T) {
 	cards, err := models.ReadDir(".")
 	if err != nil || len(cards) != len(Names()) {
 		t.Errorf("%d cards, %v", len(cards), err)

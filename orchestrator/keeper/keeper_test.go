@@ -154,7 +154,7 @@ func TestForgetFreesID(t *testing.T) {
 	})
 }
 
-func TestExitSaysWhoseSignalItWas(t *testing.T) {
+func TestExitSignal(t *testing.T) {
 	each(t, func(t *testing.T, k Keeper) {
 		p := start(t, k, idle("a"))
 		k.Signal("a", syscall.SIGTERM)
@@ -176,7 +176,7 @@ func TestExitSaysWhoseSignalItWas(t *testing.T) {
 	})
 }
 
-func TestGroupEndsWithItsProcess(t *testing.T) {
+func TestProcessGroupEnds(t *testing.T) {
 	each(t, func(t *testing.T, k Keeper) {
 		p := start(t, k, shell("a", "sleep 1000 & echo $!; exit 0"))
 		var grandchild int
@@ -294,7 +294,7 @@ func TestClientDiesInStart(t *testing.T) {
 	}
 }
 
-func TestClientOfAnotherVersion(t *testing.T) {
+func TestClientVersion(t *testing.T) {
 	r := serve(t)
 	first := r.connect(t)
 	p := start(t, first, idle("a"))
@@ -325,7 +325,7 @@ func TestClientOfAnotherVersion(t *testing.T) {
 	}
 }
 
-func TestKeeperOfAnotherVersion(t *testing.T) {
+func TestKeeperVersion(t *testing.T) {
 	ours, theirs, err := SocketPair()
 	if err != nil {
 		t.Fatal(err)
@@ -507,9 +507,9 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// TestKeeperOutOfDescriptors: the keeper refuses a command that it could not receive, and
+// TestKeeperDescriptors: the keeper refuses a command that it could not receive, and
 // starts the next one.
-func TestKeeperOutOfDescriptors(t *testing.T) {
+func TestKeeperDescriptors(t *testing.T) {
 	r := serve(t)
 	c := r.connect(t)
 	file, err := inMemory([]byte("{}"))
@@ -535,7 +535,7 @@ func TestKeeperOutOfDescriptors(t *testing.T) {
 	}
 }
 
-func TestNothingIsLeft(t *testing.T) {
+func TestLeaks(t *testing.T) {
 	files, goroutines := openfiles.Count(t), runtime.NumGoroutine()
 	l := NewLocal()
 	ours, theirs, err := SocketPair()

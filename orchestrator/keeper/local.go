@@ -303,8 +303,8 @@ func (l *Local) PID() int { return os.Getpid() }
 // Gone implements Keeper.
 func (l *Local) Gone() <-chan struct{} { return nil }
 
-// EndAll kills all processes, and returns when it holds none.
-func (l *Local) EndAll() {
+// endAll kills all processes, and returns when it holds none.
+func (l *Local) endAll() {
 	l.mu.Lock()
 	var ids []string
 	for id := range l.held {
@@ -334,10 +334,10 @@ func (l *Local) Close() error {
 	if again {
 		return nil
 	}
-	l.EndAll()
+	l.endAll()
 	close(l.quit)
 	<-l.ended
-	l.EndAll() // a process may have been starting
+	l.endAll() // a process may have been starting
 	l.waits.Wait()
 	return nil
 }

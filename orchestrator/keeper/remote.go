@@ -369,7 +369,7 @@ func (l *Local) Serve(f *os.File) error {
 		return nil
 	}
 	if err != nil || hello.Version != version {
-		l.EndAll()
+		l.endAll()
 		_ = c.send(message{Version: version})
 		return fmt.Errorf("orchestrator has version %d of the keeper's messages, want %d; ended its processes: %w",
 			hello.Version, version, errors.Join(ErrVersion, err))

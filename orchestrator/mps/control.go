@@ -35,8 +35,8 @@ func (c control) run(cmd *exec.Cmd) error {
 	return cmd.Run()
 }
 
-// lookUp returns the path of the control program, "" if there is none.
-func lookUp(program string) string {
+// findProgram returns the path of the control program, "" if there is none.
+func findProgram(program string) string {
 	names := []string{program}
 	if program == "" {
 		names = []string{controlProgram, filepath.Join("/usr/local/nvidia/bin", controlProgram)}
@@ -240,5 +240,5 @@ func (c control) reason(err error) string {
 	if b, err := readOwn(filepath.Join(c.folder.log, "start.log")); err == nil && len(bytes.TrimSpace(b)) > 0 {
 		text = strings.Join(strings.Fields(string(b)), " ")
 	}
-	return text + c.folder.said()
+	return text + c.folder.lastLog()
 }

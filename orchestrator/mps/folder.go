@@ -129,8 +129,8 @@ func (f folder) release() error {
 	return errors.Join(err, f.lock.Close())
 }
 
-// said returns the last error in the log of the server or the daemon, for the end of a message.
-func (f folder) said() string {
+// lastLog returns the last error in the log of the server or the daemon, for the end of a message.
+func (f folder) lastLog() string {
 	for _, name := range []string{"server.log", "control.log"} {
 		b, err := readOwn(f.logFile(name))
 		if err != nil {

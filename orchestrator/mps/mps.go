@@ -191,7 +191,7 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 		changes: make(chan struct{}, 1), kept: make(chan struct{}), patience: o.ReplaceTimeout,
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
-	if err := d.bring(ctx); err != nil {
+	if err := d.startServer(ctx); err != nil {
 		d.stop()
 		d.unwatch()
 		d.end()
@@ -262,9 +262,9 @@ func (d *Daemon) set(change func(*State)) {
 	d.mu.Lock()
 	before := d.state
 	change(&d.state)
-	same := d.state == before
+	unchanged := d.state == before
 	d.mu.Unlock()
-	if same {
+	if unchanged {
 		return
 	}
 	select {
@@ -273,11 +273,11 @@ func (d *Daemon) set(change func(*State)) {
 	}
 }
 
-// patiently limits the time of a start, and logs at once when the start is slow.
-func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.Context, end func()) {
-	ctx, cancel := runclock.Process().WithTimeout(ctx, most)
+// limitStart limits the time of a start, and logs at once when the start is slow.
+func (d *Daemon) limitStart(ctx context.Context, timeout time.Duration) (_ context.Context, end func()) {
+	ctx, cancel := runclock.Process().WithTimeout(ctx, timeout)
 	slow := time.AfterFunc(d.o.AnswerTimeout, func() {
-		d.o.Log.Warn().Str("folder", d.folder.pipe).Dur("after_ms", d.o.AnswerTimeout).Dur("at_most_ms", most).
+		d.o.Log.Warn().Str("folder", d.folder.pipe).Dur("after_ms", d.o.AnswerTimeout).Dur("at_most_ms", timeout).
 			Msg("MPS starts slowly; waiting while its daemon runs")
 	})
 	return ctx, func() {
@@ -286,10 +286,10 @@ func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.C
 	}
 }
 
-// bring makes the daemon and its server run, whatever state they are in.
-func (d *Daemon) bring(ctx context.Context) error {
+// startServer makes the daemon and its server run, whatever state they are in.
+func (d *Daemon) startServer(ctx context.Context) error {
 	began := time.Now()
-	ctx, end := d.patiently(ctx, d.o.StartTimeout)
+	ctx, end := d.limitStart(ctx, d.o.StartTimeout)
 	defer end()
 	if pid, ok := d.control.adoptable(ctx); ok {
 		adopting, cancel := runclock.Process().WithTimeout(ctx, d.o.ReplaceTimeout)
@@ -300,14 +300,14 @@ func (d *Daemon) bring(ctx context.Context) error {
 		d.o.Log.Warn().Err(err).Msg("the MPS daemon of an earlier node has no server; starting another")
 		d.unwatch()
 	}
-	return d.begin(ctx, began)
+	return d.startDaemon(ctx, began)
 }
 
 // replace starts a new daemon and its server, whatever ran before.
 func (d *Daemon) replace(ctx context.Context) error {
-	ctx, end := d.patiently(ctx, d.patience)
+	ctx, end := d.limitStart(ctx, d.patience)
 	defer end()
-	err := d.begin(ctx, time.Now())
+	err := d.startDaemon(ctx, time.Now())
 	switch {
 	case err == nil:
 		d.patience = d.o.ReplaceTimeout
@@ -318,7 +318,7 @@ func (d *Daemon) replace(ctx context.Context) error {
 	return err
 }
 
-func (d *Daemon) begin(ctx context.Context, began time.Time) error {
+func (d *Daemon) startDaemon(ctx context.Context, began time.Time) error {
 	if err := sweep(d.folder); err != nil {
 		return &Problem{Why: err.Error()}
 	}
@@ -342,7 +342,7 @@ func (d *Daemon) renew(ctx context.Context) error {
 func (d *Daemon) run(ctx context.Context, began time.Time, pid int, adopted bool) error {
 	w, err := watch(pid)
 	if err != nil {
-		return &Problem{Why: fmt.Sprintf("the MPS daemon ended at once: %v%s", err, d.folder.said())}
+		return &Problem{Why: fmt.Sprintf("the MPS daemon ended at once: %v%s", err, d.folder.lastLog())}
 	}
 	d.daemon = w
 	d.set(func(s *State) { s.Daemon = pid })
@@ -421,12 +421,12 @@ func (d *Daemon) orderServer(ctx context.Context) chan struct{} {
 func (d *Daemon) serverless(ctx context.Context, began time.Time, last error) error {
 	switch {
 	case d.daemon.over():
-		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) ended before it had a server%s", d.daemon.pid, d.folder.said())}
+		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) ended before it had a server%s", d.daemon.pid, d.folder.lastLog())}
 	case last != nil:
-		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) runs, but gave no answer within %v: %v%s", d.daemon.pid, within(ctx, began), last, d.folder.said())}
+		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) runs, but gave no answer within %v: %v%s", d.daemon.pid, within(ctx, began), last, d.folder.lastLog())}
 	}
 	return &Problem{
-		Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.said()),
+		Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.lastLog()),
 		Mend: "nvidia-smi   # check whether another process holds the GPU; its compute mode may allow only one",
 	}
 }
@@ -445,7 +445,7 @@ func active(status string) bool {
 func (d *Daemon) watchServer(pid int, began time.Time) error {
 	w, err := watch(pid)
 	if err != nil {
-		return &Problem{Why: fmt.Sprintf("the MPS server ended at once: %v%s", err, d.folder.said())}
+		return &Problem{Why: fmt.Sprintf("the MPS server ended at once: %v%s", err, d.folder.lastLog())}
 	}
 	d.server = w
 	d.set(func(s *State) { s.Server = pid })
@@ -454,10 +454,10 @@ func (d *Daemon) watchServer(pid int, began time.Time) error {
 }
 
 // The pauses before restarts of a daemon or server that dies again and again grow. One
-// that ran well for pauseMost is restarted at once.
+// that ran well for maxPause is restarted at once.
 const (
-	pauseFirst = 100 * time.Millisecond
-	pauseMost  = 5 * time.Second
+	minPause = 100 * time.Millisecond
+	maxPause = 5 * time.Second
 )
 
 // keep keeps daemon and server running until Close.
@@ -480,7 +480,7 @@ func (d *Daemon) keep() {
 			}
 			again = d.renew
 		}
-		if time.Since(began) > pauseMost {
+		if time.Since(began) > maxPause {
 			p = 0
 		}
 		if !d.restart(again, &p) {
@@ -553,7 +553,7 @@ func (p *pause) wait(ctx context.Context) bool {
 	case <-ctx.Done():
 		return false
 	case <-time.After(time.Duration(*p)):
-		*p = min(max(pause(pauseFirst), 2**p), pause(pauseMost))
+		*p = min(max(pause(minPause), 2**p), pause(maxPause))
 		return true
 	}
 }
@@ -583,7 +583,7 @@ func (d *Daemon) end() error {
 
 // find returns the control program's path.
 func find(o Options) (string, error) {
-	if path := lookUp(o.Program); path != "" {
+	if path := findProgram(o.Program); path != "" {
 		return path, nil
 	}
 	p := &Problem{Why: controlProgram + " is not installed", Mend: "apt-get install nvidia-compute-utils-<the driver's branch>, or add its folder to PATH"}

@@ -68,14 +68,14 @@ func own(options string) int {
 
 const gpu = "GPU-11111111-0000-0000-0000-000000000000"
 
-// bed is a harness: a runtime folder with fake programs.
-type bed struct {
+// harness is a harness: a runtime folder with fake programs.
+type harness struct {
 	t        *testing.T
 	programs *mpsfake.Programs
 	o        Options
 }
 
-func newBed(t *testing.T, b mpsfake.Behaviour) *bed {
+func newHarness(t *testing.T, b mpsfake.Behaviour) *harness {
 	t.Helper()
 	programs, err := mpsfake.Install(t.TempDir())
 	if err != nil {
@@ -85,7 +85,7 @@ func newBed(t *testing.T, b mpsfake.Behaviour) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := &bed{t: t, programs: programs, o: Options{
+	x := &harness{t: t, programs: programs, o: Options{
 		Dir: dir, UUID: gpu, Program: programs.Control(),
 		// A test of a hang gives up soon; a start that works is quick.
 		StartTimeout: 5 * time.Second, AnswerTimeout: 5 * time.Second, QuitTimeout: 5 * time.Second,
@@ -106,14 +106,14 @@ func newBed(t *testing.T, b mpsfake.Behaviour) *bed {
 	return x
 }
 
-func (x *bed) behave(b mpsfake.Behaviour) {
+func (x *harness) behave(b mpsfake.Behaviour) {
 	x.t.Helper()
 	if err := x.programs.Behave(b); err != nil {
 		x.t.Fatal(err)
 	}
 }
 
-func (x *bed) start() *Daemon {
+func (x *harness) start() *Daemon {
 	x.t.Helper()
 	d, err := Start(context.Background(), x.o)
 	if err != nil {
@@ -122,7 +122,7 @@ func (x *bed) start() *Daemon {
 	return d
 }
 
-func (x *bed) close(d *Daemon) {
+func (x *harness) close(d *Daemon) {
 	x.t.Helper()
 	if err := d.Close(); err != nil {
 		x.t.Error(err)
@@ -130,7 +130,7 @@ func (x *bed) close(d *Daemon) {
 }
 
 // until waits for a state.
-func (x *bed) until(d *Daemon, what string, is func(State) bool) State {
+func (x *harness) until(d *Daemon, what string, is func(State) bool) State {
 	x.t.Helper()
 	for deadline := time.After(20 * time.Second); ; {
 		if s := d.State(); is(s) {
@@ -177,8 +177,8 @@ func stop(t *testing.T, pid int) {
 	}
 }
 
-func TestADaemonStartsServesAndQuits(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{ServerAfter: 50 * time.Millisecond, Clients: []int{4, 5}})
+func TestDaemon(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{ServerAfter: 50 * time.Millisecond, Clients: []int{4, 5}})
 	d := x.start()
 	s := d.State()
 	if !s.Serving || s.Why != "" || !alive(s.Daemon) || !alive(s.Server) || s.Losses != 0 {
@@ -203,10 +203,10 @@ func TestADaemonStartsServesAndQuits(t *testing.T) {
 	}
 }
 
-func TestNothingOfTheEnvironmentIsAPercentageForAll(t *testing.T) {
+func TestEnvironment(t *testing.T) {
 	t.Setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
 	t.Setenv("CUDA_VISIBLE_DEVICES", "3")
-	x := newBed(t, mpsfake.Behaviour{})
+	x := newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
 	defer x.close(d)
 	env := environOf(d.State().Daemon)
@@ -215,7 +215,7 @@ func TestNothingOfTheEnvironmentIsAPercentageForAll(t *testing.T) {
 	}
 }
 
-func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
+func TestProblem(t *testing.T) {
 	device := func(m nvml.ComputeMode) nvml.Session {
 		return fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: m})
 	}
@@ -246,7 +246,7 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 			// On a slow machine, short may be too short for what works. Try longer times until the
 			// start gets far enough.
 			for short := 300 * time.Millisecond; ; short *= 4 {
-				x := newBed(t, c.behaviour)
+				x := newHarness(t, c.behaviour)
 				if c.edit != nil {
 					c.edit(&x.o, short)
 				}
@@ -264,8 +264,8 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 	}
 }
 
-func TestALateAnswerIsWaitedFor(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{AnswerAfter: 200 * time.Millisecond})
+func TestLateAnswer(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{AnswerAfter: 200 * time.Millisecond})
 	x.close(x.start())
 }
 
@@ -287,18 +287,18 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-const slowly = "MPS starts slowly; waiting while its daemon runs"
+const slowMessage = "MPS starts slowly; waiting while its daemon runs"
 
 // If the driver is busy with the starts of other nodes, the daemon answers none of the first
 // questions in time.
-func TestADaemonThatIsSlowIsWaitedForAndTheLogSaysSo(t *testing.T) {
+func TestSlowDaemon(t *testing.T) {
 	for name, b := range map[string]mpsfake.Behaviour{
 		"every answer is late":               {AnswerAfter: 150 * time.Millisecond},
 		"it is mute when it starts a server": {MuteAfterStart: 500 * time.Millisecond},
 		"its server is late":                 {ServerAfter: 500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newBed(t, b)
+			x := newHarness(t, b)
 			log := &output{}
 			x.o.Log = zerolog.New(log)
 			x.o.StartTimeout, x.o.AnswerTimeout = 10*time.Second, 100*time.Millisecond
@@ -306,7 +306,7 @@ func TestADaemonThatIsSlowIsWaitedForAndTheLogSaysSo(t *testing.T) {
 			if s := d.State(); !s.Serving || s.Losses != 0 {
 				t.Errorf("started as %+v", s)
 			}
-			if n := strings.Count(log.String(), slowly); n != 1 {
+			if n := strings.Count(log.String(), slowMessage); n != 1 {
 				t.Errorf("it says %d times that it is slow: %s", n, log)
 			}
 			x.behave(mpsfake.Behaviour{})
@@ -315,8 +315,8 @@ func TestADaemonThatIsSlowIsWaitedForAndTheLogSaysSo(t *testing.T) {
 	}
 }
 
-func TestADaemonThatIsQuickIsNotCalledSlow(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestQuickDaemon(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	log := &output{}
 	x.o.Log = zerolog.New(log)
 	d := x.start()
@@ -327,7 +327,7 @@ func TestADaemonThatIsQuickIsNotCalledSlow(t *testing.T) {
 }
 
 // The start of a daemon that lives may take long.
-func TestADaemonThatDiesAtItsStartIsReportedAtOnce(t *testing.T) {
+func TestDaemonDiesAtStart(t *testing.T) {
 	for name, b := range map[string]mpsfake.Behaviour{
 		"before it answers":           {DieAtStart: true},
 		"as it is to start a server":  {DieAfterStart: true},
@@ -335,7 +335,7 @@ func TestADaemonThatDiesAtItsStartIsReportedAtOnce(t *testing.T) {
 		"and says why, not beginning": {RefuseStart: "no memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newBed(t, b)
+			x := newHarness(t, b)
 			x.o.StartTimeout, x.o.AnswerTimeout = time.Minute, time.Minute
 			began := time.Now()
 			_, err := Start(context.Background(), x.o)
@@ -350,8 +350,8 @@ func TestADaemonThatDiesAtItsStartIsReportedAtOnce(t *testing.T) {
 	}
 }
 
-func TestACancelledStartLeavesNothing(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{ServerAfter: time.Minute})
+func TestStartCancelled(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{ServerAfter: time.Minute})
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
 	if _, err := Start(ctx, x.o); !errors.Is(err, context.DeadlineExceeded) {
@@ -359,8 +359,8 @@ func TestACancelledStartLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestTwoOwnersOfAFolderAreOneTooMany(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestFolderLock(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
 	_, err := Start(context.Background(), x.o)
 	var p *Problem
@@ -375,7 +375,7 @@ func TestTwoOwnersOfAFolderAreOneTooMany(t *testing.T) {
 }
 
 // crash makes another process own the daemon and die.
-func (x *bed) crash() State {
+func (x *harness) crash() State {
 	x.t.Helper()
 	o := x.o
 	o.Session = nil
@@ -400,8 +400,8 @@ func (x *bed) crash() State {
 	return s
 }
 
-func TestADaemonIsFoundAgainAfterACrash(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestAdoptDaemon(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	left := x.crash()
 	if !alive(left.Daemon) || !alive(left.Server) {
 		t.Fatal("it died with its owner")
@@ -413,25 +413,25 @@ func TestADaemonIsFoundAgainAfterACrash(t *testing.T) {
 	x.close(d)
 }
 
-func TestOneThatIsNotAsItShouldBeIsReplaced(t *testing.T) {
+func TestOtherSettings(t *testing.T) {
 	for name, c := range map[string]struct {
-		before func(*bed, State)
+		before func(*harness, State)
 	}{
-		"it died":         {func(x *bed, s State) { kill(t, s.Daemon) }},
-		"its server died": {func(x *bed, s State) { kill(t, s.Server) }},
-		"it is mute": {func(x *bed, s State) {
+		"it died":         {func(x *harness, s State) { kill(t, s.Daemon) }},
+		"its server died": {func(x *harness, s State) { kill(t, s.Server) }},
+		"it is mute": {func(x *harness, s State) {
 			x.o.AnswerTimeout = 300 * time.Millisecond
 			stop(x.t, s.Daemon)
 		}},
-		"it has another GPU": {func(x *bed, s State) { x.o.UUID = "GPU-2" }},
-		"its files are gone": {func(x *bed, s State) { os.Remove(filepath.Join(x.o.Dir, "mps", controlProgram+".pid")) }},
-		"its files lie": {func(x *bed, s State) {
+		"it has another GPU": {func(x *harness, s State) { x.o.UUID = "GPU-2" }},
+		"its files are gone": {func(x *harness, s State) { os.Remove(filepath.Join(x.o.Dir, "mps", controlProgram+".pid")) }},
+		"its files lie": {func(x *harness, s State) {
 			os.WriteFile(filepath.Join(x.o.Dir, "mps", controlProgram+".pid"), []byte("1\n"), 0o600)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			x := newBed(t, mpsfake.Behaviour{})
+			x := newHarness(t, mpsfake.Behaviour{})
 			left := x.crash()
 			c.before(x, left)
 			d := x.start()
@@ -445,8 +445,8 @@ func TestOneThatIsNotAsItShouldBeIsReplaced(t *testing.T) {
 	}
 }
 
-func TestOneThatWasLeftInAFaultIsReplaced(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestDaemonInFault(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	x.o.ReplaceTimeout = 200 * time.Millisecond
 	left := x.crash()
 	x.behave(mpsfake.Behaviour{Fault: true})
@@ -468,8 +468,8 @@ func TestOneThatWasLeftInAFaultIsReplaced(t *testing.T) {
 
 // A stopped daemon does not answer, but its clients continue. A slow answer alone is no reason to
 // take their contexts.
-func TestADaemonThatServesIsNotReplacedForBeingSlow(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestSlowAnswers(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	x.o.AnswerTimeout = 500 * time.Millisecond // each answer starts a process, which takes long on a busy machine
 	x.o.StartTimeout = 10 * time.Second
 	d := x.start()
@@ -495,8 +495,8 @@ func TestADaemonThatServesIsNotReplacedForBeingSlow(t *testing.T) {
 }
 
 // Otherwise a machine that always starts slowly would never have MPS again.
-func TestAReplacementThatIsTooSlowHasLongerTheNextTime(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestReplaceTimeout(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	x.o.AnswerTimeout, x.o.ReplaceTimeout, x.o.StartTimeout = 50*time.Millisecond, 200*time.Millisecond, 10*time.Second
 	d := x.start()
 	defer x.close(d)
@@ -508,8 +508,8 @@ func TestAReplacementThatIsTooSlowHasLongerTheNextTime(t *testing.T) {
 	x.behave(mpsfake.Behaviour{})
 }
 
-func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestDaemonDies(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
 	defer x.close(d)
 	first := d.State()
@@ -524,8 +524,8 @@ func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
 	}
 }
 
-func TestAServerThatDiesIsStartedAgain(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestServerDies(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
 	defer x.close(d)
 	first := d.State()
@@ -538,8 +538,8 @@ func TestAServerThatDiesIsStartedAgain(t *testing.T) {
 	x.until(d, "and another", func(t State) bool { return t.Losses == 2 && t.Server != 0 && t.Server != s.Server })
 }
 
-func TestADaemonThatBringsNoOtherServerIsReplaced(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestNoOtherServer(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	x.o.StartTimeout, x.o.AnswerTimeout = time.Minute, time.Minute // these timeouts must not be the reason for the replacement
 	d := x.start()
 	defer x.close(d)
@@ -556,8 +556,8 @@ func TestADaemonThatBringsNoOtherServerIsReplaced(t *testing.T) {
 	}
 }
 
-func TestHealthTellsAFault(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestHealth(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
 	defer x.close(d)
 	x.behave(mpsfake.Behaviour{Fault: true})
@@ -573,10 +573,10 @@ func TestHealthTellsAFault(t *testing.T) {
 	x.behave(mpsfake.Behaviour{})
 }
 
-func TestOneThatDoesNotQuitIsKilled(t *testing.T) {
+func TestQuitTimeout(t *testing.T) {
 	for name, b := range map[string]mpsfake.Behaviour{"quit hangs": {HangQuit: true}, "mute": {Mute: true}} {
 		t.Run(name, func(t *testing.T) {
-			x := newBed(t, mpsfake.Behaviour{})
+			x := newHarness(t, mpsfake.Behaviour{})
 			x.o.AnswerTimeout = 300 * time.Millisecond
 			d := x.start()
 			x.behave(b)
@@ -589,8 +589,8 @@ func TestOneThatDoesNotQuitIsKilled(t *testing.T) {
 	}
 }
 
-func TestALongRuntimeFolderHasAShortPipe(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestPipeFolder(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	short := x.o.Dir
 	x.o.Dir = filepath.Join(short, strings.Repeat("d", 120))
 	if err := os.Mkdir(x.o.Dir, 0o700); err != nil {
@@ -608,8 +608,8 @@ func TestALongRuntimeFolderHasAShortPipe(t *testing.T) {
 	}
 }
 
-func TestAFolderOfSomebodyElsesIsRefused(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestFolderOwner(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	pipe := filepath.Join(x.o.Dir, "mps")
 	other := t.TempDir()
 	if err := os.Symlink(other, pipe); err != nil {
@@ -623,8 +623,8 @@ func TestAFolderOfSomebodyElsesIsRefused(t *testing.T) {
 	os.Remove(pipe)
 }
 
-func TestTryRunsItAndLeavesNothing(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
+func TestTry(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{})
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)
 	if err := Try(context.Background(), Options{UUID: gpu, Program: x.programs.Control()}); err != nil {
@@ -640,8 +640,8 @@ func TestTryRunsItAndLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestARunningDaemonIsSeenByOthers(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{Clients: []int{7}})
+func TestRunning(t *testing.T) {
+	x := newHarness(t, mpsfake.Behaviour{Clients: []int{7}})
 	t.Setenv("PATH", filepath.Dir(x.programs.Control())+":"+os.Getenv("PATH"))
 	ctx := context.Background()
 	if pid, _, ok := Running(ctx, x.o.Dir, gpu); ok {
@@ -655,8 +655,8 @@ func TestARunningDaemonIsSeenByOthers(t *testing.T) {
 	x.close(d)
 }
 
-func TestStrangersAreSeen(t *testing.T) {
-	x, y := newBed(t, mpsfake.Behaviour{}), newBed(t, mpsfake.Behaviour{})
+func TestStrangers(t *testing.T) {
+	x, y := newHarness(t, mpsfake.Behaviour{}), newHarness(t, mpsfake.Behaviour{})
 	d := x.start()
 	if s := Strangers(x.o.Dir); slices.ContainsFunc(s, func(s Stranger) bool { return s.PID == d.State().Daemon }) {
 		t.Errorf("its own is one: %v", s)
@@ -675,11 +675,11 @@ func TestStrangersAreSeen(t *testing.T) {
 	x.close(d)
 }
 
-func TestDaemonOfAnotherUser(t *testing.T) {
+func TestDaemonUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start processes as another user")
 	}
-	x := newBed(t, mpsfake.Behaviour{})
+	x := newHarness(t, mpsfake.Behaviour{})
 	// The same modes as the orchestrator's runtime folder.
 	if err := errors.Join(os.Chmod(x.o.Dir, 0o711), os.Chmod(filepath.Join(filepath.Dir(x.programs.Control()), "behaviour.json"), 0o644)); err != nil {
 		t.Fatal(err)
@@ -688,9 +688,9 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const nobody = 65534
-	x.o.UID = nobody
-	x.o.Confine = sandbox.AsUser(&sandbox.User{Name: "nobody", UID: nobody, GID: nobody}, self, x.o.Dir)
+	const noOwner = 65534
+	x.o.UID = noOwner
+	x.o.Confine = sandbox.AsUser(&sandbox.User{Name: "nobody", UID: noOwner, GID: noOwner}, self, x.o.Dir)
 	ownerOf := func(path string) uint32 {
 		info, err := os.Lstat(path)
 		if err != nil {
@@ -717,16 +717,16 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 		"daemon": fmt.Sprintf("/proc/%d", state.Daemon), "server": fmt.Sprintf("/proc/%d", state.Server),
 		"pipe folder": filepath.Join(x.o.Dir, "mps"), "log folder": filepath.Join(x.o.Dir, "mps-log"),
 	} {
-		if uid := ownerOf(path); uid != nobody {
-			t.Errorf("the %s is of user %d, want %d", what, uid, nobody)
+		if uid := ownerOf(path); uid != noOwner {
+			t.Errorf("the %s is of user %d, want %d", what, uid, noOwner)
 		}
 	}
 	if text, err := os.ReadFile(secret); err != nil || string(text) != "] error: secret" {
 		t.Errorf("a link in the log folder was followed: %q, %v", text, err)
 	}
 	if err := os.Symlink(secret, d.folder.logFile("server.log")); err == nil {
-		if said := d.folder.said(); strings.Contains(said, "secret") {
-			t.Errorf("a link in the log folder is read: %s", said)
+		if text := d.folder.lastLog(); strings.Contains(text, "secret") {
+			t.Errorf("a link in the log folder is read: %s", text)
 		}
 	}
 	if health, err := d.Health(context.Background()); err != nil || health != Well {

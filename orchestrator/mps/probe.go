@@ -17,7 +17,7 @@ import (
 // folder. If there is no daemon, or it does not answer, ok is false.
 func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, ok bool) {
 	dir, err := filepath.Abs(dir)
-	program := lookUp("")
+	program := findProgram("")
 	if err != nil || program == "" {
 		return 0, nil, false
 	}

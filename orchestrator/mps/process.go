@@ -79,9 +79,9 @@ func belonging(f folder) []int {
 // killAll kills the MPS processes of a folder and waits until they are gone. A process
 // that is ending has no environment any more, so killAll waits for them by process id.
 func killAll(f folder) error {
-	const most = 2 * time.Second
+	const timeout = 2 * time.Second
 	killed := map[int]bool{}
-	for end := runclock.Now() + most; ; time.Sleep(2 * time.Millisecond) {
+	for end := runclock.Now() + timeout; ; time.Sleep(2 * time.Millisecond) {
 		for _, pid := range belonging(f) {
 			unix.Kill(pid, unix.SIGKILL)
 			killed[pid] = true
@@ -91,7 +91,7 @@ func killAll(f folder) error {
 			return nil
 		}
 		if runclock.Now() > end {
-			return fmt.Errorf("MPS processes %v did not end within %v after SIGKILL", left, most)
+			return fmt.Errorf("MPS processes %v did not end within %v after SIGKILL", left, timeout)
 		}
 	}
 }

@@ -48,7 +48,7 @@ func readable(u *User, path string) error {
 	if about.Mode&unix.S_IFMT == unix.S_IFDIR {
 		right = 5
 	}
-	if !u.may(right, &about) {
+	if !u.hasRight(right, &about) {
 		return &closedFolder{Path: path, At: path, Mode: modeOf(about.Mode), User: u.Name}
 	}
 	if top := u.closedAbove(real); top != "" && !canOpenPassages() {

@@ -39,8 +39,8 @@ func (c *closedFolder) Error() string {
 	return fmt.Sprintf("user %s cannot reach %s: folder %s has mode %04o; move the file, or run chmod a+x %s", c.User, c.Path, c.At, c.Mode.Perm(), c.At)
 }
 
-// may reports whether the user has a right (r: 4, x: 1) on a file.
-func (u *User) may(right uint32, about *unix.Stat_t) bool {
+// hasRight reports whether the user has a right (r: 4, x: 1) on a file.
+func (u *User) hasRight(right uint32, about *unix.Stat_t) bool {
 	switch {
 	case int(about.Uid) == u.UID:
 		right <<= 6
@@ -61,7 +61,7 @@ func (u *User) closedAbove(path string) string {
 		if err := unix.Stat(path[:i], &about); err != nil {
 			return ""
 		}
-		if !u.may(1, &about) {
+		if !u.hasRight(1, &about) {
 			return path[:i]
 		}
 	}
@@ -104,7 +104,7 @@ func passages(u *User, paths []string) map[string][]entry {
 			return
 		}
 		// A closed folder that stays visible would hide the needed paths in it.
-		closed := about.Mode&unix.S_IFMT == unix.S_IFDIR && !u.may(1, &about)
+		closed := about.Mode&unix.S_IFMT == unix.S_IFDIR && !u.hasRight(1, &about)
 		if top := u.closedAbove(path); top != "" {
 			covered[top] = append(covered[top], entry{path: path, empty: closed})
 		}

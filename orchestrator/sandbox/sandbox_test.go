@@ -147,8 +147,8 @@ func TestAllowEnvironment(t *testing.T) {
 	}
 }
 
-// nobody is a user that owns nothing in these tests.
-func nobody() *User { return &User{Name: "nobody", UID: 65534, GID: 65534} }
+// nobodyUser is a user that owns nothing in these tests.
+func nobodyUser() *User { return &User{Name: "nobody", UID: 65534, GID: 65534} }
 
 // open lets all users pass through the folders that a test made.
 func open(t *testing.T, dir string) string {
@@ -191,7 +191,7 @@ func TestPassages(t *testing.T) {
 		"a link and its content": {[]string{home + "/link", model}, []entry{{path: home + "/link", target: "models/face"}, {path: folder}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := passages(nobody(), c.paths)
+			got := passages(nobodyUser(), c.paths)
 			if !slices.Equal(got[home], c.want) || len(got) > 1 {
 				t.Errorf("passages %v, want %v below %s", got, c.want, home)
 			}
@@ -209,20 +209,20 @@ func TestCheckReadable(t *testing.T) {
 		return path
 	}
 	public, private := write("public", 0o644), write("private", 0o600)
-	if err := CheckReadable(nobody(), []string{public, filepath.Join(dir, "missing"), "/usr"}); err != nil {
+	if err := CheckReadable(nobodyUser(), []string{public, filepath.Join(dir, "missing"), "/usr"}); err != nil {
 		t.Error(err)
 	}
 	var closed *closedFolder
-	if err := CheckReadable(nobody(), []string{public, private}); !errors.As(err, &closed) || closed.At != private || closed.Mode != 0o600 {
+	if err := CheckReadable(nobodyUser(), []string{public, private}); !errors.As(err, &closed) || closed.At != private || closed.Mode != 0o600 {
 		t.Errorf("check of %s: %v", private, err)
 	}
-	group := nobody()
+	group := nobodyUser()
 	group.Groups = []int{os.Getgid()}
 	shared := write("shared", 0o640)
 	if err := CheckReadable(group, []string{shared}); err != nil {
 		t.Error(err)
 	}
-	if err := CheckReadable(nobody(), []string{shared}); err == nil {
+	if err := CheckReadable(nobodyUser(), []string{shared}); err == nil {
 		t.Error("a file of another group is readable")
 	}
 	if err := CheckReadable(nil, []string{private}); err != nil {
@@ -283,14 +283,14 @@ func TestThreadNames(t *testing.T) {
 		script string
 		ok     bool
 	}{
-		"own":                    {true, nobody(), own, true},
-		"of a child":             {true, nobody(), child, true},
-		"kernel":                 {true, nobody(), kernel, false},
+		"own":                    {true, nobodyUser(), own, true},
+		"of a child":             {true, nobodyUser(), child, true},
+		"kernel":                 {true, nobodyUser(), kernel, false},
 		"own, as root":           {true, nil, own, true},
 		"of a child, as root":    {true, nil, child, false},
 		"kernel, as root":        {true, nil, kernel, false},
-		"own, without a GPU":     {false, nobody(), own, false},
-		"kernel, without a GPU ": {false, nobody(), kernel, false},
+		"own, without a GPU":     {false, nobodyUser(), own, false},
+		"kernel, without a GPU ": {false, nobodyUser(), kernel, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command("/bin/sh", "-c", c.script)

@@ -29,8 +29,8 @@ type State struct {
 // SignalsApart is the first version of Landlock that keeps signals within a sandbox.
 const SignalsApart = 6
 
-// Whole reports whether all parts are in force.
-func (s State) Whole() bool {
+// Complete reports whether all parts are in force.
+func (s State) Complete() bool {
 	return !s.Capabilities && s.NoNewPrivs && s.Seccomp && s.Landlock >= SignalsApart
 }
 
@@ -74,11 +74,11 @@ func Try(ctx context.Context, u *User, self string) (State, error) {
 	if err := launched(cmd, self, spec); err != nil {
 		return s, fmt.Errorf("try sandbox: %w", err)
 	}
-	var out, said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &said
+	var out, reason bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &reason
 	if err := cmd.Run(); err != nil {
-		if said.Len() > 0 {
-			err = errors.New(strings.TrimSpace(said.String()))
+		if reason.Len() > 0 {
+			err = errors.New(strings.TrimSpace(reason.String()))
 		}
 		return s, fmt.Errorf("try sandbox: %w", err)
 	}

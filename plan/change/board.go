@@ -23,8 +23,8 @@ type board struct {
 
 // options returns the ways to use one GPU. From left to right, each slot is free, the first of an
 // own segment that stays, or the first of a new one. The first option leaves the GPU empty.
-func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*label {
-	b := p.board(n, table, lie, was)
+func (p *placement) options(n int, table plan.GPU, lie, old []plan.Segment) []*label {
+	b := p.board(n, table, lie, old)
 	b.at[0] = []*label{{}}
 	for slot := range table.Slots {
 		b.fill(slot)
@@ -45,7 +45,7 @@ func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*l
 	return front(options, p.enough, false)
 }
 
-func (p *placement) board(n int, table plan.GPU, lie, was []plan.Segment) *board {
+func (p *placement) board(n int, table plan.GPU, lie, old []plan.Segment) *board {
 	b := &board{placement: p, number: n, table: table, own: map[int]plan.Segment{},
 		taken: make([]bool, table.Slots), blocked: make([]bool, table.Slots),
 		memoryLeft: float64(table.MemoryMiB), clientsLeft: table.Clients, at: make([][]*label, table.Slots+1)}
@@ -59,7 +59,7 @@ func (p *placement) board(n int, table plan.GPU, lie, was []plan.Segment) *board
 		b.clientsLeft -= g.Processes
 		cover(b.taken, g.Slot, p.slots(g))
 	}
-	for _, g := range was {
+	for _, g := range old {
 		cover(b.blocked, g.Slot, p.slots(g))
 	}
 	return b
@@ -67,10 +67,10 @@ func (p *placement) board(n int, table plan.GPU, lie, was []plan.Segment) *board
 
 // fill uses a slot in every way, after each way to use the slots before it.
 func (b *board) fill(slot int) {
-	own, mine := b.own[slot]
+	own, isOwn := b.own[slot]
 	var kept, retuned *plan.Segment
 	leave := cost{} // of an own segment that could stay
-	if mine {
+	if isOwn {
 		if kept, retuned = b.stay(own); kept != nil || retuned != nil {
 			leave = parts{moves: 1}.cost(b.suffices)
 		}
@@ -89,7 +89,7 @@ func (b *board) fill(slot int) {
 		}
 		for _, pt := range b.best[b.table.Name] {
 			size, _ := b.table.Size(pt.GPCs)
-			if !size.MayStart(slot) || slices.Contains(b.taken[slot:slot+size.Slots], true) || mine && own.GPCs == pt.GPCs {
+			if !size.MayStart(slot) || slices.Contains(b.taken[slot:slot+size.Slots], true) || isOwn && own.GPCs == pt.GPCs {
 				continue
 			}
 			b.put(l, plan.SegmentOf(b.number, b.table, slot, b.service, pt), b.creation(slot, size.Slots))

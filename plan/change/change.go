@@ -132,7 +132,7 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	its, err := policy(old)
+	current, err := policy(old)
 	if err != nil {
 		return nil, err
 	}
@@ -149,14 +149,14 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	}
 	change := &Change{GPUsBefore: old.GPUs, Steps: []Step{}, Spares: []Spare{}}
 	wanted := map[string]plan.Service{}
-	var anew []job
+	var newJobs []job
 	var stay []plan.Service
 	for _, s := range p.Services {
 		wanted[s.Name] = s
-		was, there := before[s.Name]
+		was, exists := before[s.Name]
 		fate := Stays
 		switch {
-		case !there:
+		case !exists:
 			fate = New
 		case was.Model != s.Model || was.RateRPS != s.RateRPS || was.SLOMS != s.SLOMS:
 			fate = Changes
@@ -166,19 +166,19 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 		if fate == Stays {
 			stay = append(stay, s)
 		} else {
-			anew = append(anew, job{service: s, less: there && was.Model == s.Model && s.RateRPS <= was.RateRPS && s.SLOMS >= was.SLOMS})
+			newJobs = append(newJobs, job{service: s, less: exists && was.Model == s.Model && s.RateRPS <= was.RateRPS && s.SLOMS >= was.SLOMS})
 		}
 	}
 	for _, s := range old.Services {
-		if _, there := wanted[s.Service]; !there {
+		if _, exists := wanted[s.Service]; !exists {
 			change.Services = append(change.Services, Service{Service: s.Service, Fate: Removed, OldRateRPS: s.RateRPS, OldSLOMS: s.SLOMS})
 		}
 	}
-	if err := w.placeAround(old, wanted, anew, stay); err != nil {
+	if err := w.placeAround(old, wanted, newJobs, stay); err != nil {
 		return nil, err
 	}
 	change.Plan = assemble(&bounded, old, w.all())
-	if fresh, err := its.Plan(&bounded); err == nil {
+	if fresh, err := current.Plan(&bounded); err == nil {
 		compare(change.Plan, fresh)
 	}
 	change.markMoved(old)
@@ -208,9 +208,9 @@ func policy(old *plan.Plan) (plan.Policy, error) {
 
 // check returns an error if the old plan cannot be changed.
 func check(old *plan.Plan, p *plan.Problem) error {
-	there := tables(p)
+	sizes := tables(p)
 	for i, g := range old.Segments {
-		if _, ok := there[g.GPUModel]; !ok {
+		if _, ok := sizes[g.GPUModel]; !ok {
 			var names []string
 			for _, stock := range p.Stocks() {
 				names = append(names, stock.GPU.Name)
@@ -239,12 +239,12 @@ func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
 		before[s.Service] = s
 	}
 	return func(s plan.Service) float64 {
-		was, there := before[s.Name]
+		was, exists := before[s.Name]
 		bound := p.BoundMS(s)
 		switch {
-		case there && was.SLOMS == s.SLOMS && was.Model == s.Model:
+		case exists && was.SLOMS == s.SLOMS && was.Model == s.Model:
 			bound = was.LatencyBoundMS
-		case there && p.Bound == nil:
+		case exists && p.Bound == nil:
 			bound = was.LatencyBoundMS / was.SLOMS * s.SLOMS
 		}
 		return min(bound, s.SLOMS)
@@ -283,14 +283,14 @@ func (c *Change) markMoved(old *plan.Plan) {
 
 // byService returns a plan's segments by service, in order of place.
 func byService(pl *plan.Plan) map[string][]plan.Segment {
-	of := make(map[string][]plan.Segment, len(pl.Services))
+	segments := make(map[string][]plan.Segment, len(pl.Services))
 	for _, g := range pl.Segments {
-		of[g.Service] = append(of[g.Service], g)
+		segments[g.Service] = append(segments[g.Service], g)
 	}
-	for _, list := range of {
+	for _, list := range segments {
 		slices.SortFunc(list, compareSegments)
 	}
-	return of
+	return segments
 }
 
 func tables(p *plan.Problem) map[string]plan.GPU {

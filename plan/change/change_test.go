@@ -214,7 +214,7 @@ func dense(pl *plan.Plan) *plan.Plan {
 	return pl
 }
 
-func TestWhatDoesNotChangeStaysAsItIs(t *testing.T) {
+func TestUnchangedServices(t *testing.T) {
 	p := published(t, "S3")
 	old := planned(t, p)
 	c := changed(t, old, p)
@@ -227,7 +227,7 @@ func TestWhatDoesNotChangeStaysAsItIs(t *testing.T) {
 }
 
 // Only segments that the old plan no longer needs may go.
-func TestAnEasierObjectiveMovesNothing(t *testing.T) {
+func TestEasierObjective(t *testing.T) {
 	p := published(t, "S3")
 	old := planned(t, p)
 	for _, s := range p.Services {
@@ -238,7 +238,7 @@ func TestAnEasierObjectiveMovesNothing(t *testing.T) {
 	}
 }
 
-func TestALittleLessOrMoreOfARateMovesNothing(t *testing.T) {
+func TestSmallRateChange(t *testing.T) {
 	p := published(t, "S3")
 	old := planned(t, p)
 	for _, s := range old.Services {
@@ -251,7 +251,7 @@ func TestALittleLessOrMoreOfARateMovesNothing(t *testing.T) {
 	}
 }
 
-func TestAHigherRateGetsSegmentsBesideThoseThatServe(t *testing.T) {
+func TestHigherRate(t *testing.T) {
 	p := published(t, "S1")
 	old := planned(t, p)
 	c := changed(t, old, with(p, "resnet50", func(s *plan.Service) { s.RateRPS *= 3 }))
@@ -261,7 +261,7 @@ func TestAHigherRateGetsSegmentsBesideThoseThatServe(t *testing.T) {
 	}
 }
 
-func TestAHarderObjectiveIsMetInPlaceWhereASmallerBatchDoes(t *testing.T) {
+func TestHarderObjective(t *testing.T) {
 	p := published(t, "S1")
 	old := planned(t, p)
 	c := changed(t, old, with(p, "densenet121", func(s *plan.Service) { s.SLOMS = 120 }))
@@ -273,7 +273,7 @@ func TestAHarderObjectiveIsMetInPlaceWhereASmallerBatchDoes(t *testing.T) {
 	}
 }
 
-func TestAServiceThatGoesLeavesItsGPUsNumberAndTheNextTakesIt(t *testing.T) {
+func TestGPUNumbers(t *testing.T) {
 	p := published(t, "S1")
 	gpu, bert := p.GPU, p.Services[0]
 	other := p.Services[1]
@@ -307,7 +307,7 @@ func TestAServiceThatGoesLeavesItsGPUsNumberAndTheNextTakesIt(t *testing.T) {
 }
 
 // Proofs about an unchanged plan stay.
-func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
+func TestNoChange(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		p := published(t, scenario)
 		old, err := pack.New().Plan(p)
@@ -332,7 +332,7 @@ func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
 
 // A new plan fits into these fleets; one next to the segments that stay does
 // not.
-func TestInAFullFleetThoseWhoStayMakeRoom(t *testing.T) {
+func TestMakeRoom(t *testing.T) {
 	type s = plan.Service
 	full := func(name, model string, rate, slo float64) s {
 		return s{Name: name, Model: model, RateRPS: rate, SLOMS: slo}
@@ -392,7 +392,7 @@ func crowded(t testing.TB) (old *plan.Plan, p *plan.Problem) {
 	return plan.New(p, "penstock", segments), with(p, "a", func(s *plan.Service) { s.SLOMS = 50 })
 }
 
-func TestWhoIsInTheWayGetsAShadowFirst(t *testing.T) {
+func TestShadowFirst(t *testing.T) {
 	old, p := crowded(t)
 	c := changed(t, old, p)
 	if c.Plan.GPUs != 1 || c.GPUsDuring != 2 || len(c.Spares) != 4 || !c.Spares[0].ExtraGPU || c.Spares[0].GPU != 1 {
@@ -415,7 +415,7 @@ func TestWhoIsInTheWayGetsAShadowFirst(t *testing.T) {
 	}
 }
 
-func TestWithoutASpareTheChangeSaysHowMuchIsShort(t *testing.T) {
+func TestShortRPS(t *testing.T) {
 	old, p := crowded(t)
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 1}}
 	c := changed(t, old, p)
@@ -430,7 +430,7 @@ func TestWithoutASpareTheChangeSaysHowMuchIsShort(t *testing.T) {
 	}
 }
 
-func TestAFleetWithoutRoomSaysWhatFits(t *testing.T) {
+func TestFleetFull(t *testing.T) {
 	p := published(t, "S1")
 	old := planned(t, p)
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: old.GPUs}}
@@ -446,7 +446,7 @@ func TestAFleetWithoutRoomSaysWhatFits(t *testing.T) {
 	}
 }
 
-func TestOldPlansThatCannotBeChangedAreRefused(t *testing.T) {
+func TestOldPlanErrors(t *testing.T) {
 	p := published(t, "S1")
 	spoil := func(how func(*plan.Plan)) *plan.Plan {
 		pl := planned(t, p)
@@ -476,7 +476,7 @@ func TestOldPlansThatCannotBeChangedAreRefused(t *testing.T) {
 	}
 }
 
-func TestNewServicesWithoutAWayToBeServedAreRefused(t *testing.T) {
+func TestNewServiceInfeasible(t *testing.T) {
 	p := published(t, "S1")
 	old := planned(t, p)
 	var infeasible *plan.Infeasible
@@ -490,7 +490,7 @@ func TestNewServicesWithoutAWayToBeServedAreRefused(t *testing.T) {
 }
 
 // The invariants of every change hold for random changes.
-func TestChangesHold(t *testing.T) {
+func TestChanges(t *testing.T) {
 	published := published(t, "S3")
 	rapid.Check(t, func(t *rapid.T) {
 		p := *published
@@ -555,7 +555,7 @@ func TestChangesHold(t *testing.T) {
 }
 
 // MPS admits 48 processes on a V100: a change opens a second GPU for more.
-func TestAChangeKeepsToTheClientsOfMPS(t *testing.T) {
+func TestMPSClients(t *testing.T) {
 	gpu, err := plan.Lookup("v100")
 	if err != nil {
 		t.Fatal(err)
@@ -572,7 +572,7 @@ func TestAChangeKeepsToTheClientsOfMPS(t *testing.T) {
 
 // GPUs without MIG share their memory. A change must not create a segment or
 // start a shadow for which a GPU has no memory.
-func TestChangesHoldWithoutMIG(t *testing.T) {
+func TestChangesWithoutMIG(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gpu := plan.PercentGPU("v100", 80, 16384, 8)
 		var points []plan.Point
@@ -608,17 +608,17 @@ func TestChangesHoldWithoutMIG(t *testing.T) {
 		hold(t, first.Plan, &now, c)
 		for i := range c.Steps {
 			memory := map[int]float64{}
-			there := slices.Clone(first.Plan.Segments)
+			exists := slices.Clone(first.Plan.Segments)
 			for _, s := range c.Steps[:i+1] {
-				there = slices.DeleteFunc(there, func(g plan.Segment) bool { return samePlace(g, s.Segment) })
+				exists = slices.DeleteFunc(exists, func(g plan.Segment) bool { return samePlace(g, s.Segment) })
 				if s.Op != opDestroy {
-					there = append(there, s.Segment)
+					exists = append(exists, s.Segment)
 				}
 			}
 			if s := c.Steps[i]; s.Op == Retune {
-				there = append(there, *s.Was) // next to its new state
+				exists = append(exists, *s.Was) // next to its new state
 			}
-			for _, g := range there {
+			for _, g := range exists {
 				memory[g.GPU] += 2500 + 100*float64(g.Batch)
 				if memory[g.GPU] > float64(gpu.MemoryMiB) {
 					t.Fatalf("step %d, %s: gpu %d holds %v MiB", i, c.Steps[i], g.GPU, memory[g.GPU])

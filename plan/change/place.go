@@ -15,8 +15,8 @@ import (
 type world struct {
 	problem *plan.Problem
 	tables  map[string]plan.GPU
-	// was has, by GPU, the old plan's segments of services that are still wanted.
-	was map[int][]plan.Segment
+	// oldSegments has, by GPU, the old plan's segments of services that are still wanted.
+	oldSegments map[int][]plan.Segment
 	// lies has, by GPU, the services' current segments: the old ones until a
 	// service is placed, then its new ones.
 	lies map[int][]plan.Segment
@@ -30,7 +30,7 @@ type world struct {
 // begin copies the old plan, without the services that are not wanted. Segments of
 // jobs that make room are not in lies until these jobs are placed.
 func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service, jobs []job) {
-	w.was, w.lies, w.models = map[int][]plan.Segment{}, map[int][]plan.Segment{}, map[int]string{}
+	w.oldSegments, w.lies, w.models = map[int][]plan.Segment{}, map[int][]plan.Segment{}, map[int]string{}
 	w.freed = map[string][]plan.Segment{}
 	for _, j := range jobs {
 		if j.makesRoom {
@@ -39,8 +39,8 @@ func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service, jobs []job
 	}
 	for _, g := range old.Segments {
 		w.models[g.GPU] = g.GPUModel
-		if _, there := wanted[g.Service]; there {
-			w.was[g.GPU] = append(w.was[g.GPU], g)
+		if _, exists := wanted[g.Service]; exists {
+			w.oldSegments[g.GPU] = append(w.oldSegments[g.GPU], g)
 			if list, makesRoom := w.freed[g.Service]; makesRoom {
 				w.freed[g.Service] = append(list, g)
 				continue
@@ -127,8 +127,8 @@ func (w *world) adopt(fresh *plan.Plan) {
 	}
 	keyOf := func(g plan.Segment) key { return key{g.GPUModel, g.Service, g.Slot, g.GPCs} }
 	has := map[key][]int{} // GPUs with such a segment
-	for _, n := range slices.Sorted(maps.Keys(w.was)) {
-		for _, g := range w.was[n] {
+	for _, n := range slices.Sorted(maps.Keys(w.oldSegments)) {
+		for _, g := range w.oldSegments[n] {
 			has[keyOf(g)] = append(has[keyOf(g)], n)
 		}
 	}
@@ -325,15 +325,15 @@ type label struct {
 }
 
 // segments collects the segments of a label.
-func (l *label) segments(into []plan.Segment) []plan.Segment {
+func (l *label) segments(dst []plan.Segment) []plan.Segment {
 	if l == nil {
-		return into
+		return dst
 	}
-	into = l.on.segments(l.from.segments(into))
+	dst = l.on.segments(l.from.segments(dst))
 	if l.segment != nil {
-		into = append(into, *l.segment)
+		dst = append(dst, *l.segment)
 	}
-	return into
+	return dst
 }
 
 // labelLimit is the max number of labels in one stage.
@@ -397,7 +397,7 @@ func (w *world) place(s plan.Service) float64 {
 	labels := []*label{{}}
 	for _, n := range numbers {
 		if w.isOpen(n, s) {
-			labels = p.join(labels, p.options(n, w.tables[w.models[n]], w.lies[n], w.was[n]))
+			labels = p.join(labels, p.options(n, w.tables[w.models[n]], w.lies[n], w.oldSegments[n]))
 		}
 	}
 	there := map[string]int{}

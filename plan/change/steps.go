@@ -45,7 +45,7 @@ type transition struct {
 func (c *Change) steps(w *world, old *plan.Plan, before map[string]plan.Assigned, wanted map[string]plan.Service) {
 	t := &transition{world: w, change: c, should: map[string]float64{}, removed: map[string]bool{}, counts: map[string]int{}}
 	for name, s := range before {
-		if now, there := wanted[name]; there {
+		if now, exists := wanted[name]; exists {
 			t.should[name] = min(s.RateRPS, now.RateRPS)
 		} else {
 			t.removed[name] = true
@@ -84,9 +84,9 @@ func (t *transition) sort(old *plan.Plan) {
 	}
 	stays := map[place]bool{}
 	for _, g := range old.Segments {
-		n, there := after[place{g.GPU, g.Slot}]
+		n, exists := after[place{g.GPU, g.Slot}]
 		switch {
-		case !there || n.Service != g.Service || !samePlace(n, g):
+		case !exists || n.Service != g.Service || !samePlace(n, g):
 			t.destroy = append(t.destroy, g)
 			count[g.Service].Destroyed++
 			continue
@@ -139,19 +139,19 @@ func (t *transition) next() bool {
 		}
 	}
 	for i, r := range t.retune {
-		was, becomes := r[0], r[1]
+		old, becomes := r[0], r[1]
 		if t.isFull(becomes) {
 			// The GPU has no memory for both at once.
 			t.retune = slices.Delete(t.retune, i, i+1)
-			t.destroy, t.create = append(t.destroy, was), append(t.create, becomes)
+			t.destroy, t.create = append(t.destroy, old), append(t.create, becomes)
 			return true
 		}
-		if t.has(was.Service)-was.ThroughputRPS+becomes.ThroughputRPS >= t.should[was.Service]*(1-tolerance) {
+		if t.has(old.Service)-old.ThroughputRPS+becomes.ThroughputRPS >= t.should[old.Service]*(1-tolerance) {
 			t.retune = slices.Delete(t.retune, i, i+1)
-			t.remove(was)
+			t.remove(old)
 			t.add(becomes)
-			t.say(Step{Op: Retune, Segment: becomes, Was: &was,
-				Why: fmt.Sprintf("%s stays in the same instance; new processes start beside the old ones", was.Service)})
+			t.describe(Step{Op: Retune, Segment: becomes, Was: &old,
+				Why: fmt.Sprintf("%s stays in the same instance; new processes start beside the old ones", old.Service)})
 			return true
 		}
 	}
@@ -163,8 +163,8 @@ func (t *transition) next() bool {
 		}
 	}
 	for i, g := range t.shadows {
-		mine := func(s plan.Segment) bool { return s.Service == g.Service }
-		if !slices.ContainsFunc(t.create, mine) && !slices.ContainsFunc(t.destroy, mine) {
+		isOwn := func(s plan.Segment) bool { return s.Service == g.Service }
+		if !slices.ContainsFunc(t.create, isOwn) && !slices.ContainsFunc(t.destroy, isOwn) {
 			t.shadows = slices.Delete(t.shadows, i, i+1)
 			t.end(Step{Op: opDestroy, Segment: g, Shadow: true, Why: fmt.Sprintf("%s is where it should be", g.Service)})
 			return true
@@ -210,9 +210,9 @@ func (t *transition) makeWay() {
 // shadow.
 func (t *transition) makeMemory() {
 	if len(t.retune) > 0 {
-		was, becomes := t.retune[0][0], t.retune[0][1]
+		old, becomes := t.retune[0][0], t.retune[0][1]
 		t.retune = t.retune[1:]
-		t.destroy, t.create = append(t.destroy, was), append(t.create, becomes)
+		t.destroy, t.create = append(t.destroy, old), append(t.create, becomes)
 		return
 	}
 	if g, ok := t.first(t.shadows); ok {
@@ -226,10 +226,10 @@ func (t *transition) makeMemory() {
 }
 
 // first returns the first of some segments that blocks a new one.
-func (t *transition) first(of []plan.Segment) (plan.Segment, bool) {
+func (t *transition) first(segments []plan.Segment) (plan.Segment, bool) {
 	for _, n := range t.create {
-		if at := slices.IndexFunc(of, func(g plan.Segment) bool { return t.overlap(g, n) }); at >= 0 {
-			return of[at], true
+		if at := slices.IndexFunc(segments, func(g plan.Segment) bool { return t.overlap(g, n) }); at >= 0 {
+			return segments[at], true
 		}
 	}
 	return plan.Segment{}, false
@@ -247,15 +247,15 @@ func (t *transition) short(g plan.Segment) float64 {
 // begin creates a segment; end destroys one.
 func (t *transition) begin(s Step) {
 	t.add(s.Segment)
-	t.say(s)
+	t.describe(s)
 }
 
 func (t *transition) end(s Step) {
 	t.remove(s.Segment)
-	t.say(s)
+	t.describe(s)
 }
 
-func (t *transition) say(s Step) { t.change.Steps = append(t.change.Steps, s) }
+func (t *transition) describe(s Step) { t.change.Steps = append(t.change.Steps, s) }
 
 func (t *transition) add(g plan.Segment) {
 	t.onGPU[g.GPU] = append(t.onGPU[g.GPU], g)
@@ -326,15 +326,15 @@ func (t *transition) spare(g plan.Segment, lasting bool) (plan.Segment, bool) {
 	for _, s := range t.shadows {
 		last = max(last, s.GPU+1)
 	}
-	there := 0
+	total := 0
 	for n := range last + 1 {
-		if count := t.counts[g.GPUModel]; n == last && count >= 0 && there >= count {
+		if count := t.counts[g.GPUModel]; n == last && count >= 0 && total >= count {
 			return shadow, false
 		}
 		if n < last && t.modelOf(n) != g.GPUModel {
 			continue
 		}
-		there++
+		total++
 		if lasting && !t.lasts(g, n) {
 			continue
 		}

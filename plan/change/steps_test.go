@@ -38,7 +38,7 @@ func way(t *testing.T, gpu plan.GPU, rate, mem float64, before, after []plan.Seg
 	return c
 }
 
-func nobodyIsShort(t rapid.TB, c *Change) {
+func checkNoShortage(t rapid.TB, c *Change) {
 	t.Helper()
 	for _, s := range c.Steps {
 		if s.ShortRPS > 0 {
@@ -49,7 +49,7 @@ func nobodyIsShort(t rapid.TB, c *Change) {
 
 // On GPUs that share their memory, there is a spare for a shadow in any change if
 // GPUs are unlimited.
-func TestNobodyIsShortWhereThereAreGPUsWithoutEnd(t *testing.T) {
+func TestUnlimitedGPUs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gpu := plan.PercentGPU("v100", 80, rapid.SampledFrom([]int{0, 7000, 16384}).Draw(t, "memory"), 8)
 		var points []plan.Point
@@ -81,34 +81,34 @@ func TestNobodyIsShortWhereThereAreGPUsWithoutEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		hold(t, first.Plan, &now, c)
-		nobodyIsShort(t, c)
+		checkNoShortage(t, c)
 	})
 }
 
 // The shadow has room next to the old segment, but not next to the new one.
-func TestAShadowIsPutWhereTheNewPlanHasMemoryForIt(t *testing.T) {
+func TestShadowMemory(t *testing.T) {
 	c := way(t, plan.PercentGPU("v100", 80, 10000, 8), 90, 1000,
 		[]plan.Segment{{Slot: 0, GPCs: 4, Batch: 4, ThroughputRPS: 100}},
 		[]plan.Segment{{Slot: 2, GPCs: 4, Batch: 7, ThroughputRPS: 100}})
-	nobodyIsShort(t, c)
+	checkNoShortage(t, c)
 	if len(c.Spares) != 1 || !c.Spares[0].ExtraGPU || c.GPUsDuring != 2 {
 		t.Errorf("%+v, %d GPUs: want the shadow on a further one", c.Spares, c.GPUsDuring)
 	}
 }
 
 // A segment that blocks nothing must not go because of the shadow.
-func TestAShadowIsForTheSegmentThatIsInTheWay(t *testing.T) {
+func TestShadowOfBlocker(t *testing.T) {
 	c := way(t, plan.PercentGPU("v100", 80, 0, 8), 150, 0,
 		[]plan.Segment{{Slot: 0, GPCs: 1, Batch: 1, ThroughputRPS: 50}, {Slot: 1, GPCs: 2, Batch: 1, ThroughputRPS: 100}},
 		[]plan.Segment{{Slot: 2, GPCs: 4, Batch: 1, ThroughputRPS: 200}})
-	nobodyIsShort(t, c)
+	checkNoShortage(t, c)
 	if len(c.Spares) != 1 || c.Spares[0].GPCs != 2 {
 		t.Errorf("%+v", c.Spares)
 	}
 }
 
 // 0 MiB means that memory is not limited, as on the CPU.
-func TestWithoutALimitOfMemoryABatchIsRetunedInPlace(t *testing.T) {
+func TestRetuneInPlace(t *testing.T) {
 	c := way(t, plan.PercentGPU("cpu", 10, 0, 1), 90, 500,
 		[]plan.Segment{{Slot: 0, GPCs: 10, Batch: 1, ThroughputRPS: 100}},
 		[]plan.Segment{{Slot: 0, GPCs: 10, Batch: 2, ThroughputRPS: 120}})

@@ -13,7 +13,7 @@ func TestStudentsT(t *testing.T) {
 	}
 }
 
-func TestAMeanIsKnownByItsSamples(t *testing.T) {
+func TestMean(t *testing.T) {
 	if mean, half := Mean([]float64{9, 10, 11}); mean != 10 || math.Abs(half-4.303/math.Sqrt(3)) > 1e-9 {
 		t.Errorf("9, 10, 11: %g ± %g", mean, half)
 	}

@@ -27,28 +27,28 @@ func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error)
 	if err != nil {
 		return nil, err
 	}
-	before, _ := wishes(old.Segments)
-	after, _ := wishes(c.Plan.Segments)
+	before, _ := wantedInstances(old.Segments)
+	after, _ := wantedInstances(c.Plan.Segments)
 	about := len(cut.about)
-	session, there, err := machineGPUs(open)
+	session, gpus, err := machineGPUs(open)
 	if err == nil {
-		var is map[int]mig.GPU
-		if is, err = cut.match(all, there); err != nil && c.GPUsDuring > c.GPUsBefore {
+		var state map[int]mig.GPU
+		if state, err = cut.match(all, gpus); err != nil && c.GPUsDuring > c.GPUsBefore {
 			err = fmt.Errorf("%w; name the available GPUs with --fleet to plan with them", err)
 		}
 		if err == nil {
-			if err = cutAs(is, before); err == nil {
+			if err = cutAs(state, before); err == nil {
 				cut.session = byPlace{session}
-				return cut, cut.take(c.Steps, is)
+				return cut, cut.take(c.Steps, state)
 			}
-			if cutAs(is, after) == nil {
+			if cutAs(state, after) == nil {
 				cut.session = session
 				return cut, nil
 			}
-			if cutAs(is, nil) == nil {
+			if cutAs(state, nil) == nil {
 				cut.session = session
 				cut.about = append(cut.about, "These GPUs are not cut yet, so the steps cut them for the new plan directly.")
-				cut.steps, err = mig.Steps(there, placed(after, is))
+				cut.steps, err = mig.Steps(gpus, placed(after, state))
 				return cut, err
 			}
 		}
@@ -61,9 +61,9 @@ func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error)
 }
 
 // cutAs returns an error unless GPUs are cut as wanted, and into nothing else.
-func cutAs(is map[int]mig.GPU, wanted []wish) error {
-	for _, number := range slices.Sorted(maps.Keys(is)) {
-		g := is[number]
+func cutAs(state map[int]mig.GPU, wanted []wantedInstance) error {
+	for _, number := range slices.Sorted(maps.Keys(state)) {
+		g := state[number]
 		var have, want []string
 		for _, i := range g.Instances {
 			what := fmt.Sprintf("%s at slot %d", i.Profile, i.Start)
@@ -95,8 +95,8 @@ func nothingOr(list []string) string {
 }
 
 // imagined returns the GPUs of segments, cut as wanted.
-func imagined(segments []plan.Segment, wanted []wish) map[int]mig.GPU {
-	is := map[int]mig.GPU{}
+func imagined(segments []plan.Segment, wanted []wantedInstance) map[int]mig.GPU {
+	state := map[int]mig.GPU{}
 	for _, g := range blank(segments) {
 		for _, w := range wanted {
 			if at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == w.place.Profile }); w.gpu == g.Index && at >= 0 {
@@ -105,24 +105,24 @@ func imagined(segments []plan.Segment, wanted []wish) map[int]mig.GPU {
 					Compute: []mig.Compute{{Slices: p.Slices}}})
 			}
 		}
-		is[g.Index] = g
+		state[g.Index] = g
 	}
-	return is
+	return state
 }
 
 // take turns a change's steps into MIG steps on this machine's GPUs. is has the GPUs
 // by the plan's numbers. A segment that is retuned stays in its instance. If a GPU
 // would refuse a step, take returns an error of package mig.
-func (c *Cutting) take(steps []change.Step, is map[int]mig.GPU) error {
-	r := recutting{gpus: is, now: map[int][]mig.Placement{}, asked: map[int]bool{}}
-	for number, g := range is {
+func (c *Cutting) take(steps []change.Step, state map[int]mig.GPU) error {
+	r := recutting{gpus: state, now: map[int][]mig.Placement{}, asked: map[int]bool{}}
+	for number, g := range state {
 		for _, i := range g.Instances {
 			r.now[number] = append(r.now[number], mig.Placement{GPU: g.UUID, Profile: i.Profile, Start: i.Start})
 		}
 	}
-	c.of = []int{}
+	c.numbers = []int{}
 	for i, s := range steps {
-		w, ok := wishOf(s.Segment)
+		w, ok := wantedOf(s.Segment)
 		if !ok || s.Op == change.Retune {
 			continue
 		}
@@ -131,7 +131,7 @@ func (c *Cutting) take(steps []change.Step, is map[int]mig.GPU) error {
 			return fmt.Errorf("step %d of the change: %w", i+1, err)
 		}
 		for _, taken := range list {
-			c.steps, c.of = append(c.steps, taken), append(c.of, i+1)
+			c.steps, c.numbers = append(c.steps, taken), append(c.numbers, i+1)
 		}
 	}
 	return nil
@@ -146,9 +146,9 @@ type recutting struct {
 }
 
 // step creates or destroys an instance.
-func (r *recutting) step(w wish, create bool) (list []mig.Step, err error) {
+func (r *recutting) step(w wantedInstance, create bool) (list []mig.Step, err error) {
 	g := r.gpus[w.gpu]
-	place := placed([]wish{w}, r.gpus)[0]
+	place := placed([]wantedInstance{w}, r.gpus)[0]
 	if create {
 		if !g.MIG && !r.asked[w.gpu] {
 			r.asked[w.gpu] = true

@@ -119,7 +119,7 @@ func promised(c *change.Change) (list []string) {
 		if s.Op == change.Retune {
 			continue
 		}
-		w, _ := wishOf(s.Segment)
+		w, _ := wantedOf(s.Segment)
 		list = append(list, fmt.Sprintf("%s %s at %d of %d", s.Op, w.place.Profile, w.place.Start, w.gpu))
 	}
 	return list
@@ -166,7 +166,7 @@ func TestOfChangeDryRun(t *testing.T) {
 	}
 }
 
-func TestOfChangeRefusesOtherCuts(t *testing.T) {
+func TestOfChangeErrors(t *testing.T) {
 	old, c := crowded(t)
 	d := cutLike(t, old)
 	d.Has[0].Instances = d.Has[0].Instances[1:]

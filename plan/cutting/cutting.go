@@ -20,9 +20,9 @@ type Cutting struct {
 	steps   []mig.Step
 	// about describes which GPUs the plan's are, and what is not done here.
 	about []string
-	// of has, for each step, the number (from 1) of the change's step that it belongs to.
+	// numbers has, for each step, the number (from 1) of the change's step that it belongs to.
 	// It is nil if the steps belong to no change.
-	of []int
+	numbers []int
 }
 
 // Of finds the plan's GPUs in this machine and returns the steps to cut them. open opens
@@ -33,12 +33,12 @@ func Of(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*Cutting, 
 	if err != nil {
 		return nil, err
 	}
-	session, there, err := machineGPUs(open)
+	session, gpus, err := machineGPUs(open)
 	if err == nil {
-		var is map[int]mig.GPU
-		if is, err = c.match(p.Segments, there); err == nil {
+		var state map[int]mig.GPU
+		if state, err = c.match(p.Segments, gpus); err == nil {
 			c.session = session
-			c.steps, err = mig.Steps(there, placed(wanted, is))
+			c.steps, err = mig.Steps(gpus, placed(wanted, state))
 			return c, err
 		}
 	}
@@ -46,15 +46,15 @@ func Of(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*Cutting, 
 		return nil, fmt.Errorf("--apply: %w; see the steps with --dry-run", err)
 	}
 	c.about = append(c.about, fmt.Sprintf("The steps assume uncut GPUs; this machine does not have the plan's: %v.", err))
-	there = blank(p.Segments)
-	c.steps, err = mig.Steps(there, placed(wanted, nil))
+	gpus = blank(p.Segments)
+	c.steps, err = mig.Steps(gpus, placed(wanted, nil))
 	return c, err
 }
 
 // begin returns the wanted instances, and a Cutting that lists the GPUs that are not cut.
 // It fails if no segment is on a GPU with MIG.
-func begin(segments []plan.Segment) (wanted []wish, c *Cutting, err error) {
-	wanted, percent := wishes(segments)
+func begin(segments []plan.Segment) (wanted []wantedInstance, c *Cutting, err error) {
+	wanted, percent := wantedInstances(segments)
 	if len(wanted) == 0 {
 		return nil, nil, errors.New("--apply: the plan cuts no GPU: without MIG a share is an MPS percentage, which a process is started with")
 	}
@@ -74,17 +74,17 @@ func machineGPUs(open func() (mig.Session, error)) (mig.Session, []mig.GPU, erro
 	return session, gpus, err
 }
 
-// wish is a segment as a wanted instance. gpu is the plan's number of its GPU.
-type wish struct {
+// wantedInstance is a segment as a wanted instance. gpu is the plan's number of its GPU.
+type wantedInstance struct {
 	gpu   int
 	place mig.Placement
 }
 
-// wishes returns segments as wanted instances, without their GPUs' UUIDs. percent are the
+// wantedInstances returns segments as wanted instances, without their GPUs' UUIDs. percent are the
 // GPUs that are not cut, ascending.
-func wishes(segments []plan.Segment) (wanted []wish, percent []int) {
+func wantedInstances(segments []plan.Segment) (wanted []wantedInstance, percent []int) {
 	for _, s := range segments {
-		w, ok := wishOf(s)
+		w, ok := wantedOf(s)
 		switch {
 		case ok:
 			wanted = append(wanted, w)
@@ -96,24 +96,24 @@ func wishes(segments []plan.Segment) (wanted []wish, percent []int) {
 	return wanted, percent
 }
 
-// wishOf returns a segment as a wanted instance; false if its GPU is not cut.
-func wishOf(s plan.Segment) (w wish, ok bool) {
+// wantedOf returns a segment as a wanted instance; false if its GPU is not cut.
+func wantedOf(s plan.Segment) (w wantedInstance, ok bool) {
 	g, err := plan.Lookup(s.GPUModel)
 	if err != nil || g.Percent { // the verifier has checked the plan
-		return wish{}, false
+		return wantedInstance{}, false
 	}
 	size, _ := g.Size(s.GPCs)
-	return wish{gpu: s.GPU, place: mig.Placement{Profile: size.Profile, Start: s.Slot}}, true
+	return wantedInstance{gpu: s.GPU, place: mig.Placement{Profile: size.Profile, Start: s.Slot}}, true
 }
 
 // placed returns the placements of wanted instances on this machine's GPUs. It names
 // missing GPUs with planned.
-func placed(wanted []wish, is map[int]mig.GPU) []mig.Placement {
+func placed(wanted []wantedInstance, state map[int]mig.GPU) []mig.Placement {
 	list := make([]mig.Placement, len(wanted))
 	for i, w := range wanted {
 		list[i] = w.place
 		list[i].GPU = planned(w.gpu)
-		if g, ok := is[w.gpu]; ok {
+		if g, ok := state[w.gpu]; ok {
 			list[i].GPU = g.UUID
 		}
 	}
@@ -127,8 +127,8 @@ func planned(gpu int) string { return fmt.Sprintf("plan-%d", gpu) }
 // use. A GPU always keeps its number, even if GPUs before it are now empty
 // (plan.Plan.IdleGPUs). match therefore assigns by number, not counting GPUs of other
 // models. If there are not that many, it assigns the remaining GPUs.
-func (c *Cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.GPU, error) {
-	models, have := modelsOf(segments), byModel(there)
+func (c *Cutting) match(segments []plan.Segment, gpus []mig.GPU) (map[int]mig.GPU, error) {
+	models, have := modelsOf(segments), byModel(gpus)
 	numbers := slices.Sorted(maps.Keys(models))
 	for _, number := range numbers {
 		model := models[number]
@@ -137,11 +137,11 @@ func (c *Cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.G
 		}
 	}
 
-	is := map[int]mig.GPU{}
+	state := map[int]mig.GPU{}
 	taken := map[string]bool{} // by UUID
 	take := func(number int, g mig.GPU) {
-		if _, done := is[number]; !done && !taken[g.UUID] {
-			is[number], taken[g.UUID] = g, true
+		if _, done := state[number]; !done && !taken[g.UUID] {
+			state[number], taken[g.UUID] = g, true
 		}
 	}
 	for i, number := range numbers {
@@ -154,16 +154,16 @@ func (c *Cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.G
 		for _, g := range have[models[number]] {
 			take(number, g)
 		}
-		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is %v.", number, is[number]))
+		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is %v.", number, state[number]))
 	}
-	return is, nil
+	return state, nil
 }
 
 // modelsOf returns the models of the GPUs that segments cut, by the plan's numbers.
 func modelsOf(segments []plan.Segment) map[int]string {
 	models := map[int]string{}
 	for _, s := range segments {
-		if _, cut := wishOf(s); cut {
+		if _, cut := wantedOf(s); cut {
 			models[s.GPU] = s.GPUModel
 		}
 	}
@@ -181,9 +181,9 @@ func byModel(gpus []mig.GPU) map[string][]mig.GPU {
 	return have
 }
 
-func count(list []int, of func(int) bool) (n int) {
+func count(list []int, matches func(int) bool) (n int) {
 	for _, v := range list {
-		if of(v) {
+		if matches(v) {
 			n++
 		}
 	}
@@ -230,10 +230,10 @@ func (c *Cutting) Section() render.Section {
 		s.Text = append(s.Text, "Nothing to do: the GPUs are already cut like this.")
 		return s
 	}
-	if c.of != nil {
+	if c.numbers != nil {
 		s.Head = []string{"step", "of the change's", "what"}
 		for i, step := range c.Strings() {
-			s.Rows = append(s.Rows, []string{fmt.Sprint(i + 1), fmt.Sprint(c.of[i]), step})
+			s.Rows = append(s.Rows, []string{fmt.Sprint(i + 1), fmt.Sprint(c.numbers[i]), step})
 		}
 		return s
 	}

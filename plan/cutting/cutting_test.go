@@ -67,8 +67,8 @@ func TestDryRunWithoutGPUs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if said := strings.Join(dry.about, " "); len(dry.steps) != 6 || dry.session != nil || !strings.Contains(said, name) {
-			t.Errorf("%d steps, %q: want six, and why they are for no GPU of this machine", len(dry.steps), said)
+		if output := strings.Join(dry.about, " "); len(dry.steps) != 6 || dry.session != nil || !strings.Contains(output, name) {
+			t.Errorf("%d steps, %q: want six, and why they are for no GPU of this machine", len(dry.steps), output)
 		}
 	}
 }
@@ -89,12 +89,12 @@ func TestDo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var said strings.Builder
-	if err := c.Do(&said); err != nil {
+	var output strings.Builder
+	if err := c.Do(&output); err != nil {
 		t.Fatal(err)
 	}
-	if len(m.Taken) != 2 || !strings.HasPrefix(said.String(), "done: create 1g.10gb in slot 0 of GPU 0 (GPU-a100-80-0)\n") {
-		t.Errorf("took %v, said %q", m.Taken, said.String())
+	if len(m.Taken) != 2 || !strings.HasPrefix(output.String(), "done: create 1g.10gb in slot 0 of GPU 0 (GPU-a100-80-0)\n") {
+		t.Errorf("took %v, said %q", m.Taken, output.String())
 	}
 	m.Has[0].Instances = []mig.Instance{{Profile: "1g.10gb", Slices: 1, Size: 1, Compute: []mig.Compute{{Slices: 1}}}}
 	if c, err = Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false); err != nil || len(c.steps) != 0 {

@@ -42,7 +42,7 @@ type planner struct {
 
 // New is ParvaGPU: the policy "parvagpu".
 func New() plan.Policy {
-	return planner{name: "parvagpu", processes: plan.MostProcesses, optimise: true}
+	return planner{name: "parvagpu", processes: plan.MaxProcesses, optimise: true}
 }
 
 // Single is ParvaGPU without MPS: one process a segment ("parvagpu-single").
@@ -53,7 +53,7 @@ func Single() plan.Policy {
 // Unoptimized is ParvaGPU without its last stage, allocation optimisation
 // ("parvagpu-unoptimized").
 func Unoptimized() plan.Policy {
-	return planner{name: "parvagpu-unoptimized", processes: plan.MostProcesses}
+	return planner{name: "parvagpu-unoptimized", processes: plan.MaxProcesses}
 }
 
 // Name is the policy's name.

@@ -34,7 +34,7 @@ func planned(t testing.TB, policy plan.Policy, p *plan.Problem) *plan.Plan {
 }
 
 // Figure 5 of the paper, and for S1 to S3 the GPCs of the published plans.
-func TestParvaGPUNeedsThePublishedGPUs(t *testing.T) {
+func TestPublishedGPUs(t *testing.T) {
 	for _, c := range []struct {
 		scenario   string
 		gpus, gpcs int
@@ -50,7 +50,7 @@ func TestParvaGPUNeedsThePublishedGPUs(t *testing.T) {
 
 // The paper: the same GPUs without MPS on S1 to S3, 7.1 and 11.1 % more on S5
 // and S6. (On S4 it has 8 GPUs without MPS where these algorithms need 7.)
-func TestParvaGPUWithoutMPSNeedsMoreGPUs(t *testing.T) {
+func TestWithoutMPS(t *testing.T) {
 	for scenario, gpus := range map[string]int{"S1": 2, "S2": 3, "S3": 5, "S5": 14, "S6": 18} {
 		pl := planned(t, parvagpu.Single(), plantest.Scenario(t, scenario))
 		if pl.GPUs != gpus {
@@ -65,7 +65,7 @@ func TestParvaGPUWithoutMPSNeedsMoreGPUs(t *testing.T) {
 }
 
 // S1 and S2 fit into the GPUs that relocation needs.
-func TestOptimisationSavesGPUs(t *testing.T) {
+func TestOptimise(t *testing.T) {
 	for _, c := range []struct {
 		scenario          string
 		optimised, before int
@@ -84,7 +84,7 @@ func TestOptimisationSavesGPUs(t *testing.T) {
 }
 
 // Section III-E2: what is split is a GPU whose GPCs fall below four.
-func TestAGPUOfFourGPCsIsNotSplit(t *testing.T) {
+func TestFourGPCs(t *testing.T) {
 	for size, segments := range map[int]int{3: 3, 4: 1} { // 2 + 2 + 1 GPCs, or the one as it is
 		p := *plantest.Scenario(t, "S1")
 		points := []plan.Point{
@@ -100,7 +100,7 @@ func TestAGPUOfFourGPCsIsNotSplit(t *testing.T) {
 	}
 }
 
-func TestSizeThreeNeverTakesSlotZero(t *testing.T) {
+func TestSizeThreeSlots(t *testing.T) {
 	for _, name := range plantest.Scenarios {
 		for _, s := range planned(t, parvagpu.New(), plantest.Scenario(t, name)).Segments {
 			if s.GPCs == 3 && s.Slot != 4 {
@@ -125,7 +125,7 @@ func TestEveryPlanVerifies(t *testing.T) {
 	})
 }
 
-func TestPlansDoNotDependOnTheOrderOfServices(t *testing.T) {
+func TestServiceOrder(t *testing.T) {
 	p := plantest.Scenario(t, "S6")
 	for _, policy := range policies() {
 		want := planned(t, policy, p)
@@ -151,7 +151,7 @@ func text(t *testing.T, pl *plan.Plan) string {
 	return b.String()
 }
 
-func TestAGPUWithoutMIGIsFilledWithSteps(t *testing.T) {
+func TestWithoutMIG(t *testing.T) {
 	p := plantest.Percent(t)
 	for _, policy := range policies() {
 		pl := planned(t, policy, p)
@@ -161,7 +161,7 @@ func TestAGPUWithoutMIGIsFilledWithSteps(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBePlannedIsSaid(t *testing.T) {
+func TestPlanErrors(t *testing.T) {
 	a30, err := plan.Lookup("a30")
 	if err != nil {
 		t.Fatal(err)
@@ -199,7 +199,7 @@ func TestWhatCannotBePlannedIsSaid(t *testing.T) {
 	}
 }
 
-func TestAFleetThatIsTooSmallSaysWhatFits(t *testing.T) {
+func TestFleetTooSmall(t *testing.T) {
 	p := plantest.Scenario(t, "S2")
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 2}}
 	_, err := parvagpu.New().Plan(p)

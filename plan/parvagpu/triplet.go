@@ -29,7 +29,7 @@ func (pl planner) configure(p *plan.Problem, gpu plan.GPU) ([]*service, error) {
 		}
 		triplets := pl.triplets(points)
 		if len(triplets) == 0 {
-			return nil, p.Unmet(gpu, s, pl.may)
+			return nil, p.Unmet(gpu, s, pl.allows)
 		}
 		matched := &service{Service: s, triplets: triplets}
 		matched.match()
@@ -45,7 +45,7 @@ func (pl planner) triplets(points []plan.Point) []plan.Point {
 	for _, pt := range points {
 		n := len(best)
 		switch {
-		case !pl.may(pt):
+		case !pl.allows(pt):
 		case n == 0 || best[n-1].GPCs != pt.GPCs:
 			best = append(best, pt)
 		case pt.ThroughputRPS > best[n-1].ThroughputRPS:
@@ -55,8 +55,8 @@ func (pl planner) triplets(points []plan.Point) []plan.Point {
 	return best
 }
 
-// may says whether the policy looks at a point at all.
-func (pl planner) may(pt plan.Point) bool { return pt.Processes <= pl.processes }
+// allows says whether the policy looks at a point at all.
+func (pl planner) allows(pt plan.Point) bool { return pt.Processes <= pl.processes }
 
 // match is demand matching: filled segments of the triplet with the most
 // throughput a GPC (of equal ones the smallest), and the smallest size that

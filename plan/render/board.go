@@ -49,7 +49,7 @@ func boards(p *plan.Plan) ([]board, error) {
 		if err != nil {
 			return nil, err
 		}
-		if last := len(list) - 1; last >= 0 && list[last].looksLike(b) && list[last].last+1 == b.first {
+		if last := len(list) - 1; last >= 0 && list[last].equal(b) && list[last].last+1 == b.first {
 			list[last].last = b.first
 		} else {
 			list = append(list, b)
@@ -108,7 +108,7 @@ func usable(g plan.GPU, taken []bool, slot int) bool {
 	return false
 }
 
-func (b board) looksLike(c board) bool {
+func (b board) equal(c board) bool {
 	return b.gpu.Name == c.gpu.Name && slices.EqualFunc(b.cells, c.cells, func(x, y cell) bool {
 		if x.segment == nil || y.segment == nil {
 			return x.segment == y.segment && x.slot == y.slot && x.slots == y.slots
@@ -159,8 +159,8 @@ func (b board) point(c cell) string {
 	return fmt.Sprintf("%s %d × %d", sizeName(b.gpu, c.size), c.segment.Batch, c.segment.Processes)
 }
 
-// Decimal writes a number with as many digits as are worth reading.
-func Decimal(v float64) string {
+// formatDecimal writes a number with as many digits as are worth reading.
+func formatDecimal(v float64) string {
 	switch {
 	case math.Abs(v) >= 100:
 		return strconv.FormatFloat(v, 'f', 0, 64)
@@ -172,11 +172,11 @@ func Decimal(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// Exact writes a number that somebody gave as it was given.
-func Exact(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
+// formatExact writes a number that somebody gave as it was given.
+func formatExact(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
 
-// Percent writes a part of one in percent.
-func Percent(part float64) string {
+// formatPercent writes a part of one in percent.
+func formatPercent(part float64) string {
 	v := math.Round(part*1000) / 10
 	return strconv.FormatFloat(v+0, 'f', 1, 64) + " %" // +0: no minus before a nought
 }

@@ -49,15 +49,15 @@ func Change(c *change.Change) Section {
 
 // fateOf says what becomes of a service that does not stay as it is.
 func fateOf(v change.Service) string {
-	said := fmt.Sprintf("%s %s", v.Service, map[change.Fate]string{change.Changes: "changes", change.New: "is new", change.Moves: "makes room", change.Removed: "is removed"}[v.Fate])
+	label := fmt.Sprintf("%s %s", v.Service, map[change.Fate]string{change.Changes: "changes", change.New: "is new", change.Moves: "makes room", change.Removed: "is removed"}[v.Fate])
 	switch {
 	case v.Fate == change.New:
-		said += fmt.Sprintf(": %s requests/s within %s ms", Exact(v.RateRPS), Exact(v.SLOMS))
+		label += fmt.Sprintf(": %s requests/s within %s ms", formatExact(v.RateRPS), formatExact(v.SLOMS))
 	case v.Fate == change.Changes && v.RateRPS != v.OldRateRPS:
-		said += fmt.Sprintf(", from %s to %s requests/s", Exact(v.OldRateRPS), Exact(v.RateRPS))
+		label += fmt.Sprintf(", from %s to %s requests/s", formatExact(v.OldRateRPS), formatExact(v.RateRPS))
 	}
 	if v.Fate == change.Changes && v.SLOMS != v.OldSLOMS {
-		said += fmt.Sprintf(", from an SLO of %s to %s ms", Exact(v.OldSLOMS), Exact(v.SLOMS))
+		label += fmt.Sprintf(", from an SLO of %s to %s ms", formatExact(v.OldSLOMS), formatExact(v.SLOMS))
 	}
-	return said + fmt.Sprintf(". Segments: %d kept, %d retuned, %d created, %d destroyed.", v.Kept, v.Retuned, v.Created, v.Destroyed)
+	return label + fmt.Sprintf(". Segments: %d kept, %d retuned, %d created, %d destroyed.", v.Kept, v.Retuned, v.Created, v.Destroyed)
 }

@@ -96,12 +96,12 @@ func pageCellOf(b board, c cell, hue map[string]int) pageCell {
 	shown := pageCell{Column: c.slot + 1, Slots: c.slots, Lost: c.lost}
 	if s := c.segment; s != nil {
 		shown.Service, shown.Point = s.Service, b.point(c)
-		shown.Load = Decimal(s.LoadRPS) + " of " + Decimal(s.ThroughputRPS) + "/s"
+		shown.Load = formatDecimal(s.LoadRPS) + " of " + formatDecimal(s.ThroughputRPS) + "/s"
 		place := fmt.Sprintf("%s in slot %d, %d SMs", sizeName(b.gpu, c.size), c.slot, c.size.SMs)
 		if b.gpu.Name == cpu {
 			place = sizeName(b.gpu, c.size) + " of the CPU"
 		}
-		shown.Title = fmt.Sprintf("%s (%s): %s; batch %d, processes %d; %s ms a batch; load %s", s.Service, s.Model, place, s.Batch, s.Processes, Decimal(s.LatencyMS), shown.Load)
+		shown.Title = fmt.Sprintf("%s (%s): %s; batch %d, processes %d; %s ms a batch; load %s", s.Service, s.Model, place, s.Batch, s.Processes, formatDecimal(s.LatencyMS), shown.Load)
 		shown.Hue = hue[s.Service]
 		shown.LoadPercent = int(100*s.LoadRPS/s.ThroughputRPS + 0.5)
 	}

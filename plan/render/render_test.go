@@ -52,7 +52,7 @@ func mixed(t testing.TB) *plan.Plan {
 	return pl
 }
 
-func TestTableDrawsEachGPUAsItsSlots(t *testing.T) {
+func TestTable(t *testing.T) {
 	var b strings.Builder
 	if err := Table(&b, mixed(t)); err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestTableDrawsEachGPUAsItsSlots(t *testing.T) {
 }
 
 // A machine without a GPU has no multiprocessors.
-func TestAPlanOnACPUIsInPercent(t *testing.T) {
+func TestTableCPU(t *testing.T) {
 	machine := gpu(t, "cpu")
 	service := plan.Service{Name: "s", Model: "m", RateRPS: 10, SLOMS: 100}
 	p := &plan.Problem{GPU: machine, Services: []plan.Service{service}}
@@ -96,7 +96,7 @@ func TestAPlanOnACPUIsInPercent(t *testing.T) {
 	}
 }
 
-func TestTableSaysWhatIsProved(t *testing.T) {
+func TestTableProof(t *testing.T) {
 	for want, edit := range map[string]func(*plan.Plan){
 		"proved: no plan within": func(p *plan.Plan) { p.Optimal = true },
 		"fewer than 2 GPUs":      func(*plan.Plan) {},
@@ -111,7 +111,7 @@ func TestTableSaysWhatIsProved(t *testing.T) {
 	}
 }
 
-func TestNamesNeitherMoveTheCursorNorTheEdges(t *testing.T) {
+func TestTableNames(t *testing.T) {
 	p := mixed(t)
 	rename := func(from, to string) {
 		for i := range p.Services {
@@ -145,7 +145,7 @@ func TestNamesNeitherMoveTheCursorNorTheEdges(t *testing.T) {
 	}
 }
 
-func TestMoreIsSaidBelowAPlan(t *testing.T) {
+func TestTableSections(t *testing.T) {
 	more := Section{Title: "Replay", Text: []string{"seed 1"}, Head: []string{"service", "late"}, Rows: [][]string{{"cameras", "0.1 %"}, {"bert", "12.0 %"}}}
 	var b strings.Builder
 	if err := Table(&b, mixed(t), more, Section{Title: "Change", Text: []string{"nothing"}}); err != nil {
@@ -172,7 +172,7 @@ func TestMoreIsSaidBelowAPlan(t *testing.T) {
 	}
 }
 
-func TestYAMLIsTheJSON(t *testing.T) {
+func TestYAML(t *testing.T) {
 	p := mixed(t)
 	p.Services[0].Service = "on: [#" // YAML would take these for its own
 	p.Services[1].Service = "0x10"
@@ -226,9 +226,9 @@ func elements(t testing.TB, text string) (classes map[string]int) {
 	}
 }
 
-func TestPageDrawsEachGPUAsItsSlots(t *testing.T) {
-	said := html(t, mixed(t))
-	seen := elements(t, said)
+func TestPage(t *testing.T) {
+	document := html(t, mixed(t))
+	seen := elements(t, document)
 	// GPUs 0 and 1 look the same. GPU 2 has five free slots and a lost one, the A30
 	// three free, the V100 two stretches.
 	want := map[string]int{"name": 4, "cell": 2 + 2 + 1 + 1, "free": 5 + 3 + 2, "lost": 1, "swatch": 3}
@@ -237,33 +237,33 @@ func TestPageDrawsEachGPUAsItsSlots(t *testing.T) {
 			t.Errorf("%d of class %s, want %d", seen[class], class, n)
 		}
 	}
-	for _, say := range []string{"GPU 0–1", "grid-column: 5 / span 4", "1fr 1fr 1fr 1fr 1fr 1fr 1fr .2fr", "number-plates-of-lorries", "made by hand", "24 SMs 8 × 1"} {
-		if !strings.Contains(said, say) {
-			t.Errorf("the page does not say %q", say)
+	for _, wantText := range []string{"GPU 0–1", "grid-column: 5 / span 4", "1fr 1fr 1fr 1fr 1fr 1fr 1fr .2fr", "number-plates-of-lorries", "made by hand", "24 SMs 8 × 1"} {
+		if !strings.Contains(document, wantText) {
+			t.Errorf("the page does not say %q", wantText)
 		}
 	}
 }
 
-func TestPageLoadsNothing(t *testing.T) {
-	said := html(t, mixed(t))
-	if found := regexp.MustCompile(`(?i)https?:|//[a-z]|src=|href=|@import|url\(|<script`).FindString(said); found != "" {
+func TestPageNoRequests(t *testing.T) {
+	document := html(t, mixed(t))
+	if found := regexp.MustCompile(`(?i)https?:|//[a-z]|src=|href=|@import|url\(|<script`).FindString(document); found != "" {
 		t.Errorf("the page has %q: want nothing from elsewhere", found)
 	}
 }
 
-func TestPageIsReadableInLightAndDark(t *testing.T) {
-	said := html(t, mixed(t))
-	for _, say := range []string{"color-scheme: light dark", "prefers-color-scheme: dark"} {
-		if !strings.Contains(said, say) {
-			t.Errorf("the page does not say %q", say)
+func TestPageColours(t *testing.T) {
+	document := html(t, mixed(t))
+	for _, wantText := range []string{"color-scheme: light dark", "prefers-color-scheme: dark"} {
+		if !strings.Contains(document, wantText) {
+			t.Errorf("the page does not say %q", wantText)
 		}
 	}
-	if strings.Contains(said, "ZgotmplZ") {
+	if strings.Contains(document, "ZgotmplZ") {
 		t.Error("html/template refused a value")
 	}
 }
 
-func TestPageEscapesWhatAFileNamed(t *testing.T) {
+func TestPageEscapes(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		p := mixed(t)
 		evil := `</b><script>alert(1)</script>"'` + rapid.String().Draw(r, "name")
@@ -289,7 +289,7 @@ func TestPageEscapesWhatAFileNamed(t *testing.T) {
 	})
 }
 
-func TestAPlanThatFitsNoGPUIsNotDrawn(t *testing.T) {
+func TestTableNoGPU(t *testing.T) {
 	for want, edit := range map[string]func(*plan.Segment){
 		"no placement table":                    func(s *plan.Segment) { s.GPUModel = "a100-81" },
 		"size 5 of cameras":                     func(s *plan.Segment) { s.GPCs = 5 },
@@ -307,7 +307,7 @@ func TestAPlanThatFitsNoGPUIsNotDrawn(t *testing.T) {
 	}
 }
 
-func TestAPlanWithoutSegmentsIsDrawnToo(t *testing.T) {
+func TestTableNoSegments(t *testing.T) {
 	for form, write := range map[string]func(io.Writer, *plan.Plan, ...Section) error{"table": Table, "html": HTML} {
 		if err := write(io.Discard, &plan.Plan{}); err != nil {
 			t.Errorf("%s: %v", form, err)

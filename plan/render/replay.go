@@ -14,11 +14,11 @@ func Replay(r *replay.Report) Section {
 	}
 	s := Section{Title: "Replay", Text: []string{
 		fmt.Sprintf("Poisson arrivals, seed %d; routing %s, rule %s. %s; processes are busy %s of the time.",
-			r.Seed, r.Routing, r.Rule, missed, Percent(r.Utilisation)),
+			r.Seed, r.Routing, r.Rule, missed, formatPercent(r.Utilisation)),
 	}, Head: []string{"service", "SLO ms", "p50 ms", "p99 ms", "miss", "between", "late", "not run", "of requests", "load"}}
 	for _, v := range r.Services {
-		s.Rows = append(s.Rows, []string{v.Service, Exact(v.SLOMS), Decimal(v.P50MS), Decimal(v.P99MS),
-			fine(v.Violations), fine(v.Low) + " – " + fine(v.High), fmt.Sprint(v.Late), fmt.Sprint(v.Unserved), fmt.Sprint(v.Requests), Percent(v.Load)})
+		s.Rows = append(s.Rows, []string{v.Service, formatExact(v.SLOMS), formatDecimal(v.P50MS), formatDecimal(v.P99MS),
+			fine(v.Violations), fine(v.Low) + " – " + fine(v.High), fmt.Sprint(v.Late), fmt.Sprint(v.Unserved), fmt.Sprint(v.Requests), formatPercent(v.Load)})
 	}
 	return s
 }

@@ -23,10 +23,10 @@ type Section struct {
 // services is the table of a plan's services.
 func services(p *plan.Plan, list []board) Section {
 	s := Section{Title: "Services", Head: []string{"service", "model", "rate/s", "SLO ms", "bound ms", "segments", "assigned/s", "load"}}
-	said := parts(list)
+	label := parts(list)
 	for _, a := range p.Services {
-		s.Rows = append(s.Rows, []string{a.Service, a.Model, Exact(a.RateRPS), Exact(a.SLOMS), Decimal(a.LatencyBoundMS),
-			said[a.Service], Decimal(a.AssignedRPS), Percent(a.RateRPS / a.AssignedRPS)})
+		s.Rows = append(s.Rows, []string{a.Service, a.Model, formatExact(a.RateRPS), formatExact(a.SLOMS), formatDecimal(a.LatencyBoundMS),
+			label[a.Service], formatDecimal(a.AssignedRPS), formatPercent(a.RateRPS / a.AssignedRPS)})
 	}
 	return s
 }
@@ -46,13 +46,13 @@ func (s Section) numeric() []bool {
 }
 
 // printable is a text without what would move a terminal's cursor or more.
-func printable(said string) string {
+func printable(label string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsPrint(c) {
 			return c
 		}
 		return '�'
-	}, said)
+	}, label)
 }
 
 func (s Section) write(w io.Writer) {

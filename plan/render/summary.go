@@ -15,7 +15,7 @@ type line struct{ Name, Value string }
 // summary is what the plan comes to, without its notes.
 func summary(p *plan.Plan, list []board) []line {
 	count := map[string]int{}
-	var used, there [3]int // under MIG, under MPS, of a CPU
+	var used, total [3]int // under MIG, under MPS, of a CPU
 	for _, b := range list {
 		n, kind := b.last-b.first+1, 0
 		switch {
@@ -26,7 +26,7 @@ func summary(p *plan.Plan, list []board) []line {
 		}
 		count[b.gpu.Name] += n
 		used[kind] += n * b.gpcs
-		there[kind] += n * b.gpu.GPCs
+		total[kind] += n * b.gpu.GPCs
 	}
 	var gpus, sms, sizes []string
 	for _, name := range slices.Sorted(maps.Keys(count)) {
@@ -36,11 +36,11 @@ func summary(p *plan.Plan, list []board) []line {
 		}
 	}
 	for kind, unit := range []string{"GPCs", "steps of SMs", "% of the CPU"} {
-		if there[kind] > 0 {
-			sizes = append(sizes, fmt.Sprintf("%d of %d %s", used[kind], there[kind], unit))
+		if total[kind] > 0 {
+			sizes = append(sizes, fmt.Sprintf("%d of %d %s", used[kind], total[kind], unit))
 		}
 	}
-	fragmentation := Percent(p.ExternalFragmentation)
+	fragmentation := formatPercent(p.ExternalFragmentation)
 	if len(sms) > 0 {
 		fragmentation += " (SMs a GPU: " + strings.Join(sms, ", ") + ")"
 	}
@@ -55,10 +55,10 @@ func summary(p *plan.Plan, list []board) []line {
 		{"policy", p.Policy},
 		{"GPUs", strings.Join(gpus, ", ")},
 		{"used", strings.Join(sizes, ", ")},
-		{"internal slack", Percent(p.InternalSlack)},
+		{"internal slack", formatPercent(p.InternalSlack)},
 		{"external fragmentation", fragmentation},
 		{"optimal", optimal},
-		{"planned in", Decimal(p.DelayMS) + " ms"},
+		{"planned in", formatDecimal(p.DelayMS) + " ms"},
 	}
 }
 
@@ -69,30 +69,30 @@ func parts(list []board) map[string]string {
 		gpcs  int
 		count int
 	}
-	of := map[string][]part{}
+	byService := map[string][]part{}
 	for _, b := range list {
 		for _, c := range b.cells {
 			if c.segment == nil {
 				continue
 			}
 			name := sizeName(b.gpu, c.size)
-			have := of[c.segment.Service]
+			have := byService[c.segment.Service]
 			i := slices.IndexFunc(have, func(p part) bool { return p.name == name })
 			if i < 0 {
 				i, have = len(have), append(have, part{name: name, gpcs: c.size.SMs})
 			}
 			have[i].count += b.last - b.first + 1
-			of[c.segment.Service] = have
+			byService[c.segment.Service] = have
 		}
 	}
-	said := map[string]string{}
-	for service, have := range of {
+	label := map[string]string{}
+	for service, have := range byService {
 		slices.SortStableFunc(have, func(a, b part) int { return b.gpcs - a.gpcs })
 		var words []string
 		for _, p := range have {
 			words = append(words, fmt.Sprintf("%d × %s", p.count, p.name))
 		}
-		said[service] = strings.Join(words, ", ")
+		label[service] = strings.Join(words, ", ")
 	}
-	return said
+	return label
 }

@@ -116,9 +116,9 @@ func (d drawing) draw(w io.Writer, list []board) {
 	for _, b := range list {
 		below := d.boundaries(b)
 		d.rule(w, above, below)
-		said := labels(b)
+		label := labels(b)
 		for i := range labelLines {
-			fmt.Fprintf(w, "%-*s", d.margin, said[i])
+			fmt.Fprintf(w, "%-*s", d.margin, label[i])
 			for _, c := range b.cells {
 				fmt.Fprint(w, "│", d.label(b, c, i, d.edges[c.slot+c.slots]-d.edges[c.slot]-1))
 			}
@@ -131,19 +131,19 @@ func (d drawing) draw(w io.Writer, list []board) {
 
 // label is one of a cell's lines, as wide as the room.
 func (d drawing) label(b board, c cell, i, room int) string {
-	said := ""
+	label := ""
 	switch {
 	case c.lost:
 		return strings.Repeat("░", room)
 	case c.segment != nil:
-		said = [labelLines]string{printable(c.segment.Service), b.point(c), Decimal(c.segment.LoadRPS) + " of " + Decimal(c.segment.ThroughputRPS)}[i]
+		label = [labelLines]string{printable(c.segment.Service), b.point(c), formatDecimal(c.segment.LoadRPS) + " of " + formatDecimal(c.segment.ThroughputRPS)}[i]
 	case i == 1 && room >= len("free"):
-		said = "free"
+		label = "free"
 	}
 	if room < narrow && i > 0 {
-		said = ""
+		label = ""
 	}
-	return text.Pad(text.Snip(said, room, "…"), room, ' ')
+	return text.Pad(text.Snip(label, room, "…"), room, ' ')
 }
 
 func (d drawing) boundaries(b board) map[int]bool {

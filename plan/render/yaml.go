@@ -8,7 +8,7 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// YAML writes the JSON form of a plan, or of one with more beside it (plan.Beside),
+// YAML writes the JSON form of a plan, or of one with more beside it (plan.Extra),
 // as YAML, its names in the same order.
 func YAML(w io.Writer, whole any) error {
 	text, err := json.Marshal(whole)

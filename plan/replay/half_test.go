@@ -59,7 +59,7 @@ func worst(t testing.TB, policy plan.Policy, p *plan.Problem, c replay.Config) r
 
 // Half of the objective is enough for queueing in the paper's scenarios: its
 // plans leave every service some spare throughput.
-func TestHalfIsEnoughInThePapersScenariosAndBelow(t *testing.T) {
+func TestHalfSuffices(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		for _, rates := range []float64{0.01, 0.1, 1} {
 			p := published(t, scenario, rates)
@@ -75,7 +75,7 @@ func TestHalfIsEnoughInThePapersScenariosAndBelow(t *testing.T) {
 // Half is not enough if the throughput is used almost completely. It then
 // matters far more whether requests that cannot meet the objective are run
 // nevertheless.
-func TestHalfIsNotEnoughAtFullLoad(t *testing.T) {
+func TestHalfAtFullLoad(t *testing.T) {
 	p := published(t, "S3", 1)
 	deadline := worst(t, pack.New(), p, replay.Config{})
 	greedy := worst(t, pack.New(), p, replay.Config{Rule: replay.Greedy})

@@ -44,13 +44,13 @@ type Config struct {
 	// means 20,000. Before these, a tenth as many warm the run up and are not
 	// counted.
 	Requests int
-	// Each service is replayed at least LeastRuns times (0 means 5), with
+	// Each service is replayed at least MinRuns times (0 means 5), with
 	// independent random numbers. It is then replayed until its violations are
 	// known to Precision (a fraction; 0 means 0.001) or to a tenth of
-	// themselves, at 95 % confidence. MostRuns is the max number of runs (0
+	// themselves, at 95 % confidence. MaxRuns is the max number of runs (0
 	// means 40).
-	LeastRuns, MostRuns int
-	Precision           float64
+	MinRuns, MaxRuns int
+	Precision        float64
 }
 
 // withDefaults replaces zero values by the defaults, and refuses invalid values.
@@ -64,11 +64,11 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Requests == 0 {
 		c.Requests = 20000
 	}
-	if c.LeastRuns == 0 {
-		c.LeastRuns = 5
+	if c.MinRuns == 0 {
+		c.MinRuns = 5
 	}
-	if c.MostRuns == 0 {
-		c.MostRuns = max(40, c.LeastRuns)
+	if c.MaxRuns == 0 {
+		c.MaxRuns = max(40, c.MinRuns)
 	}
 	if c.Precision == 0 {
 		c.Precision = 0.001
@@ -80,10 +80,10 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("rule %q: want one of %v", c.Rule, Rules())
 	case c.Requests < 1:
 		return c, fmt.Errorf("%d requests: want at least 1", c.Requests)
-	case c.LeastRuns < 2:
-		return c, fmt.Errorf("%d runs: want at least 2, to tell how far they differ", c.LeastRuns)
-	case c.MostRuns < c.LeastRuns:
-		return c, fmt.Errorf("at most %d runs and at least %d: want no fewer at most", c.MostRuns, c.LeastRuns)
+	case c.MinRuns < 2:
+		return c, fmt.Errorf("%d runs: want at least 2, to tell how far they differ", c.MinRuns)
+	case c.MaxRuns < c.MinRuns:
+		return c, fmt.Errorf("at most %d runs and at least %d: want no fewer at most", c.MaxRuns, c.MinRuns)
 	case !(c.Precision > 0):
 		return c, fmt.Errorf("precision %v: want a share above 0", c.Precision)
 	}
@@ -263,7 +263,7 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	var latencies []float64
 	var seconds float64
 	began, filled := make([]int, len(segments)), make([]int, len(segments))
-	for n := range c.MostRuns {
+	for n := range c.MaxRuns {
 		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from the seeds of other runs
 		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, rule: c.Rule, warm: c.Requests / 10, measured: c.Requests,
 			arrivals: rand.New(rand.NewPCG(seed, stream)), chance: rand.New(rand.NewPCG(^seed, stream))}
@@ -290,7 +290,7 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 		// Requests of one run are not independent (a waiting request delays
 		// others); runs are.
 		result.Violations, half = confidence.Mean(shares)
-		if result.Runs >= c.LeastRuns && half <= max(c.Precision, result.Violations/10) {
+		if result.Runs >= c.MinRuns && half <= max(c.Precision, result.Violations/10) {
 			break
 		}
 	}

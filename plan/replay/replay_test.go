@@ -47,7 +47,7 @@ func replayed(t testing.TB, p *plan.Problem, pl *plan.Plan, c Config) *Report {
 // One process that serves one request at a time is the queue M/D/1. An arrival
 // waits with probability ρ (PASTA). The fraction that waits more than one
 // service time is 1 − (1−ρ)(e^ρ) (Erlang 1909).
-func TestOneProcessIsTheQueueMD1(t *testing.T) {
+func TestQueueMD1(t *testing.T) {
 	const rho, serviceMS = 0.6, 10.0
 	pt := point(1, 1, 1, serviceMS)
 	for _, c := range []struct {
@@ -57,7 +57,7 @@ func TestOneProcessIsTheQueueMD1(t *testing.T) {
 		{2 * serviceMS, 1 - (1-rho)*math.Exp(rho)},
 	} {
 		p, pl := shop(t, rho*pt.ThroughputRPS, c.sloMS, []plan.Point{pt}, segment(0, 0, pt))
-		r := replayed(t, p, pl, Config{Rule: Greedy, LeastRuns: 20})
+		r := replayed(t, p, pl, Config{Rule: Greedy, MinRuns: 20})
 		s := r.Services[0]
 		if math.Abs(s.Violations-c.want) > 0.005 {
 			t.Errorf("SLO %v ms: %.4f are late, M/D/1 says %.4f", c.sloMS, s.Violations, c.want)
@@ -71,11 +71,11 @@ func TestOneProcessIsTheQueueMD1(t *testing.T) {
 // A loss system M/D/c/c: a request that finds all processes busy and has no
 // time to wait is given up. Erlang's B counts these requests (it holds for any
 // distribution of service).
-func TestWithoutTimeToWaitErlangBIsGivenUp(t *testing.T) {
+func TestErlangB(t *testing.T) {
 	const processes, offered = 4, 3.0
 	pt := point(1, 1, processes, 10)
 	p, pl := shop(t, offered*100, 10, []plan.Point{pt}, segment(0, 0, pt))
-	s := replayed(t, p, pl, Config{LeastRuns: 20}).Services[0]
+	s := replayed(t, p, pl, Config{MinRuns: 20}).Services[0]
 	b := 1.0
 	for n := 1; n <= processes; n++ {
 		b = offered * b / (float64(n) + offered*b)
@@ -85,7 +85,7 @@ func TestWithoutTimeToWaitErlangBIsGivenUp(t *testing.T) {
 	}
 }
 
-func TestAnIdleServiceTakesTheSmallestBatch(t *testing.T) {
+func TestIdleService(t *testing.T) {
 	points := []plan.Point{point(1, 1, 2, 4), point(1, 8, 2, 20), point(1, 16, 2, 30)}
 	p, pl := shop(t, 0.01, 100, points, segment(0, 0, points[1]))
 	r := replayed(t, p, pl, Config{Requests: 500})
@@ -97,7 +97,7 @@ func TestAnIdleServiceTakesTheSmallestBatch(t *testing.T) {
 	}
 }
 
-func TestBatchesFillUnderOverloadAndNoMoreIsServedThanThroughput(t *testing.T) {
+func TestOverload(t *testing.T) {
 	points := []plan.Point{point(1, 1, 2, 4), point(1, 8, 2, 20)}
 	p, pl := shop(t, 1600, 100, points, segment(0, 0, points[1]))
 	r := replayed(t, p, pl, Config{})
@@ -109,7 +109,7 @@ func TestBatchesFillUnderOverloadAndNoMoreIsServedThanThroughput(t *testing.T) {
 	}
 }
 
-func TestEachSegmentGetsItsShareOfTheLoad(t *testing.T) {
+func TestRouting(t *testing.T) {
 	small, large := point(1, 8, 1, 40), point(3, 8, 1, 10)
 	for _, how := range Routings() {
 		p, pl := shop(t, 600, 200, []plan.Point{small, large}, segment(0, 0, small), segment(0, 4, large))
@@ -127,7 +127,7 @@ func TestEachSegmentGetsItsShareOfTheLoad(t *testing.T) {
 
 // A latency in whole milliseconds counts as the value that it was rounded from.
 // A policy's own latency stretches the profile's.
-func TestLadderReadsLatencies(t *testing.T) {
+func TestLadder(t *testing.T) {
 	rounded := plan.Point{GPCs: 1, Batch: 2, Processes: 1, ThroughputRPS: 429.018, LatencyMS: 5}
 	other := plan.Point{GPCs: 1, Batch: 4, Processes: 1, ThroughputRPS: 400, LatencyMS: 12}
 	profile := plan.Profile{Points: []plan.Point{rounded, other}}
@@ -149,7 +149,7 @@ func TestLadderReadsLatencies(t *testing.T) {
 	}
 }
 
-func TestReportDoesNotDependOnTheNumberOfCPUsNorOnOtherServices(t *testing.T) {
+func TestReportReproducible(t *testing.T) {
 	pt := point(1, 4, 2, 10)
 	p, pl := shop(t, 700, 30, []plan.Point{pt}, segment(0, 0, pt))
 	alone := replayed(t, p, pl, Config{Seed: 7})
@@ -175,7 +175,7 @@ func TestReportDoesNotDependOnTheNumberOfCPUsNorOnOtherServices(t *testing.T) {
 	}
 }
 
-func TestAServiceFaresTheSameWhereverItsSegmentsLie(t *testing.T) {
+func TestSegmentPlace(t *testing.T) {
 	small, large := point(1, 8, 1, 40), point(3, 8, 1, 10)
 	points := []plan.Point{small, large}
 	p, pl := shop(t, 950, 60, points, segment(0, 0, small), segment(0, 4, large))
@@ -191,14 +191,14 @@ func TestAServiceFaresTheSameWhereverItsSegmentsLie(t *testing.T) {
 
 // The interval contains the true value about as often as it claims. The test
 // uses M/D/1 with a known fraction of late requests, in independent reports.
-func TestIntervalsHoldWhatTheySay(t *testing.T) {
+func TestConfidence(t *testing.T) {
 	const rho = 0.8
 	pt := point(1, 1, 1, 10)
 	p, pl := shop(t, rho*100, 10+1e-6, []plan.Point{pt}, segment(0, 0, pt))
 	held := 0
 	const reports = 200
 	for seed := range uint64(reports) {
-		s := replayed(t, p, pl, Config{Seed: 1 + seed<<20, Rule: Greedy, Requests: 2000, MostRuns: 5}).Services[0]
+		s := replayed(t, p, pl, Config{Seed: 1 + seed<<20, Rule: Greedy, Requests: 2000, MaxRuns: 5}).Services[0]
 		if s.Low <= rho && rho <= s.High {
 			held++
 		}
@@ -208,15 +208,15 @@ func TestIntervalsHoldWhatTheySay(t *testing.T) {
 	}
 }
 
-func TestConfigsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestConfigErrors(t *testing.T) {
 	pt := point(1, 1, 1, 10)
 	p, pl := shop(t, 1, 100, []plan.Point{pt}, segment(0, 0, pt))
 	for want, c := range map[string]Config{
 		`replay: routing "x": want one of [load chance delay]`:         {Routing: "x"},
 		`replay: rule "x": want one of [deadline greedy]`:              {Rule: "x"},
 		`replay: -1 requests: want at least 1`:                         {Requests: -1},
-		`replay: 1 runs: want at least 2, to tell how far they differ`: {LeastRuns: 1},
-		`replay: at most 2 runs and at least 5: want no fewer at most`: {MostRuns: 2},
+		`replay: 1 runs: want at least 2, to tell how far they differ`: {MinRuns: 1},
+		`replay: at most 2 runs and at least 5: want no fewer at most`: {MaxRuns: 2},
 		`replay: precision -1: want a share above 0`:                   {Precision: -1},
 	} {
 		if _, err := Run(p, pl, c); err == nil || err.Error() != want {
@@ -231,7 +231,7 @@ func TestConfigsThatMakeNoSenseAreRefused(t *testing.T) {
 
 // Every request is answered, given up or late, and requests are served in order
 // of arrival. A segment never runs more batches at once than it has processes.
-func TestRunsKeepTheirBooks(t *testing.T) {
+func TestRunCounts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l ladder
 		at := 0.0
@@ -279,7 +279,7 @@ func TestRunsKeepTheirBooks(t *testing.T) {
 }
 
 // pick agrees with libml/slab.Pick's search over all sizes.
-func TestPickIsTheSearchOverAllSizes(t *testing.T) {
+func TestPick(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l ladder
 		var at float64

@@ -42,13 +42,13 @@ func (simulatedPolicy) Name() string { return Name }
 type Unmet struct {
 	Service   plan.Service
 	Threshold float64
-	// Least is the smallest upper end of a violations' interval that was seen.
-	Least float64
+	// MinViolations is the smallest upper end of a violations' interval that was seen.
+	MinViolations float64
 }
 
 func (e *Unmet) Error() string {
 	return fmt.Sprintf("service %q: SLO %.6g ms at %.6g requests/s: %.3g %% of its requests miss it at best in the replay, want at most %.3g %%",
-		e.Service.Name, e.Service.SLOMS, e.Service.RateRPS, 100*e.Least, 100*e.Threshold)
+		e.Service.Name, e.Service.SLOMS, e.Service.RateRPS, 100*e.MinViolations, 100*e.Threshold)
 }
 
 // Plan plans, see the package doc; Problem.Bound is not asked. Beside the errors
@@ -163,10 +163,10 @@ func (pl simulatedPolicy) better(p *plan.Problem, learnt *plan.Plan, report *rep
 		}
 		worst := highest(plainReport)
 		compared = fmt.Sprintf("half of each objective as the bound: %d GPUs, %d GPCs, %s",
-			plain.GPUs, plain.GPCs, said(worst))
+			plain.GPUs, plain.GPCs, describe(worst))
 		if worst.High <= pl.Threshold && (plain.GPUs < learnt.GPUs || plain.GPUs == learnt.GPUs && plain.GPCs <= learnt.GPCs) {
 			plain.Policy = Name
-			plain.Notes = append(p.Estimates(plain.Segments), fmt.Sprintf("half of each objective is enough for queueing, and nothing else takes fewer GPUs or GPCs: %s in the replay (seed %d)", said(worst), report.Seed))
+			plain.Notes = append(p.Estimates(plain.Segments), fmt.Sprintf("half of each objective is enough for queueing, and nothing else takes fewer GPUs or GPCs: %s in the replay (seed %d)", describe(worst), report.Seed))
 			return plain, nil
 		}
 	}
@@ -183,7 +183,7 @@ func (pl simulatedPolicy) better(p *plan.Problem, learnt *plan.Plan, report *rep
 	}
 	learnt.Notes = append(p.Estimates(learnt.Segments),
 		fmt.Sprintf("latency bounds of %s of the objectives, and headroom for %d of %d services, learnt from the replay; plans replayed: %d (seed %d): %s",
-			bounds, room, len(students), rounds, report.Seed, said(highest(report))),
+			bounds, room, len(students), rounds, report.Seed, describe(highest(report))),
 		compared)
 	return learnt, nil
 }
@@ -199,7 +199,7 @@ func highest(r *replay.Report) replay.Service {
 	return worst
 }
 
-func said(s replay.Service) string {
+func describe(s replay.Service) string {
 	if s.Late+s.Unserved == 0 {
 		return "no request misses its objective"
 	}

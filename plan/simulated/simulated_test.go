@@ -82,7 +82,7 @@ func worst(t testing.TB, p *plan.Problem, pl *plan.Plan) float64 {
 	return worst
 }
 
-func TestWhereHalfIsTooMuchFewerGPUsDo(t *testing.T) {
+func TestLessThanHalf(t *testing.T) {
 	for _, c := range []struct {
 		scenario string
 		rates    float64
@@ -105,7 +105,7 @@ func TestWhereHalfIsTooMuchFewerGPUsDo(t *testing.T) {
 	}
 }
 
-func TestWhereHalfIsTooLittleTheServiceGetsMore(t *testing.T) {
+func TestMoreThanHalf(t *testing.T) {
 	p := published(t, "S2", 1, 0.3)
 	half, learnt := planned(t, pack.New(), p), planned(t, New(), p)
 	if w := worst(t, p, half); w < 0.04 {
@@ -116,7 +116,7 @@ func TestWhereHalfIsTooLittleTheServiceGetsMore(t *testing.T) {
 	}
 }
 
-func TestWhereNothingIsGainedItIsThePlanWithHalf(t *testing.T) {
+func TestHalfKept(t *testing.T) {
 	p := published(t, "S1", 0.1, 1)
 	half, learnt := planned(t, pack.New(), p), planned(t, New(), p)
 	if !reflect.DeepEqual(half.Segments, learnt.Segments) || learnt.Services[0].LatencyBoundMS != plan.HalfSLO(p.Services[0]) {
@@ -127,7 +127,7 @@ func TestWhereNothingIsGainedItIsThePlanWithHalf(t *testing.T) {
 	}
 }
 
-func TestSameAgainWhateverTheNumberOfCPUs(t *testing.T) {
+func TestReproducible(t *testing.T) {
 	p := published(t, "S1", 1, 0.15)
 	first := planned(t, New(), p)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -144,7 +144,7 @@ func slow(rate float64) *plan.Problem {
 		Profiles: map[string]map[string]plan.Profile{gpu.Name: {"m": {Model: "m", GPU: gpu.Name, Points: points}}}}
 }
 
-func TestAnObjectiveThatHalfForbidsCanBeMetWithHeadroom(t *testing.T) {
+func TestTightObjective(t *testing.T) {
 	p := slow(0.01)
 	if _, err := pack.New().Plan(p); err == nil {
 		t.Fatal("half of 100 ms is less than 90 ms")
@@ -154,10 +154,10 @@ func TestAnObjectiveThatHalfForbidsCanBeMetWithHeadroom(t *testing.T) {
 	}
 }
 
-func TestWhatNoHeadroomMeetsIsAnError(t *testing.T) {
+func TestUnmet(t *testing.T) {
 	_, err := New().Plan(slow(0.5)) // a request in twenty comes while one runs
 	var unmet *Unmet
-	if !errors.As(err, &unmet) || unmet.Service.Name != "s" || unmet.Least <= unmet.Threshold {
+	if !errors.As(err, &unmet) || unmet.Service.Name != "s" || unmet.MinViolations <= unmet.Threshold {
 		t.Fatal(err)
 	}
 	if !strings.Contains(err.Error(), `service "s": SLO 100 ms at 0.5 requests/s: `) {
@@ -171,7 +171,7 @@ func TestWhatNoHeadroomMeetsIsAnError(t *testing.T) {
 	}
 }
 
-func TestAFleetThatIsTooSmallIsToldInTheRatesThatAreWanted(t *testing.T) {
+func TestFleetTooSmall(t *testing.T) {
 	p := published(t, "S2", 1, 0.15)
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 1}}
 	_, err := New().Plan(p)
@@ -186,7 +186,7 @@ func TestAFleetThatIsTooSmallIsToldInTheRatesThatAreWanted(t *testing.T) {
 	}
 }
 
-func TestThresholdsOutsideOfSharesAreRefused(t *testing.T) {
+func TestThresholdErrors(t *testing.T) {
 	for _, threshold := range []float64{0, -1, 1.5} {
 		if _, err := (simulatedPolicy{Threshold: threshold}).Plan(slow(1)); err == nil || !strings.Contains(err.Error(), "threshold") {
 			t.Errorf("%v: %v", threshold, err)
@@ -196,7 +196,7 @@ func TestThresholdsOutsideOfSharesAreRefused(t *testing.T) {
 
 // Whatever is asked for, the plan is legal within its own bounds, and keeps the
 // threshold.
-func TestPlansHoldWhatTheyPromise(t *testing.T) {
+func TestPlansHold(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")
 	}
@@ -212,7 +212,7 @@ func TestPlansHoldWhatTheyPromise(t *testing.T) {
 				p.Services = append(p.Services, s)
 			}
 		}
-		quick := replay.Config{Requests: 3000, LeastRuns: 3, MostRuns: 10}
+		quick := replay.Config{Requests: 3000, MinRuns: 3, MaxRuns: 10}
 		pl, err := simulatedPolicy{Threshold: 0.02, Replay: quick}.Plan(&p)
 		var unmet *Unmet
 		var infeasible *plan.Infeasible

@@ -37,14 +37,14 @@ type student struct {
 	open []pair
 	seen [][]bool
 	// passed has what the replay said of segments.
-	passed map[string]bool
-	at     pair
-	least  float64 // upper end of the violations
-	err    error   // why the loosest bound has no plan
+	passed        map[string]bool
+	at            pair
+	minViolations float64 // upper end of the violations
+	err           error   // why the loosest bound has no plan
 }
 
 func newStudent(policy simulatedPolicy, p *plan.Problem, s plan.Service) *student {
-	st := &student{policy: policy, problem: p, service: s, passed: map[string]bool{}, least: 1}
+	st := &student{policy: policy, problem: p, service: s, passed: map[string]bool{}, minViolations: 1}
 	st.seen = make([][]bool, len(levels))
 	for i := range st.seen {
 		st.seen[i] = make([]bool, len(headrooms))
@@ -126,7 +126,7 @@ func (st *student) next() error {
 	if st.err != nil {
 		return st.err
 	}
-	return &Unmet{Service: st.service, Threshold: st.policy.Threshold, Least: st.least}
+	return &Unmet{Service: st.service, Threshold: st.policy.Threshold, MinViolations: st.minViolations}
 }
 
 // hopeless is how many times the threshold a short replay must show for the long
@@ -147,19 +147,19 @@ func (st *student) replayed(segments []plan.Segment) (bool, error) {
 	}
 	s := plan.Assigned{Service: st.service.Name, Model: st.service.Model, RateRPS: st.service.RateRPS, SLOMS: st.service.SLOMS}
 	lesson := st.policy.Replay
-	lesson.Requests, lesson.LeastRuns, lesson.MostRuns, lesson.Precision = 4000, 2, 2, 1
+	lesson.Requests, lesson.MinRuns, lesson.MaxRuns, lesson.Precision = 4000, 2, 2, 1
 	r, err := replay.One(st.problem, s, segments, lesson)
 	if err != nil {
 		return false, err
 	}
 	if r.Violations <= hopeless*st.policy.Threshold {
-		lesson.Requests, lesson.LeastRuns, lesson.MostRuns, lesson.Precision = 10000, 5, 15, st.policy.Threshold/5
+		lesson.Requests, lesson.MinRuns, lesson.MaxRuns, lesson.Precision = 10000, 5, 15, st.policy.Threshold/5
 		if r, err = replay.One(st.problem, s, segments, lesson); err != nil {
 			return false, err
 		}
-		st.least = min(st.least, r.High)
+		st.minViolations = min(st.minViolations, r.High)
 	} else {
-		st.least = min(st.least, r.Violations)
+		st.minViolations = min(st.minViolations, r.Violations)
 	}
 	passes := r.Violations <= hopeless*st.policy.Threshold && r.High <= st.policy.Threshold
 	st.passed[mix] = passes

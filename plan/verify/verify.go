@@ -394,7 +394,7 @@ func (c *checker) planned(i int) {
 
 // figures recomputes the metrics.
 func (c *checker) figures() {
-	var used, busy, there float64
+	var used, busy, total float64
 	gpus := map[int]bool{}
 	for _, s := range c.pl.Segments {
 		table := c.tables[s.GPUModel]
@@ -405,12 +405,12 @@ func (c *checker) figures() {
 		}
 		if !gpus[s.GPU] {
 			gpus[s.GPU] = true
-			there += float64(usable(table))
+			total += float64(usable(table))
 		}
 	}
 	slack, fragmentation := 0.0, 0.0
 	if used > 0 {
-		slack, fragmentation = (used-busy)/used, (there-used)/there
+		slack, fragmentation = (used-busy)/used, (total-used)/total
 	}
 	if !nearRatio(c.pl.InternalSlack, slack) {
 		c.wrong("internal_slack", "%v: the segments' is %v", c.pl.InternalSlack, slack)

@@ -212,7 +212,7 @@ var mutations = []struct {
 	}, "the fleet has"},
 }
 
-func TestEachSpoiledPlanIsRefused(t *testing.T) {
+func TestSpoiledPlans(t *testing.T) {
 	for _, m := range mutations {
 		t.Run(m.name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
@@ -234,7 +234,7 @@ func TestEachSpoiledPlanIsRefused(t *testing.T) {
 }
 
 // A change leaves gaps if it empties GPUs, and these are legal.
-func TestIdleGPUsThatAreTheGapsHold(t *testing.T) {
+func TestIdleGPUs(t *testing.T) {
 	p := plantest.Scenario(t, "S3")
 	pl := copied(legal(t, p))
 	for i := range pl.Segments {
@@ -250,7 +250,7 @@ func TestIdleGPUsThatAreTheGapsHold(t *testing.T) {
 
 // This test reads the published files directly, without the planner's reader of
 // profiles or its types.
-func TestPlansHoldAgainstThePublishedFiles(t *testing.T) {
+func TestPublishedPlans(t *testing.T) {
 	for _, name := range plantest.Scenarios {
 		for i, s := range legal(t, plantest.Scenario(t, name)).Segments {
 			text, err := os.ReadFile("../testdata/parvagpu/prof_data/" + s.Model + ".csv")
@@ -275,7 +275,7 @@ func TestPlansHoldAgainstThePublishedFiles(t *testing.T) {
 
 // The published map of S4 has a segment of size 2 in slot 0 and one of size 1 in
 // slot 1 of the same GPU. See deployment/SLO4/SLO4_ParvaGPU_deploy.csv, GPU 3.
-func TestThePublishedOverlapIsRefused(t *testing.T) {
+func TestPublishedOverlap(t *testing.T) {
 	pl := &plan.Plan{GPUs: 1, GPCs: 7, Segments: []plan.Segment{
 		{GPUModel: "a100-80", Slot: 4, GPCs: 3}, {GPUModel: "a100-80", Slot: 0, GPCs: 2},
 		{GPUModel: "a100-80", Slot: 1, GPCs: 1}, {GPUModel: "a100-80", Slot: 6, GPCs: 1},
@@ -290,7 +290,7 @@ func TestThePublishedOverlapIsRefused(t *testing.T) {
 
 // Figure 1 of the paper and NVIDIA's guide: how an A100 can be cut. Size 3 in
 // slot 0 also takes slot 3.
-func TestWhatAnA100CanBeCutInto(t *testing.T) {
+func TestLayoutA100(t *testing.T) {
 	type part struct{ slot, gpcs int }
 	for _, c := range []struct {
 		name  string
@@ -327,7 +327,7 @@ func TestWhatAnA100CanBeCutInto(t *testing.T) {
 }
 
 // Without MIG, all segments share a GPU's memory.
-func TestSharedMemoryIsAddedUp(t *testing.T) {
+func TestSharedMemory(t *testing.T) {
 	g := plan.PercentGPU("tiny", 4, 1000, 2)
 	point := plan.Point{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 100, LatencyMS: 1, MemoryMiB: 600}
 	p := &plan.Problem{GPU: g, Profiles: map[string]map[string]plan.Profile{"tiny": {"m": {Model: "m", GPU: "tiny", Points: []plan.Point{point}}}},
@@ -347,7 +347,7 @@ func TestSharedMemoryIsAddedUp(t *testing.T) {
 }
 
 // MPS admits 48 clients per GPU; a 49th process fails to open it.
-func TestProcessesBeyondMPSsLimitAreRefused(t *testing.T) {
+func TestMPSLimit(t *testing.T) {
 	g, err := plan.Lookup("v100")
 	if err != nil || g.Clients != 48 {
 		t.Fatalf("v100 takes %d clients, %v: want 48", g.Clients, err)
@@ -369,7 +369,7 @@ func TestProcessesBeyondMPSsLimitAreRefused(t *testing.T) {
 }
 
 // A size with 0 MiB has no memory limit.
-func TestSizesWithoutALimitOfMemoryHoldWhatTheyRun(t *testing.T) {
+func TestUnlimitedMemory(t *testing.T) {
 	g := plan.GPU{Name: "tiny", SMs: 10, Slots: 1, GPCs: 1, Sizes: []plan.Size{{GPCs: 1, Slots: 1, SMs: 10, Starts: []int{0}}}}
 	point := plan.Point{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 100, LatencyMS: 1, MemoryMiB: 600}
 	p := &plan.Problem{GPU: g, Profiles: map[string]map[string]plan.Profile{"tiny": {"m": {Model: "m", GPU: "tiny", Points: []plan.Point{point}}}},

@@ -89,8 +89,8 @@ func difference(have, want profile.Header) string {
 	add("processes", a.Processes, b.Processes)
 	add("window", a.WindowSeconds, b.WindowSeconds)
 	add("precision", a.PrecisionPercent, b.PrecisionPercent)
-	add("min windows", a.LeastWindows, b.LeastWindows)
-	add("max windows", a.MostWindows, b.MostWindows)
+	add("min windows", a.MinWindows, b.MinWindows)
+	add("max windows", a.MaxWindows, b.MaxWindows)
 	add("quick", a.Quick, b.Quick)
 	return strings.Join(all, "; ")
 }
@@ -133,7 +133,7 @@ func forget(name string) error {
 func ruleOf(s profile.Sweep) stopRule {
 	r := stopRule{
 		Window:    time.Duration(s.WindowSeconds * float64(time.Second)),
-		Precision: s.PrecisionPercent / 100, LeastWindows: s.LeastWindows, MostWindows: s.MostWindows,
+		Precision: s.PrecisionPercent / 100, MinWindows: s.MinWindows, MaxWindows: s.MaxWindows,
 		LongestWindow: 10 * time.Second, Patience: 16,
 	}
 	if s.Quick {

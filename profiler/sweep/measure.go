@@ -14,9 +14,9 @@ import (
 // memory. The sweep records the point as out of memory.
 var ErrOutOfMemory = errors.New("out of memory")
 
-// ErrNotFilled is the error if the load does not fill the batches: the point would be
+// errNotFilled is the error if the load does not fill the batches: the point would be
 // one of smaller batches.
-var ErrNotFilled = errors.New("the load does not fill the batches")
+var errNotFilled = errors.New("the load does not fill the batches")
 
 // Runner runs a model on a device. Only one goroutine may use it.
 type Runner interface {
@@ -77,12 +77,12 @@ type Memory struct {
 // batches are full, and either the processes are busy or the batches have been full
 // for settled windows. One more window is not counted. The point is stable when the 95
 // % confidence interval of the mean throughput is within ±Precision of the mean
-// (Student's t over at least LeastWindows windows). After MostWindows it is accepted
+// (Student's t over at least MinWindows windows). After MaxWindows it is accepted
 // unstable.
 type stopRule struct {
-	Window                    time.Duration
-	Precision                 float64 // 0.05 is 5 %
-	LeastWindows, MostWindows int
+	Window                 time.Duration
+	Precision              float64 // 0.05 is 5 %
+	MinWindows, MaxWindows int
 	// LongestWindow is the max length of a window. A batch that takes longer has its
 	// own window.
 	LongestWindow time.Duration
@@ -133,7 +133,7 @@ func measure(ctx context.Context, r Runner, rule stopRule, c Cell) (m Measured, 
 	}
 	var sum Window
 	var rates []float64
-	for !m.Stable && m.Windows < rule.MostWindows {
+	for !m.Stable && m.Windows < rule.MaxWindows {
 		w, err := running.Window(ctx, length)
 		if err != nil {
 			return m, err
@@ -141,7 +141,7 @@ func measure(ctx context.Context, r Runner, rule stopRule, c Cell) (m Measured, 
 		sum, rates = sum.and(w), append(rates, w.rate())
 		m.Windows++
 		m.Precision = precision(rates)
-		m.Stable = m.Windows >= rule.LeastWindows && m.Precision <= rule.Precision
+		m.Stable = m.Windows >= rule.MinWindows && m.Precision <= rule.Precision
 	}
 	if sum.Images == 0 {
 		return m, fmt.Errorf("no image was answered within %s", sum.Elapsed)
@@ -181,7 +181,7 @@ func warmUp(ctx context.Context, running Running, rule stopRule, c Cell) (length
 		filled++
 		ready = w.busy(c) >= busy || filled >= settled
 	}
-	return 0, fmt.Errorf("%w: after %d windows the mean batch is %.1f of %d", ErrNotFilled, rule.Patience+settled, batch, c.Batch)
+	return 0, fmt.Errorf("%w: after %d windows the mean batch is %.1f of %d", errNotFilled, rule.Patience+settled, batch, c.Batch)
 }
 
 // precision returns half the width of the mean's 95 % confidence interval, as a

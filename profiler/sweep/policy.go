@@ -26,8 +26,8 @@ type Cell struct {
 	Share, Batch, Processes int
 }
 
-// of returns a point's cell.
-func of(p profile.Point) Cell { return Cell{p.Share, p.Batch, p.Processes} }
+// cellOf returns a point's cell.
+func cellOf(p profile.Point) Cell { return Cell{p.Share, p.Batch, p.Processes} }
 
 // gain is the fraction by which a point must exceed the best previous one to count as
 // better.
@@ -55,7 +55,7 @@ const stalls = 2
 func next(grid profile.Sweep, unit profile.Unit, points []profile.Point, skip map[Cell]bool) (cell Cell, left int, ok bool) {
 	done := make(map[Cell]bool, len(points))
 	for _, p := range points {
-		done[of(p)] = true
+		done[cellOf(p)] = true
 	}
 	for _, c := range Cells(grid) {
 		if done[c] || skip[c] || !helps(unit, points, c) {

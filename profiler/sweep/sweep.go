@@ -93,7 +93,7 @@ func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 	}
 	s.countLeft()
 	if len(p.Points) == 0 {
-		return r, fmt.Errorf("no point could be measured: %w; choose smaller --batches (a batch of 1 is always full)", ErrNotFilled)
+		return r, fmt.Errorf("no point could be measured: %w; choose smaller --batches (a batch of 1 is always full)", errNotFilled)
 	}
 	if !p.Header.Complete {
 		p.Header.Complete, p.Header.Knees = true, profile.Knees(p.Points)
@@ -134,7 +134,7 @@ func (s *sweep) step(ctx context.Context) (more bool, err error) {
 	if err := context.Cause(ctx); err != nil {
 		return false, err
 	}
-	s.tell(c, remaining, nil)
+	s.notify(c, remaining, nil)
 	ended, err := s.measure(ctx, c)
 	if err != nil {
 		return false, err
@@ -150,7 +150,7 @@ func (s *sweep) step(ctx context.Context) (more bool, err error) {
 		}
 	}
 	_, remaining, _ = s.next()
-	s.tell(c, remaining, &ended)
+	s.notify(c, remaining, &ended)
 	return true, nil
 }
 
@@ -163,7 +163,7 @@ func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
 		return ended, context.Cause(ctx)
 	case errors.Is(err, ErrOutOfMemory):
 		ended.Point.OOM = true
-	case errors.Is(err, ErrNotFilled):
+	case errors.Is(err, errNotFilled):
 		ended.Left = err
 	case err != nil:
 		return ended, fmt.Errorf("measure share %d, batch %d, %d processes: %w", c.Share, c.Batch, c.Processes, err)
@@ -173,7 +173,7 @@ func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
 	return ended, nil
 }
 
-func (s *sweep) tell(c Cell, remaining int, ended *Ended) {
+func (s *sweep) notify(c Cell, remaining int, ended *Ended) {
 	if s.Progress != nil {
 		cells := len(Cells(*s.Header.Sweep))
 		s.Progress(Progress{Cell: c, Done: cells - remaining, Cells: cells, Ended: ended})
@@ -184,7 +184,7 @@ func (s *sweep) tell(c Cell, remaining int, ended *Ended) {
 func (s *sweep) countLeft() {
 	r := s.report
 	for _, c := range Cells(*s.Header.Sweep) {
-		if _, there := r.Profile.Find(c.Share, c.Batch, c.Processes); !there && !s.left[c] {
+		if _, found := r.Profile.Find(c.Share, c.Batch, c.Processes); !found && !s.left[c] {
 			r.Saved++
 		}
 		switch {
@@ -238,7 +238,7 @@ func Estimate(grid profile.Sweep) (least, most time.Duration) {
 	points := time.Duration(len(Cells(grid)))
 	window := time.Duration(grid.WindowSeconds * float64(time.Second))
 	point := func(windows int) time.Duration { return share + time.Duration(warmUp+windows)*window }
-	return loads + points*point(grid.LeastWindows), loads + points*point(grid.MostWindows)
+	return loads + points*point(grid.MinWindows), loads + points*point(grid.MaxWindows)
 }
 
 func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }

@@ -109,7 +109,7 @@ func options(t *testing.T) Options {
 	return Options{File: filepath.Join(t.TempDir(), "fake.csv"), Header: profile.Header{
 		Version: profile.Version, Model: "fake", Device: "cpu", GPU: "a formula", Unit: profile.Percent, Total: 100,
 		Sweep: &profile.Sweep{Shares: tens, Batches: []int{1, 2, 4}, Processes: []int{1, 2, 3, 4, 5},
-			WindowSeconds: 0.25, PrecisionPercent: 5, LeastWindows: 4, MostWindows: 20},
+			WindowSeconds: 0.25, PrecisionPercent: 5, MinWindows: 4, MaxWindows: 20},
 	}}
 }
 
@@ -125,7 +125,7 @@ func run(t *testing.T, f *fake, o Options) Report {
 	return r
 }
 
-func TestASweepMeasuresWhatCanHelpAndFindsTheKnees(t *testing.T) {
+func TestRun(t *testing.T) {
 	f, o := newFake(), options(t)
 	f.cold = 3
 	r := run(t, f, o)
@@ -149,7 +149,7 @@ func TestASweepMeasuresWhatCanHelpAndFindsTheKnees(t *testing.T) {
 	}
 }
 
-func TestSharesBeyondTheLastGainAreLeftOut(t *testing.T) {
+func TestEarlyStop(t *testing.T) {
 	f, o := newFake(), options(t)
 	r := run(t, f, o)
 	if _, there := r.Profile.Find(70, 1, 1); !there { // 60 and 70 are no better than 50, and the sweep tries two
@@ -169,7 +169,7 @@ func TestSharesBeyondTheLastGainAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestADipIsNoEnd(t *testing.T) {
+func TestDip(t *testing.T) {
 	// GSLICE's VGG-19 under TensorRT on 10 % of a V100 at batch 1, 2, 4.
 	points := []profile.Point{{Share: 10, Batch: 1, Processes: 1, Throughput: 13.4}, {Share: 10, Batch: 2, Processes: 1, Throughput: 10.5}}
 	if !helps(profile.Percent, points, Cell{10, 4, 1}) {
@@ -177,7 +177,7 @@ func TestADipIsNoEnd(t *testing.T) {
 	}
 }
 
-func TestWhatRanOutOfMemoryIsAPointAndWhatNeedsMoreIsNotTried(t *testing.T) {
+func TestOutOfMemory(t *testing.T) {
 	f, o := newFake(), options(t)
 	f.memory = 2*perProcessMiB + 20 // two processes at batch 1 and 2
 	o.Header.Sweep.Shares = []int{20, 50}
@@ -198,7 +198,7 @@ func TestWhatRanOutOfMemoryIsAPointAndWhatNeedsMoreIsNotTried(t *testing.T) {
 }
 
 // A larger MIG instance has more memory; a share in percent always has all of it.
-func TestALargerInstanceMayHaveTheMemory(t *testing.T) {
+func TestMemoryPerInstance(t *testing.T) {
 	points := []profile.Point{{Share: 1, Batch: 8, Processes: 2, OOM: true}}
 	for _, c := range []struct {
 		unit  profile.Unit
@@ -214,8 +214,8 @@ func TestALargerInstanceMayHaveTheMemory(t *testing.T) {
 	}
 }
 
-func TestASteadyPointTakesTheLeastWindowsAndANoisyOneMore(t *testing.T) {
-	rule := ruleOf(profile.Sweep{WindowSeconds: 0.25, PrecisionPercent: 5, LeastWindows: 4, MostWindows: 20})
+func TestWindows(t *testing.T) {
+	rule := ruleOf(profile.Sweep{WindowSeconds: 0.25, PrecisionPercent: 5, MinWindows: 4, MaxWindows: 20})
 	steady := newFake()
 	m, err := measure(t.Context(), steady, rule, Cell{50, 1, 1})
 	if err != nil || m.Windows != 4 || !m.Stable {
@@ -238,7 +238,7 @@ func TestASteadyPointTakesTheLeastWindowsAndANoisyOneMore(t *testing.T) {
 func TestWarmUpIsNotCounted(t *testing.T) {
 	f := newFake()
 	f.cold = 5
-	rule := ruleOf(profile.Sweep{WindowSeconds: 0.25, PrecisionPercent: 5, LeastWindows: 4, MostWindows: 20})
+	rule := ruleOf(profile.Sweep{WindowSeconds: 0.25, PrecisionPercent: 5, MinWindows: 4, MaxWindows: 20})
 	m, err := measure(t.Context(), f, rule, Cell{50, 4, 1})
 	// 5 cold ones, the first full one, the one that is not counted, and 4.
 	if err != nil || f.windows != 5+1+1+4 {
@@ -249,10 +249,10 @@ func TestWarmUpIsNotCounted(t *testing.T) {
 	}
 }
 
-func TestUnsteadyPointsAreNamed(t *testing.T) {
+func TestUnsteady(t *testing.T) {
 	f, o := newFake(), options(t)
 	f.noise = 0.5
-	o.Header.Sweep = &profile.Sweep{Shares: []int{50}, Batches: []int{4}, Processes: []int{1}, WindowSeconds: 0.25, PrecisionPercent: 5, LeastWindows: 3, MostWindows: 6}
+	o.Header.Sweep = &profile.Sweep{Shares: []int{50}, Batches: []int{4}, Processes: []int{1}, WindowSeconds: 0.25, PrecisionPercent: 5, MinWindows: 3, MaxWindows: 6}
 	r := run(t, f, o)
 	if got := r.Profile.Header.Unsteady; len(got) != 1 || got[0].Share != 50 || got[0].PrecisionPercent <= 5 {
 		t.Errorf("unsteady are %+v", got)
@@ -261,7 +261,7 @@ func TestUnsteadyPointsAreNamed(t *testing.T) {
 
 // A sweep that is stopped at any window and started again ends with the same points as
 // one that was not stopped. It measures none twice.
-func TestAStoppedSweepGoesOn(t *testing.T) {
+func TestResume(t *testing.T) {
 	small := func() Options {
 		o := options(t)
 		o.Header.Sweep.Shares, o.Header.Sweep.Processes = []int{10, 50, 80}, []int{1, 2}
@@ -299,7 +299,7 @@ func TestAStoppedSweepGoesOn(t *testing.T) {
 	})
 }
 
-func TestAFinishedProfileIsNotMeasuredTwice(t *testing.T) {
+func TestFinishedProfile(t *testing.T) {
 	f, o := newFake(), options(t)
 	first := run(t, f, o)
 	f.started = nil
@@ -313,7 +313,7 @@ func TestAFinishedProfileIsNotMeasuredTwice(t *testing.T) {
 	}
 }
 
-func TestAChangedHeaderIsRefused(t *testing.T) {
+func TestChangedHeader(t *testing.T) {
 	f, o := newFake(), options(t)
 	run(t, f, o)
 	for _, c := range []struct {
@@ -338,14 +338,14 @@ func TestAChangedHeaderIsRefused(t *testing.T) {
 	run(t, f, o)
 }
 
-func TestCellsThatTheLoadDoesNotFillAreLeftOut(t *testing.T) {
+func TestLoadBound(t *testing.T) {
 	f, o := newFake(), options(t)
 	waiting, starved := Cell{50, 1, 1}, Cell{50, 4, 1}
 	f.waiting, f.starved = map[Cell]bool{waiting: true}, map[Cell]bool{starved: true}
-	var told []string
+	var progress []string
 	o.Progress = func(p Progress) {
 		if p.Ended != nil && p.Ended.Left != nil {
-			told = append(told, p.Ended.Left.Error())
+			progress = append(progress, p.Ended.Left.Error())
 		}
 	}
 	r := run(t, f, o)
@@ -363,8 +363,8 @@ func TestCellsThatTheLoadDoesNotFillAreLeftOut(t *testing.T) {
 			t.Errorf("%v is in the profile", c)
 		}
 	}
-	if len(told) != 1 || !strings.Contains(told[0], "the mean batch is 2.0 of 4") {
-		t.Errorf("told %q", told)
+	if len(progress) != 1 || !strings.Contains(progress[0], "the mean batch is 2.0 of 4") {
+		t.Errorf("told %q", progress)
 	}
 }
 
@@ -388,7 +388,7 @@ func TestSmallModel(t *testing.T) {
 			f.starved[c] = true
 		}
 		_, err := Run(t.Context(), f, o)
-		if !errors.Is(err, ErrNotFilled) || !strings.Contains(err.Error(), "choose smaller --batches (a batch of 1 is always full)") {
+		if !errors.Is(err, errNotFilled) || !strings.Contains(err.Error(), "choose smaller --batches (a batch of 1 is always full)") {
 			t.Errorf("%v, want what to do", err)
 		}
 	})
@@ -427,7 +427,7 @@ func TestQuickIsReplaced(t *testing.T) {
 }
 
 func TestEstimate(t *testing.T) {
-	grid := profile.Sweep{Shares: tens, Batches: []int{1, 2, 4, 8}, Processes: []int{1, 2, 3, 4, 5}, WindowSeconds: 0.25, LeastWindows: 4, MostWindows: 20}
+	grid := profile.Sweep{Shares: tens, Batches: []int{1, 2, 4, 8}, Processes: []int{1, 2, 3, 4, 5}, WindowSeconds: 0.25, MinWindows: 4, MaxWindows: 20}
 	least, most := Estimate(grid)
 	// 20 loads of 1.5 s and 200 points of 0.2 s and 6 to 22 windows.
 	if least != 370*time.Second || most != 1170*time.Second {
@@ -435,7 +435,7 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
-func TestABrokenCellEndsTheSweepWithItsPlace(t *testing.T) {
+func TestBrokenCell(t *testing.T) {
 	f, o := newFake(), options(t)
 	broken := errors.New("the model is no model")
 	f.broken = map[Cell]error{{30, 1, 1}: broken}
@@ -445,7 +445,7 @@ func TestABrokenCellEndsTheSweepWithItsPlace(t *testing.T) {
 	}
 }
 
-func TestProgressOnlyRises(t *testing.T) {
+func TestProgress(t *testing.T) {
 	f, o := newFake(), options(t)
 	f.memory = 5*perProcessMiB + 20
 	done, ended := 0, 0
@@ -464,7 +464,7 @@ func TestProgressOnlyRises(t *testing.T) {
 	}
 }
 
-func TestPrecisionIsAPartOfTheMean(t *testing.T) {
+func TestPrecision(t *testing.T) {
 	if got := precision([]float64{9, 10, 11}); math.Abs(got-4.303/math.Sqrt(3)/10) > 1e-9 {
 		t.Errorf("9, 10, 11 are known to %.4f", got)
 	}
@@ -479,7 +479,7 @@ func TestPrecisionIsAPartOfTheMean(t *testing.T) {
 // those that ran out of memory, at which the published throughput jumps. Mobilenetv2
 // on 4 GPCs reaches at most 3,000 images/s at all smaller batches, and 5,010 with 2
 // processes at 256, at which 3 processes are too many.
-func TestTheEarlyStopOnParvaGPUsProfiles(t *testing.T) {
+func TestEarlyStopParvaGPU(t *testing.T) {
 	profiles, err := profile.ReadDir(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
 	if err != nil {
 		t.Fatal(err)

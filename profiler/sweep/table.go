@@ -39,7 +39,7 @@ func (r *Report) WriteTable(w io.Writer) {
 		fmt.Fprintf(w, "%d points left out: --quick had no time for them\n", n)
 	}
 	for _, c := range r.Left {
-		fmt.Fprintf(w, "left out: share %d, batch %d, %d processes: %v\n", c.Share, c.Batch, c.Processes, ErrNotFilled)
+		fmt.Fprintf(w, "left out: share %d, batch %d, %d processes: %v\n", c.Share, c.Batch, c.Processes, errNotFilled)
 	}
 }
 

@@ -230,11 +230,11 @@ func bareApart(ctx context.Context, o Setup, model string, batch, streams int, d
 		args = append(args, "--models", o.Models)
 	}
 	command := exec.CommandContext(ctx, o.Lab, args...)
-	var said strings.Builder
-	command.Stderr = &said
+	var output strings.Builder
+	command.Stderr = &output
 	out, err := command.Output()
 	if err != nil {
-		return r, fmt.Errorf("measure the bare framework: %w: %s", err, strings.TrimSpace(said.String()))
+		return r, fmt.Errorf("measure the bare framework: %w: %s", err, strings.TrimSpace(output.String()))
 	}
 	if err := json.Unmarshal(out, &r); err != nil {
 		return r, fmt.Errorf("read what the bare framework did: %w", err)

@@ -21,9 +21,9 @@ func ok(at, latency time.Duration, batch uint16) testbed.Answered {
 	return testbed.Answered{At: int64(at), Latency: int64(latency), Batch: batch}
 }
 
-func TestSilenceIsBetweenOkAnswers(t *testing.T) {
+func TestLongestPause(t *testing.T) {
 	const ms = time.Millisecond
-	silence, from, to := longestSilence([]testbed.Answered{
+	silence, from, to := longestPause([]testbed.Answered{
 		ok(10*ms, ms, 1), ok(12*ms, ms, 1),
 		{At: int64(15 * ms), Status: wire.StatusFailed},
 		{At: int64(40 * ms), Lost: true},
@@ -32,12 +32,12 @@ func TestSilenceIsBetweenOkAnswers(t *testing.T) {
 	if silence != 38*ms || from != int64(12*ms) || to != int64(50*ms) {
 		t.Errorf("silent for %s from %d to %d, want 38 ms from 12 to 50", silence, from, to)
 	}
-	if silence, _, _ := longestSilence(nil); silence != 0 {
+	if silence, _, _ := longestPause(nil); silence != 0 {
 		t.Errorf("nobody was silent for %s", silence)
 	}
 }
 
-func TestMeanBatchIsOfBatches(t *testing.T) {
+func TestMeanBatch(t *testing.T) {
 	// Four batches: one of 8 and one of 4, of which every answer arrived, and two of 1.
 	all := slices.Concat(slices.Repeat([]testbed.Answered{ok(0, 0, 8)}, 8), slices.Repeat([]testbed.Answered{ok(0, 0, 4)}, 4), slices.Repeat([]testbed.Answered{ok(0, 0, 1)}, 2))
 	if got := testbed.MeanBatch(all); got != 14.0/4 {
@@ -45,7 +45,7 @@ func TestMeanBatchIsOfBatches(t *testing.T) {
 	}
 }
 
-func TestSecondsAroundLookHalfASecondEitherWay(t *testing.T) {
+func TestSecondsAround(t *testing.T) {
 	var all []testbed.Answered
 	for at := range 4000 { // one answer per millisecond, slow ones from 1.8 to 2.2 s
 		latency := time.Millisecond
@@ -60,7 +60,7 @@ func TestSecondsAroundLookHalfASecondEitherWay(t *testing.T) {
 	}
 }
 
-func TestGroupPercentsAreOfTheMultiprocessors(t *testing.T) {
+func TestGroupPercents(t *testing.T) {
 	got := groupPercents([]int{8, 8, 16})
 	if want := []float64{25, 50, 100}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -68,7 +68,7 @@ func TestGroupPercentsAreOfTheMultiprocessors(t *testing.T) {
 }
 
 // A variant differs from the card only in its ladder and objective.
-func TestVariantsOfTheShippedCards(t *testing.T) {
+func TestVariants(t *testing.T) {
 	for _, name := range zoo.Names() {
 		card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
 		if err != nil {
@@ -91,7 +91,7 @@ func TestVariantsOfTheShippedCards(t *testing.T) {
 	}
 }
 
-func TestThreadsOfThisProcessAreTheLoads(t *testing.T) {
+func TestReadThreads(t *testing.T) {
 	before := readThreads(-1)
 	if len(before) == 0 {
 		t.Fatal("this process has no threads")
@@ -117,9 +117,9 @@ func TestThreadsOfThisProcessAreTheLoads(t *testing.T) {
 	}
 }
 
-func TestTheLoadHasItsOwnCPUsWhereThereAreMany(t *testing.T) {
+func TestPlanCPUs(t *testing.T) {
 	p := testbed.PlanCPUs()
-	if len(p.All) >= testbed.LeastCPUs {
+	if len(p.All) >= testbed.MinCPUs {
 		for _, cpu := range p.Load {
 			if slices.Contains(p.Node, cpu) {
 				t.Errorf("CPU %d is the node's and the load's", cpu)
@@ -131,7 +131,7 @@ func TestTheLoadHasItsOwnCPUsWhereThereAreMany(t *testing.T) {
 	}
 }
 
-func TestAReportSaysWhereItWasMeasured(t *testing.T) {
+func TestReportMachine(t *testing.T) {
 	m := testbed.ThisMachine("v0")
 	if m.Date == "" || m.Penstock != "v0" || m.CPUs < 1 || m.Kernel == "" || m.Go == "" {
 		t.Errorf("%+v", m)

@@ -39,7 +39,7 @@ type DPDKNodeWay struct {
 type DPDKNodeFunction struct {
 	Model        string `json:"model"`
 	PictureBytes int    `json:"picture_bytes"`
-	Pieces       int    `json:"pieces"`
+	Fragments    int    `json:"pieces"`
 	// Alone is one request at a time with a pause after each. Loaded has InFlight requests in
 	// flight at any time.
 	Alone  DPDKNodeTraffic `json:"alone"`

@@ -136,7 +136,7 @@ func openMemifCamera(ctx context.Context, device string, port uint16, eal []stri
 		Port: device, Addresses: []netip.Addr{cameraAddress}, Queues: 1, MTU: 1500,
 		Memory: cameraMemory, Mbufs: 8192, Checksums: dpdk.Auto, EAL: eal, Log: zerolog.Nop(),
 	}
-	if runtime.NumCPU() >= testbed.LeastCPUs { // the load has its own CPUs
+	if runtime.NumCPU() >= testbed.MinCPUs { // the load has its own CPUs
 		o.BusyPoll = time.Second
 	}
 	if c.group, err = dpdk.Open(o); err != nil {
@@ -163,8 +163,8 @@ func openMemifCamera(ctx context.Context, device string, port uint16, eal []stri
 
 func (c *memifCamera) send(r *request) error {
 	c.packets = c.packets[:0]
-	for i := range r.pieces() {
-		c.packets = append(c.packets, ingest.Packet{To: c.to, Data: r.piece(i)})
+	for i := range r.fragments() {
+		c.packets = append(c.packets, ingest.Packet{To: c.to, Data: r.fragment(i)})
 	}
 	for left := c.packets; len(left) > 0; {
 		n, err := c.src.Send(left)

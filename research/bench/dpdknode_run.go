@@ -51,7 +51,7 @@ func RunDPDKNode(ctx context.Context, o DPDKNodeOptions) (DPDKNode, error) {
 			if err := ctx.Err(); err != nil {
 				return r, context.Cause(ctx)
 			}
-			o.Say("%s, busy_poll %v", source, busy)
+			o.Printf("%s, busy_poll %v", source, busy)
 			w := DPDKNodeWay{Source: source, BusyPollMillis: busy.Seconds() * 1000}
 			if err := o.way(ctx, dir, &w, served, busy); err != nil {
 				w.Lacks = err.Error()
@@ -231,11 +231,11 @@ func mappedReadOnly(pid int) (mib float64, err error) {
 	}
 	for line := range strings.Lines(string(text)) {
 		var from, to uint64
-		var may, offset, device, inode, name string
-		if n, _ := fmt.Sscanf(line, "%x-%x %s %s %s %s %s", &from, &to, &may, &offset, &device, &inode, &name); n < 7 {
+		var permissions, offset, device, inode, name string
+		if n, _ := fmt.Sscanf(line, "%x-%x %s %s %s %s %s", &from, &to, &permissions, &offset, &device, &inode, &name); n < 7 {
 			continue
 		}
-		if may == "r--s" && (strings.HasPrefix(name, "/memfd:") || strings.HasPrefix(name, "/anon_hugepage")) {
+		if permissions == "r--s" && (strings.HasPrefix(name, "/memfd:") || strings.HasPrefix(name, "/anon_hugepage")) {
 			mib += float64(to-from) / (1 << 20)
 		}
 	}
@@ -243,7 +243,7 @@ func mappedReadOnly(pid int) (mib float64, err error) {
 }
 
 // mbufsOf reads a node's counts of mbufs, 0 if the node does not use DPDK.
-func mbufsOf(b *testbed.Bed) (all, held uint64, err error) {
+func mbufsOf(b *testbed.Harness) (all, held uint64, err error) {
 	text, err := b.Metrics()
 	if err != nil {
 		return 0, 0, err
@@ -291,21 +291,21 @@ type request struct {
 
 func newRequest(picture []byte) *request {
 	r := &request{size: wire.HeaderSize + wire.DefaultPieceBytes}
-	pieces := (len(picture) + wire.DefaultPieceBytes - 1) / wire.DefaultPieceBytes
-	for i := range pieces {
-		piece := picture[i*wire.DefaultPieceBytes : min((i+1)*wire.DefaultPieceBytes, len(picture))]
+	fragments := (len(picture) + wire.DefaultPieceBytes - 1) / wire.DefaultPieceBytes
+	for i := range fragments {
+		fragment := picture[i*wire.DefaultPieceBytes : min((i+1)*wire.DefaultPieceBytes, len(picture))]
 		h := wire.PieceHeader(wire.TypeData, 0, len(picture), wire.DefaultPieceBytes, i)
-		b := make([]byte, wire.HeaderSize+len(piece))
+		b := make([]byte, wire.HeaderSize+len(fragment))
 		h.Put(b)
-		copy(b[wire.HeaderSize:], piece)
+		copy(b[wire.HeaderSize:], fragment)
 		r.bytes = append(r.bytes, b...)
 	}
 	return r
 }
 
-func (r *request) pieces() int { return (len(r.bytes) + r.size - 1) / r.size }
+func (r *request) fragments() int { return (len(r.bytes) + r.size - 1) / r.size }
 
-func (r *request) piece(i int) []byte { return r.bytes[i*r.size : min((i+1)*r.size, len(r.bytes))] }
+func (r *request) fragment(i int) []byte { return r.bytes[i*r.size : min((i+1)*r.size, len(r.bytes))] }
 
 func (r *request) number(id uint32) {
 	for at := 0; at < len(r.bytes); at += r.size {
@@ -321,7 +321,7 @@ func (t *nodeTraffic) measure(ctx context.Context, o *DPDKNodeOptions) (n DPDKNo
 	for _, p := range t.model.pictures {
 		t.requests = append(t.requests, newRequest(p))
 	}
-	n.Pieces = t.requests[0].pieces()
+	n.Fragments = t.requests[0].fragments()
 	t.flying, t.next = map[uint32]*flying{}, rand.Uint32()
 	// During warm-up addresses are resolved, memory is touched and batches grow.
 	var warm DPDKNodeTraffic
@@ -379,8 +379,8 @@ func (t *nodeTraffic) during(ctx context.Context, report *DPDKNodeTraffic, inFli
 	report.BytesPerSecond = report.ImagesPerSecond * float64(len(t.model.pictures[0]))
 	report.MeanBatch = t.batches / float64(max(report.Requests, 1))
 	report.EndToEnd = micros(t.endToEnd)
-	for i, into := range []*Micros{&report.Aggregate, &report.Queue, &report.Gather, &report.Infer, &report.Reply} {
-		*into = micros(t.stages[i])
+	for i, dst := range []*Micros{&report.Aggregate, &report.Queue, &report.Gather, &report.Infer, &report.Reply} {
+		*dst = micros(t.stages[i])
 	}
 	return context.Cause(ctx)
 }

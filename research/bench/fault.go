@@ -124,7 +124,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 	}
 	var longest, told []time.Duration
 	for i := range o.Number {
-		o.Say("fault %d of %d", i+1, o.Number)
+		o.Printf("fault %d of %d", i+1, o.Number)
 		f, err := o.fault(ctx, b, loads)
 		if err != nil {
 			return r, fmt.Errorf("fault %d: %w", i+1, err)
@@ -152,7 +152,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 
 // fault waits until every function has a shadow, provokes a fault in the neighbour, and
 // measures until every function answers again.
-func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[string]*testbed.Traffic) (r FaultResult, err error) {
+func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[string]*testbed.Traffic) (r FaultResult, err error) {
 	for name := range loads {
 		if err := b.ShadowReady(ctx, name); err != nil {
 			return r, err
@@ -190,7 +190,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[stri
 	var during []testbed.Answered
 	for name, l := range loads {
 		all := l.Between(before-int64(time.Second), 0)
-		silence, from, to := longestSilence(all)
+		silence, from, to := longestPause(all)
 		r.SilenceMillis[name] = silence.Seconds() * 1000
 		r.Longest = max(r.Longest, r.SilenceMillis[name])
 		during = append(during, l.Between(from+1, to)...)
@@ -205,7 +205,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[stri
 }
 
 // provoke sends requests to the neighbour, one at a time, until its process ends.
-func provoke(ctx context.Context, b *testbed.Bed) error {
+func provoke(ctx context.Context, b *testbed.Harness) error {
 	f, err := b.Function(neighbour)
 	if err != nil {
 		return err
@@ -231,9 +231,9 @@ func provoke(ctx context.Context, b *testbed.Bed) error {
 	return fmt.Errorf("the neighbour answered %d requests and did not fault: %s", most, strings.TrimSpace(b.Log()))
 }
 
-// longestSilence returns the longest time between two ok answers, and when it was. all must
+// longestPause returns the longest time between two ok answers, and when it was. all must
 // be sorted by time.
-func longestSilence(all []testbed.Answered) (silence time.Duration, from, to int64) {
+func longestPause(all []testbed.Answered) (silence time.Duration, from, to int64) {
 	last := int64(0)
 	for _, a := range all {
 		if a.Lost || a.Status != wire.StatusOK {

@@ -25,12 +25,12 @@ import (
 type Gather struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
-	// PieceBytes is a packet's payload. SlabBytes is the size of the packet memory, and
+	// FragmentBytes is a packet's payload. SlabBytes is the size of the packet memory, and
 	// HugePages says whether it consists of huge pages.
-	PieceBytes int          `json:"piece_bytes"`
-	SlabBytes  int          `json:"slab_bytes"`
-	HugePages  bool         `json:"huge_pages"`
-	Cases      []GatherCase `json:"cases"`
+	FragmentBytes int          `json:"piece_bytes"`
+	SlabBytes     int          `json:"slab_bytes"`
+	HugePages     bool         `json:"huge_pages"`
+	Cases         []GatherCase `json:"cases"`
 	// Partitions are for the first case: 32 aligned pictures, gathered by few
 	// multiprocessors. Empty if the device has no partitions.
 	Partitions []GatherPartition `json:"partitions,omitempty"`
@@ -56,12 +56,12 @@ type GatherCase struct {
 	// them, from an odd address on. Slots and runs are in random order.
 	Alignment string `json:"alignment"`
 	// KernelMicros is the median time of the gather on the device, from event to event.
-	KernelMicros         float64 `json:"kernel_us"`
-	GigabytesPerSecond   float64 `json:"gb_per_s"`
-	CopyMicros           float64 `json:"contiguous_copy_us"`
-	CopyGBPerSecond      float64 `json:"contiguous_copy_gb_per_s"`
-	Ratio                float64 `json:"ratio"` // relative to the contiguous copy
-	PieceCopyGBPerSecond float64 `json:"copy_a_piece_gb_per_s"`
+	KernelMicros            float64 `json:"kernel_us"`
+	GigabytesPerSecond      float64 `json:"gb_per_s"`
+	CopyMicros              float64 `json:"contiguous_copy_us"`
+	CopyGBPerSecond         float64 `json:"contiguous_copy_gb_per_s"`
+	Ratio                   float64 `json:"ratio"` // relative to the contiguous copy
+	FragmentCopyGBPerSecond float64 `json:"copy_a_piece_gb_per_s"`
 	// CPUCopyGBPerSecond is the rate if a CPU assembles the fragments, not converted, in
 	// pinned memory, and one copy follows.
 	CPUCopyGBPerSecond float64 `json:"cpu_copy_gb_per_s"`
@@ -81,7 +81,7 @@ const (
 	gatherRun      = 62 // the max number of datagrams of this size that GRO joins
 	gatherSlab     = 512 << 20
 	gatherSets     = 8 // sets of addresses, used in turn so that no cache is warm
-	gatherMost     = 32
+	maxGatherBatch = 32
 	gatherCopyNext = 1 << 20
 )
 
@@ -90,7 +90,7 @@ const (
 func RunGather(ctx context.Context, penstock, deviceName string, n int) (Gather, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	r := Gather{Machine: testbed.ThisMachine(penstock), PieceBytes: gatherPayload, SlabBytes: gatherSlab}
+	r := Gather{Machine: testbed.ThisMachine(penstock), FragmentBytes: gatherPayload, SlabBytes: gatherSlab}
 	slab, err := newGatherSlab()
 	if err != nil {
 		return r, err
@@ -101,18 +101,18 @@ func RunGather(ctx context.Context, penstock, deviceName string, n int) (Gather,
 		in.Mean, in.Std = []float32{123.675, 116.28, 103.53}, []float32{58.395, 57.12, 57.375}
 		return in
 	}
-	of := func(wire models.DType, tensor models.DType, layout models.Layout) models.Input {
+	newInput := func(wire models.DType, tensor models.DType, layout models.Layout) models.Input {
 		return models.Input{Height: gatherSide, Width: gatherSide, Channels: 3, WireType: wire, WireLayout: models.HWC, TensorType: tensor, TensorLayout: layout}
 	}
 	for _, in := range []models.Input{
-		normal(of(models.U8, models.F16, models.CHW)),
-		normal(of(models.U8, models.F32, models.CHW)),
-		of(models.U8, models.U8, models.HWC),
-		normal(of(models.F16, models.F16, models.CHW)),
-		normal(of(models.F32, models.F32, models.CHW)),
-		of(models.F32, models.F32, models.HWC),
+		normal(newInput(models.U8, models.F16, models.CHW)),
+		normal(newInput(models.U8, models.F32, models.CHW)),
+		newInput(models.U8, models.U8, models.HWC),
+		normal(newInput(models.F16, models.F16, models.CHW)),
+		normal(newInput(models.F32, models.F32, models.CHW)),
+		newInput(models.F32, models.F32, models.HWC),
 	} {
-		for _, pictures := range []int{1, 8, gatherMost} {
+		for _, pictures := range []int{1, 8, maxGatherBatch} {
 			for _, odd := range []bool{false, true} {
 				if err := ctx.Err(); err != nil {
 					return r, err
@@ -212,7 +212,7 @@ type gatherBench struct {
 	refused  []bool
 	next     int // index of the set
 
-	partitions []GatherPartition // if pictures is gatherMost
+	partitions []GatherPartition // if pictures is maxGatherBatch
 }
 
 // gatherDelayBytes take longer to copy than the CPU takes to queue the measured work
@@ -252,7 +252,7 @@ func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err
 	if c.CopyMicros, err = b.median(b.n, b.copyOnce); err != nil {
 		return c, "", err
 	}
-	pieces, err := b.median(max(3, b.n/10), b.copyPieces)
+	fragments, err := b.median(max(3, b.n/10), b.copyFragments)
 	if err != nil {
 		return c, "", err
 	}
@@ -263,14 +263,14 @@ func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err
 	if c.Call, c.Seen, err = b.latency(4 * b.n); err != nil {
 		return c, "", err
 	}
-	if b.pictures == gatherMost && !odd {
+	if b.pictures == maxGatherBatch && !odd {
 		if err := b.partition(rate); err != nil {
 			return c, "", err
 		}
 	}
 	c.GigabytesPerSecond, c.CopyGBPerSecond = rate(c.KernelMicros), rate(c.CopyMicros)
 	c.Ratio = c.CopyMicros / c.KernelMicros
-	c.PieceCopyGBPerSecond, c.CPUCopyGBPerSecond = rate(pieces), rate(cpu)
+	c.FragmentCopyGBPerSecond, c.CPUCopyGBPerSecond = rate(fragments), rate(cpu)
 	return c, b.device.Name(), nil
 }
 
@@ -366,7 +366,7 @@ func (b *gatherBench) copyOnce() error {
 	return b.stream.Copy(b.memory, cuda.At(b.slab.read[at:]), len(b.pinned))
 }
 
-func (b *gatherBench) copyPieces() error {
+func (b *gatherBench) copyFragments() error {
 	for i, req := range b.set() {
 		to := b.memory + cuda.Pointer(i*b.in.WireBytes())
 		for _, p := range req.Pieces {

@@ -33,8 +33,8 @@ type Ingest struct {
 
 // IngestCase is one request size. Bytes are the pictures', without headers.
 type IngestCase struct {
-	Pieces             int     `json:"pieces"`
-	PieceBytes         int     `json:"piece_bytes"`
+	Fragments          int     `json:"pieces"`
+	FragmentBytes      int     `json:"piece_bytes"`
 	Requests           uint64  `json:"requests"`
 	DatagramsPerSecond float64 `json:"datagrams_per_s"`
 	BytesPerSecond     float64 `json:"bytes_per_s"`
@@ -53,8 +53,8 @@ const ingestRounds = 5
 // each. These are pictures of 224 x 224 and of 416 x 416, RGB.
 func RunIngest(ctx context.Context, each time.Duration) (Ingest, error) {
 	var r Ingest
-	for _, pieces := range []int{147, 507} {
-		c, err := ingestCase(ctx, pieces, 1024, each)
+	for _, fragments := range []int{147, 507} {
+		c, err := ingestCase(ctx, fragments, 1024, each)
 		if err != nil {
 			return r, err
 		}
@@ -64,8 +64,8 @@ func RunIngest(ctx context.Context, each time.Duration) (Ingest, error) {
 	return r, nil
 }
 
-func ingestCase(ctx context.Context, pieces, pieceBytes int, each time.Duration) (IngestCase, error) {
-	c := IngestCase{Pieces: pieces, PieceBytes: pieceBytes}
+func ingestCase(ctx context.Context, fragments, fragmentBytes int, each time.Duration) (IngestCase, error) {
+	c := IngestCase{Fragments: fragments, FragmentBytes: fragmentBytes}
 	turn := each / ingestRounds
 	var ratios, ours, bare []float64
 	var mallocs, datagrams uint64
@@ -73,11 +73,11 @@ func ingestCase(ctx context.Context, pieces, pieceBytes int, each time.Duration)
 		if err := ctx.Err(); err != nil {
 			return c, err
 		}
-		b, err := bareTurn(pieces, pieceBytes, turn)
+		b, err := bareTurn(fragments, fragmentBytes, turn)
 		if err != nil {
 			return c, err
 		}
-		o, err := ingestTurn(pieces, pieceBytes, turn)
+		o, err := ingestTurn(fragments, fragmentBytes, turn)
 		if err != nil {
 			return c, err
 		}
@@ -90,7 +90,7 @@ func ingestCase(ctx context.Context, pieces, pieceBytes int, each time.Duration)
 		datagrams += o.datagrams
 	}
 	c.BytesPerSecond, c.BareBytesPerSecond, c.Ratio = median(ours), median(bare), median(ratios)
-	c.DatagramsPerSecond = c.BytesPerSecond / float64(pieceBytes)
+	c.DatagramsPerSecond = c.BytesPerSecond / float64(fragmentBytes)
 	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
 	return c, nil
 }
@@ -118,7 +118,7 @@ const (
 
 // ingestTurn runs source and aggregation as the manager's receive thread does. Its
 // inference function answers immediately.
-func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) {
+func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err error) {
 	src, err := udp.Open(udp.Options{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true,
 	})
@@ -127,19 +127,19 @@ func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error
 	}
 	defer func() { err = errors.Join(err, src.CloseSlab()) }()
 	defer src.Close()
-	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * pieces), ResultBytes: 64}
+	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * fragments), ResultBytes: 64}
 	table, err := shm.NewTable("penstock-bench", g)
 	if err != nil {
 		return t, err
 	}
 	defer table.Close()
-	requestBytes := pieces * pieceBytes
+	requestBytes := fragments * fragmentBytes
 	a := aggregate.New(aggregate.Config{
-		Slots: int(g.Slots), RequestBytes: requestBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: pieceBytes,
+		Slots: int(g.Slots), RequestBytes: requestBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: fragmentBytes,
 		SLO: 10 * time.Second,
 	}, src.Slab().Bytes(), table)
 
-	s, err := newIngestSender(src.LocalAddr(), pieces, pieceBytes)
+	s, err := newIngestSender(src.LocalAddr(), fragments, fragmentBytes)
 	if err != nil {
 		return t, err
 	}
@@ -199,7 +199,7 @@ func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error
 
 // bareTurn receives the same datagrams into the same few buffers and only counts
 // them.
-func bareTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) {
+func bareTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err error) {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return t, fmt.Errorf("open bare socket: %w", err)
@@ -209,13 +209,13 @@ func bareTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) 
 	if err != nil {
 		return t, err
 	}
-	s, err := newIngestSender(conn.LocalAddr().(*net.UDPAddr).AddrPort(), pieces, pieceBytes)
+	s, err := newIngestSender(conn.LocalAddr().(*net.UDPAddr).AddrPort(), fragments, fragmentBytes)
 	if err != nil {
 		return t, err
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	datagramBytes := uint64(wire.HeaderSize + pieceBytes)
+	datagramBytes := uint64(wire.HeaderSize + fragmentBytes)
 	loop := func(until func() bool) (datagrams uint64, err error) {
 		for !until() {
 			n, err := bare.receive(10 * time.Millisecond)
@@ -247,34 +247,34 @@ func bareTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) 
 	if err != nil {
 		return t, err
 	}
-	t.bytes = t.datagrams * uint64(pieceBytes)
-	t.lost = s.requests*uint64(pieces) - (all + t.datagrams + rest)
+	t.bytes = t.datagrams * uint64(fragmentBytes)
+	t.lost = s.requests*uint64(fragments) - (all + t.datagrams + rest)
 	return t, nil
 }
 
 // ingestSender sends complete requests as fast as they are received, in trains that
 // the kernel cuts into datagrams (UDP_SEGMENT).
 type ingestSender struct {
-	conn     *net.UDPConn
-	datagram int // bytes
-	pieces   int
-	request  []byte // all datagrams of one request, consecutive
-	control  []byte
-	train    int // datagrams per train
+	conn      *net.UDPConn
+	datagram  int // bytes
+	fragments int
+	request   []byte // all datagrams of one request, consecutive
+	control   []byte
+	train     int // datagrams per train
 
 	received atomic.Uint64 // datagrams; the receiver sets it
 	requests uint64        // sent; read it after stop
 }
 
-func newIngestSender(to netip.AddrPort, pieces, pieceBytes int) (*ingestSender, error) {
+func newIngestSender(to netip.AddrPort, fragments, fragmentBytes int) (*ingestSender, error) {
 	conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {
 		return nil, fmt.Errorf("open sender: %w", err)
 	}
-	s := &ingestSender{conn: conn, datagram: wire.HeaderSize + pieceBytes, pieces: pieces}
-	for i := range pieces {
+	s := &ingestSender{conn: conn, datagram: wire.HeaderSize + fragmentBytes, fragments: fragments}
+	for i := range fragments {
 		b := make([]byte, s.datagram)
-		h := wire.PieceHeader(wire.TypeData, 0, pieces*pieceBytes, pieceBytes, i)
+		h := wire.PieceHeader(wire.TypeData, 0, fragments*fragmentBytes, fragmentBytes, i)
 		h.Put(b)
 		s.request = append(s.request, b...)
 	}
@@ -293,11 +293,11 @@ func (s *ingestSender) start() (stop func()) {
 		defer runtime.UnlockOSThread()
 		sent := uint64(0)
 		for id := uint32(0); !stopping.Load(); id++ {
-			for i := range s.pieces {
+			for i := range s.fragments {
 				binary.LittleEndian.PutUint32(s.request[i*s.datagram+4:], id)
 			}
-			for from := 0; from < s.pieces; from += s.train {
-				n := min(s.train, s.pieces-from)
+			for from := 0; from < s.fragments; from += s.train {
+				n := min(s.train, s.fragments-from)
 				for !stopping.Load() && sent+uint64(n)-s.received.Load() > uint64(window/s.datagram) {
 					unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 				}

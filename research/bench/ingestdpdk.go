@@ -22,8 +22,8 @@ type IngestDPDK struct {
 // the same core in the same run, is to receive bursts and free them: the cost of a port
 // alone. The port makes its frames when it is polled, at the same cost for both.
 type OneCore struct {
-	Pieces     int `json:"pieces"`
-	PieceBytes int `json:"piece_bytes"`
+	Fragments     int `json:"pieces"`
+	FragmentBytes int `json:"piece_bytes"`
 	// Frames is "headers" or "whole". With "headers" the port writes the 64 bytes of
 	// headers into each buffer, as if a NIC had written the payload. With "whole" it
 	// writes the payload too.

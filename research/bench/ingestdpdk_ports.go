@@ -45,7 +45,7 @@ var portKinds = []portKind{
 	{name: "memif", sender: memifFeed},
 }
 
-const portPieces, portPieceBytes = 147, 1024
+const portFragments, portFragmentBytes = 147, 1024
 
 // measurePorts measures every kind in its own network namespaces, which it removes at
 // the end. The report records what the machine lacks.
@@ -60,7 +60,7 @@ func measurePorts(ctx context.Context, o DPDKOptions) (list []PortIngest, err er
 		if err := ctx.Err(); err != nil {
 			return list, err
 		}
-		o.say("port " + k.name)
+		o.report("port " + k.name)
 		p, err := k.measure(camera, node, o.Each)
 		p.Port, p.Sender = k.name, k.sender
 		if err != nil {
@@ -93,7 +93,7 @@ func (k portKind) measure(camera, node *network, each time.Duration) (p PortInge
 		defer node.run("ip", "link", "del", "br0")
 	}
 	var s *ingestSender
-	camera.do(func() { s, err = newIngestSender(dpdkTo, portPieces, portPieceBytes) })
+	camera.do(func() { s, err = newIngestSender(dpdkTo, portFragments, portFragmentBytes) })
 	if err != nil {
 		return p, err
 	}
@@ -129,7 +129,7 @@ type sender interface {
 
 // receiveFrom measures a source that a sender feeds.
 func receiveFrom(src ingest.Source, s sender, each time.Duration) (p PortIngest, err error) {
-	end, err := newIngestEnd(src, portPieces, portPieceBytes, time.Second, 100*time.Millisecond)
+	end, err := newIngestEnd(src, portFragments, portFragmentBytes, time.Second, 100*time.Millisecond)
 	if err != nil {
 		return p, err
 	}
@@ -153,20 +153,20 @@ func receiveFrom(src ingest.Source, s sender, each time.Duration) (p PortIngest,
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	sent, pieces, began := s.sent(), end.aggregate.Stats().Pieces, time.Now()
+	sent, fragments, began := s.sent(), end.aggregate.Stats().Pieces, time.Now()
 	if err := loop(each); err != nil {
 		return p, err
 	}
 	took := time.Since(began).Seconds()
 	runtime.ReadMemStats(&after)
-	sent, pieces = s.sent()-sent, end.aggregate.Stats().Pieces-pieces
-	if pieces == 0 {
+	sent, fragments = s.sent()-sent, end.aggregate.Stats().Pieces-fragments
+	if fragments == 0 {
 		return p, fmt.Errorf("nothing came of %d datagrams", sent)
 	}
-	p.SentPerSecond, p.ReceivedPerSecond = float64(sent)/took, float64(pieces)/took
-	p.BytesPerSecond = p.ReceivedPerSecond * portPieceBytes
-	p.LostPercent = max(0, 100*(1-float64(pieces)/float64(max(sent, 1))))
-	p.AllocsPerDatagram = float64(after.Mallocs-before.Mallocs) / float64(pieces)
+	p.SentPerSecond, p.ReceivedPerSecond = float64(sent)/took, float64(fragments)/took
+	p.BytesPerSecond = p.ReceivedPerSecond * portFragmentBytes
+	p.LostPercent = max(0, 100*(1-float64(fragments)/float64(max(sent, 1))))
+	p.AllocsPerDatagram = float64(after.Mallocs-before.Mallocs) / float64(fragments)
 	stop()
 	return p, end.empty()
 }
@@ -190,11 +190,11 @@ func (s *socketSender) start() (stop func()) {
 	return sendUntilStopped(func(stopping *atomic.Bool) {
 		defer s.s.conn.Close()
 		for id := uint32(0); !stopping.Load(); id++ {
-			for i := range s.s.pieces {
+			for i := range s.s.fragments {
 				binary.LittleEndian.PutUint32(s.s.request[i*s.s.datagram+4:], id)
 			}
-			for from := 0; from < s.s.pieces && !stopping.Load(); from += s.s.train {
-				n := min(s.s.train, s.s.pieces-from)
+			for from := 0; from < s.s.fragments && !stopping.Load(); from += s.s.train {
+				n := min(s.s.train, s.s.fragments-from)
 				waitForRoom(stopping, &s.count, &s.ended, &s.last, uint64(window/s.s.datagram), uint64(n))
 				b := s.s.request[from*s.s.datagram : (from+n)*s.s.datagram]
 				if _, _, err := s.s.conn.WriteMsgUDP(b, s.s.control, nil); err == nil {
@@ -264,7 +264,7 @@ type memifSender struct {
 }
 
 func newMemifSender(device string, to [6]byte) (_ *memifSender, err error) {
-	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: portPieces, PieceBytes: portPieceBytes}
+	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Fragments: portFragments, FragmentBytes: portFragmentBytes}
 	s := &memifSender{headers: t.Headers(to)}
 	if s.pool, err = eal.NewPool("memif-sender", 8192, 2048+eal.HeadroomBytes, -1, false); err != nil {
 		return nil, err
@@ -299,18 +299,18 @@ func (s *memifSender) start() (stop func()) {
 		var mbufs, data [eal.Burst]uint64
 		var lengths [eal.Burst]uint32
 		var offloads [eal.Burst]eal.Offload
-		payload := make([]byte, portPieceBytes)
+		payload := make([]byte, portFragmentBytes)
 		memory := s.pool.Memory().Bytes()
 		next := uint64(0)
 		for !stopping.Load() {
-			waitForRoom(stopping, &s.count, &s.ended, &s.last, window/portPieceBytes, eal.Burst)
+			waitForRoom(stopping, &s.count, &s.ended, &s.last, window/portFragmentBytes, eal.Burst)
 			if s.pool.Alloc(mbufs[:], data[:]) != nil {
 				unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 				continue
 			}
 			for i := range mbufs {
 				n := copy(memory[data[i]:], s.headers)
-				generate.Piece(memory[data[i]:], uint32((next+uint64(i))/portPieces), int((next+uint64(i))%portPieces), portPieces, portPieceBytes)
+				generate.Fragment(memory[data[i]:], uint32((next+uint64(i))/portFragments), int((next+uint64(i))%portFragments), portFragments, portFragmentBytes)
 				n += copy(memory[data[i]+uint64(n):], payload)
 				lengths[i] = uint32(n)
 			}

@@ -42,10 +42,10 @@ func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
 	if hugeEnough() {
 		r.Memory = "huge pages"
 	}
-	for _, pieces := range []int{147, 507} {
+	for _, fragments := range []int{147, 507} {
 		for _, whole := range []bool{false, true} {
-			o.say(fmt.Sprintf("one core, %d pieces", pieces))
-			c, err := oneCore(ctx, generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: pieces, PieceBytes: 1024, Whole: whole}, o.Each)
+			o.report(fmt.Sprintf("one core, %d pieces", fragments))
+			c, err := oneCore(ctx, generate.Traffic{From: dpdkFrom, To: dpdkTo, Fragments: fragments, FragmentBytes: 1024, Complete: whole}, o.Each)
 			if err != nil {
 				return r, err
 			}
@@ -114,8 +114,8 @@ type ingestEnd struct {
 	held      []heldSlot
 }
 
-func newIngestEnd(src ingest.Source, pieces, pieceBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
-	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * pieces), ResultBytes: 64}
+func newIngestEnd(src ingest.Source, fragments, fragmentBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
+	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * fragments), ResultBytes: 64}
 	table, err := shm.NewTable("penstock-bench", g)
 	if err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func newIngestEnd(src ingest.Source, pieces, pieceBytes int, slo, deadline time.
 	return &ingestEnd{
 		table: table, src: src, batch: make([]ingest.Datagram, 256), answer: wire.Result{Kind: wire.KindRaw},
 		aggregate: aggregate.New(aggregate.Config{
-			Slots: int(g.Slots), RequestBytes: pieces * pieceBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: pieceBytes,
+			Slots: int(g.Slots), RequestBytes: fragments * fragmentBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: fragmentBytes,
 			SLO: slo, Deadline: deadline,
 		}, src.Slab().Bytes(), table),
 	}, nil
@@ -210,8 +210,8 @@ const burstsATurn = 4
 const passed = 1
 
 func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c OneCore, err error) {
-	c = OneCore{Pieces: t.Pieces, PieceBytes: t.PieceBytes, Frames: "headers"}
-	if t.Whole {
+	c = OneCore{Fragments: t.Fragments, FragmentBytes: t.FragmentBytes, Frames: "headers"}
+	if t.Complete {
 		c.Frames = "whole"
 	}
 	device := t.Device()
@@ -222,7 +222,7 @@ func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c One
 	defer func() {
 		err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close())
 	}()
-	end, err := newIngestEnd(src, t.Pieces, t.PieceBytes, 10*time.Second, 0)
+	end, err := newIngestEnd(src, t.Fragments, t.FragmentBytes, 10*time.Second, 0)
 	if err != nil {
 		return c, err
 	}
@@ -260,7 +260,7 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 		}
 		took := coreTime() - begin
 		frames = g.Made() - made
-		last := (g.Made()/uint64(c.Pieces) + 1) * uint64(c.Pieces)
+		last := (g.Made()/uint64(c.Fragments) + 1) * uint64(c.Fragments)
 		g.Allow(last)
 		for g.Made() < last && failed == nil {
 			step()
@@ -293,7 +293,7 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 	c.ReadDatagramsPerSecond, c.RatioRead = median(reads), median(readRatios)
 	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
 	c.Requests = end.aggregate.Stats().Whole - wholeBefore
-	c.Lost = datagrams/uint64(c.Pieces) - c.Requests
+	c.Lost = datagrams/uint64(c.Fragments) - c.Requests
 	return failed
 }
 
@@ -311,8 +311,8 @@ func coreTime() time.Duration {
 // holds complete requests for some turns. From time to time the receiver pauses, so that
 // frames are missed and requests stay incomplete.
 func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
-	o.say("soak for " + o.Soak.String())
-	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: 147, PieceBytes: 1024}
+	o.report("soak for " + o.Soak.String())
+	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Fragments: 147, FragmentBytes: 1024}
 	device := t.Device()
 	group, src, err := openPort(device, manyMbufs)
 	if err != nil {
@@ -321,7 +321,7 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	defer func() {
 		err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close())
 	}()
-	end, err := newIngestEnd(src, t.Pieces, t.PieceBytes, time.Second, 100*time.Millisecond)
+	end, err := newIngestEnd(src, t.Fragments, t.FragmentBytes, time.Second, 100*time.Millisecond)
 	if err != nil {
 		return s, err
 	}
@@ -375,7 +375,7 @@ func (e *ingestEnd) soak(ctx context.Context, until time.Time, g *generate.Gener
 	return errors.Join(e.empty(), context.Cause(ctx))
 }
 
-func (o *DPDKOptions) say(what string) {
+func (o *DPDKOptions) report(what string) {
 	if o.Progress != nil {
 		o.Progress(what)
 	}

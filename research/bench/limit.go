@@ -46,8 +46,8 @@ type LimitPoint struct {
 	Groups int       `json:"groups,omitempty"`
 	SMs    int       `json:"sms,omitempty"`
 	Alone  LimitLoad `json:"alone"`
-	// Beside is the same measurement while the aggressor is busy; nil at 100 %.
-	Beside *LimitLoad `json:"beside,omitempty"`
+	// Loaded is the same measurement while the aggressor is busy; nil at 100 %.
+	Loaded *LimitLoad `json:"beside,omitempty"`
 	// AggressorSMs is the number of the aggressor's multiprocessors in that measurement.
 	AggressorSMs int `json:"aggressor_sms,omitempty"`
 }
@@ -140,7 +140,7 @@ func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Chan
 	}
 	pictures := [2][]byte{testbed.NoisePicture(card), testbed.NoisePicture(neighbourCard)}
 	for _, percent := range percents {
-		o.Say("%s: %.1f %%", change, percent)
+		o.Printf("%s: %.1f %%", change, percent)
 		p, err := o.point(ctx, b, change, percent, pictures)
 		if err != nil {
 			return s, fmt.Errorf("at %.1f %%: %w", percent, err)
@@ -195,7 +195,7 @@ func spinFor(device string) string {
 }
 
 // point sets one limit, gives the aggressor the rest, and measures.
-func (o *LimitOptions) point(ctx context.Context, b *testbed.Bed, change configs.Change, percent float64, pictures [2][]byte) (p LimitPoint, err error) {
+func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change configs.Change, percent float64, pictures [2][]byte) (p LimitPoint, err error) {
 	p.Percent = percent
 	rest := math.Floor(100*(100-percent)) / 100 // rounded down, so that the sum never exceeds 100
 	// Shrink one share first, so that the sum never exceeds the device.
@@ -264,7 +264,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Bed, change configs
 	if err != nil {
 		return p, err
 	}
-	p.Beside = &beside
+	p.Loaded = &beside
 	own.Stop()
 	other.Stop()
 	if n := testbed.Count(append(own.Between(0, 0), other.Between(0, 0)...)); n.Unanswered > 0 {

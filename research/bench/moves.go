@@ -104,13 +104,13 @@ func RunMoves(ctx context.Context, o MovesOptions) (Moves, error) {
 	return r, nil
 }
 
-// steadyFor is how long the load is watched before the first move.
-const steadyFor = 5 * time.Second
+// steadyTime is how long the load is watched before the first move.
+const steadyTime = 5 * time.Second
 
 // mover changes the share of one function repeatedly.
 type mover struct {
 	o      *MovesOptions
-	b      *testbed.Bed
+	b      *testbed.Harness
 	name   string
 	change configs.Change
 	load   *testbed.Traffic
@@ -178,11 +178,11 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 		return m, err
 	}
 	steady := client.Now()
-	if err := testbed.Pause(ctx, steadyFor); err != nil {
+	if err := testbed.Pause(ctx, steadyTime); err != nil {
 		return m, err
 	}
 	first := client.Now()
-	if err := moveAll(ctx, movers, n, func(done int) { o.Say("%s: move %d of %d", change, done, n) }); err != nil {
+	if err := moveAll(ctx, movers, n, func(done int) { o.Printf("%s: move %d of %d", change, done, n) }); err != nil {
 		return m, err
 	}
 	if err := testbed.Pause(ctx, time.Second); err != nil { // complete the second around the last move

@@ -84,8 +84,8 @@ type ThroughputCase struct {
 type LatencyCase struct {
 	// Volleys is the number of volleys sent, of Batch requests each. Whole of them
 	// formed one batch of that size; only these are measured.
-	Volleys int `json:"volleys"`
-	Whole   int `json:"whole"`
+	Volleys  int `json:"volleys"`
+	EndToEnd int `json:"whole"`
 	// Added is the time from the last received packet to the sent reply, minus the
 	// gather and the bare framework's median batch. AddedWithGather includes the
 	// gather.
@@ -116,13 +116,13 @@ type OverheadOptions struct {
 // enough is the ratio that Penstock must reach (design: 95 % of the throughput).
 const enough = 0.95
 
-// floorSamples take half a second. The sleeper sleeps about as long as between volleys.
-const floorSamples = 500
+// wakeSamples take half a second. The sleeper sleeps about as long as between volleys.
+const wakeSamples = 500
 
 // RunOverhead measures every model at every batch size.
 func RunOverhead(ctx context.Context, o OverheadOptions) (Overhead, error) {
 	r := Overhead{Machine: o.Machine}
-	samples, err := floor.MeasureWakeAcross(floorSamples, 2*idleGap)
+	samples, err := floor.MeasureWakeAcross(wakeSamples, 2*idleGap)
 	if err != nil {
 		return r, err
 	}
@@ -155,7 +155,7 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 	if err != nil {
 		return c, "", err
 	}
-	o.Say("%s, batch %d: the bare framework", name, batch)
+	o.Printf("%s, batch %d: the bare framework", name, batch)
 	before, err := bareApart(ctx, o.Setup, name, batch, 1, o.Duration)
 	if err != nil {
 		return c, "", err
@@ -172,7 +172,7 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 	for _, busy := range o.BusyPoll {
 		w := OverheadWay{BusyPollMillis: busy.Seconds() * 1000}
 		for i, ports := range o.Ports {
-			o.Say("%s, batch %d: Penstock, busy_poll %v, %d port(s)", name, batch, busy, ports)
+			o.Printf("%s, batch %d: Penstock, busy_poll %v, %d port(s)", name, batch, busy, ports)
 			t, err := o.throughput(ctx, &c, &w, busy, file, picture, ports, i == 0)
 			if err != nil {
 				return c, "", err
@@ -184,7 +184,7 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 		}
 		c.Ways = append(c.Ways, w)
 	}
-	o.Say("%s, batch %d: the bare framework again", name, batch)
+	o.Printf("%s, batch %d: the bare framework again", name, batch)
 	after, err := bareApart(ctx, o.Setup, name, batch, 1, o.Duration)
 	if err != nil {
 		return c, "", err
@@ -325,7 +325,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 }
 
 // volleys measures the time added to batches whose last packets arrive at once.
-func (o *OverheadOptions) volleys(ctx context.Context, b *testbed.Bed, c *OverheadCase, l *LatencyCase, picture []byte) error {
+func (o *OverheadOptions) volleys(ctx context.Context, b *testbed.Harness, c *OverheadCase, l *LatencyCase, picture []byte) error {
 	f, err := b.Function("fn0")
 	if err != nil {
 		return err
@@ -349,7 +349,7 @@ func (o *OverheadOptions) volleys(ctx context.Context, b *testbed.Bed, c *Overhe
 		if slices.ContainsFunc(results, func(r wire.Result) bool { return r.Status != wire.StatusOK || int(r.Batch) != c.Batch }) {
 			continue
 		}
-		l.Whole++
+		l.EndToEnd++
 		for _, r := range results {
 			total := r.Queue + r.Gather + r.Infer + r.Reply
 			added = append(added, total-r.Gather-bare)

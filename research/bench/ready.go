@@ -143,11 +143,11 @@ func ReadyApart(ctx context.Context, o Setup, r ReadyOptions, env []string) (all
 	}
 	command := exec.CommandContext(ctx, o.Lab, args...)
 	command.Env = append(os.Environ(), env...)
-	var said strings.Builder
-	command.Stderr = &said
+	var output strings.Builder
+	command.Stderr = &output
 	out, err := command.Output()
 	if err != nil {
-		return nil, fmt.Errorf("measure ready batches of %s: %w: %s", r.Model, err, strings.TrimSpace(said.String()))
+		return nil, fmt.Errorf("measure ready batches of %s: %w: %s", r.Model, err, strings.TrimSpace(output.String()))
 	}
 	if err := json.Unmarshal(out, &all); err != nil {
 		return nil, fmt.Errorf("read what ready batches did: %w", err)

@@ -122,7 +122,7 @@ func RunSharing(ctx context.Context, o SharingOptions) (Sharing, error) {
 			for i := range mix.Variants {
 				// Each round begins with another variant.
 				v := (i + round) % len(mix.Variants)
-				o.Say("round %d of %d: %s, %s", round+1, o.Rounds, mix.Name, mix.Variants[v].Name)
+				o.Printf("round %d of %d: %s, %s", round+1, o.Rounds, mix.Name, mix.Variants[v].Name)
 				if err := o.sharingRun(ctx, l, v, uint64(round+1), &mix.Variants[v]); err != nil {
 					return r, fmt.Errorf("%s, %s: %w", mix.Name, mix.Variants[v].Name, err)
 				}

@@ -18,8 +18,8 @@ type Busy struct {
 
 // thread is a thread of a node or of this process, with its CPU time.
 type thread struct {
-	of   string // manager, if, load
-	used time.Duration
+	owner string // manager, if, load
+	used  time.Duration
 }
 
 // readThreads finds the threads of this process and of the node, by their path in
@@ -34,16 +34,16 @@ func readThreads(node int) map[string]thread {
 	processes := map[string]string{}
 	for _, task := range tasks {
 		process := filepath.Dir(filepath.Dir(task))
-		of, known := processes[process]
+		owner, known := processes[process]
 		if !known {
-			of = processOf(process, node)
-			processes[process] = of
+			owner = processOf(process, node)
+			processes[process] = owner
 		}
-		if of == "" {
+		if owner == "" {
 			continue
 		}
 		if used, err := threadTime(task); err == nil {
-			threads[task] = thread{of, used}
+			threads[task] = thread{owner, used}
 		}
 	}
 	return threads
@@ -81,7 +81,7 @@ func parentOf(process string) int {
 func busiest(before, after map[string]thread, took time.Duration) (b Busy) {
 	for task, t := range after {
 		percent := 100 * float64(t.used-before[task].used) / float64(took)
-		switch t.of {
+		switch t.owner {
 		case "manager":
 			b.Manager = max(b.Manager, percent)
 		case "if":

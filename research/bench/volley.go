@@ -17,22 +17,22 @@ import (
 // the kernel cuts (UDP_SEGMENT). So n requests form one batch, and the time after
 // their last packet is Penstock's, not the sender's.
 type volley struct {
-	conn     *net.UDPConn
-	n        int
-	pieces   int
-	datagram int // bytes
-	bytes    []byte
-	last     []byte // the train of last fragments
-	control  []byte
-	id       uint32
-	room     []byte
+	conn      *net.UDPConn
+	n         int
+	fragments int
+	datagram  int // bytes
+	bytes     []byte
+	last      []byte // the train of last fragments
+	control   []byte
+	id        uint32
+	room      []byte
 }
 
 // settle is the time in which all fragments but the last must be received. At 1
 // GB/s a picture of 150 KB takes 150 µs.
 const (
-	settle         = 500 * time.Microsecond
-	settlePerPiece = time.Microsecond
+	settle            = 500 * time.Microsecond
+	settlePerFragment = time.Microsecond
 )
 
 // newVolley makes volleys of n requests of that picture. Its length must be a
@@ -48,14 +48,14 @@ func newVolley(port, n int, picture []byte) (*volley, error) {
 		return nil, fmt.Errorf("open volley: %w", err)
 	}
 	v := &volley{
-		conn: conn, n: n, pieces: len(picture) / wire.DefaultPieceBytes, datagram: wire.HeaderSize + wire.DefaultPieceBytes,
+		conn: conn, n: n, fragments: len(picture) / wire.DefaultPieceBytes, datagram: wire.HeaderSize + wire.DefaultPieceBytes,
 		id: uint32(time.Now().UnixNano()), room: make([]byte, wire.MaxDatagram),
 	}
 	if n*v.datagram > wire.MaxDatagram || n > 64 { // UDP_MAX_SEGMENTS of older kernels
 		conn.Close()
 		return nil, fmt.Errorf("send volleys of %d: want at most %d, which fit one train", n, min(64, wire.MaxDatagram/v.datagram))
 	}
-	for i := range v.pieces {
+	for i := range v.fragments {
 		b := make([]byte, v.datagram)
 		h := wire.PieceHeader(wire.TypeData, 0, len(picture), wire.DefaultPieceBytes, i)
 		h.Put(b)
@@ -76,18 +76,18 @@ func (v *volley) fire(ctx context.Context, patience time.Duration) ([]wire.Resul
 	v.id += uint32(v.n)
 	train := min(64, wire.MaxDatagram/v.datagram)
 	for r := range v.n {
-		for i := range v.pieces {
+		for i := range v.fragments {
 			binary.LittleEndian.PutUint32(v.bytes[i*v.datagram+4:], first+uint32(r))
 		}
-		copy(v.last[r*v.datagram:], v.bytes[(v.pieces-1)*v.datagram:])
-		for from := 0; from < v.pieces-1; from += train {
-			to := min(from+train, v.pieces-1)
+		copy(v.last[r*v.datagram:], v.bytes[(v.fragments-1)*v.datagram:])
+		for from := 0; from < v.fragments-1; from += train {
+			to := min(from+train, v.fragments-1)
 			if _, _, err := v.conn.WriteMsgUDP(v.bytes[from*v.datagram:to*v.datagram], v.control, nil); err != nil {
 				return nil, fmt.Errorf("send volley: %w", err)
 			}
 		}
 	}
-	time.Sleep(settle + time.Duration(v.n*v.pieces)*settlePerPiece)
+	time.Sleep(settle + time.Duration(v.n*v.fragments)*settlePerFragment)
 	if _, _, err := v.conn.WriteMsgUDP(v.last, v.control, nil); err != nil {
 		return nil, fmt.Errorf("send volley: %w", err)
 	}

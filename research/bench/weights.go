@@ -40,12 +40,12 @@ import (
 type Weights struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
-	// Budget is the device memory for instances; ballast occupies the rest. MostInstances is
+	// Budget is the device memory for instances; ballast occupies the rest. MaxInstances is
 	// the max number of instances that are started, which is the limit of MPS.
-	BudgetBytes   int64          `json:"budget_bytes"`
-	MostInstances int            `json:"most_instances"`
-	Runs          int            `json:"runs"`
-	Models        []WeightsModel `json:"models"`
+	BudgetBytes  int64          `json:"budget_bytes"`
+	MaxInstances int            `json:"most_instances"`
+	Runs         int            `json:"runs"`
+	Models       []WeightsModel `json:"models"`
 	// Left are models for which there was not enough time.
 	Left []string `json:"left,omitempty"`
 }
@@ -102,9 +102,9 @@ type WeightsOptions struct {
 	Setup
 	Models []string
 	// BudgetBytes 0 omits the measurement of how many instances fit.
-	BudgetBytes   int64
-	MostInstances int
-	Runs          int
+	BudgetBytes  int64
+	MaxInstances int
+	Runs         int
 	// AtOnce is how many instances start at the same time in the measurement of how many fit.
 	AtOnce int
 	// Limit is the max duration of the call; 0 is no limit. A model is not begun if it would
@@ -117,7 +117,7 @@ type WeightsOptions struct {
 
 // RunWeights measures each model.
 func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
-	r = Weights{Machine: o.Machine, BudgetBytes: o.BudgetBytes, MostInstances: o.MostInstances, Runs: o.Runs}
+	r = Weights{Machine: o.Machine, BudgetBytes: o.BudgetBytes, MaxInstances: o.MaxInstances, Runs: o.Runs}
 	if o.Device == configs.DeviceCPU {
 		return r, errors.New("device cpu: weights are shared in a GPU's memory; want cuda, cuda:N or a GPU's UUID")
 	}
@@ -156,7 +156,7 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 		return r, fmt.Errorf("instances are clients of MPS: %w", err)
 	}
 	defer func() { err = errors.Join(err, daemon.Close()) }()
-	b := &weightsBed{o: o, dir: dir, device: found, session: session, environment: daemon.Environment()}
+	b := &weightsHarness{o: o, dir: dir, device: found, session: session, environment: daemon.Environment()}
 	defer func() { err = errors.Join(err, b.empty()) }()
 	err = r.measure(&o, func(i int) (WeightsModel, error) { return b.model(ctx, o.Models[i], cards[i]) })
 	return r, err
@@ -206,11 +206,11 @@ func (r *Weights) goOn(file string) error {
 	if err := json.Unmarshal(text, &before); err != nil {
 		return fmt.Errorf("go on with report %s: %w", file, err)
 	}
-	is := func(w *Weights) string {
-		return fmt.Sprintf("%d MiB of %s, %d instances at most, %d runs, Penstock %s", w.BudgetBytes>>20, w.Device, w.MostInstances, w.Runs, w.Machine.Penstock)
+	identify := func(w *Weights) string {
+		return fmt.Sprintf("%d MiB of %s, %d instances at most, %d runs, Penstock %s", w.BudgetBytes>>20, w.Device, w.MaxInstances, w.Runs, w.Machine.Penstock)
 	}
-	if was, now := is(&before), is(r); was != now {
-		return fmt.Errorf("report %s is of %s; this one is of %s: name another file, or remove it", file, was, now)
+	if old, now := identify(&before), identify(r); old != now {
+		return fmt.Errorf("report %s is of %s; this one is of %s: name another file, or remove it", file, old, now)
 	}
 	r.Models = before.Models
 	return nil
@@ -237,19 +237,19 @@ func (o *WeightsOptions) cards() (list []*models.Card, err error) {
 	return list, nil
 }
 
-// weightsBed is a device and the processes that run on it.
-type weightsBed struct {
+// weightsHarness is a device and the processes that run on it.
+type weightsHarness struct {
 	o           WeightsOptions
 	dir         string
 	device      cuda.Device
 	session     nvml.Session
 	environment map[string]string
-	holder      *weightsHolder // nil: weights are private
+	server      *weightServer // nil: weights are private
 	instances   []*weightsInstance
-	said        string // last output of the instance that once() ended last
+	output      string // last output of the instance that once() ended last
 }
 
-func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) (m WeightsModel, err error) {
+func (b *weightsHarness) model(ctx context.Context, name string, card *models.Card) (m WeightsModel, err error) {
 	m.Model = name
 	// The kernel sends the parent-death signal when the thread that forked ends. Threads that
 	// held ballast do end.
@@ -259,18 +259,18 @@ func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) 
 	if m.FileBytes, err = readThrough(card.Model); err != nil {
 		return m, err
 	}
-	b.o.Say("%s: weights of its own", name)
+	b.o.Printf("%s: weights of its own", name)
 	if m.Private, err = b.cases(ctx, card); err != nil {
 		return m, err
 	}
-	b.o.Say("%s: shared weights", name)
+	b.o.Printf("%s: shared weights", name)
 	cache := filepath.Join(b.dir, "cache-"+name)
 	b.environment["XDG_CACHE_HOME"] = cache
 	defer func() { err = errors.Join(err, os.RemoveAll(cache)) }()
 	// A model is prepared once, in the same way for one batch size as for all: no session is
 	// made for that.
 	for _, first := range []*WeightsInstance{&m.Prepared, &m.Uploaded} {
-		if b.holder, err = b.hold(ctx); err != nil {
+		if b.server, err = b.hold(ctx); err != nil {
 			return m, err
 		}
 		*first, err = b.once(ctx, card, card.Batches)
@@ -282,9 +282,9 @@ func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) 
 		}
 	}
 	defer func() { err = errors.Join(err, b.empty()) }()
-	held := b.holder.state()
+	held := b.server.state()
 	if held.Files != 1 {
-		return m, fmt.Errorf("its weights are not shared: the holder has %d files; it said %q, and the instance %q", held.Files, b.holder.log.last(), b.said)
+		return m, fmt.Errorf("its weights are not shared: the holder has %d files; it said %q, and the instance %q", held.Files, b.server.log.last(), b.output)
 	}
 	m.WeightsBytes = held.Bytes
 	m.Shared, err = b.cases(ctx, card)
@@ -301,7 +301,7 @@ func readThrough(file string) (int64, error) {
 	return io.Copy(io.Discard, f)
 }
 
-func (b *weightsBed) cases(ctx context.Context, card *models.Card) (c WeightsCase, err error) {
+func (b *weightsHarness) cases(ctx context.Context, card *models.Card) (c WeightsCase, err error) {
 	if c.One, err = b.measured(ctx, card, card.Batches[:1]); err != nil {
 		return c, err
 	}
@@ -315,7 +315,7 @@ func (b *weightsBed) cases(ctx context.Context, card *models.Card) (c WeightsCas
 }
 
 // measured starts an instance once per run.
-func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []int) (WeightsInstance, error) {
+func (b *weightsHarness) measured(ctx context.Context, card *models.Card, batches []int) (WeightsInstance, error) {
 	var runs []WeightsInstance
 	for range b.o.Runs {
 		w, err := b.once(ctx, card, batches)
@@ -324,10 +324,10 @@ func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []
 		}
 		runs = append(runs, w)
 	}
-	median := func(of func(WeightsInstance) float64) float64 {
+	median := func(value func(WeightsInstance) float64) float64 {
 		list := make([]float64, len(runs))
 		for i, w := range runs {
-			list[i] = of(w)
+			list[i] = value(w)
 		}
 		slices.Sort(list)
 		n := len(list)
@@ -344,14 +344,14 @@ func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []
 }
 
 // once starts an instance and ends it. Its figures exclude the memory of the weight server.
-func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int) (w WeightsInstance, err error) {
+func (b *weightsHarness) once(ctx context.Context, card *models.Card, batches []int) (w WeightsInstance, err error) {
 	i, err := b.start(ctx, card, batches)
 	if err != nil {
 		return w, err
 	}
 	defer func() {
 		err = errors.Join(err, i.end())
-		b.said = i.said.last()
+		b.output = i.output.last()
 	}()
 	if w, err = i.loaded(); err != nil {
 		return w, err
@@ -366,8 +366,8 @@ func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int)
 	if err := i.ready(&w); err != nil {
 		return w, err
 	}
-	if b.holder != nil {
-		b.holder.await()
+	if b.server != nil {
+		b.server.await()
 	}
 	after, heldAfter, err := b.used()
 	w.Batches, w.Bytes = batches, (after-heldAfter)-(before-held)
@@ -375,16 +375,16 @@ func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int)
 }
 
 // used returns the device memory in use, and the weight server's part of it.
-func (b *weightsBed) used() (used, held int64, err error) {
+func (b *weightsHarness) used() (used, held int64, err error) {
 	u, err := b.session.Usage(b.device.UUID())
-	if b.holder != nil {
-		held = b.holder.state().Bytes
+	if b.server != nil {
+		held = b.server.state().Bytes
 	}
 	return u.UsedBytes, held, err
 }
 
 // fit starts instances until one fails to start.
-func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended string, err error) {
+func (b *weightsHarness) fit(ctx context.Context, card *models.Card) (n int, ended string, err error) {
 	defer func() { err = errors.Join(err, b.endAll()) }()
 	give, err := b.ballast()
 	if err != nil {
@@ -392,9 +392,9 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 	}
 	defer func() { err = errors.Join(err, give()) }()
 	atOnce := max(1, b.o.AtOnce)
-	for n < b.o.MostInstances {
+	for n < b.o.MaxInstances {
 		var group []*weightsInstance
-		for range min(atOnce, b.o.MostInstances-n) {
+		for range min(atOnce, b.o.MaxInstances-n) {
 			i, err := b.start(ctx, card, card.Batches)
 			if err != nil {
 				b.instances = append(b.instances, group...)
@@ -432,7 +432,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 			return n, line(failed), nil
 		}
 	}
-	return n, fmt.Sprintf("%d are as many as are tried", b.o.MostInstances), nil
+	return n, fmt.Sprintf("%d are as many as are tried", b.o.MaxInstances), nil
 }
 
 // line returns the first line of an error, shortened if necessary.
@@ -447,10 +447,10 @@ func line(err error) string {
 
 // ballast allocates the device's memory except for the budget. Shared weights already use a
 // part of the budget.
-func (b *weightsBed) ballast() (give func() error, err error) {
+func (b *weightsHarness) ballast() (give func() error, err error) {
 	leave := b.o.BudgetBytes
-	if b.holder != nil {
-		leave -= b.holder.state().Bytes
+	if b.server != nil {
+		leave -= b.server.state().Bytes
 	}
 	took, let, ended := make(chan error), make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -461,17 +461,17 @@ func (b *weightsBed) ballast() (give func() error, err error) {
 				err = c.Bind()
 			}
 			var arenas []*cuda.Arena
-			for piece := int64(8) << 30; err == nil && piece >= 2<<20; {
+			for fragment := int64(8) << 30; err == nil && fragment >= 2<<20; {
 				u, usageErr := b.session.Usage(b.device.UUID())
 				if err = usageErr; err != nil {
 					break
 				}
-				if u.FreeBytes-piece < leave {
-					piece /= 2
+				if u.FreeBytes-fragment < leave {
+					fragment /= 2
 					continue
 				}
 				var a *cuda.Arena
-				if a, err = c.NewArena(int(piece)); err == nil {
+				if a, err = c.NewArena(int(fragment)); err == nil {
 					arenas = append(arenas, a)
 				}
 			}
@@ -494,7 +494,7 @@ func (b *weightsBed) ballast() (give func() error, err error) {
 	return give, nil
 }
 
-func (b *weightsBed) endAll() error {
+func (b *weightsHarness) endAll() error {
 	var errs []error
 	for _, i := range b.instances {
 		errs = append(errs, i.end())
@@ -504,26 +504,26 @@ func (b *weightsBed) endAll() error {
 }
 
 // empty ends the instances and the weight server.
-func (b *weightsBed) empty() error {
+func (b *weightsHarness) empty() error {
 	err := b.endAll()
-	if b.holder != nil {
-		err = errors.Join(err, b.holder.end())
-		b.holder = nil
+	if b.server != nil {
+		err = errors.Join(err, b.server.end())
+		b.server = nil
 	}
 	return err
 }
 
-// weightsHolder is a `penstock weights` process, the weight server.
-type weightsHolder struct {
+// weightServer is a `penstock weights` process, the weight server.
+type weightServer struct {
 	socket string
 	cmd    *exec.Cmd
-	log    spoken
+	log    outputLines
 	states chan control.WeightsHeld
 	last   control.WeightsHeld
 }
 
-func (b *weightsBed) hold(ctx context.Context) (*weightsHolder, error) {
-	h := &weightsHolder{socket: filepath.Join(b.dir, "weights.sock"), states: make(chan control.WeightsHeld, 64)}
+func (b *weightsHarness) hold(ctx context.Context) (*weightServer, error) {
+	h := &weightServer{socket: filepath.Join(b.dir, "weights.sock"), states: make(chan control.WeightsHeld, 64)}
 	h.cmd = exec.CommandContext(ctx, b.o.Binary, "weights", "--socket", h.socket, "--linger", "1h")
 	// Start it as the orchestrator does: not as a client of MPS.
 	h.cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+b.device.UUID())
@@ -553,7 +553,7 @@ func (b *weightsBed) hold(ctx context.Context) (*weightsHolder, error) {
 }
 
 // state returns its last report.
-func (h *weightsHolder) state() control.WeightsHeld {
+func (h *weightServer) state() control.WeightsHeld {
 	for {
 		select {
 		case now, ok := <-h.states:
@@ -569,7 +569,7 @@ func (h *weightsHolder) state() control.WeightsHeld {
 
 // await waits until the weight server has reported that it holds a file. It does not wait
 // long: the report comes while the process that requested the file continues, or not at all.
-func (h *weightsHolder) await() {
+func (h *weightServer) await() {
 	const patience = time.Second
 	for deadline := time.After(patience); h.last.Files == 0; {
 		select {
@@ -584,7 +584,7 @@ func (h *weightsHolder) await() {
 	}
 }
 
-func (h *weightsHolder) end() error {
+func (h *weightServer) end() error {
 	if err := h.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}
@@ -598,47 +598,47 @@ func (h *weightsHolder) end() error {
 
 // weightsInstance is RunInstance in a separate process.
 type weightsInstance struct {
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Reader
-	said spoken
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	output outputLines
 }
 
-// spoken collects the output of a process that may still be writing.
-type spoken struct {
+// outputLines collects the output of a process that may still be writing.
+type outputLines struct {
 	mu   sync.Mutex
 	text strings.Builder
 }
 
-func (l *spoken) Write(b []byte) (int, error) {
+func (l *outputLines) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(b)
 }
 
 // last returns its last line.
-func (l *spoken) last() string {
+func (l *outputLines) last() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	text := strings.TrimSpace(l.text.String())
 	return text[strings.LastIndexByte(text, '\n')+1:]
 }
 
-func (b *weightsBed) start(ctx context.Context, card *models.Card, batches []int) (*weightsInstance, error) {
+func (b *weightsHarness) start(ctx context.Context, card *models.Card, batches []int) (*weightsInstance, error) {
 	file, err := testbed.Variant(b.dir, card, batches)
 	if err != nil {
 		return nil, err
 	}
 	args := []string{"instance", "-o", "json", "--card", file}
-	if b.holder != nil {
-		args = append(args, "--weights", b.holder.socket)
+	if b.server != nil {
+		args = append(args, "--weights", b.server.socket)
 	}
 	i := &weightsInstance{cmd: exec.CommandContext(ctx, b.o.Lab, args...)}
 	i.cmd.Env = os.Environ()
 	for name, value := range b.environment {
 		i.cmd.Env = append(i.cmd.Env, name+"="+value)
 	}
-	i.cmd.Stderr = &i.said
+	i.cmd.Stderr = &i.output
 	i.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := i.cmd.StdoutPipe()
 	if err == nil {
@@ -659,11 +659,11 @@ func (b *weightsBed) start(ctx context.Context, card *models.Card, batches []int
 func (i *weightsInstance) ended(err error) error {
 	i.in.Close()
 	_ = i.cmd.Wait() // its output is more useful
-	return fmt.Errorf("an instance ended: %s", cmp.Or(i.said.last(), err.Error()))
+	return fmt.Errorf("an instance ended: %s", cmp.Or(i.output.last(), err.Error()))
 }
 
-// heard reads the instance's next report.
-func (i *weightsInstance) heard(w *WeightsInstance) error {
+// readState reads the instance's next report.
+func (i *weightsInstance) readState(w *WeightsInstance) error {
 	text, err := i.out.ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(text, w)
@@ -674,9 +674,9 @@ func (i *weightsInstance) heard(w *WeightsInstance) error {
 	return nil
 }
 
-func (i *weightsInstance) loaded() (w WeightsInstance, err error) { return w, i.heard(&w) }
+func (i *weightsInstance) loaded() (w WeightsInstance, err error) { return w, i.readState(&w) }
 
-func (i *weightsInstance) ready(w *WeightsInstance) error { return i.heard(w) }
+func (i *weightsInstance) ready(w *WeightsInstance) error { return i.readState(w) }
 
 // order wakes the instance.
 func (i *weightsInstance) order() error {
@@ -693,7 +693,7 @@ func (i *weightsInstance) end() error {
 		return nil // it has exited already
 	}
 	if err := i.cmd.Wait(); err != nil {
-		return fmt.Errorf("an instance: %w: %s", err, i.said.last())
+		return fmt.Errorf("an instance: %w: %s", err, i.output.last())
 	}
 	return nil
 }

@@ -53,9 +53,9 @@ func init() {
 	var err error
 	switch os.Args[1] {
 	case "weights":
-		err = pretendHolder(dir, flag("--socket"))
+		err = fakeWeightServer(dir, flag("--socket"))
 	case "instance":
-		err = pretendInstance(dir, flag("--weights"))
+		err = fakeInstance(dir, flag("--weights"))
 	default:
 		return
 	}
@@ -77,8 +77,8 @@ func heldBytes(dir string) (sum int64) {
 	return sum
 }
 
-// pretendHolder has the weights as soon as an instance requests them.
-func pretendHolder(dir, socket string) error {
+// fakeWeightServer has the weights as soon as an instance requests them.
+func fakeWeightServer(dir, socket string) error {
 	os.Remove(socket)
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -113,9 +113,9 @@ func pretendHolder(dir, socket string) error {
 	}
 }
 
-// pretendInstance reports as its loading time, in milliseconds, how many instances have
+// fakeInstance reports as its loading time, in milliseconds, how many instances have
 // started.
-func pretendInstance(dir, socket string) error {
+func fakeInstance(dir, socket string) error {
 	count, err := os.OpenFile(filepath.Join(dir, "count"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -177,7 +177,7 @@ func (s filesSession) Usage(string) (nvml.Usage, error) {
 	return nvml.Usage{UsedBytes: used, FreeBytes: deviceBytes - used, TotalBytes: deviceBytes}, nil
 }
 
-func pretendBed(t *testing.T) (*weightsBed, *models.Card) {
+func fakeHarness(t *testing.T) (*weightsHarness, *models.Card) {
 	t.Helper()
 	cudafake.Check(t)
 	dir := t.TempDir()
@@ -190,14 +190,14 @@ func pretendBed(t *testing.T) (*weightsBed, *models.Card) {
 	if err := os.WriteFile(card.Model, []byte("model"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return &weightsBed{
-		o:   WeightsOptions{Setup: Setup{Setup: testbed.Setup{Binary: os.Args[0]}, Lab: os.Args[0]}, BudgetBytes: budgetBytes, MostInstances: 20, Runs: 3, AtOnce: 4},
+	return &weightsHarness{
+		o:   WeightsOptions{Setup: Setup{Setup: testbed.Setup{Binary: os.Args[0]}, Lab: os.Args[0]}, BudgetBytes: budgetBytes, MaxInstances: 20, Runs: 3, AtOnce: 4},
 		dir: dir, device: device, session: filesSession{fakenvml.New(), dir}, environment: map[string]string{},
 	}, card
 }
 
-func TestWeightsAreMeasuredPrivateAndShared(t *testing.T) {
-	b, card := pretendBed(t)
+func TestWeights(t *testing.T) {
+	b, card := fakeHarness(t)
 	m, err := b.model(t.Context(), "m", card)
 	if err != nil {
 		t.Fatal(err)
@@ -235,8 +235,8 @@ func TestWeightsAreMeasuredPrivateAndShared(t *testing.T) {
 }
 
 // The error is what the instance reported, instead of a comparison of two equal figures.
-func TestWeightsThatAreNotSharedEndTheMeasurement(t *testing.T) {
-	b, card := pretendBed(t)
+func TestWeightsNotShared(t *testing.T) {
+	b, card := fakeHarness(t)
 	if err := os.WriteFile(filepath.Join(b.dir, "unshared"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func TestWeightsThatAreNotSharedEndTheMeasurement(t *testing.T) {
 	}
 }
 
-func TestWhatWeightsCannotBeMeasuredOfIsSaidFirst(t *testing.T) {
+func TestWeightsErrors(t *testing.T) {
 	t.Setenv("PENSTOCK_LIBCUDA", filepath.Join(t.TempDir(), "no.so"))
 	for what, o := range map[string]WeightsOptions{
 		"device cpu": {Setup: Setup{Setup: testbed.Setup{Device: "cpu"}}, Models: []string{"face"}},
@@ -258,7 +258,7 @@ func TestWhatWeightsCannotBeMeasuredOfIsSaidFirst(t *testing.T) {
 }
 
 // Table 1 takes longer than a call may: the next call continues the results of the first.
-func TestAReportOfWeightsIsGoneOnWith(t *testing.T) {
+func TestWeightsResume(t *testing.T) {
 	o := WeightsOptions{Models: []string{"a", "b", "c"}, Report: filepath.Join(t.TempDir(), "weights.json")}
 	var measured []string
 	broken := errors.New("broken")
@@ -303,8 +303,8 @@ func TestAReportOfWeightsIsGoneOnWith(t *testing.T) {
 	}
 }
 
-func TestAMedianOfTwoIsBetweenThem(t *testing.T) {
-	b, card := pretendBed(t)
+func TestMedian(t *testing.T) {
+	b, card := fakeHarness(t)
 	b.o.Runs = 2
 	if w, err := b.measured(t.Context(), card, card.Batches); err != nil || w.LoadMillis != 1.5 {
 		t.Errorf("%+v, %v", w, err)

@@ -24,15 +24,15 @@ func (r *Report) check() error {
 	seen := map[run]bool{}
 	for i := range r.Results {
 		x := &r.Results[i]
-		this := run{x.Case, x.Variant, x.Run}
+		current := run{x.Case, x.Variant, x.Run}
 		err := r.checkResult(x)
-		if err == nil && seen[this] {
+		if err == nil && seen[current] {
 			err = errors.New("stands twice, want it once")
 		}
 		if err != nil {
 			return fmt.Errorf("result of %s, %s, run %d %w", x.Case, x.Variant, x.Run, err)
 		}
-		seen[this] = true
+		seen[current] = true
 	}
 	return nil
 }
@@ -136,9 +136,9 @@ func (t *Timeline) check(c *CaseSetting) error {
 	return c.checkNames(names)
 }
 
-// wholeFor returns an error for the first measurement that is incomplete for the figure that
+// checkComplete returns an error for the first measurement that is incomplete for the figure that
 // the report belongs to. Otherwise it would never be measured again.
-func (r *Report) wholeFor(figure *Figure) error {
+func (r *Report) checkComplete(figure *Figure) error {
 	for i := range r.Results {
 		x := &r.Results[i]
 		if x.Error != "" {

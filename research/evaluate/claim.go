@@ -83,6 +83,6 @@ func still(f *os.File, path string) bool {
 	if err != nil {
 		return false
 	}
-	there, err := os.Stat(path)
-	return err == nil && os.SameFile(opened, there)
+	info, err := os.Stat(path)
+	return err == nil && os.SameFile(opened, info)
 }

@@ -13,7 +13,7 @@ import (
 
 // Calls for different figures on different devices can use one folder at the same time, and
 // leave no files there.
-func TestAFigureAndADeviceAreOneCalls(t *testing.T) {
+func TestClaim(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "made")
 	take := func(figure, device string) func() {
 		t.Helper()
@@ -41,7 +41,7 @@ func TestAFigureAndADeviceAreOneCalls(t *testing.T) {
 
 // A call that arrives while the lock's file is being removed must not lock the removed
 // file.
-func TestALockIsHeldByOneAtATime(t *testing.T) {
+func TestLock(t *testing.T) {
 	out := t.TempDir()
 	var holders, held atomic.Int64
 	var all sync.WaitGroup
@@ -73,7 +73,7 @@ func TestALockIsHeldByOneAtATime(t *testing.T) {
 
 // A second call fails before it reads or measures anything, and leaves the first call's
 // report unchanged.
-func TestASecondCallIntoAFolderFails(t *testing.T) {
+func TestSecondCall(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "table5")
 	release, err := claim(o.Out, "table5", "GPU-0")
 	if err != nil {
@@ -88,7 +88,7 @@ func TestASecondCallIntoAFolderFails(t *testing.T) {
 	}
 }
 
-func TestAFolderThatCannotBeWrittenIsSaidBeforeAnythingIsMeasured(t *testing.T) {
+func TestFolderReadOnly(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -102,7 +102,7 @@ func TestAFolderThatCannotBeWrittenIsSaidBeforeAnythingIsMeasured(t *testing.T) 
 	}
 }
 
-func TestADamagedReportSaysWhatToDo(t *testing.T) {
+func TestDamagedReport(t *testing.T) {
 	for _, text := range []string{"", `{"version": 1, "results": [`, "{}", `[]`} {
 		o := quickly(t, "/nowhere/penstock", "table5")
 		file := filepath.Join(o.Out, "table5.json")

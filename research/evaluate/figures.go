@@ -164,12 +164,12 @@ func allFigures() []Figure {
 		},
 		{
 			Name: "table5", Title: "Batch sizes", Paper: "Table 5",
-			Cases: []Case{bare("ready batches", []string{whole}, Ready{[]int{8, 16, 32}, []int{1, 2}, 400 * ms}, resnet50, vgg19)},
+			Cases: []Case{bare("ready batches", []string{wholeGPU}, Ready{[]int{8, 16, 32}, []int{1, 2}, 400 * ms}, resnet50, vgg19)},
 		},
 		{
 			Name: "fig5-7", Title: "Streams", Paper: "Figures 5, 6 and 7",
 			Cases: []Case{
-				bare("streams", []string{whole}, Ready{[]int{1, 8}, []int{1, 2}, 400 * ms}, resnet50, alexnet, vgg19),
+				bare("streams", []string{wholeGPU}, Ready{[]int{1, 8}, []int{1, 2}, 400 * ms}, resnet50, alexnet, vgg19),
 				closedLoop("alexnet alone", one(alexnet, time.Second), mpsSLAB),
 				closedLoop("resnext50 alone", one(resnext50, time.Second), mpsSLAB),
 				closedLoop("alexnet and resnext50", mix(time.Second, 50, alexnet, resnext50), timeSliceSLAB, mpsSLAB, static, partition),
@@ -204,8 +204,8 @@ func allFigures() []Figure {
 		{
 			Name: "guarantees", Title: "Two mixes next to an overloaded function, within 25 ms",
 			Cases: []Case{
-				beside("ResNet-152 next to VGG-19", rate(resnet152, 400), rate(vgg19, 9000)),
-				beside("ResNet-50 and MobileNetV2 next to VGG-19", rate(resnet50, 2000), rate(mobilenet, 3000), rate(vgg19, 9000)),
+				combination("ResNet-152 next to VGG-19", rate(resnet152, 400), rate(vgg19, 9000)),
+				combination("ResNet-50 and MobileNetV2 next to VGG-19", rate(resnet50, 2000), rate(mobilenet, 3000), rate(vgg19, 9000)),
 			},
 		},
 		{
@@ -239,9 +239,9 @@ func rate(model string, perSecond float64) Function {
 	return Function{Name: model, Model: model, SLO: 25 * ms, Batches: ladderOf(model), PerSecond: perSecond}
 }
 
-// beside compares guarantees with no shares and with partitions. The second level overloads
+// combination compares guarantees with no shares and with partitions. The second level overloads
 // the last function.
-func beside(name string, functions ...Function) Case {
+func combination(name string, functions ...Function) Case {
 	c := loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
 	c.Settle, c.Warmup, c.Measure = 3*time.Second, time.Second, 4*time.Second
 	for i := range c.Functions {

@@ -36,7 +36,7 @@ func everyCase(t *testing.T, do func(t *testing.T, f *Figure, c *Case, device st
 }
 
 // `make evaluate-gpu` must know the figures even before its kit exists.
-func TestTheScriptKnowsTheFigures(t *testing.T) {
+func TestScriptFigures(t *testing.T) {
 	const script = "../../test/gpu/run.sh"
 	text, err := os.ReadFile(script)
 	if err != nil {
@@ -59,7 +59,7 @@ func TestTheScriptKnowsTheFigures(t *testing.T) {
 	}
 }
 
-func TestCasesMakeSense(t *testing.T) {
+func TestCases(t *testing.T) {
 	everyCase(t, func(t *testing.T, _ *Figure, c *Case, _ string) {
 		percent, names := 0.0, map[string]bool{}
 		for _, f := range c.Functions {
@@ -112,7 +112,7 @@ func TestCasesMakeSense(t *testing.T) {
 
 // A node accepts every variant's configuration. Settings that are equal in all variants
 // are written in the same way.
-func TestConfigurationsAreRead(t *testing.T) {
+func TestConfigurations(t *testing.T) {
 	everyCase(t, func(t *testing.T, _ *Figure, c *Case, device string) {
 		if c.Kind == kindBare {
 			return
@@ -169,7 +169,7 @@ func TestConfigurationsAreRead(t *testing.T) {
 	})
 }
 
-func TestVariantsAreNamedOnceAndSayWhatTheyAre(t *testing.T) {
+func TestVariants(t *testing.T) {
 	seen := map[string]bool{}
 	for _, v := range variants {
 		if seen[v.name] || v.label == "" || v.what == "" {
@@ -184,7 +184,7 @@ func TestVariantsAreNamedOnceAndSayWhatTheyAre(t *testing.T) {
 	}
 }
 
-func TestRunsAreInterleaved(t *testing.T) {
+func TestInterleaving(t *testing.T) {
 	f := Figure{Name: "f", Cases: []Case{{Name: "a", Variants: []string{defaultMPS, mpsSLAB}}, {Name: "b", Variants: []string{partition}}}}
 	steps, err := f.plan(2)
 	if err != nil {
@@ -204,7 +204,7 @@ func TestRunsAreInterleaved(t *testing.T) {
 	}
 }
 
-func TestCuesThatMakeNoSenseAreRefused(t *testing.T) {
+func TestCueErrors(t *testing.T) {
 	one := []Function{{Name: "a"}}
 	for name, cues := range map[string][]Cue{
 		"no beginning":    {{time.Second, cueRate, "a", 1}},
@@ -227,7 +227,7 @@ func answeredOK(intended, latency time.Duration, batch uint16) sample {
 		stages: [...]time.Duration{latency / 16, latency / 8, latency / 4, latency / 4, latency / 16}}
 }
 
-func TestMissesAreEverythingButOkWithinTheObjective(t *testing.T) {
+func TestMisses(t *testing.T) {
 	f := Function{Name: "f", SLO: 10 * time.Millisecond}
 	all := []sample{
 		answeredOK(1, 4*time.Millisecond, 2), answeredOK(2, 4*time.Millisecond, 2), answeredOK(3, 10*time.Millisecond, 1),
@@ -262,7 +262,7 @@ func TestMissesAreEverythingButOkWithinTheObjective(t *testing.T) {
 	}
 }
 
-func TestALoadSumsItsFunctions(t *testing.T) {
+func TestLoadSum(t *testing.T) {
 	l := Load{SenderBusyPercent: 10, Functions: []FunctionLoad{
 		{OfferedRPS: 100, AnsweredRPS: 100, GoodputRPS: 90, OK: 100, MeanMillis: 2},
 		{OfferedRPS: 100, AnsweredRPS: 50, GoodputRPS: 10, OK: 50, MeanMillis: 8},
@@ -278,7 +278,7 @@ func TestALoadSumsItsFunctions(t *testing.T) {
 	}
 }
 
-func TestRequestsBelongToTheTimeTheyWereMeantFor(t *testing.T) {
+func TestIntendedTime(t *testing.T) {
 	all := []sample{{intended: 10}, {intended: 20}, {intended: 20}, {intended: 30}}
 	for _, c := range []struct {
 		from, to int64
@@ -292,7 +292,7 @@ func TestRequestsBelongToTheTimeTheyWereMeantFor(t *testing.T) {
 
 // Streams add their samples independently, so a sample can follow a later one of another
 // stream.
-func TestSamplesAreInTheOrderOfTheirTimes(t *testing.T) {
+func TestSampleOrder(t *testing.T) {
 	var r record
 	for tag, intended := range []int64{10, 30, 20, 40} {
 		r.begin(intended, uint64(tag))
@@ -306,7 +306,7 @@ func TestSamplesAreInTheOrderOfTheirTimes(t *testing.T) {
 	}
 }
 
-func TestT90IsFromTheFirstRequest(t *testing.T) {
+func TestT90(t *testing.T) {
 	bin := func(batch float64) Bin { return Bin{Offered: 1, MeanBatch: batch} }
 	for name, c := range map[string]struct {
 		bins []Bin
@@ -324,7 +324,7 @@ func TestT90IsFromTheFirstRequest(t *testing.T) {
 	}
 }
 
-func TestBinsHoldEachRequestOnce(t *testing.T) {
+func TestBins(t *testing.T) {
 	f := Function{Name: "f", SLO: 5 * time.Millisecond}
 	start := int64(time.Hour)
 	var all []sample
@@ -339,7 +339,7 @@ func TestBinsHoldEachRequestOnce(t *testing.T) {
 	shares := func(at time.Duration, percent float64) observed {
 		return observed{at: start + int64(at), shares: map[string]float64{"f": percent}, limits: map[string]float64{"f": 2}}
 	}
-	told := &telling{start: start, states: []observed{shares(10*time.Millisecond, 30), shares(600*time.Millisecond, 60)}}
+	told := &timelineEvents{start: start, states: []observed{shares(10*time.Millisecond, 30), shares(600*time.Millisecond, 60)}}
 	line := bins(f, all, told, &Case{Length: time.Second, Bin: 250 * time.Millisecond})
 	offered, in := 0, 0
 	var percents []float64
@@ -352,7 +352,7 @@ func TestBinsHoldEachRequestOnce(t *testing.T) {
 	}
 }
 
-func TestReportsAreReadAsTheyWereWritten(t *testing.T) {
+func TestWriteRead(t *testing.T) {
 	r := &Report{Version: version, Figure: "fig8", Title: "t", Device: "d", Runs: 3, Seed: 1, Settings: "x",
 		Cases:    []CaseSetting{{Name: "c", Kind: kindLoads, Functions: []FunctionSetting{{Name: "f", Batches: []int{1}}}, Variants: []string{defaultMPS}}},
 		Variants: []VariantSetting{{Name: defaultMPS, Baseline: true}},
@@ -382,7 +382,7 @@ func TestReportsAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoReportIsRefused(t *testing.T) {
+func TestReadErrors(t *testing.T) {
 	dir := t.TempDir()
 	o := Options{Figure: "fig16", Out: dir, Runs: 1, Seed: 1, Quick: true}
 	o.Device = configs.DeviceCPU
@@ -430,7 +430,7 @@ func TestWhatIsNoReportIsRefused(t *testing.T) {
 	}
 }
 
-func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestOptionErrors(t *testing.T) {
 	good := Options{Figure: "fig16", Out: t.TempDir(), Runs: 1, Quick: true}
 	good.Device = configs.DeviceCPU
 	if _, err := Prepare(good); err != nil {
@@ -452,7 +452,7 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 }
 
 // A plan counts the remaining measurements, and uses how long a variant took before.
-func TestAPlanIsOfWhatIsLeft(t *testing.T) {
+func TestPlanRest(t *testing.T) {
 	o := Options{Figure: "fig16", Out: t.TempDir(), Runs: 3, Quick: true}
 	o.Device = configs.DeviceCPU
 	before, err := Prepare(o)
@@ -466,7 +466,7 @@ func TestAPlanIsOfWhatIsLeft(t *testing.T) {
 	for _, f := range r.figure.models() {
 		r.report.Capacity = append(r.report.Capacity, Capacity{Model: f.Model, PerSecond: 1})
 	}
-	whole := wholeReport(t, o)
+	whole := completeReport(t, o)
 	i := slices.IndexFunc(whole.Results, func(x Result) bool { return x.Variant == partition && x.Run == 1 })
 	x := whole.Results[i]
 	x.TookSeconds = 100
@@ -490,7 +490,7 @@ func TestAPlanIsOfWhatIsLeft(t *testing.T) {
 	}
 }
 
-func TestADeviceIsTheOneThatCUDAMeans(t *testing.T) {
+func TestDevice(t *testing.T) {
 	m := &testbed.Machine{CPU: "c", GPUs: []testbed.GPU{{Name: "a", UUID: "GPU-0a"}, {Name: "b", UUID: "GPU-1b"}, {Name: "c", UUID: "GPU-2c"}}}
 	for _, c := range []struct{ name, visible, want string }{
 		{"cuda", "", "GPU-0a"}, {"cuda:2", "", "GPU-2c"}, {"GPU-1b", "", "GPU-1b"}, {"cpu", "", "cpu"},

@@ -13,22 +13,22 @@ import (
 // settings include them.
 type intakeRules struct {
 	// BytesPerReceiver is how many bytes per second each receiver is given, as long as there
-	// are fewer than MostReceivers. One thread takes 3.6 GB/s out of a socket
+	// are fewer than MaxReceivers. One thread takes 3.6 GB/s out of a socket
 	// (docs/networking.md). Therefore 2 or 3 receivers are never overrun, however the kernel
 	// distributes the load's sockets among them.
 	BytesPerReceiver float64
-	// MostReceivers leaves CPUs to the manager's other threads: the manager has 5 CPUs of a
+	// MaxReceivers leaves CPUs to the manager's other threads: the manager has 5 CPUs of a
 	// lane of 16.
-	MostReceivers int
+	MaxReceivers int
 	// FlowsPerReceiver is how many sockets per receiver send to a function that has several
 	// receivers. The kernel distributes them at random, differently in every step. The fullest
 	// of 4 receivers has half of 32 sockets or more once in 120 steps, and half of 16 sockets
 	// once in 9. In that case the 4 receivers take only 7.2 GB/s.
 	FlowsPerReceiver int
 	// FlowRPS is the max requests per second that one socket sends to a function with one
-	// receiver. MostFlows is the max number of sockets of such a function.
-	FlowRPS   float64
-	MostFlows int
+	// receiver. MaxFlows is the max number of sockets of such a function.
+	FlowRPS  float64
+	MaxFlows int
 	// ReceiveMiB is the receive buffer of each socket of the node. The kernel grants twice as
 	// much because it counts its overhead, which is small for whole trains of datagrams. 4 MiB
 	// are 8 ms at BytesPerReceiver, and 4 ms if four receivers share the max load of AlexNet.
@@ -47,7 +47,7 @@ type intakeRules struct {
 	NodeSlabMiB int
 }
 
-var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 4, BytesInMix: 3.6e9, NodeSlabMiB: 8 << 10}
+var rules = intakeRules{BytesPerReceiver: 1e9, MaxReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MaxFlows: 4, ReceiveMiB: 4, BytesInMix: 3.6e9, NodeSlabMiB: 8 << 10}
 
 // intake says how a case's requests get into its nodes. It is the same for all variants of a
 // case, because it follows from the case and from the models' capacities.
@@ -92,14 +92,14 @@ func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 	requests, several := 0.0, false
 	for i := range c.Functions {
 		f := &c.Functions[i]
-		n := rules.MostReceivers
+		n := rules.MaxReceivers
 		if c.Kind != kindClosed {
 			perSecond := c.peak(f) * r.full(c, f, cards[f.Name])
 			// Requests that are younger than the objective may be in flight; older ones are
 			// evicted.
 			requests = max(requests, perSecond*f.SLO.Seconds())
 			bytes := perSecond * float64(cards[f.Name].Input.WireBytes())
-			n = min(max(int(math.Ceil(bytes/rules.BytesPerReceiver)), 1), rules.MostReceivers)
+			n = min(max(int(math.Ceil(bytes/rules.BytesPerReceiver)), 1), rules.MaxReceivers)
 		}
 		in.receivers[f.Name] = n
 		several = several || n > 1
@@ -136,5 +136,5 @@ func flows(receivers int, perSecond float64) int {
 	if receivers > 1 {
 		return rules.FlowsPerReceiver * receivers
 	}
-	return min(1+int(perSecond/rules.FlowRPS), rules.MostFlows)
+	return min(1+int(perSecond/rules.FlowRPS), rules.MaxFlows)
 }

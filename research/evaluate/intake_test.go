@@ -45,11 +45,11 @@ func withRules(t *testing.T, change func(*intakeRules)) {
 	change(&rules)
 }
 
-func everyoneHasSeveralReceivers(t *testing.T) {
+func checkSeveralReceivers(t *testing.T) {
 	withRules(t, func(r *intakeRules) { r.BytesPerReceiver = 1 })
 }
 
-func TestEveryFunctionHasReceiversSlotsAndMemory(t *testing.T) {
+func TestIntake(t *testing.T) {
 	everyCase(t, func(t *testing.T, _ *Figure, c *Case, _ string) {
 		if c.Kind == kindBare {
 			return
@@ -68,7 +68,7 @@ func TestEveryFunctionHasReceiversSlotsAndMemory(t *testing.T) {
 		cards := cardsOf(c)
 		for _, f := range c.Functions {
 			n := in.receivers[f.Name]
-			if n < 1 || n > rules.MostReceivers || n > configs.MaxReceivers {
+			if n < 1 || n > rules.MaxReceivers || n > configs.MaxReceivers {
 				t.Errorf("%s has %d receivers", f.Name, n)
 			}
 			// The fullest of 4 receivers may have half of the sockets, and so half of
@@ -95,7 +95,7 @@ func TestEveryFunctionHasReceiversSlotsAndMemory(t *testing.T) {
 	})
 }
 
-func TestReceiversAreForTheMostThatIsEverOffered(t *testing.T) {
+func TestReceiversPeak(t *testing.T) {
 	loads := func(model string, weight float64, levels ...float64) Case {
 		f := one(model, 25*ms)
 		f[0].Weight = weight
@@ -126,7 +126,7 @@ func TestReceiversAreForTheMostThatIsEverOffered(t *testing.T) {
 	}
 }
 
-func TestSeveralReceiversHaveManySockets(t *testing.T) {
+func TestManySockets(t *testing.T) {
 	for _, c := range []struct {
 		receivers  int
 		perSecond  float64
@@ -139,7 +139,7 @@ func TestSeveralReceiversHaveManySockets(t *testing.T) {
 }
 
 // A report that was measured by other rules is not continued.
-func TestSettingsCoverTheIntake(t *testing.T) {
+func TestSettingsIntake(t *testing.T) {
 	f, err := Find("fig8")
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +173,7 @@ func TestSettingsCoverTheIntake(t *testing.T) {
 }
 
 // A report is continued if nothing has changed for its own variants.
-func TestSettingsCoverTheFiguresOwnVariants(t *testing.T) {
+func TestSettingsVariants(t *testing.T) {
 	f, err := Find("fig8")
 	if err != nil {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 // If a call is killed, its node ends too. Otherwise the next call would measure while that
 // node runs.
-func TestANodeEndsWithItsCall(t *testing.T) {
+func TestOrphans(t *testing.T) {
 	command := exec.Command(builtLab(t), "evaluate", "--figure", "fig16", "--device", "cpu", "--quick", "--runs", "1", "--out", t.TempDir())
 	// The test removes this folder, and with it the files that a killed call leaves. Its name
 	// is short because the path of a Unix socket is limited.

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// wholeReport returns a quick report of a figure as a call writes it, with invented
+// completeReport returns a quick report of a figure as a call writes it, with invented
 // numbers.
-func wholeReport(t *testing.T, o Options) *Report {
+func completeReport(t *testing.T, o Options) *Report {
 	t.Helper()
 	r, err := newRunner(o)
 	if err != nil {
@@ -52,11 +52,11 @@ func wholeReport(t *testing.T, o Options) *Report {
 }
 
 // A report that no call can have written is neither continued nor shown.
-func TestADamagedReportIsRefused(t *testing.T) {
+func TestCheckReport(t *testing.T) {
 	type cut struct {
 		figure string
 		cut    func(*Report)
-		says   string
+		want   string
 	}
 	for name, test := range map[string]cut{
 		"no loads":             {"fig11", func(r *Report) { r.Results[0].Loads = nil }, "has no loads"},
@@ -88,7 +88,7 @@ func TestADamagedReportIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := quickly(t, "/nowhere/penstock", test.figure)
-			r := wholeReport(t, o)
+			r := completeReport(t, o)
 			file := filepath.Join(o.Out, test.figure+".json")
 			if err := r.Write(file); err != nil {
 				t.Fatal(err)
@@ -104,7 +104,7 @@ func TestADamagedReportIsRefused(t *testing.T) {
 			if err == nil {
 				t.Fatal("it is gone on with")
 			}
-			for _, want := range []string{file, test.says, "want", "remove it"} {
+			for _, want := range []string{file, test.want, "want", "remove it"} {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("says %v, want %q in it", err, want)
 				}
@@ -115,9 +115,9 @@ func TestADamagedReportIsRefused(t *testing.T) {
 
 // The partial data of a failed measurement is ignored, because the measurement is
 // repeated.
-func TestAFailureNeedsNoMeasurements(t *testing.T) {
+func TestFailureComplete(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "fig11")
-	r := wholeReport(t, o)
+	r := completeReport(t, o)
 	r.Results[0].Loads, r.Results[0].Error = nil, "the node did not come up"
 	if err := r.Write(filepath.Join(o.Out, "fig11.json")); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestAFailureNeedsNoMeasurements(t *testing.T) {
 	}
 }
 
-func TestAFolderInAReportsPlaceIsRefused(t *testing.T) {
+func TestReportIsFolder(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "fig11")
 	file := filepath.Join(o.Out, "fig11.json")
 	if err := os.Mkdir(file, 0o755); err != nil {
@@ -139,7 +139,7 @@ func TestAFolderInAReportsPlaceIsRefused(t *testing.T) {
 }
 
 // The reports that the pages show are complete.
-func TestTheReportsOfTheDocsAreWhole(t *testing.T) {
+func TestCommittedReports(t *testing.T) {
 	page, err := os.ReadFile("../results/evaluation/README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +161,7 @@ func TestTheReportsOfTheDocsAreWhole(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.wholeFor(figure); err != nil {
+		if err := r.checkComplete(figure); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}
 	}

@@ -31,8 +31,8 @@ type cpus struct {
 	reserved        int
 }
 
-// leastCPUs is the min number of CPUs at which the load gets its own.
-const leastCPUs = 8
+// minCPUs is the min number of CPUs at which the load gets its own.
+const minCPUs = 8
 
 // divideCPUs gives the load three eighths of the CPUs, and the manager half of the rest, as
 // the other benchmarks do. The load needs so many because it builds every datagram that the
@@ -41,7 +41,7 @@ func divideCPUs() cpus {
 	own, ifs := orchestrator.IFCPUs(0)
 	all := slices.Sorted(slices.Values(slices.Concat(own, ifs)))
 	all = slices.Compact(all)
-	if len(all) < leastCPUs {
+	if len(all) < minCPUs {
 		return cpus{all: all, node: all, load: all}
 	}
 	n := len(all) - 3*len(all)/8
@@ -64,8 +64,8 @@ type rig struct {
 // some seconds per batch size.
 const startPatience = 90 * time.Second
 
-// startBed starts a node for a case, with the functions that the case begins with.
-func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Function) (_ *rig, err error) {
+// startHarness starts a node for a case, with the functions that the case begins with.
+func (r *runner) startHarness(ctx context.Context, v variant, c *Case, first []Function) (_ *rig, err error) {
 	b := &rig{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}, full: map[string]float64{}}
 	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: c.Frugal, weights: r.Weights, cards: map[string]string{}}
 	for _, f := range c.Functions {
@@ -102,7 +102,7 @@ func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Funct
 		err = pinErr
 	}
 	if err == nil {
-		if err = b.whole(watched); err != nil {
+		if err = b.waitComplete(watched); err != nil {
 			b.Kill()
 		}
 	}
@@ -186,8 +186,8 @@ func refusal(status *control.Status) (name, reason string) {
 	return "", ""
 }
 
-// whole waits until every function has a process that serves with all its batch sizes.
-func (b *rig) whole(ctx context.Context) error {
+// waitComplete waits until every function has a process that serves with all its batch sizes.
+func (b *rig) waitComplete(ctx context.Context) error {
 	return b.WaitFor(ctx, "every batch size", func() bool {
 		status, err := b.Status()
 		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool { return !wholly(&f) })

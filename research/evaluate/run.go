@@ -210,7 +210,7 @@ func newRunner(o Options) (*runner, error) {
 	case r.report.Device != shown:
 		return nil, fmt.Errorf("%s was measured on %s, this is %s: take another folder, or remove it", r.file, r.report.Device, shown)
 	default:
-		if err := r.report.wholeFor(figure); err != nil {
+		if err := r.report.checkComplete(figure); err != nil {
 			return nil, fmt.Errorf("read report %s: %w: %w; remove it, and the figure is measured again", r.file, errDamaged, err)
 		}
 	}
@@ -322,10 +322,10 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	succeeded, failed, failure := 0, 0, error(nil)
 	for i, s := range steps {
 		if r.Limit > 0 && time.Since(r.started)+r.takes(s) > r.Limit {
-			r.Options.say("%s: %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, r.Limit.Round(time.Second))
+			r.Options.report("%s: %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, r.Limit.Round(time.Second))
 			break
 		}
-		r.Options.say("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)
+		r.Options.report("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)
 		r.report.Tried++
 		x := r.step(ctx, s)
 		if ctx.Err() != nil {
@@ -338,7 +338,7 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 			r.report.Left--
 		} else {
 			failure = fmt.Errorf("%s, %s: %s", s.c.Name, s.variant.name, x.Error)
-			r.Options.say("%v", failure)
+			r.Options.report("%v", failure)
 			failed++
 		}
 		if err := r.report.Write(r.file); err != nil {
@@ -354,7 +354,7 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	return r.report, nil
 }
 
-func (o *Options) say(format string, args ...any) {
+func (o *Options) report(format string, args ...any) {
 	if o.Progress != nil {
 		o.Progress(fmt.Sprintf(format, args...))
 	}
@@ -371,8 +371,8 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.Options.say("%s: what each model can do alone", r.figure.Name)
-	b, err := r.startBed(ctx, v, &Case{Kind: kindClosed, Functions: functions}, functions)
+	r.Options.report("%s: what each model can do alone", r.figure.Name)
+	b, err := r.startHarness(ctx, v, &Case{Kind: kindClosed, Functions: functions}, functions)
 	if err != nil {
 		return fmt.Errorf("measure capacity: %w", err)
 	}
@@ -390,7 +390,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 		}
 		r.report.Capacity = append(r.report.Capacity, Capacity{Model: f.Model, PerSecond: l.AnsweredRPS,
 			MeanBatch: l.Functions[0].MeanBatch, P50Millis: l.Functions[0].P50Millis})
-		r.Options.say("%s: %s does %.0f a second alone, mean batch %.1f", r.figure.Name, f.Model, l.AnsweredRPS, l.Functions[0].MeanBatch)
+		r.Options.report("%s: %s does %.0f a second alone, mean batch %.1f", r.figure.Name, f.Model, l.AnsweredRPS, l.Functions[0].MeanBatch)
 	}
 	if err := r.note(b); err != nil {
 		return err
@@ -446,7 +446,7 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 		}
 		begins = first(scripts)
 	}
-	b, err := r.startBed(ctx, s.variant, s.c, begins)
+	b, err := r.startHarness(ctx, s.variant, s.c, begins)
 	if err != nil {
 		return err
 	}
@@ -475,7 +475,7 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 	x.Mechanism, x.Lost = status.Mechanism, lost(&status)
 	if x.Timeline != nil {
 		for _, f := range x.Timeline.Functions {
-			if _, there := status.Function(f.Name); !there {
+			if _, exists := status.Function(f.Name); !exists {
 				x.Lost += f.Lost
 			}
 		}

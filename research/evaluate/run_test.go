@@ -85,10 +85,10 @@ func quickly(t *testing.T, binary, figure string) Options {
 
 // Runs whole nodes under open loops, and again under a script. On a machine with other users
 // the test can only require that every request is counted once.
-func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
+func TestRunOnCPU(t *testing.T) {
 	binary := builtPenstock(t)
 	t.Run("loads", func(t *testing.T) {
-		everyoneHasSeveralReceivers(t)
+		checkSeveralReceivers(t)
 		r := measured(t, quickly(t, binary, "fig11"))
 		for _, x := range r.Results {
 			if len(x.Loads) != 2 {
@@ -97,8 +97,8 @@ func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
 			for _, l := range x.Loads {
 				for _, f := range l.Functions {
 					checkSum(t, x, f)
-					if f.Receivers != rules.MostReceivers {
-						t.Errorf("%s, %s, %s: %d receivers, want %d", x.Case, x.Variant, f.Name, f.Receivers, rules.MostReceivers)
+					if f.Receivers != rules.MaxReceivers {
+						t.Errorf("%s, %s, %s: %d receivers, want %d", x.Case, x.Variant, f.Name, f.Receivers, rules.MaxReceivers)
 					}
 				}
 			}
@@ -176,7 +176,7 @@ func checkSum(t *testing.T, x Result, f FunctionLoad) {
 }
 
 // A killed call loses only its current measurement.
-func TestAFigureGoesOnWhereItWasKilled(t *testing.T) {
+func TestResume(t *testing.T) {
 	binary := builtPenstock(t)
 	o := quickly(t, binary, "table5")
 	o.Runs = 4
@@ -222,7 +222,7 @@ func TestAFigureGoesOnWhereItWasKilled(t *testing.T) {
 
 // A measurement that is not expected to end within the limit does not start and stays in the
 // plan.
-func TestALimitLeavesTheRest(t *testing.T) {
+func TestLimit(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "table5")
 	o.Limit = time.Millisecond
 	r, err := Run(t.Context(), o)
@@ -236,7 +236,7 @@ func TestALimitLeavesTheRest(t *testing.T) {
 }
 
 // The report records a failed measurement with its reason, and the next call repeats it.
-func TestAFailureIsNotedAndTriedAgain(t *testing.T) {
+func TestFailureRetried(t *testing.T) {
 	o := quickly(t, builtPenstock(t), "table5")
 	o.Lab = "/nowhere/penstock-lab"
 	_, err := Run(t.Context(), o)
@@ -253,7 +253,7 @@ func TestAFailureIsNotedAndTriedAgain(t *testing.T) {
 	}
 }
 
-func TestFailureAfterFailureEndsACall(t *testing.T) {
+func TestRepeatedFailures(t *testing.T) {
 	o := quickly(t, builtPenstock(t), "table5")
 	o.Lab, o.Runs = "/nowhere/penstock-lab", 10
 	r, err := Run(t.Context(), o)
@@ -262,7 +262,7 @@ func TestFailureAfterFailureEndsACall(t *testing.T) {
 	}
 }
 
-func TestAnInterruptEndsARun(t *testing.T) {
+func TestInterrupt(t *testing.T) {
 	o := quickly(t, "/bin/true", "table5")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -275,7 +275,7 @@ func TestAnInterruptEndsARun(t *testing.T) {
 }
 
 // If another version continues a figure, the earlier results keep their version.
-func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
+func TestResultVersion(t *testing.T) {
 	o := quickly(t, "", "fig16")
 	o.Machine.Penstock = "first"
 	r, err := newRunner(o)
@@ -296,7 +296,7 @@ func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
 }
 
 // An error that is too long for a report keeps its start and its last output.
-func TestALongErrorKeepsItsEnds(t *testing.T) {
+func TestLongError(t *testing.T) {
 	long := shortened(errors.New("vgg16 does not serve: " + strings.Repeat("é", 5000) + " the end"))
 	if !strings.HasPrefix(long, "vgg16 does not serve: ") || !strings.HasSuffix(long, " the end") || len([]rune(long)) > 810 {
 		t.Errorf("%d characters: %s", len([]rune(long)), long)
@@ -308,7 +308,7 @@ func TestALongErrorKeepsItsEnds(t *testing.T) {
 
 // A step that failed slowly is expected to take as long again. A measured step is expected to
 // take as long as before.
-func TestAStepIsExpectedToTakeWhatItTook(t *testing.T) {
+func TestStepEstimate(t *testing.T) {
 	r, err := newRunner(quickly(t, "", "fig16"))
 	if err != nil {
 		t.Fatal(err)

@@ -19,7 +19,7 @@ const (
 // batches (gather and infer), of each stage, and outside the node ("way").
 type spentTimes struct {
 	latencies, batches, way []time.Duration
-	of                      [len(wire.StageNames)][]time.Duration
+	byStage                 [len(wire.StageNames)][]time.Duration
 }
 
 // add adds the times of an ok answer.
@@ -29,7 +29,7 @@ func (s *spentTimes) add(answered *sample) {
 	s.batches = append(s.batches, answered.stages[stageGather]+answered.stages[stageInfer])
 	way := latency
 	for i, d := range answered.stages {
-		s.of[i] = append(s.of[i], d)
+		s.byStage[i] = append(s.byStage[i], d)
 		way -= d
 	}
 	s.way = append(s.way, way)
@@ -40,8 +40,8 @@ func (s *spentTimes) sort() {
 	slices.Sort(s.latencies)
 	slices.Sort(s.batches)
 	slices.Sort(s.way)
-	for _, of := range s.of {
-		slices.Sort(of)
+	for _, times := range s.byStage {
+		slices.Sort(times)
 	}
 }
 
@@ -55,7 +55,7 @@ func (s *spentTimes) stages() map[string]loadgen.StageReport {
 	}
 	all := map[string]loadgen.StageReport{stageWay: report(s.way)}
 	for i, name := range wire.StageNames {
-		all[name] = report(s.of[i])
+		all[name] = report(s.byStage[i])
 	}
 	return all
 }

@@ -90,8 +90,8 @@ type observed struct {
 	shares, limits map[string]float64
 }
 
-// telling collects what happens while a time line runs.
-type telling struct {
+// timelineEvents collects what happens while a time line runs.
+type timelineEvents struct {
 	start int64
 
 	mu     sync.Mutex // guards all below
@@ -100,7 +100,7 @@ type telling struct {
 	ends   map[string]control.FunctionStatus // as last seen
 }
 
-func (t *telling) event(what, function string, value float64) {
+func (t *timelineEvents) event(what, function string, value float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.events = append(t.events, Event{AtSeconds: time.Duration(shm.Now() - t.start).Seconds(), What: what, Function: function, Value: value})
@@ -110,7 +110,7 @@ func (t *telling) event(what, function string, value float64) {
 const watchEvery = 50 * time.Millisecond
 
 // watch reads the node's status until ctx ends, and records changes of shares.
-func (t *telling) watch(ctx context.Context, b *rig) {
+func (t *timelineEvents) watch(ctx context.Context, b *rig) {
 	last := map[string]float64{}
 	for ctx.Err() == nil {
 		status, err := b.Status()
@@ -118,7 +118,7 @@ func (t *telling) watch(ctx context.Context, b *rig) {
 			o := observed{at: shm.Now(), shares: map[string]float64{}, limits: map[string]float64{}}
 			for _, f := range status.Functions {
 				o.shares[f.Name], o.limits[f.Name] = f.SharePercent, f.Limit
-				if was, ok := last[f.Name]; !ok || was != f.SharePercent {
+				if old, ok := last[f.Name]; !ok || old != f.SharePercent {
 					t.event(eventShare, f.Name, f.SharePercent)
 				}
 				last[f.Name] = f.SharePercent
@@ -139,7 +139,7 @@ func (t *telling) watch(ctx context.Context, b *rig) {
 // timeline runs a case's script against a node that has its first functions, and returns
 // what happened.
 func (r *runner) timeline(ctx context.Context, b *rig, c *Case, scripts []script, seed uint64) (*Timeline, error) {
-	t := &telling{start: shm.Now() + int64(100*time.Millisecond), ends: map[string]control.FunctionStatus{}}
+	t := &timelineEvents{start: shm.Now() + int64(100*time.Millisecond), ends: map[string]control.FunctionStatus{}}
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	var watcher, players sync.WaitGroup
@@ -178,7 +178,7 @@ func (r *runner) timeline(ctx context.Context, b *rig, c *Case, scripts []script
 }
 
 // until waits until a moment of the time line.
-func (t *telling) until(ctx context.Context, at time.Duration) error {
+func (t *timelineEvents) until(ctx context.Context, at time.Duration) error {
 	if d := time.Duration(t.start + int64(at) - shm.Now()); d > 0 {
 		return pause(ctx, d)
 	}
@@ -186,7 +186,7 @@ func (t *telling) until(ctx context.Context, at time.Duration) error {
 }
 
 // play runs one function's part: add it, send its traffic, remove it.
-func (r *runner) play(ctx context.Context, b *rig, t *telling, s script, rec *record, seed uint64) (lag float64, err error) {
+func (r *runner) play(ctx context.Context, b *rig, t *timelineEvents, s script, rec *record, seed uint64) (lag float64, err error) {
 	if err := t.until(ctx, s.begin); err != nil {
 		return 0, err
 	}
@@ -240,7 +240,7 @@ func (r *runner) play(ctx context.Context, b *rig, t *telling, s script, rec *re
 
 // bins groups a function's requests into bins by their intended send time. A sender that
 // began late ends late: requests that it sent after the end count for the last bin.
-func bins(f Function, all []sample, t *telling, c *Case) FunctionTimeline {
+func bins(f Function, all []sample, t *timelineEvents, c *Case) FunctionTimeline {
 	line := FunctionTimeline{Name: f.Name, SLOMillis: millis(f.SLO)}
 	for begin := time.Duration(0); begin < c.Length; begin += c.Bin {
 		from, to := t.start+int64(begin), t.start+int64(begin+c.Bin)

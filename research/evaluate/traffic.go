@@ -295,12 +295,12 @@ func state(l *FunctionLoad, status *control.Status) {
 // use sets a guarantee's use to its mean since before. The status has that of one control
 // interval, which may lie after the load.
 func use(g *control.GuaranteeStatus, name string, before *control.Status, elapsed time.Duration) {
-	was, ok := before.Function(name)
-	if g == nil || !ok || was.Guarantee == nil {
+	old, ok := before.Function(name)
+	if g == nil || !ok || old.Guarantee == nil {
 		return
 	}
-	g.UsePercent = 100 * (g.UsedSeconds - was.Guarantee.UsedSeconds) / elapsed.Seconds()
-	g.DemotedPercent = 100 * (g.DemotedSeconds - was.Guarantee.DemotedSeconds) / elapsed.Seconds()
+	g.UsePercent = 100 * (g.UsedSeconds - old.Guarantee.UsedSeconds) / elapsed.Seconds()
+	g.DemotedPercent = 100 * (g.DemotedSeconds - old.Guarantee.DemotedSeconds) / elapsed.Seconds()
 }
 
 // The sender is behind if it hands requests over this late, or uses this much of its CPUs.

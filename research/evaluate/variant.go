@@ -37,36 +37,36 @@ type variant struct {
 
 // The names of variants.
 const (
-	timeSlice      = "time-slice"
-	timeSliceSLAB  = "time-slice-slab"
-	defaultMPS     = "mps"
-	mpsSLAB        = "mps-slab"
-	mpsAIMD        = "aimd"
-	static         = "static"
-	shadow         = "penstock-shadow"
-	partition      = "penstock"
-	restart        = "penstock-restart"
-	guaranteed     = "guarantees"
-	mpsStreams     = "mps-streams"
-	mpsGather      = "mps-gather"
-	mpsOnlySLAB    = "mps-only-slab"
-	mpsOnlyShares  = "mps-only-shares"
-	streams1       = "streams-1"
-	streams2       = "streams-2"
-	whole          = "whole"
-	byPercentage   = "percentage"
-	byGroups       = "groups"
-	fixedPrefix    = "fixed-" // followed by the size
-	fixedDelay     = 5 * time.Millisecond
-	slab           = "slab"
-	aimd           = "aimd"
-	oneARequest    = "none"
-	gatherKernel   = "kernel"
-	gatherCopy     = "copy"
-	tuneInterval   = 200 * time.Millisecond
-	tuneHoldDown   = time.Second
-	leastPercent   = 5
-	leastPercent12 = 4 // for twelve or more functions
+	timeSlice     = "time-slice"
+	timeSliceSLAB = "time-slice-slab"
+	defaultMPS    = "mps"
+	mpsSLAB       = "mps-slab"
+	mpsAIMD       = "aimd"
+	static        = "static"
+	shadow        = "penstock-shadow"
+	partition     = "penstock"
+	restart       = "penstock-restart"
+	guaranteed    = "guarantees"
+	mpsStreams    = "mps-streams"
+	mpsGather     = "mps-gather"
+	mpsOnlySLAB   = "mps-only-slab"
+	mpsOnlyShares = "mps-only-shares"
+	streams1      = "streams-1"
+	streams2      = "streams-2"
+	wholeGPU      = "whole"
+	byPercentage  = "percentage"
+	byGroups      = "groups"
+	fixedPrefix   = "fixed-" // followed by the size
+	fixedDelay    = 5 * time.Millisecond
+	slab          = "slab"
+	aimd          = "aimd"
+	oneARequest   = "none"
+	gatherKernel  = "kernel"
+	gatherCopy    = "copy"
+	tuneInterval  = 200 * time.Millisecond
+	tuneHoldDown  = time.Second
+	minPercent    = 5
+	minPercent12  = 4 // for twelve or more functions
 )
 
 // variants are all variants except those of fixed batch sizes.
@@ -103,7 +103,7 @@ var variants = []variant{
 		mps: true, change: configs.ChangeNone, batching: slab, gather: gatherKernel, streams: 1},
 	{name: streams2, label: "two streams", what: "MPS without percentages, SLAB, two batches in flight",
 		mps: true, change: configs.ChangeNone, batching: slab, gather: gatherKernel, streams: 2},
-	{name: whole, label: "whole GPU", what: "the framework alone in one process, no MPS"},
+	{name: wholeGPU, label: "whole GPU", what: "the framework alone in one process, no MPS"},
 	{name: byPercentage, label: "MPS percentage", what: "the framework alone in one process, under a percentage of MPS", mps: true, by: byPercentage},
 	{name: byGroups, label: "SM groups", what: "the framework alone in one process, on some groups of multiprocessors", by: byGroups},
 }
@@ -183,9 +183,9 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 	if o.device == configs.DeviceCPU {
 		v = v.onCPU()
 	}
-	least := leastPercent
+	least := minPercent
 	if len(functions) >= 12 {
-		least = leastPercent12
+		least = minPercent12
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "log: {level: info}\ndevice: %s\nreserved_cpus: %d\nfault_hold: 0s\n", o.device, o.reserved)

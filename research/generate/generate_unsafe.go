@@ -25,11 +25,11 @@ type Traffic struct {
 	// From is the client, To a function's address: IPv4 both, so that the headers
 	// take 64 bytes.
 	From, To netip.AddrPort
-	// Pieces of PieceBytes make a request, every one of them full.
-	Pieces, PieceBytes int
-	// Whole has the port write the payload of each frame, too, which a NIC does by
+	// Fragments of FragmentBytes make a request, every one of them full.
+	Fragments, FragmentBytes int
+	// Complete has the port write the payload of each frame, too, which a NIC does by
 	// itself.
-	Whole bool
+	Complete bool
 }
 
 // descriptors is how many buffers wait to be written, as on a NIC's ring: each is
@@ -41,7 +41,7 @@ const descriptors = 1024
 const headerBytes = C.GEN_HEADERS
 
 // FrameBytes is how long each frame is.
-func (t Traffic) FrameBytes() int { return headerBytes + t.PieceBytes }
+func (t Traffic) FrameBytes() int { return headerBytes + t.FragmentBytes }
 
 // Device is the port of DPDK's that gives buffers for such frames, and nothing in them.
 func (t Traffic) Device() string { return fmt.Sprintf("net_null0,size=%d,copy=0", t.FrameBytes()) }
@@ -70,7 +70,7 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 			err = fmt.Errorf("make traffic on %s: %w", name, err)
 		}
 	}()
-	if !t.From.Addr().Is4() || !t.To.Addr().Is4() || t.Pieces < 1 || t.PieceBytes < 1 || t.PieceBytes > C.GEN_PAYLOAD {
+	if !t.From.Addr().Is4() || !t.To.Addr().Is4() || t.Fragments < 1 || t.FragmentBytes < 1 || t.FragmentBytes > C.GEN_PAYLOAD {
 		return nil, fmt.Errorf("%+v: want IPv4 addresses, pieces, and 1 to %d bytes of each", t, C.GEN_PAYLOAD)
 	}
 	cname := C.CString(name)
@@ -81,10 +81,10 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	for i, b := range t.Headers([6]byte{}) { // the callback knows the port's own address
 		g.stream.headers[i] = C.uint8_t(b)
 	}
-	if t.Whole {
+	if t.Complete {
 		g.stream.whole = 1
 	}
-	g.stream.pieces, g.stream.piece_bytes = C.uint32_t(t.Pieces), C.uint32_t(t.PieceBytes)
+	g.stream.pieces, g.stream.piece_bytes = C.uint32_t(t.Fragments), C.uint32_t(t.FragmentBytes)
 	if g.callback = C.gen_attach(g.port, g.queue, g.stream); g.callback == nil {
 		return nil, unix.EINVAL
 	}
@@ -109,9 +109,9 @@ func (t Traffic) Headers(to [6]byte) []byte {
 	binary.BigEndian.PutUint16(h[ip+2:], t.To.Port())
 	binary.BigEndian.PutUint16(h[ip+4:], uint16(t.FrameBytes()-ethernet-ip))
 	// No UDP checksum: 0 is "none" over IPv4 (RFC 768), and a NIC verifies it elsewhere.
-	piece := wire.PieceHeader(wire.TypeData, 0, t.Pieces*t.PieceBytes, t.PieceBytes, 0)
-	piece.Flags = 0
-	piece.Put(h[ip+udp:])
+	fragment := wire.PieceHeader(wire.TypeData, 0, t.Fragments*t.FragmentBytes, t.FragmentBytes, 0)
+	fragment.Flags = 0
+	fragment.Put(h[ip+udp:])
 	return b
 }
 
@@ -142,8 +142,8 @@ func (g *Generator) Close() error {
 	return nil
 }
 
-// Piece makes a frame that begins with Headers that piece of that request.
-func Piece(frame []byte, request uint32, index, pieces, pieceBytes int) {
-	h := wire.PieceHeader(wire.TypeData, request, pieces*pieceBytes, pieceBytes, index)
+// Fragment makes a frame that begins with Headers that piece of that request.
+func Fragment(frame []byte, request uint32, index, fragments, fragmentBytes int) {
+	h := wire.PieceHeader(wire.TypeData, request, fragments*fragmentBytes, fragmentBytes, index)
 	h.Put(frame[headerBytes-wire.HeaderSize:])
 }

@@ -78,19 +78,19 @@ type Result struct {
 // Delay is one policy at one number of services.
 type Delay struct{ Result }
 
-// Grow names what is multiplied in a scenario.
-type Grow string
+// Scale names what is multiplied in a scenario.
+type Scale string
 
 // A scenario grows by copies of its services, as in the paper, or by its rates.
 const (
-	growServices Grow = "services"
-	growRates    Grow = "rates"
+	scaleServices Scale = "services"
+	scaleRates    Scale = "rates"
 )
 
 // Count is the result of one policy on one scenario, multiplied.
 type Count struct {
 	Scenario string `json:"scenario"`
-	Grow     Grow   `json:"grow"`
+	Scale    Scale  `json:"grow"`
 	Times    int    `json:"times"`
 	Result
 }
@@ -100,19 +100,19 @@ type Missing struct {
 	Policy string `json:"policy"`
 	// Scenario, Grow and Times are those of a Count. Services is that of a Delay.
 	Scenario string `json:"scenario,omitempty"`
-	Grow     Grow   `json:"grow,omitempty"`
+	Scale    Scale  `json:"grow,omitempty"`
 	Times    int    `json:"times,omitempty"`
 	Services int    `json:"services,omitempty"`
 	Why      string `json:"why"`
 }
 
-// Repeats of a plan: at least leastRuns, then at most mostRuns until `enough` time
+// Repeats of a plan: at least minRuns, then at most maxRuns until `enough` time
 // is spent. After more than tooMuch there are no more.
 const (
-	leastRuns = 3
-	mostRuns  = 25
-	enough    = 300 * time.Millisecond
-	tooMuch   = 3 * time.Second
+	minRuns = 3
+	maxRuns = 25
+	enough  = 300 * time.Millisecond
+	tooMuch = 3 * time.Second
 )
 
 // Run measures everything. If ctx ends, Run returns its error early. A plan that the
@@ -124,7 +124,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	all := len(o.Policies) * (len(o.Services) + 2*len(o.Scenarios)*len(o.Times))
 	done := 0
-	say := func(format string, args ...any) {
+	report := func(format string, args ...any) {
 		if o.Progress != nil {
 			o.Progress(done, all, fmt.Sprintf(format, args...))
 		}
@@ -133,7 +133,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, policy := range o.Policies {
 		late := false
 		for _, n := range o.Services {
-			say("%s, %d services", policy.Name(), n)
+			report("%s, %d services", policy.Name(), n)
 			result, why, err := o.measure(ctx, policy, many(o.Drawn, n, o.Seed), &late)
 			if err != nil {
 				return nil, fmt.Errorf("%s, %d services: %w", policy.Name(), n, err)
@@ -145,19 +145,19 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			r.Delays = append(r.Delays, Delay{result})
 		}
 		for _, s := range o.Scenarios {
-			for _, grow := range []Grow{growServices, growRates} {
+			for _, scale := range []Scale{scaleServices, scaleRates} {
 				late = false
 				for _, times := range o.Times {
-					say("%s, %s, %s × %d", policy.Name(), s.Name, grow, times)
-					result, why, err := o.measure(ctx, policy, grow.by(s.Services, times), &late)
+					report("%s, %s, %s × %d", policy.Name(), s.Name, scale, times)
+					result, why, err := o.measure(ctx, policy, scale.by(s.Services, times), &late)
 					if err != nil {
-						return nil, fmt.Errorf("%s, %s, %s × %d: %w", policy.Name(), s.Name, grow, times, err)
+						return nil, fmt.Errorf("%s, %s, %s × %d: %w", policy.Name(), s.Name, scale, times, err)
 					}
 					if why != "" {
-						r.Missing = append(r.Missing, Missing{Policy: policy.Name(), Scenario: s.Name, Grow: grow, Times: times, Why: why})
+						r.Missing = append(r.Missing, Missing{Policy: policy.Name(), Scenario: s.Name, Scale: scale, Times: times, Why: why})
 						continue
 					}
-					r.Counts = append(r.Counts, Count{Scenario: s.Name, Grow: grow, Times: times, Result: result})
+					r.Counts = append(r.Counts, Count{Scenario: s.Name, Scale: scale, Times: times, Result: result})
 				}
 			}
 		}
@@ -175,7 +175,7 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 	var took []time.Duration
 	var spent time.Duration
 	var made *plan.Plan
-	for len(took) < leastRuns || spent < enough && len(took) < mostRuns {
+	for len(took) < minRuns || spent < enough && len(took) < maxRuns {
 		if err := ctx.Err(); err != nil {
 			return result, "", err
 		}
@@ -239,22 +239,22 @@ func cannot(err error) bool {
 }
 
 // by multiplies the services or the rates.
-func (g Grow) by(services []plan.Service, times int) []plan.Service {
-	var grown []plan.Service
-	if g == growRates {
+func (g Scale) by(services []plan.Service, times int) []plan.Service {
+	var scaled []plan.Service
+	if g == scaleRates {
 		for _, s := range services {
 			s.RateRPS *= float64(times)
-			grown = append(grown, s)
+			scaled = append(scaled, s)
 		}
-		return grown
+		return scaled
 	}
 	for i := range times {
 		for _, s := range services {
 			s.Name = fmt.Sprintf("%s-%d", s.Name, i+1)
-			grown = append(grown, s)
+			scaled = append(scaled, s)
 		}
 	}
-	return grown
+	return scaled
 }
 
 // many draws n services from the scenarios by a seed. Each is one of theirs with 0.1

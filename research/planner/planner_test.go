@@ -48,7 +48,7 @@ type made struct {
 func (m made) Name() string                             { return m.name }
 func (m made) Plan(p *plan.Problem) (*plan.Plan, error) { return m.plan(p) }
 
-func TestReportHasEveryPlanThatWasAskedFor(t *testing.T) {
+func TestReport(t *testing.T) {
 	o := published(t)
 	o.Policies = []plan.Policy{parvagpu.New()}
 	said := 0
@@ -66,18 +66,18 @@ func TestReportHasEveryPlanThatWasAskedFor(t *testing.T) {
 		t.Errorf("told %d times of %+v", said, r)
 	}
 	want := []struct {
-		grow                  Grow
+		scale                 Scale
 		times, services, gpus int
-	}{{growServices, 1, 11, 5}, {growServices, 2, 22, 10}, {growRates, 1, 11, 5}, {growRates, 2, 11, 9}}
+	}{{scaleServices, 1, 11, 5}, {scaleServices, 2, 22, 10}, {scaleRates, 1, 11, 5}, {scaleRates, 2, 11, 9}}
 	for i, w := range want {
 		c := r.Counts[i]
-		if c.Grow != w.grow || c.Times != w.times || c.Services != w.services || c.GPUs != w.gpus || c.Runs < leastRuns || c.DelayMS <= 0 {
+		if c.Scale != w.scale || c.Times != w.times || c.Services != w.services || c.GPUs != w.gpus || c.Runs < minRuns || c.DelayMS <= 0 {
 			t.Errorf("count %d is %+v, want %+v", i, c, w)
 		}
 	}
 }
 
-func TestAPolicyIsAskedForNothingLargerThanWhatTookTooLong(t *testing.T) {
+func TestTimeLimit(t *testing.T) {
 	o := published(t)
 	// A plan takes a tenth of a millisecond, so even a busy machine does not exceed this
 	// limit.
@@ -103,7 +103,7 @@ func TestAPolicyIsAskedForNothingLargerThanWhatTookTooLong(t *testing.T) {
 	}
 }
 
-func TestWhatAPolicyRefusesIsSaid(t *testing.T) {
+func TestPolicyErrors(t *testing.T) {
 	o := published(t)
 	o.Services, o.Times = []int{1}, nil
 	o.Policies = []plan.Policy{made{"undivided", func(p *plan.Problem) (*plan.Plan, error) {
@@ -115,7 +115,7 @@ func TestWhatAPolicyRefusesIsSaid(t *testing.T) {
 	}
 }
 
-func TestAWrongPlanIsNoFigure(t *testing.T) {
+func TestWrongPlan(t *testing.T) {
 	o := published(t)
 	o.Services, o.Times = []int{2}, nil
 	o.Policies = []plan.Policy{made{"wrong", func(p *plan.Problem) (*plan.Plan, error) {
@@ -130,7 +130,7 @@ func TestAWrongPlanIsNoFigure(t *testing.T) {
 	}
 }
 
-func TestAnInterruptEndsTheRun(t *testing.T) {
+func TestInterrupt(t *testing.T) {
 	o := published(t)
 	o.Policies = []plan.Policy{parvagpu.New()}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -140,7 +140,7 @@ func TestAnInterruptEndsTheRun(t *testing.T) {
 	}
 }
 
-func TestManyServicesAreDrawnFromTheSeedAlone(t *testing.T) {
+func TestSeed(t *testing.T) {
 	o := published(t)
 	a, b := many(o.Scenarios, 300, 1), many(o.Scenarios, 300, 1)
 	if !reflect.DeepEqual(a, b) {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestALinkMayGoDownAndComeUp takes the camera's end of the cable down for a while.
-func TestALinkMayGoDownAndComeUp(t *testing.T) {
+// TestLinkDown takes the camera's end of the cable down for a while.
+func TestLinkDown(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -34,10 +34,10 @@ func TestALinkMayGoDownAndComeUp(t *testing.T) {
 	}
 }
 
-// TestAPortThatDisappearsIsTakenAgain deletes the interface under the node, and creates it
+// TestPortReplaced deletes the interface under the node, and creates it
 // again with other Ethernet addresses. The node continues to run, releases what it held,
 // and uses the interface again as soon as it is back. The node itself creates a TAP again.
-func TestAPortThatDisappearsIsTakenAgain(t *testing.T) {
+func TestPortReplaced(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -74,8 +74,8 @@ func TestAPortThatDisappearsIsTakenAgain(t *testing.T) {
 	}
 }
 
-// TestANodeDrainsWithoutItsPort stops a node whose interface has disappeared.
-func TestANodeDrainsWithoutItsPort(t *testing.T) {
+// TestDrainWithoutPort stops a node whose interface has disappeared.
+func TestDrainWithoutPort(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{bytes: large})
 	h := newHost(t, address4)
@@ -89,8 +89,8 @@ func TestANodeDrainsWithoutItsPort(t *testing.T) {
 	}
 }
 
-// TestAKilledManagerLeavesNothingAndStartsAgain kills the manager in the middle of traffic.
-func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
+// TestManagerKilled kills the manager in the middle of traffic.
+func TestManagerKilled(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -112,9 +112,9 @@ func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
 	}
 }
 
-// TestANodeOnHugePagesLeavesNoFiles runs a node on huge pages, kills it, and starts it
+// TestHugePageFiles runs a node on huge pages, kills it, and starts it
 // again. The pages and their files must be free.
-func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
+func TestHugePageFiles(t *testing.T) {
 	l := newLaboratory(t)
 	const wanted = 160 // pages of 2 MiB: for a node's 256 MiB, and for DPDK itself
 	dir, before := hugePages(t, wanted)
@@ -173,8 +173,8 @@ func freePages(t *testing.T) (n int) {
 	return n
 }
 
-// TestAPortThatCannotBeHadIsOneClearError starts nodes that cannot run.
-func TestAPortThatCannotBeHadIsOneClearError(t *testing.T) {
+// TestPortErrors starts nodes that cannot run.
+func TestPortErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		setup setup
 		want  string
@@ -199,9 +199,9 @@ func TestAPortThatCannotBeHadIsOneClearError(t *testing.T) {
 	}
 }
 
-// TestAPenstockWithoutDPDKSaysHowToGetIt builds one, and gives it a configuration that
+// TestWithoutDPDK builds one, and gives it a configuration that
 // needs DPDK.
-func TestAPenstockWithoutDPDKSaysHowToGetIt(t *testing.T) {
+func TestWithoutDPDK(t *testing.T) {
 	l := newLaboratory(t)
 	plain := filepath.Join(t.TempDir(), "penstock")
 	must(t, run("go", "build", "-o", plain, "../../cmd/penstock"))

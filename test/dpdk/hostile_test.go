@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// TestEveryFrameThatIsNoneOfOursIsCountedByReason sends frames that no kernel would
+// TestForeignFrames sends frames that no kernel would
 // send, and valid ones in between.
-func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
+func TestForeignFrames(t *testing.T) {
 	l := newLaboratory(t)
 	// A packet of more than 1,500 bytes exceeds the port's MTU, but not the cable's.
 	must(t, run("ip", "link", "set", "cam0", "mtu", "9000"))
@@ -102,9 +102,9 @@ func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 	r.settled(t)
 }
 
-// TestFragmentsAreCounted sends fragments of IP packets. The kernel of an af_packet
+// TestIPFragments sends fragments of IP packets. The kernel of an af_packet
 // port reassembles them itself, and keeps them until the rest arrives.
-func TestFragmentsAreCounted(t *testing.T) {
+func TestIPFragments(t *testing.T) {
 	for _, d := range devices[1:] {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -164,9 +164,9 @@ func portMetrics(text string) (out string) {
 	return out
 }
 
-// TestNoiseDoesNotHarmThePort sends frames of random bytes, and valid ones with
+// TestNoise sends frames of random bytes, and valid ones with
 // random bytes changed.
-func TestNoiseDoesNotHarmThePort(t *testing.T) {
+func TestNoise(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -198,21 +198,21 @@ func TestNoiseDoesNotHarmThePort(t *testing.T) {
 	}
 }
 
-// TestMbufsThatRunLowAreTakenFromTheOldestIncompleteRequests begins more pictures
+// TestFewMbufs begins more pictures
 // than fit into packet memory and completes none. Other pictures must still be
 // answered.
-func TestMbufsThatRunLowAreTakenFromTheOldestIncompleteRequests(t *testing.T) {
+func TestFewMbufs(t *testing.T) {
 	l := newLaboratory(t)
 	const mbufs = 4096
 	r := devices[0].start(t, l, setup{
-		bytes: 500 * pieceBytes,
+		bytes: 500 * fragmentBytes,
 		more:  []string{"mbufs: 4096"},
 		// Nothing expires during the test: memory must come from evictions.
 		up: "aggregate: {deadline: 60s}",
 	})
 	h := newHost(t, address4)
 	h.resolve()
-	bytes := 500 * pieceBytes
+	bytes := 500 * fragmentBytes
 	for id := range uint32(3 * mbufs / 500) {
 		frames := h.picture(id, picture(bytes, int(id)))
 		for i := 0; i < 400; i += 50 {
@@ -265,8 +265,8 @@ func (h *host) askAgain(id uint32, frames [][]byte, p []byte) {
 			if !ok {
 				return false
 			}
-			if wish, err := wire.DecodeWish(udp.Payload); err == nil && wish.RequestID == id {
-				for i := range wish.Missing {
+			if nack, err := wire.DecodeWish(udp.Payload); err == nil && nack.RequestID == id {
+				for i := range nack.Missing {
 					h.send(frames[i])
 				}
 				return true

@@ -218,7 +218,7 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	}
 }
 
-func TestTheLaboratoryIsOfItsOwn(t *testing.T) {
+func TestLaboratory(t *testing.T) {
 	l := newLaboratory(t)
 	if err := ping(node4, 56, time.Second); err == nil {
 		t.Error("somebody answers for the node's address, and no node runs")

@@ -23,8 +23,8 @@ import (
 
 // Sizes of the pictures: two fragments, and as many as a picture of 224 x 224 has.
 const (
-	small = 2 * pieceBytes
-	large = 147 * pieceBytes
+	small = 2 * fragmentBytes
+	large = 147 * fragmentBytes
 )
 
 // port is where the function listens.

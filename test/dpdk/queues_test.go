@@ -32,13 +32,13 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 		hosts[i].resolve()
 	}
 	for id := range uint32(5) {
-		var pieces [][][]byte
+		var fragments [][][]byte
 		for i, h := range hosts {
-			pieces = append(pieces, h.picture(id, picture(large, int(id)*10+i)))
+			fragments = append(fragments, h.picture(id, picture(large, int(id)*10+i)))
 		}
-		for piece := range pieces[0] {
+		for fragment := range fragments[0] {
 			for i, h := range hosts {
-				h.send(pieces[i][piece])
+				h.send(fragments[i][fragment])
 			}
 		}
 		for i, h := range hosts {
@@ -49,11 +49,11 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 	r.settled(t)
 }
 
-// TestSeveralQueuesFeedOneFunction has one function behind two queues. It has a thread and
+// TestSeveralQueues has one function behind two queues. It has a thread and
 // an aggregator for each, and its clients are divided among them. Fragments of many
 // clients' pictures arrive interleaved, some of them out of order. Each picture must be
 // answered once and correctly.
-func TestSeveralQueuesFeedOneFunction(t *testing.T) {
+func TestSeveralQueues(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{bytes: large, more: []string{"queues: 2"}})
 	const clients, each = 8, 3
@@ -64,17 +64,17 @@ func TestSeveralQueuesFeedOneFunction(t *testing.T) {
 		hosts = append(hosts, h)
 	}
 	for id := range uint32(each) {
-		var pieces [][][]byte
+		var fragments [][][]byte
 		for i, h := range hosts {
 			p := h.picture(id, picture(large, int(id)*clients+i))
 			if i%2 == 1 {
 				slices.Reverse(p)
 			}
-			pieces = append(pieces, p)
+			fragments = append(fragments, p)
 		}
-		for piece := range pieces[0] {
+		for fragment := range fragments[0] {
 			for i, h := range hosts {
-				h.send(pieces[i][piece])
+				h.send(fragments[i][fragment])
 			}
 		}
 		for i, h := range hosts {

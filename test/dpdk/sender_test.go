@@ -103,16 +103,16 @@ func (h *host) datagram(payload []byte) []byte {
 
 // picture returns a picture's frames, in order.
 func (h *host) picture(id uint32, p []byte) (frames [][]byte) {
-	for i := range wire.Pieces(len(p), pieceBytes) {
-		head := wire.PieceHeader(wire.TypeData, id, len(p), pieceBytes, i)
-		b := make([]byte, wire.HeaderSize, wire.HeaderSize+pieceBytes)
+	for i := range wire.Pieces(len(p), fragmentBytes) {
+		head := wire.PieceHeader(wire.TypeData, id, len(p), fragmentBytes, i)
+		b := make([]byte, wire.HeaderSize, wire.HeaderSize+fragmentBytes)
 		head.Put(b)
 		frames = append(frames, h.datagram(append(b, p[head.Offset:][:head.Length]...)))
 	}
 	return frames
 }
 
-const pieceBytes = wire.DefaultPieceBytes
+const fragmentBytes = wire.DefaultPieceBytes
 
 func (h *host) send(frames ...[]byte) {
 	h.t.Helper()

@@ -66,10 +66,10 @@ func (d device) start(t *testing.T, l *laboratory, s setup) *running {
 	return r
 }
 
-// TestPicturesOfOrdinarySendersAreAnsweredRight is the acceptance test of every kind
+// TestKernelSenders is the acceptance test of every kind
 // of port: kernel sockets find the port by ARP or neighbour discovery, and `penstock
 // load` checks each answer.
-func TestPicturesOfOrdinarySendersAreAnsweredRight(t *testing.T) {
+func TestKernelSenders(t *testing.T) {
 	for _, d := range devices {
 		for _, address := range []string{node4, node6} {
 			for _, size := range []int{small, large} {
@@ -77,7 +77,7 @@ func TestPicturesOfOrdinarySendersAreAnsweredRight(t *testing.T) {
 				if address == node6 {
 					family = "IPv6"
 				}
-				t.Run(fmt.Sprintf("%s/%s/%dpieces", d.name, family, size/pieceBytes), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/%dpieces", d.name, family, size/fragmentBytes), func(t *testing.T) {
 					l := newLaboratory(t)
 					r := d.start(t, l, setup{bytes: size, addresses: []string{address}})
 					r.load(t, "50", 2*time.Second).right(t)
@@ -90,17 +90,17 @@ func TestPicturesOfOrdinarySendersAreAnsweredRight(t *testing.T) {
 	}
 }
 
-// TestTheDefaultsWillDo sets only the required keys, on ordinary pages.
-func TestTheDefaultsWillDo(t *testing.T) {
+// TestDefaults sets only the required keys, on ordinary pages.
+func TestDefaults(t *testing.T) {
 	l := newLaboratory(t)
 	r := l.start(t, setup{device: devices[0].port, bytes: large, more: []string{ordinaryPages}})
 	r.load(t, "20", time.Second).right(t)
 	r.settled(t)
 }
 
-// TestThePortAnswersLikeAHost pings the port, and checks the kernel's neighbour
+// TestHostProtocols pings the port, and checks the kernel's neighbour
 // table.
-func TestThePortAnswersLikeAHost(t *testing.T) {
+func TestHostProtocols(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -114,9 +114,9 @@ func TestThePortAnswersLikeAHost(t *testing.T) {
 	}
 }
 
-// TestPicturesInVLANsAreAnsweredInThem sends frames with one and with two tags, over
+// TestVLAN sends frames with one and with two tags, over
 // IPv4 and IPv6.
-func TestPicturesInVLANsAreAnsweredInThem(t *testing.T) {
+func TestVLAN(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -140,9 +140,9 @@ func TestPicturesInVLANsAreAnsweredInThem(t *testing.T) {
 	}
 }
 
-// TestPicturesComeThroughABadNetwork loses, doubles and reorders frames. Missing
+// TestBadNetwork loses, doubles and reorders frames. Missing
 // fragments are requested again.
-func TestPicturesComeThroughABadNetwork(t *testing.T) {
+func TestBadNetwork(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{bytes: large})
 	for name, treat := range map[string]func(frames [][]byte, id uint32) [][]byte{
@@ -190,11 +190,11 @@ func (h *host) again(id uint32, frames [][]byte) {
 		if !ok {
 			return false
 		}
-		wish, err := wire.DecodeWish(udp.Payload)
-		if err != nil || wish.RequestID != id {
+		nack, err := wire.DecodeWish(udp.Payload)
+		if err != nil || nack.RequestID != id {
 			return false
 		}
-		for i := range wish.Missing {
+		for i := range nack.Missing {
 			h.send(frames[i])
 		}
 		return true
@@ -211,12 +211,12 @@ func backwards(frames [][]byte) (out [][]byte) {
 	return out
 }
 
-// TestTheKernelsBadNetworkIsSurvived is the same with netem between `penstock load`
+// TestNetem is the same with netem between `penstock load`
 // and the node, if the kernel has netem.
-func TestTheKernelsBadNetworkIsSurvived(t *testing.T) {
+func TestNetem(t *testing.T) {
 	l := newLaboratory(t)
 	if err := kernelHas("netem", "loss", "1%"); err != nil {
-		t.Skipf("not on this machine: the kernel has no netem (CONFIG_NET_SCH_NETEM): TestPicturesComeThroughABadNetwork does without: %v", err)
+		t.Skipf("not on this machine: the kernel has no netem (CONFIG_NET_SCH_NETEM): TestBadNetwork does without: %v", err)
 	}
 	r := devices[0].start(t, l, setup{})
 	must(t, run("tc", "qdisc", "add", "dev", "cam0", "root", "netem", "delay", "1ms", "1ms", "loss", "1%", "duplicate", "1%", "reorder", "5%", "50%"))
@@ -226,9 +226,9 @@ func TestTheKernelsBadNetworkIsSurvived(t *testing.T) {
 	r.settled(t)
 }
 
-// TestChecksumsThatAVethLeavesUnfilled makes the camera's kernel leave checksums to
+// TestVethChecksums makes the camera's kernel leave checksums to
 // a network card, which a veth is not.
-func TestChecksumsThatAVethLeavesUnfilled(t *testing.T) {
+func TestVethChecksums(t *testing.T) {
 	for checksums, answered := range map[string]bool{"auto": true, "ignore": true, "verify": false} {
 		t.Run(checksums, func(t *testing.T) {
 			l := newLaboratory(t)
@@ -251,8 +251,8 @@ func TestChecksumsThatAVethLeavesUnfilled(t *testing.T) {
 	}
 }
 
-// TestTwoFunctionsShareThePort sends to both functions, alternating frame by frame.
-func TestTwoFunctionsShareThePort(t *testing.T) {
+// TestTwoFunctions sends to both functions, alternating frame by frame.
+func TestTwoFunctions(t *testing.T) {
 	l := newLaboratory(t)
 	r := devices[0].start(t, l, setup{functions: []string{"{name: other, model: CARD, port: 9001, share_percent: 40}"}})
 	first := newHost(t, address4)
@@ -279,8 +279,8 @@ func TestTwoFunctionsShareThePort(t *testing.T) {
 	}
 }
 
-// TestDoctorSaysThatThePortIsReady runs the doctor in the node's network.
-func TestDoctorSaysThatThePortIsReady(t *testing.T) {
+// TestDoctor runs the doctor in the node's network.
+func TestDoctor(t *testing.T) {
 	l := newLaboratory(t)
 	for iface, ready := range map[string]bool{"node0": true, "nothere": false} {
 		text, _ := setup{device: "net_af_packet0,iface=" + iface, more: []string{ordinaryPages}}.config(t)

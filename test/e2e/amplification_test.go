@@ -54,8 +54,8 @@ func (m *meter) listen(t *testing.T, silence time.Duration) {
 }
 
 // datagram returns fragment index of a picture of zeros.
-func datagram(id uint32, total, pieceBytes, index int, flags wire.Flags) []byte {
-	h := wire.PieceHeader(wire.TypeData, id, total, pieceBytes, index)
+func datagram(id uint32, total, fragmentBytes, index int, flags wire.Flags) []byte {
+	h := wire.PieceHeader(wire.TypeData, id, total, fragmentBytes, index)
 	h.Flags |= flags
 	b := make([]byte, wire.DatagramSize(&h))
 	h.Put(b)
@@ -66,10 +66,10 @@ func datagram(id uint32, total, pieceBytes, index int, flags wire.Flags) []byte 
 // its address. The address is not a loopback address.
 func TestAmplification(t *testing.T) {
 	const (
-		bound        = 3.0
-		pictureBytes = 416 * 416 * 3
-		pieceBytes   = 526 // 987 fragments, and one of 6 bytes
-		pieces       = 988
+		bound         = 3.0
+		pictureBytes  = 416 * 416 * 3
+		fragmentBytes = 526 // 987 fragments, and one of 6 bytes
+		fragments     = 988
 	)
 	card := func(name, size string, outputs int) string {
 		path := filepath.Join(t.TempDir(), name+".yaml")
@@ -115,7 +115,7 @@ functions:
 		want           wire.Type // at least one of these must arrive
 	}{
 		{"one datagram of 28 bytes, unsolicited", "picture", func(m *meter) {
-			d := datagram(1, pictureBytes, pieceBytes, pieces-1, 0)
+			d := datagram(1, pictureBytes, fragmentBytes, fragments-1, 0)
 			if len(d) != 28 {
 				t.Fatalf("datagram has %d bytes, want 28", len(d))
 			}
@@ -132,7 +132,7 @@ functions:
 		}, wire.TypeBusy},
 		{"NACKs for 987 pieces, asked for 10 times", "picture", func(m *meter) {
 			for range 10 {
-				m.send(t, datagram(1, pictureBytes, pieceBytes, 0, wire.FlagRetransmitted))
+				m.send(t, datagram(1, pictureBytes, fragmentBytes, 0, wire.FlagRetransmitted))
 				time.Sleep(10 * time.Millisecond)
 			}
 		}, wire.TypeWish},

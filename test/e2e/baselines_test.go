@@ -14,7 +14,7 @@ import (
 
 // The baselines are Penstock with PENSTOCK_LAB (docs/adr/0010-baselines.md). Each must
 // answer every request and report its name.
-func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
+func TestBaselines(t *testing.T) {
 	t.Parallel()
 	const n = 240
 	card := nullCard(t, "digest", small)
@@ -28,8 +28,8 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 		name   string
 		config string // of the node, in addition to its functions
 		lab    configs.Lab
-		says   says
-		most   float64 // the batch limit, if the rule has one
+		want   says
+		max    float64 // the batch limit, if the rule has one
 	}{
 		{"on a CPU, guarantees", cpu, configs.Lab{}, says{"", "none"}, 0},
 		{"guarantees", gpu, configs.Lab{}, says{"mps", "none"}, 0},
@@ -50,7 +50,7 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			share := ", share_percent: 30"
-			if c.says.change == "none" {
+			if c.want.change == "none" {
 				share = ""
 			}
 			text := c.config + fmt.Sprintf("\nlog: {level: debug}\nfunctions:\n  - {name: fn, model: %s, port: 0%s}\n  - {name: other, model: %s, port: 0%s}\n", card, share, card, share)
@@ -77,19 +77,19 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 			if want.TimeSlicing {
 				want.Change = configs.ChangeNone
 			}
-			if is != c.says || status.Lab != want.String() {
-				t.Errorf("status says %+v and lab %s, want %+v and %s", is, status.Lab, c.says, want)
+			if is != c.want || status.Lab != want.String() {
+				t.Errorf("status says %+v and lab %s, want %+v and %s", is, status.Lab, c.want, want)
 			}
 			if warned := strings.Contains(nd.Log(), "makes this node a baseline"); warned != (want != configs.Lab{}) {
 				t.Errorf("the log warns of a baseline: %v", warned)
 			}
-			if c.most > 0 && f.Limit != c.most {
-				t.Errorf("batches of %v, want %v", f.Limit, c.most)
+			if c.max > 0 && f.Limit != c.max {
+				t.Errorf("batches of %v, want %v", f.Limit, c.max)
 			}
-			if in := f.Instances[0]; in.Whole != (c.says.change == "none") || in.Whole && f.Guarantee == nil && f.SharePercent != 100 {
+			if in := f.Instances[0]; in.Whole != (c.want.change == "none") || in.Whole && f.Guarantee == nil && f.SharePercent != 100 {
 				t.Errorf("a share of %v %%, the whole device %v", f.SharePercent, in.Whole)
 			}
-			if onGPU && c.says.change == "none" && first.SMs != status.Device.SMs {
+			if onGPU && c.want.change == "none" && first.SMs != status.Device.SMs {
 				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Device.SMs)
 			}
 			// In every baseline the shadow takes over from a process that dies.
@@ -102,7 +102,7 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 
 // Without MPS, processes take turns and have separate contexts. A fault of one does not
 // affect the others, and no MPS server is queried.
-func TestByTimeAFaultIsItsProcesssOwn(t *testing.T) {
+func TestFaultByTime(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`

@@ -62,7 +62,7 @@ func programsIn(t *testing.T) string {
 
 // The library exports what the header declares and no more, and does not link CUDA's
 // libraries.
-func TestTheLibraryShowsTheHeader(t *testing.T) {
+func TestLibraryExports(t *testing.T) {
 	t.Parallel()
 	header, err := os.ReadFile("../../libml/capi/penstock.h")
 	if err != nil {
@@ -111,7 +111,7 @@ func TestTheLibraryShowsTheHeader(t *testing.T) {
 }
 
 // The header is valid C99 and, if there is a compiler, valid C++.
-func TestTheHeaderCompiles(t *testing.T) {
+func TestHeaderCompiles(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
 	const text = "#include \"penstock.h\"\nstatic penstock_framework f = {PENSTOCK_FRAMEWORK};\n" +
@@ -150,7 +150,7 @@ func fashionTwins() (string, error) {
 }
 
 // The PTX that fashion.c embeds is what `make ptx` makes from its source.
-func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
+func TestExamplePTX(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.cu")
 	if err != nil {
@@ -167,7 +167,7 @@ func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
 }
 
 // The example must treat the same CUDA errors as fatal as every other process does.
-func TestTheExampleKnowsWhatLosesADevice(t *testing.T) {
+func TestExampleDeviceLoss(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.c")
 	if err != nil {
@@ -305,7 +305,7 @@ func answersAsONNXRuntime(t *testing.T, nd *node.Node, function string, n int) {
 	}
 }
 
-func TestModelsInCAnswer(t *testing.T) {
+func TestCModels(t *testing.T) {
 	t.Parallel()
 	nd := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n"+
 		"  - {name: clothes, model: %s, port: 0, slo: 20s, share_percent: 50}\n"+
@@ -315,7 +315,7 @@ func TestModelsInCAnswer(t *testing.T) {
 	t.Run("colour", func(t *testing.T) { answersMeanColour(t, nd, "colour") })
 }
 
-func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
+func TestCOnGPU(t *testing.T) {
 	t.Parallel()
 	for weights, says := range map[string]string{
 		"private": "penstock_weights: no shared weights", "shared": "the parameters are those that the node shares",
@@ -343,7 +343,7 @@ func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
 	}
 }
 
-func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
+func TestCallbackTableErrors(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	for role, want := range map[string]string{
@@ -360,7 +360,7 @@ func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
 	allAnswered(t, stream(t, nd, 100, func() {}), 100)
 }
 
-func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
+func TestCBatchFails(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]string{
 		"every=5": "is one of every 5",
@@ -372,7 +372,7 @@ func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
 	}
 }
 
-func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
+func TestCallbackExits(t *testing.T) {
 	t.Parallel()
 	for role, says := range map[string]string{"crash": "SIGSEGV", "lost": "device is lost: the card fell off the bus"} {
 		t.Run(role, func(t *testing.T) {
@@ -398,7 +398,7 @@ func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
 }
 
 // A SIGTERM from outside drains a C program, too.
-func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
+func TestCTerminated(t *testing.T) {
 	t.Parallel()
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(signal.String(), func(t *testing.T) {
@@ -421,7 +421,7 @@ func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 
 // A profiler's timer in the program has no effect, although the signals are delivered to
 // Go's threads, too.
-func TestSIGPROFDoesNotDisturb(t *testing.T) {
+func TestSIGPROF(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(digestCard(t, "profile")))
 	got := stream(t, nd, 500, func() { time.Sleep(200 * time.Millisecond) })

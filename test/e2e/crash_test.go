@@ -74,7 +74,7 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-func TestShadowTakesOverWhenTheActiveProcessIsKilled(t *testing.T) {
+func TestActiveKilled(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
 	active, shadow := serving(t, nd, "fn")
@@ -119,7 +119,7 @@ func badBatchesCostThemselvesOnly(t *testing.T, card, says string, environment .
 	settled(t, nd, "fn")
 }
 
-func TestInstancesShareTheStreamAndStandInForEachOther(t *testing.T) {
+func TestInstances(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small), ", instances: 2"), "PENSTOCK_NULL=busy=1ms")
 	active, _ := serving(t, nd, "fn")
@@ -138,7 +138,7 @@ func TestInstancesShareTheStreamAndStandInForEachOther(t *testing.T) {
 	}
 }
 
-func TestStreamDoesNotNoticeAKilledShadow(t *testing.T) {
+func TestShadowKilled(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	active, shadow := serving(t, nd, "fn")
 	got := stream(t, nd, 500, func() { kill(t, shadow.PID) })
@@ -173,7 +173,7 @@ func childOf(t *testing.T, nd *node.Node, verb string) int {
 	return 0
 }
 
-func TestNodeComesBackWhenTheManagerIsKilled(t *testing.T) {
+func TestManagerKilled(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`
@@ -215,7 +215,7 @@ func newManager(t *testing.T, nd *node.Node) {
 }
 
 // An error in the configuration is one line in the log, also if a crash follows.
-func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
+func TestEditUnreadable(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, oneFunction(card))
@@ -266,7 +266,7 @@ func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
 
 // Changes by an operator must survive a crash of the manager. The next manager keeps them
 // until the configuration file changes.
-func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {
+func TestChangesOutliveManager(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, oneFunction(card)+fmt.Sprintf("  - {name: gone, model: %s, port: 0}\n", card))
@@ -319,7 +319,7 @@ func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {
 	logged(t, nd, "what was done at run time is forgotten")
 }
 
-func TestHungProcessIsKilledAndItsBatchAnswered(t *testing.T) {
+func TestHungProcess(t *testing.T) {
 	t.Parallel()
 	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=hang_after=20")
 	got := newAnswers()
@@ -335,7 +335,7 @@ func TestHungProcessIsKilledAndItsBatchAnswered(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-func TestAnswersThatAreNoNumbersAreFailures(t *testing.T) {
+func TestAnswersNaN(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=nan")
 	got := stream(t, nd, 50, func() {})
@@ -345,7 +345,7 @@ func TestAnswersThatAreNoNumbersAreFailures(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-func TestSIGTERMUnderLoadAnswersAllThatWasAccepted(t *testing.T) {
+func TestTerminateUnderLoad(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
 	got := newAnswers()
 	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: patience, InFlight: 32})

@@ -51,7 +51,7 @@ func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 	}
 }
 
-func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
+func TestAddRemove(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	got := stream(t, nd, 400, func() {
@@ -88,7 +88,7 @@ func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-func TestEditedConfigurationIsFollowed(t *testing.T) {
+func TestEdit(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, oneFunction(card))
@@ -120,7 +120,7 @@ func TestEditedConfigurationIsFollowed(t *testing.T) {
 }
 
 // The configuration of a running node is valid, although that node already uses its ports.
-func TestCheckOfARunningNode(t *testing.T) {
+func TestCheckRunningNode(t *testing.T) {
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: 15905}\n", card))
 	out, err := run(t, nd.Dir, "check", nd.Config)
@@ -203,7 +203,7 @@ func TestEditsUnderLoad(t *testing.T) {
 	}
 }
 
-func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
+func TestReplace(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	serving(t, nd, "fn")
@@ -252,7 +252,7 @@ func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 	return r.ModelVersion
 }
 
-func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
+func TestReplaceOtherSize(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	out, err := run(t, nd.Dir, "if", "replace", "fn", nullCard(t, "bigger", 2*small))
@@ -262,7 +262,7 @@ func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
 }
 
 // A node that cannot start reports the reason in one line, and leaves nothing behind.
-func TestWhatCannotStartSaysWhy(t *testing.T) {
+func TestStartErrors(t *testing.T) {
 	t.Parallel()
 	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -315,7 +315,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 }
 
 // A model that never becomes ready is removed, without effect on the other functions.
-func TestModelThatDoesNotFitItsCardCostsItsOwnFunctionOnly(t *testing.T) {
+func TestModelMismatch(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "card.yaml")
@@ -350,7 +350,7 @@ decoder: {name: topk, k: 5}
 	}
 }
 
-func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
+func TestPortInUse(t *testing.T) {
 	t.Parallel()
 	taken := freePort(t)
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: %d}\n", nullCard(t, "digest", small), taken))
@@ -368,7 +368,7 @@ func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
 
 // An edit that misspells a function's name adds another function and removes the old one.
 // The node must not do that.
-func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
+func TestEditMisspelt(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	wrong := "functions:\n  - {name: fm, model: nosuch, port: 0}\n"
@@ -385,7 +385,7 @@ func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
 }
 
 // If one entry of an edit cannot be applied, no entry is applied.
-func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
+func TestEditInvalid(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	second := fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card)
@@ -418,7 +418,7 @@ func brokenCard(t *testing.T) string {
 
 // If a change restarts the process, the old model has ended when the new one fails, and
 // must be started again.
-func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
+func TestRollback(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), configs.Lab{Change: configs.ChangeRestart}.Environment())
 	if out, err := run(t, nd.Dir, "if", "replace", "fn", brokenCard(t)); err == nil || !strings.Contains(out, "bad.onnx") {
@@ -436,7 +436,7 @@ func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
 
 // A function of the configuration file is not removed when its model fails, and follows the
 // operator's later changes.
-func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
+func TestReplaceBrokenModel(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)
@@ -459,7 +459,7 @@ func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 
 // An addition continues without the command that ordered it: the function is removed if it
 // cannot start, and stays if it can.
-func TestAnInterruptedAdditionGoesOn(t *testing.T) {
+func TestAddInterrupted(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // so that the warm-up takes a while
 	interrupt := func(name, card string) {
@@ -497,7 +497,7 @@ func TestAnInterruptedAdditionGoesOn(t *testing.T) {
 	})
 }
 
-func TestFunctionThatIsRenamedKeepsItsPort(t *testing.T) {
+func TestRename(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	port := freePort(t)

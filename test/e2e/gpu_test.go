@@ -118,7 +118,7 @@ func share(t *testing.T, n *node.Node, function string, percent float64) {
 	}
 }
 
-func TestSharesOfAGPUMoveInPlaceUnderLoad(t *testing.T) {
+func TestGPUSharesMove(t *testing.T) {
 	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: other, share_percent: 50"), withGPU(t, true)...)
 	before := onGroups(t, nd, "fn", "other")
 	status, err := nd.Status()
@@ -173,7 +173,7 @@ func TestSharesOfAGPUMoveInPlaceUnderLoad(t *testing.T) {
 	}
 }
 
-func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
+func TestGPUFault(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(nullCard(t, "digest", small),
 		"name: fn, share_percent: 50", `name: bad, share_percent: 30, environment: {PENSTOCK_NULL: "fault_after=30"}`),
@@ -240,7 +240,7 @@ func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
 	settled(t, nd, "bad")
 }
 
-func TestWithoutMPSAGPUIsSharedByTimeAndTheOutputSaysSo(t *testing.T) {
+func TestTimeSharing(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
 	status, err := nd.Status()

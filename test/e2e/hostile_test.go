@@ -75,7 +75,7 @@ func play(role string) int {
 	}
 }
 
-func TestProcessThatWritesNonsenseCostsItsOwnFunctionOnly(t *testing.T) {
+func TestHostileProcess(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
 	if err != nil {

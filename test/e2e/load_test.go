@@ -39,9 +39,9 @@ func load(t *testing.T, n *node.Node, said func(line string), arguments ...strin
 	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
 }
 
-// TestLoadSaysAtOnceThatTheNodeStoppedAnswering checks that the load reports it immediately, and
+// TestLoadOutage checks that the load reports it immediately, and
 // again by its exit status.
-func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
+func TestLoadOutage(t *testing.T) {
 	t.Parallel()
 	n := start(t, oneFunction(nullCard(t, "digest", small), ", slo: 1s")) // penstock load waits for answers for a multiple of the objective
 	var manager int
@@ -74,9 +74,9 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 	}
 }
 
-// TestLoadFailsWhereARequirementIsMissed also checks that the load succeeds if the requirement
+// TestLoadRequire also checks that the load succeeds if the requirement
 // is met.
-func TestLoadFailsWhereARequirementIsMissed(t *testing.T) {
+func TestLoadRequire(t *testing.T) {
 	t.Parallel()
 	n := start(t, oneFunction(nullCard(t, "digest", small)))
 	status, out, said := load(t, n, func(string) {}, "--rate", "fn=20", "--duration", "1s", "--require", "answered=50%,fn:p99=10s", "-o", "json")

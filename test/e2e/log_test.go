@@ -41,9 +41,9 @@ func write(t *testing.T, text string) string {
 	return path
 }
 
-// TestWhyANodeEndsIsALineOfItsLog checks that the final error is JSON if the log is JSON, for
+// TestLogLastError checks that the final error is JSON if the log is JSON, for
 // programs that collect logs.
-func TestWhyANodeEndsIsALineOfItsLog(t *testing.T) {
+func TestLogLastError(t *testing.T) {
 	t.Parallel()
 	taken, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -176,9 +176,9 @@ func (n *logging) end() {
 	}
 }
 
-// TestANodeOutlivesWhoReadsItsLog checks that the node of `penstock up 2>&1 | head -1`
+// TestLogReaderExits checks that the node of `penstock up 2>&1 | head -1`
 // continues to run.
-func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
+func TestLogReaderExits(t *testing.T) {
 	t.Parallel()
 	n := startLogging(t)
 	if line, err := bufio.NewReaderSize(n.reader, 16).ReadString('\n'); err != nil {
@@ -202,8 +202,8 @@ func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
 	n.end()
 }
 
-// TestANodeWaitsForNobodyToReadItsLog checks that a stopped terminal does not stop the node.
-func TestANodeWaitsForNobodyToReadItsLog(t *testing.T) {
+// TestLogUnread checks that a stopped terminal does not stop the node.
+func TestLogUnread(t *testing.T) {
 	t.Parallel()
 	n := startLogging(t)
 	if _, err := unix.FcntlInt(n.reader.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {

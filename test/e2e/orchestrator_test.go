@@ -291,7 +291,7 @@ func TestOrchestratorKilledInSwap(t *testing.T) {
 	checkGenerations(t, log)
 }
 
-func TestOrchestratorKilledAsProcessesStart(t *testing.T) {
+func TestOrchestratorKilledEarly(t *testing.T) {
 	t.Parallel()
 	nd, log := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
 	serving(t, nd, "fn")

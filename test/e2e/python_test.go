@@ -84,14 +84,14 @@ func answersMeanColour(t *testing.T, nd *node.Node, function string) {
 	})
 }
 
-func TestExampleInPythonAnswers(t *testing.T) {
+func TestPythonExample(t *testing.T) {
 	t.Parallel()
 	nd := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n"+
 		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 50}\n", absolute(t, "../../examples/python/card.yaml")), withPython(t)...)
 	answersMeanColour(t, nd, "colour")
 }
 
-func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
+func TestPythonStartErrors(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), withPython(t)...)
 	for role, want := range map[string]string{
@@ -108,7 +108,7 @@ func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
 	}
 }
 
-func TestBatchesThatRaiseCostThemselvesOnly(t *testing.T) {
+func TestPythonBatchFails(t *testing.T) {
 	t.Parallel()
 	for role, want := range map[string]string{
 		"every=5": "LookupError: one of every 5",
@@ -137,12 +137,12 @@ func survives(t *testing.T, card string, mayFail int, harm func(active int), con
 	settled(t, nd, "fn")
 }
 
-func TestShadowTakesOverFromPythonThatIsKilled(t *testing.T) {
+func TestPythonKilled(t *testing.T) {
 	t.Parallel()
 	survives(t, pyDigestCard(t, "well"), 8, func(pid int) { kill(t, pid) })
 }
 
-func TestShadowTakesOverWherePythonCrashes(t *testing.T) {
+func TestPythonCrashes(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "crash")
 	survives(t, pyDigestCard(t, "crash="+file), 8, func(int) {
@@ -153,7 +153,7 @@ func TestShadowTakesOverWherePythonCrashes(t *testing.T) {
 }
 
 // The main thread is in C when the signal arrives.
-func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
+func TestPythonTerminated(t *testing.T) {
 	t.Parallel()
 	survives(t, pyDigestCard(t, "stage"), 0, func(pid int) {
 		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
@@ -164,7 +164,7 @@ func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 
 // The shadow takes over at each change of share, and the previous process drains and exits
 // without an error.
-func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
+func TestPythonSwap(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(pyDigestCard(t, "well"), ", change: shadow"), withPython(t)...)
 	for _, percent := range []float64{30, 60} {
@@ -192,7 +192,7 @@ func digestGPUCard(t *testing.T, arguments ...string) string {
 }
 
 // If there is no memory for the largest batches, the program serves the others.
-func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
+func TestPythonMemory(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t, "8"), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	var now control.ProcessStatus
@@ -215,7 +215,7 @@ func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
 
 // On a GPU (a fake here) no batch runs Python. The program hands over graphs, and the
 // graphs that it captured once move with the process.
-func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+func TestPythonOnGPU(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	all := func() {
@@ -321,7 +321,7 @@ func answersQuadrants(t *testing.T, nd *node.Node, function string) {
 	answersOf(t, nd, function, quadrantsSide*quadrantsSide*3, 1e-2, quadrants)
 }
 
-func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
+func TestPyTorch(t *testing.T) {
 	t.Parallel()
 	interpreter, environment := withPyTorch(t)
 	card := quadrantsCard(t, interpreter, environment)
@@ -339,7 +339,7 @@ func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
 }
 
 // Other file formats contain the same model.
-func TestPyTorchRunsFrozenAndFlatModels(t *testing.T) {
+func TestPyTorchFrozen(t *testing.T) {
 	t.Parallel()
 	interpreter, environment := withPyTorch(t)
 	for name, write := range map[string]func(t *testing.T, dir string){
@@ -364,7 +364,7 @@ func TestPyTorchRunsFrozenAndFlatModels(t *testing.T) {
 	}
 }
 
-func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
+func TestPyTorchModelMismatch(t *testing.T) {
 	t.Parallel()
 	interpreter, environment := withPyTorch(t)
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), environment...)
@@ -394,7 +394,7 @@ func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
 
 // If PyTorch is missing, the function's state says so, and the other functions are not
 // affected.
-func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
+func TestPyTorchMissing(t *testing.T) {
 	t.Parallel()
 	environment := withPython(t)
 	card := filepath.Join(t.TempDir(), "card.yaml")

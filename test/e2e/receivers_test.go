@@ -14,7 +14,7 @@ import (
 // A function with several sockets on its port answers several clients, each with the
 // results of its own pictures, and counts every request once. A function that is added has
 // its own number of sockets, and all are closed with it.
-func TestSeveralReceiversAnswerAllClients(t *testing.T) {
+func TestReceivers(t *testing.T) {
 	const receivers, clients, each = 3, 8, 150
 	nd := start(t, "receivers: 3\n"+oneFunction(nullCard(t, "digest", small)))
 	got := newAnswers()
@@ -65,7 +65,7 @@ func TestSeveralReceiversAnswerAllClients(t *testing.T) {
 }
 
 // At SIGTERM under load, requests from all sockets are answered.
-func TestSIGTERMWithSeveralReceiversAnswersAllThatWasAccepted(t *testing.T) {
+func TestTerminateReceivers(t *testing.T) {
 	const clients, each = 6, 100
 	config := strings.Replace(oneFunction(nullCard(t, "digest", small)), "port: 0,", "port: 0, receivers: 3,", 1)
 	nd := start(t, config, "PENSTOCK_NULL=busy=5ms")
@@ -101,7 +101,7 @@ func TestSIGTERMWithSeveralReceiversAnswersAllThatWasAccepted(t *testing.T) {
 
 // A second node, with one or several sockets per function, gets an error for the port of a
 // function with several sockets.
-func TestAPortOfSeveralReceiversIsTaken(t *testing.T) {
+func TestReceiversPortInUse(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, "receivers: 3\n"+oneFunction(card))

@@ -33,11 +33,11 @@ func captured(t *testing.T, port, n int) string {
 	at := time.Unix(1_700_000_000, 0)
 	for i := range n + 1 {
 		at = at.Add(2 * time.Millisecond)
-		for piece := range 2 {
-			if i == n && piece == 1 {
+		for fragment := range 2 {
+			if i == n && fragment == 1 {
 				break
 			}
-			h := wire.PieceHeader(wire.TypeData, uint32(i+1), small, small/2, piece)
+			h := wire.PieceHeader(wire.TypeData, uint32(i+1), small, small/2, fragment)
 			datagram := make([]byte, wire.DatagramSize(&h))
 			h.Put(datagram)
 			copy(datagram[wire.PayloadOffset(&h):], picture(small, i)[h.Offset:][:h.Length])
@@ -60,7 +60,7 @@ func captured(t *testing.T, port, n int) string {
 	return path
 }
 
-func TestAFunctionIsFedByACapture(t *testing.T) {
+func TestReplay(t *testing.T) {
 	t.Parallel()
 	const n, port = 200, 5001
 	card := nullCard(t, "digest", small)
@@ -96,7 +96,7 @@ functions:
 }
 
 // There are three times as many requests as slots: with speed 0 they wait for room.
-func TestACaptureAsFastAsItIsAnsweredIsRefusedNothing(t *testing.T) {
+func TestReplayMaxSpeed(t *testing.T) {
 	const n, port = 200, 5001
 	nd := start(t, fmt.Sprintf(`
 aggregate: {slots: 64, deadline: 1s}
@@ -115,7 +115,7 @@ functions:
 	}
 }
 
-func TestACaptureThatIsNotThereIsNamed(t *testing.T) {
+func TestReplayMissing(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)

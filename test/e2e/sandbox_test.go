@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-const nobody = 65534
+const nobodyUID = 65534
 
 // rights returns the lines of a process's status that the sandbox changes.
 func rights(t *testing.T, pid int) string {
@@ -69,7 +69,7 @@ func TestSandbox(t *testing.T) {
 		rights string
 	}{
 		"root":         {status: "user nobody", rights: "Uid=65534 CapEff=" + none + " NoNewPrivs=1 Seccomp=2"},
-		"without root": {user: nobody, status: "own user", rights: "Uid=65534 CapEff=" + none + " NoNewPrivs=1 Seccomp=2"},
+		"without root": {user: nobodyUID, status: "own user", rights: "Uid=65534 CapEff=" + none + " NoNewPrivs=1 Seccomp=2"},
 		"off":          {config: "sandbox: off\n", status: "off", rights: "Uid=0 CapEff=" + all},
 	} {
 		t.Run(name, func(t *testing.T) {

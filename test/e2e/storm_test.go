@@ -135,7 +135,7 @@ func (s *storm) header() []byte {
 
 // The test does everything to a node except kill its manager. The node answers every
 // request, correctly if the status is ok. Afterwards it is as before.
-func TestStormLeavesANodeAsItWas(t *testing.T) {
+func TestStorm(t *testing.T) {
 	t.Parallel()
 	cards := [2]string{nullCard(t, "digest", small), nullCard(t, "digest", small, "# the other")}
 	nd := start(t, fmt.Sprintf(`
@@ -145,7 +145,7 @@ functions:
   - {name: fn, model: %s, port: 0, share_percent: 30, instances: 2}
 `, cards[0]), "PENSTOCK_NULL=busy=1ms")
 	s := &storm{T: t, Node: nd, random: rand.New(rand.NewPCG(*stormSeed, 0)), cards: cards, followed: time.Now()}
-	s.whole()
+	s.waitComplete()
 	before := s.resources()
 
 	got, sent, end := newAnswers(), 0, time.Now().Add(*stormLength)
@@ -170,7 +170,7 @@ functions:
 	traffic.Wait()
 	got.wait(sent)
 	s.run("remove", "second")
-	s.whole()
+	s.waitComplete()
 	f := settled(t, nd, "fn")
 	t.Logf("storm %d: %s; %d requests, %s; %d hand-overs", *stormSeed, strings.Join(done, ", "), sent, got, f.Swaps)
 	if got.lost > 0 || got.wrong > 0 {
@@ -190,8 +190,8 @@ functions:
 	}
 }
 
-// whole waits until both instances have exactly one serving process and one shadow.
-func (s *storm) whole() {
+// waitComplete waits until both instances have exactly one serving process and one shadow.
+func (s *storm) waitComplete() {
 	s.Helper()
 	waitFor(s.T, "every process", func() bool {
 		status, err := s.Status()

@@ -10,7 +10,7 @@ import (
 // A node whose functions share weights has a weight server. It is restarted if it is
 // killed, and ends with the node. The null model has no weights, so the weight server
 // holds none.
-func TestANodeHasAHolderOfWeightsWhereTheyAreShared(t *testing.T) {
+func TestWeightsShared(t *testing.T) {
 	t.Parallel()
 	text := "weights: shared\n" + onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: own, share_percent: 50, weights: private")
 	nd := start(t, text, withGPU(t, true)...)
@@ -25,25 +25,25 @@ func TestANodeHasAHolderOfWeightsWhereTheyAreShared(t *testing.T) {
 	if w := held(); w.Files != 0 || w.Bytes != 0 {
 		t.Errorf("it holds %+v", w)
 	}
-	before := holderOf(t, nd)
+	before := weightServerOf(t, nd)
 	kill(t, before)
-	waitFor(t, "another holder", func() bool { now := holderOf(t, nd); return now != 0 && now != before })
+	waitFor(t, "another holder", func() bool { now := weightServerOf(t, nd); return now != 0 && now != before })
 	waitFor(t, "what it holds", func() bool { return held() != nil })
 	onGroups(t, nd, "fn", "own")
 }
 
-func TestANodeHasNoHolderWhereWeightsArePrivate(t *testing.T) {
+func TestWeightsPrivate(t *testing.T) {
 	t.Parallel()
 	nd := start(t, "weights: private\n"+onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, true)...)
 	onGroups(t, nd, "fn")
 	s, err := nd.Status()
-	if err != nil || s.Device == nil || s.Device.Weights != nil || holderOf(t, nd) != 0 {
-		t.Errorf("%+v, holder %d, %v", s.Device, holderOf(t, nd), err)
+	if err != nil || s.Device == nil || s.Device.Weights != nil || weightServerOf(t, nd) != 0 {
+		t.Errorf("%+v, holder %d, %v", s.Device, weightServerOf(t, nd), err)
 	}
 }
 
-// holderOf returns the process id of a node's weight server, 0 if there is none.
-func holderOf(t *testing.T, nd *node.Node) int {
+// weightServerOf returns the process id of a node's weight server, 0 if there is none.
+func weightServerOf(t *testing.T, nd *node.Node) int {
 	t.Helper()
 	for _, p := range processes(nd.Dir) {
 		if p.command == "weights" {

@@ -17,10 +17,10 @@ const large = 100 << 10 // a hundred fragments
 
 // datagrams returns all datagrams of a picture.
 func datagrams(id uint32, p []byte) (out [][]byte) {
-	const piece = 1024
-	for i := range wire.Pieces(len(p), piece) {
-		h := wire.PieceHeader(wire.TypeData, id, len(p), piece, i)
-		b := make([]byte, wire.HeaderSize, wire.HeaderSize+piece)
+	const fragment = 1024
+	for i := range wire.Pieces(len(p), fragment) {
+		h := wire.PieceHeader(wire.TypeData, id, len(p), fragment, i)
+		b := make([]byte, wire.HeaderSize, wire.HeaderSize+fragment)
 		h.Put(b)
 		out = append(out, append(b, p[h.Offset:][:h.Length]...))
 	}
@@ -53,7 +53,7 @@ func answer(c net.Conn, patience time.Duration) (wire.Header, *wire.Result, []by
 	}
 }
 
-func TestEveryWrongKindOfDatagramIsCountedAndNothingElseHappens(t *testing.T) {
+func TestMalformedDatagrams(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	c := socket(t, address(t, nd, "fn"))
@@ -99,7 +99,7 @@ func TestEveryWrongKindOfDatagramIsCountedAndNothingElseHappens(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-func TestClientThatStopsHalfWayIsToldAndItsMemoryComesBack(t *testing.T) {
+func TestClientStops(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", large)))
 	c := socket(t, address(t, nd, "fn"))
@@ -116,7 +116,7 @@ func TestClientThatStopsHalfWayIsToldAndItsMemoryComesBack(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-func TestTwoClientsMayUseTheSameRequestIDs(t *testing.T) {
+func TestEqualRequestIDs(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	var conns [2]net.Conn
@@ -144,7 +144,7 @@ func TestTwoClientsMayUseTheSameRequestIDs(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
-func TestRequestAnsweredOnceIsAnsweredTheSameAgainAndNotRunTwice(t *testing.T) {
+func TestRepeatedRequest(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	c := socket(t, address(t, nd, "fn"))
@@ -169,7 +169,7 @@ func TestRequestAnsweredOnceIsAnsweredTheSameAgainAndNotRunTwice(t *testing.T) {
 	}
 }
 
-func TestMoreRequestsThanFitAreToldBusyWithCreditZero(t *testing.T) {
+func TestBusy(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=20ms")
 	c := socket(t, address(t, nd, "fn"))
@@ -272,7 +272,7 @@ func (m *mangler) pass(rate float64, forward func()) {
 	}
 }
 
-func TestFivePercentLossRepetitionAndReorderingAtOnce(t *testing.T) {
+func TestBadNetwork(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", large), ", slo: 2s"))
 	got := newAnswers()
 	c, err := client.Dial(t.Context(), mangle(t, address(t, nd, "fn"), 0.05), client.Options{

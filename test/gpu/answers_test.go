@@ -24,7 +24,7 @@ import (
 var tolerance = answer.Default
 
 // The demo's three models must give the same answers as on the CPU.
-func TestZooModelsAnswerAsOnTheCPU(t *testing.T) {
+func TestZooModels(t *testing.T) {
 	n := start(t, `
 functions:
   - {name: face, port: 0, slo: 20s}

@@ -14,7 +14,7 @@ import (
 
 // The baselines are Penstock with PENSTOCK_LAB (docs/adr/0010-baselines.md). Each must
 // give the CPU's answers and report its name, and its shadows must take over.
-func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
+func TestBaselines(t *testing.T) {
 	type says struct{ mechanism, change string }
 	fixed := func(size int, delay time.Duration) control.Batching {
 		return control.Batching{Rule: control.BatchFixed, Size: size, Delay: delay}
@@ -79,7 +79,7 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 
 // Without MPS, processes take turns and have separate contexts. A fault of one does not
 // affect the others.
-func TestByTimeANeighboursIllegalAccessIsItsOwn(t *testing.T) {
+func TestNeighbourFaultByTime(t *testing.T) {
 	n := start(t, `
 functions:
   - {name: fashion, port: 0, slo: 10s}

@@ -32,7 +32,7 @@ func exampleInC(t *testing.T) string {
 
 // A model in C with its own kernels must be correct on any multiprocessors, and in
 // its shadow, next to a neighbour.
-func TestModelInCAnswersAsOnTheCPU(t *testing.T) {
+func TestModelInC(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 weights: shared
 shares: {policy: gslice, tune: false, change: partition}
@@ -68,7 +68,7 @@ functions:
 }
 
 // The same without MPS, when processes take turns.
-func TestModelInCAnswersByTime(t *testing.T) {
+func TestModelInCByTime(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 functions:
   - {name: fashion, model: %s, port: 0, slo: 20s}

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-func TestAKilledFunctionCostsItsOwnBatchOnly(t *testing.T) {
+func TestFunctionKilled(t *testing.T) {
 	n := start(t, twoFunctions("auto"))
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
@@ -30,7 +30,7 @@ func TestAKilledFunctionCostsItsOwnBatchOnly(t *testing.T) {
 	face.stop().answeredAll(t, 0)
 	settled(t, n, "fashion")
 	settled(t, n, "face")
-	t.Logf("silent for at most %s: fashion %s", fashion.silence(), fashion)
+	t.Logf("silent for at most %s: fashion %s", fashion.longestPause(), fashion)
 }
 
 // neighbour returns a configuration's line of a function whose kernel faults in the 31st
@@ -66,7 +66,7 @@ func neighbourFaults(t *testing.T, n *node.Node) {
 
 // An illegal access kills every client of the MPS server. The shadows, which have not used
 // CUDA, are woken immediately.
-func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
+func TestNeighbourFault(t *testing.T) {
 	n := start(t, `
 shares: {policy: gslice, tune: false}
 functions:
@@ -86,7 +86,7 @@ functions:
 	faults := status(t, n).Faults
 	fashion.stop().answeredAll(t, 2*8)
 	face.stop().answeredAll(t, 2*8)
-	t.Logf("silent for %s and %s; the node says %.0f ms in %d fault(s)", fashion.silence(), face.silence(), faults.LastMillis, faults.Count)
+	t.Logf("silent for %s and %s; the node says %.0f ms in %d fault(s)", fashion.longestPause(), face.longestPause(), faults.LastMillis, faults.Count)
 	if !strings.Contains(n.Log(), "waking every shadow") || !strings.Contains(n.Log(), "answers again") {
 		t.Errorf("the log does not tell of the fault and of its end")
 	}

@@ -39,7 +39,7 @@ type dpdkTraffic struct {
 // The test compares a node on a DPDK port, whose peer is another process, with a node on
 // kernel sockets. The function maps DPDK's packet memory read-only, registers it,
 // gathers from the mbufs, and must give the same answers.
-func TestFunctionsGatherFromDPDKsMbufs(t *testing.T) {
+func TestGatherFromMbufs(t *testing.T) {
 	exported(t, "resnet50")
 	command := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(penstock), "penstock-lab"), "dpdk", "--device", "cuda", "--models", os.Getenv("PENSTOCK_MODELS"),
 		"--model", "null", "--model", "resnet50", "--source", "udp,memif", "--alone", "500ms", "--loaded", "1s", "-o", "json")

@@ -11,8 +11,8 @@ import (
 // Functions with less demand than the min number of groups get that min. Kernels in
 // clusters (VGG-16's) need several adjacent multiprocessors. A process that lacks them
 // reports that and gets more.
-func TestFunctionsServeOnTheLeastGroupsTheyRunOn(t *testing.T) {
-	serveOnTheLeast(t, 25, []string{"vgg16", "vgg16-2", "resnet50", "fashion"}, `
+func TestMinGroups(t *testing.T) {
+	serveOnMinGroups(t, 25, []string{"vgg16", "vgg16-2", "resnet50", "fashion"}, `
 shares: {policy: gslice, tune: false, change: partition}
 functions:
   - {name: vgg16, model: `+exported(t, "vgg16")+`, port: 0, slo: 5s, share_percent: 2}
@@ -22,9 +22,9 @@ functions:
 `)
 }
 
-// serveOnTheLeast starts a node and checks its functions of these names. They must
+// serveOnMinGroups starts a node and checks its functions of these names. They must
 // serve on their own multiprocessors, at least one and at most this percentage of all.
-func serveOnTheLeast(t *testing.T, most float64, names []string, config string) {
+func serveOnMinGroups(t *testing.T, most float64, names []string, config string) {
 	t.Helper()
 	n := start(t, config)
 	total := multiprocessors(t, n)
@@ -46,7 +46,7 @@ func serveOnTheLeast(t *testing.T, most float64, names []string, config string) 
 			t.Errorf("%s runs on %d of %d multiprocessors; want some, %g %% at most", name, p.SMs, total, most)
 		}
 	}
-	apart(t, n)
+	inProcess(t, n)
 	for _, name := range names {
 		s := send(t, n, name, 100)
 		s.flows(t)

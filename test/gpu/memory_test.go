@@ -92,7 +92,7 @@ var (
 // link it, the error is one line and nothing is left. If there is too little only for
 // its larger batches, it serves without them and reports that. Neither affects the
 // neighbour.
-func TestOutOfMemoryCostsItsOwnFunctionOnly(t *testing.T) {
+func TestOutOfMemory(t *testing.T) {
 	card := exported(t, "vgg19")
 	n := start(t, `
 shares: {policy: gslice, tune: false, change: shadow}

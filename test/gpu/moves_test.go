@@ -34,7 +34,7 @@ func swap(t *testing.T, n *node.Node, function string, percent float64) {
 	})
 }
 
-func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
+func TestShadowSwaps(t *testing.T) {
 	n := start(t, twoFunctions("shadow"))
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
@@ -72,7 +72,7 @@ func multiprocessors(t *testing.T, n *node.Node) int {
 
 func percentOf(part, whole int) float64 { return 100 * float64(part) / float64(whole) }
 
-func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
+func TestPartitionMoves(t *testing.T) {
 	n := start(t, twoFunctions("partition"))
 	d := status(t, n).Device
 	if d == nil || len(d.GroupSMs) == 0 {
@@ -108,7 +108,7 @@ func backAndForth(t *testing.T, n *node.Node, times int, small, large string) {
 		share(t, n, small, 20)
 		share(t, n, large, 70)
 		waitFor(t, "both to be where they shall be", func() bool {
-			apart(t, n)
+			inProcess(t, n)
 			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
 		})
 		small, large = large, small
@@ -129,8 +129,8 @@ func inPlace(t *testing.T, n *node.Node, function string, percent float64) bool 
 	return serves && len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups) && part > percent-10 && part < percent+10
 }
 
-// apart checks that no two processes use the same group.
-func apart(t *testing.T, n *node.Node) {
+// inProcess checks that no two processes use the same group.
+func inProcess(t *testing.T, n *node.Node) {
 	t.Helper()
 	owner := map[int]string{}
 	for _, f := range status(t, n).Functions {
@@ -150,7 +150,7 @@ func apart(t *testing.T, n *node.Node) {
 	}
 }
 
-func TestHundredSwapsLeakNoMemory(t *testing.T) {
+func TestHundredSwaps(t *testing.T) {
 	n := start(t, twoFunctions("shadow"))
 	fashion := send(t, n, "fashion", 200)
 	fashion.flows(t)

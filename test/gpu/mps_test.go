@@ -56,7 +56,7 @@ func comesBack(t *testing.T, name string) {
 	serving(t, n, "face")
 	fashion.stop().answeredAll(t, 2*8)
 	face.stop().answeredAll(t, 2*8)
-	t.Logf("silent for %s and %s", fashion.silence(), face.silence())
+	t.Logf("silent for %s and %s", fashion.longestPause(), face.longestPause())
 	settled(t, n, "fashion")
 	settled(t, n, "face")
 	// Shares are still as ordered.
@@ -66,12 +66,12 @@ func comesBack(t *testing.T, name string) {
 	}
 }
 
-func TestNodeOutlivesTheMPSServer(t *testing.T) { comesBack(t, mpsServer) }
+func TestMPSServerKilled(t *testing.T) { comesBack(t, mpsServer) }
 
-func TestNodeOutlivesTheMPSDaemon(t *testing.T) { comesBack(t, mpsDaemon) }
+func TestMPSDaemonKilled(t *testing.T) { comesBack(t, mpsDaemon) }
 
 // If MPS cannot run, functions share by time, and the node reports that.
-func TestFunctionsShareByTimeWithoutMPS(t *testing.T) {
+func TestTimeSharing(t *testing.T) {
 	// A file is in the place of the daemon's folder.
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "mps"), nil, 0o600); err != nil {

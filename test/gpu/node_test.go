@@ -265,8 +265,8 @@ func (s *stream) flows(t *testing.T) {
 	})
 }
 
-// silence returns the longest time between two ok answers.
-func (s *stream) silence() (longest time.Duration) {
+// longestPause returns the longest time between two ok answers.
+func (s *stream) longestPause() (longest time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := slices.Sorted(slices.Values(s.okAt))

@@ -216,7 +216,7 @@ func pyTorchFunction(t *testing.T, name string, percent int) (line string, s sam
 		samplesOf(t, folder)
 }
 
-func TestPyTorchAnswersAsInAProcessOfItsOwn(t *testing.T) {
+func TestPyTorch(t *testing.T) {
 	for name, tolerance := range map[string]float64{"resnet18": closeF32, "flat": closeF32, "exported": closeF32, "half": closeF16} {
 		t.Run(name, func(t *testing.T) {
 			line, s := pyTorchFunction(t, name, 50)
@@ -231,7 +231,7 @@ func TestPyTorchAnswersAsInAProcessOfItsOwn(t *testing.T) {
 
 // The model moves while it serves, next to a neighbour, and every answer must be
 // correct.
-func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
+func TestPyTorchMoves(t *testing.T) {
 	plain, s := pyTorchFunction(t, "resnet18", 40)
 	half, other := pyTorchFunction(t, "half", 40)
 	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+plain+half)
@@ -252,7 +252,7 @@ func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
 }
 
 // With percentages a shadow takes over; it also does if the process is killed.
-func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
+func TestPyTorchSwaps(t *testing.T) {
 	line, s := pyTorchFunction(t, "resnet18", 40)
 	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"+line)
 	serving(t, n, "resnet18")
@@ -272,7 +272,7 @@ func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
 }
 
 // A model with separate weights takes them from the node's weight server.
-func TestPyTorchSharesWeights(t *testing.T) {
+func TestPyTorchWeights(t *testing.T) {
 	line, s := pyTorchFunction(t, "flat", 30)
 	twin := strings.Replace(line, "name: flat", "name: twin", 1)
 	n := start(t, "log: {level: debug}\nweights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+line+twin)
@@ -289,7 +289,7 @@ func TestPyTorchSharesWeights(t *testing.T) {
 }
 
 // The graphs of a Python program without any framework.
-func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+func TestPythonGraphs(t *testing.T) {
 	withPython(t)
 	text, err := os.ReadFile(nullCard(t, "digest"))
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 // Run the suite of onnx again with weights that are mapped read-only, so that every
 // write to them faults.
-func TestONNXOverSharedWeights(t *testing.T) {
+func TestSharedWeights(t *testing.T) {
 	var cards []*models.Card
 	for _, card := range onnxtest.Zoo(t) {
 		if card.Name == "fashion" { // the others run partly on the CPU, or in different kernels each time
@@ -63,8 +63,8 @@ func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
 	return w
 }
 
-// holder returns the process id of the node's weight server.
-func holder(t *testing.T, n *node.Node) int {
+// weightServer returns the process id of the node's weight server.
+func weightServer(t *testing.T, n *node.Node) int {
 	t.Helper()
 	pid := 0
 	waitFor(t, "a holder", func() bool {
@@ -80,7 +80,7 @@ func holder(t *testing.T, n *node.Node) int {
 
 // Two functions of one model and their shadows hold its weights once. A shadow that is
 // woken reads none.
-func TestWeightsAreHeldOnceForAllProcesses(t *testing.T) {
+func TestWeightsHeldOnce(t *testing.T) {
 	n := sharing(t, t.TempDir(), "vgg19", "vgg19", "resnet50")
 	for _, name := range []string{"f0", "f1", "f2"} {
 		serving(t, n, name)
@@ -109,12 +109,12 @@ func TestWeightsAreHeldOnceForAllProcesses(t *testing.T) {
 	load.stop().answeredAll(t, 0)
 	held(t, n, 2)
 	settled(t, n, "f0")
-	t.Logf("held %d MiB; silent for %s: %s", w.Bytes>>20, load.silence(), load)
+	t.Logf("held %d MiB; silent for %s: %s", w.Bytes>>20, load.longestPause(), load)
 }
 
 // A weight server that is killed affects no function. Mapped weights stay, it is
 // restarted, and the next process makes it load again.
-func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
+func TestWeightServerKilled(t *testing.T) {
 	n := sharing(t, t.TempDir(), "resnet50", "vgg19")
 	load := send(t, n, "f0", 300)
 	load.flows(t)
@@ -122,9 +122,9 @@ func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
 	serving(t, n, "f1")
 	held(t, n, 2)
 	for range 3 {
-		before := holder(t, n)
+		before := weightServer(t, n)
 		kill(t, before)
-		waitFor(t, "another holder", func() bool { return holder(t, n) != before })
+		waitFor(t, "another holder", func() bool { return weightServer(t, n) != before })
 		load.flows(t)
 	}
 	held(t, n, 0)
@@ -137,11 +137,11 @@ func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
 	})
 	held(t, n, 1)
 	settled(t, n, "f0")
-	t.Logf("silent for %s: %s", load.silence(), load)
+	t.Logf("silent for %s: %s", load.longestPause(), load)
 }
 
 // If no weight server can be started, every process has its own weights.
-func TestWithoutAHolderEverybodyServes(t *testing.T) {
+func TestNoWeightServer(t *testing.T) {
 	dir := t.TempDir()
 	// A folder in the socket's place.
 	if err := os.MkdirAll(filepath.Join(dir, "weights", "weights.sock", "x"), 0o700); err != nil {
@@ -160,7 +160,7 @@ func TestWithoutAHolderEverybodyServes(t *testing.T) {
 
 // A fault under MPS ends all processes. The weights stay, and the next processes find
 // them.
-func TestWeightsOutliveAFault(t *testing.T) {
+func TestWeightsAfterFault(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	n := start(t, fmt.Sprintf(`
 weights: shared
@@ -177,7 +177,7 @@ functions:
 		serving(t, n, name)
 	}
 	before := held(t, n, 2)
-	pid := holder(t, n)
+	pid := weightServer(t, n)
 	neighbourFaults(t, n)
 	f0.flows(t)
 	f1.flows(t)
@@ -185,10 +185,10 @@ functions:
 		serving(t, n, name)
 	}
 	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
-	if after := held(t, n, 2); after != before || holder(t, n) != pid {
+	if after := held(t, n, 2); after != before || weightServer(t, n) != pid {
 		t.Errorf("held %+v before the fault, %+v after it", before, after)
 	}
 	f0.stop().answeredAll(t, 2*8)
 	f1.stop().answeredAll(t, 2*8)
-	t.Logf("silent for %s and %s; the node says %.0f ms", f0.silence(), f1.silence(), status(t, n).Faults.LastMillis)
+	t.Logf("silent for %s and %s; the node says %.0f ms", f0.longestPause(), f1.longestPause(), status(t, n).Faults.LastMillis)
 }

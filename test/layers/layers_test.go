@@ -117,16 +117,16 @@ func folder(path string) string {
 	return name
 }
 
-func floor(name string) int { return floorOf(layers, name) }
+func layer(name string) int { return layerOf(layers, name) }
 
-func floorOf(floors [][]string, name string) int {
-	return slices.IndexFunc(floors, func(l []string) bool { return slices.Contains(l, name) })
+func layerOf(layerNames [][]string, name string) int {
+	return slices.IndexFunc(layerNames, func(l []string) bool { return slices.Contains(l, name) })
 }
 
-func TestImportsPointDown(t *testing.T) {
+func TestImports(t *testing.T) {
 	for _, p := range packages(t) {
 		from := folder(p.ImportPath)
-		if floor(from) < 0 {
+		if layer(from) < 0 {
 			t.Errorf("%s is in no layer of docs/architecture.md", p.ImportPath)
 			continue
 		}
@@ -135,7 +135,7 @@ func TestImportsPointDown(t *testing.T) {
 				continue
 			}
 			to := folder(path)
-			if to == from || floor(to) > floor(from) {
+			if to == from || layer(to) > layer(from) {
 				continue
 			}
 			t.Errorf("%s imports %s: %s may not know %s", p.ImportPath, path, from, to)
@@ -143,12 +143,12 @@ func TestImportsPointDown(t *testing.T) {
 	}
 }
 
-// TestInnerImportsPointDown is TestImportsPointDown inside manager/ and libml/.
-func TestInnerImportsPointDown(t *testing.T) {
+// TestInnerImports is TestImports inside manager/ and libml/.
+func TestInnerImports(t *testing.T) {
 	arrows := map[string]int{}
 	for _, p := range packages(t) {
 		top := folder(p.ImportPath)
-		floors, ok := inner[top]
+		layerNames, ok := inner[top]
 		if !ok {
 			continue
 		}
@@ -159,7 +159,7 @@ func TestInnerImportsPointDown(t *testing.T) {
 			return name, ok
 		}
 		from, _ := part(p.ImportPath)
-		if floorOf(floors, from) < 0 {
+		if layerOf(layerNames, from) < 0 {
 			t.Errorf("%s is on no floor inside %s", p.ImportPath, top)
 		}
 		for _, path := range p.Imports {
@@ -168,7 +168,7 @@ func TestInnerImportsPointDown(t *testing.T) {
 				continue
 			}
 			arrows[top]++
-			if floorOf(floors, to) <= floorOf(floors, from) {
+			if layerOf(layerNames, to) <= layerOf(layerNames, from) {
 				t.Errorf("%s imports %s, which lies no lower", p.ImportPath, path)
 			}
 		}
@@ -180,7 +180,7 @@ func TestInnerImportsPointDown(t *testing.T) {
 	}
 }
 
-func TestPurePackagesHaveNoClockAndNoIO(t *testing.T) {
+func TestPurePackages(t *testing.T) {
 	seen := 0
 	for _, p := range packages(t) {
 		path := strings.TrimPrefix(p.ImportPath, module)
@@ -232,7 +232,7 @@ func eachFile(t *testing.T, look func(p pkg, file string, text []byte)) {
 }
 
 // All unsafe code stands in files whose name says so.
-func TestUnsafeHasAnAddress(t *testing.T) {
+func TestUnsafe(t *testing.T) {
 	imports := regexp.MustCompile(`(?m)^\s*(import\s+)?"unsafe"`)
 	eachFile(t, func(_ pkg, file string, text []byte) {
 		base := strings.TrimSuffix(strings.TrimSuffix(file, ".go"), "_test")
@@ -244,7 +244,7 @@ func TestUnsafeHasAnAddress(t *testing.T) {
 
 // All threads are pinned in one package, which manager, orchestrator and whoever measures
 // them can import.
-func TestAffinityHasAnAddress(t *testing.T) {
+func TestAffinity(t *testing.T) {
 	const address = module + "shm/cpuset"
 	calls := regexp.MustCompile(`\bunix\.(Sched[SG]etaffinity|CPUSet)\b|\bSYS_SCHED_[SG]ETAFFINITY\b`)
 	there := false
@@ -264,7 +264,7 @@ func TestAffinityHasAnAddress(t *testing.T) {
 }
 
 // The page names each folder.
-func TestDrawingNamesEveryFolder(t *testing.T) {
+func TestFolders(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "architecture.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -276,8 +276,8 @@ func TestDrawingNamesEveryFolder(t *testing.T) {
 	}
 }
 
-// TestDependenciesAreJustified holds docs/adr/0021-dependencies.md to go.mod.
-func TestDependenciesAreJustified(t *testing.T) {
+// TestDependencies holds docs/adr/0021-dependencies.md to go.mod.
+func TestDependencies(t *testing.T) {
 	out, err := exec.Command("go", "mod", "edit", "-json", filepath.Join("..", "..", "go.mod")).Output()
 	if err != nil {
 		t.Fatalf("read go.mod: %v", err)

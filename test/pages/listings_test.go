@@ -19,7 +19,7 @@ const root = "../../"
 var added = regexp.MustCompile(`bin/penstock if add (\S+) --model (\S+) --port ([0-9]+)`)
 
 // One node takes the functions of all pages and examples.
-func TestNoTwoExamplesAreTheSameFunction(t *testing.T) {
+func TestExamplesDiffer(t *testing.T) {
 	names, ports, n := map[string]string{}, map[string]string{}, 0
 	var files []string
 	for _, pattern := range []string{"README.md", "docs/*.md", "docs/libml/*.md", "examples/*/*.*"} {
@@ -54,10 +54,10 @@ func TestNoTwoExamplesAreTheSameFunction(t *testing.T) {
 	}
 }
 
-// TestNoTwoExamplesAreTheSameModel: "penstock if list" and folders of cards tell models apart by
+// TestModelsDiffer: "penstock if list" and folders of cards tell models apart by
 // name, so no example's card has the name of another's or of a shipped one, and a page adds each
 // under its own.
-func TestNoTwoExamplesAreTheSameModel(t *testing.T) {
+func TestModelsDiffer(t *testing.T) {
 	paths, err := filepath.Glob(root + "examples/*/*.yaml")
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("no example has a card: %v", err)
@@ -136,7 +136,7 @@ func listings(page string) (list []listing, open *listing) {
 	return list, open
 }
 
-func TestListingsAreTheExamples(t *testing.T) {
+func TestListings(t *testing.T) {
 	pages, err := filepath.Glob(root + "docs/libml/*.md")
 	if err != nil {
 		t.Fatal(err)

@@ -106,7 +106,7 @@ func (n *node) crowded(cpus int) {
 }
 
 // modelFolders are the folders of models that there are, and by index why others are not.
-func modelFolders(dirs []string) (there []string, missing map[int]error) {
+func modelFolders(dirs []string) (existing []string, missing map[int]error) {
 	missing = map[int]error{}
 	for i, dir := range dirs {
 		switch info, err := os.Stat(dir); {
@@ -115,10 +115,10 @@ func modelFolders(dirs []string) (there []string, missing map[int]error) {
 		case !info.IsDir():
 			missing[i] = fmt.Errorf("%s is not a folder", dir)
 		default:
-			there = append(there, dir)
+			existing = append(existing, dir)
 		}
 	}
-	return there, missing
+	return existing, missing
 }
 
 // readable checks what the sandbox's user shall read.

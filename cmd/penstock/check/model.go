@@ -60,12 +60,12 @@ func loads(ctx context.Context, card *models.Card) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, loadPatience)
 	defer cancel()
-	var said strings.Builder
+	var output strings.Builder
 	child := exec.CommandContext(ctx, self, LoadVerb, card.File)
-	child.Stderr = &said
+	child.Stderr = &output
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	err = child.Run()
-	switch text := strings.TrimPrefix(strings.TrimSpace(said.String()), "penstock: "); {
+	switch text := strings.TrimPrefix(strings.TrimSpace(output.String()), "penstock: "); {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:

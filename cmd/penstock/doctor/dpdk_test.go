@@ -101,7 +101,7 @@ func with(files map[string]string, changes ...string) map[string]string {
 
 var aCard = &configs.DPDK{Port: "0000:3b:00.0", LCores: []int{6, 7}, HugePages: true, Memory: 512 << 20}
 
-func TestDoctorFindsNothingWrongWithAServerThatIsReadyForDPDK(t *testing.T) {
+func TestDPDKReady(t *testing.T) {
 	found := examined(t, dpdkServer(), aCard)
 	expect(t, found, "dpdk", true, "DPDK 22.11.11; packets come from 0000:3b:00.0", "")
 	expect(t, found, "dpdk huge pages", true, "free: 512 of 2 MiB", "")
@@ -115,7 +115,7 @@ func TestDoctorFindsNothingWrongWithAServerThatIsReadyForDPDK(t *testing.T) {
 	}
 }
 
-func TestDoctorSaysHowToGetDPDK(t *testing.T) {
+func TestDPDKMissing(t *testing.T) {
 	for _, configured := range []bool{false, true} {
 		var d *configs.DPDK
 		if configured {
@@ -128,18 +128,18 @@ func TestDoctorSaysHowToGetDPDK(t *testing.T) {
 	}
 }
 
-func TestDoctorSaysWhatKeepsDPDKFromAServerAndTheCommandThatMendsIt(t *testing.T) {
+func TestDPDKProblems(t *testing.T) {
 	card := func(edit func(*configs.DPDK)) *configs.DPDK {
 		d := *aCard
 		edit(&d)
 		return &d
 	}
 	for _, c := range []struct {
-		name            string
-		change          []string
-		dpdk            *configs.DPDK
-		what, say, mend string
-		fatal           bool
+		name             string
+		change           []string
+		dpdk             *configs.DPDK
+		what, want, mend string
+		fatal            bool
 	}{
 		{"few huge pages", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3"}, aCard,
 			"dpdk huge pages", "free: 3 of 2 MiB, want 512 MiB", "sysctl vm.nr_hugepages=893", true}, // 640 + 256 - 3
@@ -180,7 +180,7 @@ func TestDoctorSaysWhatKeepsDPDKFromAServerAndTheCommandThatMendsIt(t *testing.T
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found := examined(t, with(dpdkServer(), c.change...), c.dpdk)
-			expect(t, found, c.what, false, c.say, c.mend)
+			expect(t, found, c.what, false, c.want, c.mend)
 			if found[c.what].Fatal != c.fatal {
 				t.Errorf("fatal is %v, want %v", found[c.what].Fatal, c.fatal)
 			}
@@ -188,7 +188,7 @@ func TestDoctorSaysWhatKeepsDPDKFromAServerAndTheCommandThatMendsIt(t *testing.T
 	}
 }
 
-func TestDoctorSaysWhatAnIOMMUWants(t *testing.T) {
+func TestIOMMU(t *testing.T) {
 	without := func(names ...string) map[string]string {
 		files := dpdkServer()
 		for name := range files {
@@ -214,7 +214,7 @@ func TestDoctorSaysWhatAnIOMMUWants(t *testing.T) {
 	}
 }
 
-func TestDoctorAsksLittleOfVirtualPorts(t *testing.T) {
+func TestDPDKVirtualPorts(t *testing.T) {
 	empty := map[string]string{"/dev/net/tun": "", "/sys/devices/system/cpu/online": "0-1"}
 	found := examined(t, empty, &configs.DPDK{Port: "net_tap0,iface=dtap7", Memory: 64 << 20})
 	expect(t, found, "port net_tap0", true, "makes the interface dtap7", "")
@@ -225,7 +225,7 @@ func TestDoctorAsksLittleOfVirtualPorts(t *testing.T) {
 	expect(t, found, "port net_tap0", false, "no /dev/net/tun", "modprobe tun")
 }
 
-func TestDoctorListsTheCardsWhereNoneIsConfigured(t *testing.T) {
+func TestDPDKCards(t *testing.T) {
 	found := examined(t, dpdkServer(), nil)
 	for what, ok := range map[string]bool{"nic 0000:3b:00.0": true, "nic 0000:01:00.0": false, "nic 0000:02:00.0": false, "nic 0000:5e:00.0": true, "nic 0000:00:02.0": false} {
 		if f, there := found[what]; !there || f.OK != ok || f.Fatal {
@@ -243,7 +243,7 @@ func TestDoctorListsTheCardsWhereNoneIsConfigured(t *testing.T) {
 }
 
 // The real machine is examined too, whatever it is: nothing may be silent.
-func TestDoctorExaminesThisMachine(t *testing.T) {
+func TestThisMachine(t *testing.T) {
 	for _, d := range []*configs.DPDK{nil, aCard, {Port: "net_tap0"}} {
 		for _, f := range checkDPDK("/", "", d) {
 			if f.Subject == "" || f.Text == "" {

@@ -87,7 +87,7 @@ func expect(t *testing.T, found map[string]Finding, subject string, ok bool, tex
 	}
 }
 
-func TestDoctorSaysWhatTheGPUCan(t *testing.T) {
+func TestGPU(t *testing.T) {
 	found := checkGPU(t, configs.DeviceCPU, withGPU(nil))
 	expect(t, found, "gpu", true, "driver for CUDA 1", "")
 	expect(t, found, "nvml", true, "driver 999.99", "")
@@ -98,7 +98,7 @@ func TestDoctorSaysWhatTheGPUCan(t *testing.T) {
 	expect(t, found, "onnx on cuda", false, "no libonnxruntime_providers_shared.so next to", "PENSTOCK_ONNXRUNTIME=")
 }
 
-func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
+func TestGPUProblems(t *testing.T) {
 	prohibited := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.ComputeMode = nvml.Prohibited }))
 	expect(t, prohibited, "cuda:0", false, "compute mode prohibited, which lets no process use it", "nvidia-smi -i "+fakeUUID+" -c DEFAULT")
 	mig := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.MIG = true }))
@@ -126,7 +126,7 @@ func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
 	expect(t, found, "green contexts", false, "shares change by shadow swaps only", "CUDA 12.4")
 }
 
-func TestDoctorOfAMachineWithoutTheGPU(t *testing.T) {
+func TestMissingGPU(t *testing.T) {
 	found := checkGPU(t, "cuda:3", withGPU(nil))
 	expect(t, found, "gpu", false, `the configuration has device cuda:3: cuda: no such device "cuda:3": there is cuda:0`, "nvidia-smi -L")
 	if len(found) != 1 || !found["gpu"].Fatal {
@@ -142,9 +142,9 @@ func TestDoctorOfAMachineWithoutTheGPU(t *testing.T) {
 	}
 }
 
-// TestDoctorLooksWhereTheLoaderDoes builds a provider that is linked with one library
+// TestLoaderPaths builds a provider that is linked with one library
 // and opens another, which its run path has.
-func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
+func TestLoaderPaths(t *testing.T) {
 	dir := t.TempDir()
 	cc := func(args ...string) {
 		t.Helper()
@@ -174,7 +174,7 @@ func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
 }
 
 // A node whose MPS did not come up goes on by time, and would not be found out by trying.
-func TestDoctorTellsOfANodeThatDidWithoutMPS(t *testing.T) {
+func TestMPSUnused(t *testing.T) {
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, control.AdminSocket))
@@ -191,7 +191,7 @@ func TestDoctorTellsOfANodeThatDidWithoutMPS(t *testing.T) {
 	expect(t, examined(), "mps", true, "can run here (tried)", "")
 }
 
-func TestDoctorTellsOfADaemonThatDoesNotAnswer(t *testing.T) {
+func TestMPSUnresponsive(t *testing.T) {
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
 	remove, err := mpsfake.Build()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestDoctorSaysWhetherModelsInPythonRun(t *testing.T) {
+func TestPython(t *testing.T) {
 	found := func(m machine) map[string]Finding { return bySubject(run(context.Background(), &m, pythonChecks)) }
 	well := machine{
 		pythonCommand: func(module string) ([]string, error) { return []string{"/usr/bin/python3", "-m", module}, nil },

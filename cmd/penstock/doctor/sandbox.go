@@ -31,7 +31,7 @@ func processSandbox(ctx context.Context, m *machine) Finding {
 		return fail(err.Error(), "sandbox: off   # in the configuration, if you trust all models").fatalIf(true)
 	}
 
-	f := Finding{OK: state.Whole(), Text: state.String()}
+	f := Finding{OK: state.Complete(), Text: state.String()}
 	switch {
 	case state.Landlock == 0:
 		f.Fix = "install Linux 5.13 or newer, with landlock in lsm= on the kernel's command line"

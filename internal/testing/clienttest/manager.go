@@ -47,17 +47,17 @@ type Manager struct {
 	mu       sync.Mutex // guards below
 	requests map[key]*held
 	bad      []error
-	most     int
+	maxHeld  int
 }
 
 // ManagerOptions say how a Manager behaves.
 type ManagerOptions struct {
-	// WishAfter is the silence after which it sends a NACK for missing
+	// NACKAfter is the silence after which it sends a NACK for missing
 	// fragments, 5 ms by default; negative for never.
-	WishAfter time.Duration
-	// PieceBytes is the size of the fragments of results, wire.DefaultPieceBytes
+	NACKAfter time.Duration
+	// FragmentBytes is the size of the fragments of results, wire.DefaultPieceBytes
 	// by default.
-	PieceBytes int
+	FragmentBytes int
 	// Cookie, if not 0, is in every answer. A request is then answered busy
 	// until its fragment 0 has echoed the cookie.
 	Cookie uint64
@@ -74,12 +74,12 @@ type key struct {
 type held struct {
 	total, size uint32
 	count       uint16
-	got         int
+	received    int
 	present     []uint64
 	picture     []byte
 	extension   wire.Extension
 	extended    bool
-	heard       time.Time
+	receivedAt  time.Time
 	proved      bool
 	runs        int
 	answers     [][]byte // the answer's datagrams
@@ -87,11 +87,11 @@ type held struct {
 
 // NewManager listens and answers with h. The caller closes it.
 func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
-	if o.WishAfter == 0 {
-		o.WishAfter = 5 * time.Millisecond
+	if o.NACKAfter == 0 {
+		o.NACKAfter = 5 * time.Millisecond
 	}
-	if o.PieceBytes == 0 {
-		o.PieceBytes = wire.DefaultPieceBytes
+	if o.FragmentBytes == 0 {
+		o.FragmentBytes = wire.DefaultPieceBytes
 	}
 	if !o.Listen.IsValid() {
 		o.Listen = netip.MustParseAddrPort("127.0.0.1:0")
@@ -121,24 +121,24 @@ func (m *Manager) Close() {
 
 // Requests returns how many requests arrived completely, and the max number of
 // runs of one request, which must not exceed one.
-func (m *Manager) Requests() (whole, mostRuns int) {
+func (m *Manager) Requests() (complete, maxRuns int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, q := range m.requests {
 		if q.runs > 0 {
-			whole++
+			complete++
 		}
-		mostRuns = max(mostRuns, q.runs)
+		maxRuns = max(maxRuns, q.runs)
 	}
-	return whole, mostRuns
+	return complete, maxRuns
 }
 
-// MostHeld returns the max number of requests that had begun and were not
+// MaxHeld returns the max number of requests that had begun and were not
 // answered at the same time.
-func (m *Manager) MostHeld() int {
+func (m *Manager) MaxHeld() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.most
+	return m.maxHeld
 }
 
 // Faults returns an error for the datagrams that a client must not send.
@@ -168,9 +168,9 @@ func (m *Manager) serve() {
 	b := make([]byte, 64<<10)
 	var deadline time.Time // time of the next check for missing fragments
 	for {
-		if wishAfter := m.options.WishAfter; wishAfter > 0 && !time.Now().Before(deadline) {
-			m.wishAll()
-			deadline = time.Now().Add(wishAfter)
+		if nackAfter := m.options.NACKAfter; nackAfter > 0 && !time.Now().Before(deadline) {
+			m.sendNACKs()
+			deadline = time.Now().Add(nackAfter)
 			_ = m.conn.SetReadDeadline(deadline)
 		}
 		n, from, err := m.conn.ReadFromUDPAddrPort(b)
@@ -204,18 +204,18 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 			present: make([]uint64, (int(h.Count)+63)/64), picture: make([]byte, h.Total),
 		}
 		m.requests[k] = q
-		m.most = max(m.most, m.heldLocked())
+		m.maxHeld = max(m.maxHeld, m.heldLocked())
 	}
 	if h.Total != q.total || h.Count != q.count || wire.PieceSize(&h) != q.size {
 		m.bad = append(m.bad, fmt.Errorf("request %d: contradictory piece %+v", h.RequestID, h))
 		return
 	}
-	q.heard = time.Now()
+	q.receivedAt = time.Now()
 	bit := uint64(1) << (h.Index % 64)
 	fresh := q.present[h.Index/64]&bit == 0
 	if fresh {
 		q.present[h.Index/64] |= bit
-		q.got++
+		q.received++
 		copy(q.picture[h.Offset:], b[wire.PayloadOffset(&h):][:h.Length])
 		if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
 			q.extension, _ = wire.DecodeExtension(b[wire.HeaderSize:])
@@ -227,7 +227,7 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 		q.proved = e.Cookie != 0 && e.Cookie == m.options.Cookie
 	}
 	switch {
-	case fresh && q.got == int(q.count):
+	case fresh && q.received == int(q.count):
 		q.runs++
 		r, payload, ok := m.handler(Request{From: from, ID: h.RequestID, Picture: q.picture, Extension: q.extension, Extended: q.extended})
 		if ok {
@@ -236,8 +236,8 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 	case h.Flags&wire.FlagRetransmitted == 0 || h.Index != 0:
 	case q.answers != nil:
 		m.sendLocked(k, q, true)
-	case q.got < int(q.count):
-		m.wishLocked(k, q)
+	case q.received < int(q.count):
+		m.sendNACKLocked(k, q)
 	}
 }
 
@@ -254,8 +254,8 @@ func (m *Manager) heldLocked() int {
 func (m *Manager) answerLocked(k key, q *held, r wire.Result, payload []byte) {
 	r.SentAt, r.Cookie = q.extension.SentAt, m.options.Cookie
 	q.answers = nil
-	for i := range wire.Pieces(len(payload), m.options.PieceBytes) {
-		q.answers = append(q.answers, wire.AppendResult(nil, k.id, &r, payload, m.options.PieceBytes, i, false))
+	for i := range wire.Pieces(len(payload), m.options.FragmentBytes) {
+		q.answers = append(q.answers, wire.AppendResult(nil, k.id, &r, payload, m.options.FragmentBytes, i, false))
 	}
 	m.sendLocked(k, q, false)
 }
@@ -263,7 +263,7 @@ func (m *Manager) answerLocked(k key, q *held, r wire.Result, payload []byte) {
 func (m *Manager) sendLocked(k key, q *held, again bool) {
 	if m.options.Cookie != 0 && !q.proved {
 		busy := wire.Result{Status: wire.StatusBusy, SentAt: q.extension.SentAt, Cookie: m.options.Cookie}
-		m.Inject(k.from, wire.AppendResult(nil, k.id, &busy, nil, m.options.PieceBytes, 0, again))
+		m.Inject(k.from, wire.AppendResult(nil, k.id, &busy, nil, m.options.FragmentBytes, 0, again))
 		return
 	}
 	for _, d := range q.answers {
@@ -274,18 +274,18 @@ func (m *Manager) sendLocked(k key, q *held, again bool) {
 	}
 }
 
-func (m *Manager) wishAll() {
+func (m *Manager) sendNACKs() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for k, q := range m.requests {
-		if q.answers == nil && q.got < int(q.count) && time.Since(q.heard) >= m.options.WishAfter {
-			m.wishLocked(k, q)
+		if q.answers == nil && q.received < int(q.count) && time.Since(q.receivedAt) >= m.options.NACKAfter {
+			m.sendNACKLocked(k, q)
 		}
 	}
 }
 
-func (m *Manager) wishLocked(k key, q *held) {
-	q.heard = time.Now()
+func (m *Manager) sendNACKLocked(k key, q *held) {
+	q.receivedAt = time.Now()
 	for next := 0; ; {
 		var d []byte
 		if d, next = wire.AppendWish(nil, k.id, q.total, q.count, q.present, next); d == nil {

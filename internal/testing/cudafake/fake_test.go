@@ -60,14 +60,14 @@ func child(how string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-func TestWhatAPackageLeavesFailsIt(t *testing.T) {
+func TestLeaks(t *testing.T) {
 	out, err := child("end").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "Allocations:1 Bytes:12345") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-func TestTheReportOutlivesTheProcess(t *testing.T) {
+func TestReport(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report")
 	cmd := child("die", cudafake.Env(cudafake.Report(path), cudafake.SMs(64)))
 	out, err := cmd.StdoutPipe()
@@ -95,7 +95,7 @@ func TestTheReportOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-func TestSettingsAreForOneTestOrOneProcess(t *testing.T) {
+func TestSettings(t *testing.T) {
 	c := open(t)
 	defer c.Close()
 	t.Run("inside", func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestSettingsAreForOneTestOrOneProcess(t *testing.T) {
 	}
 }
 
-func TestTheNthCallIsRefused(t *testing.T) {
+func TestRefuse(t *testing.T) {
 	c := open(t)
 	defer c.Close()
 	cudafake.Apply(t, cudafake.Refuse("cuMemGetInfo_v2", 2, cuda.OutOfMemory))
@@ -129,7 +129,7 @@ func TestTheNthCallIsRefused(t *testing.T) {
 	}
 }
 
-func TestASourceThatDoesNotCompileIsTold(t *testing.T) {
+func TestBuildErrors(t *testing.T) {
 	_, err := cudafake.Build(t.TempDir(), cudafake.Kernels("this is no C"))
 	if err == nil || !strings.Contains(err.Error(), "kernels0.c") {
 		t.Errorf("the error is %v", err)
@@ -141,7 +141,7 @@ func TestASourceThatDoesNotCompileIsTold(t *testing.T) {
 
 // In this case a real driver's cuGraphLaunch crashes, or copies memory that
 // belongs to another allocation by then.
-func TestAGraphOverMemoryThatWasGivenBackLosesTheDevice(t *testing.T) {
+func TestGraphFreedMemory(t *testing.T) {
 	for what, pinned := range map[string]bool{"pinned": true, "of the device": false} {
 		for _, again := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, in use again: %v", what, again), func(t *testing.T) {

@@ -30,7 +30,7 @@ func Run(t *testing.T) {
 	t.Run("PropertiesAreThoseOfAGPU", properties)
 	for _, test := range []struct {
 		name string
-		run  func(*testing.T, bed)
+		run  func(*testing.T, harness)
 	}{
 		{"SMsAreCounted", countsSMs},
 		{"MemoryIsCopiedBothWays", copies},
@@ -42,7 +42,7 @@ func Run(t *testing.T) {
 		{"AStreamWritesAWordThatTheCPUPolls", writesAWord},
 		{"StreamsKeepTheirOrderAndWaitForEvents", ordersStreams},
 		{"StreamsHavePriorities", priorities},
-		{"EventsTellTheTime", tellsTheTime},
+		{"EventsTellTheTime", measuresTime},
 		{"ABlockingEventIsWaitedFor", blocks},
 		{"KernelsRun", runsKernels},
 		{"AStructIsPassedByValue", passesAStruct},
@@ -68,13 +68,13 @@ func Run(t *testing.T) {
 	t.Run("AFaultLosesTheDevice", func(t *testing.T) { inChild(t, nil, "fault") })
 }
 
-// bed is the harness: a bound context.
-type bed struct {
+// harness is the harness: a bound context.
+type harness struct {
 	*cuda.Context
 }
 
 // open binds the test's goroutine to the first device until the test's end.
-func open(t *testing.T) bed {
+func open(t *testing.T) harness {
 	t.Helper()
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
@@ -88,7 +88,7 @@ func open(t *testing.T) bed {
 	}
 	t.Cleanup(func() { check(t, c.Close()) })
 	check(t, c.Bind())
-	return bed{c}
+	return harness{c}
 }
 
 func check(t testing.TB, err error) {
@@ -107,7 +107,7 @@ func code(t *testing.T, err error, codes ...cuda.Code) {
 	}
 }
 
-func (b bed) properties(t *testing.T) cuda.Properties {
+func (b harness) properties(t *testing.T) cuda.Properties {
 	t.Helper()
 	p, err := b.Device().Properties()
 	check(t, err)
@@ -116,7 +116,7 @@ func (b bed) properties(t *testing.T) cuda.Properties {
 
 // memory, stream and the functions below release their results at the test's end.
 
-func (b bed) memory(t *testing.T, n int) cuda.Pointer {
+func (b harness) memory(t *testing.T, n int) cuda.Pointer {
 	t.Helper()
 	p, err := b.Allocate(n)
 	check(t, err)
@@ -124,7 +124,7 @@ func (b bed) memory(t *testing.T, n int) cuda.Pointer {
 	return p
 }
 
-func (b bed) pinned(t *testing.T, n int) []byte {
+func (b harness) pinned(t *testing.T, n int) []byte {
 	t.Helper()
 	mem, err := b.AllocateHost(n)
 	check(t, err)
@@ -133,7 +133,7 @@ func (b bed) pinned(t *testing.T, n int) []byte {
 	return mem
 }
 
-func (b bed) stream(t *testing.T) cuda.Stream {
+func (b harness) stream(t *testing.T) cuda.Stream {
 	t.Helper()
 	s, err := b.NewStream()
 	check(t, err)
@@ -141,7 +141,7 @@ func (b bed) stream(t *testing.T) cuda.Stream {
 	return s
 }
 
-func (b bed) event(t *testing.T, timing bool) cuda.Event {
+func (b harness) event(t *testing.T, timing bool) cuda.Event {
 	t.Helper()
 	e, err := b.NewEvent(timing)
 	check(t, err)
@@ -149,7 +149,7 @@ func (b bed) event(t *testing.T, timing bool) cuda.Event {
 	return e
 }
 
-func (b bed) kernel(t *testing.T, name string) cuda.Function {
+func (b harness) kernel(t *testing.T, name string) cuda.Function {
 	t.Helper()
 	m, err := b.Load(PTX)
 	check(t, err)
@@ -213,7 +213,7 @@ func properties(t *testing.T) {
 	}
 }
 
-func countsSMs(t *testing.T, b bed) {
+func countsSMs(t *testing.T, b harness) {
 	sms, err := b.SMs()
 	check(t, err)
 	if all := b.properties(t).SMs; sms <= 0 || sms > all {
@@ -225,7 +225,7 @@ func countsSMs(t *testing.T, b bed) {
 	}
 }
 
-func copies(t *testing.T, b bed) {
+func copies(t *testing.T, b harness) {
 	const n = 1<<20 + 3
 	from, to := b.pinned(t, n), b.pinned(t, n)
 	for i := range from {
@@ -246,7 +246,7 @@ func copies(t *testing.T, b bed) {
 	code(t, s.Copy(one, two+cuda.Pointer(n)-1, 4<<20), cuda.InvalidValue)
 }
 
-func refusesTooMuch(t *testing.T, b bed) {
+func refusesTooMuch(t *testing.T, b harness) {
 	if _, err := b.Allocate(1 << 50); !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrLost) {
 		t.Errorf("2^50 bytes: %v", err)
 	}
@@ -261,7 +261,7 @@ func refusesTooMuch(t *testing.T, b bed) {
 	b.memory(t, 1<<20) // the device still works
 }
 
-func freesOnce(t *testing.T, b bed) {
+func freesOnce(t *testing.T, b harness) {
 	p, err := b.Allocate(4096)
 	check(t, err)
 	check(t, b.Free(p))
@@ -271,7 +271,7 @@ func freesOnce(t *testing.T, b bed) {
 	check(t, b.FreeHost(mem))
 }
 
-func pins(t *testing.T, b bed) {
+func pins(t *testing.T, b harness) {
 	mem, s := b.pinned(t, 4096), b.stream(t)
 	p := cuda.At(mem)
 	check(t, s.Set(p, 0x42, len(mem)))
@@ -305,7 +305,7 @@ func mapping(t *testing.T, n int) (writable, readOnly []byte) {
 	return writable, readOnly
 }
 
-func registersReadOnly(t *testing.T, b bed) {
+func registersReadOnly(t *testing.T, b harness) {
 	if !b.properties(t).ReadOnlyHostRegister {
 		t.Skip("the device cannot register read-only memory")
 	}
@@ -337,7 +337,7 @@ func registersReadOnly(t *testing.T, b bed) {
 	}
 }
 
-func registersOnce(t *testing.T, b bed) {
+func registersOnce(t *testing.T, b harness) {
 	writable, _ := mapping(t, 64<<10)
 	_, err := b.Register(nil, false)
 	code(t, err, cuda.InvalidValue)
@@ -355,7 +355,7 @@ func registersOnce(t *testing.T, b bed) {
 	code(t, b.Unregister(writable), 713)
 }
 
-func writesAWord(t *testing.T, b bed) {
+func writesAWord(t *testing.T, b harness) {
 	writable, _ := mapping(t, 4096)
 	p, err := b.Register(writable, false)
 	check(t, err)
@@ -377,7 +377,7 @@ func writesAWord(t *testing.T, b bed) {
 	check(t, s.Synchronize())
 }
 
-func ordersStreams(t *testing.T, b bed) {
+func ordersStreams(t *testing.T, b harness) {
 	const n = 8 << 20
 	mem, host := b.memory(t, n), b.pinned(t, n)
 	first, second, done := b.stream(t), b.stream(t), b.event(t, false)
@@ -410,7 +410,7 @@ func ordersStreams(t *testing.T, b bed) {
 }
 
 // spin queues a kernel that runs one block for about d.
-func (b bed) spin(t *testing.T, f cuda.Function, s cuda.Stream, out cuda.Pointer, blocks int, d time.Duration) {
+func (b harness) spin(t *testing.T, f cuda.Function, s cuda.Stream, out cuda.Pointer, blocks int, d time.Duration) {
 	t.Helper()
 	args := cuda.NewArgs(8, 4)
 	args.SetPointer(0, out)
@@ -420,7 +420,7 @@ func (b bed) spin(t *testing.T, f cuda.Function, s cuda.Stream, out cuda.Pointer
 
 // priorities checks that a kernel of high priority overtakes one that fills the
 // device three times.
-func priorities(t *testing.T, b bed) {
+func priorities(t *testing.T, b harness) {
 	lowest, highest, err := b.StreamPriorities()
 	check(t, err)
 	if lowest != 0 || highest >= 0 {
@@ -448,7 +448,7 @@ func priorities(t *testing.T, b bed) {
 	}
 }
 
-func tellsTheTime(t *testing.T, b bed) {
+func measuresTime(t *testing.T, b harness) {
 	f, s, out := b.kernel(t, "penstock_where"), b.stream(t), b.memory(t, 4096)
 	from, to := b.event(t, true), b.event(t, true)
 	b.spin(t, f, s, out, 1, time.Millisecond) // the first launch loads the kernel
@@ -479,7 +479,7 @@ func tellsTheTime(t *testing.T, b bed) {
 	code(t, err, 400)
 }
 
-func blocks(t *testing.T, b bed) {
+func blocks(t *testing.T, b harness) {
 	f, s, out := b.kernel(t, "penstock_where"), b.stream(t), b.memory(t, 4096)
 	e, err := b.NewBlockingEvent()
 	check(t, err)
@@ -492,7 +492,7 @@ func blocks(t *testing.T, b bed) {
 	}
 }
 
-func runsKernels(t *testing.T, b bed) {
+func runsKernels(t *testing.T, b harness) {
 	const n = 10_000
 	f, s, out := b.kernel(t, "penstock_fill"), b.stream(t), b.memory(t, 4*n)
 	args := cuda.NewArgs(8, 4, 4)
@@ -513,7 +513,7 @@ func runsKernels(t *testing.T, b bed) {
 	}
 }
 
-func passesAStruct(t *testing.T, b bed) {
+func passesAStruct(t *testing.T, b harness) {
 	f, s, out := b.kernel(t, "penstock_pair"), b.stream(t), b.memory(t, 4)
 	args := cuda.NewArgs(16)
 	pair := args.Bytes(0)
@@ -529,7 +529,7 @@ func passesAStruct(t *testing.T, b bed) {
 	}
 }
 
-func knowsParameters(t *testing.T, b bed) {
+func knowsParameters(t *testing.T, b harness) {
 	for name, want := range map[string][]int{"penstock_fill": {8, 4, 4}, "penstock_pair": {16}} {
 		got, err := b.kernel(t, name).Parameters()
 		if errors.Is(err, cuda.ErrNotSupported) {
@@ -541,7 +541,7 @@ func knowsParameters(t *testing.T, b bed) {
 	}
 }
 
-func refusesPTX(t *testing.T, b bed) {
+func refusesPTX(t *testing.T, b harness) {
 	for text, want := range map[string]cuda.Code{
 		"this is no PTX": 200, // the driver takes it for a binary of an unknown format
 		".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry broken(.param .u64": 218,
@@ -562,7 +562,7 @@ func refusesPTX(t *testing.T, b bed) {
 	b.kernel(t, "penstock_fill") // the context still works
 }
 
-func refusesName(t *testing.T, b bed) {
+func refusesName(t *testing.T, b harness) {
 	m, err := b.Load(PTX)
 	check(t, err)
 	defer func() { check(t, m.Unload()) }()
@@ -573,7 +573,7 @@ func refusesName(t *testing.T, b bed) {
 	}
 }
 
-func refusesLaunch(t *testing.T, b bed) {
+func refusesLaunch(t *testing.T, b harness) {
 	f, s, out := b.kernel(t, "penstock_fill"), b.stream(t), b.memory(t, 4096)
 	args := cuda.NewArgs(8, 4, 4)
 	args.SetPointer(0, out)
@@ -585,7 +585,7 @@ func refusesLaunch(t *testing.T, b bed) {
 	check(t, s.Synchronize())
 }
 
-func allocatesNothing(t *testing.T, b bed) {
+func allocatesNothing(t *testing.T, b harness) {
 	f, s, out, host := b.kernel(t, "penstock_fill"), b.stream(t), b.memory(t, 4096), b.pinned(t, 4096)
 	e := b.event(t, false)
 	args := cuda.NewArgs(8, 4, 4)
@@ -625,7 +625,7 @@ func allocatesNothing(t *testing.T, b bed) {
 	}
 }
 
-func graphs(t *testing.T, b bed) {
+func graphs(t *testing.T, b harness) {
 	const n = 1000
 	f, s, out := b.kernel(t, "penstock_fill"), b.stream(t), b.memory(t, 4*n)
 	host := b.pinned(t, 4*n)
@@ -660,7 +660,7 @@ func graphs(t *testing.T, b bed) {
 	}
 }
 
-func breaksCapture(t *testing.T, b bed) {
+func breaksCapture(t *testing.T, b harness) {
 	s, out := b.stream(t), b.memory(t, 4096)
 	if _, err := s.EndCapture(); err == nil {
 		t.Error("a capture ended that was not begun")
@@ -681,7 +681,7 @@ func breaksCapture(t *testing.T, b bed) {
 }
 
 // split skips the test if there are no green contexts.
-func (b bed) split(t *testing.T) *cuda.Split {
+func (b harness) split(t *testing.T) *cuda.Split {
 	t.Helper()
 	s, err := b.Device().Split()
 	if errors.Is(err, cuda.ErrNotSupported) {
@@ -698,7 +698,7 @@ func sum(list []int) (n int) {
 	return n
 }
 
-func splits(t *testing.T, b bed) {
+func splits(t *testing.T, b harness) {
 	s := b.split(t)
 	groups := s.GroupSMs()
 	t.Logf("%d groups, %v", len(groups), groups)
@@ -723,7 +723,7 @@ func splits(t *testing.T, b bed) {
 	}
 }
 
-func (b bed) green(t *testing.T, s *cuda.Split, groups ...int) *cuda.Green {
+func (b harness) green(t *testing.T, s *cuda.Split, groups ...int) *cuda.Green {
 	t.Helper()
 	g, err := b.Green(s, groups)
 	check(t, err)
@@ -731,7 +731,7 @@ func (b bed) green(t *testing.T, s *cuda.Split, groups ...int) *cuda.Green {
 	return g
 }
 
-func (b bed) greenStream(t *testing.T, g *cuda.Green) cuda.Stream {
+func (b harness) greenStream(t *testing.T, g *cuda.Green) cuda.Stream {
 	t.Helper()
 	s, err := g.NewStream()
 	check(t, err)
@@ -739,7 +739,7 @@ func (b bed) greenStream(t *testing.T, g *cuda.Green) cuda.Stream {
 	return s
 }
 
-func greens(t *testing.T, b bed) {
+func greens(t *testing.T, b harness) {
 	s := b.split(t)
 	sms := s.GroupSMs()
 	last := len(sms) - 1
@@ -763,7 +763,7 @@ func greens(t *testing.T, b bed) {
 }
 
 // where returns the multiprocessors that a kernel of many blocks ran on.
-func (b bed) where(t *testing.T, s cuda.Stream, f cuda.Function, blocks int) []int {
+func (b harness) where(t *testing.T, s cuda.Stream, f cuda.Function, blocks int) []int {
 	t.Helper()
 	out := b.memory(t, 4*blocks)
 	b.spin(t, f, s, out, blocks, 200*time.Microsecond)
@@ -782,7 +782,7 @@ func (b bed) where(t *testing.T, s cuda.Stream, f cuda.Function, blocks int) []i
 	return list
 }
 
-func disjoint(t *testing.T, b bed) {
+func disjoint(t *testing.T, b harness) {
 	split := b.split(t)
 	f := b.kernel(t, "penstock_where")
 	one, two := b.green(t, split, 0, 1), b.green(t, split, 2, 3)
@@ -806,7 +806,7 @@ func disjoint(t *testing.T, b bed) {
 	}
 }
 
-func refusesGroups(t *testing.T, b bed) {
+func refusesGroups(t *testing.T, b harness) {
 	s := b.split(t)
 	for _, groups := range [][]int{nil, {-1}, {len(s.GroupSMs())}, {0, 0}} {
 		_, err := b.Green(s, groups)
@@ -815,7 +815,7 @@ func refusesGroups(t *testing.T, b bed) {
 }
 
 // turn creates a green context, runs some work in it, and destroys it.
-func (b bed) turn(t *testing.T, s *cuda.Split, f cuda.Function, out cuda.Pointer, groups ...int) {
+func (b harness) turn(t *testing.T, s *cuda.Split, f cuda.Function, out cuda.Pointer, groups ...int) {
 	t.Helper()
 	g, err := b.Green(s, groups)
 	check(t, err)
@@ -828,7 +828,7 @@ func (b bed) turn(t *testing.T, s *cuda.Split, f cuda.Function, out cuda.Pointer
 	check(t, g.Destroy()) // a second Destroy does nothing
 }
 
-func leavesNothing(t *testing.T, b bed) {
+func leavesNothing(t *testing.T, b harness) {
 	s, f := b.split(t), b.kernel(t, "penstock_where")
 	out := b.memory(t, 4096)
 	sets := [][]int{{0, 1}, {2}, {1, 2, 3}}
@@ -847,7 +847,7 @@ func leavesNothing(t *testing.T, b bed) {
 	}
 }
 
-func keeps(t *testing.T, b bed) {
+func keeps(t *testing.T, b harness) {
 	s, f := b.split(t), b.kernel(t, "penstock_where")
 	out, stream := b.memory(t, 4096), b.stream(t)
 	b.turn(t, s, f, out, 1, 0)
@@ -865,7 +865,7 @@ func keeps(t *testing.T, b bed) {
 	check(t, stream.Synchronize())
 }
 
-func (b bed) arena(t *testing.T, n int) *cuda.Arena {
+func (b harness) arena(t *testing.T, n int) *cuda.Arena {
 	t.Helper()
 	p := b.properties(t)
 	if !p.VirtualMemory || !p.FileHandles {
@@ -877,7 +877,7 @@ func (b bed) arena(t *testing.T, n int) *cuda.Arena {
 	return a
 }
 
-func (b bed) export(t *testing.T, a *cuda.Arena) *os.File {
+func (b harness) export(t *testing.T, a *cuda.Arena) *os.File {
 	t.Helper()
 	fd, err := a.ExportFD()
 	check(t, err)
@@ -886,7 +886,7 @@ func (b bed) export(t *testing.T, a *cuda.Arena) *os.File {
 	return f
 }
 
-func arenas(t *testing.T, b bed) {
+func arenas(t *testing.T, b harness) {
 	a := b.arena(t, 3<<20)
 	if a.Bytes() < 3<<20 || a.Bytes()%(3<<20) == 0 || a.Pointer() == 0 {
 		t.Errorf("an arena of %d bytes at %#x", a.Bytes(), a.Pointer())
@@ -912,14 +912,14 @@ func arenas(t *testing.T, b bed) {
 	}
 }
 
-func sharesArena(t *testing.T, b bed) {
+func sharesArena(t *testing.T, b harness) {
 	a := b.arena(t, 2<<20)
 	check(t, set(b.Context, a.Pointer(), a.Bytes(), parentByte))
 	inChild(t, []*os.File{b.export(t, a)}, "arena", strconv.Itoa(a.Bytes()))
 	check(t, expect(b.Context, a.Pointer(), a.Bytes(), childByte))
 }
 
-func sharesMemory(t *testing.T, b bed) {
+func sharesMemory(t *testing.T, b harness) {
 	const n = 1 << 20
 	p := b.memory(t, n)
 	h, err := b.Export(p)

@@ -84,10 +84,10 @@ type queuedSlot struct {
 	chosen  budget.Level // the last level passed to Choose
 	groups  []int
 	// Copies of Gather's arguments.
-	requests []device.Request
-	pieces   []shm.Piece
-	ordered  []shm.Piece
-	refused  []bool
+	requests  []device.Request
+	fragments []shm.Piece
+	ordered   []shm.Piece
+	refused   []bool
 }
 
 // lane has a slot's streams by level: one of its own and, if the slot was prioritized, one for
@@ -355,14 +355,14 @@ func (q *Queued) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 		return fmt.Errorf("gather %d requests: the tensor has %d bytes", len(reqs), len(dst))
 	}
 	s := &q.slots[slot]
-	s.requests, s.pieces = s.requests[:0], s.pieces[:0]
+	s.requests, s.fragments = s.requests[:0], s.fragments[:0]
 	for _, r := range reqs {
-		s.pieces = append(s.pieces, r.Pieces...)
+		s.fragments = append(s.fragments, r.Pieces...)
 	}
 	at := 0
 	var first *device.RequestError
 	for i, r := range reqs {
-		own := s.pieces[at : at+len(r.Pieces)]
+		own := s.fragments[at : at+len(r.Pieces)]
 		at += len(own)
 		s.requests = append(s.requests, device.Request{Pieces: own, Bytes: r.Bytes})
 		bad, err := -1, error(nil)

@@ -122,20 +122,20 @@ func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Pi
 	if longest == 1 && len(payload) > 512 {
 		longest = 60
 	}
-	var pieces []shm.Piece
+	var fragments []shm.Piece
 	for place := 0; place < len(payload); {
 		n := min(rapid.IntRange(1, longest).Draw(t, "length"), len(payload)-place)
 		s := rapid.IntRange(0, len(slabs)-1).Draw(t, "slab")
 		free[s] += uint64(rapid.IntRange(0, 30).Draw(t, "distance"))
 		copy(slabs[s][free[s]:], payload[place:place+n])
-		pieces = append(pieces, shm.Piece{Offset: free[s], Place: uint32(place), Length: uint16(n), Slab: uint16(s)})
+		fragments = append(fragments, shm.Piece{Offset: free[s], Place: uint32(place), Length: uint16(n), Slab: uint16(s)})
 		free[s] += uint64(n)
 		place += n
 	}
 	if rapid.Bool().Draw(t, "shuffled") {
-		pieces = rapid.Permutation(pieces).Draw(t, "order")
+		fragments = rapid.Permutation(fragments).Draw(t, "order")
 	}
-	return pieces
+	return fragments
 }
 
 // pages returns n zero bytes in separate whole pages, because a GPU registers whole
@@ -320,10 +320,10 @@ func floats(values ...float32) []byte {
 
 func refuses(t *testing.T, open Open) {
 	for _, c := range []struct {
-		name  string
-		spoil func(r *device.Request)
-		piece int
-		want  error
+		name     string
+		spoil    func(r *device.Request)
+		fragment int
+		want     error
 	}{
 		{"of another size", func(r *device.Request) { r.Bytes = 5 }, -1, device.ErrSize},
 		{"with a piece outside the slab", func(r *device.Request) { r.Pieces[0].Offset = 12 }, 0, device.ErrOutsideSlab},
@@ -339,8 +339,8 @@ func refuses(t *testing.T, open Open) {
 			refused := make([]bool, 3)
 			err := target.Gather(0, target.tensors[0].Input, reqs, refused)
 			var re *device.RequestError
-			if !errors.As(err, &re) || re.Request != 1 || re.Piece != c.piece || !errors.Is(err, c.want) {
-				t.Errorf("gather = %v, want request 1, piece %d, %v", err, c.piece, c.want)
+			if !errors.As(err, &re) || re.Request != 1 || re.Piece != c.fragment || !errors.Is(err, c.want) {
+				t.Errorf("gather = %v, want request 1, piece %d, %v", err, c.fragment, c.want)
 			}
 			target.wait(t, 0)
 			if !slices.Equal(refused, []bool{false, true, false}) {

@@ -15,7 +15,7 @@ import (
 
 // bothWays gathers the same requests, including an invalid one, by the kernel and by
 // copies. The tensors must be the same, bit for bit.
-func bothWays(t *testing.T, b *bed) {
+func bothWays(t *testing.T, b *harness) {
 	const batch, room, slots = 5, 8, 2
 	of := func(wire, tensor models.DType, layout models.Layout, mean ...float32) models.Input {
 		in := models.Input{Height: 224, Width: 224, Channels: 3, WireType: wire, WireLayout: models.HWC, TensorType: tensor, TensorLayout: layout}
@@ -71,7 +71,7 @@ func bothWays(t *testing.T, b *bed) {
 
 // gathered returns a device's tensors for the requests, in each of its first slots in
 // turn. Each slot ran another batch before.
-func gathered(t *testing.T, b *bed, in models.Input, o gpu.Options, slab []byte, reqs []device.Request, room, slots int) (all []byte) {
+func gathered(t *testing.T, b *harness, in models.Input, o gpu.Options, slab []byte, reqs []device.Request, room, slots int) (all []byte) {
 	t.Helper()
 	d, err := gpu.New(in, o)
 	if err != nil {

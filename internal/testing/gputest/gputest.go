@@ -37,7 +37,7 @@ var Twins string
 // minute, mostly for thousands of random pictures.
 func Run(t *testing.T) {
 	runtime.LockOSThread() // never unlocked: cleanups need the bound thread too
-	b := newBed(t)
+	b := newHarness(t)
 	opens := func(o gpu.Options) devicetest.Open {
 		return func(in models.Input) (devicetest.Target, error) {
 			d, err := gpu.New(in, o)
@@ -61,18 +61,18 @@ func Run(t *testing.T) {
 	})
 	for _, test := range []struct {
 		name string
-		run  func(*testing.T, *bed)
+		run  func(*testing.T, *harness)
 	}{
 		{"RandomPicturesGatherLikeTheCPUs", agrees},
 		{"EveryAlignmentOfSourceAndPlaceIsRight", alignments},
-		{"LongPiecesAreCut", longPieces},
+		{"LongPiecesAreCut", longFragments},
 		{"BadDescriptorsAreReportedAndWriteNothing", badDescriptors},
 		{"RandomDescriptorsWriteNothingOutside", randomDescriptors},
 		{"ASlabThatIsMappedReadOnlyIsRead", readOnly},
 		{"WhatIsCopiedIsWhatTheKernelGathers", bothWays},
 		{"ABatchAllocatesNothing", allocatesNothing},
 		{"AWaitingThreadSleeps", sleeps},
-		{"ALostDeviceIsToldSoon", tellsLoss},
+		{"ALostDeviceIsToldSoon", reportsLoss},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			runtime.LockOSThread()
@@ -82,20 +82,20 @@ func Run(t *testing.T) {
 	}
 }
 
-// bed is the harness: a context that stays open, and access to device memory.
-type bed struct {
+// harness is the harness: a context that stays open, and access to device memory.
+type harness struct {
 	context *cuda.Context
 	stream  cuda.Stream
 	stage   []byte
 }
 
-func newBed(t *testing.T) *bed {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
 	found, err := cuda.Find("cuda")
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{}
+	b := &harness{}
 	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func newBed(t *testing.T) *bed {
 // stageBytes is the max size of one copy.
 const stageBytes = 1 << 20
 
-func (b *bed) bind(t *testing.T) {
+func (b *harness) bind(t *testing.T) {
 	t.Helper()
 	if err := b.context.Bind(); err != nil {
 		t.Fatal(err)
@@ -126,7 +126,7 @@ func (b *bed) bind(t *testing.T) {
 }
 
 // read copies device memory to the host.
-func (b *bed) read(tensor []byte) []byte {
+func (b *harness) read(tensor []byte) []byte {
 	var out []byte
 	for at := 0; at < len(tensor); at += stageBytes {
 		n := min(stageBytes, len(tensor)-at)
@@ -137,7 +137,7 @@ func (b *bed) read(tensor []byte) []byte {
 }
 
 // write copies into device memory.
-func (b *bed) write(tensor, data []byte) {
+func (b *harness) write(tensor, data []byte) {
 	for at := 0; at < len(data); at += stageBytes {
 		n := copy(b.stage, data[at:])
 		b.copy(cuda.At(tensor)+cuda.Pointer(at), cuda.At(b.stage), n)
@@ -145,7 +145,7 @@ func (b *bed) write(tensor, data []byte) {
 }
 
 // copy panics on errors, because its callers cannot return them.
-func (b *bed) copy(dst, src cuda.Pointer, n int) {
+func (b *harness) copy(dst, src cuda.Pointer, n int) {
 	if err := errors.Join(b.stream.Copy(dst, src, n), b.stream.Synchronize()); err != nil {
 		panic(fmt.Sprintf("copy %d bytes: %v", n, err))
 	}
@@ -205,7 +205,7 @@ func requests(n int) []device.Request {
 	return reqs
 }
 
-func readOnly(t *testing.T, b *bed) {
+func readOnly(t *testing.T, b *harness) {
 	fd, err := unix.MemfdCreate("slab", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func readOnly(t *testing.T, b *bed) {
 	}
 }
 
-func allocatesNothing(t *testing.T, b *bed) {
+func allocatesNothing(t *testing.T, b *harness) {
 	for _, copies := range []bool{false, true} {
 		b.bind(t)
 		d, tensors := smallWith(t, pages(t, 4096), gpu.Options{Device: "cuda", Copy: copies})
@@ -277,7 +277,7 @@ func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensor
 // sleeps makes batches take some milliseconds, by copies in place of a framework's
 // work. It measures how busy the waiting thread is, and how much later it notices
 // the end than a thread that polls all the time.
-func sleeps(t *testing.T, b *bed) {
+func sleeps(t *testing.T, b *harness) {
 	d, tensors := small(t, pages(t, 4096))
 	target, err := b.context.Allocate(stageBytes)
 	if err != nil {
@@ -352,7 +352,7 @@ func Child() {
 	os.Exit(0)
 }
 
-func tellsLoss(t *testing.T, _ *bed) {
+func reportsLoss(t *testing.T, _ *harness) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childEnv+"=1")
 	if out, err := cmd.CombinedOutput(); err != nil {

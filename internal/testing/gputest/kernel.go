@@ -19,7 +19,7 @@ import (
 // bench has the kernel's arguments: a slab, descriptors, and a tensor with a guard
 // on either side.
 type bench struct {
-	*bed
+	*harness
 	slab        []byte
 	descriptors []byte
 	fault       []byte
@@ -33,9 +33,9 @@ const (
 	guard       = 0xa5
 )
 
-func newBench(t *testing.T, b *bed) *bench {
+func newBench(t *testing.T, b *harness) *bench {
 	t.Helper()
-	k := &bench{bed: b, slab: pages(t, slabBytes)}
+	k := &bench{harness: b, slab: pages(t, slabBytes)}
 	if at, err := b.context.Register(k.slab, true); err != nil {
 		t.Fatal(err)
 	} else if at != cuda.At(k.slab) {
@@ -168,7 +168,7 @@ func randomPicture(random *rand.Rand, in models.Input) []byte {
 	return picture
 }
 
-func agrees(t *testing.T, b *bed) {
+func agrees(t *testing.T, b *harness) {
 	k := newBench(t, b)
 	const cases = 3000
 	seen := map[string]int{}
@@ -226,7 +226,7 @@ func (k *bench) agree(seed uint64) (name string, err error) {
 // alignments sends pictures whose fragments begin at every address modulo 128 and
 // at every offset modulo 16. Their lengths are near those at which another kernel
 // is selected.
-func alignments(t *testing.T, b *bed) {
+func alignments(t *testing.T, b *harness) {
 	k := newBench(t, b)
 	for _, in := range []models.Input{
 		{Height: 44, Width: 88, Channels: 1, WireType: models.U8, TensorType: models.U8},
@@ -289,7 +289,7 @@ func alignments(t *testing.T, b *bed) {
 // floats is an input of 768 bytes per picture in which a cut can divide an element.
 var floats = models.Input{Height: 8, Width: 8, Channels: 3, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW}
 
-func badDescriptors(t *testing.T, b *bed) {
+func badDescriptors(t *testing.T, b *harness) {
 	k := newBench(t, b)
 	kernel, err := k.kernel(floats, false)
 	if err != nil {
@@ -352,7 +352,7 @@ func allGuard(b []byte) bool { return bytes.Count(b, []byte{guard}) == len(b) }
 
 // randomDescriptors launches with descriptors that a broken host might send. The
 // device and the guards must survive.
-func randomDescriptors(t *testing.T, b *bed) {
+func randomDescriptors(t *testing.T, b *harness) {
 	k := newBench(t, b)
 	for _, in := range []models.Input{
 		floats,

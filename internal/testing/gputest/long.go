@@ -13,9 +13,9 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// longPieces sends pictures in jumbo frames, in a single fragment of the max length,
+// longFragments sends pictures in jumbo frames, in a single fragment of the max length,
 // and in more fragments than the device has room for.
-func longPieces(t *testing.T, b *bed) {
+func longFragments(t *testing.T, b *harness) {
 	for _, in := range []models.Input{
 		{Height: 120, Width: 120, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW},
 		{Height: 70, Width: 77, Channels: 3, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.HWC, ReverseChannels: true},

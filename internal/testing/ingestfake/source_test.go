@@ -39,7 +39,7 @@ func openTwin(t *testing.T, o Options, payloads [][]byte) ingesttest.Twin {
 	})
 }
 
-func TestSourcePassesTheSuite(t *testing.T) {
+func TestSuite(t *testing.T) {
 	for name, o := range map[string]Options{
 		"perfect":    {},
 		"straddling": {Straddle: 1},
@@ -88,7 +88,7 @@ func play(t *testing.T, o Options, n int) []int {
 	}
 }
 
-func TestMishapsHappenAsOftenAsAskedAndNoOthers(t *testing.T) {
+func TestMishaps(t *testing.T) {
 	const n = 4000
 	distinct := func(got []int) int {
 		sorted := slices.Clone(got)
@@ -133,7 +133,7 @@ func TestMishapsHappenAsOftenAsAskedAndNoOthers(t *testing.T) {
 	}
 }
 
-func TestMishapsAreTheSameForTheSameSeed(t *testing.T) {
+func TestSeed(t *testing.T) {
 	o := Options{Loss: 0.1, Duplicate: 0.1, Reorder: 0.2, Straddle: 0.3, Seed: 5}
 	first := play(t, o, 1000)
 	if !slices.Equal(first, play(t, o, 1000)) {
@@ -144,7 +144,7 @@ func TestMishapsAreTheSameForTheSameSeed(t *testing.T) {
 	}
 }
 
-func TestDelayedDatagramsComeWhenTheyAreDue(t *testing.T) {
+func TestDelay(t *testing.T) {
 	s, err := New(Options{Delay: 1, DelayFor: 5 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)

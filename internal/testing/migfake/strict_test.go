@@ -31,7 +31,7 @@ func device(t *testing.T, s lib.Interface) lib.Device {
 }
 
 // The mock grants these calls; a GPU does not.
-func TestItRefusesWhatTheMockGrants(t *testing.T) {
+func TestRefuses(t *testing.T) {
 	const two, three, seven = lib.GPU_INSTANCE_PROFILE_2_SLICE, lib.GPU_INSTANCE_PROFILE_3_SLICE, lib.GPU_INSTANCE_PROFILE_7_SLICE
 	mock := device(t, dgxa100.New())
 	refusing := device(t, migfake.Over(dgxa100.New()))
@@ -60,7 +60,7 @@ func TestItRefusesWhatTheMockGrants(t *testing.T) {
 	}
 }
 
-func TestWhatIsInUseStays(t *testing.T) {
+func TestInUse(t *testing.T) {
 	s := migfake.Over(dgxa100.New())
 	d := device(t, s)
 	d.SetMigMode(lib.DEVICE_MIG_ENABLE)

@@ -57,10 +57,10 @@ func Run(t *testing.T) {
 	if err != nil || len(devices) == 0 {
 		t.Fatalf("devices %v, %v", devices, err)
 	}
-	b := &bed{session: s, uuid: devices[0].UUID}
+	b := &harness{session: s, uuid: devices[0].UUID}
 	for _, x := range []struct {
 		name string
-		run  func(*testing.T, *bed)
+		run  func(*testing.T, *harness)
 	}{
 		{"AClientIsQuickAndHasItsShare", shares},
 		{"ADaemonIsFoundAgainAfterAKilledOwner", adopted},
@@ -75,8 +75,8 @@ func Run(t *testing.T) {
 	}
 }
 
-// bed is the harness: the machine.
-type bed struct {
+// harness is the harness: the machine.
+type harness struct {
 	session nvml.Session
 	uuid    string
 }
@@ -85,17 +85,17 @@ type bed struct {
 type node struct {
 	*mps.Daemon
 	t      *testing.T
-	b      *bed
+	b      *harness
 	dir    string
 	closed bool
 }
 
-func (b *bed) options(dir string) mps.Options {
+func (b *harness) options(dir string) mps.Options {
 	return mps.Options{Dir: dir, UUID: b.uuid, Session: b.session, Log: zerolog.Nop()}
 }
 
 // start starts a daemon, and checks after the test that nothing of it remains.
-func (b *bed) start(t *testing.T, dir string) *node {
+func (b *harness) start(t *testing.T, dir string) *node {
 	t.Helper()
 	if dir == "" {
 		var err error
@@ -356,7 +356,7 @@ func codeOf(err error) int {
 // owner is an owner's main function. It starts a daemon in the folder of its
 // argument and waits until it is killed.
 func owner() {
-	var b bed
+	var b harness
 	b.uuid = os.Getenv(role + "_UUID")
 	d, err := mps.Start(context.Background(), b.options(os.Getenv(role+"_DIR")))
 	if err != nil {
@@ -367,7 +367,7 @@ func owner() {
 	select {}
 }
 
-func shares(t *testing.T, b *bed) {
+func shares(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	whole := n.open()
 	t.Logf("first client: %+v", whole.opened)
@@ -407,7 +407,7 @@ func shares(t *testing.T, b *bed) {
 	n.close()
 }
 
-func adopted(t *testing.T, b *bed) {
+func adopted(t *testing.T, b *harness) {
 	dir, err := os.MkdirTemp("", "mps")
 	if err != nil {
 		t.Fatal(err)
@@ -439,7 +439,7 @@ func adopted(t *testing.T, b *bed) {
 	n.close()
 }
 
-func fault(t *testing.T, b *bed) {
+func fault(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	idle, faulty := n.open(), n.open()
 	before := n.State()
@@ -502,7 +502,7 @@ func fault(t *testing.T, b *bed) {
 	n.close()
 }
 
-func server(t *testing.T, b *bed) {
+func server(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	old := n.open()
 	old.do("work")
@@ -532,7 +532,7 @@ func server(t *testing.T, b *bed) {
 	n.close()
 }
 
-func daemon(t *testing.T, b *bed) {
+func daemon(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	old := n.open()
 	before := n.State()
@@ -555,7 +555,7 @@ func daemon(t *testing.T, b *bed) {
 	n.close()
 }
 
-func memory(t *testing.T, b *bed) {
+func memory(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	used := func() int64 {
 		u, err := b.session.Usage(b.uuid)
@@ -594,14 +594,14 @@ func memory(t *testing.T, b *bed) {
 	n.close()
 }
 
-func quits(t *testing.T, b *bed) {
+func quits(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	p := n.open()
 	n.close() // quit waits for clients, but only until its deadline
 	p.kill()
 }
 
-func tried(t *testing.T, b *bed) {
+func tried(t *testing.T, b *harness) {
 	began := time.Now()
 	if err := mps.Try(context.Background(), b.options("")); err != nil {
 		t.Error(err)

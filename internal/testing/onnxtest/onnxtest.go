@@ -60,7 +60,7 @@ func Run(t *testing.T, cards ...*models.Card) {
 	t.Run("LoadingTouchesNoGPU", func(t *testing.T) { touchesNothing(t, cards[0]) })
 	for _, card := range cards {
 		t.Run(card.Name, func(t *testing.T) {
-			b := newBed(t, card)
+			b := newHarness(t, card)
 			run(t, b, append([]test{{"AnswersAreTheCPUs", answers}}, common...)...)
 			b.close()
 			t.Run("DeinitLeavesNothing", func(t *testing.T) { leavesNothing(t, card) })
@@ -71,7 +71,7 @@ func Run(t *testing.T, cards ...*models.Card) {
 // test is one test of a linked model.
 type test struct {
 	name string
-	run  func(*testing.T, *bed)
+	run  func(*testing.T, *harness)
 }
 
 var (
@@ -83,12 +83,12 @@ var (
 		{"BatchesInFlightDoNotMeet", inFlight},
 		{"ConfiguringAgainReplacesTheBuffers", replaces},
 		{"APartitionGivesTheSameAnswersBitForBit", partitions},
-		{"ASlotIsConfiguredBesideABatchInFlight", configuresBeside},
+		{"ASlotIsConfiguredBesideABatchInFlight", configuresConcurrently},
 	}
 	shared = append([]test{{"AnswersAreThoseOfPrivateWeights", asPrivate}}, common...)
 )
 
-func run(t *testing.T, b *bed, tests ...test) {
+func run(t *testing.T, b *harness, tests ...test) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			runtime.LockOSThread()
@@ -100,9 +100,9 @@ func run(t *testing.T, b *bed, tests ...test) {
 	}
 }
 
-// bed is the harness: a model that is linked on the GPU, streams, and the same model on
+// harness is the harness: a model that is linked on the GPU, streams, and the same model on
 // the CPU.
-type bed struct {
+type harness struct {
 	t       *testing.T
 	card    *models.Card
 	context *cuda.Context
@@ -113,16 +113,16 @@ type bed struct {
 	closers []func() error
 }
 
-func newBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, false) }
+func newHarness(t *testing.T, card *models.Card) *harness { return newHarnessOver(t, card, false) }
 
-// newSharedBed returns a model whose weights are shared. It is linked twice, because the
+// newSharedHarness returns a model whose weights are shared. It is linked twice, because the
 // first link prepares it.
-func newSharedBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, true) }
+func newSharedHarness(t *testing.T, card *models.Card) *harness { return newHarnessOver(t, card, true) }
 
-func newBedOver(t *testing.T, card *models.Card, shared bool) *bed {
+func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 	t.Helper()
 	runtime.LockOSThread()
-	b := &bed{t: t, card: card}
+	b := &harness{t: t, card: card}
 	found, err := cuda.Find("cuda")
 	b.uuid = found.UUID()
 	if err != nil {
@@ -164,7 +164,7 @@ func newBedOver(t *testing.T, card *models.Card, shared bool) *bed {
 	return b
 }
 
-func (b *bed) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
+func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
 	b.t.Helper()
 	f := onnx.New()
 	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights}
@@ -184,7 +184,7 @@ func (b *bed) framework(device string, stream func(int) uintptr, weights func(st
 	return f
 }
 
-func (b *bed) close() {
+func (b *harness) close() {
 	for _, f := range slices.Backward(b.closers) {
 		if err := f(); err != nil {
 			b.t.Errorf("close: %v", err)
@@ -200,7 +200,7 @@ type tensors struct {
 }
 
 // make allocates tensors that live as long as the bed.
-func (b *bed) make(t *testing.T, n int) tensors {
+func (b *harness) make(t *testing.T, n int) tensors {
 	t.Helper()
 	at := func(bytes int) []byte {
 		p, err := b.context.Allocate(bytes)
@@ -218,7 +218,7 @@ func (b *bed) make(t *testing.T, n int) tensors {
 }
 
 // prefix returns the tensors of a smaller batch in the same memory.
-func (b *bed) prefix(x tensors, n int) tensors {
+func (b *harness) prefix(x tensors, n int) tensors {
 	y := tensors{input: x.input[:n*b.card.Input.TensorBytes()]}
 	for i, o := range x.outputs {
 		y.outputs = append(y.outputs, o[:n*b.card.Outputs[i].Bytes()])
@@ -227,7 +227,7 @@ func (b *bed) prefix(x tensors, n int) tensors {
 }
 
 // noise returns the input of n images, as a gather would normalise random pixels.
-func (b *bed) noise(n int, seed uint64) []byte {
+func (b *harness) noise(n int, seed uint64) []byte {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	in := b.card.Input
 	in.WireType = models.U8
@@ -243,13 +243,13 @@ func (b *bed) noise(n int, seed uint64) []byte {
 	return out
 }
 
-func (b *bed) write(t *testing.T, dst, src []byte) {
+func (b *harness) write(t *testing.T, dst, src []byte) {
 	t.Helper()
 	b.move(t, src, func(host []byte) (to, from cuda.Pointer) { copy(host, src); return cuda.At(dst), cuda.At(host) })
 }
 
 // read returns all outputs and clears them.
-func (b *bed) read(t *testing.T, x tensors) (out []float32) {
+func (b *harness) read(t *testing.T, x tensors) (out []float32) {
 	t.Helper()
 	for _, o := range x.outputs {
 		b.move(t, o, func(host []byte) (to, from cuda.Pointer) { return cuda.At(host), cuda.At(o) }, func(host []byte) {
@@ -268,7 +268,7 @@ func (b *bed) read(t *testing.T, x tensors) (out []float32) {
 }
 
 // move copies through pinned memory of the same length as like.
-func (b *bed) move(t *testing.T, like []byte, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
+func (b *harness) move(t *testing.T, like []byte, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
 	t.Helper()
 	host, err := b.context.AllocateHost(len(like))
 	if err != nil {
@@ -285,7 +285,7 @@ func (b *bed) move(t *testing.T, like []byte, ends func(host []byte) (to, from c
 	}
 }
 
-func (b *bed) configure(t *testing.T, slot, n int, x tensors) int64 {
+func (b *harness) configure(t *testing.T, slot, n int, x tensors) int64 {
 	t.Helper()
 	ephemeral, err := b.gpu.ConfigureBatch(slot, n, x.input, x.outputs)
 	if err != nil {
@@ -294,7 +294,7 @@ func (b *bed) configure(t *testing.T, slot, n int, x tensors) int64 {
 	return ephemeral
 }
 
-func (b *bed) infer(t *testing.T, slot, n int) {
+func (b *harness) infer(t *testing.T, slot, n int) {
 	t.Helper()
 	if err := b.gpu.InferBatch(slot, n); err != nil {
 		t.Fatal(err)
@@ -305,7 +305,7 @@ func (b *bed) infer(t *testing.T, slot, n int) {
 }
 
 // answer returns the GPU's answer to an input in a slot with separate memory.
-func (b *bed) answer(t *testing.T, slot, n int, x tensors, input []byte) []float32 {
+func (b *harness) answer(t *testing.T, slot, n int, x tensors, input []byte) []float32 {
 	t.Helper()
 	b.configure(t, slot, n, x)
 	b.write(t, x.input, input)
@@ -313,7 +313,7 @@ func (b *bed) answer(t *testing.T, slot, n int, x tensors, input []byte) []float
 	return b.read(t, x)
 }
 
-func (b *bed) onCPU(t *testing.T, n int, input []byte) (out []float32) {
+func (b *harness) onCPU(t *testing.T, n int, input []byte) (out []float32) {
 	t.Helper()
 	var outputs [][]byte
 	for i := range b.card.Outputs {
@@ -352,7 +352,7 @@ func furthest(want, got []float32) (worst float64) {
 	return worst
 }
 
-func answers(t *testing.T, b *bed) {
+func answers(t *testing.T, b *harness) {
 	for _, n := range b.card.Batches {
 		x := b.make(t, n)
 		for seed := range uint64(2) {
@@ -366,7 +366,7 @@ func answers(t *testing.T, b *bed) {
 	}
 }
 
-func rows(t *testing.T, b *bed) {
+func rows(t *testing.T, b *harness) {
 	n := b.card.MaxBatch()
 	x, one := b.make(t, n), b.make(t, 1)
 	input := b.noise(n, 3)
@@ -387,7 +387,7 @@ func rows(t *testing.T, b *bed) {
 	}
 }
 
-func sizes(t *testing.T, b *bed) {
+func sizes(t *testing.T, b *harness) {
 	x := b.make(t, b.card.MaxBatch())
 	input := b.noise(b.card.MaxBatch(), 4)
 	for _, n := range b.card.Batches {
@@ -412,7 +412,7 @@ func sizes(t *testing.T, b *bed) {
 	}
 }
 
-func queues(t *testing.T, b *bed) {
+func queues(t *testing.T, b *harness) {
 	n := b.card.MaxBatch()
 	x := b.make(t, n)
 	b.write(t, x.input, b.noise(n, 5))
@@ -436,7 +436,7 @@ func queues(t *testing.T, b *bed) {
 	}
 }
 
-func allocatesNothing(t *testing.T, b *bed) {
+func allocatesNothing(t *testing.T, b *harness) {
 	x := b.make(t, 1)
 	b.configure(t, 0, 1, x)
 	b.infer(t, 0, 1)
@@ -452,7 +452,7 @@ func allocatesNothing(t *testing.T, b *bed) {
 	}
 }
 
-func inFlight(t *testing.T, b *bed) {
+func inFlight(t *testing.T, b *harness) {
 	var x [2]tensors
 	var alone [2]map[int][]float32
 	for slot := range x {
@@ -499,7 +499,7 @@ func inFlight(t *testing.T, b *bed) {
 	}
 }
 
-func replaces(t *testing.T, b *bed) {
+func replaces(t *testing.T, b *harness) {
 	n := b.card.Batches[0]
 	old, now := b.make(t, n), b.make(t, n)
 	input := b.noise(n, 6)
@@ -517,7 +517,7 @@ func replaces(t *testing.T, b *bed) {
 
 // partitions configures a slot on changing groups of multiprocessors, as for a running
 // function.
-func partitions(t *testing.T, b *bed) {
+func partitions(t *testing.T, b *harness) {
 	split, err := b.context.Device().Split()
 	if errors.Is(err, cuda.ErrNotSupported) {
 		t.Skipf("this driver or device has no green contexts: %v", err)
@@ -588,7 +588,7 @@ func partitions(t *testing.T, b *bed) {
 }
 
 // pace returns how long a batch takes, with batches one after the other.
-func (b *bed) pace(t *testing.T, slot, n int) time.Duration {
+func (b *harness) pace(t *testing.T, slot, n int) time.Duration {
 	t.Helper()
 	b.infer(t, slot, n)
 	const batches = 20
@@ -604,7 +604,7 @@ func (b *bed) pace(t *testing.T, slot, n int) time.Duration {
 	return time.Since(began) / batches
 }
 
-func configuresBeside(t *testing.T, b *bed) {
+func configuresConcurrently(t *testing.T, b *harness) {
 	n := b.card.MaxBatch()
 	x, other := b.make(t, n), b.make(t, n)
 	b.write(t, x.input, b.noise(n, 8))
@@ -673,7 +673,7 @@ func leavesNothing(t *testing.T, card *models.Card) {
 	small := *card
 	small.Batches = card.Batches[:1]
 	cycle := func() {
-		b := newBed(t, &small)
+		b := newHarness(t, &small)
 		x := b.make(t, 1)
 		for slot := range device.Slots {
 			b.configure(t, slot, 1, x)

@@ -20,7 +20,7 @@ func RunShared(t *testing.T, cards ...*models.Card) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	for _, card := range cards {
 		t.Run(card.Name, func(t *testing.T) {
-			b := newSharedBed(t, card)
+			b := newSharedHarness(t, card)
 			run(t, b, shared...)
 			b.close()
 		})
@@ -29,7 +29,7 @@ func RunShared(t *testing.T, cards ...*models.Card) {
 
 // asPrivate compares every size's answers with those of a framework that has its own
 // weights. Everything that one of them allocates is freed with the bed.
-func asPrivate(t *testing.T, b *bed) {
+func asPrivate(t *testing.T, b *harness) {
 	over := b.gpu
 	own := b.framework(b.uuid, func(slot int) uintptr { return b.streams[slot].Handle() }, nil)
 	defer func() { b.gpu = over }()

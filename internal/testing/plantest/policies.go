@@ -28,7 +28,7 @@ func Limits(t *testing.T, policies []plan.Policy) {
 			continue
 		}
 		for _, s := range pl.Segments {
-			if s.Batch > plan.MostBatch || s.Processes > plan.MostProcesses {
+			if s.Batch > plan.MaxBatch || s.Processes > plan.MaxProcesses {
 				t.Errorf("%s: batch %d, %d processes", policy.Name(), s.Batch, s.Processes)
 			}
 		}

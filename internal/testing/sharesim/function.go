@@ -206,8 +206,8 @@ func (f *function) left(b *batch, now int64) time.Duration {
 	return left
 }
 
-// looks is when mayBegin may become true as time passes.
-func (f *function) looks(now int64) int64 {
+// samples is when mayBegin may become true as time passes.
+func (f *function) samples(now int64) int64 {
 	if len(f.pending) == 0 || len(f.flights) == lanes || !f.serves {
 		return math.MaxInt64
 	}

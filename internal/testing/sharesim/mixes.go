@@ -16,7 +16,7 @@ const transit = 500 * time.Microsecond
 // H200 (research/results/evaluation, fig2-3, fig8, fig9 and the capacities of fig10-large).
 type model struct {
 	fixed, perImage time.Duration
-	most            float64 // requests per second that an evaluation counts as all it can do alone
+	maxBatch        float64 // requests per second that an evaluation counts as all it can do alone
 }
 
 var models = map[string]model{
@@ -73,7 +73,7 @@ func EvaluationMixes() (mixes []Mix) {
 		for _, level := range []float64{0.3, 0.9, 1.5} {
 			mix := Mix{Name: fmt.Sprintf("%s at %.0f %%", m.name, 100*level), Config: times}
 			for _, name := range m.models {
-				mix.Functions = append(mix.Functions, evaluated(name, m.objective, level*models[name].most/float64(len(m.models))))
+				mix.Functions = append(mix.Functions, evaluated(name, m.objective, level*models[name].maxBatch/float64(len(m.models))))
 			}
 			mixes = append(mixes, mix)
 		}
@@ -103,8 +103,8 @@ const (
 // to four times its guarantee.
 func RandomMix(seed uint64) Mix {
 	r := rand.New(rand.NewPCG(seed, 1<<32))
-	logUniform := func(least, most float64) float64 {
-		return least * math.Pow(most/least, r.Float64())
+	logUniform := func(minValue, maxValue float64) float64 {
+		return minValue * math.Pow(maxValue/minValue, r.Float64())
 	}
 	n := 2 + r.IntN(11)
 	mix := Mix{Name: fmt.Sprintf("random %d", seed), Config: Config{Seed: seed, Duration: randomDuration, Settle: randomSettle}}
@@ -157,8 +157,8 @@ func (f *Function) rateOf(part float64) float64 {
 // guaranteed requests per second.
 func phases(r *rand.Rand, base, guaranteed float64) []Phase {
 	end := randomDuration
-	between := func(least, most time.Duration) time.Duration {
-		return least + time.Duration(r.Int64N(int64(most-least)))
+	between := func(minValue, maxValue time.Duration) time.Duration {
+		return minValue + time.Duration(r.Int64N(int64(maxValue-minValue)))
 	}
 	all := []Phase{{0, base}}
 	switch kind := r.IntN(100); {

@@ -186,7 +186,7 @@ func run(c Config, shared bool, part float64) ([]Result, error) {
 	for now := int64(0); ; {
 		next := min(d.next(), m.next())
 		for _, f := range functions {
-			next = min(next, f.arrivals.next(), f.looks(now))
+			next = min(next, f.arrivals.next(), f.samples(now))
 		}
 		if now = max(now, next); now >= int64(c.Duration) {
 			break

@@ -114,8 +114,8 @@ type Load struct {
 
 // The targets of the design: t90, and goodput relative to AIMD's.
 const (
-	mostT90Millis = 250
-	leastGoodput  = 0.98
+	maxT90Millis = 250
+	minGoodput   = 0.98
 )
 
 // Run simulates both rules under both loads. It fails only if the rules refuse the
@@ -136,9 +136,9 @@ func Run(c Config) (Report, error) {
 		return Report{}, err
 	}
 	r := Report{SLOMillis: millis(c.SLO), Result: s, AIMD: a, Device: c.Device.String()}
-	r.Met = s.T90Millis <= mostT90Millis && s.P99Millis <= r.SLOMillis
+	r.Met = s.T90Millis <= maxT90Millis && s.P99Millis <= r.SLOMillis
 	for i := range s.Loads {
-		r.Met = r.Met && s.Loads[i].GoodputRPS >= leastGoodput*a.Loads[i].GoodputRPS
+		r.Met = r.Met && s.Loads[i].GoodputRPS >= minGoodput*a.Loads[i].GoodputRPS
 	}
 	return r, nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/libml/slab"
 )
 
-func TestSameConfigGivesTheSameReport(t *testing.T) {
+func TestReproducible(t *testing.T) {
 	c := DefaultConfig(50 * time.Millisecond)
 	c.Duration = 5 * time.Second
 	first, err := Run(c)
@@ -27,7 +27,7 @@ func TestSameConfigGivesTheSameReport(t *testing.T) {
 
 // Without noise and without saturation, the latency of a single request is the
 // batch's time: the simulation's clock adds nothing.
-func TestLoneRequestsTakeOneBatch(t *testing.T) {
+func TestLoneRequests(t *testing.T) {
 	c := DefaultConfig(50 * time.Millisecond)
 	c.Device = Device{Fixed: 3 * time.Millisecond, PerImage: 2 * time.Millisecond}
 	c.Duration = 100 * time.Second
@@ -42,7 +42,7 @@ func TestLoneRequestsTakeOneBatch(t *testing.T) {
 }
 
 // An oscillating limit has no t90.
-func TestT90IsTheRunWhereTheLimitNeverSettles(t *testing.T) {
+func TestT90Unsettled(t *testing.T) {
 	var trace []limitAt
 	for i := range int64(100) {
 		trace = append(trace, limitAt{at: i * int64(time.Millisecond), size: 1 + int(i%5)})
@@ -58,7 +58,7 @@ func TestT90IsTheRunWhereTheLimitNeverSettles(t *testing.T) {
 	}
 }
 
-func TestRunRefusesWhatIsNoDevice(t *testing.T) {
+func TestRunErrors(t *testing.T) {
 	for name, c := range map[string]Config{
 		"no time a picture": {SLO: time.Second, MaxBatch: 1, Duration: time.Second},
 		"no duration":       {SLO: time.Second, MaxBatch: 1, Device: VGG19},
@@ -71,7 +71,7 @@ func TestRunRefusesWhatIsNoDevice(t *testing.T) {
 	}
 }
 
-func TestReportHasTheAgreedKeys(t *testing.T) {
+func TestReportKeys(t *testing.T) {
 	c := DefaultConfig(25 * time.Millisecond)
 	c.Duration = time.Second
 	r, err := Run(c)
@@ -99,7 +99,7 @@ func TestReportHasTheAgreedKeys(t *testing.T) {
 		}
 	}
 }
-func TestCompareRefusesWhatIsNoRule(t *testing.T) {
+func TestCompareErrors(t *testing.T) {
 	if _, err := Compare(DefaultConfig(time.Second), 1, Rule{Name: "guess"}); err == nil {
 		t.Error("it simulates a rule that there is not")
 	}

@@ -272,8 +272,8 @@ func limitCommand(print printer) *cobra.Command {
 			for _, s := range r.Series {
 				for _, p := range s.Points {
 					row := table.Row{s.Change, fmt.Sprintf("%.1f %%", p.Percent), p.SMs, fmt.Sprintf("%.0f/s", p.Alone.ImagesPerSecond), "", fmt.Sprintf("%.2f ms", p.Alone.Latency.P99/1000), ""}
-					if p.Beside != nil {
-						row[4], row[6] = fmt.Sprintf("%.0f/s", p.Beside.ImagesPerSecond), fmt.Sprintf("%.2f ms", p.Beside.Latency.P99/1000)
+					if p.Loaded != nil {
+						row[4], row[6] = fmt.Sprintf("%.0f/s", p.Loaded.ImagesPerSecond), fmt.Sprintf("%.2f ms", p.Loaded.Latency.P99/1000)
 					}
 					rows = append(rows, row)
 				}

@@ -105,18 +105,18 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 					reports = append(reports, r)
 				}
 			}
-			var said error
+			var message error
 			switch len(reports) {
 			case 0:
 			case 1:
-				said = print(reports[0], evaluateRows(reports))
+				message = print(reports[0], evaluateRows(reports))
 			default:
-				said = print(reports, evaluateRows(reports))
+				message = print(reports, evaluateRows(reports))
 			}
 			if line := nothingMeasured(o, figures, reports); line != "" && len(failed) == 0 {
 				fmt.Fprintln(os.Stderr, line)
 			}
-			return errors.Join(append(failed, said)...)
+			return errors.Join(append(failed, message)...)
 		},
 	}
 	flags.register(cmd, "cuda")

@@ -14,7 +14,7 @@ import (
 )
 
 // The examples in `penstock-lab evaluate --help` are valid commands.
-func TestExamplesOfEvaluateParse(t *testing.T) {
+func TestEvaluateExamples(t *testing.T) {
 	examples := strings.Split(evaluateCommand(nil).Example, "\n")
 	for _, example := range examples {
 		words := strings.Fields(example)
@@ -36,7 +36,7 @@ func TestExamplesOfEvaluateParse(t *testing.T) {
 	}
 }
 
-func TestAFigureIsNamedOnce(t *testing.T) {
+func TestFigureNames(t *testing.T) {
 	all := evaluate.Names()
 	for given, want := range map[string][]string{"fig16,fig1,fig16": {"fig16", "fig1"}, "all": all, "fig16,all": all} {
 		got, err := figureNames(strings.Split(given, ","))
@@ -47,7 +47,7 @@ func TestAFigureIsNamedOnce(t *testing.T) {
 }
 
 // An invalid list of CPUs is reported before anything is pinned.
-func TestCPUsThatAreNotHereAreRefused(t *testing.T) {
+func TestMissingCPUs(t *testing.T) {
 	before, err := cpuset.Allowed()
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestCPUsThatAreNotHereAreRefused(t *testing.T) {
 
 // The error for an unknown device name lists the possible names, not what this machine
 // lacks.
-func TestADeviceThatIsNoNameIsRefused(t *testing.T) {
+func TestDeviceErrors(t *testing.T) {
 	for _, name := range []string{"nope", "auto", "cuda:x", "cuda:1x", "gpu-1"} {
 		cmd := evaluateCommand(nil)
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true
@@ -77,7 +77,7 @@ func TestADeviceThatIsNoNameIsRefused(t *testing.T) {
 }
 
 // If the limit of a call is too short, the message has the necessary limit.
-func TestACallThatMeasuresNothingSaysSo(t *testing.T) {
+func TestNothingMeasured(t *testing.T) {
 	o := evaluate.Options{Setup: bench.Setup{Setup: testbed.Setup{Device: "cpu"}}, Out: t.TempDir(), Runs: 1, Quick: true, Limit: time.Millisecond}
 	figures := []string{"fig11", "table5"}
 	o.Figure = "table5"

@@ -35,7 +35,7 @@ func gatherCommand(print printer) *cobra.Command {
 					tensor += ", normalised"
 				}
 				rows = append(rows, table.Row{c.Wire, tensor, c.Pictures, c.Alignment, fmt.Sprintf("%.1f GB/s", c.GigabytesPerSecond),
-					fmt.Sprintf("%.1f GB/s", c.CopyGBPerSecond), fmt.Sprintf("%.2f", c.Ratio), fmt.Sprintf("%.2f GB/s", c.PieceCopyGBPerSecond),
+					fmt.Sprintf("%.1f GB/s", c.CopyGBPerSecond), fmt.Sprintf("%.2f", c.Ratio), fmt.Sprintf("%.2f GB/s", c.FragmentCopyGBPerSecond),
 					fmt.Sprintf("%.1f GB/s", c.CPUCopyGBPerSecond), fmt.Sprintf("%.0f µs", c.Seen.P50)})
 			}
 			for _, p := range r.Partitions {

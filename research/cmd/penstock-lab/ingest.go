@@ -52,7 +52,7 @@ long and counts whether every mbuf came back. The exit status is 1 when one did 
 			var rows []table.Row
 			for _, c := range r.Cases {
 				rows = append(rows,
-					table.Row{fmt.Sprintf("%d × %d B: datagrams", c.Pieces, c.PieceBytes), fmt.Sprintf("%.2f M/s", c.DatagramsPerSecond/1e6)},
+					table.Row{fmt.Sprintf("%d × %d B: datagrams", c.Fragments, c.FragmentBytes), fmt.Sprintf("%.2f M/s", c.DatagramsPerSecond/1e6)},
 					table.Row{"whole requests' bytes", fmt.Sprintf("%.2f GB/s", c.BytesPerSecond/1e9)},
 					table.Row{"bare GRO receive loop", fmt.Sprintf("%.2f GB/s", c.BareBytesPerSecond/1e9)},
 					table.Row{"ratio", fmt.Sprintf("%.2f", c.Ratio)},
@@ -80,7 +80,7 @@ func ingestDPDK(ctx context.Context, print printer, duration, soak time.Duration
 	}
 	rows := []table.Row{{"one core, " + r.Memory, "datagrams", "bare bursts", "ratio", "headers read", "ratio", "allocations a datagram", "lost"}}
 	for _, c := range r.OneCore {
-		rows = append(rows, table.Row{fmt.Sprintf("%d × %d B, %s written", c.Pieces, c.PieceBytes, c.Frames),
+		rows = append(rows, table.Row{fmt.Sprintf("%d × %d B, %s written", c.Fragments, c.FragmentBytes, c.Frames),
 			fmt.Sprintf("%.2f M/s", c.DatagramsPerSecond/1e6), fmt.Sprintf("%.2f M/s", c.BareDatagramsPerSecond/1e6),
 			fmt.Sprintf("%.2f", c.Ratio), fmt.Sprintf("%.2f M/s", c.ReadDatagramsPerSecond/1e6), fmt.Sprintf("%.2f", c.RatioRead),
 			c.AllocsPerDatagram, c.Lost})

@@ -143,12 +143,12 @@ func plannerRows(r *planner.Report) []table.Row {
 		rows = append(rows, row("delay", d.Result))
 	}
 	for _, c := range r.Counts {
-		rows = append(rows, row(fmt.Sprintf("%s, %s × %d", c.Scenario, c.Grow, c.Times), c.Result))
+		rows = append(rows, row(fmt.Sprintf("%s, %s × %d", c.Scenario, c.Scale, c.Times), c.Result))
 	}
 	for _, m := range r.Missing {
 		what := "delay"
 		if m.Scenario != "" {
-			what = fmt.Sprintf("%s, %s × %d", m.Scenario, m.Grow, m.Times)
+			what = fmt.Sprintf("%s, %s × %d", m.Scenario, m.Scale, m.Times)
 		}
 		why, _, _ := strings.Cut(m.Why, ";")
 		rows = append(rows, table.Row{what, m.Policy, m.Services, "none: " + why})

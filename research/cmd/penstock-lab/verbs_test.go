@@ -173,14 +173,14 @@ func output(t *testing.T, lab string, args []string) ([]byte, error) {
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // an interrupt, so that it ends its nodes
 	cmd.WaitDelay = 10 * time.Second
 	cmd.Dir = "../../.." // plan reads the repository's profiles
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var message bytes.Buffer
+	cmd.Stderr = &message
 	out, err := cmd.Output()
 	if ctx.Err() != nil {
 		err = errors.Join(err, ctx.Err())
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
+		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(message.String()))
 	}
 	return out, err
 }

@@ -27,7 +27,7 @@ the budget, the rest of the GPU's memory being held.`,
   penstock-lab weights --models models --model vgg19 --budget 0`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for flag, n := range map[string]int{"--most": o.MostInstances, "--runs": o.Runs, "--at-once": o.AtOnce} {
+			for flag, n := range map[string]int{"--most": o.MaxInstances, "--runs": o.Runs, "--at-once": o.AtOnce} {
 				if err := positive(flag, n); err != nil {
 					return err
 				}
@@ -69,7 +69,7 @@ the budget, the rest of the GPU's memory being held.`,
 	flags.register(cmd, "cuda")
 	cmd.Flags().StringSliceVar(&o.Models, "model", []string{"alexnet", "resnet50", "resnet152", "vgg19"}, "which models")
 	cmd.Flags().Int64Var(&budgetMiB, "budget", 16<<10, "MiB that instances are started into; 0 starts none")
-	cmd.Flags().IntVar(&o.MostInstances, "most", 46, "how many are started at most; MPS takes 48 clients")
+	cmd.Flags().IntVar(&o.MaxInstances, "most", 46, "how many are started at most; MPS takes 48 clients")
 	cmd.Flags().IntVar(&o.AtOnce, "at-once", 8, "how many are started at the same time, until the first does not start")
 	cmd.Flags().DurationVar(&o.Limit, "limit", 0, "how long all of it may take: a model is left out that would take longer; 0 is as long as it takes")
 	cmd.Flags().IntVar(&o.Runs, "runs", 3, "how often an instance is measured")

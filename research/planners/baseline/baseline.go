@@ -137,14 +137,14 @@ func Percent(p *plan.Problem, policy string) (*plan.Problem, error) {
 	if err != nil {
 		return nil, fmt.Errorf("policy %s plans %s with MIG off: %w", policy, from.Name, err)
 	}
-	of := *p
-	of.GPU = to
+	copied := *p
+	copied.GPU = to
 	if len(p.Fleet) > 0 {
-		of.Fleet = []plan.Stock{{GPU: to, Count: stock.Count}}
+		copied.Fleet = []plan.Stock{{GPU: to, Count: stock.Count}}
 	}
-	of.Profiles = map[string]map[string]plan.Profile{}
+	copied.Profiles = map[string]map[string]plan.Profile{}
 	for name, profiles := range p.Profiles {
-		of.Profiles[name] = profiles
+		copied.Profiles[name] = profiles
 	}
 	models := map[string]plan.Profile{}
 	for model, profile := range p.Profiles[from.Name] {
@@ -153,8 +153,8 @@ func Percent(p *plan.Problem, policy string) (*plan.Problem, error) {
 	for model, measured := range p.Profiles[to.Name] {
 		models[model] = measured
 	}
-	of.Profiles[to.Name] = models
-	return &of, nil
+	copied.Profiles[to.Name] = models
+	return &copied, nil
 }
 
 // interpolate derives a profile of percentages from one of MIG sizes.

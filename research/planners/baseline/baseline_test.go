@@ -26,7 +26,7 @@ func at(t *testing.T, p *plan.Problem, model string, size, batch int) (plan.Poin
 	return plan.Point{}, false
 }
 
-func TestPercentagesAreReadFromMIGSizes(t *testing.T) {
+func TestPercentOfMIG(t *testing.T) {
 	p, err := baseline.Percent(plantest.Scenario(t, "S1"), "gpulet")
 	if err != nil {
 		t.Fatal(err)
@@ -66,14 +66,14 @@ func TestPercentagesAreReadFromMIGSizes(t *testing.T) {
 	}
 }
 
-func TestOnPercentGPUsAProblemIsTakenAsItIs(t *testing.T) {
+func TestPercentGPU(t *testing.T) {
 	p := plantest.Percent(t)
 	if q, err := baseline.Percent(p, "gpulet"); err != nil || q != p {
 		t.Errorf("%v, %v", q, err)
 	}
 }
 
-func TestMeasuredPercentagesAreTakenAsTheyAre(t *testing.T) {
+func TestMeasuredPercentages(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	own := plan.Profile{Model: "bert", GPU: "a100-80-mps", Points: []plan.Point{{GPCs: 27, Batch: 1, Processes: 1, ThroughputRPS: 1, LatencyMS: 1}}}
 	p.Profiles = map[string]map[string]plan.Profile{"a100-80": p.Profiles["a100-80"], "a100-80-mps": {"bert": own}}
@@ -90,7 +90,7 @@ func TestMeasuredPercentagesAreTakenAsTheyAre(t *testing.T) {
 // (section IV-B1): 46.5 % of gpulet's GPUs, 34.6 % of iGniter's (S1 to S4), 41.0 % of
 // MIG-serving's. These baselines must not be worse than reported, and not better than
 // ParvaGPU.
-func TestParvaGPUSavesNoMoreThanItsPaperSays(t *testing.T) {
+func TestAgainstParvaGPU(t *testing.T) {
 	for _, c := range []struct {
 		policy    plan.Policy
 		scenarios []string
@@ -122,7 +122,7 @@ func TestParvaGPUSavesNoMoreThanItsPaperSays(t *testing.T) {
 	}
 }
 
-func TestABaselineKnowsOneModelOfGPU(t *testing.T) {
+func TestMixedFleet(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	a30, err := plan.Lookup("a30")
 	if err != nil {
@@ -136,7 +136,7 @@ func TestABaselineKnowsOneModelOfGPU(t *testing.T) {
 	}
 }
 
-func TestAFleetThatIsTooSmallIsToldWhatFits(t *testing.T) {
+func TestFleetTooSmall(t *testing.T) {
 	p := *plantest.Scenario(t, "S3")
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 2}}
 	for _, policy := range []plan.Policy{gpulet.New(), igniter.New(), migserving.New()} {
@@ -164,7 +164,7 @@ func TestAFleetThatIsTooSmallIsToldWhatFits(t *testing.T) {
 }
 
 // A CPU has no memory limit, but models that were measured on it use some.
-func TestMemoryThatIsNotLimitedLimitsNothing(t *testing.T) {
+func TestUnlimitedMemory(t *testing.T) {
 	cpu, err := plan.Lookup("cpu")
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestMemoryThatIsNotLimitedLimitsNothing(t *testing.T) {
 
 // The fastest batch of one process belongs to a size that it does not fit into, or
 // that the GPU cannot be cut into. Neither may be reported as the nearest point.
-func TestTheNearestPointIsOneThatFits(t *testing.T) {
+func TestNearestPoint(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	point := func(gpcs, processes int, ms, mib float64) plan.Point {
 		return plan.Point{GPCs: gpcs, Batch: 1, Processes: processes, ThroughputRPS: 100, LatencyMS: ms, MemoryMiB: mib}

@@ -129,9 +129,9 @@ func take(rests [][]rest, part int, t table) (rest, bool) {
 
 // table has a service's rates for each partition size, from 0 steps up.
 type table struct {
-	whole  int
-	points []plan.Point // the largest throughput within the bound, undisturbed
-	parts  []int        // the possible partitions, ascending
+	wholeGPU int
+	points   []plan.Point // the largest throughput within the bound, undisturbed
+	parts    []int        // the possible partitions, ascending
 }
 
 // saturate fills a service's table. A size that was not measured uses the point of the
@@ -141,7 +141,7 @@ func saturate(p *plan.Problem, g plan.GPU, s plan.Service) (table, error) {
 	if err != nil {
 		return table{}, err
 	}
-	t := table{whole: g.GPCs, points: make([]plan.Point, g.GPCs+1)}
+	t := table{wholeGPU: g.GPCs, points: make([]plan.Point, g.GPCs+1)}
 	bound := p.BoundMS(s)
 	serves := false
 	for size := 1; size <= g.GPCs; size++ {
@@ -188,7 +188,7 @@ func fastestOf(points map[int][]plan.Point) plan.Point {
 // served returns the rate that a partition counts with: disturbed, unless it is the
 // whole GPU.
 func (t table) served(size int) float64 {
-	if size == t.whole {
+	if size == t.wholeGPU {
 		return t.points[size].ThroughputRPS
 	}
 	return t.points[size].ThroughputRPS / (1 + baseline.Pair)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/research/planners/gpulet"
 )
 
-func TestThePublishedScenarios(t *testing.T) {
+func TestPublishedScenarios(t *testing.T) {
 	for i, want := range []int{3, 6, 7, 10, 17, 22} {
 		name := plantest.Scenarios[i]
 		p, pl := baselinetest.Plan(t, gpulet.New(), plantest.Scenario(t, name))
@@ -37,7 +37,7 @@ func TestThePublishedScenarios(t *testing.T) {
 	}
 }
 
-func TestTheSecondPartitionIsAllThatIsLeft(t *testing.T) {
+func TestSecondPartition(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	p.Services = []plan.Service{{Name: "a", Model: "resnet50", RateRPS: 10, SLOMS: 200}, {Name: "b", Model: "resnet50", RateRPS: 11, SLOMS: 200}}
 	_, pl := baselinetest.Plan(t, gpulet.New(), &p)
@@ -46,11 +46,11 @@ func TestTheSecondPartitionIsAllThatIsLeft(t *testing.T) {
 	}
 }
 
-func TestOnV100sWithMeasuredPercentages(t *testing.T) {
+func TestV100(t *testing.T) {
 	baselinetest.Plan(t, gpulet.New(), plantest.Percent(t))
 }
 
-func TestAnObjectiveThatNothingMeetsIsRefused(t *testing.T) {
+func TestInfeasible(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	p.Services = []plan.Service{{Name: "fast", Model: "bert", RateRPS: 1, SLOMS: 2}}
 	_, err := gpulet.New().Plan(&p)

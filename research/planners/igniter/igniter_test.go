@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/research/planners/igniter"
 )
 
-func TestThePublishedScenarios(t *testing.T) {
+func TestPublishedScenarios(t *testing.T) {
 	for i, want := range []int{2, 4, 5, 11} {
 		name := plantest.Scenarios[i]
 		_, pl := baselinetest.Plan(t, igniter.New(), plantest.Scenario(t, name))
@@ -31,7 +31,7 @@ func TestThePublishedScenarios(t *testing.T) {
 
 // Section IV-B1: "iGniter is unable to manage high request rates, leading to its
 // failure to execute in S5 and S6".
-func TestS5AndS6AreRefusedAsInThePaper(t *testing.T) {
+func TestScenariosS5S6(t *testing.T) {
 	for _, name := range plantest.Scenarios[4:] {
 		_, err := igniter.New().Plan(plantest.Scenario(t, name))
 		var infeasible *plan.Infeasible
@@ -41,7 +41,7 @@ func TestS5AndS6AreRefusedAsInThePaper(t *testing.T) {
 	}
 }
 
-func TestNeighboursCostAShare(t *testing.T) {
+func TestInterference(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	one := plan.Service{Name: "a", Model: "vgg19", RateRPS: 300, SLOMS: 100}
 	p.Services = []plan.Service{one}
@@ -55,11 +55,11 @@ func TestNeighboursCostAShare(t *testing.T) {
 	}
 }
 
-func TestOnV100sWithMeasuredPercentages(t *testing.T) {
+func TestV100(t *testing.T) {
 	baselinetest.Plan(t, igniter.New(), plantest.Percent(t))
 }
 
-func TestAnObjectiveThatNothingMeetsIsRefused(t *testing.T) {
+func TestInfeasible(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	p.Services = []plan.Service{{Name: "fast", Model: "bert", RateRPS: 1, SLOMS: 2}}
 	_, err := igniter.New().Plan(&p)

@@ -132,16 +132,16 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		"MIG-serving's fast algorithm by its heuristic score, which counts what is beyond a rate, too; one process an instance")
 }
 
-// mostInstances returns the max number of instances of a GPU. It is also the max
+// maxInstances returns the max number of instances of a GPU. It is also the max
 // number of workloads that one configuration can use for a size.
-func mostInstances(g plan.GPU) int { return g.GPCs }
+func maxInstances(g plan.GPU) int { return g.GPCs }
 
 // best returns, for each size, the workloads that gain the most from an instance of
 // it, the best first and the first of equals. It returns as many as one configuration
 // can use, and evaluates every workload once per size.
 func best(workloads []*workload, g plan.GPU) [][]*workload {
 	list := make([][]*workload, len(g.Sizes))
-	most := mostInstances(g)
+	most := maxInstances(g)
 	for size := range g.Sizes {
 		top := make([]*workload, 0, most+1)
 		for _, w := range workloads {

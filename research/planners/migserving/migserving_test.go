@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/research/planners/migserving"
 )
 
-func TestThePublishedScenarios(t *testing.T) {
+func TestPublishedScenarios(t *testing.T) {
 	for i, want := range []int{4, 6, 7, 10, 16, 19} {
 		name := plantest.Scenarios[i]
 		p := plantest.Scenario(t, name)
@@ -36,14 +36,14 @@ func TestThePublishedScenarios(t *testing.T) {
 	}
 }
 
-func TestWithoutMIGThereIsNoPlan(t *testing.T) {
+func TestWithoutMIG(t *testing.T) {
 	_, err := migserving.New().Plan(plantest.Percent(t))
 	if err == nil || !strings.Contains(err.Error(), "v100 has not") {
 		t.Errorf("%v", err)
 	}
 }
 
-func TestWhateverIsDrawnIsPlannedLegallyOrRefused(t *testing.T) {
+func TestDrawnProblems(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := plantest.Draw(t)
 		pl, err := migserving.New().Plan(p)

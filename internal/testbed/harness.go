@@ -40,8 +40,8 @@ type Setup struct {
 	Progress func(what string)
 }
 
-// Say reports progress.
-func (o *Setup) Say(format string, args ...any) {
+// Printf reports progress.
+func (o *Setup) Printf(format string, args ...any) {
 	if o.Progress != nil {
 		o.Progress(fmt.Sprintf(format, args...))
 	}
@@ -119,8 +119,8 @@ func NoisePicture(card *models.Card) []byte {
 	return Noise(card, seed)
 }
 
-// Bed is a node under measurement.
-type Bed struct {
+// Harness is a node under measurement.
+type Harness struct {
 	*node.Node
 	cpus cpuPlan
 }
@@ -159,8 +159,8 @@ func NewDir() (string, error) {
 // Start starts a node. Its shares change only by order, and it holds no function back
 // after a fault. Start also keeps this process, which generates the load, off the node's
 // CPUs.
-func Start(ctx context.Context, binary string, o Options) (*Bed, error) {
-	b := &Bed{cpus: PlanCPUs()}
+func Start(ctx context.Context, binary string, o Options) (*Harness, error) {
+	b := &Harness{cpus: PlanCPUs()}
 	slots := o.Slots
 	if slots == 0 {
 		slots = 256
@@ -215,7 +215,7 @@ shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
 		err = pinErr
 	}
 	if err == nil {
-		if err = b.whole(limit); err != nil {
+		if err = b.waitComplete(limit); err != nil {
 			b.Kill()
 		}
 	}
@@ -225,8 +225,8 @@ shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
 	return b, nil
 }
 
-// whole waits until every serving process has all its batch sizes.
-func (b *Bed) whole(ctx context.Context) error {
+// waitComplete waits until every serving process has all its batch sizes.
+func (b *Harness) waitComplete(ctx context.Context) error {
 	return b.WaitFor(ctx, "every batch size", func() bool {
 		status, err := b.Status()
 		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool {
@@ -239,12 +239,12 @@ func (b *Bed) whole(ctx context.Context) error {
 }
 
 // End drains the node, and lets this process run on all CPUs again.
-func (b *Bed) End() error {
+func (b *Harness) End() error {
 	return errors.Join(b.Stop(), cpuset.Pin(b.cpus.All))
 }
 
 // Kill ends a node that may have failed. It may be called after End.
-func (b *Bed) Kill() {
+func (b *Harness) Kill() {
 	b.Node.Kill()
 	_ = cpuset.Pin(b.cpus.All) // it succeeded before
 }
@@ -256,8 +256,8 @@ type cpuPlan struct {
 	Reserved        int
 }
 
-// LeastCPUs is the min number of CPUs at which the load gets its own.
-const LeastCPUs = 8
+// MinCPUs is the min number of CPUs at which the load gets its own.
+const MinCPUs = 8
 
 // PlanCPUs gives the load three eighths of the CPUs. It computes checksums and copies
 // every datagram, as the manager does, and also assembles answers. The manager gets half
@@ -267,7 +267,7 @@ func PlanCPUs() cpuPlan {
 	all := slices.Concat(own, ifs)
 	slices.Sort(all)
 	all = slices.Compact(all)
-	if len(all) < LeastCPUs {
+	if len(all) < MinCPUs {
 		return cpuPlan{All: all, Node: all, Load: own}
 	}
 	n := len(all) - 3*len(all)/8
@@ -276,7 +276,7 @@ func PlanCPUs() cpuPlan {
 
 // Serving returns the process that serves for a function's first instance, that instance,
 // and the function's status.
-func (b *Bed) Serving(name string) (p control.ProcessStatus, in control.InstanceStatus, f control.FunctionStatus, err error) {
+func (b *Harness) Serving(name string) (p control.ProcessStatus, in control.InstanceStatus, f control.FunctionStatus, err error) {
 	f, err = b.Function(name)
 	if err != nil {
 		return p, in, f, err
@@ -290,7 +290,7 @@ func (b *Bed) Serving(name string) (p control.ProcessStatus, in control.Instance
 }
 
 // SetShare orders a share and waits until the serving process has it.
-func (b *Bed) SetShare(ctx context.Context, name string, percent float64, change configs.Change) error {
+func (b *Harness) SetShare(ctx context.Context, name string, percent float64, change configs.Change) error {
 	before, _, f, err := b.Serving(name)
 	if err != nil {
 		return err
@@ -319,7 +319,7 @@ func (b *Bed) SetShare(ctx context.Context, name string, percent float64, change
 }
 
 // Remove removes a function from the node and waits until it is gone.
-func (b *Bed) Remove(ctx context.Context, name string) error {
+func (b *Harness) Remove(ctx context.Context, name string) error {
 	if err := b.Order(control.RemovePath, control.NameOrder{Name: name}); err != nil {
 		return err
 	}
@@ -330,8 +330,8 @@ func (b *Bed) Remove(ctx context.Context, name string) error {
 		if err != nil {
 			return false
 		}
-		_, there := status.Function(name)
-		return !there
+		_, exists := status.Function(name)
+		return !exists
 	})
 }
 
@@ -339,7 +339,7 @@ func Same(a, b float64) bool { return a-b < 0.01 && b-a < 0.01 }
 
 // ShadowReady waits until a function has all its batch sizes and a sleeping shadow, which
 // the next change needs.
-func (b *Bed) ShadowReady(ctx context.Context, name string) error {
+func (b *Harness) ShadowReady(ctx context.Context, name string) error {
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s had no shadow within a minute", name))
 	defer cancel()
 	return b.WaitFor(limit, "a shadow", func() bool {

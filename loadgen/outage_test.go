@@ -21,13 +21,13 @@ func dead(from, to int) *loadfake.System {
 	}}
 }
 
-func TestASystemThatStopsAnsweringIsToldAtOnceAndIsAFault(t *testing.T) {
+func TestOutage(t *testing.T) {
 	// Requests leave every 100 ms from 0.1 s on. Those from 5.1 s to 10 s get no reply.
 	var lines []string
 	var at []time.Duration
 	report := run(t, constant(t, 10, 20*time.Second), dead(50, 100), func(o *loadgen.Options) {
 		began := time.Now()
-		o.Tell = func(line string) {
+		o.Notify = func(line string) {
 			lines, at = append(lines, line), append(at, time.Since(began).Round(loadgen.ObserveEvery))
 		}
 	})
@@ -49,7 +49,7 @@ func TestASystemThatStopsAnsweringIsToldAtOnceAndIsAFault(t *testing.T) {
 	}
 }
 
-func TestAnOutageMayLastToTheEnd(t *testing.T) {
+func TestOutageAtEnd(t *testing.T) {
 	spec := constant(t, 10, 10*time.Second)
 	spec.Warmup = time.Second
 	report := run(t, spec, dead(50, 1e6))
@@ -61,14 +61,14 @@ func TestAnOutageMayLastToTheEnd(t *testing.T) {
 	}
 }
 
-func TestASystemThatIsGoneAtTheEndHadItsGraceTime(t *testing.T) {
+func TestOutageGrace(t *testing.T) {
 	report := run(t, constant(t, 10, 5*time.Second), dead(45, 1e6))
 	if len(report.Outages) != 1 || report.Outages[0].Ended || report.Outages[0].Seconds > 2.7 {
 		t.Errorf("outages %+v", report.Outages)
 	}
 }
 
-func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
+func TestLostRequest(t *testing.T) {
 	for name, test := range map[string]struct {
 		perSecond float64
 		system    *loadfake.System
@@ -83,7 +83,7 @@ func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 			return loadfake.Outcome{Lost: r.Number >= 3 && r.Number < 5, Delay: time.Second}
 		}}},
 	} {
-		report := run(t, constant(t, test.perSecond, time.Minute), test.system, func(o *loadgen.Options) { o.Tell = func(string) {} })
+		report := run(t, constant(t, test.perSecond, time.Minute), test.system, func(o *loadgen.Options) { o.Notify = func(string) {} })
 		if report.Functions[0].Unanswered == 0 {
 			t.Errorf("%s: nothing was lost", name)
 		}
@@ -93,7 +93,7 @@ func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 	}
 }
 
-func TestASystemThatNeverAnsweredIsAFaultInAShortRunToo(t *testing.T) {
+func TestNeverAnswered(t *testing.T) {
 	report := run(t, constant(t, 2, time.Second), dead(0, 1e6))
 	if faults := report.Faults(); len(faults) != 1 || faults[0] != "face: none of 2 requests was answered" {
 		t.Errorf("faults %q", faults)
@@ -113,10 +113,11 @@ func restarting(o *loadgen.Options) {
 	}
 }
 
-func TestAManagerThatDiedIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
+// TestManagerDied checks that a dead manager is a fault if requests were not answered.
+func TestManagerDied(t *testing.T) {
 	var lines []string
 	report := run(t, constant(t, 10, 10*time.Second), dead(20, 30), restarting, func(o *loadgen.Options) {
-		o.Tell = func(line string) { lines = append(lines, line) }
+		o.Notify = func(line string) { lines = append(lines, line) }
 	})
 	if want := []string{"the node's status page does not answer: connection refused", "the node's status page answers again"}; !slices.Equal(lines, want) {
 		t.Errorf("told %q, want %q", lines, want)
@@ -146,9 +147,9 @@ func counting(accepted, lost func(asked int) uint64, there func(asked int) bool)
 	}
 }
 
-// TestAFunctionThatWasNotThereForAWhileBeganAnew: no two consecutive answers show that its
+// TestFunctionRestarted: no two consecutive answers show that its
 // counters fell. Requests lost since the restart are more than those lost before.
-func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
+func TestFunctionRestarted(t *testing.T) {
 	report := run(t, constant(t, 10, 10*time.Second), dead(20, 30), counting(
 		func(asked int) uint64 { return uint64(1000 - 99*(asked/10)) }, func(int) uint64 { return 7 },
 		func(asked int) bool { return asked < 8 || asked > 12 }))
@@ -161,9 +162,9 @@ func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
 	}
 }
 
-// TestAManagerThatDiedIsAnotherForAllFunctions: this holds even if the previous manager had
+// TestManagerReplaced: this holds even if the previous manager had
 // counted nothing yet.
-func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
+func TestManagerReplaced(t *testing.T) {
 	for name, before := range map[string]uint64{"counted": 1, "counted nothing": 0} {
 		asked, started := 0, time.Now()
 		report := run(t, constant(t, 10, 5*time.Second), dead(5, 8), func(o *loadgen.Options) {
@@ -184,9 +185,9 @@ func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
 	}
 }
 
-// TestAFunctionThatWasAddedAnewSaysNothingOfOthers: the manager is the same, so the counters of
+// TestFunctionAddedAgain: the manager is the same, so the counters of
 // other functions stay valid.
-func TestAFunctionThatWasAddedAnewSaysNothingOfOthers(t *testing.T) {
+func TestFunctionAddedAgain(t *testing.T) {
 	for added, want := range map[string]bool{"face": true, "other": false} {
 		counts, started := map[string]uint64{"face": 500, "other": 500}, time.Now()
 		report := run(t, constant(t, 10, 5*time.Second), dead(5, 8), func(o *loadgen.Options) {
@@ -203,7 +204,8 @@ func TestAFunctionThatWasAddedAnewSaysNothingOfOthers(t *testing.T) {
 	}
 }
 
-func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
+// TestFunctionRemoved checks that a removed function is a fault if requests were not answered.
+func TestFunctionRemoved(t *testing.T) {
 	gone := func() func(*loadgen.Options) {
 		return counting(func(asked int) uint64 { return uint64(asked) }, func(int) uint64 { return 0 }, func(asked int) bool { return asked < 18 })
 	}
@@ -217,8 +219,8 @@ func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.
 	}
 }
 
-// TestOneQuestionThatFailsAtTheEndIsAskedAgain: one request may fail because the machine is busy.
-func TestOneQuestionThatFailsAtTheEndIsAskedAgain(t *testing.T) {
+// TestLastPollRetried: one request may fail because the machine is busy.
+func TestLastPollRetried(t *testing.T) {
 	asked := 0
 	report := run(t, constant(t, 10, 100*time.Millisecond), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
@@ -233,7 +235,7 @@ func TestOneQuestionThatFailsAtTheEndIsAskedAgain(t *testing.T) {
 	}
 }
 
-func TestASearchEndsWithTheNode(t *testing.T) {
+func TestSearchNodeEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*loadgen.Options)
 		want   string

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// tally counts one function's requests. The ledger's lock guards it.
-type tally struct {
+// functionStats counts one function's requests. The ledger's lock guards it.
+type functionStats struct {
 	// offered counts all requests since the start; sent those of the measured
 	// time.
 	offered, sent uint64
@@ -41,15 +41,15 @@ type tally struct {
 	first []answer.Answer
 }
 
-func newTally(pictures int) tally {
-	t := tally{first: make([]answer.Answer, pictures), latency: newHistogram(3), lag: newHistogram(2)}
+func newFunctionStats(pictures int) functionStats {
+	t := functionStats{first: make([]answer.Answer, pictures), latency: newHistogram(3), lag: newHistogram(2)}
 	for i := range t.stages {
 		t.stages[i] = newHistogram(2)
 	}
 	return t
 }
 
-func (t *tally) reply(r *wire.Result, latency, slo time.Duration) {
+func (t *functionStats) reply(r *wire.Result, latency, slo time.Duration) {
 	status := r.Status
 	if status >= wire.NumStatuses {
 		status = wire.StatusFailed // an unknown status is not a success
@@ -71,7 +71,7 @@ func (t *tally) reply(r *wire.Result, latency, slo time.Duration) {
 	}
 }
 
-func (t *tally) giveUp(err error, unsent bool) {
+func (t *functionStats) giveUp(err error, unsent bool) {
 	t.givenUp++
 	if t.gaveUp == nil {
 		t.gaveUp = err
@@ -81,7 +81,7 @@ func (t *tally) giveUp(err error, unsent bool) {
 	}
 }
 
-func (t *tally) answered() uint64 {
+func (t *functionStats) answered() uint64 {
 	n := uint64(0)
 	for _, count := range t.statuses {
 		n += count
@@ -91,7 +91,7 @@ func (t *tally) answered() uint64 {
 
 // meanBatch is the mean size of the batches, each batch counted once. (The mean
 // over requests would count a batch of eight eight times.)
-func (t *tally) meanBatch() float64 {
+func (t *functionStats) meanBatch() float64 {
 	if t.batched == 0 {
 		return 0
 	}
