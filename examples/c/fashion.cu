@@ -1,12 +1,12 @@
-// The network of fashion.c on a GPU, a kernel a layer. `make ptx` makes fashion.ptx of
-// it. No header is needed, so that clang compiles this file where there is no CUDA; and
-// no kernel needs another thread's work, so that a C compiler takes them, too, in a loop
-// over blocks and threads: that is how they are tested where there is no GPU.
+// The network of fashion.c on a GPU, with one kernel per layer. `make ptx` makes fashion.ptx
+// from this file. It includes no header, so that clang compiles it without CUDA. No thread
+// needs the results of another, so a C compiler can compile the kernels, too, and run them
+// in a loop over blocks and threads. Tests without a GPU do that.
 //
 // Activations are [image, y, x, channel], f32. The weights are those of fashion.c.
 
 #ifdef KERNEL
-// A C compiler: whoever includes this file defines these, and exponential.
+// A C compiler: the file that includes this one defines these, and exponential.
 #elif defined(__clang__)
 #define KERNEL extern "C" __attribute__((global)) void
 #define DEVICE static __attribute__((device))
@@ -21,7 +21,7 @@
 #define blockIdx_y blockIdx.y
 #endif
 
-// RUN is how many pixels of a row a thread computes; all sides are multiples of it.
+// RUN is the number of a row's pixels per thread; all sides are multiples of it.
 #define RUN 7
 
 #ifndef exponential
@@ -33,8 +33,8 @@ DEVICE float exponential(float x) {
 }
 #endif
 
-// A 3 x 3 convolution with a border of zeros, then max(0, x). A block is a run of a row
-// of an image, a thread one of its output channels.
+// A 3 x 3 convolution with a border of zeros, then max(0, x). A block computes a run of a row
+// of an image, a thread one output channel of it.
 KERNEL fashion_convolution(const float *__restrict__ in, const float *__restrict__ weights,
 	const float *__restrict__ bias, float *__restrict__ out, int side, int from, int to) {
 	int c = threadIdx_x, runs = side / RUN;
@@ -65,7 +65,7 @@ KERNEL fashion_convolution(const float *__restrict__ in, const float *__restrict
 		out[i * to] = sum[i] > 0 ? sum[i] : 0;
 }
 
-// The largest of 2 x 2 pixels. A block is a pixel of an output image, a thread a channel.
+// The max of 2 x 2 pixels. A block computes a pixel of an output image, a thread a channel.
 KERNEL fashion_pool(const float *__restrict__ in, float *__restrict__ out, int side, int channels) {
 	int half = side / 2, y = blockIdx_x / half, x = blockIdx_x % half, c = threadIdx_x;
 	in += (blockIdx_y * side * side + 2 * y * side + 2 * x) * channels + c;
@@ -75,7 +75,7 @@ KERNEL fashion_pool(const float *__restrict__ in, float *__restrict__ out, int s
 	out[((blockIdx_y * half + y) * half + x) * channels + c] = a > d ? a : d;
 }
 
-// The mean of an image's pixels. A block is an image, a thread a channel.
+// The mean of an image's pixels. A block computes an image, a thread a channel.
 KERNEL fashion_mean(const float *__restrict__ in, float *__restrict__ out, int pixels, int channels) {
 	int c = threadIdx_x;
 	in += blockIdx_x * pixels * channels + c;
@@ -85,7 +85,7 @@ KERNEL fashion_mean(const float *__restrict__ in, float *__restrict__ out, int p
 	out[blockIdx_x * channels + c] = sum / pixels;
 }
 
-// The probabilities of CLASSES classes. A block, of one thread, is an image.
+// The probabilities of CLASSES classes. A block of one thread computes an image.
 #define CLASSES 10
 KERNEL fashion_classes(const float *__restrict__ in, const float *__restrict__ weights,
 	const float *__restrict__ bias, float *__restrict__ out, int channels) {

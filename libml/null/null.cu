@@ -1,5 +1,5 @@
-// What the framework "null" runs on a GPU. `make ptx` makes null.ptx of it.
-// No header is needed, so that clang compiles this file where there is no CUDA.
+// The kernels of the framework "null". `make ptx` makes null.ptx from this file. It includes
+// no header, so that clang compiles it without CUDA.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 
 enum { THREADS = 256, WORKERS = 1024 }; // of a block
 
-// null_digest sums up each image of a batch as Digest does: a block an image.
+// null_digest computes Digest of each image of a batch, with one block per image.
 extern "C" __global__ void __launch_bounds__(THREADS) null_digest(const u8 *input, u32 bytes, u32 *digests)
 {
 	__shared__ u64 sums[THREADS];
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) null_digest(const u8 *inpu
 		}
 		sum += word * (2 * (u64)i + 1);
 	}
-	// The bytes after the last whole word go on where the words' weights end.
+	// The weights of the bytes after the last complete word follow those of the words.
 	if (THREAD < tail)
 		sum += image[8 * (u64)words + THREAD] * (2 * (u64)(words + THREAD) + 1);
 	sums[THREAD] = sum;
@@ -49,8 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) null_digest(const u8 *inpu
 		digests[BLOCK] = (u32)(sums[0] * 0x9e3779b97f4a7c15ull >> 40);
 }
 
-// null_values writes one output of a batch as Value does, or no numbers: a block an
-// image.
+// null_values writes Value for one output of a batch, or NaN, with one block per image.
 extern "C" __global__ void __launch_bounds__(THREADS)
 null_values(const u32 *digests, float *output, u32 elements, u32 o, u32 nan)
 {
@@ -64,8 +63,8 @@ null_values(const u32 *digests, float *output, u32 elements, u32 o, u32 nan)
 	}
 }
 
-// null_spin keeps a multiprocessor busy: so many multiplications and additions a
-// thread, in a chain. A block has as many threads as hide one another's latency.
+// null_spin keeps a multiprocessor busy. Each thread makes a chain of multiplications and
+// additions. A block has enough threads to hide their latency.
 extern "C" __global__ void __launch_bounds__(WORKERS) null_spin(u32 rounds, float seed, float *nowhere)
 {
 	float v = seed + (float)THREAD;
@@ -74,11 +73,11 @@ extern "C" __global__ void __launch_bounds__(WORKERS) null_spin(u32 rounds, floa
 		for (int k = 0; k < 64; k++)
 			v = v * 0.99999f + seed; // one instruction: compilers contract it
 	}
-	if (v == 12345678.0f) // never: so that the work is not left out
+	if (v == 12345678.0f) // never true; keeps the compiler from removing the work
 		*nowhere = v;
 }
 
-// null_fault writes where nothing is.
+// null_fault writes to an invalid address.
 extern "C" __global__ void null_fault(u32 *nowhere)
 {
 	*(volatile u32 *)nowhere = 1;

@@ -1,28 +1,27 @@
-// The gather: pieces of pictures, where they lie in pinned host memory, become
-// the images of a batch tensor in device memory, in one launch. gather.ptx is
-// made from this file by `make ptx`; the Go side is plan.go.
+// The gather: one launch turns pieces of pictures in pinned host memory into the images
+// of a batch tensor in device memory. `make ptx` makes gather.ptx from this file; the Go
+// side is plan.go.
 //
-// The way of a piece, by one warp:
+// A warp handles a piece in these steps:
 //
-//   fetch     1. a warp takes a run of descriptors: one read of host memory
-//   check     2. each is held against slabs, request and tensor; what is bad is
-//                reported in *fault and left out
-//   load      3. the piece's bytes, from the 16-byte line of its first to that of
-//                its last, are all asked for at once, 16 bytes a thread; the next
-//                piece's are asked for before this one is converted
-//   tile      4. they go to the warp's tile in shared memory, where any alignment
-//                is cheap
-//   put       5. they are converted and written, neighbours by neighbours
+//   fetch     1. read a run of descriptors: one read of host memory
+//   check     2. compare each with slabs, request and tensor; report bad ones in
+//                *fault and leave them out
+//   load      3. request all 16-byte lines that contain the piece at once, 16 bytes
+//                per thread; request the next piece before this one is converted
+//   tile      4. write them to the warp's tile in shared memory, in which any
+//                alignment is cheap
+//   put       5. convert and write them; neighbouring threads write neighbouring elements
 //
-// No line crosses a page, so that the bytes beside a piece that load reads are
-// mapped where the piece is. Somebody else can write to the slabs: what is read
-// decides on elements of the piece's own request and on nothing else.
+// No line crosses a page, so the bytes next to a piece that load reads are mapped, too.
+// Other processes can write to the slabs. Their contents therefore determine only
+// elements of the piece's own request.
 //
-// Every result is bit for bit device/cpu's: one subtraction and one division in
-// f32, each rounded to nearest even, or for bytes what the host has seen to give
-// the same; NaNs keep what an x86 or Arm processor keeps of them.
+// Every result equals device/cpu's bit for bit. It takes one subtraction and one division
+// in f32, each rounded to nearest even. For bytes the host may replace the division, if
+// it has found that the results are the same. NaNs are those of an x86 or Arm processor.
 //
-// No header is needed, so that clang compiles this file where there is no CUDA.
+// The file includes no header, so that clang compiles it without CUDA.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -56,12 +55,12 @@ enum {
   WARPS = 8,                 // of a block
   LINE = 16,                 // bytes of a load
   LOADS = 4,                 // of a thread, in flight together
-  WINDOW = 128,              // where a warp's loads begin: no request for less is as cheap
+  WINDOW = 128,              // alignment of a warp's loads: smaller requests cost more
   TILE = 32 * LOADS * LINE,  // bytes
-  PIECE = TILE - WINDOW,     // bytes of a piece at most, so that any alignment fits a tile
+  PIECE = TILE - WINDOW,     // max bytes of a piece, so that any alignment fits a tile
 };
 
-// Descriptor is one piece. The host has put a request's pieces in order of place.
+// Descriptor is one piece. The host has sorted a request's pieces by place.
 struct Descriptor {
   u64 source;  // slab << 48 | offset in the slab
   u32 place;   // in the request, in bytes
@@ -77,20 +76,20 @@ struct Slab {
 struct ALIGNED Channel {
   u32 base;  // of its first element in an image of the tensor, in elements
   float mean, std;
-  float inverse;  // of std, where normalise is MULTIPLY
+  float inverse;  // of std, if normalise is MULTIPLY
 };
 
 enum { SLABS = 32 };
 
-// How elements are normalised. MULTIPLY is for u8 alone: for each of the 256 values
-// the host has seen that it gives what DIVIDE gives, bit for bit.
+// How elements are normalised. MULTIPLY is for u8 only: the host has found that for each of
+// the 256 values the result equals DIVIDE's bit for bit.
 enum { AS_IT_IS, DIVIDE, MULTIPLY };
 
-// Batch is what a launch is told.
+// Batch is the argument of a launch.
 struct Batch {
   const Descriptor *descriptors;
   u8 *tensor;
-  u64 *fault;              // why << 32 | index of a descriptor that was left out
+  u64 *fault;              // reason << 32 | index of a descriptor that was left out
   const Channel *channel;  // all of them
   u32 count, images;       // descriptors; images that fit the tensor
   u32 wireBytes;           // of a picture
@@ -105,14 +104,14 @@ struct Batch {
   Channel three[3];        // the first
 };
 
-// Why a descriptor is not sound, as plan.go has it.
+// The reasons for a bad descriptor, as in plan.go.
 enum { BAD_SLAB = 1, BAD_LENGTH, BAD_OFFSET, BAD_PLACE, BAD_IMAGE, BAD_ORDER };
 
 struct ALIGNED Line {
   u32 x, y, z, w;
 };
 
-// ---- what PTX has and C++ does not
+// ---- instructions of PTX that C++ lacks
 
 static __device__ __forceinline__ Line readLine(u64 at) {
   Line l;
@@ -139,7 +138,7 @@ static __device__ __forceinline__ u32 from(u32 lane, u32 v) {
 
 static __device__ __forceinline__ void together() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
-// join is bytes s..s+3 of the eight bytes low, high; s counts in bits.
+// join returns bytes s..s+3 of the eight bytes low, high; s counts in bits.
 static __device__ __forceinline__ u32 join(u32 low, u32 high, u32 s) {
   u32 r;
   asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(s));
@@ -158,7 +157,7 @@ static __device__ __forceinline__ float over(float a, float b) {
   return r;
 }
 
-// exactly is a * b + c, rounded once.
+// exactly returns a * b + c, rounded once.
 static __device__ __forceinline__ float exactly(float a, float b, float c) {
   float r;
   asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
@@ -210,7 +209,7 @@ template <> struct Element<U8> { typedef u8 type; };
 template <> struct Element<F16> { typedef u16 type; };
 template <> struct Element<F32> { typedef u32 type; };
 
-// widen is exact, NaNs' payloads too.
+// widen is exact, also for the payload of a NaN.
 template <int W> static __device__ __forceinline__ float widen(u32 raw) {
   if (W == U8) return (float)raw;
   if (W == F32) return number(raw);
@@ -218,7 +217,7 @@ template <int W> static __device__ __forceinline__ float widen(u32 raw) {
   return single(raw);
 }
 
-// narrow rounds; NANS says whether f may be a NaN.
+// narrow rounds; NANS is true if f may be a NaN.
 template <int T, bool NANS> static __device__ __forceinline__ u32 narrow(float f) {
   if (T == U8) return byte(f);
   u32 b = bits(f);
@@ -235,7 +234,7 @@ template <int W> static __device__ __forceinline__ float normal(float f, u32 how
   f = less(f, c.mean);
   if (W != U8 || how == DIVIDE) return over(f, c.std);
   float q = times(f, c.inverse);
-  return exactly(exactly(-q, c.std, f), c.inverse, q);  // what is left over, shared out
+  return exactly(exactly(-q, c.std, f), c.inverse, q);  // add the remainder, divided by std
 }
 
 template <int W, int T> static __device__ __forceinline__ u32 convert(u32 raw, u32 how, const Channel &c) {
@@ -247,7 +246,7 @@ template <int W, int T> static __device__ __forceinline__ u32 convert(u32 raw, u
 
 // ---- pieces
 
-// Piece is one that was checked.
+// Piece is a checked descriptor.
 struct Piece {
   u64 at;  // address of its first byte
   u32 place, length, image;
@@ -265,13 +264,13 @@ static __device__ __forceinline__ u32 check(const Batch &b, u64 source, u32 plac
   return 0;
 }
 
-// each has a warp go through its pieces: put(piece, tile, skew, index) finds the
-// piece's bytes from tile + skew on.
+// each calls put(piece, tile, skew, index) for each piece of a warp. The piece's bytes begin
+// at tile + skew.
 template <class Put> static __device__ __forceinline__ void each(const Batch &b, Put put) {
-  __shared__ Line tiles[WARPS][TILE / LINE + 1];  // and what join reads past the last word
+  __shared__ Line tiles[WARPS][TILE / LINE + 1];  // and the bytes that join reads past the last word
   Line *tile = tiles[WARP];
   u32 lane = LANE, warps = BLOCKS * WARPS, warp = BLOCK * WARPS + WARP;
-  // Shares differ by one at most: with few pieces more than one warp to an SM waits.
+  // Shares differ by at most one, so that few pieces are divided among all warps.
   u32 share = b.count / warps, rest = b.count % warps;
   u32 next = warp * share + (warp < rest ? warp : rest);
   u32 end = next + share + (warp < rest);
@@ -301,7 +300,7 @@ template <class Put> static __device__ __forceinline__ void each(const Batch &b,
     for (u32 i = 0; i < n; i++) {
       Piece p = ahead;
       u32 skew = p.at & (WINDOW - 1), lines = (skew + p.length + LINE - 1) / LINE;
-      together();  // the tile is read no more
+      together();  // no thread reads the tile any more
 #pragma unroll
       for (u32 k = 0; k < LOADS; k++)
         if (lane + 32 * k < lines) tile[lane + 32 * k] = line[k];
@@ -312,13 +311,13 @@ template <class Put> static __device__ __forceinline__ void each(const Batch &b,
   }
 }
 
-// word is the four bytes from offset o on, of any alignment.
+// word returns the four bytes from offset o on, of any alignment.
 static __device__ __forceinline__ u32 word(const u8 *tile, u32 o) {
   const u32 *w = (const u32 *)tile + (o >> 2);
   return join(w[0], w[1], o << 3 & 31);
 }
 
-// gather_copy: the tensor's bits are the wire's.
+// gather_copy: the tensor has the same bits as the wire.
 static __device__ __forceinline__ void putCopy(const Batch &b, const Piece &p, const u8 *tile, u32 skew) {
   u8 *to = b.tensor + (u64)p.image * b.wireBytes + p.place;
   u32 lane = LANE;
@@ -348,9 +347,8 @@ template <int T> static __device__ __forceinline__ void store4(typename Element<
   }
 }
 
-// Pictures of three u8 channels, HWC, go four pixels, 12 bytes, a thread: so
-// four elements of a plane are one store. The number of pixels is a multiple of
-// four.
+// For pictures of three u8 channels, HWC, a thread handles four pixels, 12 bytes. So four
+// elements of a plane are one store. The number of pixels is a multiple of four.
 template <int T, bool PLANES, u32 HOW>
 static __device__ __forceinline__ void putFours(const Batch &b, typename Element<T>::type *image, const u8 *tile, u32 o, u32 g, u32 last) {
 #pragma unroll 1
@@ -386,7 +384,7 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
   if (how == MULTIPLY) putFours<T, PLANES, MULTIPLY>(b, image, tile, o, first + lane, last);
   else if (how == DIVIDE) putFours<T, PLANES, DIVIDE>(b, image, tile, o, first + lane, last);
   else putFours<T, PLANES, AS_IT_IS>(b, image, tile, o, first + lane, last);
-  // What is left of the fours that the piece's ends cut: 22 bytes at most.
+  // The rest at the two ends of the piece, each less than four pixels: at most 22 bytes.
   u32 head = first * 12 < end ? first * 12 - p.place : p.length;
   u32 tail = last < first ? p.length : last * 12 - p.place;
   u32 i = lane < head ? lane : tail + lane - head;
@@ -397,8 +395,8 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
   }
 }
 
-// assemble is the element that the piece's last bytes begin and the pieces
-// after it end; *why says why not.
+// assemble returns the element that begins in the piece's last bytes and ends in later pieces.
+// On a failure it sets *why.
 static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index, u32 have, u32 size, u32 *why) {
   u32 raw = 0;
 #pragma unroll 1
@@ -423,7 +421,7 @@ static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, c
   return raw;
 }
 
-// Any input, an element a thread.
+// Any input, one element per thread.
 template <int W, int T>
 static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index) {
   typedef typename Element<T>::type E;
@@ -435,7 +433,7 @@ static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, co
     const Channel ch = b.channel[c];
     image[ch.base + pixel * b.stride] = (E)convert<W, T>(raw, b.normalise, ch);
   };
-  // The first element that begins here, and the first that does not end here.
+  // The first element that begins in the piece, and the first that does not end in it.
   u32 end = p.place + p.length, first = (p.place + size - 1) / size, last = end / size;
 #pragma unroll 1
   for (u32 e = first + LANE; e < last; e += 32) {
@@ -443,7 +441,7 @@ static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, co
     put(e, W == U8 ? tile[o] : W == F16 ? word(tile, o) & 0xffff : word(tile, o));
   }
   if (W == U8 || LANE != 0) return;
-  if (first * size != p.place) {  // the piece before has written it, or reported this one
+  if (first * size != p.place) {  // the piece before has written the first element, or reported this piece
     Line d = {0, 0, 0, 0};
     if (index > 0) d = readLine((u64)(b.descriptors + index - 1));
     if (d.w >> 16 != p.image || d.z + (d.w & 0xffff) != p.place) report(b.fault, BAD_ORDER, index);
@@ -490,10 +488,10 @@ ANY(gather_any_f32_u8, F32, U8)
 ANY(gather_any_f32_f16, F32, F16)
 ANY(gather_any_f32_f32, F32, F32)
 
-// ---- the way back
+// ---- outputs to the host
 
-// Fetch is what a batch's outputs need: parts of device memory that go to pinned
-// host memory, each side aligned to a line.
+// Fetch is the argument of fetch: parts of device memory to copy to pinned host memory. Both
+// sides are aligned to a line.
 enum { PARTS = 32 };
 
 struct Fetch {
