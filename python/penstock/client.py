@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
 import functools
 import queue
@@ -389,8 +390,9 @@ class SyncClient:
             in_flight=in_flight,
             max_result_bytes=max_result_bytes,
         )
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._thread: threading.Thread
+        self._mu = threading.Lock()  # guards below: nothing enters a loop that close is about to end
+        self._loop: Optional[asyncio.AbstractEventLoop] = None
 
     def __enter__(self) -> SyncClient:
         self.open()
@@ -417,17 +419,12 @@ class SyncClient:
 
     def close(self) -> None:
         """Close the socket. Requests in flight end with Closed."""
-        loop = self._loop
+        with self._mu:
+            loop, self._loop = self._loop, None
         if loop is None:
             return
-        self._loop = None
 
-        async def end() -> None:
-            self._client.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), loop).result()
+        loop.call_soon_threadsafe(self._client.close)
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
@@ -439,8 +436,6 @@ class SyncClient:
 
     def infer(self, picture: Picture, *, deadline: Optional[float] = None, priority: int = 0) -> Answer:
         """Send a picture and return its answer, as Client.infer does."""
-        if self._loop is None:
-            raise _not_open()
         data = _bytes_of(picture, self._client._options)
         lifetime, rank = _checked_deadline(deadline), _checked_priority(priority)
         future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
@@ -450,11 +445,11 @@ class SyncClient:
             closed = functools.partial(future.set_exception, Closed(_CLOSED))
             requests.append(self._client._start(data, lifetime, rank, future.set_result, closed))
 
-        _call_in(self._loop, start)
+        self._call(start)
         try:
             answer = future.result()
         except KeyboardInterrupt:
-            _call_in(self._loop, lambda: self._client._withdraw(requests[0]))
+            self._call(lambda: self._client._withdraw(requests[0]))
             raise
         answer.raise_for_status()
         return answer
@@ -469,20 +464,8 @@ class SyncClient:
     ) -> Iterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, as Client.stream does. Frames
         are taken in the caller's thread."""
-        if self._loop is None:
-            raise _not_open()
-        return self._stream(self._loop, frames, deadline, priority, progress)
-
-    def _stream(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        frames: Iterable[Picture],
-        deadline: Optional[float],
-        priority: int,
-        progress: Optional[bool],
-    ) -> Iterator[Answer]:
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        s = _Stream(self._client, functools.partial(_call_in, loop), events.put, deadline, priority)
+        s = _Stream(self._client, self._call, events.put, deadline, priority)
         shown = Progress(progress, _length(frames))
         source = iter(frames)
         try:
@@ -502,9 +485,16 @@ class SyncClient:
                 else:
                     events.get()()
         finally:
-            if not loop.is_closed():
+            with contextlib.suppress(Closed):
                 s.close()
             shown.close()
+
+    def _call(self, f: Callable[..., None], *arguments: Any) -> None:
+        """Call f in the event loop's thread."""
+        with self._mu:
+            if self._loop is None:
+                raise _not_open()
+            self._loop.call_soon_threadsafe(f, *arguments)
 
 
 # An event changes a stream, in the thread that reads the stream.
@@ -633,14 +623,6 @@ async def _pull(source: AsyncIterator[Picture], s: _Stream, events: asyncio.Queu
         events.put_nowait(fail)
         return
     events.put_nowait(lambda: s.send(frame))
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, f: Callable[..., None], *arguments: Any) -> None:
-    """Call f in the thread of an event loop."""
-    try:
-        loop.call_soon_threadsafe(f, *arguments)
-    except RuntimeError as e:
-        raise Closed(_CLOSED) from e
 
 
 def _not_open() -> Closed:

@@ -1,6 +1,7 @@
 """Clients of the managers and networks that client_test.go starts."""
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -319,7 +320,7 @@ class Sync(Case):
         with self.assertRaises(penstock.Closed):
             c.infer(picture(3))
         with self.assertRaises(penstock.Closed):
-            c.stream([])
+            list(c.stream([]))
         c.open()
         ends = []
 
@@ -337,6 +338,27 @@ class Sync(Case):
         t.join()
         self.assertEqual(ends, ["client was closed before the answer"])
 
+    def test_closed_while_threads_infer(self):
+        ends = []
+        for _ in range(20):
+            c = penstock.SyncClient(PEERS["echo"], timeout=PATIENCE)
+            c.open()
+
+            def work():
+                try:
+                    while True:
+                        c.infer(picture(3))
+                except penstock.Closed:
+                    ends.append(1)
+
+            threads = [threading.Thread(target=work) for _ in range(3)]
+            for t in threads:
+                t.start()
+            c.close()
+            for t in threads:
+                t.join()
+        self.assertEqual(len(ends), 60)
+
     def test_reopened(self):
         c = penstock.SyncClient(PEERS["echo"], timeout=PATIENCE)
         for _ in range(2):
@@ -346,6 +368,54 @@ class Sync(Case):
     def test_unresolved(self):
         with self.assertRaisesRegex(penstock.ClientError, "resolve no-such-host.invalid: "):
             penstock.SyncClient("no-such-host.invalid:5001").open()
+
+
+class Socket:
+    """A socket that refuses some messages with an error: those in which refuses(number, control) is true."""
+
+    def __init__(self, socket, error, refuses):
+        self._socket, self._error, self._refuses = socket, error, refuses
+        self.refused = self._sent = 0
+
+    def __getattr__(self, name):
+        return getattr(self._socket, name)
+
+    def sendmsg(self, buffers, control):
+        self._sent += 1
+        if self._refuses(self._sent, control):
+            self.refused += 1
+            raise self._error
+        return self._socket.sendmsg(buffers, control)
+
+
+class Refusals(Case):
+    def infer_with(self, error, refuses):
+        async def run():
+            async with penstock.Client(PEERS["echo"], timeout=PATIENCE) as c:
+                c._socket = s = Socket(c._socket, error, refuses)
+                pictures = [picture(100_000, i) for i in range(5)]
+                self.assert_echoed([await c.infer(p) for p in pictures], pictures)
+                self.assertGreater(s.refused, 0)
+                return s.refused, c.stats
+
+        return asyncio.run(run())
+
+    def test_full_buffer(self):
+        self.infer_with(BlockingIOError(), lambda n, control: n % 2 == 0)
+
+    def test_unreachable_once(self):
+        refused, stats = self.infer_with(ConnectionRefusedError(), lambda n, control: n % 3 == 0)
+        self.assertEqual((stats.unreachable, stats.send_errors), (refused, 0))
+
+    def test_device_without_segmentation(self):
+        for number in errno.EMSGSIZE, errno.EINVAL, errno.EIO, errno.EOPNOTSUPP:
+            refused, stats = self.infer_with(OSError(number, ""), lambda n, control: bool(control))
+            self.assertLessEqual(refused, 2)  # both trains of the picture were ready
+            self.assertEqual(stats.send_errors, 0)
+
+    def test_other_errors_are_losses(self):
+        refused, stats = self.infer_with(OSError(errno.ENOBUFS, ""), lambda n, control: n % 4 == 0)
+        self.assertEqual(stats.send_errors, refused)
 
 
 class Addresses(unittest.TestCase):
