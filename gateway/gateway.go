@@ -158,6 +158,6 @@ func listen(ctx context.Context, o Options) (net.Listener, error) {
 type errorLog struct{ log zerolog.Logger }
 
 func (e errorLog) Write(line []byte) (int, error) {
-	e.log.Debug().Bytes("error", line).Msg("http server")
+	e.log.Debug().Bytes("error", line).Msg("HTTP server error")
 	return len(line), nil
 }

@@ -32,7 +32,7 @@ func (c *configFile) judge(path string, err error, log zerolog.Logger) {
 	}
 	s := &c.status
 	if text == "" && s.Error != "" {
-		log.Info().Dur("rejected_for_ms", time.Since(s.Since)).Msg("configuration is followed again")
+		log.Info().Dur("rejected_for_ms", time.Since(s.Since)).Msg("configuration accepted again")
 	}
 	if text != s.Error || s.Since.IsZero() || text == "" {
 		s.Since = time.Now().UTC()
@@ -43,7 +43,7 @@ func (c *configFile) judge(path string, err error, log zerolog.Logger) {
 // needRestart records the edited keys that take effect only at a restart.
 func (c *configFile) needRestart(keys []string, log zerolog.Logger) {
 	if len(keys) > 0 && !slices.Equal(keys, c.status.NeedRestart) {
-		log.Warn().Strs("keys", keys).Msg("these keys of the configuration wait for a restart; only functions change while the node runs")
+		log.Warn().Strs("keys", keys).Msg("edited keys need a restart of the node; only functions change while it runs")
 	}
 	c.status.NeedRestart = keys
 }

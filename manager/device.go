@@ -51,7 +51,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 		m.eachInstance((*instance).forgetGroups)
 	}
 	if (before.gpu == nil) != (o.Device == nil) && d.known {
-		m.log.Warn().Msg("the device has changed")
+		m.log.Warn().Msg("device changed")
 		m.eachInstance((*instance).forgetTensors)
 	}
 	d.known, d.mps = true, mps
@@ -75,7 +75,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 // logDevice logs a device, and whether shares are enforced on it.
 func (m *Manager) logDevice(o *control.Observed) {
 	if o.Device == nil {
-		m.log.Info().Msg("no GPU here: models run on the CPU")
+		m.log.Info().Msg("no GPU found; models run on the CPU")
 		return
 	}
 	m.log.Info().Str("device", o.Device.Name).Str("uuid", o.Device.UUID).Int("multiprocessors", o.Device.SMs).
@@ -145,7 +145,7 @@ func (f *function) setChange() {
 	was := f.change
 	f.change = f.m.device.changeOn(f.configured)
 	if f.configured == configs.ChangePartition && f.change != configs.ChangePartition && f.m.device.known {
-		f.log.Error().Str("change", string(f.change)).Msg("groups of multiprocessors are not available here; shares change another way")
+		f.log.Error().Str("change", string(f.change)).Msg("groups of multiprocessors are not available; shares change another way")
 	}
 	for _, in := range f.instances {
 		in.setChange()

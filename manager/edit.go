@@ -103,7 +103,7 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 	stay := e.planUnnamed(m)
 	for i := range stay {
 		if err := m.cfg.FitShare(&stay[i], slices.Concat(c.Functions, stay[:i])); err != nil {
-			errs = append(errs, fmt.Errorf("keep function %s, which `penstock if add` made: share %w; `penstock if remove %s` makes room", stay[i].Name, err, stay[i].Name))
+			errs = append(errs, fmt.Errorf("keep function %s of `penstock if add`: share %w; remove it with `penstock if remove %s`", stay[i].Name, err, stay[i].Name))
 		}
 	}
 	return e, errors.Join(errs...)
@@ -172,7 +172,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	}
 	if c.moves = f.config.Replay.File == "" && want.Port != 0 && want.Port != f.localAddr().Port(); c.moves {
 		if other := m.portHolder(want); other != "" {
-			return nil, fmt.Errorf("reconfigure function %s: port %d is function %q's: want another, or a first edit by which that one gives it up", f.name, want.Port, other)
+			return nil, fmt.Errorf("reconfigure function %s: port %d belongs to function %q; choose another, or change that function's port in an earlier edit", f.name, want.Port, other)
 		}
 	}
 	return c, nil
@@ -201,9 +201,9 @@ func (f *function) checkEntry(want configs.Function) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	takeOut := "take the function out of the file, save, put it back"
+	takeOut := "remove the function from the file, save, and add it again"
 	if !f.m.file.saved(f.name) {
-		takeOut = fmt.Sprintf("`penstock if remove %s` first", f.name)
+		takeOut = fmt.Sprintf("run `penstock if remove %s` first", f.name)
 	}
 	return fmt.Errorf("reconfigure function %s: %s cannot change while it runs; %s", f.name, strings.Join(keys, ", "), takeOut)
 }
@@ -217,7 +217,7 @@ func (e *edit) prepare(m *Manager) error {
 		var err error
 		if c.move, err = c.f.port.Move(c.want.Port); err != nil {
 			e.abort()
-			return fmt.Errorf("change port of %s from %d to %d: %w; the old one goes on", c.f.name, c.f.localAddr().Port(), c.want.Port, err)
+			return fmt.Errorf("change port of %s from %d to %d: %w; keeping the old one", c.f.name, c.f.localAddr().Port(), c.want.Port, err)
 		}
 	}
 	return nil
@@ -237,7 +237,7 @@ func (e *edit) commit(m *Manager) error {
 	var errs []error
 	for _, f := range e.remove {
 		if !m.file.saved(f.name) {
-			f.log.Warn().Msg("configuration takes the port of a function that `penstock if add` made; removing that one")
+			f.log.Warn().Msg("configuration uses the port of a function of `penstock if add`; removing that function")
 		}
 		errs = append(errs, m.remove(f.name))
 	}
@@ -271,11 +271,11 @@ func (m *Manager) addEntry(want configs.Function) error {
 func (c *change) commit() error {
 	f, m := c.f, c.f.m
 	if !m.file.saved(f.name) {
-		f.log.Warn().Msg("configuration names a function that `penstock if add` made; it is what the file says now")
+		f.log.Warn().Msg("configuration names a function of `penstock if add`; using the entry of the file")
 	} else if f.byHand != 0 || !m.file.follows(f.config) {
-		f.log.Warn().Msg("configuration changes a function that `penstock if` changed; it is what the file says now")
+		f.log.Warn().Msg("configuration changes a function that `penstock if` changed; using the entry of the file")
 	}
-	f.settle(fmt.Errorf("add function %s: the configuration has it now; `penstock if list` says how it is", f.name))
+	f.settle(fmt.Errorf("add function %s: the configuration has added it; see `penstock if list`", f.name))
 
 	before := f.config
 	f.config = c.want
@@ -284,7 +284,7 @@ func (c *change) commit() error {
 		linger := m.cfg.DrainTimeout
 		c.move.Commit(linger)
 		f.oldPort = oldPort{old, time.Now().Add(linger)}
-		f.log.Info().Uint16("from", old).Uint16("to", c.want.Port).Dur("old_port_stays_ms", linger).Msg("function has another port")
+		f.log.Info().Uint16("from", old).Uint16("to", c.want.Port).Dur("old_port_stays_ms", linger).Msg("port of function changed")
 	}
 	if c.shares {
 		f.byHand = 0
@@ -315,7 +315,7 @@ func (c *change) ended(before configs.Function, err error) {
 	m := c.f.m
 	if err != nil {
 		c.undo(before)
-		c.f.log.Error().Err(err).Msg("configuration not followed")
+		c.f.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
 		m.judgeConfiguration(err)
 	}
 	m.keep()
@@ -351,7 +351,7 @@ func (m *Manager) addWaiting() {
 			err = m.addEntry(want)
 		}
 		if err != nil {
-			m.log.Error().Err(err).Msg("configuration not followed")
+			m.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
 			m.judgeConfiguration(err)
 		}
 		return true

@@ -114,7 +114,7 @@ func TestEditOfEachKey(t *testing.T) {
 			row.edit(&want)
 			err := b.edited(want, named("b", 20))
 			if row.live == nil {
-				refused(t, err, "function a: "+key, "cannot change while it runs", "take the function out of the file, save, put it back")
+				refused(t, err, "function a: "+key, "cannot change while it runs", "remove the function from the file, save, and add it again")
 				if s := b.page(); s.Configuration.Followed || !strings.Contains(s.Configuration.Error, key) {
 					t.Errorf("status says %+v, want that %s is not followed", s.Configuration, key)
 				}
@@ -230,13 +230,13 @@ func TestEditPort(t *testing.T) {
 	other := named("b", 20)
 	other.SLO = time.Second
 	err = b.edited(at(port), other)
-	refused(t, err, "change port of a from", "in use by another process", "the old one goes on")
+	refused(t, err, "change port of a from", "in use by another process", "keeping the old one")
 	b.turns()
 	if got := b.function("a").localAddr().Port(); got != old || b.function("b").slo == time.Second {
 		t.Errorf("a is at port %d, b has objective %v; want both as they were", got, b.function("b").slo)
 	}
 	err = b.edited(at(b.function("b").localAddr().Port()), named("b", 20))
-	refused(t, err, "is function \"b\"'s", "a first edit")
+	refused(t, err, "belongs to function \"b\"", "in an earlier edit")
 
 	taken.Close()
 	if err := b.edited(at(port), other); err != nil {
@@ -392,7 +392,7 @@ func TestConfigurationStatus(t *testing.T) {
 	if !s.Followed || s.Error != "" || !slices.Equal(s.NeedRestart, []string{"listen", "shares.interval"}) {
 		t.Errorf("status says %+v, want it followed, and listen and shares.interval to wait for a restart", s)
 	}
-	for _, want := range []string{"configuration is followed again", `"keys":["listen","shares.interval"]`} {
+	for _, want := range []string{"configuration accepted again", `"keys":["listen","shares.interval"]`} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("log does not say %q:\n%s", want, &log)
 		}

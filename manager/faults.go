@@ -98,7 +98,7 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		verdict = x.guard.Fault(now.Sub(m.started), suspects)
 	}
 	m.log.Error().Strs("said_by", names).Str("blamed", verdict.Blamed).Str("reason", lost[0].Reason).
-		Msg("the device failed under all inference functions; waking every shadow")
+		Msg("device failed for all inference functions; waking every shadow")
 
 	if x.outage == nil {
 		x.outage = &outage{from: m.lastGood(), waits: map[*instance]bool{}}
@@ -253,13 +253,13 @@ func (m *Manager) heal() {
 	x.last = time.Duration(max(0, out.until-out.from))
 	x.outage = nil
 	m.log.Warn().Dur("without_answers_ms", x.last).Str("blamed", out.blamed).Uint64("faults", x.count).
-		Msg("every inference function answers again after the device's fault")
+		Msg("every inference function answers again after the device failure")
 }
 
 // hold refuses the function's requests and lets no process of it serve.
 func (f *function) hold(d time.Duration) {
-	f.held = "held back for " + d.String() + ": the device failed under it too often"
-	f.log.Error().Dur("for_ms", d).Msg("function held back: it was the first to lose the device, again; its requests are refused, the others go on")
+	f.held = "held back for " + d.String() + ": it was the first to lose the device too often"
+	f.log.Error().Dur("for_ms", d).Msg("function held back: it was the first to lose the device again; its requests are answered busy")
 	f.port.Drain()
 	for _, in := range f.instances {
 		in.pair.Hold(true)
@@ -272,7 +272,7 @@ func (f *function) release() {
 		return
 	}
 	f.held = ""
-	f.log.Warn().Msg("function is tried again after it was held back")
+	f.log.Warn().Msg("function released after it was held back")
 	if !f.removing {
 		f.port.Resume()
 	}

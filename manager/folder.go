@@ -47,7 +47,7 @@ func (m *Manager) watchFolder() {
 		failed = errors.Join(failed, err)
 	}
 	if failed != nil && (w.err == nil || w.err.Error() != failed.Error()) {
-		m.log.Error().Err(failed).Msg("runtime folder cannot be restored; no process can start, and `penstock if` does not work")
+		m.log.Error().Err(failed).Msg("cannot restore the runtime folder; no process can start, and `penstock if` does not work")
 	}
 	w.err = failed
 	if restored == 0 {
@@ -59,8 +59,8 @@ func (m *Manager) watchFolder() {
 	m.keep()
 	for _, f := range m.functions {
 		if _, err := m.find(cmp.Or(f.config.Model, f.name)); err != nil {
-			m.log.Error().Err(err).Str("if", f.name).Msg("unpack model again")
+			m.log.Error().Err(err).Str("if", f.name).Msg("cannot unpack model again")
 		}
 	}
-	m.log.Warn().Str("dir", w.dir).Int("sockets", restored).Msg("runtime folder was emptied; its files are made again")
+	m.log.Warn().Str("dir", w.dir).Int("sockets", restored).Msg("runtime folder was emptied; restored its files")
 }

@@ -21,10 +21,10 @@ func (m *Manager) add(c configs.Function) error {
 		return err
 	}
 	if m.function(c.Name) != nil {
-		return fmt.Errorf("add function: there is a function %q already", c.Name)
+		return fmt.Errorf("add function: function %q exists already", c.Name)
 	}
 	if n := len(m.functions); n >= configs.MaxFunctions {
-		return fmt.Errorf("add function %s: there are %d, want at most %d", c.Name, n, configs.MaxFunctions)
+		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
 	}
 	if err := m.cfg.FitShare(&c, m.configured()); err != nil {
 		return fmt.Errorf("add function %s: share %w", c.Name, err)
@@ -33,7 +33,7 @@ func (m *Manager) add(c configs.Function) error {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	if other := m.portHolder(c); other != "" {
-		return fmt.Errorf("add function %s: port %d is function %q's: want another, or 0 for any free one", c.Name, c.Port, other)
+		return fmt.Errorf("add function %s: port %d belongs to function %q; choose another, or 0 for any free one", c.Name, c.Port, other)
 	}
 	f, err := newFunction(m, c, card)
 	if err != nil {
@@ -54,7 +54,7 @@ func (m *Manager) add(c configs.Function) error {
 func (f *function) warnIfCrowded() {
 	cpus := f.m.orchestrator.observed.CPUs
 	if n := len(f.instances); !f.m.onGPU() && cpus > 0 && n > cpus {
-		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs: the further ones only wait")
+		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs; they do not make the function faster")
 	}
 }
 
@@ -102,7 +102,7 @@ func (m *Manager) unknown(name string) error {
 	for _, f := range m.functions {
 		names = append(names, f.name)
 	}
-	return fmt.Errorf("there is no function %q; there are: %s", name, strings.Join(names, ", "))
+	return fmt.Errorf("no function %q; known are: %s", name, strings.Join(names, ", "))
 }
 
 // remove refuses new requests; reap does the rest later.
@@ -180,7 +180,7 @@ func (m *Manager) closeFunctions() {
 // closePorts frees what the functions' ports share.
 func (m *Manager) closePorts() {
 	if err := m.network.Close(); err != nil {
-		m.log.Warn().Err(err).Msg("close network port")
+		m.log.Warn().Err(err).Msg("cannot close network port")
 	}
 }
 
@@ -194,7 +194,7 @@ func (f *function) close() {
 		in.close()
 	}
 	if err := f.port.Close(); err != nil {
-		f.log.Warn().Err(err).Msg("free memory of function")
+		f.log.Warn().Err(err).Msg("cannot free memory of function")
 	}
 }
 
@@ -207,7 +207,7 @@ func (m *Manager) setShare(name string, percent float64) error {
 		return m.unknown(name)
 	}
 	if f.whole() && !m.cfg.Guarantees() {
-		return fmt.Errorf("share of %s cannot be set: its change is none, each of its processes may use the whole device", name)
+		return fmt.Errorf("set share of %s: its change is none, so each process may use the whole device", name)
 	}
 	if !(percent > 0 && percent <= 100) {
 		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)

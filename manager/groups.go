@@ -50,10 +50,10 @@ func (m *Manager) roomFor(c configs.Function) error {
 	m.eachInstance(func(in *instance) { taken += max(0, in.minGroups()-1) })
 	switch {
 	case n > have:
-		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; `change: shadow` needs none",
+		return fmt.Errorf("%w: %d instances on %d groups; remove instances, or set `change: shadow`, which needs no groups",
 			partition.ErrTooMany, n, have)
 	case n+taken > have:
-		return fmt.Errorf("%w: %d instances would run, of %d groups %d more are needed by models that do not run on one; `change: shadow` needs none",
+		return fmt.Errorf("%w: %d instances on %d groups, and models that need more than one group need %d more; remove instances, or set `change: shadow`, which needs no groups",
 			partition.ErrTooMany, n, have, taken)
 	}
 	return nil
@@ -75,9 +75,9 @@ func (in *instance) learnMinimum(q *pair.Process, o *control.ObservedProcess) {
 		in.placement.setMinimum(q.Card, minimum)
 		device.allocator.Invalidate()
 		groups, infeasible := minimum.Min()
-		message := "model does not run on so few multiprocessors: it gets more"
+		message := "model does not run on so few multiprocessors; assigning more"
 		if groups <= 1 {
-			message = "model does not run on this group of multiprocessors alone: it gets another"
+			message = "model does not run on this group of multiprocessors alone; assigning another"
 		}
 		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.GroupsUnfit).Int("multiprocessors", device.sms(o.GroupsUnfit)).
 			Int("gets_groups", max(1, in.minGroups())).Ints("infeasible_groups", infeasible).Str("reason", o.Reason).Msg(message)
@@ -197,7 +197,7 @@ func (m *Manager) allocateGroups() {
 	})
 	orders, err := d.allocator.Divide(d.groups(), claims)
 	if err != nil {
-		m.log.Error().Err(err).Msg("divide multiprocessors")
+		m.log.Error().Err(err).Msg("cannot divide multiprocessors")
 		return
 	}
 	for i, o := range orders {
@@ -206,7 +206,7 @@ func (m *Manager) allocateGroups() {
 		if short && !p.Short {
 			in.log.Error().Int("needs_groups", claims[i].Min).Int("gets_groups", len(o.Target)).
 				Int("instances", len(claims)).Int("groups", len(d.groups())).
-				Msg("no groups are left for a model that does not run on so few multiprocessors")
+				Msg("no groups left for a model that does not run on so few multiprocessors")
 		}
 		p.Short, p.Waits = short, o.Waits()
 		in.order(o.Now)
@@ -225,7 +225,7 @@ func (in *instance) claim() partition.Claim {
 func (in *instance) order(groups []int) {
 	before := in.placement.Groups
 	if in.placement.Order(groups, runclock.Now()) {
-		in.log.Info().Ints("from", before).Ints("to", groups).Float64("share_percent", round(in.pair.Share())).Msg("multiprocessor groups")
+		in.log.Info().Ints("from", before).Ints("to", groups).Float64("share_percent", round(in.pair.Share())).Msg("multiprocessor groups assigned")
 		in.m.device.allocator.Invalidate()
 	}
 }
@@ -301,7 +301,7 @@ func (in *instance) watchMove(now time.Duration) {
 	}
 	if on := in.m.device.allocator.On(in.process(q.Generation)); len(on) > 0 && !slices.Equal(on, in.placement.Groups) {
 		in.log.Error().Uint32("generation", q.Generation).Ints("on", on).Ints("ordered", in.placement.Groups).
-			Dur("after_ms", after).Msg("process does not move to its groups; killed")
+			Dur("after_ms", after).Msg("process did not move to its groups in time; killed it")
 		in.pair.Kill(q.Generation)
 	}
 }

@@ -648,7 +648,7 @@ func TestNoGroupsLeft(t *testing.T) {
 	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.placement.Short {
 		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.placement.Short)
 	}
-	if err := b.add(named("f07", 5)); !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "do not run on one") {
+	if err := b.add(named("f07", 5)); !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "need more than one group") {
 		t.Errorf("another one where a model needs the group: error %v", err)
 	}
 }

@@ -31,7 +31,7 @@ func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
 	if q := in.pair.Process(before); q.Role != control.Kill {
 		t.Fatalf("the process is %+v, want it killed", q)
 	}
-	for _, want := range []string{`"message":"process hangs; killed"`, `"after_ms":`, `"hang_timeout_ms":2000`} {
+	for _, want := range []string{`"message":"process hangs; killed it"`, `"after_ms":`, `"hang_timeout_ms":2000`} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("the log %q does not say %s", log.String(), want)
 		}

@@ -35,7 +35,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	tell.HandleFunc("GET "+control.StatusPath, m.status)
 	listener, err := net.Listen("tcp", m.cfg.HTTP.String())
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w; is another Penstock running? `http:` in the configuration sets the address", err)
+		return nil, fmt.Errorf("serve metrics: %w; stop the other node, or set another address with `http:` in the configuration", err)
 	}
 	orders, err := control.ListenAdmin(dir)
 	if err != nil {
@@ -54,7 +54,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	s := &servers{orders: orders}
 	s.serve(listener, tell, m.log)
 	s.serve(orders, take, m.log)
-	m.log.Info().Stringer("http", listener.Addr()).Msg("metrics, health and status")
+	m.log.Info().Stringer("http", listener.Addr()).Msg("serving metrics, health and status")
 	return s, nil
 }
 
@@ -71,7 +71,7 @@ type serverErrors struct {
 }
 
 func (e serverErrors) Write(line []byte) (int, error) {
-	e.log.Error().Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("http server")
+	e.log.Error().Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
 	return len(line), nil
 }
 
@@ -103,7 +103,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.folder.dir, m.folder.err)
 		}
 		if !m.device.known && len(m.functions) > 0 {
-			return fmt.Errorf("the orchestrator has not found device %s yet; its log says why", m.cfg.Device)
+			return fmt.Errorf("the orchestrator has not found device %s yet; see its log", m.cfg.Device)
 		}
 		var waits []string
 		for _, f := range m.functions {
@@ -179,7 +179,7 @@ func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
 
 func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o control.NameOrder) (string, error) {
-		return o.Name + " takes nothing new; it is gone when what it has is answered",
+		return o.Name + " accepts no new requests; it is removed when its requests are answered",
 			m.do(func() error { return m.remove(o.Name) })
 	})
 }
@@ -214,7 +214,7 @@ func (m *Manager) awaitModel(text, name string, start func() (<-chan error, erro
 
 func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o control.ShareOrder) (string, error) {
-		return fmt.Sprintf("%s shall have %v %%", o.Name, o.SharePercent),
+		return fmt.Sprintf("%s: share set to %v %%", o.Name, o.SharePercent),
 			m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
 	})
 }

@@ -136,8 +136,8 @@ func (in *instance) step() {
 			in.measured.Measurement = gslice.Measurement{} // it was measured against another objective
 			in.settle(nil)
 		case pair.Rejected:
-			in.log.Error().Str("reason", c.Reason).Msg("new model refused; the old one goes on")
-			in.settle(fmt.Errorf("new model of %s refused, the old one goes on: %s", in.f.name, c.Reason))
+			in.log.Error().Str("reason", c.Reason).Msg("new model failed; keeping the old one")
+			in.settle(fmt.Errorf("new model of %s failed, keeping the old one: %s", in.f.name, c.Reason))
 		}
 	}
 }
@@ -153,7 +153,7 @@ func (in *instance) reclaim(generation uint32) {
 
 // replace requests another model; the channel gets the result.
 func (in *instance) replace(card *models.Card) <-chan error {
-	in.settle(fmt.Errorf("another replacement of %s was asked for", in.f.name))
+	in.settle(fmt.Errorf("replaced by another replacement of %s", in.f.name))
 	in.replaced = make(chan error, 1)
 	end := in.replaced
 	in.pair.Replace(card)
@@ -274,7 +274,7 @@ func (in *instance) ticket(generation uint32) string {
 func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error {
 	q := in.pair.Process(hello.Generation)
 	if q == nil {
-		return fmt.Errorf("generation %d of %s/%d is not wanted (any more)", hello.Generation, in.f.name, in.index)
+		return fmt.Errorf("generation %d of %s/%d is not desired", hello.Generation, in.f.name, in.index)
 	}
 	if !hmac.Equal([]byte(hello.Ticket), []byte(in.ticket(hello.Generation))) {
 		return fmt.Errorf("process %d is not the one that was started as generation %d of %s/%d", hello.PID, hello.Generation, in.f.name, in.index)
@@ -334,7 +334,7 @@ func (in *instance) watch(now time.Duration) {
 	if now-max(oldest, in.tenure.since) >= patience {
 		if q := in.holder(); q != nil && q.Role != control.Kill {
 			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
-				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed")
+				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed it")
 			in.failures.reason = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 			in.pair.Kill(q.Generation)
 			in.f.hangs++
@@ -359,7 +359,7 @@ func (in *instance) remove() {
 	in.pair.Remove()
 	if !in.m.device.known { // the orchestrator does not know them yet
 		for _, q := range slices.Clone(in.pair.Processes()) {
-			in.pair.Gone(q.Generation, "it was not started")
+			in.pair.Gone(q.Generation, "the process was never started")
 		}
 	}
 	in.settle(fmt.Errorf("%s was removed", in.f.name))

@@ -127,7 +127,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		m.log.Warn().Str("lab", lab).Msg(configs.LabVariable + " makes this node a baseline to compare Penstock with, not Penstock")
 	}
 	if keys := m.cfg.Unused(); len(keys) > 0 {
-		m.log.Warn().Strs("keys", keys).Msg("keys of another policy of shares have no effect: `shares: {policy: gslice}` uses them")
+		m.log.Warn().Strs("keys", keys).Msg("these keys have no effect without `shares: {policy: gslice}`")
 	}
 	var err error
 	if m.shares, err = gslice.NewController(shareConfig(&o.Config)); err != nil {
@@ -241,7 +241,7 @@ func (m *Manager) observe(o control.Observed) {
 		return
 	}
 	if another {
-		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator is up")
+		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
 	m.learnDevice(&o)
 	if another {
@@ -264,7 +264,7 @@ func (m *Manager) observe(o control.Observed) {
 // and for an orchestrator that has stopped reporting.
 func (m *Manager) watch() {
 	if m.orchestrator.checkAlive() {
-		m.log.Warn().Msg("orchestrator is silent; running processes go on, none can be started")
+		m.log.Warn().Msg("orchestrator does not answer; running processes continue, but none can be started")
 	}
 	for _, f := range m.functions {
 		f.watch()
@@ -288,11 +288,11 @@ func (m *Manager) acceptAttaches(attach *control.AttachListener) {
 func (m *Manager) admit(conn *control.AttachConn, hello control.Attach) {
 	in := m.instance(hello.IF, hello.Instance)
 	if in == nil {
-		conn.Refuse(fmt.Sprintf("there is no instance %d of %q here", hello.Instance, hello.IF))
+		conn.Refuse(fmt.Sprintf("no instance %d of %q", hello.Instance, hello.IF))
 		return
 	}
 	if err := in.admit(conn, hello); err != nil {
-		m.log.Warn().Err(err).Str("if", hello.IF).Int("instance", hello.Instance).Uint32("generation", hello.Generation).Msg("attach refused")
+		m.log.Warn().Err(err).Str("if", hello.IF).Int("instance", hello.Instance).Uint32("generation", hello.Generation).Msg("refused to attach process")
 		conn.Refuse(err.Error())
 	}
 }

@@ -71,7 +71,7 @@ func (m *Manager) replace(name, model string) (<-chan error, error) {
 		return nil, err
 	}
 	if served := f.model.served; served != nil && card.Version <= served.Version {
-		return nil, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d: want a higher `version` in the card, by which clients tell models apart; `penstock if rollback %s` goes back to the model before",
+		return nil, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d; want a higher `version` in the card, or return to the previous model with `penstock if rollback %s`",
 			name, card.Name, card.Version, served.Version, name)
 	}
 	return f.replace(card, model, m.setupOf(f.config, card), f.model.olderAfter(cmp.Or(f.config.Model, name)))
@@ -86,7 +86,7 @@ func (m *Manager) rollback(name string) (<-chan error, error) {
 	}
 	last := len(f.model.older) - 1
 	if last < 0 {
-		return nil, fmt.Errorf("roll back %s: there is no model before %s; `penstock if replace %s CARD` brings in another one", name, modelName(f.model.desired), name)
+		return nil, fmt.Errorf("roll back %s: no model before %s; replace it with `penstock if replace %s CARD`", name, modelName(f.model.desired), name)
 	}
 	to := f.model.older[last]
 	return f.replace(to.card, to.name, m.setupOf(f.config, to.card), f.model.older[:last])
@@ -99,14 +99,14 @@ func modelName(card *models.Card) string { return fmt.Sprintf("%s v%d", card.Nam
 // requests must be the same, and its results must fit.
 func (f *function) takes(card *models.Card, s setup) error {
 	if have, want := f.model.desired.Input.WireBytes(), card.Input.WireBytes(); have != want {
-		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
+		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, and the function takes %d; add it as another function",
 			f.name, card.Name, want, have)
 	}
 	if err := f.m.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
 		return fmt.Errorf("replace model of %s: %w", f.name, err)
 	}
 	if bytes := card.ResultBytes(); bytes > int(f.port.Geometry().ResultBytes) {
-		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
+		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, and the function has room for %d; add it as another function",
 			f.name, card.Name, bytes, f.port.Geometry().ResultBytes)
 	}
 	return nil
@@ -116,7 +116,7 @@ func (f *function) takes(card *models.Card, s setup) error {
 // them serve it.
 func (f *function) replace(model *models.Card, name string, s setup, older []olderModel) (<-chan error, error) {
 	if f.model.replacing {
-		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
+		return nil, fmt.Errorf("replace model of %s: another replacement is running; try again when it has ended", f.name)
 	}
 	if err := f.takes(model, s); err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ func (m *Manager) openSources(c configs.Function) (*dataplane.Sources, error) {
 		if err == nil {
 			return sources, nil
 		}
-		m.log.Warn().Err(err).Str("if", c.Name).Msg("function gets another port than it had")
+		m.log.Warn().Err(err).Str("if", c.Name).Msg("port of function changed at its restoration")
 	}
 	return m.network.Open(c.Port, receivers)
 }

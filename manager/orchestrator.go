@@ -65,7 +65,7 @@ func (m *Manager) publish() {
 	}
 	published, err := m.orchestrator.publish(processes)
 	if err != nil { // the next step tries again
-		m.log.Error().Err(err).Msg("publish desired state")
+		m.log.Error().Err(err).Msg("cannot publish desired state")
 	}
 	if published {
 		m.publishGroups()

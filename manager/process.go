@@ -88,7 +88,7 @@ func (in *instance) noteObservation(o *control.ObservedProcess) {
 	}
 	if before.growing && !now.growing {
 		in.tenure.completeBatches()
-		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
+		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has all its batch sizes")
 	}
 }
 
@@ -105,7 +105,7 @@ func (in *instance) lost(generation uint32) {
 		in.pair.Gone(generation, "")
 		return
 	}
-	in.log.Warn().Uint32("generation", generation).Msg("process is gone")
+	in.log.Warn().Uint32("generation", generation).Msg("process disconnected")
 	if q.State == control.Active && in.m.device.mps {
 		in.awaitReport(generation)
 		return
@@ -136,7 +136,7 @@ func (in *instance) markExited(now time.Time) {
 // kill ends a process that does harm.
 func (in *instance) kill(generation uint32, cause error) {
 	if q := in.pair.Process(generation); q != nil && q.Role != control.Kill {
-		in.log.Error().Err(cause).Uint32("generation", generation).Msg("process talks nonsense; killed")
+		in.log.Error().Err(cause).Uint32("generation", generation).Msg("process broke the protocol; killed it")
 		in.pair.Kill(generation)
 	}
 }

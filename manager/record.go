@@ -100,7 +100,7 @@ func decodeRecord(data []byte) (r record, err error) {
 		return r, err
 	}
 	if d.More() {
-		return r, errors.New("more follows the record")
+		return r, errors.New("text follows the record")
 	}
 	if n := len(r.Functions); n > configs.MaxFunctions {
 		return r, fmt.Errorf("%d functions, want at most %d", n, configs.MaxFunctions)
@@ -143,7 +143,7 @@ func (m *Manager) keep() {
 		r.Functions = append(r.Functions, known)
 	}
 	if err := m.recorder.write(r); err != nil {
-		m.log.Warn().Err(err).Msg("cannot record the functions: what was done at run time is forgotten when this manager dies")
+		m.log.Warn().Err(err).Msg("cannot record the functions; changes made at run time are lost if this manager dies")
 	}
 }
 
@@ -159,7 +159,7 @@ func (m *Manager) begin() error {
 			if !again {
 				return err
 			}
-			m.log.Error().Err(err).Msg("function is left out: it cannot be had any more, and the others go on")
+			m.log.Error().Err(err).Msg("cannot restore function; continuing without it")
 		}
 	}
 	m.recorder.formerPorts = nil
@@ -204,11 +204,11 @@ func (m *Manager) recall() (was record) {
 	was, err := m.recorder.read()
 	switch {
 	case err != nil:
-		m.log.Error().Err(err).Msg("what was done at run time is forgotten; going on with the configuration")
+		m.log.Error().Err(err).Msg("cannot restore changes made at run time; using the configuration")
 		return record{}
 	case was.Run == "":
 	default:
-		m.log.Warn().Int("functions", len(was.Functions)).Msg("a manager of this node ended; going on with the functions that it was last told to have")
+		m.log.Warn().Int("functions", len(was.Functions)).Msg("restored the functions of the previous manager")
 	}
 	return was
 }
@@ -232,7 +232,7 @@ func (m *Manager) bringBack(r recorded) error {
 	i := slices.IndexFunc(m.cfg.Functions, func(c configs.Function) bool { return c.Name == r.Function.Name })
 	err := m.add(r.Function)
 	if err != nil && i >= 0 && !reflect.DeepEqual(r.Function, m.cfg.Functions[i]) {
-		m.log.Error().Err(err).Msg("function is not brought back as it was changed at run time; it is what the configuration says")
+		m.log.Error().Err(err).Msg("cannot restore a function as changed at run time; using the configuration")
 		return m.addEntry(m.cfg.Functions[i])
 	}
 	if err != nil {
@@ -245,7 +245,7 @@ func (m *Manager) bringBack(r recorded) error {
 	for _, name := range r.Older {
 		card, err := m.find(name)
 		if err != nil {
-			f.log.Warn().Err(err).Msg("cannot find an older model; rollbacks pass over it")
+			f.log.Warn().Err(err).Msg("cannot find an older model; rollbacks skip it")
 			continue
 		}
 		f.model.older = append(f.model.older, olderModel{card, name})
@@ -280,11 +280,11 @@ func (m *Manager) giveByHand(list []recorded) {
 		f.byHand = r.SharePercent
 		for _, in := range f.instances {
 			if err := m.shares.Replace(in.id(), r.SharePercent); err != nil {
-				m.log.Error().Err(err).Msg("share out")
+				m.log.Error().Err(err).Msg("cannot share out the device")
 			}
 		}
 	}
-	m.reshare("given by hand before")
+	m.reshare("set by hand before")
 	more := func(r recorded) float64 {
 		f := m.function(r.Function.Name)
 		return r.SharePercent*float64(len(f.instances)) - f.wantedPercent()
@@ -292,7 +292,7 @@ func (m *Manager) giveByHand(list []recorded) {
 	slices.SortStableFunc(list, func(a, b recorded) int { return cmp.Compare(more(a), more(b)) })
 	for _, r := range list {
 		if err := m.setShare(r.Function.Name, r.SharePercent); err != nil {
-			m.log.Info().Err(err).Msg("a share that was given by hand is as large as the others leave, as it was")
+			m.log.Info().Err(err).Msg("cannot restore a share that was set by hand in full; using what the others leave")
 		}
 	}
 }

@@ -74,7 +74,7 @@ func (f *function) adopt(s setup) {
 	}
 	f.setup = s
 	f.port.SetObjective(s.slo, f.gatherTimeout())
-	f.log.Info().Dur("slo", f.slo).Msg("function has another setup")
+	f.log.Info().Dur("slo", f.slo).Msg("setup of function changed")
 }
 
 // gatherTimeout is how long a request may take to be complete.

@@ -59,7 +59,7 @@ func (m *Manager) judge() {
 // takeBack removes a function that failed its trial. If no process serves, its requests are
 // answered `failed`.
 func (f *function) takeBack() {
-	f.log.Error().Str("reason", f.trial.failure).Msg("function was added by hand and its process cannot start: it is taken off again")
+	f.log.Error().Str("reason", f.trial.failure).Msg("process of an added function cannot start; removing the function")
 	f.remove()
 	for _, in := range f.instances {
 		if in.pair.Active() == nil {
@@ -83,7 +83,7 @@ func (f *function) settle(err error) {
 // gone ends the trial of a function that is gone.
 func (f *function) gone() {
 	if f.failed() {
-		f.settle(fmt.Errorf("add function %s: its process cannot start: %s; it was taken off again", f.name, f.trial.failure))
+		f.settle(fmt.Errorf("add function %s: its process cannot start: %s; the function was removed", f.name, f.trial.failure))
 	}
 	f.settle(errStopped)
 }

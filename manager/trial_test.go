@@ -58,7 +58,7 @@ func TestAnAdditionThatCannotStartLeavesNothing(t *testing.T) {
 	for range 2 { // its name is free at once
 		end := b.on(wanting("b", 80))
 		b.cannotStart("b", "no memory for the model")
-		if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no memory for the model; it was taken off again") {
+		if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no memory for the model; the function was removed") {
 			t.Errorf("the addition ended with %v, want why", err)
 		}
 		if b.function("b") != nil {

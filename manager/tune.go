@@ -40,7 +40,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	for i := range c.Instances {
 		// The initial share of the configuration takes the place of the knee.
 		if err := m.shares.Add(gslice.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent)); err != nil {
-			m.log.Error().Err(err).Msg("share out")
+			m.log.Error().Err(err).Msg("cannot share out the device")
 		}
 	}
 	plan := m.reshareAt(m.steps(m.device.changeOn(m.cfg.ChangeOf(c))), c.Name+" was added")
@@ -58,7 +58,7 @@ func (m *Manager) shareReplaced(in *instance) {
 		return
 	}
 	if err := m.shares.Replace(in.id(), cmp.Or(in.f.config.SharePercent, in.pair.Card().KneePercent)); err != nil {
-		m.log.Error().Err(err).Msg("share out")
+		m.log.Error().Err(err).Msg("cannot share out the device")
 		return
 	}
 	if m.cfg.Shares.Tune {
@@ -74,7 +74,7 @@ func (m *Manager) shareEdited(f *function) {
 	}
 	for _, in := range f.instances {
 		if err := m.shares.Replace(in.id(), cmp.Or(f.config.SharePercent, f.model.desired.KneePercent)); err != nil {
-			m.log.Error().Err(err).Msg("share out")
+			m.log.Error().Err(err).Msg("cannot share out the device")
 		}
 	}
 	m.reshare("share_percent of " + f.name + " was edited")
@@ -87,7 +87,7 @@ func (m *Manager) shareOut(f *function) {
 	}
 	for _, in := range f.instances {
 		if err := m.shares.Remove(in.id()); err != nil {
-			m.log.Error().Err(err).Msg("share out")
+			m.log.Error().Err(err).Msg("cannot share out the device")
 		}
 	}
 	m.reshare(f.name + " was removed")
@@ -218,7 +218,7 @@ func (in *instance) boundBy() (what, why string) {
 	if o, _ := in.measured.Observation(); !o.AggregationBound {
 		return "", ""
 	}
-	return "aggregation", fmt.Sprintf("objective %v is missed before requests are whole: their pieces come too late, and no share helps", in.f.slo)
+	return "aggregation", fmt.Sprintf("objective %v is missed before requests are complete: their fragments come too late, and no share helps", in.f.slo)
 }
 
 // round rounds to hundredths, for display.

@@ -229,7 +229,7 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 		return err
 	default:
 		// The rest of the message is for people who added the function by hand.
-		reason, _, _ := strings.Cut(err.Error(), "; it was taken off again")
+		reason, _, _ := strings.Cut(err.Error(), "; the function was removed")
 		if _, after, ok := strings.Cut(reason, "its process "); ok {
 			reason = "a process " + after
 		}

@@ -95,7 +95,7 @@ func (f *following) follow(known string) {
 		err = f.manager.Reconfigure(c)
 	}
 	if err != nil {
-		f.log.Error().Err(err).Msg("configuration not followed")
+		f.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
 		return
 	}
 	f.keep(c)

@@ -109,7 +109,7 @@ func (c Config) withDefaults() Config {
 }
 
 // errConfig is wrapped by what Validate returns.
-var errConfig = errors.New("aggregation cannot be configured like this")
+var errConfig = errors.New("bad aggregation options")
 
 // Validate returns the error with which New would panic.
 func (c Config) Validate() error {
@@ -125,11 +125,11 @@ func (c Config) Validate() error {
 	case c.MinPieceBytes < 1:
 		return wrong("pieces of %d bytes: want at least 1", c.MinPieceBytes)
 	case c.MaxPieces < 1:
-		return wrong("%d descriptors a request: want at least 1", c.MaxPieces)
+		return wrong("%d descriptors per request: want at least 1", c.MaxPieces)
 	case c.SLO <= 0 || c.Deadline <= 0 || c.WishAfter <= 0:
-		return wrong("SLO %v, deadline %v, wish after %v: want more than 0", c.SLO, c.Deadline, c.WishAfter)
+		return wrong("SLO %v, deadline %v, NACK after %v: want more than 0", c.SLO, c.Deadline, c.WishAfter)
 	case c.MaxWishes > maxWishes:
-		return wrong("%d wishes: want at most %d", c.MaxWishes, maxWishes)
+		return wrong("%d NACKs: want at most %d", c.MaxWishes, maxWishes)
 	case c.AnsweredFor < 0 || c.TurnedAwayFor < 0:
 		return wrong("ends remembered for %v and %v: want 0 or more", c.AnsweredFor, c.TurnedAwayFor)
 	case c.AnsweredRequests < 1 || c.TurnedAwayRequests < 1 || c.AnsweredBytes < 1:

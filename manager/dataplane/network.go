@@ -124,15 +124,15 @@ func (kernelNetwork) Close() error             { return nil }
 func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
 	if o.Err != nil {
 		log.Warn().Err(o.Err).Uint16("port", port).Int("receiver", o.Receiver).
-			Msg("receiver cannot shed requests: offered more than it takes, it loses single datagrams of nearly all (docs/networking.md)")
+			Msg("receiver cannot shed requests: an overrun loses datagrams of most requests (docs/networking.md)")
 		return
 	}
 	percent := math.Round(100 * o.Shed)
 	if o.Ended {
-		log.Info().Uint16("port", port).Int("receiver", o.Receiver).Float64("shed_percent", percent).Dur("lasted", o.Lasted).Msg("receiver overrun is over")
+		log.Info().Uint16("port", port).Int("receiver", o.Receiver).Float64("shed_percent", percent).Dur("lasted", o.Lasted).Msg("receiver overrun ended")
 		return
 	}
-	log.Warn().Uint16("port", port).Int("receiver", o.Receiver).Msgf("receiver overrun: shedding %.0f %% of requests", percent)
+	log.Warn().Uint16("port", port).Int("receiver", o.Receiver).Float64("shed_percent", percent).Msg("receiver overrun: shedding requests")
 }
 
 // sources returns the sources of a port, without Move.
@@ -175,7 +175,7 @@ func (n dpdkNetwork) Open(port uint16, _ int) (*Sources, error) {
 	}
 	s := sources(all)
 	s.Move = func(uint16) (Move, error) {
-		return nil, errors.New("source is dpdk, which cannot change a port while its function runs: take the function out of the file, save, put it back")
+		return nil, errors.New("source is dpdk, which cannot change the port of a running function; remove the function from the file, save, and add it again")
 	}
 	return s, nil
 }

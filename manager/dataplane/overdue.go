@@ -52,7 +52,7 @@ func (t *replyTurn) answerOverdue(now int64) {
 	t.each(t.overdue, t.answerLate)
 	if n := len(t.answered) - before; n > 0 && !t.stalled {
 		t.stalled = true
-		t.queue.log.Warn().Int("requests", n).Msg("process has not answered; its requests end late at their deadline")
+		t.queue.log.Warn().Int("requests", n).Msg("process does not answer; its requests end as late at their deadline")
 	}
 }
 

@@ -106,7 +106,7 @@ func TestOverdue(t *testing.T) {
 			if q.window.Answered != n {
 				t.Errorf("%d answers in the window, want %d", q.window.Answered, n)
 			}
-			if got := strings.Count(log.String(), "requests end late"); got != 1 {
+			if got := strings.Count(log.String(), "requests end as late"); got != 1 {
 				t.Errorf("logged %d times that no process answers, want once", got)
 			}
 		})

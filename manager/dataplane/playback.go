@@ -89,7 +89,7 @@ func (p *playback) await() bool {
 		}
 		if p.port.serving() {
 			p.playing = true
-			p.log.Info().Str("file", p.file).Float64("speed", p.speed).Msg("plays capture")
+			p.log.Info().Str("file", p.file).Float64("speed", p.speed).Msg("playing capture")
 			break
 		}
 		time.Sleep(beforePlay)
@@ -108,7 +108,7 @@ func (p *playback) end(cause error) {
 	e.Str("file", p.file).Uint64("datagrams", p.Stats().Datagrams).
 		Dict("skipped_frames", zerolog.Dict().Uint64("foreign", s.Foreign).Uint64("fragments", s.Fragments).
 			Uint64("cut", s.Cut).Uint64("malformed", s.Malformed)).
-		Msg("capture has been played")
+		Msg("capture played to its end")
 }
 
 // Close stops the playback; see ingest.Source.

@@ -147,7 +147,7 @@ func TestPlaybackEnd(t *testing.T) {
 				t.Error("the playback has not ended")
 			}
 			want := `"file":"a.pcap","datagrams":7,"skipped_frames":{"foreign":3,`
-			if got := log.String(); strings.Count(got, "capture has been played") != 1 || !strings.Contains(got, want) || !strings.Contains(got, `"level":"`+row.level+`"`) {
+			if got := log.String(); strings.Count(got, "capture played to its end") != 1 || !strings.Contains(got, want) || !strings.Contains(got, `"level":"`+row.level+`"`) {
 				t.Errorf("logged %s, want %s once, level %s", got, want, row.level)
 			}
 			p.Close()

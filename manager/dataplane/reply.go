@@ -36,7 +36,7 @@ func (q *Queue) run() {
 			return
 		}
 		if err != nil {
-			q.log.Error().Err(err).Msg("receive replies")
+			q.log.Error().Err(err).Msg("cannot receive replies")
 			return
 		}
 		t.begin()
@@ -245,7 +245,7 @@ func (t *replyTurn) failAbandoned() {
 	t.abandoned = t.queue.withdrawAbandoned(t.abandoned[:0])
 	t.each(t.abandoned, func(slot uint32) { t.answer(slot, shm.Result{Status: uint8(wire.StatusFailed)}, nil) })
 	if len(t.abandoned) > 0 {
-		t.queue.log.Warn().Int("requests", len(t.abandoned)).Msg("answered failed: no process will answer them")
+		t.queue.log.Warn().Int("requests", len(t.abandoned)).Msg("answered requests as failed: no process will answer them")
 	}
 }
 

@@ -237,7 +237,7 @@ func TestEditUnreadable(t *testing.T) {
 		t.Fatalf("add: %v\n%s", err, out)
 	}
 	edit("functions: [{name: fn\n")
-	logged(t, nd, "configuration not followed")
+	logged(t, nd, "configuration rejected; keeping the last one")
 	if status, err := control.ReadStatus(testContext(t), nd.Dir); err != nil || status.Configuration.Followed || status.Configuration.Error == "" {
 		t.Errorf("status %+v, %v; want that the file is not followed, and why", status.Configuration, err)
 	}
@@ -316,7 +316,7 @@ func TestChangesOutliveManager(t *testing.T) {
 			t.Errorf("function %s: %v; want it there: %v", name, err, want)
 		}
 	}
-	logged(t, nd, "what was done at run time is forgotten")
+	logged(t, nd, "cannot restore changes made at run time")
 }
 
 func TestHungProcess(t *testing.T) {

@@ -45,7 +45,7 @@ func failsInOneLine(t *testing.T, nd *node.Node, words []string, arguments ...st
 // nothing.
 func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 	t.Helper()
-	failsInOneLine(t, nd, append(words, "it was taken off again"), "if", "add", name, "--model", card)
+	failsInOneLine(t, nd, append(words, "the function was removed"), "if", "add", name, "--model", card)
 	if _, err := nd.Function(name); err == nil {
 		t.Errorf("%s is there, though its addition failed", name)
 	}
@@ -160,7 +160,7 @@ func TestIfAddSave(t *testing.T) {
 	if err := os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	logged(t, nd, "configuration not followed")
+	logged(t, nd, "configuration rejected; keeping the last one")
 	failsInOneLine(t, nd, []string{"save function", "the node ignores", "slab.size"}, "if", "add", "third", "--model", card, "--save")
 	if _, err := nd.Function("third"); err == nil {
 		t.Error("a function that cannot be saved was added")
@@ -213,7 +213,7 @@ func TestReplace(t *testing.T) {
 	waitFor(t, "version 2 to answer", func() bool { return versionOf(t, nd, "fn") == 2 })
 
 	bad := brokenCard(t)
-	got := stream(t, nd, 400, func() { failsInOneLine(t, nd, []string{"the old one goes on"}, "if", "replace", "fn", bad) })
+	got := stream(t, nd, 400, func() { failsInOneLine(t, nd, []string{"keeping the old one"}, "if", "replace", "fn", bad) })
 	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
 		t.Errorf("%s; want 400 right answers while the new model failed", got)
 	}
@@ -355,7 +355,7 @@ func TestPortInUse(t *testing.T) {
 	taken := freePort(t)
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: %d}\n", nullCard(t, "digest", small), taken))
 	for port, want := range map[string]string{
-		fmt.Sprint(taken): fmt.Sprintf(`port %d is function "first"'s`, taken),
+		fmt.Sprint(taken): fmt.Sprintf(`port %d belongs to function "first"`, taken),
 		"65536":           "--port 65536: want 1 to 65535",
 		"-1":              "--port -1: want 1 to 65535",
 	} {
@@ -485,7 +485,7 @@ func TestAddInterrupted(t *testing.T) {
 		return err != nil
 	})
 	logged(t, nd, "ended without an order")
-	logged(t, nd, "it is taken off again")
+	logged(t, nd, "removing the function")
 	interrupt("later", nullCard(t, "other", small))
 	waitFor(t, "the function that can start to serve", func() bool {
 		f, err := nd.Function("later")

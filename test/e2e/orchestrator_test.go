@@ -191,7 +191,7 @@ func checkGenerations(t *testing.T, log *record) {
 		if json.Unmarshal([]byte(line), &l) != nil {
 			continue
 		}
-		if l.Message == "attach refused" {
+		if l.Message == "refused to attach process" {
 			t.Errorf("refused: %s", line)
 		}
 		if l.PID != 0 && l.Generation != 0 {

@@ -135,7 +135,7 @@ func TestConfigurationLines(t *testing.T) {
 func TestGuaranteeColumns(t *testing.T) {
 	f := control.FunctionStatus{Name: "face", Guarantee: &control.GuaranteeStatus{
 		Percent: 30, UsePercent: 45.25, DemotedPercent: 15.25, Level: 3,
-		Infeasible: "one batch takes 30ms, and the objective leaves 25ms", Unprotected: control.UnprotectedByFramework,
+		Infeasible: "one batch takes 30ms, and the objective allows 25ms", Unprotected: control.UnprotectedByFramework,
 	}}
 	got := tabular.Render(200, functionColumns(true), [][]string{functionRow(&f)})
 	for _, want := range []string{"guarantee", "use", "demoted", "30.0 %", "45.2 %", "15.2 %"} {

@@ -124,7 +124,7 @@ func Open(o Options) (*Group, error) {
 
 func open(o Options) (_ *Group, err error) {
 	if len(o.Addresses) == 0 {
-		return nil, errors.New("no address: which does it have? (source.dpdk.addresses)")
+		return nil, errors.New("no address: want source.dpdk.addresses")
 	}
 	if o.Queues == 0 {
 		o.Queues = max(1, len(o.LCores))
@@ -192,7 +192,7 @@ func (g *Group) measure(info eal.Info) error {
 	}
 	g.capacity = int64(g.pool.Mbufs() - own)
 	if least := int64(g.options.Queues * eal.Burst); own > 0 && g.capacity < least {
-		return fmt.Errorf("%d mbufs: the NIC's %d queues take %d themselves; configure more memory, or mbufs: %d or more", g.pool.Mbufs(), g.options.Queues, own, int64(own)+least)
+		return fmt.Errorf("%d mbufs: the NIC's %d queues need %d themselves; configure more memory, or `mbufs: %d` or more", g.pool.Mbufs(), g.options.Queues, own, int64(own)+least)
 	}
 	g.lowWater = max(g.capacity/16, min(eal.Burst, g.capacity/8), 1)
 	return nil
@@ -340,7 +340,7 @@ func (g *Group) serve() {
 		}
 		if n == 0 {
 			if err := g.control.Sleep(&timeout); err != nil {
-				g.options.Log.Error().Err(err).Msg("wait for frames")
+				g.options.Log.Error().Err(err).Msg("cannot wait for frames")
 				time.Sleep(watchEvery)
 			}
 		}
@@ -458,13 +458,13 @@ func (g *Group) watch() {
 	was := g.linkUp.Swap(up)
 	switch {
 	case gone && g.pollers[0].Started(): // once, whatever the driver reports
-		g.options.Log.Error().Str("port", g.options.Port).Msg("the DPDK port has disappeared: nothing is received until it is back")
+		g.options.Log.Error().Str("port", g.options.Port).Msg("DPDK port has disappeared; receiving nothing until it is back")
 		g.letGo()
 	case up == was:
 	case !up:
-		g.options.Log.Warn().Str("port", g.options.Port).Msg("link of the DPDK port is down")
+		g.options.Log.Warn().Str("port", g.options.Port).Msg("link of DPDK port is down")
 	default:
-		g.options.Log.Info().Str("port", g.options.Port).Int("mbps", mbps).Msg("link of the DPDK port is up")
+		g.options.Log.Info().Str("port", g.options.Port).Int("mbps", mbps).Msg("link of DPDK port is up")
 	}
 }
 
@@ -476,7 +476,7 @@ func (g *Group) letGo() {
 			continue
 		}
 		if err := p.Stop(); err != nil {
-			g.options.Log.Error().Err(err).Msg("stop polling")
+			g.options.Log.Error().Err(err).Msg("cannot stop polling")
 		}
 	}
 	if c, err := g.device.Counters(); err == nil {
@@ -484,7 +484,7 @@ func (g *Group) letGo() {
 		g.before.noMbuf += c.NoMbuf
 	}
 	if err := g.device.Leave(); err != nil {
-		g.options.Log.Error().Err(err).Msg("the manager wants to be started anew to have the DPDK port again")
+		g.options.Log.Error().Err(err).Msg("restart the manager to use the DPDK port again")
 		return
 	}
 	for _, s := range g.byPort {
@@ -501,7 +501,7 @@ func (g *Group) fetchBack() {
 	defer g.lockAll()()
 	taken, err := g.device.Return()
 	if err != nil {
-		g.options.Log.Debug().Err(err).Msg("the DPDK port is not back yet")
+		g.options.Log.Debug().Err(err).Msg("cannot reopen DPDK port yet")
 		return
 	}
 	g.taken = taken
@@ -514,7 +514,7 @@ func (g *Group) fetchBack() {
 	for _, p := range g.pollers {
 		p.Start()
 	}
-	g.options.Log.Info().Str("port", g.options.Port).Msg("the DPDK port is back")
+	g.options.Log.Info().Str("port", g.options.Port).Msg("DPDK port is back")
 }
 
 // lockAll prevents all other use of the device, until the returned function is called.

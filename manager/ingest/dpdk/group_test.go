@@ -384,7 +384,7 @@ func TestAGroupSaysWhatCannotBe(t *testing.T) {
 	}
 	for port, words := range map[string][]string{
 		"net_nosuch0":                   {"net_nosuch0", "no such driver"},
-		"net_af_packet7,iface=nosuch0":  {"net_af_packet7", "an interface"},
+		"net_af_packet7,iface=nosuch0":  {"net_af_packet7", "interface"},
 		"net_pcap7,rx_pcap=/no/such":    {"net_pcap7"},
 		"0000:ff:1f.7":                  {"0000:ff:1f.7", "doctor"},
 		"net_ring7,nodeaction=x:y:what": {"net_ring7"},

@@ -11,7 +11,7 @@ import (
 )
 
 // ErrNotBuilt is returned by Open in a program that was built without DPDK.
-var ErrNotBuilt = errors.New("this penstock was built without DPDK: install it (apt-get install libdpdk-dev), build again (make build-dpdk), and see what penstock doctor says; or configure `source: udp`")
+var ErrNotBuilt = errors.New("this penstock was built without DPDK; install it (apt-get install libdpdk-dev) and build again (make build-dpdk), or configure `source: udp`")
 
 // Checksums says what verifies the checksums of received frames.
 type Checksums string

@@ -16,13 +16,13 @@ import (
 var (
 	// errNoNeighbour is returned by Send for an address that sent no frame lately. Answers go
 	// back by the path of the requests.
-	errNoNeighbour = errors.New("no way is known to it: nothing has come from there")
+	errNoNeighbour = errors.New("no route: no packet has come from there")
 	// errTooLong is returned for a datagram that exceeds the port's MTU.
-	errTooLong = errors.New("it does not fit the port's MTU")
+	errTooLong = errors.New("larger than the port's MTU")
 	// errFamily is returned if the port has no address of the destination's family.
 	errFamily = errors.New("the port has no address of its family")
 	// ErrQueueFull is returned when the transmit queue, or the pool, has no room.
-	ErrQueueFull = errors.New("the port does not take more frames now")
+	ErrQueueFull = errors.New("the port's send queue is full")
 )
 
 // sender is a transmit queue, with the buffers for a burst.

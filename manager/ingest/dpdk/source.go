@@ -130,11 +130,11 @@ func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
 		}
 	}
 	if g.byPort[port] != nil {
-		return nil, errors.New("another function has it: configure another one")
+		return nil, errors.New("another function has it; configure another one")
 	}
 	number := slices.Index(g.numbers[:], false)
 	if number < 0 {
-		return nil, fmt.Errorf("there are %d functions, as many as a port has room for", eal.MaxSinks-1)
+		return nil, fmt.Errorf("want at most %d functions per DPDK port", eal.MaxSinks-1)
 	}
 	var sinks []*eal.Sink
 	for range sources {
@@ -209,7 +209,7 @@ func (g *Group) steerLocked(s *Source) {
 	case g.taken.RSS:
 		s.port.steering = "flows spread over the queues by hash (RSS)"
 	default:
-		s.port.steering = "by whatever queue the device chooses"
+		s.port.steering = "by the queue that the device chooses"
 	}
 	queue := slices.Index(g.queues[1:], false) + 1
 	if queue == 0 {
@@ -217,7 +217,7 @@ func (g *Group) steerLocked(s *Source) {
 	}
 	rules, err := g.device.Steer(s.local.Port(), queue)
 	if err != nil {
-		g.options.Log.Info().Err(err).Str("instead", s.port.steering).Msg("the NIC does not steer")
+		g.options.Log.Info().Err(err).Str("instead", s.port.steering).Msg("NIC cannot steer packets to queues")
 		return
 	}
 	g.queues[queue] = true

@@ -145,7 +145,7 @@ func (s *Source) begin() (err error) {
 const ngMagic = "\n\r\r\n"
 
 // wanted is the error text for a file that is not a capture.
-const wanted = "no capture, want pcap or pcapng"
+const wanted = "not a capture, want pcap or pcapng"
 
 // readHeader distinguishes pcap from pcapng.
 func readHeader(file io.Reader) (frames, layers.LinkType, error) {

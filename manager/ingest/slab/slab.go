@@ -109,7 +109,7 @@ func New(name string, size int, hugePages bool) (*Slab, error) {
 // another. Every part must be closed; the last one unmaps the region.
 func NewParts(name string, size, n int, hugePages bool) ([]*Slab, error) {
 	if n < 1 || size/n < MinBytes || size > maxBytes {
-		return nil, fmt.Errorf("make slab: %d bytes in %d parts: want at least %d a part, at most %d", size, n, MinBytes, maxBytes)
+		return nil, fmt.Errorf("make slab: %d bytes in %d parts: want at least %d per part, at most %d", size, n, MinBytes, maxBytes)
 	}
 	const word = granulesPerWord * GranuleBytes
 	each := (size/n + word - 1) / word * word

@@ -59,7 +59,7 @@ func (s *Source) shed() {
 	}
 }
 
-var errNoMemInfo = errors.New("read what waits in the socket (SO_MEMINFO): this kernel does not say")
+var errNoMemInfo = errors.New("read the socket's queue (SO_MEMINFO): not supported by this kernel")
 
 // neverShed leaves all drops to the kernel, as NoShedding does, and reports why.
 func (s *Source) neverShed(err error) {

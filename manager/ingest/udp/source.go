@@ -135,7 +135,7 @@ func OpenSeveral(o Options, n int) ([]*Source, error) {
 		o.BatchMessages = defaultBatchMessages
 	}
 	if o.BatchMessages < 1 || o.BatchMessages > maxBatchMessages {
-		return nil, fmt.Errorf("open UDP source %v: %d messages a batch: want 1 to %d", o.Listen, o.BatchMessages, maxBatchMessages)
+		return nil, fmt.Errorf("open UDP source %v: %d messages per batch: want 1 to %d", o.Listen, o.BatchMessages, maxBatchMessages)
 	}
 	all, err := open(o, n)
 	if err != nil {
@@ -180,7 +180,7 @@ func open(o Options, n int) (all []*Source, err error) {
 	if n > 1 {
 		for _, s := range all {
 			if err := unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil {
-				return all, errors.Join(fmt.Errorf("let datagrams in: %w", err), closeSlabs(slabs))
+				return all, errors.Join(fmt.Errorf("accept datagrams: %w", err), closeSlabs(slabs))
 			}
 		}
 	}
@@ -240,7 +240,7 @@ func (s *Source) bind(o Options, i, n int) error {
 	}
 	if n > 1 {
 		if err := unix.SetsockoptSockFprog(s.socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &nothing); err != nil {
-			return fmt.Errorf("keep datagrams out: %w", err)
+			return fmt.Errorf("block datagrams: %w", err)
 		}
 	}
 	if i > 0 {
@@ -298,9 +298,9 @@ func explainBind(at netip.AddrPort, err error) error {
 	case errors.Is(err, unix.EADDRINUSE):
 		return fmt.Errorf("port %d is in use by another process; find it with ss -ulpn 'sport = :%d' and stop it, or configure another port: %w", at.Port(), at.Port(), err)
 	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return fmt.Errorf("%v is no address of this machine (ip address lists them): %w", at.Addr(), err)
+		return fmt.Errorf("%v is not an address of this machine; list them with `ip address`: %w", at.Addr(), err)
 	case errors.Is(err, unix.EACCES):
-		return fmt.Errorf("port %d needs a privilege (CAP_NET_BIND_SERVICE): configure one above 1023: %w", at.Port(), err)
+		return fmt.Errorf("port %d needs CAP_NET_BIND_SERVICE; configure one above 1023: %w", at.Port(), err)
 	}
 	return fmt.Errorf("bind: %w", err)
 }

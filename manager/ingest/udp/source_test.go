@@ -655,7 +655,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		want []string
 	}{
 		"taken port":      {Options{Listen: taken}, []string{taken.String(), "in use", "another port"}},
-		"foreign address": {Options{Listen: netip.MustParseAddrPort("192.0.2.1:0")}, []string{"192.0.2.1", "no address of this machine"}},
+		"foreign address": {Options{Listen: netip.MustParseAddrPort("192.0.2.1:0")}, []string{"192.0.2.1", "not an address of this machine"}},
 		"no address":      {Options{}, []string{"no address to listen on"}},
 		"tiny slab":       {Options{Listen: loopback4, SlabBytes: 4096}, []string{"slab", "4096", "at least"}},
 		"huge batch":      {Options{Listen: loopback4, BatchMessages: 5000}, []string{"5000", "1024"}},

@@ -226,9 +226,9 @@ func infeasible(functions []Function, actions []Action, i int) string {
 	}
 	switch {
 	case own > f.Objective:
-		return fmt.Sprintf("one batch takes %v, and the objective leaves %v", brief(own), brief(f.Objective))
+		return fmt.Sprintf("one batch takes %v, and the objective allows %v", brief(own), brief(f.Objective))
 	case own+blocking+others > f.Objective:
-		return fmt.Sprintf("one batch takes %v, others of equal or shorter objectives may take %v before it, one of a longer objective %v; the objective leaves %v",
+		return fmt.Sprintf("one batch takes %v, earlier batches of equal or shorter objectives %v, one of a longer objective %v; the objective allows %v",
 			brief(own), brief(others), brief(blocking), brief(f.Objective))
 	}
 	return ""

@@ -175,9 +175,9 @@ func TestInfeasible(t *testing.T) {
 		{"alone", []Function{quick}, ""},
 		{"next to a lower level", []Function{quick, slow}, ""},
 		{"next to equal levels that need little", []Function{light, light, light, light}, ""},
-		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective leaves 8ms"},
+		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
 		{"blocked", []Function{quick, {Objective: time.Second, Rate: 1, Cost: ms, Blocking: 7 * ms}}, "one of a longer objective 7ms"},
-		{"equal levels", []Function{quick, quick, quick, quick}, "others of equal or shorter objectives"},
+		{"equal levels", []Function{quick, quick, quick, quick}, "earlier batches of equal or shorter objectives"},
 	} {
 		got := Decide(c.functions)[0].Infeasible
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {

@@ -465,7 +465,7 @@ func (p *Pair) Check() error {
 	seen := map[uint32]bool{}
 	for _, q := range p.processes {
 		if seen[q.Generation] {
-			return fmt.Errorf("generation %d is desired twice", q.Generation)
+			return fmt.Errorf("generation %d is listed twice", q.Generation)
 		}
 		seen[q.Generation] = true
 	}

@@ -139,17 +139,17 @@ func explainProbe(name string, err error) error {
 	}
 	switch {
 	case !strings.HasPrefix(name, "net_"):
-		return fmt.Errorf("%w: there is no such NIC, or its driver is the kernel's; penstock doctor says which, and the command that binds it to vfio-pci", err)
+		return fmt.Errorf("%w: no such NIC, or the kernel's driver holds it; `penstock doctor` prints the command that binds it to vfio-pci", err)
 	case unix.Geteuid() != 0:
-		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN and CAP_NET_RAW (DPDK has written to stderr what it misses)", err)
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN and CAP_NET_RAW (DPDK's message is on stderr)", err)
 	}
-	return fmt.Errorf("%w: it has no such driver, or refused an argument or an interface (it has written which to stderr)", err)
+	return fmt.Errorf("%w: no such driver, or a wrong argument or interface (DPDK's message is on stderr)", err)
 }
 
 func (d *Device) readInfo() error {
 	var i C.struct_pst_info
 	if err := code(C.pst_info(d.id, &i)); err != nil {
-		return fmt.Errorf("read what DPDK port %s can do: %w", d.spec, err)
+		return fmt.Errorf("read capabilities of DPDK port %s: %w", d.spec, err)
 	}
 	d.iface = d.interfaceIndex()
 	d.info = Info{
@@ -237,7 +237,7 @@ func (d *Device) Leave() error {
 		d.run = false
 	}
 	if err := code(C.pst_remove(d.id)); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: already gone
-		return fmt.Errorf("let go of DPDK port %s: %w", d.spec, err)
+		return fmt.Errorf("release DPDK port %s: %w", d.spec, err)
 	}
 	d.absent = true
 	return nil
@@ -319,7 +319,7 @@ func (d *Device) Steer(udpPort uint16, queue int) (Rules, error) {
 func (d *Device) Unsteer(rules Rules) (err error) {
 	for _, rule := range rules {
 		if e := code(C.pst_flow_destroy(d.id, rule)); e != nil {
-			err = errors.Join(err, fmt.Errorf("take a rule of DPDK port %s away: %w", d.spec, e))
+			err = errors.Join(err, fmt.Errorf("remove a rule of DPDK port %s: %w", d.spec, e))
 		}
 	}
 	return err

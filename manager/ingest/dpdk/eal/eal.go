@@ -109,7 +109,7 @@ func Start(o Options) error {
 	case e.started:
 		return fmt.Errorf("start DPDK with %q: %w: %q", strings.Join(args, " "), ErrStarted, strings.Join(e.args, " "))
 	case e.failed != nil:
-		return fmt.Errorf("%w (and a process has one try: start it anew)", e.failed)
+		return fmt.Errorf("%w (a process can try only once; restart it)", e.failed)
 	}
 	// Locking starts the runtime's template thread, which creates threads on behalf of locked
 	// ones. Start it here, so that it does not inherit the pin of an lcore.
@@ -191,11 +191,11 @@ func Started() bool {
 }
 
 func explainStart(o Options, err error) error {
-	memory := fmt.Sprintf("; %d MiB of huge pages: penstock doctor says whether there are as many", o.MemoryMiB)
+	memory := fmt.Sprintf("; it needs %d MiB of huge pages, see `penstock doctor`", o.MemoryMiB)
 	if o.NoHuge {
 		memory = ""
 	}
-	return fmt.Errorf("start DPDK with %q: %w%s (DPDK has written to stderr what it misses)", strings.Join(o.Args(), " "), err, memory)
+	return fmt.Errorf("start DPDK with %q: %w%s (DPDK's message is on stderr)", strings.Join(o.Args(), " "), err, memory)
 }
 
 // ErrNoLcore is returned when every polling lcore has a port.
