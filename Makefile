@@ -64,7 +64,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build lab library examples test test-all demo check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build lab library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
 build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -112,6 +112,9 @@ test-all: build examples
 
 demo: build
 	bin/penstock demo --duration $(DURATION) --out out
+
+demo-camera: build
+	bin/penstock demo --camera --out out $(if $(OPEN),--open)
 
 check:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -22,15 +23,27 @@ import (
 func demoCommand() *cobra.Command {
 	var duration time.Duration
 	var out, format string
+	var camera, open bool
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run three models on real pictures, then overload one of them",
 		Long: `Runs ` + "`penstock up`" + ` with the built-in configuration and ` + "`penstock load`" + ` against it.
 In the second half one function receives twice the requests that it can answer, and the
-others still meet their objectives.`,
-		Example: `  penstock demo --duration 30s --out out`,
-		Args:    cobra.NoArgs,
+others still meet their objectives.
+
+With --camera it runs until Ctrl-C, with a page at http://127.0.0.1:9651 that answers the camera of
+your browser. A button gives another function ten times its load, another kills the process that
+serves the camera.`,
+		Example: `  penstock demo --duration 30s --out out
+  penstock demo --camera --open`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if open && !camera {
+				return errors.New("--open opens the page of --camera; want both")
+			}
+			if camera {
+				return demoCamera(cmd.Context(), out, open)
+			}
 			if duration < 4*time.Second {
 				return fmt.Errorf("--duration %s: want at least 4s, 2s for each half", duration)
 			}
@@ -39,6 +52,8 @@ others still meet their objectives.`,
 	}
 	cmd.Flags().DurationVar(&duration, "duration", 30*time.Second, "measured time")
 	cmd.Flags().StringVar(&out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
+	cmd.Flags().BoolVar(&camera, "camera", false, "show the page, until Ctrl-C")
+	cmd.Flags().BoolVar(&open, "open", false, "open the page in a browser")
 	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json or csv")
 	return cmd
 }

@@ -36,7 +36,7 @@ type Mark struct {
 
 // demotedPercent is the part of the device at the lowest priority from which a function counts
 // as demoted.
-const demotedPercent = 1
+const demotedPercent = 5
 
 // Marks returns what happened between two samples.
 func Marks(before, after *control.Sample) (marks []Mark) {
