@@ -31,7 +31,7 @@ func startWithGateway(t *testing.T) (nd *node.Node, url string) {
 	}
 	address := netip.MustParseAddrPort(l.Addr().String())
 	l.Close()
-	nd = startWith(t, node.Options{Config: "functions: [{name: face, port: 0, slo: 5s}]\n", Gateway: address})
+	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n", Gateway: address})
 	url = "http://" + address.String()
 	waitFor(t, "the gateway to be ready", func() bool { return gatewayReady(url) })
 	return nd, url
@@ -115,7 +115,7 @@ func TestGateway(t *testing.T) {
 func TestTritonClient(t *testing.T) {
 	python := os.Getenv("PENSTOCK_TRITON_PYTHON")
 	if python == "" {
-		t.Skip("PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[http] (.ci/run installs it)")
+		t.Skip("not on this machine: PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[http] (.ci/run installs it)")
 	}
 	_, url := startWithGateway(t)
 	photo, err := pictures.Decode(photoOf(t))
