@@ -16,8 +16,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// maxFramePixels bounds an encoded frame of a camera.
-const maxFramePixels = 4 << 20
+// The limits of cameras. Each may hold one frame.
+const (
+	maxCameras     = 32
+	maxFramePixels = 4 << 20 // of an encoded frame
+)
 
 // frameAnswer is the answer to one frame of a camera. Boxes are in the frame's pixels.
 type frameAnswer struct {
@@ -47,6 +50,11 @@ func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
+	if !s.cameras.TryAcquire(1) {
+		writeError(w, http.StatusServiceUnavailable, fmt.Errorf("%d cameras send frames, want this one later", maxCameras))
+		return
+	}
+	defer s.cameras.Release(1)
 	conn, err := websocket.Accept(w, r, nil) // it refuses other origins
 	if err != nil {
 		return // it has answered

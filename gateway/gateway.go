@@ -71,6 +71,7 @@ type server struct {
 	demo      *Demo
 	version   string
 	held      *semaphore.Weighted // bytes
+	cameras   *semaphore.Weighted
 	log       zerolog.Logger
 }
 
@@ -126,7 +127,7 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 func newServer(o Options) *server {
 	s := &server{
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
-		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), log: o.Log,
+		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), cameras: semaphore.NewWeighted(maxCameras), log: o.Log,
 	}
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
 	return s

@@ -575,6 +575,15 @@ func TestCamera(t *testing.T) {
 			}
 		})
 	}
+	t.Run("too many", func(t *testing.T) {
+		if err := s.cameras.Acquire(t.Context(), maxCameras); err != nil { // waits for the ended ones
+			t.Fatal(err)
+		}
+		defer s.cameras.Release(maxCameras)
+		if _, response, err := websocket.Dial(t.Context(), url, nil); err == nil || response == nil || response.StatusCode != 503 {
+			t.Errorf("%v, %v", response, err)
+		}
+	})
 	t.Run("foreign origin", func(t *testing.T) {
 		_, response, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{HTTPHeader: http.Header{"Origin": {"http://evil.example"}}})
 		if err == nil || response == nil || response.StatusCode != 403 {
