@@ -122,15 +122,15 @@ type lane struct {
 	skipped uint64
 }
 
-// Run sends the frames of a source to the functions until the source or ctx ends. The error is
+// Run sends the frames of a source to the functions until the source or parent ends. The error is
 // nil then; it is of the source, or of Observe and Shown.
-func Run(ctx context.Context, o Options) error {
+func Run(parent context.Context, o Options) error {
 	decoder, err := Open(o.Input)
 	if err != nil {
 		return err
 	}
 	defer decoder.Close()
-	ctx, fail := context.WithCancelCause(ctx)
+	ctx, fail := context.WithCancelCause(parent)
 	defer fail(nil)
 	defer context.AfterFunc(ctx, decoder.Close)()
 	if o.Monitor == nil {
@@ -149,11 +149,11 @@ func Run(ctx context.Context, o Options) error {
 		close(l.frames)
 	}
 	lanes.Wait()
-	if ctx.Err() != nil {
-		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-			return cause
-		}
+	switch {
+	case parent.Err() != nil:
 		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
 	return err
 }

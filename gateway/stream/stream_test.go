@@ -142,7 +142,7 @@ func TestCancel(t *testing.T) {
 				checkLeaks(t)
 				in := fakeInput(t, behaviour)
 				in.Live = live
-				ctx, cancel := context.WithCancel(t.Context())
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
 				if behaviour == "hang" {
 					cancel()
@@ -174,6 +174,17 @@ func TestObserveError(t *testing.T) {
 		if !errors.Is(err, full) {
 			t.Errorf("live %v: %v", live, err)
 		}
+	}
+}
+
+// A deadline is no error either.
+func TestDeadline(t *testing.T) {
+	checkLeaks(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	in := fakeInput(t, "hang")
+	if err := Run(ctx, Options{Input: in, To: []string{"a"}, Node: inferrer(func(context.Context, string) error { return nil })}); err != nil {
+		t.Error(err)
 	}
 }
 

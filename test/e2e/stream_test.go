@@ -107,7 +107,7 @@ var streamFor = flag.Duration("stream", time.Minute, "duration of each benchmark
 // sendNumbered sends H.264 over RTP to a function whose batches take that long, and returns the ages.
 func sendNumbered(b *testing.B, fps int, batch time.Duration) []age {
 	videotest.NeedFFmpeg(b)
-	nd := start(b, fmt.Sprintf("functions: [{name: slow, model: %s, port: 0}]\n", nullCard(b, "slow", small)), fmt.Sprintf("%s=sleep=%s", null.Variable, batch))
+	nd := start(b, fmt.Sprintf("functions: [{name: slow, model: %s, port: 0}]\n", nullCard(b, "slow", videotest.Side*1024)), fmt.Sprintf("%s=sleep=%s", null.Variable, batch))
 	set := functions.NewSet(nd.Dir, nil, zerolog.Nop())
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
