@@ -73,6 +73,9 @@ type Config struct {
 	// The inference functions.
 	Functions []Function `yaml:"functions" maxItems:"256" want:"{name: NAME, port: PORT}"`
 
+	// Videos that the gateway sends to functions (docs/stream.md).
+	Streams []Stream `yaml:"streams" default:"[]" maxItems:"64" want:"{name: NAME, source: ADDRESS, to: [FUNCTION]}"`
+
 	// File is the absolute path of the configuration; empty for the built-in one.
 	File string
 	// Text is what was read, not to be changed. Digest is its SHA-256, in hex.

@@ -78,6 +78,11 @@ func ReadText(file string, text []byte) (Config, error) {
 	if file := c.Gateway.TokenFile; file != "" && !filepath.IsAbs(file) {
 		c.Gateway.TokenFile = filepath.Join(filepath.Dir(path), file)
 	}
+	for i := range c.Streams {
+		if s := &c.Streams[i]; s.isFile() && !filepath.IsAbs(s.Source) {
+			s.Source = filepath.Join(filepath.Dir(path), s.Source)
+		}
+	}
 	for i := range c.Functions {
 		// A model with a slash is a card's file; a bare name is looked up.
 		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {
@@ -120,6 +125,7 @@ func (c *Config) decode(root document.Value) {
 	}
 	c.checkTrusted(root.Find("trusted"))
 	c.Source.check(root)
+	c.checkStreams(root)
 	reject(c.Shares.Change.On(c.Device), "shares", "change")
 	if root.Has("weights") && root.Peek("weights") == string(c.Weights) { // else it is wrong already
 		reject(c.Weights.On(c.Device), "weights")

@@ -190,14 +190,17 @@ func TestValueErrors(t *testing.T) {
 // What no schema can say.
 func TestReadErrors(t *testing.T) {
 	for text, words := range map[string][]string{
-		"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"listen", "source.dpdk.addresses"},
-		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":     {"eal[0]", "-l1,2", "lcores"},
-		"functions: [{name: a, port: 1, in_flight: 2}]":                                {"functions[0].in_flight", "is 2", "cpu", "auto"},
-		"shares: {change: partition}":                                                  {"change", "cpu", "shadow", "device: cuda"},
-		"source: {dpdk: {port: '3b:00.0', addresses: [10.0.0.2]}}":                     {"port", "0000:3b:00.0"},
-		"source: {dpdk: {port: eth0, addresses: [10.0.0.2]}}":                          {`"eth0"`, "0000:3b:00.0", "iface=veth1"},
-		"source: {dpdk: {port: 'net_af_xdp0,iface=', addresses: [10.0.0.2]}}":          {"interface", "net_af_xdp0,iface="},
-		"source: {dpdk: {port: 'net_tap,iface=d0', addresses: [10.0.0.2]}}":            {"number", "net_tap0,iface=d0"},
+		"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":          {"listen", "source.dpdk.addresses"},
+		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":              {"eal[0]", "-l1,2", "lcores"},
+		"functions: [{name: a, port: 1, in_flight: 2}]":                                         {"functions[0].in_flight", "is 2", "cpu", "auto"},
+		"{gateway: off, streams: [{name: a, source: 'rtsp://x', to: [face]}]}":                  {"streams", "gateway", "off"},
+		"streams: [{name: a, source: '-', to: [face]}]":                                         {"streams[0].source", "standard input"},
+		"streams: [{name: a, source: a.mp4, to: [face]}, {name: a, source: b.mp4, to: [face]}]": {"streams[1].name", "another stream"},
+		"shares: {change: partition}":                                                           {"change", "cpu", "shadow", "device: cuda"},
+		"source: {dpdk: {port: '3b:00.0', addresses: [10.0.0.2]}}":                              {"port", "0000:3b:00.0"},
+		"source: {dpdk: {port: eth0, addresses: [10.0.0.2]}}":                                   {`"eth0"`, "0000:3b:00.0", "iface=veth1"},
+		"source: {dpdk: {port: 'net_af_xdp0,iface=', addresses: [10.0.0.2]}}":                   {"interface", "net_af_xdp0,iface="},
+		"source: {dpdk: {port: 'net_tap,iface=d0', addresses: [10.0.0.2]}}":                     {"number", "net_tap0,iface=d0"},
 		"busy_poll: 2s": {"busy_poll", "1s"},
 		"source: {dpdk: {port: 'net_ring0 ', addresses: [10.0.0.2]}}":                                               {"net_ring0 ", "PCI"},
 		"{slab: {size: 64MiB}, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":                           {"slab", "source.dpdk.memory"},
@@ -388,7 +391,7 @@ func TestShareChange(t *testing.T) {
 	}
 }
 
-func TestStreams(t *testing.T) {
+func TestInFlight(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]int{"": 0, ", in_flight: auto": 0, ", in_flight: 1": 1, ", in_flight: 2": 2} {
 		text = "{device: cuda, functions: [{name: a, port: 1" + text + "}]}"
@@ -590,5 +593,26 @@ func TestRenamedKeys(t *testing.T) {
 	}
 	if _, err = Decode("f.yaml", []byte("device: auto\nfunctions: [{name: a, port: 1, streams: 3}]\n")); err == nil || !strings.Contains(err.Error(), "functions[0].streams: is 3") {
 		t.Error(err)
+	}
+}
+
+// A stream's file is relative to the configuration; an address stays as it is, and is in no error.
+func TestStreams(t *testing.T) {
+	c, err := ReadText("/etc/penstock/node.yaml", []byte("streams:\n  - {name: clip, source: clip.mp4, to: [face]}\n"+
+		"  - {name: door, source: 'rtsp://me:secret@door/main', to: [face, detect], hwaccel: vaapi}\n"))
+	if err != nil || c.Streams[0].Source != "/etc/penstock/clip.mp4" || c.Streams[1].Source != "rtsp://me:secret@door/main" || len(c.Streams[1].To) != 2 {
+		t.Errorf("%+v, %v", c.Streams, err)
+	}
+	for _, text := range []string{
+		"streams: [{name: door, source: 'rtsp://me:secret@door/main'}]",
+		"streams: [{name: door, source: 'rtsp://me:secret@door/main', to: []}]",
+		"streams: [{name: door, source: ['rtsp://me:secret@door/main'], to: [face]}]",
+		"streams: [{name: door, source: {url: 'rtsp://me:secret@door/main'}, to: [face]}]",
+		"streams: [{name: Door!, source: 'rtsp://me:secret@door/main', to: [face]}]",
+		"gateway: off\nstreams: [{name: door, source: 'rtsp://me:secret@door/main', to: [face]}]",
+	} {
+		if _, err := Decode("f.yaml", []byte(text)); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v", text, err)
+		}
 	}
 }
