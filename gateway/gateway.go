@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/history"
+	"github.com/penstock/penstock/gateway/stream"
 )
 
 // Options configure a gateway.
@@ -33,6 +35,8 @@ type Options struct {
 	Dir string
 	// TokenFile contains the token. If it is empty, the gateway makes one in the runtime folder.
 	TokenFile string
+	// Streams are sources of video that are kept running.
+	Streams []stream.Spec
 	// Version is that of Penstock.
 	Version string
 	// Demo adds the buttons of the demo to the page; nil for none.
@@ -65,6 +69,7 @@ const retryListen = 2 * time.Second
 // server handles the requests of a gateway.
 type server struct {
 	functions *functions.Set
+	streams   *stream.Set
 	history   *history.Recorder
 	events    *events
 	wall      *wall
@@ -82,23 +87,22 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	if err != nil {
 		return err
 	}
+	s := newServer(o)
+	following, stop := context.WithCancel(context.Background())
+	var followed sync.WaitGroup
+	followed.Go(func() { s.functions.Run(following) })
+	streaming, stopStreams := context.WithCancel(ctx)
+	followed.Go(func() { s.runStreams(streaming) })
+	defer func() {
+		stopStreams()
+		stop()
+		followed.Wait()
+	}()
 	listener, err := listen(ctx, o)
 	if err != nil || listener == nil {
 		return err
 	}
 	defer listener.Close()
-
-	s := newServer(o)
-	following, stop := context.WithCancel(context.Background())
-	followed := make(chan struct{})
-	go func() {
-		defer close(followed)
-		s.functions.Run(following)
-	}()
-	defer func() {
-		stop()
-		<-followed
-	}()
 
 	web := &http.Server{
 		Handler: access.guard(s.routes()), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
@@ -130,6 +134,8 @@ func newServer(o Options) *server {
 		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), cameras: semaphore.NewWeighted(maxCameras), log: o.Log,
 	}
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
+	shown := &frames{wall: s.wall, shown: map[string]time.Time{}}
+	s.streams = stream.NewSet(o.Streams, stream.SetOptions{Node: stream.Node{Functions: s.functions}, Observe: shown.observe, Log: o.Log})
 	return s
 }
 

@@ -39,6 +39,7 @@ func (s *server) routePage(mux *http.ServeMux) {
 	mux.HandleFunc("GET /api/outliers", s.outliers)
 	mux.HandleFunc("GET /api/wall/{function}", s.wall.serve)
 	mux.HandleFunc("GET /api/camera", s.camera)
+	mux.HandleFunc("GET /api/streams", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.streams.Status()) })
 	mux.Handle("GET /api/clip/", http.StripPrefix("/api/clip/", http.FileServerFS(zoo.PictureFS())))
 	if s.demo != nil {
 		mux.HandleFunc("POST /api/demo/crowd", s.crowd)

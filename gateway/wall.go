@@ -54,11 +54,16 @@ func newWall() *wall { return &wall{pictures: map[string]*wallPicture{}} }
 
 // show replaces the function's picture. The wall keeps the file, which must not change.
 func (w *wall) show(function string, file []byte, latency time.Duration, found []functions.Detection) {
+	w.put(function, file, latency, boxes(found))
+}
+
+// put is show for boxes.
+func (w *wall) put(function string, file []byte, latency time.Duration, found []box) {
 	if len(file) > maxWallBytes {
 		return
 	}
 	p := &wallPicture{file: file, at: time.Now()}
-	p.Function, p.LatencyMS, p.Boxes = function, float64(latency)/float64(time.Millisecond), boxes(found)
+	p.Function, p.LatencyMS, p.Boxes = function, float64(latency)/float64(time.Millisecond), found
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.number++

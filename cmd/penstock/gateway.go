@@ -5,6 +5,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/gateway"
+	"github.com/penstock/penstock/gateway/stream"
 )
 
 // gatewayNice keeps pictures that are decoded here behind the data path and the functions.
@@ -30,8 +31,12 @@ Protocol, and photos as they are (docs/http.md). penstock up starts it.`,
 			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, gatewayNice); err != nil {
 				log.Warn().Err(err).Msg("lower the gateway's priority")
 			}
+			var streams []stream.Spec
+			for _, s := range c.Streams {
+				streams = append(streams, stream.Spec(s))
+			}
 			return gateway.Run(cmd.Context(), gateway.Options{
-				Address: c.Gateway.Address, Dir: c.RuntimeDir, TokenFile: c.Gateway.TokenFile, Version: version, Log: log,
+				Streams: streams, Address: c.Gateway.Address, Dir: c.RuntimeDir, TokenFile: c.Gateway.TokenFile, Version: version, Log: log,
 			}, nil)
 		},
 	}

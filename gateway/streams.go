@@ -1,0 +1,89 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"image"
+	"image/jpeg"
+	"sync"
+	"time"
+
+	"golang.org/x/image/draw"
+
+	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/wire"
+)
+
+// The wall shows frames of streams at most every frameInterval per function, at most frameSide
+// pixels wide and high.
+const (
+	frameInterval = time.Second
+	frameSide     = 640
+)
+
+// frames brings frames of streams to the wall.
+type frames struct {
+	wall *wall
+
+	mu    sync.Mutex
+	shown map[string]time.Time // by function
+}
+
+// observe shows a frame with its answer.
+func (f *frames) observe(r stream.Result) {
+	if r.Status != wire.StatusOK.String() || !f.due(r.Function) {
+		return
+	}
+	small, factor := shrink(r.Frame.Image)
+	var file bytes.Buffer
+	if err := jpeg.Encode(&file, small, nil); err != nil {
+		return // a buffer takes everything, and the size is right
+	}
+	list := []box{}
+	for _, item := range r.Items {
+		if len(item.Box) == 4 {
+			at := func(i int) int { return int(float64(item.Box[i]) * factor) }
+			list = append(list, box{item.Label, item.Score, at(0), at(1), at(2), at(3)})
+		}
+	}
+	f.wall.put(r.Function, file.Bytes(), r.Age, list)
+}
+
+// due reports whether a function's next frame is shown.
+func (f *frames) due(function string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	if now.Sub(f.shown[function]) < frameInterval {
+		return false
+	}
+	f.shown[function] = now
+	return true
+}
+
+// shrink fits a frame into frameSide pixels.
+func shrink(frame *image.RGBA) (small image.Image, factor float64) {
+	size := frame.Rect.Size()
+	factor = min(1, frameSide/float64(max(size.X, size.Y)))
+	if factor == 1 {
+		return frame, factor
+	}
+	out := image.NewRGBA(image.Rect(0, 0, max(1, int(float64(size.X)*factor)), max(1, int(float64(size.Y)*factor))))
+	draw.ApproxBiLinear.Scale(out, out.Rect, frame, frame.Rect, draw.Src, nil)
+	return out, factor
+}
+
+// runStreams keeps the streams running until ctx ends. They begin when the functions are known.
+func (s *server) runStreams(ctx context.Context) {
+	tick := time.NewTicker(functions.Interval)
+	defer tick.Stop()
+	for s.functions.Alive() != nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+	s.streams.Run(ctx)
+}
