@@ -87,6 +87,7 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 	}
 	n.problems.Add(sandboxErr, "sandbox")
 	n.readable()
+	n.streams()
 	for i := range c.Functions {
 		n.function(ctx, i)
 	}

@@ -24,6 +24,7 @@ var checks = slices.Concat(
 	sandboxChecks,
 	gpuChecks,
 	pythonChecks,
+	videoChecks,
 	dpdkChecks,
 	configChecks,
 )

@@ -35,6 +35,9 @@ type machine struct {
 	tryMPS     func(context.Context, mps.Options) error
 	foreignMPS func(dir string) []mps.Stranger
 
+	// ffmpeg runs the program with these arguments.
+	ffmpeg func(ctx context.Context, args ...string) (output string, err error)
+
 	pythonCommand func(module string) ([]string, error)
 	pyTorch       func(context.Context) (version string, err error)
 	// otherPyTorch finds another interpreter that has PyTorch; empty if none has.
@@ -51,6 +54,7 @@ func thisMachine(o Options) *machine {
 		openNVML:      nvml.Open,
 		tryMPS:        mps.Try,
 		foreignMPS:    mps.Strangers,
+		ffmpeg:        runFFmpeg,
 		pythonCommand: python.Command,
 		pyTorch:       python.PyTorch,
 		otherPyTorch:  python.PyTorchElsewhere,
