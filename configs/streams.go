@@ -10,8 +10,8 @@ import (
 type Stream struct {
 	// Name in the log and in the gateway's answers.
 	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64" example:"door"`
-	// Video that ffmpeg reads: an address like rtsp://..., a device like /dev/video0, or a file, relative to the
-	// configuration, which plays at its own pace and begins again at its end.
+	// Video that ffmpeg reads: an address like rtsp://..., a device like /dev/video0, or a file. A file is
+	// relative to the configuration. It plays at its own pace and begins again at its end.
 	Source string `yaml:"source" required:"true" want:"an address like rtsp://camera/main, a file, or a device" example:"rtsp://camera/main"`
 	// Functions that get the frames.
 	To []string `yaml:"to" required:"true" minItems:"1" maxItems:"16" unique:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"the name of a function" example:"[face]"`

@@ -22,8 +22,9 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// startWithGateway starts a node with the function face and a gateway that listens.
-func startWithGateway(t *testing.T) (nd *node.Node, url string) {
+// startWithGateway starts a node with the function face, more of a configuration, and a gateway that
+// listens.
+func startWithGateway(t *testing.T, more ...string) (nd *node.Node, url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -31,7 +32,7 @@ func startWithGateway(t *testing.T) (nd *node.Node, url string) {
 	}
 	address := netip.MustParseAddrPort(l.Addr().String())
 	l.Close()
-	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n", Gateway: address})
+	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n" + strings.Join(more, ""), Gateway: address})
 	url = "http://" + address.String()
 	waitFor(t, "the gateway to be ready", func() bool { return gatewayReady(url) })
 	return nd, url

@@ -7,12 +7,15 @@ import (
 	"flag"
 	"fmt"
 	"image"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -24,8 +27,7 @@ import (
 	"github.com/penstock/penstock/libml/null"
 )
 
-// Each frame of a file has the face where it is in the picture, and the annotated video has as
-// many frames. A function that the node does not have is an error.
+// Each frame of a file has the box of the picture, and the annotated video has as many frames. A function that the node does not have is an error.
 func TestStream(t *testing.T) {
 	videotest.NeedFFmpeg(t)
 	nd := start(t, "functions: [{name: face, port: 0, slo: 5s}]\n")
@@ -193,4 +195,65 @@ func BenchmarkStreamLatency(b *testing.B) {
 			b.Errorf("median is %s, want at most three frame times", median)
 		}
 	}
+}
+
+// A gateway keeps the streams of its configuration running, and ffmpeg ends with it.
+func TestConfiguredStream(t *testing.T) {
+	videotest.NeedFFmpeg(t)
+	dir := t.TempDir()
+	picture, clip := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mp4")
+	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	videotest.Run(t, "-loop", "1", "-i", picture, "-frames:v", "10", "-pix_fmt", "yuv444p", clip)
+	nd, url := startWithGateway(t, fmt.Sprintf("streams: [{name: clip, source: %s, to: [face]}, {name: door, source: 'rtsp://me:secret@127.0.0.1:1/', to: [face]}]\n", clip))
+
+	var text []byte
+	streams := func() (list []video.Status) {
+		response, err := http.Get(url + "/api/streams")
+		if err != nil {
+			return nil
+		}
+		defer response.Body.Close()
+		if text, err = io.ReadAll(response.Body); err == nil {
+			_ = json.Unmarshal(text, &list) // an error of the gateway is no list
+		}
+		return list
+	}
+	// The clip begins again at its end, and the camera is tried again.
+	again := func() bool {
+		list := streams()
+		return len(list) == 2 && list[0].Opened >= 2 && list[0].Functions[0].Answers["ok"] > 0 && list[1].Opened >= 2 && list[1].Error != ""
+	}
+	waitFor(t, "the clip to play twice", again)
+	if strings.Contains(string(text), "secret") || strings.Contains(nd.Log(), "secret") {
+		t.Errorf("a password is shown: %s", text)
+	}
+	response, err := http.Get(url + "/api/wall/face")
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if media := response.Header.Get("Content-Type"); media != "image/jpeg" {
+		t.Errorf("the wall's picture is %q", media)
+	}
+
+	for _, p := range processes(nd.Dir) {
+		if p.command == "gateway" {
+			syscall.Kill(p.pid, syscall.SIGKILL)
+		}
+	}
+	waitFor(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
+	waitFor(t, "the clip to play twice again", again)
+	nd.Kill()
+	waitFor(t, "ffmpeg to end", func() bool { return !runs(clip) })
+}
+
+// runs reports whether a process has the text in its arguments.
+func runs(text string) bool {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	return slices.ContainsFunc(files, func(file string) bool {
+		line, err := os.ReadFile(file)
+		return err == nil && bytes.Contains(line, []byte(text))
+	})
 }
