@@ -213,7 +213,8 @@ func TestGPUFault(t *testing.T) {
 			return len(p.Batches) > 1 && !p.Growing
 		})
 	}
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusOK] < step-2*16 {
+	// On a busy machine the next process comes late, and the slots may be full before.
+	if rest := step - got.by[wire.StatusOK] - got.by[wire.StatusBusy]; got.lost > 0 || got.wrong > 0 || rest > 2*16 || got.by[wire.StatusOK] < step/2 {
 		t.Errorf("%s; want every request answered right, but for what was on the GPU", got)
 	}
 	bad.wait(sent)
