@@ -60,7 +60,7 @@ var (
 	// ErrQueueFull is returned by Send when QueueLimit requests are waiting.
 	ErrQueueFull = errors.New("send queue is full")
 	// ErrPictureSize is returned by Send for a picture that is empty, or does
-	// not fit wire.MaxPieces fragments.
+	// not fit wire.MaxFragments fragments.
 	ErrPictureSize = errors.New("picture is empty or too large")
 )
 
@@ -77,7 +77,7 @@ type Options struct {
 	// answers wait for it. It may call Send, and must not call Do or Close. It
 	// may be nil.
 	Deliver func(*Result)
-	// FragmentBytes is the size of a picture's fragments, wire.DefaultPieceBytes by
+	// FragmentBytes is the size of a picture's fragments, wire.DefaultFragmentBytes by
 	// default. By default a manager refuses fragments below 512 bytes, unless the
 	// picture is a single fragment.
 	FragmentBytes int
@@ -132,7 +132,7 @@ func (o *Options) complete() error {
 			*v = by
 		}
 	}
-	set(&o.FragmentBytes, wire.DefaultPieceBytes)
+	set(&o.FragmentBytes, wire.DefaultFragmentBytes)
 	set(&o.InFlight, defaultInFlight)
 	set(&o.QueueLimit, defaultQueueLimit)
 	set(&o.BurstBytes, defaultBurstBytes)
@@ -144,8 +144,8 @@ func (o *Options) complete() error {
 		o.ResendAfter = defaultResendAfter
 	}
 	switch {
-	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxPieceBytes-wire.PaddingUnit:
-		return fmt.Errorf("piece bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxPieceBytes-wire.PaddingUnit)
+	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxFragmentBytes-wire.PaddingUnit:
+		return fmt.Errorf("piece bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes-wire.PaddingUnit)
 	case o.InFlight < 0, o.QueueLimit < 0, o.BurstBytes < 0, o.MaxResultBytes < 0, o.PaceBytes < 0, o.Timeout < 0, o.ResendAfter < 0:
 		return errors.New("options: want no negative value")
 	}
@@ -315,8 +315,8 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 }
 
 func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uint32, error) {
-	count := wire.Pieces(len(picture), c.options.FragmentBytes)
-	if len(picture) == 0 || count > wire.MaxPieces || uint64(len(picture)) > 1<<32-1 {
+	count := wire.Fragments(len(picture), c.options.FragmentBytes)
+	if len(picture) == 0 || count > wire.MaxFragments || uint64(len(picture)) > 1<<32-1 {
 		return 0, ErrPictureSize
 	}
 	now := Now()

@@ -151,11 +151,11 @@ func TestDo(t *testing.T) {
 		{Pad: true, FragmentBytes: 1000},
 		{FragmentBytes: 1},
 		{FragmentBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
-		{FragmentBytes: wire.MaxPieceBytes - wire.PaddingUnit, Pad: true},
+		{FragmentBytes: wire.MaxFragmentBytes - wire.PaddingUnit, Pad: true},
 	} {
 		fragment := o.FragmentBytes
 		if fragment == 0 {
-			fragment = wire.DefaultPieceBytes
+			fragment = wire.DefaultFragmentBytes
 		}
 		for _, size := range []int{1, fragment, fragment + 1, 3*fragment - 1, 70*fragment + 5} {
 			t.Run(fmt.Sprintf("%d bytes in pieces of %d, padded %v, segmented %v", size, fragment, o.Pad, !o.NoSegmentation), func(t *testing.T) {
@@ -232,7 +232,7 @@ func TestNACK(t *testing.T) {
 	down := func(b []byte) bool {
 		mu.Lock()
 		defer mu.Unlock()
-		if w, err := wire.DecodeWish(b); err == nil {
+		if w, err := wire.DecodeNACK(b); err == nil {
 			for index := range w.Missing {
 				named[index]++
 			}
@@ -431,7 +431,7 @@ func TestProof(t *testing.T) {
 		until(t, "the client asks", func() bool { return c.Stats().Resends > 0 })
 		busy := wire.Result{Status: wire.StatusBusy, Cookie: cookie}
 		for range 2 {
-			m.Inject(q.From, wire.AppendResult(nil, q.ID, &busy, nil, wire.DefaultPieceBytes, 0, true))
+			m.Inject(q.From, wire.AppendResult(nil, q.ID, &busy, nil, wire.DefaultFragmentBytes, 0, true))
 		}
 		m.Answer(q.From, q.ID, wire.Result{Status: wire.StatusOK}, nil)
 		if err := <-done; err != nil {
@@ -540,7 +540,7 @@ func TestSendErrors(t *testing.T) {
 	checkLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, FragmentBytes: 2, ResendAfter: patience})
-	for _, size := range []int{0, 2*wire.MaxPieces + 1} {
+	for _, size := range []int{0, 2*wire.MaxFragments + 1} {
 		if _, err := c.Send(make([]byte, size), client.RequestOptions{}); err != client.ErrPictureSize {
 			t.Errorf("%d bytes: got %v", size, err)
 		}
@@ -664,11 +664,11 @@ func TestMalformed(t *testing.T) {
 	q := <-asked
 
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw}
-	data := wire.PieceHeader(wire.TypeData, id, 1, 1024, 0)
+	data := wire.FragmentHeader(wire.TypeData, id, 1, 1024, 0)
 	mirrored := make([]byte, wire.HeaderSize+1)
 	data.Put(mirrored)
 	nack := func(total uint32, count uint16) []byte {
-		b, _ := wire.AppendWish(nil, id, total, count, nil, 0)
+		b, _ := wire.AppendNACK(nil, id, total, count, nil, 0)
 		return b
 	}
 	for _, b := range [][]byte{

@@ -92,7 +92,7 @@ func (c *Client) handle(b []byte, at int64) {
 		switch h.Type {
 		case wire.TypeResult, wire.TypeBusy:
 			err = c.handleAnswer(b, at)
-		case wire.TypeWish:
+		case wire.TypeNACK:
 			err = c.handleNACK(b, at)
 		default:
 			err = wire.ErrType // a manager sends no pictures
@@ -210,7 +210,7 @@ func (c *Client) sentSinceLocked(at int64) int {
 
 // handleNACK sends again the fragments that a NACK names.
 func (c *Client) handleNACK(b []byte, at int64) error {
-	w, err := wire.DecodeWish(b)
+	w, err := wire.DecodeNACK(b)
 	if err != nil {
 		return err
 	}

@@ -110,14 +110,14 @@ type answer struct {
 // fragment was new, and whether it fits the earlier ones.
 func (a *answer) add(h *wire.Header, fragment []byte) (fresh, fits bool) {
 	if a.received == 0 {
-		a.size, a.total = wire.PieceSize(h), h.Total
+		a.size, a.total = wire.FragmentSize(h), h.Total
 		a.present = append(a.present[:0], make([]uint64, (int(h.Count)+63)/64)...)
 		if uint32(cap(a.bytes)) < a.total {
 			a.bytes = make([]byte, a.total)
 		}
 		a.bytes = a.bytes[:a.total]
 	}
-	if h.Total != a.total || wire.PieceSize(h) != a.size {
+	if h.Total != a.total || wire.FragmentSize(h) != a.size {
 		return false, false
 	}
 	bit := uint64(1) << (h.Index % 64)

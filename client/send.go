@@ -153,7 +153,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	if index == 0 {
 		r.proof.questions++
 	}
-	h := wire.PieceHeader(wire.TypeData, r.id, len(r.picture), c.options.FragmentBytes, index)
+	h := wire.FragmentHeader(wire.TypeData, r.id, len(r.picture), c.options.FragmentBytes, index)
 	if again {
 		h.Flags |= wire.FlagRetransmitted
 		c.counts.resends.Add(1)

@@ -66,7 +66,7 @@ func TestTrainsOfFragments(t *testing.T) {
 		fragment := make([]byte, 100)
 		for _, r := range c.requests {
 			for i := r.count - r.fragments; i < r.count; i++ {
-				h := wire.PieceHeader(wire.TypeData, uint32(r.id), r.count*len(fragment), len(fragment), i)
+				h := wire.FragmentHeader(wire.TypeData, uint32(r.id), r.count*len(fragment), len(fragment), i)
 				tr.add(&h, nil, fragment)
 			}
 		}
@@ -127,7 +127,7 @@ func TestTrainsRefused(t *testing.T) {
 	got := make([]byte, len(picture))
 	room := make([]byte, 2048)
 	_ = to.SetReadDeadline(time.Now().Add(30 * time.Second))
-	for range wire.Pieces(len(picture), wire.DefaultPieceBytes) {
+	for range wire.Fragments(len(picture), wire.DefaultFragmentBytes) {
 		n, err := to.Read(room)
 		if err != nil {
 			t.Fatal(err)
@@ -178,7 +178,7 @@ func TestAllocations(t *testing.T) {
 		for sent += 150; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
 		}
-		nack, _ := wire.AppendWish(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
+		nack, _ := wire.AppendNACK(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
 		c.handle(nack, Now())
 		for sent++; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
@@ -202,8 +202,8 @@ func TestAllocations(t *testing.T) {
 func FuzzHandle(f *testing.F) {
 	const id = 7
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Credit: 3}
-	nack, _ := wire.AppendWish(nil, id, 5000, 5, nil, 0)
-	unsent, _ := wire.AppendWish(nil, id+1, 5000, 5, nil, 0)
+	nack, _ := wire.AppendNACK(nil, id, 5000, 5, nil, 0)
+	unsent, _ := wire.AppendNACK(nil, id+1, 5000, 5, nil, 0)
 	for _, b := range [][]byte{
 		nil, nack, unsent,
 		wire.AppendResult(nil, id, &ok, []byte("1234"), 1024, 0, false),

@@ -164,7 +164,7 @@ type Aggregate struct {
 	AnsweredFor time.Duration `yaml:"answered_for" default:"2s" min:"1ms" max:"1h"`
 	// Smaller fragments are refused, except the last of a request. It bounds the descriptors that a
 	// request needs.
-	MinimumPiece Size `yaml:"minimum_piece" default:"512" min:"64" max:"64KiB"`
+	MinimumFragment Size `yaml:"minimum_fragment" former:"minimum_piece" default:"512" min:"64" max:"64KiB"`
 }
 
 // Shares is how the node's CPUs or its GPU are divided between functions.

@@ -181,7 +181,7 @@ func TestValueErrors(t *testing.T) {
 	}
 
 	// The hint of a size is within its bounds.
-	_, err := Decode("f.yaml", []byte("aggregate: {minimum_piece: 64MiB}"))
+	_, err := Decode("f.yaml", []byte("aggregate: {minimum_fragment: 64MiB}"))
 	if err == nil || strings.Contains(err.Error(), "like 64MiB") {
 		t.Errorf("error %v; want no size as an example that is out of range", err)
 	}

@@ -50,7 +50,7 @@ func TestChildLink(t *testing.T) {
 		t.Errorf("started as %+v", s)
 	}
 	orders := []Order{
-		{Do: DoWake, SharePercent: 30, Governor: true, Early: true, Environment: map[string]string{"A": "b"}},
+		{Do: DoWake, SharePercent: 30, Governor: true, PartialWarmUp: true, Environment: map[string]string{"A": "b"}},
 		{Do: DoShare, SharePercent: 40, SMGroups: []int{0, 3}}, {Do: DoDrain},
 	}
 	for _, o := range orders {
@@ -63,7 +63,7 @@ func TestChildLink(t *testing.T) {
 			t.Errorf("order came as %+v, want %+v", got, want)
 		}
 	}
-	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5, Batches: []int{1, 2}, Growing: true, SMs: 24, SMGroups: []int{0, 3}}
+	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5, Batches: []int{1, 2}, WarmingUp: true, SMs: 24, SMGroups: []int{0, 3}}
 	if err := c.Notify(want); err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ type State string
 const (
 	Starting State = "starting" // spawned, handshake not complete
 	Loaded   State = "loaded"   // framework and model in host memory; uses no CPU
-	Linking  State = "linking"  // woken: linking, and warming up all batch sizes or, if Early, the smallest
+	Linking  State = "linking"  // woken: linking, and warming up all batch sizes or, if PartialWarmUp, the smallest
 	Ready    State = "ready"    // warmed up, waits for its epoch
 	Active   State = "active"   // holds the ring
 	Draining State = "draining" // has released the ring, is ending
@@ -125,10 +125,10 @@ type DesiredProcess struct {
 	// ObservedDevice.GroupSMs. It is empty if the share is a percentage. Two processes that
 	// serve never have the same group.
 	SMGroups []int `json:"sm_groups,omitempty"`
-	// Early asks for a partial warm-up, as no process serves in its place. On a GPU the
+	// PartialWarmUp asks for a partial warm-up, as no process serves in its place. On a GPU the
 	// process is ready with its smallest batch size, and gets the others while it serves. It
 	// is for the role Serve, and its value at the wake counts.
-	Early bool `json:"early,omitempty"`
+	PartialWarmUp bool `json:"early,omitempty"`
 	// SharedWeights: on a GPU, the process may get its model's weights from the node's
 	// weight server.
 	SharedWeights bool `json:"shared_weights,omitempty"`
@@ -215,9 +215,9 @@ type ObservedProcess struct {
 	// WarmupMillis is the time from the wake to ready.
 	WarmupMillis float64 `json:"warmup_ms,omitempty"`
 	// Batches are the batch sizes that the process can run, ascending; empty before it is
-	// ready. Growing: it is getting more of them.
-	Batches []int `json:"batches,omitempty"`
-	Growing bool  `json:"growing,omitempty"`
+	// ready. WarmingUp: it is getting more of them.
+	Batches   []int `json:"batches,omitempty"`
+	WarmingUp bool  `json:"growing,omitempty"`
 	// SMs is the number of multiprocessors that the process can use, as it counted them
 	// itself. It is 0 while the process has not used a GPU.
 	SMs int `json:"sms,omitempty"`
@@ -229,10 +229,10 @@ type ObservedProcess struct {
 	// server, not a process.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
-	// GroupsUnfit are the latest groups that the process was ordered to and that its model
+	// InfeasibleGroups are the latest groups that the process was ordered to and that its model
 	// cannot run on. They are too few, or too far apart, for one of its kernels. The process
 	// then ends, or stays where it was (SMGroups).
-	GroupsUnfit []int `json:"groups_unfit,omitempty"`
+	InfeasibleGroups []int `json:"groups_unfit,omitempty"`
 }
 
 // RepeatEvery is the interval at which both sides repeat their state. A peer that sends
@@ -255,8 +255,8 @@ type Order struct {
 	Level            budget.Level `json:"level,omitempty"`
 	// SMGroups are the groups of multiprocessors to run on; empty: all of them.
 	SMGroups []int `json:"sm_groups,omitempty"`
-	// Early is DesiredProcess.Early (DoWake).
-	Early bool `json:"early,omitempty"`
+	// PartialWarmUp is DesiredProcess.PartialWarmUp (DoWake).
+	PartialWarmUp bool `json:"early,omitempty"`
 	// Failed says why the model could not be prepared; empty if it was (DoPrepared).
 	Failed string `json:"failed,omitempty"`
 	// Environment is set in the process before it uses its device (DoWake).
@@ -316,7 +316,7 @@ const ChildFD = 3
 
 // Notice is a message of a child to the orchestrator: one JSON object per line. The first
 // one has Version and PID, and is the handshake. In later ones, a field that is left out
-// keeps its value; Growing is updated only with Batches.
+// keeps its value; WarmingUp is updated only with Batches.
 type Notice struct {
 	Version         int     `json:"version,omitempty"`
 	PID             int     `json:"pid,omitempty"`
@@ -328,10 +328,10 @@ type Notice struct {
 	// Woken says, in the answer to DoReport, that the process has been woken.
 	Woken bool `json:"woken,omitempty"`
 	// Batches are the batch sizes that the process can run. It reports them when it is ready
-	// and, with EphemeralBytes, whenever it has more. Growing: it is still getting the
+	// and, with EphemeralBytes, whenever it has more. WarmingUp: it is still getting the
 	// card's other sizes.
-	Batches []int `json:"batches,omitempty"`
-	Growing bool  `json:"growing,omitempty"`
+	Batches   []int `json:"batches,omitempty"`
+	WarmingUp bool  `json:"growing,omitempty"`
 	// Prepare asks the orchestrator to prepare the process's model.
 	Prepare bool `json:"prepare,omitempty"`
 	// SMs is the number of multiprocessors that the process counts. It reports this from
@@ -344,9 +344,9 @@ type Notice struct {
 	// the MPS server failed.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
-	// GroupsUnfit says that the model cannot run on these groups. It comes with Failed if
+	// InfeasibleGroups says that the model cannot run on these groups. It comes with Failed if
 	// the process ends because of it, else with the SMGroups that the process stays on.
-	GroupsUnfit []int `json:"groups_unfit,omitempty"`
+	InfeasibleGroups []int `json:"groups_unfit,omitempty"`
 }
 
 // Attach is a process's first message on the manager's Unix socket.

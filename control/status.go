@@ -170,10 +170,10 @@ type GuaranteeStatus struct {
 
 // InstanceStatus is the status of one instance of a function.
 type InstanceStatus struct {
-	// Whole: the instance has no share, and may use the whole device, as all others may.
+	// WholeDevice: the instance has no share, and may use the whole device, as all others may.
 	// SharePercent is then 100.
 	SharePercent float64 `json:"share_percent"`
-	Whole        bool    `json:"whole,omitempty"`
+	WholeDevice  bool    `json:"whole,omitempty"`
 	// SMGroups are the groups of multiprocessors ordered for the instance; empty if its share
 	// is a percentage.
 	SMGroups  []int           `json:"sm_groups,omitempty"`
@@ -214,9 +214,9 @@ type ProcessStatus struct {
 	Role       Role   `json:"role"`
 	State      State  `json:"state"`
 	Reason     string `json:"reason,omitempty"`
-	// Batches are the batch sizes that it can run. Growing: it is getting more of them.
-	Batches []int `json:"batches,omitempty"`
-	Growing bool  `json:"growing,omitempty"`
+	// Batches are the batch sizes that it can run. WarmingUp: it is getting more of them.
+	Batches   []int `json:"batches,omitempty"`
+	WarmingUp bool  `json:"warming_up,omitempty"`
 	// SMs and SMGroups are what the process runs on, on a GPU.
 	SMs      int   `json:"sms,omitempty"`
 	SMGroups []int `json:"sm_groups,omitempty"`

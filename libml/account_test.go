@@ -455,7 +455,7 @@ func TestReserve(t *testing.T) {
 		})
 	}
 	l.batching.state.Limit = 1
-	due := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole + int64(15*time.Second) }
+	due := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete + int64(15*time.Second) }
 	h.publish(0, h.picture(0), due)
 	if l.take(); !l.mayBegin() {
 		t.Fatal("a request is not looked at")

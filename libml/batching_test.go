@@ -106,9 +106,9 @@ func TestFixedSizeSleep(t *testing.T) {
 		if until := l.waitUntil(); until < began+int64(maxWait) {
 			t.Errorf("it checks again %v after the first request, want %v or more", time.Duration(until-began), maxWait)
 		}
-		h.publish(2, h.picture(2), func(r *shm.Request, _ []shm.Piece) { r.Whole -= int64(delay) })
+		h.publish(2, h.picture(2), func(r *shm.Request, _ []shm.Fragment) { r.Complete -= int64(delay) })
 		l.take()
-		if until, due := l.waitUntil(), h.table.Request(2).Whole+int64(delay); until != due {
+		if until, due := l.waitUntil(), h.table.Request(2).Complete+int64(delay); until != due {
 			t.Errorf("it checks again %v after the delay of the oldest request", time.Duration(until-due))
 		}
 		if !l.mayBegin() {
@@ -137,7 +137,7 @@ func TestFixedSizeDelay(t *testing.T) {
 			h.publish(0, h.picture(1), nil)
 			slot := h.replies(1)[0]
 			h.answered(slot, h.picture(1))
-			shortest = min(shortest, time.Duration(h.channel.Result(slot).Dispatched-h.table.Request(slot).Whole))
+			shortest = min(shortest, time.Duration(h.channel.Result(slot).Dispatched-h.table.Request(slot).Complete))
 		}
 		if shortest >= maxWait/2 {
 			t.Errorf("none of 20 batches with a delay of 1 ms began in less than %v", shortest)
@@ -170,7 +170,7 @@ func TestFixedSizeDrain(t *testing.T) {
 
 // A process runs late requests if its grant allows that.
 func TestRunLate(t *testing.T) {
-	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
+	past := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete - 1 }
 	for _, rule := range control.BatchingRules {
 		h, f := newHarness(t, testCard()), newFake()
 		h.grant = func(a *control.Attached) {

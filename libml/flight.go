@@ -78,7 +78,7 @@ func (l *loop) begin() error {
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
-		f.requests = append(f.requests, device.Request{Pieces: l.ring.Pieces(r.Slot), Bytes: l.ring.Request(r.Slot).Bytes})
+		f.requests = append(f.requests, device.Request{Fragments: l.ring.Fragments(r.Slot), Bytes: l.ring.Request(r.Slot).Bytes})
 	}
 	idle := int64(-1)
 	switch {
@@ -96,7 +96,7 @@ func (l *loop) begin() error {
 
 	l.ring.Start(f.slots)
 	oldest := l.ring.Request(firstComplete(f.batch).Slot)
-	f.aggregated = time.Duration(oldest.Whole - oldest.FirstPiece)
+	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
 	f.dispatched = shm.Now()
 	l.account.begin(f.dispatched, f, l.choice.demoted)
 	if l.p.level != budget.Demoted {

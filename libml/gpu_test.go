@@ -84,7 +84,7 @@ func TestGPUStages(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := h.channel.Result(h.replies(1)[0])
-	whole := h.table.Request(1).Whole
+	whole := h.table.Request(1).Complete
 	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
 		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, h.channel.LastBatchEnd(), late)
 	}
@@ -206,7 +206,7 @@ func testHalfFull(t *testing.T, h *harness, l *loop) {
 	// It has waited for the first batch since it arrived, not since the batch before
 	// that ended.
 	l.pick()
-	if oldest := h.table.Request(1).Whole; l.choice.waited < time.Duration(shm.Now()-oldest)-time.Second || l.choice.waited <= 0 {
+	if oldest := h.table.Request(1).Complete; l.choice.waited < time.Duration(shm.Now()-oldest)-time.Second || l.choice.waited <= 0 {
 		t.Errorf("waited %v for the running batch", l.choice.waited)
 	}
 	l.begin()
@@ -388,7 +388,7 @@ func TestGPUBatchFails(t *testing.T) {
 		t.Errorf("status %v, want failed", got)
 	}
 	f.fail(nil)
-	h.publish(2, h.picture(2), func(_ *shm.Request, p []shm.Piece) { p[0].Offset = 1 << 40 })
+	h.publish(2, h.picture(2), func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 })
 	h.publish(3, h.picture(3), nil)
 	l.batching.state.Limit = 2
 	l.batching.expected = func(int) time.Duration { return time.Microsecond }

@@ -98,7 +98,7 @@ func newHarness(t testing.TB, card *models.Card) *harness {
 
 func newHarnessWith(t testing.TB, card *models.Card, tensorBytes int) *harness {
 	t.Helper()
-	h := &harness{t: t, card: card, device: DeviceCPU, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
+	h := &harness{t: t, card: card, device: DeviceCPU, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxFragments: 2, ResultBytes: 256}}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -187,19 +187,19 @@ func (h *harness) attached() (control.Attached, []*os.File) {
 
 // publish makes a request of a picture, in two fragments, and publishes it. Before that, edit,
 // if not nil, may corrupt it.
-func (h *harness) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm.Piece)) {
+func (h *harness) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm.Fragment)) {
 	h.t.Helper()
 	size := h.card.Input.WireBytes()
 	at := uint64(slot) * uint64(size)
 	copy(h.slab.Bytes()[at:][:size], picture)
 	cut := size / 3
-	pieces := h.table.Pieces(slot)
-	pieces[0] = shm.Piece{Offset: at, Length: uint16(cut)}
-	pieces[1] = shm.Piece{Offset: at + uint64(cut), Place: uint32(cut), Length: uint16(size - cut)}
+	pieces := h.table.Fragments(slot)
+	pieces[0] = shm.Fragment{Offset: at, Length: uint16(cut)}
+	pieces[1] = shm.Fragment{Offset: at + uint64(cut), Place: uint32(cut), Length: uint16(size - cut)}
 	now := shm.Now()
 	h.request = shm.Request{
-		ID: slot, Pieces: 2, Bytes: uint32(size),
-		FirstPiece: now, Whole: now, Deadline: now + int64(time.Hour),
+		ID: slot, Fragments: 2, Bytes: uint32(size),
+		FirstFragment: now, Complete: now, Deadline: now + int64(time.Hour),
 	}
 	if edit != nil {
 		edit(&h.request, pieces)

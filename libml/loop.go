@@ -316,7 +316,7 @@ func (l *loop) announce(done <-chan struct{}) {
 func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
 	l.pending = append(l.pending, slab.Request{
-		Slot: slot, Whole: r.Whole, Deadline: r.Deadline, Priority: r.Priority,
+		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority,
 	})
 }
 

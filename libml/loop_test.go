@@ -47,7 +47,7 @@ func TestBatchSize(t *testing.T) {
 				if int(r.Batch) != c.batch || r.ModelVersion != 7 {
 					t.Errorf("slot %d has batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
 				}
-				whole := h.table.Request(slot).Whole
+				whole := h.table.Request(slot).Complete
 				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
 					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, h.channel.LastBatchEnd())
 				}
@@ -97,7 +97,7 @@ func TestLateRequests(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	l.batching.state.Limit = 8
-	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
+	past := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete - 1 }
 	h.publish(1, h.picture(1), past)
 	h.publish(2, h.picture(2), nil)
 	h.publish(3, h.picture(3), past)
@@ -141,7 +141,7 @@ func TestPriority(t *testing.T) {
 	l := h.loop(f)
 	priorities := map[uint32]uint8{1: 0, 2: 9, 3: 0, 4: 3}
 	for slot := uint32(1); slot <= 4; slot++ {
-		h.publish(slot, h.picture(byte(slot)), func(r *shm.Request, _ []shm.Piece) {
+		h.publish(slot, h.picture(byte(slot)), func(r *shm.Request, _ []shm.Fragment) {
 			r.Priority = priorities[slot]
 			r.Deadline -= int64(slot) * int64(time.Minute) // among equals, the more urgent one
 		})
@@ -194,14 +194,14 @@ func TestInvalidRequests(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		picture byte
-		spoil   func(*shm.Request, []shm.Piece)
+		spoil   func(*shm.Request, []shm.Fragment)
 	}{
-		{"a piece outside the slab", 2, func(_ *shm.Request, p []shm.Piece) { p[0].Offset = 1 << 40 }},
-		{"a slab that is not there", 2, func(_ *shm.Request, p []shm.Piece) { p[1].Slab = 3 }},
-		{"a gap", 2, func(_ *shm.Request, p []shm.Piece) { p[0].Length-- }},
-		{"no pieces", 2, func(r *shm.Request, _ []shm.Piece) { r.Pieces = 0 }},
-		{"more pieces than there can be", 2, func(r *shm.Request, p []shm.Piece) { r.Pieces, p[1].Length = 1<<32-1, 0 }},
-		{"another size", 2, func(r *shm.Request, _ []shm.Piece) { r.Bytes = 1 << 30 }},
+		{"a piece outside the slab", 2, func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 }},
+		{"a slab that is not there", 2, func(_ *shm.Request, p []shm.Fragment) { p[1].Slab = 3 }},
+		{"a gap", 2, func(_ *shm.Request, p []shm.Fragment) { p[0].Length-- }},
+		{"no pieces", 2, func(r *shm.Request, _ []shm.Fragment) { r.Fragments = 0 }},
+		{"more pieces than there can be", 2, func(r *shm.Request, p []shm.Fragment) { r.Fragments, p[1].Length = 1<<32-1, 0 }},
+		{"another size", 2, func(r *shm.Request, _ []shm.Fragment) { r.Bytes = 1 << 30 }},
 		{"outputs that are no numbers", poison, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -253,7 +253,7 @@ func TestHandoverIdle(t *testing.T) {
 				l.ring.BatchEnded(now - c.last)
 			}
 			l.acquired = now - c.acquired
-			h.publish(1, h.picture(1), func(r *shm.Request, _ []shm.Piece) { r.Whole = now - c.whole })
+			h.publish(1, h.picture(1), func(r *shm.Request, _ []shm.Fragment) { r.Complete = now - c.whole })
 			for _, slot := range l.taken[:l.ring.Take(l.taken)] {
 				l.addPending(slot)
 			}
@@ -278,7 +278,7 @@ func TestBatchAllocations(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
 	picture := h.picture(1)
-	late := func(r *shm.Request, _ []shm.Piece) { r.Deadline = 1 }
+	late := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = 1 }
 	slots := make([]uint32, h.geometry.Slots)
 	turn := func() {
 		for slot := range uint32(5) {

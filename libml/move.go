@@ -227,7 +227,7 @@ func (m *mover) report(err error) {
 	n := control.Notice{SMGroups: m.held, SMs: m.sms}
 	if err != nil {
 		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("stays on its multiprocessors")
-		n.Reason, n.GroupsUnfit = err.Error(), unfitGroups(err)
+		n.Reason, n.InfeasibleGroups = err.Error(), unfitGroups(err)
 	}
 	m.p.notices.send(n)
 }

@@ -459,14 +459,14 @@ func TestMoveToUnfitGroups(t *testing.T) {
 	f.fail(only("configure", errUnfit))
 	p.moveTo(0)
 	n := p.awaitGroups(0, 1)
-	if !slices.Equal(n.GroupsUnfit, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
+	if !slices.Equal(n.InfeasibleGroups, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
 		t.Errorf("the process reports %+v, want that it stays on 16 multiprocessors and that group 0 is unfit", n)
 	}
 	h.publish(1, h.picture(1), nil)
 	h.answered(h.replies(1)[0], h.picture(1))
 	// A move to its present groups needs no configuration.
 	p.moveTo(0, 1)
-	if n := p.awaitGroups(0, 1); n.GroupsUnfit != nil || n.Reason != "" || n.SMs != 16 {
+	if n := p.awaitGroups(0, 1); n.InfeasibleGroups != nil || n.Reason != "" || n.SMs != 16 {
 		t.Errorf("back in its old place the process reports %+v", n)
 	}
 	f.fail(nil)
@@ -501,7 +501,7 @@ func TestWakeOnUnfitGroups(t *testing.T) {
 			var reported []int
 			for n := range p.notices {
 				if n.State == control.Failed {
-					reported = n.GroupsUnfit
+					reported = n.InfeasibleGroups
 				}
 			}
 			if !slices.Equal(reported, c.want) {

@@ -62,9 +62,9 @@ func (s *notices) mergeLocked(n control.Notice) {
 	merged.EphemeralBytes = cmp.Or(n.EphemeralBytes, merged.EphemeralBytes)
 	merged.WarmupMillis = cmp.Or(n.WarmupMillis, merged.WarmupMillis)
 	if len(n.Batches) > 0 {
-		merged.Batches, merged.Growing = n.Batches, n.Growing
+		merged.Batches, merged.WarmingUp = n.Batches, n.WarmingUp
 	}
 	if n.SMs != 0 {
-		merged.SMs, merged.SMGroups, merged.GroupsUnfit = n.SMs, n.SMGroups, n.GroupsUnfit
+		merged.SMs, merged.SMGroups, merged.InfeasibleGroups = n.SMs, n.SMGroups, n.InfeasibleGroups
 	}
 }

@@ -42,7 +42,7 @@ func TestNotices(t *testing.T) {
 			t.Errorf("%s: sent %+v, want %+v", what, got, want)
 		}
 	}
-	ready := control.Notice{State: control.Ready, SMs: 8, SMGroups: []int{1}, Batches: []int{1}, Growing: true, EphemeralBytes: 5}
+	ready := control.Notice{State: control.Ready, SMs: 8, SMGroups: []int{1}, Batches: []int{1}, WarmingUp: true, EphemeralBytes: 5}
 	send("state", ready, ready)
 	send("without a state", control.Notice{EphemeralBytes: 7}, control.Notice{State: control.Ready, EphemeralBytes: 7})
 	s.keepReason("small", control.Notice{Batches: []int{1, 2}})

@@ -94,7 +94,7 @@ func (w *partialWarmUp) add(ladder []int) error {
 	p.sizes.ladder = ladder
 	w.batching.larger.Store(rule)
 	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size is configured")
-	p.notices.send(control.Notice{Batches: ladder, Growing: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
+	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil
 }
 

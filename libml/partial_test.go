@@ -21,9 +21,9 @@ func (h *harness) startPartial(f *fake, groups ...int) (c *child, proceed func(f
 	gate := make(chan func(string) error)
 	configures := h.holdConfigure(f, gate)
 	c = h.start(1, f.build, nil)
-	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, Early: true})
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, PartialWarmUp: true})
 	ready := c.await(control.Ready)
-	if !slices.Equal(ready.Batches, []int{1}) || !ready.Growing || ready.EphemeralBytes != 20 {
+	if !slices.Equal(ready.Batches, []int{1}) || !ready.WarmingUp || ready.EphemeralBytes != 20 {
 		h.t.Errorf("the process reports %+v, want it ready with batches of 1 in two slots", ready)
 	}
 	f.serve()
@@ -102,7 +102,7 @@ func TestPartialWarmUp(t *testing.T) {
 		answers(round)
 	}
 	n := c.awaitBatches(1, 2, 4, 8)
-	if n.Growing || n.Reason != "" || n.EphemeralBytes != 160 {
+	if n.WarmingUp || n.Reason != "" || n.EphemeralBytes != 160 {
 		t.Errorf("the process reports %+v, want all sizes, with 160 bytes of batches", n)
 	}
 	for end := time.Now().Add(patience); ; {
@@ -126,8 +126,8 @@ func TestCompleteWarmUp(t *testing.T) {
 	}{"on a GPU": {newGPUHarness(t, testCard()), false}, "on a CPU": {newHarness(t, testCard()), true}} {
 		t.Run(name, func(t *testing.T) {
 			p := c.b.start(1, c.b.fake().build, nil)
-			p.order(control.Order{Do: control.DoWake, SharePercent: 50, Early: c.early})
-			if n := p.await(control.Ready); n.Growing || !slices.Equal(n.Batches, testCard().Batches) {
+			p.order(control.Order{Do: control.DoWake, SharePercent: 50, PartialWarmUp: c.early})
+			if n := p.await(control.Ready); n.WarmingUp || !slices.Equal(n.Batches, testCard().Batches) {
 				t.Errorf("the process reports %+v, want every batch size", n)
 			}
 			p.drained()
@@ -205,7 +205,7 @@ func TestPartialOutOfMemory(t *testing.T) {
 	})
 	c.awaitBatches(1, 2)
 	n := c.awaitBatches(1, 2)
-	if n.Growing || !strings.Contains(n.Reason, "batches of 2 at most") || !strings.Contains(n.Reason, "four") {
+	if n.WarmingUp || !strings.Contains(n.Reason, "batches of 2 at most") || !strings.Contains(n.Reason, "four") {
 		t.Errorf("the process reports %+v, want no change, and the reason", n)
 	}
 	for range 20 {
@@ -232,7 +232,7 @@ func TestPartialUnfitGroups(t *testing.T) {
 	f := h.fake()
 	c, proceed := h.startPartial(f, 2)
 	proceed(only("configure", errUnfit))
-	if failed := c.await(control.Failed); !slices.Equal(failed.GroupsUnfit, []int{2}) || failed.DeviceLost {
+	if failed := c.await(control.Failed); !slices.Equal(failed.InfeasibleGroups, []int{2}) || failed.DeviceLost {
 		t.Errorf("the process reports %+v, want that group 2 is unfit", failed)
 	}
 	if err := c.end(); !errors.Is(err, cuda.ErrTooFewSMs) {

@@ -136,7 +136,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	p.exit.ring.Store(p.memory.consumer)
 	time.Sleep(p.restAfterWarmUp())
-	notice.State, notice.Batches, notice.Growing = control.Ready, p.sizes.ladder, p.sizes.missing()
+	notice.State, notice.Batches, notice.WarmingUp = control.Ready, p.sizes.ladder, p.sizes.missing()
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.notices.send(notice)
 
@@ -171,7 +171,7 @@ func (p *process) cleanAfter(err error) {
 		return
 	}
 	if groups := unfitGroups(err); len(groups) > 0 {
-		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), GroupsUnfit: groups})
+		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), InfeasibleGroups: groups})
 	}
 	p.clean()
 }
@@ -298,7 +298,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 		return notice, err
 	}
 	p.sizes.card, p.sizes.ladder = p.card.Batches, p.card.Batches
-	if _, ok := p.memory.device.(device.Partitioned); ok && wake.Early {
+	if _, ok := p.memory.device.(device.Partitioned); ok && wake.PartialWarmUp {
 		p.sizes.ladder = p.card.Batches[:1]
 	}
 	if notice.PersistentBytes, err = p.framework.LinkModel(); err != nil {

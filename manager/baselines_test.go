@@ -40,7 +40,7 @@ func TestWithoutShares(t *testing.T) {
 			}
 		}
 		s := b.status("a")
-		if s.Change != "none" || s.SharePercent != 100 || !s.Instances[0].Whole || s.Instances[0].SharePercent != 100 {
+		if s.Change != "none" || s.SharePercent != 100 || !s.Instances[0].WholeDevice || s.Instances[0].SharePercent != 100 {
 			t.Errorf("%s: status says %+v", name, s)
 		}
 		// An operator cannot set a share.

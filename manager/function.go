@@ -74,7 +74,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		Queues:           c.Instances,
 		RequestBytes:     card.Input.WireBytes(),
 		ResultBytes:      card.ResultBytes(),
-		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes()),
+		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes()),
 		Slots:            m.cfg.Aggregate.Slots,
 		Objective:        f.slo,
 		Gather:           f.gatherTimeout(),

@@ -63,12 +63,12 @@ func (m *Manager) roomFor(c configs.Function) error {
 // groups. The process's end then does not count against the model.
 func (in *instance) learnMinimum(q *pair.Process, o *control.ObservedProcess) {
 	device := &in.m.device
-	if len(o.GroupsUnfit) == 0 || len(device.groups()) == 0 || in.f.change != configs.ChangePartition {
+	if len(o.InfeasibleGroups) == 0 || len(device.groups()) == 0 || in.f.change != configs.ChangePartition {
 		return
 	}
 	minimum := in.placement.minimums[q.Card]
 	learned, excused := minimum.Fails(device.groups(), partition.Failure{
-		Groups: o.GroupsUnfit, Generation: q.Generation, Newest: in.pair.Last(),
+		Groups: o.InfeasibleGroups, Generation: q.Generation, Newest: in.pair.Last(),
 		Kept: o.SMGroups, Ends: o.State == control.Draining || o.State.Ended(),
 	})
 	if learned {
@@ -79,7 +79,7 @@ func (in *instance) learnMinimum(q *pair.Process, o *control.ObservedProcess) {
 		if groups <= 1 {
 			message = "model does not run on this group of multiprocessors alone; assigning another"
 		}
-		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.GroupsUnfit).Int("multiprocessors", device.sms(o.GroupsUnfit)).
+		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.InfeasibleGroups).Int("multiprocessors", device.sms(o.InfeasibleGroups)).
 			Int("gets_groups", max(1, in.minGroups())).Ints("infeasible_groups", infeasible).Str("reason", o.Reason).Msg(message)
 	}
 	if excused {

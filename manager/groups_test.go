@@ -662,7 +662,7 @@ func TestPartialWarmup(t *testing.T) {
 	first, p := b.serves("a")
 	in := b.instance("a", 0)
 	s := b.status("a").Instances[0].Processes[0]
-	if !p.early || !in.growing() || !slices.Equal(s.Batches, []int{1}) || !s.Growing {
+	if !p.early || !in.growing() || !slices.Equal(s.Batches, []int{1}) || !s.WarmingUp {
 		t.Errorf("%+v, status %+v, want it to serve with batches of 1", p, s)
 	}
 	if got := in.f.memory.ephemeralBytes; got != 1 {
@@ -675,7 +675,7 @@ func TestPartialWarmup(t *testing.T) {
 	}
 	b.small = false
 	b.turns()
-	if s := b.status("a").Instances[0].Processes[0]; in.growing() || !slices.Equal(s.Batches, testCard().Batches) || s.Growing {
+	if s := b.status("a").Instances[0].Processes[0]; in.growing() || !slices.Equal(s.Batches, testCard().Batches) || s.WarmingUp {
 		t.Errorf("status %+v, want all batch sizes", s)
 	}
 	if got := in.f.memory.ephemeralBytes; got != 3 {

@@ -186,12 +186,12 @@ func (in *instance) sharePercent() float64 {
 
 // status describes the instance for users.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.failures.last}
+	s := control.InstanceStatus{SharePercent: in.sharePercent(), WholeDevice: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.failures.last}
 	for _, q := range in.pair.Processes() {
 		known := in.processes.known(q.Generation)
 		s.Processes = append(s.Processes, control.ProcessStatus{
 			Generation: q.Generation, PID: known.pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
-			Batches: known.batches, Growing: known.growing, SMs: known.sms, SMGroups: known.groups,
+			Batches: known.batches, WarmingUp: known.growing, SMs: known.sms, SMGroups: known.groups,
 		})
 	}
 	return s

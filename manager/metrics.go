@@ -203,7 +203,7 @@ var (
 		"Requests that became complete.", "function")
 	descRejected = describe("penstock_replies_rejected_total",
 		"Invalid replies of a process, which were dropped.", "function")
-	descWishes = describe("penstock_wishes_total",
+	descNACKs = describe("penstock_nacks_total",
 		"NACKs: clients were asked to send fragments again.", "function")
 	descWithheld = describe("penstock_answers_withheld_total",
 		"Busy answers sent instead of a result because the client must prove its address first.", "function")
@@ -340,7 +340,7 @@ func (c collector) collectFunction(f *function) {
 	for status, n := range stats.Results {
 		c.counter(descResults, n, f.name, wire.Status(status).String())
 	}
-	c.counter(descWishes, counts.Wishes, f.name)
+	c.counter(descNACKs, counts.NACKs, f.name)
 	c.counter(descWithheld, counts.Withheld, f.name)
 	c.counter(descEvicted, counts.Evicted, f.name)
 	c.counter(descShed, counts.Shed, f.name)

@@ -173,7 +173,7 @@ func (b *nodeBed) follow() {
 		if p.state.Ended() {
 			continue
 		}
-		p.role, p.early = d.Role, d.Early
+		p.role, p.early = d.Role, d.PartialWarmUp
 		switch {
 		case d.Role == control.Kill:
 			p.die(control.Stopped, "the manager ordered it")
@@ -254,8 +254,8 @@ func (b *nodeBed) report() {
 		p := b.fakes[v]
 		seen := control.ObservedProcess{
 			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
-			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, GroupsUnfit: p.unfit,
-			Batches: testCard().Batches[:p.sizes], Growing: p.sizes > 0 && p.sizes < len(testCard().Batches),
+			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,
+			Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
 			EphemeralBytes: int64(p.sizes),
 		}
 		for _, g := range p.on {

@@ -82,10 +82,10 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 		}
 		p := control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
+			Role: role, SharePercent: q.SharePercent, SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU(),
 			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
-			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
+			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
 			Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
 		if in.m.cfg.Guarantees() {

@@ -77,7 +77,7 @@ func (in *instance) noteObservation(o *control.ObservedProcess) {
 	}
 	p := in.processes.of(o.Generation)
 	before := p.observation
-	now := observation{o.SMs, o.SMGroups, o.Batches, o.Growing, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
+	now := observation{o.SMs, o.SMGroups, o.Batches, o.WarmingUp, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
 	in.entitled.noteSpending(before.spent, now.spent)
 	p.observation = now
 	if len(now.batches) > 0 && !now.growing {

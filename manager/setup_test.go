@@ -17,8 +17,8 @@ func TestAdopt(t *testing.T) {
 		b.adopt(next)
 		s.Send(1)
 		slot := c.Await(1)
-		if r := c.Request(slot[0]); r.Deadline != r.FirstPiece+int64(b.within()) {
-			t.Errorf("objective %v: deadline %v after the request, want %v", slo, time.Duration(r.Deadline-r.FirstPiece), b.within())
+		if r := c.Request(slot[0]); r.Deadline != r.FirstFragment+int64(b.within()) {
+			t.Errorf("objective %v: deadline %v after the request, want %v", slo, time.Duration(r.Deadline-r.FirstFragment), b.within())
 		}
 		c.Answer(slot, nil)
 		s.Next()

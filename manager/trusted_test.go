@@ -31,7 +31,7 @@ func TestTrusted(t *testing.T) {
 				s.Next()
 			}
 			third := datapathtest.DialRawFrom(t, netip.MustParseAddr("127.0.0.9"), b.localAddr())
-			third.Piece(1, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
+			third.Fragment(1, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
 			c.Answer(c.Await(1), nil)
 			if _, r, _ := third.Result(); r.Credit != row.want {
 				t.Errorf("a third client has a credit of %d, want %d", r.Credit, row.want)

@@ -75,7 +75,7 @@ func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration,
 	w := dataplane.Window{Aggregation: b.traffic(in).window.Aggregation}
 	for i := range requests {
 		inferred := int64(i+1) * int64(each)
-		r := shm.Request{FirstPiece: inferred - int64(tail), Whole: inferred - int64(tail)}
+		r := shm.Request{FirstFragment: inferred - int64(tail), Complete: inferred - int64(tail)}
 		w.Arrive(r)
 		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(each), Inferred: inferred}, inferred, 0)
 	}

@@ -89,9 +89,9 @@ type Card struct {
 // separate program in Python.
 const PyTorch = "pytorch"
 
-// Apart returns the card's framework if that is a separate program, else an
+// SeparateProgram returns the card's framework if that is a separate program, else an
 // empty string.
-func (c *Card) Apart() string {
+func (c *Card) SeparateProgram() string {
 	if c.Framework == PyTorch {
 		return c.Framework
 	}

@@ -356,16 +356,16 @@ func (p *fakeProcess) report(end chan<- exit, ended <-chan struct{}) {
 			return
 		}
 		if len(at.SMGroups) < p.life.minGroups {
-			say(control.Notice{State: control.Failed, Reason: tooFew, GroupsUnfit: at.SMGroups})
+			say(control.Notice{State: control.Failed, Reason: tooFew, InfeasibleGroups: at.SMGroups})
 			end <- exit{code: 1}
 			return
 		}
 		ready.SMs, ready.SMGroups = p.counts(at), at.SMGroups
-		ready.Batches, ready.Growing = []int{1}, at.Early
+		ready.Batches, ready.WarmingUp = []int{1}, at.PartialWarmUp
 	}
 	say(ready)
 	say(control.Notice{State: control.Active})
-	if gpu && at.Early {
+	if gpu && at.PartialWarmUp {
 		if !wait(p.life.warmUp, nil) {
 			return
 		}
@@ -391,7 +391,7 @@ func (p *fakeProcess) report(end chan<- exit, ended <-chan struct{}) {
 			switch {
 			case p.life.staysPut != "":
 			case len(o.SMGroups) < p.life.minGroups:
-				n.Reason, n.GroupsUnfit = tooFew, o.SMGroups
+				n.Reason, n.InfeasibleGroups = tooFew, o.SMGroups
 			default:
 				at = o
 			}

@@ -237,9 +237,9 @@ func (s *supervisor) noteBatches(c *child, n control.Notice) {
 	}
 	c.notice.Batches = n.Batches
 	switch {
-	case n.Growing && c.warmingSince.IsZero():
+	case n.WarmingUp && c.warmingSince.IsZero():
 		c.warmingSince = s.now()
-	case !n.Growing && !c.warmingSince.IsZero():
+	case !n.WarmingUp && !c.warmingSince.IsZero():
 		c.warmingSince, c.ordered = time.Time{}, s.now()
 	}
 }
@@ -249,7 +249,7 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	if n.SMs == 0 {
 		return
 	}
-	c.notice.SMs, c.at, c.infeasibleGroups = n.SMs, n.SMGroups, n.GroupsUnfit
+	c.notice.SMs, c.at, c.infeasibleGroups = n.SMs, n.SMGroups, n.InfeasibleGroups
 	switch {
 	case slices.Equal(c.at, c.groups):
 		c.moving = false
@@ -387,7 +387,7 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 
 // observeChild adds a process's groups to the report for the manager.
 func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
-	q.SMs, q.DeviceLost, q.Blameless, q.GroupsUnfit = c.notice.SMs, c.lost, c.lost && c.blameless, c.infeasibleGroups
+	q.SMs, q.DeviceLost, q.Blameless, q.InfeasibleGroups = c.notice.SMs, c.lost, c.lost && c.blameless, c.infeasibleGroups
 	switch {
 	case c.state.Ended(): // it runs on nothing any more
 		return

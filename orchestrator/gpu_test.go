@@ -261,19 +261,19 @@ func TestMoveGroups(t *testing.T) {
 func TestMoveAfterWarmUp(t *testing.T) {
 	early := func(groups ...int) control.DesiredProcess {
 		p := grouped(1, control.Serve, groups...)
-		p.Early = true
+		p.PartialWarmUp = true
 		return p
 	}
 	lives := func(spec) life { return life{warmUp: 9 * time.Second, moves: 9 * time.Second} }
 	runGPUNode(t, lives, func(n *node) {
 		n.want(early(0))
 		p := n.untilState(1, control.Active)
-		if !n.spawner.generation(1).wake().Early || !p.Growing || !slices.Equal(p.Batches, []int{1}) || p.EphemeralBytes != 200 {
+		if !n.spawner.generation(1).wake().PartialWarmUp || !p.WarmingUp || !slices.Equal(p.Batches, []int{1}) || p.EphemeralBytes != 200 {
 			t.Errorf("early as %+v", p)
 		}
 		n.want(early(1))
 		time.Sleep(5 * time.Second)
-		p = n.untilProcess(1, "it is whole", func(p control.ObservedProcess) bool { return !p.Growing })
+		p = n.untilProcess(1, "it is whole", func(p control.ObservedProcess) bool { return !p.WarmingUp })
 		if !slices.Equal(p.Batches, []int{1, 2}) || p.EphemeralBytes != 400 || !slices.Equal(p.SMGroups, []int{0, 1}) {
 			t.Errorf("whole as %+v", p)
 		}
@@ -288,7 +288,7 @@ func TestWarmUpTimeout(t *testing.T) {
 	lives := func(spec) life { return life{warmUp: time.Hour} }
 	runGPUNode(t, lives, func(n *node) {
 		p := newDesired(1, control.Serve, 30)
-		p.Early = true
+		p.PartialWarmUp = true
 		n.want(p)
 		n.untilState(1, control.Active)
 		time.Sleep(defaultLoadTimeout)
@@ -349,11 +349,11 @@ func TestInfeasibleGroups(t *testing.T) {
 		n.untilState(1, control.Active)
 		n.want(grouped(1, control.Serve, 1))
 		n.untilProcess(1, "it stays, and says where it cannot run", func(p control.ObservedProcess) bool {
-			return slices.Equal(p.SMGroups, []int{0, 1, 2}) && slices.Equal(p.GroupsUnfit, []int{1}) && p.Reason == tooFew && p.State == control.Active
+			return slices.Equal(p.SMGroups, []int{0, 1, 2}) && slices.Equal(p.InfeasibleGroups, []int{1}) && p.Reason == tooFew && p.State == control.Active
 		})
 		n.want(grouped(1, control.Serve, 1, 2))
 		n.untilProcess(1, "it moves", func(p control.ObservedProcess) bool {
-			return slices.Equal(p.SMGroups, []int{1, 2}) && p.GroupsUnfit == nil && p.Reason == ""
+			return slices.Equal(p.SMGroups, []int{1, 2}) && p.InfeasibleGroups == nil && p.Reason == ""
 		})
 	})
 }
@@ -370,7 +370,7 @@ func TestTooFewGroups(t *testing.T) {
 			p.Instance = 0
 			n.want(p)
 			q := n.untilState(p.Generation, control.Failed)
-			if !slices.Equal(q.GroupsUnfit, on) || q.DeviceLost || len(q.SMGroups) != 0 {
+			if !slices.Equal(q.InfeasibleGroups, on) || q.DeviceLost || len(q.SMGroups) != 0 {
 				t.Errorf("on groups %v it ended as %+v", on, q)
 			}
 			early = append(early, strings.Count(n.log.String(), `"backoff_ms":`))

@@ -115,7 +115,7 @@ type action struct {
 // result next is when to plan again if nothing happens before; zero: no deadline is
 // pending. It is a pure function.
 func plan(now time.Time, w desiredState, f observedState, l limits) (todo []action, next time.Time) {
-	p := planner{now: now, wish: w, facts: f, limits: l}
+	p := planner{now: now, target: w, facts: f, limits: l}
 	another := w.desired != nil && w.desired.ManagerID != f.managerID
 	wanted := map[key]control.DesiredProcess{}
 	if w.desired != nil && !another {
@@ -152,7 +152,7 @@ func plan(now time.Time, w desiredState, f observedState, l limits) (todo []acti
 // planner is the state of one plan.
 type planner struct {
 	now    time.Time
-	wish   desiredState
+	target desiredState
 	facts  observedState
 	limits limits
 	next   time.Time // the next deadline
@@ -179,7 +179,7 @@ func (p *planner) begin(k key, d control.DesiredProcess) action {
 		return action{kind: markExited, why: "the process was never started"}
 	case d.Started:
 		return action{kind: markExited, why: "the process ended under an earlier orchestrator"}
-	case p.wish.ending:
+	case p.target.ending:
 		return action{kind: markExited, why: "the orchestrator stops"}
 	case !p.facts.unready && p.due(p.facts.held(k.place())):
 		return action{kind: spawn}
@@ -191,7 +191,7 @@ func (p *planner) begin(k key, d control.DesiredProcess) action {
 // desired state is that of another manager.
 func (p *planner) step(q observedProcess, d control.DesiredProcess, desired, another bool) action {
 	switch {
-	case q.state.Ended() && !desired && !p.wish.waiting:
+	case q.state.Ended() && !desired && !p.target.waiting:
 		return action{kind: forget}
 	case q.state.Ended():
 		return action{}
@@ -209,7 +209,7 @@ func (p *planner) step(q observedProcess, d control.DesiredProcess, desired, ano
 	if why, ends := p.unwanted(d, desired); ends {
 		return end(q, why)
 	}
-	if p.wish.desired == nil {
+	if p.target.desired == nil {
 		return action{} // another orchestrator's manager is still to send its message
 	}
 	if fault := p.overdue(q); fault != "" {
@@ -246,10 +246,10 @@ func (p *planner) finish(q observedProcess) action {
 // unwanted reports whether a process must end, and why.
 func (p *planner) unwanted(d control.DesiredProcess, desired bool) (why string, ends bool) {
 	switch {
-	case p.wish.ending:
+	case p.target.ending:
 		return "the orchestrator stops", true
-	case p.wish.desired == nil:
-		return "the manager ended", !p.wish.waiting
+	case p.target.desired == nil:
+		return "the manager ended", !p.target.waiting
 	case !desired:
 		return "the process is no longer needed", true
 	}

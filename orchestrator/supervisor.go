@@ -590,7 +590,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 			c.blameless = n.Blameless
 			s.lose(k, c)
 		}
-		c.infeasibleGroups, c.groupsTooFew = n.GroupsUnfit, len(n.GroupsUnfit) > 0
+		c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
 		if c.drained.IsZero() {
 			c.drained = s.now()
 		}
@@ -758,7 +758,7 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 		IF: k.name, Instance: k.instance, Generation: k.generation,
 		State: c.state, SharePercent: c.terms.percent, Reason: c.notice.Reason,
 		PersistentBytes: c.notice.PersistentBytes, EphemeralBytes: c.notice.EphemeralBytes, WarmupMillis: c.notice.WarmupMillis,
-		Batches: c.notice.Batches, Growing: !c.warmingSince.IsZero(),
+		Batches: c.notice.Batches, WarmingUp: !c.warmingSince.IsZero(),
 	}
 	if c.process != nil {
 		q.PID = c.process.pid()

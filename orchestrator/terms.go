@@ -80,7 +80,7 @@ func (s *supervisor) regroup(k key, c *child) {
 
 // place adds to an order where the process is to run.
 func (s *supervisor) place(c *child, o *control.Order) {
-	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
+	o.SMGroups, o.PartialWarmUp = c.desired.SMGroups, c.desired.PartialWarmUp && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
 	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
 	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.sharesAtOnce() {

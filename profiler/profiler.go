@@ -275,7 +275,7 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 // sizes.
 func serves(f control.FunctionStatus) bool {
 	for i := range f.Instances {
-		if p, ok := f.Instances[i].Serving(); !ok || p.Growing {
+		if p, ok := f.Instances[i].Serving(); !ok || p.WarmingUp {
 			return false
 		}
 	}

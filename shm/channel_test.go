@@ -12,10 +12,10 @@ import (
 func TestRoundTrip(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
-	request := Request{ID: 77, Pieces: 2, Bytes: 30, Priority: 3, FirstPiece: 10, Whole: 20, Deadline: 30}
-	pieces := []Piece{{Offset: 64, Place: 0, Length: 20}, {Offset: 128, Place: 20, Length: 10, Slab: 1}}
+	request := Request{ID: 77, Fragments: 2, Bytes: 30, Priority: 3, FirstFragment: 10, Complete: 20, Deadline: 30}
+	fragments := []Fragment{{Offset: 64, Place: 0, Length: 20}, {Offset: 128, Place: 20, Length: 10, Slab: 1}}
 	p.table.SetRequest(5, request)
-	copy(p.table.Pieces(5), pieces)
+	copy(p.table.Fragments(5), fragments)
 	p.channel.Publish(5)
 	if p.channel.Queued() != 1 {
 		t.Errorf("%d queued, want 1", p.channel.Queued())
@@ -27,8 +27,8 @@ func TestRoundTrip(t *testing.T) {
 	if got := c.Request(5); got != request || p.table.Request(5) != request {
 		t.Errorf("request %+v, want %+v", got, request)
 	}
-	if got := c.Pieces(5); len(got) != 2 || got[0] != pieces[0] || got[1] != pieces[1] {
-		t.Errorf("pieces %+v, want %+v", got, pieces)
+	if got := c.Fragments(5); len(got) != 2 || got[0] != fragments[0] || got[1] != fragments[1] {
+		t.Errorf("pieces %+v, want %+v", got, fragments)
 	}
 	c.Start([]uint32{5})
 	answer := Result{Status: 1, Kind: 2, Batch: 3, ModelVersion: 4, Length: 6, Dispatched: 7, Gathered: 8, Inferred: 9}
@@ -87,7 +87,7 @@ func TestBatchLimits(t *testing.T) {
 }
 
 func TestMaxGeometry(t *testing.T) {
-	for _, g := range []Geometry{{Slots: 1, MaxPieces: 1}, {Slots: 1, MaxPieces: 3, ResultBytes: 1}, {Slots: 4096, MaxPieces: 2, ResultBytes: 65}} {
+	for _, g := range []Geometry{{Slots: 1, MaxFragments: 1}, {Slots: 1, MaxFragments: 3, ResultBytes: 1}, {Slots: 4096, MaxFragments: 2, ResultBytes: 65}} {
 		p := newPair(t, g)
 		c := p.owner(t, 1)
 		var all []uint32
@@ -408,14 +408,14 @@ func TestAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(1000, func() {
 		for _, slot := range slots {
 			p.table.SetRequest(slot, Request{ID: slot})
-			p.table.Pieces(slot)[0] = Piece{Length: 1}
+			p.table.Fragments(slot)[0] = Fragment{Length: 1}
 			p.channel.Publish(slot)
 		}
 		c.Wait(Now() + int64(time.Second))
 		batch := taken[:c.Take(taken)]
 		c.Start(batch)
 		for _, slot := range batch {
-			_, _ = c.Request(slot), c.Pieces(slot)
+			_, _ = c.Request(slot), c.Fragments(slot)
 			c.ResultBuffer(slot)[0] = 1
 			c.Complete(slot, Result{Length: 1})
 		}

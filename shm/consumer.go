@@ -432,18 +432,18 @@ func (c *Consumer) Start(slots []uint32) {
 	}
 }
 
-// Request is the table's entry for a slot. Pieces is clamped to MaxPieces. The
+// Request is the table's entry for a slot. Pieces is clamped to MaxFragments. The
 // caller checks the sizes against its own tensors.
 func (c *Consumer) Request(slot uint32) Request {
 	r := c.table.Request(slot)
-	r.Pieces = min(r.Pieces, c.g.MaxPieces)
+	r.Fragments = min(r.Fragments, c.g.MaxFragments)
 	return r
 }
 
-// Pieces are a slot's descriptors in use: read-only memory, valid until the
+// Fragments are a slot's descriptors in use: read-only memory, valid until the
 // slot's Complete. The gather checks their bounds.
-func (c *Consumer) Pieces(slot uint32) []Piece {
-	return c.table.Pieces(slot)[:c.Request(slot).Pieces]
+func (c *Consumer) Fragments(slot uint32) []Fragment {
+	return c.table.Fragments(slot)[:c.Request(slot).Fragments]
 }
 
 // ResultBuffer is the room for a slot's payload, ResultBytes long. The caller

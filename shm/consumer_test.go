@@ -227,9 +227,9 @@ func TestInterruptClosed(t *testing.T) {
 func TestTableBounds(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
-	p.table.SetRequest(1, Request{Pieces: 1 << 31})
-	if n := len(c.Pieces(1)); n != int(testGeometry.MaxPieces) {
-		t.Errorf("%d pieces, there is room for %d", n, testGeometry.MaxPieces)
+	p.table.SetRequest(1, Request{Fragments: 1 << 31})
+	if n := len(c.Fragments(1)); n != int(testGeometry.MaxFragments) {
+		t.Errorf("%d pieces, there is room for %d", n, testGeometry.MaxFragments)
 	}
 	p.publish(1)
 	take(c)

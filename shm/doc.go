@@ -1,13 +1,13 @@
 // Package shm holds the only memory that Penstock's processes share: the slab
 // that receives datagrams, the request table, and two rings. The table lists
-// the pieces of each request in the slab. One ring passes requests to an
+// the fragments of each request in the slab. One ring passes requests to an
 // inference function (IF); the other returns its results.
 //
 // The path of a request through the three files that an IF receives:
 //
 //	          manager                                        IF process
 //	          ───────                                        ──────────
-//	1. Table.SetRequest, Pieces     table (IF: read-only)
+//	1. Table.SetRequest, Fragments  table (IF: read-only)
 //	2. Channel.Publish      ──────> ring  (IF: read-only) ──> Consumer.Wait, Take
 //	                                                       3. Consumer.Start, infer
 //	5. Channel.Receive      <────── replies (both write)  <── Consumer.Complete, Flush

@@ -20,7 +20,7 @@ func writeHeader(mem []byte, magic uint32, g Geometry) {
 	head[atMagic/4] = magic
 	head[atVersion/4] = layoutVersion
 	head[atSlots/4] = g.Slots
-	head[atMaxPieces/4] = g.MaxPieces
+	head[atMaxFragments/4] = g.MaxFragments
 	head[atResultBytes/4] = g.ResultBytes
 }
 
@@ -34,7 +34,7 @@ func checkHeader(mem []byte, magic uint32, g Geometry) error {
 	if got := head[atVersion/4]; got != layoutVersion {
 		return fmt.Errorf("%w: layout version %d, want %d", ErrMismatch, got, layoutVersion)
 	}
-	got := Geometry{Slots: head[atSlots/4], MaxPieces: head[atMaxPieces/4], ResultBytes: head[atResultBytes/4]}
+	got := Geometry{Slots: head[atSlots/4], MaxFragments: head[atMaxFragments/4], ResultBytes: head[atResultBytes/4]}
 	if got != g {
 		return fmt.Errorf("%w: geometry %+v, want %+v", ErrMismatch, got, g)
 	}

@@ -88,7 +88,7 @@ func (r *referee) serveHonestly(t *testing.T, dead, generation uint32) {
 
 // Every word of the replies may hold any value at any time.
 func TestManagerHostileReplies(t *testing.T) {
-	g := Geometry{Slots: 8, MaxPieces: 1, ResultBytes: 16}
+	g := Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 16}
 	rapid.Check(t, func(rt *rapid.T) {
 		p := makePair(rt, g)
 		defer p.close()
@@ -227,7 +227,7 @@ func TestCloseRandomBytes(t *testing.T) {
 
 // The manager is more trusted, but garbage must not break a consumer either.
 func TestConsumerHostileRing(t *testing.T) {
-	g := Geometry{Slots: 8, MaxPieces: 2, ResultBytes: 16}
+	g := Geometry{Slots: 8, MaxFragments: 2, ResultBytes: 16}
 	rapid.Check(t, func(rt *rapid.T) {
 		p := makePair(rt, g)
 		defer p.close()
@@ -243,7 +243,7 @@ func TestConsumerHostileRing(t *testing.T) {
 				if slot >= g.Slots {
 					t.Fatalf("took slot %d of %d", slot, g.Slots)
 				}
-				if n := len(c.Pieces(slot)); n > int(g.MaxPieces) {
+				if n := len(c.Fragments(slot)); n > int(g.MaxFragments) {
 					t.Fatalf("%d pieces", n)
 				}
 			}

@@ -22,18 +22,18 @@ const lineBytes = 64
 // replies have no header: a faulty process could overwrite it, and its
 // successor must still be able to attach.
 const (
-	atMagic       = 0
-	atVersion     = 4
-	atSlots       = 8
-	atMaxPieces   = 12
-	atResultBytes = 16
+	atMagic        = 0
+	atVersion      = 4
+	atSlots        = 8
+	atMaxFragments = 12
+	atResultBytes  = 16
 )
 
-// The table: header, one Request per slot, MaxPieces Pieces per slot.
+// The table: header, one Request per slot, MaxFragments Fragments per slot.
 const (
-	requestBytes = 64
-	pieceBytes   = 16
-	atRequests   = lineBytes
+	requestBytes  = 64
+	fragmentBytes = 16
+	atRequests    = lineBytes
 )
 
 // The ring: the words that only the manager writes, one ticket per slot, the
@@ -64,11 +64,11 @@ const (
 const resultHeaderBytes = lineBytes
 
 // Limits of a Geometry. The smallest field that holds a slot's index has 16
-// bits, and so has a piece index on the wire. A result of more than 64 MiB is
+// bits, and so has a fragment index on the wire. A result of more than 64 MiB is
 // too large to be the answer to a datagram.
 const (
 	maxSlots       = 1 << 16
-	maxPieces      = 1 << 16
+	maxFragments   = 1 << 16
 	maxResultBytes = 64 << 20
 )
 
@@ -77,8 +77,8 @@ type Geometry struct {
 	// Slots is the number of requests that may be in flight, a power of two ≤
 	// 65536.
 	Slots uint32 `json:"slots"`
-	// MaxPieces is the number of descriptors that one request may have.
-	MaxPieces uint32 `json:"max_pieces"`
+	// MaxFragments is the number of descriptors that one request may have.
+	MaxFragments uint32 `json:"max_pieces"`
 	// ResultBytes is the room for the payload of one result.
 	ResultBytes uint32 `json:"result_bytes"`
 }
@@ -88,8 +88,8 @@ func (g Geometry) Validate() error {
 	switch {
 	case g.Slots == 0 || g.Slots > maxSlots || g.Slots&(g.Slots-1) != 0:
 		return fmt.Errorf("geometry: slots %d: want a power of two, 1 to %d", g.Slots, maxSlots)
-	case g.MaxPieces == 0 || g.MaxPieces > maxPieces:
-		return fmt.Errorf("geometry: max pieces %d: want 1 to %d", g.MaxPieces, maxPieces)
+	case g.MaxFragments == 0 || g.MaxFragments > maxFragments:
+		return fmt.Errorf("geometry: max pieces %d: want 1 to %d", g.MaxFragments, maxFragments)
 	case g.ResultBytes > maxResultBytes:
 		return fmt.Errorf("geometry: result bytes %d: want at most %d", g.ResultBytes, maxResultBytes)
 	}
@@ -99,10 +99,10 @@ func (g Geometry) Validate() error {
 func lineUp(n int) int { return (n + lineBytes - 1) &^ (lineBytes - 1) }
 
 func (g Geometry) tableBytes() int {
-	return atRequests + int(g.Slots)*(requestBytes+int(g.MaxPieces)*pieceBytes)
+	return atRequests + int(g.Slots)*(requestBytes+int(g.MaxFragments)*fragmentBytes)
 }
 
-func (g Geometry) atPieces() int { return atRequests + int(g.Slots)*requestBytes }
+func (g Geometry) atFragments() int { return atRequests + int(g.Slots)*requestBytes }
 
 func (g Geometry) atRingEntries() int { return atTickets + lineUp(int(g.Slots)*4) }
 
@@ -116,9 +116,9 @@ func (g Geometry) resultStride() int { return resultHeaderBytes + lineUp(int(g.R
 
 func (g Geometry) repliesBytes() int { return g.atResults() + int(g.Slots)*g.resultStride() }
 
-// Piece locates one contiguous part of a request's bytes in a slab. It has 16
+// Fragment locates one contiguous part of a request's bytes in a slab. It has 16
 // bytes in memory.
-type Piece struct {
+type Fragment struct {
 	// Offset is where the part begins in the slab, in bytes.
 	Offset uint64
 	// Place is the part's offset in the request, in bytes.
@@ -133,17 +133,17 @@ type Piece struct {
 type Request struct {
 	// ID is the request's id on the wire, for logs.
 	ID uint32
-	// Pieces is the number of the slot's descriptors that are in use.
-	Pieces uint32
+	// Fragments is the number of the slot's descriptors that are in use.
+	Fragments uint32
 	// Bytes is the request's size.
 	Bytes uint32
 	// Priority is what the client asked for: higher goes first.
 	Priority uint8
 	_        [3]uint8
-	// FirstPiece and Whole are when the first and the last piece arrived. After
+	// FirstFragment and Complete are when the first and the last fragment arrived. After
 	// Deadline the answer is worthless. All are nanoseconds of Now.
-	FirstPiece, Whole, Deadline int64
-	_                           [24]uint8
+	FirstFragment, Complete, Deadline int64
+	_                                 [24]uint8
 }
 
 // Result is what an IF reports about a request, next to the payload.

@@ -23,10 +23,10 @@ func dump(mem []byte) string {
 
 // Little-endian machines only: Penstock's wire format is little-endian too.
 func TestGoldenBytes(t *testing.T) {
-	g := Geometry{Slots: 2, MaxPieces: 2, ResultBytes: 5}
+	g := Geometry{Slots: 2, MaxFragments: 2, ResultBytes: 5}
 	p := newPair(t, g)
-	p.table.SetRequest(1, Request{ID: 0x11223344, Pieces: 2, Bytes: 0x600, Priority: 9, FirstPiece: 1, Whole: 2, Deadline: 3})
-	copy(p.table.Pieces(1), []Piece{{Offset: 0x1000, Place: 0x20, Length: 0x400, Slab: 7}, {Offset: 0x2000, Place: 0x420, Length: 0x200}})
+	p.table.SetRequest(1, Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3})
+	copy(p.table.Fragments(1), []Fragment{{Offset: 0x1000, Place: 0x20, Length: 0x400, Slab: 7}, {Offset: 0x2000, Place: 0x420, Length: 0x200}})
 	c := p.owner(t, 5)
 	p.channel.Publish(1)
 	p.channel.Publish(0)
@@ -85,14 +85,14 @@ func TestGeometry(t *testing.T) {
 		g    Geometry
 		good bool
 	}{
-		{Geometry{Slots: 1, MaxPieces: 1}, true},
-		{Geometry{Slots: 65536, MaxPieces: 65536, ResultBytes: 64 << 20}, true},
-		{Geometry{Slots: 0, MaxPieces: 1}, false},
-		{Geometry{Slots: 3, MaxPieces: 1}, false},
-		{Geometry{Slots: 131072, MaxPieces: 1}, false},
-		{Geometry{Slots: 4, MaxPieces: 0}, false},
-		{Geometry{Slots: 4, MaxPieces: 65537}, false},
-		{Geometry{Slots: 4, MaxPieces: 1, ResultBytes: 64<<20 + 1}, false},
+		{Geometry{Slots: 1, MaxFragments: 1}, true},
+		{Geometry{Slots: 65536, MaxFragments: 65536, ResultBytes: 64 << 20}, true},
+		{Geometry{Slots: 0, MaxFragments: 1}, false},
+		{Geometry{Slots: 3, MaxFragments: 1}, false},
+		{Geometry{Slots: 131072, MaxFragments: 1}, false},
+		{Geometry{Slots: 4, MaxFragments: 0}, false},
+		{Geometry{Slots: 4, MaxFragments: 65537}, false},
+		{Geometry{Slots: 4, MaxFragments: 1, ResultBytes: 64<<20 + 1}, false},
 	} {
 		if err := test.g.Validate(); (err == nil) != test.good {
 			t.Errorf("%+v: %v", test.g, err)

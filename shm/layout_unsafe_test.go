@@ -9,23 +9,23 @@ import (
 // new Version.
 func TestLayout(t *testing.T) {
 	var (
-		piece   Piece
-		request Request
-		header  resultHeader
+		fragment Fragment
+		request  Request
+		header   resultHeader
 	)
 	for name, test := range map[string]struct{ got, want uintptr }{
-		"size of Piece":        {unsafe.Sizeof(piece), 16},
-		"Piece.Offset":         {unsafe.Offsetof(piece.Offset), 0},
-		"Piece.Place":          {unsafe.Offsetof(piece.Place), 8},
-		"Piece.Length":         {unsafe.Offsetof(piece.Length), 12},
-		"Piece.Slab":           {unsafe.Offsetof(piece.Slab), 14},
+		"size of Piece":        {unsafe.Sizeof(fragment), 16},
+		"Piece.Offset":         {unsafe.Offsetof(fragment.Offset), 0},
+		"Piece.Place":          {unsafe.Offsetof(fragment.Place), 8},
+		"Piece.Length":         {unsafe.Offsetof(fragment.Length), 12},
+		"Piece.Slab":           {unsafe.Offsetof(fragment.Slab), 14},
 		"size of Request":      {unsafe.Sizeof(request), 64},
 		"Request.ID":           {unsafe.Offsetof(request.ID), 0},
-		"Request.Pieces":       {unsafe.Offsetof(request.Pieces), 4},
+		"Request.Pieces":       {unsafe.Offsetof(request.Fragments), 4},
 		"Request.Bytes":        {unsafe.Offsetof(request.Bytes), 8},
 		"Request.Priority":     {unsafe.Offsetof(request.Priority), 12},
-		"Request.FirstPiece":   {unsafe.Offsetof(request.FirstPiece), 16},
-		"Request.Whole":        {unsafe.Offsetof(request.Whole), 24},
+		"Request.FirstPiece":   {unsafe.Offsetof(request.FirstFragment), 16},
+		"Request.Whole":        {unsafe.Offsetof(request.Complete), 24},
 		"Request.Deadline":     {unsafe.Offsetof(request.Deadline), 32},
 		"size of resultHeader": {unsafe.Sizeof(header), 64},
 		"result length":        {unsafe.Offsetof(header.length), 0},

@@ -43,7 +43,7 @@ type channelModel struct {
 
 func newChannelModel(t failer) *channelModel {
 	m := &channelModel{
-		pair: makePair(t, Geometry{Slots: 8, MaxPieces: 1, ResultBytes: 8}),
+		pair: makePair(t, Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 8}),
 		out:  map[uint32]*publication{}, stale: map[uint32]bool{},
 	}
 	m.succeed(t)

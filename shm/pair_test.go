@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var testGeometry = Geometry{Slots: 16, MaxPieces: 4, ResultBytes: 100}
+var testGeometry = Geometry{Slots: 16, MaxFragments: 4, ResultBytes: 100}
 
 // pair is both ends of a channel in one process.
 type pair struct {

@@ -6,17 +6,17 @@ import (
 )
 
 // Table is the request table of an IF: what the manager knows of each slot's
-// request, and where its pieces lie. IFs map it read-only.
+// request, and where its fragments lie. IFs map it read-only.
 //
 // While a slot is free, the goroutine that fills it owns its entries. From its
 // publication until its reply was received, or until it was withdrawn, they
 // must not change. There is no lock: different goroutines may fill different
 // slots.
 type Table struct {
-	g        Geometry
-	region   *Region
-	requests []Request
-	pieces   []Piece
+	g         Geometry
+	region    *Region
+	requests  []Request
+	fragments []Fragment
 }
 
 // NewTable makes a table. /proc/PID/maps shows the name.
@@ -31,20 +31,20 @@ func NewTable(name string, g Geometry) (*Table, error) {
 func tableIn(region *Region, g Geometry) *Table {
 	mem := region.Bytes()
 	return &Table{
-		g:        g,
-		region:   region,
-		requests: view[Request](mem, atRequests, int(g.Slots)),
-		pieces:   view[Piece](mem, g.atPieces(), int(g.Slots)*int(g.MaxPieces)),
+		g:         g,
+		region:    region,
+		requests:  view[Request](mem, atRequests, int(g.Slots)),
+		fragments: view[Fragment](mem, g.atFragments(), int(g.Slots)*int(g.MaxFragments)),
 	}
 }
 
 // Geometry is the table's size.
 func (t *Table) Geometry() Geometry { return t.g }
 
-// Pieces are a slot's MaxPieces descriptors, which the caller writes in place.
-func (t *Table) Pieces(slot uint32) []Piece {
-	at, n := int(slot)*int(t.g.MaxPieces), int(t.g.MaxPieces)
-	return t.pieces[at : at+n : at+n]
+// Fragments are a slot's MaxFragments descriptors, which the caller writes in place.
+func (t *Table) Fragments(slot uint32) []Fragment {
+	at, n := int(slot)*int(t.g.MaxFragments), int(t.g.MaxFragments)
+	return t.fragments[at : at+n : at+n]
 }
 
 // SetRequest writes a slot's entry.

@@ -4,7 +4,7 @@ import "testing"
 
 func TestAllocations(t *testing.T) {
 	all := examples()
-	data, bad, nack, result := all["data-middle"], edit(all["data-last"], 8, 33), all["wish"], all["result"]
+	data, bad, nack, result := all["data-middle"], edit(all["data-last"], 8, 33), all["nack"], all["result"]
 	topk, boxes := AppendTopK(nil, exampleClasses), AppendBoxes(nil, exampleBoxes)
 	present := make([]uint64, 8)
 	room := make([]byte, 0, MaxDatagram)
@@ -12,7 +12,7 @@ func TestAllocations(t *testing.T) {
 	var sum int
 	var reasons [NumReasons]int
 	for name, f := range map[string]func(){
-		"header": func() { h, _ := DecodeHeader(data); h.Put(room[:HeaderSize]); sum += int(PieceSize(&h)) },
+		"header": func() { h, _ := DecodeHeader(data); h.Put(room[:HeaderSize]); sum += int(FragmentSize(&h)) },
 		"bad":    func() { _, err := DecodeHeader(bad); reasons[ReasonOf(err)]++ },
 		"extension": func() {
 			exampleExtension.Put(room[:BlockSize])
@@ -23,10 +23,10 @@ func TestAllocations(t *testing.T) {
 			_, r, p, _ := DecodeResult(result)
 			sum += len(AppendResult(room, 1, &r, p, 8, 1, false))
 		},
-		"wish": func() {
-			d, _ := AppendWish(room, 1, 1<<20, 500, present, 0)
+		"nack": func() {
+			d, _ := AppendNACK(room, 1, 1<<20, 500, present, 0)
 			sum += len(d)
-			w, _ := DecodeWish(nack)
+			w, _ := DecodeNACK(nack)
 			for i := range w.Missing {
 				sum += i
 			}
@@ -54,7 +54,7 @@ func BenchmarkDecodeHeader(b *testing.B) {
 }
 
 func BenchmarkPutHeader(b *testing.B) {
-	h := PieceHeader(TypeData, 1, 1<<20, DefaultPieceBytes, 5)
+	h := FragmentHeader(TypeData, 1, 1<<20, DefaultFragmentBytes, 5)
 	room := make([]byte, HeaderSize)
 	for b.Loop() {
 		h.Put(room)
@@ -64,7 +64,7 @@ func BenchmarkPutHeader(b *testing.B) {
 func BenchmarkAppendResult(b *testing.B) {
 	payload, room := AppendTopK(nil, exampleClasses), make([]byte, 0, 256)
 	for b.Loop() {
-		AppendResult(room, 1, &exampleTopK, payload, DefaultPieceBytes, 0, false)
+		AppendResult(room, 1, &exampleTopK, payload, DefaultFragmentBytes, 0, false)
 	}
 }
 
@@ -80,6 +80,6 @@ func BenchmarkDecodeResult(b *testing.B) {
 func BenchmarkAppendNACK(b *testing.B) {
 	present, room := make([]uint64, 8), make([]byte, 0, 256)
 	for b.Loop() {
-		AppendWish(room, 1, 507*1024, 507, present, 0)
+		AppendNACK(room, 1, 507*1024, 507, present, 0)
 	}
 }

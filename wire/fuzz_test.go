@@ -14,7 +14,7 @@ func addExamples(f *testing.F) {
 
 // FuzzDecodeHeader checks each accepted header: Put writes the same bytes, the
 // payload is within the datagram, and the fragment belongs to the split that
-// PieceSize implies.
+// FragmentSize implies.
 func FuzzDecodeHeader(f *testing.F) {
 	addExamples(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -33,8 +33,8 @@ func FuzzDecodeHeader(f *testing.F) {
 		if end := PayloadOffset(&h) + int(h.Length); end > len(b) || len(b)-end >= PaddingUnit {
 			t.Fatalf("payload of %+v ends at %d of %d", h, end, len(b))
 		}
-		if size := int(PieceSize(&h)); size != 0 && size <= MaxPieceBytes {
-			want := PieceHeader(h.Type, h.RequestID, int(h.Total), size, int(h.Index))
+		if size := int(FragmentSize(&h)); size != 0 && size <= MaxFragmentBytes {
+			want := FragmentHeader(h.Type, h.RequestID, int(h.Total), size, int(h.Index))
 			want.Flags |= h.Flags
 			if h != want {
 				t.Fatalf("got %+v, pieces of %d bytes make %+v", h, size, want)
@@ -88,7 +88,7 @@ func FuzzDecodeResult(f *testing.F) {
 func FuzzDecodeNACK(f *testing.F) {
 	addExamples(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		w, err := DecodeWish(b)
+		w, err := DecodeNACK(b)
 		if err != nil {
 			return
 		}
@@ -107,12 +107,12 @@ func FuzzDecodeNACK(f *testing.F) {
 		var again []int
 		for next := 0; ; {
 			var d []byte
-			if d, next = AppendWish(nil, w.RequestID, w.Total, w.Count, present, next); d == nil {
+			if d, next = AppendNACK(nil, w.RequestID, w.Total, w.Count, present, next); d == nil {
 				break
 			}
-			one, err := DecodeWish(d)
+			one, err := DecodeNACK(d)
 			if err != nil {
-				t.Fatalf("wish written back: %v", err)
+				t.Fatalf("NACK written back: %v", err)
 			}
 			again = append(again, missing(one)...)
 		}

@@ -55,7 +55,7 @@ var (
 // exampleData returns a data datagram as docs/wire.md specifies it.
 func exampleData(index int, flags Flags, e *Extension) []byte {
 	picture := examplePicture()
-	h := PieceHeader(TypeData, exampleID, len(picture), exampleFragment, index)
+	h := FragmentHeader(TypeData, exampleID, len(picture), exampleFragment, index)
 	h.Flags |= flags
 	b := make([]byte, DatagramSize(&h))
 	h.Put(b)
@@ -68,21 +68,21 @@ func exampleData(index int, flags Flags, e *Extension) []byte {
 
 // examples returns all golden datagrams, by name.
 func examples() map[string][]byte {
-	nack, _ := AppendWish(nil, exampleID, 40, 3, []uint64{0b101}, 0)
+	nack, _ := AppendNACK(nil, exampleID, 40, 3, []uint64{0b101}, 0)
 	boxes := AppendBoxes(nil, exampleBoxes)
 	return map[string][]byte{
-		"data-first":    exampleData(0, FlagExtension, &exampleExtension),
-		"data-middle":   exampleData(1, 0, nil),
-		"data-last":     exampleData(2, 0, nil),
-		"data-again":    exampleData(1, FlagRetransmitted|FlagPadded, nil),
-		"wish":          nack,
-		"result":        AppendResult(nil, exampleID, &exampleTopK, AppendTopK(nil, exampleClasses), DefaultPieceBytes, 0, false),
-		"result-pieces": AppendResult(nil, exampleID, &exampleBoxResult, boxes, exampleFragment, 1, true),
-		"incomplete":    AppendResult(nil, exampleID, &exampleIncomplete, nil, DefaultPieceBytes, 0, false),
-		"late":          AppendResult(nil, exampleID, &exampleLate, nil, DefaultPieceBytes, 0, false),
-		"busy-cookie":   AppendResult(nil, exampleID, &exampleProve, nil, DefaultPieceBytes, 0, false),
-		"data-cookie":   exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
-		"busy":          AppendResult(nil, exampleID, &exampleBusy, nil, DefaultPieceBytes, 0, false),
+		"data-first":       exampleData(0, FlagExtension, &exampleExtension),
+		"data-middle":      exampleData(1, 0, nil),
+		"data-last":        exampleData(2, 0, nil),
+		"data-again":       exampleData(1, FlagRetransmitted|FlagPadded, nil),
+		"nack":             nack,
+		"result":           AppendResult(nil, exampleID, &exampleTopK, AppendTopK(nil, exampleClasses), DefaultFragmentBytes, 0, false),
+		"result-fragments": AppendResult(nil, exampleID, &exampleBoxResult, boxes, exampleFragment, 1, true),
+		"incomplete":       AppendResult(nil, exampleID, &exampleIncomplete, nil, DefaultFragmentBytes, 0, false),
+		"late":             AppendResult(nil, exampleID, &exampleLate, nil, DefaultFragmentBytes, 0, false),
+		"busy-cookie":      AppendResult(nil, exampleID, &exampleProve, nil, DefaultFragmentBytes, 0, false),
+		"data-cookie":      exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
+		"busy":             AppendResult(nil, exampleID, &exampleBusy, nil, DefaultFragmentBytes, 0, false),
 	}
 }
 
@@ -139,18 +139,18 @@ func TestDecodeGolden(t *testing.T) {
 		return Header{Type: typ, Flags: flags, RequestID: exampleID, Offset: offset, Total: total, Index: index, Count: count, Length: length}
 	}
 	for name, want := range map[string]Header{
-		"data-first":    header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
-		"data-cookie":   header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
-		"busy-cookie":   header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
-		"data-middle":   header(TypeData, 0, 16, 40, 1, 3, 16),
-		"data-last":     header(TypeData, FlagLast, 32, 40, 2, 3, 8),
-		"data-again":    header(TypeData, FlagRetransmitted|FlagPadded, 16, 40, 1, 3, 16),
-		"wish":          header(TypeWish, 0, 0, 40, 0, 3, 5),
-		"result":        header(TypeResult, FlagLast, 0, 12, 0, 1, 12),
-		"result-pieces": header(TypeResult, FlagLast|FlagRetransmitted, 16, 22, 1, 2, 6),
-		"incomplete":    header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
-		"busy":          header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
-		"late":          header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
+		"data-first":       header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
+		"data-cookie":      header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
+		"busy-cookie":      header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
+		"data-middle":      header(TypeData, 0, 16, 40, 1, 3, 16),
+		"data-last":        header(TypeData, FlagLast, 32, 40, 2, 3, 8),
+		"data-again":       header(TypeData, FlagRetransmitted|FlagPadded, 16, 40, 1, 3, 16),
+		"nack":             header(TypeNACK, 0, 0, 40, 0, 3, 5),
+		"result":           header(TypeResult, FlagLast, 0, 12, 0, 1, 12),
+		"result-fragments": header(TypeResult, FlagLast|FlagRetransmitted, 16, 22, 1, 2, 6),
+		"incomplete":       header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
+		"busy":             header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
+		"late":             header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
 	} {
 		b := shown[name]
 		got, err := DecodeHeader(b)
@@ -171,7 +171,7 @@ func TestDecodeGolden(t *testing.T) {
 	}
 	for name, want := range map[string]Result{
 		"busy-cookie": exampleProve,
-		"result":      exampleTopK, "result-pieces": exampleBoxResult, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
+		"result":      exampleTopK, "result-fragments": exampleBoxResult, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
 	} {
 		if _, got, _, err := DecodeResult(shown[name]); err != nil || got != want {
 			t.Errorf("%s: got %+v, %v; want %+v", name, got, err, want)
@@ -181,10 +181,10 @@ func TestDecodeGolden(t *testing.T) {
 	if classes, err := DecodeTopK(nil, payload); err != nil || !reflect.DeepEqual(classes, exampleClasses) {
 		t.Errorf("top-k: got %v, %v; want %v", classes, err, exampleClasses)
 	}
-	nack, err := DecodeWish(shown["wish"])
+	nack, err := DecodeNACK(shown["nack"])
 	if err != nil || nack.RequestID != exampleID || nack.Total != 40 || nack.Count != 3 || !slices.Equal(missing(nack), []int{1}) {
-		t.Errorf("wish: got %+v naming %v, %v", nack, missing(nack), err)
+		t.Errorf("NACK: got %+v naming %v, %v", nack, missing(nack), err)
 	}
 }
 
-func missing(w Wish) []int { return slices.Collect(w.Missing) }
+func missing(w NACK) []int { return slices.Collect(w.Missing) }

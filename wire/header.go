@@ -35,16 +35,16 @@ const PaddingUnit = 16
 // MaxDatagram is the largest UDP payload over IPv4: 65,535 − 20 (IPv4) − 8 (UDP).
 const MaxDatagram = 65535 - 20 - 8
 
-// MaxPieceBytes is the max size of a fragment in a datagram with an extension or a
+// MaxFragmentBytes is the max size of a fragment in a datagram with an extension or a
 // result block.
-const MaxPieceBytes = MaxDatagram - HeaderSize - BlockSize
+const MaxFragmentBytes = MaxDatagram - HeaderSize - BlockSize
 
-// DefaultPieceBytes is the fragment size to use if nothing else is known. With all
+// DefaultFragmentBytes is the fragment size to use if nothing else is known. With all
 // headers it fits every common MTU, and it is a multiple of 64.
-const DefaultPieceBytes = 1024
+const DefaultFragmentBytes = 1024
 
-// MaxPieces is the max fragment count of a request or of a result.
-const MaxPieces = 1<<16 - 1
+// MaxFragments is the max fragment count of a request or of a result.
+const MaxFragments = 1<<16 - 1
 
 // Version is the protocol version of this package.
 const Version = 1
@@ -59,7 +59,7 @@ type Type uint8
 const (
 	TypeData   Type = 1
 	TypeResult Type = 2
-	TypeWish   Type = 3 // a NACK
+	TypeNACK   Type = 3 // a NACK
 	TypeBusy   Type = 4
 )
 
@@ -69,8 +69,8 @@ func (t Type) String() string {
 		return "data"
 	case TypeResult:
 		return "result"
-	case TypeWish:
-		return "wish"
+	case TypeNACK:
+		return "nack"
 	case TypeBusy:
 		return "busy"
 	}
@@ -147,14 +147,14 @@ func DatagramSize(h *Header) int {
 	return n
 }
 
-// PieceSize is the size in bytes of every fragment except the last, of the picture
+// FragmentSize is the size in bytes of every fragment except the last, of the picture
 // or result to which h's datagram belongs. A checked header always determines
 // it. A fragment that is not the last has the full size. The last one's offset is
-// its index times the size. A single fragment is everything. PieceSize is 0 for a
+// its index times the size. A single fragment is everything. FragmentSize is 0 for a
 // NACK, a busy answer, and a result without payload.
-func PieceSize(h *Header) uint32 {
+func FragmentSize(h *Header) uint32 {
 	switch {
-	case h.Type == TypeWish:
+	case h.Type == TypeNACK:
 		return 0
 	case h.Index == 0 || h.Index != h.Count-1:
 		return uint32(h.Length)
@@ -162,20 +162,20 @@ func PieceSize(h *Header) uint32 {
 	return h.Offset / uint32(h.Index)
 }
 
-// Pieces is the number of fragments of fragmentBytes that hold total bytes; at least
+// Fragments is the number of fragments of fragmentBytes that hold total bytes; at least
 // one.
-func Pieces(total, fragmentBytes int) int {
+func Fragments(total, fragmentBytes int) int {
 	if total == 0 {
 		return 1
 	}
 	return (total-1)/fragmentBytes + 1
 }
 
-// PieceHeader is the header of fragment index, if total bytes are split into
+// FragmentHeader is the header of fragment index, if total bytes are split into
 // fragments of fragmentBytes. It sets FlagLast and no other flag.
-func PieceHeader(t Type, requestID uint32, total, fragmentBytes, index int) Header {
-	count := Pieces(total, fragmentBytes)
-	if uint64(total) > 1<<32-1 || count > MaxPieces || fragmentBytes > MaxPieceBytes || uint(index) >= uint(count) {
+func FragmentHeader(t Type, requestID uint32, total, fragmentBytes, index int) Header {
+	count := Fragments(total, fragmentBytes)
+	if uint64(total) > 1<<32-1 || count > MaxFragments || fragmentBytes > MaxFragmentBytes || uint(index) >= uint(count) {
 		panic("wire: no such piece")
 	}
 	h := Header{
@@ -197,16 +197,16 @@ func PieceHeader(t Type, requestID uint32, total, fragmentBytes, index int) Head
 // checkable within one datagram. It accepts exactly what a client or manager
 // that follows docs/wire.md can have sent. The payload is
 // b[PayloadOffset(&h):][:h.Length].
-func DecodeHeader(b []byte) (Header, error) { return CheckHeader(b, len(b)) }
+func DecodeHeader(b []byte) (Header, error) { return checkHeader(b, len(b)) }
 
-// CheckHeader is DecodeHeader for a datagram of datagramBytes, of which b holds
+// checkHeader is DecodeHeader for a datagram of datagramBytes, of which b holds
 // at least the first HeaderSize bytes. The rest may be elsewhere.
-func CheckHeader(b []byte, datagramBytes int) (h Header, err error) {
+func checkHeader(b []byte, datagramBytes int) (h Header, err error) {
 	err = h.Read(b, datagramBytes)
 	return h, err
 }
 
-// Read is CheckHeader into h, which holds nothing useful if Read fails. It
+// Read is checkHeader into h, which holds nothing useful if Read fails. It
 // writes field by field: a copy of a whole Header that was just written waits
 // for its stores, for longer than all of Read takes.
 func (h *Header) Read(b []byte, datagramBytes int) error {
@@ -262,7 +262,7 @@ func (h *Header) check(datagramBytes int) error {
 	if DatagramSize(h) != datagramBytes {
 		return ErrTrailing
 	}
-	if h.Type == TypeWish {
+	if h.Type == TypeNACK {
 		return h.checkNACK()
 	}
 	return h.checkFragment()
@@ -297,7 +297,7 @@ func (h *Header) checkFragment() error {
 		return ErrOffset
 	}
 	if (count-1)*length >= total || total > count*length {
-		return ErrPieces
+		return ErrFragments
 	}
 	return nil
 }
@@ -314,11 +314,11 @@ func checkLast(index, offset, length, total uint64) error {
 			return ErrOffset
 		}
 		if length > size {
-			return ErrPieces
+			return ErrFragments
 		}
 	}
 	if offset+length != total {
-		return ErrPieces
+		return ErrFragments
 	}
 	return nil
 }
@@ -329,7 +329,7 @@ func (h *Header) checkEmpty() error {
 	case h.Type == TypeData || h.Length != 0:
 		return ErrTotal
 	case h.Count != 1:
-		return ErrPieces
+		return ErrFragments
 	case h.Offset != 0:
 		return ErrOffset
 	}

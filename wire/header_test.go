@@ -41,7 +41,7 @@ func TestReadCut(t *testing.T) {
 }
 
 func TestDecodeHeaderErrors(t *testing.T) {
-	first, middle, last, alone := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), exampleData(2, 0, nil), onePiece(24)
+	first, middle, last, alone := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), exampleData(2, 0, nil), exampleSingle(24)
 	all := examples()
 	for _, c := range []struct {
 		name string
@@ -59,7 +59,7 @@ func TestDecodeHeaderErrors(t *testing.T) {
 		{"a reserved flag", edit(middle, 3, 0x10), ErrFlags},
 		{"an extension on a result", edit(all["result"], 3, byte(FlagLast|FlagExtension)), ErrFlags},
 		{"padding on a result", edit(all["result"], 3, byte(FlagLast|FlagPadded)), ErrFlags},
-		{"a flag on a wish", edit(all["wish"], 3, byte(FlagRetransmitted)), ErrFlags},
+		{"a flag on a NACK", edit(all["nack"], 3, byte(FlagRetransmitted)), ErrFlags},
 		{"count 0", edit(middle, 18, 0, 0), ErrCount},
 		{"index equal to count", edit(middle, 16, 3, 0), ErrIndex},
 		{"index past count", edit(middle, 16, 0xff, 0xff), ErrIndex},
@@ -82,16 +82,16 @@ func TestDecodeHeaderErrors(t *testing.T) {
 		{"last piece with an odd offset", edit(last, 8, 33, 0, 0, 0, 41), ErrOffset},
 		{"last piece with offset 0", edit(last, 8, 0, 0, 0, 0, 8), ErrOffset},
 		{"empty result with an offset", edit(all["busy"], 8, 1), ErrOffset},
-		{"more pieces than the total holds", edit(middle, 18, 4), ErrPieces},
-		{"fewer pieces than the total takes", edit(middle, 12, 49), ErrPieces},
-		{"last piece longer than the others", edit(last, 8, 2, 0, 0, 0, 10), ErrPieces},
-		{"last piece that is not the rest", edit(last, 12, 41), ErrPieces},
-		{"only piece that is not all", edit(alone, 12, 25), ErrPieces},
-		{"empty result in two pieces", edit(all["busy"], 3, 0, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2), ErrPieces},
-		{"wish with an index", edit(all["wish"], 16, 1), ErrIndex},
-		{"wish with an offset", edit(all["wish"], 8, 1), ErrOffset},
-		{"wish for nothing", edit(all["wish"], 12, 0), ErrTotal},
-		{"wish without a bitmap", edit(all["wish"][:HeaderSize+4], 20, 4), ErrLength},
+		{"more pieces than the total holds", edit(middle, 18, 4), ErrFragments},
+		{"fewer pieces than the total takes", edit(middle, 12, 49), ErrFragments},
+		{"last piece longer than the others", edit(last, 8, 2, 0, 0, 0, 10), ErrFragments},
+		{"last piece that is not the rest", edit(last, 12, 41), ErrFragments},
+		{"only piece that is not all", edit(alone, 12, 25), ErrFragments},
+		{"empty result in two pieces", edit(all["busy"], 3, 0, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2), ErrFragments},
+		{"NACK with an index", edit(all["nack"], 16, 1), ErrIndex},
+		{"NACK with an offset", edit(all["nack"], 8, 1), ErrOffset},
+		{"NACK for nothing", edit(all["nack"], 12, 0), ErrTotal},
+		{"NACK without a bitmap", edit(all["nack"][:HeaderSize+4], 20, 4), ErrLength},
 	} {
 		_, err := DecodeHeader(c.b)
 		if err != c.want {
@@ -100,9 +100,9 @@ func TestDecodeHeaderErrors(t *testing.T) {
 	}
 }
 
-// onePiece returns a request of n bytes in one datagram.
-func onePiece(n int) []byte {
-	h := PieceHeader(TypeData, exampleID, n, DefaultPieceBytes, 0)
+// exampleSingle returns a request of n bytes in one datagram.
+func exampleSingle(n int) []byte {
+	h := FragmentHeader(TypeData, exampleID, n, DefaultFragmentBytes, 0)
 	b := make([]byte, DatagramSize(&h))
 	h.Put(b)
 	return b
@@ -126,10 +126,10 @@ func TestDecodeHeaderSplits(t *testing.T) {
 		}
 		possible := false
 		for size := 1; size <= 12; size++ {
-			if h.Total == 0 || int(h.Index) >= Pieces(int(h.Total), size) {
+			if h.Total == 0 || int(h.Index) >= Fragments(int(h.Total), size) {
 				continue
 			}
-			if PieceHeader(TypeData, 0, int(h.Total), size, int(h.Index)) == h {
+			if FragmentHeader(TypeData, 0, int(h.Total), size, int(h.Index)) == h {
 				possible = true
 			}
 		}
@@ -143,16 +143,16 @@ func TestDecodeHeaderSplits(t *testing.T) {
 
 func TestFragmentSize(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		size := rapid.IntRange(1, MaxPieceBytes).Draw(t, "pieceBytes")
-		total := rapid.IntRange(1, min(size*MaxPieces, 1<<32-1)).Draw(t, "total")
-		count := Pieces(total, size)
+		size := rapid.IntRange(1, MaxFragmentBytes).Draw(t, "pieceBytes")
+		total := rapid.IntRange(1, min(size*MaxFragments, 1<<32-1)).Draw(t, "total")
+		count := Fragments(total, size)
 		index := rapid.IntRange(0, count-1).Draw(t, "index")
-		h := PieceHeader(TypeData, rapid.Uint32().Draw(t, "id"), total, size, index)
+		h := FragmentHeader(TypeData, rapid.Uint32().Draw(t, "id"), total, size, index)
 		h.Flags |= Flags(rapid.SampledFrom([]Flags{0, FlagPadded, FlagExtension, FlagPadded | FlagExtension}).Draw(t, "flags"))
 
 		b := make([]byte, HeaderSize)
 		h.Put(b)
-		got, err := CheckHeader(b, DatagramSize(&h))
+		got, err := checkHeader(b, DatagramSize(&h))
 		if err != nil || got != h {
 			t.Fatalf("got %+v, %v; want %+v", got, err, h)
 		}
@@ -160,15 +160,15 @@ func TestFragmentSize(t *testing.T) {
 		if count == 1 {
 			want = uint32(total)
 		}
-		if PieceSize(&got) != want {
-			t.Fatalf("piece size of %+v: got %d, want %d", h, PieceSize(&got), want)
+		if FragmentSize(&got) != want {
+			t.Fatalf("piece size of %+v: got %d, want %d", h, FragmentSize(&got), want)
 		}
 	})
 }
 
 func TestFragmentHeaderPanics(t *testing.T) {
 	for _, c := range []struct{ total, fragmentBytes, index int }{
-		{10, 5, 2}, {10, 5, -1}, {MaxPieces + 1, 1, 0}, {1 << 32, MaxPieceBytes, 0}, {10, MaxPieceBytes + 1, 0},
+		{10, 5, 2}, {10, 5, -1}, {MaxFragments + 1, 1, 0}, {1 << 32, MaxFragmentBytes, 0}, {10, MaxFragmentBytes + 1, 0},
 	} {
 		func() {
 			defer func() {
@@ -176,13 +176,13 @@ func TestFragmentHeaderPanics(t *testing.T) {
 					t.Errorf("%+v: no panic", c)
 				}
 			}()
-			PieceHeader(TypeData, 1, c.total, c.fragmentBytes, c.index)
+			FragmentHeader(TypeData, 1, c.total, c.fragmentBytes, c.index)
 		}()
 	}
 }
 
 func TestReasonOf(t *testing.T) {
-	if r := ReasonOf(fmt.Errorf("receive datagram: %w", ErrPieces)); r != ReasonPieces {
+	if r := ReasonOf(fmt.Errorf("receive datagram: %w", ErrFragments)); r != ReasonFragments {
 		t.Errorf("got %v", r)
 	}
 	if r := ReasonOf(errors.New("another")); r != ReasonNone {

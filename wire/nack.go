@@ -5,20 +5,20 @@ import (
 	"math/bits"
 )
 
-// MaxWishBytes is the max size of a NACK's bitmap: 8,192 fragments. If a
+// maxNACKBytes is the max size of a NACK's bitmap: 8,192 fragments. If a
 // request's missing fragments are further apart, it takes several NACKs.
-const MaxWishBytes = 1024
+const maxNACKBytes = 1024
 
 // nackHead precedes the bitmap: u16 base fragment index · u16 number of bits.
 const nackHead = 4
 
-// Wish is a NACK, which asks for fragments to be sent again. After the header (index
+// NACK is a NACK, which asks for fragments to be sent again. After the header (index
 // and offset 0, count and total of the request, no flags) come
 //
 //	22  u16 base fragment index · u16 number of bits
 //	26  bitmap, (bits+7)/8 bytes: bit i%8 of byte i/8 is set when fragment base+i
 //	    is missing; the bits past the last are zero
-type Wish struct {
+type NACK struct {
 	RequestID uint32
 	Total     uint32 // bytes of the request
 	Count     uint16 // fragments of the request
@@ -27,18 +27,18 @@ type Wish struct {
 	bitmap    []byte // aliases the datagram
 }
 
-// AppendWish appends one NACK for the absent fragments from index from on. In
+// AppendNACK appends one NACK for the absent fragments from index from on. In
 // present, bit i%64 of word i/64 is set if fragment i was received; words beyond
 // its end count as zero. next is where the next NACK must begin: count if this
-// one named the rest. If nothing is missing, AppendWish appends nothing.
-func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uint64, from int) (datagram []byte, next int) {
+// one named the rest. If nothing is missing, AppendNACK appends nothing.
+func AppendNACK(dst []byte, requestID, total uint32, count uint16, present []uint64, from int) (datagram []byte, next int) {
 	first := nextAbsent(present, from, int(count))
 	if first == int(count) {
 		return dst, first
 	}
 	// With a base that is a multiple of 8, the bitmap is a copy of whole bytes.
 	base := first &^ 7
-	end := min(base+8*MaxWishBytes, int(count))
+	end := min(base+8*maxNACKBytes, int(count))
 	last := first
 	for i := first; i < end; i = nextAbsent(present, i+1, end) {
 		last = i
@@ -46,7 +46,7 @@ func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uin
 	n := last + 1 - base
 	size := (n + 7) / 8
 
-	h := Header{Type: TypeWish, RequestID: requestID, Total: total, Count: count, Length: uint16(nackHead + size)}
+	h := Header{Type: TypeNACK, RequestID: requestID, Total: total, Count: count, Length: uint16(nackHead + size)}
 	var head [HeaderSize + nackHead]byte
 	h.Put(head[:])
 	binary.LittleEndian.PutUint16(head[HeaderSize:], uint16(base))
@@ -66,10 +66,10 @@ func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uin
 	return dst, nextAbsent(present, last+1, int(count))
 }
 
-// MaxWishesBytes is the max size in bytes of all NACKs for one request of count
+// MaxNACKsBytes is the max size in bytes of all NACKs for one request of count
 // fragments, and the max number of datagrams that carry them.
-func MaxWishesBytes(count uint16) (bytes, datagrams int) {
-	datagrams = (int(count) + 8*MaxWishBytes - 1) / (8 * MaxWishBytes)
+func MaxNACKsBytes(count uint16) (bytes, datagrams int) {
+	datagrams = (int(count) + 8*maxNACKBytes - 1) / (8 * maxNACKBytes)
 	return datagrams*(HeaderSize+nackHead) + (int(count)+7)/8, datagrams
 }
 
@@ -101,22 +101,22 @@ func (h *Header) checkNACK() error {
 		return ErrOffset
 	case h.Total == 0:
 		return ErrTotal
-	case h.Length <= nackHead || h.Length > nackHead+MaxWishBytes:
+	case h.Length <= nackHead || h.Length > nackHead+maxNACKBytes:
 		return ErrLength
 	}
 	return nil
 }
 
-// DecodeWish reads a datagram of TypeWish. The result aliases b.
-func DecodeWish(b []byte) (Wish, error) {
+// DecodeNACK reads a datagram of TypeNACK. The result aliases b.
+func DecodeNACK(b []byte) (NACK, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
-		return Wish{}, err
+		return NACK{}, err
 	}
-	if h.Type != TypeWish {
-		return Wish{}, ErrType
+	if h.Type != TypeNACK {
+		return NACK{}, ErrType
 	}
-	w := Wish{
+	w := NACK{
 		RequestID: h.RequestID,
 		Total:     h.Total,
 		Count:     h.Count,
@@ -125,22 +125,22 @@ func DecodeWish(b []byte) (Wish, error) {
 		bitmap:    b[HeaderSize+nackHead:],
 	}
 	if w.Bits == 0 || len(w.bitmap) != (int(w.Bits)+7)/8 || int(w.Base)+int(w.Bits) > int(w.Count) {
-		return Wish{}, ErrWish
+		return NACK{}, ErrNACK
 	}
 	if spare := len(w.bitmap)*8 - int(w.Bits); w.bitmap[len(w.bitmap)-1]>>(8-spare) != 0 {
-		return Wish{}, ErrWish
+		return NACK{}, ErrNACK
 	}
 	for _, b := range w.bitmap {
 		if b != 0 {
 			return w, nil
 		}
 	}
-	return Wish{}, ErrWish
+	return NACK{}, ErrNACK
 }
 
 // Missing yields the indices of the requested fragments in ascending order, each
 // below Count: for i := range w.Missing.
-func (w *Wish) Missing(yield func(index int) bool) {
+func (w *NACK) Missing(yield func(index int) bool) {
 	for i, b := range w.bitmap {
 		for ; b != 0; b &= b - 1 {
 			if !yield(int(w.Base) + 8*i + bits.TrailingZeros8(b)) {

@@ -21,10 +21,10 @@ const (
 	ReasonTotal
 	ReasonLast
 	ReasonOffset
-	ReasonPieces
+	ReasonFragments
 	ReasonStatus
 	ReasonKind
-	ReasonWish
+	ReasonNACK
 	ReasonPayload
 
 	// NumReasons is the size of an array indexed by Reason.
@@ -33,7 +33,7 @@ const (
 
 var reasonWords = [NumReasons]string{
 	"none", "short", "magic", "version", "type", "flags", "count", "index", "length",
-	"trailing", "total", "last", "offset", "pieces", "status", "kind", "wish", "payload",
+	"trailing", "total", "last", "offset", "fragments", "status", "kind", "nack", "payload",
 }
 
 func (r Reason) String() string {
@@ -96,19 +96,19 @@ var (
 	ErrLast error = &malformed{ReasonLast, "last flag does not match the fragment index"}
 	// ErrOffset is returned if the offset is not the index times a fragment size.
 	ErrOffset error = &malformed{ReasonOffset, "offset does not match the fragment index"}
-	// ErrPieces is returned if the total does not split into that many fragments
+	// ErrFragments is returned if the total does not split into that many fragments
 	// of that size.
-	ErrPieces error = &malformed{ReasonPieces, "fragment count does not match the total size"}
+	ErrFragments error = &malformed{ReasonFragments, "fragment count does not match the total size"}
 	// ErrStatus is returned for an unknown status, for a status that the type
 	// does not allow, and for a status other than ok with a payload.
 	ErrStatus error = &malformed{ReasonStatus, "status is unknown or not allowed for this datagram type"}
 	// ErrKind is returned for an unknown payload kind, and for a payload
 	// without a kind.
 	ErrKind error = &malformed{ReasonKind, "payload kind is unknown or missing"}
-	// ErrWish is returned for a NACK that names no fragment, or a fragment
+	// ErrNACK is returned for a NACK that names no fragment, or a fragment
 	// that the request does not have, or whose bitmap does not match its number
 	// of bits.
-	ErrWish error = &malformed{ReasonWish, "NACK does not match its bitmap"}
+	ErrNACK error = &malformed{ReasonNACK, "NACK does not match its bitmap"}
 	// ErrPayload is returned for a payload that is not a whole number of
 	// entries.
 	ErrPayload error = &malformed{ReasonPayload, "payload size is not a multiple of the entry size"}

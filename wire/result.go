@@ -152,7 +152,7 @@ func (r *Result) Put(b []byte) {
 }
 
 // AppendResult appends the datagram for fragment index of an answer, whose payload
-// is split into fragments of fragmentBytes (Pieces returns their number). again sets
+// is split into fragments of fragmentBytes (Fragments returns their number). again sets
 // the flag of a repeated answer. The caller owns the payload, which is copied.
 // An answer that is not ok has no payload, and an answer with a payload has a
 // kind.
@@ -164,7 +164,7 @@ func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, fragm
 	if r.Status == StatusBusy {
 		t = TypeBusy
 	}
-	h := PieceHeader(t, requestID, len(payload), fragmentBytes, index)
+	h := FragmentHeader(t, requestID, len(payload), fragmentBytes, index)
 	if again {
 		h.Flags |= FlagRetransmitted
 	}

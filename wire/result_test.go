@@ -17,7 +17,7 @@ func TestDecodeResultErrors(t *testing.T) {
 		want error
 	}{
 		{"a data datagram", all["data-middle"], ErrType},
-		{"a wish", all["wish"], ErrType},
+		{"a NACK", all["nack"], ErrType},
 		{"an unknown status", edit(all["incomplete"], status, NumStatuses), ErrStatus},
 		{"busy in a result", edit(all["incomplete"], status, byte(StatusBusy)), ErrStatus},
 		{"ok in a busy answer", edit(all["busy"], status, byte(StatusOK)), ErrStatus},
@@ -32,7 +32,7 @@ func TestDecodeResultErrors(t *testing.T) {
 }
 
 func TestDecodeResultNoBoxes(t *testing.T) {
-	b := AppendResult(nil, 1, &Result{Status: StatusOK, Kind: KindBoxes}, nil, DefaultPieceBytes, 0, false)
+	b := AppendResult(nil, 1, &Result{Status: StatusOK, Kind: KindBoxes}, nil, DefaultFragmentBytes, 0, false)
 	if _, r, payload, err := DecodeResult(b); err != nil || r.Kind != KindBoxes || len(payload) != 0 {
 		t.Errorf("got %+v, %d bytes, %v", r, len(payload), err)
 	}
@@ -85,7 +85,7 @@ func TestAppendResultPanics(t *testing.T) {
 					t.Errorf("%v with a payload of kind %v: no panic", r.Status, r.Kind)
 				}
 			}()
-			AppendResult(nil, 1, &r, []byte{1}, DefaultPieceBytes, 0, false)
+			AppendResult(nil, 1, &r, []byte{1}, DefaultFragmentBytes, 0, false)
 		}()
 	}
 }
@@ -98,7 +98,7 @@ func TestResultFragments(t *testing.T) {
 		r.Status, r.Kind = StatusOK, KindRaw
 
 		var whole []byte
-		for i := range Pieces(len(payload), fragmentBytes) {
+		for i := range Fragments(len(payload), fragmentBytes) {
 			b := AppendResult([]byte{1, 2, 3}, 77, &r, payload, fragmentBytes, i, i%2 == 1)[3:]
 			h, got, fragment, err := DecodeResult(b)
 			if err != nil || got != r {

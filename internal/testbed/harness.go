@@ -232,7 +232,7 @@ func (b *Harness) waitComplete(ctx context.Context) error {
 		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool {
 			return slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
 				p, _ := in.Serving()
-				return p.Growing
+				return p.WarmingUp
 			})
 		})
 	})
@@ -305,7 +305,7 @@ func (b *Harness) SetShare(ctx context.Context, name string, percent float64, ch
 	defer cancel()
 	return b.WaitFor(limit, "a share", func() bool {
 		p, in, f, err := b.Serving(name)
-		if err != nil || p.PID == 0 || p.Growing || !Same(f.SharePercent, percent) {
+		if err != nil || p.PID == 0 || p.WarmingUp || !Same(f.SharePercent, percent) {
 			return false
 		}
 		switch change {
@@ -344,7 +344,7 @@ func (b *Harness) ShadowReady(ctx context.Context, name string) error {
 	defer cancel()
 	return b.WaitFor(limit, "a shadow", func() bool {
 		p, in, _, err := b.Serving(name)
-		return err == nil && !p.Growing && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
+		return err == nil && !p.WarmingUp && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
 			return p.Role == control.Shadow && p.State == control.Loaded
 		})
 	})

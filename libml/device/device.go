@@ -43,7 +43,7 @@ const TensorAlign = models.TensorAlignment
 // process can write to. So a device reads the descriptors once, into its own memory, and
 // checks the copy.
 type Request struct {
-	Pieces []shm.Piece
+	Fragments []shm.Fragment
 	// Bytes is the size of the request's payload, which the pieces cover.
 	Bytes uint32
 }
@@ -101,7 +101,7 @@ type Device interface {
 
 	// Gather fills image i of dst, at i*Input.TensorBytes(), from reqs[i]. dst is a part
 	// of Tensors, aligned to TensorAlign. When Gather returns, the caller may reuse the
-	// requests, their Pieces and refused. dst and the memory of the fragments are in use
+	// requests, their Fragments and refused. dst and the memory of the fragments are in use
 	// until Wait has returned.
 	//
 	// refused is as long as reqs. Gather sets it for each request with invalid
@@ -196,16 +196,16 @@ func Lay(mem []byte, sizes ...int) ([][]byte, error) {
 
 // RequestError is returned by Gather if a request's descriptors are invalid.
 type RequestError struct {
-	Request int // index in the batch
-	Piece   int // index in Request.Pieces; -1 if no single piece is to blame
-	Err     error
+	Request  int // index in the batch
+	Fragment int // index in Request.Fragments; -1 if no single piece is to blame
+	Err      error
 }
 
 func (e *RequestError) Error() string {
-	if e.Piece < 0 {
+	if e.Fragment < 0 {
 		return fmt.Sprintf("gather request %d: %v", e.Request, e.Err)
 	}
-	return fmt.Sprintf("gather request %d, piece %d: %v", e.Request, e.Piece, e.Err)
+	return fmt.Sprintf("gather request %d, piece %d: %v", e.Request, e.Fragment, e.Err)
 }
 
 func (e *RequestError) Unwrap() error { return e.Err }
@@ -234,8 +234,8 @@ var (
 // returns the copy, which is scratch, grown if it was too small. So a caller that keeps
 // the result allocates nothing in the long run. On an error, bad is the index of the
 // piece in the request's pieces, or -1.
-func Order(scratch []shm.Piece, req Request, slabBytes []uint64) (ordered []shm.Piece, bad int, err error) {
-	ordered = append(scratch[:0], req.Pieces...)
+func Order(scratch []shm.Fragment, req Request, slabBytes []uint64) (ordered []shm.Fragment, bad int, err error) {
+	ordered = append(scratch[:0], req.Fragments...)
 	next, sorted := uint64(0), true
 	for i := range ordered {
 		p := &ordered[i]
@@ -255,7 +255,7 @@ func Order(scratch []shm.Piece, req Request, slabBytes []uint64) (ordered []shm.
 	if sorted && next == uint64(req.Bytes) {
 		return ordered, -1, nil
 	}
-	slices.SortFunc(ordered, func(a, b shm.Piece) int { return cmp.Compare(a.Place, b.Place) })
+	slices.SortFunc(ordered, func(a, b shm.Fragment) int { return cmp.Compare(a.Place, b.Place) })
 	next = 0
 	for i := range ordered {
 		switch place := uint64(ordered[i].Place); {

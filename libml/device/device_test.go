@@ -12,37 +12,37 @@ import (
 
 func TestOrderErrors(t *testing.T) {
 	slabs := []uint64{1000, 64}
-	whole := func() []shm.Piece {
-		return []shm.Piece{{Offset: 500, Place: 30, Length: 70}, {Offset: 0, Place: 0, Length: 10}, {Offset: 44, Place: 10, Length: 20, Slab: 1}}
+	whole := func() []shm.Fragment {
+		return []shm.Fragment{{Offset: 500, Place: 30, Length: 70}, {Offset: 0, Place: 0, Length: 10}, {Offset: 44, Place: 10, Length: 20, Slab: 1}}
 	}
 	for _, c := range []struct {
 		name  string
-		spoil func(p []shm.Piece) []shm.Piece
+		spoil func(p []shm.Fragment) []shm.Fragment
 		bad   int
 		want  error
 	}{
-		{"nothing", func(p []shm.Piece) []shm.Piece { return p }, -1, nil},
-		{"unknown slab", func(p []shm.Piece) []shm.Piece { p[1].Slab = 2; return p }, 1, ErrSlab},
-		{"no bytes", func(p []shm.Piece) []shm.Piece { return append(p, shm.Piece{Place: 50}) }, 3, errEmpty},
-		{"offset past the slab", func(p []shm.Piece) []shm.Piece { p[0].Offset = 931; return p }, 0, ErrOutsideSlab},
-		{"offset that wraps", func(p []shm.Piece) []shm.Piece { p[0].Offset = ^uint64(0) - 5; return p }, 0, ErrOutsideSlab},
-		{"longer than the slab", func(p []shm.Piece) []shm.Piece { p[2].Offset, p[2].Length = 0, 65; return p }, 2, ErrOutsideSlab},
-		{"past the request", func(p []shm.Piece) []shm.Piece { p[0].Place = 31; return p }, 0, errOutsideRequest},
-		{"place that wraps", func(p []shm.Piece) []shm.Piece { p[0].Place = ^uint32(0); return p }, 0, errOutsideRequest},
-		{"overlap", func(p []shm.Piece) []shm.Piece { p[0].Place = 29; return p }, -1, ErrOverlap},
-		{"a piece twice", func(p []shm.Piece) []shm.Piece { return append(p, p[1]) }, -1, ErrOverlap},
-		{"gap in the middle", func(p []shm.Piece) []shm.Piece { p[2].Length = 19; return p }, -1, ErrGap},
-		{"gap at the start", func(p []shm.Piece) []shm.Piece { return slices.Delete(p, 1, 2) }, -1, ErrGap},
-		{"gap at the end", func(p []shm.Piece) []shm.Piece { p[0].Length = 69; return p }, -1, ErrGap},
-		{"no pieces", func([]shm.Piece) []shm.Piece { return nil }, -1, ErrGap},
-		{"one overlaps what another leaves out", func(p []shm.Piece) []shm.Piece {
+		{"nothing", func(p []shm.Fragment) []shm.Fragment { return p }, -1, nil},
+		{"unknown slab", func(p []shm.Fragment) []shm.Fragment { p[1].Slab = 2; return p }, 1, ErrSlab},
+		{"no bytes", func(p []shm.Fragment) []shm.Fragment { return append(p, shm.Fragment{Place: 50}) }, 3, errEmpty},
+		{"offset past the slab", func(p []shm.Fragment) []shm.Fragment { p[0].Offset = 931; return p }, 0, ErrOutsideSlab},
+		{"offset that wraps", func(p []shm.Fragment) []shm.Fragment { p[0].Offset = ^uint64(0) - 5; return p }, 0, ErrOutsideSlab},
+		{"longer than the slab", func(p []shm.Fragment) []shm.Fragment { p[2].Offset, p[2].Length = 0, 65; return p }, 2, ErrOutsideSlab},
+		{"past the request", func(p []shm.Fragment) []shm.Fragment { p[0].Place = 31; return p }, 0, errOutsideRequest},
+		{"place that wraps", func(p []shm.Fragment) []shm.Fragment { p[0].Place = ^uint32(0); return p }, 0, errOutsideRequest},
+		{"overlap", func(p []shm.Fragment) []shm.Fragment { p[0].Place = 29; return p }, -1, ErrOverlap},
+		{"a piece twice", func(p []shm.Fragment) []shm.Fragment { return append(p, p[1]) }, -1, ErrOverlap},
+		{"gap in the middle", func(p []shm.Fragment) []shm.Fragment { p[2].Length = 19; return p }, -1, ErrGap},
+		{"gap at the start", func(p []shm.Fragment) []shm.Fragment { return slices.Delete(p, 1, 2) }, -1, ErrGap},
+		{"gap at the end", func(p []shm.Fragment) []shm.Fragment { p[0].Length = 69; return p }, -1, ErrGap},
+		{"no pieces", func([]shm.Fragment) []shm.Fragment { return nil }, -1, ErrGap},
+		{"one overlaps what another leaves out", func(p []shm.Fragment) []shm.Fragment {
 			p[0].Length, p[2].Offset, p[2].Length = 60, 0, 30
 			return p
 		}, -1, ErrOverlap},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pieces := c.spoil(whole())
-			_, bad, err := Order(nil, Request{Pieces: pieces, Bytes: 100}, slabs)
+			fragments := c.spoil(whole())
+			_, bad, err := Order(nil, Request{Fragments: fragments, Bytes: 100}, slabs)
 			if !errors.Is(err, c.want) || bad != c.bad {
 				t.Errorf("Order = piece %d, %v; want piece %d, %v", bad, err, c.bad, c.want)
 			}
@@ -52,14 +52,14 @@ func TestOrderErrors(t *testing.T) {
 
 func TestOrder(t *testing.T) {
 	const n, length = 507, 1024
-	pieces := make([]shm.Piece, n)
-	for i := range pieces {
-		pieces[i] = shm.Piece{Offset: uint64(i * length), Place: uint32(i * length), Length: length}
+	fragments := make([]shm.Fragment, n)
+	for i := range fragments {
+		fragments[i] = shm.Fragment{Offset: uint64(i * length), Place: uint32(i * length), Length: length}
 	}
-	rand.New(rand.NewPCG(1, 2)).Shuffle(n, func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
-	before := slices.Clone(pieces)
+	rand.New(rand.NewPCG(1, 2)).Shuffle(n, func(i, j int) { fragments[i], fragments[j] = fragments[j], fragments[i] })
+	before := slices.Clone(fragments)
 	slabs := []uint64{n * length}
-	scratch, _, err := Order(nil, Request{Pieces: pieces, Bytes: n * length}, slabs)
+	scratch, _, err := Order(nil, Request{Fragments: fragments, Bytes: n * length}, slabs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,11 +68,11 @@ func TestOrder(t *testing.T) {
 			t.Fatalf("piece %d is at place %d", i, p.Place)
 		}
 	}
-	if !slices.Equal(before, pieces) {
+	if !slices.Equal(before, fragments) {
 		t.Error("Order changed the request's own pieces")
 	}
 	if got := testing.AllocsPerRun(10, func() {
-		scratch, _, _ = Order(scratch, Request{Pieces: pieces, Bytes: n * length}, slabs)
+		scratch, _, _ = Order(scratch, Request{Fragments: fragments, Bytes: n * length}, slabs)
 	}); got != 0 {
 		t.Errorf("%v allocations", got)
 	}

@@ -247,7 +247,7 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 	case err != nil:
 		return err
 	case o.Reference == nil:
-	case made.card.Framework == "" || made.card.Apart() != "":
+	case made.card.Framework == "" || made.card.SeparateProgram() != "":
 		o.Warn(fmt.Sprintf("answers of %s are not checked: %s is a separate program", f.Name, f.Model))
 	default:
 		model, err := o.Reference(made.card)

@@ -63,12 +63,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Table receives the descriptors for inference functions: *shm.Table. New calls Pieces once
+// Table receives the descriptors for inference functions: *shm.Table. New calls Fragments once
 // for each slot. Each of several aggregators calls it for every slot, and writes only to
 // slots that it has taken.
 type Table interface {
-	// Pieces returns a slot's descriptors, Config.MaxPieces of them, to be written in place.
-	Pieces(slot uint32) []shm.Piece
+	// Fragments returns a slot's descriptors, Config.MaxFragments of them, to be written in place.
+	Fragments(slot uint32) []shm.Fragment
 	// SetRequest writes the rest about a slot's request, when it is complete.
 	SetRequest(slot uint32, r shm.Request)
 }
@@ -129,12 +129,12 @@ type request struct {
 
 	first    int64 // when the first piece was received
 	arrived  int64 // when the first piece reached the machine, before it waited to be received
-	whole    int64
+	complete int64
 	progress int64 // last new piece
 
-	present []uint64 // bit i%64 of word i/64: piece i was received
-	pieces  []shm.Piece
-	spans   []ingest.Span // the datagrams with their headers; adjacent ones merged
+	present   []uint64 // bit i%64 of word i/64: piece i was received
+	fragments []shm.Fragment
+	spans     []ingest.Span // the datagrams with their headers; adjacent ones merged
 }
 
 // replyLimit bounds what is sent to a client that has not proved its address.
@@ -165,7 +165,7 @@ const (
 	// stateAnswered: the client was answered, and a process may still use the slot.
 	stateAnswered
 	stateGathering
-	stateWhole
+	stateComplete
 )
 
 // live reports whether a slot has a request that was not answered.
@@ -185,7 +185,7 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 		table:   table,
 		slots:   make([]request, config.Slots),
 		hash:    newHasher(),
-		quiet:   make([]list, config.MaxWishes+1),
+		quiet:   make([]list, config.MaxNACKs+1),
 		answers: newArena(config.AnsweredBytes),
 		clients: newClients(config.clients(), &shared.clients, shared),
 
@@ -203,11 +203,11 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 	for i := range a.slots {
 		r := &a.slots[i]
 		r.present = bitmaps[i*words:][:words:words]
-		r.pieces = table.Pieces(uint32(i))
-		if len(r.pieces) < config.MaxPieces {
+		r.fragments = table.Fragments(uint32(i))
+		if len(r.fragments) < config.MaxFragments {
 			panic("aggregate: the table has fewer descriptors than Config.MaxPieces")
 		}
-		r.pieces = r.pieces[:config.MaxPieces]
+		r.fragments = r.fragments[:config.MaxFragments]
 	}
 	return a
 }
@@ -260,7 +260,7 @@ func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 		return
 	}
 	if r := &a.slots[a.last]; r.id == h.RequestID && r.live() && r.from == d.From {
-		a.piece(a.last, d, &h, events)
+		a.receiveFragment(a.last, d, &h, events)
 		return
 	}
 	hash := a.hash.request(d.From, h.RequestID)
@@ -270,7 +270,7 @@ func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 		a.begin(hash, d, &h, events)
 	case int(ref) < len(a.slots):
 		a.last = ref
-		a.piece(ref, d, &h, events)
+		a.receiveFragment(ref, d, &h, events)
 	default:
 		a.late(ref, d, &h, events)
 	}
@@ -313,10 +313,10 @@ func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint
 func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	proved := local(d.From) || a.proves(d, h)
 	client := a.side(proved).touch(a.hash.client(d.From), d.From, a.now)
-	size := wire.PieceSize(h)
+	size := wire.FragmentSize(h)
 	switch {
 	case int(h.Total) != a.config.RequestBytes, int(h.Count) > a.config.maxCount(),
-		h.Count > 1 && int(size) < a.config.MinPieceBytes:
+		h.Count > 1 && int(size) < a.config.MinFragmentBytes:
 		a.stats.Refused++
 		a.drop(dropForeign, d, events)
 		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client, proved)}, false, events)
@@ -352,7 +352,7 @@ func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, even
 	a.began(r)
 	a.stats.Begun++
 	a.last = slot
-	a.piece(slot, d, h, events)
+	a.receiveFragment(slot, d, h, events)
 }
 
 // takeSlot takes a slot for a new request, if necessary by evicting a request of a party
@@ -428,8 +428,8 @@ func (a *Aggregator) prove(r *request) {
 	a.began(r)
 }
 
-// piece adds a piece to a live request.
-func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
+// receiveFragment adds a piece to a live request.
+func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
 	if !r.proved {
 		r.replies.budget.receive(r.replies.headers, d.Length())
@@ -468,7 +468,7 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 	r.spans = hold(hold(r.spans, d.First), d.Rest)
 	r.present[h.Index/64] |= 1 << (h.Index % 64)
 	r.got++
-	a.stats.Pieces++
+	a.stats.Fragments++
 	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 && !r.extension.received {
 		a.extend(r, d)
 	}
@@ -501,7 +501,7 @@ func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
 // overlaps reports whether a piece that contradicts its request covers bytes that were
 // received before.
 func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
-	if r.state == stateWhole {
+	if r.state == stateComplete {
 		return int(h.Offset) < a.config.RequestBytes
 	}
 	first := h.Offset / r.size
@@ -518,20 +518,20 @@ func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 // datagram's spans. It returns false if there are too few.
 func (a *Aggregator) describe(r *request, d *ingest.Datagram, h *wire.Header) bool {
 	from, length, first := uint32(wire.PayloadOffset(h)), uint32(h.Length), d.First.Length
-	to := r.pieces[r.used:]
+	to := r.fragments[r.used:]
 	switch {
 	case len(to) == 0:
 		return false
 	case from+length <= first:
-		to[0] = shm.Piece{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: h.Length}
+		to[0] = shm.Fragment{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: h.Length}
 	case from >= first:
-		to[0] = shm.Piece{Offset: d.Rest.Offset + uint64(from-first), Place: h.Offset, Length: h.Length}
+		to[0] = shm.Fragment{Offset: d.Rest.Offset + uint64(from-first), Place: h.Offset, Length: h.Length}
 	case len(to) == 1:
 		return false
 	default:
 		head := first - from
-		to[0] = shm.Piece{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: uint16(head)}
-		to[1] = shm.Piece{Offset: d.Rest.Offset, Place: h.Offset + head, Length: uint16(length - head)}
+		to[0] = shm.Fragment{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: uint16(head)}
+		to[1] = shm.Fragment{Offset: d.Rest.Offset, Place: h.Offset + head, Length: uint16(length - head)}
 		r.used++
 	}
 	r.used++
@@ -565,13 +565,13 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	a.age.remove(slot)
 	a.quiet[r.nacks.sent].remove(slot)
-	r.state, r.whole = stateWhole, a.now
-	a.stats.Whole++
+	r.state, r.complete = stateComplete, a.now
+	a.stats.Complete++
 	a.table.SetRequest(slot, shm.Request{
-		ID: r.id, Pieces: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority,
-		FirstPiece: r.arrived, Whole: r.whole, Deadline: a.deadline(r),
+		ID: r.id, Fragments: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority,
+		FirstFragment: r.arrived, Complete: r.complete, Deadline: a.deadline(r),
 	})
-	events.Whole = append(events.Whole, slot)
+	events.Complete = append(events.Complete, slot)
 }
 
 // deadline returns when an answer to r is no longer useful.
@@ -587,7 +587,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
 	if asks(h) && r.state == stateGathering && a.now-r.nacks.last >= int64(againAfter) {
-		a.wish(slot, events)
+		a.nack(slot, events)
 	}
 }
 
@@ -686,7 +686,7 @@ func (a *Aggregator) turnAway(hash uint32, d *ingest.Datagram, h *wire.Header, r
 // a budget: each datagram that asks again pays for the block that may answer it.
 func (a *Aggregator) tell(m *history, r record, events *Events) {
 	r.result.Cookie, r.result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
-	events.Told = append(events.Told, Answer{To: r.from, RequestID: r.id, Result: r.result})
+	events.Reported = append(events.Reported, Answer{To: r.from, RequestID: r.id, Result: r.result})
 	a.remember(m, r)
 }
 
@@ -703,15 +703,15 @@ func (a *Aggregator) remember(m *history, r record) {
 	a.requests.insert(r.hash, m.push(r))
 }
 
-// wishFor returns how long a request may be quiet before its next NACK, after k NACKs without
+// nackFor returns how long a request may be quiet before its next NACK, after k NACKs without
 // effect.
-func (a *Aggregator) wishFor(k int) int64 { return int64(a.config.WishAfter) << k }
+func (a *Aggregator) nackFor(k int) int64 { return int64(a.config.NACKAfter) << k }
 
-// SetObjective changes Config.SLO and Config.Deadline, and WishAfter with them. Requests that
+// SetObjective changes Config.SLO and Config.Deadline, and NACKAfter with them. Requests that
 // have begun and are incomplete get the new values, too.
 func (a *Aggregator) SetObjective(slo, deadline time.Duration) {
 	defaults := Config{SLO: slo, Deadline: deadline}.withDefaults()
-	a.config.SLO, a.config.Deadline, a.config.WishAfter = slo, deadline, defaults.WishAfter
+	a.config.SLO, a.config.Deadline, a.config.NACKAfter = slo, deadline, defaults.NACKAfter
 }
 
 // NextDeadline returns when Expire has something to do, 0 for never. One of several
@@ -723,7 +723,7 @@ func (a *Aggregator) NextDeadline() int64 {
 	}
 	for k := range a.quiet[:len(a.quiet)-1] {
 		if slot := a.quiet[k].head; slot != none {
-			next = min(next, a.slots[slot].nacks.mark+a.wishFor(k))
+			next = min(next, a.slots[slot].nacks.mark+a.nackFor(k))
 		}
 	}
 	if a.common.several {
@@ -751,8 +751,8 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 		a.tell(&a.ended, record{from: r.from, id: r.id, hash: r.hash, result: result}, events)
 	}
 	for k := len(a.quiet) - 2; k >= 0; k-- {
-		for slot := a.quiet[k].head; slot != none && a.slots[slot].nacks.mark+a.wishFor(k) <= a.now; slot = a.quiet[k].head {
-			a.wish(slot, events)
+		for slot := a.quiet[k].head; slot != none && a.slots[slot].nacks.mark+a.nackFor(k) <= a.now; slot = a.quiet[k].head {
+			a.nack(slot, events)
 		}
 	}
 	if a.common.several {
@@ -762,8 +762,8 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	}
 }
 
-// wish sends a client a NACK for its missing pieces.
-func (a *Aggregator) wish(slot uint32, events *Events) {
+// nack sends a client a NACK for its missing pieces.
+func (a *Aggregator) nack(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	a.quiet[r.nacks.sent].remove(slot)
 	r.nacks.sent = uint8(min(int(r.nacks.sent)+1, len(a.quiet)-1))
@@ -772,8 +772,8 @@ func (a *Aggregator) wish(slot uint32, events *Events) {
 	if !r.proved && !r.replies.budget.spend(nackBytes(r.replies.headers, r.count), answerBytes(r.replies.headers, 0)) {
 		return // the client will ask, and its datagram pays for the next one
 	}
-	a.stats.Wishes++
-	events.wish(r, uint32(a.config.RequestBytes))
+	a.stats.NACKs++
+	events.sendNACK(r, uint32(a.config.RequestBytes))
 }
 
 // EvictOldest ends an incomplete request with status busy, to free its packet memory. It
@@ -828,22 +828,22 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 type Origin struct {
 	From      netip.AddrPort
 	RequestID uint32
-	// FirstPiece is when the first piece reached the machine, Received when it was
-	// received there, Whole when the last one was. All are in nanoseconds of
+	// FirstFragment is when the first piece reached the machine, Received when it was
+	// received there, Complete when the last one was. All are in nanoseconds of
 	// shm.Now's clock.
-	FirstPiece, Received, Whole int64
+	FirstFragment, Received, Complete int64
 	// SentAt is the client's own time, which the answer echoes.
 	SentAt uint64
 }
 
-// Origin describes a complete request, from when its slot was in Events.Whole until End. ok
+// Origin describes a complete request, from when its slot was in Events.Complete until End. ok
 // is false for any other slot.
 func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
-	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateComplete {
 		return Origin{}, false
 	}
 	r := &a.slots[slot]
-	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Received: r.first, Whole: r.whole, SentAt: r.extension.sentAt}, true
+	return Origin{From: r.from, RequestID: r.id, FirstFragment: r.arrived, Received: r.first, Complete: r.complete, SentAt: r.extension.sentAt}, true
 }
 
 // End ends a complete request with its answer. Its spans go to events.Release, and its slot
@@ -853,7 +853,7 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 // to send, and the payload must not be sent. End returns false and does nothing if the slot
 // holds no complete request: the request has ended already.
 func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []byte, events *Events) bool {
-	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateComplete {
 		return false
 	}
 	a.tick(now)
@@ -865,7 +865,7 @@ func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []
 // AnswerEarly ends a complete request like End, without a payload, and keeps its slot until
 // Free: a process may still read its spans, or write its result.
 func (a *Aggregator) AnswerEarly(now int64, slot uint32, result *wire.Result) bool {
-	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateComplete {
 		return false
 	}
 	a.tick(now)

@@ -23,24 +23,24 @@ type failer interface {
 
 // paper is a table that remembers what was written to it.
 type paper struct {
-	pieces   [][]shm.Piece
-	requests []shm.Request
+	fragments [][]shm.Fragment
+	requests  []shm.Request
 }
 
-func newPaper(slots, pieces int) *paper {
+func newPaper(slots, fragments int) *paper {
 	p := &paper{requests: make([]shm.Request, slots)}
 	for range slots {
-		p.pieces = append(p.pieces, make([]shm.Piece, pieces))
+		p.fragments = append(p.fragments, make([]shm.Fragment, fragments))
 	}
 	return p
 }
 
-func (p *paper) Pieces(slot uint32) []shm.Piece        { return p.pieces[slot] }
+func (p *paper) Fragments(slot uint32) []shm.Fragment  { return p.fragments[slot] }
 func (p *paper) SetRequest(slot uint32, r shm.Request) { p.requests[slot] = r }
 
-// bed is the test harness: an aggregator with a slab that knows the holder of
+// harness is the test harness: an aggregator with a slab that knows the holder of
 // each byte.
-type bed struct {
+type harness struct {
 	t      failer
 	now    int64
 	memory []byte
@@ -54,21 +54,21 @@ type bed struct {
 }
 
 const (
-	testRequest = 1000
-	testPiece   = 100
-	testCount   = testRequest / testPiece
+	testRequest  = 1000
+	testFragment = 100
+	testCount    = testRequest / testFragment
 )
 
-func newBed(t failer, change func(c *Config)) *bed {
+func newHarness(t failer, change func(c *Config)) *harness {
 	t.Helper()
 	c := Config{
-		Slots: 64, RequestBytes: testRequest, MaxPieces: 2 * testCount, MinPieceBytes: testPiece,
-		SLO: 100 * time.Millisecond, WishAfter: 2 * time.Millisecond,
+		Slots: 64, RequestBytes: testRequest, MaxFragments: 2 * testCount, MinFragmentBytes: testFragment,
+		SLO: 100 * time.Millisecond, NACKAfter: 2 * time.Millisecond,
 	}
 	if change != nil {
 		change(&c)
 	}
-	b := &bed{t: t, now: 1_000_000_000, memory: make([]byte, 256<<10), table: newPaper(c.Slots, c.MaxPieces), config: c.withDefaults()}
+	b := &harness{t: t, now: 1_000_000_000, memory: make([]byte, 256<<10), table: newPaper(c.Slots, c.MaxFragments), config: c.withDefaults()}
 	b.held = make([]bool, len(b.memory))
 	b.a = New(c, b.memory, b.table)
 	return b
@@ -76,7 +76,7 @@ func newBed(t failer, change func(c *Config)) *bed {
 
 // land puts a datagram into the slab as a source does. If at is above 0, the
 // datagram is in two runs, with at bytes in the first.
-func (b *bed) land(from netip.AddrPort, datagram []byte, at int) ingest.Datagram {
+func (b *harness) land(from netip.AddrPort, datagram []byte, at int) ingest.Datagram {
 	b.t.Helper()
 	put := func(data []byte) ingest.Span {
 		b.t.Helper()
@@ -109,7 +109,7 @@ func (b *bed) land(from netip.AddrPort, datagram []byte, at int) ingest.Datagram
 }
 
 // add passes a batch to the aggregator now.
-func (b *bed) add(batch ...ingest.Datagram) *Events {
+func (b *harness) add(batch ...ingest.Datagram) *Events {
 	b.t.Helper()
 	b.events.Reset()
 	b.a.Add(b.now, batch, &b.events)
@@ -119,7 +119,7 @@ func (b *bed) add(batch ...ingest.Datagram) *Events {
 
 // pass lets time pass, in the steps that NextDeadline asks for, and returns all
 // events.
-func (b *bed) pass(d time.Duration) *Events {
+func (b *harness) pass(d time.Duration) *Events {
 	b.t.Helper()
 	b.events.Reset()
 	end := b.now + int64(d)
@@ -135,7 +135,7 @@ func (b *bed) pass(d time.Duration) *Events {
 	return &b.events
 }
 
-func (b *bed) end(slot uint32, status wire.Status, payload string) wire.Result {
+func (b *harness) end(slot uint32, status wire.Status, payload string) wire.Result {
 	b.t.Helper()
 	b.events.Reset()
 	result := wire.Result{Status: status}
@@ -152,7 +152,7 @@ func (b *bed) end(slot uint32, status wire.Status, payload string) wire.Result {
 }
 
 // takeObjective checks the objective of an answer, and removes it.
-func (b *bed) takeObjective(r *wire.Result) {
+func (b *harness) takeObjective(r *wire.Result) {
 	b.t.Helper()
 	if r.Objective != b.a.config.SLO {
 		b.t.Fatalf("answer says an objective of %v, want %v", r.Objective, b.a.config.SLO)
@@ -160,7 +160,7 @@ func (b *bed) takeObjective(r *wire.Result) {
 	r.Objective = 0
 }
 
-func (b *bed) answerEarly(slot uint32) wire.Result {
+func (b *harness) answerEarly(slot uint32) wire.Result {
 	b.t.Helper()
 	b.events.Reset()
 	result := wire.Result{Status: wire.StatusLate}
@@ -171,7 +171,7 @@ func (b *bed) answerEarly(slot uint32) wire.Result {
 	return result
 }
 
-func (b *bed) free(slot uint32) bool {
+func (b *harness) free(slot uint32) bool {
 	b.t.Helper()
 	b.events.Reset()
 	ok := b.a.Free(b.now, slot, &b.events)
@@ -181,9 +181,9 @@ func (b *bed) free(slot uint32) bool {
 
 // settle releases the spans of the events. It checks and removes the answers'
 // cookies and objectives, and checks the invariants.
-func (b *bed) settle() {
+func (b *harness) settle() {
 	b.t.Helper()
-	for _, answers := range [][]Answer{b.events.Told, b.events.Again} {
+	for _, answers := range [][]Answer{b.events.Reported, b.events.Again} {
 		for i := range answers {
 			a := &answers[i]
 			if !b.a.common.cookies.proves(b.a.now, a.To, a.Cookie) && !(a.Cookie == 0 && local(a.To)) {
@@ -213,11 +213,11 @@ func (b *bed) settle() {
 }
 
 // assemble copies a complete request out of the slab by its descriptors.
-func (b *bed) assemble(slot uint32) []byte {
+func (b *harness) assemble(slot uint32) []byte {
 	b.t.Helper()
 	r := b.table.requests[slot]
 	out, covered := make([]byte, r.Bytes), 0
-	for _, p := range b.table.pieces[slot][:r.Pieces] {
+	for _, p := range b.table.fragments[slot][:r.Fragments] {
 		if p.Slab != 0 {
 			b.t.Errorf("descriptor %+v is of slab %d", p, p.Slab)
 		}
@@ -230,7 +230,7 @@ func (b *bed) assemble(slot uint32) []byte {
 }
 
 // want compares a part of the events.
-func want[T any](b *bed, what string, got, want T) {
+func want[T any](b *harness, what string, got, want T) {
 	b.t.Helper()
 	if g, w := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); g != w {
 		b.t.Errorf("%s:\n got %s\nwant %s", what, g, w)
@@ -254,8 +254,8 @@ func picture(id uint32, n int) []byte {
 	return out
 }
 
-// piece describes a datagram of the tests, valid or not.
-type piece struct {
+// fragment describes a datagram of the tests, valid or not.
+type fragment struct {
 	id, total, size, index int
 	again, padded          bool
 	shed                   bool // cut after what precedes the payload
@@ -263,14 +263,14 @@ type piece struct {
 	change                 func(h *wire.Header)
 }
 
-func (p piece) datagram() []byte {
+func (p fragment) datagram() []byte {
 	if p.total == 0 {
 		p.total = testRequest
 	}
 	if p.size == 0 {
-		p.size = testPiece
+		p.size = testFragment
 	}
-	h := wire.PieceHeader(wire.TypeData, uint32(p.id), p.total, p.size, p.index)
+	h := wire.FragmentHeader(wire.TypeData, uint32(p.id), p.total, p.size, p.index)
 	if p.again {
 		h.Flags |= wire.FlagRetransmitted
 	}
@@ -297,10 +297,10 @@ func (p piece) datagram() []byte {
 }
 
 // send passes pieces of one client in one batch.
-func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
+func (b *harness) send(from netip.AddrPort, fragments ...fragment) *Events {
 	b.t.Helper()
 	var batch []ingest.Datagram
-	for _, p := range pieces {
+	for _, p := range fragments {
 		d := b.land(from, p.datagram(), 0)
 		d.Shed = p.shed
 		batch = append(batch, d)
@@ -309,30 +309,30 @@ func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
 }
 
 // all returns every piece of a request, except some.
-func all(id int, but ...int) (pieces []piece) {
+func all(id int, but ...int) (fragments []fragment) {
 	for i := range testCount {
 		if !slices.Contains(but, i) {
-			pieces = append(pieces, piece{id: id, index: i})
+			fragments = append(fragments, fragment{id: id, index: i})
 		}
 	}
-	return pieces
+	return fragments
 }
 
 // whole sends a complete request, and returns its slot.
-func (b *bed) whole(from netip.AddrPort, id int) uint32 {
+func (b *harness) whole(from netip.AddrPort, id int) uint32 {
 	b.t.Helper()
 	e := b.send(from, all(id)...)
-	if len(e.Whole) != 1 {
-		b.t.Fatalf("request %d: slots %v became whole; told %+v", id, e.Whole, e.Told)
+	if len(e.Complete) != 1 {
+		b.t.Fatalf("request %d: slots %v became whole; told %+v", id, e.Complete, e.Reported)
 	}
-	return e.Whole[0]
+	return e.Complete[0]
 }
 
 // atEnd fails the test unless the aggregator, left alone, releases everything.
-func (b *bed) atEnd() {
+func (b *harness) atEnd() {
 	b.t.Helper()
 	for slot := range b.a.slots {
-		if b.a.slots[slot].state == stateWhole {
+		if b.a.slots[slot].state == stateComplete {
 			b.end(uint32(slot), wire.StatusOK, "")
 		}
 		b.free(uint32(slot))
@@ -344,8 +344,8 @@ func (b *bed) atEnd() {
 	if s.Gathering != 0 || s.InFlight != 0 || s.HeldBytes != 0 || s.Remembered != 0 || s.Clients != 0 {
 		b.t.Errorf("left over: %+v", s)
 	}
-	if s.Begun != s.Whole+s.Incomplete+s.Evicted {
-		b.t.Errorf("%d requests began, %d whole, %d incomplete, %d evicted", s.Begun, s.Whole, s.Incomplete, s.Evicted)
+	if s.Begun != s.Complete+s.Incomplete+s.Evicted {
+		b.t.Errorf("%d requests began, %d whole, %d incomplete, %d evicted", s.Begun, s.Complete, s.Incomplete, s.Evicted)
 	}
 	if got := b.a.NextDeadline(); got != 0 {
 		b.t.Errorf("something is to be done at %d", got)
@@ -353,9 +353,9 @@ func (b *bed) atEnd() {
 }
 
 // onBed runs a test on a new harness, and checks that nothing is left over.
-func onBed(t *testing.T, change func(c *Config), test func(b *bed)) {
+func onBed(t *testing.T, change func(c *Config), test func(b *harness)) {
 	t.Helper()
-	b := newBed(t, change)
+	b := newHarness(t, change)
 	test(b)
 	b.atEnd()
 }

@@ -68,13 +68,13 @@ func (a *Aggregator) checkRequest(r *request) error {
 	if got != int(r.got) || got == 0 || got > int(r.count) {
 		return fmt.Errorf("%d pieces are marked, %d counted, of %d", got, r.got, r.count)
 	}
-	if (got == int(r.count)) != (r.state == stateWhole || r.state == stateAnswered) {
+	if (got == int(r.count)) != (r.state == stateComplete || r.state == stateAnswered) {
 		return fmt.Errorf("%d of %d pieces in state %d", got, r.count, r.state)
 	}
 	// Each descriptor lies in a span that the slot holds, and covers bytes of a
 	// marked piece. Their sum is the size of the marked pieces.
 	described, want := uint64(0), uint64(0)
-	for _, p := range r.pieces[:r.used] {
+	for _, p := range r.fragments[:r.used] {
 		held := false
 		for _, s := range r.spans {
 			held = held || p.Offset >= s.Offset && p.Offset+uint64(p.Length) <= s.Offset+uint64(s.Length)
@@ -301,7 +301,7 @@ func (a *Aggregator) checkSide(proved bool) error {
 
 func (a *Aggregator) checkSums() error {
 	s := a.Stats()
-	datagrams := s.Pieces
+	datagrams := s.Fragments
 	for _, n := range s.Malformed {
 		datagrams += n
 	}
@@ -316,7 +316,7 @@ func (a *Aggregator) checkSums() error {
 		switch r := &a.slots[i]; r.state {
 		case stateGathering:
 			gathering++
-		case stateWhole, stateAnswered:
+		case stateComplete, stateAnswered:
 			whole++
 		}
 		for _, span := range a.slots[i].spans {

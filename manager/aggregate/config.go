@@ -19,12 +19,12 @@ type Config struct {
 	Follow bool
 	// RequestBytes is the exact size of a request.
 	RequestBytes int
-	// MaxPieces is the number of descriptors of a slot in the table. A piece takes one, or
-	// two if it lies in two spans. 2 * RequestBytes / MinPieceBytes are always enough.
-	MaxPieces int
-	// MinPieceBytes is the min size of every piece except the last. Requests with smaller
+	// MaxFragments is the number of descriptors of a slot in the table. A piece takes one, or
+	// two if it lies in two spans. 2 * RequestBytes / MinFragmentBytes are always enough.
+	MaxFragments int
+	// MinFragmentBytes is the min size of every piece except the last. Requests with smaller
 	// pieces are refused.
-	MinPieceBytes int
+	MinFragmentBytes int
 
 	// SLO bounds the deadline of a request, measured from its first piece's arrival at the
 	// machine.
@@ -34,14 +34,14 @@ type Config struct {
 	// Deadline is how long after its first piece was received an incomplete request is ended;
 	// a quarter of SLO by default.
 	Deadline time.Duration
-	// WishAfter is how long an incomplete request must be without a new piece before the
-	// manager sends a NACK. The wait doubles for each further NACK, up to MaxWishes NACKs; a
+	// NACKAfter is how long an incomplete request must be without a new piece before the
+	// manager sends a NACK. The wait doubles for each further NACK, up to MaxNACKs NACKs; a
 	// new piece starts this again. The default is an eighth of Deadline, from 100 µs to 5 ms.
 	// 3 NACKs (after 1, 3 and 7 eighths) fit in it.
-	WishAfter time.Duration
-	// MaxWishes is the max number of NACKs in a row without effect: 3 by default, at most 8.
+	NACKAfter time.Duration
+	// MaxNACKs is the max number of NACKs in a row without effect: 3 by default, at most 8.
 	// A negative value turns NACKs off; clients that ask still get an answer.
-	MaxWishes int
+	MaxNACKs int
 
 	// Trusted addresses, such as a gateway's, stand for many machines each. Every port of
 	// such an address gets the share of an address.
@@ -71,8 +71,8 @@ const (
 const againAfter = time.Millisecond
 
 const (
-	// maxWishes keeps WishAfter << MaxWishes far below the max of an int64.
-	maxWishes = 8
+	// maxNACKs keeps NACKAfter << MaxNACKs far below the max of an int64.
+	maxNACKs = 8
 	// minClients is the min number of clients that the table has room for.
 	minClients = 1024
 	// activeFor is how long after its last request a client counts for the fair shares. A
@@ -87,14 +87,14 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	or(&c.Deadline, c.SLO/4)
-	or(&c.WishAfter, min(max(c.Deadline/8, 100*time.Microsecond), 5*time.Millisecond))
+	or(&c.NACKAfter, min(max(c.Deadline/8, 100*time.Microsecond), 5*time.Millisecond))
 	or(&c.AnsweredFor, 2*time.Second)
 	or(&c.TurnedAwayFor, 100*time.Millisecond)
 	switch {
-	case c.MaxWishes == 0:
-		c.MaxWishes = 3
-	case c.MaxWishes < 0:
-		c.MaxWishes = 0
+	case c.MaxNACKs == 0:
+		c.MaxNACKs = 3
+	case c.MaxNACKs < 0:
+		c.MaxNACKs = 0
 	}
 	if c.AnsweredRequests == 0 {
 		c.AnsweredRequests = 16 << 10
@@ -122,14 +122,14 @@ func (c Config) Validate() error {
 		return wrong("%d slots: want a power of two from %d to %d", c.Slots, minSlots, maxSlots)
 	case c.RequestBytes < 1 || uint64(c.RequestBytes) > math.MaxUint32:
 		return wrong("requests of %d bytes: want 1 to 4 GiB", c.RequestBytes)
-	case c.MinPieceBytes < 1:
-		return wrong("pieces of %d bytes: want at least 1", c.MinPieceBytes)
-	case c.MaxPieces < 1:
-		return wrong("%d descriptors per request: want at least 1", c.MaxPieces)
-	case c.SLO <= 0 || c.Deadline <= 0 || c.WishAfter <= 0:
-		return wrong("SLO %v, deadline %v, NACK after %v: want more than 0", c.SLO, c.Deadline, c.WishAfter)
-	case c.MaxWishes > maxWishes:
-		return wrong("%d NACKs: want at most %d", c.MaxWishes, maxWishes)
+	case c.MinFragmentBytes < 1:
+		return wrong("pieces of %d bytes: want at least 1", c.MinFragmentBytes)
+	case c.MaxFragments < 1:
+		return wrong("%d descriptors per request: want at least 1", c.MaxFragments)
+	case c.SLO <= 0 || c.Deadline <= 0 || c.NACKAfter <= 0:
+		return wrong("SLO %v, deadline %v, NACK after %v: want more than 0", c.SLO, c.Deadline, c.NACKAfter)
+	case c.MaxNACKs > maxNACKs:
+		return wrong("%d NACKs: want at most %d", c.MaxNACKs, maxNACKs)
 	case c.AnsweredFor < 0 || c.TurnedAwayFor < 0:
 		return wrong("ends remembered for %v and %v: want 0 or more", c.AnsweredFor, c.TurnedAwayFor)
 	case c.AnsweredRequests < 1 || c.TurnedAwayRequests < 1 || c.AnsweredBytes < 1:
@@ -145,7 +145,7 @@ func (c *Config) clients() int { return max(minClients, 2*c.Slots) }
 // maxCount is the max piece count of a request: no piece is too small, and each has a
 // descriptor.
 func (c *Config) maxCount() int {
-	return min((c.RequestBytes-1)/c.MinPieceBytes+1, c.MaxPieces, wire.MaxPieces)
+	return min((c.RequestBytes-1)/c.MinFragmentBytes+1, c.MaxFragments, wire.MaxFragments)
 }
 
 // Within returns the part of an objective, or of a client's own deadline, that is left for

@@ -7,7 +7,7 @@ import (
 )
 
 func TestAnswerEarly(t *testing.T) {
-	b := newBed(t, nil)
+	b := newHarness(t, nil)
 	slot := b.whole(address(1), 1)
 	held := b.a.Stats().HeldBytes
 	credit := b.a.Credit(address(1))
@@ -30,9 +30,9 @@ func TestAnswerEarly(t *testing.T) {
 	})
 	t.Run("answered again if asked", func(t *testing.T) {
 		b.pass(2 * againAfter)
-		e := b.send(address(1), piece{id: 1, again: true})
-		if len(e.Again) != 1 || e.Again[0].Status != wire.StatusLate || len(e.Whole) != 0 {
-			t.Errorf("answered again %+v, whole %v; want late once", e.Again, e.Whole)
+		e := b.send(address(1), fragment{id: 1, again: true})
+		if len(e.Again) != 1 || e.Again[0].Status != wire.StatusLate || len(e.Complete) != 0 {
+			t.Errorf("answered again %+v, whole %v; want late once", e.Again, e.Complete)
 		}
 	})
 	t.Run("slot not reused", func(t *testing.T) {

@@ -13,17 +13,17 @@ import (
 type Events struct {
 	// Release holds packet memory to return to the source now.
 	Release []ingest.Span
-	// Whole holds slots whose request has become complete, to be published. The
+	// Complete holds slots whose request has become complete, to be published. The
 	// caller ends each with End.
-	Whole []uint32
-	// Told holds answers to requests that will not run: refused, busy,
+	Complete []uint32
+	// Reported holds answers to requests that will not run: refused, busy,
 	// incomplete.
-	Told []Answer
+	Reported []Answer
 	// Again holds answers that were sent before, and that clients asked for
 	// again. They are sent with the retransmitted flag.
 	Again []Answer
-	// Wishes holds the NACKs to send to clients.
-	Wishes []Wish
+	// NACKs holds the NACKs to send to clients.
+	NACKs []NACK
 
 	present  []uint64
 	payloads []byte
@@ -32,7 +32,7 @@ type Events struct {
 // Reset empties the events. The next call that fills them overwrites what was
 // read from them.
 func (e *Events) Reset() {
-	e.Release, e.Whole, e.Told, e.Again, e.Wishes = e.Release[:0], e.Whole[:0], e.Told[:0], e.Again[:0], e.Wishes[:0]
+	e.Release, e.Complete, e.Reported, e.Again, e.NACKs = e.Release[:0], e.Complete[:0], e.Reported[:0], e.Again[:0], e.NACKs[:0]
 	e.present, e.payloads = e.present[:0], e.payloads[:0]
 }
 
@@ -45,8 +45,8 @@ type Answer struct {
 	Payload []byte
 }
 
-// Wish is a NACK, with the arguments of wire.AppendWish.
-type Wish struct {
+// NACK is a NACK, with the arguments of wire.AppendNACK.
+type NACK struct {
 	To        netip.AddrPort
 	RequestID uint32
 	Total     uint32 // bytes of the request
@@ -60,11 +60,11 @@ func (e *Events) release(d *ingest.Datagram) {
 	e.Release = hold(hold(e.Release, d.First), d.Rest)
 }
 
-func (e *Events) wish(r *request, total uint32) {
+func (e *Events) sendNACK(r *request, total uint32) {
 	words := (int(r.count) + 63) / 64
 	at := len(e.present)
 	e.present = append(e.present, r.present[:words]...)
-	e.Wishes = append(e.Wishes, Wish{
+	e.NACKs = append(e.NACKs, NACK{
 		To: r.from, RequestID: r.id, Total: total, Count: r.count, Present: e.present[at : at+words : at+words],
 	})
 }

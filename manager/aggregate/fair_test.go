@@ -23,7 +23,7 @@ type rival struct {
 // requests are answered in order, a few per round; incomplete ones end at their
 // deadline.
 type contest struct {
-	*bed
+	*harness
 	rivals []rival
 	random *rand.Rand
 	whole  []uint32
@@ -50,7 +50,7 @@ func (c *contest) heldBy(from netip.AddrPort) int {
 // request sends a request and reports whether it got a slot. The datagrams stay in
 // the slab; only the id is written.
 func (c *contest) request(from netip.AddrPort, id int, complete bool) bool {
-	p := piece{id: id, total: testRequest, size: testPiece, index: 1}
+	p := fragment{id: id, total: testRequest, size: testFragment, index: 1}
 	if complete {
 		p.index, p.size = 0, testRequest
 	}
@@ -58,8 +58,8 @@ func (c *contest) request(from netip.AddrPort, id int, complete bool) bool {
 	at := copy(c.memory, d)
 	c.events.Reset()
 	c.a.Add(c.now, []ingest.Datagram{{From: from, First: ingest.Span{Length: uint32(at)}}}, &c.events)
-	c.whole = append(c.whole, c.events.Whole...)
-	for _, told := range c.events.Told {
+	c.whole = append(c.whole, c.events.Complete...)
+	for _, told := range c.events.Reported {
 		if told.To == from && told.RequestID == uint32(id) {
 			return false
 		}
@@ -100,9 +100,9 @@ func (c *contest) round(served int) {
 func TestFairness(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &contest{
-			bed:    newBed(t, func(c *Config) { c.Slots = 128; c.MaxPieces = 20 }),
-			random: rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
-			good:   address(200),
+			harness: newHarness(t, func(c *Config) { c.Slots = 128; c.MaxFragments = 20 }),
+			random:  rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)),
+			good:    address(200),
 		}
 		n := rapid.IntRange(1, 30).Draw(t, "rivals")
 		equal := slotsOf(c.config.Slots, 0, n+1, n).equal
@@ -159,8 +159,8 @@ func TestPorts(t *testing.T) {
 		{"trusted", []netip.Prefix{netip.MustParsePrefix("127.0.1.0/24")}, 6, 6},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			b := newBed(t, func(c *Config) { c.Trusted = row.trusted })
-			c := &contest{bed: b, random: rand.New(rand.NewPCG(1, 1)), good: address(200), demand: 1}
+			b := newHarness(t, func(c *Config) { c.Trusted = row.trusted })
+			c := &contest{harness: b, random: rand.New(rand.NewPCG(1, 1)), good: address(200), demand: 1}
 			for port := range 5 {
 				c.rivals = append(c.rivals, rival{from: netip.AddrPortFrom(gateway, uint16(6000+port)), complete: true})
 			}
@@ -232,22 +232,22 @@ func TestTakeSlot(t *testing.T) {
 		{"the class below its part", []holding{{outsider, 0, 7}, {a, 0, 35}, {b, 15, 0}}, outsider, true, a},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			onBed(t, nil, func(b *bed) {
+			onBed(t, nil, func(b *harness) {
 				id := 0
 				begin := func(from netip.AddrPort, complete bool) *Events {
 					id++
 					if complete {
-						return b.send(from, piece{id: id, size: testRequest})
+						return b.send(from, fragment{id: id, size: testRequest})
 					}
-					return b.send(from, piece{id: id, index: 1})
+					return b.send(from, fragment{id: id, index: 1})
 				}
 				for _, h := range row.held {
 					if h.complete+h.gather == 0 {
-						b.send(h.from, piece{id: 1, total: 1, size: 1}) // refused: it holds no slot
+						b.send(h.from, fragment{id: 1, total: 1, size: 1}) // refused: it holds no slot
 					}
 					for i := range h.complete + h.gather {
-						if e := begin(h.from, i < h.complete); len(e.Told) != 0 {
-							t.Fatalf("slot %d of %v: told %+v", i+1, h.from, e.Told)
+						if e := begin(h.from, i < h.complete); len(e.Reported) != 0 {
+							t.Fatalf("slot %d of %v: told %+v", i+1, h.from, e.Reported)
 						}
 					}
 				}
@@ -258,7 +258,7 @@ func TestTakeSlot(t *testing.T) {
 					t.Errorf("request gets a slot: %v, want %v", taken, row.taken)
 				}
 				var victims []netip.AddrPort
-				for _, told := range e.Told {
+				for _, told := range e.Reported {
 					if told.RequestID != uint32(id) {
 						victims = append(victims, told.To)
 					}

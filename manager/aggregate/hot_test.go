@@ -28,15 +28,15 @@ type stream struct {
 }
 
 func newStream(from netip.Addr, count, interleave int) *stream {
-	const pieceBytes = 1024
+	const fragmentBytes = 1024
 	s := &stream{count: count, interleave: interleave, now: 1}
-	total := count * pieceBytes
-	datagram := piece{total: total, size: pieceBytes}.datagram()
+	total := count * fragmentBytes
+	datagram := fragment{total: total, size: fragmentBytes}.datagram()
 	s.memory = make([]byte, interleave*count*len(datagram))
 	for i := range count {
 		for n := range interleave {
 			at := (i*interleave + n) * len(datagram)
-			p := piece{id: n, total: total, size: pieceBytes, index: i}
+			p := fragment{id: n, total: total, size: fragmentBytes, index: i}
 			copy(s.memory[at:], p.datagram())
 			s.batch = append(s.batch, ingest.Datagram{
 				From: netip.AddrPortFrom(from, uint16(6000+n)), First: ingest.Span{Offset: uint64(at), Length: uint32(len(datagram))},
@@ -44,7 +44,7 @@ func newStream(from netip.Addr, count, interleave int) *stream {
 		}
 	}
 	s.table = newPaper(64, 2*count)
-	s.a = New(Config{Slots: 64, RequestBytes: total, MaxPieces: 2 * count, MinPieceBytes: 512, SLO: 100 * time.Millisecond}, s.memory, s.table)
+	s.a = New(Config{Slots: 64, RequestBytes: total, MaxFragments: 2 * count, MinFragmentBytes: 512, SLO: 100 * time.Millisecond}, s.memory, s.table)
 	return s
 }
 
@@ -62,7 +62,7 @@ func (s *stream) round() int {
 		s.events.Reset()
 		s.a.Add(s.now, rest[:n], &s.events)
 		s.a.NextDeadline()
-		for _, slot := range s.events.Whole {
+		for _, slot := range s.events.Complete {
 			result := wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK}
 			s.a.End(s.now, slot, &result, s.memory[:60], &s.events)
 			whole++
@@ -103,8 +103,8 @@ func TestAddAndEndAllocateNothing(t *testing.T) {
 			}
 			s.memory[lossy.First.Offset+3] |= byte(wire.FlagRetransmitted)
 			s.a.Add(s.now, []ingest.Datagram{lossy}, &s.events)
-			if len(s.events.Told) != 1 || len(s.events.Wishes) == 0 {
-				t.Fatalf("told %d, wishes %d", len(s.events.Told), len(s.events.Wishes))
+			if len(s.events.Reported) != 1 || len(s.events.NACKs) == 0 {
+				t.Fatalf("told %d, wishes %d", len(s.events.Reported), len(s.events.NACKs))
 			}
 		}
 		mishap()
@@ -171,7 +171,7 @@ func BenchmarkAdd(b *testing.B) {
 // live slot or released once, and in the end nothing is left.
 func FuzzAdd(f *testing.F) {
 	var sound []byte
-	for _, p := range append(all(1), piece{id: 1, again: true, extension: &wire.Extension{Priority: 1}}, piece{id: 2, padded: true}, piece{id: 2, total: 999}) {
+	for _, p := range append(all(1), fragment{id: 1, again: true, extension: &wire.Extension{Priority: 1}}, fragment{id: 2, padded: true}, fragment{id: 2, total: 999}) {
 		d := p.datagram()
 		sound = append(sound, 0x20, byte(len(d)), byte(len(d)>>8))
 		sound = append(sound, d...)
@@ -179,21 +179,21 @@ func FuzzAdd(f *testing.F) {
 	f.Add(sound)
 	f.Add([]byte{0, 1, 0, 0, 255, 255})
 	var cut []byte
-	for _, p := range []piece{{id: 1, shed: true, extension: &wire.Extension{SentAt: 1}}, {id: 2, index: 1}, {id: 2, shed: true, again: true}, {id: 2, shed: true}} {
+	for _, p := range []fragment{{id: 1, shed: true, extension: &wire.Extension{SentAt: 1}}, {id: 2, index: 1}, {id: 2, shed: true, again: true}, {id: 2, shed: true}} {
 		d := p.datagram()
 		cut = append(cut, 0x80, byte(len(d)), byte(len(d)>>8))
 		cut = append(cut, d...)
 	}
 	f.Add(cut)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		b := newBed(t, nil)
+		b := newHarness(t, nil)
 		for datagrams := 0; len(data) >= 3 && datagrams < 300; datagrams++ {
 			how, n := data[0], int(binary.LittleEndian.Uint16(data[1:]))
 			n = min(n, len(data)-3)
 			d := b.land(address(int(how&3)), data[3:3+n], int(how>>2))
 			d.Shed = how&0x80 != 0
 			e := b.add(d)
-			for _, slot := range e.Whole {
+			for _, slot := range e.Complete {
 				if how&4 != 0 {
 					b.end(slot, wire.Status(how>>4%wire.NumStatuses), "answer")
 				}

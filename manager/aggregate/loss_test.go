@@ -16,9 +16,9 @@ import (
 
 // lossyFunction is an inference function behind a lossy path.
 type lossyFunction struct {
-	slo    time.Duration
-	pieces int
-	infer  time.Duration
+	slo       time.Duration
+	fragments int
+	infer     time.Duration
 }
 
 // lossyPath simulates clients, a path that loses datagrams in both directions, and
@@ -87,7 +87,7 @@ const (
 	lossyPace        = 10 * time.Microsecond  // between two pieces
 )
 
-func (p *lossyPath) sendPieces(r *lossyRequest, indices []int, again bool) {
+func (p *lossyPath) sendFragments(r *lossyRequest, indices []int, again bool) {
 	for i, index := range indices {
 		p.in(time.Duration(i+1)*lossyPace, func() {
 			p.sent++
@@ -103,7 +103,7 @@ func (p *lossyPath) sendPieces(r *lossyRequest, indices []int, again bool) {
 
 // datagram returns a piece whose payload does not matter.
 func (p *lossyPath) datagram(id, index int, again bool) []byte {
-	h := wire.PieceHeader(wire.TypeData, uint32(id), p.config.RequestBytes, testPiece, index)
+	h := wire.FragmentHeader(wire.TypeData, uint32(id), p.config.RequestBytes, testFragment, index)
 	if again {
 		h.Flags |= wire.FlagRetransmitted
 	}
@@ -120,7 +120,7 @@ func (p *lossyPath) watch(r *lossyRequest) {
 	}
 	p.in(time.Duration(at-p.now), func() {
 		if r.status == "" && r.recovery.Ask(p.now) {
-			p.sendPieces(r, []int{0}, true)
+			p.sendFragments(r, []int{0}, true)
 		}
 	})
 }
@@ -140,7 +140,7 @@ func (p *lossyPath) receive(r *lossyRequest, datagram []byte) {
 
 // follow does what the manager's receive thread does after each read.
 func (p *lossyPath) follow(events *Events) {
-	for _, slot := range events.Whole {
+	for _, slot := range events.Complete {
 		origin, _ := p.manager.Origin(slot)
 		p.in(p.function.infer, func() {
 			var ended Events
@@ -150,10 +150,10 @@ func (p *lossyPath) follow(events *Events) {
 			p.answer(origin.RequestID, result.Status)
 		})
 	}
-	for _, a := range append(events.Told, events.Again...) {
+	for _, a := range append(events.Reported, events.Again...) {
 		p.answer(a.RequestID, a.Status)
 	}
-	for _, w := range events.Wishes {
+	for _, w := range events.NACKs {
 		missing := []int{}
 		for i := range int(w.Count) {
 			if w.Present[i/64]&(1<<(i%64)) == 0 {
@@ -163,7 +163,7 @@ func (p *lossyPath) follow(events *Events) {
 		p.pass(func() {
 			if r := p.requests[w.RequestID]; r.status == "" {
 				if r.recovery.NACK(p.now, len(missing)) {
-					p.sendPieces(r, missing, true)
+					p.sendFragments(r, missing, true)
 				} else {
 					p.watch(r)
 				}
@@ -198,12 +198,12 @@ func (p *lossyPath) run(requests int, interval time.Duration) []string {
 		p.requests = append(p.requests, r)
 		p.in(time.Duration(id)*interval, func() {
 			r.deadline = p.now + int64(lossyTimeout)
-			r.recovery.Begin(p.function.pieces, lossyResendAfter)
-			pieces := make([]int, p.function.pieces)
-			for i := range pieces {
-				pieces[i] = i
+			r.recovery.Begin(p.function.fragments, lossyResendAfter)
+			fragments := make([]int, p.function.fragments)
+			for i := range fragments {
+				fragments[i] = i
 			}
-			p.sendPieces(r, pieces, false)
+			p.sendFragments(r, fragments, false)
 		})
 	}
 	for len(p.events) > 0 {
@@ -235,10 +235,10 @@ func newLossyPath(t *testing.T, f lossyFunction, loss float64, seed uint64) *los
 			t.Error(err)
 		}
 	})
-	c := Config{Slots: minSlots, RequestBytes: f.pieces * testPiece, MaxPieces: 2 * f.pieces, MinPieceBytes: testPiece, SLO: f.slo}
+	c := Config{Slots: minSlots, RequestBytes: f.fragments * testFragment, MaxFragments: 2 * f.fragments, MinFragmentBytes: testFragment, SLO: f.slo}
 	return &lossyPath{
 		t: t, function: f, config: c, loss: loss, random: rand.New(rand.NewPCG(seed, 0)), now: 1,
-		source: src, manager: New(c, src.Slab().Bytes(), newPaper(c.Slots, c.MaxPieces)),
+		source: src, manager: New(c, src.Slab().Bytes(), newPaper(c.Slots, c.MaxFragments)),
 	}
 }
 
@@ -247,9 +247,9 @@ func newLossyPath(t *testing.T, f lossyFunction, loss float64, seed uint64) *los
 // its aggregation deadline of 6.25 ms, and not the number of NACKs.
 func TestLoss(t *testing.T) {
 	const requests, seeds = 64, 3
-	face := lossyFunction{slo: 25 * time.Millisecond, pieces: 48, infer: 3 * time.Millisecond}
-	detect := lossyFunction{slo: 400 * time.Millisecond, pieces: 507, infer: 60 * time.Millisecond}
-	fashion := lossyFunction{slo: 10 * time.Millisecond, pieces: 1, infer: time.Millisecond}
+	face := lossyFunction{slo: 25 * time.Millisecond, fragments: 48, infer: 3 * time.Millisecond}
+	detect := lossyFunction{slo: 400 * time.Millisecond, fragments: 507, infer: 60 * time.Millisecond}
+	fashion := lossyFunction{slo: 10 * time.Millisecond, fragments: 1, infer: time.Millisecond}
 	for _, row := range []struct {
 		name     string
 		function lossyFunction
@@ -272,7 +272,7 @@ func TestLoss(t *testing.T) {
 			}
 
 			completed := ends["ok"]
-			load := float64(sent) / float64(seeds*requests*row.function.pieces)
+			load := float64(sent) / float64(seeds*requests*row.function.fragments)
 			t.Logf("%d of %d requests completed, want at least %d; %v; %.2f datagrams sent per piece",
 				completed, seeds*requests, seeds*row.min, ends, load)
 			if completed < seeds*row.min {

@@ -19,15 +19,15 @@ import (
 // and payloads instead of descriptors. It remembers all requests that have ended. It
 // therefore agrees with the aggregator as long as that drops none for lack of room.
 type model struct {
-	c      Config
-	live   []*gathered // in the order in which they began
-	ended  map[key]*ended
-	ports  map[netip.AddrPort]map[netip.AddrPort]bool // clients with proof, by group
-	proves func(k key, p piece) bool
-	whole  []key
-	told   []string
-	again  []string
-	wishes []string
+	c        Config
+	live     []*gathered // in the order in which they began
+	ended    map[key]*ended
+	ports    map[netip.AddrPort]map[netip.AddrPort]bool // clients with proof, by group
+	proves   func(k key, p fragment) bool
+	complete []key
+	reported []string
+	again    []string
+	nacks    []string
 }
 
 type key struct {
@@ -38,10 +38,10 @@ type key struct {
 type gathered struct {
 	key
 	count, size             int
-	pieces                  map[int]bool
-	first, progress, wished int64
-	wishes                  int
-	whole, proved           bool
+	fragments               map[int]bool
+	first, progress, nacked int64
+	nacks                   int
+	complete, proved        bool
 	answered                bool // and its slot is not free
 	sentAt                  uint64
 	extended                bool
@@ -114,7 +114,7 @@ func (m *model) room(k key, proved bool) (victim *gathered, ok bool) {
 	for _, g := range m.live {
 		other := m.heldBy(g.key, g.proved)
 		switch {
-		case g.whole:
+		case g.complete:
 		case !g.proved && proved && belowGroup && class > total/classPart,
 			g.proved && proved && g.group() == k.group() && belowPort && m.heldByPort(g.key) >= m.heldByPort(k)+2,
 			g.proved && !(proved && g.group() == k.group()) && belowGroup && other > share && other >= held+2 &&
@@ -128,7 +128,7 @@ func (m *model) room(k key, proved bool) (victim *gathered, ok bool) {
 // richest returns the request that is evicted when memory runs out.
 func (m *model) richest() (found *gathered) {
 	for _, g := range m.live {
-		if !g.whole && (found == nil || m.heldBy(g.key, g.proved) > m.heldBy(found.key, found.proved)) {
+		if !g.complete && (found == nil || m.heldBy(g.key, g.proved) > m.heldBy(found.key, found.proved)) {
 			found = g
 		}
 	}
@@ -179,13 +179,13 @@ func (m *model) remember(now int64, k key, status wire.Status, payload string) {
 }
 
 func (m *model) tell(now int64, g *gathered, status wire.Status) {
-	m.told = append(m.told, fmt.Sprint(g.key, status, g.sentAt))
+	m.reported = append(m.reported, fmt.Sprint(g.key, status, g.sentAt))
 	m.end(now, g, status, "")
 	m.ended[g.key].stranger = status == wire.StatusBusy && !g.proved
 }
 
-func (m *model) add(now int64, k key, p piece) {
-	h := wire.PieceHeader(wire.TypeData, k.id, p.total, p.size, p.index)
+func (m *model) add(now int64, k key, p fragment) {
+	h := wire.FragmentHeader(wire.TypeData, k.id, p.total, p.size, p.index)
 	asks := p.again && p.index == 0
 	proved := m.proves(k, p)
 	if e := m.ended[k]; e != nil && e.stranger && proved && !p.shed {
@@ -201,11 +201,11 @@ func (m *model) add(now int64, k key, p piece) {
 	g := m.find(k)
 	if g == nil {
 		m.seen(k, proved)
-		g = &gathered{key: k, proved: proved, count: int(h.Count), size: p.size, pieces: map[int]bool{}, first: now, progress: now, wished: now}
+		g = &gathered{key: k, proved: proved, count: int(h.Count), size: p.size, fragments: map[int]bool{}, first: now, progress: now, nacked: now}
 		if p.extension != nil && p.index == 0 {
 			g.sentAt = p.extension.SentAt
 		}
-		if p.total != m.c.RequestBytes || p.size < m.c.MinPieceBytes {
+		if p.total != m.c.RequestBytes || p.size < m.c.MinFragmentBytes {
 			m.tell(now, g, wire.StatusRefused)
 			return
 		}
@@ -232,7 +232,7 @@ func (m *model) add(now int64, k key, p piece) {
 		return
 	}
 	if p.shed {
-		if !g.whole {
+		if !g.complete {
 			if p.extension != nil && !g.extended {
 				g.sentAt = p.extension.SentAt
 			}
@@ -241,61 +241,61 @@ func (m *model) add(now int64, k key, p piece) {
 		}
 		return
 	}
-	if !g.pieces[p.index] && !g.whole {
-		g.pieces[p.index] = true
+	if !g.fragments[p.index] && !g.complete {
+		g.fragments[p.index] = true
 		if g.progress != now {
-			g.progress, g.wishes = now, 0
+			g.progress, g.nacks = now, 0
 		}
 		if p.extension != nil && p.index == 0 && !g.extended {
 			g.extended, g.sentAt = true, p.extension.SentAt
 		}
-		if len(g.pieces) == g.count {
-			g.whole = true
-			m.whole = append(m.whole, k)
+		if len(g.fragments) == g.count {
+			g.complete = true
+			m.complete = append(m.complete, k)
 		}
 	}
-	if asks && !g.whole && now-g.wished >= int64(againAfter) {
-		m.wish(now, g)
+	if asks && !g.complete && now-g.nacked >= int64(againAfter) {
+		m.nack(now, g)
 	}
 }
 
-func (m *model) wish(now int64, g *gathered) {
+func (m *model) nack(now int64, g *gathered) {
 	missing := ""
 	for i := range g.count {
-		if !g.pieces[i] {
+		if !g.fragments[i] {
 			missing += fmt.Sprint(i, " ")
 		}
 	}
-	g.wishes = min(g.wishes+1, m.c.MaxWishes)
-	g.wished = now
-	m.wishes = append(m.wishes, fmt.Sprint(g.key, missing))
+	g.nacks = min(g.nacks+1, m.c.MaxNACKs)
+	g.nacked = now
+	m.nacks = append(m.nacks, fmt.Sprint(g.key, missing))
 }
 
 // next returns when the next action is due, and its request.
-func (m *model) next() (at int64, g *gathered, wish bool) {
+func (m *model) next() (at int64, g *gathered, nack bool) {
 	for _, o := range m.live {
-		if o.whole {
+		if o.complete {
 			continue
 		}
-		if t := o.first + int64(m.c.Deadline); g == nil || t < at || t == at && wish {
-			at, g, wish = t, o, false
+		if t := o.first + int64(m.c.Deadline); g == nil || t < at || t == at && nack {
+			at, g, nack = t, o, false
 		}
-		if t := max(o.progress, o.wished) + int64(m.c.WishAfter)<<o.wishes; o.wishes < m.c.MaxWishes && t < at {
-			at, g, wish = t, o, true
+		if t := max(o.progress, o.nacked) + int64(m.c.NACKAfter)<<o.nacks; o.nacks < m.c.MaxNACKs && t < at {
+			at, g, nack = t, o, true
 		}
 	}
-	return at, g, wish
+	return at, g, nack
 }
 
 func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := newBed(t, func(c *Config) {
+		b := newHarness(t, func(c *Config) {
 			c.Deadline = 20 * time.Millisecond
 			c.AnsweredFor, c.TurnedAwayFor = 40*time.Millisecond, 15*time.Millisecond
-			c.MaxWishes = 2
+			c.MaxNACKs = 2
 		})
 		m := &model{c: b.config, ended: map[key]*ended{}, ports: map[netip.AddrPort]map[netip.AddrPort]bool{}}
-		m.proves = func(k key, p piece) bool {
+		m.proves = func(k key, p fragment) bool {
 			return k.from.Addr().IsLoopback() ||
 				p.index == 0 && p.extension != nil && b.a.common.cookies.proves(b.now, k.from, p.extension.Cookie)
 		}
@@ -305,7 +305,7 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 		compare := func() {
 			t.Helper()
 			var got []key
-			for _, slot := range b.events.Whole {
+			for _, slot := range b.events.Complete {
 				o, ok := b.a.Origin(slot)
 				if !ok || whole[slot] != (key{}) {
 					t.Fatalf("slot %d became whole, but is not, or was before", slot)
@@ -317,13 +317,13 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				got = append(got, whole[slot])
 			}
 			var told, again, wishes []string
-			for _, a := range b.events.Told {
+			for _, a := range b.events.Reported {
 				told = append(told, fmt.Sprint(key{a.To, a.RequestID}, a.Status, a.SentAt))
 			}
 			for _, a := range b.events.Again {
 				again = append(again, fmt.Sprint(key{a.To, a.RequestID}, a.Status, string(a.Payload)))
 			}
-			for _, w := range b.events.Wishes {
+			for _, w := range b.events.NACKs {
 				missing := ""
 				for i := range int(w.Count) {
 					if w.Present[i/64]&(1<<(i%64)) == 0 {
@@ -333,32 +333,32 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				wishes = append(wishes, fmt.Sprint(key{w.To, w.RequestID}, missing))
 			}
 			// Events due at the same time may come in any order.
-			for _, s := range [][]string{told, again, wishes, m.told, m.again, m.wishes} {
+			for _, s := range [][]string{told, again, wishes, m.reported, m.again, m.nacks} {
 				slices.Sort(s)
 			}
-			same := slices.Equal(got, m.whole) && slices.Equal(told, m.told) && slices.Equal(again, m.again) && slices.Equal(wishes, m.wishes)
+			same := slices.Equal(got, m.complete) && slices.Equal(told, m.reported) && slices.Equal(again, m.again) && slices.Equal(wishes, m.nacks)
 			if !same {
 				t.Fatalf("aggregator: whole %v, told %v, again %v, wishes %v\nmodel:      whole %v, told %v, again %v, wishes %v",
-					got, told, again, wishes, m.whole, m.told, m.again, m.wishes)
+					got, told, again, wishes, m.complete, m.reported, m.again, m.nacks)
 			}
 			if s := b.a.Stats(); s.Gathering+s.InFlight != len(m.live) {
 				t.Fatalf("aggregator has %d + %d live requests, the model %d", s.Gathering, s.InFlight, len(m.live))
 			}
-			m.whole, m.told, m.again, m.wishes = nil, nil, nil, nil
+			m.complete, m.reported, m.again, m.nacks = nil, nil, nil, nil
 		}
 		// Most slots are full of complete requests, so that a handful fills the rest. Some
 		// are incomplete, so that they can be evicted.
 		incomplete := rapid.SampledFrom([]int{1000, 7, 2}).Draw(t, "every which request from the start is incomplete")
 		for id := range slotsTaken {
-			from, pieces := address(97+id%3), all(id)
+			from, fragments := address(97+id%3), all(id)
 			if id%incomplete == incomplete-1 {
-				pieces = all(id, 0)
+				fragments = all(id, 0)
 			}
-			for i := range pieces {
-				pieces[i].total, pieces[i].size = testRequest, testPiece
-				m.add(b.now, key{from, uint32(id)}, pieces[i])
+			for i := range fragments {
+				fragments[i].total, fragments[i].size = testRequest, testFragment
+				m.add(b.now, key{from, uint32(id)}, fragments[i])
 			}
-			b.send(from, pieces...)
+			b.send(from, fragments...)
 			compare()
 		}
 		t.Repeat(map[string]func(*rapid.T){
@@ -366,7 +366,7 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				var batch []ingest.Datagram
 				for range rapid.IntRange(1, 12).Draw(t, "pieces") {
 					k := key{rapid.SampledFrom(clients).Draw(t, "client"), uint32(rapid.IntRange(1, 8).Draw(t, "id"))}
-					p := piece{id: int(k.id), total: testRequest, size: testPiece, again: rapid.Bool().Draw(t, "retransmitted"), padded: rapid.Bool().Draw(t, "padded")}
+					p := fragment{id: int(k.id), total: testRequest, size: testFragment, again: rapid.Bool().Draw(t, "retransmitted"), padded: rapid.Bool().Draw(t, "padded")}
 					switch rapid.IntRange(0, 40).Draw(t, "kind") {
 					case 0:
 						p.total = 999
@@ -375,7 +375,7 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 					case 2:
 						p.size = 250
 					}
-					p.index = rapid.IntRange(0, wire.Pieces(p.total, p.size)-1).Draw(t, "index")
+					p.index = rapid.IntRange(0, wire.Fragments(p.total, p.size)-1).Draw(t, "index")
 					if rapid.Bool().Draw(t, "extended") {
 						p.extension = &wire.Extension{SentAt: uint64(rapid.IntRange(1, 9).Draw(t, "sent at"))}
 						if rapid.Bool().Draw(t, "cookie") {
@@ -394,12 +394,12 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 			},
 			"the rest of a request": func(t *rapid.T) {
 				k := key{rapid.SampledFrom(clients).Draw(t, "client"), uint32(rapid.IntRange(1, 8).Draw(t, "id"))}
-				pieces := rapid.Permutation(all(int(k.id))).Draw(t, "order")
-				for i := range pieces {
-					pieces[i].total, pieces[i].size = testRequest, testPiece
-					m.add(b.now, k, pieces[i])
+				fragments := rapid.Permutation(all(int(k.id))).Draw(t, "order")
+				for i := range fragments {
+					fragments[i].total, fragments[i].size = testRequest, testFragment
+					m.add(b.now, k, fragments[i])
 				}
-				b.send(k.from, pieces...)
+				b.send(k.from, fragments...)
 				compare()
 			},
 			"answer": func(t *rapid.T) {
@@ -444,9 +444,9 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 			},
 			"time": func(t *rapid.T) {
 				d := time.Duration(rapid.IntRange(1, 12).Draw(t, "half milliseconds")) * time.Millisecond / 2
-				for at, g, wish := m.next(); g != nil && at <= b.now+int64(d); at, g, wish = m.next() {
-					if wish {
-						m.wish(at, g)
+				for at, g, nack := m.next(); g != nil && at <= b.now+int64(d); at, g, nack = m.next() {
+					if nack {
+						m.nack(at, g)
 					} else {
 						m.tell(at, g, wire.StatusIncomplete)
 					}

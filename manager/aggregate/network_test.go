@@ -17,7 +17,7 @@ import (
 // or its client gets incomplete. In the end no byte is held.
 func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 	const count, requests = 40, 300
-	total := count*testPiece - 17
+	total := count*testFragment - 17
 	src, err := ingestfake.New(ingestfake.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.2, Straddle: 0.1, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +27,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	table, err := shm.NewTable("test", shm.Geometry{Slots: 64, MaxPieces: 2 * count, ResultBytes: 64})
+	table, err := shm.NewTable("test", shm.Geometry{Slots: 64, MaxFragments: 2 * count, ResultBytes: 64})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 		}
 	}()
 	a := New(Config{
-		Slots: 64, RequestBytes: total, MaxPieces: 2 * count, MinPieceBytes: testPiece, SLO: 40 * time.Millisecond,
+		Slots: 64, RequestBytes: total, MaxFragments: 2 * count, MinFragmentBytes: testFragment, SLO: 40 * time.Millisecond,
 	}, src.Slab().Bytes(), table)
 
 	now, endings, wholes := int64(1), map[uint32]int{}, 0
@@ -56,11 +56,11 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 			if next := a.NextDeadline(); next != 0 && next <= now {
 				a.Expire(now, &events)
 			}
-			for _, slot := range events.Whole {
+			for _, slot := range events.Complete {
 				o, _ := a.Origin(slot)
 				r := table.Request(slot)
 				got := make([]byte, r.Bytes)
-				for _, p := range table.Pieces(slot)[:r.Pieces] {
+				for _, p := range table.Fragments(slot)[:r.Fragments] {
 					copy(got[p.Place:], src.Slab().Bytes()[p.Offset:p.Offset+uint64(p.Length)])
 				}
 				if !bytes.Equal(got, picture(o.RequestID, total)) {
@@ -72,16 +72,16 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 				endings[o.RequestID]++
 				wholes++
 			}
-			for _, told := range events.Told {
+			for _, told := range events.Reported {
 				if told.Status != wire.StatusIncomplete {
 					t.Errorf("request %d is told %v", told.RequestID, told.Status)
 				}
 				endings[told.RequestID]++
 			}
-			for _, w := range events.Wishes {
+			for _, w := range events.NACKs {
 				for i := range int(w.Count) {
 					if w.Present[i/64]&(1<<(i%64)) == 0 {
-						src.Inject(w.To, piece{id: int(w.RequestID), total: total, index: i, again: true}.datagram())
+						src.Inject(w.To, fragment{id: int(w.RequestID), total: total, index: i, again: true}.datagram())
 					}
 				}
 			}
@@ -94,7 +94,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 	}
 	for id := range requests {
 		for i := range count {
-			src.Inject(address(id%5), piece{id: id, total: total, index: i}.datagram())
+			src.Inject(address(id%5), fragment{id: id, total: total, index: i}.datagram())
 		}
 		turn()
 	}
@@ -110,7 +110,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 		}
 	}
 	s := a.Stats()
-	if wholes < requests*9/10 || s.Wishes == 0 || s.Dropped[dropDuplicate] == 0 {
+	if wholes < requests*9/10 || s.NACKs == 0 || s.Dropped[dropDuplicate] == 0 {
 		t.Errorf("%d whole, of %d: the network or the wishes do nothing: %+v", wholes, requests, s)
 	}
 	if held := src.Stats().HeldBytes; held != 0 {

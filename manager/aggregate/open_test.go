@@ -94,7 +94,7 @@ func TestOpenSlotsFollow(t *testing.T) {
 // A client's credit grows with the rate of its answers.
 func TestCreditFollowsRate(t *testing.T) {
 	credit := func(follow bool) uint16 {
-		b := newBed(t, func(c *Config) { c.Slots, c.Follow, c.SLO = 256, follow, 25*time.Millisecond })
+		b := newHarness(t, func(c *Config) { c.Slots, c.Follow, c.SLO = 256, follow, 25*time.Millisecond })
 		var got uint16
 		for id := range 1100 {
 			slot := b.whole(camera, id)

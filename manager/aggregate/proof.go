@@ -29,10 +29,10 @@ import (
 // table of addresses. A client on this machine needs no proof: its address
 // cannot be forged from outside.
 
-// ReplyPieceBytes is the size of the pieces into which the manager splits the
+// ReplyFragmentBytes is the size of the pieces into which the manager splits the
 // payload of a result. With its headers and block, a piece fits every common
 // MTU.
-const ReplyPieceBytes = wire.DefaultPieceBytes
+const ReplyFragmentBytes = wire.DefaultFragmentBytes
 
 // amplification is how many times the bytes received may be sent to an address
 // without proof (RFC 9000, section 8.1).
@@ -53,13 +53,13 @@ func headerBytes(from netip.AddrPort) uint32 {
 
 // answerBytes returns the size of an answer, with all headers.
 func answerBytes(headers uint32, payloadBytes int) int64 {
-	pieces := int64(wire.Pieces(payloadBytes, ReplyPieceBytes))
-	return pieces*int64(headers+wire.HeaderSize+wire.BlockSize) + int64(payloadBytes)
+	fragments := int64(wire.Fragments(payloadBytes, ReplyFragmentBytes))
+	return fragments*int64(headers+wire.HeaderSize+wire.BlockSize) + int64(payloadBytes)
 }
 
 // nackBytes returns the max size of the NACKs for a request, with all headers.
 func nackBytes(headers uint32, count uint16) int64 {
-	bytes, datagrams := wire.MaxWishesBytes(count)
+	bytes, datagrams := wire.MaxNACKsBytes(count)
 	return int64(bytes) + int64(datagrams)*int64(headers)
 }
 

@@ -31,16 +31,16 @@ func headers(addr netip.AddrPort) int64 {
 // took adds the datagrams for the events, in the form in which the manager
 // sends them.
 func (l ledger) took(e *Events) {
-	for _, answers := range [][]Answer{e.Told, e.Again} {
+	for _, answers := range [][]Answer{e.Reported, e.Again} {
 		for i := range answers {
 			a := &answers[i]
 			l.answered(a.To, &a.Result, a.Payload)
 		}
 	}
-	for _, w := range e.Wishes {
+	for _, w := range e.NACKs {
 		for from := 0; from < int(w.Count); {
 			var d []byte
-			if d, from = wire.AppendWish(nil, w.RequestID, w.Total, w.Count, w.Present, from); d != nil {
+			if d, from = wire.AppendNACK(nil, w.RequestID, w.Total, w.Count, w.Present, from); d != nil {
 				l.of(w.To).out += headers(w.To) + int64(len(d))
 			}
 		}
@@ -51,8 +51,8 @@ func (l ledger) answered(to netip.AddrPort, r *wire.Result, payload []byte) {
 	if r.Status != wire.StatusOK {
 		payload = nil
 	}
-	for i := range wire.Pieces(len(payload), ReplyPieceBytes) {
-		l.of(to).out += headers(to) + int64(len(wire.AppendResult(nil, 1, r, payload, ReplyPieceBytes, i, false)))
+	for i := range wire.Fragments(len(payload), ReplyFragmentBytes) {
+		l.of(to).out += headers(to) + int64(len(wire.AppendResult(nil, 1, r, payload, ReplyFragmentBytes, i, false)))
 	}
 }
 
@@ -60,11 +60,11 @@ func (l ledger) answered(to netip.AddrPort, r *wire.Result, payload []byte) {
 // bytes that are sent to their addresses.
 func TestAmplification(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		pieces := rapid.SampledFrom([]int{1, 10, 1000, 20_000}).Draw(t, "pieces")
+		fragments := rapid.SampledFrom([]int{1, 10, 1000, 20_000}).Draw(t, "pieces")
 		size := rapid.SampledFrom([]int{1, 6, 100}).Draw(t, "piece bytes")
-		b := newBed(t, func(c *Config) {
-			c.RequestBytes, c.MinPieceBytes, c.MaxPieces = pieces*size, 1, 2*pieces
-			c.Deadline, c.WishAfter = 20*time.Millisecond, time.Millisecond
+		b := newHarness(t, func(c *Config) {
+			c.RequestBytes, c.MinFragmentBytes, c.MaxFragments = fragments*size, 1, 2*fragments
+			c.Deadline, c.NACKAfter = 20*time.Millisecond, time.Millisecond
 			c.AnsweredFor, c.TurnedAwayFor = 40*time.Millisecond, 15*time.Millisecond
 			c.AnsweredBytes = 16 << 10
 		})
@@ -76,7 +76,7 @@ func TestAmplification(t *testing.T) {
 		whole := []uint32{}
 		took := func() {
 			sums.took(&b.events)
-			whole = append(whole, b.events.Whole...)
+			whole = append(whole, b.events.Complete...)
 			for addr, sum := range sums {
 				if sum.out > 3*sum.in {
 					t.Fatalf("%v: %d bytes received, %d sent: %.2f times", addr, sum.in, sum.out, float64(sum.out)/float64(sum.in))
@@ -87,9 +87,9 @@ func TestAmplification(t *testing.T) {
 			"datagrams": func(t *rapid.T) {
 				var batch []ingest.Datagram
 				for range rapid.IntRange(1, 6).Draw(t, "datagrams") {
-					p := piece{
-						id: rapid.IntRange(1, 2).Draw(t, "id"), total: pieces * size, size: size,
-						index: rapid.SampledFrom([]int{0, 0, pieces / 2, pieces - 1}).Draw(t, "index"),
+					p := fragment{
+						id: rapid.IntRange(1, 2).Draw(t, "id"), total: fragments * size, size: size,
+						index: rapid.SampledFrom([]int{0, 0, fragments / 2, fragments - 1}).Draw(t, "index"),
 						again: rapid.Bool().Draw(t, "asks"),
 					}
 					if rapid.IntRange(0, 9).Draw(t, "foreign") == 0 {
@@ -198,7 +198,7 @@ func TestPrice(t *testing.T) {
 			t.Errorf("%s: a datagram of 25 bytes gives a budget of %d, want %d", from, b, 3*(prefix+25))
 		}
 
-		for _, payloadBytes := range []int{0, 1, ReplyPieceBytes, ReplyPieceBytes + 1, 20_000} {
+		for _, payloadBytes := range []int{0, 1, ReplyFragmentBytes, ReplyFragmentBytes + 1, 20_000} {
 			sums := ledger{}
 			sums.answered(to, &wire.Result{Kind: wire.KindRaw}, make([]byte, payloadBytes))
 			if got, want := answerBytes(prefix, payloadBytes), sums.of(to).out; got != want {
@@ -208,7 +208,7 @@ func TestPrice(t *testing.T) {
 
 		for _, count := range []int{2, 100, 5000, 40_000} {
 			sums := ledger{}
-			sums.took(&Events{Wishes: []Wish{{To: to, RequestID: 1, Total: uint32(count), Count: uint16(count)}}})
+			sums.took(&Events{NACKs: []NACK{{To: to, RequestID: 1, Total: uint32(count), Count: uint16(count)}}})
 			if got, want := nackBytes(prefix, uint16(count)), sums.of(to).out; got < want {
 				t.Errorf("%s: NACKs for %d pieces cost %d, but %d bytes are sent", from, count, got, want)
 			}
@@ -218,14 +218,14 @@ func TestPrice(t *testing.T) {
 
 // TestProof asks for an answer of 6,000 bytes to a request of one byte.
 func TestProof(t *testing.T) {
-	single := func(c *Config) { c.RequestBytes, c.MinPieceBytes, c.MaxPieces = 1, 1, 2 }
+	single := func(c *Config) { c.RequestBytes, c.MinFragmentBytes, c.MaxFragments = 1, 1, 2 }
 	const answer = "an answer"
 	payload := make([]byte, 6000)
 	copy(payload, answer)
-	request := func(id int, e *wire.Extension, again bool) piece {
-		return piece{id: id, total: 1, size: 1, extension: e, again: again}
+	request := func(id int, e *wire.Extension, again bool) fragment {
+		return fragment{id: id, total: 1, size: 1, extension: e, again: again}
 	}
-	end := func(b *bed, slot uint32) wire.Result {
+	end := func(b *harness, slot uint32) wire.Result {
 		b.t.Helper()
 		b.events.Reset()
 		r := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, ModelVersion: 7}
@@ -236,8 +236,8 @@ func TestProof(t *testing.T) {
 		return r
 	}
 	t.Run("a repeat of piece 0 with the cookie gets the answer", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
-			busy := end(b, b.send(outsider, request(1, &wire.Extension{SentAt: 5}, false)).Whole[0])
+		onBed(t, single, func(b *harness) {
+			busy := end(b, b.send(outsider, request(1, &wire.Extension{SentAt: 5}, false)).Complete[0])
 			if busy != (wire.Result{Status: wire.StatusBusy, ModelVersion: 7, SentAt: 5, Cookie: busy.Cookie, Objective: b.config.SLO}) || busy.Cookie == 0 {
 				t.Fatalf("client is told %+v, want busy with a cookie", busy)
 			}
@@ -249,7 +249,7 @@ func TestProof(t *testing.T) {
 			if len(e.Again) != 1 || e.Again[0].Status != wire.StatusOK || string(e.Again[0].Payload[:len(answer)]) != answer || len(e.Again[0].Payload) != len(payload) {
 				t.Fatalf("the repeat gets %+v", e.Again)
 			}
-			if len(e.Whole) != 0 {
+			if len(e.Complete) != 0 {
 				t.Error("the request is run again")
 			}
 			if e := b.send(outsider, request(1, &wire.Extension{Cookie: busy.Cookie}, true)); len(e.Again) != 0 {
@@ -265,17 +265,17 @@ func TestProof(t *testing.T) {
 		})
 	})
 	t.Run("a later request with the cookie is answered at once", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
-			busy := end(b, b.send(outsider, request(1, nil, false)).Whole[0])
-			if r := end(b, b.send(outsider, request(2, &wire.Extension{Cookie: busy.Cookie}, false)).Whole[0]); r.Status != wire.StatusOK {
+		onBed(t, single, func(b *harness) {
+			busy := end(b, b.send(outsider, request(1, nil, false)).Complete[0])
+			if r := end(b, b.send(outsider, request(2, &wire.Extension{Cookie: busy.Cookie}, false)).Complete[0]); r.Status != wire.StatusOK {
 				t.Errorf("answer is %+v, want ok", r)
 			}
 		})
 	})
 	t.Run("the cookie counts while the request runs", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
+		onBed(t, single, func(b *harness) {
 			cookie := b.a.common.cookies.at(b.now, outsider)
-			slot := b.send(outsider, request(1, nil, false)).Whole[0]
+			slot := b.send(outsider, request(1, nil, false)).Complete[0]
 			b.send(outsider, request(1, &wire.Extension{Cookie: cookie}, true))
 			if r := end(b, slot); r.Status != wire.StatusOK {
 				t.Errorf("answer is %+v, want ok", r)
@@ -283,15 +283,15 @@ func TestProof(t *testing.T) {
 		})
 	})
 	t.Run("a wrong cookie does not", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
-			if r := end(b, b.send(outsider, request(1, &wire.Extension{Cookie: 7}, false)).Whole[0]); r.Status != wire.StatusBusy {
+		onBed(t, single, func(b *harness) {
+			if r := end(b, b.send(outsider, request(1, &wire.Extension{Cookie: 7}, false)).Complete[0]); r.Status != wire.StatusBusy {
 				t.Errorf("answer is %+v, want busy", r)
 			}
 		})
 	})
 	t.Run("loopback needs none", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
-			if r := end(b, b.send(netip.MustParseAddrPort("127.0.0.1:5000"), request(1, nil, false)).Whole[0]); r.Status != wire.StatusOK || r.Cookie != 0 {
+		onBed(t, single, func(b *harness) {
+			if r := end(b, b.send(netip.MustParseAddrPort("127.0.0.1:5000"), request(1, nil, false)).Complete[0]); r.Status != wire.StatusOK || r.Cookie != 0 {
 				t.Errorf("answer is %+v, want ok without a cookie", r)
 			}
 			b.now += int64(2 * againAfter)
@@ -302,8 +302,8 @@ func TestProof(t *testing.T) {
 		})
 	})
 	t.Run("an answer that could not be kept ends failed", func(t *testing.T) {
-		onBed(t, func(c *Config) { single(c); c.AnsweredBytes = 100 }, func(b *bed) {
-			busy := end(b, b.send(outsider, request(1, nil, false)).Whole[0])
+		onBed(t, func(c *Config) { single(c); c.AnsweredBytes = 100 }, func(b *harness) {
+			busy := end(b, b.send(outsider, request(1, nil, false)).Complete[0])
 			e := b.send(outsider, request(1, &wire.Extension{Cookie: busy.Cookie}, true))
 			if len(e.Again) != 1 || e.Again[0].Status != wire.StatusFailed || len(e.Again[0].Payload) != 0 {
 				t.Errorf("the repeat gets %+v, want failed", e.Again)
@@ -311,19 +311,19 @@ func TestProof(t *testing.T) {
 		})
 	})
 	t.Run("a request of one byte pays for a small answer", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
-			slot := b.send(outsider, request(1, nil, false)).Whole[0]
+		onBed(t, single, func(b *harness) {
+			slot := b.send(outsider, request(1, nil, false)).Complete[0]
 			if r := b.end(slot, wire.StatusOK, answer); r.Status != wire.StatusOK {
 				t.Errorf("answer is %+v, want ok", r)
 			}
 		})
 	})
 	t.Run("each block counts", func(t *testing.T) {
-		onBed(t, single, func(b *bed) {
+		onBed(t, single, func(b *harness) {
 			// A datagram pays for a block and a third of one, so a payload as large as
 			// 1.2 blocks takes four datagrams.
 			payload := string(make([]byte, 136))
-			got := []wire.Status{b.end(b.send(outsider, request(1, nil, false)).Whole[0], wire.StatusOK, payload).Status}
+			got := []wire.Status{b.end(b.send(outsider, request(1, nil, false)).Complete[0], wire.StatusOK, payload).Status}
 			for range 3 {
 				b.now += int64(2 * againAfter)
 				for _, again := range b.send(outsider, request(1, nil, true)).Again {
@@ -334,26 +334,26 @@ func TestProof(t *testing.T) {
 		})
 	})
 	t.Run("a request turned away begins again with the cookie", func(t *testing.T) {
-		onBed(t, nil, func(b *bed) {
+		onBed(t, nil, func(b *harness) {
 			for id := range 8 { // the class's share of the slots
-				b.send(outsider, piece{id: id + 1, size: testRequest})
+				b.send(outsider, fragment{id: id + 1, size: testRequest})
 			}
 			for id := range 56 {
-				b.send(address(1), piece{id: id + 1, index: 1})
+				b.send(address(1), fragment{id: id + 1, index: 1})
 			}
-			if e := b.send(outsider, piece{id: 100}); len(e.Told) != 1 || e.Told[0].Status != wire.StatusBusy {
-				t.Fatalf("client is told %+v, want busy", e.Told)
+			if e := b.send(outsider, fragment{id: 100}); len(e.Reported) != 1 || e.Reported[0].Status != wire.StatusBusy {
+				t.Fatalf("client is told %+v, want busy", e.Reported)
 			}
 			begun := b.a.Stats().Begun
 			cookie := b.a.common.cookies.at(b.now, outsider)
-			b.send(outsider, piece{id: 100, extension: &wire.Extension{Cookie: cookie}, again: true})
+			b.send(outsider, fragment{id: 100, extension: &wire.Extension{Cookie: cookie}, again: true})
 			want(b, "begun", b.a.Stats().Begun, begun+1)
 		})
 	})
 	t.Run("a large picture pays for its answer", func(t *testing.T) {
-		onBed(t, func(c *Config) { c.RequestBytes, c.MinPieceBytes, c.MaxPieces = 3000, 100, 100 }, func(b *bed) {
-			e := b.send(outsider, piece{id: 1, total: 3000, size: 3000})
-			if r := end(b, e.Whole[0]); r.Status != wire.StatusOK {
+		onBed(t, func(c *Config) { c.RequestBytes, c.MinFragmentBytes, c.MaxFragments = 3000, 100, 100 }, func(b *harness) {
+			e := b.send(outsider, fragment{id: 1, total: 3000, size: 3000})
+			if r := end(b, e.Complete[0]); r.Status != wire.StatusOK {
 				t.Errorf("answer is %+v, want ok", r)
 			}
 		})

@@ -115,7 +115,7 @@ func NewSeveral(n int, config Config, memory []byte, table Table) []*Aggregator 
 // aggregator lately lacked a slot for a party below its share, and few slots are free yet.
 func (a *Aggregator) makeRoom(events *Events) {
 	at := a.common.wantedAt.Load()
-	if at == 0 || a.now-at > 2*int64(a.config.WishAfter) || a.common.plenty() {
+	if at == 0 || a.now-at > 2*int64(a.config.NACKAfter) || a.common.plenty() {
 		return
 	}
 	if a.evictAbove(party{group: &newcomer}, events) {

@@ -16,14 +16,14 @@ import (
 
 // several holds the aggregators of one function, over one slab and one table.
 type several struct {
-	*bed
+	*harness
 	all   []*Aggregator
 	owner map[uint32]int // of slots with complete requests
 	ends  map[string]int // how each request ended, by client and id
 }
 
 func newSeveral(t failer, n int, change func(c *Config)) *several {
-	s := &several{bed: newBed(t, change), owner: map[uint32]int{}, ends: map[string]int{}}
+	s := &several{harness: newHarness(t, change), owner: map[uint32]int{}, ends: map[string]int{}}
 	s.all = NewSeveral(n, s.config, s.memory, s.table)
 	return s
 }
@@ -38,7 +38,7 @@ func (s *several) do(i int, what func(a *Aggregator, events *Events)) *Events {
 	s.t.Helper()
 	s.events.Reset()
 	what(s.all[i], &s.events)
-	for _, slot := range s.events.Whole {
+	for _, slot := range s.events.Complete {
 		if other, ok := s.owner[slot]; ok {
 			s.t.Fatalf("slot %d is whole in aggregator %d, and in %d", slot, i, other)
 		}
@@ -49,7 +49,7 @@ func (s *several) do(i int, what func(a *Aggregator, events *Events)) *Events {
 			s.t.Fatalf("slot %d does not have the pieces of its request", slot)
 		}
 	}
-	for _, told := range s.events.Told {
+	for _, told := range s.events.Reported {
 		if told.Status == wire.StatusIncomplete {
 			s.ends[s.name(told.To, told.RequestID)]++
 		}
@@ -105,7 +105,7 @@ func (s *several) look() {
 
 func (s *several) send(client, id, index int) *Events {
 	s.t.Helper()
-	d := s.land(address(client), piece{id: id, index: index}.datagram(), 0)
+	d := s.land(address(client), fragment{id: id, index: index}.datagram(), 0)
 	return s.do(s.of(client), func(a *Aggregator, events *Events) { a.Add(s.now, []ingest.Datagram{d}, events) })
 }
 
@@ -211,16 +211,16 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 	}
 	const second = 5 // the last slots are for a third client
 	for id := range second {
-		if e := s.send(1, id, 0); len(e.Told) != 0 {
-			t.Fatalf("told %+v, want nothing: slots are free", e.Told)
+		if e := s.send(1, id, 0); len(e.Reported) != 0 {
+			t.Fatalf("told %+v, want nothing: slots are free", e.Reported)
 		}
 	}
-	if e := s.send(1, 1000, 0); len(e.Told) != 1 || e.Told[0].Status != wire.StatusBusy {
-		t.Fatalf("told %+v, want busy: there is no slot left", e.Told)
+	if e := s.send(1, 1000, 0); len(e.Reported) != 1 || e.Reported[0].Status != wire.StatusBusy {
+		t.Fatalf("told %+v, want busy: there is no slot left", e.Reported)
 	}
 	s.answer(0)
-	if e := s.send(1, 1001, 0); len(e.Told) != 0 {
-		t.Fatalf("told %+v, want nothing: a slot is free", e.Told)
+	if e := s.send(1, 1001, 0); len(e.Reported) != 0 {
+		t.Fatalf("told %+v, want nothing: a slot is free", e.Reported)
 	}
 	// Each of 2 clients has a fair share of 32 of 64 slots, whichever aggregator serves it.
 	s.do(0, func(a *Aggregator, _ *Events) {
@@ -262,15 +262,15 @@ func TestEvictionAcrossAggregators(t *testing.T) {
 	for id := range 5 {
 		s.send(1, id, 0)
 	}
-	if e := s.send(1, 1000, 0); len(e.Told) != 1 || e.Told[0].Status != wire.StatusBusy {
-		t.Fatalf("told %+v, want busy", e.Told)
+	if e := s.send(1, 1000, 0); len(e.Reported) != 1 || e.Reported[0].Status != wire.StatusBusy {
+		t.Fatalf("told %+v, want busy", e.Reported)
 	}
 	e := s.do(0, func(a *Aggregator, events *Events) { a.Expire(s.now, events) })
-	if len(e.Told) != 1 || e.Told[0].To != address(0) || e.Told[0].Status != wire.StatusBusy {
-		t.Fatalf("told %+v, want that the oldest of client 0 is evicted", e.Told)
+	if len(e.Reported) != 1 || e.Reported[0].To != address(0) || e.Reported[0].Status != wire.StatusBusy {
+		t.Fatalf("told %+v, want that the oldest of client 0 is evicted", e.Reported)
 	}
-	if e := s.send(1, 1001, 0); len(e.Told) != 0 {
-		t.Errorf("told %+v, want nothing", e.Told)
+	if e := s.send(1, 1001, 0); len(e.Reported) != 0 {
+		t.Errorf("told %+v, want nothing", e.Reported)
 	}
 }
 
@@ -279,10 +279,10 @@ func TestEvictionAcrossAggregators(t *testing.T) {
 func TestSeveralAggregatorsAtOnce(t *testing.T) {
 	const each, clients = 400, 3
 	config := Config{
-		Slots: minSlots, RequestBytes: testRequest, MaxPieces: 2 * testCount, MinPieceBytes: testPiece, SLO: time.Minute,
+		Slots: minSlots, RequestBytes: testRequest, MaxFragments: 2 * testCount, MinFragmentBytes: testFragment, SLO: time.Minute,
 	}
 	memory := make([]byte, 3*16<<10)
-	table := newPaper(config.Slots, config.MaxPieces)
+	table := newPaper(config.Slots, config.MaxFragments)
 	all := NewSeveral(3, config, memory, table)
 	locks := make([]sync.Mutex, len(all))
 	type whole struct {
@@ -310,7 +310,7 @@ func TestSeveralAggregatorsAtOnce(t *testing.T) {
 				at := 0
 				var batch []ingest.Datagram
 				for n := range testCount {
-					d := piece{id: id, index: n}.datagram()
+					d := fragment{id: id, index: n}.datagram()
 					copy(part[at:], d)
 					batch = append(batch, ingest.Datagram{From: address(i + len(all)*(id%clients)), First: ingest.Span{Offset: uint64(i*16<<10 + at), Length: uint32(len(d))}})
 					at += len(d)
@@ -319,7 +319,7 @@ func TestSeveralAggregatorsAtOnce(t *testing.T) {
 				events.Reset()
 				all[i].Add(1, batch, &events)
 				locks[i].Unlock()
-				for _, slot := range events.Whole {
+				for _, slot := range events.Complete {
 					if table.requests[slot].ID != uint32(id) {
 						t.Errorf("slot %d has request %d, want %d", slot, table.requests[slot].ID, id)
 					}
@@ -340,7 +340,7 @@ func TestSeveralAggregatorsAtOnce(t *testing.T) {
 		sum.Add(&stats)
 	}
 	// A request that found every slot taken was turned away; a request ends in no other way.
-	if sum.Whole+sum.Busy != uint64(len(all)*each) || sum.Gathering+sum.InFlight != 0 || all[0].common.left.Load() != int64(config.Slots) {
+	if sum.Complete+sum.Busy != uint64(len(all)*each) || sum.Gathering+sum.InFlight != 0 || all[0].common.left.Load() != int64(config.Slots) {
 		t.Errorf("of %d requests: %+v, %d slots free", len(all)*each, sum, all[0].common.left.Load())
 	}
 }

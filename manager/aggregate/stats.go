@@ -40,27 +40,27 @@ func (d Drop) String() string {
 	return "unknown"
 }
 
-// Stats holds counters since New. Datagrams is the sum of Pieces, Malformed and
-// Dropped. Begun is the sum of Whole, Incomplete, Evicted and Gathering.
+// Stats holds counters since New. Datagrams is the sum of Fragments, Malformed and
+// Dropped. Begun is the sum of Complete, Incomplete, Evicted and Gathering.
 type Stats struct {
 	Datagrams uint64
-	// Pieces counts pieces that were added to their request.
-	Pieces uint64
+	// Fragments counts pieces that were added to their request.
+	Fragments uint64
 	// Malformed counts datagrams that break a rule of package wire, by reason.
 	Malformed [wire.NumReasons]uint64
 	// Dropped counts well-formed datagrams that were of no use, by reason.
 	Dropped [numDrops]uint64
 
-	// Begun requests got a slot, and became Whole (complete), Incomplete or
+	// Begun requests got a slot, and became Complete, Incomplete or
 	// Evicted.
-	Begun, Whole, Incomplete, Evicted uint64
+	Begun, Complete, Incomplete, Evicted uint64
 	// Refused and Busy requests got no slot. Shed counts those of Busy that
 	// were shed before they were received.
 	Refused, Busy, Shed uint64
 
-	// Wishes counts NACKs, Again repeated answers. Forgotten counts answers
+	// NACKs counts NACKs, Again repeated answers. Forgotten counts answers
 	// that could not be repeated, because their payload was gone.
-	Wishes, Again, Forgotten uint64
+	NACKs, Again, Forgotten uint64
 	// Withheld counts the busy blocks sent instead of an answer to clients that
 	// must prove their address first.
 	Withheld uint64
@@ -75,7 +75,7 @@ type Stats struct {
 // Add adds the counters of another aggregator of the same function.
 func (s *Stats) Add(o *Stats) {
 	s.Datagrams += o.Datagrams
-	s.Pieces += o.Pieces
+	s.Fragments += o.Fragments
 	for i := range s.Malformed {
 		s.Malformed[i] += o.Malformed[i]
 	}
@@ -83,13 +83,13 @@ func (s *Stats) Add(o *Stats) {
 		s.Dropped[i] += o.Dropped[i]
 	}
 	s.Begun += o.Begun
-	s.Whole += o.Whole
+	s.Complete += o.Complete
 	s.Incomplete += o.Incomplete
 	s.Evicted += o.Evicted
 	s.Refused += o.Refused
 	s.Busy += o.Busy
 	s.Shed += o.Shed
-	s.Wishes += o.Wishes
+	s.NACKs += o.NACKs
 	s.Again += o.Again
 	s.Forgotten += o.Forgotten
 	s.Withheld += o.Withheld
@@ -103,7 +103,7 @@ func (s *Stats) Add(o *Stats) {
 // Stats reads the counters.
 func (a *Aggregator) Stats() Stats {
 	s := a.stats
-	s.Gathering = int(s.Begun - s.Whole - s.Incomplete - s.Evicted)
+	s.Gathering = int(s.Begun - s.Complete - s.Incomplete - s.Evicted)
 	s.InFlight = a.taken - s.Gathering
 	s.Clients = a.clients.active() + a.strangers.active()
 	s.Remembered = a.ended.n + a.turned.n

@@ -41,7 +41,7 @@ func newLoop(t testing.TB, window int) *loop {
 		t.Fatal(err)
 	}
 	s := &loop{slab: memory, window: int64(window), wake: make(chan struct{}, 1)}
-	s.header = wire.PieceHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
+	s.header = wire.FragmentHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
 	s.datagram = make([]byte, wire.DatagramSize(&s.header))
 	return s
 }

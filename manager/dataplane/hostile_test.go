@@ -64,7 +64,7 @@ func hostileProcess(c *shm.Consumer, random *rand.Rand, stop *atomic.Bool) {
 	taken := make([]uint32, 16)
 	for !stop.Load() {
 		for _, slot := range slots {
-			r := datapathtest.Honest(c.Request(slot).Whole, 8)
+			r := datapathtest.Honest(c.Request(slot).Complete, 8)
 			for shm.Now() < r.Inferred {
 			}
 			switch random.IntN(8) {
@@ -147,7 +147,7 @@ func hostilePeers(t *testing.T, seed uint64) {
 	b.eventually("requests have ended in each way", func() bool {
 		for client := range clients {
 			for i := range 3 {
-				d := datapathtest.Piece(id, datapathtest.Picture(byte(id)), 1024, i, 0)
+				d := datapathtest.Fragment(id, datapathtest.Picture(byte(id)), 1024, i, 0)
 				if random.IntN(30) == 0 {
 					d = d[:random.IntN(len(d))]
 				}
@@ -170,7 +170,7 @@ func TestReceiveError(t *testing.T) {
 	c := b.owner(0, 1)
 	b.eventually("the source has failed", func() bool { return broken.failed.Load() > 0 })
 	for i := range 3 {
-		source.Inject(clientOf(0), datapathtest.Piece(1, datapathtest.Picture(1), 1024, i, 0))
+		source.Inject(clientOf(0), datapathtest.Fragment(1, datapathtest.Picture(1), 1024, i, 0))
 	}
 	broken.repaired.Store(true)
 	c.Answer(c.Await(1), []byte{1, 2, 3, 4})

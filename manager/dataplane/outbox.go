@@ -12,7 +12,7 @@ import (
 )
 
 // replyFragmentBytes is the maximum size of a result's fragment.
-const replyFragmentBytes = aggregate.ReplyPieceBytes
+const replyFragmentBytes = aggregate.ReplyFragmentBytes
 
 // outbox collects datagrams to be sent together. One thread uses it. It allocates
 // nothing once it has grown to the size of a burst.
@@ -30,7 +30,7 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 	if r.Status != wire.StatusOK {
 		payload = nil
 	}
-	for i := range wire.Pieces(len(payload), replyFragmentBytes) {
+	for i := range wire.Fragments(len(payload), replyFragmentBytes) {
 		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyFragmentBytes, i, again)
 		o.done(to)
 	}
@@ -40,7 +40,7 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 func (o *outbox) nack(to netip.AddrPort, id, total uint32, count uint16, present []uint64) {
 	for from := 0; from < int(count); {
 		before := len(o.bytes)
-		o.bytes, from = wire.AppendWish(o.bytes, id, total, count, present, from)
+		o.bytes, from = wire.AppendNACK(o.bytes, id, total, count, present, from)
 		if len(o.bytes) > before {
 			o.done(to)
 		}

@@ -68,7 +68,7 @@ func TestOutbox(t *testing.T) {
 		for range turn {
 			payload = append(payload, payload...)
 		}
-		pieces := wire.Pieces(len(payload), replyFragmentBytes)
+		fragments := wire.Fragments(len(payload), replyFragmentBytes)
 		out.result(first, 1, &wire.Result{Status: wire.StatusLate}, nil, false)
 		out.result(second, 2, &ok, payload, true)
 		out.nack(first, 3, 10*1024, 10, []uint64{0b1111111011})
@@ -77,33 +77,33 @@ func TestOutbox(t *testing.T) {
 			t.Fatalf("lost %d datagrams", lost)
 		}
 		sent := s.Sent()
-		if want := 1 + pieces + 1 + 1; len(sent) != want {
+		if want := 1 + fragments + 1 + 1; len(sent) != want {
 			t.Fatalf("sent %d datagrams, want %d", len(sent), want)
 		}
 		expect := func(i int, to netip.AddrPort, id uint32, flags wire.Flags) []byte {
 			t.Helper()
-			h, _, piece, err := wire.DecodeResult(sent[i].Data)
+			h, _, fragment, err := wire.DecodeResult(sent[i].Data)
 			if err != nil {
 				t.Fatalf("datagram %d: %v", i, err)
 			}
 			if sent[i].To != to || h.RequestID != id || h.Flags&wire.FlagRetransmitted != flags {
 				t.Errorf("datagram %d to %v is %+v, want request %d to %v", i, sent[i].To, h, id, to)
 			}
-			return piece
+			return fragment
 		}
 		expect(0, first, 1, 0)
 		var complete []byte
-		for i := range pieces {
+		for i := range fragments {
 			complete = append(complete, expect(1+i, second, 2, wire.FlagRetransmitted)...)
 		}
 		if !bytes.Equal(complete, payload) {
 			t.Error("the fragments of a large answer do not make it up")
 		}
-		nack, err := wire.DecodeWish(sent[1+pieces].Data)
+		nack, err := wire.DecodeNACK(sent[1+fragments].Data)
 		if err != nil || nack.RequestID != 3 || !slices.Equal(slices.Collect(nack.Missing), []int{2}) {
 			t.Errorf("NACK is %+v, %v; want piece 2 of request 3", nack, err)
 		}
-		if got := expect(2+pieces, first, 4, 0); !bytes.Equal(got, []byte{1, 2, 3, 4}) {
+		if got := expect(2+fragments, first, 4, 0); !bytes.Equal(got, []byte{1, 2, 3, 4}) {
 			t.Errorf("the last answer carries %v", got)
 		}
 	}

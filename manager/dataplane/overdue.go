@@ -96,7 +96,7 @@ func (t *replyTurn) answerLate(slot uint32) {
 	now := shm.Now()
 	result := wire.Result{
 		Status: wire.StatusLate, ModelVersion: p.version.Load(),
-		Aggregate: time.Duration(origin.Whole - origin.Received), Queue: time.Duration(now - origin.Whole),
+		Aggregate: time.Duration(origin.Complete - origin.Received), Queue: time.Duration(now - origin.Complete),
 	}
 	t.count(slot, now, &origin, &shm.Result{Status: uint8(wire.StatusLate)}, wire.StatusLate)
 	a.AnswerEarly(now, slot, &result)

@@ -87,7 +87,7 @@ func overrunNode(t testing.TB, pause, objective time.Duration, slots, buffer int
 			c.Start(taken[:n])
 			for _, slot := range taken[:n] {
 				r := datapathtest.Honest(shm.Now()-4_000, copy(c.ResultBuffer(slot), make([]byte, 64)))
-				r.Dispatched = max(r.Dispatched, c.Request(slot).Whole)
+				r.Dispatched = max(r.Dispatched, c.Request(slot).Complete)
 				r.Gathered, r.Inferred = max(r.Gathered, r.Dispatched), max(r.Inferred, r.Dispatched)
 				c.Complete(slot, r)
 			}

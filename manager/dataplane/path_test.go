@@ -24,7 +24,7 @@ func TestAnswer(t *testing.T) {
 
 	// The process finds the picture at the places that its descriptors name.
 	got := make([]byte, datapathtest.PictureBytes)
-	for _, p := range c.Pieces(slot) {
+	for _, p := range c.Fragments(slot) {
 		copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 	}
 	if !bytes.Equal(got, datapathtest.Picture(1)) {
@@ -36,7 +36,7 @@ func TestAnswer(t *testing.T) {
 	reported := shm.Result{
 		Status: uint8(wire.StatusOK), Kind: uint8(wire.KindRaw), Batch: 3, ModelVersion: 9,
 		Length:     uint32(copy(c.ResultBuffer(slot), payload)),
-		Dispatched: request.Whole + 10_000, Gathered: request.Whole + 30_000, Inferred: request.Whole + 70_000,
+		Dispatched: request.Complete + 10_000, Gathered: request.Complete + 30_000, Inferred: request.Complete + 70_000,
 	}
 	for shm.Now() < reported.Inferred {
 	}
@@ -54,7 +54,7 @@ func TestAnswer(t *testing.T) {
 	if e.Queue != 10*time.Microsecond || e.Gather != 20*time.Microsecond || e.Infer != 40*time.Microsecond {
 		t.Errorf("queue %v, gather %v, infer %v; want 10, 20 and 40 µs", e.Queue, e.Gather, e.Infer)
 	}
-	if most := time.Duration(request.Whole - request.FirstPiece); e.Aggregate > most+time.Microsecond {
+	if most := time.Duration(request.Complete - request.FirstFragment); e.Aggregate > most+time.Microsecond {
 		t.Errorf("aggregate %v, want at most %v, of which the first piece may have waited in the socket", e.Aggregate, most)
 	}
 	if e.Credit == 0 {
@@ -118,8 +118,8 @@ func TestSocketWait(t *testing.T) {
 	s.Send(1)
 	slot := c.Await(1)[0]
 	r := c.Request(slot)
-	if sent := before - int64(waited); r.FirstPiece < sent || r.FirstPiece > shm.Now()-int64(waited) || r.Deadline != r.FirstPiece+int64(within) {
-		t.Errorf("first piece %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstPiece-sent), time.Duration(r.Deadline-r.FirstPiece), within)
+	if sent := before - int64(waited); r.FirstFragment < sent || r.FirstFragment > shm.Now()-int64(waited) || r.Deadline != r.FirstFragment+int64(within) {
+		t.Errorf("first piece %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstFragment-sent), time.Duration(r.Deadline-r.FirstFragment), within)
 	}
 	c.Answer([]uint32{slot}, []byte{1, 2, 3, 4})
 	if e, most := s.Next(), time.Duration(shm.Now()-before); e.Stages() > most {
@@ -151,7 +151,7 @@ func TestImplausibleResult(t *testing.T) {
 		t.Run(spoil.name, func(t *testing.T) {
 			s.Send(1)
 			slot := c.Await(1)[0]
-			reported := datapathtest.Honest(c.Request(slot).Whole, 8)
+			reported := datapathtest.Honest(c.Request(slot).Complete, 8)
 			for shm.Now() < reported.Inferred {
 			}
 			spoil.do(&reported)
@@ -179,7 +179,7 @@ func TestLateAndFailed(t *testing.T) {
 	}
 	s.Send(2)
 	slot = c.Await(1)[0]
-	reported := datapathtest.Honest(c.Request(slot).Whole, 0)
+	reported := datapathtest.Honest(c.Request(slot).Complete, 0)
 	reported.Status = uint8(wire.StatusFailed)
 	for shm.Now() < reported.Inferred {
 	}
@@ -204,7 +204,7 @@ func TestAbandon(t *testing.T) {
 	slots := first.Await(6)
 	tagOf := map[uint32]uint64{}
 	for _, slot := range slots {
-		p := first.Pieces(slot)[0]
+		p := first.Fragments(slot)[0]
 		tagOf[slot] = uint64(b.Slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
 	}
 	// The process finishes one request, starts two, has three queued, and dies.
@@ -354,7 +354,7 @@ func TestGiveUp(t *testing.T) {
 func TestRepeatedAnswer(t *testing.T) {
 	b := newHarness(t, 100)
 	c, r := b.owner(0, 1), b.dialRaw()
-	r.Piece(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
+	r.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
 	c.Answer(c.Await(1), []byte{1, 2, 3, 4})
 	h, first, payload := r.Result()
 	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted != 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) {
@@ -363,7 +363,7 @@ func TestRepeatedAnswer(t *testing.T) {
 	b.settled()
 	// The answer is repeated at most once per millisecond: ask until it is.
 	for deadline := time.Now().Add(datapathtest.Patience); b.requests().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		r.Piece(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted)
+		r.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted)
 	}
 	h, again, payload := r.Result()
 	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted == 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) ||
@@ -380,10 +380,10 @@ func TestRepeatedAnswer(t *testing.T) {
 func TestMissingFragment(t *testing.T) {
 	b := newHarness(t, 100)
 	r := b.dialRaw()
-	r.Piece(5, datapathtest.Picture(1), 1024, 0, 0)
-	r.Piece(5, datapathtest.Picture(1), 1024, 2, 0)
+	r.Fragment(5, datapathtest.Picture(1), 1024, 0, 0)
+	r.Fragment(5, datapathtest.Picture(1), 1024, 2, 0)
 	for {
-		nack, err := wire.DecodeWish(r.Receive())
+		nack, err := wire.DecodeNACK(r.Receive())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -397,7 +397,7 @@ func TestMissingFragment(t *testing.T) {
 	}
 
 	b.SetObjective(time.Millisecond, time.Millisecond/4)
-	r.Piece(5, datapathtest.Picture(1), 1024, 0, 0) // wakes the receive thread
+	r.Fragment(5, datapathtest.Picture(1), 1024, 0, 0) // wakes the receive thread
 	h, result, _ := r.Result()
 	if h.RequestID != 5 || result.Status != wire.StatusIncomplete || result.Missing != 1 || result.ModelVersion != 7 {
 		t.Fatalf("answer is %+v, want incomplete, 1 missing", result)
@@ -411,7 +411,7 @@ func TestMissingFragment(t *testing.T) {
 func TestPortAllocations(t *testing.T) {
 	b := newHarness(t, 100)
 	c, r := b.owner(0, 1), b.dialRaw()
-	h := wire.PieceHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
+	h := wire.FragmentHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
 	datagram := make([]byte, wire.DatagramSize(&h))
 	answer, slots, payload := make([]byte, 2048), make([]uint32, 1), make([]byte, 64)
 	id, answered := uint32(0), 0

@@ -126,9 +126,9 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 	p := &Port{
 		log: o.Log,
 		geometry: shm.Geometry{
-			Slots:       uint32(slots),
-			MaxPieces:   uint32(descriptorsPerFragment * fragments),
-			ResultBytes: uint32(max(minResultBytes, o.ResultBytes)),
+			Slots:        uint32(slots),
+			MaxFragments: uint32(descriptorsPerFragment * fragments),
+			ResultBytes:  uint32(max(minResultBytes, o.ResultBytes)),
 		},
 		sources:   sources,
 		runLate:   o.RunLate,
@@ -148,16 +148,16 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		return nil, fmt.Errorf("make request table of %s: %w", o.Name, err)
 	}
 	aggregators := aggregate.NewSeveral(len(sources.All), aggregate.Config{
-		Slots:         slots,
-		Follow:        o.Slots == 0,
-		RequestBytes:  o.RequestBytes,
-		MaxPieces:     int(p.geometry.MaxPieces),
-		MinPieceBytes: o.MinFragmentBytes,
-		SLO:           o.Objective,
-		Transit:       o.Transit,
-		Deadline:      o.Gather,
-		AnsweredFor:   o.AnsweredFor,
-		Trusted:       o.Trusted,
+		Slots:            slots,
+		Follow:           o.Slots == 0,
+		RequestBytes:     o.RequestBytes,
+		MaxFragments:     int(p.geometry.MaxFragments),
+		MinFragmentBytes: o.MinFragmentBytes,
+		SLO:              o.Objective,
+		Transit:          o.Transit,
+		Deadline:         o.Gather,
+		AnsweredFor:      o.AnsweredFor,
+		Trusted:          o.Trusted,
 	}, slab, p.table)
 	for i, src := range sources.All {
 		p.receivers = append(p.receivers, &receiver{port: p, index: i, source: src, aggregate: aggregators[i]})

@@ -75,7 +75,7 @@ func (r *receiver) run() {
 		starved := n == 0 && r.starved(t)
 		now := shm.Now()
 		r.reassemble(t, n, now)
-		r.port.publish(r, t.events.Whole)
+		r.port.publish(r, t.events.Complete)
 		r.finish(t)
 		if starved {
 			r.port.evictOldest(r, t, now)
@@ -138,8 +138,8 @@ func (r *receiver) finish(t *receiveTurn) {
 // reply sends the messages to the clients of a turn.
 func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 	p := r.port
-	for i := range events.Told {
-		a := &events.Told[i]
+	for i := range events.Reported {
+		a := &events.Reported[i]
 		p.counters.results[a.Status].Add(1)
 		a.ModelVersion = p.version.Load()
 		out.result(a.To, a.RequestID, &a.Result, nil, false)
@@ -151,8 +151,8 @@ func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 		}
 		out.result(a.To, a.RequestID, &a.Result, a.Payload, true)
 	}
-	for i := range events.Wishes {
-		w := &events.Wishes[i]
+	for i := range events.NACKs {
+		w := &events.NACKs[i]
 		out.nack(w.To, w.RequestID, w.Total, w.Count, w.Present)
 	}
 	r.send(out)

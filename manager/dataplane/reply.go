@@ -133,19 +133,19 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 	}
 	result := wire.Result{
 		Status: wire.Status(reported.Status), Kind: wire.Kind(reported.Kind), Batch: reported.Batch, ModelVersion: reported.ModelVersion,
-		Aggregate: time.Duration(origin.Whole - origin.Received),
+		Aggregate: time.Duration(origin.Complete - origin.Received),
 	}
-	if !plausible(&result, &reported, len(payload), origin.Whole, now) {
+	if !plausible(&result, &reported, len(payload), origin.Complete, now) {
 		result = wire.Result{Status: wire.StatusFailed, ModelVersion: p.version.Load(), Aggregate: result.Aggregate}
 		reported = shm.Result{Status: uint8(wire.StatusFailed)}
 	}
 	if result.Status == wire.StatusOK || reported.Inferred != 0 {
-		result.Queue = time.Duration(reported.Dispatched - origin.Whole)
+		result.Queue = time.Duration(reported.Dispatched - origin.Complete)
 		result.Gather = time.Duration(reported.Gathered - reported.Dispatched)
 		result.Infer = time.Duration(reported.Inferred - reported.Gathered)
 		result.Reply = time.Duration(now - reported.Inferred)
 	} else {
-		result.Queue = time.Duration(now - origin.Whole)
+		result.Queue = time.Duration(now - origin.Complete)
 	}
 	if result.ModelVersion == 0 { // its process died
 		result.ModelVersion = p.version.Load()
@@ -165,7 +165,7 @@ func (t *replyTurn) count(slot uint32, now int64, origin *aggregate.Origin, repo
 	t.queue.window.Answer(t.port.table.Request(slot), *reported, now, t.port.objective)
 	t.port.counters.results[status].Add(1)
 	t.answered = append(t.answered, Times{
-		FirstFragment: origin.FirstPiece, Received: origin.Received, Complete: origin.Whole,
+		FirstFragment: origin.FirstFragment, Received: origin.Received, Complete: origin.Complete,
 		Dispatched: reported.Dispatched, Gathered: reported.Gathered, Inferred: reported.Inferred,
 		Batch: reported.Batch, RequestID: origin.RequestID, Status: status,
 	})

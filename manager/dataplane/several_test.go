@@ -32,7 +32,7 @@ func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
 	}
 	p := &severalPorts{sources: []*ingestfake.Source{first}}
 	for range n - 1 {
-		p.sources = append(p.sources, first.Beside())
+		p.sources = append(p.sources, first.NewSibling())
 	}
 	return p
 }
@@ -52,9 +52,9 @@ func clientOf(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 7}), uint16(5000+n)) // RFC 5737
 }
 
-// piece injects fragment i of a client's picture.
-func (p *severalPorts) piece(client int, id uint32, i int) {
-	p.of(client).Inject(clientOf(client), datapathtest.Piece(id, datapathtest.Picture(byte(client)+byte(id)*16), 1024, i, 0))
+// fragment injects fragment i of a client's picture.
+func (p *severalPorts) fragment(client int, id uint32, i int) {
+	p.of(client).Inject(clientOf(client), datapathtest.Fragment(id, datapathtest.Picture(byte(client)+byte(id)*16), 1024, i, 0))
 }
 
 // results returns the answers that a source has sent since the last call.
@@ -101,7 +101,7 @@ func TestSeveralSources(t *testing.T) {
 				for i := range 3 {
 					for id := from; id < from+4; id++ {
 						for client := s; client < clients; client += sources {
-							ports.piece(client, id, i)
+							ports.fragment(client, id, i)
 						}
 					}
 				}
@@ -119,7 +119,7 @@ func TestSeveralSources(t *testing.T) {
 			n := consumer.Take(slots)
 			for _, slot := range slots[:n] {
 				got := make([]byte, datapathtest.PictureBytes)
-				for _, p := range consumer.Pieces(slot) {
+				for _, p := range consumer.Fragments(slot) {
 					copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 				}
 				payload := binary.LittleEndian.AppendUint32(nil, uint32(got[0]))
@@ -149,7 +149,7 @@ func TestSeveralSources(t *testing.T) {
 			t.Errorf("picture %d of client %d was answered %d times", key[1], key[0], n)
 		}
 	}
-	if got := b.requests(); got.Whole != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
+	if got := b.requests(); got.Complete != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
 		t.Errorf("%d answers, counters %+v", len(answers), got)
 	}
 	if got := b.sources.stats().Datagrams; got != 3*clients*each {
@@ -170,14 +170,14 @@ func TestEvictOldest(t *testing.T) {
 		t.Fatalf("received %d, %v", n, err)
 	}
 	b := newHarnessOn(t, ports.open(), testOptions(1), 100)
-	ports.piece(0, 0, 0) // the oldest, of source 0
+	ports.fragment(0, 0, 0) // the oldest, of source 0
 	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
 	filled := uint32(0)
 	for evicted := false; !evicted; filled++ {
 		if filled > 1000 {
 			t.Fatalf("no memory was freed: %+v", b.requests())
 		}
-		ports.piece(1, filled, 0)
+		ports.fragment(1, filled, 0)
 		b.eventually("its fragment is received", func() bool {
 			s := b.requests()
 			evicted = s.Evicted > 0
@@ -219,12 +219,12 @@ func TestSeveralSockets(t *testing.T) {
 		// The fragments of all clients are interleaved.
 		for i := range 3 {
 			for k, client := range all {
-				client.Piece(id, datapathtest.Picture(byte(k)+byte(id)*32), 1024, i, 0)
+				client.Fragment(id, datapathtest.Picture(byte(k)+byte(id)*32), 1024, i, 0)
 			}
 		}
 		for _, slot := range c.Await(clients) {
 			got := make([]byte, datapathtest.PictureBytes)
-			for _, p := range c.Pieces(slot) {
+			for _, p := range c.Fragments(slot) {
 				copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 			}
 			if !bytes.Equal(got, datapathtest.Picture(got[0])) {
@@ -239,7 +239,7 @@ func TestSeveralSockets(t *testing.T) {
 			}
 		}
 	}
-	if got := b.requests(); got.Whole != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
+	if got := b.requests(); got.Complete != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
 		t.Errorf("counters %+v, want %d requests of 3 datagrams", got, clients*each)
 	}
 	if got := b.sources.stats(); got.Datagrams != 3*clients*each || got.SlabBytes != sockets<<20 || got.KernelDrops != 0 {
@@ -268,7 +268,7 @@ func TestEvictOldestOfPart(t *testing.T) {
 	// Each socket begins a picture and does not finish it. The picture of the quiet socket
 	// is the older one.
 	quiet := b.dialRaw()
-	quiet.Piece(0, full, 1024, 0, 0)
+	quiet.Fragment(0, full, 1024, 0, 0)
 	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
 	owner := slices.IndexFunc(b.receivers, func(r *receiver) bool { return r.oldest.Load() != 0 })
 	var busy *datapathtest.RawClient
@@ -276,7 +276,7 @@ func TestEvictOldestOfPart(t *testing.T) {
 		c := b.dialRaw()
 		before := b.receivers[1-owner].source.Stats().Datagrams
 		total := b.sources.stats().Datagrams
-		c.Piece(0, full, 1024, 0, 0)
+		c.Fragment(0, full, 1024, 0, 0)
 		b.eventually("it is received", func() bool { return b.sources.stats().Datagrams > total })
 		if b.receivers[1-owner].source.Stats().Datagrams > before {
 			busy = c
@@ -289,7 +289,7 @@ func TestEvictOldestOfPart(t *testing.T) {
 		}
 		total := b.sources.stats().Datagrams
 		for i := range 47 {
-			busy.Piece(id, full, 1024, i, 0)
+			busy.Fragment(id, full, 1024, i, 0)
 		}
 		b.eventually("they are received, or wait for room", func() bool {
 			return b.sources.stats().Datagrams == total+47 || b.requests().Evicted > 0

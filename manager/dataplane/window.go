@@ -69,7 +69,7 @@ func (w *Window) Tail() time.Duration {
 // Arrive counts a completed request.
 func (w *Window) Arrive(r shm.Request) {
 	w.Arrived++
-	w.Aggregation += time.Duration(r.Whole - r.FirstPiece)
+	w.Aggregation += time.Duration(r.Complete - r.FirstFragment)
 }
 
 // Answer counts an answered request of a function with that objective. A request that was
@@ -77,10 +77,10 @@ func (w *Window) Arrive(r shm.Request) {
 // counts as more than the objective, so that a function that rejects requests does not seem to
 // have just met it.
 func (w *Window) Answer(r shm.Request, result shm.Result, now int64, objective time.Duration) {
-	latency := time.Duration(now - r.Whole)
+	latency := time.Duration(now - r.Complete)
 	switch wire.Status(result.Status) {
 	case wire.StatusOK:
-		latency = time.Duration(result.Inferred - r.Whole)
+		latency = time.Duration(result.Inferred - r.Complete)
 		w.Ran++
 		w.Busy += w.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
 	case wire.StatusLate:

@@ -26,7 +26,7 @@ func TestWindowTail(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var all Window
 			for i := c.to; i >= c.from; i-- {
-				all.Answer(shm.Request{Whole: 0}, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Inferred: int64(i) * ms}, 0, 0)
+				all.Answer(shm.Request{Complete: 0}, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Inferred: int64(i) * ms}, 0, 0)
 			}
 			if got := all.Tail(); got != c.want {
 				t.Errorf("tail %v, want %v", got, c.want)
@@ -38,7 +38,7 @@ func TestWindowTail(t *testing.T) {
 func TestWindowBatch(t *testing.T) {
 	var all Window
 	for range 4 {
-		r := shm.Request{FirstPiece: 1 * ms, Whole: 3 * ms}
+		r := shm.Request{FirstFragment: 1 * ms, Complete: 3 * ms}
 		all.Arrive(r)
 		all.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 4, Dispatched: 5 * ms, Inferred: 13 * ms}, 20*ms, time.Hour)
 	}

@@ -201,7 +201,7 @@ def _piece_size(kind: int, flags: int, offset: int, total: int, index: int, coun
         if length != 0:
             raise Malformed("total")
         if count != 1:
-            raise Malformed("pieces")
+            raise Malformed("fragments")
         if offset != 0:
             raise Malformed("offset")
         return 0
@@ -215,7 +215,7 @@ def _piece_size(kind: int, flags: int, offset: int, total: int, index: int, coun
         if offset != index * length:
             raise Malformed("offset")
         if (count - 1) * length >= total or total > count * length:
-            raise Malformed("pieces")
+            raise Malformed("fragments")
         return length
     size = length
     if index == 0:
@@ -226,9 +226,9 @@ def _piece_size(kind: int, flags: int, offset: int, total: int, index: int, coun
         if size == 0 or size > 0xFFFF or rest != 0:
             raise Malformed("offset")
         if length > size:
-            raise Malformed("pieces")
+            raise Malformed("fragments")
     if offset + length != total:
-        raise Malformed("pieces")
+        raise Malformed("fragments")
     return size
 
 
@@ -244,8 +244,8 @@ def _decode_nack(b: memoryview, request: int, offset: int, total: int, index: in
     base, bits = _NACK.unpack_from(b, HEADER_BYTES)
     bitmap = np.frombuffer(b, np.uint8, offset=HEADER_BYTES + _NACK.size)
     if bits == 0 or len(bitmap) != (bits + 7) // 8 or base + bits > count:
-        raise Malformed("wish")
+        raise Malformed("nack")
     missing = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
     if len(missing) == 0 or missing[-1] >= bits:
-        raise Malformed("wish")
+        raise Malformed("nack")
     return Nack(request, total, count, missing + base)

@@ -61,7 +61,7 @@ class Encode(unittest.TestCase):
 
 class Decode(unittest.TestCase):
     def test_nack(self):
-        d = _wire.decode(memoryview(golden("wish")))
+        d = _wire.decode(memoryview(golden("nack")))
         self.assertEqual((d.request, d.total, d.fragments, list(d.missing)), (REQUEST, 40, 3, [1]))
 
     def test_result(self):
@@ -73,7 +73,7 @@ class Decode(unittest.TestCase):
         self.assertEqual((list(a.classes.classes), list(a.classes.probabilities)), ([9, 258], [0.75, 0.125]))
 
     def test_result_in_fragments(self):
-        d = _wire.decode(memoryview(golden("result-pieces")))
+        d = _wire.decode(memoryview(golden("result-fragments")))
         self.assertEqual((d.total, d.fragment, d.fragments, d.size, d.offset, len(d.payload)), (22, 1, 2, 16, 16, 6))
 
     def test_answers_without_payload(self):
@@ -84,7 +84,7 @@ class Decode(unittest.TestCase):
         self.assertEqual(_wire.decode(memoryview(golden("late"))).block.objective, 25_000)
 
     def test_every_rule(self):
-        result, fragment, nack, busy = golden("result"), golden("result-pieces"), golden("wish"), golden("busy")
+        result, fragment, nack, busy = golden("result"), golden("result-fragments"), golden("nack"), golden("busy")
 
         def changed(b, at, *values):
             return b[:at] + bytes(values) + b[at + len(values) :]
@@ -109,16 +109,16 @@ class Decode(unittest.TestCase):
             ("last", changed(result, 3, 0)),
             ("offset", changed(fragment, 8, 0, 0)[:16] + b"\2\0\3\0" + fragment[20:]),
             ("offset", changed(nack, 8, 1)),
-            ("pieces", changed(result, 12, 13)),
+            ("fragments", changed(result, 12, 13)),
             ("status", changed(result, 22, 6)),
             ("status", changed(busy, 22, 0)),
             ("status", changed(result, 22, 1)),
             ("kind", changed(result, 23, 4)),
             ("kind", changed(result, 23, 0)),
-            ("wish", changed(nack, 26, 0)),
-            ("wish", changed(nack, 26, 6)),
-            ("wish", changed(nack, 24, 4)),
-            ("wish", changed(nack, 24, 9)),
+            ("nack", changed(nack, 26, 0)),
+            ("nack", changed(nack, 26, 6)),
+            ("nack", changed(nack, 24, 4)),
+            ("nack", changed(nack, 24, 9)),
         ):
             with self.assertRaises(_wire.Malformed, msg=word) as caught:
                 _wire.decode(memoryview(b))
@@ -126,7 +126,7 @@ class Decode(unittest.TestCase):
 
     def test_any_bytes(self):
         random = np.random.default_rng(1)
-        names = "result", "result-pieces", "wish", "busy", "late"
+        names = "result", "result-fragments", "nack", "busy", "late"
         for _ in range(3000):
             b = bytearray(golden_bytes[names[random.integers(len(names))]])
             for _ in range(random.integers(1, 4)):
@@ -137,7 +137,7 @@ class Decode(unittest.TestCase):
                 pass
 
 
-golden_bytes = {name: golden(name) for name in ("result", "result-pieces", "wish", "busy", "late")}
+golden_bytes = {name: golden(name) for name in ("result", "result-fragments", "nack", "busy", "late")}
 
 
 def answer(kind, payload, status=Status.OK):

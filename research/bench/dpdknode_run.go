@@ -290,11 +290,11 @@ type request struct {
 }
 
 func newRequest(picture []byte) *request {
-	r := &request{size: wire.HeaderSize + wire.DefaultPieceBytes}
-	fragments := (len(picture) + wire.DefaultPieceBytes - 1) / wire.DefaultPieceBytes
+	r := &request{size: wire.HeaderSize + wire.DefaultFragmentBytes}
+	fragments := (len(picture) + wire.DefaultFragmentBytes - 1) / wire.DefaultFragmentBytes
 	for i := range fragments {
-		fragment := picture[i*wire.DefaultPieceBytes : min((i+1)*wire.DefaultPieceBytes, len(picture))]
-		h := wire.PieceHeader(wire.TypeData, 0, len(picture), wire.DefaultPieceBytes, i)
+		fragment := picture[i*wire.DefaultFragmentBytes : min((i+1)*wire.DefaultFragmentBytes, len(picture))]
+		h := wire.FragmentHeader(wire.TypeData, 0, len(picture), wire.DefaultFragmentBytes, i)
 		b := make([]byte, wire.HeaderSize+len(fragment))
 		h.Put(b)
 		copy(b[wire.HeaderSize:], fragment)

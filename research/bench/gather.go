@@ -344,7 +344,7 @@ func (b *gatherBench) lay(odd bool) {
 				default:
 					at, left = at+gatherPayload+gatherHeader, left-1
 				}
-				req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(at), Place: uint32(place), Length: uint16(min(gatherPayload, bytes-place))})
+				req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(at), Place: uint32(place), Length: uint16(min(gatherPayload, bytes-place))})
 			}
 			b.sets[i] = append(b.sets[i], req)
 		}
@@ -369,7 +369,7 @@ func (b *gatherBench) copyOnce() error {
 func (b *gatherBench) copyFragments() error {
 	for i, req := range b.set() {
 		to := b.memory + cuda.Pointer(i*b.in.WireBytes())
-		for _, p := range req.Pieces {
+		for _, p := range req.Fragments {
 			if err := b.stream.Copy(to+cuda.Pointer(p.Place), cuda.At(b.slab.read[p.Offset:]), int(p.Length)); err != nil {
 				return err
 			}
@@ -438,7 +438,7 @@ func (b *gatherBench) cpuCopy(n int) (micros float64, err error) {
 		from := time.Now()
 		for j, req := range b.set() {
 			to := b.pinned[j*b.in.WireBytes():]
-			for _, p := range req.Pieces {
+			for _, p := range req.Fragments {
 				copy(to[p.Place:], b.slab.read[p.Offset:p.Offset+uint64(p.Length)])
 			}
 		}

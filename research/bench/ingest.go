@@ -127,7 +127,7 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 	}
 	defer func() { err = errors.Join(err, src.CloseSlab()) }()
 	defer src.Close()
-	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * fragments), ResultBytes: 64}
+	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64}
 	table, err := shm.NewTable("penstock-bench", g)
 	if err != nil {
 		return t, err
@@ -135,7 +135,7 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 	defer table.Close()
 	requestBytes := fragments * fragmentBytes
 	a := aggregate.New(aggregate.Config{
-		Slots: int(g.Slots), RequestBytes: requestBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: fragmentBytes,
+		Slots: int(g.Slots), RequestBytes: requestBytes, MaxFragments: int(g.MaxFragments), MinFragmentBytes: fragmentBytes,
 		SLO: 10 * time.Second,
 	}, src.Slab().Bytes(), table)
 
@@ -157,7 +157,7 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 			now := shm.Now()
 			events.Reset()
 			a.Add(now, batch[:n], &events)
-			for _, slot := range events.Whole {
+			for _, slot := range events.Complete {
 				a.End(now, slot, &answer, nil, &events)
 			}
 			src.Release(events.Release)
@@ -174,7 +174,7 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	wholeBefore, datagramsBefore, started := a.Stats().Whole, a.Stats().Datagrams, time.Now()
+	wholeBefore, datagramsBefore, started := a.Stats().Complete, a.Stats().Datagrams, time.Now()
 	end := started.Add(length)
 	err = loop(func() bool { return time.Now().After(end) })
 	stats := a.Stats()
@@ -186,13 +186,13 @@ func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err
 	}
 	// Receive what is still in flight; the rest is lost.
 	last := time.Now().Add(time.Second)
-	if err := loop(func() bool { return a.Stats().Whole >= s.requests || time.Now().After(last) }); err != nil {
+	if err := loop(func() bool { return a.Stats().Complete >= s.requests || time.Now().After(last) }); err != nil {
 		return t, err
 	}
-	t.requests = stats.Whole - wholeBefore
+	t.requests = stats.Complete - wholeBefore
 	t.datagrams = stats.Datagrams - datagramsBefore
 	t.bytes = t.requests * uint64(requestBytes)
-	t.lost = s.requests - a.Stats().Whole
+	t.lost = s.requests - a.Stats().Complete
 	t.mallocs = after.Mallocs - before.Mallocs
 	return t, nil
 }
@@ -274,7 +274,7 @@ func newIngestSender(to netip.AddrPort, fragments, fragmentBytes int) (*ingestSe
 	s := &ingestSender{conn: conn, datagram: wire.HeaderSize + fragmentBytes, fragments: fragments}
 	for i := range fragments {
 		b := make([]byte, s.datagram)
-		h := wire.PieceHeader(wire.TypeData, 0, fragments*fragmentBytes, fragmentBytes, i)
+		h := wire.FragmentHeader(wire.TypeData, 0, fragments*fragmentBytes, fragmentBytes, i)
 		h.Put(b)
 		s.request = append(s.request, b...)
 	}

@@ -153,13 +153,13 @@ func receiveFrom(src ingest.Source, s sender, each time.Duration) (p PortIngest,
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	sent, fragments, began := s.sent(), end.aggregate.Stats().Pieces, time.Now()
+	sent, fragments, began := s.sent(), end.aggregate.Stats().Fragments, time.Now()
 	if err := loop(each); err != nil {
 		return p, err
 	}
 	took := time.Since(began).Seconds()
 	runtime.ReadMemStats(&after)
-	sent, fragments = s.sent()-sent, end.aggregate.Stats().Pieces-fragments
+	sent, fragments = s.sent()-sent, end.aggregate.Stats().Fragments-fragments
 	if fragments == 0 {
 		return p, fmt.Errorf("nothing came of %d datagrams", sent)
 	}

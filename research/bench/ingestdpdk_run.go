@@ -115,7 +115,7 @@ type ingestEnd struct {
 }
 
 func newIngestEnd(src ingest.Source, fragments, fragmentBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
-	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * fragments), ResultBytes: 64}
+	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64}
 	table, err := shm.NewTable("penstock-bench", g)
 	if err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func newIngestEnd(src ingest.Source, fragments, fragmentBytes int, slo, deadline
 	return &ingestEnd{
 		table: table, src: src, batch: make([]ingest.Datagram, 256), answer: wire.Result{Kind: wire.KindRaw},
 		aggregate: aggregate.New(aggregate.Config{
-			Slots: int(g.Slots), RequestBytes: fragments * fragmentBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: fragmentBytes,
+			Slots: int(g.Slots), RequestBytes: fragments * fragmentBytes, MaxFragments: int(g.MaxFragments), MinFragmentBytes: fragmentBytes,
 			SLO: slo, Deadline: deadline,
 		}, src.Slab().Bytes(), table),
 	}, nil
@@ -138,7 +138,7 @@ func (e *ingestEnd) turn(deadline int64) (int, error) {
 	now := shm.Now()
 	e.events.Reset()
 	e.aggregate.Add(now, e.batch[:n], &e.events)
-	for _, slot := range e.events.Whole {
+	for _, slot := range e.events.Complete {
 		e.aggregate.End(now, slot, &e.answer, nil, &e.events)
 	}
 	e.src.Release(e.events.Release)
@@ -166,7 +166,7 @@ func (e *ingestEnd) receive(wait time.Duration) (int, error) {
 	if starved {
 		e.aggregate.EvictOldest(now, &e.events)
 	}
-	for _, slot := range e.events.Whole {
+	for _, slot := range e.events.Complete {
 		e.held = append(e.held, heldSlot{slot, now})
 	}
 	for len(e.held) > 0 && now-e.held[0].since >= int64(e.hold) {
@@ -273,7 +273,7 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 	during(bare, slice/2)
 	var rates, floors, ratios, reads, readRatios []float64
 	var datagrams, mallocs uint64
-	wholeBefore := end.aggregate.Stats().Whole
+	wholeBefore := end.aggregate.Stats().Complete
 	var before, after runtime.MemStats
 	for range ingestRounds {
 		if err := ctx.Err(); err != nil {
@@ -292,7 +292,7 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 	c.DatagramsPerSecond, c.BareDatagramsPerSecond, c.Ratio = median(rates), median(floors), median(ratios)
 	c.ReadDatagramsPerSecond, c.RatioRead = median(reads), median(readRatios)
 	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
-	c.Requests = end.aggregate.Stats().Whole - wholeBefore
+	c.Requests = end.aggregate.Stats().Complete - wholeBefore
 	c.Lost = datagrams/uint64(c.Fragments) - c.Requests
 	return failed
 }
@@ -342,7 +342,7 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 		stats = group.Stats()
 	})
 	a := end.aggregate.Stats()
-	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Whole, stats.Missed
+	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Complete, stats.Missed
 	s.Incomplete = a.Evicted + a.Incomplete
 	s.Mbufs, s.MbufsAbsent = stats.Mbufs, stats.MbufsHeld
 	return s, errors.Join(err, failed)

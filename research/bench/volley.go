@@ -36,11 +36,11 @@ const (
 )
 
 // newVolley makes volleys of n requests of that picture. Its length must be a
-// multiple of wire.DefaultPieceBytes, so that the kernel can cut a train of last
+// multiple of wire.DefaultFragmentBytes, so that the kernel can cut a train of last
 // fragments.
 func newVolley(port, n int, picture []byte) (*volley, error) {
-	if len(picture)%wire.DefaultPieceBytes != 0 {
-		return nil, fmt.Errorf("send volleys of %d bytes: want a multiple of %d", len(picture), wire.DefaultPieceBytes)
+	if len(picture)%wire.DefaultFragmentBytes != 0 {
+		return nil, fmt.Errorf("send volleys of %d bytes: want a multiple of %d", len(picture), wire.DefaultFragmentBytes)
 	}
 	to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(port))
 	conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
@@ -48,7 +48,7 @@ func newVolley(port, n int, picture []byte) (*volley, error) {
 		return nil, fmt.Errorf("open volley: %w", err)
 	}
 	v := &volley{
-		conn: conn, n: n, fragments: len(picture) / wire.DefaultPieceBytes, datagram: wire.HeaderSize + wire.DefaultPieceBytes,
+		conn: conn, n: n, fragments: len(picture) / wire.DefaultFragmentBytes, datagram: wire.HeaderSize + wire.DefaultFragmentBytes,
 		id: uint32(time.Now().UnixNano()), room: make([]byte, wire.MaxDatagram),
 	}
 	if n*v.datagram > wire.MaxDatagram || n > 64 { // UDP_MAX_SEGMENTS of older kernels
@@ -57,9 +57,9 @@ func newVolley(port, n int, picture []byte) (*volley, error) {
 	}
 	for i := range v.fragments {
 		b := make([]byte, v.datagram)
-		h := wire.PieceHeader(wire.TypeData, 0, len(picture), wire.DefaultPieceBytes, i)
+		h := wire.FragmentHeader(wire.TypeData, 0, len(picture), wire.DefaultFragmentBytes, i)
 		h.Put(b)
-		copy(b[wire.HeaderSize:], picture[i*wire.DefaultPieceBytes:])
+		copy(b[wire.HeaderSize:], picture[i*wire.DefaultFragmentBytes:])
 		v.bytes = append(v.bytes, b...)
 	}
 	v.last = make([]byte, n*v.datagram)

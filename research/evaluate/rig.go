@@ -196,7 +196,7 @@ func (b *rig) waitComplete(ctx context.Context) error {
 
 func wholly(f *control.FunctionStatus) bool {
 	for i := range f.Instances {
-		if p, ok := f.Instances[i].Serving(); !ok || p.Growing {
+		if p, ok := f.Instances[i].Serving(); !ok || p.WarmingUp {
 			return false
 		}
 	}

@@ -91,7 +91,7 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	return g, nil
 }
 
-// Headers are those of a request's first piece, for a port of that Ethernet address.
+// Headers are those of a request's first fragment, for a port of that Ethernet address.
 func (t Traffic) Headers(to [6]byte) []byte {
 	b := make([]byte, headerBytes)
 	const ethernet, ip, udp = 14, 20, 8
@@ -109,7 +109,7 @@ func (t Traffic) Headers(to [6]byte) []byte {
 	binary.BigEndian.PutUint16(h[ip+2:], t.To.Port())
 	binary.BigEndian.PutUint16(h[ip+4:], uint16(t.FrameBytes()-ethernet-ip))
 	// No UDP checksum: 0 is "none" over IPv4 (RFC 768), and a NIC verifies it elsewhere.
-	fragment := wire.PieceHeader(wire.TypeData, 0, t.Fragments*t.FragmentBytes, t.FragmentBytes, 0)
+	fragment := wire.FragmentHeader(wire.TypeData, 0, t.Fragments*t.FragmentBytes, t.FragmentBytes, 0)
 	fragment.Flags = 0
 	fragment.Put(h[ip+udp:])
 	return b
@@ -142,8 +142,8 @@ func (g *Generator) Close() error {
 	return nil
 }
 
-// Fragment makes a frame that begins with Headers that piece of that request.
+// Fragment makes a frame that begins with Headers that fragment of that request.
 func Fragment(frame []byte, request uint32, index, fragments, fragmentBytes int) {
-	h := wire.PieceHeader(wire.TypeData, request, fragments*fragmentBytes, fragmentBytes, index)
+	h := wire.FragmentHeader(wire.TypeData, request, fragments*fragmentBytes, fragmentBytes, index)
 	h.Put(frame[headerBytes-wire.HeaderSize:])
 }

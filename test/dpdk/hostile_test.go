@@ -265,7 +265,7 @@ func (h *host) askAgain(id uint32, frames [][]byte, p []byte) {
 			if !ok {
 				return false
 			}
-			if nack, err := wire.DecodeWish(udp.Payload); err == nil && nack.RequestID == id {
+			if nack, err := wire.DecodeNACK(udp.Payload); err == nil && nack.RequestID == id {
 				for i := range nack.Missing {
 					h.send(frames[i])
 				}

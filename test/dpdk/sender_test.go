@@ -103,8 +103,8 @@ func (h *host) datagram(payload []byte) []byte {
 
 // picture returns a picture's frames, in order.
 func (h *host) picture(id uint32, p []byte) (frames [][]byte) {
-	for i := range wire.Pieces(len(p), fragmentBytes) {
-		head := wire.PieceHeader(wire.TypeData, id, len(p), fragmentBytes, i)
+	for i := range wire.Fragments(len(p), fragmentBytes) {
+		head := wire.FragmentHeader(wire.TypeData, id, len(p), fragmentBytes, i)
 		b := make([]byte, wire.HeaderSize, wire.HeaderSize+fragmentBytes)
 		head.Put(b)
 		frames = append(frames, h.datagram(append(b, p[head.Offset:][:head.Length]...)))
@@ -112,7 +112,7 @@ func (h *host) picture(id uint32, p []byte) (frames [][]byte) {
 	return frames
 }
 
-const fragmentBytes = wire.DefaultPieceBytes
+const fragmentBytes = wire.DefaultFragmentBytes
 
 func (h *host) send(frames ...[]byte) {
 	h.t.Helper()

@@ -190,7 +190,7 @@ func (h *host) again(id uint32, frames [][]byte) {
 		if !ok {
 			return false
 		}
-		nack, err := wire.DecodeWish(udp.Payload)
+		nack, err := wire.DecodeNACK(udp.Payload)
 		if err != nil || nack.RequestID != id {
 			return false
 		}

@@ -55,7 +55,7 @@ func (m *meter) listen(t *testing.T, silence time.Duration) {
 
 // datagram returns fragment index of a picture of zeros.
 func datagram(id uint32, total, fragmentBytes, index int, flags wire.Flags) []byte {
-	h := wire.PieceHeader(wire.TypeData, id, total, fragmentBytes, index)
+	h := wire.FragmentHeader(wire.TypeData, id, total, fragmentBytes, index)
 	h.Flags |= flags
 	b := make([]byte, wire.DatagramSize(&h))
 	h.Put(b)
@@ -135,7 +135,7 @@ functions:
 				m.send(t, datagram(1, pictureBytes, fragmentBytes, 0, wire.FlagRetransmitted))
 				time.Sleep(10 * time.Millisecond)
 			}
-		}, wire.TypeWish},
+		}, wire.TypeNACK},
 		{"a picture of another size", "picture", func(m *meter) { m.send(t, datagram(1, 1, 1, 0, 0)) }, wire.TypeResult},
 	} {
 		m := &meter{Conn: host.socket(t, port(row.function)), types: map[wire.Type]int{}}

@@ -86,8 +86,8 @@ func TestBaselines(t *testing.T) {
 			if c.max > 0 && f.Limit != c.max {
 				t.Errorf("batches of %v, want %v", f.Limit, c.max)
 			}
-			if in := f.Instances[0]; in.Whole != (c.want.change == "none") || in.Whole && f.Guarantee == nil && f.SharePercent != 100 {
-				t.Errorf("a share of %v %%, the whole device %v", f.SharePercent, in.Whole)
+			if in := f.Instances[0]; in.WholeDevice != (c.want.change == "none") || in.WholeDevice && f.Guarantee == nil && f.SharePercent != 100 {
+				t.Errorf("a share of %v %%, the whole device %v", f.SharePercent, in.WholeDevice)
 			}
 			if onGPU && c.want.change == "none" && first.SMs != status.Device.SMs {
 				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Device.SMs)

@@ -210,7 +210,7 @@ func TestGPUFault(t *testing.T) {
 		}
 		waitFor(t, "the next one to get the rest of its batch sizes", func() bool {
 			p, _ := serving(t, nd, "fn")
-			return len(p.Batches) > 1 && !p.Growing
+			return len(p.Batches) > 1 && !p.WarmingUp
 		})
 	}
 	// On a busy machine the next process comes late, and the slots may be full before.

@@ -202,7 +202,7 @@ func TestPythonMemory(t *testing.T) {
 			return false
 		}
 		now, _ = f.Instances[0].Serving()
-		return now.PID != 0 && !now.Growing && strings.Contains(now.Reason, "none is left for batches of 8")
+		return now.PID != 0 && !now.WarmingUp && strings.Contains(now.Reason, "none is left for batches of 8")
 	})
 	if !slices.Equal(now.Batches, []int{1, 2, 4}) {
 		t.Errorf("it runs %v, want 1, 2 and 4: %s", now.Batches, now.Reason)

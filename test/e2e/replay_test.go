@@ -37,7 +37,7 @@ func captured(t *testing.T, port, n int) string {
 			if i == n && fragment == 1 {
 				break
 			}
-			h := wire.PieceHeader(wire.TypeData, uint32(i+1), small, small/2, fragment)
+			h := wire.FragmentHeader(wire.TypeData, uint32(i+1), small, small/2, fragment)
 			datagram := make([]byte, wire.DatagramSize(&h))
 			h.Put(datagram)
 			copy(datagram[wire.PayloadOffset(&h):], picture(small, i)[h.Offset:][:h.Length])

@@ -18,8 +18,8 @@ const large = 100 << 10 // a hundred fragments
 // datagrams returns all datagrams of a picture.
 func datagrams(id uint32, p []byte) (out [][]byte) {
 	const fragment = 1024
-	for i := range wire.Pieces(len(p), fragment) {
-		h := wire.PieceHeader(wire.TypeData, id, len(p), fragment, i)
+	for i := range wire.Fragments(len(p), fragment) {
+		h := wire.FragmentHeader(wire.TypeData, id, len(p), fragment, i)
 		b := make([]byte, wire.HeaderSize, wire.HeaderSize+fragment)
 		h.Put(b)
 		out = append(out, append(b, p[h.Offset:][:h.Length]...))

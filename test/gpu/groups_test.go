@@ -39,7 +39,7 @@ func serveOnMinGroups(t *testing.T, most float64, names []string, config string)
 			if err == nil && len(f.Instances) > 0 {
 				p, serves = f.Instances[0].Serving()
 			}
-			return serves && !p.Growing
+			return serves && !p.WarmingUp
 		})
 		t.Logf("%s runs on %d of %d multiprocessors, groups %v", name, p.SMs, total, p.SMGroups)
 		if p.SMs == 0 || percentOf(p.SMs, total) > most {

@@ -130,7 +130,7 @@ functions:
 				if err == nil && len(f.Instances) > 0 {
 					p, serves = f.Instances[0].Serving()
 				}
-				return serves && len(p.Batches) > 0 && !p.Growing
+				return serves && len(p.Batches) > 0 && !p.WarmingUp
 			})
 			t.Logf("with %d MiB free big serves batches of %v: %s", leave>>20, p.Batches, p.Reason)
 			release()

@@ -137,7 +137,7 @@ func serving(t *testing.T, n *node.Node, function string) (active, shadow contro
 		}
 		active, _ = f.Instances[0].Serving()
 		shadow, _ = f.Instances[0].Standby()
-		return active.PID != 0 && !active.Growing && shadow.PID != 0
+		return active.PID != 0 && !active.WarmingUp && shadow.PID != 0
 	})
 	return active, shadow
 }

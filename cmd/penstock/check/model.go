@@ -41,8 +41,8 @@ func loads(ctx context.Context, card *models.Card) error {
 	if len(card.Command) > 0 {
 		return findProgram(card)
 	}
-	if card.Apart() != "" {
-		command, err := Program(card.Apart())
+	if card.SeparateProgram() != "" {
+		command, err := Program(card.SeparateProgram())
 		if err != nil {
 			return err
 		}

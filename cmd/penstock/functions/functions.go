@@ -97,7 +97,7 @@ func shareOf(f *control.FunctionStatus) string {
 	text := percentText(f.SharePercent)
 	sms := 0
 	for i := range f.Instances {
-		if f.Instances[i].Whole {
+		if f.Instances[i].WholeDevice {
 			text = "whole"
 		}
 		if p, ok := f.Instances[i].Serving(); ok {

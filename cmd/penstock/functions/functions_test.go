@@ -25,8 +25,8 @@ func TestFunctionRow(t *testing.T) {
 		{"one without a share, two instances", control.FunctionStatus{
 			SharePercent: 100,
 			Instances: []control.InstanceStatus{
-				{Whole: true, Processes: []control.ProcessStatus{shadow}},
-				{Whole: true, Processes: []control.ProcessStatus{serves, shadow}},
+				{WholeDevice: true, Processes: []control.ProcessStatus{shadow}},
+				{WholeDevice: true, Processes: []control.ProcessStatus{serves, shadow}},
 			},
 		}, []string{"whole, 40 SMs", "1 of 2 serve, 2 shadows ready"}},
 		{"one that cannot start", control.FunctionStatus{

@@ -55,7 +55,7 @@ type ManagerOptions struct {
 	// NACKAfter is the silence after which it sends a NACK for missing
 	// fragments, 5 ms by default; negative for never.
 	NACKAfter time.Duration
-	// FragmentBytes is the size of the fragments of results, wire.DefaultPieceBytes
+	// FragmentBytes is the size of the fragments of results, wire.DefaultFragmentBytes
 	// by default.
 	FragmentBytes int
 	// Cookie, if not 0, is in every answer. A request is then answered busy
@@ -91,7 +91,7 @@ func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
 		o.NACKAfter = 5 * time.Millisecond
 	}
 	if o.FragmentBytes == 0 {
-		o.FragmentBytes = wire.DefaultPieceBytes
+		o.FragmentBytes = wire.DefaultFragmentBytes
 	}
 	if !o.Listen.IsValid() {
 		o.Listen = netip.MustParseAddrPort("127.0.0.1:0")
@@ -200,13 +200,13 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 	q := m.requests[k]
 	if q == nil {
 		q = &held{
-			total: h.Total, size: wire.PieceSize(&h), count: h.Count,
+			total: h.Total, size: wire.FragmentSize(&h), count: h.Count,
 			present: make([]uint64, (int(h.Count)+63)/64), picture: make([]byte, h.Total),
 		}
 		m.requests[k] = q
 		m.maxHeld = max(m.maxHeld, m.heldLocked())
 	}
-	if h.Total != q.total || h.Count != q.count || wire.PieceSize(&h) != q.size {
+	if h.Total != q.total || h.Count != q.count || wire.FragmentSize(&h) != q.size {
 		m.bad = append(m.bad, fmt.Errorf("request %d: contradictory piece %+v", h.RequestID, h))
 		return
 	}
@@ -254,7 +254,7 @@ func (m *Manager) heldLocked() int {
 func (m *Manager) answerLocked(k key, q *held, r wire.Result, payload []byte) {
 	r.SentAt, r.Cookie = q.extension.SentAt, m.options.Cookie
 	q.answers = nil
-	for i := range wire.Pieces(len(payload), m.options.FragmentBytes) {
+	for i := range wire.Fragments(len(payload), m.options.FragmentBytes) {
 		q.answers = append(q.answers, wire.AppendResult(nil, k.id, &r, payload, m.options.FragmentBytes, i, false))
 	}
 	m.sendLocked(k, q, false)
@@ -288,7 +288,7 @@ func (m *Manager) sendNACKLocked(k key, q *held) {
 	q.receivedAt = time.Now()
 	for next := 0; ; {
 		var d []byte
-		if d, next = wire.AppendWish(nil, k.id, q.total, q.count, q.present, next); d == nil {
+		if d, next = wire.AppendNACK(nil, k.id, q.total, q.count, q.present, next); d == nil {
 			return
 		}
 		m.Inject(k.from, d)

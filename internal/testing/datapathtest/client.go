@@ -133,15 +133,15 @@ func (c *RawClient) Write(datagram []byte) {
 	}
 }
 
-// Piece sends fragment i of a picture that is cut into fragments of pieceBytes.
-func (c *RawClient) Piece(id uint32, picture []byte, pieceBytes, i int, flags wire.Flags) {
+// Fragment sends fragment i of a picture that is cut into fragments of fragmentBytes.
+func (c *RawClient) Fragment(id uint32, picture []byte, fragmentBytes, i int, flags wire.Flags) {
 	c.t.Helper()
-	c.Write(Piece(id, picture, pieceBytes, i, flags))
+	c.Write(Fragment(id, picture, fragmentBytes, i, flags))
 }
 
-// Piece returns the datagram of fragment i of a picture that is cut into fragments of pieceBytes.
-func Piece(id uint32, picture []byte, pieceBytes, i int, flags wire.Flags) []byte {
-	h := wire.PieceHeader(wire.TypeData, id, len(picture), pieceBytes, i)
+// Fragment returns the datagram of fragment i of a picture that is cut into fragments of fragmentBytes.
+func Fragment(id uint32, picture []byte, fragmentBytes, i int, flags wire.Flags) []byte {
+	h := wire.FragmentHeader(wire.TypeData, id, len(picture), fragmentBytes, i)
 	h.Flags |= flags
 	d := make([]byte, wire.DatagramSize(&h))
 	h.Put(d)
@@ -177,7 +177,7 @@ func (c *RawClient) Result() (wire.Header, wire.Result, []byte) {
 	c.t.Helper()
 	datagram := c.Receive()
 	for {
-		if _, err := wire.DecodeWish(datagram); err != nil {
+		if _, err := wire.DecodeNACK(datagram); err != nil {
 			break
 		}
 		datagram = c.Receive()

@@ -90,7 +90,7 @@ func (p *Process) Answer(slots []uint32, payload []byte) {
 	p.t.Helper()
 	p.Start(slots)
 	for _, slot := range slots {
-		r := Honest(p.Request(slot).Whole, copy(p.ResultBuffer(slot), payload))
+		r := Honest(p.Request(slot).Complete, copy(p.ResultBuffer(slot), payload))
 		for shm.Now() < r.Inferred {
 		}
 		p.Complete(slot, r)

@@ -32,7 +32,7 @@ func (f *Faulty) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 	err := f.Device.Gather(slot, dst, reqs, refused)
 	if i := int(f.Refuse.Swap(0)) - 1; err == nil && i >= 0 && i < len(reqs) {
 		refused[i] = true
-		return &device.RequestError{Request: i, Piece: -1, Err: errFaulty}
+		return &device.RequestError{Request: i, Fragment: -1, Err: errFaulty}
 	}
 	return err
 }

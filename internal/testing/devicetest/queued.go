@@ -85,8 +85,8 @@ type queuedSlot struct {
 	groups  []int
 	// Copies of Gather's arguments.
 	requests  []device.Request
-	fragments []shm.Piece
-	ordered   []shm.Piece
+	fragments []shm.Fragment
+	ordered   []shm.Fragment
 	refused   []bool
 }
 
@@ -357,14 +357,14 @@ func (q *Queued) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 	s := &q.slots[slot]
 	s.requests, s.fragments = s.requests[:0], s.fragments[:0]
 	for _, r := range reqs {
-		s.fragments = append(s.fragments, r.Pieces...)
+		s.fragments = append(s.fragments, r.Fragments...)
 	}
 	at := 0
 	var first *device.RequestError
 	for i, r := range reqs {
-		own := s.fragments[at : at+len(r.Pieces)]
+		own := s.fragments[at : at+len(r.Fragments)]
 		at += len(own)
-		s.requests = append(s.requests, device.Request{Pieces: own, Bytes: r.Bytes})
+		s.requests = append(s.requests, device.Request{Fragments: own, Bytes: r.Bytes})
 		bad, err := -1, error(nil)
 		if r.Bytes != uint32(q.in.WireBytes()) {
 			err = device.ErrSize
@@ -372,7 +372,7 @@ func (q *Queued) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 			s.ordered, bad, err = device.Order(s.ordered, r, q.slabs)
 		}
 		if refused[i] = err != nil; refused[i] && first == nil {
-			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+			first = &device.RequestError{Request: i, Fragment: bad, Err: err}
 		}
 	}
 	q.ask(slot, step{kind: gatherStep, dst: dst, reqs: s.requests})

@@ -117,18 +117,18 @@ func picture(t *rapid.T, in models.Input) []byte {
 
 // scatter cuts payload at random places, puts the fragments apart into the slabs in
 // any order, and returns the descriptors in another order.
-func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Piece {
+func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Fragment {
 	longest := rapid.SampledFrom([]int{1, 7, 60, 1024}).Draw(t, "longest piece")
 	if longest == 1 && len(payload) > 512 {
 		longest = 60
 	}
-	var fragments []shm.Piece
+	var fragments []shm.Fragment
 	for place := 0; place < len(payload); {
 		n := min(rapid.IntRange(1, longest).Draw(t, "length"), len(payload)-place)
 		s := rapid.IntRange(0, len(slabs)-1).Draw(t, "slab")
 		free[s] += uint64(rapid.IntRange(0, 30).Draw(t, "distance"))
 		copy(slabs[s][free[s]:], payload[place:place+n])
-		fragments = append(fragments, shm.Piece{Offset: free[s], Place: uint32(place), Length: uint16(n), Slab: uint16(s)})
+		fragments = append(fragments, shm.Fragment{Offset: free[s], Place: uint32(place), Length: uint16(n), Slab: uint16(s)})
 		free[s] += uint64(n)
 		place += n
 	}
@@ -262,7 +262,7 @@ func agrees(t *rapid.T, open Open) {
 	for range images {
 		p := picture(t, in)
 		want = append(want, Reference(in, p)...)
-		reqs = append(reqs, device.Request{Pieces: scatter(t, slabs, free, p), Bytes: uint32(len(p))})
+		reqs = append(reqs, device.Request{Fragments: scatter(t, slabs, free, p), Bytes: uint32(len(p))})
 	}
 	slot := rapid.IntRange(0, device.Slots-1).Draw(t, "slot")
 	input := target.tensors[slot].Input
@@ -301,7 +301,7 @@ func three(t *testing.T, open Open) (*bench, []device.Request) {
 	}
 	reqs := make([]device.Request, 3)
 	for i := range reqs {
-		reqs[i] = device.Request{Bytes: 4, Pieces: []shm.Piece{{Offset: uint64(4*i + 3), Place: 3, Length: 1}, {Offset: uint64(4 * i), Length: 3}}}
+		reqs[i] = device.Request{Bytes: 4, Fragments: []shm.Fragment{{Offset: uint64(4*i + 3), Place: 3, Length: 1}, {Offset: uint64(4 * i), Length: 3}}}
 	}
 	return b, reqs
 }
@@ -326,10 +326,10 @@ func refuses(t *testing.T, open Open) {
 		want     error
 	}{
 		{"of another size", func(r *device.Request) { r.Bytes = 5 }, -1, device.ErrSize},
-		{"with a piece outside the slab", func(r *device.Request) { r.Pieces[0].Offset = 12 }, 0, device.ErrOutsideSlab},
-		{"with a piece in no slab", func(r *device.Request) { r.Pieces[1].Slab = 1 }, 1, device.ErrSlab},
-		{"with a gap", func(r *device.Request) { r.Pieces = r.Pieces[:1] }, -1, device.ErrGap},
-		{"with an overlap", func(r *device.Request) { r.Pieces[0].Place = 2 }, -1, device.ErrOverlap},
+		{"with a piece outside the slab", func(r *device.Request) { r.Fragments[0].Offset = 12 }, 0, device.ErrOutsideSlab},
+		{"with a piece in no slab", func(r *device.Request) { r.Fragments[1].Slab = 1 }, 1, device.ErrSlab},
+		{"with a gap", func(r *device.Request) { r.Fragments = r.Fragments[:1] }, -1, device.ErrGap},
+		{"with an overlap", func(r *device.Request) { r.Fragments[0].Place = 2 }, -1, device.ErrOverlap},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runtime.LockOSThread()
@@ -339,7 +339,7 @@ func refuses(t *testing.T, open Open) {
 			refused := make([]bool, 3)
 			err := target.Gather(0, target.tensors[0].Input, reqs, refused)
 			var re *device.RequestError
-			if !errors.As(err, &re) || re.Request != 1 || re.Piece != c.fragment || !errors.Is(err, c.want) {
+			if !errors.As(err, &re) || re.Request != 1 || re.Fragment != c.fragment || !errors.Is(err, c.want) {
 				t.Errorf("gather = %v, want request 1, piece %d, %v", err, c.fragment, c.want)
 			}
 			target.wait(t, 0)

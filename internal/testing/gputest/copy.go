@@ -43,15 +43,15 @@ func bothWays(t *testing.T, b *harness) {
 				reqs[i].Bytes = uint32(in.WireBytes())
 				for place := 0; place < in.WireBytes(); {
 					n := min(1+random.IntN(1400), in.WireBytes()-place)
-					reqs[i].Pieces = append(reqs[i].Pieces, shm.Piece{Offset: at, Place: uint32(place), Length: uint16(n)})
+					reqs[i].Fragments = append(reqs[i].Fragments, shm.Fragment{Offset: at, Place: uint32(place), Length: uint16(n)})
 					place, at = place+n, at+uint64(n+random.IntN(40))
 				}
 			}
-			random.Shuffle(len(reqs[1].Pieces), func(i, k int) {
-				p := reqs[1].Pieces
+			random.Shuffle(len(reqs[1].Fragments), func(i, k int) {
+				p := reqs[1].Fragments
 				p[i], p[k] = p[k], p[i]
 			})
-			reqs[2].Pieces[1].Offset = 1 << 40 // invalid
+			reqs[2].Fragments[1].Offset = 1 << 40 // invalid
 			var tensors [2][]byte
 			for way, copies := range []bool{false, true} {
 				b.bind(t)
@@ -101,7 +101,7 @@ func gathered(t *testing.T, b *harness, in models.Input, o gpu.Options, slab []b
 		}
 		err := d.Gather(slot, input, reqs, refused[:len(reqs)])
 		var one *device.RequestError
-		if !errors.As(err, &one) || one.Request != 2 || one.Piece != 1 || !errors.Is(err, device.ErrOutsideSlab) {
+		if !errors.As(err, &one) || one.Request != 2 || one.Fragment != 1 || !errors.Is(err, device.ErrOutsideSlab) {
 			t.Fatalf("gather: %v, want request 2's piece 1 refused", err)
 		}
 		if err := errors.Join(d.Pad(slot, input, len(reqs), room), d.Fetch(slot, 0)); err != nil {

@@ -200,7 +200,7 @@ func smallWith(t *testing.T, slab []byte, o gpu.Options) (*gpu.Device, []device.
 func requests(n int) []device.Request {
 	reqs := make([]device.Request, n)
 	for i := range reqs {
-		reqs[i] = device.Request{Bytes: 64, Pieces: []shm.Piece{{Offset: uint64(64 * i), Length: 64}}}
+		reqs[i] = device.Request{Bytes: 64, Fragments: []shm.Fragment{{Offset: uint64(64 * i), Length: 64}}}
 	}
 	return reqs
 }

@@ -194,7 +194,7 @@ func (k *bench) agree(seed uint64) (name string, err error) {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, kernel.Close()) }()
-	images, longest := 1+random.IntN(3), pick(random, 1, 7, 60, 1024, 1450, gpu.PieceBytes)
+	images, longest := 1+random.IntN(3), pick(random, 1, 7, 60, 1024, 1450, gpu.FragmentBytes)
 	if longest == 1 && in.WireBytes() > 4096 {
 		longest = 60
 	}
@@ -250,7 +250,7 @@ func alignments(t *testing.T, b *harness) {
 			t.Fatal(err)
 		}
 		const images = 64
-		for round, lengths := range [][]int{{1, 2, 3}, {11, 12, 13, 15, 16, 17}, {23, 24, 25, 31, 32, 33}, {127, 128, 129}, {511, 512, 513}, {1023, 1024, 1025}, {gpu.PieceBytes - 1, gpu.PieceBytes}} {
+		for round, lengths := range [][]int{{1, 2, 3}, {11, 12, 13, 15, 16, 17}, {23, 24, 25, 31, 32, 33}, {127, 128, 129}, {511, 512, 513}, {1023, 1024, 1025}, {gpu.FragmentBytes - 1, gpu.FragmentBytes}} {
 			var list []gpu.Descriptor
 			at := uint64(0)
 			n := images
@@ -305,7 +305,7 @@ func badDescriptors(t *testing.T, b *harness) {
 		{"a slab that was not added", gpu.Descriptor{Slab: 2, Length: 64}, 1},
 		{"the last slab number", gpu.Descriptor{Slab: math.MaxUint16, Length: 64}, 1},
 		{"no bytes", gpu.Descriptor{}, 2},
-		{"more bytes than a tile has", gpu.Descriptor{Length: gpu.PieceBytes + 1}, 2},
+		{"more bytes than a tile has", gpu.Descriptor{Length: gpu.FragmentBytes + 1}, 2},
 		{"the most bytes", gpu.Descriptor{Length: math.MaxUint16}, 2},
 		{"a byte past its slab", gpu.Descriptor{Offset: half - 63, Length: 64}, 3},
 		{"the last offset", gpu.Descriptor{Slab: 1, Offset: 1<<48 - 1, Length: 64}, 3},
@@ -371,7 +371,7 @@ func randomDescriptors(t *testing.T, b *harness) {
 			for i := range list {
 				list[i] = gpu.Descriptor{
 					Slab: uint16(near(1)), Offset: uint64(near(slabBytes/2)) & (1<<48 - 1), Place: uint32(near(in.WireBytes())),
-					Length: uint16(pick(random, near(0), near(4), near(64), near(gpu.PieceBytes))), Image: uint16(near(2)),
+					Length: uint16(pick(random, near(0), near(4), near(64), near(gpu.FragmentBytes))), Image: uint16(near(2)),
 				}
 			}
 			if _, _, err := k.gather(kernel, list, in.TensorBytes(), 2); err != nil {

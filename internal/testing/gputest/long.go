@@ -46,7 +46,7 @@ func longFragments(t *testing.T, b *harness) {
 				n := min(length, len(picture)-place)
 				at += random.IntN(min(23, length))
 				copy(slab[at:], picture[place:place+n])
-				req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(at), Place: uint32(place), Length: uint16(n)})
+				req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(at), Place: uint32(place), Length: uint16(n)})
 				at, place = at+n, place+n
 			}
 			if err := d.Gather(0, tensors[0].Input, []device.Request{req}, make([]bool, 1)); err != nil {

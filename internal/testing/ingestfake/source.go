@@ -93,9 +93,9 @@ func New(o Options) (*Source, error) {
 	}, nil
 }
 
-// Beside returns another source with the same slab and the same options. Either source
+// NewSibling returns another source with the same slab and the same options. Either source
 // may close the slab, once.
-func (s *Source) Beside() *Source {
+func (s *Source) NewSibling() *Source {
 	return &Source{
 		options: s.options,
 		slab:    s.slab,

@@ -37,7 +37,7 @@ type Device struct {
 // workspace is the memory of a slot's Gather, kept between calls. Workspaces are
 // a cache line apart, because different threads use the slots.
 type workspace struct {
-	ordered []shm.Piece
+	ordered []shm.Fragment
 	at      cursor
 	_       [64]byte
 }
@@ -116,7 +116,7 @@ func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 		}
 		clear(image)
 		if first == nil {
-			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+			first = &device.RequestError{Request: i, Fragment: bad, Err: err}
 		}
 	}
 	if first != nil {

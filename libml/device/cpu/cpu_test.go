@@ -60,7 +60,7 @@ func TestGatherPackets(t *testing.T) {
 			picture[i] = byte(random.Uint32())
 		}
 		slab, req := packets(picture, rapid.IntRange(60, 1473).Draw(t, "payload"), 22)
-		random.Shuffle(len(req.Pieces), func(i, j int) { req.Pieces[i], req.Pieces[j] = req.Pieces[j], req.Pieces[i] })
+		random.Shuffle(len(req.Fragments), func(i, j int) { req.Fragments[i], req.Fragments[j] = req.Fragments[j], req.Fragments[i] })
 		d, err := New(in, [][]byte{slab})
 		if err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func packets(picture []byte, payload, header int) ([]byte, device.Request) {
 	for place := 0; place < len(picture); place += payload {
 		n := min(payload, len(picture)-place)
 		slab = append(slab, make([]byte, header)...)
-		req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(len(slab)), Place: uint32(place), Length: uint16(n)})
+		req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(len(slab)), Place: uint32(place), Length: uint16(n)})
 		slab = append(slab, picture[place:place+n]...)
 	}
 	return slab, req
@@ -266,8 +266,8 @@ func (s *scene) open(tb testing.TB) (*Device, []byte, []device.Request) {
 			picture[j] = byte(j * (i + 3))
 		}
 		run, req := packets(picture, payload, header)
-		for j := range req.Pieces {
-			req.Pieces[j].Offset += uint64(len(slab))
+		for j := range req.Fragments {
+			req.Fragments[j].Offset += uint64(len(slab))
 		}
 		slab = append(slab, run...)
 		reqs[i] = req

@@ -26,7 +26,7 @@ type copier struct {
 // newCopier allocates memory for this many pictures.
 func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	p := &d.kernel.plan
-	c := &copier{each: (p.wireBytes + PieceBytes - 1) / PieceBytes}
+	c := &copier{each: (p.wireBytes + FragmentBytes - 1) / FragmentBytes}
 	defer func() {
 		if err != nil {
 			var errs firstError
@@ -52,9 +52,9 @@ func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	}
 	room := c.descriptors
 	for i := range pictures {
-		// PieceBytes is a multiple of elements and of pixels with three channels.
-		for place := 0; place < p.wireBytes; place += PieceBytes {
-			put(room, uint64(slab), uint64(i*p.wireBytes+place), uint64(place), uint64(min(PieceBytes, p.wireBytes-place)), uint64(i))
+		// FragmentBytes is a multiple of elements and of pixels with three channels.
+		for place := 0; place < p.wireBytes; place += FragmentBytes {
+			put(room, uint64(slab), uint64(i*p.wireBytes+place), uint64(place), uint64(min(FragmentBytes, p.wireBytes-place)), uint64(i))
 			room = room[DescriptorBytes:]
 		}
 	}
@@ -82,7 +82,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 		if err == nil {
 			taken++
 		} else if first == nil {
-			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+			first = &device.RequestError{Request: i, Fragment: bad, Err: err}
 		}
 	}
 	s.work.queued, s.work.fenced = true, false
@@ -123,7 +123,7 @@ func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err e
 }
 
 // bytesOf returns the bytes of a checked fragment.
-func bytesOf(slabs [][]byte, p *shm.Piece) []byte {
+func bytesOf(slabs [][]byte, p *shm.Fragment) []byte {
 	return slabs[p.Slab][p.Offset : p.Offset+uint64(p.Length)]
 }
 

@@ -68,7 +68,7 @@ func memory(t *testing.T) []byte {
 func requests() []device.Request {
 	reqs := make([]device.Request, 8)
 	for i := range reqs {
-		reqs[i] = device.Request{Bytes: 64, Pieces: []shm.Piece{{Offset: uint64(64 * i), Length: 64}}}
+		reqs[i] = device.Request{Bytes: 64, Fragments: []shm.Fragment{{Offset: uint64(64 * i), Length: 64}}}
 	}
 	return reqs
 }
@@ -162,7 +162,7 @@ func TestTooManySlabs(t *testing.T) {
 		t.Errorf("slab %d was added", gpu.Slabs)
 	}
 	reqs := requests()
-	reqs[7].Pieces[0].Slab = gpu.Slabs - 1
+	reqs[7].Fragments[0].Slab = gpu.Slabs - 1
 	if err := d.Gather(0, tensors[0].Input, reqs, make([]bool, 8)); err != nil {
 		t.Error(err)
 	}

@@ -292,7 +292,7 @@ func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 			return d.fail("gather", err)
 		}
 		if first == nil {
-			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+			first = &device.RequestError{Request: i, Fragment: bad, Err: err}
 		}
 	}
 	if err := s.gather(d, dst, count, len(reqs)); err != nil {

@@ -16,9 +16,9 @@ import (
 const (
 	// Slabs is the maximum number of slabs of a device.
 	Slabs = 32
-	// PieceBytes is the maximum length of a descriptor's piece: a warp's tile, less
+	// FragmentBytes is the maximum length of a descriptor's piece: a warp's tile, less
 	// the loss for an address that is not aligned. Longer pieces are cut.
-	PieceBytes = 2048 - 128
+	FragmentBytes = 2048 - 128
 	// DescriptorBytes is the size of a descriptor in memory.
 	DescriptorBytes = 16
 	warps           = 8 // of a block
@@ -62,7 +62,7 @@ type Descriptor struct {
 	Slab   uint16
 	Offset uint64 // in the slab; 48 bits
 	Place  uint32 // in the request
-	Length uint16 // 1 to PieceBytes
+	Length uint16 // 1 to FragmentBytes
 	Image  uint16
 }
 
@@ -81,9 +81,9 @@ func put(to []byte, slab, offset, place, length, image uint64) {
 
 // cut writes descriptors for pieces in order, from index n of memory on. It returns
 // the index after the last; ok is false if memory is too small.
-func cut(memory []byte, n int, pieces []shm.Piece, image int) (next int, ok bool) {
-	for i := range pieces {
-		if n, ok = cutOne(memory, n, pieces[i], image); !ok {
+func cut(memory []byte, n int, fragments []shm.Fragment, image int) (next int, ok bool) {
+	for i := range fragments {
+		if n, ok = cutOne(memory, n, fragments[i], image); !ok {
 			return n, false
 		}
 	}
@@ -93,13 +93,13 @@ func cut(memory []byte, n int, pieces []shm.Piece, image int) (next int, ok bool
 // cutOne writes one piece's descriptors. It cuts a long piece only between elements
 // and pixels: elements of a picture have 1, 2 or 4 bytes, and its pixels of three
 // channels 3, 6 or 12.
-func cutOne(memory []byte, n int, p shm.Piece, image int) (next int, ok bool) {
+func cutOne(memory []byte, n int, p shm.Fragment, image int) (next int, ok bool) {
 	const whole = 12
 	offset, place, left := p.Offset, p.Place, int(p.Length)
 	for left > 0 {
 		length := left
-		if left > PieceBytes {
-			length = PieceBytes - int(place%whole)
+		if left > FragmentBytes {
+			length = FragmentBytes - int(place%whole)
 		}
 		if len(memory) < (n+1)*DescriptorBytes {
 			return n, false
@@ -118,10 +118,10 @@ func cutOne(memory []byte, n int, p shm.Piece, image int) (next int, ok bool) {
 func straight(memory []byte, n int, req device.Request, image int, slabBytes []uint64) (next int, ok bool) {
 	place, whole := uint64(0), uint64(req.Bytes)
 	room := memory[min(len(memory), n*DescriptorBytes):]
-	for i := range req.Pieces {
-		p := &req.Pieces[i]
+	for i := range req.Fragments {
+		p := &req.Fragments[i]
 		slab, offset, length := uint64(p.Slab), p.Offset, uint64(p.Length)
-		if uint64(p.Place) != place || length-1 >= PieceBytes || place+length > whole || slab >= uint64(len(slabBytes)) || len(room) < DescriptorBytes {
+		if uint64(p.Place) != place || length-1 >= FragmentBytes || place+length > whole || slab >= uint64(len(slabBytes)) || len(room) < DescriptorBytes {
 			return n, false
 		}
 		if size := slabBytes[slab]; length > size || offset > size-length {
@@ -140,7 +140,7 @@ func straight(memory []byte, n int, req device.Request, image int, slabBytes []u
 var faultReasons = []error{
 	errors.New("for no reason that is known"),
 	errors.New("its slab is unknown"),
-	fmt.Errorf("it is not 1 to %d bytes long", PieceBytes),
+	fmt.Errorf("it is not 1 to %d bytes long", FragmentBytes),
 	errors.New("it reaches outside its slab"),
 	errors.New("it reaches outside its request"),
 	errors.New("its image is not in the tensor"),

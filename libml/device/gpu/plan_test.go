@@ -71,19 +71,19 @@ func TestKernelChoice(t *testing.T) {
 // channels.
 func TestCutPieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		piece := shm.Piece{
+		fragment := shm.Fragment{
 			Offset: rapid.Uint64Range(0, 1<<40).Draw(t, "offset"), Place: rapid.Uint32Range(0, 1<<30).Draw(t, "place"),
 			Length: rapid.Uint16Min(1).Draw(t, "length"), Slab: rapid.Uint16().Draw(t, "slab"),
 		}
 		memory := make([]byte, 64*DescriptorBytes)
-		n, ok := cut(memory, 3, []shm.Piece{piece}, 5)
+		n, ok := cut(memory, 3, []shm.Fragment{fragment}, 5)
 		if !ok {
-			t.Fatalf("no room for %d bytes in 61 descriptors", piece.Length)
+			t.Fatalf("no room for %d bytes in 61 descriptors", fragment.Length)
 		}
-		offset, place := piece.Offset, piece.Place
+		offset, place := fragment.Offset, fragment.Place
 		for i := 3; i < n; i++ {
 			d := get(memory[i*DescriptorBytes:])
-			if d.Slab != piece.Slab || d.Image != 5 || d.Offset != offset || d.Place != place || d.Length == 0 || d.Length > PieceBytes {
+			if d.Slab != fragment.Slab || d.Image != 5 || d.Offset != offset || d.Place != place || d.Length == 0 || d.Length > FragmentBytes {
 				t.Fatalf("descriptor %d is %+v, want offset %d, place %d", i, d, offset, place)
 			}
 			if i > 3 && d.Place%12 != 0 {
@@ -91,8 +91,8 @@ func TestCutPieces(t *testing.T) {
 			}
 			offset, place = offset+uint64(d.Length), place+uint32(d.Length)
 		}
-		if place != piece.Place+uint32(piece.Length) {
-			t.Fatalf("%d bytes of %d", place-piece.Place, piece.Length)
+		if place != fragment.Place+uint32(fragment.Length) {
+			t.Fatalf("%d bytes of %d", place-fragment.Place, fragment.Length)
 		}
 	})
 }
@@ -104,17 +104,17 @@ func TestStraight(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var req device.Request
 		for range rapid.IntRange(0, 6).Draw(t, "pieces") {
-			p := shm.Piece{Offset: rapid.Uint64Range(0, 120).Draw(t, "offset"), Place: req.Bytes, Length: rapid.Uint16Range(1, 2500).Draw(t, "length")}
+			p := shm.Fragment{Offset: rapid.Uint64Range(0, 120).Draw(t, "offset"), Place: req.Bytes, Length: rapid.Uint16Range(1, 2500).Draw(t, "length")}
 			if rapid.IntRange(0, 3).Draw(t, "short") > 0 {
 				p.Length = p.Length%40 + 1
 				p.Slab = rapid.Uint16Range(0, 1).Draw(t, "slab")
 			}
 			req.Bytes += uint32(p.Length)
-			req.Pieces = append(req.Pieces, p)
+			req.Fragments = append(req.Fragments, p)
 		}
 		ordered := true
-		if n := len(req.Pieces); n > 0 {
-			spoiled := &req.Pieces[rapid.IntRange(0, n-1).Draw(t, "spoiled")]
+		if n := len(req.Fragments); n > 0 {
+			spoiled := &req.Fragments[rapid.IntRange(0, n-1).Draw(t, "spoiled")]
 			switch rapid.IntRange(0, 9).Draw(t, "how") {
 			case 0:
 				spoiled.Length = 0
@@ -127,12 +127,12 @@ func TestStraight(t *testing.T) {
 			case 4:
 				req.Bytes += rapid.SampledFrom([]uint32{1, ^uint32(0)}).Draw(t, "bytes")
 			case 5:
-				req.Pieces, ordered = append(req.Pieces[1:], req.Pieces[0]), n == 1
+				req.Fragments, ordered = append(req.Fragments[1:], req.Fragments[0]), n == 1
 			}
 		}
-		tooLong := slices.ContainsFunc(req.Pieces, func(p shm.Piece) bool { return p.Length > PieceBytes })
+		tooLong := slices.ContainsFunc(req.Fragments, func(p shm.Fragment) bool { return p.Length > FragmentBytes })
 		short, long := make([]byte, 40*DescriptorBytes), make([]byte, 40*DescriptorBytes)
-		pieces, _, err := device.Order(nil, req, slabs)
+		fragments, _, err := device.Order(nil, req, slabs)
 		n, ok := straight(short, 2, req, 3, slabs)
 		if ok != (err == nil && ordered && !tooLong) {
 			t.Fatalf("the long way says %v of %+v, the short way %v", err, req, ok)
@@ -140,7 +140,7 @@ func TestStraight(t *testing.T) {
 		if !ok {
 			return
 		}
-		if m, _ := cut(long, 2, pieces, 3); m != n || !slices.Equal(short, long) {
+		if m, _ := cut(long, 2, fragments, 3); m != n || !slices.Equal(short, long) {
 			t.Fatalf("%d descriptors are not the %d of the long way", n-2, m-2)
 		}
 	})
@@ -150,7 +150,7 @@ func TestStraight(t *testing.T) {
 func BenchmarkDescribe(b *testing.B) {
 	req := device.Request{Bytes: 150528}
 	for place := 0; place < 150528; place += 1024 {
-		req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(2 * place), Place: uint32(place), Length: 1024})
+		req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(2 * place), Place: uint32(place), Length: 1024})
 	}
 	memory, slabs := make([]byte, 5000*DescriptorBytes), []uint64{1 << 20}
 	b.Run("short", func(b *testing.B) {
@@ -161,7 +161,7 @@ func BenchmarkDescribe(b *testing.B) {
 		}
 	})
 	b.Run("long", func(b *testing.B) {
-		var ordered []shm.Piece
+		var ordered []shm.Fragment
 		for b.Loop() {
 			for i, n := 0, 0; i < 32; i++ {
 				ordered, _, _ = device.Order(ordered, req, slabs)
@@ -184,11 +184,11 @@ func get(b []byte) Descriptor {
 
 // cut stops at the end of its memory.
 func TestDescriptorsFull(t *testing.T) {
-	pieces := slices.Repeat([]shm.Piece{{Length: 100}}, 10)
-	if n, ok := cut(make([]byte, 10*DescriptorBytes), 0, pieces, 0); n != 10 || !ok {
+	fragments := slices.Repeat([]shm.Fragment{{Length: 100}}, 10)
+	if n, ok := cut(make([]byte, 10*DescriptorBytes), 0, fragments, 0); n != 10 || !ok {
 		t.Errorf("room for ten: %d, %v", n, ok)
 	}
-	if n, ok := cut(make([]byte, 10*DescriptorBytes-1), 0, pieces, 0); n != 9 || ok {
+	if n, ok := cut(make([]byte, 10*DescriptorBytes-1), 0, fragments, 0); n != 9 || ok {
 		t.Errorf("room for nine: %d, %v", n, ok)
 	}
 }

@@ -30,7 +30,7 @@ type slot struct {
 	control     []byte
 	launch      *Launch
 	descriptors []byte // pinned
-	ordered     []shm.Piece
+	ordered     []shm.Fragment
 	copies      *copier    // nil if the kernel gathers
 	gathered    cuda.Event // after gather and padding
 	ended       cuda.Event // after the outputs' copy

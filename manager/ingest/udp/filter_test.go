@@ -36,16 +36,16 @@ func left(t *testing.T, threshold uint32, port uint16, datagram []byte) int {
 	return min(kept, len(packet)+len(datagram)) - udpHeaderBytes
 }
 
-// pieceBytes makes requests of 16 pieces just large enough to be answered when shed.
-const pieceBytes = answeredBytes / 16
+// fragmentBytes makes requests of 16 pieces just large enough to be answered when shed.
+const fragmentBytes = answeredBytes / 16
 
-// pieceOf returns a piece of a request of 16 pieces.
-func pieceOf(id uint32, index int) []byte {
-	return pieceOfTotal(id, answeredBytes, pieceBytes, index, 0)
+// fragmentOf returns a piece of a request of 16 pieces.
+func fragmentOf(id uint32, index int) []byte {
+	return fragmentOfTotal(id, answeredBytes, fragmentBytes, index, 0)
 }
 
-func pieceOfTotal(id uint32, total, size, index int, flags wire.Flags) []byte {
-	h := wire.PieceHeader(wire.TypeData, id, total, size, index)
+func fragmentOfTotal(id uint32, total, size, index int, flags wire.Flags) []byte {
+	h := wire.FragmentHeader(wire.TypeData, id, total, size, index)
 	h.Flags |= flags
 	b := make([]byte, wire.DatagramSize(&h))
 	h.Put(b)
@@ -74,7 +74,7 @@ func TestPieceZeroOfAShedRequestIsCutToItsHeader(t *testing.T) {
 		{"64 KiB, of which the lower half of the total is 0", 1 << 16, 1024, 0, 0, header},
 		{"pieces of one byte", answeredBytes, 1, 0, 0, header},
 	} {
-		b := pieceOfTotal(7, c.total, c.size, c.index, c.flags)
+		b := fragmentOfTotal(7, c.total, c.size, c.index, c.flags)
 		if got := left(t, 0, 1, b); got != c.want {
 			t.Errorf("%s: %d bytes are left, want %d", c.name, got, c.want)
 		}
@@ -98,7 +98,7 @@ func TestPieceZeroOfAShedRequestIsCutToItsHeader(t *testing.T) {
 
 func TestWhatIsNoPieceZeroIsNotTakenForCut(t *testing.T) {
 	change := func(at int, to ...byte) []byte {
-		b := pieceOf(7, 0)[:wire.HeaderSize]
+		b := fragmentOf(7, 0)[:wire.HeaderSize]
 		copy(b[at:], to)
 		return b
 	}
@@ -109,12 +109,12 @@ func TestWhatIsNoPieceZeroIsNotTakenForCut(t *testing.T) {
 		"short":                        {change(0)[:21], 21},
 		"magic":                        {change(0, 'Q'), 22},
 		"a wish":                       {change(2, 0x13), 22},
-		"piece 1":                      {pieceOf(7, 1)[:22], 22},
+		"piece 1":                      {fragmentOf(7, 1)[:22], 22},
 		"nothing was cut off":          {change(20, 0, 0), 22},
 		"total 0":                      {change(12, 0, 0, 0, 0), 22},
 		"an extension that is not":     {change(0), 86},
 		"an extension that is cut off": {change(3, byte(wire.FlagExtension)), 22},
-		"the whole, of 64 bytes":       {pieceOfTotal(7, answeredBytes, 64, 0, 0)[:22], 86},
+		"the whole, of 64 bytes":       {fragmentOfTotal(7, answeredBytes, 64, 0, 0)[:22], 86},
 	} {
 		if isCut(c.b, c.size) {
 			t.Errorf("%s: it is taken for cut", name)
@@ -126,7 +126,7 @@ func TestTheFilterDecidesByPortAndID(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		port, id, threshold, index := uint16(random.Uint32()), random.Uint32(), random.Uint32(), random.IntN(16)
-		b := pieceOf(id, index)
+		b := fragmentOf(id, index)
 		if want := requestHash(port, id) < threshold; verdict(t, threshold, port, b) != want {
 			t.Fatalf("piece %d of request %#x from port %d with threshold %#x: accepted is not %v", index, id, port, threshold, want)
 		}
@@ -156,19 +156,19 @@ func TestAClientsRequestsAreShedEvenly(t *testing.T) {
 }
 
 func TestWhatIsNoPieceOfARequestIsAccepted(t *testing.T) {
-	piece := pieceOf(7, 3)
-	if verdict(t, 0, 1, piece) {
+	fragment := fragmentOf(7, 3)
+	if verdict(t, 0, 1, fragment) {
 		t.Fatal("a threshold of 0 accepts a piece")
 	}
 	change := func(at int, to byte) []byte {
-		b := append([]byte(nil), piece...)
+		b := append([]byte(nil), fragment...)
 		b[at] = to
 		return b
 	}
 	for name, b := range map[string][]byte{
 		"empty":         {},
 		"one byte":      {'P'},
-		"short":         piece[:wire.HeaderSize-1],
+		"short":         fragment[:wire.HeaderSize-1],
 		"magic":         change(0, 'Q'),
 		"magic's end":   change(1, 'T'),
 		"version":       change(2, 0x21),
@@ -180,7 +180,7 @@ func TestWhatIsNoPieceOfARequestIsAccepted(t *testing.T) {
 			t.Errorf("%s: it is dropped", name)
 		}
 	}
-	for name, b := range map[string][]byte{"all flags": change(3, 0x0f), "header alone": piece[:wire.HeaderSize]} {
+	for name, b := range map[string][]byte{"all flags": change(3, 0x0f), "header alone": fragment[:wire.HeaderSize]} {
 		if left(t, 0, 1, b) >= 0 {
 			t.Errorf("%s: it is accepted", name)
 		}

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	overrunPieces = 147
-	overrunPiece  = 1024
+	overrunFragments = 147
+	overrunFragment  = 1024
 	// overrunSLO is the time from sending a request until it is complete.
 	overrunSLO = 25 * time.Millisecond
 	// overrunClients send at the same time, alternating train by train.
@@ -52,8 +52,8 @@ type overrun struct {
 // compares them with a run without shedding, and one with a receive buffer of only some 5 ms.
 func BenchmarkOverrun(b *testing.B) {
 	capacity := overrunTurn(b, Options{RecvBuffer: 64 << 20, NoShedding: true}, 0).whole
-	b.Logf("capacity %.0f requests/s, %.0f MB/s", capacity, capacity*overrunPieces*overrunPiece/1e6)
-	small := int(capacity * overrunPieces * overrunPiece * 5e-3 / 2) // the kernel doubles it
+	b.Logf("capacity %.0f requests/s, %.0f MB/s", capacity, capacity*overrunFragments*overrunFragment/1e6)
+	small := int(capacity * overrunFragments * overrunFragment * 5e-3 / 2) // the kernel doubles it
 	for _, offered := range []float64{0.5, 0.9, 1.1, 1.25, 1.5, 2, 3} {
 		for _, c := range []struct {
 			name string
@@ -134,7 +134,7 @@ func overrunTurn(b *testing.B, o Options, perSecond float64) (r overrun) {
 		}
 		for _, d := range batch[:n] {
 			id := binary.LittleEndian.Uint32(s.slab.Bytes()[d.First.Offset+4:])
-			if came[id]++; came[id] == overrunPieces && now >= from {
+			if came[id]++; came[id] == overrunFragments && now >= from {
 				age := now - sentAt[id]
 				ages = append(ages, age)
 				whole++
@@ -181,7 +181,7 @@ func lockInFront() {
 }
 
 func sendOverrun(b *testing.B, s *Source, perSecond float64, sentAt []int64, sent, received *atomic.Uint64, stopping *atomic.Bool) {
-	const datagram = wire.HeaderSize + overrunPiece
+	const datagram = wire.HeaderSize + overrunFragment
 	train := wire.MaxDatagram / datagram
 	type sender struct {
 		conn    *net.UDPConn
@@ -196,9 +196,9 @@ func sendOverrun(b *testing.B, s *Source, perSecond float64, sentAt []int64, sen
 			return
 		}
 		defer conn.Close()
-		c := &sender{conn: conn, at: overrunPieces}
-		for i := range overrunPieces {
-			h := wire.PieceHeader(wire.TypeData, 0, overrunPieces*overrunPiece, overrunPiece, i)
+		c := &sender{conn: conn, at: overrunFragments}
+		for i := range overrunFragments {
+			h := wire.FragmentHeader(wire.TypeData, 0, overrunFragments*overrunFragment, overrunFragment, i)
 			p := make([]byte, datagram)
 			h.Put(p)
 			c.request = append(c.request, p...)
@@ -211,19 +211,19 @@ func sendOverrun(b *testing.B, s *Source, perSecond float64, sentAt []int64, sen
 	next, datagrams := uint32(0), uint64(0)
 	for i := 0; !stopping.Load(); i = (i + 1) % len(all) {
 		c := all[i]
-		if c.at == overrunPieces {
+		if c.at == overrunFragments {
 			for perSecond > 0 && !stopping.Load() && float64(next) > float64(shm.Now()-start)/1e9*perSecond {
 				unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 			}
 			c.at = 0
-			for p := range overrunPieces {
+			for p := range overrunFragments {
 				binary.LittleEndian.PutUint32(c.request[p*datagram+4:], next)
 			}
 			sentAt[next] = shm.Now()
 			next++
 			sent.Add(1)
 		}
-		n := min(train, overrunPieces-c.at)
+		n := min(train, overrunFragments-c.at)
 		for perSecond == 0 && !stopping.Load() && (datagrams+uint64(n)-received.Load())*datagram > 2<<20 {
 			unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}

@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// piecesThatCome receives until a datagram arrives that is not a piece. It counts each
+// receivedFragments receives until a datagram arrives that is not a piece. It counts each
 // request's pieces, and those that were cut.
-func piecesThatCome(t *testing.T, s *Source) (came, cut map[uint32]int) {
+func receivedFragments(t *testing.T, s *Source) (came, cut map[uint32]int) {
 	t.Helper()
 	came, cut = map[uint32]int{}, map[uint32]int{}
 	batch := make([]ingest.Datagram, 64)
@@ -35,8 +35,8 @@ func piecesThatCome(t *testing.T, s *Source) (came, cut map[uint32]int) {
 				}
 				cut[id]++
 			} else {
-				if d.Length() != wire.HeaderSize+pieceBytes {
-					t.Errorf("of request %d comes a piece of %d bytes, want %d", id, d.Length(), wire.HeaderSize+pieceBytes)
+				if d.Length() != wire.HeaderSize+fragmentBytes {
+					t.Errorf("of request %d comes a piece of %d bytes, want %d", id, d.Length(), wire.HeaderSize+fragmentBytes)
 				}
 				came[id]++
 			}
@@ -56,7 +56,7 @@ func (c client) sendRequests(from, to uint32, chained bool) {
 	for id := from; id < to; id++ {
 		var whole []byte
 		for i := range 16 {
-			b := pieceOf(id, i)
+			b := fragmentOf(id, i)
 			if chained {
 				whole = append(whole, b...)
 			} else {
@@ -93,7 +93,7 @@ func overrunHeld(t *testing.T, chained bool) (*Source, client) {
 	}
 	send(4)
 	c.send([]byte("end"))
-	piecesThatCome(t, s)
+	receivedFragments(t, s)
 	s.shedder.emptied = false
 	due()
 	for s.Stats().KernelDrops == 0 {
@@ -131,7 +131,7 @@ func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
 			for id := uint32(from); id < to; id += 10 {
 				c.sendRequests(id, id+10, chained)
 				c.send([]byte("end"))
-				some, someCut := piecesThatCome(t, s)
+				some, someCut := receivedFragments(t, s)
 				maps.Copy(came, some)
 				maps.Copy(cut, someCut)
 			}
@@ -163,7 +163,7 @@ func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
 // A fragmented slab may split even so short a message.
 func TestACutDatagramIsKnownWhereverItLies(t *testing.T) {
 	s := open1(t, Options{})
-	header := pieceOf(7, 0)[:wire.HeaderSize]
+	header := fragmentOf(7, 0)[:wire.HeaderSize]
 	for at := 1; at <= len(header); at++ {
 		r := &s.reader
 		r.headers[0].n = uint32(len(header))
@@ -212,7 +212,7 @@ func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
 	s.shedder.shedding.looked = math.MaxInt64 / 2
 	c.sendRequests(5000, 5005, true)
 	c.send([]byte("end"))
-	came, _ := piecesThatCome(t, s)
+	came, _ := receivedFragments(t, s)
 	for id := uint32(5000); id < 5005; id++ {
 		if came[id] != 16 {
 			t.Errorf("of request %d came %d pieces, want 16", id, came[id])
@@ -231,7 +231,7 @@ func TestOneReceiversOverrunIsNotAnothers(t *testing.T) {
 	for i, c := range []client{mine, theirs} {
 		c.sendRequests(1, 5, false)
 		c.send([]byte("end"))
-		came, cut := piecesThatCome(t, all[i])
+		came, cut := receivedFragments(t, all[i])
 		for id := uint32(1); id < 5; id++ {
 			if want, wantCut := 16*i, 1-i; came[id] != want || cut[id] != wantCut {
 				t.Errorf("member %d got %d pieces and %d cut ones of request %d, want %d and %d", i, came[id], cut[id], id, want, wantCut)

@@ -29,7 +29,7 @@ func TestAFilterThatIsRefusedIsToldOnceAndNotTriedAgain(t *testing.T) {
 	c := newClient(t, s.LocalAddr())
 	c.sendRequests(1, 5, false)
 	c.send([]byte("end"))
-	piecesThatCome(t, s)
+	receivedFragments(t, s)
 	s.shedder.emptied = false
 	for id := uint32(0); s.Stats().KernelDrops == 0; id++ {
 		c.sendRequests(id, id+1, false)
@@ -48,7 +48,7 @@ func TestAFilterThatIsRefusedIsToldOnceAndNotTriedAgain(t *testing.T) {
 	}
 	c.sendRequests(1000, 1004, false)
 	c.send([]byte("end"))
-	came, cut := piecesThatCome(t, s)
+	came, cut := receivedFragments(t, s)
 	for id := uint32(1000); id < 1004; id++ {
 		if came[id] != 16 || cut[id] != 0 {
 			t.Errorf("of request %d came %d pieces and %d cut ones, want 16 and 0", id, came[id], cut[id])
@@ -130,7 +130,7 @@ func TestTheFilterIsTheSameOnEveryKindOfSocket(t *testing.T) {
 			for _, chained := range []bool{false, true} {
 				c.sendRequests(1, 9, chained)
 				c.send([]byte("end"))
-				came, cut := piecesThatCome(t, s)
+				came, cut := receivedFragments(t, s)
 				for id := uint32(1); id < 9; id++ {
 					want, wantCut := 16, 0
 					if requestHash(c.addr().Port(), id) >= steps*(1<<32/filterSteps) {
@@ -151,11 +151,11 @@ func TestReceivingWhatIsShedDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.shedder.shedding.on, s.shedder.shedding.looked = true, 1<<62
-	piece := pieceOf(1, 0)
+	fragment := fragmentOf(1, 0)
 	batch := make([]ingest.Datagram, 16)
 	spans := make([]ingest.Span, 1)
 	if allocations := testing.AllocsPerRun(100, func() {
-		if _, err := c.Write(piece); err != nil {
+		if _, err := c.Write(fragment); err != nil {
 			t.Fatal(err)
 		}
 		n, err := s.Receive(batch, shm.Now()+int64(ingesttest.Patience))
@@ -173,7 +173,7 @@ func TestReceivingWhatIsShedDoesNotAllocate(t *testing.T) {
 // other that sends malformed datagrams.
 func TestAHeaderThatNoFilterLeavesIsNotTakenForCut(t *testing.T) {
 	for _, total := range []int{1, 1000, answeredBytes - 1} {
-		if b := pieceOfTotal(7, total, total, 0, 0); isCut(b[:wire.HeaderSize], wire.HeaderSize) {
+		if b := fragmentOfTotal(7, total, total, 0, 0); isCut(b[:wire.HeaderSize], wire.HeaderSize) {
 			t.Errorf("the header of a request of %d bytes is taken for cut", total)
 		}
 	}

@@ -167,8 +167,8 @@ func TestSourceCutsChainsAtTheSegmentSize(t *testing.T) {
 				t.Fatalf("%d datagrams, want %d", len(got), want)
 			}
 			for i, d := range got {
-				piece := sent[i*test.segment : min((i+1)*test.segment, len(sent))]
-				if !bytes.Equal(ingesttest.Payload(s, d), piece) {
+				fragment := sent[i*test.segment : min((i+1)*test.segment, len(sent))]
+				if !bytes.Equal(ingesttest.Payload(s, d), fragment) {
 					t.Errorf("datagram %d of the chain is another one", i)
 				}
 				if d.From != c.addr() {
@@ -263,8 +263,8 @@ func TestDatagramsStraddleRunsAndStayWhole(t *testing.T) {
 				got := ingesttest.Receive(t, s, 8, 3)
 				straddling := 0
 				for i, d := range got {
-					piece := sent[i*segment : min((i+1)*segment, len(sent))]
-					if !bytes.Equal(ingesttest.Payload(s, d), piece) {
+					fragment := sent[i*segment : min((i+1)*segment, len(sent))]
+					if !bytes.Equal(ingesttest.Payload(s, d), fragment) {
 						t.Errorf("round %d: datagram %d of %d bytes is another one", round, i, segment)
 					}
 					if d.Rest.Length > 0 {

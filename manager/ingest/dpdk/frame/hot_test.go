@@ -41,23 +41,23 @@ type traffic struct {
 	id       uint32
 }
 
-const pieces = 147
+const fragments = 147
 
 func newTraffic(tb testing.TB, clients int, check frame.Checks) *traffic {
 	tb.Helper()
-	const pieceBytes = 1024
+	const fragmentBytes = 1024
 	x := &traffic{
-		memory: make([]byte, clients*pieces*room), check: check, now: 1,
+		memory: make([]byte, clients*fragments*room), check: check, now: 1,
 		host:  frame.Host{MAC: link.Peer, Addresses: []netip.Addr{own.Addr()}},
 		table: frame.NewNeighbours(1024),
 		batch: make([]ingest.Datagram, 0, 256),
 	}
 	x.learner.Table = x.table
-	payload := make([]byte, wire.HeaderSize+pieceBytes)
-	for i := range pieces {
+	payload := make([]byte, wire.HeaderSize+fragmentBytes)
+	for i := range fragments {
 		for c := range clients {
 			at := (i*clients + c) * room
-			header := wire.PieceHeader(wire.TypeData, uint32(c), pieces*pieceBytes, pieceBytes, i)
+			header := wire.FragmentHeader(wire.TypeData, uint32(c), fragments*fragmentBytes, fragmentBytes, i)
 			header.Put(payload)
 			b := x.memory[at+256 : at+room]
 			n := frame.PutUDP(b, &link, netip.AddrPortFrom(client, uint16(6000+c)), own, payload, frame.FillAll)
@@ -65,12 +65,12 @@ func newTraffic(tb testing.TB, clients int, check frame.Checks) *traffic {
 		}
 	}
 	var err error
-	if x.requests, err = shm.NewTable("frame-test", shm.Geometry{Slots: 64, MaxPieces: 2 * pieces, ResultBytes: 4096}); err != nil {
+	if x.requests, err = shm.NewTable("frame-test", shm.Geometry{Slots: 64, MaxFragments: 2 * fragments, ResultBytes: 4096}); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { x.requests.Close() })
 	x.a = aggregate.New(aggregate.Config{
-		Slots: 64, RequestBytes: pieces * pieceBytes, MaxPieces: 2 * pieces, MinPieceBytes: 512, SLO: 100 * time.Millisecond,
+		Slots: 64, RequestBytes: fragments * fragmentBytes, MaxFragments: 2 * fragments, MinFragmentBytes: 512, SLO: 100 * time.Millisecond,
 	}, x.memory, x.requests)
 	return x
 }
@@ -106,7 +106,7 @@ func (x *traffic) round(tb testing.TB) int {
 		}
 		x.events.Reset()
 		x.a.Add(x.now, x.batch, &x.events)
-		for _, slot := range x.events.Whole {
+		for _, slot := range x.events.Complete {
 			x.a.End(x.now, slot, &wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK}, x.memory[:60], &x.events)
 			whole++
 		}
