@@ -78,7 +78,7 @@ func (s *supervisor) regroup(k key, c *child) {
 	s.order(k, c, o)
 }
 
-// place adds to an order where the process is to run.
+// place adds the process's place to an order.
 func (s *supervisor) place(c *child, o *control.Order) {
 	o.SMGroups, o.PartialWarmUp = c.desired.SMGroups, c.desired.PartialWarmUp && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
