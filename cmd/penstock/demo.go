@@ -58,8 +58,8 @@ serves the camera.`,
 	return cmd
 }
 
-// The demo's traffic, in requests per second. In the second half the overloaded function gets
-// overload times what the device can do.
+// The demo's traffic, in requests per second. In the second half, the overloaded function
+// receives overload times the rate that the device can serve.
 var demoRates = []struct {
 	function  string
 	perSecond int
@@ -68,7 +68,7 @@ var demoRates = []struct {
 const (
 	overloaded = "detect"
 	overload   = 2
-	// quietMachine is the part of the CPUs that other programs may use without a word about it.
+	// quietMachine is the part of the CPUs that other programs may use before the demo warns.
 	quietMachine = 0.05
 )
 
@@ -99,8 +99,8 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 		return err
 	}
 	defer nd.Kill()
-	// The load shares the manager's CPUs: those of the inference functions are what
-	// is shown.
+	// The load runs on the manager's CPUs, because the demo shows the CPUs of the inference
+	// functions.
 	own, _ := orchestrator.IFCPUs(0)
 	if err := cpuset.Pin(own); err != nil {
 		return err
@@ -146,7 +146,7 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	return nil
 }
 
-// overloadRate is the rate that takes overload times the device.
+// overloadRate is the rate that needs overload times the device's capacity.
 func overloadRate(nd *node.Node) (string, error) {
 	f, err := nd.Function(overloaded)
 	if err != nil {
@@ -159,7 +159,7 @@ func overloadRate(nd *node.Node) (string, error) {
 	return fmt.Sprint(rate), nil
 }
 
-// printDemo says what the demo has shown.
+// printDemo prints the demo's results.
 func printDemo(w io.Writer, steady, busy *loadgen.Report, foreign float64) {
 	for _, after := range busy.Functions {
 		for _, before := range steady.Functions {

@@ -23,8 +23,8 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// The page's demo: the watched function is the one of the camera, and the crowded one gets crowd
-// times its load at the push of a button. Rates are in requests per second.
+// The page's demo: the watched function answers the camera. A button multiplies the load of the
+// crowded function by crowd. Rates are in requests per second.
 const (
 	watched = "face"
 	crowded = "fashion"
@@ -122,10 +122,10 @@ func (l *cameraLoad) setCrowd(on bool) {
 	}
 }
 
-// cameraPeriod bounds what a run of the load generator keeps in memory.
+// cameraPeriod bounds the memory of one run of the load generator.
 const cameraPeriod = 30 * time.Second
 
-// run sends requests until ctx ends. A change of the rates begins another run.
+// run sends requests until ctx ends. A change of the rates starts a new run.
 func (l *cameraLoad) run(ctx context.Context) error {
 	for seed := uint64(1); ctx.Err() == nil; seed++ {
 		period, stop := context.WithCancel(ctx)

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock/penstock/gateway/stream"
 )
 
-// gatewayNice keeps pictures that are decoded here behind the data path and the functions.
+// gatewayNice gives picture decoding in the gateway a lower priority than the data path
+// and the functions.
 const gatewayNice = 5
 
 func gatewayCommand() *cobra.Command {

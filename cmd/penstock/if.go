@@ -56,7 +56,7 @@ Without a verb this is the process of an inference function. Only the orchestrat
 	return cmd
 }
 
-// nameCommand is a verb that needs no more than a function's name.
+// nameCommand is a verb whose only argument is a function's name.
 func nameCommand(folder func() string, use, short, path string) *cobra.Command {
 	return &cobra.Command{
 		Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: arguments(1),
@@ -100,10 +100,11 @@ func shareCommand(folder func() string) *cobra.Command {
 	}
 }
 
-// nodeUsage describes the flag that chooses a node, for every verb that has it.
+// nodeUsage describes the flag that chooses a node. All verbs with that flag share it.
 const nodeUsage = "runtime folder of the node; may be left out if this user runs one node"
 
-// nodeFolder is the runtime folder that a client was given, or that of the one running node.
+// nodeFolder is the given runtime folder, or that of the only running node if none was
+// given.
 func nodeFolder(given string) (string, error) {
 	if given != "" {
 		return given, nil
@@ -111,7 +112,7 @@ func nodeFolder(given string) (string, error) {
 	return control.FindNode()
 }
 
-// send sends an order and prints what was done.
+// send sends an order and prints the result.
 func send(ctx context.Context, dir, path string, order any) error {
 	done, err := control.SendOrder(ctx, dir, path, order)
 	if err == nil {
@@ -120,8 +121,8 @@ func send(ctx context.Context, dir, path string, order any) error {
 	return err
 }
 
-// cardPath makes a card's file absolute, since the manager works elsewhere; a
-// card's name stays as it is.
+// cardPath makes a card's file absolute, because the manager has another working directory.
+// The name of a card stays unchanged.
 func cardPath(model string) (string, error) {
 	if !strings.Contains(model, "/") && filepath.Ext(model) == "" {
 		return model, nil

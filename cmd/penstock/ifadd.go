@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// addCommand is `penstock if add`, for the node whose runtime folder folder says.
+// addCommand is `penstock if add`. folder returns the node's runtime folder.
 func addCommand(folder func() string) *cobra.Command {
 	function, port, save := configs.Function{Instances: 1}, 0, false
 	add := &cobra.Command{
@@ -64,8 +64,8 @@ a restart of the node drops the function.`,
 	return add
 }
 
-// zeroFlags refuses a flag that is given as 0: it would silently mean the value that the flag
-// has if it is left out.
+// zeroFlags returns an error for a flag that is given as 0. A 0 would silently mean the flag's
+// default.
 func zeroFlags(cmd *cobra.Command) error {
 	for name, instead := range map[string]string{"slo": "the card's objective", "share": "a guarantee by its requests", "receivers": "the node's number"} {
 		flag := cmd.Flags().Lookup(name)
@@ -76,10 +76,10 @@ func zeroFlags(cmd *cobra.Command) error {
 	return nil
 }
 
-// addPatience is how long an addition is waited for.
+// addPatience is the max time to wait for an addition.
 const addPatience = 30 * time.Second
 
-// errSlow is why an addition is not waited for any longer.
+// errSlow is the cause when the command stops waiting for an addition.
 var errSlow = fmt.Errorf("no result within %s", addPatience)
 
 // sendAdd sends an addition. The manager completes it even if this command stops waiting.
@@ -138,8 +138,8 @@ func addAndSave(ctx context.Context, dir string, f configs.Function) error {
 	return nil
 }
 
-// savePatience is how long a node may take to follow its file: configfile.Follow waits for an editor
-// to end first.
+// savePatience is the max time for a node to apply its changed file. configfile.Follow first waits
+// until an editor has finished.
 const savePatience = 10 * time.Second
 
 // awaitSaved waits until the node has found the function in its file.

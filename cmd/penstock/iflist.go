@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// listCommand is `penstock if list`: the functions of the node whose runtime folder
-// folder says.
+// listCommand is `penstock if list`: it lists a node's functions. folder returns
+// the node's runtime folder.
 func listCommand(folder func() string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{

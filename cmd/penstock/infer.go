@@ -112,7 +112,8 @@ func readInput(file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// printedValues is how many values of a raw answer are printed as text.
+// printedValues is the max number of values of a raw answer that are printed as
+// text.
 const printedValues = 8
 
 func (r *inferred) print(to io.Writer) error {

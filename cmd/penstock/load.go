@@ -41,15 +41,15 @@ type loadOptions struct {
 	priority uint8
 	output   string
 	require  []string
-	required []loadgen.Requirement // what require says; see checkFlags
-	// figuresOnly leaves out what was seen on the pictures.
+	required []loadgen.Requirement // parsed from require by checkFlags
+	// figuresOnly leaves out what the models found in the pictures.
 	figuresOnly bool
 }
 
 // nodeOptions find the node.
 type nodeOptions struct {
 	runtimeDir string
-	http       string // in place of runtimeDir
+	http       string // instead of runtimeDir
 }
 
 // searchOptions are those of a search for the highest rate.
@@ -122,8 +122,8 @@ func load(ctx context.Context, o loadOptions) error {
 	return err
 }
 
-// runLoad is load, and returns the report; nil after a search. A report with an error has
-// faults, which were printed.
+// runLoad runs the traffic and returns the report, nil after a search. If it returns a
+// report and an error, it has already printed the faults.
 func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	if !slices.Contains([]string{"table", "json", "csv"}, o.output) {
 		return nil, fmt.Errorf("output %q: want table, json or csv", o.output)
@@ -199,7 +199,8 @@ func (o *loadOptions) statusReader() (func(context.Context) (control.Status, err
 	return func(ctx context.Context) (control.Status, error) { return control.ReadStatus(ctx, dir) }, nil
 }
 
-// checkFlags says which flag is wrong, before anything is asked of the node.
+// checkFlags checks the flags before the command contacts the node. Its error names the
+// flag.
 func (o *loadOptions) checkFlags() error {
 	switch {
 	case o.node.http != "" && o.node.runtimeDir != "":
@@ -241,7 +242,7 @@ func printReport(r *loadgen.Report, output string) error {
 	return r.WriteTable(os.Stdout, outputWidth())
 }
 
-// outputWidth is how wide the standard output's terminal is, 0 if it is none.
+// outputWidth is the width of the terminal on standard output, 0 if it is no terminal.
 func outputWidth() int {
 	width, _, err := term.GetSize(int(os.Stdout.Fd()))
 	if err != nil {
@@ -284,10 +285,10 @@ func findMaxRate(ctx context.Context, spec loadgen.Spec, options loadgen.Options
 	return found.WriteTable(os.Stdout)
 }
 
-// defaultPrecision is how close --find-max-rate comes.
+// defaultPrecision is the default relative precision of --find-max-rate.
 const defaultPrecision = 0.05
 
-// traffic is what the flags say of the traffic.
+// traffic returns the traffic that the flags describe.
 func (o *loadOptions) traffic() traffic.Options {
 	t := traffic.Options{
 		Spec:  loadgen.Spec{Duration: o.duration, Warmup: o.warmup, Seed: o.seed},
@@ -301,7 +302,7 @@ func (o *loadOptions) traffic() traffic.Options {
 	return t
 }
 
-// show prints what was found in the photos, and draws it where that is asked for.
+// show prints what the models found in the photos, and draws it if --draw is given.
 func (o *loadOptions) show(run *traffic.Traffic, report *loadgen.Report) error {
 	seen, err := run.Inspect(report)
 	if err != nil {

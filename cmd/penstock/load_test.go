@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestLoadFlags, before anything is asked of a node.
+// TestLoadFlags checks flags that fail before the command contacts a node.
 func TestLoadFlags(t *testing.T) {
 	for _, test := range []struct {
 		args []string

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// openLog makes a process's log, on standard error, which never makes the process wait.
-// end writes what was logged before it, and may be left out where nothing was.
+// openLog opens a process's log on standard error. A log call never blocks the process. end
+// writes the pending lines; a caller that logged nothing need not call it.
 func openLog(c configs.Log, name string) (log zerolog.Logger, end func()) {
 	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000000Z07:00" // RFC 3339
 	zerolog.DurationFieldUnit = time.Millisecond
@@ -44,7 +44,8 @@ func (l libraryLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// missingFrom says in a log that lines of it are missing, also where it has errors only.
+// missingFrom returns a function that logs the number of dropped lines, even if the log's
+// level is error.
 func missingFrom(log zerolog.Logger) func(lines uint64) {
 	log = log.Level(zerolog.WarnLevel)
 	return func(lines uint64) {
@@ -52,34 +53,35 @@ func missingFrom(log zerolog.Logger) func(lines uint64) {
 	}
 }
 
-// logsJSON reports whether a log of that format is JSON here.
+// logsJSON reports whether a log of that format is JSON on this process's standard error.
 func logsJSON(format string) bool {
 	return format == "json" || format != "console" && !isTerminal(os.Stderr)
 }
 
-// waitingWriter writes lines that somebody may not read for a while (a terminal that is
-// stopped, a full pipe) without ever making the caller wait. (zerolog's diode, which is for
-// this, can miss that it is woken, and keeps a line until the next comes.)
+// waitingWriter writes lines without ever blocking its caller, even if the reader stops
+// reading for a while (a stopped terminal, a full pipe). zerolog's diode has the same
+// purpose, but it can miss a wakeup and then holds a line until the next one.
 type waitingWriter struct {
 	lines   chan logLine
-	missing atomic.Uint64 // lines for which there was no room, since one was taken
-	written chan struct{} // closed when all is written, after end
+	missing atomic.Uint64 // lines dropped since the last accepted line, because the queue was full
+	written chan struct{} // closed when all lines are written, after end
 }
 
-// logLine is a line, and how many before it are missing. Without text it is the end.
+// logLine is a line and the number of lines dropped before it. A nil text marks the end.
 type logLine struct {
 	text    []byte
 	missing uint64
 }
 
-// keptLines is how many lines wait to be read; what comes then is dropped and counted.
+// keptLines is the queue's length in lines. If it is full, the writer drops and counts
+// further lines.
 const keptLines = 4096
 
-// lastWords is how long a process that ends waits for its last lines to be read.
+// lastWords is how long an exiting process waits for its last lines to be written.
 const lastWords = time.Second
 
-// newWaitingWriter writes lines to out, and calls missed where some are missing. Both from
-// one goroutine.
+// newWaitingWriter writes lines to out, and calls missed with the number of dropped lines.
+// One goroutine makes both calls.
 func newWaitingWriter(out io.Writer, missed func(lines uint64)) *waitingWriter {
 	w := &waitingWriter{lines: make(chan logLine, keptLines), written: make(chan struct{})}
 	go func() {
@@ -91,13 +93,13 @@ func newWaitingWriter(out io.Writer, missed func(lines uint64)) *waitingWriter {
 			if l.text == nil {
 				return
 			}
-			_, _ = out.Write(l.text) // who reads it may be gone
+			_, _ = out.Write(l.text) // the reader may be gone
 		}
 	}()
 	return w
 }
 
-// Write takes a line, which stays the caller's.
+// Write queues a copy of a line; the caller keeps the slice.
 func (w *waitingWriter) Write(line []byte) (int, error) {
 	missing := w.missing.Swap(0)
 	select {
@@ -108,7 +110,7 @@ func (w *waitingWriter) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// end writes what waits, for lastWords at most. Lines that come later are not written.
+// end writes the queued lines and returns after at most lastWords. Later lines are dropped.
 func (w *waitingWriter) end() {
 	late := time.After(lastWords)
 	select {

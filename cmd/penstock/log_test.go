@@ -11,7 +11,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// stuck is a reader of lines that begins to read when it is told to.
+// stuck is a log reader that reads nothing until the test releases it.
 type stuck struct {
 	begin chan struct{}
 	lines []string
@@ -43,7 +43,8 @@ func TestLog(t *testing.T) {
 	}
 	write(-1)
 	w.end()
-	// The writer may have had one in its hands, for which there was room then.
+	// The writer may have taken one line out of the queue, which made room for
+	// another.
 	kept := len(out.lines) - 2
 	if kept != keptLines && kept != keptLines+1 {
 		t.Fatalf("%d lines are written, want %d", kept, keptLines)

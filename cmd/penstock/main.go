@@ -39,7 +39,7 @@ func main() {
 	}
 }
 
-// exitStatus ends the program with a status whose reason was already printed.
+// exitStatus ends the program with a status. The program has already printed the reason.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -75,7 +75,8 @@ latency objective, in batches as large as the objective allows.`,
 	return cmd
 }
 
-// flagRules are what values of pflag's types look like; pflag's own errors name Go's parsers.
+// flagRules describe valid values for pflag's types, because pflag's own errors name Go's
+// parsers.
 var flagRules = map[string]string{
 	"bool":     "true or false",
 	"duration": "a duration with its unit, like 25ms",
@@ -86,7 +87,7 @@ var flagRules = map[string]string{
 	"uint8":    "an integer from 0 to 255",
 }
 
-// arguments wants n arguments, which the command's use names.
+// arguments requires n arguments. The command's usage line names them.
 func arguments(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {

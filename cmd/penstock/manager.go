@@ -40,8 +40,8 @@ func managerCommand() *cobra.Command {
 }
 
 func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zerolog.Logger) error {
-	// From now on Go leaves it as it is, however few CPUs the process is pinned to; the manager
-	// raises it as its data path wants.
+	// This call stops Go from adjusting GOMAXPROCS when the process is pinned to fewer CPUs.
+	// The manager raises it if its data path needs more.
 	runtime.GOMAXPROCS(runtime.NumCPU())
 	dataplane.RaiseProcess()
 	shm.Spin = max(shm.Spin, c.BusyPoll)
@@ -66,12 +66,12 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 			release = r
 		}
 		if c.File == "" {
-			return // the built-in one stays as it is
+			return // the built-in configuration never changes
 		}
-		dir := c.RuntimeDir // of a flag, perhaps
+		dir := c.RuntimeDir // may come from a flag
 		keep := func(c configs.Config) {
 			if flags.run == "" {
-				return // nobody starts another in the place of this one
+				return // no supervisor restarts this process
 			}
 			if err := configfile.Keep(dir, c); err != nil {
 				log.Warn().Err(err).Msg("cannot keep a copy of the configuration; if the file becomes unreadable, a restarted process ends the node")
@@ -82,8 +82,8 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	})
 }
 
-// processUser is the id of the user that inference functions run as, 0 for the node's own, and
-// the line for the status.
+// processUser returns the user id of inference functions' processes, 0 if they run as the
+// node's own user, and a line for the status.
 func processUser(s *orchestrator.Sandbox) (uid int, status string) {
 	switch {
 	case s == nil:

@@ -71,7 +71,7 @@ what its largest batch needs.`,
 	return cmd
 }
 
-// profilesIn reads a folder of profiles; none where no folder is named.
+// profilesIn reads a folder of profiles; without a folder there are none.
 func profilesIn(dir string) (map[string]profile.Profile, error) {
 	if dir == "" {
 		return nil, nil
@@ -79,7 +79,8 @@ func profilesIn(dir string) (map[string]profile.Profile, error) {
 	return profile.ReadDir(os.DirFS(dir))
 }
 
-// profileOf is the profile beside a card, else the one elsewhere, else none.
+// profileOf is the profile next to a card, else the one in elsewhere, else
+// none.
 func profileOf(card *models.Card, elsewhere map[string]profile.Profile) (profile.Profile, error) {
 	file, err := os.Open(filepath.Join(card.Dir, card.Name+".csv"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,7 +106,7 @@ func kneeText(card *models.Card, measured profile.Profile) string {
 	return fmt.Sprintf("%.0f %%", percent)
 }
 
-// memoryText is what a process holds with its largest batch.
+// memoryText is the memory that a process needs for its largest batch.
 func memoryText(measured profile.Profile) string {
 	if h := measured.Header; h.PersistentMiB > 0 {
 		return fmt.Sprintf("%.1f + %.1f MiB", h.PersistentMiB, h.EphemeralMiB)

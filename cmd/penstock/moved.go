@@ -7,7 +7,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// benchMoved is the old command, which names the new one; remove it after 0.1.0.
+// benchMoved is the old command; it prints the name of the new one. Remove it
+// after 0.1.0.
 func benchMoved() *cobra.Command {
 	return &cobra.Command{
 		Use: "bench", Hidden: true, DisableFlagParsing: true,

@@ -13,13 +13,13 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// nodeFlags are what up, manager and orchestrator have in common.
+// nodeFlags are the flags that up, manager and orchestrator share.
 type nodeFlags struct {
 	config  string
 	dir     string
 	verbose bool
-	unread  error  // why the configuration file cannot be read, if begin goes on without
-	run     string // the run of `penstock up` that started this process; empty if none did
+	unread  error  // why the configuration file cannot be read, if begin continues without it
+	run     string // identifies the run of `penstock up` that started this process; empty without up
 	cmd     *cobra.Command
 }
 
@@ -30,18 +30,18 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log all state changes of processes")
 }
 
-// takeRun is for the verbs that up starts.
+// takeRun reads runVariable. Verbs that up starts call it.
 func (n *nodeFlags) takeRun() {
 	n.run = os.Getenv(runVariable)
 	os.Unsetenv(runVariable) // the processes of functions do not inherit it
 }
 
-// runVariable names one run of up in the environment of the managers and orchestrators that it
-// starts: they go on with what the one before them wrote. Unlike a command line, only this user
-// can read it.
+// runVariable is the environment variable that identifies one run of up to the managers and
+// orchestrators that it starts. A restarted process of the same run continues with its
+// predecessor's files. Unlike a command line, only this user can read the environment.
 const runVariable = "PENSTOCK_RUN"
 
-// begin is load, and opens the log, which end ends.
+// begin calls load and opens the log; end closes the log.
 func (n *nodeFlags) begin(name string) (c configs.Config, log zerolog.Logger, end func(), err error) {
 	c, unread, err := n.load()
 	if err != nil {
@@ -59,7 +59,7 @@ func (n *nodeFlags) begin(name string) (c configs.Config, log zerolog.Logger, en
 	return c, log, end, nil
 }
 
-// load is read, and prepares the runtime folder.
+// load calls read and prepares the runtime folder.
 func (n *nodeFlags) load() (c configs.Config, unread, err error) {
 	if c, unread, err = n.read(); err != nil {
 		return c, nil, err
@@ -73,7 +73,7 @@ func (n *nodeFlags) load() (c configs.Config, unread, err error) {
 	return c, unread, nil
 }
 
-// read reads the configuration, as configfile.Read, and changes nothing.
+// read reads the configuration like configfile.Read. It has no side effects.
 func (n *nodeFlags) read() (c configs.Config, unread, err error) {
 	if c, unread, err = configfile.Read(n.config, n.dir, n.run); err != nil {
 		return c, nil, err

@@ -22,8 +22,8 @@ import (
 // keptFlag tells an orchestrator that up is the parent of its processes.
 const keptFlag = "kept"
 
-// connectKeeper goes on with what up holds. An up of another version, from before an
-// upgrade, has ended what it held.
+// connectKeeper takes over the processes that up keeps. If up has another version, as
+// after an upgrade, up has already ended them.
 func connectKeeper(log zerolog.Logger) (keeper.Keeper, error) {
 	k, err := keeper.Connect(os.NewFile(3, "keeper"))
 	if errors.Is(err, keeper.ErrVersion) {
@@ -60,7 +60,8 @@ func orchestratorCommand() *cobra.Command {
 	return cmd
 }
 
-// runOrchestrator runs until ctx ends; kept says that up is the parent of its processes.
+// runOrchestrator runs until ctx ends. If kept is set, up is the parent of the
+// functions' processes.
 func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerolog.Logger) error {
 	if err := check.Device(c); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// openMIG opens this machine's driver; tests have others.
+// openMIG opens this machine's driver; tests replace it.
 var openMIG = mig.Open
 
 // planOptions are the flags of `penstock plan`.
@@ -105,7 +105,7 @@ func list[T ~string](names []T) string {
 	return strings.Join(words, ", ")
 }
 
-// check says which flag is wrong, before a file is read.
+// check checks the flags before any file is read. Its error names the flag.
 func (o *planOptions) check(cmd *cobra.Command) error {
 	given := func(name string) bool { return cmd.Flags().Changed(name) }
 	o.gpuGiven = given("gpu")
@@ -141,12 +141,12 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 
 // run plans, checks, and prints:
 //
-//  1. the files are read (planread.go);
-//  2. the policy makes a plan, or the plan that is in force is changed;
-//  3. the verifier checks it;
-//  4. the replay feeds it, and the steps to it are looked up, where asked for;
-//  5. it is printed (planprint.go);
-//  6. the steps are taken, where asked for (package cutting).
+//  1. It reads the files (planread.go).
+//  2. The policy makes a plan, or changes the current plan.
+//  3. The verifier checks the plan.
+//  4. If the flags ask for it, the plan is replayed and the steps to it are computed.
+//  5. It prints the plan (planprint.go).
+//  6. If the flags ask for it, it takes the steps (package cutting).
 func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	problem, old, err := o.read()
 	if err != nil {
@@ -192,7 +192,7 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	return nil
 }
 
-// made lets a policy plan.
+// made runs a policy and records its planning time.
 func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan, error) {
 	p, err := policies.Find(policy)
 	if err != nil {
@@ -206,7 +206,8 @@ func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan
 	return made, nil
 }
 
-// changed moves as little of an old plan as possible.
+// changed changes as little of an old plan as possible, and records the planning
+// time.
 func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
 	c, took, err := timed(ctx, func() (*change.Change, error) { return policies.Change(old, problem) })
 	if err != nil {
@@ -218,8 +219,8 @@ func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.
 
 func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// timed says how long work took. Nothing here can be stopped, so that an interrupt
-// leaves it behind.
+// timed measures how long work takes. Work cannot be canceled; after an interrupt
+// it continues in its goroutine and its result is dropped.
 func timed[T any](ctx context.Context, work func() (T, error)) (result T, took time.Duration, err error) {
 	type outcome struct {
 		result T

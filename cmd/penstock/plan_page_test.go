@@ -14,12 +14,12 @@ import (
 
 var update = flag.Bool("update", false, "write docs/planning.md's listings anew")
 
-// delays are what of a listing no run repeats.
+// delays match the parts of a listing that differ in each run.
 var delays = regexp.MustCompile(`(?m)^(planned in +)[0-9.]+ ms$`)
 
-// The listings of docs/planning.md are what the commands above them print: all of it,
-// or after "..." from the line that follows. A command whose output goes into a file
-// prints nothing.
+// Each listing in docs/planning.md is the output of the command above it. It is the
+// whole output, or, after "...", the part from the next line on. A command that
+// writes to a file prints nothing.
 func TestPageListings(t *testing.T) {
 	page, err := filepath.Abs("../../docs/planning.md")
 	if err != nil {
@@ -88,7 +88,8 @@ func TestPageListings(t *testing.T) {
 	}
 }
 
-// The example's services, and what the page works out for one of them by hand.
+// TestPageTriplets checks the example's services and the page's worked example for
+// one of them.
 func TestPageTriplets(t *testing.T) {
 	text := mustRead(t, "../../docs/planning.md")
 	if rows := mustRead(t, "../../examples/plan/services.csv"); !strings.Contains(text, rows) {

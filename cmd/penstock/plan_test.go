@@ -39,7 +39,7 @@ func penstock(t testing.TB, args ...string) (out string, err error) {
 	return stdout.String(), err
 }
 
-// file writes a file of this test's.
+// file writes a file in a temporary folder of the test.
 func file(t testing.TB, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -230,15 +230,15 @@ func TestPlanChange(t *testing.T) {
 			t.Errorf("%s does not say %q:\n%s", form, want, out)
 		}
 	}
-	// What was printed can be changed again, with all that stands beside it.
+	// A printed plan can be changed again, including its additional fields.
 	again := plannedWith(t, "--services", args[1], "--scenario", "S3", "--from", file(t, "new.json", out))
 	if !strings.Contains(again, "11 of 11 services stay as they are") {
 		t.Errorf("the same once more is\n%s", again)
 	}
 }
 
-// A change keeps no rule but the latency bounds: what a policy adds to them would
-// be gone under its name.
+// A change keeps only the latency bounds. It would lose any other rule of a policy
+// and still keep the policy's name.
 func TestPlanFromInvalid(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S1"}
 	for _, policy := range policies.Names() {
@@ -355,8 +355,8 @@ func TestPlanHelp(t *testing.T) {
 	}
 }
 
-// Each bad input is answered with one line that says what is wrong, where, and what
-// would be right, and nothing is printed.
+// Each bad input gives a one-line error with the fault, its place and a valid
+// value. Nothing else is printed.
 func TestPlanErrors(t *testing.T) {
 	good := services(t, "vgg19,500,200\nresnet50,3000,100\n")
 	old := file(t, "old.json", plannedWith(t, "--services", good, "-o", "json"))

@@ -20,8 +20,8 @@ func TestPlanFromApply(t *testing.T) {
 	}
 }
 
-// A plan's file may have been edited: its latency bounds are checked, since services are
-// served as late as these allow.
+// A user may have edited the plan's file. Its latency bounds are checked, because
+// services may answer as late as the bounds allow.
 func TestPlanFromOtherBound(t *testing.T) {
 	rows := "resnet50,100,100\n"
 	for _, policy := range []string{"penstock", "parvagpu"} {

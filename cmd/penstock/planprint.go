@@ -12,12 +12,13 @@ import (
 	"github.com/penstock/penstock/plan/replay"
 )
 
-// printedPlan is a plan and what more was asked about it (plan.Extra).
+// printedPlan is a plan with the additional output that flags asked for
+// (plan.Extra).
 type printedPlan struct {
 	*plan.Plan
 	Change *change.Change
 	Replay *replay.Report
-	// MIGSteps are cutting's, which is nil where they were not asked for.
+	// MIGSteps are the steps of package cutting, nil if not requested.
 	MIGSteps []string
 	cutting  *cutting.Cutting
 }
@@ -44,8 +45,8 @@ func (p printedPlan) print(w io.Writer, output string) error {
 	return nil
 }
 
-// extras is a plan and what was asked about it, in one object, which plan.Read
-// reads.
+// extras is a plan with the additional output, as one object. plan.Read reads
+// it.
 type extras struct {
 	*plan.Plan
 	plan.Extra
@@ -74,7 +75,8 @@ func (p printedPlan) document() (*extras, error) {
 	return whole, nil
 }
 
-// way is a change without the plan that it leads to, which stands around it.
+// way is a change without its plan, because the enclosing object already has
+// the plan.
 type way struct {
 	Services   []change.Service `json:"services"`
 	Steps      []change.Step    `json:"steps"`
@@ -91,7 +93,7 @@ func wayOf(c *change.Change) *way {
 	return &way{c.Services, c.Steps, c.Spares, c.GPUsBefore, c.GPUsAfter, c.GPUsDuring}
 }
 
-// sections are what more was asked, for who reads it.
+// sections are the additional output in the form for people.
 func (p printedPlan) sections() (list []render.Section) {
 	if p.Change != nil {
 		list = append(list, render.Change(p.Change))

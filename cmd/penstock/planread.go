@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// read reads the files that the flags name; old is nil where none is in force.
+// read reads the files that the flags name; old is nil if there is no current plan.
 func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) {
 	p := &plan.Problem{}
 	if p.GPU, err = plan.Lookup(o.gpu); err != nil {
@@ -54,8 +54,8 @@ func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) 
 		strings.Join(slices.Sorted(maps.Keys(p.Profiles)), ", "))
 }
 
-// gpuOf is the GPU that a plan goes on with where no flag says so: its own, or, where
-// there are profiles only of that with MIG on, that one.
+// gpuOf is the default GPU of a changed plan: the GPU of the old plan. If that one is
+// a GPU in MPS mode without profiles, it is the same GPU in MIG mode.
 func gpuOf(old *plan.Plan, profiles map[string]map[string]plan.Profile) (plan.GPU, error) {
 	if old.GPUModel == plan.Mixed {
 		return plan.GPU{}, errors.New("the plan has several models of GPU; want --fleet with the number of each")
@@ -89,7 +89,7 @@ func readProfiles(dir string) (map[string]map[string]plan.Profile, error) {
 	return profiles, nil
 }
 
-// readFile reads what a flag names.
+// readFile reads the file that a flag names.
 func readFile[T any](flag, path string, read func(r io.Reader, file string) (T, error)) (result T, err error) {
 	f, err := os.Open(path)
 	var why *fs.PathError

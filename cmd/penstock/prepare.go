@@ -29,7 +29,7 @@ func prepareCommand() *cobra.Command {
 			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
 			err = onnx.Prepare(c, device, dir, runtime.NumCPU(), log)
 			if errors.Is(err, modelstore.ErrNotShareable) {
-				return nil // the store says so to those who ask
+				return nil // processes that need the model read the error from the store
 			}
 			return err
 		},

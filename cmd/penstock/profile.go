@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/profiler/sweep"
 )
 
-// profileFlags are what `penstock profile` takes.
+// profileFlags are the flags of `penstock profile`.
 type profileFlags struct {
 	device, models             string
 	shares, batches, processes []int
@@ -32,8 +32,8 @@ type profileFlags struct {
 	again, keepCard, quick     bool
 }
 
-// The defaults of --quick. The node starts and the last point ends
-// within a minute, of which the sweep has quickBudget.
+// The defaults of --quick. Start and sweep together take at most a minute. The
+// sweep itself may take quickBudget.
 const (
 	quickBudget    = 45 * time.Second
 	quickWindow    = 200 * time.Millisecond
@@ -80,10 +80,11 @@ profile is MODEL.csv.partial: after Ctrl-C the same command continues from it.`,
 	return cmd
 }
 
-// minWindows of a point: fewer say little of how much they vary.
+// minWindows is the min number of windows per point. Fewer say little about the
+// variance.
 const minWindows = 4
 
-// quicken sets what --quick means, except for flags that were given.
+// quicken applies the defaults of --quick to all flags that were not given.
 func (f *profileFlags) quicken(given func(flag string) bool) {
 	if !given("processes") {
 		f.processes = []int{1}
@@ -177,7 +178,8 @@ func (f *profileFlags) measure(ctx context.Context, progress io.Writer, what pro
 	return report, exitStatus(interrupted)
 }
 
-// card finds the card of a model; shipped says that it comes with Penstock.
+// card finds the card of a model; shipped reports whether it comes with
+// Penstock.
 func (f *profileFlags) card(model string) (card *models.Card, shipped bool, err error) {
 	find := zoo.Registry{}
 	if f.models != "" {
@@ -193,7 +195,7 @@ func (f *profileFlags) card(model string) (card *models.Card, shipped bool, err 
 	return card, find.Shipped(card), nil
 }
 
-// duration says how long a measurement takes, before it begins.
+// duration describes the expected time of a measurement.
 func (f *profileFlags) duration(grid profile.Sweep) string {
 	if f.quick {
 		return "this takes up to a minute"
@@ -212,7 +214,7 @@ func (f *profileFlags) duration(grid profile.Sweep) string {
 // interrupted is the exit status of a program that Ctrl-C ended (128 + SIGINT).
 const interrupted = 130
 
-// stoppedBefore is an error of the time before the first point.
+// stoppedBefore is the error if the measurement ends before its first point.
 func stoppedBefore(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return errors.New("stopped before the first point was measured")
@@ -220,7 +222,7 @@ func stoppedBefore(ctx context.Context, err error) error {
 	return err
 }
 
-// check looks at what needs neither card nor device.
+// check checks the flags that need neither card nor device.
 func (f *profileFlags) check() error {
 	for flag, list := range map[string][]int{"--shares": f.shares, "--batches": f.batches, "--processes": f.processes} {
 		for _, n := range list {
@@ -259,7 +261,7 @@ func count(list []int, n int) (times int) {
 	return times
 }
 
-// deviceHere is the first GPU where there is one, else the CPU.
+// deviceHere is the first GPU if there is one, else the CPU.
 func deviceHere() string {
 	if testbed.CheckDevice("cuda") == nil {
 		return "cuda"
@@ -267,7 +269,7 @@ func deviceHere() string {
 	return configs.DeviceCPU
 }
 
-// grid is what the flags say of what to measure; the scale fills in the rest.
+// grid is the part of the sweep that the flags set. The scale sets the rest.
 func (f *profileFlags) grid() profile.Sweep {
 	return profile.Sweep{
 		Shares: f.shares, Batches: f.batches, Processes: f.processes, Quick: f.quick,

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-// Who reads of `penstock profile` has the built-in models and nothing else.
+// A reader of `penstock profile` has only the built-in models.
 func TestProfileExamples(t *testing.T) {
 	page, err := os.ReadFile("../../docs/planning.md")
 	if err != nil {

@@ -13,14 +13,16 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// logFormat is the annotation of a verb that runs until it is told to end: how it logs, as a
-// configuration says it.
+// logFormat is the annotation of a service, a verb that runs until it is stopped. Its value is
+// the configured log format.
 const logFormat = "log-format"
 
-// service makes a verb one that runs until it is told to end. Programs read its log: where that
-// is JSON, the error that ends it is a line of it. And it outlives them: a write to descriptor
-// 1 or 2 that nobody reads any more would end a Go program by SIGPIPE, and a node must not end
-// because its log's reader did (systemd starts services without SIGPIPE, too).
+// service marks a verb that runs until it is stopped. Programs read its log. If the log is
+// JSON, the error that ends the verb is also a JSON line.
+//
+// A service survives the loss of its log reader. By default, a write to a broken pipe on
+// descriptor 1 or 2 ends a Go program with SIGPIPE. (systemd, too, starts services with SIGPIPE
+// ignored.)
 func service(format string, cmd *cobra.Command) *cobra.Command {
 	if cmd.Annotations == nil {
 		cmd.Annotations = map[string]string{}
@@ -28,25 +30,27 @@ func service(format string, cmd *cobra.Command) *cobra.Command {
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		cmd.Annotations[logFormat] = format
-		// Caught, not ignored: children would inherit that. Nobody reads the channel.
+		// Catch the signal: children would inherit an ignored one. No goroutine receives from
+		// the channel.
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 		return run(cmd, args)
 	}
-	// A verb that has verbs below it is also what a misspelt one of them ends up at.
+	// A verb with subcommands also runs if its subcommand is misspelt.
 	if !cmd.HasSubCommands() {
 		cmd.Annotations[logFormat] = format
 	}
 	return cmd
 }
 
-// logsAs notes how a configuration wants a verb's log; one-shot verbs have none.
+// logsAs sets a verb's log format from its configuration. It has no effect on verbs that are no
+// service.
 func logsAs(cmd *cobra.Command, format string) {
 	if _, runs := cmd.Annotations[logFormat]; runs {
 		cmd.Annotations[logFormat] = format
 	}
 }
 
-// complain says why a verb ended.
+// complain prints or logs why a verb failed.
 func complain(cmd *cobra.Command, err error) {
 	format, runs := cmd.Annotations[logFormat]
 	if !runs || !logsJSON(format) {
@@ -60,7 +64,7 @@ func complain(cmd *cobra.Command, err error) {
 	}
 }
 
-// each are the parts of an error that is a list of them, a line each.
+// each lists the errors that an error joins. Each becomes one line.
 func each(err error) []error {
 	list, ok := err.(interface{ Unwrap() []error })
 	if !ok {

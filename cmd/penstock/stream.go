@@ -34,7 +34,7 @@ type streamOptions struct {
 	annotate string
 }
 
-// showEvery is the time between two states of the line on the terminal.
+// showEvery is the time between two updates of the line on the terminal.
 const showEvery = 250 * time.Millisecond
 
 func streamCommand() *cobra.Command {
@@ -75,7 +75,7 @@ the configuration (docs/stream.md).`,
 	return cmd
 }
 
-// input checks the flags and returns what is decoded.
+// input checks the flags and returns the source to decode.
 func (o *streamOptions) input(cmd *cobra.Command, source string) (in stream.Input, err error) {
 	if len(o.to) == 0 || slices.Contains(o.to, "") {
 		return in, errors.New("--to is missing; want the names of functions, like --to face,detect")
@@ -177,7 +177,7 @@ func (o *streamOptions) run(cmd *cobra.Command, source string) error {
 	return errors.Join(err, unanswered(snapshot))
 }
 
-// unanswered is the error of functions that answered frames, and none with ok.
+// unanswered returns an error for each function that answered frames, but none with ok.
 func unanswered(s stream.Snapshot) error {
 	var errs []error
 	for _, f := range s.Functions {
@@ -188,8 +188,8 @@ func unanswered(s stream.Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// show keeps a line with the present state on a terminal, which lines of JSON must not share, until
-// end is called.
+// show updates a status line on the terminal until end is called. JSON lines must not go to the
+// same terminal.
 func (o *streamOptions) show(to io.Writer, monitor *stream.Monitor) (end func()) {
 	width := terminalWidth()
 	if width == nil || o.output == "jsonl" && isTerminal(os.Stdout) {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestStreamFlags, before anything is asked of a node.
+// TestStreamFlags checks flags that fail before the command contacts a node.
 func TestStreamFlags(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {

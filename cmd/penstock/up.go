@@ -65,8 +65,8 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	if flags.verbose {
 		args = append(args, "--verbose")
 	}
-	// The inference functions' processes are this process's children, so that they outlive
-	// an orchestrator that crashes.
+	// This process is the parent of the inference functions' processes, so that they
+	// survive a crash of the orchestrator.
 	processes := keeper.NewLocal()
 	defer processes.Close()
 	err = supervisor.Run(ctx, supervisor.Options{
@@ -77,12 +77,12 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	})
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Exited() {
-		return exitStatus(exit.ExitCode()) // the child has said why
+		return exitStatus(exit.ExitCode()) // the child has already reported the reason
 	}
 	return err
 }
 
-// inheritKeeper has a child go on with the processes of the one before.
+// inheritKeeper passes the running processes to a newly started orchestrator.
 func inheritKeeper(k *keeper.Local, log zerolog.Logger) supervisor.Inheritance {
 	return func(child *exec.Cmd) (func(), error) {
 		ours, theirs, err := keeper.SocketPair()

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/libml/weights"
 )
 
-// weightsCommand is the holder of shared weights, which the orchestrator starts, and with
-// --load the process that it has put a file onto the GPU.
+// weightsCommand is the weight server, which the orchestrator starts. With --load it is
+// the process that the weight server starts to load a file onto the GPU.
 func weightsCommand() *cobra.Command {
 	var socket string
 	var load bool
@@ -36,7 +36,7 @@ func weightsCommand() *cobra.Command {
 			return weights.Serve(cmd.Context(), weights.Options{
 				Socket: socket, Loader: []string{self, "weights", "--load"}, Linger: linger,
 				Log:    zerolog.New(os.Stderr).With().Timestamp().Logger(),
-				Report: func(h control.WeightsHeld) { _ = out.Encode(h) }, // without a listener it holds on
+				Report: func(h control.WeightsHeld) { _ = out.Encode(h) }, // the report may have no reader
 			})
 		},
 	}
