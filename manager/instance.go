@@ -163,27 +163,6 @@ func (in *instance) replace(card *models.Card) <-chan error {
 	return end
 }
 
-// setShare sets the desired share; 0 means no share, the whole device.
-func (in *instance) setShare(percent float64) {
-	in.pair.SetShare(percent)
-	in.m.device.allocator.Invalidate()
-	if in.f.whole() {
-		percent = wholePercent
-	}
-	in.queue.SetWeight(percent)
-}
-
-// sharePercent is the current share: that of the active process.
-func (in *instance) sharePercent() float64 {
-	if in.f.whole() {
-		return wholePercent
-	}
-	if q := in.pair.Active(); q != nil {
-		return q.SharePercent
-	}
-	return in.pair.Share()
-}
-
 // status describes the instance for users.
 func (in *instance) status() control.InstanceStatus {
 	s := control.InstanceStatus{SharePercent: in.sharePercent(), WholeDevice: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.failures.last}

@@ -155,6 +155,27 @@ func (m *Manager) apply(plan gslice.Plan, cause string) {
 	}
 }
 
+// setShare sets the desired share; 0 means no share, the whole device.
+func (in *instance) setShare(percent float64) {
+	in.pair.SetShare(percent)
+	in.m.device.allocator.Invalidate()
+	if in.f.whole() {
+		percent = wholePercent
+	}
+	in.queue.SetWeight(percent)
+}
+
+// sharePercent is the current share: that of the active process.
+func (in *instance) sharePercent() float64 {
+	if in.f.whole() {
+		return wholePercent
+	}
+	if q := in.pair.Active(); q != nil {
+		return q.SharePercent
+	}
+	return in.pair.Share()
+}
+
 // measurement is what the manager measures of an instance's share. The control loop owns it.
 type measurement struct {
 	gslice.Measurement

@@ -27,23 +27,6 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestEWMA(t *testing.T) {
-	var e ewma
-	if e.known {
-		t.Error("an empty average has a mean")
-	}
-	e.add(100)
-	if e.mean != 100 || !e.known {
-		t.Errorf("mean %v after the first value 100", e.mean)
-	}
-	for range 11 {
-		e.add(200)
-	}
-	if e.mean < 190 || e.mean > 200 {
-		t.Errorf("mean %v after eleven values of 200, want nine tenths of the step", e.mean)
-	}
-}
-
 func TestTune(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {

@@ -95,3 +95,20 @@ func TestMeasurementAggregationBound(t *testing.T) {
 		})
 	}
 }
+
+func TestEWMA(t *testing.T) {
+	var e ewma
+	if e.known {
+		t.Error("an empty average has a mean")
+	}
+	e.add(100)
+	if e.mean != 100 || !e.known {
+		t.Errorf("mean %v after the first value 100", e.mean)
+	}
+	for range 11 {
+		e.add(200)
+	}
+	if e.mean < 190 || e.mean > 200 {
+		t.Errorf("mean %v after eleven values of 200, want nine tenths of the step", e.mean)
+	}
+}
