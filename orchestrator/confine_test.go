@@ -69,6 +69,15 @@ func (c *confined) violations() (found []string) {
 		}
 		region.Close()
 	}
+	if fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		complain("make a Unix socket: %v", err)
+	} else {
+		// libml's lock of a device.
+		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("@penstock-test-%d", os.Getpid())}); err != nil {
+			complain("bind an abstract Unix socket: %v", err)
+		}
+		unix.Close(fd)
+	}
 	if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -1); err == nil {
 		complain("it goes before other processes, on a CPU")
 	}
