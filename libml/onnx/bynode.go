@@ -72,7 +72,7 @@ func (g *gpu) leaveStream(slot int) error {
 			continue
 		}
 		delete(g.byNode.sessions, k)
-		if err := errors.Join(g.drop(k), s.close()); err != nil {
+		if err := errors.Join(g.releaseBatch(k), s.close()); err != nil {
 			return err
 		}
 	}
@@ -97,10 +97,10 @@ func (g *gpu) bindByNode(slot, n int, in place, outs []place) (*launch, error) {
 
 // runByNode queues the model's nodes on the session's stream.
 func (l *launch) runByNode() error {
-	if l.scratch.look().refused != nil {
+	if l.scratch.readState().refused != nil {
 		// An earlier batch found no memory. Otherwise the peak stays: a capture may be
 		// measuring it now.
-		l.scratch.mark()
+		l.scratch.resetPeak()
 	}
-	return short(l.scratch, l.binding.run(l.scratch))
+	return poolRefusal(l.scratch, l.binding.run(l.scratch))
 }

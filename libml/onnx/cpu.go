@@ -82,7 +82,7 @@ func (c *cpu) linkModel() (persistentBytes int64, err error) {
 	before := residentBytes()
 	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, nil, nil, c.options)
 	if err != nil {
-		return 0, fmt.Errorf("make session of %s: %w", c.card.Model, brief(c.card, err))
+		return 0, fmt.Errorf("make session of %s: %w", c.card.Model, summarize(c.card, err))
 	}
 	size := int64(len(c.model))
 	c.model = nil // the session has a copy
@@ -201,7 +201,7 @@ func (c *cpu) inferBatch(slot, n int) error {
 	// In the first run of a size, the arena grows to the size's needs.
 	before := residentBytes()
 	if err := c.session.RunWithBinding(b.binding); err != nil {
-		return brief(c.card, err)
+		return summarize(c.card, err)
 	}
 	b.ephemeral, b.ran = max(0, residentBytes()-before), true
 	return nil

@@ -17,7 +17,7 @@ import (
 type ortError struct{ text string }
 
 // Error returns one line, without source positions and template names of ONNX Runtime.
-func (e *ortError) Error() string { return plain(e.text) }
+func (e *ortError) Error() string { return shorten(e.text) }
 
 // outOfMemory reports whether the message means that memory is missing. It looks for the
 // codes of CUDA, cuBLAS and cuDNN as ONNX Runtime prints them.
@@ -36,9 +36,9 @@ func (e *ortError) tooFewSMs() bool {
 	return strings.Contains(e.text, "CUDA failure 720:") || strings.Contains(e.text, "CUDA failure 912:")
 }
 
-// plain shortens a message of ONNX Runtime to one line: "CUDA failure 2: out of memory" from
+// shorten shortens a message of ONNX Runtime to one line: "CUDA failure 2: out of memory" from
 // half a page with template arguments, host name, file and expression.
-func plain(text string) string {
+func shorten(text string) string {
 	s := strings.Join(strings.Fields(text), " ")
 	for _, start := range []string{"CUDA failure ", "CUDNN failure ", "CUDNN_FE failure ", "CUBLAS failure ", "CUFFT failure "} {
 		at := strings.Index(s, start)
@@ -46,10 +46,10 @@ func plain(text string) string {
 			continue
 		}
 		rest, _, _ := strings.Cut(s[at:], " ;")
-		return afterNode(s, rest)
+		return addNode(s, rest)
 	}
 	if _, message, found := strings.Cut(s, "Status Message: "); found {
-		s = afterNode(s, message)
+		s = addNode(s, message)
 	}
 	const longest = 300
 	if len(s) > longest {
@@ -58,8 +58,8 @@ func plain(text string) string {
 	return s
 }
 
-// afterNode puts the name of the node that was running before a message, if s has it.
-func afterNode(s, message string) string {
+// addNode puts the name of the node that was running before a message, if s has it.
+func addNode(s, message string) string {
 	_, rest, _ := strings.Cut(s, "while running ")
 	node, _, found := strings.Cut(rest, " Status Message")
 	if node = strings.TrimSuffix(node, "."); !found || node == "" {
@@ -92,18 +92,18 @@ func (g *gpu) fail(doing string, err error) error {
 	return fmt.Errorf("%s: %w", doing, err)
 }
 
-// short returns the pool's refusal if it had no memory, else err. ONNX Runtime's error after
+// poolRefusal returns the pool's refusal if it had no memory, else err. ONNX Runtime's error after
 // a refusal is about the consequences.
-func short(p *pool, err error) error {
-	if refused := p.look().refused; refused != nil {
+func poolRefusal(p *pool, err error) error {
+	if refused := p.readState().refused; refused != nil {
 		return refused
 	}
 	return err
 }
 
-// scarce adds cuda.ErrOutOfMemory to an error of ONNX Runtime if the device has almost no
+// markOutOfMemory adds cuda.ErrOutOfMemory to an error of ONNX Runtime if the device has almost no
 // free memory: cuDNN reports missing memory as an internal error.
-func (g *gpu) scarce(err error) error {
+func (g *gpu) markOutOfMemory(err error) error {
 	var reported *ortError
 	if !errors.As(err, &reported) || errors.Is(err, cuda.ErrOutOfMemory) {
 		return err

@@ -180,7 +180,7 @@ func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephem
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d in slot %d", n, slot), err)
 	}
 
-	err = g.drop(key{slot, n})
+	err = g.releaseBatch(key{slot, n})
 	g.mu.Lock()
 	g.batches[key{slot, n}] = l
 	g.mu.Unlock()
@@ -238,8 +238,8 @@ func (g *gpu) demotable(slot, n int) bool {
 	return l != nil && l.executable != nil
 }
 
-// drop releases a configured batch. It is not in flight.
-func (g *gpu) drop(k key) error {
+// releaseBatch releases a configured batch. It is not in flight.
+func (g *gpu) releaseBatch(k key) error {
 	g.mu.Lock()
 	l := g.batches[k]
 	delete(g.batches, k)
@@ -259,7 +259,7 @@ func (g *gpu) deinit() error {
 
 	errs := []error{g.context.Bind()}
 	for k := range g.batches {
-		errs = append(errs, g.drop(k))
+		errs = append(errs, g.releaseBatch(k))
 	}
 	for _, s := range g.sizes {
 		errs = append(errs, s.close())

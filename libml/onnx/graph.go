@@ -77,8 +77,8 @@ func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
 	return x, nil
 }
 
-// over reports whether the graph was captured over these buffers.
-func (c *captured) over(in place, outs []place) bool {
+// capturedFor reports whether the graph was captured over these buffers.
+func (c *captured) capturedFor(in place, outs []place) bool {
 	return c.input.span() == in.span() && slices.EqualFunc(c.outputs, outs, func(a, b place) bool { return a.span() == b.span() })
 }
 
@@ -104,7 +104,7 @@ func (g *gpu) uploadGraph(slot int, s *size, in place, outs []place) (*launch, e
 // exclusive.
 func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, exclusive bool, err error) {
 	err = s.thread.do(func() error {
-		c, err := s.capturedOver(lane, in, outs)
+		c, err := s.captureOver(lane, in, outs)
 		if err != nil {
 			return err
 		}
@@ -118,10 +118,10 @@ func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l 
 	return l, exclusive, err
 }
 
-// capturedOver returns the lane's graph, if it is over these buffers, or captures one in its
+// captureOver returns the lane's graph, if it is over these buffers, or captures one in its
 // place.
-func (s *size) capturedOver(lane int, in place, outs []place) (*captured, error) {
-	if c := s.captured[lane]; c != nil && c.graph != nil && c.over(in, outs) {
+func (s *size) captureOver(lane int, in place, outs []place) (*captured, error) {
+	if c := s.captured[lane]; c != nil && c.graph != nil && c.capturedFor(in, outs) {
 		return c, nil
 	}
 	if err := s.forget(lane); err != nil {
@@ -153,19 +153,19 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 	}
 	defer b.close()
 
-	scratch.mark()
+	scratch.resetPeak()
 	if err := s.stream.CaptureRelaxed(); err != nil {
 		return nil, err
 	}
 	ran := b.run(scratch)
 	graph, ended := s.stream.EndCapture()
-	state := scratch.look()
+	state := scratch.readState()
 	defer func() {
 		if err != nil && graph != nil {
 			err = errors.Join(err, graph.Destroy())
 		}
 	}()
-	if err := short(scratch, errors.Join(ran, ended)); err != nil {
+	if err := poolRefusal(scratch, errors.Join(ran, ended)); err != nil {
 		var reported *ortError
 		if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrLost) || errors.As(err, &reported) && reported.outOfMemory() {
 			return nil, err

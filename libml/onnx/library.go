@@ -32,14 +32,14 @@ const carrier = "github.com/k2-fsa/sherpa-onnx-go-linux@v1.13.4"
 // The error names the paths that were searched.
 func Library() (string, error) {
 	if path := os.Getenv(LibraryVariable); path != "" {
-		if err := usable(path); err != nil {
+		if err := checkRegular(path); err != nil {
 			return "", fmt.Errorf("%w: %s says %s: %w", errNoLibrary, LibraryVariable, path, err)
 		}
 		return path, nil
 	}
 	places := candidates()
 	for _, path := range places {
-		if usable(path) == nil {
+		if checkRegular(path) == nil {
 			return path, nil
 		}
 	}
@@ -83,8 +83,8 @@ func moduleCache() string {
 	return ""
 }
 
-// usable returns an error if a path is not a regular file.
-func usable(path string) error {
+// checkRegular returns an error if a path is not a regular file.
+func checkRegular(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		var p *fs.PathError

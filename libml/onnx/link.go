@@ -73,7 +73,7 @@ func (g *gpu) heldBytes(freeBefore int64) (int64, error) {
 	batches := g.env.Card.Batches
 	var weights int64
 	if s := cmp.Or(g.sizes[batches[0]], g.byNode.sessions[key{0, batches[0]}]); s != nil {
-		weights = s.weights.look().mapped
+		weights = s.weights.readState().mapped
 	}
 	// Handles of cuBLAS and cuDNN, and code: measured, 80 MB for a first session and some
 	// 10 MB for another.
@@ -81,7 +81,7 @@ func (g *gpu) heldBytes(freeBefore int64) (int64, error) {
 	held := min(max(freeBefore-free, weights), weights+maxLibraries)
 	held += int64(len(batches)-1) * weights
 	if g.shared.own != nil {
-		held += g.shared.own.look().mapped // one copy for all sizes
+		held += g.shared.own.readState().mapped // one copy for all sizes
 	}
 	return held, nil
 }
@@ -126,7 +126,7 @@ func (g *gpu) link(batches []int) error {
 	var failed error
 	for _, a := range attempts {
 		if failed == nil && errors.Is(a.err, errNoGraph) {
-			a.step(func() (*size, error) { return g.linkOtherwise(a.size, a.n, a.err) })
+			a.step(func() (*size, error) { return g.linkAnotherWay(a.size, a.n, a.err) })
 		}
 		switch {
 		case errors.Is(a.err, cuda.ErrLost):
@@ -136,7 +136,7 @@ func (g *gpu) link(batches []int) error {
 		case a.err != nil:
 			failed = errors.Join(g.explain(a.err), a.close())
 		default:
-			g.use(a)
+			g.addSize(a)
 		}
 	}
 	return failed
@@ -171,8 +171,8 @@ func (g *gpu) captureAll(attempts []*attempt) {
 	}
 }
 
-// use makes a linked size ready to be configured.
-func (g *gpu) use(a *attempt) {
+// addSize makes a linked size ready to be configured.
+func (g *gpu) addSize(a *attempt) {
 	if a.size != nil {
 		g.sizes[a.n] = a.size
 	}
@@ -180,10 +180,10 @@ func (g *gpu) use(a *attempt) {
 		Dur("took", a.took).Msg("batch size is linked")
 }
 
-// linkOtherwise links a size that cannot be captured as s is: in NCHW if s is in NHWC, else
+// linkAnotherWay links a size that cannot be captured as s is: in NCHW if s is in NHWC, else
 // node by node. It closes s. It returns no size if the size runs node by node. Nothing else
 // is linked or captured meanwhile.
-func (g *gpu) linkOtherwise(s *size, n int, why error) (*size, error) {
+func (g *gpu) linkAnotherWay(s *size, n int, why error) (*size, error) {
 	nhwc := s.nhwc
 	if err := s.close(); err != nil {
 		return nil, err

@@ -55,7 +55,7 @@ func TestSmallestRunsWhileOthersLink(t *testing.T) {
 			t.Errorf("answered %v while others are linked, want %d", got, i)
 		}
 	}
-	before := r.gpu.scratch[0].look().mapped
+	before := r.gpu.scratch[0].readState().mapped
 	close(gate)
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestSmallestRunsWhileOthersLink(t *testing.T) {
 	if p.sessions != small+rest {
 		t.Errorf("%d sessions for %v", p.sessions, r.card.Batches)
 	}
-	if after := r.gpu.scratch[0].look(); after.used != 0 || before == 0 {
+	if after := r.gpu.scratch[0].readState(); after.used != 0 || before == 0 {
 		t.Errorf("lane %+v, %d bytes before", after, before)
 	}
 	r.fillWith(four, 8)

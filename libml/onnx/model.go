@@ -42,16 +42,16 @@ func readModel(card *models.Card) (data []byte, inputs, outputs []signature.Tens
 		return nil, nil, nil, fmt.Errorf("read model: %w", err)
 	}
 	if inputs, outputs, err = declared(card); err != nil {
-		return nil, nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), brief(card, err))
+		return nil, nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), summarize(card, err))
 	}
-	if err := fits(card, inputs, outputs); err != nil {
+	if err := checkCard(card, inputs, outputs); err != nil {
 		return nil, nil, nil, err
 	}
 	return data, inputs, outputs, nil
 }
 
-// fits returns an error if a model with these inputs and outputs does not fit its card.
-func fits(card *models.Card, inputs, outputs []signature.Tensor) error {
+// checkCard returns an error if a model with these inputs and outputs does not fit its card.
+func checkCard(card *models.Card, inputs, outputs []signature.Tensor) error {
 	if err := signature.Check(card, inputs, outputs); err != nil {
 		return fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
 	}
@@ -104,9 +104,9 @@ func elementType(t models.DType) ort.TensorElementDataType {
 	}
 }
 
-// brief returns an error of ONNX Runtime as one line, without the wrapper's words and the
+// summarize returns an error of ONNX Runtime as one line, without the wrapper's words and the
 // file's name: the caller adds them.
-func brief(card *models.Card, err error) error {
+func summarize(card *models.Card, err error) error {
 	s := strings.Join(strings.Fields(err.Error()), " ")
 	for _, words := range []string{
 		"Error loading temporary session: ",

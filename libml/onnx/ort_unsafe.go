@@ -127,8 +127,8 @@ func (p *pool) close() error {
 // trim releases memory without allocations in it.
 func (p *pool) trim() { C.pon_pool_trim(p.handle) }
 
-// mark resets peak and refused.
-func (p *pool) mark() { C.pon_pool_mark(p.handle) }
+// resetPeak resets peak and refused.
+func (p *pool) resetPeak() { C.pon_pool_mark(p.handle) }
 
 // allocate returns memory, 512-byte aligned. It returns 0 if the pool has no addresses or no
 // memory for it; the pool's state then has refused.
@@ -139,7 +139,7 @@ func (p *pool) allocate(bytes int) cuda.Pointer {
 // release releases memory that allocate of any pool returned.
 func release(at cuda.Pointer) { C.pon_pool_release(C.uint64_t(at)) }
 
-func (p *pool) look() poolState {
+func (p *pool) readState() poolState {
 	s := C.pon_pool_look(p.handle)
 	state := poolState{
 		all:    cuda.Range{At: cuda.Pointer(s.base), Bytes: int(s.reserved)},
@@ -151,8 +151,8 @@ func (p *pool) look() poolState {
 	return state
 }
 
-// pinned reports whether an address is in pinned host memory.
-func pinned(at cuda.Pointer) bool { return C.pon_pinned(C.uint64_t(at)) != 0 }
+// isPinned reports whether an address is in pinned host memory.
+func isPinned(at cuda.Pointer) bool { return C.pon_pinned(C.uint64_t(at)) != 0 }
 
 // copyHost copies host memory.
 func copyHost(to, from cuda.Pointer, bytes int) {

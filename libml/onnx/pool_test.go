@@ -81,14 +81,14 @@ func TestPoolAllocations(t *testing.T) {
 		}
 
 		used := live.used()
-		if s := p.look(); s.used != used || s.mapped < used || s.peak < used || s.refused != nil {
+		if s := p.readState(); s.used != used || s.mapped < used || s.peak < used || s.refused != nil {
 			t.Fatalf("%+v, used %d", s, used)
 		}
 		p.trim()
 		for at, bytes := range live {
 			write(t, at, bytes)
 		}
-		if s := p.look(); s.mapped < used {
+		if s := p.readState(); s.mapped < used {
 			t.Fatalf("trim left %d bytes for %d", s.mapped, used)
 		}
 	})
@@ -143,17 +143,17 @@ func write(t *rapid.T, at cuda.Pointer, bytes int) {
 func TestPoolTrim(t *testing.T) {
 	p := pools(t, bound(t))
 	first, second := p.allocate(4*mebi), p.allocate(3*mebi)
-	if s := p.look(); s.mapped != 8*mebi || s.peak != 7*mebi {
+	if s := p.readState(); s.mapped != 8*mebi || s.peak != 7*mebi {
 		t.Errorf("%+v", s)
 	}
 	release(first)
 	p.trim()
-	if s := p.look(); s.mapped != 4*mebi || s.used != 3*mebi || s.peak != 7*mebi {
+	if s := p.readState(); s.mapped != 4*mebi || s.used != 3*mebi || s.peak != 7*mebi {
 		t.Errorf("after trim: %+v", s)
 	}
 	release(second)
-	p.mark()
-	if s := p.look(); s.used != 0 || s.peak != 0 {
+	p.resetPeak()
+	if s := p.readState(); s.used != 0 || s.peak != 0 {
 		t.Errorf("when all is given back: %+v", s)
 	}
 	if again := p.allocate(mebi); again != first {
@@ -167,7 +167,7 @@ func TestPoolWithoutMemory(t *testing.T) {
 	kept := p.allocate(2 * mebi)
 	cudafake.Set(t, cudafake.Memory(8*mebi))
 	at := p.allocate(64 * mebi)
-	if s := p.look(); !errors.Is(s.refused, cuda.ErrOutOfMemory) || at != 0 || s.mapped != 2*mebi {
+	if s := p.readState(); !errors.Is(s.refused, cuda.ErrOutOfMemory) || at != 0 || s.mapped != 2*mebi {
 		t.Errorf("%#x, %+v", at, s)
 	}
 	if at := p.allocate(2 * mebi); at != 0 {
@@ -177,10 +177,10 @@ func TestPoolWithoutMemory(t *testing.T) {
 	if err := errors.Join(null.Set(kept, 2, 2*mebi), null.Synchronize()); err != nil {
 		t.Error(err)
 	}
-	p.mark()
+	p.resetPeak()
 	cudafake.Reset()
-	if at := p.allocate(64 * mebi); at == 0 || p.look().refused != nil || p.look().mapped != 66*mebi {
-		t.Errorf("with memory again: %#x, %+v", at, p.look())
+	if at := p.allocate(64 * mebi); at == 0 || p.readState().refused != nil || p.readState().mapped != 66*mebi {
+		t.Errorf("with memory again: %#x, %+v", at, p.readState())
 	}
 }
 

@@ -91,18 +91,18 @@ func preloadAll(library string, load func(string) error) error {
 	}
 	for _, name := range needs {
 		if err := load(name); err != nil {
-			return missing(name, path, err)
+			return providerError(name, path, err)
 		}
 	}
 	for _, part := range cudnnParts {
 		if err := load(part.name); err != nil && !part.optional {
-			return missing(part.name, path, err)
+			return providerError(part.name, path, err)
 		}
 	}
 	return nil
 }
 
-func missing(name, provider string, err error) error {
+func providerError(name, provider string, err error) error {
 	hint := "have the loader find it: LD_LIBRARY_PATH, or ldconfig"
 	switch {
 	case strings.HasPrefix(name, "libcuda.so"):

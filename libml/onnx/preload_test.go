@@ -67,7 +67,7 @@ func TestMissingLibrary(t *testing.T) {
 	if !errors.Is(err, errNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "cuDNN 9 brings it") {
 		t.Errorf("got %v", err)
 	}
-	if err := missing("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {
+	if err := providerError("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {
 		t.Errorf("got %v", err)
 	}
 }

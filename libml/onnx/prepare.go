@@ -168,7 +168,7 @@ func (g *gpu) optimiseTo(file string, model []byte) (out []byte, err error) {
 	}
 
 	out, err = g.backend.optimise(model, g.settings(stream, g.nhwc), memory, file)
-	if err = g.scarce(short(memory, err)); errors.Is(err, cuda.ErrLost) {
+	if err = g.markOutOfMemory(poolRefusal(memory, err)); errors.Is(err, cuda.ErrLost) {
 		return nil, err
 	}
 	// A session that failed may have queued work that uses the memory.

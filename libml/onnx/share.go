@@ -35,7 +35,7 @@ import (
 // with its weights in its own file.
 //
 // In all other cases the process has private weights, and one line of the log has the reason.
-// A process of a prepared model then has one copy for all its sizes (copyOwn). Otherwise
+// A process of a prepared model then has one copy for all its sizes (copyPrivately). Otherwise
 // each session has a copy.
 
 // sharedWeights is the state of sharing. The zero value shares nothing yet.
@@ -89,7 +89,7 @@ func (g *gpu) openPrepared() error {
 		return nil
 	}
 	s.entry = e
-	if err := fits(card, e.Inputs, e.Outputs); err != nil {
+	if err := checkCard(card, e.Inputs, e.Outputs); err != nil {
 		return err
 	}
 
@@ -150,7 +150,7 @@ func (g *gpu) share() error {
 	}
 
 	g.env.Log.Info().Err(err).Msg("weights are not shared: this process has its own")
-	if err = g.copyOwn(); err != nil && !errors.Is(err, cuda.ErrLost) {
+	if err = g.copyPrivately(); err != nil && !errors.Is(err, cuda.ErrLost) {
 		g.env.Log.Debug().Err(err).Msg("each batch size has its own weights")
 		g.giveUp()
 		return nil
@@ -202,8 +202,8 @@ func (g *gpu) useWeights(at cuda.Pointer) {
 	s.forNHWC = g.nhwc
 }
 
-// copyOwn copies the entry's weights to the GPU for this process.
-func (g *gpu) copyOwn() (err error) {
+// copyPrivately copies the entry's weights to the GPU for this process.
+func (g *gpu) copyPrivately() (err error) {
 	s := &g.shared
 	file, err := os.Open(s.entry.Weights())
 	if err != nil {
@@ -214,7 +214,7 @@ func (g *gpu) copyOwn() (err error) {
 		return err
 	}
 	at := s.own.allocate(int(s.entry.Bytes))
-	if err := short(s.own, nil); err != nil {
+	if err := poolRefusal(s.own, nil); err != nil {
 		return err
 	}
 
@@ -269,8 +269,8 @@ func (g *gpu) linkPrivately(n int, why error) error {
 	return nil
 }
 
-// modelFor returns the model and the settings for a session.
-func (g *gpu) modelFor(stream cuda.Stream, nhwc bool) ([]byte, settings, error) {
+// sessionModel returns the model and the settings for a session.
+func (g *gpu) sessionModel(stream cuda.Stream, nhwc bool) ([]byte, settings, error) {
 	with, s := g.settings(stream, nhwc), &g.shared
 	if len(s.initializers) > 0 && nhwc == s.forNHWC {
 		with.initializers, with.folder = s.initializers, s.entry.Dir

@@ -148,7 +148,7 @@ func TestOwnCopyOfWeights(t *testing.T) {
 			r, s := sharingRig(t, t.TempDir())
 			s.refuses = refuse
 			r.linked()
-			at := r.gpu.shared.own.look().all.At
+			at := r.gpu.shared.own.readState().all.At
 			for _, with := range r.played.made {
 				if len(with.initializers) != 1 || with.initializers[0].at != at {
 					t.Errorf("a session with %+v, own weights at %#x", with.initializers, at)

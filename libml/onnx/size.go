@@ -22,14 +22,14 @@ import (
 // Active: on every GPU, for every model. A card with one batch size has one session. Sizes
 // that run node by node have a session per slot too (bynode.go). There is no setting.
 type size struct {
-	g       *gpu
-	n       int
-	nhwc    bool
-	thread  *thread
-	stream  cuda.Stream
-	ours    bool // close destroys the stream
-	weights *pool
-	session session
+	g          *gpu
+	n          int
+	nhwc       bool
+	thread     *thread
+	stream     cuda.Stream
+	ownsStream bool // close destroys the stream
+	weights    *pool
+	session    session
 	// captured has the graph of each lane.
 	captured [lanes]*captured
 	kept     []*pool // pools that the session keeps memory in
@@ -59,10 +59,10 @@ func (s *size) open() (err error) {
 		if s.stream, err = s.g.context.NewStream(); err != nil {
 			return err
 		}
-		s.ours = true
+		s.ownsStream = true
 	}
 
-	model, with, err := s.g.modelFor(s.stream, s.nhwc)
+	model, with, err := s.g.sessionModel(s.stream, s.nhwc)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (s *size) open() (err error) {
 	if err == nil {
 		s.session = made
 	}
-	if err = s.g.scarce(short(s.weights, err)); err != nil {
+	if err = s.g.markOutOfMemory(poolRefusal(s.weights, err)); err != nil {
 		return fmt.Errorf("make session for batches of %d: %w", s.n, err)
 	}
 	s.weights.trim()
@@ -91,20 +91,20 @@ func (g *gpu) newTriedSize(n int, stream cuda.Stream, nhwc bool) (*size, error) 
 // one-time work, such as filling a vector of ones for a bias. In a capture that work would
 // go into a graph that is never launched.
 func (s *size) try() error {
-	return s.privately(func(memory *pool, in place, outs []place) error {
+	return s.withPrivateTensors(func(memory *pool, in place, outs []place) error {
 		b, err := s.session.bind(in, outs)
 		if err != nil {
 			return err
 		}
 		defer b.close()
-		return s.checkAnswer(in, outs, func() error { return s.g.scarce(short(memory, b.run(memory))) })
+		return s.checkAnswer(in, outs, func() error { return s.g.markOutOfMemory(poolRefusal(memory, b.run(memory))) })
 	})
 }
 
 // tryGraph captures the batch and checks the graph's answer. It returns errNoGraph if the
 // batch cannot be captured. Nothing in the process may wait for the whole device meanwhile.
 func (s *size) tryGraph() error {
-	return s.privately(func(memory *pool, in place, outs []place) (err error) {
+	return s.withPrivateTensors(func(memory *pool, in place, outs []place) (err error) {
 		c, err := s.capture(memory, in, outs)
 		if err != nil {
 			return err
@@ -119,16 +119,16 @@ func (s *size) tryGraph() error {
 	})
 }
 
-// privately calls f on the session's thread, with private tensors and scratch memory: batches
+// withPrivateTensors calls f on the session's thread, with private tensors and scratch memory: batches
 // in flight may be using the lanes' pools.
-func (s *size) privately(f func(memory *pool, in place, outs []place) error) error {
+func (s *size) withPrivateTensors(f func(memory *pool, in place, outs []place) error) error {
 	return s.thread.do(func() (err error) {
 		memory, err := newPool(s.g.context.Device())
 		if err != nil {
 			return err
 		}
 		err = s.withTensors(memory, func(in place, outs []place) error { return f(memory, in, outs) })
-		if memory.look().used == 0 {
+		if memory.readState().used == 0 {
 			return errors.Join(err, memory.close())
 		}
 		memory.trim()
@@ -139,7 +139,7 @@ func (s *size) privately(f func(memory *pool, in place, outs []place) error) err
 
 // withTensors calls f with tensors in memory, and releases them.
 func (s *size) withTensors(memory *pool, f func(in place, outs []place) error) error {
-	memory.mark()
+	memory.resetPeak()
 	in, outs, err := s.tensors(memory)
 	if err == nil {
 		err = f(in, outs)
@@ -164,7 +164,7 @@ func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
 		outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
 	}
 	// Without memory the addresses are invalid, and places would return a misleading error.
-	if err := short(memory, nil); err != nil {
+	if err := poolRefusal(memory, nil); err != nil {
 		return in, outs, err
 	}
 	return places(card, s.n, input, outputs)
@@ -191,9 +191,9 @@ func (s *size) close() error {
 			errs = append(errs, p.close())
 		}
 		s.kept = nil
-		if s.ours {
+		if s.ownsStream {
 			errs = append(errs, s.stream.Destroy())
-			s.ours = false
+			s.ownsStream = false
 		}
 		return errors.Join(errs...)
 	})

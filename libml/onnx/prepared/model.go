@@ -125,7 +125,7 @@ func readTensor(message []byte) (t tensor, err error) {
 				t.Shape = append(t.Shape, int64(f.value))
 				return nil
 			}
-			return packed(f.data, func(v uint64) { t.Shape = append(t.Shape, int64(v)) })
+			return eachNumber(f.data, func(v uint64) { t.Shape = append(t.Shape, int64(v)) })
 		case tensorType:
 			t.Type = int(f.value)
 		case tensorName:
@@ -164,12 +164,12 @@ func nameOf(message []byte) (name string, err error) {
 	return name, err
 }
 
-// packed calls take with each number of a packed field.
-func packed(data []byte, take func(uint64)) error {
+// eachNumber calls take with each number of a packed field.
+func eachNumber(data []byte, take func(uint64)) error {
 	for len(data) > 0 {
 		v, n := protowire.ConsumeVarint(data)
 		if n < 0 {
-			return malformed(n)
+			return wireError(n)
 		}
 		take(v)
 		data = data[n:]

@@ -484,7 +484,7 @@ func TestManyMakeOneEntry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := slices.IndexFunc(list, func(d os.DirEntry) bool { return strings.HasPrefix(d.Name(), making) }); n >= 0 || len(list) != 2 { // and the lock
+	if n := slices.IndexFunc(list, func(d os.DirEntry) bool { return strings.HasPrefix(d.Name(), unfinishedPrefix) }); n >= 0 || len(list) != 2 { // and the lock
 		t.Errorf("left: %v", list)
 	}
 }
@@ -494,7 +494,7 @@ func TestManyMakeOneEntry(t *testing.T) {
 func TestTheFolderIsBounded(t *testing.T) {
 	s, k := keyed(t)
 	s.MostBytes = 10000 // an entry takes some 3,000
-	abandoned := filepath.Join(s.Dir, making+"x")
+	abandoned := filepath.Join(s.Dir, unfinishedPrefix+"x")
 	if err := os.MkdirAll(abandoned, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -32,13 +32,13 @@ const (
 	nhwcConv     = "NhwcConv"
 )
 
-// nhwcConvTakes are the attributes of NhwcConv.
-var nhwcConvTakes = []string{"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}
+// nhwcConvAttributes are the attributes of NhwcConv.
+var nhwcConvAttributes = []string{"auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"}
 
-// turns reports whether a node is a convolution that can become NhwcConv.
-func (n node) turns() bool {
+// convertible reports whether a node is a convolution that can become NhwcConv.
+func (n node) convertible() bool {
 	return n.op == "Conv" && n.domain == internalNHWC && len(n.inputs) > 1 &&
-		!slices.ContainsFunc(n.attributes, func(a string) bool { return !slices.Contains(nhwcConvTakes, a) })
+		!slices.ContainsFunc(n.attributes, func(a string) bool { return !slices.Contains(nhwcConvAttributes, a) })
 }
 
 // splitModel splits an optimised model that ONNX Runtime saved. In the returned graph the
@@ -64,7 +64,7 @@ func splitModel(model []byte, write func([]byte) error) (graph []byte, tensors [
 		return nil, nil, fmt.Errorf("%w: it has none of %d bytes or more", ErrNotShareable, leastBytes)
 	}
 
-	graph, err = around(model, s.graph, len(found.turned) > 0)
+	graph, err = replaceGraph(model, s.graph, len(found.turned) > 0)
 	return graph, s.tensors, err
 }
 
@@ -133,7 +133,7 @@ func (s *survey) takeNode(n node) error {
 	}
 
 	for i, name := range n.inputs {
-		if i == 1 && n.turns() {
+		if i == 1 && n.convertible() {
 			s.turned[name] = true
 		} else {
 			s.others[name] = true
@@ -191,12 +191,12 @@ func (s *splitter) takeNode(f field) error {
 	if err != nil {
 		return err
 	}
-	if !n.turns() || !s.turned[n.inputs[1]] {
+	if !n.convertible() || !s.turned[n.inputs[1]] {
 		s.keep(f)
 		return nil
 	}
 
-	renamed, err := rename(f.data)
+	renamed, err := convertNode(f.data)
 	if err != nil {
 		return err
 	}
@@ -236,7 +236,7 @@ func (s *splitter) moveToFile(t tensor) error {
 	t.Offset = s.fileBytes
 	s.fileBytes += t.Bytes
 	s.tensors = append(s.tensors, t.Tensor)
-	s.graph = appendBytes(s.graph, graphInitializer, reference(t.Tensor))
+	s.graph = appendBytes(s.graph, graphInitializer, externalTensor(t.Tensor))
 	return nil
 }
 
@@ -249,8 +249,8 @@ func (s *splitter) takeValue(f field) error {
 	return err
 }
 
-// rename turns the convolution of a NodeProto into NhwcConv.
-func rename(message []byte) (out []byte, err error) {
+// convertNode turns the convolution of a NodeProto into NhwcConv.
+func convertNode(message []byte) (out []byte, err error) {
 	err = fields(message, func(f field) error {
 		switch f.number {
 		case nodeOpType, nodeDomain:
@@ -262,8 +262,8 @@ func rename(message []byte) (out []byte, err error) {
 	return appendString(appendString(out, nodeOpType, nhwcConv), nodeDomain, microsoft), err
 }
 
-// reference returns a TensorProto with its values in the file of weights.
-func reference(t Tensor) (out []byte) {
+// externalTensor returns a TensorProto with its values in the file of weights.
+func externalTensor(t Tensor) (out []byte) {
 	for _, d := range t.Shape {
 		out = appendVarint(out, tensorDims, uint64(d))
 	}
@@ -277,9 +277,9 @@ func reference(t Tensor) (out []byte) {
 	return appendVarint(out, tensorLocation, locationExternal)
 }
 
-// around returns the model with another graph. If convolutions were renamed, the model
+// replaceGraph returns the model with another graph. If convolutions were renamed, the model
 // imports their new domain.
-func around(model, graph []byte, convolutions bool) (out []byte, err error) {
+func replaceGraph(model, graph []byte, convolutions bool) (out []byte, err error) {
 	imported := false
 	err = fields(model, func(f field) error {
 		switch f.number {

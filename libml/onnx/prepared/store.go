@@ -136,8 +136,8 @@ const (
 	defaultMost = 16 << 30
 	indexFile   = "index.json"
 	graphFile   = "graph.onnx"
-	// making begins the names of unfinished entries.
-	making = "making-"
+	// unfinishedPrefix begins the names of unfinished entries.
+	unfinishedPrefix = "making-"
 	// abandonedAfter is the age at which an unfinished entry is removed: its process died.
 	abandonedAfter = time.Hour
 	maxIndexBytes  = 64 << 20
@@ -185,7 +185,7 @@ func read(dir string, k Key) (_ *Entry, err error) {
 			e.use.Close()
 		}
 	}()
-	if err := lock(e.use, unix.LOCK_SH); err != nil {
+	if err := lockFolder(e.use, unix.LOCK_SH); err != nil {
 		return nil, err
 	}
 	text, err := readFile(filepath.Join(dir, indexFile), maxIndexBytes)
@@ -252,7 +252,7 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor,
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
-	dir, err := os.MkdirTemp(s.Dir, making)
+	dir, err := os.MkdirTemp(s.Dir, unfinishedPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
@@ -291,12 +291,12 @@ func (s Store) Refuse(k Key, why error) error {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(s.Dir, making)
+	dir, err := os.MkdirTemp(s.Dir, unfinishedPrefix)
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), share(dir)); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), allowGroup(dir)); err != nil {
 		return err
 	}
 	if err := s.Remove(k); err != nil {
@@ -336,16 +336,16 @@ func (i *Index) write(dir string, optimised []byte) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(filepath.Join(dir, graphFile), graph, fileMode), os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), share(dir))
+	return errors.Join(os.WriteFile(filepath.Join(dir, graphFile), graph, fileMode), os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), allowGroup(dir))
 }
 
 // fileMode is the mode of an entry's files. A node gives the folder to the group of its
 // functions, which may read entries but not change them.
 const fileMode = 0o640
 
-// share lets the folder's group read an entry, whatever the umask is. The files have the
+// allowGroup lets the folder's group read an entry, whatever the umask is. The files have the
 // group of the store's folder (set-group-ID).
-func share(dir string) error {
+func allowGroup(dir string) error {
 	list, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -364,7 +364,7 @@ func (s Store) Remove(k Key) error { return s.discard(filepath.Join(s.Dir, k.nam
 // discard removes an entry's folder if it exists. It renames the folder first, so that no
 // process sees an incomplete entry, even if this process dies meanwhile.
 func (s Store) discard(dir string) error {
-	aside, err := os.MkdirTemp(s.Dir, making)
+	aside, err := os.MkdirTemp(s.Dir, unfinishedPrefix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -398,7 +398,7 @@ func (s Store) trim(newBytes int64) {
 		about, err := d.Info()
 		switch {
 		case err != nil || !d.IsDir():
-		case strings.HasPrefix(d.Name(), making):
+		case strings.HasPrefix(d.Name(), unfinishedPrefix):
 			s.removeAbandoned(about)
 		default:
 			entries = append(entries, s.measure(about))
@@ -456,12 +456,12 @@ func (s Store) discardUnused(dir string) bool {
 		return false
 	}
 	defer f.Close()
-	return lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil && s.discard(dir) == nil
+	return lockFolder(f, unix.LOCK_EX|unix.LOCK_NB) == nil && s.discard(dir) == nil
 }
 
-// lock locks an entry's open folder until it is closed. It returns fs.ErrNotExist if the
+// lockFolder locks an entry's open folder until it is closed. It returns fs.ErrNotExist if the
 // folder was removed: another may have its name.
-func lock(f *os.File, how int) error {
+func lockFolder(f *os.File, how int) error {
 	if err := unix.Flock(int(f.Fd()), how); err != nil {
 		return fmt.Errorf("lock it: %w", err)
 	}

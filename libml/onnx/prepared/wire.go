@@ -28,7 +28,7 @@ func fields(message []byte, take func(field) error) error {
 	for len(message) > 0 {
 		number, kind, tag := protowire.ConsumeTag(message)
 		if tag < 0 {
-			return malformed(tag)
+			return wireError(tag)
 		}
 		if !number.IsValid() {
 			return fmt.Errorf("%w: field number %d", errWire, number)
@@ -48,7 +48,7 @@ func fields(message []byte, take func(field) error) error {
 			return fmt.Errorf("%w: field %d has wire type %d", errWire, number, kind)
 		}
 		if n < 0 {
-			return malformed(n)
+			return wireError(n)
 		}
 
 		f.raw, message = message[:tag+n], rest[n:]
@@ -59,8 +59,8 @@ func fields(message []byte, take func(field) error) error {
 	return nil
 }
 
-// malformed returns the error for a negative length from protowire.
-func malformed(code int) error { return fmt.Errorf("%w: %w", errWire, protowire.ParseError(code)) }
+// wireError returns the error for a negative length from protowire.
+func wireError(code int) error { return fmt.Errorf("%w: %w", errWire, protowire.ParseError(code)) }
 
 func appendVarint(to []byte, number protowire.Number, v uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), v)

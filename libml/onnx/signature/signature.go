@@ -43,32 +43,32 @@ func shape(dims []int64) string {
 // error names both.
 func Check(card *models.Card, inputs, outputs []Tensor) error {
 	if len(inputs) != 1 {
-		return fmt.Errorf("model takes %d inputs (%s); want one, of %s: a request is one picture", len(inputs), described(inputs), inputTypes)
+		return fmt.Errorf("model takes %d inputs (%s); want one, of %s: a request is one picture", len(inputs), describe(inputs), inputTypes)
 	}
 	if t := inputs[0]; !slices.Contains([]string{string(models.U8), string(models.F16), string(models.F32)}, t.Type) {
 		return fmt.Errorf("input %q is %s in the model; want %s: put a Cast in front of it", t.Name, t, inputTypes)
 	}
 	in := &card.Input
 	want := Tensor{Name: in.Name, Type: string(in.TensorType), Dims: append([]int64{-1}, in.Shape(1)[1:]...)}
-	if err := matches("input", card, want, inputs); err != nil {
+	if err := checkTensor("input", card, want, inputs); err != nil {
 		return err
 	}
 	for i := range card.Outputs {
 		o := &card.Outputs[i]
 		want := Tensor{Name: o.Name, Type: string(models.F32), Dims: append([]int64{-1}, o.Shape...)}
-		if err := matches("output", card, want, outputs); err != nil {
+		if err := checkTensor("output", card, want, outputs); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// matches finds the tensor that the card names, and compares it. A dynamic dimension of the
+// checkTensor finds the tensor that the card names, and compares it. A dynamic dimension of the
 // model accepts any size. A fixed batch accepts only its own size.
-func matches(kind string, card *models.Card, want Tensor, have []Tensor) error {
+func checkTensor(kind string, card *models.Card, want Tensor, have []Tensor) error {
 	i := slices.IndexFunc(have, func(t Tensor) bool { return t.Name == want.Name })
 	if i < 0 {
-		return fmt.Errorf("model has no %s %q, which the card names; it has %s", kind, want.Name, names(have))
+		return fmt.Errorf("model has no %s %q, which the card names; it has %s", kind, want.Name, joinNames(have))
 	}
 	got := have[i]
 	same := got.Type == want.Type && (len(got.Dims) == 0 || len(got.Dims) == len(want.Dims))
@@ -88,7 +88,7 @@ func matches(kind string, card *models.Card, want Tensor, have []Tensor) error {
 // inputTypes are the types of elements that the gather writes.
 const inputTypes = "u8, f16 or f32"
 
-func described(ts []Tensor) string {
+func describe(ts []Tensor) string {
 	s := make([]string, len(ts))
 	for i, t := range ts {
 		s[i] = fmt.Sprintf("%q %s", t.Name, t)
@@ -96,7 +96,7 @@ func described(ts []Tensor) string {
 	return strings.Join(s, ", ")
 }
 
-func names(ts []Tensor) string {
+func joinNames(ts []Tensor) string {
 	if len(ts) == 0 {
 		return "none"
 	}
