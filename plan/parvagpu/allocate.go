@@ -7,34 +7,34 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// deployment is the map of segments to GPUs (Table III): which lie where, and
-// which still wait. GPUs are taken as they are needed and keep their numbers
-// when they empty.
+// deployment maps segments to GPUs (Table III). It also holds the segments that
+// still wait. Allocation adds GPUs when it needs them. A GPU keeps its number
+// when it becomes empty.
 type deployment struct {
 	gpu    plan.GPU
 	starts map[int][]int // the slots that a size is put in, in order of preference
 	gpus   []board
 	// waiting are the queues of line 2, by size; each is first in, first out.
 	waiting map[int][]want
-	// open is, by size, the first GPU that may have room for it: those in front
-	// have none.
+	// open is, by size, the first GPU that may have room for it: the GPUs before
+	// it have none.
 	open map[int]int
 }
 
-// want is a segment without a place.
+// want is a segment that waits for a place.
 type want struct {
 	service *service
 	point   plan.Point
 }
 
-// placed is a segment with one.
+// placed is a segment with its slot.
 type placed struct {
 	want
 	slot int
 }
 
-// board is one GPU: its segments, the slots that they cover and the sum of their
-// sizes. Slots mean nothing on a GPU without MIG: they are given out in the end.
+// board is one GPU: its segments, a bit mask of their slots and the sum of their
+// sizes. Without MIG, slots mean nothing until segments assigns them at the end.
 type board struct {
 	taken  uint64
 	gpcs   int
@@ -42,19 +42,23 @@ type board struct {
 	placed []placed
 }
 
-// A GPU is split whose GPCs fall below threshold (section III-E2), of the seven
-// of the paper's GPUs. The published code splits those of exactly four too, which
-// saves no GPU on the six scenarios at 1 to 10 times their rates or services, and
-// takes up to one GPC more.
+// Allocation optimisation splits a GPU that uses fewer than threshold of its GPCs
+// (section III-E2), scaled from the seven GPCs of the paper's GPUs. The published
+// code also splits GPUs with exactly four. That saves no GPU on the six scenarios
+// at 1 to 10 times their rates or services, and takes up to one GPC more.
 const (
 	threshold       = 4
 	thresholdOfGPCs = 7
 )
 
-// preferred are the slots that each size is put in, in order (section III-E1).
-// On GPUs of eight slots size 3 goes to slot 4 only, as slot 0 would cost slot
-// 3; the paper's slot 5 for size 2 is no placement of NVML's, which leaves 0, 2
-// and 4; other GPUs have their tables' order.
+// preferred returns the slots for each size in order of preference (section
+// III-E1). On GPUs of eight slots:
+//
+//   - Size 3 uses only slot 4, because slot 0 would cost slot 3.
+//   - Size 2 uses slots 0, 2 and 4. The paper also names slot 5, which is no
+//     placement of NVML.
+//
+// Other GPUs use the order of their placement tables.
 func preferred(g plan.GPU) map[int][]int {
 	starts := map[int][]int{}
 	for _, s := range g.Sizes {
@@ -88,8 +92,8 @@ func (d *deployment) enqueue(s *service, pt plan.Point, n int) {
 	}
 }
 
-// allocate empties the queues, the largest size first: each segment goes to the
-// first GPU that has room where the size is preferred.
+// allocate empties the queues, the largest size first. Each segment goes to the
+// first GPU that has room for its size; there, preferred slots come first.
 func (d *deployment) allocate() {
 	for _, size := range slices.Backward(d.gpu.Sizes) {
 		queue := d.waiting[size.GPCs]
@@ -100,7 +104,7 @@ func (d *deployment) allocate() {
 	}
 }
 
-// place puts a segment into the first GPU that has room, a new one at the last.
+// place puts a segment into the first GPU that has room, or into a new one.
 func (d *deployment) place(w want, size plan.Size) {
 	for i := d.open[size.GPCs]; ; i++ {
 		if i == len(d.gpus) {
@@ -117,8 +121,8 @@ func (d *deployment) place(w want, size plan.Size) {
 	}
 }
 
-// room finds a slot for a size, the preferred first. Without MIG any will do,
-// and it gives 0.
+// room finds a slot for a size, in order of preference. Without MIG any GPU with
+// enough left will do, and slot is 0.
 func (d *deployment) room(b *board, size plan.Size) (slot int, ok bool) {
 	if b.gpcs+size.GPCs > d.gpu.GPCs {
 		return 0, false
@@ -134,8 +138,8 @@ func (d *deployment) room(b *board, size plan.Size) (slot int, ok bool) {
 	return 0, false
 }
 
-// fits says whether memory that all segments share, which they do without MIG,
-// suffices for one more.
+// fits reports whether the memory suffices for one more segment. Without MIG all
+// segments of a GPU share its memory.
 func (d *deployment) fits(b *board, pt plan.Point) bool {
 	return !d.gpu.Percent || d.gpu.MemoryMiB == 0 || b.memory+pt.MemoryMiB <= float64(d.gpu.MemoryMiB)
 }
@@ -147,14 +151,15 @@ func (b *board) put(p placed, size plan.Size) {
 	b.placed = append(b.placed, p)
 }
 
-// cover are the slots of a size from a slot on, as bits. Tables of MIG have at
-// most eight; a size of a GPU without MIG may have more and then means nothing.
+// cover returns the slots of a size from slot on, as bits. MIG tables have at
+// most eight slots. Without MIG a size may have more, and then the result means
+// nothing.
 func cover(size plan.Size, slot int) uint64 { return (1<<size.Slots - 1) << slot }
 
-// optimise is allocation optimisation: the segments of each GPU of few GPCs,
-// from the last on, become small ones that go to the first gaps there are. What
-// small segments carry beyond what was freed is reckoned with when the next of
-// the same service are freed.
+// optimise is allocation optimisation. From the last GPU on, it replaces the
+// segments of each GPU with few used GPCs by small ones, which go to the first
+// gaps. Small segments may carry more than the segments that they replace. The
+// surplus reduces what the next freed segments of the same service need.
 func (d *deployment) optimise() {
 	owed := map[*service]float64{}
 	for i := len(d.gpus) - 1; i >= 0; i-- {
@@ -184,7 +189,7 @@ func (d *deployment) optimise() {
 	}
 }
 
-// inUse is the number of GPUs that have a segment.
+// inUse is the number of GPUs that have segments.
 func (d *deployment) inUse() int {
 	n := 0
 	for i := range d.gpus {
@@ -195,8 +200,8 @@ func (d *deployment) inUse() int {
 	return n
 }
 
-// segments are the map as a plan has it. Without MIG the segments of a GPU lie
-// side by side in the order in which they were placed.
+// segments returns the deployment in the form of a plan. Without MIG the segments
+// of a GPU lie side by side in the order of their placement.
 func (d *deployment) segments() []plan.Segment {
 	var segments []plan.Segment
 	for i, b := range d.gpus {

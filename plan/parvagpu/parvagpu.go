@@ -1,24 +1,24 @@
-// Package parvagpu is ParvaGPU's planner, as its paper has it: the segment
-// configurator (Algorithm 1, section III-D) and the segment allocator
-// (Algorithm 2, section III-E), and the two variants of section IV-A.
+// Package parvagpu is ParvaGPU's planner as described in its paper: the segment
+// configurator (Algorithm 1, section III-D), the segment allocator (Algorithm
+// 2, section III-E), and the two variants of section IV-A.
 //
-// The way of a plan:
+// A plan is made in four steps:
 //
-//  1. Triplets (triplet.go): for each service and size the point of the largest
-//     throughput within the latency bound.
-//  2. Demand matching (triplet.go): as many segments of the triplet with the
-//     most throughput a GPC as the rate fills, and for the rest the smallest
-//     size that carries it.
-//  3. Segment relocation (allocate.go): segments by size, largest first, each
-//     into the first GPU that has room where the size is preferred.
-//  4. Allocation optimisation (allocate.go): from the last GPU on, what lies on
-//     GPUs of less than four GPCs is split into small segments, which fill the
-//     gaps of the GPUs in front.
+//  1. Triplets (triplet.go): for each service and size, choose the point of the
+//     largest throughput within the latency bound.
+//  2. Demand matching (triplet.go): fill as many segments of the triplet with the
+//     most throughput per GPC as the rate needs. The smallest size that carries the
+//     rest takes the rest.
+//  3. Segment relocation (allocate.go): place segments by size, largest first, each
+//     into the first GPU that has room for its size.
+//  4. Allocation optimisation (allocate.go): from the last GPU on, split the
+//     segments of GPUs that use fewer than four GPCs into small ones. These fill the
+//     gaps of the GPUs before.
 //
-// Where the paper leaves room, its published results and code decide, and what
-// they would do to the harm of a plan is not done: a segment that small ones
-// cannot replace stays (the published code loses it), and an optimisation that
-// costs GPUs is not taken.
+// If the paper leaves a choice open, the package follows its published results
+// and code, with two exceptions that would make a plan worse. A segment that
+// small ones cannot replace stays (the published code loses it). An
+// optimisation that costs GPUs is dropped.
 package parvagpu
 
 import (
@@ -29,8 +29,8 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// ErrMixedFleet is returned for a fleet of several models of GPU: the paper's
-// algorithms know one.
+// ErrMixedFleet is returned for a fleet of several GPU models: the paper's
+// algorithms plan on one model only.
 var ErrMixedFleet = errors.New("ParvaGPU's algorithms plan on one model of GPU: want a fleet of one, or the policy penstock")
 
 // planner is one of the three policies.
@@ -45,7 +45,7 @@ func New() plan.Policy {
 	return planner{name: "parvagpu", processes: plan.MaxProcesses, optimise: true}
 }
 
-// Single is ParvaGPU without MPS: one process a segment ("parvagpu-single").
+// Single is ParvaGPU without MPS: one process per segment ("parvagpu-single").
 func Single() plan.Policy {
 	return planner{name: "parvagpu-single", processes: 1, optimise: true}
 }
@@ -94,8 +94,8 @@ func (pl planner) Plan(p *plan.Problem) (*plan.Plan, error) {
 	return deployed, nil
 }
 
-// byName orders services by name, as the published profiles' order does; the
-// paper names none.
+// byName orders services by name, like the published profiles. The paper does
+// not specify an order.
 func byName(services []plan.Service) []plan.Service {
 	sorted := slices.Clone(services)
 	slices.SortFunc(sorted, func(a, b plan.Service) int { return strings.Compare(a.Name, b.Name) })

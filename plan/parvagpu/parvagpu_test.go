@@ -33,7 +33,8 @@ func planned(t testing.TB, policy plan.Policy, p *plan.Problem) *plan.Plan {
 	return pl
 }
 
-// Figure 5 of the paper, and for S1 to S3 the GPCs of the published plans.
+// TestPublishedGPUs checks figure 5 of the paper and, for S1 to S3, the GPCs of
+// the published plans.
 func TestPublishedGPUs(t *testing.T) {
 	for _, c := range []struct {
 		scenario   string
@@ -48,8 +49,9 @@ func TestPublishedGPUs(t *testing.T) {
 	}
 }
 
-// The paper: the same GPUs without MPS on S1 to S3, 7.1 and 11.1 % more on S5
-// and S6. (On S4 it has 8 GPUs without MPS where these algorithms need 7.)
+// According to the paper, plans without MPS need the same GPUs on S1 to S3, and
+// 7.1 and 11.1 % more on S5 and S6. (On S4 the paper has 8 GPUs without MPS;
+// these algorithms need 7.)
 func TestWithoutMPS(t *testing.T) {
 	for scenario, gpus := range map[string]int{"S1": 2, "S2": 3, "S3": 5, "S5": 14, "S6": 18} {
 		pl := planned(t, parvagpu.Single(), plantest.Scenario(t, scenario))
@@ -64,7 +66,7 @@ func TestWithoutMPS(t *testing.T) {
 	}
 }
 
-// S1 and S2 fit into the GPUs that relocation needs.
+// On S1 and S2, optimisation saves no GPU compared with relocation.
 func TestOptimise(t *testing.T) {
 	for _, c := range []struct {
 		scenario          string
@@ -83,9 +85,9 @@ func TestOptimise(t *testing.T) {
 	}
 }
 
-// Section III-E2: what is split is a GPU whose GPCs fall below four.
+// Section III-E2: only a GPU that uses fewer than four GPCs is split.
 func TestFourGPCs(t *testing.T) {
-	for size, segments := range map[int]int{3: 3, 4: 1} { // 2 + 2 + 1 GPCs, or the one as it is
+	for size, segments := range map[int]int{3: 3, 4: 1} { // 2 + 2 + 1 GPCs, or the segment unchanged
 		p := *plantest.Scenario(t, "S1")
 		points := []plan.Point{
 			{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 10, LatencyMS: 1},

@@ -6,14 +6,14 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// service is a service with what the configurator found for it (Table II).
+// service is a service with the configurator's results (Table II).
 type service struct {
 	plan.Service
-	// triplets has the best point of each size that serves, ascending by size: at
-	// most one a size.
+	// triplets has the best point of each feasible size, ascending by size: at
+	// most one per size.
 	triplets []plan.Point
-	// optimal is the triplet of the most throughput a GPC, number how many
-	// segments of it are filled, last the segment that carries the rest.
+	// optimal is the triplet with the most throughput per GPC, number the count
+	// of full segments of it, last the segment that carries the rest.
 	optimal plan.Point
 	number  int
 	last    plan.Point
@@ -38,8 +38,8 @@ func (pl planner) configure(p *plan.Problem, gpu plan.GPU) ([]*service, error) {
 	return services, nil
 }
 
-// triplets picks the point of the largest throughput of each size; of equal
-// ones the first. Points ascend by size.
+// triplets picks the point of the largest throughput for each size. If several
+// are equal, it picks the first. Points ascend by size.
 func (pl planner) triplets(points []plan.Point) []plan.Point {
 	var best []plan.Point
 	for _, pt := range points {
@@ -55,13 +55,13 @@ func (pl planner) triplets(points []plan.Point) []plan.Point {
 	return best
 }
 
-// allows says whether the policy looks at a point at all.
+// allows reports whether the policy may use a point.
 func (pl planner) allows(pt plan.Point) bool { return pt.Processes <= pl.processes }
 
-// match is demand matching: filled segments of the triplet with the most
-// throughput a GPC (of equal ones the smallest), and the smallest size that
-// carries what is left. A rate that fills its segments exactly leaves a whole
-// one to the last.
+// match is demand matching: full segments of the triplet with the most throughput
+// per GPC (the smallest if several are equal), and the smallest size that carries
+// the rest. If a rate fills its segments exactly, the last full segment counts as
+// the rest.
 func (s *service) match() {
 	perGPC := func(pt plan.Point) float64 { return pt.ThroughputRPS / float64(pt.GPCs) }
 	s.optimal = s.triplets[0]
@@ -81,15 +81,20 @@ func (s *service) match() {
 	}
 }
 
-// rounding is the part of a rate that sums of throughputs may miss or exceed it
-// by: no segment is spent on it.
+// rounding is the relative rounding error of a sum of throughputs. A missing rate
+// below it needs no segment.
 const rounding = 1e-10
 
-// small are the segments of sizes 1 and 2 that together reach a throughput
-// (SmallSegments, line 22): of size 2 as many as it fills and of size 1 for the
-// rest where size 2 serves more a GPC, else of size 1 alone; of the one size
-// where the other does not serve. Sizes 1 and 2 of a GPU without MIG are the two
-// smallest that the service was measured at. ok is false where neither serves.
+// small returns the segments of sizes 1 and 2 that together reach a throughput
+// (SmallSegments, line 22):
+//
+//   - If size 2 has more throughput per GPC: as many full segments of size 2 as
+//     possible, and size 1 for the rest.
+//   - Otherwise: size 1 only.
+//   - If only one of the two sizes is feasible: that size.
+//
+// On a GPU without MIG, sizes 1 and 2 are the two smallest measured sizes of the
+// service. ok is false if neither is feasible.
 func (s *service) small(g plan.GPU, throughput float64) (segments []plan.Point, ok bool) {
 	if throughput <= rounding*s.RateRPS {
 		return nil, true
