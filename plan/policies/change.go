@@ -9,13 +9,13 @@ import (
 	"github.com/penstock/penstock/plan/simulated"
 )
 
-// Change moves as little of an old plan as possible to solve a problem. The error wraps
-// change.ErrOldPlan if the plan cannot be of its policy.
+// Change solves a problem with as few changes to an old plan as possible. The error
+// wraps change.ErrOldPlan if the plan cannot be of its policy.
 func Change(old *plan.Plan, problem *plan.Problem) (*change.Change, error) {
 	if _, err := Find(old.Policy); err != nil {
 		return nil, fmt.Errorf("%w: %w", change.ErrOldPlan, err)
 	}
-	if old.Policy != simulated.Name { // which has learnt its own
+	if old.Policy != simulated.Name { // which learns its own bounds
 		if err := ofHalf(old); err != nil {
 			return nil, fmt.Errorf("%w: %w", change.ErrOldPlan, err)
 		}
@@ -26,9 +26,9 @@ func Change(old *plan.Plan, problem *plan.Problem) (*change.Change, error) {
 	return change.From(old, problem)
 }
 
-// ofHalf says whether a plan's latency bounds are those of all policies that learn
-// none. A file that says otherwise was changed by hand, and what it calls served is
-// not.
+// ofHalf returns an error if a latency bound is not plan.HalfSLO of its objective, as
+// in all policies that learn no bounds. Another bound means that the file was edited by
+// hand, and that its services may miss their objectives.
 func ofHalf(p *plan.Plan) error {
 	for i, s := range p.Services {
 		want := plan.HalfSLO(plan.Service{SLOMS: s.SLOMS})

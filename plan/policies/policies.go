@@ -1,5 +1,4 @@
-// Package policies lists the policies that there are, by the names that
-// `penstock plan --policy` takes.
+// Package policies lists the policies by the names that `penstock plan --policy` takes.
 package policies
 
 import (
@@ -13,7 +12,7 @@ import (
 	"github.com/penstock/penstock/plan/simulated"
 )
 
-// Default is the policy that is taken where none is named.
+// Default is the policy if none is named.
 const Default = "penstock"
 
 // All are the policies, our own first, then the paper's and its variants.
@@ -32,10 +31,11 @@ func Names() (names []string) {
 	return names
 }
 
-// lab are the policies that are only compared with, which left the product in 0.1.0.
+// lab are the policies that only serve for comparison. They are no part of the product
+// since 0.1.0.
 var lab = []string{"gpulet", "igniter", "mig-serving"}
 
-// Find is the policy of that name. The error lists the names.
+// Find returns the policy of that name. The error lists all names.
 func Find(name string) (plan.Policy, error) {
 	if slices.Contains(lab, name) {
 		return nil, fmt.Errorf("policy %s is only for comparisons: make lab && bin/penstock-lab plan --policy %s", name, name)
@@ -48,8 +48,8 @@ func Find(name string) (plan.Policy, error) {
 	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
 }
 
-// Solved is the problem that a policy's plan solves, which is what the plan is to be
-// checked and replayed with: if the policy has latency bounds of its own, p with these.
+// Solved returns the problem to check and replay a policy's plan with. If the policy
+// has latency bounds of its own, it is p with these bounds.
 func Solved(p *plan.Problem, made *plan.Plan) *plan.Problem {
 	if made.Policy == simulated.Name {
 		return boundedBy(p, made)
@@ -57,8 +57,8 @@ func Solved(p *plan.Problem, made *plan.Plan) *plan.Problem {
 	return p
 }
 
-// boundedBy is a problem with the latency bounds that a plan says it was made with, as
-// far as they are within the objectives.
+// boundedBy is the problem with the latency bounds that the plan names. A bound above
+// its objective is ignored.
 func boundedBy(p *plan.Problem, made *plan.Plan) *plan.Problem {
 	own := make(map[string]float64, len(made.Services))
 	for _, s := range made.Services {
