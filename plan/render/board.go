@@ -1,9 +1,10 @@
 // Package render shows a plan: as a table for a terminal, as one HTML page that
-// needs nothing beside it, and as YAML. Each draws or names every GPU; the table
-// and the page draw it as its slots.
+// needs no other file, and as YAML. Each form has every GPU. The table and the page
+// draw the slots of each GPU.
 //
-// What is drawn is the plan as it stands, not what a policy meant: a segment on a
-// GPU without a placement table, of a size that there is not, outside the slots or
+// The package draws the plan itself, not the intention of its policy. These segments
+// are errors: on a GPU without a placement table, of an unknown size, outside the
+// slots, or overlapping another one.
 // upon another one is an error, not a picture.
 package render
 
@@ -17,7 +18,7 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// board is one GPU of a plan, or several in a row that look the same.
+// board is one GPU of a plan, or several adjacent ones that look the same.
 type board struct {
 	first, last int // numbers of the GPUs
 	gpu         plan.GPU
@@ -25,13 +26,13 @@ type board struct {
 	gpcs        int
 }
 
-// cell is what stands in some slots: a segment, or nothing.
+// cell is a range of slots: a segment, or a gap.
 type cell struct {
 	slot, slots int
 	segment     *plan.Segment
 	size        plan.Size
-	// lost slots are free and no segment can have them: the last memory slice of an
-	// A100 beside a segment of one GPC.
+	// lost slots are free but unusable: the last memory slice of an A100 next to a
+	// segment of one GPC.
 	lost bool
 }
 
@@ -59,7 +60,7 @@ func boards(p *plan.Plan) ([]board, error) {
 	return list, nil
 }
 
-// layOut puts the segments of one GPU, ascending by slot, into cells and fills the
+// layOut converts the segments of one GPU, ascending by slot, to cells and fills the
 // gaps.
 func layOut(segments []plan.Segment) (board, error) {
 	b := board{first: segments[0].GPU, last: segments[0].GPU}
@@ -85,7 +86,7 @@ func layOut(segments []plan.Segment) (board, error) {
 			continue
 		}
 		c := cell{slot: slot, slots: 1, lost: !usable(b.gpu, taken, slot)}
-		if b.gpu.Percent { // steps have no edges
+		if b.gpu.Percent { // percentages have no slot boundaries
 			for slot+1 < b.gpu.Slots && !taken[slot+1] {
 				slot, c.slots = slot+1, c.slots+1
 			}
@@ -96,7 +97,7 @@ func layOut(segments []plan.Segment) (board, error) {
 	return b, nil
 }
 
-// usable says whether some segment could still cover a slot.
+// usable reports whether another segment could still cover a slot.
 func usable(g plan.GPU, taken []bool, slot int) bool {
 	for _, size := range g.Sizes {
 		for _, start := range size.Starts {
@@ -127,7 +128,8 @@ func (b board) number() string {
 	return fmt.Sprintf("%d–%d", b.first, b.last)
 }
 
-// cpu is the table whose steps are hundredths of a machine's CPU time.
+// cpu is the placement table of a CPU. Its unit is a hundredth of a machine's CPU
+// time.
 const cpu = "cpu"
 
 // used is how much of the GPU has segments: "6 of 7 GPCs", "62 of 80 SMs", "40 of
@@ -142,8 +144,8 @@ func (b board) used() string {
 	return fmt.Sprintf("%d of %d GPCs", b.gpcs, b.gpu.GPCs)
 }
 
-// sizeName is a segment's size: "3g" under MIG, "24 SMs" where there is none, "24 %"
-// of a CPU.
+// sizeName is a segment's size: "3g" under MIG, "24 SMs" without MIG, "24 %" of a
+// CPU.
 func sizeName(g plan.GPU, s plan.Size) string {
 	switch {
 	case g.Name == cpu:
@@ -159,7 +161,7 @@ func (b board) point(c cell) string {
 	return fmt.Sprintf("%s %d × %d", sizeName(b.gpu, c.size), c.segment.Batch, c.segment.Processes)
 }
 
-// formatDecimal writes a number with as many digits as are worth reading.
+// formatDecimal writes a number with as many digits as are useful to a reader.
 func formatDecimal(v float64) string {
 	switch {
 	case math.Abs(v) >= 100:
@@ -172,10 +174,10 @@ func formatDecimal(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// formatExact writes a number that somebody gave as it was given.
+// formatExact writes a number of the input as the input has it.
 func formatExact(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
 
-// formatPercent writes a part of one in percent.
+// formatPercent writes a fraction as a percentage.
 func formatPercent(part float64) string {
 	v := math.Round(part*1000) / 10
 	return strconv.FormatFloat(v+0, 'f', 1, 64) + " %" // +0: no minus before a nought

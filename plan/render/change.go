@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock/plan/change"
 )
 
-// Change shows what a change does with each service, and its steps.
+// Change shows the effect of a change on each service, and its steps.
 func Change(c *change.Change) Section {
 	s := Section{Title: "Change", Text: []string{
 		fmt.Sprintf("GPUs: %d before, %d after, at most %d on the way.", c.GPUsBefore, c.GPUsAfter, c.GPUsDuring),
@@ -47,7 +47,7 @@ func Change(c *change.Change) Section {
 	return s
 }
 
-// fateOf says what becomes of a service that does not stay as it is.
+// fateOf describes what happens to a service that changes.
 func fateOf(v change.Service) string {
 	label := fmt.Sprintf("%s %s", v.Service, map[change.Fate]string{change.Changes: "changes", change.New: "is new", change.Moves: "makes room", change.Removed: "is removed"}[v.Fate])
 	switch {

@@ -16,8 +16,8 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("plan").Parse(pageText))
 
-// page is what page.html shows. Whatever a file of somebody else's named is a
-// string here, and html/template escapes it for the place where it stands.
+// page is the data of page.html. Names from input files are untrusted. They are
+// plain strings here, and html/template escapes them for their context.
 type page struct {
 	Title    string
 	Summary  []line
@@ -28,15 +28,15 @@ type page struct {
 
 type pageBoard struct {
 	Number, Model, Used string
-	Columns             template.CSS // made of numbers alone
-	Ruler               []int        // the slots' numbers, where another model of GPU begins
+	Columns             template.CSS // built from numbers only
+	Ruler               []int        // the slots' numbers, if a new GPU model begins here
 	Cells               []pageCell
 }
 
 type pageCell struct {
 	Column, Slots        int // CSS counts columns from 1
 	Lost                 bool
-	Service, Point, Load string // Service is empty where there is none
+	Service, Point, Load string // Service is empty for a gap
 	Title                string
 	Hue                  int
 	LoadPercent          int
@@ -45,12 +45,12 @@ type pageCell struct {
 type pageSection struct {
 	Section
 	Numeric []bool
-	Hues    []int // of the services, where they are what the rows are; else none
+	Hues    []int // of the services, if the rows are services; else none
 }
 
-// HTML writes a plan as one page that loads nothing: what it comes to, each GPU as
-// its slots, the services, and what more there is to say. A service has one colour
-// everywhere. GPUs in a row that look the same are drawn once.
+// HTML writes a plan as one page that loads no other file: the summary, each GPU
+// as its slots, the services, and further sections. A service has the same colour
+// everywhere. Adjacent GPUs that look the same are drawn once.
 func HTML(w io.Writer, p *plan.Plan, more ...Section) error {
 	list, err := boards(p)
 	if err != nil {
@@ -60,7 +60,8 @@ func HTML(w io.Writer, p *plan.Plan, more ...Section) error {
 	hue := map[string]int{}
 	var hues []int
 	for i, s := range p.Services {
-		// Steps of the golden angle keep any number of neighbours apart.
+		// Steps of the golden angle give neighbours different hues, for any number
+		// of services.
 		hues = append(hues, i*137%360)
 		hue[s.Service] = hues[i]
 	}
@@ -108,8 +109,8 @@ func pageCellOf(b board, c cell, hue map[string]int) pageCell {
 	return shown
 }
 
-// columns are a GPU's slots as a CSS grid; a slot that no segment begins at is
-// narrow.
+// columns returns a GPU's slots as a CSS grid. A slot in which no segment can
+// begin is narrow.
 func columns(g plan.GPU) template.CSS {
 	list := make([]string, g.Slots)
 	for slot := range list {

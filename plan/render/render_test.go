@@ -30,8 +30,8 @@ func gpu(t testing.TB, name string) plan.GPU {
 	return g
 }
 
-// mixed is a plan on A100s, an A30 and a V100: with a GPU that is full, two that
-// look the same, slots that are free and one that is lost.
+// mixed is a plan on A100s, an A30 and a V100. One GPU is full, and two look the
+// same. Some slots are free, and one is lost.
 func mixed(t testing.TB) *plan.Plan {
 	a100, a30, v100 := gpu(t, "a100-80"), gpu(t, "a30"), gpu(t, "v100")
 	cams := plan.Service{Name: "cameras", Model: "resnet50", RateRPS: 1200, SLOMS: 138}
@@ -202,7 +202,8 @@ func html(t testing.TB, p *plan.Plan) string {
 	return b.String()
 }
 
-// elements of a page, each with its class; the page is well-formed, or it fails.
+// elements counts the elements of a page by class. It fails the test if the page is
+// not well-formed.
 func elements(t testing.TB, text string) (classes map[string]int) {
 	t.Helper()
 	classes = map[string]int{}
@@ -230,7 +231,7 @@ func TestPage(t *testing.T) {
 	document := html(t, mixed(t))
 	seen := elements(t, document)
 	// GPUs 0 and 1 look the same. GPU 2 has five free slots and a lost one, the A30
-	// three free, the V100 two stretches.
+	// has three free slots, and the V100 has two free ranges.
 	want := map[string]int{"name": 4, "cell": 2 + 2 + 1 + 1, "free": 5 + 3 + 2, "lost": 1, "swatch": 3}
 	for class, n := range want {
 		if seen[class] != n {
@@ -267,7 +268,7 @@ func TestPageEscapes(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		p := mixed(t)
 		evil := `</b><script>alert(1)</script>"'` + rapid.String().Draw(r, "name")
-		evil = strings.Map(func(c rune) rune { // XML, by which the test reads, has no controls
+		evil = strings.Map(func(c rune) rune { // the test parses the page as XML, which has no control characters
 			if c < ' ' || c >= 0x7f && c < 0xa0 || c >= 0xfffe && c <= 0xffff || c >= 0xd800 && c < 0xe000 {
 				return -1
 			}

@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock/plan/replay"
 )
 
-// Replay shows how each service did in a replay.
+// Replay shows each service's result in a replay.
 func Replay(r *replay.Report) Section {
 	missed := "No request misses its objective"
 	if r.Violations > 0 {
@@ -23,5 +23,5 @@ func Replay(r *replay.Report) Section {
 	return s
 }
 
-// fine is a small part of one in percent.
+// fine writes a small fraction as a percentage.
 func fine(part float64) string { return fmt.Sprintf("%.3g %%", 100*part) }

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Section is something to say about a plan: sentences, and a table below them, of
-// which either may be missing.
+// Section is an addition to a plan: sentences and a table below them. Either may
+// be missing.
 type Section struct {
 	Title string
 	Text  []string
@@ -31,8 +31,8 @@ func services(p *plan.Plan, list []board) Section {
 	return s
 }
 
-// numeric says of each column whether all that stands in it begins with a digit:
-// it is then aligned at the right.
+// numeric reports, for each column, whether all its values begin with a digit.
+// Such a column is aligned right.
 func (s Section) numeric() []bool {
 	all := make([]bool, len(s.Head))
 	for i := range s.Head {
@@ -45,7 +45,8 @@ func (s Section) numeric() []bool {
 	return all
 }
 
-// printable is a text without what would move a terminal's cursor or more.
+// printable removes the characters that would control a terminal, such as cursor
+// moves.
 func printable(label string) string {
 	return strings.Map(func(c rune) rune {
 		if unicode.IsPrint(c) {

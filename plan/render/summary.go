@@ -9,10 +9,10 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// line is a name and what is so called.
+// line is a name and its value.
 type line struct{ Name, Value string }
 
-// summary is what the plan comes to, without its notes.
+// summary is the plan's key figures, without its notes.
 func summary(p *plan.Plan, list []board) []line {
 	count := map[string]int{}
 	var used, total [3]int // under MIG, under MPS, of a CPU
@@ -62,7 +62,7 @@ func summary(p *plan.Plan, list []board) []line {
 	}
 }
 
-// parts is what a service's segments are: "2 × 3g, 1 × 1g".
+// parts describes the segments of each service: "2 × 3g, 1 × 1g".
 func parts(list []board) map[string]string {
 	type part struct {
 		name  string

@@ -12,22 +12,24 @@ import (
 )
 
 const (
-	// slotWidth is that of one slot with its left edge, where there are few; a name
-	// of twelve letters fits.
+	// slotWidth is the width of one slot with its left edge, if there are few
+	// slots. A name of twelve letters fits.
 	slotWidth = 13
-	// drawingWidth is that of all slots where there are many, as under MPS.
+	// drawingWidth is the width of all slots together if there are many, as under
+	// MPS.
 	drawingWidth = 104
-	// thinWidth is that of a slot that no segment begins at: an A100's last.
+	// thinWidth is the width of a slot in which no segment can begin: an A100's
+	// last.
 	thinWidth = 3
-	// narrow is a cell that has room for the beginning of a name and no more.
+	// narrow is the width below which a cell shows only the beginning of the name.
 	narrow = 5
-	// labelLines are what a cell holds: name, point, load.
+	// labelLines is the number of lines of a cell: name, point, load.
 	labelLines = 3
 )
 
-// Table writes a plan for a terminal: what it comes to, each GPU as its slots, a
-// table of the services, and what more there is to say. GPUs in a row that look the
-// same are drawn once.
+// Table writes a plan for a terminal: the summary, each GPU as its slots, a table
+// of the services, and further sections. Adjacent GPUs that look the same are drawn
+// once.
 func Table(w io.Writer, p *plan.Plan, more ...Section) error {
 	list, err := boards(p)
 	if err != nil {
@@ -65,13 +67,14 @@ func Table(w io.Writer, p *plan.Plan, more ...Section) error {
 	return nil
 }
 
-// drawing is where things stand in a picture of text.
+// drawing is the geometry of a text drawing.
 type drawing struct {
-	edges  []int // where each slot begins, and where the last one ends
-	margin int   // of the GPUs' names, left of it
+	edges  []int // the column at which each slot begins and the last one ends
+	margin int   // width of the GPUs' names on the left
 }
 
-// edges are as far apart as labels need, or as there is room.
+// edges computes the slots' columns. Labels set the distance if there is room for
+// them.
 func edges(g plan.GPU) []int {
 	at := make([]int, g.Slots+1)
 	for slot := range g.Slots {
@@ -97,13 +100,13 @@ func margin(list []board) int {
 	return most
 }
 
-// labels name a GPU, left of it.
+// labels are the lines of text to the left of a GPU.
 func labels(b board) [labelLines]string {
 	return [labelLines]string{"GPU " + b.number(), b.gpu.Name, b.used()}
 }
 
-// draw draws GPUs of one model below each other, with the edges of both in the
-// line between two.
+// draw draws GPUs of one model below each other. Two neighbours share the line
+// between them, which has the edges of both.
 func (d drawing) draw(w io.Writer, list []board) {
 	if g := list[0].gpu; !g.Percent {
 		head := []rune(strings.Repeat(" ", d.margin+d.edges[g.Slots]+1))
@@ -129,7 +132,7 @@ func (d drawing) draw(w io.Writer, list []board) {
 	d.rule(w, above, nil)
 }
 
-// label is one of a cell's lines, as wide as the room.
+// label is one line of a cell, padded to the width room.
 func (d drawing) label(b board, c cell, i, room int) string {
 	label := ""
 	switch {
@@ -154,12 +157,13 @@ func (d drawing) boundaries(b board) map[int]bool {
 	return at
 }
 
-// rule draws the line between what stands above and what stands below it.
+// rule draws a horizontal line. above and below are the columns of the vertical
+// lines that meet it.
 func (d drawing) rule(w io.Writer, above, below map[int]bool) {
 	end := d.edges[len(d.edges)-1]
 	row := []rune(strings.Repeat("─", end+1))
 	for x := range row {
-		// The character that joins the four directions in which a line goes on.
+		// The key says in which of the four directions a line goes on from here.
 		key := [4]bool{above[x], below[x], x > 0, x < end}
 		if above[x] || below[x] {
 			row[x] = joints[key]

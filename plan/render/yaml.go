@@ -8,8 +8,8 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// YAML writes the JSON form of a plan, or of one with more beside it (plan.Extra),
-// as YAML, its names in the same order.
+// YAML writes the JSON form of a plan, or of one with additions (plan.Extra), as
+// YAML. Keys keep their order.
 func YAML(w io.Writer, whole any) error {
 	text, err := json.Marshal(whole)
 	if err == nil {
