@@ -1,34 +1,34 @@
-// Package simulated is the policy "penstock-sim": as "penstock" (plan/pack), but
-// what it leaves for queueing is learnt from the replay (plan/replay) instead of
-// being half of every objective.
+// Package simulated is the policy "penstock-sim". It plans like "penstock"
+// (plan/pack), but it learns the reserve for queueing from the replay
+// (plan/replay). "penstock" reserves half of every objective instead.
 //
-// Half is too much for most services, whose batches are short beside their
-// objective once they fill, and too little for a few: where one batch takes nearly
-// half, or segments run near their throughput. Two things can be changed, and the
-// policy learns both, a service at a time:
+// Half is too much for most services, because their full batches are short
+// compared with the objective. It is too little for a few: those whose batch takes
+// nearly half of the objective, and those whose segments run near their
+// throughput. For each service, the policy learns two values:
 //
-//   - the latency bound of a batch, as a part of the objective (levels), and
-//   - headroom: the part of the rate that the segments must reach beyond it
-//     (headrooms), since no bound keeps a queue short at full load.
+//   - level: the latency bound of a batch, as a fraction of the objective (levels);
+//   - headroom: the fraction of the rate that the segments must reach beyond the rate
+//     (headrooms). Without it, queues at full load grow under any bound.
 //
-// The way of a plan:
+// A plan is made in four steps:
 //
-//  1. Each service alone: of all pairs of level and headroom, the one whose plan
-//     takes the least of a GPU and whose replay has violations of at most
-//     Threshold, at the upper end of its 95 % interval. A looser bound never costs
-//     more and neither does less headroom, so the pairs are tried from the
-//     cheapest on, and the first that does is taken.
-//  2. All services together: pack plans them with what was learnt. It may cut a
-//     service otherwise than alone, and what has passed by luck should not pass
-//     again: so the plan is replayed, with other chance (the next seed).
-//  3. A service that then violates is not done with its pair: it takes the next
-//     one of step 1, and step 2 comes again. It ends when no service violates, or
-//     when one has no pair left (Unmet). Pairs are finite, so it ends.
-//  4. The plan with half of each objective is replayed too, and taken if it does
-//     with no more GPUs, and on as many GPUs with no more GPCs.
+//  1. Each service alone: find the cheapest pair of level and headroom that passes.
+//     The cost is the part of a GPU that the plan takes. A pair passes if the upper
+//     end of the 95 % interval of the replay's violations is at most Threshold. A
+//     looser bound and less headroom never cost more. The policy therefore tries
+//     the pairs in the order of cost and takes the first that passes.
+//  2. All services together: pack plans them with their pairs. It may cut a service
+//     otherwise than alone. A pair that passed by luck must not pass again, so the
+//     plan is replayed with other random numbers (the next seed).
+//  3. Each service that violates its objective takes its next pair of step 1, and
+//     step 2 is repeated. This ends if no service violates, or if a service has no
+//     pair left (Unmet). It always ends, because the number of pairs is finite.
+//  4. The plan with half of each objective is replayed, too. It is preferred if it
+//     passes and takes fewer GPUs, or the same GPUs and no more GPCs.
 //
-// The threshold holds for the replay's routing and rule (replay.ByLoad and
-// replay.Deadline where Policy.Replay does not say otherwise). Learning and the
-// replays take about a tenth of a second of one CPU a service, so this is no
-// policy for thousands of services in a hurry. It is deterministic.
+// The threshold applies to the routing and batching rule of the replay
+// (replay.ByLoad and replay.Deadline unless Policy.Replay has others). Learning
+// and replays take about 0.1 s of one CPU per service. The policy is therefore too
+// slow for thousands of services. It is deterministic.
 package simulated

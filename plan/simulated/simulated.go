@@ -15,21 +15,22 @@ import (
 // Name is the name that --policy takes.
 const Name = "penstock-sim"
 
-// simulatedPolicy plans with what the replay teaches it.
+// simulatedPolicy plans with bounds and headroom that it learns from the replay.
 type simulatedPolicy struct {
-	// Threshold is the share of a service's requests that may miss the objective.
+	// Threshold is the max fraction of a service's requests that may miss the
+	// objective.
 	Threshold float64
-	// Replay is how the plan is replayed. Services learn with as much of it as they
-	// need, from the same routing and rule.
+	// Replay configures the replay of the plan. Learning uses the same routing and
+	// batching rule, but replays only as much as each service needs.
 	Replay replay.Config
 }
 
-// learning is the seed that services learn with; their plan is replayed with the
-// next. A small one would be what somebody replays the plan with, who wants to
-// see it met by chance that it does not know.
+// learning is the seed for learning. The replay of the plan uses the next seed. Users
+// tend to choose small seeds: with the seed of the planning, their replay of the plan
+// would prove nothing new.
 const learning = 1000
 
-// New is the policy with a threshold of 1 %, on the replay's defaults.
+// New returns the policy with a threshold of 1 % and the replay's defaults.
 func New() plan.Policy {
 	return simulatedPolicy{Threshold: 0.01, Replay: replay.Config{Seed: learning}}
 }
@@ -42,7 +43,8 @@ func (simulatedPolicy) Name() string { return Name }
 type Unmet struct {
 	Service   plan.Service
 	Threshold float64
-	// MinViolations is the smallest upper end of a violations' interval that was seen.
+	// MinViolations is the lowest upper end of an interval of violations in any
+	// replay.
 	MinViolations float64
 }
 
@@ -51,8 +53,8 @@ func (e *Unmet) Error() string {
 		e.Service.Name, e.Service.SLOMS, e.Service.RateRPS, 100*e.MinViolations, 100*e.Threshold)
 }
 
-// Plan plans, see the package doc; Problem.Bound is not asked. Beside the errors
-// of plan.Policy it returns *Unmet.
+// Plan makes a plan as the package comment describes; it ignores Problem.Bound. It
+// returns the errors of plan.Policy and *Unmet.
 func (pl simulatedPolicy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -92,8 +94,8 @@ func (pl simulatedPolicy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	}
 }
 
-// advance lets students go on to their next pair, as many at a time as there are
-// CPUs. Of several errors it returns the first student's.
+// advance moves students to their next pair, as many at a time as there are CPUs. If
+// several fail, it returns the error of the first of them.
 func advance(students []*student) error {
 	errs := make([]error, len(students))
 	work := make(chan int)
@@ -118,7 +120,7 @@ func advance(students []*student) error {
 	return nil
 }
 
-// together plans all services with what their students have learnt.
+// together plans all services with the pairs of their students.
 func together(p *plan.Problem, students []*student) (*plan.Plan, error) {
 	bounded := *p
 	bounded.Services = make([]plan.Service, len(students))
@@ -144,14 +146,14 @@ func together(p *plan.Problem, students []*student) (*plan.Plan, error) {
 	bounded.Services = p.Services
 	out := plan.New(&bounded, Name, made.Segments)
 	if !headroom {
-		// A bound that is proved with headroom is none without it.
+		// A lower bound that was proved with headroom does not hold without it.
 		out.LowerBound, out.Optimal = made.LowerBound, made.Optimal
 	}
 	return out, nil
 }
 
-// better returns the learnt plan, or the one with half of each objective where
-// that does as well with no more, and says what was learnt.
+// better returns the learnt plan, or the plan with half of each objective if it passes
+// and takes no more GPUs and GPCs. The plan's notes say what was learnt.
 func (pl simulatedPolicy) better(p *plan.Problem, learnt *plan.Plan, report *replay.Report, students []*student, rounds int) (*plan.Plan, error) {
 	half := *p
 	half.Bound = nil
@@ -188,7 +190,7 @@ func (pl simulatedPolicy) better(p *plan.Problem, learnt *plan.Plan, report *rep
 	return learnt, nil
 }
 
-// highest is the service whose violations may be the most.
+// highest is the service whose interval of violations has the highest upper end.
 func highest(r *replay.Report) replay.Service {
 	worst := r.Services[0]
 	for _, s := range r.Services[1:] {

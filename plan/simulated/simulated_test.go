@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// published are ParvaGPU's profiles and a scenario of its Table IV, with rates
-// and objectives scaled.
+// published is a problem of ParvaGPU's profiles and a scenario of its Table IV,
+// with scaled rates and objectives.
 func published(t testing.TB, scenario string, rates, objectives float64) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../testdata/parvagpu/prof_data"))
@@ -67,8 +67,8 @@ func planned(t testing.TB, policy plan.Policy, p *plan.Problem) *plan.Plan {
 	return pl
 }
 
-// worst is the largest share of violations, with chance that the policy has not
-// seen.
+// worst is the largest fraction of violations, under a seed that the policy has
+// not used.
 func worst(t testing.TB, p *plan.Problem, pl *plan.Plan) float64 {
 	t.Helper()
 	r, err := replay.Run(p, pl, replay.Config{Seed: 12345})
@@ -136,7 +136,7 @@ func TestReproducible(t *testing.T) {
 	}
 }
 
-// slow takes 90 of 100 ms for one request, whatever the segment.
+// slow is a service that takes 90 of 100 ms for one request, on any segment.
 func slow(rate float64) *plan.Problem {
 	gpu, _ := plan.Lookup("a100-80")
 	points := []plan.Point{{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 1000.0 / 90, LatencyMS: 90}}
@@ -155,7 +155,7 @@ func TestTightObjective(t *testing.T) {
 }
 
 func TestUnmet(t *testing.T) {
-	_, err := New().Plan(slow(0.5)) // a request in twenty comes while one runs
+	_, err := New().Plan(slow(0.5)) // one request in twenty arrives while another one runs
 	var unmet *Unmet
 	if !errors.As(err, &unmet) || unmet.Service.Name != "s" || unmet.MinViolations <= unmet.Threshold {
 		t.Fatal(err)
@@ -194,8 +194,8 @@ func TestThresholdErrors(t *testing.T) {
 	}
 }
 
-// Whatever is asked for, the plan is legal within its own bounds, and keeps the
-// threshold.
+// For any problem, the plan is legal within its own bounds, and its violations
+// stay within the threshold.
 func TestPlansHold(t *testing.T) {
 	if testing.Short() {
 		t.Skip("short")

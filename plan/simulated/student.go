@@ -10,37 +10,37 @@ import (
 	"github.com/penstock/penstock/plan/replay"
 )
 
-// levels are the latency bounds that are tried, as parts of the objective, from
-// the loosest on. One of them is the paper's half × 0.9.
+// levels are the latency bounds to try, as fractions of the objective, in
+// descending order. One of them is the paper's half × 0.9.
 var levels = []float64{1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.3, 0.2, 0.1}
 
-// headrooms are the parts of the rate that are tried as headroom.
+// headrooms are the fractions of the rate to try as headroom.
 var headrooms = []float64{0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 1, 2, 4, 9}
 
-// A pair is a level and a headroom, by their places in the lists, with the plan
-// for the service alone.
+// A pair is a level and a headroom, as indexes into the lists, with the plan for
+// the service alone.
 type pair struct {
 	level, room int
 	headroom    float64
-	// cost is the part of a GPU that the segments take.
+	// cost is the sum of the segments' fractions of a GPU.
 	cost     float64
 	segments []plan.Segment
 }
 
-// A student learns what one service needs.
+// A student learns the level and the headroom of one service.
 type student struct {
 	policy  simulatedPolicy
 	problem *plan.Problem
 	service plan.Service
-	// open are pairs that were planned and not yet replayed; seen has all that ever
-	// were open.
+	// open are pairs that were planned but not yet replayed. seen marks all pairs
+	// that were ever tried.
 	open []pair
 	seen [][]bool
-	// passed has what the replay said of segments.
+	// passed is the replay's result by list of segments.
 	passed        map[string]bool
 	at            pair
-	minViolations float64 // upper end of the violations
-	err           error   // why the loosest bound has no plan
+	minViolations float64 // lowest upper end of the violations' interval
+	err           error   // why even the loosest pair has no plan
 }
 
 func newStudent(policy simulatedPolicy, p *plan.Problem, s plan.Service) *student {
@@ -53,24 +53,25 @@ func newStudent(policy simulatedPolicy, p *plan.Problem, s plan.Service) *studen
 	return st
 }
 
-// inflated is the service with the headroom of the present pair.
+// inflated is the service with its rate raised by the current pair's headroom.
 func (st *student) inflated() plan.Service {
 	s := st.service
 	s.RateRPS *= 1 + st.at.headroom
 	return s
 }
 
-// bound is the latency bound of the present pair, in milliseconds.
+// bound is the latency bound of the current pair, in milliseconds.
 func (st *student) bound() float64 { return levelMS(st.service, st.at.level) }
 
 func levelMS(s plan.Service, level int) float64 {
 	if levels[level] == 0.45 {
-		return plan.HalfSLO(s) // to the last bit
+		return plan.HalfSLO(s) // bit-identical to the bound of the other policies
 	}
 	return levels[level] * s.SLOMS
 }
 
-// add plans the service alone at a pair, if that was not done and can be.
+// add plans the service alone with a pair. It ignores pairs that do not exist or
+// were tried before.
 func (st *student) add(level, room int) {
 	if level == len(levels) || room == len(headrooms) || st.seen[level][room] {
 		return
@@ -86,7 +87,7 @@ func (st *student) add(level, room int) {
 		if level == 0 && room == 0 {
 			st.err = err
 		}
-		return // nor is there one with less
+		return // pairs that demand more have no plan either
 	}
 	n := pair{level: level, room: room, headroom: headrooms[room], segments: made.Segments}
 	for _, g := range made.Segments {
@@ -100,8 +101,9 @@ func (st *student) add(level, room int) {
 	st.open = append(st.open, n)
 }
 
-// next goes to the cheapest pair that is left and that the replay passes; of
-// equally cheap ones to that with the tighter bound, then with more headroom.
+// next moves to the cheapest open pair that passes its replay. If several are
+// equally cheap, it tries the one with the tighter bound first, then the one with
+// more headroom.
 func (st *student) next() error {
 	for len(st.open) > 0 {
 		best := 0
@@ -129,12 +131,12 @@ func (st *student) next() error {
 	return &Unmet{Service: st.service, Threshold: st.policy.Threshold, MinViolations: st.minViolations}
 }
 
-// hopeless is how many times the threshold a short replay must show for the long
-// one to be left out.
+// hopeless is the factor for the short replay: if its violations exceed hopeless
+// times the threshold, the student skips the long replay.
 const hopeless = 4
 
-// replayed says whether the service does on these segments. It spends less on
-// what is clear than on what is near the threshold.
+// replayed reports whether the service passes on these segments. A clear failure
+// gets only a short replay.
 func (st *student) replayed(segments []plan.Segment) (bool, error) {
 	var key []string
 	for _, g := range segments {
