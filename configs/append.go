@@ -13,8 +13,8 @@ import (
 )
 
 // AppendFunction returns the text of a configuration file with one more function at the end of
-// its list. The rest of the text, comments included, stays byte for byte. The error says what
-// stands in the way; then the caller shows Entry to the operator.
+// its list. The rest of the text, comments included, stays byte for byte. If the text has no
+// suitable list, it returns an error; the caller then shows Entry to the operator.
 func AppendFunction(file string, text []byte, f Function) ([]byte, error) {
 	before, err := Decode(file, text)
 	if err != nil {
@@ -44,7 +44,7 @@ func AppendFunction(file string, text []byte, f Function) ([]byte, error) {
 	}
 	b.Write(text[at:])
 
-	// Read the result again, and refuse it if it differs in anything but that function.
+	// Read the result again. It must differ from the original in this function only.
 	after, err := Decode(file, b.Bytes())
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func AppendFunction(file string, text []byte, f Function) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Entry is a function as the list of a configuration file has it, without indentation.
+// Entry formats a function as an element of the list of functions, without indentation.
 func Entry(f Function) (string, error) {
 	if f.Instances == 1 {
 		f.Instances = 0 // the default
@@ -102,9 +102,9 @@ func listEnd(tree *ast.File, text []byte) (at, indent int, header string, err er
 	return len(text), 2, "functions:\n", nil
 }
 
-// endOfElement is the offset after the list element that has a token in a line; column is that
-// of the dashes of the list. Blank lines and comments that may belong to what follows stay
-// below.
+// endOfElement returns the offset after the list element with a token in line. column is the
+// column of the list's dashes. Blank lines and comments that may belong to the next element
+// stay after the offset.
 func endOfElement(text []byte, line, column int) int {
 	at := lineAfter(text, line)
 	for end := at; end < len(text); {

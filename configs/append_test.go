@@ -48,7 +48,7 @@ func TestAppendFunction(t *testing.T) {
 	}
 }
 
-// Whatever a function has is written so that it is read again.
+// A function with any fields survives a round trip through the file.
 func TestAppendRoundTrip(t *testing.T) {
 	f := Function{
 		Name: "new", Model: "/cards/a b.yaml", Port: 5009, Instances: 3, SLO: 1500 * time.Microsecond, SharePercent: 12.5, Change: ChangeShadow,

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// ChangedKeys names the keys in which two values of the same type of this package differ, in
-// the order of the fields: "slo", "shares.interval". Fields that are no keys do not count.
+// ChangedKeys names the keys in which two values of a type of this package differ, in the
+// order of the fields: "slo", "shares.interval". It ignores fields that are no keys.
 func ChangedKeys[T Config | Function](a, b T) []string {
 	return changedKeys("", reflect.ValueOf(a), reflect.ValueOf(b))
 }

@@ -13,31 +13,32 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// LabVariable names the environment variable that holds a Lab as JSON. penstock-lab and
-// `penstock profile` set it for the nodes that they start.
+// LabVariable is the environment variable that holds a Lab as JSON. penstock-lab and `penstock
+// profile` set it for the nodes that they start.
 const LabVariable = "PENSTOCK_LAB"
 
 // Lab makes a node behave like the systems that Penstock is compared with
-// (docs/adr/0010-baselines.md). It holds for every function of a node. The zero value is
-// Penstock itself. It is no part of the configuration: no operator needs it.
+// (docs/adr/0010-baselines.md). It applies to every function of a node. The zero value is
+// Penstock itself. Operators do not need it, so it is no part of the configuration file.
 type Lab struct {
-	// TimeSlicing starts no MPS daemon: processes take turns on the whole GPU. It implies
-	// ChangeNone.
+	// TimeSlicing starts no MPS daemon, so that processes take turns on the whole GPU. It
+	// implies ChangeNone.
 	TimeSlicing bool `json:"time_slicing,omitempty"`
-	// Change is ChangeRestart or ChangeNone. It replaces shares.change and the change of each
-	// function. Empty keeps them.
+	// Change is ChangeRestart or ChangeNone. It replaces shares.change and the change key of
+	// each function. If empty, they stay in force.
 	Change Change `json:"change,omitempty"`
-	// SpreadSlack divides what no function demands in proportion to the demands.
+	// SpreadSlack divides the spare capacity in proportion to the functions' demands.
 	SpreadSlack bool             `json:"spread_slack,omitempty"`
 	Batching    control.Batching `json:"batching,omitzero"`
-	// CopyGather has the CPU put the pieces of a batch together and copy them to the GPU once.
+	// CopyGather assembles the fragments of a batch on the CPU and copies them to the GPU
+	// once.
 	CopyGather bool `json:"copy_gather,omitempty"`
-	// RunLate runs requests that can no longer make their objective.
+	// RunLate runs requests even if they can no longer meet their objective.
 	RunLate bool `json:"run_late,omitempty"`
 }
 
-// ReadLab reads the Lab of this process's environment. It is the zero value if the variable is
-// not set or empty.
+// ReadLab reads the Lab from this process's environment. Without the variable, or if it is
+// empty, the result is the zero value.
 func ReadLab() (Lab, error) {
 	l, err := decodeLab([]byte(os.Getenv(LabVariable)))
 	if err != nil {
@@ -61,7 +62,7 @@ func decodeLab(text []byte) (l Lab, err error) {
 	return l, l.check()
 }
 
-// decodeStrictly refuses unknown keys and text after the document.
+// decodeStrictly returns an error for unknown keys and for text after the document.
 func decodeStrictly(text []byte, into any) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -93,7 +94,8 @@ func (l Lab) check() error {
 	return nil
 }
 
-// on reports whether device can do what l asks for. DeviceAuto allows all.
+// on returns an error if device does not support what l asks for. DeviceAuto supports
+// everything.
 func (l Lab) on(device string) error {
 	if device != DeviceCPU {
 		return nil
@@ -106,24 +108,24 @@ func (l Lab) on(device string) error {
 	return nil
 }
 
-// String is l as LabVariable has it, or empty for the zero value.
+// String encodes l for LabVariable. The zero value is the empty string.
 func (l Lab) String() string {
 	if l == (Lab{}) {
 		return ""
 	}
 	text, err := json.Marshal(l)
 	if err != nil {
-		panic(err) // all its fields can be encoded
+		panic(err) // cannot happen: JSON can encode all its fields
 	}
 	return string(text)
 }
 
-// Environment is the setting of LabVariable for a node with l, as NAME=value. The zero value
-// clears the variable, so that a node does not inherit one.
+// Environment sets LabVariable to l for a node, as NAME=value. For the zero value it sets the
+// variable to nothing, so that the node does not inherit one.
 func (l Lab) Environment() string { return LabVariable + "=" + l.String() }
 
-// FitsBatches reports whether l's batching rule can run a function with these batch sizes and
-// this objective.
+// FitsBatches returns an error if l's batching rule cannot run a function with these batch
+// sizes and this objective.
 func (l Lab) FitsBatches(sizes []int, slo, hangTimeout time.Duration) error {
 	b := l.Batching
 	switch {
@@ -134,7 +136,7 @@ func (l Lab) FitsBatches(sizes []int, slo, hangTimeout time.Duration) error {
 	case b.Delay >= slo:
 		return fmt.Errorf("%s: batching delay is %s, want less than the objective, %s", LabVariable, b.Delay, slo)
 	case b.Delay >= hangTimeout:
-		// A request that waits so long for its batch would be taken for one that hangs.
+		// The manager would take a request that waits so long for a batch for a hanging one.
 		return fmt.Errorf("%s: batching delay is %s, want less than hang_timeout, %s", LabVariable, b.Delay, hangTimeout)
 	}
 	return nil

@@ -81,7 +81,7 @@ func TestLabUnderConfiguration(t *testing.T) {
 		}
 	}
 
-	// Functions without shares need none, however many instances there are.
+	// Functions without shares fit in any number.
 	many := Function{Name: "b", Instances: 40}
 	c.Lab = Lab{}
 	if err := c.FitShare(&many, nil); err == nil {

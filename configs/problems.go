@@ -6,11 +6,11 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// Problems collects what is wrong with a configuration that its text alone does not show: a model
-// that cannot be loaded, a port that is taken. It is used by one goroutine.
+// Problems collects faults that the text of a configuration alone does not show: a model that
+// cannot be loaded, a port that is in use. Only one goroutine may use it.
 type Problems struct{ doc *document.Document }
 
-// Problems is empty at first.
+// Problems returns an empty list of problems.
 func (c *Config) Problems() (*Problems, error) {
 	name := c.File
 	if name == "" {
@@ -23,8 +23,8 @@ func (c *Config) Problems() (*Problems, error) {
 	return &Problems{doc: doc}, nil
 }
 
-// Add notes a problem at a path of keys and list indexes, like "functions", 1, "model". Each line
-// of err is one of them; nil is none.
+// Add adds a problem at a path of keys and list indexes, like "functions", 1, "model". Each line of
+// err is a problem of its own. Add ignores a nil err.
 func (p *Problems) Add(err error, path ...any) {
 	if err == nil {
 		return
@@ -34,6 +34,6 @@ func (p *Problems) Add(err error, path ...any) {
 	}
 }
 
-// Err is all problems in the order of the file, a line each: file, line, column, key and what would
-// be right. It is nil if there are none.
+// Err joins all problems in the order of the file, one line each: file, line, column, key and a
+// valid value. It is nil if there are none.
 func (p *Problems) Err() error { return p.doc.Err() }

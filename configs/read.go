@@ -16,26 +16,24 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// builtIn is what runs when no file is named: three real models on ports 5001
-// to 5003.
+// builtIn is the configuration without a file: three real models on ports 5001 to 5003.
 //
 //go:embed demo.yaml
 var builtIn []byte
 
-// BuiltIn is the text of the built-in configuration, the caller's.
+// BuiltIn returns a copy of the text of the built-in configuration.
 func BuiltIn() []byte { return bytes.Clone(builtIn) }
 
-// minReceiverBytes is the least of a slab that one receiver reads into.
+// minReceiverBytes is the min size of one receiver's part of a slab.
 const minReceiverBytes = 256 << 10
 
-// IsDevice reports whether a text names one device, be it there or not.
+// IsDevice reports whether a text is the name of one device. The device need not exist.
 func IsDevice(name string) bool {
 	return name != DeviceAuto && document.Allows[Config]("device", name)
 }
 
-// Read reads the configuration in file, the built-in one where file is empty.
-// The error names all that is wrong, a line each: file, line, column, field, and
-// what would be right.
+// Read reads the configuration in file, or the built-in one if file is empty. The error lists all
+// faults, one line each: file, line, column, field, and a valid value.
 func Read(file string) (Config, error) {
 	if file == "" {
 		return Decode("built-in configuration", builtIn)
@@ -84,7 +82,7 @@ func ReadText(file string, text []byte) (Config, error) {
 		}
 	}
 	for i := range c.Functions {
-		// A model with a slash is a card's file; a bare name is looked up.
+		// A model with a slash is the file of a card; without one it is a card's name.
 		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {
 			f.Model = filepath.Join(filepath.Dir(path), f.Model)
 		}
@@ -95,8 +93,7 @@ func ReadText(file string, text []byte) (Config, error) {
 	return c, nil
 }
 
-// Decode is Read of bytes already read from file; relative paths stay as they
-// are.
+// Decode is Read for bytes that the caller has read from file. Relative paths stay unchanged.
 func Decode(file string, data []byte) (Config, error) {
 	doc, err := document.Parse(file, data)
 	if err != nil {
@@ -116,7 +113,7 @@ func Decode(file string, data []byte) (Config, error) {
 func (c *Config) decode(root document.Value) {
 	root.Decode(c)
 	if root.Has("device") && root.Peek("device") != c.Device {
-		c.Device = DeviceAuto // it is wrong: report nothing else about it
+		c.Device = DeviceAuto // it is invalid; suppress further errors about it
 	}
 	reject := func(err error, path ...any) {
 		if err != nil {
@@ -151,7 +148,7 @@ func (c *Config) decode(root document.Value) {
 	}
 }
 
-// checkShare checks that a function's share fits beside those of the functions before it.
+// checkShare checks that a function's share fits together with those of the functions before it.
 func (c *Config) checkShare(at document.Value, i int) {
 	f := &c.Functions[i]
 	err := c.FitShare(f, c.Functions[:i])
@@ -185,12 +182,13 @@ func movedChangeMessage(c Change) string {
 	return fmt.Sprintf("is %s, which %sauto, shadow, partition or in-place", c, labMessage)
 }
 
-// Former names the keys of earlier versions. With the next version they are unknown keys like any other.
+// Former maps keys of earlier versions to their successors. The next version will treat them as
+// unknown keys.
 func (*Config) Former() map[string]string {
 	return map[string]string{"mps": movedToLabMessage, "batching": movedToLabMessage, "gather": movedToLabMessage, "late": movedToLabMessage}
 }
 
-// Former is that of Config, for the section shares.
+// Former is Config.Former for the section shares.
 func (*Shares) Former() map[string]string {
 	return map[string]string{
 		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart), "spread_slack": movedToLabMessage,
@@ -199,7 +197,7 @@ func (*Shares) Former() map[string]string {
 	}
 }
 
-// Former is that of Config, for the entries of functions.
+// Former is Config.Former for the entries of functions.
 func (*Function) Former() map[string]string {
 	return map[string]string{
 		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart),
@@ -207,8 +205,7 @@ func (*Function) Former() map[string]string {
 	}
 }
 
-// Check reports the first value of a function that makes no sense, for one that did not come out of a
-// file.
+// Check returns an error for the first invalid value of a function that does not come from a file.
 func (f *Function) Check() error {
 	if p := document.Check(f); p != nil {
 		return fmt.Errorf("%s of %s %s", p.Field, f.Name, p.Text)
@@ -219,7 +216,7 @@ func (f *Function) Check() error {
 	return nil
 }
 
-// On reports what of a configuration does not go with device, which DeviceAuto has come to.
+// On returns an error if a configuration does not suit device, the result of resolving DeviceAuto.
 func (c *Config) On(device string) error {
 	if err := c.Lab.on(device); err != nil {
 		return err
@@ -235,7 +232,8 @@ func (c *Config) On(device string) error {
 	return nil
 }
 
-// Under reports what of a function does not go with the rest of a configuration on a device.
+// Under returns an error if a key of a function conflicts with the configuration or with the
+// device.
 func (f *Function) Under(c *Config, device string) error {
 	for _, conflict := range f.conflicts(c, device) {
 		return fmt.Errorf("%s of function %s %w", conflict.key, f.Name, conflict.err)
@@ -243,7 +241,7 @@ func (f *Function) Under(c *Config, device string) error {
 	return nil
 }
 
-// conflict is a key of a function whose value does not go with the rest of a configuration.
+// conflict is a key of a function whose value conflicts with the rest of a configuration.
 type conflict struct {
 	key string
 	err error
@@ -267,7 +265,8 @@ func (f *Function) shareUnder(c *Config) error {
 	return nil
 }
 
-// receive reports whether a function that the network feeds can have n receivers; 0 is the node's.
+// receive returns an error if a function with network traffic cannot have n receivers. 0 stands for
+// the node's number.
 func (c *Config) receive(n int) error {
 	switch {
 	case n == 0:
@@ -280,7 +279,8 @@ func (c *Config) receive(n int) error {
 	return nil
 }
 
-// receivesReplay reports whether a function that a capture feeds has receivers of its own.
+// receivesReplay returns an error if a function with a capture also has its own number of
+// receivers.
 func (f *Function) receivesReplay() error {
 	if f.Receivers > 0 && f.Replay.File != "" {
 		return fmt.Errorf("is %d, and a capture has one receiver; delete the key", f.Receivers)
@@ -288,10 +288,10 @@ func (f *Function) receivesReplay() error {
 	return nil
 }
 
-// ReceiversOf is how many receivers a function has that kernel sockets feed.
+// ReceiversOf is the number of receivers of a function that kernel sockets feed.
 func (c *Config) ReceiversOf(f Function) int { return max(1, cmp.Or(f.Receivers, c.Receivers)) }
 
-// ChangeOf is how a function's share changes under a configuration.
+// ChangeOf is how a function's share changes under this configuration.
 func (c *Config) ChangeOf(f Function) Change {
 	if c.Guarantees() {
 		return ChangeNone
@@ -299,12 +299,12 @@ func (c *Config) ChangeOf(f Function) Change {
 	return cmp.Or(c.Lab.Change, f.Change, c.Shares.Change)
 }
 
-// Guarantees reports whether functions have guarantees of the device's time, and no shares.
+// Guarantees reports whether functions have guarantees of the device's time instead of shares.
 func (c *Config) Guarantees() bool {
 	return c.Lab.Change == "" && c.Shares.Policy == PolicyGuarantee
 }
 
-// Unused returns the keys that were set and belong to another policy of shares.
+// Unused returns the keys that are set but belong to another shares.policy.
 func (c *Config) Unused() (keys []string) {
 	if !c.Guarantees() {
 		return nil
@@ -323,7 +323,7 @@ func (c *Config) Unused() (keys []string) {
 	return keys
 }
 
-// On reports whether weights that the configuration asks for can lie so on device; DeviceAuto allows all.
+// On returns an error if device does not support this place for weights. DeviceAuto supports all.
 func (w Weights) On(device string) error {
 	if w == WeightsShared && device == DeviceCPU {
 		return errors.New("is shared, which is for a GPU, and the device is cpu; want `device: cuda`, or delete the key")
@@ -331,7 +331,8 @@ func (w Weights) On(device string) error {
 	return nil
 }
 
-// inFlightOn reports whether n batches can be in flight on device; DeviceAuto allows all.
+// inFlightOn returns an error if device does not support n batches in flight. DeviceAuto supports
+// all.
 func inFlightOn(n int, device string) error {
 	if n > 1 && device == DeviceCPU {
 		return fmt.Errorf("is %d, which is for a GPU, and the device is cpu; want `device: cuda`, or auto", n)
@@ -339,7 +340,7 @@ func inFlightOn(n int, device string) error {
 	return nil
 }
 
-// On reports whether shares can change so on device; DeviceAuto allows all.
+// On returns an error if device does not support this change of shares. DeviceAuto supports all.
 func (c Change) On(device string) error {
 	switch {
 	case device == DeviceAuto:

@@ -35,7 +35,7 @@ func schema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// valid reports what the schema says of a YAML text.
+// valid returns the schema's error for a YAML text.
 func valid(t *testing.T, s *jsonschema.Schema, text string) error {
 	t.Helper()
 	asJSON, err := yaml.YAMLToJSON([]byte(text))
@@ -82,7 +82,7 @@ func TestShippedConfigurations(t *testing.T) {
 	}
 }
 
-// wrong are texts that must be refused, with what the one line must name.
+// wrong are invalid texts with the words that the one-line error must contain.
 var wrong = map[string][]string{
 	"functions: [{name: a, prot: 1}]":                      {"f.yaml:1:", `"prot"`, `"port"`},
 	"functions: [{name: a}]":                               {"f.yaml:1:", "port"},
@@ -180,14 +180,14 @@ func TestValueErrors(t *testing.T) {
 		}
 	}
 
-	// The hint of a size is within its bounds.
+	// The hint for a size is a size within the bounds.
 	_, err := Decode("f.yaml", []byte("aggregate: {minimum_fragment: 64MiB}"))
 	if err == nil || strings.Contains(err.Error(), "like 64MiB") {
 		t.Errorf("error %v; want no size as an example that is out of range", err)
 	}
 }
 
-// What no schema can say.
+// TestReadErrors checks faults that a schema cannot express.
 func TestReadErrors(t *testing.T) {
 	for text, words := range map[string][]string{
 		"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":          {"listen", "source.dpdk.addresses"},
@@ -304,7 +304,8 @@ source:
 	}
 }
 
-// The block in the reference that is not in force says what is.
+// The reference shows source.dpdk in a comment, because it is off by default. The comment must
+// name the defaults.
 func TestReferenceDPDKDefaults(t *testing.T) {
 	text, err := os.ReadFile("reference.yaml")
 	if err != nil {
@@ -355,7 +356,7 @@ func TestShareChange(t *testing.T) {
 	for _, c := range []struct {
 		change Change
 		device string
-		says   string // of the error; empty for none
+		says   string // in the error; empty for no error
 	}{
 		{ChangeAuto, "cpu", ""},
 		{ChangeShadow, "cpu", ""},
@@ -368,7 +369,7 @@ func TestShareChange(t *testing.T) {
 		{ChangeRestart, "cuda:1", ""},
 		{ChangeInPlace, "cuda:1", "want partition"},
 		{"", "cuda", ""},
-		// What auto comes to is not known yet.
+		// The device that auto stands for is not known yet.
 		{ChangePartition, "auto", ""},
 		{ChangeInPlace, "auto", ""},
 	} {
@@ -433,7 +434,7 @@ func TestReceivers(t *testing.T) {
 	}
 }
 
-// Keys and values of an earlier version are refused with what replaces them.
+// Keys and values of an earlier version are errors that name their replacement.
 func TestGoneKeys(t *testing.T) {
 	s := schema(t)
 	for text, words := range map[string][]string{
@@ -450,7 +451,7 @@ func TestGoneKeys(t *testing.T) {
 		"functions: [{name: a, port: 1, batching: aimd}]":  {"functions[0].batching", "penstock-lab"},
 		"functions: [{name: a, port: 1, gather: copy}]":    {"functions[0].gather", "penstock-lab"},
 		"functions: [{name: a, port: 1, late: answer}]":    {"functions[0].late", "penstock-lab"},
-		// No gone key is suggested.
+		// Hints do not suggest removed keys.
 		"mp: true":            {`unknown key "mp"`},
 		"batchin: slab":       {`unknown key "batchin"`},
 		"shares: {step: [8]}": {`unknown key "step"`},
@@ -521,7 +522,7 @@ func TestReplayPath(t *testing.T) {
 	}
 }
 
-// A function that is added while the node runs comes from no file.
+// A function that is added at run time does not come from a file.
 func TestFunctionCheck(t *testing.T) {
 	whole := Default()
 	whole.Lab.Change = ChangeNone
@@ -577,7 +578,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A key that was renamed is read under its former name, with a warning.
+// A renamed key still works under its former name, with a warning.
 func TestRenamedKeys(t *testing.T) {
 	c, err := Decode("f.yaml", []byte("device: auto\nfunctions:\n  - {name: a, port: 1, streams: 2}\n  - {name: b, port: 2, in_flight: 1}\n"))
 	if err != nil || c.Functions[0].InFlight != 2 || c.Functions[1].InFlight != 1 {
@@ -596,7 +597,8 @@ func TestRenamedKeys(t *testing.T) {
 	}
 }
 
-// A stream's file is relative to the configuration; an address stays as it is, and is in no error.
+// A stream's file is relative to the configuration. An address stays unchanged and appears in no
+// error.
 func TestStreams(t *testing.T) {
 	c, err := ReadText("/etc/penstock/node.yaml", []byte("streams:\n  - {name: clip, source: clip.mp4, to: [face]}\n"+
 		"  - {name: door, source: 'rtsp://me:secret@door/main', to: [face, detect], hwaccel: vaapi}\n"))

@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// All of a device is 100 %. Every way to give a function a share, the configuration file,
-// `penstock if add` and `penstock if share`, is held to that by CheckSum.
+// All of a device is 100 %. CheckSum enforces this wherever a function gets a share: in the
+// configuration file, `penstock if add` and `penstock if share`.
 
-// roundingPercent is how far a sum of exact shares may lie above 100 %: 3 times 33.3334 is no
-// mistake of the operator's.
+// roundingPercent is how far a sum of shares may exceed 100 %, because operators round: 3
+// times 33.3334 is no mistake.
 const roundingPercent = 0.01
 
-// CheckSum reports whether each of instances can have percent of the device when the other
-// functions have assignedPercent of it together.
+// CheckSum returns an error if each of the instances cannot have percent of the device while
+// the other functions have assignedPercent together.
 func CheckSum(percent float64, instances int, assignedPercent float64) error {
 	sum := assignedPercent + percent*float64(instances)
 	if sum <= 100+roundingPercent {
@@ -31,9 +31,9 @@ func CheckSum(percent float64, instances int, assignedPercent float64) error {
 	return fmt.Errorf("%s", b.String())
 }
 
-// FitShare reports whether a function fits on the device beside others: each instance needs
-// its share_percent, or shares.minimum_percent if it has none. Guarantees have no min, and
-// functions with ChangeNone no shares.
+// FitShare returns an error if a function does not fit on the device together with others.
+// Each instance needs its share_percent, or shares.minimum_percent if it has none. Guarantees
+// need no minimum, and functions with ChangeNone need no share.
 func (c *Config) FitShare(f *Function, others []Function) error {
 	assignedPercent := 0.0
 	for i := range others {
@@ -47,7 +47,7 @@ func (c *Config) FitShare(f *Function, others []Function) error {
 	return fmt.Errorf("needs shares.minimum_percent for each instance, which %w; want fewer instances, or a smaller minimum_percent", err)
 }
 
-// needPercent is what each instance of a function needs at least, in percent of the device.
+// needPercent is the min share of each instance of a function, in percent of the device.
 func (c *Config) needPercent(f *Function) float64 {
 	switch {
 	case c.Guarantees():

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// Source is where the datagrams of all functions come from. Its zero value is the kernel's UDP
-// sockets, bound to Config.Listen. Each socket has its slab.
+// Source is the origin of all functions' datagrams. The zero value is the kernel's UDP sockets,
+// bound to Config.Listen. Each socket has its own slab.
 type Source struct {
 	// A port that DPDK polls, in place of listen, slab and receivers. The penstock that reads it must
 	// be built with DPDK (make build-dpdk).
@@ -50,19 +50,19 @@ type DPDK struct {
 	EAL []string `yaml:"eal" default:"[]" want:"an EAL argument, like --log-level=8"`
 }
 
-// Checksums says who verifies the checksums of what is received.
+// Checksums selects the verification of checksums in received packets.
 type Checksums string
 
 // maxPortText bounds DPDK.Port, in bytes.
 const maxPortText = 1 << 10
 
-// DefaultDPDK is a port of which only what must be given is not.
+// DefaultDPDK is a port with all defaults. Keys without a default are missing.
 func DefaultDPDK() (d DPDK) {
 	document.SetDefaults(&d)
 	return d
 }
 
-// check reports what the keys of a source do not say by themselves.
+// check finds faults of a source that the rules of the single keys do not cover.
 func (s *Source) check(root document.Value) {
 	d := s.DPDK
 	if d == nil {
@@ -83,7 +83,7 @@ func (s *Source) check(root document.Value) {
 	for i, addr := range d.Addresses {
 		at := at.Find("addresses", i)
 		switch {
-		case !addr.IsValid(): // reported
+		case !addr.IsValid(): // already reported
 		case addr.Zone() != "":
 			at.Reject("is %q, want the address without a zone: the port is the only one", addr)
 		case addr.Is4In6():
@@ -124,7 +124,7 @@ var (
 	}
 )
 
-// checkPort reports what is wrong with the name of a DPDK port.
+// checkPort returns an error for an invalid name of a DPDK port.
 func checkPort(port string) error {
 	switch {
 	case len(port) > maxPortText:
@@ -160,8 +160,7 @@ func checkPort(port string) error {
 	return nil
 }
 
-// ownArguments are those of the EAL that another key of the configuration stands
-// for.
+// ownArguments are the EAL arguments that a key of the configuration replaces.
 var ownArguments = []struct{ names, instead string }{
 	{"-l -c --lcores --main-lcore", "source.dpdk.lcores names the CPUs"},
 	{"-m --socket-mem --no-huge --in-memory --single-file-segments", "source.dpdk.memory and huge_pages say what memory it has"},
@@ -169,8 +168,7 @@ var ownArguments = []struct{ names, instead string }{
 	{"--file-prefix --proc-type", "each manager is a primary process"},
 }
 
-// ownArgument reports whether an EAL argument is one of those, and what to write
-// instead.
+// ownArgument reports whether an EAL argument is one of ownArguments, and which key replaces it.
 func ownArgument(a string) (instead string, own bool) {
 	name, _, _ := strings.Cut(a, "=")
 	for _, o := range ownArguments {
@@ -178,7 +176,7 @@ func ownArgument(a string) (instead string, own bool) {
 			return o.instead, true
 		}
 	}
-	// The short ones may have their value glued on: -l1,2.
+	// A short option may be followed directly by its value: -l1,2.
 	if len(name) > 2 && name[0] == '-' && name[1] != '-' {
 		return ownArgument(name[:2])
 	}

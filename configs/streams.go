@@ -19,11 +19,11 @@ type Stream struct {
 	HWAccel string `yaml:"hwaccel,omitempty" pattern:"^[a-z0-9_]{1,32}$" want:"ffmpeg's name of a hardware decoder, like vaapi" example:"vaapi"`
 }
 
-// isFile reports whether a source is a file or a device, and no address.
+// isFile reports whether a source is a file or a device instead of an address.
 func (s *Stream) isFile() bool { return s.Source != "" && !strings.Contains(s.Source, "://") }
 
-// checkStreams reports what the keys of streams do not say by themselves. No error has a source,
-// which may contain a password.
+// checkStreams finds faults of streams that the rules of the single keys do not cover. Errors never
+// contain a source, because it may contain a password.
 func (c *Config) checkStreams(root document.Value) {
 	if c.Gateway.Off && len(c.Streams) > 0 {
 		root.Find("streams").Reject("run in the gateway, which is off; want `gateway: off` or streams left out")

@@ -1,5 +1,5 @@
-// Package configfile follows the edits of a node's configuration file, keeps the text that
-// was last followed, and saves functions into the file.
+// Package configfile follows the edits of a node's configuration file, keeps a copy of the
+// last valid text, and saves functions into the file.
 package configfile
 
 import (
@@ -13,20 +13,20 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// Follower is a manager that the list of functions can be changed of.
+// Follower is a manager whose list of functions can be changed.
 type Follower interface {
 	Reconfigure(configs.Config) error
 	RejectConfiguration(error)
 }
 
-// settle is how long a file must rest: editors write in several steps, and the last one
-// counts.
+// settle is how long a file must stay unchanged before it is read. Editors write in several
+// steps, and only the last one is complete.
 const settle = 200 * time.Millisecond
 
-// Follow has m take over the list of functions each time the file is written after it was
-// read as begun, and calls keep with what was followed. It returns when ctx ends.
+// Follow watches the file that begun was read from. After each edit it gives m the new list
+// of functions, and calls keep with the new configuration. It returns when ctx ends.
 func Follow(ctx context.Context, m Follower, begun configs.Config, keep func(configs.Config), log zerolog.Logger) {
-	// The folder, not the file: editors replace files.
+	// Watch the folder instead of the file: editors replace files.
 	watcher, err := watch(filepath.Dir(begun.File))
 	if err != nil {
 		log.Warn().Err(err).Msg("cannot watch the configuration; edits to it need a restart")
@@ -35,8 +35,8 @@ func Follow(ctx context.Context, m Follower, begun configs.Config, keep func(con
 	defer watcher.Close()
 	f := following{m, begun.File, keep, log}
 	var due <-chan time.Time
-	// A node takes seconds to begin, and the file was not watched in that time. If its text
-	// is the same, nothing shows that it was written.
+	// Check the file once now. A node takes seconds to start, and until here the file was
+	// not watched. An edit that left the same text makes no difference.
 	unwatched := time.After(0)
 	for {
 		select {
@@ -44,7 +44,7 @@ func Follow(ctx context.Context, m Follower, begun configs.Config, keep func(con
 			if !ok {
 				return
 			}
-			// A change of mode or times is no edit.
+			// A change of mode or times is not an edit.
 			if filepath.Clean(event.Name) == begun.File && event.Op != fsnotify.Chmod {
 				due, unwatched = time.After(settle), nil
 			}
@@ -75,7 +75,7 @@ func watch(dir string) (*fsnotify.Watcher, error) {
 	return watcher, nil
 }
 
-// following is a manager that follows a file.
+// following is the state of Follow.
 type following struct {
 	manager Follower
 	file    string
@@ -83,7 +83,7 @@ type following struct {
 	log     zerolog.Logger
 }
 
-// follow takes over what the file says now, unless its text has the digest known.
+// follow applies the file's current text, unless the text has the digest known.
 func (f *following) follow(known string) {
 	c, err := configs.Read(f.file)
 	if err == nil && c.Digest == known {

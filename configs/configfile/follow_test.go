@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// followed notes what a manager was told to follow.
+// followed is a fake manager that sends the configurations it receives.
 type followed chan configs.Config
 
 func (f followed) Reconfigure(c configs.Config) error {
@@ -23,8 +23,8 @@ func (f followed) Reconfigure(c configs.Config) error {
 
 func (f followed) RejectConfiguration(error) {}
 
-// follows watches a configuration that was read as text until the test ends; on has the
-// text that lies there when the watch begins.
+// follows watches a configuration that was read as text, until the test ends. on is the
+// file's text when the watch starts.
 func follows(t *testing.T, text, on string) (reported followed, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "node.yaml")
@@ -57,7 +57,7 @@ const (
 	twoFunctions = oneFunction + "  - name: fashion\n    port: 0\n"
 )
 
-// told is the next configuration to follow.
+// next returns the next configuration that the manager receives.
 func (f followed) next(t *testing.T) configs.Config {
 	t.Helper()
 	select {
@@ -69,7 +69,7 @@ func (f followed) next(t *testing.T) configs.Config {
 	}
 }
 
-// A node takes seconds to begin.
+// A node takes seconds to start, and an edit in this time must not be lost.
 func TestFollowEditBeforeWatch(t *testing.T) {
 	reported, _ := follows(t, oneFunction, twoFunctions)
 	if c := reported.next(t); len(c.Functions) != 2 {
@@ -77,10 +77,10 @@ func TestFollowEditBeforeWatch(t *testing.T) {
 	}
 }
 
-// What was done at run time outlives who looks after files' modes.
+// A change of the file's mode must not discard changes made at run time.
 func TestFollowIgnoresModes(t *testing.T) {
 	reported, file := follows(t, oneFunction, oneFunction)
-	for range 3 { // the watch may begin after the first
+	for range 3 { // the watch may start after the first
 		time.Sleep(100 * time.Millisecond)
 		if err := os.Chmod(file, 0o640); err != nil {
 			t.Fatal(err)

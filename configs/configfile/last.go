@@ -10,32 +10,34 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// A node keeps the configuration that it last followed. If an edit cannot be read, a process
-// that dies is started again with the kept one; with the file, the node would end.
+// A node keeps a copy of the last configuration that it applied. If the file becomes
+// unreadable and a process dies, the restarted process uses the copy. Otherwise the node
+// would end.
 
-// lastFile is the name, in the runtime folder, of the text that was last followed. The
-// manager writes it when it is there, which only one can be, and after each edit.
+// lastFile is the name of the copy in the runtime folder. The manager writes it once it owns
+// the folder, and after each edit. A folder has at most one manager.
 const lastFile = "followed.yaml"
 
-// Keep makes a configuration the one that was last followed.
+// Keep saves a copy of a configuration's text, for Read.
 func Keep(dir string, c configs.Config) error {
 	path := filepath.Join(dir, lastFile)
 	if err := control.ReplaceFile(path, c.Text); err != nil {
-		os.Remove(path) // an older one would be another node's
+		os.Remove(path) // an older copy would be from another configuration
 		return fmt.Errorf("save a copy of the configuration: %w", err)
 	}
 	return nil
 }
 
-// Read reads a configuration for a process of the node whose runtime folder is dir: the
-// one that was last followed where file cannot be read, which unread says why; none where the
-// process is of no node that `penstock up` runs.
+// Read reads a configuration for a process of the node whose runtime folder is dir. If file
+// cannot be read, it returns the copy that Keep saved, and in unread the file's error. A
+// process that does not belong to a run of `penstock up` (an empty run) gets no copy.
 func Read(file, dir, run string) (c configs.Config, unread, err error) {
 	c, err = configs.Read(file)
 	if err == nil || run == "" {
 		return c, nil, err
 	}
-	// An error of the file itself says what the operator can correct, so it goes first.
+	// If the copy cannot be read either, return the file's error: the operator can correct
+	// the file.
 	text, lastErr := control.ReadFile(filepath.Join(dir, lastFile), document.MaxBytes)
 	if lastErr != nil {
 		return c, nil, err

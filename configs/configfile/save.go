@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// WithFunction is the text of a configuration file, and that text with one more function.
+// WithFunction returns the text of a configuration file, and that text with one more
+// function.
 func WithFunction(file string, f configs.Function) (before, after []byte, err error) {
 	if before, err = os.ReadFile(file); err != nil {
 		return nil, nil, fmt.Errorf("save function: %w", err)
@@ -27,8 +28,8 @@ func WithFunction(file string, f configs.Function) (before, after []byte, err er
 	return nil, nil, fmt.Errorf("save function: %w; put it there by hand:\n%s", err, strings.TrimSuffix(entry, "\n"))
 }
 
-// Replace puts another text in the place of a file's, whole or not at all, if the file still
-// has the text before. Mode and owner stay. A symbolic link stays one.
+// Replace replaces a file's text atomically if it is still equal to before. Mode and owner
+// stay. A symbolic link stays a link.
 func Replace(path string, before, after []byte) (err error) {
 	if path, err = filepath.EvalSymlinks(path); err != nil {
 		return fmt.Errorf("find file: %w", err)
