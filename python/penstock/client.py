@@ -273,7 +273,7 @@ class Client:
             closed()
             return
         self._room_waiters.append(_RoomWaiter(granted, closed))
-        self._pump()
+        self._schedule_pump()  # after the answers that have arrived: a stream would use up all credit first
 
     def _pump(self) -> None:
         """Send what may be sent now, and plan the next time."""
