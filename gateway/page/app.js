@@ -138,7 +138,7 @@ class View {
   }
 
   showSlow(name, at) {
-    const [from, to] = this.interval(), around = Math.max(2000, (to - from) / 40);
+    const [from, to] = this.interval(), around = Math.max(10000, (to - from) / 40);
     this.slow.show(name, at - around, at + around, this.stages);
   }
 
