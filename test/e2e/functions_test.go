@@ -79,7 +79,7 @@ func TestAddRemove(t *testing.T) {
 		_, err := nd.Function("second")
 		return err != nil
 	})
-	if out, err := run(t, nd.Dir, "if", "remove", "second"); err == nil || !strings.Contains(out, `no function "second"; there are: fn`) {
+	if out, err := run(t, nd.Dir, "if", "remove", "second"); err == nil || !strings.Contains(out, `no function "second"; known are: fn`) {
 		t.Errorf("removing it again: %v\n%s", err, out)
 	}
 	if out, err := run(t, t.TempDir(), "if", "list"); err == nil || !strings.Contains(out, "--runtime-dir") {

@@ -94,7 +94,7 @@ func TestLoadRequire(t *testing.T) {
 	for argument, want := range map[string]string{
 		"p98=1s":     `penstock: --require "p98=1s": metric "p98" is unknown`,
 		"fm:p99=1s":  "penstock: --require fm:p99: nothing is sent to fm, only to: fn",
-		"within=0.9": `penstock: --require "within=0.9": want per cent`,
+		"within=0.9": `penstock: --require "within=0.9": want 0% to 100%`,
 	} {
 		if status, _, said := load(t, n, func(string) {}, "--require", argument); status != 1 || !strings.HasPrefix(said, want) {
 			t.Errorf("%s: exit status %d, %s", argument, status, said)
