@@ -30,7 +30,7 @@ func checkWritten(card *models.Card, outputs [][]byte) error {
 			}
 		}
 		if left > 0 {
-			return fmt.Errorf("%d of %d values of output %s were not written: want all of a batch's outputs written in place, in the memory that configure_batch was given",
+			return fmt.Errorf("%d of %d values of output %s were not written; write all outputs of a batch into the memory that configure_batch received",
 				left, len(out)/4, card.Outputs[o].Name)
 		}
 	}

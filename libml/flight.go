@@ -101,7 +101,7 @@ func (l *loop) begin() error {
 	l.account.begin(f.dispatched, f, l.choice.demoted)
 	if l.p.level != budget.Demoted {
 		if err := l.p.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
-			l.p.log.Warn().Err(err).Msg("batch runs at the priority of the one before it")
+			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
 		}
 	}
 	f.bad, f.err = l.gather(f)

@@ -509,7 +509,7 @@ func TestCPUGroups(t *testing.T) {
 	h := newHarness(t, testCard())
 	p := h.start(1, newFake().build, nil)
 	p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1}})
-	if err := p.end(); err == nil || !strings.Contains(err.Error(), "device cpu has none") {
+	if err := p.end(); err == nil || !strings.Contains(err.Error(), "device cpu has no groups") {
 		t.Errorf("the process ends with %v", err)
 	}
 }

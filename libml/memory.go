@@ -87,7 +87,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 	}
 	slots, err := m.device.Tensors(buffers.Bytes(), maxSizes(p.card))
 	if err != nil {
-		return nil, fmt.Errorf("map tensors of model %s: manager gave %d bytes: %w", p.card.Name, attached.TensorBytes, err)
+		return nil, fmt.Errorf("map tensors of model %s: manager sent %d bytes: %w", p.card.Name, attached.TensorBytes, err)
 	}
 	for _, t := range slots {
 		m.tensors = append(m.tensors, &tensors{p.card, t})

@@ -214,7 +214,7 @@ func (m *mover) move(groups []int) error {
 	case <-order.settled:
 		m.base, m.held, m.sms = to, groups, sms
 		m.p.log.Debug().Ints("groups", groups).Dur("partition", parted.Sub(began)).Dur("prepare", prepared.Sub(parted)).
-			Dur("move", time.Since(prepared)).Msg("runs on other multiprocessors")
+			Dur("move", time.Since(prepared)).Msg("moved to other multiprocessors")
 		return nil
 	case <-m.stop:
 		return errStopped
@@ -226,7 +226,7 @@ func (m *mover) move(groups []int) error {
 func (m *mover) report(err error) {
 	n := control.Notice{SMGroups: m.held, SMs: m.sms}
 	if err != nil {
-		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("stays on its multiprocessors")
+		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("cannot move to other multiprocessors; staying")
 		n.Reason, n.InfeasibleGroups = err.Error(), unfitGroups(err)
 	}
 	m.p.notices.send(n)
@@ -279,7 +279,7 @@ func (m *mover) end(err error) error {
 		// A framework that links may take seconds more. Do not wait: the exit of the process frees
 		// its memory.
 		p.abandoned = true
-		p.log.Warn().Msg("ends while it gets its batch sizes: nothing is given back")
+		p.log.Warn().Msg("process ends during its warm-up; the kernel frees its memory")
 	}
 	return cmp.Or(err, p.exit.failure())
 }

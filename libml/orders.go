@@ -29,8 +29,8 @@ type shareOrder struct {
 }
 
 var (
-	errManagerGone      = errors.New("manager is gone")
-	errOrchestratorGone = errors.New("orchestrator is gone")
+	errManagerGone      = errors.New("manager ended")
+	errOrchestratorGone = errors.New("orchestrator ended")
 )
 
 // open makes the channels, before process.watch begins.

@@ -60,11 +60,11 @@ func (w *partialWarmUp) run() error {
 	case w.stopped():
 		return errStopped
 	case err == nil:
-		p.log.Info().Ints("batches", p.sizes.ladder).Dur("took", time.Since(began)).Msg("all batch sizes are there")
+		p.log.Info().Ints("batches", p.sizes.ladder).Dur("took", time.Since(began)).Msg("all batch sizes are ready")
 		return nil
 	case errors.Is(err, cuda.ErrOutOfMemory):
-		p.log.Error().Err(err).Ints("batches", p.sizes.ladder).Msg("no memory for larger batches: serves without them")
-		reason := fmt.Sprintf("serves batches of %d at most: %v", p.sizes.ladder[len(p.sizes.ladder)-1], err)
+		p.log.Error().Err(err).Ints("batches", p.sizes.ladder).Msg("no memory for larger batches; serving without them")
+		reason := fmt.Sprintf("serves batches of at most %d: %v", p.sizes.ladder[len(p.sizes.ladder)-1], err)
 		p.notices.keepReason(reason, control.Notice{Batches: p.sizes.ladder})
 		return nil
 	}
@@ -93,7 +93,7 @@ func (w *partialWarmUp) add(ladder []int) error {
 	}
 	p.sizes.ladder = ladder
 	w.batching.larger.Store(rule)
-	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size is configured")
+	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size configured")
 	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil
 }

@@ -205,7 +205,7 @@ func TestPartialOutOfMemory(t *testing.T) {
 	})
 	c.awaitBatches(1, 2)
 	n := c.awaitBatches(1, 2)
-	if n.WarmingUp || !strings.Contains(n.Reason, "batches of 2 at most") || !strings.Contains(n.Reason, "four") {
+	if n.WarmingUp || !strings.Contains(n.Reason, "batches of at most 2") || !strings.Contains(n.Reason, "four") {
 		t.Errorf("the process reports %+v, want no change, and the reason", n)
 	}
 	for range 20 {
@@ -220,7 +220,7 @@ func TestPartialOutOfMemory(t *testing.T) {
 		t.Errorf("ran batches of %v, want 2 at most", slices.Compact(sizes))
 	}
 	c.moveTo(1)
-	if n := c.awaitGroups(1); !strings.Contains(n.Reason, "batches of 2 at most") {
+	if n := c.awaitGroups(1); !strings.Contains(n.Reason, "batches of at most 2") {
 		t.Errorf("after the move the process reports %+v, want the reason of its small batches", n)
 	}
 	c.drained()

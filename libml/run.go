@@ -318,7 +318,7 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 	d, ok := p.memory.device.(device.Partitioned)
 	if !ok {
 		if len(groups) > 0 {
-			return fmt.Errorf("run on groups %v of multiprocessors: device %s has none", groups, p.memory.device.Name())
+			return fmt.Errorf("run on groups %v of multiprocessors: device %s has no groups", groups, p.memory.device.Name())
 		}
 		return nil
 	}
@@ -331,7 +331,7 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 	if wake.Level != budget.Demoted {
 		switch err := d.Prioritize(slots, wake.Level); {
 		case errors.Is(err, cuda.ErrNotSupported):
-			p.log.Warn().Err(err).Msg("batches beyond the guarantee are not demoted: the GPU has no stream priorities")
+			p.log.Warn().Err(err).Msg("GPU has no stream priorities; batches above the guarantee are not demoted")
 		case err != nil:
 			return err
 		default:

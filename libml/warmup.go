@@ -95,7 +95,7 @@ func (t *timing) clock() int64 {
 func (p *process) lockDevice() (unlock func()) {
 	unlock, err := p.timing.lock.acquire(p.exit.requested)
 	if err != nil {
-		p.log.Warn().Err(err).Msg("batch is measured next to those of other processes")
+		p.log.Warn().Err(err).Msg("cannot lock the device; measuring the batch next to those of other processes")
 	}
 	return unlock
 }

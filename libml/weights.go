@@ -18,7 +18,7 @@ func (p *process) sharedWeights(file string) (Weights, error) {
 	if err != nil {
 		return Weights{}, fmt.Errorf("%w: %w", ErrNoWeights, err)
 	}
-	p.log.Debug().Str("file", file).Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights are mapped")
+	p.log.Debug().Str("file", file).Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights mapped")
 	return Weights{Address: uintptr(at), Bytes: int(loaded.Bytes), CRC32C: loaded.CRC}, nil
 }
 

@@ -47,7 +47,7 @@ func (e *codedError) Error() string {
 func (e *codedError) text() string {
 	reason := e.Reason
 	if reason == "" {
-		reason = "it left no reason (penstock_error)"
+		reason = "no reason given (penstock_error sets one)"
 	}
 	switch e.Code {
 	case codeFailed:

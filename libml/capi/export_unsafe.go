@@ -39,7 +39,7 @@ var (
 // guard converts a panic to a code and a text.
 func guard(call string, code *C.int, why **C.char) {
 	if v := recover(); v != nil {
-		*code, *why = C.int(codeFailed), C.CString(line(fmt.Sprintf("%s: panic: %v: this is an error of libpenstock", call, v)))
+		*code, *why = C.int(codeFailed), C.CString(line(fmt.Sprintf("%s: panic: %v: this is a bug in libpenstock; report it", call, v)))
 	}
 }
 
@@ -55,7 +55,7 @@ func pcapiRun(table, self unsafe.Pointer, why **C.char) (code C.int) {
 	return C.int(codeOf(err))
 }
 
-var errRanBefore = errors.New("penstock_run: called twice; a process runs one model, once")
+var errRanBefore = errors.New("penstock_run: called twice; a process can run one model, once")
 
 func run(table, self unsafe.Pointer) error {
 	f, err := New(table, self)
@@ -157,7 +157,7 @@ func weights(file string) (libml.Weights, error) {
 	}
 	env := f.env.Load()
 	if env.Weights == nil {
-		return libml.Weights{}, fmt.Errorf("%w: the node keeps none for this process; load your own", libml.ErrNoWeights)
+		return libml.Weights{}, fmt.Errorf("%w: the node has none for this process; load the weights yourself", libml.ErrNoWeights)
 	}
 	return env.Weights(file)
 }

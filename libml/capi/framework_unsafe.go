@@ -23,7 +23,7 @@ import (
 )
 
 // ErrTable is wrapped by New's errors for an invalid table.
-var ErrTable = errors.New("table of callbacks is not sound")
+var ErrTable = errors.New("table of callbacks is invalid")
 
 // Framework is a libml.Framework that calls a table of C callbacks. The same goroutines may use
 // it.
@@ -62,7 +62,7 @@ func New(table, self unsafe.Pointer) (*Framework, error) {
 	case t.size < 8:
 		return nil, fmt.Errorf("penstock_run: %w: size is %d, want sizeof(penstock_framework), %d (PENSTOCK_FRAMEWORK sets it)", ErrTable, t.size, size)
 	case t.abi != abi:
-		return nil, fmt.Errorf("penstock_run: %w: abi is %d, want %d: the program was built with the penstock.h of another libpenstock.so", ErrTable, t.abi, abi)
+		return nil, fmt.Errorf("penstock_run: %w: abi is %d, want %d; rebuild the program with the penstock.h of this libpenstock.so", ErrTable, t.abi, abi)
 	case t.size != size:
 		return nil, fmt.Errorf("penstock_run: %w: size is %d, want sizeof(penstock_framework), %d", ErrTable, t.size, size)
 	}
@@ -74,7 +74,7 @@ func New(table, self unsafe.Pointer) (*Framework, error) {
 		{"configure_batch", t.configure_batch == nil}, {"infer_batch", t.infer_batch == nil}, {"deinit", t.deinit == nil},
 	} {
 		if c.missing {
-			return nil, fmt.Errorf("penstock_run: %w: %s is NULL; all six callbacks are called", ErrTable, c.name)
+			return nil, fmt.Errorf("penstock_run: %w: %s is NULL, want all six callbacks", ErrTable, c.name)
 		}
 	}
 	f := &Framework{pins: map[batch]*runtime.Pinner{}}

@@ -438,7 +438,7 @@ func TestStreamsAndWeights(t *testing.T) {
 		"other": {5, 0, 0, "penstock_weights: no shared weights: nobody holds other"},
 		"lost": {4, 0, 0, "penstock_weights: no shared weights: cuMemMap: CUDA_ERROR_ILLEGAL_ADDRESS (700): " +
 			"a kernel reached an address that is not mapped"},
-		"panic": {1, 0, 0, "penstock_weights: panic: no weights: this is an error of libpenstock"},
+		"panic": {1, 0, 0, "penstock_weights: panic: no weights: this is a bug in libpenstock; report it"},
 	} {
 		code, at, bytes, why := capitest.Weights(file)
 		if code != want.code || at != want.at || bytes != want.bytes || why != want.why {
@@ -449,7 +449,7 @@ func TestStreamsAndWeights(t *testing.T) {
 	if err := f.Init(env); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, _, why := capitest.Weights("held"); code != 5 || !strings.Contains(why, "load your own") {
+	if code, _, _, why := capitest.Weights("held"); code != 5 || !strings.Contains(why, "load the weights yourself") {
 		t.Errorf("weights of a process without: %d, %q", code, why)
 	}
 }

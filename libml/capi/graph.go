@@ -49,7 +49,7 @@ func (g *graphs) set(b batch, l *launch) error {
 	if old == nil {
 		return nil
 	}
-	return lost("give a graph back", old.executable.Destroy())
+	return lost("release graph", old.executable.Destroy())
 }
 
 // clear removes all; none is in flight.
@@ -62,7 +62,7 @@ func (g *graphs) clear() error {
 	}
 	var errs []error
 	for _, l := range *all {
-		errs = append(errs, lost("give a graph back", l.executable.Destroy()))
+		errs = append(errs, lost("release graph", l.executable.Destroy()))
 	}
 	return errors.Join(errs...)
 }
@@ -70,7 +70,7 @@ func (g *graphs) clear() error {
 // handOver is penstock_graph. Batches that are not being configured may be in flight.
 func (f *Framework) handOver(slot, n int, graph uintptr) error {
 	if now := f.configuring.Load(); now == nil || *now != (batch{slot, n}) {
-		return fmt.Errorf("a batch of %d in slot %d is not being configured: its graph is handed over in its configure_batch", n, slot)
+		return fmt.Errorf("batch of %d in slot %d is not being configured; pass its graph in its configure_batch", n, slot)
 	}
 	err := f.setGraph(slot, n, graph)
 	if errors.Is(err, cuda.ErrTooFewSMs) {
@@ -94,9 +94,9 @@ func (f *Framework) setGraph(slot, n int, graph uintptr) error {
 	stream := cuda.StreamOf(f.stream(slot))
 	switch {
 	case env == nil || env.Stream == nil:
-		return errors.New("there is no GPU to launch a graph on")
+		return errors.New("no GPU to launch a graph on")
 	case stream == (cuda.Stream{}):
-		return fmt.Errorf("slot %d has no stream: graphs are handed over in configure_batch", slot)
+		return fmt.Errorf("slot %d has no stream; pass graphs in configure_batch", slot)
 	case graph == 0:
 		return errors.New("the graph is NULL")
 	}

@@ -160,7 +160,7 @@ func TestInvalidGraphs(t *testing.T) {
 	for want, err := range map[string]error{
 		"the graph is NULL":     f.setGraph(0, 1, 0),
 		"slot 1 has no stream":  f.setGraph(1, 1, graph.Handle()),
-		"there is no GPU":       new(Framework).setGraph(0, 1, graph.Handle()),
+		"no GPU":                new(Framework).setGraph(0, 1, graph.Handle()),
 		"slot 9 has no stream":  f.setGraph(9, 1, graph.Handle()),
 		"slot -1 has no stream": f.setGraph(-1, 1, graph.Handle()),
 	} {
@@ -253,7 +253,7 @@ func TestGraphWithdrawn(t *testing.T) {
 
 func TestGraphOutsideConfigure(t *testing.T) {
 	f, c, graph, _ := captured(t)
-	const refused = "penstock_graph: a batch of 1 in slot 0 is not being configured: its graph is handed over in its configure_batch"
+	const refused = "penstock_graph: batch of 1 in slot 0 is not being configured; pass its graph in its configure_batch"
 	if code, why := capitest.Graph(0, 1, graph.Handle()); code != 1 || why != refused {
 		t.Errorf("%d, %q; want 1, %q", code, why, refused)
 	}
@@ -289,7 +289,7 @@ func TestGraphDestroyFails(t *testing.T) {
 	const invalidValue = cuda.Code(1)
 	cudafake.Apply(t, cudafake.Refuse("cuGraphExecDestroy", 1, invalidValue))
 	input, outputs = buffers()
-	if _, err := f.ConfigureBatch(0, 1, input, outputs); err == nil || !strings.Contains(err.Error(), "give a graph back") {
+	if _, err := f.ConfigureBatch(0, 1, input, outputs); err == nil || !strings.Contains(err.Error(), "release graph") {
 		t.Errorf("error %v, want one of a graph that is not given back", err)
 	}
 	// The runtime ends the process if a pinner becomes garbage while it pins.

@@ -555,7 +555,7 @@ func TestInvalidParameters(t *testing.T) {
 		{"grids[0]: is 7, want {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { p["grids"] = []any{7} })},
 		{"grids[1].boxes: is missing, want the name of an output", change(faceCard(), func(p map[string]any) { delete(grid(p, 1), "boxes") })},
 		{"levels[0].classes: has 70000 classes, want at most 65536", manyClasses},
-		{`grids[1].scores: is nothing, which is no output`, change(faceCard(), func(p map[string]any) { grid(p, 1)["scores"] = "nothing" })},
+		{`grids[1].scores: is nothing, which is not an output`, change(faceCard(), func(p map[string]any) { grid(p, 1)["scores"] = "nothing" })},
 		{`grids[0].scores: output "Identity:0" has shape [512 1], want [768, at least 1]`, change(faceCard(), func(p map[string]any) { grid(p, 0)["anchors"] = 3 })},
 		{"grids[0].size: is missing", change(faceCard(), func(p map[string]any) { delete(grid(p, 0), "size") })},
 		{"bins: is missing", change(detectCard(), func(p map[string]any) { delete(p, "bins") })},

@@ -128,6 +128,6 @@ func (p *params) output(key string, rows, leastColumns int) (index, columns int)
 		}
 		return i, int(o.Shape[1])
 	}
-	p.fail(key, "is %v, which is no output of the card", value)
+	p.fail(key, "is %v, which is not an output of the card", value)
 	return 0, 0
 }

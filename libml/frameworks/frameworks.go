@@ -21,7 +21,7 @@ func New(card *models.Card) (libml.Framework, error) {
 		return null.New(), nil
 	}
 	if apart := card.SeparateProgram(); apart != "" {
-		return nil, fmt.Errorf("framework %q is a program of its own, which this one cannot run", apart)
+		return nil, fmt.Errorf("framework %q is a separate program, which this one cannot run", apart)
 	}
-	return nil, fmt.Errorf("framework %q is not built in; there are: %s", card.Framework, strings.Join(models.Frameworks, ", "))
+	return nil, fmt.Errorf("framework %q is not built in; known are: %s", card.Framework, strings.Join(models.Frameworks, ", "))
 }

@@ -46,7 +46,7 @@ func (c *cpu) init() error {
 		return fmt.Errorf("set session options: %w", err)
 	}
 	c.options = options
-	c.log.Debug().Str("library", environment.path).Str("onnxruntime", ort.GetVersion()).Int("threads", c.threads).Msg("ONNX Runtime is open")
+	c.log.Debug().Str("library", environment.path).Str("onnxruntime", ort.GetVersion()).Int("threads", c.threads).Msg("ONNX Runtime opened")
 	return nil
 }
 

@@ -128,6 +128,6 @@ func (g *gpu) explain(err error) error {
 	if percentage == "" || percentage == "100" || countErr != nil {
 		return err
 	}
-	return fmt.Errorf("%w; MPS shows it %d multiprocessors (%s %%), and cuBLAS has wrong kernels for some numbers of them: use partitions, or another percentage",
+	return fmt.Errorf("%w; MPS shows it %d multiprocessors (%s %%), and cuBLAS has wrong kernels for some numbers; use partitions, or another percentage",
 		err, sms, percentage)
 }

@@ -83,7 +83,7 @@ func newGPU(env libml.Environment) *gpu {
 // init loads what it can without touching the device.
 func (g *gpu) init() error {
 	if g.env.Stream == nil {
-		return fmt.Errorf("device %q: no streams to run on", g.env.Device)
+		return fmt.Errorf("device %q has no streams", g.env.Device)
 	}
 	// Each session has a handle of cuBLAS. On Hopper a handle takes 64 MB of workspace, as
 	// much as ResNet-50's weights. With the 8 MB of other GPUs no measured model is slower.
@@ -115,7 +115,7 @@ func (g *gpu) loadModel() (err error) {
 // linkModel opens the context and links the smallest batch size.
 func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	if g.reference == nil {
-		return 0, errors.New("link model: none is loaded")
+		return 0, errors.New("link model: no model is loaded")
 	}
 	if err := g.open(); err != nil {
 		return 0, g.fail("open GPU", err)
@@ -273,7 +273,7 @@ func (g *gpu) deinit() error {
 	g.context = nil
 
 	if err := errors.Join(errs...); err != nil {
-		return g.fail("give GPU back", err)
+		return g.fail("release GPU", err)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func TestGPUDeinit(t *testing.T) {
 	if err := r.f.Deinit(); err != nil {
 		t.Errorf("after LoadModel: %v", err)
 	}
-	if _, err := r.f.LinkModel(); err == nil || !strings.Contains(err.Error(), "none is loaded") {
+	if _, err := r.f.LinkModel(); err == nil || !strings.Contains(err.Error(), "no model is loaded") {
 		t.Errorf("linked after Deinit: %v", err)
 	}
 	for _, call := range []string{"cuStreamCreate", "cuEventCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {

@@ -188,13 +188,13 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 		return err
 	}
 	if holds.Others > 0 {
-		return fmt.Errorf("%w: %d of its steps call the host, or are none that can be repeated", errNoGraph, holds.Others)
+		return fmt.Errorf("%w: %d of its steps call the host, or cannot be repeated", errNoGraph, holds.Others)
 	}
 
 	writes := holds.Sets
 	for _, copied := range holds.Copies {
 		if copied.ToHost {
-			return fmt.Errorf("%w: it copies %d bytes to the host on its way", errNoGraph, copied.To.Bytes)
+			return fmt.Errorf("%w: it copies %d bytes to the host", errNoGraph, copied.To.Bytes)
 		}
 		writes = append(writes, copied.To)
 		if !copied.FromHost {

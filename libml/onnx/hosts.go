@@ -30,7 +30,7 @@ type hosts struct {
 // redirect makes a copy of the graph read memory of h with the same contents.
 func (h *hosts) redirect(graph *cuda.Graph, copied cuda.Copy, in *cuda.Context) error {
 	if !isPinned(copied.From.At) {
-		return fmt.Errorf("%w: it copies %d bytes from memory of the host that is not pinned", errNoGraph, copied.From.Bytes)
+		return fmt.Errorf("%w: it copies %d bytes from host memory that is not pinned", errNoGraph, copied.From.Bytes)
 	}
 	piece, err := in.AllocateHost(copied.From.Bytes)
 	if err != nil {

@@ -33,7 +33,7 @@ const carrier = "github.com/k2-fsa/sherpa-onnx-go-linux@v1.13.4"
 func Library() (string, error) {
 	if path := os.Getenv(LibraryVariable); path != "" {
 		if err := checkRegular(path); err != nil {
-			return "", fmt.Errorf("%w: %s says %s: %w", errNoLibrary, LibraryVariable, path, err)
+			return "", fmt.Errorf("%w: %s is %s: %w", errNoLibrary, LibraryVariable, path, err)
 		}
 		return path, nil
 	}
@@ -43,7 +43,7 @@ func Library() (string, error) {
 			return path, nil
 		}
 	}
-	return "", fmt.Errorf("%w: not at %s; `make build` puts it beside the binary, or set %s",
+	return "", fmt.Errorf("%w: not at %s; run `make build`, which puts it next to the binary, or set %s",
 		errNoLibrary, strings.Join(places, ", "), LibraryVariable)
 }
 
@@ -94,7 +94,7 @@ func checkRegular(path string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return errors.New("no regular file")
+		return errors.New("not a regular file")
 	}
 	return nil
 }

@@ -177,7 +177,7 @@ func (g *gpu) addSize(a *attempt) {
 		g.sizes[a.n] = a.size
 	}
 	g.env.Log.Debug().Int("batch", a.n).Bool("graph", a.size != nil).Bool("nhwc", a.size != nil && a.size.nhwc).
-		Dur("took", a.took).Msg("batch size is linked")
+		Dur("took", a.took).Msg("batch size linked")
 }
 
 // linkAnotherWay links a size that cannot be captured as s is: in NCHW if s is in NHWC, else

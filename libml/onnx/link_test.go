@@ -71,7 +71,7 @@ func TestSmallestRunsWhileOthersLink(t *testing.T) {
 	if got := r.output(four); !all(got, 8) {
 		t.Errorf("answered %v", got)
 	}
-	if n := strings.Count(r.log.String(), "batch size is linked"); n != small+rest {
+	if n := strings.Count(r.log.String(), "batch size linked"); n != small+rest {
 		t.Errorf("%d sizes in the log: %s", n, r.log.String())
 	}
 }

@@ -58,7 +58,7 @@ func provider(library string) (path string, needs []string, err error) {
 	for _, name := range []string{bridgeFile, providerFile} {
 		path = filepath.Join(filepath.Dir(library), name)
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return "", nil, fmt.Errorf("%w: %s is not there; the ONNX Runtime that `make build` brings is for CPUs: have one for CUDA 13 in one folder, and %s say where its libonnxruntime.so is",
+			return "", nil, fmt.Errorf("%w: %s is missing; the ONNX Runtime of `make build` is for CPUs, so unpack one for CUDA 13 and set %s to its libonnxruntime.so",
 				errNoProvider, path, LibraryVariable)
 		} else if err != nil {
 			return "", nil, fmt.Errorf("%w: %w", errNoProvider, err)
@@ -103,14 +103,14 @@ func preloadAll(library string, load func(string) error) error {
 }
 
 func providerError(name, provider string, err error) error {
-	hint := "have the loader find it: LD_LIBRARY_PATH, or ldconfig"
+	hint := "add its folder to LD_LIBRARY_PATH, or run ldconfig"
 	switch {
 	case strings.HasPrefix(name, "libcuda.so"):
-		hint = "the NVIDIA driver brings it"
+		hint = "install the NVIDIA driver, which has it"
 	case strings.HasPrefix(name, "libcudnn"):
-		hint = "cuDNN 9 brings it; " + hint
+		hint = "install cuDNN 9, which has it; " + hint
 	default:
-		hint = "the CUDA toolkit of that version brings it; " + hint
+		hint = "install the CUDA toolkit of that version, which has it; " + hint
 	}
 	return fmt.Errorf("%w: %s, which %s needs, cannot be loaded: %w; %s", errNoProvider, name, provider, err, hint)
 }

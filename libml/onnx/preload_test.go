@@ -64,7 +64,7 @@ func TestMissingLibrary(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(err, errNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "cuDNN 9 brings it") {
+	if !errors.Is(err, errNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "install cuDNN 9") {
 		t.Errorf("got %v", err)
 	}
 	if err := providerError("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {

@@ -122,7 +122,7 @@ func (g *gpu) prepare() error {
 	if s.entry, err = s.store.Make(s.key, optimised, g.file.inputs, g.file.outputs, stored); err != nil {
 		return err
 	}
-	g.env.Log.Info().Int64("bytes", s.entry.Bytes).Dur("took", time.Since(began)).Msg("model is prepared, its weights can be shared")
+	g.env.Log.Info().Int64("bytes", s.entry.Bytes).Dur("took", time.Since(began)).Msg("model prepared; its weights can be shared")
 	return nil
 }
 

@@ -52,7 +52,7 @@ func TestDamagedPreparedModel(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.linked()
-		if r.played.optimises != 1 || !r.logged("it is prepared anew") || len(r.played.made[0].initializers) != 1 {
+		if r.played.optimises != 1 || !r.logged("preparing it again") || len(r.played.made[0].initializers) != 1 {
 			t.Errorf("optimised %d times: %s", r.played.optimises, r.log.String())
 		}
 	})

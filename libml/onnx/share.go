@@ -85,7 +85,7 @@ func (g *gpu) openPrepared() error {
 		g.keepPrivate(err)
 		return nil
 	case err != nil:
-		g.env.Log.Warn().Err(err).Msg("a prepared model is damaged; it is prepared anew")
+		g.env.Log.Warn().Err(err).Msg("prepared model is damaged; preparing it again")
 		return nil
 	}
 	s.entry = e
@@ -102,7 +102,7 @@ func (g *gpu) openPrepared() error {
 			g.reference = r
 		}
 	}
-	g.env.Log.Debug().Str("folder", e.Dir).Int("graph_bytes", len(e.Graph)).Dur("took", time.Since(began)).Msg("model is prepared")
+	g.env.Log.Debug().Str("folder", e.Dir).Int("graph_bytes", len(e.Graph)).Dur("took", time.Since(began)).Msg("prepared model found")
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (g *gpu) locatePrepared() (err error) {
 
 // keepPrivate makes every session have its own weights from now on.
 func (g *gpu) keepPrivate(why error) {
-	g.env.Log.Info().Err(why).Msg("weights are not shared: this process has its own")
+	g.env.Log.Info().Err(why).Msg("weights are not shared; this process has its own")
 	g.giveUp()
 }
 
@@ -130,7 +130,7 @@ func (g *gpu) keepPrivate(why error) {
 func (g *gpu) giveUp() {
 	g.shared.unshared = true
 	if err := g.shared.close(); err != nil {
-		g.env.Log.Warn().Err(err).Msg("give weights back")
+		g.env.Log.Warn().Err(err).Msg("cannot release weights")
 	}
 }
 
@@ -149,7 +149,7 @@ func (g *gpu) share() error {
 		return nil
 	}
 
-	g.env.Log.Info().Err(err).Msg("weights are not shared: this process has its own")
+	g.env.Log.Info().Err(err).Msg("weights are not shared; this process has its own")
 	if err = g.copyPrivately(); err != nil && !errors.Is(err, cuda.ErrLost) {
 		g.env.Log.Debug().Err(err).Msg("each batch size has its own weights")
 		g.giveUp()
@@ -258,13 +258,13 @@ func (g *gpu) upload(file io.Reader, to cuda.Pointer, bytes int) (sum uint32, er
 // linkPrivately links the smallest size with private weights, after the link over shared ones
 // failed. If it succeeds, it records that the model cannot be shared.
 func (g *gpu) linkPrivately(n int, why error) error {
-	g.keepPrivate(fmt.Errorf("a session over them cannot be made: %w", why))
+	g.keepPrivate(fmt.Errorf("no session can use them: %w", why))
 	clear(g.byNode.sizes)
 	if err := g.link([]int{n}); err != nil {
 		return err
 	}
 	if err := g.shared.store.Refuse(g.shared.key, why); err != nil {
-		g.env.Log.Warn().Err(err).Msg("the next process tries it again")
+		g.env.Log.Warn().Err(err).Msg("cannot record that the model's weights cannot be shared; the next process tries again")
 	}
 	return nil
 }

@@ -185,7 +185,7 @@ func TestUnsharedWeights(t *testing.T) {
 	for what, spoil := range map[string]func(*rig, *shares){
 		"it cannot be saved":       func(r *rig, _ *shares) { r.played.optimised = nil },
 		"weights cannot be shared": func(r *rig, _ *shares) { r.played.optimised = []byte{7<<3 | 2, 0} },
-		"no protocol buffer":       func(r *rig, _ *shares) { r.played.optimised = []byte{0xff} },
+		"not a protocol buffer":    func(r *rig, _ *shares) { r.played.optimised = []byte{0xff} },
 		"is damaged":               func(_ *rig, s *shares) { s.sum = 1 },
 		"not a directory":          func(r *rig, _ *shares) { r.gpu.cache = "/dev/null" },
 	} {
@@ -219,7 +219,7 @@ func TestSessionOverSharedWeightsFails(t *testing.T) {
 			return nil
 		}
 		r.linked()
-		if !r.logged("a session over them cannot be made") || len(r.played.made) != 3 {
+		if !r.logged("no session can use them") || len(r.played.made) != 3 {
 			t.Errorf("%d sessions: %s", len(r.played.made), r.log.String())
 		}
 	}, func(t *testing.T, r *rig, s *shares) {

@@ -30,7 +30,7 @@ var errMissing = errors.New("not found")
 
 // findInterpreter returns the python3 that runs models.
 func findInterpreter() (string, error) {
-	name, from := os.Getenv(InterpreterVariable), InterpreterVariable+" says "
+	name, from := os.Getenv(InterpreterVariable), InterpreterVariable+" is "
 	if name == "" {
 		name, from = "python3", ""
 	}
@@ -61,7 +61,7 @@ func moduleFolder() (string, error) {
 func findLibrary() (string, error) {
 	return find("libpenstock.so", libraryVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "libpenstock.so"), filepath.Join(dir, "..", "lib", "libpenstock.so")}
-	}, "", "`make build` makes it")
+	}, "", "`make build` builds it")
 }
 
 // find returns the first place that is, or contains, the file. origin names the source of a place
@@ -73,7 +73,7 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 	}
 	if place := os.Getenv(variable); place != "" {
 		if !has(place) {
-			return "", fmt.Errorf("%s: %w: %s says %s", what, errMissing, variable, place)
+			return "", fmt.Errorf("%s: %w: %s is %s", what, errMissing, variable, place)
 		}
 		return filepath.Abs(place)
 	}
@@ -92,7 +92,7 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 		}
 		looked = append(looked, place)
 	}
-	return "", fmt.Errorf("%s: %w: not at %s; %s, and %s names another place", what, errMissing, strings.Join(looked, ", "), origin, variable)
+	return "", fmt.Errorf("%s: %w: not at %s; %s, or set %s to its place", what, errMissing, strings.Join(looked, ", "), origin, variable)
 }
 
 // SetEnvironment sets the variables with which children of this process find module and library, if

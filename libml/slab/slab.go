@@ -202,7 +202,7 @@ func New(name string, c Config) (*Rule, error) {
 		return nil, fmt.Errorf("batching rule %q: %w (%s, %s, %s, %s)", name, errUnknownRule, SLAB, AIMD, One, Fixed)
 	}
 	if name == Fixed && (c.Fixed < 1 || c.Delay < 0) {
-		return nil, fmt.Errorf("batching rule %s: a size of %d and a delay of %v, want 1 or more, and no less than 0", name, c.Fixed, c.Delay)
+		return nil, fmt.Errorf("batching rule %s: size of %d and delay of %v, want at least 1 and at least 0", name, c.Fixed, c.Delay)
 	}
 	if c.SLO <= 0 {
 		return nil, fmt.Errorf("batching rule %s: objective %v is not positive", name, c.SLO)

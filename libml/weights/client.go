@@ -25,17 +25,17 @@ type serverLease struct {
 func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return nil, fmt.Errorf("ask for weights: %w", err)
+		return nil, fmt.Errorf("request weights: %w", err)
 	}
 	defer f.Close()
 	c, err := dial(socket)
 	if err != nil {
-		return nil, fmt.Errorf("ask for weights: %w", err)
+		return nil, fmt.Errorf("request weights: %w", err)
 	}
 	defer func() {
 		if err != nil {
 			c.Close()
-			err = fmt.Errorf("ask for weights: %w", err)
+			err = fmt.Errorf("request weights: %w", err)
 		}
 	}()
 	if err := send(c, request{Version: version}, f); err != nil {
@@ -47,7 +47,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 	var a response
 	memory, err := receive(c, &a)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, fmt.Errorf("no answer for %v", timeout)
+		return nil, fmt.Errorf("no answer within %v", timeout)
 	}
 	if err != nil {
 		return nil, hungUp(err)
@@ -55,7 +55,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 	l := &serverLease{Loaded: a.Loaded, memory: memory, conn: c}
 	switch {
 	case a.Version != version:
-		err = fmt.Errorf("%w: it has protocol version %d, this process %d", errRefused, a.Version, version)
+		err = fmt.Errorf("%w: it has protocol version %d, this process has %d", errRefused, a.Version, version)
 	case a.Refused != "":
 		err = fmt.Errorf("%w: %s", errRefused, a.Refused)
 	case memory == nil || a.Bytes <= 0 || a.MemoryBytes < a.Bytes:
@@ -74,7 +74,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 func hungUp(err error) error {
 	for _, end := range []error{io.EOF, unix.ECONNRESET, unix.EPIPE} {
 		if errors.Is(err, end) {
-			return fmt.Errorf("weight server hung up before it answered: %w", err)
+			return fmt.Errorf("weight server closed the connection without an answer: %w", err)
 		}
 	}
 	return err

@@ -210,7 +210,7 @@ func TestKilledServer(t *testing.T) {
 	if err := server.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-got; err == nil || !strings.Contains(err.Error(), "hung up") {
+	if err := <-got; err == nil || !strings.Contains(err.Error(), "without an answer") {
 		t.Errorf("the process gets %v", err)
 	}
 	server.Wait()

@@ -59,7 +59,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	about, err := identify(file)
 	if err != nil {
-		return l, nil, fmt.Errorf("look at the file: %w", err)
+		return l, nil, fmt.Errorf("check the file: %w", err)
 	}
 
 	c, err := openFirst()
@@ -171,7 +171,7 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 	case ctx.Err() != nil: // timeout, or the weight server stops
 		err = context.Cause(ctx)
 	case err != nil:
-		err = fmt.Errorf("the loader ended without a word: %w", errors.Join(ended, err))
+		err = fmt.Errorf("the loader ended without an answer: %w", errors.Join(ended, err))
 	case a.Refused != "":
 		err = errors.New(a.Refused)
 	case a.Version != version || memory == nil || a.Bytes <= 0:

@@ -41,7 +41,7 @@ func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return 0, Loaded{}, errors.New("weights are not to be had any more")
+		return 0, Loaded{}, errors.New("mappings of weights are closed")
 	}
 	if k := m.files[file]; k != nil {
 		return k.arena.Pointer(), k.lease.Loaded, nil

@@ -85,7 +85,7 @@ func (s *server) run(ctx context.Context) error {
 	s.held, s.peers = make(map[identity]*file), make(map[*net.UnixConn]struct{})
 	l, err := listen(s.o.Socket)
 	if err != nil {
-		return fmt.Errorf("hold weights: %w", err)
+		return fmt.Errorf("serve weights: %w", err)
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
@@ -113,7 +113,7 @@ func (s *server) run(ctx context.Context) error {
 			}
 			return nil
 		case err != nil:
-			s.o.Log.Error().Err(err).Msg("accept a process that asks for weights")
+			s.o.Log.Error().Err(err).Msg("cannot accept a process that requests weights")
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
@@ -124,7 +124,7 @@ func (s *server) run(ctx context.Context) error {
 			background.Go(func() {
 				defer s.remove(c)
 				if err := s.serve(ctx, c); err != nil && ctx.Err() == nil {
-					s.o.Log.Warn().Err(err).Msg("no weights for a process")
+					s.o.Log.Warn().Err(err).Msg("cannot give weights to a process")
 				}
 			})
 		}
@@ -152,7 +152,7 @@ func (s *server) closeFiles() {
 // an earlier server: the orchestrator starts one at a time.
 func listen(path string) (*net.UnixListener, error) {
 	if path == "" { // the kernel would choose a path
-		return nil, errors.New("no socket is named")
+		return nil, errors.New("want a socket")
 	}
 	folder, err := private.MakeFolder(filepath.Dir(path), 0o700)
 	if err != nil {
@@ -161,7 +161,7 @@ func listen(path string) (*net.UnixListener, error) {
 	defer folder.Close()
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
-			return nil, fmt.Errorf("%s is there and no socket", path)
+			return nil, fmt.Errorf("%s exists and is not a socket; remove it", path)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, err
@@ -205,7 +205,7 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 		id, err = identify(source)
 	}
 	if err == nil && id.bytes > maxFileBytes {
-		err = fmt.Errorf("the file has %d bytes, at most %d are held", id.bytes, maxFileBytes)
+		err = fmt.Errorf("the file has %d bytes, want at most %d", id.bytes, maxFileBytes)
 	}
 	var f *file
 	if err == nil {
@@ -220,7 +220,7 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	defer s.put(f)
 	if err := send(c, response{Version: version, Loaded: f.loaded}, f.memory); err != nil {
-		return fmt.Errorf("hand weights over: %w", err)
+		return fmt.Errorf("pass on weights: %w", err)
 	}
 
 	// The process uses the memory until it closes the connection. It has to send nothing
@@ -250,9 +250,9 @@ func (s *server) receiveRequest(c *net.UnixConn) (*os.File, error) {
 	switch {
 	case err != nil:
 	case a.Version != version:
-		err = fmt.Errorf("process has protocol version %d, weight server %d", a.Version, version)
+		err = fmt.Errorf("process has protocol version %d, weight server has %d", a.Version, version)
 	case source == nil:
-		err = fmt.Errorf("%w: no file came with the request", errBadMessage)
+		err = fmt.Errorf("%w: the request has no file", errBadMessage)
 	}
 	if err != nil && source != nil {
 		source.Close()
@@ -302,7 +302,7 @@ func (s *server) fill(ctx context.Context, id identity, f *file, source *os.File
 	loaded, memory, err := s.load(ctx, source)
 	if err == nil && loaded.Bytes != id.bytes {
 		memory.Close()
-		err = fmt.Errorf("the file had %d bytes and has %d", id.bytes, loaded.Bytes)
+		err = fmt.Errorf("the file changed from %d to %d bytes", id.bytes, loaded.Bytes)
 	}
 	s.mu.Lock()
 	if f.err = err; err == nil {
@@ -313,7 +313,7 @@ func (s *server) fill(ctx context.Context, id identity, f *file, source *os.File
 	s.mu.Unlock()
 	close(f.ready)
 	if err == nil {
-		s.o.Log.Info().Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights are on the GPU")
+		s.o.Log.Info().Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights loaded onto the GPU")
 		s.report()
 	}
 }
@@ -357,7 +357,7 @@ func (s *server) free(unused time.Duration) (n int) {
 		f.memory.Close()
 		delete(s.held, id)
 		n++
-		s.o.Log.Info().Int64("bytes", f.loaded.Bytes).Msg("weights that nobody uses are freed")
+		s.o.Log.Info().Int64("bytes", f.loaded.Bytes).Msg("freed unused weights")
 	}
 	s.mu.Unlock()
 	if n > 0 {

@@ -41,7 +41,7 @@ import (
 const version = 1
 
 // errRefused is returned by getWeights if the weight server refuses. It wraps the reason.
-var errRefused = errors.New("weight server refuses")
+var errRefused = errors.New("weight server refused")
 
 // errBadMessage is returned for a message that does not follow the protocol.
 var errBadMessage = errors.New("message does not follow the protocol")
@@ -138,7 +138,7 @@ func identify(f *os.File) (identity, error) {
 	case inner != nil:
 		return identity{}, inner
 	case about.Mode&unix.S_IFMT != unix.S_IFREG:
-		return identity{}, errors.New("it is no regular file")
+		return identity{}, errors.New("not a regular file")
 	case about.Size <= 0:
 		return identity{}, errors.New("the file is empty")
 	}

@@ -409,7 +409,7 @@ func TestPyTorchMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct{ interpreter, want string }{
-		"no interpreter": {"/nowhere/python3", "PENSTOCK_PYTHON says /nowhere/python3"},
+		"no interpreter": {"/nowhere/python3", "PENSTOCK_PYTHON is /nowhere/python3"},
 		"no torch":       {withoutTorch(t), "has no PyTorch"},
 	} {
 		t.Run(name, func(t *testing.T) {

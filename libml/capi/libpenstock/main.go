@@ -15,6 +15,6 @@ import (
 
 // A shared library does not run main.
 func main() {
-	fmt.Fprintln(os.Stderr, "libpenstock: this is a library: build it with -buildmode=c-shared, as `make build` does")
+	fmt.Fprintln(os.Stderr, "libpenstock: build this library with -buildmode=c-shared, as `make build` does")
 	os.Exit(1)
 }

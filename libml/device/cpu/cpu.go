@@ -68,7 +68,7 @@ func (d *Device) Name() string { return control.DeviceCPU }
 func (d *Device) AddSlab(mem []byte) error {
 	const most = 1 << 16 // Piece.Slab is a u16
 	if len(d.slabs) == most {
-		return fmt.Errorf("add slab: there are %d already", most)
+		return fmt.Errorf("add slab: already %d, which is the max", most)
 	}
 	d.slabs = append(d.slabs, mem)
 	d.slabBytes = append(d.slabBytes, uint64(len(mem)))
@@ -169,7 +169,7 @@ func (d *Device) Fetch(slot int, images int) error {
 	case slot < 0 || slot >= len(d.slots):
 		return fmt.Errorf("fetch outputs of slot %d: %w", slot, errSlot)
 	case images < 0 || images > d.images:
-		return fmt.Errorf("fetch outputs of %d images: %w: it has %d", images, errTensor, d.images)
+		return fmt.Errorf("fetch outputs of %d images: %w: the batch has %d", images, errTensor, d.images)
 	}
 	return nil
 }
@@ -177,7 +177,7 @@ func (d *Device) Fetch(slot int, images int) error {
 // Done is always true: all work is done when its call returns.
 func (d *Device) Done(slot int) (bool, error) {
 	if slot < 0 || slot >= len(d.slots) {
-		return true, fmt.Errorf("look at slot %d: %w", slot, errSlot)
+		return true, fmt.Errorf("query slot %d: %w", slot, errSlot)
 	}
 	return true, nil
 }

@@ -333,7 +333,7 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 func (d *Device) Fetch(slot int, images int) error {
 	s, err := d.slot(slot)
 	if err == nil && (images < 0 || images > d.images) {
-		err = fmt.Errorf("%w: it has %d", errTensor, d.images)
+		err = fmt.Errorf("%w: the batch has %d", errTensor, d.images)
 	}
 	if err != nil {
 		return fmt.Errorf("fetch outputs of %d images: %w", images, err)
@@ -349,11 +349,11 @@ func (d *Device) Fetch(slot int, images int) error {
 func (d *Device) Done(slot int) (bool, error) {
 	s, err := d.slot(slot)
 	if err != nil {
-		return true, fmt.Errorf("look at slot %d: %w", slot, err)
+		return true, fmt.Errorf("query slot %d: %w", slot, err)
 	}
 	done, err := s.poll(shm.Now())
 	if err != nil {
-		return true, d.fail("look at batch", err)
+		return true, d.fail("query batch", err)
 	}
 	return done, nil
 }

@@ -107,7 +107,7 @@ func (k *Kernel) Name() string { return k.plan.kernel }
 // launches do not know the slab.
 func (k *Kernel) AddSlab(at cuda.Pointer, bytes int) error {
 	if len(k.slabs) == Slabs {
-		return fmt.Errorf("add slab: there are %d already, which is all that the kernel takes", Slabs)
+		return fmt.Errorf("add slab: already %d, which is the max of the kernel", Slabs)
 	}
 	k.slabs = append(k.slabs, slab{at, bytes})
 	return nil

@@ -96,7 +96,7 @@ func (d *Device) Choose(slot int, level budget.Level) error {
 	if *stream == (cuda.Stream{}) {
 		made, err := d.newStream(s.lane.place, level)
 		if err != nil {
-			return d.fail(fmt.Sprintf("have slot %d run at level %d", slot, level), err)
+			return d.fail(fmt.Sprintf("run slot %d at level %d", slot, level), err)
 		}
 		*stream = made
 	}
@@ -110,7 +110,7 @@ func (d *Device) BatchStream(slot int) uintptr { return d.slots[slot].stream.Han
 // Prioritize creates streams of the priority -level.
 func (d *Device) Prioritize(slots []int, level budget.Level) error {
 	if err := d.prioritize(slots, level); err != nil {
-		return d.fail(fmt.Sprintf("give slots %v level %d", slots, level), err)
+		return d.fail(fmt.Sprintf("set level of slots %v to %d", slots, level), err)
 	}
 	return nil
 }
@@ -129,7 +129,7 @@ func (d *Device) prioritize(slots []int, level budget.Level) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.level != budget.Demoted {
-		return fmt.Errorf("level is %d already", d.level)
+		return fmt.Errorf("level is already %d", d.level)
 	}
 	for _, slot := range slots {
 		s := &d.slots[slot]
@@ -153,7 +153,7 @@ func (d *Device) idle(slots []int) error {
 		case err != nil:
 			return err
 		case slices.Contains(slots[:i], slot):
-			return fmt.Errorf("%w twice", errSlot)
+			return fmt.Errorf("%w is listed twice", errSlot)
 		case s.work.queued:
 			return fmt.Errorf("slot %d: %w", slot, ErrBusy)
 		}

@@ -138,18 +138,18 @@ func straight(memory []byte, n int, req device.Request, image int, slabBytes []u
 // Reasons of the kernel to leave out a descriptor, indexed by gather.cu's BAD_...
 // constants.
 var faultReasons = []error{
-	errors.New("for no reason that is known"),
+	errors.New("for an unknown reason"),
 	errors.New("its slab is unknown"),
 	fmt.Errorf("it is not 1 to %d bytes long", FragmentBytes),
 	errors.New("it reaches outside its slab"),
 	errors.New("it reaches outside its request"),
 	errors.New("its image is not in the tensor"),
-	errors.New("an element is cut, and its other part is not in the piece beside it"),
+	errors.New("an element is cut, and its other part is not in the next fragment"),
 }
 
 // ErrDescriptor is returned if the kernel got an invalid descriptor. The host checks
 // descriptors before, so this is an error in the host's code.
-var ErrDescriptor = errors.New("the gather kernel left out a descriptor")
+var ErrDescriptor = errors.New("the gather kernel skipped a fragment")
 
 // FaultError decodes a fault word of the kernel; it returns nil for 0.
 func FaultError(word uint64) error {
@@ -160,7 +160,7 @@ func FaultError(word uint64) error {
 	if why >= uint64(len(faultReasons)) {
 		why = 0
 	}
-	return fmt.Errorf("%w: the one of index %d: %w", ErrDescriptor, index, faultReasons[why])
+	return fmt.Errorf("%w: number %d: %w", ErrDescriptor, index, faultReasons[why])
 }
 
 // plan is the conversion of a picture, computed once.

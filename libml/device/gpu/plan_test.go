@@ -197,9 +197,9 @@ func TestFaultsSayWhat(t *testing.T) {
 	if err := FaultError(0); err != nil {
 		t.Error(err)
 	}
-	for why, text := range map[uint64]string{1: "its slab is unknown", 6: "an element is cut, and its other part is not in the piece beside it", 99: "for no reason that is known"} {
+	for why, text := range map[uint64]string{1: "its slab is unknown", 6: "an element is cut, and its other part is not in the next fragment", 99: "for an unknown reason"} {
 		err := FaultError(why<<32 | 7)
-		if want := "the gather kernel left out a descriptor: the one of index 7: " + text; !errors.Is(err, ErrDescriptor) || err.Error() != want {
+		if want := "the gather kernel skipped a fragment: number 7: " + text; !errors.Is(err, ErrDescriptor) || err.Error() != want {
 			t.Errorf("fault %d is %v, want %s", why, err, want)
 		}
 	}

@@ -27,7 +27,7 @@ func kernels(names ...string) ([]byte, error) {
 		_, after, found := strings.Cut(ptx, entry+name+"(")
 		body, _, ends := strings.Cut(after, entryEnd)
 		if !found || !ends {
-			return nil, fmt.Errorf("find kernel %q in gather.ptx: there is none", name)
+			return nil, fmt.Errorf("find kernel %q in gather.ptx: no such kernel", name)
 		}
 		part = append(part, entry+name+"("+body+entryEnd...)
 	}

@@ -108,7 +108,7 @@ func (r *Reference) Compare(output int, name string, batch []float32, images int
 	each := len(batch) / images
 	for i := range images {
 		if d := distance(r.Outputs[output], batch[i*each:(i+1)*each]); !(d <= maxDistance) {
-			return fmt.Errorf("%w: output %s is %.2g of its largest value away from the CPU's", ErrWrong, name, d)
+			return fmt.Errorf("%w: output %s differs from the CPU's by %.2g of its largest value", ErrWrong, name, d)
 		}
 	}
 	return nil

@@ -211,10 +211,10 @@ func TestUnsharableModels(t *testing.T) {
 	nested = nested.sub(nodeAttribute, proto(nil).text(attributeName, "then_branch").sub(attributeGraph, nil))
 	external := tensorOf("e", 10, nil, 1024).number(tensorLocation, locationExternal)
 	for what, m := range map[string][]byte{
-		"the CPU":  modelOf(weights, withNode(nodeOf("", "MemcpyToHost", []string{"x"}))),
-		"graph":    modelOf(weights, withNode(nested)),
-		"file":     modelOf(withTensor(external)),
-		"none of ": modelOf(withTensor(tensorOf("b", 10, counted(2), 2))),
+		"the CPU":        modelOf(weights, withNode(nodeOf("", "MemcpyToHost", []string{"x"}))),
+		"graph":          modelOf(weights, withNode(nested)),
+		"file":           modelOf(withTensor(external)),
+		"no weights of ": modelOf(withTensor(tensorOf("b", 10, counted(2), 2))),
 	} {
 		if _, _, err := splitModel(m, func([]byte) error { return nil }); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)

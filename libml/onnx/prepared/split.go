@@ -61,7 +61,7 @@ func splitModel(model []byte, write func([]byte) error) (graph []byte, tensors [
 		return nil, nil, err
 	}
 	if len(s.tensors) == 0 {
-		return nil, nil, fmt.Errorf("%w: it has none of %d bytes or more", ErrNotShareable, leastBytes)
+		return nil, nil, fmt.Errorf("%w: the model has no weights of %d bytes or more", ErrNotShareable, leastBytes)
 	}
 
 	graph, err = replaceGraph(model, s.graph, len(found.turned) > 0)
@@ -77,7 +77,7 @@ func graphOf(model []byte) (body []byte, err error) {
 		return nil
 	})
 	if err == nil && body == nil {
-		err = fmt.Errorf("%w: it has no graph", errWire)
+		err = fmt.Errorf("%w: the model has no graph", errWire)
 	}
 	return body, err
 }
@@ -124,12 +124,12 @@ func (s *survey) take(f field) error {
 
 func (s *survey) takeNode(n node) error {
 	if n.nested {
-		return fmt.Errorf("%w: it has graphs within its graph", ErrNotShareable)
+		return fmt.Errorf("%w: the model has nested graphs", ErrNotShareable)
 	}
 	// ONNX Runtime adds these nodes if a part of the graph runs on the CPU, which cannot
 	// read the GPU's memory.
 	if n.op == "MemcpyToHost" || n.op == "MemcpyFromHost" {
-		return fmt.Errorf("%w: a part of it runs on the CPU", ErrNotShareable)
+		return fmt.Errorf("%w: a part of the model runs on the CPU", ErrNotShareable)
 	}
 
 	for i, name := range n.inputs {

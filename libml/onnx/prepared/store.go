@@ -212,7 +212,7 @@ func read(dir string, k Key) (_ *Entry, err error) {
 		return nil, damaged(err)
 	}
 	if about.Size() != e.Bytes {
-		return nil, fmt.Errorf("its weights have %d bytes and had %d", about.Size(), e.Bytes)
+		return nil, fmt.Errorf("its weights have %d bytes, want %d", about.Size(), e.Bytes)
 	}
 	if err := e.checkTensors(); err != nil {
 		return nil, err
@@ -232,7 +232,7 @@ func (i *Index) checkTensors() error {
 
 // damaged describes the error of a file that an entry has to have. It does not wrap err:
 // fs.ErrNotExist means that the store has no such entry.
-func damaged(err error) error { return fmt.Errorf("it is not whole: %v", err) }
+func damaged(err error) error { return fmt.Errorf("it is incomplete: %v", err) }
 
 func readFile(path string, most int64) ([]byte, error) {
 	about, err := os.Stat(path)
@@ -240,7 +240,7 @@ func readFile(path string, most int64) ([]byte, error) {
 		return nil, err
 	}
 	if !about.Mode().IsRegular() || about.Size() > most {
-		return nil, fmt.Errorf("%s is no file of at most %d bytes", path, most)
+		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, most)
 	}
 	return os.ReadFile(path)
 }

@@ -11,7 +11,7 @@ import (
 // splitModel copies the fields that it does not change byte for byte. Weights are not
 // copied.
 
-var errWire = errors.New("it is no protocol buffer")
+var errWire = errors.New("not a protocol buffer")
 
 // field is one field of a message. Its slices alias the message.
 type field struct {

@@ -22,7 +22,7 @@ type Tensor struct {
 
 func (t Tensor) String() string {
 	if len(t.Dims) == 0 {
-		return t.Type + " of a shape left open"
+		return t.Type + " of an open shape"
 	}
 	return t.Type + " " + shape(t.Dims)
 }
@@ -43,10 +43,10 @@ func shape(dims []int64) string {
 // error names both.
 func Check(card *models.Card, inputs, outputs []Tensor) error {
 	if len(inputs) != 1 {
-		return fmt.Errorf("model takes %d inputs (%s); want one, of %s: a request is one picture", len(inputs), describe(inputs), inputTypes)
+		return fmt.Errorf("model takes %d inputs (%s), want one of %s, because a request is one picture", len(inputs), describe(inputs), inputTypes)
 	}
 	if t := inputs[0]; !slices.Contains([]string{string(models.U8), string(models.F16), string(models.F32)}, t.Type) {
-		return fmt.Errorf("input %q is %s in the model; want %s: put a Cast in front of it", t.Name, t, inputTypes)
+		return fmt.Errorf("input %q is %s in the model, want %s; put a Cast in front of it", t.Name, t, inputTypes)
 	}
 	in := &card.Input
 	want := Tensor{Name: in.Name, Type: string(in.TensorType), Dims: append([]int64{-1}, in.Shape(1)[1:]...)}

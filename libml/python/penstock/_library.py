@@ -66,7 +66,7 @@ def load():
         lib = ctypes.CDLL(path)
     except OSError as e:
         raise OSError("open libpenstock.so: %s; it is looked for where %s says, else at %s, else by the loader; "
-                      "`make build` makes it" % (e, VARIABLE, ", ".join(places()))) from None
+                      "`make build` builds it" % (e, VARIABLE, ", ".join(places()))) from None
     for name, result, arguments in (
         ("penstock_abi", c_uint32, []),
         ("penstock_run", c_int, [POINTER(Framework), c_void_p]),
