@@ -88,7 +88,7 @@ func TestLoadRequire(t *testing.T) {
 		t.Errorf("exit status %d, %+v\n%s", status, report.Requirements, said)
 	}
 	status, _, said = load(t, n, func(string) {}, "--rate", "fn=20", "--duration", "1s", "--require", "answered=50%", "--require", "p99=1ns")
-	if missed := strings.Count(said, "required is at"); status != 1 || missed != 1 || !strings.Contains(said, "penstock load: fn: p99 is ") {
+	if missed := strings.Count(said, ", want at "); status != 1 || missed != 1 || !strings.Contains(said, "penstock load: fn: p99 is ") {
 		t.Errorf("exit status %d:\n%s", status, said)
 	}
 	for argument, want := range map[string]string{
