@@ -162,9 +162,12 @@ func TestPassword(t *testing.T) {
 		t.Error(err)
 	}
 
-	_, err = readAll(t, video(t, "http://me:wrong%20one@"+address+"/a.ts"))
-	if err == nil || strings.Contains(err.Error(), "wrong") || !strings.Contains(err.Error(), "401") {
-		t.Errorf("wrong password: %v", err)
+	camera := videotest.NewCamera(t, "me", "top secret")
+	for _, source := range []string{"http://me:wrong%20one@" + address + "/a.ts", "rtsp://me:wrong%20one@" + camera.Address + "/main"} {
+		_, err = readAll(t, video(t, source))
+		if err == nil || strings.Contains(err.Error(), "wrong") || !strings.Contains(err.Error(), "401") {
+			t.Errorf("wrong password: %v", err)
+		}
 	}
 }
 
@@ -201,16 +204,18 @@ func (n numbers) Infer(ctx context.Context, _ string, photo image.Image) (functi
 // Frames over the network are the sender's, in its order.
 func TestNetwork(t *testing.T) {
 	const fps, enough = 30, 20
+	checkLeaks(t) // after the camera has ended
 	port := videotest.Port(t)
+	camera := videotest.NewCamera(t, "me", "top secret")
 	for name, c := range map[string]struct {
 		source string
 		output []string
 	}{
-		"rtp": {videotest.Session(t, port), []string{"-f", "rtp", fmt.Sprintf("rtp://127.0.0.1:%d", port)}},
-		"udp": {fmt.Sprintf("udp://127.0.0.1:%d", port), []string{"-f", "mpegts", fmt.Sprintf("udp://127.0.0.1:%d?pkt_size=1316", port)}},
+		"rtsp": {"rtsp://me:top%20secret@" + camera.Address + "/main", []string{"-f", "rtp", camera.Source}},
+		"rtp":  {videotest.Session(t, port), []string{"-f", "rtp", fmt.Sprintf("rtp://127.0.0.1:%d", port)}},
+		"udp":  {fmt.Sprintf("udp://127.0.0.1:%d", port), []string{"-f", "mpegts", fmt.Sprintf("udp://127.0.0.1:%d?pkt_size=1316", port)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
 			in := video(t, c.source)
 			if !in.Live {
 				t.Fatal("source is not live")
