@@ -9,7 +9,8 @@
 #include <rte_ethdev.h>
 #include <rte_mbuf.h>
 
-// Where the fields lie that count up: Penstock's header begins at 42 (docs/wire.md).
+// Offsets of the fields that change per frame. Penstock's header begins at 42
+// (docs/wire.md).
 #define AT_FLAGS 45
 #define AT_REQUEST 46
 #define AT_OFFSET 50
@@ -21,7 +22,7 @@ static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16
 	struct gen_stream *s = user;
 	(void)port, (void)queue, (void)max;
 	uint64_t limit = __atomic_load_n(&s->limit, __ATOMIC_RELAXED);
-	uint64_t allowed = limit > s->made ? limit - s->made : 0; // it may have been lowered
+	uint64_t allowed = limit > s->made ? limit - s->made : 0; // limit may have been lowered
 	uint16_t kept = RTE_MIN(n, allowed);
 	if (kept < n)
 		rte_pktmbuf_free_bulk(m + kept, n - kept);
@@ -31,7 +32,7 @@ static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16
 		s->posted[s->next] = m[i];
 		if (++s->next == s->descriptors)
 			s->next = 0;
-		if (s->waiting < s->descriptors) { // the ring is being filled
+		if (s->waiting < s->descriptors) { // the ring is not full yet
 			s->waiting++;
 			continue;
 		}

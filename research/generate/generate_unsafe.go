@@ -22,28 +22,28 @@ import (
 
 // Traffic is what a Generator makes.
 type Traffic struct {
-	// From is the client, To a function's address: IPv4 both, so that the headers
+	// From is the client, To a function's address. Both are IPv4, so that the headers
 	// take 64 bytes.
 	From, To netip.AddrPort
-	// Fragments of FragmentBytes make a request, every one of them full.
+	// A request consists of Fragments full fragments of FragmentBytes each.
 	Fragments, FragmentBytes int
-	// Complete has the port write the payload of each frame, too, which a NIC does by
-	// itself.
+	// Complete also writes the payload of each frame. A real NIC does that without the
+	// CPU.
 	Complete bool
 }
 
-// descriptors is how many buffers wait to be written, as on a NIC's ring: each is
-// cold when its turn comes.
+// descriptors is the number of buffers in the queue, as on a NIC's ring. A buffer is no
+// longer in the CPU's caches when its turn comes.
 const descriptors = 1024
 
 // headerBytes precede the payload of every frame: Ethernet 14, IPv4 20, UDP 8,
 // Penstock 22.
 const headerBytes = C.GEN_HEADERS
 
-// FrameBytes is how long each frame is.
+// FrameBytes is the length of each frame.
 func (t Traffic) FrameBytes() int { return headerBytes + t.FragmentBytes }
 
-// Device is the port of DPDK's that gives buffers for such frames, and nothing in them.
+// Device is the DPDK port that provides buffers for such frames without filling them.
 func (t Traffic) Device() string { return fmt.Sprintf("net_null0,size=%d,copy=0", t.FrameBytes()) }
 
 // Generator is traffic on one queue of a port.
@@ -53,11 +53,11 @@ type Generator struct {
 	callback    unsafe.Pointer
 }
 
-// Forever is a limit that is not reached.
+// Forever is a limit that no generator reaches.
 const Forever = ^uint64(0)
 
-// Attach makes what a queue of the port receives requests; none until Allow. Nobody
-// polls the queue meanwhile.
+// Attach installs the generator on a queue of a port. It makes no frames until Allow. No
+// thread may poll the queue during the call.
 func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	name, _, _ := strings.Cut(device, ",")
 	g := &Generator{queue: C.uint16_t(queue), stream: C.gen_new(descriptors)}
@@ -78,7 +78,7 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	if code := C.gen_port(cname, &g.port); code != 0 {
 		return nil, unix.Errno(-code)
 	}
-	for i, b := range t.Headers([6]byte{}) { // the callback knows the port's own address
+	for i, b := range t.Headers([6]byte{}) { // the callback fills in the port's own address
 		g.stream.headers[i] = C.uint8_t(b)
 	}
 	if t.Complete {
@@ -91,7 +91,8 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	return g, nil
 }
 
-// Headers are those of a request's first fragment, for a port of that Ethernet address.
+// Headers returns the headers of a request's first fragment, for a port with the
+// Ethernet address to.
 func (t Traffic) Headers(to [6]byte) []byte {
 	b := make([]byte, headerBytes)
 	const ethernet, ip, udp = 14, 20, 8
@@ -108,14 +109,16 @@ func (t Traffic) Headers(to [6]byte) []byte {
 	binary.BigEndian.PutUint16(h[ip:], t.From.Port())
 	binary.BigEndian.PutUint16(h[ip+2:], t.To.Port())
 	binary.BigEndian.PutUint16(h[ip+4:], uint16(t.FrameBytes()-ethernet-ip))
-	// No UDP checksum: 0 is "none" over IPv4 (RFC 768), and a NIC verifies it elsewhere.
+	// The UDP checksum is 0: "none" over IPv4 (RFC 768). With a real NIC, the NIC
+	// verifies it.
 	fragment := wire.FragmentHeader(wire.TypeData, 0, t.Fragments*t.FragmentBytes, t.FragmentBytes, 0)
 	fragment.Flags = 0
 	fragment.Put(h[ip+udp:])
 	return b
 }
 
-// headerChecksum is IPv4's, of a header whose own is zero (RFC 1071).
+// headerChecksum is the checksum of an IPv4 header whose checksum field is zero (RFC
+// 1071).
 func headerChecksum(h []byte) uint16 {
 	sum := uint32(0)
 	for i := 0; i < len(h); i += 2 {
@@ -125,15 +128,15 @@ func headerChecksum(h []byte) uint16 {
 	return ^uint16(sum>>16 + sum)
 }
 
-// Allow lets frames be made until there have been that many in all.
+// Allow sets the limit for the total number of frames.
 func (g *Generator) Allow(limit uint64) {
 	atomic.StoreUint64((*uint64)(&g.stream.limit), limit)
 }
 
-// Made is how many frames there have been. It is exact when nobody polls.
+// Made is the number of frames so far. It is exact while no thread polls the queue.
 func (g *Generator) Made() uint64 { return atomic.LoadUint64((*uint64)(&g.stream.made)) }
 
-// Close ends the traffic. Nobody polls the queue any more.
+// Close removes the generator. No thread may poll the queue any more.
 func (g *Generator) Close() error {
 	defer C.gen_release(g.stream)
 	if code := C.gen_detach(g.port, g.queue, g.callback); code != 0 {
@@ -142,7 +145,8 @@ func (g *Generator) Close() error {
 	return nil
 }
 
-// Fragment makes a frame that begins with Headers that fragment of that request.
+// Fragment writes the fields of one fragment of a request into a frame that begins with
+// Headers.
 func Fragment(frame []byte, request uint32, index, fragments, fragmentBytes int) {
 	h := wire.FragmentHeader(wire.TypeData, request, fragments*fragmentBytes, fragmentBytes, index)
 	h.Put(frame[headerBytes-wire.HeaderSize:])
