@@ -1,6 +1,6 @@
-// Package node runs a whole Penstock node, `penstock up` with its processes, as
-// a child: what the demo, the benchmarks and the end-to-end tests have in
-// common. The node's runtime folder is its own and goes with it.
+// Package node runs a complete Penstock node, `penstock up` with its processes, as a
+// child process. The demo, the benchmarks and the end-to-end tests use it. Each node has
+// its own runtime folder, which is removed with the node.
 package node
 
 import (
@@ -24,28 +24,29 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// Options say what node to start.
+// Options describe the node to start.
 type Options struct {
 	// Binary is the penstock binary.
 	Binary string
-	// Config is the configuration as YAML, without http and runtime_dir, which
-	// are given here; ConfigFile is used as it is instead where it is set.
+	// Config is the configuration as YAML, without http, gateway and runtime_dir, which
+	// come from the fields below. If ConfigFile is set, the node uses that file instead,
+	// as it is.
 	Config     string
 	ConfigFile string
-	// HTTP is where the node serves its status; a free loopback port where zero.
+	// HTTP is the address of the node's status. The zero value is a free loopback port.
 	HTTP netip.AddrPort
-	// Gateway is where the node serves HTTP inference; a node without one by default.
+	// Gateway is the address of HTTP inference. The zero value starts no gateway.
 	Gateway netip.AddrPort
 	// Args are more arguments for `penstock up`.
 	Args []string
 	// Environment is added to this process's own, as NAME=value.
 	Environment []string
-	// Log receives the node's log; what it last said is in every error.
+	// Log receives the node's log. Every error also includes its last lines.
 	Log io.Writer
-	// User is the id of the user that the node runs as; 0 is this process's.
+	// User is the id of the node's user; 0 is the user of this process.
 	User int
-	// OnThread starts the node from the caller's thread, whose namespaces it has then. It
-	// does not end with this process.
+	// OnThread starts the node from the caller's thread, so that it gets that thread's
+	// namespaces. The node then survives the end of this process.
 	OnThread bool
 }
 
@@ -57,13 +58,13 @@ type Node struct {
 
 	command *exec.Cmd
 	ended   chan struct{}
-	err     error // how it ended; valid once ended is closed
+	err     error // exit error; valid once ended is closed
 	tail    *tail
 }
 
-// Start starts a node and waits until every function has a process that serves.
-// It returns an error, with what the node last said, when the node ends before.
-// The node drains when this process ends, however it does; see Options.OnThread.
+// Start starts a node and waits until every function has a serving process. If the node
+// ends before that, the error includes its last log lines. When this process ends, for
+// any reason, the node drains; see Options.OnThread for the exception.
 func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n := &Node{HTTP: o.HTTP, ended: make(chan struct{}), tail: &tail{}}
 	if n.Dir, err = os.MkdirTemp("", "penstock-node-"); err != nil {
@@ -92,7 +93,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		n.command.Stderr = io.MultiWriter(n.tail, o.Log)
 	}
 	n.command.Stdout = n.command.Stderr
-	// The log's pipe is held by grandchildren that drain; nobody waits for them.
+	// Draining grandchildren keep the log's pipe open. Do not wait for them.
 	n.command.WaitDelay = time.Second
 	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if o.User != 0 {
@@ -119,7 +120,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	return n, nil
 }
 
-// writeConfig writes the configuration of the options into the node's folder.
+// writeConfig writes the configuration into the node's folder.
 func (n *Node) writeConfig(o Options) error {
 	n.Config = filepath.Join(n.Dir, "config.yaml")
 	gateway := "off"
@@ -133,7 +134,7 @@ func (n *Node) writeConfig(o Options) error {
 	return nil
 }
 
-// setUser gives the node and its files to another user.
+// setUser makes another user the owner of the node and of its files.
 func (n *Node) setUser(user int) error {
 	n.command.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
 	n.command.Env = append(n.command.Env, "HOME="+n.Dir, "XDG_CACHE_HOME="+filepath.Join(n.Dir, "cache"))
@@ -142,7 +143,8 @@ func (n *Node) setUser(user int) error {
 
 // keep starts the command and waits for its end.
 func (n *Node) keep(started chan<- error) {
-	// The children of this thread are signalled when it ends (PDEATHSIG), so it stays.
+	// The kernel signals the children of this thread when it ends (PDEATHSIG), so keep
+	// it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	err := n.command.Start()
@@ -157,13 +159,13 @@ func (n *Node) wait() {
 	close(n.ended)
 }
 
-// browser gives up on a node that does not answer.
+// browser has a timeout for a node that does not answer.
 var browser = &http.Client{Timeout: 5 * time.Second}
 
-// pollEvery is how often a node is asked whether it is there yet.
+// pollEvery is the polling interval while the node starts.
 const pollEvery = 20 * time.Millisecond
 
-// WaitReady waits until /readyz says so.
+// WaitReady waits until /readyz reports that the node is ready.
 func (n *Node) WaitReady(ctx context.Context) error {
 	return n.WaitFor(ctx, "readiness", func() bool {
 		response, err := browser.Get(n.url("/readyz"))
@@ -175,7 +177,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 	})
 }
 
-// WaitFor polls until done is true. It fails when the node ends or ctx does.
+// WaitFor polls until done is true. It fails if the node or ctx ends first.
 func (n *Node) WaitFor(ctx context.Context, what string, done func() bool) error {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
@@ -191,7 +193,7 @@ func (n *Node) WaitFor(ctx context.Context, what string, done func() bool) error
 	return nil
 }
 
-// Status asks the node for its status.
+// Status reads the node's status.
 func (n *Node) Status() (control.Status, error) {
 	var status control.Status
 	response, err := browser.Get(n.url(control.StatusPath))
@@ -218,7 +220,7 @@ func (n *Node) Function(name string) (control.FunctionStatus, error) {
 	return f, nil
 }
 
-// Order sends an order to the manager, as `penstock if` does.
+// Order sends an order to the manager, like `penstock if`.
 func (n *Node) Order(path string, order any) error {
 	_, err := control.SendOrder(context.Background(), n.Dir, path, order)
 	return err
@@ -237,7 +239,7 @@ func (n *Node) Metrics() (string, error) {
 
 func (n *Node) url(path string) string { return "http://" + n.HTTP.String() + path }
 
-// Log is what the node last said.
+// Log returns the last lines of the node's log.
 func (n *Node) Log() string { return n.tail.String() }
 
 // Ended is closed when the node has ended.
@@ -246,7 +248,7 @@ func (n *Node) Ended() <-chan struct{} { return n.ended }
 // PID is the process of `penstock up`.
 func (n *Node) PID() int { return n.command.Process.Pid }
 
-// Stop drains the node and returns how it ended.
+// Stop drains the node and returns its exit error.
 func (n *Node) Stop() error {
 	n.command.Process.Signal(syscall.SIGTERM)
 	<-n.ended
@@ -257,8 +259,8 @@ func (n *Node) Stop() error {
 	return nil
 }
 
-// Kill ends the node at once and with it, since they die with their parents, all
-// its processes. It may be called after Stop.
+// Kill kills the node. All its processes die with their parents. Kill may be called after
+// Stop.
 func (n *Node) Kill() {
 	if n.command != nil && n.command.Process != nil {
 		n.command.Process.Kill()
@@ -286,7 +288,7 @@ type tail struct {
 	kept []byte
 }
 
-// keptBytes of a node's log are enough to see why it ended.
+// keptBytes of a node's log are enough to show why it ended.
 const keptBytes = 16 << 10
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -294,7 +296,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	defer t.mu.Unlock()
 	t.kept = append(t.kept, p...)
 	if over := len(t.kept) - keptBytes; over > 0 {
-		// From the beginning of a line, unless that is the last byte there is.
+		// Begin with a whole line, unless no line follows.
 		if i := bytes.IndexByte(t.kept[over:], '\n'); i >= 0 && over+i+1 < len(t.kept) {
 			over += i + 1
 		}

@@ -12,7 +12,7 @@ func TestTailLines(t *testing.T) {
 	for i := range 5000 {
 		line := fmt.Sprintf("line %d %s\n", i, strings.Repeat("x", i%97))
 		all.WriteString(line)
-		// As a pipe gives it: cut anywhere.
+		// A pipe may cut the text anywhere.
 		for cut := i % 11; len(line) > 0; line = line[cut:] {
 			cut = min(max(1, cut), len(line))
 			if n, err := kept.Write([]byte(line[:cut])); n != cut || err != nil {

@@ -1,5 +1,5 @@
-// Package supervisor keeps the manager, the orchestrator and the gateway of a node running: it
-// starts one that dies again, and ends them in order.
+// Package supervisor keeps the manager, the orchestrator and the gateway of a node running. It
+// restarts a process that dies, and stops them in order.
 package supervisor
 
 import (
@@ -19,30 +19,31 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// Options say what is run.
+// Options describe the processes to run.
 type Options struct {
 	// Binary is the program, with the verbs manager, orchestrator and gateway. Args follow
-	// each verb, OrchestratorArgs the orchestrator's.
+	// each verb. OrchestratorArgs follow only the orchestrator's.
 	Binary                 string
 	Args, OrchestratorArgs []string
 	Environment            []string
-	// Gateway starts a gateway, too. The node does not depend on it.
+	// Gateway also starts a gateway. The node does not depend on it.
 	Gateway bool
-	// Patience is how long each may take to end.
+	// Patience is the max time for each process to exit.
 	Patience time.Duration
-	// Inherit gives each orchestrator what it inherits.
+	// Inherit prepares each orchestrator before its start.
 	Inherit Inheritance
 	Log     zerolog.Logger
 }
 
-// Inheritance gives a child what it inherits; started is called once it has been started, or
-// could not be.
+// Inheritance adds the files that a child inherits. The supervisor calls started after it has
+// started the child, or has failed to.
 type Inheritance func(child *exec.Cmd) (started func(), err error)
 
-// Run keeps the node's processes running until ctx ends, or the manager or the orchestrator
-// cannot go on. The gateway is ended first: it needs the manager to answer what it has
-// accepted, as the manager needs the processes.
-// For a child that ended by itself the error is its *exec.ExitError: it has said why.
+// Run keeps the node's processes running until ctx ends, or until the manager or the
+// orchestrator fails for good. It stops the gateway first, because the gateway needs the
+// manager for the requests that it has accepted. In the same way, the manager needs the
+// functions' processes. If a child ended by itself, the error is its *exec.ExitError: the
+// child has already reported the reason.
 func Run(ctx context.Context, o Options) error {
 	managerCtx, stopManager := context.WithCancel(context.Background())
 	defer stopManager()
@@ -65,7 +66,7 @@ func Run(ctx context.Context, o Options) error {
 		stopOrchestrator()
 		return cmp.Or(err, <-orchestrator)
 	case err := <-orchestrator:
-		// The manager answers what it can without processes.
+		// Without processes, the manager still answers what it can.
 		stopManager()
 		return cmp.Or(err, <-manager)
 	case <-ctx.Done():
@@ -77,11 +78,11 @@ func Run(ctx context.Context, o Options) error {
 	return cmp.Or(err, <-orchestrator)
 }
 
-// gatewayPause is the time before a gateway that ended is started again.
+// gatewayPause is the time before a restart of the gateway.
 const gatewayPause = 5 * time.Second
 
-// keepGateway keeps a gateway running until end is called. Its failures are logged only. end
-// returns when the gateway has ended, and may be called again.
+// keepGateway keeps a gateway running until end is called, and only logs its failures. end
+// returns when the gateway has exited. It may be called several times.
 func (o *Options) keepGateway() (end func()) {
 	if !o.Gateway {
 		return func() {}
@@ -106,21 +107,21 @@ func (o *Options) keepGateway() (end func()) {
 	}
 }
 
-// endedByItself reports whether an error is the exit status of a child that no signal
-// ended.
+// endedByItself reports whether an error is the exit status of a child that no signal ended.
 func endedByItself(err error) bool {
 	var exit *exec.ExitError
 	return errors.As(err, &exit) && exit.Exited()
 }
 
-// A child that lived shorter than this when it failed will fail again: its error
-// is Run's.
+// shortLife is the min lifetime of a child whose failure is worth a restart. A child that fails sooner
+// would fail again, so Run returns its error.
 const shortLife = 2 * time.Second
 
-// keep runs a child and starts it again when it dies, until ctx ends; then it
-// terminates it and waits.
+// keep runs a child and restarts it when it dies. When ctx ends, it terminates the child and
+// waits.
 func (o *Options) keep(ctx context.Context, args []string, inherit Inheritance) error {
-	// The children of this thread die with it (PDEATHSIG), so it stays.
+	// The kernel ends the children of a thread with the thread (PDEATHSIG), so keep the
+	// thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for {
@@ -135,10 +136,10 @@ func (o *Options) keep(ctx context.Context, args []string, inherit Inheritance) 
 		case err := <-ended:
 			short := time.Since(started) < shortLife
 			if short && endedByItself(err) {
-				return err // it said why, and would again
+				return err // the child reported the reason and would fail again
 			}
 			if short {
-				time.Sleep(shortLife) // killed, and perhaps again
+				time.Sleep(shortLife) // the child was killed, and may be killed again
 			}
 			o.Log.Error().Err(err).Str("child", args[0]).Msg("child ended; restarting it")
 		case <-ctx.Done():
@@ -147,11 +148,12 @@ func (o *Options) keep(ctx context.Context, args []string, inherit Inheritance) 
 	}
 }
 
-// start starts a child, which is this thread's.
+// start starts a child from this thread.
 func (o *Options) start(args []string, inherit Inheritance) (*exec.Cmd, error) {
 	child := exec.Command(o.Binary, args...)
 	child.Stdout, child.Stderr, child.Env = os.Stdout, os.Stderr, o.Environment
-	// A group of its own: Ctrl-C reaches the supervisor, which ends its children in order.
+	// A separate process group: Ctrl-C reaches only the supervisor, which ends its children in
+	// order.
 	child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	started := func() {}
 	if inherit != nil {
@@ -165,7 +167,7 @@ func (o *Options) start(args []string, inherit Inheritance) (*exec.Cmd, error) {
 	return child, err
 }
 
-// end terminates a child and waits for its end.
+// end terminates a child and waits until it has exited.
 func (o *Options) end(child *exec.Cmd, ended <-chan error) error {
 	child.Process.Signal(syscall.SIGTERM)
 	late, cancel := runclock.Process().WithTimeout(context.Background(), o.Patience)

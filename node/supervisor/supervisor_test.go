@@ -13,8 +13,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// program is a shell script that stands in for penstock: the verb is $1. say appends a line to
-// the file that said returns.
+// program writes a shell script that replaces penstock; $1 is the verb. In the script, say
+// appends a line to a file; said returns the lines.
 func program(t *testing.T, script string) (o Options, said func() []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func program(t *testing.T, script string) (o Options, said func() []string) {
 	}
 }
 
-// await waits until as many lines are said.
+// await waits until the file has the given number of lines.
 func await(t *testing.T, said func() []string, lines int) {
 	t.Helper()
 	for end := time.Now().Add(30 * time.Second); len(said()) < lines; time.Sleep(5 * time.Millisecond) {
@@ -90,7 +90,7 @@ func TestRunKillsChild(t *testing.T) {
 	}
 }
 
-// The gateway ends first. The node goes on if it fails, and it is started again if it is killed.
+// The gateway ends first. Its failure does not end the node, and a killed gateway is restarted.
 func TestGateway(t *testing.T) {
 	o, said := program(t, "test $1 = gateway && test $(grep -c gateway$ $(dirname $0)/said) = 0 && say gateway && exit 1\n"+
 		"trap 'say $1-ends; exit 0' TERM\nsay $1\nwhile :; do sleep 0.02; done\n")
@@ -98,7 +98,7 @@ func TestGateway(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- Run(ctx, o) }()
-	await(t, said, 4) // the gateway twice
+	await(t, said, 4) // the gateway has started twice
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)
