@@ -1,5 +1,5 @@
-// Package arrival computes when requests are meant to be sent. It is pure: it
-// has no clock, and the same seed gives the same times.
+// Package arrival computes send times for requests. It is pure: it has no
+// clock, and the same seed gives the same times.
 //
 //	process (random)            rate (requests per second, changes in time)
 //	  │ points, one per request   │
@@ -24,11 +24,10 @@ import (
 	"time"
 )
 
-// Never is the time of an arrival that never happens, because the rate is 0
-// from some time on.
+// Never is the time of an arrival that never happens, because the rate stays 0.
 const Never = time.Duration(math.MaxInt64)
 
-// Arrival is one request that is meant to be sent.
+// Arrival is the scheduled time of one request.
 type Arrival struct {
 	// At is the time since the start; it never decreases.
 	At time.Duration

@@ -174,8 +174,8 @@ func entry(name string, item ast.Node) (map[string]string, error) {
 }
 
 func whereIs(name string, node ast.Node) string {
-	// A mapping's own token is a colon or a brace. A reader of the error looks
-	// at its first key.
+	// A mapping's own token is a colon or a brace. The error is clearer at its
+	// first key.
 	if mapping, ok := node.(ast.MapNode); ok {
 		if pairs := mapping.MapRange(); pairs.Next() {
 			node = pairs.Key()

@@ -41,7 +41,8 @@ func TestParseSchedule(t *testing.T) {
 	}
 }
 
-// TestByteOrderMark, which Windows editors and spreadsheets write.
+// TestByteOrderMark checks the byte order mark that Windows editors and
+// spreadsheets write.
 func TestByteOrderMark(t *testing.T) {
 	for name, text := range map[string]string{
 		"a.csv":  "\ufefftime,function,rate\r\n5s,face,60\r\n",
