@@ -24,7 +24,7 @@ func (c *Config) Problems() (*Problems, error) {
 }
 
 // Add adds a problem at a path of keys and list indexes, like "functions", 1, "model". Each line of
-// err is a problem of its own. Add ignores a nil err.
+// err becomes a separate problem. Add ignores a nil err.
 func (p *Problems) Add(err error, path ...any) {
 	if err == nil {
 		return

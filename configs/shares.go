@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// All of a device is 100 %. CheckSum enforces this wherever a function gets a share: in the
-// configuration file, `penstock if add` and `penstock if share`.
+// All of a device is 100 %. CheckSum enforces this for the configuration file, `penstock if
+// add` and `penstock if share`.
 
 // roundingPercent is how far a sum of shares may exceed 100 %, because operators round: 3
 // times 33.3334 is no mistake.
