@@ -48,8 +48,8 @@ func Find(name string) (plan.Policy, error) {
 	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
 }
 
-// Solved returns the problem to check and replay a policy's plan with. If the policy
-// has latency bounds of its own, it is p with these bounds.
+// Solved returns the problem to check and replay a policy's plan with. This is p, with
+// the plan's own latency bounds if the policy has any.
 func Solved(p *plan.Problem, made *plan.Plan) *plan.Problem {
 	if made.Policy == simulated.Name {
 		return boundedBy(p, made)
