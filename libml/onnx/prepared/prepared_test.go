@@ -186,7 +186,7 @@ func TestTransposeF32(t *testing.T) {
 	}
 }
 
-// What is not understood stays as it is: ONNX Runtime then transposes the weights.
+// The split leaves other convolutions unchanged: ONNX Runtime then transposes the weights.
 func TestUnknownConvolutions(t *testing.T) {
 	raw := counted(1024)
 	for what, parts := range map[string][]func(proto) proto{
@@ -326,7 +326,8 @@ func TestEntry(t *testing.T) {
 	}
 }
 
-// Models of one architecture have one size, and what unpacks or copies them may set one time.
+// Models of one architecture have equal sizes, and a tool that unpacks or copies them may set
+// equal times.
 func TestKey(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "model.onnx")
 	when := time.Unix(1, 0)
@@ -344,7 +345,7 @@ func TestKey(t *testing.T) {
 		}
 		return k
 	}
-	// Both are there at once, so they differ whatever the clock's grain.
+	// Both files exist at the same time, so they differ even if the clock is coarse.
 	first := write(file, "before")
 	if second := write(file+".new", "after!"); first.name() == second.name() || first.File != second.File {
 		t.Errorf("%+v and %+v", first, second)
@@ -358,7 +359,7 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// A damaged entry is gone when it has been looked at, and can be made again.
+// Reading a damaged entry removes it, so that it can be made again.
 func TestDamagedEntries(t *testing.T) {
 	s, k := keyed(t)
 	spoil := map[string]func(dir string) error{
@@ -402,7 +403,7 @@ func TestRefusalKept(t *testing.T) {
 	if _, err := s.Open(k); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "the CPU") {
 		t.Errorf("opened: %v", err)
 	}
-	// A good entry that turned out not to work, as well.
+	// The same applies to a good entry that turned out not to work.
 	if err := s.Remove(k); err != nil {
 		t.Fatal(err)
 	}
@@ -417,7 +418,7 @@ func TestRefusalKept(t *testing.T) {
 	}
 }
 
-// Who was slower to prepare a model that cannot be shared is told why as well.
+// If two processes prepare a model that cannot be shared, the slower one also gets the reason.
 func TestRefusalByOther(t *testing.T) {
 	s, k := keyed(t)
 	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
@@ -489,8 +490,8 @@ func TestManyMakeOneEntry(t *testing.T) {
 	}
 }
 
-// The bound holds: what was used longest ago goes first, unless it is in use, and so does
-// what was left half made.
+// The store stays within its bound. It removes the least recently used entries that are not in
+// use, and unfinished ones.
 func TestTheFolderIsBounded(t *testing.T) {
 	s, k := keyed(t)
 	s.MostBytes = 10000 // an entry takes some 3,000
