@@ -69,7 +69,7 @@ def compare(folder, name, state):
     weights = parameters(model)
     net = CONSTRUCTORS[name](weights=None).eval()
     fold(net)
-    net.load_state_dict({k: v.float() for k, v in weights.items()})  # strict: none missing, none over
+    net.load_state_dict({k: v.float() for k, v in weights.items()})  # strict: an error if a parameter is missing or unknown
     if state:
         torch.save(weights, folder / name / "state.pt")
     pictures = numpy.random.default_rng(1).normal(0, 1.26, (3, 3, 224, 224)).astype(numpy.float32)

@@ -44,21 +44,21 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 SEED = 20261121
-# The translator's is one at which the sentence of noise that a node checks a GPU with
-# (libml/onnx/check.go) is translated clearly: at each of its words the second best is at
-# least 0.19 standard deviations behind, a hundred times what f16 rounds.
+# With this seed the translator has a clear answer to the sentence of noise that a node
+# checks a GPU with (libml/onnx/check.go). For each of its words, the second best choice is
+# at least 0.19 standard deviations behind, a hundred times the rounding error of f16.
 TRANSLATOR_SEED = 4
 OPSET = 17
 SIDE = 224
 
-# ImageNet's, of pixels from 0 to 255.
+# Mean and standard deviation of ImageNet's pixels, from 0 to 255.
 MEAN = [123.675, 116.28, 103.53]
 STD = [58.395, 57.12, 57.375]
 
-# What a ReLU leaves of the variance of N(0, 1): (1 - 1/π)/2.
+# The variance of N(0, 1) after a ReLU: (1 - 1/π)/2.
 RELU_VARIANCE = 0.5 * (1 - 1 / math.pi)
 
-# A residual branch's standard deviation beside the 1 of a stage's beginning.
+# The standard deviation of a residual branch; a stage begins with 1.
 BRANCH = 0.25
 
 PICTURE_CARD = """\
@@ -103,7 +103,7 @@ decoder: {{name: raw}}
 
 
 class Graph:
-    """An ONNX graph that grows node by node. A value is its name."""
+    """Builds an ONNX graph node by node. A string names a value."""
 
     def __init__(self, name, seed):
         self.name, self.seed = name, seed
@@ -120,13 +120,13 @@ class Graph:
         return name
 
     def draw(self, name, shape):
-        """Odd numbers from -255 to 255, as many of each; a stream of its own for each name."""
+        """Draws odd numbers from -255 to 255 with equal probability. Each name has its own random stream."""
         key = [self.seed, zlib.crc32(f"{self.name}/{name}".encode())]
         drawn = numpy.random.Generator(numpy.random.PCG64(key)).bytes(math.prod(shape))
         return 2 * numpy.frombuffer(drawn, numpy.uint8).astype(numpy.int16).reshape(shape) - 255
 
     def weight(self, name, shape, deviation, axes=None):
-        """Weights f16 of that standard deviation, whose sum over axes is zero."""
+        """Draws f16 weights with this standard deviation. Their sum over axes is zero."""
         drawn = self.draw(name, shape)
         values = drawn.astype(numpy.float32)
         if axes:
@@ -144,12 +144,11 @@ class Graph:
 
 
 class Pictures(Graph):
-    """What networks for pictures are made of. Convolutions are named as torchvision
-    names them."""
+    """Layers of networks for pictures. Convolutions have torchvision's names."""
 
     def conv(self, name, x, channels, kernel, stride=1, padding=0, groups=1, variance=RELU_VARIANCE, deviation=1.0):
-        """A convolution of x, channels [from, to] and of that variance, which gives
-        that standard deviation."""
+        """A convolution of x with channels [from, to]. variance is that of x, deviation
+        the standard deviation of the output."""
         before, after = channels
         fan_in = before // groups * kernel * kernel
         w = self.weight(name + ".weight", (after, before // groups, kernel, kernel),
@@ -181,8 +180,8 @@ class Pictures(Graph):
             [helper.make_tensor_value_info("prob", TensorProto.FLOAT, ["n", 1000])])
 
 
-# How far the classes' logits lie apart is set for each architecture, so that pictures of
-# noise give standard deviations of 1 to 2: what is left after pooling differs.
+# LOGITS sets the spread of the classes' logits per architecture, because the variance after
+# pooling differs. Pictures of noise then give standard deviations of 1 to 2.
 def alexnet(g):
     x = g.relu(g.conv("features.0", "picture", (3, 64), 11, stride=4, padding=2, variance=1))
     x = g.pool(x, 3, 2)
@@ -256,12 +255,13 @@ def mobilenetv2(g):
 
 
 class Translator(Graph):
-    """A recurrent translator after GNMT's plan (Wu et al., arXiv 1609.08144), smaller: the
-    encoder reads a sentence in both directions and then once more, the decoder attends
-    to it and says as many words, each fed back. There are no loops in the graph: a
-    sentence has five words, as the paper's has. A cell is matrix products and
-    elementwise functions, because what cuDNN makes of LSTM cannot be captured into a
-    CUDA graph."""
+    """A small recurrent translator with GNMT's architecture (Wu et al., arXiv 1609.08144).
+
+    The encoder reads a sentence in both directions and then once more. The decoder
+    attends to it and returns as many words; each word is the input of the next step. A
+    sentence has five words, as in the paper, so the graph needs no loops. A cell consists
+    of matrix products and elementwise functions, because a CUDA graph cannot capture
+    cuDNN's LSTM."""
 
     WORDS = 5
     VOCABULARY = 1 << 14
@@ -277,7 +277,7 @@ class Translator(Graph):
         return x
 
     def cell(self, gates, c):
-        """What an LSTM makes of its gates, and of its state where there is one."""
+        """The output and the new state of an LSTM cell. The first cell has no state c."""
         i, f, o, g = self.node("Split", gates, outputs=4, axis=2)
         new = self.node("Mul", self.node("Sigmoid", i), self.node("Tanh", g))
         if c:
@@ -285,7 +285,7 @@ class Translator(Graph):
         return self.node("Mul", self.node("Sigmoid", o), self.node("Tanh", new)), new
 
     def layer(self, name, x, before, backwards=False):
-        """An LSTM over x [n, words, before]: all [n, words, units], and the last state."""
+        """An LSTM over x [n, words, before]: all outputs [n, words, units], and the last state."""
         units = self.UNITS
         into = self.node("MatMul", x, self.matrix(name + ".input", before, 4 * units))
         into = self.add(into, self.weight(name + ".bias", (4 * units,), 0.1))
@@ -302,7 +302,7 @@ class Translator(Graph):
 
     def build(self):
         units = self.UNITS
-        # The upper 14 bits of a word's 16 are its number: exact, whatever the bytes.
+        # A word's number is the upper 14 of its 16 bits. The f32 arithmetic is exact for all bytes.
         pair = self.node("Mul", self.node("Cast", "words", to=TensorProto.FLOAT),
                          self.constant("places", numpy.array([2**6, 2**-2], numpy.float32)))
         number = self.node("ReduceSum", pair, self.constant("last", numpy.array([3], numpy.int64)), keepdims=0)
@@ -315,7 +315,7 @@ class Translator(Graph):
         encoded, (h1, c1) = self.layer("encoder.1", self.node("Concat", forward, backward, axis=2), 2 * units)
         keys = self.node("Transpose", encoded, perm=[0, 2, 1])
 
-        # The decoder begins where the encoder ended.
+        # The decoder starts with the encoder's last state.
         h0, c0 = h1, c1
         names = ("decoder.0.word", "decoder.0.context", "decoder.0.recurrent", "decoder.1.input", "decoder.1.recurrent")
         word, context, recurrent0, input1, recurrent1 = (self.matrix(n, units, 4 * units) for n in names)
@@ -334,7 +334,7 @@ class Translator(Graph):
             h0, c0 = self.cell(gates, c0)
             gates = self.add(self.node("MatMul", h0, input1), self.node("MatMul", h1, recurrent1), bias1)
             h1, c1 = self.cell(gates, c1)
-            # ArgMax is none of ONNX Runtime's on CUDA from opset 12 on; TopK is.
+            # ONNX Runtime has no ArgMax on CUDA from opset 12 on, but TopK.
             _, best = self.node("TopK", self.node("MatMul", h1, projection), one, outputs=2, axis=2)
             said.append(best)
             if step + 1 < self.WORDS:
@@ -360,13 +360,13 @@ MODELS = {
     "gnmt": ("a translator in GNMT's place", None),
 }
 
-# The light ones are worth larger batches. MobileNetV2 is light too, but cuDNN compiles its
-# depthwise convolutions anew for each batch size, three seconds each.
+# Light models profit from larger batches. MobileNetV2 is light too, but cuDNN compiles its
+# depthwise convolutions for each batch size, which takes three seconds per size.
 LIGHT = ("alexnet", "gnmt")
 
 
 def export(folder, name):
-    """Writes model and card; returns what is to be told of them."""
+    """Writes model and card; returns their entry in exported.json."""
     title, build = MODELS[name]
     folder = folder / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -400,7 +400,7 @@ def main():
     done = args.folder / "exported.json"
     told = {"weights": "random", "script": hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest(),
             "onnx": onnx.__version__, "numpy": numpy.__version__, "models": {}}
-    if done.exists():  # what this very script has written stays
+    if done.exists():  # keep what this version of the script has written
         before = json.loads(done.read_text())
         if before.get("script") == told["script"]:
             told["models"] = before["models"]
@@ -408,7 +408,7 @@ def main():
     if not names:
         return
     done.unlink(missing_ok=True)
-    # The largest first: they take longest.
+    # Start with the largest: they take longest.
     order = sorted(names, key=lambda n: n not in ("vgg19", "vgg16", "gnmt", "alexnet"))
     with multiprocessing.Pool(min(args.jobs, len(order))) as pool:
         results = [(n, pool.apply_async(export, (args.folder, n))) for n in order]

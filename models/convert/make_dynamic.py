@@ -36,9 +36,9 @@ from PIL import Image
 
 PICTURES = pathlib.Path(__file__).resolve().parent.parent / "zoo" / "pictures"
 
-# A different batch size may take another matrix kernel, which sums in another
-# order: float32 has 2^-24 a rounding, and logits here stay below 100 in
-# magnitude, boxes below 200.
+# Another batch size may use another matrix kernel, which sums in another order.
+# float32 has an error of 2^-24 per rounding. The magnitude of logits stays below
+# 100 here, that of boxes below 200.
 ATOL, RTOL = 1e-4, 1e-4
 
 BATCHES = (2, 3, 4, 8)
@@ -69,7 +69,7 @@ MODELS = {
     "detect": {
         "input": detect_input,
         # Stride 8, 16, 32: the probabilities of 80 classes, then 4 distances in
-        # 11 bins each. The original leaves these shapes unsaid.
+        # 11 bins each. The original does not have these shapes.
         "outputs": {
             "Identity": [2704, 80],
             "Identity_1": [676, 80],
@@ -174,7 +174,7 @@ def prove(original, dynamic, to_input):
         largest = max(largest, worst("batch 1", singles[-1], run(before, image[None])))
     print(f"batch 1 against the original: {len(inputs)} inputs, largest difference {largest:g}")
     for n in BATCHES:
-        # Rotated, so that an image is not always in the same row.
+        # Rotate, so that an image is not always in the same row.
         order = np.roll(np.arange(len(inputs)), n)[:n]
         got = run(after, np.stack([inputs[i] for i in order]))
         largest = max(
