@@ -17,8 +17,9 @@ LOOKS = {
     "parvagpu-unoptimized": (GREY, True), "gpulet": (ORANGE, False), "igniter": (PURPLE, False), "mig-serving": (RED, False),
 }  # fmt: skip
 
-# How much of the GPUs ParvaGPU saves by its paper, in percent, against each policy: on the six scenarios
-# (section IV-B1; four for iGniter), and on S5 with one to ten times the services (IV-D1).
+# The share of GPUs that ParvaGPU saves compared with each policy, in percent, according to its paper. The
+# first number is for the six scenarios (section IV-B1; four for iGniter), the second for S5 with one to ten
+# times the services (IV-D1).
 PUBLISHED = {"gpulet": (46.5, 45.2), "igniter": (34.6, 0), "mig-serving": (41.0, 30), "parvagpu-single": (0, 7.4)}
 
 
