@@ -15,10 +15,10 @@ import (
 
 const root = "../../"
 
-// added is a function that a reader is told to add to a node.
+// added matches a command that adds a function to a node.
 var added = regexp.MustCompile(`bin/penstock if add (\S+) --model (\S+) --port ([0-9]+)`)
 
-// One node takes the functions of all pages and examples.
+// A node can have the functions of all pages and examples at the same time.
 func TestExamplesDiffer(t *testing.T) {
 	names, ports, n := map[string]string{}, map[string]string{}, 0
 	var files []string
@@ -54,9 +54,9 @@ func TestExamplesDiffer(t *testing.T) {
 	}
 }
 
-// TestModelsDiffer: "penstock if list" and folders of cards tell models apart by
-// name, so no example's card has the name of another's or of a shipped one, and a page adds each
-// under its own.
+// TestModelsDiffer checks the names of the examples' cards. "penstock if list" and folders of cards
+// tell models apart by name. Each example's name must therefore differ from those of the other
+// examples and of the shipped models. A page must add each model under its own name.
 func TestModelsDiffer(t *testing.T) {
 	paths, err := filepath.Glob(root + "examples/*/*.yaml")
 	if err != nil || len(paths) == 0 {
@@ -93,7 +93,7 @@ func TestModelsDiffer(t *testing.T) {
 	}
 }
 
-// nameOf is a card's name. Its model's file need not be there.
+// nameOf returns the name of a card. The file of its model need not exist.
 func nameOf(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -115,8 +115,8 @@ type listing struct {
 	text     string
 }
 
-// listings are the fenced blocks that name a language: "```c examples/c/fashion.c". open is
-// one that nothing ends.
+// listings returns the fenced blocks that name a language: "```c examples/c/fashion.c". open is a
+// block without an end.
 func listings(page string) (list []listing, open *listing) {
 	for i, line := range strings.SplitAfter(page, "\n") {
 		fence, fenced := strings.CutPrefix(strings.TrimRight(line, "\n"), "```")
