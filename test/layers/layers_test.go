@@ -65,8 +65,8 @@ var pure = map[string][]string{
 	"plan":                      {"os", "net", "syscall", "math/rand"},
 }
 
-// pureFolders are those whose every package is as pure as they are, but for
-// what serves tests and is named so.
+// pureFolders are folders whose packages are all pure. Packages that only serve tests are
+// exempt; their names show it.
 var pureFolders = []string{"plan"}
 
 // forbiddenCalls are what a pure package must not call: the clock.
@@ -242,8 +242,8 @@ func TestUnsafe(t *testing.T) {
 	})
 }
 
-// All threads are pinned in one package, which manager, orchestrator and whoever measures
-// them can import.
+// One package pins all threads. The manager, the orchestrator and the benchmarks can
+// import it.
 func TestAffinity(t *testing.T) {
 	const address = module + "shm/cpuset"
 	calls := regexp.MustCompile(`\bunix\.(Sched[SG]etaffinity|CPUSet)\b|\bSYS_SCHED_[SG]ETAFFINITY\b`)
