@@ -51,7 +51,7 @@ func (c *confined) violations() (found []string) {
 		complain("HOME is %s, TMPDIR %s", os.Getenv("HOME"), os.Getenv("TMPDIR"))
 	}
 
-	// What the sandbox must allow.
+	// The sandbox must allow these accesses.
 	if _, err := os.ReadFile(c.Model); err != nil {
 		complain("read model: %v", err)
 	}
@@ -82,7 +82,7 @@ func (c *confined) violations() (found []string) {
 		complain("it goes before other processes, on a CPU")
 	}
 
-	// What it must forbid.
+	// The sandbox must forbid these accesses.
 	for _, path := range c.Secrets {
 		if _, err := os.ReadFile(path); err == nil {
 			complain("it reads %s", path)

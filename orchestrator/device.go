@@ -126,7 +126,7 @@ type gpuState struct {
 	usedBytes, freeBytes int64
 }
 
-// device opens a GPU and watches it, on a goroutine of its own:
+// device opens a GPU and watches it, on its own goroutine:
 //
 //	1 find it; the driver initialises
 //	2 open NVML, start MPS

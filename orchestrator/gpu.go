@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// What the supervisor does differently on a GPU. It opens the device when it adopts a
-// manager that wants one. Until the device is open, it starts nothing.
+// The supervisor on a GPU does some things differently. It opens the device when it adopts
+// a manager that wants one. Until the device is open, it starts nothing.
 //
 //	spawn    the environment has the GPU's UUID, its groups and the folders of MPS
 //	wake     the order has the percentage, or the groups, or neither if the process has
@@ -289,8 +289,8 @@ func (s *supervisor) mismatched(c *child) string {
 func (s *supervisor) lose(k key, c *child) {
 	switch {
 	case !c.failed.IsZero(), !s.sharesAtOnce():
-		// All processes lost it; or, with time slicing, the process lost a context of
-		// its own.
+		// All processes lost the device; with time slicing, this process lost its own
+		// context.
 		c.lost = true
 	case c.blameless:
 		// The daemon reports the server as well until it sees the server's end, some 50

@@ -34,7 +34,7 @@ func grouped(generation uint32, role control.Role, groups ...int) control.Desire
 	return p
 }
 
-// newInstance describes a process in a place of its own.
+// newInstance describes a process in a new place.
 func newInstance(generation uint32, role control.Role, share float64) control.DesiredProcess {
 	p := newDesired(generation, role, share)
 	p.Instance = int(generation)
@@ -190,7 +190,7 @@ func TestPercentage(t *testing.T) {
 }
 
 func TestPromisedSMs(t *testing.T) {
-	// What MPS assigned on an H200, and what it did not.
+	// The numbers of multiprocessors that MPS assigned on an H200.
 	for percent, got := range map[float64]int{0.5: 8, 1: 8, 10: 12, 12.5: 16, 30: 38, 33.4: 44, 60: 78, 100: 132} {
 		least, most := promisedSMs(fakeGPU, nil, percent)
 		if got < least || got > most {
@@ -439,7 +439,7 @@ func TestTimeSharing(t *testing.T) {
 		if !strings.Contains(n.log.String(), "functions take turns on the GPU") {
 			t.Error("the log does not say so")
 		}
-		// Each process has a context of its own, and loses only that.
+		// Each process has its own context, and loses only that.
 		f.fault("illegal address")
 		if p := n.untilState(1, control.Failed); !p.DeviceLost {
 			t.Errorf("ended as %+v", p)

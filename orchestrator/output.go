@@ -65,8 +65,8 @@ func relay(log zerolog.Logger, stream, text string) string {
 	return said
 }
 
-// A tail keeps the last lines of a process's output, to diagnose its end. Of a Go
-// program's panic it keeps only the first line, as stacks follow.
+// A tail keeps the last lines of a process's output, to diagnose its end. If a Go
+// program panics, it keeps only the first line of the panic, because stacks follow.
 const (
 	tailLines     = 8
 	tailLineBytes = 200

@@ -90,7 +90,7 @@ type exit struct {
 	code   int            // exit status, or -1 after a signal
 	signal syscall.Signal // the signal that ended it, or 0
 	ours   bool           // the orchestrator sent that signal while the process ran
-	oom    string         // set if the kernel's OOM killer sent the signal: where the kernel reports that
+	oom    string         // the kernel's report, if its OOM killer sent the signal
 	tail   []string       // its last lines on standard error
 }
 

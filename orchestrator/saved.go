@@ -18,10 +18,10 @@ import (
 //	3 the orchestrator asks each process to repeat its state (control.DoReport)
 //	4 it follows the manager's next message as if it had never been away
 //
-// What happened between the last note and the death is not lost. Notices wait in the link.
-// The report shows the effect of an order that was sent. An order that is repeated changes
-// nothing. The keeper keeps a process that has exited until the manager has been informed,
-// so its generation is not started again.
+// Nothing that happened between the last note and the death is lost. Notices wait in the
+// link. The report shows the effect of an order that was sent. An order that is repeated
+// changes nothing. The keeper keeps a process that has exited until the manager has been
+// informed, so its generation is not started again.
 //
 // A note of another version was written by another binary: its process is ended.
 

@@ -35,7 +35,7 @@ func weightServerMain(arguments []string) int {
 	if _, err := os.Stat(socket + ".orphan"); err == nil {
 		orphan := exec.Command("/bin/sleep", "1000")
 		orphan.Stderr = os.Stderr
-		orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // in a session of its own: not ended with the group
+		orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // its own session, so that it does not end with the group
 		if err := orphan.Start(); err != nil {
 			return 1
 		}

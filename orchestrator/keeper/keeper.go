@@ -10,8 +10,8 @@
 //	5 wait(2); exit status ──────────────────> Process.Exit
 //	6          <── forget ──────────────────── Forget
 //
-// For each process the keeper holds what an orchestrator needs to resume it: the
-// orchestrator's end of the link, the read ends of its output, its exit status, and a note
+// For each process the keeper holds what an orchestrator needs to resume it. These are the
+// orchestrator's end of the link, the read ends of the output, the exit status, and a note
 // that only orchestrators read. A process's peers see no end of file while the orchestrator
 // is away.
 //

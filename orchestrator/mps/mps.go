@@ -453,8 +453,8 @@ func (d *Daemon) watchServer(pid int, began time.Time) error {
 	return nil
 }
 
-// The pauses before restarts of a daemon or server that dies again and again grow. One
-// that ran well for maxPause is restarted at once.
+// The pauses before restarts of a daemon or server that dies repeatedly grow. A daemon or
+// server that ran well for maxPause is restarted at once.
 const (
 	minPause = 100 * time.Millisecond
 	maxPause = 5 * time.Second
