@@ -15,7 +15,7 @@ import (
 
 var camera = address(1)
 
-func TestAggregatorMakesARequestWholeInAnyOrder(t *testing.T) {
+func TestCompleteInAnyOrder(t *testing.T) {
 	backwards := all(7)
 	slices.Reverse(backwards)
 	mixed := all(7)
@@ -49,7 +49,7 @@ func TestAggregatorMakesARequestWholeInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestAggregatorFollowsADatagramAcrossTwoSpans(t *testing.T) {
+func TestDatagramInTwoSpans(t *testing.T) {
 	extension := &wire.Extension{Priority: 9, SentAt: 77, Deadline: 30 * time.Millisecond}
 	size := len(fragment{extension: extension, padded: true}.datagram())
 	for at := 1; at < size; at++ {
@@ -86,7 +86,7 @@ func TestAggregatorFollowsADatagramAcrossTwoSpans(t *testing.T) {
 	}
 }
 
-func TestAggregatorCountsWhatItDropsByReason(t *testing.T) {
+func TestDropCounters(t *testing.T) {
 	bare := func(b *harness) { b.send(camera, all(1, 4, 9)...) }
 	done := func(b *harness) { b.end(b.whole(camera, 1), wire.StatusOK, "") }
 	for _, c := range []struct {
@@ -130,7 +130,7 @@ func TestAggregatorCountsWhatItDropsByReason(t *testing.T) {
 	}
 }
 
-func TestAggregatorCountsMalformedDatagrams(t *testing.T) {
+func TestMalformedDatagrams(t *testing.T) {
 	sound := fragment{id: 1, index: 2}.datagram()
 	for reason, spoil := range map[wire.Reason]func(d []byte) []byte{
 		wire.ReasonShort:   func(d []byte) []byte { return d[:21] },
@@ -173,7 +173,7 @@ func TestAggregatorCountsMalformedDatagrams(t *testing.T) {
 	})
 }
 
-func TestAggregatorKeepsClientsWithTheSameIDsApart(t *testing.T) {
+func TestEqualRequestIDs(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		clients := []netip.AddrPort{
 			camera, netip.AddrPortFrom(camera.Addr(), camera.Port()+1), address(2),
@@ -198,7 +198,7 @@ func TestAggregatorKeepsClientsWithTheSameIDsApart(t *testing.T) {
 	})
 }
 
-func TestAggregatorTellsIncompleteOnce(t *testing.T) {
+func TestReportIncompleteOnce(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		first := b.now
 		b.send(camera, append([]fragment{{id: 1, extension: &wire.Extension{SentAt: 42}}}, all(1, 0, 3, 4)...)...)
@@ -224,7 +224,7 @@ func TestAggregatorTellsIncompleteOnce(t *testing.T) {
 	})
 }
 
-func TestAggregatorWishesForWhatIsMissing(t *testing.T) {
+func TestNACKMissing(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		start := b.now
 		b.send(camera, all(1, 2, 8)...)
@@ -254,7 +254,7 @@ func TestAggregatorWishesForWhatIsMissing(t *testing.T) {
 	})
 }
 
-func TestAggregatorWishesOnlyWhenQuiet(t *testing.T) {
+func TestNACKWhenQuiet(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		for i := range testCount {
 			if e := b.send(camera, fragment{id: 1, index: i}); i == testCount-1 {
@@ -265,7 +265,7 @@ func TestAggregatorWishesOnlyWhenQuiet(t *testing.T) {
 	})
 }
 
-func TestAggregatorSendsNoWishesWhereThereAreNone(t *testing.T) {
+func TestNACKDisabled(t *testing.T) {
 	onBed(t, func(c *Config) { c.MaxNACKs = -1 }, func(b *harness) {
 		b.send(camera, all(1, 2)...)
 		want(b, "next deadline", b.a.NextDeadline(), b.now+int64(b.config.Deadline))
@@ -274,7 +274,7 @@ func TestAggregatorSendsNoWishesWhereThereAreNone(t *testing.T) {
 }
 
 // docs/wire.md, "Silence".
-func TestAggregatorAnswersAClientThatAsks(t *testing.T) {
+func TestRepeatAnswer(t *testing.T) {
 	ask := fragment{id: 1, again: true}
 	onBed(t, nil, func(b *harness) {
 		// Unknown: it begins. Incomplete: a NACK, not too often.
@@ -323,7 +323,7 @@ func TestAggregatorRunsNothingTwice(t *testing.T) {
 	})
 }
 
-func TestAggregatorForgetsTheOldestAnswerWhenThereIsNoRoom(t *testing.T) {
+func TestDropOldestAnswer(t *testing.T) {
 	change := func(c *Config) { c.AnsweredRequests, c.AnsweredBytes = 3, 20 }
 	onBed(t, change, func(b *harness) {
 		for id := 1; id <= 3; id++ {
@@ -370,7 +370,7 @@ func (b *harness) fill() {
 	}
 }
 
-func TestAggregatorTellsBusyOnceWhenAllSlotsAreTaken(t *testing.T) {
+func TestBusyWithoutSlots(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		b.fill()
 		e := b.send(camera, append([]fragment{{id: 1, extension: &wire.Extension{SentAt: 5}}}, all(1, 0)...)...)
@@ -389,7 +389,7 @@ func TestAggregatorTellsBusyOnceWhenAllSlotsAreTaken(t *testing.T) {
 	})
 }
 
-func TestAShedRequestIsToldBusyOnceWithCredit(t *testing.T) {
+func TestShedRequestBusy(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		busy := []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusBusy, Credit: alone, SentAt: 5}}}
 		e := b.send(camera, fragment{id: 1, shed: true, extension: &wire.Extension{SentAt: 5}})
@@ -412,7 +412,7 @@ func TestAShedRequestIsToldBusyOnceWithCredit(t *testing.T) {
 	})
 }
 
-func TestARequestThatIsShedInTheMiddleIsToldBusyAndGivesItsSlot(t *testing.T) {
+func TestShedPartialRequest(t *testing.T) {
 	for name, gathered := range map[string][]fragment{"without piece 0": all(1, 0), "with piece 0": all(1, 9)} {
 		onBed(t, nil, func(b *harness) {
 			b.send(camera, gathered...)
@@ -429,7 +429,7 @@ func TestARequestThatIsShedInTheMiddleIsToldBusyAndGivesItsSlot(t *testing.T) {
 	}
 }
 
-func TestTheAnswerToARequestThatIsShedInTheMiddleHasItsSendTime(t *testing.T) {
+func TestShedSendTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		first []fragment
 		want  uint64
@@ -445,7 +445,7 @@ func TestTheAnswerToARequestThatIsShedInTheMiddleHasItsSendTime(t *testing.T) {
 	}
 }
 
-func TestAShedPieceOfARequestThatIsWholeOrAnsweredChangesNothing(t *testing.T) {
+func TestShedFragmentIgnored(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		slot := b.whole(camera, 1)
 		ask := fragment{id: 1, shed: true, again: true}
@@ -459,7 +459,7 @@ func TestAShedPieceOfARequestThatIsWholeOrAnsweredChangesNothing(t *testing.T) {
 	})
 }
 
-func TestAShedRequestThatIsNotTheModelsIsRefused(t *testing.T) {
+func TestShedInvalidRequest(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		e := b.send(camera, fragment{id: 1, total: 999, shed: true})
 		want(b, "status", e.Reported[0].Status, wire.StatusRefused)
@@ -467,7 +467,7 @@ func TestAShedRequestThatIsNotTheModelsIsRefused(t *testing.T) {
 	})
 }
 
-func TestAggregatorNeverEvictsWhatIsWhole(t *testing.T) {
+func TestEvictKeepsComplete(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		for id := range b.config.Slots {
 			b.whole(address(10+id), id)
@@ -478,7 +478,7 @@ func TestAggregatorNeverEvictsWhatIsWhole(t *testing.T) {
 	})
 }
 
-func TestEvictOldestGivesTheOldestsMemoryBack(t *testing.T) {
+func TestEvictOldestMemory(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		b.send(camera, all(1, 0)...)
 		b.now++
@@ -517,7 +517,7 @@ func TestARequestInOnePieceMayBeSmall(t *testing.T) {
 	})
 }
 
-func TestAggregatorEvictsARequestThatHasNoDescriptorsLeft(t *testing.T) {
+func TestEvictWithoutDescriptors(t *testing.T) {
 	onBed(t, func(c *Config) { c.MaxFragments = testCount }, func(b *harness) {
 		for i := range testCount - 1 {
 			at := 0
@@ -550,7 +550,7 @@ func TestDeadlinesLeaveTimeForTheWay(t *testing.T) {
 
 // A request's time begins when its first piece reached the machine, however long it waited in
 // a socket. The wait for missing pieces begins when the first piece was received.
-func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
+func TestArrivalTime(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		const waited = 60 * time.Millisecond // more than Deadline, a quarter of 100
 		first := b.land(camera, fragment{id: 1}.datagram(), 0)
@@ -581,7 +581,7 @@ func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
 // Clients attribute time that is missing in a result to the network, which may hold requests
 // that the manager has not seen (docs/wire.md, Credit). Therefore the result's times do not
 // include the wait in a socket.
-func TestWhatClientsAreToldCountsFromReception(t *testing.T) {
+func TestReportedTime(t *testing.T) {
 	for _, test := range []struct {
 		what string
 		end  func(b *harness) *Events
@@ -607,7 +607,7 @@ func TestWhatClientsAreToldCountsFromReception(t *testing.T) {
 	}
 }
 
-func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
+func TestExtensionOnFirstFragment(t *testing.T) {
 	early, long := &wire.Extension{Deadline: time.Millisecond, Priority: 1, SentAt: 1}, &wire.Extension{Deadline: time.Hour, Priority: 2, SentAt: 2}
 	onBed(t, nil, func(b *harness) {
 		first := b.now
@@ -660,7 +660,7 @@ func TestCreditIsAFairPartOfTheSlots(t *testing.T) {
 	})
 }
 
-func TestEveryClientHasACreditOfOneWhileSlotsAreFree(t *testing.T) {
+func TestMinCredit(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		b.whole(address(5000), 1)
 		for n := range 5000 { // more than the table has room for
@@ -672,7 +672,7 @@ func TestEveryClientHasACreditOfOneWhileSlotsAreFree(t *testing.T) {
 	})
 }
 
-func TestDrainTurnsOnlyNewRequestsAway(t *testing.T) {
+func TestDrainRefusesNew(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		b.send(camera, all(1, 0)...)
 		b.a.Drain()
@@ -684,7 +684,7 @@ func TestDrainTurnsOnlyNewRequestsAway(t *testing.T) {
 	})
 }
 
-func TestBusyAnswersToWholeRequestsAreNotKept(t *testing.T) {
+func TestBusyAnswersNotKept(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		result := b.end(b.whole(camera, 1), wire.StatusBusy, "")
 		want(b, "credit", result.Credit, 0)

@@ -287,7 +287,7 @@ func (m *model) next() (at int64, g *gathered, nack bool) {
 	return at, g, nack
 }
 
-func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
+func TestAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := newHarness(t, func(c *Config) {
 			c.Deadline = 20 * time.Millisecond
@@ -512,7 +512,7 @@ func TestIndexIsAMap(t *testing.T) {
 	})
 }
 
-func TestArenaReturnsAPayloadOrNothing(t *testing.T) {
+func TestArenaPayload(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := newArena(64)
 		var put []string

@@ -15,7 +15,7 @@ import (
 // (which panics if a byte is released twice), the table is real, and clients
 // follow NACKs. Every request becomes complete with the picture that was sent,
 // or its client gets incomplete. In the end no byte is held.
-func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
+func TestBadNetwork(t *testing.T) {
 	const count, requests = 40, 300
 	total := count*testFragment - 17
 	src, err := ingestfake.New(ingestfake.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.2, Straddle: 0.1, Seed: 1})

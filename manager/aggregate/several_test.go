@@ -120,10 +120,10 @@ func (s *several) answer(slot uint32) {
 	})
 }
 
-// TestSeveralAggregatorsAreOneFunction runs several of them in any order. A slot or a span
+// TestSeveralAggregators runs several of them in any order. A slot or a span
 // belongs to one at a time. Each request with all its pieces becomes complete once, with the
 // bytes that were sent. In the end everything is released.
-func TestSeveralAggregatorsAreOneFunction(t *testing.T) {
+func TestSeveralAggregators(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSeveral(t, rapid.IntRange(2, 4).Draw(t, "aggregators"), nil)
 		// What each client still has to send, by request.
@@ -199,7 +199,7 @@ func TestSeveralAggregatorsAreOneFunction(t *testing.T) {
 
 // All aggregators share the slots: one may have every slot, and then another has none. What
 // one releases, another may take.
-func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
+func TestSeveralShareLimit(t *testing.T) {
 	s := newSeveral(t, 2, nil)
 	for id := range s.config.Slots {
 		for i := range testCount {
