@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestAddressesAreAnnouncedAFewTimes(t *testing.T) {
+func TestAnnounceAddresses(t *testing.T) {
 	var said []int
 	var a announcer
 	for second := range 100 {
@@ -21,7 +21,7 @@ func TestAddressesAreAnnouncedAFewTimes(t *testing.T) {
 	}
 }
 
-func TestATapIsFoundAgainAfterARestart(t *testing.T) {
+func TestAnnounceTapRestart(t *testing.T) {
 	one, other := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")
 	spec := describe("net_tap0,iface=dtap0", one, 1500, 1).spec
 	if again := describe("net_tap0,iface=dtap0", one, 1500, 1).spec; again != spec || !strings.Contains(spec, ",mac=") {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestVirtualDevicesGetDefaultsThatHoldPictures(t *testing.T) {
+func TestVirtualDeviceDefaults(t *testing.T) {
 	own := netip.MustParseAddr("10.9.0.1")
 	mac := stableMAC(own).String()
 	for _, test := range []struct {
