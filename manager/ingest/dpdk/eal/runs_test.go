@@ -10,7 +10,7 @@ import (
 
 // Whatever rows the mbufs are in, Mbuf finds the mbuf of each byte in one, and none for other
 // bytes.
-func TestMbufsAreFoundByTheBytesInThem(t *testing.T) {
+func TestFindMbufs(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const room = 256
 		var offsets []uint64
@@ -44,7 +44,7 @@ func TestMbufsAreFoundByTheBytesInThem(t *testing.T) {
 	})
 }
 
-func TestEALArgumentsLeaveNothingBehind(t *testing.T) {
+func TestEALArgumentsFreed(t *testing.T) {
 	for name, test := range map[string]struct {
 		o    Options
 		want []string
