@@ -115,7 +115,7 @@ func TestWhatIsNotAnswered(t *testing.T) {
 	}
 }
 
-func TestOthersWithOurAddressAreCounted(t *testing.T) {
+func TestAddressConflicts(t *testing.T) {
 	r, _ := newResponder()
 	out := make([]byte, 1514)
 	r.Answer(1, patch(t, linuxARP, 14+14, 10, 0, 0, 2), 0, out)
@@ -127,7 +127,7 @@ func TestOthersWithOurAddressAreCounted(t *testing.T) {
 
 // A host that checks whether our address is free gets an answer; in IPv6 the answer goes to
 // all nodes (RFC 4862, 5227).
-func TestWhoeverLooksWhetherOurAddressIsFreeIsTold(t *testing.T) {
+func TestAddressProbes(t *testing.T) {
 	r, table := newResponder()
 	out := make([]byte, 1514)
 	probe := patch(t, linuxARP, 14+14, 0, 0, 0, 0)
@@ -149,7 +149,7 @@ func TestWhoeverLooksWhetherOurAddressIsFreeIsTold(t *testing.T) {
 	}
 }
 
-func TestAnswersThatDoNotFitAreNotGiven(t *testing.T) {
+func TestAnswersTooLong(t *testing.T) {
 	for _, ask := range []string{linuxARP, linuxNS, linuxEcho4, linuxEcho6} {
 		r, _ := newResponder()
 		out := make([]byte, 1514)

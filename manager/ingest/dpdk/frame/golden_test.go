@@ -119,7 +119,7 @@ func TestFramesOfLinux(t *testing.T) {
 	}
 }
 
-func TestVLANsAreToldWhoeverStripsThem(t *testing.T) {
+func TestVLANs(t *testing.T) {
 	var inFrame, stripped, both Datagram
 	Parse(unhex(t, tagged(linuxUDP4, "81002007")), 0, &inFrame)
 	Parse(unhex(t, linuxUDP4), 0, &stripped)
@@ -143,7 +143,7 @@ func TestVLANsAreToldWhoeverStripsThem(t *testing.T) {
 }
 
 // Frames of Linux with one error each.
-func TestFramesThatContradictThemselves(t *testing.T) {
+func TestInconsistentFrames(t *testing.T) {
 	put := func(frame string, at int, with ...byte) []byte {
 		b := unhex(t, frame)
 		copy(b[at:], with)

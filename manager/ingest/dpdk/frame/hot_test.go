@@ -114,7 +114,7 @@ func (x *traffic) round(tb testing.TB) int {
 	return whole
 }
 
-func TestFramesBecomeRequestsWithoutAllocation(t *testing.T) {
+func TestParseAllocations(t *testing.T) {
 	const clients = 4
 	x := newTraffic(t, clients, frame.CheckIP|frame.CheckUDP)
 	out := make([]byte, 2048)

@@ -63,7 +63,7 @@ func plain(b []byte) bool {
 	return binary.BigEndian.Uint16(b[12:]) == typeIP4 && b[14] == 0x45
 }
 
-func TestRecentTellsOfAClientAgainThatCameAnotherWay(t *testing.T) {
+func TestRecentRouteChange(t *testing.T) {
 	var r Recent
 	host := Host{MAC: MAC{2, 0, 0, 0, 0, 1}, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
 	find := func(last byte) *Flow {
