@@ -191,7 +191,7 @@ func playAll(t *testing.T, s *Source) (payloads []string, froms []netip.AddrPort
 	}
 }
 
-func TestFramesOfEveryLinkAndIPVersionArePlayed(t *testing.T) {
+func TestLinksAndIPVersions(t *testing.T) {
 	payload := []byte("a datagram")
 	bare4, bare6 := serialize(t, udp4(port, payload)...), serialize(t, udp6(port, payload)...)
 	with := func(header []byte, rest []byte) []byte { return append(bytes.Clone(header), rest...) }
@@ -227,7 +227,7 @@ func TestFramesOfEveryLinkAndIPVersionArePlayed(t *testing.T) {
 	}
 }
 
-func TestOtherFramesAreSkippedAndCounted(t *testing.T) {
+func TestSkippedFrames(t *testing.T) {
 	good := frame4(t, port, []byte("good"))
 	fragment := udp4(port, []byte("half"))
 	fragment[0].(*layers.IPv4).Flags = layers.IPv4MoreFragments
@@ -321,7 +321,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-func TestBrokenCaptureIsPlayedToTheBreakAndNamesTheFrame(t *testing.T) {
+func TestBrokenCapture(t *testing.T) {
 	path := capture(t, false, layers.LinkTypeEthernet,
 		recorded{data: frame4(t, port, []byte("one"))}, recorded{data: frame4(t, port, []byte("two"))})
 	whole, err := os.ReadFile(path)
