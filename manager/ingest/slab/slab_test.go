@@ -195,7 +195,7 @@ func TestFreeGivesTheLowestRoomFirst(t *testing.T) {
 	}
 }
 
-func TestFreeUsesHolesOfTheSmallestRun(t *testing.T) {
+func TestFreeSmallestRun(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		hole  int // granules
@@ -237,7 +237,7 @@ func TestReleasingTwicePanics(t *testing.T) {
 	}
 }
 
-func TestPutKeepsBytesAndStraddlesWhenAsked(t *testing.T) {
+func TestPutStraddles(t *testing.T) {
 	s := newSlab(t, MinBytes)
 	payload := make([]byte, 3000)
 	for i := range payload {
@@ -263,7 +263,7 @@ func TestPutKeepsBytesAndStraddlesWhenAsked(t *testing.T) {
 	}
 }
 
-func TestPutStopsWhenFullAndGoesOnAfterARelease(t *testing.T) {
+func TestPutWhenFull(t *testing.T) {
 	s := newSlab(t, MinBytes)
 	payload := make([]byte, 1000)
 	var held []ingest.Span
@@ -308,7 +308,7 @@ func TestJoinMakesOneSpanOfMany(t *testing.T) {
 	}
 }
 
-func TestReleaseFromManyGoroutinesBesideReading(t *testing.T) {
+func TestReleaseConcurrently(t *testing.T) {
 	s := newSlab(t, 1<<20)
 	spans := make(chan ingest.Span, 256)
 	var wg sync.WaitGroup
@@ -356,7 +356,7 @@ func TestOthersCannotWriteTheSlab(t *testing.T) {
 	}
 }
 
-func TestNewRefusesSizesThatCannotWork(t *testing.T) {
+func TestNewSizes(t *testing.T) {
 	for _, size := range []int{-1, 0, MinBytes - 1, maxBytes + 1, maxBytes} {
 		before := openfiles.Count(t)
 		if s, err := New("test", size, false); err == nil {
