@@ -6,7 +6,7 @@ import (
 )
 
 // A stamp shows how long a datagram has waited, unless the wall clock was set meanwhile.
-func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
+func TestClockStepped(t *testing.T) {
 	const (
 		ms     = int64(time.Millisecond)
 		opened = int64(100 * time.Second)
@@ -50,7 +50,7 @@ func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
 }
 
 // The first difference is from a reading during which the thread was not interrupted.
-func TestTheFirstReadingIsOneThatWasNotInterrupted(t *testing.T) {
+func TestClockFirstReading(t *testing.T) {
 	const (
 		ms    = int64(time.Millisecond)
 		ahead = int64(1_700_000_000 * time.Second)

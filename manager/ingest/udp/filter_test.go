@@ -52,7 +52,7 @@ func fragmentOfTotal(id uint32, total, size, index int, flags wire.Flags) []byte
 	return b
 }
 
-func TestPieceZeroOfAShedRequestIsCutToItsHeader(t *testing.T) {
+func TestFilterCutsFirstFragment(t *testing.T) {
 	const header, extended = wire.HeaderSize, wire.HeaderSize + wire.BlockSize
 	for _, c := range []struct {
 		name        string
@@ -96,7 +96,7 @@ func TestPieceZeroOfAShedRequestIsCutToItsHeader(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPieceZeroIsNotTakenForCut(t *testing.T) {
+func TestFilterCutDetection(t *testing.T) {
 	change := func(at int, to ...byte) []byte {
 		b := fragmentOf(7, 0)[:wire.HeaderSize]
 		copy(b[at:], to)
@@ -135,7 +135,7 @@ func TestTheFilterDecidesByPortAndID(t *testing.T) {
 
 // Consecutive ids are shed evenly, whatever the first is: of any 64 in a row, the filter
 // sheds the desired part, give or take two.
-func TestAClientsRequestsAreShedEvenly(t *testing.T) {
+func TestFilterShedsEvenly(t *testing.T) {
 	for _, steps := range []uint32{4, 32, 64, 85, 120} {
 		for _, first := range []uint32{0, 12345, 1<<32 - 100} {
 			for _, port := range []uint16{1, 40000, 65535} {
@@ -155,7 +155,7 @@ func TestAClientsRequestsAreShedEvenly(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPieceOfARequestIsAccepted(t *testing.T) {
+func TestFilterAcceptsOthers(t *testing.T) {
 	fragment := fragmentOf(7, 3)
 	if verdict(t, 0, 1, fragment) {
 		t.Fatal("a threshold of 0 accepts a piece")

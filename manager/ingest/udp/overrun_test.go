@@ -114,7 +114,7 @@ func open1(t *testing.T, o Options) *Source {
 	return openMembers(t, o, 1)[0]
 }
 
-func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
+func TestOverrunSheds(t *testing.T) {
 	for name, chained := range map[string]bool{"chains": true, "single datagrams": false} {
 		t.Run(name, func(t *testing.T) {
 			s, c := overrunHeld(t, chained)
@@ -161,7 +161,7 @@ func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
 }
 
 // A fragmented slab may split even so short a message.
-func TestACutDatagramIsKnownWhereverItLies(t *testing.T) {
+func TestOverrunCutDatagrams(t *testing.T) {
 	s := open1(t, Options{})
 	header := fragmentOf(7, 0)[:wire.HeaderSize]
 	for at := 1; at <= len(header); at++ {
@@ -197,7 +197,7 @@ func (s *Source) drain(t *testing.T) bool {
 }
 
 // The receiver's samples detach the filter, even if nothing arrives.
-func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
+func TestOverrunEndsFilter(t *testing.T) {
 	s, c := overrunHeld(t, true)
 	for s.drain(t) {
 	}
@@ -221,7 +221,7 @@ func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
 }
 
 // Each of several sockets has its own filter.
-func TestOneReceiversOverrunIsNotAnothers(t *testing.T) {
+func TestOverrunOfOneReceiver(t *testing.T) {
 	all := openMembers(t, Options{RecvBuffer: 128 << 10, SlabBytes: 2 << 20}, 2)
 	mine, theirs := clientOf(t, all, 0), clientOf(t, all, 1)
 	if err := attachFilter(all[0].socket, 0); err != nil {
@@ -240,7 +240,7 @@ func TestOneReceiversOverrunIsNotAnothers(t *testing.T) {
 	}
 }
 
-func TestWithoutSheddingNothingIsAttached(t *testing.T) {
+func TestSheddingDisabled(t *testing.T) {
 	s := open1(t, Options{RecvBuffer: 128 << 10, NoShedding: true})
 	c := newClient(t, s.LocalAddr())
 	for id := uint32(0); s.Stats().KernelDrops == 0; id++ {

@@ -219,7 +219,7 @@ func TestAClientStaysWithOneMember(t *testing.T) {
 
 // A port in use is refused, whether its holder has one socket or several, and whether it
 // allows sharing or not.
-func TestSeveralRefuseAPortThatIsTaken(t *testing.T) {
+func TestSeveralPortTaken(t *testing.T) {
 	for name, n := range map[string]int{"one": 1, "several": 3} {
 		holder := openMembers(t, Options{SlabBytes: 1 << 20}, n)
 		at := holder[0].LocalAddr()
@@ -253,7 +253,7 @@ func TestSeveralRefuseAPortThatIsTaken(t *testing.T) {
 }
 
 // Another process is refused too, as with a single source.
-func TestAnotherProcessCannotOpenThePort(t *testing.T) {
+func TestSeveralPortExclusive(t *testing.T) {
 	if at := os.Getenv("PENSTOCK_TEST_TAKEN"); at != "" {
 		_, err := OpenSeveral(Options{Listen: netip.MustParseAddrPort(at), SlabBytes: 1 << 20}, 2)
 		if !errors.Is(err, unix.EADDRINUSE) {
@@ -262,7 +262,7 @@ func TestAnotherProcessCannotOpenThePort(t *testing.T) {
 		return
 	}
 	all := openMembers(t, Options{SlabBytes: 1 << 20}, 3)
-	cmd := exec.Command(os.Args[0], "-test.run=^TestAnotherProcessCannotOpenThePort$", "-test.v")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestSeveralPortExclusive$", "-test.v")
 	cmd.Env = append(os.Environ(), "PENSTOCK_TEST_TAKEN="+all[0].LocalAddr().String())
 	if out, err := cmd.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS")) {
 		t.Errorf("the other process: %v\n%s", err, out)
@@ -271,7 +271,7 @@ func TestAnotherProcessCannotOpenThePort(t *testing.T) {
 
 // No datagram reaches a socket before the last is bound: the kernel would assign the client
 // to another socket later.
-func TestNothingComesBeforeAllAreBound(t *testing.T) {
+func TestSeveralBindFirst(t *testing.T) {
 	s := &Source{socket: -1, event: -1}
 	if err := s.listen(Options{Listen: loopback4, RecvBuffer: 1 << 18}, 0, 2); err != nil {
 		t.Fatal(err)

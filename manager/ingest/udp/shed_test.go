@@ -70,7 +70,7 @@ func (p *plant) look() {
 	p.found.emptied = false
 }
 
-func TestWhatTheReceiverCannotTakeIsShed(t *testing.T) {
+func TestShedExcess(t *testing.T) {
 	for _, offered := range []float64{1.1, 1.25, 1.5, 2, 3, 8} {
 		p := newPlant(offered)
 		p.run(300 * time.Millisecond)
@@ -109,7 +109,7 @@ func TestWhatIsCutCountsAsOffered(t *testing.T) {
 // Dropped datagrams of a few bytes count as much as the average message. A flood of them
 // makes the offered rate seem higher than it is. The receiver is then found idle, and its
 // estimated capacity grows.
-func TestAFloodThatCostsNothingDoesNotStarveTheReceiver(t *testing.T) {
+func TestShedFlood(t *testing.T) {
 	for _, flood := range []float64{50e3, 300e3, 1e6} { // datagrams per second
 		p := newPlant(1.5)
 		p.run(300 * time.Millisecond)
@@ -127,7 +127,7 @@ func TestAFloodThatCostsNothingDoesNotStarveTheReceiver(t *testing.T) {
 }
 
 // A burst may fill half of the buffer, however long it takes to arrive.
-func TestASlowBurstThatHalfOfTheBufferHoldsIsNotShed(t *testing.T) {
+func TestShedSlowBurst(t *testing.T) {
 	for burst, want := range map[float64]bool{0.5: false, 0.8: true} {
 		p := newPlant(0.3)
 		p.run(20 * time.Millisecond)
@@ -141,7 +141,7 @@ func TestASlowBurstThatHalfOfTheBufferHoldsIsNotShed(t *testing.T) {
 	}
 }
 
-func TestNothingIsShedOfWhatTheReceiverTakes(t *testing.T) {
+func TestShedNothing(t *testing.T) {
 	p := newPlant(0.95)
 	p.run(2 * time.Second)
 	if p.s.on {
@@ -149,7 +149,7 @@ func TestNothingIsShedOfWhatTheReceiverTakes(t *testing.T) {
 	}
 }
 
-func TestABurstThatTheBufferHoldsIsNotShed(t *testing.T) {
+func TestShedBurst(t *testing.T) {
 	for name, burst := range map[string]float64{"half of the buffer": plantRoom / 2.1, "all of it": plantRoom} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlant(0.3)
@@ -166,7 +166,7 @@ func TestABurstThatTheBufferHoldsIsNotShed(t *testing.T) {
 
 // A receiver that did not run for a while finds its buffer full. That says nothing about its
 // capacity.
-func TestAReceiverThatWasAwayShedsNothing(t *testing.T) {
+func TestShedAfterAbsence(t *testing.T) {
 	p := newPlant(0.3)
 	p.run(20 * time.Millisecond)
 	p.waiting = plantRoom
@@ -179,7 +179,7 @@ func TestAReceiverThatWasAwayShedsNothing(t *testing.T) {
 	}
 }
 
-func TestAPauseInAnOverrunLetsAllInForALook(t *testing.T) {
+func TestShedProbe(t *testing.T) {
 	p := newPlant(2)
 	p.run(300 * time.Millisecond)
 	p.now += int64(staleAfter) + 1
@@ -193,7 +193,7 @@ func TestAPauseInAnOverrunLetsAllInForALook(t *testing.T) {
 	}
 }
 
-func TestSheddingEndsWhenTheReceiverTakesAllAgain(t *testing.T) {
+func TestShedEndsOnRecovery(t *testing.T) {
 	p := newPlant(2)
 	p.run(300 * time.Millisecond)
 	p.offered = 0.5 * plantTakes
@@ -212,7 +212,7 @@ func TestSheddingEndsWhenTheReceiverTakesAllAgain(t *testing.T) {
 
 // If a receiver took nothing while its buffer was full, the estimate of its capacity must not
 // stay at zero.
-func TestSheddingEndsAfterAReceiverThatTookNothing(t *testing.T) {
+func TestShedEndsAfterStall(t *testing.T) {
 	p := newPlant(1.5)
 	p.run(20 * time.Millisecond)
 	p.takes = 0
@@ -226,7 +226,7 @@ func TestSheddingEndsAfterAReceiverThatTookNothing(t *testing.T) {
 
 // Everything that arrives may be shed: then nothing is taken, and there are no messages to
 // measure.
-func TestSheddingEndsWhenNothingComesAnyMore(t *testing.T) {
+func TestShedEndsWhenIdle(t *testing.T) {
 	p := newPlant(50)
 	p.run(300 * time.Millisecond)
 	p.offered = 0
@@ -236,7 +236,7 @@ func TestSheddingEndsWhenNothingComesAnyMore(t *testing.T) {
 	}
 }
 
-func TestAnOverrunIsToldWhenItBeginsAndEnds(t *testing.T) {
+func TestOverrunReports(t *testing.T) {
 	p := newPlant(2)
 	p.run(time.Second)
 	if len(p.news) != 1 || p.news[0].Ended || p.news[0].Shed < 0.4 || p.news[0].Shed > 0.8 {
@@ -251,7 +251,7 @@ func TestAnOverrunIsToldWhenItBeginsAndEnds(t *testing.T) {
 
 // A receiver that seldom runs may sample in time only when the overrun begins and when it is
 // over.
-func TestTheEndOfAnOverrunThatWasNotToldIsNotToldEither(t *testing.T) {
+func TestOverrunUnreported(t *testing.T) {
 	p := newPlant(2)
 	for !p.s.on {
 		p.run(lookEvery)

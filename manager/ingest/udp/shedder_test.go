@@ -20,7 +20,7 @@ func (s *Source) lookNow() {
 
 // If no filter can be attached, requests are received as without shedding, which is reported
 // once.
-func TestAFilterThatIsRefusedIsToldOnceAndNotTriedAgain(t *testing.T) {
+func TestFilterRefused(t *testing.T) {
 	var news []Overrun
 	s := open1(t, Options{RecvBuffer: 128 << 10, NoGRO: true, OnOverrun: func(o Overrun) { news = append(news, o) }})
 	if err := unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1); err != nil {
@@ -58,7 +58,7 @@ func TestAFilterThatIsRefusedIsToldOnceAndNotTriedAgain(t *testing.T) {
 
 // An attached filter stays until it can be replaced: the kernel may be short of memory for a
 // moment.
-func TestAFilterThatCannotBeReplacedStays(t *testing.T) {
+func TestFilterCannotReplace(t *testing.T) {
 	s, _ := overrunHeld(t, false)
 	var news []Overrun
 	s.shedder.tell = func(o Overrun) { news = append(news, o) }
@@ -84,7 +84,7 @@ func TestAFilterThatCannotBeReplacedStays(t *testing.T) {
 }
 
 // A receiver whose reads are neither full nor empty takes samples too.
-func TestAReceiverThatIsJustBusyLooksWhileRequestsAreShed(t *testing.T) {
+func TestShedWhileBusy(t *testing.T) {
 	s, c := openPair(t, Options{})
 	batch := make([]ingest.Datagram, 16)
 	s.reader.want = 4 // so that a read of one message is not full
@@ -105,7 +105,7 @@ func TestAReceiverThatIsJustBusyLooksWhileRequestsAreShed(t *testing.T) {
 
 // In datagrams over IPv6, and over IPv4 to a dual-stack socket, the filter finds ports and
 // header at the same offsets.
-func TestTheFilterIsTheSameOnEveryKindOfSocket(t *testing.T) {
+func TestFilterOnAllSockets(t *testing.T) {
 	for name, a := range map[string]struct{ listen, to string }{
 		"IPv4":       {"127.0.0.1:0", "127.0.0.1"},
 		"IPv6":       {"[::1]:0", "::1"},
@@ -145,7 +145,7 @@ func TestTheFilterIsTheSameOnEveryKindOfSocket(t *testing.T) {
 	}
 }
 
-func TestReceivingWhatIsShedDoesNotAllocate(t *testing.T) {
+func TestShedAllocations(t *testing.T) {
 	s, c := openPair(t, Options{})
 	if err := attachFilter(s.socket, 0); err != nil {
 		t.Fatal(err)
@@ -171,7 +171,7 @@ func TestReceivingWhatIsShedDoesNotAllocate(t *testing.T) {
 
 // The filter cuts no small request. A client that sends only the header of one is like any
 // other that sends malformed datagrams.
-func TestAHeaderThatNoFilterLeavesIsNotTakenForCut(t *testing.T) {
+func TestShortDatagramNotCut(t *testing.T) {
 	for _, total := range []int{1, 1000, answeredBytes - 1} {
 		if b := fragmentOfTotal(7, total, total, 0, 0); isCut(b[:wire.HeaderSize], wire.HeaderSize) {
 			t.Errorf("the header of a request of %d bytes is taken for cut", total)

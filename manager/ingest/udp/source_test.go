@@ -150,7 +150,7 @@ func openPair(t *testing.T, o Options) (*Source, client) {
 	return s, newClient(t, s.LocalAddr())
 }
 
-func TestSourceCutsChainsAtTheSegmentSize(t *testing.T) {
+func TestSourceSegments(t *testing.T) {
 	s, c := openPair(t, Options{})
 	if !s.GRO() {
 		t.Skip("not on this machine: the kernel has no UDP_GRO")
@@ -249,7 +249,7 @@ func fill(s *slab.Slab, free func(granule int) bool) (taken []ingest.Span) {
 	return taken
 }
 
-func TestDatagramsStraddleRunsAndStayWhole(t *testing.T) {
+func TestSourceStraddle(t *testing.T) {
 	for name, granulesFree := range map[string]int{"runs of 2 KiB": 32, "runs of 4 KiB": 64, "runs of 10 KiB": 160} {
 		t.Run(name, func(t *testing.T) {
 			s, c := openPair(t, Options{})
@@ -284,7 +284,7 @@ func TestDatagramsStraddleRunsAndStayWhole(t *testing.T) {
 	}
 }
 
-func TestJumboWithoutALongRunIsDroppedAndCounted(t *testing.T) {
+func TestSourceJumboDropped(t *testing.T) {
 	s, c := openPair(t, Options{SlabBytes: 256 << 10, BatchMessages: 1})
 	taken := fill(s.slab, func(g int) bool { return g%33 != 0 })
 	c.send(make([]byte, 9000), []byte("small"))
@@ -300,7 +300,7 @@ func TestJumboWithoutALongRunIsDroppedAndCounted(t *testing.T) {
 }
 
 // A lingering 1 KB datagram must not pin a 64 KiB buffer.
-func TestLingeringDatagramsHoldWithinTwiceTheirPayload(t *testing.T) {
+func TestLingeringMemory(t *testing.T) {
 	s, c := openPair(t, Options{})
 	var held []ingest.Datagram
 	payload := uint64(0)
@@ -327,7 +327,7 @@ func TestLingeringDatagramsHoldWithinTwiceTheirPayload(t *testing.T) {
 
 // One datagram of each chain of 64 KiB stays; the rest is freed. Reception must continue
 // until the lingering datagrams themselves fill the slab.
-func TestReceptionGoesOnAroundLingeringDatagrams(t *testing.T) {
+func TestLingeringReception(t *testing.T) {
 	const slabBytes = 1 << 20
 	s, c := openPair(t, Options{SlabBytes: slabBytes})
 	const segment, chain = 1046, 60
@@ -357,7 +357,7 @@ func TestReceptionGoesOnAroundLingeringDatagrams(t *testing.T) {
 
 // Random chains, random lingering, random order of release: every datagram stays unchanged
 // until it is released.
-func TestHeldDatagramsAreNeverWrittenOver(t *testing.T) {
+func TestHeldDatagrams(t *testing.T) {
 	s, c := openPair(t, Options{SlabBytes: 512 << 10})
 	type kept struct {
 		d    ingest.Datagram
@@ -400,7 +400,7 @@ func TestHeldDatagramsAreNeverWrittenOver(t *testing.T) {
 	})
 }
 
-func TestReceiveAndReleaseDoNotAllocate(t *testing.T) {
+func TestReceiveAllocations(t *testing.T) {
 	for name, o := range map[string]Options{"GRO": {}, "no GRO": {NoGRO: true}} {
 		t.Run(name, func(t *testing.T) {
 			s, c := openPair(t, o)
@@ -486,7 +486,7 @@ func TestSendNamesThePacketThatFailed(t *testing.T) {
 	}
 }
 
-func TestSendReachesManyAddressesFromManyGoroutines(t *testing.T) {
+func TestSendConcurrently(t *testing.T) {
 	s, _ := openPair(t, Options{})
 	const clients, packets = 4, 100
 	done := blockedReceive(s) // Send must work at the same time
@@ -588,7 +588,7 @@ func TestKernelDropsAreCounted(t *testing.T) {
 
 // The buffer has room for all that the kernel may report about one message: a chain that
 // follows a drop has a segment size, a count and a stamp.
-func TestEverythingTheKernelSaysHasRoom(t *testing.T) {
+func TestControlMessageRoom(t *testing.T) {
 	for _, listen := range []netip.AddrPort{loopback4, netip.MustParseAddrPort("[::1]:0")} {
 		s, c := openPair(t, Options{Listen: listen, RecvBuffer: 4096})
 		if !s.GRO() {
@@ -632,7 +632,7 @@ func drain(t *testing.T, s *Source) {
 	}
 }
 
-func TestDropsAreCountedFromControlMessagesToo(t *testing.T) {
+func TestDropCountMessages(t *testing.T) {
 	s, _ := openPair(t, Options{})
 	for _, reading := range []uint32{5, 3, 5, 10, 1<<32 - 1} {
 		s.noteDrops(reading)
