@@ -24,7 +24,9 @@
 package profile
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"slices"
 	"time"
 )
@@ -102,11 +104,31 @@ type Sweep struct {
 	// within ±PrecisionPercent.
 	WindowSeconds    float64 `json:"window_s"`
 	PrecisionPercent float64 `json:"precision_percent"`
-	MinWindows       int     `json:"least_windows"`
-	MaxWindows       int     `json:"most_windows"`
+	MinWindows       int     `json:"min_windows"`
+	MaxWindows       int     `json:"max_windows"`
 	// Quick means that the measurement was limited to a minute: windows are
 	// shorter, and cells may be missing.
 	Quick bool `json:"quick,omitempty"`
+}
+
+// UnmarshalJSON also reads the names that min_windows and max_windows had before version
+// 0.1.0.
+func (s *Sweep) UnmarshalJSON(text []byte) error {
+	type keys Sweep
+	former := struct {
+		*keys
+		LeastWindows int `json:"least_windows"`
+		MostWindows  int `json:"most_windows"`
+	}{keys: (*keys)(s)}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&former); err != nil {
+		return err
+	}
+
+	s.MinWindows = max(s.MinWindows, former.LeastWindows)
+	s.MaxWindows = max(s.MaxWindows, former.MostWindows)
+	return nil
 }
 
 // LoadBound is a point whose processes waited for pictures.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
@@ -49,5 +50,20 @@ func TestWriteRead(t *testing.T) {
 	}
 	if !reflect.DeepEqual(back, p) {
 		t.Errorf("read %+v\nwant %+v", back, p)
+	}
+}
+
+// TestFormerKeys checks that a sweep is read with the names of before version 0.1.0, and
+// that other unknown names are still refused.
+func TestFormerKeys(t *testing.T) {
+	for key, ok := range map[string]bool{"min_windows": true, "least_windows": true, "few_windows": false} {
+		text := `# {"version": 1, "share": "gpcs", "sweep": {"` + key + `": 3, "max_windows": 9}}
+Mig instance,Batch size,Workload Number,Throughput,Latency,Memory
+1,1,1,196.762,0.005,512
+`
+		p, err := Read(strings.NewReader(text), "face.csv")
+		if (err == nil) != ok || ok && (p.Header.Sweep.MinWindows != 3 || p.Header.Sweep.MaxWindows != 9) {
+			t.Errorf("%s: got %+v, %v", key, p.Header.Sweep, err)
+		}
 	}
 }
