@@ -72,9 +72,6 @@ func NewChannel(name string, g Geometry) (*Channel, error) {
 	}, nil
 }
 
-// Geometry is the channel's size.
-func (c *Channel) Geometry() Geometry { return c.g }
-
 // RingFile is for the instance's processes, which can only read it. The channel
 // owns it; it is open until Close.
 func (c *Channel) RingFile() *os.File { return c.ringMem.File() }

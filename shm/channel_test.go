@@ -28,7 +28,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Errorf("request %+v, want %+v", got, request)
 	}
 	if got := c.Fragments(5); len(got) != 2 || got[0] != fragments[0] || got[1] != fragments[1] {
-		t.Errorf("pieces %+v, want %+v", got, fragments)
+		t.Errorf("fragments %+v, want %+v", got, fragments)
 	}
 	c.Start([]uint32{5})
 	answer := Result{Status: 1, Kind: 2, Batch: 3, ModelVersion: 4, Length: 6, Dispatched: 7, Gathered: 8, Inferred: 9}

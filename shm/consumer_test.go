@@ -229,7 +229,7 @@ func TestTableBounds(t *testing.T) {
 	c := p.owner(t, 1)
 	p.table.SetRequest(1, Request{Fragments: 1 << 31})
 	if n := len(c.Fragments(1)); n != int(testGeometry.MaxFragments) {
-		t.Errorf("%d pieces, there is room for %d", n, testGeometry.MaxFragments)
+		t.Errorf("%d fragments, there is room for %d", n, testGeometry.MaxFragments)
 	}
 	p.publish(1)
 	take(c)

@@ -244,7 +244,7 @@ func TestConsumerHostileRing(t *testing.T) {
 					t.Fatalf("took slot %d of %d", slot, g.Slots)
 				}
 				if n := len(c.Fragments(slot)); n > int(g.MaxFragments) {
-					t.Fatalf("%d pieces", n)
+					t.Fatalf("%d fragments", n)
 				}
 			}
 			inHand = append(inHand, slots...)

@@ -89,7 +89,7 @@ func (g Geometry) Validate() error {
 	case g.Slots == 0 || g.Slots > maxSlots || g.Slots&(g.Slots-1) != 0:
 		return fmt.Errorf("geometry: slots %d: want a power of two, 1 to %d", g.Slots, maxSlots)
 	case g.MaxFragments == 0 || g.MaxFragments > maxFragments:
-		return fmt.Errorf("geometry: max pieces %d: want 1 to %d", g.MaxFragments, maxFragments)
+		return fmt.Errorf("geometry: max fragments %d: want 1 to %d", g.MaxFragments, maxFragments)
 	case g.ResultBytes > maxResultBytes:
 		return fmt.Errorf("geometry: result bytes %d: want at most %d", g.ResultBytes, maxResultBytes)
 	}

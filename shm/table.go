@@ -38,9 +38,6 @@ func tableIn(region *Region, g Geometry) *Table {
 	}
 }
 
-// Geometry is the table's size.
-func (t *Table) Geometry() Geometry { return t.g }
-
 // Fragments are a slot's MaxFragments descriptors, which the caller writes in place.
 func (t *Table) Fragments(slot uint32) []Fragment {
 	at, n := int(slot)*int(t.g.MaxFragments), int(t.g.MaxFragments)
