@@ -158,7 +158,7 @@ func TestDo(t *testing.T) {
 			fragment = wire.DefaultFragmentBytes
 		}
 		for _, size := range []int{1, fragment, fragment + 1, 3*fragment - 1, 70*fragment + 5} {
-			t.Run(fmt.Sprintf("%d bytes in pieces of %d, padded %v, segmented %v", size, fragment, o.Pad, !o.NoSegmentation), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d bytes in fragments of %d, padded %v, segmented %v", size, fragment, o.Pad, !o.NoSegmentation), func(t *testing.T) {
 				checkLeaks(t)
 				m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 				c := dial(t, m.Addr(), o)
@@ -262,14 +262,14 @@ func TestNACK(t *testing.T) {
 	}
 	for index, n := range resent {
 		if n > named[index] {
-			t.Errorf("piece %d was sent again %d times, and wished for %d times", index, n, named[index])
+			t.Errorf("fragment %d was sent again %d times, and named in %d NACKs", index, n, named[index])
 		}
 	}
 }
 
 // TestQuestion checks that a silent manager is sent fragment 0 again.
 func TestQuestion(t *testing.T) {
-	t.Run("when pieces were lost and nobody wishes", func(t *testing.T) {
+	t.Run("when fragments were lost and the manager sends no NACK", func(t *testing.T) {
 		checkLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(9)}, clienttest.Faults{})
@@ -279,7 +279,7 @@ func TestQuestion(t *testing.T) {
 			t.Fatalf("%v, %d bytes", err, len(r.Payload))
 		}
 	})
-	t.Run("when all pieces were lost", func(t *testing.T) {
+	t.Run("when all fragments were lost", func(t *testing.T) {
 		checkLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }

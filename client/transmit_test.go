@@ -192,7 +192,7 @@ func TestAllocations(t *testing.T) {
 	}
 	// On a slow machine the client also asks, which sends fragment 0 again.
 	if delivered != runs+1 || c.Stats().Resends < runs+1 {
-		t.Errorf("%d delivered, %d pieces sent again, of %d requests", delivered, c.Stats().Resends, runs+1)
+		t.Errorf("%d delivered, %d fragments sent again, of %d requests", delivered, c.Stats().Resends, runs+1)
 	}
 }
 

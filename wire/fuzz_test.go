@@ -37,7 +37,7 @@ func FuzzDecodeHeader(f *testing.F) {
 			want := FragmentHeader(h.Type, h.RequestID, int(h.Total), size, int(h.Index))
 			want.Flags |= h.Flags
 			if h != want {
-				t.Fatalf("got %+v, pieces of %d bytes make %+v", h, size, want)
+				t.Fatalf("got %+v, fragments of %d bytes make %+v", h, size, want)
 			}
 		}
 	})

@@ -62,7 +62,7 @@ func TestNACKBitmapLimit(t *testing.T) {
 		t.Fatalf("%d bytes, next NACK from %d", len(b), next)
 	}
 	if w, err := DecodeNACK(b); err != nil || len(missing(w)) != 8*maxNACKBytes-3 {
-		t.Fatalf("%d pieces named, %v", len(missing(w)), err)
+		t.Fatalf("%d fragments named, %v", len(missing(w)), err)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestNACKMissingStop(t *testing.T) {
 		}
 	}
 	if seen != 5 {
-		t.Errorf("saw %d pieces", seen)
+		t.Errorf("saw %d fragments", seen)
 	}
 }
 
