@@ -24,7 +24,7 @@ func TestPreparedModelFitsCard(t *testing.T) {
 }
 
 // The stored answer belongs to the card's picture. For another picture the CPU is asked again.
-func TestPreparedAnswerOfAnotherPicture(t *testing.T) {
+func TestPreparedAnswerSample(t *testing.T) {
 	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
 		asked := 0
 		r.gpu.ask = func(_ libml.Environment, model []byte) (*answer.Reference, error) {

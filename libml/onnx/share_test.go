@@ -210,7 +210,7 @@ func TestUnsharedWeights(t *testing.T) {
 
 // If a session over shared weights cannot be made, it is made privately. The next process does
 // not try again.
-func TestSessionOverSharedWeightsFails(t *testing.T) {
+func TestSharedWeightsFailure(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
 		r.played.unmade = func(s settings) error {
 			if len(s.initializers) > 0 {
