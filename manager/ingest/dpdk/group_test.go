@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-func TestFunctionsOfOnePortGetTheirOwnDatagrams(t *testing.T) {
+func TestFunctionsOnOnePort(t *testing.T) {
 	for _, queues := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d queues", queues), func(t *testing.T) {
 			b := newBed(t, Options{Queues: queues})
@@ -60,7 +60,7 @@ func TestFunctionsOfOnePortGetTheirOwnDatagrams(t *testing.T) {
 	}
 }
 
-func TestFramesThatAreNoneOfOursAreCountedByReason(t *testing.T) {
+func TestForeignFrameCounters(t *testing.T) {
 	b := newBed(t, Options{})
 	s := b.listen(9000)
 	good := b.datagram(b.link(), client4, toOf(s, client4), []byte("good"))
@@ -114,7 +114,7 @@ func TestFramesThatAreNoneOfOursAreCountedByReason(t *testing.T) {
 	release(s, ingesttest.Receive(t, s, 1, 8)...)
 }
 
-func TestExtensionHeadersAreLookedThrough(t *testing.T) {
+func TestExtensionHeaders(t *testing.T) {
 	b := newBed(t, Options{})
 	s := b.listen(9000)
 	plain := b.datagram(b.link(), client6, toOf(s, client6), []byte("behind options"))
@@ -130,7 +130,7 @@ func TestExtensionHeadersAreLookedThrough(t *testing.T) {
 	release(s, d)
 }
 
-func TestAnswersGoBackTheWayThatRequestsCame(t *testing.T) {
+func TestAnswerRoute(t *testing.T) {
 	second4 := netip.MustParseAddr("10.9.0.3")
 	b := newBed(t, Options{Addresses: []netip.Addr{own4, second4, own6}})
 	s := b.listen(9000)
@@ -196,7 +196,7 @@ func TestSendNamesThePacketThatFailed(t *testing.T) {
 	}
 }
 
-func TestAnIPv4AddressAsIPv6IsAnswered(t *testing.T) {
+func TestMappedIPv4Address(t *testing.T) {
 	b := newBed(t, Options{})
 	s := b.listen(9000)
 	b.arp()
@@ -211,7 +211,7 @@ func TestAnIPv4AddressAsIPv6IsAnswered(t *testing.T) {
 
 // Two functions; one holds nearly all mbufs. That one is asked to evict, and the other
 // continues to receive.
-func TestTheLargestHolderIsAskedFirstWhenMbufsRunLow(t *testing.T) {
+func TestMbufsLow(t *testing.T) {
 	b := newBed(t, Options{Mbufs: 256})
 	greedy, modest := b.listen(9000), b.listen(9001)
 	var held []ingest.Datagram
@@ -304,7 +304,7 @@ func TestReleasingTwicePanics(t *testing.T) {
 	release(s, d)
 }
 
-func TestClosingAFunctionGivesBackWhatItDidNotReceive(t *testing.T) {
+func TestCloseReleasesUnread(t *testing.T) {
 	b := newBed(t, Options{})
 	for round := range 5 {
 		s := b.listen(9000)
@@ -320,7 +320,7 @@ func TestClosingAFunctionGivesBackWhatItDidNotReceive(t *testing.T) {
 	b.wantReason(frame.ForeignPort, 1)
 }
 
-func TestAFunctionThatGoesGivesBackWhatItHeld(t *testing.T) {
+func TestCloseReleasesHeld(t *testing.T) {
 	b := newBed(t, Options{})
 	stays := b.listen(9001)
 	for range 300 { // more often than there are numbers
@@ -342,7 +342,7 @@ func TestAFunctionThatGoesGivesBackWhatItHeld(t *testing.T) {
 	}
 }
 
-func TestPortsAreOpenedAndClosedUnderTraffic(t *testing.T) {
+func TestOpenCloseUnderTraffic(t *testing.T) {
 	b := newBed(t, Options{Queues: 2})
 	b.injectors.Go(func() {
 		f := b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9000), make([]byte, 500))
@@ -411,7 +411,7 @@ func TestAGroupSaysWhatCannotBe(t *testing.T) {
 	}
 }
 
-func TestReceivingSendingAndReleasingDoNotAllocate(t *testing.T) {
+func TestDataPathAllocations(t *testing.T) {
 	b := newBed(t, Options{Addresses: []netip.Addr{own4, netip.MustParseAddr("10.9.0.3"), own6}})
 	s := b.listen(9000)
 	f := b.datagram(b.link(), client4, toOf(s, client4), make([]byte, 1046))

@@ -52,7 +52,7 @@ func withOptions(plain []byte) []byte {
 
 // Whichever queue a client's frames come by, and whatever headers they have, one source of
 // the port receives them all, once.
-func TestAClientsDatagramsComeFromOneOfSeveralSources(t *testing.T) {
+func TestClientStaysOnSource(t *testing.T) {
 	const queues, port = 3, 9000
 	b := newBed(t, Options{Queues: queues})
 	all := b.listenSeveral(port, queues)
@@ -115,7 +115,7 @@ func TestAClientsDatagramsComeFromOneOfSeveralSources(t *testing.T) {
 }
 
 // Clients are spread about evenly over the sources.
-func TestClientsAreSpreadOverTheSources(t *testing.T) {
+func TestClientSpread(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		from func(i int) netip.AddrPort
@@ -146,7 +146,7 @@ func TestClientsAreSpreadOverTheSources(t *testing.T) {
 
 // The port closes with the first of its sources. What the others hold stays valid, and the
 // port can be opened again.
-func TestSeveralSourcesCloseOneAfterTheOther(t *testing.T) {
+func TestSeveralSourcesClose(t *testing.T) {
 	b := newBed(t, Options{Queues: 2})
 	for round := range 3 {
 		all, err := b.ListenSeveral(9000, 2)
@@ -189,7 +189,7 @@ func TestSeveralSourcesCloseOneAfterTheOther(t *testing.T) {
 
 // Of a port's sources, the one that holds the most is asked for mbufs, even if another one
 // receives.
-func TestOfSeveralSourcesTheOneThatHoldsMostLetsGo(t *testing.T) {
+func TestSeveralSourcesMbufsLow(t *testing.T) {
 	b := newBed(t, Options{Queues: 2, Mbufs: 512})
 	all := b.listenSeveral(9000, 2)
 	other := b.listen(9001)

@@ -12,7 +12,7 @@ import (
 )
 
 // The smallest case: a frame becomes a datagram in the slab, and Release returns its mbuf.
-func TestFrameBecomesADatagramInTheSlab(t *testing.T) {
+func TestFrameToDatagram(t *testing.T) {
 	b := newBed(t, Options{})
 	s := b.listen(9000)
 	b.send(s, client4, []byte("a picture"))
@@ -75,7 +75,7 @@ func TestPayloadIsAligned(t *testing.T) {
 	release(s, d)
 }
 
-func TestAnotherProcessMapsTheSlabForReadingOnly(t *testing.T) {
+func TestSlabReadOnly(t *testing.T) {
 	b := newBed(t, Options{})
 	s := b.listen(9000)
 	b.send(s, client4, []byte("seen by descriptor"))

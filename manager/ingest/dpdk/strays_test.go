@@ -13,7 +13,7 @@ import (
 
 // A sender of frames that no function takes, faster than the group's thread handles them,
 // loses only such frames. It takes no function's mbufs.
-func TestStraysThatNobodyLooksAtLeaveMbufsToFunctions(t *testing.T) {
+func TestStraysUnread(t *testing.T) {
 	b := newBed(t, Options{Mbufs: 1024})
 	s := b.listen(9000)
 	stray := b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9999), []byte("stray"))
@@ -40,7 +40,7 @@ func TestStraysThatNobodyLooksAtLeaveMbufsToFunctions(t *testing.T) {
 }
 
 // A driver that does not release a device that has disappeared is asked once.
-func TestAPortThatWasLetGoOfCanBeLetGoOfAgain(t *testing.T) {
+func TestReleasePortTwice(t *testing.T) {
 	b := newBed(t, Options{})
 	done := make(chan struct{})
 	go func() {
