@@ -252,7 +252,7 @@ func TestEditPort(t *testing.T) {
 	}
 }
 
-func TestEditKeepsWhatWasDoneAtRunTime(t *testing.T) {
+func TestEditKeepsRunTimeChanges(t *testing.T) {
 	a, gone := named("a", 20), named("gone", 20)
 	b := beganWith(t, configs.DeviceCPU, nil, a, gone)
 	b.on(named("added", 10))
@@ -314,7 +314,7 @@ func TestEditKeepsWhatWasDoneAtRunTime(t *testing.T) {
 	}
 }
 
-func TestEditTakesThePortOfAnAddedFunction(t *testing.T) {
+func TestEditTakesAddedPort(t *testing.T) {
 	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
 	b.on(named("added", 10))
 	b.turns()
@@ -329,7 +329,7 @@ func TestEditTakesThePortOfAnAddedFunction(t *testing.T) {
 	}
 }
 
-func TestEditBeyondWhatAddedFunctionsLeave(t *testing.T) {
+func TestEditShareConflict(t *testing.T) {
 	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
 	b.on(named("added", 50))
 	b.turns()

@@ -189,7 +189,7 @@ func TestGuaranteeUse(t *testing.T) {
 
 // A process charges a batch when it begins, and counts its requests when it ends. A report
 // between the two must not count the batch twice.
-func TestGuaranteeUseInTheMiddleOfABatch(t *testing.T) {
+func TestGuaranteeUseWithinBatch(t *testing.T) {
 	b := newGuaranteedNode(t, "cuda", objective("a", time.Second))
 	generation, _ := b.serves("a")
 	in := b.instance("a", 0)

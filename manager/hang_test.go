@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
+func TestHangMessage(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.cfg.HangTimeout = 2 * time.Second
 	if err := b.add(named("a", 20)); err != nil {

@@ -38,7 +38,7 @@ func (b *nodeBed) page() (s control.Status) {
 	return s
 }
 
-func TestTheStatusPageSaysWhenItsManagerStarted(t *testing.T) {
+func TestStatusStartTime(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
 	if s := b.page(); s.Started.IsZero() || !s.Started.Equal(b.started) || len(s.Functions) != 1 {
 		t.Errorf("the page says %+v, and the manager started at %v", s, b.started)

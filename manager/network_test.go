@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/manager/ingest/dpdk"
 )
 
-func TestAManagerWithoutDPDKSaysHowToGetIt(t *testing.T) {
+func TestBuildWithoutDPDK(t *testing.T) {
 	cfg := configs.Default()
 	port := configs.DefaultDPDK()
 	port.Port, port.Addresses = "net_ring0", []netip.Addr{netip.MustParseAddr("10.0.0.2")}

@@ -75,7 +75,7 @@ func (b *nodeBed) names() (names []string) {
 	return names
 }
 
-func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
+func TestRecordNextManager(t *testing.T) {
 	dir := t.TempDir()
 	file := []configs.Function{named("stays", 20), named("goes", 20)}
 	b := recordedNode(t, dir, "run", "text", nil, file...)
@@ -143,7 +143,7 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 }
 
 // An addition that has not served is not recorded.
-func TestAnAdditionOnTrialIsNotGoneOnWith(t *testing.T) {
+func TestRecordTrialAddition(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 	b.on(named("b", 20))
@@ -195,7 +195,7 @@ func TestARecordThatIsDamagedIsNone(t *testing.T) {
 }
 
 // A function that cannot be restored is added as configured, or left out.
-func TestWhatCannotBeBroughtBackIsAsConfigured(t *testing.T) {
+func TestRecordFallback(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 	b.on(named("b", 20))
@@ -227,7 +227,7 @@ func TestWhatCannotBeBroughtBackIsAsConfigured(t *testing.T) {
 }
 
 // If the folder is not writable, only the record is lost.
-func TestAManagerThatCannotRecordGoesOn(t *testing.T) {
+func TestRecordWriteFailure(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 	end := b.on(named("b", 20))
@@ -238,7 +238,7 @@ func TestAManagerThatCannotRecordGoesOn(t *testing.T) {
 }
 
 // A manager without a run, `penstock manager`, records nothing.
-func TestAManagerOfNoRunRecordsNothing(t *testing.T) {
+func TestRecordWithoutRun(t *testing.T) {
 	dir := t.TempDir()
 	recordedNode(t, dir, "", "text", nil, named("a", 20))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -248,7 +248,7 @@ func TestAManagerOfNoRunRecordsNothing(t *testing.T) {
 
 // A rollback finds its model by the name that was given, which may be a card's file.
 // Afterwards the function runs the configuration's model again.
-func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
+func TestRecordRollbackName(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.find = func(name string) (*models.Card, error) {
 		c := testCard()
@@ -277,7 +277,7 @@ func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
 
 // The sum of shares set by hand may exceed what there is. Each function then gets what the
 // others leave, before and after a restart.
-func TestSharesByHandThatDoNotAllFitAreAsTheyWere(t *testing.T) {
+func TestRecordSharesOverfull(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 	if err := b.setShare("a", 90); err != nil {
@@ -298,7 +298,7 @@ func TestSharesByHandThatDoNotAllFitAreAsTheyWere(t *testing.T) {
 
 // A function that cannot be restored is left out: the node continues, and the next manager
 // tries again.
-func TestAFunctionOfTheFileThatCannotBeHadAnyMoreIsLeftOut(t *testing.T) {
+func TestRecordMissingModel(t *testing.T) {
 	dir := t.TempDir()
 	file := []configs.Function{named("a", 20), named("b", 20)}
 	recordedNode(t, dir, "run", "text", nil, file...).dies()
@@ -335,7 +335,7 @@ func (b *nodeBed) edit(digest, model string) {
 }
 
 // The file names one model, and another one before the first serves.
-func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.T) {
+func TestEditDuringReplacement(t *testing.T) {
 	for name, second := range map[string]string{"back": "a", "on": "third"} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -360,7 +360,7 @@ func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.
 }
 
 // An earlier edit does not restore a function that was removed by hand.
-func TestARemovalTakesWhatAnEditStillWaitsFor(t *testing.T) {
+func TestRemovalDuringEdit(t *testing.T) {
 	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
 	b.edit("second text", "other")
 	b.turn()
@@ -380,7 +380,7 @@ func TestARemovalTakesWhatAnEditStillWaitsFor(t *testing.T) {
 }
 
 // The control loop turns at least twenty times per second.
-func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
+func TestRecordFailureLogOnce(t *testing.T) {
 	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
 	b.edit("second text", "other")
 	b.turn()

@@ -51,7 +51,7 @@ func (b *nodeBed) ended(end <-chan error) error {
 	}
 }
 
-func TestAnAdditionThatCannotStartLeavesNothing(t *testing.T) {
+func TestAdditionCannotStart(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", wanting("a", 60))
 	b.turns()
 	share := b.status("a").SharePercent
@@ -93,13 +93,13 @@ func TestAFunctionThatServedStays(t *testing.T) {
 }
 
 // A function of the configuration is also tried again.
-func TestAFunctionOfTheConfigurationStays(t *testing.T) {
+func TestConfiguredFunctionStays(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
 	b.cannotStart("a", "no memory for the model")
 	b.serves("a")
 }
 
-func TestAnAdditionThatIsRemovedSaysSo(t *testing.T) {
+func TestAdditionRemoved(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
 	b.turn()
@@ -121,7 +121,7 @@ func TestAnAdditionThatIsRemovedSaysSo(t *testing.T) {
 }
 
 // All instances are one addition.
-func TestAnAdditionOfWhichOneInstanceCannotStartIsTakenBackWhole(t *testing.T) {
+func TestAdditionOneInstanceFails(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(configs.Function{Name: "b", Instances: 2, SharePercent: 20})
 	for range 6 {
@@ -142,7 +142,7 @@ func TestAnAdditionOfWhichOneInstanceCannotStartIsTakenBackWhole(t *testing.T) {
 }
 
 // An instance that has served counts as started, even if the others have yet to start.
-func TestAnAdditionOfWhichOneInstanceServedGoesOn(t *testing.T) {
+func TestAdditionOneInstanceServed(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(configs.Function{Name: "b", Instances: 2, SharePercent: 20})
 	served := false
@@ -171,7 +171,7 @@ func TestAnAdditionOfWhichOneInstanceServedGoesOn(t *testing.T) {
 }
 
 // Requests that arrived before the failure was known are answered.
-func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
+func TestAdditionFailureAnswers(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
 	b.turn()
@@ -201,7 +201,7 @@ func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
 }
 
 // A model that needs more multiprocessors than it got at first gets more.
-func TestAnAdditionThatNeedsMoreGroupsIsNoFailure(t *testing.T) {
+func TestAdditionTooFewGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
 	b.needs = func(v victim) int { return map[string]int{"b": 2}[v.name] }
 	b.turns()
@@ -215,7 +215,7 @@ func TestAnAdditionThatNeedsMoreGroupsIsNoFailure(t *testing.T) {
 }
 
 // A fault of the device counts against the function that caused it.
-func TestAnAdditionIsNotTakenBackForAnothersFault(t *testing.T) {
+func TestAdditionOtherFault(t *testing.T) {
 	for blamed, stays := range map[string]bool{"a": true, "b": false} {
 		t.Run(blamed+" faults", func(t *testing.T) {
 			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
@@ -252,7 +252,7 @@ func TestAnAdditionIsNotTakenBackForAnothersFault(t *testing.T) {
 
 // A new model that starts ends the trial: no need to remove the function and add it
 // again.
-func TestAnAdditionWhoseModelIsReplacedIsJudgedByTheNewOne(t *testing.T) {
+func TestAdditionModelReplaced(t *testing.T) {
 	for name, fails := range map[string]bool{"that starts": false, "that fails": true} {
 		t.Run(name, func(t *testing.T) {
 			b := newNode(t, configs.DeviceCPU, nil, "governor")
@@ -288,7 +288,7 @@ func TestAnAdditionWhoseModelIsReplacedIsJudgedByTheNewOne(t *testing.T) {
 }
 
 // A record of more functions would be invalid.
-func TestThereAreAsManyFunctionsAsAConfigurationMayHave(t *testing.T) {
+func TestMaxFunctions(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
 	one := b.functions
 	b.functions = slices.Repeat(one, configs.MaxFunctions)
