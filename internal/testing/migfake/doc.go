@@ -15,7 +15,7 @@
 //   - a handle of a destroyed instance: invalid argument
 //   - every call without root's rights: no permission
 //
-// It also numbers profiles as a driver does: the Id in a profile's description is
-// not the number that requests the profile (a 1g of an A100 is profile 0 with id
-// 19).
+// It also numbers profiles as a driver does. The Id in a profile's description is
+// not the number that requests the profile: a 1g of an A100 is profile 0 with id
+// 19.
 package migfake
