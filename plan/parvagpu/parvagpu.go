@@ -1,6 +1,6 @@
-// Package parvagpu is ParvaGPU's planner as described in its paper: the segment
-// configurator (Algorithm 1, section III-D), the segment allocator (Algorithm
-// 2, section III-E), and the two variants of section IV-A.
+// Package parvagpu is ParvaGPU's planner as described in its paper. It consists of
+// the segment configurator (Algorithm 1, section III-D) and the segment allocator
+// (Algorithm 2, section III-E). The two variants of section IV-A are here, too.
 //
 // A plan is made in four steps:
 //
