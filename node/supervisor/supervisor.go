@@ -39,11 +39,11 @@ type Options struct {
 // started the child, or has failed to.
 type Inheritance func(child *exec.Cmd) (started func(), err error)
 
-// Run keeps the node's processes running until ctx ends, or until the manager or the
-// orchestrator fails for good. It stops the gateway first, because the gateway needs the
-// manager for the requests that it has accepted. In the same way, the manager needs the
-// functions' processes. If a child ended by itself, the error is its *exec.ExitError: the
-// child has already reported the reason.
+// Run keeps the node's processes running until ctx ends, or until the manager or the orchestrator
+// fails and a restart would not help. It stops the gateway first, because the gateway needs the
+// manager for the requests that it has accepted. In the same way, the manager needs the functions'
+// processes. If a child ended by itself, the error is its *exec.ExitError: the child has already
+// reported the reason.
 func Run(ctx context.Context, o Options) error {
 	managerCtx, stopManager := context.WithCancel(context.Background())
 	defer stopManager()
