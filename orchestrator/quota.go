@@ -27,7 +27,7 @@ type quota struct {
 // The mean is exact, but the kernel sets the granularity. It stops a process that
 // computes without pause only at a scheduler tick. The process then stands still until
 // it has paid its debt. Measured with ticks of 4 ms (CONFIG_HZ=250): 1 ms in 3.3 ms
-// gave 29 % with pauses of 5 to 10 ms, and 1 ms in 10 ms gave 10 % with pauses of 27 to
+// gave 29 % with pauses of 5 to 10 ms. 1 ms in 10 ms gave 10 % with pauses of 27 to
 // 35 ms. A longer period would only add to the pauses.
 //
 // A share of all CPUs is no limit, as the affinity already enforces it. A share of less

@@ -211,7 +211,7 @@ type supervisor struct {
 // managerPeer is what the supervisor knows of the manager that the processes belong to.
 type managerPeer struct {
 	id          string // empty at first
-	socket      string // where processes attach
+	socket      string // processes attach to it
 	ackSeq      uint64
 	lastMessage time.Time
 	silent      bool // it exists and has been silent for control.PeerTimeout

@@ -61,7 +61,7 @@ const ownTasks = "/proc/self/task"
 // threadNames returns the folder below which CUDA may write the names of threads; empty without a GPU.
 // Without that right cuInit fails with CUDA_ERROR_OPERATING_SYSTEM.
 //
-// Children have folders of their own, so the folder is all of /proc. The modes there keep the program from
+// Each child has another folder, so the result is all of /proc. The modes there keep the program from
 // other users' files and from settings of the kernel. They do not if the program runs as root, whose children
 // must do without CUDA.
 func (s *Spec) threadNames(uid int) string {
