@@ -61,7 +61,7 @@ TESTED = -vet=off -p $$(($$(nproc) + 1)) ./test/e2e $$($(WORK) $(GO) list $(MODU
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
-# What `make ptx` compiles with: nvcc or clang, whichever is found first.
+# `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
 .PHONY: build lab library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
@@ -86,7 +86,7 @@ bin/lib/libonnxruntime.so: go.mod
 	mkdir -p bin/lib
 	install -m 0755 "$$($(GO) list -m -f '{{.Dir}}' $(CARRIER))/lib/$(ORT_$(GOARCH))/libonnxruntime.so" $@
 
-# DPDK is found by pkg-config; cgo is told here what to say when it is not there.
+# pkg-config finds DPDK. cgo would not say what is missing.
 build-dpdk: bin/lib/libonnxruntime.so
 	@pkg-config --exists libdpdk || { echo "no DPDK to build with: apt-get install libdpdk-dev pkg-config" >&2; exit 1; }
 	$(GO) build -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
