@@ -68,7 +68,7 @@ func TestInfeasible(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	p.Services[0] = plan.Service{Name: "large", Model: "vgg19", RateRPS: 100000, SLOMS: 200}
-	if _, err = igniter.New().Plan(&p); err == nil || !strings.Contains(err.Error(), "rate 100000 requests/s: the best segment within 90 ms a batch") {
+	if _, err = igniter.New().Plan(&p); err == nil || !strings.Contains(err.Error(), "rate 100000 requests/s: the best segment within 90 ms per batch") {
 		t.Errorf("a rate that is not divided: %v", err)
 	}
 	p.Services[0].Model = "gpt"
