@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// How the shares of a GPU are enforced, in control.Observed.
+// Values of control.Observed.Mechanism for a GPU. Time slicing does not enforce shares.
 const (
 	mechanismMPS         = "mps"
 	mechanismTimeSlicing = "time-slicing"
@@ -48,15 +48,17 @@ type foundGPU struct {
 	uuid, name  string
 	sms         int
 	memoryBytes int64
-	groupSMs    []int
-	// noGroups says why there are no groups.
+	// groupSMs has the number of multiprocessors of each group, by index (cuda.Split). It
+	// is empty with time slicing, and if the driver cannot make groups. noGroups then has
+	// the driver's reason.
+	groupSMs []int
 	noGroups string
 }
 
 // realMachine is the machine that this process runs on.
 type realMachine struct {
 	dir     string // the runtime folder
-	self    string // the binary that contains the launcher
+	self    string // this binary, which contains the launcher of package sandbox
 	sandbox *Sandbox
 }
 
@@ -96,30 +98,35 @@ func (m realMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, er
 }
 
 // StayOut keeps this process from becoming a client of an MPS server when it
-// initialises CUDA. A server that recovers from a fault waits until its last client has
-// ended. StayOut sets the variable for the whole process; call it before the first use
-// of CUDA. dir is the runtime folder.
+// initialises CUDA. After a fault, a server recovers only when its last client has
+// ended, so this process would block the recovery. StayOut sets
+// CUDA_MPS_PIPE_DIRECTORY for the whole process, to a folder in which no daemon
+// listens. Call it before the first use of CUDA. dir is the runtime folder.
 func StayOut(dir string) error {
 	return os.Setenv("CUDA_MPS_PIPE_DIRECTORY", filepath.Join(dir, "no-mps"))
 }
 
 // gpuState is the observed state of a device. The supervisor keeps the latest one.
 type gpuState struct {
-	// opened: the search for the device is over, and all else here is known.
+	// opened: the search for the device has ended. It found a GPU, or cpu is true, or err
+	// is set. A restarted orchestrator also sets it, with the state of the last one
+	// (restoreGPU).
 	opened bool
-	// cpu: there is no GPU, and the manager named none.
+	// cpu: the manager requested control.DeviceAuto, and there is no GPU or no driver.
 	cpu bool
-	err error // why there is no device
+	err error // why the device cannot be used; set after a failed search
 
 	foundGPU
 	why       string // why MPS or groups are not available
 	mechanism string
 	// environment makes a process use this device and no other.
 	environment map[string]string
-	// serving: a process may be woken. If not, idle says why.
+	// serving: processes may be woken on the device. With MPS, this needs a server that
+	// accepts clients. idle says why no process may be woken; ignore it while serving is
+	// true.
 	serving bool
 	idle    string
-	// losses counts the MPS servers that died.
+	// losses counts the MPS servers that died; see mps.State.
 	losses uint64
 	// usedBytes and freeBytes are the device's memory, at most a second old. They are
 	// -1 if unknown.
@@ -131,9 +138,10 @@ type gpuState struct {
 //	1 find it; the driver initialises
 //	2 open NVML, start MPS
 //	3 read its memory every second; take changes of MPS at once;
-//	  after a process's end poll every 10 ms, until NVML no longer lists the process
+//	  after a process's end poll every 10 ms, until NVML no longer lists the process,
+//	  or releaseTimeout has passed
 //
-// It sends each new state over states.
+// After steps 2 and 3 it puts its state into states, in place of one that was not read.
 type device struct {
 	name    string
 	noMPS   bool // start no MPS
@@ -147,8 +155,10 @@ type device struct {
 	done   chan struct{}
 
 	mu     sync.Mutex
-	daemon mpsDaemon         // nil without MPS
-	ends   map[int]time.Time // processes that ended, and until when they are followed
+	daemon mpsDaemon // nil without MPS
+	// ends has the ended processes that NVML may still list, by process id, and the time at
+	// which device stops waiting for each; see follow.
+	ends map[int]time.Time
 }
 
 // How often the device is polled: normally, and after a process's end. A memory query
@@ -158,12 +168,13 @@ const (
 	followEvery = 10 * time.Millisecond
 )
 
-// releaseTimeout is the max wait for the memory of a dead process. The driver frees it
-// before wait(2) reports the process (measured: 2 GiB, killed). The timeout is for a
-// driver that is busy with a fault.
+// releaseTimeout is the max time to wait until the memory of an ended process is free.
+// Usually the driver has freed it before wait(2) returns (measured: a killed process
+// with 2 GiB). A driver that is busy with a fault needs longer.
 const releaseTimeout = 2 * time.Second
 
-// openDevice opens a device. If before is not nil, it waits until before has closed.
+// openDevice returns a device, which its own goroutine opens. If before is not nil, the
+// goroutine first closes before.
 func openDevice(before *device, name string, noMPS bool, m machine, dir string, log zerolog.Logger) *device {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &device{
@@ -344,8 +355,8 @@ func (d *device) readMemory(session nvml.Session, s *gpuState) error {
 			return err
 		}
 	}
-	// Read this after the list: the memory of a process that the list lacks is then
-	// free.
+	// Read the usage after the list. If the list lacks a process, its memory was free
+	// before, and the usage does not contain it.
 	u, err := session.Usage(s.uuid)
 	if err == nil {
 		s.usedBytes, s.freeBytes = u.UsedBytes, u.FreeBytes
@@ -367,7 +378,8 @@ func (d *device) publish(s gpuState) {
 	}
 }
 
-// follow watches, from now on, for the memory of an ended process to be freed.
+// follow makes device poll every followEvery until NVML no longer lists the ended process,
+// for at most releaseTimeout.
 func (d *device) follow(pid int) {
 	d.mu.Lock()
 	d.ends[pid] = time.Now().Add(releaseTimeout)
@@ -378,7 +390,7 @@ func (d *device) follow(pid int) {
 	}
 }
 
-// follows reports whether a process that has ended may still hold memory.
+// follows reports whether device still waits for the memory of an ended process.
 func (d *device) follows(pid int) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -407,8 +419,9 @@ func (d *device) health(ctx context.Context) mps.Health {
 	return h
 }
 
-// inherited is the base environment of a process for a device. On a GPU it leaves out
-// the MPS variables of the orchestrator's own environment.
+// inherited returns what a process for a device inherits of the orchestrator's
+// environment. On a GPU it leaves out CUDA_MPS_* and CUDA_VISIBLE_DEVICES: the caller
+// adds those of the device.
 func inherited(device string) []string {
 	env := os.Environ()
 	if device == control.DeviceCPU {
@@ -419,10 +432,11 @@ func inherited(device string) []string {
 	})
 }
 
-// promisedSMs returns the min and max number of multiprocessors that a process may
-// count, given its groups or its MPS percentage. MPS assigns whole pairs, most often
-// rounding down, and on a Hopper at least one group of 8. Measured there, of 132: 1 %
-// -> 8, 10 -> 12, 12.5 -> 16, 30 -> 38, 33.4 -> 44, 60 -> 78.
+// promisedSMs returns the min and max number of multiprocessors that a process should
+// report. They follow from its groups or, if it has none, from its MPS percentage. MPS
+// assigns multiprocessors in pairs and usually rounds down. On Hopper it assigns at
+// least 8. Measured on a GPU with 132: 8 for 1 %, 12 for 10 %, 16 for 12.5 %, 38 for
+// 30 %, 44 for 33.4 %, 78 for 60 %.
 func promisedSMs(g foundGPU, groups []int, percent float64) (least, most int) {
 	if len(groups) > 0 {
 		for _, i := range groups {
@@ -437,14 +451,14 @@ func promisedSMs(g foundGPU, groups []int, percent float64) (least, most int) {
 	return max(1, int(exact)-pair), min(g.sms, max(smallest, int(exact)+pair))
 }
 
-// percentage is CUDA_MPS_ACTIVE_THREAD_PERCENTAGE for a share. It is above 0, as MPS
-// would treat 0 as no limit.
+// percentage returns the value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE for a share. It is
+// at least 1, because MPS would treat 0 as no limit.
 func percentage(sharePercent float64) string {
 	return fmt.Sprintf("%g", min(100, max(1, sharePercent)))
 }
 
-// union returns the groups, ascending, that a process may be running on: those that it
-// last reported and those that it was ordered to.
+// union returns the groups in a or b, in ascending order. A process that was ordered to
+// move may run on the groups that it last reported, and on those that it was ordered to.
 func union(a, b []int) []int {
 	u := slices.Concat(a, b)
 	slices.Sort(u)
