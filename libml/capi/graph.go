@@ -13,14 +13,16 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// graphs has the batches that were handed over with penstock_graph. Any goroutine may use it.
+// graphs has a launch for each batch that the program handed over with penstock_graph. Any goroutine
+// may use it.
 type graphs struct {
-	mu sync.Mutex // guards changes of by
-	// by is replaced, never changed, because every batch reads it. It is nil at first.
+	mu sync.Mutex // held to replace the map
+	// by is copied on write: set stores a changed copy, so that InferBatch reads the map without a
+	// lock. It is nil at first, and after clear.
 	by atomic.Pointer[map[batch]*launch]
 }
 
-// launch is the graph of one slot and size.
+// launch is the executable graph of a batch.
 type launch struct {
 	executable *cuda.Executable
 }
@@ -33,7 +35,8 @@ func (g *graphs) find(b batch) *launch {
 	return nil
 }
 
-// set replaces the batch's launch, which is not in flight; nil removes it.
+// set replaces the batch's launch and destroys the old one, which must not be in flight. A nil l only
+// removes the old one.
 func (g *graphs) set(b batch, l *launch) error {
 	g.mu.Lock()
 	by := map[batch]*launch{}
@@ -52,7 +55,7 @@ func (g *graphs) set(b batch, l *launch) error {
 	return lost("release graph", old.executable.Destroy())
 }
 
-// clear removes all; none is in flight.
+// clear removes and destroys all launches. None of them may be in flight.
 func (g *graphs) clear() error {
 	g.mu.Lock()
 	all := g.by.Swap(nil)
@@ -67,7 +70,8 @@ func (g *graphs) clear() error {
 	return errors.Join(errs...)
 }
 
-// handOver is penstock_graph. Batches that are not being configured may be in flight.
+// handOver implements penstock_graph. It accepts a graph only for the batch that configure_batch is
+// running for: any other batch may be in flight, and its launch cannot be replaced.
 func (f *Framework) handOver(slot, n int, graph uintptr) error {
 	if now := f.configuring.Load(); now == nil || *now != (batch{slot, n}) {
 		return fmt.Errorf("batch of %d in slot %d is not being configured; pass its graph in its configure_batch", n, slot)
@@ -79,8 +83,8 @@ func (f *Framework) handOver(slot, n int, graph uintptr) error {
 	return err
 }
 
-// markTooFew makes the error of a configure_batch wrap cuda.ErrTooFewSMs if its graph failed with
-// it: penstock.h has no code for that.
+// markTooFew makes the error of a configure_batch wrap cuda.ErrTooFewSMs if handOver failed with it
+// during that call. The callback cannot return this error itself: penstock.h has no code for it.
 func (f *Framework) markTooFew(err error) error {
 	if f.tooFew.Load() {
 		return fmt.Errorf("%w: %w", cuda.ErrTooFewSMs, err)
@@ -88,7 +92,8 @@ func (f *Framework) markTooFew(err error) error {
 	return err
 }
 
-// setGraph makes a batch run as a copy of the graph from now on.
+// setGraph makes InferBatch launch a copy of the graph for a batch, on the multiprocessors of the
+// slot's stream. The caller keeps its graph.
 func (f *Framework) setGraph(slot, n int, graph uintptr) error {
 	env := f.env.Load()
 	stream := cuda.StreamOf(f.stream(slot))
