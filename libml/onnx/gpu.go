@@ -61,7 +61,7 @@ type launch struct {
 	ephemeral int64 // bytes of scratch memory
 }
 
-// close releases the launch. It is not in flight.
+// close releases the launch, which must not be in flight.
 func (l *launch) close(in *cuda.Context) error {
 	if l.executable == nil {
 		l.binding.close()
@@ -238,7 +238,7 @@ func (g *gpu) demotable(slot, n int) bool {
 	return l != nil && l.executable != nil
 }
 
-// releaseBatch releases a configured batch. It is not in flight.
+// releaseBatch releases a configured batch, which must not be in flight.
 func (g *gpu) releaseBatch(k key) error {
 	g.mu.Lock()
 	l := g.batches[k]

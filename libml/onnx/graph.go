@@ -43,7 +43,7 @@ type captured struct {
 	hosts *hosts
 }
 
-// close releases the graph and its use of pinned memory. It is not in flight.
+// close releases the graph and its use of pinned memory. The graph must not be in flight.
 func (c *captured) close(in *cuda.Context) error {
 	var errs []error
 	if c.graph != nil {

@@ -181,8 +181,8 @@ func (g *gpu) addSize(a *attempt) {
 }
 
 // linkAnotherWay links a size that cannot be captured as s is: in NCHW if s is in NHWC, else
-// node by node. It closes s. It returns no size if the size runs node by node. Nothing else
-// is linked or captured meanwhile.
+// node by node. It closes s. It returns no size if the size runs node by node. Meanwhile, no
+// other size may be linked or captured.
 func (g *gpu) linkAnotherWay(s *size, n int, why error) (*size, error) {
 	nhwc := s.nhwc
 	if err := s.close(); err != nil {

@@ -59,7 +59,7 @@ func (s *sharedWeights) closeEntry() {
 	}
 }
 
-// close releases the weights. No session uses them.
+// close releases the weights. No session may use them any more.
 func (s *sharedWeights) close() error {
 	s.closeEntry()
 	err := s.own.close()
@@ -126,7 +126,7 @@ func (g *gpu) keepPrivate(why error) {
 	g.giveUp()
 }
 
-// giveUp releases what was made for sharing. No session uses it.
+// giveUp releases what was made for sharing. No session may use it any more.
 func (g *gpu) giveUp() {
 	g.shared.unshared = true
 	if err := g.shared.close(); err != nil {
@@ -135,7 +135,8 @@ func (g *gpu) giveUp() {
 }
 
 // share finds the weights on the GPU. If the model is not prepared, it prepares it first. It
-// returns an error only if the device is lost. The thread is bound to the context.
+// returns an error only if the device is lost. The calling thread must be bound to the
+// context.
 func (g *gpu) share() error {
 	if g.env.Weights == nil || g.shared.unshared {
 		return nil

@@ -16,11 +16,11 @@ import (
 // still launches those. Measured: MobileNetV2 then reads illegal addresses, and another
 // model's answers are wrong without an error. So each batch size has a session.
 //
-// It costs private weights per size (shared weights avoid that: share.go). It gains that
-// sizes are linked in parallel, and that the smallest can serve while the others are linked.
+// The cost: each size has its own copy of the weights, unless they are shared (share.go). The
+// gain: sizes are linked in parallel, and the smallest can serve while the others are linked.
 //
-// Active: on every GPU, for every model. A card with one batch size has one session. Sizes
-// that run node by node have a session per slot too (bynode.go). There is no setting.
+// Active: on every GPU, for every model. There is no setting. A card with one batch size has
+// one session. A size that runs node by node has one session per slot (bynode.go).
 type size struct {
 	g          *gpu
 	n          int
@@ -30,7 +30,8 @@ type size struct {
 	ownsStream bool // close destroys the stream
 	weights    *pool
 	session    session
-	// captured has the graph of each lane.
+	// captured has the last graph of each lane. A lane is two slots that are never in flight
+	// together, and therefore share scratch memory (lane.go).
 	captured [lanes]*captured
 	kept     []*pool // pools that the session keeps memory in
 }
@@ -50,7 +51,7 @@ func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error)
 	return s, s.thread.do(s.open)
 }
 
-// open makes what newSize returns, on the session's thread.
+// open makes the weights' pool, the stream and the session. It runs on the session's thread.
 func (s *size) open() (err error) {
 	if s.weights, err = newPool(s.g.context.Device()); err != nil {
 		return err
@@ -77,7 +78,8 @@ func (s *size) open() (err error) {
 	return nil
 }
 
-// newTriedSize makes a session that has run once, and has answered rightly.
+// newTriedSize makes a session and runs it once, with a check of its answer (try). If it
+// fails, it may return a size too, which the caller closes.
 func (g *gpu) newTriedSize(n int, stream cuda.Stream, nhwc bool) (*size, error) {
 	s, err := g.newSize(n, stream, nhwc)
 	if err == nil {
@@ -87,9 +89,9 @@ func (g *gpu) newTriedSize(n int, stream cuda.Stream, nhwc bool) (*size, error) 
 }
 
 // try runs the batch node by node over private memory, and checks the answer. In this first
-// run cuDNN makes its plans and loads or compiles its kernels. ONNX Runtime does its
-// one-time work, such as filling a vector of ones for a bias. In a capture that work would
-// go into a graph that is never launched.
+// run cuDNN makes its plans, and loads or compiles its kernels. ONNX Runtime does its
+// one-time work, such as filling a vector of ones for a bias. If the first run were a
+// capture, only its graph would contain that work, and later graphs would lack it.
 func (s *size) try() error {
 	return s.withPrivateTensors(func(memory *pool, in place, outs []place) error {
 		b, err := s.session.bind(in, outs)
@@ -102,7 +104,8 @@ func (s *size) try() error {
 }
 
 // tryGraph captures the batch and checks the graph's answer. It returns errNoGraph if the
-// batch cannot be captured. Nothing in the process may wait for the whole device meanwhile.
+// batch cannot be captured. Meanwhile, no thread of the process may wait for the whole device:
+// CUDA refuses that during a capture (error 900).
 func (s *size) tryGraph() error {
 	return s.withPrivateTensors(func(memory *pool, in place, outs []place) (err error) {
 		c, err := s.capture(memory, in, outs)
@@ -170,8 +173,8 @@ func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
 	return places(card, s.n, input, outputs)
 }
 
-// close releases session, graphs, weights, stream and thread. No executable of its graphs is
-// in flight.
+// close releases session, graphs, weights, stream and thread. No executable of its graphs may
+// be in flight.
 func (s *size) close() error {
 	if s.thread == nil {
 		return nil
