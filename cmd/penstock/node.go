@@ -13,12 +13,12 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// nodeFlags are the flags that up, manager and orchestrator share.
+// nodeFlags are the flags of verbs that read the configuration of a node.
 type nodeFlags struct {
 	config  string
 	dir     string
 	verbose bool
-	unread  error  // why the configuration file cannot be read, if begin continues without it
+	unread  error  // set by begin if it uses the last valid configuration: why it cannot read the file
 	run     string // identifies the run of `penstock up` that started this process; empty without up
 	cmd     *cobra.Command
 }
@@ -30,15 +30,16 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log all state changes of processes")
 }
 
-// takeRun reads runVariable. Verbs that up starts call it.
+// takeRun reads runVariable and removes it from the environment. The verbs that up starts call it:
+// manager, orchestrator and gateway.
 func (n *nodeFlags) takeRun() {
 	n.run = os.Getenv(runVariable)
 	os.Unsetenv(runVariable) // the processes of functions do not inherit it
 }
 
-// runVariable is the environment variable that identifies one run of up to the managers and
-// orchestrators that it starts. A restarted process of the same run continues with its
-// predecessor's files. Unlike a command line, only this user can read the environment.
+// runVariable is the environment variable in which up gives its children a random text, the same for
+// all children of one run. A restarted child of the run continues with its predecessor's files. It is
+// not a flag, because every user can read a command line, but only this user the environment.
 const runVariable = "PENSTOCK_RUN"
 
 // begin calls load and opens the log; end closes the log.
@@ -73,7 +74,8 @@ func (n *nodeFlags) load() (c configs.Config, unread, err error) {
 	return c, unread, nil
 }
 
-// read reads the configuration like configfile.Read. It has no side effects.
+// read reads the configuration like configfile.Read, and applies the flags. It changes no files. It
+// sets the verb's log format (logsAs).
 func (n *nodeFlags) read() (c configs.Config, unread, err error) {
 	if c, unread, err = configfile.Read(n.config, n.dir, n.run); err != nil {
 		return c, nil, err

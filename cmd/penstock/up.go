@@ -52,7 +52,8 @@ answers all accepted requests, then stops the node.`,
 	return cmd
 }
 
-// up keeps a manager and an orchestrator running until ctx ends.
+// up keeps a manager, an orchestrator and, unless it is switched off, a gateway running until ctx
+// ends. It returns earlier if the manager or the orchestrator fails and a restart would not help.
 func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logger) error {
 	self, err := os.Executable()
 	if err != nil {
