@@ -7,15 +7,18 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// An addition by hand, `penstock if add`, is on trial until it has served once:
+// A function that `penstock if add` adds is on trial until all its instances serve:
 //
-//	try ──every instance is served──> settled: one of the node's functions
+//	try ──every instance serves──> end gets nil; the node keeps the function
 //	 │
-//	 └──a process of it fails──> takeBack ──its processes are gone──> settled: why
+//	 └──a process cannot serve──> takeBack ──the function is gone──> end gets the reason
 //
-// The trial does not depend on whether the caller waits for its end. Until it ends, it does
-// not affect the readiness of the node. Functions of the configuration are not on trial: the
-// manager tries them again and again.
+// Removing the function, an entry for it in the configuration file, or the end of the node also
+// ends the trial, with an error.
+//
+// The trial continues if the caller does not wait for its end. A function on trial does not
+// affect the readiness of the node. Functions of the configuration are not on trial: the manager
+// tries them again and again.
 
 // trial is the state of an addition. The control loop owns it.
 type trial struct {
@@ -40,7 +43,8 @@ func (f *function) fails(reason string) {
 	}
 }
 
-// judge ends the trials that are decided.
+// judge ends the trial of each function that serves, and begins to remove each function that failed
+// its trial. gone ends the trial of a removed function.
 func (m *Manager) judge() {
 	for _, f := range m.functions {
 		switch {
@@ -48,7 +52,7 @@ func (m *Manager) judge() {
 		case f.serving():
 			end := f.trial.end
 			f.trial = nil
-			m.keep() // before a caller learns that it is there
+			m.keep() // record the function before its caller learns that it serves
 			end <- nil
 		case f.trial.failure != "":
 			f.takeBack()
