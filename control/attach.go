@@ -9,9 +9,11 @@ package control
 //	2                     <───────────── Grant: Attached, and the descriptors;
 //	                                     or Refuse: the reason, and the end
 //	3 Report ──────────────────────────> ReadReport
-//	4 Gone is closed      <── end of file ──>  io.EOF from ReadReport
+//	4 Gone is closed      <───────────── the manager closes its end, or dies
+//	  closes its end, or dies ─────────> io.EOF from ReadReport
 //
-// The kernel sends the end of file, so each side sees the other's death at once.
+// In step 4 the kernel reports the end to the other side, so each side sees the other's death at
+// once.
 
 import (
 	"encoding/json"
@@ -32,9 +34,9 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// Max lengths of messages on the attach link. Attached has a resolved card with up to thousands of
-// labels. Linux refuses a packet that exceeds the socket's send buffer (net.core.wmem_default, 212,992
-// bytes, which includes some overhead).
+// Max lengths of messages on the attach link. Attached needs the most, because its card can have
+// thousands of labels. It must fit the socket's send buffer: Linux refuses a larger packet. The buffer
+// usually has 212,992 bytes (net.core.wmem_default), part of which is overhead.
 const (
 	maxAttachBytes   = 4 << 10
 	maxAttachedBytes = 128 << 10
@@ -64,9 +66,8 @@ type arrival struct {
 }
 
 // ListenAttach opens the manager's attach socket at path (see AttachSocketPath), for processes of the
-// user uid and of root. Only root can name a user other than its own. It returns ErrInUse if another
-// process listens there. It logs connections that do not become an attachment, and Rejected counts
-// them.
+// user uid and of root. Unless the manager runs as root, uid must be its own user. ListenAttach returns
+// ErrInUse if another process listens there. The listener logs each failed handshake; see Rejected.
 func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, error) {
 	l, err := openListenerFor("unixpacket", path, uid)
 	if err != nil {
@@ -82,9 +83,9 @@ func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, er
 	return a, nil
 }
 
-// Accept waits for a process whose Attach agrees with what the kernel reports about the peer. The
-// listener has checked the version, the user and the process id. The caller decides with Grant or
-// Refuse whether it expects such a process. The caller owns the connection. After Close, Accept returns
+// Accept returns the next process that has sent a valid Attach. The listener has checked its version,
+// and that the kernel reports the same process id and a permitted user. The caller owns the connection.
+// It calls Grant if it expects the process, and Refuse otherwise. After Close, Accept returns
 // net.ErrClosed.
 func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
 	select {
@@ -147,8 +148,8 @@ func (a *AttachListener) listen() {
 	}
 }
 
-// maxHandshakes is the max number of processes in their handshake at once: more than a node has
-// processes.
+// maxHandshakes is the max number of connections in their handshake at once. listen closes any further
+// ones, so that peers that send nothing cannot use up goroutines and descriptors.
 const maxHandshakes = 1024
 
 func (a *AttachListener) add(c *net.UnixConn) bool {
@@ -306,10 +307,10 @@ type Attachment struct {
 	gone chan struct{}
 }
 
-// DialAttach connects to the manager at path and sends a, whose version and process id it fills in. It
-// returns the manager's answer, the descriptors that come with it, and the link. The caller closes the
-// descriptors; children do not inherit them. Errors are ErrRefused with the manager's reason, and
-// ErrPeerTimeout if the manager does not answer.
+// DialAttach connects to the manager's attach socket at path and sends a. It sets the version and the
+// process id. It returns the manager's answer, the files that come with it, and the link. The caller
+// closes the files and the link. Children do not inherit the files. The error is ErrRefused, with the
+// manager's reason, if the manager refuses, and ErrPeerTimeout if it does not answer.
 func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error) {
 	fail := func(err error) (Attached, []*os.File, *Attachment, error) {
 		return Attached{}, nil, nil, fmt.Errorf("attach to %s: %w", path, err)
@@ -336,8 +337,8 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 	return granted, files, t, nil
 }
 
-// answerTimeout is the max time for the manager's answer. It may have to make tensors of many
-// megabytes first.
+// answerTimeout is the max time for sending Attach and receiving the manager's answer. Before it
+// answers, the manager may have to allocate many megabytes for tensors.
 const answerTimeout = 10 * time.Second
 
 func handshakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
@@ -382,8 +383,8 @@ func handshakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []
 	return granted, files, c.SetDeadline(time.Time{})
 }
 
-// Report sends r to the manager without ever blocking. Any goroutine may call it. If the manager's end
-// is full, it drops the report and returns ErrBehind.
+// Report sends r to the manager. It never waits: if the socket is full because the manager does not
+// read, it drops the report and returns ErrBehind. Any goroutine may call it.
 func (t *Attachment) Report(r Report) error {
 	b, err := json.Marshal(r)
 	if err != nil {
