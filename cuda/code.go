@@ -131,9 +131,9 @@ func (c Code) String() string {
 	return fmt.Sprintf("CUresult(%d)", int32(c))
 }
 
-// Lost reports whether no call of this process will succeed after this code. After some
-// of them, cuda.h says, the process is in an inconsistent state and must be terminated.
-// After the others the device or the MPS server is gone.
+// Lost reports whether all later calls of this process will fail. After some of these
+// codes, cuda.h says, the process is in an inconsistent state and must be terminated. The
+// other codes mean that the device or the MPS server is gone for this process.
 func (c Code) Lost() bool {
 	switch c {
 	case 214, 220, 226, // from the hardware
@@ -152,12 +152,13 @@ var (
 	// ErrLost is returned if the device or the MPS server has failed permanently for
 	// this process; see Code.Lost. The process must end.
 	ErrLost = errors.New("cuda: the device is lost to this process")
-	// ErrServer is the part of ErrLost that the MPS server causes: it failed, or was
-	// killed. No process's kernel is the cause.
+	// ErrServer is returned if the MPS server failed or was killed. The cause is not a
+	// kernel of some process. Such an error also matches ErrLost.
 	ErrServer = errors.New("cuda: the MPS server failed")
 	// ErrTooFewSMs is returned if a kernel's blocks must run together (a thread block
 	// cluster, a cooperative launch) and do not fit. The stream has too few
-	// multiprocessors, or they are too far apart. With more of them the kernel may run.
+	// multiprocessors, or they are in different processing clusters (GPCs). On more
+	// multiprocessors the kernel may run.
 	ErrTooFewSMs = errors.New("cuda: too few multiprocessors for the kernel")
 	// ErrNotReady is returned if the work is not complete yet.
 	ErrNotReady = errors.New("cuda: not ready")
