@@ -28,8 +28,9 @@ var ErrTooSmall = errors.New("shared file is too small")
 // Options of a new region. The zero value is a region of ordinary pages that
 // only the process that created it can write.
 type Options struct {
-	// HugePages asks for pages of 2 MiB if enough are free. Otherwise the
-	// region has ordinary pages, with a hint to the kernel.
+	// HugePages requests pages of 2 MiB. If Create cannot get them, the region
+	// has ordinary pages, and Create asks the kernel to use huge ones if it can
+	// (MADV_HUGEPAGE).
 	HugePages bool
 	// Writable lets any process that has File map it for writing too.
 	Writable bool
@@ -49,8 +50,8 @@ type Region struct {
 var _ Memory = (*Region)(nil)
 
 // Create makes a region of size bytes. All bytes are zero, and all pages are
-// allocated: if memory runs short, Create fails, and no later access faults.
-// /proc/PID/maps shows the name.
+// allocated: a lack of memory makes Create fail, not a later access. The name
+// appears in /proc/PID/maps of each process that maps the region.
 //
 // The file is sealed: its size cannot change while others map it. Without
 // o.Writable no process can map it for writing from now on.
@@ -70,13 +71,15 @@ func create(name string, size int, o Options) (*Region, error) {
 		return nil, err
 	}
 	if o.HugePages {
-		// Ordinary pages replace huge ones after any failure here: no huge
-		// pages, or no right to them.
+		// If this fails for any reason, use ordinary pages. Usually the
+		// machine has no free huge pages, or the process may not use them.
 		if r, err := createOn(name, size, hugePageBytes, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, o); err == nil {
 			r.huge = true
 			return r, nil
 		}
 	}
+	// Not needed for huge pages: they have their own pool, and createOn fails if
+	// too few are free.
 	if err := checkMemory("/", size); err != nil {
 		return nil, err
 	}
@@ -142,8 +145,8 @@ func createOn(name string, size, page, flags int, o Options) (r *Region, err err
 		return nil, err
 	}
 	if !o.Writable {
-		// Even a kernel without F_SEAL_FUTURE_WRITE refuses to map a descriptor
-		// for writing that was opened read-only.
+		// Pass on a read-only descriptor: the kernel refuses to map it for
+		// writing, even if it has no F_SEAL_FUTURE_WRITE (before Linux 5.1).
 		readOnly, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, fmt.Errorf("open read-only (is /proc mounted?): %w", err)
@@ -219,8 +222,8 @@ func mapFile(f *os.File, size int, writable bool) (*Region, error) {
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
-	// MAP_POPULATE: the pages are allocated already, and a process that takes
-	// over a ring must not stop for one fault per page.
+	// MAP_POPULATE maps all pages now; they are allocated already. Without it, a
+	// process that takes over a ring would stop for one page fault per page.
 	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, err
