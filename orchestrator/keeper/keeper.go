@@ -32,7 +32,7 @@ type Keeper interface {
 	// Start starts a process. The caller owns the files of the returned Process.
 	Start(Command) (*Process, error)
 	// Held lists the processes that the keeper held when it was opened and that are not
-	// forgotten. It is called once. The caller owns the files.
+	// forgotten. Call it only once. The caller owns the files.
 	Held() []*Process
 	// Signal sends sig to a process that has not exited, and to its process group.
 	Signal(id string, sig syscall.Signal)
