@@ -22,10 +22,10 @@
 // The loop repeats until the plan is empty. A Desired that is repeated, late, or follows
 // lost ones changes nothing that is already right.
 //
-// Each process has one goroutine that waits for its exit and reports it, two that read
-// its output, and one that reads its notices. They all report to the loop over one
-// channel. To end a process, the loop sends the order drain, then SIGTERM, then SIGKILL,
-// each after a deadline, unless it has to kill at once.
+// Each process has one goroutine that waits for its exit, one that reads its notices, and
+// two that log its output. A further one forwards notices and exit to the loop, over one
+// channel for all processes. To end a process, the loop sends the order drain, then
+// SIGTERM, then SIGKILL, each after a deadline, unless it has to kill at once.
 //
 // The orchestrator opens a GPU when a manager wants one. A separate goroutine
 // (device.go) opens it, owns the MPS daemon (package mps) and queries NVML. It reports

@@ -152,7 +152,7 @@ func (s *supervisor) noteGPU(g gpuState) {
 	died := s.gpu.opened && g.losses > s.gpu.losses
 	s.gpu.gpuState = g
 	if g.err != nil {
-		s.target.ending = true // no process was started
+		s.target.ending = true // no process can run without the device
 		return
 	}
 	if s.gpu.recovery.serverless {

@@ -99,7 +99,7 @@ func (k actionKind) message() string {
 		"change process's share", "drain process", "terminate process", "kill process", "remove record of process"}[k]
 }
 
-// action is a step of a plan. wanted is set for spawn, bury, wake and reshare.
+// action is a step of a plan. wanted is set for spawn, markExited, wake and reshare.
 type action struct {
 	kind   actionKind
 	key    key

@@ -50,8 +50,8 @@ type spawner interface {
 	// spawn starts a process and sends it its Start. After an error nothing of the
 	// process is left.
 	spawn(spec) (process, error)
-	// held lists the processes that another orchestrator started. It is called once. The
-	// caller resumes or drops each of them.
+	// held lists the processes that another orchestrator started. Call it only once. The
+	// caller must resume or drop each of them.
 	held() []heldProcess
 	// resume takes over a process.
 	resume(h heldProcess, k key, memory memoryGroup) (process, error)

@@ -13,7 +13,7 @@ import (
 // An orchestrator that takes over from a dead one resumes its processes:
 //
 //	1 the keeper hands out what it holds: links, output, exit statuses, and a note per
-//	  process, which the dead orchestrator wrote before it started the process
+//	  process, which the dead orchestrator wrote at the process's start and at each change
 //	2 the note has the process's manager and its orders
 //	3 the orchestrator asks each process to repeat its state (control.DoReport)
 //	4 it follows the manager's next message as if it had never been away
