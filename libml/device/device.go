@@ -71,8 +71,8 @@ type Tensors struct {
 // Device gathers. Its input format (models.Input: types, layouts, normalisation) is
 // fixed when it is created.
 //
-// Goroutines: every goroutine that calls the device, or a framework on it, is locked to
-// its thread and calls Bind first. Call AddSlab, Tensors and Close with nothing in
+// Goroutines: before a goroutine calls the device, or a framework on it, it must be locked
+// to its thread and call Bind. At a call of AddSlab, Tensors or Close, nothing may be in
 // flight. Only one goroutine at a time may call Gather, Pad, Fetch, Done and Wait of one
 // slot; different slots may be used at once.
 //
@@ -81,15 +81,15 @@ type Device interface {
 	// Name is "cpu", or a GPU's UUID.
 	Name() string
 
-	// Bind lets the calling thread, which is locked, call the device (it makes a GPU's
-	// context current). It may be called again.
+	// Bind lets the calling goroutine, which must be locked to its thread, call the device
+	// (it makes a GPU's context current). It may be called again.
 	Bind() error
 
 	// AddSlab registers a slab, mapped read-only. Its index in descriptors is the number
 	// of slabs added before. The mapping must stay until Close has returned.
 	AddSlab(mem []byte) error
 
-	// Tensors creates the tensors of the slots, len Slots, by slot; it is called once.
+	// Tensors creates the tensors of the slots, len Slots, by slot. Call it only once.
 	// Active and shadow processes both map shared, and the owner of the ring writes it;
 	// it stays mapped until Close has returned. Each device's package tells how much of
 	// it the device needs; ErrShared is returned if there is less. Slots s and s+2 may
@@ -147,10 +147,10 @@ type Partitioned interface {
 	// runs for that slot.
 	Stream(slot int) uintptr
 
-	// Prioritize moves these slots, with nothing in flight, to streams of this level, 1
-	// or higher. It also keeps a stream of level budget.Demoted for each. Slots that
-	// Repartition moves later have both. It is called once. The error wraps
-	// cuda.ErrNotSupported if the device does not have that level.
+	// Prioritize moves these slots to streams of this level, 1 or higher. The slots must
+	// have nothing in flight. It also keeps a stream of level budget.Demoted for each.
+	// Slots that Repartition moves later have both. Call Prioritize only once. The error
+	// wraps cuda.ErrNotSupported if the device does not have that level.
 	Prioritize(slots []int, level budget.Level) error
 
 	// Choose sets the level of the slot's next batches, from budget.Demoted to the level
@@ -159,15 +159,15 @@ type Partitioned interface {
 	// unchanged.
 	Choose(slot int, level budget.Level) error
 
-	// BatchStream returns the stream that Choose chose. It is called from the goroutine
-	// that calls Gather.
+	// BatchStream returns the stream that Choose chose. Only the goroutine that calls
+	// Gather may call it.
 	BatchStream(slot int) uintptr
 
-	// Repartition moves these slots, with nothing in flight, to the multiprocessors of
-	// these groups, ascending; no groups means all that there are. Other slots may be in
-	// use meanwhile. The slots' old place lives until their next Repartition or Close,
-	// because a framework may hold graphs that were created there. After an error the
-	// slots keep their place.
+	// Repartition moves these slots to the multiprocessors of these groups, ascending; no
+	// groups means all that there are. The slots must have nothing in flight; other slots
+	// may be in use meanwhile. The slots' old place lives until their next Repartition or
+	// Close, because a framework may hold graphs that were created there. After an error
+	// the slots keep their place.
 	Repartition(slots []int, groups []int) error
 }
 

@@ -99,9 +99,9 @@ func SharedBytes(sizes device.Sizes) int {
 }
 
 // New opens a device that gathers for an input. It creates a context, in 0.1 s,
-// streams, and the kernel, which the driver compiles in 0.05 s. The calling thread is
-// locked, and from here on bound to the context. The error is cpu.ErrInput for an
-// invalid input, and one of package cuda's if there is no driver or no such device.
+// streams, and the kernel, which the driver compiles in 0.05 s. The caller must be
+// locked to its thread, which New binds to the context. The error is cpu.ErrInput for
+// an invalid input, and one of package cuda's if there is no driver or no such device.
 func New(in models.Input, o Options) (_ *Device, err error) {
 	found, err := cuda.Find(o.Device)
 	if err != nil {
@@ -383,9 +383,10 @@ func (d *Device) slot(i int) (*slot, error) {
 	return &d.slots[i], nil
 }
 
-// Close frees what New, AddSlab, Tensors and Repartition allocated. The calling
-// thread is locked, and not bound to the context afterwards. Close continues after an
-// error, because on a lost device nothing can be freed. It returns the first error.
+// Close frees what New, AddSlab, Tensors and Repartition allocated. The caller must be
+// locked to its thread, which is not bound to the context afterwards. Close continues
+// after an error, because on a lost device nothing can be freed. It returns the first
+// error.
 func (d *Device) Close() error {
 	var errs firstError
 	if d.context != nil {
