@@ -339,8 +339,8 @@ func Value(digest uint32, o, e int) float32 {
 	return float32((digest + uint32(o)<<16 + uint32(e)) & 0xffffff)
 }
 
-// spin uses d of the thread's CPU time. The caller is locked to its thread; otherwise the time of
-// other goroutines on it would count.
+// spin uses d of the thread's CPU time. The caller must be locked to its thread; otherwise the time
+// of other goroutines on it would count.
 func spin(d time.Duration) {
 	if d <= 0 {
 		return

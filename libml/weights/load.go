@@ -91,7 +91,7 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 const pieceBytes = 8 << 20
 
 // upload copies a file to the GPU and returns the file's checksum. It has ended all copies
-// when it returns. The context is bound.
+// when it returns. The calling thread must be bound to the context.
 func upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc uint32, err error) {
 	stream, err := c.NewStream()
 	if err != nil {
