@@ -32,8 +32,7 @@ func (e *exit) fail(err error) {
 	e.request()
 }
 
-// loseDevice ends the process because the device failed. A goroutine other than the loop's calls
-// it.
+// loseDevice ends the process from a goroutine other than the loop's, because the device failed.
 func (e *exit) loseDevice(err error) {
 	e.deviceLost.CompareAndSwap(nil, &err)
 	e.request()

@@ -197,7 +197,7 @@ func (l *loop) finish() error {
 	return err
 }
 
-// complete answers the batch and removes it from flight; it is the oldest or the newest.
+// complete answers a batch in flight and removes it. The batch must be the oldest or the newest.
 func (l *loop) complete(f *flight, inferred int64) error {
 	n := len(f.batch)
 	var firstErr error

@@ -45,7 +45,7 @@ func (f *flights) add() *flight {
 	return added
 }
 
-// remove ends a batch, the oldest or the newest.
+// remove removes a batch that has ended. It must be the oldest or the newest.
 func (f *flights) remove(ended *flight) {
 	if ended == f.oldest() {
 		f.first = (f.first + 1) % len(f.places)

@@ -19,8 +19,9 @@ import (
 //	Init ─> LoadModel ──(a shadow sleeps here)──> LinkModel ─> ConfigureBatch … ─> InferBatch … ─> Deinit
 //
 // Deinit is the last call. It may follow any other, even one that failed. libml calls
-// ConfigureBatch for each (slot, batch size) of the card's ladder, the list of its batch sizes,
-// smallest first. A second call for the same pair replaces the buffers of the first.
+// ConfigureBatch for each (slot, batch size) of the card's ladder, the list of its batch sizes. The
+// smallest size is first, except over private buffers (see below). A second call for the same pair
+// replaces the buffers of the first.
 //
 // On a CPU libml warms up a process as follows. It configures over private buffers, the largest
 // size first, and runs each size twice. Then it configures again over the buffers that active and

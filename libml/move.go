@@ -129,7 +129,8 @@ type mover struct {
 	ended  chan struct{}
 }
 
-// startMover starts the goroutine. The process is ready and runs on the groups that it reported.
+// startMover starts the goroutine. The process must be ready, and run on the groups in the notice
+// ready.
 func (p *process) startMover(l *loop, d device.Partitioned, ready control.Notice) *mover {
 	m := &mover{
 		p: p, device: d, moves: &l.moves, slots: len(l.flights.places), base: l.flights.base,

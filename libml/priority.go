@@ -26,8 +26,8 @@ const (
 	eagerTime = 50 * time.Millisecond // a few batches
 )
 
-// raisePriority gives the calling thread, which is locked, a higher priority and accurate
-// naps: by default the kernel ends them up to 50 µs later.
+// raisePriority gives the calling thread, to which the goroutine must be locked, a higher
+// priority and accurate naps: by default the kernel ends them up to 50 µs later.
 func raisePriority() {
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), loopNice)
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)

@@ -25,7 +25,7 @@ type sizes struct {
 	warm      []warmUp
 }
 
-// missing reports whether the process has not all sizes yet, or will never have them.
+// missing reports whether the process runs fewer sizes than are configured.
 func (s *sizes) missing() bool { return len(s.ladder) < len(s.card) }
 
 // next returns the ladder with one of the missing sizes more.
