@@ -267,7 +267,7 @@ func (m *Manager) addEntry(want configs.Function) error {
 	return err
 }
 
-// commit changes the function. Changes that take its processes longer end in ended.
+// commit changes the function. If its processes have to change too, ended records the result later.
 func (c *change) commit() error {
 	f, m := c.f, c.f.m
 	if !m.file.saved(f.name) {

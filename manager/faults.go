@@ -168,7 +168,8 @@ func (in *instance) loseDevice(culprit uint32, reason string) {
 // lost.
 const faultReportTimeout = 20 * time.Millisecond
 
-// awaitReport waits for the orchestrator's report on a served process that has ended.
+// awaitReport begins to wait for the orchestrator's report on a process that served and has
+// ended.
 func (in *instance) awaitReport(generation uint32) {
 	in.processes.of(generation).unreported = true
 	time.AfterFunc(faultReportTimeout, func() {
@@ -235,7 +236,7 @@ func (m *Manager) heal() {
 		good := in.queue.FirstGood()
 		switch {
 		case !slices.Contains(m.functions, in.f), in.f.removing, in.pair.Held():
-			// No process has served since the fault, so none can have answered.
+			// The function is gone, being removed or held back: do not wait for its answers.
 		case q == nil || in.tenure.began <= out.struck:
 			continue
 		case good != 0:

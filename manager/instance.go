@@ -344,7 +344,7 @@ func (in *instance) remove() {
 	in.settle(fmt.Errorf("%s was removed", in.f.name))
 }
 
-// close frees the tensors; the reply thread has ended.
+// close frees the tensors. The reply thread must have ended.
 func (in *instance) close() {
 	in.m.generations.retire(in.place(), in.pair.Last())
 	for generation := range in.processes {

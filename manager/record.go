@@ -33,7 +33,7 @@ type recorded struct {
 	Function configs.Function `json:"function"`
 	// Port is the function's port if Function leaves it open, else 0.
 	Port uint16 `json:"port,omitempty"`
-	// Older names the models for rollbacks, the newest first.
+	// Older names the models for rollbacks, the newest last.
 	Older []string `json:"older,omitempty"`
 	// SharePercent is the share of each instance that was set by hand; 0 if none was, or if shares
 	// are tuned.

@@ -51,7 +51,7 @@ func (m *history) pop() (hash, ref uint32, void bool) {
 	return hash, ref, void
 }
 
-// push stores a record; the caller has checked that there is room.
+// push stores a record. There must be room for it.
 func (m *history) push(r record) (ref uint32) {
 	at := m.first + m.n
 	if at >= len(m.records) {
