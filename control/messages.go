@@ -162,7 +162,8 @@ type Observed struct {
 	AckSeq    uint64 `json:"ack_seq"`
 	// Mechanism is how shares are enforced. On CPUs it is "cgroup-v2", "cgroup-v1" or
 	// "governor". On a GPU it is "mps", or "time-slicing" if MPS cannot run or is not
-	// wanted; shares are then not enforced. It is empty while the GPU is being opened.
+	// wanted; shares are then not enforced. It is empty while the GPU is being opened, and
+	// after that has failed.
 	Mechanism string `json:"mechanism"`
 	// CPUs is how many CPUs make 100 %.
 	CPUs int `json:"cpus"`
@@ -230,8 +231,8 @@ type ObservedProcess struct {
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
 	// InfeasibleGroups are the latest groups that the process was ordered to and that its model
-	// cannot run on. They are too few, or too far apart, for one of its kernels. The process
-	// then ends, or stays where it was (SMGroups).
+	// cannot run on. They are too few for one of its kernels, or in different processing
+	// clusters. The process then ends, or stays where it was (SMGroups).
 	InfeasibleGroups []int `json:"groups_unfit,omitempty"`
 }
 

@@ -9,8 +9,8 @@ import (
 
 // timedConn is a stream connection whose time limits count only this process's running
 // time. A deadline that passed while the process was stopped says nothing about the
-// peer. One goroutine reads and sets the read limit; one writes and sets the write
-// limit.
+// peer. Only one goroutine at a time may read or set the read limit, and only one may
+// write or set the write limit.
 type timedConn struct {
 	net.Conn
 	readBy, writeBy time.Duration // in the time of runclock.Now; 0: no limit
