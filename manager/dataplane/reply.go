@@ -65,7 +65,7 @@ type replyTurn struct {
 	good      bool     // a request was answered well
 
 	nextOverdue int64 // when the next request in flight is overdue, shm.Now; 0: none is in flight
-	stalled     bool  // the thread has answered requests since the last reply
+	stalled     bool  // the thread has answered `late` since the process's last reply
 }
 
 // replySide has the data for the requests of one receiver: its source sends their
