@@ -20,8 +20,8 @@ type serverLease struct {
 
 // getWeights asks the weight server at a socket for a file, and waits at most timeout: the
 // server may have to read the file first. The caller owns the lease until Close, or until
-// the process ends. errRefused wraps the server's reason. Any other error means that no
-// server answers.
+// the process ends. The error is errRefused with the server's reason if the server refuses.
+// Otherwise the file cannot be opened, or the server does not answer as it should.
 func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err error) {
 	f, err := os.Open(file)
 	if err != nil {

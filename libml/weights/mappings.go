@@ -81,7 +81,7 @@ func (m *Mappings) mapLeased(lease *serverLease) (arena *cuda.Arena, err error) 
 	return arena, err
 }
 
-// Close unmaps all files and ends their leases. No kernel that reads them is in flight.
+// Close unmaps all files and ends their leases. No kernel that reads them may be in flight.
 func (m *Mappings) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

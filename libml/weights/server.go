@@ -140,7 +140,7 @@ func (s *server) hangUp() {
 	}
 }
 
-// closeFiles closes all files. No other goroutine uses h any more.
+// closeFiles closes all files. No other goroutine may use s any more.
 func (s *server) closeFiles() {
 	for id, f := range s.held {
 		f.memory.Close()
@@ -235,7 +235,7 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 	return nil
 }
 
-// receiveRequest reads the request and its file. It reads the question before it checks the peer:
+// receiveRequest reads the request and its file. It reads the request before it checks the peer:
 // if a socket is closed with an unread message, the peer does not receive the reason.
 func (s *server) receiveRequest(c *net.UnixConn) (*os.File, error) {
 	if err := c.SetReadDeadline(time.Now().Add(requestDeadline)); err != nil {
