@@ -19,7 +19,7 @@ type backend interface {
 	optimise(model []byte, s settings, weights *pool, file string) ([]byte, error)
 }
 
-// session is made, captured and closed on one thread.
+// session must be made, captured and closed on one thread.
 type session interface {
 	// bind sets the session's input and outputs.
 	bind(input place, outputs []place) (binding, error)

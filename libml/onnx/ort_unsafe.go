@@ -99,8 +99,8 @@ type pool struct{ handle C.uint64_t }
 type poolState struct {
 	all          cuda.Range // its addresses
 	mapped, used int64      // bytes that have memory, and that are allocated
-	peak         int64      // bytes up to the highest address in use since mark
-	refused      error      // the driver's error since mark, if it had no more memory
+	peak         int64      // bytes up to the highest address in use since resetPeak
+	refused      error      // the driver's error since resetPeak, if it had no more memory
 }
 
 func newPool(d cuda.Device) (*pool, error) {
@@ -111,7 +111,7 @@ func newPool(d cuda.Device) (*pool, error) {
 	return &pool{handle}, nil
 }
 
-// close releases the pool. No work that uses it is in flight.
+// close releases the pool. No work that uses it may be in flight.
 func (p *pool) close() error {
 	if p == nil || p.handle == 0 {
 		return nil
@@ -256,7 +256,7 @@ func (s *ortSession) share(options C.uint64_t, with settings) error {
 	return nil
 }
 
-// free releases the tensors of shared weights. The session is closed.
+// free releases the tensors of shared weights. No open session may use them.
 func (s *ortSession) free() {
 	for _, v := range s.values {
 		C.pon_value_free(v)
