@@ -113,8 +113,8 @@ func (k *Kernel) AddSlab(at cuda.Pointer, bytes int) error {
 	return nil
 }
 
-// Launch holds a launch's arguments. They are created once, and one launch at a time
-// uses them.
+// Launch holds a launch's arguments. They are created once, and only one launch at a
+// time may use them.
 type Launch struct {
 	kernel *Kernel
 	args   *cuda.Args
@@ -134,9 +134,9 @@ func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
 	return l
 }
 
-// Gather queues the gather of count descriptors, which lie in memory that the device
-// reads. The tensor has room for images and is aligned to 16 bytes. Descriptors and
-// tensor are in use until the gather is done. Gather allocates nothing.
+// Gather queues the gather of count descriptors, which must lie in memory that the
+// device can read. The tensor must have room for images and be aligned to 16 bytes.
+// Descriptors and tensor are in use until the gather is done. Gather allocates nothing.
 func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tensor cuda.Pointer, images int) error {
 	for ; l.slabs < len(l.kernel.slabs); l.slabs++ {
 		slab := l.kernel.slabs[l.slabs]
