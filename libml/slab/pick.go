@@ -129,9 +129,9 @@ func stretched(takes time.Duration, stretch float64) time.Duration {
 // ten probes in that time; one suffices if it is answered in time.
 func (r *Rule) probeEvery() time.Duration { return min(2*r.cfg.SLO, 100*time.Millisecond) }
 
-// ReadyAt returns when the pending requests, at least one, may become a batch, in the clock of
-// Request.Whole. That is at once (math.MinInt64), except for a batch of a fixed size that
-// waits for more of them.
+// ReadyAt returns when the pending requests may become a batch, in the clock of Request.Whole.
+// There must be at least one. The result is math.MinInt64 (at once), except for a batch of a
+// fixed size that waits for more of them.
 func (r *Rule) ReadyAt(s State, pending []Request) int64 {
 	if r.name != Fixed || len(pending) >= r.Size(s) {
 		return math.MinInt64
