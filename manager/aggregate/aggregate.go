@@ -14,13 +14,13 @@
 //     bitmap. Descriptors of its payload are written straight into the request table.
 //  5. The last missing piece completes the request: the caller publishes its slot.
 //
-// The life of a slot. State whole means that the request is complete:
+// The life of a slot:
 //
 //	        first piece             last piece                End
-//	free ───────────────> gathering ──────────> whole ──────────────┐
+//	free ───────────────> gathering ──────────> complete ───────────┐
 //	 ^                        │ Expire: incomplete  │ AnswerEarly    │
 //	 │                        │ EvictOldest,        v                │
-//	 │                        │ unfair: evicted     answered         │
+//	 │                        │ evictAbove: evicted answered         │
 //	 │                        │                     │ Free           │
 //	 └────────────────────────┴─────────────────────┴────────────────┘
 //
@@ -28,7 +28,7 @@
 // for it again. Until no process can read the slot, it counts for its client's credit, and
 // its spans stay in place.
 //
-// Every request that begins becomes exactly one of whole, incomplete and evicted. Its client
+// Every request that begins becomes exactly one of complete, incomplete and evicted. Its client
 // gets one answer, unless it asks again, and its spans are in Events.Release once.
 //
 // # Requests that have ended
@@ -560,7 +560,7 @@ func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
 	return ok && a.common.cookies.proves(a.now, d.From, e.Cookie)
 }
 
-// complete makes a request whole, that is complete.
+// complete records that a request is complete, and fills in its entry of the table.
 func (a *Aggregator) complete(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	a.age.remove(slot)
