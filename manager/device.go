@@ -20,8 +20,8 @@ type device struct {
 	known bool
 	gpu   *control.ObservedDevice // nil on a CPU
 	mps   bool
-	// noGroups: the device has too few groups of multiprocessors for the instances of the first
-	// configuration, so no instance gets groups of its own.
+	// noGroups: when the device was reported, it had fewer groups of multiprocessors than
+	// instances wanted some. No instance gets groups of its own then.
 	noGroups  bool
 	allocator partition.Allocator // of the groups (groups.go)
 }

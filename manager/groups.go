@@ -24,7 +24,7 @@ import (
 //
 // docs/adr/0004-partitions.md gives the reasons.
 
-// placement is an instance's part in it. The control loop owns it.
+// placement is an instance's part in sharing by groups. The control loop owns it.
 type placement struct {
 	partition.Placement
 	minimums map[*models.Card]partition.Minimum // of models that failed on their groups
@@ -160,7 +160,8 @@ func (in *instance) servesOn(card *models.Card) []int {
 	return in.placement.Groups
 }
 
-// settledOnGroups reports whether the active process runs on the ordered groups.
+// settledOnGroups reports whether the active process runs on the ordered groups. There must
+// be an active process.
 func (in *instance) settledOnGroups() bool {
 	return in.m.device.allocator.Settled(in.process(in.pair.Active().Generation), in.placement.Groups)
 }

@@ -50,7 +50,7 @@ func (o *orchestrator) receive(observed control.Observed) (ok, another bool) {
 	return true, another
 }
 
-// checkAlive reports whether the orchestrator has stopped to report since the last check.
+// checkAlive reports whether the orchestrator has stopped reporting since the last check.
 func (o *orchestrator) checkAlive() (stopped bool) {
 	before := o.alive
 	o.alive = o.link.PeerAlive()
