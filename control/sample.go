@@ -10,8 +10,8 @@ import (
 // SamplePath returns a Sample of the node as JSON.
 const SamplePath = "/sample"
 
-// Sample is what a page shows of a node: the status, with counters that are differences of two
-// samples apart from that. All counters count since the function was added.
+// Sample is what a page needs of a node: its status and counters. The counters count since the
+// function was added; a page shows the differences between two samples.
 type Sample struct {
 	At     time.Time `json:"at"`
 	Status Status    `json:"status"`
