@@ -48,8 +48,8 @@ type Packet struct {
 
 // Source receives datagrams for one port group and sends answers from it.
 //
-// One goroutine, locked to its thread, calls Receive. Any goroutine may call
-// Send and Release, at the same time as Receive.
+// Only one goroutine may call Receive, and it must be locked to its thread. Any
+// goroutine may call Send and Release, at the same time as Receive.
 type Source interface {
 	// Slab is the memory that spans point into. It outlives Close, because
 	// spans may still be in use then. The code that opened the source closes

@@ -48,7 +48,7 @@ type Options struct {
 	Speed float64
 	// SlabBytes is the size of the memory for datagrams.
 	SlabBytes int
-	// HugePages puts the slab on huge pages if some are free.
+	// HugePages puts the slab on huge pages if enough are free.
 	HugePages bool
 	// Reply receives the packets that Send would send; nil discards them. It
 	// must not keep the packets. The goroutine that calls Send calls it.

@@ -68,8 +68,8 @@ var ErrReleasedTwice = errors.New("slab: span is not held")
 // those of the region. Spans are offsets from the region's beginning, whichever
 // part they are in.
 //
-// One goroutine at a time finds room and holds it (a source's Receive). Any
-// goroutine may release.
+// Only one goroutine at a time may find room and hold it (a source's Receive).
+// Any goroutine may release.
 type Slab struct {
 	region *shm.Region
 	mem    []byte
@@ -251,7 +251,8 @@ func (s *Slab) scanLocked(at, limit int, flip uint64) int {
 	return limit
 }
 
-// Hold takes bytes that were written into room from Free.
+// Hold takes the bytes of a span. They must have been written into room from
+// Free.
 func (s *Slab) Hold(span ingest.Span) {
 	if span.Length == 0 {
 		return

@@ -41,7 +41,7 @@ type Options struct {
 	// SlabBytes is the size of the memory for datagrams, for all sources of the port
 	// together.
 	SlabBytes int
-	// HugePages puts the slab on huge pages if some are free.
+	// HugePages puts the slab on huge pages if enough are free.
 	HugePages bool
 	// RecvBuffer is the requested size of the socket's receive buffer in bytes. The kernel
 	// may grant less (net.core.rmem_max, unless the process has CAP_NET_ADMIN).
