@@ -32,8 +32,8 @@ type span struct {
 	dispatched, inferred, before int64
 }
 
-// alone returns the part of a batch's time after all earlier batches had ended. Batches are
-// passed in the order of their ends, once per request. On a CPU no batch begins before the
+// alone returns the part of a batch's time after all earlier batches had ended. Pass the
+// batches in the order of their ends, once per request. On a CPU no batch begins before the
 // last one has ended.
 func (s *span) alone(dispatched, inferred int64) time.Duration {
 	if dispatched != s.dispatched || inferred != s.inferred {
