@@ -39,7 +39,7 @@ func AutoSlots(slabBytes, requestBytes int) int {
 // open is the number of open slots.
 type open struct {
 	slots    atomic.Int64
-	answers  atomic.Int64 // answers with status ok since then
+	answers  atomic.Int64 // answers with status ok since the time in since
 	since    atomic.Int64
 	min, max int
 }
