@@ -20,8 +20,9 @@ import (
 )
 
 // servers has two HTTP servers. One, on the configured address, is read-only: metrics,
-// health and status. The other takes orders from `penstock if` on a Unix socket in the
-// runtime folder; the folder's permissions protect it.
+// health and status. The other is on a Unix socket in the runtime folder, whose
+// permissions protect it. It takes orders (`penstock if`), and also answers with status,
+// samples and cards.
 type servers struct {
 	list   []*http.Server
 	orders *control.Listener
