@@ -91,7 +91,7 @@ type Device interface {
 
 	// Tensors creates the tensors of the slots, len Slots, by slot. Call it only once.
 	// Active and shadow processes both map shared, and the owner of the ring writes it;
-	// it stays mapped until Close has returned. Each device's package tells how much of
+	// it must stay mapped until Close has returned. Each device's package tells how much of
 	// it the device needs; ErrShared is returned if there is less. Slots s and s+2 may
 	// have the same memory. Slots 0 and 1 may have so only if InFlight is 1.
 	Tensors(shared []byte, sizes Sizes) ([]Tensors, error)

@@ -57,8 +57,8 @@ func newKernelOf[E element](in *models.Input, p plan) kernel {
 	return &floatKernel[E]{plan: p, half: in.WireType == models.F16, size: in.WireType.Bytes()}
 }
 
-// check rejects inputs that newKernel cannot build. Request.Bytes and
-// Piece.Place are u32, hence the limit on a picture's size.
+// check rejects inputs that newKernel cannot build. device.Request.Bytes and
+// shm.Fragment.Place are u32, hence the limit on a picture's size.
 func check(in *models.Input) error {
 	switch {
 	case in.WireType.Bytes() == 0:
@@ -147,7 +147,7 @@ func (p *plan) next(at *cursor) {
 	}
 }
 
-// encode rounds floats to tensor elements; both slices are equally long. It has
+// encode rounds floats to tensor elements; both slices must be equally long. It has
 // one switch per block: a function value would make the block escape to the
 // heap.
 func encode[E element](to []E, from []float32) {
@@ -280,7 +280,7 @@ func (k *tableKernel[E]) few(out []E, at *cursor, src []byte) {
 	}
 }
 
-// translate sets out[i] = table[src[i]]; out is as long as src. It converts
+// translate sets out[i] = table[src[i]]; out must be as long as src. It converts
 // eight at a time, with one load of the source and no bounds checks.
 func translate[E element](out []E, src []byte, table *[256]E) {
 	for len(src) >= 8 && len(out) >= 8 {

@@ -44,7 +44,7 @@ type workspace struct {
 
 var _ device.Device = (*Device)(nil)
 
-// New returns a device that gathers for an input from slabs. The slabs stay
+// New returns a device that gathers for an input from slabs. The slabs must stay
 // mapped until Close has returned; AddSlab adds more. The error for an invalid
 // input wraps ErrInput.
 func New(in models.Input, slabs [][]byte) (*Device, error) {
@@ -66,7 +66,7 @@ func (d *Device) Name() string { return control.DeviceCPU }
 
 // AddSlab registers a slab; see device.Device.
 func (d *Device) AddSlab(mem []byte) error {
-	const most = 1 << 16 // Piece.Slab is a u16
+	const most = 1 << 16 // shm.Fragment.Slab is a u16
 	if len(d.slabs) == most {
 		return fmt.Errorf("add slab: already %d, which is the max", most)
 	}
