@@ -246,7 +246,7 @@ func (d *boxes) suppressed(b *wire.Box) bool {
 }
 
 // overlap returns the area that two boxes share divided by the area that they cover together. The
-// boxes are not empty.
+// boxes must not be empty.
 func overlap(a, b *wire.Box) float32 {
 	width := min(a.X1, b.X1) - max(a.X0, b.X0)
 	height := min(a.Y1, b.Y1) - max(a.Y0, b.Y0)
