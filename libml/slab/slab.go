@@ -81,8 +81,8 @@ type Config struct {
 // itself: it makes the manager tune the share.
 type Fit uint8
 
-// fitUnder follows fitAfter successive misses at limit 1, fitOver fitAfter successive
-// batches within the objective.
+// fitUnder follows fitAfter successive misses at the smallest limit, fitOver fitAfter
+// successive batches within the objective.
 const (
 	fitUnknown Fit = iota
 	fitUnder
