@@ -465,8 +465,8 @@ const (
 // check.
 type Fit string
 
-// Under: five consecutive misses at limit 1. Over: five consecutive batches within the
-// objective.
+// Under: five consecutive misses at the smallest limit. Over: five consecutive batches within
+// the objective.
 const (
 	FitUnknown Fit = ""
 	FitUnder   Fit = "under-provisioned"

@@ -127,10 +127,9 @@ type FunctionStatus struct {
 	Input     InputStatus `json:"input"`
 	// Limit is SLAB's batch limit, in requests.
 	Limit float64 `json:"limit"`
-	// Fit is the batching rule's judgement of the share. Bound says why no share meets the
-	// objective. "aggregation": requests are late before they are complete. "objective": one
-	// request alone takes longer. BoundWhy is the same as text for operators. All three are
-	// usually empty.
+	// Fit is the batching rule's judgement of the share. Bound is "aggregation" if no share
+	// meets the objective, because requests are late before they are complete. BoundWhy is the
+	// same as text for operators. All three are usually empty.
 	Fit      Fit    `json:"fit,omitempty"`
 	Bound    string `json:"bound,omitempty"`
 	BoundWhy string `json:"bound_why,omitempty"`
