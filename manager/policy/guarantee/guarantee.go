@@ -84,7 +84,8 @@ func (f *Function) batchCost() time.Duration {
 	return f.Fixed + time.Duration(max(1, f.Batch)*float64(f.Cost))
 }
 
-// need is the part of the device that keeps up with the rate; of known cost.
+// need is the part of the device that the function needs to keep up with its rate. Its cost must be
+// known.
 func (f *Function) need() float64 {
 	if f.Rate == 0 {
 		// One batch per objective, until requests tell.
@@ -185,7 +186,7 @@ func allow(functions []Function, actions []Action) {
 	}
 }
 
-// divide gives what is left of the device to the open functions, which have their needs.
+// divide gives what is left of the device to the open functions. Their actions must have Need.
 func divide(left float64, open []int, actions []Action) {
 	slices.SortStableFunc(open, func(i, j int) int {
 		switch a, b := actions[i].Need, actions[j].Need; {
