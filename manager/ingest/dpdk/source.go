@@ -185,7 +185,8 @@ func (s *Source) sendBy(queue int) {
 }
 
 // publish renews the list for readers without the lock. With more than one source, it also
-// limits the backlog, so that a source that lags cannot take every mbuf. mu is held.
+// limits the backlog, so that a source that lags cannot take every mbuf. The caller must hold
+// mu.
 func (g *Group) publish() {
 	backlog := g.pool.Mbufs()
 	var list []*Source
