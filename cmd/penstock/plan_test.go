@@ -53,7 +53,7 @@ func services(t testing.TB, rows string) string {
 	return file(t, "services.csv", "model,rate_rps,slo_ms\n"+rows)
 }
 
-// planned runs `penstock plan` on the published profiles, and it works.
+// plannedWith runs `penstock plan` on the published profiles, and fails t on an error.
 func plannedWith(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := penstock(t, append([]string{"plan", "--profiles", published}, args...)...)
