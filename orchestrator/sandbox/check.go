@@ -12,8 +12,8 @@ import (
 )
 
 // Check returns an error if the process could not read one of these files or folders. A
-// *Closed names the folder or file that keeps the user out. A path that does not exist
-// is no error here: the process that reads it reports it.
+// *closedFolder names the folder or file that keeps the user out. A path that does not
+// exist is no error here: the process that reads it reports it.
 func (s *Spec) Check(paths []string) error { return CheckReadable(s.User, paths) }
 
 // CheckReadable is Spec.Check for the user u; nil is this process's user. It returns one

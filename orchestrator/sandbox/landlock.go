@@ -75,8 +75,8 @@ func (s *Spec) threadNames(uid int) string {
 }
 
 // restrictFiles makes the kernel hold the calling process to the Spec's paths. It also keeps the process from
-// signalling processes outside the sandbox. uid is the user that it will become. It sets no_new_privs, and
-// changes nothing else if the kernel has no Landlock.
+// signalling processes outside the sandbox, and sets no_new_privs. uid is the user that it will become. If
+// the kernel has no Landlock, restrictFiles does nothing.
 func restrictFiles(s *Spec, uid int) error {
 	version, err := syscall.LandlockGetABIVersion()
 	if err != nil {
