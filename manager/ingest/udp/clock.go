@@ -41,8 +41,8 @@ func (c *clocks) open(read func() (before, wall, after int64)) {
 	}
 }
 
-// read is called after datagrams were received, and before arrival is called for their
-// stamps.
+// read reads both clocks. Call it after datagrams were received, and before arrival is called
+// for their stamps.
 func (c *clocks) read() { c.at(bothClocks()) }
 
 // bothClocks reads the wall clock between two readings of shm.Now.

@@ -25,8 +25,8 @@ const (
 
 // answeredBytes is the size of the smallest request that is answered when it is shed. To read
 // a message and send an answer takes a receiver a few µs, as long as copying so many bytes.
-// To answer smaller requests would cost as much as receiving them. It is a multiple of 256,
-// below 64 KiB.
+// To answer smaller requests would cost as much as receiving them. It must be a multiple of
+// 256, below 64 KiB.
 const answeredBytes = 16 << 10
 
 // golden is 2^32 divided by the golden ratio. Multiples of it, modulo 2^32, are spread
