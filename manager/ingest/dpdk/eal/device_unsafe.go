@@ -59,7 +59,7 @@ type Counters struct {
 	NoMbuf                uint64 // no mbuf was free
 }
 
-// Device is an Ethernet port that DPDK owns. One goroutine at a time configures it.
+// Device is an Ethernet port that DPDK owns. Only one goroutine at a time may configure it.
 //
 //	OpenDevice ──> Configure ──> Start ──────────────> Close
 //	                               │ ^                  ^
@@ -339,8 +339,8 @@ func FillChecksums(ether, ip int, v6 bool) Offload {
 }
 
 // Send sends frames in mbufs of the pool, at most Burst: mbufs holds their offsets, lengths
-// their sizes. It frees those that it cannot send within a millisecond, from sent on. One
-// goroutine at a time uses a queue.
+// their sizes. It frees those that it cannot send within a millisecond, from sent on. Only
+// one goroutine at a time may use a queue.
 func (d *Device) Send(queue int, mbufs []uint64, lengths []uint32, offloads []Offload) (sent int) {
 	if len(mbufs) == 0 {
 		return 0

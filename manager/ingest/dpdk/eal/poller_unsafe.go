@@ -121,8 +121,8 @@ func (p *Poller) Polled() Polled {
 	}
 }
 
-// Sink takes frames from the pollers of a port. One goroutine at a time calls Take and Sleep.
-// Any goroutine may call Wake.
+// Sink takes frames from the pollers of a port. Only one goroutine at a time may call Take and
+// Sleep. Any goroutine may call Wake.
 type Sink struct {
 	device *Device
 	sink   *C.struct_pst_sink
@@ -143,7 +143,7 @@ const Control = 0
 const MaxSinks = C.PST_SINKS
 
 // NewSink makes a sink. It has one ring for each of producers pollers, and one for Go (Put)
-// at index maxPollers. Each ring has entriesEach entries, a power of two.
+// at index maxPollers. Each ring has entriesEach entries, which must be a power of two.
 func (d *Device) NewSink(number, producers, entriesEach int) (_ *Sink, err error) {
 	s := &Sink{device: d, number: number, event: -1}
 	defer func() {
@@ -190,8 +190,8 @@ func (s *Sink) Attach(udpPort uint16) {
 	}
 }
 
-// Lead makes each client's frames go to one of members, which Member selects. s is the first
-// of them, and the attached one. Do not close any member before s is detached.
+// Lead makes each client's frames go to one of members, which Member selects. s must be the
+// first of them, and only s may be attached. Do not close any member before s is detached.
 func (s *Sink) Lead(members []*Sink) {
 	for i, m := range members {
 		s.sink.member[i] = m.sink
