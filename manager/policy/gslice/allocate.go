@@ -121,8 +121,8 @@ func (c Config) allows(percent float64) bool {
 	return len(c.Steps) == 0 || slices.ContainsFunc(c.Steps, func(s float64) bool { return floorTo(s) == percent })
 }
 
-// proportional splits remaining in proportion to the demands, which ascend and exceed it in
-// sum. No part is below lowest. Raising a small part to lowest takes from the others, and the
+// proportional splits remaining in proportion to the demands, which must ascend and exceed it
+// in sum. No part is below lowest. Raising a small part to lowest takes from the others, and the
 // next one may fall below it. The parts are therefore computed one after the other.
 //
 // No part exceeds its demand. It is either the demand's part of a larger sum, or lowest, which

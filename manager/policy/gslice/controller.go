@@ -23,12 +23,12 @@ var (
 // The others keep their shares, and so do IFs whose share would change by at most the
 // threshold.
 //
-// After an IF was added, replaced or removed, the next Step ignores hold-downs and the
-// threshold.
+// After an IF was added, replaced or removed, or the steps changed, the next Step ignores
+// hold-downs and the threshold.
 type Controller struct {
 	cfg     Config
 	members map[ID]*member
-	forced  bool // an IF was added, removed or replaced since the last Step
+	forced  bool // since the last Step, an IF was added, removed or replaced, or the steps changed
 }
 
 // member is one IF.
@@ -124,8 +124,7 @@ func (c *Controller) Set(id ID, percent float64) error {
 	return nil
 }
 
-// SetSteps sets Config.Steps. If they have changed, the next Step changes all other shares, and
-// ignores hold-downs.
+// SetSteps sets Config.Steps. If they have changed, the next Step allocates all shares again.
 func (c *Controller) SetSteps(steps []float64) {
 	if !slices.Equal(steps, c.cfg.Steps) {
 		c.cfg.Steps, c.forced = slices.Clone(steps), true
