@@ -10,7 +10,7 @@ import (
 //
 //	1 surveyGraph  finds the graph's inputs, and the convolution weights to transpose
 //	2 splitter     copies the graph field by field; weights become references into the file
-//	3 around       puts the new graph into the model
+//	3 replaceGraph puts the new graph into the model
 
 const (
 	// weightsFile is the graph's name for the file of weights.
