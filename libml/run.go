@@ -25,7 +25,7 @@ import (
 type Build func(card *models.Card) (Framework, error)
 
 // Run runs the process of an inference function until the orchestrator drains it, see the
-// package comment. A program calls it once, and exits afterwards.
+// package comment. A program may call it only once, and must exit afterwards.
 //
 // Run returns nil after a drain, also by ctx. It returns an error of one line if a step
 // fails, or if the orchestrator or the manager has exited. If the error wraps
