@@ -26,8 +26,8 @@ const TickEvery = 50 * time.Millisecond
 // period before its clock loses time.
 const maxStep = 2 * TickEvery
 
-// Clock is a clock that stands still while its process is stopped. One goroutine
-// calls Tick; any goroutine may call the other methods, which do not allocate.
+// Clock is a clock that stands still while its process is stopped. Only one goroutine
+// may call Tick; any goroutine may call the other methods, which do not allocate.
 type Clock struct {
 	elapsed func() time.Duration // monotonic, whether the process runs or not
 
