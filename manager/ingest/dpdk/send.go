@@ -140,7 +140,7 @@ func (o *owns) init(addresses []netip.Addr) {
 	o.to = map[netip.Addr]netip.Addr{}
 }
 
-// learn records which address a client sent to. One goroutine calls it.
+// learn records which address a client sent to. Only one goroutine may call it.
 func (o *owns) learn(from, own netip.Addr) {
 	if !o.several || from == o.lastFrom && own == o.lastOwn {
 		return

@@ -259,7 +259,8 @@ func (s *Sink) Take(into []Entry) (n int) {
 	return n
 }
 
-// Put adds an entry from Go; one goroutine may call it. It returns false if there is no room.
+// Put adds an entry from Go. Only one goroutine at a time may call it. It returns false if
+// there is no room.
 func (s *Sink) Put(e Entry) bool {
 	ok := s.queues[len(s.queues)-1].put(e)
 	if ok && swapWord(&s.sink.sleeping, 0) != 0 {

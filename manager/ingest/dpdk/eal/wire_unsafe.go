@@ -19,8 +19,8 @@ import (
 )
 
 // Wire is the far end of a port made of rings in memory. The port receives what is put here,
-// and what the port sends is taken here. It is for tests and benchmarks. One goroutine at a
-// time uses each direction.
+// and what the port sends is taken here. It is for tests and benchmarks. Only one goroutine
+// at a time may use each direction.
 type Wire struct {
 	name    string
 	in, out []*ring.Ring

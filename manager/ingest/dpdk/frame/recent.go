@@ -8,7 +8,7 @@ import "encoding/binary"
 // compares the other fields, which are a few words.
 //
 // It handles IPv4 without options and tags; everything else needs Parse. Its zero value is
-// ready. One goroutine uses it.
+// ready. Only one goroutine may use it.
 type Recent struct{ flows [recentFlows]Flow }
 
 const recentFlows = 16
