@@ -76,8 +76,8 @@ func (m *Manager) lostDevices(o *control.Observed) (lost []control.ObservedProce
 	return lost
 }
 
-// deviceFailed carries out the steps above. lost has at least one process: those
-// that reported the fault.
+// deviceFailed carries out the steps above. lost are the processes that reported the
+// fault; there must be at least one.
 func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProcess) {
 	x := &m.faults
 	x.count++
