@@ -45,7 +45,7 @@ type spec struct {
 	confined *sandbox.Spec
 }
 
-// spawner starts processes. Only one goroutine calls it.
+// spawner starts processes. Only one goroutine may call its methods, except drop.
 type spawner interface {
 	// spawn starts a process and sends it its Start. After an error nothing of the
 	// process is left.
