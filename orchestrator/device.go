@@ -243,6 +243,8 @@ func (d *device) watch(ctx context.Context, s gpuState, session nvml.Session) {
 				d.log.Warn().Err(err).Msg("cannot read the GPU's memory")
 			}
 			complained = err != nil
+		} else {
+			d.followNone()
 		}
 		if d.daemon != nil {
 			m := d.daemon.State()
@@ -396,6 +398,13 @@ func (d *device) follows(pid int) bool {
 	defer d.mu.Unlock()
 	_, ok := d.ends[pid]
 	return ok
+}
+
+// followNone stops waiting for ended processes: without NVML nothing lists them.
+func (d *device) followNone() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.ends)
 }
 
 func (d *device) following() bool {

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
@@ -544,6 +546,22 @@ func TestMissingGPU(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Without NVML nothing says that an ended process's memory is free, so the device must not poll
+// for it.
+func TestFollowWithoutNVML(t *testing.T) {
+	m := newFakeMachine()
+	m.noNVML = errors.New("no NVML")
+	d := openDevice(nil, "cuda", true, m, t.TempDir(), zerolog.Nop())
+	defer d.close()
+	<-d.states
+	d.follow(42)
+	for end := time.Now().Add(30 * time.Second); d.following(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("device still waits for the process")
+		}
 	}
 }
 
