@@ -90,7 +90,7 @@ const (
 )
 
 func (k actionKind) String() string {
-	return [...]string{"?", "adopt", "spawn", "bury", "wake", "reshare", "drain", "term", "kill", "forget"}[k]
+	return [...]string{"?", "adopt", "spawn", "mark-exited", "wake", "reshare", "drain", "term", "kill", "forget"}[k]
 }
 
 // message is the log message of the action.

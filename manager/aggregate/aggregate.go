@@ -205,7 +205,7 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 		r.present = bitmaps[i*words:][:words:words]
 		r.fragments = table.Fragments(uint32(i))
 		if len(r.fragments) < config.MaxFragments {
-			panic("aggregate: the table has fewer descriptors than Config.MaxPieces")
+			panic("aggregate: the table has fewer descriptors than Config.MaxFragments")
 		}
 		r.fragments = r.fragments[:config.MaxFragments]
 	}
