@@ -77,7 +77,6 @@ type server struct {
 	version   string
 	held      *semaphore.Weighted // bytes
 	cameras   *semaphore.Weighted
-	log       zerolog.Logger
 }
 
 // Run serves until ctx ends; then it answers what it has accepted. If the address is taken, it
@@ -131,7 +130,7 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 func newServer(o Options) *server {
 	s := &server{
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
-		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), cameras: semaphore.NewWeighted(maxCameras), log: o.Log,
+		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), cameras: semaphore.NewWeighted(maxCameras),
 	}
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
 	shown := &frames{wall: s.wall, shown: map[string]time.Time{}}

@@ -56,16 +56,11 @@ type state struct {
 	Error        string          `json:"error,omitempty"`
 	BoundsMillis []float64       `json:"bounds_ms"`
 	Stages       []string        `json:"stages"`
-	Levels       []level         `json:"levels"`
+	Levels       []history.Level `json:"levels"`
 	Marks        []history.Mark  `json:"marks"`
 	Functions    []functionState `json:"functions"`
 	Clip         []string        `json:"clip"`
 	Demo         bool            `json:"demo,omitempty"`
-}
-
-type level struct {
-	StepMillis int64 `json:"step_ms"`
-	Points     int   `json:"points"`
 }
 
 // functionState says what a function's model takes and finds.
@@ -92,9 +87,7 @@ func (s *server) state(w http.ResponseWriter, _ *http.Request) {
 	if err != nil {
 		st.Error = err.Error()
 	}
-	for _, l := range history.Levels {
-		st.Levels = append(st.Levels, level{l.StepMillis, l.Points})
-	}
+	st.Levels = history.Levels[:]
 	for _, f := range s.functions.All() {
 		in := &f.Card.Input
 		st.Functions = append(st.Functions, functionState{

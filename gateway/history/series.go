@@ -55,8 +55,8 @@ func (p *Point) add(o *Point, n int) {
 
 // Level is a resolution.
 type Level struct {
-	StepMillis int64
-	Points     int
+	StepMillis int64 `json:"step_ms"`
+	Points     int   `json:"points"`
 }
 
 // Levels are the resolutions of a Series: 2 minutes, 15 minutes and 6 hours.
