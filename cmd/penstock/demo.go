@@ -73,28 +73,18 @@ const (
 )
 
 func demo(ctx context.Context, duration time.Duration, out, format string) error {
-	self, err := os.Executable()
+	log, err := openDemoLog(out)
 	if err != nil {
-		return fmt.Errorf("find own binary: %w", err)
-	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return fmt.Errorf("make folder: %w", err)
-	}
-	logPath := filepath.Join(out, "penstock.log")
-	log, err := os.Create(logPath)
-	if err != nil {
-		return fmt.Errorf("make log: %w", err)
+		return err
 	}
 	defer log.Close()
 
-	fmt.Fprintf(os.Stderr, "penstock up (log: %s)\n", logPath)
+	fmt.Fprintf(os.Stderr, "penstock up (log: %s)\n", log.Name())
 	machine, err := testbed.NewForeignTime()
 	if err != nil {
 		return err
 	}
-	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("a function had no ready process after a minute"))
-	defer cancel()
-	nd, err := node.Start(starting, node.Options{Binary: self, Config: string(configs.BuiltIn()), Log: log})
+	nd, err := startDemoNode(ctx, log)
 	if err != nil {
 		return err
 	}
@@ -144,6 +134,29 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 		printDemo(os.Stdout, steady, busy, foreign)
 	}
 	return nil
+}
+
+// openDemoLog opens the node's log in the demo's folder, which it makes if needed.
+func openDemoLog(out string) (*os.File, error) {
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return nil, fmt.Errorf("make folder: %w", err)
+	}
+	log, err := os.Create(filepath.Join(out, "penstock.log"))
+	if err != nil {
+		return nil, fmt.Errorf("make log: %w", err)
+	}
+	return log, nil
+}
+
+// startDemoNode starts a node with the built-in configuration.
+func startDemoNode(ctx context.Context, log *os.File) (*node.Node, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find own binary: %w", err)
+	}
+	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a function had no ready process after a minute"))
+	defer cancel()
+	return node.Start(starting, node.Options{Binary: self, Config: string(configs.BuiltIn()), Log: log})
 }
 
 // overloadRate is the rate that needs overload times the device's capacity.

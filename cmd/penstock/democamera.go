@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,7 +19,6 @@ import (
 	"github.com/penstock/penstock/gateway"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/traffic"
-	"github.com/penstock/penstock/node"
 )
 
 // The page's demo: the watched function answers the camera. A button multiplies the load of the
@@ -35,22 +33,13 @@ var cameraRates = map[string]int{"face": 10, "fashion": 400, "detect": 1}
 
 // demoCamera runs a node with some load, and the page with the demo's buttons, until ctx ends.
 func demoCamera(ctx context.Context, out string, open bool) error {
-	self, err := os.Executable()
+	file, err := openDemoLog(out)
 	if err != nil {
-		return fmt.Errorf("find own binary: %w", err)
-	}
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return fmt.Errorf("make folder: %w", err)
-	}
-	file, err := os.Create(filepath.Join(out, "penstock.log"))
-	if err != nil {
-		return fmt.Errorf("make log: %w", err)
+		return err
 	}
 	defer file.Close()
 
-	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no process of some function was ready within a minute"))
-	defer cancel()
-	nd, err := node.Start(starting, node.Options{Binary: self, Config: string(configs.BuiltIn()), Log: file})
+	nd, err := startDemoNode(ctx, file)
 	if err != nil {
 		return err
 	}
