@@ -142,6 +142,16 @@ type FunctionStatus struct {
 	Instances []InstanceStatus `json:"instances"`
 }
 
+// Serves reports whether each instance has a process that holds its ring.
+func (f *FunctionStatus) Serves() bool {
+	for i := range f.Instances {
+		if _, ok := f.Instances[i].Serving(); !ok {
+			return false
+		}
+	}
+	return true
+}
+
 // GuaranteeStatus compares a function's instances with their guarantees. Percentages are of
 // the device's time, summed over the instances.
 type GuaranteeStatus struct {

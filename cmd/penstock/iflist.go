@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -38,9 +37,7 @@ must be 0. The lines below the table say why an objective is not guaranteed, and
 			}
 			out := cmd.OutOrStdout()
 			if output == "json" {
-				e := json.NewEncoder(out)
-				e.SetIndent("", "  ")
-				return e.Encode(status)
+				return writeJSON(out, status)
 			}
 			functions.Write(out, &status, outputWidth())
 			return nil

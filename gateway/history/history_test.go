@@ -1,6 +1,7 @@
 package history
 
 import (
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -148,4 +149,29 @@ func TestMarks(t *testing.T) {
 			t.Errorf("marks %+v", m)
 		}
 	})
+}
+
+func TestQuantile(t *testing.T) {
+	bounds := []float64{1, 2, 4}
+	for _, c := range []struct {
+		name    string
+		latency []uint32
+		q, want float64
+		ok      bool
+	}{
+		{"no answers", nil, 0.5, 0, false},
+		{"first bucket", []uint32{4}, 0.5, 0.5, true},
+		{"interpolated", []uint32{0, 100}, 0.99, 1.99, true},
+		{"in the next bucket", []uint32{1, 0, 3}, 0.5, 2 + 2.0/3, true},
+		{"above all bounds", []uint32{0, 0, 0, 7}, 0.99, 4, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var p Point
+			copy(p.Latency[:], c.latency)
+			got, ok := p.Quantile(bounds, c.q)
+			if ok != c.ok || math.Abs(got-c.want) > 1e-9 {
+				t.Errorf("quantile %v, %v; want %v, %v", got, ok, c.want, c.ok)
+			}
+		})
+	}
 }

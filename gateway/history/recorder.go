@@ -60,7 +60,7 @@ func (r *Recorder) Add(s *control.Sample) Update {
 		if j := slices.IndexFunc(before.Functions, func(o control.FunctionSample) bool { return o.Name == f.Name }); j >= 0 && before.Status.Started.Equal(s.Status.Started) {
 			was = before.Functions[j]
 		}
-		p := difference(&was, f)
+		p := Difference(&was, f)
 		if status, ok := s.Status.Function(f.Name); ok {
 			p.gauges(&status)
 		}
@@ -93,9 +93,9 @@ func (r *Recorder) forget(s *control.Sample) {
 	}
 }
 
-// difference is what happened between two samples of a function. Counters that fell belong to a
+// Difference is what happened between two samples of a function. Counters that fell belong to a
 // function that was removed and added again; they count from zero.
-func difference(was, is *control.FunctionSample) Point {
+func Difference(was, is *control.FunctionSample) Point {
 	p := Point{Known: true}
 	if len(was.Latency) != len(is.Latency) || is.Ran < was.Ran || !grew(was.Results, is.Results) {
 		was = &control.FunctionSample{}

@@ -53,6 +53,35 @@ func (p *Point) add(o *Point, n int) {
 	mean(&p.Demoted, o.Demoted)
 }
 
+// Quantile returns a quantile of the latency in milliseconds, interpolated within its bucket. ok is
+// false without answers. boundsMillis are the buckets' upper bounds.
+func (p *Point) Quantile(boundsMillis []float64, q float64) (millis float64, ok bool) {
+	total := 0.0
+	for _, n := range p.Latency {
+		total += float64(n)
+	}
+	if total == 0 || len(boundsMillis) == 0 {
+		return 0, false
+	}
+
+	rank, last := q*total, boundsMillis[len(boundsMillis)-1]
+	for i, count := range p.Latency {
+		n := float64(count)
+		if n > 0 && rank <= n {
+			low, high := 0.0, last
+			if i > 0 {
+				low = boundsMillis[min(i, len(boundsMillis))-1]
+			}
+			if i < len(boundsMillis) {
+				high = boundsMillis[i]
+			}
+			return low + (high-low)*rank/n, true
+		}
+		rank -= n
+	}
+	return last, true
+}
+
 // Level is a resolution.
 type Level struct {
 	StepMillis int64 `json:"step_ms"`

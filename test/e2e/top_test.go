@@ -1,0 +1,145 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/client"
+)
+
+// openTerminal opens a pseudoterminal of that size: the program's end, and the end of the user.
+func openTerminal(t *testing.T, width, height uint16) (program, user *os.File) {
+	t.Helper()
+	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatalf("open a pseudoterminal: %v", err)
+	}
+	t.Cleanup(func() { user.Close() })
+	if err := unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(user.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { program.Close() })
+	resizeTerminal(t, user, width, height)
+	return program, user
+}
+
+func resizeTerminal(t *testing.T, user *os.File, width, height uint16) {
+	t.Helper()
+	if err := unix.IoctlSetWinsize(int(user.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// shown keeps what a program has written since the last reset.
+type shown struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *shown) follow(user *os.File) {
+	for buffer := make([]byte, 4096); ; {
+		n, err := user.Read(buffer)
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		s.text.Write(buffer[:n])
+		s.mu.Unlock()
+	}
+}
+
+func (s *shown) has(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Contains(s.text.String(), text)
+}
+
+func (s *shown) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.text.Reset()
+}
+
+func TestTop(t *testing.T) {
+	t.Parallel()
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	c := dial(t, nd, "fn", client.Options{})
+
+	t.Run("pipe", func(t *testing.T) {
+		out, err := run(t, nd.Dir, "top", "--interval", "100ms")
+		if err != nil || !strings.Contains(out, "fn") || strings.Contains(out, "\x1b") {
+			t.Errorf("top: %v\n%q", err, out)
+		}
+	})
+	t.Run("json", func(t *testing.T) {
+		waitFor(t, "answers in top's interval", func() bool {
+			answered := make(chan error, 1)
+			go func() {
+				_, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
+				answered <- err
+			}()
+			out, err := run(t, nd.Dir, "top", "-o", "json", "--interval", "500ms")
+			if err := errors.Join(err, <-answered); err != nil {
+				t.Fatalf("top: %v\n%s", err, out)
+			}
+			var live struct {
+				Functions []struct {
+					Name      string         `json:"name"`
+					P99Millis float64        `json:"p99_ms"`
+					Results   map[string]int `json:"results"`
+				} `json:"functions"`
+			}
+			if err := json.Unmarshal([]byte(out), &live); err != nil || len(live.Functions) != 1 || live.Functions[0].Name != "fn" {
+				t.Fatalf("top: %v\n%s", err, out)
+			}
+			f := live.Functions[0]
+			return f.P99Millis > 0 && f.Results["ok"] > 0
+		})
+	})
+	t.Run("terminal", func(t *testing.T) {
+		program, user := openTerminal(t, 120, 24)
+		top := exec.Command(penstock, "top", "--interval", "100ms", "--runtime-dir", nd.Dir)
+		top.Stdin, top.Stdout, top.Stderr = program, program, program
+		top.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+		if err := top.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- top.Wait() }()
+		t.Cleanup(func() { top.Process.Kill() })
+		var screen shown
+		go screen.follow(user)
+
+		waitFor(t, "the whole table", func() bool { return screen.has("state") && screen.has("serves") })
+		resizeTerminal(t, user, 40, 24)
+		waitFor(t, "a narrow table", func() bool {
+			screen.reset()
+			waitFor(t, "another picture", func() bool { return screen.has("\x1b[J") && screen.has("p99 ms") })
+			return !screen.has("state")
+		})
+		if _, err := user.WriteString("q"); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-ended; err != nil {
+			t.Errorf("top ended with %v", err)
+		}
+		waitFor(t, "the terminal's first screen", func() bool { return screen.has("\x1b[?1049l") })
+	})
+}
