@@ -1,12 +1,20 @@
 package bench
 
 import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/libml/device/gpu"
 	"github.com/penstock/penstock/models"
 )
+
+// firstGPU is the device name of the first visible GPU.
+const firstGPU = "cuda"
 
 // openDevice opens a device for a model's input. The name is as in
 // configs.Config.Device.
@@ -18,9 +26,46 @@ func openDevice(name string, in models.Input) (device.Device, error) {
 		}
 		return d, nil
 	}
-	d, err := gpu.New(in, gpu.Options{Device: name})
+	if err := showOnly(name); err != nil {
+		return nil, err
+	}
+	d, err := gpu.New(in, gpu.Options{Device: firstGPU})
 	if err != nil {
 		return nil, err
 	}
 	return d, nil
+}
+
+// visibleDevices is CUDA's variable for the GPUs that a process sees, in their order.
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
+// showOnly hides all other GPUs from this process, because frameworks run on the first GPU that
+// they see. It has no effect after the first use of CUDA.
+func showOnly(name string) error {
+	visible, err := entryOf(name, os.Getenv(visibleDevices))
+	if err != nil || visible == "" {
+		return err
+	}
+	return os.Setenv(visibleDevices, visible)
+}
+
+// entryOf returns the value of CUDA_VISIBLE_DEVICES that leaves only the named GPU of those that
+// are visible. It is empty if the first GPU is meant.
+func entryOf(name, visible string) (string, error) {
+	number, ok := strings.CutPrefix(name, firstGPU+":")
+	if !ok {
+		return strings.TrimPrefix(name, firstGPU), nil // a UUID, or the first
+	}
+	n, err := strconv.Atoi(number)
+	if err != nil || n < 0 {
+		return "", fmt.Errorf("device %q: want cpu, cuda, cuda:N or a GPU's UUID", name)
+	}
+	if visible == "" {
+		return number, nil
+	}
+	entries := strings.Split(visible, ",")
+	if n >= len(entries) {
+		return "", fmt.Errorf("device %q: %s=%s has %d", name, visibleDevices, visible, len(entries))
+	}
+	return strings.TrimSpace(entries[n]), nil
 }

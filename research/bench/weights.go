@@ -715,9 +715,8 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 		return err
 	}
 	var d device.Device
-	const first = "cuda" // the only visible one
 	uuid := os.Getenv("CUDA_VISIBLE_DEVICES")
-	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: log, Device: cmp.Or(uuid, first),
+	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: log, Device: cmp.Or(uuid, firstGPU),
 		Stream: func(slot int) uintptr {
 			if p, ok := d.(device.Partitioned); ok {
 				return p.Stream(slot)
@@ -760,7 +759,7 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 		return nil // it is never woken
 	}
 	woken := time.Now()
-	if d, err = openDevice(first, card.Input); err == nil {
+	if d, err = openDevice(firstGPU, card.Input); err == nil {
 		err = d.Bind()
 	}
 	if err != nil {

@@ -101,8 +101,10 @@ func (c Case) noted(text string) Case {
 func allFigures() []Figure {
 	const slo = 25 * ms
 	sharing := []string{defaultMPS, timeSliceSLAB, mpsSLAB, mpsAIMD, static, shadow, partition}
+	// In Figure 15 a function comes, and another goes.
+	arrivals := []Cue{{0, cueBegin, vgg16, 0.6}, {3 * time.Second, cueBegin, vgg19, 0.6}, {11 * time.Second, cueEnd, vgg16, 0}}
 	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
-	policies := []string{guaranteed, mpsSLAB, partition}
+	policies := []string{guaranteed, mpsSLAB, static, partition}
 	return []Figure{
 		{
 			Name: "fig10a", Title: "Two inference functions, within 25 ms", Paper: "Figure 10a, Table 3",
@@ -140,7 +142,7 @@ func allFigures() []Figure {
 			Cases: []Case{{
 				Name: "workload change", Kind: kindTimeline, Variants: []string{mpsSLAB, mpsAIMD, static, partition},
 				Functions: changing(), Length: 15 * time.Second, Bin: 100 * ms,
-				Events: []Cue{{0, cueBegin, vgg16, 0.6}, {3 * time.Second, cueBegin, vgg19, 0.6}, {11 * time.Second, cueEnd, vgg16, 0}},
+				Events: arrivals,
 				Note:   "each is offered 60 % of what it can do alone: together more than there is; vgg19 is added at 3 s and gets its traffic when it serves",
 			}},
 		},
@@ -231,6 +233,30 @@ func allFigures() []Figure {
 				overloaded("N5", offered(resnet152, 30*ms, 0.25), offered(vgg19, 50*ms, 0.25), offered(vgg19, 50*ms, 1)),
 			},
 		},
+		{
+			Name: "short-objectives", Title: "Mixes with guarantees, within 5 and 10 ms", Paper: "Figure 10, Table 3, with objectives that bite here",
+			Cases: []Case{
+				loads("C2, 10 ms", mix(10*ms, 50, alexnet, vgg19), policies...), loads("C2, 5 ms", mix(5*ms, 50, alexnet, vgg19), policies...),
+				loads("C3, 5 ms", with(mix(5*ms, 24, alexnet, resnet50, vgg19), vgg19, 50), policies...),
+			},
+		},
+		{
+			Name: "overload", Title: "One function that is offered twice what it can do, within 25 ms",
+			Cases: []Case{
+				loads("ResNet-50", one(resnet50, slo), guaranteed, mpsSLAB).levels(0.9, 2),
+				loads("VGG-19", one(vgg19, slo), guaranteed, mpsSLAB).levels(0.9, 2),
+			},
+		},
+		{
+			Name: "changes", Title: "Functions that come and go, with guarantees", Paper: "Figures 1 and 15",
+			Cases: []Case{
+				adding("functions added one after another", 0.35, policies...),
+				{
+					Name: "workload change", Kind: kindTimeline, Variants: policies,
+					Functions: changing(), Length: 15 * time.Second, Bin: 100 * ms, Events: arrivals,
+				},
+			},
+		},
 	}
 }
 
@@ -239,10 +265,10 @@ func rate(model string, perSecond float64) Function {
 	return Function{Name: model, Model: model, SLO: 25 * ms, Batches: ladderOf(model), PerSecond: perSecond}
 }
 
-// combination compares guarantees with no shares and with partitions. The second level overloads
-// the last function.
+// combination compares guarantees with no shares, fixed percentages and partitions. The second
+// level overloads the last function.
 func combination(name string, functions ...Function) Case {
-	c := loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
+	c := loads(name, functions, guaranteed, mpsSLAB, static, partition).levels(0.5, 1)
 	c.Settle, c.Warmup, c.Measure = 3*time.Second, time.Second, 4*time.Second
 	for i := range c.Functions {
 		c.Functions[i].Percent = 24
@@ -259,7 +285,7 @@ func offered(model string, slo time.Duration, weight float64) Function {
 // more than its guarantee, and the others less than theirs.
 func overloaded(name string, functions ...Function) Case {
 	number(functions)
-	return loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
+	return loads(name, functions, guaranteed, mpsSLAB, static, partition).levels(0.5, 1)
 }
 
 func singles(slo time.Duration, models ...string) (cases []Case) {
