@@ -251,6 +251,9 @@ type Function struct {
 	InFlight int `yaml:"in_flight,omitempty" former:"streams" live:"true" zero:"auto" min:"1" max:"2" example:"auto"`
 	// Variables that are added to the processes' environment.
 	Environment map[string]string `yaml:"environment,omitempty" live:"true" example:"{OMP_NUM_THREADS: \"1\"}"`
+	// How many of its clients' pictures the page shows, with their answers; none if left out. Each reader of
+	// the page sees them (docs/page.md).
+	Pictures PictureRate `yaml:"pictures,omitempty" live:"true" pattern:"^(([1-9]|10)/s|([1-9]|[1-5][0-9]|60)/min)$" want:"1/s to 10/s, or 1/min to 60/min" example:"1/s"`
 	// Plays, once, what a capture holds for the port (0: for all), in place of the network. Answers are
 	// counted and sent to no client.
 	Replay Replay `yaml:"replay,omitempty" example:"{file: capture.pcap, speed: 1}"`

@@ -21,7 +21,7 @@ import (
 // AdminSocket is the name of the manager's Unix socket for operators' orders, in the runtime
 // folder. An order is an HTTP POST with one JSON object. The answer is one line: with status
 // 200 it says what was done, with 400 what was wrong. The socket also answers GET of
-// StatusPath, SamplePath and CardPath.
+// StatusPath, SamplePath, CardPath and PicturePath.
 const AdminSocket = "admin.sock"
 
 // ListenAdmin opens the admin socket of the manager whose runtime folder is dir. It returns

@@ -37,6 +37,8 @@ type FunctionSample struct {
 	Results []uint64 `json:"results"`
 	// Outliers are the slowest, late and failed requests of the last 10 to 20 seconds.
 	Outliers []Outlier `json:"outliers,omitempty"`
+	// Picture is the number of the newest Picture; 0 if there is none.
+	Picture uint64 `json:"picture,omitempty"`
 }
 
 // StageNames are the stages of a request in the manager and the process, in order.

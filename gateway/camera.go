@@ -113,7 +113,7 @@ func inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answe
 		}
 		a, found, err = f.InferPhoto(ctx, photo, 0)
 	}
-	answer = frameAnswer{LatencyMS: float64(time.Since(began)) / float64(time.Millisecond), Boxes: boxes(found)}
+	answer = frameAnswer{LatencyMS: millis(time.Since(began)), Boxes: boxes(found)}
 	var status client.StatusError
 	switch {
 	case errors.As(err, &status):
@@ -122,9 +122,14 @@ func inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answe
 		answer.Status, answer.Error = "unanswered", err.Error()
 	default:
 		answer.Status, answer.Stages = a.Status.String(), stages(&a)
-		for _, c := range a.Classes {
-			answer.Classes = append(answer.Classes, class{f.Label(c.Class), c.P})
-		}
+		answer.Classes = classes(f, &a)
 	}
 	return answer, nil
+}
+
+func classes(f *functions.Function, a *functions.Answer) (list []class) {
+	for _, c := range a.Classes {
+		list = append(list, class{f.Label(c.Class), c.P})
+	}
+	return list
 }

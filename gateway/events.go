@@ -42,6 +42,9 @@ type update struct {
 func (s *server) observe(sample *control.Sample) {
 	u := s.history.Add(sample)
 	s.events.publish(&u, s.wall.list())
+	if s.events.hasReaders() {
+		s.pictures.observe(sample)
+	}
 }
 
 // publish encodes an update once for all readers.
@@ -67,6 +70,13 @@ func (e *events) publish(u *history.Update, wall []shown) {
 		default:
 		}
 	}
+}
+
+// hasReaders reports whether a page is open.
+func (e *events) hasReaders() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.readers) > 0
 }
 
 // subscribe adds a reader; nil if there are too many.

@@ -73,6 +73,7 @@ type server struct {
 	history   *history.Recorder
 	events    *events
 	wall      *wall
+	pictures  *pictures
 	demo      *Demo
 	version   string
 	held      *semaphore.Weighted // bytes
@@ -90,6 +91,7 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	following, stop := context.WithCancel(context.Background())
 	var followed sync.WaitGroup
 	followed.Go(func() { s.functions.Run(following) })
+	followed.Go(func() { s.pictures.run(following) })
 	streaming, stopStreams := context.WithCancel(ctx)
 	followed.Go(func() { s.runStreams(streaming) })
 	defer func() {
@@ -133,6 +135,7 @@ func newServer(o Options) *server {
 		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), cameras: semaphore.NewWeighted(maxCameras),
 	}
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
+	s.pictures = newPictures(o, s.functions, s.wall)
 	shown := &frames{wall: s.wall, shown: map[string]time.Time{}}
 	s.streams = stream.NewSet(o.Streams, stream.SetOptions{Node: stream.Node{Functions: s.functions}, Observe: shown.observe, Log: o.Log})
 	return s

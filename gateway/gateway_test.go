@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -50,6 +51,12 @@ var (
 // runtime folder.
 func fakeNode(t *testing.T, answer clienttest.Handler) (dir string) {
 	t.Helper()
+	return fakeNodeWith(t, answer, &atomic.Pointer[control.Picture]{})
+}
+
+// fakeNodeWith is fakeNode with a picture of finder.
+func fakeNodeWith(t *testing.T, answer clienttest.Handler, picture *atomic.Pointer[control.Picture]) (dir string) {
+	t.Helper()
 	peer, err := clienttest.NewManager(answer, clienttest.ManagerOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -76,13 +83,18 @@ func fakeNode(t *testing.T, answer clienttest.Handler) (dir string) {
 		}
 		sample := control.Sample{At: time.Now(), Status: status}
 		for _, f := range status.Functions {
-			sample.Functions = append(sample.Functions, control.FunctionSample{Name: f.Name})
+			s := control.FunctionSample{Name: f.Name}
+			if p := picture.Load(); p != nil && f.Name == finder.Name {
+				s.Picture = p.Number
+			}
+			sample.Functions = append(sample.Functions, s)
 		}
 		json.NewEncoder(w).Encode(sample)
 	})
 	mux.HandleFunc("GET "+control.CardPath, func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(cards[r.URL.Query().Get("function")])
 	})
+	mux.HandleFunc("GET "+control.PicturePath, func(w http.ResponseWriter, r *http.Request) { json.NewEncoder(w).Encode(picture.Load()) })
 	web := &http.Server{Handler: mux}
 	go web.Serve(admin)
 	t.Cleanup(func() { web.Close() })

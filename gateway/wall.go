@@ -32,6 +32,9 @@ type shown struct {
 	LatencyMS float64 `json:"latency_ms"`
 	AgeMS     int64   `json:"age_ms"`
 	Boxes     []box   `json:"boxes"`
+	Classes   []class `json:"classes,omitempty"`
+	// Client is the address of a UDP client whose picture it is; empty for the gateway's own.
+	Client string `json:"client,omitempty"`
 }
 
 // box is in the picture's pixels.
@@ -59,17 +62,22 @@ func (w *wall) show(function string, file []byte, latency time.Duration, found [
 
 // put is show for boxes.
 func (w *wall) put(function string, file []byte, latency time.Duration, found []box) {
-	if len(file) > maxWallBytes {
+	w.add(&wallPicture{file: file, at: time.Now(), shown: shown{Function: function, LatencyMS: millis(latency), Boxes: found}})
+}
+
+// add replaces the function's picture by p, unless p is too large.
+func (w *wall) add(p *wallPicture) {
+	if len(p.file) > maxWallBytes {
 		return
 	}
-	p := &wallPicture{file: file, at: time.Now()}
-	p.Function, p.LatencyMS, p.Boxes = function, float64(latency)/float64(time.Millisecond), found
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.number++
 	p.Number = w.number
-	w.pictures[function] = p
+	w.pictures[p.Function] = p
 }
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 func boxes(found []functions.Detection) []box {
 	list := make([]box, 0, len(found))

@@ -150,6 +150,7 @@ func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
 //	                                                one cannot start
 //	port                                            the new port opens now, the old one closes later
 //	share_percent                                   shares are allocated again
+//	pictures                                        at once
 func (f *function) plan(want configs.Function) (*change, error) {
 	m, have := f.m, f.config
 	if err := f.checkEntry(want); err != nil {
@@ -290,6 +291,9 @@ func (c *change) commit() error {
 		f.byHand = 0
 		m.shareEdited(f)
 	}
+	if before.Pictures != c.want.Pictures {
+		f.keepPictures()
+	}
 	m.file.follow(c.want)
 	if c.card == nil {
 		return nil
@@ -321,10 +325,10 @@ func (c *change) ended(before configs.Function, err error) {
 	m.keep()
 }
 
-// undo records that the function has its old processes again. Its port and its share keep their new
-// values. The next edit, or the next manager, tries the entry again.
+// undo records that the function has its old processes again. Its port, its share and its
+// pictures keep their new values. The next edit, or the next manager, tries the entry again.
 func (c *change) undo(before configs.Function) {
-	before.Port, before.SharePercent = c.want.Port, c.want.SharePercent
+	before.Port, before.SharePercent, before.Pictures = c.want.Port, c.want.SharePercent, c.want.Pictures
 	c.f.config = before
 	c.f.m.file.follow(configs.Function{Name: c.f.name, Instances: 1})
 }

@@ -93,6 +93,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"weights":       {func(c *configs.Function) { c.Weights = configs.WeightsPrivate }, process(func(s setup) bool { return s.weights == configs.WeightsPrivate })},
 		"in_flight":     {func(c *configs.Function) { c.InFlight = 2 }, process(func(s setup) bool { return s.streams == 2 })},
 		"environment":   {func(c *configs.Function) { c.Environment = map[string]string{"A": "b"} }, process(func(s setup) bool { return s.environment["A"] == "b" })},
+		"pictures":      {func(c *configs.Function) { c.Pictures = "10/s" }, func(b *nodeBed) bool { return b.function("a").port.CopiesPictures() }},
 		"instances":     {func(c *configs.Function) { c.Instances = 2 }, nil},
 		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},
 		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},

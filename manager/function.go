@@ -95,7 +95,19 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		}
 		f.instances = append(f.instances, in)
 	}
+	f.keepPictures()
 	return f, nil
+}
+
+// keepPictures lets the port copy pictures as the configuration says.
+func (f *function) keepPictures() {
+	interval, in := f.config.Pictures.Interval(), &f.model.desired.Input
+	if interval > 0 && (!in.IsPicture() || in.WireBytes() > control.MaxPictureBytes) {
+		f.log.Warn().Int("request_bytes", in.WireBytes()).Int("max_bytes", control.MaxPictureBytes).
+			Msg("cannot keep pictures: want a model whose input is pictures of u8 within the limit")
+		interval = 0
+	}
+	f.port.SetPictures(interval)
 }
 
 // within is the part of the objective that the node may use.

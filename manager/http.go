@@ -16,13 +16,15 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
 )
 
 // servers has two HTTP servers. One, on the configured address, is read-only: metrics,
 // health and status. The other is on a Unix socket in the runtime folder, whose
 // permissions protect it. It takes orders (`penstock if`), and also answers with status,
-// samples and cards.
+// samples, cards and pictures.
 type servers struct {
 	list   []*http.Server
 	orders *control.Listener
@@ -47,6 +49,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	take.HandleFunc("GET "+control.StatusPath, m.status)
 	take.HandleFunc("GET "+control.SamplePath, m.sample)
 	take.HandleFunc("GET "+control.CardPath, m.card)
+	take.HandleFunc("GET "+control.PicturePath, m.picture)
 	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
 	take.HandleFunc("POST "+control.RemovePath, m.takeRemove)
 	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)
@@ -172,6 +175,34 @@ func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(card)
+}
+
+// picture answers with the newest picture of a function.
+func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
+	name := r.URL.Query().Get("function")
+	var port *dataplane.Port
+	err := m.do(func() error {
+		f := m.function(name)
+		if f == nil {
+			return m.unknown(name)
+		}
+		port = f.port
+		return nil
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	p, ok := port.Picture()
+	if !ok {
+		http.Error(w, fmt.Sprintf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(control.Picture{
+		Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),
+		ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: p.Pixels,
+	})
 }
 
 func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {

@@ -23,7 +23,7 @@ func (m *Manager) sample(w http.ResponseWriter, _ *http.Request) {
 		s.Status = m.currentStatus()
 		for _, f := range m.functions {
 			stats := f.port.Stats()
-			s.Functions = append(s.Functions, control.FunctionSample{Name: f.name, Results: stats.Results[:]})
+			s.Functions = append(s.Functions, control.FunctionSample{Name: f.name, Results: stats.Results[:], Picture: f.port.PictureNumber()})
 			histograms = append(histograms, m.metrics.of(f.name))
 		}
 		return nil

@@ -1,14 +1,18 @@
 package manager
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -92,5 +96,59 @@ func TestSamplePath(t *testing.T) {
 	}
 	if len(f.Results) != wire.NumStatuses || len(f.Stages) != len(control.StageNames) {
 		t.Errorf("%d results, %d stages", len(f.Results), len(f.Stages))
+	}
+}
+
+func TestPicturePath(t *testing.T) {
+	b := newBed(t, configs.Default(), 100)
+	b.m.functions = []*function{b.function}
+	node := &nodeBed{Manager: b.m, t: t}
+	ask := func(function string) *httptest.ResponseRecorder {
+		page := httptest.NewRecorder()
+		node.asked(func() { b.m.picture(page, httptest.NewRequest("GET", control.PicturePath+"?function="+function, nil)) })
+		return page
+	}
+	for function, want := range map[string]string{"test": "`pictures: 1/s`", "other": "other"} {
+		if page := ask(function); page.Code != 400 || !strings.Contains(page.Body.String(), want) {
+			t.Errorf("%s: %d %q, want %q", function, page.Code, page.Body, want)
+		}
+	}
+
+	b.config.Pictures = "10/s"
+	b.keepPictures()
+	c, s := b.owner(0, 1), b.dial()
+	before := time.Now()
+	s.Send(3)
+	c.Answer(c.Await(1), nil)
+	s.Next()
+	b.eventually("the picture is copied", func() bool { return b.port.PictureNumber() == 1 })
+	var p control.Picture
+	if err := json.NewDecoder(ask("test").Body).Decode(&p); err != nil {
+		t.Fatal(err)
+	}
+	if p.Number != 1 || !bytes.Equal(p.Pixels, datapathtest.Picture(3)) || !p.From.IsValid() || p.Kind != wire.KindRaw || p.ModelVersion != 7 {
+		t.Errorf("picture %d of %d bytes from %v", p.Number, len(p.Pixels), p.From)
+	}
+	if after := time.Now(); p.Answered.Before(before) || p.Answered.After(after) || p.Latency <= 0 || p.Latency > after.Sub(before) {
+		t.Errorf("answered at %v after %v, want between %v and %v", p.Answered, p.Latency, before, after)
+	}
+}
+
+// Tensors and pictures that are too large are not kept.
+func TestKeepPictures(t *testing.T) {
+	b := newBed(t, configs.Default(), 100)
+	b.config.Pictures = "1/s"
+	for want, in := range map[bool]models.Input{
+		true:  {Height: 32, Width: 32, Channels: 3, WireType: models.U8},
+		false: {Height: 32, Width: 32, Channels: 3, WireType: models.F32},
+	} {
+		b.model.desired.Input = in
+		if b.keepPictures(); b.port.CopiesPictures() != want {
+			t.Errorf("pictures of %s are kept: %v", in.WireType, !want)
+		}
+	}
+	b.model.desired.Input = models.Input{Height: 2048, Width: 2048, Channels: 3, WireType: models.U8}
+	if b.keepPictures(); b.port.CopiesPictures() {
+		t.Error("pictures of 12 MiB are kept")
 	}
 }

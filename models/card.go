@@ -133,6 +133,11 @@ func (in *Input) WireBytes() int {
 	return in.Height * in.Width * in.Channels * in.WireType.Bytes()
 }
 
+// IsPicture reports whether requests are pictures of 8 bits per channel, grey or RGB.
+func (in *Input) IsPicture() bool {
+	return in.WireType == U8 && (in.Channels == 1 || in.Channels == 3)
+}
+
 // TensorBytes returns the size of one image of the batch tensor.
 func (in *Input) TensorBytes() int {
 	return in.Height * in.Width * in.Channels * in.TensorType.Bytes()

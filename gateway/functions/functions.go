@@ -291,18 +291,23 @@ func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Dura
 		return a, err
 	}
 	a.Result, a.Latency = r.Result, time.Duration(r.Received-r.Sent)
-	switch r.Kind {
-	case wire.KindBoxes:
-		a.Boxes, err = wire.DecodeBoxes(nil, r.Payload)
-	case wire.KindTopK:
-		a.Classes, err = wire.DecodeTopK(nil, r.Payload)
-	case wire.KindRaw:
-		a.Values, err = wire.DecodeRaw(nil, r.Payload)
-	}
-	if err != nil {
+	if err := a.decode(r.Kind, r.Payload); err != nil {
 		return a, fmt.Errorf("decode answer of %s: %w", f.Name, err)
 	}
 	return a, nil
+}
+
+// decode sets Boxes, Classes or Values.
+func (a *Answer) decode(kind wire.Kind, payload []byte) (err error) {
+	switch kind {
+	case wire.KindBoxes:
+		a.Boxes, err = wire.DecodeBoxes(nil, payload)
+	case wire.KindTopK:
+		a.Classes, err = wire.DecodeTopK(nil, payload)
+	case wire.KindRaw:
+		a.Values, err = wire.DecodeRaw(nil, payload)
+	}
+	return err
 }
 
 // Label is the name of a class; empty if the model has none.

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"image"
+	"net/netip"
 	"time"
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
+	"github.com/penstock/penstock/wire"
 )
 
 // ErrNoPicture is returned for a function that takes tensors which no photo can be resized to.
@@ -57,6 +59,48 @@ func (f *Function) locate(a *Answer, frame picture.Frame) (found []Detection) {
 	return found
 }
 
+// LocalAddr is the address that this program's requests come from.
+func (f *Function) LocalAddr() netip.AddrPort {
+	own := f.client.LocalAddr()
+	return netip.AddrPortFrom(own.Addr().Unmap(), own.Port())
+}
+
+// Read turns a request of any client and its answer into a picture and what was found in it. The
+// picture may use pixels.
+func (f *Function) Read(pixels []byte, kind wire.Kind, payload []byte) (photo image.Image, a Answer, found []Detection, err error) {
+	in := &f.Card.Input
+	if err := CheckPhotos(in); err != nil {
+		return nil, a, nil, err
+	}
+	if len(pixels) != in.WireBytes() {
+		return nil, a, nil, fmt.Errorf("picture of %s has %d bytes, want %d", f.Name, len(pixels), in.WireBytes())
+	}
+	if err := a.decode(kind, payload); err != nil {
+		return nil, a, nil, fmt.Errorf("decode answer of %s: %w", f.Name, err)
+	}
+	return photoOf(in, pixels), a, f.locate(&a, picture.Whole(size(in))), nil
+}
+
+// photoOf shows the bytes of a request as a picture.
+func photoOf(in *models.Input, pixels []byte) image.Image {
+	bounds := image.Rect(0, 0, in.Width, in.Height)
+	if in.Channels == 1 {
+		return &image.Gray{Pix: pixels, Stride: in.Width, Rect: bounds}
+	}
+	photo, count := image.NewRGBA(bounds), in.Width*in.Height
+	for i := range count {
+		for c := range 3 {
+			at := 3*i + c
+			if in.WireLayout == models.CHW {
+				at = c*count + i
+			}
+			photo.Pix[4*i+c] = pixels[at]
+		}
+		photo.Pix[4*i+3] = 0xff
+	}
+	return photo
+}
+
 // TakesPhotos reports whether photos can be resized to what the function takes.
 func (f *Function) TakesPhotos() bool { return CheckPhotos(&f.Card.Input) == nil }
 
@@ -87,7 +131,7 @@ func (f *Function) Items(a Answer, found []Detection) (items []Item) {
 
 // CheckPhotos returns ErrNoPicture if photos cannot be resized to a model's input.
 func CheckPhotos(in *models.Input) error {
-	if in.WireType != models.U8 || in.Channels != 1 && in.Channels != 3 {
+	if !in.IsPicture() {
 		return fmt.Errorf("%w: it takes %d channels of %s, want 1 or 3 of u8; send a tensor instead", ErrNoPicture, in.Channels, in.WireType)
 	}
 	return nil

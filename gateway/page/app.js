@@ -9,6 +9,7 @@ const $ = (id) => document.getElementById(id);
 const recentSeconds = 5; // of the tiles
 const drawEvery = 500; // ms
 const silentAfter = 2000; // ms
+const smallestPicture = 192; // CSS pixels; smaller pictures of the wall are enlarged
 
 class View {
   constructor() {
@@ -223,7 +224,7 @@ class View {
     }));
   }
 
-  // showWall shows the newest pictures that came over HTTP.
+  // showWall shows the newest pictures that came through the gateway, or that the manager copied.
   showWall(wall) {
     const box = $("wall");
     for (const figure of [...box.children]) if (!wall.some((s) => s.function === figure.dataset.function)) figure.remove();
@@ -235,11 +236,12 @@ class View {
         figure.append(document.createElement("canvas"), document.createElement("figcaption"));
         box.append(figure);
       }
-      figure.querySelector("figcaption").textContent = `${s.function}: answered in ${s.latency_ms.toFixed(1)} ms, ${(s.age_ms / 1000).toFixed(1)} s ago`;
+      const found = (s.classes || []).slice(0, 1).map((c) => `, ${c.label} ${(100 * c.score).toFixed(0)} %`).join("");
+      figure.querySelector("figcaption").textContent = `${s.function}${s.client ? ` from ${s.client}` : ""}${found}: answered in ${s.latency_ms.toFixed(1)} ms, ${(s.age_ms / 1000).toFixed(1)} s ago`;
       if (figure.dataset.number === String(s.number)) continue;
       figure.dataset.number = s.number;
       const picture = new Image();
-      picture.onload = () => draw(figure.querySelector("canvas"), picture, s.boxes);
+      picture.onload = () => draw(figure.querySelector("canvas"), picture, s.boxes, Math.max(1, Math.floor(smallestPicture / picture.width)));
       picture.src = `api/wall/${encodeURIComponent(s.function)}?number=${s.number}`;
     }
   }

@@ -137,21 +137,25 @@ function grab(source) {
   return copy;
 }
 
-// draw shows a picture with its boxes.
-export function draw(canvas, picture, boxes) {
-  canvas.width = picture.width;
-  canvas.height = picture.height;
+// draw shows a picture, enlarged by a factor, with its boxes.
+export function draw(canvas, picture, boxes, factor = 1) {
+  const width = picture.width * factor, height = picture.height * factor;
+  canvas.width = width;
+  canvas.height = height;
   const ctx = canvas.getContext("2d");
-  ctx.drawImage(picture, 0, 0);
-  ctx.lineWidth = Math.max(2, picture.width / 200);
-  ctx.font = `${Math.max(12, picture.width / 40)}px system-ui`;
+  ctx.imageSmoothingEnabled = factor === 1;
+  ctx.drawImage(picture, 0, 0, width, height);
+  ctx.lineWidth = Math.max(2, width / 200);
+  ctx.font = `${Math.max(12, width / 40)}px system-ui`;
+  const line = Math.max(16, width / 30);
   for (const b of boxes) {
+    const [x0, y0, x1, y1] = [b.x0, b.y0, b.x1, b.y1].map((v) => v * factor);
     ctx.strokeStyle = "#f0e442";
-    ctx.strokeRect(b.x0, b.y0, b.x1 - b.x0, b.y1 - b.y0);
-    const text = `${b.label} ${(100 * b.score).toFixed(0)} %`;
+    ctx.strokeRect(x0, y0, x1 - x0, y1 - y0);
+    const text = `${b.label} ${(100 * b.score).toFixed(0)} %`, top = Math.max(0, y0 - line);
     ctx.fillStyle = "#000c";
-    ctx.fillRect(b.x0, Math.max(0, b.y0 - picture.width / 30), ctx.measureText(text).width + 6, picture.width / 30);
+    ctx.fillRect(x0, top, ctx.measureText(text).width + 6, line);
     ctx.fillStyle = "#fff";
-    ctx.fillText(text, b.x0 + 3, Math.max(picture.width / 40, b.y0 - 4));
+    ctx.fillText(text, x0 + 3, top + 0.8 * line);
   }
 }

@@ -88,6 +88,10 @@ type Port struct {
 	stopped atomic.Bool    // tells the receive threads to end
 	version atomic.Uint32
 
+	requestBytes  int
+	pictures      atomic.Pointer[pictures] // nil: none are copied
+	pictureNumber atomic.Uint64
+
 	// mu guards the next four fields and the queues' requests: receive threads publish requests,
 	// reply threads end them. It is held for the requests that one burst completed. Its holder never
 	// blocks: its one system call wakes a sleeping process.
@@ -130,11 +134,12 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 			MaxFragments: uint32(descriptorsPerFragment * fragments),
 			ResultBytes:  uint32(max(minResultBytes, o.ResultBytes)),
 		},
-		sources:   sources,
-		runLate:   o.RunLate,
-		flights:   make([]flight, slots),
-		objective: o.Objective,
-		owners:    make([]atomic.Uint32, slots),
+		sources:      sources,
+		runLate:      o.RunLate,
+		requestBytes: o.RequestBytes,
+		flights:      make([]flight, slots),
+		objective:    o.Objective,
+		owners:       make([]atomic.Uint32, slots),
 	}
 	p.version.Store(o.Version)
 	defer func() {

@@ -18,7 +18,7 @@ import (
 //   3. Under the mu of the request's receiver and Port.mu: end each request and append its
 //      result's datagrams. From then on its slot, and with it the memory of its result, may be
 //      reused.
-//   4. Send the datagrams, and release the packets.
+//   4. Send the datagrams, copy a picture if one is due (pictures.go), and release the packets.
 //
 // A turn without a reply instead ends the requests whose deadline has passed: their
 // process is stopped, hangs, or does not exist (overdue.go).
@@ -59,10 +59,11 @@ type replyTurn struct {
 	port      *Port
 	sides     []replySide // by receiver
 	answered  []Times
-	abandoned []uint32 // slots that no process will answer
-	owners    []uint32 // receivers of the slots that are being answered
-	overdue   []uint32 // slots whose deadline has passed
-	good      bool     // a request was answered well
+	abandoned []uint32  // slots that no process will answer
+	owners    []uint32  // receivers of the slots that are being answered
+	overdue   []uint32  // slots whose deadline has passed
+	good      bool      // a request was answered well
+	picture   *pictures // that the thread has claimed; nil for none
 
 	nextOverdue int64 // when the next request in flight is overdue, shm.Now; 0: none is in flight
 	stalled     bool  // the thread has answered `late` since the process's last reply
@@ -155,6 +156,7 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 	}
 	t.good = t.good || result.Status == wire.StatusOK
 	t.count(slot, now, &origin, &reported, result.Status) // before End: then the slot may be reused
+	t.claim(slot, now, &origin, &result, payload)
 	a.End(now, slot, &result, payload, &side.events)
 	t.land(slot)
 	side.out.result(origin.From, origin.RequestID, &result, payload, false)
@@ -190,6 +192,7 @@ func (t *replyTurn) finish() {
 		t.queue.answeredAt.Store(int64(runclock.Now()))
 		t.queue.firstGood.CompareAndSwap(0, sent)
 	}
+	t.copyPicture(sent)
 	for i := range t.sides {
 		if spans := t.sides[i].events.Release; len(spans) > 0 {
 			p.receivers[i].source.Release(spans)

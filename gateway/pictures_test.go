@@ -1,0 +1,91 @@
+package gateway
+
+import (
+	"bytes"
+	"image/jpeg"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/wire"
+)
+
+// The manager's copies come to the wall while a page is open, but not those of the gateway's own
+// requests.
+func TestPictures(t *testing.T) {
+	var copied atomic.Pointer[control.Picture]
+	s := newServer(Options{Dir: fakeNodeWith(t, oneBox, &copied), Version: "test", Log: zerolog.Nop()})
+	if err := s.functions.Refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	show := func(p control.Picture) {
+		t.Helper()
+		copied.Store(&p)
+		if err := s.functions.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case due := <-s.pictures.due:
+			for _, name := range due {
+				if err := s.pictures.fetch(t.Context(), name); err != nil {
+					t.Error(err)
+				}
+			}
+		default:
+		}
+	}
+	pixels := bytes.Repeat([]byte{250, 10, 10}, 4*4)
+	_, payload, _ := oneBox(clienttest.Request{})
+	p := control.Picture{
+		Number: 1, From: netip.MustParseAddrPort("192.0.2.7:5000"), Answered: time.Now().Add(-5 * time.Second), Latency: 3 * time.Millisecond,
+		ModelVersion: finder.Version, Kind: wire.KindBoxes, Payload: payload, Pixels: pixels,
+	}
+	if show(p); len(s.wall.list()) != 0 {
+		t.Errorf("the wall has %+v, and no page is open", s.wall.list())
+	}
+
+	s.events.subscribe()
+	show(p)
+	list := s.wall.list()
+	if len(list) != 1 || list[0].Function != "finder" || list[0].Client != "192.0.2.7:5000" || list[0].LatencyMS != 3 || list[0].AgeMS < 5000 {
+		t.Fatalf("the wall has %+v", list)
+	}
+	if want := []box{{"dog", 0.75, 1, 1, 3, 3}}; !slices.Equal(list[0].Boxes, want) {
+		t.Errorf("boxes %+v, want %+v", list[0].Boxes, want)
+	}
+	response := httptest.NewRecorder()
+	s.routes().ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/api/wall/finder", nil))
+	photo, err := jpeg.Decode(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, g, _, _ := photo.At(2, 2).RGBA(); photo.Bounds().Dx() != 4 || r>>8 < 200 || g>>8 > 60 {
+		t.Errorf("picture %v with %d red and %d green", photo.Bounds(), r>>8, g>>8)
+	}
+
+	own, err := s.functions.Function("finder")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(p *control.Picture){
+		"the gateway's own": func(p *control.Picture) { p.From = own.LocalAddr() },
+		"another model's":   func(p *control.Picture) { p.ModelVersion++ },
+	} {
+		other := p
+		other.Number, other.Latency = p.Number+1, time.Second
+		change(&other)
+		show(other)
+		if list := s.wall.list(); list[0].LatencyMS != 3 {
+			t.Errorf("%s picture is shown: %+v", name, list)
+		}
+		p.Number = other.Number
+	}
+}

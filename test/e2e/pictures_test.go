@@ -1,0 +1,116 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"image/jpeg"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	pictures "github.com/penstock/penstock/models/picture"
+)
+
+// wallEvent is what an event says of the wall.
+type wallEvent struct {
+	Wall []struct {
+		Function, Client string
+		Number           int
+		Boxes            []struct {
+			Label          string
+			X0, Y0, X1, Y1 int
+		}
+	}
+}
+
+// With `pictures:` an open page gets pictures of UDP clients with their answers, until an edit of
+// the configuration ends that.
+func TestPictures(t *testing.T) {
+	nd, url := startWithGateway(t)
+	photo, err := pictures.Decode(photoOf(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Letterbox)
+
+	// A client sends the photo, one request after the other, while a page is open.
+	c := dial(t, nd, "face", client.Options{Timeout: patience})
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if _, err := c.Do(t.Context(), pixels, client.RequestOptions{}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	response, err := http.Get(url + "/api/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	lines := bufio.NewScanner(response.Body)
+	lines.Buffer(nil, 1<<20)
+	next := func() (e wallEvent) {
+		t.Helper()
+		for lines.Scan() {
+			if text, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+				if err := json.Unmarshal([]byte(text), &e); err != nil {
+					t.Fatal(err)
+				}
+				return e
+			}
+		}
+		t.Fatal("the events ended")
+		return e
+	}
+	if e := next(); len(e.Wall) != 0 {
+		t.Fatalf("without the key the wall has %+v", e.Wall)
+	}
+
+	edit := func(from, to string) {
+		t.Helper()
+		text, err := os.ReadFile(nd.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(nd.Config, []byte(strings.Replace(string(text), from, to, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit("{name: face,", "{name: face, pictures: 10/s,")
+	var e wallEvent
+	waitFor(t, "a picture of the client", func() bool { e = next(); return len(e.Wall) == 1 && e.Wall[0].Number > 2 })
+	shown := e.Wall[0]
+	if shown.Function != "face" || shown.Client != c.LocalAddr().String() || len(shown.Boxes) != 1 || shown.Boxes[0].Label != "face" {
+		t.Errorf("the wall has %+v, want a face of %v", shown, c.LocalAddr())
+	}
+	file, err := http.Get(url + "/api/wall/face")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Body.Close()
+	copied, err := jpeg.Decode(file.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size := copied.Bounds().Size(); size.X != 128 || size.Y != 128 {
+		t.Errorf("picture of %v, want 128 × 128", size)
+	}
+
+	edit(" pictures: 10/s,", "")
+	waitFor(t, "the copies to end", func() bool {
+		s, err := control.ReadSample(testContext(t), nd.Dir)
+		return err == nil && len(s.Functions) == 2 && s.Functions[0].Picture == 0 && s.Functions[1].Picture == 0
+	})
+}
