@@ -157,6 +157,14 @@ func (f *function) failure() string {
 	return ""
 }
 
+// processFailures counts the processes that ended unexpectedly.
+func (f *function) processFailures() (n uint64) {
+	for _, in := range f.instances {
+		n += in.failures.count
+	}
+	return n
+}
+
 // processes counts the processes that exist or should exist.
 func (f *function) processes() int {
 	n := 0

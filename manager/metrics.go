@@ -151,6 +151,12 @@ var (
 		"Device time used, within the guarantee or beyond it.", "function", "instance", "priority")
 	descFeasible = describe("penstock_objective_guaranteed",
 		"1 if the objective holds whatever other functions do, else 0.", "function", "instance")
+	descObjective = describe("penstock_objective_seconds",
+		"Latency objective.", "function")
+	descServing = describe("penstock_function_serving",
+		"1 while every instance has a process that serves, else 0.", "function")
+	descFailures = describe("penstock_process_failures_total",
+		"Processes that ended unexpectedly.", "function")
 	descSwaps = describe("penstock_swaps_total",
 		"Hand-overs from an active process to its shadow, and moves to other multiprocessors.", "function")
 	descSMs = describe("penstock_share_multiprocessors",
@@ -201,6 +207,8 @@ var (
 		"Complete requests that are not answered yet.", "function")
 	descAccepted = describe("penstock_requests_accepted_total",
 		"Requests that became complete.", "function")
+	descRequestsLost = describe("penstock_requests_lost_total",
+		"Complete requests that were never answered. It must stay 0.", "function")
 	descRejected = describe("penstock_replies_rejected_total",
 		"Invalid replies of a process, which were dropped.", "function")
 	descNACKs = describe("penstock_nacks_total",
@@ -321,9 +329,13 @@ func (c collector) collectInstance(in *instance) {
 func (c collector) collectFunction(f *function) {
 	stats := f.port.Stats()
 	src, counts := stats.Source, stats.Requests
+	c.gauge(descObjective, f.slo.Seconds(), f.name)
+	c.flag(descServing, f.serving(), f.name)
+	c.counter(descFailures, f.processFailures(), f.name)
 	c.counter(descSwaps, f.swaps.count, f.name)
 	c.counter(descHangs, f.hangs, f.name)
 	c.counter(descAccepted, stats.Accepted, f.name)
+	c.counter(descRequestsLost, stats.Lost, f.name)
 	c.counter(descRejected, stats.Rejected, f.name)
 	c.counter(descDatagrams, src.Datagrams, f.name)
 	c.counter(descBytes, src.Bytes, f.name)

@@ -147,12 +147,15 @@ type failures struct {
 	reason string
 	// last is about the last process that failed; nil if none has.
 	last *control.ProcessFailure
+	// count is the number of processes that failed.
+	count uint64
 }
 
 // observe applies the orchestrator's report on a process.
 func (f *failures) observe(o *control.ObservedProcess) {
 	switch o.State {
 	case control.Failed:
+		f.count++
 		f.reason = o.Reason
 		f.last = &control.ProcessFailure{Generation: o.Generation, PID: o.PID, At: time.Now(), Reason: o.Reason}
 	case control.Active:

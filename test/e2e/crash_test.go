@@ -99,6 +99,11 @@ func TestActiveKilled(t *testing.T) {
 	if last == nil || last.PID != active.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
 		t.Errorf("last failure %+v, want how process %d was killed", last, active.PID)
 	}
+	for name, want := range map[string]float64{"process_failures_total": 1, "requests_lost_total": 0, "function_serving": 1, "objective_seconds": 10} {
+		if got := metric(t, nd, "penstock_"+name+`{function="fn"}`); got != want {
+			t.Errorf("penstock_%s is %v, want %v", name, got, want)
+		}
+	}
 }
 
 // badBatchesCostThemselvesOnly sends pictures to a program that fails every fifth batch. The

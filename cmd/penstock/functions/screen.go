@@ -13,9 +13,9 @@ import (
 
 // Screen shows a node on a terminal and draws it again after each sample:
 //
-//	1 Run shows the terminal's other screen and samples the node in another goroutine
-//	2 each sample, each key and each new size of the terminal redraws
-//	3 q, Ctrl-C or the end of ctx restores the terminal
+//	1 Run shows the terminal's other screen. Another goroutine samples the node.
+//	2 Each sample, each key and each new size of the terminal redraws.
+//	3 q, Ctrl-C or the end of ctx restores the terminal.
 //
 // A terminal in raw mode sends Ctrl-C as a key.
 type Screen struct {
@@ -36,8 +36,8 @@ type Screen struct {
 	sampled time.Time // the newest good sample
 }
 
-// What a terminal needs to switch screens, and to draw one (ECMA-48; the other screen and the
-// cursor are DEC's private modes).
+// Sequences that switch the screen and draw on it (ECMA-48; the other screen and the cursor are
+// DEC's private modes).
 const (
 	enterScreen = "\x1b[?1049h\x1b[?25l"
 	leaveScreen = "\x1b[?25h\x1b[?1049l"
