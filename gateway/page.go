@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"embed"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -10,24 +9,16 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/gateway/history"
+	"github.com/penstock/penstock/gateway/page"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 )
-
-// page is the page as it is served: plain modules, nothing from elsewhere.
-//
-//go:embed page
-var page embed.FS
 
 // contentPolicy lets the page load from the gateway alone.
 const contentPolicy = "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; frame-ancestors 'none'"
 
 func (s *server) routePage(mux *http.ServeMux) {
-	files, err := fs.Sub(page, "page")
-	if err != nil {
-		panic(err) // the name is above
-	}
-	static := http.FileServerFS(files)
+	static := http.FileServerFS(page.Files)
 	mux.HandleFunc("GET /", func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Security-Policy", contentPolicy)
 		w.Header().Set("Cache-Control", "no-cache")

@@ -1,0 +1,49 @@
+package page
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestReport(t *testing.T) {
+	const evil = `</script><script>alert(1)</script>`
+	r := Report{Title: evil, Version: evil, Groups: []Group{{Name: evil, Runs: []Run{{Name: evil, Functions: []Function{{Name: evil}}}}}}}
+	var b bytes.Buffer
+	if err := r.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	text := b.String()
+	if strings.Contains(text, "alert(1)</script>") {
+		t.Error("a name ends the script")
+	}
+	runs := regexp.MustCompile(`(?s)id="runs">(.*?)</script>`).FindStringSubmatch(text)
+	var back Report
+	if runs == nil || json.Unmarshal([]byte(runs[1]), &back) != nil || back.Groups[0].Runs[0].Functions[0].Name != evil {
+		t.Errorf("the runs do not come back: %q", runs)
+	}
+
+	// Each import of a module is in the map.
+	var modules struct{ Imports map[string]string }
+	found := regexp.MustCompile(`(?s)<script type="importmap">(.*?)</script>`).FindStringSubmatch(text)
+	if err := json.Unmarshal([]byte(found[1]), &modules); err != nil {
+		t.Fatal(err)
+	}
+	for name, url := range modules.Imports {
+		source, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(url, "data:text/javascript;base64,"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^import .* from "(.*)";`).FindAllStringSubmatch(string(source), -1) {
+			if modules.Imports[m[1]] == "" {
+				t.Errorf("%s imports %s, which the report lacks", name, m[1])
+			}
+		}
+	}
+	if len(modules.Imports) != len(reportModules) || modules.Imports[modulePrefix+"report.js"] == "" {
+		t.Errorf("%d modules", len(modules.Imports))
+	}
+}
