@@ -75,6 +75,8 @@ type Config struct {
 
 	// Videos that the gateway sends to functions (docs/stream.md).
 	Streams []Stream `yaml:"streams" default:"[]" maxItems:"64" want:"{name: NAME, source: ADDRESS, to: [FUNCTION]}"`
+	// Receivers of the answers of streams and of HTTP inference (docs/publish.md).
+	Publish []Publish `yaml:"publish" default:"[]" maxItems:"16" want:"{name: NAME, kind: mqtt, address: ADDRESS, topic: TOPIC}"`
 
 	// File is the absolute path of the configuration; empty for the built-in one.
 	File string

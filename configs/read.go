@@ -81,6 +81,11 @@ func ReadText(file string, text []byte) (Config, error) {
 			s.Source = filepath.Join(filepath.Dir(path), s.Source)
 		}
 	}
+	for i := range c.Publish {
+		if p := &c.Publish[i]; p.File != "" && p.File != "-" && !filepath.IsAbs(p.File) {
+			p.File = filepath.Join(filepath.Dir(path), p.File)
+		}
+	}
 	for i := range c.Functions {
 		// A model with a slash is the file of a card; without one it is a card's name.
 		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {
@@ -123,6 +128,7 @@ func (c *Config) decode(root document.Value) {
 	c.checkTrusted(root.Find("trusted"))
 	c.Source.check(root)
 	c.checkStreams(root)
+	c.checkPublish(root)
 	reject(c.Shares.Change.On(c.Device), "shares", "change")
 	if root.Has("weights") && root.Peek("weights") == string(c.Weights) { // else it is wrong already
 		reject(c.Weights.On(c.Device), "weights")

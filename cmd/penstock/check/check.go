@@ -88,6 +88,7 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 	n.problems.Add(sandboxErr, "sandbox")
 	n.readable()
 	n.streams()
+	n.publish()
 	for i := range c.Functions {
 		n.function(ctx, i)
 	}

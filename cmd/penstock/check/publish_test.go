@@ -1,0 +1,34 @@
+package check
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+)
+
+func TestPublish(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "node.yaml")
+	writes(t, file, "publish:\n"+
+		"  - {name: a, kind: jsonl, file: none/answers.jsonl}\n"+
+		"  - {name: b, kind: jsonl, file: .}\n"+
+		"  - {name: c, kind: jsonl, file: answers.jsonl, functions: [face]}\n"+
+		"  - {name: d, kind: jsonl, file: '-'}\n"+
+		"  - {name: e, kind: webhook, address: 'http://127.0.0.1:1/'}\n")
+	c, err := configs.Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.RuntimeDir = filepath.Join(dir, "run")
+	notes, err := Node(context.Background(), c)
+	if err == nil || strings.Count(err.Error(), "publish[") != 2 || !strings.Contains(err.Error(), ":2:34: publish[0].file: find folder of file: stat ") ||
+		!strings.Contains(err.Error(), ":3:34: publish[1].file: ") || !strings.Contains(err.Error(), "is no regular file") {
+		t.Error(err)
+	}
+	if !strings.Contains(strings.Join(notes, "\n"), "publish c takes answers of face, which is not among functions") {
+		t.Errorf("%q", notes)
+	}
+}
