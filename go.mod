@@ -33,6 +33,8 @@ require (
 
 require github.com/coder/websocket v1.8.15
 
+require github.com/eclipse/paho.golang v0.23.0
+
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
 	github.com/beorn7/perks v1.0.1 // indirect

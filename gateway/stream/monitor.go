@@ -166,7 +166,7 @@ func (s Snapshot) String() string {
 			fmt.Fprintf(&b, ", %d skipped", f.Skipped)
 		}
 		if f.Err != nil {
-			fmt.Fprintf(&b, ", %s", statusOf(f.Err))
+			fmt.Fprintf(&b, ", %s", StatusOf(f.Err))
 		}
 	}
 	return b.String()

@@ -75,8 +75,8 @@ type Result struct {
 	Skipped uint64
 }
 
-// statusOf returns the status of an answer with that error.
-func statusOf(err error) string {
+// StatusOf returns the status of an answer with that error.
+func StatusOf(err error) string {
 	var answered client.StatusError
 	switch {
 	case err == nil:
@@ -245,7 +245,7 @@ func (r *run) infer(ctx context.Context, l *lane, f *flight) {
 	}
 	result := Result{
 		Stream: r.Name, Function: l.function, Frame: f.Frame, Age: time.Since(f.Read),
-		Status: statusOf(err), Err: err, Answer: answer, Items: items, Skipped: l.takeSkipped(),
+		Status: StatusOf(err), Err: err, Answer: answer, Items: items, Skipped: l.takeSkipped(),
 	}
 	r.Monitor.answer(result)
 	if r.Observe != nil {

@@ -118,7 +118,7 @@ func TestStatus(t *testing.T) {
 		{functions.ErrUnknown, "unknown"},
 		{functions.ErrNoPicture, "error"},
 	} {
-		if got := statusOf(c.err); got != c.want {
+		if got := StatusOf(c.err); got != c.want {
 			t.Errorf("%v: %s, want %s", c.err, got, c.want)
 		}
 	}
