@@ -21,8 +21,10 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/history"
+	"github.com/penstock/penstock/gateway/publish"
 	"github.com/penstock/penstock/gateway/stream"
 )
 
@@ -37,6 +39,8 @@ type Options struct {
 	TokenFile string
 	// Streams are sources of video that are kept running.
 	Streams []stream.Spec
+	// Publish are receivers of the answers of streams and of HTTP inference.
+	Publish []configs.Publish
 	// Version is that of Penstock.
 	Version string
 	// Demo adds the buttons of the demo to the page; nil for none.
@@ -68,16 +72,17 @@ const retryListen = 2 * time.Second
 
 // server handles the requests of a gateway.
 type server struct {
-	functions *functions.Set
-	streams   *stream.Set
-	history   *history.Recorder
-	events    *events
-	wall      *wall
-	pictures  *pictures
-	demo      *Demo
-	version   string
-	held      *semaphore.Weighted // bytes
-	cameras   *semaphore.Weighted
+	functions  *functions.Set
+	streams    *stream.Set
+	publishers *publish.Set
+	history    *history.Recorder
+	events     *events
+	wall       *wall
+	pictures   *pictures
+	demo       *Demo
+	version    string
+	held       *semaphore.Weighted // bytes
+	cameras    *semaphore.Weighted
 }
 
 // Run serves until ctx ends; then it answers what it has accepted. If the address is taken, it
@@ -94,10 +99,15 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	followed.Go(func() { s.pictures.run(following) })
 	streaming, stopStreams := context.WithCancel(ctx)
 	followed.Go(func() { s.runStreams(streaming) })
+	publishing, stopPublishing := context.WithCancel(context.Background())
+	var published sync.WaitGroup
+	published.Go(func() { s.publishers.Run(publishing) })
 	defer func() {
 		stopStreams()
 		stop()
 		followed.Wait()
+		stopPublishing() // after the last answer
+		published.Wait()
 	}()
 	listener, err := listen(ctx, o)
 	if err != nil || listener == nil {
@@ -136,8 +146,15 @@ func newServer(o Options) *server {
 	}
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
 	s.pictures = newPictures(o, s.functions, s.wall)
+	s.publishers = publish.NewSet(o.Publish, o.Version, o.Log)
 	shown := &frames{wall: s.wall, shown: map[string]time.Time{}}
-	s.streams = stream.NewSet(o.Streams, stream.SetOptions{Node: stream.Node{Functions: s.functions}, Observe: shown.observe, Log: o.Log})
+	observe := func(r stream.Result) {
+		shown.observe(r)
+		if !s.publishers.Empty() {
+			s.publishers.Publish(publish.FromStream(&r))
+		}
+	}
+	s.streams = stream.NewSet(o.Streams, stream.SetOptions{Node: stream.Node{Functions: s.functions}, Observe: observe, Log: o.Log})
 	return s
 }
 

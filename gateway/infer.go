@@ -176,7 +176,7 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) {
 		fail(w, badRequest(err))
 		return
 	}
-	answers, err := inferAll(r.Context(), f, q)
+	answers, err := s.inferAll(r.Context(), f, q)
 	if err != nil {
 		fail(w, err)
 		return
@@ -186,12 +186,16 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) {
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
 // one, by the order of the pictures.
-func inferAll(ctx context.Context, f *functions.Function, q *openinference.Request) ([]functions.Answer, error) {
+func (s *server) inferAll(ctx context.Context, f *functions.Function, q *openinference.Request) ([]functions.Answer, error) {
 	answers := make([]functions.Answer, len(q.Pictures))
 	errs := make([]error, len(q.Pictures))
 	var wait sync.WaitGroup
 	for i, p := range q.Pictures {
-		wait.Go(func() { answers[i], errs[i] = f.Infer(ctx, p, q.Timeout) })
+		wait.Go(func() {
+			began := time.Now()
+			answers[i], errs[i] = f.Infer(ctx, p, q.Timeout)
+			s.publishTensor(f, &answers[i], time.Since(began), errs[i])
+		})
 	}
 	wait.Wait()
 	for i, err := range errs {
@@ -302,7 +306,10 @@ func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a f
 	if err != nil {
 		return a, nil, err
 	}
-	return f.InferPhoto(r.Context(), photo, timeout)
+	began := time.Now()
+	a, found, err = f.InferPhoto(r.Context(), photo, timeout)
+	s.publishHTTP(f, photo.Bounds().Size(), &a, found, time.Since(began), err)
+	return a, found, err
 }
 
 // queryTimeout is the query's timeout, like 25ms; 0 if it has none.

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/gateway/history"
 	"github.com/penstock/penstock/gateway/page"
+	"github.com/penstock/penstock/gateway/publish"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 )
@@ -31,6 +32,7 @@ func (s *server) routePage(mux *http.ServeMux) {
 	mux.HandleFunc("GET /api/wall/{function}", s.wall.serve)
 	mux.HandleFunc("GET /api/camera", s.camera)
 	mux.HandleFunc("GET /api/streams", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.streams.Status()) })
+	mux.HandleFunc("GET /api/publish", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, s.publishers.Status()) })
 	mux.Handle("GET /api/clip/", http.StripPrefix("/api/clip/", http.FileServerFS(zoo.PictureFS())))
 	if s.demo != nil {
 		mux.HandleFunc("POST /api/demo/crowd", s.crowd)
@@ -51,7 +53,9 @@ type state struct {
 	Marks        []history.Mark  `json:"marks"`
 	Functions    []functionState `json:"functions"`
 	Clip         []string        `json:"clip"`
-	Demo         bool            `json:"demo,omitempty"`
+	// Receivers of published answers.
+	Receivers []publish.Status `json:"receivers,omitempty"`
+	Demo      bool             `json:"demo,omitempty"`
 }
 
 // functionState says what a function's model takes and finds.
@@ -73,7 +77,7 @@ func (s *server) state(w http.ResponseWriter, _ *http.Request) {
 	_, age, err := s.functions.Status()
 	st := state{
 		Version: s.version, Status: &sample.Status, StatusAgeMS: age.Milliseconds(), BoundsMillis: sample.BoundsMillis, Stages: control.StageNames,
-		Marks: s.history.Marks(), Functions: []functionState{}, Demo: s.demo != nil,
+		Marks: s.history.Marks(), Functions: []functionState{}, Receivers: s.publishers.Status(), Demo: s.demo != nil,
 	}
 	if err != nil {
 		st.Error = err.Error()

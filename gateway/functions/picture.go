@@ -45,7 +45,12 @@ func (f *Function) InferFrame(ctx context.Context, pixels []byte) (a Answer, fou
 	if a, err = f.Infer(ctx, pixels, 0); err != nil {
 		return a, nil, err
 	}
-	return a, f.locate(&a, picture.Whole(size(&f.Card.Input))), nil
+	return a, f.InInput(&a), nil
+}
+
+// InInput returns the detections of an answer of Infer, in the pixels of the model's input.
+func (f *Function) InInput(a *Answer) []Detection {
+	return f.locate(a, picture.Whole(size(&f.Card.Input)))
 }
 
 // locate maps an answer's boxes to the pixels of a photo.

@@ -40,6 +40,7 @@ class View {
     this.store.setState(this.state);
     if (this.camera) this.camera.update(this.state);
     $("demo").hidden = !this.state.demo;
+    this.showReceivers(this.state.receivers || []);
     this.arrangeRows();
   }
 
@@ -222,6 +223,13 @@ class View {
       if (!low && percent > 6) span.textContent = name;
       return span;
     }));
+  }
+
+  // showReceivers shows who gets published answers, and what does not arrive.
+  showReceivers(list) {
+    $("receivers").hidden = list.length === 0;
+    $("receivers-text").textContent = list.map((r) =>
+      `${r.name} ${r.state}: ${r.sent} sent, ${r.dropped} dropped, ${r.refused} refused${r.error ? ` (${r.error})` : ""}`).join(" · ");
   }
 
   // showWall shows the newest pictures that came through the gateway, or that the manager copied.

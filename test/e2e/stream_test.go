@@ -206,7 +206,9 @@ func TestConfiguredStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	videotest.Run(t, "-loop", "1", "-i", picture, "-frames:v", "10", "-pix_fmt", "yuv444p", clip)
-	nd, url := startWithGateway(t, fmt.Sprintf("streams: [{name: clip, source: %s, to: [face]}, {name: door, source: 'rtsp://me:secret@127.0.0.1:1/', to: [face]}]\n", clip))
+	answers := filepath.Join(dir, "answers.jsonl")
+	nd, url := startWithGateway(t, fmt.Sprintf("streams: [{name: clip, source: %s, to: [face]}, {name: door, source: 'rtsp://me:secret@127.0.0.1:1/', to: [face]}]\n"+
+		"publish: [{name: log, kind: jsonl, file: %s}, {name: hook, kind: webhook, address: 'http://me:secret@127.0.0.1:1/secret'}]\n", clip, answers))
 
 	var text []byte
 	streams := func() (list []video.Status) {
@@ -229,6 +231,11 @@ func TestConfiguredStream(t *testing.T) {
 	if strings.Contains(string(text), "secret") || strings.Contains(nd.Log(), "secret") {
 		t.Errorf("a password is shown: %s", text)
 	}
+	published := func() bool {
+		lines, err := os.ReadFile(answers)
+		return err == nil && bytes.Contains(lines, []byte(`"stream":"clip","function":"face"`)) && bytes.Contains(lines, []byte(`"found":[{"label":"face"`))
+	}
+	waitFor(t, "a published answer", published)
 	response, err := http.Get(url + "/api/wall/face")
 	if err != nil {
 		t.Fatal(err)
