@@ -136,6 +136,17 @@ func Lose[C ~int | ~int32](code C) Setting { return Setting(fmt.Sprintf("lost=%d
 // Late makes every operation on a stream take that long.
 func Late(d time.Duration) Setting { return Setting(fmt.Sprintf("late=%dus", d.Microseconds())) }
 
+// Wave makes a kernel take that long per block of a multiprocessor.
+func Wave(d time.Duration) Setting { return Setting(fmt.Sprintf("wave=%dus", d.Microseconds())) }
+
+// Turns makes the kernels of all processes with the same file take turns, as clients of MPS on a
+// GPU that one kernel fills. Kernels on streams of a higher priority do not wait, unless Flat is set
+// as well. The file exists and can be written.
+func Turns(path string) Setting { return Setting("turns=" + path) }
+
+// Flat makes stream priorities have no effect on Turns.
+const Flat Setting = "flat"
+
 // Hold stops all streams before their next operation; Release lets them continue.
 const (
 	Hold    Setting = "hold"

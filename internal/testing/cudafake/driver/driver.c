@@ -22,6 +22,10 @@
 //	kernel:NAME#3=700  the third launch of NAME, or of any (*), faults
 //	lost=719           the device is lost now
 //	report=PATH        the accounts are kept in this file
+//	wave=20us          a kernel takes that long per block of a multiprocessor
+//	turns=PATH         all processes with this file share a GPU that a kernel fills: kernels
+//	                   take turns, except those on streams of a higher priority
+//	flat               kernels on streams of a higher priority take turns as well
 //
 // As the driver does (580.159 on an H200), it waits in cuMemFree, cuMemFreeHost,
 // cuModuleLoad and cuGreenCtxCreate until queued work is done. It never releases
@@ -121,7 +125,9 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int initialised, devices = 1, sms = 132, version = 13000, holding, lost;
 static int working;      // operations that are running
 static uint64_t losses;  // how often the device was lost; work queued before a loss is never done
-static int64_t memory_bytes = 1 << 30, late_ns;
+static int64_t memory_bytes = 1 << 30, late_ns, wave_ns;
+static char turns[512]; // the file of turns, or empty
+static int flat;
 static uint32_t splits;
 
 // --- objects -----------------------------------------------------------------
@@ -363,8 +369,14 @@ static int set_locked(const char *word) {
 		holding = 1;
 	else if (strcmp(word, "release") == 0)
 		holding = 0;
+	else if (strcmp(word, "flat") == 0)
+		flat = 1;
 	else if (value == NULL && delay == NULL)
 		return 1;
+	else if (strncmp(word, "turns=", 6) == 0)
+		snprintf(turns, sizeof turns, "%s", value + 1);
+	else if (delay == NULL && strncmp(word, "wave=", 5) == 0)
+		wave_ns = duration(value + 1);
 	else if (delay == NULL && strncmp(word, "devices=", 8) == 0)
 		devices = atoi(value + 1);
 	else if (delay == NULL && strncmp(word, "sms=", 4) == 0)
@@ -445,7 +457,9 @@ uint64_t fake_records(struct fake_record *out, uint64_t room) {
 
 // The settings that fake_reset restores.
 static int first_devices, first_sms, first_version;
-static int64_t first_memory_bytes, first_late_ns;
+static int64_t first_memory_bytes, first_late_ns, first_wave_ns;
+static char first_turns[sizeof turns];
+static int first_flat;
 
 __attribute__((constructor)) static void settings_of_environment(void) {
 	const char *text = getenv("PENSTOCK_FAKE");
@@ -457,7 +471,8 @@ __attribute__((constructor)) static void settings_of_environment(void) {
 		}
 	free(copy);
 	first_devices = devices, first_sms = sms, first_version = version;
-	first_memory_bytes = memory_bytes, first_late_ns = late_ns;
+	first_memory_bytes = memory_bytes, first_late_ns = late_ns, first_wave_ns = wave_ns, first_flat = flat;
+	memcpy(first_turns, turns, sizeof turns);
 }
 
 // fake_reset clears records, holds, the loss of the device and all rules, including
@@ -472,7 +487,8 @@ void fake_reset(void) {
 	}
 	loss();
 	devices = first_devices, sms = first_sms, version = first_version;
-	memory_bytes = first_memory_bytes, late_ns = first_late_ns;
+	memory_bytes = first_memory_bytes, late_ns = first_late_ns, wave_ns = first_wave_ns, flat = first_flat;
+	memcpy(turns, first_turns, sizeof turns);
 	holding = lost = 0;
 	recorded = 0;
 	accounts->lost = 0;
@@ -1219,6 +1235,32 @@ static void record_launch(const struct op *op, const struct stream *s) {
 
 static int memory_gone(const struct op *op);
 
+// wait_turn waits until no other kernel that takes turns runs, in any process, and returns what
+// end_turn takes. A kernel that waits comes before a later one: byte 0 of the file is the place
+// in the queue, byte 1 the GPU. The kernel releases the locks of a process that dies.
+static int wait_turn(const struct stream *s) {
+	if (turns[0] == 0 || (s->priority < 0 && !flat))
+		return -1;
+	int fd = open(turns, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		fprintf(stderr, "fake libcuda: turns=%s: %s\n", turns, strerror(errno));
+		abort();
+	}
+	for (int byte = 0; byte < 2; byte++) {
+		struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+		while (fcntl(fd, F_OFD_SETLKW, &lock) != 0 && errno == EINTR) {
+		}
+	}
+	struct flock queue = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+	fcntl(fd, F_OFD_SETLK, &queue);
+	return fd;
+}
+
+static void end_turn(int fd) {
+	if (fd >= 0)
+		close(fd);
+}
+
 // work_locked does one op. It unlocks mu while it moves bytes.
 static void work_locked(struct stream *s, struct op *op) {
 	if (memory_gone(op)) {
@@ -1274,11 +1316,15 @@ static void work_locked(struct stream *s, struct op *op) {
 		};
 		memcpy(launch.grid, op->grid, sizeof launch.grid);
 		memcpy(launch.block, op->block, sizeof launch.block);
+		uint64_t blocks = (uint64_t)op->grid[0] * op->grid[1] * op->grid[2];
+		delay_ns += wave_ns * ((blocks + launch.sms - 1) / launch.sms);
 		pthread_mutex_unlock(&mu);
+		int turn = wait_turn(s);
 		if (delay_ns > 0)
 			sleep_ns(delay_ns);
 		if (op->function->twin != NULL)
 			op->function->twin(&launch);
+		end_turn(turn);
 		pthread_mutex_lock(&mu);
 		break;
 	}
