@@ -107,9 +107,9 @@ func TestChildClose(t *testing.T) {
 func TestChildVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":9,"later":true}}`)
+	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":10,"later":true}}`)
 	_, err := NewChild(f)
-	want := fmt.Sprintf("orchestrator has control version 9, this program has %d; run one version of Penstock", Version)
+	want := fmt.Sprintf("orchestrator has control version 10, this program has %d; run one version of Penstock", Version)
 	var v *VersionError
 	if !errors.As(err, &v) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -123,9 +123,9 @@ func TestChildVersion(t *testing.T) {
 func TestParentVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(f, `{"version":9,"pid":1,"state":"starting","later":true}`)
+	fmt.Fprintln(f, `{"version":10,"pid":1,"state":"starting","later":true}`)
 	_, err := p.ReadNotice()
-	if want := fmt.Sprintf("child has control version 9, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("child has control version 10, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -136,10 +136,10 @@ func TestParentBadNotice(t *testing.T) {
 		want error
 	}{
 		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":8,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":8,"state":"tired"}` + "\n", ErrBadMessage},
+		"unknown field":    {`{"version":9,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":9,"state":"tired"}` + "\n", ErrBadMessage},
 		"line without end": {strings.Repeat("x", maxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":8`, io.EOF},
+		"half a line":      {`{"version":9`, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -167,7 +167,7 @@ func TestChildBadOrder(t *testing.T) {
 }
 
 func TestChildBadStart(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":8}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":9}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -221,7 +221,7 @@ func TestOpenChildNotStarted(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":8,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":9,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, c := net.Pipe()

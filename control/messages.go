@@ -17,7 +17,7 @@ import (
 
 // Version is part of every handshake. Peers with different versions refuse each other, with
 // an error that names both versions.
-const Version = 8
+const Version = 9
 
 // The devices with a fixed name. DeviceAuto is the first GPU if there is one, else the CPU.
 const (
@@ -101,8 +101,11 @@ type Desired struct {
 	Device string `json:"device,omitempty"`
 	// NoMPS: processes take turns on the GPU, as they do if MPS cannot run. It also stays
 	// the same for a manager's life.
-	NoMPS     bool             `json:"no_mps,omitempty"`
-	Processes []DesiredProcess `json:"processes"`
+	NoMPS bool `json:"no_mps,omitempty"`
+	// ProbePriorities asks for ObservedDevice.Priorities. It also stays the same for a
+	// manager's life.
+	ProbePriorities bool             `json:"probe_priorities,omitempty"`
+	Processes       []DesiredProcess `json:"processes"`
 }
 
 // DesiredProcess is one process that should exist. (IF, Instance, Generation) identifies it
@@ -189,9 +192,27 @@ type ObservedDevice struct {
 	// Weights are the weights that processes share, which are in no process's
 	// PersistentBytes. It is nil if each process has its own.
 	Weights *WeightsHeld `json:"weights,omitempty"`
+	// Priorities says whether stream priorities hold between processes. It is nil if that is not
+	// known: without MPS, if the manager did not ask, and if the measurement failed.
+	Priorities *StreamPriorities `json:"stream_priorities,omitempty"`
 	// Why says in one line what is missing for MPS or partitions; empty if nothing is
 	// missing.
 	Why string `json:"why,omitempty"`
+}
+
+// PrioritiesFail reports whether stream priorities were measured and do not hold between processes.
+func (d *ObservedDevice) PrioritiesFail() bool { return d.Priorities != nil && !d.Priorities.Hold }
+
+// StreamPriorities is a measurement of the priorities of CUDA streams between two clients of an
+// MPS server: how long the same short work takes, as medians. `penstock probe` prints it as JSON.
+type StreamPriorities struct {
+	// Hold: work at the highest priority does not wait for the other client's work at the lowest.
+	Hold bool `json:"hold"`
+	// AloneMicros is the time without the other client. HighMicros and EqualMicros are the times
+	// while the other client keeps the GPU full, at the highest priority and at the other's.
+	AloneMicros float64 `json:"alone_us"`
+	HighMicros  float64 `json:"high_us"`
+	EqualMicros float64 `json:"equal_us"`
 }
 
 // ObservedProcess is the observed state of a process. A process that has ended stays listed
@@ -455,10 +476,12 @@ type Report struct {
 type Unprotected string
 
 // The values of Unprotected. The manager also uses UnprotectedByDevice for a GPU without
-// MPS.
+// MPS. UnprotectedByPriorities is for a GPU on which stream priorities do not hold between
+// processes.
 const (
-	UnprotectedByDevice    Unprotected = "device"
-	UnprotectedByFramework Unprotected = "framework"
+	UnprotectedByDevice     Unprotected = "device"
+	UnprotectedByPriorities Unprotected = "priorities"
+	UnprotectedByFramework  Unprotected = "framework"
 )
 
 // Fit is SLAB's judgement of the share (paper 3.3.1). It only triggers the manager's own

@@ -11,7 +11,8 @@ const StatusPath = "/status.json"
 type Status struct {
 	// Started is the manager's start time. A different time means a different manager.
 	Started time.Time `json:"started"`
-	// Policy is shares.policy: "guarantee" or "gslice".
+	// Policy is shares.policy: "guarantee" or "gslice". If the configuration leaves it out, it is
+	// "gslice" on a GPU without working stream priorities.
 	Policy string `json:"policy"`
 	// Mechanism is Observed.Mechanism. Device is the GPU, nil on a CPU.
 	Mechanism string `json:"mechanism"`
@@ -172,8 +173,8 @@ type GuaranteeStatus struct {
 	Level int `json:"level"`
 	// Infeasible says why the objective is not guaranteed; empty if it is.
 	Infeasible string `json:"infeasible,omitempty"`
-	// Unprotected is "device" or "framework" if that runs all of the function's work at one
-	// priority. Work beyond the guarantee then delays other functions. Otherwise it is empty.
+	// Unprotected is "device", "priorities" or "framework" if that runs all of the function's work
+	// at one priority. Work beyond the guarantee then delays other functions. Otherwise it is empty.
 	Unprotected Unprotected `json:"unprotected,omitempty"`
 }
 

@@ -11,6 +11,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	occupier()
 	gputest.Child()
 	cudafake.Main(m, cudafake.Kernels(gputest.Twins), cudafake.Kernels(cudatest.Kernels))
 }

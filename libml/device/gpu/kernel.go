@@ -153,7 +153,11 @@ func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tens
 // FetchPart sets part i of the copy that Fetch makes: from device memory to pinned
 // host memory, each aligned to 16 bytes. There may be up to fetchParts parts.
 func (l *Launch) FetchPart(i int, to, from cuda.Pointer, bytes int) {
-	parts := l.fetch.Bytes(0)
+	setFetchPart(l.fetch.Bytes(0), i, to, from, bytes)
+}
+
+// setFetchPart is FetchPart in the argument of the kernel.
+func setFetchPart(parts []byte, i int, to, from cuda.Pointer, bytes int) {
 	binary.LittleEndian.PutUint64(parts[atFrom+8*i:], uint64(from))
 	binary.LittleEndian.PutUint64(parts[atTo+8*i:], uint64(to))
 	binary.LittleEndian.PutUint64(parts[atBytes+8*i:], uint64(bytes))
@@ -164,7 +168,7 @@ func (l *Launch) FetchPart(i int, to, from cuda.Pointer, bytes int) {
 func (l *Launch) Fetch(s cuda.Stream, parts, bytes int) error {
 	binary.LittleEndian.PutUint32(l.fetch.Bytes(0)[atParts:], uint32(parts))
 	const block = warps * 32
-	grid := uint32(min(blocks, max(1, bytes/(16*block))))
+	grid := uint32(min(blocks, max(1, bytes/(lineBytes*block))))
 	return l.kernel.fetch.Launch([3]uint32{grid, 1, 1}, [3]uint32{block, 1, 1}, 0, s, l.fetch)
 }
 

@@ -21,7 +21,8 @@ const (
 	FragmentBytes = 2048 - 128
 	// DescriptorBytes is the size of a descriptor in memory.
 	DescriptorBytes = 16
-	warps           = 8 // of a block
+	warps           = 8  // of a block
+	lineBytes       = 16 // of a thread's load
 
 	// Offsets in Batch, the kernel's one parameter.
 	atDescriptors = 0

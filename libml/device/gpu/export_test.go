@@ -1,0 +1,7 @@
+package gpu
+
+// For tests.
+var (
+	JudgePriorities = judgePriorities
+	ErrNotFull      = errNotFull
+)

@@ -1,0 +1,125 @@
+//go:build cgo
+
+package gpu_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/libml/device/gpu"
+)
+
+// occupierEnv makes this program the other process of MeasurePriorities. Its value is how the
+// process behaves.
+const occupierEnv = "PENSTOCK_OCCUPIER"
+
+// occupier runs the other process, if this process was started as one.
+func occupier() {
+	switch os.Getenv(occupierEnv) {
+	case "":
+		return
+	case "ends":
+		os.Exit(3)
+	case "babbles":
+		fmt.Println("hello")
+		os.Exit(0)
+	}
+	if err := gpu.Occupy("cuda", os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// underMPS makes this process and its children clients of a fake MPS.
+func underMPS(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "control"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", dir)
+}
+
+func TestMeasurePriorities(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "turns")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shared := []cudafake.Setting{cudafake.Wave(200 * time.Microsecond), cudafake.Turns(file)}
+	for _, c := range []struct {
+		name     string
+		settings []cudafake.Setting
+		other    []cudafake.Setting // of the other process only
+		occupier string
+		noMPS    bool
+		hold     bool
+		err      string
+	}{
+		{name: "hold", settings: shared, hold: true},
+		{name: "do not hold", settings: append(shared, cudafake.Flat)},
+		{name: "GPU is not full", settings: shared[:1], err: "the GPU was not full"},
+		{name: "no MPS", noMPS: true, err: "no client of MPS"},
+		{name: "other process ends", occupier: "ends", err: "ended early"},
+		{name: "other process babbles", occupier: "babbles", err: `printed "hello\n"`},
+		{name: "other process faults", other: []cudafake.Setting{cudafake.Fault("fetch", 3, 700)}, err: "exit status 1"},
+		{name: "other process finds no GPU", other: []cudafake.Setting{cudafake.Devices(0)}, err: "ended early"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cudafake.Check(t)
+			if !c.noMPS {
+				underMPS(t)
+			}
+			cudafake.Apply(t, c.settings...)
+			other := exec.Command(os.Args[0])
+			how := c.occupier
+			if how == "" {
+				how = "fills"
+			}
+			other.Env = append(os.Environ(), occupierEnv+"="+how, cudafake.Env(slices.Concat(c.settings, c.other)...))
+			p, err := gpu.MeasurePriorities("cuda", other)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("error %v, want one with %q", err, c.err)
+				}
+				return
+			}
+			if err != nil || p.Hold != c.hold {
+				t.Errorf("%+v, %v; want hold %v", p, err, c.hold)
+			}
+			if other.ProcessState == nil || !other.ProcessState.Success() {
+				t.Errorf("the other process: %v", other.ProcessState)
+			}
+		})
+	}
+}
+
+func TestJudgePriorities(t *testing.T) {
+	const us = time.Microsecond
+	for _, c := range []struct {
+		name               string
+		alone, equal, high time.Duration
+		hold, full         bool
+	}{
+		{"H200", 30 * us, 4 * time.Millisecond, 90 * us, true, true},
+		{"no effect", 30 * us, 4 * time.Millisecond, 4 * time.Millisecond, false, true},
+		{"half", 30 * us, 400 * us, 200 * us, false, true},
+		{"less than half", 30 * us, 400 * us, 199 * us, true, true},
+		{"not full", 30 * us, 89 * us, 30 * us, false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := gpu.JudgePriorities(c.alone, c.equal, c.high)
+			if p.Hold != c.hold || errors.Is(err, gpu.ErrNotFull) == c.full {
+				t.Errorf("%+v, %v", p, err)
+			}
+		})
+	}
+}
