@@ -32,6 +32,9 @@ type machine interface {
 	find(name string) (foundGPU, error)
 	session() (nvml.Session, error)
 	startMPS(context.Context, mps.Options) (mpsDaemon, error)
+	// priorities returns whether stream priorities hold between processes on a GPU with MPS.
+	// cached reports that an earlier start measured it. environment is mpsDaemon's.
+	priorities(ctx context.Context, g foundGPU, environment map[string]string) (p control.StreamPriorities, cached bool, err error)
 }
 
 // mpsDaemon is the part of mps.Daemon that device uses.
@@ -46,6 +49,7 @@ type mpsDaemon interface {
 // foundGPU describes a GPU as CUDA reports it.
 type foundGPU struct {
 	uuid, name  string
+	driver      string // its version
 	sms         int
 	memoryBytes int64
 	// groupSMs has the number of multiprocessors of each group, by index (cuda.Split). It
@@ -56,11 +60,7 @@ type foundGPU struct {
 }
 
 // realMachine is the machine that this process runs on.
-type realMachine struct {
-	dir     string // the runtime folder
-	self    string // this binary, which contains the launcher of package sandbox
-	sandbox *Sandbox
-}
+type realMachine struct{ prober }
 
 func (m realMachine) find(name string) (foundGPU, error) {
 	if err := StayOut(m.dir); err != nil {
@@ -74,7 +74,11 @@ func (m realMachine) find(name string) (foundGPU, error) {
 	if err != nil {
 		return foundGPU{}, fmt.Errorf("read properties of %v: %w", d, err)
 	}
-	f := foundGPU{uuid: d.UUID(), name: d.Name(), sms: p.SMs, memoryBytes: p.MemoryBytes}
+	version, err := cuda.DriverVersion()
+	if err != nil {
+		return foundGPU{}, fmt.Errorf("read version of the driver: %w", err)
+	}
+	f := foundGPU{uuid: d.UUID(), name: d.Name(), driver: fmt.Sprintf("CUDA %d", version), sms: p.SMs, memoryBytes: p.MemoryBytes}
 	split, err := d.Split()
 	if err != nil {
 		f.noGroups = line(err.Error())
@@ -121,6 +125,8 @@ type gpuState struct {
 	mechanism string
 	// environment makes a process use this device and no other.
 	environment map[string]string
+	// priorities is the result of the priority probe; nil if there was none, or if it failed.
+	priorities *control.StreamPriorities
 	// serving: processes may be woken on the device. With MPS, this needs a server that
 	// accepts clients. idle says why no process may be woken; ignore it while serving is
 	// true.
@@ -136,15 +142,14 @@ type gpuState struct {
 // device opens a GPU and watches it, on its own goroutine:
 //
 //	1 find it; the driver initialises
-//	2 open NVML, start MPS
+//	2 open NVML, start MPS, measure stream priorities (priorities.go)
 //	3 read its memory every second; take changes of MPS at once;
 //	  after a process's end poll every 10 ms, until NVML no longer lists the process,
 //	  or releaseTimeout has passed
 //
 // After steps 2 and 3 it puts its state into states, in place of one that was not read.
 type device struct {
-	name    string
-	noMPS   bool // start no MPS
+	deviceOptions
 	machine machine
 	dir     string
 	log     zerolog.Logger
@@ -161,6 +166,17 @@ type device struct {
 	ends map[int]time.Time
 }
 
+// deviceOptions say how to open a device.
+type deviceOptions struct {
+	name  string
+	noMPS bool // start no MPS
+	probe bool // with MPS, report stream priorities
+	// resumed: processes of an earlier orchestrator use the device, so nothing is measured.
+	// priorities is what that orchestrator knew.
+	resumed    bool
+	priorities *control.StreamPriorities
+}
+
 // How often the device is polled: normally, and after a process's end. A memory query
 // takes 5 µs, the list of processes 30 µs (H200, driver 580).
 const (
@@ -175,10 +191,10 @@ const releaseTimeout = 2 * time.Second
 
 // openDevice returns a device, which its own goroutine opens. If before is not nil, the
 // goroutine first closes before.
-func openDevice(before *device, name string, noMPS bool, m machine, dir string, log zerolog.Logger) *device {
+func openDevice(before *device, o deviceOptions, m machine, dir string, log zerolog.Logger) *device {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &device{
-		name: name, noMPS: noMPS, machine: m, dir: dir, log: log,
+		deviceOptions: o, machine: m, dir: dir, log: log,
 		states: make(chan gpuState, 1), kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 		ends: map[int]time.Time{},
 	}
@@ -280,6 +296,8 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 	if err != nil {
 		d.log.Warn().Err(err).Msg("cannot open NVML; the GPU's memory is unknown")
 		session = nil
+	} else if version, _, err := session.Driver(); err == nil {
+		s.driver = version
 	}
 	s.serving, s.mechanism = true, mechanismMPS
 	if d.noMPS {
@@ -303,9 +321,32 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 		if s.noGroups != "" {
 			s.why = "no partitions: " + s.noGroups
 		}
+		s.priorities = d.probePriorities(ctx, &s)
 	}
 	d.opened(&s, began)
 	return s, session
+}
+
+// probePriorities returns whether stream priorities hold, nil if that is not known.
+func (d *device) probePriorities(ctx context.Context, s *gpuState) *control.StreamPriorities {
+	if !d.probe || d.resumed {
+		return d.priorities
+	}
+	began := time.Now()
+	p, cached, err := d.machine.priorities(ctx, s.foundGPU, s.environment)
+	if err != nil {
+		if ctx.Err() == nil {
+			d.log.Warn().Err(err).Msg("cannot measure stream priorities; assuming that they hold between processes")
+		}
+		return nil
+	}
+	message := "stream priorities hold between processes"
+	if !p.Hold {
+		message = "stream priorities do not hold between processes"
+	}
+	d.log.Info().Bool("cached", cached).Float64("alone_us", p.AloneMicros).Float64("high_us", p.HighMicros).Float64("equal_us", p.EqualMicros).
+		Str("driver", s.driver).Dur("after_ms", time.Since(began)).Msg(message)
+	return &p
 }
 
 func (d *device) opened(s *gpuState, began time.Time) {
@@ -478,6 +519,6 @@ func union(a, b []int) []int {
 func (s *gpuState) observed() *control.ObservedDevice {
 	return &control.ObservedDevice{
 		UUID: s.uuid, Name: s.name, SMs: s.sms, GroupSMs: s.groupSMs,
-		MemoryBytes: s.memoryBytes, UsedBytes: max(0, s.usedBytes), Why: s.why,
+		MemoryBytes: s.memoryBytes, UsedBytes: max(0, s.usedBytes), Priorities: s.priorities, Why: s.why,
 	}
 }

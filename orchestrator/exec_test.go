@@ -31,7 +31,10 @@ type realNode struct {
 	last    control.Observed
 	desired control.Desired
 
-	prepared string // folder of prepared models, if the orchestrator runs in its own process
+	// For an orchestrator in its own process: folders of prepared models and of results of probes,
+	// and the timeout of a probe.
+	prepared, cache string
+	probeTimeout    time.Duration
 }
 
 // newNode starts only the manager's end.
@@ -469,7 +472,7 @@ func TestRealSilentManager(t *testing.T) {
 // orchestrate runs an orchestrator in a separate process.
 func (n *realNode) orchestrate(mechanism string, with ...string) *exec.Cmd {
 	n.t.Helper()
-	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism, Sandbox: slices.Contains(with, "sandbox"), Prepared: n.prepared})
+	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism, Sandbox: slices.Contains(with, "sandbox"), Prepared: n.prepared, Cache: n.cache, ProbeTimeout: n.probeTimeout})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -101,25 +101,26 @@ type verdict struct {
 }
 
 // openDevice opens the device that a manager wants, unless it is open. If a device lacks
-// MPS although the manager wants it, openDevice opens it again. No process runs on it
-// when a manager is adopted, and what kept MPS from starting may be over.
-func (s *supervisor) openDevice(name string, noMPS bool) {
+// MPS, or a measurement of priorities, although the manager wants it, openDevice opens it
+// again. No process runs on it when a manager is adopted, and what kept MPS from starting
+// may be over.
+func (s *supervisor) openDevice(o deviceOptions) {
 	before := s.gpu.device
-	fellBack := s.onGPU() && !s.sharesAtOnce() && !noMPS
-	if before != nil && before.name == name && before.noMPS == noMPS && !fellBack {
+	fellBack := s.onGPU() && !s.sharesAtOnce() && !o.noMPS
+	if before != nil && before.name == o.name && before.noMPS == o.noMPS && (before.probe || !o.probe) && !fellBack {
 		return
 	}
 	s.gpu.device, s.gpu.gpuState = nil, gpuState{}
 	clear(s.gpu.releasing)
 	s.weights.running.close()
 	s.weights.running = nil
-	if name == "" || name == control.DeviceCPU {
+	if o.name == "" || o.name == control.DeviceCPU {
 		if before != nil {
 			s.closing.Go(before.close)
 		}
 		return
 	}
-	s.gpu.device = openDevice(before, name, noMPS, s.o.machine, s.o.Dir, s.log)
+	s.gpu.device = openDevice(before, o, s.o.machine, s.o.Dir, s.log)
 }
 
 func (s *supervisor) closeDevice() {

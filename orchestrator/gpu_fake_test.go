@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
 	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
@@ -27,6 +28,10 @@ type fakeMachine struct {
 	noGPU  error
 	noMPS  error
 	takes  time.Duration // to find the GPU, and again to start MPS
+	// prioritiesResult is the result of the probe, noPriorities why it fails, probes how often it ran.
+	prioritiesResult control.StreamPriorities
+	noPriorities     error
+	probes           int
 
 	mu      sync.Mutex
 	daemons []*fakeMPS
@@ -68,6 +73,13 @@ func (m *fakeMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, e
 	d := &fakeMPS{uuid: o.UUID, changes: make(chan struct{}, 1), state: mps.State{Serving: true, Daemon: 1, Server: 2}}
 	m.daemons = append(m.daemons, d)
 	return d, nil
+}
+
+func (m *fakeMachine) priorities(context.Context, foundGPU, map[string]string) (control.StreamPriorities, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.probes++
+	return m.prioritiesResult, false, m.noPriorities
 }
 
 // daemon returns the last daemon that was started; nil if none was.

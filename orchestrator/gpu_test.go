@@ -554,7 +554,7 @@ func TestMissingGPU(t *testing.T) {
 func TestFollowWithoutNVML(t *testing.T) {
 	m := newFakeMachine()
 	m.noNVML = errors.New("no NVML")
-	d := openDevice(nil, "cuda", true, m, t.TempDir(), zerolog.Nop())
+	d := openDevice(nil, deviceOptions{name: "cuda", noMPS: true}, m, t.TempDir(), zerolog.Nop())
 	defer d.close()
 	<-d.states
 	d.follow(42)

@@ -3,6 +3,7 @@ package orchestrator
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,6 +45,8 @@ func TestMain(m *testing.M) {
 			os.Exit(confinedMain(os.Args[2]))
 		case "prepare":
 			os.Exit(prepareMain(os.Args[2:]))
+		case "probe":
+			os.Exit(probeMain(os.Args[2:]))
 		case "weights":
 			os.Exit(weightServerMain(os.Args[2:]))
 		case "orchestrate":
@@ -314,13 +317,16 @@ type plainOptions struct {
 	Kept      bool // descriptor 3 is a keeper
 	Sandbox   bool
 	Prepared  string
+	Cache     string
+	// ProbeTimeout is patience if it is 0.
+	ProbeTimeout time.Duration
 }
 
 // to fills in deadlines that only a process that hangs misses. A test that waits for
 // such a process sets a shorter one.
 func (p plainOptions) to(o *Options) {
 	o.Dir, o.Mechanism = p.Dir, p.Mechanism
-	o.Prepared = p.Prepared
+	o.Prepared, o.Cache, o.ProbeTimeout = p.Prepared, p.Cache, cmp.Or(p.ProbeTimeout, patience)
 	if p.Sandbox {
 		u, err := sandbox.FindUser("")
 		if err != nil {

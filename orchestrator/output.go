@@ -3,7 +3,9 @@ package orchestrator
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"io"
+	"os/exec"
 	"regexp"
 	"strings"
 	"sync"
@@ -63,6 +65,23 @@ func relay(log zerolog.Logger, stream, text string) string {
 	}
 	log.WithLevel(level).Fields(record).Msg(message)
 	return said
+}
+
+// runLogged runs a command and logs the lines of its standard error. If the command fails and has
+// explained why, that is the error.
+func runLogged(cmd *exec.Cmd, log zerolog.Logger) error {
+	var last tail
+	out, stderr := io.Pipe()
+	cmd.Stderr = stderr
+	var reader sync.WaitGroup
+	reader.Go(func() { readLines(out, func(l string) { last.add(relay(log, "stderr", l)) }) })
+	err := cmd.Run()
+	stderr.Close()
+	reader.Wait()
+	if lines := last.lines(); err != nil && len(lines) > 0 {
+		return errors.New(strings.Join(lines, " | "))
+	}
+	return err
 }
 
 // A tail keeps the last lines of a process's output, to diagnose its end. If a Go

@@ -2,15 +2,11 @@ package orchestrator
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/rs/zerolog"
@@ -109,9 +105,6 @@ func (p *preparer) run(ctx context.Context) error {
 	cmd.Env = append(inherited(p.uuid), "CUDA_VISIBLE_DEVICES="+p.uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(p.dir, "no-mps"))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = weightServerEndTimeout
-	var said tail
-	out, stderr := io.Pipe()
-	cmd.Stderr = stderr
 
 	spec := sandbox.Base(true)
 	spec.Read = append(spec.Read, p.read...)
@@ -119,19 +112,12 @@ func (p *preparer) run(ctx context.Context) error {
 	if err := confineCommand(cmd, p.self, &spec); err != nil {
 		return fmt.Errorf("start preparation: %w", err)
 	}
-	var reader sync.WaitGroup
-	reader.Go(func() { readLines(out, func(l string) { said.add(relay(p.log, "stderr", l)) }) })
-	err := cmd.Run()
-	stderr.Close()
-	reader.Wait()
-	if err == nil {
-		return nil
-	}
+	err := runLogged(cmd, p.log)
 	if ctx.Err() != nil {
-		return fmt.Errorf("prepare model: %w", context.Cause(ctx))
+		err = context.Cause(ctx)
 	}
-	if lines := said.lines(); len(lines) > 0 {
-		err = errors.New(strings.Join(lines, " | "))
+	if err != nil {
+		return fmt.Errorf("prepare model: %w", err)
 	}
-	return fmt.Errorf("prepare model: %w", err)
+	return nil
 }

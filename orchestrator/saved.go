@@ -59,6 +59,9 @@ type saved struct {
 type savedGPU struct {
 	Device string `json:"device"` // the manager's name for it
 	NoMPS  bool   `json:"no_mps,omitempty"`
+	// Probe: the manager asked for Priorities.
+	Probe      bool                      `json:"probe,omitempty"`
+	Priorities *control.StreamPriorities `json:"stream_priorities,omitempty"`
 
 	UUID        string            `json:"uuid"`
 	Name        string            `json:"name"`
@@ -117,7 +120,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	if s.onGPU() {
 		g := &s.gpu
 		n.GPU = &savedGPU{
-			Device: s.gpu.device.name, NoMPS: s.gpu.device.noMPS,
+			Device: s.gpu.device.name, NoMPS: s.gpu.device.noMPS, Probe: s.gpu.device.probe, Priorities: g.priorities,
 			UUID: g.uuid, Name: g.name, SMs: g.sms, MemoryBytes: g.memoryBytes, GroupSMs: g.groupSMs, NoGroups: g.noGroups,
 			Why: g.why, Mechanism: g.mechanism, Environment: g.environment,
 		}
@@ -224,11 +227,11 @@ func (s *supervisor) restoreGPU(g *savedGPU) {
 	if g == nil {
 		return
 	}
-	s.openDevice(g.Device, g.NoMPS)
+	s.openDevice(deviceOptions{name: g.Device, noMPS: g.NoMPS, probe: g.Probe, resumed: true, priorities: g.Priorities})
 	s.gpu.gpuState = gpuState{
 		opened:   true,
 		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
-		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment,
+		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment, priorities: g.Priorities,
 		idle: "waiting until the GPU is opened again", usedBytes: -1, freeBytes: -1,
 	}
 }

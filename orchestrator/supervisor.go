@@ -32,6 +32,9 @@ type Options struct {
 	// Prepared is the folder of prepared models. Only a separate process writes to it
 	// (prepare.go). If it is empty, the processes that run the models prepare them.
 	Prepared string
+	// Cache is the folder where results of measurements of the GPU are kept for later starts.
+	// If it is empty, every start measures.
+	Cache string
 	// Program returns the command of a framework that is a separate program. Its error is
 	// one line that says what is missing. It is not called for other frameworks, and may be
 	// nil.
@@ -54,6 +57,7 @@ type Options struct {
 	LoadTimeout      time.Duration // spawn to loaded, wake to ready, and ready to all batch sizes; default 2 min
 	DrainTimeout     time.Duration // drain to SIGTERM; default 5 s
 	TermTimeout      time.Duration // SIGTERM to SIGKILL; default 2 s
+	ProbeTimeout     time.Duration // of the measurement of stream priorities; default 2 s
 
 	// For the tests of this package.
 	spawner spawner
@@ -142,7 +146,9 @@ func (o *Options) closeShares() {
 // openMachine opens what starts processes and finds GPUs.
 func (o *Options) openMachine() (err error) {
 	if o.machine == nil {
-		o.machine = realMachine{o.Dir, o.Self, o.Sandbox}
+		o.machine = realMachine{prober{
+			dir: o.Dir, self: o.Self, sandbox: o.Sandbox, cache: o.Cache, timeout: cmp.Or(o.ProbeTimeout, defaultProbeTimeout), log: o.Log,
+		}}
 	}
 	if o.spawner != nil {
 		return nil
@@ -451,7 +457,7 @@ func (s *supervisor) do(a action) {
 		s.manager.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
-		s.openDevice(s.target.desired.Device, s.target.desired.NoMPS)
+		s.openDevice(deviceOptions{name: s.target.desired.Device, noMPS: s.target.desired.NoMPS, probe: s.target.desired.ProbePriorities})
 		s.log.Info().Str("manager_id", s.manager.id).Msg("manager started")
 	case spawn:
 		s.spawn(a)

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/libml/python"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -90,6 +91,12 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 	}
 	if o.Prepared, err = modelstore.DefaultDir(); err != nil {
 		log.Warn().Err(err).Msg("cannot open the folder of prepared models; processes on a GPU prepare their own")
+	}
+	if cache, err := private.MakeCache(); err != nil {
+		log.Warn().Err(err).Msg("cannot open the cache folder; every start on a GPU measures its stream priorities")
+	} else {
+		o.Cache = cache.Path()
+		cache.Close()
 	}
 	if kept {
 		if o.Keeper, err = connectKeeper(log); err != nil {

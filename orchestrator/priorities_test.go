@@ -1,0 +1,244 @@
+package orchestrator
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	libmlgpu "github.com/penstock/penstock/libml/device/gpu"
+)
+
+// probeMain is `penstock probe`.
+func probeMain(arguments []string) int {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil || !strings.Contains(string(status), "NoNewPrivs:\t1\n") || !strings.Contains(string(status), "CapEff:\t0000000000000000\n") {
+		fmt.Fprintln(os.Stderr, "it is not confined:", err)
+		return 1
+	}
+	run := func() error {
+		device := arguments[slices.Index(arguments, "--device")+1]
+		if slices.Contains(arguments, "--fill") {
+			return libmlgpu.Occupy(device, os.Stdin, os.Stdout)
+		}
+		other := exec.Command(os.Args[0], "probe", "--fill", "--device", device)
+		other.Stderr = os.Stderr
+		p, err := libmlgpu.MeasurePriorities(device, other)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(p)
+	}
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// sharedGPU returns settings of a fake GPU that the processes of a test share. They run as another
+// user.
+func sharedGPU(t *testing.T) []cudafake.Setting {
+	t.Helper()
+	file, err := os.CreateTemp("/dev/shm", "turns-") // the sandbox lets processes write there
+	if err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	t.Cleanup(func() { os.Remove(file.Name()) })
+	if err := os.Chmod(file.Name(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return []cudafake.Setting{cudafake.Wave(200 * time.Microsecond), cudafake.Turns(file.Name())}
+}
+
+// probed runs an orchestrator for a manager that wants guarantees, until it has opened the GPU.
+// It returns the reported result.
+func probed(t *testing.T, cache string, timeout time.Duration, settings ...cudafake.Setting) (*control.StreamPriorities, *buffer) {
+	t.Helper()
+	value, _ := strings.CutPrefix(cudafake.Env(settings...), "PENSTOCK_FAKE=")
+	t.Setenv("PENSTOCK_FAKE", value)
+	n := newNode(t)
+	n.desired.Device, n.desired.ProbePriorities = "GPU-fa", true
+	n.cache, n.probeTimeout = cache, timeout
+	cmd := n.orchestrate(mechanismGovernor, "sandbox")
+	n.want()
+	n.until("the GPU is open", func(o control.Observed) bool { return o.Device != nil })
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	return n.last.Device.Priorities, n.log
+}
+
+func TestPriorityProbe(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		settings func(t *testing.T) []cudafake.Setting
+		hold     bool
+	}{
+		{"hold", sharedGPU, true},
+		{"do not hold", func(t *testing.T) []cudafake.Setting { return append(sharedGPU(t), cudafake.Flat) }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fakeGPUs(t)
+			cache := t.TempDir()
+			first, log := probed(t, cache, patience, c.settings(t)...)
+			if first == nil || first.Hold != c.hold || !log.has(`"cached":false`) {
+				t.Fatalf("%+v, want hold %v", first, c.hold)
+			}
+			// Another start reads the result: on this GPU, a measurement would fail.
+			second, log := probed(t, cache, patience, cudafake.Refuse("cuDevicePrimaryCtxRetain", 0, 2))
+			if second == nil || *second != *first || !log.has(`"cached":true`) {
+				t.Errorf("the second start reports %+v, the first %+v", second, first)
+			}
+		})
+	}
+}
+
+func TestPriorityProbeFails(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		setting cudafake.Setting
+		timeout time.Duration
+		why     string
+	}{
+		{"hangs", cudafake.Delay("cuDevicePrimaryCtxRetain", time.Hour), time.Second, "no result within 1s"},
+		{"crashes", cudafake.Fault("fetch", 1, 700), patience, "measure stream priorities: "},
+		{"not full", cudafake.Wave(time.Microsecond), patience, "the GPU was not full"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fakeGPUs(t)
+			cache := t.TempDir()
+			p, log := probed(t, cache, c.timeout, c.setting)
+			if p != nil || !log.has("assuming that they hold") || !log.has(c.why) {
+				t.Errorf("reported %+v", p)
+			}
+			if files, err := os.ReadDir(cache); err != nil || len(files) > 0 {
+				t.Errorf("kept %v, %v", files, err)
+			}
+		})
+	}
+}
+
+func TestDamagedPriorities(t *testing.T) {
+	g := foundGPU{uuid: "GPU-1", name: "Fake", driver: "1.2"}
+	want := control.StreamPriorities{Hold: true, AloneMicros: 1, HighMicros: 2, EqualMicros: 30}
+	for _, c := range []struct {
+		name    string
+		of      foundGPU
+		damage  func(text []byte) []byte
+		missing bool // else another error
+		ok      bool
+	}{
+		{name: "none", of: g, damage: func(text []byte) []byte { return text }, ok: true},
+		{name: "cut", of: g, damage: func(text []byte) []byte { return text[:len(text)/2] }},
+		{name: "empty", of: g, damage: func([]byte) []byte { return nil }},
+		{name: "zeros", of: g, damage: func(text []byte) []byte { return make([]byte, len(text)) }},
+		{name: "too long", of: g, damage: func([]byte) []byte { return make([]byte, maxProbeBytes+1) }},
+		{name: "another driver", of: foundGPU{uuid: g.uuid, name: g.name, driver: "1.3"}, damage: func(text []byte) []byte { return text }, missing: true},
+		{name: "another GPU", of: foundGPU{uuid: "GPU-2", name: g.name, driver: g.driver}, damage: func(text []byte) []byte { return text }, missing: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := prober{cache: filepath.Join(t.TempDir(), "cache")}
+			if _, err := p.read(g); !errors.Is(err, fs.ErrNotExist) {
+				t.Fatalf("read without a file: %v", err)
+			}
+			if err := p.write(g, want); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(p.cache, probeFile(&g))
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, c.damage(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := p.read(c.of)
+			if c.ok != (err == nil) || c.ok && got != want || err != nil && c.missing != errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("read %+v, %v", got, err)
+			}
+			// The next result replaces a damaged one.
+			if err := p.write(c.of, want); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := p.read(c.of); got != want || err != nil {
+				t.Errorf("read %+v, %v after it was written again", got, err)
+			}
+		})
+	}
+}
+
+// Only a manager with guarantees, on a GPU with MPS, has the priorities measured.
+func TestProbeIsAskedFor(t *testing.T) {
+	flat := control.StreamPriorities{AloneMicros: 1, HighMicros: 9, EqualMicros: 9}
+	for _, c := range []struct {
+		name   string
+		edit   func(n *node)
+		probes int
+		want   *control.StreamPriorities
+	}{
+		{"guarantees", func(*node) {}, 1, &flat},
+		{"gslice", func(n *node) { n.desired.ProbePriorities = false }, 0, nil},
+		{"without MPS", func(n *node) { n.machine.noMPS = errors.New("none") }, 0, nil},
+		{"MPS is not wanted", func(n *node) { n.desired.NoMPS = true }, 0, nil},
+		{"CPU", func(n *node) { n.desired.Device = control.DeviceCPU }, 0, nil},
+		{"fails", func(n *node) { n.machine.noPriorities = errors.New("it crashed") }, 1, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			runGPUNode(t, nil, func(n *node) {
+				n.machine.prioritiesResult, n.desired.ProbePriorities = flat, true
+				c.edit(n)
+				n.want(newDesired(1, control.Serve, 0))
+				n.untilState(1, control.Active)
+				var got *control.StreamPriorities
+				if d := n.link.observed().Device; d != nil {
+					got = d.Priorities
+				}
+				if n.machine.probes != c.probes || (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
+					t.Errorf("%d probes, reported %+v; want %d and %+v", n.machine.probes, got, c.probes, c.want)
+				}
+			})
+		})
+	}
+}
+
+// A manager with guarantees that follows one without them has the device opened again.
+func TestProbeAfterAnotherManager(t *testing.T) {
+	runGPUNode(t, nil, func(n *node) {
+		n.want(newDesired(1, control.Serve, 0))
+		n.untilState(1, control.Active)
+		n.replaceManager("n")
+		n.desired.ProbePriorities = true
+		n.want(newDesired(2, control.Serve, 0))
+		n.untilState(2, control.Active)
+		if o := n.link.observed(); n.machine.probes != 1 || o.Device.Priorities == nil {
+			t.Errorf("%d probes, device %+v", n.machine.probes, o.Device)
+		}
+	})
+}
+
+// A new orchestrator must not measure on a GPU that functions use.
+func TestNoProbeAfterResume(t *testing.T) {
+	for _, known := range []*control.StreamPriorities{nil, {Hold: true, AloneMicros: 1, HighMicros: 2, EqualMicros: 9}} {
+		m := newFakeMachine()
+		d := openDevice(nil, deviceOptions{name: "cuda", probe: true, resumed: true, priorities: known}, m, t.TempDir(), zerolog.Nop())
+		if s := <-d.states; m.probes != 0 || s.priorities != known {
+			t.Errorf("%d probes, %+v; want none and %+v", m.probes, s.priorities, known)
+		}
+		d.close()
+	}
+}
