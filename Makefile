@@ -12,6 +12,7 @@
 #   make soak    property tests and packages with threads, random seeds, for SOAKTIME (30m)
 #   make flaky   packages with threads 20 times, others 3 times, on a loaded machine;
 #                continues where it stopped (test/repeat.sh)
+#   make man     manual pages of all verbs in out/man
 #   make ptx     the kernels' PTX from the .cu beside it, with nvcc or clang (PTXCC=...)
 #
 #   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
@@ -64,7 +65,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build lab library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build lab man library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
 build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -98,6 +99,9 @@ test-dpdk: build-dpdk
 	$(WORK) $(GO) vet -tags dpdk $(MODULES)
 	$(GOTEST) -tags dpdk -count=1 ./manager/... ./cmd/... ./research/bench/... ./research/cmd/...
 	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
+
+man: build
+	bin/penstock man out/man
 
 examples: library
 	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks

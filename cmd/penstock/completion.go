@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models/zoo"
+)
+
+// completeAll gives each verb below cmd the completions that shells ask for: names of functions come
+// from the running node, names of models from the built-in ones.
+func completeAll(cmd *cobra.Command) {
+	for _, verb := range cmd.Commands() {
+		completeAll(verb)
+		if verb.Hidden {
+			continue
+		}
+		if verb.ValidArgsFunction == nil && len(verb.ValidArgs) == 0 {
+			verb.ValidArgsFunction = completeArguments(verb)
+		}
+		for flag, complete := range flagCompletions {
+			if verb.LocalFlags().Lookup(flag) != nil {
+				must(verb.RegisterFlagCompletionFunc(flag, complete))
+			}
+		}
+		if choices := outputs[verb.CommandPath()]; choices != nil {
+			must(verb.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp)))
+		}
+	}
+}
+
+// must panics on an error of the programmer: a flag that does not exist, or has two completions.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// outputs are the values of the flag --output of each verb.
+var outputs = map[string][]cobra.Completion{
+	"penstock if list": {"table", "json"},
+	"penstock top":     {"table", "json"},
+	"penstock infer":   {"text", "json"},
+	"penstock load":    {"table", "json", "csv"},
+	"penstock demo":    {"table", "json", "csv"},
+	"penstock plan":    {"table", "json", "yaml", "html"},
+	"penstock stream":  {"text", "jsonl"},
+}
+
+// flagCompletions are those of flags that mean the same for each verb.
+var flagCompletions = map[string]cobra.CompletionFunc{
+	"runtime-dir":   completeFolder,
+	"models":        completeFolder,
+	"profiles":      completeFolder,
+	"pictures":      completeFolder,
+	"config":        completeYAML,
+	"model":         completeModel,
+	"to":            completeFunctionList,
+	"rate":          completeRate,
+	"find-max-rate": completeFunction,
+}
+
+// completeArguments returns the completion of a verb's arguments, by the words in its usage line.
+func completeArguments(verb *cobra.Command) cobra.CompletionFunc {
+	var words []string
+	for _, word := range strings.Fields(verb.Use)[1:] {
+		if strings.HasPrefix(word, "-") {
+			break
+		}
+		words = append(words, word)
+	}
+	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(words) == 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		word := words[min(len(args), len(words)-1)]
+		many := strings.HasSuffix(word, "...")
+		if len(args) >= len(words) && !many {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		switch {
+		case word == "FUNCTION", word == "NAME" && cmd.Name() != "add":
+			return completeFunction(cmd, args, toComplete)
+		case word == "NAME", word == "MODEL", word == "CARD":
+			return completeModel(cmd, args, toComplete)
+		case word == "CONFIG":
+			return completeYAML(cmd, args, toComplete)
+		case strings.Contains(word, ".json"):
+			return []cobra.Completion{"json"}, cobra.ShellCompDirectiveFilterFileExt
+		case strings.HasPrefix(word, "FILE"), word == "SOURCE", strings.HasPrefix(word, "["):
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+func completeFolder(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+func completeYAML(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return []cobra.Completion{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// completeModel completes the names of built-in models, and files.
+func completeModel(_ *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return startingWith(zoo.Names(), toComplete), cobra.ShellCompDirectiveDefault
+}
+
+// completionPatience is how long a shell waits for the node.
+const completionPatience = time.Second
+
+// functionNames returns the names of the running node's functions, nil without a node.
+func functionNames(cmd *cobra.Command) (names []string) {
+	given := ""
+	if flag := cmd.Flag("runtime-dir"); flag != nil {
+		given = flag.Value.String()
+	}
+	folder, err := nodeFolder(given)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
+	defer cancel()
+	status, err := control.ReadStatus(ctx, folder)
+	if err != nil {
+		return nil
+	}
+	for i := range status.Functions {
+		names = append(names, status.Functions[i].Name)
+	}
+	return names
+}
+
+func completeFunction(cmd *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return startingWith(functionNames(cmd), toComplete), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeFunctionList completes names that commas separate.
+func completeFunctionList(cmd *cobra.Command, _ []string, toComplete string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
+	given, last := "", toComplete
+	if i := strings.LastIndexByte(toComplete, ','); i >= 0 {
+		given, last = toComplete[:i+1], toComplete[i+1:]
+	}
+	for _, name := range startingWith(functionNames(cmd), last) {
+		if !slices.Contains(strings.Split(given, ","), name) {
+			list = append(list, given+name)
+		}
+	}
+	return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+// completeRate completes the name before the = of a rate.
+func completeRate(cmd *cobra.Command, _ []string, toComplete string) (list []cobra.Completion, _ cobra.ShellCompDirective) {
+	for _, name := range startingWith(functionNames(cmd), toComplete) {
+		list = append(list, name+"=")
+	}
+	return list, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+}
+
+func startingWith(names []string, prefix string) (list []cobra.Completion) {
+	for _, name := range names {
+		if strings.HasPrefix(name, prefix) {
+			list = append(list, name)
+		}
+	}
+	return list
+}
