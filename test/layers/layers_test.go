@@ -40,7 +40,8 @@ var inner = map[string][][]string{
 		{"frameworks"},
 		{"capi", "null", "onnx"},
 		{""},
-		{"decode", "device", "python", "slab", "weights"},
+		{"decode", "device", "python", "residency", "slab", "weights"},
+		{"lane"},
 	},
 }
 
@@ -60,6 +61,8 @@ var pure = map[string][]string{
 	"manager/ingest/dpdk/frame": {"os", "net", "syscall", "io"},
 	"libml/slab":                {"os", "net", "syscall", "io"},
 	"libml/decode":              {"os", "net", "syscall", "io"},
+	"libml/lane":                {"os", "net", "syscall", "io"},
+	"libml/residency":           {"os", "net", "syscall", "io"},
 	"libml/onnx/answer":         {"os", "net", "syscall", "io"},
 	"libml/onnx/signature":      {"os", "net", "syscall", "io"},
 	"plan":                      {"os", "net", "syscall", "math/rand"},

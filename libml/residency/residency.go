@@ -1,0 +1,274 @@
+// Package residency decides which models' weights are on the GPU, when a worker serves more
+// models than its memory holds. It is pure: no clock, no I/O.
+//
+//	disk ──read──> host ──link──> linked ──load──> resident ──batch──> active
+//	  ^──────────drop───┴───────────┘ ^─────evict──────┘ ^───────────────┘
+//
+// The worker calls Worker.Plan after each event: a first packet, a complete request, the end
+// of a batch or of a step, and at the time that Worker.Wake returns. Plan looks at all models
+// and returns steps, which the worker begins in this order. Pressure tells the operator if
+// the memory is too small for the load.
+package residency
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/libml/lane"
+)
+
+// State is where a model's weights are.
+type State uint8
+
+const (
+	Disk     State = iota // only in the file
+	Host                  // in host memory, from where the GPU can copy them
+	Linked                // as Host, with sessions and graphs on the GPU
+	Resident              // on the GPU
+	Active                // on the GPU, and a batch runs or is queued
+)
+
+func (s State) String() string {
+	return [...]string{"disk", "host", "linked", "resident", "active"}[s]
+}
+
+// Op is what a step does. Read, Link and Load have the number of the state that they begin in.
+type Op uint8
+
+const (
+	Read  Op = iota // from Disk to Host
+	Link            // from Host to Linked
+	Load            // from Linked to Resident
+	Evict           // from Resident to Linked, without a copy
+	Drop            // from Host or Linked to Disk
+)
+
+func (o Op) String() string { return [...]string{"read", "link", "load", "evict", "drop"}[o] }
+
+// From reports whether the step can begin in a state.
+func (o Op) From(s State) bool {
+	switch o {
+	case Evict:
+		return s == Resident
+	case Drop:
+		return s == Host || s == Linked
+	}
+	return s == State(o)
+}
+
+// Step changes the state of a model. The memory that it needs is free once the steps before
+// it in the same plan have ended.
+type Step struct {
+	Model int // index of Plan's models
+	Op    Op
+}
+
+// Model is what Plan must know about a model. Times are nanoseconds of one clock.
+type Model struct {
+	State State
+	// Moving: a step has begun that changes the state, and has not ended. The memory of the
+	// next state is taken from its beginning on, that of this state until its end.
+	Moving bool
+	// WeightsBytes is its size, in host memory and on the GPU.
+	WeightsBytes int64
+	// Read, Link and Load are how long these steps are expected to take alone, Batch its
+	// smallest batch.
+	Read, Link, Load, Batch time.Duration
+
+	// Arriving requests have begun to arrive. Count only those whose client has proved that
+	// it can receive: a forged packet must not load anything. Waiting requests are complete.
+	Arriving, Waiting int
+	// Deadline is the earliest of those that a load from now on can keep, or the earliest of
+	// all if it can keep none. It is unused without requests.
+	Deadline int64
+	// A periodic stream is expected to send its next request at Expected, and then each
+	// Period. A Period of 0 means that there is no such stream.
+	Expected int64
+	Period   time.Duration
+
+	// Rate has its requests per second, see type Rate.
+	Rate float64
+	// Used is when its last batch ended.
+	Used int64
+}
+
+// Worker has the limits of a worker.
+type Worker struct {
+	// MemoryBytes is the GPU memory for weights (lane.Terms.RoomBytes), HostBytes the host
+	// memory for them.
+	MemoryBytes, HostBytes int64
+	// Order sorts the models to evict or to drop, the first victim first. Plan uses ByWorth
+	// if it is nil.
+	Order func(a, b *Model) int
+}
+
+// ByWorth compares what models are worth keeping: the time that loading them would take per
+// second and byte, which is request rate × load time / size. Among equals the one that was
+// used last is worth more.
+func ByWorth(a, b *Model) int {
+	return cmp.Or(cmp.Compare(a.worth(), b.worth()), cmp.Compare(a.Used, b.Used))
+}
+
+func (m *Model) worth() float64 {
+	return m.Rate * m.Load.Seconds() / float64(max(1, m.WeightsBytes))
+}
+
+// hasWork reports whether its weights must stay, or be loaded.
+func (m *Model) hasWork(now int64) bool {
+	return m.State == Active || m.Arriving > 0 || m.Waiting > 0 || m.expects(now)
+}
+
+// lead is how many load times before a periodic request its load may begin. The first may
+// pass while another model is loaded.
+const lead = 2
+
+// prefetch returns when the load for a periodic request begins.
+func (m *Model) prefetch() int64 { return m.Expected - lead*int64(max(m.Load, m.toLoad())) }
+
+// expects reports whether a periodic request will come so soon that its weights are needed. A
+// request that is late by a whole period no longer counts.
+func (m *Model) expects(now int64) bool {
+	return m.Period > 0 && now >= m.prefetch() && now < m.Expected+int64(m.Period)
+}
+
+// toLoad returns how long it takes until the weights are on the GPU.
+func (m *Model) toLoad() time.Duration {
+	switch m.State {
+	case Disk:
+		return m.Read + m.Link + m.Load
+	case Host:
+		return m.Link + m.Load
+	case Linked:
+		return m.Load
+	}
+	return 0
+}
+
+// due returns when its weights must be on the GPU. No load is late for a request that is only
+// expected.
+func (m *Model) due(now int64) int64 {
+	if m.Arriving+m.Waiting > 0 {
+		return m.Deadline - int64(m.Batch)
+	}
+	return max(m.Expected, now+int64(m.toLoad()))
+}
+
+// Plan returns the steps to begin now. It brings the weights of models with work to the GPU in
+// the order of lane.EDF, and makes room for them.
+//
+//   - At most one step of each of Read, Link and Load is under way. Copies share one bus, so
+//     two at once would both end later.
+//   - Weights on the GPU never exceed MemoryBytes, those in host memory never HostBytes. If
+//     MemoryBytes was lowered, for a larger lane, weights are evicted first.
+//   - A model with work is never evicted or dropped.
+//   - A load that is too late for its requests begins after all others. It evicts only models
+//     that come before it in the order of victims. So models that cannot all be served do not
+//     evict each other in turn.
+func (w Worker) Plan(now int64, models []Model) []Step {
+	p := planner{now: now, models: models, order: w.Order, gpu: w.MemoryBytes, host: w.HostBytes}
+	if p.order == nil {
+		p.order = ByWorth
+	}
+	for i := range models {
+		m := &models[i]
+		if m.State >= Resident || m.State == Linked && m.Moving {
+			p.gpu -= m.WeightsBytes
+		}
+		if m.State >= Host || m.Moving {
+			p.host -= m.WeightsBytes
+		}
+		if m.Moving {
+			p.busy[m.State] = true
+		}
+	}
+	if p.gpu < 0 {
+		p.free(&p.gpu, &Model{}, Evict)
+		return p.steps
+	}
+	for s := Disk; s <= Linked; s++ {
+		if !p.busy[s] {
+			p.begin(s)
+		}
+	}
+	return p.steps
+}
+
+// Wake returns the next time after now at which Plan may have a step without another event:
+// when a load for a periodic request is due. It is math.MaxInt64 if there is none.
+func (w Worker) Wake(now int64, models []Model) int64 {
+	wake := int64(math.MaxInt64)
+	for i := range models {
+		if m := &models[i]; m.Period > 0 && m.State < Resident && m.prefetch() > now {
+			wake = min(wake, m.prefetch())
+		}
+	}
+	return wake
+}
+
+// planner is the work of one call of Plan.
+type planner struct {
+	now       int64
+	models    []Model
+	order     func(a, b *Model) int
+	gpu, host int64            // bytes that are free
+	busy      [Active + 1]bool // by the state in which a step under way began
+	steps     []Step
+}
+
+// begin adds the step of one model in a state. The models are jobs of a lane, since one step
+// runs at a time. If there is no room for the first one, it takes the next.
+func (p *planner) begin(s State) {
+	var jobs []lane.Job
+	for i := range p.models {
+		if m := &p.models[i]; m.State == s && !m.Moving && m.hasWork(p.now) {
+			jobs = append(jobs, lane.Job{Model: i, Deadline: m.due(p.now), Batch: m.toLoad(), Requests: max(1, m.Arriving+m.Waiting)})
+		}
+	}
+	if len(jobs) == 0 {
+		return
+	}
+	for queue, _ := lane.New(lane.EDF); len(jobs) > 0; {
+		k, _ := queue.Next(p.now, jobs)
+		i := jobs[k].Model
+		m := &p.models[i]
+		if (s != Disk || p.free(&p.host, m, Drop)) && (s != Linked || p.free(&p.gpu, m, Evict)) {
+			p.steps = append(p.steps, Step{i, Op(s)})
+			return
+		}
+		jobs = slices.Delete(jobs, k, k+1)
+	}
+}
+
+// free adds the steps that make room for a model in one kind of memory. If there cannot be
+// enough, it adds none and returns false.
+func (p *planner) free(room *int64, m *Model, op Op) bool {
+	late := m.due(p.now)-int64(m.toLoad()) < p.now
+	var victims []int
+	for i := range p.models {
+		v := &p.models[i]
+		if op.From(v.State) && !v.Moving && !v.hasWork(p.now) && (!late || p.order(v, m) < 0) {
+			victims = append(victims, i)
+		}
+	}
+	slices.SortStableFunc(victims, func(a, b int) int { return p.order(&p.models[a], &p.models[b]) })
+
+	left, count := *room, 0
+	for ; count < len(victims) && left < m.WeightsBytes; count++ {
+		left += p.models[victims[count]].WeightsBytes
+	}
+	if left < m.WeightsBytes {
+		return false
+	}
+	// A large victim may make smaller ones before it unnecessary.
+	for _, i := range slices.Backward(victims[:count]) {
+		if size := p.models[i].WeightsBytes; left-size >= m.WeightsBytes {
+			left -= size
+		} else {
+			p.steps = append(p.steps, Step{i, op})
+		}
+	}
+	*room = left - m.WeightsBytes
+	return true
+}
