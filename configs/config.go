@@ -85,6 +85,8 @@ type Config struct {
 	Digest string
 	// Warnings are what to change in the file before the next version, a line each.
 	Warnings []string
+	// PolicySet reports whether the file has shares.policy.
+	PolicySet bool
 	// Lab is not part of the file: ReadLab reads it.
 	Lab Lab
 }

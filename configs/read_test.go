@@ -57,7 +57,7 @@ func TestReferenceDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Default()
-	want.File, want.Text, want.Digest, want.Functions = c.File, c.Text, c.Digest, c.Functions
+	want.File, want.Text, want.Digest, want.Functions, want.PolicySet = c.File, c.Text, c.Digest, c.Functions, true
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("reference.yaml says\n%+v, the defaults are\n%+v", c, want)
 	}

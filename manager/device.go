@@ -54,8 +54,12 @@ func (m *Manager) learnDevice(o *control.Observed) {
 		m.log.Warn().Msg("device changed")
 		m.eachInstance((*instance).forgetTensors)
 	}
+	divides := !d.known && m.mustDivide(o)
 	d.known, d.mps = true, mps
 	m.logDevice(o)
+	if divides {
+		m.divide()
+	}
 
 	d.noGroups = false
 	if n := m.partitioned(); n > len(d.groups()) && len(d.groups()) > 0 {
@@ -66,7 +70,10 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	for _, f := range m.functions {
 		f.setChange()
 	}
-	if m.steps() != nil {
+	switch {
+	case divides:
+		m.reshare(prioritiesLack)
+	case m.steps() != nil:
 		m.reshare("the GPU answers wrongly at other percentages")
 	}
 	d.allocator.Invalidate()

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -223,6 +224,7 @@ func (f *function) status() control.FunctionStatus {
 	}
 	if s.Guarantee = f.guaranteeStatus(); s.Guarantee != nil {
 		s.SharePercent = s.Guarantee.Percent
+		s.Guarantee.Unprotected = cmp.Or(s.Guarantee.Unprotected, f.m.unprotected())
 	}
 	s.Replay, s.ReplayEnded = f.config.Replay.File, stats.Played
 	if q := f.instances[0].pair.Active(); q != nil {

@@ -81,6 +81,7 @@ type Manager struct {
 	faults       faults
 	shares       *gslice.Controller
 	tuned        time.Time // when shares were last tuned
+	fellBack     bool      // shares.policy in cfg is gslice because guarantees are not possible
 	file         configFile
 	recorder     recorder
 	folder       folder
@@ -153,7 +154,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	defer attach.Close()
 	m.orchestrator.desired = control.Desired{
 		Version: control.Version, ManagerID: hex.EncodeToString(id), AttachSocket: socket,
-		Device: m.cfg.Device, NoMPS: m.cfg.Lab.TimeSlicing,
+		Device: m.cfg.Device, NoMPS: m.cfg.Lab.TimeSlicing, ProbePriorities: m.cfg.Guarantees(),
 	}
 
 	web, err := m.serveHTTP(o.Dir)

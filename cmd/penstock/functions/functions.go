@@ -43,7 +43,11 @@ func deviceLine(s *control.Status) string {
 	case s.Device.Why != "":
 		return fmt.Sprintf("%s (%s), %s; %s", s.Device.Name, s.Device.UUID, s.Mechanism, s.Device.Why)
 	}
-	return fmt.Sprintf("%s (%s), %s", s.Device.Name, s.Device.UUID, s.Mechanism)
+	line := fmt.Sprintf("%s (%s), %s", s.Device.Name, s.Device.UUID, s.Mechanism)
+	if s.Device.PrioritiesFail() {
+		line += "; stream priorities do not hold, policy: " + s.Policy
+	}
+	return line
 }
 
 // configurationLines say what of the node is not in its configuration file, and the other way
@@ -157,6 +161,8 @@ func reasons(f *control.FunctionStatus) []string {
 		switch f.Guarantee.Unprotected {
 		case control.UnprotectedByDevice:
 			all = append(all, "unprotected: the GPU runs all work at one priority, so functions above their guarantees delay others")
+		case control.UnprotectedByPriorities:
+			all = append(all, "unprotected: stream priorities do not hold between processes on this GPU and driver, so functions above their guarantees delay others; `policy: gslice` divides the GPU")
 		case control.UnprotectedByFramework:
 			all = append(all, "unprotected: its framework runs all work at one priority, so it delays others when it exceeds its guarantee")
 		}

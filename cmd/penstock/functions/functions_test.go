@@ -103,12 +103,14 @@ func TestReasonFailure(t *testing.T) {
 
 func TestDeviceLine(t *testing.T) {
 	gpu := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1"}
+	flat := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Priorities: &control.StreamPriorities{}}
 	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
 	for want, s := range map[string]control.Status{
-		"CPU, shared by cgroup-v2":                                       {Mechanism: "cgroup-v2"},
-		"CPU, shared by nothing yet: no orchestrator has connected":      {},
-		"NVIDIA H200 (GPU-1), mps":                                       {Mechanism: "mps", Device: gpu},
-		"NVIDIA H200 (GPU-1), time-slicing; no MPS: it is not installed": {Mechanism: "time-slicing", Device: lame},
+		"CPU, shared by cgroup-v2":                                                {Mechanism: "cgroup-v2"},
+		"CPU, shared by nothing yet: no orchestrator has connected":               {},
+		"NVIDIA H200 (GPU-1), mps":                                                {Mechanism: "mps", Device: gpu},
+		"NVIDIA H200 (GPU-1), time-slicing; no MPS: it is not installed":          {Mechanism: "time-slicing", Device: lame},
+		"NVIDIA H200 (GPU-1), mps; stream priorities do not hold, policy: gslice": {Mechanism: "mps", Device: flat, Policy: "gslice"},
 	} {
 		if got := deviceLine(&s); got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -144,6 +146,10 @@ func TestGuaranteeColumns(t *testing.T) {
 		}
 	}
 	if why := strings.Join(reasons(&f), "\n"); !strings.Contains(why, "objective is not guaranteed: one batch") || !strings.Contains(why, "unprotected: its framework") {
+		t.Errorf("reasons\n%s", why)
+	}
+	f.Guarantee.Unprotected = control.UnprotectedByPriorities
+	if why := strings.Join(reasons(&f), "\n"); !strings.Contains(why, "unprotected: stream priorities do not hold") {
 		t.Errorf("reasons\n%s", why)
 	}
 }
