@@ -33,9 +33,12 @@ const nodesDir = "nodes"
 // in $XDG_RUNTIME_DIR, else penstock-UID in the temporary folder.
 func DefaultRuntimeDir() string { return defaultRuntimeDirs()[0] }
 
-// defaultRuntimeDirs returns all values that DefaultRuntimeDir can have for this user. The
-// first is that of this process. A service and a shell of one user often differ in
-// $XDG_RUNTIME_DIR.
+// serviceRuntimeDir is the runtime folder of the node that systemd runs (configs/systemd).
+const serviceRuntimeDir = "/run/penstock"
+
+// defaultRuntimeDirs returns all values that DefaultRuntimeDir can have for this user, and
+// serviceRuntimeDir. The first is that of this process. A service and a shell of one user often
+// differ in $XDG_RUNTIME_DIR.
 func defaultRuntimeDirs() []string {
 	uid := os.Geteuid()
 	temporary := fmt.Sprintf("penstock-%d", uid)
@@ -43,6 +46,7 @@ func defaultRuntimeDirs() []string {
 		filepath.Join(os.TempDir(), temporary),
 		filepath.Join("/tmp", temporary),
 		fmt.Sprintf("/run/user/%d/penstock", uid),
+		serviceRuntimeDir,
 	}
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
 		dirs = slices.Insert(dirs, 0, filepath.Join(dir, "penstock"))

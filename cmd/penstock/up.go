@@ -7,14 +7,16 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-
-	"github.com/penstock/penstock/cmd/penstock/check"
+	"sync"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node/supervisor"
+	"github.com/penstock/penstock/node/systemd"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -70,9 +72,16 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	// survive a crash of the orchestrator.
 	processes := keeper.NewLocal()
 	defer processes.Close()
+	reporting, endReports := context.WithCancel(ctx)
+	var reports sync.WaitGroup
+	defer reports.Wait()
+	defer endReports()
+	reports.Go(func() {
+		systemd.Report(reporting, systemd.Options{Log: log, Status: func(ctx context.Context) (control.Status, error) { return control.ReadStatus(ctx, c.RuntimeDir) }})
+	})
 	err = supervisor.Run(ctx, supervisor.Options{
 		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
-		Environment: append(os.Environ(), runVariable+"="+rand.Text()),
+		Environment: append(systemd.Environment(os.Environ()), runVariable+"="+rand.Text()),
 		Gateway:     !c.Gateway.Off,
 		Patience:    5 * c.DrainTimeout, Inherit: inheritKeeper(processes, log), Log: log,
 	})
