@@ -118,7 +118,7 @@ demo: build
 	bin/penstock demo --duration $(DURATION) --out out
 
 demo-camera: build
-	bin/penstock demo --camera --out out $(if $(OPEN),--open)
+	bin/penstock demo --camera --out out $(if $(OPEN),--open) $(if $(PHONE),--phone)
 
 check:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi

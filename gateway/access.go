@@ -26,10 +26,12 @@ const minToken = 16
 // On a loopback address each process of the machine may send requests, as it may send to the
 // functions' UDP ports. Pages of other sites that a browser on this machine shows may not: the
 // Host must be a name of this machine (against DNS rebinding), and an Origin must be the gateway's
-// own. On other addresses each request needs the token.
+// own. On other addresses each request needs the token. For a phone only the browser that has used
+// the invitation knows it.
 type access struct {
-	loopback bool
-	token    string
+	loopback   bool
+	token      string
+	invitation *invitation // nil: the token itself may be in the address
 }
 
 func newAccess(address netip.AddrPort, dir, tokenFile string) (*access, error) {
@@ -103,37 +105,68 @@ func (a *access) refuse(r *http.Request) (why string, status int) {
 		}
 		return "", 0
 	}
-	token, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if cookie, err := r.Cookie(tokenCookie); err == nil && token == "" {
-		token = cookie.Value
-	}
-	if !a.is(token) {
+	if !a.is(a.tokenOf(r)) {
+		if a.invitation != nil {
+			return "want the browser that opened the address of `penstock gateway --phone` first", http.StatusUnauthorized
+		}
 		return "want the header `Authorization: Bearer TOKEN` with the gateway's token, or once ?token=TOKEN in a browser (docs/http.md)", http.StatusUnauthorized
 	}
 	return "", 0
 }
 
-func (a *access) is(token string) bool {
-	return subtle.ConstantTimeCompare([]byte(token), []byte(a.token)) == 1
+// tokenOf returns the token of a request; empty if it has none.
+func (a *access) tokenOf(r *http.Request) string {
+	if token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
+		return token
+	}
+	name := tokenCookie
+	if a.invitation != nil {
+		name = phoneCookie
+	}
+	if cookie, err := r.Cookie(name); err == nil {
+		return cookie.Value
+	}
+	return ""
 }
 
-// tokenCookie has the token in a browser.
-const tokenCookie = "penstock_token"
+func (a *access) is(token string) bool { return equal(token, a.token) }
+
+// equal compares secrets in constant time.
+func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+
+// tokenCookie has the token in a browser. tokenKey is the key of an address that has it.
+const (
+	tokenCookie = "penstock_token"
+	tokenKey    = "token"
+)
 
 // admit keeps the token of a browser's address in a cookie, so that the address can go on
 // without it. It reports whether it has answered.
 func (a *access) admit(w http.ResponseWriter, r *http.Request) bool {
-	token := r.URL.Query().Get("token")
-	if a.loopback || token == "" || r.Method != http.MethodGet || !a.is(token) {
+	token := r.URL.Query().Get(tokenKey)
+	switch {
+	case a.loopback || token == "" || r.Method != http.MethodGet:
+		return false
+	case a.invitation != nil:
+		invited := equal(token, a.invitation.token)
+		if invited {
+			a.accept(w, r)
+		}
+		return invited
+	case !a.is(token):
 		return false
 	}
 	http.SetCookie(w, &http.Cookie{Name: tokenCookie, Value: token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
+	redirectWithoutToken(w, r)
+	return true
+}
+
+func redirectWithoutToken(w http.ResponseWriter, r *http.Request) {
 	rest := r.URL.Query()
-	rest.Del("token")
+	rest.Del(tokenKey)
 	// A path with two slashes would be another host's address.
 	to := url.URL{Path: "/" + strings.TrimLeft(r.URL.Path, "/"), RawQuery: rest.Encode()}
 	http.Redirect(w, r, to.String(), http.StatusSeeOther)
-	return true
 }
 
 // ownHost reports whether a Host header names this machine's loopback address.

@@ -25,6 +25,7 @@ type events struct {
 	mu      sync.Mutex
 	number  uint64
 	readers map[chan []byte]bool
+	closed  bool
 }
 
 func newEvents() *events { return &events{readers: map[chan []byte]bool{}} }
@@ -79,11 +80,22 @@ func (e *events) hasReaders() bool {
 	return len(e.readers) > 0
 }
 
-// subscribe adds a reader; nil if there are too many.
+// close ends all readers, and those that come.
+func (e *events) close() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.closed = true
+	for reader := range e.readers {
+		close(reader)
+	}
+	clear(e.readers)
+}
+
+// subscribe adds a reader; nil if there are too many, or after close.
 func (e *events) subscribe() (reader chan []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.readers) >= maxReaders {
+	if e.closed || len(e.readers) >= maxReaders {
 		return nil
 	}
 	reader = make(chan []byte, readerQueue)
@@ -113,7 +125,10 @@ func (e *events) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	for {
 		select {
-		case text := <-reader:
+		case text, open := <-reader:
+			if !open {
+				return
+			}
 			control.SetWriteDeadline(time.Now().Add(writeTimeout))
 			if _, err := w.Write(text); err != nil {
 				return

@@ -7,6 +7,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log"
@@ -92,7 +93,25 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	if err != nil {
 		return err
 	}
-	s := newServer(o)
+	f := front{access: access, listen: func() (net.Listener, error) { return listen(ctx, o) }}
+	return newServer(o).run(ctx, o.Log, f, func(address netip.AddrPort) {
+		o.Log.Info().Str("address", "http://"+address.String()).Msg("gateway listens")
+		if ready != nil {
+			ready(address)
+		}
+	})
+}
+
+// front is the side of a gateway that its clients see.
+type front struct {
+	access *access
+	// listen returns nil if the gateway ended before it could listen.
+	listen func() (net.Listener, error)
+	tls    *tls.Config // nil: plain HTTP
+}
+
+// run serves until ctx ends. It follows the node before it listens.
+func (s *server) run(ctx context.Context, to zerolog.Logger, f front, ready func(netip.AddrPort)) error {
 	following, stop := context.WithCancel(context.Background())
 	var followed sync.WaitGroup
 	followed.Go(func() { s.functions.Run(following) })
@@ -109,23 +128,27 @@ func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 		stopPublishing() // after the last answer
 		published.Wait()
 	}()
-	listener, err := listen(ctx, o)
+	listener, err := f.listen()
 	if err != nil || listener == nil {
 		return err
 	}
 	defer listener.Close()
 
 	web := &http.Server{
-		Handler: access.guard(s.routes()), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: 64 << 10, ErrorLog: log.New(errorLog{o.Log}, "", 0),
+		Handler: f.access.guard(s.routes()), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: 64 << 10, ErrorLog: log.New(errorLog{to}, "", 0), TLSConfig: f.tls, Protocols: new(http.Protocols),
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- web.Serve(netutil.LimitListener(listener, maxConnections)) }()
-	address := netip.MustParseAddrPort(listener.Addr().String())
-	o.Log.Info().Str("address", "http://"+address.String()).Msg("gateway listens")
-	if ready != nil {
-		ready(address)
-	}
+	web.Protocols.SetHTTP1(true)
+	web.RegisterOnShutdown(s.events.close) // Shutdown waits for requests
+	limited, ended := netutil.LimitListener(listener, maxConnections), make(chan error, 1)
+	go func() {
+		if f.tls != nil {
+			ended <- web.ServeTLS(limited, "", "")
+		} else {
+			ended <- web.Serve(limited)
+		}
+	}()
+	ready(netip.MustParseAddrPort(listener.Addr().String()))
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve http: %w", err)

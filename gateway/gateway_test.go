@@ -663,6 +663,12 @@ func TestRun(t *testing.T) {
 	if response, text := do(t, request); response.StatusCode != 400 || !strings.Contains(text, "manager does not answer") {
 		t.Error(response.Status, text)
 	}
+	// An open page does not hold the end up.
+	events, err := http.Get("http://" + address.String() + "/api/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Body.Close()
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -24,6 +24,7 @@ func demoCommand() *cobra.Command {
 	var duration time.Duration
 	var out, format string
 	var camera, open bool
+	var phone string
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run three models on real pictures, then overload one of them",
@@ -35,14 +36,18 @@ With --camera it runs until Ctrl-C, with a page at http://127.0.0.1:9651 that an
 your browser. A button gives another function ten times its load, another kills the process that
 serves the camera.`,
 		Example: `  penstock demo --duration 30s --out out
-  penstock demo --camera --open`,
+  penstock demo --camera --open
+  penstock demo --camera --phone`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if open && !camera {
 				return errors.New("--open opens the page of --camera; want both")
 			}
+			if phone != "" && !camera {
+				return errors.New("--phone serves the page of --camera; want both")
+			}
 			if camera {
-				return demoCamera(cmd.Context(), out, open)
+				return demoCamera(cmd.Context(), out, phone, open)
 			}
 			if duration < 4*time.Second {
 				return fmt.Errorf("--duration %s: want at least 4s, 2s for each half", duration)
@@ -54,6 +59,8 @@ serves the camera.`,
 	cmd.Flags().StringVar(&out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
 	cmd.Flags().BoolVar(&camera, "camera", false, "show the page, until Ctrl-C")
 	cmd.Flags().BoolVar(&open, "open", false, "open the page in a browser")
+	cmd.Flags().StringVar(&phone, "phone", "", phoneUsage)
+	cmd.Flags().Lookup("phone").NoOptDefVal = phoneAuto
 	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json or csv")
 	return cmd
 }

@@ -21,8 +21,8 @@ type labFile struct {
 	Results []labResult `json:"results"`
 }
 
-// labResult is a run of a variant on a case. Of the others, such as frameworks without a node, a
-// report shows nothing.
+// labResult is a run of a variant on a case. A report shows loads and time lines, and leaves out
+// measurements without requests.
 type labResult struct {
 	Case    string `json:"case"`
 	Variant string `json:"variant"`
