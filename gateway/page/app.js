@@ -74,15 +74,16 @@ class View {
     source.onerror = () => { this.number = -1; }; // the browser connects again
   }
 
+  // arrangeRows makes one row per task, so that many functions do not block the page.
   arrangeRows() {
     for (const [name, row] of this.rows) if (!this.store.names.includes(name)) { row.element.remove(); this.rows.delete(name); }
-    for (const name of this.store.names) {
-      if (this.rows.has(name)) continue;
-      const row = new Row(this, name);
-      this.rows.set(name, row);
-      $("rows").append(row.element);
-      row.resize();
-    }
+    const name = this.store.names.find((n) => !this.rows.has(n));
+    if (name === undefined) return;
+    const row = new Row(this, name);
+    this.rows.set(name, row);
+    $("rows").append(row.element);
+    row.resize();
+    setTimeout(() => this.arrangeRows());
   }
 
   status(name) { return this.state.status.functions.find((f) => f.name === name); }
