@@ -24,7 +24,7 @@ import (
 
 // startWithGateway starts a node with the function face, more of a configuration, and a gateway that
 // listens.
-func startWithGateway(t *testing.T, more ...string) (nd *node.Node, url string) {
+func startWithGateway(t testing.TB, more ...string) (nd *node.Node, url string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
