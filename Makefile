@@ -13,6 +13,7 @@
 #   make flaky   packages with threads 20 times, others 3 times, on a loaded machine;
 #                continues where it stopped (test/repeat.sh)
 #   make man     manual pages of all verbs in out/man
+#   make deb     a Debian package in out/ (docs/operations.md)
 #   make ptx     the kernels' PTX from the .cu beside it, with nvcc or clang (PTXCC=...)
 #
 #   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
@@ -65,7 +66,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build lab man library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build lab man deb library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
 build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -102,6 +103,9 @@ test-dpdk: build-dpdk
 
 man: build
 	bin/penstock man out/man
+
+deb: build
+	GO="$(GO)" VERSION="$(VERSION)" configs/deb/build.sh out
 
 examples: library
 	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks
