@@ -73,12 +73,13 @@ type frameInfo struct {
 
 // Decoder is a running ffmpeg. One goroutine uses it; Close may be called by any.
 type Decoder struct {
-	input   Input
-	process *process
-	frames  *os.File // raw frames
-	lines   *os.File // what ffmpeg says
-	infos   chan frameInfo
-	spare   sync.Pool // of *image.RGBA
+	input     Input
+	process   *process
+	frames    *os.File // raw frames
+	lines     *os.File // what ffmpeg says
+	infos     chan frameInfo
+	described chan struct{} // closed when all of lines was read
+	spare     sync.Pool     // of *image.RGBA
 
 	mu      sync.Mutex // guards below
 	rate    float64    // frames per second that the source announces; 0 if it does not
@@ -189,7 +190,7 @@ func Open(input Input) (*Decoder, error) {
 	}
 	setPipeSize(frames)
 
-	d := &Decoder{input: input, frames: frames, lines: lines, infos: make(chan frameInfo, maxAhead)}
+	d := &Decoder{input: input, frames: frames, lines: lines, infos: make(chan frameInfo, maxAhead), described: make(chan struct{})}
 	if d.process, err = startProcess(command); err != nil {
 		frames.Close()
 		lines.Close()
@@ -257,6 +258,7 @@ var (
 
 // read takes ffmpeg's lines until it ends.
 func (d *Decoder) read() {
+	defer close(d.described)
 	defer close(d.infos)
 	in := bufio.NewReaderSize(d.lines, maxLine)
 	for {
@@ -435,6 +437,10 @@ func (d *Decoder) fill(pix []byte) error {
 // end is why ffmpeg ended: io.EOF if its source did.
 func (d *Decoder) end() error {
 	err := d.process.wait(endTimeout)
+	select {
+	case <-d.described: // the last lines say why
+	case <-time.After(endTimeout):
+	}
 	var exit *exec.ExitError
 	switch {
 	case strings.Contains(d.reason(""), notAllowed):
