@@ -127,6 +127,7 @@ func TestSlowWebhook(t *testing.T) {
 		"never reads":   func(net.Conn) {},
 		"never answers": func(c net.Conn) { _, _ = io.Copy(io.Discard, c) },
 		"endless header": func(c net.Conn) {
+			_, _ = c.Read(make([]byte, 1)) // the request has begun
 			_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\n")
 			for _, err := io.WriteString(c, "X: "); err == nil; _, err = io.WriteString(c, "x") {
 				time.Sleep(time.Millisecond)
