@@ -119,7 +119,7 @@ test-all: build examples
 	$(GOTEST) -timeout 40m $(TESTED)
 
 demo: build
-	bin/penstock demo --duration $(DURATION) --out out
+	bin/penstock demo --duration $(DURATION) --out out $(if $(DEVICE),--device $(DEVICE))
 
 demo-camera: build
 	bin/penstock demo --camera --out out $(if $(OPEN),--open) $(if $(PHONE),--phone)

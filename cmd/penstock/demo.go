@@ -21,10 +21,9 @@ import (
 )
 
 func demoCommand() *cobra.Command {
-	var duration time.Duration
-	var out, format string
 	var camera, open bool
 	var phone string
+	o := demoOptions{}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run three models on real pictures, then overload one of them",
@@ -32,10 +31,14 @@ func demoCommand() *cobra.Command {
 In the second half one function receives twice the requests that it can answer, and the
 others still meet their objectives.
 
+With --device cuda it runs on a GPU. A third part then shows the shares of the GSLICE paper
+(` + "`policy: gslice`" + `): MPS percentages that tune themselves, each brought in by a standby process.
+
 With --camera it runs until Ctrl-C, with a page at http://127.0.0.1:9651 that answers the camera of
 your browser. A button gives another function ten times its load, another kills the process that
 serves the camera.`,
 		Example: `  penstock demo --duration 30s --out out
+  penstock demo --device cuda
   penstock demo --camera --open
   penstock demo --camera --phone`,
 		Args: cobra.NoArgs,
@@ -47,22 +50,45 @@ serves the camera.`,
 				return errors.New("--phone serves the page of --camera; want both")
 			}
 			if camera {
-				return demoCamera(cmd.Context(), out, phone, open)
+				return demoCamera(cmd.Context(), o, phone, open)
 			}
-			if duration < 4*time.Second {
-				return fmt.Errorf("--duration %s: want at least 4s, 2s for each half", duration)
+			if o.duration < 4*time.Second {
+				return fmt.Errorf("--duration %s: want at least 4s, 2s for each half", o.duration)
 			}
-			return demo(cmd.Context(), duration, out, format)
+			return demo(cmd.Context(), o)
 		},
 	}
-	cmd.Flags().DurationVar(&duration, "duration", 30*time.Second, "measured time")
-	cmd.Flags().StringVar(&out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
+	cmd.Flags().StringVar(&o.device, "device", configs.DeviceCPU, "cpu, cuda, cuda:N or a GPU's UUID")
+	cmd.Flags().StringVar(&o.functions, "functions", "", "configuration in place of the built-in one, with functions of the same names")
+	cmd.Flags().MarkHidden("functions") // for tests: the built-in models need ONNX Runtime on the device
+	cmd.Flags().DurationVar(&o.duration, "duration", 30*time.Second, "measured time of both halves")
+	cmd.Flags().StringVar(&o.out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
 	cmd.Flags().BoolVar(&camera, "camera", false, "show the page, until Ctrl-C")
 	cmd.Flags().BoolVar(&open, "open", false, "open the page in a browser")
 	cmd.Flags().StringVar(&phone, "phone", "", phoneUsage)
 	cmd.Flags().Lookup("phone").NoOptDefVal = phoneAuto
-	cmd.Flags().StringVarP(&format, "output", "o", "table", "table, json or csv")
+	cmd.Flags().StringVarP(&o.format, "output", "o", "table", "table, json or csv")
 	return cmd
+}
+
+// demoOptions are the flags of `penstock demo`.
+type demoOptions struct {
+	device      string
+	functions   string // a configuration file; empty: the built-in one
+	duration    time.Duration
+	out, format string
+}
+
+// config is the configuration of a node, with more keys.
+func (o *demoOptions) config(more string) (string, error) {
+	text := configs.BuiltIn()
+	if o.functions != "" {
+		var err error
+		if text, err = os.ReadFile(o.functions); err != nil {
+			return "", fmt.Errorf("read configuration: %w", err)
+		}
+	}
+	return fmt.Sprintf("device: %s\n%s\n%s\n", o.device, more, text), nil
 }
 
 // The demo's traffic, in requests per second. In the second half, the overloaded function
@@ -79,57 +105,56 @@ const (
 	quietMachine = 0.05
 )
 
-func demo(ctx context.Context, duration time.Duration, out, format string) error {
-	log, err := openDemoLog(out)
+func demo(ctx context.Context, o demoOptions) error {
+	log, err := openDemoLog(o.out)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
 
 	fmt.Fprintf(os.Stderr, "penstock up (log: %s)\n", log.Name())
-	machine, err := testbed.NewForeignTime()
-	if err != nil {
-		return err
-	}
-	nd, err := startDemoNode(ctx, log)
-	if err != nil {
-		return err
-	}
-	defer nd.Kill()
 	// The load runs on the manager's CPUs, because the demo shows the CPUs of the inference
 	// functions.
 	own, _ := orchestrator.IFCPUs(0)
 	if err := cpuset.Pin(own); err != nil {
 		return err
 	}
+	if err := demoGuarantees(ctx, o, log); err != nil {
+		return err
+	}
+	if o.device == configs.DeviceCPU {
+		return nil
+	}
+	return demoShares(ctx, o, log)
+}
 
-	rates := map[string]string{}
-	for _, r := range demoRates {
-		rates[r.function] = fmt.Sprint(r.perSecond)
-	}
-	half := func(what string, warmup time.Duration, check bool) (*loadgen.Report, error) {
-		fmt.Fprintf(os.Stderr, "%s: penstock load --duration %s", what, duration/2)
-		for _, r := range demoRates {
-			fmt.Fprintf(os.Stderr, " --rate %s=%s", r.function, rates[r.function])
-		}
-		fmt.Fprintln(os.Stderr)
-		o := loadOptions{
-			node: nodeOptions{runtimeDir: nd.Dir}, rates: rates, duration: duration / 2, warmup: warmup,
-			arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: format, search: searchOptions{precision: defaultPrecision},
-		}
-		if check {
-			o.draw = out
-		}
-		return runLoad(ctx, o)
-	}
-	steady, err := half("first half", time.Second, true)
+// demoGuarantees runs the two halves.
+func demoGuarantees(ctx context.Context, o demoOptions, log *os.File) error {
+	machine, err := testbed.NewForeignTime()
 	if err != nil {
 		return err
 	}
-	if rates[overloaded], err = overloadRate(nd); err != nil {
+	nd, err := startDemoNode(ctx, o, "", log)
+	if err != nil {
 		return err
 	}
-	busy, err := half(fmt.Sprintf("second half: %s receives %d times the requests that it can answer", overloaded, overload), time.Second, false)
+	defer nd.Kill()
+
+	rates := steadyRates()
+	steady, err := o.part(ctx, nd, "first half", rates, o.functions == "")
+	if err != nil {
+		return err
+	}
+	rate, capacity, err := overloadRate(nd)
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("second half: %s receives %d times the requests that it can answer", overloaded, overload)
+	if rate < overload*capacity {
+		what = fmt.Sprintf("second half: %s receives as many requests as this program sends", overloaded)
+	}
+	rates[overloaded] = fmt.Sprint(rate)
+	busy, err := o.part(ctx, nd, what, rates, false)
 	if err != nil {
 		return err
 	}
@@ -137,10 +162,37 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	if err != nil {
 		return err
 	}
-	if format == "table" {
+	if o.format == "table" {
 		printDemo(os.Stdout, steady, busy, foreign)
 	}
 	return nil
+}
+
+// steadyRates are the rates of the first half, as flags.
+func steadyRates() map[string]string {
+	rates := map[string]string{}
+	for _, r := range demoRates {
+		rates[r.function] = fmt.Sprint(r.perSecond)
+	}
+	return rates
+}
+
+// part sends requests for half of the duration. check compares the answers, and draws them.
+func (o *demoOptions) part(ctx context.Context, nd *node.Node, what string, rates map[string]string, check bool) (*loadgen.Report, error) {
+	fmt.Fprintf(os.Stderr, "%s: penstock load --duration %s", what, o.duration/2)
+	for _, r := range demoRates {
+		fmt.Fprintf(os.Stderr, " --rate %s=%s", r.function, rates[r.function])
+	}
+	fmt.Fprintln(os.Stderr)
+
+	l := loadOptions{
+		node: nodeOptions{runtimeDir: nd.Dir}, rates: rates, duration: o.duration / 2, warmup: time.Second,
+		arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: o.format, search: searchOptions{precision: defaultPrecision},
+	}
+	if check {
+		l.draw = o.out
+	}
+	return runLoad(ctx, l)
 }
 
 // openDemoLog opens the node's log in the demo's folder, which it makes if needed.
@@ -155,28 +207,37 @@ func openDemoLog(out string) (*os.File, error) {
 	return log, nil
 }
 
-// startDemoNode starts a node with the built-in configuration.
-func startDemoNode(ctx context.Context, log *os.File) (*node.Node, error) {
+// startDemoNode starts a node with the demo's configuration and more keys.
+func startDemoNode(ctx context.Context, o demoOptions, more string, log *os.File) (*node.Node, error) {
+	config, err := o.config(more)
+	if err != nil {
+		return nil, err
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find own binary: %w", err)
 	}
 	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a function had no ready process after a minute"))
 	defer cancel()
-	return node.Start(starting, node.Options{Binary: self, Config: string(configs.BuiltIn()), Log: log})
+	return node.Start(starting, node.Options{Binary: self, Config: config, Log: log})
 }
 
-// overloadRate is the rate that needs overload times the device's capacity.
-func overloadRate(nd *node.Node) (string, error) {
+// maxDemoRate is the max rate that the load generator can send of the overloaded function's
+// pictures.
+const maxDemoRate = 500
+
+// overloadRate is the rate that needs overload times the device's capacity, as far as the load
+// generator can send it. capacity is in requests per second; it is infinite if it is not known.
+func overloadRate(nd *node.Node) (rate, capacity float64, err error) {
 	f, err := nd.Function(overloaded)
 	if err != nil {
-		return "", err
+		return 0, 0, err
 	}
-	rate := 500.0 // as many as the load generator can send
-	if cost := f.Guarantee.CostMillis; cost > 0 {
-		rate = min(rate, math.Ceil(1000*overload/cost))
+	capacity = math.Inf(1)
+	if f.Guarantee != nil && f.Guarantee.CostMillis > 0 {
+		capacity = 1000 / f.Guarantee.CostMillis
 	}
-	return fmt.Sprint(rate), nil
+	return min(maxDemoRate, math.Ceil(overload*capacity)), capacity, nil
 }
 
 // printDemo prints the demo's results.

@@ -33,14 +33,14 @@ var cameraRates = map[string]int{"face": 10, "fashion": 400, "detect": 1}
 
 // demoCamera runs a node with some load, and the page with the demo's buttons, until ctx ends. If
 // phone is not empty, it also serves the page to a phone (phoneAddress).
-func demoCamera(ctx context.Context, out, phone string, open bool) error {
-	file, err := openDemoLog(out)
+func demoCamera(ctx context.Context, d demoOptions, phone string, open bool) error {
+	file, err := openDemoLog(d.out)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
 
-	nd, err := startDemoNode(ctx, file)
+	nd, err := startDemoNode(ctx, d, "", file)
 	if err != nil {
 		return err
 	}

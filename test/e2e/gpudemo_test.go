@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/testing/cudafake"
+)
+
+// The demo's parts on a simulated GPU, with functions that compute nothing.
+func TestGPUDemo(t *testing.T) {
+	text := "listen: 127.0.0.1\nfunctions:\n"
+	for _, name := range []string{"face", "fashion", "detect"} {
+		text += fmt.Sprintf("  - {name: %s, model: %s, port: 0}\n", name, nullCard(t, name, small))
+	}
+	functions := filepath.Join(t.TempDir(), "functions.yaml")
+	if err := os.WriteFile(functions, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(testContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", t.TempDir(), "--duration", "16s")
+	cmd.Env = append(append(os.Environ(), withGPU(t, true)...), "XDG_CACHE_HOME="+t.TempDir())
+	var out, complaints bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, &out, &complaints)
+	}
+	t.Logf("%s", &out)
+	swap := regexp.MustCompile(`(?m)^(face|fashion|detect): [0-9.]+ % -> [0-9.]+ % of the GPU by a swap; (no request waited|requests waited for [0-9.]+ ms)$`)
+	if !swap.MatchString(out.String()) || !regexp.MustCompile(`(?m)^[1-9][0-9]* swaps, 0 requests lost$`).MatchString(out.String()) {
+		t.Errorf("no swap, or lost requests:\n%s\n%s", &out, &complaints)
+	}
+	for _, part := range []string{"first half", "second half", "third part"} {
+		if !strings.Contains(complaints.String(), part+": ") {
+			t.Errorf("no %s:\n%s", part, &complaints)
+		}
+	}
+}
+
+// A node on a GPU whose stream priorities do not hold divides the GPU, and says so.
+func TestGPUWithoutPriorities(t *testing.T) {
+	turns, err := os.CreateTemp("/dev/shm", "turns-") // the sandbox lets processes write there
+	if err != nil {
+		t.Fatal(err)
+	}
+	turns.Close()
+	t.Cleanup(func() { os.Remove(turns.Name()) })
+	if err := os.Chmod(turns.Name(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name     string
+		shares   string
+		settings []cudafake.Setting
+		policy   string
+		says     string
+	}{
+		{"do not hold", "", []cudafake.Setting{cudafake.Flat}, "gslice", "stream priorities do not hold, policy: gslice"},
+		{"policy is set", "shares: {policy: guarantee}\n", []cudafake.Setting{cudafake.Flat}, "guarantee", "fn: unprotected: stream priorities do not hold"},
+		{"hold", "", nil, "guarantee", "mps"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			settings := append(c.settings, cudafake.Memory(16<<30), cudafake.Wave(200*time.Microsecond), cudafake.Turns(turns.Name()))
+			environment := append(withGPU(t, true), cudafake.Env(settings...), "XDG_CACHE_HOME="+t.TempDir())
+			nd := start(t, fmt.Sprintf("device: cuda\n%sfunctions:\n  - {name: fn, model: %s, port: 0}\n", c.shares, nullCard(t, "digest", small)), environment...)
+			status, err := nd.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p := status.Device.Priorities; p == nil || p.Hold != (c.settings == nil) || status.Policy != c.policy {
+				t.Errorf("policy %s, priorities %+v; want %s", status.Policy, p, c.policy)
+			}
+			list, err := exec.CommandContext(testContext(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
+			if err != nil || !strings.Contains(string(list), c.says) {
+				t.Errorf("if list says %v\n%s", err, list)
+			}
+			got := stream(t, nd, 20, func() {})
+			if got.lost > 0 || got.wrong > 0 {
+				t.Errorf("answers: %s", got)
+			}
+		})
+	}
+}
