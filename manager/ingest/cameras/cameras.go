@@ -1,0 +1,172 @@
+// Package cameras reads the packets of cameras that have no Penstock client: GigE Vision streams
+// (gvsp.go) and uncompressed video over RTP (rfc4175.go).
+//
+// A Reader finds the picture that a packet belongs to, and the place of its pixels in the packet and
+// in the picture. It copies nothing and keeps nothing. The pixels stay in the slab until a process
+// gathers them.
+//
+// A camera cannot adapt its pictures to a model. Therefore a packet of a picture that the model
+// does not take yields a Refusal, which says what the camera sends.
+//
+// The package is pure: it has no clock, no I/O and no state. Nothing allocates. Any goroutine may
+// call any function. Readers accept hostile bytes: they never panic, and return one of package
+// wire's errors, whose Reason identifies a counter.
+package cameras
+
+import "fmt"
+
+// Format is how a camera sends pictures.
+type Format uint8
+
+// The formats.
+const (
+	GVSP    Format = iota + 1 // GigE Vision Stream Protocol 1 and 2
+	RFC4175                   // uncompressed video over RTP, as in SMPTE ST 2110-20
+)
+
+func (f Format) String() string {
+	switch f {
+	case GVSP:
+		return "gvsp"
+	case RFC4175:
+		return "rfc4175"
+	}
+	return "unknown"
+}
+
+// HeadBytes is how much of a packet Read needs, or the whole packet if that is shorter. It holds
+// the headers of 100 lines.
+const HeadBytes = 640
+
+// Reader reads packets of one format. The model takes pictures of Width x Height pixels, row by
+// row, each of PixelBytes.
+type Reader struct {
+	Format        Format
+	Width, Height int // pixels, 1 to 65535
+	PixelBytes    int // 1 (grey) or 3
+}
+
+// PictureBytes is the size of a picture.
+func (r *Reader) PictureBytes() int { return r.Width * r.Height * r.PixelBytes }
+
+// Part is the role of a packet in its picture.
+type Part uint8
+
+// The parts.
+const (
+	// Leader says what the picture looks like; it has no pixels.
+	Leader Part = iota + 1
+	// Fragment has the pixels of fragment Packet.Index. All fragments of a picture but the last
+	// have the same size.
+	Fragment
+	// Run has the pixels from Packet.Place on.
+	Run
+	// Trailer ends a picture; it has no pixels.
+	Trailer
+)
+
+// Packet is the contents of one packet.
+type Packet struct {
+	// Picture identifies the picture among the latest ones of the camera. With GVSP it is the block
+	// id, or the low half of one of 64 bits; with RFC 4175 it is the RTP timestamp.
+	Picture uint32
+	// Stream is the RTP stream (SSRC); 0 with GVSP.
+	Stream uint32
+	Part   Part
+	// Index counts the fragments of a picture from 0.
+	Index uint32
+	// Place is the offset of a Run in the picture, in bytes.
+	Place uint32
+	// Offset and Length locate the pixels in the packet, in bytes.
+	Offset, Length int
+	// SentAt is the camera's own time, from a leader.
+	SentAt uint64
+	// Refusal is set if the model does not take the picture.
+	Refusal Refusal
+}
+
+// Read reads a packet of packetBytes. head holds its first HeadBytes, or all of it. p holds nothing
+// useful if Read fails.
+func (r *Reader) Read(p *Packet, head []byte, packetBytes int) error {
+	*p = Packet{}
+	if r.Format == GVSP {
+		return r.readGVSP(p, head, packetBytes)
+	}
+	return r.readRFC4175(p, head, packetBytes)
+}
+
+// Cause is the reason of a Refusal.
+type Cause uint8
+
+// The causes. A, B and C are the numbers of the Refusal.
+const (
+	// badPicture: the picture has A x B pixels of format C (PFNC).
+	badPicture Cause = iota + 1
+	// badPayload: the block holds payload of type A and no picture.
+	badPayload
+	// badContent: the packet has content of type A.
+	badContent
+	// badPadding: the camera adds A bytes to each line and B to the picture.
+	badPadding
+	// badHeight: the picture ends after A lines.
+	badHeight
+	// badEnd: the picture ends at pixel B of line A.
+	badEnd
+	// badLine: the picture has a line A.
+	badLine
+	// badPixel: a line has at least A pixels.
+	badPixel
+	// badWidth: a line ends after A pixels.
+	badWidth
+	// interlaced: the camera sends half of the lines at a time.
+	interlaced
+	// badPixelSize: a line has a part of A bytes, which is not a whole number of pixels.
+	badPixelSize
+)
+
+// Refusal says why a model does not take a camera's picture. Reader.Explain turns it into text. The
+// zero value is no refusal.
+type Refusal struct {
+	Cause   Cause
+	A, B, C uint32
+}
+
+// Explain says what the camera sends, and what the model takes.
+func (r *Reader) Explain(f Refusal) string {
+	want := fmt.Sprintf("want %d x %d %s", r.Width, r.Height, r.pixelName())
+	switch f.Cause {
+	case badPicture:
+		return fmt.Sprintf("the camera sends %d x %d %s, %s", f.A, f.B, formatName(f.C), want)
+	case badPayload:
+		return fmt.Sprintf("the camera sends GVSP payload of type 0x%04x, want pictures (0x0001)", f.A)
+	case badContent:
+		return fmt.Sprintf("the camera sends GVSP packets with content %d, want leader, payload and trailer (1 to 3)", f.A)
+	case badPadding:
+		return fmt.Sprintf("the camera pads each line by %d bytes and each picture by %d, want 0", f.A, f.B)
+	case badHeight:
+		return fmt.Sprintf("the camera's pictures end after %d lines, %s", f.A, want)
+	case badEnd:
+		return fmt.Sprintf("the camera's pictures end after %d lines of %d pixels, %s", f.A, f.B, want)
+	case badLine:
+		return fmt.Sprintf("the camera's pictures have at least %d lines, %s", f.A, want)
+	case badPixel:
+		return fmt.Sprintf("the camera's lines have at least %d pixels, %s", f.A, want)
+	case badWidth:
+		return fmt.Sprintf("the camera's lines end after %d pixels, %s", f.A, want)
+	case interlaced:
+		return "the camera sends interlaced video, want progressive"
+	case badPixelSize:
+		return fmt.Sprintf("the camera sends %d bytes of a line, which are no whole pixels, %s", f.A, want)
+	}
+	return ""
+}
+
+func (r *Reader) pixelName() string {
+	switch {
+	case r.PixelBytes == 1:
+		return "Mono8"
+	case r.Format == GVSP:
+		return "RGB8"
+	}
+	return fmt.Sprintf("pixels of %d bytes", r.PixelBytes)
+}
