@@ -14,6 +14,8 @@
 //     bitmap. Descriptors of its payload are written straight into the request table.
 //  5. The last missing piece completes the request: the caller publishes its slot.
 //
+// The packets of cameras take another way in (cameras.go).
+//
 // The life of a slot:
 //
 //	        first piece             last piece                End
@@ -59,6 +61,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -79,6 +82,10 @@ type Aggregator struct {
 	common *common
 	memory []byte
 	table  Table
+	// head has room for the beginning of a camera's packet that lies in two spans. fragmentBytes is
+	// the size of the fragments of the latest picture.
+	head          []byte
+	fragmentBytes uint32
 	// now is the latest time that any caller has passed. Threads that wait for one lock may
 	// pass their times out of order.
 	now      int64
@@ -118,10 +125,13 @@ type request struct {
 
 	client uint32 // index in clients
 	proved bool   // the client receives at its address
-	count  uint16 // number of pieces
-	size   uint32 // bytes of every piece except the last
-	got    uint32 // received pieces
+	count  uint16 // number of pieces; 0 for a camera's picture
+	size   uint32 // bytes of every piece except the last; of the largest if they differ
+	got    uint32 // received pieces, or bytes of a camera's picture
 	used   uint32 // used descriptors
+
+	stream uint32 // of a camera (cameras.Packet)
+	led    bool   // the leader of a camera's picture was received, or its format has none
 
 	replies   replyLimit
 	extension extension
@@ -198,6 +208,9 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 	for i := range a.quiet {
 		a.quiet[i] = newList(config.Slots)
 	}
+	if config.Camera != nil {
+		a.head = make([]byte, cameras.HeadBytes)
+	}
 	words := (config.maxCount() + 63) / 64
 	bitmaps := make([]uint64, config.Slots*words)
 	for i := range a.slots {
@@ -217,7 +230,11 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 func (a *Aggregator) Add(now int64, batch []ingest.Datagram, events *Events) {
 	a.tick(now)
 	for i := range batch {
-		a.add(&batch[i], events)
+		if a.config.Camera != nil {
+			a.addPacket(&batch[i], events)
+		} else {
+			a.add(&batch[i], events)
+		}
 	}
 	if a.common.several {
 		a.makeRoom(events)
@@ -336,23 +353,29 @@ func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, even
 		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy}, !proved, events)
 		return
 	}
+	r := a.occupy(slot, hash, d, h.RequestID, client, proved)
+	r.count, r.size = h.Count, size
+	clear(r.present[:(int(h.Count)+63)/64])
+	a.receiveFragment(slot, d, h, events)
+}
+
+// occupy begins a request in a slot. The caller sets what the datagram says of the request.
+func (a *Aggregator) occupy(slot, hash uint32, d *ingest.Datagram, id, client uint32, proved bool) *request {
 	r := &a.slots[slot]
-	r.from, r.id, r.hash, r.state = d.From, h.RequestID, hash, stateGathering
-	r.client, r.count, r.size = client, h.Count, size
-	r.got, r.used, r.proved = 0, 0, proved
+	r.from, r.id, r.hash, r.state = d.From, id, hash, stateGathering
+	r.client, r.got, r.used, r.proved = client, 0, 0, proved
 	r.replies, r.extension = replyLimit{headers: headerBytes(d.From)}, extension{}
 	r.first, r.progress, r.nacks = a.now, a.now, nacks{mark: a.now, last: a.now}
 	if r.arrived = a.now; d.Arrived != 0 {
 		r.arrived = min(d.Arrived, a.now)
 	}
-	clear(r.present[:(int(h.Count)+63)/64])
 	a.requests.insert(hash, slot)
 	a.age.push(slot)
 	a.quiet[0].push(slot)
 	a.began(r)
 	a.stats.Begun++
 	a.last = slot
-	a.receiveFragment(slot, d, h, events)
+	return r
 }
 
 // takeSlot takes a slot for a new request, if necessary by evicting a request of a party
@@ -459,11 +482,14 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		a.drop(dropDuplicate, d, events)
 		a.asked(slot, h, events)
 		return
-	case !a.describe(r, d, h):
+	}
+	described := describe(r.fragments[r.used:], d, uint32(wire.PayloadOffset(h)), uint32(h.Length), h.Offset)
+	if described == 0 {
 		a.drop(dropFragmented, d, events)
 		a.evict(slot, false, events)
 		return
 	}
+	r.used += uint32(described)
 	a.heldBytes += uint64(d.Length())
 	r.spans = hold(hold(r.spans, d.First), d.Rest)
 	r.present[h.Index/64] |= 1 << (h.Index % 64)
@@ -514,28 +540,27 @@ func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 	return false
 }
 
-// describe writes the descriptors of a piece's payload: one, or two if it lies in both of the
-// datagram's spans. It returns false if there are too few.
-func (a *Aggregator) describe(r *request, d *ingest.Datagram, h *wire.Header) bool {
-	from, length, first := uint32(wire.PayloadOffset(h)), uint32(h.Length), d.First.Length
-	to := r.fragments[r.used:]
+// describe writes the descriptors of length bytes of a datagram, from an offset on, that belong at
+// place: one, or two if they lie in both of its spans. It returns how many, or 0 if to has no room
+// for them.
+func describe(to []shm.Fragment, d *ingest.Datagram, from, length, place uint32) (n int) {
+	first := d.First.Length
 	switch {
 	case len(to) == 0:
-		return false
+		return 0
 	case from+length <= first:
-		to[0] = shm.Fragment{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: h.Length}
+		to[0] = shm.Fragment{Offset: d.First.Offset + uint64(from), Place: place, Length: uint16(length)}
+		return 1
 	case from >= first:
-		to[0] = shm.Fragment{Offset: d.Rest.Offset + uint64(from-first), Place: h.Offset, Length: h.Length}
+		to[0] = shm.Fragment{Offset: d.Rest.Offset + uint64(from-first), Place: place, Length: uint16(length)}
+		return 1
 	case len(to) == 1:
-		return false
-	default:
-		head := first - from
-		to[0] = shm.Fragment{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: uint16(head)}
-		to[1] = shm.Fragment{Offset: d.Rest.Offset, Place: h.Offset + head, Length: uint16(length - head)}
-		r.used++
+		return 0
 	}
-	r.used++
-	return true
+	head := first - from
+	to[0] = shm.Fragment{Offset: d.First.Offset + uint64(from), Place: place, Length: uint16(head)}
+	to[1] = shm.Fragment{Offset: d.Rest.Offset, Place: place + head, Length: uint16(length - head)}
+	return 2
 }
 
 // extend reads the client's extension of its request.
@@ -605,15 +630,10 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		a.begin(r.hash, d, h, events)
 		return
 	}
-	switch {
-	case d.Shed:
+	if d.Shed {
 		a.drop(dropShed, d, events)
-	case r.result.Status == wire.StatusRefused:
-		a.drop(dropForeign, d, events)
-	case r.result.Status == wire.StatusBusy:
-		a.drop(dropBusy, d, events)
-	default:
-		a.drop(dropLate, d, events)
+	} else {
+		a.drop(dropAfter(r.result.Status), d, events)
 	}
 	headers := headerBytes(r.from)
 	r.budget.receive(headers, d.Length())
@@ -685,8 +705,9 @@ func (a *Aggregator) turnAway(hash uint32, d *ingest.Datagram, h *wire.Header, r
 // the smallest datagram pays for one, and NACKs leave room for one. The record starts without
 // a budget: each datagram that asks again pays for the block that may answer it.
 func (a *Aggregator) tell(m *history, r record, events *Events) {
-	r.result.Cookie, r.result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
-	events.Reported = append(events.Reported, Answer{To: r.from, RequestID: r.id, Result: r.result})
+	to := a.answersTo(r.from)
+	r.result.Cookie, r.result.Objective = a.common.cookies.at(a.now, to), a.config.SLO
+	events.Reported = append(events.Reported, Answer{To: to, RequestID: r.id, Result: r.result})
 	a.remember(m, r)
 }
 
@@ -743,7 +764,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
 		r := &a.slots[slot]
 		result := wire.Result{
-			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt,
+			Status: wire.StatusIncomplete, Missing: a.missing(r), Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt,
 		}
 		a.stats.Incomplete++
 		a.vacate(slot, events)
@@ -826,7 +847,10 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 
 // Origin is the source of a live request, and its times.
 type Origin struct {
-	From      netip.AddrPort
+	// From is the client, or the camera.
+	From netip.AddrPort
+	// To gets the answer: the client, or Config.AnswersTo for a camera's picture.
+	To        netip.AddrPort
 	RequestID uint32
 	// FirstFragment is when the first piece reached the machine, Received when it was
 	// received there, Complete when the last one was. All are in nanoseconds of
@@ -843,7 +867,7 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 		return Origin{}, false
 	}
 	r := &a.slots[slot]
-	return Origin{From: r.from, RequestID: r.id, FirstFragment: r.arrived, Received: r.first, Complete: r.complete, SentAt: r.extension.sentAt}, true
+	return Origin{From: r.from, To: a.answersTo(r.from), RequestID: r.id, FirstFragment: r.arrived, Received: r.first, Complete: r.complete, SentAt: r.extension.sentAt}, true
 }
 
 // End ends a complete request with its answer. Its spans go to events.Release, and its slot
@@ -906,7 +930,7 @@ func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 		end.budget.spend(answerBytes(r.replies.headers, 0), 0)
 		*result = withheld(result)
 	}
-	result.Cookie, result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
+	result.Cookie, result.Objective = a.common.cookies.at(a.now, a.answersTo(r.from)), a.config.SLO
 	a.remember(m, end)
 }
 

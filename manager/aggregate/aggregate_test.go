@@ -42,7 +42,7 @@ func TestCompleteInAnyOrder(t *testing.T) {
 					ID: 7, Fragments: testCount, Bytes: testRequest, FirstFragment: first, Complete: b.now, Deadline: first + int64(b.config.SLO),
 				})
 				o, ok := b.a.Origin(slot)
-				want(b, "origin", o, Origin{From: camera, RequestID: 7, FirstFragment: first, Received: first, Complete: b.now})
+				want(b, "origin", o, Origin{From: camera, To: camera, RequestID: 7, FirstFragment: first, Received: first, Complete: b.now})
 				want(b, "origin is known", ok, true)
 			})
 		})
@@ -567,7 +567,7 @@ func TestArrivalTime(t *testing.T) {
 		want(b, "first piece", r.FirstFragment, began-int64(waited))
 		want(b, "deadline", r.Deadline, began-int64(waited)+int64(b.config.SLO))
 		origin, _ := b.a.Origin(slot)
-		want(b, "origin", origin, Origin{From: camera, RequestID: 1, FirstFragment: r.FirstFragment, Received: began, Complete: b.now})
+		want(b, "origin", origin, Origin{From: camera, To: camera, RequestID: 1, FirstFragment: r.FirstFragment, Received: began, Complete: b.now})
 		b.end(slot, wire.StatusOK, "")
 		// A time in the future is ignored.
 		ahead := b.land(camera, fragment{id: 2}.datagram(), 0)

@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
+
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/shm"
 )
 
 // Check searches for a broken invariant, in time proportional to all that is
@@ -61,6 +64,9 @@ func (a *Aggregator) checkSlot(r *request, free bool) error {
 }
 
 func (a *Aggregator) checkRequest(r *request) error {
+	if a.config.Camera != nil {
+		return a.checkPicture(r)
+	}
 	got := 0
 	for _, word := range r.present[:(int(r.count)+63)/64] {
 		got += bits.OnesCount64(word)
@@ -75,11 +81,7 @@ func (a *Aggregator) checkRequest(r *request) error {
 	// marked piece. Their sum is the size of the marked pieces.
 	described, want := uint64(0), uint64(0)
 	for _, p := range r.fragments[:r.used] {
-		held := false
-		for _, s := range r.spans {
-			held = held || p.Offset >= s.Offset && p.Offset+uint64(p.Length) <= s.Offset+uint64(s.Length)
-		}
-		if !held {
+		if !r.holds(p) {
 			return fmt.Errorf("descriptor %+v lies in no span of the slot", p)
 		}
 		if i := p.Place / r.size; r.present[i/64]&(1<<(i%64)) == 0 {
@@ -94,6 +96,36 @@ func (a *Aggregator) checkRequest(r *request) error {
 	}
 	if described != want {
 		return fmt.Errorf("descriptors have %d bytes, pieces %d", described, want)
+	}
+	return nil
+}
+
+// holds reports whether a descriptor lies in one of the request's spans.
+func (r *request) holds(p shm.Fragment) bool {
+	return slices.ContainsFunc(r.spans, func(s ingest.Span) bool {
+		return p.Offset >= s.Offset && p.Offset+uint64(p.Length) <= s.Offset+uint64(s.Length)
+	})
+}
+
+// checkPicture is checkRequest for a camera's picture. Its descriptors are in the order of place,
+// do not overlap, and cover the received bytes.
+func (a *Aggregator) checkPicture(r *request) error {
+	next, got := uint32(0), uint32(0)
+	for _, p := range r.fragments[:r.used] {
+		switch {
+		case !r.holds(p):
+			return fmt.Errorf("descriptor %+v lies in no span of the slot", p)
+		case p.Place < next || p.Length == 0:
+			return fmt.Errorf("descriptor %+v begins before byte %d, or is empty", p, next)
+		}
+		next = p.Place + uint32(p.Length)
+		got += uint32(p.Length)
+	}
+	switch whole := r.led && int(got) == a.config.RequestBytes; {
+	case got != r.got || int(next) > a.config.RequestBytes:
+		return fmt.Errorf("descriptors have %d bytes up to byte %d, %d are counted", got, next, r.got)
+	case whole != (r.state == stateComplete || r.state == stateAnswered):
+		return fmt.Errorf("%d bytes, leader %v, in state %d", got, r.led, r.state)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -25,6 +26,11 @@ type Config struct {
 	// MinFragmentBytes is the min size of every piece except the last. Requests with smaller
 	// pieces are refused.
 	MinFragmentBytes int
+
+	// Camera, if set, reads the datagrams: they are those of cameras. There are no NACKs then, and
+	// answers go to AnswersTo, or nowhere if it is not valid. Camera.PictureBytes is RequestBytes.
+	Camera    *cameras.Reader
+	AnswersTo netip.AddrPort
 
 	// SLO bounds the deadline of a request, measured from its first piece's arrival at the
 	// machine.
@@ -91,10 +97,10 @@ func (c Config) withDefaults() Config {
 	or(&c.AnsweredFor, 2*time.Second)
 	or(&c.TurnedAwayFor, 100*time.Millisecond)
 	switch {
+	case c.MaxNACKs < 0, c.Camera != nil:
+		c.MaxNACKs = 0
 	case c.MaxNACKs == 0:
 		c.MaxNACKs = 3
-	case c.MaxNACKs < 0:
-		c.MaxNACKs = 0
 	}
 	if c.AnsweredRequests == 0 {
 		c.AnsweredRequests = 16 << 10
@@ -122,6 +128,8 @@ func (c Config) Validate() error {
 		return wrong("%d slots: want a power of two from %d to %d", c.Slots, minSlots, maxSlots)
 	case c.RequestBytes < 1 || uint64(c.RequestBytes) > math.MaxUint32:
 		return wrong("requests of %d bytes: want 1 to 4 GiB", c.RequestBytes)
+	case c.Camera != nil && c.Camera.PictureBytes() != c.RequestBytes:
+		return wrong("pictures of %d bytes in requests of %d: want the same", c.Camera.PictureBytes(), c.RequestBytes)
 	case c.MinFragmentBytes < 1:
 		return wrong("pieces of %d bytes: want at least 1", c.MinFragmentBytes)
 	case c.MaxFragments < 1:

@@ -1,6 +1,9 @@
 package aggregate
 
-import "github.com/penstock/penstock/wire"
+import (
+	"github.com/penstock/penstock/manager/ingest/cameras"
+	"github.com/penstock/penstock/wire"
+)
 
 // Drop is the reason why a well-formed datagram was of no use.
 type Drop uint8
@@ -31,6 +34,17 @@ const (
 	numDrops
 )
 
+// dropAfter is the reason for a datagram of a request that has ended with that status.
+func dropAfter(status wire.Status) Drop {
+	switch status {
+	case wire.StatusRefused:
+		return dropForeign
+	case wire.StatusBusy:
+		return dropBusy
+	}
+	return dropLate
+}
+
 var dropWords = [numDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed"}
 
 func (d Drop) String() string {
@@ -55,8 +69,11 @@ type Stats struct {
 	// Evicted.
 	Begun, Complete, Incomplete, Evicted uint64
 	// Refused and Busy requests got no slot. Shed counts those of Busy that
-	// were shed before they were received.
+	// were shed before they were received. Refused pictures of cameras may be
+	// Evicted ones: only a later packet shows that the model does not take them.
 	Refused, Busy, Shed uint64
+	// Refusal is why a camera's picture was refused most recently.
+	Refusal cameras.Refusal
 
 	// NACKs counts NACKs, Again repeated answers. Forgotten counts answers
 	// that could not be repeated, because their payload was gone.
@@ -89,6 +106,9 @@ func (s *Stats) Add(o *Stats) {
 	s.Refused += o.Refused
 	s.Busy += o.Busy
 	s.Shed += o.Shed
+	if o.Refusal.Cause != 0 {
+		s.Refusal = o.Refusal
+	}
 	s.NACKs += o.NACKs
 	s.Again += o.Again
 	s.Forgotten += o.Forgotten

@@ -101,5 +101,5 @@ func (t *replyTurn) answerLate(slot uint32) {
 	t.count(slot, now, &origin, &shm.Result{Status: uint8(wire.StatusLate)}, wire.StatusLate)
 	a.AnswerEarly(now, slot, &result)
 	p.flights[slot].answered = true
-	side.out.result(origin.From, origin.RequestID, &result, nil, false)
+	side.out.result(origin.To, origin.RequestID, &result, nil, false)
 }

@@ -159,7 +159,7 @@ func (t *replyTurn) answer(slot uint32, reported shm.Result, payload []byte) {
 	t.claim(slot, now, &origin, &result, payload)
 	a.End(now, slot, &result, payload, &side.events)
 	t.land(slot)
-	side.out.result(origin.From, origin.RequestID, &result, payload, false)
+	side.out.result(origin.To, origin.RequestID, &result, payload, false)
 }
 
 // count records an answer with that status. The caller holds the locks that answer needs.
