@@ -25,8 +25,12 @@ type outbox struct {
 
 // result adds an answer, in as many datagrams as its payload needs. It copies the
 // payload. It omits the payload if the status is not ok, because the client may
-// have to prove its address first. again marks an answer that was given before.
+// have to prove its address first. again marks an answer that was given before. Answers about
+// pictures of cameras have no valid address if the operator set none (Options.AnswersTo).
 func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []byte, again bool) {
+	if !to.IsValid() {
+		return
+	}
 	if r.Status != wire.StatusOK {
 		payload = nil
 	}

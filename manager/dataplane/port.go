@@ -35,6 +35,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/adaptive"
 )
@@ -49,6 +50,10 @@ type Options struct {
 	RequestBytes, ResultBytes int
 	// MinFragmentBytes is the min size of every fragment of a request except the last.
 	MinFragmentBytes int
+	// Camera, if set, reads the datagrams: they come from cameras. Answers then go to AnswersTo, or
+	// nowhere if it is not valid.
+	Camera    *cameras.Reader
+	AnswersTo netip.AddrPort
 	// Slots is the max number of requests in flight. If it is 0, the size of the slab gives the
 	// max, and the number follows the answers that come in time.
 	Slots int
@@ -158,6 +163,8 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		RequestBytes:     o.RequestBytes,
 		MaxFragments:     int(p.geometry.MaxFragments),
 		MinFragmentBytes: o.MinFragmentBytes,
+		Camera:           o.Camera,
+		AnswersTo:        o.AnswersTo,
 		SLO:              o.Objective,
 		Transit:          o.Transit,
 		Deadline:         o.Gather,

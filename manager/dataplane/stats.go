@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -82,6 +83,12 @@ func (p *Port) Stats() Stats {
 		s.InFlight += q.inFlight
 	}
 	return s
+}
+
+// Refusal is why a picture of a camera was refused most recently.
+func (p *Port) Refusal() cameras.Refusal {
+	s := p.requests()
+	return s.Refusal
 }
 
 // Check verifies invariants: the queues count the requests that are in flight, none is lost,
