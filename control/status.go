@@ -82,6 +82,8 @@ type FunctionStatus struct {
 	// none. ReplayEnded: it has been played to its end.
 	Replay      string `json:"replay,omitempty"`
 	ReplayEnded bool   `json:"replay_ended,omitempty"`
+	// Camera is nil if the function takes Penstock's protocol.
+	Camera *CameraStatus `json:"camera,omitempty"`
 	// SLOMillis is the latency objective in force.
 	SLOMillis float64 `json:"slo_ms"`
 	// SharePercent is the sum over the instances, of their guarantees or of their shares. It
@@ -151,6 +153,18 @@ func (f *FunctionStatus) Serves() bool {
 		}
 	}
 	return true
+}
+
+// CameraStatus is the status of a function that takes pictures of cameras.
+type CameraStatus struct {
+	// Format and AnswersTo are the function's keys; AnswersTo is empty if answers are not sent.
+	Format    string `json:"format"`
+	AnswersTo string `json:"answers_to,omitempty"`
+	// Refused counts pictures that the model does not take; RefusedWhy says why the latest was
+	// refused. Incomplete counts pictures of which packets were lost.
+	Refused    uint64 `json:"refused"`
+	RefusedWhy string `json:"refused_why,omitempty"`
+	Incomplete uint64 `json:"incomplete"`
 }
 
 // GuaranteeStatus compares a function's instances with their guarantees. Percentages are of

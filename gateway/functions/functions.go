@@ -54,6 +54,9 @@ type Function struct {
 	Name string
 	// Card describes the model that serves. It is shared and read-only.
 	Card *models.Card
+	// Camera is the format of the cameras that the function takes pictures of; empty if it takes
+	// those of clients.
+	Camera string
 
 	version version
 	address string
@@ -147,6 +150,9 @@ func (s *Set) Refresh(ctx context.Context) error {
 // if they are the same.
 func (s *Set) function(ctx context.Context, status *control.Status, f *control.FunctionStatus) (*Function, error) {
 	next := &Function{Name: f.Name, address: net.JoinHostPort(reachable(f.Address), strconv.Itoa(f.Port))}
+	if f.Camera != nil {
+		next.Camera = f.Camera.Format
+	}
 	next.version = version{started: status.Started, model: f.Model, number: f.Version}
 	for i := range f.Instances {
 		if p, ok := f.Instances[i].Serving(); ok {
@@ -286,6 +292,9 @@ type Answer struct {
 // answer. deadline is how long an answer is useful; 0 is the function's objective. The errors are
 // those of client.Client.Do: client.StatusError for an answer other than ok.
 func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Duration) (a Answer, err error) {
+	if f.Camera != "" {
+		return a, fmt.Errorf("%w: %s takes those of cameras only (format: %s)", ErrNoPicture, f.Name, f.Camera)
+	}
 	r, err := f.client.Do(ctx, picture, client.RequestOptions{Deadline: deadline})
 	if err != nil {
 		return a, err

@@ -13,7 +13,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// ErrNoPicture is returned for a function that takes tensors which no photo can be resized to.
+// ErrNoPicture is returned for a function that takes tensors which no photo can be resized to, or
+// pictures of cameras only.
 var ErrNoPicture = errors.New("function takes no pictures")
 
 // Detection is a box around something in a photo.
@@ -107,7 +108,7 @@ func photoOf(in *models.Input, pixels []byte) image.Image {
 }
 
 // TakesPhotos reports whether photos can be resized to what the function takes.
-func (f *Function) TakesPhotos() bool { return CheckPhotos(&f.Card.Input) == nil }
+func (f *Function) TakesPhotos() bool { return f.Camera == "" && CheckPhotos(&f.Card.Input) == nil }
 
 func size(in *models.Input) picture.Size {
 	return picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}

@@ -143,15 +143,18 @@ func (t *Traffic) Inspect(report *loadgen.Report) ([]loadgen.Seen, error) {
 }
 
 // fromNetwork returns the functions that take requests from the network. A function
-// that replays a capture does not listen.
+// that replays a capture does not listen, and one for cameras does not take requests.
 func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionStatus, error) {
 	var out []control.FunctionStatus
 	for _, f := range all {
 		_, named := o.Rates[f.Name]
 		switch {
-		case f.Replay == "":
+		case f.Replay == "" && f.Camera == nil:
 			out = append(out, f)
-		case named || o.Search == f.Name:
+		case !named && o.Search != f.Name:
+		case f.Camera != nil:
+			return nil, fmt.Errorf("%s takes pictures of cameras only (format: %s); choose another function", f.Name, f.Camera.Format)
+		default:
 			return nil, fmt.Errorf("%s plays the capture %s and receives nothing from the network; choose another function", f.Name, f.Replay)
 		}
 	}
