@@ -220,6 +220,9 @@ func (f *Function) Check() error {
 	if err := f.receivesReplay(); err != nil {
 		return fmt.Errorf("receivers of %s %w", f.Name, err)
 	}
+	if err := f.checkAnswersTo(); err != nil {
+		return fmt.Errorf("answers_to of %s %w", f.Name, err)
+	}
 	return nil
 }
 
@@ -261,6 +264,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"weights", f.Weights.On(device)},
 		{"receivers", cmp.Or(f.receivesReplay(), c.receive(f.Receivers))},
 		{"in_flight", inFlightOn(f.InFlight, device)},
+		{"answers_to", f.checkAnswersTo()},
 	}
 	return slices.DeleteFunc(all, func(c conflict) bool { return c.err == nil })
 }

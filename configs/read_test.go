@@ -134,10 +134,13 @@ var wrong = map[string][]string{
 	"receivers: 0":    {"receivers", "0", "16"},
 	"receivers: 17":   {"receivers", "17", "16"},
 	"receivers: many": {"receivers", "many"},
-	"functions: [{name: a, port: 1, receivers: 17}]":                     {"functions[0].receivers", "17", "16"},
-	"functions: [{name: a, port: 1, replay: a.pcap}]":                    {"replay", "file"},
-	"functions: [{name: a, port: 1, replay: {speed: 1}}]":                {"replay.file", "missing", "pcap"},
-	"functions: [{name: a, port: 1, replay: {file: a.pcap, speed: -1}}]": {"replay.speed", "-1"},
+	"functions: [{name: a, port: 1, receivers: 17}]":                      {"functions[0].receivers", "17", "16"},
+	"functions: [{name: a, port: 1, replay: a.pcap}]":                     {"replay", "file"},
+	"functions: [{name: a, port: 1, replay: {speed: 1}}]":                 {"replay.file", "missing", "pcap"},
+	"functions: [{name: a, port: 1, replay: {file: a.pcap, speed: -1}}]":  {"replay.speed", "-1"},
+	"functions: [{name: a, port: 1, format: rfc4157}]":                    {"format", "rfc4157", `"rfc4175"`, "gvsp"},
+	"functions: [{name: a, port: 1, format: gvsp, answers_to: here}]":     {"answers_to", "here", "192.0.2.7:9000"},
+	"functions: [{name: a, port: 1, format: gvsp, answers_to: 10.0.0.1}]": {"answers_to", "10.0.0.1", "ADDRESS:PORT"},
 	"lsiten: 127.0.0.1": {`"lsiten"`, `"listen"`},
 }
 

@@ -42,6 +42,9 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 		}
 		return nil, &Problem{Key: key, Err: err}
 	}
+	if err := checkCamera(c.Format, &card.Input); err != nil {
+		return nil, &Problem{Key: "format", Err: err}
+	}
 	with := setupUnder(cfg, c, card)
 	if err := cfg.Lab.FitsBatches(card.Batches, with.slo, with.hangTimeout); err != nil {
 		return nil, &Problem{Key: "name", Err: err}

@@ -98,6 +98,8 @@ func TestEditOfEachKey(t *testing.T) {
 		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},
 		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},
 		"replay":        {func(c *configs.Function) { c.Replay = configs.Replay{File: "/a.pcap"} }, nil},
+		"format":        {func(c *configs.Function) { c.Format = configs.FormatGVSP }, nil},
+		"answers_to":    {nil, nil}, // TestEditCamera
 		"name":          {nil, nil}, // another name is another function
 	}
 	for i := range reflect.TypeFor[configs.Function]().NumField() {

@@ -3,6 +3,7 @@ package manager
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -30,6 +32,8 @@ type function struct {
 	configured, change configs.Change
 
 	port      *dataplane.Port // nil until it is open
+	camera    *cameras.Reader // nil for Penstock's protocol
+	refusal   cameras.Refusal // that was logged last
 	instances []*instance
 
 	removing bool
@@ -66,6 +70,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 			f.close()
 		}
 	}()
+	f.camera = readerOf(c.Format, &card.Input)
 	sources, err := m.openSources(c)
 	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
@@ -75,7 +80,9 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		Queues:           c.Instances,
 		RequestBytes:     card.Input.WireBytes(),
 		ResultBytes:      card.ResultBytes(),
-		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes()),
+		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.maxMinFragment()),
+		Camera:           f.camera,
+		AnswersTo:        answersTo(&c),
 		Slots:            m.cfg.Aggregate.Slots,
 		Objective:        f.slo,
 		Gather:           f.gatherTimeout(),
@@ -175,8 +182,18 @@ func (f *function) processes() int {
 	return n
 }
 
+// maxMinFragment is the max of the min size of a fragment. A camera may send each line of a picture
+// in a packet, however short the lines are.
+func (f *function) maxMinFragment() int {
+	if f.camera == nil {
+		return math.MaxInt
+	}
+	return f.camera.Width * f.camera.PixelBytes
+}
+
 // watch looks for hung processes.
 func (f *function) watch() {
+	f.noteRefusal()
 	now := runclock.Now()
 	if f.held != "" && f.port.Pending() > 0 {
 		f.port.GiveUp()
@@ -227,6 +244,7 @@ func (f *function) status() control.FunctionStatus {
 		s.Guarantee.Unprotected = cmp.Or(s.Guarantee.Unprotected, f.m.unprotected())
 	}
 	s.Replay, s.ReplayEnded = f.config.Replay.File, stats.Played
+	s.Camera = f.cameraStatus(&stats.Requests)
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
 	}

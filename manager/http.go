@@ -181,12 +181,13 @@ func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
 func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("function")
 	var port *dataplane.Port
+	var format configs.Format
 	err := m.do(func() error {
 		f := m.function(name)
 		if f == nil {
 			return m.unknown(name)
 		}
-		port = f.port
+		port, format = f.port, f.config.Format
 		return nil
 	})
 	if err != nil {
@@ -198,6 +199,7 @@ func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name), http.StatusBadRequest)
 		return
 	}
+	toRGB(format, p.Pixels)
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(control.Picture{
 		Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),

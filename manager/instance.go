@@ -261,7 +261,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if in.processes.known(hello.Generation).conn != nil {
 		return fmt.Errorf("generation %d of %s/%d is attached already", hello.Generation, in.f.name, in.index)
 	}
-	card, err := json.Marshal(q.Card)
+	card, err := json.Marshal(wireCard(in.f.config.Format, q.Card))
 	if err != nil {
 		return fmt.Errorf("encode card: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,7 +18,7 @@ import (
 
 // addCommand is `penstock if add`. folder returns the node's runtime folder.
 func addCommand(folder func() string) *cobra.Command {
-	function, port, save := configs.Function{Instances: 1}, 0, false
+	function, port, save, answersTo := configs.Function{Instances: 1}, 0, false, ""
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves. If its process cannot start,
@@ -41,6 +42,13 @@ a restart of the node drops the function.`,
 				return err
 			}
 			function.Name, function.Port = args[0], uint16(port)
+			if answersTo != "" {
+				to, err := netip.ParseAddrPort(answersTo)
+				if err != nil {
+					return fmt.Errorf("--answers-to %q: want ADDRESS:PORT, like 192.0.2.7:9000", answersTo)
+				}
+				function.AnswersTo = &to
+			}
 			if err := function.Check(); err != nil {
 				return err
 			}
@@ -57,6 +65,8 @@ a restart of the node drops the function.`,
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
 	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
 	add.Flags().IntVar(&function.Receivers, "receivers", 0, "number of sockets that receive for it; the node's setting if left out")
+	add.Flags().StringVar((*string)(&function.Format), "format", "", "gvsp, rfc4175 or rfc4175-bgr, for pictures of cameras; Penstock's protocol if left out")
+	add.Flags().StringVar(&answersTo, "answers-to", "", "ADDRESS:PORT for the answers about pictures of cameras")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")

@@ -173,6 +173,12 @@ func reasons(f *control.FunctionStatus) []string {
 	if f.BoundWhy != "" {
 		all = append(all, f.BoundWhy)
 	}
+	if c := f.Camera; c != nil && c.Refused > 0 {
+		all = append(all, fmt.Sprintf("pictures of cameras refused: %d; the latest because %s", c.Refused, c.RefusedWhy))
+	}
+	if c := f.Camera; c != nil && c.Incomplete > 0 {
+		all = append(all, fmt.Sprintf("pictures of cameras dropped because packets were lost: %d (docs/cameras.md)", c.Incomplete))
+	}
 	if f.Hangs > 0 {
 		all = append(all, fmt.Sprintf("processes killed because a request had no answer after %v ms (hang_timeout): %d", f.HangTimeoutMillis, f.Hangs))
 	}

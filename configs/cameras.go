@@ -1,0 +1,29 @@
+package configs
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Format is what arrives at a function's port. The zero value is Penstock's protocol.
+type Format string
+
+// The formats of cameras.
+const (
+	FormatGVSP       Format = "gvsp"
+	FormatRFC4175    Format = "rfc4175"     // RGB
+	FormatRFC4175BGR Format = "rfc4175-bgr" // BGR
+)
+
+// checkAnswersTo returns an error if answers cannot go to the function's receiver.
+func (f *Function) checkAnswersTo() error {
+	switch to := f.AnswersTo; {
+	case to == nil, !to.IsValid(): // not valid: the key's text is wrong, and already reported
+		return nil
+	case f.Format == "":
+		return errors.New("is for cameras, and clients get their answers themselves; delete the key, or set `format`")
+	case to.Port() == 0, to.Addr().IsUnspecified():
+		return fmt.Errorf("is %s, want the address and port of a receiver", to)
+	}
+	return nil
+}

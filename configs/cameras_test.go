@@ -1,0 +1,69 @@
+package configs
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestCameras(t *testing.T) {
+	s := schema(t)
+	to := netip.MustParseAddrPort("192.0.2.7:9000")
+	for text, want := range map[string]Function{
+		"":                      {},
+		", format: gvsp":        {Format: FormatGVSP},
+		", format: rfc4175":     {Format: FormatRFC4175},
+		", format: rfc4175-bgr": {Format: FormatRFC4175BGR},
+		", format: gvsp, answers_to: 192.0.2.7:9000": {Format: FormatGVSP, AnswersTo: &to},
+	} {
+		text = "functions: [{name: a, port: 1" + text + "}]"
+		c, err := Decode("f.yaml", []byte(text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		want.Name, want.Port, want.Instances = "a", 1, 1
+		if keys := ChangedKeys(c.Functions[0], want); len(keys) > 0 {
+			t.Errorf("%q: %v differ: %+v", text, keys, c.Functions[0])
+		}
+		if err := valid(t, s, text); err != nil {
+			t.Errorf("%q: schema: %v", text, err)
+		}
+	}
+}
+
+func TestAnswersTo(t *testing.T) {
+	for _, row := range []struct {
+		format Format
+		to     string
+		want   string
+	}{
+		{"", "192.0.2.7:9000", "answers_to of a is for cameras"},
+		{FormatGVSP, "192.0.2.7:0", "answers_to of a is 192.0.2.7:0, want the address and port of a receiver"},
+		{FormatGVSP, "0.0.0.0:9000", "answers_to of a is 0.0.0.0:9000"},
+		{FormatGVSP, "[2001:db8::7]:9000", ""},
+	} {
+		to := netip.MustParseAddrPort(row.to)
+		f := Function{Name: "a", Instances: 1, Format: row.format, AnswersTo: &to}
+		err := f.Check()
+		if row.want == "" {
+			if err != nil {
+				t.Errorf("%s %s: %v", row.format, row.to, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s %s: error %v does not say %q", row.format, row.to, err, row.want)
+		}
+	}
+}
+
+// TestAppendCamera checks that a function for a camera is written with all its keys.
+func TestAppendCamera(t *testing.T) {
+	to := netip.MustParseAddrPort("192.0.2.7:9000")
+	f := Function{Name: "a", Port: 1, Instances: 1, Format: FormatGVSP, AnswersTo: &to}
+	text, err := AppendFunction("f.yaml", []byte("functions:\n  - {name: b, port: 2}\n"), f)
+	if err != nil || !strings.Contains(string(text), "format: gvsp\n    answers_to: 192.0.2.7:9000\n") {
+		t.Errorf("got %v, %s", err, text)
+	}
+}

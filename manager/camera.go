@@ -1,0 +1,106 @@
+package manager
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/ingest/cameras"
+	"github.com/penstock/penstock/models"
+)
+
+// checkCamera returns an error if a camera that sends in a format cannot send what a model takes.
+func checkCamera(format configs.Format, in *models.Input) error {
+	channels := []int{3}
+	if format == configs.FormatGVSP {
+		channels = []int{1, 3}
+	}
+	switch {
+	case format == "":
+		return nil
+	case !slices.Contains(channels, in.Channels):
+		return fmt.Errorf("is %s, and the model takes %d channels; want a model with %v", format, in.Channels, channels)
+	case in.WireType != models.U8 || in.WireLayout != models.HWC:
+		return fmt.Errorf("is %s, and the model takes %s in the order %s; want a card with `wire: {type: u8, layout: hwc}`", format, in.WireType, in.WireLayout)
+	case max(in.Width, in.Height) > maxCameraSide:
+		return fmt.Errorf("is %s, and the model takes %d x %d pixels; want at most %d on each side", format, in.Width, in.Height, maxCameraSide)
+	}
+	return nil
+}
+
+// maxCameraSide is the max width and height of a picture in both formats: RFC 4175 has 15 bits for
+// each.
+const maxCameraSide = 1<<15 - 1
+
+// readerOf returns the reader of a camera's packets; nil for Penstock's protocol.
+func readerOf(format configs.Format, in *models.Input) *cameras.Reader {
+	r := &cameras.Reader{Format: cameras.RFC4175, Width: in.Width, Height: in.Height, PixelBytes: in.Channels}
+	switch format {
+	case "":
+		return nil
+	case configs.FormatGVSP:
+		r.Format = cameras.GVSP
+	}
+	return r
+}
+
+// answersTo returns the receiver of a function's answers about pictures of cameras. It is not valid
+// if they are not sent.
+func answersTo(c *configs.Function) netip.AddrPort {
+	if c.AnswersTo == nil {
+		return netip.AddrPort{}
+	}
+	return *c.AnswersTo
+}
+
+// cameraStatus describes the function's cameras for users; nil if it takes Penstock's protocol.
+func (f *function) cameraStatus(requests *aggregate.Stats) *control.CameraStatus {
+	if f.camera == nil {
+		return nil
+	}
+	s := &control.CameraStatus{
+		Format:  string(f.config.Format),
+		Refused: requests.Refused, RefusedWhy: f.camera.Explain(requests.Refusal), Incomplete: requests.Incomplete,
+	}
+	if to := answersTo(&f.config); to.IsValid() {
+		s.AnswersTo = to.String()
+	}
+	return s
+}
+
+// wireCard returns a card as the processes need it: its picture as it arrives. A camera may send the
+// channels in reverse order, which costs the gather nothing.
+func wireCard(format configs.Format, card *models.Card) *models.Card {
+	if format != configs.FormatRFC4175BGR {
+		return card
+	}
+	reversed := *card
+	reversed.Input.ReverseChannels = !card.Input.ReverseChannels
+	return &reversed
+}
+
+// toRGB puts the channels of a camera's picture in the order in which clients send them.
+func toRGB(format configs.Format, pixels []byte) {
+	if format != configs.FormatRFC4175BGR {
+		return
+	}
+	for i := 0; i+2 < len(pixels); i += 3 {
+		pixels[i], pixels[i+2] = pixels[i+2], pixels[i]
+	}
+}
+
+// noteRefusal logs why the model does not take a camera's pictures, when the reason changes.
+func (f *function) noteRefusal() {
+	if f.camera == nil {
+		return
+	}
+	why := f.port.Refusal()
+	if why.Cause == 0 || why == f.refusal {
+		return
+	}
+	f.refusal = why
+	f.log.Warn().Str("reason", f.camera.Explain(why)).Msg("refusing pictures of a camera")
+}

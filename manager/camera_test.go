@@ -1,0 +1,147 @@
+package manager
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/cameratest"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/models"
+)
+
+func TestCheckCamera(t *testing.T) {
+	input := func(channels int) models.Input {
+		return models.Input{Height: 8, Width: 16, Channels: channels, WireType: models.U8, WireLayout: models.HWC}
+	}
+	planes, floats, wide := input(3), input(3), input(3)
+	planes.WireLayout, floats.WireType, wide.Width = models.CHW, models.F32, 1<<15
+	for _, row := range []struct {
+		name   string
+		format configs.Format
+		input  models.Input
+		want   string
+	}{
+		{"no camera", "", floats, ""},
+		{"Mono8", configs.FormatGVSP, input(1), ""},
+		{"RGB8", configs.FormatGVSP, input(3), ""},
+		{"RGB over RTP", configs.FormatRFC4175, input(3), ""},
+		{"BGR over RTP", configs.FormatRFC4175BGR, input(3), ""},
+		{"grey over RTP", configs.FormatRFC4175, input(1), "is rfc4175, and the model takes 1 channels; want a model with [3]"},
+		{"four channels", configs.FormatGVSP, input(4), "is gvsp, and the model takes 4 channels; want a model with [1 3]"},
+		{"planes", configs.FormatGVSP, planes, "want a card with `wire: {type: u8, layout: hwc}`"},
+		{"floats", configs.FormatGVSP, floats, "want a card with `wire: {type: u8, layout: hwc}`"},
+		{"too wide", configs.FormatRFC4175, wide, "takes 32768 x 8 pixels; want at most 32767 on each side"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			err := checkCamera(row.format, &row.input)
+			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
+				t.Errorf("error %v, want %q", err, row.want)
+			}
+		})
+	}
+}
+
+// TestWireCard checks which channel the processes find first in a picture.
+func TestWireCard(t *testing.T) {
+	for _, reverse := range []bool{false, true} {
+		card := testCard()
+		card.Input.ReverseChannels = reverse
+		for _, format := range []configs.Format{"", configs.FormatGVSP, configs.FormatRFC4175, configs.FormatRFC4175BGR} {
+			bgr := format == configs.FormatRFC4175BGR
+			if got := wireCard(format, card).Input.ReverseChannels; got != (reverse != bgr) {
+				t.Errorf("%s, card %v: reverse_channels is %v", format, reverse, got)
+			}
+		}
+		pixels := []byte{1, 2, 3, 4, 5, 6}
+		toRGB(configs.FormatRFC4175BGR, pixels)
+		if !bytes.Equal(pixels, []byte{3, 2, 1, 6, 5, 4}) {
+			t.Errorf("channels in the order of a client: %v", pixels)
+		}
+		if card.Input.ReverseChannels != reverse {
+			t.Error("the card was changed")
+		}
+	}
+}
+
+// cameraNode has a function cam for a GigE Vision camera with pictures of 32 x 24. A model whose
+// name ends in -wide takes pictures of 24 x 32.
+func cameraNode(t *testing.T) *nodeBed {
+	t.Helper()
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	find := b.find
+	b.find = func(name string) (*models.Card, error) {
+		card, err := find(name)
+		in := &card.Input
+		in.Width, in.Height, in.Channels, in.WireType, in.WireLayout = 32, 24, 3, models.U8, models.HWC
+		if strings.HasSuffix(name, "-wide") {
+			in.Width, in.Height = 24, 32
+		}
+		return card, err
+	}
+	to := netip.MustParseAddrPort("127.0.0.1:9")
+	if err := b.add(configs.Function{Name: "cam", Instances: 1, SharePercent: 20, Format: configs.FormatGVSP, AnswersTo: &to}); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	return b
+}
+
+// TestRefusedPictures sends pictures of another size. The status and one line of the log say why.
+func TestRefusedPictures(t *testing.T) {
+	b := cameraNode(t)
+	f := b.function("cam")
+	var log bytes.Buffer
+	f.log = zerolog.New(&log)
+	conn, err := net.Dial("udp4", f.localAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for block := range uint64(3) {
+		p := cameratest.GVSP{Block: block, Width: 640, Height: 480, Format: cameratest.Mono8}
+		if _, err := conn.Write(p.Leader()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	datapathtest.Eventually(t, "the pictures are refused", func() bool {
+		f.watch()
+		return b.status("cam").Camera.Refused == 3
+	})
+	f.watch()
+	const why = "the camera sends 640 x 480 Mono8, want 32 x 24 RGB8"
+	if c := b.status("cam").Camera; c.RefusedWhy != why || c.Format != "gvsp" || c.AnswersTo != "127.0.0.1:9" || c.Incomplete != 0 {
+		t.Errorf("status is %+v", c)
+	}
+	if n := strings.Count(log.String(), why); n != 1 {
+		t.Errorf("the log says it %d times, want once: %s", n, &log)
+	}
+}
+
+// TestReplaceCameraModel replaces the model by one for pictures of the same number of bytes in
+// another shape.
+func TestReplaceCameraModel(t *testing.T) {
+	b := cameraNode(t)
+	_, err := b.replace("cam", "other-wide")
+	refused(t, err, "other-wide takes pictures of 32 x 24 x 3, and the camera sends 24 x 32 x 3")
+	b.replaced("cam", "same")
+}
+
+// TestEditCamera edits the receiver of a running function's answers.
+func TestEditCamera(t *testing.T) {
+	camera := func(to string) configs.Function {
+		address := netip.MustParseAddrPort(to)
+		return configs.Function{Name: "cam", Instances: 1, Format: configs.FormatGVSP, AnswersTo: &address}
+	}
+	b := beganWith(t, configs.DeviceCPU, nil, camera("127.0.0.1:9"))
+	if err := b.edited(camera("127.0.0.1:9")); err != nil {
+		t.Errorf("an edit that changes nothing: %v", err)
+	}
+	refused(t, b.edited(camera("127.0.0.1:10")), "function cam: answers_to cannot change while it runs")
+}
