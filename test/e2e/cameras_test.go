@@ -1,0 +1,344 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/videotest"
+	"github.com/penstock/penstock/node"
+)
+
+// The pictures of these tests.
+const cameraWidth, cameraHeight = 64, 48
+
+// cameraCard writes a card of a model that answers with a digest of the tensor.
+func cameraCard(t *testing.T, channels int) string {
+	t.Helper()
+	path := nullCard(t, "digest", 1024)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := fmt.Sprintf("size: [%d, %d, %d]", cameraHeight, cameraWidth, channels)
+	if err := os.WriteFile(path, bytes.Replace(text, []byte("size: [1, 1024, 1]"), []byte(size), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// cameraAnswer is a line of examples/cameras/answers.py.
+type cameraAnswer struct {
+	Picture uint32    `json:"picture"`
+	Status  string    `json:"status"`
+	Missing int       `json:"missing"`
+	Values  []float32 `json:"values"`
+}
+
+// answersAt starts examples/cameras/answers.py, and returns its address and its lines.
+func answersAt(t *testing.T) (address string, lines <-chan cameraAnswer) {
+	t.Helper()
+	address = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	out := startProgram(t, "/usr/bin/python3", absolute(t, "../../examples/cameras/answers.py"), address)
+	all := make(chan cameraAnswer, 1000)
+	go func() {
+		defer close(all)
+		for scanner := bufio.NewScanner(out); scanner.Scan(); {
+			var a cameraAnswer
+			if err := json.Unmarshal(scanner.Bytes(), &a); err != nil {
+				t.Errorf("answers.py printed %q: %v", scanner.Text(), err)
+				return
+			}
+			select {
+			case all <- a:
+			default: // the test has seen enough
+			}
+		}
+	}()
+	return address, all
+}
+
+// startProgram starts a program, which ends with the test, and returns its output.
+func startProgram(t *testing.T, name string, arguments ...string) *os.File {
+	t.Helper()
+	out, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command(name, arguments...)
+	command.Stdout = in
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	err = command.Start()
+	in.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		command.Process.Signal(syscall.SIGKILL)
+		command.Wait()
+		out.Close()
+		if t.Failed() {
+			t.Logf("%s %q: %s", name, arguments, &stderr)
+		}
+	})
+	return out
+}
+
+// cameraFrames are frames in which each pixel differs from its neighbours.
+func cameraFrames(channels, n int) (frames [][]byte) {
+	for i := range n {
+		frame := make([]byte, cameraWidth*cameraHeight*channels)
+		for at := range frame {
+			frame[at] = byte(at*7 + at>>8 + i*31)
+		}
+		frames = append(frames, frame)
+	}
+	return frames
+}
+
+// clipOf writes frames to a file of raw video.
+func clipOf(t *testing.T, frames [][]byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "clip.raw")
+	if err := os.WriteFile(path, bytes.Join(frames, nil), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// reversed swaps the first and the third channel.
+func reversed(frames [][]byte) (all [][]byte) {
+	for _, frame := range frames {
+		frame = slices.Clone(frame)
+		for i := 0; i < len(frame); i += 3 {
+			frame[i], frame[i+2] = frame[i+2], frame[i]
+		}
+		all = append(all, frame)
+	}
+	return all
+}
+
+// awaitDigests waits until the picture of each frame has been answered. Every answer with status ok
+// must be about one of the frames.
+func awaitDigests(t *testing.T, answers <-chan cameraAnswer, frames [][]byte) {
+	t.Helper()
+	missing := map[float32]bool{}
+	known := map[float32]bool{}
+	for _, frame := range frames {
+		missing[digest(frame)], known[digest(frame)] = true, true
+	}
+	for ctx := testContext(t); len(missing) > 0; {
+		select {
+		case a, ok := <-answers:
+			if !ok {
+				t.Fatal("answers.py has ended")
+			}
+			if a.Status != "ok" {
+				continue // packets may get lost on a busy machine
+			}
+			if len(a.Values) != 1 || !known[a.Values[0]] {
+				t.Fatalf("answer %+v is about none of the frames", a)
+			}
+			delete(missing, a.Values[0])
+		case <-ctx.Done():
+			t.Fatalf("%d of %d frames were not answered", len(missing), len(frames))
+		}
+	}
+}
+
+// awaitRefusal waits until a function has refused pictures for that reason.
+func awaitRefusal(t *testing.T, nd *node.Node, name, why string) {
+	t.Helper()
+	var last *control.CameraStatus
+	waitFor(t, "refused pictures of "+name, func() bool {
+		f, err := nd.Function(name)
+		last = f.Camera
+		return err == nil && last != nil && last.Refused > 0
+	})
+	if last.RefusedWhy != why {
+		t.Errorf("%s says %q, want %q", name, last.RefusedWhy, why)
+	}
+	out, err := exec.Command(penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
+	if err != nil || !strings.Contains(strings.Join(strings.Fields(string(out)), " "), why) {
+		t.Errorf("penstock if list: %v, %s; want %q", err, out, why)
+	}
+}
+
+// portOf returns the port of a function.
+func portOf(t *testing.T, nd *node.Node, name string) string {
+	t.Helper()
+	f, err := nd.Function(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strconv.Itoa(f.Port)
+}
+
+const videoWant = ", want 64 x 48 pixels of 3 bytes"
+
+// TestCameraFFmpeg sends uncompressed video over RTP with ffmpeg. The digests show that each pixel
+// is in its place in the tensor, also if the camera sends blue first.
+func TestCameraFFmpeg(t *testing.T) {
+	t.Parallel()
+	videotest.NeedFFmpeg(t)
+	frames := cameraFrames(3, 5)
+	clip, card := clipOf(t, frames), cameraCard(t, 3)
+	rgbTo, rgb := answersAt(t)
+	bgrTo, bgr := answersAt(t)
+	nd := start(t, fmt.Sprintf(`
+functions:
+  - {name: rgb, model: %[1]s, port: 0, format: rfc4175, answers_to: "%[2]s"}
+  - {name: bgr, model: %[1]s, port: 0, format: rfc4175-bgr, answers_to: "%[3]s"}
+  - {name: size, model: %[1]s, port: 0, format: rfc4175}
+  - {name: pixels, model: %[1]s, port: 0, format: rfc4175}
+`, card, rgbTo, bgrTo))
+	send := func(function, pixels, size string) {
+		startProgram(t, "ffmpeg", "-loglevel", "error", "-nostdin", "-re", "-stream_loop", "-1", "-f", "rawvideo", "-pix_fmt", "rgb24",
+			"-s", fmt.Sprintf("%dx%d", cameraWidth, cameraHeight), "-r", "10", "-i", clip,
+			"-c:v", "rawvideo", "-pix_fmt", pixels, "-s", size, "-f", "rtp", "-rtpflags", "skip_rtcp",
+			fmt.Sprintf("rtp://127.0.0.1:%s?pkt_size=1370", portOf(t, nd, function)))
+	}
+	send("rgb", "rgb24", "64x48")
+	awaitDigests(t, rgb, frames)
+	send("bgr", "bgr24", "64x48")
+	awaitDigests(t, bgr, frames)
+
+	send("size", "rgb24", "32x48")
+	awaitRefusal(t, nd, "size", "the camera's lines end after 32 pixels"+videoWant)
+	send("pixels", "uyvy422", "64x48")
+	awaitRefusal(t, nd, "pixels", "the camera sends 128 bytes of a line, which are no whole pixels"+videoWant)
+}
+
+// needGStreamer skips a test without GStreamer's RTP elements.
+func needGStreamer(t *testing.T) {
+	t.Helper()
+	for _, element := range []string{"rawvideoparse", "rtpvrawpay", "udpsink"} {
+		if err := exec.Command("gst-inspect-1.0", "--exists", element).Run(); err != nil {
+			t.Skipf("GStreamer's %s is not on this machine: %v; install gstreamer1.0-tools, -plugins-base and -plugins-good", element, err)
+		}
+	}
+}
+
+// TestCameraGStreamer is TestCameraFFmpeg with GStreamer.
+func TestCameraGStreamer(t *testing.T) {
+	t.Parallel()
+	needGStreamer(t)
+	frames := cameraFrames(3, 5)
+	card := cameraCard(t, 3)
+	for format, clip := range map[string][][]byte{"rgb": frames, "bgr": reversed(frames)} {
+		to, answers := answersAt(t)
+		key := map[string]string{"rgb": "rfc4175", "bgr": "rfc4175-bgr"}[format]
+		nd := start(t, fmt.Sprintf("functions: [{name: cam, model: %s, port: 0, format: %s, answers_to: \"%s\"}]\n", card, key, to))
+		const seconds = 60
+		startProgram(t, "gst-launch-1.0", "-q", "filesrc", "location="+clipOf(t, slices.Repeat(clip, seconds*20/len(frames))), "!",
+			"rawvideoparse", "format="+format, fmt.Sprintf("width=%d", cameraWidth), fmt.Sprintf("height=%d", cameraHeight), "framerate=20/1", "!",
+			"rtpvrawpay", "mtu=1400", "!", "udpsink", "host=127.0.0.1", "port="+portOf(t, nd, "cam"))
+		awaitDigests(t, answers, frames)
+	}
+}
+
+// needAravis skips a test without aravis.
+func needAravis(t *testing.T) {
+	t.Helper()
+	if _, err := exec.LookPath("arv-fake-gv-camera-0.8"); err != nil {
+		t.Skip("arv-fake-gv-camera-0.8 is not on this machine; install aravis-tools and aravis-tools-cli")
+	}
+	const use = "import gi; gi.require_version('Aravis', '0.8'); from gi.repository import Aravis"
+	if out, err := exec.Command("/usr/bin/python3", "-c", use).CombinedOutput(); err != nil {
+		t.Skipf("aravis for Python is not on this machine; install python3-gi and gir1.2-aravis-0.8: %s", out)
+	}
+}
+
+// ramps are the pictures that aravis's camera sends.
+func ramps() (frames [][]byte) {
+	const shades = 255
+	for i := range shades {
+		frame := make([]byte, cameraWidth*cameraHeight)
+		for at := range frame {
+			frame[at] = byte((at%cameraWidth + at/cameraWidth + i) % shades)
+		}
+		frames = append(frames, frame)
+	}
+	return frames
+}
+
+// fakeCamera starts aravis's camera, which loses that many packets per thousand, and lets it send
+// to a function.
+func fakeCamera(t *testing.T, nd *node.Node, function string, lost int) {
+	t.Helper()
+	startProgram(t, "arv-fake-gv-camera-0.8", "-i", "127.0.0.1", "-s", "TEST", "-r", strconv.Itoa(lost))
+	waitFor(t, "the camera to answer its controller", func() bool {
+		return exec.Command("arv-tool-0.8", "-a", "127.0.0.1", "control", "Width").Run() == nil
+	})
+	out := startProgram(t, "/usr/bin/python3", absolute(t, "../../examples/cameras/gige.py"), "127.0.0.1", "127.0.0.1", portOf(t, nd, function),
+		strconv.Itoa(cameraWidth), strconv.Itoa(cameraHeight), "Mono8")
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("gige.py printed %q: %v", line, err)
+	}
+}
+
+// TestCameraAravis sends pictures of aravis's GigE Vision camera. There is one at a time: each
+// listens on the port of the standard.
+func TestCameraAravis(t *testing.T) {
+	needAravis(t)
+	card, colour := cameraCard(t, 1), cameraCard(t, 3)
+	known := map[float32]bool{}
+	for _, frame := range ramps() {
+		known[digest(frame)] = true
+	}
+	config := func(to, model string) string {
+		return fmt.Sprintf("aggregate: {deadline: 200ms}\nfunctions: [{name: cam, model: %s, port: 0, format: gvsp, answers_to: \"%s\"}]\n", model, to)
+	}
+	// await waits for so many answers with each status.
+	await := func(t *testing.T, answers <-chan cameraAnswer, want map[string]int) {
+		t.Helper()
+		for ctx := testContext(t); ; {
+			select {
+			case a, ok := <-answers:
+				if !ok {
+					t.Fatal("answers.py has ended")
+				}
+				if a.Status == "ok" && (len(a.Values) != 1 || !known[a.Values[0]]) {
+					t.Fatalf("answer %+v is about no picture of the camera", a)
+				}
+				if want[a.Status]--; want["ok"] <= 0 && want["incomplete"] <= 0 && want["refused"] <= 0 {
+					return
+				}
+			case <-ctx.Done():
+				t.Fatalf("answers that are missing: %v", want)
+			}
+		}
+	}
+	t.Run("pictures", func(t *testing.T) {
+		to, answers := answersAt(t)
+		fakeCamera(t, start(t, config(to, card)), "cam", 0)
+		await(t, answers, map[string]int{"ok": 30})
+	})
+	t.Run("lost packets", func(t *testing.T) {
+		to, answers := answersAt(t)
+		nd := start(t, config(to, card))
+		fakeCamera(t, nd, "cam", 100)
+		await(t, answers, map[string]int{"ok": 10, "incomplete": 10})
+		if f, err := nd.Function("cam"); err != nil || f.Camera.Incomplete == 0 || f.Lost != 0 {
+			t.Errorf("%v; status is %+v", err, f.Camera)
+		}
+	})
+	t.Run("another pixel format", func(t *testing.T) {
+		to, answers := answersAt(t)
+		nd := start(t, config(to, colour))
+		fakeCamera(t, nd, "cam", 0)
+		await(t, answers, map[string]int{"refused": 3})
+		awaitRefusal(t, nd, "cam", "the camera sends 64 x 48 Mono8, want 64 x 48 RGB8")
+	})
+}
