@@ -73,7 +73,8 @@ try {
   await page.mouse.click(again.x + again.width * 0.95, again.y + 40);
   await page.waitForSelector("#slow:not([hidden])", { timeout: 10000 });
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#save")]);
-  report("slow", { text: await page.textContent("#slow-text"), waterfalls: await page.$$eval(".waterfall", (l) => l.length), file: download.suggestedFilename() });
+  await page.waitForFunction(() => document.getElementById("receivers-text").textContent.includes("hook waiting"));
+  report("slow", { receivers: await page.textContent("#receivers-text"), text: await page.textContent("#slow-text"), waterfalls: await page.$$eval(".waterfall", (l) => l.length), file: download.suggestedFilename() });
 
   // The gateway is killed: the page says that there is no news, and goes on when it is back.
   report("gateway", {});

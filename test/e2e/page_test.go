@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"image"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,6 +32,7 @@ type pageStep struct {
 	Rows  int
 	From  []int
 
+	Receivers   string
 	Waterfalls  int
 	File        string
 	Scheme      string
@@ -45,8 +48,13 @@ func TestPage(t *testing.T) {
 	if modules == "" {
 		t.Skip("not on this machine: PENSTOCK_NODE_MODULES names no folder with playwright-core and axe-core (.ci/run installs them, and Chromium)")
 	}
-	nd, url := startWithGateway(t)
+	nd, url := startWithGateway(t, "publish: [{name: hook, kind: webhook, address: 'http://127.0.0.1:1/'}]\n")
 	photo := photoOf(t)
+	response, err := http.Post(url+"/v2/models/face/infer", "image/jpeg", bytes.NewReader(photo))
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
 	dir := t.TempDir()
 	file, video := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mjpeg")
 	for _, path := range []string{file, video} {
@@ -151,6 +159,9 @@ func checkPage(t *testing.T, s *pageStep, want []int) {
 			t.Errorf("%d rows from %v, address %q", s.Rows, s.From, s.Hash)
 		}
 	case "slow":
+		if !strings.Contains(s.Receivers, "hook waiting: 0 sent, 0 dropped, 0 refused") || !strings.Contains(s.Receivers, "connection refused") {
+			t.Errorf("receivers %q", s.Receivers)
+		}
 		if s.Waterfalls == 0 || s.File != "penstock-face.json" {
 			t.Errorf("%d waterfalls, file %q: %s", s.Waterfalls, s.File, s.Text)
 		}
