@@ -31,6 +31,7 @@ var onCPU = []struct {
 	{words("dispatch -n 5"), [][]any{{"requests"}, {"complete_to_batch_us", "p50"}, {"floor_us", "p50"}}},
 	{words("slab"), [][]any{{"goodput_rps"}}},
 	{words("simulate --evaluation=false --first 4 --last 5"), [][]any{{0, "functions"}, {0, "ratios", 0}}},
+	{words("lanes --first 100 --last 101 --seeds 1"), [][]any{{"jobs", 0, "ratio"}, {"fair_spread"}, {"goodput", 1, "ratios", "fifo"}, {"residency", 0, "loads_per_s"}}},
 	{words("swap -n 2 --restarts 1"), [][]any{{"idle_us", "p50"}, {"answered"}, {"restart_idle_ms"}}},
 	{words("bare --device cpu --model face --duration 100ms"), [][]any{{"images_per_s"}}},
 	{words("overhead --device cpu --model face --batch 1 --duration 100ms --volleys 3 --ports 1 --flows 1 --busy-poll 0s"),
