@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// A process measures the GPU that it was asked for, and sees no other.
+// A process measures the requested GPU, and sees no other.
 func TestEntryOf(t *testing.T) {
 	for _, c := range []struct {
 		name, visible string
