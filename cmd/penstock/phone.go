@@ -63,16 +63,17 @@ func runPhone(ctx context.Context, flag string, o gateway.Options) (err error) {
 		return err
 	}
 	return gateway.RunPhone(ctx, o, func(i gateway.Invitation) {
+		how := "On the phone, open"
 		if isTerminal(os.Stdout) {
-			if err := printCode(os.Stdout, i.URL); err != nil {
-				fmt.Fprintln(os.Stderr, "penstock gateway:", err)
+			if err := printCode(os.Stdout, i.URL); err == nil {
+				how = "Scan the code with the phone, or open"
 			}
 		}
-		fmt.Printf(`Scan the code with the phone, or open %s
+		fmt.Printf(`%s %s
 The address works once. The phone must be in this machine's network; its browser warns that it does not
 know the certificate. Continue if its SHA-256 is
 %s
-`, i.URL, i.Fingerprint)
+`, how, i.URL, i.Fingerprint)
 	})
 }
 
