@@ -1,0 +1,133 @@
+package lanes
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/libml/residency"
+)
+
+// mapTime is what mapping and unmapping one model of 304 MiB takes on an H200.
+const mapTime = 70 * time.Microsecond
+
+// A late load takes this many times as long as expected.
+const lateFactor = 8
+
+func (w *worker) endSteps(now int64) {
+	for i := range w.models {
+		if m := &w.models[i]; m.stepEnd <= now {
+			m.state, m.stepEnd = residency.State(m.step)+1, never
+		}
+	}
+}
+
+// plan begins the steps of a plan.
+func (w *worker) plan(now int64) error {
+	for i := range w.models {
+		w.snapshot[i] = w.observe(now, i)
+	}
+	steps := w.resources.Plan(now, w.snapshot)
+	touched := map[int]bool{}
+	for _, s := range steps {
+		m := &w.models[s.Model]
+		switch {
+		case touched[s.Model]:
+			return fmt.Errorf("plan has two steps of %s: %v", m.Name, steps)
+		case !s.Op.From(m.state) || m.moving() || m.lane < 0:
+			return fmt.Errorf("plan has %v of %s, which is %v", s.Op, m.Name, m.state)
+		}
+		touched[s.Model] = true
+		switch s.Op {
+		case residency.Evict, residency.Drop:
+			if len(m.waiting) > 0 || w.expects(m) || w.reserved(s.Model) {
+				return fmt.Errorf("plan has %v of %s, which has work", s.Op, m.Name)
+			}
+			m.state = residency.Linked
+			if s.Op == residency.Drop {
+				m.state = residency.Disk
+			} else {
+				w.result.Evictions++
+			}
+		default:
+			m.step, m.stepEnd = s.Op, now+w.stepTime(m, &w.snapshot[s.Model], s.Op)
+			if s.Op == residency.Load {
+				w.result.Loads++
+				w.result.Loading += time.Duration(min(m.stepEnd, int64(w.Duration)) - now).Seconds()
+			}
+		}
+	}
+	if len(steps) > 0 {
+		for i := range w.models {
+			w.snapshot[i] = w.observe(now, i) // for Wake
+		}
+	}
+	return nil
+}
+
+// expects reports whether a request of a client that can receive has begun to arrive.
+func (w *worker) expects(m *model) bool {
+	return slices.ContainsFunc(m.arriving, func(r request) bool { return r.proven && !w.LoadLast })
+}
+
+// observe returns what Plan sees of a model.
+func (w *worker) observe(now int64, index int) residency.Model {
+	m := &w.models[index]
+	o := residency.Model{
+		State: m.state, Moving: m.moving(), WeightsBytes: m.WeightsBytes, Batch: m.batchTime(1),
+		Read: readTime(m.WeightsBytes), Link: linkTime, Load: w.loadTime(m.WeightsBytes),
+		Waiting: len(m.waiting), Rate: m.rate.At(now), Used: m.used,
+	}
+	if m.Period > 0 && !m.removed && m.admitted {
+		o.Period, o.Expected = m.Period, m.nominal
+	}
+	kept := now + int64(o.Load+o.Batch)
+	earliest, deadline := int64(never), int64(never)
+	note := func(r request) {
+		earliest = min(earliest, r.Deadline)
+		if r.Deadline >= kept {
+			deadline = min(deadline, r.Deadline)
+		}
+	}
+	for _, r := range m.arriving {
+		if r.proven && !w.LoadLast {
+			o.Arriving++
+			note(r)
+		}
+	}
+	for _, r := range m.waiting {
+		note(r)
+	}
+	if o.Deadline = deadline; deadline == never {
+		o.Deadline = earliest
+	}
+	// A lane that waits for a model counts as its work, even if its requests became late.
+	if w.reserved(index) && m.state == residency.Resident {
+		o.State = residency.Active
+	}
+	return o
+}
+
+func (w *worker) loadTime(bytes int64) time.Duration {
+	return mapTime + time.Duration(float64(bytes)/w.CopyRate*float64(time.Second))
+}
+
+// Reading takes 2 GB/s from a disk, linking as long as sessions of weights that are shared.
+const linkTime = 10 * time.Millisecond
+
+func readTime(bytes int64) time.Duration { return time.Duration(bytes / 2) }
+
+// stepTime returns how long a step really takes.
+func (w *worker) stepTime(m *model, seen *residency.Model, op residency.Op) int64 {
+	expected := [...]time.Duration{residency.Read: seen.Read, residency.Link: seen.Link, residency.Load: seen.Load}[op]
+	took := float64(expected) * math.Exp(loadSigma*m.noise.NormFloat64())
+	if m.noise.Float64() < w.LateLoads {
+		took *= lateFactor
+	}
+	return 1 + int64(took)
+}
+
+// LRU orders victims by the end of their last batch, for comparison.
+func LRU(a, b *residency.Model) int { return cmp.Compare(a.Used, b.Used) }
