@@ -34,9 +34,9 @@ import (
 // The probe runs in the sandbox of an inference function. A measurement that fails is reported
 // as unknown, and the next start repeats it.
 
-// defaultProbeTimeout is the max time of a measurement. Half of it is enough for two processes
-// to open a GPU and to measure.
-const defaultProbeTimeout = 2 * time.Second
+// defaultProbeTimeout is the max time of a measurement. Usually it takes less than a second, half
+// of it to open the GPU in two processes. On a machine with many GPUs the driver needs longer.
+const defaultProbeTimeout = 5 * time.Second
 
 // probeFormat is the version of the files of results. Files of other versions are not read.
 const probeFormat = 1

@@ -61,7 +61,7 @@ func sharedGPU(t *testing.T) []cudafake.Setting {
 	if err := os.Chmod(file.Name(), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	return []cudafake.Setting{cudafake.Wave(200 * time.Microsecond), cudafake.Turns(file.Name())}
+	return cudafake.Full(file.Name())
 }
 
 // probed runs an orchestrator for a manager that wants guarantees, until it has opened the GPU.
@@ -179,6 +179,20 @@ func TestDamagedPriorities(t *testing.T) {
 				t.Errorf("read %+v, %v after it was written again", got, err)
 			}
 		})
+	}
+}
+
+// The cache folder of package cudafake holds a result for its device.
+func TestFakeCache(t *testing.T) {
+	setting, err := cudafake.Cache(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, dir, _ := strings.Cut(setting, "=")
+	fakeGPUs(t)
+	p, log := probed(t, filepath.Join(dir, "penstock"), patience)
+	if p == nil || !p.Hold || !log.has(`"cached":true`) {
+		t.Errorf("reported %+v", p)
 	}
 }
 

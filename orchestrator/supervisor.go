@@ -57,7 +57,7 @@ type Options struct {
 	LoadTimeout      time.Duration // spawn to loaded, wake to ready, and ready to all batch sizes; default 2 min
 	DrainTimeout     time.Duration // drain to SIGTERM; default 5 s
 	TermTimeout      time.Duration // SIGTERM to SIGKILL; default 2 s
-	ProbeTimeout     time.Duration // of the measurement of stream priorities; default 2 s
+	ProbeTimeout     time.Duration // of the measurement of stream priorities; default 5 s
 
 	// For the tests of this package.
 	spawner spawner

@@ -40,7 +40,11 @@ func onFakeGPU(t *testing.T, figure string) Options {
 		t.Skipf("no fake driver: %v", err)
 	}
 	dir := filepath.Dir(driver)
-	for _, pair := range []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(64 << 30)), "PATH=" + dir + ":" + os.Getenv("PATH")} {
+	cache, err := cudafake.Cache(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pair := range []string{cache, cudafake.Library(driver), cudafake.Env(cudafake.Memory(64 << 30)), "PATH=" + dir + ":" + os.Getenv("PATH")} {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
 	}

@@ -54,7 +54,11 @@ func withGPU(t *testing.T, mps bool) []string {
 		t.Skipf("no fake driver: %v", err)
 	}
 	// On an H200 a process takes half a gigabyte before it does anything.
-	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30))}
+	cache, err := cudafake.Cache(filepath.Dir(driver))
+	if err != nil {
+		t.Fatal(err)
+	}
+	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30)), cache}
 	if mps {
 		environment = append(environment, "PATH="+filepath.Dir(driver)+":"+os.Getenv("PATH"))
 	}

@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
@@ -25,7 +24,7 @@ func TestGPUDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(testContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", t.TempDir(), "--duration", "16s")
-	cmd.Env = append(append(os.Environ(), withGPU(t, true)...), "XDG_CACHE_HOME="+t.TempDir())
+	cmd.Env = append(os.Environ(), withGPU(t, true)...)
 	var out, complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	if err := cmd.Run(); err != nil {
@@ -66,7 +65,7 @@ func TestGPUWithoutPriorities(t *testing.T) {
 		{"hold", "", nil, "guarantee", "mps"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			settings := append(c.settings, cudafake.Memory(16<<30), cudafake.Wave(200*time.Microsecond), cudafake.Turns(turns.Name()))
+			settings := append(append(cudafake.Full(turns.Name()), cudafake.Memory(16<<30)), c.settings...)
 			environment := append(withGPU(t, true), cudafake.Env(settings...), "XDG_CACHE_HOME="+t.TempDir())
 			nd := start(t, fmt.Sprintf("device: cuda\n%sfunctions:\n  - {name: fn, model: %s, port: 0}\n", c.shares, nullCard(t, "digest", small)), environment...)
 			status, err := nd.Status()

@@ -147,6 +147,12 @@ func Turns(path string) Setting { return Setting("turns=" + path) }
 // Flat makes stream priorities have no effect on Turns.
 const Flat Setting = "flat"
 
+// Full are settings of a GPU that all processes with the same file share, and that a large kernel
+// fills for 13 ms: long compared with the delays of a busy machine.
+func Full(path string) []Setting {
+	return []Setting{SMs(16), Wave(50 * time.Microsecond), Turns(path)}
+}
+
 // Hold stops all streams before their next operation; Release lets them continue.
 const (
 	Hold    Setting = "hold"
@@ -165,6 +171,28 @@ func SMs(n int) Setting { return Setting("sms=" + strconv.Itoa(n)) }
 // Report keeps the accounts of a process in a file from its start. ReadReport can read them after
 // the process has ended, however it ended.
 func Report(path string) Setting { return Setting("report=" + path) }
+
+// heldPriorities is the file in which the orchestrator keeps that stream priorities hold on the first
+// device. Its name has the device's UUID.
+const (
+	heldPrioritiesFile = "priorities-GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f.json"
+	heldPriorities     = `{"format":1,"uuid":"GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f","name":"Penstock Fake 0","driver":"CUDA 13000",` +
+		`"stream_priorities":{"hold":true,"alone_us":1,"high_us":1,"equal_us":100}}`
+)
+
+// Cache makes a cache folder in dir for nodes on the first device, which then do not measure stream
+// priorities: without Full that proves nothing. It returns an environment setting.
+func Cache(dir string) (string, error) {
+	folder := filepath.Join(dir, "cache", "penstock")
+	err := os.MkdirAll(folder, 0o755)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(folder, heldPrioritiesFile), []byte(heldPriorities), 0o600)
+	}
+	if err != nil {
+		return "", fmt.Errorf("make cache folder: %w", err)
+	}
+	return "XDG_CACHE_HOME=" + filepath.Dir(folder), nil
+}
 
 // Env returns the environment setting that passes settings to a child process's driver.
 func Env(settings ...Setting) string {

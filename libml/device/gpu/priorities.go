@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -41,16 +42,17 @@ const (
 
 	// occupyTime is the min time of a kernel that keeps the GPU full. It copies from
 	// occupyMinBytes to occupyMaxBytes, up to fetchParts times. The min gives each of 132
-	// multiprocessors 31 blocks, which wait for each other.
+	// multiprocessors 31 blocks.
 	occupyTime     = time.Millisecond
 	occupyMinBytes = 16 << 20
-	occupyMaxBytes = 64 << 20
+	occupyMaxBytes = 128 << 20
 	// occupyAhead is how many of these kernels are queued.
 	occupyAhead = 4
 
-	// fullFactor is how much longer the work at priority 0 must take next to a full GPU. If
-	// it does not, the measurement proves nothing.
-	fullFactor = 3
+	// fullFactor is how much longer the work at priority 0 must take next to a full GPU, and
+	// fullTime the min time. Otherwise the measurement proves nothing.
+	fullFactor = 10
+	fullTime   = probeKernels * occupyTime / 4
 	// heldFactor is how much shorter the work at the highest priority is if priorities hold.
 	// On an H200 the difference is a factor of 35.
 	heldFactor = 2
@@ -114,7 +116,7 @@ func MeasurePriorities(name string, other *exec.Cmd) (p control.StreamPriorities
 
 // judgePriorities decides whether priorities hold.
 func judgePriorities(alone, equal, high time.Duration) (control.StreamPriorities, error) {
-	if equal < fullFactor*alone {
+	if equal < fullFactor*alone || equal < fullTime {
 		return control.StreamPriorities{}, fmt.Errorf("%w: work at the same priority took %v, and alone %v", errNotFull, equal, alone)
 	}
 	micros := func(d time.Duration) float64 { return float64(d.Nanoseconds()/100) / 10 }
@@ -252,15 +254,11 @@ func (c *copies) occupy(s cuda.Stream, bytes, parts int, ended <-chan struct{}, 
 func (c *copies) longCopy(s cuda.Stream) (bytes, parts int, err error) {
 	bytes, parts = occupyMinBytes, 1
 	for {
-		began := time.Now()
-		if err := c.launch(s, bytes, parts); err != nil {
-			return 0, 0, err
-		}
-		if err := s.Synchronize(); err != nil {
-			return 0, 0, err
-		}
+		took, err := c.quickest(s, bytes, parts)
 		switch {
-		case time.Since(began) >= occupyTime, bytes == occupyMaxBytes && parts == fetchParts:
+		case err != nil:
+			return 0, 0, err
+		case took >= occupyTime, bytes == occupyMaxBytes && parts == fetchParts:
 			return bytes, parts, nil
 		case bytes < occupyMaxBytes:
 			bytes *= 2
@@ -268,6 +266,23 @@ func (c *copies) longCopy(s cuda.Stream) (bytes, parts int, err error) {
 			parts *= 2
 		}
 	}
+}
+
+// quickest returns the min time of a copy: the first launches and delays of the CPU take longer.
+func (c *copies) quickest(s cuda.Stream, bytes, parts int) (time.Duration, error) {
+	const tries = 3
+	quickest := time.Duration(math.MaxInt64)
+	for range tries {
+		began := time.Now()
+		if err := c.launch(s, bytes, parts); err != nil {
+			return 0, err
+		}
+		if err := s.Synchronize(); err != nil {
+			return 0, err
+		}
+		quickest = min(quickest, time.Since(began))
+	}
+	return quickest, nil
 }
 
 // copies launches the kernel fetch on its own memory. Its methods need the thread of openCopies.

@@ -54,7 +54,7 @@ func TestMeasurePriorities(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	shared := []cudafake.Setting{cudafake.Wave(200 * time.Microsecond), cudafake.Turns(file)}
+	shared := cudafake.Full(file)
 	for _, c := range []struct {
 		name     string
 		settings []cudafake.Setting
@@ -65,8 +65,8 @@ func TestMeasurePriorities(t *testing.T) {
 		err      string
 	}{
 		{name: "hold", settings: shared, hold: true},
-		{name: "do not hold", settings: append(shared, cudafake.Flat)},
-		{name: "GPU is not full", settings: shared[:1], err: "the GPU was not full"},
+		{name: "do not hold", settings: append(cudafake.Full(file), cudafake.Flat)},
+		{name: "GPU is not full", settings: shared[:2], err: "the GPU was not full"},
 		{name: "no MPS", noMPS: true, err: "no client of MPS"},
 		{name: "other process ends", occupier: "ends", err: "ended early"},
 		{name: "other process babbles", occupier: "babbles", err: `printed "hello\n"`},
@@ -109,11 +109,12 @@ func TestJudgePriorities(t *testing.T) {
 		alone, equal, high time.Duration
 		hold, full         bool
 	}{
-		{"H200", 30 * us, 4 * time.Millisecond, 90 * us, true, true},
-		{"no effect", 30 * us, 4 * time.Millisecond, 4 * time.Millisecond, false, true},
-		{"half", 30 * us, 400 * us, 200 * us, false, true},
-		{"less than half", 30 * us, 400 * us, 199 * us, true, true},
-		{"not full", 30 * us, 89 * us, 30 * us, false, false},
+		{"H200", 30 * us, 4000 * us, 90 * us, true, true},
+		{"no effect", 30 * us, 4000 * us, 4000 * us, false, true},
+		{"half", 30 * us, 4000 * us, 2000 * us, false, true},
+		{"less than half", 30 * us, 4000 * us, 1999 * us, true, true},
+		{"not full", 500 * us, 4999 * us, 500 * us, false, false},
+		{"not full, short", 30 * us, 999 * us, 30 * us, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := gpu.JudgePriorities(c.alone, c.equal, c.high)
