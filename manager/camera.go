@@ -14,15 +14,15 @@ import (
 
 // checkCamera returns an error if a camera that sends in a format cannot send what a model takes.
 func checkCamera(format configs.Format, in *models.Input) error {
-	channels := []int{3}
+	channels, wanted := []int{3}, "3"
 	if format == configs.FormatGVSP {
-		channels = []int{1, 3}
+		channels, wanted = []int{1, 3}, "1 or 3"
 	}
 	switch {
 	case format == "":
 		return nil
 	case !slices.Contains(channels, in.Channels):
-		return fmt.Errorf("is %s, and the model takes %d channels; want a model with %v", format, in.Channels, channels)
+		return fmt.Errorf("is %s, and the model takes %d channels; want a model with %s", format, in.Channels, wanted)
 	case in.WireType != models.U8 || in.WireLayout != models.HWC:
 		return fmt.Errorf("is %s, and the model takes %s in the order %s; want a card with `wire: {type: u8, layout: hwc}`", format, in.WireType, in.WireLayout)
 	case max(in.Width, in.Height) > maxCameraSide:
