@@ -49,12 +49,13 @@ func (m *Manager) openSources(c configs.Function) (*dataplane.Sources, error) {
 		})
 	}
 	receivers, before := m.cfg.ReceiversOf(c), m.recorder.formerPorts[c.Name]
+	shed := c.Format == ""
 	if c.Port == 0 && before != 0 {
-		sources, err := m.network.Open(before, receivers)
+		sources, err := m.network.Open(before, receivers, shed)
 		if err == nil {
 			return sources, nil
 		}
 		m.log.Warn().Err(err).Str("if", c.Name).Msg("port of function changed at its restoration")
 	}
-	return m.network.Open(c.Port, receivers)
+	return m.network.Open(c.Port, receivers, shed)
 }

@@ -94,6 +94,21 @@ func TestCamera(t *testing.T) {
 	}
 }
 
+// TestPictureOfCamera copies a camera's picture for the page.
+func TestPictureOfCamera(t *testing.T) {
+	b := newHarnessOn(t, open(t, loopback(), 1), gvspOptions(netip.AddrPort{}), 100)
+	b.SetPictures(time.Nanosecond)
+	c, camera := b.owner(0, 1), b.dialRaw()
+	for _, p := range gvsp(6).Packets() {
+		camera.Write(p)
+	}
+	c.Answer(c.Await(1), []byte{1, 2, 3, 4})
+	b.eventually("the picture is copied", func() bool { return b.PictureNumber() == 1 })
+	if p, ok := b.Picture(); !ok || !bytes.Equal(p.Pixels, datapathtest.Picture(6)) || p.RequestID != 6 || !p.From.Addr().IsLoopback() {
+		t.Errorf("picture %d of %v, %v; want that of block 6", p.RequestID, p.From, ok)
+	}
+}
+
 // TestIncompletePicture loses a packet: the answer comes after the deadline.
 func TestIncompletePicture(t *testing.T) {
 	answers := newAnswerReceiver(t)

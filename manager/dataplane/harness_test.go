@@ -43,7 +43,7 @@ func loopback() Network {
 // open opens a free port of a network.
 func open(t testing.TB, n Network, receivers int) *Sources {
 	t.Helper()
-	s, err := n.Open(0, receivers)
+	s, err := n.Open(0, receivers, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,8 +17,9 @@ import (
 // Network opens UDP ports. Only this file knows which kind of source a node uses.
 type Network interface {
 	// Open opens a port; 0 means any free one. receivers is the number of sources for ports of
-	// the kernel. All datagrams of a client come from one of the sources.
-	Open(port uint16, receivers int) (*Sources, error)
+	// the kernel. All datagrams of a client come from one of the sources. With shed, an overloaded
+	// port of the kernel drops whole requests, which only Penstock's protocol allows.
+	Open(port uint16, receivers int, shed bool) (*Sources, error)
 	// Address is the address that clients send to.
 	Address() netip.Addr
 	// Frames returns the counters of a network interface that the ports share; nil for ports of
@@ -94,8 +95,9 @@ func KernelNetwork(o udp.Options, log zerolog.Logger) Network {
 	return kernelNetwork{o, log}
 }
 
-func (n kernelNetwork) Open(port uint16, receivers int) (*Sources, error) {
+func (n kernelNetwork) Open(port uint16, receivers int, shed bool) (*Sources, error) {
 	o := n.options
+	o.NoShedding = o.NoShedding || !shed
 	o.Listen = netip.AddrPortFrom(n.Address(), port)
 	o.OnOverrun = func(e udp.Overrun) { logOverrun(n.log, port, e) }
 	all, err := udp.OpenSeveral(o, receivers)
@@ -168,7 +170,7 @@ func DPDKNetwork(o dpdk.Options) (Network, error) {
 	return dpdkNetwork{group, o.Addresses[0]}, nil
 }
 
-func (n dpdkNetwork) Open(port uint16, _ int) (*Sources, error) {
+func (n dpdkNetwork) Open(port uint16, _ int, _ bool) (*Sources, error) {
 	all, err := n.group.ListenSeveral(port, n.group.Queues())
 	if err != nil {
 		return nil, err
