@@ -81,11 +81,9 @@ func (in *instance) wants() guarantee.Function {
 	}
 }
 
-// batch is how many requests share a batch when the device is short: as many as arrive in
-// half the objective.
+// batch is how many requests share a batch when the device is short.
 func (in *instance) batch() float64 {
-	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 2
-	return min(max(1, arrive), max(1, in.batching.Limit))
+	return guarantee.Batch(in.entitled.demand.Rate(), in.f.within(), in.batching.Limit)
 }
 
 // minGuaranteeChange is the smallest change of a guarantee that is published, as a part of

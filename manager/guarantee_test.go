@@ -84,8 +84,8 @@ func TestGuarantee(t *testing.T) {
 			if g := 100 * b.instance("quick", 0).entitled.action.Guarantee; g < 14 || g > 17 || math.Abs(g+slow.GuaranteePercent-90) > 1 {
 				t.Errorf("guarantees %v %% and %v %%, want some 15 and the rest of 90", g, slow.GuaranteePercent)
 			}
-			if quick.GuaranteePercent != 90 {
-				t.Errorf("quick may use %v %% at its level, want all 90: slow comes after it", quick.GuaranteePercent)
+			if quick.GuaranteePercent < 22 || quick.GuaranteePercent > 28 {
+				t.Errorf("quick may use %v %% at its level, want 1.6 times some 15", quick.GuaranteePercent)
 			}
 			if slow.BalanceNanos < int64(500*time.Millisecond) {
 				t.Errorf("slow may save up %v, want its guarantee for an objective", time.Duration(slow.BalanceNanos))

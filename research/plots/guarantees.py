@@ -90,12 +90,28 @@ def function_rows(e: Evaluation, c: Case, level: float, variants: list[str]) -> 
     return rows
 
 
+def changes_table(reports: Reports) -> str:
+    e = evaluation.read(reports, "changes")
+    variants = e.measured(e.cases)
+    rows = [["time line", "function", "objective", *(LABELS.get(v, v) for v in variants)]]
+    for c in e.cases:
+        for i, f in enumerate(c.functions):
+            lines = {v: [r.timeline.functions[i].total for r in e.timelines(c.name, v)] for v in variants}
+            rows.append([c.name, f.name, millis(f.slo_ms), *(totals(lines[v]) for v in variants)])
+    if len(rows) == 1:
+        raise NotMeasured("no complete run")
+    return table(rows)
+
+
 def own(loads: list[Load], name: str) -> list[evaluation.FunctionLoad]:
     return [f for load in loads for f in load.functions if f.name == name]
 
 
 def in_time(loads: list[Load], name: str) -> str:
-    functions = own(loads, name)
+    return totals(own(loads, name))
+
+
+def totals(functions: list[evaluation.FunctionLoad]) -> str:
     if not functions:
         return "–"
     within = spread(functions, lambda f: f.within_percent).text(tenths, " %")
@@ -121,6 +137,7 @@ def rounds_cell(f: FunctionRounds) -> str:
 
 SECTIONS = [
     ("machine", machine_table, None), ("guarantees", in_time_table("guarantees"), None), ("mixes", in_time_table("mixes"), None),
-    ("new-mixes", in_time_table("new-mixes"), None), ("cpus", cpus_table, None),
+    ("new-mixes", in_time_table("new-mixes"), None), ("short-objectives", in_time_table("short-objectives"), None),
+    ("overload", in_time_table("overload"), None), ("changes", changes_table, None), ("cpus", cpus_table, None),
 ]  # fmt: skip
-REPORTS = ["guarantees", "mixes", "new-mixes", "cpus"]
+REPORTS = ["guarantees", "mixes", "new-mixes", "short-objectives", "overload", "changes", "cpus"]

@@ -115,9 +115,8 @@ func (f *function) act(now int64, a guarantee.Action) {
 
 // wants is the manager's instance.wants. The costs are known when batches have run.
 func (f *function) wants() guarantee.Function {
-	batch := f.demand.Rate() * f.Objective.Seconds() / 2
 	w := guarantee.Function{
-		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: min(max(1, batch), max(1, f.state.Limit)),
+		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: guarantee.Batch(f.demand.Rate(), f.Objective, f.state.Limit),
 		Blocking: f.kernel(),
 	}
 	if f.reported {

@@ -104,13 +104,12 @@ func (f *Function) Weight() time.Duration {
 	return f.uses(n) / time.Duration(n)
 }
 
-// Need is the part of the device that this many requests per second need, at the batch
-// size that the rate and half the objective give.
+// Need is the part of the device that this many requests per second need.
 func (f *Function) Need(rate float64) float64 {
 	if rate == 0 {
 		return 0
 	}
-	n := min(max(1, rate*f.Objective.Seconds()/2), float64(f.largest()))
+	n := guarantee.Batch(rate, f.Objective, float64(f.largest()))
 	return guarantee.Decide([]guarantee.Function{{
 		Objective: f.Objective, Rate: rate, Fixed: f.uses(0), Cost: f.PerImage, Batch: n,
 	}})[0].Need

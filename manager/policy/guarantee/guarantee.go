@@ -29,6 +29,10 @@ const guaranteed = 0.9
 // keeps levels from changing with the noise of a rate.
 const excess = 1.05
 
+// headroom times its need is what a function within its guarantee may use at its level. With
+// more, it would run small batches at the expense of lower levels (docs/adr/0022-guarantees.md).
+const headroom = 1.6
+
 // The rate follows a rise in some two seconds and a fall in ten: a rate that fell may
 // rise again, and a guarantee that is too large costs nothing.
 const (
@@ -71,12 +75,19 @@ type Function struct {
 	Rate      float64       // requests per second; 0: none came yet
 	// A batch of n takes Fixed + n * Cost. Cost is 0 if it is not known yet.
 	Fixed, Cost time.Duration
-	Batch       float64 // requests per batch at that rate; 0: not known
+	Batch       float64 // requests per batch when the device is short (Batch)
 	// Blocking is how long a part of a batch that cannot be interrupted keeps a higher
 	// level waiting; 0 if it is not known.
 	Blocking time.Duration
 	// SharePercent is the guarantee that the operator set, 0 if none.
 	SharePercent float64
+}
+
+// Batch is how many requests share a batch when the device is short: as many as arrive in a
+// third of the objective, at most limit. The second third is for the batch to run, the last
+// for bursts: a batch that becomes larger takes longer, and more requests wait for the next.
+func Batch(rate float64, objective time.Duration, limit float64) float64 {
+	return min(max(1, rate*objective.Seconds()/3), max(1, limit))
 }
 
 // batchCost is the device time of one batch.
@@ -157,9 +168,9 @@ func Decide(functions []Function) []Action {
 	return actions
 }
 
-// allow lets functions that need no more than their guarantees use more at their levels. Their
-// needs assume full batches. If the balance ran out at the need, requests would
-// wait for such batches although the device may be free.
+// allow lets functions that need no more than their guarantees use more at their levels, at most
+// headroom times their needs. The needs assume full batches. If the balance ran out at the need,
+// requests would wait for such batches although the device may be free.
 //
 // Functions beyond their guarantees come after others of their level, so what is left to
 // them is no concern here, unless their objectives are shorter than another's. Guarantees that
@@ -181,7 +192,7 @@ func allow(functions []Function, actions []Action) {
 	for i := range actions {
 		a := &actions[i]
 		if a.Allowance = a.Guarantee; within(i) && needs > 0 {
-			a.Allowance = max(a.Guarantee, a.Need*room/needs)
+			a.Allowance = max(a.Guarantee, a.Need*min(headroom, room/needs))
 		}
 	}
 }

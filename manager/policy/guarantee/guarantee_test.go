@@ -51,7 +51,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Functions within their guarantees may use the whole device between them, except for what is
+// Functions within their guarantees may use headroom times their needs, except for what is
 // guaranteed to an overloaded function of a shorter objective, and by hand.
 func TestAllowance(t *testing.T) {
 	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1} // 0.15
@@ -66,11 +66,12 @@ func TestAllowance(t *testing.T) {
 		functions []Function
 		want      []float64
 	}{
-		{"one", []Function{modest, greedy}, []float64{0.9, 0.75}},
-		{"in proportion", []Function{heavy, modest, greedy}, []float64{0.6, 0.3, 0.45}},
+		{"one", []Function{modest, greedy}, []float64{0.24, 0.75}},
+		{"two", []Function{heavy, modest, greedy}, []float64{0.48, 0.24, 0.45}},
+		{"in proportion", []Function{heavy, heavy, modest}, []float64{0.36, 0.36, 0.2}},
 		{"beside a short objective", []Function{modest, short}, []float64{0.15, 0.75}},
-		{"all within", []Function{modest, heavy}, []float64{0.375, 0.6}},
-		{"by hand", []Function{byHand, modest, greedy}, []float64{0.3, 0.6, 0.45}},
+		{"all within", []Function{modest, heavy}, []float64{0.375, 0.525}},
+		{"by hand", []Function{byHand, modest, greedy}, []float64{0.3, 0.24, 0.45}},
 		{"nobody asks", []Function{{Objective: 25 * ms, SharePercent: 30}}, []float64{0.3}},
 	} {
 		var got []float64
