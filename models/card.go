@@ -120,6 +120,9 @@ type Input struct {
 	// shape is [batch, H, W, C] or [batch, C, H, W].
 	TensorType   DType
 	TensorLayout Layout
+	// UYVY: the picture on the wire is UYVY, 8 bit, in place of three channels of WireType. Cards
+	// never set it; some cameras send it.
+	UYVY bool `json:",omitempty"`
 	// ReverseChannels turns RGB on the wire into BGR in the tensor (or back).
 	ReverseChannels bool
 	// Mean and Std normalise each tensor channel: (v - Mean[c]) / Std[c], in the
@@ -130,6 +133,9 @@ type Input struct {
 
 // WireBytes returns the size of one request's payload.
 func (in *Input) WireBytes() int {
+	if in.UYVY {
+		return in.Height * in.Width * 2
+	}
 	return in.Height * in.Width * in.Channels * in.WireType.Bytes()
 }
 

@@ -58,6 +58,7 @@ var pure = map[string][]string{
 	"manager/policy/partition":  {"os", "net", "syscall", "io"},
 	"gateway/history":           {"os", "net", "syscall", "io"},
 	"gateway/openinference":     {"os", "net", "syscall", "io"},
+	"models/uyvy":               {"os", "net", "syscall", "io"},
 	"manager/ingest/cameras":    {"os", "net", "syscall", "io"},
 	"manager/ingest/dpdk/frame": {"os", "net", "syscall", "io"},
 	"libml/slab":                {"os", "net", "syscall", "io"},
