@@ -32,6 +32,19 @@ func TestCameras(t *testing.T) {
 	}
 }
 
+func TestFormatOn(t *testing.T) {
+	c := Default()
+	f := Function{Name: "a", Format: FormatRFC4175UYVY}
+	for _, device := range []string{DeviceCPU, DeviceAuto} {
+		if err := f.Under(&c, device); err != nil {
+			t.Errorf("%s: %v", device, err)
+		}
+	}
+	if err := f.Under(&c, "cuda"); err == nil || !strings.Contains(err.Error(), "format of function a is rfc4175-uyvy, which is for `device: cpu`") {
+		t.Errorf("cuda: %v", err)
+	}
+}
+
 func TestAnswersTo(t *testing.T) {
 	for _, row := range []struct {
 		format Format

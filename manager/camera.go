@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/uyvy"
 )
 
 // checkCamera returns an error if a camera that sends in a format cannot send what a model takes.
@@ -25,11 +26,16 @@ func checkCamera(format configs.Format, in *models.Input) error {
 		return fmt.Errorf("is %s, and the model takes %d channels; want a model with %s", format, in.Channels, wanted)
 	case in.WireType != models.U8 || in.WireLayout != models.HWC:
 		return fmt.Errorf("is %s, and the model takes %s in the order %s; want a card with `wire: {type: u8, layout: hwc}`", format, in.WireType, in.WireLayout)
+	case format == configs.FormatRFC4175UYVY && in.Width%2 != 0:
+		return fmt.Errorf("is %s, and the model takes lines of %d pixels; want an even number", format, in.Width)
 	case max(in.Width, in.Height) > maxCameraSide:
 		return fmt.Errorf("is %s, and the model takes %d x %d pixels; want at most %d on each side", format, in.Width, in.Height, maxCameraSide)
 	}
 	return nil
 }
+
+// uyvyBytes is the size of a pixel in UYVY.
+const uyvyBytes = 2
 
 // maxCameraSide is the max width and height of a picture in both formats: RFC 4175 has 15 bits for
 // each.
@@ -43,6 +49,8 @@ func readerOf(format configs.Format, in *models.Input) *cameras.Reader {
 		return nil
 	case configs.FormatGVSP:
 		r.Format = cameras.GVSP
+	case configs.FormatRFC4175UYVY:
+		r.PixelBytes = uyvyBytes
 	}
 	return r
 }
@@ -72,24 +80,33 @@ func (f *function) cameraStatus(requests *aggregate.Stats) *control.CameraStatus
 }
 
 // wireCard returns a card as the processes need it: its picture as it arrives. A camera may send the
-// channels in reverse order, which costs the gather nothing.
+// channels in reverse order, which costs the gather nothing, or UYVY.
 func wireCard(format configs.Format, card *models.Card) *models.Card {
-	if format != configs.FormatRFC4175BGR {
+	changed := *card
+	switch format {
+	case configs.FormatRFC4175BGR:
+		changed.Input.ReverseChannels = !card.Input.ReverseChannels
+	case configs.FormatRFC4175UYVY:
+		changed.Input.UYVY = true
+	default:
 		return card
 	}
-	reversed := *card
-	reversed.Input.ReverseChannels = !card.Input.ReverseChannels
-	return &reversed
+	return &changed
 }
 
-// toRGB puts the channels of a camera's picture in the order in which clients send them.
-func toRGB(format configs.Format, pixels []byte) {
-	if format != configs.FormatRFC4175BGR {
-		return
+// toRGB returns a camera's picture as clients send it. It may change the given one.
+func toRGB(format configs.Format, pixels []byte) []byte {
+	switch format {
+	case configs.FormatRFC4175BGR:
+		for i := 0; i+2 < len(pixels); i += 3 {
+			pixels[i], pixels[i+2] = pixels[i+2], pixels[i]
+		}
+	case configs.FormatRFC4175UYVY:
+		rgb := make([]byte, len(pixels)/2*3)
+		uyvy.ToRGB(rgb, pixels)
+		return rgb
 	}
-	for i := 0; i+2 < len(pixels); i += 3 {
-		pixels[i], pixels[i+2] = pixels[i+2], pixels[i]
-	}
+	return pixels
 }
 
 // noteRefusal logs why the model does not take a camera's pictures, when the reason changes.

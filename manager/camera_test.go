@@ -19,7 +19,8 @@ func TestCheckCamera(t *testing.T) {
 	input := func(channels int) models.Input {
 		return models.Input{Height: 8, Width: 16, Channels: channels, WireType: models.U8, WireLayout: models.HWC}
 	}
-	planes, floats, wide := input(3), input(3), input(3)
+	planes, floats, wide, odd := input(3), input(3), input(3), input(3)
+	odd.Width = 15
 	planes.WireLayout, floats.WireType, wide.Width = models.CHW, models.F32, 1<<15
 	for _, row := range []struct {
 		name   string
@@ -32,6 +33,8 @@ func TestCheckCamera(t *testing.T) {
 		{"RGB8", configs.FormatGVSP, input(3), ""},
 		{"RGB over RTP", configs.FormatRFC4175, input(3), ""},
 		{"BGR over RTP", configs.FormatRFC4175BGR, input(3), ""},
+		{"UYVY over RTP", configs.FormatRFC4175UYVY, input(3), ""},
+		{"odd lines of UYVY", configs.FormatRFC4175UYVY, odd, "takes lines of 15 pixels; want an even number"},
 		{"grey over RTP", configs.FormatRFC4175, input(1), "is rfc4175, and the model takes 1 channels; want a model with 3"},
 		{"four channels", configs.FormatGVSP, input(4), "is gvsp, and the model takes 4 channels; want a model with 1 or 3"},
 		{"planes", configs.FormatGVSP, planes, "want a card with `wire: {type: u8, layout: hwc}`"},
@@ -52,19 +55,32 @@ func TestWireCard(t *testing.T) {
 	for _, reverse := range []bool{false, true} {
 		card := testCard()
 		card.Input.ReverseChannels = reverse
-		for _, format := range []configs.Format{"", configs.FormatGVSP, configs.FormatRFC4175, configs.FormatRFC4175BGR} {
+		for _, format := range []configs.Format{"", configs.FormatGVSP, configs.FormatRFC4175, configs.FormatRFC4175BGR, configs.FormatRFC4175UYVY} {
 			bgr := format == configs.FormatRFC4175BGR
+			if wireCard(format, card).Input.UYVY != (format == configs.FormatRFC4175UYVY) {
+				t.Errorf("%s: UYVY is wrong", format)
+			}
 			if got := wireCard(format, card).Input.ReverseChannels; got != (reverse != bgr) {
 				t.Errorf("%s, card %v: reverse_channels is %v", format, reverse, got)
 			}
 		}
-		pixels := []byte{1, 2, 3, 4, 5, 6}
-		toRGB(configs.FormatRFC4175BGR, pixels)
-		if !bytes.Equal(pixels, []byte{3, 2, 1, 6, 5, 4}) {
-			t.Errorf("channels in the order of a client: %v", pixels)
-		}
 		if card.Input.ReverseChannels != reverse {
 			t.Error("the card was changed")
+		}
+	}
+}
+
+func TestToRGB(t *testing.T) {
+	for _, row := range []struct {
+		format    configs.Format
+		sent, rgb []byte
+	}{
+		{configs.FormatRFC4175, []byte{1, 2, 3, 4, 5, 6}, []byte{1, 2, 3, 4, 5, 6}},
+		{configs.FormatRFC4175BGR, []byte{1, 2, 3, 4, 5, 6}, []byte{3, 2, 1, 6, 5, 4}},
+		{configs.FormatRFC4175UYVY, []byte{128, 16, 128, 235}, []byte{0, 0, 0, 255, 255, 255}},
+	} {
+		if got := toRGB(row.format, row.sent); !bytes.Equal(got, row.rgb) {
+			t.Errorf("%s: got %v, want %v", row.format, got, row.rgb)
 		}
 	}
 }

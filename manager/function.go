@@ -78,7 +78,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	f.port, err = dataplane.NewPort(sources, dataplane.Options{
 		Name:             c.Name,
 		Queues:           c.Instances,
-		RequestBytes:     card.Input.WireBytes(),
+		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
 		ResultBytes:      card.ResultBytes(),
 		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.maxMinFragment()),
 		Camera:           f.camera,

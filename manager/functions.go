@@ -45,7 +45,7 @@ func (m *Manager) add(c configs.Function) error {
 	m.functions = append(m.functions, f)
 	f.port.Start(m.metrics.of(f.name))
 	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", card.Input.WireBytes()).Str("change", string(f.configured)).Msg("function added")
+		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(f.configured)).Msg("function added")
 	f.warnIfCrowded()
 	return nil
 }

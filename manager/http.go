@@ -199,11 +199,10 @@ func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name), http.StatusBadRequest)
 		return
 	}
-	toRGB(format, p.Pixels)
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(control.Picture{
 		Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),
-		ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: p.Pixels,
+		ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: toRGB(format, p.Pixels),
 	})
 }
 

@@ -43,7 +43,7 @@ const HeadBytes = 640
 type Reader struct {
 	Format        Format
 	Width, Height int // pixels, 1 to 65535
-	PixelBytes    int // 1 (grey) or 3
+	PixelBytes    int // 1 (grey), 2 (UYVY) or 3
 }
 
 // PictureBytes is the size of a picture.
@@ -165,6 +165,8 @@ func (r *Reader) pixelName() string {
 	switch {
 	case r.PixelBytes == 1:
 		return "Mono8"
+	case r.PixelBytes == 2:
+		return "UYVY"
 	case r.Format == GVSP:
 		return "RGB8"
 	}
