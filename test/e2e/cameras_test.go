@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"image"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,6 +44,9 @@ type cameraAnswer struct {
 	Status  string    `json:"status"`
 	Missing int       `json:"missing"`
 	Values  []float32 `json:"values"`
+	Boxes   []struct {
+		Box [4]float64 `json:"box"`
+	} `json:"boxes"`
 }
 
 // answersAt starts examples/cameras/answers.py, and returns its address and its lines.
@@ -218,6 +222,45 @@ functions:
 	awaitRefusal(t, nd, "size", "the camera's lines end after 32 pixels"+videoWant)
 	send("pixels", "uyvy422", "64x48")
 	awaitRefusal(t, nd, "pixels", "the camera sends 128 bytes of a line, which are no whole pixels"+videoWant)
+}
+
+// TestCameraUYVY sends a photo in UYVY. The model finds the face in it.
+func TestCameraUYVY(t *testing.T) {
+	t.Parallel()
+	videotest.NeedFFmpeg(t)
+	to, answers := answersAt(t)
+	nd := start(t, fmt.Sprintf("functions: [{name: face, port: 0, slo: 5s, format: rfc4175-uyvy, answers_to: \"%s\"}]\n", to))
+	photo := filepath.Join(t.TempDir(), "astronaut.jpg")
+	if err := os.WriteFile(photo, photoOf(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startProgram(t, "ffmpeg", "-loglevel", "error", "-nostdin", "-re", "-loop", "1", "-framerate", "10", "-i", photo,
+		"-vf", "scale=128:128", "-pix_fmt", "uyvy422", "-c:v", "rawvideo", "-f", "rtp", "-rtpflags", "skip_rtcp",
+		fmt.Sprintf("rtp://127.0.0.1:%s?pkt_size=1370", portOf(t, nd, "face")))
+	want := image.Rect(179, 82, 274, 177) // of the photo, 512 x 512
+	for ctx := testContext(t); ; {
+		select {
+		case a, ok := <-answers:
+			if !ok {
+				t.Fatal("answers.py has ended")
+			}
+			if a.Status != "ok" {
+				continue // packets may get lost on a busy machine
+			}
+			if len(a.Boxes) != 1 {
+				t.Fatalf("answer %+v, want one face", a)
+			}
+			b := a.Boxes[0].Box
+			box := image.Rect(int(512*b[0]), int(512*b[1]), int(512*b[2]), int(512*b[3]))
+			common, both := box.Intersect(want), box.Union(want)
+			if 10*common.Dx()*common.Dy() < 8*both.Dx()*both.Dy() {
+				t.Errorf("the face is at %v, want %v", box, want)
+			}
+			return
+		case <-ctx.Done():
+			t.Fatal("no picture was answered")
+		}
+	}
 }
 
 // needGStreamer skips a test without GStreamer's RTP elements.
