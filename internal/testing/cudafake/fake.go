@@ -147,8 +147,8 @@ func Turns(path string) Setting { return Setting("turns=" + path) }
 // Flat makes stream priorities have no effect on Turns.
 const Flat Setting = "flat"
 
-// Full are settings of a GPU that all processes with the same file share, and that a large kernel
-// fills for 13 ms: long compared with the delays of a busy machine.
+// Full are settings of a GPU that all processes with the same file share. A large kernel fills it for
+// 13 ms, which is long compared with the delays of a busy machine.
 func Full(path string) []Setting {
 	return []Setting{SMs(16), Wave(50 * time.Microsecond), Turns(path)}
 }
