@@ -74,11 +74,7 @@ func (m realMachine) find(name string) (foundGPU, error) {
 	if err != nil {
 		return foundGPU{}, fmt.Errorf("read properties of %v: %w", d, err)
 	}
-	version, err := cuda.DriverVersion()
-	if err != nil {
-		return foundGPU{}, fmt.Errorf("read version of the driver: %w", err)
-	}
-	f := foundGPU{uuid: d.UUID(), name: d.Name(), driver: fmt.Sprintf("CUDA %d", version), sms: p.SMs, memoryBytes: p.MemoryBytes}
+	f := foundGPU{uuid: d.UUID(), name: d.Name(), sms: p.SMs, memoryBytes: p.MemoryBytes}
 	split, err := d.Split()
 	if err != nil {
 		f.noGroups = line(err.Error())
@@ -296,8 +292,9 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 	if err != nil {
 		d.log.Warn().Err(err).Msg("cannot open NVML; the GPU's memory is unknown")
 		session = nil
-	} else if version, _, err := session.Driver(); err == nil {
-		s.driver = version
+	}
+	if s.driver, err = driverVersion(session); err != nil {
+		d.log.Warn().Err(err).Msg("cannot read the version of the driver")
 	}
 	s.serving, s.mechanism = true, mechanismMPS
 	if d.noMPS {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/private"
 )
@@ -85,6 +88,32 @@ func (p prober) priorities(ctx context.Context, g foundGPU, environment map[stri
 		p.log.Warn().Err(err).Msg("cannot keep result of the priority probe; the next start measures again")
 	}
 	return result, false, nil
+}
+
+// KnownPriorities returns what a node of this user measured on a GPU. ok is false if no node has
+// measured it with this driver. session may be nil.
+func KnownPriorities(d cuda.Device, session nvml.Session) (result control.StreamPriorities, ok bool) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return result, false
+	}
+	driver, err := driverVersion(session)
+	if err != nil {
+		return result, false
+	}
+	result, err = prober{cache: filepath.Join(cache, "penstock")}.read(foundGPU{uuid: d.UUID(), name: d.Name(), driver: driver})
+	return result, err == nil
+}
+
+// driverVersion returns the version of the driver, or without NVML that of CUDA.
+func driverVersion(session nvml.Session) (string, error) {
+	if session != nil {
+		if version, _, err := session.Driver(); err == nil {
+			return version, nil
+		}
+	}
+	version, err := cuda.DriverVersion()
+	return fmt.Sprintf("CUDA %d", version), err
 }
 
 func probeFile(g *foundGPU) string { return "priorities-" + g.uuid + ".json" }

@@ -19,6 +19,7 @@ var gpuChecks = []check{
 	{subject: "nvml", run: nvmlLibrary, applies: hasGPU},
 	{each: gpuDevices, applies: hasGPU},
 	{subject: "mps", run: mpsDaemon, applies: hasGPU},
+	{subject: "stream priorities", run: streamPriorities, applies: hasGPU},
 	{each: cudaProvider, applies: hasGPU},
 }
 
@@ -100,6 +101,20 @@ func nvmlLibrary(_ context.Context, m *machine) Finding {
 		return failed(err)
 	}
 	return pass("driver " + version)
+}
+
+// streamPriorities shows what a node measured on the chosen GPU. Only a node measures.
+func streamPriorities(_ context.Context, m *machine) Finding {
+	g := m.gpus()
+	p, known := orchestrator.KnownPriorities(g.chosen, g.session)
+	figures := fmt.Sprintf("work of %.0f µs takes %.0f µs at high priority and %.0f µs at the same priority next to a full GPU", p.AloneMicros, p.HighMicros, p.EqualMicros)
+	switch {
+	case !known:
+		return pass("not measured yet; the first start of a node with MPS measures them")
+	case !p.Hold:
+		return pass("do not hold between processes: " + figures + "; a node uses `policy: gslice` (docs/gpu.md)")
+	}
+	return pass("hold between processes: " + figures)
 }
 
 // gpuDevices has two findings per GPU: whether it may be used, and how its multiprocessors

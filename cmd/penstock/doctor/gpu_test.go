@@ -223,3 +223,19 @@ func TestMPSUnresponsive(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestStreamPriorities(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", filepath.Join(dir, "cache"))
+	m := withGPU(nil)
+	m.openNVML = func() (nvml.Session, error) { return nil, nvml.ErrUnavailable }
+	if f := checkGPU(t, "cuda", m)["stream priorities"]; !strings.Contains(f.Text, "not measured yet") {
+		t.Errorf("without a measurement: %+v", f)
+	}
+	if _, err := cudafake.Cache(dir); err != nil {
+		t.Fatal(err)
+	}
+	if f := checkGPU(t, "cuda", m)["stream priorities"]; !strings.Contains(f.Text, "hold between processes: work of 1 µs takes 1 µs") {
+		t.Errorf("with a measurement: %+v", f)
+	}
+}
