@@ -47,7 +47,6 @@ type gpu struct {
 
 	mu      sync.RWMutex // guards what follows
 	batches map[key]*launch
-	order   order
 }
 
 // launch is a configured batch: an executable graph, or a binding that runs node by node.
@@ -208,19 +207,16 @@ func (g *gpu) newLaunch(slot, n int, in place, outs []place) (*launch, error) {
 // inferBatch queues the batch on its stream.
 func (g *gpu) inferBatch(slot, n int) error {
 	g.mu.RLock()
-	l, exclusive := g.batches[key{slot, n}], g.order.exclusive
+	l := g.batches[key{slot, n}]
 	g.mu.RUnlock()
 	if l == nil {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}
 
 	var err error
-	switch {
-	case l.executable == nil:
+	if l.executable == nil {
 		err = l.runByNode()
-	case exclusive:
-		err = g.launchInOrder(l.executable, cuda.StreamOf(g.env.BatchStream(slot)))
-	default:
+	} else {
 		err = l.executable.Launch(cuda.StreamOf(g.env.BatchStream(slot)))
 	}
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 //
 //	1 capture      has ONNX Runtime queue the batch into a graph; nothing runs
 //	2 examine      refuses graphs that cannot be launched again, redirects host copies
-//	3 instantiate  makes an executable on the slot's multiprocessors
+//	3 Retarget     makes an executable on the slot's multiprocessors
 //	4 uploadGraph  uploads it, so that the first launch is as fast as the others
 //
 // Active: on every GPU, for all batch sizes that can be captured; bynode.go runs the others.
@@ -34,47 +34,16 @@ var errNoGraph = errors.New("model cannot be captured as a graph")
 type captured struct {
 	input   place
 	outputs []place
-	graph   *cuda.Graph // nil if instantiate used it up
+	graph   *cuda.Graph
 	// ephemeral is the scratch memory that the graph uses, in bytes.
 	ephemeral int64
-	// exclusive graphs write to memory outside their lane and their buffers.
-	exclusive bool
 	// hosts is the memory that the graph and its executables copy from.
 	hosts *hosts
 }
 
 // close releases the graph and its use of pinned memory. The graph must not be in flight.
 func (c *captured) close(in *cuda.Context) error {
-	var errs []error
-	if c.graph != nil {
-		errs = append(errs, c.graph.Destroy())
-		c.graph = nil
-	}
-	errs = append(errs, c.hosts.release(in))
-	c.hosts = nil
-	return errors.Join(errs...)
-}
-
-// instantiate makes an executable that runs in the stream's context. It copies the graph. It
-// uses up a graph that the driver cannot copy, as one that allocates memory.
-func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
-	x, err := c.graph.Retarget(stream)
-	if !errors.Is(err, cuda.ErrNotSupported) {
-		return x, err
-	}
-
-	graph := c.graph
-	c.graph = nil
-	if err := graph.Move(stream); err != nil {
-		return nil, errors.Join(err, graph.Destroy())
-	}
-	if x, err = graph.Instantiate(); err != nil {
-		return nil, errors.Join(err, graph.Destroy())
-	}
-	if err := graph.Destroy(); err != nil {
-		return nil, errors.Join(err, x.Destroy())
-	}
-	return x, nil
+	return errors.Join(c.graph.Destroy(), c.hosts.release(in))
 }
 
 // capturedFor reports whether the graph was captured over these buffers.
@@ -85,43 +54,38 @@ func (c *captured) capturedFor(in place, outs []place) bool {
 // uploadGraph prepares a batch over these buffers to be launched on the slot's stream.
 func (g *gpu) uploadGraph(slot int, s *size, in place, outs []place) (*launch, error) {
 	stream := cuda.StreamOf(g.env.Stream(slot))
-	l, exclusive, err := s.prepare(laneOf(slot), stream, in, outs)
+	l, err := s.prepare(laneOf(slot), stream, in, outs)
 	if err != nil {
 		return nil, err
 	}
 	if err := l.executable.Upload(stream); err != nil {
 		return nil, errors.Join(err, l.close(g.context))
 	}
-	if exclusive {
-		g.mu.Lock()
-		g.order.exclusive = true
-		g.mu.Unlock()
-	}
 	return l, nil
 }
 
-// prepare makes an executable of a batch over these buffers, and reports whether it is
-// exclusive.
-func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, exclusive bool, err error) {
+// prepare makes an executable of a batch over these buffers. Its kernels run in the stream's
+// context.
+func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, err error) {
 	err = s.thread.do(func() error {
 		c, err := s.captureOver(lane, in, outs)
 		if err != nil {
 			return err
 		}
-		x, err := c.instantiate(stream)
+		x, err := c.graph.Retarget(stream)
 		if err != nil {
 			return err
 		}
-		l, exclusive = &launch{executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}, c.exclusive
+		l = &launch{executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}
 		return nil
 	})
-	return l, exclusive, err
+	return l, err
 }
 
 // captureOver returns the lane's graph, if it is over these buffers, or captures one in its
 // place.
 func (s *size) captureOver(lane int, in place, outs []place) (*captured, error) {
-	if c := s.captured[lane]; c != nil && c.graph != nil && c.capturedFor(in, outs) {
+	if c := s.captured[lane]; c != nil && c.capturedFor(in, outs) {
 		return c, nil
 	}
 	if err := s.forget(lane); err != nil {
@@ -180,8 +144,8 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 	return c, nil
 }
 
-// examine returns errNoGraph if the graph would do something else at its second launch. It
-// redirects the graph's copies from the host, and finds out whether the graph is exclusive.
+// examine returns errNoGraph if the graph would do something else at its second launch, or if it
+// could disturb a batch of the other lane. It redirects the graph's copies from the host.
 func (s *size) examine(c *captured, scratch cuda.Range) error {
 	holds, err := c.graph.Contents()
 	if err != nil {
@@ -189,6 +153,9 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 	}
 	if holds.Others > 0 {
 		return fmt.Errorf("%w: %d of its steps call the host, or cannot be repeated", errNoGraph, holds.Others)
+	}
+	if holds.Allocations > 0 {
+		return fmt.Errorf("%w: %d of its steps allocate or free memory", errNoGraph, holds.Allocations)
 	}
 
 	writes := holds.Sets
@@ -209,6 +176,8 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 	for _, o := range c.outputs {
 		ranges = append(ranges, o.span())
 	}
-	c.exclusive = writesOutside(ranges, writes)
+	if writesOutside(ranges, writes) {
+		return fmt.Errorf("%w: it writes to memory outside its lane", errNoGraph)
+	}
 	return nil
 }
