@@ -48,10 +48,14 @@ func TestSystemd(t *testing.T) {
 		if p.command == "manager" {
 			manager = p.pid
 		}
-		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
-		if p.pid != nd.PID() && err == nil && strings.Contains(string(environment), "NOTIFY_SOCKET=") {
-			t.Errorf("%s inherits the socket", p.command)
+		if p.pid == nd.PID() {
+			continue
 		}
+		// Until a new process has executed its program, it has the environment of its parent.
+		waitFor(t, fmt.Sprintf("an environment of %s without the socket", p.command), func() bool {
+			environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
+			return err != nil || !strings.Contains(string(environment), "NOTIFY_SOCKET=")
+		})
 	}
 	if manager == 0 {
 		t.Fatal("found no manager")
