@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -90,13 +89,24 @@ func TestTop(t *testing.T) {
 	})
 	t.Run("json", func(t *testing.T) {
 		waitFor(t, "answers in top's interval", func() bool {
-			answered := make(chan error, 1)
+			// Requests are answered all the time, because top starts to measure at an unknown
+			// moment.
+			stop, ended := make(chan struct{}), make(chan struct{})
 			go func() {
-				_, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
-				answered <- err
+				defer close(ended)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						_, _ = c.Do(t.Context(), picture(small, 1), client.RequestOptions{}) // late ones do not matter
+					}
+				}
 			}()
 			out, err := run(t, nd.Dir, "top", "-o", "json", "--interval", "500ms")
-			if err := errors.Join(err, <-answered); err != nil {
+			close(stop)
+			<-ended
+			if err != nil {
 				t.Fatalf("top: %v\n%s", err, out)
 			}
 			var live struct {
