@@ -5,14 +5,15 @@ reaches it. The program must keep running: a camera stops when its controller is
 and gir1.2-aravis-0.8.
 """
 
-import socket, struct, sys, time
+import socket, struct, sys, threading
 
 import gi
 
 gi.require_version("Aravis", "0.8")
 from gi.repository import Aravis
 
-PORT, PACKET_SIZE, ADDRESS = 0x0D00, 0x0D04, 0x0D18  # registers of stream channel 0, the same in every camera
+# Registers that are the same in every camera: for how many ms it waits for its controller, and its stream channel 0.
+HEARTBEAT, PORT, PACKET_SIZE, ADDRESS = 0x0938, 0x0D00, 0x0D04, 0x0D18
 
 name, host, port, width, height, pixels = sys.argv[1:7]
 camera = Aravis.Camera.new(name)
@@ -20,13 +21,13 @@ camera.set_region(0, 0, int(width), int(height))
 camera.set_pixel_format_from_string(pixels)
 camera.set_acquisition_mode(Aravis.AcquisitionMode.CONTINUOUS)
 device = camera.get_device()
+lost = threading.Event()
+device.connect("control-lost", lambda _: lost.set())
+device.write_register(HEARTBEAT, 10000)
 device.write_register(PACKET_SIZE, 1500)             # of an IP packet; 9000 if all of the network takes jumbo frames
 device.write_register(ADDRESS, struct.unpack(">I", socket.inet_aton(host))[0])
 device.write_register(PORT, int(port))
 camera.start_acquisition()
 print("the camera sends", flush=True)
-try:
-    while True:
-        time.sleep(1)
-finally:
-    camera.stop_acquisition()
+lost.wait()
+sys.exit("lost control of the camera, which has stopped; start again")

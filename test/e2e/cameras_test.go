@@ -295,7 +295,7 @@ func TestCameraGStreamer(t *testing.T) {
 func needAravis(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("arv-fake-gv-camera-0.8"); err != nil {
-		t.Skip("arv-fake-gv-camera-0.8 is not on this machine; install aravis-tools and aravis-tools-cli")
+		t.Skip("arv-fake-gv-camera-0.8 is not on this machine; install aravis-tools")
 	}
 	const use = "import gi; gi.require_version('Aravis', '0.8'); from gi.repository import Aravis"
 	if out, err := exec.Command("/usr/bin/python3", "-c", use).CombinedOutput(); err != nil {
@@ -321,8 +321,10 @@ func ramps() (frames [][]byte) {
 func fakeCamera(t *testing.T, nd *node.Node, function string, lost int) {
 	t.Helper()
 	startProgram(t, "arv-fake-gv-camera-0.8", "-i", "127.0.0.1", "-s", "TEST", "-r", strconv.Itoa(lost))
-	waitFor(t, "the camera to answer its controller", func() bool {
-		return exec.Command("arv-tool-0.8", "-a", "127.0.0.1", "control", "Width").Run() == nil
+	const controlPort = "0100007F:0F74" // 127.0.0.1:3956
+	waitFor(t, "the camera to listen", func() bool {
+		sockets, err := os.ReadFile("/proc/net/udp")
+		return err == nil && strings.Contains(string(sockets), controlPort)
 	})
 	out := startProgram(t, "/usr/bin/python3", absolute(t, "../../examples/cameras/gige.py"), "127.0.0.1", "127.0.0.1", portOf(t, nd, function),
 		strconv.Itoa(cameraWidth), strconv.Itoa(cameraHeight), "Mono8")
