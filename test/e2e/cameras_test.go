@@ -323,7 +323,8 @@ func fakeCamera(t *testing.T, nd *node.Node, function string, lost int) {
 	startProgram(t, "arv-fake-gv-camera-0.8", "-i", "127.0.0.1", "-s", "TEST", "-r", strconv.Itoa(lost))
 	const controlPort = "0100007F:0F74" // 127.0.0.1:3956
 	waitFor(t, "the camera to listen", func() bool {
-		sockets, err := os.ReadFile("/proc/net/udp")
+		// Of this thread: the main thread may be in the network of another test.
+		sockets, err := os.ReadFile("/proc/thread-self/net/udp")
 		return err == nil && strings.Contains(string(sockets), controlPort)
 	})
 	out := startProgram(t, "/usr/bin/python3", absolute(t, "../../examples/cameras/gige.py"), "127.0.0.1", "127.0.0.1", portOf(t, nd, function),
