@@ -56,10 +56,9 @@ export RAPID_NOFAILFILE ?= 1
 # STRICT=1, as in CI: a skipped test fails the run (internal/testing/strict).
 GOTEST = $(WORK) $(if $(STRICT),$(GO) run ./internal/testing/strict,$(GO) test)
 
-# Every package but the one that make test-dpdk runs. The first one takes longest and
-# mostly waits, so it starts first and one more package runs than the usual one per CPU.
-# `make check` has all of go vet.
-TESTED = -vet=off -p $$(($$(nproc) + 1)) ./test/e2e $$($(WORK) $(GO) list $(MODULES) | grep -v '/test/dpdk$$')
+# Every package but the one that make test-dpdk runs. The first one takes longest, so it
+# starts first. `make check` has all of go vet.
+TESTED = -vet=off ./test/e2e $$($(WORK) $(GO) list $(MODULES) | grep -v '/test/dpdk$$')
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 

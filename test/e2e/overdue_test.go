@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -28,14 +29,18 @@ func TestOverdue(t *testing.T) {
 	active, _ := serving(t, nd, "fn")
 
 	var mu sync.Mutex
-	by, ends := map[wire.Status]int{}, map[uint64]int{}
+	by, ends, unanswered := map[wire.Status]int{}, map[uint64]int{}, 0
 	var answered, received []time.Duration // since the manager received the request; since the client sent it
 	got := newAnswers()
 	deliver := got.deliver(small)
 	c := dial(t, nd, "fn", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
 		mu.Lock()
 		ends[r.Tag]++
-		if r.Err == nil {
+		switch {
+		case errors.Is(r.Err, client.ErrLate): // the client gave up, as it may on a busy machine
+		case r.Err != nil:
+			unanswered++
+		default:
 			by[r.Status]++
 			answered = append(answered, r.Aggregate+r.Queue)
 			received = append(received, time.Duration(r.Received-r.Sent))
@@ -43,8 +48,9 @@ func TestOverdue(t *testing.T) {
 		mu.Unlock()
 		deliver(r)
 	}})
-	send(t, c, small, 0, n, time.Millisecond)
+	send(t, c, small, 0, n, 5*time.Millisecond)
 	got.wait(n)
+	settled(t, nd, "fn")
 
 	signal(t, []int{active.PID}, syscall.SIGSTOP)
 	mu.Lock()
@@ -88,7 +94,7 @@ func TestOverdue(t *testing.T) {
 			t.Errorf("request %d ended %d times", tag, times)
 		}
 	}
-	if by[wire.StatusOK] == 0 || got.lost > 0 || got.wrong > 0 {
+	if by[wire.StatusOK] == 0 || unanswered > 0 || got.wrong > 0 {
 		t.Errorf("after the stop: %v; %s", by, got)
 	}
 }
