@@ -113,12 +113,6 @@ func demo(ctx context.Context, o demoOptions) error {
 	defer log.Close()
 
 	fmt.Fprintf(os.Stderr, "penstock up (log: %s)\n", log.Name())
-	// The load runs on the manager's CPUs, because the demo shows the CPUs of the inference
-	// functions.
-	own, _ := orchestrator.IFCPUs(0)
-	if err := cpuset.Pin(own); err != nil {
-		return err
-	}
 	if err := demoGuarantees(ctx, o, log); err != nil {
 		return err
 	}
@@ -178,6 +172,10 @@ func steadyRates() map[string]string {
 }
 
 // part sends requests for half of the duration. check compares the answers, and draws them.
+//
+// It runs on the manager's CPUs, because the demo shows the CPUs of the inference functions.
+// Other parts of the demo start nodes, which inherit the CPUs of this process, so part restores
+// them.
 func (o *demoOptions) part(ctx context.Context, nd *node.Node, what string, rates map[string]string, check bool) (*loadgen.Report, error) {
 	fmt.Fprintf(os.Stderr, "%s: penstock load --duration %s", what, o.duration/2)
 	for _, r := range demoRates {
@@ -185,6 +183,15 @@ func (o *demoOptions) part(ctx context.Context, nd *node.Node, what string, rate
 	}
 	fmt.Fprintln(os.Stderr)
 
+	all, err := cpuset.Allowed()
+	if err != nil {
+		return nil, err
+	}
+	own, _ := orchestrator.IFCPUs(0)
+	if err := cpuset.Pin(own); err != nil {
+		return nil, err
+	}
+	defer cpuset.Pin(all)
 	l := loadOptions{
 		node: nodeOptions{runtimeDir: nd.Dir}, rates: rates, duration: o.duration / 2, warmup: time.Second,
 		arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: o.format, search: searchOptions{precision: defaultPrecision},
