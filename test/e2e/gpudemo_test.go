@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/orchestrator"
 )
 
 // The demo's parts on a simulated GPU, with functions that compute nothing.
@@ -23,7 +24,8 @@ func TestGPUDemo(t *testing.T) {
 	if err := os.WriteFile(functions, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(testContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", t.TempDir(), "--duration", "16s")
+	folder := t.TempDir()
+	cmd := exec.CommandContext(testContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", folder, "--duration", "16s")
 	cmd.Env = append(os.Environ(), withGPU(t, true)...)
 	var out, complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaints
@@ -39,6 +41,17 @@ func TestGPUDemo(t *testing.T) {
 		if !strings.Contains(complaints.String(), part+": ") {
 			t.Errorf("no %s:\n%s", part, &complaints)
 		}
+	}
+
+	// The load has CPUs of its own, and both nodes have all.
+	log, err := os.ReadFile(filepath.Join(folder, "penstock.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, cpus := orchestrator.IFCPUs(0)
+	want := fmt.Sprintf(`"cpus":[%s]`, strings.ReplaceAll(strings.Trim(fmt.Sprint(cpus), "[]"), " ", ","))
+	if n := strings.Count(string(log), want); n != 2 {
+		t.Errorf("%d nodes use %s, want 2:\n%s", n, want, log)
 	}
 }
 
