@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -74,6 +75,39 @@ func TestStream(t *testing.T) {
 	out, err = exec.Command(penstock, "stream", clip, "--runtime-dir", nd.Dir, "--to", "fase").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), `no such function: "fase"; the node has ["face"]`) {
 		t.Errorf("unknown function: %v, %s", err, out)
+	}
+}
+
+// A sender of MPEG-TS over UDP needs no session: its frames have the box of the picture.
+func TestStreamMPEGTS(t *testing.T) {
+	videotest.NeedFFmpeg(t)
+	nd := start(t, "functions: [{name: face, port: 0, slo: 5s}]\n")
+	picture := filepath.Join(t.TempDir(), "astronaut.jpg")
+	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprintf("udp://127.0.0.1:%d", freePort(t))
+	out := startProgram(t, penstock, "stream", address, "--runtime-dir", nd.Dir, "--to", "face", "-o", "jsonl")
+	startProgram(t, "ffmpeg", append(append([]string{"-loglevel", "error", "-nostdin", "-re", "-loop", "1", "-i", picture}, videotest.H264(10)...),
+		"-f", "mpegts", address+"?pkt_size=1316")...)
+	read := make(chan video.Line)
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			var line video.Line
+			if json.Unmarshal(lines.Bytes(), &line) == nil && line.Status == "ok" {
+				read <- line
+				return
+			}
+		}
+	}()
+	select {
+	case line, ok := <-read:
+		if !ok || len(line.Found) != 1 || line.Found[0].Label != "face" {
+			t.Errorf("the first answer is %+v", line)
+		}
+	case <-testContext(t).Done():
+		t.Error("no answer")
 	}
 }
 
