@@ -43,7 +43,7 @@ func TestGPUDemo(t *testing.T) {
 		}
 	}
 
-	// The load has CPUs of its own, and both nodes have all.
+	// Both nodes use all CPUs, although the load is pinned to some of them.
 	log, err := os.ReadFile(filepath.Join(folder, "penstock.log"))
 	if err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ const (
 	heldFactor = 2
 
 	// occupyEndTimeout is how long the other process has to end.
-	occupyEndTimeout = time.Second
+	occupyEndTimeout = 3 * time.Second
 )
 
 // errNotFull is returned if work at priority 0 does not wait for the other process.
