@@ -33,9 +33,11 @@ func probeMain(arguments []string) int {
 		if slices.Contains(arguments, "--fill") {
 			return libmlgpu.Occupy(device, os.Stdin, os.Stdout)
 		}
-		other := exec.Command(os.Args[0], "probe", "--fill", "--device", device)
-		other.Stderr = os.Stderr
-		p, err := libmlgpu.MeasurePriorities(device, other)
+		p, err := libmlgpu.MeasurePriorities(device, func() *exec.Cmd {
+			other := exec.Command(os.Args[0], "probe", "--fill", "--device", device)
+			other.Stderr = os.Stderr
+			return other
+		})
 		if err != nil {
 			return err
 		}

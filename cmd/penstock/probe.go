@@ -30,10 +30,12 @@ func probeCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("find own binary: %w", err)
 			}
-			other := exec.Command(self, "probe", "--fill", "--device", device)
-			other.Stderr = os.Stderr
-			other.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			p, err := gpu.MeasurePriorities(device, other)
+			p, err := gpu.MeasurePriorities(device, func() *exec.Cmd {
+				other := exec.Command(self, "probe", "--fill", "--device", device)
+				other.Stderr = os.Stderr
+				other.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+				return other
+			})
 			if err != nil {
 				return err
 			}

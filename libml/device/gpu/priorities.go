@@ -47,7 +47,7 @@ const (
 	occupyMinBytes = 16 << 20
 	occupyMaxBytes = 128 << 20
 	// occupyAhead is how many of these kernels are queued.
-	occupyAhead = 4
+	occupyAhead = 16
 
 	// fullFactor is how much longer the work at priority 0 must take next to a full GPU, and
 	// fullTime the min time. Otherwise the measurement proves nothing.
@@ -64,10 +64,22 @@ const (
 // errNotFull is returned if work at priority 0 does not wait for the other process.
 var errNotFull = errors.New("the GPU was not full")
 
-// MeasurePriorities measures stream priorities on a device, an argument of cuda.Find. other is
-// a command, not started yet, that calls Occupy for the same device. Both processes must be
-// clients of one MPS server. It takes half a second.
-func MeasurePriorities(name string, other *exec.Cmd) (p control.StreamPriorities, err error) {
+// maxProbes is how often a measurement that proves nothing is repeated, as on a busy machine.
+const maxProbes = 6
+
+// MeasurePriorities measures stream priorities on a device, an argument of cuda.Find. other
+// returns a command, not started yet, that calls Occupy for the same device. Both processes
+// must be clients of one MPS server. A measurement takes half a second.
+func MeasurePriorities(name string, other func() *exec.Cmd) (p control.StreamPriorities, err error) {
+	for range maxProbes {
+		if p, err = measurePriorities(name, other()); !errors.Is(err, errNotFull) {
+			break
+		}
+	}
+	return p, err
+}
+
+func measurePriorities(name string, other *exec.Cmd) (p control.StreamPriorities, err error) {
 	o, err := startOccupier(other)
 	if err != nil {
 		return p, err

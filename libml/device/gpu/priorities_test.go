@@ -79,13 +79,16 @@ func TestMeasurePriorities(t *testing.T) {
 				underMPS(t)
 			}
 			cudafake.Apply(t, c.settings...)
-			other := exec.Command(os.Args[0])
 			how := c.occupier
 			if how == "" {
 				how = "fills"
 			}
-			other.Env = append(os.Environ(), occupierEnv+"="+how, cudafake.Env(slices.Concat(c.settings, c.other)...))
-			p, err := gpu.MeasurePriorities("cuda", other)
+			var other *exec.Cmd
+			p, err := gpu.MeasurePriorities("cuda", func() *exec.Cmd {
+				other = exec.Command(os.Args[0])
+				other.Env = append(os.Environ(), occupierEnv+"="+how, cudafake.Env(slices.Concat(c.settings, c.other)...))
+				return other
+			})
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
 					t.Errorf("error %v, want one with %q", err, c.err)
