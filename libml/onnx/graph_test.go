@@ -149,7 +149,7 @@ func TestGraphAllocations(t *testing.T) {
 	r.streams[0].Synchronize()
 }
 
-// A graph that cannot be copied is an error. Only the last such graph keeps its host memory.
+// A graph that cannot be copied is an error. The next graph of its lane releases its host memory.
 func TestGraphNotCopyable(t *testing.T) {
 	r, _ := readingHost(t)
 	cudafake.Set(t, cudafake.Refuse("cuGraphClone", 0, cuda.NotSupported))

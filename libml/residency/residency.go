@@ -5,8 +5,8 @@
 //	  ^──────────drop───┴───────────┘ ^─────evict──────┘ ^───────────────┘
 //
 // The worker calls Worker.Plan after each event: a first packet, a complete request, the end
-// of a batch or of a step, and at the time that Worker.Wake returns. Plan looks at all models
-// and returns steps, which the worker begins in this order. Pressure tells the operator if
+// of a batch or of a step. It also calls Plan at the time that Worker.Wake returns. Plan looks
+// at all models and returns steps, which the worker begins in this order. Pressure tells the operator if
 // the memory is too small for the load.
 package residency
 
@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/libml/lane"
 )
 
-// State is where a model's weights are.
+// State tells which memory holds a model's weights.
 type State uint8
 
 const (

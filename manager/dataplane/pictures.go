@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A port copies at most one answered picture per interval, with its answer, for people who watch
-// the node. The reply thread that answers it has two steps more:
+// A port copies at most one answered picture per interval, with its answer, for the gateway's
+// page. The reply thread that answers it has two steps more:
 //
 //  1. Under the locks that it holds anyway, claim copies the descriptors and the answer: both may
 //     be overwritten when the slot is used again.

@@ -50,7 +50,7 @@ func showOnly(name string) error {
 }
 
 // entryOf returns the value of CUDA_VISIBLE_DEVICES that leaves only the named GPU of those that
-// are visible. It is empty if the first GPU is meant.
+// are visible. It is empty if name is firstGPU.
 func entryOf(name, visible string) (string, error) {
 	number, ok := strings.CutPrefix(name, firstGPU+":")
 	if !ok {

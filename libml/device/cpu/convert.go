@@ -65,8 +65,8 @@ func newKernelOf[E element](in *models.Input, p plan) kernel {
 	return &floatKernel[E]{plan: p, half: in.WireType == models.F16, size: in.WireType.Bytes()}
 }
 
-// check rejects inputs that newKernel cannot build. device.Request.Bytes and
-// shm.Fragment.Place are u32, hence the limit on a picture's size.
+// check rejects inputs that newKernel cannot build. A picture's size is limited because
+// device.Request.Bytes and shm.Fragment.Place are u32.
 func check(in *models.Input) error {
 	switch {
 	case in.WireType.Bytes() == 0:
