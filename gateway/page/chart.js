@@ -2,7 +2,7 @@
 // together.
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { quantile, statuses } from "./data.js";
-import { stageColours, statusColours, css, legend } from "./palette.js";
+import { stageColours, statusColours, css, dash, legend } from "./palette.js";
 
 const height = 130;
 
@@ -145,18 +145,7 @@ export class Row {
   }
 
   objective(u) {
-    const slo = this.view.objective(this.name);
-    if (!slo) return;
-    const y = u.valToPos(slo, "y", true), ctx = u.ctx;
-    ctx.save();
-    ctx.strokeStyle = css("--bad");
-    ctx.setLineDash([6, 4]);
-    ctx.lineWidth = 2;
-    ctx.beginPath();
-    ctx.moveTo(u.bbox.left, y);
-    ctx.lineTo(u.bbox.left + u.bbox.width, y);
-    ctx.stroke();
-    ctx.restore();
+    dash(u, this.view.objective(this.name));
   }
 
   // marks draws a line per event of the function or of the node.

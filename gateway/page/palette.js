@@ -16,3 +16,18 @@ export const legend = (names, colours) => {
   });
   return p;
 };
+
+// dash draws the objective, unless it is above the scale.
+export function dash(u, value) {
+  if (!value || value > u.scales.y.max) return;
+  const y = u.valToPos(value, "y", true), ctx = u.ctx;
+  ctx.save();
+  ctx.strokeStyle = css("--bad");
+  ctx.setLineDash([6, 4]);
+  ctx.lineWidth = 2;
+  ctx.beginPath();
+  ctx.moveTo(u.bbox.left, y);
+  ctx.lineTo(u.bbox.left + u.bbox.width, y);
+  ctx.stroke();
+  ctx.restore();
+}

@@ -1,7 +1,7 @@
 // A report: finished runs side by side. The runs are in the page.
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { statuses } from "./data.js";
-import { stageColours, statusColours, functionColours, css, legend } from "./palette.js";
+import { stageColours, statusColours, functionColours, css, dash, legend } from "./palette.js";
 
 const height = 150;
 const ends = [...statuses, "unanswered"];
@@ -130,21 +130,6 @@ function chart(parent, title, o, data, below) {
 
 // upTo is the end of a scale. An objective far above all values is not on it.
 const upTo = (high, line) => Math.max(high || 0, line && (!high || line < 5 * high) ? line : 0, 1e-3) * 1.1;
-
-// dash draws the objective.
-function dash(u, value) {
-  if (!value || value > u.scales.y.max) return;
-  const y = u.valToPos(value, "y", true), ctx = u.ctx;
-  ctx.save();
-  ctx.strokeStyle = css("--bad");
-  ctx.setLineDash([6, 4]);
-  ctx.lineWidth = 2;
-  ctx.beginPath();
-  ctx.moveTo(u.bbox.left, y);
-  ctx.lineTo(u.bbox.left + u.bbox.width, y);
-  ctx.stroke();
-  ctx.restore();
-}
 
 function resize() {
   for (const plot of plots) {
