@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/testbed"
@@ -88,4 +89,11 @@ func WriteReport(file string, report any) error {
 		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
 	}
 	return nil
+}
+
+// lastOf returns the end of a log: some lines, so that the cause above them stays visible.
+func lastOf(log string) string {
+	const most = 1000
+	log = strings.TrimSpace(log)
+	return log[max(0, len(log)-most):]
 }

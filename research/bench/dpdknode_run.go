@@ -187,13 +187,6 @@ func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, s
 	return b.End()
 }
 
-// lastOf returns the end of a log.
-func lastOf(log string) string {
-	const most = 2000
-	log = strings.TrimSpace(log)
-	return log[max(0, len(log)-most):]
-}
-
 func servedBy(m *nodeModel, of int) testbed.Served {
 	return testbed.Served{Name: m.function, Card: m.file, Percent: 100 / float64(of)}
 }

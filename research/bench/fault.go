@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/client"
@@ -228,7 +227,7 @@ func provoke(ctx context.Context, b *testbed.Harness) error {
 			return fmt.Errorf("the neighbour's request ended without an honest answer: %w", err)
 		}
 	}
-	return fmt.Errorf("the neighbour answered %d requests and did not fault: %s", most, strings.TrimSpace(b.Log()))
+	return fmt.Errorf("the neighbour answered %d requests and did not fault; the node said: %s", most, lastOf(b.Log()))
 }
 
 // longestPause returns the longest time between two ok answers, and when it was. all must

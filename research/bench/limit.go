@@ -6,7 +6,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/client"
@@ -268,7 +267,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Harness, change con
 	own.Stop()
 	other.Stop()
 	if n := testbed.Count(append(own.Between(0, 0), other.Between(0, 0)...)); n.Unanswered > 0 {
-		return p, fmt.Errorf("%d requests were not answered: %s", n.Unanswered, strings.TrimSpace(b.Log()))
+		return p, fmt.Errorf("%d requests were not answered; the node said: %s", n.Unanswered, lastOf(b.Log()))
 	}
 	return p, nil
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sort"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -215,7 +214,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	m.SteadyP99, m.AroundP99 = partMillis(steadyP99), partMillis(aroundP99)
 	m.ImagesPerSecond = float64(m.Answers.OK) / time.Duration(client.Now()-began).Seconds()
 	if n := m.Answers.Unanswered + m.Answers.Unsent; n > 0 {
-		return m, fmt.Errorf("%d requests were not answered, or not sent: %s", n, strings.TrimSpace(b.Log()))
+		return m, fmt.Errorf("%d requests were not answered, or not sent; the node said: %s", n, lastOf(b.Log()))
 	}
 	return m, b.End()
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/client"
@@ -316,10 +315,10 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	t.ImagesPerSecond = float64(t.Answers.OK) / t.Seconds
 	t.BytesPerSecond = t.ImagesPerSecond * float64(len(picture))
 	if t.Answers.Unanswered > 0 {
-		return t, fmt.Errorf("%d requests were not answered: %s", t.Answers.Unanswered, strings.TrimSpace(b.Log()))
+		return t, fmt.Errorf("%d requests were not answered; the node said: %s", t.Answers.Unanswered, lastOf(b.Log()))
 	}
 	if t.Answers.OK == 0 {
-		return t, fmt.Errorf("no request was answered ok: %+v; the node said: %s", t.Answers, strings.TrimSpace(b.Log()))
+		return t, fmt.Errorf("no request was answered ok: %+v; the node said: %s", t.Answers, lastOf(b.Log()))
 	}
 	return t, b.End()
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -167,7 +166,7 @@ functions:
 	}
 	out.sent, out.answered, out.lost = load.sent.Load(), load.answered.Load(), f.Lost
 	if unanswered := load.unanswered.Load(); unanswered > 0 {
-		return out, fmt.Errorf("%d requests were not answered: %s", unanswered, strings.TrimSpace(nd.Log()))
+		return out, fmt.Errorf("%d requests were not answered; the node said: %s", unanswered, lastOf(nd.Log()))
 	}
 	return out, nd.Stop()
 }
