@@ -14,6 +14,10 @@ package control
 //	6 Close ───────────────────────────> Orders is closed: the child must end
 //
 // In both directions, end of file means that the other side has ended.
+//
+// A worker hosts several inference functions, its members. Each member has the same
+// conversation over the worker's link: its orders and notices carry its name. It begins with
+// an Order{start} of its own, and its last notice says that it has exited.
 
 import (
 	"bufio"
@@ -175,16 +179,24 @@ func (p *Parent) ReadNotice() (Notice, error) {
 // Close closes the link. The child then sees its Orders closed, and ends.
 func (p *Parent) Close() error { return p.l.conn.Close() }
 
-// Child is the child's end, which libml uses.
+// Child is the child's end, which libml uses: of a process, or of a member of a worker.
 type Child struct {
 	l      *lines
 	start  Start
+	member string // empty: of a process
 	orders chan Order
+
+	members chan *Child // of a worker: those that begin
+	closed  func()      // of a member: removes it from its worker
 
 	stop     chan struct{}
 	stopOnce sync.Once
 	read     sync.WaitGroup
 }
+
+// maxUnread is how many orders a member may leave unread. Until it has loaded its model it reads
+// none, and the orchestrator sends it a few at most.
+const maxUnread = 64
 
 // OpenChild opens the end that this process inherited as ChildFD, waits for the Start,
 // and completes the handshake. The orchestrator then sees the process as starting.
@@ -223,7 +235,7 @@ func NewChild(f *os.File) (*Child, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Child{l: l, orders: make(chan Order), stop: make(chan struct{})}
+	c := &Child{l: l, orders: make(chan Order), members: make(chan *Child), stop: make(chan struct{})}
 	if err := c.shake(); err != nil {
 		l.conn.Close()
 		return nil, err
@@ -274,10 +286,29 @@ func (c *Child) Start() Start { return c.start }
 // sends an invalid message. The process must then end.
 func (c *Child) Orders() <-chan Order { return c.orders }
 
-// Notify sends n to the orchestrator. Any goroutine may call it.
-func (c *Child) Notify(n Notice) error { return c.l.write(n) }
+// Members returns the channel of the members that the orchestrator starts in this worker. It is
+// closed with Orders. The caller must Exit each member.
+func (c *Child) Members() <-chan *Child { return c.members }
 
-// Close closes the link and waits for the reading goroutine. Orders is then closed.
+// Notify sends n to the orchestrator. Any goroutine may call it.
+func (c *Child) Notify(n Notice) error {
+	n.Member = c.member
+	return c.l.write(n)
+}
+
+// Exit ends a member: it tells the orchestrator that the member has ended, because of err unless
+// that is nil. The member must not be used any more.
+func (c *Child) Exit(err error) error {
+	c.closed()
+	c.stopOnce.Do(func() { close(c.stop) })
+	n := Notice{State: Stopped, Exited: true}
+	if err != nil {
+		n.State, n.Reason = Failed, err.Error()
+	}
+	return c.Notify(n)
+}
+
+// Close closes the link of a process and waits for the reading goroutine. Orders is then closed.
 func (c *Child) Close() error {
 	c.stopOnce.Do(func() { close(c.stop) })
 	err := c.l.conn.Close()
@@ -288,8 +319,11 @@ func (c *Child) Close() error {
 	return err
 }
 
+// receive passes on orders until the orchestrator has gone, or breaks the protocol.
 func (c *Child) receive() {
 	defer c.read.Done()
+	hosted := hostedMembers{worker: c, members: map[string]*Child{}}
+	defer hosted.end()
 	defer close(c.orders)
 	for {
 		line, err := c.l.read()
@@ -297,7 +331,16 @@ func (c *Child) receive() {
 			return
 		}
 		var o Order
-		if err := decodeStrict(line, &o); err != nil || o.check() != nil {
+		if err := decodeStrict(line, &o); err != nil {
+			return
+		}
+		if o.Member != "" {
+			if !hosted.receive(o) {
+				return
+			}
+			continue
+		}
+		if o.check() != nil {
 			return
 		}
 		select {
@@ -305,6 +348,75 @@ func (c *Child) receive() {
 		case <-c.stop:
 			return
 		}
+	}
+}
+
+// hostedMembers are the members of a worker.
+type hostedMembers struct {
+	worker *Child
+
+	mu      sync.Mutex // guards members
+	members map[string]*Child
+}
+
+// receive passes on an order for a member. It returns false if the worker cannot go on.
+func (h *hostedMembers) receive(o Order) bool {
+	if o.Do == DoStart {
+		return h.begin(o)
+	}
+	h.mu.Lock()
+	m := h.members[o.Member]
+	h.mu.Unlock()
+	if m == nil {
+		return true // it has exited, which the orchestrator is about to read
+	}
+	if o.check() != nil {
+		return false
+	}
+	select {
+	case m.orders <- o:
+		return true
+	default:
+		return false // it hangs, and takes no orders
+	}
+}
+
+func (h *hostedMembers) begin(o Order) bool {
+	w := h.worker
+	if w.start.Worker == "" || o.Start == nil {
+		return false
+	}
+	m := &Child{l: w.l, start: *o.Start, member: o.Member, orders: make(chan Order, maxUnread), stop: make(chan struct{})}
+	m.closed = func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.members, m.member)
+	}
+	h.mu.Lock()
+	if h.members[o.Member] != nil {
+		h.mu.Unlock()
+		return false
+	}
+	h.members[o.Member] = m
+	h.mu.Unlock()
+	if m.Notify(Notice{Version: Version, PID: os.Getpid(), State: Starting}) != nil {
+		return false
+	}
+	select {
+	case w.members <- m:
+		return true
+	case <-w.stop:
+		return false
+	}
+}
+
+// end closes the members' orders: the orchestrator has gone.
+func (h *hostedMembers) end() {
+	close(h.worker.members)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.members {
+		close(m.orders)
 	}
 }
 

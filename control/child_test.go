@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,9 +108,9 @@ func TestChildClose(t *testing.T) {
 func TestChildVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":10,"later":true}}`)
+	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":11,"later":true}}`)
 	_, err := NewChild(f)
-	want := fmt.Sprintf("orchestrator has control version 10, this program has %d; run one version of Penstock", Version)
+	want := fmt.Sprintf("orchestrator has control version 11, this program has %d; run one version of Penstock", Version)
 	var v *VersionError
 	if !errors.As(err, &v) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -123,9 +124,9 @@ func TestChildVersion(t *testing.T) {
 func TestParentVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(f, `{"version":10,"pid":1,"state":"starting","later":true}`)
+	fmt.Fprintln(f, `{"version":11,"pid":1,"state":"starting","later":true}`)
 	_, err := p.ReadNotice()
-	if want := fmt.Sprintf("child has control version 10, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("child has control version 11, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
@@ -136,10 +137,10 @@ func TestParentBadNotice(t *testing.T) {
 		want error
 	}{
 		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":9,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":9,"state":"tired"}` + "\n", ErrBadMessage},
+		"unknown field":    {`{"version":10,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":10,"state":"tired"}` + "\n", ErrBadMessage},
 		"line without end": {strings.Repeat("x", maxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":9`, io.EOF},
+		"half a line":      {`{"version":10`, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -167,7 +168,7 @@ func TestChildBadOrder(t *testing.T) {
 }
 
 func TestChildBadStart(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":9}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":10}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -201,6 +202,126 @@ func TestOrderTimeout(t *testing.T) {
 	}
 }
 
+// startWorker returns both ends of a worker's link, after the handshake.
+func startWorker(t *testing.T) (*Parent, *Child) {
+	t.Helper()
+	p, f := pair(t)
+	if err := p.Order(Order{Do: DoStart, Start: &Start{Worker: "cold", CPUs: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := NewChild(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	notice(t, p, Notice{Version: Version, PID: os.Getpid(), State: Starting})
+	return p, w
+}
+
+// startMember starts a member of a worker.
+func startMember(t *testing.T, p *Parent, w *Child, name string) *Child {
+	t.Helper()
+	if err := p.Order(Order{Do: DoStart, Member: name, Start: &Start{IF: name, Generation: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	m := <-w.Members()
+	if m.Start().IF != name {
+		t.Fatalf("member started as %+v, want %s", m.Start(), name)
+	}
+	notice(t, p, Notice{Version: Version, PID: os.Getpid(), State: Starting, Member: name})
+	return m
+}
+
+// notice reads the next notice and compares it.
+func notice(t *testing.T, p *Parent, want Notice) {
+	t.Helper()
+	if got, err := p.ReadNotice(); err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("read notice %+v, %v, want %+v", got, err, want)
+	}
+}
+
+func TestMembers(t *testing.T) {
+	invariants(t)
+	p, w := startWorker(t)
+	face, fashion := startMember(t, p, w, "face"), startMember(t, p, w, "fashion")
+
+	// fashion leaves its orders unread, which delays neither face nor the worker.
+	for _, o := range []Order{{Do: DoShare, SharePercent: 5, Member: "fashion"}, {Do: DoWake, Member: "face"}, {Do: DoDrain}} {
+		if err := p.Order(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o := <-face.Orders(); o.Do != DoWake || o.Member != "face" {
+		t.Errorf("face got %+v", o)
+	}
+	if o := <-w.Orders(); o.Do != DoDrain {
+		t.Errorf("worker got %+v", o)
+	}
+	if err := face.Notify(Notice{State: Loaded}); err != nil {
+		t.Fatal(err)
+	}
+	notice(t, p, Notice{State: Loaded, Member: "face"})
+	if err := face.Exit(errors.New("no such model")); err != nil {
+		t.Fatal(err)
+	}
+	notice(t, p, Notice{State: Failed, Reason: "no such model", Exited: true, Member: "face"})
+
+	// An order that crosses the exit is dropped; the name may be used again.
+	if err := p.Order(Order{Do: DoDrain, Member: "face"}); err != nil {
+		t.Fatal(err)
+	}
+	face = startMember(t, p, w, "face")
+	p.Close()
+	if o := <-fashion.Orders(); o.SharePercent != 5 {
+		t.Errorf("fashion got %+v", o)
+	}
+	for _, c := range []*Child{face, fashion, w} {
+		if o, ok := <-c.Orders(); ok {
+			t.Errorf("order %+v after the orchestrator's end", o)
+		}
+	}
+	if _, ok := <-w.Members(); ok {
+		t.Error("member after the orchestrator's end")
+	}
+}
+
+// TestMembersBadOrder sends orders after which a worker must end.
+func TestMembersBadOrder(t *testing.T) {
+	start := Order{Do: DoStart, Member: "face", Start: &Start{IF: "face", Generation: 1}}
+	for name, orders := range map[string][]Order{
+		"start twice":   {start},
+		"no start":      {{Do: DoStart, Member: "fashion"}},
+		"unknown order": {{Do: "dance", Member: "face"}},
+		"orders unread": slices.Repeat([]Order{{Do: DoShare, SharePercent: 1, Member: "face"}}, maxUnread+1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			invariants(t)
+			p, w := startWorker(t)
+			face := startMember(t, p, w, "face")
+			for _, o := range orders {
+				if err := p.Order(o); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if o, ok := <-w.Orders(); ok {
+				t.Errorf("worker got %+v, want the end of its orders", o)
+			}
+			for range face.Orders() { // until it is closed
+			}
+		})
+	}
+	t.Run("no worker", func(t *testing.T) {
+		invariants(t)
+		p, c := startPair(t)
+		if err := p.Order(start); err != nil {
+			t.Fatal(err)
+		}
+		if o, ok := <-c.Orders(); ok {
+			t.Errorf("process got %+v, want the end of its orders", o)
+		}
+	})
+}
+
 func TestOpenChildNotStarted(t *testing.T) {
 	devNull, err := os.Open(os.DevNull)
 	if err != nil {
@@ -221,7 +342,7 @@ func TestOpenChildNotStarted(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":9,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":10,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, c := net.Pipe()

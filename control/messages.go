@@ -17,7 +17,7 @@ import (
 
 // Version is part of every handshake. Peers with different versions refuse each other, with
 // an error that names both versions.
-const Version = 9
+const Version = 10
 
 // The devices with a fixed name. DeviceAuto is the first GPU if there is one, else the CPU.
 const (
@@ -142,6 +142,10 @@ type DesiredProcess struct {
 	// Framework's own program if it has one ("pytorch").
 	Command   []string `json:"command,omitempty"`
 	Framework string   `json:"framework,omitempty"`
+	// Worker is the worker that hosts the process; empty: the process is one of its own. All
+	// processes of a worker have the same SharePercent, GuaranteePercent, Level and
+	// BalanceNanos: the worker's.
+	Worker string `json:"worker,omitempty"`
 	// Dir is the working folder, absolute. Model is the model's file, which the process must
 	// be able to read; empty if there is none.
 	Dir   string `json:"dir,omitempty"`
@@ -267,9 +271,12 @@ const (
 // Order is a message of the orchestrator to a child: one JSON object per line, over the
 // socket that the child inherits as file descriptor ChildFD. The first one is Start.
 type Order struct {
-	Do           OrderKind `json:"do"`
-	Start        *Start    `json:"start,omitempty"`
-	SharePercent float64   `json:"share_percent,omitempty"`
+	Do OrderKind `json:"do"`
+	// Member is the member of a worker that the order is for; empty: the order is for the
+	// process itself. A worker's members begin with a DoStart of their own.
+	Member       string  `json:"member,omitempty"`
+	Start        *Start  `json:"start,omitempty"`
+	SharePercent float64 `json:"share_percent,omitempty"`
 	// Governor: libml has to enforce the share itself, as no cgroup can.
 	Governor bool `json:"governor,omitempty"`
 	// GuaranteePercent and Level are those of DesiredProcess (DoWake, DoShare).
@@ -288,7 +295,7 @@ type Order struct {
 // OrderKind names an order.
 type OrderKind string
 
-// DoStart comes first, and once. DoWake ends a shadow's sleep. DoShare changes the share in
+// DoStart comes first, and once, for a worker also once per member. DoWake ends a shadow's sleep. DoShare changes the share in
 // place. DoDrain: finish the batch, release the ring and end. DoReport asks for one notice
 // with the whole state, after another orchestrator has taken over. DoPrepared answers
 // Notice.Prepare.
@@ -304,7 +311,9 @@ const (
 
 // Start tells a child its identity and its device.
 type Start struct {
-	Version      int    `json:"version"`
+	Version int `json:"version"`
+	// Worker is the child's name, if it is a worker. It then has no IF: its members have.
+	Worker       string `json:"worker,omitempty"`
 	IF           string `json:"if"`
 	Instance     int    `json:"instance"`
 	Generation   uint32 `json:"generation"`
@@ -340,7 +349,12 @@ const ChildFD = 3
 // one has Version and PID, and is the handshake. In later ones, a field that is left out
 // keeps its value; WarmingUp is updated only with Batches.
 type Notice struct {
-	Version         int     `json:"version,omitempty"`
+	Version int `json:"version,omitempty"`
+	// Member is the member of a worker that sends the notice; empty: the process itself.
+	Member string `json:"member,omitempty"`
+	// Exited says that a member has ended, like the exit of a process. Its state is Stopped,
+	// or Failed with the reason. It is the member's last notice.
+	Exited          bool    `json:"exited,omitempty"`
 	PID             int     `json:"pid,omitempty"`
 	State           State   `json:"state,omitempty"`
 	Reason          string  `json:"reason,omitempty"`
