@@ -90,6 +90,35 @@ func Batch(rate float64, objective time.Duration, limit float64) float64 {
 	return min(max(1, rate*objective.Seconds()/3), max(1, limit))
 }
 
+// Worker describes a process that serves all its members: one function with the
+// guarantee that the operator set. It has the shortest objective, and the demand of
+// all. A member counts for the cost as much as its requests do. There must be a member.
+func Worker(name string, sharePercent float64, members []Function) Function {
+	w := Function{Name: name, SharePercent: sharePercent, Objective: members[0].Objective}
+	var work, requests, batches float64 // of the members whose costs are known
+	for i := range members {
+		f := &members[i]
+		w.Objective = min(w.Objective, f.Objective)
+		w.Blocking = max(w.Blocking, f.Blocking)
+		w.Rate += f.Rate
+		if f.Cost == 0 {
+			continue
+		}
+		rate := f.Rate
+		if rate == 0 {
+			rate = 1 / f.Objective.Seconds() // one batch per objective, until requests tell
+		}
+		work += rate * f.batchCost().Seconds() / max(1, f.Batch)
+		requests += rate
+		batches += rate * max(1, f.Batch)
+	}
+	if requests > 0 {
+		w.Cost = time.Duration(work / requests * float64(time.Second))
+		w.Batch = batches / requests
+	}
+	return w
+}
+
 // batchCost is the device time of one batch.
 func (f *Function) batchCost() time.Duration {
 	return f.Fixed + time.Duration(max(1, f.Batch)*float64(f.Cost))

@@ -51,6 +51,35 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+func TestWorker(t *testing.T) {
+	fast := Function{Objective: 10 * ms, Rate: 30, Cost: 2 * ms, Batch: 1}
+	slow := Function{Objective: 100 * ms, Rate: 10, Fixed: 4 * ms, Cost: 2 * ms, Batch: 4} // 3 ms per request
+	unknown := Function{Objective: 50 * ms, Rate: 5}
+	idle := Function{Objective: 20 * ms, Cost: 2 * ms, Batch: 1}
+	for name, c := range map[string]struct {
+		members   []Function
+		objective time.Duration
+		rate      float64
+		cost      time.Duration
+		batch     float64
+	}{
+		"one":              {[]Function{fast}, 10 * ms, 30, 2 * ms, 1},
+		"two":              {[]Function{slow, fast}, 10 * ms, 40, (30*2 + 10*3) * ms / 40, (30 + 10*4) / 40.0},
+		"cost not known":   {[]Function{fast, unknown}, 10 * ms, 35, 2 * ms, 1},
+		"no cost is known": {[]Function{unknown}, 50 * ms, 5, 0, 0},
+		"no request yet":   {[]Function{idle}, 20 * ms, 0, 2 * ms, 1},
+	} {
+		w := Worker("w", 30, c.members)
+		if w.Name != "w" || w.SharePercent != 30 || w.Objective != c.objective || w.Rate != c.rate ||
+			(w.Cost-c.cost).Abs() > time.Microsecond || math.Abs(w.Batch-c.batch) > 1e-9 {
+			t.Errorf("%s: %+v, want %+v", name, w, c)
+		}
+		if a := Decide([]Function{w})[0]; math.Abs(a.Guarantee-0.3) > 1e-9 || a.Level == budget.Demoted {
+			t.Errorf("%s: %+v, want 0.3 of the device", name, a)
+		}
+	}
+}
+
 // Functions within their guarantees may use headroom times their needs, except for what is
 // guaranteed to an overloaded function of a shorter objective, and by hand.
 func TestAllowance(t *testing.T) {

@@ -87,8 +87,11 @@ type Command struct {
 // Pair holds the processes of one instance. It is not safe for concurrent use.
 type Pair struct {
 	// InPlace writes new shares to the active process instead of swapping.
-	// InPlace and Restart may change at any time.
+	// InPlace, OnDemand and Restart may change at any time.
 	InPlace bool
+	// OnDemand keeps no shadow standing by. The next process is started when a
+	// change or a death needs it, and takes over like a shadow.
+	OnDemand bool
 	// Restart keeps no shadow: a change stops the process and starts another.
 	// It is the baseline for swaps.
 	Restart bool
@@ -338,7 +341,10 @@ func (p *Pair) Step() []Command {
 		return p.flush()
 	}
 	if p.held {
-		if p.shadow == nil && !p.Restart {
+		switch {
+		case p.OnDemand:
+			p.dismiss()
+		case p.shadow == nil && !p.Restart:
 			p.shadow = p.spawn()
 		}
 		return p.flush()
@@ -382,8 +388,7 @@ func (p *Pair) promote() {
 // it takes a new process.
 func (p *Pair) wake() {
 	if p.shadow != nil && p.shadow.Card != p.card {
-		p.shadow.Role = control.Kill
-		p.shadow = nil
+		p.dismiss()
 	}
 	q := p.shadow
 	if q == nil {
@@ -396,29 +401,34 @@ func (p *Pair) wake() {
 	p.shadow, p.next = nil, q
 }
 
-// change introduces a new share or model next to a serving process, and keeps a
-// shadow standing by.
+// change introduces a new share or model next to a serving process. Unless
+// OnDemand, it keeps a shadow standing by.
 func (p *Pair) change() {
-	if p.shadow != nil && p.shadow.Card != p.card {
-		p.shadow.Role = control.Kill
-		p.shadow = nil
-	}
-	if p.shadow == nil {
-		// The first shadow waits until the active process serves: they would
-		// only slow each other down.
-		if p.active.State == control.Active || p.active.Card != p.card {
-			p.shadow = p.spawn()
-		}
-	}
 	stale := p.active.Card != p.card
 	if p.InPlace && !stale {
 		p.active.SharePercent = p.target
 	}
-	if !stale && !p.renewing && p.active.SharePercent == p.target {
-		return
+	changes := stale || p.renewing || p.active.SharePercent != p.target
+
+	if p.shadow != nil && (p.shadow.Card != p.card || p.OnDemand && !changes) {
+		p.dismiss()
 	}
-	if p.shadow != nil && p.shadow.State == control.Loaded && p.shadow.Attached {
+	// The first shadow waits until the active process serves: they would only
+	// slow each other down.
+	standsBy := !p.OnDemand && p.active.State == control.Active
+	if p.shadow == nil && (standsBy || stale || p.OnDemand && changes) {
+		p.shadow = p.spawn()
+	}
+	if changes && p.shadow != nil && p.shadow.State == control.Loaded && p.shadow.Attached {
 		p.wake()
+	}
+}
+
+// dismiss ends the shadow, if there is one.
+func (p *Pair) dismiss() {
+	if p.shadow != nil {
+		p.shadow.Role = control.Kill
+		p.shadow = nil
 	}
 }
 

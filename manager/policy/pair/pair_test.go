@@ -300,6 +300,100 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// onDemand returns a pair without a shadow, whose first generation is active.
+func onDemand(t *testing.T, card *models.Card) *Pair {
+	t.Helper()
+	p := New(card, 30)
+	p.OnDemand = true
+	p.Step()
+	up(p, 1)
+	p.Step()
+	p.Observe(1, control.Active, "")
+	p.Step()
+	if len(p.Processes()) != 1 || p.Active() == nil || p.Shadow() != nil {
+		t.Fatalf("processes %+v, want one that is active", p.Processes())
+	}
+	return p
+}
+
+func TestOnDemand(t *testing.T) {
+	old, better := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
+
+	t.Run("model", func(t *testing.T) {
+		p := onDemand(t, old)
+		p.Replace(better)
+		p.Step()
+		if q := p.Shadow(); q == nil || q.Generation != 2 || q.Card != better || p.Active().Role != control.Serve {
+			t.Fatalf("shadow %+v, want one of the new model while the old one serves", q)
+		}
+		p.Attach(2)
+		p.Observe(2, control.Loaded, "")
+		p.Step()
+		up(p, 2)
+		if got := kinds(p.Step()); len(got) != 3 || got[0] != SetEpoch || got[1] != Promoted || got[2] != Replaced {
+			t.Fatalf("commands %v, want epoch, promotion, replacement", got)
+		}
+		p.Observe(1, control.Stopped, "")
+		p.Observe(2, control.Active, "")
+		if p.Step(); len(p.Processes()) != 1 {
+			t.Fatalf("processes %+v, want the new one alone", p.Processes())
+		}
+	})
+	t.Run("model that cannot start", func(t *testing.T) {
+		p := onDemand(t, old)
+		p.Replace(better)
+		p.Step()
+		p.Observe(2, control.Failed, "no such file")
+		if got := kinds(p.Step()); len(got) != 2 || got[1] != Rejected {
+			t.Fatalf("commands %v, want reclaimed and rejected", got)
+		}
+		if len(p.Processes()) != 1 || p.Active().Generation != 1 {
+			t.Fatalf("processes %+v, want the old one alone", p.Processes())
+		}
+	})
+	t.Run("share", func(t *testing.T) {
+		p := onDemand(t, old)
+		p.SetShare(50)
+		p.Step()
+		if p.Shadow() == nil {
+			t.Fatal("no process is started for the new share")
+		}
+		p.SetShare(30)
+		if p.Step(); p.Shadow() != nil || p.Process(2).Role != control.Kill {
+			t.Fatalf("process %+v, want it ended: nothing changes any more", p.Process(2))
+		}
+	})
+	t.Run("death", func(t *testing.T) {
+		p := onDemand(t, old)
+		p.Whole(1)
+		p.Gone(1, "signal: killed")
+		p.Step()
+		if q := p.Process(2); q == nil || q.Role != control.Serve || !q.Early {
+			t.Fatalf("process %+v, want one that serves as soon as it can", q)
+		}
+	})
+	t.Run("hold", func(t *testing.T) {
+		p := onDemand(t, old)
+		p.Hold(true)
+		p.Gone(1, "killed")
+		if p.Step(); len(p.Processes()) != 0 {
+			t.Fatalf("processes %+v, want none", p.Processes())
+		}
+		p.Hold(false)
+		p.Step()
+		if q := p.Process(2); q == nil || q.Role != control.Serve {
+			t.Fatalf("process %+v, want one that serves", q)
+		}
+	})
+	t.Run("shadow that stood by", func(t *testing.T) {
+		p := serving(t, old)
+		p.OnDemand = true
+		if p.Step(); p.Shadow() != nil || p.Process(2).Role != control.Kill {
+			t.Fatalf("process %+v, want the shadow ended", p.Process(2))
+		}
+	})
+}
+
 func TestLostDevice(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Lost(1, "device is lost")
@@ -405,6 +499,7 @@ func TestPairRecovers(t *testing.T) {
 		p := New(cards[0], 30)
 		p.InPlace = rapid.Bool().Draw(t, "in place")
 		p.Restart = rapid.Bool().Draw(t, "restart")
+		p.OnDemand = rapid.Bool().Draw(t, "on demand")
 		check := func() {
 			p.Step()
 			if err := p.Check(); err != nil {
@@ -414,7 +509,7 @@ func TestPairRecovers(t *testing.T) {
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
 			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
-			switch rapid.IntRange(0, 9).Draw(t, "event") {
+			switch rapid.IntRange(0, 10).Draw(t, "event") {
 			case 0:
 				p.Attach(generation)
 			case 1:
@@ -435,6 +530,8 @@ func TestPairRecovers(t *testing.T) {
 				p.Hold(rapid.Bool().Draw(t, "held"))
 			case 9:
 				p.Excuse(generation)
+			case 10:
+				p.OnDemand = !p.OnDemand
 			}
 			check()
 			if p.Held() && (p.Active() != nil || p.Changing()) {
@@ -462,7 +559,7 @@ func TestPairRecovers(t *testing.T) {
 		if p.Active() == nil || p.Active().Card != p.Card() || !p.Restart && p.Active().SharePercent != p.Share() {
 			t.Fatalf("active %+v, want share %v and card %v", p.Active(), p.Share(), p.Card())
 		}
-		if p.Restart {
+		if p.Restart || p.OnDemand {
 			if len(p.Processes()) != 1 {
 				t.Fatalf("%d processes, want one", len(p.Processes()))
 			}
