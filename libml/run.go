@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -25,7 +26,7 @@ import (
 type Build func(card *models.Card) (Framework, error)
 
 // Run runs the process of an inference function until the orchestrator drains it, see the
-// package comment. A program may call it only once, and must exit afterwards.
+// package comment. If the orchestrator started the process as a worker, it hosts several functions. A program may call it only once, and must exit afterwards.
 //
 // Run returns nil after a drain, also by ctx. It returns an error of one line if a step
 // fails, or if the orchestrator or the manager has exited. If the error wraps
@@ -41,11 +42,17 @@ func Run(ctx context.Context, log zerolog.Logger, build Build) error {
 		return err
 	}
 	defer child.Close()
+	if worker := child.Start().Worker; worker != "" {
+		return serveMembers(ctx, log.With().Str("worker", worker).Logger(), child, build)
+	}
 	p := &process{child: child, log: log, open: openDevice}
 	return p.run(ctx, build)
 }
 
-// process is one inference function's process.
+// busyPoll sets shm.Spin once: the setting is the node's, so it is that of all members of a worker.
+var busyPoll sync.Once
+
+// process is one inference function's process, or a member of a worker.
 type process struct {
 	log   zerolog.Logger
 	child *control.Child
@@ -74,9 +81,9 @@ type process struct {
 }
 
 func (p *process) run(ctx context.Context, build Build) (err error) {
-	// One thread calls the framework and the device, holds the ring, and cleans up.
+	// One thread calls the framework and the device, holds the ring, and cleans up. It ends with
+	// this goroutine, because it may have another priority than others (raisePriority).
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	p.start, p.notices.child = p.child.Start(), p.child
 	p.orders.open()
 	p.log = p.log.With().Str("if", p.start.IF).Int("instance", p.start.Instance).Uint32("generation", p.start.Generation).Logger()
@@ -96,7 +103,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		}
 	}()
 	if attached.BusyPollNanos > 0 {
-		shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos))
+		busyPoll.Do(func() { shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos)) })
 	}
 	if p.card, err = readCard(attached); err != nil {
 		return err

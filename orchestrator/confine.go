@@ -151,11 +151,15 @@ func (s *supervisor) confine(sp *spec, model string) error {
 	c.AllowProgram(s.o.Self)
 	c.Read = append(c.Read, b.Readable...)
 	c.Read = append(c.Read, nonEmpty(sp.start.Prepared)...)
-	if sp.dir != "" {
-		c.Read = append(c.Read, sp.dir)
-	}
-	if model != "" {
-		c.Read = append(c.Read, model)
+	c.Read = append(c.Read, nonEmpty(sp.dir)...)
+	c.Read = append(c.Read, nonEmpty(model)...)
+	if sp.worker != "" {
+		// What its other members need, so that one process can host all of them.
+		for _, d := range s.target.desired.Processes {
+			if d.Worker == sp.worker {
+				c.Read = append(append(c.Read, nonEmpty(d.Dir)...), nonEmpty(d.Model)...)
+			}
+		}
 	}
 	if gpu {
 		c.Nice = loopNice

@@ -39,6 +39,8 @@ func TestMain(m *testing.M) {
 	sandbox.MaybeLaunch()
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
+		case "if":
+			os.Exit(workerMain())
 		case "child":
 			os.Exit(childMain(os.Args[2:]))
 		case "confined":

@@ -33,7 +33,9 @@ func keyOf(p control.DesiredProcess) key { return key{p.IF, p.Instance, p.Genera
 
 // spec is everything needed to start a process.
 type spec struct {
-	key     key
+	key key
+	// worker is the worker that hosts the process; empty: it is a process of its own.
+	worker  string
 	command []string
 	dir     string // empty: the orchestrator's working directory
 	// environment is added to the orchestrator's own.

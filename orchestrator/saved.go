@@ -34,6 +34,7 @@ type saved struct {
 	IF         string `json:"if"`
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
+	Worker     string `json:"worker,omitempty"`
 
 	State        control.State `json:"state"`
 	Handshook    bool          `json:"shook,omitempty"`
@@ -81,6 +82,7 @@ type heldProcess struct {
 	age    time.Duration
 	exited bool // another process may have its process id now
 	held   *keeper.Process
+	member *member // of a worker; nil for a process of its own
 }
 
 // readSaved decodes a note, and refuses other versions.
@@ -108,7 +110,7 @@ func readSaved(note json.RawMessage) (saved, error) {
 func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	n := saved{
 		Version: control.Version, ManagerID: s.manager.id, AttachSocket: s.manager.socket,
-		IF: k.name, Instance: k.instance, Generation: k.generation,
+		IF: k.name, Instance: k.instance, Generation: k.generation, Worker: c.desired.Worker,
 		State: c.state, Handshook: c.handshook, Woken: c.woken, SharePercent: c.terms.percent, Governor: c.governor,
 		WokenPercent: c.wokenPercent, Groups: c.groups, Moving: c.moving,
 		Drained: !c.drained.IsZero(), Termed: !c.termed.IsZero(), Killed: !c.killed.IsZero(),
@@ -195,7 +197,7 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 			drained: when(n.Drained), termed: when(n.Termed), killed: when(n.Killed),
 			groups: n.Groups, moving: n.Moving, ordered: now,
 		},
-		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, SharePercent: n.SharePercent, SMGroups: n.Groups},
+		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, Worker: n.Worker, SharePercent: n.SharePercent, SMGroups: n.Groups},
 		governor: n.Governor, wokenPercent: n.WokenPercent,
 		asked: n.Asked, fault: n.Fault, lastWords: n.LastWords,
 	}

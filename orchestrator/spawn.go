@@ -27,6 +27,8 @@ type execSpawner struct {
 	self   string // the binary that contains the launcher
 	dir    string // the runtime folder
 	oom    oomKills
+
+	workers workers
 }
 
 // newExecSpawner returns a spawner that starts processes through k, on these CPUs. The caller
@@ -35,7 +37,9 @@ func newExecSpawner(k keeper.Keeper, cpus []int, self, dir string, log zerolog.L
 	if err := tryCPUs(cpus); err != nil {
 		return nil, fmt.Errorf("CPUs of the inference functions: %w", err)
 	}
-	return &execSpawner{log: log, keeper: k, cpus: cpus, self: self, dir: dir}, nil
+	s := &execSpawner{log: log, keeper: k, cpus: cpus, self: self, dir: dir}
+	s.workers = workers{s: s, hosts: map[string]*host{}}
+	return s, nil
 }
 
 // tryCPUs returns an error if a thread cannot be pinned to these CPUs.
@@ -55,7 +59,20 @@ func tryCPUs(cpus []int) error {
 const afterlife = 200 * time.Millisecond
 
 func (s *execSpawner) spawn(sp spec) (process, error) {
-	fail := func(err error) (process, error) { return nil, fmt.Errorf("start %v: %w", sp.key, err) }
+	if sp.worker != "" {
+		return s.workers.spawn(sp)
+	}
+	c, err := s.start(sp)
+	if err != nil {
+		return nil, err
+	}
+	go c.run()
+	return c, nil
+}
+
+// start starts a process. The caller has to run it.
+func (s *execSpawner) start(sp spec) (*execProcess, error) {
+	fail := func(err error) (*execProcess, error) { return nil, fmt.Errorf("start %v: %w", sp.key, err) }
 	greeting, err := control.StartLine(sp.start)
 	if err != nil {
 		return fail(err)
@@ -100,7 +117,6 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 		return fail(err)
 	}
 	c.memory = memory
-	go c.run()
 	return c, nil
 }
 
@@ -109,7 +125,26 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 func (s *execSpawner) held() []heldProcess {
 	var list []heldProcess
 	for _, p := range s.keeper.Held() {
+		var w savedWorker
+		if json.Unmarshal(p.Note, &w) == nil && w.Worker != "" {
+			list = append(list, s.heldMembers(p, w)...)
+			continue
+		}
 		list = append(list, heldProcess{id: p.ID, note: p.Note, age: time.Since(p.Started), exited: p.Exited, held: p})
+	}
+	return list
+}
+
+// heldMembers takes over a worker, or ends it, and lists its members.
+func (s *execSpawner) heldMembers(p *keeper.Process, w savedWorker) []heldProcess {
+	list, err := s.workers.resume(p, w)
+	if err != nil {
+		s.log.Warn().Err(err).Str("worker", w.Worker).Msg("cannot take over a worker of the last orchestrator; killing it")
+		s.keeper.Signal(p.ID, syscall.SIGKILL)
+		go func() {
+			<-p.Exit
+			s.keeper.Forget(p.ID)
+		}()
 	}
 	return list
 }
@@ -118,6 +153,9 @@ func (s *execSpawner) held() []heldProcess {
 // died before it could note that, so none is expected here. A process checks the version
 // itself.
 func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process, error) {
+	if h.member != nil {
+		return h.member, nil
+	}
 	const shook = true
 	c, err := s.watch(h.held, k, shook)
 	if err != nil {
@@ -131,6 +169,10 @@ func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process,
 // drop ends a held process, cleanly if it can, and forgets it. It returns when the process
 // has ended.
 func (s *execSpawner) drop(h heldProcess, patience time.Duration) {
+	if h.member != nil {
+		h.member.drop(patience)
+		return
+	}
 	p := h.held
 	p.Link.Close()
 	p.Stdout.Close()

@@ -515,7 +515,7 @@ func (s *supervisor) spawn(a action) {
 		return
 	}
 	sp := spec{
-		key: a.key, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
+		key: a.key, worker: a.wanted.Worker, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
 			AttachSocket: s.manager.socket, Ticket: a.wanted.Ticket, CPUs: len(s.o.CPUs), Device: control.DeviceCPU,
@@ -557,6 +557,8 @@ func (s *supervisor) follow(k key, p process) {
 // command returns the program of a process, and its arguments.
 func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
 	switch {
+	case wanted.Worker != "" && (len(wanted.Command) > 0 || wanted.Framework != ""):
+		return nil, fmt.Errorf("its model is a program of its own, which worker %s cannot host", wanted.Worker)
 	case len(wanted.Command) > 0:
 		return wanted.Command, nil
 	case wanted.Framework == "":
@@ -636,11 +638,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 // drain is a failure. The manager orders a drain as soon as it sees a crash, which may be
 // before the orchestrator sees it.
 func (s *supervisor) noteExit(k key, c *child, e exit) {
-	if !s.onGPU() {
-		if err := s.o.shares.remove(k); err != nil {
-			s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot remove share")
-		}
-	}
+	s.unlimit(k, c)
 	state := control.Failed
 	switch {
 	case e.signal != 0 && !e.ours:
@@ -774,7 +772,7 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 	}
 	if s.onGPU() {
 		s.observeChild(k, c, &q)
-	} else {
+	} else if c.desired.Worker == "" {
 		total, demoted := s.o.shares.spent(k)
 		q.DeviceNanos, q.DemotedNanos = int64(total), int64(demoted)
 	}

@@ -94,7 +94,7 @@ func (s *supervisor) limit(k key, c *child) {
 	if s.onGPU() || c.terms == (terms{}) {
 		return
 	}
-	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
+	enforced, err := s.o.shares.apply(c.limited(k), c.process.pid(), c.terms)
 	if err != nil && !c.governor {
 		// The process may have just ended. Then its exit has the better reason.
 		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
@@ -102,11 +102,36 @@ func (s *supervisor) limit(k key, c *child) {
 	c.governor = !enforced
 }
 
+// limited is what a process's terms limit: itself, or its worker.
+func (c *child) limited(k key) key {
+	if c.desired.Worker == "" {
+		return k
+	}
+	return workerKey(c.desired.Worker, uint32(c.process.pid()))
+}
+
+// unlimit removes what limit made for a process that has ended. A worker's limits stay until its
+// last member has ended.
+func (s *supervisor) unlimit(k key, c *child) {
+	if s.onGPU() {
+		return
+	}
+	limited := c.limited(k)
+	for other, o := range s.processes {
+		if other != k && o.process != nil && !o.state.Ended() && o.limited(other) == limited {
+			return
+		}
+	}
+	if err := s.o.shares.remove(limited); err != nil {
+		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot remove share")
+	}
+}
+
 // noteYields tells processes with a used-up balance to limit themselves, and other
 // processes to stop doing so.
 func (s *supervisor) noteYields() {
 	for _, k := range sortedKeys(s.processes) {
-		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(k) {
+		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(c.limited(k)) {
 			s.order(k, c, s.orderOf(k, c, control.DoShare))
 		}
 	}
@@ -118,7 +143,7 @@ func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Orde
 		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
 		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level,
 	}
-	if c.yields = s.o.shares.yielding(k); c.yields {
+	if c.yields = s.o.shares.yielding(c.limited(k)); c.yields {
 		o.SharePercent = o.GuaranteePercent
 	}
 	return o

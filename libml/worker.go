@@ -1,0 +1,87 @@
+package libml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// A worker is a process that hosts several inference functions, its members. A member is a
+// process of this package that shares its operating system's process, and so the framework's
+// library, its threads and its allocator, with others. Everything else of it is its own: ring,
+// epoch, tensors, batch loop, and conversation with the orchestrator and the manager.
+//
+// The device's failure ends the worker, like a crash in any member.
+
+// serveMembers runs the members of a worker until the orchestrator or ctx ends it. After an error
+// the program must exit at once, because a member's calls may never return.
+func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child, build Build) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var members sync.WaitGroup
+	fatal := make(chan error, 1)
+	wait := func() error {
+		stop() // drains each member
+		ended := make(chan struct{})
+		go func() {
+			members.Wait()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+			return nil
+		case err := <-fatal:
+			return err
+		}
+	}
+	for {
+		select {
+		case child, ok := <-worker.Members():
+			if !ok {
+				return errors.Join(errOrchestratorGone, wait())
+			}
+			members.Go(func() {
+				if err := serveMember(ctx, log, child, build); err != nil {
+					select {
+					case fatal <- err:
+					default: // another member has ended the worker
+					}
+				}
+			})
+		case err := <-fatal:
+			return err
+		case order, ok := <-worker.Orders():
+			switch {
+			case !ok:
+				return errors.Join(errOrchestratorGone, wait())
+			case order.Do == control.DoDrain:
+				return wait()
+			}
+		case <-ctx.Done():
+			return wait()
+		}
+	}
+}
+
+// serveMember runs a member. It returns an error only if the worker cannot go on.
+func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, build Build) error {
+	start := child.Start()
+	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
+	p := &process{child: child, log: log, open: openDevice}
+	err := p.run(ctx, build)
+	if exitErr := child.Exit(err); exitErr != nil {
+		log.Debug().Err(exitErr).Str("member", name).Msg("cannot report end of member")
+	}
+	switch {
+	case isLost(err):
+		return fmt.Errorf("member %s: %w", name, err)
+	case p.abandoned:
+		return fmt.Errorf("member %s ended while its framework was at work: %w", name, err)
+	}
+	return nil
+}
