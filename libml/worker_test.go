@@ -1,0 +1,226 @@
+package libml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+// worker is a worker that runs inside the test process. The test plays orchestrator and manager.
+type worker struct {
+	t      *testing.T
+	parent *control.Parent
+	ended  chan error
+	fakes  map[string]*fake // by the name of the model's card
+	last   map[string]control.Notice
+}
+
+// startWorker starts a worker for the harnesses' functions.
+func startWorker(t *testing.T, fakes map[string]*fake) *worker {
+	t.Helper()
+	parent, end, err := control.SocketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { parent.Close() })
+	w := &worker{t: t, parent: parent, ended: make(chan error, 1), fakes: fakes, last: map[string]control.Notice{}}
+	w.order(control.Order{Do: control.DoStart, Start: &control.Start{Worker: "cold", CPUs: 1, Device: DeviceCPU}})
+	go func() {
+		link, err := control.NewChild(end)
+		if err != nil {
+			w.ended <- err
+			return
+		}
+		defer link.Close()
+		w.ended <- serveMembers(context.Background(), zerolog.Nop(), link, func(card *models.Card) (Framework, error) {
+			return fakes[card.Name].build(card)
+		})
+	}()
+	return w
+}
+
+func (w *worker) order(o control.Order) {
+	w.t.Helper()
+	if err := w.parent.Order(o); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// join starts a generation of a harness's function in the worker.
+func (w *worker) join(h *harness, generation uint32) (member string) {
+	w.t.Helper()
+	dir, err := os.MkdirTemp("", "ps")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { os.RemoveAll(dir) })
+	identity := h.identity(generation)
+	identity.AttachSocket = filepath.Join(dir, "attach")
+	listener, err := control.ListenAttach(identity.AttachSocket, os.Getuid(), zerolog.Nop())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { listener.Close() })
+	member = fmt.Sprintf("%s/0#%d", h.card.Name, generation)
+	w.order(control.Order{Do: control.DoStart, Member: member, Start: &identity})
+	conn, _, err := listener.Accept()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { conn.Close() })
+	if err := conn.Grant(h.attached()); err != nil {
+		w.t.Fatal(err)
+	}
+	return member
+}
+
+// await reads notices until one of the member fits.
+func (w *worker) await(member string, fits func(control.Notice) bool) control.Notice {
+	w.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		if n, ok := w.last[member]; ok && fits(n) {
+			return n
+		}
+		n, err := w.parent.ReadNotice()
+		if err != nil {
+			w.t.Fatalf("read notice: %v; last of %s: %+v", err, member, w.last[member])
+		}
+		w.last[n.Member] = n
+	}
+	w.t.Fatalf("last notice of %s: %+v", member, w.last[member])
+	return control.Notice{}
+}
+
+func (w *worker) awaitState(member string, state control.State) {
+	w.t.Helper()
+	w.await(member, func(n control.Notice) bool { return n.State == state && !n.Exited })
+}
+
+func (w *worker) awaitExit(member string) control.Notice {
+	w.t.Helper()
+	return w.await(member, func(n control.Notice) bool { return n.Exited })
+}
+
+func (w *worker) end() error {
+	w.t.Helper()
+	select {
+	case err := <-w.ended:
+		return err
+	case <-time.After(patience):
+		w.t.Fatal("worker does not end")
+		return nil
+	}
+}
+
+// functionNamed returns a harness of a function whose model has that name, and its framework.
+func functionNamed(t *testing.T, name string) (*harness, *fake) {
+	card := testCard()
+	card.Name = name
+	h := newHarness(t, card)
+	return h, newFake()
+}
+
+func TestWorker(t *testing.T) {
+	face, faceModel := functionNamed(t, "face")
+	fashion, fashionModel := functionNamed(t, "fashion")
+	w := startWorker(t, map[string]*fake{"face": faceModel, "fashion": fashionModel})
+	serve := func(h *harness, member string, generation uint32) {
+		t.Helper()
+		w.awaitState(member, control.Loaded)
+		w.order(control.Order{Do: control.DoWake, Member: member})
+		w.awaitState(member, control.Ready)
+		h.channel.SetEpoch(generation)
+		w.awaitState(member, control.Active)
+	}
+	ask := func(h *harness, slot uint32) {
+		t.Helper()
+		h.publish(slot, h.picture(byte(slot)), nil)
+		h.answered(h.replies(1)[0], h.picture(byte(slot)))
+	}
+	a, b := w.join(face, 1), w.join(fashion, 1)
+	serve(face, a, 1)
+	serve(fashion, b, 1)
+	ask(face, 1)
+	ask(fashion, 2)
+
+	// A member hands over to another in the same worker; the other function does not notice.
+	faceModel = newFake()
+	w.fakes["face"] = faceModel
+	second := w.join(face, 2)
+	w.awaitState(second, control.Loaded)
+	w.order(control.Order{Do: control.DoWake, Member: second})
+	w.awaitState(second, control.Ready)
+	face.channel.SetEpoch(2)
+	if n := w.awaitExit(a); n.State != control.Stopped || n.Reason != "" {
+		t.Errorf("first generation exited with %+v, want stopped", n)
+	}
+	w.awaitState(second, control.Active)
+	ask(face, 3)
+	ask(fashion, 4)
+
+	// A member that fails leaves the other.
+	broken, brokenModel := functionNamed(t, "broken")
+	brokenModel.fail(func(step string) error {
+		if step == "load" {
+			return errFake
+		}
+		return nil
+	})
+	w.fakes["broken"] = brokenModel
+	if n := w.awaitExit(w.join(broken, 1)); n.State != control.Failed || n.Reason != "load model broken: the fake fails" {
+		t.Errorf("broken model exited with %+v", n)
+	}
+	ask(face, 5)
+	ask(fashion, 6)
+
+	// The worker drains its members.
+	w.order(control.Order{Do: control.DoDrain})
+	w.awaitExit(second)
+	w.awaitExit(b)
+	if err := w.end(); err != nil {
+		t.Errorf("drained worker ended with %v", err)
+	}
+	if owner := face.channel.Owner() | fashion.channel.Owner(); owner != 0 {
+		t.Errorf("generation %d still owns a ring", owner)
+	}
+}
+
+// TestWorkerEnds ends a worker with its orchestrator, and with a device.
+func TestWorkerEnds(t *testing.T) {
+	t.Run("orchestrator ends", func(t *testing.T) {
+		face, model := functionNamed(t, "face")
+		w := startWorker(t, map[string]*fake{"face": model})
+		w.awaitState(w.join(face, 1), control.Loaded)
+		w.parent.Close()
+		if err := w.end(); !errors.Is(err, errOrchestratorGone) {
+			t.Errorf("worker ended with %v, want %v", err, errOrchestratorGone)
+		}
+	})
+	t.Run("device fails", func(t *testing.T) {
+		face, model := functionNamed(t, "face")
+		model.fail(func(step string) error {
+			if step == "link" {
+				return fmt.Errorf("launch kernel: %w", device.ErrLost)
+			}
+			return nil
+		})
+		w := startWorker(t, map[string]*fake{"face": model})
+		member := w.join(face, 1)
+		w.awaitState(member, control.Loaded)
+		w.order(control.Order{Do: control.DoWake, Member: member})
+		if err := w.end(); !errors.Is(err, device.ErrLost) || !strings.HasPrefix(err.Error(), "member test/0#1: ") {
+			t.Errorf("worker ended with %v, want the member and %v", err, device.ErrLost)
+		}
+	})
+}
