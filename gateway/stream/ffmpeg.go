@@ -229,7 +229,8 @@ func environment() []string {
 }
 
 // arguments are ffmpeg's. Frames keep their own size (-autoscale 0) and time (passthrough), and
-// the filter showinfo describes each on standard error.
+// the filter showinfo describes each on standard error. Without "-thread_type slice" the encoder of
+// raw frames holds back a frame per thread.
 func (in Input) arguments() (args []string, list string) {
 	args = []string{"-hide_banner", "-nostdin", "-nostats", "-loglevel", "level+info"}
 	if in.HWAccel != "" {
@@ -247,7 +248,7 @@ func (in Input) arguments() (args []string, list string) {
 	args = append(args, source...)
 	return append(args, "-map", "0:v:0", "-an", "-sn", "-dn", "-autoscale", "0", "-fps_mode", "passthrough",
 		"-vf", "format=rgba,sidedata=mode=delete,showinfo@frames=checksum=0",
-		"-c:v", "rawvideo", "-f", "rawvideo", "-flush_packets", "1", "pipe:1"), list
+		"-c:v", "rawvideo", "-thread_type", "slice", "-f", "rawvideo", "-flush_packets", "1", "pipe:1"), list
 }
 
 var (

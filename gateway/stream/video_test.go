@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,6 +115,48 @@ func TestStandardInput(t *testing.T) {
 				t.Errorf("%d frames, %v", len(frames), err)
 			}
 		})
+	}
+}
+
+// Each frame comes before its successor is sent: no thread of ffmpeg holds frames back.
+func TestDelay(t *testing.T) {
+	const frames = 20
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer write.Close()
+	before := os.Stdin
+	os.Stdin = read
+	defer func() { os.Stdin = before }()
+
+	in := video(t, Stdin)
+	in.Raw = &Raw{Width: videotest.Side, Height: videotest.Side, Format: "rgb24", Rate: 25}
+	d, err := Open(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	var stalled atomic.Bool
+	defer time.AfterFunc(patience, func() {
+		stalled.Store(true)
+		d.Close()
+	}).Stop()
+	for n := range frames {
+		if _, err := write.Write(videotest.Pixels(n)); err != nil {
+			t.Fatal(err)
+		}
+		f, err := d.Next()
+		if stalled.Load() {
+			t.Fatalf("frame %d did not come before the next one was sent", n)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, ok := videotest.Number(f.Image); !ok || got != n {
+			t.Fatalf("frame %d is number %d, %v", n, got, ok)
+		}
 	}
 }
 
