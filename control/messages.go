@@ -144,8 +144,11 @@ type DesiredProcess struct {
 	Framework string   `json:"framework,omitempty"`
 	// Worker is the worker that hosts the process; empty: the process is one of its own. All
 	// processes of a worker have the same SharePercent, GuaranteePercent, Level and
-	// BalanceNanos: the worker's.
-	Worker string `json:"worker,omitempty"`
+	// BalanceNanos: the worker's. Lanes is how many batches the worker may run at once, at least
+	// 1, and LanePolicy a policy of package libml/lane, which chooses them.
+	Worker     string `json:"worker,omitempty"`
+	Lanes      int    `json:"lanes,omitempty"`
+	LanePolicy string `json:"lane_policy,omitempty"`
 	// Dir is the working folder, absolute. Model is the model's file, which the process must
 	// be able to read; empty if there is none.
 	Dir   string `json:"dir,omitempty"`
@@ -312,8 +315,11 @@ const (
 // Start tells a child its identity and its device.
 type Start struct {
 	Version int `json:"version"`
-	// Worker is the child's name, if it is a worker. It then has no IF: its members have.
+	// Worker is the child's name, if it is a worker. It then has no IF: its members have. Lanes
+	// and LanePolicy are those of DesiredProcess.
 	Worker       string `json:"worker,omitempty"`
+	Lanes        int    `json:"lanes,omitempty"`
+	LanePolicy   string `json:"lane_policy,omitempty"`
 	IF           string `json:"if"`
 	Instance     int    `json:"instance"`
 	Generation   uint32 `json:"generation"`

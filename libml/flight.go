@@ -189,6 +189,7 @@ func (l *loop) finish() error {
 			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
+	l.lane.end(inferred)
 	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {

@@ -2,9 +2,11 @@ package libml
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -42,6 +44,7 @@ type loop struct {
 	naps     naps
 	moves    moves
 	reporter reporter
+	lane     *laneTurn // in the worker's lane; nil in a process of its own
 
 	last      lastBatch
 	acquired  int64 // when this process got the ring
@@ -113,6 +116,7 @@ func (l *loop) run() error {
 	}
 	done := make(chan struct{})
 	defer close(done)
+	defer func() { l.lane.leave(shm.Now()) }()
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
 		l.addPending(slot)
 	}
@@ -123,6 +127,10 @@ func (l *loop) run() error {
 		switch {
 		case l.mayBegin():
 			if l.pick(); len(l.choice.batch) == 0 {
+				l.lane.withdraw(shm.Now())
+				continue
+			}
+			if !l.takeTurn(done) {
 				continue
 			}
 			if err := l.begin(); isLost(err) {
@@ -132,6 +140,7 @@ func (l *loop) run() error {
 				continue
 			}
 		case l.flights.count == 0:
+			l.lane.withdraw(shm.Now())
 			l.ring.Settle()
 			l.announce(done)
 			l.completeMove(-1)
@@ -171,6 +180,32 @@ func (l *loop) take() {
 		l.account.retryAt = 0
 	}
 }
+
+// takeTurn reports whether the lane is free for the next batch. If it is not, takeTurn waits until the
+// lane is free, requests arrive, or the oldest one may have become late, and the loop picks again.
+func (l *loop) takeTurn(done <-chan struct{}) bool {
+	if l.lane == nil {
+		return true
+	}
+	now, batch := shm.Now(), l.choice.batch
+	deadline := int64(math.MaxInt64)
+	for i := range batch {
+		deadline = min(deadline, batch[i].Deadline)
+	}
+	took := l.batching.expected(len(batch))
+	if l.lane.take(now, lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch)}) {
+		return true
+	}
+	if l.flights.count == 0 {
+		l.ring.Settle()
+		l.announce(done)
+		l.ring.Wait(min(now+int64(maxWait), max(deadline-int64(took), now+int64(minTurnWait))))
+	}
+	return false
+}
+
+// minTurnWait bounds how often a loop that waits for its turn looks for late requests.
+const minTurnWait = time.Millisecond
 
 // mayBegin reports whether a batch may begin now.
 func (l *loop) mayBegin() bool {

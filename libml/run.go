@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -74,6 +75,8 @@ type process struct {
 	sizes       sizes
 	timing      timing
 	abandoned   bool // the process ends while the framework works
+
+	lanes *lanes // of its worker; nil in a process of its own
 
 	orders  orders
 	exit    exit
@@ -140,6 +143,11 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	l, err := newLoop(p, attached)
 	if err != nil {
 		return err
+	}
+	if p.lanes != nil {
+		if l.lane, err = p.lanes.join(lane.Model{ScratchBytes: attached.TensorBytes}, p.memory.consumer.Interrupt); err != nil {
+			return fmt.Errorf("join worker: %w", err)
+		}
 	}
 	p.exit.ring.Store(p.memory.consumer)
 	time.Sleep(p.restAfterWarmUp())
@@ -300,6 +308,9 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	p.inFlight = p.memory.device.InFlight()
 	if attached.Streams > 0 {
 		p.inFlight = min(p.inFlight, attached.Streams)
+	}
+	if p.lanes != nil {
+		p.inFlight = 1 // a member has one turn at a time
 	}
 	if err := p.place(&notice, wake); err != nil {
 		return notice, err

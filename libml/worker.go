@@ -23,6 +23,11 @@ import (
 func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child, build Build) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
+	start := worker.Start()
+	lanes, err := newLanes(start.Lanes, start.LanePolicy)
+	if err != nil {
+		return fmt.Errorf("open lanes of worker %s: %w", start.Worker, err)
+	}
 	var members sync.WaitGroup
 	fatal := make(chan error, 1)
 	wait := func() error {
@@ -46,7 +51,7 @@ func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child
 				return errors.Join(errOrchestratorGone, wait())
 			}
 			members.Go(func() {
-				if err := serveMember(ctx, log, child, build); err != nil {
+				if err := serveMember(ctx, log, child, lanes, build); err != nil {
 					select {
 					case fatal <- err:
 					default: // another member has ended the worker
@@ -69,10 +74,10 @@ func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child
 }
 
 // serveMember runs a member. It returns an error only if the worker cannot go on.
-func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, build Build) error {
+func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, lanes *lanes, build Build) error {
 	start := child.Start()
 	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
-	p := &process{child: child, log: log, open: openDevice}
+	p := &process{child: child, log: log, open: openDevice, lanes: lanes}
 	err := p.run(ctx, build)
 	if exitErr := child.Exit(err); exitErr != nil {
 		log.Debug().Err(exitErr).Str("member", name).Msg("cannot report end of member")

@@ -35,7 +35,7 @@ func startWorker(t *testing.T, fakes map[string]*fake) *worker {
 	}
 	t.Cleanup(func() { parent.Close() })
 	w := &worker{t: t, parent: parent, ended: make(chan error, 1), fakes: fakes, last: map[string]control.Notice{}}
-	w.order(control.Order{Do: control.DoStart, Start: &control.Start{Worker: "cold", CPUs: 1, Device: DeviceCPU}})
+	w.order(control.Order{Do: control.DoStart, Start: &control.Start{Worker: "cold", CPUs: 1, Device: DeviceCPU, Lanes: 1}})
 	go func() {
 		link, err := control.NewChild(end)
 		if err != nil {

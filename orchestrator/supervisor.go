@@ -519,6 +519,7 @@ func (s *supervisor) spawn(a action) {
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
 			AttachSocket: s.manager.socket, Ticket: a.wanted.Ticket, CPUs: len(s.o.CPUs), Device: control.DeviceCPU,
+			Lanes: a.wanted.Lanes, LanePolicy: a.wanted.LanePolicy,
 		},
 	}
 	s.onDevice(&sp)

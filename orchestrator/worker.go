@@ -124,7 +124,7 @@ func (w *workers) startLocked(sp spec) (*host, error) {
 	w.last++
 	h := w.newHost(savedWorker{Worker: sp.worker, Generation: w.last, Device: sp.start.Device})
 	sp.key = workerKey(sp.worker, w.last)
-	sp.start = control.Start{Worker: sp.worker, CPUs: sp.start.CPUs, Device: sp.start.Device, GroupSMs: sp.start.GroupSMs}
+	sp.start = control.Start{Worker: sp.worker, CPUs: sp.start.CPUs, Device: sp.start.Device, GroupSMs: sp.start.GroupSMs, Lanes: sp.start.Lanes, LanePolicy: sp.start.LanePolicy}
 	if sp.confined != nil {
 		h.saved.Reads = sp.confined.Read
 		sp.confined.Private = privateFolder(w.s.dir, sp.key)
