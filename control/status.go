@@ -161,7 +161,8 @@ type CameraStatus struct {
 	Format    string `json:"format"`
 	AnswersTo string `json:"answers_to,omitempty"`
 	// Refused counts pictures that the model does not take; RefusedWhy says why the latest was
-	// refused. Incomplete counts pictures of which packets were lost.
+	// refused. It is empty again when pictures arrive and none was refused for 10 s. Incomplete
+	// counts pictures of which packets were lost.
 	Refused    uint64 `json:"refused"`
 	RefusedWhy string `json:"refused_why,omitempty"`
 	Incomplete uint64 `json:"incomplete"`

@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/models"
@@ -69,9 +71,10 @@ func (f *function) cameraStatus(requests *aggregate.Stats) *control.CameraStatus
 	if f.camera == nil {
 		return nil
 	}
+	f.noteRefusal(requests)
 	s := &control.CameraStatus{
 		Format:  string(f.config.Format),
-		Refused: requests.Refused, RefusedWhy: f.camera.Explain(requests.Refusal), Incomplete: requests.Incomplete,
+		Refused: requests.Refused, RefusedWhy: f.camera.Explain(f.refusals.why), Incomplete: requests.Incomplete,
 	}
 	if to := answersTo(&f.config); to.IsValid() {
 		s.AnswersTo = to.String()
@@ -109,15 +112,38 @@ func toRGB(format configs.Format, pixels []byte) []byte {
 	return pixels
 }
 
-// noteRefusal logs why the model does not take a camera's pictures, when the reason changes.
-func (f *function) noteRefusal() {
-	if f.camera == nil {
-		return
+// refusals says why the model does not take pictures of cameras now.
+type refusals struct {
+	why   cameras.Refusal // zero if it takes them
+	count uint64          // of refused pictures
+	at    time.Duration   // when count last grew
+
+	complete uint64 // pictures that were not refused
+}
+
+// refusalShown is how long the reason is shown, in running time, although other pictures come.
+const refusalShown = 10 * time.Second
+
+// note compares a function's counters with those before. It reports whether there is another reason.
+//
+// The reason disappears when pictures arrive and none was refused for refusalShown. A camera that
+// sends nothing has not been repaired, and another camera may send to the same function.
+func (r *refusals) note(s *aggregate.Stats, now time.Duration) (changed bool) {
+	accepted := s.Complete > r.complete
+	r.complete = s.Complete
+	switch {
+	case s.Refused > r.count:
+		changed = s.Refusal != r.why
+		r.why, r.count, r.at = s.Refusal, s.Refused, now
+	case accepted && now-r.at >= refusalShown:
+		r.why = cameras.Refusal{}
 	}
-	why := f.port.Refusal()
-	if why.Cause == 0 || why == f.refusal {
-		return
+	return changed
+}
+
+// noteRefusal notes why the model does not take pictures of cameras, and logs another reason.
+func (f *function) noteRefusal(requests *aggregate.Stats) {
+	if f.refusals.note(requests, runclock.Now()) {
+		f.log.Warn().Str("reason", f.camera.Explain(f.refusals.why)).Msg("refusing pictures of a camera")
 	}
-	f.refusal = why
-	f.log.Warn().Str("reason", f.camera.Explain(why)).Msg("refusing pictures of a camera")
 }

@@ -6,12 +6,15 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/cameratest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/models"
 )
 
@@ -108,7 +111,37 @@ func cameraNode(t *testing.T) *nodeBed {
 	return b
 }
 
-// TestRefusedPictures sends pictures of another size. The status and one line of the log say why.
+// TestRefusals checks when the reason of refused pictures is shown.
+func TestRefusals(t *testing.T) {
+	wide, high := cameras.Refusal{Cause: 1, A: 640}, cameras.Refusal{Cause: 1, A: 32}
+	var r refusals
+	for _, step := range []struct {
+		name              string
+		now               time.Duration
+		refused, complete uint64
+		latest            cameras.Refusal
+		shown             cameras.Refusal
+		changed           bool
+	}{
+		{name: "pictures arrive", now: time.Hour, complete: 1},
+		{"one is refused", 2 * time.Hour, 1, 1, wide, wide, true},
+		{"one more", 2*time.Hour + time.Second, 2, 1, wide, wide, false},
+		{"for another reason", 2*time.Hour + 2*time.Second, 3, 1, high, high, true},
+		{"nothing arrives", 3 * time.Hour, 3, 1, high, high, false},
+		{"another camera's arrive", 3*time.Hour + time.Second, 4, 2, high, high, false},
+		{"all arrive", 3*time.Hour + time.Second + refusalShown - 1, 4, 3, high, high, false},
+		{"for long enough", 3*time.Hour + time.Second + refusalShown, 4, 4, high, cameras.Refusal{}, false},
+		{"one is refused again", 4 * time.Hour, 5, 4, high, high, true},
+	} {
+		s := aggregate.Stats{Refused: step.refused, Complete: step.complete, Refusal: step.latest}
+		if changed := r.note(&s, step.now); changed != step.changed || r.why != step.shown {
+			t.Errorf("%s: changed %v, reason %+v; want %v, %+v", step.name, changed, r.why, step.changed, step.shown)
+		}
+	}
+}
+
+// TestRefusedPictures sends pictures of another size. The status and one line of the log say why,
+// until the camera is corrected.
 func TestRefusedPictures(t *testing.T) {
 	b := cameraNode(t)
 	f := b.function("cam")
@@ -137,6 +170,21 @@ func TestRefusedPictures(t *testing.T) {
 	}
 	if n := strings.Count(log.String(), why); n != 1 {
 		t.Errorf("the log says it %d times, want once: %s", n, &log)
+	}
+
+	f.refusals.at -= refusalShown
+	right := cameratest.GVSP{Block: 3, Width: 32, Height: 24, Format: cameratest.RGB8, Pixels: make([]byte, 32*24*3), Size: 1000}
+	datapathtest.Eventually(t, "the reason disappears", func() bool {
+		for _, packet := range right.Packets() {
+			if _, err := conn.Write(packet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		right.Block++
+		return b.status("cam").Camera.RefusedWhy == ""
+	})
+	if n := b.status("cam").Camera.Refused; n != 3 {
+		t.Errorf("%d pictures were refused, want 3", n)
 	}
 }
 

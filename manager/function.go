@@ -33,7 +33,7 @@ type function struct {
 
 	port      *dataplane.Port // nil until it is open
 	camera    *cameras.Reader // nil for Penstock's protocol
-	refusal   cameras.Refusal // that was logged last
+	refusals  refusals
 	instances []*instance
 
 	removing bool
@@ -191,9 +191,12 @@ func (f *function) maxMinFragment() int {
 	return f.camera.Width * f.camera.PixelBytes
 }
 
-// watch looks for hung processes.
+// watch looks for refused pictures and hung processes.
 func (f *function) watch() {
-	f.noteRefusal()
+	if f.camera != nil {
+		requests := f.port.Requests()
+		f.noteRefusal(&requests)
+	}
 	now := runclock.Now()
 	if f.held != "" && f.port.Pending() > 0 {
 		f.port.GiveUp()

@@ -89,7 +89,7 @@ func TestCamera(t *testing.T) {
 	if h, r, _ := answers.next(); h.RequestID != 2 || r.Status != wire.StatusRefused {
 		t.Errorf("answer %+v, %+v; want refused", h, r)
 	}
-	if why := b.Refusal(); gvspOptions(netip.AddrPort{}).Camera.Explain(why) != "the camera sends 32 x 33 RGB8, want 32 x 32 RGB8" {
+	if why := b.Requests().Refusal; gvspOptions(netip.AddrPort{}).Camera.Explain(why) != "the camera sends 32 x 33 RGB8, want 32 x 32 RGB8" {
 		t.Errorf("refusal is %+v", why)
 	}
 }

@@ -201,7 +201,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 	b.ReportMetric(quantile(busyAges, .99), "busyp99ms")
 	b.ReportMetric(100*sheds/looks, "shed%")
 	b.ReportMetric(float64(stats.Resends), "resends")
-	s := p.requests()
+	s := p.Requests()
 	b.Logf("aggregator: %+v", s)
 	b.Logf("source: %+v", p.sources.stats())
 }

@@ -48,9 +48,9 @@ func TestOverrun(t *testing.T) {
 		all = append(all, c)
 	}
 	picture := make([]byte, overrunPicture)
-	for p.requests().Shed < shed {
+	for p.Requests().Shed < shed {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d requests were shed of %d, want %d", p.requests().Shed, total, shed)
+			t.Fatalf("%d requests were shed of %d, want %d", p.Requests().Shed, total, shed)
 		}
 		for ; left < clients*512; left++ {
 			if _, err := all[total%clients].Send(picture, client.RequestOptions{Deadline: datapathtest.Patience}); err != nil {

@@ -362,7 +362,7 @@ func TestRepeatedAnswer(t *testing.T) {
 	}
 	b.settled()
 	// The answer is repeated at most once per millisecond: ask until it is.
-	for deadline := time.Now().Add(datapathtest.Patience); b.requests().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(datapathtest.Patience); b.Requests().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted)
 	}
 	h, again, payload := r.Result()

@@ -292,7 +292,7 @@ func (p *Port) InFlight() int {
 
 // Pending returns how many requests have begun and not ended.
 func (p *Port) Pending() int {
-	s := p.requests()
+	s := p.Requests()
 	return s.Gathering + s.InFlight
 }
 

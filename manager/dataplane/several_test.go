@@ -113,7 +113,7 @@ func TestSeveralSources(t *testing.T) {
 	slots := make([]uint32, answered)
 	for deadline := time.Now().Add(datapathtest.Patience); left > 0; {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d pictures of %d were not answered: %+v", left, clients*each, b.requests())
+			t.Fatalf("%d pictures of %d were not answered: %+v", left, clients*each, b.Requests())
 		}
 		for _, consumer := range c {
 			n := consumer.Take(slots)
@@ -149,7 +149,7 @@ func TestSeveralSources(t *testing.T) {
 			t.Errorf("picture %d of client %d was answered %d times", key[1], key[0], n)
 		}
 	}
-	if got := b.requests(); got.Complete != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
+	if got := b.Requests(); got.Complete != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
 		t.Errorf("%d answers, counters %+v", len(answers), got)
 	}
 	if got := b.sources.stats().Datagrams; got != 3*clients*each {
@@ -171,15 +171,15 @@ func TestEvictOldest(t *testing.T) {
 	}
 	b := newHarnessOn(t, ports.open(), testOptions(1), 100)
 	ports.fragment(0, 0, 0) // the oldest, of source 0
-	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
+	b.eventually("it has begun", func() bool { return b.Requests().Gathering == 1 })
 	filled := uint32(0)
 	for evicted := false; !evicted; filled++ {
 		if filled > 1000 {
-			t.Fatalf("no memory was freed: %+v", b.requests())
+			t.Fatalf("no memory was freed: %+v", b.Requests())
 		}
 		ports.fragment(1, filled, 0)
 		b.eventually("its fragment is received", func() bool {
-			s := b.requests()
+			s := b.Requests()
 			evicted = s.Evicted > 0
 			return evicted || s.Begun == uint64(filled)+2
 		})
@@ -239,7 +239,7 @@ func TestSeveralSockets(t *testing.T) {
 			}
 		}
 	}
-	if got := b.requests(); got.Complete != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
+	if got := b.Requests(); got.Complete != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
 		t.Errorf("counters %+v, want %d requests of 3 datagrams", got, clients*each)
 	}
 	if got := b.sources.stats(); got.Datagrams != 3*clients*each || got.SlabBytes != sockets<<20 || got.KernelDrops != 0 {
@@ -269,7 +269,7 @@ func TestEvictOldestOfPart(t *testing.T) {
 	// is the older one.
 	quiet := b.dialRaw()
 	quiet.Fragment(0, full, 1024, 0, 0)
-	b.eventually("it has begun", func() bool { return b.requests().Gathering == 1 })
+	b.eventually("it has begun", func() bool { return b.Requests().Gathering == 1 })
 	owner := slices.IndexFunc(b.receivers, func(r *receiver) bool { return r.oldest.Load() != 0 })
 	var busy *datapathtest.RawClient
 	for busy == nil {
@@ -282,17 +282,17 @@ func TestEvictOldestOfPart(t *testing.T) {
 			busy = c
 		}
 	}
-	begun := b.requests().Gathering
-	for id := uint32(1); b.requests().Evicted == 0; id++ {
+	begun := b.Requests().Gathering
+	for id := uint32(1); b.Requests().Evicted == 0; id++ {
 		if id > 60 {
-			t.Fatalf("no memory was freed: %+v, %+v", b.requests(), b.sources.stats())
+			t.Fatalf("no memory was freed: %+v, %+v", b.Requests(), b.sources.stats())
 		}
 		total := b.sources.stats().Datagrams
 		for i := range 47 {
 			busy.Fragment(id, full, 1024, i, 0)
 		}
 		b.eventually("they are received, or wait for room", func() bool {
-			return b.sources.stats().Datagrams == total+47 || b.requests().Evicted > 0
+			return b.sources.stats().Datagrams == total+47 || b.Requests().Evicted > 0
 		})
 	}
 	r := b.receivers[owner]

@@ -6,7 +6,6 @@ import (
 
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -17,8 +16,8 @@ type counters struct {
 	unsent            atomic.Uint64 // datagrams
 }
 
-// requests adds up the counters of all aggregators.
-func (p *Port) requests() (sum aggregate.Stats) {
+// Requests adds up the counters of all aggregators.
+func (p *Port) Requests() (sum aggregate.Stats) {
 	for _, r := range p.receivers {
 		r.mu.Lock()
 		s := r.aggregate.Stats()
@@ -59,7 +58,7 @@ func (p *Port) Stats() Stats {
 		Receivers: len(p.receivers),
 		Played:    p.sources.playback != nil && p.sources.playback.ended.Load(),
 		Source:    p.sources.stats(),
-		Requests:  p.requests(),
+		Requests:  p.Requests(),
 	}
 	for status := range s.Results {
 		s.Results[status] = p.counters.results[status].Load()
@@ -83,12 +82,6 @@ func (p *Port) Stats() Stats {
 		s.InFlight += q.inFlight
 	}
 	return s
-}
-
-// Refusal is why a picture of a camera was refused most recently.
-func (p *Port) Refusal() cameras.Refusal {
-	s := p.requests()
-	return s.Refusal
 }
 
 // Check verifies invariants: the queues count the requests that are in flight, none is lost,

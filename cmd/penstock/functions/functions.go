@@ -173,7 +173,7 @@ func reasons(f *control.FunctionStatus) []string {
 	if f.BoundWhy != "" {
 		all = append(all, f.BoundWhy)
 	}
-	if c := f.Camera; c != nil && c.Refused > 0 {
+	if c := f.Camera; c != nil && c.RefusedWhy != "" {
 		all = append(all, fmt.Sprintf("pictures of cameras refused: %d; the latest because %s", c.Refused, c.RefusedWhy))
 	}
 	if c := f.Camera; c != nil && c.Incomplete > 0 {

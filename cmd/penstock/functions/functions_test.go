@@ -81,6 +81,18 @@ func TestReasonObjective(t *testing.T) {
 	}
 }
 
+// A camera that was corrected needs no attention.
+func TestReasonRefused(t *testing.T) {
+	f := control.FunctionStatus{Camera: &control.CameraStatus{Refused: 3, RefusedWhy: "it is too wide"}}
+	if got := reasons(&f); len(got) != 1 || got[0] != "pictures of cameras refused: 3; the latest because it is too wide" {
+		t.Errorf("reasons %q", got)
+	}
+	f.Camera.RefusedWhy = ""
+	if got := reasons(&f); len(got) != 0 {
+		t.Errorf("reasons %q, want none", got)
+	}
+}
+
 func TestReasonHangs(t *testing.T) {
 	f := control.FunctionStatus{Hangs: 3, HangTimeoutMillis: 2000}
 	if got := reasons(&f); len(got) != 1 || !strings.HasSuffix(got[0], "no answer after 2000 ms (hang_timeout): 3") {
