@@ -70,6 +70,8 @@ type Config struct {
 	BusyPoll time.Duration `yaml:"busy_poll" default:"0s" min:"0s" max:"1s"`
 	// At SIGTERM, the time for requests that were accepted.
 	DrainTimeout time.Duration `yaml:"drain_timeout" default:"10s" min:"1ms" max:"1h"`
+	// Processes that host several functions each (docs/lanes.md).
+	Workers []Worker `yaml:"workers" default:"[]" maxItems:"16" want:"{name: NAME, share_percent: PERCENT}"`
 	// The inference functions.
 	Functions []Function `yaml:"functions" maxItems:"256" want:"{name: NAME, port: PORT}"`
 
@@ -245,6 +247,8 @@ type Function struct {
 	// left out. With `policy: gslice` the first share; the model's knee if left out. All together are
 	// at most 100.
 	SharePercent float64 `yaml:"share_percent,omitempty" live:"true" min:"0.1" max:"100" example:"20"`
+	// The worker that hosts the function; a process of its own if left out (docs/lanes.md).
+	Worker string `yaml:"worker,omitempty" live:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"the name of a worker" example:"cold"`
 	// As shares.change, for this function.
 	Change Change `yaml:"change,omitempty" oneof:"auto|shadow|partition|in-place" example:"shadow"`
 	// As weights, for this function.

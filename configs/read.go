@@ -130,6 +130,7 @@ func (c *Config) decode(root document.Value) {
 	c.Source.check(root)
 	c.checkStreams(root)
 	c.checkPublish(root)
+	c.checkWorkers(root)
 	reject(c.Shares.Change.On(c.Device), "shares", "change")
 	if root.Has("weights") && root.Peek("weights") == string(c.Weights) { // else it is wrong already
 		reject(c.Weights.On(c.Device), "weights")
@@ -266,7 +267,9 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"in_flight", inFlightOn(f.InFlight, device)},
 		{"format", f.Format.On(device)},
 		{"answers_to", f.checkAnswersTo()},
+		{"worker", f.workerUnder(c)},
 	}
+	all = append(all, f.ownProcessKeys()...)
 	return slices.DeleteFunc(all, func(c conflict) bool { return c.err == nil })
 }
 

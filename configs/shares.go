@@ -13,7 +13,7 @@ import (
 const roundingPercent = 0.01
 
 // CheckSum returns an error if each of the instances cannot have percent of the device while
-// the other functions have assignedPercent together.
+// the others have assignedPercent together.
 func CheckSum(percent float64, instances int, assignedPercent float64) error {
 	sum := assignedPercent + percent*float64(instances)
 	if sum <= 100+roundingPercent {
@@ -25,17 +25,18 @@ func CheckSum(percent float64, instances int, assignedPercent float64) error {
 		fmt.Fprintf(&b, " for each of %d instances", instances)
 	}
 	if assignedPercent > 0 {
-		fmt.Fprintf(&b, ", and the other functions have %.4g %%", assignedPercent)
+		fmt.Fprintf(&b, ", and the others have %.4g %%", assignedPercent)
 	}
 	fmt.Fprintf(&b, ": %.4g %% together, want at most 100 %%", sum)
 	return fmt.Errorf("%s", b.String())
 }
 
-// FitShare returns an error if a function does not fit on the device together with others.
+// FitShare returns an error if a function does not fit on the device together with others and with
+// the workers.
 // Each instance needs its share_percent, or shares.minimum_percent if it has none. Guarantees
 // need no minimum, and functions with ChangeNone need no share.
 func (c *Config) FitShare(f *Function, others []Function) error {
-	assignedPercent := 0.0
+	assignedPercent := c.WorkersPercent()
 	for i := range others {
 		assignedPercent += c.needPercent(&others[i]) * float64(others[i].Instances)
 	}

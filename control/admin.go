@@ -45,6 +45,7 @@ const (
 	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or when it cannot
 	RollbackPath = "/rollback" // NameOrder; like replace, with the function's previous model
 	SharePath    = "/share"    // ShareOrder
+	MovePath     = "/move"     // MoveOrder; answered when the new process serves, or when it cannot
 )
 
 // CardPath returns the card of the model that serves a function, a models.Card as JSON.
@@ -67,6 +68,13 @@ type ReplaceOrder struct {
 type ShareOrder struct {
 	Name         string  `json:"name"`
 	SharePercent float64 `json:"share_percent"`
+}
+
+// MoveOrder moves a function to another process.
+type MoveOrder struct {
+	Name string `json:"name"`
+	// Worker is the worker that will host the function; empty: a process of its own.
+	Worker string `json:"worker"`
 }
 
 // SendOrder sends an order to the manager whose runtime folder is dir. It returns the line

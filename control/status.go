@@ -45,7 +45,7 @@ type ConfigurationStatus struct {
 }
 
 // Unsaved says how a function differs from the configuration file: `penstock if` added it, or
-// changed its model or share.
+// changed its model, share or worker.
 type Unsaved string
 
 // The values of Unsaved that are not empty.
@@ -139,6 +139,9 @@ type FunctionStatus struct {
 	// Model and Version are those of the model that serves.
 	Model   string `json:"model"`
 	Version uint32 `json:"version"`
+	// Worker is the worker that hosts the function; empty: it has processes of its own. Its
+	// members share the guarantee.
+	Worker string `json:"worker,omitempty"`
 	// Unsaved is empty if the function is the same as in the configuration file.
 	Unsaved Unsaved `json:"unsaved,omitempty"`
 	// Instances are the function's instances, in order.

@@ -42,6 +42,9 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 		}
 		return nil, &Problem{Key: key, Err: err}
 	}
+	if err := checkMember(c.Worker, card); err != nil {
+		return nil, &Problem{Key: "worker", Err: err}
+	}
 	if err := checkCamera(c.Format, &card.Input); err != nil {
 		return nil, &Problem{Key: "format", Err: err}
 	}

@@ -71,14 +71,20 @@ func (m *Manager) RejectConfiguration(err error) {
 func (m *Manager) judgeConfiguration(err error) { m.file.judge(m.cfg.File, err, m.log) }
 
 func (m *Manager) follow(c configs.Config) error {
+	before := m.cfg.Workers
+	m.cfg.Workers = c.Workers
 	e, err := m.planEdit(c)
-	if err != nil {
-		return err
+	if err == nil {
+		err = e.prepare(m)
 	}
-	if err := e.prepare(m); err != nil {
+	if err != nil {
+		m.cfg.Workers = before
 		return err
 	}
 	err = e.commit(m)
+	if m.cfg.Guarantees() && !slices.Equal(before, c.Workers) {
+		m.guarantees()
+	}
 	m.keep()
 	m.noteRestart(c)
 	return err
@@ -109,7 +115,27 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 			errs = append(errs, fmt.Errorf("keep function %s of `penstock if add`: share %w; remove it with `penstock if remove %s`", stay[i].Name, err, stay[i].Name))
 		}
 	}
-	return e, errors.Join(errs...)
+	return e, errors.Join(append(errs, e.checkWorkers(m))...)
+}
+
+// checkWorkers returns an error if the edit removes a worker of functions that it does not change.
+func (e *edit) checkWorkers(m *Manager) error {
+	var errs []error
+	for _, f := range m.functions {
+		worker := f.setupFor(f.model.desired).worker
+		if _, ok := m.cfg.Worker(worker); ok || worker == "" || f.removing || e.changesProcesses(f) {
+			continue
+		}
+		errs = append(errs, fmt.Errorf("remove worker %s: `penstock if` put function %s there; run `penstock if move %s --own` first", worker, f.name, f.name))
+	}
+	return errors.Join(errs...)
+}
+
+// changesProcesses reports whether the edit removes a function or follows a new entry of it.
+func (e *edit) changesProcesses(f *function) bool {
+	return slices.Contains(e.remove, f) ||
+		slices.ContainsFunc(e.changes, func(c *change) bool { return c != nil && c.f == f }) ||
+		slices.ContainsFunc(e.wait, func(want configs.Function) bool { return want.Name == f.name })
 }
 
 // planEntry plans an entry that differs from the one that the manager follows.
@@ -149,8 +175,8 @@ func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
 // plan describes how to turn the function into the one that an entry describes. It changes nothing.
 //
 //	key                                             how it takes effect
-//	model, slo, weights, in_flight, environment     by a shadow swap; the old process stays if the new
-//	                                                one cannot start
+//	model, slo, weights, in_flight, worker,         by a shadow swap; the old process stays if the new
+//	environment                                     one cannot start
 //	port                                            the new port opens now, the old one closes later
 //	share_percent                                   shares are allocated again
 //	pictures                                        at once
@@ -434,7 +460,7 @@ func (f *function) unsaved() control.Unsaved {
 	switch {
 	case !saved:
 		return control.UnsavedAdded
-	case f.byHand != 0 || cmp.Or(f.config.Model, f.name) != cmp.Or(entry.Model, f.name):
+	case f.byHand != 0 || f.config.Worker != entry.Worker || cmp.Or(f.config.Model, f.name) != cmp.Or(entry.Model, f.name):
 		return control.UnsavedChanged
 	}
 	return ""

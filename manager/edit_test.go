@@ -100,6 +100,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"replay":        {func(c *configs.Function) { c.Replay = configs.Replay{File: "/a.pcap"} }, nil},
 		"format":        {func(c *configs.Function) { c.Format = configs.FormatGVSP }, nil},
 		"answers_to":    {nil, nil}, // TestEditCamera
+		"worker":        {nil, nil}, // TestEditWorker
 		"name":          {nil, nil}, // another name is another function
 	}
 	for i := range reflect.TypeFor[configs.Function]().NumField() {

@@ -240,7 +240,7 @@ func (f *function) status() control.FunctionStatus {
 			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
 		},
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
-		Unsaved: f.unsaved(),
+		Unsaved: f.unsaved(), Worker: f.worker,
 	}
 	if s.Guarantee = f.guaranteeStatus(); s.Guarantee != nil {
 		s.SharePercent = s.Guarantee.Percent

@@ -209,10 +209,13 @@ func (m *Manager) setShare(name string, percent float64) error {
 	if f.whole() && !m.cfg.Guarantees() {
 		return fmt.Errorf("set share of %s: its change is none, so each process may use the whole device", name)
 	}
+	if f.worker != "" {
+		return fmt.Errorf("set share of %s: the members of worker %s share its guarantee; change share_percent of the worker in the configuration file, or run `penstock if move %s --own` first", name, f.worker, name)
+	}
 	if !(percent > 0 && percent <= 100) {
 		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)
 	}
-	others := 0.0
+	others := m.cfg.WorkersPercent()
 	for _, other := range m.functions {
 		if other != f {
 			others += m.claimedPercent(other)

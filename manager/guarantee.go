@@ -2,13 +2,18 @@ package manager
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"time"
 
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/manager/policy/guarantee"
+	"github.com/penstock/penstock/manager/policy/pair"
 )
 
 // The manager's part in guarantees: it measures demand and cost, package guarantee decides,
@@ -37,27 +42,82 @@ type entitlement struct {
 type spending struct{ total, demoted time.Duration }
 
 // guarantees lets the policy decide from the measurements. The manager calls it every
-// shares.interval, after an order, and when an instance has no guarantee yet.
+// shares.interval, after an order, and when an instance has no guarantee yet. While a
+// function moves, its own processes and its worker each have a guarantee.
 func (m *Manager) guarantees() {
-	var instances []*instance
+	var own []*instance
 	var functions []guarantee.Function
+	members := map[string][]guarantee.Function{}
 	m.eachInstance(func(in *instance) {
 		if in.f.removing {
 			return
 		}
-		instances = append(instances, in)
-		functions = append(functions, in.wants())
+		if in.runsIn("") {
+			own = append(own, in)
+			functions = append(functions, in.wants())
+		} else {
+			in.entitled.action = guarantee.Action{}
+		}
+		for _, w := range m.cfg.Workers {
+			if in.runsIn(w.Name) {
+				members[w.Name] = append(members[w.Name], in.wants())
+			}
+		}
 	})
-	for i, a := range guarantee.Decide(functions) {
-		instances[i].guarantee(a)
+	hosts := slices.DeleteFunc(slices.Clone(m.cfg.Workers), func(w configs.Worker) bool { return members[w.Name] == nil })
+	for _, w := range hosts {
+		functions = append(functions, guarantee.Worker(w.Name, w.SharePercent, members[w.Name]))
+	}
+
+	actions := guarantee.Decide(functions)
+	for i, in := range own {
+		e := &in.entitled
+		e.action = settleGuarantee(in.log, "function", in.f.slo, e.action, actions[i])
+	}
+	m.forgetWorkers()
+	for i, w := range hosts {
+		if m.workers == nil {
+			m.workers = map[string]guarantee.Action{}
+		}
+		n := len(own) + i
+		log := m.log.With().Str("worker", w.Name).Logger()
+		m.workers[w.Name] = settleGuarantee(log, "worker", functions[n].Objective, m.workers[w.Name], actions[n])
 	}
 }
 
-// missesGuarantee reports whether an instance waits for its first guarantee.
+// forgetWorkers drops the guarantees of workers without processes.
+func (m *Manager) forgetWorkers() {
+	maps.DeleteFunc(m.workers, func(name string, _ guarantee.Action) bool {
+		used := false
+		m.eachInstance(func(in *instance) { used = used || in.runsIn(name) })
+		return !used
+	})
+}
+
+// runsIn reports whether a worker hosts a process of the instance or is going to. The empty name
+// stands for processes of its own.
+func (in *instance) runsIn(worker string) bool {
+	return in.f.setupFor(in.pair.Card()).worker == worker ||
+		slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return in.f.setupFor(q.Card).worker == worker })
+}
+
+// missesGuarantee reports whether an instance waits for its first guarantee, or for that of its
+// worker.
 func (m *Manager) missesGuarantee() bool {
 	return slices.ContainsFunc(m.functions, func(f *function) bool {
-		return !f.removing && slices.ContainsFunc(f.instances, func(in *instance) bool { return in.entitled.action.Level == budget.Demoted })
+		return !f.removing && slices.ContainsFunc(f.instances, func(in *instance) bool {
+			return in.guaranteeOf(f.setupFor(in.pair.Card()).worker).Level == budget.Demoted
+		})
 	})
+}
+
+// guaranteeOf is the guarantee of the instance's processes in a worker; the empty name stands for
+// processes of its own.
+func (in *instance) guaranteeOf(worker string) guarantee.Action {
+	if worker == "" {
+		return in.entitled.action
+	}
+	return in.m.workers[worker]
 }
 
 // observeDemand records the arrivals and the spending of the last elapsed time.
@@ -90,31 +150,32 @@ func (in *instance) batch() float64 {
 // the device.
 const minGuaranteeChange = 0.01
 
-// guarantee applies the policy's decision to the instance.
-func (in *instance) guarantee(a guarantee.Action) {
-	was := in.entitled.action
+// settleGuarantee returns the guarantee to publish: a, or its predecessor was if they hardly differ.
+// It logs the first guarantee of what, and whether its objective can be kept.
+func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a guarantee.Action) guarantee.Action {
 	near := func(a, b float64) bool { return math.Abs(a-b) < minGuaranteeChange && a > 0 == (b > 0) }
 	if was.Level == a.Level && near(a.Guarantee, was.Guarantee) && near(a.Allowance, was.Allowance) {
 		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
-	if in.entitled.action = a; was.Level == budget.Demoted {
-		in.log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("level", int(a.Level)).Msg("function has a guarantee")
+	if was.Level == budget.Demoted {
+		log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("level", int(a.Level)).Msg(what + " has a guarantee")
 	}
 	if (a.Infeasible == "") != (was.Infeasible == "") {
 		if a.Infeasible != "" {
-			in.log.Warn().Dur("slo", in.f.slo).Str("why", a.Infeasible).Msg("objective is not guaranteed")
+			log.Warn().Dur("slo", slo).Str("why", a.Infeasible).Msg("objective is not guaranteed")
 		} else {
-			in.log.Info().Dur("slo", in.f.slo).Msg("objective is guaranteed")
+			log.Info().Dur("slo", slo).Msg("objective is guaranteed")
 		}
 	}
+	return a
 }
 
-// terms completes a desired process. A process that does not serve has no guarantee: it
-// loads its model in the time that the functions leave unused.
+// terms completes a desired process. All members of a worker have its guarantee. A process of its
+// own that does not serve has none: it loads its model in the time that the functions leave unused.
 func (in *instance) terms(p *control.DesiredProcess) {
-	a := &in.entitled.action
+	a := in.guaranteeOf(p.Worker)
 	p.Level = a.Level
-	if p.Role == control.Serve || p.Role == control.Drain {
+	if p.Worker != "" || p.Role == control.Serve || p.Role == control.Drain {
 		p.GuaranteePercent, p.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
 	}
 }
@@ -137,15 +198,15 @@ func (f *function) guaranteeStatus() *control.GuaranteeStatus {
 	}
 	s := &control.GuaranteeStatus{}
 	for _, in := range f.instances {
-		e := &in.entitled
-		s.Percent += round(100 * e.action.Guarantee)
-		s.NeedPercent += round(100 * e.action.Need)
+		e, a := &in.entitled, in.guaranteeOf(f.worker)
+		s.Percent += round(100 * a.Guarantee)
+		s.NeedPercent += round(100 * a.Need)
 		s.UsePercent += round(100 * e.use)
 		s.DemotedPercent += round(100 * e.demoted)
 		s.UsedSeconds += e.spent.total.Seconds()
 		s.DemotedSeconds += e.spent.demoted.Seconds()
 		s.CostMillis = (float64(e.fixed)/in.batch() + float64(e.cost)) / float64(time.Millisecond)
-		s.Level, s.Infeasible, s.Unprotected = int(e.action.Level), e.action.Infeasible, e.unprotected
+		s.Level, s.Infeasible, s.Unprotected = int(a.Level), a.Infeasible, e.unprotected
 	}
 	if f.m.onGPU() && !f.m.device.mps {
 		s.Unprotected = control.UnprotectedByDevice

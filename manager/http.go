@@ -55,6 +55,7 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)
 	take.HandleFunc("POST "+control.RollbackPath, m.takeRollback)
 	take.HandleFunc("POST "+control.SharePath, m.takeShare)
+	take.HandleFunc("POST "+control.MovePath, m.takeMove)
 	s := &servers{orders: orders}
 	s.serve(listener, tell, m.log)
 	s.serve(orders, take, m.log)
@@ -243,6 +244,13 @@ func (m *Manager) awaitModel(text, name string, start func() (<-chan error, erro
 		return end, err
 	})
 	return done, err
+}
+
+func (m *Manager) takeMove(w http.ResponseWriter, r *http.Request) {
+	take(w, r, func(o control.MoveOrder) (string, error) {
+		return fmt.Sprintf("%s: %s", o.Name, hostText(o.Worker)),
+			m.await(func() (<-chan error, error) { return m.move(o.Name, o.Worker) })
+	})
 }
 
 func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {

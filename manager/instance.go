@@ -112,6 +112,7 @@ func (in *instance) uses(card *models.Card) bool {
 
 // step carries out the policy's commands.
 func (in *instance) step() {
+	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
 	for _, c := range in.pair.Step() {
 		switch c.Kind {
 		case pair.SetEpoch:
@@ -136,8 +137,12 @@ func (in *instance) step() {
 			in.measured.Measurement = gslice.Measurement{} // it was measured against another objective
 			in.settle(nil)
 		case pair.Rejected:
-			in.log.Error().Str("reason", c.Reason).Msg("new model failed; keeping the old one")
-			in.settle(fmt.Errorf("new model of %s failed, keeping the old one: %s", in.f.name, c.Reason))
+			what := "model"
+			if in.tenure.model != nil && in.tenure.model.File == in.f.model.desired.File && in.tenure.model.Version == in.f.model.desired.Version {
+				what = "process"
+			}
+			in.log.Error().Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
+			in.settle(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
 		}
 	}
 }

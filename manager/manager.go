@@ -34,6 +34,7 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/gslice"
+	"github.com/penstock/penstock/manager/policy/guarantee"
 	"github.com/penstock/penstock/models"
 )
 
@@ -80,8 +81,9 @@ type Manager struct {
 	device       device
 	faults       faults
 	shares       *gslice.Controller
-	tuned        time.Time // when shares were last tuned
-	fellBack     bool      // shares.policy in cfg is gslice because guarantees are not possible
+	workers      map[string]guarantee.Action // guarantees of workers with members
+	tuned        time.Time                   // when shares were last tuned
+	fellBack     bool                        // shares.policy in cfg is gslice because guarantees are not possible
 	file         configFile
 	recorder     recorder
 	folder       folder

@@ -102,6 +102,9 @@ func (f *function) takes(card *models.Card, s setup) error {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, and the function takes %d; add it as another function",
 			f.name, card.Name, want, have)
 	}
+	if err := checkMember(s.worker, card); err != nil {
+		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
+	}
 	if err := checkCamera(f.config.Format, &card.Input); err != nil {
 		return fmt.Errorf("replace model of %s: format %w", f.name, err)
 	}
@@ -174,6 +177,9 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 	}
 	f.config.Model = model
 	f.adopt(f.model.setups[f.model.desired])
+	if f.config.Worker = f.worker; f.worker != "" {
+		f.byHand = 0 // the worker's guarantee counts
+	}
 	maps.DeleteFunc(f.model.setups, func(card *models.Card, _ setup) bool {
 		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.uses(card) })
 	})

@@ -86,7 +86,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
-			Environment: with.environment, Ticket: in.ticket(q.Generation),
+			Worker: with.worker, Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
 		if in.m.cfg.Guarantees() {
 			in.terms(&p)

@@ -24,6 +24,10 @@ func (m *Manager) mustDivide(o *control.Observed) bool {
 		m.log.Warn().Str("why", prioritiesLack).Msg("functions are not protected from each other; set `shares: {policy: gslice}`")
 		return false
 	}
+	if len(m.cfg.Workers) > 0 {
+		m.log.Warn().Str("why", prioritiesLack).Msg("functions are not protected from each other: workers do not go with `policy: gslice`")
+		return false
+	}
 	divided := m.cfg
 	divided.Shares.Policy = configs.PolicyGSLICE
 	all := m.configured()

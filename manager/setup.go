@@ -20,6 +20,7 @@ type setup struct {
 	weights     configs.Weights
 	streams     int // 0: libml chooses
 	environment map[string]string
+	worker      string // "": a process of its own
 }
 
 // setupOf derives the setup of a function with a model from its configuration.
@@ -33,6 +34,7 @@ func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setu
 		weights:     cmp.Or(c.Weights, cfg.Weights),
 		streams:     c.InFlight,
 		environment: c.Environment,
+		worker:      c.Worker,
 	}
 	s.hangTimeout = cmp.Or(cfg.HangTimeout, max(2*time.Second, 10*s.slo))
 	return s

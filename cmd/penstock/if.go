@@ -31,6 +31,7 @@ Without a verb this is the process of an inference function. Only the orchestrat
   penstock if replace face ./face-v2/card.yaml
   penstock if rollback face
   penstock if share face 40
+  penstock if move face --worker cold
   penstock if remove face`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -52,7 +53,7 @@ Without a verb this is the process of an inference function. Only the orchestrat
 	}
 
 	cmd.AddCommand(listCommand(folder), addCommand(folder), nameCommand(folder, "remove", "Remove a function from the running node", control.RemovePath),
-		replaceCommand(folder), nameCommand(folder, "rollback", "Return a function to its previous model; each rollback goes one model further back", control.RollbackPath), shareCommand(folder))
+		replaceCommand(folder), nameCommand(folder, "rollback", "Return a function to its previous model; each rollback goes one model further back", control.RollbackPath), shareCommand(folder), moveCommand(folder))
 	return cmd
 }
 
@@ -98,6 +99,29 @@ func shareCommand(folder func() string) *cobra.Command {
 			return send(cmd.Context(), folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
 		},
 	}
+}
+
+func moveCommand(folder func() string) *cobra.Command {
+	worker, own := "", false
+	move := &cobra.Command{
+		Use: "move NAME (--worker WORKER | --own)", Short: "Move a function to a worker, or to processes of its own",
+		Long: `Moves a function and waits until it serves in its new process, or prints why it stays. The old
+process serves until then, so no request is lost. A worker is one process that hosts several
+functions (docs/lanes.md); the configuration file lists the workers. The move stays until the
+node stops; it is not written to the configuration file. A restart of the node, or an edit of
+the function's entry in that file, undoes it. Ctrl-C stops the waiting, not the move.`,
+		Example: `  penstock if move face --worker cold
+  penstock if move face --own`, Args: arguments(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if own == (worker != "") {
+				return fmt.Errorf("move %s: want either --worker WORKER or --own", args[0])
+			}
+			return send(cmd.Context(), folder(), control.MovePath, control.MoveOrder{Name: args[0], Worker: worker})
+		},
+	}
+	move.Flags().StringVar(&worker, "worker", "", "the worker that will host the function")
+	move.Flags().BoolVar(&own, "own", false, "give the function processes of its own")
+	return move
 }
 
 // nodeUsage describes the flag that chooses a node. All verbs with that flag share it.

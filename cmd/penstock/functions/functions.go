@@ -24,6 +24,12 @@ func Write(w io.Writer, s *control.Status, width int) {
 		rows = append(rows, functionRow(&s.Functions[i]))
 	}
 	columns := functionColumns(s.Policy == string(configs.PolicyGuarantee))
+	if slices.ContainsFunc(s.Functions, func(f control.FunctionStatus) bool { return f.Worker != "" }) {
+		columns = append(columns, tabular.Column{Name: "worker", Left: true})
+		for i := range rows {
+			rows[i] = append(rows[i], cmp.Or(s.Functions[i].Worker, "own process"))
+		}
+	}
 	fmt.Fprintln(w, tabular.Render(width, columns, rows))
 	for _, line := range configurationLines(s) {
 		fmt.Fprintln(w, line)

@@ -42,6 +42,27 @@ func TestFunctionRow(t *testing.T) {
 	}
 }
 
+// The column of workers is there only if some function has one.
+func TestWorkerColumn(t *testing.T) {
+	serves := []control.InstanceStatus{{Processes: []control.ProcessStatus{{Role: control.Serve, State: control.Active}}}}
+	s := control.Status{Functions: []control.FunctionStatus{{Name: "face", Instances: serves}, {Name: "fashion", Instances: serves}}}
+	text := func() string {
+		var b strings.Builder
+		Write(&b, &s, 0)
+		return b.String()
+	}
+	if got := text(); strings.Contains(got, "worker") {
+		t.Errorf("without a worker:\n%s", got)
+	}
+	s.Functions[1].Worker = "cold"
+	got := text()
+	for _, word := range []string{"worker", "own process", "cold"} {
+		if !strings.Contains(got, word) {
+			t.Errorf("the table lacks %q:\n%s", word, got)
+		}
+	}
+}
+
 func TestFunctionColumns(t *testing.T) {
 	f := control.FunctionStatus{
 		Name: "fashion", Address: "127.0.0.1", Port: 5002, Model: "fashion", Version: 1, SLOMillis: 400, SharePercent: 33.3, Limit: 16, Replied: 12345678,

@@ -1,0 +1,103 @@
+package configs
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock/models/document"
+)
+
+// Worker is one process that hosts several functions, its members. They share its guarantee.
+type Worker struct {
+	// The worker's name, for the key worker of functions.
+	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64" example:"cold"`
+	// The guarantee of all members together, in percent of the device's time. Together with the
+	// share_percent of the functions it is at most 100.
+	SharePercent float64 `yaml:"share_percent" required:"true" min:"0.1" max:"100" example:"30"`
+}
+
+// Worker returns the worker of a name.
+func (c *Config) Worker(name string) (w Worker, ok bool) {
+	i := slices.IndexFunc(c.Workers, func(w Worker) bool { return w.Name == name })
+	if i < 0 {
+		return Worker{}, false
+	}
+	return c.Workers[i], true
+}
+
+// WorkersPercent is the sum of the workers' guarantees.
+func (c *Config) WorkersPercent() (sum float64) {
+	for _, w := range c.Workers {
+		sum += w.SharePercent
+	}
+	return sum
+}
+
+// checkWorkers finds faults of workers that the rules of the single keys do not cover.
+func (c *Config) checkWorkers(root document.Value) {
+	if len(c.Workers) > 0 && c.Shares.Policy == PolicyGSLICE {
+		root.Find("workers").Reject("need `policy: guarantee`, and shares.policy is gslice, which gives each process its own part of the device; want one of them left out")
+		c.Workers = nil // report it once, and not for each member
+		for i := range c.Functions {
+			c.Functions[i].Worker = ""
+		}
+	}
+	names, sum := map[string]bool{}, 0.0
+	for i := range c.Workers {
+		w, at := &c.Workers[i], root.Find("workers", i)
+		if w.Name != "" && names[w.Name] {
+			at.Find("name").Reject("is %q, which another worker has", w.Name)
+		}
+		names[w.Name] = true
+		if err := CheckSum(w.SharePercent, 1, sum); err != nil {
+			at.Find("share_percent").Reject("%v", err)
+			w.SharePercent = 0 // report one sum once
+		}
+		sum += w.SharePercent
+	}
+}
+
+// workerUnder returns an error if a function cannot be a member of its worker under a configuration.
+func (f *Function) workerUnder(c *Config) error {
+	if f.Worker == "" {
+		return nil
+	}
+	if !c.Guarantees() {
+		return fmt.Errorf("is %q, which needs `policy: guarantee`, and this node divides the device into shares; delete the key", f.Worker)
+	}
+	if _, ok := c.Worker(f.Worker); ok {
+		return nil
+	}
+	if len(c.Workers) == 0 {
+		return fmt.Errorf("is %q, and the configuration has no workers; want `workers: [{name: %s, share_percent: 30}]`", f.Worker, f.Worker)
+	}
+	var names []string
+	for _, w := range c.Workers {
+		names = append(names, w.Name)
+	}
+	return fmt.Errorf("is %q, which no worker has%s", f.Worker, document.Correct(f.Worker, names))
+}
+
+// ownProcessKeys returns a conflict for each key that only a function with processes of its own can
+// have.
+func (f *Function) ownProcessKeys() (all []conflict) {
+	if f.Worker == "" {
+		return nil
+	}
+	add := func(key, format string, args ...any) {
+		all = append(all, conflict{key, fmt.Errorf(format, args...)})
+	}
+	if f.SharePercent > 0 {
+		add("share_percent", "is %v %%, and the members of worker %q share its guarantee; delete one of the two keys", f.SharePercent, f.Worker)
+	}
+	if f.Change != "" {
+		add("change", "is %s, and worker %q has no shares that change; delete one of the two keys", f.Change, f.Worker)
+	}
+	if f.Instances > 1 {
+		add("instances", "is %d, and worker %q runs each member once; delete one of the two keys", f.Instances, f.Worker)
+	}
+	if len(f.Environment) > 0 {
+		add("environment", "belongs to a process, and worker %q runs several functions in one; delete one of the two keys", f.Worker)
+	}
+	return all
+}

@@ -1,0 +1,57 @@
+package manager
+
+import (
+	"fmt"
+
+	"github.com/penstock/penstock/models"
+)
+
+// A function runs in processes of its own, or as a member of a worker, a process that hosts several
+// functions. A move is a replacement of the model by itself with another setup: the old process
+// serves until the new one takes over.
+
+// move moves a function to a worker; the empty name stands for processes of its own. The channel
+// gets the result when the function runs there, or when it cannot and is back.
+func (m *Manager) move(name, worker string) (<-chan error, error) {
+	f := m.function(name)
+	if f == nil {
+		return nil, m.unknown(name)
+	}
+	if f.model.replacing {
+		return nil, fmt.Errorf("move %s: a replacement is running; try again when it has ended", name)
+	}
+	if f.worker == worker {
+		return nil, fmt.Errorf("move %s: it %s already", name, hostText(worker))
+	}
+	want := f.config
+	want.Worker = worker
+	if err := want.Under(&m.cfg, m.cfg.Device); err != nil {
+		return nil, fmt.Errorf("move %s: %w", name, err)
+	}
+	if err := checkMember(worker, f.model.desired); err != nil {
+		return nil, fmt.Errorf("move %s: worker %w", name, err)
+	}
+	return f.replace(f.model.desired, f.config.Model, m.setupOf(want, f.model.desired), f.model.older)
+}
+
+// hostText says where a function runs.
+func hostText(worker string) string {
+	if worker == "" {
+		return "has processes of its own"
+	}
+	return "runs in worker " + worker
+}
+
+// checkMember returns an error if a model cannot be a member of a worker. An empty worker takes all
+// models.
+func checkMember(worker string, card *models.Card) error {
+	switch {
+	case worker == "":
+		return nil
+	case len(card.Command) > 0:
+		return fmt.Errorf("is %q, and the model %s is a program of its own (`command` in its card); leave the worker out", worker, card.Name)
+	case card.SeparateProgram() != "":
+		return fmt.Errorf("is %q, and a %s model such as %s is a program of its own; leave the worker out", worker, card.SeparateProgram(), card.Name)
+	}
+	return nil
+}
