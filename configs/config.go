@@ -247,7 +247,7 @@ type Function struct {
 	// left out. With `policy: gslice` the first share; the model's knee if left out. All together are
 	// at most 100.
 	SharePercent float64 `yaml:"share_percent,omitempty" live:"true" min:"0.1" max:"100" example:"20"`
-	// The worker that hosts the function; a process of its own if left out (docs/lanes.md).
+	// The worker that hosts the function; its own process if left out (docs/lanes.md).
 	Worker string `yaml:"worker,omitempty" live:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"the name of a worker" example:"cold"`
 	// As shares.change, for this function.
 	Change Change `yaml:"change,omitempty" oneof:"auto|shadow|partition|in-place" example:"shadow"`

@@ -78,8 +78,7 @@ func (f *Function) workerUnder(c *Config) error {
 	return fmt.Errorf("is %q, which no worker has%s", f.Worker, document.Correct(f.Worker, names))
 }
 
-// ownProcessKeys returns a conflict for each key that only a function with processes of its own can
-// have.
+// ownProcessKeys returns a conflict for each key that only a function outside workers can have.
 func (f *Function) ownProcessKeys() (all []conflict) {
 	if f.Worker == "" {
 		return nil

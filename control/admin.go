@@ -73,7 +73,7 @@ type ShareOrder struct {
 // MoveOrder moves a function to another process.
 type MoveOrder struct {
 	Name string `json:"name"`
-	// Worker is the worker that will host the function; empty: a process of its own.
+	// Worker is the worker that will host the function; empty: its own process.
 	Worker string `json:"worker"`
 }
 

@@ -139,7 +139,7 @@ type FunctionStatus struct {
 	// Model and Version are those of the model that serves.
 	Model   string `json:"model"`
 	Version uint32 `json:"version"`
-	// Worker is the worker that hosts the function; empty: it has processes of its own. Its
+	// Worker is the worker that hosts the function; empty: it runs in its own process. Its
 	// members share the guarantee.
 	Worker string `json:"worker,omitempty"`
 	// Unsaved is empty if the function is the same as in the configuration file.

@@ -95,7 +95,7 @@ func (m *Manager) forgetWorkers() {
 }
 
 // runsIn reports whether a worker hosts a process of the instance or is going to. The empty name
-// stands for processes of its own.
+// stands for its own processes.
 func (in *instance) runsIn(worker string) bool {
 	return in.f.setupFor(in.pair.Card()).worker == worker ||
 		slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return in.f.setupFor(q.Card).worker == worker })
@@ -112,7 +112,7 @@ func (m *Manager) missesGuarantee() bool {
 }
 
 // guaranteeOf is the guarantee of the instance's processes in a worker; the empty name stands for
-// processes of its own.
+// its own processes.
 func (in *instance) guaranteeOf(worker string) guarantee.Action {
 	if worker == "" {
 		return in.entitled.action
@@ -170,8 +170,8 @@ func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a 
 	return a
 }
 
-// terms completes a desired process. All members of a worker have its guarantee. A process of its
-// own that does not serve has none: it loads its model in the time that the functions leave unused.
+// terms completes a desired process. All members of a worker have its guarantee. Outside workers, a process
+// that does not serve has none: it loads its model in the time that the functions leave unused.
 func (in *instance) terms(p *control.DesiredProcess) {
 	a := in.guaranteeOf(p.Worker)
 	p.Level = a.Level

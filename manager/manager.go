@@ -82,6 +82,7 @@ type Manager struct {
 	faults       faults
 	shares       *gslice.Controller
 	workers      map[string]guarantee.Action // guarantees of workers with members
+	workerRan    map[string]int64            // requests that the members of workers ran
 	tuned        time.Time                   // when shares were last tuned
 	fellBack     bool                        // shares.policy in cfg is gslice because guarantees are not possible
 	file         configFile

@@ -6,11 +6,11 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// A function runs in processes of its own, or as a member of a worker, a process that hosts several
+// A function runs in its own processes, or as a member of a worker, a process that hosts several
 // functions. A move is a replacement of the model by itself with another setup: the old process
 // serves until the new one takes over.
 
-// move moves a function to a worker; the empty name stands for processes of its own. The channel
+// move moves a function to a worker; the empty name stands for its own processes. The channel
 // gets the result when the function runs there, or when it cannot and is back.
 func (m *Manager) move(name, worker string) (<-chan error, error) {
 	f := m.function(name)
@@ -34,10 +34,10 @@ func (m *Manager) move(name, worker string) (<-chan error, error) {
 	return f.replace(f.model.desired, f.config.Model, m.setupOf(want, f.model.desired), f.model.older)
 }
 
-// hostText says where a function runs.
+// hostText describes the host of a function.
 func hostText(worker string) string {
 	if worker == "" {
-		return "has processes of its own"
+		return "runs in its own process"
 	}
 	return "runs in worker " + worker
 }
@@ -49,9 +49,9 @@ func checkMember(worker string, card *models.Card) error {
 	case worker == "":
 		return nil
 	case len(card.Command) > 0:
-		return fmt.Errorf("is %q, and the model %s is a program of its own (`command` in its card); leave the worker out", worker, card.Name)
+		return fmt.Errorf("is %q, and the model %s is a separate program (`command` in its card); leave the worker out", worker, card.Name)
 	case card.SeparateProgram() != "":
-		return fmt.Errorf("is %q, and a %s model such as %s is a program of its own; leave the worker out", worker, card.SeparateProgram(), card.Name)
+		return fmt.Errorf("is %q, and a %s model such as %s is a separate program; leave the worker out", worker, card.SeparateProgram(), card.Name)
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ func TestMove(t *testing.T) {
 			b.turns()
 			all = b.processes("a")
 			if len(all) != 2 || all[0].Worker != "" || all[1].Worker != "" {
-				t.Errorf("desired %+v, want a process and a shadow of its own", all)
+				t.Errorf("desired %+v, want its own process and a shadow", all)
 			}
 			if s := b.status("a"); s.Worker != "" {
 				t.Errorf("status %+v, want that it left the worker", s)
@@ -116,7 +116,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// A function whose process in the worker cannot start stays where it is.
+// If its process in the worker cannot start, the function stays.
 func TestMoveFails(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, objective("a", time.Second))
 	before, _ := b.serves("a")
@@ -152,11 +152,11 @@ func TestMoveRefused(t *testing.T) {
 	}{
 		{"none", "cold", []string{`no function "none"`, "member"}},
 		{"member", "cold", []string{"move member: it runs in worker cold already"}},
-		{"own", "", []string{"move own: it has processes of its own already"}},
+		{"own", "", []string{"move own: it runs in its own process already"}},
 		{"member", "wram", []string{"move member: worker of function member", `did you mean "warm"?`}},
 		{"own", "cold", []string{"move own: share_percent of function own is 20 %", `worker "cold"`}},
-		{"python", "cold", []string{"move python: worker", "pytorch", "is a program of its own"}},
-		{"program", "cold", []string{"move program: worker", "`command` in its card", "is a program of its own"}},
+		{"python", "cold", []string{"move python: worker", "pytorch", "is a separate program"}},
+		{"program", "cold", []string{"move program: worker", "`command` in its card", "is a separate program"}},
 	} {
 		_, err := b.move(c.name, c.worker)
 		refused(t, err, c.words...)
@@ -257,7 +257,27 @@ func TestWorkerGuarantee(t *testing.T) {
 		t.Errorf("workers %v have guarantees, want none without a member", b.workers)
 	}
 	if s := b.status("own").Guarantee; s.Percent == 0 || s.Percent == 30 {
-		t.Errorf("own has %v %%, want a guarantee of its own", s.Percent)
+		t.Errorf("own has %v %%, want its own guarantee", s.Percent)
+	}
+}
+
+// A process reports the CPU time of all members of its worker.
+func TestWorkerCost(t *testing.T) {
+	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second), member("b", "cold", time.Second))
+	report := func(name string, ran int64, cpu time.Duration) {
+		generation, _ := b.serves(name)
+		b.instance(name, 0).report(generation, control.Report{Generation: generation, Ran: ran, CPUNanos: int64(cpu)})
+	}
+	report("a", 0, 0)
+	report("b", 0, 0)
+	for i := range int64(200) { // 40 requests take 400 ms of one CPU, which is 200 ms of both
+		report("a", 30*(i+1), time.Duration(i+1)*400*time.Millisecond)
+		report("b", 10*(i+1), time.Duration(i+1)*400*time.Millisecond)
+	}
+	for _, name := range []string{"a", "b"} {
+		if got := b.instance(name, 0).entitled.cost; (got - 5*time.Millisecond).Abs() > time.Millisecond/2 {
+			t.Errorf("%s: a request costs %v of the device, want 5ms", name, got)
+		}
 	}
 }
 
@@ -385,7 +405,7 @@ func TestEditWorker(t *testing.T) {
 		}
 		b.settles("a")
 		if a := b.status("a"); a.Worker != "" || a.Unsaved != "" {
-			t.Errorf("status %+v, want it in processes of its own", a)
+			t.Errorf("status %+v, want it in its own process", a)
 		}
 	})
 }

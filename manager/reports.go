@@ -14,6 +14,8 @@ type batching struct {
 	Limit float64 // of the batch size
 	// costs is the report up to which the costs of a request are counted.
 	costs control.Report
+	// workerRan has Manager.workerRan at that report.
+	workerRan int64
 	// The totals of device time and hand-overs that a generation has reported last.
 	generation uint32
 	spent      spending
@@ -76,16 +78,34 @@ func (in *instance) noteCosts(r *control.Report) {
 	ran, cpu := r.Ran-last.Ran, time.Duration(r.CPUNanos-last.CPUNanos)
 	switch {
 	case r.Generation != last.Generation:
+		in.ranBeside(0)
 	case ran <= 0:
 		return // in the middle of a batch, whose CPU time would be counted wrongly
 	case in.m.onGPU():
 		in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
 		in.measured.noteCPU(cpu, ran)
 	default:
+		ran = in.ranBeside(ran)
 		in.entitled.noteCost(cpu/time.Duration(max(1, in.m.orchestrator.observed.CPUs)), ran)
 		in.measured.noteCPU(cpu, ran)
 	}
 	*last = *r
+}
+
+// ranBeside returns how many requests the active process's worker ran since the last call, ran of
+// them for this instance. CPU time is known only of the whole process, so members have a mean cost.
+func (in *instance) ranBeside(ran int64) int64 {
+	worker := in.f.setupFor(in.pair.Active().Card).worker
+	if worker == "" {
+		return ran
+	}
+	if in.m.workerRan == nil {
+		in.m.workerRan = map[string]int64{}
+	}
+	in.m.workerRan[worker] += ran
+	total := in.m.workerRan[worker]
+	ran, in.batching.workerRan = total-in.batching.workerRan, total
+	return ran
 }
 
 // noteHandovers counts the new hand-overs in a process's report. A process's first

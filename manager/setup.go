@@ -20,7 +20,7 @@ type setup struct {
 	weights     configs.Weights
 	streams     int // 0: libml chooses
 	environment map[string]string
-	worker      string // "": a process of its own
+	worker      string // "": its own process
 }
 
 // setupOf derives the setup of a function with a model from its configuration.

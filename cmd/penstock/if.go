@@ -104,7 +104,7 @@ func shareCommand(folder func() string) *cobra.Command {
 func moveCommand(folder func() string) *cobra.Command {
 	worker, own := "", false
 	move := &cobra.Command{
-		Use: "move NAME (--worker WORKER | --own)", Short: "Move a function to a worker, or to processes of its own",
+		Use: "move NAME (--worker WORKER | --own)", Short: "Move a function to a worker, or to its own process",
 		Long: `Moves a function and waits until it serves in its new process, or prints why it stays. The old
 process serves until then, so no request is lost. A worker is one process that hosts several
 functions (docs/lanes.md); the configuration file lists the workers. The move stays until the
@@ -120,7 +120,7 @@ the function's entry in that file, undoes it. Ctrl-C stops the waiting, not the 
 		},
 	}
 	move.Flags().StringVar(&worker, "worker", "", "the worker that will host the function")
-	move.Flags().BoolVar(&own, "own", false, "give the function processes of its own")
+	move.Flags().BoolVar(&own, "own", false, "give the function its own process")
 	return move
 }
 

@@ -70,7 +70,7 @@ a restart of the node drops the function.`,
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")
-	add.Flags().StringVar(&function.Worker, "worker", "", "the worker that hosts it; a process of its own if left out")
+	add.Flags().StringVar(&function.Worker, "worker", "", "the worker that hosts it; its own process if left out")
 	add.Flags().BoolVar(&save, "save", false, "also write it to the node's configuration file")
 	return add
 }
