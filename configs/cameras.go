@@ -10,20 +10,11 @@ type Format string
 
 // The formats of cameras.
 const (
-	FormatGVSP       Format = "gvsp"
-	FormatRFC4175    Format = "rfc4175"     // RGB
-	FormatRFC4175BGR Format = "rfc4175-bgr" // BGR
-	// FormatRFC4175UYVY is for a CPU: a GPU's gather does not convert colours.
+	FormatGVSP        Format = "gvsp"
+	FormatRFC4175     Format = "rfc4175"     // RGB
+	FormatRFC4175BGR  Format = "rfc4175-bgr" // BGR
 	FormatRFC4175UYVY Format = "rfc4175-uyvy"
 )
-
-// On returns an error if device cannot gather pictures in the format. DeviceAuto supports all.
-func (f Format) On(device string) error {
-	if f == FormatRFC4175UYVY && device != DeviceCPU && device != DeviceAuto {
-		return fmt.Errorf("is %s, which is for `device: cpu`; want the camera to send RGB or BGR", f)
-	}
-	return nil
-}
 
 // checkAnswersTo returns an error if answers cannot go to the function's receiver.
 func (f *Function) checkAnswersTo() error {

@@ -10,10 +10,11 @@ func TestCameras(t *testing.T) {
 	s := schema(t)
 	to := netip.MustParseAddrPort("192.0.2.7:9000")
 	for text, want := range map[string]Function{
-		"":                      {},
-		", format: gvsp":        {Format: FormatGVSP},
-		", format: rfc4175":     {Format: FormatRFC4175},
-		", format: rfc4175-bgr": {Format: FormatRFC4175BGR},
+		"":                       {},
+		", format: gvsp":         {Format: FormatGVSP},
+		", format: rfc4175":      {Format: FormatRFC4175},
+		", format: rfc4175-bgr":  {Format: FormatRFC4175BGR},
+		", format: rfc4175-uyvy": {Format: FormatRFC4175UYVY},
 		", format: gvsp, answers_to: 192.0.2.7:9000": {Format: FormatGVSP, AnswersTo: &to},
 	} {
 		text = "functions: [{name: a, port: 1" + text + "}]"
@@ -29,19 +30,6 @@ func TestCameras(t *testing.T) {
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%q: schema: %v", text, err)
 		}
-	}
-}
-
-func TestFormatOn(t *testing.T) {
-	c := Default()
-	f := Function{Name: "a", Format: FormatRFC4175UYVY}
-	for _, device := range []string{DeviceCPU, DeviceAuto} {
-		if err := f.Under(&c, device); err != nil {
-			t.Errorf("%s: %v", device, err)
-		}
-	}
-	if err := f.Under(&c, "cuda"); err == nil || !strings.Contains(err.Error(), "format of function a is rfc4175-uyvy, which is for `device: cpu`") {
-		t.Errorf("cuda: %v", err)
 	}
 }
 

@@ -264,7 +264,7 @@ type Function struct {
 	Pictures PictureRate `yaml:"pictures,omitempty" live:"true" pattern:"^(([1-9]|10)/s|([1-9]|[1-5][0-9]|60)/min)$" want:"1/s to 10/s, or 1/min to 60/min" example:"1/s"`
 	// The packets that arrive at the port: Penstock's protocol if left out, else those of cameras
 	// (docs/cameras.md). gvsp is GigE Vision, rfc4175 uncompressed RGB over RTP. The other two are the
-	// same in BGR, and in UYVY for a CPU.
+	// same in BGR and in UYVY.
 	Format Format `yaml:"format,omitempty" oneof:"gvsp|rfc4175|rfc4175-bgr|rfc4175-uyvy" example:"gvsp"`
 	// Receiver of the answers about pictures of cameras, in UDP datagrams of Penstock's protocol. If
 	// left out, answers are counted and not sent.

@@ -265,7 +265,6 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"weights", f.Weights.On(device)},
 		{"receivers", cmp.Or(f.receivesReplay(), c.receive(f.Receivers))},
 		{"in_flight", inFlightOn(f.InFlight, device)},
-		{"format", f.Format.On(device)},
 		{"answers_to", f.checkAnswersTo()},
 		{"worker", f.workerUnder(c)},
 	}

@@ -65,6 +65,7 @@ func Run(t *testing.T) {
 	}{
 		{"RandomPicturesGatherLikeTheCPUs", agrees},
 		{"EveryAlignmentOfSourceAndPlaceIsRight", alignments},
+		{"UYVY", uyvy},
 		{"LongPiecesAreCut", longFragments},
 		{"BadDescriptorsAreReportedAndWriteNothing", badDescriptors},
 		{"RandomDescriptorsWriteNothingOutside", randomDescriptors},

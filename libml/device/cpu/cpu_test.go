@@ -55,6 +55,9 @@ func TestGatherPackets(t *testing.T) {
 		in := devicetest.Inputs().Draw(t, "input")
 		in.WireType = models.U8
 		in.Height, in.Width = rapid.IntRange(1, 64).Draw(t, "rows"), rapid.IntRange(1, 64).Draw(t, "columns")
+		if in.UYVY {
+			in.Width *= 2
+		}
 		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
 		picture := make([]byte, in.WireBytes())
 		for i := range picture {

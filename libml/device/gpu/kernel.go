@@ -51,9 +51,6 @@ func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, 
 	if _, err := cpu.New(in, nil); err != nil {
 		return nil, err
 	}
-	if in.UYVY {
-		return nil, fmt.Errorf("%w: UYVY needs the CPU", cpu.ErrInput)
-	}
 	k := &Kernel{context: context, plan: newPlan(&in)}
 	k.plan.kernel = name
 	text, err := kernels(name, "fetch")

@@ -8,6 +8,9 @@
 # target of sm_90 is no faster. The version is at most 8.3, for drivers from CUDA 12.3
 # on (green contexts need 12.4). The compiler's comments are left out. The first line
 # names the source.
+#
+# The present files are from nvcc 13.0.48. Another compiler changes the code of all kernels, so
+# measure them again.
 set -eu
 source=${2:-$(dirname "$0")/gather.cu}
 name=$(basename "$source" .cu)
