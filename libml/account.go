@@ -28,7 +28,7 @@ type account struct {
 	framework Demotable    // nil: no batch can be demoted
 	objective time.Duration
 
-	balance budget.Balance
+	balance *balance        // of the process, or of its worker
 	share   *shareOrder     // the order that the balance follows
 	size    int             // the largest batch that the balance covers
 	times   []time.Duration // of a batch of each size that runs alone; 0: not known
@@ -62,7 +62,10 @@ const seriesBatches = 8
 
 // open begins the account of a process of this level with a full balance.
 func (a *account) open(p *process, now int64) {
-	a.level, a.objective = p.level, p.slo
+	a.level, a.objective, a.balance = p.level, p.slo, &balance{}
+	if p.worker != nil {
+		a.balance = &p.worker.balance
+	}
 	if a.level == budget.Demoted {
 		return
 	}
@@ -73,7 +76,7 @@ func (a *account) open(p *process, now int64) {
 	}
 	a.fitLine()
 	a.share, a.size = p.orders.share.Load(), p.sizes.ladder[0]
-	a.balance = budget.NewBalance(now, a.guarantee(), a.capacity())
+	a.balance.join(a, now, a.guarantee(), a.capacity())
 }
 
 func (a *account) guarantee() float64 {
@@ -87,6 +90,9 @@ func (a *account) capacity() time.Duration {
 	return budget.Capacity(a.guarantee(), a.objective, a.cost(a.size))
 }
 
+// close ends the account.
+func (a *account) close() { a.balance.leave(a) }
+
 // guaranteed reports whether a batch that begins now runs at the function's level. It first
 // updates the balance to the last order and to a batch of this size.
 func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
@@ -95,12 +101,12 @@ func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
 	}
 	if share != a.share || size != a.size {
 		a.share, a.size, a.retryAt = share, size, 0
-		a.balance.Set(now, a.guarantee(), a.capacity())
+		a.balance.set(a, now, a.guarantee(), a.capacity())
 	}
 	if share == nil || share.level == budget.Demoted {
 		return true // no function has a guarantee now
 	}
-	return a.balance.Guaranteed(now)
+	return a.balance.guaranteed(now)
 }
 
 // begin charges a batch, or demotes it if its framework is able to run it demoted.
@@ -110,7 +116,7 @@ func (a *account) begin(now int64, f *flight, demoted bool) {
 		a.refused.Store(!f.demoted)
 	}
 	if a.level != budget.Demoted && !f.demoted {
-		a.balance.Charge(now, a.cost(f.padded))
+		a.balance.charge(now, a.cost(f.padded))
 	}
 }
 
@@ -206,7 +212,7 @@ func (a *account) fitLine() {
 
 // refill tells when batches within the guarantee can begin.
 func (a *account) refill(now int64) slab.Refill {
-	wait := a.balance.Wait(now)
+	wait := a.balance.wait(now)
 	if a.guarantee() <= 0 || wait == math.MaxInt64 {
 		return slab.Refill{Wait: -1}
 	}
@@ -217,7 +223,7 @@ func (a *account) refill(now int64) slab.Refill {
 // requests arrive.
 func (a *account) postpone(now int64) {
 	a.retryAt = math.MaxInt64
-	if wait := a.balance.Wait(now); wait < math.MaxInt64-time.Duration(now) {
+	if wait := a.balance.wait(now); wait < math.MaxInt64-time.Duration(now) {
 		a.retryAt = now + int64(wait)
 	}
 }

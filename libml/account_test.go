@@ -27,10 +27,10 @@ func accounted(h *harness, f *fake) *loop {
 }
 
 func (l *loop) refillBalance() {
-	l.account.balance = budget.NewBalance(shm.Now(), l.account.guarantee(), time.Hour)
+	l.account.balance.left = budget.NewBalance(shm.Now(), l.account.guarantee(), time.Hour)
 }
 
-func (l *loop) emptyBalance() { l.account.balance.Charge(shm.Now(), 2*time.Hour) }
+func (l *loop) emptyBalance() { l.account.balance.charge(shm.Now(), 2*time.Hour) }
 
 // beginOne takes the published requests and begins a batch.
 func (l *loop) beginOne(t *testing.T) {
@@ -223,7 +223,7 @@ func TestAccountOverload(t *testing.T) {
 	h.wake = control.Order{Level: 3, GuaranteePercent: percent}
 	l := h.loop(h.fake())
 	l.account.objective = 1 // the balance holds one batch
-	l.account.balance = budget.NewBalance(shm.Now(), percent/100.0, cost)
+	l.account.balance.left = budget.NewBalance(shm.Now(), percent/100.0, cost)
 	h.gpu.Late.Store(int64(200 * time.Microsecond))
 	picture := h.picture(1)
 	slots := make([]uint32, h.geometry.Slots)
@@ -447,8 +447,8 @@ func TestReserve(t *testing.T) {
 	l.p.orders.share.Store(&shareOrder{guarantee: 10, level: 3})
 	l.account.share = l.p.orders.share.Load()
 	l.account.times[1] = time.Second // one batch every ten seconds
-	l.account.balance = budget.NewBalance(shm.Now(), 0.1, 0)
-	l.account.balance.Charge(shm.Now(), time.Second) // the first in ten seconds
+	l.account.balance.left = budget.NewBalance(shm.Now(), 0.1, 0)
+	l.account.balance.charge(shm.Now(), time.Second) // the first in ten seconds
 	for range 30 {                                   // a demoted one takes twelve
 		l.batching.state = l.batching.rule.Next(l.batching.state, slab.Observation{
 			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.batching.typical(1), Ended: shm.Now(),

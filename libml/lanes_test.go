@@ -192,3 +192,25 @@ func TestTurnAllocations(t *testing.T) {
 		t.Errorf("a turn allocates %v times", n)
 	}
 }
+
+// TestBalanceShared has two accounts of one guarantee.
+func TestBalanceShared(t *testing.T) {
+	var b balance
+	face, fashion := &account{}, &account{}
+	b.join(face, 0, 0.5, 100)
+	b.join(fashion, 0, 0.5, 40)
+	b.charge(0, 90)
+	if !b.guaranteed(0) {
+		t.Error("a balance of 100 is used up by 90")
+	}
+	b.charge(0, 30)
+	if b.guaranteed(0) || b.wait(0) != 41 {
+		t.Errorf("after 120 of 100, the wait is %v, want 41 ns: what one account used is missing in the other", b.wait(0))
+	}
+	b.leave(face)
+	b.set(fashion, 1000, 0.5, 40)
+	b.charge(1000, 40)
+	if b.guaranteed(1000) {
+		t.Error("the balance holds more than that of the account that is left")
+	}
+}

@@ -116,7 +116,10 @@ func (l *loop) run() error {
 	}
 	done := make(chan struct{})
 	defer close(done)
-	defer func() { l.lane.leave(shm.Now()) }()
+	defer func() {
+		l.lane.leave(shm.Now())
+		l.account.close()
+	}()
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
 		l.addPending(slot)
 	}

@@ -76,7 +76,7 @@ type process struct {
 	timing      timing
 	abandoned   bool // the process ends while the framework works
 
-	lanes *lanes // of its worker; nil in a process of its own
+	worker *worker // that hosts it; nil in a process of its own
 
 	orders  orders
 	exit    exit
@@ -144,8 +144,8 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	if err != nil {
 		return err
 	}
-	if p.lanes != nil {
-		if l.lane, err = p.lanes.join(lane.Model{ScratchBytes: attached.TensorBytes}, p.memory.consumer.Interrupt); err != nil {
+	if p.worker != nil {
+		if l.lane, err = p.worker.lanes.join(lane.Model{ScratchBytes: attached.TensorBytes}, p.memory.consumer.Interrupt); err != nil {
 			return fmt.Errorf("join worker: %w", err)
 		}
 	}
@@ -309,7 +309,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if attached.Streams > 0 {
 		p.inFlight = min(p.inFlight, attached.Streams)
 	}
-	if p.lanes != nil {
+	if p.worker != nil {
 		p.inFlight = 1 // a member has one turn at a time
 	}
 	if err := p.place(&notice, wake); err != nil {

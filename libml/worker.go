@@ -18,16 +18,23 @@ import (
 //
 // The device's failure ends the worker, like a crash in any member.
 
+// worker is what the members of a worker share.
+type worker struct {
+	lanes   *lanes
+	balance balance
+}
+
 // serveMembers runs the members of a worker until the orchestrator or ctx ends it. After an error
 // the program must exit at once, because a member's calls may never return.
-func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child, build Build) error {
+func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, build Build) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	start := worker.Start()
+	start := link.Start()
 	lanes, err := newLanes(start.Lanes, start.LanePolicy)
 	if err != nil {
 		return fmt.Errorf("open lanes of worker %s: %w", start.Worker, err)
 	}
+	w := worker{lanes: lanes}
 	var members sync.WaitGroup
 	fatal := make(chan error, 1)
 	wait := func() error {
@@ -46,12 +53,12 @@ func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child
 	}
 	for {
 		select {
-		case child, ok := <-worker.Members():
+		case child, ok := <-link.Members():
 			if !ok {
 				return errors.Join(errOrchestratorGone, wait())
 			}
 			members.Go(func() {
-				if err := serveMember(ctx, log, child, lanes, build); err != nil {
+				if err := serveMember(ctx, log, child, &w, build); err != nil {
 					select {
 					case fatal <- err:
 					default: // another member has ended the worker
@@ -60,7 +67,7 @@ func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child
 			})
 		case err := <-fatal:
 			return err
-		case order, ok := <-worker.Orders():
+		case order, ok := <-link.Orders():
 			switch {
 			case !ok:
 				return errors.Join(errOrchestratorGone, wait())
@@ -74,10 +81,10 @@ func serveMembers(ctx context.Context, log zerolog.Logger, worker *control.Child
 }
 
 // serveMember runs a member. It returns an error only if the worker cannot go on.
-func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, lanes *lanes, build Build) error {
+func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, w *worker, build Build) error {
 	start := child.Start()
 	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
-	p := &process{child: child, log: log, open: openDevice, lanes: lanes}
+	p := &process{child: child, log: log, open: openDevice, worker: w}
 	err := p.run(ctx, build)
 	if exitErr := child.Exit(err); exitErr != nil {
 		log.Debug().Err(exitErr).Str("member", name).Msg("cannot report end of member")

@@ -17,8 +17,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// worker is a worker that runs inside the test process. The test plays orchestrator and manager.
-type worker struct {
+// testWorker is a worker that runs inside the test process. The test plays orchestrator and manager.
+type testWorker struct {
 	t      *testing.T
 	parent *control.Parent
 	ended  chan error
@@ -27,14 +27,14 @@ type worker struct {
 }
 
 // startWorker starts a worker for the harnesses' functions.
-func startWorker(t *testing.T, fakes map[string]*fake) *worker {
+func startWorker(t *testing.T, fakes map[string]*fake) *testWorker {
 	t.Helper()
 	parent, end, err := control.SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { parent.Close() })
-	w := &worker{t: t, parent: parent, ended: make(chan error, 1), fakes: fakes, last: map[string]control.Notice{}}
+	w := &testWorker{t: t, parent: parent, ended: make(chan error, 1), fakes: fakes, last: map[string]control.Notice{}}
 	w.order(control.Order{Do: control.DoStart, Start: &control.Start{Worker: "cold", CPUs: 1, Device: DeviceCPU, Lanes: 1}})
 	go func() {
 		link, err := control.NewChild(end)
@@ -50,7 +50,7 @@ func startWorker(t *testing.T, fakes map[string]*fake) *worker {
 	return w
 }
 
-func (w *worker) order(o control.Order) {
+func (w *testWorker) order(o control.Order) {
 	w.t.Helper()
 	if err := w.parent.Order(o); err != nil {
 		w.t.Fatal(err)
@@ -58,7 +58,7 @@ func (w *worker) order(o control.Order) {
 }
 
 // join starts a generation of a harness's function in the worker.
-func (w *worker) join(h *harness, generation uint32) (member string) {
+func (w *testWorker) join(h *harness, generation uint32) (member string) {
 	w.t.Helper()
 	dir, err := os.MkdirTemp("", "ps")
 	if err != nil {
@@ -86,7 +86,7 @@ func (w *worker) join(h *harness, generation uint32) (member string) {
 }
 
 // await reads notices until one of the member fits.
-func (w *worker) await(member string, fits func(control.Notice) bool) control.Notice {
+func (w *testWorker) await(member string, fits func(control.Notice) bool) control.Notice {
 	w.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if n, ok := w.last[member]; ok && fits(n) {
@@ -102,17 +102,17 @@ func (w *worker) await(member string, fits func(control.Notice) bool) control.No
 	return control.Notice{}
 }
 
-func (w *worker) awaitState(member string, state control.State) {
+func (w *testWorker) awaitState(member string, state control.State) {
 	w.t.Helper()
 	w.await(member, func(n control.Notice) bool { return n.State == state && !n.Exited })
 }
 
-func (w *worker) awaitExit(member string) control.Notice {
+func (w *testWorker) awaitExit(member string) control.Notice {
 	w.t.Helper()
 	return w.await(member, func(n control.Notice) bool { return n.Exited })
 }
 
-func (w *worker) end() error {
+func (w *testWorker) end() error {
 	w.t.Helper()
 	select {
 	case err := <-w.ended:
