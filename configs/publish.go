@@ -19,6 +19,8 @@ type Publish struct {
 	Kind PublishKind `yaml:"kind" required:"true" oneof:"mqtt|webhook|jsonl" example:"mqtt"`
 	// For mqtt the broker, mqtt://USER:PASSWORD@HOST or mqtts://..., for webhook the http or https address.
 	Address string `yaml:"address,omitempty" want:"an address like mqtt://broker.local or https://host/path" example:"mqtt://broker.local"`
+	// For webhook: a file with a token, relative to the configuration. Requests have it as "Authorization: Bearer TOKEN".
+	TokenFile string `yaml:"token_file,omitempty" want:"a file" example:"/etc/penstock/alarm.token"`
 	// For mqtt: answers go to TOPIC/STREAM/FUNCTION. Each node needs its own topic.
 	Topic string `yaml:"topic,omitempty" pattern:"^[A-Za-z0-9_.-]{1,64}(/[A-Za-z0-9_.-]{1,64}){0,7}$" want:"a topic without wildcards, like penstock" example:"penstock"`
 	// For mqtt: the prefix of Home Assistant's discovery topics; off: none.
@@ -59,6 +61,7 @@ var publishKeys = []struct {
 	{"address", []PublishKind{PublishMQTT, PublishWebhook}, true, map[PublishKind]string{
 		PublishMQTT: "mqtt://broker.local", PublishWebhook: "https://host/path",
 	}},
+	{"token_file", []PublishKind{PublishWebhook}, false, nil},
 	{"topic", []PublishKind{PublishMQTT}, true, map[PublishKind]string{PublishMQTT: "penstock"}},
 	{"file", []PublishKind{PublishJSONL}, true, map[PublishKind]string{PublishJSONL: "answers.jsonl"}},
 	{"discovery", []PublishKind{PublishMQTT}, false, nil},
@@ -118,6 +121,8 @@ func (p *Publish) checkKind(at document.Value) {
 	if schemes := publishSchemes[p.Kind]; p.Address != "" && schemes != nil {
 		if err := checkReceiver(p.Address, schemes); err != nil {
 			at.Find("address").Reject("%v", err)
+		} else if u, _ := url.Parse(p.Address); p.Kind == PublishWebhook && u.User != nil && at.Has("token_file") {
+			at.Find("token_file").Reject("is set, and the address has a user; a request has one authorization: delete one of them")
 		}
 	}
 }

@@ -12,7 +12,7 @@ func TestPublish(t *testing.T) {
 		"publish:\n"+
 		"  - {name: home, kind: mqtt, address: 'mqtt://me:secret@broker', topic: penstock/hall, from: [door, http]}\n"+
 		"  - {name: quiet, kind: mqtt, address: 'mqtts://broker:8884', topic: penstock, discovery: off, every: 1m}\n"+
-		"  - {name: hook, kind: webhook, address: 'https://example.com/hook?key=1', functions: [face], timeout: 1s}\n"+
+		"  - {name: hook, kind: webhook, address: 'https://example.com/hook?key=1', token_file: hook.token, functions: [face], timeout: 1s}\n"+
 		"  - {name: log, kind: jsonl, file: answers.jsonl, every: 0s}\n"+
 		"  - {name: out, kind: jsonl, file: '-'}\n"))
 	if err != nil {
@@ -24,6 +24,9 @@ func TestPublish(t *testing.T) {
 	}
 	if quiet.Discovery != "" || quiet.Every != time.Minute || hook.Timeout != time.Second || log.Every != 0 {
 		t.Errorf("%+v\n%+v\n%+v", quiet, hook, log)
+	}
+	if hook.TokenFile != "/etc/penstock/hook.token" || home.TokenFile != "" {
+		t.Errorf("token files %q, %q", hook.TokenFile, home.TokenFile)
 	}
 	if log.File != "/etc/penstock/answers.jsonl" || out.File != "-" {
 		t.Errorf("%+v\n%+v", log, out)
@@ -45,6 +48,8 @@ func TestPublishErrors(t *testing.T) {
 		"name: a, kind: jsonl, file: f, timeout: 1s":                     "publish[0].timeout: is for mqtt or webhook, and kind is jsonl",
 		webhook + "'https://me:secret@h/', discovery: off":               "publish[0].discovery: is for mqtt, and kind is webhook",
 		webhook + "'https://h/secret', file: f":                          "publish[0].file: is for jsonl, and kind is webhook",
+		webhook + "'https://me:secret@h/', token_file: t":                "publish[0].token_file: is set, and the address has a user",
+		mqtt + "'mqtt://me:secret@h/', token_file: t":                    "publish[0].token_file: is for webhook, and kind is mqtt; delete the key",
 		webhook + "'ftp://me:secret@h/'":                                 "publish[0].address: does not begin with http:// or https://, want http://HOST",
 		webhook + "'http:///secret'":                                     "publish[0].address: names no host",
 		webhook + "'http://me:se%cret@h/'":                               "publish[0].address: is no address, want http://HOST",

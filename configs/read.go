@@ -82,7 +82,11 @@ func ReadText(file string, text []byte) (Config, error) {
 		}
 	}
 	for i := range c.Publish {
-		if p := &c.Publish[i]; p.File != "" && p.File != "-" && !filepath.IsAbs(p.File) {
+		p := &c.Publish[i]
+		if p.TokenFile != "" && !filepath.IsAbs(p.TokenFile) {
+			p.TokenFile = filepath.Join(filepath.Dir(path), p.TokenFile)
+		}
+		if p.File != "" && p.File != "-" && !filepath.IsAbs(p.File) {
 			p.File = filepath.Join(filepath.Dir(path), p.File)
 		}
 	}

@@ -8,6 +8,6 @@
 //	 4. One goroutine per receiver sends them through its sink. After a failure it opens the sink
 //	    again, with growing pauses (receiver.go).
 //
-// The sinks are in mqtt.go, with Home Assistant's discovery in discovery.go, webhook.go and
-// lines.go. A receiver that is dead, slow or hostile costs its own queue and nothing else.
+// The sinks are in mqtt.go, with Home Assistant's discovery in discovery.go, webhook.go, with its
+// token in token.go, and lines.go. A receiver that is dead, slow or hostile costs its own queue and nothing else.
 package publish

@@ -46,7 +46,7 @@ func NewSet(specs []configs.Publish, version string, log zerolog.Logger) *Set {
 			}
 			r.place, r.hide = u.Scheme+"://"+u.Host, secrets(u, spec.Kind)
 			if spec.Kind == configs.PublishWebhook {
-				r.sink = newWebhook(u, spec.Timeout)
+				r.sink = newWebhook(u, spec.TokenFile, spec.Timeout)
 			} else {
 				r.place += "/" + spec.Topic
 				r.sink = newMQTT(u, spec, version)

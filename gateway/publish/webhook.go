@@ -22,11 +22,12 @@ const (
 
 // webhook posts messages to an address.
 type webhook struct {
-	address string
-	client  *http.Client
+	address   string
+	tokenFile string // empty: no token
+	client    *http.Client
 }
 
-func newWebhook(u *url.URL, timeout time.Duration) *webhook {
+func newWebhook(u *url.URL, tokenFile string, timeout time.Duration) *webhook {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, MaxConnsPerHost: 1, IdleConnTimeout: idleWebhook, MaxResponseHeaderBytes: maxReplyHeader,
 		TLSHandshakeTimeout: timeout, ForceAttemptHTTP2: true,
@@ -43,7 +44,7 @@ func newWebhook(u *url.URL, timeout time.Duration) *webhook {
 		}
 		return nil
 	}}
-	return &webhook{address: u.String(), client: client}
+	return &webhook{address: u.String(), tokenFile: tokenFile, client: client}
 }
 
 func (w *webhook) open(context.Context) error { return nil }
@@ -59,13 +60,20 @@ func (w *webhook) send(ctx context.Context, m message) error {
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("User-Agent", webhookUserAgent)
+	token := ""
+	if w.tokenFile != "" {
+		if token, err = ReadToken(w.tokenFile); err != nil { // each time: the token may be replaced
+			return err
+		}
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
 	response, err := w.client.Do(request)
 	if err != nil {
 		var detailed *url.Error // it contains the address
 		if errors.As(err, &detailed) {
 			err = detailed.Err
 		}
-		return fmt.Errorf("post answer: %w", err)
+		return fmt.Errorf("post answer: %w", hideToken(err, token))
 	}
 	defer response.Body.Close()
 	_, _ = io.CopyN(io.Discard, response.Body, maxReply) // so that the connection can be used again

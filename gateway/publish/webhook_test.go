@@ -8,11 +8,15 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/configs"
 )
@@ -189,6 +193,107 @@ func TestRedirect(t *testing.T) {
 		t.Error(body)
 	}
 	set.stop()
+}
+
+// writeToken writes the file of a token.
+func writeToken(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Requests have the token of the file, also after a redirect. A token that is replaced is used at once.
+// Neither status nor log has it, also if the server sends it back.
+func TestToken(t *testing.T) {
+	checkLeaks(t)
+	const first, second = "first-token.1", "second-token/2"
+	var wanted, echo atomic.Value
+	wanted.Store(first)
+	echo.Store("")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if text := echo.Load().(string); text != "" {
+			conn, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				_, _ = io.WriteString(conn, strings.ReplaceAll(text, "TOKEN", r.Header.Get("Authorization")))
+				conn.Close()
+			}
+			return
+		}
+		switch {
+		case r.Header.Get("Authorization") != "Bearer "+wanted.Load().(string):
+			w.WriteHeader(http.StatusUnauthorized)
+		case r.URL.Path == "/old":
+			http.Redirect(w, r, "/new", http.StatusPermanentRedirect)
+		}
+	}))
+	defer server.Close()
+	s := webhookSpec(server.URL + "/old")
+	s.TokenFile = filepath.Join(t.TempDir(), "token")
+	set := newSet(s)
+	set.start(t)
+	shows := func(text string) func() bool {
+		return func() bool { return strings.Contains(set.Status()[0].Error, text) }
+	}
+
+	set.Publish(found("door", 1))
+	waitFor(t, "an error without a file", shows("read token: open "))
+	writeToken(t, s.TokenFile, "Bearer "+first+"\n")
+	waitFor(t, "an error about the file", shows("has blanks, quotes"))
+	writeToken(t, s.TokenFile, first+"\n")
+	waitFor(t, "the answer", func() bool { return set.Status()[0].Sent == 1 })
+
+	wanted.Store(second)
+	set.Publish(found("door", 2))
+	waitFor(t, "a refused answer", func() bool {
+		return shows("server answers 401 Unauthorized")() && set.Status()[0].Refused == 1
+	})
+	writeToken(t, s.TokenFile, second)
+	set.Publish(found("door", 3))
+	waitFor(t, "the next answer", func() bool { return set.Status()[0].Sent == 2 })
+
+	echo.Store("TOKEN TOKEN\r\n\r\n")
+	set.Publish(found("door", 4))
+	waitFor(t, "a hidden token", shows("***"))
+	echo.Store("HTTP/1.1 200 OK\r\nTOKEN\r\n\r\n")
+	waitFor(t, "a hidden token in a header", shows("malformed MIME header"))
+	set.stop()
+	status, err := json.Marshal(set.Status())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, token := range []string{first, second} {
+		if strings.Contains(string(status)+set.log.String(), token) {
+			t.Errorf("%s is shown: %s\n%s", token, status, set.log.String())
+		}
+	}
+}
+
+func TestReadToken(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ text, want string }{
+		"empty":   {" \n", "is empty; want one token"},
+		"two":     {"secret secret\n", "has blanks"},
+		"quoted":  {`"secret"`, "has blanks, quotes"},
+		"control": {"sec\x00ret", "has blanks"},
+		"foreign": {"sécret", "characters beyond ASCII"},
+		"long":    {strings.Repeat("secret", maxTokenFile), "has more than 8192 bytes"},
+	} {
+		file := filepath.Join(dir, name)
+		writeToken(t, file, c.text)
+		if _, err := ReadToken(file); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %v, want %s", name, err, c.want)
+		}
+	}
+	for file, want := range map[string]string{pipe: "is no regular file", dir: "is no regular file", filepath.Join(dir, "none"): "no such file"} {
+		if _, err := ReadToken(file); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", file, err, want)
+		}
+	}
 }
 
 // A server that comes later gets the answers that waited.

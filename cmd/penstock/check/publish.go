@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/penstock/penstock/gateway/publish"
 )
 
 // publish checks what the configuration alone does not show. Receivers on other machines may be away
@@ -14,6 +16,11 @@ func (n *node) publish() {
 		for _, name := range p.Functions {
 			if !hasFunction(n.config, name) {
 				n.notes = append(n.notes, fmt.Sprintf("publish %s takes answers of %s, which is not among functions: there are none until `penstock if add` adds it", p.Name, name))
+			}
+		}
+		if p.TokenFile != "" {
+			if _, err := publish.ReadToken(p.TokenFile); err != nil {
+				n.problems.Add(err, "publish", i, "token_file")
 			}
 		}
 		if p.File == "" || p.File == "-" {

@@ -17,15 +17,18 @@ func TestPublish(t *testing.T) {
 		"  - {name: b, kind: jsonl, file: .}\n"+
 		"  - {name: c, kind: jsonl, file: answers.jsonl, functions: [face]}\n"+
 		"  - {name: d, kind: jsonl, file: '-'}\n"+
-		"  - {name: e, kind: webhook, address: 'http://127.0.0.1:1/'}\n")
+		"  - {name: e, kind: webhook, address: 'http://127.0.0.1:1/', token_file: none}\n"+
+		"  - {name: f, kind: webhook, address: 'http://127.0.0.1:1/', token_file: token}\n")
+	writes(t, filepath.Join(dir, "token"), "secret-token\n")
 	c, err := configs.Read(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.RuntimeDir = filepath.Join(dir, "run")
 	notes, err := Node(context.Background(), c)
-	if err == nil || strings.Count(err.Error(), "publish[") != 2 || !strings.Contains(err.Error(), ":2:34: publish[0].file: find folder of file: stat ") ||
-		!strings.Contains(err.Error(), ":3:34: publish[1].file: ") || !strings.Contains(err.Error(), "is no regular file") {
+	if err == nil || strings.Count(err.Error(), "publish[") != 3 || !strings.Contains(err.Error(), ":2:34: publish[0].file: find folder of file: stat ") ||
+		!strings.Contains(err.Error(), ":3:34: publish[1].file: ") || !strings.Contains(err.Error(), "is no regular file") ||
+		!strings.Contains(err.Error(), "publish[4].token_file: read token: open "+filepath.Join(dir, "none")) || strings.Contains(err.Error(), "secret") {
 		t.Error(err)
 	}
 	if !strings.Contains(strings.Join(notes, "\n"), "publish c takes answers of face, which is not among functions") {
