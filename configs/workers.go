@@ -14,6 +14,12 @@ type Worker struct {
 	// The guarantee of all members together, in percent of the device's time. Together with the
 	// share_percent of the functions it is at most 100.
 	SharePercent float64 `yaml:"share_percent" required:"true" min:"0.1" max:"100" example:"30"`
+	// How many batches may run at once. Members divide into so many lanes, and those of a lane take
+	// turns.
+	Lanes int `yaml:"lanes" default:"2" min:"1" max:"16"`
+	// Whose batch runs next in a lane: edf (the earliest deadline), fifo, fair (equal time), srtf (the
+	// shortest), or pack (the least idle time).
+	Policy string `yaml:"policy" default:"edf" oneof:"edf|fifo|fair|srtf|pack"`
 }
 
 // Worker returns the worker of a name.
@@ -23,6 +29,18 @@ func (c *Config) Worker(name string) (w Worker, ok bool) {
 		return Worker{}, false
 	}
 	return c.Workers[i], true
+}
+
+// EditedWorkers returns the workers of an edited configuration as they take effect without a restart:
+// the lanes of a worker stay, because its process has them for its life.
+func (c *Config) EditedWorkers(edited []Worker) []Worker {
+	list := slices.Clone(edited)
+	for i, w := range list {
+		if before, ok := c.Worker(w.Name); ok {
+			list[i].Lanes, list[i].Policy = before.Lanes, before.Policy
+		}
+	}
+	return list
 }
 
 // WorkersPercent is the sum of the workers' guarantees.
@@ -94,6 +112,9 @@ func (f *Function) ownProcessKeys() (all []conflict) {
 	}
 	if f.Instances > 1 {
 		add("instances", "is %d, and worker %q runs each member once; delete one of the two keys", f.Instances, f.Worker)
+	}
+	if f.InFlight > 0 {
+		add("in_flight", "is %d, and worker %q runs one batch of a member at a time; delete one of the two keys", f.InFlight, f.Worker)
 	}
 	if len(f.Environment) > 0 {
 		add("environment", "belongs to a process, and worker %q runs several functions in one; delete one of the two keys", f.Worker)

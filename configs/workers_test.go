@@ -29,6 +29,9 @@ func TestWorkers(t *testing.T) {
 		"share_percent": {"{" + cold + ", functions: [{name: a, port: 1, worker: cold, share_percent: 20}]}", []string{"functions[0].share_percent", "is 20 %", `worker "cold"`, "delete one of the two keys"}},
 		"change":        {"{" + cold + ", functions: [{name: a, port: 1, worker: cold, change: shadow}]}", []string{"functions[0].change", "is shadow", `worker "cold"`, "delete one"}},
 		"instances":     {"{" + cold + ", functions: [{name: a, port: 1, worker: cold, instances: 2}]}", []string{"functions[0].instances", "is 2", `worker "cold"`, "delete one"}},
+		"in_flight":     {"{device: auto, " + cold + ", functions: [{name: a, port: 1, worker: cold, in_flight: 2}]}", []string{"functions[0].in_flight", "is 2", `worker "cold"`, "delete one"}},
+		"lanes":         {"{workers: [{name: cold, share_percent: 30, lanes: 0}], functions: []}", []string{"workers[0].lanes", "1 to 16"}},
+		"policy":        {"{workers: [{name: cold, share_percent: 30, policy: edg}], functions: []}", []string{"workers[0].policy", `is "edg"`, `did you mean "edf"?`}},
 		"environment":   {"{" + cold + ", functions: [{name: a, port: 1, worker: cold, environment: {A: b}}]}", []string{"functions[0].environment", "belongs to a process", `worker "cold"`, "delete one"}},
 	} {
 		t.Run(name, func(t *testing.T) {

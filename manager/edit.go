@@ -72,7 +72,7 @@ func (m *Manager) judgeConfiguration(err error) { m.file.judge(m.cfg.File, err, 
 
 func (m *Manager) follow(c configs.Config) error {
 	before := m.cfg.Workers
-	m.cfg.Workers = c.Workers
+	m.cfg.Workers = m.cfg.EditedWorkers(c.Workers)
 	e, err := m.planEdit(c)
 	if err == nil {
 		err = e.prepare(m)
@@ -82,7 +82,7 @@ func (m *Manager) follow(c configs.Config) error {
 		return err
 	}
 	err = e.commit(m)
-	if m.cfg.Guarantees() && !slices.Equal(before, c.Workers) {
+	if m.cfg.Guarantees() && !slices.Equal(before, m.cfg.Workers) {
 		m.guarantees()
 	}
 	m.keep()

@@ -13,7 +13,10 @@ import (
 )
 
 // cold and warm are the workers of workerNode.
-var cold, warm = configs.Worker{Name: "cold", SharePercent: 30}, configs.Worker{Name: "warm", SharePercent: 20}
+var (
+	cold = configs.Worker{Name: "cold", SharePercent: 30, Lanes: 2, Policy: "edf"}
+	warm = configs.Worker{Name: "warm", SharePercent: 20, Lanes: 1, Policy: "fifo"}
+)
 
 // workerNode begins with a configuration file that has two workers and these functions.
 func workerNode(t *testing.T, device string, functions ...configs.Function) *nodeBed {
@@ -83,7 +86,7 @@ func TestMove(t *testing.T) {
 			b.replacementEnds(end)
 			b.turns()
 			all := b.processes("a")
-			if len(all) != 1 || all[0].Worker != "cold" || all[0].Role != control.Serve || all[0].Generation <= before {
+			if len(all) != 1 || all[0].Worker != "cold" || all[0].Lanes != 2 || all[0].LanePolicy != "edf" || all[0].Role != control.Serve || all[0].Generation <= before {
 				t.Errorf("desired %+v, want one process in the worker and no shadow", all)
 			}
 			s := b.status("a")
@@ -367,7 +370,7 @@ func TestEditWorker(t *testing.T) {
 	t.Run("new worker", func(t *testing.T) {
 		b := workerNode(t, configs.DeviceCPU, functions...)
 		c := b.cfg
-		c.Workers = []configs.Worker{cold, warm, {Name: "new", SharePercent: 10}}
+		c.Workers = []configs.Worker{cold, warm, {Name: "new", SharePercent: 10, Lanes: 1, Policy: "edf"}}
 		c.Functions = []configs.Function{member("a", "new", time.Second), functions[1]}
 		if err := b.followed(c); err != nil {
 			t.Fatal(err)
@@ -380,13 +383,16 @@ func TestEditWorker(t *testing.T) {
 	t.Run("guarantee", func(t *testing.T) {
 		b := workerNode(t, configs.DeviceCPU, functions...)
 		c := b.cfg
-		c.Workers = []configs.Worker{{Name: "cold", SharePercent: 50}}
+		c.Workers = []configs.Worker{{Name: "cold", SharePercent: 50, Lanes: 4, Policy: "fair"}}
 		if err := b.followed(c); err != nil {
 			t.Fatal(err)
 		}
 		b.turn()
-		if got := b.wanted("b")[control.Serve].GuaranteePercent; got != 50 {
-			t.Errorf("b has %v %%, want the worker's new guarantee", got)
+		if got := b.wanted("b")[control.Serve]; got.GuaranteePercent != 50 || got.Lanes != 2 || got.LanePolicy != "edf" {
+			t.Errorf("b has %+v, want the worker's new guarantee and its old lanes", got)
+		}
+		if keys := b.page().Configuration.NeedRestart; !slices.Equal(keys, []string{"workers"}) {
+			t.Errorf("%v need a restart, want workers for their lanes", keys)
 		}
 	})
 	t.Run("worker in use", func(t *testing.T) {

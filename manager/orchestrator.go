@@ -88,6 +88,9 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
 			Worker: with.worker, Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
+		if w, ok := in.m.cfg.Worker(with.worker); ok {
+			p.Lanes, p.LanePolicy = w.Lanes, w.Policy
+		}
 		if in.m.cfg.Guarantees() {
 			in.terms(&p)
 		}
