@@ -135,14 +135,14 @@ func TestCheckRunningNode(t *testing.T) {
 func TestIfAddSave(t *testing.T) {
 	card := nullCard(t, "digest", small)
 	nd := start(t, oneFunction(card)+"# the end\n")
-	if out, err := run(t, nd.Dir, "if", "add", "kept", "--model", card, "--slo", "3s", "--save"); err != nil || !strings.Contains(out, "kept is saved in "+nd.Config) {
+	if out, err := run(t, nd.Dir, "if", "add", "kept", "--model", card, "--slo", "3s", "--pictures", "6/min", "--save"); err != nil || !strings.Contains(out, "kept is saved in "+nd.Config) {
 		t.Fatalf("add: %v\n%s", err, out)
 	}
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"# the end", "  - name: kept\n", "slo: 3s"} {
+	for _, want := range []string{"# the end", "  - name: kept\n", "slo: 3s", "pictures: 6/min"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the file does not have %q:\n%s", want, text)
 		}
