@@ -1,0 +1,112 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// members are two functions in one worker, and one outside.
+func members(card string) string {
+	return fmt.Sprintf(`
+workers: [{name: cold, share_percent: 40}]
+functions:
+  - {name: fn, model: %[1]q, port: 0, slo: 10s, worker: cold}
+  - {name: other, model: %[1]q, port: 0, slo: 10s, worker: cold}
+  - {name: own, model: %[1]q, port: 0, slo: 10s}
+`, card)
+}
+
+// serves returns the process that serves for a function, once its worker is the given one.
+func serves(t *testing.T, nd *node.Node, function, worker string) (active control.ProcessStatus) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("%s to serve in worker %q", function, worker), func() bool {
+		f, err := nd.Function(function)
+		if err != nil || len(f.Instances) == 0 || f.Worker != worker {
+			return false
+		}
+		active, _ = f.Instances[0].Serving()
+		return active.PID != 0
+	})
+	return active
+}
+
+// TestWorkerKilled kills a worker with batches in flight. Every request is answered, and all its
+// members serve again, in one process.
+func TestWorkerKilled(t *testing.T) {
+	t.Parallel()
+	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	fn, other, own := serves(t, nd, "fn", "cold"), serves(t, nd, "other", "cold"), serves(t, nd, "own", "")
+	if fn.PID != other.PID || fn.PID == own.PID {
+		t.Fatalf("fn has process %d and other %d, want one; own has %d, want another", fn.PID, other.PID, own.PID)
+	}
+	got := stream(t, nd, 1000, func() { kill(t, fn.PID) })
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 8 {
+		t.Errorf("%s; want every request answered right, a batch failed at most", got)
+	}
+	for _, name := range []string{"fn", "other"} {
+		f := settled(t, nd, name)
+		if last := f.Instances[0].LastFailure; last == nil || last.PID != fn.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
+			t.Errorf("last failure of %s is %+v, want how process %d was killed", name, last, fn.PID)
+		}
+	}
+	if a, b := serves(t, nd, "fn", "cold"), serves(t, nd, "other", "cold"); a.PID != b.PID || a.PID == fn.PID {
+		t.Errorf("fn has process %d and other %d, want one other than %d", a.PID, b.PID, fn.PID)
+	}
+	if now := serves(t, nd, "own", ""); now.PID != own.PID {
+		t.Errorf("own has process %d, want %d still", now.PID, own.PID)
+	}
+}
+
+// TestWorkerMoves moves a function into the worker and out of it under load.
+func TestWorkerMoves(t *testing.T) {
+	t.Parallel()
+	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	before := serves(t, nd, "fn", "cold")
+	for _, to := range []string{"", "cold"} {
+		got := stream(t, nd, 1000, func() {
+			arguments := []string{"if", "move", "fn", "--own"}
+			if to != "" {
+				arguments = []string{"if", "move", "fn", "--worker", to}
+			}
+			if out, err := run(t, nd.Dir, arguments...); err != nil {
+				t.Errorf("move: %v: %s", err, out)
+			}
+		})
+		if got.by[wire.StatusOK] != 1000 || got.lost > 0 || got.wrong > 0 {
+			t.Errorf("%s during the move to %q; want all answered right", got, to)
+		}
+		if now := serves(t, nd, "fn", to); (now.PID == serves(t, nd, "other", "cold").PID) != (to == "cold") {
+			t.Errorf("fn has process %d after the move to %q", now.PID, to)
+		}
+	}
+	if now := serves(t, nd, "fn", "cold"); now.PID != before.PID {
+		t.Errorf("fn came back to process %d, want the worker's %d", now.PID, before.PID)
+	}
+	failsInOneLine(t, nd, []string{"fn", "cold"}, "if", "move", "fn", "--worker", "cold")
+	failsInOneLine(t, nd, []string{"warm", "cold"}, "if", "move", "fn", "--worker", "warm")
+}
+
+// TestWorkerTakesTurns saturates one member. The other's requests are answered in between.
+func TestWorkerTakesTurns(t *testing.T) {
+	t.Parallel()
+	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	serves(t, nd, "fn", "cold")
+	serves(t, nd, "other", "cold")
+	busy := newAnswers()
+	c := dial(t, nd, "other", client.Options{Timeout: 20 * time.Second, Deliver: busy.deliver(small)})
+	send(t, c, small, 0, 2000, 0)
+	got := stream(t, nd, 200, func() {})
+	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+		t.Errorf("%s; want all answered right next to a busy member", got)
+	}
+	busy.wait(2000)
+	if busy.lost > 0 || busy.wrong > 0 || busy.by[wire.StatusFailed] > 0 {
+		t.Errorf("busy member: %s; want every request answered right", busy)
+	}
+}
