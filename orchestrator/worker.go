@@ -88,17 +88,31 @@ func (w *workers) spawn(sp spec) (process, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	h := w.hostLocked(&sp)
-	if h == nil {
-		var err error
-		if h, err = w.startLocked(sp); err != nil {
-			return nil, err
+	for h := w.hostLocked(&sp); h != nil; h = w.hostLocked(&sp) {
+		if m, err := h.beginLocked(&sp); err == nil {
+			return m, nil
 		}
+		// It has ended, which is about to be reported, or it hangs.
+		h.closing = true
+		h.execProcess.signal(syscall.SIGKILL)
 	}
+	h, err := w.startLocked(sp)
+	if err != nil {
+		return nil, err
+	}
+	m, err := h.beginLocked(&sp)
+	if err != nil {
+		return nil, fmt.Errorf("start %v in worker %s: %w", sp.key, sp.worker, err)
+	}
+	return m, nil
+}
+
+// beginLocked starts a member in this process.
+func (h *host) beginLocked(sp *spec) (*member, error) {
 	m := h.addLocked(sp.key.String(), sp.note)
 	if err := h.link.Order(control.Order{Do: control.DoStart, Member: m.id, Start: &sp.start}); err != nil {
 		h.dropLocked(m)
-		return nil, fmt.Errorf("start %v in worker %s: %w", sp.key, sp.worker, err)
+		return nil, err
 	}
 	h.saveLocked()
 	return m, nil
