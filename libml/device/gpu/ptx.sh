@@ -9,8 +9,8 @@
 # on (green contexts need 12.4). The compiler's comments are left out. The first line
 # names the source.
 #
-# The present files are from nvcc 13.0.48. Another compiler changes the code of all kernels, so
-# measure them again.
+# gather.ptx and null.ptx are from nvcc 13.0.48, fashion.ptx is from clang 14. Another compiler
+# changes the code of all kernels, so measure them again.
 set -eu
 source=${2:-$(dirname "$0")/gather.cu}
 name=$(basename "$source" .cu)
