@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"image"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,9 +15,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/cameratest"
 	"github.com/penstock/penstock/internal/testing/videotest"
+	"github.com/penstock/penstock/models/uyvy"
 	"github.com/penstock/penstock/node"
 )
 
@@ -261,6 +265,46 @@ func TestCameraUYVY(t *testing.T) {
 			t.Fatal("no picture was answered")
 		}
 	}
+}
+
+// TestCameraUYVYOnGPU sends UYVY to a node with a GPU, whose gather converts it.
+func TestCameraUYVYOnGPU(t *testing.T) {
+	t.Parallel()
+	pictures := cameraFrames(2, 5)
+	var frames [][]byte
+	for _, picture := range pictures {
+		rgb := make([]byte, len(picture)/2*3)
+		uyvy.ToRGB(rgb, picture)
+		frames = append(frames, rgb)
+	}
+	to, answers := answersAt(t)
+	nd := start(t, onGPU(cameraCard(t, 3), fmt.Sprintf("name: cam, slo: 20s, format: rfc4175-uyvy, answers_to: %q", to)), withGPU(t, false)...)
+	port, err := net.Dial("udp", "127.0.0.1:"+portOf(t, nd, "cam"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		defer port.Close()
+		for n := 0; ; n++ {
+			// Packets of whole pixels, of which half end inside a pair.
+			rtp := cameratest.RTP{Timestamp: uint32(n), Stream: 1, Width: cameraWidth, PixelBytes: 2, Pixels: pictures[n%len(pictures)], Size: 702}
+			for _, packet := range rtp.Packets() {
+				port.Write(packet)
+			}
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-stopped
+	})
+	awaitDigests(t, answers, frames)
 }
 
 // needGStreamer skips a test without GStreamer's RTP elements.
