@@ -127,11 +127,11 @@ func ptxInputs(random *rand.Rand) (inputs []models.Input) {
 // longestFragments returns max lengths of fragments. Short ones cut most elements, but the interpreter
 // needs a second for thousands of them.
 func longestFragments(random *rand.Rand, in *models.Input) []int {
-	any := []int{60, 300, 1450, FragmentBytes}[random.IntN(4)]
+	long := []int{60, 300, 1450, FragmentBytes}[random.IntN(4)]
 	if in.UYVY || in.WireBytes() <= 600 {
-		return []int{1 + random.IntN(8), any}
+		return []int{1 + random.IntN(8), long}
 	}
-	return []int{any}
+	return []int{long}
 }
 
 // gatherByPTX gathers random pictures in fragments of up to longest bytes.
