@@ -16,8 +16,8 @@ package control
 // In both directions, end of file means that the other side has ended.
 //
 // A worker hosts several inference functions, its members. Each member has the same
-// conversation over the worker's link: its orders and notices carry its name. It begins with
-// an Order{start} of its own, and its last notice says that it has exited.
+// conversation over the worker's link: its orders and notices carry its name. Its first
+// order is a start, and its last notice says that it has exited.
 
 import (
 	"bufio"

@@ -142,7 +142,7 @@ type DesiredProcess struct {
 	// Framework's own program if it has one ("pytorch").
 	Command   []string `json:"command,omitempty"`
 	Framework string   `json:"framework,omitempty"`
-	// Worker is the worker that hosts the process; empty: the process is one of its own. All
+	// Worker is the worker that hosts the process; empty: it is not in a worker. All
 	// processes of a worker have the same SharePercent, GuaranteePercent, Level and
 	// BalanceNanos: the worker's. Lanes is how many batches the worker may run at once, at least
 	// 1, and LanePolicy a policy of package libml/lane, which chooses them.
@@ -276,7 +276,7 @@ const (
 type Order struct {
 	Do OrderKind `json:"do"`
 	// Member is the member of a worker that the order is for; empty: the order is for the
-	// process itself. A worker's members begin with a DoStart of their own.
+	// process itself. A member's first order is a DoStart, too.
 	Member       string  `json:"member,omitempty"`
 	Start        *Start  `json:"start,omitempty"`
 	SharePercent float64 `json:"share_percent,omitempty"`

@@ -71,7 +71,7 @@ type laneQueue struct {
 	mu      sync.Mutex
 	policy  lane.Policy
 	members []*laneTurn
-	running *laneTurn // whose turn it is; nil if it is nobody's
+	running *laneTurn // the member whose turn it is; nil if the lane is free
 	jobs    []lane.Job
 }
 

@@ -129,7 +129,7 @@ func TestLanes(t *testing.T) {
 	none.leave(0)
 }
 
-// TestTurnsConcurrent has members in threads of their own. No two run at once, and all end.
+// TestTurnsConcurrent runs each member in another goroutine. No two batches run at once, and all end.
 func TestTurnsConcurrent(t *testing.T) {
 	for _, policy := range lane.Names() {
 		t.Run(policy, func(t *testing.T) {

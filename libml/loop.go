@@ -44,7 +44,7 @@ type loop struct {
 	naps     naps
 	moves    moves
 	reporter reporter
-	lane     *laneTurn // in the worker's lane; nil in a process of its own
+	lane     *laneTurn // in the worker's lane; nil outside a worker
 
 	last      lastBatch
 	acquired  int64 // when this process got the ring

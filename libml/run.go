@@ -76,7 +76,7 @@ type process struct {
 	timing      timing
 	abandoned   bool // the process ends while the framework works
 
-	worker *worker // that hosts it; nil in a process of its own
+	worker *worker // that hosts it; nil outside a worker
 
 	orders  orders
 	exit    exit

@@ -154,7 +154,7 @@ func (s *supervisor) confine(sp *spec, model string) error {
 	c.Read = append(c.Read, nonEmpty(sp.dir)...)
 	c.Read = append(c.Read, nonEmpty(model)...)
 	if sp.worker != "" {
-		// What its other members need, so that one process can host all of them.
+		// One process can host all members if it may read all their models.
 		for _, d := range s.target.desired.Processes {
 			if d.Worker == sp.worker {
 				c.Read = append(append(c.Read, nonEmpty(d.Dir)...), nonEmpty(d.Model)...)

@@ -34,7 +34,7 @@ func keyOf(p control.DesiredProcess) key { return key{p.IF, p.Instance, p.Genera
 // spec is everything needed to start a process.
 type spec struct {
 	key key
-	// worker is the worker that hosts the process; empty: it is a process of its own.
+	// worker is the worker that hosts the process; empty: it is not in a worker.
 	worker  string
 	command []string
 	dir     string // empty: the orchestrator's working directory

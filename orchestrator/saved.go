@@ -82,7 +82,7 @@ type heldProcess struct {
 	age    time.Duration
 	exited bool // another process may have its process id now
 	held   *keeper.Process
-	member *member // of a worker; nil for a process of its own
+	member *member // of a worker; nil if it is not in one
 }
 
 // readSaved decodes a note, and refuses other versions.
