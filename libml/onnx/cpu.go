@@ -62,6 +62,7 @@ func newOptions(threads int) (*ort.SessionOptions, error) {
 		// Threads that spin between two operators use the CPU time of the next batch.
 		o.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
 		o.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
+		o.AddSessionConfigEntry("session.use_env_allocators", "1"), // shareArena
 		// A denormal costs a hundred cycles and changes no answer.
 		o.AddSessionConfigEntry("session.set_denormal_as_zero", "1"),
 	)

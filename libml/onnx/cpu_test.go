@@ -486,3 +486,25 @@ func BenchmarkLinkModel(b *testing.B) {
 		})
 	}
 }
+
+// TestSharedArena runs batches of several models. Together they need the memory of one batch.
+func TestSharedArena(t *testing.T) {
+	card := shipped(t, "detect")
+	n := card.MaxBatch()
+	b := makeBuffers(card, n)
+	run := func() (grownBytes int64) {
+		f := linked(t, card)
+		before := residentBytes()
+		infer(t, f, 0, n, b)
+		return residentBytes() - before
+	}
+	first := run()
+	var others int64
+	for range 4 {
+		others += run()
+	}
+	const most = 16 << 20
+	if others > most {
+		t.Errorf("the first batches of four more models took %d MiB, want at most %d; that of the first model took %d", others>>20, most>>20, first>>20)
+	}
+}

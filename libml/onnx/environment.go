@@ -33,6 +33,24 @@ func open() error {
 	if err := ort.InitializeEnvironment(ort.WithLogLevelFatal()); err != nil {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
+	if err := shareArena(); err != nil {
+		return fmt.Errorf("share memory between sessions: %w", err)
+	}
 	environment.path = path
 	return nil
+}
+
+// shareArena makes sessions on the CPU take the memory of their batches from one arena. The members of
+// a worker take turns, so it holds the largest batches that run at once, not those of all members.
+func shareArena() error {
+	memory, err := ort.GetMemoryInfo()
+	if err != nil {
+		return err
+	}
+	arena, err := ort.NewArenaCfg(0, -1, -1, -1)
+	if err != nil {
+		return err
+	}
+	defer arena.Destroy()
+	return ort.CreateAndRegisterAllocator(memory, arena)
 }
