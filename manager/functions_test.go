@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -33,5 +34,23 @@ func TestWarnIfCrowded(t *testing.T) {
 		if got := strings.Contains(out.String(), `"level":"warn","instances":3,"cpus":2`); got != c.want {
 			t.Errorf("%s: logged %q, want a warning: %v", c.name, &out, c.want)
 		}
+	}
+}
+
+// If a node is killed, its processes end together with the orchestrator, perhaps before the manager
+// has told them to drain.
+func TestDrainWithoutReports(t *testing.T) {
+	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second))
+	active, _ := b.serves("a")
+	shadow, _ := b.shadow("a")
+	b.drain()
+	in := b.instance("a", 0)
+	in.lost(active)
+	b.step()
+	b.step()
+	in.lost(shadow)
+	b.step()
+	if !b.drained() {
+		t.Errorf("the drain still waits: %s", b.undrained())
 	}
 }

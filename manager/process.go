@@ -101,7 +101,9 @@ func (in *instance) lost(generation uint32) {
 	if q == nil {
 		return
 	}
-	if q.Role == control.Drain || q.Role == control.Kill {
+	// Without a successor the cause does not matter. If the node was killed, no orchestrator is
+	// left to report it.
+	if q.Role == control.Drain || q.Role == control.Kill || in.f.removing {
 		in.pair.Gone(generation, "")
 		return
 	}

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,5 +109,34 @@ func TestWorkerTakesTurns(t *testing.T) {
 	busy.wait(2000)
 	if busy.lost > 0 || busy.wrong > 0 || busy.by[wire.StatusFailed] > 0 {
 		t.Errorf("busy member: %s; want every request answered right", busy)
+	}
+}
+
+// TestWorkerOutlivesOrchestrator kills the orchestrator. The next one takes over the worker with its
+// members, and more members can come and go.
+func TestWorkerOutlivesOrchestrator(t *testing.T) {
+	t.Parallel()
+	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	worker := serves(t, nd, "fn", "cold").PID
+	serves(t, nd, "other", "cold")
+	got := stream(t, nd, 400, func() { killOrchestrator(t, nd) })
+	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+		t.Errorf("%s; want 400 right answers", got)
+	}
+	for _, arguments := range [][]string{
+		{"if", "add", "third", "--model", nullCard(t, "third", small), "--worker", "cold"},
+		{"if", "move", "fn", "--own"},
+	} {
+		if out, err := run(t, nd.Dir, arguments...); err != nil {
+			t.Errorf("%s: %v\n%s", strings.Join(arguments, " "), err, out)
+		}
+	}
+	serves(t, nd, "third", "cold")
+	serves(t, nd, "fn", "")
+	if now := serves(t, nd, "other", "cold"); now.PID != worker {
+		t.Errorf("other has process %d, want the worker's %d all the time", now.PID, worker)
+	}
+	for _, name := range []string{"fn", "other", "third"} {
+		settled(t, nd, name)
 	}
 }
