@@ -71,7 +71,7 @@ func (l *lines) write(v any) error {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("write line: %w: the peer does not read", ErrPeerTimeout)
 		}
-		if isClosed(err) {
+		if isClosed(err) || errors.Is(err, net.ErrClosed) { // the reader closes this end when the peer has gone
 			return fmt.Errorf("write line: %w: %w", ErrHungUp, err)
 		}
 		return fmt.Errorf("write line: %w", err)

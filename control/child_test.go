@@ -44,6 +44,17 @@ func pair(t *testing.T) (*Parent, *os.File) {
 	return p, f
 }
 
+// The reader closes its end when the child has gone; an order at that moment finds the same cause.
+func TestOrderOnClosedLink(t *testing.T) {
+	p, _ := startPair(t)
+	if err := p.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Order(Order{Do: DoDrain}); !errors.Is(err, ErrHungUp) {
+		t.Errorf("order: %v, want %v", err, ErrHungUp)
+	}
+}
+
 func TestChildLink(t *testing.T) {
 	invariants(t)
 	p, c := startPair(t)

@@ -37,6 +37,21 @@ func TestWarnIfCrowded(t *testing.T) {
 	}
 }
 
+// Without an orchestrator, a drain does not wait for a process that would have served.
+func TestDrainWithoutOrchestrator(t *testing.T) {
+	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second))
+	b.drain()
+	b.step()
+	if b.drained() {
+		t.Fatal("the drain does not wait for processes of an orchestrator that runs")
+	}
+	b.gone = true
+	b.step()
+	if !b.drained() {
+		t.Errorf("the drain still waits: %s", b.undrained())
+	}
+}
+
 // If a node is killed, its processes end together with the orchestrator, perhaps before the manager
 // has told them to drain.
 func TestDrainWithoutReports(t *testing.T) {

@@ -341,9 +341,11 @@ func (in *instance) holder() *pair.Process {
 // remove ends the instance's processes.
 func (in *instance) remove() {
 	in.pair.Remove()
-	if !in.m.device.known { // the orchestrator does not know them yet
-		for _, q := range slices.Clone(in.pair.Processes()) {
-			in.pair.Gone(q.Generation, "the process was never started")
+	known := in.m.device.known
+	orphaned := in.m.draining && !in.m.orchestrator.link.PeerAlive() // processes end with their orchestrator
+	for _, q := range slices.Clone(in.pair.Processes()) {
+		if !known || orphaned && in.processes.known(q.Generation).conn == nil {
+			in.pair.Gone(q.Generation, "no orchestrator starts the process")
 		}
 	}
 	in.settle(fmt.Errorf("%s was removed", in.f.name))

@@ -29,6 +29,7 @@ type nodeBed struct {
 	device,
 	mechanism string
 	gpu   *control.ObservedDevice
+	gone  bool // the orchestrator has stopped reporting
 	stuck bool // no process moves to other groups
 	small bool // no process gets more batch sizes
 	// needs returns the minimum number of groups for a process's model; nil: any number.
@@ -67,7 +68,7 @@ func (b *nodeBed) Publish(d control.Desired) error {
 	return nil
 }
 func (b *nodeBed) Observed() <-chan control.Observed { return nil }
-func (b *nodeBed) PeerAlive() bool                   { return true }
+func (b *nodeBed) PeerAlive() bool                   { return !b.gone }
 func (b *nodeBed) Close() error                      { return nil }
 
 // h200 is a GPU as the orchestrator reports it.
