@@ -60,6 +60,7 @@ var flagCompletions = map[string]cobra.CompletionFunc{
 	"pictures":      completeFolder,
 	"config":        completeYAML,
 	"model":         completeModel,
+	"worker":        cobra.NoFileCompletions,
 	"to":            completeFunctionList,
 	"rate":          completeRate,
 	"find-max-rate": completeFunction,
