@@ -42,6 +42,7 @@ type instance struct {
 	batching  batching
 	measured  measurement
 	entitled  entitlement
+	suspected time.Time // when its batch last ran as its worker died; zero: never
 }
 
 // traffic has measurements of the requests that pass through an instance.
@@ -149,10 +150,13 @@ func (in *instance) step() {
 
 // reclaim takes the ring from a generation that has ended.
 func (in *instance) reclaim(generation uint32) {
+	worker := in.processes.known(generation).worker
 	in.processes.forget(generation)
 	in.placement.Forget(generation)
 	in.queue.SetServing(in.pair.Active() != nil)
-	in.queue.Abandon(generation)
+	if in.queue.Abandon(generation) && worker != "" {
+		in.suspect(worker)
+	}
 	in.dropTensors()
 }
 
@@ -286,7 +290,8 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err != nil {
 		return err
 	}
-	in.processes.of(hello.Generation).conn = conn
+	p := in.processes.of(hello.Generation)
+	p.conn, p.worker = conn, with.worker
 	in.pair.Attach(hello.Generation)
 	in.m.threads.Go(func() { in.readReports(conn, hello.Generation) })
 	return nil

@@ -2,7 +2,9 @@ package manager
 
 import (
 	"fmt"
+	"time"
 
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/models"
 )
 
@@ -32,6 +34,24 @@ func (m *Manager) move(name, worker string) (<-chan error, error) {
 		return nil, fmt.Errorf("move %s: worker %w", name, err)
 	}
 	return f.replace(f.model.desired, f.config.Model, m.setupOf(want, f.model.desired), f.model.older)
+}
+
+// suspectPeriod is the time in which a member may be suspected once.
+const suspectPeriod = time.Minute
+
+// suspect records that the instance's batch ran when its worker died. If that happens again within
+// suspectPeriod, the function moves to its own processes, so that it ends no other members again.
+func (in *instance) suspect(worker string) {
+	last, now := in.suspected, runclock.Time()
+	in.suspected = now
+	if last.IsZero() || now.Sub(last) > suspectPeriod {
+		return
+	}
+	in.suspected = time.Time{}
+	in.log.Error().Str("worker", worker).Msg("worker died twice within a minute while it ran a batch of this function; moving the function to its own processes")
+	if _, err := in.m.move(in.f.name, ""); err != nil {
+		in.log.Warn().Err(err).Msg("cannot move the function out of its worker")
+	}
 }
 
 // hostText describes the host of a function.

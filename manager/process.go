@@ -10,8 +10,9 @@ import (
 // process is what an instance knows of the process of a generation, besides its place in the
 // pair. The control loop owns it.
 type process struct {
-	pid  int
-	conn *control.AttachConn // nil if the process is not attached
+	pid    int
+	conn   *control.AttachConn // nil if the process is not attached
+	worker string              // that hosts it; empty if it is not in one
 	observation
 	// A process that has ended may wait for the orchestrator's report, and its end counts only
 	// then. unreported: whether the GPU was lost; exitBy: why a process ended that did not serve;

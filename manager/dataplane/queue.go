@@ -96,13 +96,21 @@ func (q *Queue) SetWeight(weight float64) {
 
 // Abandon takes the ring from the process of a generation that has ended. The reply thread
 // first handles the requests that the process had finished. Then it answers `failed` for those
-// that the process had started. The next process gets the others.
-func (q *Queue) Abandon(generation uint32) {
+// that the process had started. The next process gets the others. Abandon reports whether the process
+// had started any.
+func (q *Queue) Abandon(generation uint32) (started bool) {
 	q.port.mu.Lock()
 	q.abandoned = append(q.abandoned, generation)
+	for i := range q.port.flights {
+		if q.port.flights[i].queue == q {
+			stage, by := q.channel.Stage(uint32(i))
+			started = started || stage == shm.StageStarted && by == generation
+		}
+	}
 	q.port.mu.Unlock()
 	q.channel.Disown(generation)
 	q.channel.Wake()
+	return started
 }
 
 // ExpireBefore answers `failed` for all requests that were published before that time, by

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -139,4 +141,50 @@ func TestWorkerOutlivesOrchestrator(t *testing.T) {
 	for _, name := range []string{"fn", "other", "third"} {
 		settled(t, nd, name)
 	}
+}
+
+// TestWorkerKilledTwice kills a worker during batches of one member. After the second time the member
+// moves out, and the other stays.
+func TestWorkerKilledTwice(t *testing.T) {
+	t.Parallel()
+	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
+	c := dial(t, nd, "fn", client.Options{Timeout: 30 * time.Second})
+	ctx, stop := context.WithCancel(testContext(t))
+	var load sync.WaitGroup
+	load.Go(func() {
+		for ctx.Err() == nil {
+			_, _ = c.Do(ctx, picture(small, 1), client.RequestOptions{}) // failed, if its batch ran
+		}
+	})
+	defer load.Wait()
+	defer stop()
+
+	moved := func() bool {
+		f, err := nd.Function("fn")
+		return err == nil && f.Worker == ""
+	}
+	for kills := 0; !moved(); kills++ { // the second nearly always moves it: a batch of fn runs nearly all the time
+		if kills == 10 {
+			t.Fatal("fn is in its worker after ten kills")
+		}
+		worker := serves(t, nd, "other", "cold").PID
+		kill(t, worker)
+		for _, name := range []string{"fn", "other"} {
+			waitFor(t, name+" to serve in another process", func() bool {
+				f, err := nd.Function(name)
+				if err != nil {
+					return false
+				}
+				active, _ := f.Instances[0].Serving()
+				return active.PID != 0 && active.PID != worker && active.State == control.Active
+			})
+		}
+		if kills == 0 && moved() {
+			t.Error("fn moved after a single kill")
+		}
+	}
+	if own, other := serves(t, nd, "fn", ""), serves(t, nd, "other", "cold"); own.PID == other.PID {
+		t.Errorf("fn still shares process %d with the other member", own.PID)
+	}
+	logged(t, nd, "worker died twice within a minute")
 }
