@@ -188,3 +188,34 @@ func TestWorkerKilledTwice(t *testing.T) {
 	}
 	logged(t, nd, "worker died twice within a minute")
 }
+
+// TestWorkerOnGPU runs a worker as one client of MPS, moves a member, and kills the worker. All its members
+// serve again.
+func TestWorkerOnGPU(t *testing.T) {
+	t.Parallel()
+	card := nullCard(t, "digest", small)
+	nd := start(t, "device: cuda\n"+members(card), withGPU(t, true)...)
+	fn, other := serves(t, nd, "fn", "cold"), serves(t, nd, "other", "cold")
+	if fn.PID != other.PID {
+		t.Fatalf("fn has process %d and other %d, want one", fn.PID, other.PID)
+	}
+	got := stream(t, nd, 400, func() {
+		if out, err := run(t, nd.Dir, "if", "move", "fn", "--own"); err != nil {
+			t.Errorf("move out: %v: %s", err, out)
+		}
+	})
+	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+		t.Errorf("%s during the move; want all answered right", got)
+	}
+	if out, err := run(t, nd.Dir, "if", "move", "fn", "--worker", "cold"); err != nil {
+		t.Errorf("move in: %v: %s", err, out)
+	}
+	got = stream(t, nd, 400, func() { kill(t, serves(t, nd, "other", "cold").PID) })
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 16 {
+		t.Errorf("%s; want every request answered right, the batches in flight failed at most", got)
+	}
+	for _, name := range []string{"fn", "other"} {
+		serves(t, nd, name, "cold")
+		settled(t, nd, name)
+	}
+}
