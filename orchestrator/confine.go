@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/orchestrator/sandbox"
@@ -37,9 +36,8 @@ func privateFolder(dir string, k key) string {
 const loopNice = -15
 
 // prepare opens the runtime folder to the processes' user. The user may pass through it to its
-// own sockets and folders, but cannot list it. prepare removes private folders that an earlier
-// orchestrator left behind.
-func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
+// own sockets and folders, but cannot list it.
+func (b *Sandbox) prepare(dir, prepared string) error {
 	if b == nil {
 		return nil
 	}
@@ -57,16 +55,43 @@ func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
 	if err := os.Mkdir(folder, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make folder for private folders: %w", err)
 	}
+	return nil
+}
+
+// removeLeft removes private folders that an earlier orchestrator left behind. It keeps those of held
+// processes, because a process that has just been started has not locked its folder yet.
+func (b *Sandbox) removeLeft(dir string, held []heldProcess) error {
+	if b == nil {
+		return nil
+	}
+	keep := map[string]bool{}
+	for _, h := range held {
+		keep[h.private(dir)] = true
+	}
+	folder := filepath.Join(dir, privateFolders)
 	left, err := os.ReadDir(folder)
 	if err != nil {
 		return fmt.Errorf("list private folders: %w", err)
 	}
+	var errs []error
 	for _, d := range left {
-		if err := removePrivate(filepath.Join(folder, d.Name())); err != nil {
-			log.Warn().Err(err).Msg("cannot remove the private folder of a process that has ended")
+		if path := filepath.Join(folder, d.Name()); !keep[path] {
+			errs = append(errs, removePrivate(path))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// private returns the private folder of a held process; empty if its note cannot be read.
+func (h *heldProcess) private(dir string) string {
+	if h.member != nil {
+		return h.member.private
+	}
+	n, err := readSaved(h.note)
+	if err != nil {
+		return ""
+	}
+	return privateFolder(dir, key{n.IF, n.Instance, n.Generation})
 }
 
 // openPrepared makes the folder of prepared models readable for the processes' group. New

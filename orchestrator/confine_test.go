@@ -247,6 +247,33 @@ func TestConfinedProcess(t *testing.T) {
 	}
 }
 
+// A process that was started just before another orchestrator took over has not locked its folder.
+func TestPrivateFoldersLeft(t *testing.T) {
+	dir, b := t.TempDir(), &Sandbox{}
+	if err := b.prepare(dir, ""); err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for generation := range uint32(2) {
+		paths = append(paths, privateFolder(dir, key{"face", 0, generation + 1}))
+		if err := os.Mkdir(paths[generation], 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	note, err := json.Marshal(saved{Version: control.Version, ManagerID: "m", IF: "face", Generation: 2, State: control.Starting})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.removeLeft(dir, []heldProcess{{note: note}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, kept := range []bool{false, true} {
+		if _, err := os.Stat(paths[i]); (err == nil) != kept {
+			t.Errorf("%s: %v, want kept %v", paths[i], err, kept)
+		}
+	}
+}
+
 // The launcher must keep the parent-death signal when it changes its credentials.
 func TestConfinedProcessEnds(t *testing.T) {
 	n := newNode(t)
@@ -324,7 +351,7 @@ func TestConfinedWeightServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := &Sandbox{User: u}
-	if err := b.prepare(dir, "", zerolog.Nop()); err != nil {
+	if err := b.prepare(dir, ""); err != nil {
 		t.Fatal(err)
 	}
 	var log buffer

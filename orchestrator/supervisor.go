@@ -102,7 +102,7 @@ func Run(ctx context.Context, o Options) error {
 		defer o.Keeper.Close()
 		owner = o.Keeper.PID()
 	}
-	if err := o.Sandbox.prepare(o.Dir, o.Prepared, o.Log); err != nil {
+	if err := o.Sandbox.prepare(o.Dir, o.Prepared); err != nil {
 		return err
 	}
 	if err := o.openShares(owner); err != nil {
@@ -122,7 +122,11 @@ func Run(ctx context.Context, o Options) error {
 	defer link.Close()
 	o.Log.Info().Str("mechanism", o.shares.mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
 	s := newSupervisor(o, link)
-	s.restore(o.spawner.held())
+	held := o.spawner.held()
+	if err := o.Sandbox.removeLeft(o.Dir, held); err != nil {
+		o.Log.Warn().Err(err).Msg("cannot remove the private folders of processes that have ended")
+	}
+	s.restore(held)
 	return s.runWhile(ctx, o.Keeper)
 }
 
