@@ -23,23 +23,28 @@ func TestFitShare(t *testing.T) {
 		"minimum after the list":     {"{functions: [{name: a, port: 1, instances: 40}], shares: {policy: gslice, minimum_percent: 2}}", nil},
 		"guarantees have no minimum": {"functions: [{name: a, port: 1, share_percent: 100}, {name: b, port: 2, instances: 40}]", nil},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := Decode("f.yaml", []byte(row.text))
-			if row.words == nil {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-			if err == nil || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("error %v, want one line", err)
-			}
-			for _, word := range row.words {
-				if !strings.Contains(err.Error(), word) {
-					t.Errorf("error %q does not name %q", err, word)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { decodeChecked(t, row.text, row.words) })
+	}
+}
+
+// decodeChecked decodes a configuration. It wants an error of one line with all these words, or no
+// error if there are none.
+func decodeChecked(t *testing.T, text string, words []string) {
+	t.Helper()
+	_, err := Decode("f.yaml", []byte(text))
+	if words == nil {
+		if err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	if err == nil || strings.Contains(err.Error(), "\n") {
+		t.Fatalf("error %v, want one line", err)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("error %q does not name %q", err, word)
+		}
 	}
 }
 

@@ -34,23 +34,7 @@ func TestWorkers(t *testing.T) {
 		"policy":        {"{workers: [{name: cold, share_percent: 30, policy: edg}], functions: []}", []string{"workers[0].policy", `is "edg"`, `did you mean "edf"?`}},
 		"environment":   {"{" + cold + ", functions: [{name: a, port: 1, worker: cold, environment: {A: b}}]}", []string{"functions[0].environment", "belongs to a process", `worker "cold"`, "delete one"}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := Decode("f.yaml", []byte(row.text))
-			if row.words == nil {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-			if err == nil || strings.Contains(err.Error(), "\n") {
-				t.Fatalf("error %v, want one line", err)
-			}
-			for _, word := range row.words {
-				if !strings.Contains(err.Error(), word) {
-					t.Errorf("error %q does not name %q", err, word)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { decodeChecked(t, row.text, row.words) })
 	}
 }
 
