@@ -75,6 +75,7 @@ func root() *cobra.Command {
   penstock-lab slab --slo 50ms
   penstock-lab simulate
   penstock-lab lanes
+  penstock-lab worker
   penstock-lab gather
   penstock-lab swap -n 1000
   penstock-lab plan
@@ -156,7 +157,7 @@ func root() *cobra.Command {
 
 	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print), dpdkCommand(print),
 		limitCommand(print), faultCommand(print), planCommand(print), evaluateCommand(print), readyCommand(print),
-		weightsCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print))
+		weightsCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print), workerCommand(print))
 	return cmd
 }
 

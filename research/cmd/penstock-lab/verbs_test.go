@@ -42,6 +42,7 @@ var onCPU = []struct {
 	{words("fault --device cpu --model face -n 1 --rate 50"), [][]any{{"requests"}, {"faults", 0, "longest_ms"}}},
 	{append(words("sharing --rounds 1 --duration 1s --mix"), "face alone, fresh start"),
 		[][]any{{"mixes", 0, "variants", 0, "functions", 0, "goodput", 0}}},
+	{words("worker --functions 2 --rounds 1 --model fashion"), [][]any{{"memory_ratio"}, {"worker", "restart_s", 0}, {"own", "processes", 0}}},
 	{words("plan --only delays --count 1"), [][]any{{"delays", 0, "gpus"}}},
 	{words("plan --only counts --scenario S1 --times 1"), [][]any{{"counts", 0, "gpus"}}},
 }
