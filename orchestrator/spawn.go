@@ -109,11 +109,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	}
 	c, err := s.watch(p, sp.key, false)
 	if err != nil {
-		s.keeper.Signal(p.ID, syscall.SIGKILL)
-		go func() {
-			<-p.Exit
-			s.keeper.Forget(p.ID)
-		}()
+		s.abandon(p)
 		return fail(err)
 	}
 	c.memory = memory
@@ -140,11 +136,7 @@ func (s *execSpawner) heldMembers(p *keeper.Process, w savedWorker) []heldProces
 	list, err := s.workers.resume(p, w)
 	if err != nil {
 		s.log.Warn().Err(err).Str("worker", w.Worker).Msg("cannot take over a worker of the last orchestrator; killing it")
-		s.keeper.Signal(p.ID, syscall.SIGKILL)
-		go func() {
-			<-p.Exit
-			s.keeper.Forget(p.ID)
-		}()
+		s.abandon(p)
 	}
 	return list
 }
@@ -182,6 +174,15 @@ func (s *execSpawner) drop(h heldProcess, patience time.Duration) {
 	defer late.Stop()
 	<-p.Exit
 	s.keeper.Forget(p.ID)
+}
+
+// abandon kills a process that cannot be watched.
+func (s *execSpawner) abandon(p *keeper.Process) {
+	s.keeper.Signal(p.ID, syscall.SIGKILL)
+	go func() {
+		<-p.Exit
+		s.keeper.Forget(p.ID)
+	}()
 }
 
 // watch returns a process for what the keeper holds.

@@ -14,14 +14,13 @@ import (
 )
 
 // A worker is a process of the operating system that hosts processes of several functions, its
-// members. For the supervisor a member is a process like any other:
+// members. For the supervisor a member is a process like any other.
 //
-//	spawn    in a process of the worker that may read the member's model; if there is none,
-//	         one is started
-//	order    over the worker's link, with the member's name
-//	signal   the order to drain; the whole worker is killed if the member does not end within
-//	         memberTimeout of SIGKILL
-//	exit     the member's last notice, or the end of its worker
+//   - spawn takes a process of the worker that may read the member's model, or starts one.
+//   - order uses the worker's link, with the member's name.
+//   - signal orders the member to drain. If the member has not ended memberTimeout after SIGKILL, the
+//     whole worker is killed.
+//   - A member exits with its last notice, or with its worker.
 //
 // A worker ends with its last member. Its note has the notes of its members, so another
 // orchestrator resumes them as it resumes processes.
@@ -154,6 +153,9 @@ func (w *workers) startLocked(sp spec) (*host, error) {
 }
 
 func (w *workers) newHost(saved savedWorker) *host {
+	if saved.Members == nil {
+		saved.Members = map[string]json.RawMessage{}
+	}
 	return &host{w: w, saved: saved, members: map[string]*member{}, ended: make(chan struct{})}
 }
 
@@ -173,9 +175,6 @@ func (w *workers) followLocked(h *host, p *execProcess) {
 func (h *host) addLocked(id string, note json.RawMessage) *member {
 	m := &member{host: h, id: id, out: make(chan event), gone: make(chan struct{})}
 	h.members[id] = m
-	if h.saved.Members == nil {
-		h.saved.Members = map[string]json.RawMessage{}
-	}
 	h.saved.Members[id] = note
 	return m
 }
