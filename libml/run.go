@@ -27,7 +27,8 @@ import (
 type Build func(card *models.Card) (Framework, error)
 
 // Run runs the process of an inference function until the orchestrator drains it, see the
-// package comment. If the orchestrator started the process as a worker, it hosts several functions. A program may call it only once, and must exit afterwards.
+// package comment. If the orchestrator started the process as a worker, it hosts several
+// functions. A program may call Run only once, and must exit afterwards.
 //
 // Run returns nil after a drain, also by ctx. It returns an error of one line if a step
 // fails, or if the orchestrator or the manager has exited. If the error wraps
