@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// newGuaranteedNode is newNode with the default policy.
-func newGuaranteedNode(t *testing.T, device string, functions ...configs.Function) *nodeBed {
+// newNodeOn is newNode with the default policy, on CPUs or an H200.
+func newNodeOn(t *testing.T, device string) *nodeBed {
 	t.Helper()
 	gpu, mechanism := h200(), mechanismMPS
 	if device == configs.DeviceCPU {
@@ -20,6 +20,13 @@ func newGuaranteedNode(t *testing.T, device string, functions ...configs.Functio
 	}
 	b := newNode(t, device, gpu, mechanism)
 	b.cfg.Shares.Policy = configs.PolicyGuarantee
+	return b
+}
+
+// newGuaranteedNode is newNodeOn with functions.
+func newGuaranteedNode(t *testing.T, device string, functions ...configs.Function) *nodeBed {
+	t.Helper()
+	b := newNodeOn(t, device)
 	for _, f := range functions {
 		if err := b.add(f); err != nil {
 			t.Fatal(err)

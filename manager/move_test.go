@@ -21,11 +21,7 @@ var (
 // workerNode begins with a configuration file that has two workers and these functions.
 func workerNode(t *testing.T, device string, functions ...configs.Function) *nodeBed {
 	t.Helper()
-	gpu, mechanism := h200(), mechanismMPS
-	if device == configs.DeviceCPU {
-		gpu, mechanism = nil, "cgroup-v2"
-	}
-	b := newNode(t, device, gpu, mechanism)
+	b := newNodeOn(t, device)
 	withWorkers(b)
 	b.cfg.Functions, b.cfg.File = functions, "/etc/node.yaml"
 	if err := b.begin(); err != nil {
