@@ -25,6 +25,13 @@ func (d *deviceFlags) register(cmd *cobra.Command, device string) {
 	cmd.Flags().StringVar(&d.models, "models", "", "folder of cards, searched before the built-in models")
 }
 
+// cpuSetup is the set-up of a benchmark on this machine's CPUs.
+func cpuSetup() (testbed.Setup, error) {
+	flags := deviceFlags{device: configs.DeviceCPU}
+	setup, err := flags.options()
+	return setup.Setup, err
+}
+
 // options checks that the device exists and describes the machine.
 func (d *deviceFlags) options() (bench.Setup, error) {
 	o := bench.Setup{Setup: testbed.Setup{Device: d.device, Models: d.models, Machine: testbed.ThisMachine(version)}}

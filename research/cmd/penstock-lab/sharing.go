@@ -7,7 +7,6 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/research/bench"
 )
 
@@ -28,12 +27,10 @@ CPU quotas that tune themselves, in turn. Each row has the median and the range 
 			if o.Duration < time.Second {
 				return fmt.Errorf("--duration %v: want at least 1s", o.Duration)
 			}
-			flags := deviceFlags{device: configs.DeviceCPU}
-			setup, err := flags.options()
-			if err != nil {
+			var err error
+			if o.Setup, err = cpuSetup(); err != nil {
 				return err
 			}
-			o.Setup = setup.Setup
 			r, err := bench.RunSharing(cmd.Context(), o)
 			if err != nil {
 				return err

@@ -6,7 +6,6 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/research/bench"
 )
 
@@ -27,12 +26,10 @@ all functions serve.`,
 			if err := positive("--functions", o.Functions); err != nil {
 				return err
 			}
-			flags := deviceFlags{device: configs.DeviceCPU}
-			setup, err := flags.options()
-			if err != nil {
+			var err error
+			if o.Setup, err = cpuSetup(); err != nil {
 				return err
 			}
-			o.Setup = setup.Setup
 			r, err := bench.RunWorker(cmd.Context(), o)
 			if err != nil {
 				return err
