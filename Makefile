@@ -1,9 +1,10 @@
 # Penstock. `make demo` and `make test` are all that most people need.
 #
-#   make build   bin/penstock, and beside it in bin/lib ONNX Runtime and libpenstock.so
+#   make build   bin/penstock, and beside it in bin/lib ONNX Runtime, libpenstock.so and libpenstock-swap.so
 #   make test    build, then the tests; property tests draw fewer values
 #   make test-all  build, then the tests with every draw and the long cases, as in CI
 #   make demo    three real models answer real pictures for DURATION (30s)
+#   make demo-lanes  42 functions in one process with memory for a third of their models, for DURATION (60s)
 #   make lab     bin/penstock-lab: benchmarks, the paper's evaluation, comparisons (research/)
 #   make examples  bin/examples, the programs of examples/
 #   make check   gofmt, go vet, staticcheck, and the prose check (test/prose)
@@ -65,9 +66,9 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build lab man deb library examples test test-all demo demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build lab man deb library swap-library examples test test-all demo demo-lanes demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
-build: bin/lib/libonnxruntime.so library
+build: bin/lib/libonnxruntime.so library swap-library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
 
 lab: build
@@ -80,6 +81,12 @@ LIBRARY      ?= bin/lib/libpenstock.so
 
 library:
 	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o $(LIBRARY) ./libml/capi/libpenstock
+
+# The library that penstock run --swap preloads into guests. It has x86-64 assembly.
+SWAP_LIBRARY ?= bin/lib/libpenstock-swap.so
+
+swap-library:
+	$(if $(filter x86_64,$(ARCH)),CC="$(CC)" cuda/swap/library/build.sh $(SWAP_LIBRARY))
 
 bin/lib/libonnxruntime.so: go.mod
 	$(if $(ORT_$(GOARCH)),,$(error no ONNX Runtime for $(GOARCH): the carrier has amd64 and arm64))
@@ -119,6 +126,10 @@ test-all: build examples
 
 demo: build
 	bin/penstock demo --duration $(DURATION) --out out $(if $(DEVICE),--device $(DEVICE))
+
+demo-lanes: DURATION = 60s
+demo-lanes: build
+	bin/penstock demo --lanes --duration $(DURATION) --out out
 
 demo-camera: build
 	bin/penstock demo --camera --out out $(if $(OPEN),--open) $(if $(PHONE),--phone)

@@ -10,6 +10,7 @@ import (
 // one takes less than a millisecond. Unlike Free, Close does not wait for work on the
 // device.
 type Arena struct {
+	device  int32
 	address Pointer
 	bytes   int
 	memory  uint64
@@ -71,20 +72,61 @@ func (c *Context) roundToPages(bytes int) (int, error) {
 // place gives memory an address. It takes ownership of memory, and releases it on an
 // error.
 func (c *Context) place(memory uint64, bytes int, write bool) (*Arena, error) {
-	a := &Arena{memory: memory, bytes: bytes}
+	a := &Arena{device: c.device.handle, memory: memory, bytes: bytes}
 	address, code := memoryReserve(uint64(bytes))
 	if err := check("cuMemAddressReserve", code); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
 	a.address = Pointer(address)
-	if err := check("cuMemMap", memoryMap(address, uint64(bytes), memory)); err != nil {
-		return nil, errors.Join(err, a.Close())
-	}
-	a.mapped = true
-	if err := check("cuMemSetAccess", memorySetAccess(address, uint64(bytes), c.device.handle, write)); err != nil {
+	if err := a.mapMemory(write); err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
 	return a, nil
+}
+
+func (a *Arena) mapMemory(write bool) error {
+	if err := check("cuMemMap", memoryMap(uint64(a.address), uint64(a.bytes), a.memory)); err != nil {
+		return err
+	}
+	a.mapped = true
+	return check("cuMemSetAccess", memorySetAccess(uint64(a.address), uint64(a.bytes), a.device, write))
+}
+
+// Evict frees the memory and keeps the addresses: nothing else gets them until Close. Graphs and
+// other objects with addresses of the arena stay valid, but must not run until Restore. No work in
+// flight may use the arena. Evict of an evicted arena does nothing.
+func (a *Arena) Evict() error {
+	if a.mapped {
+		if err := check("cuMemUnmap", memoryUnmap(uint64(a.address), uint64(a.bytes))); err != nil {
+			return fmt.Errorf("evict an arena of %d bytes: %w", a.bytes, err)
+		}
+		a.mapped = false
+	}
+	if a.memory != 0 {
+		if err := check("cuMemRelease", memoryRelease(a.memory)); err != nil {
+			return fmt.Errorf("evict an arena of %d bytes: %w", a.bytes, err)
+		}
+		a.memory = 0
+	}
+	return nil
+}
+
+// Restore gives an evicted arena new memory, which is not zeroed, at its old addresses. Kernels may
+// read and write it. After an error the arena is evicted.
+func (a *Arena) Restore() error {
+	if a.mapped {
+		return nil
+	}
+	memory, code := memoryCreate(a.device, uint64(a.bytes))
+	err := check("cuMemCreate", code)
+	if err == nil {
+		a.memory = memory
+		err = a.mapMemory(true)
+	}
+	if err != nil {
+		return fmt.Errorf("restore an arena of %d bytes: %w", a.bytes, errors.Join(err, a.Evict()))
+	}
+	return nil
 }
 
 // Pointer is the arena's first address.

@@ -38,23 +38,23 @@ func (s Stream) CaptureRelaxed() error {
 // context, they run on its multiprocessors. The graph does not change. The executable may be
 // launched on s or on another stream; its kernels run in the same place.
 //
-// It returns ErrNotSupported if the driver is too old, or if the graph cannot be copied, as one that
-// allocates memory.
+// It returns ErrNotSupported if the driver is too old, or if the graph cannot be copied. A graph
+// that allocates memory cannot be copied: capture it again, and Move it.
 func (g *Graph) Retarget(s Stream) (*Executable, error) {
 	copied, err := g.clone()
 	if err != nil {
 		return nil, fmt.Errorf("copy graph: %w", err)
 	}
 	defer copied.Destroy()
-	if err := copied.move(s); err != nil {
+	if err := copied.Move(s); err != nil {
 		return nil, err
 	}
 	return copied.Instantiate()
 }
 
-// move makes the graph's kernels run in the context of s. It changes the graph, but not executables
+// Move makes the graph's kernels run in the context of s. It changes the graph, but not executables
 // that were instantiated before. It does not support graphs within the graph: ErrNotSupported.
-func (g *Graph) move(s Stream) error {
+func (g *Graph) Move(s Stream) error {
 	context, err := s.context()
 	if err != nil {
 		return fmt.Errorf("move graph: %w", err)

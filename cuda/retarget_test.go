@@ -46,7 +46,7 @@ func TestRetarget(t *testing.T) {
 		t.Errorf("multiprocessors of the launches: %v", ran)
 	}
 
-	must(t, g.move(part))
+	must(t, g.Move(part))
 	third, err := g.Instantiate()
 	must(t, err)
 	cudafake.Reset()

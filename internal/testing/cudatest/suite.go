@@ -60,6 +60,7 @@ func Run(t *testing.T) {
 		{"GreenContextsLeaveNothing", leavesNothing},
 		{"AGreenContextThatThereWasIsMadeAtOnce", keeps},
 		{"AnArenaIsMappedTwice", arenas},
+		{"AnEvictedArenaKeepsItsAddress", evictsArena},
 		{"AnArenaIsSharedWithAnotherProcess", sharesArena},
 		{"MemoryIsSharedWithAnotherProcess", sharesMemory},
 	} {
@@ -910,6 +911,47 @@ func arenas(t *testing.T, b harness) {
 	if _, err := b.NewArena(1 << 50); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("2^50 bytes: %v", err)
 	}
+}
+
+// An evicted arena has no memory. When it is restored, a graph that was made before writes there again.
+func evictsArena(t *testing.T, b harness) {
+	const n = 256 << 20 // much more than others allocate meanwhile
+	a := b.arena(t, n)
+	s, err := b.NewStream()
+	check(t, err)
+	defer s.Destroy()
+	const copied = 1 << 10
+	to := b.memory(t, copied)
+	check(t, s.CaptureRelaxed())
+	check(t, s.Set(a.Pointer(), 0x5a, a.Bytes()))
+	check(t, s.Copy(to, a.Pointer(), copied))
+	graph, err := s.EndCapture()
+	check(t, err)
+	defer graph.Destroy()
+	x, err := graph.Instantiate()
+	check(t, err)
+	defer x.Destroy()
+
+	at := a.Pointer()
+	for range 3 {
+		before, _, err := b.Memory()
+		check(t, err)
+		check(t, a.Evict())
+		check(t, a.Evict()) // a second Evict does nothing
+		if free, _, err := b.Memory(); err != nil || free-before < n/2 {
+			t.Errorf("%d bytes are free, %d before the arena was evicted: %v", free, before, err)
+		}
+		check(t, a.Restore())
+		check(t, a.Restore())
+		if a.Pointer() != at {
+			t.Errorf("restored at %#x, was at %#x", a.Pointer(), at)
+		}
+		check(t, set(b.Context, to, copied, 0))
+		check(t, errors.Join(x.Launch(s), s.Synchronize()))
+		check(t, expect(b.Context, a.Pointer(), a.Bytes(), 0x5a))
+		check(t, expect(b.Context, to, copied, 0x5a))
+	}
+	check(t, a.Evict()) // Close frees the addresses of an evicted arena
 }
 
 func sharesArena(t *testing.T, b harness) {

@@ -1406,9 +1406,12 @@ static int stream_of(struct stream **s) {
 	} while (0)
 
 // memory_at returns the number of the memory that contains an address, 0 if the driver
-// knows none.
+// knows none. Mapped memory has that of its reserved addresses: other memory may be mapped
+// there between two launches of a graph.
 static uint64_t memory_at(uint64_t at) {
 	struct range *r = range_at(at, 1);
+	if (r != NULL && r->place == MAPPED)
+		r = reserved(at, 1);
 	return r != NULL ? r->number : 0;
 }
 

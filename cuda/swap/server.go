@@ -1,0 +1,369 @@
+package swap
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda/swap/turns"
+	"github.com/penstock/penstock/internal/unixsock"
+)
+
+const (
+	version      = 2
+	maxMessage   = 128
+	maxPerSecond = 20000   // messages of a guest; an allocation is two or three
+	maxUnknown   = 64      // names that a guest can report
+	maxBytes     = 1 << 48 // more than any GPU has; sums do not overflow
+	helloTimeout = 5 * time.Second
+	sendTimeout  = 100 * time.Millisecond
+	// marginBytes of the GPU's free memory are left for what guests allocate beyond their
+	// blocks: contexts of later guests, kernels, local memory.
+	marginBytes = 512 << 20
+)
+
+// Config is what a server needs.
+type Config struct {
+	// LimitBytes is what guests of a GPU may have together. 0 means all free memory of the
+	// GPU, less a margin.
+	LimitBytes int64
+	// HostBytes is how much of the guests' memory the host can hold. 0 means four fifths of
+	// the memory that is available when the first guest comes.
+	HostBytes int64
+	// UID is the user whose programs may connect, besides root's.
+	UID int
+	Log zerolog.Logger
+}
+
+// Guest is a process that is connected to a server.
+type Guest struct {
+	PID          int
+	GPU          string // UUID
+	MemoryBytes  int64
+	Phase        turns.Phase
+	Waiting      bool
+	Swaps        int
+	UnknownCalls []string // functions of the driver that the library passes without knowing them
+}
+
+// Server gives the guests of each GPU their turns. Any goroutine may call its methods.
+type Server struct {
+	config Config
+	began  time.Time
+
+	mu     sync.Mutex
+	kept   int64 // of Reserve
+	gpus   map[string]*gpu
+	guests map[int]*guest
+	last   int
+	closed bool
+}
+
+type gpu struct {
+	lock  *turns.Lock
+	timer *time.Timer
+}
+
+type guest struct {
+	Guest
+	id   int
+	gpu  *gpu
+	conn *net.UnixConn
+}
+
+// New returns a server without guests.
+func New(config Config) *Server {
+	return &Server{config: config, began: time.Now(), gpus: map[string]*gpu{}, guests: map[int]*guest{}}
+}
+
+// Listen opens a server's socket: a Unix socket of packets. It replaces a file that a former
+// server left. A name that begins with @ is not a file (unix(7), abstract).
+func Listen(path string) (*net.UnixListener, error) {
+	if !strings.HasPrefix(path, "@") {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("replace socket: %w", err)
+		}
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for guests: %w", err)
+	}
+	return l, nil
+}
+
+// maxConnections keeps guests from exhausting the descriptors of the server's process.
+const maxConnections = 128
+
+// acceptPause is the time until the next try after a connection could not be accepted.
+const acceptPause = 100 * time.Millisecond
+
+// Serve serves guests until ctx ends. It closes the listener and all connections. Guests then
+// keep their places until a new server listens at the same path.
+func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	var served sync.WaitGroup
+	defer served.Wait()
+	defer s.close()
+	slots := make(chan struct{}, maxConnections)
+	for {
+		conn, err := l.AcceptUnix()
+		if ctx.Err() != nil {
+			if err == nil {
+				conn.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			s.config.Log.Warn().Err(err).Msg("swap server cannot accept guest")
+			time.Sleep(acceptPause) // it may be able to later
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			conn.Close()
+			continue
+		}
+		served.Go(func() {
+			defer func() { <-slots }()
+			defer conn.Close()
+			if err := s.serve(conn); err != nil {
+				s.config.Log.Warn().Err(err).Msg("swap server disconnected guest")
+			}
+		})
+	}
+}
+
+func (s *Server) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, g := range s.guests {
+		g.conn.Close()
+	}
+	for _, u := range s.gpus {
+		u.timer.Stop()
+	}
+}
+
+// Guests returns the connected guests in the order they came.
+func (s *Server) Guests() []Guest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []Guest
+	for id := 1; id <= s.last; id++ {
+		if g := s.guests[id]; g != nil {
+			state := g.Guest
+			state.Phase, state.MemoryBytes, state.Waiting = g.gpu.lock.Phase(id)
+			state.UnknownCalls = slices.Clone(g.UnknownCalls)
+			all = append(all, state)
+		}
+	}
+	return all
+}
+
+// Reserve sets what the guests of a GPU leave free together, in addition to a margin.
+func (s *Server) Reserve(bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept = bytes
+	for _, u := range s.gpus {
+		u.lock.Reserve(bytes)
+	}
+}
+
+// serve reads a guest's messages until its connection ends.
+func (s *Server) serve(conn *net.UnixConn) error {
+	credentials, err := unixsock.Peer(conn, s.config.UID)
+	if err != nil {
+		return fmt.Errorf("refuse guest: %w", err)
+	}
+	pid := int(credentials.Pid)
+	buffer := make([]byte, maxMessage+1)
+	conn.SetReadDeadline(time.Now().Add(helloTimeout))
+	n, err := conn.Read(buffer)
+	if err != nil || n == 0 {
+		return nil // it went before it said anything
+	}
+	conn.SetReadDeadline(time.Time{})
+	g, err := s.attach(conn, pid, string(buffer[:n]))
+	if err != nil {
+		fmt.Fprintf(conn, "no %v", err)
+		return fmt.Errorf("refuse guest %d: %w", pid, err)
+	}
+	defer s.leave(g)
+
+	window, count := time.Now(), 0
+	for {
+		n, err := conn.Read(buffer)
+		if err != nil || n == 0 {
+			return nil
+		}
+		if n > maxMessage {
+			return fmt.Errorf("read from guest %d: message longer than %d bytes", pid, maxMessage)
+		}
+		if count++; count > maxPerSecond {
+			if time.Since(window) < time.Second {
+				return fmt.Errorf("read from guest %d: more than %d messages per second", pid, maxPerSecond)
+			}
+			window, count = time.Now(), 0
+		}
+		if err := s.handle(g, string(buffer[:n])); err != nil {
+			return fmt.Errorf("read from guest %d: %w", pid, err)
+		}
+	}
+}
+
+// attach reads hello VERSION UUID TOTAL FREE BYTES PHASE CAPACITY.
+func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, error) {
+	var v, phase int
+	var uuid string
+	var total, free, bytes, known int64
+	if _, err := fmt.Sscanf(message, "hello %d %32s %d %d %d %d %d", &v, &uuid, &total, &free, &bytes, &phase, &known); err != nil {
+		return nil, fmt.Errorf("read greeting: %w", err)
+	}
+	if v != version {
+		return nil, fmt.Errorf("the library has version %d, the server %d", v, version)
+	}
+	p := turns.Phase(phase)
+	if total <= 0 || free < 0 || free > total || bytes < 0 || bytes > total || known < 0 || known > total || p < turns.Out || p > turns.Running {
+		return nil, errors.New("read greeting: value out of range")
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errors.New("the server ends")
+	}
+	if s.config.HostBytes == 0 {
+		available, err := availableBytes()
+		if err != nil {
+			return nil, err
+		}
+		s.config.HostBytes = available / 5 * 4
+	}
+	u := s.gpus[uuid]
+	if u == nil {
+		limit := total
+		if s.config.LimitBytes > 0 {
+			limit = s.config.LimitBytes
+		}
+		u = &gpu{lock: turns.New(limit, min(marginBytes, total/8), s.config.HostBytes)}
+		u.lock.Reserve(s.kept)
+		u.timer = time.AfterFunc(time.Hour, func() {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if !s.closed {
+				s.do(u, u.lock.Tick(s.now()))
+			}
+		})
+		s.gpus[uuid] = u
+	}
+
+	s.last++
+	g := &guest{Guest: Guest{PID: pid, GPU: uuid}, id: s.last, gpu: u, conn: conn}
+	s.guests[g.id] = g
+	commands := u.lock.Attach(s.now(), g.id, bytes, p, known, free)
+	s.send(g, fmt.Sprintf("ok %d", u.lock.Capacity()))
+	s.do(u, commands)
+	return g, nil
+}
+
+func (s *Server) leave(g *guest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.guests, g.id)
+	if !s.closed {
+		s.do(g.gpu, g.gpu.lock.Leave(s.now(), g.id))
+	}
+}
+
+func (s *Server) now() time.Duration { return time.Since(s.began) }
+
+func (s *Server) handle(g *guest, message string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	word, rest, _ := strings.Cut(message, " ")
+	lock, now := g.gpu.lock, s.now()
+	var value, second int64
+	var err error
+	switch word {
+	case "need", "have", "in":
+		_, err = fmt.Sscan(rest, &value, &second)
+	case "gone":
+		_, err = fmt.Sscan(rest, &value)
+	}
+	if err != nil || value < 0 || second > maxBytes {
+		return fmt.Errorf("bad message %q", message)
+	}
+	switch word {
+	case "need":
+		ok, commands := lock.Need(now, g.id, value, second)
+		// A guest that is to stop must do so before it uses the memory.
+		s.do(g.gpu, commands)
+		answer := "no"
+		if ok {
+			answer = "ok"
+		}
+		s.send(g, fmt.Sprintf("%s %d", answer, lock.Capacity()))
+	case "have":
+		s.do(g.gpu, lock.Have(now, g.id, value, second))
+	case "ask":
+		s.do(g.gpu, lock.Ask(now, g.id))
+	case "in":
+		s.do(g.gpu, lock.In(now, g.id, time.Duration(value)*time.Microsecond, second))
+	case "stopped":
+		s.do(g.gpu, lock.Stopped(now, g.id))
+	case "gone":
+		g.Swaps++
+		s.do(g.gpu, lock.Gone(now, g.id, time.Duration(value)*time.Microsecond))
+	case "stuck":
+		s.config.Log.Warn().Int("pid", g.PID).Msg("memory of guest cannot leave the GPU")
+		s.do(g.gpu, lock.Stuck(now, g.id))
+	case "short":
+		s.do(g.gpu, lock.Short(now, g.id))
+	case "unknown":
+		if len(g.UnknownCalls) < maxUnknown && !slices.Contains(g.UnknownCalls, rest) {
+			g.UnknownCalls = append(g.UnknownCalls, rest)
+			s.config.Log.Info().Int("pid", g.PID).Str("function", rest).Msg("swap library passes a function that it does not know")
+		}
+	default:
+		return fmt.Errorf("bad message %q", message)
+	}
+	return nil
+}
+
+// do sends commands and sets the timer. s.mu is held.
+func (s *Server) do(u *gpu, commands []turns.Command) {
+	for _, c := range commands {
+		text := string(c.Verb)
+		if c.Verb == turns.Wanted {
+			text = fmt.Sprintf("wanted %d %d %d", c.Early.Microseconds(), c.Span.Microseconds(), turns.Idle.Microseconds())
+		}
+		if g := s.guests[c.Guest]; g != nil {
+			s.send(g, text)
+		}
+	}
+	if at, ok := u.lock.Deadline(); ok {
+		u.timer.Reset(max(at-s.now(), 0))
+	} else {
+		u.timer.Stop()
+	}
+}
+
+// send disconnects a guest that does not read its socket.
+func (s *Server) send(g *guest, text string) {
+	g.conn.SetWriteDeadline(time.Now().Add(sendTimeout))
+	if _, err := g.conn.Write([]byte(text)); err != nil {
+		g.conn.Close()
+	}
+}

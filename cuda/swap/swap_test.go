@@ -1,0 +1,405 @@
+package swap
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda/swap/turns"
+)
+
+const mib = 1 << 20
+
+// patience is how long a test waits for a condition before it fails.
+const patience = 60 * time.Second
+
+// sanitizer builds everything in C with a sanitizer of the compiler: "thread" or "address".
+var sanitizer = os.Getenv("PENSTOCK_SANITIZE")
+
+var built struct {
+	sync.Once
+	dir, reason string
+	preload     string
+}
+
+// build compiles the library, the driver and the guest, once.
+func build(t *testing.T) string {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("not on this machine: the swap library has x86-64 assembly")
+	}
+	built.Do(func() {
+		dir, err := os.MkdirTemp("", "swap")
+		if err != nil {
+			built.reason = err.Error()
+			return
+		}
+		built.dir, built.preload = dir, filepath.Join(dir, "libpenstock-swap.so")
+		library, driver, flags := built.preload, filepath.Join(dir, "libcuda.so.1"), "-g"
+		if sanitizer != "" {
+			flags = "-fsanitize=" + sanitizer
+			name := "lib" + sanitizer[:1] + "san.so" // of gcc; it must come first
+			path, err := exec.Command("cc", "-print-file-name="+name).Output()
+			if err != nil {
+				built.reason = err.Error()
+				return
+			}
+			built.preload = strings.TrimSpace(string(path)) + " " + built.preload
+		}
+		os.Setenv("CFLAGS", flags)
+		for _, command := range [][]string{
+			{"library/build.sh", library},
+			{"cc", "-std=gnu11", "-O1", "-g", flags, "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o", driver, "testdata/driver.c", "-lpthread", "-ldl"},
+			{"cc", "-std=gnu11", "-O1", "-g", flags, "-o", filepath.Join(dir, "guest"), "testdata/guest.c", driver, "-lpthread", "-ldl"},
+		} {
+			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+				built.reason = fmt.Sprintf("%v: %v: %s", command, err, out)
+				return
+			}
+		}
+	})
+	if built.reason != "" {
+		t.Fatal(built.reason)
+	}
+	return built.dir
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	os.RemoveAll(built.dir)
+	os.Exit(code)
+}
+
+// harness is a server, and a GPU that guests share.
+type harness struct {
+	*Server
+	t          *testing.T
+	path, file string
+	memory     int64
+	stop       func()
+	env        []string
+}
+
+func newHarness(t *testing.T, memory int64) *harness {
+	h := &harness{t: t, path: filepath.Join(t.TempDir(), "swap"), file: filepath.Join(t.TempDir(), "gpu"), memory: memory}
+	build(t)
+	h.serve()
+	t.Cleanup(func() { h.stop() })
+	return h
+}
+
+func (h *harness) serve() {
+	listener, err := Listen(h.path)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.Server = New(Config{LimitBytes: h.memory, UID: os.Getuid(), Log: zerolog.New(zerolog.NewTestWriter(h.t))})
+	ctx, cancel := context.WithCancel(h.t.Context())
+	done := make(chan error, 1)
+	server := h.Server
+	go func() { done <- server.Serve(ctx, listener) }()
+	h.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			h.t.Error(err)
+		}
+	})
+}
+
+// program is a guest that runs.
+type program struct {
+	*exec.Cmd
+	t      *testing.T
+	in     io.Closer
+	out    *bufio.Scanner
+	stderr *strings.Builder
+	lines  []string
+}
+
+func (h *harness) start(mode, how string, memory, rounds int) *program {
+	h.t.Helper()
+	p := &program{t: h.t, stderr: &strings.Builder{}}
+	p.Cmd = exec.Command(filepath.Join(build(h.t), "guest"), mode, how, fmt.Sprint(memory), fmt.Sprint(rounds))
+	p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+build(h.t), "LD_PRELOAD="+built.preload,
+		"PENSTOCK_SWAP="+h.path, "FAKE_GPU="+h.file, fmt.Sprintf("FAKE_GPU_MEMORY=%d", h.memory))
+	p.Env = append(p.Env, h.env...)
+	p.Stderr = p.stderr
+	stdout, err := p.StdoutPipe()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(stdout)
+	if p.in, err = p.StdinPipe(); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		p.Process.Kill()
+		p.Wait()
+	})
+	return p
+}
+
+// read waits until the guest prints a line that begins with a word.
+func (p *program) read(word string) string {
+	p.t.Helper()
+	for p.out.Scan() {
+		p.lines = append(p.lines, p.out.Text())
+		if strings.HasPrefix(p.out.Text(), word) {
+			return p.out.Text()
+		}
+	}
+	err := p.Wait()
+	p.t.Fatalf("the guest ended (%v) and did not print %q: %q, stderr %s", err, word, p.lines, p.stderr)
+	return ""
+}
+
+// right waits for the end of a guest that computed what it should.
+func (p *program) right() {
+	p.t.Helper()
+	p.in.Close()
+	p.read("right")
+	for p.out.Scan() {
+	}
+	if err := p.Wait(); err != nil {
+		p.t.Fatalf("the guest ended: %v, stderr %s", err, p.stderr)
+	}
+}
+
+// until waits for a condition.
+func (h *harness) until(what string, condition func() bool) {
+	h.t.Helper()
+	for deadline := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			h.t.Fatalf("no %s: %+v", what, h.Guests())
+		}
+	}
+}
+
+func TestSwap(t *testing.T) {
+	for _, mode := range []string{"link", "dlsym", "proc"} {
+		t.Run(mode, func(t *testing.T) {
+			h := newHarness(t, 64*mib)
+			a, b := h.start(mode, "work", 48, 40), h.start(mode, "work", 48, 40)
+			for _, g := range []*program{a, b} { // both have their memory before either works
+				g.read("made")
+				g.in.Close()
+			}
+			a.right()
+			b.right()
+			if !strings.Contains(a.stderr.String()+b.stderr.String(), "swapped out") {
+				t.Errorf("no guest was swapped out: %s%s", a.stderr, b.stderr)
+			}
+		})
+	}
+}
+
+func TestThreeGuests(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	guests := []*program{h.start("proc", "work", 40, 30), h.start("link", "work", 40, 30), h.start("proc", "capture", 40, 20)}
+	for _, g := range guests {
+		g.in.Close()
+	}
+	for _, g := range guests {
+		g.right()
+	}
+}
+
+// Guests that fit together take no turns.
+func TestFit(t *testing.T) {
+	h := newHarness(t, 128*mib)
+	a, b := h.start("proc", "work", 48, 30), h.start("proc", "busy", 48, 0)
+	a.right()
+	b.read("holds")
+	if text := a.stderr.String(); text != "" {
+		t.Errorf("stderr: %s", text)
+	}
+}
+
+// takeOutside makes the fake GPU count memory of this process, as if a function had it.
+func (h *harness) takeOutside(bytes int64) {
+	h.t.Helper()
+	f, err := os.OpenFile(h.file, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer f.Close()
+	slot := binary.NativeEndian.AppendUint64(nil, uint64(os.Getpid())) // and 4 bytes of padding
+	slot = binary.NativeEndian.AppendUint64(slot, uint64(bytes))
+	if _, err := f.WriteAt(slot, 0); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// Guests take turns while a function has memory, and run at once when it has given it back.
+func TestChangingFunctions(t *testing.T) {
+	h := newHarness(t, 128*mib)
+	h.takeOutside(64 * mib) // the guests have 80 of 128
+	for range 2 {
+		h.start("proc", "busy", 48, 0)
+	}
+	h.until("swap", func() bool { g := h.Guests(); return len(g) == 2 && g[0].Swaps > 0 && g[1].Swaps > 0 })
+	h.takeOutside(0)
+	h.until("guests that run at once", func() bool {
+		return !slices.ContainsFunc(h.Guests(), func(g Guest) bool { return g.Phase != turns.Running })
+	})
+}
+
+func TestFork(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a, b := h.start("proc", "forked", 48, 20), h.start("dlsym", "forked", 48, 20)
+	a.right()
+	b.right()
+}
+
+func TestThreads(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a, b := h.start("proc", "threads", 48, 0), h.start("proc", "threads", 48, 0)
+	a.right()
+	b.right()
+}
+
+// A guest that holds its turn without work loses it, and keeps its memory.
+func TestIdle(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a := h.start("proc", "hold", 48, 0)
+	a.read("holds")
+	h.start("proc", "work", 48, 20).right()
+	h.until("guest alone", func() bool { return len(h.Guests()) == 1 })
+	if g := h.Guests()[0]; g.Phase != turns.Out || g.Swaps != 1 || g.PID != a.Process.Pid {
+		t.Errorf("the idle guest is %+v", g)
+	}
+}
+
+// The end of a guest frees its turn and its memory.
+func TestKill(t *testing.T) {
+	for _, how := range []string{"busy", "heir"} {
+		t.Run(how, func(t *testing.T) {
+			h := newHarness(t, 64*mib)
+			a := h.start("proc", how, 48, 0)
+			a.read("holds")
+			var child int
+			for _, line := range a.lines {
+				fmt.Sscanf(line, "child %d", &child)
+			}
+			if child != 0 {
+				defer syscall.Kill(child, syscall.SIGKILL)
+			}
+			b := h.start("proc", "work", 48, 10)
+			h.until("waiting guest", func() bool { g := h.Guests(); return len(g) == 2 && g[1].MemoryBytes > 0 })
+			a.Process.Kill()
+			b.right()
+			h.until("end", func() bool { return len(h.Guests()) == 0 })
+		})
+	}
+}
+
+// A guest that is never idle gives up its turn after a quantum.
+func TestQuantum(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	h.start("proc", "busy", 48, 0).read("holds")
+	h.start("proc", "work", 48, 10).right()
+}
+
+// Guests tell a new server which of them has the turn.
+func TestServerRestart(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	h.start("proc", "busy", 48, 0).read("holds")
+	b := h.start("proc", "work", 48, 60)
+	h.until("swap", func() bool { g := h.Guests(); return len(g) == 2 && g[0].Swaps+g[1].Swaps > 0 })
+	h.stop()
+	h.serve()
+	b.right()
+}
+
+func TestAlone(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a := h.start("proc", "alone", 0, 0)
+	a.right()
+	want := []string{"free 56 of 56 MiB", "free 48 of 56 MiB", "too much: 2", "managed: 801", "mystery: 42", "mystery: 42", "right"}
+	if fmt.Sprint(a.lines) != fmt.Sprint(want) {
+		t.Errorf("the guest printed %q, want %q", a.lines, want)
+	}
+	for _, line := range []string{"refused cuMemAllocManaged", "passed 2 calls of cuFakeMystery"} {
+		if !strings.Contains(a.stderr.String(), line) {
+			t.Errorf("stderr has no %q: %s", line, a.stderr)
+		}
+	}
+}
+
+// The node's socket has a name without a file.
+func TestAbstractSocket(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	h.stop()
+	h.path = fmt.Sprintf("@penstock-swap-test-%d", os.Getpid())
+	h.serve()
+	h.start("proc", "alone", 0, 0).right()
+}
+
+// Without a server a guest gets no GPU.
+func TestNoServer(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	h.stop()
+	a := h.start("proc", "work", 48, 1)
+	a.read("cuDevicePrimaryCtxRetain(&context, 0): error 802")
+	if err := a.Wait(); err == nil || !strings.Contains(a.stderr.String(), "the guest gets no GPU") {
+		t.Errorf("ended: %v, stderr %s", err, a.stderr)
+	}
+}
+
+// Bad messages and floods end their own connection only.
+func TestFlood(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	dial := func(hello string) *net.UnixConn {
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		fmt.Fprint(c, hello)
+		return c
+	}
+	const hello = "hello 2 07070707070707070707070707070707 67108864 67108864 0 1 0"
+	for _, bad := range []string{"x", "hello 1 00 1 1 1 1 0", "hello 2 00 -1 0 0 1 0", "hello 2 00 1 1 1 7 0", "hello 2 00 1 1 1 1", strings.Repeat("h", 4000)} {
+		buffer := make([]byte, 200)
+		if n, _ := dial(bad).Read(buffer); !strings.HasPrefix(string(buffer[:n]), "no ") && n != 0 {
+			t.Errorf("%q is answered by %q", bad, buffer[:n])
+		}
+	}
+	for _, bad := range []string{"need x", "need 5", "in -5 0", "have 1 999999999999999", "launch", "unknown " + strings.Repeat("y", 200)} {
+		c := dial(hello)
+		fmt.Fprint(c, bad)
+		io.Copy(io.Discard, c) // ends when the server disconnects
+	}
+	h.until("end of the strangers", func() bool { return len(h.Guests()) == 0 })
+
+	flooding := dial(hello)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := fmt.Fprint(flooding, "need 1000000 0"); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	h.start("proc", "work", 48, 10).right()
+	<-ended // it does not read the answers
+}

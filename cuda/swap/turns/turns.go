@@ -1,0 +1,445 @@
+// Package turns decides which guest of a GPU may run when their memory does not fit together.
+// The problem is that of "nvshare: Practical GPU Sharing without Memory Size Constraints"
+// (Alexopoulos and Mitropoulos, ICSE 2024). The package is pure: events and the time come in,
+// commands go out.
+//
+// While the memory of all guests fits, all run. Otherwise one runs at a time:
+//
+//	Stopped --Go--> Entering --in--> Running --Stop--> Stopping --stopped--> Stopped
+//	Stopped --Out--> Leaving --gone--> Out --Go--> Entering
+//
+// A stopped guest keeps its memory on the GPU until the guest whose turn it is needs the room.
+// It then leaves whole.
+//
+// The capacity of all guests together is measured: the GPU's free memory and what guests have on it.
+// Guests report the free memory when they come, ask for memory, or begin a turn. The capacity therefore
+// follows the memory that other programs take and give back.
+package turns
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+const (
+	// Idle is how long a guest has no work before it gives up its turn.
+	Idle = 5 * time.Millisecond
+	// span is the part of a turn, in swaps, in which a guest gives up its turn only after it
+	// was idle for as long as a swap takes. Shorter gaps between launches would cost more in
+	// swaps than they give.
+	span = 10
+	// quantum is the length of a turn in swaps, if the guest is never idle and others wait:
+	// swaps take at most 2.5 % of the time.
+	quantum = 40
+	// minQuantum holds before the first swap and for small guests.
+	minQuantum = time.Second
+	// returnTime is how long guests of a former server may take to come back, and the driver to free
+	// what a guest had that ended.
+	returnTime = 5 * time.Second
+	// messageTime is how long a guest's message may take.
+	messageTime = 100 * time.Millisecond
+)
+
+// Phase says whether a guest runs, and whether its memory is on the GPU.
+type Phase int
+
+const (
+	Out Phase = iota // its memory is on the host
+	Stopped
+	Running
+	Entering // after Go
+	Stopping // after Stop
+	Leaving  // after Evict
+)
+
+func (p Phase) String() string {
+	return []string{"out", "stopped", "running", "entering", "stopping", "leaving"}[p]
+}
+
+// Verb is what a guest must do.
+type Verb string
+
+const (
+	Go   Verb = "go"   // bring your memory back and run
+	Stop Verb = "stop" // finish your work; start none
+	// Evict moves the guest's memory to the host.
+	Evict Verb = "out"
+	// Wanted says that others wait: give up the turn when idle.
+	Wanted Verb = "wanted"
+	// Empty answers a guest that is short of memory: no other guest can leave.
+	Empty Verb = "empty"
+)
+
+// Command is for one guest.
+type Command struct {
+	Guest int
+	Verb  Verb
+	// Of Wanted: give up the turn after Early without work within the first Span of the turn,
+	// after Idle later.
+	Early, Span time.Duration
+}
+
+type guest struct {
+	id       int
+	bytes    int64 // that it may have
+	made     int64 // that it has
+	phase    Phase
+	waiting  bool
+	stuck    bool // its memory cannot leave
+	reported bool // it knows that others wait
+	began    time.Duration
+}
+
+func (g *guest) resident() bool { return g.phase != Out }
+
+func (g *guest) active() bool {
+	return g.phase == Running || g.phase == Entering || g.phase == Stopping
+}
+
+// Lock is the state of one GPU. Its methods are not for several goroutines at once. Times are
+// those of any clock that does not go back.
+type Lock struct {
+	limit, margin, host int64
+	reserved            int64         // in addition to the margin
+	capacity            int64         // as last measured
+	shortage            int64         // until the next measurement, guests must have less
+	settled             time.Duration // until then, memory may be missing that guests have
+
+	guests   []*guest // in the order they came
+	queue    []*guest // those that wait, in the order they asked
+	evicting time.Duration
+	swap     time.Duration
+}
+
+// New returns the lock of a GPU on which guests may have limit bytes together. They leave margin bytes of
+// it free. The host can hold host bytes of them.
+func New(limit, margin, host int64) *Lock {
+	return &Lock{limit: limit, margin: margin, host: host, shortage: math.MaxInt64}
+}
+
+// Capacity is what guests may have together, in bytes.
+func (l *Lock) Capacity() int64 { return l.capacity }
+
+// Reserve sets how many bytes guests leave free in addition to the margin, from the next measurement on.
+func (l *Lock) Reserve(bytes int64) { l.reserved = bytes }
+
+// measure takes the GPU's free memory; a negative figure is unknown. While memory moves or is made,
+// it is not known how much of it guests have, and the capacity stays. It may be measured too high if a
+// guest makes memory in the meantime; Short then corrects it.
+func (l *Lock) measure(now time.Duration, g *guest, free int64) {
+	for _, other := range l.guests {
+		making := other != g && other.active() && other.made != other.bytes
+		if making || other.phase == Entering || other.phase == Leaving {
+			return
+		}
+	}
+	if free < 0 {
+		return
+	}
+	for _, other := range l.guests {
+		if other.resident() {
+			free += other.made
+		}
+	}
+	measured := min(l.limit, max(0, free-l.margin-l.reserved))
+	if now >= l.settled || measured > l.capacity {
+		l.capacity, l.shortage = measured, math.MaxInt64
+	}
+}
+
+// unsettle keeps the capacity from being measured lower until a time.
+func (l *Lock) unsettle(until time.Duration) { l.settled = max(l.settled, until) }
+
+// ResidentBytes is what guests have on the GPU.
+func (l *Lock) ResidentBytes() (n int64) {
+	for _, g := range l.guests {
+		if g.resident() {
+			n += g.bytes
+		}
+	}
+	return n
+}
+
+// Swap is how long the last change of turns took, for guests that do not fit together.
+func (l *Lock) Swap() time.Duration { return l.swap }
+
+// Phase returns a guest's phase and memory.
+func (l *Lock) Phase(id int) (p Phase, bytes int64, waiting bool) {
+	if g := l.find(id); g != nil {
+		return g.phase, g.bytes, g.waiting
+	}
+	return Out, 0, false
+}
+
+func (l *Lock) find(id int) *guest {
+	for _, g := range l.guests {
+		if g.id == id {
+			return g
+		}
+	}
+	return nil
+}
+
+// Attach adds a guest. A new guest has no memory and is Stopped. A guest that a former server
+// knew comes with its memory, its phase, and the capacity that it knew. free is the GPU's free memory.
+func (l *Lock) Attach(now time.Duration, id int, bytes int64, p Phase, known, free int64) []Command {
+	if p != Out && p != Running {
+		p = Stopped
+	}
+	g := &guest{id: id, bytes: bytes, made: bytes, phase: p, began: now}
+	l.guests = append(l.guests, g)
+	if known > 0 {
+		l.capacity = max(l.capacity, min(l.limit, known))
+		l.unsettle(now + returnTime)
+	}
+	l.measure(now, g, free)
+	return l.settle(now)
+}
+
+// Leave removes a guest whose connection ended, and with it its turn and its memory.
+func (l *Lock) Leave(now time.Duration, id int) []Command {
+	is := func(g *guest) bool { return g.id == id }
+	l.guests = slices.DeleteFunc(l.guests, is)
+	l.queue = slices.DeleteFunc(l.queue, is)
+	l.unsettle(now + returnTime)
+	return l.settle(now)
+}
+
+// Need asks for memory: bytes is what the guest then has in all. The guest may create it when
+// it runs next, and reports that by Have. free is the GPU's free memory.
+func (l *Lock) Need(now time.Duration, id int, bytes, free int64) (ok bool, commands []Command) {
+	g := l.find(id)
+	if g == nil {
+		return false, nil
+	}
+	l.measure(now, g, free)
+	if bytes < 0 || bytes > l.capacity {
+		return false, l.settle(now)
+	}
+	all, stuck := bytes, bytes
+	for _, other := range l.guests {
+		if other != g {
+			all += other.bytes
+			if other.stuck {
+				stuck += other.bytes
+			}
+		}
+	}
+	if stuck > l.capacity || (all > l.capacity && all > l.host) {
+		return false, l.settle(now)
+	}
+	g.bytes = bytes
+	return true, l.settle(now)
+}
+
+// Have reports that the guest needs only this much memory, and has made that much of it.
+func (l *Lock) Have(now time.Duration, id int, bytes, made int64) []Command {
+	if g := l.find(id); g != nil && 0 <= made && made <= bytes {
+		g.bytes = min(g.bytes, bytes)
+		g.made = min(g.bytes, made)
+	}
+	return l.settle(now)
+}
+
+// Ask reports that the guest waits for its turn.
+func (l *Lock) Ask(now time.Duration, id int) []Command {
+	if g := l.find(id); g != nil && !g.waiting {
+		g.waiting = true
+		l.queue = append(l.queue, g)
+	}
+	return l.settle(now)
+}
+
+// In reports that the guest runs; copies took that long. free is the GPU's free memory.
+func (l *Lock) In(now time.Duration, id int, copies time.Duration, free int64) []Command {
+	if g := l.find(id); g != nil && g.phase == Entering {
+		g.phase, g.began, g.reported = Running, now, false
+		if swap := l.evicting + copies; swap > 0 {
+			l.swap, l.evicting = swap, 0
+		}
+		l.measure(now, g, free)
+	}
+	return l.settle(now)
+}
+
+// Stopped reports that the guest's turn ended, on a command or after idleness.
+func (l *Lock) Stopped(now time.Duration, id int) []Command {
+	if g := l.find(id); g != nil && (g.phase == Running || g.phase == Stopping) {
+		g.phase = Stopped
+	}
+	return l.settle(now)
+}
+
+// Gone reports that the guest's memory is on the host; copies took that long.
+func (l *Lock) Gone(now time.Duration, id int, copies time.Duration) []Command {
+	if g := l.find(id); g != nil && g.phase == Leaving {
+		g.phase = Out
+		l.evicting += copies
+		l.unsettle(now + messageTime) // another guest may have read the free memory before
+	}
+	return l.settle(now)
+}
+
+// Stuck reports that the guest's memory cannot leave the GPU.
+func (l *Lock) Stuck(now time.Duration, id int) []Command {
+	if g := l.find(id); g != nil && g.phase == Leaving {
+		g.phase, g.stuck = Stopped, true
+	}
+	return l.settle(now)
+}
+
+// Short reports that the GPU had less memory for the guest than the capacity says. Until the next
+// measurement guests may have what did not fit, less one byte.
+func (l *Lock) Short(now time.Duration, id int) []Command {
+	g := l.find(id)
+	if g == nil {
+		return nil
+	}
+	evictable := slices.ContainsFunc(l.guests, func(other *guest) bool {
+		return other != g && other.bytes > 0 && other.resident() && !other.stuck
+	})
+	if !evictable {
+		return []Command{{Guest: id, Verb: Empty}}
+	}
+	total := l.ResidentBytes()
+	if !g.resident() {
+		total += g.bytes
+	}
+	l.shortage = min(l.shortage, total-1)
+	return l.settle(now)
+}
+
+// Tick does what is due.
+func (l *Lock) Tick(now time.Duration) []Command { return l.settle(now) }
+
+// Deadline is when Tick is due.
+func (l *Lock) Deadline() (at time.Duration, ok bool) {
+	holder := l.holder()
+	if l.fits() || holder == nil || holder.phase != Running || len(l.queue) == 0 {
+		return 0, false
+	}
+	return holder.began + l.turn(), true
+}
+
+func (l *Lock) turn() time.Duration { return max(minQuantum, quantum*l.swap) }
+
+func (l *Lock) fits() bool {
+	var n int64
+	for _, g := range l.guests {
+		n += g.bytes
+	}
+	return n <= l.room()
+}
+
+func (l *Lock) room() int64 { return min(l.capacity, l.shortage) }
+
+// holder is the guest whose turn it is. When guests no longer fit, several may be active. One whose
+// memory comes back cannot be stopped, so it comes first.
+func (l *Lock) holder() *guest {
+	for _, p := range []Phase{Entering, Running, Stopping} {
+		for _, g := range l.guests {
+			if g.phase == p {
+				return g
+			}
+		}
+	}
+	return nil
+}
+
+// moving reports whether the memory of a guest may be on its way.
+func (l *Lock) moving() bool {
+	return slices.ContainsFunc(l.guests, func(g *guest) bool { return g.phase == Entering || g.phase == Leaving })
+}
+
+func (l *Lock) start(g *guest) Command {
+	g.phase, g.waiting = Entering, false
+	l.queue = slices.DeleteFunc(l.queue, func(q *guest) bool { return q == g })
+	return Command{Guest: g.id, Verb: Go}
+}
+
+// settle compares what is with what should be.
+func (l *Lock) settle(now time.Duration) (commands []Command) {
+	if l.fits() {
+		for _, g := range slices.Clone(l.queue) {
+			// One comes back at a time: two could each wait for the memory that the other has.
+			if g.phase == Stopped || g.phase == Out && !l.moving() {
+				commands = append(commands, l.start(g))
+			}
+		}
+		return commands
+	}
+
+	holder := l.holder()
+	for _, g := range l.guests {
+		if g != holder && g.phase == Running {
+			g.phase = Stopping
+			commands = append(commands, Command{Guest: g.id, Verb: Stop})
+		}
+	}
+	alone := !slices.ContainsFunc(l.guests, func(g *guest) bool { return g != holder && g.active() })
+	if holder != nil && alone {
+		evictions, _ := l.evict(holder)
+		commands = append(commands, evictions...)
+	}
+	if holder != nil {
+		if holder.phase != Running || len(l.queue) == 0 {
+			return commands
+		}
+		if now >= holder.began+l.turn() {
+			holder.phase = Stopping
+			return append(commands, Command{Guest: holder.id, Verb: Stop})
+		}
+		if !holder.reported {
+			holder.reported = true
+			commands = append(commands, Command{Guest: holder.id, Verb: Wanted, Early: max(Idle, l.swap), Span: span * l.swap})
+		}
+		return commands
+	}
+
+	for _, g := range l.queue {
+		if g.phase != Stopped && g.phase != Out {
+			return commands // it leaves; its turn comes after that
+		}
+		evictions, fits := l.evict(g)
+		commands = append(commands, evictions...)
+		if fits {
+			return append(commands, l.start(g))
+		}
+		if slices.ContainsFunc(l.guests, func(other *guest) bool { return other.phase == Leaving }) {
+			return commands
+		}
+		// Memory that cannot leave is in the way: try the next.
+	}
+	return commands
+}
+
+// evict makes room for a guest: others leave, those that ran longest ago first. It reports
+// whether there is room now.
+func (l *Lock) evict(g *guest) (commands []Command, fits bool) {
+	var resident, leaving int64
+	var idle []*guest
+	for _, other := range l.guests {
+		if other == g || !other.resident() {
+			continue
+		}
+		resident += other.bytes
+		if other.phase == Leaving {
+			leaving += other.bytes
+		} else if other.phase == Stopped && !other.stuck && other.bytes > 0 {
+			idle = append(idle, other)
+		}
+	}
+	slices.SortStableFunc(idle, func(a, b *guest) int { return cmp.Compare(a.began, b.began) })
+	for _, other := range idle {
+		if resident-leaving+g.bytes <= l.room() {
+			break
+		}
+		other.phase = Leaving
+		leaving += other.bytes
+		commands = append(commands, Command{Guest: other.id, Verb: Evict})
+	}
+	// With every other guest gone it runs, whatever the capacity says: the GPU decides.
+	return commands, resident+g.bytes <= l.room() || resident == 0
+}

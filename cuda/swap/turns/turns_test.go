@@ -1,0 +1,275 @@
+package turns
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// unknown stands for free memory that a guest could not read.
+const unknown = -1
+
+func verbs(commands []Command) []string {
+	words := []string{}
+	for _, c := range commands {
+		words = append(words, fmt.Sprint(c.Guest, " ", c.Verb))
+	}
+	return words
+}
+
+func TestTurns(t *testing.T) {
+	l := New(100, 0, 1000)
+	var now time.Duration
+	expect := func(commands []Command, want ...string) {
+		t.Helper()
+		if got := verbs(commands); !slices.Equal(got, want) {
+			t.Fatalf("commands %q, want %q", got, want)
+		}
+	}
+	need := func(id int, bytes int64, want ...string) {
+		t.Helper()
+		ok, commands := l.Need(now, id, bytes, unknown)
+		if !ok {
+			t.Fatalf("guest %d may not have %d bytes", id, bytes)
+		}
+		expect(commands, want...)
+	}
+
+	// Both run while both fit.
+	expect(l.Attach(now, 1, 0, Stopped, 0, 100))
+	expect(l.Attach(now, 2, 0, Stopped, 0, unknown))
+	expect(l.Ask(now, 1), "1 go")
+	expect(l.In(now, 1, 0, unknown))
+	expect(l.Ask(now, 2), "2 go")
+	expect(l.In(now, 2, 0, unknown))
+	need(1, 75)
+	need(2, 25)
+
+	// More memory begins turns.
+	need(2, 75, "2 stop")
+	expect(l.Stopped(now, 2), "2 out")
+	expect(l.Gone(now, 2, 400*time.Millisecond))
+	expect(l.Ask(now, 2), "1 wanted")
+	if at, ok := l.Deadline(); !ok || at != minQuantum {
+		t.Fatalf("the turn ends at %v, %v", at, ok)
+	}
+	expect(l.Tick(now + minQuantum - 1))
+	now += minQuantum
+	expect(l.Tick(now), "1 stop")
+	expect(l.Stopped(now, 1), "1 out")
+	expect(l.Gone(now, 1, 500*time.Millisecond), "2 go")
+	expect(l.In(now, 2, 600*time.Millisecond, unknown))
+	if l.Swap() != 1500*time.Millisecond {
+		t.Errorf("a swap takes %v", l.Swap())
+	}
+
+	// The next turn is at least ten swaps long.
+	commands := l.Ask(now, 1)
+	expect(commands, "2 wanted")
+	if c := commands[0]; c.Early != l.Swap() || c.Span != 10*l.Swap() {
+		t.Errorf("the guest is told %+v", c)
+	}
+	if at, ok := l.Deadline(); !ok || at != now+40*l.Swap() {
+		t.Errorf("the turn ends at %v, %v", at, ok)
+	}
+
+	// An idle guest gives up its turn, but keeps its memory until another needs the room.
+	expect(l.Stopped(now, 2), "2 out")
+	expect(l.Leave(now, 2), "1 go")
+	expect(l.In(now, 1, time.Second, unknown))
+	expect(l.Stopped(now, 1))
+	expect(l.Ask(now, 1), "1 go")
+}
+
+func TestRefuse(t *testing.T) {
+	l := New(100, 0, 160)
+	l.Attach(0, 1, 0, Stopped, 0, 100)
+	l.Attach(0, 2, 0, Stopped, 0, unknown)
+	for _, c := range []struct {
+		guest int
+		bytes int64
+		ok    bool
+	}{
+		{1, 101, false}, // more than the GPU has
+		{1, 100, true},
+		{2, 61, false}, // more than the host can hold
+		{2, 60, true},
+		{3, 1, false},
+		{2, -1, false},
+	} {
+		if ok, _ := l.Need(0, c.guest, c.bytes, unknown); ok != c.ok {
+			t.Errorf("guest %d needs %d bytes: %v", c.guest, c.bytes, ok)
+		}
+	}
+}
+
+func TestShort(t *testing.T) {
+	l := New(100, 0, 1000)
+	for id := 1; id <= 2; id++ {
+		l.Attach(0, id, 0, Stopped, 0, 100)
+		l.Ask(0, id)
+		l.In(0, id, 0, unknown)
+		l.Need(0, id, 40, unknown)
+	}
+	if got := verbs(l.Short(0, 2)); !slices.Equal(got, []string{"2 stop"}) || l.room() != 79 {
+		t.Errorf("commands %q, room %d", got, l.room())
+	}
+	l.Leave(0, 1)
+	if got := verbs(l.Short(0, 2)); !slices.Equal(got, []string{"2 empty"}) || l.room() != 79 {
+		t.Errorf("commands %q, room %d", got, l.room())
+	}
+}
+
+// model is a guest that obeys.
+type model struct {
+	id      int
+	inbox   []Verb
+	phase   Phase // Out, Stopped, Running
+	bytes   int64 // that it may have
+	created int64 // in its turn
+	asked   bool
+	work    int
+}
+
+// TestRandomGuests lets guests come, grow, compute, idle and go in any order. Their messages are
+// handled late. In the end each one that asked has run.
+func TestRandomGuests(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const capacity = 100
+		l := New(capacity, 0, 1000)
+		var now time.Duration
+		var guests []*model
+		next := 0
+		deliver := func(commands []Command) {
+			for _, c := range commands {
+				for _, g := range guests {
+					if g.id == c.Guest {
+						g.inbox = append(g.inbox, c.Verb)
+					}
+				}
+			}
+		}
+		ask := func(g *model) {
+			if !g.asked && g.phase != Running {
+				g.asked = true
+				deliver(l.Ask(now, g.id))
+			}
+		}
+		handle := func(g *model) {
+			if len(g.inbox) == 0 {
+				return
+			}
+			verb := g.inbox[0]
+			g.inbox = g.inbox[1:]
+			switch verb {
+			case Go:
+				g.phase, g.asked = Running, false
+				g.work++
+				g.created = g.bytes
+				deliver(l.In(now, g.id, time.Millisecond, unknown))
+			case Stop:
+				if g.phase == Running {
+					g.phase = Stopped
+					deliver(l.Stopped(now, g.id))
+				}
+			case Evict:
+				if g.phase == Running {
+					t.Fatalf("guest %d is to leave while it runs", g.id)
+				}
+				g.phase = Out
+				deliver(l.Gone(now, g.id, time.Millisecond))
+			}
+		}
+
+		// settled handles all messages, then checks that turns and memory are right.
+		settled := func() {
+			for slices.ContainsFunc(guests, func(g *model) bool { return len(g.inbox) > 0 }) {
+				for _, g := range guests {
+					handle(g)
+				}
+			}
+			var wanted, resident int64
+			running := 0
+			for _, g := range guests {
+				wanted += g.bytes
+				if g.phase == Running {
+					g.created = g.bytes
+					running++
+				}
+				if g.phase != Out {
+					resident += g.created
+				}
+			}
+			if wanted > capacity && running > 1 || running > 0 && resident > capacity {
+				t.Fatalf("%d guests run; %d bytes are wanted, %d are on the GPU", running, wanted, resident)
+			}
+		}
+
+		for range rapid.IntRange(1, 200).Draw(t, "steps") {
+			now += time.Duration(rapid.IntRange(0, 2000).Draw(t, "ms")) * time.Millisecond
+			if len(guests) == 0 || (len(guests) < 4 && rapid.IntRange(0, 9).Draw(t, "come") == 0) {
+				next++
+				guests = append(guests, &model{id: next, phase: Stopped})
+				free := int64(unknown)
+				if next == 1 {
+					free = capacity
+				}
+				deliver(l.Attach(now, next, 0, Stopped, 0, free))
+				continue
+			}
+			g := rapid.SampledFrom(guests).Draw(t, "guest")
+			switch rapid.IntRange(0, 6).Draw(t, "event") {
+			case 0:
+				ask(g)
+			case 1:
+				bytes := rapid.Int64Range(0, capacity).Draw(t, "bytes")
+				// Only a guest in its turn creates memory.
+				if bytes < g.bytes {
+					g.bytes, g.created = bytes, min(g.created, bytes)
+					deliver(l.Have(now, g.id, bytes, bytes))
+				} else if ok, commands := l.Need(now, g.id, bytes, unknown); ok {
+					g.bytes = bytes
+					deliver(commands)
+				}
+			case 2:
+				if g.phase == Running && len(g.inbox) == 0 { // idle
+					g.phase = Stopped
+					deliver(l.Stopped(now, g.id))
+				}
+			case 3:
+				if rapid.IntRange(0, 3).Draw(t, "leave") == 0 {
+					guests = slices.DeleteFunc(guests, func(o *model) bool { return o == g })
+					deliver(l.Leave(now, g.id))
+				}
+			case 4:
+				deliver(l.Tick(now))
+				settled()
+			default:
+				handle(g)
+			}
+		}
+
+		// From now on each guest asks once, and is never idle.
+		before := map[int]int{}
+		for _, g := range guests {
+			before[g.id] = g.work
+			if g.phase == Running {
+				before[g.id]--
+			}
+			ask(g)
+		}
+		for range 100 {
+			now += 10 * time.Second
+			deliver(l.Tick(now))
+			settled()
+		}
+		for _, g := range guests {
+			if g.asked || g.work == before[g.id] {
+				t.Fatalf("guest %d never ran: %+v, %+v", g.id, g, l)
+			}
+		}
+	})
+}
