@@ -82,3 +82,13 @@ func BenchmarkAcquire(b *testing.B) {
 		c.Close()
 	}
 }
+
+// BenchmarkAnnounce announces requests to a consumer that does not watch, as for each burst of
+// datagrams.
+func BenchmarkAnnounce(b *testing.B) {
+	p := makePair(b, testGeometry)
+	defer p.close()
+	for b.Loop() {
+		p.channel.Announce()
+	}
+}

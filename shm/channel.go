@@ -114,6 +114,22 @@ func (c *Channel) Publish(slot uint32) {
 	}
 }
 
+// Announce tells a consumer that watches that a request has begun to arrive. Any goroutine may call
+// it. It has no effect on other consumers.
+func (c *Channel) Announce() {
+	if !c.enter() {
+		return
+	}
+	defer c.leave()
+	if c.back.watching.Load() == 0 {
+		return
+	}
+	c.ring.arrivals.Add(1)
+	if c.back.sleeping.Load() != 0 && c.back.sleeping.Swap(0) != 0 {
+		futex.Ring(c.back.doorbell)
+	}
+}
+
 // SetEpoch names the generation that should consume, 0 for none. It wakes the
 // owner, so that it releases the ring after its batch, and the next generation,
 // so that it acquires the ring.

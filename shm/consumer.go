@@ -45,6 +45,11 @@ type Consumer struct {
 	found  []uint32
 	inRing []uint64
 
+	// watching: Wait also ends when a request begins. arrivals is the count of these that
+	// Arrived has reported.
+	watching bool
+	arrivals uint32
+
 	// mu is held for reading by Interrupt while it uses the mappings, and for
 	// writing by Close.
 	mu          sync.RWMutex
@@ -222,6 +227,7 @@ func (c *Consumer) begin() {
 	c.forget()
 	c.head = c.back.head.Load()
 	c.replyTail = c.back.tail.Load()
+	c.back.watching.Store(0) // of the last owner
 	c.owning.Store(true)
 }
 
@@ -230,6 +236,7 @@ func (c *Consumer) forget() {
 	clear(c.tickets)
 	c.found = c.found[:0]
 	c.completed = 0
+	c.watching = false
 	c.owning.Store(false)
 }
 
@@ -364,10 +371,10 @@ func (c *Consumer) takeFound(dst []uint32) (n int) {
 	return n
 }
 
-// Wait returns if there is something to Take, if this generation is no longer
-// entitled or has been disowned, or if Interrupt was called. It also returns at
-// the deadline (nanoseconds of Now; 0 for none). It spins for Spin, then
-// sleeps.
+// Wait returns if there is something to Take, or if a request begins while it
+// watches. It also returns if this generation is no longer entitled or has been
+// disowned, if Interrupt was called, and at the deadline (nanoseconds of Now; 0
+// for none). It spins for Spin, then sleeps.
 func (c *Consumer) Wait(deadline int64) {
 	c.Settle()
 	spinUntil := Now() + int64(Spin)
@@ -406,7 +413,35 @@ func (c *Consumer) sleep(until int64) (timedOut bool) {
 
 // hasWork reports whether Wait has to return before its deadline.
 func (c *Consumer) hasWork() bool {
-	return c.ring.tail.Load() != c.head || len(c.found) > 0 || !c.isNamed() || !c.owns()
+	return c.ring.tail.Load() != c.head || len(c.found) > 0 || !c.isNamed() || !c.owns() ||
+		c.watching && c.ring.arrivals.Load() != c.arrivals
+}
+
+// Watch starts or stops to watch for requests that begin to arrive, of clients that have proved
+// their address. Wait then ends for each, and Arrived reports it. A consumer can watch while it owns
+// the ring.
+func (c *Consumer) Watch(on bool) {
+	if on == c.watching || !c.owning.Load() {
+		return
+	}
+	c.watching = on
+	if !on {
+		c.back.watching.Store(0)
+		return
+	}
+	c.arrivals = c.ring.arrivals.Load()
+	c.back.watching.Store(1)
+}
+
+// Arrived reports whether a request has begun to arrive since the last call, or since Watch.
+func (c *Consumer) Arrived() bool {
+	if !c.watching {
+		return false
+	}
+	arrivals := c.ring.arrivals.Load()
+	arrived := arrivals != c.arrivals
+	c.arrivals = arrivals
+	return arrived
 }
 
 // Interrupt makes a blocked Wait or Acquire, or the next one, return early. Any

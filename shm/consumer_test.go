@@ -238,3 +238,45 @@ func TestTableBounds(t *testing.T) {
 		t.Errorf("a result of %d bytes, there is room for %d", n, testGeometry.ResultBytes)
 	}
 }
+
+// TestWatch tells a consumer of requests that begin only while it watches.
+func TestWatch(t *testing.T) {
+	p := newPair(t, Geometry{Slots: 4, MaxFragments: 1})
+	first := p.consumer(t, 1)
+	first.Watch(true) // it does not own the ring
+	if p.channel.Announce(); first.Arrived() {
+		t.Error("a consumer without the ring is told")
+	}
+	p.channel.SetEpoch(1)
+	acquire(t, first)
+	if p.channel.Announce(); first.Arrived() {
+		t.Error("a consumer that does not watch is told")
+	}
+
+	first.Watch(true)
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		first.Wait(0)
+	}()
+	p.channel.Announce()
+	select {
+	case <-waited:
+	case <-time.After(patience):
+		t.Fatal("Wait does not end when a request begins")
+	}
+	if !first.Arrived() || first.Arrived() {
+		t.Error("want one report of the request")
+	}
+
+	// The next owner does not watch because the last one did.
+	p.channel.SetEpoch(2)
+	first.Release()
+	if second := p.owner(t, 2); p.channel.back.watching.Load() != 0 || second.Arrived() {
+		t.Error("the next owner watches")
+	}
+	first.Watch(true)
+	if p.channel.back.watching.Load() != 0 {
+		t.Error("a consumer without the ring watches")
+	}
+}

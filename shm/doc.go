@@ -1,5 +1,6 @@
 // Package shm holds the only memory that Penstock's processes share: the slab
-// that receives datagrams, the request table, and two rings. The table lists
+// that receives datagrams, the request table, two rings, and on a GPU without
+// MPS the turns (turns.go). The table lists
 // the fragments of each request in the slab. One ring passes requests to an
 // inference function (IF); the other returns its results.
 //
@@ -61,4 +62,7 @@
 // futex). The other side moves the ring first, then reads the sleeping word,
 // and rings only if it is set: there is no system call under load. Callers that
 // wait are locked to their threads.
+//
+// A consumer whose model is not in memory sets its watching word. The manager then
+// also rings when a request begins to arrive, and the model is loaded meanwhile.
 package shm

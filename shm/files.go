@@ -68,23 +68,25 @@ func openFile(f *os.File, magic uint32, g Geometry, size int) (*Region, error) {
 
 // ringWords are the words of the ring file. Only the manager can write them.
 type ringWords struct {
-	epoch, tail *atomic.Uint32
-	tickets     []atomic.Uint32
-	entries     []atomic.Uint32
+	epoch, tail, arrivals *atomic.Uint32
+	tickets               []atomic.Uint32
+	entries               []atomic.Uint32
 }
 
 func ringOf(mem []byte, g Geometry) ringWords {
 	return ringWords{
-		epoch:   word32(mem, atEpoch),
-		tail:    word32(mem, atTail),
-		tickets: view[atomic.Uint32](mem, atTickets, int(g.Slots)),
-		entries: view[atomic.Uint32](mem, g.atRingEntries(), int(g.Slots)),
+		epoch:    word32(mem, atEpoch),
+		tail:     word32(mem, atTail),
+		arrivals: word32(mem, atArrivals),
+		tickets:  view[atomic.Uint32](mem, atTickets, int(g.Slots)),
+		entries:  view[atomic.Uint32](mem, g.atRingEntries(), int(g.Slots)),
 	}
 }
 
 // replyWords are the words of the replies file. Both sides can write all of
 // them.
 type replyWords struct {
+	watching                  *atomic.Uint32
 	owner, ownerBell          *atomic.Uint32
 	head, doorbell, sleeping  *atomic.Uint32
 	tail, bell, managerSleeps *atomic.Uint32
@@ -96,6 +98,7 @@ type replyWords struct {
 
 func repliesOf(mem []byte, g Geometry) replyWords {
 	return replyWords{
+		watching:      word32(mem, atWatching),
 		owner:         word32(mem, atOwner),
 		ownerBell:     word32(mem, atOwnerBell),
 		head:          word32(mem, atHead),

@@ -6,7 +6,7 @@ import (
 )
 
 // layoutVersion is the version of the layout. Both sides refuse any other.
-const layoutVersion = 1
+const layoutVersion = 2
 
 // The manager alone writes two of the files. The first word of each says which
 // of the two it is.
@@ -39,14 +39,16 @@ const (
 // The ring: the words that only the manager writes, one ticket per slot, the
 // entries.
 const (
-	atEpoch   = 1 * lineBytes // u32, the generation that should consume
-	atTail    = 2 * lineBytes // u32, requests published, modulo 2^32
-	atTickets = 3 * lineBytes // one u32 per slot, odd while the slot is out
+	atEpoch    = 1 * lineBytes // u32, the generation that should consume
+	atTail     = 2 * lineBytes // u32, requests published, modulo 2^32
+	atArrivals = 3 * lineBytes // u32, requests that began while a consumer watched, modulo 2^32
+	atTickets  = 4 * lineBytes // one u32 per slot, odd while the slot is out
 )
 
-// The replies: the words that both sides write (the first line is free), one
-// stage per slot, the entries, one result per slot.
+// The replies: the words that both sides write, one stage per slot, the entries,
+// one result per slot.
 const (
+	atWatching     = 0 * lineBytes // u32, the consumer wants to know when requests begin
 	atOwner        = 1 * lineBytes // u32, the generation that consumes, 0 for none
 	atOwnerBell    = 2 * lineBytes // u32, futex: epoch or owner changed
 	atHead         = 3 * lineBytes // u32, requests taken, modulo 2^32

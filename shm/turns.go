@@ -1,0 +1,317 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/shm/internal/futex"
+)
+
+// Processes that share a GPU without MPS run their batches one after the other. All of them can write
+// a file of turns. It has a word that names the process whose turn it is, a bitmap of the processes
+// that wait, and an entry per process.
+//
+//	process                                            process that has the turn
+//	Take     1. the turn is free: one compare-and-swap
+//	         2. else write the entry, set the bit
+//	         3. try again, sleep on the entry's bell
+//	                                            <───── Release: name the best waiting entry, ring
+//	Release  clear the bit, pass the turn on or free it
+//
+// The owner word also counts its changes. So a compare-and-swap fails if the turn has passed on since.
+//
+// A process that gives up its wait clears its bit, then reads the owner word. A process that passes the
+// turn on writes the owner word, then reads the bit. At least one of the two sees the other's write
+// and passes the turn on. So no turn stays with a process that does not want it.
+//
+// A faulty process can write any word. The others check each index, bound each loop, and sleep at most
+// maxTurnSleep before they look again. The manager passes on the turn of a process that has ended, and
+// a turn that does not move while others wait (Turns.Watch). Nonsense can therefore delay batches, or
+// make several run at once, but not more.
+
+// TurnEntries is the max number of processes that take turns.
+const TurnEntries = 256
+
+// The file of turns. Each part begins a cache line.
+const (
+	atTurnOwner   = 0 * lineBytes // u64, changes<<32 | entry+1, where entry+1 is 0 while the turn is free
+	atTurnWaiting = 1 * lineBytes // bitmap of entries
+	atTurnTenant  = 2 * lineBytes // turnTenant
+	atTurnEntries = 3 * lineBytes // one line per entry
+	turnsBytes    = atTurnEntries + TurnEntries*lineBytes
+)
+
+// turnEntry is what a process says about the batch that waits.
+type turnEntry struct {
+	bell     atomic.Uint32 // futex: the turn is this process's
+	level    atomic.Uint32
+	deadline atomic.Int64
+	_        [lineBytes - 16]uint8
+}
+
+// turnTenant is the process that had the last turn, and since when no other one had a turn.
+type turnTenant struct {
+	entry atomic.Uint32 // entry+1
+	_     [4]uint8
+	since atomic.Int64 // nanoseconds of Now
+}
+
+// turnWords are the words of the file of turns.
+type turnWords struct {
+	owner   *atomic.Uint64
+	waiting []atomic.Uint64
+	tenant  *turnTenant
+	entries []turnEntry
+}
+
+func turnsOf(mem []byte) turnWords {
+	return turnWords{
+		owner:   word64(mem, atTurnOwner),
+		waiting: view[atomic.Uint64](mem, atTurnWaiting, TurnEntries/64),
+		tenant:  &view[turnTenant](mem, atTurnTenant, 1)[0],
+		entries: view[turnEntry](mem, atTurnEntries, TurnEntries),
+	}
+}
+
+// freeTurn stands for the owner of a free turn, and for the best of no waiting entries.
+const freeTurn = -1
+
+func turnOwner(word uint64) (entry int) { return int(uint32(word)) - 1 }
+
+// nextTurn returns the owner word that follows a word.
+func nextTurn(word uint64, entry int) uint64 { return (word>>32+1)<<32 | uint64(uint32(entry+1)) }
+
+// Rank is a batch's place among those that wait: the highest Level is first, and of one level the
+// earliest Deadline.
+type Rank struct {
+	Level    uint32
+	Deadline int64 // nanoseconds of Now
+}
+
+// Before reports whether the batch goes first.
+func (r Rank) Before(other Rank) bool {
+	if r.Level != other.Level {
+		return r.Level > other.Level
+	}
+	return r.Deadline < other.Deadline
+}
+
+func (w *turnWords) waits(entry int) bool { return w.waiting[entry/64].Load()>>(entry%64)&1 != 0 }
+
+func (w *turnWords) wait(entry int) { w.waiting[entry/64].Or(1 << (entry % 64)) }
+
+func (w *turnWords) stopWaiting(entry int) { w.waiting[entry/64].And(^uint64(1 << (entry % 64))) }
+
+// best returns the first of the waiting entries other than one.
+func (w *turnWords) best(other int) int {
+	best, first := freeTurn, Rank{}
+	for i := range w.waiting {
+		for set := w.waiting[i].Load(); set != 0; set &= set - 1 {
+			entry := 64*i + bits.TrailingZeros64(set)
+			if entry == other {
+				continue
+			}
+			e := &w.entries[entry]
+			rank := Rank{e.level.Load(), e.deadline.Load()}
+			if best == freeTurn || rank.Before(first) {
+				best, first = entry, rank
+			}
+		}
+	}
+	return best
+}
+
+// pass gives the turn to the first waiting entry, or frees it. from is the owner word that the caller
+// read. If it has changed since, the turn is not the caller's to pass on.
+func (w *turnWords) pass(from uint64) {
+	for range 2 * TurnEntries { // a peer could keep an endless loop busy
+		next := w.best(freeTurn)
+		if next == freeTurn && turnOwner(from) == freeTurn {
+			return
+		}
+		to := nextTurn(from, next)
+		if !w.owner.CompareAndSwap(from, to) {
+			return
+		}
+		from = to
+		if next == freeTurn {
+			continue // a process that has just begun to wait may have seen the turn taken
+		}
+		if w.waits(next) {
+			futex.Ring(&w.entries[next].bell)
+			return
+		}
+	}
+}
+
+// leave makes an entry want no turn. It passes on the turn if the entry has it.
+func (w *turnWords) leave(entry int) {
+	w.stopWaiting(entry)
+	if word := w.owner.Load(); turnOwner(word) == entry {
+		w.pass(word)
+	}
+}
+
+// Turns is the manager's end of a file of turns. One goroutine calls its methods.
+type Turns struct {
+	region *Region
+	words  turnWords
+	used   [TurnEntries]bool
+	// stuck is the owner word that Watch has read since a time while processes waited.
+	stuck uint64
+	since int64
+}
+
+// NewTurns makes a file of turns. /proc/PID/maps shows the name.
+func NewTurns(name string) (*Turns, error) {
+	region, err := Create(name, turnsBytes, Options{Writable: true})
+	if err != nil {
+		return nil, fmt.Errorf("make turns: %w", err)
+	}
+	return &Turns{region: region, words: turnsOf(region.Bytes())}, nil
+}
+
+// File is for the processes, which write it. Turns owns it; it is open until Close.
+func (t *Turns) File() *os.File { return t.region.File() }
+
+// ErrNoEntry is returned by Turns.Join if TurnEntries processes take turns.
+var ErrNoEntry = errors.New("all entries are in use")
+
+// Join reserves an entry for a process.
+func (t *Turns) Join() (entry int, err error) {
+	for entry, used := range t.used {
+		if !used {
+			t.used[entry] = true
+			return entry, nil
+		}
+	}
+	return 0, fmt.Errorf("reserve one of %d turn entries: %w", TurnEntries, ErrNoEntry)
+}
+
+// Leave frees the entry of a process that has ended, and passes on its turn.
+func (t *Turns) Leave(entry int) {
+	t.used[entry] = false
+	t.words.leave(entry)
+}
+
+// TurnPatience is how long a process may keep its turn while others wait. A longer batch shares the GPU
+// with the next one. It is longer than the batches that processes with short objectives can wait for.
+const TurnPatience = 250 * time.Millisecond
+
+// Watch passes on a turn that others have waited for during TurnPatience. It then returns the entry that
+// had the turn, and true. It also passes on the turn of an entry that no process has. The caller calls
+// it several times per TurnPatience.
+func (t *Turns) Watch(now int64) (entry int, overdue bool) {
+	word := t.words.owner.Load()
+	entry = turnOwner(word)
+	used := entry >= 0 && entry < TurnEntries && t.used[entry]
+	switch {
+	case t.words.best(entry) == freeTurn:
+		t.since = 0
+		return entry, false
+	case t.since == 0 || word != t.stuck:
+		t.stuck, t.since = word, now
+		return entry, false
+	case used && now-t.since < int64(TurnPatience):
+		return entry, false
+	}
+	t.since = 0
+	for i, used := range t.used {
+		if !used || i == entry {
+			t.words.stopWaiting(i)
+		}
+	}
+	t.words.pass(word)
+	return entry, used
+}
+
+// Close unmaps the file. Processes keep their mappings.
+func (t *Turns) Close() error { return t.region.Close() }
+
+// Turn is a process's entry in a file of turns. One goroutine at a time calls its methods.
+type Turn struct {
+	region *Region
+	words  turnWords
+	entry  int
+}
+
+// OpenTurn maps a file of turns in a process that has that entry. It takes ownership of the file.
+func OpenTurn(f *os.File, entry int) (*Turn, error) {
+	if entry < 0 || entry >= TurnEntries {
+		return nil, errors.Join(fmt.Errorf("map turns: entry %d: want 0 to %d", entry, TurnEntries-1), f.Close())
+	}
+	region, err := Map(f, turnsBytes, true)
+	if err != nil {
+		return nil, fmt.Errorf("map turns: %w", err)
+	}
+	return &Turn{region: region, words: turnsOf(region.Bytes()), entry: entry}, nil
+}
+
+// maxTurnSleep bounds one sleep of a process that waits for its turn.
+const maxTurnSleep = time.Millisecond
+
+// Take waits for the turn until a time of Now, and reports whether the process has it. After false the
+// process still waits: it calls Take again, or Release.
+func (t *Turn) Take(r Rank, until int64) bool {
+	if t.takeFree() {
+		return true
+	}
+	e := &t.words.entries[t.entry]
+	e.level.Store(r.Level)
+	e.deadline.Store(r.Deadline)
+	t.words.wait(t.entry)
+	for {
+		seen := e.bell.Load()
+		now := Now()
+		switch {
+		case turnOwner(t.words.owner.Load()) == t.entry:
+			t.occupy(now)
+			return true
+		case t.takeFree():
+			return true
+		case now >= until:
+			return false
+		}
+		futex.Wait(&e.bell, seen, min(until, now+int64(maxTurnSleep)))
+	}
+}
+
+// takeFree takes the turn if it is free.
+func (t *Turn) takeFree() bool {
+	word := t.words.owner.Load()
+	if turnOwner(word) != freeTurn || !t.words.owner.CompareAndSwap(word, nextTurn(word, t.entry)) {
+		return false
+	}
+	t.occupy(Now())
+	return true
+}
+
+// occupy notes that this process has had a turn.
+func (t *Turn) occupy(now int64) {
+	if tenant := t.words.tenant; tenant.entry.Load() != uint32(t.entry+1) {
+		tenant.since.Store(now)
+		tenant.entry.Store(uint32(t.entry + 1))
+	}
+}
+
+// aloneAfter is how long no other process must have had a turn.
+const aloneAfter = time.Second
+
+// Alone reports whether no other process waits or has had a turn lately.
+func (t *Turn) Alone(now int64) bool {
+	tenant := t.words.tenant
+	if tenant.entry.Load() != uint32(t.entry+1) || now-tenant.since.Load() < int64(aloneAfter) {
+		return false
+	}
+	return t.words.best(t.entry) == freeTurn
+}
+
+// Release ends the process's turn, or its wait for one.
+func (t *Turn) Release() { t.words.leave(t.entry) }
+
+// Close unmaps the file. A process that has the turn, or waits for it, calls Release first.
+func (t *Turn) Close() error { return t.region.Close() }
