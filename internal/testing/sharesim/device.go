@@ -13,7 +13,8 @@ import (
 // all run slower by the same factor. A batch that loses its part first ends the kernel that it is in.
 type device struct {
 	part    float64 // of the whole device; 1: all of it
-	at      int64   // when the batches were brought up to date
+	sharing Sharing
+	at      int64 // when the batches were brought up to date
 	batches []*batch
 }
 
@@ -42,6 +43,10 @@ const epsilon = 1e-3
 
 // share gives each batch its speed: first those that finish a kernel, then level by level.
 func (d *device) share() {
+	if d.sharing == Slices {
+		d.slice()
+		return
+	}
 	left := d.part
 	take := func(of func(*batch) bool) {
 		wanted := 0.0
@@ -65,6 +70,27 @@ func (d *device) share() {
 	take(finishing)
 	for level := budget.MaxLevel; level >= budget.Demoted; level-- {
 		take(func(b *batch) bool { return b.level == level && !finishing(b) })
+	}
+}
+
+// slice gives each function that has batches an equal part of the time, and that to its batches of the
+// highest level.
+func (d *device) slice() {
+	most := map[*function]budget.Level{}
+	count := map[*function]int{}
+	for _, b := range d.batches {
+		if level, ok := most[b.of]; !ok || b.level > level {
+			most[b.of], count[b.of] = b.level, 0
+		}
+		if b.level == most[b.of] {
+			count[b.of]++
+		}
+	}
+	for _, b := range d.batches {
+		b.speed = 0
+		if b.level == most[b.of] {
+			b.speed = d.part / float64(len(most)*count[b.of])
+		}
 	}
 }
 
@@ -110,7 +136,7 @@ func (d *device) add(b *batch) {
 	}
 	d.share()
 	for _, other := range d.batches {
-		if other.level < b.level && other.speed < before[other] && other.finishes <= epsilon && other.done > 0 {
+		if d.sharing == Priorities && other.level < b.level && other.speed < before[other] && other.finishes <= epsilon && other.done > 0 {
 			other.finishes = min(other.work, other.kernel-math.Mod(other.done, other.kernel))
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/manager/policy/guarantee"
+	"github.com/penstock/penstock/shm"
 )
 
 // lanes is how many batches of a function may be in flight.
@@ -44,6 +45,7 @@ type function struct {
 
 	// The manager.
 	action            guarantee.Action
+	maxBatch          int // 0: no limit
 	demand            guarantee.Demand
 	arrived, observed int
 	reported          bool // its costs
@@ -95,6 +97,10 @@ func (f *function) setBalance(now int64) {
 
 // estimate is what libml believes a batch to cost.
 func (f *function) estimate(n int) time.Duration {
+	narrow := narrow
+	if f.device.sharing != Priorities {
+		narrow = 1
+	}
 	return time.Duration((narrow*float64(f.Fixed) + float64(n)*float64(f.PerImage)) * f.costError())
 }
 
@@ -105,6 +111,8 @@ func (f *function) act(now int64, a guarantee.Action) {
 		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
 	f.action, f.retry = a, 0
+	w := f.wants()
+	f.maxBatch = w.Requests(a.LongestBatch)
 	if was.Level == budget.Demoted {
 		f.size = f.rule.Size(f.state)
 		f.balance = budget.NewBalance(now, a.Allowance, budget.Capacity(a.Allowance, f.Objective, f.estimate(f.size)))
@@ -122,6 +130,7 @@ func (f *function) wants() guarantee.Function {
 	if f.reported {
 		each := (f.estimate(maxBatch) - f.estimate(1)) / (maxBatch - 1)
 		w.Cost, w.Fixed = each, f.estimate(1)-each
+		w.LongestBatch = f.estimate(f.rule.Size(f.state))
 	}
 	return w
 }
@@ -160,6 +169,32 @@ func (f *function) answer(r slab.Request, at int64) {
 	}
 }
 
+// takeTurns begins the batch that goes first, if none runs.
+func takeTurns(functions []*function, now int64) {
+	for len(functions[0].device.batches) == 0 {
+		var best *function
+		var first shm.Rank
+		for _, f := range functions {
+			if !f.mayBegin(now) {
+				continue
+			}
+			rank := shm.Rank{Deadline: f.pending[0].Deadline}
+			if f.guaranteed(now) {
+				rank.Level = uint32(f.action.Level)
+			}
+			if best == nil || rank.Before(first) {
+				best, first = f, rank
+			}
+		}
+		if best == nil {
+			return
+		}
+		if !best.begin(now) && best.guaranteed(now) {
+			return
+		}
+	}
+}
+
 // step lets the loop do what it can do now.
 func (f *function) step(now int64) {
 	for f.mayBegin(now) {
@@ -171,9 +206,17 @@ func (f *function) step(now int64) {
 
 func (f *function) newest() *batch { return f.flights[len(f.flights)-1] }
 
+// lanes is how many batches of the function may be in flight.
+func (f *function) lanes() int {
+	if f.device.sharing == Turns {
+		return 1
+	}
+	return lanes
+}
+
 // mayBegin is libml's.
 func (f *function) mayBegin(now int64) bool {
-	if len(f.pending) == 0 || len(f.flights) == lanes || !f.serves {
+	if len(f.pending) == 0 || len(f.flights) == f.lanes() || !f.serves {
 		return false
 	}
 	demoted := !f.guaranteed(now)
@@ -207,7 +250,7 @@ func (f *function) left(b *batch, now int64) time.Duration {
 
 // samples is when mayBegin may become true as time passes.
 func (f *function) samples(now int64) int64 {
-	if len(f.pending) == 0 || len(f.flights) == lanes || !f.serves {
+	if len(f.pending) == 0 || len(f.flights) == f.lanes() || !f.serves {
 		return math.MaxInt64
 	}
 	at := int64(math.MaxInt64)
@@ -263,6 +306,9 @@ func (f *function) begin(now int64) bool {
 		}
 		return late > 0
 	}
+	if f.maxBatch > 0 {
+		n = min(n, f.fit(f.maxBatch))
+	}
 	b := &batch{
 		of: f, level: f.action.Level, demoted: demoted, padded: f.rule.Pad(n), dispatched: now, waited: waited, late: late,
 		requests: slices.Clone(f.pending[reserved : reserved+n]),
@@ -283,6 +329,17 @@ func (f *function) begin(now int64) bool {
 	f.flights = append(f.flights, b)
 	f.device.add(b)
 	return true
+}
+
+// fit returns the largest batch size that does not exceed n.
+func (f *function) fit(n int) int {
+	fit := ladder[0]
+	for _, size := range ladder {
+		if size <= n {
+			fit = size
+		}
+	}
+	return fit
 }
 
 // finish answers a batch that has run.

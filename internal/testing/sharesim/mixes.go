@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/manager/policy/guarantee"
@@ -45,6 +46,19 @@ func evaluated(name string, objective time.Duration, rate float64) Function {
 type Mix struct {
 	Name string
 	Config
+}
+
+// On returns the mix on a device that functions share in another way.
+func (m Mix) On(sharing Sharing) Mix {
+	if m.Sharing == sharing {
+		return m
+	}
+	m.Sharing = sharing
+	m.Functions = slices.Clone(m.Functions)
+	for i := range m.Functions {
+		m.Functions[i].Narrow = 1
+	}
+	return m
 }
 
 // EvaluationMixes returns the mixes of research/evaluate, each at its three levels, and
@@ -101,13 +115,17 @@ const (
 // RandomMix returns a mix of 2 to 12 functions with objectives of 5 to 100 ms. Each is
 // steady, changes its rate in steps, has bursts, falls silent, comes late, or asks for two
 // to four times its guarantee.
-func RandomMix(seed uint64) Mix {
+func RandomMix(seed uint64) Mix { return RandomMixOn(Priorities, seed) }
+
+// RandomMixOn returns such a mix on a device that functions share in another way. Its rates are for batches
+// that use the whole device, unless sharing is Priorities.
+func RandomMixOn(sharing Sharing, seed uint64) Mix {
 	r := rand.New(rand.NewPCG(seed, 1<<32))
 	logUniform := func(minValue, maxValue float64) float64 {
 		return minValue * math.Pow(maxValue/minValue, r.Float64())
 	}
 	n := 2 + r.IntN(11)
-	mix := Mix{Name: fmt.Sprintf("random %d", seed), Config: Config{Seed: seed, Duration: randomDuration, Settle: randomSettle}}
+	mix := Mix{Name: fmt.Sprintf("random %d", seed), Config: Config{Seed: seed, Sharing: sharing, Duration: randomDuration, Settle: randomSettle}}
 	parts, sum := make([]float64, n), 0.0
 	for i := range parts {
 		parts[i] = 0.1 + r.ExpFloat64()
@@ -124,7 +142,9 @@ func RandomMix(seed uint64) Mix {
 			Name: fmt.Sprintf("f%d", i), Objective: objective, Kernels: 10 + r.IntN(90),
 			Fixed: time.Duration(single - perImage), PerImage: time.Duration(perImage),
 		}
-		f.Narrow = 0.2 + 0.4*r.Float64()
+		if f.Narrow = 0.2 + 0.4*r.Float64(); sharing != Priorities {
+			f.Narrow = 1
+		}
 		if r.IntN(10) == 0 {
 			f.Kernels = 2 + r.IntN(4)
 		}

@@ -122,11 +122,25 @@ type Rules struct {
 	InvertLevels  bool // the longer the objective, the higher the level
 	NoBalance     bool // no work is demoted
 	NeverWait     bool // without a balance each request goes in a demoted batch at once
+	NoCaps        bool // with Turns batches are not capped
 }
+
+// Sharing is how batches of several functions share the device.
+type Sharing int
+
+// With Priorities the device runs the highest level first, as with MPS. The others are for a GPU without
+// MPS, on which a batch uses the whole device. With Slices each function that has batches gets an equal
+// part of the time. With Turns batches run one after the other, as libml orders them (shm.Turn).
+const (
+	Priorities Sharing = iota
+	Slices
+	Turns
+)
 
 // Config is one simulation.
 type Config struct {
 	Functions []Function
+	Sharing   Sharing
 	Rules     Rules
 	Seed      uint64
 	// Duration is the virtual time of the run, of which Settle is not measured.
@@ -172,7 +186,7 @@ func run(c Config, shared bool, part float64) ([]Result, error) {
 	if c.Duration <= c.Settle {
 		return nil, fmt.Errorf("simulate sharing: duration %v is not longer than the %v before it is measured", c.Duration, c.Settle)
 	}
-	d := &device{part: part}
+	d := &device{part: part, sharing: c.Sharing}
 	var functions []*function
 	for i, f := range c.Functions {
 		s, err := newFunction(f, &c, d, i)
@@ -200,7 +214,12 @@ func run(c Config, shared bool, part float64) ([]Result, error) {
 				f.receive(now)
 				f.arrivals.advance()
 			}
-			f.step(now)
+			if c.Sharing != Turns {
+				f.step(now)
+			}
+		}
+		if c.Sharing == Turns {
+			takeTurns(functions, now)
 		}
 	}
 	var results []Result
@@ -267,7 +286,11 @@ func (m *manager) decide(now int64) {
 		serving = append(serving, f)
 		functions = append(functions, f.wants())
 	}
-	for i, a := range guarantee.Decide(functions) {
+	actions := guarantee.Decide(functions)
+	if len(serving) > 0 && serving[0].device.sharing == Turns && !serving[0].rules.NoCaps {
+		guarantee.CapBatches(functions, actions)
+	}
+	for i, a := range actions {
 		f := serving[i]
 		if f.action.Infeasible != "" {
 			f.result.Infeasible += elapsed.Seconds()

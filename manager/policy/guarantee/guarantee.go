@@ -79,6 +79,8 @@ type Function struct {
 	// Blocking is how long a part of a batch that cannot be interrupted keeps a higher
 	// level waiting; 0 if it is not known.
 	Blocking time.Duration
+	// LongestBatch is the device time of its largest batch (CapBatches); 0 if it is not known.
+	LongestBatch time.Duration
 	// SharePercent is the guarantee that the operator set, 0 if none.
 	SharePercent float64
 }
@@ -100,6 +102,7 @@ func Worker(name string, sharePercent float64, members []Function) Function {
 		f := &members[i]
 		w.Objective = min(w.Objective, f.Objective)
 		w.Blocking = max(w.Blocking, f.Blocking)
+		w.LongestBatch = max(w.LongestBatch, f.LongestBatch)
 		w.Rate += f.Rate
 		if f.Cost == 0 {
 			continue
@@ -147,6 +150,8 @@ type Action struct {
 	Allowance float64 // part of the device that it may use at its level, at least the guarantee
 	Level     budget.Level
 	Saved     time.Duration // device time that the balance may hold
+	// LongestBatch is how long a batch may take; 0: as long as its function likes (CapBatches).
+	LongestBatch time.Duration
 	// Infeasible says why the objective cannot be kept whatever the others do, in a
 	// sentence; empty if it can.
 	Infeasible string
@@ -248,28 +253,41 @@ func divide(left float64, open []int, actions []Action) {
 
 // infeasible is the response-time test of function i. Three times must fit its objective: a
 // batch of its own, the longest uninterruptible part of a lower level, and the work of equal
-// and higher levels. That work is the need of each for so long, and one batch that waits.
+// and higher levels.
 func infeasible(functions []Function, actions []Action, i int) string {
-	f, a := &functions[i], &actions[i]
+	blocking := time.Duration(0)
+	for j := range functions {
+		if actions[j].Level < actions[i].Level {
+			blocking = max(blocking, functions[j].Blocking)
+		}
+	}
+	return exceeds(functions, actions, i, blocking)
+}
+
+// earlier is the work of equal and higher levels before a batch of function i: the need of each
+// for as long as the objective, and one batch that waits.
+func earlier(functions []Function, actions []Action, i int) (work time.Duration) {
+	for j := range functions {
+		if j != i && actions[j].Level >= actions[i].Level {
+			need := min(actions[j].Need, actions[j].Guarantee)
+			work += time.Duration(need*float64(functions[i].Objective)) + functions[j].batchCost()
+		}
+	}
+	return work
+}
+
+// exceeds says why function i cannot keep its objective, if a batch may have to wait for blocking.
+func exceeds(functions []Function, actions []Action, i int, blocking time.Duration) string {
+	f := &functions[i]
 	if f.Cost == 0 {
 		return ""
 	}
-	own, blocking, others := f.batchCost(), time.Duration(0), time.Duration(0)
-	for j := range functions {
-		switch {
-		case j == i:
-		case actions[j].Level < a.Level:
-			blocking = max(blocking, functions[j].Blocking)
-		default:
-			need := min(actions[j].Need, actions[j].Guarantee)
-			others += time.Duration(need*float64(f.Objective)) + functions[j].batchCost()
-		}
-	}
+	own, others := f.batchCost(), earlier(functions, actions, i)
 	switch {
 	case own > f.Objective:
 		return fmt.Sprintf("one batch takes %v, and the objective allows %v", brief(own), brief(f.Objective))
 	case own+blocking+others > f.Objective:
-		return fmt.Sprintf("one batch takes %v, earlier batches of equal or shorter objectives %v, one of a longer objective %v; the objective allows %v",
+		return fmt.Sprintf("one batch takes %v, earlier batches of equal or shorter objectives %v, one that already runs %v; the objective allows %v",
 			brief(own), brief(others), brief(blocking), brief(f.Objective))
 	}
 	return ""

@@ -206,7 +206,7 @@ func TestInfeasible(t *testing.T) {
 		{"next to a lower level", []Function{quick, slow}, ""},
 		{"next to equal levels that need little", []Function{light, light, light, light}, ""},
 		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
-		{"blocked", []Function{quick, {Objective: time.Second, Rate: 1, Cost: ms, Blocking: 7 * ms}}, "one of a longer objective 7ms"},
+		{"blocked", []Function{quick, {Objective: time.Second, Rate: 1, Cost: ms, Blocking: 7 * ms}}, "one that already runs 7ms"},
 		{"equal levels", []Function{quick, quick, quick, quick}, "earlier batches of equal or shorter objectives"},
 	} {
 		got := Decide(c.functions)[0].Infeasible
