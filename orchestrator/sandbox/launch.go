@@ -207,7 +207,7 @@ func dropRights(u *User) error {
 		}
 	}
 	if u != nil {
-		if err := become(u); err != nil {
+		if err := Become(u); err != nil {
 			return err
 		}
 	}

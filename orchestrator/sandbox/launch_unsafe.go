@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// become changes groups and user of only the calling thread. Package syscall would change
+// Become changes groups and user of only the calling thread. Package syscall would change
 // all threads through libc, but execve ends the others anyway.
-func become(u *User) error {
+func Become(u *User) error {
 	groups := make([]uint32, len(u.Groups))
 	for i, g := range u.Groups {
 		groups[i] = uint32(g)

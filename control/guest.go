@@ -1,0 +1,191 @@
+package control
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/private"
+)
+
+// guestSocketName is the orchestrator's socket for guests, in the runtime folder.
+const guestSocketName = "guests.sock"
+
+// maxGuestMessage bounds a message of either side. A list of guests is the longest.
+const maxGuestMessage = 256 << 10
+
+// MaxGuestCommand is the max length of GuestRun.Command, in bytes.
+const MaxGuestCommand = 1 << 10
+
+// GuestVariable is the environment variable that marks all processes of a guest. Its value is
+// GuestPlace.Token.
+const GuestVariable = "PENSTOCK_GUEST"
+
+// GuestOrder is a message to the orchestrator: one JSON object per line, with one of its fields
+// set. `penstock run` sends Run and Started, and its open connection is the guest's life.
+// `penstock guest` sends one of the others.
+type GuestOrder struct {
+	Run     *GuestRun `json:"run,omitempty"`
+	Started int       `json:"started,omitempty"` // process id of the launcher, which waits
+
+	List   bool   `json:"list,omitempty"`
+	Pause  string `json:"pause,omitempty"` // a guest's name or process id
+	Resume string `json:"resume,omitempty"`
+	Stop   string `json:"stop,omitempty"`
+}
+
+// GuestRun asks for a place.
+type GuestRun struct {
+	Name    string `json:"name"`
+	Command string `json:"command"` // for people; at most MaxGuestCommand bytes
+	// Key is the same for the same command with the same arguments.
+	Key         string `json:"key"`
+	MemoryBytes int64  `json:"memory_bytes,omitempty"` // 0: no limit
+	Own         bool   `json:"own,omitempty"`          // outside MPS
+	// Swap lets the guest's GPU memory leave the GPU while other guests with Swap run.
+	Swap bool `json:"swap,omitempty"`
+}
+
+// GuestAnswer is the orchestrator's answer, with one of its fields set.
+type GuestAnswer struct {
+	Error string `json:"error,omitempty"`
+	// Place answers Run, and Go answers Started: the program may begin.
+	Place *GuestPlace `json:"place,omitempty"`
+	Go    *GuestGo    `json:"go,omitempty"`
+	// Ended is why the orchestrator ends the guest. It may come at any time.
+	Ended string `json:"ended,omitempty"`
+
+	Guests []GuestStatus `json:"guests,omitempty"`
+	Done   string        `json:"done,omitempty"`
+}
+
+// GuestPlace says how to start the program.
+type GuestPlace struct {
+	Name  string `json:"name"`
+	Token string `json:"token"`
+	// Environment replaces the variables of CUDA and MPS. It is empty on a CPU.
+	Environment map[string]string `json:"environment,omitempty"`
+	// User is the user that the program has to run as; nil: the caller's.
+	User *GuestUser `json:"user,omitempty"`
+	// CPUs are those that the program may run on; empty: the caller's.
+	CPUs []int `json:"cpus,omitempty"`
+}
+
+// GuestUser is a user with its groups.
+type GuestUser struct {
+	Name   string `json:"name"`
+	UID    int    `json:"uid"`
+	GID    int    `json:"gid"`
+	Groups []int  `json:"groups,omitempty"`
+}
+
+// GuestGo lets the program begin.
+type GuestGo struct {
+	// Missing has a line for each protection that this machine cannot give.
+	Missing []string `json:"missing,omitempty"`
+}
+
+// States of a guest.
+const (
+	GuestStarting = "starting"
+	GuestRunning  = "running"
+	GuestPaused   = "paused"
+	GuestStopping = "stopping"
+)
+
+// GuestStatus describes a guest.
+type GuestStatus struct {
+	Name    string `json:"name"`
+	PID     int    `json:"pid"` // 0 while it is starting
+	State   string `json:"state"`
+	Command string `json:"command"`
+	// Device is cpu, mps or own.
+	Device string `json:"device"`
+	// MemoryBytes is GPU memory on a GPU, and resident memory on a CPU; -1 if unknown.
+	MemoryBytes int64     `json:"memory_bytes"`
+	LimitBytes  int64     `json:"limit_bytes,omitempty"`
+	CPUMillis   int64     `json:"cpu_ms"`
+	Since       time.Time `json:"since"`
+}
+
+// ListenGuests opens the socket for guests of the orchestrator whose runtime folder is dir. It
+// returns ErrInUse if another process listens there.
+func ListenGuests(dir string) (*Listener, error) {
+	l, err := openListener("unix", filepath.Join(dir, guestSocketName))
+	if err != nil {
+		return nil, fmt.Errorf("open socket for guests: %w", err)
+	}
+	return l, nil
+}
+
+// DialGuests connects to the orchestrator whose runtime folder is dir.
+func DialGuests(dir string) (*GuestLink, error) {
+	folder, err := private.OpenFolder(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("connect to node: there is no node in %s; start one with `penstock up`", dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to node: %w", err)
+	}
+	defer folder.Close()
+	path := filepath.Join(folder.Path(), guestSocketName)
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: path})
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return nil, fmt.Errorf("connect to node: no node runs in %s; start one with `penstock up`", dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to node: %w", err)
+	}
+	return NewGuestLink(c), nil
+}
+
+// GuestLink is either end of a connection. One goroutine may send while another receives.
+type GuestLink struct {
+	*net.UnixConn
+	lines *bufio.Scanner
+}
+
+// NewGuestLink takes ownership of c.
+func NewGuestLink(c *net.UnixConn) *GuestLink {
+	l := &GuestLink{UnixConn: c, lines: bufio.NewScanner(c)}
+	l.lines.Buffer(nil, maxGuestMessage)
+	return l
+}
+
+// Send sends a GuestOrder or a GuestAnswer.
+func (l *GuestLink) Send(message any) error {
+	text, err := json.Marshal(message)
+	if err == nil && len(text) >= maxGuestMessage {
+		err = ErrTooLong
+	}
+	if err == nil {
+		_, err = l.Write(append(text, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("send to peer: %w", err)
+	}
+	return nil
+}
+
+// Receive waits for a GuestOrder or a GuestAnswer. It returns io.EOF when the peer has closed its
+// end, and ErrTooLong or ErrBadMessage for what is no message.
+func (l *GuestLink) Receive(message any) error {
+	if l.lines.Scan() {
+		return decodeStrict(l.lines.Bytes(), message)
+	}
+	switch err := l.lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
+		return fmt.Errorf("receive from peer: %w", ErrTooLong)
+	case err == nil, errors.Is(err, syscall.ECONNRESET):
+		return io.EOF
+	default:
+		return fmt.Errorf("receive from peer: %w", err)
+	}
+}

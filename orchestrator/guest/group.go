@@ -1,0 +1,175 @@
+package guest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+)
+
+// Groups makes the groups that hold guests below all functions.
+type Groups interface {
+	// Make makes a group for one guest, with at most memoryBytes of main memory; 0: no limit. missing
+	// is the reason, in one line, for each limit that the group cannot hold.
+	Make(name string, memoryBytes int64) (g Group, missing []string, err error)
+}
+
+// Group has all processes of one guest. Any goroutine may call its methods.
+type Group interface {
+	// Add moves a process, and all that it will start, into the group.
+	Add(pid int) error
+	PIDs() []int
+	CPUTime() time.Duration
+	// Freeze stops all processes, or continues them.
+	Freeze(frozen bool) error
+	Signal(syscall.Signal)
+	// Kill kills all processes, also frozen ones, and returns when none is left. It gives up after some
+	// seconds.
+	Kill() error
+	// Remove removes the empty group.
+	Remove() error
+}
+
+// killTimeout bounds Group.Kill. A killed process takes that long if it is in a system call of a
+// driver.
+const killTimeout = 5 * time.Second
+
+// Marked is a Group without control groups: the processes with control.GuestVariable in their
+// environment. A process that removes the variable leaves the group.
+type Marked struct{ Token string }
+
+// Add does nothing: the guest's processes have the variable already.
+func (m Marked) Add(int) error { return nil }
+
+// Remove does nothing.
+func (m Marked) Remove() error { return nil }
+
+// PIDs searches /proc.
+func (m Marked) PIDs() (pids []int) {
+	mark := []byte(control.GuestVariable + "=" + m.Token + "\x00")
+	names, _ := filepath.Glob("/proc/[0-9]*")
+	deadline := time.Now().Add(killTimeout)
+	for _, name := range names {
+		pid, err := strconv.Atoi(filepath.Base(name))
+		if err == nil && bytes.Contains(environmentOf(pid, deadline), mark) {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// environmentOf returns the environment of a process, or nil if it has none or may not be read. During
+// execve(2) /proc shows an empty or cut environment, so environmentOf reads until it is whole.
+func environmentOf(pid int, deadline time.Time) []byte {
+	for {
+		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			return nil
+		}
+		fields := statOf(pid)
+		const vsize, startCode, envStart, envEnd = 20, 23, 47, 48
+		if len(fields) <= envEnd || fields[vsize] == "0" { // it is ending, or a kernel thread
+			return environment
+		}
+		start, _ := strconv.ParseUint(fields[envStart], 10, 64)
+		end, _ := strconv.ParseUint(fields[envEnd], 10, 64)
+		// execve sets startCode after the others.
+		if fields[startCode] != "0" && uint64(len(environment)) == end-start || time.Now().After(deadline) {
+			return environment
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// CPUTime is that of the processes that exist, and of children that they waited for.
+func (m Marked) CPUTime() (sum time.Duration) {
+	for _, pid := range m.PIDs() {
+		fields := statOf(pid)
+		if len(fields) < 15 {
+			continue
+		}
+		for _, field := range fields[11:15] { // utime, stime, cutime, cstime of proc_pid_stat(5)
+			ticks, _ := strconv.ParseInt(field, 10, 64)
+			const perSecond = 100 // USER_HZ
+			sum += time.Duration(ticks) * time.Second / perSecond
+		}
+	}
+	return sum
+}
+
+// statOf returns the fields of /proc/pid/stat that follow the name: the first is the state.
+func statOf(pid int) []string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+}
+
+// Signal implements Group.
+func (m Marked) Signal(sig syscall.Signal) {
+	for _, pid := range m.PIDs() {
+		_ = unix.Kill(pid, sig) // it may have ended meanwhile
+	}
+}
+
+// Freeze stops the processes one by one. It repeats that until none has started another meanwhile.
+func (m Marked) Freeze(frozen bool) error {
+	if !frozen {
+		m.Signal(syscall.SIGCONT)
+		return nil
+	}
+	var before []int
+	for deadline := time.Now().Add(killTimeout); time.Now().Before(deadline); {
+		m.Signal(syscall.SIGSTOP)
+		now := m.PIDs()
+		if slices.Equal(before, now) {
+			return nil
+		}
+		before = now
+	}
+	return errors.New("stop processes: they start others faster than they can be stopped")
+}
+
+// Kill implements Group.
+func (m Marked) Kill() error {
+	_ = m.Freeze(true) // so that no process starts others while the rest is killed
+	for deadline := time.Now().Add(killTimeout); ; time.Sleep(time.Millisecond) {
+		pids := m.PIDs()
+		if len(pids) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("kill processes %v: still there after %v", pids, killTimeout)
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, syscall.SIGKILL)
+		}
+	}
+}
+
+// residentBytes is the resident memory of processes (proc_pid_statm(5)).
+func residentBytes(pids []int) (sum int64) {
+	for _, pid := range pids {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+		if err != nil {
+			continue
+		}
+		if fields := strings.Fields(string(text)); len(fields) > 1 {
+			pages, _ := strconv.ParseInt(fields[1], 10, 64)
+			sum += pages * int64(os.Getpagesize())
+		}
+	}
+	return sum
+}

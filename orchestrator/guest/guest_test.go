@@ -1,0 +1,707 @@
+package guest
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+// patience bounds every wait. It detects hangs and is long enough for slow machines.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) {
+	syscall.Umask(0o022)
+	MaybeLaunch()
+	os.Exit(m.Run())
+}
+
+// listen starts a server, and checks that it leaves no guest.
+func listen(t *testing.T, o Options, d Device) *Server {
+	t.Helper()
+	o.Dir, o.Log = t.TempDir(), zerolog.New(zerolog.NewTestWriter(t))
+	o.User = control.GuestUser{Name: "self", UID: os.Getuid(), GID: os.Getgid()}
+	if o.StopTimeout == 0 {
+		o.StopTimeout = 50 * time.Millisecond
+	}
+	s, err := Listen(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetDevice(d)
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		if left := s.list(); len(left) > 0 {
+			t.Errorf("guests are left: %+v", left)
+		}
+	})
+	return s
+}
+
+func dial(t *testing.T, s *Server) *control.GuestLink {
+	t.Helper()
+	link, err := control.DialGuests(s.o.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { link.Close() })
+	return link
+}
+
+// running is a call of Run.
+type running struct {
+	result Result
+	err    error
+	output string // standard output and error
+	done   chan struct{}
+	reader *bufio.Reader
+	drain  *os.File
+}
+
+// runScript runs a shell script as a guest.
+func runScript(t *testing.T, s *Server, script string, change ...func(*Command)) *running {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Command{Path: shell, Args: []string{"sh", "-c", script}, Self: self, Stdout: w, Stderr: w}
+	for _, f := range change {
+		f(&c)
+	}
+	link := dial(t, s)
+	run := &running{done: make(chan struct{}), reader: bufio.NewReader(r), drain: r}
+	go func() {
+		defer close(run.done)
+		run.result, run.err = Run(link, c)
+		w.Close()
+	}()
+	t.Cleanup(func() { r.Close() })
+	return run
+}
+
+// line waits for a line of output.
+func (r *running) line(t *testing.T, want string) {
+	t.Helper()
+	r.drain.SetReadDeadline(time.Now().Add(patience))
+	for {
+		text, err := r.reader.ReadString('\n')
+		r.output += text
+		if strings.Contains(text, want) {
+			return
+		}
+		if err != nil {
+			t.Fatalf("no line with %q: %v: %s", want, err, r.output)
+		}
+	}
+}
+
+// end waits until Run has returned, and for the end of the output.
+func (r *running) end(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.done:
+	case <-time.After(patience):
+		t.Fatal("Run does not return")
+	}
+	r.drain.SetReadDeadline(time.Now().Add(patience))
+	rest, err := io.ReadAll(r.reader)
+	if err != nil {
+		t.Errorf("read output: %v", err)
+	}
+	r.output += string(rest)
+}
+
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %v for %s", patience, what)
+		}
+	}
+}
+
+var (
+	cpu = Device{Kind: OnCPU}
+	mps = Device{
+		Kind: InMPS, Client: map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/pipe", "CUDA_VISIBLE_DEVICES": "GPU-1"},
+		Own: map[string]string{"CUDA_MPS_PIPE_DIRECTORY": "/none", "CUDA_VISIBLE_DEVICES": "GPU-1"},
+	}
+	byTime = Device{Kind: Beside, Own: mps.Own, Why: "no program"}
+)
+
+func TestRun(t *testing.T) {
+	s := listen(t, Options{}, cpu)
+	dir, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name, script string
+		want         Result
+		output       string
+	}{
+		{"success", "echo hello", Result{}, "hello\n"},
+		{"status", "exit 7", Result{Status: 7}, ""},
+		{"killed", "kill -KILL $$", Result{Status: 137, Signal: unix.SIGKILL}, ""},
+		{"terminated", "kill -TERM $$", Result{Status: 143, Signal: unix.SIGTERM}, ""},
+		{"folder", "pwd", Result{}, dir + "\n"},
+		{"environment", "echo $EXTRA $CUDA_MPS_CLIENT_PRIORITY", Result{}, "more\n"},
+		{"priority", "cut -d' ' -f41 /proc/self/stat", Result{}, "5\n"}, // SCHED_IDLE
+		{"first victim", "cat /proc/self/oom_score_adj", Result{}, "1000\n"},
+		{"leftovers", "sleep 1000 & echo", Result{}, "\n"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := runScript(t, s, test.script, func(c *Command) { c.Environment = []string{"EXTRA=more"} })
+			r.end(t)
+			notes, output, ok := strings.Cut(r.output, "switched off\n")
+			if !ok || !strings.Contains(notes, "no control group") {
+				t.Errorf("output %q does not say what is missing", r.output)
+			}
+			if r.err != nil || r.result != test.want || output != test.output {
+				t.Errorf("got %+v, %v, %q; want %+v, %q", r.result, r.err, output, test.want, test.output)
+			}
+		})
+	}
+	t.Run("CPUs", func(t *testing.T) {
+		allowed, err := cpuset.Allowed()
+		if err != nil {
+			t.Skipf("not on this machine: %v", err)
+		}
+		last := allowed[len(allowed)-1]
+		s := listen(t, Options{CPUs: []int{last, 1000}}, cpu)
+		r := runScript(t, s, "grep Cpus_allowed_list /proc/self/status")
+		if r.end(t); !strings.Contains(r.output, fmt.Sprintf("Cpus_allowed_list:\t%d\n", last)) {
+			t.Errorf("got %q, want CPU %d alone", r.output, last)
+		}
+	})
+	t.Run("no program", func(t *testing.T) {
+		r := runScript(t, s, "", func(c *Command) { c.Path = "/nonexistent" })
+		if r.end(t); r.result.Status != StatusNotFound {
+			t.Errorf("got %+v, want status %d: %s", r.result, StatusNotFound, r.output)
+		}
+	})
+	t.Run("no right", func(t *testing.T) {
+		r := runScript(t, s, "", func(c *Command) { c.Path = "/etc/passwd" })
+		if r.end(t); r.result.Status != StatusNoExec {
+			t.Errorf("got %+v, want status %d: %s", r.result, StatusNoExec, r.output)
+		}
+	})
+}
+
+func TestPlace(t *testing.T) {
+	const show = `echo "pipe=$CUDA_MPS_PIPE_DIRECTORY priority=$CUDA_MPS_CLIENT_PRIORITY limit=$CUDA_MPS_PINNED_DEVICE_MEM_LIMIT gpu=$CUDA_VISIBLE_DEVICES"`
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "/another")
+	own := func(c *Command) { c.Own = true }
+	memory := func(c *Command) { c.MemoryBytes = 2 << 30 }
+	wait := mps
+	wait.Wait = "waiting for MPS"
+	for _, test := range []struct {
+		name    string
+		device  Device
+		change  []func(*Command)
+		output  string // empty: refused
+		refused string
+	}{
+		{"client", mps, nil, "pipe=/pipe priority=1 limit= gpu=GPU-1", ""},
+		{"memory", mps, []func(*Command){memory}, "pipe=/pipe priority=1 limit=0=2048M gpu=GPU-1", ""},
+		{"own", mps, []func(*Command){own}, "pipe=/none priority= limit= gpu=GPU-1", ""},
+		{"own with memory", mps, []func(*Command){own, memory}, "", "only inside MPS"},
+		{"time slices", byTime, nil, "pipe=/none priority= limit= gpu=GPU-1", ""},
+		{"MPS restarts", wait, nil, "", "waiting for MPS"},
+		{"own while MPS restarts", wait, []func(*Command){own}, "pipe=/none priority= limit= gpu=GPU-1", ""},
+		{"no device yet", Device{Wait: "starting"}, []func(*Command){own}, "", "starting"},
+		{"cpu", cpu, nil, "pipe=/another priority= limit= gpu=", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := listen(t, Options{}, test.device)
+			r := runScript(t, s, show, test.change...)
+			r.end(t)
+			if test.refused != "" {
+				if r.err == nil || !strings.Contains(r.err.Error(), test.refused) {
+					t.Errorf("got %v, want a refusal with %q", r.err, test.refused)
+				}
+				return
+			}
+			if !slices.Contains(strings.Split(r.output, "\n"), test.output) {
+				t.Errorf("got %q (%v), want %q", r.output, r.err, test.output)
+			}
+			if says := strings.Contains(r.output, "take turns: no program"); says != (test.device.Kind == Beside) {
+				t.Errorf("output %q: says that functions take turns: %v", r.output, says)
+			}
+		})
+	}
+}
+
+func TestStop(t *testing.T) {
+	s := listen(t, Options{}, cpu)
+	// The program ignores SIGTERM, and so does a process in another session.
+	const script = `trap "" TERM; setsid sh -c 'trap "" TERM; echo there; while :; do sleep 1000; done' & while :; do sleep 1000; done`
+	r := runScript(t, s, script, func(c *Command) { c.Name = "stubborn" })
+	r.line(t, "there")
+	pids := groupOfOnly(t, s).PIDs()
+	if len(pids) < 2 {
+		t.Errorf("the guest has processes %v, want several", pids)
+	}
+	for _, name := range []string{"other", ""} {
+		if _, err := s.change(control.GuestOrder{Stop: name}); err == nil {
+			t.Errorf("stopped guest %q, which does not exist", name)
+		}
+	}
+	if done, err := s.change(control.GuestOrder{Stop: "stubborn"}); err != nil {
+		t.Fatalf("stop: %s, %v", done, err)
+	}
+	r.end(t)
+	if r.result.Signal != unix.SIGKILL || !strings.Contains(r.output, "penstock guest stop") {
+		t.Errorf("got %+v, %q; want it killed, and why", r.result, r.output)
+	}
+	for _, pid := range pids {
+		waitFor(t, fmt.Sprintf("process %d to end", pid), func() bool { // it loses its environment a little earlier
+			fields := statOf(pid)
+			return len(fields) == 0 || fields[0] == "Z"
+		})
+	}
+}
+
+func groupOfOnly(t *testing.T, s *Server) Group {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.guests) != 1 {
+		t.Fatalf("there are %d guests, want 1", len(s.guests))
+	}
+	return s.guests[0].group
+}
+
+func TestPause(t *testing.T) {
+	s := listen(t, Options{StopTimeout: patience}, cpu) // SIGTERM reaches a paused process when it runs again
+	r := runScript(t, s, `sh -c 'while :; do :; done' & echo there; while :; do :; done`)
+	r.line(t, "there")
+	group := groupOfOnly(t, s)
+	waitFor(t, "two processes that burn CPU time", func() bool { return len(group.PIDs()) == 2 && group.CPUTime() > 0 })
+	order := func(o control.GuestOrder, state string) {
+		t.Helper()
+		if _, err := s.change(o); err != nil {
+			t.Fatal(err)
+		}
+		if list := s.list(); len(list) != 1 || list[0].State != state {
+			t.Errorf("got %+v, want it %s", list, state)
+		}
+	}
+	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
+	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
+	waitFor(t, "its processes to stop", func() bool { return states(group) == "TT" })
+	before := group.CPUTime()
+	time.Sleep(50 * time.Millisecond)                             // longer can only find more
+	if now := group.CPUTime(); now-before > 20*time.Millisecond { // the clock may tick late
+		t.Errorf("a paused guest used %v", now-before)
+	}
+	order(control.GuestOrder{Resume: "sh"}, control.GuestRunning)
+	waitFor(t, "CPU time after resume", func() bool { return group.CPUTime() > before })
+	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
+	if _, err := s.change(control.GuestOrder{Stop: "sh"}); err != nil {
+		t.Error(err)
+	}
+	if r.end(t); r.result.Signal != unix.SIGTERM {
+		t.Errorf("a paused guest ended with %+v, want SIGTERM", r.result)
+	}
+}
+
+// states has a letter per process of a group.
+func states(g Group) (letters string) {
+	for _, pid := range g.PIDs() {
+		if fields := statOf(pid); len(fields) > 0 {
+			letters += fields[0]
+		}
+	}
+	return letters
+}
+
+func TestList(t *testing.T) {
+	d := mps
+	pid := 0
+	d.Memory = func() (Usage, bool) {
+		return Usage{FreeBytes: 2 << 30, Processes: map[int]int64{pid: 5 << 20, 1: 7 << 20}}, true
+	}
+	s := listen(t, Options{}, d)
+	first := runScript(t, s, "echo there; read line", func(c *Command) { c.MemoryBytes = 1 << 30; c.Stdin = pipe(t) })
+	first.line(t, "there")
+	second := runScript(t, s, "echo there; read line", func(c *Command) { c.Own = true; c.Stdin = pipe(t) })
+	second.line(t, "there")
+	pid = s.list()[0].PID
+	list := s.list()
+	if len(list) != 2 || list[0].Name != "sh" || list[1].Name != "sh-2" || list[0].Device != InMPS || list[1].Device != Beside {
+		t.Fatalf("got %+v", list)
+	}
+	if list[0].MemoryBytes != 5<<20 || list[0].LimitBytes != 1<<30 || list[1].MemoryBytes != -1 {
+		t.Errorf("memory is %d of %d and %d, want what the GPU reports", list[0].MemoryBytes, list[0].LimitBytes, list[1].MemoryBytes)
+	}
+	link := dial(t, s)
+	var a control.GuestAnswer
+	if err := errors.Join(link.Send(control.GuestOrder{List: true}), link.Receive(&a)); err != nil || len(a.Guests) != 2 {
+		t.Errorf("over the socket: %+v, %v", a, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	for _, r := range []*running{first, second} {
+		if r.end(t); !strings.Contains(r.output, "the node is stopping") {
+			t.Errorf("output %q does not say why the guest ended", r.output)
+		}
+	}
+}
+
+// pipe is a standard input without end.
+func pipe(t *testing.T) *os.File {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return r
+}
+
+func TestFault(t *testing.T) {
+	const script = "echo there; read line"
+	input := func(c *Command) { c.Stdin = pipe(t) }
+	own := func(c *Command) { c.Own = true }
+	t.Run("running", func(t *testing.T) {
+		s := listen(t, Options{}, mps)
+		r := runScript(t, s, script, input)
+		r.line(t, "there")
+		beside := runScript(t, s, script, input, own)
+		beside.line(t, "there")
+		if !s.Fault("the GPU failed", true) {
+			t.Error("the running client is no suspect")
+		}
+		if r.end(t); r.result.Signal != unix.SIGKILL || !strings.Contains(r.output, "the GPU failed") {
+			t.Errorf("got %+v, %q; want it killed at once, and why", r.result, r.output)
+		}
+		if r = runScript(t, s, script, input); true {
+			if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "--own") {
+				t.Errorf("the same command: %v, want a refusal that names --own", r.err)
+			}
+		}
+		for name, change := range map[string]func(*Command){"own": own, "other arguments": func(c *Command) { c.Args = append(c.Args, "x") }} {
+			r := runScript(t, s, script, change)
+			if r.end(t); r.err != nil {
+				t.Errorf("%s: %v, want it to run", name, r.err)
+			}
+		}
+		if list := s.list(); len(list) != 1 || list[0].Device != Beside {
+			t.Errorf("guests are %+v, want the one outside MPS", list)
+		}
+	})
+	t.Run("ended", func(t *testing.T) {
+		s := listen(t, Options{}, mps)
+		r := runScript(t, s, "exit 1")
+		r.end(t)
+		select {
+		case <-s.Ended():
+		case <-time.After(patience):
+			t.Fatal("its end was not reported")
+		}
+		if !s.Fault("the GPU failed", true) {
+			t.Error("a client that has just ended is no suspect")
+		}
+		if s.Fault("the GPU failed", true) {
+			t.Error("it is suspected of the next fault as well")
+		}
+	})
+	t.Run("other cause", func(t *testing.T) {
+		s := listen(t, Options{}, mps)
+		r := runScript(t, s, script, input)
+		r.line(t, "there")
+		if s.Fault("the MPS server ended", false) {
+			t.Error("the client is blamed")
+		}
+		r.end(t)
+		r = runScript(t, s, "true")
+		if r.end(t); r.err != nil {
+			t.Errorf("later: %v", r.err)
+		}
+	})
+	t.Run("no client", func(t *testing.T) {
+		s := listen(t, Options{}, mps)
+		r := runScript(t, s, script, own)
+		r.end(t)
+		if s.Fault("the GPU failed", true) {
+			t.Error("a guest outside MPS is blamed")
+		}
+	})
+	t.Run("time", func(t *testing.T) {
+		s := listen(t, Options{HoldTimeout: time.Millisecond}, mps)
+		runScript(t, s, "exit 1").end(t)
+		s.Fault("the GPU failed", true)
+		waitFor(t, "the command to be allowed", func() bool {
+			r := runScript(t, s, "exit 1")
+			r.end(t)
+			return r.err == nil
+		})
+	})
+}
+
+// TestHostile connects clients that break the protocol. The server forgets them, and serves others.
+func TestHostile(t *testing.T) {
+	s := listen(t, Options{}, cpu)
+	request := control.GuestOrder{Run: &control.GuestRun{Name: "x", Command: "x", Key: "x"}}
+	sleeper := exec.Command("sleep", "1000")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
+	flood := bytes.Repeat([]byte("x"), 1<<20)
+	for name, attack := range map[string]func(*control.GuestLink){
+		"silent":  func(*control.GuestLink) {},
+		"garbage": func(l *control.GuestLink) { fmt.Fprintln(l, "hello") },
+		"nothing": func(l *control.GuestLink) { fmt.Fprintln(l, "{}") },
+		"flood":   func(l *control.GuestLink) { l.Write(flood) },
+		"bad name": func(l *control.GuestLink) {
+			l.Send(control.GuestOrder{Run: &control.GuestRun{Name: "../x", Command: "x"}})
+		},
+		"long command": func(l *control.GuestLink) {
+			l.Send(control.GuestOrder{Run: &control.GuestRun{Name: "x", Command: string(flood[:2000])}})
+		},
+		"never starts": func(l *control.GuestLink) { l.Send(request); l.Receive(&control.GuestAnswer{}); l.CloseWrite() },
+		"foreign": func(l *control.GuestLink) {
+			l.Send(request)
+			l.Receive(&control.GuestAnswer{})
+			l.Send(control.GuestOrder{Started: 1})
+		},
+		"flood inside": func(l *control.GuestLink) {
+			l.Send(request)
+			l.Receive(&control.GuestAnswer{})
+			l.Send(control.GuestOrder{Started: sleeper.Process.Pid})
+			l.Receive(&control.GuestAnswer{})
+			l.Write(flood)
+		},
+		"one more message": func(l *control.GuestLink) {
+			l.Send(request)
+			l.Receive(&control.GuestAnswer{})
+			l.Send(control.GuestOrder{Started: sleeper.Process.Pid})
+			l.Receive(&control.GuestAnswer{})
+			l.Send(control.GuestOrder{List: true})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			link := dial(t, s)
+			attack(link)
+			link.SetReadDeadline(time.Now().Add(patience))
+			for {
+				var a control.GuestAnswer
+				err := link.Receive(&a)
+				if errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Fatal("the connection stays open")
+				}
+				if err != nil {
+					break
+				}
+			}
+			waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+		})
+	}
+	r := runScript(t, s, "exit 3")
+	if r.end(t); r.err != nil || r.result.Status != 3 {
+		t.Errorf("an ordinary guest afterwards: %+v, %v", r.result, r.err)
+	}
+	t.Run("many connections", func(t *testing.T) {
+		for range maxConnections + 1 {
+			dial(t, s)
+		}
+		waitFor(t, "another client to be served", func() bool {
+			link, err := control.DialGuests(s.o.Dir)
+			if err != nil {
+				return false
+			}
+			defer link.Close()
+			return errors.Join(link.Send(control.GuestOrder{List: true}), link.Receive(&control.GuestAnswer{})) == nil
+		})
+	})
+}
+
+// badGroups fail as told.
+type badGroups struct{ make, add, kill error }
+
+func (b badGroups) Make(string, int64) (Group, []string, error) {
+	return badGroup{b, Marked{"unused"}}, []string{"no pids controller"}, b.make
+}
+
+type badGroup struct {
+	badGroups
+	Marked
+}
+
+func (b badGroup) Add(int) error { return b.add }
+func (b badGroup) Kill() error   { return b.kill }
+
+func TestBadGroups(t *testing.T) {
+	failed := errors.New("it failed")
+	for _, test := range []struct {
+		name   string
+		groups badGroups
+		says   string
+	}{
+		{"make", badGroups{make: failed}, "no control group"},
+		{"add", badGroups{add: failed}, "no control group"},
+		{"kill", badGroups{kill: failed}, "no pids controller"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := listen(t, Options{Groups: test.groups}, cpu)
+			r := runScript(t, s, "exit 3")
+			if r.end(t); r.err != nil || r.result.Status != 3 || !strings.Contains(r.output, test.says) {
+				t.Errorf("got %+v, %v, %q; want it to run, and %q", r.result, r.err, r.output, test.says)
+			}
+			waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+		})
+	}
+}
+
+// slowGroups block in a call until they are released, as a slow kernel does.
+type slowGroups struct {
+	call              string
+	entered, released chan struct{}
+}
+
+func (g *slowGroups) block(call string) {
+	if call == g.call {
+		close(g.entered)
+		<-g.released
+	}
+}
+
+func (g *slowGroups) Make(string, int64) (Group, []string, error) {
+	g.block("make")
+	return slowGroup{g, Marked{"unused"}}, nil, nil
+}
+
+type slowGroup struct {
+	*slowGroups
+	Marked
+}
+
+func (g slowGroup) Add(int) error {
+	g.block("add")
+	return nil
+}
+
+// TestSlowGroups calls the server while the kernel changes a guest's group.
+func TestSlowGroups(t *testing.T) {
+	for _, call := range []string{"make", "add"} {
+		t.Run(call, func(t *testing.T) {
+			groups := &slowGroups{call: call, entered: make(chan struct{}), released: make(chan struct{})}
+			s := listen(t, Options{Groups: groups}, mps)
+			r := runScript(t, s, "exit 3")
+			release := sync.OnceFunc(func() { close(groups.released) })
+			t.Cleanup(release) // before the server is closed
+			within(t, "the call", func() { <-groups.entered })
+
+			within(t, "SetDevice", func() { s.SetDevice(mps) })
+			within(t, "list", func() {
+				if list := s.list(); len(list) != 1 || list[0].State != control.GuestStarting {
+					t.Errorf("guests are %+v, want the one that is starting", list)
+				}
+			})
+			within(t, "find", func() {
+				if _, err := s.find("sh"); err != nil {
+					t.Error(err)
+				}
+			})
+			within(t, "Fault", func() { s.Fault("the GPU failed", true) })
+			waitFor(t, "the guest to be killed", func() bool { return s.list()[0].State == control.GuestStopping })
+			release()
+			if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "the GPU failed") {
+				t.Errorf("got %+v, %v; want that it did not start, and why", r.result, r.err)
+			}
+			waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+		})
+	}
+}
+
+// within fails if f does not return.
+func within(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatalf("%s does not return", what)
+	}
+}
+
+// TestNodeGone ends the server's side of a connection without a reason, as a crash does.
+func TestNodeGone(t *testing.T) {
+	s := listen(t, Options{}, cpu)
+	r := runScript(t, s, "echo there; while :; do sleep 1000; done")
+	r.line(t, "there")
+	s.mu.Lock()
+	s.guests[0].link.Close()
+	s.mu.Unlock()
+	if r.end(t); r.result.Signal == 0 || !strings.Contains(r.output, "orchestrator ended") {
+		t.Errorf("got %+v, %q; want the program ended, and why", r.result, r.output)
+	}
+}
+
+func TestName(t *testing.T) {
+	for command, want := range map[string]string{
+		"/usr/bin/python3.12": "python3-12", "a b": "a-b", "": "-", strings.Repeat("x", 100): strings.Repeat("x", 32),
+	} {
+		if got := NameOf(command); got != want {
+			t.Errorf("%q: got %q, want %q", command, got, want)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(t.TempDir(), NameOf("/"))); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("name of / is %q", NameOf("/"))
+	}
+}
+
+// TestMarkedDuringExec searches a process that executes another program all the time.
+func TestMarkedDuringExec(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "again")
+	if err := os.WriteFile(script, []byte(`exec sh "$0"`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m := Marked{Token: token()}
+	cmd := exec.Command("sh", script)
+	cmd.Env = append(os.Environ(), control.GuestVariable+"="+m.Token)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	for range 300 {
+		if pids := m.PIDs(); !slices.Equal(pids, []int{cmd.Process.Pid}) {
+			t.Fatalf("found %v, want process %d", pids, cmd.Process.Pid)
+		}
+	}
+}

@@ -1,0 +1,113 @@
+package guest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/sandbox"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+// verb is the first argument that makes this binary the launcher of a guest.
+const verb = "guest-launch"
+
+// gateFD is the launcher's end of a pipe. It receives a launch, or the pipe is closed without one.
+const gateFD = 3
+
+// launch says which program the launcher becomes.
+type launch struct {
+	Path   string             `json:"path"`
+	Args   []string           `json:"args"`
+	User   *control.GuestUser `json:"user,omitempty"`
+	CPUs   []int              `json:"cpus,omitempty"`
+	Parent int                `json:"parent"`
+}
+
+// Exit statuses of `penstock run` itself, as env(1), nice(1) and timeout(1) use them.
+const (
+	StatusFailed     = 125 // the program was not started
+	StatusNoExec     = 126 // it cannot be executed
+	StatusNotFound   = 127 // there is no such program
+	statusSignalBase = 128 // plus the signal that ended it
+)
+
+// MaybeLaunch runs the launcher, and does not return, if this process's arguments say so. A program
+// that calls Run must call it first.
+func MaybeLaunch() {
+	if len(os.Args) != 2 || os.Args[1] != verb {
+		return
+	}
+	var l launch
+	gate := os.NewFile(gateFD, "gate")
+	if err := json.NewDecoder(gate).Decode(&l); err != nil {
+		os.Exit(StatusFailed) // `penstock run` has printed the reason
+	}
+	gate.Close()
+	err := l.start()
+	fmt.Fprintln(os.Stderr, "penstock run:", err)
+	switch {
+	case !errors.Is(err, errExec):
+		os.Exit(StatusFailed)
+	case errors.Is(err, unix.ENOENT):
+		os.Exit(StatusNotFound)
+	}
+	os.Exit(StatusNoExec)
+}
+
+// errExec is wrapped by the error of execve(2).
+var errExec = errors.New("execute")
+
+// pin keeps the program on its CPUs, as far as the caller may use them.
+func (l *launch) pin() error {
+	allowed, err := cpuset.Allowed()
+	if err != nil {
+		return nil // more CPUs than a set holds: the program keeps all
+	}
+	both := slices.DeleteFunc(slices.Clone(l.CPUs), func(cpu int) bool { return !slices.Contains(allowed, cpu) })
+	if len(both) == 0 {
+		return nil
+	}
+	return cpuset.PinThread(0, both)
+}
+
+// start becomes the program. It returns only an error.
+func (l *launch) start() error {
+	runtime.LockOSThread() // the settings are this thread's
+
+	if err := l.pin(); err != nil {
+		return err
+	}
+	// These have weaker substitutes, so errors are ignored: without SCHED_IDLE the program is nice, and
+	// without a score the kernel chooses by size.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)
+	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE, Nice: 19}, 0)
+
+	if u := l.User; u != nil {
+		if err := sandbox.Become(&sandbox.User{Name: u.Name, UID: u.UID, GID: u.GID, Groups: u.Groups}); err != nil {
+			return err
+		}
+	}
+	if err := checkPreload(); err != nil {
+		return err
+	}
+	// A change of the user clears this setting, so it comes last.
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+		return fmt.Errorf("follow the end of `penstock run`: %w", err)
+	}
+	if os.Getppid() != l.Parent {
+		return errors.New("`penstock run` has ended")
+	}
+	err := unix.Exec(l.Path, l.Args, os.Environ())
+	if errors.Is(err, unix.EACCES) && l.User != nil {
+		return fmt.Errorf("%w %s: %w; inside MPS a guest runs as user %s, who needs the right to read and execute it, or use --own", errExec, l.Path, err, l.User.Name)
+	}
+	return fmt.Errorf("%w %s: %w", errExec, l.Path, err)
+}

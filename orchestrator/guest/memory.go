@@ -1,0 +1,166 @@
+package guest
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Usage is how much memory of a GPU is free, and how much each process has.
+type Usage struct {
+	FreeBytes int64
+	Processes map[int]int64 // by process id; -1: the driver does not count it
+}
+
+// of returns the memory of some processes together, -1 if it is unknown.
+func (u Usage) of(pids []int) int64 {
+	sum := int64(-1)
+	for _, pid := range pids {
+		if bytes, ok := u.Processes[pid]; ok && bytes >= 0 {
+			sum = max(0, sum) + bytes
+		}
+	}
+	return sum
+}
+
+// terms say how much GPU memory a guest may have so that functions get theirs. All are in bytes.
+type terms struct {
+	free    int64
+	context int64 // of the guest itself
+	guests  int64 // that others have asked for, and not yet taken
+	workers int64 // that workers may take, and have not yet
+	restart int64 // for one more process of the largest function
+}
+
+const mib = 1 << 20
+
+// mibs are the terms in MiB. It rounds the free memory down and the others up. The printed terms then never
+// look as if a refused guest would fit.
+func (t terms) mibs() (free, context, guests, workers, restart, limit int64) {
+	up := func(bytes int64) int64 { return (bytes + mib - 1) / mib }
+	free, context, guests, workers, restart = t.free/mib, up(t.context), up(t.guests), up(t.workers), up(t.restart)
+	return free, context, guests, workers, restart, max(0, free-context-guests-workers-restart)
+}
+
+// limitBytes is what the guest may have.
+func (t terms) limitBytes() int64 {
+	_, _, _, _, _, limit := t.mibs()
+	return limit * mib
+}
+
+// reservedBytes is what guests that take turns must leave free.
+func (t terms) reservedBytes() int64 { return t.guests + t.workers + t.restart }
+
+func (t terms) String() string {
+	free, context, guests, workers, restart, limit := t.mibs()
+	return fmt.Sprintf("free %d - own context %d - other guests %d - workers %d - restart of a function %d = %d MiB", free, context, guests, workers, restart, limit)
+}
+
+// limit returns the limit of a guest that asks for some memory, or for all that it may have.
+func (t terms) limit(requestBytes int64) (int64, error) {
+	limit := t.limitBytes()
+	switch {
+	case limit == 0:
+		return 0, fmt.Errorf("no GPU memory is left for it: %v; stop other guests", t)
+	case requestBytes > limit:
+		return 0, fmt.Errorf("--memory is %d MiB, and functions leave less: %v; use a smaller value, or stop other guests", requestBytes/mib, t)
+	}
+	return cmp.Or(requestBytes, limit), nil
+}
+
+// termsLocked returns the terms for one more guest.
+func (s *Server) termsLocked(u Usage) terms {
+	t := terms{free: u.FreeBytes, context: s.device.ContextBytes, restart: s.device.RestartBytes}
+	for pid, limit := range s.device.WorkerBytes {
+		t.workers += max(0, limit+s.device.ContextBytes-max(0, u.Processes[pid]))
+	}
+	for _, g := range s.guests {
+		if g.device == InMPS && !g.request.Swap && g.request.MemoryBytes > 0 {
+			t.guests += max(0, g.request.MemoryBytes+s.device.ContextBytes-max(0, g.usedBytes))
+		}
+	}
+	return t
+}
+
+// measure reads the GPU's memory, and what each guest has of it. ok is false if it is unknown.
+func (s *Server) measure() (u Usage, ok bool) {
+	s.mu.Lock()
+	read, guests := s.device.Memory, slices.Clone(s.guests)
+	groups := make([]Group, len(guests))
+	for i, g := range guests {
+		groups[i] = g.group
+	}
+	s.mu.Unlock()
+	if read == nil {
+		return Usage{}, false
+	}
+
+	u, ok = read()
+	used := make([]int64, len(guests))
+	for i, group := range groups {
+		used[i] = u.of(group.PIDs())
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, g := range guests {
+		g.usedBytes = used[i]
+	}
+	return u, ok
+}
+
+// measureEvery is the time between two measurements while guests run.
+const measureEvery = time.Second
+
+// watch measures what guests have, for Held, and tells the swap server what to leave free.
+func (s *Server) watch() {
+	ticker := time.NewTicker(measureEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.closes:
+			return
+		case <-ticker.C:
+		}
+		s.mu.Lock()
+		alone := len(s.guests) == 0
+		s.mu.Unlock()
+		if alone {
+			continue
+		}
+		if u, ok := s.measure(); ok {
+			s.reserve(u)
+		}
+	}
+}
+
+// reserve tells the swap server what to leave free.
+func (s *Server) reserve(u Usage) {
+	s.mu.Lock()
+	bytes := s.termsLocked(u).reservedBytes()
+	s.mu.Unlock()
+	s.swap.reserve(bytes)
+}
+
+// Held says which guests have how much of the GPU's memory, the largest first. It is empty if none is known
+// to have any. It does not wait for the driver, so the figures may be a second old.
+func (s *Server) Held() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	guests := slices.DeleteFunc(slices.Clone(s.guests), func(g *guest) bool { return g.usedBytes < mib })
+	if len(guests) == 0 {
+		return ""
+	}
+	slices.SortStableFunc(guests, func(a, b *guest) int { return cmp.Compare(b.usedBytes, a.usedBytes) })
+	const enough = 5
+	var list []string
+	for _, g := range guests[:min(len(guests), enough)] {
+		list = append(list, fmt.Sprintf("%s %d MiB", g.name, g.usedBytes/mib))
+	}
+	if more := len(guests) - enough; more > 0 {
+		list = append(list, fmt.Sprintf("and %d more", more))
+	}
+	return fmt.Sprintf("guests have GPU memory: %s; `penstock guest stop` frees it", strings.Join(list, ", "))
+}

@@ -1,0 +1,708 @@
+// Package guest lets other programs use what the functions of a node leave: `penstock run` and
+// `penstock guest`. A guest is an unmodified program below all functions. Its control group gets
+// only idle CPU time. On a GPU with MPS it is a client of low priority.
+//
+//	penstock run (Run)                          orchestrator (Server)
+//	1 Run: command, memory, own ──────────────> hold back? make group
+//	2              <── Place: environment, user
+//	  start launcher, which waits
+//	3 Started: process id ────────────────────> move the launcher into the group
+//	4              <── Go
+//	  launcher becomes the program
+//	5              <── Ended: why, at any time ─ SIGTERM, after 5 s SIGKILL
+//	6 program ended: close ───────────────────> kill the rest, remove the group
+//	7              <── close
+//
+// `penstock run` is the program's parent, so terminal, signals and exit status need no copying. The
+// connection is the guest's life: if either side ends, the other ends the guest.
+package guest
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda/swap"
+	"github.com/penstock/penstock/internal/unixsock"
+)
+
+// Values of control.GuestStatus.Device.
+const (
+	OnCPU  = "cpu"
+	InMPS  = "mps"
+	Beside = "own" // on the GPU, outside MPS
+)
+
+// Limits. A node's user cannot exhaust the orchestrator with guests.
+const (
+	maxGuests      = 64
+	maxConnections = 128
+	orderTimeout   = 2 * time.Second  // from the connection to the order
+	startTimeout   = 30 * time.Second // from the place to the launcher
+	sendTimeout    = time.Second
+)
+
+// suspectFor is how long after its end a guest is suspected of a fault of the GPU. Functions see a fault
+// with their next batch.
+const suspectFor = 10 * time.Second
+
+// Options say how to run guests. Durations of zero get their defaults.
+type Options struct {
+	Dir string // the runtime folder
+	Log zerolog.Logger
+	// Groups makes control groups. If it is nil or fails, guests are found by their environment.
+	Groups Groups
+	// User is the user that MPS serves.
+	User control.GuestUser
+	// CPUs are those of guests; empty: all.
+	CPUs []int
+
+	StopTimeout time.Duration // SIGTERM to SIGKILL; default 5 s
+	HoldTimeout time.Duration // how long a command is held back the first time; default 10 min
+}
+
+// Device is what guests may use.
+type Device struct {
+	Kind string // OnCPU; InMPS, if guests can be clients; Beside, if the GPU has no MPS
+	// Client and Own are the environments of guests inside MPS and outside.
+	Client, Own map[string]string
+	// Why is why there is no MPS.
+	Why string
+	// Wait is why no guest can start now; empty if it can.
+	Wait string
+	// Memory returns the GPU's memory; it is nil, or ok is false, if that is unknown. It may wait for the driver.
+	Memory func() (u Usage, ok bool)
+	// ContextBytes is what a process has on the GPU in addition to its allocations, and RestartBytes what
+	// one more process of the largest function needs. WorkerBytes is how much memory each worker may have for
+	// models, by process id.
+	ContextBytes, RestartBytes int64
+	WorkerBytes                map[int]int64
+}
+
+// Server is the orchestrator's side. Any goroutine may call its methods.
+type Server struct {
+	o        Options
+	listener *control.Listener
+	ended    chan struct{}
+	closes   chan struct{} // closed when Close begins
+	closed   chan struct{}
+	handlers sync.WaitGroup
+	slots    chan struct{} // one value per connection
+	swap     turnsServer
+
+	// mu is held for moments only, because the supervisor waits for it: no I/O, and no call of a Group.
+	mu      sync.Mutex
+	device  Device
+	guests  []*guest
+	left    []departure
+	holds   map[string]*hold // by key
+	closing bool
+}
+
+// guest is a program, from its place to its end. The fields below mu are guarded by Server.mu.
+type guest struct {
+	request control.GuestRun
+	name    string
+	device  string
+	since   time.Time
+	link    *control.GuestLink
+	over    chan struct{} // closed when no process is left
+
+	group  Group
+	pid    int
+	state  string
+	killed bool
+	// limitBytes is its max memory, 0 if there is none. usedBytes is what it has on a GPU, -1 if unknown.
+	limitBytes, usedBytes int64
+	judged                bool // a fault of the GPU ended it
+}
+
+// departure is a client of MPS that ended.
+type departure struct {
+	key string
+	at  time.Time
+}
+
+// hold keeps a command out of MPS.
+type hold struct {
+	since, until time.Time
+	times        int
+}
+
+// Listen starts a server. The caller closes it.
+func Listen(o Options) (*Server, error) {
+	o.StopTimeout = cmp.Or(o.StopTimeout, 5*time.Second)
+	o.HoldTimeout = cmp.Or(o.HoldTimeout, 10*time.Minute)
+	l, err := control.ListenGuests(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		o: o, listener: l, ended: make(chan struct{}, 1), closes: make(chan struct{}), closed: make(chan struct{}), slots: make(chan struct{}, maxConnections),
+		device: Device{Wait: "the node is starting"}, holds: map[string]*hold{},
+	}
+	s.handlers.Go(s.accept)
+	s.handlers.Go(s.watch)
+	return s, nil
+}
+
+// SetDevice sets what guests that start from now on may use.
+func (s *Server) SetDevice(d Device) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.device = d
+}
+
+// Ended holds a value after a client of MPS has ended. It may have ended because it failed the GPU.
+func (s *Server) Ended() <-chan struct{} { return s.ended }
+
+// Restore makes the socket file again if it is gone.
+func (s *Server) Restore() error {
+	_, err := s.listener.Restore()
+	return err
+}
+
+// Close ends all guests, and returns when none is left.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	already := s.closing
+	s.closing = true
+	guests := slices.Clone(s.guests)
+	s.mu.Unlock()
+	if already {
+		<-s.closed
+		return nil
+	}
+
+	close(s.closes)
+	err := s.listener.Close()
+	var stops sync.WaitGroup
+	for _, g := range guests {
+		stops.Go(func() { s.stop(g, "the node is stopping") })
+	}
+	stops.Wait()
+	s.handlers.Wait()
+	err = errors.Join(err, s.swap.close())
+	close(s.closed)
+	return err
+}
+
+// Fault ends all clients of MPS, because their contexts are lost and MPS serves no new client before. With
+// blame it also holds back their commands, and those of clients that have just ended. It reports whether
+// there were any.
+func (s *Server) Fault(why string, blame bool) (suspects bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	keys := map[string]bool{}
+	for _, g := range s.guests {
+		if g.device == InMPS {
+			keys[g.request.Key], g.judged = true, true
+			s.handlers.Go(func() { s.kill(g, why) })
+		}
+	}
+	if !blame {
+		return false
+	}
+
+	for _, d := range s.left {
+		if now.Sub(d.at) < suspectFor {
+			keys[d.key] = true
+		}
+	}
+	s.left = nil
+	for key := range keys {
+		h := s.holds[key]
+		if h == nil {
+			h = &hold{}
+			s.holds[key] = h
+		}
+		h.since, h.until = now, now.Add(s.o.HoldTimeout<<min(h.times, 4))
+		h.times++
+	}
+	return len(keys) > 0
+}
+
+// heldLocked says why a command may not be a client of MPS; empty if it may. It forgets old holds.
+func (s *Server) heldLocked(key string) string {
+	now := time.Now()
+	for k, h := range s.holds {
+		if now.Sub(h.until) > s.o.HoldTimeout<<4 {
+			delete(s.holds, k)
+		}
+	}
+	h := s.holds[key]
+	if h == nil || now.After(h.until) {
+		return ""
+	}
+	return fmt.Sprintf("the GPU failed %v ago while this command ran, and all functions had to restart; it may run again in %v, or at once with --own",
+		now.Sub(h.since).Round(time.Second), h.until.Sub(now).Round(time.Second))
+}
+
+// accept serves each connection on a goroutine.
+func (s *Server) accept() {
+	for {
+		c, err := s.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil { // no descriptors are left
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		select {
+		case s.slots <- struct{}{}:
+		default:
+			c.Close()
+			continue
+		}
+		s.handlers.Go(func() {
+			defer func() { <-s.slots }()
+			link := control.NewGuestLink(c)
+			defer link.Close()
+			if err := s.serve(link); err != nil {
+				send(link, control.GuestAnswer{Error: err.Error()})
+			}
+		})
+	}
+}
+
+// send sends an answer to a client that may not read it.
+func send(link *control.GuestLink, a control.GuestAnswer) {
+	link.SetWriteDeadline(time.Now().Add(sendTimeout))
+	_ = link.Send(a) // the client has gone
+}
+
+// serve carries out a connection's order.
+func (s *Server) serve(link *control.GuestLink) error {
+	peer, err := unixsock.Peer(link.UnixConn, os.Getuid())
+	if err != nil {
+		return fmt.Errorf("refused: %w", err)
+	}
+	var order control.GuestOrder
+	link.SetReadDeadline(time.Now().Add(orderTimeout))
+	if err := link.Receive(&order); err != nil {
+		return err
+	}
+	switch {
+	case order.Run != nil:
+		return s.run(link, int(peer.Pid), int(peer.Uid), *order.Run)
+	case order.List:
+		send(link, control.GuestAnswer{Guests: s.list()})
+		return nil
+	}
+	done, err := s.change(order)
+	if err == nil {
+		send(link, control.GuestAnswer{Done: done})
+	}
+	return err
+}
+
+// change carries out pause, resume or stop.
+func (s *Server) change(order control.GuestOrder) (done string, err error) {
+	name := cmp.Or(order.Pause, order.Resume, order.Stop)
+	g, err := s.find(name)
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case order.Pause != "":
+		return g.name + " is paused", s.freeze(g, true)
+	case order.Resume != "":
+		return g.name + " runs", s.freeze(g, false)
+	}
+	s.stop(g, "stopped by `penstock guest stop`")
+	return g.name + " has ended", nil
+}
+
+// find returns the guest with a name or process id.
+func (s *Server) find(name string) (*guest, error) {
+	if name == "" {
+		return nil, fmt.Errorf("%w: no order", control.ErrBadMessage)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, g := range s.guests {
+		if g.name == name || g.pid != 0 && strconv.Itoa(g.pid) == name {
+			return g, nil
+		}
+		names = append(names, g.name)
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("find guest %q: no guest runs", name)
+	}
+	return nil, fmt.Errorf("find guest %q: want %s", name, strings.Join(names, ", "))
+}
+
+// run is the life of a guest.
+func (s *Server) run(link *control.GuestLink, parent, uid int, request control.GuestRun) error {
+	usage, known := s.measure()
+	g, place, missing, err := s.admit(link, uid, request, usage, known)
+	if err != nil {
+		return err
+	}
+	log := s.o.Log.With().Str("guest", g.name).Logger()
+	defer s.end(g, log)
+
+	more, err := s.prepare(g, place)
+	if err != nil {
+		return err
+	}
+	missing = append(missing, more...)
+	send(link, control.GuestAnswer{Place: place})
+	var order control.GuestOrder
+	if err := link.Receive(&order); err != nil || order.Started <= 0 {
+		return errors.Join(errors.New("start guest: the launcher did not start"), err)
+	}
+	more, err = s.start(g, parent, order.Started, place.Token)
+	if err != nil {
+		return err
+	}
+	send(link, control.GuestAnswer{Go: &control.GuestGo{Missing: append(missing, more...)}})
+	log.Info().Int("pid", order.Started).Str("command", request.Command).Str("device", g.device).Msg("guest started")
+
+	if err := link.Receive(&order); err == nil || errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong) {
+		s.kill(g, "it wrote to the socket of `penstock run`")
+	}
+	return nil
+}
+
+// admit registers a guest that may run. The caller calls prepare, and end.
+func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRun, usage Usage, known bool) (*guest, *control.GuestPlace, []string, error) {
+	refuse := func(format string, args ...any) (*guest, *control.GuestPlace, []string, error) {
+		return nil, nil, nil, fmt.Errorf("run guest: "+format, args...)
+	}
+	if request.Command == "" || len(request.Command) > control.MaxGuestCommand || len(request.Key) > 128 || request.MemoryBytes < 0 {
+		return refuse("%w", control.ErrBadMessage)
+	}
+	if err := control.CheckName(request.Name); err != nil {
+		return refuse("%w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d := s.device
+	switch {
+	case s.closing:
+		return refuse("the node is stopping")
+	case len(s.guests) >= maxGuests:
+		return refuse("%d guests run already", maxGuests)
+	case d.Wait != "" && (d.Kind == "" || !request.Own):
+		return refuse("%s; try again", d.Wait)
+	}
+	place := &control.GuestPlace{Name: s.freeNameLocked(request.Name), Token: token(), CPUs: s.o.CPUs}
+	g := &guest{
+		request: request, name: place.Name, device: d.Kind, since: time.Now(), link: link,
+		over: make(chan struct{}), group: Marked{place.Token}, state: control.GuestStarting, limitBytes: request.MemoryBytes, usedBytes: -1,
+	}
+	var missing []string
+	switch {
+	case d.Kind == OnCPU:
+	case request.Own || d.Kind == Beside:
+		if g.device, place.Environment = Beside, d.Own; request.MemoryBytes > 0 {
+			return refuse("--memory limits GPU memory only inside MPS; leave it out")
+		}
+		if !request.Own {
+			missing = append(missing, "the GPU has no MPS, so guest and functions take turns: "+d.Why)
+		}
+	default:
+		if why := s.heldLocked(request.Key); why != "" {
+			return refuse("%s", why)
+		}
+		if uid != 0 && uid != s.o.User.UID {
+			return refuse("MPS serves only user %s; run it as root, or use --own", s.o.User.Name)
+		}
+		if uid != s.o.User.UID {
+			place.User = &s.o.User
+		}
+		switch {
+		case request.Swap: // the swap server has the limit
+		case known:
+			limit, err := s.termsLocked(usage).limit(request.MemoryBytes)
+			if err != nil {
+				return refuse("%w", err)
+			}
+			g.limitBytes = limit
+		case request.MemoryBytes == 0:
+			missing = append(missing, "the GPU's free memory is unknown, so the guest's memory has no limit; set one with --memory")
+		}
+		place.Environment = client(d.Client, g.limitBytes)
+	}
+	if request.Swap && d.Kind == OnCPU {
+		return refuse("--swap moves GPU memory, and this node has no GPU; leave it out")
+	}
+	s.guests = append(s.guests, g)
+	return g, place, missing, nil
+}
+
+// prepare makes a guest's group, and lets its launcher start. It returns what the group cannot do.
+func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string, err error) {
+	if g.request.Swap {
+		socket, err := s.swap.open(s.o.User.UID, s.o.Log)
+		if err != nil {
+			return nil, fmt.Errorf("run guest: %w", err)
+		}
+		place.Environment = maps.Clone(place.Environment)
+		if place.Environment == nil {
+			place.Environment = map[string]string{}
+		}
+		place.Environment[swap.SocketVariable] = socket
+		if u, ok := s.measure(); ok {
+			s.reserve(u)
+		}
+	}
+	group, missing := s.makeGroup(g)
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if group != nil {
+		g.group = group
+	}
+	if err := g.stoppedLocked(); err != nil {
+		return nil, err
+	}
+	g.link.SetReadDeadline(time.Now().Add(startTimeout)) // under the lock: kill sets another
+	return missing, nil
+}
+
+// stoppedLocked returns an error if a guest that has not started may no longer start.
+func (g *guest) stoppedLocked() error {
+	if g.killed || g.state == control.GuestStopping {
+		return errors.New("start guest: it was stopped before it started")
+	}
+	return nil
+}
+
+// client returns the environment of a client of MPS.
+func client(environment map[string]string, memoryBytes int64) map[string]string {
+	e := map[string]string{"CUDA_MPS_CLIENT_PRIORITY": "1"} // below the normal 0
+	for name, value := range environment {
+		e[name] = value
+	}
+	if memoryBytes > 0 {
+		e["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = fmt.Sprintf("0=%dM", max(1, memoryBytes/mib))
+	}
+	return e
+}
+
+func token() string {
+	b := make([]byte, 16)
+	rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+// freeNameLocked returns name, with a number if another guest has it.
+func (s *Server) freeNameLocked(name string) string {
+	for n := 1; ; n++ {
+		candidate := name
+		if n > 1 {
+			candidate = fmt.Sprintf("%s-%d", name, n)
+		}
+		if !slices.ContainsFunc(s.guests, func(g *guest) bool { return g.name == candidate }) {
+			return candidate
+		}
+	}
+}
+
+// makeGroup returns a group for a guest, or nil, and what cannot be limited.
+func (s *Server) makeGroup(g *guest) (group Group, missing []string) {
+	if s.o.Groups == nil {
+		return nil, []string{g.ungrouped(errors.New("switched off"))}
+	}
+	var memoryBytes int64
+	if g.device == OnCPU {
+		memoryBytes = g.request.MemoryBytes
+	}
+	group, missing, err := s.o.Groups.Make(g.name, memoryBytes)
+	if err != nil {
+		return nil, []string{g.ungrouped(err)}
+	}
+	return group, missing
+}
+
+// ungrouped says what a guest lacks without a control group.
+func (g *guest) ungrouped(err error) string {
+	what := "its priority is the lowest, but not for a program that changes it"
+	if g.request.MemoryBytes > 0 && g.device == OnCPU {
+		what += ", and its memory has no limit"
+	}
+	return fmt.Sprintf("no control group for the guest: %s: %v", what, err)
+}
+
+// start moves the launcher into the guest's group.
+func (s *Server) start(g *guest, parent, pid int, token string) (missing []string, err error) {
+	// The launcher waits, so its process id cannot be another's. A foreign process must not be moved.
+	if fields := statOf(pid); len(fields) < 2 || fields[1] != strconv.Itoa(parent) {
+		return nil, fmt.Errorf("start guest: process %d is no child of `penstock run` (process %d); run it where the node runs, not in another container", pid, parent)
+	}
+	group := s.groupOf(g)
+	if err := group.Add(pid); err != nil {
+		if failed := group.Remove(); failed != nil {
+			s.o.Log.Warn().Err(failed).Str("guest", g.name).Msg("cannot remove the group of a guest")
+		}
+		group, missing = Marked{token}, []string{g.ungrouped(err)}
+	}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.group = group
+	if err := g.stoppedLocked(); err != nil {
+		return nil, err
+	}
+	g.pid, g.state = pid, control.GuestRunning
+	g.link.SetReadDeadline(time.Time{})
+	return missing, nil
+}
+
+// end ends what is left of a guest, and forgets it.
+func (s *Server) end(g *guest, log zerolog.Logger) {
+	group := s.groupOf(g)
+	if err := group.Kill(); err != nil {
+		log.Error().Err(err).Msg("cannot kill all processes of a guest")
+	}
+	if err := group.Remove(); err != nil {
+		log.Warn().Err(err).Msg("cannot remove the group of a guest")
+	}
+	s.mu.Lock()
+	s.guests = slices.DeleteFunc(s.guests, func(other *guest) bool { return other == g })
+	if g.device == InMPS && g.pid != 0 && !g.judged {
+		const enough = maxGuests
+		s.left = append(s.left, departure{key: g.request.Key, at: time.Now()})
+		s.left = s.left[max(0, len(s.left)-enough):]
+		select {
+		case s.ended <- struct{}{}:
+		default: // a value is already waiting
+		}
+	}
+	select {
+	case <-g.over:
+	default:
+		close(g.over)
+	}
+	s.mu.Unlock()
+	log.Info().Dur("lived_ms", time.Since(g.since)).Msg("guest ended")
+}
+
+func (s *Server) groupOf(g *guest) Group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return g.group
+}
+
+// freeze pauses a guest, or lets it run again.
+func (s *Server) freeze(g *guest, frozen bool) error {
+	s.mu.Lock()
+	state, group := g.state, g.group
+	s.mu.Unlock()
+	if state != control.GuestRunning && state != control.GuestPaused {
+		return fmt.Errorf("change guest %s: it is %s", g.name, state)
+	}
+	if err := group.Freeze(frozen); err != nil {
+		return fmt.Errorf("change guest %s: %w", g.name, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g.state == state {
+		g.state = control.GuestRunning
+		if frozen {
+			g.state = control.GuestPaused
+		}
+	}
+	return nil
+}
+
+// stop ends a guest: SIGTERM, after StopTimeout SIGKILL. It returns when no process is left.
+func (s *Server) stop(g *guest, why string) {
+	s.mu.Lock()
+	first := g.state != control.GuestStopping
+	g.state = control.GuestStopping
+	group := g.group
+	s.mu.Unlock()
+	if first {
+		send(g.link, control.GuestAnswer{Ended: why})
+		group.Signal(syscall.SIGTERM)
+		group.Signal(syscall.SIGCONT)
+		_ = group.Freeze(false) // a frozen process does not see the signal; if this fails, SIGKILL follows
+	}
+	select {
+	case <-g.over:
+		return
+	case <-time.After(s.o.StopTimeout):
+	}
+	s.kill(g, "")
+	<-g.over
+}
+
+// kill ends a guest at once. Its connection may stay open, so kill marks its end itself.
+func (s *Server) kill(g *guest, why string) {
+	s.mu.Lock()
+	first := !g.killed
+	g.killed, g.state = true, control.GuestStopping
+	group := g.group
+	s.mu.Unlock()
+	if !first {
+		return
+	}
+	if why != "" {
+		send(g.link, control.GuestAnswer{Ended: why})
+	}
+	if err := group.Kill(); err != nil {
+		s.o.Log.Error().Err(err).Str("guest", g.name).Msg("cannot kill all processes of a guest")
+	}
+	// `penstock run` closes the connection when its child has ended. If it is stopped, or has no child
+	// yet, this makes the guest's goroutine go on.
+	g.link.SetReadDeadline(time.Now().Add(sendTimeout))
+}
+
+// list describes the guests.
+func (s *Server) list() []control.GuestStatus {
+	s.measure()
+	s.mu.Lock()
+	list := make([]control.GuestStatus, len(s.guests))
+	groups := make([]Group, len(s.guests))
+	for i, g := range s.guests {
+		groups[i] = g.group
+		list[i] = control.GuestStatus{
+			Name: g.name, PID: g.pid, State: g.state, Command: g.request.Command, Device: g.device, MemoryBytes: g.usedBytes,
+			LimitBytes: g.limitBytes, Since: g.since,
+		}
+	}
+	s.mu.Unlock()
+
+	for i := range list {
+		list[i].CPUMillis = groups[i].CPUTime().Milliseconds()
+		if list[i].Device == OnCPU {
+			list[i].MemoryBytes = residentBytes(groups[i].PIDs())
+		}
+	}
+	return list
+}
+
+// NameOf returns the name of a guest for a command.
+func NameOf(command string) string {
+	name := []byte(path.Base(command))
+	for i, c := range name {
+		if control.CheckName(string(c)) != nil {
+			name[i] = '-'
+		}
+	}
+	if name = name[:min(len(name), 32)]; len(name) == 0 {
+		return "guest"
+	}
+	return string(name)
+}

@@ -1,0 +1,75 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/cuda/swap"
+)
+
+// turnsServer gives turns to guests whose memory does not fit on the GPU together. It starts with the
+// first of them.
+type turnsServer struct {
+	mu     sync.Mutex
+	server *swap.Server
+	socket string
+	stop   context.CancelFunc
+	done   chan error
+}
+
+// open returns the server's socket. Guests of a user and of root may connect. They run as other users than
+// the node, so the socket is in no folder.
+func (t *turnsServer) open(uid int, log zerolog.Logger) (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.socket != "" {
+		return t.socket, nil
+	}
+	socket := "@penstock-swap-" + token()
+	l, err := swap.Listen(socket)
+	if err != nil {
+		return "", err
+	}
+	t.server = swap.New(swap.Config{UID: uid, Log: log})
+	ctx, stop := context.WithCancel(context.Background())
+	t.socket, t.stop, t.done = socket, stop, make(chan error, 1)
+	go func() { t.done <- t.server.Serve(ctx, l) }()
+	return socket, nil
+}
+
+// reserve sets what guests of each GPU leave free together.
+func (t *turnsServer) reserve(bytes int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.server != nil {
+		t.server.Reserve(bytes)
+	}
+}
+
+// checkPreload returns an error if the swap library cannot be read: the loader would go on without it.
+func checkPreload() error {
+	if os.Getenv(swap.SocketVariable) == "" {
+		return nil
+	}
+	path, _, _ := strings.Cut(os.Getenv("LD_PRELOAD"), ":")
+	if err := unix.Access(path, unix.R_OK); err != nil {
+		return fmt.Errorf("preload %s: %w; install Penstock in a folder that user %d can read, such as /usr/lib, or use --own", path, err, os.Getuid())
+	}
+	return nil
+}
+
+func (t *turnsServer) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.socket == "" {
+		return nil
+	}
+	t.stop()
+	return <-t.done
+}

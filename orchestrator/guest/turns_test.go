@@ -1,0 +1,89 @@
+package guest
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cuda/swap"
+)
+
+func TestSwap(t *testing.T) {
+	library := filepath.Join(t.TempDir(), "library.so")
+	preload := func(c *Command) {
+		c.Swap = true
+		c.Environment = []string{"LD_PRELOAD=" + library}
+	}
+
+	t.Run("socket", func(t *testing.T) {
+		if err := os.WriteFile(library, nil, 0o600); err != nil { // the loader ignores it
+			t.Fatal(err)
+		}
+		s := listen(t, Options{}, Device{Kind: Beside, Own: map[string]string{"CUDA_VISIBLE_DEVICES": "GPU-1"}})
+		var sockets []string
+		for range 2 {
+			r := runScript(t, s, "echo in $CUDA_VISIBLE_DEVICES at $"+swap.SocketVariable, preload)
+			r.end(t)
+			_, socket, ok := strings.Cut(r.output, "in GPU-1 at ")
+			if r.err != nil || !ok {
+				t.Fatalf("%v: %q", r.err, r.output)
+			}
+			sockets = append(sockets, strings.TrimSpace(socket))
+		}
+		if sockets[0] != sockets[1] {
+			t.Errorf("guests have the sockets %q", sockets)
+		}
+
+		if answer := greet(t, sockets[0]); answer != "ok 7000" {
+			t.Errorf("the server answers %q", answer)
+		}
+	})
+	t.Run("reserve", func(t *testing.T) {
+		s := listen(t, Options{}, Device{
+			Kind: Beside, RestartBytes: 2000, Memory: func() (Usage, bool) { return Usage{FreeBytes: 8000}, true },
+		})
+		r := runScript(t, s, "echo socket=$"+swap.SocketVariable, preload)
+		r.end(t)
+		_, socket, _ := strings.Cut(r.output, "socket=")
+		if answer := greet(t, strings.TrimSpace(socket)); answer != "ok 5000" {
+			t.Errorf("the server answers %q", answer)
+		}
+	})
+	t.Run("no GPU", func(t *testing.T) {
+		s := listen(t, Options{}, Device{Kind: OnCPU})
+		r := runScript(t, s, "true", preload)
+		if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "this node has no GPU") {
+			t.Errorf("error %v", r.err)
+		}
+	})
+	t.Run("no library", func(t *testing.T) {
+		if err := os.Remove(library); err != nil {
+			t.Fatal(err)
+		}
+		s := listen(t, Options{}, Device{Kind: Beside})
+		r := runScript(t, s, "true", preload)
+		if r.end(t); r.result.Status != StatusFailed || !strings.Contains(r.output, "preload "+library) {
+			t.Errorf("%+v, %v: %q", r.result, r.err, r.output)
+		}
+	})
+}
+
+// greet returns the answer of a swap server to a guest on a GPU with 8,000 free bytes.
+func greet(t *testing.T, socket string) string {
+	t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprint(c, "hello 2 00000000000000000000000000000000 8000 8000 0 1 0")
+	answer := make([]byte, 100)
+	n, err := c.Read(answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(answer[:n])
+}
