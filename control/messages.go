@@ -124,6 +124,9 @@ type DesiredProcess struct {
 	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
 	Level            budget.Level `json:"level,omitempty"`
 	BalanceNanos     int64        `json:"balance_ns,omitempty"`
+	// MaxBatch is the max number of requests in a batch, where batches of other processes wait for
+	// it. 0: there is no such limit.
+	MaxBatch int `json:"max_batch,omitempty"`
 	// SMGroups are the groups of multiprocessors for the process, as ascending indices into
 	// ObservedDevice.GroupSMs. It is empty if the share is a percentage. Two processes that
 	// serve never have the same group.
@@ -144,11 +147,9 @@ type DesiredProcess struct {
 	Framework string   `json:"framework,omitempty"`
 	// Worker is the worker that hosts the process; empty: it is not in a worker. All
 	// processes of a worker have the same SharePercent, GuaranteePercent, Level and
-	// BalanceNanos: the worker's. Lanes is how many batches the worker may run at once, at least
-	// 1, and LanePolicy a policy of package libml/lane, which chooses them.
-	Worker     string `json:"worker,omitempty"`
-	Lanes      int    `json:"lanes,omitempty"`
-	LanePolicy string `json:"lane_policy,omitempty"`
+	// BalanceNanos: the worker's.
+	Worker string `json:"worker,omitempty"`
+	WorkerLimits
 	// Dir is the working folder, absolute. Model is the model's file, which the process must
 	// be able to read; empty if there is none.
 	Dir   string `json:"dir,omitempty"`
@@ -237,6 +238,9 @@ type ObservedProcess struct {
 	DemotedNanos int64 `json:"demoted_ns,omitempty"`
 	// Reason says why a process failed, or why it waits (backoff).
 	Reason string `json:"reason,omitempty"`
+	// Superseded: a newer process of the same worker may read more models. The manager replaces
+	// the member by one in that process.
+	Superseded bool `json:"superseded,omitempty"`
 	// PersistentBytes is the device memory after link_model. EphemeralBytes is what
 	// configure_batch added for the largest batch.
 	PersistentBytes int64 `json:"persistent_bytes,omitempty"`
@@ -255,7 +259,7 @@ type ObservedProcess struct {
 	SMGroups []int `json:"sm_groups,omitempty"`
 	// DeviceLost: the process ended because its device failed. Under MPS every other client
 	// of the server then loses it as well. Blameless: the cause was the end of the MPS
-	// server, not a process.
+	// server or a guest, not a process.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
 	// InfeasibleGroups are the latest groups that the process was ordered to and that its model
@@ -282,9 +286,10 @@ type Order struct {
 	SharePercent float64 `json:"share_percent,omitempty"`
 	// Governor: libml has to enforce the share itself, as no cgroup can.
 	Governor bool `json:"governor,omitempty"`
-	// GuaranteePercent and Level are those of DesiredProcess (DoWake, DoShare).
+	// GuaranteePercent, Level and MaxBatch are those of DesiredProcess (DoWake, DoShare).
 	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
 	Level            budget.Level `json:"level,omitempty"`
+	MaxBatch         int          `json:"max_batch,omitempty"`
 	// SMGroups are the groups of multiprocessors to run on; empty: all of them.
 	SMGroups []int `json:"sm_groups,omitempty"`
 	// PartialWarmUp is DesiredProcess.PartialWarmUp (DoWake).
@@ -312,14 +317,25 @@ const (
 	DoPrepared OrderKind = "prepared"
 )
 
+// WorkerLimits are a worker's for the life of its process.
+type WorkerLimits struct {
+	// Lanes is how many batches the worker may run at once, at least 1, and LanePolicy a policy of
+	// package libml/lane, which chooses them.
+	Lanes      int    `json:"lanes,omitempty"`
+	LanePolicy string `json:"lane_policy,omitempty"`
+	// MemoryBytes is how much memory the models of all members may use together. The worker then
+	// evicts models and loads them when requests come. 0: all models stay in memory.
+	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+	// HostMemoryBytes is how much host memory a worker on a GPU may keep pinned for loads; 0: no limit.
+	HostMemoryBytes int64 `json:"host_memory_bytes,omitempty"`
+}
+
 // Start tells a child its identity and its device.
 type Start struct {
 	Version int `json:"version"`
-	// Worker is the child's name, if it is a worker. It then has no IF: its members have. Lanes
-	// and LanePolicy are those of DesiredProcess.
-	Worker       string `json:"worker,omitempty"`
-	Lanes        int    `json:"lanes,omitempty"`
-	LanePolicy   string `json:"lane_policy,omitempty"`
+	// Worker is the child's name, if it is a worker. It then has no IF: its members have.
+	Worker string `json:"worker,omitempty"`
+	WorkerLimits
 	IF           string `json:"if"`
 	Instance     int    `json:"instance"`
 	Generation   uint32 `json:"generation"`
@@ -404,7 +420,8 @@ type Attach struct {
 }
 
 // Attached answers Attach. File descriptors come with it in this order: request table, ring,
-// replies, tensors, then the slabs. All except replies and tensors are read-only.
+// replies, tensors, the slabs, then the turns if there are any. All except replies, tensors and
+// turns are read-only.
 type Attached struct {
 	Version int    `json:"version"`
 	Refused string `json:"refused,omitempty"` // the reason for a refusal; nothing else is set then
@@ -417,6 +434,37 @@ type Attached struct {
 	// its shadow share. SlabBytes has the size of each slab.
 	TensorBytes int64   `json:"tensor_bytes,omitempty"`
 	SlabBytes   []int64 `json:"slab_bytes,omitempty"`
+	// Turn is set if the processes of a GPU take turns (shm.Turn): the process's entry.
+	Turn *int `json:"turn,omitempty"`
+	// Measurements are those of an earlier process of the same worker with this model; nil if there
+	// are none.
+	Measurements *Measurements `json:"measurements,omitempty"`
+}
+
+// Measurements are the results of a warm-up of a member of a worker. The worker's next process need not
+// repeat it.
+type Measurements struct {
+	// Batches has the sizes that were run.
+	Batches []BatchTime `json:"batches"`
+	// PersistentBytes and EphemeralBytes are those of Notice. WeightsBytes is the part of
+	// PersistentBytes that is freed when the model is evicted.
+	PersistentBytes int64 `json:"persistent_bytes"`
+	EphemeralBytes  int64 `json:"ephemeral_bytes"`
+	WeightsBytes    int64 `json:"weights_bytes"`
+	// LoadNanos is how long a load of the evicted model takes.
+	LoadNanos int64 `json:"load_ns"`
+	// ModelBytes and ModelTime are the size of the model's file and its time in nanoseconds since 1970;
+	// 0 if there is no file.
+	ModelBytes int64 `json:"model_bytes"`
+	ModelTime  int64 `json:"model_time"`
+}
+
+// BatchTime is the time of a batch of a size. AloneNanos is the time on a GPU without other batches; 0
+// if it was not measured.
+type BatchTime struct {
+	Size       int   `json:"size"`
+	Nanos      int64 `json:"ns"`
+	AloneNanos int64 `json:"alone_ns,omitempty"`
 }
 
 // Setup has a process's settings, apart from its model. They stay the same for its life.
@@ -490,7 +538,50 @@ type Report struct {
 	// the first batch after; negative if no work waited.
 	IdleNanos int64  `json:"idle_ns,omitempty"`
 	Handovers uint64 `json:"handovers"`
+	// Residency is nil unless the process is a member of a worker whose memory is limited.
+	Residency *Residency `json:"residency,omitempty"`
+	// Measurements are for the worker's next process; nil outside a worker. A process does not change
+	// them.
+	Measurements *Measurements `json:"measurements,omitempty"`
 }
+
+// Equal reports whether both reports say the same.
+func (r Report) Equal(other Report) bool {
+	if (r.Residency == nil) != (other.Residency == nil) || r.Residency != nil && *r.Residency != *other.Residency {
+		return false
+	}
+	r.Residency, other.Residency = nil, nil
+	return r == other
+}
+
+// Residency tells whether a member's model is in memory, and what loading it has cost.
+type Residency struct {
+	State ResidencyState `json:"state"`
+	// Bytes is the memory that the model takes while it is not evicted.
+	Bytes int64 `json:"bytes"`
+	// Loads and Evictions are counted since the process began. Its start is the first load.
+	Loads     uint64 `json:"loads"`
+	Evictions uint64 `json:"evictions"`
+	// LastLoadMillis is how long the last load took.
+	LastLoadMillis float64 `json:"last_load_ms"`
+	// Thrashing: the worker cannot load as fast as requests for evicted models come.
+	// NeededBytes is the MemoryBytes of the worker that would end it. All members report the
+	// same.
+	Thrashing   bool  `json:"thrashing,omitempty"`
+	NeededBytes int64 `json:"needed_bytes,omitempty"`
+}
+
+// ResidencyState tells whether a member's model is in memory.
+type ResidencyState string
+
+// Evicted: not in memory. Loading: on the way there. Resident: in memory. Running: in memory, and
+// a batch runs or waits for its turn.
+const (
+	Evicted  ResidencyState = "evicted"
+	Loading  ResidencyState = "loading"
+	Resident ResidencyState = "resident"
+	Running  ResidencyState = "active"
+)
 
 // Unprotected is why a function's work is not demoted.
 type Unprotected string

@@ -27,6 +27,32 @@ type Status struct {
 	// Configuration says whether the node follows its configuration file.
 	Configuration ConfigurationStatus `json:"configuration"`
 	Functions     []FunctionStatus    `json:"functions"`
+	// Workers are those of the configuration, also workers without members.
+	Workers []WorkerStatus `json:"workers,omitempty"`
+}
+
+// WorkerStatus is the status of a worker.
+type WorkerStatus struct {
+	Name string `json:"name"`
+	// MemoryBytes is the limit of its models' memory; 0 if there is none.
+	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+	// HostMemoryBytes is the limit of what it pins for loads; 0 if there is none.
+	HostMemoryBytes int64 `json:"host_memory_bytes,omitempty"`
+	// Thrashing: it cannot load models as fast as requests for them come. NeededBytes is then the
+	// limit that would end it.
+	Thrashing   bool  `json:"thrashing"`
+	NeededBytes int64 `json:"needed_bytes,omitempty"`
+}
+
+// ResidencyStatus tells whether the model of a worker's member is in memory, and what loading it has cost.
+type ResidencyStatus struct {
+	State ResidencyState `json:"state"`
+	// Bytes is the memory that the model takes while it is not evicted.
+	Bytes     int64  `json:"bytes"`
+	Loads     uint64 `json:"loads"`
+	Evictions uint64 `json:"evictions"`
+	// LastLoadMillis is how long the last load took.
+	LastLoadMillis float64 `json:"last_load_ms"`
 }
 
 // ConfigurationStatus says how a node relates to its configuration file.
@@ -142,6 +168,8 @@ type FunctionStatus struct {
 	// Worker is the worker that hosts the function; empty: it runs in its own process. Its
 	// members share the guarantee.
 	Worker string `json:"worker,omitempty"`
+	// Residency is nil unless the function is in a worker with limited memory.
+	Residency *ResidencyStatus `json:"residency,omitempty"`
 	// Unsaved is empty if the function is the same as in the configuration file.
 	Unsaved Unsaved `json:"unsaved,omitempty"`
 	// Instances are the function's instances, in order.

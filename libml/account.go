@@ -20,12 +20,14 @@ import (
 //
 // The cost of a batch is the device time that it uses. A batch that takes fixed + n * each when
 // it runs alone does not fill the device: launches and small kernels leave room for other
-// processes. Its cost is fixedTimeUse * fixed + n * each (docs/adr/0023-stream-priorities.md). Times
+// processes. Its cost is fixedTimeUse * fixed + n * each (docs/adr/0023-stream-priorities.md). In a turn
+// on a GPU without MPS a batch leaves no room, so its cost is the whole time. Times
 // are measured before the process serves, and afterwards only decrease, because later
 // measurements contain waiting.
 type account struct {
 	level     budget.Level // budget.Demoted: no account is kept, no batch is demoted
 	framework Demotable    // nil: no batch can be demoted
+	exclusive bool         // a batch has the device to itself, in the process's turn (gputurn.go)
 	objective time.Duration
 
 	balance *balance        // of the process, or of its worker
@@ -69,7 +71,11 @@ func (a *account) open(p *process, now int64) {
 	if a.level == budget.Demoted {
 		return
 	}
-	a.framework, _ = p.framework.(Demotable)
+	if a.exclusive = p.gpuTurn != nil; a.exclusive {
+		a.framework = demotedByTurn{}
+	} else if _, ok := p.framework.(Demotable); ok {
+		a.framework = demotable{p}
+	}
 	a.times = make([]time.Duration, p.card.MaxBatch()+1)
 	for _, w := range p.sizes.warm {
 		a.times[w.size] = w.alone
@@ -121,15 +127,24 @@ func (a *account) begin(now int64, f *flight, demoted bool) {
 }
 
 // batchLevel is the priority of a batch that begins: the last one ordered, at most that of the
-// process's streams.
+// process's streams. A batch that the framework queues on the slot's own stream has that stream's
+// level: device and framework must use one stream.
 func (a *account) batchLevel(f *flight) budget.Level {
 	switch {
 	case f.demoted:
 		return budget.Demoted
-	case a.share == nil || a.share.level == budget.Demoted:
+	case a.framework == nil || !a.framework.Demotable(f.slot, f.padded):
+		return a.level
+	}
+	return min(a.level, a.orderedLevel())
+}
+
+// orderedLevel is the level of batches within the guarantee, as ordered last.
+func (a *account) orderedLevel() budget.Level {
+	if a.share == nil || a.share.level == budget.Demoted {
 		return a.level // no function has a guarantee now
 	}
-	return min(a.level, a.share.level)
+	return a.share.level
 }
 
 // cost is the device time that a batch of a configured size uses.
@@ -205,7 +220,9 @@ func (a *account) fitLine() {
 		}
 	}
 	fixed := a.times[smallest] - each*time.Duration(smallest)
-	a.spare = time.Duration((1 - fixedTimeUse) * float64(fixed))
+	if !a.exclusive {
+		a.spare = time.Duration((1 - fixedTimeUse) * float64(fixed))
+	}
 	a.perImage.Store(int64(each))
 	a.fixed.Store(int64(fixed - a.spare))
 }

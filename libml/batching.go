@@ -57,8 +57,24 @@ func (b *batching) extend() (extended bool) {
 // size is the maximum number of requests in the next batch.
 func (b *batching) size() int { return b.rule.Size(b.state) }
 
+// fit returns how many of n requests a batch may have: at most the largest configured size up to limit, or
+// the smallest size if that exceeds the limit. A limit of 0 is none.
+func (b *batching) fit(n, limit int) int {
+	if limit == 0 {
+		return n
+	}
+	limit = max(limit, b.smallest())
+	for b.rule.Pad(limit) != limit {
+		limit--
+	}
+	return min(n, limit)
+}
+
 // typical is the mean time of a batch of a configured size.
 func (b *batching) typical(padded int) time.Duration { return b.rule.Typical(b.state, padded) }
+
+// smallest is the smallest batch size.
+func (b *batching) smallest() int { return b.rule.Pad(1) }
 
 // readyAt is when the pending requests may become a batch; math.MinInt64 if they may now.
 func (b *batching) readyAt(pending []slab.Request) int64 { return b.rule.ReadyAt(b.state, pending) }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/slab"
@@ -19,7 +18,7 @@ import (
 //
 //	begin    1. mark the slots as started; from here on this process answers them    dispatched
 //	         2. Gather, Pad: the batch tensor                                        gathered
-//	         3. InferBatch, Fetch: the results
+//	         3. InferBatch, Fetch: the results; in a lane behind those of the batch before
 //	finish   4. Wait: everything is done                                             inferred
 //	         5. decode, complete, flush
 //
@@ -39,8 +38,10 @@ type flight struct {
 	late       int
 	alone      bool // it has run without another one next to it
 	demoted    bool // it runs at the lowest priority
+	followed   bool // it was queued behind another member's batch
 
 	dispatched, gathered int64
+	began                int64 // dispatched, or the end of the batch that it was queued behind
 	bad                  error // why single requests were rejected
 	err                  error // why the whole batch failed
 }
@@ -98,14 +99,18 @@ func (l *loop) begin() error {
 	oldest := l.ring.Request(firstComplete(f.batch).Slot)
 	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
 	f.dispatched = shm.Now()
+	f.began = f.dispatched
 	l.account.begin(f.dispatched, f, l.choice.demoted)
-	if l.p.level != budget.Demoted {
+	if l.p.prioritized != nil {
 		if err := l.p.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
 			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
 		}
 	}
 	f.bad, f.err = l.gather(f)
 	f.gathered = shm.Now()
+	if f.followed = false; f.err == nil {
+		f.followed, f.err = l.lane.follow(f.slot)
+	}
 	if f.err == nil {
 		f.err = l.p.framework.InferBatch(f.slot, f.padded)
 	}
@@ -114,6 +119,9 @@ func (l *loop) begin() error {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
 	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
+	if f.err == nil && !f.demoted {
+		l.lane.launch(f.slot, f.dispatched, l.batching.typical(f.padded), l.overlap.lead)
+	}
 	l.completeMove(idle)
 	return f.err
 }
@@ -185,11 +193,16 @@ func (l *loop) finish() error {
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
-		if !f.demoted {
+		if !f.demoted && !f.followed {
 			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	l.lane.end(inferred)
+	l.gpuTurn.end() // before the lane's turn, whose next member needs it
+	if began := l.lane.end(inferred); f.followed {
+		// The thread of the batch before may have noticed its end late: trust the device more.
+		f.began = min(max(f.dispatched, began), inferred-int64(took))
+	}
+	l.p.residence.ran(inferred, l.batching.typical(l.batching.smallest()))
 	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
@@ -230,7 +243,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	if f.err == nil { // the time of a failed batch means nothing
 		o := slab.Observation{
 			Batch: n, Padded: f.padded, Demoted: f.demoted,
-			Elapsed:    time.Duration(ended-f.dispatched) + l.last.pause,
+			Elapsed:    time.Duration(ended-f.began) + l.last.pause,
 			Ended:      ended,
 			Aggregated: f.aggregated,
 			Waited:     f.waited,
@@ -243,7 +256,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	}
 	l.reporter.ran.Add(int64(n))
 	if !f.demoted { // no request within the guarantee waits for a demoted batch
-		l.last.began, l.last.ended = f.dispatched, ended+int64(l.last.pause)
+		l.last.began, l.last.ended = f.began, ended+int64(l.last.pause)
 	}
 	l.reporter.publish(&l.batching)
 	return firstErr

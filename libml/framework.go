@@ -6,6 +6,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 )
 
@@ -18,7 +19,8 @@ import (
 //
 //	Init ─> LoadModel ──(a shadow sleeps here)──> LinkModel ─> ConfigureBatch … ─> InferBatch … ─> Deinit
 //
-// Deinit is the last call. It may follow any other, even one that failed. libml calls
+// Deinit is the last call. It may follow any other, even one that failed. A process may make
+// several Frameworks of its model, one after the other (see Evictable). libml calls
 // ConfigureBatch for each (slot, batch size) of the card's ladder, the list of its batch sizes. The
 // smallest size is first, except over private buffers (see below). A second call for the same pair
 // replaces the buffers of the first.
@@ -123,6 +125,23 @@ type Demotable interface {
 	Demotable(slot, n int) bool
 }
 
+// Evictable is implemented by a Framework that can take its weights out of the device's memory and
+// bring them back, and keep everything else: sessions, graphs and configured batches. A worker with
+// limited memory evicts models. Any other Framework leaves by Deinit, and the model returns in a
+// new Framework.
+//
+// libml calls Evict and Load from the thread that calls InferBatch, with no batch in flight.
+type Evictable interface {
+	// EvictableBytes returns the memory that Evict frees, a part of the persistent bytes. It is
+	// constant after LinkModel; 0 if the model can only leave by Deinit.
+	EvictableBytes() int64
+	// Evict frees the memory of the weights. After an error libml calls Deinit.
+	Evict() error
+	// Load brings the weights back after Evict. When it returns nil, batches may be queued. After
+	// an error libml calls Deinit, and makes a new Framework for the next attempt.
+	Load() error
+}
+
 // ErrNoHostStage is returned by LoadModel of a framework without a host stage (footnote 8 of the
 // paper: some frameworks put a model on the device in the one call that reads it). It is not a
 // failure: LinkModel then loads and links.
@@ -152,6 +171,13 @@ type Environment struct {
 	// private. The error is ErrNoWeights, with the reason, if there are no shared weights: the
 	// framework then loads its own, and logs a line about it.
 	Weights func(file string) (Weights, error)
+	// Checked reports whether the model was linked before, from the same file with the same card. LoadModel
+	// need not check the one against the other again.
+	Checked bool
+	// Evict reports whether the model will be evicted and loaded again. A Framework that is Evictable
+	// then loads its own weights, and does not use Weights. HostMemory limits what it may pin for loads.
+	Evict      bool
+	HostMemory *weights.HostMemory
 	// Prepared is the folder of the node's prepared models, which this process may only read.
 	// Prepare has its model prepared there, from LinkModel on. All processes share the models, so a
 	// process that runs one must not write them. If Prepared is empty, the process prepares its

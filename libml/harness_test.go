@@ -49,8 +49,10 @@ type harness struct {
 	wake     control.Order      // of loop's process: level and guarantee
 	grant    func(*control.Attached)
 	timing   timing              // of the processes
+	worker   *worker             // of the processes; may be nil
 	opened   func(control.Start) // called when a process opens its device; may be nil
 	copies   bool                // the argument of that call
+	turns    *shm.Turns          // of the GPU; nil: processes take no turns
 }
 
 // identity returns the Start message of a process.
@@ -128,12 +130,18 @@ var testGroups = []int{8, 8, 8, 12}
 func newGPUHarness(t testing.TB, card *models.Card) *harness {
 	t.Helper()
 	h := newHarnessWith(t, card, 2*card.OutputBytes())
-	d, err := cpu.New(card.Input, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.gpu = devicetest.Queue(d, card.Input, testGroups...)
+	h.openGPU()
 	return h
+}
+
+// openGPU gives the harness a GPU for one process.
+func (h *harness) openGPU() {
+	h.t.Helper()
+	d, err := cpu.New(h.card.Input, nil)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.gpu = devicetest.Queue(d, h.card.Input, testGroups...)
 }
 
 // allocations returns how often a turn allocates: the minimum of several measurements.
@@ -180,9 +188,18 @@ func (h *harness) attached() (control.Attached, []*os.File) {
 	if h.grant != nil {
 		h.grant(&attached)
 	}
-	return attached, []*os.File{
+	files := []*os.File{
 		h.table.File(), h.channel.RingFile(), h.channel.RepliesFile(), h.tensors.File(), h.slab.File(),
 	}
+	if h.turns != nil {
+		entry, err := h.turns.Join()
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		attached.Turn = &entry
+		files = append(files, h.turns.File())
+	}
+	return attached, files
 }
 
 // publish makes a request of a picture, in two fragments, and publishes it. Before that, edit,
@@ -261,6 +278,7 @@ type fake struct {
 	fixed   bool // its batches cannot be demoted
 	serving bool // after the warm-up
 	calls   []string
+	steps   map[string]int // how often each was called
 	failing func(step string) error
 	idle    bool        // a batch writes nothing
 	work    func(n int) // more work of a batch of n on the GPU; may be nil
@@ -282,7 +300,7 @@ const poison = 255
 
 var errFake = errors.New("the fake fails")
 
-func newFake() *fake { return &fake{batches: map[fakeKey]*fakeBatch{}} }
+func newFake() *fake { return &fake{batches: map[fakeKey]*fakeBatch{}, steps: map[string]int{}} }
 
 func (f *fake) build(card *models.Card) (Framework, error) {
 	f.card = card
@@ -291,6 +309,7 @@ func (f *fake) build(card *models.Card) (Framework, error) {
 
 func (f *fake) step(name string) error {
 	f.mu.Lock()
+	f.steps[name]++
 	if n := len(f.calls); !f.serving && (n == 0 || f.calls[n-1] != name) {
 		f.calls = append(f.calls, name)
 	}
@@ -542,7 +561,7 @@ func (h *harness) start(generation uint32, build Build, tamper func(*control.Att
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open, timing: h.timing}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open, timing: h.timing, worker: h.worker}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {

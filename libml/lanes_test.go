@@ -30,7 +30,7 @@ func joinLanes(t *testing.T, s *lanes, scratch int64) *member {
 func due(at int64) lane.Job { return lane.Job{Deadline: at, Batch: 10, Requests: 1} }
 
 func TestTurns(t *testing.T) {
-	s, err := newLanes(1, lane.EDF)
+	s, err := newLanes(1, lane.EDF, unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestTurns(t *testing.T) {
 
 // TestTurnsFair starts a member behind one that has run. The policy fair gives them equal time.
 func TestTurnsFair(t *testing.T) {
-	s, err := newLanes(1, lane.FAIR)
+	s, err := newLanes(1, lane.FAIR, unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,10 +106,10 @@ func TestTurnsFair(t *testing.T) {
 }
 
 func TestLanes(t *testing.T) {
-	if _, err := newLanes(1, "lifo"); err == nil || !strings.Contains(err.Error(), "lifo") {
+	if _, err := newLanes(1, "lifo", unlimited); err == nil || !strings.Contains(err.Error(), "lifo") {
 		t.Errorf("unknown policy: %v", err)
 	}
-	s, err := newLanes(2, "")
+	s, err := newLanes(2, "", unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestLanes(t *testing.T) {
 func TestTurnsConcurrent(t *testing.T) {
 	for _, policy := range lane.Names() {
 		t.Run(policy, func(t *testing.T) {
-			s, err := newLanes(1, policy)
+			s, err := newLanes(1, policy, unlimited)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -178,7 +178,7 @@ func TestTurnsConcurrent(t *testing.T) {
 
 // TestTurnAllocations takes turns as often as a batch begins.
 func TestTurnAllocations(t *testing.T) {
-	s, err := newLanes(1, lane.EDF)
+	s, err := newLanes(1, lane.EDF, unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}

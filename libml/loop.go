@@ -20,7 +20,8 @@ import (
 //     longer meet their deadline.
 //  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
 //  3. Look for new work while it runs, if the device can run a second batch next to it.
-//     Begin that one when it is time (slab.NearEnd, slab.HalfFull).
+//     Begin that one when it is time (slab.NearEnd, slab.HalfFull). In a worker the second
+//     batch is another member's (turns.go).
 //  4. Finish the batch: decode each image's outputs into its result, flush.
 //  5. Tell the rule. If the process still owns the ring, continue with 1.
 //
@@ -45,6 +46,7 @@ type loop struct {
 	moves    moves
 	reporter reporter
 	lane     *laneTurn // in the worker's lane; nil outside a worker
+	gpuTurn  batchTurn
 
 	last      lastBatch
 	acquired  int64 // when this process got the ring
@@ -82,6 +84,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		flights:  newFlights(p.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
+		gpuTurn:  batchTurn{of: p.gpuTurn},
 		naps:     naps{poll: attached.BusyPollNanos > 0},
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
@@ -99,6 +102,9 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 // in flight are answered, the others are left to the next owner.
 func (l *loop) run() error {
 	for {
+		if err := l.conduct(); err != nil {
+			return err
+		}
 		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
 		if err != nil {
 			return fmt.Errorf("wait for the ring: %w", err)
@@ -117,7 +123,8 @@ func (l *loop) run() error {
 	done := make(chan struct{})
 	defer close(done)
 	defer func() {
-		l.lane.leave(shm.Now())
+		l.lane.withdraw(shm.Now())
+		l.gpuTurn.withdraw()
 		l.account.close()
 	}()
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
@@ -127,13 +134,17 @@ func (l *loop) run() error {
 		l.take()
 		l.extend()
 		l.startMove()
+		if err := l.conduct(); err != nil {
+			return l.abandon(err)
+		}
 		switch {
 		case l.mayBegin():
 			if l.pick(); len(l.choice.batch) == 0 {
 				l.lane.withdraw(shm.Now())
+				l.gpuTurn.withdraw()
 				continue
 			}
-			if !l.takeTurn(done) {
+			if !l.isLoaded(done) || !l.takeTurn(done) || !l.takeTurnOnGPU(done) {
 				continue
 			}
 			if err := l.begin(); isLost(err) {
@@ -144,6 +155,7 @@ func (l *loop) run() error {
 			}
 		case l.flights.count == 0:
 			l.lane.withdraw(shm.Now())
+			l.gpuTurn.withdraw()
 			l.ring.Settle()
 			l.announce(done)
 			l.completeMove(-1)
@@ -184,27 +196,40 @@ func (l *loop) take() {
 	}
 }
 
-// takeTurn reports whether the lane is free for the next batch. If it is not, takeTurn waits until the
-// lane is free, requests arrive, or the oldest one may have become late, and the loop picks again.
+// takeTurn reports whether the lane has a place for the next batch. If it has none, takeTurn waits until
+// it has one, requests arrive, or the oldest one may have become late, and the loop picks again.
 func (l *loop) takeTurn(done <-chan struct{}) bool {
 	if l.lane == nil {
 		return true
 	}
 	now, batch := shm.Now(), l.choice.batch
-	deadline := int64(math.MaxInt64)
-	for i := range batch {
-		deadline = min(deadline, batch[i].Deadline)
-	}
-	took := l.batching.expected(len(batch))
-	if l.lane.take(now, lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch)}) {
+	deadline, took := earliestDeadline(batch), l.batching.expected(len(batch))
+	job := lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch), Demoted: l.choice.demoted}
+	if l.lane.take(now, job) {
 		return true
 	}
-	if l.flights.count == 0 {
-		l.ring.Settle()
-		l.announce(done)
-		l.ring.Wait(min(now+int64(maxWait), max(deadline-int64(took), now+int64(minTurnWait))))
-	}
+	l.waitForBatch(done, now)
 	return false
+}
+
+// waitForBatch waits, with a picked batch that cannot begin, until the loop is woken, requests arrive,
+// or the oldest request of the batch may have become late.
+func (l *loop) waitForBatch(done <-chan struct{}, now int64) {
+	if l.flights.count > 0 {
+		return
+	}
+	late := earliestDeadline(l.choice.batch) - int64(l.batching.expected(len(l.choice.batch)))
+	l.ring.Settle()
+	l.announce(done)
+	l.ring.Wait(min(now+int64(maxWait), max(late, now+int64(minTurnWait))))
+}
+
+func earliestDeadline(batch []slab.Request) int64 {
+	earliest := int64(math.MaxInt64)
+	for i := range batch {
+		earliest = min(earliest, batch[i].Deadline)
+	}
+	return earliest
 }
 
 // minTurnWait bounds how often a loop that waits for its turn looks for late requests.
@@ -216,6 +241,8 @@ func (l *loop) mayBegin() bool {
 	case len(l.pending) == 0 || l.flights.full():
 		return false
 	case !l.batching.ready(l.pending):
+		return false
+	case l.flights.count > 0 && !l.gpuTurn.joins():
 		return false
 	}
 	now := shm.Now()
@@ -236,7 +263,15 @@ func (l *loop) mayBegin() bool {
 
 // guaranteed reports whether a batch that begins now is within the guarantee.
 func (l *loop) guaranteed(now int64) bool {
-	return l.account.guaranteed(now, l.p.orders.share.Load(), l.batching.size())
+	return l.account.guaranteed(now, l.p.orders.share.Load(), l.batching.fit(l.batching.size(), l.maxBatch()))
+}
+
+// maxBatch is the ordered maximum of requests in a batch, 0 for none.
+func (l *loop) maxBatch() int {
+	if share := l.p.orders.share.Load(); share != nil {
+		return share.maxBatch
+	}
+	return 0
 }
 
 // extend switches to a rule with more batch sizes, if there is one (partial.go).
@@ -274,6 +309,7 @@ func (l *loop) remaining(f *flight, now int64) time.Duration {
 // nearer; at last it polls.
 func (l *loop) await() bool {
 	if l.flights.full() && !l.flights.mixed() {
+		l.offerLane()
 		return true
 	}
 	for {
@@ -289,6 +325,18 @@ func (l *loop) await() bool {
 			return false
 		}
 		l.nap()
+	}
+}
+
+// offerLane naps until the batch in flight is near its end, and then lets the lane queue another
+// member's batch behind it.
+func (l *loop) offerLane() {
+	for l.done() == nil {
+		left := l.lane.offer(shm.Now())
+		if left <= 0 {
+			return
+		}
+		l.naps.nap(left)
 	}
 }
 
@@ -316,6 +364,7 @@ func (l *loop) abandon(why error) error {
 		f := l.flights.oldest()
 		f.err = why
 		l.complete(f, shm.Now())
+		l.gpuTurn.end()
 	}
 	l.ring.Release()
 	return why
@@ -353,6 +402,7 @@ func (l *loop) announce(done <-chan struct{}) {
 // addPending adds a taken request to the pending ones.
 func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
+	l.p.residence.request(r.FirstFragment)
 	l.pending = append(l.pending, slab.Request{
 		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority,
 	})
@@ -374,6 +424,7 @@ func (l *loop) pick() {
 		l.choice.reserved = l.batching.rule.Reserve(l.batching.state, l.pending, now, l.account.refill(now), l.batching.expected)
 	}
 	batch, late := l.batching.rule.Pick(l.batching.state, l.pending[l.choice.reserved:], now, l.choice.demoted, l.batching.expected)
+	batch = l.batching.fit(batch, l.maxBatch())
 	l.choice.batch, l.choice.late = l.pending[l.choice.reserved:][:batch], late
 	if l.choice.demoted && batch == 0 {
 		l.account.postpone(now)

@@ -48,7 +48,11 @@ func openDevice(start control.Start, in models.Input, copies bool) (device.Devic
 // process uses.
 func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *memory, err error) {
 	const fixed = 4 // request table, ring, replies, tensors
-	if want := fixed + len(attached.SlabBytes); len(files) != want {
+	want := fixed + len(attached.SlabBytes)
+	if attached.Turn != nil {
+		want++
+	}
+	if len(files) != want {
 		return nil, fmt.Errorf("attach to manager: got %d file descriptors, want %d", len(files), want)
 	}
 	var g shm.Geometry

@@ -42,6 +42,17 @@ func (s *notices) keepReason(reason string, n control.Notice) {
 	s.send(n)
 }
 
+// clearReason takes back the reason of keepReason, if there is one.
+func (s *notices) clearReason() {
+	s.mu.Lock()
+	kept := s.reason != ""
+	s.reason = ""
+	s.mu.Unlock()
+	if kept {
+		s.send(control.Notice{})
+	}
+}
+
 // sendComplete sends the complete state to an orchestrator that has taken over.
 func (s *notices) sendComplete(woken bool) {
 	s.mu.Lock()

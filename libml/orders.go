@@ -26,6 +26,7 @@ type shareOrder struct {
 	// are guarantees.
 	guarantee float64
 	level     budget.Level
+	maxBatch  int // 0: no limit
 }
 
 var (
@@ -42,7 +43,7 @@ func (o *orders) open() {
 func (o *orders) follow(order control.Order) {
 	o.share.Store(&shareOrder{
 		percent: order.SharePercent, governor: order.Governor,
-		guarantee: order.GuaranteePercent, level: order.Level,
+		guarantee: order.GuaranteePercent, level: order.Level, maxBatch: order.MaxBatch,
 	})
 }
 

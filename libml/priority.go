@@ -17,9 +17,9 @@ import (
 // waits for, while other CPUs are idle. Measured on an H200, one hand-over in ten
 // then took more than 100 µs, some 40 ms.
 //
-// If there are CPUs to spare, the next owner polls for the ring while the last batch
-// before it ends, instead of being woken: on a virtual machine it takes about 150 µs
-// to bring a CPU out of its sleep.
+// If there are CPUs to spare, the next owner is not woken. It polls for the ring while
+// the last batch before it ends. On a virtual machine it takes about 150 µs to bring a
+// CPU out of its sleep.
 const (
 	loopNice  = -15
 	eagerCPUs = 4

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/shm"
 )
 
 // reporter reports to the manager what batching does. The loop stores the figures. A goroutine
@@ -62,7 +63,7 @@ func (r *reporter) run(done <-chan struct{}) {
 			return
 		default:
 		}
-		if report := r.report(cpuTime() - began); report != last {
+		if report := r.report(cpuTime() - began); !report.Equal(last) {
 			last = report
 			switch err := r.p.conn.Report(report); {
 			case errors.Is(err, control.ErrBehind):
@@ -92,6 +93,9 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 		DeviceNanos: r.account.charged.Load(), DemotedNanos: r.account.demoted.Load(),
 		Unprotected: r.unprotected(),
 		FixedNanos:  r.account.fixed.Load(), EachNanos: r.account.perImage.Load(),
+
+		Residency:    r.p.residence.report(shm.Now()),
+		Measurements: r.p.measured,
 	}
 	if published := r.published.Load(); published != nil {
 		report.Handovers, report.IdleNanos = published.count, published.idleNanos

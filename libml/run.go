@@ -45,7 +45,7 @@ func Run(ctx context.Context, log zerolog.Logger, build Build) error {
 	}
 	defer child.Close()
 	if worker := child.Start().Worker; worker != "" {
-		return serveMembers(ctx, log.With().Str("worker", worker).Logger(), child, build)
+		return serveMembers(ctx, log.With().Str("worker", worker).Logger(), child, openDevice, build)
 	}
 	p := &process{child: child, log: log, open: openDevice}
 	return p.run(ctx, build)
@@ -63,13 +63,14 @@ type process struct {
 	open  opener
 
 	card      *models.Card
-	framework Framework
+	build     Build
+	framework Framework // nil while the model is evicted
 	slo       time.Duration
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
 	inFlight  int               // maximum number of batches in flight
 	// level is the level of batches within the guarantee, on a GPU with priorities:
-	// prioritized. It is budget.Demoted if no guarantee was ordered at the wake.
+	// prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
 	level       budget.Level
 	prioritized device.Partitioned
 	private     scratch // nil except during the warm-up
@@ -77,7 +78,16 @@ type process struct {
 	timing      timing
 	abandoned   bool // the process ends while the framework works
 
-	worker *worker // that hosts it; nil outside a worker
+	worker    *worker     // that hosts it; nil outside a worker
+	gpuTurn   *gpuTurn    // nil unless the processes of the GPU take turns
+	turn      *laneTurn   // in the worker's lane; nil outside a worker
+	residence *residence  // nil outside a worker with limited memory
+	loaded    os.FileInfo // of the model's file at the start; nil outside a worker, or if there is no file
+	linked    bool        // the framework has linked the model
+	checked   bool        // Environment.Checked
+	// measured is what the warm-up of this process or of an earlier one has measured; nil before, and
+	// outside a worker.
+	measured *control.Measurements
 
 	orders  orders
 	exit    exit
@@ -114,12 +124,24 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	p.slo = time.Duration(attached.SLONanos)
 
+	p.build = build
 	if p.framework, err = build(p.card); err != nil {
 		return err
 	}
-	defer func() { p.cleanAfter(err) }()
-	if err := p.load(); err != nil {
-		return err
+	defer func() {
+		p.cleanAfter(err)
+		p.turn.leave(shm.Now())
+		p.residence.leave(shm.Now())
+	}()
+	conducted := p.conducted()
+	if p.worker != nil {
+		p.loaded, _ = os.Stat(p.card.Model) // a missing file fails the load
+		p.checked = p.isSameModel(attached.Measurements)
+	}
+	if !conducted { // else the model is loaded when there is room for it
+		if err := p.load(); err != nil {
+			return err
+		}
 	}
 
 	gone := make(chan struct{})
@@ -132,9 +154,22 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		return p.end()
 	}
 
+	p.recall(attached.Measurements, wake)
+	if conducted {
+		if ordered, err := p.joinConductor(attached.TensorBytes, gone); err != nil {
+			return err
+		} else if !ordered {
+			return p.end()
+		}
+	}
+	release, free := p.beginWarmUp(gone)
+	if !free {
+		return p.end()
+	}
 	woken := time.Now()
 	p.notices.send(control.Notice{State: control.Linking})
 	notice, err := p.link(wake, attached, files)
+	release()
 	if err != nil {
 		return markUnfit(wake.SMGroups, err)
 	}
@@ -145,10 +180,19 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	if err != nil {
 		return err
 	}
-	if p.worker != nil {
-		if l.lane, err = p.worker.lanes.join(lane.Model{ScratchBytes: attached.TensorBytes}, p.memory.consumer.Interrupt); err != nil {
+	switch {
+	case conducted:
+		if err := p.settle(l, attached.TensorBytes, notice); err != nil {
+			return err
+		}
+	case p.worker != nil:
+		if p.turn, err = p.worker.lanes.join(lane.Model{ScratchBytes: attached.TensorBytes}, p.memory.consumer.Interrupt); err != nil {
 			return fmt.Errorf("join worker: %w", err)
 		}
+	}
+	l.lane = p.turn
+	if p.gpuTurn == nil { // else a batch begins only when the process has the GPU
+		l.lane.setDevice(p.memory.device)
 	}
 	p.exit.ring.Store(p.memory.consumer)
 	time.Sleep(p.restAfterWarmUp())
@@ -195,14 +239,8 @@ func (p *process) cleanAfter(err error) {
 // clean frees what the process allocated. The framework goes first, because it holds on to
 // buffers.
 func (p *process) clean() {
-	if err := p.framework.Deinit(); err != nil {
-		p.log.Warn().Err(err).Msg("deinit")
-	}
-	if p.weights != nil {
-		if err := p.weights.Close(); err != nil {
-			p.log.Warn().Err(err).Msg("unmap weights")
-		}
-	}
+	p.drop()
+	p.closeTurn()
 	if p.memory != nil {
 		p.memory.close()
 	}
@@ -256,9 +294,12 @@ func (p *process) onGPU() bool { return p.start.Device != "" && p.start.Device !
 
 // load does everything that a shadow does before it is woken.
 func (p *process) load() error {
-	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU}
+	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU, Checked: p.checked}
 	if p.onGPU() {
 		env.Device, env.Stream, env.BatchStream = p.start.Device, p.stream, p.batchStream
+		if env.Evict = p.residence != nil; env.Evict {
+			env.HostMemory = p.worker.hostMemory
+		}
 		if p.start.WeightsSocket != "" {
 			p.weights = weights.NewMappings(p.start.WeightsSocket)
 			env.Weights = p.sharedWeights
@@ -306,6 +347,9 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if p.memory, err = p.mapMemory(attached, files); err != nil {
 		return notice, err
 	}
+	if p.gpuTurn, err = p.openTurn(attached, files); err != nil {
+		return notice, err
+	}
 	p.inFlight = p.memory.device.InFlight()
 	if attached.Streams > 0 {
 		p.inFlight = min(p.inFlight, attached.Streams)
@@ -316,19 +360,54 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if err := p.place(&notice, wake); err != nil {
 		return notice, err
 	}
-	p.sizes.card, p.sizes.ladder = p.card.Batches, p.card.Batches
-	if _, ok := p.memory.device.(device.Partitioned); ok && wake.PartialWarmUp {
-		p.sizes.ladder = p.card.Batches[:1]
+	p.sizes.card, p.sizes.ladder = p.card.Batches, p.firstSizes(wake)
+	if m := p.measured; m != nil && p.residence != nil { // the conductor lets the loop load it
+		notice.PersistentBytes, notice.EphemeralBytes = m.PersistentBytes, m.EphemeralBytes
+		return notice, nil
 	}
-	if notice.PersistentBytes, err = p.framework.LinkModel(); err != nil {
-		return notice, fmt.Errorf("link model %s: %w", p.card.Name, err)
+	began := shm.Now()
+	if p.residence != nil {
+		if err := p.load(); err != nil {
+			return notice, err
+		}
 	}
+	if notice.PersistentBytes, err = p.linkModel(); err != nil {
+		return notice, err
+	}
+	weights := p.weightsBytes(notice.PersistentBytes)
+	loading := p.loadTime(weights, time.Duration(shm.Now()-began))
 	if p.onGPU() {
+		p.residence.loaded(shm.Now(), weights, loading)
 		err = p.warmUp(&notice)
 	} else {
+		// Until the batches have run, no other model is loaded: each would count the other's memory.
 		err = p.warmUpPrivately(&notice)
+		p.residence.loaded(shm.Now(), weights, loading)
+	}
+	if err == nil && p.worker != nil && p.measured == nil {
+		p.remember(&notice, loading)
 	}
 	return notice, err
+}
+
+// firstSizes are the batch sizes that the process has when it is ready.
+func (p *process) firstSizes(wake control.Order) []int {
+	if wake.PartialWarmUp && p.onGPU() && !p.conducted() {
+		return p.card.Batches[:1]
+	}
+	return p.card.Batches
+}
+
+// conducted reports whether the process is a member of a worker with limited memory.
+func (p *process) conducted() bool { return p.worker != nil && p.worker.conductor != nil }
+
+// linkModel has the framework link the loaded model.
+func (p *process) linkModel() (persistentBytes int64, err error) {
+	if persistentBytes, err = p.framework.LinkModel(); err != nil {
+		return 0, fmt.Errorf("link model %s: %w", p.card.Name, err)
+	}
+	p.linked = true
+	return persistentBytes, nil
 }
 
 // place moves the device to the ordered groups before anything is created there.
@@ -347,7 +426,12 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 			return fmt.Errorf("run on groups %v of multiprocessors: %w", groups, err)
 		}
 	}
-	if wake.Level != budget.Demoted {
+	switch {
+	case wake.Level == budget.Demoted:
+	case p.gpuTurn != nil: // the turns have the levels
+		p.level = wake.Level
+		p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
+	default:
 		switch err := d.Prioritize(slots, wake.Level); {
 		case errors.Is(err, cuda.ErrNotSupported):
 			p.log.Warn().Err(err).Msg("GPU has no stream priorities; batches above the guarantee are not demoted")

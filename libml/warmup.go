@@ -40,7 +40,7 @@ func (s *sizes) ephemeralBytes() (sum int64) {
 }
 
 // warmUp configures and warms up every slot that may be in flight, on a device whose
-// tensors belong to the process.
+// tensors belong to the process. A model that was measured before needs no warm-up.
 func (p *process) warmUp(notice *control.Notice) error {
 	for slot := range p.inFlight {
 		bytes, err := p.configureSlot(slot)
@@ -48,6 +48,9 @@ func (p *process) warmUp(notice *control.Notice) error {
 			return err
 		}
 		p.sizes.ephemeral = append(p.sizes.ephemeral, bytes)
+		if p.measured != nil {
+			continue
+		}
 		for _, n := range slices.Backward(p.sizes.ladder) {
 			elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
 			if err != nil {
@@ -62,7 +65,7 @@ func (p *process) warmUp(notice *control.Notice) error {
 		}
 	}
 	notice.EphemeralBytes = p.sizes.ephemeralBytes()
-	if p.level == budget.Demoted {
+	if p.level == budget.Demoted || p.measured != nil {
 		return nil
 	}
 	for i := range p.sizes.warm {
@@ -182,8 +185,13 @@ func (p *process) runBlank(slot, n int) error {
 
 // warmUpPrivately warms up over private scratch memory. The shared buffers belong to the
 // owner of the ring, which is another process now. At the end it configures over the shared
-// buffers.
+// buffers. A model that was measured before needs no warm-up.
 func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
+	if m := p.measured; m != nil {
+		notice.EphemeralBytes = m.EphemeralBytes
+		_, err = p.configureSlot(0)
+		return err
+	}
 	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/weights"
 )
 
 // A worker is a process that hosts several inference functions, its members. A member is a
@@ -20,23 +21,49 @@ import (
 
 // worker is what the members of a worker share.
 type worker struct {
-	lanes   *lanes
-	balance balance
+	name      string
+	open      opener
+	lanes     *lanes
+	balance   balance
+	turns     workerTurn
+	conductor *conductor // nil: all models stay in memory
+	// hostMemory is what the members pin together.
+	hostMemory *weights.HostMemory
+	// warmUps has a place for one member that warms up on a CPU. Batches of several members at once would
+	// need memory that is never needed again. links has a place per CPU for members without a warm-up.
+	warmUps, links chan struct{}
 }
 
 // serveMembers runs the members of a worker until the orchestrator or ctx ends it. After an error
 // the program must exit at once, because a member's calls may never return.
-func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, build Build) error {
+func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, open opener, build Build) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	start := link.Start()
-	lanes, err := newLanes(start.Lanes, start.LanePolicy)
+	memory := start.MemoryBytes
+	if memory == 0 {
+		memory = unlimited
+	}
+	lanes, err := newLanes(start.Lanes, start.LanePolicy, memory)
 	if err != nil {
 		return fmt.Errorf("open lanes of worker %s: %w", start.Worker, err)
 	}
-	w := worker{lanes: lanes}
+	w := worker{
+		name: start.Worker, open: open, lanes: lanes, hostMemory: weights.NewHostMemory(start.HostMemoryBytes),
+		warmUps: make(chan struct{}, 1), links: make(chan struct{}, max(1, start.CPUs)),
+	}
 	var members sync.WaitGroup
 	fatal := make(chan error, 1)
+	fail := func(err error) {
+		select {
+		case fatal <- err:
+		default: // another member has ended the worker
+		}
+	}
+	if start.MemoryBytes != 0 {
+		w.conductor = newConductor(lanes, fail)
+		defer w.conductor.close()
+	}
 	wait := func() error {
 		stop() // drains each member
 		ended := make(chan struct{})
@@ -59,10 +86,7 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 			}
 			members.Go(func() {
 				if err := serveMember(ctx, log, child, &w, build); err != nil {
-					select {
-					case fatal <- err:
-					default: // another member has ended the worker
-					}
+					fail(err)
 				}
 			})
 		case err := <-fatal:
@@ -80,11 +104,29 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 	}
 }
 
+// beginWarmUp waits for a place to link, and to warm up, on a CPU. It returns false if gone was closed
+// before. A conductor lets one load at a time in any case.
+func (p *process) beginWarmUp(gone <-chan struct{}) (release func(), free bool) {
+	if p.worker == nil || p.worker.conductor != nil || p.onGPU() {
+		return func() {}, true
+	}
+	places := p.worker.warmUps
+	if p.measured != nil {
+		places = p.worker.links
+	}
+	select {
+	case places <- struct{}{}:
+		return func() { <-places }, true
+	case <-gone:
+		return nil, false
+	}
+}
+
 // serveMember runs a member. It returns an error only if the worker cannot go on.
 func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, w *worker, build Build) error {
 	start := child.Start()
 	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
-	p := &process{child: child, log: log, open: openDevice, worker: w}
+	p := &process{child: child, log: log, open: w.open, worker: w}
 	err := p.run(ctx, build)
 	if exitErr := child.Exit(err); exitErr != nil {
 		log.Debug().Err(exitErr).Str("member", name).Msg("cannot report end of member")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,18 +25,45 @@ type testWorker struct {
 	ended  chan error
 	fakes  map[string]*fake // by the name of the model's card
 	last   map[string]control.Notice
+	conns  map[string]*control.AttachConn // by member
+
+	mu        sync.Mutex // guards what follows
+	functions map[string]*harness
+}
+
+// open is the opener of the members.
+func (w *testWorker) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
+	w.mu.Lock()
+	h := w.functions[start.IF]
+	w.mu.Unlock()
+	return h.open(start, in, copies)
 }
 
 // startWorker starts a worker for the harnesses' functions.
 func startWorker(t *testing.T, fakes map[string]*fake) *testWorker {
+	t.Helper()
+	return startWorkerWith(t, fakes, control.Start{})
+}
+
+// startWorkerWith starts a worker with limits.
+func startWorkerWith(t *testing.T, fakes map[string]*fake, limits control.Start) *testWorker {
+	t.Helper()
+	w := startWorkerBuilding(t, limits, func(card *models.Card) (Framework, error) { return fakes[card.Name].build(card) })
+	w.fakes = fakes
+	return w
+}
+
+// startWorkerBuilding starts a worker with other frameworks.
+func startWorkerBuilding(t *testing.T, limits control.Start, build Build) *testWorker {
 	t.Helper()
 	parent, end, err := control.SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { parent.Close() })
-	w := &testWorker{t: t, parent: parent, ended: make(chan error, 1), fakes: fakes, last: map[string]control.Notice{}}
-	w.order(control.Order{Do: control.DoStart, Start: &control.Start{Worker: "cold", CPUs: 1, Device: DeviceCPU, Lanes: 1}})
+	w := &testWorker{t: t, parent: parent, ended: make(chan error, 1), last: map[string]control.Notice{}, conns: map[string]*control.AttachConn{}, functions: map[string]*harness{}}
+	limits.Worker, limits.CPUs, limits.Device, limits.Lanes = "cold", 1, DeviceCPU, 1
+	w.order(control.Order{Do: control.DoStart, Start: &limits})
 	go func() {
 		link, err := control.NewChild(end)
 		if err != nil {
@@ -43,9 +71,7 @@ func startWorker(t *testing.T, fakes map[string]*fake) *testWorker {
 			return
 		}
 		defer link.Close()
-		w.ended <- serveMembers(context.Background(), zerolog.Nop(), link, func(card *models.Card) (Framework, error) {
-			return fakes[card.Name].build(card)
-		})
+		w.ended <- serveMembers(context.Background(), zerolog.Nop(), link, w.open, build)
 	}()
 	return w
 }
@@ -66,6 +92,10 @@ func (w *testWorker) join(h *harness, generation uint32) (member string) {
 	}
 	w.t.Cleanup(func() { os.RemoveAll(dir) })
 	identity := h.identity(generation)
+	identity.IF = h.card.Name
+	w.mu.Lock()
+	w.functions[identity.IF] = h
+	w.mu.Unlock()
 	identity.AttachSocket = filepath.Join(dir, "attach")
 	listener, err := control.ListenAttach(identity.AttachSocket, os.Getuid(), zerolog.Nop())
 	if err != nil {
@@ -79,6 +109,7 @@ func (w *testWorker) join(h *harness, generation uint32) (member string) {
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { conn.Close() })
+	w.conns[member] = conn
 	if err := conn.Grant(h.attached()); err != nil {
 		w.t.Fatal(err)
 	}
@@ -88,6 +119,8 @@ func (w *testWorker) join(h *harness, generation uint32) (member string) {
 // await reads notices until one of the member fits.
 func (w *testWorker) await(member string, fits func(control.Notice) bool) control.Notice {
 	w.t.Helper()
+	hangs := time.AfterFunc(patience, func() { w.parent.Close() })
+	defer hangs.Stop()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
 		if n, ok := w.last[member]; ok && fits(n) {
 			return n
@@ -219,7 +252,7 @@ func TestWorkerEnds(t *testing.T) {
 		member := w.join(face, 1)
 		w.awaitState(member, control.Loaded)
 		w.order(control.Order{Do: control.DoWake, Member: member})
-		if err := w.end(); !errors.Is(err, device.ErrLost) || !strings.HasPrefix(err.Error(), "member test/0#1: ") {
+		if err := w.end(); !errors.Is(err, device.ErrLost) || !strings.HasPrefix(err.Error(), "member face/0#1: ") {
 			t.Errorf("worker ended with %v, want the member and %v", err, device.ErrLost)
 		}
 	})

@@ -110,10 +110,11 @@ func orphaned(name string) bool {
 	if !ok {
 		return false
 	}
-	first, second, ok := strings.Cut(rest, "-")
+	first, rest, ok := strings.Cut(rest, "-")
 	if !ok {
 		return false
 	}
+	second, _, _ := strings.Cut(rest, "-") // a group for guests has a third part
 	pid, err := strconv.Atoi(first)
 	if err != nil {
 		return false

@@ -140,13 +140,15 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, stays := range map[string]bool{
-		fmt.Sprintf("penstock-%d-1", dead.Process.Pid): false,
-		fmt.Sprintf("penstock-%d-1", os.Getpid()):      false, // same process id, other start time
-		own:            true,
-		"penstock":     true,
-		"penstock-1":   true,
-		"penstock-x-y": true,
-		"other":        true,
+		fmt.Sprintf("penstock-%d-1", dead.Process.Pid):                 false,
+		fmt.Sprintf("penstock-%d-1", os.Getpid()):                      false, // same process id, other start time
+		fmt.Sprintf("penstock-%d-1-guest-id-python", dead.Process.Pid): false,
+		own + "-guest-id-python":                                       true,
+		own:                                                            true,
+		"penstock":                                                     true,
+		"penstock-1":                                                   true,
+		"penstock-x-y":                                                 true,
+		"other":                                                        true,
 	} {
 		group := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Join(group, "face-0-1"), 0o755); err != nil {

@@ -178,8 +178,10 @@ func (s *supervisor) confine(sp *spec, model string) error {
 	c.Read = append(c.Read, nonEmpty(sp.start.Prepared)...)
 	c.Read = append(c.Read, nonEmpty(sp.dir)...)
 	c.Read = append(c.Read, nonEmpty(model)...)
+	sp.reads = slices.Clone(c.Read)
 	if sp.worker != "" {
-		// One process can host all members if it may read all their models.
+		// The process hosts later members, too, if it may read their models.
+		c.Read = append(c.Read, s.o.Models...)
 		for _, d := range s.target.desired.Processes {
 			if d.Worker == sp.worker {
 				c.Read = append(append(c.Read, nonEmpty(d.Dir)...), nonEmpty(d.Model)...)

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -155,8 +156,9 @@ type device struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 
-	mu     sync.Mutex
-	daemon mpsDaemon // nil without MPS
+	mu      sync.Mutex
+	daemon  mpsDaemon    // nil without MPS
+	session nvml.Session // nil without NVML
 	// ends has the ended processes that NVML may still list, by process id, and the time at
 	// which device stops waiting for each; see follow.
 	ends map[int]time.Time
@@ -293,6 +295,9 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 		d.log.Warn().Err(err).Msg("cannot open NVML; the GPU's memory is unknown")
 		session = nil
 	}
+	d.mu.Lock()
+	d.session = session
+	d.mu.Unlock()
 	if s.driver, err = driverVersion(session); err != nil {
 		d.log.Warn().Err(err).Msg("cannot read the version of the driver")
 	}
@@ -449,6 +454,30 @@ func (d *device) following() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.ends) > 0
+}
+
+// memory returns the GPU's free memory and that of each process. ok is false if it is unknown.
+func (d *device) memory(uuid string) (u guest.Usage, ok bool) {
+	d.mu.Lock()
+	session := d.session
+	d.mu.Unlock()
+	if session == nil {
+		return u, false
+	}
+	list, err := session.Processes(uuid)
+	var total nvml.Usage
+	if err == nil {
+		total, err = session.Usage(uuid)
+	}
+	if err != nil {
+		d.log.Debug().Err(err).Msg("cannot read the memory of the GPU's processes")
+		return u, false
+	}
+	u = guest.Usage{FreeBytes: total.FreeBytes, Processes: map[int]int64{}}
+	for _, p := range list {
+		u.Processes[p.PID] = p.UsedBytes
+	}
+	return u, true
 }
 
 // health asks the MPS server for its health. Without MPS it returns mps.Well.

@@ -56,6 +56,7 @@ type gpu struct {
 
 // recovery follows an MPS server that has failed, until there is another one.
 type recovery struct {
+	began      time.Time // when the device was last found lost
 	asking     bool      // the server has yet to answer how it is
 	serverless bool      // there is no server
 	dying      time.Time // until then, wait for the server's end
@@ -97,6 +98,7 @@ func (r releases) bytes(now time.Time) (sum int64) {
 // key it concerns all processes.
 type verdict struct {
 	key    key
+	guest  bool // a guest has ended, and the server was asked because of that
 	health mps.Health
 }
 
@@ -309,12 +311,14 @@ func (s *supervisor) lose(k key, c *child) {
 
 // ask asks the MPS server for its health, on behalf of a process. With the zero key it
 // asks for all processes that are to be woken.
-func (s *supervisor) ask(k key) {
+func (s *supervisor) ask(k key) { s.askFor(verdict{key: k}) }
+
+func (s *supervisor) askFor(v verdict) {
 	d := s.gpu.device
 	s.closing.Go(func() {
 		ctx, cancel := s.clock.WithTimeout(context.Background(), verdictTimeout)
 		defer cancel()
-		v := verdict{k, d.health(ctx)}
+		v.health = d.health(ctx)
 		select {
 		case s.gpu.recovery.verdicts <- v:
 		case <-s.done:
@@ -324,6 +328,8 @@ func (s *supervisor) ask(k key) {
 
 func (s *supervisor) noteVerdict(v verdict) {
 	switch {
+	case v.guest:
+		s.noteGuestVerdict(v.health)
 	case v.key == (key{}):
 		// Gone: the device's state shows the server's end a little later, and then a new
 		// server. A process that is woken before that would be refused.
@@ -337,10 +343,14 @@ func (s *supervisor) noteVerdict(v verdict) {
 // as the process that reported it. Processes that are woken from now on are not
 // affected.
 func (s *supervisor) loseAll(first key, why string) {
+	s.gpu.recovery.began = s.now()
+	// A guest's program is more likely to be wrong than a model that has served.
+	byGuest := s.endClients(first != (key{}))
 	n := 0
 	for _, c := range s.processes {
 		if c.process != nil && c.woken && !c.state.Ended() && c.failed.IsZero() {
 			c.failed = s.now()
+			c.blameless = c.blameless || byGuest
 			n++
 		}
 	}
@@ -358,6 +368,11 @@ func (s *supervisor) loseAll(first key, why string) {
 	e.Msg("the GPU failed; ending all its processes")
 }
 
+// gpuBytes is the GPU memory of a process.
+func (c *child) gpuBytes() int64 {
+	return c.notice.PersistentBytes + c.notice.EphemeralBytes + contextBytes
+}
+
 // release notes that a process on the GPU has ended.
 func (s *supervisor) release(c *child) {
 	if !c.failed.IsZero() {
@@ -368,7 +383,7 @@ func (s *supervisor) release(c *child) {
 	}
 	pid := c.process.pid()
 	s.gpu.releasing[pid] = release{
-		bytes: c.notice.PersistentBytes + c.notice.EphemeralBytes + contextBytes,
+		bytes: c.gpuBytes(),
 		until: s.now().Add(releaseTimeout),
 	}
 	s.gpu.device.follow(pid)

@@ -110,7 +110,7 @@ func ownGroups() []string {
 			continue
 		}
 		filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
-			if err == nil && d.IsDir() && d.Name() == name {
+			if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), name) {
 				found = append(found, path)
 			}
 			return nil

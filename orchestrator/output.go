@@ -33,10 +33,18 @@ func readLines(r io.Reader, take func(string)) {
 	}
 }
 
+// noise matches cuDNN's lines about its compiler, which processes hide from it
+// (libml/onnx/nvrtc.go). There are twelve lines per session of some models, and they explain nothing.
+var noise = regexp.MustCompile(`^Could not load symbol (__)?nvrtc`)
+
 // relay logs one line of a process's output. It returns the part of the line that may
 // explain the process's end. A line that is itself a record of zerolog keeps its level,
 // message and fields. Such a record explains something only from level warning up.
 func relay(log zerolog.Logger, stream, text string) string {
+	if noise.MatchString(text) {
+		log.Debug().Str("stream", stream).Msg(text)
+		return ""
+	}
 	var record map[string]any
 	if !strings.HasPrefix(text, "{") || json.Unmarshal([]byte(text), &record) != nil {
 		log.Info().Str("stream", stream).Msg(text)

@@ -205,6 +205,9 @@ func TestReadLines(t *testing.T) {
 func TestRelay(t *testing.T) {
 	for _, c := range []struct{ in, log, message string }{
 		{"plain", `{"level":"info","stream":"stderr","message":"plain"}`, "plain"},
+		{
+			"Could not load symbol nvrtcVersion. Error: x", `{"level":"debug","stream":"stderr","message":"Could not load symbol nvrtcVersion. Error: x"}`, "",
+		},
 		{`{"level":"info","time":"x","if":"f","n":3,"message":"ready"}`, `{"level":"info","n":3,"message":"ready"}`, ""},
 		{`{"level":"error","error":"no such file","message":"load model"}`, `{"level":"error","error":"no such file","message":"load model"}`, "load model: no such file"},
 		{`{"level":"error","process":"if","if":"f","instance":0,"generation":1,"message":"cannot go on"}`, `{"level":"error","message":"cannot go on"}`, "cannot go on"},

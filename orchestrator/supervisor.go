@@ -41,6 +41,8 @@ type Options struct {
 	Program func(framework string) (command []string, err error)
 	// Sandbox confines the processes. nil starts them with all rights of this process.
 	Sandbox *Sandbox
+	// Models are folders of models. The processes of workers may read them.
+	Models []string
 	// ReservedCPUs is the number of CPUs for the manager. 0 leaves it to splitCPUs.
 	ReservedCPUs int
 	// CPUs are the CPUs of the inference functions. If it is empty, splitCPUs chooses them.
@@ -127,6 +129,7 @@ func Run(ctx context.Context, o Options) error {
 		o.Log.Warn().Err(err).Msg("cannot remove the private folders of processes that have ended")
 	}
 	s.restore(held)
+	s.openGuests()
 	return s.runWhile(ctx, o.Keeper)
 }
 
@@ -213,6 +216,7 @@ type supervisor struct {
 	gpu          gpu
 	weights      weightServer
 	preparations preparations
+	guests       guests
 
 	done    chan struct{} // closed when run has ended
 	closing sync.WaitGroup
@@ -240,7 +244,7 @@ type child struct {
 	// On a GPU.
 	at               []int   // the groups that it last reported to run on
 	lost             bool    // its device failed under it
-	blameless        bool    // the MPS server is the cause
+	blameless        bool    // the MPS server or a guest is the cause
 	infeasibleGroups []int   // the latest groups that its model cannot run on
 	groupsTooFew     bool    // it ends because of that
 	wokenPercent     float64 // its share when it was woken; MPS keeps it
@@ -303,12 +307,14 @@ func (s *supervisor) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer s.closeDevice()
+	defer s.guests.close(s.log) // before MPS
 	defer close(s.done)
 	stop := ctx.Done()
 	for {
 		next := s.act()
 		s.save()
 		s.publish()
+		s.guests.update(s.guestDevice())
 		if s.target.ending && s.living() == 0 {
 			return s.gpu.err
 		}
@@ -322,6 +328,7 @@ func (s *supervisor) run(ctx context.Context) error {
 			stop = nil
 			s.target.ending = true
 			s.log.Info().Int("processes", s.living()).Msg("orchestrator is stopping; draining processes")
+			s.closing.Go(func() { s.guests.close(s.log) })
 		case d, ok := <-s.link.Desired():
 			if ok {
 				s.receive(d)
@@ -334,6 +341,8 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.notePrepared(r)
 		case v := <-s.gpu.recovery.verdicts:
 			s.noteVerdict(v)
+		case <-s.guests.ended():
+			s.noteGuestEnded()
 		case <-s.o.shares.yields():
 			s.noteYields()
 		case <-timer.C:
@@ -523,7 +532,7 @@ func (s *supervisor) spawn(a action) {
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
 			AttachSocket: s.manager.socket, Ticket: a.wanted.Ticket, CPUs: len(s.o.CPUs), Device: control.DeviceCPU,
-			Lanes: a.wanted.Lanes, LanePolicy: a.wanted.LanePolicy,
+			WorkerLimits: a.wanted.WorkerLimits,
 		},
 	}
 	s.onDevice(&sp)
@@ -596,11 +605,14 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		// The process reports that it is about to end. The loop waits for the exit itself,
 		// for no longer than after a drain.
 		c.lastWords = line(n.Reason)
+		if n.State == control.Failed && s.onGPU() {
+			c.lastWords = s.guests.withGuests(c.lastWords)
+		}
 		if n.State == control.Failed && c.fault == "" {
 			c.fault = cmp.Or(c.lastWords, "the process reported a failure without a reason")
 		}
 		if n.DeviceLost && s.onGPU() {
-			c.blameless = n.Blameless
+			c.blameless = c.blameless || n.Blameless
 			s.lose(k, c)
 		}
 		c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
@@ -771,6 +783,9 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 	}
 	if c.process != nil {
 		q.PID = c.process.pid()
+	}
+	if m, ok := c.process.(*member); ok {
+		q.Superseded = m.isSuperseded()
 	}
 	if c.state.Ended() {
 		q.Reason = c.reason

@@ -27,6 +27,7 @@ type node struct {
 	spawner *fakeSpawner
 	shares  *fakeShares
 	machine *fakeMachine
+	guests  *fakeGuests
 	log     journal
 
 	stop        context.CancelFunc // ends run, as SIGTERM does
@@ -45,7 +46,8 @@ func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n := &node{
 			t: t, link: newFakeLink(), spawner: &fakeSpawner{lives: lives}, shares: newFakeShares(), machine: newFakeMachine(),
-			stop: cancel, stopped: make(chan struct{}), silenced: make(chan struct{}), messages: make(chan control.Desired),
+			guests: &fakeGuests{ended: make(chan struct{}, 1)},
+			stop:   cancel, stopped: make(chan struct{}), silenced: make(chan struct{}), messages: make(chan control.Desired),
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a"},
 		}
 		began := time.Now()
@@ -66,6 +68,7 @@ func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
 			Self: "/bin/penstock", CPUs: []int{1, 2}, Log: zerolog.New(&n.log), spawner: n.spawner, shares: n.shares,
 			machine: n.machine, clock: clock,
 		}, n.link)
+		s.guests.server = n.guests
 		go func() {
 			defer close(n.stopped)
 			n.err = s.run(ctx)

@@ -28,12 +28,13 @@ type terms struct {
 	guarantee float64
 	saved     time.Duration
 	level     budget.Level
+	maxBatch  int // requests; 0: no limit
 }
 
 func termsOf(d control.DesiredProcess) terms {
 	return terms{
 		percent: d.SharePercent, guarantee: d.GuaranteePercent / 100, level: d.Level,
-		saved: time.Duration(d.BalanceNanos),
+		saved: time.Duration(d.BalanceNanos), maxBatch: d.MaxBatch,
 	}
 }
 
@@ -141,7 +142,7 @@ func (s *supervisor) noteYields() {
 func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Order {
 	o := control.Order{
 		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
-		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level,
+		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level, MaxBatch: c.terms.maxBatch,
 	}
 	if c.yields = s.o.shares.yielding(c.limited(k)); c.yields {
 		o.SharePercent = o.GuaranteePercent

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -21,6 +23,10 @@ import (
 //   - signal orders the member to drain. If the member has not ended memberTimeout after SIGKILL, the
 //     whole worker is killed.
 //   - A member exits with its last notice, or with its worker.
+//
+// The sandbox fixes which files a process may read. If a new member's model is not among them, a newer
+// process takes over. The old one is superseded: it takes no more members, and the manager replaces
+// those that it has.
 //
 // A worker ends with its last member. Its note has the notes of its members, so another
 // orchestrator resumes them as it resumes processes.
@@ -74,6 +80,7 @@ type savedWorker struct {
 	Generation uint32                     `json:"worker_generation"`
 	Device     string                     `json:"device"` // as control.Start.Device
 	Reads      []string                   `json:"reads"`  // files and folders that it may read; nil: all
+	Superseded bool                       `json:"superseded,omitempty"`
 	Members    map[string]json.RawMessage `json:"members"`
 	Memory     memoryGroup                `json:"memory"`
 }
@@ -120,16 +127,36 @@ func (h *host) beginLocked(sp *spec) (*member, error) {
 // hostLocked returns a process that can take a member; nil if there is none.
 func (w *workers) hostLocked(sp *spec) *host {
 	for _, h := range w.hosts {
-		if h.saved.Worker == sp.worker && !h.closing && h.saved.Device == sp.start.Device && h.mayRead(sp) {
+		if h.takesLocked(sp.worker, sp.start.Device) && h.mayRead(sp) {
 			return h
 		}
 	}
 	return nil
 }
 
+// takesLocked reports whether this is the process that hosts new members of a worker.
+func (h *host) takesLocked(worker, device string) bool {
+	return h.saved.Worker == worker && h.saved.Device == device && !h.closing && !h.saved.Superseded
+}
+
 // mayRead reports whether the process may read what a new member needs.
 func (h *host) mayRead(sp *spec) bool {
-	return sp.confined == nil || !slices.ContainsFunc(sp.confined.Read, func(path string) bool { return !slices.Contains(h.saved.Reads, path) })
+	return sp.confined == nil || !slices.ContainsFunc(sp.reads, func(path string) bool { return !covers(h.saved.Reads, path) })
+}
+
+// covers reports whether a path is among files and folders, or below one of these folders.
+func covers(allowed []string, path string) bool {
+	if slices.Contains(allowed, path) {
+		return true
+	}
+	real, err := filepath.EvalSymlinks(path) // the sandbox allows files, not their names
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(allowed, func(folder string) bool {
+		folder, err := filepath.EvalSymlinks(folder)
+		return err == nil && (real == folder || strings.HasPrefix(real, strings.TrimSuffix(folder, "/")+"/"))
+	})
 }
 
 // startLocked starts a process that can take the member.
@@ -137,7 +164,7 @@ func (w *workers) startLocked(sp spec) (*host, error) {
 	w.last++
 	h := w.newHost(savedWorker{Worker: sp.worker, Generation: w.last, Device: sp.start.Device})
 	sp.key = workerKey(sp.worker, w.last)
-	sp.start = control.Start{Worker: sp.worker, CPUs: sp.start.CPUs, Device: sp.start.Device, GroupSMs: sp.start.GroupSMs, Lanes: sp.start.Lanes, LanePolicy: sp.start.LanePolicy}
+	sp.start = control.Start{Worker: sp.worker, CPUs: sp.start.CPUs, Device: sp.start.Device, GroupSMs: sp.start.GroupSMs, WorkerLimits: sp.start.WorkerLimits}
 	if sp.confined != nil {
 		h.saved.Reads = sp.confined.Read
 		sp.confined.Private = privateFolder(w.s.dir, sp.key)
@@ -148,6 +175,13 @@ func (w *workers) startLocked(sp spec) (*host, error) {
 		return nil, err
 	}
 	h.saved.Memory = p.memory
+	for _, old := range w.hosts {
+		if old.takesLocked(sp.worker, sp.start.Device) {
+			old.saved.Superseded = true
+			old.saveLocked()
+			old.log.Info().Msg("a newer process of the worker takes over: this one may not read a new member's model")
+		}
+	}
 	w.followLocked(h, p)
 	return h, nil
 }
@@ -348,6 +382,13 @@ func (m *member) send(e event) {
 func (m *member) exit() {
 	m.send(event{exit: m.end})
 	close(m.out)
+}
+
+// isSuperseded reports whether a newer process of the worker should host the member.
+func (m *member) isSuperseded() bool {
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
+	return m.saved.Superseded
 }
 
 func (m *member) events() <-chan event { return m.out }

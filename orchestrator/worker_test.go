@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -229,28 +230,54 @@ func TestWorkerRestart(t *testing.T) {
 
 // TestWorkerMayRead tests that a member whose model the worker's process may not read gets another.
 func TestWorkerMayRead(t *testing.T) {
+	models := t.TempDir()
+	for _, name := range []string{"face", "elsewhere"} {
+		if err := os.WriteFile(filepath.Join(models, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	folder, link := filepath.Join(models, "folder"), filepath.Join(models, "folder", "link")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("../elsewhere", link); err != nil {
+		t.Fatal(err)
+	}
+	later := filepath.Join(folder, "later")
+	if err := os.WriteFile(later, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	w := &workers{hosts: map[string]*host{}}
-	w.hosts["a"] = w.newHost(savedWorker{Worker: "cold", Device: "cpu", Reads: []string{"/lib", "/models/face"}})
+	w.hosts["a"] = w.newHost(savedWorker{Worker: "cold", Device: "cpu", Reads: []string{"/lib", filepath.Join(models, "face"), folder}})
 	for name, c := range map[string]struct {
 		worker, device string
 		reads          []string
 		found          bool
 	}{
-		"same files":     {"cold", "cpu", []string{"/models/face"}, true},
-		"other files":    {"cold", "cpu", []string{"/lib", "/models/fashion"}, false},
+		"same files":     {"cold", "cpu", []string{filepath.Join(models, "face")}, true},
+		"other files":    {"cold", "cpu", []string{"/lib", filepath.Join(models, "elsewhere")}, false},
+		"in a folder":    {"cold", "cpu", []string{later}, true},
+		"link outside":   {"cold", "cpu", []string{link}, false},
+		"missing":        {"cold", "cpu", []string{filepath.Join(folder, "none")}, false},
+		"folder's name":  {"cold", "cpu", []string{folder + "er"}, false},
 		"other worker":   {"warm", "cpu", nil, false},
 		"other device":   {"cold", "GPU-1", nil, false},
 		"without limits": {"cold", "cpu", nil, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			sp := spec{worker: c.worker, start: control.Start{Device: c.device}, confined: &sandbox.Spec{Read: c.reads}}
+			sp := spec{worker: c.worker, start: control.Start{Device: c.device}, confined: &sandbox.Spec{}, reads: c.reads}
 			if found := w.hostLocked(&sp) != nil; found != c.found {
 				t.Errorf("found a process: %v, want %v", found, c.found)
 			}
 		})
 	}
-	w.hosts["a"].closing = true
-	if w.hostLocked(&spec{worker: "cold", start: control.Start{Device: "cpu"}}) != nil {
-		t.Error("found a process that is ending")
+	for name, change := range map[string]func(h *host){
+		"is ending":     func(h *host) { h.closing = true },
+		"is superseded": func(h *host) { h.closing, h.saved.Superseded = false, true },
+	} {
+		change(w.hosts["a"])
+		if w.hostLocked(&spec{worker: "cold", start: control.Start{Device: "cpu"}}) != nil {
+			t.Errorf("found a process that %s", name)
+		}
 	}
 }

@@ -171,6 +171,18 @@ type Partitioned interface {
 	Repartition(slots []int, groups []int) error
 }
 
+// Ordered is a device whose batch can begin right after one of another device. Both are of the same
+// kind, and are open in one process on the same GPU.
+type Ordered interface {
+	Device
+
+	// Follow makes work that is queued in the slot from now on begin when the last Fetch in
+	// otherSlot of other is done. A gather that was queued before does not wait. Device.Wait then
+	// measures from the later end of these two. During the call other must not be closed, and
+	// nothing may be queued in otherSlot.
+	Follow(slot int, other Ordered, otherSlot int) error
+}
+
 var (
 	// ErrLost is wrapped by the errors of all methods once the device has failed for
 	// good. Nothing on it will work again in this process, which must end.

@@ -13,8 +13,10 @@ import (
 // Its weights are on the GPU, or are being loaded. Leave out a model whose load has not begun:
 // a lane that waits for it keeps the memory of others busy, and the load might never begin.
 type Job struct {
-	// Model is the caller's number of the model. Policies do not use it.
-	Model int
+	// Model is the caller's number of the model, and Demoted its mark of a batch beyond the
+	// guarantee. Policies do not use them.
+	Model   int
+	Demoted bool
 	// Complete is when its oldest request was complete, Deadline when the batch of that
 	// request must have ended.
 	Complete, Deadline int64
@@ -30,9 +32,9 @@ type Job struct {
 	Remaining time.Duration
 }
 
-// Policy chooses the next batch of a lane. The lane asks when its batch has ended, when a load
-// has ended, and when a request is complete while it is idle. A Policy belongs to one lane,
-// and is not safe for concurrent use. Next allocates nothing once it has seen as many jobs.
+// Policy chooses the next batch of a lane. The lane asks when its batch has ended or is near its
+// end, when a load has ended, and when a request is complete while it is idle. A Policy belongs
+// to one lane, and is not safe for concurrent use. Next allocates nothing once it has seen as many jobs.
 type Policy interface {
 	// Next returns an index of jobs. If ok is false, no batch should begin now: there is no
 	// job, or edf waits for a load.

@@ -102,5 +102,7 @@ func (l *launch) runByNode() error {
 		// measuring it now.
 		l.scratch.resetPeak()
 	}
+	capturing.RLock()
+	defer capturing.RUnlock()
 	return poolRefusal(l.scratch, l.binding.run(l.scratch))
 }

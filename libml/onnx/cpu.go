@@ -19,17 +19,19 @@ import (
 // the GPU path.
 //
 //	init            sets the session's options
-//	loadModel       reads the file, has ONNX Runtime parse it, checks it against the card
+//	loadModel       reads the file. Unless an earlier process did: has ONNX Runtime parse it, checks it
+//	                against the card
 //	linkModel       makes the session: the optimised graph, its weights, its threads
 //	configureBatch  binds libml's buffers as the session's input and outputs
 //	inferBatch      makes one call into C, without a copy or an allocation
 //	deinit          releases bindings and session
 type cpu struct {
 	card    *models.Card
+	checked bool
 	threads int
 	log     zerolog.Logger
 	options *ort.SessionOptions
-	model   []byte // the file, from loadModel until linkModel
+	model   fileMemory // from loadModel until linkModel
 	session *ort.DynamicAdvancedSession
 
 	mu      sync.RWMutex // guards batches
@@ -37,7 +39,7 @@ type cpu struct {
 }
 
 func newCPU(env libml.Environment) *cpu {
-	return &cpu{card: env.Card, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
+	return &cpu{card: env.Card, checked: env.Checked, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
 }
 
 func (c *cpu) init() error {
@@ -73,21 +75,29 @@ func newOptions(threads int) (*ort.SessionOptions, error) {
 }
 
 func (c *cpu) loadModel() (err error) {
-	c.model, _, _, err = readModel(c.card)
+	if c.model, err = readPrivately(c.card.Model); err != nil {
+		return fmt.Errorf("read model: %w", err)
+	}
+	if c.checked {
+		return nil // the parse takes half as long as the session
+	}
+	_, _, err = checkedDeclared(c.card, len(c.model))
 	return err
 }
 
-// linkModel makes the session. The bytes are the growth of the process, and at least the
-// size of the model's file: ONNX Runtime does not report its memory.
+// linkModel makes the session. The bytes are the growth of allocated memory, and at least the
+// size of the model's file: ONNX Runtime does not report its memory. They are too many if another
+// session grows at the same time.
 func (c *cpu) linkModel() (persistentBytes int64, err error) {
-	before := residentBytes()
+	before := usedBytes()
+	defer trim()
 	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, nil, nil, c.options)
 	if err != nil {
 		return 0, fmt.Errorf("make session of %s: %w", c.card.Model, summarize(c.card, err))
 	}
 	size := int64(len(c.model))
-	c.model = nil // the session has a copy
-	return max(size, residentBytes()-before), nil
+	c.model.free() // the session has a copy
+	return max(size, usedBytes()-before), nil
 }
 
 // batch is the session's binding to the buffers of one batch.
@@ -200,11 +210,11 @@ func (c *cpu) inferBatch(slot, n int) error {
 	}
 
 	// In the first run of a size, the arena grows to the size's needs.
-	before := residentBytes()
+	before := usedBytes()
 	if err := c.session.RunWithBinding(b.binding); err != nil {
 		return summarize(c.card, err)
 	}
-	b.ephemeral, b.ran = max(0, residentBytes()-before), true
+	b.ephemeral, b.ran = max(0, usedBytes()-before), true
 	return nil
 }
 
@@ -227,6 +237,7 @@ func (c *cpu) deinit() error {
 		errs = append(errs, c.options.Destroy())
 		c.options = nil
 	}
-	c.model = nil
+	c.model.free()
+	trim()
 	return errors.Join(errs...)
 }

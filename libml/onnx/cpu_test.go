@@ -418,6 +418,30 @@ func TestLoadModelErrors(t *testing.T) {
 	}
 }
 
+// TestLoadChecked loads a model that was checked before. A damaged file still fails, when it is linked.
+func TestLoadChecked(t *testing.T) {
+	card := *shipped(t, "fashion")
+	card.Model = filepath.Join(t.TempDir(), "model.onnx")
+	if err := os.WriteFile(card.Model, bytes.Repeat([]byte("noise "), 100), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := New()
+	t.Cleanup(func() {
+		if err := f.Deinit(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := f.Init(libml.Environment{Card: &card, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU, Checked: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.LoadModel(); err != nil {
+		t.Errorf("load: %v; want no check", err)
+	}
+	if _, err := f.LinkModel(); err == nil {
+		t.Error("noise is linked")
+	}
+}
+
 func TestConfigureBufferSizes(t *testing.T) {
 	card := shipped(t, "fashion")
 	f := linked(t, card)
@@ -506,5 +530,51 @@ func TestSharedArena(t *testing.T) {
 	const most = 16 << 20
 	if others > most {
 		t.Errorf("the first batches of four more models took %d MiB, want at most %d; that of the first model took %d", others>>20, most>>20, first>>20)
+	}
+}
+
+// TestLoads links and releases a model a thousand times. The process does not grow, and each release
+// returns what LinkModel has reported.
+func TestLoads(t *testing.T) {
+	if allocatedBytes() == 0 {
+		t.Skip("not on this machine: the C library does not count its memory")
+	}
+	for name, loads := range map[string]int{"fashion": 1000, "face": 50, "detect": 20} {
+		if testing.Short() {
+			loads /= 10
+		}
+		card := shipped(t, name)
+		b := makeBuffers(card, 1)
+		load := func() (linked, freed int64) {
+			f := New()
+			if err := f.Init(libml.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU}); err != nil {
+				t.Fatal(err)
+			}
+			if err := f.LoadModel(); err != nil {
+				t.Fatal(err)
+			}
+			linked, err := f.LinkModel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			infer(t, f, 0, 1, b)
+			before := allocatedBytes()
+			if err := f.Deinit(); err != nil {
+				t.Fatal(err)
+			}
+			return linked, before - allocatedBytes()
+		}
+		load() // the arena grows
+		used := allocatedBytes()
+		for range loads {
+			linked, freed := load()
+			if off := linked - freed; off < -linked/5 || off > linked/5 {
+				t.Fatalf("%s: LinkModel reports %d KiB, Deinit frees %d KiB", name, linked>>10, freed>>10)
+			}
+		}
+		const most = 512 << 10
+		if grown := allocatedBytes() - used; grown > most {
+			t.Errorf("%s: %d loads leave %d KiB, want at most %d", name, loads, grown>>10, most>>10)
+		}
 	}
 }

@@ -29,6 +29,7 @@ import (
 type gpu struct {
 	env     libml.Environment
 	backend backend
+	hide    func() error // hides the compiler from the libraries
 	preload func() error // loads the libraries
 	ask     func(libml.Environment, []byte) (*answer.Reference, error)
 	version func() string // of ONNX Runtime
@@ -47,6 +48,7 @@ type gpu struct {
 
 	mu      sync.RWMutex // guards what follows
 	batches map[key]*launch
+	order   order
 }
 
 // launch is a configured batch: an executable graph, or a binding that runs node by node.
@@ -74,7 +76,7 @@ func newGPU(env libml.Environment) *gpu {
 		env.BatchStream = env.Stream
 	}
 	return &gpu{
-		env: env, backend: onnxRuntime{}, preload: loadProvider, ask: newReference, version: ort.GetVersion,
+		env: env, backend: onnxRuntime{}, hide: hideCompiler, preload: loadProvider, ask: newReference, version: ort.GetVersion,
 		batches: make(map[key]*launch), sizes: make(map[int]*size), byNode: newFallback(),
 	}
 }
@@ -91,6 +93,9 @@ func (g *gpu) init() error {
 			return fmt.Errorf("set %s: %w", cublasVariable, err)
 		}
 	}
+	if err := g.hide(); err != nil {
+		g.env.Log.Warn().Err(err).Msg("cannot keep cuDNN from compiling kernels; some models start slowly")
+	}
 	return g.preload()
 }
 
@@ -99,7 +104,7 @@ const cublasVariable = "CUBLAS_WORKSPACE_CONFIG"
 
 // loadModel finds the prepared model or reads the file, and sets the reference.
 func (g *gpu) loadModel() (err error) {
-	if g.env.Weights != nil {
+	if g.sharesWeights() {
 		if err := g.openPrepared(); err != nil || g.reference != nil {
 			return err
 		}
@@ -207,16 +212,19 @@ func (g *gpu) newLaunch(slot, n int, in place, outs []place) (*launch, error) {
 // inferBatch queues the batch on its stream.
 func (g *gpu) inferBatch(slot, n int) error {
 	g.mu.RLock()
-	l := g.batches[key{slot, n}]
+	l, exclusive := g.batches[key{slot, n}], g.order.exclusive
 	g.mu.RUnlock()
 	if l == nil {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}
 
 	var err error
-	if l.executable == nil {
+	switch {
+	case l.executable == nil:
 		err = l.runByNode()
-	} else {
+	case exclusive:
+		err = g.launchInOrder(l.executable, cuda.StreamOf(g.env.BatchStream(slot)))
+	default:
 		err = l.executable.Launch(cuda.StreamOf(g.env.BatchStream(slot)))
 	}
 	if err != nil {
@@ -232,6 +240,30 @@ func (g *gpu) demotable(slot, n int) bool {
 	defer g.mu.RUnlock()
 	l := g.batches[key{slot, n}]
 	return l != nil && l.executable != nil
+}
+
+// evictableBytes is the memory of weights that evict frees.
+func (g *gpu) evictableBytes() int64 {
+	if g.shared.resident == nil {
+		return 0
+	}
+	return g.shared.resident.MemoryBytes()
+}
+
+// evict frees the memory of the weights. Their addresses stay, so sessions and graphs do too.
+func (g *gpu) evict() error {
+	if err := errors.Join(g.context.Bind(), g.shared.resident.Evict()); err != nil {
+		return g.fail("evict weights of "+g.env.Card.Model, err)
+	}
+	return nil
+}
+
+// load brings the weights back.
+func (g *gpu) load() error {
+	if err := errors.Join(g.context.Bind(), g.shared.resident.Load()); err != nil {
+		return g.fail("load weights of "+g.env.Card.Model, err)
+	}
+	return nil
 }
 
 // releaseBatch releases a configured batch, which must not be in flight.

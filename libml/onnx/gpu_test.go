@@ -41,7 +41,7 @@ func TestGPUDeinit(t *testing.T) {
 	if _, err := r.f.LinkModel(); err == nil || !strings.Contains(err.Error(), "no model is loaded") {
 		t.Errorf("linked after Deinit: %v", err)
 	}
-	for _, call := range []string{"cuStreamCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {
+	for _, call := range []string{"cuStreamCreate", "cuEventCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {
 		t.Run(call, func(t *testing.T) {
 			r := newRig(t, &played{})
 			if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err != nil {

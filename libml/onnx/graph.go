@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/penstock/penstock/cuda"
 )
@@ -15,7 +16,7 @@ import (
 //
 //	1 capture      has ONNX Runtime queue the batch into a graph; nothing runs
 //	2 examine      refuses graphs that cannot be launched again, redirects host copies
-//	3 Retarget     makes an executable on the slot's multiprocessors
+//	3 instantiate  makes an executable on the slot's multiprocessors
 //	4 uploadGraph  uploads it, so that the first launch is as fast as the others
 //
 // Active: on every GPU, for all batch sizes that can be captured; bynode.go runs the others.
@@ -30,20 +31,57 @@ import (
 // twice.
 var errNoGraph = errors.New("model cannot be captured as a graph")
 
+// capturing is held for writing during a capture. It is held for reading while a session is made,
+// run outside of a capture, or closed: ONNX Runtime may then wait for the whole device. CUDA refuses
+// that during a capture in the same process (error 900), and the capture fails too. The members of
+// a worker link at the same time.
+var capturing sync.RWMutex
+
 // captured is the graph of a batch over certain buffers.
 type captured struct {
 	input   place
 	outputs []place
-	graph   *cuda.Graph
+	graph   *cuda.Graph // nil if instantiate used it up
 	// ephemeral is the scratch memory that the graph uses, in bytes.
 	ephemeral int64
+	// exclusive graphs write to memory outside their lane and their buffers.
+	exclusive bool
 	// hosts is the memory that the graph and its executables copy from.
 	hosts *hosts
 }
 
 // close releases the graph and its use of pinned memory. The graph must not be in flight.
 func (c *captured) close(in *cuda.Context) error {
-	return errors.Join(c.graph.Destroy(), c.hosts.release(in))
+	var errs []error
+	if c.graph != nil {
+		errs = append(errs, c.graph.Destroy())
+		c.graph = nil
+	}
+	errs = append(errs, c.hosts.release(in))
+	c.hosts = nil
+	return errors.Join(errs...)
+}
+
+// instantiate makes an executable that runs in the stream's context. It copies the graph. It
+// uses up a graph that the driver cannot copy, as one that allocates memory.
+func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
+	x, err := c.graph.Retarget(stream)
+	if !errors.Is(err, cuda.ErrNotSupported) {
+		return x, err
+	}
+
+	graph := c.graph
+	c.graph = nil
+	if err := graph.Move(stream); err != nil {
+		return nil, errors.Join(err, graph.Destroy())
+	}
+	if x, err = graph.Instantiate(); err != nil {
+		return nil, errors.Join(err, graph.Destroy())
+	}
+	if err := graph.Destroy(); err != nil {
+		return nil, errors.Join(err, x.Destroy())
+	}
+	return x, nil
 }
 
 // capturedFor reports whether the graph was captured over these buffers.
@@ -54,38 +92,43 @@ func (c *captured) capturedFor(in place, outs []place) bool {
 // uploadGraph prepares a batch over these buffers to be launched on the slot's stream.
 func (g *gpu) uploadGraph(slot int, s *size, in place, outs []place) (*launch, error) {
 	stream := cuda.StreamOf(g.env.Stream(slot))
-	l, err := s.prepare(laneOf(slot), stream, in, outs)
+	l, exclusive, err := s.prepare(laneOf(slot), stream, in, outs)
 	if err != nil {
 		return nil, err
 	}
 	if err := l.executable.Upload(stream); err != nil {
 		return nil, errors.Join(err, l.close(g.context))
 	}
+	if exclusive {
+		g.mu.Lock()
+		g.order.exclusive = true
+		g.mu.Unlock()
+	}
 	return l, nil
 }
 
-// prepare makes an executable of a batch over these buffers. Its kernels run in the stream's
-// context.
-func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, err error) {
+// prepare makes an executable of a batch over these buffers, and reports whether it is
+// exclusive.
+func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, exclusive bool, err error) {
 	err = s.thread.do(func() error {
 		c, err := s.captureOver(lane, in, outs)
 		if err != nil {
 			return err
 		}
-		x, err := c.graph.Retarget(stream)
+		x, err := c.instantiate(stream)
 		if err != nil {
 			return err
 		}
-		l = &launch{executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}
+		l, exclusive = &launch{executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}, c.exclusive
 		return nil
 	})
-	return l, err
+	return l, exclusive, err
 }
 
 // captureOver returns the lane's graph, if it is over these buffers, or captures one in its
 // place.
 func (s *size) captureOver(lane int, in place, outs []place) (*captured, error) {
-	if c := s.captured[lane]; c != nil && c.capturedFor(in, outs) {
+	if c := s.captured[lane]; c != nil && c.graph != nil && c.capturedFor(in, outs) {
 		return c, nil
 	}
 	if err := s.forget(lane); err != nil {
@@ -118,11 +161,14 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 	defer b.close()
 
 	scratch.resetPeak()
+	capturing.Lock()
 	if err := s.stream.CaptureRelaxed(); err != nil {
+		capturing.Unlock()
 		return nil, err
 	}
 	ran := b.run(scratch)
 	graph, ended := s.stream.EndCapture()
+	capturing.Unlock()
 	state := scratch.readState()
 	defer func() {
 		if err != nil && graph != nil {
@@ -144,8 +190,8 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 	return c, nil
 }
 
-// examine returns errNoGraph if the graph would do something else at its second launch, or if it
-// could disturb a batch of the other lane. It redirects the graph's copies from the host.
+// examine returns errNoGraph if the graph would do something else at its second launch. It
+// redirects the graph's copies from the host, and finds out whether the graph is exclusive.
 func (s *size) examine(c *captured, scratch cuda.Range) error {
 	holds, err := c.graph.Contents()
 	if err != nil {
@@ -153,9 +199,6 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 	}
 	if holds.Others > 0 {
 		return fmt.Errorf("%w: %d of its steps call the host, or cannot be repeated", errNoGraph, holds.Others)
-	}
-	if holds.Allocations > 0 {
-		return fmt.Errorf("%w: %d of its steps allocate or free memory", errNoGraph, holds.Allocations)
 	}
 
 	writes := holds.Sets
@@ -176,8 +219,6 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 	for _, o := range c.outputs {
 		ranges = append(ranges, o.span())
 	}
-	if writesOutside(ranges, writes) {
-		return fmt.Errorf("%w: it writes to memory outside its lane", errNoGraph)
-	}
+	c.exclusive = writesOutside(ranges, writes)
 	return nil
 }

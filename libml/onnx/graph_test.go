@@ -5,6 +5,7 @@ package onnx
 import (
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -38,27 +39,35 @@ func TestGraphLaunch(t *testing.T) {
 	}
 }
 
+// A graph is launched on the batch's stream, also if batches wait for each other.
 func TestGraphStream(t *testing.T) {
-	r := newRig(t, &played{}).linked()
-	b := r.tensors(4)
-	r.configure(0, 4, b)
-	if !r.f.Demotable(0, 4) || r.f.Demotable(1, 4) {
-		t.Error("the batch that is a graph cannot be demoted, or one that is not configured can")
-	}
-	other := r.newStream()
-	on := r.streams[0]
-	r.gpu.env.BatchStream = func(int) uintptr { return on.Handle() }
-	for i, stream := range []cuda.Stream{r.streams[0], other, r.streams[0], other} {
-		on = stream
-		r.fillWith(b, byte(7+i))
-		cudafake.Reset()
-		if err := errors.Join(r.f.InferBatch(0, 4), stream.Synchronize()); err != nil {
-			t.Fatal(err)
-		}
-		launches := cudafake.Launches()
-		if len(launches) != 1 || launches[0].Stream != stream.Handle() {
-			t.Errorf("launched on %v, want stream %#x", launches, stream.Handle())
-		}
+	for name, apart := range map[string]bool{"lanes of their own": false, "apart": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, &played{outside: apart}).linked()
+			b := r.tensors(4)
+			r.configure(0, 4, b)
+			if r.gpu.order.exclusive != apart {
+				t.Fatalf("apart is %v", r.gpu.order.exclusive)
+			}
+			if !r.f.Demotable(0, 4) || r.f.Demotable(1, 4) {
+				t.Error("the batch that is a graph cannot be demoted, or one that is not configured can")
+			}
+			other := r.newStream()
+			on := r.streams[0]
+			r.gpu.env.BatchStream = func(int) uintptr { return on.Handle() }
+			for i, stream := range []cuda.Stream{r.streams[0], other, r.streams[0], other} {
+				on = stream
+				r.fillWith(b, byte(7+i))
+				cudafake.Reset()
+				if err := errors.Join(r.f.InferBatch(0, 4), stream.Synchronize()); err != nil {
+					t.Fatal(err)
+				}
+				launches := cudafake.Launches()
+				if len(launches) != 1 || launches[0].Stream != stream.Handle() {
+					t.Errorf("launched on %v, want stream %#x", launches, stream.Handle())
+				}
+			}
+		})
 	}
 }
 
@@ -149,20 +158,24 @@ func TestGraphAllocations(t *testing.T) {
 	r.streams[0].Synchronize()
 }
 
-// A graph that cannot be copied is an error. The next graph of its lane releases its host memory.
+// A graph that cannot be copied is captured again for each move, with the host memory that
+// it reads. The memory of the one before is released.
 func TestGraphNotCopyable(t *testing.T) {
 	r, _ := readingHost(t)
 	cudafake.Set(t, cudafake.Refuse("cuGraphClone", 0, cuda.NotSupported))
-	var allocations []int64
+	tensors := r.tensors(1)
+	r.configure(0, 1, tensors)
+	before := cudafake.Now().HostAllocations
 	for range 5 {
-		b := r.tensors(1)
-		if _, err := r.f.ConfigureBatch(0, 1, b.input, b.outputs); !errors.Is(err, cuda.ErrNotSupported) {
-			t.Errorf("the error is %v", err)
+		r.streams[0] = r.newStream()
+		r.configure(0, 1, tensors)
+		r.infer(0, 1)
+		if got := r.output(tensors); !strings.HasPrefix(string(got), "constant") {
+			t.Errorf("answered %q", got)
 		}
-		allocations = append(allocations, cudafake.Now().HostAllocations)
 	}
-	if last := allocations[len(allocations)-1]; last != allocations[0] {
-		t.Errorf("pieces of pinned memory: %v", allocations)
+	if got := cudafake.Now().HostAllocations; got != before {
+		t.Errorf("%d pieces of pinned memory, were %d", got, before)
 	}
 }
 

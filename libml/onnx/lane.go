@@ -15,8 +15,10 @@ import (
 // of a lane in flight. A second lane therefore costs the scratch memory of a batch, and no
 // second session.
 //
-// Active: on every GPU, for every model, as graph and node by node. There is no setting. A
-// graph that writes to memory outside its lane and its buffers is refused (examine).
+// Active: on every GPU, for every model, as graph and node by node. There is no setting.
+//
+// If a graph writes to memory outside its lane and its buffers, the lanes are not
+// independent. Then each batch of the model waits for the one before it (order).
 
 // lanes is how many batches can be in flight together.
 const lanes = 2
@@ -26,6 +28,9 @@ func laneOf(slot int) int { return slot % lanes }
 
 // openLanes makes the pools of the lanes. They take no memory yet.
 func (g *gpu) openLanes() (err error) {
+	if g.order.last, err = g.context.NewEvent(false); err != nil {
+		return err
+	}
 	for i := range g.scratch {
 		if g.scratch[i], err = newPool(g.context.Device()); err != nil {
 			return err
@@ -40,7 +45,36 @@ func (g *gpu) closeLanes() error {
 		errs = append(errs, g.scratch[i].close())
 		g.scratch[i] = nil
 	}
+	if g.order.last != (cuda.Event{}) {
+		errs = append(errs, g.order.last.Destroy())
+	}
 	return errors.Join(errs...)
+}
+
+// order makes a model's batches run one after the other, on the device.
+//
+// Active: once a graph of the model was captured that writes outside its lane.
+type order struct {
+	exclusive bool
+	last      cuda.Event  // records the end of the last batch
+	stream    cuda.Stream // of the last batch
+}
+
+// launchInOrder queues the batch behind the one before it, of any slot. A batch within the
+// function's guarantee may so wait for a demoted one.
+func (g *gpu) launchInOrder(x *cuda.Executable, stream cuda.Stream) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.order.stream != stream {
+		if err := stream.Wait(g.order.last); err != nil {
+			return err
+		}
+	}
+	if err := x.Launch(stream); err != nil {
+		return err
+	}
+	g.order.stream = stream
+	return g.order.last.Record(stream)
 }
 
 // writesOutside reports whether one of the writes is not within one of the ranges.

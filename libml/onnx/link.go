@@ -83,6 +83,7 @@ func (g *gpu) heldBytes(freeBefore int64) (int64, error) {
 	if g.shared.own != nil {
 		held += g.shared.own.readState().mapped // one copy for all sizes
 	}
+	held += g.evictableBytes()
 	return held, nil
 }
 
@@ -161,8 +162,7 @@ func (g *gpu) tryAll(batches []int) []*attempt {
 }
 
 // captureAll captures the sizes that were tried, one after the other. It starts after all
-// tries: making a session and its first run wait for the whole device, which CUDA refuses
-// during a capture (error 900).
+// tries, because a capture waits for them (capturing).
 func (g *gpu) captureAll(attempts []*attempt) {
 	for _, a := range attempts {
 		if a.err == nil {

@@ -122,3 +122,76 @@ func TestPersistentBytes(t *testing.T) {
 		t.Errorf("%d bytes", persistent)
 	}
 }
+
+// capturer is a backend that notices sessions that are made, run or closed next to a capture, and
+// captures next to those. capturing is the lock that prevents both.
+type capturer struct {
+	*played
+	t        *testing.T
+	captures int
+}
+
+func (b *capturer) session(model []byte, s settings, weights *pool) (session, error) {
+	b.held("a session is made")
+	made, err := b.newSession(s, weights)
+	if err != nil {
+		return nil, err
+	}
+	return &capturerSession{made, b}, nil
+}
+
+// held fails the test if another thread could begin a capture now.
+func (b *capturer) held(what string) {
+	if capturing.TryLock() {
+		capturing.Unlock()
+		b.t.Errorf("%s while a capture may begin", what)
+	}
+}
+
+type capturerSession struct {
+	*playedSession
+	b *capturer
+}
+
+func (s *capturerSession) close() {
+	s.b.held("a session is closed")
+	s.playedSession.close()
+}
+
+func (s *capturerSession) bind(input place, outputs []place) (binding, error) {
+	b, err := s.playedSession.bind(input, outputs)
+	return &capturerBinding{b, s.b}, err
+}
+
+type capturerBinding struct {
+	binding
+	b *capturer
+}
+
+func (b *capturerBinding) run(scratch *pool) error {
+	b.b.held("a session runs")
+	if capturing.TryRLock() {
+		capturing.RUnlock()
+	} else {
+		b.b.mu.Lock()
+		b.b.captures++
+		b.b.mu.Unlock()
+	}
+	return b.binding.run(scratch)
+}
+
+// Whatever may wait for the whole device waits for the captures of other models in the process.
+func TestCapturesAlone(t *testing.T) {
+	p := &played{optimised: []byte("optimised")}
+	r := newRig(t, p)
+	c := &capturer{played: p, t: t}
+	r.gpu.backend = c
+	r.linked()
+	four := r.tensors(4)
+	r.configure(0, 4, four)
+	r.infer(0, 4)
+	r.end()
+	if want := len(r.card.Batches) + 1; c.captures != want {
+		t.Errorf("%d captures, want %d: of each size, and over libml's buffers", c.captures, want)
+	}
+}

@@ -1,3 +1,5 @@
+//go:build cgo
+
 package onnx
 
 import (
@@ -5,6 +7,15 @@ import (
 	"os"
 	"strconv"
 )
+
+// usedBytes returns the memory that the process has allocated for its sessions. Memory that was freed
+// and not yet returned to the system is not included, if the C library counts it.
+func usedBytes() int64 {
+	if bytes := allocatedBytes(); bytes > 0 {
+		return bytes
+	}
+	return residentBytes()
+}
 
 // residentBytes returns the process's anonymous memory in use: RssAnon of /proc/self/status
 // (proc_pid_status(5)). It returns 0 if it cannot read that. Shared buffers and the pages of

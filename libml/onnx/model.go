@@ -5,11 +5,13 @@ package onnx
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
 
 	ort "github.com/yalue/onnxruntime_go"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/models"
@@ -41,13 +43,56 @@ func readModel(card *models.Card) (data []byte, inputs, outputs []signature.Tens
 	if data, err = os.ReadFile(card.Model); err != nil {
 		return nil, nil, nil, fmt.Errorf("read model: %w", err)
 	}
-	if inputs, outputs, err = declared(card); err != nil {
-		return nil, nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), summarize(card, err))
-	}
-	if err := checkCard(card, inputs, outputs); err != nil {
+	if inputs, outputs, err = checkedDeclared(card, len(data)); err != nil {
 		return nil, nil, nil, err
 	}
 	return data, inputs, outputs, nil
+}
+
+// checkedDeclared is declared, and returns an error if the model does not fit the card. bytes is the
+// size of the file.
+func checkedDeclared(card *models.Card, bytes int) (inputs, outputs []signature.Tensor, err error) {
+	if inputs, outputs, err = declared(card); err != nil {
+		return nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, bytes, summarize(card, err))
+	}
+	return inputs, outputs, checkCard(card, inputs, outputs)
+}
+
+// fileMemory is a file's bytes outside the Go heap. A worker loads models often: on the heap, the files
+// would stay in memory until the next garbage collection.
+type fileMemory []byte
+
+// readPrivately reads a file. It does not map the file, which another program may truncate at any time.
+func readPrivately(name string) (_ fileMemory, err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() == 0 {
+		return nil, fmt.Errorf("file %s is empty", name)
+	}
+	memory, err := unix.Mmap(-1, 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes for %s: %w", info.Size(), name, err)
+	}
+	read := fileMemory(memory)
+	if _, err := io.ReadFull(f, read); err != nil {
+		read.free()
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return read, nil
+}
+
+func (m *fileMemory) free() {
+	if *m != nil {
+		_ = unix.Munmap(*m) // it was mapped
+		*m = nil
+	}
 }
 
 // checkCard returns an error if a model with these inputs and outputs does not fit its card.

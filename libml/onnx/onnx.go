@@ -42,6 +42,7 @@ type runner interface {
 var (
 	_ libml.Framework = (*Framework)(nil)
 	_ libml.Demotable = (*Framework)(nil)
+	_ libml.Evictable = (*Framework)(nil)
 )
 
 // New returns a framework for one model.
@@ -79,6 +80,21 @@ func (f *Framework) Demotable(slot, n int) bool { return f.runner.demotable(slot
 
 // InferBatch runs a batch. Batches in different slots may run at once.
 func (f *Framework) InferBatch(slot, n int) error { return f.runner.inferBatch(slot, n) }
+
+// EvictableBytes returns the weights on a GPU, if the model's graph is prepared and
+// Environment.Evict is set.
+func (f *Framework) EvictableBytes() int64 {
+	if g, ok := f.runner.(*gpu); ok {
+		return g.evictableBytes()
+	}
+	return 0
+}
+
+// Evict frees the memory of weights on a GPU.
+func (f *Framework) Evict() error { return f.runner.(*gpu).evict() }
+
+// Load copies weights to the GPU again.
+func (f *Framework) Load() error { return f.runner.(*gpu).load() }
 
 // Deinit releases everything except the library, which stays open.
 func (f *Framework) Deinit() error {

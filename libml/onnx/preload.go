@@ -37,7 +37,6 @@ var cudnnParts = []struct {
 	{"libcudnn_heuristic.so.9", true},
 	{"libcudnn_engines_precompiled.so.9", true},
 	{"libcudnn_engines_runtime_compiled.so.9", true},
-	{"libnvrtc.so.13", true}, // the compiler of the runtime-compiled engines
 }
 
 // loadProvider loads the CUDA provider of the open ONNX Runtime, and the libraries that it

@@ -3,6 +3,8 @@
 package onnx
 
 import (
+	"bytes"
+	"debug/elf"
 	"errors"
 	"os"
 	"path/filepath"
@@ -68,6 +70,35 @@ func TestMissingLibrary(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if err := providerError("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// A library that was hidden is found, and has no functions. Another one stays as it was.
+func TestHide(t *testing.T) {
+	const library, other = "libpenstock-hidden.so.13", "libpenstock-other.so.13"
+	if err := preload(library); err == nil {
+		t.Fatalf("%s is on this machine", library)
+	}
+	if err := hide(library, preload); err != nil {
+		t.Fatal(err)
+	}
+	if err := preload(library); err != nil {
+		t.Errorf("hidden, but not found: %v", err)
+	}
+	if err := preload(other); err == nil {
+		t.Errorf("%s was found", other)
+	}
+
+	f, err := elf.NewFile(bytes.NewReader(emptyLibrary(library)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if symbols, err := f.DynamicSymbols(); len(symbols) > 0 {
+		t.Errorf("symbols %v, %v; want none", symbols, err)
+	}
+	refused := errors.New("refused")
+	if err := hide(library, func(string) error { return refused }); !errors.Is(err, refused) || !strings.Contains(err.Error(), library) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -167,7 +167,9 @@ func (g *gpu) optimiseTo(file string, model []byte) (out []byte, err error) {
 		return nil, err
 	}
 
+	capturing.RLock()
 	out, err = g.backend.optimise(model, g.settings(stream, g.nhwc), memory, file)
+	capturing.RUnlock()
 	if err = g.markOutOfMemory(poolRefusal(memory, err)); errors.Is(err, cuda.ErrLost) {
 		return nil, err
 	}

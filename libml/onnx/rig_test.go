@@ -201,7 +201,7 @@ func newRig(t *testing.T, b *played) *rig {
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	})
 	r.f = &Framework{runner: r.gpu}
-	r.gpu.backend, r.gpu.preload = b, func() error { return nil }
+	r.gpu.backend, r.gpu.hide, r.gpu.preload = b, func() error { return nil }, func() error { return nil }
 	r.gpu.ask = func(libml.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
 	t.Cleanup(func() {
 		cudafake.Reset()

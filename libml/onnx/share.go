@@ -6,8 +6,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"io/fs"
 	"os"
 	"time"
@@ -16,6 +14,7 @@ import (
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/onnx/answer"
 	"github.com/penstock/penstock/libml/onnx/prepared"
+	"github.com/penstock/penstock/libml/weights"
 )
 
 // Shared weights: the processes of a node use one copy of a model's weights, and all sizes of
@@ -34,6 +33,9 @@ import (
 // (the default) sets it. A model can be shared if all of it runs on the GPU, in one graph,
 // with its weights in its own file.
 //
+// If Environment.Evict is set, the sizes of a process share weights that it can evict
+// (weights.Resident), and other processes have their own.
+//
 // In all other cases the process has private weights, and one line of the log has the reason.
 // A process of a prepared model then has one copy for all its sizes (copyPrivately). Otherwise
 // each session has a copy.
@@ -48,7 +50,9 @@ type sharedWeights struct {
 	initializers []initializer
 	forNHWC      bool  // the entry's layout
 	own          *pool // has the weights, if they are this process's copy
-	unshared     bool  // weights cannot be shared
+	// resident has the weights, if they can be evicted.
+	resident *weights.Resident
+	unshared bool // weights cannot be shared
 }
 
 // closeEntry closes the prepared model.
@@ -63,7 +67,10 @@ func (s *sharedWeights) closeEntry() {
 func (s *sharedWeights) close() error {
 	s.closeEntry()
 	err := s.own.close()
-	s.own, s.initializers = nil, nil
+	if s.resident != nil {
+		err = errors.Join(err, s.resident.Close())
+	}
+	s.own, s.resident, s.initializers = nil, nil, nil
 	return err
 }
 
@@ -135,14 +142,14 @@ func (g *gpu) giveUp() {
 }
 
 // share finds the weights on the GPU. If the model is not prepared, it prepares it first. It
-// returns an error only if the device is lost. The calling thread must be bound to the
-// context.
+// returns an error only if the device is lost, or if weights that can be evicted find no memory.
+// The calling thread must be bound to the context.
 func (g *gpu) share() error {
-	if g.env.Weights == nil || g.shared.unshared {
+	if !g.sharesWeights() || g.shared.unshared {
 		return nil
 	}
 	err := g.findWeights()
-	if err == nil || errors.Is(err, cuda.ErrLost) {
+	if err == nil || errors.Is(err, cuda.ErrLost) || g.env.Evict && errors.Is(err, cuda.ErrOutOfMemory) {
 		return err
 	}
 	if g.shared.entry == nil {
@@ -159,8 +166,11 @@ func (g *gpu) share() error {
 	return err
 }
 
+// sharesWeights reports whether all sizes use one copy of the weights, if the model allows it.
+func (g *gpu) sharesWeights() bool { return g.env.Weights != nil || g.env.Evict }
+
 // findWeights sets the entry, and the initializers if the node's weight server has the
-// weights.
+// weights, or if they can be evicted.
 func (g *gpu) findWeights() error {
 	if g.shared.entry == nil {
 		if err := g.havePrepared(); err != nil {
@@ -168,6 +178,9 @@ func (g *gpu) findWeights() error {
 		}
 	}
 	e := g.shared.entry
+	if g.env.Evict {
+		return g.loadResident()
+	}
 	w, err := g.env.Weights(e.Weights())
 	if err != nil {
 		return err
@@ -176,6 +189,24 @@ func (g *gpu) findWeights() error {
 		return g.removeDamaged()
 	}
 	g.useWeights(cuda.Pointer(w.Address))
+	return nil
+}
+
+// loadResident loads the entry's weights so that they can be evicted.
+func (g *gpu) loadResident() error {
+	s := &g.shared
+	r, err := weights.OpenResident(g.context, s.entry.Weights(), g.env.HostMemory)
+	if err != nil {
+		return err
+	}
+	if r.Bytes() != s.entry.Bytes || r.CRC32C() != s.entry.CRC32C {
+		return errors.Join(g.removeDamaged(), r.Close())
+	}
+	if r.Unpinnable() {
+		g.env.Log.Warn().Str("file", s.entry.Weights()).Msg("cannot pin the file of weights; each load reads it, which is slower")
+	}
+	s.resident = r
+	g.useWeights(r.Pointer())
 	return nil
 }
 
@@ -219,7 +250,7 @@ func (g *gpu) copyPrivately() (err error) {
 		return err
 	}
 
-	sum, err := g.upload(file, at, int(s.entry.Bytes))
+	sum, err := weights.Upload(g.context, file, at, s.entry.Bytes)
 	if err != nil {
 		return err
 	}
@@ -228,32 +259,6 @@ func (g *gpu) copyPrivately() (err error) {
 	}
 	g.useWeights(at)
 	return nil
-}
-
-// uploadPieceBytes is how much upload reads at once.
-const uploadPieceBytes = 16 << 20
-
-// upload copies so many bytes of a file to the GPU, and returns their CRC-32C.
-func (g *gpu) upload(file io.Reader, to cuda.Pointer, bytes int) (sum uint32, err error) {
-	host, err := g.context.AllocateHost(min(bytes, uploadPieceBytes))
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, g.context.FreeHost(host)) }()
-
-	table := crc32.MakeTable(crc32.Castagnoli)
-	for done := 0; done < bytes; {
-		piece := host[:min(len(host), bytes-done)]
-		if _, err := io.ReadFull(file, piece); err != nil {
-			return 0, err
-		}
-		sum = crc32.Update(sum, table, piece)
-		if err := errors.Join(g.stream.Copy(to+cuda.Pointer(done), cuda.At(piece), len(piece)), g.stream.Synchronize()); err != nil {
-			return 0, err
-		}
-		done += len(piece)
-	}
-	return sum, nil
 }
 
 // linkPrivately links the smallest size with private weights, after the link over shared ones

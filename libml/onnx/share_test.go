@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -276,5 +277,120 @@ func TestLostDeviceWhileSharing(t *testing.T) {
 	s.refuses = fmt.Errorf("%w: %w", libml.ErrNoWeights, cuda.ErrLost)
 	if _, err := r.loaded().f.LinkModel(); !errors.Is(err, cuda.ErrLost) {
 		t.Errorf("%v", err)
+	}
+}
+
+// evictingRig returns a rig whose weights can be evicted, as in a worker with limited memory.
+func evictingRig(t *testing.T) *rig {
+	t.Helper()
+	r, _ := sharingRig(t, t.TempDir())
+	r.gpu.env.Weights, r.gpu.env.Evict = nil, true
+	return r
+}
+
+// Evicted weights take no memory, and return to the same addresses. Sessions and graphs stay.
+func TestEvictedWeights(t *testing.T) {
+	for name, pinned := range map[string]bool{"pinned": true, "not pinned": false} {
+		t.Run(name, func(t *testing.T) {
+			r := evictingRig(t)
+			r.loaded()
+			if !pinned {
+				cudafake.Set(t, cudafake.Refuse("cuMemHostRegister_v2", 1, cuda.NotSupported))
+			}
+			persistent, err := r.f.LinkModel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			weights := r.f.EvictableBytes()
+			if weights < 2048 || persistent < weights || r.logged("cannot pin") == pinned {
+				t.Errorf("%d of %d bytes can be evicted: %s", weights, persistent, r.log.String())
+			}
+			four := r.tensors(4)
+			r.configure(0, 4, four)
+			at := r.gpu.shared.resident.Pointer()
+			for _, with := range r.played.made {
+				if len(with.initializers) != 1 || with.initializers[0].at != at {
+					t.Errorf("a session with %+v, weights at %#x", with.initializers, at)
+				}
+			}
+			want := r.weights()
+			sessions := len(r.played.made)
+			for i := range byte(3) {
+				held := cudafake.Now().Bytes
+				if err := r.f.Evict(); err != nil {
+					t.Fatal(err)
+				}
+				if freed := held - cudafake.Now().Bytes; freed != weights {
+					t.Errorf("%d bytes freed, want %d", freed, weights)
+				}
+				if err := r.f.Load(); err != nil {
+					t.Fatal(err)
+				}
+				if r.gpu.shared.resident.Pointer() != at || !bytes.Equal(r.weights(), want) {
+					t.Error("loaded weights are not those that were evicted")
+				}
+				r.fillWith(four, i)
+				r.infer(0, 4)
+				if got := r.output(four); !all(got, i) {
+					t.Errorf("answered %v after a load, want %d", got, i)
+				}
+			}
+			if len(r.played.made) != sessions {
+				t.Errorf("%d sessions, %d before", len(r.played.made), sessions)
+			}
+			if err := r.f.Evict(); err != nil { // Deinit follows
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// weights returns the bytes of the model's weights on the device.
+func (r *rig) weights() []byte {
+	r.t.Helper()
+	from := r.gpu.shared.resident
+	host, err := r.context.AllocateHost(int(from.Bytes()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer r.context.FreeHost(host)
+	s := cuda.Stream{}
+	if err := errors.Join(s.Copy(cuda.At(host), from.Pointer(), len(host)), s.Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+	return bytes.Clone(host)
+}
+
+// A load fails if the prepared weights were written, replaced or truncated, or if there is no memory.
+// The model stays evicted.
+func TestEvictedWeightsFail(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(file string) error
+		want  string
+	}{
+		"written":   {func(file string) error { return os.WriteFile(file, make([]byte, 2048), 0o600) }, "has changed"},
+		"truncated": {func(file string) error { return os.Truncate(file, 10) }, "has changed"},
+		"empty":     {func(file string) error { return os.Truncate(file, 0) }, "is empty"},
+		"removed":   {os.Remove, "has changed"},
+		"no memory": {nil, "OUT_OF_MEMORY"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := evictingRig(t).linked()
+			held := cudafake.Now().Bytes - r.f.EvictableBytes()
+			if err := r.f.Evict(); err != nil {
+				t.Fatal(err)
+			}
+			if c.spoil == nil {
+				cudafake.Set(t, cudafake.Refuse("cuMemCreate", 1, cuda.OutOfMemory))
+			} else if err := c.spoil(r.gpu.shared.entry.Weights()); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.f.Load(); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("load: %v; want one line with %q", err, c.want)
+			}
+			if now := cudafake.Now().Bytes; now != held {
+				t.Errorf("%d bytes after a load that failed, want %d", now, held)
+			}
+		})
 	}
 }

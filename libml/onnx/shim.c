@@ -476,9 +476,10 @@ pon_result pon_set_initializer(uint64_t settings, const char *name, uint64_t val
 pon_result pon_session(uint64_t settings, const void *model, size_t bytes, uint64_t weights) {
 	struct settings *s = settings_of(settings);
 	struct OrtSession *session = NULL;
-	TRY(ORT(SessionOptionsAppendExecutionProvider_CUDA_V2)(s->session, s->provider), );
 	current = pool_of(weights);
-	struct OrtStatus *status = ORT(CreateSessionFromArray)(environment, model, bytes, s->session, &session);
+	struct OrtStatus *status = ORT(SessionOptionsAppendExecutionProvider_CUDA_V2)(s->session, s->provider);
+	if (status == NULL)
+		status = ORT(CreateSessionFromArray)(environment, model, bytes, s->session, &session);
 	current = NULL;
 	TRY(status, );
 	return done(session);

@@ -53,6 +53,8 @@ func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error)
 
 // open makes the weights' pool, the stream and the session. It runs on the session's thread.
 func (s *size) open() (err error) {
+	capturing.RLock()
+	defer capturing.RUnlock()
 	if s.weights, err = newPool(s.g.context.Device()); err != nil {
 		return err
 	}
@@ -99,13 +101,16 @@ func (s *size) try() error {
 			return err
 		}
 		defer b.close()
-		return s.checkAnswer(in, outs, func() error { return s.g.markOutOfMemory(poolRefusal(memory, b.run(memory))) })
+		return s.checkAnswer(in, outs, func() error {
+			capturing.RLock()
+			defer capturing.RUnlock()
+			return s.g.markOutOfMemory(poolRefusal(memory, b.run(memory)))
+		})
 	})
 }
 
 // tryGraph captures the batch and checks the graph's answer. It returns errNoGraph if the
-// batch cannot be captured. Meanwhile, no thread of the process may wait for the whole device:
-// CUDA refuses that during a capture (error 900).
+// batch cannot be captured.
 func (s *size) tryGraph() error {
 	return s.withPrivateTensors(func(memory *pool, in place, outs []place) (err error) {
 		c, err := s.capture(memory, in, outs)
@@ -180,6 +185,8 @@ func (s *size) close() error {
 		return nil
 	}
 	err := s.thread.do(func() error {
+		capturing.RLock()
+		defer capturing.RUnlock()
 		var errs []error
 		for lane := range s.captured {
 			errs = append(errs, s.forget(lane))

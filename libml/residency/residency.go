@@ -196,12 +196,17 @@ func (w Worker) Plan(now int64, models []Model) []Step {
 }
 
 // Wake returns the next time after now at which Plan may have a step without another event:
-// when a load for a periodic request is due. It is math.MaxInt64 if there is none.
+// when a load for a periodic request is due, or when such a request no longer counts. It is
+// math.MaxInt64 if there is none.
 func (w Worker) Wake(now int64, models []Model) int64 {
 	wake := int64(math.MaxInt64)
 	for i := range models {
-		if m := &models[i]; m.Period > 0 && m.State < Resident && m.prefetch() > now {
+		switch m := &models[i]; {
+		case m.Period <= 0:
+		case m.State < Resident && m.prefetch() > now:
 			wake = min(wake, m.prefetch())
+		case m.State == Resident && m.expects(now):
+			wake = min(wake, m.Expected+int64(m.Period))
 		}
 	}
 	return wake

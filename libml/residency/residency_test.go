@@ -262,3 +262,14 @@ func TestRate(t *testing.T) {
 		t.Errorf("rate %.2f/s after 5 s of silence, want 50", got)
 	}
 }
+
+// Wake returns when an expectation ends, because its model may be evicted then.
+func TestWakeAfterExpectation(t *testing.T) {
+	m := resident(10, 1)
+	m.Expected, m.Period = at(100), 50*ms
+	for now, want := range map[int64]int64{100: 150, 149: 150, 150: math.MaxInt64 / int64(ms)} {
+		if got := (Worker{}).Wake(at(now), []Model{m}); got/int64(ms) != want {
+			t.Errorf("at %d ms: wakes at %d ms, want %d", now, got/int64(ms), want)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -265,4 +266,84 @@ func shorten(file string) {
 	fmt.Println(err)
 	time.Sleep(200 * time.Millisecond) // for late work
 	fmt.Println("losses", cudafake.Now().Lost)
+}
+
+// TestHostMemory loads and evicts files in turn, with room to pin two of three.
+func TestHostMemory(t *testing.T) {
+	cudafake.Check(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c, err := openFirst()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := c.Bind(); err != nil {
+		t.Fatal(err)
+	}
+	dir, pins := t.TempDir(), NewHostMemory(2<<20)
+	var files []*Resident
+	for i, size := range []int{1 << 20, 1 << 20, 1 << 20, 3 << 20} {
+		r, err := OpenResident(c, fileOf(t, dir, strconv.Itoa(i), bytes.Repeat([]byte{byte(i + 1)}, size)), pins)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		files = append(files, r)
+	}
+	pinned := func() (list []int) {
+		for i, r := range files {
+			if r.host != nil {
+				list = append(list, i)
+			}
+			if r.Unpinnable() {
+				t.Errorf("file %d counts as one that the driver cannot pin", i)
+			}
+		}
+		return list
+	}
+	evict, load := (*Resident).Evict, (*Resident).Load
+	for _, step := range []struct {
+		file int
+		do   func(*Resident) error
+		want []int
+	}{
+		{0, evict, []int{0, 1}}, // the first two were pinned when they were opened
+		{2, evict, []int{0, 1}},
+		{2, load, []int{0, 2}}, // 1 is on the GPU, so it gives way
+		{2, evict, []int{0, 2}},
+		{1, evict, []int{0, 2}},
+		{1, load, []int{1, 2}}, // 0 and 2 are evicted; 0 was loaded first
+		{3, evict, []int{1, 2}},
+		{3, load, []int{1, 2}}, // larger than the limit
+		{0, load, []int{0, 2}},
+	} {
+		r := files[step.file]
+		if err := step.do(r); err != nil {
+			t.Fatal(err)
+		}
+		if got := pinned(); !slices.Equal(got, step.want) {
+			t.Fatalf("file %d: pinned are %v, want %v", step.file, got, step.want)
+		}
+		if r.onGPU && !bytes.Equal(cuda.Bytes(r.Pointer(), 10), bytes.Repeat([]byte{byte(step.file + 1)}, 10)) {
+			t.Errorf("file %d: other bytes", step.file)
+		}
+	}
+	if n := cudafake.Now().Registrations; n != 2 {
+		t.Errorf("%d files are registered, want 2", n)
+	}
+
+	// Files that are being copied stay pinned.
+	for _, i := range []int{0, 1} {
+		if _, err := pins.pin(files[i], true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if host, err := pins.pin(files[2], true); err != nil || host != nil {
+		t.Errorf("next to two copies: got %d bytes, %v; want no room", len(host), err)
+	}
+	pins.done(files[0], true)
+	if host, err := pins.pin(files[2], true); err != nil || host == nil || files[0].host != nil {
+		t.Errorf("after a copy: got %d bytes, %v", len(host), err)
+	}
 }

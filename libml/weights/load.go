@@ -76,7 +76,7 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	defer func() { err = errors.Join(err, arena.Close()) }()
 
 	l = Loaded{Bytes: about.bytes, MemoryBytes: int64(arena.Bytes())}
-	if l.CRC, err = upload(c, file, arena.Pointer(), l.Bytes); err != nil {
+	if l.CRC, err = Upload(c, file, arena.Pointer(), l.Bytes); err != nil {
 		return l, nil, err
 	}
 	fd, err := arena.ExportFD()
@@ -86,35 +86,44 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	return l, os.NewFile(uintptr(fd), "memory"), nil
 }
 
-// pieceBytes is the size of one read and one copy. upload has two pieces: it reads one while
+// pieceBytes is the max size of one read and one copy. Upload has two pieces: it reads one while
 // the GPU copies the other.
 const pieceBytes = 8 << 20
 
-// upload copies a file to the GPU and returns the file's checksum. It has ended all copies
-// when it returns. The calling thread must be bound to the context.
-func upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc uint32, err error) {
+// Upload copies so many bytes of a file to the GPU and returns their CRC-32C (Castagnoli). It has ended
+// all copies when it returns. The calling thread must be bound to the context.
+func Upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc uint32, err error) {
+	// Nothing is released on a lost device: that may wait for ever.
+	release := func(f func() error) {
+		if !errors.Is(err, cuda.ErrLost) {
+			err = errors.Join(err, f())
+		}
+	}
 	stream, err := c.NewStream()
 	if err != nil {
 		return 0, err
 	}
-	defer stream.Synchronize() // after an error, a copy may still run
-
-	host, err := c.AllocateHost(2 * pieceBytes)
+	defer release(stream.Destroy)
+	each := min(pieceBytes, bytes)
+	host, err := c.AllocateHost(int(2 * each))
 	if err != nil {
 		return 0, err
 	}
-	var sent [2]cuda.Event // each records the end of its piece's copy
+	defer release(func() error { return c.FreeHost(host) })
+	defer release(stream.Synchronize) // after an error, a copy may still run
+	var sent [2]cuda.Event            // each records the end of its piece's copy
 	for i := range sent {
 		if sent[i], err = c.NewEvent(false); err != nil {
 			return 0, err
 		}
+		defer release(sent[i].Destroy)
 	}
 
 	for at, turn := int64(0), 0; at < bytes; turn ^= 1 {
 		if err := sent[turn].Synchronize(); err != nil {
 			return 0, err
 		}
-		piece := host[turn*pieceBytes:][:min(pieceBytes, bytes-at)]
+		piece := host[int64(turn)*each:][:min(each, bytes-at)]
 		if _, err := file.ReadAt(piece, at); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = fmt.Errorf("it has fewer than its %d bytes", bytes)

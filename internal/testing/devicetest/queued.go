@@ -112,6 +112,7 @@ type step struct {
 	reqs     []device.Request
 	from, to int
 	do       func()
+	after    *queuedSlot // of a followStep: to has to be finished there
 }
 
 type stepKind int
@@ -121,6 +122,7 @@ const (
 	padStep
 	fetchStep
 	workStep
+	followStep
 )
 
 // Queue returns a device with these groups of multiprocessors that gathers with gather. Closing it
@@ -176,6 +178,13 @@ func (q *Queued) serve(s *stream) {
 	defer close(s.ended)
 	slot := &q.slots[s.slot]
 	for w := range s.work {
+		if w.kind == followStep { // outside the gate, which a test may hold meanwhile
+			for w.after.finished.Load() < uint64(w.to) && !q.lost.Load() {
+				time.Sleep(20 * time.Microsecond)
+			}
+			slot.gathered.Store(shm.Now())
+			continue
+		}
 		gate := &q.gate
 		if q.level.Load() != int64(budget.Demoted) && s.level == budget.Demoted {
 			gate = &q.demotedGate
@@ -391,6 +400,20 @@ func (q *Queued) Pad(slot int, dst []byte, from, to int) error {
 		return fmt.Errorf("pad images %d to %d: the tensor has %d bytes", from, to, len(dst))
 	}
 	q.ask(slot, step{kind: padStep, dst: dst, from: from, to: to})
+	return nil
+}
+
+// Follow queues a wait for the last Fetch of another device's slot.
+func (q *Queued) Follow(slot int, other device.Ordered, otherSlot int) error {
+	if err := q.check("follow", slot); err != nil {
+		return err
+	}
+	before, ok := other.(*Queued)
+	if !ok || otherSlot < 0 || otherSlot >= len(before.slots) {
+		return fmt.Errorf("follow slot %d: %w", otherSlot, errStream)
+	}
+	after := &before.slots[otherSlot]
+	q.slots[slot].stream().work <- step{kind: followStep, after: after, to: int(after.asked)}
 	return nil
 }
 

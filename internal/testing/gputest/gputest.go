@@ -72,6 +72,7 @@ func Run(t *testing.T) {
 		{"ASlabThatIsMappedReadOnlyIsRead", readOnly},
 		{"WhatIsCopiedIsWhatTheKernelGathers", bothWays},
 		{"ABatchAllocatesNothing", allocatesNothing},
+		{"Follow", follows},
 		{"AWaitingThreadSleeps", sleeps},
 		{"ALostDeviceIsToldSoon", reportsLoss},
 	} {

@@ -111,6 +111,7 @@ type harness struct {
 	gpu     libml.Framework
 	cpu     libml.Framework
 	closers []func() error
+	evicts  bool // frameworks can evict their weights
 }
 
 func newHarness(t *testing.T, card *models.Card) *harness { return newHarnessOver(t, card, false) }
@@ -167,7 +168,7 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
 	b.t.Helper()
 	f := onnx.New()
-	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights}
+	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights, Evict: b.evicts}
 	if err := f.Init(env); err != nil {
 		b.t.Fatal(err)
 	}
@@ -358,6 +359,9 @@ func answers(t *testing.T, b *harness) {
 		for seed := range uint64(2) {
 			input := b.noise(n, seed)
 			d := furthest(b.onCPU(t, n, input), b.answer(t, 0, n, x, input))
+			if demotable := b.gpu.(libml.Demotable); !demotable.Demotable(0, n) {
+				t.Errorf("batch of %d: runs node by node, not as a graph", n)
+			}
 			t.Logf("batch of %d: %.2g from the CPU's", n, d)
 			if d > tolerance(b.card) {
 				t.Errorf("batch of %d: %g from the CPU's, more than %g", n, d, tolerance(b.card))

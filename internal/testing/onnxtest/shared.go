@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
@@ -22,6 +23,7 @@ func RunShared(t *testing.T, cards ...*models.Card) {
 		t.Run(card.Name, func(t *testing.T) {
 			b := newSharedHarness(t, card)
 			run(t, b, shared...)
+			run(t, b, test{"EvictedWeightsReturn", evicts})
 			b.close()
 		})
 	}
@@ -42,6 +44,55 @@ func asPrivate(t *testing.T, b *harness) {
 			t.Errorf("batch of %d: %.2g from that of private weights", n, furthest(want, got))
 		}
 	}
+}
+
+// evicts compares every size's answers before and after its weights were evicted and loaded again.
+// It logs how fast they are loaded.
+func evicts(t *testing.T, b *harness) {
+	over := b.gpu
+	defer func() { b.gpu, b.evicts = over, false }()
+	b.evicts = true
+	b.gpu = b.framework(b.uuid, func(slot int) uintptr { return b.streams[slot].Handle() }, nil)
+	model := b.gpu.(libml.Evictable)
+	weights := model.EvictableBytes()
+	if weights == 0 {
+		t.Fatal("weights cannot be evicted")
+	}
+	var want [][]float32
+	var tensors []tensors
+	for _, n := range b.card.Batches {
+		x := b.make(t, n)
+		tensors = append(tensors, x)
+		want = append(want, b.answer(t, 0, n, x, b.noise(n, uint64(n))))
+	}
+	var evicted, loaded []time.Duration
+	for range 5 {
+		before, _, err := b.context.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := model.Evict(); err != nil {
+			t.Fatal(err)
+		}
+		evicted = append(evicted, time.Since(began))
+		if free, _, err := b.context.Memory(); err != nil || free-before < weights/2 {
+			t.Errorf("%d bytes are free, %d before %d were evicted: %v", free, before, weights, err)
+		}
+		began = time.Now()
+		if err := model.Load(); err != nil {
+			t.Fatal(err)
+		}
+		loaded = append(loaded, time.Since(began))
+		for i, n := range b.card.Batches {
+			b.infer(t, 0, n)
+			if got := b.read(t, tensors[i]); !slices.Equal(got, want[i]) {
+				t.Errorf("batch of %d: %.2g from the answer before the weights were evicted", n, furthest(want[i], got))
+			}
+		}
+	}
+	took := slices.Min(loaded)
+	t.Logf("%.1f MB evicted in %v, loaded in %v (%.1f GB/s)", float64(weights)/1e6, slices.Min(evicted), took, float64(weights)/float64(took.Nanoseconds()))
 }
 
 // held implements Environment.Weights within this process.

@@ -4,4 +4,5 @@ package gpu
 var (
 	JudgePriorities = judgePriorities
 	ErrNotFull      = errNotFull
+	ErrUnclear      = errUnclear
 )

@@ -9,12 +9,14 @@
 //	         2. write their descriptors to the slot's pinned memory
 //	         3. one launch of the gather kernel (gather.cu); an event after it
 //	Pad      4. set the images up to the ladder's step to zero
-//	         5. (the framework's work)
-//	Fetch    6. copy the outputs to the results, in registered shared memory, by
+//	Follow   5. wait for the last event of another slot's batch, if this one is
+//	            queued behind it
+//	         6. (the framework's work)
+//	Fetch    7. copy the outputs to the results, in registered shared memory, by
 //	            a kernel or, if they are large, by the copy engine; an event; then
 //	            the stream writes the batch's number to a word
-//	Done     7. check the word: a read of memory, no call into CUDA
-//	Wait     8. sleep for most of the time that recent batches of this size took,
+//	Done     8. check the word: a read of memory, no call into CUDA
+//	Wait     9. sleep for most of the time that recent batches of this size took,
 //	            then poll the word
 //
 // Slots 0 and 2 have the same tensors, and so have 1 and 3.
@@ -86,7 +88,10 @@ type Device struct {
 	level budget.Level // of new lanes; budget.Demoted until Prioritize
 }
 
-var _ device.Partitioned = (*Device)(nil)
+var (
+	_ device.Partitioned = (*Device)(nil)
+	_ device.Ordered     = (*Device)(nil)
+)
 
 // SharedBytes is how much shared memory Tensors needs: the outputs of the batches
 // that may be in flight together.
@@ -324,6 +329,26 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	}
 	if err := s.gathered.Record(s.stream); err != nil {
 		return d.fail("pad", err)
+	}
+	return nil
+}
+
+// errFollow is returned if a batch of this device cannot wait for one of the other.
+var errFollow = errors.New("batch cannot be queued behind that of another device")
+
+// Follow queues a wait for the event after the other slot's last Fetch. Both devices must be open on the
+// same GPU: they then have one context, and streams of it can wait for its events.
+func (d *Device) Follow(slot int, other device.Ordered, otherSlot int) error {
+	s, err := d.slot(slot)
+	if err != nil {
+		return fmt.Errorf("queue batch in slot %d: %w", slot, err)
+	}
+	before, ok := other.(*Device)
+	if !ok || before.device != d.device || otherSlot < 0 || otherSlot >= len(before.slots) {
+		return fmt.Errorf("queue batch in slot %d: %w", slot, errFollow)
+	}
+	if err := s.follow(&before.slots[otherSlot]); err != nil {
+		return d.fail("queue batch", err)
 	}
 	return nil
 }

@@ -214,6 +214,7 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 		s.runOn(lanes[i])
 		clear(s.took) // times change with the share
 		clear(s.tookDemoted)
+		clear(s.tookFollowed)
 	}
 	return nil
 }

@@ -110,19 +110,34 @@ func TestJudgePriorities(t *testing.T) {
 	for _, c := range []struct {
 		name               string
 		alone, equal, high time.Duration
-		hold, full         bool
+		disturbed          int // of 15 pairs, in which both took 20 ms
+		hold               bool
+		err                error
 	}{
-		{"H200", 30 * us, 4000 * us, 90 * us, true, true},
-		{"no effect", 30 * us, 4000 * us, 4000 * us, false, true},
-		{"half", 30 * us, 4000 * us, 2000 * us, false, true},
-		{"less than half", 30 * us, 4000 * us, 1999 * us, true, true},
-		{"not full", 500 * us, 4999 * us, 500 * us, false, false},
-		{"not full, short", 30 * us, 999 * us, 30 * us, false, false},
+		{"H200", 30 * us, 4000 * us, 90 * us, 0, true, nil},
+		{"another H200", 20 * us, 882 * us, 30 * us, 0, true, nil},
+		{"no effect", 30 * us, 4000 * us, 4000 * us, 0, false, nil},
+		{"half", 30 * us, 4000 * us, 2000 * us, 0, false, nil},
+		{"less than half", 30 * us, 4000 * us, 1999 * us, 0, true, nil},
+		{"not full", 500 * us, 4999 * us, 500 * us, 0, false, gpu.ErrNotFull},
+		{"not full, short", 30 * us, 499 * us, 30 * us, 0, false, gpu.ErrNotFull},
+		{"some disturbed", 30 * us, 4000 * us, 90 * us, 3, true, nil},
+		{"many disturbed", 30 * us, 4000 * us, 90 * us, 4, false, gpu.ErrUnclear},
+		{"most disturbed", 30 * us, 4000 * us, 90 * us, 9, false, gpu.ErrUnclear},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := gpu.JudgePriorities(c.alone, c.equal, c.high)
-			if p.Hold != c.hold || errors.Is(err, gpu.ErrNotFull) == c.full {
-				t.Errorf("%+v, %v", p, err)
+			var alone, equal, high []time.Duration
+			for i := range 15 {
+				alone = append(alone, c.alone)
+				if i < c.disturbed {
+					equal, high = append(equal, 20*time.Millisecond), append(high, 20*time.Millisecond)
+				} else {
+					equal, high = append(equal, c.equal), append(high, c.high)
+				}
+			}
+			p, err := gpu.JudgePriorities(alone, equal, high)
+			if p.Hold != c.hold || !errors.Is(err, c.err) {
+				t.Errorf("%+v, %v; want hold %v, error %v", p, err, c.hold, c.err)
 			}
 		})
 	}

@@ -37,9 +37,10 @@ type slot struct {
 
 	work work // in flight
 
-	took        []estimate // by images: from fenced to done
-	tookDemoted []estimate
-	_           [64]byte // different threads use the slots
+	took         []estimate // by images: from fenced to done
+	tookDemoted  []estimate
+	tookFollowed []estimate // the end of another batch included
+	_            [64]byte   // different threads use the slots
 }
 
 // work is a batch on its stream.
@@ -47,6 +48,7 @@ type work struct {
 	queued   bool   // the stream has work
 	fenced   bool   // the stream will write number when its work is done
 	measured int    // 2: both events are recorded
+	followed bool   // it waits for another slot's batch
 	number   uint32 // of the last batch
 	images   int    // to fetch
 	begun    int64  // when it was fenced, shm.Now
@@ -78,7 +80,9 @@ func (s *slot) runOn(l lane) { s.lane, s.stream = l, l.streams[l.level] }
 func (s *slot) prepare(d *Device, tensors device.Tensors) error {
 	const usual = 512
 	s.tensors = tensors
-	s.took, s.tookDemoted = make([]estimate, d.images+1), make([]estimate, d.images+1)
+	for _, took := range []*[]estimate{&s.took, &s.tookDemoted, &s.tookFollowed} {
+		*took = make([]estimate, d.images+1)
+	}
 	if s.copies != nil {
 		return nil
 	}
@@ -127,7 +131,7 @@ func (s *slot) settle() error {
 
 func (s *slot) reset() {
 	w := &s.work
-	w.queued, w.fenced, w.measured, w.images = false, false, 0, 0
+	w.queued, w.fenced, w.followed, w.measured, w.images = false, false, false, 0, 0
 }
 
 // errMemory is wrapped if there is no memory for descriptors.
@@ -175,6 +179,19 @@ func (s *slot) blank(d *Device, dst []byte, from, to int) error {
 	s.work.queued, s.work.fenced = true, false
 	size := d.kernel.plan.imageBytes
 	return s.stream.Set(cuda.At(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
+}
+
+// follow queues a wait for the last Fetch of another slot.
+func (s *slot) follow(other *slot) error {
+	s.work.queued, s.work.fenced, s.work.followed = true, false, true
+	if err := s.stream.Wait(other.ended); err != nil {
+		return err
+	}
+	if err := s.gathered.Record(s.stream); err != nil {
+		return err
+	}
+	s.work.measured = 1
+	return nil
 }
 
 // fetch queues the outputs' copy and the fence.
@@ -280,6 +297,8 @@ func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 		expect = new(estimate)
 	case s.lane.level != budget.Demoted && s.stream == s.lane.streams[budget.Demoted]:
 		expect = &s.tookDemoted[s.work.images]
+	case s.work.followed:
+		expect = &s.tookFollowed[s.work.images]
 	default:
 		expect = &s.took[s.work.images]
 	}

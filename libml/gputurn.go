@@ -1,0 +1,168 @@
+package libml
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/shm"
+)
+
+// gpuTurn is a process's turn on a GPU without MPS (shm.Turn). The process has the turn while a batch of
+// it runs, from the gather to the outputs. Another batch joins it only if no other process uses
+// the GPU. All members of a worker share one. Any goroutine may call the methods.
+type gpuTurn struct {
+	mu      sync.Mutex // guards the rest
+	turn    *shm.Turn
+	running int // batches that have the turn
+}
+
+// openTurn opens the process's turn, which comes as the file after the slabs. It returns nil if the
+// processes of the device take no turns.
+func (p *process) openTurn(attached control.Attached, files []*os.File) (*gpuTurn, error) {
+	if attached.Turn == nil {
+		return nil, nil
+	}
+	open := func() (*gpuTurn, error) {
+		turn, err := shm.OpenTurn(files[len(files)-1], *attached.Turn)
+		if err != nil {
+			return nil, fmt.Errorf("open turn on the GPU: %w", err)
+		}
+		return &gpuTurn{turn: turn}, nil
+	}
+	if p.worker == nil {
+		return open()
+	}
+	w := &p.worker.turns
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.turn != nil {
+		return w.turn, nil
+	}
+	var err error
+	w.turn, err = open()
+	return w.turn, err
+}
+
+// workerTurn is the turn of a worker, which its first member opens.
+type workerTurn struct {
+	mu   sync.Mutex // guards turn
+	turn *gpuTurn
+}
+
+// closeTurn unmaps the turn of a process that ends. A worker keeps its turn.
+func (p *process) closeTurn() {
+	if p.gpuTurn != nil && p.worker == nil {
+		p.gpuTurn.turn.Release()
+		p.gpuTurn.turn.Close()
+	}
+}
+
+// batchTurn is a loop's part in its process's turn. The zero value takes no turns: each batch may begin.
+type batchTurn struct {
+	of    *gpuTurn
+	waits bool
+}
+
+// turnWait is how long a loop waits for the turn before it picks the batch again. memberWait is how long if
+// another member of its worker has the turn.
+const (
+	turnWait   = time.Millisecond
+	memberWait = 200 * time.Microsecond
+)
+
+// take reports whether a batch may begin now. If not, it has waited for a while. The caller calls it
+// again, or withdraw.
+func (b *batchTurn) take(rank shm.Rank) bool {
+	t := b.of
+	t.mu.Lock()
+	now := shm.Now()
+	switch {
+	case t.running > 0 && !t.turn.Alone(now):
+		t.mu.Unlock()
+		nap(memberWait)
+		return false
+	case t.running == 0 && !t.turn.Take(rank, now+int64(turnWait)):
+		b.waits = true
+		t.mu.Unlock()
+		return false
+	}
+	b.waits = false
+	t.running++
+	t.mu.Unlock()
+	return true
+}
+
+// joins reports whether a batch may begin next to one of the same process.
+func (b *batchTurn) joins() bool {
+	if b.of == nil {
+		return true
+	}
+	b.of.mu.Lock()
+	defer b.of.mu.Unlock()
+	return b.of.turn.Alone(shm.Now())
+}
+
+// withdraw ends the loop's wait. Other members of its worker that wait write their entry again.
+func (b *batchTurn) withdraw() {
+	if !b.waits {
+		return
+	}
+	b.of.mu.Lock()
+	defer b.of.mu.Unlock()
+	b.waits = false
+	b.of.release()
+}
+
+// end ends a batch.
+func (b *batchTurn) end() {
+	if b.of == nil {
+		return
+	}
+	b.of.mu.Lock()
+	defer b.of.mu.Unlock()
+	b.of.running--
+	b.of.release()
+}
+
+// release gives up the turn if no batch of the process runs.
+func (t *gpuTurn) release() {
+	if t.running == 0 {
+		t.turn.Release()
+	}
+}
+
+// takeTurnOnGPU reports whether the picked batch may begin on the GPU.
+func (l *loop) takeTurnOnGPU(done <-chan struct{}) bool {
+	if l.gpuTurn.of == nil {
+		return true
+	}
+	l.ring.Settle()
+	if l.gpuTurn.take(l.rank(l.choice.batch)) {
+		return true
+	}
+	if l.flights.count == 0 {
+		l.announce(done)
+	}
+	return false
+}
+
+// rank is the place of the picked batch among those of all processes.
+func (l *loop) rank(batch []slab.Request) shm.Rank {
+	rank := shm.Rank{Deadline: earliestDeadline(batch)}
+	if !l.choice.demoted {
+		rank.Level = uint32(max(budget.MinLevel, l.account.orderedLevel()))
+	}
+	return rank
+}
+
+// demotedByTurn is the Demotable of a process that takes turns: a batch is demoted by its rank, on whatever
+// stream the framework runs it.
+type demotedByTurn struct{}
+
+// Demotable returns true.
+func (demotedByTurn) Demotable(int, int) bool { return true }
