@@ -239,6 +239,11 @@ func (c *Config) On(device string) error {
 	if err := c.Shares.Change.On(device); err != nil {
 		return fmt.Errorf("shares.change %w", err)
 	}
+	for i := range c.Workers {
+		if err := c.Workers[i].hostMemoryOn(device); err != nil {
+			return fmt.Errorf("host_memory of worker %s %w", c.Workers[i].Name, err)
+		}
+	}
 	for i := range c.Functions {
 		if err := c.Functions[i].Under(c, device); err != nil {
 			return err

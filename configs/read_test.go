@@ -65,7 +65,7 @@ func TestReferenceDefaults(t *testing.T) {
 
 func TestShippedConfigurations(t *testing.T) {
 	s := schema(t)
-	for _, file := range []string{"demo.yaml", "gpu.yaml", "reference.yaml"} {
+	for _, file := range []string{"demo.yaml", "gpu.yaml", "lanes.yaml", "reference.yaml"} {
 		if _, err := Read(file); err != nil {
 			t.Error(err)
 		}

@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -14,6 +15,12 @@ type Worker struct {
 	// The guarantee of all members together, in percent of the device's time. Together with the
 	// share_percent of the functions it is at most 100.
 	SharePercent float64 `yaml:"share_percent" required:"true" min:"0.1" max:"100" example:"30"`
+	// The memory for the models of all members together: host memory on a CPU, device memory on a GPU.
+	// The worker loads and evicts models to stay within it; unlimited if left out.
+	Memory Size `yaml:"memory" min:"1MiB" max:"16TiB" example:"8GiB"`
+	// On a GPU: the host memory that may be pinned for loads. A load of a model that is not pinned takes
+	// longer. Unlimited if left out; needs memory.
+	HostMemory Size `yaml:"host_memory" min:"1MiB" max:"16TiB" example:"16GiB"`
 	// How many batches may run at once. Members divide into so many lanes, and those of a lane take
 	// turns.
 	Lanes int `yaml:"lanes" default:"2" min:"1" max:"16"`
@@ -31,13 +38,13 @@ func (c *Config) Worker(name string) (w Worker, ok bool) {
 	return c.Workers[i], true
 }
 
-// EditedWorkers returns the workers of an edited configuration as they take effect without a restart:
-// the lanes of a worker stay, because its process has them for its life.
+// EditedWorkers returns the workers of an edited configuration as they take effect without a restart.
+// A worker keeps its lanes and its memory, because its process has them for its life.
 func (c *Config) EditedWorkers(edited []Worker) []Worker {
 	list := slices.Clone(edited)
 	for i, w := range list {
 		if before, ok := c.Worker(w.Name); ok {
-			list[i].Lanes, list[i].Policy = before.Lanes, before.Policy
+			list[i].Lanes, list[i].Policy, list[i].Memory, list[i].HostMemory = before.Lanes, before.Policy, before.Memory, before.HostMemory
 		}
 	}
 	return list
@@ -67,12 +74,28 @@ func (c *Config) checkWorkers(root document.Value) {
 			at.Find("name").Reject("is %q, which another worker has", w.Name)
 		}
 		names[w.Name] = true
+		if err := w.hostMemoryOn(c.Device); err != nil {
+			at.Find("host_memory").Reject("%v", err)
+		}
 		if err := CheckSum(w.SharePercent, 1, sum); err != nil {
 			at.Find("share_percent").Reject("%v", err)
 			w.SharePercent = 0 // report one sum once
 		}
 		sum += w.SharePercent
 	}
+}
+
+// hostMemoryOn returns an error if host_memory can have no effect on a device.
+func (w *Worker) hostMemoryOn(device string) error {
+	switch {
+	case w.HostMemory == 0:
+		return nil
+	case w.Memory == 0:
+		return errors.New("limits host memory for loads, and without memory no model is loaded again; want `memory: 8GiB`, or delete the key")
+	case device == DeviceCPU:
+		return errors.New("is for a GPU, and the device is cpu; delete the key, memory is the limit there")
+	}
+	return nil
 }
 
 // workerUnder returns an error if a function cannot be a member of its worker under a configuration.

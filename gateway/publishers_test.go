@@ -92,14 +92,22 @@ func TestPublishHTTP(t *testing.T) {
 		}
 	}
 
-	response, err := http.Get(web.URL + "/api/publish")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
+	// An answer is counted after it is written.
 	var list []publish.Status
-	if err := json.NewDecoder(response.Body).Decode(&list); err != nil || len(list) != 1 || list[0].Name != "log" || list[0].Sent != 3 || list[0].State != publish.Running {
-		t.Errorf("%+v, %v", list, err)
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		response, err := http.Get(web.URL + "/api/publish")
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = nil
+		err = json.NewDecoder(response.Body).Decode(&list)
+		response.Body.Close()
+		if err == nil && len(list) == 1 && list[0].Name == "log" && list[0].Sent == 3 && list[0].State == publish.Running {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v, %v", list, err)
+		}
 	}
 }
 

@@ -42,11 +42,14 @@ func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*
 		}
 		return nil, &Problem{Key: key, Err: err}
 	}
-	if err := checkMember(c.Worker, card); err != nil {
+	if err := checkMember(cfg, c.Worker, card); err != nil {
 		return nil, &Problem{Key: "worker", Err: err}
 	}
 	if err := checkCamera(c.Format, &card.Input); err != nil {
 		return nil, &Problem{Key: "format", Err: err}
+	}
+	if err := checkPictures(c.Pictures, card); err != nil {
+		return nil, &Problem{Key: "pictures", Err: err}
 	}
 	with := setupUnder(cfg, c, card)
 	if err := cfg.Lab.FitsBatches(card.Batches, with.slo, with.hangTimeout); err != nil {

@@ -193,6 +193,9 @@ func (f *function) plan(want configs.Function) (*change, error) {
 			return nil, fmt.Errorf("replace model of %s: %w", f.name, err)
 		}
 	}
+	if err := checkPictures(want.Pictures, card); err != nil {
+		return nil, fmt.Errorf("reconfigure function %s: pictures %w", f.name, err)
+	}
 	c.setup = m.setupOf(want, card)
 	if card != f.model.desired || !c.setup.equal(f.setupFor(card)) {
 		c.card = card
@@ -321,7 +324,7 @@ func (c *change) commit() error {
 		m.shareEdited(f)
 	}
 	if before.Pictures != c.want.Pictures {
-		f.keepPictures()
+		f.port.SetPictures(c.want.Pictures.Interval())
 	}
 	m.file.follow(c.want)
 	if c.card == nil {

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
@@ -348,19 +347,11 @@ func TestConfigurationStatus(t *testing.T) {
 	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
 	metric := func() float64 {
 		t.Helper()
-		var families []*dto.MetricFamily
-		var err error
-		b.asked(func() { families, err = b.metrics.registry.Gather() })
-		if err != nil {
-			t.Fatal(err)
+		found := b.series("penstock_configuration_rejected")
+		if len(found) != 1 {
+			t.Fatalf("series %v of penstock_configuration_rejected, want one", found)
 		}
-		for _, f := range families {
-			if f.GetName() == "penstock_configuration_rejected" {
-				return f.GetMetric()[0].GetGauge().GetValue()
-			}
-		}
-		t.Fatal("no metric penstock_configuration_rejected")
-		return 0
+		return found[0].GetGauge().GetValue()
 	}
 	var log bytes.Buffer
 	b.log = zerolog.New(&log)

@@ -103,19 +103,22 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		}
 		f.instances = append(f.instances, in)
 	}
-	f.keepPictures()
+	f.port.SetPictures(c.Pictures.Interval())
 	return f, nil
 }
 
-// keepPictures lets the port copy pictures as the configuration says.
-func (f *function) keepPictures() {
-	interval, in := f.config.Pictures.Interval(), &f.model.desired.Input
-	if interval > 0 && (!in.IsPicture() || in.WireBytes() > control.MaxPictureBytes) {
-		f.log.Warn().Int("request_bytes", in.WireBytes()).Int("max_bytes", control.MaxPictureBytes).
-			Msg("cannot keep pictures: want a model whose input is pictures of u8 within the limit")
-		interval = 0
+// checkPictures returns an error if the page cannot show the requests of a model.
+func checkPictures(rate configs.PictureRate, card *models.Card) error {
+	in := &card.Input
+	switch {
+	case rate == "":
+		return nil
+	case !in.IsPicture():
+		return fmt.Errorf("is %s, and model %s takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels), or leave the key out", rate, card.Name, in.Channels, in.WireType)
+	case in.WireBytes() > control.MaxPictureBytes:
+		return fmt.Errorf("is %s, and model %s takes pictures of %d bytes; the page shows at most %d; leave the key out", rate, card.Name, in.WireBytes(), control.MaxPictureBytes)
 	}
-	f.port.SetPictures(interval)
+	return nil
 }
 
 // within is the part of the objective that the node may use.
@@ -246,6 +249,7 @@ func (f *function) status() control.FunctionStatus {
 		s.SharePercent = s.Guarantee.Percent
 		s.Guarantee.Unprotected = cmp.Or(s.Guarantee.Unprotected, f.m.unprotected())
 	}
+	s.Residency = f.instances[0].currentResidency() // a member has one instance
 	s.Replay, s.ReplayEnded = f.config.Replay.File, stats.Played
 	s.Camera = f.cameraStatus(&stats.Requests)
 	if q := f.instances[0].pair.Active(); q != nil {

@@ -72,10 +72,14 @@ func (m *Manager) configured() (list []configs.Function) {
 // still occupy its place.
 func (m *Manager) checked(c configs.Function) (*models.Card, error) {
 	card, problem := checkFunction(&m.cfg, c, m.find)
-	if problem != nil {
-		return nil, fmt.Errorf("add function %s: %w", c.Name, problem.Err)
+	if problem == nil {
+		return card, nil
 	}
-	return card, nil
+	switch problem.Key {
+	case "worker", "format", "pictures": // their errors begin with the value
+		return nil, fmt.Errorf("add function %s: %s %w", c.Name, problem.Key, problem.Err)
+	}
+	return nil, fmt.Errorf("add function %s: %w", c.Name, problem.Err)
 }
 
 // remove takes a function off: its port refuses new requests, accepted ones are answered, its

@@ -319,6 +319,7 @@ func (in *instance) forgetGroups() {
 	in.order(nil)
 	in.placement = placement{Placement: partition.Placement{Since: in.placement.Since}}
 	in.processes.forgetObservations()
+	in.warmedUp = warmedUp{}
 }
 
 func (m *Manager) eachInstance(do func(*instance)) {

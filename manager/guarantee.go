@@ -69,7 +69,7 @@ func (m *Manager) guarantees() {
 		functions = append(functions, guarantee.Worker(w.Name, w.SharePercent, members[w.Name]))
 	}
 
-	actions := guarantee.Decide(functions)
+	actions := m.decide(functions)
 	for i, in := range own {
 		e := &in.entitled
 		e.action = settleGuarantee(in.log, "function", in.f.slo, e.action, actions[i])
@@ -134,11 +134,15 @@ func (in *instance) observeDemand(elapsed time.Duration) {
 // wants describes the instance for the policy.
 func (in *instance) wants() guarantee.Function {
 	e := &in.entitled
-	return guarantee.Function{
+	f := guarantee.Function{
 		Name: in.f.name, Objective: in.f.within(),
 		Rate: e.demand.Rate(), Fixed: e.fixed, Cost: e.cost, Batch: in.batch(),
 		SharePercent: cmp.Or(in.f.byHand, in.f.config.SharePercent),
 	}
+	if f.Cost > 0 {
+		f.LongestBatch = f.Fixed + time.Duration(max(1, in.batching.Limit)*float64(f.Cost))
+	}
+	return f
 }
 
 // batch is how many requests share a batch when the device is short.
@@ -174,7 +178,7 @@ func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a 
 // that does not serve has none: it loads its model in the time that the functions leave unused.
 func (in *instance) terms(p *control.DesiredProcess) {
 	a := in.guaranteeOf(p.Worker)
-	p.Level = a.Level
+	p.Level, p.MaxBatch = a.Level, in.maxBatch(a)
 	if p.Worker != "" || p.Role == control.Serve || p.Role == control.Drain {
 		p.GuaranteePercent, p.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
 	}

@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/models"
@@ -36,6 +38,23 @@ func (b *nodeBed) page() (s control.Status) {
 		b.t.Fatal(err)
 	}
 	return s
+}
+
+// series returns the values of a metric.
+func (b *nodeBed) series(name string) []*dto.Metric {
+	b.t.Helper()
+	var families []*dto.MetricFamily
+	var err error
+	b.asked(func() { families, err = b.metrics.registry.Gather() })
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()
+		}
+	}
+	return nil
 }
 
 func TestStatusStartTime(t *testing.T) {

@@ -40,7 +40,9 @@ type instance struct {
 	placement placement  // on a GPU whose groups of multiprocessors are allocated
 	replaced  chan error // gets the result of a replacement; nil if there is none
 	batching  batching
+	residency residency
 	measured  measurement
+	warmedUp  warmedUp
 	entitled  entitlement
 	suspected time.Time // when its batch last ran as its worker died; zero: never
 }
@@ -212,6 +214,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.endAwait(o.Generation)
 	}
 	in.noteObservation(&o)
+	in.leave(q, &o)
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
@@ -282,19 +285,38 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err := in.makeTensors(q.Card); err != nil {
 		return err
 	}
+	turn, err := in.m.joinTurns(hello.PID)
+	if err != nil {
+		return err
+	}
 	slab, tensors, with := in.f.port.Slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
+	files := append(in.queue.Files(), tensors.File(), slab.File())
+	if turn != nil {
+		files = append(files, in.m.turns.shared.File())
+	}
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
-		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())},
-	}, append(in.queue.Files(), tensors.File(), slab.File()))
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn,
+		Measurements: in.warmedUp.of(q.Card),
+	}, files)
 	if err != nil {
+		in.m.turns.leave(hello.PID)
 		return err
 	}
 	p := in.processes.of(hello.Generation)
 	p.conn, p.worker = conn, with.worker
 	in.pair.Attach(hello.Generation)
-	in.m.threads.Go(func() { in.readReports(conn, hello.Generation) })
+	in.m.threads.Go(func() {
+		in.readReports(conn, hello.Generation)
+		in.m.post(func() { in.m.turns.leave(hello.PID) })
+	})
 	return nil
+}
+
+// loading reports whether the process loads its model. Its worker watches over that.
+func (in *instance) loading() bool {
+	r := in.currentResidency()
+	return r != nil && r.State == control.Loading
 }
 
 // watch looks for overdue requests. It kills the process that should have answered them, and
@@ -320,7 +342,7 @@ func (in *instance) watch(now time.Duration) {
 	patience := in.f.hangTimeout
 	// A process is responsible for the time since it got the ring. Before that, another
 	// process was.
-	if now-max(oldest, in.tenure.since) >= patience {
+	if now-max(oldest, in.tenure.since) >= patience && !in.loading() {
 		if q := in.holder(); q != nil && q.Role != control.Kill {
 			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
 				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed it")

@@ -79,6 +79,7 @@ type Manager struct {
 	generations  generations
 	orchestrator orchestrator
 	device       device
+	turns        turns
 	faults       faults
 	shares       *gslice.Controller
 	workers      map[string]guarantee.Action // guarantees of workers with members
@@ -170,6 +171,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 			m.folder.sockets = append(m.folder.sockets, r)
 		}
 	}
+	defer m.turns.close()
 	defer m.closeFunctions()
 	if err := m.begin(); err != nil {
 		return err
@@ -273,6 +275,7 @@ func (m *Manager) watch() {
 	for _, f := range m.functions {
 		f.watch()
 	}
+	m.watchTurns()
 }
 
 // acceptAttaches accepts processes until the listener closes.

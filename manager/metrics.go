@@ -227,6 +227,18 @@ var (
 		"Files of weights that processes share.")
 	descPersistent = describe("penstock_model_persistent_bytes",
 		"Device memory of a linked model.", "function")
+	descResident = describe("penstock_model_resident",
+		"1 while the model of a worker's member is in memory, 0 while it is evicted or being loaded.", "function")
+	descLoads = describe("penstock_model_loads_total",
+		"Times that the model of a worker's member was loaded.", "function")
+	descEvictions = describe("penstock_model_evictions_total",
+		"Times that the model of a worker's member was evicted.", "function")
+	descLastLoad = describe("penstock_model_last_load_seconds",
+		"How long the last load of the model of a worker's member took.", "function")
+	descThrashing = describe("penstock_worker_thrashing",
+		"1 while a worker cannot load models as fast as requests for them come, else 0.", "worker")
+	descWorkerMemory = describe("penstock_worker_memory_bytes",
+		"Limit of the memory of a worker's models.", "worker")
 	descEphemeral = describe("penstock_model_ephemeral_bytes",
 		"Additional device memory of the largest batch.", "function")
 )
@@ -282,6 +294,12 @@ func (c collector) collectNode(m *Manager) {
 	c.flag(descConfiguration, !m.file.status.Followed)
 	c.counter(descFolder, m.folder.restored)
 	c.flag(descFolderLost, m.folder.err != nil)
+	for _, w := range m.workersStatus() {
+		if w.MemoryBytes > 0 {
+			c.gauge(descWorkerMemory, float64(w.MemoryBytes), w.Name)
+			c.flag(descThrashing, w.Thrashing, w.Name)
+		}
+	}
 }
 
 func (c collector) collectDevice(m *Manager) {
@@ -363,6 +381,12 @@ func (c collector) collectFunction(f *function) {
 	c.gauge(descInFlight, float64(stats.InFlight), f.name)
 	c.gauge(descPersistent, float64(f.memory.persistentBytes), f.name)
 	c.gauge(descEphemeral, float64(f.memory.ephemeralBytes), f.name)
+	if r := f.instances[0].currentResidency(); r != nil {
+		c.flag(descResident, r.State == control.Resident || r.State == control.Running, f.name)
+		c.counter(descLoads, r.Loads, f.name)
+		c.counter(descEvictions, r.Evictions, f.name)
+		c.gauge(descLastLoad, r.LastLoadMillis/1000, f.name)
+	}
 }
 
 func (c collector) collectGuarantee(in *instance) {

@@ -102,7 +102,7 @@ func (f *function) takes(card *models.Card, s setup) error {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, and the function takes %d; add it as another function",
 			f.name, card.Name, want, have)
 	}
-	if err := checkMember(s.worker, card); err != nil {
+	if err := checkMember(&f.m.cfg, s.worker, card); err != nil {
 		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
 	}
 	if err := checkCamera(f.config.Format, &card.Input); err != nil {

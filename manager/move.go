@@ -2,9 +2,13 @@ package manager
 
 import (
 	"fmt"
+	"os"
 	"time"
 
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 )
 
@@ -30,7 +34,7 @@ func (m *Manager) move(name, worker string) (<-chan error, error) {
 	if err := want.Under(&m.cfg, m.cfg.Device); err != nil {
 		return nil, fmt.Errorf("move %s: %w", name, err)
 	}
-	if err := checkMember(worker, f.model.desired); err != nil {
+	if err := checkMember(&m.cfg, worker, f.model.desired); err != nil {
 		return nil, fmt.Errorf("move %s: worker %w", name, err)
 	}
 	return f.replace(f.model.desired, f.config.Model, m.setupOf(want, f.model.desired), f.model.older)
@@ -54,6 +58,20 @@ func (in *instance) suspect(worker string) {
 	}
 }
 
+// leave moves a function from a superseded process of its worker to the newer one. If that fails, the
+// function stays.
+func (in *instance) leave(q *pair.Process, o *control.ObservedProcess) {
+	f, p := in.f, in.processes.of(o.Generation)
+	if !o.Superseded || p.left || q != in.pair.Active() || q.State != control.Active || f.removing || f.model.replacing {
+		return
+	}
+	p.left = true
+	in.log.Info().Msg("worker has a newer process; moving the function there")
+	if _, err := f.replace(f.model.desired, f.config.Model, f.setupFor(f.model.desired), f.model.older); err != nil {
+		in.log.Warn().Err(err).Msg("cannot move the function to the worker's newer process")
+	}
+}
+
 // hostText describes the host of a function.
 func hostText(worker string) string {
 	if worker == "" {
@@ -64,7 +82,7 @@ func hostText(worker string) string {
 
 // checkMember returns an error if a model cannot be a member of a worker. An empty worker takes all
 // models.
-func checkMember(worker string, card *models.Card) error {
+func checkMember(cfg *configs.Config, worker string, card *models.Card) error {
 	switch {
 	case worker == "":
 		return nil
@@ -73,5 +91,23 @@ func checkMember(worker string, card *models.Card) error {
 	case card.SeparateProgram() != "":
 		return fmt.Errorf("is %q, and a %s model such as %s is a separate program; leave the worker out", worker, card.SeparateProgram(), card.Name)
 	}
-	return nil
+	w, _ := cfg.Worker(worker)
+	return fitMemory(&w, card)
 }
+
+// fitMemory returns an error if a model is larger than the memory of its worker. Its file is the lower
+// bound that is known before it is loaded.
+func fitMemory(w *configs.Worker, card *models.Card) error {
+	if w.Memory == 0 || card.Model == "" {
+		return nil
+	}
+	info, err := os.Stat(card.Model)
+	if err != nil || info.Size() <= int64(w.Memory) { // its process reports a missing file better
+		return nil
+	}
+	need := (info.Size() + mib - 1) / mib
+	return fmt.Errorf("is %q, with memory for models of %.1f MiB, and %s has %.1f MiB; want `memory: %dMiB` or more, or leave the worker out",
+		w.Name, float64(w.Memory)/mib, card.Model, float64(info.Size())/mib, need)
+}
+
+const mib = 1 << 20

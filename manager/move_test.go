@@ -2,6 +2,8 @@ package manager
 
 import (
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -14,7 +16,7 @@ import (
 
 // cold and warm are the workers of workerNode.
 var (
-	cold = configs.Worker{Name: "cold", SharePercent: 30, Lanes: 2, Policy: "edf"}
+	cold = configs.Worker{Name: "cold", SharePercent: 30, Lanes: 2, Policy: "edf", Memory: 1 << 20}
 	warm = configs.Worker{Name: "warm", SharePercent: 20, Lanes: 1, Policy: "fifo"}
 )
 
@@ -82,7 +84,7 @@ func TestMove(t *testing.T) {
 			b.replacementEnds(end)
 			b.turns()
 			all := b.processes("a")
-			if len(all) != 1 || all[0].Worker != "cold" || all[0].Lanes != 2 || all[0].LanePolicy != "edf" || all[0].Role != control.Serve || all[0].Generation <= before {
+			if len(all) != 1 || all[0].Worker != "cold" || all[0].Lanes != 2 || all[0].LanePolicy != "edf" || all[0].MemoryBytes != 1<<20 || all[0].Role != control.Serve || all[0].Generation <= before {
 				t.Errorf("desired %+v, want one process in the worker and no shadow", all)
 			}
 			s := b.status("a")
@@ -138,10 +140,15 @@ func TestMoveFails(t *testing.T) {
 func TestMoveRefused(t *testing.T) {
 	own := objective("own", time.Second)
 	own.SharePercent = 20
-	b := workerNode(t, configs.DeviceCPU, own, member("member", "cold", time.Second), objective("python", time.Second), objective("program", time.Second))
+	b := workerNode(t, configs.DeviceCPU, own, member("member", "cold", time.Second), objective("python", time.Second), objective("program", time.Second), objective("large", time.Second))
+	large := filepath.Join(t.TempDir(), "large.onnx")
+	if err := os.WriteFile(large, make([]byte, cold.Memory+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, change := range map[string]func(*models.Card){
 		"python":  func(c *models.Card) { c.Framework = models.PyTorch },
 		"program": func(c *models.Card) { c.Framework, c.Command = "", []string{"./serve"} },
+		"large":   func(c *models.Card) { c.Model = large },
 	} {
 		change(b.function(name).model.desired)
 	}
@@ -156,6 +163,7 @@ func TestMoveRefused(t *testing.T) {
 		{"own", "cold", []string{"move own: share_percent of function own is 20 %", `worker "cold"`}},
 		{"python", "cold", []string{"move python: worker", "pytorch", "is a separate program"}},
 		{"program", "cold", []string{"move program: worker", "`command` in its card", "is a separate program"}},
+		{"large", "cold", []string{"move large: worker", "memory for models of 1.0 MiB", large + " has 1.0 MiB", "want `memory: 2MiB` or more"}},
 	} {
 		_, err := b.move(c.name, c.worker)
 		refused(t, err, c.words...)
@@ -280,6 +288,39 @@ func TestWorkerCost(t *testing.T) {
 	}
 }
 
+// A member of a superseded process moves to the newer one, and only once: if that fails, the member stays.
+func TestSuperseded(t *testing.T) {
+	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second), member("b", "cold", time.Second))
+	old, p := b.serves("a")
+	other, _ := b.serves("b")
+	swaps := b.status("a").Swaps
+	p.superseded = true
+	b.settles("a")
+	b.turns()
+	now, p := b.serves("a")
+	if s := b.status("a"); now == old || s.Worker != "cold" || s.Swaps != swaps+1 || s.Unsaved != "" {
+		t.Errorf("generation %d serves after %d, status %+v; want one swap within the worker", now, old, s)
+	}
+	if b, _ := b.serves("b"); b != other {
+		t.Errorf("generation %d of b serves, want %d still", b, other)
+	}
+
+	p.superseded = true
+	started := b.processes("a")
+	for turns := 0; len(started) != 2; turns++ {
+		if turns == 5 {
+			t.Fatalf("desired %+v, want a new process, too", started)
+		}
+		b.turn()
+		started = b.processes("a")
+	}
+	b.fakes[victim{place{"a", 0}, started[1].Generation}].die(control.Failed, "no memory for its weights")
+	b.settles("a")
+	if again, _ := b.serves("a"); again != now || b.function("a").model.replacing || len(b.processes("a")) != 1 {
+		t.Errorf("generation %d serves of %+v, want only %d", again, b.processes("a"), now)
+	}
+}
+
 // A worker that dies takes all its members along, and each comes back in it.
 func TestWorkerDies(t *testing.T) {
 	for _, device := range []string{configs.DeviceCPU, "cuda"} {
@@ -379,13 +420,13 @@ func TestEditWorker(t *testing.T) {
 	t.Run("guarantee", func(t *testing.T) {
 		b := workerNode(t, configs.DeviceCPU, functions...)
 		c := b.cfg
-		c.Workers = []configs.Worker{{Name: "cold", SharePercent: 50, Lanes: 4, Policy: "fair"}}
+		c.Workers = []configs.Worker{{Name: "cold", SharePercent: 50, Lanes: 4, Policy: "fair", Memory: 2 << 20}}
 		if err := b.followed(c); err != nil {
 			t.Fatal(err)
 		}
 		b.turn()
-		if got := b.wanted("b")[control.Serve]; got.GuaranteePercent != 50 || got.Lanes != 2 || got.LanePolicy != "edf" {
-			t.Errorf("b has %+v, want the worker's new guarantee and its old lanes", got)
+		if got := b.wanted("b")[control.Serve]; got.GuaranteePercent != 50 || got.Lanes != 2 || got.LanePolicy != "edf" || got.MemoryBytes != 1<<20 {
+			t.Errorf("b has %+v, want the worker's new guarantee and its old lanes and memory", got)
 		}
 		if keys := b.page().Configuration.NeedRestart; !slices.Equal(keys, []string{"workers"}) {
 			t.Errorf("%v need a restart, want workers for their lanes", keys)

@@ -48,6 +48,8 @@ type fakeProcess struct {
 	reason string
 	unfit  []int // the last groups that its model did not run on
 	stays  bool  // on its groups, although it is ordered to others
+	// superseded: its worker has a newer process
+	superseded bool
 }
 
 func (p *fakeProcess) groups() []int {
@@ -257,7 +259,7 @@ func (b *nodeBed) report() {
 			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,
 			Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
-			EphemeralBytes: int64(p.sizes),
+			EphemeralBytes: int64(p.sizes), Superseded: p.superseded,
 		}
 		for _, g := range p.on {
 			seen.SMs += b.gpu.GroupSMs[g]

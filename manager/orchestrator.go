@@ -89,7 +89,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			Worker: with.worker, Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
 		if w, ok := in.m.cfg.Worker(with.worker); ok {
-			p.Lanes, p.LanePolicy = w.Lanes, w.Policy
+			p.WorkerLimits = limitsOf(w)
 		}
 		if in.m.cfg.Guarantees() {
 			in.terms(&p)

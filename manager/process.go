@@ -13,6 +13,8 @@ type process struct {
 	pid    int
 	conn   *control.AttachConn // nil if the process is not attached
 	worker string              // that hosts it; empty if it is not in one
+	// left: the function was asked to leave this process, because it is superseded.
+	left bool
 	observation
 	// A process that has ended may wait for the orchestrator's report, and its end counts only
 	// then. unreported: whether the GPU was lost; exitBy: why a process ended that did not serve;

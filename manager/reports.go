@@ -70,6 +70,8 @@ func (in *instance) report(generation uint32, r control.Report) {
 		in.m.tuneEarly(in)
 	}
 	in.noteHandovers(&r)
+	in.residency.note(generation, r.Residency)
+	in.warmedUp = warmedUp{active.Card, r.Measurements}
 }
 
 // noteCosts records the cost of the requests since the last report.

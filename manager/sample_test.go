@@ -114,8 +114,7 @@ func TestPicturePath(t *testing.T) {
 		}
 	}
 
-	b.config.Pictures = "10/s"
-	b.keepPictures()
+	b.port.SetPictures(configs.PictureRate("10/s").Interval())
 	c, s := b.owner(0, 1), b.dial()
 	before := time.Now()
 	s.Send(3)
@@ -135,20 +134,29 @@ func TestPicturePath(t *testing.T) {
 }
 
 // Tensors and pictures that are too large are not kept.
-func TestKeepPictures(t *testing.T) {
-	b := newBed(t, configs.Default(), 100)
-	b.config.Pictures = "1/s"
-	for want, in := range map[bool]models.Input{
-		true:  {Height: 32, Width: 32, Channels: 3, WireType: models.U8},
-		false: {Height: 32, Width: 32, Channels: 3, WireType: models.F32},
-	} {
-		b.model.desired.Input = in
-		if b.keepPictures(); b.port.CopiesPictures() != want {
-			t.Errorf("pictures of %s are kept: %v", in.WireType, !want)
-		}
+func TestPicturesRefused(t *testing.T) {
+	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
+	inputs := map[string]models.Input{
+		"tensor": {Height: 32, Width: 32, Channels: 3, WireType: models.F32},
+		"large":  {Height: 2048, Width: 2048, Channels: 3, WireType: models.U8},
 	}
-	b.model.desired.Input = models.Input{Height: 2048, Width: 2048, Channels: 3, WireType: models.U8}
-	if b.keepPictures(); b.port.CopiesPictures() {
-		t.Error("pictures of 12 MiB are kept")
+	find := b.find
+	b.find = func(name string) (*models.Card, error) {
+		c, err := find(name)
+		if in, ok := inputs[name]; ok {
+			c.Input = in
+		}
+		return c, err
+	}
+	for name, words := range map[string][]string{
+		"tensor": {"pictures is 1/s, and model tensor takes 3 channels of f32", "u8"},
+		"large":  {"pictures is 1/s, and model large takes pictures of 12582912 bytes"},
+	} {
+		f := named(name, 20)
+		f.Pictures = "1/s"
+		refused(t, b.add(f), append(words, "add function "+name)...)
+		f = named("a", 20)
+		f.Model, f.Pictures = name, "1/s"
+		refused(t, b.edited(f), append(words, "reconfigure function a")...)
 	}
 }

@@ -190,7 +190,7 @@ class View {
     tile.classList.toggle("idle", !bad && answers === 0);
     const set = (selector, text) => { const e = tile.querySelector(selector); if (e.textContent !== text) e.textContent = text; };
     set(".name", name);
-    set(".model", `${f.model} v${f.version}`);
+    set(".model", `${f.model} v${f.version}${f.residency ? ` · ${f.residency.state}` : ""}`);
     set(".p99", p99 === null ? "idle" : `${p99.toPrecision(3)} ms`);
     set(".facts", `p99, objective ${+f.slo_ms.toPrecision(3)} ms · ${seconds ? (answers / seconds).toFixed(0) : 0}/s · ${late} not ok · lost ${f.lost}`);
     let why = "";

@@ -354,6 +354,9 @@ func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, even
 		return
 	}
 	r := a.occupy(slot, hash, d, h.RequestID, client, proved)
+	if proved {
+		events.Begun++
+	}
 	r.count, r.size = h.Count, size
 	clear(r.present[:(int(h.Count)+63)/64])
 	a.receiveFragment(slot, d, h, events)
@@ -458,6 +461,7 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		r.replies.budget.receive(r.replies.headers, d.Length())
 		if a.proves(d, h) {
 			a.prove(r)
+			events.Begun++
 		}
 	}
 	switch {

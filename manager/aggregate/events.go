@@ -16,6 +16,9 @@ type Events struct {
 	// Complete holds slots whose request has become complete, to be published. The
 	// caller ends each with End.
 	Complete []uint32
+	// Begun counts the requests that have begun and whose client has proved that it receives at
+	// its address, so that it is worth to prepare for them. Pictures of cameras do not count.
+	Begun int
 	// Reported holds answers to requests that will not run: refused, busy,
 	// incomplete.
 	Reported []Answer
@@ -33,7 +36,7 @@ type Events struct {
 // read from them.
 func (e *Events) Reset() {
 	e.Release, e.Complete, e.Reported, e.Again, e.NACKs = e.Release[:0], e.Complete[:0], e.Reported[:0], e.Again[:0], e.NACKs[:0]
-	e.present, e.payloads = e.present[:0], e.payloads[:0]
+	e.present, e.payloads, e.Begun = e.present[:0], e.payloads[:0], 0
 }
 
 // Answer is a result to send. The caller fills in ModelVersion if the request

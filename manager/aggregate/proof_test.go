@@ -359,3 +359,23 @@ func TestProof(t *testing.T) {
 		})
 	})
 }
+
+// TestBegun counts the requests that are worth preparing for: a forged packet must not cause work.
+func TestBegun(t *testing.T) {
+	onBed(t, func(c *Config) { c.RequestBytes, c.MinFragmentBytes, c.MaxFragments = 2, 1, 4 }, func(b *harness) {
+		cookie := b.a.common.cookies.at(b.now, outsider)
+		first := func(id int, e *wire.Extension) fragment { return fragment{id: id, total: 2, size: 1, extension: e} }
+		if e := b.send(outsider, first(1, nil)); e.Begun != 0 {
+			t.Errorf("%d requests of a client without proof count, want 0", e.Begun)
+		}
+		if e := b.send(outsider, fragment{id: 1, total: 2, size: 1, extension: &wire.Extension{Cookie: cookie}, again: true}); e.Begun != 1 {
+			t.Errorf("%d requests count when the client proves its address, want 1", e.Begun)
+		}
+		if e := b.send(outsider, first(2, &wire.Extension{Cookie: cookie})); e.Begun != 1 {
+			t.Errorf("%d requests of a client with proof count, want 1", e.Begun)
+		}
+		if e := b.send(outsider, fragment{id: 2, total: 2, size: 1, index: 1}); e.Begun != 0 || len(e.Complete) != 1 {
+			t.Errorf("%d requests count at the last piece, want 0", e.Begun)
+		}
+	})
+}

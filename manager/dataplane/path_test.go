@@ -407,6 +407,19 @@ func TestMissingFragment(t *testing.T) {
 	}
 }
 
+// TestFirstFragment wakes a process that watches when the first fragment of a request arrives.
+func TestFirstFragment(t *testing.T) {
+	b := newHarness(t, 100)
+	c := b.owner(0, 1)
+	c.Watch(true)
+	b.dialRaw().Fragment(5, datapathtest.Picture(1), 1024, 0, 0)
+	for deadline := shm.Now() + int64(10*time.Second); !c.Arrived(); c.Wait(deadline) {
+		if shm.Now() > deadline {
+			t.Fatal("process is not told of the request")
+		}
+	}
+}
+
 // Both threads run, from publish to reply, and allocate nothing on the Go heap.
 func TestPortAllocations(t *testing.T) {
 	b := newHarness(t, 100)

@@ -17,7 +17,8 @@ import (
 //
 //   1. Receive a burst of datagrams, or wake at the next deadline.
 //   2. Under receiver.mu: reassemble requests, and end the expired ones.
-//   3. Under Port.mu: publish complete requests to a queue's ring.
+//   3. Announce new requests to processes without their model in memory. Under Port.mu:
+//      publish complete requests to a queue's ring.
 //   4. Release packet memory that is no longer needed.
 //   5. Send messages to clients: NACKs, rejections, repeated answers.
 //
@@ -75,6 +76,7 @@ func (r *receiver) run() {
 		starved := n == 0 && r.starved(t)
 		now := shm.Now()
 		r.reassemble(t, n, now)
+		r.port.announce(t.events.Begun)
 		r.port.publish(r, t.events.Complete)
 		r.finish(t)
 		if starved {
@@ -94,6 +96,16 @@ func (r *receiver) reassemble(t *receiveTurn, n int, now int64) {
 		t.next = r.aggregate.NextDeadline()
 	}
 	r.oldest.Store(r.aggregate.Oldest())
+}
+
+// announce tells the processes that requests have begun. Any of the queues may get them.
+func (p *Port) announce(begun int) {
+	if begun == 0 {
+		return
+	}
+	for _, q := range p.queues {
+		q.channel.Announce()
+	}
 }
 
 // publish passes complete requests of a receiver to the queues.
