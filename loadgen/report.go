@@ -231,18 +231,25 @@ func (r *Report) Faults() []string {
 		case f.Removed && f.Unanswered > 0:
 			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the node no longer has this function", f.Name, f.Unanswered, f.Sent))
 		}
-		if f.Lost != nil && *f.Lost > 0 {
-			faults = append(faults, fmt.Sprintf("%s: %d accepted requests were never answered", f.Name, *f.Lost))
-		}
-		if f.Wrong > 0 {
-			fault := fmt.Sprintf("%s: %d of %d answers differ from the same model run in process", f.Name, f.Wrong, f.Checked)
-			for _, difference := range f.Differences {
-				fault += "\n  " + difference
-			}
-			faults = append(faults, fault)
-		}
+		faults = append(faults, f.Errors()...)
 	}
 	return faults
+}
+
+// Errors lists what the node did wrong with requests that it accepted: they were lost, or their answers
+// differ from the reference.
+func (f *FunctionReport) Errors() (errs []string) {
+	if f.Lost != nil && *f.Lost > 0 {
+		errs = append(errs, fmt.Sprintf("%s: %d accepted requests were never answered", f.Name, *f.Lost))
+	}
+	if f.Wrong > 0 {
+		text := fmt.Sprintf("%s: %d of %d answers differ from the same model run in process", f.Name, f.Wrong, f.Checked)
+		for _, difference := range f.Differences {
+			text += "\n  " + difference
+		}
+		errs = append(errs, text)
+	}
+	return errs
 }
 
 // WriteJSON writes the report as one JSON object and a newline.

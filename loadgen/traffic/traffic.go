@@ -58,7 +58,7 @@ type Traffic struct {
 	Spec loadgen.Spec
 
 	options   Options
-	models    map[string]Model // by function
+	models    map[string]Model // by the file of their card
 	functions []function       // in Spec's order
 }
 
@@ -120,12 +120,22 @@ func (t *Traffic) Close() {
 
 // Answer implements loadgen.Reference.
 func (t *Traffic) Answer(function string, picture []byte) (answer.Answer, error) {
-	model, ok := t.models[function]
-	if !ok {
+	model := t.model(function)
+	if model == nil {
 		return answer.Answer{}, loadgen.ErrNoReference
 	}
 	payload, kind, err := model.Answer(picture)
 	return answer.Answer{Kind: wire.Kind(kind), Payload: payload}, err
+}
+
+// model returns the model that checks a function's answers; nil if there is none.
+func (t *Traffic) model(function string) Model {
+	for _, f := range t.functions {
+		if f.name == function && f.card != nil {
+			return t.models[f.card.File]
+		}
+	}
+	return nil
 }
 
 // Inspect returns what a run of this traffic found in the photos.
@@ -253,11 +263,13 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 	case made.card.Framework == "" || made.card.SeparateProgram() != "":
 		o.Warn(fmt.Sprintf("answers of %s are not checked: %s is a separate program", f.Name, f.Model))
 	default:
-		model, err := o.Reference(made.card)
-		if err != nil {
-			return fmt.Errorf("run %s in this process: %w", f.Model, err)
+		if t.models[made.card.File] == nil {
+			model, err := o.Reference(made.card)
+			if err != nil {
+				return fmt.Errorf("run %s in this process: %w", f.Model, err)
+			}
+			t.models[made.card.File] = model
 		}
-		t.models[f.Name] = model
 		if threshold, ok := made.card.Decoder.Params["score_threshold"].(float64); ok {
 			tolerance.Threshold = threshold
 		}
