@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-// completeAll gives each verb below cmd the completions that shells ask for: names of functions come
-// from the running node, names of models from the built-in ones.
+// completeAll gives each verb below cmd the completions that shells ask for: names of functions and
+// workers come from the running node, names of models from the built-in ones.
 func completeAll(cmd *cobra.Command) {
 	for _, verb := range cmd.Commands() {
 		completeAll(verb)
@@ -43,13 +43,14 @@ func must(err error) {
 
 // outputs are the values of the flag --output of each verb.
 var outputs = map[string][]cobra.Completion{
-	"penstock if list": {"table", "json"},
-	"penstock top":     {"table", "json"},
-	"penstock infer":   {"text", "json"},
-	"penstock load":    {"table", "json", "csv"},
-	"penstock demo":    {"table", "json", "csv"},
-	"penstock plan":    {"table", "json", "yaml", "html"},
-	"penstock stream":  {"text", "jsonl"},
+	"penstock if list":    {"table", "json"},
+	"penstock top":        {"table", "json"},
+	"penstock guest list": {"table", "json"},
+	"penstock infer":      {"text", "json"},
+	"penstock load":       {"table", "json", "csv"},
+	"penstock demo":       {"table", "json", "csv"},
+	"penstock plan":       {"table", "json", "yaml", "html"},
+	"penstock stream":     {"text", "jsonl"},
 }
 
 // flagCompletions are those of flags that mean the same for each verb.
@@ -60,7 +61,7 @@ var flagCompletions = map[string]cobra.CompletionFunc{
 	"pictures":      completeFolder,
 	"config":        completeYAML,
 	"model":         completeModel,
-	"worker":        cobra.NoFileCompletions,
+	"worker":        completeWorker,
 	"to":            completeFunctionList,
 	"rate":          completeRate,
 	"find-max-rate": completeFunction,
@@ -116,26 +117,37 @@ func completeModel(_ *cobra.Command, _ []string, toComplete string) ([]cobra.Com
 // completionPatience is how long a shell waits for the node.
 const completionPatience = time.Second
 
-// functionNames returns the names of the running node's functions, nil without a node.
-func functionNames(cmd *cobra.Command) (names []string) {
+// nodeStatus returns the status of the running node; the zero value without a node.
+func nodeStatus(cmd *cobra.Command) (s control.Status) {
 	given := ""
 	if flag := cmd.Flag("runtime-dir"); flag != nil {
 		given = flag.Value.String()
 	}
 	folder, err := nodeFolder(given)
 	if err != nil {
-		return nil
+		return s
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), completionPatience)
 	defer cancel()
-	status, err := control.ReadStatus(ctx, folder)
-	if err != nil {
-		return nil
+	if s, err = control.ReadStatus(ctx, folder); err != nil {
+		return control.Status{}
 	}
-	for i := range status.Functions {
-		names = append(names, status.Functions[i].Name)
+	return s
+}
+
+func functionNames(cmd *cobra.Command) (names []string) {
+	for _, f := range nodeStatus(cmd).Functions {
+		names = append(names, f.Name)
 	}
 	return names
+}
+
+func completeWorker(cmd *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var names []string
+	for _, w := range nodeStatus(cmd).Workers {
+		names = append(names, w.Name)
+	}
+	return startingWith(names, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
 func completeFunction(cmd *cobra.Command, _ []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {

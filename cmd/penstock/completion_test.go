@@ -23,7 +23,7 @@ func fakeNode(t *testing.T, functions ...string) (dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var status control.Status
+	status := control.Status{Workers: []control.WorkerStatus{{Name: "cold"}, {Name: "warm"}}}
 	for _, name := range functions {
 		status.Functions = append(status.Functions, control.FunctionStatus{Name: name})
 	}
@@ -65,6 +65,8 @@ func TestCompletion(t *testing.T) {
 		{"model of replace", slices.Concat([]string{"if", "replace"}, node, []string{"mine", "fa"}), []string{"face", "fashion"}},
 		{"model flag", []string{"if", "add", "x", "--model", "det"}, []string{"detect"}},
 		{"function of infer", slices.Concat([]string{"infer"}, node, []string{"d"}), []string{"detect"}},
+		{"worker of move", slices.Concat([]string{"if", "move"}, node, []string{"face", "--worker", ""}), []string{"cold", "warm"}},
+		{"worker of add", slices.Concat([]string{"if", "add"}, node, []string{"face", "--worker", "w"}), []string{"warm"}},
 		{"list of functions", slices.Concat([]string{"stream", "x.mp4"}, node, []string{"--to", "face,"}), []string{"face,detect", "face,fashion"}},
 		{"rate", slices.Concat([]string{"load"}, node, []string{"--rate", "fas"}), []string{"fashion="}},
 		{"model to profile", []string{"profile", "fas"}, []string{"fashion"}},

@@ -21,7 +21,7 @@ import (
 )
 
 func demoCommand() *cobra.Command {
-	var camera, open bool
+	var camera, lanes, open bool
 	var phone string
 	o := demoOptions{}
 	cmd := &cobra.Command{
@@ -36,9 +36,14 @@ With --device cuda it runs on a GPU. A third part then shows the shares of the G
 
 With --camera it runs until Ctrl-C, with a page at http://127.0.0.1:9651 that answers the camera of
 your browser. A button gives another function ten times its load, another kills the process that
-serves the camera.`,
+serves the camera.
+
+With --lanes it runs 42 functions in one worker whose memory holds a third of their models
+(docs/lanes.md). One function moves to its own process and back. The exit status is 1 if a request
+was lost or an answer differs from that of the same model run in this process.`,
 		Example: `  penstock demo --duration 30s --out out
   penstock demo --device cuda
+  penstock demo --lanes
   penstock demo --camera --open
   penstock demo --camera --phone`,
 		Args: cobra.NoArgs,
@@ -49,8 +54,16 @@ serves the camera.`,
 			if phone != "" && !camera {
 				return errors.New("--phone serves the page of --camera; want both")
 			}
-			if camera {
+			switch {
+			case camera && lanes:
+				return errors.New("--camera and --lanes: want one of them")
+			case camera:
 				return demoCamera(cmd.Context(), o, phone, open)
+			case lanes:
+				if !cmd.Flags().Changed("duration") {
+					o.duration = lanesDuration
+				}
+				return demoLanes(cmd.Context(), o)
 			}
 			if o.duration < 4*time.Second {
 				return fmt.Errorf("--duration %s: want at least 4s, 2s for each half", o.duration)
@@ -61,9 +74,10 @@ serves the camera.`,
 	cmd.Flags().StringVar(&o.device, "device", configs.DeviceCPU, "cpu, cuda, cuda:N or a GPU's UUID")
 	cmd.Flags().StringVar(&o.functions, "functions", "", "configuration in place of the built-in one, with functions of the same names")
 	cmd.Flags().MarkHidden("functions") // for tests: the built-in models need ONNX Runtime on the device
-	cmd.Flags().DurationVar(&o.duration, "duration", 30*time.Second, "measured time of both halves")
+	cmd.Flags().DurationVar(&o.duration, "duration", 30*time.Second, "measured time of both halves; 1m0s with --lanes")
 	cmd.Flags().StringVar(&o.out, "out", "out", "folder for the log, and for the pictures with the results drawn on them")
 	cmd.Flags().BoolVar(&camera, "camera", false, "show the page, until Ctrl-C")
+	cmd.Flags().BoolVar(&lanes, "lanes", false, "run many models in one process")
 	cmd.Flags().BoolVar(&open, "open", false, "open the page in a browser")
 	cmd.Flags().StringVar(&phone, "phone", "", phoneUsage)
 	cmd.Flags().Lookup("phone").NoOptDefVal = phoneAuto
@@ -171,11 +185,18 @@ func steadyRates() map[string]string {
 	return rates
 }
 
+// pinToManager keeps this process on the manager's CPUs, because the demo shows the CPUs of the
+// inference functions. The caller must unpin it before it starts a node, which inherits the CPUs.
+func pinToManager() (unpin func(), err error) {
+	all, err := cpuset.Allowed()
+	if err != nil {
+		return nil, err
+	}
+	own, _ := orchestrator.IFCPUs(0)
+	return func() { cpuset.Pin(all) }, cpuset.Pin(own)
+}
+
 // part sends requests for half of the duration. check compares the answers, and draws them.
-//
-// It runs on the manager's CPUs, because the demo shows the CPUs of the inference functions.
-// Other parts of the demo start nodes, which inherit the CPUs of this process, so part restores
-// them.
 func (o *demoOptions) part(ctx context.Context, nd *node.Node, what string, rates map[string]string, check bool) (*loadgen.Report, error) {
 	fmt.Fprintf(os.Stderr, "%s: penstock load --duration %s", what, o.duration/2)
 	for _, r := range demoRates {
@@ -183,15 +204,11 @@ func (o *demoOptions) part(ctx context.Context, nd *node.Node, what string, rate
 	}
 	fmt.Fprintln(os.Stderr)
 
-	all, err := cpuset.Allowed()
+	unpin, err := pinToManager()
 	if err != nil {
 		return nil, err
 	}
-	own, _ := orchestrator.IFCPUs(0)
-	if err := cpuset.Pin(own); err != nil {
-		return nil, err
-	}
-	defer cpuset.Pin(all)
+	defer unpin()
 	l := loadOptions{
 		node: nodeOptions{runtimeDir: nd.Dir}, rates: rates, duration: o.duration / 2, warmup: time.Second,
 		arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: o.format, search: searchOptions{precision: defaultPrecision},
@@ -220,6 +237,11 @@ func startDemoNode(ctx context.Context, o demoOptions, more string, log *os.File
 	if err != nil {
 		return nil, err
 	}
+	return startNode(ctx, config, log)
+}
+
+// startNode starts a node with a configuration.
+func startNode(ctx context.Context, config string, log *os.File) (*node.Node, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find own binary: %w", err)

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm/floor"
 )
@@ -24,6 +25,7 @@ var version = "unknown"
 
 func main() {
 	sandbox.MaybeLaunch()
+	guest.MaybeLaunch()
 	floor.MaybeChild()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -35,6 +37,9 @@ func main() {
 		os.Exit(int(status))
 	default:
 		complain(cmd, err)
+		if cmd.Name() == runName {
+			os.Exit(guest.StatusFailed) // lower statuses are the program's
+		}
 		os.Exit(1)
 	}
 }
@@ -71,7 +76,7 @@ latency objective, in batches as large as the objective allows.`,
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()), service("auto", gatewayCommand()),
 		service("json", ifCommand()), service("json", weightsCommand()), service("json", prepareCommand()), service("json", probeCommand()),
-		modelsCommand(), profileCommand(), planCommand(), topCommand(), loadCommand(), inferCommand(), streamCommand(), reportCommand(), demoCommand(), benchMoved(), doctorCommand(), checkCommand(), loadModelCommand(), versionCommand())
+		modelsCommand(), profileCommand(), planCommand(), topCommand(), runCommand(), guestCommand(), loadCommand(), inferCommand(), streamCommand(), reportCommand(), demoCommand(), benchMoved(), doctorCommand(), checkCommand(), loadModelCommand(), versionCommand())
 	cmd.AddCommand(manCommand())
 	completeAll(cmd)
 	return cmd

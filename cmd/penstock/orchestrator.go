@@ -85,7 +85,7 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 		}
 	}
 
-	o := orchestrator.Options{Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: check.Program}
+	o := orchestrator.Options{Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: check.Program, Models: check.ModelFolders(c)}
 	if o.Sandbox, err = check.Sandbox(c); err != nil {
 		return err
 	}

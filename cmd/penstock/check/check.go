@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
@@ -23,6 +24,21 @@ import (
 // models that come with Penstock.
 func Registry(c configs.Config) zoo.Registry {
 	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir}
+}
+
+// ModelFolders are the folders of the models that Registry finds by name. It is empty without workers,
+// whose processes may read them.
+func ModelFolders(c configs.Config) []string {
+	if len(c.Workers) == 0 {
+		return nil
+	}
+	folders := slices.Clone(c.Models)
+	for _, name := range zoo.Names() {
+		if card, err := (zoo.Registry{Cache: c.RuntimeDir}).Find(name); err == nil { // a binary without models has none
+			folders = append(folders, card.Dir)
+		}
+	}
+	return folders
 }
 
 // Functions is what `penstock up` checks before it starts anything. The caller may add to

@@ -91,6 +91,31 @@ functions:
 	}
 }
 
+func TestWorkerMemory(t *testing.T) {
+	const text = "workers: [{name: cold, share_percent: 30, memory: %s}]\nfunctions:\n  - {name: face, port: 0, worker: cold}\n  - {name: detect, port: 0, worker: cold}\n"
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	for memory, want := range map[string]string{
+		"8MiB": "",
+		"4MiB": `node.yaml:4:37: functions[1].worker: is "cold", with memory for models of 4.0 MiB, and `,
+	} {
+		writes(t, file, fmt.Sprintf(text, memory))
+		c, err := configs.Read(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		problems, err := Functions(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch err := problems.Err(); {
+		case want == "" && err != nil:
+			t.Errorf("memory %s: %v", memory, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "has 7.3 MiB; want `memory: 8MiB` or more")):
+			t.Errorf("memory %s: %v, want %s and the size of the model", memory, err, want)
+		}
+	}
+}
+
 func TestReservedCPUs(t *testing.T) {
 	dir := t.TempDir()
 	for reserved, want := range map[int]bool{0: false, 1024: true} {

@@ -24,14 +24,14 @@ func Write(w io.Writer, s *control.Status, width int) {
 		rows = append(rows, functionRow(&s.Functions[i]))
 	}
 	columns := functionColumns(s.Policy == string(configs.PolicyGuarantee))
-	if slices.ContainsFunc(s.Functions, func(f control.FunctionStatus) bool { return f.Worker != "" }) {
-		columns = append(columns, tabular.Column{Name: "worker", Left: true})
+	if hasMembers(s) {
+		columns = append(columns, workerColumn)
 		for i := range rows {
-			rows[i] = append(rows[i], cmp.Or(s.Functions[i].Worker, "own process"))
+			rows[i] = append(rows[i], hostText(&s.Functions[i]))
 		}
 	}
 	fmt.Fprintln(w, tabular.Render(width, columns, rows))
-	for _, line := range configurationLines(s) {
+	for _, line := range nodeLines(s) {
 		fmt.Fprintln(w, line)
 	}
 	for i := range s.Functions {
@@ -39,6 +39,24 @@ func Write(w io.Writer, s *control.Status, width int) {
 			fmt.Fprintf(w, "%s: %s\n", s.Functions[i].Name, why)
 		}
 	}
+}
+
+// workerColumn shows which process hosts a function. It is left out on a node without members of workers.
+var workerColumn = tabular.Column{Name: "worker", Left: true}
+
+func hasMembers(s *control.Status) bool {
+	return slices.ContainsFunc(s.Functions, func(f control.FunctionStatus) bool { return f.Worker != "" })
+}
+
+// hostText names the worker that hosts a function, and the state of the function's model.
+func hostText(f *control.FunctionStatus) string {
+	switch {
+	case f.Worker == "":
+		return "own process"
+	case f.Residency == nil:
+		return f.Worker
+	}
+	return fmt.Sprintf("%s, %s", f.Worker, f.Residency.State)
 }
 
 // deviceLine says what the functions share, and how.
@@ -54,6 +72,22 @@ func deviceLine(s *control.Status) string {
 		line += "; stream priorities do not hold, policy: " + s.Policy
 	}
 	return line
+}
+
+// nodeLines say what is wrong with the node, apart from its functions.
+func nodeLines(s *control.Status) []string {
+	return append(configurationLines(s), workerLines(s)...)
+}
+
+// workerLines say which workers need more memory.
+func workerLines(s *control.Status) (lines []string) {
+	const mib = 1 << 20
+	for _, w := range s.Workers {
+		if w.Thrashing {
+			lines = append(lines, fmt.Sprintf("worker %s: thrashing: it cannot load models as fast as requests for them come; `memory: %dMiB` would end that", w.Name, (w.NeededBytes+mib-1)/mib))
+		}
+	}
+	return lines
 }
 
 // configurationLines say what of the node is not in its configuration file, and the other way
@@ -166,7 +200,7 @@ func reasons(f *control.FunctionStatus) []string {
 	if f.Guarantee != nil {
 		switch f.Guarantee.Unprotected {
 		case control.UnprotectedByDevice:
-			all = append(all, "unprotected: the GPU runs all work at one priority, so functions above their guarantees delay others")
+			all = append(all, "unprotected: the GPU has no MPS, so batches of all functions run one after the other, the most urgent first; a long batch delays others")
 		case control.UnprotectedByPriorities:
 			all = append(all, "unprotected: stream priorities do not hold between processes on this GPU and driver, so functions above their guarantees delay others; `policy: gslice` divides the GPU")
 		case control.UnprotectedByFramework:

@@ -61,6 +61,17 @@ func TestWorkerColumn(t *testing.T) {
 			t.Errorf("the table lacks %q:\n%s", word, got)
 		}
 	}
+	s.Functions[1].Residency = &control.ResidencyStatus{State: control.Evicted}
+	s.Workers = []control.WorkerStatus{{Name: "cold", Thrashing: true, NeededBytes: 12<<20 - 1}, {Name: "warm", MemoryBytes: 1 << 20}}
+	got = text()
+	for _, word := range []string{"cold, evicted", "worker cold: thrashing", "`memory: 12MiB` would end that"} {
+		if !strings.Contains(got, word) {
+			t.Errorf("the table lacks %q:\n%s", word, got)
+		}
+	}
+	if strings.Contains(got, "warm") {
+		t.Errorf("worker warm is not thrashing:\n%s", got)
+	}
 }
 
 func TestFunctionColumns(t *testing.T) {

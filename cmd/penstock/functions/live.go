@@ -50,8 +50,12 @@ type LiveFunction struct {
 	QueueMillis float64 `json:"queue_ms"`
 	InFlight    int     `json:"in_flight"`
 	Batch       float64 `json:"batch"`
+	// Worker and Residency are those of control.FunctionStatus.
+	Worker    string                   `json:"worker,omitempty"`
+	Residency *control.ResidencyStatus `json:"residency,omitempty"`
 
 	notOKPercent float64
+	host         string
 }
 
 // queueStage is the wait for a batch.
@@ -79,6 +83,7 @@ func liveFunction(was, is *control.FunctionSample, status *control.FunctionStatu
 	f := LiveFunction{
 		Name: is.Name, State: State(status), Serving: status.Serves(), SLOMillis: status.SLOMillis, Results: map[string]uint32{},
 		Lost: status.Lost, GuaranteePercent: status.SharePercent, InFlight: status.InFlight,
+		Worker: status.Worker, Residency: status.Residency, host: hostText(status),
 	}
 	if g := status.Guarantee; g != nil {
 		f.GuaranteePercent, f.UsePercent, f.DemotedPercent = g.Percent, g.UsePercent, g.DemotedPercent
@@ -189,9 +194,17 @@ func (l *Live) Lines(width int) (lines []Line) {
 	slices.SortStableFunc(functions, func(a, b LiveFunction) int { return problemRank(&a) - problemRank(&b) })
 	guarantees := slices.ContainsFunc(l.status.Functions, func(f control.FunctionStatus) bool { return f.Guarantee != nil })
 	columns := liveColumns(guarantees)
+	members := hasMembers(l.status)
+	if members {
+		columns = append(columns, workerColumn)
+	}
 	var rows [][]string
 	for i := range functions {
-		rows = append(rows, l.row(&functions[i], guarantees))
+		row := l.row(&functions[i], guarantees)
+		if members {
+			row = append(row, functions[i].host)
+		}
+		rows = append(rows, row)
 	}
 	table := align(width, columns, rows)
 	add(TitleLine, table[0])
@@ -203,7 +216,7 @@ func (l *Live) Lines(width int) (lines []Line) {
 		add(kind, table[1+i])
 	}
 
-	for _, line := range configurationLines(l.status) {
+	for _, line := range nodeLines(l.status) {
 		add(PlainLine, line)
 	}
 	for i := range functions {

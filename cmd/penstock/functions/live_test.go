@@ -96,6 +96,15 @@ func TestLiveLines(t *testing.T) {
 			t.Errorf("lines %+v, want %q in line %d", all, want, i)
 		}
 	}
+	after.Status.Functions[1].Worker, after.Status.Functions[1].Residency = "cold", &control.ResidencyStatus{State: control.Resident}
+	after.Status.Workers = []control.WorkerStatus{{Name: "cold", Thrashing: true, NeededBytes: 1}}
+	live = NewLive(&before, &after)
+	all = live.Lines(0)
+	for i, want := range []string{"", "worker", "own process", "cold, resident", "worker cold: thrashing"} {
+		if i >= len(all) || !strings.Contains(all[i].Text, want) {
+			t.Errorf("lines %+v, want %q in line %d", all, want, i)
+		}
+	}
 	for width := 1; width < 140; width++ {
 		lines := live.Lines(width)
 		for _, line := range lines {
