@@ -65,6 +65,7 @@ var pure = map[string][]string{
 	"libml/decode":              {"os", "net", "syscall", "io"},
 	"libml/lane":                {"os", "net", "syscall", "io"},
 	"libml/residency":           {"os", "net", "syscall", "io"},
+	"cuda/swap/turns":           {"os", "net", "syscall", "io"},
 	"libml/onnx/answer":         {"os", "net", "syscall", "io"},
 	"libml/onnx/signature":      {"os", "net", "syscall", "io"},
 	"plan":                      {"os", "net", "syscall", "math/rand"},
