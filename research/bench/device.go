@@ -3,10 +3,12 @@ package bench
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/libml/device/gpu"
@@ -68,4 +70,27 @@ func entryOf(name, visible string) (string, error) {
 		return "", fmt.Errorf("device %q: %s=%s has %d", name, visibleDevices, visible, len(entries))
 	}
 	return strings.TrimSpace(entries[n]), nil
+}
+
+// deviceAndModels are the lines of a node's configuration that a set-up decides.
+func deviceAndModels(o *testbed.Setup) string {
+	lines := fmt.Sprintf("device: %s\n", o.Device)
+	if o.Models == "" {
+		return lines
+	}
+	folder := o.Models
+	if absolute, err := filepath.Abs(folder); err == nil {
+		folder = absolute
+	}
+	return lines + fmt.Sprintf("models: [%q]\n", folder)
+}
+
+// checkCards returns an error if a model has no card.
+func checkCards(o *testbed.Setup, names []string) error {
+	for _, name := range names {
+		if _, err := o.Card(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }

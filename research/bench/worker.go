@@ -53,10 +53,8 @@ const workerPatience = 10 * time.Minute
 // RunWorker measures both ways in turn, Rounds times.
 func RunWorker(ctx context.Context, o WorkerOptions) (Worker, error) {
 	r := Worker{Machine: o.Machine, Functions: o.Functions}
-	for _, name := range o.ModelNames {
-		if _, err := o.Card(name); err != nil {
-			return r, err
-		}
+	if err := checkCards(&o.Setup, o.ModelNames); err != nil {
+		return r, err
 	}
 	for round := range o.Rounds {
 		for _, way := range []struct {

@@ -20,8 +20,8 @@ const (
 	gnmt      = "gnmt"
 )
 
-// ladderOf returns a model's batch sizes. MobileNet has fewer, because cuDNN compiles its
-// kernels for three seconds per size, and every variant waits for that at every start.
+// ladderOf returns a model's batch sizes. MobileNet has fewer, because cuDNN compiled its
+// kernels for three seconds per size when the first reports were measured.
 func ladderOf(model string) []int {
 	if model == mobilenet {
 		return []int{1, 8, 32}

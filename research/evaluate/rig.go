@@ -60,8 +60,7 @@ type rig struct {
 	full      map[string]float64      // requests per second at level 1, by function
 }
 
-// startPatience bounds a node's start. If cuDNN compiles kernels for a model, that takes
-// some seconds per batch size.
+// startPatience bounds a node's start.
 const startPatience = 90 * time.Second
 
 // startHarness starts a node for a case, with the functions that the case begins with.

@@ -76,6 +76,10 @@ func root() *cobra.Command {
   penstock-lab simulate
   penstock-lab lanes
   penstock-lab worker
+  penstock-lab residency
+  penstock-lab loading
+  penstock-lab guest
+  penstock-lab turns
   penstock-lab gather
   penstock-lab swap -n 1000
   penstock-lab plan
@@ -157,7 +161,8 @@ func root() *cobra.Command {
 
 	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print), dpdkCommand(print),
 		limitCommand(print), faultCommand(print), planCommand(print), evaluateCommand(print), readyCommand(print),
-		weightsCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print), workerCommand(print))
+		weightsCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print), workerCommand(print), residencyCommand(print), loadingCommand(print), guestLabCommand(print), burnCommand(),
+		turnsCommand(print))
 	return cmd
 }
 

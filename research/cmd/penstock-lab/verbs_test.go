@@ -43,19 +43,24 @@ var onCPU = []struct {
 	{append(words("sharing --rounds 1 --duration 1s --mix"), "face alone, fresh start"),
 		[][]any{{"mixes", 0, "variants", 0, "functions", 0, "goodput", 0}}},
 	{words("worker --functions 2 --rounds 1 --model fashion"), [][]any{{"memory_ratio"}, {"worker", "restart_s", 0}, {"own", "processes", 0}}},
+	{words("residency --functions 3 --rounds 1 --duration 2s --model face,fashion --memory 2 --slo 10s"),
+		[][]any{{"memory_ratio"}, {"limited", "requests", 0}, {"limited", "load_ms", 0}, {"own", "in_time", 0}}},
+	{words("loading --rounds 1 --duration 1s --model face,face --memory 2 --neighbour fashion"),
+		[][]any{{"neighbour_p99_ratio"}, {"resident_ms", 0}, {"loads_per_request", 0}}},
+	{words("guest --rounds 1 --duration 2s"), [][]any{{"p99_ratio"}, {"guest_ratio"}, {"function_beside_guest", "within_percent", 0}}},
 	{words("plan --only delays --count 1"), [][]any{{"delays", 0, "gpus"}}},
 	{words("plan --only counts --scenario S1 --times 1"), [][]any{{"counts", 0, "gpus"}}},
 }
 
 // withGPU and withDPDK are runs that report what is missing.
 var (
-	withGPU  = [][]string{{"gather"}, {"weights"}, words("swap --device cuda"), words("evaluate --figure fig16 --device cuda --out /nowhere")}
+	withGPU  = [][]string{{"gather"}, {"weights"}, {"turns"}, words("swap --device cuda"), words("evaluate --figure fig16 --device cuda --out /nowhere")}
 	withDPDK = [][]string{{"dpdk"}, words("ingest --source dpdk")}
 )
 
 // elsewhere are verbs that other tests run: research/evaluate measures on a CPU and starts
-// `ready`, research/bench starts `instance`.
-var elsewhere = []string{"evaluate", "ready", "instance"}
+// `ready`, research/bench starts `instance`, and `guest` starts `burn`.
+var elsewhere = []string{"evaluate", "ready", "instance", "burn"}
 
 func words(text string) []string { return strings.Fields(text) }
 

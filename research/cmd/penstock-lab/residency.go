@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/research/bench"
+)
+
+func residencyCommand(print printer) *cobra.Command {
+	var flags deviceFlags
+	var o bench.ResidencyOptions
+	cmd := &cobra.Command{
+		Use: "residency", Short: "What limited memory of a worker costs: answers in time, loads, and the memory of the processes",
+		Long: `Starts a node with all functions in a worker with limited memory, a node with all in a worker
+without a limit, and a node with own processes, in turn. Requests come by Zipf's law: the n-th function gets
+1/n of the requests of the first. Each answer is compared with that of the model on the CPU. Rows have
+the median and the range of the runs.`,
+		Example: `  penstock-lab residency
+  penstock-lab residency --functions 12 --memory 20 --rounds 5
+  penstock-lab residency --device cuda --models models --model resnet50,vgg19 --functions 24 --memory 8192 --slo 25ms --rate 600`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for _, flag := range []struct {
+				name  string
+				value int
+			}{{"--rounds", o.Rounds}, {"--functions", o.Functions}, {"--memory", o.MemoryMiB}} {
+				if err := positive(flag.name, flag.value); err != nil {
+					return err
+				}
+			}
+			setup, err := flags.options()
+			if err != nil {
+				return err
+			}
+			o.Setup = setup.Setup
+			r, err := bench.RunResidency(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			return print(r, residencyRows(r))
+		},
+	}
+	flags.register(cmd, configs.DeviceCPU)
+	cmd.Flags().BoolVar(&o.Check, "check", true, "compare the answers with those of the models on the CPU")
+	cmd.Flags().StringSliceVar(&o.ModelNames, "model", []string{"face", "fashion", "face", "fashion", "detect"}, "models of the functions, in turn")
+	cmd.Flags().IntVar(&o.Functions, "functions", 42, "how many functions")
+	cmd.Flags().IntVar(&o.MemoryMiB, "memory", 56, "memory of the limited worker, in MiB")
+	cmd.Flags().Float64Var(&o.PerSecond, "rate", 40, "requests per second of all functions together")
+	cmd.Flags().DurationVar(&o.Objective, "slo", time.Second, "objective of each function")
+	cmd.Flags().DurationVar(&o.Duration, "duration", 30*time.Second, "how long each run sends requests")
+	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how many runs of each way")
+	return cmd
+}
+
+func residencyRows(r bench.Residency) []table.Row {
+	row := func(name, unit string, of func(*bench.ResidencyWay) []float64) table.Row {
+		cell := func(way *bench.ResidencyWay) string {
+			values := of(way)
+			if len(values) == 0 {
+				return "-"
+			}
+			median, smallest, largest := bench.Spread(values)
+			return fmt.Sprintf("%.1f%s (%.1f to %.1f)", median, unit, smallest, largest)
+		}
+		return table.Row{name, cell(&r.Limited), cell(&r.Unlimited), cell(&r.Own)}
+	}
+	memory := "anonymous memory"
+	if r.Device != configs.DeviceCPU {
+		memory = "GPU memory"
+	}
+	return []table.Row{
+		{fmt.Sprintf("%d functions", r.Functions), fmt.Sprintf("worker of %d MiB", r.MemoryMiB), "worker", "own processes"},
+		row("requests", "", func(w *bench.ResidencyWay) []float64 { return w.Requests }),
+		row("in time", " %", func(w *bench.ResidencyWay) []float64 { return w.InTime }),
+		row("failed", "", func(w *bench.ResidencyWay) []float64 { return w.Failed }),
+		row("lost", "", func(w *bench.ResidencyWay) []float64 { return w.Lost }),
+		row("wrong", "", func(w *bench.ResidencyWay) []float64 { return w.Wrong }),
+		row("median of a function", " ms", func(w *bench.ResidencyWay) []float64 { return w.P50 }),
+		row("p99 of a function", " ms", func(w *bench.ResidencyWay) []float64 { return w.P99 }),
+		row("loads per second", "", func(w *bench.ResidencyWay) []float64 { return w.Loads }),
+		row("a load", " ms", func(w *bench.ResidencyWay) []float64 { return w.LoadMillis }),
+		row(memory, " MiB", func(w *bench.ResidencyWay) []float64 { return w.MemoryMiB }),
+		{"memory ratio", fmt.Sprintf("%.2f", r.Ratio), "", ""},
+	}
+}
