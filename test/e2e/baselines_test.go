@@ -109,7 +109,7 @@ func TestFaultByTime(t *testing.T) {
 device: cuda
 functions:
   - {name: fn, model: %s, port: 0}
-  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: "fault_after=30"}}
+  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: "fault_after=60"}}
 `, card, card), append(withGPU(t, true), configs.Lab{TimeSlicing: true}.Environment())...)
 	first, _ := serving(t, nd, "fn")
 	faulty, _ := serving(t, nd, "bad")

@@ -180,7 +180,7 @@ func TestGPUSharesMove(t *testing.T) {
 func TestGPUFault(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(nullCard(t, "digest", small),
-		"name: fn, share_percent: 50", `name: bad, share_percent: 30, environment: {PENSTOCK_NULL: "fault_after=30"}`),
+		"name: fn, share_percent: 50", `name: bad, share_percent: 30, environment: {PENSTOCK_NULL: "fault_after=60"}`),
 		withGPU(t, true)...)
 	faults := func() control.FaultStatus {
 		status, err := nd.Status()

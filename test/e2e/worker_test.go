@@ -118,7 +118,8 @@ func TestWorkerTakesTurns(t *testing.T) {
 // members, and more members can come and go.
 func TestWorkerOutlivesOrchestrator(t *testing.T) {
 	t.Parallel()
-	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	card := nullCard(t, "digest", small)
+	nd := start(t, members(card), "PENSTOCK_NULL=busy=1ms")
 	worker := serves(t, nd, "fn", "cold").PID
 	serves(t, nd, "other", "cold")
 	got := stream(t, nd, 400, func() { killOrchestrator(t, nd) })
@@ -126,7 +127,7 @@ func TestWorkerOutlivesOrchestrator(t *testing.T) {
 		t.Errorf("%s; want 400 right answers", got)
 	}
 	for _, arguments := range [][]string{
-		{"if", "add", "third", "--model", nullCard(t, "third", small), "--worker", "cold"},
+		{"if", "add", "third", "--model", card, "--worker", "cold"},
 		{"if", "move", "fn", "--own"},
 	} {
 		if out, err := run(t, nd.Dir, arguments...); err != nil {
@@ -140,6 +141,39 @@ func TestWorkerOutlivesOrchestrator(t *testing.T) {
 	}
 	for _, name := range []string{"fn", "other", "third"} {
 		settled(t, nd, name)
+	}
+}
+
+// TestWorkerSuperseded adds a member whose model the worker's process may not read. All members move to
+// one process that may, and no request is lost.
+func TestWorkerSuperseded(t *testing.T) {
+	t.Parallel()
+	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	old := serves(t, nd, "fn", "cold").PID
+	got := stream(t, nd, 1000, func() {
+		if out, err := run(t, nd.Dir, "if", "add", "third", "--model", nullCard(t, "third", small), "--worker", "cold"); err != nil {
+			t.Errorf("add: %v: %s", err, out)
+		}
+	})
+	if got.by[wire.StatusOK] != 1000 || got.lost > 0 || got.wrong > 0 {
+		t.Errorf("%s; want all answered right", got)
+	}
+	third := serves(t, nd, "third", "cold").PID
+	waitFor(t, "all members to be in one process", func() bool {
+		for _, name := range []string{"fn", "other"} {
+			if serves(t, nd, name, "cold").PID != third {
+				return false
+			}
+		}
+		return true
+	})
+	if third == old {
+		t.Errorf("process %d hosts all members, want one that was started for the new member", old)
+	}
+	for _, name := range []string{"fn", "other", "third"} {
+		if f := settled(t, nd, name); f.Failed > 0 {
+			t.Errorf("%s: %d requests failed", name, f.Failed)
+		}
 	}
 }
 

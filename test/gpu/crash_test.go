@@ -33,11 +33,11 @@ func TestFunctionKilled(t *testing.T) {
 	t.Logf("silent for at most %s: fashion %s", fashion.longestPause(), fashion)
 }
 
-// neighbour returns a configuration's line of a function whose kernel faults in the 31st
+// neighbour returns a configuration's line of a function whose kernel faults in the 61st
 // batch of each of its processes. more has further keys.
 func neighbour(t *testing.T, more string) string {
 	t.Helper()
-	return fmt.Sprintf("  - {name: neighbour, model: %s, port: 0%s, environment: {PENSTOCK_NULL: fault_after=30}}\n", nullCard(t, "neighbour"), more)
+	return fmt.Sprintf("  - {name: neighbour, model: %s, port: 0%s, environment: {PENSTOCK_NULL: fault_after=60}}\n", nullCard(t, "neighbour"), more)
 }
 
 // neighbourFaults sends the neighbour batches until one faults. That batch must be

@@ -24,10 +24,11 @@ func TestNVML(t *testing.T) { nvmltest.Run(t) }
 
 func TestMPS(t *testing.T) { mpstest.Run(t) }
 
-// The shipped models, and two of fp16 with random weights.
+// The shipped models, and four of fp16 with random weights. Graphs of VGG-19 and GNMT write outside
+// their lanes.
 func TestONNX(t *testing.T) {
 	cards := onnxtest.Zoo(t)
-	for _, name := range []string{"mobilenetv2", "resnet50"} {
+	for _, name := range []string{"mobilenetv2", "resnet50", "vgg19", "gnmt"} {
 		card, err := models.ReadCard(exported(t, name))
 		if err != nil {
 			t.Fatal(err)

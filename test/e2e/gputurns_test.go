@@ -1,0 +1,121 @@
+package e2e
+
+import (
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// keepsGPU is what the manager logs when it passes on a turn that a process keeps.
+const keepsGPU = "a process keeps the GPU while others wait"
+
+// takingTurns starts a node on a GPU without MPS with the functions fn and bad. A batch of bad never
+// ends after 200, warm-up included.
+func takingTurns(t *testing.T, hangTimeout time.Duration) *node.Node {
+	t.Helper()
+	card := nullCard(t, "digest", small)
+	return start(t, fmt.Sprintf("device: cuda\nhang_timeout: %v\nfunctions:\n", hangTimeout)+
+		fmt.Sprintf("  - {name: fn, model: %s, port: 0}\n", card)+
+		fmt.Sprintf("  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=200\"}}\n", card), withGPU(t, false)...)
+}
+
+// keepBusy sends requests to bad, each when the one before is answered, until stopped is set. At last a batch
+// hangs.
+func keepBusy(t *testing.T, nd *node.Node) (answered *atomic.Int64, stopped *atomic.Bool) {
+	t.Helper()
+	answered, stopped = new(atomic.Int64), new(atomic.Bool)
+	var c *client.Client
+	c = dial(t, nd, "bad", client.Options{Timeout: time.Minute, Deliver: func(r *client.Result) {
+		if r.Err == nil && !stopped.Load() {
+			c.Send(picture(small, 0), client.RequestOptions{Tag: uint64(answered.Add(1))})
+		}
+	}})
+	send(t, c, small, 0, 1, 0)
+	return answered, stopped
+}
+
+func TestGPUTurns(t *testing.T) {
+	t.Parallel()
+	card := nullCard(t, "digest", small)
+	nd := start(t, fmt.Sprintf("device: cuda\nfunctions:\n  - {name: fn, model: %s, port: 0}\n  - {name: other, model: %s, port: 0}\n", card, card), withGPU(t, false)...)
+	serving(t, nd, "other")
+	others := newAnswers()
+	c := dial(t, nd, "other", client.Options{Deliver: others.deliver(small), Timeout: 20 * time.Second})
+	const sent = 200
+	got := stream(t, nd, 2*sent, func() { send(t, c, small, 0, sent, time.Millisecond) })
+	others.wait(sent)
+	for name, a := range map[string]*answers{"fn": got, "other": others} {
+		if a.wrong > 0 || a.lost > 0 {
+			t.Errorf("%s: %s", name, a)
+		}
+	}
+	list, err := exec.CommandContext(testContext(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
+	if err != nil || !strings.Contains(string(list), "unprotected: the GPU has no MPS, so batches of all functions run one after the other") {
+		t.Errorf("if list says %v\n%s", err, list)
+	}
+	settled(t, nd, "fn")
+	settled(t, nd, "other")
+}
+
+// The turn of a process that is killed goes to others.
+func TestGPUTurnKilled(t *testing.T) {
+	t.Parallel()
+	nd := takingTurns(t, time.Minute)
+	active, shadow := serving(t, nd, "bad")
+	answered, stopped := keepBusy(t, nd)
+	// If the batch is only slow, the process is killed earlier, which does no harm.
+	const quiet = time.Second
+	for last, since := answered.Load(), time.Now(); time.Since(since) < quiet; time.Sleep(10 * time.Millisecond) {
+		if now := answered.Load(); now != last {
+			last, since = now, time.Now()
+		}
+	}
+	stopped.Store(true)
+	kill(t, active.PID)
+	waitFor(t, "the shadow of bad to serve", func() bool {
+		f, err := nd.Function("bad")
+		if err != nil {
+			return false
+		}
+		now, serves := f.Instances[0].Serving()
+		return serves && now.Generation == shadow.Generation
+	})
+	got := stream(t, nd, 200, func() {})
+	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+		t.Errorf("%s; want 200 right answers", got)
+	}
+	if strings.Contains(nd.Log(), keepsGPU) {
+		t.Errorf("the log says %q, and no two functions had work at once", keepsGPU)
+	}
+}
+
+// While a process is stopped in its turn, others run next to it. It is ended like one that hangs.
+func TestGPUTurnStopped(t *testing.T) {
+	t.Parallel()
+	nd := takingTurns(t, 10*time.Second)
+	active, _ := serving(t, nd, "bad")
+	keepBusy(t, nd)
+	for !strings.Contains(nd.Log(), keepsGPU) {
+		stream(t, nd, 20, func() {})
+	}
+	if err := syscall.Kill(active.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	got := stream(t, nd, 200, func() {})
+	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+		t.Errorf("%s; want 200 right answers", got)
+	}
+	waitFor(t, "the stopped process to be ended", func() bool {
+		f, err := nd.Function("bad")
+		return err == nil && f.Hangs > 0
+	})
+	settled(t, nd, "fn")
+}
