@@ -165,6 +165,10 @@ type Environment struct {
 	// another one of the slot for a Demotable framework. Only InferBatch calls it. If it is nil,
 	// use Stream.
 	BatchStream func(slot int) uintptr
+	// Lane returns the number of the worker's lane. Batches of all functions of a lane run one after
+	// the other, so they may use the same scratch memory. It is nil outside a worker on a GPU. It may
+	// be called from LinkModel on.
+	Lane func() int
 	// Weights returns a file's bytes in the GPU's memory, shared by all processes that request the
 	// same file. The memory is read-only and valid from LinkModel on, until Deinit has returned. A
 	// repeated request returns the same memory. Weights is nil on a CPU, and if weights are

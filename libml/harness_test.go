@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/device/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -68,15 +69,15 @@ func (h *harness) identity(generation uint32) control.Start {
 }
 
 // open is the opener of the processes.
-func (h *harness) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
-	h.copies = copies
+func (h *harness) open(start control.Start, in models.Input, o gpu.Options) (device.Device, error) {
+	h.copies = o.Copy
 	if h.opened != nil {
 		h.opened(start)
 	}
 	if h.gpu != nil && start.Device == h.gpu.Name() {
 		return h.gpu, nil
 	}
-	return openDevice(start, in, copies)
+	return openDevice(start, in, o)
 }
 
 func testCard() *models.Card {
@@ -351,6 +352,9 @@ func (f *fake) LoadModel() error          { return f.step("load") }
 func (f *fake) LinkModel() (int64, error) { return 100, f.step("link") }
 func (f *fake) Deinit() error             { return f.step("deinit") }
 
+// scratchBytes is what a fake's batch needs per image.
+const scratchBytes = 10
+
 func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
 	b := &fakeBatch{input: input, outputs: outputs}
 	if f.gpu != nil {
@@ -368,7 +372,7 @@ func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int6
 	f.mu.Lock()
 	f.batches[fakeKey{slot, n}] = b
 	f.mu.Unlock()
-	return int64(10 * n), f.step("configure")
+	return int64(scratchBytes * n), f.step("configure")
 }
 
 // Demotable reports true unless the test has set fixed.

@@ -47,7 +47,7 @@ func (s *lanes) join(m lane.Model, wake func()) (*laneTurn, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open lane: %w", err)
 		}
-		s.lanes = append(s.lanes, &laneQueue{policy: policy, lead: firstLead})
+		s.lanes = append(s.lanes, &laneQueue{index: i, policy: policy, lead: firstLead})
 	}
 	l := s.lanes[i]
 	t := &laneTurn{in: s, of: l, model: m, wake: wake}

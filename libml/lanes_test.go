@@ -4,10 +4,13 @@ import (
 	"math"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/lane"
+	"github.com/penstock/penstock/shm"
 )
 
 // member is a test's member of lanes.
@@ -75,6 +78,61 @@ func TestTurns(t *testing.T) {
 	if c.job.Served != 10 || a.job.Served != 10 {
 		t.Errorf("c has had %v and a %v, want 10 ns each", c.job.Served, a.job.Served)
 	}
+}
+
+// TestWarmUpTurn warms up a member next to one that serves. Its work waits for its turn, and is left out
+// if the member must end.
+func TestWarmUpTurn(t *testing.T) {
+	s, err := newLanes(1, lane.EDF, unlimited)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := joinLanes(t, s, 1), joinLanes(t, s, 1)
+	p := &process{turn: b.laneTurn, start: control.Start{Device: "GPU-fake"}}
+	var running, ran atomic.Int32
+	work := func() error {
+		if running.Add(1) != 1 {
+			t.Error("warm-up runs next to another member's batch")
+		}
+		ran.Add(1)
+		running.Add(-1)
+		return nil
+	}
+	take := func() {
+		for !a.take(shm.Now(), lane.Job{Deadline: shm.Now() + int64(time.Second), Batch: time.Microsecond, Requests: 1}) {
+			time.Sleep(time.Microsecond)
+		}
+		running.Add(1)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 100 {
+			if err := p.inTurn(0, work); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 100 {
+		take()
+		time.Sleep(10 * time.Microsecond)
+		running.Add(-1)
+		a.end(shm.Now())
+	}
+	<-done
+	if ran.Load() != 100 {
+		t.Errorf("%d runs of the warm-up, want 100", ran.Load())
+	}
+
+	take()
+	p.exit.request()
+	if err := p.inTurn(0, work); err != nil || ran.Load() != 100 {
+		t.Errorf("%d runs of a member that must end, %v; want no more", ran.Load()-100, err)
+	}
+	running.Add(-1)
+	a.end(shm.Now())
+	take() // b does not wait any more
+	a.end(shm.Now())
 }
 
 // TestTurnsFair starts a member behind one that has run. The policy fair gives them equal time.

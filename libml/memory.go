@@ -25,11 +25,11 @@ type memory struct {
 }
 
 // opener opens a process's device for its card's input. This is the first touch
-// of a GPU. copies is gpu.Options.Copy.
-type opener func(start control.Start, in models.Input, copies bool) (device.Device, error)
+// of a GPU. The options are for a GPU.
+type opener func(start control.Start, in models.Input, o gpu.Options) (device.Device, error)
 
 // openDevice opens the CPU, or the GPU that the process was started on.
-func openDevice(start control.Start, in models.Input, copies bool) (device.Device, error) {
+func openDevice(start control.Start, in models.Input, o gpu.Options) (device.Device, error) {
 	if start.Device == "" || start.Device == DeviceCPU {
 		d, err := cpu.New(in, nil)
 		if err != nil {
@@ -37,7 +37,8 @@ func openDevice(start control.Start, in models.Input, copies bool) (device.Devic
 		}
 		return d, nil
 	}
-	d, err := gpu.New(in, gpu.Options{Device: start.Device, Copy: copies})
+	o.Device = start.Device
+	d, err := gpu.New(in, o)
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +74,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		return nil, fmt.Errorf("map tensors: %w", err)
 	}
 	m.regions = append(m.regions, buffers)
-	if m.device, err = p.open(p.start, p.card.Input, attached.Copy); err != nil {
+	if m.device, err = p.open(p.start, p.card.Input, gpu.Options{Copy: attached.Copy, InFlight: p.maxInFlight(attached)}); err != nil {
 		return nil, err
 	}
 	if err := m.device.Bind(); err != nil {
@@ -100,6 +101,14 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		return nil, err
 	}
 	return m, nil
+}
+
+// maxInFlight is how many batches the process may have in flight; 0 if only the device limits it.
+func (p *process) maxInFlight(attached control.Attached) int {
+	if p.worker != nil {
+		return 1 // a member has one turn at a time
+	}
+	return attached.Streams
 }
 
 func (m *memory) close() {

@@ -20,7 +20,7 @@ import (
 // joinConductor gives the member a place in a lane and in the conductor. Without measurements of an
 // earlier process it waits for the order to load the model for the first time. It returns false if gone
 // was closed before.
-func (p *process) joinConductor(tensorBytes int64, gone <-chan struct{}) (ordered bool, err error) {
+func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) {
 	ordering := make(chan struct{}, 1)
 	wake := func() {
 		select {
@@ -30,11 +30,11 @@ func (p *process) joinConductor(tensorBytes int64, gone <-chan struct{}) (ordere
 		p.interrupt()
 	}
 	fileBytes, _ := stampOf(p.loaded)
-	need := lane.Model{ScratchBytes: p.scratchBytes(tensorBytes), WeightsBytes: fileBytes}
+	need := p.need(fileBytes, fileBytes, 0)
 	loading := time.Duration(float64(fileBytes) / loadRate * float64(time.Second))
 	m := p.measured
 	if m != nil {
-		need, loading = p.need(m.PersistentBytes, m.WeightsBytes, max(tensorBytes, m.EphemeralBytes)), time.Duration(m.LoadNanos)
+		need, loading = p.need(m.PersistentBytes, m.WeightsBytes, m.EphemeralBytes), time.Duration(m.LoadNanos)
 	}
 	if p.turn, err = p.worker.lanes.join(need, p.interrupt); err != nil {
 		return false, fmt.Errorf("join worker %s: %w; raise its memory", p.worker.name, err)
@@ -64,9 +64,9 @@ const loadRate = 100e6
 
 // settle corrects the memory that the member needs, after a warm-up. From now on only requests keep the
 // model in memory.
-func (p *process) settle(l *loop, tensorBytes int64, warm control.Notice) error {
+func (p *process) settle(l *loop, warm control.Notice) error {
 	if p.linked {
-		if err := p.resize(p.need(warm.PersistentBytes, p.weightsBytes(warm.PersistentBytes), max(tensorBytes, warm.EphemeralBytes))); err != nil {
+		if err := p.resize(p.need(warm.PersistentBytes, p.weightsBytes(warm.PersistentBytes), warm.EphemeralBytes)); err != nil {
 			return err
 		}
 	}
@@ -74,13 +74,15 @@ func (p *process) settle(l *loop, tensorBytes int64, warm control.Notice) error 
 	return nil
 }
 
-// need is what the member takes of its worker's memory.
+// need is what the member takes of its worker's memory. On a CPU the limit is for models alone: tensors
+// are shared with the manager, and ONNX Runtime's arena is that of all members.
 func (p *process) need(persistentBytes, weightsBytes, batchBytes int64) lane.Model {
-	return lane.Model{
-		FixedBytes:   max(0, persistentBytes-weightsBytes),
-		ScratchBytes: p.scratchBytes(batchBytes),
-		WeightsBytes: weightsBytes,
+	m := lane.Model{FixedBytes: max(0, persistentBytes-weightsBytes), WeightsBytes: weightsBytes}
+	if p.onGPU() {
+		m.FixedBytes += int64(p.card.TensorBytes())
+		m.ScratchBytes = batchBytes
 	}
+	return m
 }
 
 func (p *process) resize(need lane.Model) error {
@@ -88,16 +90,6 @@ func (p *process) resize(need lane.Model) error {
 		return fmt.Errorf("join worker %s: %w; raise its memory", p.worker.name, err)
 	}
 	return nil
-}
-
-// scratchBytes is the part of the worker's memory that a batch needs while it runs. On a CPU the limit
-// is for models alone: tensors are shared with the manager, and ONNX Runtime's arena is that of all
-// members.
-func (p *process) scratchBytes(batchBytes int64) int64 {
-	if p.onGPU() {
-		return batchBytes
-	}
-	return 0
 }
 
 // interrupt wakes the loop.

@@ -444,7 +444,8 @@ func TestPrivateWeights(t *testing.T) {
 		w.fakes[name] = w.functions[name].fake()
 	}
 	private := map[string]*atomic.Int64{"face": {}, "fashion": {}, "detect": {}}
-	memory := int64(w.functions["face"].tensors.Size()) + 5*modelBytes/2
+	card := testCard()
+	memory := int64(len(names)*card.TensorBytes()+scratchBytes*card.MaxBatch()) + 5*modelBytes/2
 	w.testWorker = startWorkerBuilding(t, control.Start{WorkerLimits: control.WorkerLimits{MemoryBytes: memory}}, func(card *models.Card) (Framework, error) {
 		f := w.fakes[card.Name]
 		_, err := f.build(card)

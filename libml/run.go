@@ -155,11 +155,16 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 
 	p.recall(attached.Measurements, wake)
-	if conducted {
-		if ordered, err := p.joinConductor(attached.TensorBytes, gone); err != nil {
+	switch {
+	case conducted:
+		if ordered, err := p.joinConductor(gone); err != nil {
 			return err
 		} else if !ordered {
 			return p.end()
+		}
+	case p.worker != nil:
+		if p.turn, err = p.worker.lanes.join(lane.Model{}, p.interrupt); err != nil {
+			return fmt.Errorf("join worker: %w", err)
 		}
 	}
 	release, free := p.beginWarmUp(gone)
@@ -180,14 +185,9 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	if err != nil {
 		return err
 	}
-	switch {
-	case conducted:
-		if err := p.settle(l, attached.TensorBytes, notice); err != nil {
+	if conducted {
+		if err := p.settle(l, notice); err != nil {
 			return err
-		}
-	case p.worker != nil:
-		if p.turn, err = p.worker.lanes.join(lane.Model{ScratchBytes: attached.TensorBytes}, p.memory.consumer.Interrupt); err != nil {
-			return fmt.Errorf("join worker: %w", err)
 		}
 	}
 	l.lane = p.turn
@@ -297,6 +297,9 @@ func (p *process) load() error {
 	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU, Checked: p.checked}
 	if p.onGPU() {
 		env.Device, env.Stream, env.BatchStream = p.start.Device, p.stream, p.batchStream
+		if p.worker != nil {
+			env.Lane = func() int { return p.turn.of.index }
+		}
 		if env.Evict = p.residence != nil; env.Evict {
 			env.HostMemory = p.worker.hostMemory
 		}
@@ -351,11 +354,8 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 		return notice, err
 	}
 	p.inFlight = p.memory.device.InFlight()
-	if attached.Streams > 0 {
-		p.inFlight = min(p.inFlight, attached.Streams)
-	}
-	if p.worker != nil {
-		p.inFlight = 1 // a member has one turn at a time
+	if n := p.maxInFlight(attached); n > 0 {
+		p.inFlight = min(p.inFlight, n)
 	}
 	if err := p.place(&notice, wake); err != nil {
 		return notice, err

@@ -24,6 +24,7 @@ import (
 //
 // mu guards all of it and its members' turns; lanes.mu guards members as well.
 type laneQueue struct {
+	index   int // in its lanes
 	mu      sync.Mutex
 	policy  lane.Policy
 	members []*laneTurn

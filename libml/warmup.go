@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -116,20 +117,24 @@ func (p *process) measureAlone(w *warmUp) error {
 	rounds := int(max(1, min(4, limit/16/max(1, w.elapsed))))
 	began := p.timing.clock()
 	for run := range most {
-		start := p.timing.clock()
-		if run >= fewest && time.Duration(start-began) > limit {
+		if run >= fewest && time.Duration(p.timing.clock()-began) > limit {
 			break
 		}
-		var err error
-		for range rounds {
-			err = mergeErrors(err, p.framework.InferBatch(0, w.size))
-		}
-		err = mergeErrors(err, d.Fetch(0, 0))
-		_, waitErr := d.Wait(0)
-		if err = mergeErrors(err, waitErr); err != nil {
+		var start, end int64
+		err := p.inTurn(w.elapsed*time.Duration(rounds), func() (err error) {
+			start = p.timing.clock()
+			for range rounds {
+				err = mergeErrors(err, p.framework.InferBatch(0, w.size))
+			}
+			err = mergeErrors(err, d.Fetch(0, 0))
+			_, waitErr := d.Wait(0)
+			end = p.timing.clock()
+			return mergeErrors(err, waitErr)
+		})
+		if err != nil {
 			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
 		}
-		if took := time.Duration(p.timing.clock()-start) / time.Duration(rounds); run == 0 || took < w.alone {
+		if took := time.Duration(end-start) / time.Duration(rounds); run == 0 || took < w.alone {
 			w.alone = took
 		}
 	}
@@ -160,13 +165,11 @@ func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err 
 // batching rule may expect. It does not write the results, which are shared.
 func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, err error) {
 	if err = p.memory.device.Pad(slot, t.input(n), 0, n); err == nil {
-		err = p.runBlank(slot, n)
+		_, err = p.runBlank(slot, n)
 	}
 	if err == nil {
 		unlock := p.lockDevice()
-		began := time.Now()
-		err = p.runBlank(slot, n)
-		elapsed = time.Since(began)
+		elapsed, err = p.runBlank(slot, n)
 		unlock()
 	}
 	if err != nil {
@@ -175,13 +178,47 @@ func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, e
 	return elapsed, nil
 }
 
-// runBlank runs a batch without requests.
-func (p *process) runBlank(slot, n int) error {
-	err := p.framework.InferBatch(slot, n)
-	err = mergeErrors(err, p.memory.device.Fetch(slot, 0))
-	_, waitErr := p.memory.device.Wait(slot)
-	return mergeErrors(err, waitErr)
+// runBlank runs a batch without requests and returns how long it took.
+func (p *process) runBlank(slot, n int) (took time.Duration, err error) {
+	err = p.inTurn(0, func() error {
+		began := time.Now()
+		err := p.framework.InferBatch(slot, n)
+		err = mergeErrors(err, p.memory.device.Fetch(slot, 0))
+		_, waitErr := p.memory.device.Wait(slot)
+		took = time.Since(began)
+		return mergeErrors(err, waitErr)
+	})
+	return took, err
 }
+
+// inTurn runs work on the device in the turn of the worker's lane, because other members use the same
+// scratch memory there. batch is how long the work is expected to take; 0 if unknown. Requests go
+// first for startPatience. If the process must end meanwhile, it returns without the work.
+func (p *process) inTurn(batch time.Duration, work func() error) error {
+	if p.turn == nil || !p.onGPU() {
+		return work()
+	}
+	asked := shm.Now()
+	for {
+		now := shm.Now()
+		// Demoted: nothing is queued behind it, and it is not queued itself.
+		job := lane.Job{Complete: asked, Deadline: max(asked+int64(startPatience), now+int64(warmUpSlack)) + int64(batch), Batch: batch, Requests: 1, Demoted: true}
+		if p.turn.take(now, job) {
+			break
+		}
+		if p.exit.requested() {
+			p.turn.withdraw(shm.Now())
+			return nil
+		}
+		time.Sleep(turnPoll)
+	}
+	defer func() { p.turn.end(shm.Now()) }()
+	return work()
+}
+
+// turnPoll is how often a warm-up checks whether its turn has come. Its job stays in time for
+// warmUpSlack, so that a policy by deadline chooses it.
+const turnPoll, warmUpSlack = 100 * time.Microsecond, 10 * time.Millisecond
 
 // warmUpPrivately warms up over private scratch memory. The shared buffers belong to the
 // owner of the ring, which is another process now. At the end it configures over the shared

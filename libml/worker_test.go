@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/gpu"
 	"github.com/penstock/penstock/models"
 )
 
@@ -32,11 +33,11 @@ type testWorker struct {
 }
 
 // open is the opener of the members.
-func (w *testWorker) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
+func (w *testWorker) open(start control.Start, in models.Input, o gpu.Options) (device.Device, error) {
 	w.mu.Lock()
 	h := w.functions[start.IF]
 	w.mu.Unlock()
-	return h.open(start, in, copies)
+	return h.open(start, in, o)
 }
 
 // startWorker starts a worker for the harnesses' functions.

@@ -42,6 +42,7 @@ type gpu struct {
 	context *cuda.Context // nil until linkModel
 	stream  cuda.Stream   // runs no batches; fail asks it whether the device answers
 	scratch [lanes]*pool
+	joined  *lanePool     // nil outside a worker
 	nhwc    bool          // the layout of the sizes that are linked next
 	sizes   map[int]*size // that run as graphs, by batch size
 	byNode  fallback

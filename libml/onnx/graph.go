@@ -134,7 +134,7 @@ func (s *size) captureOver(lane int, in place, outs []place) (*captured, error) 
 	if err := s.forget(lane); err != nil {
 		return nil, err
 	}
-	c, err := s.capture(s.g.scratch[lane], in, outs)
+	c, err := s.capture(s.g.graphScratch(lane), in, outs)
 	if err != nil {
 		return nil, err
 	}
@@ -159,28 +159,14 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 		return nil, err
 	}
 	defer b.close()
-
-	scratch.resetPeak()
-	capturing.Lock()
-	if err := s.stream.CaptureRelaxed(); err != nil {
-		capturing.Unlock()
-		return nil, err
-	}
-	ran := b.run(scratch)
-	graph, ended := s.stream.EndCapture()
-	capturing.Unlock()
-	state := scratch.readState()
+	graph, state, err := s.captureRun(b, scratch)
 	defer func() {
 		if err != nil && graph != nil {
 			err = errors.Join(err, graph.Destroy())
 		}
 	}()
-	if err := poolRefusal(scratch, errors.Join(ran, ended)); err != nil {
-		var reported *ortError
-		if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrLost) || errors.As(err, &reported) && reported.outOfMemory() {
-			return nil, err
-		}
-		return nil, fmt.Errorf("%w: %w", errNoGraph, cmp.Or(ran, ended))
+	if err != nil {
+		return nil, err
 	}
 
 	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak, hosts: &hosts{users: 1}}
@@ -188,6 +174,31 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 		return nil, errors.Join(err, c.hosts.release(s.g.context)) // the deferred call destroys the graph
 	}
 	return c, nil
+}
+
+// captureRun captures a run of the batch. The state is that of the scratch memory after it. The graph
+// is nil if none was made.
+func (s *size) captureRun(b binding, scratch *pool) (graph *cuda.Graph, state poolState, err error) {
+	capturing.Lock()
+	defer capturing.Unlock()
+	scratch.resetPeak()
+	if err := s.stream.CaptureRelaxed(); err != nil {
+		return nil, state, err
+	}
+	ran := b.run(scratch)
+	graph, ended := s.stream.EndCapture()
+	state = scratch.readState()
+	if err := poolRefusal(scratch, errors.Join(ran, ended)); err != nil {
+		var reported *ortError
+		if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrLost) || errors.As(err, &reported) && reported.outOfMemory() {
+			return graph, state, err
+		}
+		return graph, state, fmt.Errorf("%w: %w", errNoGraph, cmp.Or(ran, ended))
+	}
+	if l := s.g.joined; l != nil && l.pool == scratch {
+		err = l.captured(s.g, state)
+	}
+	return graph, state, err
 }
 
 // examine returns errNoGraph if the graph would do something else at its second launch. It

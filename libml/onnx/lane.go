@@ -4,6 +4,8 @@ package onnx
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/penstock/penstock/cuda"
@@ -19,6 +21,10 @@ import (
 //
 // If a graph writes to memory outside its lane and its buffers, the lanes are not
 // independent. Then each batch of the model waits for the one before it (order).
+//
+// In a worker, the models of a lane run one batch at a time together (libml.Environment.Lane). Their
+// graphs use one pool. It has the size of the largest, and all graphs write to the same addresses.
+// Batches that run node by node allocate while they run, so these models keep their own pools.
 
 // lanes is how many batches can be in flight together.
 const lanes = 2
@@ -32,15 +38,27 @@ func (g *gpu) openLanes() (err error) {
 		return err
 	}
 	for i := range g.scratch {
-		if g.scratch[i], err = newPool(g.context.Device()); err != nil {
+		if g.scratch[i], err = newScratchPool(g.context.Device()); err != nil {
 			return err
 		}
 	}
-	return nil
+	if g.env.Lane != nil {
+		g.joined, err = joinLane(g, g.env.Lane())
+	}
+	return err
+}
+
+// graphScratch returns the pool for the graphs of a lane.
+func (g *gpu) graphScratch(lane int) *pool {
+	if g.joined != nil {
+		return g.joined.pool
+	}
+	return g.scratch[lane]
 }
 
 func (g *gpu) closeLanes() error {
-	var errs []error
+	errs := []error{g.joined.leave(g)}
+	g.joined = nil
 	for i := range g.scratch {
 		errs = append(errs, g.scratch[i].close())
 		g.scratch[i] = nil
@@ -50,6 +68,63 @@ func (g *gpu) closeLanes() error {
 	}
 	return errors.Join(errs...)
 }
+
+// lanePool is the scratch memory of a worker's lane. The lock capturing guards it.
+type lanePool struct {
+	lane int
+	pool *pool
+	// needs has the models of the lane, and the bytes that the largest graph of each needs.
+	needs map[*gpu]int64
+}
+
+// lanePools has the pools of this process's lanes that have models. The lock capturing guards it.
+var lanePools = make(map[int]*lanePool)
+
+// joinLane returns the pool of a worker's lane. It has no memory before the first capture.
+func joinLane(g *gpu, lane int) (*lanePool, error) {
+	capturing.Lock()
+	defer capturing.Unlock()
+	l := lanePools[lane]
+	if l == nil {
+		p, err := newScratchPool(g.context.Device())
+		if err != nil {
+			return nil, err
+		}
+		l = &lanePool{lane, p, make(map[*gpu]int64)}
+		lanePools[lane] = l
+	}
+	l.needs[g] = 0
+	return l, nil
+}
+
+// leave removes a model whose graphs are closed. It releases the memory that only that model needed.
+func (l *lanePool) leave(g *gpu) error {
+	if l == nil {
+		return nil
+	}
+	capturing.Lock()
+	defer capturing.Unlock()
+	delete(l.needs, g)
+	if len(l.needs) == 0 {
+		delete(lanePools, l.lane)
+		return l.pool.close()
+	}
+	l.pool.trim(slices.Max(slices.Collect(maps.Values(l.needs))))
+	return nil
+}
+
+// captured records that a graph of the model was captured. It returns an error if ONNX Runtime has
+// kept some of the memory: the graphs of other models would write there. The caller holds capturing.
+func (l *lanePool) captured(g *gpu, s poolState) error {
+	l.needs[g] = max(l.needs[g], s.peak)
+	if s.used > 0 {
+		return fmt.Errorf("%w: %d bytes", errScratchKept, s.used)
+	}
+	return nil
+}
+
+// errScratchKept is returned by captured.
+var errScratchKept = errors.New("ONNX Runtime keeps scratch memory that it took during a capture")
 
 // order makes a model's batches run one after the other, on the device.
 //

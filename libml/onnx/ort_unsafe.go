@@ -103,8 +103,13 @@ type poolState struct {
 	refused      error      // the driver's error since resetPeak, if it had no more memory
 }
 
-func newPool(d cuda.Device) (*pool, error) {
-	handle := C.pon_pool_new(C.int(d.Ordinal()))
+func newPool(d cuda.Device) (*pool, error) { return makePool(d, 0) }
+
+// newScratchPool makes a pool whose free addresses graphs write to.
+func newScratchPool(d cuda.Device) (*pool, error) { return makePool(d, 1) }
+
+func makePool(d cuda.Device, scratch C.int) (*pool, error) {
+	handle := C.pon_pool_new(C.int(d.Ordinal()), scratch)
 	if handle == 0 {
 		return nil, &cuda.Error{Op: "cuMemAddressReserve", Code: cuda.OutOfMemory}
 	}
@@ -124,8 +129,8 @@ func (p *pool) close() error {
 	return nil
 }
 
-// trim releases memory without allocations in it.
-func (p *pool) trim() { C.pon_pool_trim(p.handle) }
+// trim releases memory without allocations in it, from an offset on.
+func (p *pool) trim(from int64) { C.pon_pool_trim(p.handle, C.uint64_t(from)) }
 
 // resetPeak resets peak and refused.
 func (p *pool) resetPeak() { C.pon_pool_mark(p.handle) }

@@ -84,7 +84,7 @@ func TestPoolAllocations(t *testing.T) {
 		if s := p.readState(); s.used != used || s.mapped < used || s.peak < used || s.refused != nil {
 			t.Fatalf("%+v, used %d", s, used)
 		}
-		p.trim()
+		p.trim(0)
 		for at, bytes := range live {
 			write(t, at, bytes)
 		}
@@ -147,7 +147,7 @@ func TestPoolTrim(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	release(first)
-	p.trim()
+	p.trim(0)
 	if s := p.readState(); s.mapped != 4*mebi || s.used != 3*mebi || s.peak != 7*mebi {
 		t.Errorf("after trim: %+v", s)
 	}

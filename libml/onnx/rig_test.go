@@ -32,6 +32,8 @@ type played struct {
 	// once makes a session fill its weights with 5 in its first run. Each batch answers with
 	// the weights.
 	once bool
+	// keeps makes a run never release its scratch memory.
+	keeps bool
 	// outside makes each batch also write to the weights' pool.
 	outside bool
 	// unmade returns the error of making a session, unqueued that of running it.
@@ -128,7 +130,9 @@ func (b *playedBinding) run(scratch *pool) error {
 	if at == 0 {
 		return &ortError{text: "no addresses"}
 	}
-	defer release(at)
+	if !b.b.keeps {
+		defer release(at)
+	}
 	stream := b.s.stream
 	b.args.SetPointer(0, at+cuda.Pointer(b.input.bytes))
 	one := [3]uint32{1, 1, 1}
@@ -179,7 +183,12 @@ type rig struct {
 
 func newRig(t *testing.T, b *played) *rig {
 	t.Helper()
-	c := bound(t)
+	return newRigIn(t, bound(t), b)
+}
+
+// newRigIn makes a rig in a context that others may use too.
+func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
+	t.Helper()
 	r := &rig{t: t, context: c, card: shipped(t, "fashion"), played: b}
 	r.card.Batches = []int{1, 2, 4}
 	if err := open(); err != nil {

@@ -64,7 +64,7 @@ struct chunk { uint64_t at, bytes; unsigned long long memory; };
 
 struct pool {
 	struct pool *next;
-	int device;
+	int device, scratch;
 	address base;
 	struct block *blocks;
 	struct chunk *chunks;
@@ -164,11 +164,12 @@ static uint64_t allocate_locked(struct pool *p, uint64_t bytes) {
 
 static struct pool *pool_of(uint64_t word) { return (struct pool *)(uintptr_t)word; }
 
-uint64_t pon_pool_new(int device) {
+uint64_t pon_pool_new(int device, int scratch) {
 	struct pool *p = calloc(1, sizeof *p);
 	if (p == NULL)
 		return 0;
 	p->device = device;
+	p->scratch = scratch;
 	pthread_mutex_lock(&mu);
 	if (driver.reserve(&p->base, SPAN, 0, 0, 0) != 0) {
 		free(p);
@@ -199,7 +200,7 @@ int32_t pon_pool_free(uint64_t word) {
 	return code;
 }
 
-int32_t pon_pool_trim(uint64_t word) {
+void pon_pool_trim(uint64_t word, uint64_t from) {
 	struct pool *p = pool_of(word);
 	pthread_mutex_lock(&mu);
 	size_t kept = 0;
@@ -207,14 +208,13 @@ int32_t pon_pool_trim(uint64_t word) {
 		struct chunk c = p->chunks[i];
 		while (b < p->block_count && p->blocks[b].at + p->blocks[b].bytes <= c.at)
 			b++;
-		if (b < p->block_count && p->blocks[b].at < c.at + c.bytes)
+		if (c.at < from || b < p->block_count && p->blocks[b].at < c.at + c.bytes)
 			p->chunks[kept++] = c;
 		else
 			take_memory(p, &c);
 	}
 	p->chunk_count = kept;
 	pthread_mutex_unlock(&mu);
-	return 0;
 }
 
 void pon_pool_mark(uint64_t word) {
@@ -359,7 +359,10 @@ pon_result pon_provider(void) {
 void *pon_take(struct OrtAllocator *self, size_t bytes) {
 	(void)self;
 	pthread_mutex_lock(&mu);
-	struct pool *p = current != NULL ? current : pools;
+	struct pool *p = current;
+	if (p == NULL)
+		for (p = pools; p != NULL && p->scratch; p = p->next)
+			;
 	uint64_t at = p != NULL ? allocate_locked(p, bytes) : 0;
 	pthread_mutex_unlock(&mu);
 	if (at == 0 && bytes != 0)

@@ -36,10 +36,13 @@ pon_result pon_start(const pon_driver *driver);
 
 // A pool is a range of the GPU's addresses, and some of them have memory. An allocation gets the
 // lowest free addresses. The calling thread is bound to the context.
-uint64_t pon_pool_new(int device);
+//
+// Captured graphs write to a scratch pool's free addresses. So nothing stays allocated in one, and
+// pon_take uses one only in pon_run.
+uint64_t pon_pool_new(int device, int scratch);
 int32_t pon_pool_free(uint64_t pool);
-// pon_pool_trim releases memory without allocations in it.
-int32_t pon_pool_trim(uint64_t pool);
+// pon_pool_trim releases memory without allocations in it, from an offset in the pool on.
+void pon_pool_trim(uint64_t pool, uint64_t from);
 // pon_pool_mark resets peak and refused.
 void pon_pool_mark(uint64_t pool);
 // pon_pool_allocate returns 0 if there is no memory. Until the next mark it then always does.

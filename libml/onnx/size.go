@@ -76,7 +76,7 @@ func (s *size) open() (err error) {
 	if err = s.g.markOutOfMemory(poolRefusal(s.weights, err)); err != nil {
 		return fmt.Errorf("make session for batches of %d: %w", s.n, err)
 	}
-	s.weights.trim()
+	s.weights.trim(0)
 	return nil
 }
 
@@ -139,7 +139,7 @@ func (s *size) withPrivateTensors(f func(memory *pool, in place, outs []place) e
 		if memory.readState().used == 0 {
 			return errors.Join(err, memory.close())
 		}
-		memory.trim()
+		memory.trim(0)
 		s.kept = append(s.kept, memory) // ONNX Runtime keeps some of it
 		return err
 	})

@@ -19,12 +19,14 @@
 //	Wait     9. sleep for most of the time that recent batches of this size took,
 //	            then poll the word
 //
-// Slots 0 and 2 have the same tensors, and so have 1 and 3.
+// Slots 0 and 2 have the same tensors, and so have 1 and 3. If only one batch may be in flight, all have
+// the same.
 //
 // The package builds without CUDA and without cgo; New then reports what is missing.
 package gpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -40,9 +42,9 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// inFlight is how many batches may be in flight together: while one runs, the next
+// maxInFlight is how many batches may be in flight together: while one runs, the next
 // one's packets cross PCIe.
-const inFlight = 2
+const maxInFlight = 2
 
 // Errors of a Device for invalid calls.
 var (
@@ -62,6 +64,9 @@ type Options struct {
 	// Copy lets the CPU put the fragments of a batch together, and one copy bring
 	// them to the device. Without it, the kernel reads them in host memory (copy.go).
 	Copy bool
+	// InFlight is how many batches may be in flight together, 1 or 2; 0 means 2. With 1, all slots
+	// have the same tensors.
+	InFlight int
 }
 
 // Device is a GPU. It implements device.Partitioned.
@@ -71,6 +76,8 @@ type Device struct {
 	kernel  *Kernel
 	control []byte // pinned; one line per slot, see slot.go
 	slots   [device.Slots]slot
+
+	inFlight int // batches
 
 	copy    bool      // Options.Copy
 	copiers []*copier // by slot; two slots with the same tensors share one
@@ -100,7 +107,7 @@ func SharedBytes(sizes device.Sizes) int {
 	for _, o := range sizes.Outputs {
 		n += models.Aligned(o)
 	}
-	return inFlight * n
+	return maxInFlight * n
 }
 
 // New opens a device that gathers for an input. It creates a context, in 0.1 s,
@@ -112,7 +119,7 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open GPU: %w", err)
 	}
-	d := &Device{device: found, copy: o.Copy}
+	d := &Device{device: found, copy: o.Copy, inFlight: min(cmp.Or(o.InFlight, maxInFlight), maxInFlight)}
 	defer func() {
 		if err != nil {
 			err = d.fail("open GPU", err)
@@ -149,8 +156,8 @@ func (d *Device) Name() string { return d.device.UUID() }
 // Kernel returns the name of the gather kernel that was chosen for the input.
 func (d *Device) Kernel() string { return d.kernel.Name() }
 
-// InFlight returns 2.
-func (d *Device) InFlight() int { return inFlight }
+// InFlight returns Options.InFlight.
+func (d *Device) InFlight() int { return d.inFlight }
 
 // Bind makes the context current on the calling thread. It also lets the operating
 // system end the thread's naps on time (its timer slack is 50 µs otherwise).
@@ -195,14 +202,14 @@ func (d *Device) AddSlab(mem []byte) error {
 	return nil
 }
 
-// Tensors allocates input and outputs of two batches in device memory. It lays out
+// Tensors allocates input and outputs of InFlight batches in device memory. It lays out
 // their results in shared, which it pins. It needs SharedBytes there, in complete
 // pages or pages that belong to the caller. Errors are device.ErrShared and, wrapped,
 // cuda.ErrOutOfMemory.
 func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors, err error) {
 	need := SharedBytes(sizes)
 	if len(shared) < need {
-		return nil, fmt.Errorf("%w: %d bytes, the outputs of %d batches take %d", device.ErrShared, len(shared), inFlight, need)
+		return nil, fmt.Errorf("%w: %d bytes, the outputs of %d batches take %d", device.ErrShared, len(shared), maxInFlight, need)
 	}
 	switch {
 	case d.memory != 0:
@@ -220,7 +227,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 	for _, n := range batch {
 		bytes += models.Aligned(n)
 	}
-	if d.memory, err = d.context.Allocate(max(1, inFlight*bytes)); err != nil {
+	if d.memory, err = d.context.Allocate(max(1, d.inFlight*bytes)); err != nil {
 		return nil, err
 	}
 	if need > 0 {
@@ -232,16 +239,16 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 	d.images = sizes.Input / d.kernel.plan.imageBytes
 	tensors := make([]device.Tensors, device.Slots)
 	for i := range tensors {
-		n := i % inFlight
+		n := i % d.inFlight
 		laid, err := device.Lay(cuda.Bytes(d.memory+cuda.Pointer(n*bytes), bytes), batch...)
 		if err != nil {
 			return nil, err
 		}
-		results, err := device.Lay(shared[n*need/inFlight:(n+1)*need/inFlight], sizes.Outputs...)
+		results, err := device.Lay(shared[n*need/maxInFlight:(n+1)*need/maxInFlight], sizes.Outputs...)
 		if err != nil {
 			return nil, err
 		}
-		if d.copy && i < inFlight {
+		if d.copy && i < d.inFlight {
 			c, err := newCopier(d, d.images)
 			if err != nil {
 				return nil, err
