@@ -375,3 +375,32 @@ func TestLargeOutputs(t *testing.T) {
 		t.Errorf("results have %d bytes", len(tensors[0].Results[0]))
 	}
 }
+
+// TestInFlight opens a device for one batch at a time. It takes half of the memory.
+func TestInFlight(t *testing.T) {
+	runtime.LockOSThread()
+	cudafake.Check(t)
+	sizes := device.Sizes{Input: 16 << 20, Outputs: []int{512}}
+	var bytes [3]int64
+	for n := 1; n <= 2; n++ {
+		d, err := gpu.New(input, gpu.Options{Device: "cuda", InFlight: n})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := cudafake.Now().Bytes
+		tensors, err := d.Tensors(memory(t), sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bytes[n] = int64(cudafake.Now().Bytes - before)
+		if d.InFlight() != n || (&tensors[0].Input[0] == &tensors[1].Input[0]) != (n == 1) {
+			t.Errorf("in flight %d, want %d; tensors at %p and %p", d.InFlight(), n, tensors[0].Input, tensors[1].Input)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if bytes[1] < 16<<20 || 2*bytes[1] > bytes[2]+4<<20 {
+		t.Errorf("%d bytes for one batch in flight, %d for two", bytes[1], bytes[2])
+	}
+}
