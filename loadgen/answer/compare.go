@@ -28,6 +28,10 @@ type Tolerance struct {
 // probability, a hundredth of a score and of the picture.
 var Default = Tolerance{Probability: 1e-3, Score: 0.01, Coordinate: 0.01, Raw: 1e-3}
 
+// Half is the tolerance for models that compute in half precision on a GPU. The reference is
+// computed on the CPU in single precision.
+var Half = Tolerance{Probability: 0.02, Score: 0.02, Coordinate: 0.02, Raw: 0.02}
+
 // Comparer compares answers within a tolerance. One goroutine uses it, because
 // it keeps its decoding buffers.
 type Comparer struct {

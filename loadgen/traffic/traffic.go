@@ -270,6 +270,9 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 			}
 			t.models[made.card.File] = model
 		}
+		if made.card.Input.TensorType == models.F16 {
+			tolerance = answer.Half
+		}
 		if threshold, ok := made.card.Decoder.Params["score_threshold"].(float64); ok {
 			tolerance.Threshold = threshold
 		}

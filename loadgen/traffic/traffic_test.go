@@ -1,12 +1,15 @@
 package traffic
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/models"
 )
 
 func TestRates(t *testing.T) {
@@ -54,6 +57,46 @@ func TestReadPhotos(t *testing.T) {
 	} {
 		if _, err := readPhotos(dir); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// fixed is a reference that gives no answers.
+type fixed struct{ Model }
+
+func (fixed) Close() error { return nil }
+
+// TestTolerance checks answers of half precision less exactly than others.
+func TestTolerance(t *testing.T) {
+	dir := t.TempDir()
+	for name, element := range map[string]string{"single": "f32", "half": "f16"} {
+		card := fmt.Sprintf(`name: %s
+version: 1
+framework: "null"
+input:
+  size: [2, 2, 1]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: %s, layout: hwc}
+outputs: [{name: y, shape: [2]}]
+slo: 10ms
+`, name, element)
+		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(card), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, want := range map[string]answer.Tolerance{"single": answer.Default, "half": answer.Half} {
+		node := control.Status{Functions: []control.FunctionStatus{
+			{Name: "fn", Model: filepath.Join(dir, name+".yaml"), SLOMillis: 25, Port: 1, Input: control.InputStatus{Bytes: 4}},
+		}}
+		made, err := New(node, Options{
+			Arrivals: "poisson", Streams: 1, Spec: loadgen.Spec{Duration: 1},
+			Reference: func(*models.Card) (Model, error) { return fixed{}, nil },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := made.Spec.Functions[0].Tolerance; got != want {
+			t.Errorf("%s: tolerance %+v, want %+v", name, got, want)
 		}
 	}
 }
