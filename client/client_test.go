@@ -306,6 +306,28 @@ func TestQuestion(t *testing.T) {
 	})
 }
 
+// TestQuestionsDuringAnswer loses the last fragment of the answer, and of 14 repetitions. Each
+// repetition ends the silence, so the questions follow each other quickly.
+func TestQuestionsDuringAnswer(t *testing.T) {
+	checkLeaks(t)
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+	lost := 0
+	last := func(b []byte) bool {
+		h, _ := wire.DecodeHeader(b)
+		lose := h.Index == h.Count-1 && lost < 15
+		if lose {
+			lost++
+		}
+		return lose
+	}
+	relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Drop: last})
+	c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond, Timeout: patience})
+	want := picture(3000, 1)
+	if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
+		t.Errorf("%v, %d bytes, after %d losses", err, len(r.Payload), lost)
+	}
+}
+
 func TestRepeatedAnswers(t *testing.T) {
 	checkLeaks(t)
 	// The test asks for nothing twice, even on a slow machine, because a manager repeats

@@ -170,18 +170,20 @@ func (c *Client) asksForProofLocked(r *request, result *wire.Result) bool {
 // assembleLocked adds a fragment to an answer and reports whether the answer is complete.
 func (c *Client) assembleLocked(r *request, h *wire.Header, fragment []byte, at int64) (complete bool) {
 	fresh, fits := r.answer.add(h, fragment)
-	switch {
-	case !fits:
+	if !fits {
 		c.counts.foreign.Add(1)
 		return false
-	case !fresh:
-		c.counts.duplicates.Add(1)
-	case r.answer.received < int(h.Count):
-		before := r.recovery.AskAt()
-		r.recovery.Answered(at)
-		c.askEarlierLocked(r, before)
 	}
-	return r.answer.received == int(h.Count)
+	if !fresh {
+		c.counts.duplicates.Add(1)
+	}
+	if r.answer.received == int(h.Count) {
+		return true
+	}
+	before := r.recovery.AskAt()
+	r.recovery.Answered(at)
+	c.askEarlierLocked(r, before)
+	return false
 }
 
 // proveLocked sends fragment 0 of a request again, with the cookie: the manager

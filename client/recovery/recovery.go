@@ -96,7 +96,8 @@ func (r *Request) Prove() {
 }
 
 // Answered reports a fragment of an answer: the manager has the complete request, so
-// a question can wait for longer.
+// a question can wait for longer. A fragment that the client has already counts too. A
+// burst that fills a buffer loses its last fragments, and the same ones each time.
 func (r *Request) Answered(now int64) {
 	r.askDelay = r.resendAfter
 	r.askAt = now + int64(r.askDelay)

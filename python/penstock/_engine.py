@@ -382,11 +382,11 @@ class Engine:
             return None
         if d.fragment in r.present:
             self.stats.duplicates += 1
-            return None
-        r.present.add(d.fragment)
-        r.answer[d.offset : d.offset + len(d.payload)] = d.payload
-        if len(r.present) == d.fragments:
-            return bytes(r.answer)
+        else:
+            r.present.add(d.fragment)
+            r.answer[d.offset : d.offset + len(d.payload)] = d.payload
+            if len(r.present) == d.fragments:
+                return bytes(r.answer)
         r.recovery.answered_in_part(now)
         self._check(r)
         return None

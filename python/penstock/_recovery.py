@@ -65,7 +65,8 @@ class Recovery:
         self._sending = True
 
     def answered_in_part(self, now: int) -> None:
-        """A fragment of the answer arrived: a question can wait."""
+        """A fragment of the answer arrived: a question can wait. A fragment that the client has already counts too.
+        A burst that fills a buffer loses its last fragments, and the same ones each time."""
         self._ask_delay = self._resend_after
         self._ask_at = now + self._ask_delay
 

@@ -298,6 +298,17 @@ class Engines(unittest.TestCase):
         p.answer(r.id, kind=3, payload=payload, index=1)
         self.assertEqual(p.answers[0].payload, payload)
 
+    def test_questions_while_the_same_fragment_is_lost(self):
+        p = Peer()
+        r = p.submit()
+        p.sent()
+        for _ in range(10):
+            p.answer(r.id, kind=3, payload=bytes(2000), index=0)
+            p.now += 100 * MS
+            self.assertEqual(p.sent(), [(r.id, 0, 2, 0)])
+        p.answer(r.id, kind=3, payload=bytes(2000), index=1)
+        self.assertEqual(p.answers[0].payload, bytes(2000))
+
     def test_result_too_large(self):
         p = Peer()
         r = p.submit()
