@@ -161,7 +161,7 @@ func (m *Model) due(now int64) int64 {
 //   - At most one step of each of Read, Link and Load is under way. Copies share one bus, so
 //     two at once would both end later.
 //   - Weights on the GPU never exceed MemoryBytes, those in host memory never HostBytes. If
-//     MemoryBytes was lowered, for a larger lane, weights are evicted first.
+//     they do, because a lane or a model grew, idle models are evicted first.
 //   - A model with work is never evicted or dropped.
 //   - A load that is too late for its requests begins after all others. It evicts only models
 //     that come before it in the order of victims. So models that cannot all be served do not
@@ -184,7 +184,7 @@ func (w Worker) Plan(now int64, models []Model) []Step {
 		}
 	}
 	if p.gpu < 0 {
-		p.free(&p.gpu, &Model{}, Evict)
+		p.shrink()
 		return p.steps
 	}
 	for s := Disk; s <= Linked; s++ {
@@ -246,19 +246,34 @@ func (p *planner) begin(s State) {
 	}
 }
 
-// free adds the steps that make room for a model in one kind of memory. If there cannot be
-// enough, it adds none and returns false.
-func (p *planner) free(room *int64, m *Model, op Op) bool {
-	late := m.due(p.now)-int64(m.toLoad()) < p.now
-	var victims []int
+// shrink adds the evictions that end an excess, of all idle models if it takes so many. Those with
+// work follow when they are idle.
+func (p *planner) shrink() {
+	for _, i := range p.victims(Evict, func(*Model) bool { return true }) {
+		if p.gpu >= 0 {
+			return
+		}
+		p.steps = append(p.steps, Step{i, Evict})
+		p.gpu += p.models[i].WeightsBytes
+	}
+}
+
+// victims returns the idle models that the step is for and that may go, those that go first before others.
+func (p *planner) victims(op Op, may func(*Model) bool) (victims []int) {
 	for i := range p.models {
-		v := &p.models[i]
-		if op.From(v.State) && !v.Moving && !v.hasWork(p.now) && (!late || p.order(v, m) < 0) {
+		if v := &p.models[i]; op.From(v.State) && !v.Moving && !v.hasWork(p.now) && may(v) {
 			victims = append(victims, i)
 		}
 	}
 	slices.SortStableFunc(victims, func(a, b int) int { return p.order(&p.models[a], &p.models[b]) })
+	return victims
+}
 
+// free adds the steps that make room for a model in one kind of memory. If there cannot be
+// enough, it adds none and returns false.
+func (p *planner) free(room *int64, m *Model, op Op) bool {
+	late := m.due(p.now)-int64(m.toLoad()) < p.now
+	victims := p.victims(op, func(v *Model) bool { return !late || p.order(v, m) < 0 })
 	left, count := *room, 0
 	for ; count < len(victims) && left < m.WeightsBytes; count++ {
 		left += p.models[victims[count]].WeightsBytes

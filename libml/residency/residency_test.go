@@ -75,8 +75,10 @@ func TestPlan(t *testing.T) {
 		"periodic, did not come":  {10, []Model{periodic(-100)}, nil},
 		"periodic one that stays": {10, []Model{in(Resident, periodic(9)), asked(linked(6), 25)}, nil},
 		"room for a larger lane":  {10, []Model{resident(5, 2), resident(5, 1), resident(5, 3), asked(linked(1), 25)}, []Step{{1, Evict}}},
-		"no room in host memory":  {10, []Model{asked(in(Disk, linked(90)), 25), asked(in(Host, linked(30)), 25)}, []Step{{1, Link}}},
-		"drop":                    {10, []Model{asked(in(Disk, linked(50)), 500), in(Host, linked(30)), linked(30)}, []Step{{1, Drop}, {0, Read}}},
+		"excess that idle models do not end": {5, []Model{asked(resident(9, 1), 25), resident(3, 2), resident(3, 1), asked(linked(1), 25)},
+			[]Step{{2, Evict}, {1, Evict}}},
+		"no room in host memory": {10, []Model{asked(in(Disk, linked(90)), 25), asked(in(Host, linked(30)), 25)}, []Step{{1, Link}}},
+		"drop":                   {10, []Model{asked(in(Disk, linked(50)), 500), in(Host, linked(30)), linked(30)}, []Step{{1, Drop}, {0, Read}}},
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -152,6 +154,7 @@ func checkPlan(w Worker, now int64, models []Model) error {
 			usedHost += m.WeightsBytes
 		}
 	}
+	excess, evicted := usedGPU > w.MemoryBytes, true
 	touched := map[int]bool{}
 	begun := map[Op]int{}
 	for i := range models {
@@ -190,6 +193,13 @@ func checkPlan(w Worker, now int64, models []Model) error {
 		if begun[s.Op]++; begun[s.Op] > 1 {
 			return fmt.Errorf("two %v at once: %v", s.Op, steps)
 		}
+	}
+	for i := range models {
+		m := &models[i]
+		evicted = evicted && (touched[i] || m.State != Resident || m.Moving || m.hasWork(now))
+	}
+	if excess && usedGPU > w.MemoryBytes && !evicted {
+		return fmt.Errorf("%d bytes stay on the GPU, memory is %d, and not all idle models go: %v", usedGPU, w.MemoryBytes, steps)
 	}
 	return nil
 }
