@@ -180,6 +180,8 @@ func (l *loop) run() error {
 			return l.abandon(err)
 		}
 	}
+	l.lane.withdraw(shm.Now())
+	l.gpuTurn.withdraw()
 	l.ring.Release()
 	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
 	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
