@@ -3,6 +3,7 @@ package libml
 import (
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,9 +17,12 @@ import (
 // it runs, from the gather to the outputs. Another batch joins it only if no other process uses
 // the GPU. All members of a worker share one. Any goroutine may call the methods.
 type gpuTurn struct {
+	entry int
+
 	mu      sync.Mutex // guards the rest
 	turn    *shm.Turn
-	running int // batches that have the turn
+	running int          // batches that have the turn
+	waiting []*batchTurn // loops that wait for the turn
 }
 
 // openTurn opens the process's turn, which comes as the file after the slabs. It returns nil if the
@@ -32,7 +36,7 @@ func (p *process) openTurn(attached control.Attached, files []*os.File) (*gpuTur
 		if err != nil {
 			return nil, fmt.Errorf("open turn on the GPU: %w", err)
 		}
-		return &gpuTurn{turn: turn}, nil
+		return &gpuTurn{entry: *attached.Turn, turn: turn}, nil
 	}
 	if p.worker == nil {
 		return open()
@@ -40,12 +44,16 @@ func (p *process) openTurn(attached control.Attached, files []*os.File) (*gpuTur
 	w := &p.worker.turns
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.turn != nil {
+	if w.turn != nil && w.turn.entry == *attached.Turn {
 		return w.turn, nil
 	}
-	var err error
-	w.turn, err = open()
-	return w.turn, err
+	// The manager gives a worker another entry after all of its members have left.
+	turn, err := open()
+	if err != nil {
+		return nil, err
+	}
+	w.turn = turn
+	return turn, nil
 }
 
 // workerTurn is the turn of a worker, which its first member opens.
@@ -65,7 +73,8 @@ func (p *process) closeTurn() {
 // batchTurn is a loop's part in its process's turn. The zero value takes no turns: each batch may begin.
 type batchTurn struct {
 	of    *gpuTurn
-	waits bool
+	waits bool     // it is in of.waiting
+	rank  shm.Rank // of the batch that waits
 }
 
 // turnWait is how long a loop waits for the turn before it picks the batch again. memberWait is how long if
@@ -86,15 +95,37 @@ func (b *batchTurn) take(rank shm.Rank) bool {
 		t.mu.Unlock()
 		nap(memberWait)
 		return false
-	case t.running == 0 && !t.turn.Take(rank, now+int64(turnWait)):
-		b.waits = true
+	case t.running == 0 && !t.turn.Take(b.wait(rank), now+int64(turnWait)):
 		t.mu.Unlock()
 		return false
 	}
-	b.waits = false
+	b.stopWaiting()
 	t.running++
 	t.mu.Unlock()
 	return true
+}
+
+// wait adds the loop to those that wait. It returns the rank of the first batch of all of them.
+func (b *batchTurn) wait(rank shm.Rank) shm.Rank {
+	b.rank = rank
+	if !b.waits {
+		b.waits = true
+		b.of.waiting = append(b.of.waiting, b)
+	}
+	for _, other := range b.of.waiting {
+		if other.rank.Before(rank) {
+			rank = other.rank
+		}
+	}
+	return rank
+}
+
+func (b *batchTurn) stopWaiting() {
+	if b.waits {
+		b.waits = false
+		i := slices.Index(b.of.waiting, b)
+		b.of.waiting = slices.Delete(b.of.waiting, i, i+1)
+	}
 }
 
 // joins reports whether a batch may begin next to one of the same process.
@@ -107,18 +138,19 @@ func (b *batchTurn) joins() bool {
 	return b.of.turn.Alone(shm.Now())
 }
 
-// withdraw ends the loop's wait. Other members of its worker that wait write their entry again.
+// withdraw ends the loop's wait, if it waits. The process waits on for its other loops.
 func (b *batchTurn) withdraw() {
 	if !b.waits {
 		return
 	}
 	b.of.mu.Lock()
 	defer b.of.mu.Unlock()
-	b.waits = false
-	b.of.release()
+	if b.stopWaiting(); len(b.of.waiting) == 0 {
+		b.of.release()
+	}
 }
 
-// end ends a batch.
+// end ends a batch. Loops of the process that wait ask again.
 func (b *batchTurn) end() {
 	if b.of == nil {
 		return

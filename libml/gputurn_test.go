@@ -2,6 +2,7 @@ package libml
 
 import (
 	"math"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -198,6 +199,54 @@ func TestGPUTurnOfMembers(t *testing.T) {
 	a.end()
 	if !running.Take(shm.Rank{}, 0) {
 		t.Error("the last member to end did not pass on the turn")
+	}
+}
+
+// TestGPUTurnRanks has two members of a worker wait. The worker waits with the first of their ranks.
+func TestGPUTurnRanks(t *testing.T) {
+	h := newTurnHarness(t)
+	shared := &gpuTurn{turn: h.other()}
+	a, b := batchTurn{of: shared}, batchTurn{of: shared}
+	running, waiting := h.other(), h.other()
+	running.Take(shm.Rank{}, 0)
+	if a.take(shm.Rank{Level: 4}) || b.take(shm.Rank{Level: 1}) || waiting.Take(shm.Rank{Level: 2}, 0) {
+		t.Fatal("two processes have the turn")
+	}
+	running.Release()
+	if waiting.Take(shm.Rank{Level: 2}, 0) {
+		t.Fatal("another process got the turn before a worker whose first batch has a higher level")
+	}
+	b.withdraw()
+	if waiting.Take(shm.Rank{Level: 2}, 0) {
+		t.Fatal("a member that withdrew gave up the turn of another")
+	}
+	if !a.take(shm.Rank{Level: 4}) {
+		t.Fatal("no turn")
+	}
+	a.end()
+	if !waiting.Take(shm.Rank{Level: 2}, 0) {
+		t.Error("the worker did not pass on the turn")
+	}
+}
+
+// TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.
+func TestWorkerTurnEntry(t *testing.T) {
+	h := newTurnHarness(t)
+	p := &process{worker: &worker{}}
+	open := func(entry int) *gpuTurn {
+		t.Helper()
+		turn, err := p.openTurn(control.Attached{Turn: &entry}, []*os.File{h.dup(h.turns.File())})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return turn
+	}
+	first := open(3)
+	if second := open(3); second != first {
+		t.Error("two members of a worker have two turns")
+	}
+	if third := open(4); third == first || third.entry != 4 {
+		t.Errorf("the worker has entry %d, want 4", third.entry)
 	}
 }
 
