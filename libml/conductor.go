@@ -62,21 +62,20 @@ type residence struct {
 	name string // of the member
 	wake func() // makes the member look for its order; any goroutine may call it
 
-	joined int64
-	// unasked: the model must be loaded once, also without requests.
-	unasked bool
-	serves  bool            // the member's loop carries out its orders
-	exact   bool            // the sizes that loads report are exact
-	model   residency.Model // State is Linked or Resident
-	rate    residency.Rate
-	stream  residency.Arrivals
-	until   int64             // when a request whose first packet has come no longer counts
-	order   residency.Op      // for the member, while model.Moving
-	began   time.Duration     // running time when the order was given, or the member took it
-	taken   bool              // the member carries it out
-	fault   error             // of the last load; nil if it did not fail
-	retry   retry             // after a fault
-	counts  control.Residency // without its state
+	joined   int64
+	loadOnce bool            // load the model once, also without requests
+	serves   bool            // the member's loop carries out its orders
+	exact    bool            // the sizes that loads report are exact
+	model    residency.Model // State is Linked or Resident
+	rate     residency.Rate
+	stream   residency.Arrivals
+	until    int64             // when a request whose first packet has come no longer counts
+	order    residency.Op      // for the member, while model.Moving
+	began    time.Duration     // running time when the order was given, or the member took it
+	taken    bool              // the member carries it out
+	fault    error             // of the last load; nil if it did not fail
+	retry    retry             // after a fault
+	counts   control.Residency // without its state
 }
 
 // retry delays the next load after one that failed.
@@ -96,7 +95,7 @@ type newcomer struct {
 	name         string
 	weightsBytes int64         // an estimate
 	load         time.Duration // an estimate
-	unasked      bool          // load the model once, also without requests
+	loadOnce     bool          // load the model once, also without requests
 	exact        bool          // the sizes that loads report do not contain other members' memory
 	wake         func()
 }
@@ -105,7 +104,7 @@ type newcomer struct {
 func (c *conductor) join(now int64, n newcomer) *residence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := &residence{of: c, name: n.name, wake: n.wake, joined: now, unasked: n.unasked, exact: n.exact}
+	r := &residence{of: c, name: n.name, wake: n.wake, joined: now, loadOnce: n.loadOnce, exact: n.exact}
 	r.model = residency.Model{State: residency.Linked, WeightsBytes: n.weightsBytes, Load: n.load}
 	r.counts.Bytes = n.weightsBytes
 	c.members = append(c.members, r)
@@ -222,7 +221,7 @@ func (r *residence) loaded(now int64, bytes int64, took time.Duration) {
 	if bytes > 0 && (r.exact || !r.serves || bytes < m.WeightsBytes) { // other members may have grown meanwhile
 		m.WeightsBytes, r.counts.Bytes = bytes, bytes
 	}
-	r.unasked = r.unasked && !r.serves
+	r.loadOnce = r.loadOnce && !r.serves
 	if !r.serves || took < m.Load { // one slow load must not make all later ones look hopeless
 		m.Load = took
 	} else {
@@ -241,7 +240,7 @@ func (r *residence) serve(now int64, batch time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r.model.State == residency.Resident {
-		r.unasked = false
+		r.loadOnce = false
 	}
 	r.serves, r.model.Batch, r.model.Used = true, batch, now
 	c.planLocked(now)
@@ -262,7 +261,7 @@ func (r *residence) failed(now int64, why error) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.model.Moving, r.taken, r.unasked = false, false, false
+	r.model.Moving, r.taken, r.loadOnce = false, false, false
 	r.fault = why
 	r.retry.delay = min(max(minRetry, 2*r.retry.delay), maxRetry)
 	r.retry.at = now + int64(r.retry.delay)
@@ -367,7 +366,7 @@ func (c *conductor) modelsLocked(now int64) {
 		switch {
 		case now < r.retry.at:
 			m.Waiting, m.Arriving = 0, 0
-		case r.unasked && m.Waiting+m.Arriving == 0:
+		case r.loadOnce && m.Waiting+m.Arriving == 0:
 			// A member that starts is never late, so it finds room even if it is worth least.
 			m.Waiting, m.Deadline = 1, max(r.joined+int64(startPatience), now+int64(m.Load+m.Batch))
 		default:

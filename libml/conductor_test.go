@@ -37,7 +37,7 @@ func waitingFor(deadline int64) work { return work{waiting: 1, deadline: deadlin
 // serveMember makes a member that has loaded its model once.
 func (c *conductor) serveMember(t testing.TB, now int64, name string, size int64, load time.Duration) *residence {
 	t.Helper()
-	r := c.join(now, newcomer{name: name, weightsBytes: size, unasked: true, wake: func() {}})
+	r := c.join(now, newcomer{name: name, weightsBytes: size, loadOnce: true, wake: func() {}})
 	c.carryOut(t, now, func() bool {
 		order, ok := r.observe(now, work{})
 		if ok && order != residency.Load {
@@ -216,7 +216,7 @@ func TestConductorExceeded(t *testing.T) {
 	c, _ := testConductor(t, 100)
 	now := int64(time.Second)
 	a := c.serveMember(t, now, "a", 60, time.Millisecond)
-	b := c.join(now, newcomer{name: "b", weightsBytes: 1, unasked: true, wake: func() {}})
+	b := c.join(now, newcomer{name: "b", weightsBytes: 1, loadOnce: true, wake: func() {}})
 	if order, ok := b.observe(now, work{}); !ok || order != residency.Load {
 		t.Fatalf("order %v, %v for a model that fits by its estimate", order, ok)
 	}
@@ -330,7 +330,7 @@ func TestConductorInvariants(t *testing.T) {
 		for range rapid.IntRange(0, 300).Draw(rt, "events") {
 			now += random.Int64N(20)
 			if len(members) == 0 || random.IntN(20) == 0 && len(members) < 12 {
-				m := &member{residence: c.join(now, newcomer{name: fmt.Sprint(len(members)), weightsBytes: 1 + random.Int64N(memory), unasked: true, wake: func() {}})}
+				m := &member{residence: c.join(now, newcomer{name: fmt.Sprint(len(members)), weightsBytes: 1 + random.Int64N(memory), loadOnce: true, wake: func() {}})}
 				members = append(members, m)
 			}
 			i := random.IntN(len(members))

@@ -42,7 +42,7 @@ func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) 
 	p.residence = p.worker.conductor.join(shm.Now(), newcomer{
 		name: p.start.IF, weightsBytes: need.WeightsBytes, load: loading, exact: p.onGPU(), wake: wake,
 		// On a GPU the first load makes sessions and graphs, so no request should wait for it.
-		unasked: m == nil || p.onGPU(),
+		loadOnce: m == nil || p.onGPU(),
 	})
 	if m != nil {
 		return true, nil

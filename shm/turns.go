@@ -30,8 +30,8 @@ import (
 //
 // A faulty process can write any word. The others check each index, bound each loop, and sleep at most
 // maxTurnSleep before they look again. The manager passes on the turn of a process that has ended, and
-// a turn that does not move while others wait (Turns.Watch). Nonsense can therefore delay batches, or
-// make several run at once, but not more.
+// a turn that does not move while others wait (Turns.Watch). So a faulty process can delay batches or
+// make several run at once, and nothing worse.
 
 // TurnEntries is the max number of processes that take turns.
 const TurnEntries = 256
@@ -202,8 +202,8 @@ func (t *Turns) Leave(entry int) {
 // with the next one. It is longer than the batches that processes with short objectives can wait for.
 const TurnPatience = 250 * time.Millisecond
 
-// Watch passes on a turn that others have waited for during TurnPatience. It then returns the entry that
-// had the turn, and true. It also passes on the turn of an entry that no process has. The caller calls
+// Watch passes on the turn of an entry that has kept it for TurnPatience while others waited. It then
+// returns that entry, and true. It also passes on the turn of an entry without a process. The caller calls
 // it several times per TurnPatience.
 func (t *Turns) Watch(now int64) (entry int, overdue bool) {
 	word := t.words.owner.Load()

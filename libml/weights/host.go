@@ -26,7 +26,7 @@ type HostMemory struct {
 func NewHostMemory(limit int64) *HostMemory { return &HostMemory{limit: limit} }
 
 // pin pins the file of a Resident, and keeps it pinned until done. It returns the mapped file, or nil
-// if the file is not pinned. Only with unpin it unpins others.
+// if the file is not pinned. If unpin is set, it unpins other files to stay within the limit.
 func (h *HostMemory) pin(r *Resident, unpin bool) ([]byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
