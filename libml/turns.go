@@ -118,9 +118,9 @@ func (t *laneTurn) launch(slot int, began int64, takes, gather time.Duration) {
 	}
 }
 
-// offer lets the policy choose the batch behind the member's, if that is near its end. Otherwise it
-// returns how long until then, or until the member should ask again. It returns 0 if no batch can be
-// chosen, or a later one finds the place free by itself.
+// offer lets the policy choose the next batch if the member's batch ends soon. If it does not, offer returns
+// how long to wait before the next call. It returns 0 if no more calls are needed: a batch was chosen, or
+// one that comes later takes the place by itself.
 func (t *laneTurn) offer(now int64) time.Duration {
 	if t == nil {
 		return 0
@@ -155,8 +155,8 @@ func (t *laneTurn) withdraw(now int64) {
 	t.of.release(t, now)
 }
 
-// end ends the member's turn after its batch. It returns when the lane was the batch's alone; 0 if it
-// never was, as far as is known.
+// end ends the member's turn after its batch. It returns since when no other batch of the lane ran. It
+// returns 0 if the end of the batch before was not noticed yet.
 func (t *laneTurn) end(now int64) (began int64) {
 	if t == nil {
 		return 0
