@@ -148,6 +148,9 @@ func (o *LoadingOptions) round(ctx context.Context, n *node.Node, members loaded
 		return err
 	}
 	now, millis := residencyOf(&after)
+	if now == loads {
+		return fmt.Errorf("measure loads: no request needed one, because %d MiB hold all members; use less memory", o.MemoryMiB)
+	}
 	load := millis[0]
 	r.LoadsPerRequest = append(r.LoadsPerRequest, float64(now-loads)/float64(len(linked)*len(members)))
 	r.Load = append(r.Load, load)

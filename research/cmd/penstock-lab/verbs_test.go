@@ -86,6 +86,10 @@ func TestVerbs(t *testing.T) {
 			t.Errorf("slab printed no table:\n%s", out)
 		}
 	})
+	t.Run("too much memory", func(t *testing.T) {
+		t.Parallel()
+		refused(t, lab, "64 MiB hold all members", words("loading --rounds 1 --duration 1s --model face,face --memory 64 --neighbour fashion"))
+	})
 	t.Run("without GPU", func(t *testing.T) {
 		t.Parallel()
 		if _, err := cuda.Find("cuda"); err == nil {
