@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -22,6 +21,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // Options describe the node to start.
@@ -76,7 +76,7 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		}
 	}()
 	if !n.HTTP.IsValid() {
-		if n.HTTP, err = freePort(); err != nil {
+		if n.HTTP, err = freeport.Find(); err != nil {
 			return nil, err
 		}
 	}
@@ -267,19 +267,6 @@ func (n *Node) Kill() {
 		<-n.ended
 	}
 	os.RemoveAll(n.Dir)
-}
-
-func freePort() (netip.AddrPort, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	addr, ok := l.Addr().(*net.TCPAddr)
-	if !ok {
-		return netip.AddrPort{}, errors.New("find a free port: no TCP address")
-	}
-	return addr.AddrPort(), nil
 }
 
 // tail keeps the last lines written to it.

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/eclipse/paho.golang/paho"
+
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // mosquitto is a broker of a test.
@@ -43,15 +45,13 @@ func newMosquitto(t *testing.T) *mosquitto {
 	if out, err := exec.Command(cmp.Or(find("mosquitto_passwd"), "mosquitto_passwd"), "-b", "-c", passwords, "me", "pass-word").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.address = l.Addr().String()
-	_, port, _ := net.SplitHostPort(m.address)
-	l.Close()
+	m.address = at.String()
 	m.config = filepath.Join(dir, "mosquitto.conf")
-	text := fmt.Sprintf("listener %s 127.0.0.1\nallow_anonymous false\npassword_file %s\npersistence false\nlog_dest stderr\n", port, passwords)
+	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous false\npassword_file %s\npersistence false\nlog_dest stderr\n", at.Port(), passwords)
 	if current, err := exec.Command("id", "-un").Output(); err == nil {
 		text += "user " + string(current) // else it becomes mosquitto, which cannot read the passwords
 	}

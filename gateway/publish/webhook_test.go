@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 func webhookSpec(address string) configs.Publish {
@@ -299,19 +300,18 @@ func TestReadToken(t *testing.T) {
 // A server that comes later gets the answers that waited.
 func TestLateServer(t *testing.T) {
 	checkLeaks(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := l.Addr().String()
-	l.Close()
-	set := newSet(webhookSpec("http://" + address))
+	set := newSet(webhookSpec("http://" + at.String()))
 	set.start(t)
 	set.Publish(found("door", 1))
 	waitFor(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "connection refused") })
 
-	if l, err = net.Listen("tcp", address); err != nil {
-		t.Skipf("not on this machine: the port was taken meanwhile: %v", err)
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
 	}
 	server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
 	go server.Serve(l)

@@ -56,7 +56,7 @@ type cameraAnswer struct {
 // answersAt starts examples/cameras/answers.py, and returns its address and its lines.
 func answersAt(t *testing.T) (address string, lines <-chan cameraAnswer) {
 	t.Helper()
-	address = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	address = freePort(t).String()
 	out := startProgram(t, "/usr/bin/python3", absolute(t, "../../examples/cameras/answers.py"), address)
 	all := make(chan cameraAnswer, 1000)
 	go func() {

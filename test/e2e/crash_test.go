@@ -185,7 +185,7 @@ func TestManagerKilled(t *testing.T) {
 shares: {policy: gslice, tune: false}
 functions:
   - {name: fn, model: %s, port: %d, share_percent: 50}
-`, card, freePort(t)))
+`, card, freePort(t).Port()))
 	active, shadow := serving(t, nd, "fn")
 	time.Sleep(2500 * time.Millisecond)
 	kill(t, childOf(t, nd, "manager"))

@@ -3,9 +3,7 @@ package e2e
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -87,13 +85,7 @@ func TestFolderRemoved(t *testing.T) {
 // startApart is start with the configuration outside the runtime folder.
 func startApart(t *testing.T, config string) *node.Node {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := l.Addr().(*net.TCPAddr).AddrPort()
-	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
-	l.Close()
+	at := freePort(t)
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(path, fmt.Appendf(nil, "http: %s\n%s", at, config), 0o600); err != nil {
 		t.Fatal(err)

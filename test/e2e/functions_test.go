@@ -352,7 +352,7 @@ decoder: {name: topk, k: 5}
 
 func TestPortInUse(t *testing.T) {
 	t.Parallel()
-	taken := freePort(t)
+	taken := freePort(t).Port()
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: %d}\n", nullCard(t, "digest", small), taken))
 	for port, want := range map[string]string{
 		fmt.Sprint(taken): fmt.Sprintf(`port %d belongs to function "first"`, taken),
@@ -500,7 +500,7 @@ func TestAddInterrupted(t *testing.T) {
 func TestRename(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
-	port := freePort(t)
+	port := int(freePort(t).Port())
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: before, model: %s, port: %d}\n", card, port))
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {

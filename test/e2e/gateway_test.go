@@ -7,9 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,12 +24,7 @@ import (
 // listens.
 func startWithGateway(t testing.TB, more ...string) (nd *node.Node, url string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := netip.MustParseAddrPort(l.Addr().String())
-	l.Close()
+	address := freePort(t)
 	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n" + strings.Join(more, ""), Gateway: address})
 	url = "http://" + address.String()
 	waitFor(t, "the gateway to be ready", func() bool { return gatewayReady(url) })

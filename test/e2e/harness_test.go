@@ -8,7 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
-	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +22,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
@@ -73,15 +74,14 @@ func parallel() {
 	}
 }
 
-// freePort finds an unused UDP port of the loopback address.
-func freePort(t *testing.T) int {
+// freePort finds an unused port of the loopback address.
+func freePort(t testing.TB) netip.AddrPort {
 	t.Helper()
-	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).Port
+	return at
 }
 
 // openFolder makes a folder whose files the functions' processes may use.

@@ -118,12 +118,7 @@ type logging struct {
 
 func startLogging(t *testing.T) *logging {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &logging{T: t, dir: t.TempDir(), page: l.Addr().String()}
-	l.Close()
+	n := &logging{T: t, dir: t.TempDir(), page: freePort(t).String()}
 	config := write(t, fmt.Sprintf("http: %s\n%s", n.page, oneFunction(nullCard(t, "digest", small))))
 	reader, writer, err := os.Pipe()
 	if err != nil {

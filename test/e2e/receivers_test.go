@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -16,7 +17,8 @@ import (
 // its own number of sockets, and all are closed with it.
 func TestReceivers(t *testing.T) {
 	const receivers, clients, each = 3, 8, 150
-	nd := start(t, "receivers: 3\n"+oneFunction(nullCard(t, "digest", small)))
+	config := strings.Replace(oneFunction(nullCard(t, "digest", small)), "port: 0,", fmt.Sprintf("port: %d,", freePort(t).Port()), 1)
+	nd := start(t, "receivers: 3\n"+config)
 	got := newAnswers()
 	var senders sync.WaitGroup
 	for k := range clients {

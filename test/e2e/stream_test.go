@@ -86,7 +86,7 @@ func TestStreamMPEGTS(t *testing.T) {
 	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	address := fmt.Sprintf("udp://127.0.0.1:%d", freePort(t))
+	address := "udp://" + freePort(t).String()
 	out := startProgram(t, penstock, "stream", address, "--runtime-dir", nd.Dir, "--to", "face", "-o", "jsonl")
 	startProgram(t, "ffmpeg", append(append([]string{"-loglevel", "error", "-nostdin", "-re", "-loop", "1", "-i", picture}, videotest.H264(10)...),
 		"-f", "mpegts", address+"?pkt_size=1316")...)

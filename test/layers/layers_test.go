@@ -25,7 +25,7 @@ var layers = [][]string{
 	{"manager", "orchestrator", "libml", "loadgen", "gateway", "node"},
 	{"configs", "plan"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire", "private", "internal/unixsock"},
+	{"wire", "private", "internal/unixsock", "internal/freeport"},
 }
 
 // inner are the floors inside a folder. "" is the folder's own package.

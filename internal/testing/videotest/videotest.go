@@ -8,13 +8,14 @@ import (
 	"image"
 	"image/color"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/freeport"
 )
 
 // NeedFFmpeg skips the test if ffmpeg is not installed.
@@ -161,24 +162,11 @@ func (s *Sender) Stop() {
 // Port returns an even UDP port that is free, as is the next one (RTP and RTCP).
 func Port(t testing.TB) int {
 	t.Helper()
-	for range 100 {
-		first, err := net.ListenPacket("udp4", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := first.LocalAddr().(*net.UDPAddr).Port
-		second, err := net.ListenPacket("udp4", fmt.Sprintf("127.0.0.1:%d", port+1))
-		first.Close()
-		if err != nil {
-			continue
-		}
-		second.Close()
-		if port%2 == 0 {
-			return port
-		}
+	at, err := freeport.Find()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("found no free pair of ports")
-	return 0
+	return int(at.Port())
 }
 
 // Session writes a session description (SDP) of H.264 over RTP to a port of this machine, and
