@@ -53,8 +53,11 @@ func TestFolderRemoved(t *testing.T) {
 			if took > 10*time.Second { // the margin is for a busy machine
 				t.Errorf("`penstock if list` works again after %v, want 2 s", took)
 			}
-			if outage := p.outage(removed, time.Now()); outage > time.Second {
+			if outage := p.outage(removed, time.Now()); outage > 10*time.Second {
 				t.Errorf("requests had no answer for %v, want no outage", outage)
+			}
+			if now, _ := serving(t, nd, "fn"); now.PID != active.PID {
+				t.Errorf("process %d serves, want %d as before", now.PID, active.PID)
 			}
 
 			kill(t, active.PID)
