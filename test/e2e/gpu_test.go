@@ -198,13 +198,12 @@ func TestGPUFault(t *testing.T) {
 		active, _ := serving(t, nd, "fn")
 		serving(t, nd, "bad")
 		send(t, c, small, step, 100, 2*time.Millisecond)
-		for i := 0; int(faults().Count) < fault; i++ {
-			if i > 100 {
-				t.Fatal("nothing faults")
-			}
-			send(t, b, small, sent, 1, 20*time.Millisecond)
+		waitFor(t, "a fault", func() bool {
+			send(t, b, small, sent, 1, 0)
 			sent++
-		}
+			bad.wait(sent)
+			return int(faults().Count) >= fault
+		})
 		send(t, c, small, step+100, 100, 2*time.Millisecond)
 		step += 200
 		got.wait(step)
@@ -221,7 +220,6 @@ func TestGPUFault(t *testing.T) {
 	if rest := step - got.by[wire.StatusOK] - got.by[wire.StatusBusy]; got.lost > 0 || got.wrong > 0 || rest > 2*16 || got.by[wire.StatusOK] < step/2 {
 		t.Errorf("%s; want every request answered right, but for what was on the GPU", got)
 	}
-	bad.wait(sent)
 	if bad.lost > 0 || bad.by[wire.StatusFailed] == 0 {
 		t.Errorf("the one that faults: %s; want every request answered", bad)
 	}
