@@ -313,6 +313,13 @@ func (a *answers) wait(n int) {
 	}
 }
 
+// accepted counts the answers to requests that the node had accepted.
+func (a *answers) accepted() uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return uint64(a.by[wire.StatusOK] + a.by[wire.StatusLate] + a.by[wire.StatusFailed])
+}
+
 func (a *answers) String() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
