@@ -805,9 +805,10 @@ func TestClientDropsLateRequests(t *testing.T) {
 		return id
 	}
 	holder := send(2, client.RequestOptions{Deadline: time.Minute})
+	until(t, "two requests arrive", func() bool { whole, _ := m.Requests(); return whole == 2 })
 	began := client.Now()
-	late, patient := send(3, client.RequestOptions{}), send(4, client.RequestOptions{Deadline: time.Minute})
 	stale := send(5, client.RequestOptions{Intended: began - int64(time.Second)})
+	late, patient := send(3, client.RequestOptions{}), send(4, client.RequestOptions{Deadline: time.Minute})
 	for _, want := range []uint32{stale, late} {
 		r := <-ends
 		if r.ID != want || !errors.Is(r.Err, client.ErrLate) || r.Sent != 0 {
@@ -821,7 +822,7 @@ func TestClientDropsLateRequests(t *testing.T) {
 		t.Errorf("Stats.Late is %d, want 2", got)
 	}
 	if whole, _ := m.Requests(); whole != 2 {
-		t.Errorf("%d requests came, want the first two", whole)
+		t.Errorf("%d requests arrived, want the first two", whole)
 	}
 	m.Answer(c.LocalAddr(), holder, wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 1, Objective: objective}, nil)
 	for _, want := range []uint32{holder, patient} {
