@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -38,6 +39,9 @@ func TestMain(m *testing.M) {
 	syscall.Umask(0o022) // the tests' runtime folders must be private, also if new files are group-writable by default
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(play(role)) // this binary is also the hostile process of a card
+	}
+	if signal.Ignored(os.Interrupt) { // as in the background of a shell: children would ignore it, too
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
 	}
 	parallel()
 	dir, err := openFolder("", "penstock-e2e-")

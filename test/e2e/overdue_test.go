@@ -52,7 +52,7 @@ func TestOverdue(t *testing.T) {
 	got.wait(n)
 	settled(t, nd, "fn")
 
-	signal(t, []int{active.PID}, syscall.SIGSTOP)
+	signalAll(t, []int{active.PID}, syscall.SIGSTOP)
 	mu.Lock()
 	clear(by)
 	answered, received = nil, nil
@@ -73,7 +73,7 @@ func TestOverdue(t *testing.T) {
 		t.Errorf("%d slots in flight (%v), want %d until the process returns them", f.InFlight, err, n)
 	}
 
-	signal(t, []int{active.PID}, syscall.SIGCONT)
+	signalAll(t, []int{active.PID}, syscall.SIGCONT)
 	f := settled(t, nd, "fn")
 	if f.InFlight != 0 || f.Hangs != 0 {
 		t.Errorf("%d slots in flight, %d hangs; want none", f.InFlight, f.Hangs)

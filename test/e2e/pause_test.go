@@ -141,13 +141,13 @@ func TestPause(t *testing.T) {
 					stopped = []int{childOf(t, nd, victim)}
 				}
 				began := time.Now()
-				signal(t, stopped, syscall.SIGSTOP)
+				signalAll(t, stopped, syscall.SIGSTOP)
 				time.Sleep(pause)
 				resumed := time.Now()
 				if victim == "all" {
 					// The functions' processes continue last: the manager has requests in
 					// flight that are as old as the pause.
-					signal(t, own, syscall.SIGCONT)
+					signalAll(t, own, syscall.SIGCONT)
 					time.Sleep(300 * time.Millisecond)
 				}
 				for _, pid := range stopped {
@@ -183,7 +183,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-func signal(t *testing.T, pids []int, sig syscall.Signal) {
+func signalAll(t *testing.T, pids []int, sig syscall.Signal) {
 	t.Helper()
 	if len(pids) == 0 {
 		t.Fatal("there is no process to signal")
