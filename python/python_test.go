@@ -146,14 +146,16 @@ func startRoom(t *testing.T, room int) *clienttest.Manager {
 	return m
 }
 
-// unreachable returns an address at which no process listens.
+// unreachable returns an address that refuses datagrams: its socket accepts only those of another
+// address. No other program can take the port.
 func unreachable(t *testing.T) netip.AddrPort {
 	t.Helper()
-	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	peer := net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:1"))
+	c, err := net.DialUDP("udp", nil, peer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	return c.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
