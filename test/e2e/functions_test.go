@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -462,7 +463,7 @@ func TestReplaceBrokenModel(t *testing.T) {
 func TestAddInterrupted(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // so that the warm-up takes a while
-	interrupt := func(name, card string) {
+	interrupt := func(name, card string) (added bool) {
 		t.Helper()
 		c := exec.CommandContext(testContext(t), penstock, "if", "add", name, "--model", card, "--runtime-dir", nd.Dir)
 		out := &strings.Builder{}
@@ -475,20 +476,41 @@ func TestAddInterrupted(t *testing.T) {
 			return err == nil
 		})
 		c.Process.Signal(os.Interrupt)
-		if err := c.Wait(); err == nil || !strings.Contains(out.String(), "interrupted while "+name+" was added: the node continues") {
+		err := c.Wait()
+		if err != nil && !strings.Contains(out.String(), "interrupted while "+name+" was added: the node continues") {
 			t.Errorf("interrupted addition of %s: %v, said:\n%s", name, err, out)
 		}
+		return err == nil
 	}
-	interrupt("never", programCard(t, "/bin/sleep", "1"))
+	if interrupt("never", programCard(t, "/bin/sleep", "60")) {
+		t.Error("a function that cannot start was added")
+	}
 	waitFor(t, "the function that cannot start to be taken off", func() bool {
-		_, err := nd.Function("never")
-		return err != nil
+		f, err := nd.Function("never")
+		if err != nil {
+			return true
+		}
+		for _, in := range f.Instances {
+			for _, p := range in.Processes {
+				if p.PID != 0 {
+					syscall.Kill(p.PID, syscall.SIGKILL)
+				}
+			}
+		}
+		return false
 	})
-	logged(t, nd, "ended without an order")
+	logged(t, nd, "killed by signal 9")
 	logged(t, nd, "removing the function")
-	interrupt("later", nullCard(t, "other", small))
+	// On a busy machine a function may be there before the signal is sent.
+	name, card := "later", nullCard(t, "other", small)
+	for i := 0; interrupt(name, card); i++ {
+		if i == 10 {
+			t.Fatal("each addition ended before it was interrupted")
+		}
+		name = fmt.Sprintf("later%d", i)
+	}
 	waitFor(t, "the function that can start to serve", func() bool {
-		f, err := nd.Function("later")
+		f, err := nd.Function(name)
 		if err != nil {
 			t.Fatal(err)
 		}
