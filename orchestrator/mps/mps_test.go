@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	goroutines := runtime.NumGoroutine()
 	code := m.Run()
 	remove()
-	for deadline := time.Now().Add(5 * time.Second); code == 0 && runtime.NumGoroutine() > goroutines; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); code == 0 && runtime.NumGoroutine() > goroutines; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			fmt.Printf("%d goroutines are left\n", runtime.NumGoroutine()-goroutines)
 			code = 1
@@ -68,6 +68,9 @@ func own(options string) int {
 
 const gpu = "GPU-11111111-0000-0000-0000-000000000000"
 
+// patience bounds every wait. It detects hangs and is long enough for slow machines.
+const patience = time.Minute
+
 // harness is a harness: a runtime folder with fake programs.
 type harness struct {
 	t        *testing.T
@@ -87,8 +90,8 @@ func newHarness(t *testing.T, b mpsfake.Behaviour) *harness {
 	}
 	x := &harness{t: t, programs: programs, o: Options{
 		Dir: dir, UUID: gpu, Program: programs.Control(),
-		// A test of a hang gives up soon; a start that works is quick.
-		StartTimeout: 5 * time.Second, AnswerTimeout: 5 * time.Second, QuitTimeout: 5 * time.Second,
+		// A test of a hang sets a shorter timeout.
+		StartTimeout: patience, AnswerTimeout: patience, QuitTimeout: patience,
 	}}
 	x.o.Log = zerolog.Nop()
 	x.behave(b)
@@ -132,7 +135,7 @@ func (x *harness) close(d *Daemon) {
 // until waits for a state.
 func (x *harness) until(d *Daemon, what string, is func(State) bool) State {
 	x.t.Helper()
-	for deadline := time.After(20 * time.Second); ; {
+	for deadline := time.After(patience); ; {
 		if s := d.State(); is(s) {
 			return s
 		}
@@ -158,7 +161,7 @@ func stop(t *testing.T, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		running := 0
 		for _, path := range threads {
