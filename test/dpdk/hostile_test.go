@@ -80,7 +80,7 @@ func TestForeignFrames(t *testing.T) {
 			for range 3 {
 				h.send(frames...)
 			}
-			deadline := time.Now().Add(5 * time.Second)
+			deadline := time.Now().Add(patience)
 			for count() < before+float64(3*len(frames)) {
 				if time.Now().After(deadline) {
 					text, _ := r.Metrics()
@@ -257,7 +257,7 @@ func TestFewMbufs(t *testing.T) {
 // NACKs request.
 func (h *host) askAgain(id uint32, frames [][]byte, p []byte) {
 	h.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for time.Now().Before(deadline) {
 		var done bool
 		got := h.receive(500*time.Millisecond, func(packet gopacket.Packet) bool {

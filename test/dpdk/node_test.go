@@ -299,7 +299,7 @@ func (h *host) ask(id uint32, p []byte) {
 func (h *host) expect(id uint32, p []byte) {
 	h.t.Helper()
 	for {
-		head, r, payload := h.answer(5 * time.Second)
+		head, r, payload := h.answer(patience)
 		switch {
 		case r == nil:
 			h.t.Fatalf("no answer to request %d", id)

@@ -107,7 +107,7 @@ func TestHostProtocols(t *testing.T) {
 			d.start(t, l, setup{})
 			for _, address := range []string{node4, node6} {
 				for _, bytes := range []int{0, 1, 56, 1400} {
-					must(t, ping(address, bytes, 5*time.Second))
+					must(t, ping(address, bytes, patience))
 				}
 			}
 		})
@@ -185,7 +185,7 @@ func TestBadNetwork(t *testing.T) {
 // again sends the fragments that the manager's NACKs request.
 func (h *host) again(id uint32, frames [][]byte) {
 	h.t.Helper()
-	got := h.receive(5*time.Second, func(p gopacket.Packet) bool {
+	got := h.receive(patience, func(p gopacket.Packet) bool {
 		udp, ok := p.Layer(layers.LayerTypeUDP).(*layers.UDP)
 		if !ok {
 			return false
