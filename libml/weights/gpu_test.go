@@ -248,19 +248,28 @@ func TestMapFails(t *testing.T) {
 func TestTruncatedFile(t *testing.T) {
 	file := fileOf(t, t.TempDir(), "weights", noise(t))
 	child := exec.Command(os.Args[0], "shorten", file)
-	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(cudafake.Late(50*time.Millisecond))+" "+string(cudafake.Delay("cuEventCreate", 400*time.Millisecond)))
+	child.Env = append(os.Environ(), cudafake.Env(cudafake.Hold, cudafake.Late(50*time.Millisecond)))
 	output, err := child.CombinedOutput()
 	if err != nil || !strings.Contains(string(output), "fewer than its") || !strings.HasSuffix(string(output), "\nlosses 0\n") {
 		t.Errorf("%v: %s", err, output)
 	}
 }
 
-// shorten loads a file and truncates it to one piece before the second is read.
+// shorten loads a file and truncates it to one piece. The copy of that piece cannot end before, and
+// the third piece is read after that.
 func shorten(file string) {
 	runtime.LockOSThread()
 	f, err := os.Open(file)
 	if err == nil {
-		time.AfterFunc(400*time.Millisecond, func() { os.Truncate(file, pieceBytes) })
+		go func() {
+			for cudafake.Now().Events < 2 { // the file's size is known then
+				time.Sleep(time.Millisecond)
+			}
+			os.Truncate(file, pieceBytes)
+			if err := cudafake.Change(cudafake.Release); err != nil {
+				fmt.Println(err)
+			}
+		}()
 		_, _, err = load(f)
 	}
 	fmt.Println(err)

@@ -300,11 +300,19 @@ func Apply(t testing.TB, settings ...Setting) {
 // Set changes this process's driver.
 func Set(t testing.TB, settings ...Setting) {
 	t.Helper()
+	if err := Change(settings...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Change is Set for a process that runs no test.
+func Change(settings ...Setting) error {
 	for _, s := range settings {
 		if err := set(s); err != nil {
-			t.Fatal(err)
+			return err
 		}
 	}
+	return nil
 }
 
 // Reset undoes Set and the loss of the device, and clears the recorded launches. Unreleased
