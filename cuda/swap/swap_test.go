@@ -125,7 +125,7 @@ func (h *harness) serve() {
 type program struct {
 	*exec.Cmd
 	t      *testing.T
-	in     io.Closer
+	in     io.WriteCloser
 	out    *bufio.Scanner
 	stderr *strings.Builder
 	lines  []string
@@ -219,6 +219,29 @@ func TestThreeGuests(t *testing.T) {
 	}
 	for _, g := range guests {
 		g.right()
+	}
+}
+
+// TestExitWhileWaiting ends a guest whose thread waits for its turn. The thread's call fails: the memory
+// is not on the GPU.
+func TestExitWhileWaiting(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a := h.start("proc", "leave", 48, 0)
+	a.read("holds")
+	b := h.start("proc", "busy", 48, 0)
+	b.read("holds")
+	h.until("guest without its turn", func() bool { g := h.Guests(); return g[0].Phase == turns.Out && g[1].Phase == turns.Running })
+	if err := b.Process.Signal(syscall.SIGSTOP); err != nil { // it keeps its turn
+		t.Fatal(err)
+	}
+	fmt.Fprintln(a.in)
+	h.until("thread that waits", func() bool { return h.Guests()[0].Waiting })
+	fmt.Fprintln(a.in)
+	if line := a.read("launch"); line != "launch: 4" {
+		t.Errorf("%s, want CUDA_ERROR_DEINITIALIZED (4)", line)
+	}
+	if err := a.Wait(); err != nil {
+		t.Errorf("guest ended: %v, stderr %s", err, a.stderr)
 	}
 }
 

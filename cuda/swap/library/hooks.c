@@ -47,6 +47,7 @@ static struct own own[OWN_COUNT] = {
 #define REAL(name, ...) ((CUresult(*)(__VA_ARGS__))real(OWN_##name))
 
 static CUresult missing(void) { return CUDA_NOT_FOUND; }
+static CUresult deinitialized(void) { return CUDA_DEINITIALIZED; }
 
 static void *real(int i) { return swap_load() && own[i].real != NULL ? own[i].real : (void *)missing; }
 
@@ -91,6 +92,8 @@ void *swap_enter(int index, void *back) {
 	if (t->kind == UNKNOWN && atomic_fetch_add(&t->calls, 1) == 0)
 		turns_unknown(t->name);
 	gate_enter();
+	if (turns_ended())
+		return (void *)deinitialized;
 	return t->function != NULL ? t->function : (void *)missing;
 }
 

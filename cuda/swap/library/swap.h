@@ -30,6 +30,10 @@ void turns_forget(CUcontext context);
 void gate_enter(void);
 void gate_leave(void);
 
+// turns_ended says that the process ends while its memory is on the host. Its addresses have no
+// memory, so no call may use them.
+int turns_ended(void);
+
 // capture_begun and capture_ended count open captures of streams: a turn does not end
 // during one, because synchronizing would invalidate it.
 void capture_begun(void);

@@ -50,7 +50,7 @@ static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 // Every call of the driver that needs the turn reads and writes these without the lock.
-static atomic_int active, closed;
+static atomic_int active, closed, ended;
 static atomic_ullong calls;
 
 // gate guards what follows.
@@ -219,6 +219,8 @@ void turns_forget(CUcontext context) {
 }
 
 CUdevice turns_device(void) { return device; }
+
+int turns_ended(void) { return atomic_load(&ended); }
 
 int turns_ending(void) {
 	pthread_mutex_lock(&gate);
@@ -506,14 +508,15 @@ static void *follow_server(void *path) {
 }
 
 // leave_turns runs at exit, before the driver's own handlers: the library's thread must
-// not call the driver from then on, and calls of other threads no longer wait. The
-// server learns of the end by the end of the connection.
+// not call the driver from then on, and calls of other threads no longer wait. They fail if
+// the memory is on the host. The server learns of the end by the end of the connection.
 static void leave_turns(void) {
 	pthread_mutex_lock(&gate);
 	ending = 1;
 	pthread_cond_broadcast(&changed);
 	while (obeying)
 		pthread_cond_wait(&changed, &gate);
+	atomic_store(&ended, phase == OUT);
 	open_gate_locked();
 	pthread_mutex_unlock(&gate);
 	if (swaps > 0)

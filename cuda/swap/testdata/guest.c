@@ -159,6 +159,19 @@ static void *add_often(void *p) {
 	return NULL;
 }
 
+static pthread_t launcher;
+
+static void *launch(void *p) {
+	struct part *part = p;
+	uint32_t one = 1;
+	void *parameters[] = {&part->at, &part->words, &one};
+	begin();
+	printf("launch: %d\n", cu.cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+	return NULL;
+}
+
+static void join_launcher(void) { pthread_join(launcher, NULL); }
+
 int main(int argc, char **argv) {
 	if (argc != 5)
 		return 2;
@@ -169,6 +182,8 @@ int main(int argc, char **argv) {
 		how = "work"; // the child is the guest
 	else if (strcmp(how, "forked") == 0)
 		return wait(&n) < 0 ? 1 : WEXITSTATUS(n);
+	if (strcmp(how, "leave") == 0)
+		atexit(join_launcher); // it runs after the library's handler
 	find_functions(argv[1]);
 	begin();
 
@@ -198,6 +213,14 @@ int main(int argc, char **argv) {
 			add(&parts[1], 1);
 			TRY(cuCtxSynchronize());
 		}
+	} else if (strcmp(how, "leave") == 0) { // ends while a thread waits for the turn
+		make(parts, mib);
+		TRY(cuCtxSynchronize());
+		say("holds");
+		getchar();
+		pthread_create(&launcher, NULL, launch, &parts[0]);
+		getchar();
+		exit(0);
 	} else if (strcmp(how, "heir") == 0) { // never idle, and a child that outlives it
 		n = make(parts, mib);
 		int child = fork();
