@@ -23,6 +23,7 @@ const (
 	maxPerSecond = 20000   // messages of a guest; an allocation is two or three
 	maxUnknown   = 64      // names that a guest can report
 	maxBytes     = 1 << 48 // more than any GPU has; sums do not overflow
+	maxSwap      = 10 * time.Minute
 	helloTimeout = 5 * time.Second
 	sendTimeout  = 100 * time.Millisecond
 	// marginBytes of the GPU's free memory are left for what guests allocate beyond their
@@ -282,9 +283,17 @@ func (s *Server) leave(g *guest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.guests, g.id)
-	if !s.closed {
-		s.do(g.gpu, g.gpu.lock.Leave(s.now(), g.id))
+	if s.closed {
+		return
 	}
+	s.do(g.gpu, g.gpu.lock.Leave(s.now(), g.id))
+	for _, other := range s.guests {
+		if other.gpu == g.gpu {
+			return
+		}
+	}
+	g.gpu.timer.Stop()
+	delete(s.gpus, g.GPU)
 }
 
 func (s *Server) now() time.Duration { return time.Since(s.began) }
@@ -296,13 +305,18 @@ func (s *Server) handle(g *guest, message string) error {
 	lock, now := g.gpu.lock, s.now()
 	var value, second int64
 	var err error
+	limit := int64(maxBytes)
 	switch word {
-	case "need", "have", "in":
+	case "need", "have":
+		_, err = fmt.Sscan(rest, &value, &second)
+	case "in":
+		limit = maxSwap.Microseconds() // a turn lasts a multiple of it
 		_, err = fmt.Sscan(rest, &value, &second)
 	case "gone":
+		limit = maxSwap.Microseconds()
 		_, err = fmt.Sscan(rest, &value)
 	}
-	if err != nil || value < 0 || second > maxBytes {
+	if err != nil || value < 0 || value > limit || second < -1 || second > maxBytes {
 		return fmt.Errorf("bad message %q", message)
 	}
 	switch word {

@@ -406,12 +406,17 @@ func TestFlood(t *testing.T) {
 			t.Errorf("%q is answered by %q", bad, buffer[:n])
 		}
 	}
-	for _, bad := range []string{"need x", "need 5", "in -5 0", "have 1 999999999999999", "launch", "unknown " + strings.Repeat("y", 200)} {
+	for _, bad := range []string{"need x", "need 5", "need 999999999999999 0", "in -5 0", "in 600000001 0", "in 5 -2", "gone 600000001", "have 1 999999999999999", "launch", "unknown " + strings.Repeat("y", 200)} {
 		c := dial(hello)
 		fmt.Fprint(c, bad)
 		io.Copy(io.Discard, c) // ends when the server disconnects
 	}
 	h.until("end of the strangers", func() bool { return len(h.Guests()) == 0 })
+	h.mu.Lock()
+	if len(h.gpus) != 0 {
+		t.Errorf("%d GPUs without guests are left", len(h.gpus))
+	}
+	h.mu.Unlock()
 
 	flooding := dial(hello)
 	ended := make(chan error, 1)
