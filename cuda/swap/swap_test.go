@@ -245,6 +245,16 @@ func TestExitWhileWaiting(t *testing.T) {
 	}
 }
 
+// TestMemoryWithoutContext makes memory before the first context. It fails, and the program can go on.
+func TestMemoryWithoutContext(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a := h.start("proc", "early", 48, 4)
+	if line := a.read("early"); line != "early: 201" {
+		t.Errorf("%s, want CUDA_ERROR_INVALID_CONTEXT (201)", line)
+	}
+	a.right()
+}
+
 // Guests that fit together take no turns.
 func TestFit(t *testing.T) {
 	h := newHarness(t, 128*mib)

@@ -404,6 +404,8 @@ static CUresult make_block(struct block **out, size_t bytes, const Properties *p
 		if (begun != CUDA_SUCCESS)
 			return begun;
 	}
+	if (!turns_begun())
+		return CUDA_INVALID_CONTEXT; // the server would not answer
 	pthread_mutex_lock(&growing);
 	pthread_mutex_lock(&memory);
 	committed += bytes;

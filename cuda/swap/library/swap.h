@@ -24,6 +24,7 @@ void swap_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // turns_begin connects to the lock server with the current context's device, once per
 // process, and notes the context. It returns 0, or the code that the hook returns.
 CUresult turns_begin(CUcontext context);
+int turns_begun(void);
 void turns_forget(CUcontext context);
 
 // gate_enter waits for the guest's turn, gate_leave ends the call. A thread's calls nest.

@@ -580,8 +580,17 @@ static CUresult begin_locked(CUcontext context) {
 		pthread_atfork(NULL, NULL, forget_parent);
 		atexit(leave_turns);
 	}
+	pthread_mutex_lock(&gate);
 	started = 1;
+	pthread_mutex_unlock(&gate);
 	return CUDA_SUCCESS;
+}
+
+int turns_begun(void) {
+	pthread_mutex_lock(&gate);
+	int begun = started;
+	pthread_mutex_unlock(&gate);
+	return begun;
 }
 
 CUresult turns_begin(CUcontext context) {
@@ -589,7 +598,7 @@ CUresult turns_begin(CUcontext context) {
 	if (context == NULL)
 		return CUDA_SUCCESS;
 	pthread_mutex_lock(&beginning);
-	CUresult code = started ? CUDA_SUCCESS : begin_locked(context);
+	CUresult code = turns_begun() ? CUDA_SUCCESS : begin_locked(context);
 	pthread_mutex_unlock(&beginning);
 	if (code != CUDA_SUCCESS)
 		return code;

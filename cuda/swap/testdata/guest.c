@@ -185,6 +185,13 @@ int main(int argc, char **argv) {
 	if (strcmp(how, "leave") == 0)
 		atexit(join_launcher); // it runs after the library's handler
 	find_functions(argv[1]);
+	if (strcmp(how, "early") == 0) { // before there is a context
+		int properties[8] = {1, 0, 1, 0};
+		uint64_t handle;
+		TRY(cuInit(0));
+		printf("early: %d\n", cu.cuMemCreate(&handle, 2 << 20, properties, 0));
+		how = "work";
+	}
 	begin();
 
 	if (strcmp(how, "work") == 0) { // computes, now and then without the GPU
