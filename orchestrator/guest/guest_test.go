@@ -568,13 +568,23 @@ func TestBadGroups(t *testing.T) {
 		groups badGroups
 		says   string
 	}{
-		{"make", badGroups{make: failed}, "no control group"},
-		{"add", badGroups{add: failed}, "no control group"},
+		{"make", badGroups{make: failed}, "memory has no limit"},
+		{"add", badGroups{add: failed}, "memory has no limit"},
 		{"kill", badGroups{kill: failed}, "no pids controller"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := listen(t, Options{Groups: test.groups}, cpu)
-			r := runScript(t, s, "exit 3")
+			stdin, hold, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stdin.Close()
+			r := runScript(t, s, "read line; exit 3", func(c *Command) { c.MemoryBytes, c.Stdin = 1<<40, stdin })
+			waitFor(t, "the guest", func() bool { l := s.list(); return len(l) == 1 && l[0].State == control.GuestRunning })
+			if l := s.list(); (l[0].LimitBytes == 0) != (test.name != "kill") {
+				t.Errorf("the guest's limit is %d", l[0].LimitBytes)
+			}
+			hold.Close()
 			if r.end(t); r.err != nil || r.result.Status != 3 || !strings.Contains(r.output, test.says) {
 				t.Errorf("got %+v, %v, %q; want it to run, and %q", r.result, r.err, r.output, test.says)
 			}

@@ -404,6 +404,10 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 		return refuse("%d guests run already", maxGuests)
 	case d.Wait != "" && (d.Kind == "" || !request.Own):
 		return refuse("%s; try again", d.Wait)
+	case request.Swap && d.Kind == OnCPU:
+		return refuse("--swap moves GPU memory, and this node has no GPU; leave it out")
+	case request.Swap && request.MemoryBytes > 0:
+		return refuse("--memory limits one guest, and guests with --swap share their limit; leave it out")
 	}
 	place := &control.GuestPlace{Name: s.freeNameLocked(request.Name), Token: token(), CPUs: s.o.CPUs}
 	g := &guest{
@@ -442,9 +446,6 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 			missing = append(missing, "the GPU's free memory is unknown, so the guest's memory has no limit; set one with --memory")
 		}
 		place.Environment = client(d.Client, g.limitBytes)
-	}
-	if request.Swap && d.Kind == OnCPU {
-		return refuse("--swap moves GPU memory, and this node has no GPU; leave it out")
 	}
 	s.guests = append(s.guests, g)
 	return g, place, missing, nil
@@ -522,7 +523,7 @@ func (s *Server) freeNameLocked(name string) string {
 // makeGroup returns a group for a guest, or nil, and what cannot be limited.
 func (s *Server) makeGroup(g *guest) (group Group, missing []string) {
 	if s.o.Groups == nil {
-		return nil, []string{g.ungrouped(errors.New("switched off"))}
+		return nil, []string{s.ungroup(g, errors.New("switched off"))}
 	}
 	var memoryBytes int64
 	if g.device == OnCPU {
@@ -530,16 +531,19 @@ func (s *Server) makeGroup(g *guest) (group Group, missing []string) {
 	}
 	group, missing, err := s.o.Groups.Make(g.name, memoryBytes)
 	if err != nil {
-		return nil, []string{g.ungrouped(err)}
+		return nil, []string{s.ungroup(g, err)}
 	}
 	return group, missing
 }
 
-// ungrouped says what a guest lacks without a control group.
-func (g *guest) ungrouped(err error) string {
-	what := "its priority is the lowest, but not for a program that changes it"
+// ungroup notes that a guest has no control group, and returns what it lacks.
+func (s *Server) ungroup(g *guest, err error) string {
+	what := "it starts with the lowest priority, but the program can raise it"
 	if g.request.MemoryBytes > 0 && g.device == OnCPU {
 		what += ", and its memory has no limit"
+		s.mu.Lock()
+		g.limitBytes = 0
+		s.mu.Unlock()
 	}
 	return fmt.Sprintf("no control group for the guest: %s: %v", what, err)
 }
@@ -555,7 +559,7 @@ func (s *Server) start(g *guest, parent, pid int, token string) (missing []strin
 		if failed := group.Remove(); failed != nil {
 			s.o.Log.Warn().Err(failed).Str("guest", g.name).Msg("cannot remove the group of a guest")
 		}
-		group, missing = Marked{token}, []string{g.ungrouped(err)}
+		group, missing = Marked{token}, []string{s.ungroup(g, err)}
 	}
 
 	s.mu.Lock()

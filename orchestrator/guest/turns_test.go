@@ -52,6 +52,13 @@ func TestSwap(t *testing.T) {
 			t.Errorf("the server answers %q", answer)
 		}
 	})
+	t.Run("with a limit", func(t *testing.T) {
+		s := listen(t, Options{}, Device{Kind: Beside})
+		r := runScript(t, s, "true", preload, func(c *Command) { c.MemoryBytes = 1 << 30 })
+		if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "--memory limits one guest") {
+			t.Errorf("error %v", r.err)
+		}
+	})
 	t.Run("no GPU", func(t *testing.T) {
 		s := listen(t, Options{}, Device{Kind: OnCPU})
 		r := runScript(t, s, "true", preload)

@@ -26,9 +26,9 @@ import (
 const (
 	// Idle is how long a guest has no work before it gives up its turn.
 	Idle = 5 * time.Millisecond
-	// span is the part of a turn, in swaps, in which a guest gives up its turn only after it
-	// was idle for as long as a swap takes. Shorter gaps between launches would cost more in
-	// swaps than they give.
+	// span is the length of the first part of a turn, in swaps. There a guest gives up its turn
+	// only after it was idle for as long as a swap takes. To swap in a shorter pause would take
+	// more time than the pause gives to others.
 	span = 10
 	// quantum is the length of a turn in swaps, if the guest is never idle and others wait:
 	// swaps take at most 2.5 % of the time.
