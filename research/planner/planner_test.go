@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock/plan"
@@ -77,10 +78,11 @@ func TestReport(t *testing.T) {
 	}
 }
 
-func TestTimeLimit(t *testing.T) {
+func TestTimeLimit(t *testing.T) { synctest.Test(t, testTimeLimit) }
+
+// In testTimeLimit only Sleep takes time, so a busy machine does not exceed the limit.
+func testTimeLimit(t *testing.T) {
 	o := published(t)
-	// A plan takes a tenth of a millisecond, so even a busy machine does not exceed this
-	// limit.
 	const limit = 500 * time.Millisecond
 	o.Services, o.Times, o.Limit = []int{1, 2, 3}, nil, limit
 	asked := 0
