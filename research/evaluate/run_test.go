@@ -189,17 +189,21 @@ func TestResume(t *testing.T) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
-	deadline := time.After(time.Minute)
+	const patience = 5 * time.Minute
+	deadline := time.After(patience)
 	for {
 		if r, err := read(file); err == nil && len(r.Results) > 0 {
 			break
 		}
 		select {
 		case err := <-ended:
+			if err == nil {
+				t.Skip("all measurements were made before the kill")
+			}
 			t.Fatalf("ended before it was killed: %v\n%s", err, said.String())
 		case <-deadline:
 			command.Process.Kill()
-			t.Fatalf("nothing was written within a minute:\n%s", said.String())
+			t.Fatalf("nothing was written within %v:\n%s", patience, said.String())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
