@@ -29,6 +29,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/gateway/openinference"
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
@@ -639,11 +640,14 @@ func TestToken(t *testing.T) {
 
 // The gateway waits for an address that is taken, and answers once it is free.
 func TestRun(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := netip.MustParseAddrPort(taken.Addr().String())
+	taken, err := net.Listen("tcp", address.String())
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ready, ended := make(chan netip.AddrPort, 1), make(chan error, 1)
