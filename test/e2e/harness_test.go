@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"flag"
@@ -147,16 +148,29 @@ type process struct {
 	command string // manager, orchestrator, gateway, if
 }
 
-// processes finds the processes of the node with that runtime folder.
+// processes finds the processes of the node with that runtime folder. A child that has not executed
+// its program yet looks like its parent, and is left out.
 func processes(dir string) (found []process) {
+	commandLine := func(pid string) []byte {
+		text, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+		return text
+	}
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		var pid int
 		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
 			continue
 		}
-		arguments, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || len(arguments) == 0 {
+		arguments := commandLine(e.Name())
+		if len(arguments) == 0 {
+			continue
+		}
+		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // state, parent, ...
+		if bytes.Equal(arguments, commandLine(fields[1])) {
 			continue
 		}
 		words := strings.Split(strings.TrimRight(string(arguments), "\x00"), "\x00")
