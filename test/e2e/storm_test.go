@@ -3,6 +3,7 @@ package e2e
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -146,7 +147,7 @@ functions:
 `, cards[0]), "PENSTOCK_NULL=busy=1ms")
 	s := &storm{T: t, Node: nd, random: rand.New(rand.NewPCG(*stormSeed, 0)), cards: cards, followed: time.Now()}
 	s.waitComplete()
-	before := s.resources()
+	before := s.steadyResources()
 
 	got, sent, end := newAnswers(), 0, time.Now().Add(*stormLength)
 	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 30 * time.Second, QueueLimit: 1 << 16})
@@ -181,11 +182,12 @@ functions:
 	}
 	// Closing may take a moment.
 	var after map[string]int
+	giveUp := time.Now().Add(patience / 2)
 	waitFor(t, "the node to be what it was", func() bool {
 		after = s.resources()
-		return fmt.Sprint(after) == fmt.Sprint(before) || time.Now().After(end.Add(40*time.Second))
+		return maps.Equal(after, before) || time.Now().After(giveUp)
 	})
-	if fmt.Sprint(after) != fmt.Sprint(before) {
+	if !maps.Equal(after, before) {
 		t.Errorf("the node has %v, had %v", after, before)
 	}
 }
@@ -208,6 +210,22 @@ func (s *storm) waitComplete() {
 		}
 		return true
 	})
+}
+
+// steadyResources waits until resources does not change any more. While a process starts, its parent
+// has more descriptors.
+func (s *storm) steadyResources() map[string]int {
+	s.Helper()
+	now, same := s.resources(), 0
+	waitFor(s.T, "the node's resources to stay the same", func() bool {
+		last := now
+		now = s.resources()
+		if same++; !maps.Equal(now, last) {
+			same = 0
+		}
+		return same == 100
+	})
+	return now
 }
 
 // resources returns the number of processes of each kind, and the open descriptors of
