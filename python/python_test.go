@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/wire"
 )
@@ -207,11 +208,14 @@ func TestManagerRestart(t *testing.T) {
 	proof := func(cookie uint64, at netip.AddrPort) clienttest.ManagerOptions {
 		return clienttest.ManagerOptions{Cookie: cookie, Listen: at}
 	}
-	first, err := clienttest.NewManager(clienttest.Echo(8), proof(1, netip.AddrPort{}))
+	address, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	address := first.Addr()
+	first, err := clienttest.NewManager(clienttest.Echo(8), proof(1, address))
+	if err != nil {
+		t.Fatal(err)
+	}
 	c := command(t, python, "tests/restart.py", address.String())
 	in, err := c.StdinPipe()
 	if err != nil {

@@ -6,13 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/manager/ingest"
 )
 
 // echoes opens n sources of one port that send back everything they receive, until stop.
 func echoes(t *testing.T, n int) (sources []*Source, stop func()) {
 	t.Helper()
-	sources, err := OpenSeveral(Options{Listen: loopback4, SlabBytes: 4 << 20}, n)
+	sources, err := OpenSeveral(Options{Listen: freePort(t), SlabBytes: 4 << 20}, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +81,7 @@ func TestMove(t *testing.T) {
 				}
 			}
 			check("before", before)
-			move, err := OpenMove(sources, loopback4Free(t))
+			move, err := OpenMove(sources, freePort(t))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -118,16 +119,14 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// loopback4Free returns an address with a port that was free a moment ago.
-func loopback4Free(t *testing.T) netip.AddrPort {
+// freePort returns an address with a port that is free.
+func freePort(t *testing.T) netip.AddrPort {
 	t.Helper()
-	s, err := Open(Options{Listen: loopback4})
+	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.CloseSlab()
-	defer s.Close()
-	return s.LocalAddr()
+	return at
 }
 
 // If the port cannot be bound, nothing stays open, and the sources stay as they were.
@@ -155,7 +154,7 @@ func TestMoveTwice(t *testing.T) {
 	defer stop()
 	s := sources[0]
 	for range 2 {
-		move, err := OpenMove(sources, loopback4Free(t))
+		move, err := OpenMove(sources, freePort(t))
 		if err != nil {
 			t.Fatal(err)
 		}
