@@ -435,7 +435,7 @@ func TestRealProcessBackoff(t *testing.T) {
 	const maxFailures = 10
 	n := newNode(t).run()
 
-	// A process that is wanted late, on a busy machine, need not wait. The next one then waits longer.
+	// If the order comes late, as on a busy machine, the process need not wait. The next one then waits longer.
 	g, waited := uint32(1), false
 	for ; !waited; g++ {
 		before := backoff{failures: int(g) - 1}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -141,7 +140,7 @@ func TestLogIsJSON(t *testing.T) {
 	for _, address := range []struct{ network, name string }{
 		{"tcp", nd.HTTP.String()}, {"unix", nd.Dir + "/admin.sock"}, {"unixpacket", nd.Dir + "/attach.sock"}, {"unix", nd.Dir + "/manager.sock"},
 	} {
-		c, err := net.DialTimeout(address.network, address.name, 5*time.Second)
+		c, err := net.DialTimeout(address.network, address.name, patience)
 		if err != nil {
 			t.Fatal(err)
 		}

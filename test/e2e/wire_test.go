@@ -109,7 +109,7 @@ func TestClientStops(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, r, _ := answer(c, patience)
+	_, r, _ := answer(c, 10*time.Second) // after a lost datagram there is none
 	if r == nil || r.Status != wire.StatusIncomplete || r.Missing != uint16(len(all)-60) {
 		t.Fatalf("answer %+v, want incomplete with %d missing", r, len(all)-60)
 	}
@@ -132,7 +132,7 @@ func TestEqualRequestIDs(t *testing.T) {
 			}
 		}
 		for i, c := range conns {
-			h, r, payload := answer(c, patience)
+			h, r, payload := answer(c, 10*time.Second) // after a lost datagram there is none
 			if r == nil || r.Status != wire.StatusOK || h.RequestID != id {
 				t.Fatalf("client %d, request %d: answer %+v %+v", i, id, h, r)
 			}
@@ -152,7 +152,7 @@ func TestRepeatedRequest(t *testing.T) {
 	for _, b := range all {
 		c.Write(b)
 	}
-	_, first, payload := answer(c, patience)
+	_, first, payload := answer(c, 10*time.Second) // after a lost datagram there is none
 	if first == nil || first.Status != wire.StatusOK {
 		t.Fatalf("answer %+v, want ok", first)
 	}
@@ -160,7 +160,7 @@ func TestRepeatedRequest(t *testing.T) {
 	time.Sleep(5 * time.Millisecond) // repeated answers are rate-limited
 	all[0][3] |= byte(wire.FlagRetransmitted)
 	c.Write(all[0])
-	_, again, same := answer(c, patience)
+	_, again, same := answer(c, 10*time.Second) // after a lost datagram there is none
 	if again == nil || again.Status != first.Status || string(same) != string(payload) {
 		t.Fatalf("answer %+v %x, want the first again: %x", again, same, payload)
 	}
@@ -180,7 +180,7 @@ func TestBusy(t *testing.T) {
 	}
 	busy, ok := 0, 0
 	for busy+ok < 200 {
-		_, r, _ := answer(c, 5*time.Second)
+		_, r, _ := answer(c, 10*time.Second) // after a lost datagram there is none
 		if r == nil {
 			break
 		}
