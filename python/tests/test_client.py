@@ -38,7 +38,11 @@ class Async(Case):
     def run_with(self, peer, test, **options):
         async def run():
             async with penstock.Client(PEERS[peer], timeout=PATIENCE, **options) as c:
-                return await test(c)
+                try:
+                    return await test(c)
+                except penstock.Unanswered:
+                    print(f"{peer}: {c.stats}", file=sys.stderr)  # which datagrams came shows what got stuck
+                    raise
 
         return asyncio.run(run())
 
