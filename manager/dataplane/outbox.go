@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -34,8 +35,13 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 	if r.Status != wire.StatusOK {
 		payload = nil
 	}
-	for i := range wire.Fragments(len(payload), replyFragmentBytes) {
-		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyFragmentBytes, i, again)
+	n, first := wire.Fragments(len(payload), replyFragmentBytes), 0
+	if again {
+		// A full buffer loses the end of a burst. Each repeat must lose other fragments.
+		first = rand.IntN(n)
+	}
+	for i := range n {
+		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyFragmentBytes, (first+i)%n, again)
 		o.done(to)
 	}
 }

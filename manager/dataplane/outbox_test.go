@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"net/netip"
 	"slices"
@@ -92,6 +93,7 @@ func TestOutbox(t *testing.T) {
 			return fragment
 		}
 		expect(0, first, 1, 0)
+		slices.SortFunc(sent[1:1+fragments], func(a, b ingest.Packet) int { return cmp.Compare(indexOf(t, a.Data), indexOf(t, b.Data)) })
 		var complete []byte
 		for i := range fragments {
 			complete = append(complete, expect(1+i, second, 2, wire.FlagRetransmitted)...)
@@ -105,6 +107,36 @@ func TestOutbox(t *testing.T) {
 		}
 		if got := expect(2+fragments, first, 4, 0); !bytes.Equal(got, []byte{1, 2, 3, 4}) {
 			t.Errorf("the last answer carries %v", got)
+		}
+	}
+}
+
+// indexOf returns the index of an answer's fragment.
+func indexOf(t *testing.T, datagram []byte) uint16 {
+	t.Helper()
+	h, err := wire.DecodeHeader(datagram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.Index
+}
+
+// TestOutboxRepeats repeats an answer over a socket that takes only a part of it. All fragments get
+// through in the end.
+func TestOutboxRepeats(t *testing.T) {
+	s := memorySource(t)
+	var out outbox
+	const fragments, taken = 20, 5
+	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}
+	arrived := map[uint16]bool{}
+	for repeat := 0; len(arrived) < fragments; repeat++ {
+		if repeat == 1000 {
+			t.Fatalf("only %d of %d fragments after %d repeats", len(arrived), fragments, repeat)
+		}
+		out.result(netip.MustParseAddrPort("192.0.2.7:1000"), 1, &ok, make([]byte, fragments*replyFragmentBytes), true)
+		out.send(s)
+		for _, d := range s.Sent()[:taken] {
+			arrived[indexOf(t, d.Data)] = true
 		}
 	}
 }

@@ -3,6 +3,7 @@ package clienttest
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -266,7 +267,12 @@ func (m *Manager) sendLocked(k key, q *held, again bool) {
 		m.Inject(k.from, wire.AppendResult(nil, k.id, &busy, nil, m.options.FragmentBytes, 0, again))
 		return
 	}
-	for _, d := range q.answers {
+	first := 0
+	if again {
+		first = rand.IntN(len(q.answers)) // as the manager's outbox
+	}
+	for i := range q.answers {
+		d := q.answers[(first+i)%len(q.answers)]
 		if again {
 			d[3] |= byte(wire.FlagRetransmitted)
 		}
