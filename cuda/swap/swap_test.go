@@ -255,6 +255,27 @@ func TestMemoryWithoutContext(t *testing.T) {
 	a.right()
 }
 
+// TestExitWhileSwappedIn ends a guest while its memory comes back to a full GPU.
+func TestExitWhileSwappedIn(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	h.takeOutside(1)
+	a := h.start("proc", "leave", 48, 0)
+	a.read("holds")
+	b := h.start("proc", "busy", 48, 0)
+	b.read("holds")
+	h.until("guest without its turn", func() bool { g := h.Guests(); return g[0].Phase == turns.Out && g[1].Phase == turns.Running })
+	h.takeOutside(60 * mib)
+	if err := b.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(a.in)
+	h.until("guest that gets its turn", func() bool { g := h.Guests(); return len(g) == 1 && g[0].Phase != turns.Out && !g[0].Waiting })
+	fmt.Fprintln(a.in)
+	if line := a.read("launch"); line != "launch: 4" {
+		t.Errorf("%s, want CUDA_ERROR_DEINITIALIZED (4)", line)
+	}
+}
+
 // Guests that fit together take no turns.
 func TestFit(t *testing.T) {
 	h := newHarness(t, 128*mib)
@@ -422,11 +443,11 @@ func TestFlood(t *testing.T) {
 		io.Copy(io.Discard, c) // ends when the server disconnects
 	}
 	h.until("end of the strangers", func() bool { return len(h.Guests()) == 0 })
-	h.mu.Lock()
-	if len(h.gpus) != 0 {
-		t.Errorf("%d GPUs without guests are left", len(h.gpus))
-	}
-	h.mu.Unlock()
+	h.until("end of the GPU's entry", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.gpus) == 0
+	})
 
 	flooding := dial(hello)
 	ended := make(chan error, 1)

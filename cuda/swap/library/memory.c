@@ -333,7 +333,7 @@ static int place(struct block *b) {
 	return 1;
 }
 
-void memory_in(CUcontext context, uint64_t *copied_us) {
+int memory_in(CUcontext context, uint64_t *copied_us) {
 	pthread_mutex_lock(&memory);
 	uint64_t began = now_us();
 	driver.cuCtxPushCurrent_v2(context);
@@ -343,9 +343,10 @@ void memory_in(CUcontext context, uint64_t *copied_us) {
 	if (placed && blocks != NULL && copy_all(0) != 0)
 		give_up("copy", committed);
 	driver.cuCtxPopCurrent_v2(NULL);
-	resident = 1;
+	resident = placed;
 	*copied_us = now_us() - began;
 	pthread_mutex_unlock(&memory);
+	return placed ? 0 : -1;
 }
 
 // --- blocks

@@ -66,10 +66,11 @@ int turns_ending(void);
 
 // memory_out copies the guest's memory to the host and releases it. It returns 0, or -1
 // if it moved nothing. memory_in brings the memory back to the same addresses; while the
-// device is full it waits. Both run on the library's thread with a closed gate. copied_us
-// is the time without the preparation of host memory.
+// device is full it waits; it returns -1 if the process ends meanwhile. Both run on the
+// library's thread with a closed gate. copied_us is the time without the preparation of
+// host memory.
 int memory_out(CUcontext context, uint64_t *copied_us);
-void memory_in(CUcontext context, uint64_t *copied_us);
+int memory_in(CUcontext context, uint64_t *copied_us);
 
 // memory_prepare makes host memory for a copy of everything, ahead of memory_out.
 void memory_prepare(CUcontext context);

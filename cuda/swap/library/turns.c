@@ -349,8 +349,8 @@ static int dial(const char *path, CUcontext context, char *text, size_t room) {
 
 static void begin_turn(CUcontext context) {
 	uint64_t us = 0;
-	if (phase == OUT)
-		memory_in(context, &us);
+	if (phase == OUT && memory_in(context, &us) != 0)
+		return;
 	turn_began = now_us();
 	watching = 0;
 	size_t unused;
