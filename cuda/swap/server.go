@@ -69,6 +69,7 @@ type Server struct {
 }
 
 type gpu struct {
+	uuid  string
 	lock  *turns.Lock
 	timer *time.Timer
 }
@@ -258,12 +259,16 @@ func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, er
 		if s.config.LimitBytes > 0 {
 			limit = s.config.LimitBytes
 		}
-		u = &gpu{lock: turns.New(limit, min(marginBytes, total/8), s.config.HostBytes)}
+		u = &gpu{uuid: uuid, lock: turns.New(limit, min(marginBytes, total/8), s.config.HostBytes)}
 		u.lock.Reserve(s.kept)
 		u.timer = time.AfterFunc(time.Hour, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if !s.closed {
+			switch {
+			case s.closed:
+			case s.unused(u):
+				delete(s.gpus, u.uuid)
+			default:
 				s.do(u, u.lock.Tick(s.now()))
 			}
 		})
@@ -287,13 +292,19 @@ func (s *Server) leave(g *guest) {
 		return
 	}
 	s.do(g.gpu, g.gpu.lock.Leave(s.now(), g.id))
-	for _, other := range s.guests {
-		if other.gpu == g.gpu {
-			return
+	if s.unused(g.gpu) {
+		g.gpu.timer.Reset(turns.ReturnTime) // until then its memory may not be free yet
+	}
+}
+
+// unused reports whether a GPU has no guests. s.mu is held.
+func (s *Server) unused(u *gpu) bool {
+	for _, g := range s.guests {
+		if g.gpu == u {
+			return false
 		}
 	}
-	g.gpu.timer.Stop()
-	delete(s.gpus, g.GPU)
+	return true
 }
 
 func (s *Server) now() time.Duration { return time.Since(s.began) }

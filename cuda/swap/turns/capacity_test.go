@@ -35,8 +35,8 @@ func TestCapacity(t *testing.T) {
 		{"unknown", func(l *Lock) { l.Need(0, 1, 0, unknown) }, free - margin},
 		{"while another makes memory", func(l *Lock) { l.Need(0, 1, 30, free); l.Need(0, 2, 10, free-20) }, free - margin},
 		{"while memory moves", func(l *Lock) { l.Stopped(0, 2); l.Ask(0, 2); l.Need(0, 1, 0, free-50) }, free - margin},
-		{"after another ended", func(l *Lock) { l.Leave(0, 2); l.Need(returnTime-1, 1, 0, free-50) }, free - margin},
-		{"later", func(l *Lock) { l.Leave(0, 2); l.Need(returnTime, 1, 0, free-50) }, free - 50 - margin},
+		{"after another ended", func(l *Lock) { l.Leave(0, 2); l.Need(ReturnTime-1, 1, 0, free-50) }, free - margin},
+		{"later", func(l *Lock) { l.Leave(0, 2); l.Need(ReturnTime, 1, 0, free-50) }, free - 50 - margin},
 		{"shortage", func(l *Lock) {
 			for id := 1; id <= 2; id++ {
 				l.Need(0, id, 30, unknown)
@@ -106,7 +106,7 @@ func TestReturnToServer(t *testing.T) {
 	if l.Capacity() != 90 {
 		t.Errorf("with all guests the capacity is %d, want 90", l.Capacity())
 	}
-	if l.Need(returnTime, 2, 50, 20); l.Capacity() != 60 {
+	if l.Need(ReturnTime, 2, 50, 20); l.Capacity() != 60 {
 		t.Errorf("later the capacity is %d, want 60 as measured", l.Capacity())
 	}
 }

@@ -35,9 +35,9 @@ const (
 	quantum = 40
 	// minQuantum holds before the first swap and for small guests.
 	minQuantum = time.Second
-	// returnTime is how long guests of a former server may take to come back, and the driver to free
+	// ReturnTime is how long guests of a former server may take to come back, and the driver to free
 	// what a guest had that ended.
-	returnTime = 5 * time.Second
+	ReturnTime = 5 * time.Second
 	// messageTime is how long a guest's message may take.
 	messageTime = 100 * time.Millisecond
 )
@@ -192,7 +192,7 @@ func (l *Lock) Attach(now time.Duration, id int, bytes int64, p Phase, known, fr
 	l.guests = append(l.guests, g)
 	if known > 0 {
 		l.capacity = max(l.capacity, min(l.limit, known))
-		l.unsettle(now + returnTime)
+		l.unsettle(now + ReturnTime)
 	}
 	l.measure(now, g, free)
 	return l.settle(now)
@@ -203,7 +203,7 @@ func (l *Lock) Leave(now time.Duration, id int) []Command {
 	is := func(g *guest) bool { return g.id == id }
 	l.guests = slices.DeleteFunc(l.guests, is)
 	l.queue = slices.DeleteFunc(l.queue, is)
-	l.unsettle(now + returnTime)
+	l.unsettle(now + ReturnTime)
 	return l.settle(now)
 }
 
