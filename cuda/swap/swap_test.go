@@ -443,11 +443,6 @@ func TestFlood(t *testing.T) {
 		io.Copy(io.Discard, c) // ends when the server disconnects
 	}
 	h.until("end of the strangers", func() bool { return len(h.Guests()) == 0 })
-	h.until("end of the GPU's entry", func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.gpus) == 0
-	})
 
 	flooding := dial(hello)
 	ended := make(chan error, 1)
@@ -461,4 +456,9 @@ func TestFlood(t *testing.T) {
 	}()
 	h.start("proc", "work", 48, 10).right()
 	<-ended // it does not read the answers
+	h.until("end of the GPU's entry", func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return len(h.gpus) == 0
+	})
 }
