@@ -62,7 +62,7 @@ type workerTurn struct {
 	turn *gpuTurn
 }
 
-// closeTurn unmaps the turn of a process that ends. A worker keeps its turn.
+// closeTurn gives up the turn of a process that ends, and unmaps it. A worker keeps its turn.
 func (p *process) closeTurn() {
 	if p.gpuTurn != nil && p.worker == nil {
 		p.gpuTurn.turn.Release()

@@ -199,7 +199,7 @@ func (t *Turns) Leave(entry int) {
 }
 
 // TurnPatience is how long a process may keep its turn while others wait. A longer batch shares the GPU
-// with the next one. It is longer than the batches that processes with short objectives can wait for.
+// with the next one. Batches of processes with short objectives are shorter than TurnPatience.
 const TurnPatience = 250 * time.Millisecond
 
 // Watch passes on the turn of an entry that has kept it for TurnPatience while others waited. It then
