@@ -266,6 +266,7 @@ func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, er
 			defer s.mu.Unlock()
 			switch {
 			case s.closed:
+			case s.gpus[u.uuid] != u: // deleted since the timer ran out
 			case s.unused(u):
 				delete(s.gpus, u.uuid)
 			default:
