@@ -134,7 +134,7 @@ func writeText(name, text string) error {
 }
 
 // Make implements guest.Groups.
-func (g *guestGroups) Make(name string, memoryBytes int64) (guest.Group, []string, error) {
+func (g *guestGroups) Make(name string, memoryBytes int64) (guest.Group, []error, error) {
 	one := &guestGroup{folder: filepath.Join(g.parent, g.prefix+name), legacy: map[string]string{}}
 	if err := os.Mkdir(one.folder, 0o755); err != nil {
 		return nil, nil, err
@@ -146,16 +146,16 @@ func (g *guestGroups) Make(name string, memoryBytes int64) (guest.Group, []strin
 		}
 	}
 
-	var missing []string
+	var missing []error
 	if err := one.prioritize(budget.Demoted); err != nil {
-		missing = append(missing, fmt.Sprintf("no cpu controller for the guest's group: only its own priority is the lowest: %v", err))
+		missing = append(missing, fmt.Errorf("no cpu controller for the guest's group: only its own priority is the lowest: %w", err))
 	}
 	if err := one.limit("pids", "pids.max", "pids.max", guestTasks()); err != nil {
-		missing = append(missing, fmt.Sprintf("the number of the guest's processes has no limit: %v", err))
+		missing = append(missing, fmt.Errorf("the number of the guest's processes has no limit: %w", err))
 	}
 	if memoryBytes > 0 {
 		if err := one.limit("memory", "memory.limit_in_bytes", "memory.max", memoryBytes); err != nil {
-			missing = append(missing, fmt.Sprintf("the guest's memory has no limit: %v", err))
+			missing = append(missing, fmt.Errorf("%w: %w", guest.ErrNoMemoryLimit, err))
 		}
 	}
 	return one, missing, nil

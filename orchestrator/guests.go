@@ -172,7 +172,7 @@ type lazyGroups struct {
 }
 
 // Make implements guest.Groups.
-func (l *lazyGroups) Make(name string, memoryBytes int64) (guest.Group, []string, error) {
+func (l *lazyGroups) Make(name string, memoryBytes int64) (guest.Group, []error, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.opened == nil {

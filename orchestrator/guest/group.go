@@ -20,9 +20,13 @@ import (
 // Groups makes the groups that hold guests below all functions.
 type Groups interface {
 	// Make makes a group for one guest, with at most memoryBytes of main memory; 0: no limit. missing
-	// is the reason, in one line, for each limit that the group cannot hold.
-	Make(name string, memoryBytes int64) (g Group, missing []string, err error)
+	// is the reason, in one line, for each limit that the group cannot hold. It wraps ErrNoMemoryLimit for
+	// memoryBytes.
+	Make(name string, memoryBytes int64) (g Group, missing []error, err error)
 }
+
+// ErrNoMemoryLimit is wrapped by what Groups.Make reports if a guest's memory has no limit.
+var ErrNoMemoryLimit = errors.New("the guest's memory has no limit")
 
 // Group has all processes of one guest. Any goroutine may call its methods.
 type Group interface {

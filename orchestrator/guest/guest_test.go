@@ -3,6 +3,7 @@ package guest
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -547,10 +548,10 @@ func TestHostile(t *testing.T) {
 }
 
 // badGroups fail as told.
-type badGroups struct{ make, add, kill error }
+type badGroups struct{ make, add, kill, limit error }
 
-func (b badGroups) Make(string, int64) (Group, []string, error) {
-	return badGroup{b, Marked{"unused"}}, []string{"no pids controller"}, b.make
+func (b badGroups) Make(string, int64) (Group, []error, error) {
+	return badGroup{b, Marked{"unused"}}, []error{cmp.Or(b.limit, errors.New("no pids controller"))}, b.make
 }
 
 type badGroup struct {
@@ -571,6 +572,7 @@ func TestBadGroups(t *testing.T) {
 		{"make", badGroups{make: failed}, "memory has no limit"},
 		{"add", badGroups{add: failed}, "memory has no limit"},
 		{"kill", badGroups{kill: failed}, "no pids controller"},
+		{"limit", badGroups{limit: fmt.Errorf("%w: %w", ErrNoMemoryLimit, failed)}, "memory has no limit: it failed"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := listen(t, Options{Groups: test.groups}, cpu)
@@ -606,7 +608,7 @@ func (g *slowGroups) block(call string) {
 	}
 }
 
-func (g *slowGroups) Make(string, int64) (Group, []string, error) {
+func (g *slowGroups) Make(string, int64) (Group, []error, error) {
 	g.block("make")
 	return slowGroup{g, Marked{"unused"}}, nil, nil
 }

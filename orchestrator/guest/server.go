@@ -529,11 +529,24 @@ func (s *Server) makeGroup(g *guest) (group Group, missing []string) {
 	if g.device == OnCPU {
 		memoryBytes = g.request.MemoryBytes
 	}
-	group, missing, err := s.o.Groups.Make(g.name, memoryBytes)
+	group, reasons, err := s.o.Groups.Make(g.name, memoryBytes)
 	if err != nil {
 		return nil, []string{s.ungroup(g, err)}
 	}
+	for _, why := range reasons {
+		if errors.Is(why, ErrNoMemoryLimit) {
+			s.removeLimit(g)
+		}
+		missing = append(missing, why.Error())
+	}
 	return group, missing
+}
+
+// removeLimit notes that a guest's memory has no limit.
+func (s *Server) removeLimit(g *guest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.limitBytes = 0
 }
 
 // ungroup notes that a guest has no control group, and returns what it lacks.
@@ -541,9 +554,7 @@ func (s *Server) ungroup(g *guest, err error) string {
 	what := "it starts with the lowest priority, but the program can raise it"
 	if g.request.MemoryBytes > 0 && g.device == OnCPU {
 		what += ", and its memory has no limit"
-		s.mu.Lock()
-		g.limitBytes = 0
-		s.mu.Unlock()
+		s.removeLimit(g)
 	}
 	return fmt.Sprintf("no control group for the guest: %s: %v", what, err)
 }
