@@ -55,8 +55,9 @@ func manySample(at time.Time, peer *clienttest.Manager) *control.Sample {
 	return s
 }
 
-// The page copes with many functions and a full history. No task of the browser's main thread
-// takes 100 ms of CPU time, on a desktop and on a phone.
+// The page copes with many functions and a full history, on a desktop and on a phone. No task of
+// the browser's main thread makes the charts of more than one function. The log has the CPU time of
+// the longest task, which depends on the machine.
 func TestPageWithManyFunctions(t *testing.T) {
 	modules := os.Getenv("PENSTOCK_NODE_MODULES")
 	if modules == "" {
@@ -127,6 +128,7 @@ func TestPageWithManyFunctions(t *testing.T) {
 		}
 		var seen struct {
 			Rows, ScrollWidth, Tasks, Updates int
+			RowsPerTask                       int     // max
 			Longest                           float64 // ms of thread CPU time
 			Above50                           int
 			Busy                              float64
@@ -139,8 +141,8 @@ func TestPageWithManyFunctions(t *testing.T) {
 		if seen.Rows != manyFunctions || seen.ScrollWidth > width || seen.Updates < 10 || seen.Tasks < 100 || len(seen.Errors) > 0 {
 			t.Errorf("%s", text)
 		}
-		if seen.Longest >= 100 {
-			t.Errorf("%d pixels wide: a task took %.1f ms of CPU time, want less than 100", width, seen.Longest)
+		if seen.RowsPerTask != 1 {
+			t.Errorf("%d pixels wide: one task made %d rows, want 1", width, seen.RowsPerTask)
 		}
 	}
 }

@@ -11,6 +11,14 @@ const { chromium } = require("playwright-core");
 const browser = await chromium.launch({ executablePath: process.env.PENSTOCK_CHROMIUM || "/usr/bin/chromium", args: ["--no-sandbox"] });
 try {
   const page = await browser.newPage({ viewport: { width: +width, height: 900 } });
+  // An observer is called once after each task that changed the page.
+  await page.addInitScript(() => {
+    window.rowsPerTask = 0;
+    new MutationObserver((changes) => {
+      const added = changes.flatMap((c) => [...c.addedNodes]).filter((n) => n.classList?.contains("row"));
+      window.rowsPerTask = Math.max(window.rowsPerTask, added.length);
+    }).observe(document, { childList: true, subtree: true });
+  });
   const errors = [];
   page.on("pageerror", (e) => errors.push(String(e)));
   page.on("console", (m) => { if (m.type() === "error") errors.push(m.text()); });
@@ -36,7 +44,7 @@ try {
   await updates(2);
   await page.evaluate(() => window.penstock.reset());
   await updates(4);
-  const seen = { rows: await rows(), scrollWidth: await page.evaluate(() => document.documentElement.scrollWidth), updates: (await number()) - first };
+  const seen = { rows: await rows(), rowsPerTask: await page.evaluate(() => window.rowsPerTask), scrollWidth: await page.evaluate(() => document.documentElement.scrollWidth), updates: (await number()) - first };
   const trace = JSON.parse(await browser.stopTracing()).traceEvents;
   await page.evaluate(() => scrollTo(0, 0));
   await page.screenshot({ path: `${screenshots}/many-${width}.png` });
