@@ -179,9 +179,9 @@ type Shares struct {
 	// guaranteed part of its time (docs/sharing.md). gslice: each function has a share of the device
 	// that tunes itself, as in the GSLICE paper; the other keys of this section belong to it.
 	Policy Policy `yaml:"policy" default:"guarantee" oneof:"guarantee|gslice"`
-	// How a share changes: shadow (a swap to the hot-standby process), in-place (the CPU quota of the
-	// running process), or partition (other multiprocessors of a GPU for the running process). auto is
-	// partition if the GPU can do it, else shadow.
+	// How a share changes. shadow: a swap to the hot-standby process, as in the paper. in-place: the
+	// CPU quota of the running process. partition: other multiprocessors of a GPU for the running
+	// process. auto is shadow, except on a GPU without MPS, which enforces no shares.
 	Change Change `yaml:"change" default:"auto" oneof:"auto|shadow|partition|in-place"`
 	// How often guarantees or shares are computed.
 	Interval time.Duration `yaml:"interval" default:"1s" min:"10ms" max:"1h"`

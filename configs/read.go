@@ -370,7 +370,7 @@ func (c Change) On(device string) error {
 	case c == ChangePartition && device == DeviceCPU:
 		return errors.New("is partition, which is for a GPU, and the device is cpu; want shadow or in-place, or `device: cuda`")
 	case c == ChangeInPlace && device != DeviceCPU:
-		return fmt.Errorf("is in-place, which is for a CPU, and the device is %s; want partition or shadow", device)
+		return fmt.Errorf("is in-place, which is for a CPU, and the device is %s; want shadow or partition", device)
 	}
 	return nil
 }

@@ -370,7 +370,7 @@ func TestShareChange(t *testing.T) {
 		{ChangeShadow, "cuda", ""},
 		{ChangePartition, "GPU-1a2b", ""},
 		{ChangeRestart, "cuda:1", ""},
-		{ChangeInPlace, "cuda:1", "want partition"},
+		{ChangeInPlace, "cuda:1", "want shadow"},
 		{"", "cuda", ""},
 		// The device that auto stands for is not known yet.
 		{ChangePartition, "auto", ""},

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/penstock/penstock/configs"
@@ -61,12 +62,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 		m.divide()
 	}
 
-	d.noGroups = false
-	if n := m.partitioned(); n > len(d.groups()) && len(d.groups()) > 0 {
-		d.noGroups = true
-		m.log.Error().Int("instances", n).Int("groups", len(d.groups())).
-			Msg("more instances than groups of multiprocessors: shares change by shadows")
-	}
+	d.noGroups = o.Device != nil && m.partitioned() > len(o.Device.GroupSMs)
 	for _, f := range m.functions {
 		f.setChange()
 	}
@@ -88,9 +84,7 @@ func (m *Manager) logDevice(o *control.Observed) {
 	m.log.Info().Str("device", o.Device.Name).Str("uuid", o.Device.UUID).Int("multiprocessors", o.Device.SMs).
 		Ints("group_sms", o.Device.GroupSMs).Str("mechanism", o.Mechanism).Msg("models run on a GPU")
 	switch {
-	case o.Device.Why != "" && m.device.mps:
-		m.log.Warn().Str("why", o.Device.Why).Msg("shares change by shadows: groups of multiprocessors are not available")
-	case o.Device.Why != "":
+	case o.Device.Why != "" && !m.device.mps:
 		m.log.Warn().Str("why", o.Device.Why).Msg("inference functions take turns on the GPU: shares are not enforced without MPS")
 	case !m.device.mps:
 		m.log.Info().Msg("inference functions take turns on the GPU, without shares, as " + configs.LabVariable + " says")
@@ -138,8 +132,8 @@ func (d *device) changeOn(c configs.Change) configs.Change {
 		return c
 	case c == configs.ChangeShadow, c == configs.ChangeRestart:
 		return c
-	case len(d.groups()) > 0:
-		return configs.ChangePartition
+	case c == configs.ChangePartition && len(d.groups()) > 0:
+		return c
 	case d.mps:
 		return configs.ChangeShadow
 	}
@@ -152,7 +146,7 @@ func (f *function) setChange() {
 	was := f.change
 	f.change = f.m.device.changeOn(f.configured)
 	if f.configured == configs.ChangePartition && f.change != configs.ChangePartition && f.m.device.known {
-		f.log.Error().Str("change", string(f.change)).Msg("groups of multiprocessors are not available; shares change another way")
+		f.log.Error().Str("change", string(f.change)).Str("why", f.m.device.lacksGroups()).Msg("groups of multiprocessors are not available; shares change another way")
 	}
 	for _, in := range f.instances {
 		in.setChange()
@@ -160,6 +154,17 @@ func (f *function) setChange() {
 			in.order(nil)
 		}
 	}
+}
+
+// lacksGroups says why no groups can be allocated.
+func (d *device) lacksGroups() string {
+	switch {
+	case d.gpu == nil:
+		return "models run on the CPU"
+	case len(d.gpu.GroupSMs) > 0:
+		return fmt.Sprintf("%v: the GPU has %d", partition.ErrTooMany, len(d.gpu.GroupSMs))
+	}
+	return d.gpu.Why
 }
 
 // forgetTensors drops buffers that were allocated for another device.

@@ -9,7 +9,9 @@ import (
 )
 
 func TestDesireAwaitsDevice(t *testing.T) {
-	b := newNode(t, "cuda", nil, "", named("a", 50))
+	f := named("a", 50)
+	f.Change = configs.ChangePartition
+	b := newNode(t, "cuda", nil, "", f)
 	b.turn()
 	b.turn()
 	if len(b.told.Processes) != 0 || b.told.Device != "cuda" || b.told.Seq == 0 {
@@ -131,6 +133,27 @@ func TestTensorsAwaitDevice(t *testing.T) {
 	b.serves("a")
 	if got := in.pair.Active().Card.Name; got != "other" {
 		t.Errorf("%s serves, want the new model", got)
+	}
+}
+
+func TestChange(t *testing.T) {
+	undivided := h200()
+	undivided.GroupSMs = nil
+	for name, c := range map[string]struct {
+		device                    device
+		auto, shadow, partitioned configs.Change
+	}{
+		"CPU":                 {device{}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangeShadow},
+		"GPU":                 {device{gpu: h200(), mps: true}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangePartition},
+		"GPU without groups":  {device{gpu: undivided, mps: true}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangeShadow},
+		"GPU with few groups": {device{gpu: h200(), mps: true, noGroups: true}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangeShadow},
+		"GPU without MPS":     {device{gpu: undivided}, configs.ChangeInPlace, configs.ChangeShadow, configs.ChangeInPlace},
+	} {
+		for _, want := range [][2]configs.Change{{configs.ChangeAuto, c.auto}, {configs.ChangeShadow, c.shadow}, {configs.ChangePartition, c.partitioned}, {configs.ChangeNone, configs.ChangeNone}} {
+			if got := c.device.changeOn(want[0]); got != want[1] {
+				t.Errorf("%s: %s is %s, want %s", name, want[0], got, want[1])
+			}
+		}
 	}
 }
 

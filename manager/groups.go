@@ -33,7 +33,7 @@ type placement struct {
 // partitioned counts the instances that want groups.
 func (m *Manager) partitioned() (n int) {
 	for _, f := range m.functions {
-		if c := f.configured; c == configs.ChangeAuto || c == configs.ChangePartition || c == configs.ChangeInPlace {
+		if f.configured == configs.ChangePartition {
 			n += len(f.instances)
 		}
 	}

@@ -81,7 +81,8 @@ func h200() *control.ObservedDevice {
 	}
 }
 
-// newNode runs these functions, each with testCard, on a device.
+// newNode runs these functions, each with testCard, on a device. With MPS they have groups of
+// multiprocessors.
 func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	cfg := configs.Default()
@@ -89,6 +90,9 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	cfg.Device = device
+	if mechanism == mechanismMPS {
+		cfg.Shares.Change = configs.ChangePartition
+	}
 	shares, err := gslice.NewController(shareConfig(&cfg))
 	if err != nil {
 		t.Fatal(err)

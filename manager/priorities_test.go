@@ -49,7 +49,7 @@ func TestPrioritiesChoosePolicy(t *testing.T) {
 				b.serves(name)
 				s := b.status(name)
 				divided := c.policy == configs.PolicyGSLICE
-				if divided != (s.Guarantee == nil) || divided != (s.Change == string(configs.ChangePartition)) {
+				if divided != (s.Guarantee == nil) || divided != (s.Change == string(configs.ChangeShadow)) {
 					t.Errorf("%s: guarantee %+v, change %s", name, s.Guarantee, s.Change)
 				}
 				if s.Guarantee != nil && s.Guarantee.Unprotected != c.unprotected {
@@ -67,15 +67,21 @@ func TestPrioritiesChoosePolicy(t *testing.T) {
 func TestSharesWithoutPriorities(t *testing.T) {
 	fail := &control.StreamPriorities{AloneMicros: 30, HighMicros: 4000, EqualMicros: 4000}
 	functions := []configs.Function{named("a", 30), named("b", 0), named("c", 0)}
-	want := newNode(t, "cuda", h200(), mechanismMPS, functions...)
+	want := newNode(t, "cuda", h200(), mechanismMPS)
+	for _, f := range functions {
+		f.Change = configs.ChangeShadow
+		if err := want.add(f); err != nil {
+			t.Fatal(err)
+		}
+	}
 	want.turns()
 	got := probedNode(t, fail, func(*configs.Config) {}, functions...)
 	for _, f := range functions {
 		if g, w := got.status(f.Name).SharePercent, want.status(f.Name).SharePercent; g != w {
 			t.Errorf("%s has %v %%, want %v", f.Name, g, w)
 		}
-		if _, p := got.serves(f.Name); len(p.on) == 0 {
-			t.Errorf("%s runs on no groups", f.Name)
+		if _, p := got.serves(f.Name); len(p.on) > 0 {
+			t.Errorf("%s runs on groups %v, want a percentage", f.Name, p.on)
 		}
 	}
 	// A function that is added and one that is removed take part.

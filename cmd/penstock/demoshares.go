@@ -14,7 +14,7 @@ import (
 
 // sharesKeys make the node divide a GPU by MPS percentages. The short hold-down shows more than one
 // change in the demo's time.
-const sharesKeys = "shares: {policy: gslice, change: shadow, hold_down: 2s}"
+const sharesKeys = "shares: {policy: gslice, hold_down: 2s}"
 
 // demoShares runs the demo's functions with shares that tune themselves, and prints the changes.
 func demoShares(ctx context.Context, o demoOptions, log *os.File) error {

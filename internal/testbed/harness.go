@@ -135,7 +135,8 @@ type Served struct {
 
 // Options say which node to start.
 type Options struct {
-	Device    string
+	Device string
+	// Change is how shares of `policy: gslice` change; empty for the node's default policy.
 	Change    configs.Change
 	Functions []Served
 	// Slots is as aggregate.slots; 0 is 256.
@@ -169,6 +170,10 @@ func Start(ctx context.Context, binary string, o Options) (*Harness, error) {
 	if change == configs.ChangeRestart {
 		change, lab.Change = configs.ChangeAuto, change
 	}
+	shares := ""
+	if change != "" {
+		shares = fmt.Sprintf("shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}", change)
+	}
 	var config strings.Builder
 	fmt.Fprintf(&config, `
 log: {level: info}
@@ -177,8 +182,8 @@ reserved_cpus: %d
 fault_hold: 0s
 busy_poll: %v
 aggregate: {slots: %d}
-shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
-`, o.Device, b.cpus.Reserved, o.BusyPoll, slots, change)
+%s
+`, o.Device, b.cpus.Reserved, o.BusyPoll, slots, shares)
 	if o.Source != "" {
 		config.WriteString(o.Source)
 	} else {

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/loadgen/answer"
@@ -136,7 +135,7 @@ func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, s
 	if huge {
 		w.Memory = "huge pages"
 	}
-	bo := testbed.Options{Device: o.Device, Change: configs.ChangeAuto, BusyPoll: busy, SlabMiB: nodeMemoryMiB}
+	bo := testbed.Options{Device: o.Device, BusyPoll: busy, SlabMiB: nodeMemoryMiB}
 	for _, m := range served {
 		bo.Functions = append(bo.Functions, servedBy(m, len(served)))
 	}

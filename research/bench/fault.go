@@ -92,7 +92,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		pictures[card.Name] = testbed.NoisePicture(card)
 		functions = append(functions, testbed.Served{Name: card.Name, Card: file, Percent: float64(90 / len(o.ModelNames))})
 	}
-	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: configs.ChangeAuto, Functions: functions})
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Functions: functions})
 	if err != nil {
 		return r, err
 	}

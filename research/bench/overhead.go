@@ -257,7 +257,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	for slots < 2*t.InFlight*o.Flows {
 		slots *= 2
 	}
-	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: configs.ChangeAuto, Functions: functions, Slots: slots, BusyPoll: busy})
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Functions: functions, Slots: slots, BusyPoll: busy})
 	if err != nil {
 		return t, err
 	}

@@ -24,6 +24,7 @@ func TestBaselines(t *testing.T) {
 	}
 	aimd, one := control.Batching{Rule: control.BatchAIMD}, control.Batching{Rule: control.BatchOne}
 	const cpu, gpu, shares = "", "device: cuda\n", "shares: {policy: gslice}"
+	const partitions = "shares: {policy: gslice, change: partition}"
 	for _, c := range []struct {
 		name   string
 		config string // of the node, in addition to its functions
@@ -44,8 +45,9 @@ func TestBaselines(t *testing.T) {
 		{"default MPS and SLAB", gpu, configs.Lab{Change: configs.ChangeNone}, says{"mps", "none"}, 0},
 		{"default MPS and fixed batches", gpu, configs.Lab{Change: configs.ChangeNone, Batching: fixed(8, 2*time.Millisecond), RunLate: true}, says{"mps", "none"}, 8},
 		{"static percentages", gpu + "shares: {policy: gslice, change: shadow, tune: false}", configs.Lab{}, says{"mps", "shadow"}, 0},
-		{"AIMD on partitions", gpu + shares, configs.Lab{Batching: aimd}, says{"mps", "partition"}, 0},
-		{"the CPU gathers, on partitions", gpu + shares, configs.Lab{CopyGather: true}, says{"mps", "partition"}, 0},
+		{"AIMD by percentages", gpu + shares, configs.Lab{Batching: aimd}, says{"mps", "shadow"}, 0},
+		{"AIMD on partitions", gpu + partitions, configs.Lab{Batching: aimd}, says{"mps", "partition"}, 0},
+		{"the CPU gathers, on partitions", gpu + partitions, configs.Lab{CopyGather: true}, says{"mps", "partition"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -67,7 +67,7 @@ func withGPU(t *testing.T, mps bool) []string {
 
 // onGPU returns a configuration of functions that the null model serves.
 func onGPU(card string, functions ...string) string {
-	text := "device: cuda\nlog: {level: debug}\nshares: {policy: gslice, tune: false}\nfunctions:\n"
+	text := "device: cuda\nlog: {level: debug}\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"
 	for _, f := range functions {
 		text += fmt.Sprintf("  - {model: %s, port: 0, %s}\n", card, f)
 	}

@@ -34,7 +34,7 @@ func TestBaselines(t *testing.T) {
 		{"default MPS, fixed batches", "", configs.Lab{Change: configs.ChangeNone, Batching: fixed(8, 5*time.Millisecond), RunLate: true}, says{"mps", "none"}, false},
 		{"static percentages", "shares: {policy: gslice, change: shadow, tune: false}", configs.Lab{}, says{"mps", "shadow"}, true},
 		{"the CPU gathers", "", configs.Lab{Change: configs.ChangeNone, CopyGather: true}, says{"mps", "none"}, false},
-		{"the CPU gathers, on partitions", "shares: {policy: gslice, tune: false}", configs.Lab{CopyGather: true, Batching: fixed(4, 0)}, says{"mps", "partition"}, true},
+		{"the CPU gathers, on partitions", "shares: {policy: gslice, tune: false, change: partition}", configs.Lab{CopyGather: true, Batching: fixed(4, 0)}, says{"mps", "partition"}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			share := ""

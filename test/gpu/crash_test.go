@@ -68,7 +68,7 @@ func neighbourFaults(t *testing.T, n *node.Node) {
 // CUDA, are woken immediately.
 func TestNeighbourFault(t *testing.T) {
 	n := start(t, `
-shares: {policy: gslice, tune: false}
+shares: {policy: gslice, tune: false, change: partition}
 functions:
   - {name: fashion, port: 0, slo: 10s, share_percent: 40}
   - {name: face, port: 0, slo: 10s, share_percent: 40}

@@ -148,7 +148,7 @@ func TestNoWeightServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {policy: gslice, tune: false}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
+	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
 	load := send(t, n, "f0", 200)
 	load.flows(t)
 	serving(t, n, "f0")
@@ -165,7 +165,7 @@ func TestWeightsAfterFault(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 weights: shared
 log: {level: debug}
-shares: {policy: gslice, tune: false}
+shares: {policy: gslice, tune: false, change: partition}
 functions:
   - {name: f0, model: %s, port: 0, slo: 10s, share_percent: 40}
   - {name: f1, model: %s, port: 0, slo: 10s, share_percent: 40}
