@@ -43,6 +43,22 @@ class Variant:
 
 
 @dataclass
+class Capacity:
+    """A model's rate alone on the whole device."""
+
+    model: str = ""
+    per_s: float = 0
+
+
+@dataclass
+class Guarantee:
+    """A function's guarantee and need at the end of the window, in percent of the device's time."""
+
+    percent: float = 0
+    need_percent: float = 0
+
+
+@dataclass
 class FunctionLoad:
     name: str = ""
     offered_rps: float = 0
@@ -53,18 +69,24 @@ class FunctionLoad:
     p99_ms: float = 0
     batch_ms: float = 0
     mean_batch: float = 0
+    sms: int = 0
+    guarantee: Guarantee | None = None
     ok: int = 0
 
 
 @dataclass
 class Load:
     level: float = 0
+    seconds: float = 0
     offered_rps: float = 0
     goodput_rps: float = 0
     within_percent: float = 0
     gue: float = 0
     functions: list[FunctionLoad] = field(default_factory=list)
     sender_behind: bool = False
+
+    def function(self, name: str) -> FunctionLoad:
+        return next(f for f in self.functions if f.name == name)
 
     def tail(self) -> float:
         """Returns the slowest function's p99 in ms; NaN if one had no answers."""
@@ -152,6 +174,7 @@ class Result:
     case: str = ""
     variant: str = ""
     run: int = 0
+    date: str = ""
     penstock: str = ""
     error: str = ""
     loads: list[Load] = field(default_factory=list)
@@ -186,6 +209,7 @@ class Evaluation(Report):
     seed: int = 0
     cases: list[Case] = field(default_factory=list)
     variants: list[Variant] = field(default_factory=list)
+    capacity: list[Capacity] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     left: int = 0
 

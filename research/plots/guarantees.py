@@ -1,16 +1,16 @@
 """research/results/guarantees: guarantees compared with other ways to share a device."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import evaluation
-from evaluation import Case, Evaluation, Load, spread
+import goals
+from evaluation import Case, Evaluation, Load, Result, spread
+from goals import label
 from report import NotMeasured, Report, Reports
 from text import Spread, head, millis, rate, short, table, tenths
-
-# The variants as the pages call them. An evaluation names what a node was built to do.
-LABELS = {"mps-slab": "no shares", "penstock": "partitions"}
 
 
 @dataclass
@@ -68,15 +68,34 @@ def in_time_table(name: str) -> Callable[[Reports], str]:
     def write(reports: Reports) -> str:
         e = evaluation.read(reports, name)
         variants = e.measured(e.cases)
-        rows = [["mix, load", "function", "objective", "offered", *(LABELS.get(v, v) for v in variants)]]
+        rows = [["mix, load", "function", "objective", "offered", *map(label, variants)]]
         for c in e.cases:
             for level in e.levels(c.name):
                 rows += function_rows(e, c, level, variants)
         if len(rows) == 1:
             raise NotMeasured("no complete run")
-        return table(rows)
+        return f"{runs_text(e, variants)}\n{table(rows)}"
 
     return write
+
+
+def runs_text(e: Evaluation, variants: list[str]) -> str:
+    """Says how many runs a table has, and since when and with which version its variants were measured."""
+    runs = [r for c in e.cases for v in variants for r in e.runs(c.name, v)]
+    counts = sorted({len(found) for c in e.cases for v in variants if (found := e.runs(c.name, v))})
+    seconds = sorted({s for r in runs for s in (r.timeline.seconds, *(load.seconds for load in r.loads)) if s})
+    builds: dict[tuple[str, str], list[Result]] = {}
+    for r in sorted(runs, key=lambda r: r.date):
+        builds.setdefault((r.date.partition("T")[0], r.penstock), []).append(r)
+    measured = []
+    for (_, version), rs in builds.items():
+        names = [label(v) for v in variants if any(r.variant == v for r in rs)]
+        measured.append(f"{', '.join(names)} from {rs[0].date[:16].replace('T', ' ')} UTC on ({version})")
+    return f"Runs: {either(counts)} of {either(seconds)} s. Measured: {'; '.join(measured)}.\n"
+
+
+def either(values: list[float]) -> str:
+    return " or ".join(map(short, values))
 
 
 def function_rows(e: Evaluation, c: Case, level: float, variants: list[str]) -> list[list[str]]:
@@ -93,11 +112,27 @@ def function_rows(e: Evaluation, c: Case, level: float, variants: list[str]) -> 
 def changes_table(reports: Reports) -> str:
     e = evaluation.read(reports, "changes")
     variants = e.measured(e.cases)
-    rows = [["time line", "function", "objective", *(LABELS.get(v, v) for v in variants)]]
+    rows = [["time line", "function", "objective", *map(label, variants)]]
     for c in e.cases:
         for i, f in enumerate(c.functions):
             lines = {v: [r.timeline.functions[i].total for r in e.timelines(c.name, v)] for v in variants}
             rows.append([c.name, f.name, millis(f.slo_ms), *(totals(lines[v]) for v in variants)])
+    if len(rows) == 1:
+        raise NotMeasured("no complete run")
+    return f"{runs_text(e, variants)}\n{table(rows)}"
+
+
+def unused_table(reports: Reports) -> str:
+    """Returns a table of the multiprocessors that fixed percentages leave unused."""
+    rows = [head("mix | multiprocessors of the functions | unused")]
+    for e in goals.read(reports):
+        for c in e.cases:
+            runs = e.runs(c.name, "static")
+            if not runs:
+                continue
+            sizes = [f.sms for f in runs[0].loads[0].functions]
+            each = " + ".join(f"{count} × {sms}" for sms, count in Counter(sizes).items())
+            rows.append([c.name, each, f"{e.sms - sum(sizes)} of {e.sms}"])
     if len(rows) == 1:
         raise NotMeasured("no complete run")
     return table(rows)
@@ -136,7 +171,8 @@ def rounds_cell(f: FunctionRounds) -> str:
 
 
 SECTIONS = [
-    ("machine", machine_table, None), ("guarantees", in_time_table("guarantees"), None), ("mixes", in_time_table("mixes"), None),
+    ("machine", machine_table, None), *goals.SECTIONS, ("unused", unused_table, None),
+    ("guarantees", in_time_table("guarantees"), None), ("mixes", in_time_table("mixes"), None),
     ("new-mixes", in_time_table("new-mixes"), None), ("short-objectives", in_time_table("short-objectives"), None),
     ("overload", in_time_table("overload"), None), ("changes", changes_table, None), ("cpus", cpus_table, None),
 ]  # fmt: skip

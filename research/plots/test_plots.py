@@ -17,12 +17,13 @@ from xml.etree import ElementTree
 from PIL import Image
 
 import evaluation_tables as tables
+import goals
 import plot
 import profiles
 import text
 import verdict
 from evaluation import Evaluation, reason, median_run
-from report import Reports, decode
+from report import NotMeasured, Reports, decode
 from text import Spread
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -363,6 +364,80 @@ class Verdicts(unittest.TestCase):
         results = [{"case": "25 ms", "variant": "mps-slab", "run": 1, "timeline": line}]
         e = decode(Evaluation, {"cases": cases, "results": results}, "")
         self.assertIn("**false**, 25 ms: 40 % are not", "\n".join(verdict.convergence_verdicts(e)))
+
+
+class Goals(Folder):
+    """Two functions with an objective of 10 ms, whose models answer 100 and 1,000 requests per second alone."""
+
+    def report(self, **variants: list[dict]) -> Path:
+        functions = [{"name": n, "model": n, "slo_ms": 10} for n in ("slow", "fast")]
+        return self.write("guarantees/mixes.json", {
+            "version": 1, "figure": "mixes",
+            "cases": [{"name": "C1", "kind": "loads", "functions": functions, "variants": list(variants)}],
+            "variants": [{"name": v} for v in variants],
+            "capacity": [{"model": "slow", "per_s": 100}, {"model": "fast", "per_s": 1000}],
+            "results": [{"case": "C1", "variant": v, "run": i, "loads": [load]} for v, loads in variants.items() for i, load in enumerate(loads, 1)],
+        }).parent  # fmt: skip
+
+    def load(self, slow: dict, fast: dict, **more) -> dict:
+        usual = {"within_percent": 100, "goodput_rps": 50, "p99_ms": 5, "guarantee": {"percent": 20, "need_percent": 10}}
+        return {"level": 1, "functions": [usual | {"name": "slow"} | slow, usual | {"name": "fast"} | fast], **more}
+
+    def misses(self, *loads: dict, **others: list[dict]) -> dict[str, list[list[str]]]:
+        found = goals.windows(Reports(self.report(guarantees=list(loads), **others)))[0]
+        return {f.__name__.removesuffix("_goal"): f(found).misses for f in (goals.in_time_goal, goals.goodput_goal, goals.tail_goal)}
+
+    def test_met(self) -> None:
+        same = self.load({}, {})
+        self.assertEqual(self.misses(same, static=[same]), {"in_time": [], "goodput": [], "tail": []})
+
+    def test_in_time(self) -> None:
+        late = {"within_percent": 99.4}
+        for name, guarantee, count in (("within", 10.5, 1), ("a need of 1.05 guarantees", 10, 1), ("beyond", 9.9, 0)):
+            with self.subTest(name):
+                slow = late | {"guarantee": {"percent": guarantee, "need_percent": 10.5}}
+                self.assertEqual(len(self.misses(self.load(slow, {}))["in_time"]), count)
+
+    def test_each_run_counts(self) -> None:
+        self.assertEqual(len(self.misses(self.load({"within_percent": 90}, {}), self.load({}, {}), self.load({}, {}))["in_time"]), 1)
+
+    def test_goodput(self) -> None:
+        """5 requests of the slow model cost as much as 50 of the fast one."""
+        ours = self.load({}, {})
+        for name, slow, fast, want in (
+            ("the same", {"goodput_rps": 55}, {"goodput_rps": 0}, []),
+            ("more", {"goodput_rps": 56}, {}, [["C1, 100 %", "fixed percentages", "0.550", "0.610", "0.902"]]),
+            ("starves a function within its guarantee", {"goodput_rps": 90}, {"within_percent": 98.9}, []),
+        ):
+            with self.subTest(name):
+                self.assertEqual(self.misses(ours, static=[self.load(slow, fast)])["goodput"], want)
+
+    def test_function_beyond_its_guarantee(self) -> None:
+        ours = self.load({}, {"guarantee": {"percent": 20, "need_percent": 50}})
+        theirs = self.load({"goodput_rps": 56}, {"within_percent": 0})
+        for name, loads in (("in its only run", [ours]), ("in one of three runs", [self.load({}, {}), ours, self.load({}, {})])):
+            with self.subTest(name):
+                self.assertEqual(len(self.misses(*loads, static=[theirs])["goodput"]), 1)
+
+    def test_tail(self) -> None:
+        best, other, late = self.load({"p99_ms": 4}, {"p99_ms": 2}), self.load({"p99_ms": 4.5}, {}), self.load({"p99_ms": 1}, {"p99_ms": 1, "within_percent": 98})
+        for name, p99, want in (("within a tenth", 4.39, []), ("longer", 4.5, [["C1, 100 %", "no shares", "0.450", "0.400", "1.125"]])):
+            with self.subTest(name):
+                ours = self.load({"p99_ms": p99}, {"p99_ms": 2})
+                self.assertEqual(self.misses(ours, static=[other], penstock=[late], **{"mps-slab": [best]})["tail"], want)
+
+    def test_late_sender(self) -> None:
+        late, good = self.load({"within_percent": 50}, {}, sender_behind=True), self.load({}, {})
+        self.assertEqual(self.misses(good, late)["in_time"], [])
+        self.report(guarantees=[late])
+        with self.assertRaises(NotMeasured):
+            goals.windows(Reports(self.root / "guarantees"))
+
+    def test_text(self) -> None:
+        late = self.load({"within_percent": 50}, {})
+        written = goals.goals_text(Reports(self.report(guarantees=[late], static=[late])))
+        self.assertIn("99.5 % in time: **false**, 1 of 2 functions, counted per load and run, miss it.", written)
+        self.assertIn("each variant that keeps these functions: nothing to compare.", written)
 
 
 class Failures(Folder):
