@@ -20,8 +20,9 @@ const (
 	gnmt      = "gnmt"
 )
 
-// ladderOf returns a model's batch sizes. MobileNet has fewer, because cuDNN compiled its
-// kernels for three seconds per size when the first reports were measured.
+// ladderOf returns a model's batch sizes. MobileNet has fewer: when the committed reports were
+// measured, cuDNN compiled its kernels for three seconds per size. Now it compiles none
+// (docs/adr/0007), but another ladder would not continue or compare with those reports.
 func ladderOf(model string) []int {
 	if model == mobilenet {
 		return []int{1, 8, 32}
