@@ -98,6 +98,10 @@ func (c Case) noted(text string) Case {
 	return c
 }
 
+// policies are the ways to share a device that guarantees are compared with: no shares, percentages
+// that never change, and the paper's policy by shadows and by partitions.
+var policies = []string{guaranteed, mpsSLAB, static, shadow, partition}
+
 // allFigures returns all figures, the most useful figure to measure first.
 func allFigures() []Figure {
 	const slo = 25 * ms
@@ -105,7 +109,6 @@ func allFigures() []Figure {
 	// In Figure 15 a function comes, and another goes.
 	arrivals := []Cue{{0, cueBegin, vgg16, 0.6}, {3 * time.Second, cueBegin, vgg19, 0.6}, {11 * time.Second, cueEnd, vgg16, 0}}
 	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
-	policies := []string{guaranteed, mpsSLAB, static, partition}
 	return []Figure{
 		{
 			Name: "fig10a", Title: "Two inference functions, within 25 ms", Paper: "Figure 10a, Table 3",
@@ -249,6 +252,10 @@ func allFigures() []Figure {
 			},
 		},
 		{
+			Name: "blocking", Title: "A function at the highest level next to models at lower levels",
+			Cases: blocking(alexnet, mobilenet, resnet50, resnext50, resnet152, vgg16, vgg19, gnmt),
+		},
+		{
 			Name: "changes", Title: "Functions that come and go, with guarantees", Paper: "Figures 1 and 15",
 			Cases: []Case{
 				adding("functions added one after another", 0.35, policies...),
@@ -266,10 +273,9 @@ func rate(model string, perSecond float64) Function {
 	return Function{Name: model, Model: model, SLO: 25 * ms, Batches: ladderOf(model), PerSecond: perSecond}
 }
 
-// combination compares guarantees with no shares, fixed percentages and partitions. The second
-// level overloads the last function.
+// combination compares the policies. The second level overloads the last function.
 func combination(name string, functions ...Function) Case {
-	c := loads(name, functions, guaranteed, mpsSLAB, static, partition).levels(0.5, 1)
+	c := loads(name, functions, policies...).levels(0.5, 1)
 	c.Settle, c.Warmup, c.Measure = 3*time.Second, time.Second, 4*time.Second
 	for i := range c.Functions {
 		c.Functions[i].Percent = 24
@@ -286,7 +292,21 @@ func offered(model string, slo time.Duration, weight float64) Function {
 // more than its guarantee, and the others less than theirs.
 func overloaded(name string, functions ...Function) Case {
 	number(functions)
-	return loads(name, functions, guaranteed, mpsSLAB, static, partition).levels(0.5, 1)
+	return loads(name, functions, policies...).levels(0.5, 1)
+}
+
+// blocking runs one function at the highest level, alone and next to each model. The function's
+// latency shows how long kernels of the model that already run delay others. At the first level of
+// load the model's batches are within its guarantee. At the second the model is overloaded.
+func blocking(models ...string) (cases []Case) {
+	probe := offered(alexnet, 5*ms, 0.02)
+	cases = append(cases, loads("alone", []Function{probe}, guaranteed).levels(0.5, 1))
+	for _, model := range models {
+		functions := []Function{probe, offered(model, 100*ms, 1.5)}
+		number(functions)
+		cases = append(cases, loads(model, functions, guaranteed).levels(0.5, 1))
+	}
+	return cases
 }
 
 func singles(slo time.Duration, models ...string) (cases []Case) {
