@@ -22,6 +22,8 @@ import (
 // incomplete if it lost fragments in a full buffer before shedding began.
 func TestOverrun(t *testing.T) {
 	const clients, shed = 2, 50
+	// A busy machine may also answer late: the objective is 100 ms.
+	tolerated := map[wire.Status]bool{wire.StatusBusy: true, wire.StatusIncomplete: true, wire.StatusLate: true}
 	p := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
 	deadline := time.Now().Add(datapathtest.Patience)
 	var mu sync.Mutex
@@ -65,9 +67,11 @@ func TestOverrun(t *testing.T) {
 		<-ended // with an error after the client's timeout at the latest
 	}
 	mu.Lock()
-	ok, busy := ends[wire.StatusOK], ends[wire.StatusBusy]
-	// A busy machine may also answer late: the objective is 100 ms.
-	if other := total - ok - busy - ends[wire.StatusIncomplete] - ends[wire.StatusLate]; ok == 0 || busy < shed || other != 0 {
+	ok, busy, other := ends[wire.StatusOK], ends[wire.StatusBusy], total-ends[wire.StatusOK]
+	for status := range tolerated {
+		other -= ends[status]
+	}
+	if ok == 0 || busy < shed || other != 0 {
 		t.Errorf("requests ended %v, want ok, at least %d busy, perhaps incomplete or late", ends, shed)
 	}
 	mu.Unlock()
@@ -80,9 +84,10 @@ func TestOverrun(t *testing.T) {
 	}
 	for _, c := range all {
 		for answered := 0; answered < 10; {
-			r, err := c.Do(context.Background(), picture, client.RequestOptions{})
+			r, err := c.Do(context.Background(), picture, client.RequestOptions{Deadline: datapathtest.Patience})
+			var status client.StatusError
 			switch {
-			case errors.Is(err, client.StatusError(wire.StatusBusy)) && time.Now().Before(deadline):
+			case errors.As(err, &status) && tolerated[wire.Status(status)] && time.Now().Before(deadline):
 				// For a second after an overrun, a receiver without CPU time sheds again.
 			case err != nil:
 				t.Fatal(err)
