@@ -126,8 +126,6 @@ func (s *outageTracker) outages(function string, start, end int64) []Outage {
 	for _, o := range s.outageSpans {
 		add(o, true)
 	}
-	// The run waited for the last requests as long as any client waits.
-	s.limit = s.grace
 	if now, ok := s.now(end); ok {
 		add(now, false)
 	}
