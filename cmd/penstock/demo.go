@@ -240,13 +240,17 @@ func startDemoNode(ctx context.Context, o demoOptions, more string, log *os.File
 	return startNode(ctx, config, log)
 }
 
+// maxDemoStart is how long a node may take to start. 42 functions need several seconds on an idle
+// machine.
+const maxDemoStart = 3 * time.Minute
+
 // startNode starts a node with a configuration.
 func startNode(ctx context.Context, config string, log *os.File) (*node.Node, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find own binary: %w", err)
 	}
-	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("a function had no ready process after a minute"))
+	starting, cancel := context.WithTimeoutCause(ctx, maxDemoStart, fmt.Errorf("a function had no ready process after %v", maxDemoStart))
 	defer cancel()
 	return node.Start(starting, node.Options{Binary: self, Config: config, Log: log})
 }
