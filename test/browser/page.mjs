@@ -22,11 +22,32 @@ const errors = [];
 
 async function open(width, scheme) {
   const page = await browser.newPage({ viewport: { width, height: 900 }, colorScheme: scheme });
+  page.setDefaultTimeout(60000); // detects hangs; a busy machine may take half of it
   page.on("pageerror", (e) => errors.push(String(e)));
   page.on("console", (m) => { if (m.type() === "error") errors.push(m.text()); });
   await page.goto(url);
   await page.waitForSelector(`.row[data-function="${name}"]`);
   return page;
+}
+
+// over returns the area of the function's chart after scrolling to it.
+async function over(page) {
+  const chart = page.locator(`.row[data-function="${name}"] .u-over`).first();
+  await chart.scrollIntoViewIfNeeded();
+  return chart.boundingBox();
+}
+
+// repeat acts until done holds in the page. A chart that is drawn or moves while the mouse acts may
+// miss the mouse.
+async function repeat(page, act, done) {
+  for (let attempt = 1; ; attempt++) {
+    await act();
+    try {
+      return await page.waitForFunction(done, null, { timeout: 5000 });
+    } catch (e) {
+      if (attempt === 10) throw e;
+    }
+  }
 }
 
 const newest = (page) => page.$eval(`.row[data-function="${name}"]`, (e) => +e.dataset.newest);
@@ -36,42 +57,42 @@ try {
   // The camera's picture has a box where the model finds it.
   await page.selectOption("#camera-function", name);
   await page.click("#camera-start");
-  await page.waitForFunction(() => JSON.parse(document.querySelector("#camera canvas").dataset.boxes || "[]").length > 0, null, { timeout: 60000 });
+  await page.waitForFunction(() => JSON.parse(document.querySelector("#camera canvas").dataset.boxes || "[]").length > 0);
   report("camera", await page.$eval("#camera canvas", (c) => ({ width: c.width, height: c.height, boxes: JSON.parse(c.dataset.boxes), text: document.getElementById("camera-text").textContent })));
 
   // Charts move, and requests of the camera are in them.
   await page.evaluate((n) => document.querySelector(`.row[data-function="${n}"]`).scrollIntoView(), name);
   const before = await newest(page);
-  await page.waitForFunction(([n, t]) => +document.querySelector(`.row[data-function="${n}"]`).dataset.newest > t, [name, before], { timeout: 30000 });
+  await page.waitForFunction(([n, t]) => +document.querySelector(`.row[data-function="${n}"]`).dataset.newest > t, [name, before]);
   report("charts", { moved: (await newest(page)) - before });
   await page.screenshot({ path: `${screenshots}/page.png`, fullPage: true });
 
   // A process is killed: its mark appears, and the camera goes on.
   report("kill", {});
   await wait();
-  await page.waitForFunction(() => window.penstock.store.marks.some((m) => m.kind === "failure"), null, { timeout: 60000 });
+  await page.waitForFunction(() => window.penstock.store.marks.some((m) => m.kind === "failure"));
   const answers = await page.$eval("#camera canvas", (c) => +c.dataset.answers);
-  await page.waitForFunction((n) => +document.querySelector("#camera canvas").dataset.answers > n + 5, answers, { timeout: 60000 });
+  await page.waitForFunction((n) => +document.querySelector("#camera canvas").dataset.answers > n + 5, answers);
   report("mark", await page.evaluate((n) => ({ marks: window.penstock.store.marks, lost: window.penstock.status(n).lost }), name));
 
   // A drag in one chart zooms all rows, and the address keeps the view.
-  const chart = await page.$(`.row[data-function="${name}"] .u-over`), box = await chart.boundingBox();
-  await page.mouse.move(box.x + box.width * 0.6, box.y + 40);
-  await page.mouse.down();
-  await page.mouse.move(box.x + box.width * 0.9, box.y + 40, { steps: 5 });
-  await page.mouse.up();
-  await page.waitForFunction(() => location.hash.includes("from="), null, { timeout: 10000 });
+  await repeat(page, async () => {
+    const box = await over(page);
+    await page.mouse.move(box.x + box.width * 0.6, box.y + 40);
+    await page.mouse.down();
+    await page.mouse.move(box.x + box.width * 0.9, box.y + 40, { steps: 5 });
+    await page.mouse.up();
+  }, () => location.hash.includes("from="));
   await page.evaluate(() => document.querySelectorAll(".row").forEach((r) => r.scrollIntoView()));
-  await page.waitForFunction(() => new Set([...document.querySelectorAll(".row")].map((r) => r.dataset.from)).size === 1, null, { timeout: 20000 });
+  await page.waitForFunction(() => new Set([...document.querySelectorAll(".row")].map((r) => r.dataset.from)).size === 1);
   report("zoom", await page.evaluate(() => ({ hash: location.hash, rows: document.querySelectorAll(".row").length, from: [...document.querySelectorAll(".row")].map((r) => Math.round(+r.dataset.from)) })));
   await page.keyboard.press("Escape");
 
   // A click shows single requests.
-  await page.evaluate((n) => document.querySelector(`.row[data-function="${n}"]`).scrollIntoView(), name);
-  const again = await (await page.$(`.row[data-function="${name}"] .u-over`)).boundingBox();
-  await page.waitForTimeout(500);
-  await page.mouse.click(again.x + again.width * 0.95, again.y + 40);
-  await page.waitForSelector("#slow:not([hidden])", { timeout: 10000 });
+  await repeat(page, async () => {
+    const box = await over(page);
+    await page.mouse.click(box.x + box.width * 0.95, box.y + 40);
+  }, () => document.querySelector("#slow:not([hidden]) .waterfall"));
   const [download] = await Promise.all([page.waitForEvent("download"), page.click("#save")]);
   await page.waitForFunction(() => document.getElementById("receivers-text").textContent.includes("hook waiting"));
   report("slow", { receivers: await page.textContent("#receivers-text"), text: await page.textContent("#slow-text"), waterfalls: await page.$$eval(".waterfall", (l) => l.length), file: download.suggestedFilename() });
@@ -79,8 +100,8 @@ try {
   // The gateway is killed: the page says that there is no news, and goes on when it is back.
   report("gateway", {});
   await wait();
-  await page.waitForFunction(() => document.getElementById("news").textContent.startsWith("no news for"), null, { timeout: 60000 });
-  await page.waitForFunction(() => document.getElementById("news").textContent === "live", null, { timeout: 60000 });
+  await page.waitForFunction(() => document.getElementById("news").textContent.startsWith("no news for"));
+  await page.waitForFunction(() => document.getElementById("news").textContent === "live");
   report("back", {});
 
   // Nothing serious for readers with a screen reader or bad eyes, in both schemes and on a phone.

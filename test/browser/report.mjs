@@ -13,17 +13,18 @@ const browser = await chromium.launch({ executablePath: process.env.PENSTOCK_CHR
 try {
   for (const [width, scheme] of [[1280, "light"], [1280, "dark"], [375, "light"]]) {
     const page = await browser.newPage({ viewport: { width, height: 900 }, colorScheme: scheme });
+    page.setDefaultTimeout(60000); // detects hangs; a busy machine may take half of it
     const errors = [], requests = [];
     page.on("pageerror", (e) => errors.push(String(e)));
     page.on("console", (m) => { if (m.type() === "error") errors.push(m.text()); });
     page.on("request", (r) => { if (!r.url().startsWith("data:")) requests.push(r.url()); });
     await page.goto("file://" + file);
-    await page.waitForFunction(() => document.body.dataset.charts > 0, null, { timeout: 30000 }).catch((e) => errors.push(String(e)));
+    await page.waitForFunction(() => document.body.dataset.charts > 0).catch((e) => errors.push(String(e)));
     // A chart is drawn when its canvas has something opaque in the middle of its area.
     await page.waitForFunction(() => [...document.querySelectorAll("canvas")].every((c) => {
       const pixels = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
       return pixels.some((v, i) => i % 4 === 3 && v > 0);
-    }), null, { timeout: 30000 }).catch((e) => errors.push(String(e)));
+    })).catch((e) => errors.push(String(e)));
     const facts = await page.evaluate(() => ({
       charts: document.querySelectorAll("canvas").length, rows: [...document.querySelectorAll("#report .row")].map((r) => r.dataset.function),
       cells: [...document.querySelectorAll("tbody td")].map((c) => c.textContent), bad: document.querySelectorAll("td.bad").length,

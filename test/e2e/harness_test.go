@@ -101,8 +101,13 @@ func openFolder(parent, pattern string) (string, error) {
 // unconfined is the configuration for functions that remove files of their tests.
 const unconfined = "sandbox: off\n"
 
-func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("no patience left after %s", patience))
+func testContext(t testing.TB) context.Context { return contextWithin(t, patience) }
+
+// longContext is testContext for a program that waits several times, each time for up to patience.
+func longContext(t testing.TB) context.Context { return contextWithin(t, 5*patience) }
+
+func contextWithin(t testing.TB, limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), limit, fmt.Errorf("no patience left after %s", limit))
 	t.Cleanup(cancel)
 	return ctx
 }

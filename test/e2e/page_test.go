@@ -79,7 +79,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(testContext(t), "node", script, modules, url, "face", screenshots, video)
+	command := exec.CommandContext(longContext(t), "node", script, modules, url, "face", screenshots, video)
 	command.Stderr = os.Stderr
 	in, err := command.StdinPipe()
 	if err != nil {
@@ -103,12 +103,8 @@ func TestPage(t *testing.T) {
 		checkPage(t, &s, direct.Found[0].Box)
 		switch s.Step {
 		case "kill":
-			f, err := nd.Function("face")
-			if err != nil {
-				t.Fatal(err)
-			}
-			p, _ := f.Instances[0].Serving()
-			syscall.Kill(p.PID, syscall.SIGKILL)
+			active, _ := serving(t, nd, "face")
+			kill(t, active.PID)
 			fmt.Fprintln(in, "killed")
 		case "gateway":
 			for _, p := range processes(nd.Dir) {

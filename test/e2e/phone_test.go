@@ -51,7 +51,7 @@ func TestPhone(t *testing.T) {
 	if err := os.WriteFile(video, photoOf(t), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	command := exec.CommandContext(testContext(t), "node", absolute(t, "../browser/phone.mjs"), modules, url, "face", screenshots, video)
+	command := exec.CommandContext(longContext(t), "node", absolute(t, "../browser/phone.mjs"), modules, url, "face", screenshots, video)
 	command.Stderr = os.Stderr
 	text, err := command.Output()
 	if err != nil {

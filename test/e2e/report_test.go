@@ -75,7 +75,7 @@ func browse(t *testing.T, file string, check func(s *reportStep)) {
 	if kept := os.Getenv("PENSTOCK_SCREENSHOTS"); kept != "" {
 		screenshots = kept
 	}
-	command := exec.CommandContext(testContext(t), "node", absolute(t, "../browser/report.mjs"), modules, file, screenshots)
+	command := exec.CommandContext(longContext(t), "node", absolute(t, "../browser/report.mjs"), modules, file, screenshots)
 	command.Stderr = os.Stderr
 	text, err := command.Output()
 	if err != nil {
