@@ -69,7 +69,7 @@ func TestAddRemove(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "second") || !strings.Contains(out, "other v1") || !strings.Contains(out, "serves") {
 		t.Errorf("list: %v\n%s", err, out)
 	}
-	c := dial(t, nd, "second", client.Options{})
+	c := dial(t, nd, "second", client.Options{Timeout: patience})
 	if _, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil {
 		t.Fatalf("the added function: %v", err)
 	}
@@ -245,7 +245,7 @@ func secondVersion(t *testing.T) string {
 // versionOf returns the version of the model that answers for a function.
 func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 	t.Helper()
-	c := dial(t, nd, function, client.Options{})
+	c := dial(t, nd, function, client.Options{Timeout: patience})
 	r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -452,7 +452,7 @@ func TestReplaceBrokenModel(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "replace", "second", nullCard(t, "digest", small)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
 	}
-	c := dial(t, nd, "second", client.Options{})
+	c := dial(t, nd, "second", client.Options{Timeout: patience})
 	if r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil || r.ModelVersion != 1 {
 		t.Errorf("answer %+v, %v; want the good model's", r, err)
 	}

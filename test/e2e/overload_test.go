@@ -47,17 +47,14 @@ functions:
 		// A machine that becomes busy between the two loads says nothing.
 		for attempt := 1; ; attempt++ {
 			below, f := offer(0.9*capacity), offer(times*capacity)
-			if f.Unanswered > 0 {
-				t.Errorf("at %v times its capacity, %d requests end without an answer: %s", times, f.Unanswered, f.GaveUp)
-			}
-			// On a quiet machine it is nearly all. It is zero if requests wait for credit as long
-			// as they may.
-			if f.GoodputRPS >= 0.6*below.GoodputRPS {
+			// On a quiet machine nearly all requests are answered in time. If requests waited for
+			// credit as long as they may, none would be.
+			if f.Unanswered == 0 && f.GoodputRPS >= 0.6*below.GoodputRPS {
 				break
 			}
 			if attempt == 4 {
-				t.Errorf("at %v times its capacity, %.0f requests per second are answered in time; below it, %.0f; so in %d attempts",
-					times, f.GoodputRPS, below.GoodputRPS, attempt)
+				t.Errorf("at %v times its capacity, %.0f requests per second are answered in time; below it, %.0f; %d end without an answer: %s; so in %d attempts",
+					times, f.GoodputRPS, below.GoodputRPS, f.Unanswered, f.GaveUp, attempt)
 				break
 			}
 		}

@@ -75,7 +75,7 @@ func TestSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			card := nullCard(t, "digest", small)
 			public(t, card)
-			config := c.config + oneFunction("face", ", slo: 2s") + "  - {name: other, model: " + card + ", port: 0, share_percent: 25}\n"
+			config := c.config + oneFunction("face", ", slo: 10s") + "  - {name: other, model: " + card + ", port: 0, share_percent: 25}\n"
 			n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, User: c.user, Environment: []string{onnx.LibraryVariable + "=" + shared}})
 			if err != nil {
 				t.Fatal(err)
@@ -120,7 +120,7 @@ func TestSandbox(t *testing.T) {
 				t.Fatal(err)
 			}
 			for function, bytes := range map[string]int{"fn": model.Input.WireBytes(), "other": small} {
-				result, err := dial(t, n, function, client.Options{}).Do(t.Context(), picture(bytes, 1), client.RequestOptions{Tag: 1})
+				result, err := dial(t, n, function, client.Options{Timeout: patience}).Do(t.Context(), picture(bytes, 1), client.RequestOptions{Tag: 1})
 				if err != nil || result.Status != wire.StatusOK {
 					t.Errorf("%s: %v, %v", function, result.Status, err)
 				}

@@ -273,10 +273,10 @@ func (m *mangler) pass(rate float64, forward func()) {
 }
 
 func TestBadNetwork(t *testing.T) {
-	nd := start(t, oneFunction(nullCard(t, "digest", large), ", slo: 2s"))
+	nd := start(t, oneFunction(nullCard(t, "digest", large)))
 	got := newAnswers()
 	c, err := client.Dial(t.Context(), mangle(t, address(t, nd, "fn"), 0.05), client.Options{
-		Deliver: got.deliver(large), NoSegmentation: true, Timeout: 10 * time.Second,
+		Deliver: got.deliver(large), NoSegmentation: true, Timeout: patience,
 	})
 	if err != nil {
 		t.Fatal(err)
