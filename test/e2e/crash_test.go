@@ -274,9 +274,13 @@ func TestEditUnreadable(t *testing.T) {
 func TestChangesOutliveManager(t *testing.T) {
 	t.Parallel()
 	card := nullCard(t, "digest", small)
-	nd := start(t, oneFunction(card)+fmt.Sprintf("  - {name: gone, model: %s, port: 0}\n", card))
+	// No other program takes these ports between two managers. The manager's own tests have ports
+	// that the kernel chose.
+	first, second := freePort(t).Port(), freePort(t).Port()
+	config := strings.Replace(oneFunction(card), "port: 0", fmt.Sprintf("port: %d", first), 1)
+	nd := start(t, config+fmt.Sprintf("  - {name: gone, model: %s, port: 0}\n", card))
 	for _, told := range [][]string{
-		{"add", "second", "--model", nullCard(t, "other", small)},
+		{"add", "second", "--model", nullCard(t, "other", small), "--port", fmt.Sprint(second)},
 		{"replace", "fn", secondVersion(t)},
 		{"remove", "gone"},
 		{"share", "second", "20"},

@@ -19,8 +19,8 @@ const keepsGPU = "a process keeps the GPU while others wait"
 
 // keptGPU reports whether the log says that this process kept a turn. On a busy machine another
 // process can keep one as well.
-func keptGPU(nd *node.Node, pid int) bool {
-	for line := range strings.Lines(nd.Log()) {
+func keptGPU(log *record, pid int) bool {
+	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, keepsGPU) && strings.Contains(line, fmt.Sprintf(`"pid":%d,`, pid)) {
 			return true
 		}
@@ -30,10 +30,10 @@ func keptGPU(nd *node.Node, pid int) bool {
 
 // takingTurns starts a node on a GPU without MPS with the functions fn and bad. A batch of bad never
 // ends after 200, warm-up included. All processes have warmed up, so only requests take turns.
-func takingTurns(t *testing.T, hangTimeout time.Duration) *node.Node {
+func takingTurns(t *testing.T, hangTimeout time.Duration) (*node.Node, *record) {
 	t.Helper()
 	card := nullCard(t, "digest", small)
-	nd := start(t, fmt.Sprintf("device: cuda\nhang_timeout: %v\nfunctions:\n", hangTimeout)+
+	nd, log := startRecorded(t, fmt.Sprintf("device: cuda\nhang_timeout: %v\nfunctions:\n", hangTimeout)+
 		fmt.Sprintf("  - {name: fn, model: %s, port: 0}\n", card)+
 		fmt.Sprintf("  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=200\"}}\n", card), withGPU(t, false)...)
 	for _, name := range []string{"fn", "bad"} {
@@ -42,7 +42,7 @@ func takingTurns(t *testing.T, hangTimeout time.Duration) *node.Node {
 			return len(active.Batches) > 1 && !active.WarmingUp && !shadow.WarmingUp
 		})
 	}
-	return nd
+	return nd, log
 }
 
 // keepBusy sends requests to bad, each when the one before is answered, until stopped is set. At last a batch
@@ -86,7 +86,7 @@ func TestGPUTurns(t *testing.T) {
 // The turn of a process that is killed goes to others.
 func TestGPUTurnKilled(t *testing.T) {
 	t.Parallel()
-	nd := takingTurns(t, time.Minute)
+	nd, log := takingTurns(t, time.Minute)
 	active, shadow := serving(t, nd, "bad")
 	answered, stopped := keepBusy(t, nd)
 	// If the batch is only slow, the process is killed earlier, which does no harm.
@@ -97,7 +97,7 @@ func TestGPUTurnKilled(t *testing.T) {
 		}
 	}
 	stopped.Store(true)
-	kept := keptGPU(nd, active.PID) // as others warmed up, on a busy machine
+	kept := keptGPU(log, active.PID) // as others warmed up, on a busy machine
 	kill(t, active.PID)
 	waitFor(t, "the shadow of bad to serve", func() bool {
 		f, err := nd.Function("bad")
@@ -111,7 +111,7 @@ func TestGPUTurnKilled(t *testing.T) {
 	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
-	if !kept && keptGPU(nd, active.PID) {
+	if !kept && keptGPU(log, active.PID) {
 		t.Errorf("the log says of process %d: %q; it was killed before others waited", active.PID, keepsGPU)
 	}
 }
@@ -119,10 +119,10 @@ func TestGPUTurnKilled(t *testing.T) {
 // While a process is stopped in its turn, others run next to it. It is ended like one that hangs.
 func TestGPUTurnStopped(t *testing.T) {
 	t.Parallel()
-	nd := takingTurns(t, 10*time.Second)
+	nd, log := takingTurns(t, 10*time.Second)
 	active, _ := serving(t, nd, "bad")
 	keepBusy(t, nd)
-	for !keptGPU(nd, active.PID) {
+	for !keptGPU(log, active.PID) {
 		stream(t, nd, 20, func() {})
 	}
 	if err := syscall.Kill(active.PID, syscall.SIGSTOP); err != nil {
