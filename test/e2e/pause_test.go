@@ -113,6 +113,18 @@ func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 	return own, functions
 }
 
+// steadyPIDs waits until pids stays the same, in case the node still starts a process.
+func steadyPIDs(t *testing.T, nd *node.Node) (own, functions []int) {
+	t.Helper()
+	waitFor(t, "the node's processes to stay the same", func() bool {
+		own, functions = pids(t, nd)
+		time.Sleep(100 * time.Millisecond)
+		o, f := pids(t, nd)
+		return slices.Equal(o, own) && slices.Equal(f, functions)
+	})
+	return own, functions
+}
+
 // TestPause stops a part of a node, or all of it, as a debugger, a freezer or a paused
 // virtual machine does. A process must not judge its peers by time in which it was
 // stopped itself. The row "all" needs the running clock's cap: without it, the manager
@@ -132,7 +144,7 @@ func TestPause(t *testing.T) {
 			t.Parallel()
 			nd := start(t, "hang_timeout: 3s\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=4ms") // so that it is often in a batch
 			serving(t, nd, "fn")
-			own, functions := pids(t, nd)
+			own, functions := steadyPIDs(t, nd)
 			p := startProbe(t, nd, "fn")
 			for _, pause := range pauses {
 				time.Sleep(500 * time.Millisecond) // let the node become idle
@@ -157,7 +169,7 @@ func TestPause(t *testing.T) {
 				}
 				time.Sleep(control.PeerTimeout + 500*time.Millisecond)
 
-				if o, f := pids(t, nd); !slices.Equal(o, own) || !slices.Equal(f, functions) {
+				if o, f := steadyPIDs(t, nd); !slices.Equal(o, own) || !slices.Equal(f, functions) {
 					t.Errorf("pause of %v: processes were %v, %v and are %v, %v; want the same", pause, own, functions, o, f)
 				}
 				from := resumed

@@ -177,7 +177,7 @@ functions:
 	if got.lost > 0 || got.wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
-	if got.by[wire.StatusOK] < sent/10 {
+	if got.by[wire.StatusOK] == 0 {
 		t.Errorf("%s; want some of it ok", got)
 	}
 	// Closing may take a moment.

@@ -53,8 +53,12 @@ func TestWorkerKilled(t *testing.T) {
 		t.Errorf("%s; want every request answered right, a batch failed at most", got)
 	}
 	for _, name := range []string{"fn", "other"} {
-		f := settled(t, nd, name)
-		if last := f.Instances[0].LastFailure; last == nil || last.PID != fn.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
+		var last *control.ProcessFailure
+		waitFor(t, "a failure of "+name, func() bool {
+			last = settled(t, nd, name).Instances[0].LastFailure
+			return last != nil
+		})
+		if last.PID != fn.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
 			t.Errorf("last failure of %s is %+v, want how process %d was killed", name, last, fn.PID)
 		}
 	}
