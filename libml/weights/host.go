@@ -31,7 +31,7 @@ func (h *HostMemory) pin(r *Resident, unpin bool) ([]byte, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if r.host == nil && !r.unpinnable {
-		fits, err := h.freeLocked(r.id.bytes, unpin)
+		fits, err := h.freeLocked(r.id.Bytes, unpin)
 		if err != nil || !fits {
 			return nil, err
 		}
@@ -39,7 +39,7 @@ func (h *HostMemory) pin(r *Resident, unpin bool) ([]byte, error) {
 			return nil, err
 		}
 		if r.unpinnable = r.host == nil; !r.unpinnable {
-			h.bytes += r.id.bytes
+			h.bytes += r.id.Bytes
 		}
 	}
 	if r.host == nil {
@@ -71,7 +71,7 @@ func (h *HostMemory) freeLocked(bytes int64, unpin bool) (bool, error) {
 		for _, r := range h.pinned {
 			if r.onGPU == onGPU && !r.copying && left+bytes > h.limit {
 				victims = append(victims, r)
-				left -= r.id.bytes
+				left -= r.id.Bytes
 			}
 		}
 	}
@@ -97,6 +97,6 @@ func (h *HostMemory) unpinLocked(r *Resident) error {
 		return nil
 	}
 	h.pinned = slices.DeleteFunc(h.pinned, func(o *Resident) bool { return o == r })
-	h.bytes -= r.id.bytes
+	h.bytes -= r.id.Bytes
 	return r.release()
 }

@@ -57,7 +57,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // load copies a file to newly allocated memory. The context stays open until the process ends.
 func load(file *os.File) (l Loaded, memory *os.File, err error) {
-	about, err := identify(file)
+	about, err := Identify(file)
 	if err != nil {
 		return l, nil, fmt.Errorf("check the file: %w", err)
 	}
@@ -69,13 +69,13 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	if err := c.Bind(); err != nil {
 		return l, nil, err
 	}
-	arena, err := c.NewArena(int(about.bytes))
+	arena, err := c.NewArena(int(about.Bytes))
 	if err != nil {
 		return l, nil, err
 	}
 	defer func() { err = errors.Join(err, arena.Close()) }()
 
-	l = Loaded{Bytes: about.bytes, MemoryBytes: int64(arena.Bytes())}
+	l = Loaded{Bytes: about.Bytes, MemoryBytes: int64(arena.Bytes())}
 	if l.CRC, err = Upload(c, file, arena.Pointer(), l.Bytes); err != nil {
 		return l, nil, err
 	}

@@ -22,7 +22,7 @@ import (
 // One goroutine at a time may call the methods, on threads that are bound to the primary context.
 type Resident struct {
 	file   *os.File
-	id     identity
+	id     Identity
 	crc    uint32
 	arena  *cuda.Arena
 	stream cuda.Stream
@@ -62,13 +62,13 @@ func OpenResident(c *cuda.Context, path string, pins *HostMemory) (r *Resident, 
 	if r.file, err = os.Open(path); err != nil {
 		return r, err
 	}
-	if r.id, err = identify(r.file); err != nil {
+	if r.id, err = Identify(r.file); err != nil {
 		return r, err
 	}
-	if r.id.bytes > math.MaxInt {
-		return r, fmt.Errorf("the file has %d bytes", r.id.bytes)
+	if r.id.Bytes > math.MaxInt {
+		return r, fmt.Errorf("the file has %d bytes", r.id.Bytes)
 	}
-	if r.arena, err = c.NewArena(int(r.id.bytes)); err != nil {
+	if r.arena, err = c.NewArena(int(r.id.Bytes)); err != nil {
 		return r, err
 	}
 	if r.stream, err = c.NewStream(); err != nil {
@@ -79,7 +79,7 @@ func OpenResident(c *cuda.Context, path string, pins *HostMemory) (r *Resident, 
 			return r, err
 		}
 	}
-	if r.crc, err = Upload(c, r.file, r.arena.Pointer(), r.id.bytes); err != nil {
+	if r.crc, err = Upload(c, r.file, r.arena.Pointer(), r.id.Bytes); err != nil {
 		return r, err
 	}
 	_, err = pins.pin(r, false)
@@ -89,7 +89,7 @@ func OpenResident(c *cuda.Context, path string, pins *HostMemory) (r *Resident, 
 
 // pin maps the file and pins its pages. It leaves host nil if the driver cannot do that.
 func (r *Resident) pin() error {
-	host, err := unix.Mmap(int(r.file.Fd()), 0, int(r.id.bytes), unix.PROT_READ, unix.MAP_SHARED)
+	host, err := unix.Mmap(int(r.file.Fd()), 0, int(r.id.Bytes), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
@@ -111,7 +111,7 @@ func ignoreUnlessLost(err error) error {
 func (r *Resident) Pointer() cuda.Pointer { return r.arena.Pointer() }
 
 // Bytes is the file's size, and MemoryBytes that of the memory: a multiple of the driver's page size.
-func (r *Resident) Bytes() int64       { return r.id.bytes }
+func (r *Resident) Bytes() int64       { return r.id.Bytes }
 func (r *Resident) MemoryBytes() int64 { return int64(r.arena.Bytes()) }
 
 // CRC32C is the checksum (Castagnoli) of the bytes that were copied first.
@@ -150,7 +150,7 @@ func (r *Resident) Load() (err error) {
 			err = fmt.Errorf("load weights %s: %w", r.file.Name(), err)
 		}
 	}()
-	if id, err := identify(r.file); err != nil {
+	if id, err := Identify(r.file); err != nil {
 		return err
 	} else if id != r.id {
 		return errChanged
@@ -166,7 +166,7 @@ func (r *Resident) Load() (err error) {
 	if host != nil {
 		return r.copyPinned(host)
 	}
-	crc, err := Upload(r.in, r.file, r.arena.Pointer(), r.id.bytes)
+	crc, err := Upload(r.in, r.file, r.arena.Pointer(), r.id.Bytes)
 	if err == nil && crc != r.crc {
 		err = errChanged
 	}

@@ -51,7 +51,7 @@ type server struct {
 	loads chan struct{} // one element per running loader
 
 	mu    sync.Mutex // guards held and peers
-	held  map[identity]*file
+	held  map[Identity]*file
 	peers map[*net.UnixConn]struct{}
 
 	reporting sync.Mutex // one call of Options.Report at a time
@@ -82,7 +82,7 @@ func Serve(ctx context.Context, o Options) error {
 
 func (s *server) run(ctx context.Context) error {
 	s.loads = make(chan struct{}, loadsAtOnce)
-	s.held, s.peers = make(map[identity]*file), make(map[*net.UnixConn]struct{})
+	s.held, s.peers = make(map[Identity]*file), make(map[*net.UnixConn]struct{})
 	l, err := listen(s.o.Socket)
 	if err != nil {
 		return fmt.Errorf("serve weights: %w", err)
@@ -200,12 +200,12 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 	if errors.Is(err, io.EOF) {
 		return nil // it only checked whether the server listens
 	}
-	var id identity
+	var id Identity
 	if err == nil {
-		id, err = identify(source)
+		id, err = Identify(source)
 	}
-	if err == nil && id.bytes > maxFileBytes {
-		err = fmt.Errorf("the file has %d bytes, want at most %d", id.bytes, maxFileBytes)
+	if err == nil && id.Bytes > maxFileBytes {
+		err = fmt.Errorf("the file has %d bytes, want at most %d", id.Bytes, maxFileBytes)
 	}
 	var f *file
 	if err == nil {
@@ -262,7 +262,7 @@ func (s *server) receiveRequest(c *net.UnixConn) (*os.File, error) {
 
 // get returns a held file, and adds a user to it. The first call for a file loads it; other
 // calls wait for that.
-func (s *server) get(ctx context.Context, id identity, source *os.File) (*file, error) {
+func (s *server) get(ctx context.Context, id Identity, source *os.File) (*file, error) {
 	s.mu.Lock()
 	f := s.held[id]
 	first := f == nil
@@ -297,12 +297,12 @@ func (s *server) put(f *file) {
 }
 
 // fill loads a file into f, and closes f.ready.
-func (s *server) fill(ctx context.Context, id identity, f *file, source *os.File) {
+func (s *server) fill(ctx context.Context, id Identity, f *file, source *os.File) {
 	began := time.Now()
 	loaded, memory, err := s.load(ctx, source)
-	if err == nil && loaded.Bytes != id.bytes {
+	if err == nil && loaded.Bytes != id.Bytes {
 		memory.Close()
-		err = fmt.Errorf("the file changed from %d to %d bytes", id.bytes, loaded.Bytes)
+		err = fmt.Errorf("the file changed from %d to %d bytes", id.Bytes, loaded.Bytes)
 	}
 	s.mu.Lock()
 	if f.err = err; err == nil {

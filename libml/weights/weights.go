@@ -115,34 +115,34 @@ func receive(c *net.UnixConn, message any) (file *os.File, err error) {
 	return file, nil
 }
 
-// identity tells a file from all others, and from a later version of itself.
-type identity struct {
-	device, inode    uint64
-	bytes            int64
-	modified, change int64 // nanoseconds
+// Identity tells a file from all others, and from a later version of itself.
+type Identity struct {
+	Device, Inode    uint64
+	Bytes            int64
+	Modified, Change int64 // nanoseconds
 }
 
-// identify returns the identity of an open file. It refuses empty files, and files that are
+// Identify returns the identity of an open file. It refuses empty files, and files that are
 // not regular: a read of those may block, or have no end.
-func identify(f *os.File) (identity, error) {
+func Identify(f *os.File) (Identity, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
-		return identity{}, err
+		return Identity{}, err
 	}
 	var about unix.Stat_t
 	var inner error
 	if err := raw.Control(func(fd uintptr) { inner = unix.Fstat(int(fd), &about) }); err != nil {
-		return identity{}, err
+		return Identity{}, err
 	}
 	switch {
 	case inner != nil:
-		return identity{}, inner
+		return Identity{}, inner
 	case about.Mode&unix.S_IFMT != unix.S_IFREG:
-		return identity{}, errors.New("not a regular file")
+		return Identity{}, errors.New("not a regular file")
 	case about.Size <= 0:
-		return identity{}, errors.New("the file is empty")
+		return Identity{}, errors.New("the file is empty")
 	}
-	return identity{uint64(about.Dev), about.Ino, about.Size, about.Mtim.Nano(), about.Ctim.Nano()}, nil
+	return Identity{uint64(about.Dev), about.Ino, about.Size, about.Mtim.Nano(), about.Ctim.Nano()}, nil
 }
 
 // line returns an error's text as one line of bounded length.
