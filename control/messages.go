@@ -453,10 +453,8 @@ type Measurements struct {
 	WeightsBytes    int64 `json:"weights_bytes"`
 	// LoadNanos is how long a load of the evicted model takes.
 	LoadNanos int64 `json:"load_ns"`
-	// ModelBytes and ModelTime are the size of the model's file and its time in nanoseconds since 1970;
-	// 0 if there is no file.
-	ModelBytes int64 `json:"model_bytes"`
-	ModelTime  int64 `json:"model_time"`
+	// ModelFile identifies the contents of the model's file; empty if there is no file.
+	ModelFile string `json:"model_file,omitempty"`
 }
 
 // BatchTime is the time of a batch of a size. AloneNanos is the time on a GPU without other batches; 0

@@ -1,7 +1,6 @@
 package libml
 
 import (
-	"os"
 	"slices"
 	"time"
 
@@ -25,30 +24,17 @@ import (
 func (p *process) remember(n *control.Notice, loading time.Duration) {
 	m := &control.Measurements{
 		PersistentBytes: n.PersistentBytes, EphemeralBytes: n.EphemeralBytes, WeightsBytes: p.weightsBytes(n.PersistentBytes),
-		LoadNanos: int64(loading),
+		LoadNanos: int64(loading), ModelFile: p.loaded.stamp,
 	}
-	m.ModelBytes, m.ModelTime = stampOf(p.loaded)
 	for _, w := range p.sizes.warm {
 		m.Batches = append(m.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
 	}
 	p.measured, p.checked = m, true
 }
 
-// stampOf identifies the contents of a model's file; zero if there is none.
-func stampOf(file os.FileInfo) (bytes, modified int64) {
-	if file == nil {
-		return 0, 0
-	}
-	return file.Size(), file.ModTime().UnixNano()
-}
-
 // isSameModel reports whether the measurements are of the file that this process loads.
 func (p *process) isSameModel(m *control.Measurements) bool {
-	if m == nil || p.worker == nil {
-		return false
-	}
-	bytes, modified := stampOf(p.loaded)
-	return bytes == m.ModelBytes && modified == m.ModelTime
+	return m != nil && p.worker != nil && m.ModelFile == p.loaded.stamp
 }
 
 // recall takes the measurements of an earlier process, if they are of this model and have what the process

@@ -3,7 +3,6 @@ package libml
 import (
 	"fmt"
 	"math"
-	"os"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -29,7 +28,7 @@ func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) 
 		}
 		p.interrupt()
 	}
-	fileBytes, _ := stampOf(p.loaded)
+	fileBytes := p.loaded.bytes
 	need := p.need(fileBytes, fileBytes, 0)
 	loading := time.Duration(float64(fileBytes) / loadRate * float64(time.Second))
 	m := p.measured
@@ -153,22 +152,6 @@ func (p *process) reload() (persistentBytes int64, err error) {
 		}
 	}
 	return persistentBytes, nil
-}
-
-// checkModelFile returns an error if the model's file is not the one that was loaded first. Another model
-// would answer under the same version.
-func (p *process) checkModelFile() error {
-	if p.loaded == nil {
-		return nil
-	}
-	info, err := os.Stat(p.card.Model)
-	if err != nil {
-		return fmt.Errorf("load model %s: %w", p.card.Name, err)
-	}
-	if info.Size() != p.loaded.Size() || !info.ModTime().Equal(p.loaded.ModTime()) {
-		return fmt.Errorf("load model %s: %s has changed since the function started; put the old file back, or run `penstock if replace`", p.card.Name, p.card.Model)
-	}
-	return nil
 }
 
 // evict takes the model out of memory.

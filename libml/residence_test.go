@@ -136,7 +136,7 @@ func TestScarceMemoryConcurrent(t *testing.T) {
 }
 
 // TestModelFileChanged changes a model's file while the model is evicted. Its requests fail until the old
-// file is back.
+// bytes are back.
 func TestModelFileChanged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "model")
 	write := func(text string, at time.Time) {
@@ -151,7 +151,7 @@ func TestModelFileChanged(t *testing.T) {
 	slot := uint32(0)
 	for name, change := range map[string]func(){
 		"size":    func() { write("second", first) },
-		"time":    func() { write("other", first.Add(time.Second)) },
+		"byte":    func() { write("fir5t", first) },
 		"removed": func() { os.Remove(file) },
 	} {
 		slot++
@@ -164,7 +164,7 @@ func TestModelFileChanged(t *testing.T) {
 			}
 		}
 		w.await(w.members["face"], func(n control.Notice) bool { return strings.Contains(n.Reason, file) })
-		write("first", first)
+		write("first", time.Now())
 		for w.ask("face", slot) != wire.StatusOK {
 		}
 	}

@@ -78,13 +78,13 @@ type process struct {
 	timing      timing
 	abandoned   bool // the process ends while the framework works
 
-	worker    *worker     // that hosts it; nil outside a worker
-	gpuTurn   *gpuTurn    // nil unless the processes of the GPU take turns
-	turn      *laneTurn   // in the worker's lane; nil outside a worker
-	residence *residence  // nil outside a worker with limited memory
-	loaded    os.FileInfo // of the model's file at the start; nil outside a worker, or if there is no file
-	linked    bool        // the framework has linked the model
-	checked   bool        // Environment.Checked
+	worker    *worker    // that hosts it; nil outside a worker
+	gpuTurn   *gpuTurn   // nil unless the processes of the GPU take turns
+	turn      *laneTurn  // in the worker's lane; nil outside a worker
+	residence *residence // nil outside a worker with limited memory
+	loaded    modelFile  // the model's file at the start; zero outside a worker, or if there is no file
+	linked    bool       // the framework has linked the model
+	checked   bool       // Environment.Checked
 	// measured is what the warm-up of this process or of an earlier one has measured; nil before, and
 	// outside a worker.
 	measured *control.Measurements
@@ -135,7 +135,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}()
 	conducted := p.conducted()
 	if p.worker != nil {
-		p.loaded, _ = os.Stat(p.card.Model) // a missing file fails the load
+		p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
 		p.checked = p.isSameModel(attached.Measurements)
 	}
 	if !conducted { // else the model is loaded when there is room for it
