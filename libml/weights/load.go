@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/unixsock"
 )
@@ -91,7 +93,8 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 const pieceBytes = 8 << 20
 
 // Upload copies so many bytes of a file to the GPU and returns their CRC-32C (Castagnoli). It has ended
-// all copies when it returns. The calling thread must be bound to the context.
+// all copies when it returns. The calling thread must be bound to the context. Without pinned memory it
+// copies more slowly.
 func Upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc uint32, err error) {
 	// Nothing is released on a lost device: that may wait for ever.
 	release := func(f func() error) {
@@ -105,11 +108,11 @@ func Upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc u
 	}
 	defer release(stream.Destroy)
 	each := min(pieceBytes, bytes)
-	host, err := c.AllocateHost(int(2 * each))
+	host, free, err := allocateStage(c, int(2*each))
 	if err != nil {
 		return 0, err
 	}
-	defer release(func() error { return c.FreeHost(host) })
+	defer release(free)
 	defer release(stream.Synchronize) // after an error, a copy may still run
 	var sent [2]cuda.Event            // each records the end of its piece's copy
 	for i := range sent {
@@ -140,6 +143,16 @@ func Upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc u
 		at += int64(len(piece))
 	}
 	return crc, stream.Synchronize()
+}
+
+// allocateStage returns host memory for copies: pinned, or pageable if the driver refuses that.
+func allocateStage(c *cuda.Context, bytes int) (host []byte, free func() error, err error) {
+	host, err = c.AllocateHost(bytes)
+	if err == nil || errors.Is(err, cuda.ErrLost) {
+		return host, func() error { return c.FreeHost(host) }, err
+	}
+	host, err = unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	return host, func() error { return unix.Munmap(host) }, err
 }
 
 // loader starts a loader's process: command, with a file and a socket.
