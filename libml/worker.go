@@ -49,7 +49,7 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 		return fmt.Errorf("open lanes of worker %s: %w", start.Worker, err)
 	}
 	w := worker{
-		name: start.Worker, open: open, lanes: lanes, hostMemory: weights.NewHostMemory(start.HostMemoryBytes),
+		name: start.Worker, open: open, lanes: lanes, hostMemory: weights.NewHostMemory(start.HostMemoryBytes, log),
 		warmUps: make(chan struct{}, 1), links: make(chan struct{}, max(1, start.CPUs)),
 	}
 	var members sync.WaitGroup

@@ -202,9 +202,6 @@ func (g *gpu) loadResident() error {
 	if r.Bytes() != s.entry.Bytes || r.CRC32C() != s.entry.CRC32C {
 		return errors.Join(g.removeDamaged(), r.Close())
 	}
-	if r.Unpinnable() {
-		g.env.Log.Warn().Str("file", s.entry.Weights()).Msg("cannot pin the file of weights; each load reads it, which is slower")
-	}
 	s.resident = r
 	g.useWeights(r.Pointer())
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/weights"
 )
 
 // saved returns a model as ONNX Runtime may save it, with one tensor, w, of 1,024 halves.
@@ -285,6 +286,7 @@ func evictingRig(t *testing.T) *rig {
 	t.Helper()
 	r, _ := sharingRig(t, t.TempDir())
 	r.gpu.env.Weights, r.gpu.env.Evict = nil, true
+	r.gpu.env.HostMemory = weights.NewHostMemory(0, r.gpu.env.Log)
 	return r
 }
 

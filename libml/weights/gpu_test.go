@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
@@ -277,20 +278,27 @@ func shorten(file string) {
 	fmt.Println("losses", cudafake.Now().Lost)
 }
 
-// TestHostMemory loads and evicts files in turn, with room to pin two of three.
-func TestHostMemory(t *testing.T) {
+// bound returns a context that is bound to the test's thread. At the end of the test nothing may be left.
+func bound(t *testing.T) *cuda.Context {
+	t.Helper()
 	cudafake.Check(t)
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 	c, err := openFirst()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	if err := c.Bind(); err != nil {
 		t.Fatal(err)
 	}
-	dir, pins := t.TempDir(), NewHostMemory(2<<20)
+	return c
+}
+
+// TestHostMemory loads and evicts files in turn, with room to pin two of three.
+func TestHostMemory(t *testing.T) {
+	c := bound(t)
+	dir, pins := t.TempDir(), NewHostMemory(2<<20, zerolog.Nop())
 	var files []*Resident
 	for i, size := range []int{1 << 20, 1 << 20, 1 << 20, 3 << 20} {
 		r, err := OpenResident(c, fileOf(t, dir, strconv.Itoa(i), bytes.Repeat([]byte{byte(i + 1)}, size)), pins)
@@ -305,7 +313,7 @@ func TestHostMemory(t *testing.T) {
 			if r.host != nil {
 				list = append(list, i)
 			}
-			if r.Unpinnable() {
+			if r.unpinnable {
 				t.Errorf("file %d counts as one that the driver cannot pin", i)
 			}
 		}
@@ -354,5 +362,40 @@ func TestHostMemory(t *testing.T) {
 	pins.done(files[0], true)
 	if host, err := pins.pin(files[2], true); err != nil || host == nil || files[0].host != nil {
 		t.Errorf("after a copy: got %d bytes, %v", len(host), err)
+	}
+}
+
+// TestNoPinnedMemory refuses to pin files, and memory to copy them with, after the first file was pinned.
+// Loads read the others, and the log says so once.
+func TestNoPinnedMemory(t *testing.T) {
+	c, dir := bound(t), t.TempDir()
+	var log bytes.Buffer
+	const size = 2*pieceBytes + 12345
+	pins := NewHostMemory(2*size, zerolog.New(&log))
+	var files []*Resident
+	want := noise(t)
+	for i := range 3 {
+		if i == 1 {
+			cudafake.Apply(t, cudafake.Refuse("cuMemHostRegister_v2", 0, cuda.NotSupported), cudafake.Refuse("cuMemHostAlloc", 0, cuda.OutOfMemory))
+		}
+		r, err := OpenResident(c, fileOf(t, dir, strconv.Itoa(i), want), pins)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		files = append(files, r)
+	}
+	for range 2 {
+		for i, r := range files {
+			if err := errors.Join(r.Evict(), r.Load()); err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(cuda.Bytes(r.Pointer(), len(want)), want) || (r.host != nil) != (i == 0) {
+				t.Errorf("file %d: other bytes, or pinned: %v", i, r.host != nil)
+			}
+		}
+	}
+	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), "NOT_SUPPORTED") {
+		t.Errorf("log has %d lines, want one: %s", n, &log)
 	}
 }

@@ -4,6 +4,10 @@ import (
 	"errors"
 	"slices"
 	"sync"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda"
 )
 
 // HostMemory limits how many bytes of files the Residents of a process keep pinned together. Pages that are
@@ -11,19 +15,24 @@ import (
 //
 // A load pins its file. If that exceeds the limit, other files are unpinned: first those whose bytes are
 // on the GPU, because they need no load before their eviction, the oldest load first. A file for which that
-// makes no room is read at each load.
+// makes no room is read at each load, and one that the driver refuses to pin, too.
 //
 // Any goroutine may call the methods, on a thread that is bound to the Residents' context.
 type HostMemory struct {
 	limit int64 // 0: none
+	log   zerolog.Logger
 
-	mu     sync.Mutex  // guards the fields host, copying and onGPU of the Residents as well
+	mu     sync.Mutex  // guards the fields from host on of the Residents as well
 	pinned []*Resident // the one that was loaded last comes last
 	bytes  int64       // of the pinned files
+	warned bool        // a file could not be pinned
 }
 
-// NewHostMemory returns a limit in bytes; 0 is none.
-func NewHostMemory(limit int64) *HostMemory { return &HostMemory{limit: limit} }
+// NewHostMemory returns a limit in bytes; 0 is none. The log gets a line for the first file that cannot be
+// pinned: the reason is mostly that of all others, too.
+func NewHostMemory(limit int64, log zerolog.Logger) *HostMemory {
+	return &HostMemory{limit: limit, log: log}
+}
 
 // pin pins the file of a Resident, and keeps it pinned until done. It returns the mapped file, or nil
 // if the file is not pinned. If unpin is set, it unpins other files to stay within the limit.
@@ -35,10 +44,16 @@ func (h *HostMemory) pin(r *Resident, unpin bool) ([]byte, error) {
 		if err != nil || !fits {
 			return nil, err
 		}
-		if err := r.pin(); err != nil {
+		switch err := r.pin(); {
+		case errors.Is(err, cuda.ErrLost):
 			return nil, err
-		}
-		if r.unpinnable = r.host == nil; !r.unpinnable {
+		case err != nil:
+			r.unpinnable = true
+			if !h.warned {
+				h.warned = true
+				h.log.Warn().Err(err).Str("file", r.file.Name()).Msg("cannot pin weights in host memory; loads read their files, which is slower")
+			}
+		default:
 			h.bytes += r.id.Bytes
 		}
 	}

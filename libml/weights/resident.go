@@ -31,7 +31,7 @@ type Resident struct {
 
 	pins       *HostMemory // guards the rest
 	host       []byte      // the mapped and pinned file; nil if it is not pinned
-	unpinnable bool        // the driver cannot pin the file
+	unpinnable bool        // the file cannot be pinned, so each load reads it
 	copying    bool        // host is in use
 	onGPU      bool
 }
@@ -44,11 +44,8 @@ const (
 )
 
 // OpenResident loads a file. The calling thread must be bound to c, the primary context. The caller
-// owns the Resident until Close, and c must outlive it. pins limits what is pinned; nil is no limit.
+// owns the Resident until Close, and c must outlive it. pins limits what is pinned.
 func OpenResident(c *cuda.Context, path string, pins *HostMemory) (r *Resident, err error) {
-	if pins == nil {
-		pins = NewHostMemory(0)
-	}
 	r = &Resident{in: c, pins: pins}
 	defer func() {
 		if err == nil {
@@ -87,23 +84,16 @@ func OpenResident(c *cuda.Context, path string, pins *HostMemory) (r *Resident, 
 	return r, err
 }
 
-// pin maps the file and pins its pages. It leaves host nil if the driver cannot do that.
+// pin maps the file and pins its pages.
 func (r *Resident) pin() error {
 	host, err := unix.Mmap(int(r.file.Fd()), 0, int(r.id.Bytes), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the file: %w", err)
 	}
 	if _, err := r.in.Register(host, true); err != nil {
-		return errors.Join(ignoreUnlessLost(err), unix.Munmap(host))
+		return errors.Join(err, unix.Munmap(host))
 	}
 	r.host = host
-	return nil
-}
-
-func ignoreUnlessLost(err error) error {
-	if errors.Is(err, cuda.ErrLost) {
-		return err
-	}
 	return nil
 }
 
@@ -116,13 +106,6 @@ func (r *Resident) MemoryBytes() int64 { return int64(r.arena.Bytes()) }
 
 // CRC32C is the checksum (Castagnoli) of the bytes that were copied first.
 func (r *Resident) CRC32C() uint32 { return r.crc }
-
-// Unpinnable reports whether the driver could not pin the file. Then each load reads it.
-func (r *Resident) Unpinnable() bool {
-	r.pins.mu.Lock()
-	defer r.pins.mu.Unlock()
-	return r.unpinnable
-}
 
 // release undoes pin.
 func (r *Resident) release() error {
