@@ -14,8 +14,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/weights"
 )
@@ -70,7 +73,13 @@ func (s *shares) weights(file string) (libml.Weights, error) {
 // sharingRig returns a rig with shared weights, and with prepared models in dir.
 func sharingRig(t *testing.T, dir string) (*rig, *shares) {
 	t.Helper()
-	r := newRig(t, &played{weights: 3 * mebi, optimised: saved()})
+	return sharingRigIn(t, bound(t), dir)
+}
+
+// sharingRigIn is sharingRig in a context that others may use too.
+func sharingRigIn(t *testing.T, c *cuda.Context, dir string) (*rig, *shares) {
+	t.Helper()
+	r := newRigIn(t, c, &played{weights: 3 * mebi, optimised: saved()})
 	s := &shares{r: r, at: make(map[string]cuda.Pointer)}
 	r.gpu.env.Weights, r.gpu.cache = s.weights, dir
 	r.gpu.version = func() string { return "1" }
@@ -284,9 +293,16 @@ func TestLostDeviceWhileSharing(t *testing.T) {
 // evictingRig returns a rig whose weights can be evicted, as in a worker with limited memory.
 func evictingRig(t *testing.T) *rig {
 	t.Helper()
-	r, _ := sharingRig(t, t.TempDir())
-	r.gpu.env.Weights, r.gpu.env.Evict = nil, true
+	r := evictingRigIn(t, bound(t), nil)
 	r.gpu.env.HostMemory = weights.NewHostMemory(0, r.gpu.env.Log)
+	return r
+}
+
+// evictingRigIn is evictingRig in a context that others may use too, and with their host memory.
+func evictingRigIn(t *testing.T, c *cuda.Context, pins *weights.HostMemory) *rig {
+	t.Helper()
+	r, _ := sharingRigIn(t, c, t.TempDir())
+	r.gpu.env.Weights, r.gpu.env.Evict, r.gpu.env.HostMemory = nil, true, pins
 	return r
 }
 
@@ -344,6 +360,54 @@ func TestEvictedWeights(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestLoadsLeakNothing loads two models in turn, with host memory to pin one of them.
+func TestLoadsLeakNothing(t *testing.T) {
+	const rounds = 1000
+	c, pins := bound(t), weights.NewHostMemory(3000, zerolog.Nop())
+	var members []*rig
+	var batches []batchTensors
+	for range 2 {
+		r := evictingRigIn(t, c, pins).linked()
+		b := r.tensors(4)
+		r.configure(0, 4, b)
+		members, batches = append(members, r), append(batches, b)
+	}
+	type held struct {
+		device              cudafake.Accounts
+		descriptors, mapped int
+	}
+	var first held
+	for i := range rounds {
+		for k, r := range members {
+			if err := errors.Join(r.f.Evict(), r.f.Load()); err != nil {
+				t.Fatal(err)
+			}
+			r.fillWith(batches[k], byte(i))
+			r.infer(0, 4)
+			if got := r.output(batches[k]); !all(got, byte(i)) {
+				t.Fatalf("answered %v after a load, want %d", got, byte(i))
+			}
+		}
+		if i != 0 && i != rounds-1 {
+			continue
+		}
+		now := held{device: cudafake.Now().Out(), descriptors: openfiles.Count(t)}
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range members {
+			now.mapped += bytes.Count(maps, []byte(r.gpu.shared.entry.Weights()))
+		}
+		if i == 0 {
+			first = now
+		}
+		if now != first || now.device.Registrations != 1 || now.mapped != 1 {
+			t.Errorf("after load %d of each model %+v, after the first %+v; want one pinned file", i+1, now, first)
+		}
 	}
 }
 
