@@ -581,6 +581,9 @@ const (
 	Running  ResidencyState = "active"
 )
 
+// ResidencyStates are all states.
+var ResidencyStates = []ResidencyState{Evicted, Loading, Resident, Running}
+
 // Unprotected is why a function's work is not demoted.
 type Unprotected string
 

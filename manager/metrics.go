@@ -229,6 +229,8 @@ var (
 		"Device memory of a linked model.", "function")
 	descResident = describe("penstock_model_resident",
 		"1 while the model of a worker's member is in memory, 0 while it is evicted or being loaded.", "function")
+	descModelState = describe("penstock_model_state",
+		"1 for the state of the model of a worker's member (evicted, loading, resident or active), else 0.", "function", "state")
 	descLoads = describe("penstock_model_loads_total",
 		"Times that the model of a worker's member was loaded.", "function")
 	descEvictions = describe("penstock_model_evictions_total",
@@ -383,6 +385,9 @@ func (c collector) collectFunction(f *function) {
 	c.gauge(descEphemeral, float64(f.memory.ephemeralBytes), f.name)
 	if r := f.instances[0].currentResidency(); r != nil {
 		c.flag(descResident, r.State == control.Resident || r.State == control.Running, f.name)
+		for _, state := range control.ResidencyStates {
+			c.flag(descModelState, r.State == state, f.name, string(state))
+		}
 		c.counter(descLoads, r.Loads, f.name)
 		c.counter(descEvictions, r.Evictions, f.name)
 		c.gauge(descLastLoad, r.LastLoadMillis/1000, f.name)

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -80,6 +81,19 @@ func TestResidencyMetrics(t *testing.T) {
 		if got := b.series(name); len(got) != 1 || got[0].GetGauge().GetValue()+got[0].GetCounter().GetValue() != want {
 			t.Errorf("%s has %v, want one series with %v", name, got, want)
 		}
+	}
+	states := map[string]float64{}
+	for _, m := range b.series("penstock_model_state") {
+		labels := map[string]string{}
+		for _, l := range m.GetLabel() {
+			labels[l.GetName()] = l.GetValue()
+		}
+		if labels["function"] == "a" {
+			states[labels["state"]] = m.GetGauge().GetValue()
+		}
+	}
+	if want := map[string]float64{"evicted": 0, "loading": 0, "resident": 0, "active": 1}; !maps.Equal(states, want) {
+		t.Errorf("states %v, want %v", states, want)
 	}
 }
 
