@@ -24,11 +24,18 @@ func Write(w io.Writer, s *control.Status, width int) {
 		rows = append(rows, functionRow(&s.Functions[i]))
 	}
 	columns := functionColumns(s.Policy == string(configs.PolicyGuarantee))
-	if hasMembers(s) {
-		columns = append(columns, workerColumn)
+	add := func(c tabular.Column, text func(*control.FunctionStatus) string) {
+		columns = append(columns, c)
 		for i := range rows {
-			rows[i] = append(rows[i], hostText(&s.Functions[i]))
+			rows[i] = append(rows[i], text(&s.Functions[i]))
 		}
+	}
+	if hasMembers(s) {
+		add(workerColumn, hostText)
+	}
+	if slices.ContainsFunc(s.Functions, func(f control.FunctionStatus) bool { return f.Residency != nil }) {
+		add(tabular.Column{Name: "loads"}, loadsText)
+		add(tabular.Column{Name: "last load"}, lastLoadText)
 	}
 	fmt.Fprintln(w, tabular.Render(width, columns, rows))
 	for _, line := range nodeLines(s) {
@@ -57,6 +64,22 @@ func hostText(f *control.FunctionStatus) string {
 		return f.Worker
 	}
 	return fmt.Sprintf("%s, %s", f.Worker, f.Residency.State)
+}
+
+// loadsText and lastLoadText tell how often a model was loaded, and how long the last load took. Only
+// members of a worker with limited memory load their models again.
+func loadsText(f *control.FunctionStatus) string {
+	if f.Residency == nil {
+		return "-"
+	}
+	return strconv.FormatUint(f.Residency.Loads, 10)
+}
+
+func lastLoadText(f *control.FunctionStatus) string {
+	if f.Residency == nil || f.Residency.LastLoadMillis == 0 { // not loaded yet
+		return "-"
+	}
+	return millisText(f.Residency.LastLoadMillis) + " ms"
 }
 
 // deviceLine says what the functions share, and how.

@@ -61,10 +61,13 @@ func TestWorkerColumn(t *testing.T) {
 			t.Errorf("the table lacks %q:\n%s", word, got)
 		}
 	}
-	s.Functions[1].Residency = &control.ResidencyStatus{State: control.Evicted}
+	if strings.Contains(got, "load") {
+		t.Errorf("loads of a worker without a limit:\n%s", got)
+	}
+	s.Functions[1].Residency = &control.ResidencyStatus{State: control.Evicted, Loads: 120, LastLoadMillis: 14}
 	s.Workers = []control.WorkerStatus{{Name: "cold", Thrashing: true, NeededBytes: 12<<20 - 1}, {Name: "warm", MemoryBytes: 1 << 20}}
 	got = text()
-	for _, word := range []string{"cold, evicted", "worker cold: thrashing", "`memory: 12MiB` would end that"} {
+	for _, word := range []string{"cold, evicted", "loads", "120", "last load", "14.0 ms", "worker cold: thrashing", "`memory: 12MiB` would end that"} {
 		if !strings.Contains(got, word) {
 			t.Errorf("the table lacks %q:\n%s", word, got)
 		}
