@@ -87,7 +87,7 @@ func TestLanesErrors(t *testing.T) {
 		function loadgen.FunctionReport
 		want     string
 	}{
-		{"all late", loadgen.FunctionReport{Name: "face-1", Sent: 3, Unanswered: 3, Dropped: 3}, ""},
+		{"unanswered", loadgen.FunctionReport{Name: "face-1", Sent: 3, Unanswered: 3}, ""},
 		{"lost", loadgen.FunctionReport{Name: "face-1", Lost: &one}, "face-1: 1 accepted requests were never answered"},
 		{"wrong", loadgen.FunctionReport{Name: "face-1", Checked: 3, Wrong: 2}, "face-1: 2 of 3 answers differ"},
 		{"manager died", loadgen.FunctionReport{Name: "face-1", Restarted: true}, "the manager died"},
@@ -98,6 +98,10 @@ func TestLanesErrors(t *testing.T) {
 				t.Errorf("%q, want %q", got, c.want)
 			}
 		})
+	}
+	late := loadgen.Report{Functions: []loadgen.FunctionReport{{Name: "face-1", Sent: 3, Late: 3, Dropped: 3}}}
+	if got := lanesErrors(&late); len(got) > 0 {
+		t.Errorf("all requests are late: %q", got)
 	}
 	report := loadgen.Report{ManagerError: "refused", Functions: []loadgen.FunctionReport{{Name: "face-1", Sent: 3, Unanswered: 3}}}
 	got := strings.Join(lanesErrors(&report), "\n")
