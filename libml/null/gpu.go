@@ -22,13 +22,14 @@ type gpu struct {
 	module                      *cuda.Module
 	digest, values, work, fault cuda.Function
 	scratch                     cuda.Pointer // the slots' digests
-	ballast                     cuda.Pointer // Behaviour.Allocate; 0: none
+	weights                     *cuda.Arena  // Behaviour.Allocate, after the digests; nil: none
 	most                        int          // images of the largest batch
 	faulty                      *cuda.Args
 }
 
-// openGPU loads the kernels and allocates memory, and ballast bytes in addition.
-func openGPU(name string, most int, ballast int64) (_ *gpu, err error) {
+// openGPU loads the kernels and allocates memory. weights bytes in addition can be evicted, and then no
+// batch can run.
+func openGPU(name string, most int, weights int64) (_ *gpu, err error) {
 	d, err := cuda.Find(name)
 	if err != nil {
 		return nil, err
@@ -55,13 +56,13 @@ func openGPU(name string, most int, ballast int64) (_ *gpu, err error) {
 			return nil, err
 		}
 	}
-	if g.scratch, err = g.context.Allocate(g.scratchBytes()); err != nil {
-		return nil, err
-	}
-	if ballast > 0 {
-		if g.ballast, err = g.context.Allocate(int(ballast)); err != nil {
-			return nil, fmt.Errorf("allocate %d bytes: %w", ballast, err)
+	if weights > 0 {
+		if g.weights, err = g.context.NewArena(g.scratchBytes() + int(weights)); err != nil {
+			return nil, fmt.Errorf("allocate %d bytes: %w", weights, err)
 		}
+		g.scratch = g.weights.Pointer()
+	} else if g.scratch, err = g.context.Allocate(g.scratchBytes()); err != nil {
+		return nil, err
 	}
 	const nowhere = 8 // not an address of the device
 	g.faulty.SetPointer(0, nowhere)
@@ -72,6 +73,14 @@ const digestBytes = 4
 
 func (g *gpu) scratchBytes() int { return device.Slots * g.most * digestBytes }
 
+// evictableBytes is the memory of the weights.
+func (g *gpu) evictableBytes() int64 {
+	if g == nil || g.weights == nil {
+		return 0
+	}
+	return int64(g.weights.Bytes())
+}
+
 // close frees everything and unbinds the context from the thread. It returns the first error.
 func (g *gpu) close() (err error) {
 	keep := func(e error) {
@@ -79,10 +88,10 @@ func (g *gpu) close() (err error) {
 			err = e
 		}
 	}
-	for _, p := range []cuda.Pointer{g.ballast, g.scratch} {
-		if p != 0 {
-			keep(g.context.Free(p))
-		}
+	if g.weights != nil {
+		keep(g.weights.Close())
+	} else if g.scratch != 0 {
+		keep(g.context.Free(g.scratch))
 	}
 	if g.module != nil {
 		keep(g.module.Unload())

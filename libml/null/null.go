@@ -22,7 +22,8 @@
 //	spin_per_image=1ms additional time per image
 //	fault_after=N      the batch after the first N writes to an invalid address,
 //	                   which loses the device
-//	allocate=BYTES     LinkModel allocates that much of the device's memory
+//	allocate=BYTES     LinkModel allocates that much of the device's memory, as
+//	                   weights that can be evicted
 //
 // The warm-up batches count, and on a GPU both slots are warmed up.
 package null
@@ -186,6 +187,7 @@ type batch struct {
 var (
 	_ libml.Framework = (*Framework)(nil)
 	_ libml.Demotable = (*Framework)(nil)
+	_ libml.Evictable = (*Framework)(nil)
 )
 
 // New returns a framework with the behaviour of PENSTOCK_NULL.
@@ -240,8 +242,17 @@ func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 	if f.gpu, err = openGPU(f.name, f.card.MaxBatch(), f.behaviour.Allocate); err != nil {
 		return 0, err
 	}
-	return int64(f.gpu.scratchBytes()) + f.behaviour.Allocate, nil
+	return max(int64(f.gpu.scratchBytes()), f.gpu.evictableBytes()), nil
 }
+
+// EvictableBytes is Behaviour.Allocate, in whole pages of the driver.
+func (f *Framework) EvictableBytes() int64 { return f.gpu.evictableBytes() }
+
+// Evict frees what Behaviour.Allocate has allocated.
+func (f *Framework) Evict() error { return f.gpu.weights.Evict() }
+
+// Load allocates it again.
+func (f *Framework) Load() error { return f.gpu.weights.Restore() }
 
 // Demotable returns true.
 func (f *Framework) Demotable(int, int) bool { return true }

@@ -156,8 +156,8 @@ func TestScarceMemoryKilled(t *testing.T) {
 	}
 }
 
-// TestScarceMemoryOnGPU has device memory for one of two models, which allocate 64 MiB each. The worker is
-// killed in between.
+// TestScarceMemoryOnGPU has device memory for one of two models, whose weights take 64 MiB each. A batch that
+// runs without them loses the device. The worker is killed in between.
 func TestScarceMemoryOnGPU(t *testing.T) {
 	t.Parallel()
 	nd := start(t, fmt.Sprintf(`

@@ -48,6 +48,7 @@ func Run(t *testing.T) {
 		{"ABatchAllocatesNothing", allocatesNothing},
 		{"MemoryIsTakenAndGivenBack", memoryIsTaken},
 		{"TooMuchMemoryIsRefused", tooMuchMemory},
+		{"EvictedMemoryIsFreeUntilItIsLoaded", evicts},
 		{"AFaultLosesTheDevice", faults},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -365,6 +366,37 @@ func tooMuchMemory(t *testing.T) {
 	defer r.close()
 	if _, err := r.framework.LinkModel(); !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), fmt.Sprint(int64(ballast))) {
 		t.Errorf("link says %v, want %v and how much was wanted", err, cuda.ErrOutOfMemory)
+	}
+}
+
+func evicts(t *testing.T) {
+	r := newRig(t, bytesInput(4, 4), null.Behaviour{Allocate: 64 << 20})
+	defer r.close()
+	free := func() int64 {
+		unused, _, err := r.context.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unused
+	}
+	for round := range 3 {
+		before := free()
+		if err := r.framework.Evict(); err != nil {
+			t.Fatal(err)
+		}
+		if freed := free() - before; freed < r.framework.EvictableBytes() || freed < 64<<20 {
+			t.Errorf("%d bytes are freed, want %d", freed, r.framework.EvictableBytes())
+		}
+		if err := r.framework.Load(); err != nil {
+			t.Fatal(err)
+		}
+		images := r.fill(0, 2, round)
+		r.begin(0, 2)
+		r.wait(0)
+		r.check(t, 0, 2, images)
+	}
+	if err := r.framework.Evict(); err != nil { // Deinit follows
+		t.Fatal(err)
 	}
 }
 
