@@ -5,13 +5,15 @@ import (
 	"errors"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// folder watches the runtime folder: a cleaner of temporary folders may remove its files.
-// The control loop owns it.
+// folder is the runtime folder: the manager's sockets and its record lie there. A cleaner of
+// temporary folders may remove them. The control loop owns it.
 type folder struct {
-	dir      string
+	recorder
 	sockets  []restorer
 	lookAt   time.Duration // when to check next, by runclock.Now
 	restored uint64
@@ -27,40 +29,45 @@ type restorer interface {
 // calls.
 const folderEvery = 500 * time.Millisecond
 
-// watchFolder restores what was removed from the runtime folder: sockets, the record of
-// functions, and the unpacked files of models.
-func (m *Manager) watchFolder() {
-	w := &m.folder
-	if now := runclock.Now(); now < w.lookAt {
-		return
-	} else {
-		w.lookAt = now + folderEvery
+// restore creates the sockets' files again that were removed, and returns their number.
+func (f *folder) restore(now time.Duration, log zerolog.Logger) (restored int) {
+	if now < f.lookAt {
+		return 0
 	}
+	f.lookAt = now + folderEvery
 
 	var failed error
-	restored := 0
-	for _, s := range w.sockets {
+	for _, s := range f.sockets {
 		ok, err := s.Restore()
 		if ok {
 			restored++
 		}
 		failed = errors.Join(failed, err)
 	}
-	if failed != nil && (w.err == nil || w.err.Error() != failed.Error()) {
-		m.log.Error().Err(failed).Msg("cannot restore the runtime folder; no process can start, and `penstock if` does not work")
+	if failed != nil && (f.err == nil || f.err.Error() != failed.Error()) {
+		log.Error().Err(failed).Msg("cannot restore the runtime folder; no process can start, and `penstock if` does not work")
 	}
-	w.err = failed
+	f.err = failed
+	if restored > 0 {
+		f.restored++
+		f.kept = nil // the record was removed, too
+	}
+	return restored
+}
+
+// watchFolder restores what was removed from the runtime folder: sockets, the record of
+// functions, and the unpacked files of models.
+func (m *Manager) watchFolder() {
+	restored := m.folder.restore(runclock.Now(), m.log)
 	if restored == 0 {
 		return
 	}
 
-	w.restored++
-	m.recorder.kept = nil
 	m.keep()
 	for _, f := range m.functions {
 		if _, err := m.find(cmp.Or(f.config.Model, f.name)); err != nil {
 			m.log.Error().Err(err).Str("if", f.name).Msg("cannot unpack model again")
 		}
 	}
-	m.log.Warn().Str("dir", w.dir).Int("sockets", restored).Msg("runtime folder was emptied; restored its files")
+	m.log.Warn().Str("dir", m.folder.dir).Int("sockets", restored).Msg("runtime folder was emptied; restored its files")
 }

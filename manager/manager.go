@@ -87,7 +87,6 @@ type Manager struct {
 	tuned        time.Time                   // when shares were last tuned
 	fellBack     bool                        // shares.policy in cfg is gslice because guarantees are not possible
 	file         configFile
-	recorder     recorder
 	folder       folder
 	draining     bool
 }
@@ -112,8 +111,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		mailbox:     newMailbox(),
 		generations: newGenerations(),
 		file:        newConfigFile(),
-		recorder:    recorder{dir: o.Dir, run: o.Run},
-		folder:      folder{dir: o.Dir},
+		folder:      folder{recorder: recorder{dir: o.Dir, run: o.Run}},
 	}
 	m.tuned = m.started
 	m.judgeConfiguration(o.Unread)

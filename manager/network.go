@@ -48,7 +48,7 @@ func (m *Manager) openSources(c configs.Function) (*dataplane.Sources, error) {
 			SlabBytes: int(m.cfg.Slab.Size), HugePages: m.cfg.Slab.HugePages,
 		})
 	}
-	receivers, before := m.cfg.ReceiversOf(c), m.recorder.formerPorts[c.Name]
+	receivers, before := m.cfg.ReceiversOf(c), m.folder.formerPorts[c.Name]
 	shed := c.Format == ""
 	if c.Port == 0 && before != 0 {
 		sources, err := m.network.Open(before, receivers, shed)

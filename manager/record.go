@@ -40,7 +40,7 @@ type recorded struct {
 	SharePercent float64 `json:"share_percent,omitempty"`
 }
 
-// recorder keeps the record of a manager's functions. The control loop owns it.
+// recorder keeps the record of a manager's functions.
 type recorder struct {
 	dir, run string // Options.Dir and Options.Run
 	kept     []byte // the record as last written
@@ -125,10 +125,10 @@ func decodeRecord(data []byte) (r record, err error) {
 
 // keep records the desired functions. Functions on trial or being removed are not among them.
 func (m *Manager) keep() {
-	if m.recorder.run == "" || m.draining {
+	if m.folder.run == "" || m.draining {
 		return
 	}
-	r := record{Run: m.recorder.run, Entries: m.file.list(), Functions: []recorded{}}
+	r := record{Run: m.folder.run, Entries: m.file.list(), Functions: []recorded{}}
 	for _, f := range m.functions {
 		if f.removing || f.trial != nil {
 			continue
@@ -142,7 +142,7 @@ func (m *Manager) keep() {
 		}
 		r.Functions = append(r.Functions, known)
 	}
-	if err := m.recorder.write(r); err != nil {
+	if err := m.folder.write(r); err != nil {
 		m.log.Warn().Err(err).Msg("cannot record the functions; changes made at run time are lost if this manager dies")
 	}
 }
@@ -151,9 +151,9 @@ func (m *Manager) keep() {
 // time, both with the last manager's changes.
 func (m *Manager) begin() error {
 	was := m.recall()
-	again := m.recorder.run != "" && was.Run == m.recorder.run
+	again := m.folder.run != "" && was.Run == m.folder.run
 	list := m.merge(was)
-	m.recorder.formerPorts = formerPorts(was.Functions, list)
+	m.folder.formerPorts = formerPorts(was.Functions, list)
 	for _, r := range list {
 		if err := m.bringBack(r); err != nil {
 			if !again {
@@ -162,7 +162,7 @@ func (m *Manager) begin() error {
 			m.log.Error().Err(err).Msg("cannot restore function; continuing without it")
 		}
 	}
-	m.recorder.formerPorts = nil
+	m.folder.formerPorts = nil
 	m.giveByHand(list)
 	m.keep()
 	return nil
@@ -198,10 +198,10 @@ func (m *Manager) merge(was record) (list []recorded) {
 // recall returns the previous manager's record. It is empty if there was none or it cannot be
 // read.
 func (m *Manager) recall() (was record) {
-	if m.recorder.run == "" {
+	if m.folder.run == "" {
 		return was
 	}
-	was, err := m.recorder.read()
+	was, err := m.folder.read()
 	switch {
 	case err != nil:
 		m.log.Error().Err(err).Msg("cannot restore changes made at run time; using the configuration")

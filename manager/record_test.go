@@ -23,7 +23,7 @@ import (
 func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), functions ...configs.Function) *nodeBed {
 	t.Helper()
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
-	b.recorder = recorder{dir: dir, run: run}
+	b.folder.recorder = recorder{dir: dir, run: run}
 	b.cfg.Digest, b.cfg.Functions, b.cfg.Shares.Tune = digest, functions, false
 	if change != nil {
 		change(b)
@@ -386,7 +386,7 @@ func TestRecordFailureLogOnce(t *testing.T) {
 	b.turn()
 	b.edit("third text", "a")
 	var said bytes.Buffer
-	b.recorder.dir, b.log = filepath.Join(b.recorder.dir, "gone"), zerolog.New(&said)
+	b.folder.dir, b.log = filepath.Join(b.folder.dir, "gone"), zerolog.New(&said)
 	for range 5 {
 		b.step()
 	}
@@ -406,7 +406,7 @@ func TestAdditionIsRecordedFirst(t *testing.T) {
 	end := b.on(named("b", 20))
 
 	// A failed record is logged at the moment of the attempt.
-	b.recorder.dir = filepath.Join(dir, "missing")
+	b.folder.dir = filepath.Join(dir, "missing")
 	attempts := 0
 	b.log = zerolog.New(writerFunc(func(line []byte) (int, error) {
 		if bytes.Contains(line, []byte("cannot record")) {
