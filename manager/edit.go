@@ -94,7 +94,7 @@ func (m *Manager) follow(c configs.Config) error {
 func (m *Manager) noteRestart(c configs.Config) {
 	c.Functions = m.cfg.Functions
 	c.RuntimeDir, c.Log = m.cfg.RuntimeDir, m.cfg.Log // flags may have set these
-	if m.fellBack && !c.PolicySet {
+	if m.shares.fellBack && !c.PolicySet {
 		c.Shares.Policy = m.cfg.Shares.Policy
 	}
 	m.file.needRestart(configs.ChangedKeys(m.cfg, c), m.log)

@@ -234,13 +234,9 @@ func (m *Manager) setShare(name string, percent float64) error {
 		m.guarantees()
 		return nil
 	}
-	set := m.shares.Set
-	if m.cfg.Shares.Tune {
-		set = m.shares.Failed
-	}
 	for _, in := range f.instances {
 		in.setShare(percent)
-		if err := set(in.id(), percent); err != nil {
+		if err := m.shares.set(in.id(), percent, m.cfg.Shares.Tune); err != nil {
 			return err
 		}
 	}

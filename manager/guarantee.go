@@ -2,7 +2,6 @@ package manager
 
 import (
 	"cmp"
-	"maps"
 	"math"
 	"slices"
 	"time"
@@ -74,24 +73,17 @@ func (m *Manager) guarantees() {
 		e := &in.entitled
 		e.action = settleGuarantee(in.log, "function", in.f.slo, e.action, actions[i])
 	}
-	m.forgetWorkers()
+	m.workers.keepOnly(m.hosts)
 	for i, w := range hosts {
-		if m.workers == nil {
-			m.workers = map[string]guarantee.Action{}
-		}
 		n := len(own) + i
-		log := m.log.With().Str("worker", w.Name).Logger()
-		m.workers[w.Name] = settleGuarantee(log, "worker", functions[n].Objective, m.workers[w.Name], actions[n])
+		m.workers.settle(w.Name, functions[n].Objective, actions[n], m.log)
 	}
 }
 
-// forgetWorkers drops the guarantees of workers without processes.
-func (m *Manager) forgetWorkers() {
-	maps.DeleteFunc(m.workers, func(name string, _ guarantee.Action) bool {
-		used := false
-		m.eachInstance(func(in *instance) { used = used || in.runsIn(name) })
-		return !used
-	})
+// hosts reports whether a worker has processes, or is going to.
+func (m *Manager) hosts(worker string) (used bool) {
+	m.eachInstance(func(in *instance) { used = used || in.runsIn(worker) })
+	return used
 }
 
 // runsIn reports whether a worker hosts a process of the instance or is going to. The empty name
@@ -117,7 +109,7 @@ func (in *instance) guaranteeOf(worker string) guarantee.Action {
 	if worker == "" {
 		return in.entitled.action
 	}
-	return in.m.workers[worker]
+	return in.m.workers.guarantees[worker]
 }
 
 // observeDemand records the arrivals and the spending of the last elapsed time.

@@ -33,8 +33,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/dataplane"
-	"github.com/penstock/penstock/manager/policy/gslice"
-	"github.com/penstock/penstock/manager/policy/guarantee"
 	"github.com/penstock/penstock/models"
 )
 
@@ -81,11 +79,8 @@ type Manager struct {
 	device       device
 	turns        turns
 	faults       faults
-	shares       *gslice.Controller
-	workers      map[string]guarantee.Action // guarantees of workers with members
-	workerRan    map[string]int64            // requests that the members of workers ran
-	tuned        time.Time                   // when shares were last tuned
-	fellBack     bool                        // shares.policy in cfg is gslice because guarantees are not possible
+	shares       shares
+	workers      workers
 	file         configFile
 	folder       folder
 	draining     bool
@@ -110,10 +105,10 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		started:     time.Now(),
 		mailbox:     newMailbox(),
 		generations: newGenerations(),
+		workers:     newWorkers(),
 		file:        newConfigFile(),
 		folder:      folder{recorder: recorder{dir: o.Dir, run: o.Run}},
 	}
-	m.tuned = m.started
 	m.judgeConfiguration(o.Unread)
 	m.faults.guard.Hold = m.cfg.FaultHold
 	m.device.known = m.cfg.Device == configs.DeviceCPU
@@ -133,7 +128,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		m.log.Warn().Strs("keys", keys).Msg("these keys have no effect without `shares: {policy: gslice}`")
 	}
 	var err error
-	if m.shares, err = gslice.NewController(shareConfig(&o.Config)); err != nil {
+	if m.shares, err = newShares(&m.cfg, m.started, m.log); err != nil {
 		return fmt.Errorf("shares: %w", err)
 	}
 	// Open ports before any process may connect: DPDK needs seconds to allocate its

@@ -260,8 +260,8 @@ func TestWorkerGuarantee(t *testing.T) {
 	b.moved("own", "")
 	b.guarantees()
 	b.turn()
-	if len(b.workers) != 0 {
-		t.Errorf("workers %v have guarantees, want none without a member", b.workers)
+	if len(b.workers.guarantees) != 0 {
+		t.Errorf("workers %v have guarantees, want none without a member", b.workers.guarantees)
 	}
 	if s := b.status("own").Guarantee; s.Percent == 0 || s.Percent == 30 {
 		t.Errorf("own has %v %%, want its own guarantee", s.Percent)

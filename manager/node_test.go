@@ -14,7 +14,6 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
 
@@ -93,7 +92,7 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 	if mechanism == mechanismMPS {
 		cfg.Shares.Change = configs.ChangePartition
 	}
-	shares, err := gslice.NewController(shareConfig(&cfg))
+	shares, err := newShares(&cfg, time.Time{}, zerolog.New(zerolog.NewTestWriter(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +110,7 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 			fmt.Sscanf(name, "knee-%f", &c.KneePercent)
 			return c, nil
 		},
-		shares: shares,
+		shares: shares, workers: newWorkers(),
 		orchestrator: orchestrator{
 			link:    b,
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},

@@ -5,7 +5,6 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
 // Guarantees need stream priorities that hold between processes. If they do not on this GPU, the
@@ -45,7 +44,7 @@ func (m *Manager) mustDivide(o *control.Observed) bool {
 // divide changes the policy to gslice. The functions have no processes yet; the caller allocates
 // their shares.
 func (m *Manager) divide() {
-	m.cfg.Shares.Policy, m.fellBack = configs.PolicyGSLICE, true
+	m.cfg.Shares.Policy, m.shares.fellBack = configs.PolicyGSLICE, true
 	for _, f := range m.functions {
 		f.configured = m.cfg.ChangeOf(f.config)
 		if f.removing {
@@ -53,9 +52,7 @@ func (m *Manager) divide() {
 		}
 		for _, in := range f.instances {
 			first := cmp.Or(f.byHand, f.config.SharePercent, f.model.desired.KneePercent)
-			if err := m.shares.Add(gslice.ID{IF: f.name, Instance: in.index}, first); err != nil {
-				m.log.Error().Err(err).Msg("cannot share out the device")
-			}
+			m.shares.add(in.id(), first)
 		}
 		if m.cfg.Shares.Tune {
 			f.byHand = 0

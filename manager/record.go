@@ -279,9 +279,7 @@ func (m *Manager) giveByHand(list []recorded) {
 		f := m.function(r.Function.Name)
 		f.byHand = r.SharePercent
 		for _, in := range f.instances {
-			if err := m.shares.Replace(in.id(), r.SharePercent); err != nil {
-				m.log.Error().Err(err).Msg("cannot share out the device")
-			}
+			m.shares.replace(in.id(), r.SharePercent)
 		}
 	}
 	m.reshare("set by hand before")

@@ -14,7 +14,7 @@ type batching struct {
 	Limit float64 // of the batch size
 	// costs is the report up to which the costs of a request are counted.
 	costs control.Report
-	// workerRan has Manager.workerRan at that report.
+	// workerRan has the requests of all members of the worker up to that report.
 	workerRan int64
 	// The totals of device time and hand-overs that a generation has reported last.
 	generation uint32
@@ -101,11 +101,7 @@ func (in *instance) ranBeside(ran int64) int64 {
 	if worker == "" {
 		return ran
 	}
-	if in.m.workerRan == nil {
-		in.m.workerRan = map[string]int64{}
-	}
-	in.m.workerRan[worker] += ran
-	total := in.m.workerRan[worker]
+	total := in.m.workers.count(worker, ran)
 	ran, in.batching.workerRan = total-in.batching.workerRan, total
 	return ran
 }

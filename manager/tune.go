@@ -16,20 +16,6 @@ import (
 // The manager's part in the policy gslice: the manager measures, package gslice decides,
 // and the instances' pairs apply the decisions.
 
-// shareConfig converts a configuration for package gslice.
-func shareConfig(cfg *configs.Config) gslice.Config {
-	c, s := cfg.Shares, gslice.DefaultConfig()
-	s.MinimumPercent = c.MinimumPercent
-	s.UnknownPercent = c.DefaultPercent
-	s.ThresholdPercent = c.ThresholdPercent
-	// Shares are tuned every interval, a little sooner or later. Without this correction an
-	// early tick would miss the end of the hold-down, and the change would wait for the
-	// next one.
-	s.HoldDown = max(0, c.HoldDown-c.Interval/2)
-	s.SpreadSlack = cfg.Lab.SpreadSlack
-	return s
-}
-
 // shareIn adds a new function's instances and returns their shares. The others' shares
 // change at once.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
@@ -39,9 +25,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	}
 	for i := range c.Instances {
 		// The initial share of the configuration takes the place of the knee.
-		if err := m.shares.Add(gslice.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent)); err != nil {
-			m.log.Error().Err(err).Msg("cannot share out the device")
-		}
+		m.shares.add(gslice.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent))
 	}
 	plan := m.reshareAt(m.steps(m.device.changeOn(m.cfg.ChangeOf(c))), c.Name+" was added")
 	for _, s := range plan.Status {
@@ -57,11 +41,7 @@ func (m *Manager) shareReplaced(in *instance) {
 	if in.f.whole() {
 		return
 	}
-	if err := m.shares.Replace(in.id(), cmp.Or(in.f.config.SharePercent, in.pair.Card().KneePercent)); err != nil {
-		m.log.Error().Err(err).Msg("cannot share out the device")
-		return
-	}
-	if m.cfg.Shares.Tune {
+	if m.shares.replace(in.id(), cmp.Or(in.f.config.SharePercent, in.pair.Card().KneePercent)) && m.cfg.Shares.Tune {
 		m.reshare("the model of " + in.f.name + " was replaced")
 	}
 }
@@ -73,9 +53,7 @@ func (m *Manager) shareEdited(f *function) {
 		return
 	}
 	for _, in := range f.instances {
-		if err := m.shares.Replace(in.id(), cmp.Or(f.config.SharePercent, f.model.desired.KneePercent)); err != nil {
-			m.log.Error().Err(err).Msg("cannot share out the device")
-		}
+		m.shares.replace(in.id(), cmp.Or(f.config.SharePercent, f.model.desired.KneePercent))
 	}
 	m.reshare("share_percent of " + f.name + " was edited")
 }
@@ -86,17 +64,14 @@ func (m *Manager) shareOut(f *function) {
 		return
 	}
 	for _, in := range f.instances {
-		if err := m.shares.Remove(in.id()); err != nil {
-			m.log.Error().Err(err).Msg("cannot share out the device")
-		}
+		m.shares.remove(in.id())
 	}
 	m.reshare(f.name + " was removed")
 }
 
 // tune measures every instance and lets the policy decide.
 func (m *Manager) tune(now time.Time) {
-	elapsed := now.Sub(m.tuned)
-	m.tuned = now
+	elapsed := m.shares.lap(now)
 	if m.cfg.Guarantees() {
 		m.eachInstance(func(in *instance) { in.observeDemand(elapsed) })
 		m.guarantees()
@@ -110,14 +85,14 @@ func (m *Manager) tune(now time.Time) {
 		}
 	}
 	if m.cfg.Shares.Tune && !m.cfg.Guarantees() {
-		m.apply(m.shares.Step(now.Sub(m.started), observed), "")
+		m.apply(m.shares.policy.Step(now.Sub(m.started), observed), "")
 	}
 }
 
 // tuneEarly tunes out of turn when libml reports that a share is too small (paper 3.3.1).
 func (m *Manager) tuneEarly(in *instance) {
 	const minInterval = 100 * time.Millisecond
-	if now := time.Now(); in.batching.Fit == control.FitUnder && now.Sub(m.tuned) >= minInterval {
+	if now := time.Now(); in.batching.Fit == control.FitUnder && now.Sub(m.shares.tuned) >= minInterval {
 		m.tune(now)
 	}
 }
@@ -128,8 +103,7 @@ func (m *Manager) reshare(cause string) gslice.Plan { return m.reshareAt(m.steps
 
 // reshareAt is reshare with a list of allowed shares, nil for any.
 func (m *Manager) reshareAt(steps []float64, cause string) gslice.Plan {
-	m.shares.SetSteps(steps)
-	plan := m.shares.Step(time.Since(m.started), nil)
+	plan := m.shares.allocate(steps, time.Since(m.started))
 	m.apply(plan, cause)
 	return plan
 }
