@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
@@ -71,10 +73,10 @@ func (f *function) cameraStatus(requests *aggregate.Stats) *control.CameraStatus
 	if f.camera == nil {
 		return nil
 	}
-	f.noteRefusal(requests)
+	f.camera.note(requests, f.log)
 	s := &control.CameraStatus{
 		Format:  string(f.config.Format),
-		Refused: requests.Refused, RefusedWhy: f.camera.Explain(f.refusals.why), Incomplete: requests.Incomplete,
+		Refused: requests.Refused, RefusedWhy: f.camera.Explain(f.camera.refusals.why), Incomplete: requests.Incomplete,
 	}
 	if to := answersTo(&f.config); to.IsValid() {
 		s.AnswersTo = to.String()
@@ -112,6 +114,19 @@ func toRGB(format configs.Format, pixels []byte) []byte {
 	return pixels
 }
 
+// camera is what a function knows of its cameras.
+type camera struct {
+	*cameras.Reader
+	refusals refusals
+}
+
+// note notes why the model does not take pictures of cameras, and logs another reason.
+func (c *camera) note(requests *aggregate.Stats, log zerolog.Logger) {
+	if c.refusals.note(requests, runclock.Now()) {
+		log.Warn().Str("reason", c.Explain(c.refusals.why)).Msg("refusing pictures of a camera")
+	}
+}
+
 // refusals says why the model does not take pictures of cameras now.
 type refusals struct {
 	why   cameras.Refusal // zero if it takes them
@@ -139,11 +154,4 @@ func (r *refusals) note(s *aggregate.Stats, now time.Duration) (changed bool) {
 		r.why = cameras.Refusal{}
 	}
 	return changed
-}
-
-// noteRefusal notes why the model does not take pictures of cameras, and logs another reason.
-func (f *function) noteRefusal(requests *aggregate.Stats) {
-	if f.refusals.note(requests, runclock.Now()) {
-		f.log.Warn().Str("reason", f.camera.Explain(f.refusals.why)).Msg("refusing pictures of a camera")
-	}
 }

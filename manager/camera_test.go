@@ -172,7 +172,7 @@ func TestRefusedPictures(t *testing.T) {
 		t.Errorf("the log says it %d times, want once: %s", n, &log)
 	}
 
-	f.refusals.at -= refusalShown
+	f.camera.refusals.at -= refusalShown
 	right := cameratest.GVSP{Block: 3, Width: 32, Height: 24, Format: cameratest.RGB8, Pixels: make([]byte, 32*24*3), Size: 1000}
 	datapathtest.Eventually(t, "the reason disappears", func() bool {
 		for _, packet := range right.Packets() {

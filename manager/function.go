@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/dataplane"
-	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -32,8 +31,7 @@ type function struct {
 	configured, change configs.Change
 
 	port      *dataplane.Port // nil until it is open
-	camera    *cameras.Reader // nil for Penstock's protocol
-	refusals  refusals
+	camera    *camera         // nil for Penstock's protocol
 	instances []*instance
 
 	removing bool
@@ -70,7 +68,10 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 			f.close()
 		}
 	}()
-	f.camera = readerOf(c.Format, &card.Input)
+	reader := readerOf(c.Format, &card.Input)
+	if reader != nil {
+		f.camera = &camera{Reader: reader}
+	}
 	sources, err := m.openSources(c)
 	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
@@ -81,7 +82,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
 		ResultBytes:      card.ResultBytes(),
 		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.maxMinFragment()),
-		Camera:           f.camera,
+		Camera:           reader,
 		AnswersTo:        answersTo(&c),
 		Slots:            m.cfg.Aggregate.Slots,
 		Objective:        f.slo,
@@ -198,7 +199,7 @@ func (f *function) maxMinFragment() int {
 func (f *function) watch() {
 	if f.camera != nil {
 		requests := f.port.Requests()
-		f.noteRefusal(&requests)
+		f.camera.note(&requests, f.log)
 	}
 	now := runclock.Now()
 	if f.held != "" && f.port.Pending() > 0 {

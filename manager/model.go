@@ -108,7 +108,7 @@ func (f *function) takes(card *models.Card, s setup) error {
 	if err := checkCamera(f.config.Format, &card.Input); err != nil {
 		return fmt.Errorf("replace model of %s: format %w", f.name, err)
 	}
-	if f.camera != nil && *readerOf(f.config.Format, &card.Input) != *f.camera {
+	if f.camera != nil && *readerOf(f.config.Format, &card.Input) != *f.camera.Reader {
 		in := &card.Input
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d x %d, and the camera sends %d x %d x %d; add it as another function",
 			f.name, card.Name, in.Height, in.Width, in.Channels, f.camera.Height, f.camera.Width, f.camera.PixelBytes)
