@@ -98,19 +98,11 @@ type Aggregator struct {
 	requests index
 	hash     hasher
 
-	// age holds the gathering slots, oldest first. That is also the order of their deadlines.
-	age list
-	// quiet[k] holds the gathering slots for which k NACKs were sent since the last new
-	// piece. All slots of one list wait equally long, so each list is in the order of its
-	// timers.
-	quiet []list
-
-	ended   history // answered
-	turned  history // turned away, evicted, refused
-	answers arena   // the payloads of ended
-	clients clients // that have proved their address
-	// strangers are the clients that have not. This table only computes their credit.
-	strangers clients
+	gathering gathering
+	ended     history // answered
+	turned    history // turned away, evicted, refused
+	answers   arena   // the payloads of ended
+	senders   senders
 
 	heldBytes uint64
 	stats     Stats
@@ -118,17 +110,14 @@ type Aggregator struct {
 
 // request is the contents of a slot. The last three fields keep their memory.
 type request struct {
-	from  netip.AddrPort
-	id    uint32
-	hash  uint32
-	state state
+	requestKey
+	state  state
+	client clientRef
 
-	client uint32 // index in clients
-	proved bool   // the client receives at its address
-	count  uint16 // number of pieces; 0 for a camera's picture
-	size   uint32 // bytes of every piece except the last; of the largest if they differ
-	got    uint32 // received pieces, or bytes of a camera's picture
-	used   uint32 // used descriptors
+	count uint16 // number of pieces; 0 for a camera's picture
+	size  uint32 // bytes of every piece except the last; of the largest if they differ
+	got   uint32 // received pieces, or bytes of a camera's picture
+	used  uint32 // used descriptors
 
 	stream uint32 // of a camera (cameras.Packet)
 	led    bool   // the leader of a camera's picture was received, or its format has none
@@ -145,6 +134,13 @@ type request struct {
 	present   []uint64 // bit i%64 of word i/64: piece i was received
 	fragments []shm.Fragment
 	spans     []ingest.Span // the datagrams with their headers; adjacent ones merged
+}
+
+// requestKey identifies a request.
+type requestKey struct {
+	from netip.AddrPort
+	id   uint32
+	hash uint32 // of from and id
 }
 
 // replyLimit bounds what is sent to a client that has not proved its address.
@@ -195,19 +191,14 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 		table:   table,
 		slots:   make([]request, config.Slots),
 		hash:    newHasher(),
-		quiet:   make([]list, config.MaxNACKs+1),
 		answers: newArena(config.AnsweredBytes),
-		clients: newClients(config.clients(), &shared.clients, shared),
+		senders: newSenders(config.clients(), shared),
 
-		strangers: newClients(config.clients(), &shared.strangers, nil),
+		gathering: newGathering(config.Slots, config.MaxNACKs),
 	}
 	a.requests = newIndex(config.Slots + config.AnsweredRequests + config.TurnedAwayRequests)
 	a.ended = newHistory(config.AnsweredRequests, config.Slots)
 	a.turned = newHistory(config.TurnedAwayRequests, config.Slots+config.AnsweredRequests)
-	a.age = newList(config.Slots)
-	for i := range a.quiet {
-		a.quiet[i] = newList(config.Slots)
-	}
 	if config.Camera != nil {
 		a.head = make([]byte, cameras.HeadBytes)
 	}
@@ -280,11 +271,11 @@ func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 		a.receiveFragment(a.last, d, &h, events)
 		return
 	}
-	hash := a.hash.request(d.From, h.RequestID)
-	ref, ok := a.find(hash, d.From, h.RequestID)
+	k := a.hash.request(d.From, h.RequestID)
+	ref, ok := a.find(k)
 	switch {
 	case !ok:
-		a.begin(hash, d, &h, events)
+		a.begin(k, d, &h, events)
 	case int(ref) < len(a.slots):
 		a.last = ref
 		a.receiveFragment(ref, d, &h, events)
@@ -313,13 +304,13 @@ func (a *Aggregator) bytes(d *ingest.Datagram, from int, scratch []byte) []byte 
 
 // find looks up a request. It returns a slot, or Slots and above for a request that has
 // ended.
-func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint32, ok bool) {
-	for ref, at, ok := a.requests.find(hash, hash); ok; ref, at, ok = a.requests.find(hash, at+1) {
+func (a *Aggregator) find(k requestKey) (ref uint32, ok bool) {
+	for ref, at, ok := a.requests.find(k.hash, k.hash); ok; ref, at, ok = a.requests.find(k.hash, at+1) {
 		if int(ref) < len(a.slots) {
-			if r := &a.slots[ref]; r.id == id && r.from == from {
+			if a.slots[ref].requestKey == k {
 				return ref, true
 			}
-		} else if r := a.remembered(ref); r.id == id && r.from == from {
+		} else if a.remembered(ref).requestKey == k {
 			return ref, true
 		}
 	}
@@ -327,33 +318,33 @@ func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint
 }
 
 // begin gives a new request a slot, or turns it away.
-func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
+func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, events *Events) {
 	proved := local(d.From) || a.proves(d, h)
-	client := a.side(proved).touch(a.hash.client(d.From), d.From, a.now)
+	client := a.senders.touch(proved, a.hash.client(d.From), d.From, a.now)
 	size := wire.FragmentSize(h)
 	switch {
 	case int(h.Total) != a.config.RequestBytes, int(h.Count) > a.config.maxCount(),
 		h.Count > 1 && int(size) < a.config.MinFragmentBytes:
 		a.stats.Refused++
 		a.drop(dropForeign, d, events)
-		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client, proved)}, false, events)
+		a.turnAway(k, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client)}, false, events)
 		return
 	}
 	if d.Shed {
 		a.stats.Busy++
 		a.stats.Shed++
 		a.drop(dropShed, d, events)
-		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client, proved)}, false, events)
+		a.turnAway(k, d, h, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client)}, false, events)
 		return
 	}
-	slot, ok := a.takeSlot(a.party(client, proved), events)
+	slot, ok := a.takeSlot(a.party(client), events)
 	if !ok {
 		a.stats.Busy++
 		a.drop(dropBusy, d, events)
-		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy}, !proved, events)
+		a.turnAway(k, d, h, wire.Result{Status: wire.StatusBusy}, !proved, events)
 		return
 	}
-	r := a.occupy(slot, hash, d, h.RequestID, client, proved)
+	r := a.occupy(slot, k, d, client)
 	if proved {
 		events.Begun++
 	}
@@ -363,19 +354,18 @@ func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, even
 }
 
 // occupy begins a request in a slot. The caller sets what the datagram says of the request.
-func (a *Aggregator) occupy(slot, hash uint32, d *ingest.Datagram, id, client uint32, proved bool) *request {
+func (a *Aggregator) occupy(slot uint32, k requestKey, d *ingest.Datagram, client clientRef) *request {
 	r := &a.slots[slot]
-	r.from, r.id, r.hash, r.state = d.From, id, hash, stateGathering
-	r.client, r.got, r.used, r.proved = client, 0, 0, proved
+	r.requestKey, r.state, r.client = k, stateGathering, client
+	r.got, r.used = 0, 0
 	r.replies, r.extension = replyLimit{headers: headerBytes(d.From)}, extension{}
 	r.first, r.progress, r.nacks = a.now, a.now, nacks{mark: a.now, last: a.now}
 	if r.arrived = a.now; d.Arrived != 0 {
 		r.arrived = min(d.Arrived, a.now)
 	}
-	a.requests.insert(hash, slot)
-	a.age.push(slot)
-	a.quiet[0].push(slot)
-	a.began(r)
+	a.requests.insert(k.hash, slot)
+	a.gathering.begin(slot)
+	a.began(client)
 	a.stats.Begun++
 	a.last = slot
 	return r
@@ -406,18 +396,10 @@ func (a *Aggregator) takeSlot(p party, events *Events) (slot uint32, ok bool) {
 	return 0, false
 }
 
-// side returns the table of clients with or without proof.
-func (a *Aggregator) side(proved bool) *clients {
-	if proved {
-		return &a.clients
-	}
-	return &a.strangers
-}
-
 // began counts the slot of a request for its client and its party.
-func (a *Aggregator) began(r *request) {
-	a.side(r.proved).began(r.client)
-	p := a.party(r.client, r.proved)
+func (a *Aggregator) began(client clientRef) {
+	a.senders.began(client)
+	p := a.party(client)
 	if p.group == nil {
 		a.common.class.Add(1)
 		return
@@ -431,8 +413,8 @@ func (a *Aggregator) began(r *request) {
 }
 
 // uncount reverses began.
-func (a *Aggregator) uncount(r *request) {
-	switch p := a.party(r.client, r.proved); {
+func (a *Aggregator) uncount(client clientRef) {
+	switch p := a.party(client); {
 	case p.group == nil:
 		a.common.class.Add(-1)
 	default:
@@ -443,21 +425,20 @@ func (a *Aggregator) uncount(r *request) {
 			a.common.holders.Add(-1)
 		}
 	}
-	a.side(r.proved).ended(r.client, a.now)
+	a.senders.ended(client, a.now)
 }
 
 // prove moves a request whose client has proved its address out of the class without proof.
 func (a *Aggregator) prove(r *request) {
-	a.uncount(r)
-	r.proved = true
-	r.client = a.clients.touch(a.hash.client(r.from), r.from, a.now)
-	a.began(r)
+	a.uncount(r.client)
+	r.client = a.senders.touch(true, a.hash.client(r.from), r.from, a.now)
+	a.began(r.client)
 }
 
 // receiveFragment adds a piece to a live request.
 func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
-	if !r.proved {
+	if !r.client.proved {
 		r.replies.budget.receive(r.replies.headers, d.Length())
 		if a.proves(d, h) {
 			a.prove(r)
@@ -508,9 +489,8 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 	}
 	if r.progress != a.now {
 		// The limit is for NACKs without effect: a new piece resets the count.
-		a.quiet[r.nacks.sent].remove(slot)
+		a.gathering.move(slot, r.nacks.sent, 0)
 		r.progress, r.nacks.mark, r.nacks.sent = a.now, a.now, 0
-		a.quiet[0].push(slot)
 	}
 	a.asked(slot, h, events)
 }
@@ -592,8 +572,7 @@ func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
 // complete records that a request is complete, and fills in its entry of the table.
 func (a *Aggregator) complete(slot uint32, events *Events) {
 	r := &a.slots[slot]
-	a.age.remove(slot)
-	a.quiet[r.nacks.sent].remove(slot)
+	a.gathering.end(slot, r.nacks.sent)
 	r.state, r.complete = stateComplete, a.now
 	a.stats.Complete++
 	a.table.SetRequest(slot, shm.Request{
@@ -631,7 +610,7 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		// There may be a slot for it now that its client has proved its address.
 		a.requests.remove(r.hash, ref)
 		r.void = true
-		a.begin(r.hash, d, h, events)
+		a.begin(r.requestKey, d, h, events)
 		return
 	}
 	if d.Shed {
@@ -695,13 +674,13 @@ func (a *Aggregator) drop(reason Drop, d *ingest.Datagram, events *Events) {
 }
 
 // turnAway tells a client once that its request gets no slot, and remembers it.
-func (a *Aggregator) turnAway(hash uint32, d *ingest.Datagram, h *wire.Header, result wire.Result, stranger bool, events *Events) {
+func (a *Aggregator) turnAway(k requestKey, d *ingest.Datagram, h *wire.Header, result wire.Result, stranger bool, events *Events) {
 	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
 		if e, ok := a.extension(d); ok {
 			result.SentAt = e.SentAt
 		}
 	}
-	r := record{from: d.From, id: h.RequestID, hash: hash, result: result, shed: d.Shed && result.Status == wire.StatusBusy, stranger: stranger}
+	r := record{requestKey: k, result: result, shed: d.Shed && result.Status == wire.StatusBusy, stranger: stranger}
 	a.tell(&a.turned, r, events)
 }
 
@@ -743,19 +722,17 @@ func (a *Aggregator) SetObjective(slo, deadline time.Duration) {
 // aggregators must also drop old clients, because they count for the others' fair shares.
 func (a *Aggregator) NextDeadline() int64 {
 	next := int64(0)
-	if slot := a.age.head; slot != none {
+	if slot := a.gathering.oldest(); slot != none {
 		next = a.slots[slot].first + int64(a.config.Deadline)
 	}
-	for k := range a.quiet[:len(a.quiet)-1] {
-		if slot := a.quiet[k].head; slot != none {
+	for k := range a.config.MaxNACKs {
+		if slot := a.gathering.quietest(k); slot != none {
 			next = min(next, a.slots[slot].nacks.mark+a.nackFor(k))
 		}
 	}
 	if a.common.several {
-		for _, c := range []*clients{&a.clients, &a.strangers} {
-			if at := c.nextExpiry(); at != 0 && (next == 0 || at < next) {
-				next = at
-			}
+		if at := a.senders.nextExpiry(); at != 0 && (next == 0 || at < next) {
+			next = at
 		}
 	}
 	return next
@@ -765,24 +742,23 @@ func (a *Aggregator) NextDeadline() int64 {
 // NACKs for quiet ones.
 func (a *Aggregator) Expire(now int64, events *Events) {
 	a.tick(now)
-	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
+	for slot := a.gathering.oldest(); slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.gathering.oldest() {
 		r := &a.slots[slot]
 		result := wire.Result{
 			Status: wire.StatusIncomplete, Missing: a.missing(r), Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt,
 		}
 		a.stats.Incomplete++
 		a.vacate(slot, events)
-		result.Credit = a.credit(r.client, r.proved)
-		a.tell(&a.ended, record{from: r.from, id: r.id, hash: r.hash, result: result}, events)
+		result.Credit = a.credit(r.client)
+		a.tell(&a.ended, record{requestKey: r.requestKey, result: result}, events)
 	}
-	for k := len(a.quiet) - 2; k >= 0; k-- {
-		for slot := a.quiet[k].head; slot != none && a.slots[slot].nacks.mark+a.nackFor(k) <= a.now; slot = a.quiet[k].head {
+	for k := a.config.MaxNACKs - 1; k >= 0; k-- {
+		for slot := a.gathering.quietest(k); slot != none && a.slots[slot].nacks.mark+a.nackFor(k) <= a.now; slot = a.gathering.quietest(k) {
 			a.nack(slot, events)
 		}
 	}
 	if a.common.several {
-		a.clients.expire(a.now)
-		a.strangers.expire(a.now)
+		a.senders.expire(a.now)
 		a.makeRoom(events)
 	}
 }
@@ -790,11 +766,10 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 // nack sends a client a NACK for its missing pieces.
 func (a *Aggregator) nack(slot uint32, events *Events) {
 	r := &a.slots[slot]
-	a.quiet[r.nacks.sent].remove(slot)
-	r.nacks.sent = uint8(min(int(r.nacks.sent)+1, len(a.quiet)-1))
-	r.nacks.mark, r.nacks.last = a.now, a.now
-	a.quiet[r.nacks.sent].push(slot)
-	if !r.proved && !r.replies.budget.spend(nackBytes(r.replies.headers, r.count), answerBytes(r.replies.headers, 0)) {
+	before := r.nacks.sent
+	r.nacks = nacks{sent: uint8(min(int(before)+1, a.config.MaxNACKs)), mark: a.now, last: a.now}
+	a.gathering.move(slot, before, r.nacks.sent)
+	if !r.client.proved && !r.replies.budget.spend(nackBytes(r.replies.headers, r.count), answerBytes(r.replies.headers, 0)) {
 		return // the client will ask, and its datagram pays for the next one
 	}
 	a.stats.NACKs++
@@ -822,9 +797,9 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	a.vacate(slot, events)
 	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt}
 	if shed {
-		result.Credit = a.credit(r.client, r.proved)
+		result.Credit = a.credit(r.client)
 	}
-	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: result, shed: shed, stranger: !shed && !r.proved}, events)
+	a.tell(&a.turned, record{requestKey: r.requestKey, result: result, shed: shed, stranger: !shed && !r.client.proved}, events)
 }
 
 // vacate frees the slot of a live request, and its spans. The slot's other fields stay
@@ -832,13 +807,12 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 func (a *Aggregator) vacate(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	if r.state == stateGathering {
-		a.age.remove(slot)
-		a.quiet[r.nacks.sent].remove(slot)
+		a.gathering.end(slot, r.nacks.sent)
 	}
 	if r.live() {
 		a.requests.remove(r.hash, slot)
 	}
-	a.uncount(r)
+	a.uncount(r.client)
 	for _, s := range r.spans {
 		a.heldBytes -= uint64(s.Length)
 		events.Release = hold(events.Release, s)
@@ -925,10 +899,10 @@ func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 	if result.Status == wire.StatusBusy {
 		m, result.Credit = &a.turned, 0
 	} else {
-		result.Credit = a.credit(r.client, r.proved)
+		result.Credit = a.credit(r.client)
 	}
-	end := record{from: r.from, id: r.id, hash: r.hash, budget: r.replies.budget, result: *result, payload: a.answers.put(payload)}
-	if !r.proved && !end.budget.spend(answerBytes(r.replies.headers, len(payload)), 0) {
+	end := record{requestKey: r.requestKey, budget: r.replies.budget, result: *result, payload: a.answers.put(payload)}
+	if !r.client.proved && !end.budget.spend(answerBytes(r.replies.headers, len(payload)), 0) {
 		a.stats.Withheld++
 		end.withheld = true
 		end.budget.spend(answerBytes(r.replies.headers, 0), 0)
@@ -949,13 +923,8 @@ func (a *Aggregator) Resume() { a.draining = false }
 // client would get now.
 func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	hash := a.hash.client(client)
-	a.clients.expire(a.now)
-	if at, ok := a.clients.find(hash, client); ok {
-		return a.credit(at, true)
-	}
-	a.strangers.expire(a.now)
-	if at, ok := a.strangers.find(hash, client); ok {
-		return a.credit(at, false)
+	if ref, ok := a.senders.find(hash, client, a.now); ok {
+		return a.credit(ref)
 	}
 	// A new client gets its own group when it proves its address.
 	slots := a.common.supply()
@@ -963,15 +932,16 @@ func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	return a.grant(slots.room(0, slots.total/slots.parties))
 }
 
-func (a *Aggregator) credit(client uint32, proved bool) uint16 {
+func (a *Aggregator) credit(client clientRef) uint16 {
 	c := a.common
-	a.side(proved).expire(a.now)
-	if !proved {
+	a.senders.table(client.proved).expire(a.now)
+	p := a.party(client)
+	if p.group == nil {
 		class := c.classSupply()
-		fair := max(class.total/max(int(c.strangers.Load()), 1), 1) - a.strangers.inFlight(client)
+		fair := max(class.total/max(int(c.strangers.Load()), 1), 1) - p.held
 		return a.grant(class.room(int(c.class.Load()), fair))
 	}
-	p, slots := a.party(client, true), c.supply()
+	slots := c.supply()
 	fair := max(slots.total/(slots.parties*int(p.group.ports.Load())), 1) - p.held
 	fair = p.group.supply(slots.limit()).room(p.held, fair)
 	return a.grant(slots.room(int(p.group.held.Load()), fair))

@@ -39,8 +39,8 @@ func (a *Aggregator) addPacket(d *ingest.Datagram, events *Events) {
 		return
 	}
 
-	hash := a.hash.request(d.From, p.Picture)
-	ref, ok := a.find(hash, d.From, p.Picture)
+	k := a.hash.request(d.From, p.Picture)
+	ref, ok := a.find(k)
 	switch {
 	case ok && int(ref) < len(a.slots):
 		a.last = ref
@@ -50,14 +50,14 @@ func (a *Aggregator) addPacket(d *ingest.Datagram, events *Events) {
 	case p.Part == cameras.Trailer: // everything else of its picture was lost
 		a.drop(dropLate, d, events)
 	default:
-		a.beginPicture(hash, d, &p, events)
+		a.beginPicture(k, d, &p, events)
 	}
 }
 
 // beginPicture gives a new picture a slot, or turns it away. A picture that was turned away is
 // remembered for as long as an answered one, because a camera may take that long to send the rest.
-func (a *Aggregator) beginPicture(hash uint32, d *ingest.Datagram, p *cameras.Packet, events *Events) {
-	end := record{from: d.From, id: p.Picture, hash: hash, result: wire.Result{SentAt: p.SentAt}}
+func (a *Aggregator) beginPicture(k requestKey, d *ingest.Datagram, p *cameras.Packet, events *Events) {
+	end := record{requestKey: k, result: wire.Result{SentAt: p.SentAt}}
 	if p.Refusal.Cause != 0 {
 		a.stats.Refused++
 		a.stats.Refusal = p.Refusal
@@ -66,8 +66,8 @@ func (a *Aggregator) beginPicture(hash uint32, d *ingest.Datagram, p *cameras.Pa
 		a.tell(&a.ended, end, events)
 		return
 	}
-	client := a.clients.touch(a.hash.client(d.From), d.From, a.now)
-	slot, ok := a.takeSlot(a.party(client, true), events)
+	client := a.senders.touch(true, a.hash.client(d.From), d.From, a.now)
+	slot, ok := a.takeSlot(a.party(client), events)
 	if !ok {
 		a.stats.Busy++
 		a.drop(dropBusy, d, events)
@@ -76,7 +76,7 @@ func (a *Aggregator) beginPicture(hash uint32, d *ingest.Datagram, p *cameras.Pa
 		return
 	}
 
-	r := a.occupy(slot, hash, d, p.Picture, client, true)
+	r := a.occupy(slot, k, d, client)
 	r.count, r.size = 0, 0
 	r.stream, r.led = p.Stream, p.Part == cameras.Run
 	a.receivePacket(slot, d, p, events)
@@ -135,7 +135,7 @@ func (a *Aggregator) refusePicture(slot uint32, why cameras.Refusal, events *Eve
 	a.stats.Refusal = why
 	a.vacate(slot, events)
 	result := wire.Result{Status: wire.StatusRefused, Aggregate: time.Duration(a.now - r.first), SentAt: r.extension.sentAt}
-	a.tell(&a.ended, record{from: r.from, id: r.id, hash: r.hash, result: result}, events)
+	a.tell(&a.ended, record{requestKey: r.requestKey, result: result}, events)
 }
 
 // placePixels adds the descriptors of a packet's pixels to a picture, in the order of place. If ok

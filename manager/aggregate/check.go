@@ -137,7 +137,7 @@ func (a *Aggregator) checkLists() error {
 			gathering++
 		}
 	}
-	n, err := a.checkList("age", &a.age, func(r *request) int64 { return r.first }, func(*request) bool { return true })
+	n, err := a.checkList("age", &a.gathering.age, func(r *request) int64 { return r.first }, func(*request) bool { return true })
 	if err == nil && n != gathering {
 		err = fmt.Errorf("age has %d slots, %d are gathering", n, gathering)
 	}
@@ -145,8 +145,8 @@ func (a *Aggregator) checkLists() error {
 		return err
 	}
 	sum := 0
-	for k := range a.quiet {
-		n, err := a.checkList(fmt.Sprintf("quiet[%d]", k), &a.quiet[k],
+	for k := range a.gathering.quiet {
+		n, err := a.checkList(fmt.Sprintf("quiet[%d]", k), &a.gathering.quiet[k],
 			func(r *request) int64 { return r.nacks.mark }, func(r *request) bool { return int(r.nacks.sent) == k })
 		if err != nil {
 			return err
@@ -188,7 +188,7 @@ func (a *Aggregator) checkIndex() error {
 	for i := range a.slots {
 		if r := &a.slots[i]; r.live() {
 			found++
-			if err := a.checkFound(r.hash, uint32(i), &record{from: r.from, id: r.id}); err != nil {
+			if err := a.checkFound(uint32(i), r.requestKey); err != nil {
 				return fmt.Errorf("slot: %w", err)
 			}
 		}
@@ -207,12 +207,12 @@ func (a *Aggregator) checkIndex() error {
 }
 
 // checkFound checks that the index finds a request at want.
-func (a *Aggregator) checkFound(hash, want uint32, r *record) error {
-	switch ref, ok := a.find(hash, r.from, r.id); {
+func (a *Aggregator) checkFound(want uint32, k requestKey) error {
+	switch ref, ok := a.find(k); {
 	case !ok:
-		return fmt.Errorf("%v %d is not found", r.from, r.id)
+		return fmt.Errorf("%v %d is not found", k.from, k.id)
 	case ref != want:
-		return fmt.Errorf("%v %d is found at %d, is at %d", r.from, r.id, ref, want)
+		return fmt.Errorf("%v %d is found at %d, is at %d", k.from, k.id, ref, want)
 	}
 	return nil
 }
@@ -227,7 +227,7 @@ func (a *Aggregator) checkHistory(m *history) (n int, err error) {
 			continue
 		}
 		n++
-		if err := a.checkFound(r.hash, uint32(at)+m.base, r); err != nil {
+		if err := a.checkFound(uint32(at)+m.base, r.requestKey); err != nil {
 			return n, fmt.Errorf("record: %w", err)
 		}
 		if r.expires < last {
@@ -254,8 +254,8 @@ func (a *Aggregator) checkClients() error {
 func (a *Aggregator) checkGroups() error {
 	held, class := make(map[*group]int), 0
 	for i := range a.slots {
-		if r := &a.slots[i]; r.state != stateFree && r.proved {
-			held[a.party(r.client, true).group]++
+		if r := &a.slots[i]; r.state != stateFree && r.client.proved {
+			held[a.party(r.client).group]++
 		} else if r.state != stateFree {
 			class++
 		}
@@ -264,10 +264,11 @@ func (a *Aggregator) checkGroups() error {
 		return fmt.Errorf("the class without proof holds %d slots, counts %d", class, n)
 	}
 	ports := make(map[*group]int)
-	for at := a.clients.recent.head; at != none; at = a.clients.recent.links[at].next {
-		g := a.party(at, true).group
-		if key := a.config.groupKey(a.clients.all[at].from); g.key != key {
-			return fmt.Errorf("client %v is in group %v, want %v", a.clients.all[at].from, g.key, key)
+	clients := &a.senders.clients
+	for at := clients.recent.head; at != none; at = clients.recent.links[at].next {
+		g := a.party(clientRef{at, true}).group
+		if key := a.config.groupKey(clients.all[at].from); g.key != key {
+			return fmt.Errorf("client %v is in group %v, want %v", clients.all[at].from, g.key, key)
 		}
 		ports[g]++
 	}
@@ -286,9 +287,9 @@ func (a *Aggregator) checkGroups() error {
 // checkCounts checks each group's counts of clients and slots.
 func (a *Aggregator) checkCounts(ports, held map[*group]int) error {
 	holders := make(map[*group]int)
-	for at := range a.clients.all {
-		if c := &a.clients.all[at]; c.inFlight > 0 {
-			holders[a.party(uint32(at), true).group]++
+	for at := range a.senders.clients.all {
+		if a.senders.clients.all[at].inFlight > 0 {
+			holders[a.party(clientRef{uint32(at), true}).group]++
 		}
 	}
 	for g, n := range ports {
@@ -304,14 +305,14 @@ func (a *Aggregator) checkCounts(ports, held map[*group]int) error {
 
 // checkSide checks the clients with, or those without, proof.
 func (a *Aggregator) checkSide(proved bool) error {
-	c := a.side(proved)
+	c := a.senders.table(proved)
 	inFlight := make(map[uint32]int32)
 	for i := range a.slots {
-		if r := &a.slots[i]; r.state != stateFree && r.proved == proved {
-			if c.all[r.client].from != r.from {
-				return fmt.Errorf("slot %d is of %v, its client is %v", i, r.from, c.all[r.client].from)
+		if r := &a.slots[i]; r.state != stateFree && r.client.proved == proved {
+			if c.all[r.client.at].from != r.from {
+				return fmt.Errorf("slot %d is of %v, its client is %v", i, r.from, c.all[r.client.at].from)
 			}
-			inFlight[r.client]++
+			inFlight[r.client.at]++
 		}
 	}
 	n := 0

@@ -5,6 +5,66 @@ import (
 	"sync/atomic"
 )
 
+// senders are the clients of an aggregator. Those that have not proved their address only get a
+// credit from their table: they share one class of slots (fair.go).
+type senders struct{ clients, strangers clients }
+
+// clientRef refers to a client in the table of those that have proved that they receive at their
+// address, or in the other one.
+type clientRef struct {
+	at     uint32
+	proved bool
+}
+
+func newSenders(most int, shared *common) senders {
+	return senders{newClients(most, &shared.clients, shared), newClients(most, &shared.strangers, nil)}
+}
+
+func (s *senders) table(proved bool) *clients {
+	if proved {
+		return &s.clients
+	}
+	return &s.strangers
+}
+
+func (s *senders) client(ref clientRef) *client { return &s.table(ref.proved).all[ref.at] }
+
+func (s *senders) touch(proved bool, hash uint32, from netip.AddrPort, now int64) clientRef {
+	return clientRef{s.table(proved).touch(hash, from, now), proved}
+}
+
+func (s *senders) began(ref clientRef) { s.table(ref.proved).began(ref.at) }
+
+func (s *senders) ended(ref clientRef, now int64) { s.table(ref.proved).ended(ref.at, now) }
+
+// find returns a client that was seen lately.
+func (s *senders) find(hash uint32, from netip.AddrPort, now int64) (ref clientRef, ok bool) {
+	for _, proved := range [...]bool{true, false} {
+		c := s.table(proved)
+		c.expire(now)
+		if at, ok := c.find(hash, from); ok {
+			return clientRef{at, proved}, true
+		}
+	}
+	return clientRef{}, false
+}
+
+func (s *senders) expire(now int64) {
+	s.clients.expire(now)
+	s.strangers.expire(now)
+}
+
+// nextExpiry returns when expire must run next, 0 for never.
+func (s *senders) nextExpiry() int64 {
+	next, other := s.clients.nextExpiry(), s.strangers.nextExpiry()
+	if next == 0 || other != 0 && other < next {
+		return other
+	}
+	return next
+}
+
+func (s *senders) active() int { return s.clients.active() + s.strangers.active() }
+
 // clients records which clients have sent requests lately, and how many each
 // has in flight. total counts them together with those of the function's other
 // aggregators.
@@ -36,8 +96,6 @@ func newClients(most int, total *atomic.Int64, joins *common) clients {
 
 // active returns the number of clients.
 func (c *clients) active() int { return len(c.all) - len(c.free) }
-
-func (c *clients) inFlight(at uint32) int { return int(c.all[at].inFlight) }
 
 func (c *clients) find(hash uint32, from netip.AddrPort) (uint32, bool) {
 	for ref, at, ok := c.byKey.find(hash, hash); ok; ref, at, ok = c.byKey.find(hash, at+1) {

@@ -185,11 +185,11 @@ type party struct {
 	held  int    // slots that the client itself holds
 }
 
-func (a *Aggregator) party(client uint32, proved bool) party {
-	if !proved {
-		return party{held: a.strangers.inFlight(client)}
+func (a *Aggregator) party(ref clientRef) party {
+	c := a.senders.client(ref)
+	if !ref.proved {
+		return party{held: int(c.inFlight)}
 	}
-	c := &a.clients.all[client]
 	return party{group: &a.common.groups.all[c.group], held: int(c.inFlight)}
 }
 
@@ -251,9 +251,9 @@ func (a *Aggregator) evictAbove(p party, events *Events) bool {
 	if !across && !within {
 		return false
 	}
-	for slot, n := a.age.head, 0; slot != none && n < maxScan; slot, n = a.age.links[slot].next, n+1 {
+	for slot, n := a.gathering.oldest(), 0; slot != none && n < maxScan; slot, n = a.gathering.after(slot), n+1 {
 		r := &a.slots[slot]
-		v := a.party(r.client, r.proved)
+		v := a.party(r.client)
 		above := false
 		switch {
 		case v.group == nil:
@@ -276,10 +276,10 @@ func (a *Aggregator) evictAbove(p party, events *Events) bool {
 // none.
 func (a *Aggregator) richest() uint32 {
 	found, most := none, -1
-	for slot, n := a.age.head, 0; slot != none && n < maxScan; slot, n = a.age.links[slot].next, n+1 {
+	for slot, n := a.gathering.oldest(), 0; slot != none && n < maxScan; slot, n = a.gathering.after(slot), n+1 {
 		r := &a.slots[slot]
 		held := int(a.common.class.Load())
-		if v := a.party(r.client, r.proved); v.group != nil {
+		if v := a.party(r.client); v.group != nil {
 			held = int(v.group.held.Load())
 		}
 		if held > most {

@@ -22,14 +22,14 @@ func (h *hasher) client(from netip.AddrPort) uint32 {
 	return uint32(maphash.Bytes(h.seed, key[:]))
 }
 
-// request hashes a request's key.
-func (h *hasher) request(from netip.AddrPort, id uint32) uint32 {
-	var key [22]byte
+// request returns a request's key.
+func (h *hasher) request(from netip.AddrPort, id uint32) requestKey {
+	var b [22]byte
 	address := from.Addr().As16()
-	copy(key[:], address[:])
-	binary.LittleEndian.PutUint16(key[16:], from.Port())
-	binary.LittleEndian.PutUint32(key[18:], id)
-	return uint32(maphash.Bytes(h.seed, key[:]))
+	copy(b[:], address[:])
+	binary.LittleEndian.PutUint16(b[16:], from.Port())
+	binary.LittleEndian.PutUint32(b[18:], id)
+	return requestKey{from, id, uint32(maphash.Bytes(h.seed, b[:]))}
 }
 
 // index finds references by hash: open addressing, linear probing, at most half

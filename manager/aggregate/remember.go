@@ -1,16 +1,12 @@
 package aggregate
 
 import (
-	"net/netip"
-
 	"github.com/penstock/penstock/wire"
 )
 
 // record is a remembered request that has ended.
 type record struct {
-	from     netip.AddrPort
-	id       uint32
-	hash     uint32
+	requestKey
 	result   wire.Result
 	shed     bool // busy, although there was room
 	stranger bool // busy, and its client had not proved its address

@@ -128,8 +128,9 @@ var newcomer group
 
 // Oldest returns when the longest gathering request began, or 0 if none is gathering.
 func (a *Aggregator) Oldest() int64 {
-	if a.age.head == none {
+	slot := a.gathering.oldest()
+	if slot == none {
 		return 0
 	}
-	return a.slots[a.age.head].first
+	return a.slots[slot].first
 }

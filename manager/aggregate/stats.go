@@ -125,7 +125,7 @@ func (a *Aggregator) Stats() Stats {
 	s := a.stats
 	s.Gathering = int(s.Begun - s.Complete - s.Incomplete - s.Evicted)
 	s.InFlight = a.taken - s.Gathering
-	s.Clients = a.clients.active() + a.strangers.active()
+	s.Clients = a.senders.active()
 	s.Remembered = a.ended.n + a.turned.n
 	s.HeldBytes = a.heldBytes
 	return s
