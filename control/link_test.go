@@ -21,7 +21,7 @@ import (
 
 func desired(id string, seq uint64) Desired {
 	return Desired{ManagerID: id, Seq: seq, AttachSocket: "/run/a", Processes: []DesiredProcess{
-		{IF: "face", Generation: 1, Role: Serve, SharePercent: 30},
+		{IF: "face", Generation: 1, Role: Serve, Terms: Terms{SharePercent: 30}},
 	}}
 }
 

@@ -115,18 +115,7 @@ type DesiredProcess struct {
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
 	Role       Role   `json:"role"`
-	// SharePercent is a part of the CPUs reserved for inference functions, or of the GPU. 0:
-	// no share, the process may use all of the device.
-	SharePercent float64 `json:"share_percent"`
-	// GuaranteePercent is the part of the device's time that the process may use at Level, a
-	// priority of package budget. Work beyond it runs at the lowest level. Level 0: only the
-	// share counts. BalanceNanos is how much device time the process may save up on a CPU.
-	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
-	Level            budget.Level `json:"level,omitempty"`
-	BalanceNanos     int64        `json:"balance_ns,omitempty"`
-	// MaxBatch is the max number of requests in a batch, where batches of other processes wait for
-	// it. 0: there is no such limit.
-	MaxBatch int `json:"max_batch,omitempty"`
+	Terms
 	// SMGroups are the groups of multiprocessors for the process, as ascending indices into
 	// ObservedDevice.GroupSMs. It is empty if the share is a percentage. Two processes that
 	// serve never have the same group.
@@ -146,8 +135,7 @@ type DesiredProcess struct {
 	Command   []string `json:"command,omitempty"`
 	Framework string   `json:"framework,omitempty"`
 	// Worker is the worker that hosts the process; empty: it is not in a worker. All
-	// processes of a worker have the same SharePercent, GuaranteePercent, Level and
-	// BalanceNanos: the worker's.
+	// processes of a worker have the worker's Terms, apart from MaxBatch.
 	Worker string `json:"worker,omitempty"`
 	WorkerLimits
 	// Dir is the working folder, absolute. Model is the model's file, which the process must
@@ -161,6 +149,22 @@ type DesiredProcess struct {
 	Ticket string `json:"ticket,omitempty"`
 	// Environment is added to the orchestrator's own.
 	Environment map[string]string `json:"environment,omitempty"`
+}
+
+// Terms say how much of the device a process may use, and at which priority.
+type Terms struct {
+	// SharePercent is a part of the CPUs reserved for inference functions, or of the GPU. 0:
+	// no share, the process may use all of the device.
+	SharePercent float64 `json:"share_percent"`
+	// GuaranteePercent is the part of the device's time that the process may use at Level, a
+	// priority of package budget. Work beyond it runs at the lowest level. Level 0: only the
+	// share counts. BalanceNanos is how much device time the process may save up on a CPU.
+	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
+	Level            budget.Level `json:"level,omitempty"`
+	BalanceNanos     int64        `json:"balance_ns,omitempty"`
+	// MaxBatch is the max number of requests in a batch, if batches of other processes wait for
+	// it. 0: there is no such limit.
+	MaxBatch int `json:"max_batch,omitempty"`
 }
 
 // Observed is the orchestrator's whole observed state. It is repeated every RepeatEvery, and
@@ -286,7 +290,7 @@ type Order struct {
 	SharePercent float64 `json:"share_percent,omitempty"`
 	// Governor: libml has to enforce the share itself, as no cgroup can.
 	Governor bool `json:"governor,omitempty"`
-	// GuaranteePercent, Level and MaxBatch are those of DesiredProcess (DoWake, DoShare).
+	// GuaranteePercent, Level and MaxBatch are those of Terms (DoWake, DoShare).
 	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
 	Level            budget.Level `json:"level,omitempty"`
 	MaxBatch         int          `json:"max_batch,omitempty"`

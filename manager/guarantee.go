@@ -166,14 +166,20 @@ func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a 
 	return a
 }
 
-// terms completes a desired process. All members of a worker have its guarantee. Outside workers, a process
-// that does not serve has none: it loads its model in the time that the functions leave unused.
-func (in *instance) terms(p *control.DesiredProcess) {
-	a := in.guaranteeOf(p.Worker)
-	p.Level, p.MaxBatch = a.Level, in.maxBatch(a)
-	if p.Worker != "" || p.Role == control.Serve || p.Role == control.Drain {
-		p.GuaranteePercent, p.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
+// terms are the terms of a process in a role. All members of a worker have its guarantee. Outside workers,
+// a process that does not serve has none: it loads its model in the time that the functions leave unused.
+func (in *instance) terms(q *pair.Process, role control.Role) control.Terms {
+	t := control.Terms{SharePercent: q.SharePercent}
+	if !in.m.cfg.Guarantees() {
+		return t
 	}
+	worker := in.f.setupFor(q.Card).worker
+	a := in.guaranteeOf(worker)
+	t.Level, t.MaxBatch = a.Level, in.maxBatch(a)
+	if worker != "" || role == control.Serve || role == control.Drain {
+		t.GuaranteePercent, t.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
+	}
+	return t
 }
 
 // noteCost records the device time that a process spent on that many requests.

@@ -82,7 +82,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 		}
 		p := control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: role, SharePercent: q.SharePercent, SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU(),
+			Role: role, Terms: in.terms(q, role), SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU(),
 			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
@@ -90,9 +90,6 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 		}
 		if w, ok := in.m.cfg.Worker(with.worker); ok {
 			p.WorkerLimits = limitsOf(w)
-		}
-		if in.m.cfg.Guarantees() {
-			in.terms(&p)
 		}
 		to = append(to, p)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/shm"
 )
@@ -62,12 +63,12 @@ func newBudgets(cpus int, log zerolog.Logger) *budgets {
 }
 
 // set gives a process its terms, the first time or again.
-func (b *budgets) set(k key, pid int, t terms, p prioritizer) error {
+func (b *budgets) set(k key, pid int, t control.Terms, p prioritizer) error {
 	now := b.now()
 	// Save up at least one tick: a burst that is shorter than a tick is not worth a
 	// demotion, which lasts as long. A process without a guarantee saves nothing.
-	saved := t.saved
-	if t.guarantee > 0 {
+	part, saved := t.GuaranteePercent/100, time.Duration(t.BalanceNanos)
+	if part > 0 {
 		saved = max(saved, budgetTick)
 	}
 	b.mu.Lock()
@@ -78,7 +79,7 @@ func (b *budgets) set(k key, pid int, t terms, p prioritizer) error {
 		if err != nil {
 			return err
 		}
-		s = &spender{pid: pid, priority: p, level: t.level, balance: budget.NewBalance(now, t.guarantee, saved), used: used}
+		s = &spender{pid: pid, priority: p, level: t.Level, balance: budget.NewBalance(now, part, saved), used: used}
 		if err := s.run(s.due(now)); err != nil {
 			return err
 		}
@@ -89,8 +90,8 @@ func (b *budgets) set(k key, pid int, t terms, p prioritizer) error {
 		}
 		return nil
 	}
-	s.balance.Set(now, t.guarantee, saved)
-	s.level = t.level
+	s.balance.Set(now, part, saved)
+	s.level = t.Level
 	if s.at == budget.Demoted || s.at == s.level {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 )
 
@@ -55,7 +56,7 @@ func TestBudgetsDemote(t *testing.T) {
 	b := c.budgets(2)
 	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
 	for pid, k := range map[int]key{1: greedy, 2: modest} {
-		if err := b.set(k, pid, terms{guarantee: 0.45, level: 3}, fakePriority{c, pid}); err != nil {
+		if err := b.set(k, pid, control.Terms{GuaranteePercent: 45, Level: 3}, fakePriority{c, pid}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -90,10 +91,10 @@ func TestBudgetsDemoteShadow(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
 	k := key{"shadow", 0, 2}
-	if err := b.set(k, 1, terms{level: 4}, fakePriority{c, 1}); err != nil || c.levels[1] != budget.Demoted {
+	if err := b.set(k, 1, control.Terms{Level: 4}, fakePriority{c, 1}); err != nil || c.levels[1] != budget.Demoted {
 		t.Fatalf("level %d, %v; want demoted", c.levels[1], err)
 	}
-	if err := b.set(k, 1, terms{guarantee: 0.5, level: 4, saved: time.Millisecond}, fakePriority{c, 1}); err != nil {
+	if err := b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 4, BalanceNanos: int64(time.Millisecond)}, fakePriority{c, 1}); err != nil {
 		t.Fatal(err)
 	}
 	if c.now += int64(budgetTick); c.levels[1] != budget.Demoted {
@@ -114,7 +115,7 @@ func TestBudgetsBound(t *testing.T) {
 		guarantee := rapid.Float64Range(0, 1).Draw(t, "guarantee")
 		saved := time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "saved"))
 		k := key{"f", 0, 1}
-		if err := b.set(k, 7, terms{guarantee: guarantee, saved: saved, level: 1}, fakePriority{c, 7}); err != nil {
+		if err := b.set(k, 7, control.Terms{GuaranteePercent: 100 * guarantee, BalanceNanos: int64(saved), Level: 1}, fakePriority{c, 7}); err != nil {
 			t.Fatal(err)
 		}
 		for range rapid.IntRange(1, 300).Draw(t, "looks") {
@@ -135,7 +136,7 @@ func TestBudgetsTryAgain(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
 	k := key{"f", 0, 1}
-	if err := b.set(k, 1, terms{guarantee: 0.5, level: 2}, fakePriority{c, 1}); err != nil {
+	if err := b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 2}, fakePriority{c, 1}); err != nil {
 		t.Fatal(err)
 	}
 	c.refuse = true
@@ -155,7 +156,7 @@ func TestBudgetsForgetTheDead(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
 	k := key{"f", 0, 1}
-	if err := b.set(k, 1, terms{guarantee: 1, level: 1}, fakePriority{c, 1}); err != nil {
+	if err := b.set(k, 1, control.Terms{GuaranteePercent: 100, Level: 1}, fakePriority{c, 1}); err != nil {
 		t.Fatal(err)
 	}
 	delete(c.used, 1)
@@ -164,7 +165,7 @@ func TestBudgetsForgetTheDead(t *testing.T) {
 	if total, _ := b.spent(k); total != 0 || b.stop != nil {
 		t.Errorf("still there: spent %v, stop %v", total, b.stop)
 	}
-	if err := b.set(k, 1, terms{guarantee: 1, level: 1}, fakePriority{c, 1}); err == nil {
+	if err := b.set(k, 1, control.Terms{GuaranteePercent: 100, Level: 1}, fakePriority{c, 1}); err == nil {
 		t.Error("a process that has ended got a guarantee")
 	}
 }
@@ -183,7 +184,7 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 	}
 	greedy, modest := spin(), spin()
 	set := func(name string, cmd *exec.Cmd, guarantee float64) {
-		if _, err := c.apply(key{name, 0, 1}, cmd.Process.Pid, terms{guarantee: guarantee, level: 3}); err != nil {
+		if _, err := c.apply(key{name, 0, 1}, cmd.Process.Pid, control.Terms{GuaranteePercent: 100 * guarantee, Level: 3}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -222,7 +223,7 @@ func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
 func TestWritePriority(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
-	if _, err := c.apply(testKey, cmd.Process.Pid, terms{guarantee: 0.5, level: 2}); err != nil {
+	if _, err := c.apply(testKey, cmd.Process.Pid, control.Terms{GuaranteePercent: 50, Level: 2}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { endProcess(cmd); c.remove(testKey) })
@@ -266,7 +267,7 @@ func TestGovernorYields(t *testing.T) {
 	g.budgets.stop = make(chan struct{}) // the test calls sample itself
 	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
 	for pid, k := range map[int]key{1: greedy, 2: modest} {
-		if enforced, err := g.apply(k, pid, terms{guarantee: 0.45, level: 1}); enforced || err != nil {
+		if enforced, err := g.apply(k, pid, control.Terms{GuaranteePercent: 45, Level: 1}); enforced || err != nil {
 			t.Fatalf("enforced %v, %v", enforced, err)
 		}
 	}

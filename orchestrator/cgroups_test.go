@@ -64,7 +64,7 @@ func TestApplyQuota(t *testing.T) {
 	c := quotas(t, 2)
 	cmd := sleeper(t)
 	for _, percent := range []float64{30, 100, 1, 75, 0} {
-		enforced, err := c.apply(testKey, cmd.Process.Pid, terms{percent: percent})
+		enforced, err := c.apply(testKey, cmd.Process.Pid, control.Terms{SharePercent: percent})
 		if err != nil || !enforced {
 			t.Fatalf("%v %%: %v, %v", percent, enforced, err)
 		}
@@ -96,7 +96,7 @@ func TestQuotaProcessGone(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
 	endProcess(cmd)
-	if enforced, err := c.apply(testKey, cmd.Process.Pid, terms{percent: 30}); err == nil || enforced {
+	if enforced, err := c.apply(testKey, cmd.Process.Pid, control.Terms{SharePercent: 30}); err == nil || enforced {
 		t.Errorf("got %v, %v", enforced, err)
 	}
 	if len(c.groups) != 0 {
@@ -107,7 +107,7 @@ func TestQuotaProcessGone(t *testing.T) {
 func TestSweepSparesOthers(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
-	if _, err := c.apply(testKey, cmd.Process.Pid, terms{percent: 30}); err != nil {
+	if _, err := c.apply(testKey, cmd.Process.Pid, control.Terms{SharePercent: 30}); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range mounted(t) {

@@ -461,7 +461,7 @@ func newFakeShares() *fakeShares {
 
 func (s *fakeShares) mechanism() string { return mechanismV1 }
 
-func (s *fakeShares) apply(k key, pid int, t terms) (bool, error) {
+func (s *fakeShares) apply(k key, pid int, t control.Terms) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pids[k] = pid
@@ -471,7 +471,7 @@ func (s *fakeShares) apply(k key, pid int, t terms) (bool, error) {
 	if s.refuse != nil && s.refuse(k) {
 		return false, errNoQuota
 	}
-	s.percent[k] = t.percent
+	s.percent[k] = t.SharePercent
 	return true, nil
 }
 

@@ -21,7 +21,7 @@ type desiredState struct {
 // observedProcess is the observed state of one process.
 type observedProcess struct {
 	state     control.State
-	terms     terms // terms that were last written or ordered
+	terms     control.Terms // terms that were last written or ordered
 	woken     bool
 	handshook bool      // it has reported its version
 	spawned   time.Time // 0: it was never started
@@ -218,7 +218,7 @@ func (p *planner) step(q observedProcess, d control.DesiredProcess, desired, ano
 	switch {
 	case d.Role == control.Serve && !q.woken && q.state == control.Loaded && !p.facts.asleep:
 		return action{kind: wake, wanted: d}
-	case q.terms != termsOf(d), q.woken && !q.moving && !slices.Equal(q.groups, d.SMGroups):
+	case q.terms != d.Terms, q.woken && !q.moving && !slices.Equal(q.groups, d.SMGroups):
 		return action{kind: reshare, wanted: d}
 	}
 	return action{}

@@ -23,7 +23,7 @@ var (
 // want is a manager that desires one process.
 func want(role control.Role, share float64) desiredState {
 	return desiredState{desired: &control.Desired{ManagerID: "m", Seq: 1, Processes: []control.DesiredProcess{
-		{IF: "face", Generation: 1, Role: role, SharePercent: share},
+		{IF: "face", Generation: 1, Role: role, Terms: control.Terms{SharePercent: share}},
 	}}}
 }
 
@@ -31,7 +31,7 @@ var nothing = desiredState{desired: &control.Desired{ManagerID: "m"}}
 
 // alive is a process in a state, with the share that want desires.
 func alive(state control.State, edits ...func(*observedProcess)) *observedProcess {
-	f := &observedProcess{state: state, terms: terms{percent: 30}, handshook: true, spawned: t0, since: t0}
+	f := &observedProcess{state: state, terms: control.Terms{SharePercent: 30}, handshook: true, spawned: t0, since: t0}
 	for _, e := range edits {
 		e(f)
 	}
@@ -216,7 +216,7 @@ func (w *world) do(a action) {
 		refuse(w.now.Before(w.held[a.key.place()]), "has to wait")
 		refuse(w.observed.unready, "has no device")
 		w.started[a.key] = true
-		w.observed.processes[a.key] = observedProcess{state: control.Starting, terms: termsOf(a.wanted), spawned: w.now, since: w.now}
+		w.observed.processes[a.key] = observedProcess{state: control.Starting, terms: a.wanted.Terms, spawned: w.now, since: w.now}
 		return
 	case markExited:
 		refuse(there, "is there")
@@ -236,13 +236,13 @@ func (w *world) do(a action) {
 		refuse(f.woken || f.state != control.Loaded, "does not sleep")
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
 		refuse(w.observed.asleep, "may not be woken")
-		f.woken, f.terms = true, termsOf(a.wanted)
+		f.woken, f.terms = true, a.wanted.Terms
 		f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, len(a.wanted.SMGroups) > 0
 	case reshare:
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
-		same := f.terms == termsOf(a.wanted)
+		same := f.terms == a.wanted.Terms
 		refuse(same && (f.moving || !f.woken), "may not move")
-		f.terms = termsOf(a.wanted)
+		f.terms = a.wanted.Terms
 		if f.woken && !f.moving && !slices.Equal(f.groups, a.wanted.SMGroups) {
 			f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, true
 		}
@@ -275,8 +275,8 @@ func drawDesired(t *rapid.T) *control.Desired {
 			role := rapid.SampledFrom([]control.Role{"", control.Shadow, control.Serve, control.Drain, control.Kill}).Draw(t, "role")
 			if role != "" {
 				d.Processes = append(d.Processes, control.DesiredProcess{IF: name, Generation: g, Role: role,
-					SharePercent: float64(rapid.IntRange(0, 3).Draw(t, "share")),
-					SMGroups:     rapid.SampledFrom([][]int{nil, {0}, {1, 2}}).Draw(t, "groups")})
+					Terms:    control.Terms{SharePercent: float64(rapid.IntRange(0, 3).Draw(t, "share"))},
+					SMGroups: rapid.SampledFrom([][]int{nil, {0}, {1, 2}}).Draw(t, "groups")})
 			}
 		}
 	}

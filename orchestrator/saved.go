@@ -111,7 +111,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	n := saved{
 		Version: control.Version, ManagerID: s.manager.id, AttachSocket: s.manager.socket,
 		IF: k.name, Instance: k.instance, Generation: k.generation, Worker: c.desired.Worker,
-		State: c.state, Handshook: c.handshook, Woken: c.woken, SharePercent: c.terms.percent, Governor: c.governor,
+		State: c.state, Handshook: c.handshook, Woken: c.woken, SharePercent: c.terms.SharePercent, Governor: c.governor,
 		WokenPercent: c.wokenPercent, Groups: c.groups, Moving: c.moving,
 		Drained: !c.drained.IsZero(), Termed: !c.termed.IsZero(), Killed: !c.killed.IsZero(),
 		Asked: c.asked, Fault: c.fault, LastWords: c.lastWords,
@@ -192,12 +192,12 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 	}
 	c := &child{
 		observedProcess: observedProcess{
-			state: n.State, terms: terms{percent: n.SharePercent}, woken: n.Woken, handshook: n.Handshook,
+			state: n.State, terms: control.Terms{SharePercent: n.SharePercent}, woken: n.Woken, handshook: n.Handshook,
 			spawned: now.Add(-h.age), since: now,
 			drained: when(n.Drained), termed: when(n.Termed), killed: when(n.Killed),
 			groups: n.Groups, moving: n.Moving, ordered: now,
 		},
-		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, Worker: n.Worker, SharePercent: n.SharePercent, SMGroups: n.Groups},
+		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, Worker: n.Worker, Terms: control.Terms{SharePercent: n.SharePercent}, SMGroups: n.Groups},
 		governor: n.Governor, wokenPercent: n.WokenPercent,
 		asked: n.Asked, fault: n.Fault, lastWords: n.LastWords,
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 )
 
@@ -19,7 +20,7 @@ type shares interface {
 	// apply holds the process to its terms, the first time or again. If enforced is false,
 	// the process has to limit itself; err then gives the reason, unless the mechanism
 	// always works so.
-	apply(k key, pid int, t terms) (enforced bool, err error)
+	apply(k key, pid int, t control.Terms) (enforced bool, err error)
 	// spent returns the CPU time, on all CPUs, of a process with a guarantee, and the part
 	// of it beyond the guarantee.
 	spent(k key) (total, demoted time.Duration)
@@ -117,8 +118,8 @@ func openGovernor(cpus, _ int, log zerolog.Logger) (shares, error) {
 
 func (*governor) mechanism() string { return mechanismGovernor }
 
-func (g *governor) apply(k key, pid int, t terms) (bool, error) {
-	if t.level == budget.Demoted {
+func (g *governor) apply(k key, pid int, t control.Terms) (bool, error) {
+	if t.Level == budget.Demoted {
 		return false, nil
 	}
 	return false, g.budgets.set(k, pid, t, g)
@@ -205,7 +206,7 @@ func try(t tree) error {
 
 func (c *cgroupShares) mechanism() string { return c.tree.mechanism() }
 
-func (c *cgroupShares) apply(k key, pid int, t terms) (bool, error) {
+func (c *cgroupShares) apply(k key, pid int, t control.Terms) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g, exists := c.groups[k]
@@ -237,11 +238,11 @@ func (c *cgroupShares) apply(k key, pid int, t terms) (bool, error) {
 }
 
 // limit writes a group's quota or level.
-func (c *cgroupShares) limit(k key, pid int, t terms, g group) error {
-	if t.level != budget.Demoted {
+func (c *cgroupShares) limit(k key, pid int, t control.Terms, g group) error {
+	if t.Level != budget.Demoted {
 		return c.budgets.set(k, pid, t, g)
 	}
-	return g.set(quotaFor(t.percent, c.cpus))
+	return g.set(quotaFor(t.SharePercent, c.cpus))
 }
 
 func (c *cgroupShares) yields() <-chan struct{} { return nil }

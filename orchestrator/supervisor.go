@@ -517,7 +517,7 @@ func (s *supervisor) kill(c *child, fault, why string) {
 func (s *supervisor) spawn(a action) {
 	now := s.now()
 	c := &child{
-		observedProcess: observedProcess{state: control.Starting, spawned: now, since: now, terms: termsOf(a.wanted)},
+		observedProcess: observedProcess{state: control.Starting, spawned: now, since: now, terms: a.wanted.Terms},
 		desired:         a.wanted,
 	}
 	s.processes[a.key] = c
@@ -777,7 +777,7 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 	q := control.ObservedProcess{
 		IF: k.name, Instance: k.instance, Generation: k.generation,
-		State: c.state, SharePercent: c.terms.percent, Reason: c.notice.Reason,
+		State: c.state, SharePercent: c.terms.SharePercent, Reason: c.notice.Reason,
 		PersistentBytes: c.notice.PersistentBytes, EphemeralBytes: c.notice.EphemeralBytes, WarmupMillis: c.notice.WarmupMillis,
 		Batches: c.notice.Batches, WarmingUp: !c.warmingSince.IsZero(),
 	}

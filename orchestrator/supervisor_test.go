@@ -174,7 +174,7 @@ func (n *node) untilState(generation uint32, state control.State) control.Observ
 }
 
 func newDesired(generation uint32, role control.Role, share float64) control.DesiredProcess {
-	return control.DesiredProcess{IF: "face", Generation: generation, Role: role, SharePercent: share}
+	return control.DesiredProcess{IF: "face", Generation: generation, Role: role, Terms: control.Terms{SharePercent: share}}
 }
 
 func TestProcessLife(t *testing.T) {

@@ -3,7 +3,6 @@ package orchestrator
 import (
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
@@ -11,32 +10,11 @@ import (
 
 // How a process gets its part of the device:
 //
-//  1. The manager's message has its terms (termsOf). plan orders wake or reshare if they have
-//     changed.
+//  1. The manager's message has its terms (control.Terms). plan orders wake or reshare if they
+//     have changed.
 //  2. share (wake) and reshare keep them in the child, and limit enforces them: on CPUs by a control
 //     group and the process's priority (shares.go, budget.go), on a GPU libml does.
 //  3. order sends them to the process.
-
-// terms say how much of the device a process may use, and at which priority.
-type terms struct {
-	// percent is the share that the policy gslice assigns. 0: the process may use the whole
-	// device.
-	percent float64
-	// guarantee is the part of the CPUs' time that the process has at this level. saved
-	// bounds how much of it the process may save up. Level Demoted means no guarantee: with
-	// percent 0, the process then competes like any other process of the machine.
-	guarantee float64
-	saved     time.Duration
-	level     budget.Level
-	maxBatch  int // requests; 0: no limit
-}
-
-func termsOf(d control.DesiredProcess) terms {
-	return terms{
-		percent: d.SharePercent, guarantee: d.GuaranteePercent / 100, level: d.Level,
-		saved: time.Duration(d.BalanceNanos), maxBatch: d.MaxBatch,
-	}
-}
 
 // reshare applies changed terms and groups.
 func (s *supervisor) reshare(k key, c *child) {
@@ -49,13 +27,13 @@ func (s *supervisor) reshare(k key, c *child) {
 
 // share writes the desired share, and sends it to a process that is awake.
 func (s *supervisor) share(k key, c *child, do control.OrderKind) {
-	c.terms = termsOf(c.desired)
+	c.terms = c.desired.Terms
 	s.limit(k, c)
 	if c.woken {
 		o := s.orderOf(k, c, do)
 		if s.onGPU() {
 			s.place(c, &o)
-			c.wokenPercent = c.terms.percent
+			c.wokenPercent = c.terms.SharePercent
 		}
 		s.order(k, c, o)
 	}
@@ -64,7 +42,7 @@ func (s *supervisor) share(k key, c *child, do control.OrderKind) {
 // regroup sends an awake process its terms and its groups. A sleeping process gets them
 // when it is woken. A moving process gets other groups after it has arrived.
 func (s *supervisor) regroup(k key, c *child) {
-	c.terms = termsOf(c.desired)
+	c.terms = c.desired.Terms
 	if !c.woken {
 		return
 	}
@@ -73,7 +51,7 @@ func (s *supervisor) regroup(k key, c *child) {
 	switch {
 	case !c.moving && !slices.Equal(c.groups, c.desired.SMGroups):
 		s.place(c, &o)
-	case c.terms.level == budget.Demoted:
+	case c.terms.Level == budget.Demoted:
 		return // MPS keeps a percentage for the process's life
 	}
 	s.order(k, c, o)
@@ -90,9 +68,10 @@ func (s *supervisor) place(c *child, o *control.Order) {
 }
 
 // limit holds a process to its terms on the CPUs. libml does so on a GPU, and if no control
-// group can.
+// group can. Without a share and a guarantee, the process competes like any other process of the
+// machine.
 func (s *supervisor) limit(k key, c *child) {
-	if s.onGPU() || c.terms == (terms{}) {
+	if s.onGPU() || c.terms == (control.Terms{}) {
 		return
 	}
 	enforced, err := s.o.shares.apply(c.limited(k), c.process.pid(), c.terms)
@@ -141,8 +120,8 @@ func (s *supervisor) noteYields() {
 // orderOf returns an order with the process's terms.
 func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Order {
 	o := control.Order{
-		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
-		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level, MaxBatch: c.terms.maxBatch,
+		Do: do, SharePercent: c.terms.SharePercent, Governor: c.governor,
+		GuaranteePercent: c.terms.GuaranteePercent, Level: c.terms.Level, MaxBatch: c.terms.MaxBatch,
 	}
 	if c.yields = s.o.shares.yielding(c.limited(k)); c.yields {
 		o.SharePercent = o.GuaranteePercent
