@@ -15,9 +15,13 @@ import (
 	"github.com/penstock/penstock/manager/policy/pair"
 )
 
-// The manager's part in guarantees: it measures demand and cost, package guarantee decides,
-// and the desired processes carry the decisions. On CPUs the orchestrator enforces them. On
-// a GPU each process does, by the stream on which it launches a batch.
+// The manager's part in guarantees:
+//
+//  1. A process's reports have what it spent and what a request costs (noteUse, noteSpending).
+//  2. Every shares.interval, renewGuarantees adds the demand. Package guarantee decides.
+//  3. The desired processes carry the decisions (terms). On CPUs the orchestrator enforces them
+//     (orchestrator/terms.go). On a GPU each process does, by the stream on which it launches a
+//     batch (libml/account.go).
 
 // entitlement is an instance's guarantee, with the measurements behind it. The control loop
 // owns it. The zero value has no guarantee.
@@ -28,6 +32,10 @@ type entitlement struct {
 	// A batch of n requests takes the device for fixed + n * cost; cost is 0 if it is not
 	// known. On CPUs cost is a smoothed mean, and fixed is 0.
 	fixed, cost time.Duration
+	// costed is the report up to which the cost is counted, workerRan the requests of all members of
+	// the worker up to it.
+	costed    control.Report
+	workerRan int64
 
 	spent   spending // by all processes since the instance was created
 	counted spending // when use was computed
@@ -39,6 +47,63 @@ type entitlement struct {
 
 // spending is device time.
 type spending struct{ total, demoted time.Duration }
+
+// noteUse records what the active process reports about its use of the device.
+func (in *instance) noteUse(generation uint32, r *control.Report) {
+	in.entitled.unprotected = r.Unprotected
+	if in.m.onGPU() {
+		in.noteSpending(generation, spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)})
+	}
+	in.noteCosts(r)
+}
+
+// noteSpending records how much device time a process has used so far. On a GPU the process reports
+// that itself, on CPUs the orchestrator does (noteObservation).
+func (in *instance) noteSpending(generation uint32, total spending) {
+	p, e := in.processes.of(generation), &in.entitled
+	e.spent.total += total.total - p.spent.total
+	e.spent.demoted += total.demoted - p.spent.demoted
+	p.spent = total
+}
+
+// noteCosts records the cost of the requests since the last report.
+func (in *instance) noteCosts(r *control.Report) {
+	last := &in.entitled.costed
+	ran, cpu := r.Ran-last.Ran, time.Duration(r.CPUNanos-last.CPUNanos)
+	switch {
+	case r.Generation != last.Generation:
+		in.ranBeside(0)
+	case ran <= 0:
+		return // in the middle of a batch, whose CPU time would be counted wrongly
+	case in.m.onGPU():
+		in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
+		in.measured.noteCPU(cpu, ran)
+	default:
+		ran = in.ranBeside(ran)
+		e := &in.entitled
+		e.cost = smooth(e.cost, cpu/time.Duration(max(1, in.m.orchestrator.observed.CPUs))/time.Duration(ran))
+		in.measured.noteCPU(cpu, ran)
+	}
+	*last = *r
+}
+
+// ranBeside returns how many requests the active process's worker ran since the last call, ran of
+// them for this instance. CPU time is known only of the whole process, so members have a mean cost.
+func (in *instance) ranBeside(ran int64) int64 {
+	worker := in.f.setupFor(in.pair.Active().Card).worker
+	if worker == "" {
+		return ran
+	}
+	total := in.m.workers.count(worker, ran)
+	ran, in.entitled.workerRan = total-in.entitled.workerRan, total
+	return ran
+}
+
+// renewGuarantees lets the policy decide after that much time.
+func (m *Manager) renewGuarantees(elapsed time.Duration) {
+	m.eachInstance(func(in *instance) { in.observeDemand(elapsed) })
+	m.guarantees()
+}
 
 // guarantees lets the policy decide from the measurements. The manager calls it every
 // shares.interval, after an order, and when an instance has no guarantee yet. While a
@@ -78,6 +143,15 @@ func (m *Manager) guarantees() {
 		n := len(own) + i
 		m.workers.settle(w.Name, functions[n].Objective, actions[n], m.log)
 	}
+}
+
+// decide lets the policy decide about functions that share the device.
+func (m *Manager) decide(functions []guarantee.Function) []guarantee.Action {
+	actions := guarantee.Decide(functions)
+	if m.takesTurns() {
+		guarantee.CapBatches(functions, actions)
+	}
+	return actions
 }
 
 // hosts reports whether a worker has processes, or is going to.
@@ -122,6 +196,9 @@ func (in *instance) observeDemand(elapsed time.Duration) {
 	e.demoted = (e.spent.demoted - e.counted.demoted).Seconds() / elapsed.Seconds()
 	e.counted = e.spent
 }
+
+// forgetCosts drops the cost of a model that no longer serves.
+func (e *entitlement) forgetCosts() { e.fixed, e.cost, e.costed = 0, 0, control.Report{} }
 
 // wants describes the instance for the policy.
 func (in *instance) wants() guarantee.Function {
@@ -182,15 +259,22 @@ func (in *instance) terms(q *pair.Process, role control.Role) control.Terms {
 	return t
 }
 
-// noteCost records the device time that a process spent on that many requests.
-func (e *entitlement) noteCost(spent time.Duration, requests int64) {
-	e.cost = smooth(e.cost, spent/time.Duration(requests))
-}
-
-// noteSpending adds a process's spending between two of its totals, was and is.
-func (e *entitlement) noteSpending(was, is spending) {
-	e.spent.total += is.total - was.total
-	e.spent.demoted += is.demoted - was.demoted
+// maxBatch is how many requests a batch may have, given how long it may take: one of the card's sizes,
+// or 0 if there is no limit.
+func (in *instance) maxBatch(a guarantee.Action) int {
+	f := in.wants()
+	limit := f.Requests(a.LongestBatch)
+	sizes := in.pair.Card().Batches
+	if limit == 0 || len(sizes) == 0 || limit >= sizes[len(sizes)-1] {
+		return 0
+	}
+	fit := sizes[0]
+	for _, n := range sizes {
+		if n <= limit {
+			fit = n
+		}
+	}
+	return fit
 }
 
 // guaranteeStatus sums up the instances; nil if the node has no guarantees.

@@ -189,8 +189,8 @@ func (in *instance) status() control.InstanceStatus {
 
 // forget drops the measurements of a model that no longer serves.
 func (in *instance) forget() {
-	in.measured, in.batching.costs = measurement{}, control.Report{}
-	in.entitled.fixed, in.entitled.cost = 0, 0
+	in.measured = measurement{}
+	in.entitled.forgetCosts()
 	in.traffic.ResetWindow()
 }
 

@@ -16,6 +16,7 @@ type process struct {
 	// left: the function was asked to leave this process, because it is superseded.
 	left bool
 	observation
+	spent spending // so far
 	// A process that has ended may wait for the orchestrator's report, and its end counts only
 	// then. unreported: whether the GPU was lost; exitBy: why a process ended that did not serve;
 	// doubtUntil: whether a process that failed while linking had lost the GPU. The times are
@@ -30,7 +31,6 @@ type observation struct {
 	groups  []int
 	batches []int
 	growing bool // it is still getting more batch sizes
-	spent   spending
 }
 
 // processes are the known processes of an instance, by generation.
@@ -80,8 +80,10 @@ func (in *instance) noteObservation(o *control.ObservedProcess) {
 	}
 	p := in.processes.of(o.Generation)
 	before := p.observation
-	now := observation{o.SMs, o.SMGroups, o.Batches, o.WarmingUp, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
-	in.entitled.noteSpending(before.spent, now.spent)
+	now := observation{o.SMs, o.SMGroups, o.Batches, o.WarmingUp}
+	if !in.m.onGPU() {
+		in.noteSpending(o.Generation, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)})
+	}
 	p.observation = now
 	if len(now.batches) > 0 && !now.growing {
 		in.pair.Whole(o.Generation)

@@ -12,13 +12,8 @@ import (
 type batching struct {
 	Fit   control.Fit
 	Limit float64 // of the batch size
-	// costs is the report up to which the costs of a request are counted.
-	costs control.Report
-	// workerRan has the requests of all members of the worker up to that report.
-	workerRan int64
-	// The totals of device time and hand-overs that a generation has reported last.
+	// The total of hand-overs that a generation has reported last.
 	generation uint32
-	spent      spending
 	handovers  uint64
 }
 
@@ -51,16 +46,10 @@ func (in *instance) report(generation uint32, r control.Report) {
 	}
 	b := &in.batching
 	b.Limit = r.Limit
-	in.entitled.unprotected = r.Unprotected
 	if generation != b.generation {
-		b.generation, b.spent, b.handovers = generation, spending{}, 0
+		b.generation, b.handovers = generation, 0
 	}
-	if in.m.onGPU() { // on CPUs the orchestrator measures it: noteObservation
-		spent := spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)}
-		in.entitled.noteSpending(b.spent, spent)
-		b.spent = spent
-	}
-	in.noteCosts(&r)
+	in.noteUse(generation, &r)
 	if in.growing() {
 		r.Fit = control.FitUnknown
 	}
@@ -72,38 +61,6 @@ func (in *instance) report(generation uint32, r control.Report) {
 	in.noteHandovers(&r)
 	in.residency.note(generation, r.Residency)
 	in.warmedUp = warmedUp{active.Card, r.Measurements}
-}
-
-// noteCosts records the cost of the requests since the last report.
-func (in *instance) noteCosts(r *control.Report) {
-	last := &in.batching.costs
-	ran, cpu := r.Ran-last.Ran, time.Duration(r.CPUNanos-last.CPUNanos)
-	switch {
-	case r.Generation != last.Generation:
-		in.ranBeside(0)
-	case ran <= 0:
-		return // in the middle of a batch, whose CPU time would be counted wrongly
-	case in.m.onGPU():
-		in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
-		in.measured.noteCPU(cpu, ran)
-	default:
-		ran = in.ranBeside(ran)
-		in.entitled.noteCost(cpu/time.Duration(max(1, in.m.orchestrator.observed.CPUs)), ran)
-		in.measured.noteCPU(cpu, ran)
-	}
-	*last = *r
-}
-
-// ranBeside returns how many requests the active process's worker ran since the last call, ran of
-// them for this instance. CPU time is known only of the whole process, so members have a mean cost.
-func (in *instance) ranBeside(ran int64) int64 {
-	worker := in.f.setupFor(in.pair.Active().Card).worker
-	if worker == "" {
-		return ran
-	}
-	total := in.m.workers.count(worker, ran)
-	ran, in.batching.workerRan = total-in.batching.workerRan, total
-	return ran
 }
 
 // noteHandovers counts the new hand-overs in a process's report. A process's first

@@ -73,8 +73,7 @@ func (m *Manager) shareOut(f *function) {
 func (m *Manager) tune(now time.Time) {
 	elapsed := m.shares.lap(now)
 	if m.cfg.Guarantees() {
-		m.eachInstance(func(in *instance) { in.observeDemand(elapsed) })
-		m.guarantees()
+		m.renewGuarantees(elapsed)
 	}
 	observed := map[gslice.ID]gslice.Observation{}
 	for _, f := range m.functions {

@@ -3,7 +3,6 @@ package manager
 import (
 	"errors"
 
-	"github.com/penstock/penstock/manager/policy/guarantee"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -107,31 +106,4 @@ func (m *Manager) joinTurns(pid int) (*int, error) {
 		return nil, err
 	}
 	return &entry, nil
-}
-
-// decide lets the policy decide about functions that share the device.
-func (m *Manager) decide(functions []guarantee.Function) []guarantee.Action {
-	actions := guarantee.Decide(functions)
-	if m.takesTurns() {
-		guarantee.CapBatches(functions, actions)
-	}
-	return actions
-}
-
-// maxBatch is how many requests a batch may have, given how long it may take: one of the card's sizes,
-// or 0 if there is no limit.
-func (in *instance) maxBatch(a guarantee.Action) int {
-	f := in.wants()
-	limit := f.Requests(a.LongestBatch)
-	sizes := in.pair.Card().Batches
-	if limit == 0 || len(sizes) == 0 || limit >= sizes[len(sizes)-1] {
-		return 0
-	}
-	fit := sizes[0]
-	for _, n := range sizes {
-		if n <= limit {
-			fit = n
-		}
-	}
-	return fit
 }
