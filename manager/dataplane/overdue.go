@@ -68,13 +68,13 @@ func (q *Queue) overdue(now int64, slots []uint32) (_ []uint32, next int64) {
 	}
 
 	next = now + replyPatience
-	for i := range p.flights {
-		if fl := &p.flights[i]; fl.queue != q || fl.answered {
+	for slot, fl := range q.flying {
+		if fl.answered {
 			continue
 		}
-		at := p.table.Request(uint32(i)).Deadline + overdueGrace
+		at := p.table.Request(slot).Deadline + overdueGrace
 		if at <= now {
-			slots = append(slots, uint32(i))
+			slots = append(slots, slot)
 		} else {
 			next = min(next, at)
 		}

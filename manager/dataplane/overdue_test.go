@@ -140,7 +140,7 @@ func TestOverdueTimes(t *testing.T) {
 		{"a later request may be due earlier", false, []int64{500 * ms}, nil, nil, 20 * ms, false},
 		{"soon due", false, []int64{500 * ms, -15 * ms}, nil, nil, 10 * ms, false},
 		{"answered before", false, []int64{-30 * ms}, func(p *Port) { p.flights[0].answered = true }, nil, 20 * ms, false},
-		{"of another queue", false, []int64{-30 * ms, -30 * ms}, func(p *Port) { p.flights[0].queue = &Queue{} }, []uint32{1}, 20 * ms, false},
+		{"of another queue", false, []int64{-30 * ms, -30 * ms}, func(p *Port) { p.flights[0].queue.inFlight--; p.flights[0].queue = &Queue{} }, []uint32{1}, 20 * ms, false},
 		{"late requests are run", true, []int64{-30 * ms}, nil, nil, 1000 * ms, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -101,11 +101,9 @@ func (q *Queue) SetWeight(weight float64) {
 func (q *Queue) Abandon(generation uint32) (started bool) {
 	q.port.mu.Lock()
 	q.abandoned = append(q.abandoned, generation)
-	for i := range q.port.flights {
-		if q.port.flights[i].queue == q {
-			stage, by := q.channel.Stage(uint32(i))
-			started = started || stage == shm.StageStarted && by == generation
-		}
+	for slot := range q.flying {
+		stage, by := q.channel.Stage(slot)
+		started = started || stage == shm.StageStarted && by == generation
 	}
 	q.port.mu.Unlock()
 	q.channel.Disown(generation)
@@ -139,16 +137,30 @@ func (q *Queue) Rouse() {
 // Oldest returns when the oldest unanswered request was published, by runclock.Now; 0 if there
 // is none.
 func (q *Queue) Oldest() time.Duration {
-	p := q.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	q.port.mu.Lock()
+	defer q.port.mu.Unlock()
 	oldest := time.Duration(0)
-	for i := range p.flights {
-		if fl := &p.flights[i]; fl.queue == q && (oldest == 0 || fl.published < oldest) {
+	for _, fl := range q.flying {
+		if oldest == 0 || fl.published < oldest {
 			oldest = fl.published
 		}
 	}
 	return oldest
+}
+
+// flying yields the requests in flight and their slots. It stops after the last one. The slot that
+// was freed last is taken first, so slots that were never needed are not visited. The caller holds
+// Port.mu, and ends no request meanwhile.
+func (q *Queue) flying(yield func(slot uint32, fl *flight) bool) {
+	flights := q.port.flights
+	for slot, left := 0, q.inFlight; left > 0; slot++ {
+		if fl := &flights[slot]; fl.queue == q {
+			if !yield(uint32(slot), fl) {
+				return
+			}
+			left--
+		}
+	}
 }
 
 // LastGood returns when a request was last answered with status ok, by shm.Now and by

@@ -259,12 +259,7 @@ func (q *Queue) withdrawAbandoned(slots []uint32) []uint32 {
 	if len(q.abandoned) == 0 && q.expireBefore == 0 {
 		return slots
 	}
-	for i := range q.port.flights {
-		slot := uint32(i)
-		fl := &q.port.flights[slot]
-		if fl.queue != q {
-			continue
-		}
+	for slot, fl := range q.flying {
 		stage, by := q.channel.Stage(slot)
 		orphan := stage == shm.StageStarted && slices.Contains(q.abandoned, by)
 		if !orphan && fl.published >= q.expireBefore {
