@@ -13,7 +13,7 @@
 //     (functions.go).
 //
 // The control loop controls the data plane by the methods of dataplane.Port and dataplane.Queue,
-// and takes none of its locks.
+// which take the data plane's locks for a moment. It sees no other type or lock of it.
 package manager
 
 import (
