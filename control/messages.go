@@ -10,6 +10,7 @@ package control
 
 import (
 	"encoding/json"
+	"reflect"
 	"time"
 
 	"github.com/penstock/penstock/control/budget"
@@ -548,13 +549,7 @@ type Report struct {
 }
 
 // Equal reports whether both reports say the same.
-func (r Report) Equal(other Report) bool {
-	if (r.Residency == nil) != (other.Residency == nil) || r.Residency != nil && *r.Residency != *other.Residency {
-		return false
-	}
-	r.Residency, other.Residency = nil, nil
-	return r == other
-}
+func (r Report) Equal(other Report) bool { return reflect.DeepEqual(r, other) }
 
 // Residency tells whether a member's model is in memory, and what loading it has cost.
 type Residency struct {
