@@ -5,8 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// senders are the clients of an aggregator. Those that have not proved their address only get a
-// credit from their table: they share one class of slots (fair.go).
+// senders are the clients of an aggregator: clients that have proved their address, and strangers,
+// which have not. The table of strangers only gives credit, as all strangers share one class of
+// slots (fair.go).
 type senders struct{ clients, strangers clients }
 
 // clientRef refers to a client in the table of those that have proved that they receive at their
