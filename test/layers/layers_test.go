@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -74,6 +75,9 @@ var pure = map[string][]string{
 // pureFolders are folders whose packages are all pure. Packages that only serve tests are
 // exempt; their names show it.
 var pureFolders = []string{"plan"}
+
+// codeFiles are the extensions of files with code.
+var codeFiles = []string{".go", ".c", ".cu", ".py", ".js", ".mjs"}
 
 // forbiddenCalls are what a pure package must not call: the clock.
 var forbiddenCalls = regexp.MustCompile(`\btime\.(Now|Since|Until|Sleep|After|Tick|NewTimer|NewTicker)\b`)
@@ -269,15 +273,60 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
-// The page names each folder.
-func TestFolders(t *testing.T) {
+// row is a line of the table of folders: a cell with folders, and one that names some below them.
+var row = regexp.MustCompile("(?m)^\\|( `[^|]*/`[^|]*)\\|([^|]*)\\|([^|]*)\\|$")
+
+var folderName = regexp.MustCompile("`([^` ]+)/`")
+
+// named returns the folders that the table of docs/architecture.md names. A name that ends with
+// "/*" stands for everything below. Names in the second cell are relative to one of the first.
+func named(t *testing.T) (names []string) {
+	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "architecture.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range packages(t) {
-		if name := folder(p.ImportPath); !strings.Contains(string(text), name+"/") {
-			t.Errorf("docs/architecture.md does not name %s/", name)
+	for _, cells := range row.FindAllStringSubmatch(string(text), -1) {
+		if strings.TrimSpace(cells[2]) == "" || strings.TrimSpace(cells[3]) == "" {
+			t.Errorf("docs/architecture.md does not say what belongs in%s, and what does not", strings.TrimRight(cells[1], " "))
+		}
+		for _, top := range folderName.FindAllStringSubmatch(cells[1], -1) {
+			names = append(names, top[1])
+			for _, below := range folderName.FindAllStringSubmatch(cells[2], -1) {
+				names = append(names, path.Join(top[1], below[1]))
+			}
+		}
+	}
+	return names
+}
+
+// The table of docs/architecture.md names each folder with code.
+func TestFolders(t *testing.T) {
+	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = filepath.Join("..", "..")
+	out, err := list.Output()
+	if err != nil {
+		t.Fatalf("list files: %v", err)
+	}
+	folders := map[string]bool{}
+	for file := range strings.SplitSeq(string(out), "\x00") {
+		folder := path.Dir(file)
+		parts := strings.Split(folder, "/")
+		if slices.Contains(codeFiles, path.Ext(file)) && folder != "." && !slices.Contains(parts, "testdata") && !slices.Contains(parts, "vendor") {
+			folders[folder] = true
+		}
+	}
+	if !folders["wire"] || !folders["cuda/swap/library"] {
+		t.Fatalf("found no code in wire or cuda/swap/library among %d folders; the test looks in the wrong place", len(folders))
+	}
+
+	names := named(t)
+	for folder := range folders {
+		if !slices.ContainsFunc(names, func(name string) bool {
+			all, ok := strings.CutSuffix(name, "/*")
+			return name == folder || ok && strings.HasPrefix(folder, all+"/")
+		}) {
+			t.Errorf("the table of folders in docs/architecture.md does not name %s/", folder)
 		}
 	}
 }
