@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"encoding/json"
 	"os"
 	"reflect"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
@@ -34,6 +36,18 @@ func TestLongestPause(t *testing.T) {
 	}
 	if silence, _, _ := longestPause(nil); silence != 0 {
 		t.Errorf("nobody was silent for %s", silence)
+	}
+}
+
+// A measurement without answers must not break the report: JSON has no NaN and no Inf.
+func TestNoAnswers(t *testing.T) {
+	var way ResidencyWay
+	way.add(&loadgen.Report{Functions: []loadgen.FunctionReport{{}}})
+	r := IngestCase{Ratio: ratio(1, 0), AllocsPerDatagram: ratio(0, 0)}
+	for _, report := range []any{way, r} {
+		if _, err := json.Marshal(report); err != nil {
+			t.Errorf("%+v: %v", report, err)
+		}
 	}
 }
 

@@ -82,7 +82,7 @@ func ingestCase(ctx context.Context, fragments, fragmentBytes int, each time.Dur
 			return c, err
 		}
 		ours, bare = append(ours, o.perSecond()), append(bare, b.perSecond())
-		ratios = append(ratios, o.perSecond()/b.perSecond())
+		ratios = append(ratios, ratio(o.perSecond(), b.perSecond()))
 		c.Requests += o.requests
 		c.Lost += o.lost
 		c.BareLost += b.lost
@@ -91,13 +91,21 @@ func ingestCase(ctx context.Context, fragments, fragmentBytes int, each time.Dur
 	}
 	c.BytesPerSecond, c.BareBytesPerSecond, c.Ratio = median(ours), median(bare), median(ratios)
 	c.DatagramsPerSecond = c.BytesPerSecond / float64(fragmentBytes)
-	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
+	c.AllocsPerDatagram = ratio(float64(mallocs), float64(datagrams))
 	return c, nil
 }
 
 func median(v []float64) float64 {
 	slices.Sort(v)
 	return v[len(v)/2]
+}
+
+// ratio returns a / b, or 0 if b is 0: JSON has no Inf and no NaN.
+func ratio(a, b float64) float64 {
+	if b == 0 {
+		return 0
+	}
+	return a / b
 }
 
 // turn has the counts of one measurement.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"regexp"
@@ -197,11 +196,11 @@ func (o *SharingOptions) runLoad(ctx context.Context, dir string, rates map[stri
 	return r, nil
 }
 
-// Spread returns the median of values and their min and max.
+// Spread returns the median of values and their min and max, all 0 if there are no values.
 func Spread(values []float64) (median, smallest, largest float64) {
 	sorted := slices.Sorted(slices.Values(values))
 	if len(sorted) == 0 {
-		return math.NaN(), math.NaN(), math.NaN()
+		return 0, 0, 0
 	}
 	return sorted[len(sorted)/2], sorted[0], sorted[len(sorted)-1]
 }
