@@ -51,7 +51,7 @@ func RunDispatch(ctx context.Context, binary string, n int) (Dispatch, error) {
 log: {level: warn}
 shares: {policy: gslice, tune: false, change: in-place}
 functions:
-  - {name: idle, model: %s, port: 0, share_percent: 100}
+  - {name: idle, model: %s, port: 0, share_percent: 100, slo: 10s}
 `, card)})
 	if err != nil {
 		return r, err
@@ -66,7 +66,7 @@ functions:
 	if err := cpuset.Pin(own); err != nil {
 		return r, err
 	}
-	c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{})
+	c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{Timeout: 20 * time.Second})
 	if err != nil {
 		return r, err
 	}

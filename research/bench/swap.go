@@ -141,8 +141,8 @@ functions:
 		}
 		last = f.Swaps
 		// The new process reports the idle time in its first report, after its first batch. It reports none
-		// if no work was waiting.
-		limit, cancel = context.WithTimeout(ctx, 2*control.ReportEvery)
+		// if no work was waiting. With a saturating load that is rare, so the wait may be long.
+		limit, cancel = context.WithTimeout(ctx, 10*time.Second)
 		err = nd.WaitFor(limit, "its idle time", func() bool {
 			f, err = nd.Function("busy")
 			return err == nil && f.SwapIdle.Count > noted

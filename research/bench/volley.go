@@ -106,7 +106,7 @@ func (v *volley) fire(ctx context.Context, patience time.Duration) ([]wire.Resul
 		}
 		h, result, _, err := wire.DecodeResult(v.room[:n])
 		if errors.Is(err, wire.ErrType) {
-			continue // a NACK, for what the kernel dropped: the volley times out
+			continue // a NACK, for what the kernel dropped: the request ends as incomplete
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read result: %w", err)

@@ -100,6 +100,9 @@ func (o *WorkerOptions) run(ctx context.Context, config string, to *WorkerWay) e
 	processes := map[int]int64{} // anonymous memory by process id
 	for _, f := range status.Functions {
 		for _, p := range f.Instances[0].Processes {
+			if p.PID == 0 { // it is being started
+				continue
+			}
 			if processes[p.PID], err = anonymousBytes(p.PID); err != nil {
 				return err
 			}
