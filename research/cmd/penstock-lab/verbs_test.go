@@ -28,7 +28,7 @@ var onCPU = []struct {
 	args     []string
 	positive [][]any
 }{
-	{words("ingest --duration 50ms"), [][]any{{"requests"}, {"bare_bytes_per_s"}}},
+	{words("ingest --duration 1s"), [][]any{{"requests"}, {"bare_bytes_per_s"}}},
 	{words("dispatch -n 5"), [][]any{{"requests"}, {"complete_to_batch_us", "p50"}, {"floor_us", "p50"}}},
 	{words("slab"), [][]any{{"goodput_rps"}}},
 	{words("simulate --evaluation=false --first 4 --last 5"), [][]any{{0, "functions"}, {0, "ratios", 0}}},
@@ -47,7 +47,7 @@ var onCPU = []struct {
 		[][]any{{"memory_ratio"}, {"limited", "requests", 0}, {"limited", "load_ms", 0}, {"own", "in_time", 0}}},
 	{words("loading --rounds 1 --duration 1s --model face,face --memory 2 --neighbour fashion"),
 		[][]any{{"neighbour_p99_ratio"}, {"resident_ms", 0}, {"loads_per_request", 0}}},
-	{words("guest --rounds 1 --duration 2s"), [][]any{{"p99_ratio"}, {"guest_ratio"}, {"function_beside_guest", "within_percent", 0}}},
+	{words("guest --model detect --rate 5 --rounds 1 --duration 4s"), [][]any{{"p99_ratio"}, {"guest_ratio"}, {"function_beside_guest", "within_percent", 0}}},
 	{words("plan --only delays --count 1"), [][]any{{"delays", 0, "gpus"}}},
 	{words("plan --only counts --scenario S1 --times 1"), [][]any{{"counts", 0, "gpus"}}},
 }
@@ -69,13 +69,22 @@ func TestVerbs(t *testing.T) {
 	for _, verb := range onCPU {
 		t.Run(verb.args[0], func(t *testing.T) {
 			t.Parallel()
-			var report any
-			if err := json.Unmarshal(run(t, lab, append(verb.args, "-o", "json")...), &report); err != nil {
-				t.Fatalf("report is not JSON: %v", err)
-			}
-			for _, path := range verb.positive {
-				if n, _ := value(report, path).(float64); n <= 0 {
-					t.Errorf("report: %v is %v, want a number above 0", path, value(report, path))
+			// In its short time, a verb may get no answer from a node that other tests disturb.
+			const attempts = 4
+			for attempt := 1; ; attempt++ {
+				var report any
+				if err := json.Unmarshal(run(t, lab, append(verb.args, "-o", "json")...), &report); err != nil {
+					t.Fatalf("report is not JSON: %v", err)
+				}
+				zero := slices.DeleteFunc(slices.Clone(verb.positive), func(path []any) bool {
+					n, _ := value(report, path).(float64)
+					return n > 0
+				})
+				switch {
+				case len(zero) == 0:
+					return
+				case attempt == attempts:
+					t.Fatalf("report of attempt %d: want numbers above 0 at %v", attempt, zero)
 				}
 			}
 		})
