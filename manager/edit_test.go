@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/models"
 )
 
@@ -60,7 +61,6 @@ func (b *nodeBed) settles(name string) {
 		b.turns()
 		return !f.model.replacing && len(b.calls) == 0
 	})
-	time.Sleep(10 * time.Millisecond) // the goroutine that records the end
 	b.turns()
 }
 
@@ -73,14 +73,11 @@ func TestEditOfEachKey(t *testing.T) {
 			return generation > 1 && is(f.setupFor(b.instance("a", 0).pair.Active().Card)) && is(f.setup)
 		}
 	}
-	free := func() uint16 {
-		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		return uint16(c.LocalAddr().(*net.UDPAddr).Port)
-	}()
+	at, err := freeport.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := at.Port()
 	rows := map[string]struct {
 		edit func(c *configs.Function)
 		live func(b *nodeBed) bool // whether it is in effect; nil: the key cannot change
@@ -183,8 +180,12 @@ func TestEditSLO(t *testing.T) {
 			}
 			b.report()
 		}
-		b.settles("a")
 		f := b.function("a")
+		(&bed{f, t}).eventually("the failed edit is reported", func() bool {
+			b.turns()
+			return !b.page().Configuration.Followed
+		})
+		b.settles("a")
 		if f.slo != testCard().SLO || f.config.SLO != 0 || f.config.SharePercent != 50 {
 			t.Errorf("objective %v, configured %v, share %v; want the old objective, and the share of the edit", f.slo, f.config.SLO, f.config.SharePercent)
 		}
@@ -221,11 +222,15 @@ func TestEditPort(t *testing.T) {
 		c.Port = port
 		return c
 	}
-	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	free, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := uint16(taken.LocalAddr().(*net.UDPAddr).Port)
+	port := free.Port()
+	taken, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(free))
+	if err != nil {
+		t.Fatal(err)
+	}
 	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20), named("b", 20))
 	old := b.function("a").localAddr().Port()
 

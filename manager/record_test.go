@@ -15,15 +15,32 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/models"
 )
+
+// stablePorts is a network that opens ports which no other program takes while none is open, between
+// two managers.
+type stablePorts struct{ dataplane.Network }
+
+func (n stablePorts) Open(port uint16, receivers int, shed bool) (*dataplane.Sources, error) {
+	if port == 0 {
+		free, err := freeport.Find()
+		if err != nil {
+			return nil, err
+		}
+		port = free.Port()
+	}
+	return n.Network.Open(port, receivers, shed)
+}
 
 // recordedNode is a node of a run in a runtime folder. It begins with the recorded
 // functions, or with the functions named if there is no record.
 func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), functions ...configs.Function) *nodeBed {
 	t.Helper()
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
-	b.folder.recorder = recorder{dir: dir, run: run}
+	b.folder.recorder, b.network = recorder{dir: dir, run: run}, stablePorts{b.network}
 	b.cfg.Digest, b.cfg.Functions, b.cfg.Shares.Tune = digest, functions, false
 	if change != nil {
 		change(b)
