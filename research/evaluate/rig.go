@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
@@ -82,7 +82,7 @@ func (r *runner) startHarness(ctx context.Context, v variant, c *Case, first []F
 	if err != nil {
 		return nil, err
 	}
-	at, err := freePort()
+	at, err := freeport.Find()
 	if err != nil {
 		return nil, err
 	}
@@ -239,15 +239,6 @@ func newNoise(card *models.Card) *noise {
 func (n *noise) Len() int { return len(n.pictures) }
 
 func (n *noise) Picture(i int) ([]byte, int) { return n.pictures[i], -1 }
-
-func freePort() (netip.AddrPort, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("find a free port: %w", err)
-	}
-	defer l.Close()
-	return netip.ParseAddrPort(l.Addr().String())
-}
 
 // resolve returns a device name that means the same GPU in every process, its UUID, and the
 // GPU's product name. visible is CUDA_VISIBLE_DEVICES, which determines CUDA's numbering.
