@@ -116,8 +116,9 @@ func checkMeasured(t *testing.T, c *Case, x Result) {
 	for _, l := range x.Loads {
 		for _, f := range l.Functions {
 			checkSum(t, x, f)
-			if g := f.Guarantee; x.Variant == guaranteed && (g == nil || g.Level == 0 || g.UsePercent <= 0) {
-				t.Errorf("%s has guarantee %+v, want a level, and that it uses the device", f.Name, g)
+			// On a busy machine a function may run no batch in the measured time.
+			if g := f.Guarantee; x.Variant == guaranteed && (g == nil || g.Level == 0 || f.OK > 0 && g.UsePercent <= 0) {
+				t.Errorf("%s has guarantee %+v with %d answers, want a level, and that it uses the device", f.Name, g, f.OK)
 			}
 		}
 	}
