@@ -389,10 +389,11 @@ func TestMoveOrders(t *testing.T) {
 	for _, g := range []int{1, 2, 3} {
 		c.moveTo(g)
 	}
-	// The orders are read one after the other: when this one has had its effect, the last one has
+	c.moveTo(1, 3)
+	// The orders are read one after the other: the answer to this one shows that the last move has
 	// arrived.
-	c.order(control.Order{Do: control.DoShare, SharePercent: 77, SMGroups: []int{1, 3}})
-	time.Sleep(20 * time.Millisecond)
+	c.order(control.Order{Do: control.DoReport})
+	eventually(t, "the orders are read", func() bool { return (<-c.notices).Woken })
 	f.fail(nil)
 	close(gate)
 	c.awaitGroups(0)
