@@ -49,7 +49,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(70)}, clienttest.Faults{Drop: firstAnswer})
 
 	at := relay.Addr()
-	out, err := exec.Command(python, program, at.Addr().String(), strconv.Itoa(int(at.Port())), file).CombinedOutput()
+	out, err := exec.Command(python, program, at.Addr().String(), strconv.Itoa(int(at.Port())), file, "60").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -1,4 +1,4 @@
-"""Sends a picture to a Penstock function and prints the answer: python3 client.py HOST PORT FILE
+"""Sends a picture to a Penstock function and prints the answer: python3 client.py HOST PORT FILE [SECONDS]
 
 It sends one picture at a time, so it needs no credit but the first. docs/wire.md is the protocol.
 """
@@ -76,7 +76,9 @@ if __name__ == "__main__":
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sock.connect((sys.argv[1], int(sys.argv[2])))
     with open(sys.argv[3], "rb") as f:
-        block, payload = infer(sock, random.getrandbits(32), f.read())
+        picture = f.read()
+    timeout = float(sys.argv[4]) if len(sys.argv) > 4 else 2.0
+    block, payload = infer(sock, random.getrandbits(32), picture, timeout=timeout)
     status, kind, batch, credit, missing, version, *stages, sent, cookie = block
     print(f"status {STATUS[status]}, batch {batch}, model version {version}, infer {stages[3]} us")
     if kind == 1:
