@@ -16,7 +16,8 @@ import (
 	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
-const patience = 30 * time.Second
+// patience bounds each wait. On a busy machine ffmpeg needs long to start, and long for each frame.
+const patience = 2 * time.Minute
 
 // checkLeaks fails the test if it ends with more goroutines or descriptors than it began with.
 func checkLeaks(t *testing.T) {
