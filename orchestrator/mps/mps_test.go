@@ -304,7 +304,7 @@ func TestSlowDaemon(t *testing.T) {
 			x := newHarness(t, b)
 			log := &output{}
 			x.o.Log = zerolog.New(log)
-			x.o.StartTimeout, x.o.AnswerTimeout = 10*time.Second, 100*time.Millisecond
+			x.o.AnswerTimeout = 100 * time.Millisecond
 			d := x.start()
 			if s := d.State(); !s.Serving || s.Losses != 0 {
 				t.Errorf("started as %+v", s)
@@ -329,7 +329,7 @@ func TestQuickDaemon(t *testing.T) {
 	}
 }
 
-// The start of a daemon that lives may take long.
+// The start of a daemon that lives may take long. The reason shows that the timeouts did not end it.
 func TestDaemonDiesAtStart(t *testing.T) {
 	for name, b := range map[string]mpsfake.Behaviour{
 		"before it answers":           {DieAtStart: true},
@@ -340,14 +340,10 @@ func TestDaemonDiesAtStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := newHarness(t, b)
 			x.o.StartTimeout, x.o.AnswerTimeout = time.Minute, time.Minute
-			began := time.Now()
 			_, err := Start(context.Background(), x.o)
 			var p *Problem
 			if !errors.As(err, &p) || !strings.Contains(p.Why, "ended") && !strings.Contains(p.Why, "no memory") {
 				t.Errorf("%v", err)
-			}
-			if took := time.Since(began); took > 10*time.Second {
-				t.Errorf("it took %v", took)
 			}
 		})
 	}
@@ -474,7 +470,6 @@ func TestDaemonInFault(t *testing.T) {
 func TestSlowAnswers(t *testing.T) {
 	x := newHarness(t, mpsfake.Behaviour{})
 	x.o.AnswerTimeout = 500 * time.Millisecond // each answer starts a process, which takes long on a busy machine
-	x.o.StartTimeout = 10 * time.Second
 	d := x.start()
 	defer x.close(d)
 	before := d.State()
@@ -500,7 +495,7 @@ func TestSlowAnswers(t *testing.T) {
 // Otherwise a machine that always starts slowly would never have MPS again.
 func TestReplaceTimeout(t *testing.T) {
 	x := newHarness(t, mpsfake.Behaviour{})
-	x.o.AnswerTimeout, x.o.ReplaceTimeout, x.o.StartTimeout = 50*time.Millisecond, 200*time.Millisecond, 10*time.Second
+	x.o.AnswerTimeout, x.o.ReplaceTimeout = 50*time.Millisecond, 200*time.Millisecond
 	d := x.start()
 	defer x.close(d)
 	first := d.State()
