@@ -234,7 +234,10 @@ func TestAccountOverload(t *testing.T) {
 	// What the balance can earn between two passes is limited: the rest of a long delay is lost.
 	const maxEarned = cost * 100 / percent
 	earned, last := time.Duration(0), began
-	for shm.Now()-began < int64(300*time.Millisecond) {
+	f := l.p.framework.(*fake)
+	// On a busy machine few batches may begin in that time, all of them within the guarantee.
+	overloaded := func() bool { return slices.Contains(f.demoted, true) || shm.Now()-began > int64(patience) }
+	for shm.Now()-began < int64(300*time.Millisecond) || !overloaded() {
 		now := shm.Now()
 		earned += min(time.Duration(now-last), maxEarned)
 		last = now
@@ -266,7 +269,6 @@ func TestAccountOverload(t *testing.T) {
 		}
 	}
 	took := time.Duration(shm.Now() - began)
-	f := l.p.framework.(*fake)
 	guaranteed := time.Duration(0)
 	for _, demoted := range f.demoted {
 		if !demoted {
