@@ -1,6 +1,10 @@
 package futex
 
 import (
+	"bytes"
+	"fmt"
+	"os"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -82,25 +86,45 @@ func TestWaitDeadline(t *testing.T) {
 	}
 }
 
+// awaitSleep waits until a thread of this process sleeps in the kernel (proc_pid_stat(5)).
+func awaitSleep(t *testing.T, thread int) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", thread))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, state, _ := bytes.Cut(stat, []byte(") ")); bytes.HasPrefix(state, []byte("S")) {
+			return
+		}
+	}
+	t.Fatalf("thread %d does not sleep", thread)
+}
+
 // Several threads wait on a private word: one wake wakes exactly one of them.
 func TestWakeOneOwn(t *testing.T) {
 	word := new(atomic.Uint32)
 	const waiters = 3
 	woken := make(chan bool, waiters)
+	threads := make(chan int, waiters)
 	for range waiters {
 		go func() {
+			runtime.LockOSThread()
+			threads <- unix.Gettid()
 			for word.Load() == 0 {
 				WaitOwn(word, 0)
 				woken <- true
 			}
 		}()
 	}
-	time.Sleep(50 * time.Millisecond) // they sleep by now
+	for range waiters {
+		awaitSleep(t, <-threads)
+	}
 	for i := range 2 * waiters {
 		WakeOneOwn(word)
 		select {
 		case <-woken:
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("wake %d woke nobody", i+1)
 		}
 		select {
