@@ -439,8 +439,9 @@ func TestLinkStrangers(t *testing.T) {
 		o := dial(t, dir, zerolog.Nop())
 		publish(t, o, observed(1))
 		waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
-		// Handshakes in sequence would take maxStrangers-1 times handshakeTimeout.
-		if waited := time.Since(start); waited > 3*handshakeTimeout {
+		// Handshakes in sequence would take maxStrangers-1 times handshakeTimeout. The limit is just
+		// below that, for busy machines.
+		if waited := time.Since(start); waited > (maxStrangers-2)*handshakeTimeout {
 			t.Errorf("the peer was heard after %v", waited)
 		}
 	})
