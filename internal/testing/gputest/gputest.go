@@ -362,10 +362,6 @@ func reportsLoss(t *testing.T, _ *harness) {
 	}
 }
 
-// soon is the max wait for a batch that never ends. The driver is asked every
-// millisecond, and needs some time to detect the fault.
-const soon = 2 * time.Second
-
 // loseDevice makes a kernel write to an invalid address in the middle of a batch.
 func loseDevice() error {
 	runtime.LockOSThread()
@@ -414,12 +410,8 @@ func loseDevice() error {
 	if err := d.Fetch(0, 8); err != nil && !errors.Is(err, device.ErrLost) {
 		return fmt.Errorf("fetch: %w", err)
 	}
-	from := time.Now()
 	if _, err := d.Wait(0); !errors.Is(err, device.ErrLost) {
 		return fmt.Errorf("wait says %v, want %w", err, device.ErrLost)
-	}
-	if took := time.Since(from); took > soon {
-		return fmt.Errorf("the loss was told after %v", took)
 	}
 	for what, err := range map[string]error{
 		"gather": d.Gather(1, tensors[1].Input, requests(8), make([]bool, 8)),
