@@ -243,6 +243,16 @@ func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a 
 	return a
 }
 
+// level is the level of the instance's batches within the guarantee a, its own or that of its worker.
+// On a GPU each member of a worker has the level of its objective. On CPUs all have one, because the
+// worker's process has one weight.
+func (in *instance) level(a guarantee.Action) budget.Level {
+	if !in.m.onGPU() {
+		return a.Level
+	}
+	return min(a.Level, budget.LevelOf(in.f.within()))
+}
+
 // terms are the terms of a process in a role. All members of a worker have its guarantee. Outside workers,
 // a process that does not serve has none: it loads its model in the time that the functions leave unused.
 func (in *instance) terms(q *pair.Process, role control.Role) control.Terms {
@@ -252,7 +262,7 @@ func (in *instance) terms(q *pair.Process, role control.Role) control.Terms {
 	}
 	worker := in.f.setupFor(q.Card).worker
 	a := in.guaranteeOf(worker)
-	t.Level, t.MaxBatch = a.Level, in.maxBatch(a)
+	t.Level, t.MaxBatch = in.level(a), in.maxBatch(a)
 	if worker != "" || role == control.Serve || role == control.Drain {
 		t.GuaranteePercent, t.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
 	}
@@ -292,7 +302,7 @@ func (f *function) guaranteeStatus() *control.GuaranteeStatus {
 		s.UsedSeconds += e.spent.total.Seconds()
 		s.DemotedSeconds += e.spent.demoted.Seconds()
 		s.CostMillis = (float64(e.fixed)/in.batch() + float64(e.cost)) / float64(time.Millisecond)
-		s.Level, s.Infeasible, s.Unprotected = int(a.Level), a.Infeasible, e.unprotected
+		s.Level, s.Infeasible, s.Unprotected = int(in.level(a)), a.Infeasible, e.unprotected
 	}
 	if f.m.onGPU() && !f.m.device.mps {
 		s.Unprotected = control.UnprotectedByDevice

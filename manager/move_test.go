@@ -268,6 +268,21 @@ func TestWorkerGuarantee(t *testing.T) {
 	}
 }
 
+func TestMemberLevels(t *testing.T) {
+	for device, slow := range map[string]budget.Level{configs.DeviceCPU: budget.MaxLevel, "cuda": budget.MinLevel} {
+		b := workerNode(t, device, member("quick", "cold", 8*time.Millisecond), member("slow", "cold", time.Second))
+		for range 5 {
+			b.load("slow", 20, time.Millisecond)
+			b.load("quick", 10, time.Millisecond)
+		}
+		for name, want := range map[string]budget.Level{"quick": budget.MaxLevel, "slow": slow} {
+			if got, status := b.wanted(name)[control.Serve].Level, b.status(name).Guarantee.Level; got != want || status != int(want) {
+				t.Errorf("%s: %s has level %d, and %d in its status; want %d", device, name, got, status, want)
+			}
+		}
+	}
+}
+
 // A process reports the CPU time of all members of its worker.
 func TestWorkerCost(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second), member("b", "cold", time.Second))
