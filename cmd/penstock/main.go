@@ -17,7 +17,6 @@ import (
 
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/sandbox"
-	"github.com/penstock/penstock/shm/floor"
 )
 
 // version is set by the Makefile.
@@ -26,7 +25,6 @@ var version = "unknown"
 func main() {
 	sandbox.MaybeLaunch()
 	guest.MaybeLaunch()
-	floor.MaybeChild()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	cmd, err := root().ExecuteContextC(ctx)
