@@ -299,6 +299,43 @@ func limitCommand(print printer) *cobra.Command {
 	return cmd
 }
 
+func startCommand(print printer) *cobra.Command {
+	var flags deviceFlags
+	var o bench.StartOptions
+	cmd := &cobra.Command{
+		Use: "start", Short: "How long functions take until they serve, and until they have all batch sizes",
+		Example: `  penstock-lab start --models models --model resnet50 --model mobilenetv2 -n 5`, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := positive("-n", o.Number); err != nil {
+				return err
+			}
+			var err error
+			if o.Setup, err = flags.options(); err != nil {
+				return err
+			}
+			r, err := bench.RunStart(cmd.Context(), o)
+			if err != nil {
+				return err
+			}
+			var rows []table.Row
+			for _, m := range r.Models {
+				rows = append(rows, table.Row{m.Model + ": serves", seconds(m.Serves)}, table.Row{fmt.Sprintf("%s: all of %v", m.Model, m.Batches), seconds(m.All)})
+			}
+			return print(r, rows)
+		},
+	}
+	flags.register(cmd, "cuda")
+	cmd.Flags().StringArrayVar(&o.ModelNames, "model", []string{"resnet50", "mobilenetv2"}, "a card's name or file; again for more")
+	cmd.Flags().IntVarP(&o.Number, "number", "n", 5, "how many starts of each model")
+	return cmd
+}
+
+// seconds sums up times in seconds.
+func seconds(all []float64) string {
+	median, smallest, largest := bench.Spread(all)
+	return fmt.Sprintf("%.2f (%.2f to %.2f) s", median, smallest, largest)
+}
+
 func faultCommand(print printer) *cobra.Command {
 	var flags deviceFlags
 	var o bench.FaultOptions

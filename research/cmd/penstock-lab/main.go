@@ -160,7 +160,7 @@ func root() *cobra.Command {
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
 	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print), dpdkCommand(print),
-		limitCommand(print), faultCommand(print), planCommand(print), evaluateCommand(print), readyCommand(print),
+		limitCommand(print), startCommand(print), faultCommand(print), planCommand(print), evaluateCommand(print), readyCommand(print),
 		weightsCommand(print), instanceCommand(), sharingCommand(print), simulateCommand(print), lanesCommand(print), workerCommand(print), residencyCommand(print), loadingCommand(print), guestLabCommand(print), burnCommand(),
 		turnsCommand(print))
 	return cmd

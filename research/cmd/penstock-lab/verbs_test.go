@@ -39,6 +39,7 @@ var onCPU = []struct {
 		[][]any{{"cases", 0, "bare_images_per_s"}, {"cases", 0, "ways", 0, "throughput", 0, "images_per_s"}}},
 	{words("limit --device cpu --model face --batch 1 --change in-place --percent 50 --duration 1s"),
 		[][]any{{"series", 0, "points", 0, "alone", "images_per_s"}, {"series", 0, "points", 0, "beside", "images_per_s"}}},
+	{words("start --device cpu --model face --model fashion -n 2"), [][]any{{"models", 0, "serves_s", 1}, {"models", 1, "all_sizes_s", 0}}},
 	{words("fault --device cpu --model face -n 1 --rate 50"), [][]any{{"requests"}, {"faults", 0, "longest_ms"}}},
 	{append(words("sharing --rounds 1 --duration 1s --mix"), "face alone, fresh start"),
 		[][]any{{"mixes", 0, "variants", 0, "functions", 0, "goodput", 0}}},
