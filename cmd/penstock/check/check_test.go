@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -146,6 +147,23 @@ func TestManyInstances(t *testing.T) {
 		notes, err := Node(t.Context(), c)
 		if got := strings.Contains(strings.Join(notes, "\n"), "instances of fashion is 64, and the number of CPUs for functions is "); err != nil || got != want {
 			t.Errorf("%d instances: notes %q, error %v", instances, notes, err)
+		}
+	}
+}
+
+func TestUnusedKeys(t *testing.T) {
+	dir := t.TempDir()
+	for policy, want := range map[configs.Policy]bool{configs.PolicyGuarantee: true, configs.PolicyGSLICE: false} {
+		file := filepath.Join(dir, "node.yaml")
+		writes(t, file, fmt.Sprintf("http: 127.0.0.1:0\nshares: {policy: %s}\nfunctions: [{name: face, port: 0, change: shadow}]\n", policy))
+		c, err := configs.Read(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.RuntimeDir = filepath.Join(dir, "run")
+		notes, err := Node(t.Context(), c)
+		if got := slices.Contains(notes, "change of face has no effect without `shares: {policy: gslice}`"); err != nil || got != want {
+			t.Errorf("%s: notes %q, error %v", policy, notes, err)
 		}
 	}
 }
