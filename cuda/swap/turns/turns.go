@@ -11,6 +11,9 @@
 // A stopped guest keeps its memory on the GPU until the guest whose turn it is needs the room.
 // It then leaves whole.
 //
+// A guest that does not obey a command within the time Grace, while another waits, must be ended. It may
+// run a kernel that never ends, or be a stopped process.
+//
 // The capacity of all guests together is measured: the GPU's free memory and what guests have on it.
 // Guests report the free memory when they come, ask for memory, or begin a turn. The capacity therefore
 // follows the memory that other programs take and give back.
@@ -38,6 +41,10 @@ const (
 	// ReturnTime is how long guests of a former server may take to come back, and the driver to free
 	// what a guest had that ended.
 	ReturnTime = 5 * time.Second
+	// Grace is how long a guest may take to obey Go, Stop or Evict while others wait. To copy 100 GiB
+	// takes 2 s, and to pin the host memory for it another 2 s; times 15, because a guest has only idle CPU
+	// time. Stop waits for queued work: 1,024 kernels of 50 ms take 51 s.
+	Grace = time.Minute
 	// messageTime is how long a guest's message may take.
 	messageTime = 100 * time.Millisecond
 )
@@ -70,6 +77,9 @@ const (
 	Wanted Verb = "wanted"
 	// Empty answers a guest that is short of memory: no other guest can leave.
 	Empty Verb = "empty"
+	// End is for the server: the guest did not obey in time. Another process must end it, and Leave
+	// follows.
+	End Verb = "end"
 )
 
 // Command is for one guest.
@@ -89,7 +99,11 @@ type guest struct {
 	waiting  bool
 	stuck    bool // its memory cannot leave
 	reported bool // it knows that others wait
+	ended    bool // after End
 	began    time.Duration
+	asked    time.Duration // when it began to wait
+	needed   time.Duration // when it was to have more than it has made
+	ordered  time.Duration // when it got the command that it obeys in its phase
 }
 
 func (g *guest) resident() bool { return g.phase != Out }
@@ -98,9 +112,31 @@ func (g *guest) active() bool {
 	return g.phase == Running || g.phase == Entering || g.phase == Stopping
 }
 
+// obeys reports whether the guest carries out a command.
+func (g *guest) obeys() bool {
+	return g.phase == Entering || g.phase == Stopping || g.phase == Leaving
+}
+
+// waits reports since when a guest waits for its turn, or for room for the memory that it makes.
+func (g *guest) waits() (since time.Duration, ok bool) {
+	if g.waiting {
+		return g.asked, true
+	}
+	return g.needed, g.active() && g.made < g.bytes
+}
+
+// order gives a guest a command, and the phase in which it obeys.
+func (g *guest) order(now time.Duration, p Phase, v Verb) Command {
+	g.phase, g.ordered = p, now
+	return Command{Guest: g.id, Verb: v}
+}
+
 // Lock is the state of one GPU. Its methods are not for several goroutines at once. Times are
 // those of any clock that does not go back.
 type Lock struct {
+	// Grace replaces the constant in tests.
+	Grace time.Duration
+
 	limit, margin, host int64
 	reserved            int64         // in addition to the margin
 	capacity            int64         // as last measured
@@ -116,7 +152,7 @@ type Lock struct {
 // New returns the lock of a GPU on which guests may have limit bytes together. They leave margin bytes of
 // it free. The host can hold host bytes of them.
 func New(limit, margin, host int64) *Lock {
-	return &Lock{limit: limit, margin: margin, host: host, shortage: math.MaxInt64}
+	return &Lock{Grace: Grace, limit: limit, margin: margin, host: host, shortage: math.MaxInt64}
 }
 
 // Capacity is what guests may have together, in bytes.
@@ -230,6 +266,9 @@ func (l *Lock) Need(now time.Duration, id int, bytes, free int64) (ok bool, comm
 	if stuck > l.capacity || (all > l.capacity && all > l.host) {
 		return false, l.settle(now)
 	}
+	if g.made == g.bytes {
+		g.needed = now
+	}
 	g.bytes = bytes
 	return true, l.settle(now)
 }
@@ -247,6 +286,7 @@ func (l *Lock) Have(now time.Duration, id int, bytes, made int64) []Command {
 func (l *Lock) Ask(now time.Duration, id int) []Command {
 	if g := l.find(id); g != nil && !g.waiting {
 		g.waiting = true
+		g.asked = now
 		l.queue = append(l.queue, g)
 	}
 	return l.settle(now)
@@ -300,6 +340,9 @@ func (l *Lock) Short(now time.Duration, id int) []Command {
 	evictable := slices.ContainsFunc(l.guests, func(other *guest) bool {
 		return other != g && other.bytes > 0 && other.resident() && !other.stuck
 	})
+	if g.phase == Entering {
+		g.ordered = now // it waits for memory that others have, and would go on with it
+	}
 	if !evictable {
 		return []Command{{Guest: id, Verb: Empty}}
 	}
@@ -316,11 +359,30 @@ func (l *Lock) Tick(now time.Duration) []Command { return l.settle(now) }
 
 // Deadline is when Tick is due.
 func (l *Lock) Deadline() (at time.Duration, ok bool) {
-	holder := l.holder()
-	if l.fits() || holder == nil || holder.phase != Running || len(l.queue) == 0 {
+	at = math.MaxInt64
+	for _, g := range l.guests {
+		if overdue, waited := l.overdue(g); waited {
+			at = min(at, overdue)
+		}
+	}
+	if holder := l.holder(); !l.fits() && holder != nil && holder.phase == Running && len(l.queue) > 0 {
+		at = min(at, holder.began+l.turn())
+	}
+	return at, at < math.MaxInt64
+}
+
+// overdue is when a guest has obeyed a command for too long, if another waits.
+func (l *Lock) overdue(g *guest) (at time.Duration, ok bool) {
+	if !g.obeys() || g.ended {
 		return 0, false
 	}
-	return holder.began + l.turn(), true
+	at = math.MaxInt64
+	for _, other := range l.guests {
+		if since, waits := other.waits(); waits && other != g {
+			at = min(at, max(g.ordered, since)+l.Grace)
+		}
+	}
+	return at, at < math.MaxInt64
 }
 
 func (l *Lock) turn() time.Duration { return max(minQuantum, quantum*l.swap) }
@@ -353,19 +415,26 @@ func (l *Lock) moving() bool {
 	return slices.ContainsFunc(l.guests, func(g *guest) bool { return g.phase == Entering || g.phase == Leaving })
 }
 
-func (l *Lock) start(g *guest) Command {
-	g.phase, g.waiting = Entering, false
+func (l *Lock) start(now time.Duration, g *guest) Command {
+	g.waiting = false
 	l.queue = slices.DeleteFunc(l.queue, func(q *guest) bool { return q == g })
-	return Command{Guest: g.id, Verb: Go}
+	return g.order(now, Entering, Go)
 }
 
 // settle compares what is with what should be.
 func (l *Lock) settle(now time.Duration) (commands []Command) {
+	for _, g := range l.guests {
+		if at, ok := l.overdue(g); ok && now >= at {
+			g.ended = true
+			commands = append(commands, Command{Guest: g.id, Verb: End})
+		}
+	}
+
 	if l.fits() {
 		for _, g := range slices.Clone(l.queue) {
 			// One comes back at a time: two could each wait for the memory that the other has.
 			if g.phase == Stopped || g.phase == Out && !l.moving() {
-				commands = append(commands, l.start(g))
+				commands = append(commands, l.start(now, g))
 			}
 		}
 		return commands
@@ -374,13 +443,12 @@ func (l *Lock) settle(now time.Duration) (commands []Command) {
 	holder := l.holder()
 	for _, g := range l.guests {
 		if g != holder && g.phase == Running {
-			g.phase = Stopping
-			commands = append(commands, Command{Guest: g.id, Verb: Stop})
+			commands = append(commands, g.order(now, Stopping, Stop))
 		}
 	}
 	alone := !slices.ContainsFunc(l.guests, func(g *guest) bool { return g != holder && g.active() })
 	if holder != nil && alone {
-		evictions, _ := l.evict(holder)
+		evictions, _ := l.evict(now, holder)
 		commands = append(commands, evictions...)
 	}
 	if holder != nil {
@@ -388,8 +456,7 @@ func (l *Lock) settle(now time.Duration) (commands []Command) {
 			return commands
 		}
 		if now >= holder.began+l.turn() {
-			holder.phase = Stopping
-			return append(commands, Command{Guest: holder.id, Verb: Stop})
+			return append(commands, holder.order(now, Stopping, Stop))
 		}
 		if !holder.reported {
 			holder.reported = true
@@ -402,10 +469,10 @@ func (l *Lock) settle(now time.Duration) (commands []Command) {
 		if g.phase != Stopped && g.phase != Out {
 			return commands // it leaves; its turn comes after that
 		}
-		evictions, fits := l.evict(g)
+		evictions, fits := l.evict(now, g)
 		commands = append(commands, evictions...)
 		if fits {
-			return append(commands, l.start(g))
+			return append(commands, l.start(now, g))
 		}
 		if slices.ContainsFunc(l.guests, func(other *guest) bool { return other.phase == Leaving }) {
 			return commands
@@ -417,7 +484,7 @@ func (l *Lock) settle(now time.Duration) (commands []Command) {
 
 // evict makes room for a guest: others leave, those that ran longest ago first. It reports
 // whether there is room now.
-func (l *Lock) evict(g *guest) (commands []Command, fits bool) {
+func (l *Lock) evict(now time.Duration, g *guest) (commands []Command, fits bool) {
 	var resident, leaving int64
 	var idle []*guest
 	for _, other := range l.guests {
@@ -436,9 +503,8 @@ func (l *Lock) evict(g *guest) (commands []Command, fits bool) {
 		if resident-leaving+g.bytes <= l.room() {
 			break
 		}
-		other.phase = Leaving
 		leaving += other.bytes
-		commands = append(commands, Command{Guest: other.id, Verb: Evict})
+		commands = append(commands, other.order(now, Leaving, Evict))
 	}
 	// With every other guest gone it runs, whatever the capacity says: the GPU decides.
 	return commands, resident+g.bytes <= l.room() || resident == 0

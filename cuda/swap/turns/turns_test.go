@@ -123,7 +123,77 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// model is a guest that obeys.
+// TestEnd gives commands to guests that do not obey. Guest 1 has the turn at 0, and guest 2 is out.
+func TestEnd(t *testing.T) {
+	const stop = minQuantum // the end of the turn, if the other guest waits
+	leave := func(l *Lock) { l.Ask(0, 2); l.Stopped(5, 1) }
+	enter := func(l *Lock) { leave(l); l.Gone(6, 1, 0); l.Ask(7, 1) }
+	for _, row := range []struct {
+		name   string
+		events func(*Lock)
+		guest  int // that is ended; 0: none
+		at     time.Duration
+	}{
+		{"does not stop", func(l *Lock) { l.Ask(0, 2) }, 1, stop + Grace},
+		{"no other waits", func(l *Lock) { l.Ask(0, 2); l.Tick(stop); l.Leave(stop, 2); l.Ask(stop, 1) }, 0, 0},
+		{"another waits later", func(l *Lock) {
+			l.Ask(0, 2)
+			l.Tick(stop)
+			l.Leave(stop, 2)
+			l.Attach(time.Hour, 3, 60, Out, 0, unknown)
+			l.Ask(time.Hour, 3)
+		}, 1, time.Hour + Grace},
+		{"obeys at last", func(l *Lock) {
+			l.Ask(0, 2)
+			l.Tick(stop)
+			l.Stopped(stop+Grace-1, 1)
+			l.Gone(stop+2*Grace-2, 1, 0)
+			l.In(stop+3*Grace-3, 2, 0, unknown)
+		}, 0, 0},
+		{"does not leave", leave, 1, 5 + Grace},
+		{"does not leave for a guest that grows", func(l *Lock) {
+			l.Have(0, 1, 30, 30)
+			l.Ask(0, 2)
+			l.In(0, 2, 0, unknown)
+			l.Stopped(0, 2)
+			l.Need(5, 1, 60, unknown)
+		}, 2, 5 + Grace},
+		{"does not stop for a guest that grows later", func(l *Lock) {
+			l.Have(0, 1, 30, 30)
+			l.Ask(0, 2)
+			l.In(0, 2, 0, unknown)
+			l.Need(5, 1, 60, unknown)
+			l.Have(6, 1, 30, 30)
+			l.Need(time.Hour, 1, 60, unknown)
+		}, 2, time.Hour + Grace},
+		{"does not enter", enter, 2, 7 + Grace},
+		{"finds no memory", func(l *Lock) { enter(l); l.Short(time.Hour, 2) }, 2, time.Hour + Grace},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			l := New(100, 0, 1000)
+			l.Attach(0, 1, 60, Running, 0, 40)
+			l.Attach(0, 2, 60, Out, 0, unknown)
+			row.events(l)
+			for range 10 { // more than there are events
+				now, _ := l.Deadline()
+				for _, c := range l.Tick(now) {
+					if c.Verb != End {
+						continue
+					}
+					if c.Guest != row.guest || now != row.at {
+						t.Fatalf("guest %d is ended after %v, want guest %d after %v", c.Guest, now, row.guest, row.at)
+					}
+					row.guest = 0
+				}
+			}
+			if row.guest != 0 {
+				t.Errorf("guest %d is not ended", row.guest)
+			}
+		})
+	}
+}
+
+// model is a guest that obeys until it hangs.
 type model struct {
 	id      int
 	inbox   []Verb
@@ -132,16 +202,18 @@ type model struct {
 	created int64 // in its turn
 	asked   bool
 	work    int
+	hangs   bool
 }
 
-// TestRandomGuests lets guests come, grow, compute, idle and go in any order. Their messages are
-// handled late. In the end each one that asked has run.
+// TestRandomGuests lets guests come, grow, compute, idle, hang and go in any order. Their messages are
+// handled late. In the end each one that asked has run, unless it hangs.
 func TestRandomGuests(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const capacity = 100
 		l := New(capacity, 0, 1000)
 		var now time.Duration
 		var guests []*model
+		var ended []int
 		next := 0
 		deliver := func(commands []Command) {
 			for _, c := range commands {
@@ -150,6 +222,21 @@ func TestRandomGuests(t *testing.T) {
 						g.inbox = append(g.inbox, c.Verb)
 					}
 				}
+				if c.Verb == End {
+					ended = append(ended, c.Guest)
+				}
+			}
+		}
+		leave := func(id int) {
+			guests = slices.DeleteFunc(guests, func(g *model) bool { return g.id == id })
+			deliver(l.Leave(now, id))
+		}
+		tick := func() {
+			deliver(l.Tick(now))
+			for len(ended) > 0 {
+				id := ended[0]
+				ended = ended[1:]
+				leave(id)
 			}
 		}
 		ask := func(g *model) {
@@ -159,7 +246,7 @@ func TestRandomGuests(t *testing.T) {
 			}
 		}
 		handle := func(g *model) {
-			if len(g.inbox) == 0 {
+			if g.hangs || len(g.inbox) == 0 {
 				return
 			}
 			verb := g.inbox[0]
@@ -186,10 +273,13 @@ func TestRandomGuests(t *testing.T) {
 
 		// settled handles all messages, then checks that turns and memory are right.
 		settled := func() {
-			for slices.ContainsFunc(guests, func(g *model) bool { return len(g.inbox) > 0 }) {
+			for slices.ContainsFunc(guests, func(g *model) bool { return !g.hangs && len(g.inbox) > 0 }) {
 				for _, g := range guests {
 					handle(g)
 				}
+			}
+			if slices.ContainsFunc(guests, func(g *model) bool { return g.hangs }) {
+				return // it may still run
 			}
 			var wanted, resident int64
 			running := 0
@@ -221,6 +311,14 @@ func TestRandomGuests(t *testing.T) {
 				continue
 			}
 			g := rapid.SampledFrom(guests).Draw(t, "guest")
+			if rapid.IntRange(0, 50).Draw(t, "hang") == 0 {
+				g.hangs = true
+			}
+			if g.hangs {
+				now += Grace / 4
+				tick()
+				continue
+			}
 			switch rapid.IntRange(0, 6).Draw(t, "event") {
 			case 0:
 				ask(g)
@@ -241,11 +339,10 @@ func TestRandomGuests(t *testing.T) {
 				}
 			case 3:
 				if rapid.IntRange(0, 3).Draw(t, "leave") == 0 {
-					guests = slices.DeleteFunc(guests, func(o *model) bool { return o == g })
-					deliver(l.Leave(now, g.id))
+					leave(g.id)
 				}
 			case 4:
-				deliver(l.Tick(now))
+				tick()
 				settled()
 			default:
 				handle(g)
@@ -263,11 +360,11 @@ func TestRandomGuests(t *testing.T) {
 		}
 		for range 100 {
 			now += 10 * time.Second
-			deliver(l.Tick(now))
+			tick()
 			settled()
 		}
 		for _, g := range guests {
-			if g.asked || g.work == before[g.id] {
+			if !g.hangs && (g.asked || g.work == before[g.id]) {
 				t.Fatalf("guest %d never ran: %+v, %+v", g.id, g, l)
 			}
 		}
