@@ -131,6 +131,12 @@ func (g *guest) order(now time.Duration, p Phase, v Verb) Command {
 	return Command{Guest: g.id, Verb: v}
 }
 
+// copied returns how long copies took, as the guest reports it. It cannot be longer than the guest obeyed:
+// a guest that waits for memory counts that, and a turn lasts a multiple.
+func (g *guest) copied(now, reported time.Duration) time.Duration {
+	return min(reported, now-g.ordered)
+}
+
 // Lock is the state of one GPU. Its methods are not for several goroutines at once. Times are
 // those of any clock that does not go back.
 type Lock struct {
@@ -296,7 +302,7 @@ func (l *Lock) Ask(now time.Duration, id int) []Command {
 func (l *Lock) In(now time.Duration, id int, copies time.Duration, free int64) []Command {
 	if g := l.find(id); g != nil && g.phase == Entering {
 		g.phase, g.began, g.reported = Running, now, false
-		if swap := l.evicting + copies; swap > 0 {
+		if swap := l.evicting + g.copied(now, copies); swap > 0 {
 			l.swap, l.evicting = swap, 0
 		}
 		l.measure(now, g, free)
@@ -316,7 +322,7 @@ func (l *Lock) Stopped(now time.Duration, id int) []Command {
 func (l *Lock) Gone(now time.Duration, id int, copies time.Duration) []Command {
 	if g := l.find(id); g != nil && g.phase == Leaving {
 		g.phase = Out
-		l.evicting += copies
+		l.evicting += g.copied(now, copies)
 		l.unsettle(now + messageTime) // another guest may have read the free memory before
 	}
 	return l.settle(now)

@@ -51,17 +51,20 @@ func TestTurns(t *testing.T) {
 	// More memory begins turns.
 	need(2, 75, "2 stop")
 	expect(l.Stopped(now, 2), "2 out")
-	expect(l.Gone(now, 2, 400*time.Millisecond))
+	now += 400 * time.Millisecond
+	expect(l.Gone(now, 2, time.Minute)) // it cannot have copied for longer than it took
 	expect(l.Ask(now, 2), "1 wanted")
 	if at, ok := l.Deadline(); !ok || at != minQuantum {
 		t.Fatalf("the turn ends at %v, %v", at, ok)
 	}
-	expect(l.Tick(now + minQuantum - 1))
-	now += minQuantum
+	expect(l.Tick(minQuantum - 1))
+	now = minQuantum
 	expect(l.Tick(now), "1 stop")
 	expect(l.Stopped(now, 1), "1 out")
+	now += time.Second
 	expect(l.Gone(now, 1, 500*time.Millisecond), "2 go")
-	expect(l.In(now, 2, 600*time.Millisecond, unknown))
+	now += 600 * time.Millisecond
+	expect(l.In(now, 2, time.Minute, unknown))
 	if l.Swap() != 1500*time.Millisecond {
 		t.Errorf("a swap takes %v", l.Swap())
 	}
@@ -79,7 +82,7 @@ func TestTurns(t *testing.T) {
 	// An idle guest gives up its turn, but keeps its memory until another needs the room.
 	expect(l.Stopped(now, 2), "2 out")
 	expect(l.Leave(now, 2), "1 go")
-	expect(l.In(now, 1, time.Second, unknown))
+	expect(l.In(now, 1, 0, unknown))
 	expect(l.Stopped(now, 1))
 	expect(l.Ask(now, 1), "1 go")
 }
