@@ -1,6 +1,7 @@
 package swap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,15 @@ type Config struct {
 	HostBytes int64
 	// UID is the user whose programs may connect, besides root's.
 	UID int
-	Log zerolog.Logger
+	// Clock is a monotonic clock that stands still while this process is stopped: guests may have been, too.
+	// nil means one that goes on.
+	Clock func() time.Duration
+	// End ends the program of a process that keeps others from the GPU, and returns when it has ended. If it is
+	// nil or fails, the process loses its connection.
+	End func(pid int, why string) error
+	// Grace is how long a guest may take to obey while others wait. 0 means turns.Grace.
+	Grace time.Duration
+	Log   zerolog.Logger
 }
 
 // Guest is a process that is connected to a server.
@@ -58,7 +67,7 @@ type Guest struct {
 // Server gives the guests of each GPU their turns. Any goroutine may call its methods.
 type Server struct {
 	config Config
-	began  time.Time
+	served sync.WaitGroup // goroutines of guests
 
 	mu     sync.Mutex
 	kept   int64 // of Reserve
@@ -83,7 +92,12 @@ type guest struct {
 
 // New returns a server without guests.
 func New(config Config) *Server {
-	return &Server{config: config, began: time.Now(), gpus: map[string]*gpu{}, guests: map[int]*guest{}}
+	if config.Clock == nil {
+		began := time.Now()
+		config.Clock = func() time.Duration { return time.Since(began) }
+	}
+	config.Grace = cmp.Or(config.Grace, turns.Grace)
+	return &Server{config: config, gpus: map[string]*gpu{}, guests: map[int]*guest{}}
 }
 
 // Listen opens a server's socket: a Unix socket of packets. It replaces a file that a former
@@ -112,8 +126,7 @@ const acceptPause = 100 * time.Millisecond
 func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
-	var served sync.WaitGroup
-	defer served.Wait()
+	defer s.served.Wait()
 	defer s.close()
 	slots := make(chan struct{}, maxConnections)
 	for {
@@ -135,7 +148,7 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 			conn.Close()
 			continue
 		}
-		served.Go(func() {
+		s.served.Go(func() {
 			defer func() { <-slots }()
 			defer conn.Close()
 			if err := s.serve(conn); err != nil {
@@ -260,6 +273,7 @@ func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, er
 			limit = s.config.LimitBytes
 		}
 		u = &gpu{uuid: uuid, lock: turns.New(limit, min(marginBytes, total/8), s.config.HostBytes)}
+		u.lock.Grace = s.config.Grace
 		u.lock.Reserve(s.kept)
 		u.timer = time.AfterFunc(time.Hour, func() {
 			s.mu.Lock()
@@ -308,7 +322,7 @@ func (s *Server) unused(u *gpu) bool {
 	return true
 }
 
-func (s *Server) now() time.Duration { return time.Since(s.began) }
+func (s *Server) now() time.Duration { return s.config.Clock() }
 
 func (s *Server) handle(g *guest, message string) error {
 	s.mu.Lock()
@@ -371,12 +385,15 @@ func (s *Server) handle(g *guest, message string) error {
 // do sends commands and sets the timer. s.mu is held.
 func (s *Server) do(u *gpu, commands []turns.Command) {
 	for _, c := range commands {
-		text := string(c.Verb)
-		if c.Verb == turns.Wanted {
-			text = fmt.Sprintf("wanted %d %d %d", c.Early.Microseconds(), c.Span.Microseconds(), turns.Idle.Microseconds())
-		}
-		if g := s.guests[c.Guest]; g != nil {
-			s.send(g, text)
+		g := s.guests[c.Guest]
+		switch {
+		case g == nil:
+		case c.Verb == turns.End:
+			s.end(g)
+		case c.Verb == turns.Wanted:
+			s.send(g, fmt.Sprintf("wanted %d %d %d", c.Early.Microseconds(), c.Span.Microseconds(), turns.Idle.Microseconds()))
+		default:
+			s.send(g, string(c.Verb))
 		}
 	}
 	if at, ok := u.lock.Deadline(); ok {
@@ -384,6 +401,27 @@ func (s *Server) do(u *gpu, commands []turns.Command) {
 	} else {
 		u.timer.Stop()
 	}
+}
+
+// end ends a guest that did not obey. Its connection then ends, and with it its turn. s.mu is held.
+func (s *Server) end(g *guest) {
+	phase, _, _ := g.gpu.lock.Phase(g.id)
+	undone := map[turns.Phase]string{
+		turns.Entering: "bring its memory back", turns.Stopping: "finish its work on the GPU", turns.Leaving: "move its memory to the host",
+	}[phase]
+	why := fmt.Sprintf("the guest kept others from the GPU: it did not %s within %v; let it synchronize more often, and use `penstock guest pause` instead of Ctrl-Z",
+		undone, s.config.Grace)
+	s.config.Log.Warn().Int("pid", g.PID).Stringer("phase", phase).Msg("swap server ends a guest that keeps others from the GPU")
+	s.served.Go(func() {
+		err := errors.New("no program is known")
+		if s.config.End != nil {
+			err = s.config.End(g.PID, why)
+		}
+		if err != nil {
+			s.config.Log.Warn().Err(err).Int("pid", g.PID).Msg("swap server cannot end a guest, and disconnects it")
+			g.conn.Close()
+		}
+	})
 }
 
 // send disconnects a guest that does not read its socket.

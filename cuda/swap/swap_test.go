@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -91,12 +93,15 @@ type harness struct {
 	t          *testing.T
 	path, file string
 	memory     int64
+	config     Config
 	stop       func()
 	env        []string
 }
 
-func newHarness(t *testing.T, memory int64) *harness {
+func newHarness(t *testing.T, memory int64, config ...Config) *harness {
 	h := &harness{t: t, path: filepath.Join(t.TempDir(), "swap"), file: filepath.Join(t.TempDir(), "gpu"), memory: memory}
+	for _, h.config = range config {
+	}
 	build(t)
 	h.serve()
 	t.Cleanup(func() { h.stop() })
@@ -108,7 +113,9 @@ func (h *harness) serve() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.Server = New(Config{LimitBytes: h.memory, UID: os.Getuid(), Log: zerolog.New(zerolog.NewTestWriter(h.t))})
+	config := h.config
+	config.LimitBytes, config.UID, config.Log = h.memory, os.Getuid(), zerolog.New(zerolog.NewTestWriter(h.t))
+	h.Server = New(config)
 	ctx, cancel := context.WithCancel(h.t.Context())
 	done := make(chan error, 1)
 	server := h.Server
@@ -362,6 +369,93 @@ func TestKill(t *testing.T) {
 			b.right()
 			h.until("end", func() bool { return len(h.Guests()) == 0 })
 		})
+	}
+}
+
+// TestHang hangs a guest that has the turn.
+func TestHang(t *testing.T) {
+	for _, how := range []string{"endless", "open", "stopped", "stranger"} {
+		t.Run(how, func(t *testing.T) {
+			var ended atomic.Int64
+			h := newHarness(t, 64*mib, Config{Grace: 100 * time.Millisecond, End: func(pid int, why string) error {
+				ended.Store(int64(pid))
+				if !strings.Contains(why, "did not finish its work on the GPU within 100ms") {
+					t.Errorf("ended because %s", why)
+				}
+				if how == "stranger" {
+					return errors.New("unknown")
+				}
+				return syscall.Kill(pid, syscall.SIGKILL)
+			}})
+			mode := how
+			if how == "stopped" || how == "stranger" {
+				mode = "busy"
+			}
+			a := h.start("proc", mode, 48, 0)
+			a.read("holds")
+			if mode == "busy" {
+				if err := a.Process.Signal(syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			}
+
+			b := h.start("proc", "work", 48, 10)
+			if how == "stranger" { // it keeps its memory, but not its turn
+				h.until("guest alone", func() bool { g := h.Guests(); return len(g) == 1 && g[0].PID == b.Process.Pid })
+			} else {
+				b.right()
+			}
+			if ended.Load() != int64(a.Process.Pid) {
+				t.Errorf("process %d is ended, want %d", ended.Load(), a.Process.Pid)
+			}
+		})
+	}
+}
+
+// TestClock ends a guest by a clock that the test moves, without a wait.
+func TestClock(t *testing.T) {
+	var clock atomic.Int64
+	ended := make(chan int, 1)
+	h := newHarness(t, 64*mib, Config{
+		Grace: time.Hour,
+		Clock: func() time.Duration { return time.Duration(clock.Load()) },
+		End:   func(pid int, _ string) error { ended <- pid; return nil },
+	})
+	read := func(c *net.UnixConn, want string) {
+		t.Helper()
+		message := make([]byte, 200)
+		c.SetReadDeadline(time.Now().Add(patience))
+		if n, err := c.Read(message); err != nil || !strings.HasPrefix(string(message[:n]), want) {
+			t.Fatalf("received %q, %v; want %q", message[:n], err, want)
+		}
+	}
+	dial := func(phase turns.Phase) *net.UnixConn {
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		const total, free, bytes = 64 * mib, 24 * mib, 40 * mib
+		fmt.Fprintf(c, "hello 2 07070707070707070707070707070707 %d %d %d %d %d", total, free, bytes, phase, total)
+		read(c, "ok")
+		return c
+	}
+
+	a, b := dial(turns.Running), dial(turns.Out)
+	fmt.Fprint(b, "ask")
+	read(a, "wanted")
+	clock.Add(int64(time.Second))
+	fmt.Fprint(b, "ask")
+	read(a, "stop")
+	clock.Add(int64(time.Hour))
+	fmt.Fprint(b, "ask")
+	select {
+	case pid := <-ended:
+		if pid != os.Getpid() {
+			t.Errorf("process %d is ended, want %d", pid, os.Getpid())
+		}
+	case <-time.After(patience):
+		t.Error("no process is ended")
 	}
 }
 

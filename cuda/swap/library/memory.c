@@ -417,8 +417,9 @@ static CUresult make_block(struct block **out, size_t bytes, const Properties *p
 	struct block *b = calloc(1, sizeof *b);
 	if (b != NULL && turns_need(total)) {
 		*b = (struct block){.bytes = bytes, .properties = *properties};
-		// The server's figure may be too high, or a guest that left may still hold memory.
-		for (int tries = 0, empty = 0; tries < 3000 && empty < 50; tries++) {
+		// The server's figure may be too high, or a guest that left may still hold memory. A guest that
+		// does not leave is ended after a minute (turns.Grace), so the tries take two.
+		for (int tries = 0, empty = 0; tries < 6000 && empty < 50; tries++) {
 			gate_enter();
 			code = driver.cuMemCreate(&b->memory, bytes, properties, 0);
 			if (code != CUDA_OUT_OF_MEMORY)

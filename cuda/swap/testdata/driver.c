@@ -1,7 +1,7 @@
 // A libcuda.so.1 without a GPU, with what guests and the swap library call. Device memory is
 // memory of the host at real addresses: use of what is not mapped ends the process. All processes
 // with the same FAKE_GPU (a file) share FAKE_GPU_MEMORY bytes. One thread does the work of all
-// streams in order. Every kernel takes FAKE_GPU_US.
+// streams in order. Every kernel takes FAKE_GPU_US. One of no words never ends.
 //
 // The functions that allocate otherwise than by cuMemCreate fail: the library must replace them.
 
@@ -219,6 +219,8 @@ static void *work(void *unused) {
 		uint32_t *p = (uint32_t *)w->at;
 		if (w->kind == ADD || w->kind == SET)
 			usleep(us);
+		while (w->kind == ADD && w->n == 0)
+			pause();
 		for (size_t i = 0; w->kind == ADD && i < w->n; i++)
 			p[i] += w->value;
 		for (size_t i = 0; w->kind == SET && i < w->n; i++)

@@ -220,6 +220,18 @@ int main(int argc, char **argv) {
 			add(&parts[1], 1);
 			TRY(cuCtxSynchronize());
 		}
+	} else if (strcmp(how, "endless") == 0) { // a kernel that never ends
+		make(parts, mib);
+		TRY(cuCtxSynchronize());
+		say("holds");
+		add(&(struct part){0}, 1);
+		TRY(cuCtxSynchronize());
+	} else if (strcmp(how, "open") == 0) { // a capture that never ends
+		make(parts, mib);
+		TRY(cuCtxSynchronize());
+		TRY(cuStreamBeginCapture_v2(NULL, 0));
+		say("holds");
+		pause();
 	} else if (strcmp(how, "leave") == 0) { // ends while a thread waits for the turn
 		make(parts, mib);
 		TRY(cuCtxSynchronize());
