@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda/swap/turns"
+	"github.com/penstock/penstock/internal/testing/swaptest"
 )
 
 const mib = 1 << 20
@@ -51,10 +52,10 @@ func build(t *testing.T) string {
 			built.reason = err.Error()
 			return
 		}
-		built.dir, built.preload = dir, filepath.Join(dir, "libpenstock-swap.so")
-		library, driver, flags := built.preload, filepath.Join(dir, "libcuda.so.1"), "-g"
+		built.dir, built.preload = dir, filepath.Join(dir, swaptest.Library)
+		var flags []string
 		if sanitizer != "" {
-			flags = "-fsanitize=" + sanitizer
+			flags = append(flags, "-fsanitize="+sanitizer)
 			name := "lib" + sanitizer[:1] + "san.so" // of gcc; it must come first
 			path, err := exec.Command("cc", "-print-file-name="+name).Output()
 			if err != nil {
@@ -63,16 +64,8 @@ func build(t *testing.T) string {
 			}
 			built.preload = strings.TrimSpace(string(path)) + " " + built.preload
 		}
-		os.Setenv("CFLAGS", flags)
-		for _, command := range [][]string{
-			{"library/build.sh", library},
-			{"cc", "-std=gnu11", "-O1", "-g", flags, "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o", driver, "testdata/driver.c", "-lpthread", "-ldl"},
-			{"cc", "-std=gnu11", "-O1", "-g", flags, "-o", filepath.Join(dir, "guest"), "testdata/guest.c", driver, "-lpthread", "-ldl"},
-		} {
-			if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-				built.reason = fmt.Sprintf("%v: %v: %s", command, err, out)
-				return
-			}
+		if err := swaptest.Build(".", dir, flags...); err != nil {
+			built.reason = err.Error()
 		}
 	})
 	if built.reason != "" {
@@ -95,7 +88,6 @@ type harness struct {
 	memory     int64
 	config     Config
 	stop       func()
-	env        []string
 }
 
 func newHarness(t *testing.T, memory int64, config ...Config) *harness {
@@ -142,9 +134,8 @@ func (h *harness) start(mode, how string, memory, rounds int) *program {
 	h.t.Helper()
 	p := &program{t: h.t, stderr: &strings.Builder{}}
 	p.Cmd = exec.Command(filepath.Join(build(h.t), "guest"), mode, how, fmt.Sprint(memory), fmt.Sprint(rounds))
-	p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+build(h.t), "LD_PRELOAD="+built.preload,
-		"PENSTOCK_SWAP="+h.path, "FAKE_GPU="+h.file, fmt.Sprintf("FAKE_GPU_MEMORY=%d", h.memory))
-	p.Env = append(p.Env, h.env...)
+	p.Env = append(os.Environ(), "LD_PRELOAD="+built.preload, "PENSTOCK_SWAP="+h.path)
+	p.Env = append(p.Env, swaptest.Environment(build(h.t), h.file, h.memory)...)
 	p.Stderr = p.stderr
 	stdout, err := p.StdoutPipe()
 	if err != nil {

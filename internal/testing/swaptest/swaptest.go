@@ -1,0 +1,45 @@
+// Package swaptest builds what tests of swapping guests need without a GPU: the library, a driver whose
+// memory all guests share, and a guest. Their sources are in cuda/swap.
+package swaptest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// Library is the swap library's path below the folder that Build fills.
+const Library = "lib/libpenstock-swap.so"
+
+// Build compiles everything into a folder. source is the folder cuda/swap, and flags are further flags of the
+// C compiler.
+func Build(source, dir string, flags ...string) error {
+	if runtime.GOARCH != "amd64" {
+		return fmt.Errorf("build swap library: it has x86-64 assembly, and this machine is %s", runtime.GOARCH)
+	}
+	driver := filepath.Join(dir, "libcuda.so.1")
+	cc := func(args ...string) *exec.Cmd {
+		return exec.Command("cc", append(append([]string{"-std=gnu11", "-O1", "-g"}, flags...), args...)...)
+	}
+	library := exec.Command(filepath.Join(source, "library/build.sh"), filepath.Join(dir, Library))
+	library.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
+	for _, build := range []*exec.Cmd{
+		library,
+		cc("-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o", driver, filepath.Join(source, "testdata/driver.c"), "-lpthread", "-ldl"),
+		cc("-o", filepath.Join(dir, "guest"), filepath.Join(source, "testdata/guest.c"), driver, "-lpthread", "-ldl"),
+	} {
+		if out, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w: %s", build.Args, err, out)
+		}
+	}
+	return nil
+}
+
+// Environment returns the variables of a guest on a GPU with that much memory. Guests with the same file share
+// the GPU. dir is a folder that Build filled.
+func Environment(dir, file string, memoryBytes int64) []string {
+	return []string{"LD_LIBRARY_PATH=" + dir, "FAKE_GPU=" + file, fmt.Sprintf("FAKE_GPU_MEMORY=%d", memoryBytes)}
+}
