@@ -37,6 +37,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/swap"
 	"github.com/penstock/penstock/internal/unixsock"
 )
@@ -74,6 +75,7 @@ type Options struct {
 
 	StopTimeout time.Duration // SIGTERM to SIGKILL; default 5 s
 	HoldTimeout time.Duration // how long a command is held back the first time; default 10 min
+	Grace       time.Duration // how long a guest may keep others from the GPU; default turns.Grace
 }
 
 // Device is what guests may use.
@@ -454,7 +456,7 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 // prepare makes a guest's group, and lets its launcher start. It returns what the group cannot do.
 func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string, err error) {
 	if g.request.Swap {
-		socket, err := s.swap.open(s.o.User.UID, s.o.Log)
+		socket, err := s.swap.open(swap.Config{UID: s.o.User.UID, Clock: runclock.Now, End: s.endBlocking, Grace: s.o.Grace, Log: s.o.Log})
 		if err != nil {
 			return nil, fmt.Errorf("run guest: %w", err)
 		}

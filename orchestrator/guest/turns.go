@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda/swap"
@@ -23,9 +23,8 @@ type turnsServer struct {
 	done   chan error
 }
 
-// open returns the server's socket. Guests of a user and of root may connect. They run as other users than
-// the node, so the socket is in no folder.
-func (t *turnsServer) open(uid int, log zerolog.Logger) (string, error) {
+// open returns the server's socket. Guests run as other users than the node, so the socket is in no folder.
+func (t *turnsServer) open(config swap.Config) (string, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.socket != "" {
@@ -36,7 +35,7 @@ func (t *turnsServer) open(uid int, log zerolog.Logger) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	t.server = swap.New(swap.Config{UID: uid, Log: log})
+	t.server = swap.New(config)
 	ctx, stop := context.WithCancel(context.Background())
 	t.socket, t.stop, t.done = socket, stop, make(chan error, 1)
 	go func() { t.done <- t.server.Serve(ctx, l) }()
@@ -50,6 +49,20 @@ func (t *turnsServer) reserve(bytes int64) {
 	if t.server != nil {
 		t.server.Reserve(bytes)
 	}
+}
+
+// endBlocking ends the guest that a process belongs to, because it keeps others from the GPU.
+func (s *Server) endBlocking(pid int, why string) error {
+	s.mu.Lock()
+	guests := slices.Clone(s.guests)
+	s.mu.Unlock()
+	for _, g := range guests {
+		if g.request.Swap && slices.Contains(s.groupOf(g).PIDs(), pid) {
+			s.stop(g, why)
+			return nil
+		}
+	}
+	return fmt.Errorf("find guest of process %d: it has ended, or is no guest", pid)
 }
 
 // checkPreload returns an error if the swap library cannot be read: the loader would go on without it.

@@ -5,10 +5,14 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/cuda/swap"
+	"github.com/penstock/penstock/internal/testing/swaptest"
 )
 
 func TestSwap(t *testing.T) {
@@ -76,6 +80,74 @@ func TestSwap(t *testing.T) {
 			t.Errorf("%+v, %v: %q", r.result, r.err, r.output)
 		}
 	})
+}
+
+// buildSwap returns a folder with what swapping guests need.
+func buildSwap(t *testing.T) (dir string) {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("not on this machine: the swap library has x86-64 assembly")
+	}
+	dir = t.TempDir()
+	if err := swaptest.Build("../../cuda/swap", dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// swapGuests starts guests that share a fake GPU.
+type swapGuests struct {
+	*Server
+	environment []string
+	program     string
+}
+
+func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
+	t.Helper()
+	const memory = 64 << 20
+	return &swapGuests{
+		Server: listen(t, o, Device{Kind: Beside}), program: filepath.Join(dir, "guest"),
+		environment: append(swaptest.Environment(dir, filepath.Join(t.TempDir(), "gpu"), memory), "LD_PRELOAD="+filepath.Join(dir, swaptest.Library)),
+	}
+}
+
+// run starts a guest with three quarters of the GPU's memory.
+func (s *swapGuests) run(t *testing.T, how string) *running {
+	t.Helper()
+	return runScript(t, s.Server, fmt.Sprintf("exec %s proc %s 48 20", s.program, how), func(c *Command) {
+		c.Swap, c.Environment, c.Name = true, s.environment, how
+	})
+}
+
+// TestBlocking hangs a guest that has the turn. It is ended, and the other guest finishes.
+func TestBlocking(t *testing.T) {
+	dir := buildSwap(t)
+	for _, row := range []struct {
+		name, how string
+		stops     bool
+	}{
+		{"endless kernel", "endless", false},
+		{"stopped", "busy", true},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := listenSwap(t, dir, Options{Grace: 100 * time.Millisecond})
+			a := s.run(t, row.how)
+			a.line(t, "holds")
+			if row.stops {
+				if err := syscall.Kill(s.list()[0].PID, syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			}
+
+			b := s.run(t, "work")
+			if b.end(t); b.result.Status != 0 || !strings.Contains(b.output, "right") {
+				t.Errorf("the other guest: %+v, %v: %s", b.result, b.err, b.output)
+			}
+			if a.end(t); a.result.Signal == 0 || !strings.Contains(a.output, "penstock run: the guest kept others from the GPU: ") {
+				t.Errorf("%+v, %v: %s; want it ended, and why", a.result, a.err, a.output)
+			}
+		})
+	}
 }
 
 // greet returns the answer of a swap server to a guest on a GPU with 8,000 free bytes.
