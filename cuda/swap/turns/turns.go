@@ -9,7 +9,7 @@
 //	Stopped --Out--> Leaving --gone--> Out --Go--> Entering
 //
 // A stopped guest keeps its memory on the GPU until the guest whose turn it is needs the room.
-// It then leaves whole.
+// It then leaves whole. A paused guest leaves at once, and gets no turn.
 //
 // A guest that does not obey a command within the time Grace, while another waits, must be ended. It may
 // run a kernel that never ends, or be a stopped process.
@@ -99,6 +99,7 @@ type guest struct {
 	waiting  bool
 	stuck    bool // its memory cannot leave
 	reported bool // it knows that others wait
+	paused   bool
 	ended    bool // after End
 	began    time.Duration
 	asked    time.Duration // when it began to wait
@@ -119,7 +120,7 @@ func (g *guest) obeys() bool {
 
 // waits reports since when a guest waits for its turn, or for room for the memory that it makes.
 func (g *guest) waits() (since time.Duration, ok bool) {
-	if g.waiting {
+	if g.waiting && !g.paused {
 		return g.asked, true
 	}
 	return g.needed, g.active() && g.made < g.bytes
@@ -292,10 +293,46 @@ func (l *Lock) Have(now time.Duration, id int, bytes, made int64) []Command {
 func (l *Lock) Ask(now time.Duration, id int) []Command {
 	if g := l.find(id); g != nil && !g.waiting {
 		g.waiting = true
+		l.enqueue(now, g)
+	}
+	return l.settle(now)
+}
+
+func (l *Lock) enqueue(now time.Duration, g *guest) {
+	if g.waiting && !g.paused {
 		g.asked = now
 		l.queue = append(l.queue, g)
 	}
+}
+
+func (l *Lock) dequeue(g *guest) {
+	l.queue = slices.DeleteFunc(l.queue, func(q *guest) bool { return q == g })
+}
+
+// Pause makes a guest give up its turn, and its memory if the host can hold it. It then gets no turn
+// until Resume.
+func (l *Lock) Pause(now time.Duration, id int) []Command {
+	if g := l.find(id); g != nil {
+		g.paused = true
+		l.dequeue(g)
+	}
 	return l.settle(now)
+}
+
+// Resume ends a pause.
+func (l *Lock) Resume(now time.Duration, id int) []Command {
+	if g := l.find(id); g != nil && g.paused {
+		g.paused, g.stuck = false, false // memory that could not leave may be able to later
+		l.enqueue(now, g)
+	}
+	return l.settle(now)
+}
+
+// Yielded reports whether a guest does nothing on the GPU after Pause. Its memory is on the host, or
+// cannot leave.
+func (l *Lock) Yielded(id int) bool {
+	g := l.find(id)
+	return g == nil || g.paused && (g.phase == Out || g.phase == Stopped && g.stuck)
 }
 
 // In reports that the guest runs; copies took that long. free is the GPU's free memory.
@@ -396,9 +433,20 @@ func (l *Lock) turn() time.Duration { return max(minQuantum, quantum*l.swap) }
 func (l *Lock) fits() bool {
 	var n int64
 	for _, g := range l.guests {
-		n += g.bytes
+		if !g.paused || g.resident() {
+			n += g.bytes
+		}
 	}
 	return n <= l.room()
+}
+
+// hostHolds reports whether the host can hold the memory of all guests.
+func (l *Lock) hostHolds() bool {
+	var n int64
+	for _, g := range l.guests {
+		n += g.bytes
+	}
+	return n <= l.host
 }
 
 func (l *Lock) room() int64 { return min(l.capacity, l.shortage) }
@@ -423,7 +471,7 @@ func (l *Lock) moving() bool {
 
 func (l *Lock) start(now time.Duration, g *guest) Command {
 	g.waiting = false
-	l.queue = slices.DeleteFunc(l.queue, func(q *guest) bool { return q == g })
+	l.dequeue(g)
 	return g.order(now, Entering, Go)
 }
 
@@ -433,6 +481,15 @@ func (l *Lock) settle(now time.Duration) (commands []Command) {
 		if at, ok := l.overdue(g); ok && now >= at {
 			g.ended = true
 			commands = append(commands, Command{Guest: g.id, Verb: End})
+		}
+		switch {
+		case !g.paused:
+		case g.phase == Running:
+			commands = append(commands, g.order(now, Stopping, Stop))
+		case g.phase == Stopped && !l.hostHolds():
+			g.stuck = true
+		case g.phase == Stopped && !g.stuck:
+			commands = append(commands, g.order(now, Leaving, Evict))
 		}
 	}
 

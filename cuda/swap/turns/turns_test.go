@@ -139,6 +139,7 @@ func TestEnd(t *testing.T) {
 	}{
 		{"does not stop", func(l *Lock) { l.Ask(0, 2) }, 1, stop + Grace},
 		{"no other waits", func(l *Lock) { l.Ask(0, 2); l.Tick(stop); l.Leave(stop, 2); l.Ask(stop, 1) }, 0, 0},
+		{"the other is paused", func(l *Lock) { l.Ask(0, 2); l.Tick(stop); l.Pause(stop, 2) }, 0, 0},
 		{"another waits later", func(l *Lock) {
 			l.Ask(0, 2)
 			l.Tick(stop)
@@ -196,6 +197,77 @@ func TestEnd(t *testing.T) {
 	}
 }
 
+// TestPause pauses guest 1 of two, which has the turn.
+func TestPause(t *testing.T) {
+	var now time.Duration
+	expect := func(t *testing.T, commands []Command, want ...string) {
+		t.Helper()
+		if got := verbs(commands); !slices.Equal(got, want) {
+			t.Fatalf("commands %q, want %q", got, want)
+		}
+	}
+	yielded := func(t *testing.T, l *Lock, want bool) {
+		t.Helper()
+		if l.Yielded(1) != want {
+			t.Fatalf("yielded %v, want %v", !want, want)
+		}
+	}
+	t.Run("another waits", func(t *testing.T) {
+		l := New(100, 0, 1000)
+		l.Attach(0, 1, 60, Running, 0, 40)
+		l.Attach(0, 2, 60, Out, 100, unknown)
+		l.Ask(0, 2)
+		expect(t, l.Pause(now, 1), "1 stop")
+		yielded(t, l, false)
+		expect(t, l.Stopped(now, 1), "1 out")
+		yielded(t, l, false)
+		expect(t, l.Gone(now, 1, 0), "2 go")
+		yielded(t, l, true)
+		expect(t, l.Ask(now, 1)) // a thread that is not frozen yet
+		expect(t, l.In(now, 2, 0, unknown))
+		if at, ok := l.Deadline(); ok {
+			t.Errorf("no guest waits, and the turn ends after %v", at)
+		}
+		expect(t, l.Resume(now, 1), "2 wanted")
+		expect(t, l.Tick(minQuantum), "2 stop")
+		expect(t, l.Stopped(minQuantum, 2), "2 out")
+		expect(t, l.Gone(minQuantum, 2, 0), "1 go")
+	})
+	t.Run("others fit", func(t *testing.T) {
+		l := New(100, 0, 1000)
+		l.Attach(0, 1, 60, Out, 100, 100)
+		l.Attach(0, 2, 40, Out, 100, unknown)
+		l.Attach(0, 3, 40, Out, 100, unknown)
+		expect(t, l.Pause(now, 1))
+		yielded(t, l, true)
+		expect(t, l.Ask(now, 2), "2 go")
+		expect(t, l.In(now, 2, 0, unknown))
+		expect(t, l.Ask(now, 3), "3 go")
+		expect(t, l.In(now, 3, 0, unknown))
+		expect(t, l.Resume(now, 1), "3 stop")
+	})
+	t.Run("no room on the host", func(t *testing.T) {
+		l := New(100, 0, 50)
+		l.Attach(0, 1, 60, Running, 0, 40)
+		l.Attach(0, 2, 40, Running, 100, unknown)
+		expect(t, l.Pause(now, 1), "1 stop")
+		expect(t, l.Stopped(now, 1))
+		yielded(t, l, true)
+		expect(t, l.Ask(now, 1))
+		expect(t, l.Resume(now, 1), "1 go")
+	})
+	t.Run("memory cannot leave", func(t *testing.T) {
+		l := New(100, 0, 1000)
+		l.Attach(0, 1, 60, Running, 0, 40)
+		expect(t, l.Pause(now, 1), "1 stop")
+		expect(t, l.Stopped(now, 1), "1 out")
+		expect(t, l.Stuck(now, 1))
+		yielded(t, l, true)
+		expect(t, l.Resume(now, 1))
+		expect(t, l.Pause(now, 1), "1 out") // it tries again
+	})
+}
+
 // model is a guest that obeys until it hangs.
 type model struct {
 	id      int
@@ -206,10 +278,11 @@ type model struct {
 	asked   bool
 	work    int
 	hangs   bool
+	paused  bool
 }
 
-// TestRandomGuests lets guests come, grow, compute, idle, hang and go in any order. Their messages are
-// handled late. In the end each one that asked has run, unless it hangs.
+// TestRandomGuests lets guests come, grow, compute, idle, pause, hang and go in any order. Their messages
+// are handled late. In the end each one that asked has run, unless it hangs or is paused.
 func TestRandomGuests(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const capacity = 100
@@ -221,9 +294,13 @@ func TestRandomGuests(t *testing.T) {
 		deliver := func(commands []Command) {
 			for _, c := range commands {
 				for _, g := range guests {
-					if g.id == c.Guest {
-						g.inbox = append(g.inbox, c.Verb)
+					if g.id != c.Guest {
+						continue
 					}
+					if c.Verb == Go && g.paused {
+						t.Fatalf("guest %d is paused and gets a turn", g.id)
+					}
+					g.inbox = append(g.inbox, c.Verb)
 				}
 				if c.Verb == End {
 					ended = append(ended, c.Guest)
@@ -287,6 +364,12 @@ func TestRandomGuests(t *testing.T) {
 			var wanted, resident int64
 			running := 0
 			for _, g := range guests {
+				if g.paused {
+					if g.phase != Out || !l.Yielded(g.id) {
+						t.Fatalf("guest %d is paused and has phase %v", g.id, g.phase)
+					}
+					continue
+				}
 				wanted += g.bytes
 				if g.phase == Running {
 					g.created = g.bytes
@@ -322,9 +405,15 @@ func TestRandomGuests(t *testing.T) {
 				tick()
 				continue
 			}
-			switch rapid.IntRange(0, 6).Draw(t, "event") {
+			switch rapid.IntRange(0, 7).Draw(t, "event") {
 			case 0:
 				ask(g)
+			case 7:
+				if g.paused = !g.paused; g.paused {
+					deliver(l.Pause(now, g.id))
+				} else {
+					deliver(l.Resume(now, g.id))
+				}
 			case 1:
 				bytes := rapid.Int64Range(0, capacity).Draw(t, "bytes")
 				// Only a guest in its turn creates memory.
@@ -367,7 +456,7 @@ func TestRandomGuests(t *testing.T) {
 			settled()
 		}
 		for _, g := range guests {
-			if !g.hangs && (g.asked || g.work == before[g.id]) {
+			if !g.hangs && !g.paused && (g.asked || g.work == before[g.id]) {
 				t.Fatalf("guest %d never ran: %+v, %+v", g.id, g, l)
 			}
 		}
