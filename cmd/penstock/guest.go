@@ -27,7 +27,7 @@ by its name or its process id. --runtime-dir chooses the node; leave it out if t
 	}
 	dir := cmd.PersistentFlags().String("runtime-dir", "", nodeUsage)
 	cmd.AddCommand(guestListCommand(dir),
-		guestVerb(dir, "pause", "Pause a guest: its processes get no CPU time until it is resumed", func(name string) control.GuestOrder { return control.GuestOrder{Pause: name} }),
+		guestVerb(dir, "pause", "Pause a guest: its processes get no CPU time until it is resumed; with --swap they first leave the GPU", func(name string) control.GuestOrder { return control.GuestOrder{Pause: name} }),
 		guestVerb(dir, "resume", "Let a paused guest run again", func(name string) control.GuestOrder { return control.GuestOrder{Resume: name} }),
 		guestVerb(dir, "stop", "Stop a guest: SIGTERM, and after 5 seconds SIGKILL, for all its processes", func(name string) control.GuestOrder { return control.GuestOrder{Stop: name} }))
 	return cmd

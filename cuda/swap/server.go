@@ -196,6 +196,51 @@ func (s *Server) Reserve(bytes int64) {
 	}
 }
 
+// pauseCheck is how often Pause looks whether processes have obeyed.
+const pauseCheck = 5 * time.Millisecond
+
+// Pause makes processes give up their turns, and their memory if the host can hold it. It returns when they have,
+// or with an error after the time that they may take. They get no turn until Resume.
+func (s *Server) Pause(pids []int) error {
+	s.change(pids, (*turns.Lock).Pause)
+	for began := s.now(); ; time.Sleep(pauseCheck) {
+		pid := s.unyielded(pids)
+		if pid == 0 {
+			return nil
+		}
+		if s.now()-began > s.config.Grace {
+			s.Resume(pids)
+			return fmt.Errorf("take turn of process %d: it did not give up the GPU within %v", pid, s.config.Grace)
+		}
+	}
+}
+
+// Resume ends Pause.
+func (s *Server) Resume(pids []int) { s.change(pids, (*turns.Lock).Resume) }
+
+// change changes the guests that the processes are.
+func (s *Server) change(pids []int, change func(*turns.Lock, time.Duration, int) []turns.Command) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests {
+		if slices.Contains(pids, g.PID) {
+			s.do(g.gpu, change(g.gpu.lock, s.now(), g.id))
+		}
+	}
+}
+
+// unyielded returns one of the processes that has not given up the GPU, or 0.
+func (s *Server) unyielded(pids []int) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests {
+		if slices.Contains(pids, g.PID) && !g.gpu.lock.Yielded(g.id) {
+			return g.PID
+		}
+	}
+	return 0
+}
+
 // serve reads a guest's messages until its connection ends.
 func (s *Server) serve(conn *net.UnixConn) error {
 	credentials, err := unixsock.Peer(conn, s.config.UID)

@@ -124,6 +124,7 @@ type guest struct {
 	since   time.Time
 	link    *control.GuestLink
 	over    chan struct{} // closed when no process is left
+	changes sync.Mutex    // one pause or resume at a time; taken before Server.mu
 
 	group  Group
 	pid    int
@@ -621,8 +622,28 @@ func (s *Server) groupOf(g *guest) Group {
 	return g.group
 }
 
-// freeze pauses a guest, or lets it run again.
+// freeze pauses a guest, or lets it run again. A frozen guest cannot give up the GPU, so a swapping guest
+// does so before.
 func (s *Server) freeze(g *guest, frozen bool) error {
+	if !g.request.Swap {
+		return s.freezeGroup(g, frozen)
+	}
+	g.changes.Lock()
+	defer g.changes.Unlock()
+	pids := s.groupOf(g).PIDs()
+	if frozen {
+		if err := s.swap.pause(pids); err != nil {
+			return fmt.Errorf("pause guest %s: %w; stop it, or try again", g.name, err)
+		}
+	}
+	err := s.freezeGroup(g, frozen)
+	if !frozen || err != nil {
+		s.swap.resume(pids)
+	}
+	return err
+}
+
+func (s *Server) freezeGroup(g *guest, frozen bool) error {
 	s.mu.Lock()
 	state, group := g.state, g.group
 	s.mu.Unlock()

@@ -65,6 +65,27 @@ func (s *Server) endBlocking(pid int, why string) error {
 	return fmt.Errorf("find guest of process %d: it has ended, or is no guest", pid)
 }
 
+// pause makes processes leave the GPU.
+func (t *turnsServer) pause(pids []int) error {
+	if server := t.opened(); server != nil {
+		return server.Pause(pids)
+	}
+	return nil
+}
+
+func (t *turnsServer) resume(pids []int) {
+	if server := t.opened(); server != nil {
+		server.Resume(pids)
+	}
+}
+
+// opened returns the server, nil before the first guest. A pause may take a minute, and must not hold t.mu.
+func (t *turnsServer) opened() *swap.Server {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.server
+}
+
 // checkPreload returns an error if the swap library cannot be read: the loader would go on without it.
 func checkPreload() error {
 	if os.Getenv(swap.SocketVariable) == "" {

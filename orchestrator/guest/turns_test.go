@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda/swap"
+	"github.com/penstock/penstock/cuda/swap/turns"
 	"github.com/penstock/penstock/internal/testing/swaptest"
 )
 
@@ -112,11 +114,19 @@ func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
 }
 
 // run starts a guest with three quarters of the GPU's memory.
-func (s *swapGuests) run(t *testing.T, how string) *running {
+func (s *swapGuests) run(t *testing.T, how string, stdin *os.File) *running {
 	t.Helper()
 	return runScript(t, s.Server, fmt.Sprintf("exec %s proc %s 48 20", s.program, how), func(c *Command) {
-		c.Swap, c.Environment, c.Name = true, s.environment, how
+		c.Swap, c.Environment, c.Name, c.Stdin = true, s.environment, how, stdin
 	})
+}
+
+// right waits for the end of a guest that computed what it should.
+func (r *running) right(t *testing.T) {
+	t.Helper()
+	if r.end(t); r.err != nil || r.result.Status != 0 || !strings.Contains(r.output, "right") {
+		t.Errorf("guest ended: %+v, %v: %s", r.result, r.err, r.output)
+	}
 }
 
 // TestBlocking hangs a guest that has the turn. It is ended, and the other guest finishes.
@@ -131,7 +141,7 @@ func TestBlocking(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := listenSwap(t, dir, Options{Grace: 100 * time.Millisecond})
-			a := s.run(t, row.how)
+			a := s.run(t, row.how, nil)
 			a.line(t, "holds")
 			if row.stops {
 				if err := syscall.Kill(s.list()[0].PID, syscall.SIGSTOP); err != nil {
@@ -139,15 +149,53 @@ func TestBlocking(t *testing.T) {
 				}
 			}
 
-			b := s.run(t, "work")
-			if b.end(t); b.result.Status != 0 || !strings.Contains(b.output, "right") {
-				t.Errorf("the other guest: %+v, %v: %s", b.result, b.err, b.output)
-			}
+			s.run(t, "work", nil).right(t)
 			if a.end(t); a.result.Signal == 0 || !strings.Contains(a.output, "penstock run: the guest kept others from the GPU: ") {
 				t.Errorf("%+v, %v: %s; want it ended, and why", a.result, a.err, a.output)
 			}
 		})
 	}
+}
+
+// TestPauseSwap pauses a guest that has the turn.
+func TestPauseSwap(t *testing.T) {
+	dir := buildSwap(t)
+	t.Run("leaves the GPU", func(t *testing.T) {
+		s := listenSwap(t, dir, Options{})
+		stdin, line, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stdin.Close()
+		defer line.Close()
+		a := s.run(t, "work", stdin)
+		a.line(t, "made") // and waits for a line
+		if _, err := s.change(control.GuestOrder{Pause: "work"}); err != nil {
+			t.Fatal(err)
+		}
+		if g := s.swap.server.Guests(); len(g) != 1 || g[0].Phase != turns.Out {
+			t.Errorf("guests %+v, want one that is out", g)
+		}
+		s.run(t, "work", nil).right(t)
+		if _, err := s.change(control.GuestOrder{Resume: "work"}); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(line)
+		a.right(t)
+	})
+	t.Run("does not", func(t *testing.T) {
+		s := listenSwap(t, dir, Options{Grace: 100 * time.Millisecond})
+		a := s.run(t, "open", nil)
+		a.line(t, "holds")
+		if _, err := s.change(control.GuestOrder{Pause: "open"}); err == nil || !strings.Contains(err.Error(), "did not give up the GPU within 100ms") {
+			t.Errorf("error %v", err)
+		}
+		if list := s.list(); len(list) != 1 || list[0].State != control.GuestRunning {
+			t.Errorf("guests %+v, want one that runs", list)
+		}
+		s.change(control.GuestOrder{Stop: "open"})
+		a.end(t)
+	})
 }
 
 // greet returns the answer of a swap server to a guest on a GPU with 8,000 free bytes.
