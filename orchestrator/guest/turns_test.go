@@ -106,17 +106,18 @@ type swapGuests struct {
 
 func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
 	t.Helper()
-	const memory = 64 << 20
+	const memory = 16 << 20
 	return &swapGuests{
 		Server: listen(t, o, Device{Kind: Beside}), program: filepath.Join(dir, "guest"),
 		environment: append(swaptest.Environment(dir, filepath.Join(t.TempDir(), "gpu"), memory), "LD_PRELOAD="+filepath.Join(dir, swaptest.Library)),
 	}
 }
 
-// run starts a guest with three quarters of the GPU's memory.
+// run starts a guest with 12 MiB, three quarters of the GPU's memory. That is little work: it gets idle CPU
+// time only.
 func (s *swapGuests) run(t *testing.T, how string, stdin *os.File) *running {
 	t.Helper()
-	return runScript(t, s.Server, fmt.Sprintf("exec %s proc %s 48 20", s.program, how), func(c *Command) {
+	return runScript(t, s.Server, fmt.Sprintf("exec %s proc %s 20 1", s.program, how), func(c *Command) {
 		c.Swap, c.Environment, c.Name, c.Stdin = true, s.environment, how, stdin
 	})
 }

@@ -10,13 +10,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/swaptest"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -272,5 +275,83 @@ func TestGuestOnGPU(t *testing.T) {
 	own.end(t)
 	if got.lost > 0 || got.wrong > 0 {
 		t.Errorf("%s; want every request answered", got)
+	}
+}
+
+// swapLibrary builds what swapping guests need, and installs the library next to the binary.
+var swapLibrary = sync.OnceValues(func() (dir string, err error) {
+	dir = filepath.Dir(penstock)
+	return dir, swaptest.Build("../../cuda/swap", dir)
+})
+
+// TestSwappingGuests runs two guests that need 1.5 times the GPU's memory. One waits for input, and its memory is
+// on the host. The other has the turn.
+func TestSwappingGuests(t *testing.T) {
+	t.Parallel()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("not on this machine: the swap library has x86-64 assembly")
+	}
+	dir, err := swapLibrary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]\n", nullCard(t, "digest", small)),
+		withGPU(t, false)...)
+	serving(t, nd, "fn")
+
+	for _, row := range []struct {
+		name  string
+		order func(t *testing.T, holder int)
+		after func(t *testing.T, holder *guestProcess)
+	}{
+		{"killed", kill, func(t *testing.T, holder *guestProcess) {
+			if got := holder.end(t); got != 137 {
+				t.Errorf("the killed guest has status %d, want 137", got)
+			}
+		}},
+		{"paused", func(t *testing.T, _ int) { order(t, nd, "pause", "holder") }, func(t *testing.T, holder *guestProcess) {
+			order(t, nd, "resume", "holder")
+			holder.cmd.Process.Signal(syscall.SIGTERM)
+			holder.end(t)
+		}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			folder := t.TempDir()
+			gpu, input := filepath.Join(folder, "gpu"), filepath.Join(folder, "input")
+			if err := syscall.Mkfifo(input, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			line, err := os.OpenFile(input, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer line.Close()
+			// With this argument a guest has 12 MiB. That is little, because it gets idle CPU time only.
+			script := func(how string) string {
+				variables := strings.Join(swaptest.Environment(dir, gpu, 16<<20), " ")
+				return fmt.Sprintf("%s exec %s/guest proc %s 20 1 <%s", variables, dir, how, input)
+			}
+
+			waiter := startGuest(t, nd, script("work"), "--swap", "--name", "waiter")
+			holder := startGuest(t, nd, script("hold"), "--swap", "--name", "holder")
+			list := guests(t, nd)
+			if swaptest.UsedBytes(gpu, list[0].PID) != 0 || swaptest.UsedBytes(gpu, list[1].PID) == 0 {
+				t.Error("the memory of the first guest is not on the host, or that of the second not on the GPU")
+			}
+			got := stream(t, nd, 100, func() {
+				row.order(t, list[1].PID)
+				fmt.Fprintln(line)
+				if status := waiter.end(t); status != 0 {
+					t.Errorf("the other guest has status %d: %s", status, &waiter.stderr)
+				}
+				if swaptest.UsedBytes(gpu, list[1].PID) > 0 {
+					t.Error("the guest has memory on the GPU")
+				}
+			})
+			if got.by[wire.StatusOK] != 100 || got.lost > 0 || got.wrong > 0 {
+				t.Errorf("%s; want 100 right answers next to the guests", got)
+			}
+			row.after(t, holder)
+		})
 	}
 }

@@ -3,6 +3,7 @@
 package swaptest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"os/exec"
@@ -43,3 +44,17 @@ func Build(source, dir string, flags ...string) error {
 func Environment(dir, file string, memoryBytes int64) []string {
 	return []string{"LD_LIBRARY_PATH=" + dir, "FAKE_GPU=" + file, fmt.Sprintf("FAKE_GPU_MEMORY=%d", memoryBytes)}
 }
+
+// UsedBytes returns how much memory a process has on the GPU of a file.
+func UsedBytes(file string, pid int) int64 {
+	slots, _ := os.ReadFile(file)
+	for ; len(slots) >= slotBytes; slots = slots[slotBytes:] {
+		if int(binary.NativeEndian.Uint32(slots)) == pid {
+			return int64(binary.NativeEndian.Uint64(slots[8:]))
+		}
+	}
+	return 0
+}
+
+// slotBytes is the size of a process's entry in the file: a 32-bit process id, padding, and 64-bit bytes.
+const slotBytes = 16
