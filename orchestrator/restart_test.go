@@ -317,7 +317,7 @@ func TestResumeOnGPU(t *testing.T) {
 	for i, state := range []control.State{control.Active, control.Active, control.Loaded} {
 		before[i] = n.untilState(uint32(i+1), state)
 	}
-	n.until("weights are held", func(o control.Observed) bool { return o.Device.Weights != nil })
+	n.until("weights are held", holdsWeights)
 	device, daemon := *n.last.Device, n.daemonOf()
 	n.want(started(a, b, shadow)...)
 	for range 3 {

@@ -142,6 +142,10 @@ func TestWeightServerStartFails(t *testing.T) {
 	}
 }
 
+// holdsWeights reports whether the orchestrator's message has held weights. A message may come before
+// the GPU is found again.
+func holdsWeights(o control.Observed) bool { return o.Device != nil && o.Device.Weights != nil }
+
 func TestWeightsSocket(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
@@ -155,9 +159,9 @@ func TestWeightsSocket(t *testing.T) {
 	shares.SharedWeights = true
 	n.want(own, shares)
 	n.untilState(2, control.Active)
-	n.until("weights are held", func(o control.Observed) bool { return o.Device.Weights != nil })
-	n.until("the process is told where", func(control.Observed) bool { return n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) })
+	n.until("weights are held", holdsWeights)
 	held := n.last.Device.Weights
+	n.until("the process is told where", func(control.Observed) bool { return n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) })
 	if held.Files != 1 || processState(int(held.Bytes)) == "" {
 		t.Errorf("held are %+v", held)
 	}
