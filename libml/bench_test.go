@@ -35,7 +35,7 @@ func BenchmarkAccountedBatch(b *testing.B) {
 	f.idle, f.serving = true, false
 	l.batching.expected = func(int) time.Duration { return time.Microsecond }
 	l.p.level = 3
-	l.p.prioritized = ignored{}
+	l.memory.prioritized = ignored{}
 	l.p.orders.follow(control.Order{Level: 3, GuaranteePercent: 90})
 	for i := range l.p.sizes.warm {
 		l.p.sizes.warm[i].alone = time.Duration(100+10*l.p.sizes.warm[i].size) * time.Microsecond

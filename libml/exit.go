@@ -13,6 +13,7 @@ type exit struct {
 	deviceLost atomic.Pointer[error]
 	failed     atomic.Pointer[error] // why the process must not serve any more
 	peerGone   atomic.Pointer[error] // which peer is gone
+	abandoned  bool                  // the framework is still at work; only the process's thread uses it
 }
 
 // request ends the process at the next batch boundary: the loop releases the ring.

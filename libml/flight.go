@@ -101,8 +101,8 @@ func (l *loop) begin() error {
 	f.dispatched = shm.Now()
 	f.began = f.dispatched
 	l.account.begin(f.dispatched, f, l.choice.demoted)
-	if l.p.prioritized != nil {
-		if err := l.p.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
+	if l.memory.prioritized != nil {
+		if err := l.memory.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
 			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
 		}
 	}

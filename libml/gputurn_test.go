@@ -285,7 +285,7 @@ func TestAccountInTurn(t *testing.T) {
 	if l.guaranteed(shm.Now()) {
 		t.Error("a batch beyond the guarantee is not demoted")
 	}
-	if l.p.prioritized != nil {
+	if l.memory.prioritized != nil {
 		t.Error("the process has streams of other priorities")
 	}
 }

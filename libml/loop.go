@@ -81,7 +81,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	l := &loop{
 		p: p, memory: p.memory, ring: p.memory.consumer,
 		pending:  make([]slab.Request, 0, n),
-		flights:  newFlights(p.inFlight, p.card.MaxBatch()),
+		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
 		gpuTurn:  batchTurn{of: p.gpuTurn},

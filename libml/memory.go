@@ -14,14 +14,18 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// memory is what a process maps: packets, requests, rings and tensors.
+// memory is what a process maps: packets, requests, rings and tensors. It contains the device that
+// works on them.
 type memory struct {
-	consumer *shm.Consumer
-	slots    uint32 // maximum requests in flight
-	regions  []*shm.Region
-	tensors  []*tensors // by the device's slot
-	device   device.Device
-	decoder  decode.Decoder
+	consumer    *shm.Consumer
+	slots       uint32 // maximum requests in flight
+	regions     []*shm.Region
+	tensors     []*tensors // by the device's slot
+	private     scratch    // nil except during the warm-up on a CPU
+	device      device.Device
+	prioritized device.Partitioned // device, if its batches have levels; else nil
+	inFlight    int                // maximum number of batches in flight
+	decoder     decode.Decoder
 }
 
 // opener opens a process's device for its card's input. This is the first touch
@@ -74,11 +78,16 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		return nil, fmt.Errorf("map tensors: %w", err)
 	}
 	m.regions = append(m.regions, buffers)
-	if m.device, err = p.open(p.start, p.card.Input, gpu.Options{Copy: attached.Copy, InFlight: p.maxInFlight(attached)}); err != nil {
+	limit := p.maxInFlight(attached)
+	if m.device, err = p.open(p.start, p.card.Input, gpu.Options{Copy: attached.Copy, InFlight: limit}); err != nil {
 		return nil, err
 	}
 	if err := m.device.Bind(); err != nil {
 		return nil, err
+	}
+	m.inFlight = m.device.InFlight()
+	if limit > 0 {
+		m.inFlight = min(m.inFlight, limit)
 	}
 	for i, size := range attached.SlabBytes {
 		slab, err := shm.Map(files[fixed+i], int(size), false)
@@ -121,5 +130,8 @@ func (m *memory) close() {
 	}
 	for _, r := range m.regions {
 		r.Close()
+	}
+	if m.private != nil {
+		m.private.free()
 	}
 }

@@ -279,7 +279,7 @@ func (m *mover) end(err error) error {
 		}
 		// A framework that links may take seconds more. Do not wait: the exit of the process frees
 		// its memory.
-		p.abandoned = true
+		p.exit.abandoned = true
 		p.log.Warn().Msg("process ends during its warm-up; the kernel frees its memory")
 	}
 	return cmp.Or(err, p.exit.failure())

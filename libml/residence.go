@@ -146,7 +146,7 @@ func (p *process) reload() (persistentBytes int64, err error) {
 	if persistentBytes, err = p.linkModel(); err != nil {
 		return 0, err
 	}
-	for slot := range p.inFlight {
+	for slot := range p.memory.inFlight {
 		if _, err := p.configureSlot(slot); err != nil {
 			return 0, err
 		}

@@ -68,15 +68,11 @@ type process struct {
 	slo       time.Duration
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
-	inFlight  int               // maximum number of batches in flight
 	// level is the level of batches within the guarantee, on a GPU with priorities:
-	// prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
-	level       budget.Level
-	prioritized device.Partitioned
-	private     scratch // nil except during the warm-up
-	sizes       sizes
-	timing      timing
-	abandoned   bool // the process ends while the framework works
+	// memory.prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
+	level  budget.Level
+	sizes  sizes
+	timing timing
 
 	worker    *worker    // that hosts it; nil outside a worker
 	gpuTurn   *gpuTurn   // nil unless the processes of the GPU take turns
@@ -222,7 +218,7 @@ func (p *process) serve(l *loop, ready control.Notice) error {
 
 // cleanAfter frees what the process allocated, if the error that ends it allows that.
 func (p *process) cleanAfter(err error) {
-	if p.abandoned {
+	if p.exit.abandoned {
 		return // the framework is still at work
 	}
 	if isLost(err) {
@@ -243,9 +239,6 @@ func (p *process) clean() {
 	p.closeTurn()
 	if p.memory != nil {
 		p.memory.close()
-	}
-	if p.private != nil {
-		p.private.free()
 	}
 }
 
@@ -353,10 +346,6 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if p.gpuTurn, err = p.openTurn(attached, files); err != nil {
 		return notice, err
 	}
-	p.inFlight = p.memory.device.InFlight()
-	if n := p.maxInFlight(attached); n > 0 {
-		p.inFlight = min(p.inFlight, n)
-	}
 	if err := p.place(&notice, wake); err != nil {
 		return notice, err
 	}
@@ -420,7 +409,7 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 		}
 		return nil
 	}
-	slots := []int{0, 1}[:p.inFlight]
+	slots := []int{0, 1}[:p.memory.inFlight]
 	if len(groups) > 0 {
 		if err := d.Repartition(slots, groups); err != nil {
 			return fmt.Errorf("run on groups %v of multiprocessors: %w", groups, err)
@@ -438,7 +427,7 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 		case err != nil:
 			return err
 		default:
-			p.level, p.prioritized = wake.Level, d
+			p.level, p.memory.prioritized = wake.Level, d
 			p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
 		}
 	}

@@ -43,7 +43,7 @@ func (s *sizes) ephemeralBytes() (sum int64) {
 // warmUp configures and warms up every slot that may be in flight, on a device whose
 // tensors belong to the process. A model that was measured before needs no warm-up.
 func (p *process) warmUp(notice *control.Notice) error {
-	for slot := range p.inFlight {
+	for slot := range p.memory.inFlight {
 		bytes, err := p.configureSlot(slot)
 		if err != nil {
 			return err
@@ -229,10 +229,10 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		_, err = p.configureSlot(0)
 		return err
 	}
-	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
+	if p.memory.private, err = newScratch(p.card.TensorBytes()); err != nil {
 		return err
 	}
-	scratch, err := newTensors(p.card, p.private)
+	scratch, err := newTensors(p.card, p.memory.private)
 	if err != nil {
 		return err
 	}
@@ -259,6 +259,6 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		return err
 	}
 	// Every batch size uses the shared buffers now.
-	err, p.private = p.private.free(), nil
+	err, p.memory.private = p.memory.private.free(), nil
 	return err
 }

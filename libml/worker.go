@@ -134,7 +134,7 @@ func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, 
 	switch {
 	case isLost(err):
 		return fmt.Errorf("member %s: %w", name, err)
-	case p.abandoned:
+	case p.exit.abandoned:
 		return fmt.Errorf("member %s ended while its framework was at work: %w", name, err)
 	}
 	return nil
