@@ -232,7 +232,7 @@ func TestGPUTurnRanks(t *testing.T) {
 // TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.
 func TestWorkerTurnEntry(t *testing.T) {
 	h := newTurnHarness(t)
-	p := &process{worker: &worker{}}
+	p := &process{membership: membership{worker: &worker{}}}
 	open := func(entry int) *gpuTurn {
 		t.Helper()
 		turn, err := p.openTurn(control.Attached{Turn: &entry}, []*os.File{h.dup(h.turns.File())})

@@ -565,7 +565,7 @@ func (h *harness) start(generation uint32, build Build, tamper func(*control.Att
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open, timing: h.timing, worker: h.worker}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open, timing: h.timing, membership: membership{worker: h.worker}}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {

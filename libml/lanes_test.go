@@ -88,7 +88,7 @@ func TestWarmUpTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 	a, b := joinLanes(t, s, 1), joinLanes(t, s, 1)
-	p := &process{turn: b.laneTurn, start: control.Start{Device: "GPU-fake"}}
+	p := &process{membership: membership{turn: b.laneTurn}, start: control.Start{Device: "GPU-fake"}}
 	var running, ran atomic.Int32
 	work := func() error {
 		if running.Add(1) != 1 {

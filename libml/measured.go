@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/budget"
 )
 
 // A warm-up measures a model: the times of its batches, and its memory. If a worker dies, all its
@@ -21,36 +20,36 @@ import (
 
 // remember keeps what the warm-up of a member has measured. loading is how long its load is expected to
 // take.
-func (p *process) remember(n *control.Notice, loading time.Duration) {
-	m := &control.Measurements{
-		PersistentBytes: n.PersistentBytes, EphemeralBytes: n.EphemeralBytes, WeightsBytes: p.weightsBytes(n.PersistentBytes),
-		LoadNanos: int64(loading), ModelFile: p.loaded.stamp,
+func (m *membership) remember(n *control.Notice, weightsBytes int64, loading time.Duration, warm []warmUp) {
+	m.measured = &control.Measurements{
+		PersistentBytes: n.PersistentBytes, EphemeralBytes: n.EphemeralBytes, WeightsBytes: weightsBytes,
+		LoadNanos: int64(loading), ModelFile: m.loaded.stamp,
 	}
-	for _, w := range p.sizes.warm {
-		m.Batches = append(m.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
+	for _, w := range warm {
+		m.measured.Batches = append(m.measured.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
 	}
-	p.measured, p.checked = m, true
+	m.checked = true
 }
 
 // isSameModel reports whether the measurements are of the file that this process loads.
-func (p *process) isSameModel(m *control.Measurements) bool {
-	return m != nil && p.worker != nil && m.ModelFile == p.loaded.stamp
+func (m *membership) isSameModel(found *control.Measurements) bool {
+	return found != nil && m.worker != nil && found.ModelFile == m.loaded.stamp
 }
 
 // recall takes the measurements of an earlier process, if they are of this model and have what the process
-// needs to serve.
-func (p *process) recall(m *control.Measurements, wake control.Order) {
-	if !p.isSameModel(m) || m.PersistentBytes < 0 || m.EphemeralBytes < 0 || m.WeightsBytes < 0 || m.LoadNanos < 0 {
-		return
+// needs to serve. It returns the times of the batch sizes, or nil. A process with an account needs the
+// time of a batch alone.
+func (m *membership) recall(found *control.Measurements, sizes []int, account bool) (warm []warmUp) {
+	if !m.isSameModel(found) || found.PersistentBytes < 0 || found.EphemeralBytes < 0 || found.WeightsBytes < 0 || found.LoadNanos < 0 {
+		return nil
 	}
-	accounts := p.onGPU() && wake.Level != budget.Demoted
-	var warm []warmUp
-	for _, n := range p.firstSizes(wake) {
-		i := slices.IndexFunc(m.Batches, func(b control.BatchTime) bool { return b.Size == n })
-		if i < 0 || m.Batches[i].Nanos <= 0 || accounts && m.Batches[i].AloneNanos <= 0 {
-			return
+	for _, n := range sizes {
+		i := slices.IndexFunc(found.Batches, func(b control.BatchTime) bool { return b.Size == n })
+		if i < 0 || found.Batches[i].Nanos <= 0 || account && found.Batches[i].AloneNanos <= 0 {
+			return nil
 		}
-		warm = append(warm, warmUp{n, time.Duration(m.Batches[i].Nanos), time.Duration(m.Batches[i].AloneNanos)})
+		warm = append(warm, warmUp{n, time.Duration(found.Batches[i].Nanos), time.Duration(found.Batches[i].AloneNanos)})
 	}
-	p.measured, p.sizes.warm = m, warm
+	m.measured = found
+	return warm
 }

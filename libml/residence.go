@@ -1,7 +1,6 @@
 package libml
 
 import (
-	"fmt"
 	"math"
 	"time"
 
@@ -35,8 +34,8 @@ func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) 
 	if m != nil {
 		need, loading = p.need(m.PersistentBytes, m.WeightsBytes, m.EphemeralBytes), time.Duration(m.LoadNanos)
 	}
-	if p.turn, err = p.worker.lanes.join(need, p.interrupt); err != nil {
-		return false, fmt.Errorf("join worker %s: %w; raise its memory", p.worker.name, err)
+	if err := p.joinLane(need, p.interrupt); err != nil {
+		return false, err
 	}
 	p.residence = p.worker.conductor.join(shm.Now(), newcomer{
 		name: p.start.IF, weightsBytes: need.WeightsBytes, load: loading, exact: p.onGPU(), wake: wake,
@@ -82,13 +81,6 @@ func (p *process) need(persistentBytes, weightsBytes, batchBytes int64) lane.Mod
 		m.ScratchBytes = batchBytes
 	}
 	return m
-}
-
-func (p *process) resize(need lane.Model) error {
-	if err := p.turn.resize(need); err != nil {
-		return fmt.Errorf("join worker %s: %w; raise its memory", p.worker.name, err)
-	}
-	return nil
 }
 
 // interrupt wakes the loop.

@@ -65,6 +65,7 @@ type process struct {
 	card      *models.Card
 	build     Build
 	framework Framework // nil while the model is evicted
+	linked    bool      // the framework has linked the model
 	slo       time.Duration
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
@@ -74,16 +75,8 @@ type process struct {
 	sizes  sizes
 	timing timing
 
-	worker    *worker    // that hosts it; nil outside a worker
-	gpuTurn   *gpuTurn   // nil unless the processes of the GPU take turns
-	turn      *laneTurn  // in the worker's lane; nil outside a worker
-	residence *residence // nil outside a worker with limited memory
-	loaded    modelFile  // the model's file at the start; zero outside a worker, or if there is no file
-	linked    bool       // the framework has linked the model
-	checked   bool       // Environment.Checked
-	// measured is what the warm-up of this process or of an earlier one has measured; nil before, and
-	// outside a worker.
-	measured *control.Measurements
+	gpuTurn *gpuTurn // nil unless the processes of the GPU take turns
+	membership
 
 	orders  orders
 	exit    exit
@@ -126,8 +119,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	defer func() {
 		p.cleanAfter(err)
-		p.turn.leave(shm.Now())
-		p.residence.leave(shm.Now())
+		p.leave(shm.Now())
 	}()
 	conducted := p.conducted()
 	if p.worker != nil {
@@ -150,7 +142,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		return p.end()
 	}
 
-	p.recall(attached.Measurements, wake)
+	p.sizes.warm = p.recall(attached.Measurements, p.firstSizes(wake), p.onGPU() && wake.Level != budget.Demoted)
 	switch {
 	case conducted:
 		if ordered, err := p.joinConductor(gone); err != nil {
@@ -159,8 +151,8 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 			return p.end()
 		}
 	case p.worker != nil:
-		if p.turn, err = p.worker.lanes.join(lane.Model{}, p.interrupt); err != nil {
-			return fmt.Errorf("join worker: %w", err)
+		if err := p.joinLane(lane.Model{}, p.interrupt); err != nil {
+			return err
 		}
 	}
 	release, free := p.beginWarmUp(gone)
@@ -374,7 +366,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 		p.residence.loaded(shm.Now(), weights, loading)
 	}
 	if err == nil && p.worker != nil && p.measured == nil {
-		p.remember(&notice, loading)
+		p.remember(&notice, weights, loading, p.sizes.warm)
 	}
 	return notice, err
 }
@@ -386,9 +378,6 @@ func (p *process) firstSizes(wake control.Order) []int {
 	}
 	return p.card.Batches
 }
-
-// conducted reports whether the process is a member of a worker with limited memory.
-func (p *process) conducted() bool { return p.worker != nil && p.worker.conductor != nil }
 
 // linkModel has the framework link the loaded model.
 func (p *process) linkModel() (persistentBytes int64, err error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 )
 
@@ -32,6 +33,47 @@ type worker struct {
 	// warmUps has a place for one member that warms up on a CPU. Batches of several members at once would
 	// need memory that is never needed again. links has a place per CPU for members without a warm-up.
 	warmUps, links chan struct{}
+}
+
+// membership is what a process has as a member of a worker. The zero value is that of a process outside
+// a worker.
+type membership struct {
+	worker    *worker    // that hosts it
+	turn      *laneTurn  // in the worker's lane
+	residence *residence // nil if the worker's memory has no limit
+	loaded    modelFile  // the model's file at the start; zero if there is none
+	checked   bool       // Environment.Checked
+	// measured is what the warm-up of this process or of an earlier one has measured; nil before.
+	measured *control.Measurements
+}
+
+// conducted reports whether the process is a member of a worker with limited memory.
+func (m *membership) conducted() bool { return m.worker != nil && m.worker.conductor != nil }
+
+// joinLane gives the member a place in a lane. wake is that of lanes.join.
+func (m *membership) joinLane(need lane.Model, wake func()) (err error) {
+	m.turn, err = m.worker.lanes.join(need, wake)
+	return m.joinError(err)
+}
+
+// resize corrects the memory that the member needs.
+func (m *membership) resize(need lane.Model) error { return m.joinError(m.turn.resize(need)) }
+
+// joinError describes why the worker has no place for the member; nil if err is.
+func (m *membership) joinError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case m.conducted():
+		return fmt.Errorf("join worker %s: %w; raise its memory", m.worker.name, err)
+	}
+	return fmt.Errorf("join worker: %w", err)
+}
+
+// leave gives up the member's places in its worker.
+func (m *membership) leave(now int64) {
+	m.turn.leave(now)
+	m.residence.leave(now)
 }
 
 // serveMembers runs the members of a worker until the orchestrator or ctx ends it. After an error
@@ -107,7 +149,7 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 // beginWarmUp waits for a place to link, and to warm up, on a CPU. It returns false if gone was closed
 // before. A conductor lets one load at a time in any case.
 func (p *process) beginWarmUp(gone <-chan struct{}) (release func(), free bool) {
-	if p.worker == nil || p.worker.conductor != nil || p.onGPU() {
+	if p.worker == nil || p.conducted() || p.onGPU() {
 		return func() {}, true
 	}
 	places := p.worker.warmUps
@@ -126,7 +168,7 @@ func (p *process) beginWarmUp(gone <-chan struct{}) (release func(), free bool) 
 func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, w *worker, build Build) error {
 	start := child.Start()
 	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
-	p := &process{child: child, log: log, open: w.open, worker: w}
+	p := &process{child: child, log: log, open: w.open, membership: membership{worker: w}}
 	err := p.run(ctx, build)
 	if exitErr := child.Exit(err); exitErr != nil {
 		log.Debug().Err(exitErr).Str("member", name).Msg("cannot report end of member")
