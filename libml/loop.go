@@ -84,6 +84,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
+		lane:     p.turn,
 		gpuTurn:  batchTurn{of: p.gpuTurn},
 		naps:     naps{poll: attached.BusyPollNanos > 0},
 		taken:    make([]uint32, n),

@@ -180,7 +180,7 @@ func (m *mover) endProcess(err error) {
 	}
 }
 
-// errStopped is returned if the process ends before a move or a batch size is ready.
+// errStopped is returned by steps that the end of the process has cut short.
 var errStopped = errors.New("process ends")
 
 // move brings the process to these groups. On an error the process stays on its groups and begins

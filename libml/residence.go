@@ -16,9 +16,9 @@ import (
 // returns as a new Framework, by the callbacks up to ConfigureBatch.
 
 // joinConductor gives the member a place in a lane and in the conductor. Without measurements of an
-// earlier process it waits for the order to load the model for the first time. It returns false if gone
-// was closed before.
-func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) {
+// earlier process it waits for the order to load the model for the first time. It returns errStopped if
+// gone was closed before.
+func (p *process) joinConductor(gone <-chan struct{}) error {
 	ordering := make(chan struct{}, 1)
 	wake := func() {
 		select {
@@ -35,7 +35,7 @@ func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) 
 		need, loading = p.need(m.PersistentBytes, m.WeightsBytes, m.EphemeralBytes), time.Duration(m.LoadNanos)
 	}
 	if err := p.joinLane(need, p.interrupt); err != nil {
-		return false, err
+		return err
 	}
 	p.residence = p.worker.conductor.join(shm.Now(), newcomer{
 		name: p.start.IF, weightsBytes: need.WeightsBytes, load: loading, exact: p.onGPU(), wake: wake,
@@ -43,16 +43,16 @@ func (p *process) joinConductor(gone <-chan struct{}) (ordered bool, err error) 
 		loadOnce: m == nil || p.onGPU(),
 	})
 	if m != nil {
-		return true, nil
+		return nil
 	}
 	for {
 		if _, ok := p.residence.observe(shm.Now(), work{}); ok {
-			return true, nil
+			return nil
 		}
 		select {
 		case <-ordering:
 		case <-gone:
-			return false, nil
+			return errStopped
 		}
 	}
 }

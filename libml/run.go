@@ -91,27 +91,19 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	p.orders.open()
 	p.log = p.log.With().Str("if", p.start.IF).Int("instance", p.start.Instance).Uint32("generation", p.start.Generation).Logger()
 
-	attached, files, conn, err := control.DialAttach(p.start.AttachSocket, control.Attach{
-		Version: control.Version, IF: p.start.IF, Instance: p.start.Instance, Generation: p.start.Generation, PID: os.Getpid(),
-		Ticket: p.start.Ticket,
-	})
+	attached, files, err := p.attach()
 	if err != nil {
 		return err
 	}
-	p.conn = conn
-	defer conn.Close()
+	defer p.conn.Close()
 	defer func() {
 		for _, f := range files {
 			f.Close()
 		}
 	}()
-	if attached.BusyPollNanos > 0 {
-		busyPoll.Do(func() { shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos)) })
-	}
-	if p.card, err = readCard(attached); err != nil {
+	if err := p.readAttached(attached); err != nil {
 		return err
 	}
-	p.slo = time.Duration(attached.SLONanos)
 
 	p.build = build
 	if p.framework, err = build(p.card); err != nil {
@@ -121,77 +113,135 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		p.cleanAfter(err)
 		p.leave(shm.Now())
 	}()
-	conducted := p.conducted()
-	if p.worker != nil {
-		p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
-		p.checked = p.isSameModel(attached.Measurements)
-	}
-	if !conducted { // else the model is loaded when there is room for it
-		if err := p.load(); err != nil {
-			return err
-		}
-	}
 
-	gone := make(chan struct{})
-	go p.watch(ctx, gone)
-	p.notices.send(control.Notice{State: control.Loaded})
-	var wake control.Order
-	select {
-	case wake = <-p.orders.woken:
-	case <-gone:
-		return p.end()
-	}
-
-	p.sizes.warm = p.recall(attached.Measurements, p.firstSizes(wake), p.onGPU() && wake.Level != budget.Demoted)
-	switch {
-	case conducted:
-		if ordered, err := p.joinConductor(gone); err != nil {
-			return err
-		} else if !ordered {
-			return p.end()
-		}
-	case p.worker != nil:
-		if err := p.joinLane(lane.Model{}, p.interrupt); err != nil {
-			return err
-		}
-	}
-	release, free := p.beginWarmUp(gone)
-	if !free {
-		return p.end()
-	}
-	woken := time.Now()
-	p.notices.send(control.Notice{State: control.Linking})
-	notice, err := p.link(wake, attached, files)
-	release()
-	if err != nil {
-		return markUnfit(wake.SMGroups, err)
-	}
-	if p.exit.requested() {
-		return p.end()
-	}
-	l, err := newLoop(p, attached)
-	if err != nil {
-		return err
-	}
-	if conducted {
-		if err := p.settle(l, notice); err != nil {
-			return err
-		}
-	}
-	l.lane = p.turn
-	if p.gpuTurn == nil { // else a batch begins only when the process has the GPU
-		l.lane.setDevice(p.memory.device)
-	}
-	p.exit.ring.Store(p.memory.consumer)
-	time.Sleep(p.restAfterWarmUp())
-	notice.State, notice.Batches, notice.WarmingUp = control.Ready, p.sizes.ladder, p.sizes.missing()
-	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
-	p.notices.send(notice)
-
-	if err := p.serve(l, notice); err != nil {
+	if err := p.live(ctx, attached, files); err != nil && !errors.Is(err, errStopped) {
 		return err
 	}
 	return p.end()
+}
+
+// attach connects to the manager. The caller closes the files.
+func (p *process) attach() (attached control.Attached, files []*os.File, err error) {
+	attached, files, p.conn, err = control.DialAttach(p.start.AttachSocket, control.Attach{
+		Version: control.Version, IF: p.start.IF, Instance: p.start.Instance, Generation: p.start.Generation, PID: os.Getpid(),
+		Ticket: p.start.Ticket,
+	})
+	return attached, files, err
+}
+
+// readAttached takes the settings that the manager has sent.
+func (p *process) readAttached(attached control.Attached) (err error) {
+	if attached.BusyPollNanos > 0 {
+		busyPoll.Do(func() { shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos)) })
+	}
+	p.slo = time.Duration(attached.SLONanos)
+	p.card, err = readCard(attached)
+	return err
+}
+
+// live takes steps 2 to 6 of the package comment. A member of a worker takes its places there before
+// step 4. live returns errStopped if the process must end before step 5.
+func (p *process) live(ctx context.Context, attached control.Attached, files []*os.File) error {
+	if err := p.loadShadow(attached.Measurements); err != nil {
+		return err
+	}
+	gone := make(chan struct{})
+	go p.watch(ctx, gone)
+	p.notices.send(control.Notice{State: control.Loaded})
+	wake, err := p.awaitWake(gone)
+	if err != nil {
+		return err
+	}
+
+	p.sizes.warm = p.recall(attached.Measurements, p.firstSizes(wake), p.onGPU() && wake.Level != budget.Demoted)
+	if err := p.joinWorker(gone); err != nil {
+		return err
+	}
+	l, ready, err := p.prepareService(gone, wake, attached, files)
+	if err != nil {
+		return err
+	}
+	return p.serve(l, ready)
+}
+
+// loadShadow loads the model of a shadow. A conductor has it loaded later, when there is room for it.
+func (p *process) loadShadow(found *control.Measurements) error {
+	if p.worker != nil {
+		p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
+		p.checked = p.isSameModel(found)
+	}
+	if p.conducted() {
+		return nil
+	}
+	return p.load()
+}
+
+// awaitWake waits for the wake. It returns errStopped if gone was closed before.
+func (p *process) awaitWake(gone <-chan struct{}) (control.Order, error) {
+	select {
+	case wake := <-p.orders.woken:
+		return wake, nil
+	case <-gone:
+		return control.Order{}, errStopped
+	}
+}
+
+// joinWorker takes the places that a member has in its worker. It returns errStopped if gone was closed
+// before.
+func (p *process) joinWorker(gone <-chan struct{}) error {
+	switch {
+	case p.conducted():
+		return p.joinConductor(gone)
+	case p.worker != nil:
+		return p.joinLane(lane.Model{}, p.interrupt)
+	}
+	return nil
+}
+
+// prepareService links the model, warms it up and opens the loop. It sends the notice ready, which it
+// returns.
+func (p *process) prepareService(gone <-chan struct{}, wake control.Order, attached control.Attached, files []*os.File) (l *loop, ready control.Notice, err error) {
+	release, free := p.beginWarmUp(gone)
+	if !free {
+		return nil, ready, errStopped
+	}
+	began := time.Now()
+	p.notices.send(control.Notice{State: control.Linking})
+	ready, err = p.link(wake, attached, files)
+	release()
+	if err != nil {
+		return nil, ready, markUnfit(wake.SMGroups, err)
+	}
+	if p.exit.requested() {
+		return nil, ready, errStopped
+	}
+	if l, err = p.openLoop(attached, ready); err != nil {
+		return nil, ready, err
+	}
+
+	time.Sleep(p.restAfterWarmUp())
+	ready.State, ready.Batches, ready.WarmingUp = control.Ready, p.sizes.ladder, p.sizes.missing()
+	ready.WarmupMillis = float64(time.Since(began).Microseconds()) / 1000
+	p.notices.send(ready)
+	return l, ready, nil
+}
+
+// openLoop makes the loop of a process that has linked its model. From now on a request to end wakes it.
+func (p *process) openLoop(attached control.Attached, linked control.Notice) (*loop, error) {
+	l, err := newLoop(p, attached)
+	if err != nil {
+		return nil, err
+	}
+	if p.conducted() {
+		if err := p.settle(l, linked); err != nil {
+			return nil, err
+		}
+	}
+	if p.gpuTurn == nil { // else a batch begins only when the process has the GPU
+		p.turn.setDevice(p.memory.device)
+	}
+	p.exit.ring.Store(p.memory.consumer)
+	return l, nil
 }
 
 // serve runs the batch loop, and on a GPU the mover, until the process must end.
