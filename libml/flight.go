@@ -109,7 +109,7 @@ func (l *loop) begin() error {
 	f.bad, f.err = l.gather(f)
 	f.gathered = shm.Now()
 	if f.followed = false; f.err == nil {
-		f.followed, f.err = l.lane.follow(f.slot)
+		f.followed, f.err = l.turns.lane.follow(f.slot)
 	}
 	if f.err == nil {
 		f.err = l.p.framework.InferBatch(f.slot, f.padded)
@@ -120,7 +120,7 @@ func (l *loop) begin() error {
 	}
 	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
 	if f.err == nil && !f.demoted {
-		l.lane.launch(f.slot, f.dispatched, l.batching.typical(f.padded), l.overlap.lead)
+		l.turns.lane.launch(f.slot, f.dispatched, l.batching.typical(f.padded), l.overlap.lead)
 	}
 	l.completeMove(idle)
 	return f.err
@@ -197,8 +197,8 @@ func (l *loop) finish() error {
 			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	l.gpuTurn.end() // before the lane's turn, whose next member needs it
-	if began := l.lane.end(inferred); f.followed {
+	l.turns.gpu.end() // before the lane's turn, whose next member needs it
+	if began := l.turns.lane.end(inferred); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}

@@ -170,11 +170,11 @@ func (t *gpuTurn) release() {
 
 // takeTurnOnGPU reports whether the picked batch may begin on the GPU.
 func (l *loop) takeTurnOnGPU(done <-chan struct{}) bool {
-	if l.gpuTurn.of == nil {
+	if l.turns.gpu.of == nil {
 		return true
 	}
 	l.ring.Settle()
-	if l.gpuTurn.take(l.rank(l.choice.batch)) {
+	if l.turns.gpu.take(l.rank(l.choice.batch)) {
 		return true
 	}
 	if l.flights.count == 0 {

@@ -503,7 +503,7 @@ func (h *harness) dup(f *os.File) *os.File {
 	return os.NewFile(uintptr(copied), f.Name())
 }
 
-// turn makes one turn of loop.run: it takes the requests and runs one batch.
+// turn makes one loop.step without its waits: it takes the requests and runs one batch.
 func (l *loop) turn() error {
 	l.take()
 	if l.pick(); len(l.choice.batch) == 0 {

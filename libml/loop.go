@@ -45,8 +45,7 @@ type loop struct {
 	naps     naps
 	moves    moves
 	reporter reporter
-	lane     *laneTurn // in the worker's lane; nil outside a worker
-	gpuTurn  batchTurn
+	turns    loopTurns
 
 	last      lastBatch
 	acquired  int64 // when this process got the ring
@@ -84,8 +83,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
-		lane:     p.turn,
-		gpuTurn:  batchTurn{of: p.gpuTurn},
+		turns:    loopTurns{lane: p.turn, gpu: batchTurn{of: p.gpuTurn}},
 		naps:     naps{poll: attached.BusyPollNanos > 0},
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
@@ -102,75 +100,23 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 // releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
 // in flight are answered, the others are left to the next owner.
 func (l *loop) run() error {
-	for {
-		if err := l.conduct(); err != nil {
-			return err
-		}
-		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
-		if err != nil {
-			return fmt.Errorf("wait for the ring: %w", err)
-		}
-		if owned {
-			l.acquired = shm.Now()
-			break
-		}
-		if l.p.exit.requested() {
-			return l.p.exit.lostDevice()
-		}
-		l.extend()
-		l.startMove()
-		l.completeMove(-1)
+	if owned, err := l.acquire(); !owned {
+		return err
 	}
 	done := make(chan struct{})
 	defer close(done)
 	defer func() {
-		l.lane.withdraw(shm.Now())
-		l.gpuTurn.withdraw()
+		l.turns.withdraw()
 		l.account.close()
 	}()
+
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
 		l.addPending(slot)
 	}
-	for l.ring.Entitled() && !l.p.exit.requested() {
-		l.take()
-		l.extend()
-		l.startMove()
-		if err := l.conduct(); err != nil {
+	for !l.mustRelease() {
+		if err := l.step(done); err != nil {
 			return l.abandon(err)
 		}
-		switch {
-		case l.mayBegin():
-			if l.pick(); len(l.choice.batch) == 0 {
-				l.lane.withdraw(shm.Now())
-				l.gpuTurn.withdraw()
-				continue
-			}
-			if !l.isLoaded(done) || !l.takeTurn(done) || !l.takeTurnOnGPU(done) {
-				continue
-			}
-			if err := l.begin(); isLost(err) {
-				return l.abandon(err)
-			}
-			if !l.flights.full() {
-				continue
-			}
-		case l.flights.count == 0:
-			l.lane.withdraw(shm.Now())
-			l.gpuTurn.withdraw()
-			l.ring.Settle()
-			l.announce(done)
-			l.completeMove(-1)
-			l.ring.Wait(l.waitUntil())
-			continue
-		}
-		if !l.await() {
-			continue
-		}
-		if err := l.finish(); isLost(err) {
-			return l.abandon(err)
-		}
-		l.announce(done)
-		l.rest(shm.Now() + int64(l.last.pause))
 	}
 	l.ring.Settle()
 	if err := l.p.exit.lostDevice(); err != nil {
@@ -181,14 +127,112 @@ func (l *loop) run() error {
 			return l.abandon(err)
 		}
 	}
-	l.lane.withdraw(shm.Now())
-	l.gpuTurn.withdraw()
+	l.release()
+	return nil
+}
+
+// acquire waits for the ring. Meanwhile it carries out the conductor's orders, and moves. It returns
+// false if the process must end before, with the reason if that is a failure.
+func (l *loop) acquire() (owned bool, err error) {
+	for {
+		if err := l.conduct(); err != nil {
+			return false, err
+		}
+		owned, err := l.ring.Acquire(shm.Now() + int64(maxWait))
+		if err != nil {
+			return false, fmt.Errorf("wait for the ring: %w", err)
+		}
+		if owned {
+			l.acquired = shm.Now()
+			return true, nil
+		}
+		if l.p.exit.requested() {
+			return false, l.p.exit.lostDevice()
+		}
+		l.extend()
+		l.startMove()
+		l.completeMove(-1)
+	}
+}
+
+// mustRelease reports whether no batch may begin any more.
+func (l *loop) mustRelease() bool { return !l.ring.Entitled() || l.p.exit.requested() }
+
+// step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
+func (l *loop) step(done <-chan struct{}) error {
+	l.take()
+	l.extend()
+	l.startMove()
+	if err := l.conduct(); err != nil {
+		return err
+	}
+
+	switch {
+	case l.mayBegin():
+		if !l.mayBeginPicked(done) {
+			return nil
+		}
+		if err := l.begin(); isLost(err) {
+			return err
+		}
+		if !l.flights.full() {
+			return nil
+		}
+	case l.flights.count == 0:
+		l.sleep(done)
+		return nil
+	}
+
+	if !l.await() {
+		return nil
+	}
+	if err := l.finish(); isLost(err) {
+		return err
+	}
+	l.announce(done)
+	l.rest(shm.Now() + int64(l.last.pause))
+	return nil
+}
+
+// mayBeginPicked picks the next batch and reports whether it has all that it needs to begin. If it has
+// not, mayBeginPicked may have waited for a while.
+func (l *loop) mayBeginPicked(done <-chan struct{}) bool {
+	if l.pick(); len(l.choice.batch) == 0 {
+		l.turns.withdraw()
+		return false
+	}
+	return l.isLoaded(done) && l.takeTurn(done) && l.takeTurnOnGPU(done)
+}
+
+// sleep waits for work, with nothing in flight.
+func (l *loop) sleep(done <-chan struct{}) {
+	l.turns.withdraw()
+	l.ring.Settle()
+	l.announce(done)
+	l.completeMove(-1)
+	l.ring.Wait(l.waitUntil())
+}
+
+// release gives the ring to its next owner.
+func (l *loop) release() {
+	l.turns.withdraw()
 	l.ring.Release()
 	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
 	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
 	nap(releaseNap)
 	l.p.notices.send(control.Notice{State: control.Draining})
-	return nil
+}
+
+// loopTurns are the turns that a batch of the loop needs.
+type loopTurns struct {
+	lane *laneTurn // in the worker's lane; nil outside a worker
+	gpu  batchTurn
+}
+
+// withdraw ends the turns, or the wait for them, without a batch.
+func (t *loopTurns) withdraw() {
+	t.lane.withdraw(shm.Now())
+	t.gpu.withdraw()
 }
 
 // take moves complete requests from the ring to pending.
@@ -202,13 +246,13 @@ func (l *loop) take() {
 // takeTurn reports whether the lane has a place for the next batch. If it has none, takeTurn waits until
 // it has one, requests arrive, or the oldest one may have become late, and the loop picks again.
 func (l *loop) takeTurn(done <-chan struct{}) bool {
-	if l.lane == nil {
+	if l.turns.lane == nil {
 		return true
 	}
 	now, batch := shm.Now(), l.choice.batch
 	deadline, took := earliestDeadline(batch), l.batching.expected(len(batch))
 	job := lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch), Demoted: l.choice.demoted}
-	if l.lane.take(now, job) {
+	if l.turns.lane.take(now, job) {
 		return true
 	}
 	l.waitForBatch(done, now)
@@ -245,7 +289,7 @@ func (l *loop) mayBegin() bool {
 		return false
 	case !l.batching.ready(l.pending):
 		return false
-	case l.flights.count > 0 && !l.gpuTurn.joins():
+	case l.flights.count > 0 && !l.turns.gpu.joins():
 		return false
 	}
 	now := shm.Now()
@@ -321,8 +365,8 @@ func (l *loop) await() bool {
 				return true
 			}
 		}
-		if !l.ring.Entitled() || l.p.exit.requested() {
-			return true // none may begin any more
+		if l.mustRelease() {
+			return true
 		}
 		if l.take(); !l.flights.full() && l.moves.ordered() || l.mayBegin() {
 			return false
@@ -335,7 +379,7 @@ func (l *loop) await() bool {
 // member's batch behind it.
 func (l *loop) offerLane() {
 	for l.done() == nil {
-		left := l.lane.offer(shm.Now())
+		left := l.turns.lane.offer(shm.Now())
 		if left <= 0 {
 			return
 		}
@@ -367,7 +411,7 @@ func (l *loop) abandon(why error) error {
 		f := l.flights.oldest()
 		f.err = why
 		l.complete(f, shm.Now())
-		l.gpuTurn.end()
+		l.turns.gpu.end()
 	}
 	l.ring.Release()
 	return why
@@ -375,7 +419,7 @@ func (l *loop) abandon(why error) error {
 
 // rest waits for the share's pause. It ends early when the ring must be released.
 func (l *loop) rest(until int64) {
-	for l.last.pause > 0 && l.ring.Entitled() && !l.p.exit.requested() {
+	for l.last.pause > 0 && !l.mustRelease() {
 		now := shm.Now()
 		if now >= until {
 			return
@@ -387,7 +431,7 @@ func (l *loop) rest(until int64) {
 // restStep bounds how late a resting loop notices that it must release its ring.
 const restStep = 200 * time.Microsecond
 
-// releaseNap is how long run sleeps after it has released the ring: the time of a few batches.
+// releaseNap is how long a loop sleeps after it has released the ring: the time of a few batches.
 const releaseNap = 5 * time.Millisecond
 
 // announce tells the orchestrator, and starts to tell the manager, that this process serves. If

@@ -244,10 +244,10 @@ func (s *lanes) loop(t *testing.T, h *harness, f *fake) *loop {
 	l := accounted(h, f)
 	l.refillBalance()
 	var err error
-	if l.lane, err = s.join(lane.Model{}, l.ring.Interrupt); err != nil {
+	if l.turns.lane, err = s.join(lane.Model{}, l.ring.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	l.lane.setDevice(l.memory.device)
+	l.turns.lane.setDevice(l.memory.device)
 	return l
 }
 
@@ -257,7 +257,7 @@ func (l *loop) mayTake(h *harness) bool {
 	h.publish(1, h.picture(1), nil)
 	l.take()
 	l.pick()
-	return l.lane.take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.demoted})
+	return l.turns.lane.take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.demoted})
 }
 
 // TestQueuedBatchTime counts the time of a queued batch from the end of the one before it. Its function is
@@ -280,7 +280,7 @@ func TestQueuedBatchTime(t *testing.T) {
 	if !a.mayTake(first) || a.begin() != nil {
 		t.Fatal("the first batch does not begin")
 	}
-	a.lane.ends = shm.Now()
+	a.turns.lane.ends = shm.Now()
 	if !b.mayTake(second) || b.begin() != nil || !b.flights.oldest().followed {
 		t.Fatal("the second batch is not queued")
 	}
@@ -336,7 +336,7 @@ func TestQueuedBatchDemoted(t *testing.T) {
 				if err := l.begin(); err != nil {
 					t.Fatal(err)
 				}
-				l.lane.ends = shm.Now()
+				l.turns.lane.ends = shm.Now()
 			}
 			for _, l := range all {
 				if l.flights.count > 0 {

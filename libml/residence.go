@@ -260,7 +260,7 @@ func (l *loop) isLoaded(done <-chan struct{}) bool {
 		return true
 	}
 	now := shm.Now()
-	l.lane.withdraw(now)
+	l.turns.lane.withdraw(now)
 	if err := r.failure(now); err != nil {
 		l.failPending()
 		return false
