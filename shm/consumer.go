@@ -58,15 +58,15 @@ type Consumer struct {
 	// owning is set from Acquire to Release.
 	owning atomic.Bool
 
-	eager  eager
-	pinned bool
+	eager eager
 }
 
 // eager is the state of Consumer.Eager.
 type eager struct {
-	phase time.Duration // the length of a phase
-	until int64         // end of the phase; 0 before the first Acquire
-	named bool          // whether the epoch named this generation when until was set
+	phase  time.Duration // the length of a phase
+	until  int64         // end of the phase; 0 before the first Acquire
+	named  bool          // whether the epoch named this generation when until was set
+	pinned bool          // the goroutine is not preempted
 }
 
 // NewConsumer maps a channel in an IF process. It takes ownership of the three
@@ -145,8 +145,8 @@ func (c *Consumer) Eager(d time.Duration) { c.eager.phase = d }
 // Settle ends the effect of Eager: the goroutine may be preempted again. It may
 // be called at any time. Methods that make system calls call it themselves.
 func (c *Consumer) Settle() {
-	if c.pinned {
-		c.pinned = false
+	if c.eager.pinned {
+		c.eager.pinned = false
 		unpin()
 	}
 }
@@ -189,8 +189,8 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 
 // spinEagerly polls for the ring, at most spinPolls times, without preemption.
 func (c *Consumer) spinEagerly() {
-	if !c.pinned {
-		c.pinned = true
+	if !c.eager.pinned {
+		c.eager.pinned = true
 		pin()
 	}
 	for range spinPolls {
