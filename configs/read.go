@@ -68,38 +68,43 @@ func ReadText(file string, text []byte) (Config, error) {
 		return Config{}, err
 	}
 	c.File = path
-	for i, dir := range c.Models {
-		if !filepath.IsAbs(dir) {
-			c.Models[i] = filepath.Join(filepath.Dir(path), dir)
-		}
+	c.resolve(filepath.Dir(path))
+	return c, nil
+}
+
+// resolve lets the relative paths start at a folder.
+func (c *Config) resolve(folder string) {
+	for i := range c.Models {
+		resolve(&c.Models[i], folder)
 	}
-	if file := c.Gateway.TokenFile; file != "" && !filepath.IsAbs(file) {
-		c.Gateway.TokenFile = filepath.Join(filepath.Dir(path), file)
-	}
+	resolve(&c.Gateway.TokenFile, folder)
 	for i := range c.Streams {
-		if s := &c.Streams[i]; s.isFile() && !filepath.IsAbs(s.Source) {
-			s.Source = filepath.Join(filepath.Dir(path), s.Source)
+		if s := &c.Streams[i]; s.isFile() {
+			resolve(&s.Source, folder)
 		}
 	}
 	for i := range c.Publish {
 		p := &c.Publish[i]
-		if p.TokenFile != "" && !filepath.IsAbs(p.TokenFile) {
-			p.TokenFile = filepath.Join(filepath.Dir(path), p.TokenFile)
-		}
-		if p.File != "" && p.File != "-" && !filepath.IsAbs(p.File) {
-			p.File = filepath.Join(filepath.Dir(path), p.File)
+		resolve(&p.TokenFile, folder)
+		if p.File != "-" {
+			resolve(&p.File, folder)
 		}
 	}
 	for i := range c.Functions {
+		f := &c.Functions[i]
 		// A model with a slash is the file of a card; without one it is a card's name.
-		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {
-			f.Model = filepath.Join(filepath.Dir(path), f.Model)
+		if strings.Contains(f.Model, "/") {
+			resolve(&f.Model, folder)
 		}
-		if r := &c.Functions[i].Replay; r.File != "" && !filepath.IsAbs(r.File) {
-			r.File = filepath.Join(filepath.Dir(path), r.File)
-		}
+		resolve(&f.Replay.File, folder)
 	}
-	return c, nil
+}
+
+// resolve lets a relative path start at a folder. An empty path stays empty.
+func resolve(path *string, folder string) {
+	if *path != "" && !filepath.IsAbs(*path) {
+		*path = filepath.Join(folder, *path)
+	}
 }
 
 // Decode is Read for bytes that the caller has read from file. Relative paths stay unchanged.
