@@ -25,9 +25,13 @@ type inferred struct {
 	Values    []float32        `json:"values,omitempty"`
 }
 
+type inferOptions struct {
+	dir, output string
+	timeout     time.Duration
+}
+
 func inferCommand() *cobra.Command {
-	var dir, output string
-	var timeout time.Duration
+	var o inferOptions
 	cmd := &cobra.Command{
 		Use:   "infer FUNCTION FILE...",
 		Short: "Send pictures to a function of the running node and print the answers",
@@ -38,45 +42,50 @@ the wire; - is standard input. Boxes are in the picture's pixels.`,
   penstock infer detect *.jpg -o json | jq -r '.found[].label'`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if output != "text" && output != "json" {
-				return fmt.Errorf("output %q: want text or json", output)
-			}
-			if timeout < 0 || timeout > functions.MaxWait {
-				return fmt.Errorf("timeout %s: want a duration up to %s", timeout, functions.MaxWait)
-			}
-			folder, err := nodeFolder(dir)
-			if err != nil {
-				return err
-			}
-			set := functions.NewSet(folder, nil, zerolog.Nop())
-			if err := set.Refresh(cmd.Context()); err != nil {
-				return err
-			}
-			f, err := set.Function(args[0])
-			if err != nil {
-				return err
-			}
-			for _, file := range args[1:] {
-				result, err := inferFile(cmd.Context(), f, file, timeout)
-				if err != nil {
-					return fmt.Errorf("infer %s: %w", file, err)
-				}
-				if output == "json" {
-					err = json.NewEncoder(cmd.OutOrStdout()).Encode(result)
-				} else {
-					err = result.print(cmd.OutOrStdout())
-				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+			return o.run(cmd, args[0], args[1:])
 		},
 	}
-	cmd.Flags().StringVar(&dir, "runtime-dir", "", nodeUsage)
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "how long an answer is useful; the function's objective if left out")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().StringVar(&o.dir, "runtime-dir", "", nodeUsage)
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "how long an answer is useful; the function's objective if left out")
+	cmd.Flags().StringVarP(&o.output, "output", "o", "text", "text or json")
 	return cmd
+}
+
+func (o *inferOptions) run(cmd *cobra.Command, function string, files []string) error {
+	if o.output != "text" && o.output != "json" {
+		return fmt.Errorf("output %q: want text or json", o.output)
+	}
+	if o.timeout < 0 || o.timeout > functions.MaxWait {
+		return fmt.Errorf("timeout %s: want a duration up to %s", o.timeout, functions.MaxWait)
+	}
+	folder, err := nodeFolder(o.dir)
+	if err != nil {
+		return err
+	}
+	set := functions.NewSet(folder, nil, zerolog.Nop())
+	if err := set.Refresh(cmd.Context()); err != nil {
+		return err
+	}
+	f, err := set.Function(function)
+	if err != nil {
+		return err
+	}
+
+	write := func(r *inferred) error { return r.print(cmd.OutOrStdout()) }
+	if o.output == "json" {
+		lines := json.NewEncoder(cmd.OutOrStdout())
+		write = func(r *inferred) error { return lines.Encode(r) }
+	}
+	for _, file := range files {
+		result, err := inferFile(cmd.Context(), f, file, o.timeout)
+		if err != nil {
+			return fmt.Errorf("infer %s: %w", file, err)
+		}
+		if err := write(result); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // inferFile sends a file and waits for the answer.
