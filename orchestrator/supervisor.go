@@ -602,23 +602,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	c.handshook = true
 	c.woken = c.woken || n.Woken
 	if n.State.Ended() {
-		// The process reports that it is about to end. The loop waits for the exit itself,
-		// for no longer than after a drain.
-		c.lastWords = line(n.Reason)
-		if n.State == control.Failed && s.onGPU() {
-			c.lastWords = s.guests.withGuests(c.lastWords)
-		}
-		if n.State == control.Failed && c.fault == "" {
-			c.fault = cmp.Or(c.lastWords, "the process reported a failure without a reason")
-		}
-		if n.DeviceLost && s.onGPU() {
-			c.blameless = c.blameless || n.Blameless
-			s.lose(k, c)
-		}
-		c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
-		if c.drained.IsZero() {
-			c.drained = s.now()
-		}
+		s.noteEnd(k, c, n)
 		n.State = control.Draining
 	}
 	if !n.State.Follows(c.state) {
@@ -632,15 +616,9 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		s.addProcess(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg(n.State.Change())
 	}
 	c.state = n.State
-	if n.PersistentBytes != 0 {
-		c.notice.PersistentBytes = n.PersistentBytes
-	}
-	if n.EphemeralBytes != 0 {
-		c.notice.EphemeralBytes = n.EphemeralBytes
-	}
-	if n.WarmupMillis != 0 {
-		c.notice.WarmupMillis = n.WarmupMillis
-	}
+	c.notice.PersistentBytes = cmp.Or(n.PersistentBytes, c.notice.PersistentBytes)
+	c.notice.EphemeralBytes = cmp.Or(n.EphemeralBytes, c.notice.EphemeralBytes)
+	c.notice.WarmupMillis = cmp.Or(n.WarmupMillis, c.notice.WarmupMillis)
 	s.noteBatches(c, n)
 	if n.Prepare {
 		s.prepareModel(k, c)
@@ -648,6 +626,26 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	c.notice.Reason = line(n.Reason)
 	if s.onGPU() {
 		s.notePlace(k, c, n)
+	}
+}
+
+// noteEnd takes the notice of a process that is about to end. The loop waits for the exit itself, for no
+// longer than after a drain.
+func (s *supervisor) noteEnd(k key, c *child, n control.Notice) {
+	c.lastWords = line(n.Reason)
+	if n.State == control.Failed {
+		if s.onGPU() {
+			c.lastWords = s.guests.withGuests(c.lastWords)
+		}
+		c.fault = cmp.Or(c.fault, c.lastWords, "the process reported a failure without a reason")
+	}
+	if n.DeviceLost && s.onGPU() {
+		c.blameless = c.blameless || n.Blameless
+		s.lose(k, c)
+	}
+	c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
+	if c.drained.IsZero() {
+		c.drained = s.now()
 	}
 }
 
