@@ -52,17 +52,8 @@ func (p *process) warmUp(notice *control.Notice) error {
 		if p.measured != nil {
 			continue
 		}
-		for _, n := range slices.Backward(p.sizes.ladder) {
-			elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
-			if err != nil {
-				return err
-			}
-			if slot == 0 {
-				p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})
-			}
-			if p.exit.requested() {
-				return nil
-			}
+		if err := p.warmUpSlot(slot); err != nil || p.exit.requested() {
+			return err
 		}
 	}
 	notice.EphemeralBytes = p.sizes.ephemeralBytes()
@@ -72,6 +63,24 @@ func (p *process) warmUp(notice *control.Notice) error {
 	for i := range p.sizes.warm {
 		if err := p.measureAlone(&p.sizes.warm[i]); err != nil || p.exit.requested() {
 			return err
+		}
+	}
+	return nil
+}
+
+// warmUpSlot warms up all batch sizes in a slot. The times of the first slot count. If the process must
+// end meanwhile, it leaves out the rest.
+func (p *process) warmUpSlot(slot int) error {
+	for _, n := range slices.Backward(p.sizes.ladder) {
+		elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
+		if err != nil {
+			return err
+		}
+		if slot == 0 {
+			p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})
+		}
+		if p.exit.requested() {
+			return nil
 		}
 	}
 	return nil
