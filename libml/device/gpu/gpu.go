@@ -222,11 +222,8 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 			err = d.fail("make tensors", err)
 		}
 	}()
-	batch := append([]int{sizes.Input}, sizes.Outputs...)
-	bytes := 0
-	for _, n := range batch {
-		bytes += models.Aligned(n)
-	}
+	results := need / maxInFlight // bytes per batch
+	bytes := models.Aligned(sizes.Input) + results
 	if d.memory, err = d.context.Allocate(max(1, d.inFlight*bytes)); err != nil {
 		return nil, err
 	}
@@ -237,33 +234,52 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 		d.shared = shared[:need]
 	}
 	d.images = sizes.Input / d.kernel.plan.imageBytes
+	if d.copy {
+		if err := d.makeCopiers(); err != nil {
+			return nil, err
+		}
+	}
+
 	tensors := make([]device.Tensors, device.Slots)
 	for i := range tensors {
 		n := i % d.inFlight
-		laid, err := device.Lay(cuda.Bytes(d.memory+cuda.Pointer(n*bytes), bytes), batch...)
-		if err != nil {
+		memory := cuda.Bytes(d.memory+cuda.Pointer(n*bytes), bytes)
+		if tensors[i], err = layTensors(memory, shared[n*results:(n+1)*results], sizes); err != nil {
 			return nil, err
 		}
-		results, err := device.Lay(shared[n*need/maxInFlight:(n+1)*need/maxInFlight], sizes.Outputs...)
-		if err != nil {
-			return nil, err
-		}
-		if d.copy && i < d.inFlight {
-			c, err := newCopier(d, d.images)
-			if err != nil {
-				return nil, err
-			}
-			d.copiers = append(d.copiers, c)
-		}
-		if d.copy {
-			d.slots[i].copies = d.copiers[n]
-		}
-		tensors[i] = device.Tensors{Input: laid[0], Outputs: laid[1:], Results: results}
 		if err := d.slots[i].prepare(d, tensors[i]); err != nil {
 			return nil, err
 		}
 	}
 	return tensors, nil
+}
+
+// layTensors lays out the tensors of a batch in device memory, and their results in shared memory.
+func layTensors(memory, shared []byte, sizes device.Sizes) (t device.Tensors, err error) {
+	laid, err := device.Lay(memory, append([]int{sizes.Input}, sizes.Outputs...)...)
+	if err != nil {
+		return t, err
+	}
+	results, err := device.Lay(shared, sizes.Outputs...)
+	if err != nil {
+		return t, err
+	}
+	return device.Tensors{Input: laid[0], Outputs: laid[1:], Results: results}, nil
+}
+
+// makeCopiers gives each slot a copier. Slots with the same tensors share one.
+func (d *Device) makeCopiers() error {
+	for range d.inFlight {
+		c, err := newCopier(d, d.images)
+		if err != nil {
+			return err
+		}
+		d.copiers = append(d.copiers, c)
+	}
+	for i := range d.slots {
+		d.slots[i].copies = d.copiers[i%d.inFlight]
+	}
+	return nil
 }
 
 // Gather checks the requests and queues one launch for all of them. It allocates only
