@@ -100,63 +100,81 @@ const hidden = "***"
 // ones would make lines unreadable.
 const minSecret = 4
 
-// redact finds what is secret. The user and the password end at the last @, also if the password
-// has a / that should have been escaped.
+// redact finds what is secret.
 func (a *Address) redact(scheme string) {
-	rest := a.text[len(scheme)+len("://"):]
-	hideAll := func(secret string) {
-		if secret == "" {
-			return
-		}
-		a.secrets = append(a.secrets, secret)
-		if plain, err := url.PathUnescape(secret); err == nil && plain != secret {
-			a.secrets = append(a.secrets, plain)
-		}
+	rest := a.hideUser(a.text[len(scheme)+len("://"):])
+	path, query, hasQuery := strings.Cut(rest, "?")
+	if hasQuery {
+		path += "?" + a.hideQuery(scheme, query)
 	}
-	hide := func(secret string) {
-		if len(secret) >= minSecret {
-			hideAll(secret)
-		}
-	}
-
-	end := strings.IndexAny(rest, "?#")
-	if end < 0 {
-		end = len(rest)
-	}
-	path := rest
-	if at := strings.LastIndex(rest[:end], "@"); at > 0 {
-		user, password, _ := strings.Cut(rest[:at], ":")
-		hideAll(rest[:at])
-		hide(password)
-		if password == "" {
-			hide(user) // a token
-		}
-		path = hidden + rest[at:]
-	}
-	path, query, hasQuery := strings.Cut(path, "?")
-	if hasQuery && slices.Contains(plainQueries, scheme) {
-		path += "?" + query
-	} else if hasQuery {
-		hideAll(query)
-		for pair := range strings.SplitSeq(query, "&") {
-			_, value, _ := strings.Cut(pair, "=")
-			hide(value)
-		}
-		path += "?" + hidden
-	}
-	// Some cameras take the password in the path: /user=admin_password=1234.
-	segments := strings.Split(path, "/")
-	for i, segment := range segments {
-		if strings.Contains(segment, "=") && !strings.Contains(segment, "?") {
-			hide(segment)
-			segments[i] = hidden
-		}
-	}
-	a.redacted = scheme + "://" + strings.Join(segments, "/")
+	a.redacted = scheme + "://" + a.hideSegments(path)
 	if len(a.secrets) > 0 {
 		a.secrets = append(a.secrets, a.text)
 	}
 	slices.SortFunc(a.secrets, func(x, y string) int { return len(y) - len(x) })
+}
+
+// hideUser hides the user and the password. They end at the last @, also if the password has a / that
+// should have been escaped.
+func (a *Address) hideUser(rest string) string {
+	end := strings.IndexAny(rest, "?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	at := strings.LastIndex(rest[:end], "@")
+	if at <= 0 {
+		return rest
+	}
+	user, password, _ := strings.Cut(rest[:at], ":")
+	a.hideAll(rest[:at])
+	a.hide(password)
+	if password == "" {
+		a.hide(user) // a token
+	}
+	return hidden + rest[at:]
+}
+
+// hideQuery hides the query, unless the scheme has a plain one.
+func (a *Address) hideQuery(scheme, query string) string {
+	if slices.Contains(plainQueries, scheme) {
+		return query
+	}
+	a.hideAll(query)
+	for pair := range strings.SplitSeq(query, "&") {
+		_, value, _ := strings.Cut(pair, "=")
+		a.hide(value)
+	}
+	return hidden
+}
+
+// hideSegments hides the password of cameras that take it in the path: /user=admin_password=1234.
+func (a *Address) hideSegments(path string) string {
+	segments := strings.Split(path, "/")
+	for i, segment := range segments {
+		if strings.Contains(segment, "=") && !strings.Contains(segment, "?") {
+			a.hide(segment)
+			segments[i] = hidden
+		}
+	}
+	return strings.Join(segments, "/")
+}
+
+// hide hides a secret, unless it is too short to be hidden alone.
+func (a *Address) hide(secret string) {
+	if len(secret) >= minSecret {
+		a.hideAll(secret)
+	}
+}
+
+// hideAll hides a secret of any length, as it is written and without its escapes.
+func (a *Address) hideAll(secret string) {
+	if secret == "" {
+		return
+	}
+	a.secrets = append(a.secrets, secret)
+	if plain, err := url.PathUnescape(secret); err == nil && plain != secret {
+		a.secrets = append(a.secrets, plain)
+	}
 }
 
 // playlists are what begins a file that names other files.
