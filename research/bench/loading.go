@@ -209,9 +209,10 @@ func (m loadedMembers) cycle(ctx context.Context, duration time.Duration, n int)
 			_, err := m[i].client.Do(ctx, m[i].picture, client.RequestOptions{Deadline: 2 * time.Second})
 			took := time.Since(began)
 			switch {
-			case errors.Is(err, client.StatusError(wire.StatusIncomplete)), errors.Is(err, client.StatusError(wire.StatusBusy)), errors.Is(err, client.ErrLate):
+			case errors.Is(err, client.StatusError(wire.StatusLate)):
+			case isBusy(err):
 				continue
-			case err != nil && !errors.Is(err, client.StatusError(wire.StatusLate)):
+			case err != nil:
 				return latencies, fmt.Errorf("request to member %d: %w", i, err)
 			}
 			if i == 0 {

@@ -19,21 +19,27 @@ import (
 	"github.com/penstock/penstock/loadgen/traffic"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
 )
 
-// Residency compares three ways of hosting functions that get requests by Zipf's law: a worker with
-// limited memory, a worker without a limit, and own processes. The runs are interleaved, each on its
-// own node. Each list has a value per run.
+// Residency compares ways of hosting functions: a worker with limited memory, a worker without a limit, own
+// processes, and each model alone in its own process. The runs are interleaved, each on its own node. Each
+// list has a value per run.
 type Residency struct {
 	Machine   testbed.Machine `json:"machine"`
 	Device    string          `json:"device"`
 	Functions int             `json:"functions"`
+	PerSecond float64         `json:"per_second"` // requests of all functions together
+	Equal     bool            `json:"equal"`      // all functions get as many; if not, Zipf's law divides them
 	MemoryMiB int             `json:"memory_mib"`
 	Limited   ResidencyWay    `json:"limited"`
 	Unlimited ResidencyWay    `json:"unlimited"`
 	Own       ResidencyWay    `json:"own"`
-	// Ratio is the limited worker's median of MemoryMiB as a part of that of own processes.
-	Ratio float64 `json:"memory_ratio"`
+	Alone     ResidencyWay    `json:"alone"`
+	// Ratio is the limited worker's median of MemoryMiB as a part of that of own processes, UnlimitedRatio
+	// that of the other worker.
+	Ratio          float64 `json:"memory_ratio"`
+	UnlimitedRatio float64 `json:"unlimited_memory_ratio"`
 }
 
 // ResidencyWay has the results of one way.
@@ -46,10 +52,19 @@ type ResidencyWay struct {
 	Wrong  []float64 `json:"wrong"`
 	Failed []float64 `json:"failed"`
 	Lost   []float64 `json:"lost"`
+	// Different counts the single requests after the load whose answers are not, byte for byte, those of
+	// own processes.
+	Different []float64 `json:"different,omitempty"`
 	// P50 is the median of the functions' median latencies, P99 that of their 99th percentiles, in
 	// milliseconds.
 	P50 []float64 `json:"p50_ms"`
 	P99 []float64 `json:"p99_ms"`
+	// Models has the latencies of each model's functions together.
+	Models map[string]*ModelLatency `json:"models"`
+	// AddedMean is the mean over the models of how much longer their mean latency is than alone. AddedP99 is
+	// the largest such difference of their 99th percentiles. Both are in milliseconds, of the runs' medians.
+	AddedMean float64 `json:"added_mean_ms"`
+	AddedP99  float64 `json:"added_p99_ms"`
 	// Loads are loads per second of the run. LoadMillis is the median of the members' last loads.
 	Loads      []float64 `json:"loads_per_s,omitempty"`
 	LoadMillis []float64 `json:"load_ms,omitempty"`
@@ -58,14 +73,24 @@ type ResidencyWay struct {
 	MemoryMiB []float64 `json:"memory_mib"`
 }
 
+// ModelLatency has the mean and the 99th percentile of ok answers, in milliseconds.
+type ModelLatency struct {
+	Mean []float64 `json:"mean_ms"`
+	P99  []float64 `json:"p99_ms"`
+}
+
 // ResidencyOptions say what RunResidency compares. Functions of the models follow each other.
 type ResidencyOptions struct {
 	testbed.Setup
 	ModelNames []string
-	Functions  int
-	MemoryMiB  int
-	// PerSecond is the rate of all requests together; the n-th function gets 1/n of the first one's.
+	// Variants gives the n-th function of a model the card NAME-n, from the second one on.
+	Variants  bool
+	Functions int
+	MemoryMiB int
+	// PerSecond is the rate of all requests together. The n-th function gets 1/n of the first one's, or
+	// Equal ones.
 	PerSecond float64
+	Equal     bool
 	Objective time.Duration
 	Duration  time.Duration
 	Rounds    int
@@ -73,118 +98,223 @@ type ResidencyOptions struct {
 	Check bool
 }
 
+// residencyRun is one node.
+type residencyRun struct {
+	name   string
+	worker string   // its configuration; empty for own processes
+	models []string // by function
+	alone  bool     // one function after the other gets all requests
+	to     *ResidencyWay
+}
+
 // RunResidency measures the ways in turn, Rounds times.
 func RunResidency(ctx context.Context, o ResidencyOptions) (Residency, error) {
-	r := Residency{Machine: o.Machine, Device: o.Device, Functions: o.Functions, MemoryMiB: o.MemoryMiB}
-	if err := checkCards(&o.Setup, o.ModelNames); err != nil {
+	r := Residency{
+		Machine: o.Machine, Device: o.Device, Functions: o.Functions, PerSecond: o.PerSecond, Equal: o.Equal, MemoryMiB: o.MemoryMiB,
+	}
+	names := o.names()
+	if err := checkCards(&o.Setup, slices.Concat(names, o.ModelNames)); err != nil {
 		return r, err
 	}
+
 	for round := range o.Rounds {
-		for _, way := range []struct {
-			name, worker string
-			to           *ResidencyWay
-		}{
-			{"a worker with limited memory", fmt.Sprintf("{name: cold, share_percent: 90, lanes: 1, memory: %dMiB}", o.MemoryMiB), &r.Limited},
-			{"a worker without a limit", "{name: cold, share_percent: 90, lanes: 1}", &r.Unlimited},
-			{"own processes", "", &r.Own},
+		answers := map[*ResidencyWay]singleAnswers{}
+		for _, run := range []residencyRun{
+			{"a worker with limited memory", fmt.Sprintf("{name: cold, share_percent: 90, lanes: 1, memory: %dMiB}", o.MemoryMiB), names, false, &r.Limited},
+			{"a worker without a limit", "{name: cold, share_percent: 90, lanes: 1}", names, false, &r.Unlimited},
+			{"own processes", "", names, false, &r.Own},
+			{"each model alone", "", o.architectures(), true, &r.Alone},
 		} {
-			o.Printf("round %d of %d: %s", round+1, o.Rounds, way.name)
-			if err := o.run(ctx, way.worker, uint64(round+1), way.to); err != nil {
-				return r, fmt.Errorf("%s: %w", way.name, err)
+			o.Printf("round %d of %d: %s", round+1, o.Rounds, run.name)
+			var err error
+			if answers[run.to], err = o.run(ctx, run, uint64(round+1)); err != nil {
+				return r, fmt.Errorf("%s: %w", run.name, err)
 			}
 		}
+		for _, way := range []*ResidencyWay{&r.Limited, &r.Unlimited} {
+			way.Different = append(way.Different, answers[way].different(answers[&r.Own]))
+		}
+	}
+
+	for _, way := range []*ResidencyWay{&r.Limited, &r.Unlimited, &r.Own} {
+		way.compare(&r.Alone)
 	}
 	limited, _, _ := Spread(r.Limited.MemoryMiB)
+	unlimited, _, _ := Spread(r.Unlimited.MemoryMiB)
 	own, _, _ := Spread(r.Own.MemoryMiB)
-	r.Ratio = limited / own
+	r.Ratio, r.UnlimitedRatio = limited/own, unlimited/own
 	return r, nil
 }
 
-// config is the node's configuration. worker is empty for own processes.
-func (o *ResidencyOptions) config(worker string) string {
+// names returns the functions' models.
+func (o *ResidencyOptions) names() (names []string) {
+	count := map[string]int{}
+	for i := range o.Functions {
+		name := o.ModelNames[i%len(o.ModelNames)]
+		if count[name]++; o.Variants && count[name] > 1 {
+			name += "-" + strconv.Itoa(count[name])
+		}
+		names = append(names, name)
+	}
+	return names
+}
+
+// architectures returns each model once. Variants of a model have its architecture.
+func (o *ResidencyOptions) architectures() (names []string) {
+	for _, name := range o.ModelNames[:min(len(o.ModelNames), o.Functions)] {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// config is the node's configuration.
+func (o *ResidencyOptions) config(run residencyRun) string {
 	var config strings.Builder
 	config.WriteString(deviceAndModels(&o.Setup))
 	member := ""
-	if worker != "" {
-		config.WriteString("workers: [" + worker + "]\n")
+	if run.worker != "" {
+		config.WriteString("workers: [" + run.worker + "]\n")
 		member = ", worker: cold"
 	}
 	config.WriteString("functions:\n")
-	for i := range o.Functions {
-		fmt.Fprintf(&config, "  - {name: fn%d, model: %q, port: 0, slo: %v%s}\n", i, o.ModelNames[i%len(o.ModelNames)], o.Objective, member)
+	for i, name := range run.models {
+		fmt.Fprintf(&config, "  - {name: fn%d, model: %q, port: 0, slo: %v%s}\n", i, name, o.Objective, member)
 	}
 	return config.String()
 }
 
-// rates divides PerSecond by Zipf's law with exponent 1, in an order that depends on the seed.
+// rates divides PerSecond equally, or by Zipf's law with exponent 1 in an order that depends on the seed.
 func (o *ResidencyOptions) rates(seed uint64) map[string]string {
 	order := rand.New(rand.NewPCG(seed, 1)).Perm(o.Functions)
+	weight := func(n int) float64 {
+		if o.Equal {
+			return 1
+		}
+		return 1 / float64(1+n)
+	}
 	sum := 0.0
 	for n := range order {
-		sum += 1 / float64(1+n)
+		sum += weight(n)
 	}
 	rates := map[string]string{}
 	for n, i := range order {
-		rates[fmt.Sprintf("fn%d", i)] = strconv.FormatFloat(o.PerSecond/sum/float64(1+n), 'f', 4, 64)
+		rates[fmt.Sprintf("fn%d", i)] = strconv.FormatFloat(o.PerSecond/sum*weight(n), 'f', 4, 64)
 	}
 	return rates
 }
 
-// run adds the values of one node.
-func (o *ResidencyOptions) run(ctx context.Context, worker string, seed uint64, to *ResidencyWay) error {
+// run adds the values of one node, and returns its answers to single requests.
+func (o *ResidencyOptions) run(ctx context.Context, run residencyRun, seed uint64) (answers singleAnswers, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, workerPatience+o.Duration, fmt.Errorf("not finished after %v", workerPatience+o.Duration))
 	defer cancel()
-	n, err := node.Start(ctx, node.Options{Binary: o.Binary, Config: o.config(worker)})
+	n, err := node.Start(ctx, node.Options{Binary: o.Binary, Config: o.config(run)})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer n.Kill()
 	var status control.Status
 	if err := n.WaitFor(ctx, "every function and shadow", func() bool { return loaded(n, &status) }); err != nil {
-		return err
+		return nil, err
 	}
-
-	spec := loadgen.Spec{Duration: o.Duration, Warmup: time.Second, Seed: seed}
-	with := traffic.Options{Spec: spec, Rates: o.rates(seed), Arrivals: "poisson", Streams: 1}
-	if o.Models != "" {
-		with.Models = []string{o.Models}
-	}
-	if o.Check {
-		with.Reference = func(card *models.Card) (traffic.Model, error) { return libml.NewReference(card, frameworks.New) }
-	}
-	requests, err := traffic.New(status, with)
-	if err != nil {
-		return err
-	}
-	defer requests.Close()
 	before, _ := residencyOf(&status)
+
 	memory := memoryPeak{node: n}
-	report, err := loadgen.Run(ctx, requests.Spec, loadgen.Options{
-		Dial:      loadgen.DialClient(client.Options{}),
-		Status:    func(context.Context) (control.Status, error) { return n.Status() },
-		Reference: requests,
-		Observe:   func(loadgen.Snapshot) { memory.sample() },
-	})
+	latencies := latencies{byFunction: map[string][]time.Duration{}}
+	load := residencyLoad{
+		rates: []map[string]string{o.rates(seed)}, arrivals: "poisson", duration: o.Duration, seed: seed, memory: &memory, latencies: &latencies,
+	}
+	if run.alone {
+		// The device gets as many requests as in the other ways, at even intervals: none waits for another.
+		load.rates, load.arrivals, load.duration = nil, "constant", max(time.Second, o.Duration/time.Duration(len(run.models)))
+		for i := range run.models {
+			load.rates = append(load.rates, map[string]string{fmt.Sprintf("fn%d", i): fmt.Sprint(o.PerSecond)})
+		}
+	}
+	report, took, err := o.load(ctx, n, status, load)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if status, err = n.Status(); err != nil {
-		return err
+		return nil, err
 	}
 	peak, err := memory.end()
 	if err != nil {
-		return err
+		return nil, err
 	}
 
+	to := run.to
 	to.add(report)
 	to.MemoryMiB = append(to.MemoryMiB, float64(peak)/(1<<20))
+	byModel := map[string][]time.Duration{}
+	for i := range run.models {
+		model := o.ModelNames[i%len(o.ModelNames)]
+		if run.alone {
+			model = run.models[i]
+		}
+		byModel[model] = append(byModel[model], latencies.byFunction[fmt.Sprintf("fn%d", i)]...)
+	}
+	to.addModels(byModel)
 	if after, millis := residencyOf(&status); len(millis) > 0 {
-		took := spec.Duration + spec.Warmup
 		to.Loads = append(to.Loads, float64(after-before)/took.Seconds())
 		slices.Sort(millis)
 		to.LoadMillis = append(to.LoadMillis, millis[len(millis)/2])
 	}
-	return n.Stop()
+	if !run.alone {
+		if answers, err = o.single(ctx, &status); err != nil {
+			return nil, err
+		}
+	}
+	return answers, n.Stop()
+}
+
+// residencyLoad is the load of a node.
+type residencyLoad struct {
+	rates     []map[string]string // one part after the other
+	arrivals  string
+	duration  time.Duration // of each part
+	seed      uint64
+	memory    *memoryPeak
+	latencies *latencies
+}
+
+// load sends requests, and returns the results of all functions and the time that it took.
+func (o *ResidencyOptions) load(ctx context.Context, n *node.Node, status control.Status, load residencyLoad) (all *loadgen.Report, took time.Duration, err error) {
+	all = new(loadgen.Report)
+	for _, rates := range load.rates {
+		with := o.traffic(load.seed)
+		with.Spec.Duration, with.Spec.Warmup = load.duration, time.Second
+		with.Rates, with.Arrivals = rates, load.arrivals
+		if o.Check {
+			with.Reference = func(card *models.Card) (traffic.Model, error) { return libml.NewReference(card, frameworks.New) }
+		}
+		requests, err := traffic.New(status, with)
+		if err != nil {
+			return nil, 0, err
+		}
+		report, err := loadgen.Run(ctx, requests.Spec, loadgen.Options{
+			Dial:      load.latencies.dialer(loadgen.DialClient(client.Options{}), with.Spec.Warmup),
+			Status:    func(context.Context) (control.Status, error) { return n.Status() },
+			Reference: requests,
+			Observe:   func(loadgen.Snapshot) { load.memory.sample() },
+		})
+		requests.Close()
+		if err != nil {
+			return nil, 0, err
+		}
+		all.Functions = append(all.Functions, report.Functions...)
+		took += with.Spec.Duration + with.Spec.Warmup
+	}
+	return all, took, nil
+}
+
+func (o *ResidencyOptions) traffic(seed uint64) traffic.Options {
+	with := traffic.Options{Spec: loadgen.Spec{Seed: seed}, Arrivals: "constant", Streams: 1}
+	if o.Models != "" {
+		with.Models = []string{o.Models}
+	}
+	return with
 }
 
 // add adds the answers of a run.
@@ -208,6 +338,104 @@ func (w *ResidencyWay) add(report *loadgen.Report) {
 	w.P50 = append(w.P50, median)
 	median, _, _ = Spread(p99)
 	w.P99 = append(w.P99, median)
+}
+
+// addModels adds the latencies of a run.
+func (w *ResidencyWay) addModels(byModel map[string][]time.Duration) {
+	if w.Models == nil {
+		w.Models = map[string]*ModelLatency{}
+	}
+	for name, samples := range byModel {
+		if len(samples) == 0 {
+			continue
+		}
+		m := w.Models[name]
+		if m == nil {
+			m = new(ModelLatency)
+			w.Models[name] = m
+		}
+		sum := time.Duration(0)
+		for _, sample := range samples {
+			sum += sample
+		}
+		m.Mean = append(m.Mean, sum.Seconds()*1000/float64(len(samples)))
+		m.P99 = append(m.P99, micros(samples).P99/1000)
+	}
+}
+
+// compare sets AddedMean and AddedP99.
+func (w *ResidencyWay) compare(alone *ResidencyWay) {
+	means, sum := 0, 0.0
+	for name, m := range w.Models {
+		a := alone.Models[name]
+		if a == nil {
+			continue
+		}
+		mean, p99 := m.Added(a)
+		if means == 0 || p99 > w.AddedP99 {
+			w.AddedP99 = p99
+		}
+		means, sum = means+1, sum+mean
+	}
+	w.AddedMean = ratio(sum, float64(means))
+}
+
+// Added returns how much longer the medians of the runs are than those of alone.
+func (m *ModelLatency) Added(alone *ModelLatency) (mean, p99 float64) {
+	difference := func(a, b []float64) float64 {
+		with, _, _ := Spread(a)
+		without, _, _ := Spread(b)
+		return with - without
+	}
+	return difference(m.Mean, alone.Mean), difference(m.P99, alone.P99)
+}
+
+// latencies collects the latencies of ok answers.
+type latencies struct {
+	mu         sync.Mutex // guards byFunction
+	byFunction map[string][]time.Duration
+}
+
+// dialer returns a dialer whose streams record the requests of d's. They skip those of the warm-up.
+func (l *latencies) dialer(d loadgen.Dialer, warmup time.Duration) loadgen.Dialer {
+	began := client.Now()
+	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
+		s := &timedSender{intended: map[uint64]int64{}}
+		var err error
+		s.Sender, err = d(ctx, f, stream, func(r loadgen.Reply) {
+			if at := s.take(r.Tag); r.Err == nil && r.Result.Status == wire.StatusOK && at >= began+int64(warmup) {
+				l.mu.Lock()
+				l.byFunction[f.Name] = append(l.byFunction[f.Name], time.Duration(r.Arrived-at))
+				l.mu.Unlock()
+			}
+			deliver(r)
+		})
+		return s, err
+	}
+}
+
+// timedSender remembers when its requests were meant to leave.
+type timedSender struct {
+	loadgen.Sender
+
+	mu       sync.Mutex // guards intended
+	intended map[uint64]int64
+}
+
+func (s *timedSender) Send(picture []byte, intended int64, tag uint64) error {
+	s.mu.Lock()
+	s.intended[tag] = intended
+	s.mu.Unlock()
+	return s.Sender.Send(picture, intended, tag)
+}
+
+// take returns when a request was meant to leave, and forgets it.
+func (s *timedSender) take(tag uint64) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := s.intended[tag]
+	delete(s.intended, tag)
+	return at
 }
 
 // residencyOf returns the loads of all members, and the times of their last loads.

@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -17,11 +19,14 @@ func residencyCommand(print printer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "residency", Short: "What limited memory of a worker costs: answers in time, loads, and the memory of the processes",
 		Long: `Starts a node with all functions in a worker with limited memory, a node with all in a worker
-without a limit, and a node with own processes, in turn. Requests come by Zipf's law: the n-th function gets
-1/n of the requests of the first. Each answer is compared with that of the model on the CPU. Rows have
-the median and the range of the runs.`,
+without a limit, a node with own processes, and each model alone in its own process, in turn.
+Requests come by Zipf's law: the n-th function gets 1/n of the requests of the first. With --equal each gets as
+many. A model alone gets all requests, at even intervals. With --check each answer is compared with that of the
+model on the CPU. "different" counts answers to single requests that are not, byte for byte, those of own
+processes. Rows have the median and the range of the runs; those of models have the difference to alone.`,
 		Example: `  penstock-lab residency
   penstock-lab residency --functions 12 --memory 20 --rounds 5
+  penstock-lab residency --equal --functions 10 --rate 10
   penstock-lab residency --device cuda --models models --model resnet50,vgg19 --functions 24 --memory 8192 --slo 25ms --rate 600`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -51,6 +56,8 @@ the median and the range of the runs.`,
 	cmd.Flags().IntVar(&o.Functions, "functions", 42, "how many functions")
 	cmd.Flags().IntVar(&o.MemoryMiB, "memory", 56, "memory of the limited worker, in MiB")
 	cmd.Flags().Float64Var(&o.PerSecond, "rate", 40, "requests per second of all functions together")
+	cmd.Flags().BoolVar(&o.Equal, "equal", false, "all functions get as many requests")
+	cmd.Flags().BoolVar(&o.Variants, "variants", false, "the n-th function of a model has the card NAME-n, from the second on (run.sh export-variants)")
 	cmd.Flags().DurationVar(&o.Objective, "slo", time.Second, "objective of each function")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 30*time.Second, "how long each run sends requests")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how many runs of each way")
@@ -67,24 +74,50 @@ func residencyRows(r bench.Residency) []table.Row {
 			median, smallest, largest := bench.Spread(values)
 			return fmt.Sprintf("%.1f%s (%.1f to %.1f)", median, unit, smallest, largest)
 		}
-		return table.Row{name, cell(&r.Limited), cell(&r.Unlimited), cell(&r.Own)}
+		return table.Row{name, cell(&r.Limited), cell(&r.Unlimited), cell(&r.Own), cell(&r.Alone)}
 	}
 	memory := "anonymous memory"
 	if r.Device != configs.DeviceCPU {
 		memory = "GPU memory"
 	}
-	return []table.Row{
-		{fmt.Sprintf("%d functions", r.Functions), fmt.Sprintf("worker of %d MiB", r.MemoryMiB), "worker", "own processes"},
+	rows := []table.Row{
+		{fmt.Sprintf("%d functions", r.Functions), fmt.Sprintf("worker of %d MiB", r.MemoryMiB), "worker", "own processes", "each model alone"},
 		row("requests", "", func(w *bench.ResidencyWay) []float64 { return w.Requests }),
 		row("in time", " %", func(w *bench.ResidencyWay) []float64 { return w.InTime }),
 		row("failed", "", func(w *bench.ResidencyWay) []float64 { return w.Failed }),
 		row("lost", "", func(w *bench.ResidencyWay) []float64 { return w.Lost }),
 		row("wrong", "", func(w *bench.ResidencyWay) []float64 { return w.Wrong }),
+		row("different", "", func(w *bench.ResidencyWay) []float64 { return w.Different }),
 		row("median of a function", " ms", func(w *bench.ResidencyWay) []float64 { return w.P50 }),
 		row("p99 of a function", " ms", func(w *bench.ResidencyWay) []float64 { return w.P99 }),
 		row("loads per second", "", func(w *bench.ResidencyWay) []float64 { return w.Loads }),
 		row("a load", " ms", func(w *bench.ResidencyWay) []float64 { return w.LoadMillis }),
 		row(memory, " MiB", func(w *bench.ResidencyWay) []float64 { return w.MemoryMiB }),
-		{"memory ratio", fmt.Sprintf("%.2f", r.Ratio), "", ""},
+		{"memory ratio", fmt.Sprintf("%.2f", r.Ratio), fmt.Sprintf("%.2f", r.UnlimitedRatio), "", ""},
 	}
+	for _, name := range slices.Sorted(maps.Keys(r.Alone.Models)) {
+		rows = append(rows, residencyModelRow(r, name))
+	}
+	added := func(w bench.ResidencyWay) string {
+		return fmt.Sprintf("%+.2f ms, p99 %+.2f ms", w.AddedMean, w.AddedP99)
+	}
+	return append(rows, table.Row{"added: mean of models, largest p99 (goal 1 and 5 ms)", added(r.Limited), added(r.Unlimited), added(r.Own), ""})
+}
+
+// residencyModelRow has a model's mean and 99th percentile in each way.
+func residencyModelRow(r bench.Residency, name string) table.Row {
+	alone := r.Alone.Models[name]
+	cell := func(w bench.ResidencyWay) string {
+		m := w.Models[name]
+		if m == nil {
+			return "-"
+		}
+		mean, _, _ := bench.Spread(m.Mean)
+		p99, _, _ := bench.Spread(m.P99)
+		addedMean, addedP99 := m.Added(alone)
+		return fmt.Sprintf("%.2f (%+.2f), p99 %.2f (%+.2f) ms", mean, addedMean, p99, addedP99)
+	}
+	mean, _, _ := bench.Spread(alone.Mean)
+	p99, _, _ := bench.Spread(alone.P99)
+	return table.Row{name + ": mean", cell(r.Limited), cell(r.Unlimited), cell(r.Own), fmt.Sprintf("%.2f, p99 %.2f ms", mean, p99)}
 }
