@@ -77,6 +77,30 @@ func TestExportReproducible(t *testing.T) {
 	}
 }
 
+// Variants have other weights, and their cards other names.
+func TestExportVariants(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := export(t, dir, "--variants", "2", "mobilenetv2"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var files [2][]byte
+	for i, name := range []string{"mobilenetv2", "mobilenetv2-2"} {
+		card, err := models.ReadCard(filepath.Join(dir, name, "card.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if card.Name != name {
+			t.Errorf("card of %s has the name %s", name, card.Name)
+		}
+		if files[i], err = os.ReadFile(card.Model); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(files[0]) != len(files[1]) || bytes.Equal(files[0], files[1]) {
+		t.Errorf("files of %d and %d bytes are equal: %v; want the same size and other weights", len(files[0]), len(files[1]), bytes.Equal(files[0], files[1]))
+	}
+}
+
 // An export keeps finished files; remains of an interrupted export do not count.
 func TestExportResumes(t *testing.T) {
 	dir := t.TempDir()

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Writes the evaluation's eight models, with random weights, as ONNX with a card each.
 
-    export_torchvision.py [--jobs N] DIR [NAME...]
+    export_torchvision.py [--jobs N] [--variants N] DIR [NAME...]
 
     NAME: alexnet mobilenetv2 resnet50 resnet152 resnext50 vgg16 vgg19 gnmt; all if left out
+
+With --variants N each model is also written as NAME-2 to NAME-N, with weights from other seeds.
 
 Seven are torchvision's architectures, node for node what its exported networks run once
 batch normalisation is folded into the convolutions, and their parameters have
@@ -47,7 +49,8 @@ SEED = 20261121
 # With this seed the translator has a clear answer to the sentence of noise that a node
 # checks a GPU with (libml/onnx/check.go). For each of its words, the second best choice is
 # at least 0.19 standard deviations behind, a hundred times the rounding error of f16.
-TRANSLATOR_SEED = 4
+# The seeds after the first are those of its variants: at least 0.11 behind.
+TRANSLATOR_SEEDS = [4, 22, 24, 18, 38, 37]
 OPSET = 17
 SIDE = 224
 
@@ -365,18 +368,25 @@ MODELS = {
 LIGHT = ("alexnet", "gnmt")
 
 
+def variant(name):
+    """Splits NAME-3 into NAME and 3. A NAME alone is variant 1."""
+    name, _, number = name.partition("-")
+    return name, int(number or 1)
+
+
 def export(folder, name):
     """Writes model and card; returns their entry in exported.json."""
-    title, build = MODELS[name]
+    model_name, number = variant(name)
+    title, build = MODELS[model_name]
     folder = folder / name
     folder.mkdir(parents=True, exist_ok=True)
-    batches = [1, 2, 4, 8, 16, 32] + ([64] if name in LIGHT else [])
-    if name == "gnmt":
-        graph = Translator(name, TRANSLATOR_SEED)
+    batches = [1, 2, 4, 8, 16, 32] + ([64] if model_name in LIGHT else [])
+    if model_name == "gnmt":
+        graph = Translator(model_name, TRANSLATOR_SEEDS[number - 1])
         model = graph.build()
         card = SENTENCE_CARD.format(seed=graph.seed, name=name, words=Translator.WORDS, batches=batches)
     else:
-        graph = Pictures(name, SEED)
+        graph = Pictures(model_name, SEED + number - 1)
         model = build(graph)
         card = PICTURE_CARD.format(title=title, seed=graph.seed, name=name, side=SIDE, wire_bytes=SIDE * SIDE * 3,
                                    mean=MEAN, std=STD, batches=batches)
@@ -392,10 +402,13 @@ def main():
     parser.add_argument("folder", metavar="DIR", type=pathlib.Path)
     parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("--jobs", type=int, default=min(len(MODELS), os.cpu_count() or 1), help="models at once")
-    args = parser.parse_args()
+    parser.add_argument("--variants", type=int, default=1, choices=range(1, len(TRANSLATOR_SEEDS) + 1),
+                        help="how many of each model, with different weights")
+    args = parser.parse_intermixed_args()
     names = list(dict.fromkeys(args.names)) or list(MODELS)
     if unknown := [n for n in names if n not in MODELS]:
         sys.exit(f"no model {', '.join(unknown)}; there are: {', '.join(MODELS)}")
+    names += [f"{n}-{number}" for number in range(2, args.variants + 1) for n in names]
     args.folder.mkdir(parents=True, exist_ok=True)
     done = args.folder / "exported.json"
     told = {"weights": "random", "script": hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest(),
@@ -409,7 +422,7 @@ def main():
         return
     done.unlink(missing_ok=True)
     # Start with the largest: they take longest.
-    order = sorted(names, key=lambda n: n not in ("vgg19", "vgg16", "gnmt", "alexnet"))
+    order = sorted(names, key=lambda n: variant(n)[0] not in ("vgg19", "vgg16", "gnmt", "alexnet"))
     with multiprocessing.Pool(min(args.jobs, len(order))) as pool:
         results = [(n, pool.apply_async(export, (args.folder, n))) for n in order]
         for name, result in results:

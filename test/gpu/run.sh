@@ -3,7 +3,8 @@
 # test-gpu` and `make bench-gpu WHAT=...` call it there.
 #
 #   run.sh unpack        unpacks the kit and prints the environment to use it with
-#   run.sh export [NAME] makes the models of the evaluation (random weights) in MODELS
+#   run.sh export [--variants N] [NAME]   makes the models of the evaluation (random weights) in MODELS,
+#                        N of each with different weights
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
 #   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
 #   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock-lab evaluate), table1

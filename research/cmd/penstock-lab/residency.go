@@ -57,7 +57,7 @@ processes. Rows have the median and the range of the runs; those of models have 
 	cmd.Flags().IntVar(&o.MemoryMiB, "memory", 56, "memory of the limited worker, in MiB")
 	cmd.Flags().Float64Var(&o.PerSecond, "rate", 40, "requests per second of all functions together")
 	cmd.Flags().BoolVar(&o.Equal, "equal", false, "all functions get as many requests")
-	cmd.Flags().BoolVar(&o.Variants, "variants", false, "the n-th function of a model has the card NAME-n, from the second on (run.sh export-variants)")
+	cmd.Flags().BoolVar(&o.Variants, "variants", false, "the n-th function of a model has the card NAME-n, from the second on (run.sh export --variants)")
 	cmd.Flags().DurationVar(&o.Objective, "slo", time.Second, "objective of each function")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 30*time.Second, "how long each run sends requests")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how many runs of each way")
