@@ -561,6 +561,8 @@ type Residency struct {
 	Evictions uint64 `json:"evictions"`
 	// LastLoadMillis is how long the last load took.
 	LastLoadMillis float64 `json:"last_load_ms"`
+	// FixedBytes is the memory of the worker that no eviction frees. All members report the same.
+	FixedBytes int64 `json:"fixed_bytes,omitempty"`
 	// Thrashing: the worker cannot load as fast as requests for evicted models come.
 	// NeededBytes is the MemoryBytes of the worker that would end it. All members report the
 	// same.

@@ -36,6 +36,9 @@ type WorkerStatus struct {
 	Name string `json:"name"`
 	// MemoryBytes is the limit of its models' memory; 0 if there is none.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
+	// FixedBytes is the part of MemoryBytes that no eviction frees: on a GPU sessions, graphs and lanes.
+	// The models share the rest.
+	FixedBytes int64 `json:"fixed_bytes,omitempty"`
 	// HostMemoryBytes is the limit of what it pins for loads; 0 if there is none.
 	HostMemoryBytes int64 `json:"host_memory_bytes,omitempty"`
 	// Thrashing: it cannot load models as fast as requests for them come. NeededBytes is then the

@@ -286,7 +286,8 @@ func (r *residence) report(now int64) *control.Residency {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	report := r.counts
+	report, terms := r.counts, c.lanes.terms.Load()
+	report.FixedBytes = terms.FixedBytes + terms.ScratchBytes
 	switch m := &r.model; {
 	case m.State == residency.Resident && m.Waiting > 0:
 		report.State = control.Running
@@ -303,8 +304,7 @@ func (r *residence) report(now int64) *control.Residency {
 		c.pressure = residency.Worker{MemoryBytes: c.lanes.roomBytes()}.Pressure(c.models)
 	}
 	if c.pressure.Thrashing {
-		t := c.lanes.terms.Load()
-		report.Thrashing, report.NeededBytes = true, t.FixedBytes+t.ScratchBytes+c.pressure.MemoryBytes
+		report.Thrashing, report.NeededBytes = true, report.FixedBytes+c.pressure.MemoryBytes
 	}
 	return &report
 }

@@ -384,3 +384,15 @@ func TestConductorInvariants(t *testing.T) {
 		}
 	})
 }
+
+// TestConductorFixed reports the memory that no eviction frees.
+func TestConductorFixed(t *testing.T) {
+	c, _ := testConductor(t, 100)
+	r := c.serveMember(t, 1, "a", 50, time.Millisecond)
+	if _, err := c.lanes.join(lane.Model{FixedBytes: 10, ScratchBytes: 5, WeightsBytes: 50}, func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.report(2).FixedBytes; got != 15 {
+		t.Errorf("%d fixed bytes, want 15", got)
+	}
+}

@@ -64,7 +64,9 @@ func (m *Manager) workersStatus() (list []control.WorkerStatus) {
 			if f.worker != w.Name || in.currentResidency() == nil {
 				continue
 			}
-			if r := in.residency.last; r.Thrashing {
+			r := in.residency.last
+			s.FixedBytes = max(s.FixedBytes, r.FixedBytes)
+			if r.Thrashing {
 				s.Thrashing, s.NeededBytes = true, max(s.NeededBytes, r.NeededBytes)
 			}
 		}

@@ -64,6 +64,10 @@ func TestWorkersStatus(t *testing.T) {
 		}
 	}
 	want(false, 0)
+	b.loaded("a", &control.Residency{State: control.Loading, FixedBytes: 1 << 20})
+	if got := b.page().Workers[0].FixedBytes; got != 1<<20 {
+		t.Errorf("%d fixed bytes, want 1 MiB", got)
+	}
 	b.loaded("a", &control.Residency{State: control.Loading, Thrashing: true, NeededBytes: 3 << 20})
 	want(true, 3<<20)
 	b.moved("a", "")
