@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml"
@@ -32,10 +34,14 @@ type Residency struct {
 	PerSecond float64         `json:"per_second"` // requests of all functions together
 	Equal     bool            `json:"equal"`      // all functions get as many; if not, Zipf's law divides them
 	MemoryMiB int             `json:"memory_mib"`
-	Limited   ResidencyWay    `json:"limited"`
-	Unlimited ResidencyWay    `json:"unlimited"`
-	Own       ResidencyWay    `json:"own"`
-	Alone     ResidencyWay    `json:"alone"`
+	// FixedMiB is the part of MemoryMiB that no eviction frees, WeightsMiB what all models take besides.
+	// They are 0 if the memory was given.
+	FixedMiB   float64      `json:"fixed_mib,omitempty"`
+	WeightsMiB float64      `json:"weights_mib,omitempty"`
+	Limited    ResidencyWay `json:"limited"`
+	Unlimited  ResidencyWay `json:"unlimited"`
+	Own        ResidencyWay `json:"own"`
+	Alone      ResidencyWay `json:"alone"`
 	// Ratio is the limited worker's median of MemoryMiB as a part of that of own processes, UnlimitedRatio
 	// that of the other worker.
 	Ratio          float64 `json:"memory_ratio"`
@@ -87,6 +93,8 @@ type ResidencyOptions struct {
 	Variants  bool
 	Functions int
 	MemoryMiB int
+	// WeightsPart, if not 0, replaces MemoryMiB: this part of the weights fits.
+	WeightsPart float64
 	// PerSecond is the rate of all requests together. The n-th function gets 1/n of the first one's, or
 	// Equal ones.
 	PerSecond float64
@@ -117,6 +125,13 @@ func RunResidency(ctx context.Context, o ResidencyOptions) (Residency, error) {
 		return r, err
 	}
 
+	if o.WeightsPart > 0 {
+		o.Printf("a worker with much memory, to measure the models")
+		if err := o.measureModels(ctx, &r); err != nil {
+			return r, fmt.Errorf("measure the models: %w", err)
+		}
+		o.MemoryMiB = r.MemoryMiB
+	}
 	for round := range o.Rounds {
 		answers := map[*ResidencyWay]singleAnswers{}
 		for _, run := range []residencyRun{
@@ -218,6 +233,9 @@ func (o *ResidencyOptions) run(ctx context.Context, run residencyRun, seed uint6
 	if err := n.WaitFor(ctx, "every function and shadow", func() bool { return loaded(n, &status) }); err != nil {
 		return nil, err
 	}
+	if err := o.loadEach(ctx, n, &status); err != nil {
+		return nil, err
+	}
 	before, _ := residencyOf(&status)
 
 	memory := memoryPeak{node: n}
@@ -267,6 +285,79 @@ func (o *ResidencyOptions) run(ctx context.Context, run residencyRun, seed uint6
 		}
 	}
 	return answers, n.Stop()
+}
+
+// muchMemory is more than the models of any measurement need.
+const muchMemory = "64GiB"
+
+// measureModels sets r's memory so that WeightsPart of the weights fits.
+func (o *ResidencyOptions) measureModels(ctx context.Context, r *Residency) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, workerPatience, fmt.Errorf("not finished after %v", workerPatience))
+	defer cancel()
+	config := o.config(residencyRun{worker: "{name: cold, share_percent: 90, lanes: 1, memory: " + muchMemory + "}", models: o.names()})
+	n, err := node.Start(ctx, node.Options{Binary: o.Binary, Config: config})
+	if err != nil {
+		return err
+	}
+	defer n.Kill()
+	var status control.Status
+	if err := n.WaitFor(ctx, "every function", func() bool { return loaded(n, &status) }); err != nil {
+		return err
+	}
+	if err := o.loadEach(ctx, n, &status); err != nil {
+		return err
+	}
+
+	const mib = 1 << 20
+	fixed, weights, largest := status.Workers[0].FixedBytes, int64(0), int64(0)
+	for i := range status.Functions {
+		bytes := status.Functions[i].Residency.Bytes
+		weights, largest = weights+bytes, max(largest, bytes)
+	}
+	part := int64(o.WeightsPart * float64(weights))
+	if part < largest {
+		return fmt.Errorf("%v of %d MiB of weights is less than the largest model, %d MiB", o.WeightsPart, weights/mib, largest/mib)
+	}
+	r.FixedMiB, r.WeightsMiB = float64(fixed)/mib, float64(weights)/mib
+	r.MemoryMiB = int((fixed + part + mib - 1) / mib)
+	return n.Stop()
+}
+
+// loadEach waits until each member of a worker with limited memory has loaded its model once. The first load on a
+// GPU makes sessions and graphs. On a CPU a request causes it.
+func (o *ResidencyOptions) loadEach(ctx context.Context, n *node.Node, status *control.Status) error {
+	var failed error
+	err := n.WaitFor(ctx, "the first load of each model", func() bool {
+		if *status, failed = n.Status(); failed != nil {
+			return false
+		}
+		waiting := false
+		for i := range status.Functions {
+			f := &status.Functions[i]
+			if f.Residency == nil || f.Residency.Loads > 0 {
+				continue
+			}
+			waiting = true
+			if o.Device == configs.DeviceCPU {
+				failed = errors.Join(failed, touch(ctx, f))
+			}
+		}
+		return !waiting
+	})
+	return errors.Join(err, failed)
+}
+
+// touch sends a request to a function. Its answer does not matter.
+func touch(ctx context.Context, f *control.FunctionStatus) error {
+	c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if _, err := c.Do(ctx, make([]byte, f.Input.Bytes), client.RequestOptions{}); err != nil && !isBusy(err) {
+		return fmt.Errorf("first request to %s: %w", f.Name, err)
+	}
+	return nil
 }
 
 // residencyLoad is the load of a node.

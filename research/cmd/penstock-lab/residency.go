@@ -27,7 +27,7 @@ processes. Rows have the median and the range of the runs; those of models have 
 		Example: `  penstock-lab residency
   penstock-lab residency --functions 12 --memory 20 --rounds 5
   penstock-lab residency --equal --functions 10 --rate 10
-  penstock-lab residency --device cuda --models models --model resnet50,vgg19 --functions 24 --memory 8192 --slo 25ms --rate 600`,
+  penstock-lab residency --device cuda --models models --model resnet50,vgg19 --functions 24 --weights 0.35 --slo 25ms --rate 600`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, flag := range []struct {
@@ -37,6 +37,9 @@ processes. Rows have the median and the range of the runs; those of models have 
 				if err := positive(flag.name, flag.value); err != nil {
 					return err
 				}
+			}
+			if o.WeightsPart < 0 || o.WeightsPart > 1 {
+				return fmt.Errorf("--weights %v: want 0 to 1", o.WeightsPart)
 			}
 			setup, err := flags.options()
 			if err != nil {
@@ -55,6 +58,7 @@ processes. Rows have the median and the range of the runs; those of models have 
 	cmd.Flags().StringSliceVar(&o.ModelNames, "model", []string{"face", "fashion", "face", "fashion", "detect"}, "models of the functions, in turn")
 	cmd.Flags().IntVar(&o.Functions, "functions", 42, "how many functions")
 	cmd.Flags().IntVar(&o.MemoryMiB, "memory", 56, "memory of the limited worker, in MiB")
+	cmd.Flags().Float64Var(&o.WeightsPart, "weights", 0, "instead of --memory: the part of the models' weights that fits the limited worker")
 	cmd.Flags().Float64Var(&o.PerSecond, "rate", 40, "requests per second of all functions together")
 	cmd.Flags().BoolVar(&o.Equal, "equal", false, "all functions get as many requests")
 	cmd.Flags().BoolVar(&o.Variants, "variants", false, "the n-th function of a model has the card NAME-n, from the second on (run.sh export --variants)")
@@ -94,6 +98,9 @@ func residencyRows(r bench.Residency) []table.Row {
 		row("a load", " ms", func(w *bench.ResidencyWay) []float64 { return w.LoadMillis }),
 		row(memory, " MiB", func(w *bench.ResidencyWay) []float64 { return w.MemoryMiB }),
 		{"memory ratio", fmt.Sprintf("%.2f", r.Ratio), fmt.Sprintf("%.2f", r.UnlimitedRatio), "", ""},
+	}
+	if r.WeightsMiB > 0 {
+		rows = append(rows, table.Row{"fixed memory, weights of all models", fmt.Sprintf("%.0f and %.0f MiB", r.FixedMiB, r.WeightsMiB), "", "", ""})
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.Alone.Models)) {
 		rows = append(rows, residencyModelRow(r, name))

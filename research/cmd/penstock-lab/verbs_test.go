@@ -44,7 +44,7 @@ var onCPU = []struct {
 	{append(words("sharing --rounds 1 --duration 1s --mix"), "face alone, fresh start"),
 		[][]any{{"mixes", 0, "variants", 0, "functions", 0, "goodput", 0}}},
 	{words("worker --functions 2 --rounds 1 --model fashion"), [][]any{{"memory_ratio"}, {"worker", "restart_s", 0}, {"own", "processes", 0}}},
-	{words("residency --functions 3 --rounds 1 --duration 2s --model face,fashion --memory 2 --slo 10s"),
+	{words("residency --functions 3 --rounds 1 --duration 2s --model face,fashion --weights 0.8 --equal --slo 10s"),
 		[][]any{{"memory_ratio"}, {"limited", "requests", 0}, {"limited", "load_ms", 0}, {"own", "in_time", 0},
 			{"unlimited", "models", "face", "mean_ms", 0}, {"alone", "models", "fashion", "p99_ms", 0}}},
 	{words("loading --rounds 1 --duration 1s --model face,face --memory 2 --neighbour fashion"),
