@@ -91,6 +91,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		AnsweredFor:      m.cfg.Aggregate.AnsweredFor,
 		Trusted:          m.cfg.Trusted,
 		RunLate:          m.cfg.Lab.RunLate,
+		LoadComplete:     m.cfg.Lab.LoadComplete,
 		Version:          card.Version,
 		Log:              f.log,
 	})

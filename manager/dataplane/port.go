@@ -68,6 +68,8 @@ type Options struct {
 	Trusted []netip.Prefix
 	// RunLate lets processes run requests after their deadline: nothing is overdue.
 	RunLate bool
+	// LoadComplete hides requests from processes until they are complete.
+	LoadComplete bool
 	// Version is the version of the model, for requests that are not run.
 	Version uint32
 	Log     zerolog.Logger
@@ -88,6 +90,8 @@ type Port struct {
 	queues    []*Queue
 	runLate   bool
 	observer  Observer // set by Start
+
+	loadComplete bool // announce has no effect
 
 	threads sync.WaitGroup // receive and reply
 	stopped atomic.Bool    // tells the receive threads to end
@@ -141,6 +145,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		},
 		sources:      sources,
 		runLate:      o.RunLate,
+		loadComplete: o.LoadComplete,
 		requestBytes: o.RequestBytes,
 		flights:      make([]flight, slots),
 		objective:    o.Objective,

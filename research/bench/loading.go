@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/node"
@@ -39,6 +40,12 @@ type Loading struct {
 	Alone    []float64 `json:"neighbour_alone_p99_ms"`
 	Beside   []float64 `json:"neighbour_beside_p99_ms"`
 	P99Ratio float64   `json:"neighbour_p99_ratio"` // of the medians
+
+	// Early is the median latency of a request whose sending takes SpreadMillis and whose model is evicted.
+	// Complete is the same on a node that begins to load when the request is complete.
+	SpreadMillis float64   `json:"spread_ms"`
+	Early        []float64 `json:"early_ms"`
+	Complete     []float64 `json:"complete_ms"`
 }
 
 // LoadingOptions say what RunLoading measures.
@@ -48,6 +55,7 @@ type LoadingOptions struct {
 	MemoryMiB  int
 	Neighbour  string
 	PerSecond  float64 // of the neighbour
+	Spread     time.Duration
 	Duration   time.Duration
 	Rounds     int
 }
@@ -56,6 +64,7 @@ type LoadingOptions struct {
 func RunLoading(ctx context.Context, o LoadingOptions) (Loading, error) {
 	r := Loading{
 		Machine: o.Machine, Device: o.Device, Models: o.ModelNames, MemoryMiB: o.MemoryMiB, Neighbour: o.Neighbour, Rate: o.PerSecond,
+		SpreadMillis: o.Spread.Seconds() * 1000,
 	}
 	if err := checkCards(&o.Setup, append(slices.Clone(o.ModelNames), o.Neighbour)); err != nil {
 		return r, err
@@ -63,37 +72,75 @@ func RunLoading(ctx context.Context, o LoadingOptions) (Loading, error) {
 	if len(o.ModelNames) < 2 {
 		return r, errors.New("measure loads: a single member is never evicted; want two models or more")
 	}
-	starting, cancel := context.WithTimeoutCause(ctx, workerPatience, fmt.Errorf("not all functions served after %v", workerPatience))
-	defer cancel()
-	o.Printf("start node")
-	n, err := node.Start(starting, node.Options{Binary: o.Binary, Config: o.config()})
-	if err != nil {
-		return r, err
-	}
-	defer n.Kill()
-	var status control.Status
-	if err := n.WaitFor(starting, "every function and shadow", func() bool { return loaded(n, &status) }); err != nil {
-		return r, err
-	}
-	members, err := dialMembers(ctx, o, &status)
-	if err != nil {
-		return r, err
-	}
-	defer members.close()
-
-	if _, err := members.cycle(ctx, time.Second, len(members)); err != nil { // warm up
-		return r, err
-	}
-	for round := range o.Rounds {
-		o.Printf("round %d of %d", round+1, o.Rounds)
-		if err := o.round(ctx, n, members, uint64(round+1), &r); err != nil {
-			return r, err
+	if err := o.onNode(ctx, configs.Lab{}, func(n *node.Node, status *control.Status) error {
+		members, err := dialMembers(ctx, o, status, 0)
+		if err != nil {
+			return err
 		}
+		defer members.close()
+		if _, err := members.cycle(ctx, time.Second, len(members)); err != nil { // warm up
+			return err
+		}
+		for round := range o.Rounds {
+			o.Printf("round %d of %d", round+1, o.Rounds)
+			if err := o.round(ctx, n, members, uint64(round+1), &r); err != nil {
+				return err
+			}
+		}
+		return o.spread(ctx, status, &r.Early)
+	}); err != nil {
+		return r, err
+	}
+	o.Printf("slow senders, loads of complete requests")
+	if err := o.onNode(ctx, configs.Lab{LoadComplete: true}, func(_ *node.Node, status *control.Status) error {
+		return o.spread(ctx, status, &r.Complete)
+	}); err != nil {
+		return r, err
 	}
 	alone, _, _ := Spread(r.Alone)
 	beside, _, _ := Spread(r.Beside)
 	r.P99Ratio = beside / alone
-	return r, n.Stop()
+	return r, nil
+}
+
+// onNode measures on a node of its own.
+func (o *LoadingOptions) onNode(ctx context.Context, lab configs.Lab, measure func(*node.Node, *control.Status) error) error {
+	starting, cancel := context.WithTimeoutCause(ctx, workerPatience, fmt.Errorf("not all functions served after %v", workerPatience))
+	defer cancel()
+	o.Printf("start node")
+	n, err := node.Start(starting, node.Options{Binary: o.Binary, Config: o.config(), Environment: []string{lab.Environment()}})
+	if err != nil {
+		return err
+	}
+	defer n.Kill()
+	var status control.Status
+	if err := n.WaitFor(starting, "every function and shadow", func() bool { return loaded(n, &status) }); err != nil {
+		return err
+	}
+	if err := loadEach(starting, o.Device, n, &status); err != nil {
+		return err
+	}
+	if err := measure(n, &status); err != nil {
+		return err
+	}
+	return n.Stop()
+}
+
+// spread adds the median latencies of requests that are sent slowly.
+func (o *LoadingOptions) spread(ctx context.Context, status *control.Status, to *[]float64) error {
+	members, err := dialMembers(ctx, *o, status, o.Spread)
+	if err != nil {
+		return err
+	}
+	defer members.close()
+	for range o.Rounds {
+		latencies, err := members.cycle(ctx, o.Duration, len(members))
+		if err != nil {
+			return err
+		}
+		*to = append(*to, micros(latencies).P50/1000)
+	}
+	return nil
 }
 
 func (o *LoadingOptions) config() string {
@@ -168,8 +215,11 @@ type loadedMember struct {
 	picture []byte
 }
 
-// dialMembers opens a client for each function of the worker.
-func dialMembers(ctx context.Context, o LoadingOptions, status *control.Status) (m loadedMembers, err error) {
+// spreadParts is in how many bursts a slow request is sent.
+const spreadParts = 32
+
+// dialMembers opens a client for each function of the worker. Each sends a request within spread; 0 is at once.
+func dialMembers(ctx context.Context, o LoadingOptions, status *control.Status, spread time.Duration) (m loadedMembers, err error) {
 	defer func() {
 		if err != nil {
 			m.close()
@@ -184,11 +234,15 @@ func dialMembers(ctx context.Context, o LoadingOptions, status *control.Status) 
 		if at < 0 {
 			return m, fmt.Errorf("find function fn%d: the node does not have it", i)
 		}
-		c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", status.Functions[at].Port), client.Options{Timeout: 10 * time.Second})
+		bytes, with := card.Input.WireBytes(), client.Options{Timeout: 10 * time.Second}
+		if spread > 0 {
+			with.PaceBytes, with.BurstBytes = int64(float64(bytes)/spread.Seconds()), max(2048, bytes/spreadParts)
+		}
+		c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", status.Functions[at].Port), with)
 		if err != nil {
 			return m, err
 		}
-		m = append(m, loadedMember{c, make([]byte, card.Input.WireBytes())})
+		m = append(m, loadedMember{c, make([]byte, bytes)})
 	}
 	return m, nil
 }

@@ -233,7 +233,7 @@ func (o *ResidencyOptions) run(ctx context.Context, run residencyRun, seed uint6
 	if err := n.WaitFor(ctx, "every function and shadow", func() bool { return loaded(n, &status) }); err != nil {
 		return nil, err
 	}
-	if err := o.loadEach(ctx, n, &status); err != nil {
+	if err := loadEach(ctx, o.Device, n, &status); err != nil {
 		return nil, err
 	}
 	before, _ := residencyOf(&status)
@@ -304,7 +304,7 @@ func (o *ResidencyOptions) measureModels(ctx context.Context, r *Residency) erro
 	if err := n.WaitFor(ctx, "every function", func() bool { return loaded(n, &status) }); err != nil {
 		return err
 	}
-	if err := o.loadEach(ctx, n, &status); err != nil {
+	if err := loadEach(ctx, o.Device, n, &status); err != nil {
 		return err
 	}
 
@@ -325,7 +325,7 @@ func (o *ResidencyOptions) measureModels(ctx context.Context, r *Residency) erro
 
 // loadEach waits until each member of a worker with limited memory has loaded its model once. The first load on a
 // GPU makes sessions and graphs. On a CPU a request causes it.
-func (o *ResidencyOptions) loadEach(ctx context.Context, n *node.Node, status *control.Status) error {
+func loadEach(ctx context.Context, device string, n *node.Node, status *control.Status) error {
 	var failed error
 	err := n.WaitFor(ctx, "the first load of each model", func() bool {
 		if *status, failed = n.Status(); failed != nil {
@@ -338,7 +338,7 @@ func (o *ResidencyOptions) loadEach(ctx context.Context, n *node.Node, status *c
 				continue
 			}
 			waiting = true
-			if o.Device == configs.DeviceCPU {
+			if device == configs.DeviceCPU {
 				failed = errors.Join(failed, touch(ctx, f))
 			}
 		}

@@ -19,7 +19,8 @@ func loadingCommand(print printer) *cobra.Command {
 		Use: "loading", Short: "What loading a model costs the request that waits for it, and a neighbour in its own process",
 		Long: `Starts a node with a worker whose memory holds only some of its members, and a function in its own
 process. The members get one request after the other, so each request needs a load; "loads per request" says
-whether that is so. Rows have the median and the range of the rounds.`,
+whether that is so. Slow senders spread a request over --spread; they are compared with a node that begins to
+load only when a request is complete. Rows have the median and the range of the rounds.`,
 		Example: `  penstock-lab loading
   penstock-lab loading --device cuda --models models --model vgg19,resnet152 --neighbour resnet50 --memory 1200 --rate 500`,
 		Args: cobra.NoArgs,
@@ -34,6 +35,9 @@ whether that is so. Rows have the median and the range of the rounds.`,
 			}
 			if o.PerSecond <= 0 || o.Duration < time.Second {
 				return fmt.Errorf("--rate %v for %v: want a rate above 0, for 1s or more", o.PerSecond, o.Duration)
+			}
+			if o.Spread <= 0 {
+				return fmt.Errorf("--spread %v: want a time above 0", o.Spread)
 			}
 			setup, err := flags.options()
 			if err != nil {
@@ -52,6 +56,7 @@ whether that is so. Rows have the median and the range of the rounds.`,
 	cmd.Flags().IntVar(&o.MemoryMiB, "memory", 24, "memory of the worker, in MiB")
 	cmd.Flags().StringVar(&o.Neighbour, "neighbour", "fashion", "model of the function in its own process")
 	cmd.Flags().Float64Var(&o.PerSecond, "rate", 40, "requests per second of the neighbour")
+	cmd.Flags().DurationVar(&o.Spread, "spread", 5*time.Millisecond, "how long slow senders take to send a request")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 5*time.Second, "of each measurement")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how many times each is measured")
 	return cmd
@@ -72,5 +77,7 @@ func loadingRows(r bench.Loading) []table.Row {
 		row("neighbour's p99 without the worker's requests", r.Alone, " ms"),
 		row("neighbour's p99 next to loads", r.Beside, " ms"),
 		{"next to loads / without (goal 1.10)", fmt.Sprintf("%.2f", r.P99Ratio)},
+		row(fmt.Sprintf("request sent within %v ms, loads at its first packet, p50", r.SpreadMillis), r.Early, " ms"),
+		row("the same, loads when it is complete, p50", r.Complete, " ms"),
 	}
 }
