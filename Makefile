@@ -25,6 +25,7 @@
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault, weights, dpdk; JSON into OUT (out)
+#   make bench-gpu WHAT=many    there: many models on one GPU: residency, loads, lanes, guests
 #   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
 #   make plots                  figures and tables of research/results, from the JSON next to them (research/plots)
 #   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots

@@ -90,7 +90,9 @@ type ResidencyOptions struct {
 	testbed.Setup
 	ModelNames []string
 	// Variants gives the n-th function of a model the card NAME-n, from the second one on.
-	Variants  bool
+	Variants bool
+	// Ways are some of AllWays.
+	Ways      []string
 	Functions int
 	MemoryMiB int
 	// WeightsPart, if not 0, replaces MemoryMiB: this part of the weights fits.
@@ -106,9 +108,13 @@ type ResidencyOptions struct {
 	Check bool
 }
 
+// AllWays are the names of the ways: workers with limited memory and without a limit, own processes, and each
+// model alone.
+var AllWays = []string{"limited", "unlimited", "own", "alone"}
+
 // residencyRun is one node.
 type residencyRun struct {
-	name   string
+	way    string   // of AllWays
 	worker string   // its configuration; empty for own processes
 	models []string // by function
 	alone  bool     // one function after the other gets all requests
@@ -135,19 +141,24 @@ func RunResidency(ctx context.Context, o ResidencyOptions) (Residency, error) {
 	for round := range o.Rounds {
 		answers := map[*ResidencyWay]singleAnswers{}
 		for _, run := range []residencyRun{
-			{"a worker with limited memory", fmt.Sprintf("{name: cold, share_percent: 90, lanes: 1, memory: %dMiB}", o.MemoryMiB), names, false, &r.Limited},
-			{"a worker without a limit", "{name: cold, share_percent: 90, lanes: 1}", names, false, &r.Unlimited},
-			{"own processes", "", names, false, &r.Own},
-			{"each model alone", "", o.architectures(), true, &r.Alone},
+			{"limited", fmt.Sprintf("{name: cold, share_percent: 90, lanes: 1, memory: %dMiB}", o.MemoryMiB), names, false, &r.Limited},
+			{"unlimited", "{name: cold, share_percent: 90, lanes: 1}", names, false, &r.Unlimited},
+			{"own", "", names, false, &r.Own},
+			{"alone", "", o.architectures(), true, &r.Alone},
 		} {
-			o.Printf("round %d of %d: %s", round+1, o.Rounds, run.name)
+			if !slices.Contains(o.Ways, run.way) {
+				continue
+			}
+			o.Printf("round %d of %d: %s", round+1, o.Rounds, run.way)
 			var err error
 			if answers[run.to], err = o.run(ctx, run, uint64(round+1)); err != nil {
-				return r, fmt.Errorf("%s: %w", run.name, err)
+				return r, fmt.Errorf("%s: %w", run.way, err)
 			}
 		}
 		for _, way := range []*ResidencyWay{&r.Limited, &r.Unlimited} {
-			way.Different = append(way.Different, answers[way].different(answers[&r.Own]))
+			if got, want := answers[way], answers[&r.Own]; got != nil && want != nil {
+				way.Different = append(way.Different, got.different(want))
+			}
 		}
 	}
 
@@ -157,7 +168,7 @@ func RunResidency(ctx context.Context, o ResidencyOptions) (Residency, error) {
 	limited, _, _ := Spread(r.Limited.MemoryMiB)
 	unlimited, _, _ := Spread(r.Unlimited.MemoryMiB)
 	own, _, _ := Spread(r.Own.MemoryMiB)
-	r.Ratio, r.UnlimitedRatio = limited/own, unlimited/own
+	r.Ratio, r.UnlimitedRatio = ratio(limited, own), ratio(unlimited, own)
 	return r, nil
 }
 

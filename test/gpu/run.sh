@@ -6,7 +6,9 @@
 #   run.sh export [--variants N] [NAME]   makes the models of the evaluation (random weights) in MODELS,
 #                        N of each with different weights
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
-#   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
+#   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk, or all of these; equal,
+#                        residency, loading, worker, lanes, guest, turns, or many, which is all of these:
+#                        JSON into OUT
 #   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock-lab evaluate), table1
 #                        (penstock-lab weights), or all: JSON into OUT/evaluation. Reports in
 #                        .kit/evaluation or in OUT/evaluation are continued
@@ -20,6 +22,8 @@
 #   GPUS    evaluate: how many GPUs work at the same time, each with its part of the CPUs, 1
 #   RUNS    evaluate: number of measurements of each variant, 3
 #   WEIGHTS evaluate: shared or private, for all variants; the node's default if unset
+#   ROUNDS  bench equal, residency, loading, guest: number of rounds, 1
+#   PYTHON  bench guest, turns: a Python with PyTorch, python3
 #   QUICK   evaluate: 1 for two cases per figure and short times, to check that it works
 set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
@@ -179,6 +183,33 @@ evaluate_on() {
 	return $bad
 }
 
+# bench_many runs the benchmarks of many models on one GPU (docs/lanes.md, docs/guests.md).
+bench_many() {
+	local rounds=${ROUNDS:-1} python=${PYTHON:-python3}
+	# 42 functions with 5.7 GB of different weights: two of the eight models six times, the others five times.
+	local functions=(--device cuda --models "$MODELS" --functions 42 --variants --check=false --slo 25ms --rounds "$rounds"
+		--model alexnet,gnmt,mobilenetv2,resnet50,resnet152,resnext50,vgg16,vgg19)
+	if wants equal || wants residency; then
+		export_models --variants 5
+		export_models --variants 6 alexnet gnmt
+	elif wants loading || wants guest; then
+		export_models
+	fi
+	# One request per second to each function.
+	wants equal && bench residency-equal residency "${functions[@]}" --ways unlimited,own,alone --equal --rate 42 --duration 40s
+	# The mean batch takes 0.6 ms, so 800 requests per second keep the lane half busy.
+	wants residency && bench residency residency "${functions[@]}" --ways limited,own --weights 0.35 --rate 800 --duration 20s
+	wants loading && bench loading loading --device cuda --models "$MODELS" --model vgg19,resnet152 --neighbour resnet50 --memory 900 --rate 500 --duration 3s --rounds "$rounds"
+	# On two CPUs, in a shell of its own.
+	if wants worker; then
+		(taskset -pc 0,1 $BASHPID >&2 && bench worker worker --rounds "$rounds" && exit $failed) || failed=1
+	fi
+	wants lanes && bench lanes lanes
+	wants guest && bench guest guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 10s --rounds "$rounds" --python "$python"
+	wants turns && bench turns turns --limit 8GiB --cpu-percent 50,10 --python "$python"
+	return 0
+}
+
 failed=0
 command=${1:-}
 [ $# -gt 0 ] && shift
@@ -198,9 +229,14 @@ test)
 	;;
 bench)
 	what=${1:-all}
-	case $what in gather | overhead | swap | limit | fault | weights | dpdk | all) ;; *) die "WHAT=$what: want gather, overhead, swap, limit, fault, weights, dpdk or all" ;; esac
+	all="gather overhead swap limit fault weights dpdk" many="equal residency loading worker lanes guest turns"
+	case $what in
+	all) what=$all ;;
+	many) what=$many ;;
+	*) case " $all $many " in *" $what "*) ;; *) die "WHAT=$what: want all or many, or one of $all $many" ;; esac ;;
+	esac
 	prepare
-	wants() { [ "$what" = all ] || [ "$what" = "$1" ]; }
+	wants() { case " $what " in *" $1 "*) ;; *) return 1 ;; esac; }
 	wants gather && bench gather gather
 	if wants overhead || wants swap || wants limit || wants fault || wants weights || wants dpdk; then
 		export_models
@@ -219,6 +255,7 @@ bench)
 		bench dpdk dpdk --device cuda --models "$MODELS" --model null --model resnet50 --busy-poll 0s,100ms
 		huge_pages "$had"
 	fi
+	bench_many
 	exit $failed
 	;;
 evaluate)

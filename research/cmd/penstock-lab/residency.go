@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -26,7 +27,7 @@ model on the CPU. "different" counts answers to single requests that are not, by
 processes. Rows have the median and the range of the runs; those of models have the difference to alone.`,
 		Example: `  penstock-lab residency
   penstock-lab residency --functions 12 --memory 20 --rounds 5
-  penstock-lab residency --equal --functions 10 --rate 10
+  penstock-lab residency --equal --ways unlimited,alone --functions 10 --rate 10
   penstock-lab residency --device cuda --models models --model resnet50,vgg19 --functions 24 --weights 0.35 --slo 25ms --rate 600`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,6 +37,11 @@ processes. Rows have the median and the range of the runs; those of models have 
 			}{{"--rounds", o.Rounds}, {"--functions", o.Functions}, {"--memory", o.MemoryMiB}} {
 				if err := positive(flag.name, flag.value); err != nil {
 					return err
+				}
+			}
+			for _, way := range o.Ways {
+				if !slices.Contains(bench.AllWays, way) {
+					return fmt.Errorf("--ways %s: want some of %s", way, strings.Join(bench.AllWays, ", "))
 				}
 			}
 			if o.WeightsPart < 0 || o.WeightsPart > 1 {
@@ -56,6 +62,7 @@ processes. Rows have the median and the range of the runs; those of models have 
 	flags.register(cmd, configs.DeviceCPU)
 	cmd.Flags().BoolVar(&o.Check, "check", true, "compare the answers with those of the models on the CPU")
 	cmd.Flags().StringSliceVar(&o.ModelNames, "model", []string{"face", "fashion", "face", "fashion", "detect"}, "models of the functions, in turn")
+	cmd.Flags().StringSliceVar(&o.Ways, "ways", bench.AllWays, "which ways to measure")
 	cmd.Flags().IntVar(&o.Functions, "functions", 42, "how many functions")
 	cmd.Flags().IntVar(&o.MemoryMiB, "memory", 56, "memory of the limited worker, in MiB")
 	cmd.Flags().Float64Var(&o.WeightsPart, "weights", 0, "instead of --memory: the part of the models' weights that fits the limited worker")
@@ -97,7 +104,7 @@ func residencyRows(r bench.Residency) []table.Row {
 		row("loads per second", "", func(w *bench.ResidencyWay) []float64 { return w.Loads }),
 		row("a load", " ms", func(w *bench.ResidencyWay) []float64 { return w.LoadMillis }),
 		row(memory, " MiB", func(w *bench.ResidencyWay) []float64 { return w.MemoryMiB }),
-		{"memory ratio", fmt.Sprintf("%.2f", r.Ratio), fmt.Sprintf("%.2f", r.UnlimitedRatio), "", ""},
+		{"memory ratio", orNone(r.Ratio), orNone(r.UnlimitedRatio), "", ""},
 	}
 	if r.WeightsMiB > 0 {
 		rows = append(rows, table.Row{"fixed memory, weights of all models", fmt.Sprintf("%.0f and %.0f MiB", r.FixedMiB, r.WeightsMiB), "", "", ""})
@@ -106,9 +113,20 @@ func residencyRows(r bench.Residency) []table.Row {
 		rows = append(rows, residencyModelRow(r, name))
 	}
 	added := func(w bench.ResidencyWay) string {
+		if w.Models == nil || r.Alone.Models == nil {
+			return "-"
+		}
 		return fmt.Sprintf("%+.2f ms, p99 %+.2f ms", w.AddedMean, w.AddedP99)
 	}
 	return append(rows, table.Row{"added: mean of models, largest p99 (goal 1 and 5 ms)", added(r.Limited), added(r.Unlimited), added(r.Own), ""})
+}
+
+// orNone prints a ratio, which is 0 if one of its ways was not measured.
+func orNone(ratio float64) string {
+	if ratio == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", ratio)
 }
 
 // residencyModelRow has a model's mean and 99th percentile in each way.

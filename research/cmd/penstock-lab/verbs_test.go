@@ -101,6 +101,14 @@ func TestVerbs(t *testing.T) {
 		t.Parallel()
 		refused(t, lab, "64 MiB hold all members", words("loading --rounds 1 --duration 1s --model face,face --memory 64 --neighbour fashion"))
 	})
+	t.Run("unknown way", func(t *testing.T) {
+		t.Parallel()
+		refused(t, lab, "--ways shared: want some of limited, unlimited, own, alone", words("residency --ways shared"))
+	})
+	t.Run("little memory", func(t *testing.T) {
+		t.Parallel()
+		refused(t, lab, "is less than the largest model", words("residency --functions 2 --model face,fashion --weights 0.1 --rounds 1 --duration 1s"))
+	})
 	t.Run("without GPU", func(t *testing.T) {
 		t.Parallel()
 		if _, err := cuda.Find("cuda"); err == nil {
