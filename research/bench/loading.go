@@ -103,7 +103,7 @@ func RunLoading(ctx context.Context, o LoadingOptions) (Loading, error) {
 	return r, nil
 }
 
-// onNode measures on a node of its own.
+// onNode starts a node, measures on it and stops it.
 func (o *LoadingOptions) onNode(ctx context.Context, lab configs.Lab, measure func(*node.Node, *control.Status) error) error {
 	starting, cancel := context.WithTimeoutCause(ctx, workerPatience, fmt.Errorf("not all functions served after %v", workerPatience))
 	defer cancel()

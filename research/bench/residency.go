@@ -21,7 +21,6 @@ import (
 	"github.com/penstock/penstock/loadgen/traffic"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // Residency compares ways of hosting functions: a worker with limited memory, a worker without a limit, own
@@ -490,54 +489,6 @@ func (m *ModelLatency) Added(alone *ModelLatency) (mean, p99 float64) {
 		return with - without
 	}
 	return difference(m.Mean, alone.Mean), difference(m.P99, alone.P99)
-}
-
-// latencies collects the latencies of ok answers.
-type latencies struct {
-	mu         sync.Mutex // guards byFunction
-	byFunction map[string][]time.Duration
-}
-
-// dialer returns a dialer whose streams record the requests of d's. They skip those of the warm-up.
-func (l *latencies) dialer(d loadgen.Dialer, warmup time.Duration) loadgen.Dialer {
-	began := client.Now()
-	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
-		s := &timedSender{intended: map[uint64]int64{}}
-		var err error
-		s.Sender, err = d(ctx, f, stream, func(r loadgen.Reply) {
-			if at := s.take(r.Tag); r.Err == nil && r.Result.Status == wire.StatusOK && at >= began+int64(warmup) {
-				l.mu.Lock()
-				l.byFunction[f.Name] = append(l.byFunction[f.Name], time.Duration(r.Arrived-at))
-				l.mu.Unlock()
-			}
-			deliver(r)
-		})
-		return s, err
-	}
-}
-
-// timedSender remembers when its requests were meant to leave.
-type timedSender struct {
-	loadgen.Sender
-
-	mu       sync.Mutex // guards intended
-	intended map[uint64]int64
-}
-
-func (s *timedSender) Send(picture []byte, intended int64, tag uint64) error {
-	s.mu.Lock()
-	s.intended[tag] = intended
-	s.mu.Unlock()
-	return s.Sender.Send(picture, intended, tag)
-}
-
-// take returns when a request was meant to leave, and forgets it.
-func (s *timedSender) take(tag uint64) int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := s.intended[tag]
-	delete(s.intended, tag)
-	return at
 }
 
 // residencyOf returns the loads of all members, and the times of their last loads.

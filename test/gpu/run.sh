@@ -6,9 +6,9 @@
 #   run.sh export [--variants N] [NAME]   makes the models of the evaluation (random weights) in MODELS,
 #                        N of each with different weights
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
-#   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk, or all of these; equal,
-#                        residency, loading, worker, lanes, guest, turns, or many, which is all of these:
-#                        JSON into OUT
+#   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
+#   run.sh bench WHAT    equal, residency, loading, worker, lanes, guest, turns or many: the same for
+#                        many models on one GPU
 #   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock-lab evaluate), table1
 #                        (penstock-lab weights), or all: JSON into OUT/evaluation. Reports in
 #                        .kit/evaluation or in OUT/evaluation are continued
@@ -200,7 +200,7 @@ bench_many() {
 	# The mean batch takes 0.6 ms, so 800 requests per second keep the lane half busy.
 	wants residency && bench residency residency "${functions[@]}" --ways limited,own --weights 0.35 --rate 800 --duration 20s
 	wants loading && bench loading loading --device cuda --models "$MODELS" --model vgg19,resnet152 --neighbour resnet50 --memory 900 --rate 500 --duration 3s --rounds "$rounds"
-	# On two CPUs, in a shell of its own.
+	# The subshell has two CPUs.
 	if wants worker; then
 		(taskset -pc 0,1 $BASHPID >&2 && bench worker worker --rounds "$rounds" && exit $failed) || failed=1
 	fi
