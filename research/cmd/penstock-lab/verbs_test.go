@@ -101,6 +101,26 @@ func TestVerbs(t *testing.T) {
 		t.Parallel()
 		refused(t, lab, "64 MiB hold all members", words("loading --rounds 1 --duration 1s --model face,face --memory 64 --neighbour fashion"))
 	})
+	t.Run("variants", func(t *testing.T) {
+		t.Parallel()
+		dir := t.TempDir()
+		for _, name := range []string{"tiny", "tiny-2"} {
+			card := "name: " + name + `
+version: 1
+framework: "null"
+input: {size: [2, 2, 1], wire: {type: u8, layout: hwc}, tensor: {type: u8, layout: hwc}}
+outputs: [{name: sum, shape: [1]}]
+batches: [1]
+slo: 1s
+decoder: {name: raw}
+`
+			if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(card), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run(t, lab, append(words("residency --variants --ways unlimited --functions 2 --rounds 1 --duration 1s --slo 10s --model tiny --models"), dir)...)
+		refused(t, lab, "tiny-3", append(words("residency --variants --functions 3 --model tiny --models"), dir))
+	})
 	t.Run("unknown way", func(t *testing.T) {
 		t.Parallel()
 		refused(t, lab, "--ways shared: want some of limited, unlimited, own, alone", words("residency --ways shared"))
