@@ -271,11 +271,11 @@ func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 		a.receiveFragment(a.last, d, &h, events)
 		return
 	}
-	k := a.hash.request(d.From, h.RequestID)
-	ref, ok := a.find(k)
+	hash := a.hash.request(d.From, h.RequestID)
+	ref, ok := a.find(hash, d.From, h.RequestID)
 	switch {
 	case !ok:
-		a.begin(k, d, &h, events)
+		a.begin(requestKey{d.From, h.RequestID, hash}, d, &h, events)
 	case int(ref) < len(a.slots):
 		a.last = ref
 		a.receiveFragment(ref, d, &h, events)
@@ -304,13 +304,13 @@ func (a *Aggregator) bytes(d *ingest.Datagram, from int, scratch []byte) []byte 
 
 // find looks up a request. It returns a slot, or Slots and above for a request that has
 // ended.
-func (a *Aggregator) find(k requestKey) (ref uint32, ok bool) {
-	for ref, at, ok := a.requests.find(k.hash, k.hash); ok; ref, at, ok = a.requests.find(k.hash, at+1) {
+func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint32, ok bool) {
+	for ref, at, ok := a.requests.find(hash, hash); ok; ref, at, ok = a.requests.find(hash, at+1) {
 		if int(ref) < len(a.slots) {
-			if a.slots[ref].requestKey == k {
+			if r := &a.slots[ref]; r.id == id && r.from == from {
 				return ref, true
 			}
-		} else if a.remembered(ref).requestKey == k {
+		} else if r := a.remembered(ref); r.id == id && r.from == from {
 			return ref, true
 		}
 	}

@@ -39,8 +39,8 @@ func (a *Aggregator) addPacket(d *ingest.Datagram, events *Events) {
 		return
 	}
 
-	k := a.hash.request(d.From, p.Picture)
-	ref, ok := a.find(k)
+	hash := a.hash.request(d.From, p.Picture)
+	ref, ok := a.find(hash, d.From, p.Picture)
 	switch {
 	case ok && int(ref) < len(a.slots):
 		a.last = ref
@@ -50,7 +50,7 @@ func (a *Aggregator) addPacket(d *ingest.Datagram, events *Events) {
 	case p.Part == cameras.Trailer: // everything else of its picture was lost
 		a.drop(dropLate, d, events)
 	default:
-		a.beginPicture(k, d, &p, events)
+		a.beginPicture(requestKey{d.From, p.Picture, hash}, d, &p, events)
 	}
 }
 

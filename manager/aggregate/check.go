@@ -208,7 +208,7 @@ func (a *Aggregator) checkIndex() error {
 
 // checkFound checks that the index finds a request at want.
 func (a *Aggregator) checkFound(want uint32, k requestKey) error {
-	switch ref, ok := a.find(k); {
+	switch ref, ok := a.find(k.hash, k.from, k.id); {
 	case !ok:
 		return fmt.Errorf("%v %d is not found", k.from, k.id)
 	case ref != want:
