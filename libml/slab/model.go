@@ -83,7 +83,8 @@ func (m model) sizeFor(t float64) float64 {
 }
 
 // learn returns the model after a batch of n that took t seconds. wrong means that the
-// level is already known to be wrong.
+// line is already known to be wrong at n. For a size that was never timed that says
+// nothing about the level.
 func (m model) learn(n, t float64, wrong bool) model {
 	if m.weight == 0 {
 		m.weight, m.size, m.time, m.largest = 1, n, t, n
@@ -91,15 +92,16 @@ func (m model) learn(n, t float64, wrong bool) model {
 	}
 	expected := m.at(n)
 	low, high := expected, expected
-	if n > m.largest {
+	untimed := n > m.largest
+	if untimed {
 		low, high = m.time, m.time*n/m.size // all cost fixed, or none
-		m.largest = n
 	}
 	bound := max(minOutlier, outlier*m.deviation())
 	clipped := min(max(t, low/(1+bound)), high*(1+bound))
 	side := cmp.Compare(t, clipped)
 
-	if wrong || side != 0 && side == m.surprise {
+	m.largest = max(m.largest, n)
+	if wrong && (!untimed || side < 0) || side != 0 && side == m.surprise {
 		// The device has changed its speed: scale the line through this batch and keep
 		// its shape.
 		m.surprise = 0

@@ -56,7 +56,11 @@ func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expecte
 	if demoted {
 		d.slower, ended = s.stretch, s.demoted
 	}
-	batch, late = pick(pending, now, d, expected)
+	takes := expected
+	if !demoted && r.guesses(s) {
+		takes = func(int) time.Duration { return expected(1) }
+	}
+	batch, late = pick(pending, now, d, takes)
 
 	if batch == 0 && len(pending) > 0 && pending[0].Deadline > now && now-ended >= int64(r.probeEvery()) {
 		batch, late = 1, min(late, len(pending)-1)

@@ -25,6 +25,7 @@ type node struct {
 
 	now, arrival int64 // arrival is the time of the next one
 	began, ended int64 // of the last batch
+	padded       int   // its size
 	pending      []Request
 	answers      []answer
 	unprobed     time.Duration // maximum time during which all requests with time left were predicted late
@@ -68,7 +69,7 @@ func (n *node) dispatch() {
 	n.pending = slices.Clone(n.pending[batch : len(n.pending)-late])
 	if batch > 0 {
 		o.Batch, o.Padded = batch, n.rule.Pad(batch)
-		n.began = n.now
+		n.began, n.padded = n.now, o.Padded
 		n.step(time.Duration(float64(n.mean(o.Padded))*math.Exp(0.02*n.noise.NormFloat64())) + n.stall())
 		n.ended = n.now
 		o.Elapsed, o.Ended = time.Duration(n.ended-n.began), n.ended

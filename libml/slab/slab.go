@@ -165,9 +165,14 @@ type State struct {
 	// contentBatches counts successive batches at the limit, all within the objective, that did
 	// not raise the limit. patience is how many of them justify a probe.
 	contentBatches, patience int
-	// probe is the size of a trial: the limit was raised to it, and it has not run yet.
-	// It is 0 if there is no trial.
+	// probe is the size of a trial: the limit was raised to it, and it has not run
+	// twice yet. It is 0 if there is no trial.
 	probe int
+	// first is the first batch of a larger size (Rule.learn), until a second one ran.
+	first struct {
+		size int
+		time float64 // in seconds
+	}
 
 	// ended is when the last batch ended, and demoted when the last demoted one did.
 	ended, demoted int64
@@ -322,7 +327,7 @@ func (r *Rule) Next(s State, o Observation) State {
 	s.previous = t
 	left := r.cfg.SLO - o.Aggregated
 	wrong := o.Elapsed <= left && r.Expected(s, o.Padded) > left // a probe proves it
-	s.model = s.model.learn(float64(o.Padded), t, wrong)
+	s = r.learn(s, o.Padded, t, wrong)
 
 	if o.Late > 0 {
 		s.overload = 1
@@ -332,6 +337,29 @@ func (r *Rule) Next(s State, o Observation) State {
 	miss := o.Aggregated+o.Waited+o.Elapsed > r.cfg.SLO
 	s = r.count(s, miss || o.Late > 0)
 	return r.next(r, s, o, miss)
+}
+
+// untimed reports whether only batches of the smallest size were timed. The line then has
+// no slope.
+func (r *Rule) untimed(s State) bool { return s.model.largest <= float64(r.min) }
+
+// learn teaches the model the time t of a batch, in seconds. The first batch of a larger size
+// gives the line its slope, and may be disturbed: a framework prepares some things only then.
+// If much depends on it, because the size is much larger or requests are late, the model
+// learns from the second one.
+func (r *Rule) learn(s State, padded int, t float64, wrong bool) State {
+	if r.untimed(s) && padded > r.min && (padded > maxGrowth*r.min || r.guesses(s)) {
+		if s.first.size == 0 {
+			s.first.size, s.first.time = padded, t
+			return s
+		}
+		if padded <= s.first.size {
+			t = min(t, s.first.time)
+		}
+		s.first.size = 0
+	}
+	s.model = s.model.learn(float64(padded), t, wrong)
+	return s
 }
 
 // nextDemoted returns the state after a demoted batch. The batch's time says nothing
@@ -405,8 +433,8 @@ const (
 // nextSLAB moves the limit to the size whose mean time is the target. It raises the limit in
 // proportion to the headroom, and lowers it in proportion to the overflow.
 func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
-	if s.probe > 0 && !miss && o.Padded < s.probe {
-		return s // the trial has not run yet
+	if s.probe > 0 && (!miss && o.Padded < s.probe || o.Padded == s.first.size) {
+		return s // the trial has not run twice yet
 	}
 	s.probe = 0
 	size := r.Size(s)
@@ -437,6 +465,14 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 		s.Limit = float64(s.probe)
 	}
 	return s
+}
+
+// guesses reports whether requests are late, and a trial is the first of more than the
+// smallest size. The line may predict that every request would be late in it. But without
+// larger batches they stay late, so the trial runs nevertheless.
+func (r *Rule) guesses(s State) bool {
+	recently := s.overload > 0.5 // within the last 44 batches
+	return s.probe > 0 && r.untimed(s) && recently
 }
 
 // target is how many seconds a batch may take on average. It is chosen so that the tail
