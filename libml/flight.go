@@ -36,6 +36,7 @@ type flight struct {
 	aggregated time.Duration // of the batch's oldest request
 	waited     time.Duration // by slab.WaitForRunning
 	late       int
+	full       bool // it has as many requests as it may have
 	alone      bool // it has run without another one next to it
 	demoted    bool // it runs at the lowest priority
 	followed   bool // it was queued behind another member's batch
@@ -76,6 +77,7 @@ func (l *loop) begin() error {
 	f.batch = append(f.batch[:0], l.choice.batch...)
 	f.padded = l.batching.rule.Pad(n)
 	f.waited, f.late = l.choice.waited, l.choice.late
+	f.full = n == l.batching.fit(l.batching.size(), l.maxBatch())
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
@@ -248,6 +250,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 			Aggregated: f.aggregated,
 			Waited:     f.waited,
 			Late:       f.late,
+			Full:       f.full,
 		}
 		l.batching.observe(o)
 		if len(l.flights.places) > 1 {

@@ -29,15 +29,21 @@ func HalfFull(waiting, size int) bool {
 // guaranteed batches answer while the device has no pause. Overlap is a value; its zero
 // value uses NearEnd.
 //
-// If requests are late for some windows, the other rule decides for one window, as a trial.
-// It is chosen if it answers minGain times as many. Trials become rarer while they fail.
+// After some saturated windows the other rule decides for one window, as a trial. It is chosen
+// if it answers minGain times as many. Trials become rarer while they fail.
+//
+// A window is saturated if requests were late, or if every batch was full. Late requests alone
+// do not show it: clients with a limited number in flight wait for their answers, and never send
+// more than a slow device can take. Below saturation both rules answer all requests, so a trial
+// would cost latency and show nothing.
 type Overlap struct {
 	half, trial    bool    // HalfFull is chosen; the other rule is on trial
 	rate           float64 // of the chosen rule in its last window, in requests per nanosecond
-	windows        int     // windows with late requests, of the chosen rule since the last trial
+	windows        int     // saturated windows of the chosen rule since the last trial
 	failed         int     // successive failed trials
 	batches        int     // of this window, negative while the batch limit follows a change
 	requests, late int     // of these batches
+	full           int     // of these batches
 	began, ended   int64   // end of the batch before the window, and of the last batch
 }
 
@@ -70,6 +76,9 @@ func (v Overlap) Next(o Observation) Overlap {
 	}
 	v.requests += o.Batch
 	v.late += o.Late
+	if o.Full {
+		v.full++
+	}
 	if v.batches < windowBatches {
 		return v
 	}
@@ -82,7 +91,7 @@ func (v Overlap) Next(o Observation) Overlap {
 	case v.trial:
 		v.trial, v.failed = false, min(v.failed+1, maxFailed)
 		return v.restart(settleBatches)
-	case v.late > 0:
+	case v.late > 0 || v.full == v.batches:
 		v.windows++
 	}
 	v.rate = rate
@@ -94,6 +103,6 @@ func (v Overlap) Next(o Observation) Overlap {
 }
 
 func (v Overlap) restart(settle int) Overlap {
-	v.batches, v.requests, v.late, v.began = -settle, 0, 0, v.ended
+	v.batches, v.requests, v.late, v.full, v.began = -settle, 0, 0, 0, v.ended
 	return v
 }

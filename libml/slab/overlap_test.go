@@ -41,39 +41,43 @@ func TestNearEnd(t *testing.T) {
 	}
 }
 
-// ranAt feeds a choice a number of windows of batches of 8, back to back. late is per batch;
-// speed is the requests per millisecond of NearEnd and HalfFull.
-func ranAt(v Overlap, windows, late int, speed [2]float64) Overlap {
+// ranAt feeds a choice a number of windows of such batches of 8, back to back. speed is the
+// requests per millisecond of NearEnd and HalfFull.
+func ranAt(v Overlap, windows int, o Observation, speed [2]float64) Overlap {
 	for range windows * windowBatches {
 		i := 0
 		if v.HalfFull() {
 			i = 1
 		}
 		took := time.Duration(8 / speed[i] * 1e6)
-		v = v.Next(Observation{Batch: 8, Elapsed: took, Ended: v.ended + int64(took), Late: late})
+		o.Batch, o.Elapsed, o.Ended = 8, took, v.ended+int64(took)
+		v = v.Next(o)
 	}
 	return v
 }
 
 func TestOverlapChoice(t *testing.T) {
+	late, full, neither := Observation{Late: 1}, Observation{Full: true}, Observation{}
 	for _, c := range []struct {
 		name  string
-		late  int
+		batch Observation
 		speed [2]float64 // of NearEnd, HalfFull
 		want  bool
 	}{
-		{"half full", 1, [2]float64{10, 12}, true},
-		{"near the end", 1, [2]float64{10, 9}, false},
-		{"as fast", 1, [2]float64{10, 10.3}, false},
-		{"without need", 0, [2]float64{10, 12}, false},
+		{"half full", late, [2]float64{10, 12}, true},
+		{"near the end", late, [2]float64{10, 9}, false},
+		{"as fast", late, [2]float64{10, 10.3}, false},
+		{"half full, none late", full, [2]float64{10, 12}, true},
+		{"near the end, none late", full, [2]float64{10, 9}, false},
+		{"without need", neither, [2]float64{10, 12}, false},
 	} {
-		v := ranAt(Overlap{}, 10, c.late, c.speed)
-		if v.half != c.want || c.late == 0 && v.trial {
+		v := ranAt(Overlap{}, 10, c.batch, c.speed)
+		if v.half != c.want || c.batch == neither && v.trial {
 			t.Errorf("%s: %+v, want %v", c.name, v, c.want)
 		}
 		// The device changes: the slower rule becomes the faster one.
 		if c.want {
-			if v = ranAt(v, 1000, 1, [2]float64{12, 10}); v.half {
+			if v = ranAt(v, 1000, c.batch, [2]float64{12, 10}); v.half {
 				t.Errorf("%s: still chosen after it became slower: %+v", c.name, v)
 			}
 		}
@@ -86,7 +90,7 @@ func TestOverlapTrials(t *testing.T) {
 	const windows = 4096
 	for range windows {
 		before := v.trial
-		if v = ranAt(v, 1, 1, [2]float64{10, 9}); v.trial && !before {
+		if v = ranAt(v, 1, Observation{Late: 1}, [2]float64{10, 9}); v.trial && !before {
 			trials++
 		}
 	}
@@ -101,7 +105,7 @@ func TestOverlapWindows(t *testing.T) {
 		"demoted": func(o *Observation) { o.Demoted = true },
 		"pause":   func(o *Observation) { o.Elapsed -= time.Nanosecond },
 	} {
-		v := ranAt(Overlap{}, 1, 1, [2]float64{10, 12})
+		v := ranAt(Overlap{}, 1, Observation{Late: 1}, [2]float64{10, 12})
 		if !v.trial {
 			t.Fatalf("no trial after a window with late requests: %+v", v)
 		}
@@ -133,7 +137,9 @@ type pipeline struct {
 	choice  Overlap
 	latency []time.Duration
 	late    int
-	seconds int // batches that began next to another
+	seconds int  // batches that began next to another
+	trials  int  // windows in which the other rule was on trial
+	closed  bool // each client sends again when it is answered
 }
 
 type flight struct {
@@ -224,7 +230,7 @@ func (p *pipeline) begin() {
 		took := time.Duration(float64(p.alone(p.rule.Pad(n))) * (1 + 0.02*p.noise.NormFloat64()))
 		p.flights = append(p.flights, flight{
 			batch: slices.Clone(p.pending[:n]), lead: p.lead, left: took - p.lead, began: p.now,
-			o: Observation{Batch: n, Padded: p.rule.Pad(n), Waited: waited, Late: late},
+			o: Observation{Batch: n, Padded: p.rule.Pad(n), Waited: waited, Late: late, Full: n == p.rule.Size(p.state)},
 		})
 		p.pending = slices.Delete(p.pending, 0, n)
 	}
@@ -235,10 +241,16 @@ func (p *pipeline) finish() {
 	p.flights = slices.Delete(p.flights, 0, 1)
 	f.o.Elapsed, f.o.Ended = p.now-f.began, int64(p.now)
 	p.state = p.rule.Next(p.state, f.o)
-	p.choice = p.choice.Next(f.o)
+	before := p.choice.trial
+	if p.choice = p.choice.Next(f.o); p.choice.trial && !before {
+		p.trials++
+	}
 	p.began, p.ended = int64(f.began), int64(p.now)
 	for _, r := range f.batch {
 		p.latency = append(p.latency, p.now-time.Duration(r.Whole))
+		if p.closed {
+			p.pending = append(p.pending, Request{Slot: r.Slot, Whole: int64(p.now), Deadline: int64(p.now) + r.Deadline - r.Whole})
+		}
 	}
 }
 
@@ -325,6 +337,65 @@ func TestOverlapObjective(t *testing.T) {
 			}
 			if c.gain == 0.5 && load > 1 && good[half] < 1.1*good[one] {
 				t.Errorf("%s: half full %.0f are answered in time, one at a time %.0f", at, good[half], good[one])
+			}
+		}
+	}
+}
+
+// Clients with a limited number in flight saturate the device, and none of their requests is
+// late. Overlap finds the better rule for them too.
+func TestOverlapClosedLoop(t *testing.T) {
+	const slo, seconds = time.Second, 3
+	alone := linear(500*time.Microsecond, 80*time.Microsecond)
+	for _, gain := range []float64{0.5, 0.2, 0, -0.05} {
+		var answers [2]float64 // without a choice, and with it
+		for i := range answers {
+			p := &pipeline{
+				rule: newRule(t, SLAB, Config{SLO: slo, Ladder: []int{1, 2, 4, 8, 16, 32}}), alone: alone, gain: gain,
+				lead: 150 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)), closed: true,
+			}
+			p.overlap = func(p *pipeline) bool {
+				if i == 1 && p.choice.HalfFull() {
+					return HalfFull(len(p.pending), p.rule.Size(p.state))
+				}
+				return NearEnd(len(p.pending), p.expectedLeft(), p.lead)
+			}
+			p.state = p.rule.Start()
+			for _, n := range []int{1, 2, 4, 8, 16, 32} {
+				p.state = p.rule.Warm(p.state, n, alone(n))
+			}
+			for slot := range uint32(128) {
+				p.pending = append(p.pending, Request{Slot: slot, Deadline: int64(slo)})
+			}
+			p.run(1e-6, seconds*time.Second, slo)
+			if answers[i] = float64(len(p.latency)); p.late > 0 {
+				t.Errorf("gain %.2f: %d requests are late", gain, p.late)
+			}
+		}
+		if least := 0.98 * max(1, 1+0.6*gain); answers[1] < least*answers[0] {
+			t.Errorf("gain %.2f: %.0f answers with a choice, without %.0f, want %.2f times as many", gain, answers[1], answers[0], least)
+		}
+	}
+}
+
+// A function that answers all requests well within its capacity pays for no trial.
+func TestOverlapUnsaturated(t *testing.T) {
+	alone := linear(500*time.Microsecond, 80*time.Microsecond)
+	for _, ladder := range [][]int{{1, 2, 4, 8}, {1, 2, 4, 8, 16, 32, 64}} {
+		largest := ladder[len(ladder)-1]
+		for _, load := range []float64{0.2, 0.5, 0.8, 0.9} {
+			p := &pipeline{
+				rule: newRule(t, SLAB, Config{SLO: time.Second, Ladder: ladder}), alone: alone, gain: 0.2,
+				lead: 150 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)),
+				overlap: func(p *pipeline) bool { return NearEnd(len(p.pending), p.expectedLeft(), p.lead) },
+			}
+			p.state = p.rule.Start()
+			for _, n := range ladder {
+				p.state = p.rule.Warm(p.state, n, alone(n))
+			}
+			p.run(load*float64(largest)/alone(largest).Seconds(), 5*time.Second, time.Second)
+			if p.trials > 0 || p.late > 0 {
+				t.Errorf("largest batch %d, load %.1f: %d trials, %d late, want none", largest, load, p.trials, p.late)
 			}
 		}
 	}

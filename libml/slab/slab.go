@@ -108,6 +108,8 @@ type Observation struct {
 	// Batch is the number of real requests that ran; Padded is the size that ran. Both
 	// are 0 if every candidate was late and nothing ran.
 	Batch, Padded int
+	// Full is set if the batch has as many requests as it may have.
+	Full bool
 	// Elapsed is gather + infer: batch start to batch end.
 	Elapsed time.Duration
 	// Ended is when the batch ended, in the clock of Request.Whole.

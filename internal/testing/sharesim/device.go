@@ -24,6 +24,7 @@ type batch struct {
 	level   budget.Level
 	demoted bool
 	padded  int
+	full    bool // as many requests as it may have
 
 	width    float64 // part of the device that it uses if it runs at full speed
 	work     float64 // left

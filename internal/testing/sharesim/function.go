@@ -306,11 +306,13 @@ func (f *function) begin(now int64) bool {
 		}
 		return late > 0
 	}
+	size := f.rule.Size(f.state)
 	if f.maxBatch > 0 {
-		n = min(n, f.fit(f.maxBatch))
+		size = min(size, f.fit(f.maxBatch))
 	}
+	n = min(n, size)
 	b := &batch{
-		of: f, level: f.action.Level, demoted: demoted, padded: f.rule.Pad(n), dispatched: now, waited: waited, late: late,
+		of: f, full: n == size, level: f.action.Level, demoted: demoted, padded: f.rule.Pad(n), dispatched: now, waited: waited, late: late,
 		requests: slices.Clone(f.pending[reserved : reserved+n]),
 	}
 	f.pending = slices.Delete(f.pending, reserved, reserved+n)
@@ -351,7 +353,7 @@ func (f *function) finish(b *batch, now int64) {
 	f.reported = true
 	o := slab.Observation{
 		Batch: len(b.requests), Padded: b.padded, Demoted: b.demoted, Elapsed: time.Duration(now - b.dispatched),
-		Ended: now, Waited: b.waited, Late: b.late,
+		Ended: now, Waited: b.waited, Late: b.late, Full: b.full,
 	}
 	f.state = f.rule.Next(f.state, o)
 	f.overlap = f.overlap.Next(o)
