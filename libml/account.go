@@ -22,8 +22,9 @@ import (
 // it runs alone does not fill the device: launches and small kernels leave room for other
 // processes. Its cost is fixedTimeUse * fixed + n * each (docs/adr/0023-stream-priorities.md). In a turn
 // on a GPU without MPS a batch leaves no room, so its cost is the whole time. Times
-// are measured before the process serves, and afterwards only decrease, because later
-// measurements contain waiting.
+// are measured before the process serves, and afterwards only decrease. Each batch bounds the time of
+// its size: what it took may contain waiting, but nothing shortens it. Sizes that a process adds while
+// it serves are not measured (partial.go), so this bound gives their cost.
 type account struct {
 	level     budget.Level // budget.Demoted: no account is kept, no batch is demoted
 	framework Demotable    // nil: no batch can be demoted
@@ -152,12 +153,19 @@ func (a *account) cost(padded int) time.Duration {
 	return max(0, a.aloneTime(padded)-a.spare)
 }
 
-// aloneTime is how long a batch takes alone. For a size that was not measured, each image counts as
-// in the next smaller measured size: rather too long than too short.
+// aloneTime is how long a batch takes alone. For a size without a known time, each image counts as
+// in the next smaller known size: rather too long than too short. But no batch takes longer than a
+// larger one.
 func (a *account) aloneTime(padded int) time.Duration {
 	for n := min(padded, len(a.times)-1); n > 0; n-- {
 		if a.times[n] > 0 {
-			return a.times[n] * time.Duration(padded) / time.Duration(n)
+			takes := a.times[n] * time.Duration(padded) / time.Duration(n)
+			for _, larger := range a.times[min(padded, len(a.times)):] {
+				if larger > 0 {
+					return min(takes, larger)
+				}
+			}
+			return takes
 		}
 	}
 	return 0
@@ -168,9 +176,7 @@ func (a *account) end(f *flight, inferred int64) {
 	if a.level == budget.Demoted || f.err != nil {
 		return
 	}
-	if f.alone {
-		a.learn(f.padded, time.Duration(inferred-f.dispatched))
-	}
+	a.learn(f.padded, time.Duration(inferred-f.dispatched))
 	if r := &a.series; f.padded == r.padded && f.demoted == r.demoted && f.dispatched <= r.ended {
 		r.batches++
 		r.ended = inferred

@@ -342,8 +342,8 @@ func TestAccountBounds(t *testing.T) {
 	})
 }
 
-// Times only decrease: to the time of a batch that had the process to itself, and to the
-// rate of successive batches of one kind without a gap. The cost leaves out what a batch
+// Times only decrease: to the time of a batch, and to the rate of successive batches of one kind
+// without a gap. The cost leaves out what a batch
 // leaves to other processes.
 func TestBatchCost(t *testing.T) {
 	const ms = int64(time.Millisecond)
@@ -371,33 +371,62 @@ func TestBatchCost(t *testing.T) {
 		f.dispatched = int64(began * float64(ms))
 		a.end(&f, int64(ended*float64(ms)))
 	}
-	end(0, 5, flight{padded: 4, alone: true})
-	want("alone", 4, 5)
+	end(0, 5, flight{padded: 4})
+	want("served", 4, 5)
 	want("not measured", 8, 10)
 	fixed := 3 - 2.0/3
 	line("two sizes", fixedTimeUse*fixed, 2.0/3)
 	if got, want := a.cost(4), fixedTimeUse*fixed+4*2.0/3; math.Abs(got.Seconds()*1000-want) > 1e-3 {
 		t.Errorf("a batch of 4 costs %v, want %v ms", got, want)
 	}
-	end(10, 18, flight{padded: 4, alone: true})
+	end(10, 18, flight{padded: 4})
 	want("slow", 4, 5)
-	end(20, 21, flight{padded: 4})
-	want("not alone", 4, 5)
-	end(20, 21, flight{padded: 4, alone: true, err: errors.New("failed")})
+	end(20, 21, flight{padded: 4, err: errors.New("failed")})
 	want("failed", 4, 5)
 	for i := range seriesBatches + 1 { // two in flight, one ends every 2 ms
 		end(float64(100+2*i-4), float64(100+2*i), flight{padded: 4})
 	}
 	want("two in flight", 4, 2)
 	want("smaller than two in flight", 1, 2)
-	for i := range seriesBatches + 1 { // with a gap before each
-		end(float64(201+2*i-1), float64(201+2*i), flight{padded: 4})
-	}
-	want("gaps", 4, 2)
 	for i := range seriesBatches + 1 { // of two kinds
 		end(float64(300+i-2), float64(300+i), flight{padded: 4, demoted: i%2 == 0})
 	}
 	want("mixed", 4, 2)
+}
+
+// The cost of a size that was added while the process served is at most the shortest time of a
+// batch of it, or of a larger size. Here batches overlap and their sizes vary.
+func TestAddedSizeCost(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	sizes := []int{1, 2, 4, 8, 16, 32}
+	rapid.Check(t, func(t *rapid.T) {
+		first := time.Duration(rapid.Int64Range(ms/10, 10*ms).Draw(t, "batch of 1"))
+		p := &process{card: &models.Card{Batches: sizes}, level: 2, framework: &fake{}}
+		p.sizes.ladder, p.sizes.warm = sizes[:1], []warmUp{{size: 1, alone: first}}
+		var a account
+		a.open(p, 0)
+
+		shortest := map[int]time.Duration{}
+		began, ended := int64(0), int64(0)
+		for range rapid.IntRange(1, 50).Draw(t, "batches") {
+			n := rapid.SampledFrom(sizes[1:]).Draw(t, "size")
+			ended = max(ended, began) + rapid.Int64Range(1, 40*ms).Draw(t, "ends after the one before by")
+			took := time.Duration(ended - began)
+			a.end(&flight{padded: n, dispatched: began}, ended)
+			began = ended - rapid.Int64Range(1, int64(took)).Draw(t, "the next begins before the end by")
+
+			if known := shortest[n]; known == 0 || took < known {
+				shortest[n] = took
+			}
+			for _, n := range sizes {
+				for larger, took := range shortest {
+					if n <= larger && a.cost(n) > took {
+						t.Fatalf("a batch of %d costs %v, one of %d took %v", n, a.cost(n), larger, took)
+					}
+				}
+			}
+		}
+	})
 }
 
 // A process measures costs before it serves, if there are guarantees.

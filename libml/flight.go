@@ -37,7 +37,6 @@ type flight struct {
 	waited     time.Duration // by slab.WaitForRunning
 	late       int
 	full       bool // it has as many requests as it may have
-	alone      bool // it has run without another one next to it
 	demoted    bool // it runs at the lowest priority
 	followed   bool // it was queued behind another member's batch
 
@@ -90,7 +89,7 @@ func (l *loop) begin() error {
 		l.reporter.addHandover(l.idle(l.acquired))
 		l.ring.Settle()
 	case l.moves.made():
-		if idle = l.idle(l.moves.begun); !f.alone {
+		if idle = l.idle(l.moves.begun); l.flights.count > 1 {
 			idle = min(idle, 0) // the device was busy
 		}
 	}

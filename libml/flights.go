@@ -37,10 +37,7 @@ func (f *flights) mixed() bool { return f.count > 1 && f.oldest().demoted != f.n
 func (f *flights) add() *flight {
 	place := (f.first + f.count) % len(f.places)
 	added := &f.places[place]
-	added.slot, added.alone = f.base+place, f.count == 0
-	for i := range f.count {
-		f.at(i).alone = false
-	}
+	added.slot = f.base + place
 	f.count++
 	return added
 }

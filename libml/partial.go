@@ -23,7 +23,7 @@ import (
 //
 // New sizes are not warmed up: they share their tensors, and the framework's memory of
 // the slot, with batches in flight. The rule learns the time of a size from its first
-// batch, for which slab.Rule.Grown raises the limit on trial.
+// batches, for which slab.Rule.Grown raises the limit on trial, and so does the account.
 //
 // An error ends the process as it would while linking, with the same line. If half of a
 // model is wrong, the rest cannot be trusted. The manager lets the next process run all
