@@ -90,8 +90,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		Transit:          m.cfg.Transit,
 		AnsweredFor:      m.cfg.Aggregate.AnsweredFor,
 		Trusted:          m.cfg.Trusted,
-		RunLate:          m.cfg.Lab.RunLate,
-		LoadComplete:     m.cfg.Lab.LoadComplete,
+		Lab:              dataplane.Lab{RunLate: m.cfg.Lab.RunLate, LoadComplete: m.cfg.Lab.LoadComplete},
 		Version:          card.Version,
 		Log:              f.log,
 	})

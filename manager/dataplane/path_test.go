@@ -427,7 +427,7 @@ func TestLoadComplete(t *testing.T) {
 	c := b.owner(0, 1)
 	c.Watch(true)
 	for _, complete := range []bool{true, false} {
-		b.loadComplete = complete
+		b.lab.LoadComplete = complete
 		if b.announce(1); c.Arrived() == complete {
 			t.Errorf("with loads of complete requests %v, arrived is %v", complete, !complete)
 		}

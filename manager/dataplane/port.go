@@ -66,13 +66,18 @@ type Options struct {
 	AnsweredFor time.Duration
 	// Trusted addresses stand for many machines each.
 	Trusted []netip.Prefix
+	Lab     Lab
+	// Version is the version of the model, for requests that are not run.
+	Version uint32
+	Log     zerolog.Logger
+}
+
+// Lab makes a port a baseline to compare Penstock with (docs/adr/0010-baselines.md).
+type Lab struct {
 	// RunLate lets processes run requests after their deadline: nothing is overdue.
 	RunLate bool
 	// LoadComplete hides requests from processes until they are complete.
 	LoadComplete bool
-	// Version is the version of the model, for requests that are not run.
-	Version uint32
-	Log     zerolog.Logger
 }
 
 // Port is the data plane of one function. On the wire the UDP port identifies the function.
@@ -88,10 +93,8 @@ type Port struct {
 	sources   *Sources
 	receivers []*receiver // one per source
 	queues    []*Queue
-	runLate   bool
+	lab       Lab
 	observer  Observer // set by Start
-
-	loadComplete bool // announce has no effect
 
 	threads sync.WaitGroup // receive and reply
 	stopped atomic.Bool    // tells the receive threads to end
@@ -144,8 +147,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 			ResultBytes:  uint32(max(minResultBytes, o.ResultBytes)),
 		},
 		sources:      sources,
-		runLate:      o.RunLate,
-		loadComplete: o.LoadComplete,
+		lab:          o.Lab,
 		requestBytes: o.RequestBytes,
 		flights:      make([]flight, slots),
 		objective:    o.Objective,
