@@ -512,8 +512,8 @@ const (
 // BatchingRules are all rules.
 var BatchingRules = []BatchingRule{BatchSLAB, BatchAIMD, BatchOne, BatchFixed}
 
-// Report is libml's message to the manager about its batching, every ReportEvery if
-// something has changed. Changes of the process's state go to the orchestrator instead, in a
+// Report has the statistics of a process that serves: its batches, times and costs. libml sends it
+// to the manager every ReportEvery if something has changed. Changes of the process's state go to the orchestrator instead, in a
 // Notice.
 type Report struct {
 	Generation uint32 `json:"generation"`

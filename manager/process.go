@@ -25,7 +25,7 @@ type process struct {
 	exitBy, doubtUntil time.Time
 }
 
-// observation is what a process on a GPU reports to use and to run.
+// observation is which batch sizes a process reports to run and, on a GPU, what it reports to use.
 type observation struct {
 	sms     int
 	groups  []int

@@ -40,7 +40,7 @@ func Pick(pending []Request, now int64, limit int, expected func(n int) time.Dur
 	return pick(pending, now, dispatch{limit: limit, slower: 1}, expected)
 }
 
-// Pick calls the function Pick with the rule's settings: the batch has at most Size requests.
+// Pick is the function Pick with the rule's settings: the batch has at most Size requests.
 // If the rule runs late requests, none counts as late, and the most overdue go first. A batch
 // of a fixed size takes all pending requests, whatever its padding costs.
 //

@@ -146,6 +146,7 @@ func functionColumns(guarantees bool) []tabular.Column {
 		tabular.Column{Name: "address", Left: true}, tabular.Column{Name: "model", Left: true}, tabular.Column{Name: "batch"}, tabular.Column{Name: "in flight"})
 }
 
+// functionRow returns the cells of functionColumns, in their order.
 func functionRow(f *control.FunctionStatus) []string {
 	row := []string{f.Name, State(f), strconv.FormatFloat(f.SLOMillis, 'f', -1, 64) + " ms"}
 	if g := f.Guarantee; g != nil {
