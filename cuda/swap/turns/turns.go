@@ -475,32 +475,24 @@ func (l *Lock) start(now time.Duration, g *guest) Command {
 	return g.order(now, Entering, Go)
 }
 
-// settle compares what is with what should be.
+// settle compares what is with what should be:
+//
+//  1. Guests that have not obeyed in time must end. Paused guests leave the GPU.
+//  2. If all others fit, they run.
+//  3. Otherwise one holds the GPU, and all others stop. Its turn ends if others wait.
+//  4. If none holds it, the next one in the queue begins when there is room.
 func (l *Lock) settle(now time.Duration) (commands []Command) {
 	for _, g := range l.guests {
 		if at, ok := l.overdue(g); ok && now >= at {
 			g.ended = true
 			commands = append(commands, Command{Guest: g.id, Verb: End})
 		}
-		switch {
-		case !g.paused:
-		case g.phase == Running:
-			commands = append(commands, g.order(now, Stopping, Stop))
-		case g.phase == Stopped && !l.hostHolds():
-			g.stuck = true
-		case g.phase == Stopped && !g.stuck:
-			commands = append(commands, g.order(now, Leaving, Evict))
+		if g.paused {
+			commands = append(commands, l.yield(now, g)...)
 		}
 	}
-
 	if l.fits() {
-		for _, g := range slices.Clone(l.queue) {
-			// One comes back at a time: two could each wait for the memory that the other has.
-			if g.phase == Stopped || g.phase == Out && !l.moving() {
-				commands = append(commands, l.start(now, g))
-			}
-		}
-		return commands
+		return append(commands, l.startAll(now)...)
 	}
 
 	holder := l.holder()
@@ -509,25 +501,55 @@ func (l *Lock) settle(now time.Duration) (commands []Command) {
 			commands = append(commands, g.order(now, Stopping, Stop))
 		}
 	}
-	alone := !slices.ContainsFunc(l.guests, func(g *guest) bool { return g != holder && g.active() })
-	if holder != nil && alone {
-		evictions, _ := l.evict(now, holder)
-		commands = append(commands, evictions...)
-	}
 	if holder != nil {
-		if holder.phase != Running || len(l.queue) == 0 {
-			return commands
-		}
-		if now >= holder.began+l.turn() {
-			return append(commands, holder.order(now, Stopping, Stop))
-		}
-		if !holder.reported {
-			holder.reported = true
-			commands = append(commands, Command{Guest: holder.id, Verb: Wanted, Early: max(Idle, l.swap), Span: span * l.swap})
-		}
-		return commands
+		return append(commands, l.continueTurn(now, holder)...)
 	}
+	return append(commands, l.startNext(now)...)
+}
 
+// yield makes a paused guest leave the GPU.
+func (l *Lock) yield(now time.Duration, g *guest) []Command {
+	switch {
+	case g.phase == Running:
+		return []Command{g.order(now, Stopping, Stop)}
+	case g.phase == Stopped && !l.hostHolds():
+		g.stuck = true
+	case g.phase == Stopped && !g.stuck:
+		return []Command{g.order(now, Leaving, Evict)}
+	}
+	return nil
+}
+
+// startAll starts the guests that wait, when all guests fit. One comes back at a time: two could each
+// wait for the memory that the other has.
+func (l *Lock) startAll(now time.Duration) (commands []Command) {
+	for _, g := range slices.Clone(l.queue) {
+		if g.phase == Stopped || g.phase == Out && !l.moving() {
+			commands = append(commands, l.start(now, g))
+		}
+	}
+	return commands
+}
+
+// continueTurn makes room for the guest whose turn it is. If others wait, it ends the turn when its time is
+// over, and before that tells the guest that they do.
+func (l *Lock) continueTurn(now time.Duration, holder *guest) (commands []Command) {
+	if !slices.ContainsFunc(l.guests, func(g *guest) bool { return g != holder && g.active() }) {
+		commands, _ = l.evict(now, holder)
+	}
+	switch {
+	case holder.phase != Running || len(l.queue) == 0:
+	case now >= holder.began+l.turn():
+		commands = append(commands, holder.order(now, Stopping, Stop))
+	case !holder.reported:
+		holder.reported = true
+		commands = append(commands, Command{Guest: holder.id, Verb: Wanted, Early: max(Idle, l.swap), Span: span * l.swap})
+	}
+	return commands
+}
+
+// startNext begins the next turn, or makes room for it.
+func (l *Lock) startNext(now time.Duration) (commands []Command) {
 	for _, g := range l.queue {
 		if g.phase != Stopped && g.phase != Out {
 			return commands // it leaves; its turn comes after that
