@@ -20,7 +20,7 @@ Rows = list[list[str]]
 FIGURES = [
     "fig1", "fig2-3", "fig5-7", "fig8", "fig9", "fig10a", "fig10b", "fig10-slo", "fig10-large", "fig11", "fig12ab", "fig12c-14",
     "fig15", "fig16", "table5", "guarantees", "mixes", "new-mixes",
-    "short-objectives", "overload", "changes",
+    "short-objectives", "overload", "blocking", "changes",
 ]  # fmt: skip
 
 # The tables of the paper. GUE of default MPS, MPS + SLAB and GSLICE, by the case here.

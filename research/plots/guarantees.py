@@ -174,6 +174,6 @@ SECTIONS = [
     ("machine", machine_table, None), *goals.SECTIONS, ("unused", unused_table, None),
     ("guarantees", in_time_table("guarantees"), None), ("mixes", in_time_table("mixes"), None),
     ("new-mixes", in_time_table("new-mixes"), None), ("short-objectives", in_time_table("short-objectives"), None),
-    ("overload", in_time_table("overload"), None), ("changes", changes_table, None), ("cpus", cpus_table, None),
+    ("overload", in_time_table("overload"), None), ("blocking", in_time_table("blocking"), None), ("changes", changes_table, None), ("cpus", cpus_table, None),
 ]  # fmt: skip
-REPORTS = ["guarantees", "mixes", "new-mixes", "short-objectives", "overload", "changes", "cpus"]
+REPORTS = ["guarantees", "mixes", "new-mixes", "short-objectives", "overload", "blocking", "changes", "cpus"]
