@@ -51,6 +51,16 @@ the wire; - is standard input. Boxes are in the picture's pixels.`,
 	return cmd
 }
 
+// nodeFunctions returns the functions of the node that nodeFolder finds.
+func nodeFunctions(ctx context.Context, given string) (*functions.Set, error) {
+	folder, err := nodeFolder(given)
+	if err != nil {
+		return nil, err
+	}
+	set := functions.NewSet(folder, nil, zerolog.Nop())
+	return set, set.Refresh(ctx)
+}
+
 func (o *inferOptions) run(cmd *cobra.Command, function string, files []string) error {
 	if o.output != "text" && o.output != "json" {
 		return fmt.Errorf("output %q: want text or json", o.output)
@@ -58,12 +68,8 @@ func (o *inferOptions) run(cmd *cobra.Command, function string, files []string) 
 	if o.timeout < 0 || o.timeout > functions.MaxWait {
 		return fmt.Errorf("timeout %s: want a duration up to %s", o.timeout, functions.MaxWait)
 	}
-	folder, err := nodeFolder(o.dir)
+	set, err := nodeFunctions(cmd.Context(), o.dir)
 	if err != nil {
-		return err
-	}
-	set := functions.NewSet(folder, nil, zerolog.Nop())
-	if err := set.Refresh(cmd.Context()); err != nil {
 		return err
 	}
 	f, err := set.Function(function)

@@ -123,12 +123,8 @@ func (o *streamOptions) run(cmd *cobra.Command, source string) error {
 	if err != nil {
 		return err
 	}
-	folder, err := nodeFolder(o.dir)
+	set, err := nodeFunctions(cmd.Context(), o.dir)
 	if err != nil {
-		return err
-	}
-	set := functions.NewSet(folder, nil, zerolog.Nop())
-	if err := set.Refresh(cmd.Context()); err != nil {
 		return err
 	}
 	for _, name := range o.to {
