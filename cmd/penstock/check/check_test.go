@@ -117,17 +117,23 @@ func TestWorkerMemory(t *testing.T) {
 	}
 }
 
-func TestReservedCPUs(t *testing.T) {
+// notesOf checks a configuration.
+func notesOf(t *testing.T, text string) (notes []string, err error) {
+	t.Helper()
 	dir := t.TempDir()
+	file := filepath.Join(dir, "node.yaml")
+	writes(t, file, text)
+	c, err := configs.Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.RuntimeDir = filepath.Join(dir, "run")
+	return Node(t.Context(), c)
+}
+
+func TestReservedCPUs(t *testing.T) {
 	for reserved, want := range map[int]bool{0: false, 1024: true} {
-		file := filepath.Join(dir, "node.yaml")
-		writes(t, file, fmt.Sprintf("reserved_cpus: %d\nhttp: 127.0.0.1:0\nfunctions: []\n", reserved))
-		c, err := configs.Read(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.RuntimeDir = filepath.Join(dir, "run")
-		notes, err := Node(t.Context(), c)
+		notes, err := notesOf(t, fmt.Sprintf("reserved_cpus: %d\nhttp: 127.0.0.1:0\nfunctions: []\n", reserved))
 		if got := strings.Contains(strings.Join(notes, "\n"), "reserved_cpus: is 1024, and the manager gets "); err != nil || got != want {
 			t.Errorf("%d reserved: notes %q, error %v", reserved, notes, err)
 		}
@@ -135,16 +141,8 @@ func TestReservedCPUs(t *testing.T) {
 }
 
 func TestManyInstances(t *testing.T) {
-	dir := t.TempDir()
 	for instances, want := range map[int]bool{1: false, 64: runtime.NumCPU() < 64} {
-		file := filepath.Join(dir, "node.yaml")
-		writes(t, file, fmt.Sprintf("http: 127.0.0.1:0\nfunctions:\n  - {name: fashion, port: 0, instances: %d}\n", instances))
-		c, err := configs.Read(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.RuntimeDir = filepath.Join(dir, "run")
-		notes, err := Node(t.Context(), c)
+		notes, err := notesOf(t, fmt.Sprintf("http: 127.0.0.1:0\nfunctions:\n  - {name: fashion, port: 0, instances: %d}\n", instances))
 		if got := strings.Contains(strings.Join(notes, "\n"), "instances of fashion is 64, and the number of CPUs for functions is "); err != nil || got != want {
 			t.Errorf("%d instances: notes %q, error %v", instances, notes, err)
 		}
@@ -152,16 +150,8 @@ func TestManyInstances(t *testing.T) {
 }
 
 func TestUnusedKeys(t *testing.T) {
-	dir := t.TempDir()
 	for policy, want := range map[configs.Policy]bool{configs.PolicyGuarantee: true, configs.PolicyGSLICE: false} {
-		file := filepath.Join(dir, "node.yaml")
-		writes(t, file, fmt.Sprintf("http: 127.0.0.1:0\nshares: {policy: %s}\nfunctions: [{name: face, port: 0, change: shadow}]\n", policy))
-		c, err := configs.Read(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.RuntimeDir = filepath.Join(dir, "run")
-		notes, err := Node(t.Context(), c)
+		notes, err := notesOf(t, fmt.Sprintf("http: 127.0.0.1:0\nshares: {policy: %s}\nfunctions: [{name: face, port: 0, change: shadow}]\n", policy))
 		if got := slices.Contains(notes, "change of face has no effect without `shares: {policy: gslice}`"); err != nil || got != want {
 			t.Errorf("%s: notes %q, error %v", policy, notes, err)
 		}
