@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -43,9 +42,7 @@ var built struct {
 // build compiles the library, the driver and the guest, once.
 func build(t *testing.T) string {
 	t.Helper()
-	if runtime.GOARCH != "amd64" {
-		t.Skip("not on this machine: the swap library has x86-64 assembly")
-	}
+	swaptest.Require(t)
 	built.Do(func() {
 		dir, err := os.MkdirTemp("", "swap")
 		if err != nil {

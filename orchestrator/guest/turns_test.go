@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -87,9 +86,7 @@ func TestSwap(t *testing.T) {
 // buildSwap returns a folder with what swapping guests need.
 func buildSwap(t *testing.T) (dir string) {
 	t.Helper()
-	if runtime.GOARCH != "amd64" {
-		t.Skip("not on this machine: the swap library has x86-64 assembly")
-	}
+	swaptest.Require(t)
 	dir = t.TempDir()
 	if err := swaptest.Build("../../cuda/swap", dir); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -288,9 +287,7 @@ var swapLibrary = sync.OnceValues(func() (dir string, err error) {
 // on the host. The other has the turn.
 func TestSwappingGuests(t *testing.T) {
 	t.Parallel()
-	if runtime.GOARCH != "amd64" {
-		t.Skip("not on this machine: the swap library has x86-64 assembly")
-	}
+	swaptest.Require(t)
 	dir, err := swapLibrary()
 	if err != nil {
 		t.Fatal(err)

@@ -10,17 +10,23 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"testing"
 )
 
 // Library is the swap library's path below the folder that Build fills.
 const Library = "lib/libpenstock-swap.so"
 
+// Require skips a test on machines for which there is no swap library.
+func Require(t *testing.T) {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("not on this machine: the swap library has x86-64 assembly")
+	}
+}
+
 // Build compiles everything into a folder. source is the folder cuda/swap, and flags are further flags of the
 // C compiler.
 func Build(source, dir string, flags ...string) error {
-	if runtime.GOARCH != "amd64" {
-		return fmt.Errorf("build swap library: it has x86-64 assembly, and this machine is %s", runtime.GOARCH)
-	}
 	driver := filepath.Join(dir, "libcuda.so.1")
 	cc := func(args ...string) *exec.Cmd {
 		return exec.Command("cc", append(append([]string{"-std=gnu11", "-O1", "-g"}, flags...), args...)...)
