@@ -239,6 +239,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	l.flights.remove(f)
 	l.settleMove()
 	l.account.end(f, inferred)
+	l.overlap.learnAnswering(time.Duration(ended - inferred))
 
 	l.last.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
 	if f.err == nil { // the time of a failed batch means nothing

@@ -240,7 +240,12 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	if l.take(); l.mayBegin() {
 		t.Error("a batch begins next to one that has just begun")
 	}
-	l.flights.oldest().dispatched -= int64(takes - lead)
+	const answering = 2 * time.Minute
+	l.flights.oldest().dispatched -= int64(takes - answering - lead)
+	if l.mayBegin() {
+		t.Error("a batch begins while the one before still uses the device")
+	}
+	l.overlap.answering = answering
 	if !l.mayBegin() || l.await() {
 		t.Fatal("no batch may begin next to another that is about to end")
 	}

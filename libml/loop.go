@@ -338,11 +338,11 @@ func (l *loop) waitUntil() int64 {
 	return until
 }
 
-// remaining is how long a batch in flight is expected to take from now. The time of a demoted one
-// is unknown: the longer it has taken, the less often the loop checks it.
+// remaining is how long a batch in flight is expected to use the device from now. The time of a demoted
+// one is unknown: the longer it has taken, the less often the loop checks it.
 func (l *loop) remaining(f *flight, now int64) time.Duration {
 	ran := time.Duration(now - f.dispatched)
-	left := l.batching.typical(f.padded) - ran
+	left := l.overlap.onDevice(l.batching.typical(f.padded)) - ran
 	if f.demoted {
 		left = max(left, ran/8)
 	}

@@ -11,9 +11,10 @@ const firstLead = 100 * time.Microsecond
 
 // overlap decides when a second batch begins next to the first (slab.NearEnd, slab.HalfFull).
 type overlap struct {
-	streams  int           // maximum in flight, as configured; 0: measured chooses
-	measured slab.Overlap  // the choice by measurement
-	lead     time.Duration // from dispatch to gathered, also with other batches in flight
+	streams   int           // maximum in flight, as configured; 0: measured chooses
+	measured  slab.Overlap  // the choice by measurement
+	lead      time.Duration // from dispatch to gathered, also with other batches in flight
+	answering time.Duration // from the end on the device until all requests are answered
 }
 
 // allows reports whether a batch of waiting requests may begin next to one that takes typical and
@@ -27,6 +28,15 @@ func (o *overlap) allows(waiting, size int, left, typical time.Duration) bool {
 
 // learnLead updates the lead after a batch.
 func (o *overlap) learnLead(took time.Duration) { o.lead += (took - o.lead) / 8 }
+
+// onDevice is the part of a typical batch before its requests are answered. Answers count at most
+// as a quarter of a batch: a process that lost its CPU answers late.
+func (o *overlap) onDevice(typical time.Duration) time.Duration {
+	return typical - min(o.answering, typical/4)
+}
+
+// learnAnswering updates the time of the answers after a batch.
+func (o *overlap) learnAnswering(took time.Duration) { o.answering += (took - o.answering) / 8 }
 
 // observe learns from a batch of a device that runs several at once.
 func (o *overlap) observe(batch slab.Observation) {

@@ -10,8 +10,8 @@ import "time"
 // NearEnd reports whether to begin the next batch so that its inference can start as soon
 // as the first one's ends. That is so if requests wait and the rest of the first batch
 // takes no longer than lead. left is that rest: Rule.Typical less the time since the batch
-// began. lead is the time from a batch's dispatch until it is gathered. NearEnd hides
-// gather and launch and delays nothing: on no simulated device does it answer fewer
+// began, and less the time in which its requests are answered. lead is the time from a batch's
+// dispatch until it is gathered. NearEnd hides gather, launch and answers, and delays nothing: on no simulated device does it answer fewer
 // requests in time than one batch at a time.
 func NearEnd(waiting int, left, lead time.Duration) bool {
 	return waiting > 0 && left <= lead
@@ -26,7 +26,7 @@ func HalfFull(waiting, size int) bool {
 }
 
 // Overlap chooses between NearEnd and HalfFull. It compares the requests per second that
-// guaranteed batches answer while the device has no pause. Overlap is a value; its zero
+// guaranteed batches answer while requests wait. Overlap is a value; its zero
 // value uses NearEnd.
 //
 // After some saturated windows the other rule decides for one window, as a trial. It is chosen
@@ -61,10 +61,10 @@ const (
 // HalfFull reports whether HalfFull decides when the next batch begins, instead of NearEnd.
 func (v Overlap) HalfFull() bool { return v.half != v.trial }
 
-// Next returns the choice after a batch. A pause of the device, or a demoted batch, begins
-// a new window and ends a trial.
+// Next returns the choice after a batch. A pause of the device for lack of requests, or a
+// demoted batch, begins a new window and ends a trial.
 func (v Overlap) Next(o Observation) Overlap {
-	paused := o.Ended-int64(o.Elapsed) > v.ended
+	paused := o.Waited <= 0 && o.Ended-int64(o.Elapsed) > v.ended
 	v.ended = o.Ended
 	if o.Demoted || paused {
 		v.trial = false

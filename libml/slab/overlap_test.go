@@ -124,11 +124,14 @@ type pipeline struct {
 	rule    *Rule
 	alone   device
 	lead    time.Duration
+	answers time.Duration // how long the loop answers the requests of a batch
+	picks   time.Duration // how long it then picks the next batch
 	gain    float64
 	overlap func(p *pipeline) bool
 	noise   *rand.Rand
 
 	now          time.Duration
+	free         time.Duration // when the loop may begin a batch
 	pending      []Request
 	flights      []flight
 	began, ended int64
@@ -156,13 +159,17 @@ func (p *pipeline) run(rate float64, d time.Duration, slo time.Duration) {
 	arrivals := rand.New(rand.NewPCG(3, 4)) // the same for every device
 	for p.now < d {
 		p.begin()
-		p.advance(min(next, p.now+p.undisturbed()) - p.now)
+		until := min(next, p.now+p.undisturbed())
+		if p.free > p.now {
+			until = min(until, p.free)
+		}
+		p.advance(until - p.now)
 		if p.now == next {
 			slot++
 			p.pending = append(p.pending, Request{Slot: slot, Whole: int64(p.now), Deadline: int64(p.now + slo)})
 			next += time.Duration(arrivals.ExpFloat64()/rate*1e9) + 1
 		}
-		for len(p.flights) > 0 && p.flights[0].lead+p.flights[0].left <= 0 {
+		for p.now >= p.free && len(p.flights) > 0 && p.flights[0].lead+p.flights[0].left <= 0 {
 			p.finish()
 		}
 	}
@@ -210,7 +217,7 @@ func (p *pipeline) advance(d time.Duration) {
 }
 
 func (p *pipeline) begin() {
-	for len(p.pending) > 0 && len(p.flights) < 2 {
+	for p.now >= p.free && len(p.pending) > 0 && len(p.flights) < 2 {
 		if len(p.flights) == 1 && !p.overlap(p) {
 			return
 		}
@@ -239,15 +246,17 @@ func (p *pipeline) begin() {
 func (p *pipeline) finish() {
 	f := p.flights[0]
 	p.flights = slices.Delete(p.flights, 0, 1)
-	f.o.Elapsed, f.o.Ended = p.now-f.began, int64(p.now)
+	ended := p.now + p.answers
+	p.free = ended + p.picks
+	f.o.Elapsed, f.o.Ended = ended-f.began, int64(ended)
 	p.state = p.rule.Next(p.state, f.o)
 	before := p.choice.trial
 	if p.choice = p.choice.Next(f.o); p.choice.trial && !before {
 		p.trials++
 	}
-	p.began, p.ended = int64(f.began), int64(p.now)
+	p.began, p.ended = int64(f.began), int64(ended)
 	for _, r := range f.batch {
-		p.latency = append(p.latency, p.now-time.Duration(r.Whole))
+		p.latency = append(p.latency, ended-time.Duration(r.Whole))
 		if p.closed {
 			p.pending = append(p.pending, Request{Slot: r.Slot, Whole: int64(p.now), Deadline: int64(p.now) + r.Deadline - r.Whole})
 		}
@@ -257,7 +266,7 @@ func (p *pipeline) finish() {
 // expectedLeft is the loop's estimate of the time left of the running batch.
 func (p *pipeline) expectedLeft() time.Duration {
 	f := &p.flights[0]
-	return p.rule.Typical(p.state, f.o.Padded) - (p.now - f.began)
+	return p.rule.Typical(p.state, f.o.Padded) - p.answers - (p.now - f.began)
 }
 
 // The objective holds with any number of batches in flight. If two batches run faster
@@ -338,6 +347,35 @@ func TestOverlapObjective(t *testing.T) {
 			if c.gain == 0.5 && load > 1 && good[half] < 1.1*good[one] {
 				t.Errorf("%s: half full %.0f are answered in time, one at a time %.0f", at, good[half], good[one])
 			}
+		}
+	}
+}
+
+// A batch whose requests are answered slower than the next one is gathered still lets Overlap
+// compare both rules: that is no pause of the device, because requests wait.
+func TestOverlapSlowAnswers(t *testing.T) {
+	const slo = 100 * time.Millisecond
+	ladder := []int{1, 2, 4, 8, 16, 32}
+	alone := linear(time.Millisecond, 6*time.Microsecond) // GNMT on an H200
+	for _, answers := range []time.Duration{50 * time.Microsecond, 200 * time.Microsecond, 600 * time.Microsecond} {
+		p := &pipeline{
+			rule: newRule(t, SLAB, Config{SLO: slo, Ladder: ladder}), alone: alone, gain: 0.6,
+			lead: 40 * time.Microsecond, answers: answers, picks: 10 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)),
+		}
+		p.overlap = func(p *pipeline) bool {
+			if p.choice.HalfFull() {
+				return HalfFull(len(p.pending), p.rule.Size(p.state))
+			}
+			// The answers take longer than the loop expects.
+			return NearEnd(len(p.pending), p.expectedLeft()+p.answers, p.lead)
+		}
+		p.state = p.rule.Start()
+		for _, n := range ladder {
+			p.state = p.rule.Warm(p.state, n, alone(n))
+		}
+		p.run(40000, 3*time.Second, slo)
+		if !p.choice.half || p.seconds == 0 {
+			t.Errorf("answers in %v: %d batches began next to another, %d trials; want two in flight", answers, p.seconds, p.trials)
 		}
 	}
 }
