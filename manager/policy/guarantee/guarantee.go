@@ -219,7 +219,7 @@ func allow(functions []Function, actions []Action) {
 		}
 	}
 	for i, a := range actions {
-		if functions[i].SharePercent > 0 || a.overloaded() && a.Level >= lowest {
+		if functions[i].SharePercent > 0 || a.overloaded() && a.Level > lowest {
 			room -= a.Guarantee
 		}
 	}

@@ -88,6 +88,8 @@ func TestAllowance(t *testing.T) {
 	greedy := Function{Objective: 25 * ms, Rate: 1000, Cost: 10 * ms, Batch: 1}
 	short := greedy
 	short.Objective = 5 * ms
+	slow := modest
+	slow.Objective = 50 * ms // the level of greedy, which is overloaded
 	byHand := modest
 	byHand.SharePercent = 30
 	for _, c := range []struct {
@@ -98,6 +100,7 @@ func TestAllowance(t *testing.T) {
 		{"one", []Function{modest, greedy}, []float64{0.24, 0.75}},
 		{"two", []Function{heavy, modest, greedy}, []float64{0.48, 0.24, 0.45}},
 		{"in proportion", []Function{heavy, heavy, modest}, []float64{0.36, 0.36, 0.2}},
+		{"at the level of an overloaded function", []Function{modest, slow, greedy}, []float64{0.24, 0.24, 0.6}},
 		{"beside a short objective", []Function{modest, short}, []float64{0.15, 0.75}},
 		{"all within", []Function{modest, heavy}, []float64{0.375, 0.525}},
 		{"by hand", []Function{byHand, modest, greedy}, []float64{0.3, 0.24, 0.45}},
