@@ -33,10 +33,10 @@ const excess = 1.05
 // more, it would run small batches at the expense of lower levels (docs/adr/0022-guarantees.md).
 const headroom = 1.6
 
-// The rate follows a rise in some two seconds and a fall in ten: a rate that fell may
+// The rate follows a rise in half a second and a fall in ten: a rate that fell may
 // rise again, and a guarantee that is too large costs nothing.
 const (
-	riseTime = 2 * time.Second
+	riseTime = 500 * time.Millisecond
 	fallTime = 10 * time.Second
 )
 
