@@ -214,9 +214,10 @@ func (in *instance) wants() guarantee.Function {
 	return f
 }
 
-// batch is how many requests share a batch when the device is short.
+// batch is how many requests share a batch when the device is short. The present batch limit says
+// nothing about it: on an idle device it stays small.
 func (in *instance) batch() float64 {
-	return guarantee.Batch(in.entitled.demand.Rate(), in.f.within(), in.batching.Limit)
+	return guarantee.Batch(in.entitled.demand.Rate(), in.f.within(), float64(in.pair.Card().MaxBatch()))
 }
 
 // minGuaranteeChange is the smallest change of a guarantee that is published, as a part of

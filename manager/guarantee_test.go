@@ -189,8 +189,8 @@ func TestGuaranteeUse(t *testing.T) {
 	b.traffic(in).arrivals += 10
 	in.observeDemand(time.Second)
 	b.guarantees()
-	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-7.5) > 0.1 {
-		t.Errorf("uses %v %% and needs %v %%, want 0 and 7.5: 10 per second of 5 ms and a margin", s.UsePercent, s.NeedPercent)
+	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-5*1.296) > 0.1 {
+		t.Errorf("uses %v %% and needs %v %%, want 0 and 6.5: 10 per second of 5 ms and the margin of batches of 10/3", s.UsePercent, s.NeedPercent)
 	}
 }
 
