@@ -29,7 +29,7 @@ type entitlement struct {
 	action  guarantee.Action
 	demand  guarantee.Demand
 	arrived int // requests up to the last measurement of demand
-	// A batch of n requests takes the device for fixed + n * cost; cost is 0 if it is not
+	// A batch of n requests takes the device for fixed + n * cost; both are 0 if they are not
 	// known. On CPUs cost is a smoothed mean, and fixed is 0.
 	fixed, cost time.Duration
 	// costed is the report up to which the cost is counted, workerRan the requests of all members of
@@ -208,9 +208,7 @@ func (in *instance) wants() guarantee.Function {
 		Rate: e.demand.Rate(), Fixed: e.fixed, Cost: e.cost, Batch: in.batch(),
 		SharePercent: cmp.Or(in.f.byHand, in.f.config.SharePercent),
 	}
-	if f.Cost > 0 {
-		f.LongestBatch = f.Fixed + time.Duration(max(1, in.batching.Limit)*float64(f.Cost))
-	}
+	f.LongestBatch = f.Fixed + time.Duration(max(1, in.batching.Limit)*float64(f.Cost))
 	return f
 }
 

@@ -73,7 +73,8 @@ type Function struct {
 	Name      string
 	Objective time.Duration // the node's part of it
 	Rate      float64       // requests per second; 0: none came yet
-	// A batch of n takes Fixed + n * Cost. Cost is 0 if it is not known yet.
+	// A batch of n takes Fixed + n * Cost. Both are 0 if they are not known yet. Cost alone is 0 if
+	// batches of all sizes take equally long.
 	Fixed, Cost time.Duration
 	Batch       float64 // requests per batch when the device is short (Batch)
 	// Blocking is how long a part of a batch that cannot be interrupted keeps a higher
@@ -104,7 +105,7 @@ func Worker(name string, sharePercent float64, members []Function) Function {
 		w.Blocking = max(w.Blocking, f.Blocking)
 		w.LongestBatch = max(w.LongestBatch, f.LongestBatch)
 		w.Rate += f.Rate
-		if f.Cost == 0 {
+		if !f.costKnown() {
 			continue
 		}
 		rate := f.Rate
@@ -121,6 +122,9 @@ func Worker(name string, sharePercent float64, members []Function) Function {
 	}
 	return w
 }
+
+// costKnown reports whether the cost of a batch is known.
+func (f *Function) costKnown() bool { return f.Fixed > 0 || f.Cost > 0 }
 
 // batchCost is the device time of one batch.
 func (f *Function) batchCost() time.Duration {
@@ -175,7 +179,7 @@ func Decide(functions []Function) []Action {
 		f, a := &functions[i], &actions[i]
 		a.Level = budget.LevelOf(f.Objective)
 		a.Need = guaranteed / float64(len(functions))
-		if f.Cost > 0 {
+		if f.costKnown() {
 			a.Need = f.need()
 		}
 		if f.SharePercent > 0 {
@@ -279,7 +283,7 @@ func earlier(functions []Function, actions []Action, i int) (work time.Duration)
 // exceeds says why function i cannot keep its objective, if a batch may have to wait for blocking.
 func exceeds(functions []Function, actions []Action, i int, blocking time.Duration) string {
 	f := &functions[i]
-	if f.Cost == 0 {
+	if !f.costKnown() {
 		return ""
 	}
 	own, others := f.batchCost(), earlier(functions, actions, i)

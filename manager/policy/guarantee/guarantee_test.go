@@ -32,6 +32,7 @@ func TestDecide(t *testing.T) {
 		{"alone", []Function{small}, []float64{0.9}},
 		// 800 per second in batches of 8 of 3 ms: 0.3, with a margin of 1.209.
 		{"batches", []Function{{Objective: 20 * ms, Rate: 800, Fixed: ms, Cost: ms / 4, Batch: 8}, greedy}, []float64{0.3 * (1.05 + 0.45/math.Sqrt(8)), 0.9 - 0.3*(1.05+0.45/math.Sqrt(8))}},
+		{"batches of any size take equally long", []Function{{Objective: 20 * ms, Rate: 800, Fixed: 3 * ms, Batch: 8}, greedy}, []float64{0.3 * (1.05 + 0.45/math.Sqrt(8)), 0.9 - 0.3*(1.05+0.45/math.Sqrt(8))}},
 		{"rest is divided equally", []Function{small, busy}, []float64{0.03 + 0.21, 0.45 + 0.21}},
 		{"greedy gets the rest", []Function{small, greedy, busy}, []float64{0.03, 0.435, 0.435}},
 		{"two greedy", []Function{greedy, small, greedy}, []float64{0.435, 0.03, 0.435}},
@@ -63,11 +64,12 @@ func TestWorker(t *testing.T) {
 		cost      time.Duration
 		batch     float64
 	}{
-		"one":              {[]Function{fast}, 10 * ms, 30, 2 * ms, 1},
-		"two":              {[]Function{slow, fast}, 10 * ms, 40, (30*2 + 10*3) * ms / 40, (30 + 10*4) / 40.0},
-		"cost not known":   {[]Function{fast, unknown}, 10 * ms, 35, 2 * ms, 1},
-		"no cost is known": {[]Function{unknown}, 50 * ms, 5, 0, 0},
-		"no request yet":   {[]Function{idle}, 20 * ms, 0, 2 * ms, 1},
+		"one":                {[]Function{fast}, 10 * ms, 30, 2 * ms, 1},
+		"two":                {[]Function{slow, fast}, 10 * ms, 40, (30*2 + 10*3) * ms / 40, (30 + 10*4) / 40.0},
+		"cost not known":     {[]Function{fast, unknown}, 10 * ms, 35, 2 * ms, 1},
+		"no cost is known":   {[]Function{unknown}, 50 * ms, 5, 0, 0},
+		"size costs nothing": {[]Function{{Objective: 50 * ms, Rate: 40, Fixed: 8 * ms, Batch: 4}}, 50 * ms, 40, 2 * ms, 4},
+		"no request yet":     {[]Function{idle}, 20 * ms, 0, 2 * ms, 1},
 	} {
 		w := Worker("w", 30, c.members)
 		if w.Name != "w" || w.SharePercent != 30 || w.Objective != c.objective || w.Rate != c.rate ||
@@ -208,6 +210,7 @@ func TestInfeasible(t *testing.T) {
 		{"alone", []Function{quick}, ""},
 		{"next to a lower level", []Function{quick, slow}, ""},
 		{"next to equal levels that need little", []Function{light, light, light, light}, ""},
+		{"own batch of any size", []Function{{Objective: 8 * ms, Rate: 1, Fixed: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
 		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
 		{"blocked", []Function{quick, {Objective: time.Second, Rate: 1, Cost: ms, Blocking: 7 * ms}}, "one that already runs 7ms"},
 		{"equal levels", []Function{quick, quick, quick, quick}, "earlier batches of equal or shorter objectives"},

@@ -10,7 +10,7 @@ import "time"
 func CapBatches(functions []Function, actions []Action) {
 	for i := range functions {
 		f := &functions[i]
-		if f.Cost == 0 {
+		if !f.costKnown() {
 			continue
 		}
 		slack := max(f.Objective/3, f.Objective-f.batchCost()-earlier(functions, actions, i))
@@ -37,10 +37,13 @@ func CapBatches(functions []Function, actions []Action) {
 }
 
 // Requests returns how many requests a batch may have to take at most that long: at least one. It
-// returns 0, no limit, if the cost is not known or longest is 0.
+// returns 0, no limit, if the cost is not known, longest is 0, or a batch of any size takes no longer.
 func (f *Function) Requests(longest time.Duration) int {
-	if f.Cost == 0 || longest == 0 {
+	if !f.costKnown() || longest == 0 || f.Cost == 0 && f.Fixed <= longest {
 		return 0
+	}
+	if f.Cost == 0 {
+		return 1
 	}
 	return max(1, int((longest-f.Fixed)/f.Cost))
 }

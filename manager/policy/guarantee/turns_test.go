@@ -70,7 +70,7 @@ func TestCapBatchesBounds(t *testing.T) {
 			f, a := &functions[i], &actions[i]
 			shortest := time.Duration(0)
 			for j := range functions {
-				if o := functions[j]; j != i && o.Cost > 0 && (shortest == 0 || o.Objective < shortest) {
+				if o := functions[j]; j != i && o.costKnown() && (shortest == 0 || o.Objective < shortest) {
 					shortest = o.Objective
 				}
 			}
@@ -94,6 +94,12 @@ func TestRequests(t *testing.T) {
 	for longest, want := range map[time.Duration]int{0: 0, ms: 1, 3 * ms: 1, 5*ms + ms/2: 3} {
 		if got := f.Requests(longest); got != want {
 			t.Errorf("%d requests in a batch of %v, want %d", got, longest, want)
+		}
+	}
+	f.Cost = 0
+	for longest, want := range map[time.Duration]int{ms: 1, 2 * ms: 0, 3 * ms: 0} {
+		if got := f.Requests(longest); got != want {
+			t.Errorf("%d requests in a batch of %v if all batches take 2 ms, want %d", got, longest, want)
 		}
 	}
 	if got := (&Function{}).Requests(ms); got != 0 {
