@@ -23,7 +23,7 @@ REPORTS = ["guarantees", "mixes", "new-mixes", "short-objectives", "overload"]
 CAPACITIES = "mixes"
 
 # The variants as the pages call them. An evaluation names what a node was built to do.
-LABELS = {"mps-slab": "no shares", "static": "fixed percentages", "penstock": "partitions"}
+LABELS = {"mps-slab": "no shares", "static": "fixed percentages", "penstock-shadow": "shadows", "penstock": "partitions"}
 
 
 def label(variant: str) -> str:
