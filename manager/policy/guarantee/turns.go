@@ -39,11 +39,13 @@ func CapBatches(functions []Function, actions []Action) {
 // Requests returns how many requests a batch may have to take at most that long: at least one. It
 // returns 0, no limit, if the cost is not known, longest is 0, or a batch of any size takes no longer.
 func (f *Function) Requests(longest time.Duration) int {
-	if !f.costKnown() || longest == 0 || f.Cost == 0 && f.Fixed <= longest {
+	switch {
+	case !f.costKnown() || longest == 0:
+		return 0
+	case f.Cost > 0:
+		return max(1, int((longest-f.Fixed)/f.Cost))
+	case f.Fixed <= longest:
 		return 0
 	}
-	if f.Cost == 0 {
-		return 1
-	}
-	return max(1, int((longest-f.Fixed)/f.Cost))
+	return 1
 }
