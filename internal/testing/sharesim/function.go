@@ -124,7 +124,7 @@ func (f *function) act(now int64, a guarantee.Action) {
 // wants is the manager's instance.wants. The costs are known when batches have run.
 func (f *function) wants() guarantee.Function {
 	w := guarantee.Function{
-		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: guarantee.Batch(f.demand.Rate(), f.Objective, float64(maxBatch)),
+		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: guarantee.Batch(f.demand.Rate(), f.Objective, maxBatch),
 		Blocking: f.kernel(),
 	}
 	if f.reported {
