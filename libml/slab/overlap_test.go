@@ -263,6 +263,14 @@ func (p *pipeline) finish() {
 	}
 }
 
+// chosen asks the rule that Overlap has chosen. left is the expected rest of the running batch.
+func (p *pipeline) chosen(left time.Duration) bool {
+	if p.choice.HalfFull() {
+		return HalfFull(len(p.pending), p.rule.Size(p.state))
+	}
+	return NearEnd(len(p.pending), left, p.lead)
+}
+
 // expectedLeft is the loop's estimate of the time left of the running batch.
 func (p *pipeline) expectedLeft() time.Duration {
 	f := &p.flights[0]
@@ -285,12 +293,7 @@ func TestOverlapObjective(t *testing.T) {
 		{"one at a time", func(*pipeline) bool { return false }},
 		{"near the end", func(p *pipeline) bool { return NearEnd(len(p.pending), p.expectedLeft(), p.lead) }},
 		{"half full", func(p *pipeline) bool { return HalfFull(len(p.pending), p.rule.Size(p.state)) }},
-		{"chosen", func(p *pipeline) bool {
-			if p.choice.HalfFull() {
-				return HalfFull(len(p.pending), p.rule.Size(p.state))
-			}
-			return NearEnd(len(p.pending), p.expectedLeft(), p.lead)
-		}},
+		{"chosen", func(p *pipeline) bool { return p.chosen(p.expectedLeft()) }},
 	}
 	const one, near, half, chosen = 0, 1, 2, 3
 	for _, c := range []struct {
@@ -363,11 +366,7 @@ func TestOverlapSlowAnswers(t *testing.T) {
 			lead: 40 * time.Microsecond, answers: answers, picks: 10 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)),
 		}
 		p.overlap = func(p *pipeline) bool {
-			if p.choice.HalfFull() {
-				return HalfFull(len(p.pending), p.rule.Size(p.state))
-			}
-			// The answers take longer than the loop expects.
-			return NearEnd(len(p.pending), p.expectedLeft()+p.answers, p.lead)
+			return p.chosen(p.expectedLeft() + p.answers) // the loop does not expect the answers
 		}
 		p.state = p.rule.Start()
 		for _, n := range ladder {
@@ -393,8 +392,8 @@ func TestOverlapClosedLoop(t *testing.T) {
 				lead: 150 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)), closed: true,
 			}
 			p.overlap = func(p *pipeline) bool {
-				if i == 1 && p.choice.HalfFull() {
-					return HalfFull(len(p.pending), p.rule.Size(p.state))
+				if i == 1 {
+					return p.chosen(p.expectedLeft())
 				}
 				return NearEnd(len(p.pending), p.expectedLeft(), p.lead)
 			}
