@@ -258,6 +258,9 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	if l.overlap.lead == lead {
 		t.Error("a batch that ran alone does not change the lead")
 	}
+	if l.overlap.answering == answering {
+		t.Error("a batch does not change the time of its answers")
+	}
 	before := l.overlap.lead
 	if err := l.finish(); err != nil {
 		t.Fatal(err)

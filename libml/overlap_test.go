@@ -31,6 +31,16 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
+func TestOverlapOnDevice(t *testing.T) {
+	const ms = time.Millisecond
+	for answering, want := range map[time.Duration]time.Duration{0: 8 * ms, ms: 7 * ms, time.Hour: 6 * ms} {
+		o := overlap{answering: answering}
+		if got := o.onDevice(8 * ms); got != want {
+			t.Errorf("a batch of 8 ms, answered in %v: %v on the device, want %v", answering, got, want)
+		}
+	}
+}
+
 func TestOverlapLearns(t *testing.T) {
 	o := overlap{lead: time.Millisecond}
 	for range 100 {

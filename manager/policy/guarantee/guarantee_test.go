@@ -185,7 +185,10 @@ func TestDemand(t *testing.T) {
 	if d.Rate() < 99 {
 		t.Errorf("rate is %v after silence, want the last", d.Rate())
 	}
-	for range 4 {
+	if d.Observe(1000, time.Second); d.Rate() < 800 {
+		t.Errorf("rate is %v one second after a step from 100 to 1000", d.Rate())
+	}
+	for range 3 {
 		d.Observe(1000, time.Second)
 	}
 	if d.Rate() < 800 {
