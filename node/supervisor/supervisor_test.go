@@ -92,7 +92,7 @@ func TestRunKillsChild(t *testing.T) {
 
 // The gateway ends first. Its failure does not end the node, and a killed gateway is restarted.
 func TestGateway(t *testing.T) {
-	o, said := program(t, "test $1 = gateway && test $(grep -c gateway$ $(dirname $0)/said) = 0 && say gateway && exit 1\n"+
+	o, said := program(t, "test $1 = gateway && ! grep -qs gateway$ $(dirname $0)/said && say gateway && exit 1\n"+
 		"trap 'say $1-ends; exit 0' TERM\nsay $1\nwhile :; do sleep 0.02; done\n")
 	o.Gateway = true
 	ctx, cancel := context.WithCancel(t.Context())
