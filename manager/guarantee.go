@@ -18,7 +18,8 @@ import (
 // The manager's part in guarantees:
 //
 //  1. A process's reports have what it spent and what a request costs (noteUse, noteSpending).
-//  2. Every shares.interval, renewGuarantees adds the demand. Package guarantee decides.
+//  2. observeDemand adds the demand. When a rate rises, and every shares.interval, package
+//     guarantee decides.
 //  3. The desired processes carry the decisions (terms). On CPUs the orchestrator enforces them
 //     (orchestrator/terms.go). On a GPU each process does, by the stream on which it launches a
 //     batch (libml/account.go).
@@ -26,9 +27,8 @@ import (
 // entitlement is an instance's guarantee, with the measurements behind it. The control loop
 // owns it. The zero value has no guarantee.
 type entitlement struct {
-	action  guarantee.Action
-	demand  guarantee.Demand
-	arrived int // requests up to the last measurement of demand
+	action guarantee.Action
+	demand guarantee.Demand
 	// A batch of n requests takes the device for fixed + n * cost; both are 0 if they are not
 	// known. On CPUs cost is a smoothed mean, and fixed is 0.
 	fixed, cost time.Duration
@@ -99,14 +99,25 @@ func (in *instance) ranBeside(ran int64) int64 {
 	return ran
 }
 
-// renewGuarantees lets the policy decide after that much time.
+// observeDemand follows the rates of requests. If one rose, the policy decides.
+func (m *Manager) observeDemand() {
+	now, rose := time.Since(m.started), false
+	m.eachInstance(func(in *instance) {
+		rose = in.entitled.demand.Observe(in.traffic.Arrivals(), now) || rose
+	})
+	if rose {
+		m.guarantees()
+	}
+}
+
+// renewGuarantees measures the use of the device in the last elapsed time, and lets the policy decide.
 func (m *Manager) renewGuarantees(elapsed time.Duration) {
-	m.eachInstance(func(in *instance) { in.observeDemand(elapsed) })
+	m.eachInstance(func(in *instance) { in.entitled.observeUse(elapsed) })
 	m.guarantees()
 }
 
 // guarantees lets the policy decide from the measurements. The manager calls it every
-// shares.interval, after an order, and when an instance has no guarantee yet. While a
+// shares.interval, after an order, when a rate rose, and when an instance has no guarantee yet. While a
 // function moves, its own processes and its worker each have a guarantee.
 func (m *Manager) guarantees() {
 	var own []*instance
@@ -186,12 +197,8 @@ func (in *instance) guaranteeOf(worker string) guarantee.Action {
 	return in.m.workers.guarantees[worker]
 }
 
-// observeDemand records the arrivals and the spending of the last elapsed time.
-func (in *instance) observeDemand(elapsed time.Duration) {
-	arrived := in.traffic.Arrivals()
-	e := &in.entitled
-	e.demand.Observe(arrived-e.arrived, elapsed)
-	e.arrived = arrived
+// observeUse computes the use of the device in the last elapsed time.
+func (e *entitlement) observeUse(elapsed time.Duration) {
 	e.use = (e.spent.total - e.counted.total).Seconds() / elapsed.Seconds()
 	e.demoted = (e.spent.demoted - e.counted.demoted).Seconds() / elapsed.Seconds()
 	e.counted = e.spent

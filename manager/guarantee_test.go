@@ -51,12 +51,20 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 	return all
 }
 
+// receive lets an instance receive requests within one second.
+func (b *nodeBed) receive(in *instance, requests int) {
+	d, traffic := &in.entitled.demand, b.traffic(in)
+	d.Observe(traffic.arrivals, b.clock)
+	traffic.arrivals += requests
+	b.clock += time.Second
+	d.Observe(traffic.arrivals, b.clock)
+}
+
 // load lets an instance receive rate requests of that cost within one second.
 func (b *nodeBed) load(name string, rate int, cost time.Duration) {
 	in := b.instance(name, 0)
-	b.traffic(in).arrivals += rate
 	in.entitled.cost = cost
-	in.observeDemand(time.Second)
+	b.receive(in, rate)
 	b.guarantees()
 	b.turn()
 }
@@ -174,7 +182,7 @@ func TestGuaranteeUse(t *testing.T) {
 		DeviceNanos: int64(600 * time.Millisecond), DemotedNanos: int64(150 * time.Millisecond),
 	}
 	in.noteObservation(&seen)
-	in.observeDemand(time.Second)
+	b.renewGuarantees(time.Second)
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
 	} else if s.UsedSeconds != 0.6 || s.DemotedSeconds != 0.15 {
@@ -186,9 +194,8 @@ func TestGuaranteeUse(t *testing.T) {
 	if in.entitled.cost != 5*time.Millisecond {
 		t.Errorf("a request costs %v of the device, want 5ms", in.entitled.cost)
 	}
-	b.traffic(in).arrivals += 10
-	in.observeDemand(time.Second)
-	b.guarantees()
+	b.receive(in, 10)
+	b.renewGuarantees(time.Second)
 	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-5*1.296) > 0.1 {
 		t.Errorf("uses %v %% and needs %v %%, want 0 and 6.5: 10 per second of 5 ms and the margin of batches of 10/3", s.UsePercent, s.NeedPercent)
 	}

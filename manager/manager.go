@@ -201,6 +201,9 @@ func (m *Manager) loop(ctx context.Context) error {
 			}
 			m.watch()
 			m.watchFolder()
+			if m.cfg.Guarantees() {
+				m.observeDemand()
+			}
 		case <-tune.C:
 			m.tune(time.Now())
 		case <-stop:

@@ -33,6 +33,7 @@ type nodeBed struct {
 	small bool // no process gets more batch sizes
 	// needs returns the minimum number of groups for a process's model; nil: any number.
 	needs func(victim) int
+	clock time.Duration // of demand
 }
 
 // fakeProcess is the process of one generation.

@@ -44,11 +44,11 @@ type function struct {
 	retry   int64 // when a demoted batch is tried again
 
 	// The manager.
-	action            guarantee.Action
-	maxBatch          int // 0: no limit
-	demand            guarantee.Demand
-	arrived, observed int
-	reported          bool // its costs
+	action   guarantee.Action
+	maxBatch int // 0: no limit
+	demand   guarantee.Demand
+	arrived  int
+	reported bool // its costs
 
 	// The measurement.
 	from    int64

@@ -39,8 +39,11 @@ const maxBatch = 32
 // sigma is the deviation of a batch's time.
 const sigma = 0.03
 
-// decideEvery is the manager's interval.
-const decideEvery = time.Second
+// The manager observes demand and decides that often.
+const (
+	observeEvery = 50 * time.Millisecond
+	decideEvery  = time.Second
+)
 
 // Function is a simulated function.
 type Function struct {
@@ -241,13 +244,14 @@ func run(c Config, shared bool, part float64) ([]Result, error) {
 type manager struct {
 	functions []*function
 	shared    bool
+	observes  int64 // next
 	decides   int64 // next
 	decided   int64 // last
 }
 
 // next returns when there is something to do.
 func (m *manager) next() int64 {
-	at := m.decides
+	at := min(m.observes, m.decides)
 	for _, f := range m.functions {
 		at = min(at, f.phaseEnds())
 	}
@@ -261,11 +265,18 @@ func (m *manager) tick(now int64) {
 			f.serves, fresh = true, true
 		}
 	}
-	if m.shared && (fresh || now >= m.decides) {
-		m.decide(now)
+	if now >= m.observes {
+		m.observes += int64(observeEvery)
+		for _, f := range m.functions {
+			fresh = f.demand.Observe(f.arrived, time.Duration(now)) || fresh
+		}
 	}
 	if now >= m.decides {
 		m.decides += int64(decideEvery)
+		fresh = true
+	}
+	if m.shared && fresh {
+		m.decide(now)
 	}
 	for _, f := range m.functions {
 		f.follow(now)
@@ -281,8 +292,6 @@ func (m *manager) decide(now int64) {
 		if !f.serves {
 			continue
 		}
-		f.demand.Observe(f.arrived-f.observed, elapsed)
-		f.observed = f.arrived
 		serving = append(serving, f)
 		functions = append(functions, f.wants())
 	}

@@ -20,7 +20,7 @@ func mixes(rules Rules) (few []Mix) {
 			few = append(few, m)
 		}
 	}
-	for _, seed := range []uint64{4, 11, 14, 30} {
+	for _, seed := range []uint64{4, 11, 14, 23, 30} {
 		m := RandomMix(seed)
 		m.Rules = rules
 		few = append(few, m)

@@ -33,35 +33,55 @@ const excess = 1.05
 // more, it would run small batches at the expense of lower levels (docs/adr/0022-guarantees.md).
 const headroom = 1.6
 
-// The rate follows a rise in half a second and a fall in ten: a rate that fell may
-// rise again, and a guarantee that is too large costs nothing.
+// A rate follows a rise in half a second and a fall in ten: a rate that fell may rise again, and a
+// guarantee that is too large costs nothing.
 const (
 	riseTime = 500 * time.Millisecond
 	fallTime = 10 * time.Second
 )
 
+// A sample of a rate ends after sampleTime, or up to maxSampleTime if it has less than sampleSize
+// requests. With shorter samples bursts of 0.1 s would count as rises.
+const (
+	sampleSize    = 100
+	sampleTime    = 400 * time.Millisecond
+	maxSampleTime = time.Second
+)
+
+// rise is by which factor a sample must raise a rate to make a new decision urgent.
+const rise = 1.1
+
 // Demand follows the rate of a function's requests. The zero value has seen none.
 type Demand struct {
-	rate  float64 // requests per second
-	known bool
+	rate float64 // requests per second
+	// The sample that is being taken began at from, after that many arrivals.
+	began    bool
+	from     time.Duration
+	arrivals int
 }
 
-// Observe takes in that this many requests arrived in elapsed. Silence changes nothing:
-// an idle function takes part with its last need.
-func (d *Demand) Observe(arrived int, elapsed time.Duration) {
-	if arrived == 0 || elapsed <= 0 {
-		return
+// Observe takes in how many requests have arrived in total up to now. It reports whether the rate rose, so
+// that guarantees should be decided again. Silence changes nothing: an idle function takes part with its last
+// need.
+func (d *Demand) Observe(arrivals int, now time.Duration) (rose bool) {
+	n, elapsed := arrivals-d.arrivals, now-d.from
+	if d.began && (elapsed < sampleTime || n < sampleSize && elapsed < maxSampleTime) {
+		return false
 	}
-	now := float64(arrived) / elapsed.Seconds()
-	if !d.known {
-		d.rate, d.known = now, true
-		return
+	began := d.began
+	d.began, d.from, d.arrivals = true, now, arrivals
+	if !began || n <= 0 {
+		return false
 	}
+	before, sample := d.rate, float64(n)/elapsed.Seconds()
 	over := fallTime
-	if now > d.rate {
+	if sample > before {
 		over = riseTime
 	}
-	d.rate += (now - d.rate) * -math.Expm1(-elapsed.Seconds()/over.Seconds())
+	if d.rate += (sample - before) * -math.Expm1(-elapsed.Seconds()/over.Seconds()); before == 0 {
+		d.rate = sample
+	}
+	return d.rate > rise*before
 }
 
 // Rate returns requests per second.

@@ -2,6 +2,7 @@ package guarantee
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -168,37 +169,83 @@ func TestDecideBounds(t *testing.T) {
 	})
 }
 
+// receive lets a function receive rate requests per second for some time, in steps of 50 ms. It
+// returns when the rate rose.
+func (c *client) receive(rate float64, d time.Duration) (rises []time.Duration) {
+	const step = 50 * ms
+	for end := c.now + d; c.now < end; {
+		c.now += step
+		c.owed += rate * step.Seconds()
+		whole := math.Floor(c.owed)
+		c.owed -= whole
+		c.arrived += int(whole)
+		if c.demand.Observe(c.arrived, c.now) {
+			rises = append(rises, c.now)
+		}
+	}
+	return rises
+}
+
+type client struct {
+	demand  Demand
+	now     time.Duration
+	arrived int
+	owed    float64
+}
+
+func (c *client) expect(t *testing.T, when string, low, high float64) {
+	t.Helper()
+	if r := c.demand.Rate(); r < low || r > high {
+		t.Errorf("%s: rate is %.1f, want %v to %v", when, r, low, high)
+	}
+}
+
 func TestDemand(t *testing.T) {
-	var d Demand
-	if d.Observe(0, time.Second); d.Rate() != 0 {
-		t.Errorf("rate is %v before anything came", d.Rate())
+	var c client
+	c.receive(0, 2*time.Second)
+	c.expect(t, "before anything came", 0, 0)
+	c.receive(100, 20*time.Second)
+	c.expect(t, "100 per second", 99, 101)
+	c.receive(0, time.Hour)
+	c.expect(t, "an hour of silence", 99, 101)
+
+	before := c.now
+	rises := c.receive(1000, time.Second)
+	c.expect(t, "a second after a step to 1,000", 800, 1000)
+	if len(rises) == 0 || rises[0]-before > 2*sampleTime {
+		t.Errorf("rises %v after a step at %v, want one within two samples", rises, before)
 	}
-	for range 20 {
-		d.Observe(100, time.Second)
+	c.receive(1000, 4*time.Second)
+	c.expect(t, "five seconds after the step", 990, 1000)
+	if rises = c.receive(1050, 10*time.Second); len(rises) > 0 {
+		t.Errorf("rises at %v although the rate rose by a twentieth", rises)
 	}
-	if d.Rate() < 99 || d.Rate() > 101 {
-		t.Errorf("rate is %v of 100 per second", d.Rate())
-	}
-	for range 1000 {
-		d.Observe(0, time.Second)
-	}
-	if d.Rate() < 99 {
-		t.Errorf("rate is %v after silence, want the last", d.Rate())
-	}
-	if d.Observe(1000, time.Second); d.Rate() < 800 {
-		t.Errorf("rate is %v one second after a step from 100 to 1000", d.Rate())
-	}
-	for range 3 {
-		d.Observe(1000, time.Second)
-	}
-	if d.Rate() < 800 {
-		t.Errorf("rate is %v four seconds after a step from 100 to 1000", d.Rate())
-	}
-	for range 4 {
-		d.Observe(100, time.Second)
-	}
-	if d.Rate() < 500 {
-		t.Errorf("rate is %v four seconds after a step down, want most of it kept", d.Rate())
+	c.expect(t, "ten seconds after a small step", 1045, 1050)
+	c.receive(100, 4*time.Second)
+	c.expect(t, "four seconds after a step down", 500, 800)
+}
+
+// Random arrivals of a constant rate raise it little.
+func TestDemandOfRandomArrivals(t *testing.T) {
+	for _, rate := range []float64{2, 30, 300, 3000, 30000} {
+		var d Demand
+		r := rand.New(rand.NewPCG(1, 2))
+		arrivals, next := 0, 0.0
+		sum, n := 0.0, 0
+		for now := 50 * ms; now < 200*time.Second; now += 50 * ms {
+			for next < now.Seconds() {
+				next += r.ExpFloat64() / rate
+				arrivals++
+			}
+			d.Observe(arrivals, now)
+			if now > 20*time.Second {
+				sum += d.Rate()
+				n++
+			}
+		}
+		if mean := sum / float64(n); mean < rate || mean > rate+3*math.Sqrt(rate) {
+			t.Errorf("%v random arrivals per second: mean rate %.1f", rate, mean)
+		}
 	}
 }
 
