@@ -77,6 +77,7 @@ var sharingLoads = []sharingLoad{
 	{name: "demo", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 3}, before: 2 * time.Second},
 	{name: "demo, detect 15/s", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 15}, before: 2 * time.Second},
 	{name: "demo, detect 40/s", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 40}, before: 2 * time.Second},
+	{name: "demo, detect 100/s", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 100}, before: 2 * time.Second},
 	{name: "demo, halved", rates: map[string]float64{"face": 20, "fashion": 200, "detect": 1.5}, before: 2 * time.Second},
 	{name: "demo, doubled", rates: map[string]float64{"face": 80, "fashion": 800, "detect": 6}, before: 2 * time.Second},
 }
