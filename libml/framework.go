@@ -179,7 +179,8 @@ type Environment struct {
 	// need not check the one against the other again.
 	Checked bool
 	// Evict reports whether the model will be evicted and loaded again. A Framework that is Evictable
-	// then loads its own weights, and does not use Weights. HostMemory limits what it may pin for loads.
+	// then loads its own weights, and does not use Weights. HostMemory limits what it may pin for loads. It
+	// must be set with Evict.
 	Evict      bool
 	HostMemory *weights.HostMemory
 	// Prepared is the folder of the node's prepared models, which this process may only read.

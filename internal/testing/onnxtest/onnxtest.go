@@ -27,6 +27,7 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 )
@@ -40,6 +41,9 @@ func tolerance(card *models.Card) float64 {
 	}
 	return 1e-3
 }
+
+// hostMemory is what evicted models pin.
+var hostMemory = weights.NewHostMemory(0, zerolog.Nop())
 
 // Zoo returns the cards of the shipped models.
 func Zoo(t testing.TB) (cards []*models.Card) {
@@ -168,7 +172,7 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
 	b.t.Helper()
 	f := onnx.New()
-	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights, Evict: b.evicts}
+	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights, Evict: b.evicts, HostMemory: hostMemory}
 	if err := f.Init(env); err != nil {
 		b.t.Fatal(err)
 	}
