@@ -125,7 +125,6 @@ func (f *function) act(now int64, a guarantee.Action) {
 func (f *function) wants() guarantee.Function {
 	w := guarantee.Function{
 		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: guarantee.Batch(f.demand.Rate(), f.Objective, maxBatch),
-		Blocking: f.kernel(),
 	}
 	if f.reported {
 		each := (f.estimate(maxBatch) - f.estimate(1)) / (maxBatch - 1)
@@ -133,10 +132,6 @@ func (f *function) wants() guarantee.Function {
 		w.LongestBatch = f.estimate(f.rule.Size(f.state))
 	}
 	return w
-}
-
-func (f *function) kernel() time.Duration {
-	return f.Time(ladder[len(ladder)-1]) / time.Duration(f.Kernels)
 }
 
 // receive takes a request in.

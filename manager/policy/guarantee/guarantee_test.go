@@ -252,7 +252,7 @@ func TestDemandOfRandomArrivals(t *testing.T) {
 func TestInfeasible(t *testing.T) {
 	quick := Function{Objective: 8 * ms, Rate: 10, Cost: 2 * ms, Batch: 1}
 	light := Function{Objective: 8 * ms, Rate: 10, Cost: ms / 2, Batch: 1}
-	slow := Function{Objective: 200 * ms, Rate: 10, Cost: 40 * ms, Batch: 1, Blocking: ms}
+	slow := Function{Objective: 200 * ms, Rate: 10, Cost: 40 * ms, Batch: 1}
 	for _, c := range []struct {
 		name      string
 		functions []Function
@@ -263,7 +263,6 @@ func TestInfeasible(t *testing.T) {
 		{"next to equal levels that need little", []Function{light, light, light, light}, ""},
 		{"own batch of any size", []Function{{Objective: 8 * ms, Rate: 1, Fixed: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
 		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective allows 8ms"},
-		{"blocked", []Function{quick, {Objective: time.Second, Rate: 1, Cost: ms, Blocking: 7 * ms}}, "one that already runs 7ms"},
 		{"equal levels", []Function{quick, quick, quick, quick}, "earlier batches of equal or shorter objectives"},
 	} {
 		got := Decide(c.functions)[0].Infeasible

@@ -32,7 +32,7 @@ func CapBatches(functions []Function, actions []Action) {
 				blocking = max(blocking, min(functions[j].LongestBatch, actions[j].LongestBatch))
 			}
 		}
-		actions[i].Infeasible = exceeds(functions, actions, i, blocking)
+		actions[i].Infeasible = infeasible(functions, actions, i, blocking)
 	}
 }
 
