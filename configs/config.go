@@ -183,7 +183,7 @@ type Shares struct {
 	// CPU quota of the running process. partition: other multiprocessors of a GPU for the running
 	// process. auto is shadow, except on a GPU without MPS, which enforces no shares.
 	Change Change `yaml:"change" default:"auto" oneof:"auto|shadow|partition|in-place"`
-	// How often guarantees or shares are computed.
+	// How often guarantees or shares are computed. Guarantees are also computed when a rate rises.
 	Interval time.Duration `yaml:"interval" default:"1s" min:"10ms" max:"1h"`
 	// Minimum time between two changes of one instance (paper 3.2.1).
 	HoldDown time.Duration `yaml:"hold_down" default:"10s" min:"0s" max:"1h"`

@@ -201,6 +201,19 @@ func TestGuaranteeUse(t *testing.T) {
 	}
 }
 
+// A rise of the rate renews the guarantees at once.
+func TestRise(t *testing.T) {
+	b := newGuaranteedNode(t, "cuda", objective("a", 100*time.Millisecond), objective("b", 100*time.Millisecond))
+	b.load("a", 10, 10*time.Millisecond)
+	before := b.status("a").Guarantee.NeedPercent
+	b.traffic(b.instance("a", 0)).arrivals += 40
+	b.started = time.Now().Add(-b.clock - time.Second)
+	b.observeDemand()
+	if after := b.status("a").Guarantee.NeedPercent; after < 2*before {
+		t.Errorf("a needs %v %% of the device, and %v %% after its rate rose from 10 to 40 per second; want at least twice as much", before, after)
+	}
+}
+
 // A process charges a batch when it begins, and counts its requests when it ends. A report
 // between the two must not count the batch twice.
 func TestGuaranteeUseWithinBatch(t *testing.T) {
