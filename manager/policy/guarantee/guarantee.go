@@ -74,14 +74,20 @@ func (d *Demand) Observe(arrivals int, now time.Duration) (rose bool) {
 		return false
 	}
 	before, sample := d.rate, float64(n)/elapsed.Seconds()
-	over := fallTime
-	if sample > before {
-		over = riseTime
-	}
-	if d.rate += (sample - before) * -math.Expm1(-elapsed.Seconds()/over.Seconds()); before == 0 {
+	switch {
+	case before == 0:
 		d.rate = sample
+	case sample > before:
+		d.rate = follow(before, sample, elapsed, riseTime)
+	default:
+		d.rate = follow(before, sample, elapsed, fallTime)
 	}
 	return d.rate > rise*before
+}
+
+// follow returns a mean after it was sample for the time that has elapsed.
+func follow(mean, sample float64, elapsed, over time.Duration) float64 {
+	return mean + (sample-mean)*-math.Expm1(-elapsed.Seconds()/over.Seconds())
 }
 
 // Rate returns requests per second.
