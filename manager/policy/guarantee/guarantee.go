@@ -64,13 +64,15 @@ type Demand struct {
 // that guarantees should be decided again. Silence changes nothing: an idle function takes part with its last
 // need.
 func (d *Demand) Observe(arrivals int, now time.Duration) (rose bool) {
-	n, elapsed := arrivals-d.arrivals, now-d.from
-	if d.began && (elapsed < sampleTime || n < sampleSize && elapsed < maxSampleTime) {
+	if !d.began {
+		d.began, d.from, d.arrivals = true, now, arrivals
 		return false
 	}
-	began := d.began
-	d.began, d.from, d.arrivals = true, now, arrivals
-	if !began || n <= 0 {
+	n, elapsed := arrivals-d.arrivals, now-d.from
+	if elapsed < sampleTime || n < sampleSize && elapsed < maxSampleTime {
+		return false
+	}
+	if d.from, d.arrivals = now, arrivals; n <= 0 {
 		return false
 	}
 	before, sample := d.rate, float64(n)/elapsed.Seconds()
@@ -289,20 +291,20 @@ func earlier(functions []Function, actions []Action, i int) (work time.Duration)
 	return work
 }
 
-// infeasible is the response-time test of function i: it says why the objective cannot be kept. Three
-// times must fit it: a batch of its own, the work of equal and higher levels, and blocking, for which a
-// lower level may keep it waiting. On a GPU with MPS blocking is a kernel that already runs. Its time is
-// not known, but small next to most objectives (docs/adr/0022-guarantees.md).
+// infeasible is the response-time test of function i: it says why the objective cannot be kept, or nothing.
+// The sum of three times must not exceed the objective: the function's own batch, the work of equal and
+// higher levels, and the blocking time of lower levels. With MPS a lower level blocks a higher one for as
+// long as its running kernel. That time is not known, so Decide leaves it out (docs/adr/0022-guarantees.md).
 func infeasible(functions []Function, actions []Action, i int, blocking time.Duration) string {
 	f := &functions[i]
 	if !f.costKnown() {
 		return ""
 	}
 	own, others := f.batchCost(), earlier(functions, actions, i)
-	switch {
-	case own > f.Objective:
+	if own > f.Objective {
 		return fmt.Sprintf("one batch takes %v, and the objective allows %v", brief(own), brief(f.Objective))
-	case own+blocking+others <= f.Objective:
+	}
+	if own+blocking+others <= f.Objective {
 		return ""
 	}
 	runs := ""

@@ -25,7 +25,7 @@ func TestDecide(t *testing.T) {
 	unknown := Function{Objective: 20 * ms}
 	byHand := Function{Objective: 20 * ms, Rate: 10, Cost: ms, SharePercent: 40}
 	// 800 requests per second in batches of 8 of 3 ms need 0.3, times a margin of 1.209.
-	third := 0.3 * (1.05 + 0.45/math.Sqrt(8))
+	eights := 0.3 * (1.05 + 0.45/math.Sqrt(8))
 	for _, c := range []struct {
 		name      string
 		functions []Function
@@ -33,8 +33,8 @@ func TestDecide(t *testing.T) {
 	}{
 		{"none", nil, nil},
 		{"alone", []Function{small}, []float64{0.9}},
-		{"batches", []Function{{Objective: 20 * ms, Rate: 800, Fixed: ms, Cost: ms / 4, Batch: 8}, greedy}, []float64{third, 0.9 - third}},
-		{"batches of any size take equally long", []Function{{Objective: 20 * ms, Rate: 800, Fixed: 3 * ms, Batch: 8}, greedy}, []float64{third, 0.9 - third}},
+		{"batches", []Function{{Objective: 20 * ms, Rate: 800, Fixed: ms, Cost: ms / 4, Batch: 8}, greedy}, []float64{eights, 0.9 - eights}},
+		{"batches of any size take equally long", []Function{{Objective: 20 * ms, Rate: 800, Fixed: 3 * ms, Batch: 8}, greedy}, []float64{eights, 0.9 - eights}},
 		{"rest is divided equally", []Function{small, busy}, []float64{0.03 + 0.21, 0.45 + 0.21}},
 		{"greedy gets the rest", []Function{small, greedy, busy}, []float64{0.03, 0.435, 0.435}},
 		{"two greedy", []Function{greedy, small, greedy}, []float64{0.435, 0.03, 0.435}},
@@ -169,10 +169,19 @@ func TestDecideBounds(t *testing.T) {
 	})
 }
 
-// receive lets a function receive rate requests per second for some time, in steps of 50 ms. It
-// returns when the rate rose.
-func (c *client) receive(rate float64, d time.Duration) (rises []time.Duration) {
-	const step = 50 * ms
+// step is the time between two observations.
+const step = 50 * ms
+
+// client sends requests to a function whose demand it observes.
+type client struct {
+	demand  Demand
+	now     time.Duration
+	arrived int
+	owed    float64 // the part of a request that is due
+}
+
+// send sends rate requests per second for some time. It returns the times of rises.
+func (c *client) send(rate float64, d time.Duration) (rises []time.Duration) {
 	for end := c.now + d; c.now < end; {
 		c.now += step
 		c.owed += rate * step.Seconds()
@@ -186,13 +195,6 @@ func (c *client) receive(rate float64, d time.Duration) (rises []time.Duration) 
 	return rises
 }
 
-type client struct {
-	demand  Demand
-	now     time.Duration
-	arrived int
-	owed    float64
-}
-
 func (c *client) expect(t *testing.T, when string, low, high float64) {
 	t.Helper()
 	if r := c.demand.Rate(); r < low || r > high {
@@ -202,26 +204,26 @@ func (c *client) expect(t *testing.T, when string, low, high float64) {
 
 func TestDemand(t *testing.T) {
 	var c client
-	c.receive(0, 2*time.Second)
+	c.send(0, 2*time.Second)
 	c.expect(t, "before anything came", 0, 0)
-	c.receive(100, 20*time.Second)
+	c.send(100, 20*time.Second)
 	c.expect(t, "100 per second", 99, 101)
-	c.receive(0, time.Hour)
+	c.send(0, time.Hour)
 	c.expect(t, "an hour of silence", 99, 101)
 
 	before := c.now
-	rises := c.receive(1000, time.Second)
+	rises := c.send(1000, time.Second)
 	c.expect(t, "a second after a step to 1,000", 800, 1000)
 	if len(rises) == 0 || rises[0]-before > 2*sampleTime {
 		t.Errorf("rises %v after a step at %v, want one within two samples", rises, before)
 	}
-	c.receive(1000, 4*time.Second)
+	c.send(1000, 4*time.Second)
 	c.expect(t, "five seconds after the step", 990, 1000)
-	if rises = c.receive(1050, 10*time.Second); len(rises) > 0 {
+	if rises = c.send(1050, 10*time.Second); len(rises) > 0 {
 		t.Errorf("rises at %v although the rate rose by a twentieth", rises)
 	}
 	c.expect(t, "ten seconds after a small step", 1045, 1050)
-	c.receive(100, 4*time.Second)
+	c.send(100, 4*time.Second)
 	c.expect(t, "four seconds after a step down", 500, 800)
 }
 
@@ -232,13 +234,13 @@ func TestDemandOfRandomArrivals(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		arrivals, next := 0, 0.0
 		sum, n := 0.0, 0
-		for now := 50 * ms; now < 200*time.Second; now += 50 * ms {
-			for next < now.Seconds() {
+		for at := step; at < 200*time.Second; at += step {
+			for next < at.Seconds() {
 				next += r.ExpFloat64() / rate
 				arrivals++
 			}
-			d.Observe(arrivals, now)
-			if now > 20*time.Second {
+			d.Observe(arrivals, at)
+			if at > 20*time.Second {
 				sum += d.Rate()
 				n++
 			}
