@@ -39,7 +39,7 @@ const maxBatch = 32
 // sigma is the deviation of a batch's time.
 const sigma = 0.03
 
-// The manager observes demand and decides that often.
+// How often the manager observes demand, and how often it decides.
 const (
 	observeEvery = 50 * time.Millisecond
 	decideEvery  = time.Second
@@ -251,7 +251,10 @@ type manager struct {
 
 // next returns when there is something to do.
 func (m *manager) next() int64 {
-	at := min(m.observes, m.decides)
+	at := m.decides
+	if m.shared {
+		at = min(at, m.observes)
+	}
 	for _, f := range m.functions {
 		at = min(at, f.phaseEnds())
 	}
@@ -265,7 +268,7 @@ func (m *manager) tick(now int64) {
 			f.serves, fresh = true, true
 		}
 	}
-	if now >= m.observes {
+	if m.shared && now >= m.observes {
 		m.observes += int64(observeEvery)
 		for _, f := range m.functions {
 			fresh = f.demand.Observe(f.arrived, time.Duration(now)) || fresh
