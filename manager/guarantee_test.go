@@ -208,7 +208,7 @@ func TestRise(t *testing.T) {
 	before := b.status("a").Guarantee.NeedPercent
 	b.traffic(b.instance("a", 0)).arrivals += 40
 	b.started = time.Now().Add(-b.clock - time.Second)
-	b.observeDemand()
+	b.watch()
 	if after := b.status("a").Guarantee.NeedPercent; after < 2*before {
 		t.Errorf("a needs %v %% of the device, and %v %% after its rate rose from 10 to 40 per second; want at least twice as much", before, after)
 	}

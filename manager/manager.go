@@ -201,9 +201,6 @@ func (m *Manager) loop(ctx context.Context) error {
 			}
 			m.watch()
 			m.watchFolder()
-			if m.cfg.Guarantees() {
-				m.observeDemand()
-			}
 		case <-tune.C:
 			m.tune(time.Now())
 		case <-stop:
@@ -263,7 +260,7 @@ func (m *Manager) observe(o control.Observed) {
 }
 
 // watch runs at each tick. It looks for hung processes, for functions without processes,
-// and for an orchestrator that has stopped reporting.
+// for an orchestrator that has stopped reporting, and for rates that rise.
 func (m *Manager) watch() {
 	if m.orchestrator.checkAlive() {
 		m.log.Warn().Msg("orchestrator does not answer; running processes continue, but none can be started")
@@ -272,6 +269,9 @@ func (m *Manager) watch() {
 		f.watch()
 	}
 	m.watchTurns()
+	if m.cfg.Guarantees() {
+		m.observeDemand()
+	}
 }
 
 // acceptAttaches accepts processes until the listener closes.
