@@ -245,7 +245,7 @@ func TestDemandOfRandomArrivals(t *testing.T) {
 				n++
 			}
 		}
-		if mean := sum / float64(n); mean < rate || mean > rate+3*math.Sqrt(rate) {
+		if mean := sum / float64(n); mean < rate || mean > rate+1.9*math.Sqrt(rate) {
 			t.Errorf("%v random arrivals per second: mean rate %.1f", rate, mean)
 		}
 	}
