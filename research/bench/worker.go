@@ -16,10 +16,11 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// Worker compares a worker with own processes, for the same functions on the CPUs of one machine.
+// Worker compares a worker with own processes, for the same functions on one device.
 // The runs are interleaved, each on its own node. Each list has a value per run.
 type Worker struct {
 	Machine   testbed.Machine `json:"machine"`
+	Device    string          `json:"device"`
 	Functions int             `json:"functions"`
 	Worker    WorkerWay       `json:"worker"`
 	Own       WorkerWay       `json:"own"`
@@ -32,6 +33,7 @@ type WorkerWay struct {
 	Processes []float64 `json:"processes"`
 	// MemoryMiB is the anonymous memory of the functions' processes when all serve and all
 	// shadows are loaded. Packet memory and tensors are shared with the manager, and not part of it.
+	// On a GPU it is the GPU memory of all processes.
 	MemoryMiB []float64 `json:"memory_mib"`
 	// Start is the time from the node's start until all functions serve. Restart is the time from
 	// SIGKILL of the first function's process until all serve.
@@ -45,6 +47,8 @@ type WorkerOptions struct {
 	ModelNames []string
 	Functions  int
 	Rounds     int
+	// OnlyWorker leaves out own processes: a GPU serves at most 48.
+	OnlyWorker bool
 }
 
 // workerPatience bounds each step of a run. Many processes may take minutes to start.
@@ -52,7 +56,7 @@ const workerPatience = 10 * time.Minute
 
 // RunWorker measures both ways in turn, Rounds times.
 func RunWorker(ctx context.Context, o WorkerOptions) (Worker, error) {
-	r := Worker{Machine: o.Machine, Functions: o.Functions}
+	r := Worker{Machine: o.Machine, Device: o.Device, Functions: o.Functions}
 	if err := checkCards(&o.Setup, o.ModelNames); err != nil {
 		return r, err
 	}
@@ -64,9 +68,12 @@ func RunWorker(ctx context.Context, o WorkerOptions) (Worker, error) {
 			{"a worker", "workers: [{name: cold, share_percent: 60}]\n", ", worker: cold", &r.Worker},
 			{"own processes", "", "", &r.Own},
 		} {
+			if o.OnlyWorker && way.worker == "" {
+				continue
+			}
 			o.Printf("round %d of %d: %s", round+1, o.Rounds, way.name)
 			var config strings.Builder
-			config.WriteString("device: cpu\n" + way.workers + "functions:\n")
+			config.WriteString(deviceAndModels(&o.Setup) + way.workers + "functions:\n")
 			for i := range o.Functions {
 				fmt.Fprintf(&config, "  - {name: fn%d, model: %q, port: 0%s}\n", i, o.ModelNames[i%len(o.ModelNames)], way.worker)
 			}
@@ -77,7 +84,7 @@ func RunWorker(ctx context.Context, o WorkerOptions) (Worker, error) {
 	}
 	worker, _, _ := Spread(r.Worker.MemoryMiB)
 	own, _, _ := Spread(r.Own.MemoryMiB)
-	r.Ratio = worker / own
+	r.Ratio = ratio(worker, own)
 	return r, nil
 }
 
@@ -97,22 +104,11 @@ func (o *WorkerOptions) run(ctx context.Context, config string, to *WorkerWay) e
 	if err := n.WaitFor(ctx, "every shadow", func() bool { return loaded(n, &status) }); err != nil {
 		return err
 	}
-	processes := map[int]int64{} // anonymous memory by process id
-	for _, f := range status.Functions {
-		for _, p := range f.Instances[0].Processes {
-			if p.PID == 0 { // it is being started
-				continue
-			}
-			if processes[p.PID], err = anonymousBytes(p.PID); err != nil {
-				return err
-			}
-		}
+	memory, err := functionMemory(n)
+	if err != nil {
+		return err
 	}
-	memory := int64(0)
-	for _, bytes := range processes {
-		memory += bytes
-	}
-	to.Processes, to.MemoryMiB = append(to.Processes, float64(len(processes))), append(to.MemoryMiB, float64(memory)/(1<<20))
+	to.Processes, to.MemoryMiB = append(to.Processes, float64(countProcesses(&status))), append(to.MemoryMiB, float64(memory)/(1<<20))
 
 	active, _ := status.Functions[0].Instances[0].Serving()
 	began = time.Now()
@@ -144,6 +140,19 @@ func loaded(n *node.Node, status *control.Status) bool {
 		shadow, _ := f.Instances[0].Standby()
 		return f.Worker == "" && shadow.State != control.Loaded
 	})
+}
+
+// countProcesses returns how many processes the functions have.
+func countProcesses(status *control.Status) int {
+	processes := map[int]bool{}
+	for _, f := range status.Functions {
+		for _, p := range f.Instances[0].Processes {
+			if p.PID != 0 { // it is being started
+				processes[p.PID] = true
+			}
+		}
+	}
+	return len(processes)
 }
 
 func hasProcess(status *control.Status, pid int) bool {

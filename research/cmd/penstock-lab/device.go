@@ -58,6 +58,14 @@ func (d *deviceFlags) options() (bench.Setup, error) {
 // counting matches a line that only reports progress.
 var counting = regexp.MustCompile(`[0-9]+ of [0-9]+$`)
 
+// memoryName says which memory the benchmarks of workers measure on a device.
+func memoryName(device string) string {
+	if device == configs.DeviceCPU {
+		return "anonymous memory"
+	}
+	return "GPU memory"
+}
+
 func positive(flag string, n int) error {
 	if n < 1 {
 		return fmt.Errorf("%s %d: want at least 1", flag, n)

@@ -87,10 +87,6 @@ func residencyRows(r bench.Residency) []table.Row {
 		}
 		return table.Row{name, cell(&r.Limited), cell(&r.Unlimited), cell(&r.Own), cell(&r.Alone)}
 	}
-	memory := "anonymous memory"
-	if r.Device != configs.DeviceCPU {
-		memory = "GPU memory"
-	}
 	rows := []table.Row{
 		{fmt.Sprintf("%d functions", r.Functions), fmt.Sprintf("worker of %d MiB", r.MemoryMiB), "worker", "own processes", "each model alone"},
 		row("requests", "", func(w *bench.ResidencyWay) []float64 { return w.Requests }),
@@ -103,7 +99,7 @@ func residencyRows(r bench.Residency) []table.Row {
 		row("p99 of a function", " ms", func(w *bench.ResidencyWay) []float64 { return w.P99 }),
 		row("loads per second", "", func(w *bench.ResidencyWay) []float64 { return w.Loads }),
 		row("a load", " ms", func(w *bench.ResidencyWay) []float64 { return w.LoadMillis }),
-		row(memory, " MiB", func(w *bench.ResidencyWay) []float64 { return w.MemoryMiB }),
+		row(memoryName(r.Device), " MiB", func(w *bench.ResidencyWay) []float64 { return w.MemoryMiB }),
 		{"memory ratio", orNone(r.Ratio), orNone(r.UnlimitedRatio), "", ""},
 	}
 	if r.WeightsMiB > 0 {

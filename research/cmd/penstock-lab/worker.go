@@ -6,10 +6,12 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/research/bench"
 )
 
 func workerCommand(print printer) *cobra.Command {
+	var flags deviceFlags
 	var o bench.WorkerOptions
 	cmd := &cobra.Command{
 		Use: "worker", Short: "What a worker saves: memory and starts of many functions in one process and in their own",
@@ -17,7 +19,8 @@ func workerCommand(print printer) *cobra.Command {
 turn. Rows have the median and the range of the runs. "restart" is the time from SIGKILL of a process until
 all functions serve.`,
 		Example: `  penstock-lab worker
-  penstock-lab worker --functions 12 --rounds 5`,
+  penstock-lab worker --functions 12 --rounds 5
+  penstock-lab worker --device cuda --models models --only-worker --functions 42`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := positive("--rounds", o.Rounds); err != nil {
@@ -26,10 +29,11 @@ all functions serve.`,
 			if err := positive("--functions", o.Functions); err != nil {
 				return err
 			}
-			var err error
-			if o.Setup, err = cpuSetup(); err != nil {
+			setup, err := flags.options()
+			if err != nil {
 				return err
 			}
+			o.Setup = setup.Setup
 			r, err := bench.RunWorker(cmd.Context(), o)
 			if err != nil {
 				return err
@@ -37,6 +41,8 @@ all functions serve.`,
 			return print(r, workerRows(r))
 		},
 	}
+	flags.register(cmd, configs.DeviceCPU)
+	cmd.Flags().BoolVar(&o.OnlyWorker, "only-worker", false, "leave out own processes; a GPU serves at most 48")
 	cmd.Flags().StringSliceVar(&o.ModelNames, "model", []string{"face", "fashion", "face", "fashion", "detect"}, "models of the functions, in turn")
 	cmd.Flags().IntVar(&o.Functions, "functions", 40, "how many functions")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 3, "how many runs of each way")
@@ -46,7 +52,11 @@ all functions serve.`,
 func workerRows(r bench.Worker) []table.Row {
 	row := func(name, unit string, of func(*bench.WorkerWay) []float64) table.Row {
 		cell := func(way *bench.WorkerWay) string {
-			median, smallest, largest := bench.Spread(of(way))
+			values := of(way)
+			if len(values) == 0 {
+				return "-"
+			}
+			median, smallest, largest := bench.Spread(values)
 			return fmt.Sprintf("%.1f%s (%.1f to %.1f)", median, unit, smallest, largest)
 		}
 		return table.Row{name, cell(&r.Worker), cell(&r.Own)}
@@ -54,9 +64,9 @@ func workerRows(r bench.Worker) []table.Row {
 	return []table.Row{
 		{fmt.Sprintf("%d functions", r.Functions), "worker", "own processes"},
 		row("processes", "", func(w *bench.WorkerWay) []float64 { return w.Processes }),
-		row("anonymous memory", " MiB", func(w *bench.WorkerWay) []float64 { return w.MemoryMiB }),
+		row(memoryName(r.Device), " MiB", func(w *bench.WorkerWay) []float64 { return w.MemoryMiB }),
 		row("start", " s", func(w *bench.WorkerWay) []float64 { return w.Start }),
 		row("restart", " s", func(w *bench.WorkerWay) []float64 { return w.Restart }),
-		{"memory ratio", fmt.Sprintf("%.2f", r.Ratio), ""},
+		{"memory ratio", orNone(r.Ratio), ""},
 	}
 }
