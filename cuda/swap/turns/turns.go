@@ -33,11 +33,13 @@ const (
 	// only after it was idle for as long as a swap takes. To swap in a shorter pause would take
 	// more time than the pause gives to others.
 	span = 10
-	// quantum is the length of a turn in swaps, if the guest is never idle and others wait:
-	// swaps take at most 2.5 % of the time.
-	quantum = 40
+	// A turn lasts quantum swaps, if the guest is never idle and others wait: swaps take 1 % of the time.
+	quantum = 100
 	// minQuantum holds before the first swap and for small guests.
 	minQuantum = time.Second
+	// maxQuantum limits the wait of others, unless swaps would then take more than 1/span of the time. It is
+	// the shortest turn that nvshare's authors evaluate (table 2).
+	maxQuantum = 30 * time.Second
 	// ReturnTime is how long guests of a former server may take to come back, and the driver to free
 	// what a guest had that ended.
 	ReturnTime = 5 * time.Second
@@ -428,7 +430,10 @@ func (l *Lock) overdue(g *guest) (at time.Duration, ok bool) {
 	return at, at < math.MaxInt64
 }
 
-func (l *Lock) turn() time.Duration { return max(minQuantum, quantum*l.swap) }
+// turn is how long a guest that is never idle keeps its turn while others wait.
+func (l *Lock) turn() time.Duration {
+	return max(minQuantum, min(quantum*l.swap, maxQuantum), span*l.swap)
+}
 
 func (l *Lock) fits() bool {
 	var n int64

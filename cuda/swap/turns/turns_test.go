@@ -75,7 +75,7 @@ func TestTurns(t *testing.T) {
 	if c := commands[0]; c.Early != l.Swap() || c.Span != 10*l.Swap() {
 		t.Errorf("the guest is told %+v", c)
 	}
-	if at, ok := l.Deadline(); !ok || at != now+40*l.Swap() {
+	if at, ok := l.Deadline(); !ok || at != now+maxQuantum {
 		t.Errorf("the turn ends at %v, %v", at, ok)
 	}
 
@@ -85,6 +85,20 @@ func TestTurns(t *testing.T) {
 	expect(l.In(now, 1, 0, unknown))
 	expect(l.Stopped(now, 1))
 	expect(l.Ask(now, 1), "1 go")
+}
+
+func TestTurn(t *testing.T) {
+	for swap, want := range map[time.Duration]time.Duration{
+		0:                      time.Second,
+		2 * time.Millisecond:   time.Second,
+		100 * time.Millisecond: 10 * time.Second,
+		400 * time.Millisecond: 30 * time.Second,
+		4 * time.Second:        40 * time.Second,
+	} {
+		if got := (&Lock{swap: swap}).turn(); got != want {
+			t.Errorf("with swaps of %v a turn takes %v, want %v", swap, got, want)
+		}
+	}
 }
 
 func TestRefuse(t *testing.T) {
