@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 
 	"github.com/penstock/penstock/cuda"
 )
@@ -69,21 +70,25 @@ func (g *gpu) closeLanes() error {
 	return errors.Join(errs...)
 }
 
-// lanePool is the scratch memory of a worker's lane. The lock capturing guards it.
+// lanePool is the scratch memory of a worker's lane.
 type lanePool struct {
 	lane int
-	pool *pool
+	pool *pool // shrinks, and is used by graphs, only under the lock capturing
 	// needs has the models of the lane, and the bytes that the largest graph of each needs.
 	needs map[*gpu]int64
 }
 
-// lanePools has the pools of this process's lanes that have models. The lock capturing guards it.
-var lanePools = make(map[int]*lanePool)
+// lanePools has the pools of this process's lanes that have models. joining guards it and the pools' needs.
+// It is taken after capturing, for which a model that joins would have to wait: others make sessions.
+var (
+	joining   sync.Mutex
+	lanePools = make(map[int]*lanePool)
+)
 
 // joinLane returns the pool of a worker's lane. It has no memory before the first capture.
 func joinLane(g *gpu, lane int) (*lanePool, error) {
-	capturing.Lock()
-	defer capturing.Unlock()
+	joining.Lock()
+	defer joining.Unlock()
 	l := lanePools[lane]
 	if l == nil {
 		p, err := newScratchPool(g.context.Device())
@@ -104,6 +109,8 @@ func (l *lanePool) leave(g *gpu) error {
 	}
 	capturing.Lock()
 	defer capturing.Unlock()
+	joining.Lock()
+	defer joining.Unlock()
 	delete(l.needs, g)
 	if len(l.needs) == 0 {
 		delete(lanePools, l.lane)
@@ -116,6 +123,8 @@ func (l *lanePool) leave(g *gpu) error {
 // captured records that a graph of the model was captured. It returns an error if ONNX Runtime has
 // kept some of the memory: the graphs of other models would write there. The caller holds capturing.
 func (l *lanePool) captured(g *gpu, s poolState) error {
+	joining.Lock()
+	defer joining.Unlock()
 	l.needs[g] = max(l.needs[g], s.peak)
 	if s.used > 0 {
 		return fmt.Errorf("%w: %d bytes", errScratchKept, s.used)

@@ -5,6 +5,7 @@ package onnx
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
@@ -98,6 +99,34 @@ func TestSharedScratch(t *testing.T) {
 	if len(lanePools) != 0 {
 		t.Errorf("%d pools are left", len(lanePools))
 	}
+}
+
+// TestJoinNextToSession lets a model join a lane while another makes a session. Models that link at the same
+// time must not wait for each other.
+func TestJoinNextToSession(t *testing.T) {
+	c := bound(t)
+	capturing.RLock()
+	defer capturing.RUnlock()
+	joined := make(chan error)
+	go func() {
+		g := &gpu{context: c}
+		l, err := joinLane(g, 0)
+		joined <- err
+		joined <- l.leave(g)
+	}()
+	select {
+	case err := <-joined:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("waits for a session that is being made")
+	}
+	t.Cleanup(func() { // after capturing is free
+		if err := <-joined; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // TestSharedScratchKept links a model that keeps memory of a capture. Another model's graphs would
