@@ -101,7 +101,7 @@ func (o *WorkerOptions) run(ctx context.Context, config string, to *WorkerWay) e
 	to.Start = append(to.Start, time.Since(began).Seconds())
 
 	var status control.Status
-	if err := n.WaitFor(ctx, "every shadow", func() bool { return loaded(n, &status) }); err != nil {
+	if err := n.WaitFor(ctx, "every batch size and shadow", func() bool { return loaded(n, &status) }); err != nil {
 		return err
 	}
 	memory, err := functionMemory(n)
@@ -134,11 +134,13 @@ func serving(n *node.Node, status *control.Status) bool {
 	})
 }
 
-// loaded is serving, and reports whether each function outside a worker has a shadow that is loaded.
+// loaded is serving, and reports whether each function has all batch sizes, and outside a worker a shadow that is
+// loaded.
 func loaded(n *node.Node, status *control.Status) bool {
 	return serving(n, status) && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool {
+		active, _ := f.Instances[0].Serving()
 		shadow, _ := f.Instances[0].Standby()
-		return f.Worker == "" && shadow.State != control.Loaded
+		return active.WarmingUp || f.Worker == "" && shadow.State != control.Loaded
 	})
 }
 
