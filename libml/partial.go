@@ -21,6 +21,8 @@ import (
 //	2 larger ───────────────────────────────> 3 between two batches: its rule has the size
 //	4 report it; from 1 until all are done
 //
+// A member of a worker adds no size while another member is being started: clients wait for that one.
+//
 // New sizes are not warmed up: they share their tensors, and the framework's memory of
 // the slot, with batches in flight. The rule learns the time of a size from its first
 // batches, for which slab.Rule.Grown raises the limit on trial, and so does the account.
@@ -52,6 +54,10 @@ func (w *partialWarmUp) run() error {
 	began := time.Now()
 	err := w.device.Bind()
 	for err == nil && p.sizes.missing() {
+		if p.othersStart() && !w.stopped() {
+			time.Sleep(startPoll)
+			continue
+		}
 		err = w.add(p.sizes.next())
 	}
 	switch {
@@ -70,6 +76,9 @@ func (w *partialWarmUp) run() error {
 	}
 	return err
 }
+
+// startPoll is how often a member checks whether others still start.
+const startPoll = 10 * time.Millisecond
 
 // add adds the sizes of a longer ladder, one size more than now.
 func (w *partialWarmUp) add(ladder []int) error {

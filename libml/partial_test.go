@@ -316,3 +316,59 @@ func TestExtend(t *testing.T) {
 		t.Errorf("size %d after it, want 2 on trial", l.batching.size())
 	}
 }
+
+// TestPartialWarmUpInWorker starts a second member while the first has its smallest batch size. The first one's
+// larger sizes wait until the second is ready.
+func TestPartialWarmUpInWorker(t *testing.T) {
+	var fakes [2]*fake
+	var functions [2]*harness
+	byName := map[string]*fake{}
+	for i, name := range []string{"first", "second"} {
+		card := testCard()
+		card.Name = name
+		functions[i] = newGPUHarness(t, card)
+		fakes[i] = functions[i].fake()
+		byName[name] = fakes[i]
+	}
+	configured := make(chan struct{}, 100)
+	fakes[0].failing = func(step string) error {
+		if step == "configure" {
+			configured <- struct{}{}
+		}
+		return nil
+	}
+	links, proceed := make(chan struct{}), make(chan struct{})
+	fakes[1].failing = func(step string) error {
+		if step == "link" {
+			close(links)
+			<-proceed
+		}
+		return nil
+	}
+	w := startWorker(t, byName)
+	first, second := w.join(functions[0], 1), w.join(functions[1], 1)
+	for _, member := range []string{second, first} {
+		w.awaitState(member, control.Loaded)
+		w.order(control.Order{Do: control.DoWake, Member: member, SharePercent: 50, PartialWarmUp: true})
+		if member == second {
+			<-links
+		}
+	}
+	w.awaitState(first, control.Ready)
+	functions[0].channel.SetEpoch(1)
+	w.awaitState(first, control.Active)
+	time.Sleep(10 * startPoll)
+	if n := len(configured); n != 1 {
+		t.Errorf("while the second member starts, the first has configured %d batch sizes, want only its smallest", n)
+	}
+	close(proceed)
+	if n := w.await(first, func(n control.Notice) bool { return !n.WarmingUp && len(n.Batches) > 1 }); !slices.Equal(n.Batches, testCard().Batches) {
+		t.Errorf("the first member reports batches of %v", n.Batches)
+	}
+	w.order(control.Order{Do: control.DoDrain})
+	w.awaitExit(first)
+	w.awaitExit(second)
+	if err := w.end(); err != nil {
+		t.Error(err)
+	}
+}

@@ -201,6 +201,7 @@ func (p *process) joinWorker(gone <-chan struct{}) error {
 // prepareService links the model, warms it up and opens the loop. It sends the notice ready, which it
 // returns.
 func (p *process) prepareService(gone <-chan struct{}, wake control.Order, attached control.Attached, files []*os.File) (l *loop, ready control.Notice, err error) {
+	defer p.beginStart()()
 	release, free := p.beginWarmUp(gone)
 	if !free {
 		return nil, ready, errStopped

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/rs/zerolog"
 
@@ -33,6 +34,8 @@ type worker struct {
 	// warmUps has a place for one member that warms up on a CPU. Batches of several members at once would
 	// need memory that is never needed again. links has a place per CPU for members without a warm-up.
 	warmUps, links chan struct{}
+	// starting counts the members that prepare their service.
+	starting atomic.Int32
 }
 
 // membership is what a process has as a member of a worker. The zero value is that of a process outside
@@ -69,6 +72,19 @@ func (m *membership) joinError(err error) error {
 	}
 	return fmt.Errorf("join worker: %w", err)
 }
+
+// beginStart counts the member as one that prepares its service, until the function that it returns is
+// called.
+func (m *membership) beginStart() (end func()) {
+	if m.worker == nil {
+		return func() {}
+	}
+	m.worker.starting.Add(1)
+	return func() { m.worker.starting.Add(-1) }
+}
+
+// othersStart reports whether other members prepare their service.
+func (m *membership) othersStart() bool { return m.worker != nil && m.worker.starting.Load() > 0 }
 
 // leave gives up the member's places in its worker.
 func (m *membership) leave(now int64) {
