@@ -30,6 +30,7 @@ import (
 // A worker without a limit has no conductor. Any goroutine may call the methods.
 type conductor struct {
 	lanes *lanes
+	ahead time.Duration // residency.Worker.Ahead
 	// fail ends the worker, because a step does not end within stepPatience of running time.
 	fail    func(error)
 	running func() time.Duration
@@ -46,8 +47,13 @@ type conductor struct {
 // watches over first loads.
 const stepPatience = 30 * time.Second
 
-func newConductor(l *lanes, fail func(error)) *conductor {
-	c := &conductor{lanes: l, fail: fail, running: runclock.Now}
+// loadAhead is how long orders, evictions and mapping take before a copy to a GPU, on an H200
+// (docs/adr/0030-evicting-weights.md).
+const loadAhead = time.Millisecond
+
+// newConductor returns the conductor of a worker. ahead is residency.Worker.Ahead.
+func newConductor(l *lanes, ahead time.Duration, fail func(error)) *conductor {
+	c := &conductor{lanes: l, ahead: ahead, fail: fail, running: runclock.Now}
 	c.alarm = time.AfterFunc(math.MaxInt64, func() { c.plan(shm.Now()) })
 	return c
 }
@@ -62,20 +68,21 @@ type residence struct {
 	name string // of the member
 	wake func() // makes the member look for its order; any goroutine may call it
 
-	joined   int64
-	loadOnce bool            // load the model once, also without requests
-	serves   bool            // the member's loop carries out its orders
-	exact    bool            // the sizes that loads report are exact
-	model    residency.Model // State is Linked or Resident
-	rate     residency.Rate
-	stream   residency.Arrivals
-	until    int64             // when a request whose first packet has come no longer counts
-	order    residency.Op      // for the member, while model.Moving
-	began    time.Duration     // running time when the order was given, or the member took it
-	taken    bool              // the member carries it out
-	fault    error             // of the last load; nil if it did not fail
-	retry    retry             // after a fault
-	counts   control.Residency // without its state
+	joined     int64
+	loadOnce   bool            // load the model once, also without requests
+	loadedOnce bool            // and the next load takes about as long as the last
+	serves     bool            // the member's loop carries out its orders
+	exact      bool            // the sizes that loads report are exact
+	model      residency.Model // State is Linked or Resident
+	rate       residency.Rate
+	stream     residency.Arrivals
+	until      int64             // when a request whose first packet has come no longer counts
+	order      residency.Op      // for the member, while model.Moving
+	began      time.Duration     // running time when the order was given, or the member took it
+	taken      bool              // the member carries it out
+	fault      error             // of the last load; nil if it did not fail
+	retry      retry             // after a fault
+	counts     control.Residency // without its state
 }
 
 // retry delays the next load after one that failed.
@@ -161,6 +168,7 @@ func (r *residence) observe(now int64, w work) (order residency.Op, ok bool) {
 		return 0, false
 	}
 	r.taken, r.began = true, c.running()
+	m.Ends = r.ends(now)
 	return r.order, true
 }
 
@@ -228,6 +236,7 @@ func (r *residence) loaded(now int64, bytes int64, took time.Duration) {
 		m.Load += (took - m.Load) / 4
 	}
 	m.Used = now
+	r.loadedOnce = true
 	r.fault, r.retry = nil, retry{}
 	r.counts.Loads++
 	r.counts.LastLoadMillis = float64(took.Microseconds()) / 1000
@@ -261,7 +270,7 @@ func (r *residence) failed(now int64, why error) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.model.Moving, r.taken, r.loadOnce = false, false, false
+	r.model.Moving, r.taken, r.loadOnce, r.loadedOnce = false, false, false, false
 	r.fault = why
 	r.retry.delay = min(max(minRetry, 2*r.retry.delay), maxRetry)
 	r.retry.at = now + int64(r.retry.delay)
@@ -320,7 +329,7 @@ func (c *conductor) plan(now int64) {
 func (c *conductor) planLocked(now int64) {
 	wake := c.watchLocked(now)
 	if !slices.ContainsFunc(c.members, (*residence).evicting) {
-		w := residency.Worker{MemoryBytes: c.lanes.roomBytes(), HostBytes: math.MaxInt64}
+		w := residency.Worker{MemoryBytes: c.lanes.roomBytes(), HostBytes: math.MaxInt64, Ahead: c.ahead}
 		c.modelsLocked(now)
 		evicts := false
 		for _, step := range w.Plan(now, c.models) {
@@ -330,6 +339,7 @@ func (c *conductor) planLocked(now int64) {
 			evicts = evicts || step.Op == residency.Evict
 			r := c.members[step.Model]
 			r.model.Moving, r.taken, r.order, r.began = true, false, step.Op, c.running()
+			r.model.Ends = r.ends(now)
 			r.wake()
 		}
 		wake = min(wake, w.Wake(now, c.models))
@@ -337,6 +347,14 @@ func (c *conductor) planLocked(now int64) {
 	if wake < math.MaxInt64 {
 		c.alarm.Reset(time.Duration(max(0, wake-now)))
 	}
+}
+
+// ends returns when a step that begins now should end. The time of a load that may make sessions is unknown.
+func (r *residence) ends(now int64) int64 {
+	if !r.loadedOnce {
+		return math.MaxInt64
+	}
+	return now + int64(r.model.Load)
 }
 
 // exceedsLocked reports whether the models take more memory than there is, because one was larger than

@@ -23,7 +23,7 @@ func testConductor(t testing.TB, memoryBytes int64) (c *conductor, failed *error
 		t.Fatal(err)
 	}
 	failed = new(error)
-	c = newConductor(l, func(err error) { *failed = err })
+	c = newConductor(l, 0, func(err error) { *failed = err })
 	c.alarm.Stop()
 	c.alarm = time.NewTimer(time.Hour) // the test calls plan
 	c.running = func() time.Duration { return 0 }
@@ -149,6 +149,63 @@ func TestConductor(t *testing.T) {
 	if !none.resident() || none.failure(0) != nil || none.loading() != 0 || none.report(0) != nil {
 		t.Error("process without a conductor has no model")
 	}
+}
+
+// TestConductorNext lets the next load evict and begin shortly before the last one ends.
+func TestConductorNext(t *testing.T) {
+	const second, load = int64(time.Second), 10 * time.Millisecond
+	for name, c := range map[string]struct {
+		ahead, after time.Duration
+		want         bool
+	}{
+		"in time":   {time.Millisecond, load - time.Millisecond, true},
+		"too early": {time.Millisecond, load - time.Millisecond - 1, false},
+		"overdue":   {time.Millisecond, 2 * load, true},
+		"one load":  {0, 2 * load, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conductor, _ := testConductor(t, 100)
+			now := second
+			first := conductor.serveMember(t, now, "first", 50, load)
+			next := conductor.serveMember(t, now, "next", 40, load)
+			victim := conductor.serveMember(t, now, "victim", 50, load)
+			rest := conductor.serveMember(t, now, "rest", 40, load)
+			if first.resident() || next.resident() {
+				t.Fatal("the last models have not evicted the others")
+			}
+			conductor.ahead = c.ahead
+			now++
+			conductor.carryOut(t, now, func() bool {
+				order, ok := first.observe(now, waitingFor(now+second))
+				return ok && order == residency.Load
+			})
+			now += int64(c.after)
+			got := false
+			for range 5 { // orders to evict, then the load
+				for _, r := range []*residence{victim, rest} {
+					if order, ok := r.observe(now, work{}); ok && order == residency.Evict {
+						r.evicted(now)
+					}
+				}
+				if _, ok := next.observe(now, waitingFor(now+second)); ok {
+					got = true
+				}
+			}
+			if got != c.want {
+				t.Errorf("the next load begins %v after the first: %v, want %v", c.after, got, c.want)
+			}
+		})
+	}
+	t.Run("sessions", func(t *testing.T) {
+		c, _ := testConductor(t, 100)
+		c.ahead = time.Millisecond
+		for _, name := range []string{"first", "next"} {
+			r := c.join(second, newcomer{name: name, weightsBytes: 40, load: load, loadOnce: true, wake: func() {}})
+			if _, ok := r.observe(second+int64(10*load), work{}); ok != (name == "first") {
+				t.Errorf("%s begins to load: %v; while one makes its sessions, no other may", name, ok)
+			}
+		}
+	})
 }
 
 // TestConductorFirstPacket loads at the first packet of a request, and forgets one that does not come.

@@ -119,7 +119,11 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 		}
 	}
 	if start.MemoryBytes != 0 {
-		w.conductor = newConductor(lanes, fail)
+		ahead := loadAhead
+		if start.Device == DeviceCPU {
+			ahead = 0 // a load takes the time of a CPU, and not of a bus
+		}
+		w.conductor = newConductor(lanes, ahead, fail)
 		defer w.conductor.close()
 	}
 	wait := func() error {

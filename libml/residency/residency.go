@@ -69,8 +69,10 @@ type Step struct {
 type Model struct {
 	State State
 	// Moving: a step has begun that changes the state, and has not ended. The memory of the
-	// next state is taken from its beginning on, that of this state until its end.
+	// next state is taken from its beginning on, that of this state until its end. Ends is when the step
+	// should end.
 	Moving bool
+	Ends   int64
 	// WeightsBytes is its size, in host memory and on the GPU.
 	WeightsBytes int64
 	// Read, Link and Load are how long these steps are expected to take alone, Batch its
@@ -99,6 +101,9 @@ type Worker struct {
 	// MemoryBytes is the GPU memory for weights (lane.Terms.RoomBytes), HostBytes the host
 	// memory for them.
 	MemoryBytes, HostBytes int64
+	// Ahead is how long before the end of a load the next one may begin. Before its copy, a load has to
+	// evict others and to map memory. 0 allows one load at a time.
+	Ahead time.Duration
 	// Order sorts the models to evict or to drop, the first victim first. Plan uses ByWorth
 	// if it is nil.
 	Order func(a, b *Model) int
@@ -159,7 +164,7 @@ func (m *Model) due(now int64) int64 {
 // the order of lane.EDF, and makes room for them.
 //
 //   - At most one step of each of Read, Link and Load is under way. Copies share one bus, so
-//     two at once would both end later.
+//     two at once would both end later. Only the last Ahead of a load may overlap the next.
 //   - Weights on the GPU never exceed MemoryBytes, those in host memory never HostBytes. If
 //     they do, because a lane or a model grew, idle models are evicted first.
 //   - A model with work is never evicted or dropped.
@@ -180,7 +185,8 @@ func (w Worker) Plan(now int64, models []Model) []Step {
 			p.host -= m.WeightsBytes
 		}
 		if m.Moving {
-			p.busy[m.State] = true
+			p.busy[m.State] = p.moving[m.State] || !w.allowsNext(now, m)
+			p.moving[m.State] = true
 		}
 	}
 	if p.gpu < 0 {
@@ -195,13 +201,23 @@ func (w Worker) Plan(now int64, models []Model) []Step {
 	return p.steps
 }
 
+// allowsNext reports whether the next load may begin although the model's step has not ended.
+func (w Worker) allowsNext(now int64, m *Model) bool {
+	return w.Ahead > 0 && m.State == Linked && m.Ends-now <= int64(w.Ahead)
+}
+
 // Wake returns the next time after now at which Plan may have a step without another event:
-// when a load for a periodic request is due, or when such a request no longer counts. It is
-// math.MaxInt64 if there is none.
+// when a load for a periodic request is due, when such a request no longer counts, or when a load
+// ends so soon that the next may begin. It is math.MaxInt64 if there is none.
 func (w Worker) Wake(now int64, models []Model) int64 {
 	wake := int64(math.MaxInt64)
+	waits := slices.ContainsFunc(models, func(m Model) bool { return m.State == Linked && !m.Moving && m.hasWork(now) })
 	for i := range models {
 		switch m := &models[i]; {
+		case m.State == Linked && m.Moving:
+			if waits && w.Ahead > 0 && !w.allowsNext(now, m) {
+				wake = min(wake, m.Ends-int64(w.Ahead))
+			}
 		case m.Period <= 0:
 		case m.State < Resident && m.prefetch() > now:
 			wake = min(wake, m.prefetch())
@@ -217,9 +233,10 @@ type planner struct {
 	now       int64
 	models    []Model
 	order     func(a, b *Model) int
-	gpu, host int64            // bytes that are free
-	busy      [Active + 1]bool // by the state in which a step under way began
-	steps     []Step
+	gpu, host int64 // bytes that are free
+	// moving and busy are by the state in which a step begins: one is under way, and no other may begin.
+	moving, busy [Active + 1]bool
+	steps        []Step
 }
 
 // begin adds the step of one model in a state. The models are jobs of a lane, since one step

@@ -33,7 +33,8 @@ func asked(m Model, deadline int64) Model {
 }
 
 func TestPlan(t *testing.T) {
-	moving := func(m Model) Model { m.Moving = true; return m }
+	moving := func(m Model) Model { m.Moving, m.Ends = true, at(100); return m }
+	ends := func(m Model, end int64) Model { m.Moving, m.Ends = true, at(end); return m }
 	in := func(s State, m Model) Model { m.State = s; return m }
 	periodic := func(expected int64) Model {
 		m := linked(5)
@@ -55,6 +56,12 @@ func TestPlan(t *testing.T) {
 		"larger than the memory":    {4, []Model{asked(linked(5), 25), resident(2, 1)}, nil},
 		"one load at a time":        {20, []Model{asked(linked(5), 25), asked(linked(5), 24)}, []Step{{1, Load}}},
 		"one is under way":          {20, []Model{asked(linked(5), 25), moving(asked(linked(5), 24))}, nil},
+		"one ends soon":             {20, []Model{asked(linked(5), 25), ends(asked(linked(5), 24), 2)}, []Step{{0, Load}}},
+		"one ends later":            {20, []Model{asked(linked(5), 25), ends(asked(linked(5), 24), 3)}, nil},
+		"one should have ended":     {20, []Model{asked(linked(5), 25), ends(asked(linked(5), 24), -1)}, []Step{{0, Load}}},
+		"two are under way":         {20, []Model{asked(linked(5), 25), ends(linked(5), -1), ends(linked(5), 1)}, nil},
+		"a link ends soon":          {20, []Model{asked(in(Host, linked(5)), 25), ends(in(Host, linked(5)), 1)}, nil},
+		"memory of one that ends":   {10, []Model{asked(linked(6), 25), ends(linked(5), 1)}, nil},
 		"different steps":           {20, []Model{asked(linked(5), 25), asked(in(Host, linked(5)), 25)}, []Step{{1, Link}, {0, Load}}},
 		"earliest start first":      {20, []Model{asked(linked(2), 25), asked(linked(9), 30)}, []Step{{1, Load}}},
 		"late one last":             {20, []Model{asked(linked(9), 5), asked(linked(2), 50)}, []Step{{1, Load}}},
@@ -82,7 +89,7 @@ func TestPlan(t *testing.T) {
 	}
 	for name, c := range tests {
 		t.Run(name, func(t *testing.T) {
-			w := Worker{MemoryBytes: c.memory, HostBytes: 100}
+			w := Worker{MemoryBytes: c.memory, HostBytes: 100, Ahead: 2 * ms}
 			if got := w.Plan(0, c.models); !slices.Equal(got, c.want) {
 				t.Errorf("plan %v, want %v", got, c.want)
 			}
@@ -118,13 +125,35 @@ func TestWake(t *testing.T) {
 	}
 }
 
+// Wake returns when the load under way ends so soon that the next may begin.
+func TestWakeAhead(t *testing.T) {
+	loads := linked(5)
+	loads.Moving, loads.Ends = true, at(10)
+	waiting := asked(linked(5), 25)
+	for name, c := range map[string]struct {
+		ahead  time.Duration
+		now    int64
+		models []Model
+		want   int64
+	}{
+		"next waits":       {2 * ms, 0, []Model{loads, waiting}, at(8)},
+		"it may begin":     {2 * ms, at(8), []Model{loads, waiting}, math.MaxInt64},
+		"none waits":       {2 * ms, 0, []Model{loads, linked(5)}, math.MaxInt64},
+		"one load at once": {0, 0, []Model{loads, waiting}, math.MaxInt64},
+	} {
+		if got := (Worker{MemoryBytes: 20, Ahead: c.ahead}).Wake(c.now, c.models); got != c.want {
+			t.Errorf("%s: wakes at %v, want %v", name, time.Duration(got), time.Duration(c.want))
+		}
+	}
+}
+
 // randomModels returns models in any state, with any work.
 func randomModels(r *rand.Rand, n int) []Model {
 	models := make([]Model, n)
 	for i := range models {
 		m := linked(1 + r.Int64N(30))
 		m.State = State(r.IntN(5))
-		m.Moving = m.State < Resident && r.IntN(5) == 0
+		m.Moving, m.Ends = m.State < Resident && r.IntN(5) == 0, at(r.Int64N(60)-10)
 		m.Rate = float64(r.IntN(5))
 		m.Used = r.Int64N(10)
 		if r.IntN(3) == 0 {
@@ -156,10 +185,13 @@ func checkPlan(w Worker, now int64, models []Model) error {
 	}
 	excess, evicted := usedGPU > w.MemoryBytes, true
 	touched := map[int]bool{}
-	begun := map[Op]int{}
+	begun, most := map[Op]int{}, map[Op]int{Read: 1, Link: 1, Load: 1}
 	for i := range models {
-		if models[i].Moving && models[i].State < Resident {
-			begun[Op(models[i].State)]++
+		if m := &models[i]; m.Moving && m.State < Resident {
+			begun[Op(m.State)]++
+			if m.State == Linked && w.Ahead > 0 && m.Ends-now <= int64(w.Ahead) {
+				most[Load] = 2
+			}
 		}
 	}
 	for _, s := range steps {
@@ -190,8 +222,8 @@ func checkPlan(w Worker, now int64, models []Model) error {
 				return fmt.Errorf("%d bytes in host memory of %d: %v", usedHost, w.HostBytes, steps)
 			}
 		}
-		if begun[s.Op]++; begun[s.Op] > 1 {
-			return fmt.Errorf("two %v at once: %v", s.Op, steps)
+		if begun[s.Op]++; begun[s.Op] > most[s.Op] {
+			return fmt.Errorf("too many %v at once: %v", s.Op, steps)
 		}
 	}
 	for i := range models {
@@ -206,7 +238,7 @@ func checkPlan(w Worker, now int64, models []Model) error {
 
 func TestPlanInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := Worker{MemoryBytes: rapid.Int64Range(0, 200).Draw(t, "memory"), HostBytes: rapid.Int64Range(0, 400).Draw(t, "host")}
+		w := Worker{MemoryBytes: rapid.Int64Range(0, 200).Draw(t, "memory"), HostBytes: rapid.Int64Range(0, 400).Draw(t, "host"), Ahead: time.Duration(rapid.IntRange(0, 10).Draw(t, "ahead")) * ms}
 		models := randomModels(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)), rapid.IntRange(0, 30).Draw(t, "models"))
 		if err := checkPlan(w, at(rapid.Int64Range(0, 50).Draw(t, "now")), models); err != nil {
 			t.Fatal(err)
@@ -218,7 +250,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add(uint64(1), int64(50), int64(100), int64(0), 10)
 	f.Fuzz(func(t *testing.T, seed uint64, memory, host, now int64, n int) {
 		models := randomModels(rand.New(rand.NewPCG(seed, 1)), max(0, n)%50)
-		w := Worker{MemoryBytes: memory % 1000, HostBytes: host % 1000}
+		w := Worker{MemoryBytes: memory % 1000, HostBytes: host % 1000, Ahead: time.Duration(seed%10) * ms}
 		if err := checkPlan(w, now, models); err != nil {
 			t.Fatal(err)
 		}

@@ -9,8 +9,12 @@ import (
 	"github.com/penstock/penstock/libml/lane"
 )
 
-// copyRate is that of pinned memory to an H200.
-const copyRate = 55e9
+// copyRate is that of a model's pinned pages to an H200. The next load begins loadAhead before the last one ends, as in
+// a worker.
+const (
+	copyRate  = 50e9
+	loadAhead = ms
+)
 
 const (
 	ms  = time.Millisecond
@@ -65,7 +69,7 @@ func zipf(models []Model, exponent, busy float64, lanes int, random *rand.Rand) 
 // with an exponent of 1, two lanes are busy half the time, and the objective is 25 ms.
 func FortyTwo(memoryBytes int64, busy float64, seed uint64) Config {
 	c := Config{
-		Capacity: lane.Capacity{MemoryBytes: memoryBytes, Lanes: 2}, HostBytes: 16 * gib, CopyRate: copyRate,
+		Capacity: lane.Capacity{MemoryBytes: memoryBytes, Lanes: 2}, HostBytes: 16 * gib, CopyRate: copyRate, Ahead: loadAhead,
 		Transfer: ms, Seed: seed, Duration: 30 * time.Second, Settle: 10 * time.Second,
 	}
 	for i := range 42 {
@@ -84,7 +88,7 @@ func RandomMix(seed uint64) Config {
 	between := func(low, high float64) float64 { return low + (high-low)*r.Float64() }
 	logBetween := func(low, high float64) float64 { return low * math.Pow(high/low, r.Float64()) }
 	c := Config{
-		Capacity: lane.Capacity{Lanes: 1 + r.IntN(3), FixedBytes: int64(between(0, 3e8))}, HostBytes: 16 * gib, CopyRate: copyRate,
+		Capacity: lane.Capacity{Lanes: 1 + r.IntN(3), FixedBytes: int64(between(0, 3e8))}, HostBytes: 16 * gib, CopyRate: copyRate, Ahead: loadAhead,
 		Transfer: time.Duration(logBetween(1e5, 3e6)), LateLoads: between(0, 0.02), Unproven: between(0, 0.1),
 		Seed: seed, Duration: 6 * time.Second, Settle: 2 * time.Second,
 	}

@@ -117,6 +117,7 @@ func CompareResidency(seeds int) ([]ResidencyReport, error) {
 	ways := []way{
 		{"2 GiB, lanes half busy", memory, 0.5, nil},
 		{"  evict: lru", memory, 0.5, lru},
+		{"  one load at a time", memory, 0.5, func(c *Config) { c.Ahead = 0 }},
 		{"  loads begin at the last packet", memory, 0.5, func(c *Config) { c.LoadLast = true }},
 		{"2 GiB, lanes a quarter busy", memory, 0.25, nil},
 		{"  evict: lru", memory, 0.25, lru},

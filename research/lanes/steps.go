@@ -10,8 +10,9 @@ import (
 	"github.com/penstock/penstock/libml/residency"
 )
 
-// mapTime is what mapping and unmapping one model of 304 MiB takes on an H200.
-const mapTime = 70 * time.Microsecond
+// prepareTime is what a load takes on an H200 before its copy: orders to threads, one eviction, and mapping
+// (docs/adr/0030-evicting-weights.md).
+const prepareTime = 800 * time.Microsecond
 
 // A late load takes this many times as long as expected.
 const lateFactor = 8
@@ -52,10 +53,10 @@ func (w *worker) plan(now int64) error {
 				w.result.Evictions++
 			}
 		default:
-			m.step, m.stepEnd = s.Op, now+w.stepTime(m, &w.snapshot[s.Model], s.Op)
+			seen := &w.snapshot[s.Model]
+			m.step, m.stepEnd, m.stepDue = s.Op, now+w.stepTime(m, seen, s.Op), now+int64(seen.Load)
 			if s.Op == residency.Load {
-				w.result.Loads++
-				w.result.Loading += time.Duration(min(m.stepEnd, int64(w.Duration)) - now).Seconds()
+				w.beginCopy(m, now)
 			}
 		}
 	}
@@ -67,6 +68,15 @@ func (w *worker) plan(now int64) error {
 	return nil
 }
 
+// beginCopy takes the bus for the copy of a load that begins now. If another load has it, the copy waits.
+func (w *worker) beginCopy(m *model, now int64) {
+	began := max(now, w.busFree-int64(prepareTime))
+	m.stepEnd, m.stepDue = m.stepEnd+began-now, m.stepDue+began-now
+	w.result.Loads++
+	w.result.Loading += time.Duration(min(m.stepEnd, int64(w.Duration)) - max(now, w.busFree)).Seconds()
+	w.busFree = m.stepEnd
+}
+
 // expects reports whether a request of a client that can receive has begun to arrive.
 func (w *worker) expects(m *model) bool {
 	return slices.ContainsFunc(m.arriving, func(r request) bool { return r.proven && !w.LoadLast })
@@ -76,7 +86,7 @@ func (w *worker) expects(m *model) bool {
 func (w *worker) observe(now int64, index int) residency.Model {
 	m := &w.models[index]
 	o := residency.Model{
-		State: m.state, Moving: m.moving(), WeightsBytes: m.WeightsBytes, Batch: m.batchTime(1),
+		State: m.state, Moving: m.moving(), Ends: m.stepDue, WeightsBytes: m.WeightsBytes, Batch: m.batchTime(1),
 		Read: readTime(m.WeightsBytes), Link: linkTime, Load: w.loadTime(m.WeightsBytes),
 		Waiting: len(m.waiting), Rate: m.rate.At(now), Used: m.used,
 	}
@@ -111,7 +121,7 @@ func (w *worker) observe(now int64, index int) residency.Model {
 }
 
 func (w *worker) loadTime(bytes int64) time.Duration {
-	return mapTime + time.Duration(float64(bytes)/w.CopyRate*float64(time.Second))
+	return prepareTime + time.Duration(float64(bytes)/w.CopyRate*float64(time.Second))
 }
 
 // Reading takes 2 GB/s from a disk, linking as long as sessions of weights that are shared.

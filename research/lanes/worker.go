@@ -10,8 +10,8 @@
 // # The GPU
 //
 // A batch takes Fixed + PerImage × its requests, times log-normal noise. Lanes do not slow
-// each other down. A load takes mapTime and its size divided by CopyRate, times noise; a part
-// of the loads is late. Evictions take no time.
+// each other down. A load takes prepareTime and its size divided by CopyRate, times noise; a part
+// of the loads is late. Copies run one after the other. Evictions take no time besides prepareTime.
 //
 // # What is checked
 //
@@ -68,6 +68,8 @@ type Config struct {
 	Order func(a, b *residency.Model) int
 	// CopyRate has the bytes per second of a load.
 	CopyRate float64
+	// Ahead is that of residency.Worker.
+	Ahead time.Duration
 	// Transfer is the time from a request's first packet to its last.
 	Transfer time.Duration
 	// Unproven is the part of the requests whose client has not proved that it can receive.
@@ -122,6 +124,7 @@ type model struct {
 	state    residency.State
 	step     residency.Op // under way until stepEnd
 	stepEnd  int64
+	stepDue  int64     // when it should end
 	arriving []request // in the order in which they will be complete
 	waiting  []request
 	next     int64 // next first packet
@@ -148,6 +151,7 @@ type worker struct {
 	models    []model
 	lanes     []laneState
 	noise     *rand.Rand // of batches
+	busFree   int64      // when the copies that have begun end
 	snapshot  []residency.Model
 	jobs      []lane.Job
 	pending   []slab.Request
@@ -190,7 +194,7 @@ func newWorker(c Config) (*worker, error) {
 	if terms := lane.TermsOf(c.Capacity, nil); !terms.Safe() {
 		return nil, fmt.Errorf("no room for models: %v", terms)
 	}
-	w.resources = residency.Worker{HostBytes: c.HostBytes, Order: c.Order}
+	w.resources = residency.Worker{HostBytes: c.HostBytes, Order: c.Order, Ahead: c.Ahead}
 	for range c.Capacity.Lanes {
 		policy, err := lane.New(c.Policy)
 		if err != nil {
@@ -246,7 +250,7 @@ func (w *worker) check() error {
 			loads++
 		}
 	}
-	if host := w.usedHostBytes(); host > w.HostBytes || loads > 1 {
+	if host := w.usedHostBytes(); host > w.HostBytes || loads > 2 || w.Ahead == 0 && loads > 1 {
 		return fmt.Errorf("%d bytes in host memory of %d, %d loads under way", host, w.HostBytes, loads)
 	}
 	for i := range w.lanes {
