@@ -7,8 +7,8 @@
 #                        N of each with different weights
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
 #   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
-#   run.sh bench WHAT    equal, residency, loading, worker, lanes, guest, turns or many: the same for
-#                        many models on one GPU
+#   run.sh bench WHAT    equal, residency, loading, worker, lanes, guest, hostile, turns or many: the same
+#                        for many models on one GPU
 #   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock-lab evaluate), table1
 #                        (penstock-lab weights), or all: JSON into OUT/evaluation. Reports in
 #                        .kit/evaluation or in OUT/evaluation are continued
@@ -23,7 +23,7 @@
 #   RUNS    evaluate: number of measurements of each variant, 3
 #   WEIGHTS evaluate: shared or private, for all variants; the node's default if unset
 #   ROUNDS  bench equal, residency, loading, guest: number of rounds, 1
-#   PYTHON  bench guest, turns: a Python with PyTorch, python3
+#   PYTHON  bench guest, hostile, turns: a Python with PyTorch, python3
 #   QUICK   evaluate: 1 for two cases per figure and short times, to check that it works
 set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
@@ -111,7 +111,7 @@ bench() {
 	shift
 	mkdir -p "$OUT"
 	echo "penstock-lab $*" >&2
-	if ! "$WORK/penstock-lab" "$@" -o json >"$OUT/$file.json.new"; then
+	if ! "$WORK/penstock-lab" -o json "$@" >"$OUT/$file.json.new"; then
 		rm -f "$OUT/$file.json.new"
 		echo "gpu: penstock-lab $* failed" >&2
 		failed=1
@@ -192,7 +192,7 @@ bench_many() {
 	if wants equal || wants residency; then
 		export_models --variants 5
 		export_models --variants 6 alexnet gnmt
-	elif wants loading || wants guest; then
+	elif wants loading || wants guest || wants hostile; then
 		export_models
 	fi
 	# One request per second to each function.
@@ -200,12 +200,20 @@ bench_many() {
 	# The mean batch takes 0.6 ms, so 800 requests per second keep the lane half busy.
 	wants residency && bench residency residency "${functions[@]}" --ways limited,own --weights 0.35 --rate 800 --duration 20s
 	wants loading && bench loading loading --device cuda --models "$MODELS" --model vgg19,resnet152 --neighbour resnet50 --memory 900 --rate 500 --duration 3s --rounds "$rounds"
-	# The subshell has two CPUs.
+	# All functions of a worker on the GPU, and on two CPUs, which the subshell has.
+	wants worker && bench worker-gpu worker --device cuda --models "$MODELS" --only-worker --functions 42 --model face,fashion,detect --rounds "$rounds"
 	if wants worker; then
 		(taskset -pc 0,1 $BASHPID >&2 && bench worker worker --rounds "$rounds" && exit $failed) || failed=1
 	fi
 	wants lanes && bench lanes lanes
 	wants guest && bench guest guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 10s --rounds "$rounds" --python "$python"
+	# A guest that forks without end, next to 300 busy processes; and one whose processes are killed while they use the GPU.
+	wants hostile && bench hostile-forks guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 10s --rounds "$rounds" \
+		-- bash -c 'for i in $(seq 300); do while :; do :; done & done; n=0; while :; do (:); n=$((n+1)); echo steps $n; done'
+	wants hostile && bench hostile-killed guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 20s --rounds "$rounds" \
+		-- bash -c 'n=0; while :; do
+			timeout -s KILL 5 "$0" -c "import torch; x = torch.randn(8192, 8192, device=\"cuda\")
+while True: x = x @ x" || n=$((n+10)); echo steps $n; done' "$python"
 	wants turns && bench turns turns --limit 8GiB --cpu-percent 50,10 --python "$python"
 	return 0
 }
@@ -229,7 +237,7 @@ test)
 	;;
 bench)
 	what=${1:-all}
-	all="gather overhead swap limit fault weights dpdk" many="equal residency loading worker lanes guest turns"
+	all="gather overhead swap limit fault weights dpdk" many="equal residency loading worker lanes guest hostile turns"
 	case $what in
 	all) what=$all ;;
 	many) what=$many ;;

@@ -1,0 +1,112 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/node"
+)
+
+// faultingProgram writes to an address that is not mapped, from a kernel. Its exit status is 42 if CUDA
+// reports that.
+const faultingProgram = `
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status:
+        sys.exit(f"{name} returned {status}")
+device, context, module, kernel = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+call("cuModuleLoadData", ctypes.byref(module), b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry fault()
+{
+    .reg .u64 %address;
+    .reg .u32 %value;
+    mov.u64 %address, 8;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
+    ret;
+}
+""")
+call("cuModuleGetFunction", ctypes.byref(kernel), module, b"fault")
+call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+sys.exit(42 if cuda.cuCtxSynchronize() else 0)
+`
+
+// runFaultingGuest runs the program as a guest, and returns its status and what it printed.
+func runFaultingGuest(t *testing.T, n *node.Node, flags ...string) (status int, output string) {
+	t.Helper()
+	args := append([]string{"run", "--runtime-dir", n.Dir}, flags...)
+	out, err := exec.CommandContext(t.Context(), penstock, append(args, "--", "python3", "-c", faultingProgram)...).CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if exit != nil {
+		status = exit.ExitCode()
+	}
+	t.Logf("penstock run %s: status %d: %s", strings.Join(flags, " "), status, strings.TrimSpace(string(out)))
+	return status, string(out)
+}
+
+// TestGuestFault lets a guest's kernel fault. Outside MPS no function notices. Inside MPS all functions
+// lose their processes, and come back; the guest is not run again.
+func TestGuestFault(t *testing.T) {
+	n := start(t, `
+functions:
+  - {name: fashion, port: 0, slo: 10s}
+  - {name: face, port: 0, slo: 10s}
+`)
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	for _, s := range []*stream{fashion, face} {
+		s.flows(t)
+	}
+	for _, name := range []string{"fashion", "face"} {
+		serving(t, n, name)
+	}
+
+	if status, out := runFaultingGuest(t, n, "--own"); status != 42 {
+		t.Errorf("outside MPS the guest ended with %d: %s", status, out)
+	}
+	if faults := status(t, n).Faults; faults.Count != 0 {
+		t.Errorf("the node counts %d faults of the GPU for a guest outside MPS", faults.Count)
+	}
+	beside := max(fashion.longestPause(), face.longestPause())
+
+	if status, out := runFaultingGuest(t, n); status == 0 {
+		t.Errorf("inside MPS the guest ended as if its kernel had not faulted: %s", out)
+	}
+	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
+	for _, name := range []string{"fashion", "face"} {
+		serving(t, n, name)
+	}
+	fashion.flows(t)
+	face.flows(t)
+	if status, out := runFaultingGuest(t, n); status != 125 || !strings.Contains(out, "the GPU failed") {
+		t.Errorf("the command ends with %d the second time, want a refusal: %s", status, out)
+	}
+	for _, s := range []*stream{fashion, face} {
+		s.stop().answeredAll(t, 2*8)
+	}
+	faults := status(t, n).Faults
+	if faults.Count != 1 {
+		t.Errorf("the node counts %d faults, want 1", faults.Count)
+	}
+	pause := max(fashion.longestPause(), face.longestPause())
+	t.Logf("longest silence next to the fault outside MPS %v, after that inside %v (goal 1.5s); the node says %.0f ms", beside, pause, faults.LastMillis)
+	if pause > 10*time.Second {
+		t.Errorf("functions were silent for %v", pause)
+	}
+}
