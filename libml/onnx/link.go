@@ -59,11 +59,12 @@ func (g *gpu) linkSmallest() error {
 	return err
 }
 
-// heldBytes returns the memory that the model holds until deinit, as far as it is known when
-// the smallest size is linked. That size holds as much as the device's free memory lost.
-// Other processes change it too, so heldBytes bounds it by the weights from below, and by
-// the weights and the libraries' memory from above. It adds the weights of each size that is
-// linked later.
+// heldBytes returns the memory that the model holds until deinit: the weights of all sizes, and the
+// libraries' memory. Only the smallest size is linked yet. The device's free memory shows what the libraries
+// took, but other processes change it too. So they count with at most maxLibraries.
+//
+// A worker that evicts compares the result with its limit. Its other members load, evict and capture
+// meanwhile, so the free memory says nothing there. The libraries then count with sessionLibraries per size.
 func (g *gpu) heldBytes(freeBefore int64) (int64, error) {
 	free, _, err := g.context.Memory()
 	if err != nil {
@@ -77,9 +78,14 @@ func (g *gpu) heldBytes(freeBefore int64) (int64, error) {
 	}
 	// Handles of cuBLAS and cuDNN, and code: measured, 80 MB for a first session and some
 	// 10 MB for another.
-	const maxLibraries = 100 << 20
-	held := min(max(freeBefore-free, weights), weights+maxLibraries)
-	held += int64(len(batches)-1) * weights
+	const maxLibraries, sessionLibraries = 100 << 20, 10 << 20
+	sessions := int64(len(batches))
+	held := sessions * weights
+	if g.env.Evict {
+		held += sessions * sessionLibraries
+	} else {
+		held += min(max(0, freeBefore-free-weights), maxLibraries)
+	}
 	if g.shared.own != nil {
 		held += g.shared.own.readState().mapped // one copy for all sizes
 	}

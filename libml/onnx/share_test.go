@@ -427,6 +427,32 @@ func (r *rig) weights() []byte {
 	return bytes.Clone(host)
 }
 
+// TestEvictableModelNextToOthers links a model while another member of the worker takes memory. The limit of the
+// worker must not count that twice.
+func TestEvictableModelNextToOthers(t *testing.T) {
+	persistent := func(others int) int64 {
+		r := evictingRig(t).loaded()
+		r.played.unmade = func(settings) error {
+			if others > 0 {
+				other, err := r.gpu.context.NewArena(others)
+				if err != nil {
+					return err
+				}
+				t.Cleanup(func() { other.Close() })
+			}
+			return nil
+		}
+		bytes, err := r.f.LinkModel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	if alone, beside := persistent(0), persistent(32*mebi); alone != beside {
+		t.Errorf("the model holds %d bytes, next to another that takes 32 MiB %d", alone, beside)
+	}
+}
+
 // A load fails if the prepared weights were written, replaced or truncated, or if there is no memory.
 // The model stays evicted.
 func TestEvictedWeightsFail(t *testing.T) {
