@@ -106,8 +106,9 @@ func (p *process) weightsBytes(persistent int64) int64 {
 	return persistent
 }
 
-// copyRate is a guess of how many bytes per second are copied to a GPU, until a load was measured.
-const copyRate = 10e9
+// copyRate is a guess of how many bytes per second are copied to a GPU, until a load was measured: those of PCIe 4.0
+// with 16 lanes. With a lower one the first loads of large models would look too late for their requests.
+const copyRate = 25e9
 
 // loadTime returns how long a load of that many bytes is expected to take. The last one may have linked the
 // model as well.
