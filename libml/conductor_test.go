@@ -199,11 +199,13 @@ func TestConductorNext(t *testing.T) {
 	t.Run("sessions", func(t *testing.T) {
 		c, _ := testConductor(t, 100)
 		c.ahead = time.Millisecond
+		now := second
 		for _, name := range []string{"first", "next"} {
 			r := c.join(second, newcomer{name: name, weightsBytes: 40, load: load, loadOnce: true, wake: func() {}})
-			if _, ok := r.observe(second+int64(10*load), work{}); ok != (name == "first") {
+			if _, ok := r.observe(now, work{}); ok != (name == "first") {
 				t.Errorf("%s begins to load: %v; while one makes its sessions, no other may", name, ok)
 			}
+			now += int64(2 * load)
 		}
 	})
 }
