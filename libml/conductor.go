@@ -68,21 +68,20 @@ type residence struct {
 	name string // of the member
 	wake func() // makes the member look for its order; any goroutine may call it
 
-	joined     int64
-	loadOnce   bool            // load the model once, also without requests
-	loadedOnce bool            // and the next load takes about as long as the last
-	serves     bool            // the member's loop carries out its orders
-	exact      bool            // the sizes that loads report are exact
-	model      residency.Model // State is Linked or Resident
-	rate       residency.Rate
-	stream     residency.Arrivals
-	until      int64             // when a request whose first packet has come no longer counts
-	order      residency.Op      // for the member, while model.Moving
-	began      time.Duration     // running time when the order was given, or the member took it
-	taken      bool              // the member carries it out
-	fault      error             // of the last load; nil if it did not fail
-	retry      retry             // after a fault
-	counts     control.Residency // without its state
+	joined   int64
+	loadOnce bool            // load the model once, also without requests
+	serves   bool            // the member's loop carries out its orders
+	exact    bool            // the sizes that loads report are exact
+	model    residency.Model // State is Linked or Resident
+	rate     residency.Rate
+	stream   residency.Arrivals
+	until    int64             // when a request whose first packet has come no longer counts
+	order    residency.Op      // for the member, while model.Moving
+	began    time.Duration     // running time when the order was given, or the member took it
+	taken    bool              // the member carries it out
+	fault    error             // of the last load; nil if it did not fail
+	retry    retry             // after a fault
+	counts   control.Residency // without its state
 }
 
 // retry delays the next load after one that failed.
@@ -236,7 +235,6 @@ func (r *residence) loaded(now int64, bytes int64, took time.Duration) {
 		m.Load += (took - m.Load) / 4
 	}
 	m.Used = now
-	r.loadedOnce = true
 	r.fault, r.retry = nil, retry{}
 	r.counts.Loads++
 	r.counts.LastLoadMillis = float64(took.Microseconds()) / 1000
@@ -270,7 +268,7 @@ func (r *residence) failed(now int64, why error) {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r.model.Moving, r.taken, r.loadOnce, r.loadedOnce = false, false, false, false
+	r.model.Moving, r.taken, r.loadOnce = false, false, false
 	r.fault = why
 	r.retry.delay = min(max(minRetry, 2*r.retry.delay), maxRetry)
 	r.retry.at = now + int64(r.retry.delay)
@@ -349,9 +347,10 @@ func (c *conductor) planLocked(now int64) {
 	}
 }
 
-// ends returns when a step that begins now should end. The time of a load that may make sessions is unknown.
+// ends returns when a step that begins now should end. The first load, and one after a failure, also make
+// sessions, in unknown time.
 func (r *residence) ends(now int64) int64 {
-	if !r.loadedOnce {
+	if r.counts.Loads == 0 || r.fault != nil {
 		return math.MaxInt64
 	}
 	return now + int64(r.model.Load)

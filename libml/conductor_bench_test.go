@@ -70,7 +70,7 @@ func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 		}
 		m.residence = c.join(began, newcomer{name: fmt.Sprint(i), weightsBytes: m.bytes, load: m.copyTime(), exact: true, wake: m.notify})
 		m.residence.serve(began, m.batch)
-		m.residence.loadedOnce = true
+		m.residence.counts.Loads = 1
 		m.next = began + m.gap()
 		ended.Go(m.serve)
 	}
