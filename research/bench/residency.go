@@ -538,19 +538,12 @@ func functionMemory(n *node.Node) (sum int64, err error) {
 	if status.Device != nil {
 		return status.Device.UsedBytes, nil
 	}
-	processes := map[int]bool{}
-	for _, f := range status.Functions {
-		for _, p := range f.Instances[0].Processes {
-			if p.PID == 0 || processes[p.PID] {
-				continue
-			}
-			processes[p.PID] = true
-			bytes, err := anonymousBytes(p.PID)
-			if err != nil {
-				return 0, err
-			}
-			sum += bytes
+	for pid := range processesOf(&status) {
+		bytes, err := anonymousBytes(pid)
+		if err != nil {
+			return 0, err
 		}
+		sum += bytes
 	}
 	return sum, nil
 }

@@ -108,14 +108,14 @@ func (o *WorkerOptions) run(ctx context.Context, config string, to *WorkerWay) e
 	if err != nil {
 		return err
 	}
-	to.Processes, to.MemoryMiB = append(to.Processes, float64(countProcesses(&status))), append(to.MemoryMiB, float64(memory)/(1<<20))
+	to.Processes, to.MemoryMiB = append(to.Processes, float64(len(processesOf(&status)))), append(to.MemoryMiB, float64(memory)/(1<<20))
 
 	active, _ := status.Functions[0].Instances[0].Serving()
 	began = time.Now()
 	if err := syscall.Kill(active.PID, syscall.SIGKILL); err != nil {
 		return fmt.Errorf("kill process %d: %w", active.PID, err)
 	}
-	if err := n.WaitFor(ctx, "all functions to serve again", func() bool { return serving(n, &status) && !hasProcess(&status, active.PID) }); err != nil {
+	if err := n.WaitFor(ctx, "all functions to serve again", func() bool { return serving(n, &status) && !processesOf(&status)[active.PID] }); err != nil {
 		return err
 	}
 	to.Restart = append(to.Restart, time.Since(began).Seconds())
@@ -144,28 +144,17 @@ func loaded(n *node.Node, status *control.Status) bool {
 	})
 }
 
-// countProcesses returns how many processes the functions have.
-func countProcesses(status *control.Status) int {
+// processesOf returns the process ids of all functions. The members of a worker have the same.
+func processesOf(status *control.Status) map[int]bool {
 	processes := map[int]bool{}
 	for _, f := range status.Functions {
 		for _, p := range f.Instances[0].Processes {
-			if p.PID != 0 { // it is being started
+			if p.PID != 0 { // else it is being started
 				processes[p.PID] = true
 			}
 		}
 	}
-	return len(processes)
-}
-
-func hasProcess(status *control.Status, pid int) bool {
-	for _, f := range status.Functions {
-		for _, p := range f.Instances[0].Processes {
-			if p.PID == pid {
-				return true
-			}
-		}
-	}
-	return false
+	return processes
 }
 
 // anonymousBytes returns RssAnon of a process (proc_pid_status(5)).
