@@ -75,16 +75,18 @@ processes. Rows have the median and the range of the runs; those of models have 
 	return cmd
 }
 
+// spreadCell has the median and the range of values, "-" if there are none.
+func spreadCell(values []float64, unit string) string {
+	if len(values) == 0 {
+		return "-"
+	}
+	median, smallest, largest := bench.Spread(values)
+	return fmt.Sprintf("%.1f%s (%.1f to %.1f)", median, unit, smallest, largest)
+}
+
 func residencyRows(r bench.Residency) []table.Row {
 	row := func(name, unit string, of func(*bench.ResidencyWay) []float64) table.Row {
-		cell := func(way *bench.ResidencyWay) string {
-			values := of(way)
-			if len(values) == 0 {
-				return "-"
-			}
-			median, smallest, largest := bench.Spread(values)
-			return fmt.Sprintf("%.1f%s (%.1f to %.1f)", median, unit, smallest, largest)
-		}
+		cell := func(way *bench.ResidencyWay) string { return spreadCell(of(way), unit) }
 		return table.Row{name, cell(&r.Limited), cell(&r.Unlimited), cell(&r.Own), cell(&r.Alone)}
 	}
 	rows := []table.Row{

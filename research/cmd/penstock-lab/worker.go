@@ -51,14 +51,7 @@ all functions serve.`,
 
 func workerRows(r bench.Worker) []table.Row {
 	row := func(name, unit string, of func(*bench.WorkerWay) []float64) table.Row {
-		cell := func(way *bench.WorkerWay) string {
-			values := of(way)
-			if len(values) == 0 {
-				return "-"
-			}
-			median, smallest, largest := bench.Spread(values)
-			return fmt.Sprintf("%.1f%s (%.1f to %.1f)", median, unit, smallest, largest)
-		}
+		cell := func(way *bench.WorkerWay) string { return spreadCell(of(way), unit) }
 		return table.Row{name, cell(&r.Worker), cell(&r.Own)}
 	}
 	return []table.Row{
