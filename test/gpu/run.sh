@@ -22,7 +22,7 @@
 #   GPUS    evaluate: how many GPUs work at the same time, each with its part of the CPUs, 1
 #   RUNS    evaluate: number of measurements of each variant, 3
 #   WEIGHTS evaluate: shared or private, for all variants; the node's default if unset
-#   ROUNDS  bench equal, residency, loading, guest: number of rounds, 1
+#   ROUNDS  bench equal, residency, loading, worker, guest, hostile: number of rounds, 1
 #   PYTHON  bench guest, hostile, turns: a Python with PyTorch, python3
 #   QUICK   evaluate: 1 for two cases per figure and short times, to check that it works
 set -euo pipefail
@@ -206,11 +206,12 @@ bench_many() {
 		(taskset -pc 0,1 $BASHPID >&2 && bench worker worker --rounds "$rounds" && exit $failed) || failed=1
 	fi
 	wants lanes && bench lanes lanes
-	wants guest && bench guest guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 10s --rounds "$rounds" --python "$python"
+	local guest=(guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --rounds "$rounds")
+	wants guest && bench guest "${guest[@]}" --duration 10s --python "$python"
 	# A guest that forks without end, next to 300 busy processes; and one whose processes are killed while they use the GPU.
-	wants hostile && bench hostile-forks guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 10s --rounds "$rounds" \
+	wants hostile && bench hostile-forks "${guest[@]}" --duration 10s \
 		-- bash -c 'for i in $(seq 300); do while :; do :; done & done; n=0; while :; do (:); n=$((n+1)); echo steps $n; done'
-	wants hostile && bench hostile-killed guest --device cuda --models "$MODELS" --model resnet50 --rate 500 --duration 20s --rounds "$rounds" \
+	wants hostile && bench hostile-killed "${guest[@]}" --duration 20s \
 		-- bash -c 'n=0; while :; do
 			timeout -s KILL 5 "$0" -c "import torch; x = torch.randn(8192, 8192, device=\"cuda\")
 while True: x = x @ x" || n=$((n+10)); echo steps $n; done' "$python"
