@@ -60,7 +60,7 @@ func (g *gpu) linkSmallest() error {
 }
 
 // heldBytes returns the memory that the model holds until deinit: the weights of all sizes, and the
-// libraries' memory. Only the smallest size is linked yet. The device's free memory shows what the libraries
+// libraries' memory. The other sizes are linked later. The device's free memory shows what the libraries
 // took, but other processes change it too. So they count with at most maxLibraries.
 //
 // A worker that evicts compares the result with its limit. Its other members load, evict and capture

@@ -164,7 +164,7 @@ func (m *Model) due(now int64) int64 {
 // the order of lane.EDF, and makes room for them.
 //
 //   - At most one step of each of Read, Link and Load is under way. Copies share one bus, so
-//     two at once would both end later. Only the last Ahead of a load may overlap the next.
+//     two at once would both end later. A load may overlap the next one by Ahead at most.
 //   - Weights on the GPU never exceed MemoryBytes, those in host memory never HostBytes. If
 //     they do, because a lane or a model grew, idle models are evicted first.
 //   - A model with work is never evicted or dropped.
@@ -176,6 +176,7 @@ func (w Worker) Plan(now int64, models []Model) []Step {
 	if p.order == nil {
 		p.order = ByWorth
 	}
+	var underWay [Active + 1]bool // by the state in which a step begins
 	for i := range models {
 		m := &models[i]
 		if m.State >= Resident || m.State == Linked && m.Moving {
@@ -185,8 +186,8 @@ func (w Worker) Plan(now int64, models []Model) []Step {
 			p.host -= m.WeightsBytes
 		}
 		if m.Moving {
-			p.busy[m.State] = p.moving[m.State] || !w.allowsNext(now, m)
-			p.moving[m.State] = true
+			p.busy[m.State] = underWay[m.State] || !w.allowsNext(now, m)
+			underWay[m.State] = true
 		}
 	}
 	if p.gpu < 0 {
@@ -234,9 +235,9 @@ type planner struct {
 	models    []Model
 	order     func(a, b *Model) int
 	gpu, host int64 // bytes that are free
-	// moving and busy are by the state in which a step begins: one is under way, and no other may begin.
-	moving, busy [Active + 1]bool
-	steps        []Step
+	// busy is by the state in which a step begins: one is under way, and no other may begin.
+	busy  [Active + 1]bool
+	steps []Step
 }
 
 // begin adds the step of one model in a state. The models are jobs of a lane, since one step
