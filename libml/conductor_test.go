@@ -196,6 +196,25 @@ func TestConductorNext(t *testing.T) {
 			}
 		})
 	}
+	t.Run("after a failure", func(t *testing.T) {
+		c, _ := testConductor(t, 100)
+		first := c.serveMember(t, second, "first", 50, load)
+		next := c.serveMember(t, second, "next", 40, load)
+		victim := c.serveMember(t, second, "victim", 100, load) // evicts both
+		victim.leave(second)
+		if _, ok := first.observe(second, waitingFor(2*second)); !ok {
+			t.Fatal("the first load does not begin")
+		}
+		first.failed(second, errFake)
+		c.ahead = time.Millisecond
+		now := second + int64(minRetry)
+		if _, ok := first.observe(now, waitingFor(2*second)); !ok {
+			t.Fatal("the load is not tried again")
+		}
+		if _, ok := next.observe(now+int64(2*load), waitingFor(2*second)); ok {
+			t.Error("the next load begins while one makes its sessions again")
+		}
+	})
 	t.Run("sessions", func(t *testing.T) {
 		c, _ := testConductor(t, 100)
 		c.ahead = time.Millisecond
