@@ -1,6 +1,6 @@
 # Penstock. `make demo` and `make test` are all that most people need.
 #
-#   make build   bin/penstock, and beside it in bin/lib ONNX Runtime, libpenstock.so and libpenstock-swap.so
+#   make build   bin/penstock, and beside it in bin/lib ONNX Runtime, libpenstock.so and the libraries of guests
 #   make test    build, then the tests; property tests draw fewer values
 #   make test-all  build, then the tests with every draw and the long cases, as in CI
 #   make demo    three real models answer real pictures for DURATION (30s)
@@ -67,9 +67,9 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build lab man deb library swap-library examples test test-all demo demo-lanes demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build lab man deb library guest-libraries examples test test-all demo demo-lanes demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
-build: bin/lib/libonnxruntime.so library swap-library
+build: bin/lib/libonnxruntime.so library guest-libraries
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
 
 lab: build
@@ -83,11 +83,12 @@ LIBRARY      ?= bin/lib/libpenstock.so
 library:
 	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o $(LIBRARY) ./libml/capi/libpenstock
 
-# The library that penstock run --swap preloads into guests. It has x86-64 assembly.
-SWAP_LIBRARY ?= bin/lib/libpenstock-swap.so
+# The libraries that penstock run preloads into guests. That of --swap has x86-64 assembly.
+GUEST_LIBRARIES ?= bin/lib
 
-swap-library:
-	$(if $(filter x86_64,$(ARCH)),CC="$(CC)" cuda/swap/library/build.sh $(SWAP_LIBRARY))
+guest-libraries:
+	CC="$(CC)" cuda/yield/library/build.sh $(GUEST_LIBRARIES)/libpenstock-yield.so
+	$(if $(filter x86_64,$(ARCH)),CC="$(CC)" cuda/swap/library/build.sh $(GUEST_LIBRARIES)/libpenstock-swap.so)
 
 bin/lib/libonnxruntime.so: go.mod
 	$(if $(ORT_$(GOARCH)),,$(error no ONNX Runtime for $(GOARCH): the carrier has amd64 and arm64))

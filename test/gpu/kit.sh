@@ -78,7 +78,7 @@ if [ $tags != slim ]; then
 fi
 "$go" test -c "${flags[@]}" -tags slim,gpu -o "$work/gpu.test" ./test/gpu
 make --no-print-directory GO="$go" LIBRARY="$work/lib/libpenstock.so" library >/dev/null
-make --no-print-directory SWAP_LIBRARY="$work/lib/libpenstock-swap.so" swap-library >/dev/null
+make --no-print-directory GUEST_LIBRARIES="$work/lib" guest-libraries >/dev/null
 examples/c/build.sh "$work/lib" "$work/c"
 cp test/gpu/run.sh "$work/"
 tar -C "$work" --owner=0 --group=0 -c penstock penstock-lab gpu.test run.sh lib c | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# build.sh FILE: compiles the yield library. It needs a C compiler (CC, otherwise cc) and no CUDA.
+# CFLAGS are added at the end. Its own functions call each other even if another preloaded library has the same names.
+set -euo pipefail
+out=$(realpath -m "$1")
+cd "$(dirname "$0")"
+mkdir -p "$(dirname "$out")"
+# shellcheck disable=SC2086
+exec "${CC:-cc}" -std=gnu11 -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -shared -Wl,-soname,libpenstock-yield.so -Wl,-z,defs -Wl,-Bsymbolic-functions \
+	-o "$out" yield.c ${CFLAGS:-} -ldl -lpthread

@@ -1,0 +1,287 @@
+// A library that is preloaded into guests. Before each kernel, it queues a wait on the kernel's stream: the GPU
+// begins the kernel when no function has a batch on it. PENSTOCK_YIELD names the file of the busy word
+// (shm/busy.go), which the GPU reads by itself.
+//
+// A program gets the functions that launch in three ways: by linking, by dlsym, and by cuGetProcAddress, which
+// the CUDA runtime uses. The library stands in front of all three. Prototypes and constants are those of CUDA
+// 13.0's cuda.h; no CUDA is needed to build.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+typedef int CUresult;
+typedef uint64_t CUdeviceptr;
+typedef struct CUstream_st *CUstream;
+
+enum { CUDA_SUCCESS = 0, CUDA_NOT_FOUND = 500 };
+enum { PER_THREAD_STREAM = 2, WAIT_VALUE_EQ = 1, CAPTURE_NONE = 0 };
+enum { REGISTER_PORTABLE = 1, REGISTER_DEVICEMAP = 2, REGISTER_READ_ONLY = 8 };
+
+// Handles that name a default stream.
+#define STREAM_LEGACY ((CUstream)1)
+#define STREAM_PER_THREAD ((CUstream)2)
+
+typedef struct { // CUlaunchConfig
+	unsigned grid[3], block[3], shared_bytes;
+	CUstream stream;
+	void *attributes;
+	unsigned count;
+} LaunchConfig;
+_Static_assert(offsetof(LaunchConfig, stream) == 32, "CUlaunchConfig");
+
+// LAUNCHES lists the functions that launch: name, parameters, arguments, and the stream. Each has a second
+// form, with _ptsz, for which a null stream is the thread's.
+#define LAUNCHES(X) \
+	X(cuLaunchKernel, (void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned n, CUstream s, void **p, void **x), \
+		(f, gx, gy, gz, bx, by, bz, n, s, p, x), s) \
+	X(cuLaunchKernelEx, (const LaunchConfig *c, void *f, void **p, void **x), (c, f, p, x), (c != NULL ? c->stream : NULL)) \
+	X(cuLaunchCooperativeKernel, (void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned n, CUstream s, void **p), \
+		(f, gx, gy, gz, bx, by, bz, n, s, p), s) \
+	X(cuGraphLaunch, (void *graph, CUstream s), (graph, s), s)
+
+// The driver's functions. Those that wait are NULL if the driver is too old for them.
+static struct {
+	CUresult (*cuGetProcAddress)(const char *, void **, int, uint64_t);
+	CUresult (*cuGetProcAddress_v2)(const char *, void **, int, uint64_t, int *);
+	CUresult (*cuMemHostRegister_v2)(void *, size_t, unsigned);
+	CUresult (*cuMemHostGetDevicePointer_v2)(CUdeviceptr *, void *, unsigned);
+	CUresult (*cuStreamWaitValue64_v2)(CUstream, CUdeviceptr, uint64_t, unsigned);
+	CUresult (*cuStreamIsCapturing)(CUstream, int *);
+#define X(name, parameters, arguments, stream) CUresult (*name) parameters; CUresult (*name##_ptsz) parameters;
+	LAUNCHES(X)
+#undef X
+} driver;
+
+static void say(const char *format, ...) {
+	char line[512];
+	int n = snprintf(line, sizeof line, "penstock yield: ");
+	va_list arguments;
+	va_start(arguments, format);
+	n += vsnprintf(line + n, sizeof line - n - 1, format, arguments);
+	va_end(arguments);
+	if (n > (int)sizeof line - 2)
+		n = sizeof line - 2;
+	line[n++] = '\n';
+	if (write(STDERR_FILENO, line, n) < 0)
+		return;
+}
+
+// --- the wait
+
+enum state { NEW, WAITS, PASSES };
+static atomic_int state;
+static CUdeviceptr word; // the busy word's address for the GPU; valid in WAITS
+
+// give_up lets all kernels pass from now on, and says why once.
+static void give_up(const char *what, const char *why) {
+	if (atomic_exchange(&state, PASSES) != PASSES)
+		say("%s: %s; kernels do not wait for functions", what, why);
+}
+
+static void give_up_on(const char *what, CUresult code) {
+	char why[32];
+	snprintf(why, sizeof why, "CUDA error %d", code);
+	give_up(what, why);
+}
+
+// find_word maps the file for the GPU. A context of the program is current.
+static void find_word(void) {
+	const char *path = getenv("PENSTOCK_YIELD");
+	if (path == NULL || *path == 0) {
+		atomic_store(&state, PASSES);
+		return;
+	}
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	long bytes = sysconf(_SC_PAGESIZE);
+	void *page = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+	if (page == MAP_FAILED)
+		give_up(path, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	if (page == MAP_FAILED)
+		return;
+	if (driver.cuStreamWaitValue64_v2 == NULL || driver.cuMemHostRegister_v2 == NULL || driver.cuMemHostGetDevicePointer_v2 == NULL ||
+		driver.cuStreamIsCapturing == NULL) {
+		give_up("wait for functions", "the driver is too old");
+		return;
+	}
+	CUresult code = driver.cuMemHostRegister_v2(page, bytes, REGISTER_PORTABLE | REGISTER_DEVICEMAP | REGISTER_READ_ONLY);
+	if (code != CUDA_SUCCESS) {
+		give_up_on("register the busy word", code);
+		return;
+	}
+	if ((code = driver.cuMemHostGetDevicePointer_v2(&word, page, 0)) != CUDA_SUCCESS) {
+		give_up_on("find the busy word's address", code);
+		return;
+	}
+	atomic_store(&state, WAITS);
+}
+
+// A wait costs the GPU some 4 us, so not every kernel has one.
+#ifndef KERNELS_PER_WAIT
+#define KERNELS_PER_WAIT 1
+#endif
+
+// yield makes what is queued next on a stream wait. In a capture the wait would become a part of the graph.
+static void yield(CUstream s) {
+	static __thread unsigned kernels;
+	if (kernels++ % KERNELS_PER_WAIT != 0)
+		return;
+	if (atomic_load_explicit(&state, memory_order_acquire) == NEW) {
+		static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
+		pthread_mutex_lock(&finding);
+		if (atomic_load(&state) == NEW)
+			find_word();
+		pthread_mutex_unlock(&finding);
+	}
+	int capture = CAPTURE_NONE;
+	if (atomic_load_explicit(&state, memory_order_acquire) != WAITS || driver.cuStreamIsCapturing(s, &capture) != CUDA_SUCCESS || capture != CAPTURE_NONE)
+		return;
+	CUresult code = driver.cuStreamWaitValue64_v2(s, word, 0, WAIT_VALUE_EQ);
+	if (code != CUDA_SUCCESS)
+		give_up_on("wait for functions", code);
+}
+
+// --- names
+
+static void *(*next_dlsym)(void *, const char *);
+static void *library;
+static atomic_int loaded;
+static pthread_once_t loading = PTHREAD_ONCE_INIT;
+static __thread int in_load; // the driver's own initialization may look functions up
+
+// find_dlsym finds the dlsym of the next library that has one, such as the swap library. dlvsym finds only the C
+// library's.
+static void find_dlsym(void) {
+	if (next_dlsym != NULL)
+		return;
+	void *(*p)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
+	if (p == NULL)
+		p = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
+	if (p == NULL)
+		p = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17"); // of arm64
+	if (p == NULL) {
+		say("find dlsym: the C library is not glibc");
+		_Exit(70);
+	}
+	next_dlsym = p(RTLD_NEXT, "dlsym");
+}
+
+static void load(void) {
+	find_dlsym();
+	in_load = 1;
+	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	in_load = 0;
+	if (library == NULL)
+		return;
+#define FIND(name) driver.name = next_dlsym(library, #name);
+	FIND(cuGetProcAddress)
+	FIND(cuGetProcAddress_v2)
+	FIND(cuMemHostRegister_v2)
+	FIND(cuMemHostGetDevicePointer_v2)
+	FIND(cuStreamWaitValue64_v2)
+	FIND(cuStreamIsCapturing)
+#define X(name, parameters, arguments, stream) FIND(name) FIND(name##_ptsz)
+	LAUNCHES(X)
+#undef X
+	atomic_store(&loaded, 1);
+}
+
+static int load_driver(void) {
+	if (!atomic_load(&loaded) && !in_load)
+		pthread_once(&loading, load);
+	return atomic_load(&loaded);
+}
+
+// --- what programs call
+
+#define X(name, parameters, arguments, stream) \
+	PUBLIC CUresult name parameters { \
+		if (!load_driver() || driver.name == NULL) \
+			return CUDA_NOT_FOUND; \
+		CUstream on = stream; \
+		yield(on != NULL ? on : STREAM_LEGACY); \
+		return driver.name arguments; \
+	} \
+	PUBLIC CUresult name##_ptsz parameters { \
+		if (!load_driver() || driver.name##_ptsz == NULL) \
+			return CUDA_NOT_FOUND; \
+		CUstream on = stream; \
+		yield(on != NULL ? on : STREAM_PER_THREAD); \
+		return driver.name##_ptsz arguments; \
+	}
+LAUNCHES(X)
+#undef X
+
+PUBLIC CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags);
+PUBLIC CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
+
+static const struct { const char *base, *name; void *function; int per_thread; } own[] = {
+#define X(name, parameters, arguments, stream) {#name, #name, (void *)name, 0}, {#name, #name "_ptsz", (void *)name##_ptsz, 1},
+	LAUNCHES(X)
+#undef X
+	{"", "cuGetProcAddress", (void *)cuGetProcAddress, 0},
+	{"", "cuGetProcAddress_v2", (void *)cuGetProcAddress_v2, 0},
+};
+
+// by_symbol is for a function that was looked up by its exported name.
+__attribute__((noinline)) static void *by_symbol(const char *name, void *function) {
+	for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+		if (strcmp(own[i].name, name) == 0)
+			return own[i].function;
+	return function;
+}
+
+// by_version is for a function that cuGetProcAddress returned.
+static void *by_version(const char *name, int version, uint64_t flags, void *function) {
+	if (strcmp(name, "cuGetProcAddress") == 0)
+		return version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
+	for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+		if (strcmp(own[i].base, name) == 0 && own[i].per_thread == ((flags & PER_THREAD_STREAM) != 0))
+			return own[i].function;
+	return function;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
+	if (!load_driver() || driver.cuGetProcAddress_v2 == NULL)
+		return CUDA_NOT_FOUND;
+	CUresult code = driver.cuGetProcAddress_v2(name, out, version, flags, status);
+	if (code == CUDA_SUCCESS && out != NULL && *out != NULL)
+		*out = by_version(name, version, flags, *out);
+	return code;
+}
+
+CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
+	if (!load_driver() || driver.cuGetProcAddress == NULL)
+		return CUDA_NOT_FOUND;
+	CUresult code = driver.cuGetProcAddress(name, out, version, flags);
+	if (code == CUDA_SUCCESS && out != NULL && *out != NULL)
+		*out = by_version(name, version, flags, *out);
+	return code;
+}
+
+// dlsym replaces the C library's. The calls at the end are jumps, so that RTLD_NEXT means the caller's next
+// library.
+__attribute__((no_sanitize("thread", "address"), optimize("O2", "no-stack-protector"))) PUBLIC void *dlsym(void *handle, const char *name) {
+	find_dlsym();
+	if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
+		return next_dlsym(handle, name);
+	void *function = load_driver() ? next_dlsym(library, name) : NULL;
+	if (function == NULL)
+		return next_dlsym(handle, name);
+	return by_symbol(name, function);
+}
