@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -27,6 +28,23 @@ const MaxGuestCommand = 1 << 10
 // GuestVariable is the environment variable that marks all processes of a guest. Its value is
 // GuestPlace.Token.
 const GuestVariable = "PENSTOCK_GUEST"
+
+// busyFileName is the file of the busy word, in the runtime folder.
+const busyFileName = "gpu-busy"
+
+// OpenBusyFile opens the file of the busy word for shm.OpenBusyFile, and makes it if it is missing. Guests
+// open the path for reading.
+func OpenBusyFile(dir string) (f *os.File, path string, err error) {
+	folder, err := private.OpenFolder(dir)
+	if err != nil {
+		return nil, "", fmt.Errorf("open busy file: %w", err)
+	}
+	defer folder.Close()
+	if f, err = folder.Open(busyFileName, os.O_CREATE|os.O_RDWR); err != nil {
+		return nil, "", fmt.Errorf("open busy file: %w", err)
+	}
+	return f, filepath.Join(folder.Path(), busyFileName), nil
+}
 
 // GuestOrder is a message to the orchestrator: one JSON object per line, with one of its fields
 // set. `penstock run` sends Run and Started, and its open connection is the guest's life.

@@ -31,6 +31,9 @@ func (p *process) openTurn(attached control.Attached, files []*os.File) (*gpuTur
 	if attached.Turn == nil {
 		return nil, nil
 	}
+	if attached.Busy { // whose file is the last
+		files = files[:len(files)-1]
+	}
 	open := func() (*gpuTurn, error) {
 		turn, err := shm.OpenTurn(files[len(files)-1], *attached.Turn)
 		if err != nil {

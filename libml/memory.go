@@ -57,6 +57,9 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 	if attached.Turn != nil {
 		want++
 	}
+	if attached.Busy {
+		want++
+	}
 	if len(files) != want {
 		return nil, fmt.Errorf("attach to manager: got %d file descriptors, want %d", len(files), want)
 	}

@@ -75,7 +75,8 @@ type process struct {
 	sizes  sizes
 	timing timing
 
-	gpuTurn *gpuTurn // nil unless the processes of the GPU take turns
+	gpuTurn *gpuTurn     // nil unless the processes of the GPU take turns
+	busy    *shm.BusyBit // nil on a CPU
 	membership
 
 	orders  orders
@@ -280,6 +281,7 @@ func (p *process) cleanAfter(err error) {
 func (p *process) clean() {
 	p.drop()
 	p.closeTurn()
+	p.closeBusy()
 	if p.memory != nil {
 		p.memory.close()
 	}
@@ -387,6 +389,9 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 		return notice, err
 	}
 	if p.gpuTurn, err = p.openTurn(attached, files); err != nil {
+		return notice, err
+	}
+	if p.busy, err = p.openBusy(attached, files); err != nil {
 		return notice, err
 	}
 	if err := p.place(&notice, wake); err != nil {

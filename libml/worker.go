@@ -28,6 +28,7 @@ type worker struct {
 	lanes     *lanes
 	balance   balance
 	turns     workerTurn
+	busy      workerBusy
 	conductor *conductor // nil: all models stay in memory
 	// hostMemory is what the members pin together.
 	hostMemory *weights.HostMemory

@@ -294,9 +294,14 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if turn != nil {
 		files = append(files, in.m.turns.shared.File())
 	}
+	busy := in.m.openBusy()
+	if busy != nil {
+		defer busy.Close()
+		files = append(files, busy)
+	}
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
-		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn,
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn, Busy: busy != nil,
 		Measurements: in.warmedUp.of(q.Card),
 	}, files)
 	if err != nil {

@@ -78,6 +78,7 @@ type Manager struct {
 	orchestrator orchestrator
 	device       device
 	turns        turns
+	busy         busy
 	faults       faults
 	shares       shares
 	workers      workers
@@ -165,6 +166,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		}
 	}
 	defer m.turns.close()
+	defer m.busy.close()
 	defer m.closeFunctions()
 	if err := m.begin(); err != nil {
 		return err
@@ -269,6 +271,7 @@ func (m *Manager) watch() {
 		f.watch()
 	}
 	m.watchTurns()
+	m.sweepBusy()
 	if m.cfg.Guarantees() {
 		m.observeDemand()
 	}

@@ -117,6 +117,8 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},
 		},
 	}
+	b.folder.dir = t.TempDir()
+	t.Cleanup(b.busy.close)
 	b.faults.guard.Hold = cfg.FaultHold
 	b.Manager.device.known = device == configs.DeviceCPU
 	b.metrics = newMetrics(b.Manager)
