@@ -26,6 +26,7 @@ const runName = "run"
 
 func runCommand() *cobra.Command {
 	var dir, memory string
+	var swaps bool
 	c := guest.Command{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	cmd := &cobra.Command{
 		Use:   runName + " [flags] -- COMMAND [ARGUMENT...]",
@@ -66,20 +67,20 @@ memory of those that wait moves to the host when there is no room (docs/swapping
 					return fmt.Errorf("--name: %w", err)
 				}
 			}
-			return runGuest(cmd, dir, c, args)
+			return runGuest(cmd, dir, c, swaps, args)
 		},
 	}
 	cmd.Flags().SetInterspersed(false) // flags after the command are the command's
 	cmd.Flags().StringVar(&dir, "runtime-dir", "", nodeUsage)
 	cmd.Flags().StringVar(&memory, "memory", "", "max memory, like 40GiB: of the GPU inside MPS, main memory on a CPU")
 	cmd.Flags().BoolVar(&c.Own, "own", false, "run outside MPS: faults of the program stay its own")
-	cmd.Flags().BoolVar(&c.Swap, "swap", false, "let the program's GPU memory leave the GPU while other guests with --swap run")
+	cmd.Flags().BoolVar(&swaps, "swap", false, "let the program's GPU memory leave the GPU while other guests with --swap run")
 	cmd.Flags().StringVar(&c.Name, "name", "", "name of the guest; the program's if left out")
 	return cmd
 }
 
 // runGuest ends this process as the program ended.
-func runGuest(cmd *cobra.Command, dir string, c guest.Command, args []string) error {
+func runGuest(cmd *cobra.Command, dir string, c guest.Command, swaps bool, args []string) error {
 	var err error
 	c.Args = args
 	if c.Path, err = exec.LookPath(args[0]); err != nil && !errors.Is(err, exec.ErrDot) {
@@ -95,12 +96,10 @@ func runGuest(cmd *cobra.Command, dir string, c guest.Command, args []string) er
 	if c.Self, err = os.Executable(); err != nil {
 		return err
 	}
-	if c.Swap {
-		preload, err := swap.Environment(c.Self)
-		if err != nil {
+	if swaps {
+		if c.Swap, err = swap.Library(c.Self); err != nil {
 			return err
 		}
-		c.Environment = append(c.Environment, preload)
 	}
 	folder, err := nodeFolder(dir)
 	if err != nil {

@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
+
+	"github.com/penstock/penstock/cuda/preload"
 )
 
 // SocketVariable is the environment variable that has the server's socket.
@@ -14,20 +15,10 @@ const SocketVariable = "PENSTOCK_SWAP"
 // libraryFile is the library, in the folder lib next to the binary.
 const libraryFile = "libpenstock-swap.so"
 
-// Environment returns the variable that preloads the library, which lies in lib next to a binary.
-// The guest needs SocketVariable too.
-func Environment(binary string) (string, error) {
-	path := filepath.Join(filepath.Dir(binary), "lib", libraryFile)
-	if _, err := os.Stat(path); err != nil {
-		return "", fmt.Errorf("find swap library: %w; `make swap-library` builds it, on x86-64 only", err)
-	}
-	if strings.ContainsAny(path, " :") {
-		return "", fmt.Errorf("preload %q: LD_PRELOAD cannot name a path with a space or a colon", path)
-	}
-	if before := os.Getenv("LD_PRELOAD"); before != "" {
-		path += ":" + before
-	}
-	return "LD_PRELOAD=" + path, nil
+// Library returns the path of the library, which lies in the folder lib next to a binary. The guest needs
+// SocketVariable too.
+func Library(binary string) (string, error) {
+	return preload.Find(binary, libraryFile, "`make guest-libraries` builds it, on x86-64 only")
 }
 
 // availableBytes is the memory that the host can give without swapping.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda/preload"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -28,6 +29,9 @@ type launch struct {
 	User   *control.GuestUser `json:"user,omitempty"`
 	CPUs   []int              `json:"cpus,omitempty"`
 	Parent int                `json:"parent"`
+	// Swap and Yield are libraries to preload; empty: none. The program does not start without Swap.
+	Swap  string `json:"swap,omitempty"`
+	Yield string `json:"yield,omitempty"`
 }
 
 // Exit statuses of `penstock run` itself, as env(1), nice(1) and timeout(1) use them.
@@ -77,6 +81,34 @@ func (l *launch) pin() error {
 	return cpuset.PinThread(0, both)
 }
 
+// preload makes the loader load the libraries into the program and all that it starts. A library that cannot
+// be read would cost each of them a line of the loader.
+func (l *launch) preload() error {
+	var libraries []string
+	readable := func(path string) error {
+		err := unix.Access(path, unix.R_OK)
+		if err == nil {
+			libraries = append(libraries, path)
+			return nil
+		}
+		return fmt.Errorf("preload %s: %w; install Penstock in a folder that user %d can read, such as /usr/lib, or use --own", path, err, os.Getuid())
+	}
+	if l.Yield != "" {
+		if err := readable(l.Yield); err != nil {
+			fmt.Fprintf(os.Stderr, "penstock run: the program does not wait for functions: %v\n", err)
+		}
+	}
+	if l.Swap != "" {
+		if err := readable(l.Swap); err != nil {
+			return err
+		}
+	}
+	if len(libraries) == 0 {
+		return nil
+	}
+	return os.Setenv(preload.Variable(libraries...))
+}
+
 // start becomes the program. It returns only an error.
 func (l *launch) start() error {
 	runtime.LockOSThread() // the settings are this thread's
@@ -95,7 +127,7 @@ func (l *launch) start() error {
 			return err
 		}
 	}
-	if err := checkPreload(); err != nil {
+	if err := l.preload(); err != nil {
 		return err
 	}
 	// A change of the user clears this setting, so it comes last.

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda/yield"
 )
 
 // Command is a program to run as a guest.
@@ -32,8 +33,8 @@ type Command struct {
 	Environment []string
 	MemoryBytes int64 // max GPU memory inside MPS, else main memory; 0: no limit
 	Own         bool  // outside MPS
-	// Swap says that Environment preloads the swap library.
-	Swap bool
+	// Swap is the swap library, which lets the program's memory leave the GPU; empty: it stays.
+	Swap string
 	// Self is a binary that calls MaybeLaunch.
 	Self string
 	// Stdin, Stdout and Stderr are the program's. Run also writes its own lines to Stderr.
@@ -52,7 +53,7 @@ func (c *Command) request() *control.GuestRun {
 		name = NameOf(c.Path)
 	}
 	return &control.GuestRun{
-		Name: name, Command: strings.ToValidUTF8(text, "?"), Key: hex.EncodeToString(sum[:]), MemoryBytes: c.MemoryBytes, Own: c.Own, Swap: c.Swap,
+		Name: name, Command: strings.ToValidUTF8(text, "?"), Key: hex.EncodeToString(sum[:]), MemoryBytes: c.MemoryBytes, Own: c.Own, Swap: c.Swap != "",
 	}
 }
 
@@ -139,7 +140,7 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 	for _, line := range answer.Go.Missing {
 		fmt.Fprintln(c.Stderr, "penstock run:", line)
 	}
-	if err := json.NewEncoder(gate).Encode(launch{Path: c.Path, Args: c.Args, User: place.User, CPUs: place.CPUs, Parent: os.Getpid()}); err != nil {
+	if err := json.NewEncoder(gate).Encode(c.launch(place)); err != nil {
 		fmt.Fprintln(c.Stderr, "penstock run: start launcher:", err)
 	}
 	gate.Close()
@@ -184,6 +185,18 @@ func receive(link *control.GuestLink) (a control.GuestAnswer, err error) {
 		return a, errors.New("run guest: " + a.Ended)
 	}
 	return a, nil
+}
+
+// launch says how the launcher becomes the program.
+func (c *Command) launch(p *control.GuestPlace) launch {
+	l := launch{Path: c.Path, Args: c.Args, User: p.User, CPUs: p.CPUs, Parent: os.Getpid(), Swap: c.Swap}
+	if p.Environment[yield.FileVariable] != "" {
+		var err error
+		if l.Yield, err = yield.Library(c.Self); err != nil {
+			fmt.Fprintln(c.Stderr, "penstock run: the program does not wait for functions:", err)
+		}
+	}
+	return l
 }
 
 // start starts the launcher, which waits at the gate.

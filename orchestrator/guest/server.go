@@ -39,7 +39,9 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/swap"
+	"github.com/penstock/penstock/cuda/yield"
 	"github.com/penstock/penstock/internal/unixsock"
+	"github.com/penstock/penstock/shm"
 )
 
 // Values of control.GuestStatus.Device.
@@ -456,21 +458,30 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 
 // prepare makes a guest's group, and lets its launcher start. It returns what the group cannot do.
 func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string, err error) {
+	place.Environment = maps.Clone(place.Environment)
+	if place.Environment == nil {
+		place.Environment = map[string]string{}
+	}
+	if g.device != OnCPU {
+		path, err := openBusy(s.o.Dir)
+		if err != nil {
+			missing = append(missing, fmt.Sprintf("the program does not wait for functions: %v", err))
+		} else {
+			place.Environment[yield.FileVariable] = path
+		}
+	}
 	if g.request.Swap {
 		socket, err := s.swap.open(swap.Config{UID: s.o.User.UID, Clock: runclock.Now, End: s.endBlocking, Grace: s.o.Grace, Log: s.o.Log})
 		if err != nil {
 			return nil, fmt.Errorf("run guest: %w", err)
-		}
-		place.Environment = maps.Clone(place.Environment)
-		if place.Environment == nil {
-			place.Environment = map[string]string{}
 		}
 		place.Environment[swap.SocketVariable] = socket
 		if u, ok := s.measure(); ok {
 			s.reserve(u)
 		}
 	}
-	group, missing := s.makeGroup(g)
+	group, more := s.makeGroup(g)
+	missing = append(missing, more...)
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -482,6 +493,19 @@ func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string,
 	}
 	g.link.SetReadDeadline(time.Now().Add(startTimeout)) // under the lock: kill sets another
 	return missing, nil
+}
+
+// openBusy returns the path of the file that says when functions use the GPU.
+func openBusy(dir string) (path string, err error) {
+	f, path, err := control.OpenBusyFile(dir)
+	if err != nil {
+		return "", err
+	}
+	busy, err := shm.OpenBusyFile(f)
+	if err != nil {
+		return "", err
+	}
+	return path, busy.Close()
 }
 
 // stoppedLocked returns an error if a guest that has not started may no longer start.

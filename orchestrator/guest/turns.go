@@ -3,12 +3,8 @@ package guest
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda/swap"
 )
@@ -84,18 +80,6 @@ func (t *turnsServer) opened() *swap.Server {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.server
-}
-
-// checkPreload returns an error if the swap library cannot be read: the loader would go on without it.
-func checkPreload() error {
-	if os.Getenv(swap.SocketVariable) == "" {
-		return nil
-	}
-	path, _, _ := strings.Cut(os.Getenv("LD_PRELOAD"), ":")
-	if err := unix.Access(path, unix.R_OK); err != nil {
-		return fmt.Errorf("preload %s: %w; install Penstock in a folder that user %d can read, such as /usr/lib, or use --own", path, err, os.Getuid())
-	}
-	return nil
 }
 
 func (t *turnsServer) close() error {

@@ -18,10 +18,7 @@ import (
 
 func TestSwap(t *testing.T) {
 	library := filepath.Join(t.TempDir(), "library.so")
-	preload := func(c *Command) {
-		c.Swap = true
-		c.Environment = []string{"LD_PRELOAD=" + library}
-	}
+	preload := func(c *Command) { c.Swap = library }
 
 	t.Run("socket", func(t *testing.T) {
 		if err := os.WriteFile(library, nil, 0o600); err != nil { // the loader ignores it
@@ -99,6 +96,7 @@ type swapGuests struct {
 	*Server
 	environment []string
 	program     string
+	library     string
 }
 
 func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
@@ -106,7 +104,7 @@ func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
 	const memory = 16 << 20
 	return &swapGuests{
 		Server: listen(t, o, Device{Kind: Beside}), program: filepath.Join(dir, "guest"),
-		environment: append(swaptest.Environment(dir, filepath.Join(t.TempDir(), "gpu"), memory), "LD_PRELOAD="+filepath.Join(dir, swaptest.Library)),
+		environment: swaptest.Environment(dir, filepath.Join(t.TempDir(), "gpu"), memory), library: filepath.Join(dir, swaptest.Library),
 	}
 }
 
@@ -115,7 +113,7 @@ func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
 func (s *swapGuests) run(t *testing.T, how string, stdin *os.File) *running {
 	t.Helper()
 	return runScript(t, s.Server, fmt.Sprintf("exec %s proc %s 20 1", s.program, how), func(c *Command) {
-		c.Swap, c.Environment, c.Name, c.Stdin = true, s.environment, how, stdin
+		c.Swap, c.Environment, c.Name, c.Stdin = s.library, s.environment, how, stdin
 	})
 }
 

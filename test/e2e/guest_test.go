@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -282,6 +283,57 @@ var swapLibrary = sync.OnceValues(func() (dir string, err error) {
 	dir = filepath.Dir(penstock)
 	return dir, swaptest.Build("../../cuda/swap", dir)
 })
+
+// TestGuestWaits has a function whose batch never ends, until its process is killed.
+func TestGuestWaits(t *testing.T) {
+	t.Parallel()
+	swaptest.Require(t)
+	dir, err := swapLibrary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf(
+		"hang_timeout: 1m\nfunctions: [{name: fn, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=100\"}}]\n",
+		nullCard(t, "digest", small)), withGPU(t, false)...)
+	active, _ := serving(t, nd, "fn")
+	script := fmt.Sprintf("echo begins; %s exec %s/guest proc work 20 1 </dev/null",
+		strings.Join(swaptest.Environment(dir, filepath.Join(t.TempDir(), "gpu"), 32<<20), " "), dir)
+	if g := startGuest(t, nd, script, "--swap"); g.end(t) != 0 {
+		t.Fatalf("the guest failed next to an idle function: %s", &g.stderr)
+	}
+
+	got := newAnswers()
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: time.Minute})
+	busy := func() bool {
+		word, err := os.ReadFile(filepath.Join(nd.Dir, "gpu-busy"))
+		return err == nil && binary.NativeEndian.Uint64(word) != 0
+	}
+	sent := 0
+	for began := time.Now(); sent < 200 && time.Since(began) < patience; sent++ {
+		send(t, c, small, sent, 1, 0)
+		hangs := true
+		for since := time.Now(); hangs && time.Since(since) < 500*time.Millisecond; time.Sleep(time.Millisecond) {
+			hangs = got.count() <= sent
+		}
+		if hangs && busy() {
+			break
+		}
+	}
+	if !busy() {
+		t.Fatal("a batch hangs, and the file does not say so")
+	}
+
+	g := startGuest(t, nd, script, "--swap")
+	time.Sleep(300 * time.Millisecond)
+	if len(g.processes()) == 0 {
+		t.Errorf("the guest did not wait for the batch: %s", &g.stderr)
+	}
+	kill(t, active.PID)
+	if status := g.end(t); status != 0 || strings.Contains(g.stderr.String(), "wait for functions") {
+		t.Errorf("the guest has status %d, and said %s", status, &g.stderr)
+	}
+	waitFor(t, "the file to say that no batch runs", func() bool { return !busy() })
+}
 
 // TestSwappingGuests runs two guests that need 1.5 times the GPU's memory. One waits for input, and its memory is
 // on the host. The other has the turn.

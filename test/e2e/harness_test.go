@@ -323,6 +323,13 @@ func (a *answers) deliver(bytes int) func(*client.Result) {
 	}
 }
 
+// count returns how many requests have ended.
+func (a *answers) count() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ended
+}
+
 // right reports whether an ok answer is the digest of the picture with that tag.
 func right(r *client.Result, bytes int) bool {
 	return len(r.Payload) == 4 && math.Float32frombits(binary.LittleEndian.Uint32(r.Payload)) == digest(picture(bytes, int(r.Tag)))

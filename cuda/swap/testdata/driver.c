@@ -175,6 +175,7 @@ R cuMemSetAccess(P at, size_t n, const void *d, size_t c) {
 }
 
 R cuMemHostRegister_v2(void *p, size_t n, unsigned f) { (void)p, (void)n, (void)f; return depth ? OK : NO_CONTEXT; }
+R cuMemHostGetDevicePointer_v2(P *out, void *p, unsigned f) { (void)f; *out = (P)p; return OK; }
 R cuMemHostUnregister(void *p) { (void)p; return OK; }
 
 R cuMemAlloc_v2(P *o, size_t n) { (void)o, (void)n; return NATIVE; }
@@ -198,8 +199,8 @@ R cuCtxGetDevice(int *d) { *d = 0; return depth ? OK : NO_CONTEXT; }
 
 // --- work
 
-struct work { struct work *next; int kind; P at; void *host; size_t n; uint32_t value; uint64_t *event; };
-enum { ADD, SET, TO_DEVICE, TO_HOST, EVENT };
+struct work { struct work *next; int kind; P at; void *host; size_t n; uint32_t value; uint64_t *event, wanted; };
+enum { ADD, SET, TO_DEVICE, TO_HOST, EVENT, WAIT };
 static struct work *first, **end = &first;
 static uint64_t queued, done;
 static int capturing;
@@ -225,6 +226,8 @@ static void *work(void *unused) {
 			p[i] += w->value;
 		for (size_t i = 0; w->kind == SET && i < w->n; i++)
 			p[i] = w->value;
+		while (w->kind == WAIT && *(volatile uint64_t *)w->at != w->wanted)
+			usleep(100);
 		if (w->kind == TO_DEVICE)
 			memcpy(p, w->host, w->n);
 		if (w->kind == TO_HOST)
@@ -288,6 +291,9 @@ R cuMemcpyDtoHAsync_v2(void *h, P at, size_t n, void *s) { (void)s; return queue
 R cuMemcpyHtoD_v2(P at, const void *h, size_t n) { return queue((struct work){.kind = TO_DEVICE, .at = at, .host = (void *)h, .n = n}, 1); }
 R cuMemcpyDtoH_v2(void *h, P at, size_t n) { return queue((struct work){.kind = TO_HOST, .at = at, .host = h, .n = n}, 1); }
 R cuMemsetD32Async(P at, unsigned v, size_t n, void *s) { (void)s; return queue((struct work){.kind = SET, .at = at, .value = v, .n = n}, 0); }
+
+// It knows only one kind of wait: until a word is equal.
+R cuStreamWaitValue64_v2(void *s, P at, uint64_t v, unsigned f) { (void)s; return f == 1 ? queue((struct work){.kind = WAIT, .at = at, .wanted = v}, 0) : INVALID; }
 
 // The only kernel adds a number: parameters address, words, number.
 R cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned b, void *s, void **p, void **x) {

@@ -1,5 +1,5 @@
-// Package swaptest builds what tests of swapping guests need without a GPU: the library, a driver whose
-// memory all guests share, and a guest. Their sources are in cuda/swap.
+// Package swaptest builds what tests of guests need without a GPU: the libraries, a driver whose memory all
+// guests share, and a guest. Their sources are in cuda/swap and cuda/yield.
 package swaptest
 
 import (
@@ -16,6 +16,8 @@ import (
 // Library is the swap library's path below the folder that Build fills.
 const Library = "lib/libpenstock-swap.so"
 
+const yieldLibrary = "lib/libpenstock-yield.so"
+
 // Require skips a test on machines for which there is no swap library.
 func Require(t *testing.T) {
 	t.Helper()
@@ -31,10 +33,14 @@ func Build(source, dir string, flags ...string) error {
 	cc := func(args ...string) *exec.Cmd {
 		return exec.Command("cc", append(append([]string{"-std=gnu11", "-O1", "-g"}, flags...), args...)...)
 	}
-	library := exec.Command(filepath.Join(source, "library/build.sh"), filepath.Join(dir, Library))
-	library.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
+	library := func(source, path string) *exec.Cmd {
+		cmd := exec.Command(filepath.Join(source, "library/build.sh"), filepath.Join(dir, path))
+		cmd.Env = append(os.Environ(), "CFLAGS="+strings.Join(flags, " "))
+		return cmd
+	}
 	for _, build := range []*exec.Cmd{
-		library,
+		library(source, Library),
+		library(filepath.Join(source, "../yield"), yieldLibrary),
 		cc("-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o", driver, filepath.Join(source, "testdata/driver.c"), "-lpthread", "-ldl"),
 		cc("-o", filepath.Join(dir, "guest"), filepath.Join(source, "testdata/guest.c"), driver, "-lpthread", "-ldl"),
 	} {
