@@ -47,11 +47,13 @@ func OpenBusyFile(dir string) (f *os.File, path string, err error) {
 }
 
 // GuestOrder is a message to the orchestrator: one JSON object per line, with one of its fields
-// set. `penstock run` sends Run and Started, and its open connection is the guest's life.
+// set. `penstock run` sends Run, Started and Ending, and its open connection is the guest's life.
 // `penstock guest` sends one of the others.
 type GuestOrder struct {
 	Run     *GuestRun `json:"run,omitempty"`
 	Started int       `json:"started,omitempty"` // process id of the launcher, which waits
+	// Ending says that `penstock run` is about to send the program a signal that ends it. Done answers it.
+	Ending bool `json:"ending,omitempty"`
 
 	List   bool   `json:"list,omitempty"`
 	Pause  string `json:"pause,omitempty"` // a guest's name or process id

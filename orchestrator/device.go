@@ -44,6 +44,7 @@ type mpsDaemon interface {
 	State() mps.State
 	Changes() <-chan struct{}
 	Health(context.Context) (mps.Health, error)
+	EndWork(ctx context.Context, pids []int) error
 	Close() error
 }
 
@@ -493,6 +494,24 @@ func (d *device) health(ctx context.Context) mps.Health {
 		d.log.Warn().Err(err).Msg("cannot read the state of MPS")
 	}
 	return h
+}
+
+// endWorkTimeout bounds device.endWork. Its two questions take some 20 ms.
+const endWorkTimeout = time.Second
+
+// endWork ends the work of clients of MPS that are about to be killed.
+func (d *device) endWork(pids []int) {
+	d.mu.Lock()
+	daemon := d.daemon
+	d.mu.Unlock()
+	if daemon == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endWorkTimeout)
+	defer cancel()
+	if err := daemon.EndWork(ctx, pids); err != nil {
+		d.log.Warn().Err(err).Msg("cannot end the GPU work of a guest before it is killed")
+	}
 }
 
 // inherited returns what a process for a device inherits of the orchestrator's

@@ -128,6 +128,8 @@ func (d *fakeMPS) State() mps.State {
 
 func (d *fakeMPS) Changes() <-chan struct{} { return d.changes }
 
+func (d *fakeMPS) EndWork(context.Context, []int) error { return nil }
+
 func (d *fakeMPS) Health(ctx context.Context) (mps.Health, error) {
 	d.mu.Lock()
 	h, mute := d.health, d.mute

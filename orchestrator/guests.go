@@ -89,8 +89,8 @@ func (s *supervisor) guestDevice() guest.Device {
 	device, uuid := s.gpu.device, s.gpu.uuid
 	d := guest.Device{
 		Kind: guest.InMPS, Client: s.gpu.environment, Wait: s.gpu.recovery.holds(s.now()),
-		Own:          map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": filepath.Join(s.o.Dir, "no-mps")},
-		Memory:       func() (guest.Usage, bool) { return device.memory(uuid) },
+		Own:    map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": filepath.Join(s.o.Dir, "no-mps")},
+		Memory: func() (guest.Usage, bool) { return device.memory(uuid) }, EndWork: device.endWork,
 		ContextBytes: contextBytes, WorkerBytes: map[int]int64{},
 	}
 	for _, c := range s.processes {

@@ -121,6 +121,24 @@ func statOf(pid int) []string {
 	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 }
 
+// handles reports whether a process survives a signal, because it handles or ignores it (proc_pid_status(5)).
+func handles(pid int, sig syscall.Signal) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(text)) {
+		name, mask, _ := strings.Cut(line, ":")
+		if name != "SigCgt" && name != "SigIgn" {
+			continue
+		}
+		if bits, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); err == nil && bits>>(sig-1)&1 != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // Signal implements Group.
 func (m Marked) Signal(sig syscall.Signal) {
 	for _, pid := range m.PIDs() {

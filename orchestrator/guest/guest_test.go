@@ -470,6 +470,121 @@ func TestFault(t *testing.T) {
 	})
 }
 
+// TestEndWork checks that the GPU work of a client of MPS ends before something ends the client, and only then.
+func TestEndWork(t *testing.T) {
+	for _, row := range []struct {
+		name, script string
+		own          bool
+		order        func(s *Server, g *guest)
+		want         int // processes, all of which live
+	}{
+		{"stop", "exec sleep 1000", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
+		{"stop, handled", "trap 'exit 0' TERM; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 0},
+		{"stop, ignored", "trap '' TERM; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
+		{"outside MPS", "exec sleep 1000", true, func(s *Server, g *guest) { s.stop(g, "") }, 0},
+		{"left behind", "sleep 1000 & read line", false, func(_ *Server, g *guest) { unix.Kill(g.pid, unix.SIGKILL) }, 1},
+		{"fault", "exec sleep 1000", false, func(s *Server, _ *guest) { s.Fault("the GPU failed", true) }, 0},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var mu sync.Mutex
+			asked := map[int]bool{}
+			device := mps
+			device.EndWork = func(pids []int) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, pid := range pids {
+					asked[pid] = true
+					if fields := statOf(pid); len(fields) == 0 || fields[0] == "Z" {
+						t.Errorf("process %d has ended before", pid)
+					}
+				}
+			}
+			s := listen(t, Options{}, device)
+			r := runScript(t, s, "echo there; "+row.script, func(c *Command) { c.Own, c.Stdin = row.own, pipe(t) })
+			r.line(t, "there")
+			time.Sleep(20 * time.Millisecond) // until the trap is set
+			s.mu.Lock()
+			g := s.guests[0]
+			s.mu.Unlock()
+			row.order(s, g)
+			r.end(t)
+			waitFor(t, "the guest to end", func() bool { return len(s.list()) == 0 })
+			mu.Lock()
+			defer mu.Unlock()
+			if len(asked) != row.want {
+				t.Errorf("ended the work of %d processes, want %d", len(asked), row.want)
+			}
+		})
+	}
+
+	t.Run("signal", func(t *testing.T) {
+		asked := make(chan []int, 1)
+		device := mps
+		device.EndWork = func(pids []int) {
+			select {
+			case asked <- pids:
+			default: // the end of the guest
+			}
+		}
+		s := listen(t, Options{}, device)
+		link := dial(t, s)
+		c := Command{Path: "/bin/sleep", Args: []string{"sleep"}}
+		program := exec.Command("sleep", "1000")
+		if err := errors.Join(link.Send(control.GuestOrder{Run: c.request()}), program.Start()); err != nil {
+			t.Fatal(err)
+		}
+		defer program.Wait()
+		defer program.Process.Kill()
+		for _, order := range []control.GuestOrder{{Started: program.Process.Pid}, {Ending: true}, {}} {
+			var a control.GuestAnswer
+			if err := link.Receive(&a); err != nil || a.Error != "" {
+				t.Fatalf("%v %s", err, a.Error)
+			}
+			if order.Ending || order.Started > 0 {
+				if err := link.Send(order); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if got := <-asked; a.Done == "" || !slices.Equal(got, []int{program.Process.Pid}) {
+				t.Errorf("answer %+v after the work of %v, want Done after that of %d", a, got, program.Process.Pid)
+			}
+		}
+	})
+}
+
+// TestForward checks that a signal waits for the end of the program's GPU work, if it ends the program.
+func TestForward(t *testing.T) {
+	for script, want := range map[string]int{"echo there; exec sleep 1000": 1, "trap 'exit 0' USR1; echo there; read line": 0} {
+		program := exec.Command("sh", "-c", script)
+		program.Stdin = pipe(t)
+		out, err := program.StdoutPipe()
+		if err == nil {
+			err = program.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatal(line, err)
+		}
+		time.Sleep(20 * time.Millisecond) // until sleep runs
+		asked := 0
+		signals := make(chan os.Signal, 1)
+		signals <- syscall.SIGUSR1
+		close(signals)
+		forward(signals, program.Process, func() {
+			if asked++; statOf(program.Process.Pid)[0] == "Z" {
+				t.Error("the program has ended before")
+			}
+		})
+		program.Wait()
+		if asked != want {
+			t.Errorf("%s: ended its work %d times, want %d", script, asked, want)
+		}
+	}
+}
+
 // TestHostile connects clients that break the protocol. The server forgets them, and serves others.
 func TestHostile(t *testing.T) {
 	s := listen(t, Options{}, cpu)

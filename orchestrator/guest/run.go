@@ -146,12 +146,21 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 	gate.Close()
 
 	var ended atomic.Bool
-	gone := make(chan struct{})
+	gone, done := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(gone)
-		c.follow(link, cmd.Process, place.Token, &ended)
+		c.follow(link, cmd.Process, place.Token, &ended, done)
 	}()
-	go forward(signals, cmd.Process)
+	go forward(signals, cmd.Process, func() {
+		if link.Send(control.GuestOrder{Ending: true}) != nil {
+			return
+		}
+		select {
+		case <-done:
+		case <-gone:
+		case <-time.After(endingTimeout):
+		}
+	})
 	_ = cmd.Wait() // ProcessState has the result
 	ended.Store(true)
 	_ = link.CloseWrite()
@@ -239,14 +248,23 @@ func begin(link *control.GuestLink, pid int) (control.GuestAnswer, error) {
 	return a, err
 }
 
+// endingTimeout is how long a signal that ends the program waits for the end of its work on the GPU.
+const endingTimeout = time.Second
+
 // follow prints why the orchestrator ends the guest, until the orchestrator closes the connection. If it
 // does so while the program runs, nothing else ends the guest.
-func (c *Command) follow(link *control.GuestLink, p *os.Process, token string, ended *atomic.Bool) {
+func (c *Command) follow(link *control.GuestLink, p *os.Process, token string, ended *atomic.Bool, done chan<- struct{}) {
 	reason := ""
 	for {
 		var a control.GuestAnswer
 		if err := link.Receive(&a); err != nil {
 			break
+		}
+		if a.Done != "" {
+			select {
+			case done <- struct{}{}:
+			default: // its signal did not wait for it
+			}
 		}
 		if a.Ended != "" {
 			reason = a.Ended
@@ -269,12 +287,16 @@ func (c *Command) follow(link *control.GuestLink, p *os.Process, token string, e
 	_ = p.Kill()
 }
 
-// forward passes signals on to the program.
-func forward(signals <-chan os.Signal, p *os.Process) {
+// forward passes signals on to the program. It calls ending before a signal that the program does not handle.
+func forward(signals <-chan os.Signal, p *os.Process, ending func()) {
 	for sig := range signals {
-		if !slices.Contains(fromTerminal, sig) || !inForeground() {
-			_ = p.Signal(sig) // it may have ended
+		if slices.Contains(fromTerminal, sig) && inForeground() {
+			continue
 		}
+		if number, ok := sig.(syscall.Signal); ok && !handles(p.Pid, number) {
+			ending()
+		}
+		_ = p.Signal(sig) // it may have ended
 	}
 }
 

@@ -10,6 +10,8 @@
 //	4              <── Go
 //	  launcher becomes the program
 //	5              <── Ended: why, at any time ─ SIGTERM, after 5 s SIGKILL
+//	  Ending, before a signal that ends it ───> end its work on the GPU
+//	               <── Done
 //	6 program ended: close ───────────────────> kill the rest, remove the group
 //	7              <── close
 //
@@ -91,6 +93,8 @@ type Device struct {
 	Wait string
 	// Memory returns the GPU's memory; it is nil, or ok is false, if that is unknown. It may wait for the driver.
 	Memory func() (u Usage, ok bool)
+	// EndWork ends the work on the GPU of those of the processes that are clients of MPS; nil: there are none.
+	EndWork func(pids []int)
 	// ContextBytes is what a process has on the GPU in addition to its allocations, and RestartBytes what
 	// one more process of the largest function needs. WorkerBytes is how much memory each worker may have for
 	// models, by process id.
@@ -382,10 +386,18 @@ func (s *Server) run(link *control.GuestLink, parent, uid int, request control.G
 	send(link, control.GuestAnswer{Go: &control.GuestGo{Missing: append(missing, more...)}})
 	log.Info().Int("pid", order.Started).Str("command", request.Command).Str("device", g.device).Msg("guest started")
 
-	if err := link.Receive(&order); err == nil || errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong) {
-		s.kill(g, "it wrote to the socket of `penstock run`")
+	for {
+		order = control.GuestOrder{}
+		switch err := link.Receive(&order); {
+		case err == nil && order == control.GuestOrder{Ending: true}:
+			s.endWork(g, []int{g.pid})
+			send(link, control.GuestAnswer{Done: "its work on the GPU has ended"})
+			continue
+		case err == nil || errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong):
+			s.kill(g, "it wrote to the socket of `penstock run`")
+		}
+		return nil
 	}
-	return nil
 }
 
 // admit registers a guest that may run. The caller calls prepare, and end.
@@ -611,10 +623,32 @@ func (s *Server) start(g *guest, parent, pid int, token string) (missing []strin
 	return missing, nil
 }
 
+// killGroup kills all processes of a guest. Clients of MPS that are killed while their kernels run may fail the
+// GPU for all, so their work ends first, unless the GPU has failed already.
+func (s *Server) killGroup(g *guest) error {
+	s.mu.Lock()
+	group, judged := g.group, g.judged
+	s.mu.Unlock()
+	if !judged {
+		s.endWork(g, group.PIDs())
+	}
+	return group.Kill()
+}
+
+// endWork ends the work on the GPU of processes of a guest.
+func (s *Server) endWork(g *guest, pids []int) {
+	s.mu.Lock()
+	end := s.device.EndWork
+	s.mu.Unlock()
+	if g.device == InMPS && end != nil && len(pids) > 0 {
+		end(pids)
+	}
+}
+
 // end ends what is left of a guest, and forgets it.
 func (s *Server) end(g *guest, log zerolog.Logger) {
 	group := s.groupOf(g)
-	if err := group.Kill(); err != nil {
+	if err := s.killGroup(g); err != nil {
 		log.Error().Err(err).Msg("cannot kill all processes of a guest")
 	}
 	if err := group.Remove(); err != nil {
@@ -697,6 +731,7 @@ func (s *Server) stop(g *guest, why string) {
 	s.mu.Unlock()
 	if first {
 		send(g.link, control.GuestAnswer{Ended: why})
+		s.endWork(g, slices.DeleteFunc(group.PIDs(), func(pid int) bool { return handles(pid, syscall.SIGTERM) }))
 		group.Signal(syscall.SIGTERM)
 		group.Signal(syscall.SIGCONT)
 		_ = group.Freeze(false) // a frozen process does not see the signal; if this fails, SIGKILL follows
@@ -715,7 +750,6 @@ func (s *Server) kill(g *guest, why string) {
 	s.mu.Lock()
 	first := !g.killed
 	g.killed, g.state = true, control.GuestStopping
-	group := g.group
 	s.mu.Unlock()
 	if !first {
 		return
@@ -723,7 +757,7 @@ func (s *Server) kill(g *guest, why string) {
 	if why != "" {
 		send(g.link, control.GuestAnswer{Ended: why})
 	}
-	if err := group.Kill(); err != nil {
+	if err := s.killGroup(g); err != nil {
 		s.o.Log.Error().Err(err).Str("guest", g.name).Msg("cannot kill all processes of a guest")
 	}
 	// `penstock run` closes the connection when its child has ended. If it is stopped, or has no child

@@ -248,6 +248,26 @@ func (d *Daemon) Health(ctx context.Context) (Health, error) {
 // Clients lists the processes that hold a context.
 func (d *Daemon) Clients(ctx context.Context) ([]Client, error) { return d.control.clients(ctx) }
 
+// EndWork ends the work on the GPU of those of the processes that are clients; their later CUDA calls fail. A
+// client that is killed while its kernels run may fail the GPU for all clients.
+func (d *Daemon) EndWork(ctx context.Context, pids []int) error {
+	clients, err := d.control.clients(ctx)
+	if err != nil {
+		return err
+	}
+	var commands []string
+	for _, c := range clients {
+		if slices.Contains(pids, c.PID) {
+			commands = append(commands, fmt.Sprintf("terminate_client %d %d", c.Server, c.PID))
+		}
+	}
+	if len(commands) == 0 {
+		return nil
+	}
+	_, err = d.control.ask(ctx, strings.Join(commands, "\n"))
+	return err
+}
+
 // Close ends the daemon and its server: quit, then a kill. The clients should have ended;
 // clients that are left lose their contexts.
 func (d *Daemon) Close() error {

@@ -200,6 +200,14 @@ func TestDaemon(t *testing.T) {
 	if h, err := d.Health(context.Background()); h != Well || err != nil {
 		t.Errorf("health %v, %v", h, err)
 	}
+	for _, pids := range [][]int{{3}, {5, 3, 4}} {
+		if err := d.EndWork(context.Background(), pids); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := x.programs.Terminated(); !slices.Equal(got, []int{4, 5}) {
+		t.Errorf("ended the work of %v, want that of the clients 4 and 5", got)
+	}
 	x.close(d)
 	if alive(s.Daemon) || alive(s.Server) {
 		t.Error("it lives on")

@@ -113,6 +113,21 @@ func (p *Programs) Behave(b Behaviour) error {
 	return os.Rename(file+".new", file)
 }
 
+// terminated is the file that lists the servers and clients of all orders to terminate a client.
+const terminated = "terminated"
+
+// Terminated returns the process ids of all clients that were ordered to be terminated.
+func (p *Programs) Terminated() (pids []int) {
+	text, _ := os.ReadFile(filepath.Join(p.dir, terminated))
+	for line := range strings.Lines(string(text)) {
+		var server, pid int
+		if _, err := fmt.Sscan(line, &server, &pid); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
 func behaviour() (b Behaviour) {
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(os.Args[0]), "behaviour.json"))
 	if err == nil {
@@ -318,6 +333,13 @@ func (s *servers) answer(w io.Writer, command string) {
 			for _, pid := range b.Clients {
 				fmt.Fprintln(w, pid)
 			}
+		}
+	case "terminate_client":
+		if o, err := asked(); err == nil && len(words) == 3 {
+			f, _ := os.OpenFile(filepath.Join(filepath.Dir(os.Args[0]), terminated), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			fmt.Fprintln(f, o.cmd.Process.Pid, words[2])
+			f.Close()
+			fmt.Fprintln(w, 0)
 		}
 	case "quit":
 		if b.HangQuit {
