@@ -3,9 +3,11 @@
 package gpu
 
 import (
+	"bufio"
 	"errors"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -109,4 +111,88 @@ functions:
 	if pause > 10*time.Second {
 		t.Errorf("functions were silent for %v", pause)
 	}
+}
+
+// busyProgram keeps kernels queued that write to memory, and prints a line when the first have run.
+const busyProgram = `
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status:
+        sys.exit(f"{name} returned {status}")
+device, context, module, kernel, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+call("cuModuleLoadData", ctypes.byref(module), b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry write(.param .u64 at)
+{
+    .reg .u64 %address;
+    .reg .u32 %n;
+    .reg .pred %more;
+    ld.param.u64 %address, [at];
+    mov.u32 %n, 0;
+loop:
+    st.volatile.global.u32 [%address], %n;
+    add.u32 %n, %n, 1;
+    setp.lt.u32 %more, %n, 1000;
+    @%more bra loop;
+    ret;
+}
+""")
+call("cuModuleGetFunction", ctypes.byref(kernel), module, b"write")
+call("cuMemAlloc_v2", ctypes.byref(memory), 1 << 20)
+parameters = (ctypes.c_void_p * 1)(ctypes.addressof(memory))
+def launch():
+    for _ in range(100):
+        call("cuLaunchKernel", kernel, 1056, 1, 1, 128, 1, 1, 0, None, parameters, None)
+launch()
+call("cuCtxSynchronize")
+print("runs", flush=True)
+while True:
+    launch()
+`
+
+// TestGuestEnd ends guests whose kernels run, next to a busy function. A client of MPS that is killed then may
+// fail the GPU for all clients.
+func TestGuestEnd(t *testing.T) {
+	n := start(t, "functions: [{name: fashion, port: 0, slo: 10s}]\n")
+	fashion := send(t, n, "fashion", 400)
+	fashion.flows(t)
+	serving(t, n, "fashion")
+	for i := range 8 {
+		guest := exec.CommandContext(t.Context(), penstock, "run", "--runtime-dir", n.Dir, "--name", "busy", "--", "python3", "-c", busyProgram)
+		out, err := guest.StdoutPipe()
+		if err == nil {
+			err = guest.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatalf("guest printed %q: %v", line, err)
+		}
+		time.Sleep(200 * time.Millisecond)
+		if i%2 == 0 {
+			err = guest.Process.Signal(syscall.SIGTERM)
+		} else {
+			err = exec.CommandContext(t.Context(), penstock, "guest", "stop", "busy", "--runtime-dir", n.Dir).Run()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = guest.Wait() // by a signal, or with an error of CUDA
+		time.Sleep(300 * time.Millisecond)
+	}
+	fashion.flows(t)
+	fashion.stop().answeredAll(t, 0)
+	if faults := status(t, n).Faults; faults.Count != 0 {
+		t.Errorf("the node counts %d faults of the GPU", faults.Count)
+	}
+	t.Logf("longest silence %v", fashion.longestPause())
 }
