@@ -131,16 +131,8 @@ static void find_word(void) {
 	atomic_store(&state, WAITS);
 }
 
-// A wait costs the GPU some 4 us, so not every kernel has one.
-#ifndef KERNELS_PER_WAIT
-#define KERNELS_PER_WAIT 1
-#endif
-
 // yield makes what is queued next on a stream wait. In a capture the wait would become a part of the graph.
 static void yield(CUstream s) {
-	static __thread unsigned kernels;
-	if (kernels++ % KERNELS_PER_WAIT != 0)
-		return;
 	if (atomic_load_explicit(&state, memory_order_acquire) == NEW) {
 		static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
 		pthread_mutex_lock(&finding);
