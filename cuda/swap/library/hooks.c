@@ -190,7 +190,6 @@ static void *by_version(const char *name, int version, int per_thread, void *fun
 
 static void *(*real_dlsym)(void *, const char *);
 static void *library;
-static pthread_once_t loading = PTHREAD_ONCE_INIT;
 static atomic_int loaded;
 static __thread int in_load; // the driver's own initialization may look functions up
 
@@ -216,13 +215,19 @@ static void report_unknown(void) {
 	}
 }
 
-static void load(void) {
+// swap_load finds the driver's functions. Several threads may do so at once, and find the same. A lock would be
+// held while dlopen waits for the loader's lock; the constructor of another library may hold that, and look a
+// function up.
+int swap_load(void) {
+	if (atomic_load(&loaded) || in_load)
+		return atomic_load(&loaded);
 	find_dlsym();
 	in_load = 1;
-	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	void *found = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	in_load = 0;
-	if (library == NULL)
-		return;
+	if (found == NULL)
+		return 0;
+	library = found;
 	const char *absent = NULL;
 #define X(name, args) \
 	if ((driver.name = real_dlsym(library, #name)) == NULL) \
@@ -230,8 +235,10 @@ static void load(void) {
 	DRIVER(X)
 #undef X
 	if (absent != NULL) {
-		swap_say("the driver has no %s: it is too old", absent);
-		return;
+		static atomic_int said;
+		if (atomic_exchange(&said, 1) == 0)
+			swap_say("the driver has no %s: it is too old", absent);
+		return 0;
 	}
 	for (int i = 0; i < OWN_COUNT; i++)
 		own[i].real = real_dlsym(library, own[i].name);
@@ -240,14 +247,9 @@ static void load(void) {
 		targets[i].kind = ENTER;
 		snprintf(targets[i].name, sizeof targets[i].name, "%s", exports[i]);
 	}
-	atexit(report_unknown);
-	atomic_store(&loaded, 1);
-}
-
-int swap_load(void) {
-	if (!atomic_load(&loaded) && !in_load)
-		pthread_once(&loading, load);
-	return atomic_load(&loaded);
+	if (atomic_exchange(&loaded, 1) == 0)
+		atexit(report_unknown);
+	return 1;
 }
 
 // dlsym replaces the C library's. The call at the end is a jump, so that RTLD_NEXT means
