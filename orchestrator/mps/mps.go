@@ -264,8 +264,16 @@ func (d *Daemon) EndWork(ctx context.Context, pids []int) error {
 	if len(commands) == 0 {
 		return nil
 	}
-	_, err = d.control.ask(ctx, strings.Join(commands, "\n"))
-	return err
+	answer, err := d.control.ask(ctx, strings.Join(commands, "\n"))
+	if err != nil {
+		return err
+	}
+	for _, line := range strings.Fields(answer) {
+		if line != "0" {
+			return fmt.Errorf("end work of MPS clients: got %q, want 0 for each", answer)
+		}
+	}
+	return nil
 }
 
 // Close ends the daemon and its server: quit, then a kill. The clients should have ended;
