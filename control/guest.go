@@ -32,18 +32,30 @@ const GuestVariable = "PENSTOCK_GUEST"
 // busyFileName is the file of the busy word, in the runtime folder.
 const busyFileName = "gpu-busy"
 
-// OpenBusyFile opens the file of the busy word for shm.OpenBusyFile, and makes it if it is missing. Guests
-// open the path for reading.
-func OpenBusyFile(dir string) (f *os.File, path string, err error) {
+// MakeBusyFile opens the file of the busy word for shm.OpenBusyFile, and makes it if it is missing.
+func MakeBusyFile(dir string) (*os.File, error) {
 	folder, err := private.OpenFolder(dir)
 	if err != nil {
-		return nil, "", fmt.Errorf("open busy file: %w", err)
+		return nil, fmt.Errorf("make busy file: %w", err)
 	}
 	defer folder.Close()
-	if f, err = folder.Open(busyFileName, os.O_CREATE|os.O_RDWR); err != nil {
-		return nil, "", fmt.Errorf("open busy file: %w", err)
+	f, err := folder.Open(busyFileName, os.O_CREATE|os.O_RDWR)
+	if err != nil {
+		return nil, fmt.Errorf("make busy file: %w", err)
 	}
-	return f, filepath.Join(folder.Path(), busyFileName), nil
+	return f, nil
+}
+
+// FindBusyFile returns the path of the busy word's file, which guests read. The manager makes the file when the
+// node runs on a GPU.
+func FindBusyFile(dir string) (path string, err error) {
+	if path, err = filepath.Abs(filepath.Join(dir, busyFileName)); err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find busy file: %w; start the guest again, or else restart the node", err)
+	}
+	return path, nil
 }
 
 // GuestOrder is a message to the orchestrator: one JSON object per line, with one of its fields

@@ -441,7 +441,7 @@ type Attached struct {
 	SlabBytes   []int64 `json:"slab_bytes,omitempty"`
 	// Turn is set if the processes of a GPU take turns (shm.Turn): the process's entry.
 	Turn *int `json:"turn,omitempty"`
-	// Busy says that the file of the busy word comes last (shm.BusyBit).
+	// Busy says that the files of the busy word come last (shm.BusyFile.Files).
 	Busy bool `json:"busy,omitempty"`
 	// Measurements are those of an earlier process of the same worker with this model; nil if there
 	// are none.

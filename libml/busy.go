@@ -1,14 +1,11 @@
 package libml
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -18,37 +15,44 @@ type workerBusy struct {
 	bit *shm.BusyBit
 }
 
-// openBusy takes the process's bit in the busy word, whose file comes last. It returns nil if there is none
-// to take. Batches then run without it, and guests do not wait for them.
-func (p *process) openBusy(attached control.Attached, files []*os.File) (*shm.BusyBit, error) {
-	if !attached.Busy {
-		return nil, nil
+// takeBusyBit takes the process's bit in the busy word. It returns nil if there is none to take, or after an
+// error. Batches then run without it, and guests do not wait for them.
+func (p *process) takeBusyBit(files []*os.File) *shm.BusyBit {
+	if len(files) == 0 {
+		return nil
 	}
 	if p.worker == nil {
-		return p.takeBusyBit(files[len(files)-1])
+		return p.openBusyBit(files)
 	}
 	w := &p.worker.busy
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var err error
 	if w.bit == nil {
-		w.bit, err = p.takeBusyBit(files[len(files)-1])
+		w.bit = p.openBusyBit(files)
 	}
-	return w.bit, err
+	return w.bit
 }
 
-// takeBusyBit leaves the file open for its owner. A worker's bit outlives the member that took it.
-func (p *process) takeBusyBit(f *os.File) (*shm.BusyBit, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+// openBusyBit leaves the files open for their owner. A worker's bit outlives the member that took it.
+func (p *process) openBusyBit(files []*os.File) *shm.BusyBit {
+	var own []*os.File
+	for _, f := range files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			for _, f := range own {
+				f.Close()
+			}
+			p.log.Warn().Err(err).Msg("cannot duplicate the busy file; guests do not wait for batches of this process")
+			return nil
+		}
+		own = append(own, os.NewFile(uintptr(fd), f.Name()))
+	}
+	bit, err := shm.OpenBusyBit(own[0], own[1])
 	if err != nil {
-		return nil, fmt.Errorf("duplicate busy file: %w", err)
-	}
-	bit, err := shm.OpenBusyBit(os.NewFile(uintptr(fd), f.Name()))
-	if errors.Is(err, shm.ErrNoBit) {
 		p.log.Warn().Err(err).Msg("guests do not wait for batches of this process")
-		return nil, nil
+		return nil
 	}
-	return bit, err
+	return bit
 }
 
 // closeBusy gives back the bit of a process that ends. A worker keeps its bit.
@@ -58,15 +62,15 @@ func (p *process) closeBusy() {
 	}
 }
 
-// showBatch makes guests wait for a batch that begins within the guarantee.
-func (l *loop) showBatch(f *flight) {
-	f.shown = l.p.busy != nil && !f.demoted && l.p.busy.Begin(f.dispatched)
+// setBusy makes guests wait for a batch that begins within the guarantee.
+func (l *loop) setBusy(f *flight) {
+	f.busy = l.p.busy != nil && !f.demoted && l.p.busy.Begin(f.dispatched)
 }
 
-// hideBatch ends that.
-func (l *loop) hideBatch(f *flight) {
-	if f.shown {
-		f.shown = false
+// clearBusy lets guests go on after a batch.
+func (l *loop) clearBusy(f *flight) {
+	if f.busy {
+		f.busy = false
 		l.p.busy.End()
 	}
 }

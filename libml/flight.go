@@ -38,7 +38,7 @@ type flight struct {
 	late       int
 	full       bool // it has as many requests as it may have
 	demoted    bool // it runs at the lowest priority
-	shown      bool // guests wait for it
+	busy       bool // guests wait for it
 	followed   bool // it was queued behind another member's batch
 
 	dispatched, gathered int64
@@ -103,7 +103,7 @@ func (l *loop) begin() error {
 	f.dispatched = shm.Now()
 	f.began = f.dispatched
 	l.account.begin(f.dispatched, f, l.choice.demoted)
-	l.showBatch(f)
+	l.setBusy(f)
 	if l.memory.prioritized != nil {
 		if err := l.memory.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
 			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
@@ -200,7 +200,7 @@ func (l *loop) finish() error {
 			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	l.hideBatch(f)
+	l.clearBusy(f)
 	l.turns.gpu.end() // before the lane's turn, whose next member needs it
 	if began := l.turns.lane.end(inferred); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.

@@ -25,17 +25,15 @@ type gpuTurn struct {
 	waiting []*batchTurn // loops that wait for the turn
 }
 
-// openTurn opens the process's turn, which comes as the file after the slabs. It returns nil if the
+// openTurn opens the process's turn, which comes after the slabs. It returns nil if the
 // processes of the device take no turns.
 func (p *process) openTurn(attached control.Attached, files []*os.File) (*gpuTurn, error) {
 	if attached.Turn == nil {
 		return nil, nil
 	}
-	if attached.Busy { // whose file is the last
-		files = files[:len(files)-1]
-	}
+	file := files[len(files)-1-len(busyFiles(attached, files))]
 	open := func() (*gpuTurn, error) {
-		turn, err := shm.OpenTurn(files[len(files)-1], *attached.Turn)
+		turn, err := shm.OpenTurn(file, *attached.Turn)
 		if err != nil {
 			return nil, fmt.Errorf("open turn on the GPU: %w", err)
 		}

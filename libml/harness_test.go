@@ -54,6 +54,8 @@ type harness struct {
 	opened   func(control.Start) // called when a process opens its device; may be nil
 	copies   bool                // the argument of that call
 	turns    *shm.Turns          // of the GPU; nil: processes take no turns
+	busy     *shm.BusyFile       // of the GPU; nil: processes have no bit
+	busyPath string              // its file
 }
 
 // identity returns the Start message of a process.
@@ -199,6 +201,15 @@ func (h *harness) attached() (control.Attached, []*os.File) {
 		}
 		attached.Turn = &entry
 		files = append(files, h.turns.File())
+	}
+	if h.busy != nil {
+		word, locks, err := h.busy.Files()
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		h.t.Cleanup(func() { locks.Close() })
+		attached.Busy = true
+		files = append(files, word, locks)
 	}
 	return attached, files
 }

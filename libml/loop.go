@@ -410,7 +410,7 @@ func (l *loop) abandon(why error) error {
 	for l.flights.count > 0 {
 		f := l.flights.oldest()
 		f.err = why
-		l.hideBatch(f)
+		l.clearBusy(f)
 		l.complete(f, shm.Now())
 		l.turns.gpu.end()
 	}

@@ -49,6 +49,17 @@ func openDevice(start control.Start, in models.Input, o gpu.Options) (device.Dev
 	return d, nil
 }
 
+// busyFileCount is the number of files of the busy word.
+const busyFileCount = 2
+
+// busyFiles returns the files of the busy word, which come last. It returns none on a CPU.
+func busyFiles(attached control.Attached, files []*os.File) []*os.File {
+	if !attached.Busy {
+		return nil
+	}
+	return files[len(files)-busyFileCount:]
+}
+
 // mapMemory opens the device for the calling thread and maps the memory that the
 // process uses.
 func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *memory, err error) {
@@ -58,7 +69,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		want++
 	}
 	if attached.Busy {
-		want++
+		want += busyFileCount
 	}
 	if len(files) != want {
 		return nil, fmt.Errorf("attach to manager: got %d file descriptors, want %d", len(files), want)

@@ -391,9 +391,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if p.gpuTurn, err = p.openTurn(attached, files); err != nil {
 		return notice, err
 	}
-	if p.busy, err = p.openBusy(attached, files); err != nil {
-		return notice, err
-	}
+	p.busy = p.takeBusyBit(busyFiles(attached, files))
 	if err := p.place(&notice, wake); err != nil {
 		return notice, err
 	}

@@ -7,53 +7,55 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// busy is the file of the busy word, which shows guests on a GPU when functions use it. The control loop owns it.
+// busy is the busy word, which shows guests on a GPU when functions use it. The control loop owns it.
 type busy struct {
-	shared *shm.BusyFile // nil until a process comes
-	failed bool          // it could not be made, or swept
+	shared *shm.BusyFile // nil on a CPU
+	failed string        // the last error
 }
 
-// open returns the file for a process that attaches.
-func (b *busy) open(dir string) (*os.File, error) {
-	if b.shared == nil {
-		f, _, err := control.OpenBusyFile(dir)
-		if err != nil {
-			return nil, err
-		}
-		if b.shared, err = shm.OpenBusyFile(f); err != nil {
-			return nil, err
-		}
-	}
-	return b.shared.File()
-}
-
-// openBusy returns the file for a process that attaches. It returns nil on a CPU and after an error.
-func (m *Manager) openBusy() *os.File {
-	if !m.onGPU() {
-		return nil
-	}
-	f, err := m.busy.open(m.folder.dir)
-	if err != nil {
-		m.warnBusy(err)
-		return nil
-	}
-	return f
-}
-
-// sweepBusy lets guests go on that wait for processes that have ended.
+// sweepBusy makes the file of the word when the node runs on a GPU, and lets guests go on that wait for
+// processes that have ended.
 func (m *Manager) sweepBusy() {
-	if m.busy.shared == nil {
+	if !m.onGPU() {
 		return
 	}
-	if err := m.busy.shared.Sweep(); err != nil {
-		m.warnBusy(err)
+	var err error
+	if m.busy.shared == nil {
+		m.busy.shared, err = newBusy(m.folder.dir)
+	} else {
+		err = m.busy.shared.Sweep()
 	}
+	m.noteBusy(err)
 }
 
-func (m *Manager) warnBusy(err error) {
-	if !m.busy.failed {
-		m.busy.failed = true
-		m.log.Warn().Err(err).Msg("cannot show guests when functions use the GPU")
+func newBusy(dir string) (*shm.BusyFile, error) {
+	f, err := control.MakeBusyFile(dir)
+	if err != nil {
+		return nil, err
+	}
+	return shm.OpenBusyFile(f)
+}
+
+// busyFiles returns the files for a process that attaches, none on a CPU. The caller closes the second one.
+func (m *Manager) busyFiles() []*os.File {
+	if m.busy.shared == nil {
+		m.sweepBusy()
+	}
+	if m.busy.shared == nil {
+		return nil
+	}
+	word, locks, err := m.busy.shared.Files()
+	if m.noteBusy(err); err != nil {
+		return nil
+	}
+	return []*os.File{word, locks}
+}
+
+// noteBusy logs an error once.
+func (m *Manager) noteBusy(err error) {
+	if err != nil && err.Error() != m.busy.failed {
+		m.busy.failed = err.Error()
+		m.log.Warn().Err(err).Msg("guests do not wait for batches of functions; they have only their low priority")
 	}
 }
 

@@ -294,14 +294,14 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if turn != nil {
 		files = append(files, in.m.turns.shared.File())
 	}
-	busy := in.m.openBusy()
-	if busy != nil {
-		defer busy.Close()
-		files = append(files, busy)
+	busy := in.m.busyFiles()
+	if len(busy) > 0 {
+		defer busy[1].Close()
+		files = append(files, busy...)
 	}
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
-		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn, Busy: busy != nil,
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn, Busy: len(busy) > 0,
 		Measurements: in.warmedUp.of(q.Card),
 	}, files)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,13 +18,17 @@ import (
 // is 0 (package cuda/yield). So neither side makes a system call.
 //
 //	process                                   manager                      guest's stream
-//	Open   lock a byte of the file, n
+//	Open   lock a byte of a second file, n
 //	Begin  set bit n                                                       the next kernel waits
 //	End    the last batch: clear bit n                                     it begins
 //	is killed: the kernel unlocks the byte    Sweep: clear unlocked bits   it begins
 //
-// Processes that are never idle together would stop guests for ever. After maxBusy without a pause they set
-// no bit for minPause.
+// The file with the word has a path, because processes that a guest starts look for it later. So its size
+// cannot be sealed. If a process shrinks it, an access would end the others (SIGBUS). They recover from that,
+// and no longer use the word. Only the manager passes on the file with the locks.
+//
+// Processes that are never idle together would stop guests for ever. After maxBusy they set no bit until
+// guests had minPause. A shorter idle time makes up for a part of maxBusy.
 
 // BusyBits is the max number of processes with a bit.
 const BusyBits = 64
@@ -40,10 +45,12 @@ const (
 	busyBytes   = 2 * lineBytes
 )
 
-// busyTimes are times of Now.
+// busyTimes says how long the word was not 0. Times are of Now.
 type busyTimes struct {
-	since  atomic.Int64 // when the word became other than 0
-	resume atomic.Int64 // no bit is set before
+	since  atomic.Int64 // when the word left 0, less the busy time before that idle time did not make up for
+	idle   atomic.Int64 // when it became 0
+	paused atomic.Bool  // no process sets its bit
+	_      [3]uint8
 }
 
 type busyWords struct {
@@ -55,17 +62,62 @@ func busyOf(mem []byte) busyWords {
 	return busyWords{word64(mem, atBusyWord), &view[busyTimes](mem, atBusyTimes, 1)[0]}
 }
 
-// pauses reports whether guests have their turn now.
-func (w *busyWords) pauses(now int64) bool {
-	// A faulty process may have written any time.
-	if resume := w.times.resume.Load(); now < resume && resume <= now+int64(minPause) {
-		return true
+// busyTime returns the time for which guests have waited without making up for it.
+func (w *busyWords) busyTime(now int64) int64 {
+	since, idle := w.times.since.Load(), w.times.idle.Load()
+	if since < 0 || since > now { // of a faulty process
+		since = now
 	}
-	if w.word.Load() == 0 || now-w.times.since.Load() < int64(maxBusy) {
+	if w.word.Load() != 0 {
+		return now - since
+	}
+	if idle < since || idle > now {
+		idle = since
+	}
+	return max(0, min(idle-since, int64(maxBusy))-int64(maxBusy/minPause)*(now-idle))
+}
+
+// begin sets a bit, unless guests have their pause.
+func (w *busyWords) begin(now int64, bit uint64) bool {
+	busy := w.busyTime(now)
+	switch {
+	case busy >= int64(maxBusy):
+		w.times.paused.Store(true)
+	case busy == 0:
+		w.times.paused.Store(false)
+	}
+	if w.times.paused.Load() {
 		return false
 	}
-	w.times.resume.Store(now + int64(minPause))
+	if w.word.Load() == 0 {
+		w.times.since.Store(now - busy) // before the bit, which makes others read it
+	}
+	w.word.Or(bit)
 	return true
+}
+
+// end clears a bit.
+func (w *busyWords) end(now int64, bit uint64) {
+	if w.word.Load() == bit {
+		w.times.idle.Store(now)
+	}
+	w.word.And(^bit)
+}
+
+// guard calls f. It returns an error if f uses memory that the file no longer has.
+func guard(f func()) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if reason := recover(); reason != nil {
+			fault, ok := reason.(interface{ Addr() uintptr })
+			if !ok {
+				panic(reason)
+			}
+			err = fmt.Errorf("use busy word: its file was shrunk (fault at %#x); restart the node", fault.Addr())
+		}
+	}()
+	f()
+	return nil
 }
 
 // lockBit locks a bit's byte of the file. The lock belongs to the open file, so a process that opens
@@ -82,13 +134,14 @@ func bitLocked(f *os.File, bit int) (bool, error) {
 	return lock.Type != unix.F_UNLCK, err
 }
 
-// BusyFile is the manager's end of a file of the busy word. Any goroutine may call its methods.
+// BusyFile is the manager's end of the busy word. Any goroutine may call its methods.
 type BusyFile struct {
-	region *Region
-	words  busyWords
+	region, locks *Region
+	words         busyWords
 }
 
-// OpenBusyFile takes ownership of a file, which may be new. It lets all users read it.
+// OpenBusyFile takes ownership of a file, which may be new. It lets all users read the file, and clears all
+// bits.
 func OpenBusyFile(f *os.File) (*BusyFile, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
@@ -105,100 +158,128 @@ func OpenBusyFile(f *os.File) (*BusyFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map busy file: %w", err)
 	}
-	return &BusyFile{region: region, words: busyOf(region.Bytes())}, nil
+	locks, err := Create("penstock-busy-locks", BusyBits, Options{Writable: true})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("make locks of the busy word: %w", err), region.Close())
+	}
+	b := &BusyFile{region: region, locks: locks, words: busyOf(region.Bytes())}
+	if err := guard(func() { b.words.word.Store(0) }); err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	return b, nil
 }
 
-// File opens the file again, for a process. The caller closes it after the process has it.
-func (b *BusyFile) File() (*os.File, error) {
-	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", b.region.File().Fd()), os.O_RDWR, 0)
+// Files returns the file of the word, which BusyFile owns, and that of the locks, which the caller closes after
+// a process has got it.
+func (b *BusyFile) Files() (word, locks *os.File, err error) {
+	locks, err = os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", b.locks.File().Fd()), os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open busy file again: %w", err)
+		return nil, nil, fmt.Errorf("open locks of the busy word again (is /proc mounted?): %w", err)
 	}
-	return f, nil
+	return b.region.File(), locks, nil
 }
 
 // Sweep clears the bits of processes that have ended.
 func (b *BusyFile) Sweep() error {
-	word := b.words.word.Load()
+	var word uint64
+	if err := guard(func() { word = b.words.word.Load() }); err != nil {
+		return err
+	}
 	for bit := range BusyBits {
 		if word>>bit&1 == 0 {
 			continue
 		}
-		locked, err := bitLocked(b.region.File(), bit)
+		locked, err := bitLocked(b.locks.File(), bit)
 		if err != nil {
 			return fmt.Errorf("sweep busy word: %w", err)
 		}
-		if !locked {
-			b.words.word.And(^(uint64(1) << bit))
+		if locked {
+			continue
+		}
+		// A process that takes the bit meanwhile loses it for its first batch.
+		if err := guard(func() { b.words.end(Now(), 1<<bit) }); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // Close unmaps the file. Processes and guests keep their mappings.
-func (b *BusyFile) Close() error { return b.region.Close() }
+func (b *BusyFile) Close() error { return errors.Join(b.region.Close(), b.locks.Close()) }
 
 // BusyBit is a process's bit. Any goroutine may call its methods.
 type BusyBit struct {
 	region *Region
+	locks  *os.File
 	words  busyWords
-	mask   uint64
+	bit    uint64
 
-	mu      sync.Mutex // guards batches, and the bit's changes
+	mu      sync.Mutex // guards the rest, and the bit's changes
 	batches int        // that set the bit
+	failed  error      // the word cannot be used any more
 }
 
 // ErrNoBit is wrapped by OpenBusyBit if BusyBits processes have one.
 var ErrNoBit = errors.New("all bits are in use")
 
-// OpenBusyBit maps the file that BusyFile.File opened for this process, and takes a bit. It takes
-// ownership of the file.
-func OpenBusyBit(f *os.File) (*BusyBit, error) {
-	for bit := range BusyBits {
-		err := lockBit(f, bit)
-		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-			continue
-		}
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("lock bit of the busy word: %w", err), f.Close())
-		}
-		region, err := Map(f, busyBytes, true)
-		if err != nil {
-			return nil, fmt.Errorf("map busy file: %w", err)
-		}
-		b := &BusyBit{region: region, words: busyOf(region.Bytes()), mask: 1 << bit}
-		b.words.word.And(^b.mask) // a process that was killed may have left it
-		return b, nil
+// OpenBusyBit takes a bit for this process. It takes ownership of the files, which are those of BusyFile.Files.
+func OpenBusyBit(word, locks *os.File) (*BusyBit, error) {
+	bit, err := takeBit(locks)
+	if err != nil {
+		return nil, errors.Join(err, word.Close(), locks.Close())
 	}
-	return nil, errors.Join(fmt.Errorf("take one of %d bits of the busy word: %w", BusyBits, ErrNoBit), f.Close())
+	region, err := Map(word, busyBytes, true)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map busy file: %w", err), locks.Close())
+	}
+	b := &BusyBit{region: region, locks: locks, words: busyOf(region.Bytes()), bit: 1 << bit}
+	// A process that was killed may have left the bit.
+	if err := guard(func() { b.words.end(Now(), b.bit) }); err != nil {
+		return nil, errors.Join(err, region.Close(), locks.Close())
+	}
+	return b, nil
 }
 
-// Begin sets the bit for a batch that begins, unless guests have their turn, and reports whether it did.
+func takeBit(locks *os.File) (bit int, err error) {
+	for bit := range BusyBits {
+		err := lockBit(locks, bit)
+		if err == nil {
+			return bit, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) {
+			return 0, fmt.Errorf("lock bit of the busy word: %w", err)
+		}
+	}
+	return 0, fmt.Errorf("take one of %d bits of the busy word: %w", BusyBits, ErrNoBit)
+}
+
+// Begin sets the bit for a batch that begins, unless guests have their pause, and reports whether it did.
 // If so, the caller calls End when the batch has ended.
-func (b *BusyBit) Begin(now int64) bool {
+func (b *BusyBit) Begin(now int64) (set bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.words.pauses(now) {
+	if b.failed != nil {
 		return false
 	}
-	b.batches++
-	if b.words.word.Or(b.mask) == 0 {
-		b.words.times.since.Store(now)
+	if b.failed = guard(func() { set = b.words.begin(now, b.bit) }); set {
+		b.batches++
 	}
-	return true
+	return set
 }
 
 // End ends a batch for which Begin has set the bit.
 func (b *BusyBit) End() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.batches--; b.batches == 0 {
-		b.words.word.And(^b.mask)
+	if b.batches--; b.batches == 0 && b.failed == nil {
+		b.failed = guard(func() { b.words.end(Now(), b.bit) })
 	}
 }
 
 // Close clears the bit and gives it back. No batch is in flight.
 func (b *BusyBit) Close() error {
-	b.words.word.And(^b.mask)
-	return b.region.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_ = guard(func() { b.words.end(Now(), b.bit) }) // a guest that waits for the file waits for it in any case
+	return errors.Join(b.region.Close(), b.locks.Close())
 }

@@ -6,9 +6,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // busyFile returns a new busy file and its path.
@@ -44,11 +47,15 @@ func openBusyBit(t testing.TB, file *BusyFile) *BusyBit {
 
 func tryBusyBit(t testing.TB, file *BusyFile) (*BusyBit, error) {
 	t.Helper()
-	f, err := file.File()
+	word, locks, err := file.Files()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return OpenBusyBit(f)
+	fd, err := unix.FcntlInt(word.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return OpenBusyBit(os.NewFile(uintptr(fd), "busy"), locks)
 }
 
 func expectWord(t *testing.T, file *BusyFile, want uint64, when string) {
@@ -92,20 +99,29 @@ func TestBusyWord(t *testing.T) {
 	openBusyBit(t, file)
 }
 
-// TestBusySweep kills a process with a batch in flight.
+// TestBusySweep kills a process with a batch in flight. It has the files as descriptors 3 and 4.
 func TestBusySweep(t *testing.T) {
-	if path := os.Getenv("BUSY_FILE"); path != "" { // that process
-		openBusyBit(t, openBusyFile(t, path)).Begin(Now())
+	if os.Getenv("BUSY_BIT") != "" { // that process
+		bit, err := OpenBusyBit(os.NewFile(3, "busy"), os.NewFile(4, "locks"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		bit.Begin(Now())
 		select {}
 	}
 	file, path := busyFile(t)
 	alive := openBusyBit(t, file)
 	alive.Begin(Now())
+	word, locks, err := file.Files()
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestBusySweep$")
-	cmd.Env = append(os.Environ(), "BUSY_FILE="+path)
+	cmd.Env, cmd.ExtraFiles = append(os.Environ(), "BUSY_BIT=1"), []*os.File{word, locks}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	locks.Close()
 	for file.words.word.Load() != 0b11 {
 		time.Sleep(time.Millisecond)
 	}
@@ -118,75 +134,118 @@ func TestBusySweep(t *testing.T) {
 	expectWord(t, file, 0b11, "both run")
 	cmd.Process.Kill()
 	cmd.Wait()
+	next := openBusyBit(t, file) // of the same number
+	expectWord(t, file, 0b01, "another process took the bit of the killed one")
+	next.Begin(Now())
 	sweep()
-	expectWord(t, file, 0b01, "one was killed")
+	expectWord(t, file, 0b11, "both run again")
 
-	// A manager that starts again finds the file and the process that runs on.
+	// Processes of a manager that has ended are ending, too.
 	again := openBusyFile(t, path)
+	expectWord(t, again, 0, "the manager started again")
+	alive.Begin(Now())
 	if err := again.Sweep(); err != nil {
 		t.Fatal(err)
 	}
-	expectWord(t, again, 0b01, "the manager started again")
-	alive.End()
-	expectWord(t, again, 0, "the batch ended")
+	expectWord(t, again, 0, "a process of the former manager set its bit")
 }
 
-// TestBusyPause has two processes of which one is always busy.
+// TestBusyPause runs batches without pauses. Guests can begin while the word is 0.
 func TestBusyPause(t *testing.T) {
 	const ms = int64(time.Millisecond)
-	file, _ := busyFile(t)
-	a, b := openBusyBit(t, file), openBusyBit(t, file)
-	// Each batch takes 6 ms, and the processes begin in turn, 3 ms apart.
-	begun := map[*BusyBit]bool{a: a.Begin(0)}
-	var pauses []int64 // when guests could begin
-	began, open := int64(0), false
-	for now := 3 * ms; now < 1000*ms; now += 3 * ms {
-		p := a
-		if now/ms%2 == 1 {
-			p = b
-		}
-		if begun[p] {
-			p.End()
-		}
-		if idle := file.words.word.Load() == 0; idle != open {
-			if open = idle; idle {
-				began = now
-			} else {
-				pauses = append(pauses, now-began)
+	for _, row := range []struct {
+		name            string
+		batch, gap      int64 // of each process
+		processes       int
+		atLeast, atMost float64 // part of the time
+		shown           float64 // min part of the batches that set a bit
+	}{
+		{"one, back to back", 6 * ms, 0, 1, 0.1, 0.25, 0.7},
+		{"two", 6 * ms, 0, 2, 0.1, 0.25, 0.7},
+		{"two, 20 ms", 20 * ms, 0, 2, 0.1, 0.25, 0.6},
+		{"two, 40 ms", 40 * ms, 0, 2, 0.08, 0.3, 0.5},
+		{"three, 60 ms", 60 * ms, 0, 3, 0.08, 0.4, 0.4},
+		{"one, 150 ms", 150 * ms, 0, 1, 0.08, 0.6, 0.3},
+		{"two, 150 ms", 150 * ms, 0, 2, 0.08, 0.6, 0.2},
+		{"half busy", 5 * ms, 5 * ms, 1, 0.5, 0.5, 1},
+		{"four fifths busy", 8 * ms, 2 * ms, 1, 0.2, 0.2, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			file, _ := busyFile(t)
+			type state struct {
+				bit          *BusyBit
+				ends, begins int64
+				running, set bool
 			}
-		}
-		begun[p] = p.Begin(now)
+			var all []*state
+			for i := range row.processes {
+				all = append(all, &state{bit: openBusyBit(t, file), begins: int64(i) * row.batch / int64(row.processes)})
+			}
+			const end = 20_000 * ms
+			open, begun, shown := int64(0), 0, 0
+			for now := int64(0); now < end; now += ms / 2 {
+				for _, p := range all {
+					if p.running && now >= p.ends {
+						if p.running = false; p.set {
+							p.bit.endAt(now)
+						}
+						p.begins = now + row.gap
+					}
+					if !p.running && now >= p.begins {
+						p.running, p.ends, p.set = true, now+row.batch, p.bit.Begin(now)
+						begun++
+						if p.set {
+							shown++
+						}
+					}
+				}
+				if file.words.word.Load() == 0 {
+					open += ms / 2
+				}
+			}
+			part, bits := float64(open)/float64(end), float64(shown)/float64(begun)
+			if part < row.atLeast-0.001 || part > row.atMost+0.001 || bits < row.shown {
+				t.Errorf("guests had %.3f of the time, and %.2f of the batches a bit; want %.2f to %.2f, and %.2f or more", part, bits, row.atLeast, row.atMost, row.shown)
+			}
+		})
 	}
-	var sum int64
-	for _, p := range pauses {
-		sum += p
-	}
-	// 20 ms, less the batches that ran when the pause began, and up to the next batch after it.
-	if n := int64(len(pauses)); n < 7 || n > 9 || sum < 12*ms*n || sum > 24*ms*n {
-		t.Errorf("guests had %d turns of %v in a second, want eight of 12 to 24 ms", len(pauses), time.Duration(sum/max(1, n)))
-	}
+}
 
-	// Functions that pause anyway make no further pauses.
-	file, _ = busyFile(t)
-	a = openBusyBit(t, file)
-	for now := int64(0); now < 1000*ms; now += 10 * ms {
-		if !a.Begin(now) {
-			t.Fatalf("no bit at %v", time.Duration(now))
-		}
-		a.End()
+// TestBusyFileShrunk shrinks the file, which a faulty process of a function can do.
+func TestBusyFileShrunk(t *testing.T) {
+	file, path := busyFile(t)
+	bit := openBusyBit(t, file)
+	bit.Begin(Now())
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	bit.End()
+	if bit.Begin(Now()) {
+		t.Error("a bit was set in a file without bytes")
+	}
+	if err := file.Sweep(); err == nil || !strings.Contains(err.Error(), "shrunk") {
+		t.Errorf("sweep: %v, want an error that says why", err)
 	}
 }
 
 func TestBusyNonsense(t *testing.T) {
 	file, _ := busyFile(t)
 	a := openBusyBit(t, file)
-	for _, nonsense := range []int64{math.MinInt64, -1, math.MaxInt64} {
-		file.words.times.since.Store(nonsense)
-		file.words.times.resume.Store(nonsense)
-		if now := Now(); !a.Begin(now) || file.words.times.since.Load() != now {
-			t.Errorf("times of %d keep a process from its bit", nonsense)
+	for _, since := range []int64{math.MinInt64, -1, math.MaxInt64} {
+		for _, idle := range []int64{math.MinInt64, -1, math.MaxInt64} {
+			file.words.times.since.Store(since)
+			file.words.times.idle.Store(idle)
+			file.words.times.paused.Store(true)
+			now, set := Now(), false
+			for end := now + 2*int64(maxBusy+minPause); now < end && !set; now += int64(time.Millisecond) {
+				if set = a.Begin(now); set {
+					a.endAt(now)
+				}
+			}
+			if !set {
+				t.Errorf("times of %d and %d keep a process from its bit", since, idle)
+			}
 		}
-		a.End()
 	}
 }
 
@@ -201,7 +260,7 @@ func TestBusyThreads(t *testing.T) {
 					if !bit.Begin(Now()) {
 						continue
 					}
-					if file.words.word.Load()&bit.mask == 0 {
+					if file.words.word.Load()&bit.bit == 0 {
 						t.Error("a batch runs, and the bit is not set")
 					}
 					bit.End()
@@ -211,6 +270,15 @@ func TestBusyThreads(t *testing.T) {
 	}
 	threads.Wait()
 	expectWord(t, file, 0, "all batches have ended")
+}
+
+// endAt is End at a time of the test.
+func (b *BusyBit) endAt(now int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.batches--; b.batches == 0 {
+		b.words.end(now, b.bit)
+	}
 }
 
 func BenchmarkBusyBit(b *testing.B) {

@@ -121,15 +121,16 @@ func statOf(pid int) []string {
 	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 }
 
-// handles reports whether a process survives a signal, because it handles or ignores it (proc_pid_status(5)).
-func handles(pid int, sig syscall.Signal) bool {
+// survives reports whether a process handles, ignores or blocks a signal (proc_pid_status(5)). Go programs handle
+// all signals, even those by which they then end.
+func survives(pid int, sig syscall.Signal) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return false
 	}
 	for line := range strings.Lines(string(text)) {
 		name, mask, _ := strings.Cut(line, ":")
-		if name != "SigCgt" && name != "SigIgn" {
+		if name != "SigCgt" && name != "SigIgn" && name != "SigBlk" {
 			continue
 		}
 		if bits, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64); err == nil && bits>>(sig-1)&1 != 0 {

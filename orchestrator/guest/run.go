@@ -152,6 +152,10 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 		c.follow(link, cmd.Process, place.Token, &ended, done)
 	}()
 	go forward(signals, cmd.Process, func() {
+		select {
+		case <-done: // of a signal that did not wait so long
+		default:
+		}
 		if link.Send(control.GuestOrder{Ending: true}) != nil {
 			return
 		}
@@ -263,7 +267,7 @@ func (c *Command) follow(link *control.GuestLink, p *os.Process, token string, e
 		if a.Done != "" {
 			select {
 			case done <- struct{}{}:
-			default: // its signal did not wait for it
+			default:
 			}
 		}
 		if a.Ended != "" {
@@ -293,7 +297,7 @@ func forward(signals <-chan os.Signal, p *os.Process, ending func()) {
 		if slices.Contains(fromTerminal, sig) && inForeground() {
 			continue
 		}
-		if number, ok := sig.(syscall.Signal); ok && !handles(p.Pid, number) {
+		if number, ok := sig.(syscall.Signal); ok && !survives(p.Pid, number) {
 			ending()
 		}
 		_ = p.Signal(sig) // it may have ended

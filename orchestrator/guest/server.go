@@ -43,7 +43,6 @@ import (
 	"github.com/penstock/penstock/cuda/swap"
 	"github.com/penstock/penstock/cuda/yield"
 	"github.com/penstock/penstock/internal/unixsock"
-	"github.com/penstock/penstock/shm"
 )
 
 // Values of control.GuestStatus.Device.
@@ -60,6 +59,7 @@ const (
 	orderTimeout   = 2 * time.Second  // from the connection to the order
 	startTimeout   = 30 * time.Second // from the place to the launcher
 	sendTimeout    = time.Second
+	maxEndings     = 16 // signals that a guest does not survive; each costs two commands of MPS
 )
 
 // suspectFor is how long after its end a guest is suspected of a fault of the GPU. Functions see a fault
@@ -386,10 +386,10 @@ func (s *Server) run(link *control.GuestLink, parent, uid int, request control.G
 	send(link, control.GuestAnswer{Go: &control.GuestGo{Missing: append(missing, more...)}})
 	log.Info().Int("pid", order.Started).Str("command", request.Command).Str("device", g.device).Msg("guest started")
 
-	for {
+	for endings := 0; ; endings++ {
 		order = control.GuestOrder{}
 		switch err := link.Receive(&order); {
-		case err == nil && order == control.GuestOrder{Ending: true}:
+		case err == nil && order == control.GuestOrder{Ending: true} && endings < maxEndings:
 			s.endWork(g, []int{g.pid})
 			send(link, control.GuestAnswer{Done: "its work on the GPU has ended"})
 			continue
@@ -475,7 +475,7 @@ func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string,
 		place.Environment = map[string]string{}
 	}
 	if g.device != OnCPU {
-		path, err := openBusy(s.o.Dir)
+		path, err := control.FindBusyFile(s.o.Dir)
 		if err != nil {
 			missing = append(missing, fmt.Sprintf("the program does not wait for functions: %v", err))
 		} else {
@@ -505,19 +505,6 @@ func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string,
 	}
 	g.link.SetReadDeadline(time.Now().Add(startTimeout)) // under the lock: kill sets another
 	return missing, nil
-}
-
-// openBusy returns the path of the file that says when functions use the GPU.
-func openBusy(dir string) (path string, err error) {
-	f, path, err := control.OpenBusyFile(dir)
-	if err != nil {
-		return "", err
-	}
-	busy, err := shm.OpenBusyFile(f)
-	if err != nil {
-		return "", err
-	}
-	return path, busy.Close()
 }
 
 // stoppedLocked returns an error if a guest that has not started may no longer start.
@@ -623,8 +610,8 @@ func (s *Server) start(g *guest, parent, pid int, token string) (missing []strin
 	return missing, nil
 }
 
-// killGroup kills all processes of a guest. Clients of MPS that are killed while their kernels run may fail the
-// GPU for all, so their work ends first, unless the GPU has failed already.
+// killGroup kills all processes of a guest. Clients of MPS that are killed while their kernels run can cause a
+// GPU fault for all clients, so their work ends first, unless the GPU has failed already.
 func (s *Server) killGroup(g *guest) error {
 	s.mu.Lock()
 	group, judged := g.group, g.judged
@@ -731,7 +718,7 @@ func (s *Server) stop(g *guest, why string) {
 	s.mu.Unlock()
 	if first {
 		send(g.link, control.GuestAnswer{Ended: why})
-		s.endWork(g, slices.DeleteFunc(group.PIDs(), func(pid int) bool { return handles(pid, syscall.SIGTERM) }))
+		s.endWork(g, slices.DeleteFunc(group.PIDs(), func(pid int) bool { return survives(pid, syscall.SIGTERM) }))
 		group.Signal(syscall.SIGTERM)
 		group.Signal(syscall.SIGCONT)
 		_ = group.Freeze(false) // a frozen process does not see the signal; if this fails, SIGKILL follows

@@ -28,7 +28,7 @@ typedef uint64_t CUdeviceptr;
 typedef struct CUstream_st *CUstream;
 
 enum { CUDA_SUCCESS = 0, CUDA_NOT_FOUND = 500 };
-enum { PER_THREAD_STREAM = 2, WAIT_VALUE_EQ = 1, CAPTURE_NONE = 0 };
+enum { PER_THREAD_STREAM = 2, WAIT_VALUE_EQ = 1, CAPTURE_NONE = 0, CAPTURE_RELAXED = 2 };
 enum { REGISTER_PORTABLE = 1, REGISTER_DEVICEMAP = 2, REGISTER_READ_ONLY = 8 };
 
 // Handles that name a default stream.
@@ -58,9 +58,11 @@ static struct {
 	CUresult (*cuGetProcAddress)(const char *, void **, int, uint64_t);
 	CUresult (*cuGetProcAddress_v2)(const char *, void **, int, uint64_t, int *);
 	CUresult (*cuMemHostRegister_v2)(void *, size_t, unsigned);
+	CUresult (*cuMemHostUnregister)(void *);
 	CUresult (*cuMemHostGetDevicePointer_v2)(CUdeviceptr *, void *, unsigned);
 	CUresult (*cuStreamWaitValue64_v2)(CUstream, CUdeviceptr, uint64_t, unsigned);
 	CUresult (*cuStreamIsCapturing)(CUstream, int *);
+	CUresult (*cuThreadExchangeStreamCaptureMode)(int *);
 #define X(name, parameters, arguments, stream) CUresult (*name) parameters; CUresult (*name##_ptsz) parameters;
 	LAUNCHES(X)
 #undef X
@@ -86,66 +88,99 @@ enum state { NEW, WAITS, PASSES };
 static atomic_int state;
 static CUdeviceptr word; // the busy word's address for the GPU; valid in WAITS
 
-// give_up lets all kernels pass from now on, and says why once.
-static void give_up(const char *what, const char *why) {
-	if (atomic_exchange(&state, PASSES) != PASSES)
-		say("%s: %s; kernels do not wait for functions", what, why);
+// finding guards what follows.
+static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
+static void *page;
+static int registrations;
+
+// give_up_locked lets all kernels pass from now on, and says why.
+static void give_up_locked(const char *what, const char *why) {
+	atomic_store(&state, PASSES);
+	say("%s: %s; kernels do not wait for functions", what, why);
 }
 
-static void give_up_on(const char *what, CUresult code) {
+static void give_up_on_locked(const char *what, CUresult code) {
 	char why[32];
 	snprintf(why, sizeof why, "CUDA error %d", code);
-	give_up(what, why);
+	give_up_locked(what, why);
 }
 
-// find_word maps the file for the GPU. A context of the program is current.
-static void find_word(void) {
-	const char *path = getenv("PENSTOCK_YIELD");
-	if (path == NULL || *path == 0) {
-		atomic_store(&state, PASSES);
-		return;
-	}
+static int too_old(void) {
+	return driver.cuStreamWaitValue64_v2 == NULL || driver.cuMemHostRegister_v2 == NULL || driver.cuMemHostUnregister == NULL ||
+		driver.cuMemHostGetDevicePointer_v2 == NULL || driver.cuStreamIsCapturing == NULL || driver.cuThreadExchangeStreamCaptureMode == NULL;
+}
+
+// map_page_locked maps the file, and reports whether it did.
+static int map_page_locked(const char *path) {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	long bytes = sysconf(_SC_PAGESIZE);
-	void *page = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-	if (page == MAP_FAILED)
-		give_up(path, strerror(errno));
+	void *p = fd < 0 ? MAP_FAILED : mmap(NULL, sysconf(_SC_PAGESIZE), PROT_READ, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		give_up_locked(path, strerror(errno));
+	else
+		page = p;
 	if (fd >= 0)
 		close(fd);
-	if (page == MAP_FAILED)
-		return;
-	if (driver.cuStreamWaitValue64_v2 == NULL || driver.cuMemHostRegister_v2 == NULL || driver.cuMemHostGetDevicePointer_v2 == NULL ||
-		driver.cuStreamIsCapturing == NULL) {
-		give_up("wait for functions", "the driver is too old");
-		return;
+	return page != NULL;
+}
+
+// register_page_locked lets the GPU read the page. A context of the program is current. Another stream's
+// capture does not allow that in its default mode, and would end.
+static void register_page_locked(void) {
+	int mode = CAPTURE_RELAXED;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	if (registrations++ > 0)
+		driver.cuMemHostUnregister(page); // fails if its context has ended
+	CUresult code = driver.cuMemHostRegister_v2(page, sysconf(_SC_PAGESIZE), REGISTER_PORTABLE | REGISTER_DEVICEMAP | REGISTER_READ_ONLY);
+	if (code != CUDA_SUCCESS)
+		give_up_on_locked("register the busy word", code);
+	else if ((code = driver.cuMemHostGetDevicePointer_v2(&word, page, 0)) != CUDA_SUCCESS)
+		give_up_on_locked("find the busy word's address", code);
+	else
+		atomic_store(&state, WAITS);
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+}
+
+static void find_word(void) {
+	pthread_mutex_lock(&finding);
+	const char *path = getenv("PENSTOCK_YIELD");
+	if (atomic_load(&state) != NEW)
+		;
+	else if (path == NULL || *path == 0)
+		atomic_store(&state, PASSES);
+	else if (too_old())
+		give_up_locked("wait for functions", "the driver is too old");
+	else if (map_page_locked(path))
+		register_page_locked();
+	pthread_mutex_unlock(&finding);
+}
+
+// register_again is called after a wait that failed. The context that registered the page may have ended.
+static void register_again(CUresult code) {
+	pthread_mutex_lock(&finding);
+	if (atomic_load(&state) == WAITS) {
+		if (registrations == 1)
+			register_page_locked();
+		else
+			give_up_on_locked("wait for functions", code);
 	}
-	CUresult code = driver.cuMemHostRegister_v2(page, bytes, REGISTER_PORTABLE | REGISTER_DEVICEMAP | REGISTER_READ_ONLY);
-	if (code != CUDA_SUCCESS) {
-		give_up_on("register the busy word", code);
-		return;
-	}
-	if ((code = driver.cuMemHostGetDevicePointer_v2(&word, page, 0)) != CUDA_SUCCESS) {
-		give_up_on("find the busy word's address", code);
-		return;
-	}
-	atomic_store(&state, WAITS);
+	pthread_mutex_unlock(&finding);
 }
 
 // yield makes what is queued next on a stream wait. In a capture the wait would become a part of the graph.
 static void yield(CUstream s) {
-	if (atomic_load_explicit(&state, memory_order_acquire) == NEW) {
-		static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
-		pthread_mutex_lock(&finding);
-		if (atomic_load(&state) == NEW)
-			find_word();
-		pthread_mutex_unlock(&finding);
-	}
 	int capture = CAPTURE_NONE;
-	if (atomic_load_explicit(&state, memory_order_acquire) != WAITS || driver.cuStreamIsCapturing(s, &capture) != CUDA_SUCCESS || capture != CAPTURE_NONE)
+	if (atomic_load_explicit(&state, memory_order_acquire) == PASSES)
 		return;
-	CUresult code = driver.cuStreamWaitValue64_v2(s, word, 0, WAIT_VALUE_EQ);
-	if (code != CUDA_SUCCESS)
-		give_up_on("wait for functions", code);
+	if (driver.cuStreamIsCapturing != NULL && (driver.cuStreamIsCapturing(s, &capture) != CUDA_SUCCESS || capture != CAPTURE_NONE))
+		return;
+	if (atomic_load_explicit(&state, memory_order_acquire) == NEW)
+		find_word();
+	while (atomic_load_explicit(&state, memory_order_acquire) == WAITS) {
+		CUresult code = driver.cuStreamWaitValue64_v2(s, word, 0, WAIT_VALUE_EQ);
+		if (code == CUDA_SUCCESS)
+			return;
+		register_again(code);
+	}
 }
 
 // --- names
@@ -153,7 +188,6 @@ static void yield(CUstream s) {
 static void *(*next_dlsym)(void *, const char *);
 static void *library;
 static atomic_int loaded;
-static pthread_once_t loading = PTHREAD_ONCE_INIT;
 static __thread int in_load; // the driver's own initialization may look functions up
 
 // find_dlsym finds the dlsym of the next library that has one, such as the swap library. dlvsym finds only the C
@@ -173,30 +207,33 @@ static void find_dlsym(void) {
 	next_dlsym = p(RTLD_NEXT, "dlsym");
 }
 
-static void load(void) {
+// load_driver finds the driver's functions. Several threads may do so at once, and find the same. A lock would be
+// held while dlopen waits for the loader's lock; the constructor of another library may hold that, and look a
+// function up.
+static int load_driver(void) {
+	if (atomic_load(&loaded) || in_load)
+		return atomic_load(&loaded);
 	find_dlsym();
 	in_load = 1;
-	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	void *found = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	in_load = 0;
-	if (library == NULL)
-		return;
+	if (found == NULL)
+		return 0;
+	library = found;
 #define FIND(name) driver.name = next_dlsym(library, #name);
 	FIND(cuGetProcAddress)
 	FIND(cuGetProcAddress_v2)
 	FIND(cuMemHostRegister_v2)
+	FIND(cuMemHostUnregister)
 	FIND(cuMemHostGetDevicePointer_v2)
 	FIND(cuStreamWaitValue64_v2)
 	FIND(cuStreamIsCapturing)
+	FIND(cuThreadExchangeStreamCaptureMode)
 #define X(name, parameters, arguments, stream) FIND(name) FIND(name##_ptsz)
 	LAUNCHES(X)
 #undef X
 	atomic_store(&loaded, 1);
-}
-
-static int load_driver(void) {
-	if (!atomic_load(&loaded) && !in_load)
-		pthread_once(&loading, load);
-	return atomic_load(&loaded);
+	return 1;
 }
 
 // --- what programs call
@@ -231,7 +268,7 @@ static const struct { const char *base, *name; void *function; int per_thread; }
 };
 
 // by_symbol is for a function that was looked up by its exported name.
-__attribute__((noinline)) static void *by_symbol(const char *name, void *function) {
+static void *by_symbol(const char *name, void *function) {
 	for (size_t i = 0; i < sizeof own / sizeof *own; i++)
 		if (strcmp(own[i].name, name) == 0)
 			return own[i].function;

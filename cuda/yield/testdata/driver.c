@@ -1,5 +1,5 @@
 // A libcuda.so.1 without a GPU. It prints each wait and each launch, and a wait returns when the word has its value.
-// FAKE_FAIL names a function that fails.
+// FAKE_FAIL names a function that fails, the first FAKE_FAIL_TIMES times.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -13,10 +13,12 @@ typedef int R;
 typedef uint64_t P;
 
 static int capturing;
+static __thread int mode; // of captures
 
 static R end(const char *name) {
-	const char *fails = getenv("FAKE_FAIL");
-	return fails != NULL && strcmp(fails, name) == 0 ? 999 : 0;
+	static int failures;
+	const char *fails = getenv("FAKE_FAIL"), *times = getenv("FAKE_FAIL_TIMES");
+	return fails != NULL && strcmp(fails, name) == 0 && (times == NULL || failures++ < atoi(times)) ? 999 : 0;
 }
 
 static R launched(const char *name, void *stream) {
@@ -25,7 +27,9 @@ static R launched(const char *name, void *stream) {
 	return end(name);
 }
 
-R cuMemHostRegister_v2(void *p, size_t n, unsigned f) { return p == NULL || n < 8 || f != 11 ? 1 : end("cuMemHostRegister_v2"); }
+R cuMemHostRegister_v2(void *p, size_t n, unsigned f) { return capturing || mode != 2 ? 900 : p == NULL || n < 8 || f != 11 ? 1 : end("cuMemHostRegister_v2"); }
+R cuMemHostUnregister(void *p) { return p == NULL; }
+R cuThreadExchangeStreamCaptureMode(int *m) { int old = mode; mode = *m; *m = old; return 0; }
 R cuMemHostGetDevicePointer_v2(P *out, void *p, unsigned f) { *out = (P)p + 4096; return f != 0 ? 1 : end("cuMemHostGetDevicePointer_v2"); }
 R cuStreamIsCapturing(void *s, int *out) { (void)s; *out = capturing; return end("cuStreamIsCapturing"); }
 R cuStreamBeginCapture(void *s, int mode) { (void)s, (void)mode; capturing = 1; return 0; }
