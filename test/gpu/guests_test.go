@@ -14,9 +14,8 @@ import (
 	"github.com/penstock/penstock/node"
 )
 
-// faultingProgram writes to an address that is not mapped, from a kernel. Its exit status is 42 if CUDA
-// reports that.
-const faultingProgram = `
+// makeContext is the beginning of a guest in Python.
+const makeContext = `
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
 def call(name, *arguments):
@@ -28,6 +27,11 @@ call("cuInit", 0)
 call("cuDeviceGet", ctypes.byref(device), 0)
 call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
 call("cuCtxSetCurrent", context)
+`
+
+// faultingProgram writes to an address that is not mapped, from a kernel. Its exit status is 42 if CUDA
+// reports that.
+const faultingProgram = makeContext + `
 call("cuModuleLoadData", ctypes.byref(module), b"""
 .version 7.0
 .target sm_70
@@ -114,18 +118,8 @@ functions:
 }
 
 // busyProgram keeps kernels queued that write to memory, and prints a line when the first have run.
-const busyProgram = `
-import ctypes, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    status = getattr(cuda, name)(*arguments)
-    if status:
-        sys.exit(f"{name} returned {status}")
-device, context, module, kernel, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-call("cuInit", 0)
-call("cuDeviceGet", ctypes.byref(device), 0)
-call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-call("cuCtxSetCurrent", context)
+const busyProgram = makeContext + `
+memory = ctypes.c_uint64()
 call("cuModuleLoadData", ctypes.byref(module), b"""
 .version 7.0
 .target sm_70
