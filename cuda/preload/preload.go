@@ -1,4 +1,4 @@
-// Package preload finds the libraries that are preloaded into guests.
+// Package preload finds the libraries that are preloaded into guests. They share the C code in preload.h.
 package preload
 
 import (

@@ -2,6 +2,7 @@
 // dlsym, or by cuGetProcAddress, which the CUDA runtime uses.
 
 #define _GNU_SOURCE
+#include "../../preload/preload.h"
 #include "calls.h"
 #include "memory.h"
 #include "swap.h"
@@ -188,22 +189,15 @@ static void *by_version(const char *name, int version, int per_thread, void *fun
 
 // --- loading
 
-static void *(*real_dlsym)(void *, const char *);
+static preload_lookup real_dlsym;
 static void *library;
 static atomic_int loaded;
-static __thread int in_load; // the driver's own initialization may look functions up
 
 __attribute__((no_sanitize("thread", "address"))) static void find_dlsym(void) {
-	if (real_dlsym != NULL)
-		return;
-	void *p = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-	if (p == NULL)
-		p = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-	if (p == NULL) {
+	if (real_dlsym == NULL && (real_dlsym = preload_dlsym()) == NULL) {
 		swap_say("find dlsym: the C library is not glibc");
 		_Exit(70);
 	}
-	real_dlsym = p;
 }
 
 static void report_unknown(void) {
@@ -215,16 +209,12 @@ static void report_unknown(void) {
 	}
 }
 
-// swap_load finds the driver's functions. Several threads may do so at once, and find the same. A lock would be
-// held while dlopen waits for the loader's lock; the constructor of another library may hold that, and look a
-// function up.
+// swap_load finds the driver's functions. Several threads may do so at once, and find the same.
 int swap_load(void) {
-	if (atomic_load(&loaded) || in_load)
-		return atomic_load(&loaded);
+	if (atomic_load(&loaded))
+		return 1;
 	find_dlsym();
-	in_load = 1;
-	void *found = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-	in_load = 0;
+	void *found = preload_driver();
 	if (found == NULL)
 		return 0;
 	library = found;

@@ -26,6 +26,7 @@
 //	                or after EARLY us within the first SPAN us
 
 #define _GNU_SOURCE
+#include "../../preload/preload.h"
 #include "swap.h"
 
 #include <errno.h>
@@ -78,17 +79,10 @@ uint64_t now_us(void) {
 }
 
 void swap_say(const char *format, ...) {
-	char line[512];
-	int n = snprintf(line, sizeof line, "penstock swap: ");
 	va_list arguments;
 	va_start(arguments, format);
-	n += vsnprintf(line + n, sizeof line - n - 1, format, arguments);
+	preload_say("swap", format, arguments);
 	va_end(arguments);
-	if (n > (int)sizeof line - 2)
-		n = sizeof line - 2;
-	line[n++] = '\n';
-	if (write(STDERR_FILENO, line, n) < 0)
-		return;
 }
 
 static void send_locked(const char *format, ...) {

@@ -7,11 +7,11 @@
 // 13.0's cuda.h; no CUDA is needed to build.
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "../../preload/preload.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -53,7 +53,7 @@ _Static_assert(offsetof(LaunchConfig, stream) == 32, "CUlaunchConfig");
 		(f, gx, gy, gz, bx, by, bz, n, s, p), s) \
 	X(cuGraphLaunch, (void *graph, CUstream s), (graph, s), s)
 
-// The driver's functions. Those that wait are NULL if the driver is too old for them.
+// The driver's functions. A function is NULL if the driver is too old for it.
 static struct {
 	CUresult (*cuGetProcAddress)(const char *, void **, int, uint64_t);
 	CUresult (*cuGetProcAddress_v2)(const char *, void **, int, uint64_t, int *);
@@ -69,17 +69,10 @@ static struct {
 } driver;
 
 static void say(const char *format, ...) {
-	char line[512];
-	int n = snprintf(line, sizeof line, "penstock yield: ");
 	va_list arguments;
 	va_start(arguments, format);
-	n += vsnprintf(line + n, sizeof line - n - 1, format, arguments);
+	preload_say("yield", format, arguments);
 	va_end(arguments);
-	if (n > (int)sizeof line - 2)
-		n = sizeof line - 2;
-	line[n++] = '\n';
-	if (write(STDERR_FILENO, line, n) < 0)
-		return;
 }
 
 // --- the wait
@@ -185,38 +178,23 @@ static void yield(CUstream s) {
 
 // --- names
 
-static void *(*next_dlsym)(void *, const char *);
+static preload_lookup next_dlsym;
 static void *library;
 static atomic_int loaded;
-static __thread int in_load; // the driver's own initialization may look functions up
 
-// find_dlsym finds the dlsym of the next library that has one, such as the swap library. dlvsym finds only the C
-// library's.
 static void find_dlsym(void) {
-	if (next_dlsym != NULL)
-		return;
-	void *(*p)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
-	if (p == NULL)
-		p = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");
-	if (p == NULL)
-		p = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.17"); // of arm64
-	if (p == NULL) {
+	if (next_dlsym == NULL && (next_dlsym = preload_dlsym()) == NULL) {
 		say("find dlsym: the C library is not glibc");
 		_Exit(70);
 	}
-	next_dlsym = p(RTLD_NEXT, "dlsym");
 }
 
-// load_driver finds the driver's functions. Several threads may do so at once, and find the same. A lock would be
-// held while dlopen waits for the loader's lock; the constructor of another library may hold that, and look a
-// function up.
+// load_driver finds the driver's functions. Several threads may do so at once, and find the same.
 static int load_driver(void) {
-	if (atomic_load(&loaded) || in_load)
-		return atomic_load(&loaded);
+	if (atomic_load(&loaded))
+		return 1;
 	find_dlsym();
-	in_load = 1;
-	void *found = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-	in_load = 0;
+	void *found = preload_driver();
 	if (found == NULL)
 		return 0;
 	library = found;
