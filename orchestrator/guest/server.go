@@ -390,7 +390,7 @@ func (s *Server) run(link *control.GuestLink, parent, uid int, request control.G
 		order = control.GuestOrder{}
 		switch err := link.Receive(&order); {
 		case err == nil && order == control.GuestOrder{Ending: true} && endings < maxEndings:
-			s.endWork(g, []int{g.pid})
+			s.endWork(g, func() []int { return []int{g.pid} })
 			send(link, control.GuestAnswer{Done: "its work on the GPU has ended"})
 			continue
 		case err == nil || errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong):
@@ -617,17 +617,20 @@ func (s *Server) killGroup(g *guest) error {
 	group, judged := g.group, g.judged
 	s.mu.Unlock()
 	if !judged {
-		s.endWork(g, group.PIDs())
+		s.endWork(g, group.PIDs)
 	}
 	return group.Kill()
 }
 
-// endWork ends the work on the GPU of processes of a guest.
-func (s *Server) endWork(g *guest, pids []int) {
+// endWork ends the work on the GPU of processes of a guest, which list returns. Only clients of MPS have such work.
+func (s *Server) endWork(g *guest, list func() []int) {
 	s.mu.Lock()
 	end := s.device.EndWork
 	s.mu.Unlock()
-	if g.device == InMPS && end != nil && len(pids) > 0 {
+	if g.device != InMPS || end == nil {
+		return
+	}
+	if pids := list(); len(pids) > 0 {
 		end(pids)
 	}
 }
@@ -718,7 +721,9 @@ func (s *Server) stop(g *guest, why string) {
 	s.mu.Unlock()
 	if first {
 		send(g.link, control.GuestAnswer{Ended: why})
-		s.endWork(g, slices.DeleteFunc(group.PIDs(), func(pid int) bool { return survives(pid, syscall.SIGTERM) }))
+		s.endWork(g, func() []int {
+			return slices.DeleteFunc(group.PIDs(), func(pid int) bool { return survives(pid, syscall.SIGTERM) })
+		})
 		group.Signal(syscall.SIGTERM)
 		group.Signal(syscall.SIGCONT)
 		_ = group.Freeze(false) // a frozen process does not see the signal; if this fails, SIGKILL follows
