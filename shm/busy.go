@@ -25,7 +25,7 @@ import (
 //
 // The file with the word has a path, because processes that a guest starts look for it later. So its size
 // cannot be sealed. If a process shrinks it, an access would end the others (SIGBUS). They recover from that,
-// and no longer use the word. Only the manager passes on the file with the locks.
+// and no longer use the word. The manager alone passes on the file with the locks.
 //
 // Processes that are never idle together would stop guests for ever. After maxBusy they set no bit until
 // guests had minPause. A shorter idle time makes up for a part of maxBusy.
