@@ -14,6 +14,8 @@ import (
 var environment struct {
 	mu   sync.Mutex
 	path string // of the library, once it is open
+	// provider reports whether the CUDA provider is loaded.
+	provider bool
 }
 
 // open opens ONNX Runtime, unless it is open.

@@ -40,14 +40,20 @@ var cudnnParts = []struct {
 }
 
 // loadProvider loads the CUDA provider of the open ONNX Runtime, and the libraries that it
-// needs.
+// needs, unless they are loaded. The members of a worker call it at the same time.
 func loadProvider() error {
+	environment.mu.Lock()
+	defer environment.mu.Unlock()
+	if environment.provider {
+		return nil
+	}
 	if err := preloadAll(environment.path, preload); err != nil {
 		return err
 	}
 	if err := openProvider(environment.path); err != nil {
 		return fmt.Errorf("%w: load the CUDA provider of %s: %w", errNoProvider, environment.path, err)
 	}
+	environment.provider = true
 	return nil
 }
 
