@@ -461,6 +461,32 @@ func TestProof(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("a question has the cookie of another answer", func(t *testing.T) {
+		checkLeaks(t)
+		requests := make(chan clienttest.Request, 2)
+		m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+			requests <- q
+			return wire.Result{}, nil, false
+		}, clienttest.ManagerOptions{Cookie: cookie})
+		e := newEnds()
+		c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, ResendAfter: 20 * time.Millisecond})
+		for i := range uint64(2) {
+			if _, err := c.Send(picture(10, i), client.RequestOptions{Tag: i}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		first, second := <-requests, <-requests
+		ok := wire.Result{Status: wire.StatusOK, Cookie: cookie}
+		m.Inject(first.From, wire.AppendResult(nil, first.ID, &ok, nil, wire.DefaultFragmentBytes, 0, false))
+		e.wait(t, 1)
+		until(t, "the client asks with the cookie", func() bool { return c.Stats().Resends > 0 })
+		busy := wire.Result{Status: wire.StatusBusy, Cookie: cookie} // for the first fragment 0, which had no cookie
+		m.Inject(second.From, wire.AppendResult(nil, second.ID, &busy, nil, wire.DefaultFragmentBytes, 0, false))
+		m.Inject(second.From, wire.AppendResult(nil, second.ID, &ok, nil, wire.DefaultFragmentBytes, 0, true))
+		if r := e.wait(t, 1)[1]; r.Err != nil || r.Status != wire.StatusOK {
+			t.Errorf("second request: %v, %v", r.Err, r.Status)
+		}
+	})
 	t.Run("busy after the proof is final", func(t *testing.T) {
 		checkLeaks(t)
 		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {

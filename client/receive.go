@@ -191,9 +191,7 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, fragment []byte, at 
 func (c *Client) proveLocked(r *request) {
 	c.counts.proofs.Add(1)
 	r.recovery.Prove()
-	// Each question before this one may cause a busy block with the same
-	// cookie. One more such block is the answer.
-	r.proof.echoed, r.proof.unproved = c.cookie, r.proof.questions
+	r.proof.echo(c.cookie)
 	r.markResend(0)
 	if !r.inList(sendingList) {
 		c.flying.sending.pushFront(r)

@@ -70,8 +70,22 @@ func (s *resend) take() (index int) {
 type proof struct {
 	echoed    uint64 // the cookie in the last fragment 0 that was sent
 	questions int    // how often fragment 0 was sent
-	unproved  int    // questions before the proof
+	unproved  int    // questions before the first with this cookie
 	busy      int    // answers that asked for proof
+}
+
+// ask notes that fragment 0 leaves with a cookie.
+func (p *proof) ask(cookie uint64) {
+	p.echo(cookie)
+	p.questions++
+}
+
+// echo notes that fragment 0 is to leave with a cookie. Each question before it may cause a busy block with
+// the same cookie, so that one more such block is the answer.
+func (p *proof) echo(cookie uint64) {
+	if cookie != p.echoed {
+		p.echoed, p.unproved = cookie, p.questions
+	}
 }
 
 // asked notes an answer that asks for proof with a cookie. prove reports whether the request

@@ -151,7 +151,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	}
 	index, again := r.takeFragment()
 	if index == 0 {
-		r.proof.questions++
+		r.proof.ask(c.cookie)
 	}
 	h := wire.FragmentHeader(wire.TypeData, r.id, len(r.picture), c.options.FragmentBytes, index)
 	if again {
@@ -166,7 +166,6 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	if index == 0 && (dropAt != never || r.options.Priority > 0 || c.cookie != 0) {
 		h.Flags |= wire.FlagExtension
 		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie}
-		r.proof.echoed = c.cookie
 		if dropAt != never {
 			// If the deadline has passed, the manager must report that. 0 would
 			// mean no deadline.

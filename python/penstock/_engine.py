@@ -106,7 +106,7 @@ class Request:
         self.recovery: Recovery
         self.echoed = 0  # the cookie in the last fragment 0 that was sent
         self.questions = 0  # how often fragment 0 was sent
-        self.unproved = 0  # questions before the proof
+        self.unproved = 0  # questions before the first with this cookie
         self.busy = 0  # answers that asked for proof
         self.answer: Optional[bytearray] = None
         self.present: set[int] = set()
@@ -300,11 +300,11 @@ class Engine:
         return len(train)
 
     def _extension(self, r: Request, now: int) -> bytes:
+        self._echo(r)
         r.questions += 1
         drop_at = self._drop_at(r)
         if drop_at == NEVER and r.priority == 0 and self._cookie == 0:
             return b""
-        r.echoed = self._cookie
         # If the deadline has passed, the manager must report that. 0 would mean no deadline.
         deadline = 0 if drop_at == NEVER else max(drop_at - now, 1)
         return _wire.encode_extension(deadline, r.priority, now, self._cookie)
@@ -419,10 +419,15 @@ class Engine:
         """Send fragment 0 again, with the cookie: the manager keeps an answer for an address with proof."""
         self.stats.proofs += 1
         r.recovery.prove()
-        # Each question before this one may draw a busy answer with the same cookie. One more is the answer.
-        r.echoed, r.unproved = self._cookie, r.questions
+        self._echo(r)
         r.mark_resend(0)
         self._send_first(r)
+
+    def _echo(self, r: Request) -> None:
+        """Note that fragment 0 is sent with the cookie. Each question before it may draw a busy answer with the same
+        cookie, so that one more such answer is final."""
+        if r.echoed != self._cookie:
+            r.echoed, r.unproved = self._cookie, r.questions
 
     def _handle_nack(self, r: Request, d: _wire.Nack, now: int) -> None:
         if d.fragments != r.count or d.total != len(r.picture):

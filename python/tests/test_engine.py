@@ -254,6 +254,18 @@ class Engines(unittest.TestCase):
         p.answer(r.id, status=3, credit=0, cookie=77)
         self.assertEqual([a.status for a in p.answers], [Status.BUSY])
 
+    def test_busy_for_a_question_before_the_cookie(self):
+        p = Peer()
+        r, other = p.submit(), p.submit()
+        p.sent()
+        p.answer(other.id, status=0, cookie=77)
+        p.now = 100 * MS
+        self.assertEqual(p.sent(), [(r.id, 0, 2 | 8, 77)])
+        p.answer(r.id, status=3, credit=0, cookie=77)  # for the first fragment 0, which had no cookie
+        self.assertEqual([a.status for a in p.answers], [Status.OK])
+        p.answer(r.id, status=3, credit=0, cookie=77)
+        self.assertEqual([a.status for a in p.answers], [Status.OK, Status.BUSY])
+
     def test_queued_request_is_late(self):
         p = Peer()
         first = [p.submit(100) for _ in range(8)]
