@@ -18,9 +18,13 @@ var built = sync.OnceValues(func() (dir string, err error) {
 		return "", err
 	}
 	driver := filepath.Join(dir, "libcuda.so.1")
+	if err := os.Mkdir(filepath.Join(dir, "old"), 0o700); err != nil {
+		return dir, err
+	}
 	for _, build := range []*exec.Cmd{
 		exec.Command("library/build.sh", filepath.Join(dir, "lib/libpenstock-yield.so")),
-		exec.Command("cc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-Wl,-soname,libcuda.so.1", "-o", driver, "testdata/driver.c", "-ldl"),
+		exec.Command("cc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-Wl,-Bsymbolic,-soname,libcuda.so.1", "-o", driver, "testdata/driver.c", "-ldl"),
+		exec.Command("cc", "-std=gnu11", "-O1", "-fPIC", "-shared", "-DOLD", "-Wl,-Bsymbolic,-soname,libcuda.so.1", "-o", filepath.Join(dir, "old/libcuda.so.1"), "testdata/driver.c", "-ldl"),
 		exec.Command("cc", "-std=gnu11", "-O1", "-o", filepath.Join(dir, "guest"), "testdata/guest.c", driver, "-ldl"),
 	} {
 		if out, err := build.CombinedOutput(); err != nil {
@@ -109,7 +113,7 @@ func lines(wait bool) string {
 }
 
 func TestYield(t *testing.T) {
-	for _, mode := range []string{"link", "dlsym", "proc"} {
+	for _, mode := range []string{"link", "dlsym", "proc", "proc11"} {
 		t.Run(mode, func(t *testing.T) {
 			path, bit := busyFile(t)
 			if !bit.Begin(shm.Now()) {
@@ -173,6 +177,21 @@ func TestPass(t *testing.T) {
 			}
 		})
 	}
+
+	t.Run("old driver", func(t *testing.T) {
+		cmd := guest(t, path, "proc")
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		for i, v := range cmd.Env {
+			if folder, ok := strings.CutPrefix(v, "LD_LIBRARY_PATH="); ok {
+				cmd.Env[i] = v + "/old:" + folder
+			}
+		}
+		out, err := cmd.Output()
+		if err != nil || string(out) != lines(false) || stderr.String() != "penstock yield: wait for functions: the driver is too old; kernels do not wait for functions\n" {
+			t.Errorf("%v, printed %s, said %q", err, out, &stderr)
+		}
+	})
 
 	bit.End()
 	// The context that registered the word may have ended, so it is registered again once.

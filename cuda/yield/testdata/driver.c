@@ -1,5 +1,5 @@
 // A libcuda.so.1 without a GPU. It prints each wait and each launch, and a wait returns when the word has its value.
-// FAKE_FAIL names a function that fails, the first FAKE_FAIL_TIMES times.
+// FAKE_FAIL names a function that fails, the first FAKE_FAIL_TIMES times. With OLD it cannot wait.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,11 +34,13 @@ R cuMemHostGetDevicePointer_v2(P *out, void *p, unsigned f) { *out = (P)p + 4096
 R cuStreamIsCapturing(void *s, int *out) { (void)s; *out = capturing; return end("cuStreamIsCapturing"); }
 R cuStreamBeginCapture(void *s, int mode) { (void)s, (void)mode; capturing = 1; return 0; }
 
+#ifndef OLD
 R cuStreamWaitValue64_v2(void *s, P at, uint64_t value, unsigned flags) {
 	while (flags == 1 && *(volatile uint64_t *)(at - 4096) != value)
 		usleep(100);
 	return launched("wait", s);
 }
+#endif
 
 #define LAUNCH(name, parameters, stream) \
 	R name parameters { return launched(#name, stream); } \
@@ -53,9 +55,11 @@ LAUNCH(cuGraphLaunch, (void *g, void *s), (g != NULL ? s : NULL))
 R cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
 R cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) { return cuGetProcAddress_v2(name, out, version, flags, NULL); }
 R cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
-	(void)version;
 	char symbol[64];
-	snprintf(symbol, sizeof symbol, "%s%s", name, strcmp(name, "cuGetProcAddress") == 0 ? "_v2" : flags & 2 ? "_ptsz" : "");
+	const char *suffix = flags & 2 ? "_ptsz" : "";
+	if (strcmp(name, "cuGetProcAddress") == 0)
+		suffix = version >= 12000 ? "_v2" : "";
+	snprintf(symbol, sizeof symbol, "%s%s", name, suffix);
 	void *(*find)(void *, const char *) = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.34");
 	if (find == NULL)
 		find = dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5");

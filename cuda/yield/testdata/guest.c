@@ -1,5 +1,5 @@
 // A program that launches in each way that there is: guest MODE [capture]. MODE is how it gets the driver's
-// functions: link, dlsym or proc. It prints what the launches return, if that is not 0.
+// functions: link, dlsym, proc, or as programs for CUDA 11 proc11. It prints what the launches return, if that is not 0.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -38,6 +38,13 @@ static int find_functions(const char *mode) {
 #undef X
 	} else if (strcmp(mode, "dlsym") == 0) {
 #define X(name, parameters) cu.name = dlsym(library, #name); cu.name##_ptsz = dlsym(library, #name "_ptsz");
+		FUNCTIONS(X)
+#undef X
+	} else if (strcmp(mode, "proc11") == 0) {
+		R (*get)(const char *, void **, int, uint64_t) = dlsym(library, "cuGetProcAddress");
+		if (get("cuGetProcAddress", (void **)&get, 11030, 0) != 0)
+			return 1;
+#define X(name, parameters) get(#name, (void **)&cu.name, 11030, 0); get(#name, (void **)&cu.name##_ptsz, 11030, 2);
 		FUNCTIONS(X)
 #undef X
 	} else {
