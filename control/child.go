@@ -186,8 +186,8 @@ type Child struct {
 	member string // empty: of a process
 	orders chan Order
 
-	members chan *Child // of a worker: those that begin
-	closed  func()      // of a member: removes it from its worker
+	members chan *Child        // of a worker: those that begin
+	leave   func(Notice) error // of a member: removes it from its worker, and sends its last notice
 
 	stop     chan struct{}
 	stopOnce sync.Once
@@ -299,13 +299,12 @@ func (c *Child) Notify(n Notice) error {
 // Exit ends a member: it tells the orchestrator that the member has ended, because of err unless
 // that is nil. The member must not be used any more.
 func (c *Child) Exit(err error) error {
-	c.closed()
 	c.stopOnce.Do(func() { close(c.stop) })
 	n := Notice{State: Stopped, Exited: true}
 	if err != nil {
 		n.State, n.Reason = Failed, err.Error()
 	}
-	return c.Notify(n)
+	return c.leave(n)
 }
 
 // Close closes the link of a process and waits for the reading goroutine. Orders is then closed.
@@ -367,11 +366,12 @@ func (h *hostedMembers) receive(o Order) bool {
 	h.mu.Lock()
 	m := h.members[o.Member]
 	h.mu.Unlock()
-	if m == nil {
-		return true // it has exited, which the orchestrator is about to read
-	}
 	if o.check() != nil {
 		return false
+	}
+	if m == nil {
+		// It has exited. An earlier orchestrator may have read that, and ended before it noted it.
+		return h.worker.l.write(Notice{Member: o.Member, State: Stopped, Exited: true}) == nil
 	}
 	select {
 	case m.orders <- o:
@@ -387,10 +387,11 @@ func (h *hostedMembers) begin(o Order) bool {
 		return false
 	}
 	m := &Child{l: w.l, start: *o.Start, member: o.Member, orders: make(chan Order, maxUnread), stop: make(chan struct{})}
-	m.closed = func() {
-		h.mu.Lock()
+	m.leave = func(n Notice) error {
+		h.mu.Lock() // until the notice is sent: an order in between would be answered before it
 		defer h.mu.Unlock()
 		delete(h.members, m.member)
+		return m.Notify(n)
 	}
 	h.mu.Lock()
 	if h.members[o.Member] != nil {

@@ -277,10 +277,11 @@ func TestMembers(t *testing.T) {
 	}
 	notice(t, p, Notice{State: Failed, Reason: "no such model", Exited: true, Member: "face"})
 
-	// An order that crosses the exit is dropped; the name may be used again.
-	if err := p.Order(Order{Do: DoDrain, Member: "face"}); err != nil {
+	// An order after the exit is answered with an exit; the name may be used again.
+	if err := p.Order(Order{Do: DoReport, Member: "face"}); err != nil {
 		t.Fatal(err)
 	}
+	notice(t, p, Notice{State: Stopped, Exited: true, Member: "face"})
 	face = startMember(t, p, w, "face")
 	p.Close()
 	if o := <-fashion.Orders(); o.SharePercent != 5 {

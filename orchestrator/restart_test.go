@@ -170,6 +170,28 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// An orchestrator that dies after a member has ended, and before the manager has followed, has
+// read the member's last notice.
+func TestResumeAfterMemberEnded(t *testing.T) {
+	n := newKeptNode(t)
+	cmd := n.orchestrate()
+	n.want(memberOf("face", 1, control.Serve), memberOf("fashion", 1, control.Serve))
+	n.untilMember("fashion", 1, control.Active)
+	face := n.untilMember("face", 1, control.Active)
+	wanted := started(memberOf("face", 1, control.Serve), memberOf("fashion", 1, control.Drain))
+	n.want(wanted...)
+	n.untilMember("fashion", 1, control.Stopped)
+	killed(cmd)
+	cmd = n.orchestrate()
+	n.untilAnother()
+	n.want(wanted...)
+	n.untilMember("fashion", 1, control.Stopped)
+	if p := n.untilMember("face", 1, control.Active); p.PID != face.PID {
+		t.Errorf("face has process %d, want %d", p.PID, face.PID)
+	}
+	killed(cmd)
+}
+
 // An orchestrator may die at any time, even right after it has sent an order.
 func TestOrchestratorCrash(t *testing.T) {
 	n := newKeptNode(t)
