@@ -74,10 +74,25 @@ func (o *orders) finishPreparation(failed string) {
 	}
 }
 
-// watch follows orders and watches both connections until one of them ends. It then requests the
-// exit and closes gone.
-func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
-	defer close(gone)
+// watch follows orders and watches both connections until one of them ends, or the process is to drain.
+// It then requests the exit and closes gone. Afterwards it reads orders until ended is closed: a process that
+// left them unread would count as one that hangs.
+func (p *process) watch(ctx context.Context, gone chan<- struct{}, ended <-chan struct{}) {
+	p.followOrders(ctx)
+	close(gone)
+	for {
+		select {
+		case _, ok := <-p.child.Orders():
+			if !ok {
+				return
+			}
+		case <-ended:
+			return
+		}
+	}
+}
+
+func (p *process) followOrders(ctx context.Context) {
 	manager := p.conn.Gone()
 	for {
 		select {

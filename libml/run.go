@@ -88,6 +88,8 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	// One thread calls the framework and the device, holds the ring, and cleans up. It ends with
 	// this goroutine, because it may have another priority than others (raisePriority).
 	runtime.LockOSThread()
+	ended := make(chan struct{})
+	defer close(ended)
 	p.start, p.notices.child = p.child.Start(), p.child
 	p.orders.open()
 	p.log = p.log.With().Str("if", p.start.IF).Int("instance", p.start.Instance).Uint32("generation", p.start.Generation).Logger()
@@ -115,7 +117,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		p.leave(shm.Now())
 	}()
 
-	if err := p.live(ctx, attached, files); err != nil && !errors.Is(err, errStopped) {
+	if err := p.live(ctx, ended, attached, files); err != nil && !errors.Is(err, errStopped) {
 		return err
 	}
 	return p.end()
@@ -142,12 +144,12 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 
 // live takes steps 2 to 6 of the package comment. A member of a worker takes its places there before
 // step 4. live returns errStopped if the process must end before step 5.
-func (p *process) live(ctx context.Context, attached control.Attached, files []*os.File) error {
+func (p *process) live(ctx context.Context, ended <-chan struct{}, attached control.Attached, files []*os.File) error {
 	if err := p.loadShadow(attached.Measurements); err != nil {
 		return err
 	}
 	gone := make(chan struct{})
-	go p.watch(ctx, gone)
+	go p.watch(ctx, gone, ended)
 	p.notices.send(control.Notice{State: control.Loaded})
 	wake, err := p.awaitWake(gone)
 	if err != nil {

@@ -231,6 +231,40 @@ func TestWorker(t *testing.T) {
 }
 
 // TestWorkerEnds ends a worker with its orchestrator, and with a device.
+// TestWorkerOrdersAfterDrain sends a member, which links while it is drained, more orders than it may leave unread.
+func TestWorkerOrdersAfterDrain(t *testing.T) {
+	face, faceModel := functionNamed(t, "face")
+	fashion, fashionModel := functionNamed(t, "fashion")
+	linking, link := make(chan struct{}), make(chan struct{})
+	fashionModel.fail(func(step string) error {
+		if step == "link" {
+			close(linking)
+			<-link
+		}
+		return nil
+	})
+	w := startWorker(t, map[string]*fake{"face": faceModel, "fashion": fashionModel})
+	drained, other := w.join(fashion, 1), w.join(face, 1)
+	w.awaitState(drained, control.Loaded)
+	w.order(control.Order{Do: control.DoWake, Member: drained})
+	<-linking
+	w.order(control.Order{Do: control.DoDrain, Member: drained})
+	const unread = 64 // that a member may leave, in package control
+	for range unread + 16 {
+		w.order(control.Order{Do: control.DoShare, SharePercent: 30, Member: drained})
+		time.Sleep(2 * time.Millisecond)
+	}
+	w.awaitState(other, control.Loaded)
+	close(link)
+	w.awaitState(drained, control.Stopped)
+	w.order(control.Order{Do: control.DoWake, Member: other})
+	w.awaitState(other, control.Ready)
+	w.order(control.Order{Do: control.DoDrain})
+	if err := w.end(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWorkerEnds(t *testing.T) {
 	t.Run("orchestrator ends", func(t *testing.T) {
 		face, model := functionNamed(t, "face")
