@@ -229,8 +229,9 @@ func (h *host) forward(e event) {
 	case e.notice != nil && e.notice.Member != "":
 		h.w.mu.Lock()
 		m := h.members[e.notice.Member]
+		runs := m != nil && m.end == nil
 		h.w.mu.Unlock()
-		if m != nil {
+		if runs {
 			m.send(e)
 		}
 	case e.broken != nil:

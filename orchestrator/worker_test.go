@@ -63,6 +63,7 @@ func memberMain(m *control.Child) {
 			}
 			m.Notify(control.Notice{State: control.Draining})
 			m.Exit(nil)
+			m.Notify(said) // another thread may have been about to report
 			return
 		}
 	}
