@@ -23,6 +23,7 @@ type observedProcess struct {
 	state     control.State
 	terms     control.Terms // terms that were last written or ordered
 	woken     bool
+	member    bool      // of a worker
 	handshook bool      // it has reported its version
 	spawned   time.Time // 0: it was never started
 	since     time.Time // when it entered state
@@ -237,10 +238,22 @@ func (p *planner) finish(q observedProcess) action {
 		if p.due(q.termed.Add(p.limits.term)) {
 			return action{kind: kill, why: "the process did not end after SIGTERM"}
 		}
-	case p.due(q.drained.Add(p.limits.drain)):
+	case p.due(p.drainDeadline(q)):
 		return action{kind: term, why: "the process did not end after the order to drain"}
 	}
 	return action{}
+}
+
+// drainDeadline returns when a process must have drained. A member of a worker cannot be interrupted while it loads or
+// links its model, and it would have to be killed with the worker's other members. So it has time to load.
+func (p *planner) drainDeadline(q observedProcess) time.Time {
+	deadline := q.drained.Add(p.limits.drain)
+	othersStay := q.member && p.target.desired != nil && !p.target.ending
+	loading := q.state == control.Starting || q.state == control.Linking
+	if loaded := q.since.Add(p.limits.load); othersStay && loading && loaded.After(deadline) {
+		return loaded
+	}
+	return deadline
 }
 
 // unwanted reports whether a process must end, and why.
@@ -275,9 +288,9 @@ func (p *planner) overdue(q observedProcess) (fault string) {
 }
 
 // end returns the first action that ends a process. A process that is still starting has
-// nothing to finish, and may not read orders yet.
+// nothing to finish, and may not read orders yet. A member of a worker gets no signals.
 func end(p observedProcess, why string) action {
-	if p.state == control.Starting {
+	if p.state == control.Starting && !p.member {
 		return action{kind: term, why: why}
 	}
 	return action{kind: drain, why: why}

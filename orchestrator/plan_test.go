@@ -40,6 +40,7 @@ func alive(state control.State, edits ...func(*observedProcess)) *observedProces
 
 func TestPlan(t *testing.T) {
 	woken := func(f *observedProcess) { f.woken = true }
+	member := func(f *observedProcess) { f.member = true }
 	unshaken := func(f *observedProcess) { f.handshook = false }
 	at := func(t *time.Time, after time.Duration) { *t = t0.Add(after) }
 	drained := func(f *observedProcess) { at(&f.drained, 0) }
@@ -87,6 +88,13 @@ func TestPlan(t *testing.T) {
 		"and when the manager ended":               {target: desiredState{}, is: alive(control.Active, woken), do: "drain manager ended", next: -1},
 		"and at the end":                           {target: desiredState{desired: want(control.Serve, 30).desired, ending: true}, is: alive(control.Active, woken), do: "drain the orchestrator stops", next: -1},
 		"one that starts has nothing to drain":     {target: nothing, is: alive(control.Starting), do: "term no longer needed", next: -1},
+		"a member that starts is asked to drain":   {target: nothing, is: alive(control.Starting, member), do: "drain no longer needed", next: -1},
+		"and has time to load its model":           {target: nothing, is: alive(control.Starting, member, drained), now: 5 * time.Second, next: 10 * time.Second},
+		"or to link it":                            {target: nothing, is: alive(control.Linking, member, drained), now: 5 * time.Second, next: 10 * time.Second},
+		"but not more":                             {target: nothing, is: alive(control.Linking, member, drained), now: 10 * time.Second, do: "term", next: -1},
+		"nor at the end":                           {target: desiredState{desired: nothing.desired, ending: true}, is: alive(control.Linking, member, drained), now: 5 * time.Second, do: "term", next: -1},
+		"nor after the manager's end":              {target: desiredState{}, is: alive(control.Linking, member, drained), now: 5 * time.Second, do: "term", next: -1},
+		"a member that serves has five seconds":    {target: nothing, is: alive(control.Active, member, woken, drained), next: 5 * time.Second},
 		"a drain has five seconds":                 {target: nothing, is: alive(control.Draining, drained), next: 5 * time.Second},
 		"then it is told":                          {target: nothing, is: alive(control.Draining, drained), now: 5 * time.Second, do: "term did not end after the order to drain", next: -1},
 		"whatever is wished now":                   {target: want(control.Serve, 30), is: alive(control.Active, drained), now: 5 * time.Second, do: "term", next: -1},
@@ -216,7 +224,7 @@ func (w *world) do(a action) {
 		refuse(w.now.Before(w.held[a.key.place()]), "has to wait")
 		refuse(w.observed.unready, "has no device")
 		w.started[a.key] = true
-		w.observed.processes[a.key] = observedProcess{state: control.Starting, terms: a.wanted.Terms, spawned: w.now, since: w.now}
+		w.observed.processes[a.key] = observedProcess{state: control.Starting, member: a.key.name == "detect", terms: a.wanted.Terms, spawned: w.now, since: w.now}
 		return
 	case markExited:
 		refuse(there, "is there")

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/sandbox"
@@ -43,6 +44,9 @@ func memberMain(m *control.Child) {
 	if name == "fails" {
 		m.Exit(errors.New("cannot open model.onnx"))
 		return
+	}
+	if name == "slow" {
+		time.Sleep(memberTimeout + time.Second)
 	}
 	said, woken := control.Notice{State: control.Loaded}, false
 	m.Notify(said)
@@ -123,6 +127,19 @@ func TestWorker(t *testing.T) {
 				t.Errorf("third generation has the ended process %d", p.PID)
 			}
 		})
+	}
+}
+
+// A member that is removed while it loads its model does not end its worker.
+func TestWorkerRemovesLoadingMember(t *testing.T) {
+	n := newNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = time.Millisecond, time.Millisecond })
+	n.want(memberOf("face", 1, control.Serve), memberOf("slow", 1, control.Shadow))
+	face := n.untilMember("face", 1, control.Active)
+	n.untilMember("slow", 1, control.Starting)
+	n.want(memberOf("face", 1, control.Serve))
+	n.until("slow is forgotten", func(o control.Observed) bool { return len(o.Processes) == 1 })
+	if p := n.untilMember("face", 1, control.Active); p.PID != face.PID {
+		t.Errorf("face has process %d, want %d", p.PID, face.PID)
 	}
 }
 
