@@ -19,6 +19,8 @@ type configFile struct {
 	// waiting entries are added when names and ports are free, or changed when a replacement has
 	// ended.
 	waiting []configs.Function
+	// leaving are workers that the file no longer has, while they have members.
+	leaving []configs.Worker
 	status  control.ConfigurationStatus
 }
 

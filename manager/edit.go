@@ -81,6 +81,7 @@ func (m *Manager) follow(c configs.Config) error {
 		m.cfg.Workers = before
 		return err
 	}
+	m.keepWorkers(before)
 	err = e.commit(m)
 	if m.cfg.Guarantees() && !slices.Equal(before, m.cfg.Workers) {
 		m.guarantees()
@@ -90,9 +91,35 @@ func (m *Manager) follow(c configs.Config) error {
 	return err
 }
 
+// keepWorkers keeps the workers that an edit removes until their last member has left: it may have to come back.
+func (m *Manager) keepWorkers(before []configs.Worker) {
+	m.file.leaving = nil
+	for _, w := range before {
+		if _, stays := m.cfg.Worker(w.Name); !stays && m.hosts(w.Name) {
+			m.cfg.Workers = append(m.cfg.Workers, w)
+			m.file.leaving = append(m.file.leaving, w)
+		}
+	}
+}
+
+// dropWorkers removes the workers of keepWorkers whose last member has left.
+func (m *Manager) dropWorkers() {
+	kept := len(m.file.leaving)
+	m.file.leaving = slices.DeleteFunc(m.file.leaving, func(w configs.Worker) bool {
+		if m.hosts(w.Name) {
+			return false
+		}
+		m.cfg.Workers = slices.DeleteFunc(m.cfg.Workers, func(other configs.Worker) bool { return other.Name == w.Name })
+		return true
+	})
+	if len(m.file.leaving) < kept && m.cfg.Guarantees() {
+		m.guarantees()
+	}
+}
+
 // noteRestart records which edited keys take effect only at a restart.
 func (m *Manager) noteRestart(c configs.Config) {
-	c.Functions = m.cfg.Functions
+	c.Functions, c.Workers = m.cfg.Functions, slices.Concat(c.Workers, m.file.leaving)
 	c.RuntimeDir, c.Log = m.cfg.RuntimeDir, m.cfg.Log // flags may have set these
 	if m.shares.fellBack && !c.PolicySet {
 		c.Shares.Policy = m.cfg.Shares.Policy

@@ -226,6 +226,7 @@ func (m *Manager) step() {
 	if had := len(m.functions); had > 0 {
 		m.functions = slices.DeleteFunc(m.functions, (*function).reap)
 	}
+	m.dropWorkers()
 	m.addWaiting()
 	m.heal()
 	m.allocateGroups()

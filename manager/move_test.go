@@ -469,6 +469,48 @@ func TestEditWorker(t *testing.T) {
 	})
 }
 
+// TestEditRemovesWorker takes the last member out of a worker, and removes the worker.
+func TestEditRemovesWorker(t *testing.T) {
+	functions := []configs.Function{objective("a", time.Second), objective("b", time.Second)}
+	edit := func(t *testing.T) *nodeBed {
+		b := workerNode(t, configs.DeviceCPU, functions[0], member("b", "cold", time.Second))
+		c := b.cfg
+		c.Workers, c.Functions = []configs.Worker{warm}, functions
+		var err error
+		b.asked(func() { err = b.Reconfigure(c) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if keys := b.page().Configuration.NeedRestart; len(keys) > 0 {
+			t.Errorf("%v need a restart", keys)
+		}
+		return b
+	}
+	t.Run("member leaves", func(t *testing.T) {
+		b := edit(t)
+		b.settles("b")
+		b.turns()
+		if s := b.status("b"); s.Worker != "" || !slices.Equal(b.cfg.Workers, []configs.Worker{warm}) {
+			t.Errorf("b runs in %q, and the workers are %+v", s.Worker, b.cfg.Workers)
+		}
+	})
+	t.Run("member stays", func(t *testing.T) {
+		b := edit(t)
+		for len(b.processes("b")) < 2 {
+			b.turn()
+		}
+		all := b.processes("b")
+		b.fakes[victim{place{"b", 0}, all[len(all)-1].Generation}].die(control.Failed, "no memory")
+		b.settles("b")
+		_, p := b.serves("b")
+		p.die(control.Failed, "signal: killed") // later
+		b.turns()
+		if all := b.processes("b"); len(all) != 1 || all[0].Worker != "cold" || all[0].WorkerLimits != limitsOf(cold) || all[0].GuaranteePercent != 30 {
+			t.Errorf("desired %+v, want the worker with its limits and its guarantee", all)
+		}
+	})
+}
+
 // A GPU without working stream priorities would need shares, which workers do not have.
 func TestWorkersKeepGuarantees(t *testing.T) {
 	b := probedNode(t, &control.StreamPriorities{}, func(c *configs.Config) { c.Workers = []configs.Worker{cold} }, member("a", "cold", time.Second))
