@@ -530,3 +530,34 @@ func TestReserve(t *testing.T) {
 		t.Errorf("demoted: %v, want %v", f.demoted, want)
 	}
 }
+
+// TestAccountEnds drains members of a worker before they get the ring.
+func TestAccountEnds(t *testing.T) {
+	lanes, err := newLanes(1, "", unlimited)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &worker{name: "cold", lanes: lanes}
+	h := newGPUHarness(t, testCard())
+	h.worker = w
+	f := h.fake()
+	c := h.start(1, f.build, nil)
+	c.await(control.Loaded)
+	c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})
+	c.await(control.Ready)
+	accounts := func() int {
+		w.balance.mu.Lock()
+		defer w.balance.mu.Unlock()
+		return len(w.balance.capacities)
+	}
+	if n := accounts(); n != 1 {
+		t.Errorf("%d accounts share the balance, want that of the member", n)
+	}
+	c.order(control.Order{Do: control.DoDrain})
+	if err := c.end(); err != nil {
+		t.Fatal(err)
+	}
+	if n := accounts(); n != 0 {
+		t.Errorf("%d accounts of ended members share the balance", n)
+	}
+}

@@ -100,15 +100,13 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 // releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
 // in flight are answered, the others are left to the next owner.
 func (l *loop) run() error {
+	defer l.account.close()
 	if owned, err := l.acquire(); !owned {
 		return err
 	}
 	done := make(chan struct{})
 	defer close(done)
-	defer func() {
-		l.turns.withdraw()
-		l.account.close()
-	}()
+	defer l.turns.withdraw()
 
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
 		l.addPending(slot)

@@ -238,6 +238,7 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 	}
 	if p.conducted() {
 		if err := p.settle(l, linked); err != nil {
+			l.account.close()
 			return nil, err
 		}
 	}
