@@ -106,8 +106,8 @@ func fitMemory(w *configs.Worker, card *models.Card) error {
 		return nil
 	}
 	need := (info.Size() + mib - 1) / mib
-	return fmt.Errorf("is %q, with memory for models of %.1f MiB, and %s has %.1f MiB; want `memory: %dMiB` or more, or leave the worker out",
-		w.Name, float64(w.Memory)/mib, card.Model, float64(info.Size())/mib, need)
+	return fmt.Errorf("is %q, with memory for models of %.1f MiB, and %s has %.1f MiB; want `memory: %dMiB` or more, because models take up to twice their file, or leave the worker out",
+		w.Name, float64(w.Memory)/mib, card.Model, float64(info.Size())/mib, 2*need)
 }
 
 const mib = 1 << 20

@@ -163,7 +163,7 @@ func TestMoveRefused(t *testing.T) {
 		{"own", "cold", []string{"move own: share_percent of function own is 20 %", `worker "cold"`}},
 		{"python", "cold", []string{"move python: worker", "pytorch", "is a separate program"}},
 		{"program", "cold", []string{"move program: worker", "`command` in its card", "is a separate program"}},
-		{"large", "cold", []string{"move large: worker", "memory for models of 1.0 MiB", large + " has 1.0 MiB", "want `memory: 2MiB` or more"}},
+		{"large", "cold", []string{"move large: worker", "memory for models of 1.0 MiB", large + " has 1.0 MiB", "want `memory: 4MiB` or more"}},
 	} {
 		_, err := b.move(c.name, c.worker)
 		refused(t, err, c.words...)

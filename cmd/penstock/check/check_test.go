@@ -111,7 +111,7 @@ func TestWorkerMemory(t *testing.T) {
 		switch err := problems.Err(); {
 		case want == "" && err != nil:
 			t.Errorf("memory %s: %v", memory, err)
-		case want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "has 7.3 MiB; want `memory: 8MiB` or more")):
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "has 7.3 MiB; want `memory: 16MiB` or more")):
 			t.Errorf("memory %s: %v, want %s and the size of the model", memory, err, want)
 		}
 	}
