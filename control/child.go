@@ -27,6 +27,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -290,9 +291,13 @@ func (c *Child) Orders() <-chan Order { return c.orders }
 // closed with Orders. The caller must Exit each member.
 func (c *Child) Members() <-chan *Child { return c.members }
 
-// Notify sends n to the orchestrator. Any goroutine may call it.
+// maxReasonBytes is the max length of a reason. JSON takes up to six bytes for one of it.
+const maxReasonBytes = 8 << 10
+
+// Notify sends n to the orchestrator. Any goroutine may call it. It cuts a reason of more than 8 KiB.
 func (c *Child) Notify(n Notice) error {
 	n.Member = c.member
+	n.Reason = strings.ToValidUTF8(n.Reason[:min(len(n.Reason), maxReasonBytes)], "")
 	return c.l.write(n)
 }
 

@@ -283,6 +283,11 @@ func TestMembers(t *testing.T) {
 	}
 	notice(t, p, Notice{State: Stopped, Exited: true, Member: "face"})
 	face = startMember(t, p, w, "face")
+	if err := face.Exit(errors.New(strings.Repeat("\x01", maxLineBytes))); err != nil {
+		t.Fatal(err)
+	}
+	notice(t, p, Notice{State: Failed, Reason: strings.Repeat("\x01", maxReasonBytes), Exited: true, Member: "face"})
+	face = startMember(t, p, w, "face")
 	p.Close()
 	if o := <-fashion.Orders(); o.SharePercent != 5 {
 		t.Errorf("fashion got %+v", o)
