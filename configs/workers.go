@@ -63,9 +63,10 @@ func (c *Config) checkWorkers(root document.Value) {
 	if len(c.Workers) > 0 && c.Shares.Policy == PolicyGSLICE {
 		root.Find("workers").Reject("need `policy: guarantee`, and shares.policy is gslice, which gives each process its own part of the device; want one of them left out")
 		c.Workers = nil // report it once, and not for each member
-		for i := range c.Functions {
-			c.Functions[i].Worker = ""
-		}
+		c.ignoreMembers(func(string) bool { return true })
+	}
+	if slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.Name == "" }) { // its members are not known
+		c.ignoreMembers(func(worker string) bool { _, known := c.Worker(worker); return !known })
 	}
 	names, sum := map[string]bool{}, 0.0
 	for i := range c.Workers {
@@ -82,6 +83,15 @@ func (c *Config) checkWorkers(root document.Value) {
 			w.SharePercent = 0 // report one sum once
 		}
 		sum += w.SharePercent
+	}
+}
+
+// ignoreMembers takes functions out of these workers, so that their faults are not reported again.
+func (c *Config) ignoreMembers(of func(worker string) bool) {
+	for i := range c.Functions {
+		if f := &c.Functions[i]; of(f.Worker) {
+			f.Worker = ""
+		}
 	}
 }
 
