@@ -113,14 +113,15 @@ func (w *workers) spawn(sp spec) (process, error) {
 	return m, nil
 }
 
-// beginLocked starts a member in this process.
+// beginLocked starts a member in this process. It writes the note first: another orchestrator must know each
+// member that the worker may have, and the worker reports one that it never had as ended.
 func (h *host) beginLocked(sp *spec) (*member, error) {
 	m := h.addLocked(sp.key.String(), sp.note)
+	h.saveLocked()
 	if err := h.link.Order(control.Order{Do: control.DoStart, Member: m.id, Start: &sp.start}); err != nil {
 		h.dropLocked(m)
 		return nil, err
 	}
-	h.saveLocked()
 	return m, nil
 }
 
