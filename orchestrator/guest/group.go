@@ -58,42 +58,71 @@ func (m Marked) Add(int) error { return nil }
 // Remove does nothing.
 func (m Marked) Remove() error { return nil }
 
-// PIDs searches /proc.
+// execTimeout bounds the wait for processes in execve(2). It takes some milliseconds, but a process can make it
+// endless, with a file system that does not answer.
+const execTimeout = 100 * time.Millisecond
+
+// PIDs searches /proc. It reads the environments of processes in execve again until they are whole.
 func (m Marked) PIDs() (pids []int) {
 	mark := []byte(control.GuestVariable + "=" + m.Token + "\x00")
+	before := map[int]environment{} // those that may not be whole
 	names, _ := filepath.Glob("/proc/[0-9]*")
-	deadline := time.Now().Add(killTimeout)
 	for _, name := range names {
-		pid, err := strconv.Atoi(filepath.Base(name))
-		if err == nil && bytes.Contains(environmentOf(pid, deadline), mark) {
-			pids = append(pids, pid)
+		if pid, err := strconv.Atoi(filepath.Base(name)); err == nil {
+			before[pid] = environment{}
 		}
 	}
-	slices.Sort(pids)
-	return pids
+	for deadline := time.Now().Add(execTimeout); ; time.Sleep(100 * time.Microsecond) {
+		for pid, last := range before {
+			switch now := environmentOf(pid); {
+			case bytes.Contains(now.text, mark):
+				pids = append(pids, pid)
+				delete(before, pid)
+			case now.whole(last):
+				delete(before, pid)
+			default:
+				before[pid] = now
+			}
+		}
+		if len(before) == 0 || time.Now().After(deadline) {
+			slices.Sort(pids)
+			return pids
+		}
+	}
 }
 
-// environmentOf returns the environment of a process, or nil if it has none or may not be read. During
-// execve(2) /proc shows an empty or cut environment, so environmentOf reads until it is whole.
-func environmentOf(pid int, deadline time.Time) []byte {
-	for {
-		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil {
-			return nil
-		}
-		fields := statOf(pid)
-		const vsize, startCode, envStart, envEnd = 20, 23, 47, 48
-		if len(fields) <= envEnd || fields[vsize] == "0" { // it is ending, or a kernel thread
-			return environment
-		}
-		start, _ := strconv.ParseUint(fields[envStart], 10, 64)
-		end, _ := strconv.ParseUint(fields[envEnd], 10, 64)
-		// execve sets startCode after the others.
-		if fields[startCode] != "0" && uint64(len(environment)) == end-start || time.Now().After(deadline) {
-			return environment
-		}
-		time.Sleep(100 * time.Microsecond)
+// environment is what /proc shows of a process's environment. During execve it is empty or cut.
+type environment struct {
+	text       []byte
+	start, end uint64 // where the process has it
+	executing  bool
+}
+
+// environmentOf reads a process's environment. It is empty if the process has none or may not be read.
+func environmentOf(pid int) (e environment) {
+	var err error
+	if e.text, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil {
+		return environment{}
 	}
+	fields := statOf(pid)
+	const vsize, startCode, envStart, envEnd = 20, 23, 47, 48
+	if len(fields) <= envEnd || fields[vsize] == "0" { // it is ending, or a kernel thread
+		return environment{}
+	}
+	e.start, _ = strconv.ParseUint(fields[envStart], 10, 64)
+	e.end, _ = strconv.ParseUint(fields[envEnd], 10, 64)
+	e.executing = fields[startCode] == "0" // execve sets it after the others
+	return e
+}
+
+// whole reports whether the text is all that a process shows. It is shorter than the environment if execve ended
+// between the reads of text and addresses, or for ever if the process has unmapped a part. In the latter case
+// the next read finds the same, because each execve chooses other addresses.
+func (e environment) whole(last environment) bool {
+	if e.executing {
+		return false
+	}
+	return uint64(len(e.text)) == e.end-e.start || e.start == last.start && e.end == last.end && len(e.text) == len(last.text)
 }
 
 // CPUTime is that of the processes that exist, and of children that they waited for.

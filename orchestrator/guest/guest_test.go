@@ -30,6 +30,9 @@ const patience = 30 * time.Second
 func TestMain(m *testing.M) {
 	syscall.Umask(0o022)
 	MaybeLaunch()
+	if len(os.Args) == 2 && os.Args[1] == unmapVerb {
+		unmapEnvironment()
+	}
 	os.Exit(m.Run())
 }
 
@@ -831,5 +834,68 @@ func TestMarkedDuringExec(t *testing.T) {
 		if pids := m.PIDs(); !slices.Equal(pids, []int{cmd.Process.Pid}) {
 			t.Fatalf("found %v, want process %d", pids, cmd.Process.Pid)
 		}
+	}
+}
+
+// unmapVerb is the first argument that makes this binary a process without a part of its environment.
+const unmapVerb = "unmap-environment"
+
+// unmapEnvironment unmaps all but the first page of this process's environment, which has other data too, and waits. It
+// also unmaps the end of the stack, or else the kernel would let the stack grow into the gap.
+func unmapEnvironment() {
+	e, page := environmentOf(os.Getpid()), uint64(os.Getpagesize())
+	first, end := (e.start+page)&^(page-1), (e.end+page)&^(page-1)
+	if first >= end {
+		fmt.Println("the environment is too small")
+		os.Exit(1)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_MUNMAP, uintptr(first), uintptr(end-first), 0); errno != 0 {
+		fmt.Println(errno)
+		os.Exit(1)
+	}
+	fmt.Println("unmapped")
+	for {
+		time.Sleep(time.Hour)
+	}
+}
+
+// TestMarkedUnmapped searches next to a foreign process that has unmapped a part of its environment.
+func TestMarkedUnmapped(t *testing.T) {
+	foreign := exec.Command(os.Args[0], unmapVerb)
+	foreign.Env = []string{"LONG=" + strings.Repeat("x", 4*os.Getpagesize())}
+	out, err := foreign.StdoutPipe()
+	if err == nil {
+		err = foreign.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Wait()
+	defer foreign.Process.Kill()
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "unmapped\n" {
+		t.Fatal(line, err)
+	}
+	if e := environmentOf(foreign.Process.Pid); uint64(len(e.text)) >= e.end-e.start {
+		t.Fatalf("the process shows %d bytes of %d", len(e.text), e.end-e.start)
+	}
+
+	m := Marked{Token: token()}
+	marked := exec.Command("sleep", "1000")
+	marked.Env = []string{control.GuestVariable + "=" + m.Token}
+	if err := marked.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer marked.Wait()
+	defer marked.Process.Kill()
+	fastest := patience // the machine may be busy
+	for range 10 {
+		began := time.Now()
+		if pids := m.PIDs(); !slices.Equal(pids, []int{marked.Process.Pid}) {
+			t.Fatalf("found %v, want process %d", pids, marked.Process.Pid)
+		}
+		fastest = min(fastest, time.Since(began))
+	}
+	if fastest > execTimeout/2 {
+		t.Errorf("a search takes at least %v", fastest)
 	}
 }
