@@ -714,6 +714,33 @@ func TestBadGroups(t *testing.T) {
 	}
 }
 
+// stuckGroups make groups that cannot be removed, as a process in a driver does.
+type stuckGroups struct{ made map[string]bool }
+
+func (s stuckGroups) Make(name string, _ int64) (Group, []error, error) {
+	if s.made[name] {
+		return nil, nil, os.ErrExist
+	}
+	s.made[name] = true
+	return stuckGroup{Marked{"unused"}}, nil, nil
+}
+
+type stuckGroup struct{ Marked }
+
+func (stuckGroup) Remove() error { return unix.EBUSY }
+
+// TestStuckGroup runs guests of one name, one after the other.
+func TestStuckGroup(t *testing.T) {
+	s := listen(t, Options{Groups: stuckGroups{map[string]bool{}}}, cpu)
+	for range 2 {
+		r := runScript(t, s, "exit 3")
+		if r.end(t); r.result.Status != 3 || r.output != "" {
+			t.Errorf("got %+v, %v, %q; want it to run in a group", r.result, r.err, r.output)
+		}
+		waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+	}
+}
+
 // slowGroups block in a call until they are released, as a slow kernel does.
 type slowGroups struct {
 	call              string

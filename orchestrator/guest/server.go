@@ -492,7 +492,7 @@ func (s *Server) prepare(g *guest, place *control.GuestPlace) (missing []string,
 			s.reserve(u)
 		}
 	}
-	group, more := s.makeGroup(g)
+	group, more := s.makeGroup(g, place.Token)
 	missing = append(missing, more...)
 
 	s.mu.Lock()
@@ -546,8 +546,9 @@ func (s *Server) freeNameLocked(name string) string {
 	}
 }
 
-// makeGroup returns a group for a guest, or nil, and what cannot be limited.
-func (s *Server) makeGroup(g *guest) (group Group, missing []string) {
+// makeGroup returns a group for a guest, or nil, and what cannot be limited. The token makes the group's name
+// unique, because a group that could not be removed keeps its name.
+func (s *Server) makeGroup(g *guest, token string) (group Group, missing []string) {
 	if s.o.Groups == nil {
 		return nil, []string{s.ungroup(g, errors.New("switched off"))}
 	}
@@ -555,7 +556,7 @@ func (s *Server) makeGroup(g *guest) (group Group, missing []string) {
 	if g.device == OnCPU {
 		memoryBytes = g.request.MemoryBytes
 	}
-	group, reasons, err := s.o.Groups.Make(g.name, memoryBytes)
+	group, reasons, err := s.o.Groups.Make(g.name+"-"+token, memoryBytes)
 	if err != nil {
 		return nil, []string{s.ungroup(g, err)}
 	}
