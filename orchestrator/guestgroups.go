@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -159,6 +160,43 @@ func (g *guestGroups) Make(name string, memoryBytes int64) (guest.Group, []error
 		}
 	}
 	return one, missing, nil
+}
+
+// FindGuestGroup returns the control group of a guest, which Make made with a name that ends with the token. It
+// returns nil if the process is in no such group. `penstock run` ends the group if its orchestrator cannot.
+func FindGuestGroup(pid int, token string) guest.Group {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return nil
+	}
+	own, unified, err := cgroups.ParseCgroupFileUnified(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return nil
+	}
+	// A group with another name may hold foreign processes.
+	folder := func(m mount, group string) string {
+		at := filepath.Join(m.point, m.under(group))
+		if name := filepath.Base(at); strings.HasPrefix(name, treePrefix) && strings.HasSuffix(name, "-"+token) {
+			return at
+		}
+		return ""
+	}
+	found := &guestGroup{legacy: map[string]string{}}
+	for _, m := range mounts {
+		if m.kind == "cgroup2" {
+			found.folder = cmp.Or(found.folder, folder(m, unified))
+			continue
+		}
+		for _, controller := range guestControllers {
+			if at := folder(m, own[controller]); at != "" && listHas(m.options, controller) {
+				found.legacy[controller] = at
+			}
+		}
+	}
+	if found.folder == "" {
+		return nil
+	}
+	return found
 }
 
 // guestGroup is the group of one guest.

@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -261,6 +262,82 @@ func TestGuestGroup(t *testing.T) {
 	}
 	if left := g.PIDs(); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
+	}
+}
+
+// TestGuestOrchestratorGone ends the orchestrator's side of a guest's connection, as a crash does. The guest has a
+// process without a mark in its environment.
+func TestGuestOrchestratorGone(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, paused := range []bool{false, true} {
+		t.Run(fmt.Sprint("paused ", paused), func(t *testing.T) {
+			const token = "0123456789abcdef"
+			g, _, err := needGroups(t).Make("sh-"+token, 0)
+			if err != nil {
+				t.Skipf("not on this machine: needs a writable control group: %v", err)
+			}
+			t.Cleanup(func() { // if the test failed
+				_ = g.Kill()
+				_ = g.Remove()
+			})
+			dir := t.TempDir()
+			listener, err := control.ListenGuests(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			theirs, err := control.DialGuests(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				t.Fatal(err)
+			}
+			link := control.NewGuestLink(conn)
+			defer link.Close()
+
+			result := make(chan guest.Result, 1)
+			go func() {
+				script := "trap 'exit 3' TERM; env -i sleep 1000 & wait"
+				r, err := guest.Run(theirs, guest.Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Self: self, FindGroup: FindGuestGroup})
+				if err != nil {
+					t.Error(err)
+				}
+				result <- r
+			}()
+			var order control.GuestOrder
+			err = errors.Join(link.Receive(&order), link.Send(control.GuestAnswer{Place: &control.GuestPlace{Token: token}}), link.Receive(&order))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := g.Add(order.Started); err != nil {
+				t.Skipf("not on this machine: needs the right to move processes: %v", err)
+			}
+			if err := link.Send(control.GuestAnswer{Go: &control.GuestGo{}}); err != nil {
+				t.Fatal(err)
+			}
+			marked := guest.Marked{Token: token}
+			await(t, "two processes, of which one is marked", func() bool { return len(g.PIDs()) == 2 && len(marked.PIDs()) == 1 })
+			if paused {
+				if err := g.Freeze(true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			link.Close()
+			if r := <-result; r.Status != 3 {
+				t.Errorf("the guest ended with %+v, want it to handle SIGTERM", r)
+			}
+			if left := g.PIDs(); len(left) > 0 {
+				t.Errorf("processes %v are left", left)
+			}
+			if folder := g.(*guestGroup).folder; isDir(folder) {
+				t.Errorf("the group %s is left", folder)
+			}
+		})
 	}
 }
 

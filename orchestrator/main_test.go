@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -37,6 +38,7 @@ const patience = 30 * time.Second
 func TestMain(m *testing.M) {
 	syscall.Umask(0o022) // keeps the tests' runtime folders private, even if the umask lets the group write
 	sandbox.MaybeLaunch()
+	guest.MaybeLaunch()
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "if":
@@ -56,6 +58,9 @@ func TestMain(m *testing.M) {
 		}
 	}
 	runclock.Process() // ticks until the process ends
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1) // starts a goroutine, which stays
+	signal.Stop(signals)
 	before := goroutines()
 	code := m.Run()
 	if code == 0 {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda/swap"
+	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/guest"
 )
 
@@ -27,7 +28,7 @@ const runName = "run"
 func runCommand() *cobra.Command {
 	var dir, memory string
 	var swaps bool
-	c := guest.Command{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	c := guest.Command{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, FindGroup: orchestrator.FindGuestGroup}
 	cmd := &cobra.Command{
 		Use:   runName + " [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a program, such as a training, on what the functions leave of the device",

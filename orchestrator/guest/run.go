@@ -37,6 +37,9 @@ type Command struct {
 	Swap string
 	// Self is a binary that calls MaybeLaunch.
 	Self string
+	// FindGroup returns the control group of a guest with a process and a token, nil if it has none. If FindGroup is
+	// nil, Run finds the guest's processes by their environment.
+	FindGroup func(pid int, token string) Group
 	// Stdin, Stdout and Stderr are the program's. Run also writes its own lines to Stderr.
 	Stdin, Stdout, Stderr *os.File
 }
@@ -140,6 +143,7 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 	for _, line := range answer.Go.Missing {
 		fmt.Fprintln(c.Stderr, "penstock run:", line)
 	}
+	group := c.group(cmd.Process.Pid, place.Token) // the program could leave it
 	if err := json.NewEncoder(gate).Encode(c.launch(place)); err != nil {
 		fmt.Fprintln(c.Stderr, "penstock run: start launcher:", err)
 	}
@@ -149,7 +153,7 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 	gone, done := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(gone)
-		c.follow(link, cmd.Process, place.Token, &ended, done)
+		c.follow(link, cmd.Process, group, &ended, done)
 	}()
 	go forward(signals, cmd.Process, func() {
 		select {
@@ -252,12 +256,22 @@ func begin(link *control.GuestLink, pid int) (control.GuestAnswer, error) {
 	return a, err
 }
 
+// group returns the group of a launcher that waits: its control group if it has one.
+func (c *Command) group(pid int, token string) Group {
+	if c.FindGroup != nil {
+		if group := c.FindGroup(pid, token); group != nil {
+			return group
+		}
+	}
+	return Marked{token}
+}
+
 // endingTimeout is how long a signal that ends the program waits for the end of its work on the GPU.
 const endingTimeout = time.Second
 
 // follow prints why the orchestrator ends the guest, until the orchestrator closes the connection. If it
 // does so while the program runs, nothing else ends the guest.
-func (c *Command) follow(link *control.GuestLink, p *os.Process, token string, ended *atomic.Bool, done chan<- struct{}) {
+func (c *Command) follow(link *control.GuestLink, p *os.Process, group Group, ended *atomic.Bool, done chan<- struct{}) {
 	reason := ""
 	for {
 		var a control.GuestAnswer
@@ -281,14 +295,13 @@ func (c *Command) follow(link *control.GuestLink, p *os.Process, token string, e
 	if reason == "" {
 		fmt.Fprintf(c.Stderr, "penstock run: the node's orchestrator ended; ending %s\n", c.Path)
 	}
-	group := Marked{Token: token}
-	group.Signal(syscall.SIGTERM)
-	group.Signal(syscall.SIGCONT)
+	terminate(group)
 	for deadline := time.Now().Add(stopTimeout); !ended.Load() && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	_ = group.Kill()
 	_ = p.Kill()
+	_ = group.Remove() // else the next orchestrator does so
 }
 
 // forward passes signals on to the program. It calls ending before a signal that the program does not handle.

@@ -725,9 +725,7 @@ func (s *Server) stop(g *guest, why string) {
 		s.endWork(g, func() []int {
 			return slices.DeleteFunc(group.PIDs(), func(pid int) bool { return survives(pid, syscall.SIGTERM) })
 		})
-		group.Signal(syscall.SIGTERM)
-		group.Signal(syscall.SIGCONT)
-		_ = group.Freeze(false) // a frozen process does not see the signal; if this fails, SIGKILL follows
+		terminate(group)
 	}
 	select {
 	case <-g.over:
@@ -736,6 +734,13 @@ func (s *Server) stop(g *guest, why string) {
 	}
 	s.kill(g, "")
 	<-g.over
+}
+
+// terminate lets all processes of a guest end. Stopped and frozen ones do not see the signal before they run.
+func terminate(g Group) {
+	g.Signal(syscall.SIGTERM)
+	g.Signal(syscall.SIGCONT)
+	_ = g.Freeze(false) // if this fails, SIGKILL follows
 }
 
 // kill ends a guest at once. Its connection may stay open, so kill marks its end itself.
