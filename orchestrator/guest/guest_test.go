@@ -205,6 +205,18 @@ func TestRun(t *testing.T) {
 			t.Errorf("got %q, want CPU %d alone", r.output, last)
 		}
 	})
+	t.Run("any bytes", func(t *testing.T) {
+		shell := filepath.Join(t.TempDir(), "caf\xe9")
+		if err := os.Symlink("/bin/sh", shell); err != nil {
+			t.Skipf("not on this machine: %v", err)
+		}
+		r := runScript(t, s, `printf '%s' "$1$EXTRA" | od -An -tx1`, func(c *Command) {
+			c.Path, c.Args, c.Environment = shell, append(c.Args, "sh", "\xe9\xff"), []string{"EXTRA=\xfe"}
+		})
+		if r.end(t); r.result.Status != 0 || !strings.Contains(r.output, " e9 ff fe\n") {
+			t.Errorf("got %+v, %v, %q; want the bytes e9 ff fe", r.result, r.err, r.output)
+		}
+	})
 	t.Run("no program", func(t *testing.T) {
 		r := runScript(t, s, "", func(c *Command) { c.Path = "/nonexistent" })
 		if r.end(t); r.result.Status != StatusNotFound {

@@ -22,16 +22,17 @@ const verb = "guest-launch"
 // gateFD is the launcher's end of a pipe. It receives a launch, or the pipe is closed without one.
 const gateFD = 3
 
-// launch says which program the launcher becomes.
+// launch says which program the launcher becomes. Paths and arguments may have any bytes, and JSON keeps only those of
+// slices: it replaces bytes of a string that are not UTF-8.
 type launch struct {
-	Path   string             `json:"path"`
-	Args   []string           `json:"args"`
+	Path   []byte             `json:"path"`
+	Args   [][]byte           `json:"args"`
 	User   *control.GuestUser `json:"user,omitempty"`
 	CPUs   []int              `json:"cpus,omitempty"`
 	Parent int                `json:"parent"`
 	// Swap and Yield are libraries to preload; empty: none. The program does not start without Swap.
-	Swap  string `json:"swap,omitempty"`
-	Yield string `json:"yield,omitempty"`
+	Swap  []byte `json:"swap,omitempty"`
+	Yield []byte `json:"yield,omitempty"`
 }
 
 // Exit statuses of `penstock run` itself, as env(1), nice(1) and timeout(1) use them.
@@ -93,13 +94,13 @@ func (l *launch) preload() error {
 		}
 		return fmt.Errorf("preload %s: %w; install Penstock in a folder that user %d can read, such as /usr/lib, or use --own", path, err, os.Getuid())
 	}
-	if l.Yield != "" {
-		if err := readable(l.Yield); err != nil {
+	if len(l.Yield) > 0 {
+		if err := readable(string(l.Yield)); err != nil {
 			fmt.Fprintf(os.Stderr, "penstock run: the program does not wait for functions: %v\n", err)
 		}
 	}
-	if l.Swap != "" {
-		if err := readable(l.Swap); err != nil {
+	if len(l.Swap) > 0 {
+		if err := readable(string(l.Swap)); err != nil {
 			return err
 		}
 	}
@@ -137,7 +138,11 @@ func (l *launch) start() error {
 	if os.Getppid() != l.Parent {
 		return errors.New("`penstock run` has ended")
 	}
-	err := unix.Exec(l.Path, l.Args, os.Environ())
+	args := make([]string, len(l.Args))
+	for i, arg := range l.Args {
+		args[i] = string(arg)
+	}
+	err := unix.Exec(string(l.Path), args, os.Environ())
 	if errors.Is(err, unix.EACCES) && l.User != nil {
 		return fmt.Errorf("%w %s: %w; inside MPS a guest runs as user %s, who needs the right to read and execute it, or use --own", errExec, l.Path, err, l.User.Name)
 	}

@@ -206,12 +206,16 @@ func receive(link *control.GuestLink) (a control.GuestAnswer, err error) {
 
 // launch says how the launcher becomes the program.
 func (c *Command) launch(p *control.GuestPlace) launch {
-	l := launch{Path: c.Path, Args: c.Args, User: p.User, CPUs: p.CPUs, Parent: os.Getpid(), Swap: c.Swap}
+	l := launch{Path: []byte(c.Path), User: p.User, CPUs: p.CPUs, Parent: os.Getpid(), Swap: []byte(c.Swap)}
+	for _, arg := range c.Args {
+		l.Args = append(l.Args, []byte(arg))
+	}
 	if p.Environment[yield.FileVariable] != "" {
-		var err error
-		if l.Yield, err = yield.Library(c.Self); err != nil {
+		library, err := yield.Library(c.Self)
+		if err != nil {
 			fmt.Fprintln(c.Stderr, "penstock run: the program does not wait for functions:", err)
 		}
+		l.Yield = []byte(library)
 	}
 	return l
 }
