@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"strings"
 	"testing"
 )
@@ -39,5 +40,24 @@ func TestFlagErrors(t *testing.T) {
 		if err := cmd.Execute(); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v; want %q", flag, err, want)
 		}
+	}
+}
+
+// TestUnknownVerb calls each group of verbs with a verb that it lacks.
+func TestUnknownVerb(t *testing.T) {
+	for _, group := range []string{"if", "guest", "completion"} {
+		cmd := root()
+		cmd.SetOut(io.Discard)
+		cmd.SetArgs([]string{group, "foo"})
+		if _, err := execute(t.Context(), cmd); err == nil || !strings.HasPrefix(err.Error(), `unknown command "foo" for "penstock `+group) {
+			t.Errorf("%s foo: %v", group, err)
+		}
+	}
+	cmd := root()
+	var out strings.Builder
+	cmd.SetOut(&out)
+	cmd.SetArgs([]string{"guest"})
+	if _, err := execute(t.Context(), cmd); err != nil || !strings.Contains(out.String(), "penstock guest list") {
+		t.Errorf("guest: %v, %q; want its help", err, out.String())
 	}
 }

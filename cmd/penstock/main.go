@@ -27,7 +27,7 @@ func main() {
 	guest.MaybeLaunch()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	cmd, err := root().ExecuteContextC(ctx)
+	cmd, err := execute(ctx, root())
 	var status exitStatus
 	switch {
 	case err == nil:
@@ -78,6 +78,24 @@ latency objective, in batches as large as the objective allows.`,
 	cmd.AddCommand(manCommand())
 	completeAll(cmd)
 	return cmd
+}
+
+// execute runs a command line, and returns the command that it names.
+func execute(ctx context.Context, cmd *cobra.Command) (*cobra.Command, error) {
+	cmd.InitDefaultCompletionCmd() // cobra does so too, but then refuseUnknown would miss it
+	refuseUnknown(cmd)
+	return cmd.ExecuteContextC(ctx)
+}
+
+// refuseUnknown makes all groups of verbs below cmd refuse an unknown verb. By default cobra prints the group's help and
+// reports success.
+func refuseUnknown(cmd *cobra.Command) {
+	for _, verb := range cmd.Commands() {
+		refuseUnknown(verb)
+		if verb.HasSubCommands() && !verb.Runnable() {
+			verb.Args, verb.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 }
 
 // flagRules describe valid values for pflag's types, because pflag's own errors name Go's
