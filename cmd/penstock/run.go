@@ -56,14 +56,14 @@ memory of those that wait moves to the host when there is no room (docs/swapping
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if memory != "" {
+			if cmd.Flags().Changed("memory") {
 				bytes, err := units.RAMInBytes(memory)
 				if err != nil || bytes < 1<<20 {
 					return fmt.Errorf("--memory is %q, want a size of 1MiB or more, like 40GiB", memory)
 				}
 				c.MemoryBytes = bytes
 			}
-			if c.Name != "" {
+			if cmd.Flags().Changed("name") {
 				if err := control.CheckName(c.Name); err != nil {
 					return fmt.Errorf("--name: %w", err)
 				}
