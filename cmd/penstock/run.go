@@ -86,10 +86,10 @@ func runGuest(cmd *cobra.Command, dir string, c guest.Command, swaps bool, args 
 	c.Args = args
 	if c.Path, err = exec.LookPath(args[0]); err != nil && !errors.Is(err, exec.ErrDot) {
 		complain(cmd, fmt.Errorf("find command: %w", err))
-		if errors.Is(err, fs.ErrPermission) {
-			return exitStatus(guest.StatusNoExec)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, exec.ErrNotFound) {
+			return exitStatus(guest.StatusNotFound)
 		}
-		return exitStatus(guest.StatusNotFound)
+		return exitStatus(guest.StatusNoExec)
 	}
 	if c.Path, err = filepath.Abs(c.Path); err != nil {
 		return err
