@@ -722,6 +722,9 @@ func (s *Server) stop(g *guest, why string) {
 	s.mu.Unlock()
 	if first {
 		send(g.link, control.GuestAnswer{Ended: why})
+		if g.request.Swap {
+			s.swap.resume(group.PIDs()) // a paused program may need a turn to save its state
+		}
 		s.endWork(g, func() []int {
 			return slices.DeleteFunc(group.PIDs(), func(pid int) bool { return survives(pid, syscall.SIGTERM) })
 		})

@@ -109,10 +109,10 @@ func listenSwap(t *testing.T, dir string, o Options) *swapGuests {
 }
 
 // run starts a guest with 12 MiB, three quarters of the GPU's memory. That is little work: it gets idle CPU
-// time only.
-func (s *swapGuests) run(t *testing.T, how string, stdin *os.File) *running {
+// time only. The shell runs the commands before it first.
+func (s *swapGuests) run(t *testing.T, how string, stdin *os.File, before ...string) *running {
 	t.Helper()
-	return runScript(t, s.Server, fmt.Sprintf("exec %s proc %s 20 1", s.program, how), func(c *Command) {
+	return runScript(t, s.Server, strings.Join(before, "")+fmt.Sprintf("exec %s proc %s 20 1", s.program, how), func(c *Command) {
 		c.Swap, c.Environment, c.Name, c.Stdin = s.library, s.environment, how, stdin
 	})
 }
@@ -177,6 +177,25 @@ func TestPauseSwap(t *testing.T) {
 			t.Fatal(err)
 		}
 		fmt.Fprintln(line)
+		a.right(t)
+	})
+	t.Run("stop", func(t *testing.T) {
+		s := listenSwap(t, dir, Options{StopTimeout: patience / 2})
+		stdin, line, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stdin.Close()
+		defer line.Close()
+		a := s.run(t, "work", stdin, `trap "" TERM; `)
+		a.line(t, "made")
+		if _, err := s.change(control.GuestOrder{Pause: "work"}); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(line) // the program works when it runs again
+		if _, err := s.change(control.GuestOrder{Stop: "work"}); err != nil {
+			t.Fatal(err)
+		}
 		a.right(t)
 	})
 	t.Run("does not", func(t *testing.T) {
