@@ -217,6 +217,29 @@ func TestThreeGuests(t *testing.T) {
 	}
 }
 
+// TestGrowInCapture makes memory during a capture, at a time when the guest must end its turn.
+func TestGrowInCapture(t *testing.T) {
+	config := Config{Grace: 20 * time.Second, End: func(pid int, _ string) error { return syscall.Kill(pid, syscall.SIGKILL) }}
+	t.Run("after stop", func(t *testing.T) {
+		h := newHarness(t, 64*mib, config)
+		a := h.start("proc", "grow", 36, 4)
+		a.read("captures")
+		b := h.start("proc", "work", 40, 10)
+		h.until("end of the turn", func() bool { return h.Guests()[0].Phase == turns.Stopping })
+		a.right()
+		b.right()
+	})
+	t.Run("before stop", func(t *testing.T) { // the guests fit until then
+		h := newHarness(t, 64*mib, config)
+		a := h.start("proc", "busy", 24, 0)
+		a.read("holds")
+		b := h.start("proc", "grow", 24, 30)
+		b.read("captures")
+		b.right()
+		h.until("turn of the other guest", func() bool { g := h.Guests(); return len(g) == 1 && g[0].Swaps > 0 && g[0].Phase == turns.Running })
+	})
+}
+
 // TestExitWhileWaiting ends a guest whose thread waits for its turn. The thread's call fails: the memory
 // is not on the GPU.
 func TestExitWhileWaiting(t *testing.T) {

@@ -68,7 +68,7 @@ static __thread int depth;
 
 // The library's thread alone uses these.
 static uint64_t turn_began, early_us, span_us, idle_us;
-static int watching;
+static int watching, stopping;
 
 static uint64_t swaps, swap_us;
 
@@ -139,27 +139,25 @@ void gate_leave(void) {
 	}
 }
 
-// close_gate returns when no call is inside and no capture is open.
-static void close_gate(void) {
-	pthread_mutex_lock(&gate);
-	do {
-		atomic_store(&closed, 0);
-		pthread_cond_broadcast(&changed);
-		while (captures > 0 && !ending)
-			pthread_cond_wait(&changed, &gate);
-		atomic_store(&closed, 1);
-		while (atomic_load(&active) > 0 && !ending)
-			pthread_cond_wait(&changed, &gate);
-	} while (captures > 0 && !ending);
-	if (ending)
-		atomic_store(&closed, 0);
-	pthread_mutex_unlock(&gate);
-}
-
 static void open_gate_locked(void) {
 	asked = 0;
 	atomic_store(&closed, 0);
 	pthread_cond_broadcast(&changed);
+}
+
+// close_gate returns 1 when the gate is closed and no call is inside. During a capture it returns 0 and the
+// gate stays open: the capture may need memory, and this thread reads the server's answer.
+static int close_gate(void) {
+	pthread_mutex_lock(&gate);
+	if (captures == 0)
+		atomic_store(&closed, 1);
+	while (captures == 0 && atomic_load(&active) > 0 && !ending)
+		pthread_cond_wait(&changed, &gate);
+	int open = captures > 0 || ending; // a call inside may have begun a capture
+	if (open)
+		open_gate_locked();
+	pthread_mutex_unlock(&gate);
+	return !open;
 }
 
 static void count_captures(int n) {
@@ -359,13 +357,14 @@ static void begin_turn(CUcontext context) {
 
 static void report_stopped_locked(void) {
 	phase = STOPPED;
-	watching = 0;
+	watching = stopping = 0;
 	send_locked("stopped");
 	ask_locked();
 }
 
 static void end_turn(void) {
-	close_gate();
+	if (!close_gate())
+		return;
 	turns_synchronize();
 	pthread_mutex_lock(&gate);
 	report_stopped_locked();
@@ -404,10 +403,9 @@ static void give_up_if_idle(void) {
 		return;
 	}
 	uint64_t needed = now - turn_began < span_us ? early_us : idle_us;
-	if ((done && now - since < needed) || (!done && now - since < 2000) || capture_open())
+	if ((done && now - since < needed) || (!done && now - since < 2000) || !close_gate())
 		return;
 
-	close_gate();
 	turns_synchronize();
 	pthread_mutex_lock(&gate);
 	int busy = waiting > 0 || atomic_load_explicit(&calls, memory_order_relaxed) != seen;
@@ -439,7 +437,7 @@ static void obey(const char *message) {
 	} else if (strcmp(message, "go") == 0 && phase != RUNNING) {
 		begin_turn(context);
 	} else if (strcmp(message, "stop") == 0 && phase == RUNNING) {
-		end_turn();
+		stopping = 1;
 	} else if (strcmp(message, "out") == 0 && phase != RUNNING) {
 		swap_out(context);
 	} else if (sscanf(message, "wanted %" SCNu64 " %" SCNu64 " %" SCNu64, &early_us, &span_us, &idle_us) == 3 && phase == RUNNING) {
@@ -465,7 +463,7 @@ static void *follow_server(void *path) {
 	int fd = connection, lost = 0;
 	for (;;) {
 		struct pollfd p = {.fd = fd, .events = POLLIN};
-		int ready = poll(&p, 1, watching ? 1 : 1000);
+		int ready = poll(&p, 1, watching || stopping ? 1 : 1000);
 		char message[MESSAGE];
 		ssize_t n = ready > 0 ? recv(fd, message, sizeof message - 1, 0) : -1;
 		if (!set_obeying(1))
@@ -476,6 +474,8 @@ static void *follow_server(void *path) {
 		} else if (ready == 0 && watching) {
 			give_up_if_idle();
 		}
+		if (stopping)
+			end_turn(); // again every millisecond while a capture is open
 		set_obeying(0);
 		if (n > 0 || ready == 0)
 			continue;
@@ -487,7 +487,7 @@ static void *follow_server(void *path) {
 		connection = -1;
 		pthread_mutex_unlock(&gate);
 		close(fd);
-		watching = 0;
+		watching = stopping = 0;
 		char text[128];
 		CUcontext all[MAX_CONTEXTS];
 		while ((fd = dial(path, copy_contexts(all) > 0 ? all[0] : NULL, text, sizeof text)) < 0) {
@@ -525,7 +525,7 @@ static void forget_parent(void) {
 	pthread_cond_init(&changed, NULL);
 	atomic_store(&active, 0);
 	atomic_store(&closed, 0);
-	started = captures = waiting = asked = obeying = watching = depth = 0;
+	started = captures = waiting = asked = obeying = watching = stopping = depth = 0;
 	phase = RUNNING;
 	bytes = capacity = 0;
 	swaps = swap_us = 0;

@@ -288,6 +288,23 @@ int main(int argc, char **argv) {
 			usleep(10000);
 		}
 		right = check(&parts[1]);
+	} else if (strcmp(how, "grow") == 0) { // makes memory during a capture
+		n = make(parts, mib);
+		TRY(cuCtxSynchronize());
+		void *graph;
+		struct part more = {.words = ((size_t)rounds << 20) / 4};
+		static uint32_t one = 1;
+		void *parameters[] = {&more.at, &more.words, &one};
+		TRY(cuStreamBeginCapture_v2(NULL, 0));
+		say("captures");
+		getchar();
+		TRY(cuMemAlloc_v2(&more.at, more.words * 4));
+		TRY(cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+		TRY(cuStreamEndCapture(NULL, &graph));
+		set(&more, 7);
+		TRY(cuGraphLaunch(graph, NULL));
+		more.expected++;
+		right = check(&more) && check(&parts[0]);
 	} else if (strcmp(how, "alone") == 0) { // what one guest sees
 		size_t free_bytes, total;
 		P p, q;

@@ -100,6 +100,7 @@ type guest struct {
 	phase    Phase
 	waiting  bool
 	stuck    bool // its memory cannot leave
+	short    bool // it found no memory after Stop
 	reported bool // it knows that others wait
 	paused   bool
 	ended    bool // after End
@@ -120,6 +121,10 @@ func (g *guest) obeys() bool {
 	return g.phase == Entering || g.phase == Stopping || g.phase == Leaving
 }
 
+// captures reports whether a guest cannot stop before it has made memory, because it records a graph. Other
+// guests wait for their turn after Stop: if they find no memory, they report that once at most.
+func (g *guest) captures() bool { return g.phase == Stopping && g.short && g.made < g.bytes }
+
 // waits reports since when a guest waits for its turn, or for room for the memory that it makes.
 func (g *guest) waits() (since time.Duration, ok bool) {
 	if g.waiting && !g.paused {
@@ -130,7 +135,7 @@ func (g *guest) waits() (since time.Duration, ok bool) {
 
 // order gives a guest a command, and the phase in which it obeys.
 func (g *guest) order(now time.Duration, p Phase, v Verb) Command {
-	g.phase, g.ordered = p, now
+	g.phase, g.ordered, g.short = p, now, false
 	return Command{Guest: g.id, Verb: v}
 }
 
@@ -388,9 +393,12 @@ func (l *Lock) Short(now time.Duration, id int) []Command {
 	if g.phase == Entering {
 		g.ordered = now // it waits for memory that others have, and would go on with it
 	}
-	if !evictable {
+	// Of two guests that cannot stop, only the first can get the room.
+	blocked := slices.ContainsFunc(l.guests, func(other *guest) bool { return other != g && other.captures() })
+	if !evictable || blocked {
 		return []Command{{Guest: id, Verb: Empty}}
 	}
+	g.short = true
 	total := l.ResidentBytes()
 	if !g.resident() {
 		total += g.bytes
@@ -456,14 +464,17 @@ func (l *Lock) hostHolds() bool {
 
 func (l *Lock) room() int64 { return min(l.capacity, l.shortage) }
 
-// holder is the guest whose turn it is. When guests no longer fit, several may be active. One whose
-// memory comes back cannot be stopped, so it comes first.
+// holder is the guest whose turn it is. When guests no longer fit, several may be active. Those that cannot be
+// stopped now come first.
 func (l *Lock) holder() *guest {
-	for _, p := range []Phase{Entering, Running, Stopping} {
-		for _, g := range l.guests {
-			if g.phase == p {
-				return g
-			}
+	for _, holds := range []func(*guest) bool{
+		func(g *guest) bool { return g.phase == Entering },
+		(*guest).captures,
+		func(g *guest) bool { return g.phase == Running },
+		func(g *guest) bool { return g.phase == Stopping },
+	} {
+		if i := slices.IndexFunc(l.guests, holds); i >= 0 {
+			return l.guests[i]
 		}
 	}
 	return nil

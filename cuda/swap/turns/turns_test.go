@@ -140,6 +140,37 @@ func TestShort(t *testing.T) {
 	}
 }
 
+// TestCapture lets guests find no memory after Stop, as during a capture. The first one gets it in its turn.
+func TestCapture(t *testing.T) {
+	l := New(100, 0, 1000)
+	l.Attach(0, 1, 60, Running, 0, 40)
+	l.Attach(0, 2, 20, Running, 0, 20)
+	need := func(id int, bytes int64) []Command {
+		_, commands := l.Need(0, id, bytes, unknown)
+		return commands
+	}
+	for i, step := range []struct {
+		commands []Command
+		want     string
+	}{
+		{need(2, 50), "[2 stop]"},
+		{l.Short(0, 2), "[1 stop]"},
+		{need(1, 70), "[]"},
+		{l.Short(0, 1), "[1 empty]"},
+		{l.Have(0, 1, 60, 60), "[]"},
+		{l.Stopped(0, 1), "[1 out]"},
+		{l.Ask(0, 1), "[]"},
+		{l.Gone(0, 1, 0), "[]"},
+		{l.Have(0, 2, 50, 50), "[]"},
+		{l.Stopped(0, 2), "[2 out]"},
+		{l.Gone(0, 2, 0), "[1 go]"},
+	} {
+		if got := fmt.Sprint(verbs(step.commands)); got != step.want {
+			t.Fatalf("step %d: commands %s, want %s", i, got, step.want)
+		}
+	}
+}
+
 // TestEnd gives commands to guests that do not obey. Guest 1 has the turn at 0, and guest 2 is out.
 func TestEnd(t *testing.T) {
 	const stop = minQuantum // the end of the turn, if the other guest waits
