@@ -348,6 +348,11 @@ func TestThreads(t *testing.T) {
 	b.right()
 }
 
+// Memory that a thread frees in a stream stays while kernels use it, even if another thread runs out of memory.
+func TestTrim(t *testing.T) {
+	newHarness(t, 64*mib).start("proc", "trim", 0, 0).right()
+}
+
 // A guest that holds its turn without work loses it, and keeps its memory.
 func TestIdle(t *testing.T) {
 	h := newHarness(t, 64*mib)

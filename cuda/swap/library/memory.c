@@ -58,6 +58,7 @@ struct freed {
 	size_t bytes;
 	CUstream stream;
 	CUevent event;
+	uint64_t number; // entries are counted
 };
 
 // growing is held while a block is made, from the question to the server on.
@@ -70,7 +71,8 @@ static size_t committed; // and of one that is being made
 static struct block *blocks;
 static struct mapping **mappings; // in the order of addresses
 static size_t mapped, mapped_room;
-static struct freed *freed, *deferred;
+static struct freed *freed, *deferred; // the newest first
+static uint64_t frees;                 // the number of the newest
 static CUhandle next_handle = 1;
 
 static size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
@@ -586,9 +588,29 @@ static void release_locked(CUdeviceptr address) {
 		free_own_block_locked(b);
 }
 
-static void free_deferred_locked(void) {
-	for (struct freed *f; (f = deferred) != NULL;) {
-		deferred = f->next;
+static void add_freed_locked(struct freed **list, struct freed *f) {
+	f->number = ++frees;
+	f->next = *list;
+	*list = f;
+}
+
+// synchronize waits for all queued work and returns the newest entry whose work is then done. Other threads
+// queue work and free memory meanwhile.
+static uint64_t synchronize(void) {
+	pthread_mutex_lock(&memory);
+	uint64_t newest = frees;
+	pthread_mutex_unlock(&memory);
+	turns_synchronize();
+	return newest;
+}
+
+static void release_until_locked(struct freed **list, uint64_t newest) {
+	while (*list != NULL && (*list)->number > newest)
+		list = &(*list)->next;
+	for (struct freed *f; (f = *list) != NULL;) {
+		*list = f->next;
+		if (f->event != NULL)
+			driver.cuEventDestroy_v2(f->event);
 		release_locked(f->address);
 		free(f);
 	}
@@ -597,15 +619,10 @@ static void free_deferred_locked(void) {
 void memory_trim(void) {
 	if (capture_open())
 		return;
-	turns_synchronize();
+	uint64_t newest = synchronize();
 	pthread_mutex_lock(&memory);
-	for (struct freed *f; (f = freed) != NULL;) {
-		freed = f->next;
-		driver.cuEventDestroy_v2(f->event);
-		release_locked(f->address);
-		free(f);
-	}
-	free_deferred_locked();
+	release_until_locked(&freed, newest);
+	release_until_locked(&deferred, newest);
 	pthread_mutex_unlock(&memory);
 }
 
@@ -649,14 +666,13 @@ CUresult memory_free(CUdeviceptr address) {
 			return CUDA_OUT_OF_MEMORY;
 		f->address = address;
 		pthread_mutex_lock(&memory);
-		f->next = deferred;
-		deferred = f;
+		add_freed_locked(&deferred, f);
 		pthread_mutex_unlock(&memory);
 		return CUDA_SUCCESS;
 	}
-	turns_synchronize();
+	uint64_t newest = synchronize();
 	pthread_mutex_lock(&memory);
-	free_deferred_locked();
+	release_until_locked(&deferred, newest);
 	release_locked(address);
 	pthread_mutex_unlock(&memory);
 	return CUDA_SUCCESS;
@@ -720,8 +736,7 @@ CUresult memory_free_async(CUdeviceptr address, CUstream stream) {
 		return code;
 	}
 	pthread_mutex_lock(&memory);
-	f->next = freed;
-	freed = f;
+	add_freed_locked(&freed, f);
 	pthread_mutex_unlock(&memory);
 	return CUDA_SUCCESS;
 }

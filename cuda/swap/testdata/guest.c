@@ -159,6 +159,24 @@ static void *add_often(void *p) {
 	return NULL;
 }
 
+static atomic_int working;
+
+// free_often frees memory in a stream while its kernels are queued.
+static void *free_often(void *unused) {
+	begin();
+	for (int i = 0; i < 200; i++) {
+		struct part p = {.words = (3 << 20) / 4};
+		TRY(cuMemAllocAsync(&p.at, p.words * 4, NULL));
+		add(&p, 1);
+		add(&p, 1);
+		TRY(cuMemFreeAsync(p.at, NULL));
+		usleep(500); // about as long as its kernels take
+	}
+	TRY(cuCtxSynchronize());
+	atomic_store(&working, 0);
+	return unused;
+}
+
 static pthread_t launcher;
 
 static void *launch(void *p) {
@@ -305,6 +323,14 @@ int main(int argc, char **argv) {
 		TRY(cuGraphLaunch(graph, NULL));
 		more.expected++;
 		right = check(&more) && check(&parts[0]);
+	} else if (strcmp(how, "trim") == 0) { // runs out of memory while another thread frees in a stream
+		pthread_t other;
+		P p;
+		atomic_store(&working, 1);
+		pthread_create(&other, NULL, free_often, NULL);
+		while (atomic_load(&working))
+			right &= cu.cuMemAlloc_v2(&p, (size_t)1 << 40) == 2;
+		pthread_join(other, NULL);
 	} else if (strcmp(how, "alone") == 0) { // what one guest sees
 		size_t free_bytes, total;
 		P p, q;
