@@ -528,6 +528,24 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
+// A guest that cannot start the library's thread gets no GPU, and can try again.
+func TestNoThread(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a := h.start("proc", "threadless", 48, 4)
+	a.read("no thread")
+	h.until("end of the connections", func() bool { return len(h.Guests()) == 0 })
+	fmt.Fprintln(a.in)
+	a.read("made")
+	want := []string{"retain: 802", "retain: 802", "retain: 802", "no thread", "memset: 201", "made"}
+	if !slices.Equal(a.lines, want) {
+		t.Errorf("the guest printed %q, want %q", a.lines, want)
+	}
+	a.right()
+	if text := a.stderr.String(); !strings.Contains(text, "start a thread: Resource temporarily unavailable; the guest gets no GPU") {
+		t.Errorf("stderr: %s", text)
+	}
+}
+
 // Bad messages and floods end their own connection only.
 func TestFlood(t *testing.T) {
 	h := newHarness(t, 64*mib)

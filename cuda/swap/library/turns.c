@@ -564,8 +564,15 @@ static CUresult begin_locked(CUcontext context) {
 	pthread_t thread;
 	int failed = pthread_create(&thread, NULL, follow_server, path);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (failed) {
-		swap_say("start a thread: %s", strerror(failed));
+	if (failed) { // as without a server; a later call tries again
+		swap_say("start a thread: %s; the guest gets no GPU", strerror(failed));
+		free(path);
+		pthread_mutex_lock(&gate);
+		close(connection);
+		connection = -1;
+		phase = RUNNING;
+		open_gate_locked();
+		pthread_mutex_unlock(&gate);
 		return CUDA_SYSTEM_NOT_READY;
 	}
 	pthread_detach(thread);

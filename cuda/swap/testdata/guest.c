@@ -210,6 +210,22 @@ int main(int argc, char **argv) {
 		printf("early: %d\n", cu.cuMemCreate(&handle, 2 << 20, properties, 0));
 		how = "work";
 	}
+	if (strcmp(how, "threadless") == 0) { // cannot start threads at first
+		pthread_attr_t before, endless;
+		void *context;
+		pthread_getattr_default_np(&before);
+		pthread_attr_init(&endless);
+		pthread_attr_setstacksize(&endless, (size_t)1 << 47);
+		pthread_setattr_default_np(&endless);
+		TRY(cuInit(0));
+		for (int i = 0; i < 3; i++)
+			printf("retain: %d\n", cu.cuDevicePrimaryCtxRetain(&context, 0));
+		say("no thread");
+		getchar();
+		printf("memset: %d\n", cu.cuMemsetD32Async(0, 0, 1, NULL));
+		pthread_setattr_default_np(&before);
+		how = "work";
+	}
 	begin();
 
 	if (strcmp(how, "work") == 0) { // computes, now and then without the GPU
