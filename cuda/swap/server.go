@@ -283,7 +283,7 @@ func (s *Server) serve(conn *net.UnixConn) error {
 	}
 }
 
-// attach reads hello VERSION UUID TOTAL FREE BYTES PHASE CAPACITY.
+// attach reads hello VERSION UUID TOTAL FREE BYTES PHASE CAPACITY. FREE is -1 if the guest has no usable context.
 func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, error) {
 	var v, phase int
 	var uuid string
@@ -295,7 +295,7 @@ func (s *Server) attach(conn *net.UnixConn, pid int, message string) (*guest, er
 		return nil, fmt.Errorf("the library has version %d, the server %d", v, version)
 	}
 	p := turns.Phase(phase)
-	if total <= 0 || free < 0 || free > total || bytes < 0 || bytes > total || known < 0 || known > total || p < turns.Out || p > turns.Running {
+	if total <= 0 || free < -1 || free > total || bytes < 0 || bytes > total || known < 0 || known > total || p < turns.Out || p > turns.Running {
 		return nil, errors.New("read greeting: value out of range")
 	}
 

@@ -493,6 +493,17 @@ func TestServerRestart(t *testing.T) {
 	b.right()
 }
 
+// A guest without a context does not know the free memory, and comes back to a new server all the same.
+func TestServerRestartWithoutContext(t *testing.T) {
+	h := newHarness(t, 64*mib)
+	a := h.start("proc", "reset", 48, 4)
+	a.read("reset")
+	h.stop()
+	h.serve()
+	h.until("guest", func() bool { return len(h.Guests()) == 1 })
+	a.right()
+}
+
 func TestAlone(t *testing.T) {
 	h := newHarness(t, 64*mib)
 	a := h.start("proc", "alone", 0, 0)
@@ -559,7 +570,7 @@ func TestFlood(t *testing.T) {
 		return c
 	}
 	const hello = "hello 2 07070707070707070707070707070707 67108864 67108864 0 1 0"
-	for _, bad := range []string{"x", "hello 1 00 1 1 1 1 0", "hello 2 00 -1 0 0 1 0", "hello 2 00 1 1 1 7 0", "hello 2 00 1 1 1 1", strings.Repeat("h", 4000)} {
+	for _, bad := range []string{"x", "hello 1 00 1 1 1 1 0", "hello 2 00 -1 0 0 1 0", "hello 2 00 1 -2 0 1 0", "hello 2 00 1 1 1 7 0", "hello 2 00 1 1 1 1", strings.Repeat("h", 4000)} {
 		buffer := make([]byte, 200)
 		if n, _ := dial(bad).Read(buffer); !strings.HasPrefix(string(buffer[:n]), "no ") && n != 0 {
 			t.Errorf("%q is answered by %q", bad, buffer[:n])

@@ -289,7 +289,7 @@ void turns_unknown(const char *name) {
 
 // dial returns a connection on which the server accepted the guest, or -1; text says why.
 static int dial(const char *path, CUcontext context, char *text, size_t room) {
-	size_t total = 0;
+	static size_t total; // kept for a time without a usable context
 	long long free_bytes = free_memory(context, &total);
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	if (strlen(path) >= sizeof address.sun_path) {

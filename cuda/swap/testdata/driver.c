@@ -191,6 +191,7 @@ R cuInit(unsigned f) { (void)f; pthread_mutex_lock(&mu); if (!initialised++) ope
 R cuDeviceGet(int *d, int i) { *d = i; return OK; }
 R cuDeviceGetUuid_v2(unsigned char *u, int d) { memset(u, 7 + d, 16); return OK; }
 R cuDevicePrimaryCtxRetain(void **out, int d) { (void)d; *out = &context_object; return OK; }
+R cuDevicePrimaryCtxReset_v2(int d) { (void)d; return OK; }
 R cuCtxSetCurrent(void *c) { depth = c != NULL; current[1] = c; return OK; }
 R cuCtxGetCurrent(void **c) { *c = depth ? current[depth] : NULL; return OK; }
 R cuCtxPushCurrent_v2(void *c) { current[++depth] = c; return OK; }
@@ -331,7 +332,7 @@ R cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags,
 	(void)version, (void)flags;
 	static const char *const newest[] = {"cuGetProcAddress_v2", "cuMemAlloc_v2", "cuMemFree_v2", "cuMemGetInfo_v2", "cuMemcpyHtoD_v2",
 		"cuMemcpyDtoH_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuStreamBeginCapture_v2", "cuStreamDestroy_v2", "cuEventDestroy_v2",
-		"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDeviceGetUuid_v2", "cuMemHostRegister_v2"};
+		"cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuDeviceGetUuid_v2", "cuMemHostRegister_v2", "cuDevicePrimaryCtxReset_v2"};
 	const char *symbol = name;
 	for (size_t i = 0; i < sizeof newest / sizeof *newest; i++)
 		if (strncmp(newest[i], name, strlen(name)) == 0 && newest[i][strlen(name)] == '_')

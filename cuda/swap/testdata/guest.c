@@ -20,6 +20,7 @@ typedef uint64_t P;
 #define FUNCTIONS(X) \
 	X(cuInit, "cuInit", (unsigned)) \
 	X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (void **, int)) \
+	X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", (int)) \
 	X(cuCtxSetCurrent, "cuCtxSetCurrent", (void *)) \
 	X(cuCtxSynchronize, "cuCtxSynchronize", (void)) \
 	X(cuMemGetInfo_v2, "cuMemGetInfo", (size_t *, size_t *)) \
@@ -227,6 +228,13 @@ int main(int argc, char **argv) {
 		how = "work";
 	}
 	begin();
+	if (strcmp(how, "reset") == 0) { // has no context for a while
+		TRY(cuDevicePrimaryCtxReset_v2(0));
+		say("reset");
+		getchar();
+		begin();
+		how = "work";
+	}
 
 	if (strcmp(how, "work") == 0) { // computes, now and then without the GPU
 		n = make(parts, mib);
