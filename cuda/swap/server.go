@@ -75,6 +75,9 @@ type Server struct {
 	guests map[int]*guest
 	last   int
 	closed bool
+
+	logged  time.Time // when the server last logged why it ended a connection
+	skipped int       // ends of connections since then
 }
 
 type gpu struct {
@@ -152,10 +155,22 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 			defer func() { <-slots }()
 			defer conn.Close()
 			if err := s.serve(conn); err != nil {
-				s.config.Log.Warn().Err(err).Msg("swap server disconnected guest")
+				s.logEnd(err)
 			}
 		})
 	}
+}
+
+// logEnd logs why the server ended a connection, once per second at most: a guest can connect at any rate.
+func (s *Server) logEnd(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.logged) < time.Second {
+		s.skipped++
+		return
+	}
+	s.config.Log.Warn().Err(err).Int("others_since_last_line", s.skipped).Msg("swap server disconnected guest")
+	s.logged, s.skipped = time.Now(), 0
 }
 
 func (s *Server) close() {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -600,4 +601,52 @@ func TestFlood(t *testing.T) {
 		defer h.mu.Unlock()
 		return len(h.gpus) == 0
 	})
+}
+
+// A program that connects again and again with bad greetings does not fill the log.
+func TestFloodLog(t *testing.T) {
+	listener, err := Listen(filepath.Join(t.TempDir(), "swap"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- New(Config{UID: os.Getuid(), Log: zerolog.New(&log)}).Serve(ctx, listener) }()
+	refuse := func() {
+		t.Helper()
+		c, err := net.DialUnix("unixpacket", nil, listener.Addr().(*net.UnixAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprint(c, "x")
+		io.Copy(io.Discard, c) // ends when the server disconnects
+	}
+	const flood = 100
+	began := time.Now()
+	for range flood {
+		refuse()
+	}
+	time.Sleep(1100 * time.Millisecond)
+	refuse()
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+
+	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+	ends := len(lines)
+	for _, line := range lines {
+		var fields struct {
+			Others int `json:"others_since_last_line"`
+		}
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatal(err)
+		}
+		ends += fields.Others
+	}
+	if most := 1 + int(time.Since(began)/time.Second); len(lines) > most || ends != flood+1 {
+		t.Errorf("%d lines count %d ends of connections, want at most %d lines and %d ends:\n%s", len(lines), ends, most, flood+1, log.String())
+	}
 }
