@@ -60,13 +60,16 @@ func (c *Config) WorkersPercent() (sum float64) {
 
 // checkWorkers finds faults of workers that the rules of the single keys do not cover.
 func (c *Config) checkWorkers(root document.Value) {
+	incomplete := slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.Name == "" })
 	if len(c.Workers) > 0 && c.Shares.Policy == PolicyGSLICE {
 		root.Find("workers").Reject("need `policy: guarantee`, and shares.policy is gslice, which gives each process its own part of the device; want one of them left out")
-		c.Workers = nil // report it once, and not for each member
-		c.ignoreMembers(func(string) bool { return true })
+		c.Workers, incomplete = nil, true
 	}
-	if slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.Name == "" }) { // its members are not known
-		c.ignoreMembers(func(worker string) bool { _, known := c.Worker(worker); return !known })
+	for i := range c.Functions {
+		f := &c.Functions[i]
+		if _, known := c.Worker(f.Worker); incomplete && !known {
+			f.Worker = "" // report the fault of a worker once, and not for each member
+		}
 	}
 	names, sum := map[string]bool{}, 0.0
 	for i := range c.Workers {
@@ -83,15 +86,6 @@ func (c *Config) checkWorkers(root document.Value) {
 			w.SharePercent = 0 // report one sum once
 		}
 		sum += w.SharePercent
-	}
-}
-
-// ignoreMembers takes functions out of these workers, so that their faults are not reported again.
-func (c *Config) ignoreMembers(of func(worker string) bool) {
-	for i := range c.Functions {
-		if f := &c.Functions[i]; of(f.Worker) {
-			f.Worker = ""
-		}
 	}
 }
 
