@@ -23,7 +23,7 @@ type observedProcess struct {
 	state     control.State
 	terms     control.Terms // terms that were last written or ordered
 	woken     bool
-	member    bool      // of a worker
+	member    bool      // of a worker; set by observedState
 	handshook bool      // it has reported its version
 	spawned   time.Time // 0: it was never started
 	since     time.Time // when it entered state
@@ -245,7 +245,7 @@ func (p *planner) finish(q observedProcess) action {
 }
 
 // drainDeadline returns when a process must have drained. A member of a worker cannot be interrupted while it loads or
-// links its model, and it would have to be killed with the worker's other members. So it has time to load.
+// links its model, and it would have to be killed with the worker's other members. It therefore has the time of a load.
 func (p *planner) drainDeadline(q observedProcess) time.Time {
 	deadline := q.drained.Add(p.limits.drain)
 	othersStay := q.member && p.target.desired != nil && !p.target.ending

@@ -192,7 +192,7 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 	}
 	c := &child{
 		observedProcess: observedProcess{
-			state: n.State, terms: control.Terms{SharePercent: n.SharePercent}, woken: n.Woken, member: n.Worker != "", handshook: n.Handshook,
+			state: n.State, terms: control.Terms{SharePercent: n.SharePercent}, woken: n.Woken, handshook: n.Handshook,
 			spawned: now.Add(-h.age), since: now,
 			drained: when(n.Drained), termed: when(n.Termed), killed: when(n.Killed),
 			groups: n.Groups, moving: n.Moving, ordered: now,

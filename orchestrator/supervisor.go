@@ -449,7 +449,9 @@ func (s *supervisor) observedState() observedState {
 		asleep:  s.wakesHeld() != "",
 	}
 	for k, c := range s.processes {
-		f.processes[k] = c.observedProcess
+		q := c.observedProcess
+		q.member = c.desired.Worker != ""
+		f.processes[k] = q
 	}
 	return f
 }
@@ -517,7 +519,7 @@ func (s *supervisor) kill(c *child, fault, why string) {
 func (s *supervisor) spawn(a action) {
 	now := s.now()
 	c := &child{
-		observedProcess: observedProcess{state: control.Starting, member: a.wanted.Worker != "", spawned: now, since: now, terms: a.wanted.Terms},
+		observedProcess: observedProcess{state: control.Starting, spawned: now, since: now, terms: a.wanted.Terms},
 		desired:         a.wanted,
 	}
 	s.processes[a.key] = c
