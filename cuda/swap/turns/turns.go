@@ -464,7 +464,7 @@ func (l *Lock) hostHolds() bool {
 
 func (l *Lock) room() int64 { return min(l.capacity, l.shortage) }
 
-// holder is the guest whose turn it is. When guests no longer fit, several may be active. Those that cannot be
+// holder is the guest whose turn it is. When guests no longer fit, several may be active. Guests that cannot be
 // stopped now come first.
 func (l *Lock) holder() *guest {
 	for _, holds := range []func(*guest) bool{
