@@ -63,10 +63,8 @@ memory of those that wait moves to the host when there is no room (docs/swapping
 				}
 				c.MemoryBytes = bytes
 			}
-			if cmd.Flags().Changed("name") {
-				if err := control.CheckName(c.Name); err != nil {
-					return fmt.Errorf("--name: %w", err)
-				}
+			if cmd.Flags().Changed("name") && control.CheckName(c.Name) != nil {
+				return fmt.Errorf("--name is %q, want letters, digits, '-' and '_', at most 128", c.Name)
 			}
 			return runGuest(cmd, dir, c, swaps, args)
 		},

@@ -13,7 +13,7 @@ import (
 func TestRunEmptyFlags(t *testing.T) {
 	for flag, want := range map[string]string{
 		"--memory": `--memory is "", want a size of 1MiB or more, like 40GiB`,
-		"--name":   `name "" has 0 bytes, want 1 to`,
+		"--name":   `--name is "", want letters, digits, '-' and '_', at most 128`,
 	} {
 		cmd := root()
 		cmd.SetArgs([]string{"run", "--runtime-dir", t.TempDir(), flag, "", "--", "true"})
