@@ -6,19 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/lockfile"
 )
 
 // claimName is the file in the runtime folder that the folder's orchestrator locks.
 const claimName = "orchestrator.lock"
-
-// claimPatience is how long ClaimOrchestrator retries while another process holds the lock. A process that
-// has forked, but not yet called exec, holds its parent's files for a moment.
-const claimPatience = time.Second
 
 // ClaimOrchestrator makes this process the only orchestrator of the runtime folder dir, and makes the
 // folder if needed; see MakeRuntimeDir. If there is an orchestrator already, it returns ErrInUse with that
@@ -34,13 +27,8 @@ func ClaimOrchestrator(dir string) (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim runtime folder: %w", err)
 	}
-	for start := runclock.Now(); ; time.Sleep(10 * time.Millisecond) {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || runclock.Now()-start > claimPatience {
-			break
-		}
-	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	err = lockfile.Try(f)
+	if errors.Is(err, lockfile.ErrLocked) {
 		holder, _ := os.ReadFile(path)
 		f.Close()
 		return nil, fmt.Errorf("claim runtime folder %s: orchestrator %s uses it; choose another folder with --runtime-dir: %w", dir, strings.TrimSpace(string(holder)), ErrInUse)

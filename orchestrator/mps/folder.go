@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/lockfile"
 	"github.com/penstock/penstock/private"
 )
 
@@ -78,12 +79,16 @@ func lock(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "choose a runtime folder that the node can write with --runtime-dir"}
 	}
-	if err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	switch err := lockfile.Try(l); {
+	case errors.Is(err, lockfile.ErrLocked):
 		l.Close()
 		return nil, &Problem{
 			Why:  fmt.Sprintf("another orchestrator owns the MPS daemon of %s", dir),
 			Mend: "stop it, or choose another runtime folder with --runtime-dir",
 		}
+	case err != nil:
+		l.Close()
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder %s: %v", dir, err)}
 	}
 	return l, nil
 }

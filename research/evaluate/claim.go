@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/penstock/penstock/internal/lockfile"
 )
 
 // errInUse is returned if another call is measuring the same figure, or on the same
@@ -45,12 +45,8 @@ func lock(out, what string) (release func(), err error) {
 		if err != nil {
 			return nil, fmt.Errorf("write into folder of reports: %w", err)
 		}
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			f.Close()
-			continue
-		case errors.Is(err, unix.EWOULDBLOCK):
+		switch err = lockfile.Try(f); {
+		case errors.Is(err, lockfile.ErrLocked):
 			holder, _ := os.ReadFile(path)
 			f.Close()
 			return nil, fmt.Errorf("%w: process %s has %s in %s; wait for it, or take another folder", errInUse, strings.TrimSpace(string(holder)), what, out)
