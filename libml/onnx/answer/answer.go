@@ -86,18 +86,6 @@ func (r *Reference) Fits(card *models.Card) bool {
 	return true
 }
 
-// Finite reports whether all values are finite: JSON has no others.
-func (r *Reference) Finite() bool {
-	for _, output := range r.Outputs {
-		for _, v := range output {
-			if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
-				return false
-			}
-		}
-	}
-	return true
-}
-
 // Compare returns ErrWrong if an image's values of one output differ from the CPU's. The
 // batch has that many images of the sample. It accepts all values if there is no answer of
 // the CPU.

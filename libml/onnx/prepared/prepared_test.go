@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -295,7 +296,7 @@ func keyed(t *testing.T) (Store, Key) {
 var (
 	inputs  = []signature.Tensor{{Name: "picture", Type: "f16", Dims: []int64{-1, 3, 224, 224}}}
 	outputs = []signature.Tensor{{Name: "prob", Type: "f32", Dims: []int64{-1, 1000}}}
-	answer  = &Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}}}
+	answer  = &Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}, {}, {float32(math.Inf(-1)), math.MaxFloat32, 3}}}
 )
 
 func TestEntry(t *testing.T) {
@@ -308,7 +309,7 @@ func TestEntry(t *testing.T) {
 		t.Fatal(err)
 	}
 	read, err := s.Open(k)
-	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || !reflect.DeepEqual(read.Inputs, inputs) || !reflect.DeepEqual(read.Answer, answer) {
+	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || !reflect.DeepEqual(read.Inputs, inputs) || read.Answer.Sample != answer.Sample || !reflect.DeepEqual(read.Answer.Outputs, answer.Outputs) {
 		t.Errorf("%+v, %v", read, err)
 	}
 	weights, err := os.ReadFile(read.Weights())
@@ -364,12 +365,19 @@ func TestDamagedEntries(t *testing.T) {
 	s, k := keyed(t)
 	spoil := map[string]func(dir string) error{
 		"graph":      func(dir string) error { return os.WriteFile(filepath.Join(dir, graphFile), []byte("x"), 0o600) },
+		"answer":     func(dir string) error { return os.Truncate(filepath.Join(dir, answerFile), 4) },
+		"no answer":  func(dir string) error { return os.Remove(filepath.Join(dir, answerFile)) },
 		"no graph":   func(dir string) error { return os.Remove(filepath.Join(dir, graphFile)) },
 		"no index":   func(dir string) error { return os.Remove(filepath.Join(dir, indexFile)) },
 		"no weights": func(dir string) error { return os.Remove(filepath.Join(dir, weightsFile)) },
 		"short":      func(dir string) error { return os.Truncate(filepath.Join(dir, weightsFile), 100) },
 		"index":      func(dir string) error { return os.WriteFile(filepath.Join(dir, indexFile), []byte("{"), 0o600) },
 		"other's":    func(dir string) error { return os.WriteFile(filepath.Join(dir, indexFile), []byte("{}"), 0o600) },
+		"answer beyond": func(dir string) error {
+			path := filepath.Join(dir, indexFile)
+			b, err := os.ReadFile(path)
+			return errors.Join(err, os.WriteFile(path, bytes.Replace(b, []byte(`"values":[2,0,3]`), []byte(`"values":[2,0,4]`), 1), 0o600))
+		},
 		"index beyond": func(dir string) error {
 			path := filepath.Join(dir, indexFile)
 			b, err := os.ReadFile(path)

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"cmp"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -66,12 +68,17 @@ func (k Key) name() string {
 }
 
 // format is the version of the entries. Entries of other versions are not read.
-const format = 1
+const format = 2
 
-// Answer is the CPU's answer to an input. Sample is the SHA-256 of the input.
+// Answer is the CPU's answer to an input. Sample is the SHA-256 of the input. The output values are
+// in a separate file, because a model may have half a million of them.
 type Answer struct {
 	Sample  string      `json:"sample"`
-	Outputs [][]float32 `json:"outputs"`
+	Outputs [][]float32 `json:"-"`
+	// Values is the number of values of each output, and SHA256 the checksum of their file. Make
+	// sets both.
+	Values []int  `json:"values"`
+	SHA256 string `json:"sha256"`
 }
 
 // Index describes an entry.
@@ -136,12 +143,14 @@ const (
 	defaultMost = 16 << 30
 	indexFile   = "index.json"
 	graphFile   = "graph.onnx"
+	answerFile  = "answer.f32" // the values of all outputs, little-endian
 	// unfinishedPrefix begins the names of unfinished entries.
 	unfinishedPrefix = "making-"
 	// abandonedAfter is the age at which an unfinished entry is removed: its process died.
 	abandonedAfter = time.Hour
 	maxIndexBytes  = 64 << 20
 	maxGraphBytes  = 1 << 30
+	maxAnswerBytes = 1 << 30
 )
 
 // DefaultDir returns this user's folder for entries: onnx in private.MakeCache.
@@ -201,11 +210,13 @@ func read(dir string, k Key) (_ *Entry, err error) {
 	if e.Refused != "" {
 		return nil, fmt.Errorf("%w: %s", ErrNotShareable, e.Refused)
 	}
-	if e.Graph, err = readFile(filepath.Join(dir, graphFile), maxGraphBytes); err != nil {
+	if e.Graph, err = readChecked(filepath.Join(dir, graphFile), maxGraphBytes, e.GraphSHA256); err != nil {
 		return nil, damaged(err)
 	}
-	if sum := sha256.Sum256(e.Graph); hex.EncodeToString(sum[:]) != e.GraphSHA256 {
-		return nil, errors.New("its graph is damaged")
+	if e.Answer != nil {
+		if err := e.Answer.read(dir); err != nil {
+			return nil, damaged(err)
+		}
 	}
 	about, err := os.Stat(e.Weights())
 	if err != nil {
@@ -230,9 +241,59 @@ func (i *Index) checkTensors() error {
 	return nil
 }
 
+// read reads the values of the outputs from an entry's folder.
+func (a *Answer) read(dir string) error {
+	content, err := readChecked(filepath.Join(dir, answerFile), maxAnswerBytes, a.SHA256)
+	if err != nil {
+		return err
+	}
+	for _, n := range a.Values {
+		if n < 0 || n > len(content)/4 {
+			return fmt.Errorf("the index has %d values of the answer, and %s does not", a.Values, answerFile)
+		}
+		values := make([]float32, n)
+		for i := range values {
+			values[i] = math.Float32frombits(binary.LittleEndian.Uint32(content[4*i:]))
+		}
+		a.Outputs, content = append(a.Outputs, values), content[4*n:]
+	}
+	return nil
+}
+
+// write writes the values of the outputs to an entry's folder. It returns what the index has.
+func (a *Answer) write(dir string) (*Answer, error) {
+	kept := &Answer{Sample: a.Sample}
+	var content []byte
+	for _, values := range a.Outputs {
+		kept.Values = append(kept.Values, len(values))
+		for _, v := range values {
+			content = binary.LittleEndian.AppendUint32(content, math.Float32bits(v))
+		}
+	}
+	kept.SHA256 = sha256Of(content)
+	return kept, os.WriteFile(filepath.Join(dir, answerFile), content, fileMode)
+}
+
 // damaged describes the error of a file that an entry has to have. It does not wrap err:
 // fs.ErrNotExist means that the store has no such entry.
 func damaged(err error) error { return fmt.Errorf("it is incomplete: %v", err) }
+
+// readChecked reads a file with this checksum.
+func readChecked(path string, most int64, sum string) ([]byte, error) {
+	content, err := readFile(path, most)
+	if err != nil {
+		return nil, err
+	}
+	if sha256Of(content) != sum {
+		return nil, fmt.Errorf("%s is not the file that was written", path)
+	}
+	return content, nil
+}
+
+func sha256Of(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
 
 func readFile(path string, most int64) ([]byte, error) {
 	about, err := os.Stat(path)
@@ -330,8 +391,12 @@ func (i *Index) write(dir string, optimised []byte) error {
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	sum := sha256.Sum256(graph)
-	i.Tensors, i.GraphSHA256 = tensors, hex.EncodeToString(sum[:])
+	if i.Answer != nil {
+		if i.Answer, err = i.Answer.write(dir); err != nil {
+			return err
+		}
+	}
+	i.Tensors, i.GraphSHA256 = tensors, sha256Of(graph)
 	text, err := json.Marshal(i)
 	if err != nil {
 		return err
@@ -416,7 +481,7 @@ type storedEntry struct {
 
 func (s Store) measure(folder fs.FileInfo) storedEntry {
 	e := storedEntry{dir: filepath.Join(s.Dir, folder.Name()), used: folder.ModTime()}
-	for _, name := range []string{weightsFile, graphFile, indexFile} {
+	for _, name := range []string{weightsFile, graphFile, answerFile, indexFile} {
 		if about, err := os.Stat(filepath.Join(e.dir, name)); err == nil {
 			e.bytes += about.Size()
 		}
