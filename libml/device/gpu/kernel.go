@@ -23,7 +23,7 @@ const blocks = 32
 type Kernel struct {
 	context  *cuda.Context
 	plan     plan
-	module   *cuda.Module
+	module   *module
 	gather   cuda.Function
 	fetch    cuda.Function
 	channels cuda.Pointer
@@ -53,16 +53,12 @@ func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, 
 	}
 	k := &Kernel{context: context, plan: newPlan(&in)}
 	k.plan.kernel = name
-	text, err := kernels(name, "fetch")
-	if err != nil {
-		return nil, err
-	}
 	defer func() {
 		if err != nil {
 			k.Close()
 		}
 	}()
-	if k.module, err = context.Load(text); err != nil {
+	if k.module, err = loadModule(context, name); err != nil {
 		return nil, err
 	}
 	if k.gather, err = k.module.Function(name); err != nil {
@@ -179,7 +175,7 @@ func (k *Kernel) Close() error {
 		errs = append(errs, k.context.Free(k.channels))
 	}
 	if k.module != nil {
-		errs = append(errs, k.module.Unload())
+		errs = append(errs, k.module.unload())
 	}
 	k.channels, k.module = 0, nil
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
