@@ -136,9 +136,14 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 		}()
 		select {
 		case <-ended:
-			return nil
 		case err := <-fatal:
 			return err
+		}
+		select {
+		case err := <-fatal: // of the last member
+			return err
+		default:
+			return nil
 		}
 	}
 	for {
