@@ -276,7 +276,7 @@ func (a *Answer) write(dir string) (*Answer, error) {
 
 // damaged describes the error of a file that an entry has to have. It does not wrap err:
 // fs.ErrNotExist means that the store has no such entry.
-func damaged(err error) error { return fmt.Errorf("it is incomplete: %v", err) }
+func damaged(err error) error { return fmt.Errorf("it is damaged: %v", err) }
 
 // readChecked reads a file with this checksum.
 func readChecked(path string, most int64, sum string) ([]byte, error) {
@@ -285,7 +285,7 @@ func readChecked(path string, most int64, sum string) ([]byte, error) {
 		return nil, err
 	}
 	if sha256Of(content) != sum {
-		return nil, fmt.Errorf("%s is not the file that was written", path)
+		return nil, fmt.Errorf("%s has another checksum", path)
 	}
 	return content, nil
 }
