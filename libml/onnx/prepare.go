@@ -114,7 +114,7 @@ func (g *gpu) prepare() error {
 		return err
 	}
 
-	stored := &prepared.Answer{Sample: answer.Digest(g.reference.Input), Outputs: g.reference.Outputs}
+	stored := prepared.Answer{Sample: answer.Digest(g.reference.Input), Outputs: g.reference.Outputs}
 	s := &g.shared
 	if s.entry, err = s.store.Make(s.key, optimised, g.file.inputs, g.file.outputs, stored); err != nil {
 		return err

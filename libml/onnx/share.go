@@ -104,7 +104,7 @@ func (g *gpu) openPrepared() error {
 	if err != nil {
 		return err
 	}
-	if a := e.Answer; a != nil && a.Sample == answer.Digest(input) {
+	if a := e.Answer; a.Sample == answer.Digest(input) {
 		if r := (&answer.Reference{Input: input, Outputs: a.Outputs}); r.Fits(card) {
 			g.reference = r
 		}

@@ -54,9 +54,9 @@ func Sample(in models.Input) ([]byte, error) {
 	return tensor, nil
 }
 
-// Digest returns the SHA-256 of a sample, which identifies it in a prepared model.
-func Digest(sample []byte) string {
-	sum := sha256.Sum256(sample)
+// Digest returns the SHA-256 of a sample, or of a file of a prepared model.
+func Digest(content []byte) string {
+	sum := sha256.Sum256(content)
 	return hex.EncodeToString(sum[:])
 }
 

@@ -296,7 +296,7 @@ func keyed(t *testing.T) (Store, Key) {
 var (
 	inputs  = []signature.Tensor{{Name: "picture", Type: "f16", Dims: []int64{-1, 3, 224, 224}}}
 	outputs = []signature.Tensor{{Name: "prob", Type: "f32", Dims: []int64{-1, 1000}}}
-	answer  = &Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}, {}, {float32(math.Inf(-1)), math.MaxFloat32, 3}}}
+	right   = Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}, {}, {float32(math.Inf(-1)), math.MaxFloat32, 3}}}
 )
 
 func TestEntry(t *testing.T) {
@@ -304,12 +304,12 @@ func TestEntry(t *testing.T) {
 	if _, err := s.Open(k); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("before it is made: %v", err)
 	}
-	made, err := s.Make(k, sharedModel(), inputs, outputs, answer)
+	made, err := s.Make(k, sharedModel(), inputs, outputs, right)
 	if err != nil {
 		t.Fatal(err)
 	}
 	read, err := s.Open(k)
-	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || !reflect.DeepEqual(read.Inputs, inputs) || read.Answer.Sample != answer.Sample || !reflect.DeepEqual(read.Answer.Outputs, answer.Outputs) {
+	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || !reflect.DeepEqual(read.Inputs, inputs) || read.Answer.Sample != right.Sample || !reflect.DeepEqual(read.Answer.Outputs, right.Outputs) {
 		t.Errorf("%+v, %v", read, err)
 	}
 	weights, err := os.ReadFile(read.Weights())
@@ -385,7 +385,7 @@ func TestDamagedEntries(t *testing.T) {
 		},
 	}
 	for what, harm := range spoil {
-		e, err := s.Make(k, sharedModel(), inputs, outputs, answer)
+		e, err := s.Make(k, sharedModel(), inputs, outputs, right)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -405,7 +405,7 @@ func TestDamagedEntries(t *testing.T) {
 func TestRefusalKept(t *testing.T) {
 	s, k := keyed(t)
 	model := modelOf(withNode(nodeOf("", "MemcpyToHost", []string{"x"})))
-	if _, err := s.Make(k, model, inputs, outputs, nil); !errors.Is(err, ErrNotShareable) {
+	if _, err := s.Make(k, model, inputs, outputs, Answer{}); !errors.Is(err, ErrNotShareable) {
 		t.Fatal(err)
 	}
 	if _, err := s.Open(k); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "the CPU") {
@@ -415,7 +415,7 @@ func TestRefusalKept(t *testing.T) {
 	if err := s.Remove(k); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Make(k, sharedModel(), inputs, outputs, nil); err != nil {
+	if _, err := s.Make(k, sharedModel(), inputs, outputs, Answer{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
@@ -432,7 +432,7 @@ func TestRefusalByOther(t *testing.T) {
 	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Make(k, sharedModel(), inputs, outputs, nil); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "wrong answers") {
+	if _, err := s.Make(k, sharedModel(), inputs, outputs, Answer{}); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "wrong answers") {
 		t.Errorf("%v", err)
 	}
 }
@@ -461,7 +461,7 @@ func TestOpenEntry(t *testing.T) {
 func useEntry(s Store, k Key) error {
 	e, err := s.Open(k)
 	if errors.Is(err, fs.ErrNotExist) {
-		e, err = s.Make(k, sharedModel(), inputs, outputs, answer)
+		e, err = s.Make(k, sharedModel(), inputs, outputs, right)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // another process removed it before Make opened it
 		}
@@ -483,7 +483,7 @@ func TestManyMakeOneEntry(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if e, err := s.Make(k, sharedModel(), inputs, outputs, answer); err != nil || len(e.Graph) == 0 {
+			if e, err := s.Make(k, sharedModel(), inputs, outputs, right); err != nil || len(e.Graph) == 0 {
 				t.Errorf("%v", err)
 			}
 		})
@@ -515,7 +515,7 @@ func TestTheFolderIsBounded(t *testing.T) {
 	for i := range 6 {
 		k.Modified = int64(i)
 		keys = append(keys, k)
-		e, err := s.Make(k, sharedModel(), inputs, outputs, answer)
+		e, err := s.Make(k, sharedModel(), inputs, outputs, right)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,9 +3,7 @@ package prepared
 import (
 	"bufio"
 	"cmp"
-	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/libml/onnx/answer"
 	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/private"
 )
@@ -63,8 +62,7 @@ func KeyOf(file, runtime, device, layout string) (Key, error) {
 // name returns the name of the entry's folder.
 func (k Key) name() string {
 	text, _ := json.Marshal(k) // cannot fail: strings and numbers
-	sum := sha256.Sum256(append(text, format))
-	return hex.EncodeToString(sum[:16])
+	return answer.Digest(append(text, format))[:32]
 }
 
 // format is the version of the entries. Entries of other versions are not read.
@@ -92,7 +90,7 @@ type Index struct {
 	CRC32C      uint32             `json:"crc32c"`
 	Inputs      []signature.Tensor `json:"inputs"`
 	Outputs     []signature.Tensor `json:"outputs"`
-	Answer      *Answer            `json:"answer,omitempty"`
+	Answer      Answer             `json:"answer"`
 	// Refused is the reason if the weights cannot be shared. The entry then has only its Key.
 	Refused string `json:"refused,omitempty"`
 }
@@ -213,10 +211,8 @@ func read(dir string, k Key) (_ *Entry, err error) {
 	if e.Graph, err = readChecked(filepath.Join(dir, graphFile), maxGraphBytes, e.GraphSHA256); err != nil {
 		return nil, damaged(err)
 	}
-	if e.Answer != nil {
-		if err := e.Answer.read(dir); err != nil {
-			return nil, damaged(err)
-		}
+	if err := e.Answer.read(dir); err != nil {
+		return nil, damaged(err)
 	}
 	about, err := os.Stat(e.Weights())
 	if err != nil {
@@ -251,27 +247,23 @@ func (a *Answer) read(dir string) error {
 		if n < 0 || n > len(content)/4 {
 			return fmt.Errorf("the index has %d values of the answer, and %s does not", a.Values, answerFile)
 		}
-		values := make([]float32, n)
-		for i := range values {
-			values[i] = math.Float32frombits(binary.LittleEndian.Uint32(content[4*i:]))
-		}
-		a.Outputs, content = append(a.Outputs, values), content[4*n:]
+		a.Outputs, content = append(a.Outputs, answer.Floats(content[:4*n])), content[4*n:]
 	}
 	return nil
 }
 
-// write writes the values of the outputs to an entry's folder. It returns what the index has.
-func (a *Answer) write(dir string) (*Answer, error) {
-	kept := &Answer{Sample: a.Sample}
+// write writes the values of the outputs to an entry's folder.
+func (a *Answer) write(dir string) error {
 	var content []byte
+	a.Values = nil
 	for _, values := range a.Outputs {
-		kept.Values = append(kept.Values, len(values))
+		a.Values = append(a.Values, len(values))
 		for _, v := range values {
 			content = binary.LittleEndian.AppendUint32(content, math.Float32bits(v))
 		}
 	}
-	kept.SHA256 = sha256Of(content)
-	return kept, os.WriteFile(filepath.Join(dir, answerFile), content, fileMode)
+	a.SHA256 = answer.Digest(content)
+	return os.WriteFile(filepath.Join(dir, answerFile), content, fileMode)
 }
 
 // damaged describes the error of a file that an entry has to have. It does not wrap err:
@@ -284,15 +276,10 @@ func readChecked(path string, most int64, sum string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if sha256Of(content) != sum {
+	if answer.Digest(content) != sum {
 		return nil, fmt.Errorf("%s has another checksum", path)
 	}
 	return content, nil
-}
-
-func sha256Of(content []byte) string {
-	sum := sha256.Sum256(content)
-	return hex.EncodeToString(sum[:])
 }
 
 func readFile(path string, most int64) ([]byte, error) {
@@ -309,7 +296,7 @@ func readFile(path string, most int64) ([]byte, error) {
 // Make makes an entry of an optimised model that ONNX Runtime saved, and opens it. If
 // another process has made the entry meanwhile, Make opens that one. It returns
 // ErrNotShareable as splitModel does.
-func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor, answer *Answer) (*Entry, error) {
+func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor, a Answer) (*Entry, error) {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
@@ -319,7 +306,7 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor,
 	}
 	defer os.RemoveAll(dir) // if it was not renamed
 
-	i := Index{Key: k, Inputs: inputs, Outputs: outputs, Answer: answer}
+	i := Index{Key: k, Inputs: inputs, Outputs: outputs, Answer: a}
 	if err := i.write(dir, optimised); err != nil {
 		if errors.Is(err, ErrNotShareable) {
 			err = errors.Join(err, s.Refuse(k, err))
@@ -391,12 +378,10 @@ func (i *Index) write(dir string, optimised []byte) error {
 	if err := f.Sync(); err != nil {
 		return err
 	}
-	if i.Answer != nil {
-		if i.Answer, err = i.Answer.write(dir); err != nil {
-			return err
-		}
+	if err := i.Answer.write(dir); err != nil {
+		return err
 	}
-	i.Tensors, i.GraphSHA256 = tensors, sha256Of(graph)
+	i.Tensors, i.GraphSHA256 = tensors, answer.Digest(graph)
 	text, err := json.Marshal(i)
 	if err != nil {
 		return err
