@@ -129,22 +129,11 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 	}
 	wait := func() error {
 		stop() // drains each member
-		ended := make(chan struct{})
 		go func() {
 			members.Wait()
-			close(ended)
+			fail(nil) // unless a member has failed
 		}()
-		select {
-		case <-ended:
-		case err := <-fatal:
-			return err
-		}
-		select {
-		case err := <-fatal: // of the last member
-			return err
-		default:
-			return nil
-		}
+		return <-fatal
 	}
 	for {
 		select {
