@@ -230,7 +230,6 @@ func TestWorker(t *testing.T) {
 	}
 }
 
-// TestWorkerEnds ends a worker with its orchestrator, and with a device.
 // TestWorkerOrdersAfterDrain sends a member, which links while it is drained, more orders than it may leave unread.
 func TestWorkerOrdersAfterDrain(t *testing.T) {
 	face, faceModel := functionNamed(t, "face")
@@ -265,6 +264,7 @@ func TestWorkerOrdersAfterDrain(t *testing.T) {
 	}
 }
 
+// TestWorkerEnds ends a worker with its orchestrator, and with a device.
 func TestWorkerEnds(t *testing.T) {
 	t.Run("orchestrator ends", func(t *testing.T) {
 		face, model := functionNamed(t, "face")
