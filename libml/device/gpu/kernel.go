@@ -18,7 +18,7 @@ func floatBits(f float32) uint32 { return math.Float32bits(f) }
 // eight multiprocessors (docs/adr/0006-gather.md).
 const blocks = 32
 
-// Kernel is the gather kernel, compiled in a context for one input. It knows nothing
+// Kernel is the gather kernel for one input, loaded in a context. It knows nothing
 // of slots or requests; the caller keeps the arguments of its launches.
 type Kernel struct {
 	context  *cuda.Context
@@ -35,7 +35,7 @@ type slab struct {
 	bytes int
 }
 
-// NewKernel compiles the kernel for an input. The calling thread must be bound to the
+// NewKernel loads the kernel for an input. The calling thread must be bound to the
 // context. For an input that device/cpu rejects, the error is the same, cpu.ErrInput.
 func NewKernel(context *cuda.Context, in models.Input) (*Kernel, error) {
 	return newKernel(context, in, kernelOf(&in))
@@ -175,7 +175,7 @@ func (k *Kernel) Close() error {
 		errs = append(errs, k.context.Free(k.channels))
 	}
 	if k.module != nil {
-		errs = append(errs, k.module.unload())
+		errs = append(errs, k.module.release())
 	}
 	k.channels, k.module = 0, nil
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {

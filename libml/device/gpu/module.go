@@ -45,8 +45,8 @@ func loadModule(context *cuda.Context, kernel string) (*module, error) {
 	return m, nil
 }
 
-// unload ends one use of the module. The last one unloads it.
-func (m *module) unload() error {
+// release ends one use of the module. The last one unloads it.
+func (m *module) release() error {
 	modules.mu.Lock()
 	defer modules.mu.Unlock()
 	if m.users--; m.users > 0 {
