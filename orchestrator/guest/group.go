@@ -20,8 +20,8 @@ import (
 // Groups makes the groups that hold guests below all functions.
 type Groups interface {
 	// Make makes a group for one guest, with at most memoryBytes of main memory; 0: no limit. The name is unique,
-	// and ends with the guest's token. missing is the reason, in one line, for each limit that the group cannot hold. It wraps ErrNoMemoryLimit for
-	// memoryBytes.
+	// and ends with the guest's token. missing is the reason, in one line, for each limit that the group cannot hold.
+	// It wraps ErrNoMemoryLimit for memoryBytes.
 	Make(name string, memoryBytes int64) (g Group, missing []error, err error)
 }
 
