@@ -201,6 +201,15 @@ func TestGuestGroup(t *testing.T) {
 		t.Skipf("not on this machine: needs a writable control group: %v", err)
 	}
 	t.Log("missing:", missing)
+	if !slices.ContainsFunc(missing, func(err error) bool { return errors.Is(err, guest.ErrNoMemoryLimit) }) {
+		file := filepath.Join(g.(*guestGroup).folder, "memory.max")
+		if legacy := g.(*guestGroup).legacy["memory"]; legacy != "" {
+			file = filepath.Join(legacy, "memory.limit_in_bytes")
+		}
+		if text, err := os.ReadFile(file); strings.TrimSpace(string(text)) != strconv.Itoa(512<<20) {
+			t.Errorf("%s is %q, %v; want 512 MiB", file, text, err)
+		}
+	}
 	t.Cleanup(func() {
 		if err := g.Remove(); err != nil {
 			t.Error(err)
