@@ -275,7 +275,7 @@ func TestGuestGroup(t *testing.T) {
 }
 
 // TestGuestOrchestratorGone ends the orchestrator's side of a guest's connection, as a crash does. The guest has a
-// process without a mark in its environment.
+// process that ignores SIGTERM and has no mark in its environment.
 func TestGuestOrchestratorGone(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -311,7 +311,7 @@ func TestGuestOrchestratorGone(t *testing.T) {
 
 			result := make(chan guest.Result, 1)
 			go func() {
-				script := "trap 'exit 3' TERM; env -i sleep 1000 & wait"
+				script := "trap 'exit 3' TERM; (trap '' TERM; exec env -i sleep 1000) & wait"
 				r, err := guest.Run(theirs, guest.Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Self: self, FindGroup: FindGuestGroup})
 				if err != nil {
 					t.Error(err)
