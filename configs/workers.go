@@ -60,7 +60,8 @@ func (c *Config) WorkersPercent() (sum float64) {
 
 // checkWorkers finds faults of workers that the rules of the single keys do not cover.
 func (c *Config) checkWorkers(root document.Value) {
-	incomplete := slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.Name == "" })
+	incomplete := root.Has("workers") && !root.Find("workers").IsList() ||
+		slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.Name == "" })
 	if len(c.Workers) > 0 && c.Shares.Policy == PolicyGSLICE {
 		root.Find("workers").Reject("need `policy: guarantee`, and shares.policy is gslice, which gives each process its own part of the device; want one of them left out")
 		c.Workers, incomplete = nil, true

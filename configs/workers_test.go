@@ -19,6 +19,7 @@ func TestWorkers(t *testing.T) {
 		"two of a name":     {"{workers: [{name: cold, share_percent: 30}, {name: cold, share_percent: 20}], functions: []}", []string{"workers[1].name", `is "cold", which another worker has`}},
 		"bad name":          {"{workers: [{name: ../cold, share_percent: 30}], functions: []}", []string{"workers[0].name", "want lower case letters"}},
 		"no name":           {"{workers: [{share_percent: 30}], functions: [{name: a, port: 1, worker: cold}]}", []string{"workers[0].name", "missing"}},
+		"a map":             {"{workers: {cold: {share_percent: 30}}, functions: [{name: a, port: 1, worker: cold}]}", []string{"workers: is a map, want a list"}},
 		"empty name":        {"{workers: [{name: '', share_percent: 30}], functions: [{name: a, port: 1, worker: cold}]}", []string{"workers[0].name", "want lower case letters"}},
 		"no guarantee":      {"{workers: [{name: cold}], functions: []}", []string{"workers[0].share_percent", "missing"}},
 		"guarantee of 0":    {"{workers: [{name: cold, share_percent: 0}], functions: []}", []string{"workers[0].share_percent", "0.1 to 100"}},
