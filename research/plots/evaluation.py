@@ -271,7 +271,10 @@ class Evaluation(Report):
         return sorted({load.level for r in self.results if r.case == case for load in r.loads})
 
     def loads(self, case: str, variant: str, level: float) -> list[Load]:
-        return [load for r in self.runs(case, variant) for load in r.loads if load.level == level]
+        return list(self.loads_by_run(case, variant, level).values())
+
+    def loads_by_run(self, case: str, variant: str, level: float) -> dict[int, Load]:
+        return {r.run: load for r in self.runs(case, variant) for load in r.loads if load.level == level}
 
     def points(self, case: str, variant: str, model: str) -> list[Point]:
         """Returns bare measurements of a model."""

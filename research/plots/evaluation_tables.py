@@ -107,10 +107,7 @@ def machine_row(name: str, paper: str, device: str, how_much: str, m: Machine) -
 
 def verdict_table(reports: Reports) -> str:
     """Collects the verdicts of all figures."""
-    rows = [head(
-        "figure |  | never below a baseline beyond the spread (comparisons) | "
-        "above each that misses the objective (comparisons)"
-    )]  # fmt: skip
+    rows = [head("figure |  | never below a baseline | above each that misses the objective")]
     sentences: list[str] = []
     failures: list[str] = []
     lost: list[int] = []

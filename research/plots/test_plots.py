@@ -321,38 +321,49 @@ def one_case(case: str, goods: dict[str, list[float]], behind: bool = False) -> 
     }  # fmt: skip
 
 
-MPS = [500, 510, 490]
+MPS = [500, 510, 490, 505, 495]
+ABOVE = [900, 910, 905, 915, 895]
+BELOW = [400, 410, 405, 415, 395]
 
 
 class Verdicts(unittest.TestCase):
     def test_comparisons(self) -> None:
         for name, mine, theirs, behind, outcomes, sentences, want in (
-            ("above", [900, 910, 905], MPS, False, ["above"], 2, "misses the objective for over 1 %: **true** (1)."),
-            ("below", [400, 410, 405], MPS, False, ["below"], 2, "**false**: below in 1 of 1.\n  - C1 at 100 % next to mps (-19.0 %)."),
-            ("overlap", [480, 505, 495], MPS, False, ["same"], 2, "**false**: not above in 1 of 1.\n  - C1 at 100 % next to mps (-1.0 %)."),
-            ("less than a percent", [995, 996, 995], [999, 999, 1000], False, ["same"], 1, "spread: **true** (1)."),
-            ("a baseline of nothing", [900, 910, 905], [0, 0, 0], False, ["above"], 2, "**true** (1)"),
-            ("the sender was late", [400, 410, 405], MPS, True, [], 0, ""),
+            ("above", ABOVE, MPS, False, ["above"], 2, "misses the objective for over 1 %: **true** (1); median higher in 1 of 1."),
+            ("below", BELOW, MPS, False, ["below"], 2, "**false**: below in 1 of 1; median lower in 1 of 1.\n  - C1 at 100 % next to mps (-19.0 %)."),
+            ("each pair below, runs overlap", [480, 500, 485, 490, 490], MPS, False, ["below"], 2, "**false**: below in 1 of 1"),
+            ("one pair above", [480, 515, 475, 485, 480], MPS, False, ["same"], 2, "baseline: **true** (1); median lower in 1 of 1.\n  - C1 at"),
+            ("one of eight above", [9, 9, 9, 9, 9, 9, 9, 11], [10] * 8, False, ["below"], 2, "**false**: below in 1 of 1"),
+            ("less than a percent", [995, 996, 995, 996, 995], [999] * 5, False, ["same"], 1, "baseline: **true** (1); median lower in 0 of 1."),
+            ("a baseline of nothing", ABOVE, [0] * 5, False, ["above"], 2, "**true** (1)"),
+            ("four runs", BELOW[:4], MPS, False, ["open"], 2, "**open**: fewer than 5 runs in 1 of 1; median lower in 1 of 1."),
+            ("the sender was late", BELOW, MPS, True, [], 0, ""),
             ("one run", [400], MPS, False, [], 0, ""),
-            ("nothing to compare with", [400, 410, 405], [], False, [], 0, ""),
+            ("nothing to compare with", BELOW, [], False, [], 0, ""),
         ):
             with self.subTest(name):
                 e = evaluation({"penstock": mine, "mps": theirs}, behind)
-                self.assertEqual([c.outcome for c in verdict.compare(e, "penstock")[0]], outcomes)
+                self.assertEqual([c.outcome for c in verdict.compare(e, "penstock")], outcomes)
                 self.assertEqual(len(verdict.verdicts(e)), sentences)
                 self.assertIn(want, "\n".join(verdict.verdicts(e)))
 
     def test_late_run_does_not_count(self) -> None:
-        e = evaluation({"penstock": [400, 410, 405], "mps": [500, 510, 390]})
+        e = evaluation({"penstock": [*BELOW, 400], "mps": [*MPS, 390]})
         e.results[-1].loads[0].sender_behind = True
-        self.assertEqual([c.outcome for c in verdict.compare(e, "penstock")[0]], ["below"])
+        self.assertEqual(verdict.compare(e, "penstock")[0].percent, -19)
 
     def test_open(self) -> None:
-        e = evaluation({"penstock": [900, 910, 905], "mps": MPS, "aimd": [500]})
-        self.assertEqual(verdict.Verdict(e, "penstock").never(), "**true** (1) so far (open: 1)")
+        e = evaluation({"penstock": ABOVE, "mps": MPS, "aimd": [1000, 1000]})
+        self.assertEqual(verdict.Verdict(e, "penstock").never(), "**open**: fewer than 5 runs in 1 of 2; median lower in 1 of 2")
+        e = evaluation({"penstock": BELOW, "mps": MPS, "aimd": [500, 500]})
+        self.assertEqual(verdict.Verdict(e, "penstock").never(), "**false**: below in 1 of 2 (open: 1); median lower in 2 of 2")
+
+    def test_chance(self) -> None:
+        for hits, of, want in ((5, 5, 3.125), (4, 4, 6.25), (4, 5, 18.75), (7, 8, 3.515625), (0, 0, 100)):
+            self.assertEqual(verdict.chance_percent(hits, of), want)
 
     def test_many_exceptions(self) -> None:
-        one = verdict.compare(evaluation({"penstock": [1, 1], "mps": [9, 9]}), "penstock")[0][0]
+        one = verdict.compare(evaluation({"penstock": [1, 1], "mps": [9, 9]}), "penstock")[0]
         names = [verdict.Comparison(f"C{i}", 1, one.baseline, one.percent, one.outcome, True, False) for i in range(9)]
         self.assertTrue(verdict.exceptions(names).endswith("C5 at 100 % next to mps (-88.9 %).\n  - 3 more."))
         failed = verdict.Comparison("C1", 1, one.baseline, one.percent, one.outcome, True, True)
@@ -443,7 +454,7 @@ class Goals(Folder):
 class Failures(Folder):
     def setUp(self) -> None:
         super().setUp()
-        r = {"version": 1, "figure": "fig10a", "left": 3, **one_case("C1", {"penstock": [900, 910, 905], "mps": MPS})}
+        r = {"version": 1, "figure": "fig10a", "left": 3, **one_case("C1", {"penstock": ABOVE, "mps": MPS})}
         other = one_case("C2", {"penstock": [], "mps": MPS})
         error = 'wait: vgg16 does not serve: too | small; last output of the node:\n{"reason":"another","time":"now"}'
         r["cases"] += other["cases"]
@@ -453,11 +464,11 @@ class Failures(Folder):
 
     def test_all_runs_failed(self) -> None:
         sentences = "\n".join(verdict.verdicts(self.evaluation))
-        self.assertIn("never below a baseline beyond the spread: **false**: below in 1 of 2.\n  - C2 (all runs failed).", sentences)
-        self.assertIn("**false**: not above in 1 of 2.\n  - C2 (all runs failed).", sentences)
+        self.assertIn("never below a baseline: **false**: below in 1 of 2; median lower in 1 of 2.\n  - C2 (all runs failed).", sentences)
+        self.assertIn("**false**: not above in 1 of 2; median higher in 1 of 2.\n  - C2 (all runs failed).", sentences)
         want = "**C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve: too / small; last output of the node:"
         self.assertEqual(self.evaluation.failures(), [want])
-        self.assertEqual(tables.state(self.evaluation), "0 to 3 runs of each, seed 0; **3 failed**")
+        self.assertEqual(tables.state(self.evaluation), "0 to 5 runs of each, seed 0; **3 failed**")
 
     def test_table(self) -> None:
         folder = self.write("evaluation/fig10a.json", self.report).parent

@@ -20,7 +20,7 @@
 #   OUT     results, out
 #   LIMIT   evaluate: max seconds per call, 480
 #   GPUS    evaluate: how many GPUs work at the same time, each with its part of the CPUs, 1
-#   RUNS    evaluate: number of measurements of each variant, 3
+#   RUNS    evaluate: number of measurements of each variant, 5
 #   WEIGHTS evaluate: shared or private, for all variants; the node's default if unset
 #   ROUNDS  bench equal, residency, loading, worker, guest, hostile: number of rounds, 1
 #   PYTHON  bench guest, hostile, turns: a Python with PyTorch, python3
@@ -175,7 +175,7 @@ evaluate_on() {
 			continue
 		fi
 		if ! "$WORK/penstock-lab" evaluate --figure "$figure" --models "$MODELS" --out "$OUT/evaluation" --limit "$((end - SECONDS))s" \
-			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$cpus" ${QUICK:+--quick} ${WEIGHTS:+--weights "$WEIGHTS"} -o json >/dev/null; then
+			--runs "${RUNS:-5}" --device "cuda:$gpu" --cpus "$cpus" ${QUICK:+--quick} ${WEIGHTS:+--weights "$WEIGHTS"} -o json >/dev/null; then
 			echo "gpu: figure $figure failed" >&2
 			bad=1
 		fi

@@ -123,7 +123,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 	cmd.Flags().StringSliceVar(&figures, "figure", nil, "which figures, or all")
 	cmd.Flags().StringVar(&o.Out, "out", "out", "folder of the reports, one JSON a figure")
 	cmd.Flags().DurationVar(&o.Limit, "limit", 8*time.Minute, "how long this call may take; the next goes on; 0 for no limit")
-	cmd.Flags().IntVar(&o.Runs, "runs", 3, "how often each variant is measured on each case")
+	cmd.Flags().IntVar(&o.Runs, "runs", 5, "how often each variant is measured on each case")
 	cmd.Flags().StringSliceVar(&o.Variants, "variant", nil, "which variants are measured, as the reports name them; all if left out")
 	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "seed of the arrivals; the same for all variants")
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "two cases a figure and short times; on a CPU small models in place of the figure's: to see that it works")
