@@ -110,6 +110,7 @@ def compared_table(reports: Reports) -> str:
     """Shows how many GPUs each policy takes on average, relative to parvagpu's."""
     r = read(reports)
     base = {c.place(): c.gpus for c in r.counts if c.policy == "parvagpu"}
+    twice = {c.place() for c in r.counts if c.grow == RATES and c.times == 1}  # the plans of services × 1 again
     rows = [head(
         "policy | GPUs, of parvagpu's: services grow | rates grow | plans | with fewer GPUs | with more | proved optimal | "
         "internal slack | external fragmentation"
@@ -123,12 +124,13 @@ def compared_table(reports: Reports) -> str:
             parts = [c.gpus / base[c.place()] for c in plans if c.grow == grow]
             return f"{100 * sum(parts) / len(parts):.1f} %" if parts else "–"
 
-        fewer = sum(c.gpus < base[c.place()] for c in plans)
-        more = sum(c.gpus > base[c.place()] for c in plans)
-        slack = 100 * sum(c.internal_slack for c in plans) / len(plans)
-        fragmentation = abs(100 * sum(c.external_fragmentation for c in plans) / len(plans))
+        different = [c for c in plans if c.place() not in twice]
+        fewer = sum(c.gpus < base[c.place()] for c in different)
+        more = sum(c.gpus > base[c.place()] for c in different)
+        slack = 100 * sum(c.internal_slack for c in different) / len(different)
+        fragmentation = abs(100 * sum(c.external_fragmentation for c in different) / len(different))
         rows.append([
-            policy, mean(SERVICES), mean(RATES), str(len(plans)), str(fewer), str(more), str(sum(c.optimal for c in plans)),
+            policy, mean(SERVICES), mean(RATES), str(len(different)), str(fewer), str(more), str(sum(c.optimal for c in different)),
             f"{slack:.1f} %", f"{fragmentation:.1f} %",
         ])  # fmt: skip
     return table(rows)
