@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from PIL import Image
 
+import conclusions
 import evaluation_tables as tables
 import goals
 import plot
@@ -520,3 +521,31 @@ class Timelines(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
+
+
+# A figure: a number with what it counts.
+FIGURE = re.compile(r"\d[\d.,]*\s?(?:%|µs|ms|s\b|/s|[GM]B|GiB|M\b|times\b|GPUs|of \d)")
+
+
+class Conclusions(unittest.TestCase):
+    def setUp(self) -> None:
+        page = (RESULTS.parent / "conclusions.md").read_text()
+        # A bullet, a row or a paragraph, each on one line.
+        self.parts = [" ".join(part.split()) for part in re.split(r"\n(?=- |\| )|\n\n", page)]
+
+    def test_figures(self) -> None:
+        for sentence in conclusions.sentences(RESULTS):
+            self.assertTrue(any(sentence in part for part in self.parts), f"conclusions.md does not say: {sentence}")
+
+    def test_pages(self) -> None:
+        for name, sentence in conclusions.page_sentences(RESULTS):
+            self.assertIn(sentence, " ".join((RESULTS / name / "README.md").read_text().split()))
+
+    def test_sources(self) -> None:
+        """A figure is compared, or † says that there is no report."""
+        for part in self.parts:
+            rest = part
+            for sentence in conclusions.sentences(RESULTS):
+                rest = rest.replace(sentence, "")
+            if "†" not in rest:
+                self.assertEqual(FIGURE.findall(rest), [], f"no report for a figure of: {part}")
