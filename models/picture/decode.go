@@ -9,7 +9,6 @@ import (
 	_ "image/jpeg" // for Decode
 	_ "image/png"  // for Decode
 
-	"github.com/bep/imagemeta"
 	_ "golang.org/x/image/bmp" // for Decode
 	"golang.org/x/image/draw"
 	_ "golang.org/x/image/webp" // for Decode
@@ -59,30 +58,6 @@ func Decode(file []byte) (image.Image, error) {
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return upright(photo, orientation(file, format)), nil
-}
-
-// exifFormats are the formats with EXIF data, by their names in package image.
-var exifFormats = map[string]imagemeta.ImageFormat{"jpeg": imagemeta.JPEG, "png": imagemeta.PNG, "webp": imagemeta.WebP}
-
-// orientation returns the EXIF orientation, 1 to 8 (EXIF 2.3, 4.6.4); 1 if there is none.
-// Damaged metadata do not make a photo unusable.
-func orientation(file []byte, format string) int {
-	metadata, ok := exifFormats[format]
-	if !ok {
-		return 1
-	}
-	found := 1
-	_, _ = imagemeta.Decode(imagemeta.Options{
-		R: bytes.NewReader(file), ImageFormat: metadata, Sources: imagemeta.EXIF,
-		ShouldHandleTag: func(t imagemeta.TagInfo) bool { return t.Tag == "Orientation" && t.Namespace == "IFD0" },
-		HandleTag: func(t imagemeta.TagInfo) error {
-			if v, ok := t.Value.(uint16); ok && v >= 1 && v <= 8 {
-				found = int(v)
-			}
-			return nil
-		},
-	})
-	return found
 }
 
 // upright undoes an EXIF orientation. Orientations 5 to 8 exchange width and height.

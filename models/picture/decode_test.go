@@ -24,27 +24,20 @@ func photoWithBlock(width, height int, block image.Point) image.Image {
 }
 
 // withOrientation puts an EXIF orientation into a JPEG file.
-func withOrientation(t *testing.T, img image.Image, orientation uint16) []byte {
+func withOrientation(t *testing.T, img image.Image, orientation int) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	if err := jpeg.Encode(&b, img, nil); err != nil {
 		t.Fatal(err)
 	}
-	exif := []byte("Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01")
-	exif = binary.BigEndian.AppendUint16(exif, orientation)
-	exif = append(exif, 0, 0, 0, 0, 0, 0)
-	file := append([]byte{}, b.Bytes()[:2]...)
-	file = append(file, 0xff, 0xe1)
-	file = binary.BigEndian.AppendUint16(file, uint16(2+len(exif)))
-	file = append(file, exif...)
-	return append(file, b.Bytes()[2:]...)
+	return jpegWith(b.Bytes(), jpegSegment(0xe1, "Exif\x00\x00"+string(exif(exifOptions{order: binary.BigEndian, kind: 3}, orientation))))
 }
 
 // The numbers say where a photo's upper left is in the file (EXIF 2.3, 4.6.4).
 func TestOrientation(t *testing.T) {
 	const width, height = 32, 16
 	left, right, top, bottom := 0, width-8, 0, height-8
-	for orientation, c := range map[uint16]struct {
+	for orientation, c := range map[int]struct {
 		block  image.Point
 		turned bool
 	}{
