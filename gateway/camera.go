@@ -107,7 +107,7 @@ func inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answe
 		if pixels > maxFramePixels {
 			return answer, fmt.Errorf("frame has %d pixels, want at most %d", pixels, maxFramePixels)
 		}
-		photo, decodeErr := picture.Decode(frame)
+		photo, decodeErr := picture.Decode(ctx, frame)
 		if decodeErr != nil {
 			return answer, decodeErr
 		}

@@ -302,7 +302,7 @@ func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a f
 		return a, nil, err
 	}
 	defer release()
-	photo, err := picture.Decode(file)
+	photo, err := picture.Decode(r.Context(), file)
 	if err != nil {
 		return a, nil, err
 	}

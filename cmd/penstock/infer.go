@@ -102,7 +102,7 @@ func inferFile(ctx context.Context, f *functions.Function, file string, timeout 
 	}
 	var a functions.Answer
 	var boxes []functions.Detection
-	photo, err := picture.Decode(content)
+	photo, err := picture.Decode(ctx, content)
 	switch {
 	case errors.Is(err, picture.ErrFormat) && len(content) == f.Card.Input.WireBytes():
 		a, err = f.Infer(ctx, content, timeout)

@@ -2,12 +2,15 @@ package picture
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"image"
 	_ "image/gif"  // for Decode
 	_ "image/jpeg" // for Decode
 	_ "image/png"  // for Decode
+	"io"
+	"math"
 
 	_ "golang.org/x/image/bmp" // for Decode
 	"golang.org/x/image/draw"
@@ -47,17 +50,79 @@ func header(file []byte) (pixels int, format string, err error) {
 }
 
 // Decode decodes a photo and turns it upright, as its EXIF orientation says. The errors are
-// those of Pixels.
-func Decode(file []byte) (image.Image, error) {
-	_, format, err := header(file)
+// those of Pixels, and that of a context that ends meanwhile.
+func Decode(ctx context.Context, file []byte) (image.Image, error) {
+	pixels, format, err := header(file)
 	if err != nil {
 		return nil, err
 	}
-	photo, _, err := image.Decode(bytes.NewReader(file))
-	if err != nil {
+
+	from := source{ctx: ctx, file: file, scans: math.MaxInt}
+	if format == "jpeg" {
+		from.scans = maxScanPixels / pixels
+	}
+	photo, _, err := image.Decode(&from)
+	switch {
+	case from.err != nil:
+		return nil, from.err
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return upright(photo, orientation(file, format)), nil
+}
+
+// maxScanPixels is the max number of scans of a JPEG file, times its pixels. A scan may need no
+// data: a run of blocks without a change takes two bytes. libjpeg writes ten scans.
+const maxScanPixels = 16 * MaxPixels
+
+// source is a file for a decoder. It ends the decoder if its work is of no use or too much: the
+// number of bytes bounds the work of all other formats that Decode knows.
+type source struct {
+	ctx   context.Context
+	file  []byte
+	at    int
+	scans int   // of JPEG, that may still begin
+	err   error // why the decoder was ended
+}
+
+func (s *source) Read(b []byte) (int, error) {
+	if s.err == nil {
+		s.err = s.ctx.Err()
+	}
+	if s.err != nil {
+		return 0, s.err
+	}
+	if s.at == len(s.file) {
+		return 0, io.EOF
+	}
+
+	n := copy(b, s.file[s.at:])
+	if s.scans < math.MaxInt {
+		if s.scans -= scans(s.file[s.at:], n); s.scans < 0 {
+			s.err = fmt.Errorf("%w: its scans have over %d Mpixel in all; send a JPEG file that is not progressive", ErrTooLarge, maxScanPixels>>20)
+			return 0, s.err
+		}
+	}
+	s.at += n
+	return n, nil
+}
+
+// scans counts the headers of scans that begin in the first n bytes of a part of a JPEG file. It
+// does not follow the markers: after damage, a decoder may find others.
+func scans(part []byte, n int) (count int) {
+	header := []byte{0xff, sos, 0} // then the length: 6, and 2 per component
+	const longest = 6 + 2*4
+	part = part[:min(n+len(header), len(part))]
+	for {
+		at := bytes.Index(part, header)
+		if at < 0 || at+len(header) >= len(part) {
+			return count
+		}
+		if part[at+len(header)] <= longest {
+			count++
+		}
+		part = part[at+1:]
+	}
 }
 
 // upright undoes an EXIF orientation. Orientations 5 to 8 exchange width and height.

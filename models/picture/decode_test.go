@@ -51,7 +51,7 @@ func TestOrientation(t *testing.T) {
 		8: {image.Pt(right, top), true},
 	} {
 		t.Run(fmt.Sprint(orientation), func(t *testing.T) {
-			photo, err := Decode(withOrientation(t, photoWithBlock(width, height, c.block), orientation))
+			photo, err := Decode(t.Context(), withOrientation(t, photoWithBlock(width, height, c.block), orientation))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -90,7 +90,7 @@ func TestDecodeErrors(t *testing.T) {
 		"header only": {whole.Bytes()[:4], ErrDamaged},
 		"checksum":    {large.Bytes(), ErrDamaged},
 	} {
-		if _, err := Decode(c.file); !errors.Is(err, c.want) {
+		if _, err := Decode(t.Context(), c.file); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", name, err, c.want)
 		}
 	}
@@ -108,7 +108,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil || pixels > 1<<20 {
 			return // larger ones only cost time
 		}
-		if photo, err := Decode(file); err == nil && photo.Bounds().Dx()*photo.Bounds().Dy() != pixels {
+		if photo, err := Decode(t.Context(), file); err == nil && photo.Bounds().Dx()*photo.Bounds().Dy() != pixels {
 			t.Errorf("%v, want %d pixels", photo.Bounds(), pixels)
 		}
 	})

@@ -101,6 +101,7 @@ const (
 	rst7 = 0xd7
 	soi  = 0xd8
 	eoi  = 0xd9
+	sos  = 0xda
 	app1 = 0xe1
 )
 

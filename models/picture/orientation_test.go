@@ -134,7 +134,7 @@ func TestOrientationEncodings(t *testing.T) {
 	} {
 		for _, format := range []string{"jpeg", "png", "webp"} {
 			for _, orientation := range []int{1, 6} {
-				photo, err := Decode(wide(t, format, exif(o, orientation)))
+				photo, err := Decode(t.Context(), wide(t, format, exif(o, orientation)))
 				if err != nil {
 					t.Fatalf("%s, %s: %v", format, name, err)
 				}
@@ -153,7 +153,7 @@ func TestOrientationEncodings(t *testing.T) {
 		"before another EXIF": jpegWith(wide(t, "jpeg", exif(big, 1)), jpegSegment(0xe1, six)),
 		"with a JPEG header":  webpFile(webpChunk("VP8X", "\x08\x00\x00\x00\x1f\x00\x00\x0f\x00\x00"), webpChunk("VP8L", red32x16), webpChunk("EXIF", six)),
 	} {
-		if photo, err := Decode(file); err != nil || photo.Bounds().Dx() != 16 {
+		if photo, err := Decode(t.Context(), file); err != nil || photo.Bounds().Dx() != 16 {
 			t.Errorf("EXIF %s: the photo was not turned (%v)", name, err)
 		}
 	}
@@ -173,7 +173,7 @@ func TestDamagedEXIF(t *testing.T) {
 		damaged["cut"] = good[:length]
 		for name, data := range damaged {
 			for _, format := range []string{"jpeg", "png", "webp"} {
-				if photo, err := Decode(wide(t, format, data)); err != nil || photo.Bounds().Dx() != 32 {
+				if photo, err := Decode(t.Context(), wide(t, format, data)); err != nil || photo.Bounds().Dx() != 32 {
 					t.Fatalf("%s, %s %d: %v", format, name, length, err)
 				}
 			}

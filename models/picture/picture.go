@@ -7,6 +7,7 @@
 package picture
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"image"
@@ -58,7 +59,7 @@ func decode(fsys fs.FS, name string) (image.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Decode(file)
+	return Decode(context.Background(), file)
 }
 
 // Size is the shape of a model's input: u8, height × width × channels, with 3

@@ -112,7 +112,7 @@ func TestTritonClient(t *testing.T) {
 		t.Skip("not on this machine: PENSTOCK_TRITON_PYTHON names no python3 with tritonclient[http] (.ci/run installs it)")
 	}
 	_, url := startWithGateway(t)
-	photo, err := pictures.Decode(photoOf(t))
+	photo, err := pictures.Decode(t.Context(), photoOf(t))
 	if err != nil {
 		t.Fatal(err)
 	}

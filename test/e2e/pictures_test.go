@@ -30,7 +30,7 @@ type wallEvent struct {
 // the configuration ends that.
 func TestPictures(t *testing.T) {
 	nd, url := startWithGateway(t)
-	photo, err := pictures.Decode(photoOf(t))
+	photo, err := pictures.Decode(t.Context(), photoOf(t))
 	if err != nil {
 		t.Fatal(err)
 	}

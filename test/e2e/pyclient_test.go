@@ -129,7 +129,7 @@ func bundledPictures(t *testing.T, size pictures.Size) (sent [][]byte, files []s
 		if err != nil {
 			t.Fatal(err)
 		}
-		photo, err := pictures.Decode(content)
+		photo, err := pictures.Decode(t.Context(), content)
 		if err != nil {
 			t.Fatal(err)
 		}
