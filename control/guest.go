@@ -83,6 +83,8 @@ type GuestRun struct {
 	Own         bool   `json:"own,omitempty"`          // outside MPS
 	// Swap lets the guest's GPU memory leave the GPU while other guests with Swap run.
 	Swap bool `json:"swap,omitempty"`
+	// User is the user that the program is to run as. Only root may name another than itself. nil: the node chooses.
+	User *GuestUser `json:"user,omitempty"`
 }
 
 // GuestAnswer is the orchestrator's answer, with one of its fields set.
@@ -141,8 +143,10 @@ type GuestStatus struct {
 	// Device is cpu, mps or own.
 	Device string `json:"device"`
 	// MemoryBytes is GPU memory on a GPU, and resident memory on a CPU; -1 if unknown.
-	MemoryBytes int64     `json:"memory_bytes"`
-	LimitBytes  int64     `json:"limit_bytes,omitempty"`
+	MemoryBytes int64 `json:"memory_bytes"`
+	LimitBytes  int64 `json:"limit_bytes,omitempty"`
+	// NotEnforced names what the guest can evade: "end", that all its processes end with it, and "memory", its limit.
+	NotEnforced []string  `json:"not_enforced,omitempty"`
 	CPUMillis   int64     `json:"cpu_ms"`
 	Since       time.Time `json:"since"`
 }

@@ -135,7 +135,7 @@ func writeText(name, text string) error {
 }
 
 // Make implements guest.Groups.
-func (g *guestGroups) Make(name string, memoryBytes int64) (guest.Group, []error, error) {
+func (g *guestGroups) Make(name string, memoryBytes int64, uid int) (guest.Group, []error, error) {
 	one := &guestGroup{folder: filepath.Join(g.parent, g.prefix+name), legacy: map[string]string{}}
 	if err := os.Mkdir(one.folder, 0o755); err != nil {
 		return nil, nil, err
@@ -159,7 +159,34 @@ func (g *guestGroups) Make(name string, memoryBytes int64) (guest.Group, []error
 			missing = append(missing, fmt.Errorf("%w: %w", guest.ErrNoMemoryLimit, err))
 		}
 	}
+	if slices.ContainsFunc(one.folders(), func(folder string) bool { return canLeave(folder, uid) }) {
+		missing = append(missing, fmt.Errorf("%w: user %d may move processes to other control groups", guest.ErrCanLeave, uid))
+	}
 	return one, missing, nil
+}
+
+// TryGuests makes a group as for a guest of the user uid, removes it, and returns what it cannot hold.
+func TryGuests(uid int) (missing []error, err error) {
+	groups, err := openGuestGroups("try", zerolog.Nop())
+	if err != nil {
+		return nil, err
+	}
+	g, missing, err := groups.Make("try", 1<<20, uid)
+	if err != nil {
+		return nil, err
+	}
+	return missing, g.Remove()
+}
+
+// canLeave reports whether a user may move processes from a group to the group above. Root may, and so may the owner of
+// the group above (systemd calls that delegation).
+func canLeave(folder string, uid int) bool {
+	info, err := os.Stat(filepath.Join(filepath.Dir(folder), "cgroup.procs"))
+	if err != nil {
+		return true // unknown
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	return uid == 0 || !ok || int(owner.Uid) == uid || info.Mode().Perm()&0o022 != 0
 }
 
 // FindGuestGroup returns the control group of a guest, which Make made with a name that ends with the token. It

@@ -172,7 +172,7 @@ type lazyGroups struct {
 }
 
 // Make implements guest.Groups.
-func (l *lazyGroups) Make(name string, memoryBytes int64) (guest.Group, []error, error) {
+func (l *lazyGroups) Make(name string, memoryBytes int64, uid int) (guest.Group, []error, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.opened == nil {
@@ -182,5 +182,5 @@ func (l *lazyGroups) Make(name string, memoryBytes int64) (guest.Group, []error,
 		}
 		l.opened = g
 	}
-	return l.opened.Make(name, memoryBytes)
+	return l.opened.Make(name, memoryBytes, uid)
 }

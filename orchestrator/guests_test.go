@@ -196,7 +196,7 @@ func needGroups(t *testing.T) *guestGroups {
 
 func TestGuestGroup(t *testing.T) {
 	groups := needGroups(t)
-	g, missing, err := groups.Make("shell", 512<<20)
+	g, missing, err := groups.Make("shell", 512<<20, nobody)
 	if err != nil {
 		t.Skipf("not on this machine: needs a writable control group: %v", err)
 	}
@@ -215,7 +215,7 @@ func TestGuestGroup(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, _, err := groups.Make("shell", 0); err == nil {
+	if _, _, err := groups.Make("shell", 0, 0); err == nil {
 		t.Error("made the same group twice")
 	}
 	cmd := exec.Command("sh", "-c", `read go; setsid sh -c 'while :; do :; done' & while :; do :; done`)
@@ -274,6 +274,63 @@ func TestGuestGroup(t *testing.T) {
 	}
 }
 
+const nobody = 65534
+
+// TestGuestLeavesGroup lets processes of two users try to leave their groups, by all folders.
+func TestGuestLeavesGroup(t *testing.T) {
+	groups := needGroups(t)
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	for _, uid := range []uint32{0, nobody} {
+		t.Run(fmt.Sprint("user ", uid), func(t *testing.T) {
+			g, missing, err := groups.Make(fmt.Sprint("leaver-", uid), 0, int(uid))
+			if err != nil {
+				t.Skipf("not on this machine: needs a writable control group: %v", err)
+			}
+			t.Cleanup(func() {
+				if err := errors.Join(g.Kill(), g.Remove()); err != nil {
+					t.Error(err)
+				}
+			})
+			script := "read go\n"
+			for _, folder := range g.(*guestGroup).folders() {
+				script += fmt.Sprintf("echo $$ > %s/cgroup.procs\n", filepath.Dir(folder))
+			}
+			cmd := exec.Command("sh", "-c", script+"echo; while :; do sleep 1; done")
+			cmd.Dir = "/"
+			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer cmd.Wait()
+			defer cmd.Process.Kill()
+			if err := g.Add(cmd.Process.Pid); err != nil {
+				t.Skipf("not on this machine: needs the right to move processes: %v", err)
+			}
+			if _, err := stdin.Write([]byte("go\n")); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := stdout.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+			reported := slices.ContainsFunc(missing, func(err error) bool { return errors.Is(err, guest.ErrCanLeave) })
+			left := !slices.Contains(g.PIDs(), cmd.Process.Pid)
+			if left != (uid == 0) || reported != left {
+				t.Errorf("left its group: %v, reported: %v (%v)", left, reported, missing)
+			}
+		})
+	}
+}
+
 // TestGuestOrchestratorGone ends the orchestrator's side of a guest's connection, as a crash does. The guest has a
 // process that ignores SIGTERM and has no mark in its environment.
 func TestGuestOrchestratorGone(t *testing.T) {
@@ -284,7 +341,7 @@ func TestGuestOrchestratorGone(t *testing.T) {
 	for _, paused := range []bool{false, true} {
 		t.Run(fmt.Sprint("paused ", paused), func(t *testing.T) {
 			const token = "0123456789abcdef"
-			g, _, err := needGroups(t).Make("sh-"+token, 0)
+			g, _, err := needGroups(t).Make("sh-"+token, 0, 0)
 			if err != nil {
 				t.Skipf("not on this machine: needs a writable control group: %v", err)
 			}
@@ -353,7 +410,7 @@ func TestGuestOrchestratorGone(t *testing.T) {
 // TestGuestIdle runs a guest and an ordinary process on one CPU. The guest gets what the other leaves.
 func TestGuestIdle(t *testing.T) {
 	groups := needGroups(t)
-	g, missing, err := groups.Make("idle", 0)
+	g, missing, err := groups.Make("idle", 0, nobody)
 	if err != nil || len(missing) > 0 {
 		t.Skipf("not on this machine: needs all controllers: %v, %v", missing, err)
 	}

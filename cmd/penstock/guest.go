@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +62,8 @@ func guestListCommand(dir *string) *cobra.Command {
 		Use: "list", Short: "List the guests of the running node",
 		Long: `Lists the guests of the running node. "device" is cpu; mps for a client of MPS at low priority; or own for a guest
 that takes turns with the functions on the GPU. "memory" is GPU memory on a GPU, else resident memory, and its
-limit. "cpu" is the CPU time of all processes of the guest.`,
+limit. "cpu" is the CPU time of all processes of the guest. "not enforced" is what the guest can evade: "end", that all
+its processes end with it, and "memory", its limit.`,
 		Example: `  penstock guest list
   penstock guest list -o json | jq '.[].pid'`,
 		Args: cobra.NoArgs,
@@ -86,7 +88,7 @@ limit. "cpu" is the CPU time of all processes of the guest.`,
 func writeGuests(to io.Writer, guests []control.GuestStatus) error {
 	const gap = 2
 	w := tabwriter.NewWriter(to, 0, 0, gap, ' ', 0)
-	fmt.Fprintln(w, "guest\tpid\tstate\tdevice\tmemory\tcpu\tsince\tcommand")
+	fmt.Fprintln(w, "guest\tpid\tstate\tdevice\tmemory\tcpu\tsince\tnot enforced\tcommand")
 	for i := range guests {
 		g := &guests[i]
 		memory := "unknown"
@@ -98,8 +100,8 @@ func writeGuests(to io.Writer, guests []control.GuestStatus) error {
 		}
 		// A command may contain anything, and a list is one line per guest.
 		command := strings.Join(strings.FieldsFunc(g.Command, func(r rune) bool { return r < ' ' }), " ")
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%v\t%s\t%s\n", g.Name, g.PID, g.State, g.Device, memory,
-			(time.Duration(g.CPUMillis) * time.Millisecond).Round(100*time.Millisecond), g.Since.Local().Format(time.DateTime), command)
+		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%v\t%s\t%s\t%s\n", g.Name, g.PID, g.State, g.Device, memory,
+			(time.Duration(g.CPUMillis) * time.Millisecond).Round(100*time.Millisecond), g.Since.Local().Format(time.DateTime), cmp.Or(strings.Join(g.NotEnforced, ", "), "-"), command)
 	}
 	return w.Flush()
 }

@@ -20,13 +20,14 @@ import (
 	"github.com/penstock/penstock/cuda/swap"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/guest"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // runName is the verb whose exit status is that of another program.
 const runName = "run"
 
 func runCommand() *cobra.Command {
-	var dir, memory string
+	var dir, memory, user string
 	var swaps bool
 	c := guest.Command{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, FindGroup: orchestrator.FindGuestGroup}
 	cmd := &cobra.Command{
@@ -43,11 +44,15 @@ the command is then refused for a while. --own runs it outside MPS: its faults s
 and guest take turns on the GPU (docs/guests.md).
 
 Programs that run with --swap may together need more GPU memory than there is. They then take turns, and the
-memory of those that wait moves to the host when there is no room (docs/swapping.md).`,
+memory of those that wait moves to the host when there is no room (docs/swapping.md).
+
+A program of root could leave its control group. So if root runs this command, the program gets the user of the
+functions (sandbox.user), or that of --user.`,
 		Example: `  penstock run -- python train.py --epochs 10
   penstock run --memory 40GiB -- python train.py
   penstock run --own -- ./experimental
   penstock run --swap -- python large.py
+  penstock run --user alice -- python train.py
   penstock guest list`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -66,6 +71,13 @@ memory of those that wait moves to the host when there is no room (docs/swapping
 			if cmd.Flags().Changed("name") && control.CheckName(c.Name) != nil {
 				return fmt.Errorf("--name is %q, want letters, digits, '-' and '_', at most 128", c.Name)
 			}
+			if cmd.Flags().Changed("user") {
+				u, err := sandbox.FindAccount(user)
+				if err != nil {
+					return err
+				}
+				c.User = &control.GuestUser{Name: u.Name, UID: u.UID, GID: u.GID, Groups: u.Groups}
+			}
 			return runGuest(cmd, dir, c, swaps, args)
 		},
 	}
@@ -74,6 +86,7 @@ memory of those that wait moves to the host when there is no room (docs/swapping
 	cmd.Flags().StringVar(&memory, "memory", "", "max memory, like 40GiB: of the GPU inside MPS, main memory on a CPU")
 	cmd.Flags().BoolVar(&c.Own, "own", false, "run outside MPS: faults of the program stay its own")
 	cmd.Flags().BoolVar(&swaps, "swap", false, "let the program's GPU memory leave the GPU while other guests with --swap run")
+	cmd.Flags().StringVar(&user, "user", "", "user of the program, if root runs this command; left out: the user of the functions")
 	cmd.Flags().StringVar(&c.Name, "name", "", "name of the guest; the program's if left out")
 	return cmd
 }

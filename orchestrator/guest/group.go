@@ -19,14 +19,17 @@ import (
 
 // Groups makes the groups that hold guests below all functions.
 type Groups interface {
-	// Make makes a group for one guest, with at most memoryBytes of main memory; 0: no limit. The name is unique,
-	// and ends with the guest's token. missing is the reason, in one line, for each limit that the group cannot hold.
-	// It wraps ErrNoMemoryLimit for memoryBytes.
-	Make(name string, memoryBytes int64) (g Group, missing []error, err error)
+	// Make makes a group for one guest of the user uid, with at most memoryBytes of main memory; 0: no limit. The name
+	// is unique, and ends with the guest's token. missing is the reason, in one line, for each limit that the group
+	// cannot hold. It wraps ErrNoMemoryLimit for memoryBytes, and ErrCanLeave if processes of the user can leave the group.
+	Make(name string, memoryBytes int64, uid int) (g Group, missing []error, err error)
 }
 
 // ErrNoMemoryLimit is wrapped by what Groups.Make reports if a guest's memory has no limit.
 var ErrNoMemoryLimit = errors.New("the guest's memory has no limit")
+
+// ErrCanLeave is wrapped by what Groups.Make reports if a guest's processes can leave its group.
+var ErrCanLeave = errors.New("not enforced: the guest's limits, and that all its processes end with it")
 
 // Group has all processes of one guest. Any goroutine may call its methods.
 type Group interface {

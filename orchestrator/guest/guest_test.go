@@ -40,7 +40,9 @@ func TestMain(m *testing.M) {
 func listen(t *testing.T, o Options, d Device) *Server {
 	t.Helper()
 	o.Dir, o.Log = t.TempDir(), zerolog.New(zerolog.NewTestWriter(t))
-	o.User = control.GuestUser{Name: "self", UID: os.Getuid(), GID: os.Getgid()}
+	if o.User.Name == "" {
+		o.User = control.GuestUser{Name: "self", UID: os.Getuid(), GID: os.Getgid()}
+	}
 	if o.StopTimeout == 0 {
 		o.StopTimeout = 50 * time.Millisecond
 	}
@@ -678,10 +680,51 @@ func TestHostile(t *testing.T) {
 	})
 }
 
+// TestUser runs programs of root. They get the functions' user, because root could leave a control group.
+func TestUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	user := func(uid int) *control.GuestUser { return &control.GuestUser{Name: "other", UID: uid, GID: uid} }
+	for _, test := range []struct {
+		name    string
+		device  Device
+		own     bool
+		user    *control.GuestUser
+		want    string // the program's user
+		refused string
+	}{
+		{"CPU", cpu, false, nil, "4001", ""},
+		{"MPS", mps, false, nil, "4001", ""},
+		{"own", mps, true, nil, "4001", ""},
+		{"turns", byTime, false, nil, "4001", ""},
+		{"CPU, other", cpu, false, user(4002), "4002", ""},
+		{"CPU, root", cpu, false, user(0), "0", ""},
+		{"own, other", mps, true, user(4002), "4002", ""},
+		{"MPS, the same", mps, false, user(4001), "4001", ""},
+		{"MPS, other", mps, false, user(4002), "", "MPS serves only user functions; leave --user out"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := listen(t, Options{User: control.GuestUser{Name: "functions", UID: 4001, GID: 4001}}, test.device)
+			r := runScript(t, s, "echo user $(id -u)", func(c *Command) { c.Own, c.User = test.own, test.user })
+			r.end(t)
+			if test.refused != "" {
+				if r.err == nil || !strings.Contains(r.err.Error(), test.refused) {
+					t.Errorf("got %v, want %q", r.err, test.refused)
+				}
+				return
+			}
+			if said := strings.Contains(r.output, "runs as user functions"); r.err != nil || !strings.Contains(r.output, "user "+test.want+"\n") || said != (test.user == nil) {
+				t.Errorf("got %v, %q; want user %s", r.err, r.output, test.want)
+			}
+		})
+	}
+}
+
 // badGroups fail as told.
 type badGroups struct{ make, add, kill, limit error }
 
-func (b badGroups) Make(string, int64) (Group, []error, error) {
+func (b badGroups) Make(string, int64, int) (Group, []error, error) {
 	return badGroup{b, Marked{"unused"}}, []error{cmp.Or(b.limit, errors.New("no pids controller"))}, b.make
 }
 
@@ -704,6 +747,7 @@ func TestBadGroups(t *testing.T) {
 		{"add", badGroups{add: failed}, "memory has no limit"},
 		{"kill", badGroups{kill: failed}, "no pids controller"},
 		{"limit", badGroups{limit: fmt.Errorf("%w: %w", ErrNoMemoryLimit, failed)}, "memory has no limit: it failed"},
+		{"leave", badGroups{limit: fmt.Errorf("%w: %w", ErrCanLeave, failed)}, "not enforced: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := listen(t, Options{Groups: test.groups}, cpu)
@@ -714,8 +758,12 @@ func TestBadGroups(t *testing.T) {
 			defer stdin.Close()
 			r := runScript(t, s, "read line; exit 3", func(c *Command) { c.MemoryBytes, c.Stdin = 1<<40, stdin })
 			waitFor(t, "the guest", func() bool { l := s.list(); return len(l) == 1 && l[0].State == control.GuestRunning })
-			if l := s.list(); (l[0].LimitBytes == 0) != (test.name != "kill") {
+			if l := s.list(); (l[0].LimitBytes == 0) != (test.name != "kill" && test.name != "leave") {
 				t.Errorf("the guest's limit is %d", l[0].LimitBytes)
+			}
+			want := map[string][]string{"make": {"end"}, "add": {"end"}, "leave": {"end", "memory"}}[test.name]
+			if l := s.list(); !slices.Equal(l[0].NotEnforced, want) {
+				t.Errorf("not enforced: %q, want %q", l[0].NotEnforced, want)
 			}
 			hold.Close()
 			if r.end(t); r.err != nil || r.result.Status != 3 || !strings.Contains(r.output, test.says) {
@@ -729,7 +777,7 @@ func TestBadGroups(t *testing.T) {
 // stuckGroups make groups that cannot be removed, as a process in a driver does.
 type stuckGroups struct{ made map[string]bool }
 
-func (s stuckGroups) Make(name string, _ int64) (Group, []error, error) {
+func (s stuckGroups) Make(name string, _ int64, _ int) (Group, []error, error) {
 	if s.made[name] {
 		return nil, nil, os.ErrExist
 	}
@@ -766,7 +814,7 @@ func (g *slowGroups) block(call string) {
 	}
 }
 
-func (g *slowGroups) Make(string, int64) (Group, []error, error) {
+func (g *slowGroups) Make(string, int64, int) (Group, []error, error) {
 	g.block("make")
 	return slowGroup{g, Marked{"unused"}}, nil, nil
 }

@@ -144,7 +144,7 @@ func (l *launch) start() error {
 	}
 	err := unix.Exec(string(l.Path), args, os.Environ())
 	if errors.Is(err, unix.EACCES) && l.User != nil {
-		return fmt.Errorf("%w %s: %w; inside MPS a guest runs as user %s, who needs the right to read and execute it, or use --own", errExec, l.Path, err, l.User.Name)
+		return fmt.Errorf("%w %s: %w; the program runs as user %s, who needs the right to read and execute it; choose another user with --own --user", errExec, l.Path, err, l.User.Name)
 	}
 	return fmt.Errorf("%w %s: %w", errExec, l.Path, err)
 }

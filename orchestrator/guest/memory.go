@@ -14,15 +14,20 @@ type Usage struct {
 	Processes map[int]int64 // by process id; -1: the driver does not count it
 }
 
-// of returns the memory of some processes together, -1 if it is unknown.
-func (u Usage) of(pids []int) int64 {
-	sum := int64(-1)
+// of returns the memory of some processes together, -1 if it is unknown. contexts is how many of them have any, and
+// counted reports whether the driver counts that of each.
+func (u Usage) of(pids []int) (sum int64, contexts int, counted bool) {
+	sum, counted = -1, true
 	for _, pid := range pids {
-		if bytes, ok := u.Processes[pid]; ok && bytes >= 0 {
+		switch bytes, ok := u.Processes[pid]; {
+		case ok && bytes >= 0:
 			sum = max(0, sum) + bytes
+			contexts++
+		case ok:
+			counted = false
 		}
 	}
-	return sum
+	return sum, contexts, counted
 }
 
 // terms say how much GPU memory a guest may have so that functions get theirs. All are in bytes.
@@ -98,23 +103,56 @@ func (s *Server) measure() (u Usage, ok bool) {
 	}
 
 	u, ok = read()
-	used := make([]int64, len(guests))
+	pids := make([][]int, len(guests))
 	for i, group := range groups {
-		used[i] = u.of(group.PIDs())
+		pids[i] = group.PIDs()
 	}
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, g := range guests {
-		g.usedBytes = used[i]
+		g.usedBytes, g.contexts, g.counted = u.of(pids[i])
+		g.counted = g.counted && ok
 	}
 	return u, ok
+}
+
+// contextsPerProcess says how much memory each process may have in addition to its guest's limit. One context is its own,
+// and the other is for what the driver allocates without counting it, such as kernels.
+const contextsPerProcess = 2
+
+// enforce ends guests inside MPS that have more GPU memory than their limit. Without it a program could remove the
+// limit of MPS from its environment, leave MPS, or take the limit once per process.
+func (s *Server) enforce() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests {
+		extra := contextsPerProcess * s.device.ContextBytes
+		if g.device != InMPS || g.limitBytes == 0 || g.killed || g.usedBytes <= g.limitBytes+int64(g.contexts)*extra {
+			continue
+		}
+		s.o.Log.Warn().Str("guest", g.name).Int64("used_bytes", g.usedBytes).Int64("limit_bytes", g.limitBytes).Msg("guest exceeds its limit of GPU memory; ending it")
+		why := fmt.Sprintf("it has %d MiB of GPU memory, and its limit is %d MiB, plus %d MiB per process", g.usedBytes/mib, g.limitBytes/mib, extra/mib)
+		s.handlers.Go(func() { s.kill(g, why) })
+	}
+}
+
+// notEnforcedLocked says what a guest can evade: see control.GuestStatus.
+func (g *guest) notEnforcedLocked() (list []string) {
+	if g.leaves {
+		list = append(list, "end")
+	}
+	watched := g.device == OnCPU || g.counted
+	if g.limitBytes > 0 && (g.leaves || !watched) || g.device == InMPS && g.request.Swap {
+		list = append(list, "memory")
+	}
+	return list
 }
 
 // measureEvery is the time between two measurements while guests run.
 const measureEvery = time.Second
 
-// watch measures what guests have, for Held, and tells the swap server what to leave free.
+// watch measures what guests have, for Held. It enforces their limits, and tells the swap server what to leave free.
 func (s *Server) watch() {
 	ticker := time.NewTicker(measureEvery)
 	defer ticker.Stop()
@@ -132,6 +170,7 @@ func (s *Server) watch() {
 		}
 		if u, ok := s.measure(); ok {
 			s.reserve(u)
+			s.enforce()
 		}
 	}
 }

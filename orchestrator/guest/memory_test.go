@@ -1,9 +1,13 @@
 package guest
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestTerms(t *testing.T) {
@@ -59,7 +63,7 @@ func TestMemory(t *testing.T) {
 
 	s := listen(t, Options{}, d)
 	first := runScript(t, s, show, memory(0), func(c *Command) { c.Name = "first" })
-	first.line(t, "limit=0=6144M.")
+	first.line(t, "limit=0=6656M.")
 	if list := s.list(); list[0].LimitBytes != 6*gib {
 		t.Errorf("listed as %+v", list)
 	}
@@ -69,7 +73,7 @@ func TestMemory(t *testing.T) {
 
 	// Memory that a guest has asked for counts, until the guest has taken it.
 	second := runScript(t, s, show, memory(4*gib))
-	second.line(t, "limit=0=4096M.")
+	second.line(t, "limit=0=4608M.")
 	refused := runScript(t, s, show, memory(3*gib))
 	if refused.end(t); refused.err == nil || !strings.Contains(refused.err.Error(), "other guests 4608 - workers 1024 - restart of a function 1024 = 1536 MiB") {
 		t.Errorf("got %v, want a refusal with the terms", refused.err)
@@ -82,7 +86,7 @@ func TestMemory(t *testing.T) {
 	usage = Usage{FreeBytes: 3 * gib, Processes: map[int]int64{1: gib + 512*mib, pids["first"]: gib, pids["sh"]: 4*gib + 512*mib}}
 	mu.Unlock()
 	third := runScript(t, s, show, memory(0))
-	third.line(t, "limit=0=512M.")
+	third.line(t, "limit=0=1024M.")
 	if want := "sh 4608 MiB, first 1024 MiB; `penstock guest stop`"; !strings.Contains(s.Held(), want) {
 		t.Errorf("held: %q, want %q", s.Held(), want)
 	}
@@ -93,4 +97,57 @@ func TestMemory(t *testing.T) {
 	unlimited := runScript(t, s, show, memory(0))
 	unlimited.line(t, "memory is unknown")
 	unlimited.line(t, "limit=.")
+}
+
+// tightGroups have no limits, and no process leaves them.
+type tightGroups struct{}
+
+func (tightGroups) Make(name string, _ int64, _ int) (Group, []error, error) {
+	return Marked{name[strings.LastIndexByte(name, '-')+1:]}, nil, nil
+}
+
+// TestMemoryEnforced lets guests have more than their limit, as programs can that remove it from their environment.
+func TestMemoryEnforced(t *testing.T) {
+	const gib = 1 << 30
+	d := mps
+	d.ContextBytes = 512 * mib
+	var mu sync.Mutex
+	processes := map[int]int64{}
+	d.Memory = func() (Usage, bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		return Usage{FreeBytes: 8 * gib, Processes: maps.Clone(processes)}, true
+	}
+	s := listen(t, Options{Groups: tightGroups{}}, d)
+	start := func(name string) *running {
+		r := runScript(t, s, "echo runs; read line", func(c *Command) { c.Name, c.MemoryBytes, c.Stdin = name, gib, pipe(t) })
+		r.line(t, "runs")
+		return r
+	}
+	above, within, uncounted := start("above"), start("within"), start("uncounted")
+	pids := map[string]int{}
+	for _, g := range s.list() {
+		pids[g.Name] = g.PID
+	}
+	mu.Lock()
+	processes = map[int]int64{pids["within"]: 2 * gib, pids["above"]: 2*gib + 1, pids["uncounted"]: -1}
+	mu.Unlock()
+
+	above.end(t)
+	const why = "it has 2048 MiB of GPU memory, and its limit is 1024 MiB, plus 1024 MiB per process"
+	if above.result.Signal != unix.SIGKILL || !strings.Contains(above.output, why) {
+		t.Errorf("got %+v, %q; want it killed: %s", above.result, above.output, why)
+	}
+	for _, g := range s.list() {
+		if want := map[string][]string{"uncounted": {"memory"}}[g.Name]; !slices.Equal(g.NotEnforced, want) {
+			t.Errorf("%s: not enforced: %q, want %q", g.Name, g.NotEnforced, want)
+		}
+	}
+	for _, r := range []*running{within, uncounted} {
+		select {
+		case <-r.done:
+			t.Errorf("a guest ended: %v, %s", r.result, r.output)
+		default:
+		}
+	}
 }

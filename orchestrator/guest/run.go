@@ -33,6 +33,8 @@ type Command struct {
 	Environment []string
 	MemoryBytes int64 // max GPU memory inside MPS, else main memory; 0: no limit
 	Own         bool  // outside MPS
+	// User is the program's user; nil: this process's, or the node's choice for root.
+	User *control.GuestUser
 	// Swap is the swap library, which lets the program's memory leave the GPU; empty: it stays.
 	Swap string
 	// Self is a binary that calls MaybeLaunch.
@@ -56,7 +58,7 @@ func (c *Command) request() *control.GuestRun {
 		name = NameOf(c.Path)
 	}
 	return &control.GuestRun{
-		Name: name, Command: strings.ToValidUTF8(text, "?"), Key: hex.EncodeToString(sum[:]), MemoryBytes: c.MemoryBytes, Own: c.Own, Swap: c.Swap != "",
+		Name: name, Command: strings.ToValidUTF8(text, "?"), Key: hex.EncodeToString(sum[:]), MemoryBytes: c.MemoryBytes, Own: c.Own, Swap: c.Swap != "", User: c.User,
 	}
 }
 
@@ -139,6 +141,9 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 		gate.Close()
 		_ = cmd.Wait() // the launcher ends with the gate
 		return Result{}, err
+	}
+	if place.User != nil && c.User == nil {
+		fmt.Fprintf(c.Stderr, "penstock run: the program runs as user %s\n", place.User.Name)
 	}
 	for _, line := range answer.Go.Missing {
 		fmt.Fprintln(c.Stderr, "penstock run:", line)

@@ -72,7 +72,7 @@ type Options struct {
 	Log zerolog.Logger
 	// Groups makes control groups. If it is nil or fails, guests are found by their environment.
 	Groups Groups
-	// User is the user that MPS serves.
+	// User is the user that MPS serves, and that guests of root run as.
 	User control.GuestUser
 	// CPUs are those of guests; empty: all.
 	CPUs []int
@@ -128,6 +128,7 @@ type guest struct {
 	name    string
 	device  string
 	since   time.Time
+	uid     int // of the program
 	link    *control.GuestLink
 	over    chan struct{} // closed when no process is left
 	changes sync.Mutex    // one pause or resume at a time; taken before Server.mu
@@ -138,6 +139,9 @@ type guest struct {
 	killed bool
 	// limitBytes is its max memory, 0 if there is none. usedBytes is what it has on a GPU, -1 if unknown.
 	limitBytes, usedBytes int64
+	contexts              int  // how many of its processes have memory of a GPU
+	counted               bool // the memory of all of them is known
+	leaves                bool // its processes can leave its group
 	judged                bool // a fault of the GPU ended it
 }
 
@@ -426,9 +430,21 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 	case request.Swap && request.MemoryBytes > 0:
 		return refuse("--memory limits one guest, and guests with --swap share their limit; leave it out")
 	}
+	user := control.GuestUser{UID: uid}
+	switch {
+	case request.User != nil && uid != 0 && request.User.UID != uid:
+		return refuse("only root can choose the program's user; leave --user out")
+	case request.User != nil:
+		user = *request.User
+	case uid == 0: // a program of root could leave its control group
+		user = s.o.User
+	}
 	place := &control.GuestPlace{Name: s.freeNameLocked(request.Name), Token: token(), CPUs: s.o.CPUs}
+	if user.UID != uid {
+		place.User = &user
+	}
 	g := &guest{
-		request: request, name: place.Name, device: d.Kind, since: time.Now(), link: link,
+		request: request, name: place.Name, device: d.Kind, since: time.Now(), uid: user.UID, link: link,
 		over: make(chan struct{}), group: Marked{place.Token}, state: control.GuestStarting, limitBytes: request.MemoryBytes, usedBytes: -1,
 	}
 	var missing []string
@@ -445,24 +461,28 @@ func (s *Server) admit(link *control.GuestLink, uid int, request control.GuestRu
 		if why := s.heldLocked(request.Key); why != "" {
 			return refuse("%s", why)
 		}
-		if uid != 0 && uid != s.o.User.UID {
+		switch {
+		case user.UID == s.o.User.UID:
+		case uid == 0:
+			return refuse("MPS serves only user %s; leave --user out, or use --own", s.o.User.Name)
+		default:
 			return refuse("MPS serves only user %s; run it as root, or use --own", s.o.User.Name)
-		}
-		if uid != s.o.User.UID {
-			place.User = &s.o.User
 		}
 		switch {
 		case request.Swap: // the swap server has the limit
+			missing = append(missing, "not enforced: the limit of guests with --swap: a program can run without the library")
 		case known:
 			limit, err := s.termsLocked(usage).limit(request.MemoryBytes)
 			if err != nil {
 				return refuse("%w", err)
 			}
 			g.limitBytes = limit
-		case request.MemoryBytes == 0:
+		case request.MemoryBytes > 0:
+			missing = append(missing, "not enforced: --memory: the GPU's used memory is unknown, and a program can remove its limit")
+		default:
 			missing = append(missing, "the GPU's free memory is unknown, so the guest's memory has no limit; set one with --memory")
 		}
-		place.Environment = client(d.Client, g.limitBytes)
+		place.Environment = client(d.Client, g.limitBytes, d.ContextBytes)
 	}
 	s.guests = append(s.guests, g)
 	return g, place, missing, nil
@@ -515,14 +535,15 @@ func (g *guest) stoppedLocked() error {
 	return nil
 }
 
-// client returns the environment of a client of MPS.
-func client(environment map[string]string, memoryBytes int64) map[string]string {
+// client returns the environment of a client of MPS. MPS counts the context as part of a limit.
+func client(environment map[string]string, memoryBytes, contextBytes int64) map[string]string {
 	e := map[string]string{"CUDA_MPS_CLIENT_PRIORITY": "1"} // below the normal 0
 	for name, value := range environment {
 		e[name] = value
 	}
+	// The program can remove its limit, which each of its processes has. enforce holds it for all of them.
 	if memoryBytes > 0 {
-		e["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = fmt.Sprintf("0=%dM", max(1, memoryBytes/mib))
+		e["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = fmt.Sprintf("0=%dM", max(1, (memoryBytes+contextBytes)/mib))
 	}
 	return e
 }
@@ -556,13 +577,16 @@ func (s *Server) makeGroup(g *guest, token string) (group Group, missing []strin
 	if g.device == OnCPU {
 		memoryBytes = g.request.MemoryBytes
 	}
-	group, reasons, err := s.o.Groups.Make(g.name+"-"+token, memoryBytes)
+	group, reasons, err := s.o.Groups.Make(g.name+"-"+token, memoryBytes, g.uid)
 	if err != nil {
 		return nil, []string{s.ungroup(g, err)}
 	}
 	for _, why := range reasons {
 		if errors.Is(why, ErrNoMemoryLimit) {
 			s.removeLimit(g)
+		}
+		if errors.Is(why, ErrCanLeave) {
+			s.loosen(g)
 		}
 		missing = append(missing, why.Error())
 	}
@@ -576,9 +600,17 @@ func (s *Server) removeLimit(g *guest) {
 	g.limitBytes = 0
 }
 
+// loosen notes that a guest's processes can leave its group.
+func (s *Server) loosen(g *guest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.leaves = true
+}
+
 // ungroup notes that a guest has no control group, and returns what it lacks.
 func (s *Server) ungroup(g *guest, err error) string {
-	what := "it starts with the lowest priority, but the program can raise it"
+	s.loosen(g)
+	what := "it starts with the lowest priority, but the program can raise it, and its processes can outlive it"
 	if g.request.MemoryBytes > 0 && g.device == OnCPU {
 		what += ", and its memory has no limit"
 		s.removeLimit(g)
@@ -776,7 +808,7 @@ func (s *Server) list() []control.GuestStatus {
 		groups[i] = g.group
 		list[i] = control.GuestStatus{
 			Name: g.name, PID: g.pid, State: g.state, Command: g.request.Command, Device: g.device, MemoryBytes: g.usedBytes,
-			LimitBytes: g.limitBytes, Since: g.since,
+			LimitBytes: g.limitBytes, NotEnforced: g.notEnforcedLocked(), Since: g.since,
 		}
 	}
 	s.mu.Unlock()

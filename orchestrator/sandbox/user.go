@@ -30,22 +30,22 @@ func FindUser(name string) (*User, error) {
 		if name == "" {
 			return nil, nil
 		}
-		u, err := findAccount(name)
+		u, err := FindAccount(name)
 		if err == nil && u.UID != uid {
 			err = fmt.Errorf("only root can start processes as user %s; start the node as root or as %s", name, name)
 		}
 		return nil, err
 	}
 	if name != "" {
-		u, err := findAccount(name)
+		u, err := FindAccount(name)
 		if err == nil && u.UID == 0 {
 			return nil, fmt.Errorf("user %s is root; name an unprivileged user in sandbox.user, or set sandbox: off", name)
 		}
 		return u, err
 	}
-	u, err := findAccount(systemUser)
+	u, err := FindAccount(systemUser)
 	if unknown := user.UnknownUserError(""); errors.As(err, &unknown) {
-		u, err = findAccount(fallbackUser)
+		u, err = FindAccount(fallbackUser)
 	}
 	if err == nil && u.UID == 0 {
 		return nil, fmt.Errorf("user %s is root; name an unprivileged user in sandbox.user", u.Name)
@@ -53,7 +53,8 @@ func FindUser(name string) (*User, error) {
 	return u, err
 }
 
-func findAccount(name string) (*User, error) {
+// FindAccount returns the user of a name, with its groups.
+func FindAccount(name string) (*User, error) {
 	found, err := user.Lookup(name)
 	if err != nil {
 		return nil, fmt.Errorf("look up user %s: %w", name, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/libml/python"
 	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -29,6 +30,7 @@ type machine struct {
 
 	onnxLibrary func() (path string, err error)
 	trySandbox  func(ctx context.Context, u *sandbox.User, self string) (sandbox.State, error)
+	tryGuests   func(uid int) (missing []error, err error)
 
 	gpus       func() gpus // finds them once
 	openNVML   func() (nvml.Session, error)
@@ -51,6 +53,7 @@ func thisMachine(o Options) *machine {
 		dpdkVersion:   dpdk.Version(),
 		onnxLibrary:   onnx.Library,
 		trySandbox:    sandbox.Try,
+		tryGuests:     orchestrator.TryGuests,
 		openNVML:      nvml.Open,
 		tryMPS:        mps.Try,
 		foreignMPS:    mps.Strangers,

@@ -2,15 +2,18 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 var sandboxChecks = []check{
 	{subject: "sandbox", run: processSandbox},
+	{subject: "guests", run: guestLimits},
 }
 
 // processSandbox starts a process in the sandbox, which reports its rights.
@@ -44,6 +47,24 @@ func processSandbox(ctx context.Context, m *machine) Finding {
 		f.Fix = fmt.Sprintf("chmod a+rw %s   # or add the user to its group", closed)
 	}
 	return f
+}
+
+// guestLimits makes a group as for a program of `penstock run`.
+func guestLimits(_ context.Context, m *machine) Finding {
+	uid := os.Getuid()
+	if user, err := sandbox.FindUser(m.Config.Sandbox.User); err == nil && user != nil && !m.Config.Sandbox.Off {
+		uid = user.UID
+	}
+	missing, err := m.tryGuests(uid)
+	switch {
+	case err != nil:
+		return fail(fmt.Sprintf("not enforced: priority and limits of `penstock run`, and that all processes of a program end with it: %v", err),
+			"start the node as root, or in a delegated group (docs/operations.md)")
+	case len(missing) > 0:
+		text := errors.Join(missing...).Error()
+		return fail(strings.ReplaceAll(text, "\n", "; "), "start the node as root, and keep the sandbox")
+	}
+	return pass("all processes of a program end with it, and cannot leave its limits")
 }
 
 // closedDevice is a GPU's device file that the user cannot read, empty if there is none.

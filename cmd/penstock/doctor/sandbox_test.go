@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -58,5 +59,25 @@ func TestTrySandbox(t *testing.T) {
 	}
 	if state.Capabilities || !state.NoNewPrivs || !state.Seccomp {
 		t.Errorf("in force: %v", state)
+	}
+}
+
+func TestDoctorGuests(t *testing.T) {
+	for name, c := range map[string]struct {
+		missing []error
+		err     error
+		ok      bool
+		want    string
+	}{
+		"whole":     {ok: true, want: "end with it"},
+		"leave":     {missing: []error{guest.ErrCanLeave, guest.ErrNoMemoryLimit}, want: "not enforced: the guest's limits, and that all its processes end with it; the guest's memory has no limit"},
+		"no groups": {err: errors.New("find cgroup"), want: "not enforced: priority and limits"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &machine{tryGuests: func(int) ([]error, error) { return c.missing, c.err }}
+			if f := guestLimits(context.Background(), m); f.OK != c.ok || !strings.Contains(f.Text, c.want) || !f.OK && f.Fix == "" {
+				t.Errorf("%+v; want ok %v, %q", f, c.ok, c.want)
+			}
+		})
 	}
 }
