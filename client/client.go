@@ -49,6 +49,10 @@ var (
 	// objective. No byte of it was sent. (A request that was sent but is late
 	// has an answer with wire.StatusLate.)
 	ErrLate = errors.New("no credit before the deadline")
+	// ErrUnreachable ends a request because no process listens at the address. It
+	// comes with the first sign of that (ICMP port unreachable), or after Timeout if
+	// the address has answered before: the manager may be restarting.
+	ErrUnreachable = errors.New("no process listens at the address")
 	// ErrUnsent ends a request that could not be sent within Timeout for lack
 	// of credit. No byte of it was sent.
 	ErrUnsent = errors.New("no credit within the timeout")
@@ -175,6 +179,9 @@ type RequestOptions struct {
 type Result struct {
 	// Result is the manager's answer; it is meaningless if Err is set.
 	wire.Result
+	// Status is that of the answer. It hides the one of wire.Result, which cannot say
+	// that there is no answer.
+	Status Status
 	// Payload is the answer's payload, of the Kind in wire.Result.
 	Payload []byte
 	// Err is the reason why there is no answer.
@@ -213,14 +220,16 @@ type Client struct {
 	cookie   uint64 // of the last answer that had one
 	nextID   uint32
 	closed   bool
+	reached  bool // a manager has sent a datagram
 	free     []*request
 }
 
 // flights are the requests that were sent or are being sent, in this order.
 type flights struct {
 	list
-	sending list  // those with fragments to send now
-	checkAt int64 // when one may next need attention
+	sending list   // those with fragments to send now
+	checkAt int64  // when one may next need attention
+	refused uint64 // counts.unreachable at the last check
 }
 
 // Dial opens a client to addr ("host:port"). It sends no datagram: only the
@@ -308,8 +317,8 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 	switch {
 	case r.Err != nil:
 		return r, fmt.Errorf("request %d: %w", id, r.Err)
-	case r.Status != wire.StatusOK:
-		return r, fmt.Errorf("request %d: %w", id, StatusError(r.Status))
+	case r.Status != StatusOK:
+		return r, fmt.Errorf("request %d: %w", id, StatusError(r.Result.Status))
 	}
 	return r, nil
 }

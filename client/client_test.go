@@ -201,7 +201,7 @@ func TestBadNetwork(t *testing.T) {
 			}
 		}
 		for tag, r := range e.wait(t, n) {
-			if r.Err != nil || r.Status != wire.StatusOK || !bytes.Equal(r.Payload, pictures[tag]) {
+			if r.Err != nil || r.Status != client.StatusOK || !bytes.Equal(r.Payload, pictures[tag]) {
 				t.Errorf("request %d: %v, %v, %d bytes", tag, r.Err, r.Status, len(r.Payload))
 			}
 		}
@@ -407,9 +407,9 @@ func TestProbe(t *testing.T) {
 		}
 	}
 	for tag, r := range e.wait(t, n) {
-		want := wire.StatusOK
+		want := client.StatusOK
 		if tag < 5 {
-			want = wire.StatusBusy
+			want = client.StatusBusy
 		}
 		if r.Err != nil || r.Status != want {
 			t.Errorf("request %d: %v, %v; want %v", tag, r.Err, r.Status, want)
@@ -483,7 +483,7 @@ func TestProof(t *testing.T) {
 		busy := wire.Result{Status: wire.StatusBusy, Cookie: cookie} // for the first fragment 0, which had no cookie
 		m.Inject(second.From, wire.AppendResult(nil, second.ID, &busy, nil, wire.DefaultFragmentBytes, 0, false))
 		m.Inject(second.From, wire.AppendResult(nil, second.ID, &ok, nil, wire.DefaultFragmentBytes, 0, true))
-		if r := e.wait(t, 1)[1]; r.Err != nil || r.Status != wire.StatusOK {
+		if r := e.wait(t, 1)[1]; r.Err != nil || r.Status != client.StatusOK {
 			t.Errorf("second request: %v, %v", r.Err, r.Status)
 		}
 	})
@@ -648,14 +648,50 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// TestManagerRestart checks that a client survives a restart of the manager.
-func TestManagerRestart(t *testing.T) {
+// TestUnreachable checks that a request to a closed port ends at once, and without success.
+func TestUnreachable(t *testing.T) {
 	checkLeaks(t)
 	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
+	c := dial(t, at, client.Options{Timeout: time.Hour, ResendAfter: time.Hour})
+	for _, size := range []int{1, 500_000} { // the receiver and the sender notice
+		r, err := c.Do(context.Background(), picture(size, 1), client.RequestOptions{})
+		if !errors.Is(err, client.ErrUnreachable) || r.Status != client.StatusUnanswered {
+			t.Errorf("%d bytes: %v, status %v", size, err, r.Status)
+		}
+	}
+}
+
+// TestZeroResult checks that no result without an answer looks like a success.
+func TestZeroResult(t *testing.T) {
+	checkLeaks(t)
+	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{Timeout: 10 * time.Millisecond})
+	for name, picture := range map[string][]byte{"unanswered": {1}, "not sent": nil} {
+		if r, err := c.Do(context.Background(), picture, client.RequestOptions{}); err == nil || r.Status == client.StatusOK {
+			t.Errorf("%s: status %v, %v", name, r.Status, err)
+		}
+	}
+	for status := range wire.Status(wire.NumStatuses) {
+		if got := client.Status(status + 1).String(); got != status.String() {
+			t.Errorf("status %v is %s", status, got)
+		}
+	}
+}
+
+// TestManagerRestart checks that a client survives a restart of the manager. A request ends with
+// ErrUnreachable only after its timeout.
+func TestManagerRestart(t *testing.T) {
+	checkLeaks(t)
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+	at := m.Addr()
 	c := dial(t, at, client.Options{ResendAfter: 2 * time.Millisecond})
+	if _, err := c.Do(context.Background(), picture(1, 1), client.RequestOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := c.Do(context.Background(), picture(5000, 1), client.RequestOptions{})

@@ -63,9 +63,9 @@ func (c *Client) receive(in *receiver) {
 		case unix.EINTR:
 			continue
 		case unix.ECONNREFUSED:
-			// An ICMP response to one of our datagrams. A process may listen
-			// again before the requests time out.
+			// An ICMP response to one of our datagrams.
 			c.counts.unreachable.Add(1)
+			c.wakeSender()
 			continue
 		default:
 			c.counts.receiveError.Add(1)
@@ -117,6 +117,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		c.mu.Unlock()
 		return nil
 	}
+	c.reached = true
 	if result.Cookie != 0 {
 		c.cookie = result.Cookie
 	}
@@ -140,7 +141,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		}
 		payload = r.answer.bytes
 	}
-	r.result.Result, r.result.Payload = result, payload
+	r.result.Result, r.result.Status, r.result.Payload = result, answeredStatus(result.Status), payload
 	c.endLocked(r, at)
 	if r.resend.total == 0 && result.Status == wire.StatusOK {
 		c.credit.recordRoundTrip(at - r.sentAt - int64(result.Stages()))
@@ -225,6 +226,7 @@ func (c *Client) handleNACK(b []byte, at int64) error {
 		c.counts.foreign.Add(1)
 		return nil
 	}
+	c.reached = true
 	c.counts.nacks.Add(1)
 	missing := 0
 	for range w.Missing {

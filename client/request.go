@@ -24,6 +24,7 @@ type request struct {
 	// request must not end.
 	reading bool
 	sentAt  int64
+	refused uint64 // counts.unreachable at sentAt
 
 	next     int // fragments below this one were sent
 	resend   resend

@@ -78,18 +78,27 @@ func (c *Client) expireQueuedLocked(now int64) {
 	}
 }
 
-// expireLocked ends requests that timed out, and asks about those that are
-// silent for too long.
+// expireLocked ends requests that timed out or that no process listens to, and asks
+// about those that are silent for too long.
 func (c *Client) expireLocked(now int64) {
 	s := &c.sender
-	if now < c.flying.checkAt {
+	refused := c.counts.unreachable.Load()
+	if now < c.flying.checkAt && refused == c.flying.refused {
 		return
 	}
+	c.flying.refused = refused
 	c.flying.checkAt = math.MaxInt64
 	for r, next := c.flying.head, (*request)(nil); r != nil; r = next {
 		next = r.links[stageList].next
-		if r.timeoutAt <= now {
-			c.giveUpLocked(r, now, ErrUnanswered)
+		var err error
+		switch unreachable := refused > r.refused; {
+		case unreachable && (r.timeoutAt <= now || !c.reached):
+			err = ErrUnreachable
+		case r.timeoutAt <= now:
+			err = ErrUnanswered
+		}
+		if err != nil {
+			c.giveUpLocked(r, now, err)
 			s.ended = append(s.ended, r)
 			continue
 		}
@@ -126,7 +135,7 @@ func (c *Client) fillLocked(now int64) {
 			c.queued.remove(r)
 			c.flying.pushBack(r)
 			c.flying.sending.pushBack(r)
-			r.flying, r.probe, r.sentAt = true, probe, now
+			r.flying, r.probe, r.sentAt, r.refused = true, probe, now, c.counts.unreachable.Load()
 			r.recovery.Begin(r.count, c.options.ResendAfter)
 			c.checkLocked(r)
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/internal/freeport"
@@ -267,6 +268,12 @@ func TestStatuses(t *testing.T) {
 		if retry := response.Header.Get("Retry-After"); (retry != "") != (want == 503) {
 			t.Errorf("%v: Retry-After %q", s, retry)
 		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	if got := statusOf(fmt.Errorf("request 1: %w", client.ErrUnreachable)); got != 503 {
+		t.Errorf("no process listens at the function's port: %d, want 503", got)
 	}
 }
 

@@ -77,7 +77,7 @@ func statusOf(err error) int {
 		return http.StatusUnsupportedMediaType
 	case errors.Is(err, client.ErrLate), errors.Is(err, client.ErrUnsent), errors.Is(err, client.ErrUnanswered):
 		return http.StatusGatewayTimeout
-	case errors.Is(err, client.ErrQueueFull), errors.Is(err, client.ErrClosed):
+	case errors.Is(err, client.ErrQueueFull), errors.Is(err, client.ErrClosed), errors.Is(err, client.ErrUnreachable):
 		return http.StatusServiceUnavailable
 	}
 	return http.StatusInternalServerError

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/wire"
 )
 
 // whole is a function without a share, for a node without shares.
@@ -174,7 +174,7 @@ func TestLongBacklog(t *testing.T) {
 		old := in.queue.Oldest()
 		b.eventually("time moves on", func() bool { return runclock.Now() > old+time.Millisecond })
 		c.Answer(slots[1:], nil)
-		if e := s.Next(); e.Status != wire.StatusOK {
+		if e := s.Next(); e.Status != client.StatusOK {
 			t.Fatalf("request %d is %v, want ok", e.Tag, e.Status)
 		}
 		var answered time.Duration
@@ -184,7 +184,7 @@ func TestLongBacklog(t *testing.T) {
 		})
 		in.watch(max(old, answered-1) + 2*b.hangTimeout)
 		if hangs {
-			if e := s.Next(); e.Status != wire.StatusFailed {
+			if e := s.Next(); e.Status != client.StatusFailed {
 				t.Errorf("late requests are run, %v: request %d is %v, want failed", runLate, e.Tag, e.Status)
 			}
 			continue
@@ -193,7 +193,7 @@ func TestLongBacklog(t *testing.T) {
 			t.Errorf("late requests are run, %v: %d requests in flight, want 1 still", runLate, n)
 		}
 		in.watch(answered + 2*b.hangTimeout + 1)
-		if e := s.Next(); e.Status != wire.StatusFailed {
+		if e := s.Next(); e.Status != client.StatusFailed {
 			t.Errorf("late requests are run, %v: request %d is %v after long silence, want failed", runLate, e.Tag, e.Status)
 		}
 	}

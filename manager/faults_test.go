@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/policy/pair"
@@ -170,11 +171,11 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 		t.Errorf("shadow %+v, want it standing by", shadow)
 	}
 	b.watch()
-	if e := s.Next(); e.Status != wire.StatusFailed {
+	if e := s.Next(); e.Status != client.StatusFailed {
 		t.Errorf("what was whole is %v, want failed", e.Status)
 	}
 	s.Send(2)
-	if e := s.Next(); e.Status != wire.StatusBusy {
+	if e := s.Next(); e.Status != client.StatusBusy {
 		t.Errorf("what is new is %v, want busy", e.Status)
 	}
 	if got := b.function("bad").failure(); !strings.Contains(got, "held back") {
@@ -199,7 +200,7 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 		if f.port.InFlight() > 0 {
 			c.Answer(append(c.Recover(nil), c.Await(1)...), nil)
 		}
-		answered = s.Next().Status == wire.StatusOK
+		answered = s.Next().Status == client.StatusOK
 	}
 	f.settled()
 }

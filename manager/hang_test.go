@@ -8,9 +8,9 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/wire"
 )
 
 func TestHangMessage(t *testing.T) {
@@ -68,7 +68,7 @@ func TestUnansweredRequest(t *testing.T) {
 		t.Fatalf("%d requests in flight before patience ends, want 1", n)
 	}
 	in.watch(published + 2*b.hangTimeout + 1)
-	if e := s.Next(); e.Tag != 1 || e.Status != wire.StatusFailed {
+	if e := s.Next(); e.Tag != 1 || e.Status != client.StatusFailed {
 		t.Fatalf("request %d is %v, want 1 failed", e.Tag, e.Status)
 	}
 }

@@ -87,7 +87,7 @@ func StatusOf(err error) string {
 		return wire.StatusLate.String()
 	case errors.Is(err, client.ErrUnsent), errors.Is(err, client.ErrQueueFull):
 		return wire.StatusBusy.String()
-	case errors.Is(err, client.ErrUnanswered), errors.Is(err, client.ErrClosed):
+	case errors.Is(err, client.ErrUnanswered), errors.Is(err, client.ErrUnreachable), errors.Is(err, client.ErrClosed):
 		return StatusLost
 	case errors.Is(err, functions.ErrUnknown):
 		return StatusUnknown

@@ -115,6 +115,7 @@ func TestStatus(t *testing.T) {
 		{client.ErrLate, "late"},
 		{client.ErrUnsent, "busy"},
 		{client.ErrUnanswered, "lost"},
+		{client.ErrUnreachable, "lost"},
 		{functions.ErrUnknown, "unknown"},
 		{functions.ErrNoPicture, "error"},
 	} {

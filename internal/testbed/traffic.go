@@ -138,7 +138,7 @@ func (f *flow) send(due int64) error {
 }
 
 func (f *flow) ended(r *client.Result) {
-	f.note(Answered{At: r.Received, Latency: r.Received - r.Intended, Status: r.Status, Lost: r.Err != nil,
+	f.note(Answered{At: r.Received, Latency: r.Received - r.Intended, Status: r.Result.Status, Lost: r.Err != nil,
 		Batch: r.Batch, Service: r.Gather + r.Infer})
 	if f.again && !f.traffic.stopping.Load() {
 		if err := f.send(client.Now()); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -82,7 +83,7 @@ func TestOverdue(t *testing.T) {
 			back := row.process(b)
 			for range n {
 				e := s.Next()
-				if e.Status != wire.StatusLate {
+				if e.Status != client.StatusLate {
 					t.Errorf("request %d is %v, want late", e.Tag, e.Status)
 				}
 				if after := e.Aggregate + e.Queue - overdueObjective; after < 0 {

@@ -17,7 +17,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 var (
@@ -127,7 +126,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 		case errors.Is(r.Err, client.ErrClosed):
 		case r.Err != nil:
 			ends[map[error]string{client.ErrUnanswered: "unanswered", client.ErrUnsent: "unsent"}[r.Err]]++
-		case r.Status == wire.StatusOK:
+		case r.Status == client.StatusOK:
 			ends["ok"]++
 			ages = append(ages, age)
 			if age <= float64(within)/1e6 {
@@ -135,7 +134,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 			}
 		default:
 			ends[r.Status.String()]++
-			if r.Status == wire.StatusBusy {
+			if r.Status == client.StatusBusy {
 				busyAges = append(busyAges, age)
 			}
 		}

@@ -38,7 +38,7 @@ func TestOverrun(t *testing.T) {
 					t.Errorf("request %d: %v", r.ID, r.Err)
 				}
 				mu.Lock()
-				ends[r.Status]++
+				ends[r.Result.Status]++
 				mu.Unlock()
 				ended <- struct{}{}
 			},

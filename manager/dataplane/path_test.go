@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/aggregate"
@@ -45,7 +46,7 @@ func TestAnswer(t *testing.T) {
 	c.Flush()
 
 	e := s.Next()
-	if e.Status != wire.StatusOK || e.Kind != wire.KindRaw || e.Batch != 3 || e.ModelVersion != 9 {
+	if e.Status != client.StatusOK || e.Kind != wire.KindRaw || e.Batch != 3 || e.ModelVersion != 9 {
 		t.Errorf("answer is %+v", e.Result.Result)
 	}
 	if !bytes.Equal(e.Payload, payload) {
@@ -159,7 +160,7 @@ func TestImplausibleResult(t *testing.T) {
 			c.Complete(slot, reported)
 			c.Flush()
 			e := s.Next()
-			if e.Status != wire.StatusFailed || e.Kind != wire.KindNone || len(e.Payload) != 0 || e.ModelVersion != 7 {
+			if e.Status != client.StatusFailed || e.Kind != wire.KindNone || len(e.Payload) != 0 || e.ModelVersion != 7 {
 				t.Errorf("answer is %+v with %d bytes, want failed with none and the function's version", e.Result.Result, len(e.Payload))
 			}
 		})
@@ -174,7 +175,7 @@ func TestLateAndFailed(t *testing.T) {
 	slot := c.Await(1)[0]
 	c.Complete(slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 8})
 	c.Flush()
-	if e := s.Next(); e.Status != wire.StatusLate || e.ModelVersion != 8 || e.Infer != 0 {
+	if e := s.Next(); e.Status != client.StatusLate || e.ModelVersion != 8 || e.Infer != 0 {
 		t.Errorf("answer is %+v, want late, version 8, never inferred", e.Result.Result)
 	}
 	s.Send(2)
@@ -186,7 +187,7 @@ func TestLateAndFailed(t *testing.T) {
 	c.Start([]uint32{slot})
 	c.Complete(slot, reported)
 	c.Flush()
-	if e := s.Next(); e.Status != wire.StatusFailed || e.Infer != time.Microsecond {
+	if e := s.Next(); e.Status != client.StatusFailed || e.Infer != time.Microsecond {
 		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result.Result)
 	}
 	b.eventually("both are answered", func() bool { return b.counters.replied.Load() == 2 })
@@ -243,13 +244,13 @@ func TestExpireBefore(t *testing.T) {
 	b.eventually("both are published", func() bool { return b.InFlight() == 2 })
 
 	q.ExpireBefore(old + 1)
-	if e := s.Next(); e.Tag != 1 || e.Status != wire.StatusFailed {
+	if e := s.Next(); e.Tag != 1 || e.Status != client.StatusFailed {
 		t.Fatalf("request %d is %v, want 1 failed", e.Tag, e.Status)
 	}
 	// The younger request still waits for a process, which does not see the older one.
 	c := b.owner(0, 1)
 	c.Answer(append(c.Recover(nil), c.Await(1)...), nil)
-	if e := s.Next(); e.Tag != 2 || e.Status != wire.StatusOK {
+	if e := s.Next(); e.Tag != 2 || e.Status != client.StatusOK {
 		t.Fatalf("request %d is %v, want 2 ok", e.Tag, e.Status)
 	}
 }
@@ -262,13 +263,13 @@ func TestReplyAfterExpiry(t *testing.T) {
 	slots := c.Await(1)
 	c.Start(slots)
 	b.queues[0].ExpireBefore(runclock.Now() + time.Hour)
-	if e := s.Next(); e.Status != wire.StatusFailed {
+	if e := s.Next(); e.Status != client.StatusFailed {
 		t.Fatalf("status %v, want failed", e.Status)
 	}
 	c.Answer(slots, nil)
 	s.Send(2)
 	c.Answer(c.Await(1), nil)
-	if e := s.Next(); e.Tag != 2 || e.Status != wire.StatusOK {
+	if e := s.Next(); e.Tag != 2 || e.Status != client.StatusOK {
 		t.Fatalf("request %d is %v, want 2 ok", e.Tag, e.Status)
 	}
 }
@@ -280,11 +281,11 @@ func TestDrain(t *testing.T) {
 	slots := c.Await(1)
 	b.Drain()
 	s.Send(2)
-	if e := s.Next(); e.Tag != 2 || e.Status != wire.StatusBusy || e.ModelVersion != 7 {
+	if e := s.Next(); e.Tag != 2 || e.Status != client.StatusBusy || e.ModelVersion != 7 {
 		t.Fatalf("request %d is %+v, want 2 busy", e.Tag, e.Result.Result)
 	}
 	c.Answer(slots, nil)
-	if e := s.Next(); e.Tag != 1 || e.Status != wire.StatusOK {
+	if e := s.Next(); e.Tag != 1 || e.Status != client.StatusOK {
 		t.Fatalf("request %d is %v, want 1 ok", e.Tag, e.Status)
 	}
 	if n := b.counters.results[wire.StatusBusy].Load(); n != 1 {

@@ -27,7 +27,7 @@ func (b *harness) ask(c *datapathtest.Process, s *datapathtest.Client, tag uint6
 	c.Start([]uint32{slot})
 	c.Complete(slot, r)
 	c.Flush()
-	if e := s.Next(); e.Status != status {
+	if e := s.Next(); e.Result.Result.Status != status {
 		b.t.Fatalf("answer is %v, want %v", e.Status, status)
 	}
 	b.settled() // the copy is made after the answer was sent

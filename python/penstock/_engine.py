@@ -137,6 +137,7 @@ class Engine:
         self._queued_check_at = self._flying_check_at = NEVER
         self._objective = 0
         self._cookie = 0
+        self._reached = False  # a manager has sent a datagram
         # A client that returns on the same port must not take the answers to its predecessor's requests.
         self._next_id = random.getrandbits(32)
 
@@ -172,6 +173,13 @@ class Engine:
 
     # 2. Time passes.
 
+    def refused(self) -> None:
+        """The kernel reports that no process listens at the address. That ends the requests that were sent, unless
+        a manager has answered before: it may be restarting."""
+        self.stats.unreachable += 1
+        if not self._reached:
+            self._flying_check_at = 0
+
     def expire(self, now: int) -> None:
         """End requests in flight that took too long, and ask about those that are silent. The caller has passed in
         all datagrams that arrived: an answer may be among them."""
@@ -179,9 +187,12 @@ class Engine:
             return
         self._flying_check_at = NEVER
         for r in list(self._flying.values()):
-            if r.timeout_at <= now:
-                detail = f"no answer from {self.options.peer} within {self.options.timeout / 1e9:g} s"
-                if self.stats.unreachable > r.unreachable:
+            refused = self.stats.unreachable > r.unreachable
+            if r.timeout_at <= now or (refused and not self._reached):
+                detail = f"no answer from {self.options.peer}"
+                if self._reached or not refused:
+                    detail += f" within {self.options.timeout / 1e9:g} s"
+                if refused:
                     detail += ": no process listens there"
                 self._give_up(r, Status.UNANSWERED, detail, now)
                 continue
@@ -337,6 +348,7 @@ class Engine:
             self.stats.malformed[word] = self.stats.malformed.get(word, 0) + 1
             return
         r = self._flying.get(d.request)
+        self._reached = True
         if r is None:
             self._count_stray(d.request)
         elif isinstance(d, _wire.Nack):

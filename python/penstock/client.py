@@ -325,7 +325,7 @@ class Client:
                 return
             except ConnectionRefusedError:
                 # The ICMP response to an earlier datagram: the kernel did not try this one.
-                self._engine.stats.unreachable += 1
+                self._engine.refused()
                 if not refused:
                     refused = True
                     continue
@@ -355,7 +355,7 @@ class Client:
                 self._engine.expire(now)
                 break
             except ConnectionRefusedError:
-                self._engine.stats.unreachable += 1
+                self._engine.refused()
                 continue
             except OSError:
                 break

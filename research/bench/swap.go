@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm/cpuset"
 	"github.com/penstock/penstock/shm/floor"
-	"github.com/penstock/penstock/wire"
 )
 
 // Swap is the report of `penstock-lab swap`: how long the stream of batches stops when an active process
@@ -203,7 +202,7 @@ func saturate(ctx context.Context, port, requestBytes int) (stop func(), _ *clos
 			switch {
 			case r.Err != nil:
 				load.unanswered.Add(1)
-			case r.Status == wire.StatusOK:
+			case r.Status == client.StatusOK:
 				load.answered.Add(1)
 			}
 			send()

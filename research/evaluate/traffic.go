@@ -418,7 +418,7 @@ func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) 
 				<-ready
 				s := sample{intended: res.Intended, unsent: errors.Is(res.Err, client.ErrUnsent)}
 				if res.Err == nil {
-					s.arrived, s.status, s.batch = res.Received, res.Status, res.Batch
+					s.arrived, s.status, s.batch = res.Received, res.Result.Status, res.Batch
 					s.stages = res.StageTimes()
 				}
 				o.note(s)

@@ -227,7 +227,7 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 		Timeout: patience, InFlight: 32, QueueLimit: 2 * len(pictures),
 		Deliver: func(r *client.Result) {
 			<-dialled
-			if r.Err == nil && r.Status == wire.StatusBusy { // send it again
+			if r.Err == nil && r.Status == client.StatusBusy { // send it again
 				if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
 					return
 				}
@@ -256,7 +256,7 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 	goOn()
 	for range pictures {
 		r := <-results
-		if r.Err != nil || r.Status != wire.StatusOK {
+		if r.Err != nil || r.Status != client.StatusOK {
 			t.Fatalf("%s, picture %d: %v, %v", function, r.Tag, r.Status, r.Err)
 		}
 		list[r.Tag] = comparing.Answer{Kind: r.Kind, Payload: r.Payload}

@@ -53,7 +53,7 @@ func stream(t *testing.T, nd *node.Node, n int, harm func()) *answers {
 	c = dial(t, nd, "fn", client.Options{Timeout: 20 * time.Second, Deliver: func(r *client.Result) {
 		// A client computes its credit from an older report, which lacks requests that the
 		// manager had not seen. After a pause of the machine it may send a request too many.
-		if r.Err == nil && r.Status == wire.StatusBusy {
+		if r.Err == nil && r.Status == client.StatusBusy {
 			if _, err := c.Send(picture(small, int(r.Tag)), client.RequestOptions{Tag: r.Tag}); err == nil {
 				return
 			}

@@ -312,8 +312,8 @@ func (a *answers) deliver(bytes int) func(*client.Result) {
 		case r.Err != nil:
 			a.lost++
 		default:
-			a.by[r.Status]++
-			if r.Status == wire.StatusOK {
+			a.by[r.Result.Status]++
+			if r.Status == client.StatusOK {
 				if !right(r, bytes) {
 					a.wrong++
 				}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/wire"
 )
 
 // TestReturnFromIdle sends requests to a function that was idle next to an overloaded one. The
@@ -57,7 +56,7 @@ functions:
 	deliver := got.deliver(small)
 	c := dial(t, nd, "idle", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
 		mu.Lock()
-		onTime[r.Tag] = r.Err == nil && r.Status == wire.StatusOK && time.Duration(r.Received-r.Sent) <= 60*time.Millisecond
+		onTime[r.Tag] = r.Err == nil && r.Status == client.StatusOK && time.Duration(r.Received-r.Sent) <= 60*time.Millisecond
 		mu.Unlock()
 		deliver(r)
 	}})

@@ -38,7 +38,7 @@ func TestOverdue(t *testing.T) {
 		case r.Err != nil:
 			unanswered++
 		default:
-			by[r.Status]++
+			by[r.Result.Status]++
 			answered = append(answered, r.Aggregate+r.Queue)
 			received = append(received, time.Duration(r.Received-r.Sent))
 		}

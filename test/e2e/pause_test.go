@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // probe sends a request every probeEvery and records when each was answered ok. It
@@ -35,7 +34,7 @@ func startProbe(t *testing.T, nd *node.Node, function string) *probe {
 	t.Helper()
 	p := &probe{stop: make(chan struct{})}
 	p.client = dial(t, nd, function, client.Options{Timeout: 500 * time.Millisecond, InFlight: 64, Deliver: func(r *client.Result) {
-		if r.Err != nil || r.Status != wire.StatusOK {
+		if r.Err != nil || r.Status != client.StatusOK {
 			return
 		}
 		p.mu.Lock()

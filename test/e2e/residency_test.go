@@ -48,7 +48,7 @@ func askPicture(t *testing.T, c *client.Client, bytes, number int) (status wire.
 	if err != nil && !errors.As(err, &other) {
 		t.Errorf("picture %d: %v", number, err)
 	}
-	return r.Status, r.Payload
+	return r.Result.Status, r.Payload
 }
 
 // inputBytes is the size of a function's requests.

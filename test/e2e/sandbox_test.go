@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 const nobodyUID = 65534
@@ -121,7 +120,7 @@ func TestSandbox(t *testing.T) {
 			}
 			for function, bytes := range map[string]int{"fn": model.Input.WireBytes(), "other": small} {
 				result, err := dial(t, n, function, client.Options{Timeout: patience}).Do(t.Context(), picture(bytes, 1), client.RequestOptions{Tag: 1})
-				if err != nil || result.Status != wire.StatusOK {
+				if err != nil || result.Status != client.StatusOK {
 					t.Errorf("%s: %v, %v", function, result.Status, err)
 				}
 				if function == "other" && !right(&result, bytes) {

@@ -69,7 +69,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 		Timeout: 30 * time.Second, InFlight: 16, QueueLimit: 2 * len(pictures),
 		Deliver: func(r *client.Result) {
 			<-dialled
-			if r.Err == nil && r.Status == wire.StatusBusy { // send it again
+			if r.Err == nil && r.Status == client.StatusBusy { // send it again
 				if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
 					return
 				}
@@ -91,7 +91,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 	wrong, batches := 0, map[uint16]int{}
 	for range pictures {
 		g := <-answers
-		if g.r.Err != nil || g.r.Status != wire.StatusOK {
+		if g.r.Err != nil || g.r.Status != client.StatusOK {
 			t.Fatalf("picture %d: %s, %v", g.i, g.r.Status, g.r.Err)
 		}
 		batches[g.r.Batch]++

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // TestLaneGap compares the time between two batches of a lane: with requests for one member at all times,
@@ -69,7 +68,7 @@ func laneGap(t *testing.T, n *node.Node, functions ...string) time.Duration {
 				<-places
 				batches++
 				infer += r.Infer
-				if r.Err != nil || r.Status != wire.StatusOK {
+				if r.Err != nil || r.Status != client.StatusOK {
 					bad = errors.Join(r.Err, fmt.Errorf("%s answers %v", name, r.Status))
 				}
 			},

@@ -203,8 +203,8 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 			case r.Err != nil:
 				s.lost = append(s.lost, r.Err)
 			default:
-				s.by[r.Status]++
-				if r.Status == wire.StatusOK {
+				s.by[r.Result.Status]++
+				if r.Status == client.StatusOK {
 					s.okAt = append(s.okAt, r.Received)
 				}
 			}

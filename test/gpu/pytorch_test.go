@@ -17,7 +17,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // The tests compare models of the framework pytorch on a node with the same model in a
@@ -144,7 +143,7 @@ func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance flo
 			defer func() { <-room }()
 			mu.Lock()
 			defer mu.Unlock()
-			if r.Err != nil || r.Status != wire.StatusOK {
+			if r.Err != nil || r.Status != client.StatusOK {
 				wrong = append(wrong, fmt.Sprintf("picture %d: %v, %v", r.Tag, r.Status, r.Err))
 				return
 			}

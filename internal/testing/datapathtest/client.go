@@ -87,7 +87,7 @@ func (c *Client) Statuses(n int) map[uint64]wire.Status {
 	ends := map[uint64]wire.Status{}
 	for range n {
 		e := c.Next()
-		ends[e.Tag] = e.Status
+		ends[e.Tag] = e.Result.Result.Status
 	}
 	return ends
 }
