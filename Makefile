@@ -55,8 +55,8 @@ export RAPID_SEED ?= 20261122
 # A failure names its seed; files that repeat it would stay in the tree.
 export RAPID_NOFAILFILE ?= 1
 
-# STRICT=1, as in CI: a skipped test fails the run (internal/testing/strict).
-GOTEST = $(WORK) $(if $(STRICT),$(GO) run ./internal/testing/strict,$(GO) test)
+# STRICT=1, as in CI: a skipped test fails the run (internal/testing/gotest).
+GOTEST = $(WORK) $(GO) run ./internal/testing/gotest $(if $(STRICT),-strict)
 
 # Every package but the one that make test-dpdk runs. The first one takes longest, so it
 # starts first. `make check` has all of go vet.

@@ -364,6 +364,11 @@ func ramps() (frames [][]byte) {
 // to a function.
 func fakeCamera(t *testing.T, nd *node.Node, function string, lost int) {
 	t.Helper()
+	free, err := net.ListenPacket("udp", "127.0.0.1:3956")
+	if err != nil {
+		t.Fatalf("the camera needs the port of GigE Vision: %v; stop the program that uses it", err)
+	}
+	free.Close()
 	startProgram(t, "arv-fake-gv-camera-0.8", "-i", "127.0.0.1", "-s", "TEST", "-r", strconv.Itoa(lost))
 	const controlPort = "0100007F:0F74" // 127.0.0.1:3956
 	waitFor(t, "the camera to listen", func() bool {

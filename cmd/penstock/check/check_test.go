@@ -179,7 +179,7 @@ func TestSandbox(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(dir, "node.yaml")
-			writes(t, file, "sandbox: "+c.sandbox+"\nfunctions:\n  - {name: cut, model: ./cut.yaml, port: 0}\n")
+			writes(t, file, "sandbox: "+c.sandbox+"\nhttp: 127.0.0.1:0\nfunctions:\n  - {name: cut, model: ./cut.yaml, port: 0}\n")
 			if err := os.Chmod(model, c.mode); err != nil {
 				t.Fatal(err)
 			}

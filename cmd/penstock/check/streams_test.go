@@ -14,7 +14,8 @@ func TestStreams(t *testing.T) {
 	writes(t, file, "streams:\n"+
 		"  - {name: a, source: none.mp4, to: [face]}\n"+
 		"  - {name: b, source: 'gopher://me:secret@host/', to: [face]}\n"+
-		"  - {name: c, source: 'rtsp://me:secret@host/', to: [face]}\n")
+		"  - {name: c, source: 'rtsp://me:secret@host/', to: [face]}\n"+
+		"http: 127.0.0.1:0\n")
 	c, err := configs.Read(file)
 	if err != nil {
 		t.Fatal(err)
@@ -26,7 +27,7 @@ func TestStreams(t *testing.T) {
 		t.Error(err)
 	}
 
-	writes(t, file, "streams: [{name: c, source: 'rtsp://me:secret@host/', to: [face]}]\n")
+	writes(t, file, "streams: [{name: c, source: 'rtsp://me:secret@host/', to: [face]}]\nhttp: 127.0.0.1:0\n")
 	if c, err = configs.Read(file); err != nil {
 		t.Fatal(err)
 	}
