@@ -237,7 +237,7 @@ func settleGuarantee(log zerolog.Logger, what string, slo time.Duration, was, a 
 		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
 	if was.Level == budget.Demoted {
-		log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("level", int(a.Level)).Msg(what + " has a guarantee")
+		log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("priority", int(a.Level)).Msg(what + " has a guarantee")
 	}
 	if (a.Infeasible == "") != (was.Infeasible == "") {
 		if a.Infeasible != "" {

@@ -192,7 +192,7 @@ func (b *budgets) sample() {
 		}
 		if err := s.run(at); err != nil {
 			b.log.Debug().Err(err).Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation).
-				Int("level", int(at)).Msg("cannot change priority of process")
+				Int("priority", int(at)).Msg("cannot change priority of process")
 		}
 	}
 }

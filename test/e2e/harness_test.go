@@ -118,16 +118,18 @@ func start(t testing.TB, config string, environment ...string) *node.Node {
 	return startWith(t, node.Options{Config: config, Environment: environment})
 }
 
-// startWith starts a node with more options.
+// startWith starts a node with more options. Each line of its log must be valid (checkRecord).
 func startWith(t testing.TB, o node.Options) *node.Node {
 	t.Helper()
-	o.Binary = penstock
+	var log lines
+	o.Binary, o.Log = penstock, &log
 	n, err := node.Start(testContext(t), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		n.Kill()
+		log.check(t)
 		if t.Failed() {
 			t.Logf("node said:\n%s", n.Log())
 		}
