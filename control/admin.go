@@ -41,7 +41,7 @@ const RecordFile = "functions.json"
 // The paths of the admin socket.
 const (
 	AddPath      = "/add"      // a configs.Function; answered when it serves, or when it has been removed again
-	RemovePath   = "/remove"   // NameOrder
+	RemovePath   = "/remove"   // NameOrder; answered when the name and the port are free
 	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or when it cannot
 	RollbackPath = "/rollback" // NameOrder; like replace, with the function's previous model
 	SharePath    = "/share"    // ShareOrder

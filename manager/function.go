@@ -35,9 +35,10 @@ type function struct {
 	instances []*instance
 
 	removing bool
-	removeBy time.Time // when the manager stops waiting for answers
-	held     string    // why the function is held back; "" if it is not
-	trial    *trial    // nil once it has served, and for functions of the configuration
+	removeBy time.Time  // when the manager stops waiting for answers
+	gone     chan error // closed when the function is removed: its name and its port are free
+	held     string     // why the function is held back; "" if it is not
+	trial    *trial     // nil once it has served, and for functions of the configuration
 	oldPort  oldPort
 	byHand   float64 // percent per instance that was set by hand, if shares are not tuned; else 0
 
@@ -59,6 +60,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		m: m, name: c.Name, config: c,
 		log:        m.log.With().Str("if", c.Name).Logger(),
 		configured: m.cfg.ChangeOf(c),
+		gone:       make(chan error),
 		setup:      m.setupOf(c, card),
 	}
 	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}

@@ -83,14 +83,15 @@ func (m *Manager) checked(c configs.Function) (*models.Card, error) {
 }
 
 // remove takes a function off: its port refuses new requests, accepted ones are answered, its
-// processes end, and its memory is freed. Removing reallocates the shares at once.
+// processes end, and its memory is freed. Removing reallocates the shares at once. f.gone is closed
+// when all that has happened; a second remove does nothing.
 func (m *Manager) remove(name string) error {
 	f := m.function(name)
 	if f == nil {
 		return m.unknown(name)
 	}
 	if f.removing {
-		return fmt.Errorf("remove function: %q is being removed already", name)
+		return nil
 	}
 	f.remove()
 	m.file.dropWaiting(name)
@@ -147,7 +148,8 @@ func (f *function) reap() bool {
 	f.m.faults.guard.Forget(f.name)
 	f.m.device.allocator.Invalidate()
 	f.log.Info().Msg("function removed")
-	f.gone()
+	f.endTrial()
+	close(f.gone)
 	return true
 }
 

@@ -213,8 +213,13 @@ func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
 
 func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o control.NameOrder) (string, error) {
-		return o.Name + " accepts no new requests; it is removed when its requests are answered",
-			m.do(func() error { return m.remove(o.Name) })
+		return o.Name + " is removed", m.await(func() (<-chan error, error) {
+			f := m.function(o.Name)
+			if f == nil {
+				return nil, m.unknown(o.Name)
+			}
+			return f.gone, m.remove(o.Name)
+		})
 	})
 }
 

@@ -44,7 +44,7 @@ func (f *function) fails(reason string) {
 }
 
 // judge ends the trial of each function that serves, and begins to remove each function that failed
-// its trial. gone ends the trial of a removed function.
+// its trial. endTrial ends the trial of a removed function.
 func (m *Manager) judge() {
 	for _, f := range m.functions {
 		switch {
@@ -84,8 +84,8 @@ func (f *function) settle(err error) {
 	}
 }
 
-// gone ends the trial of a function that is gone.
-func (f *function) gone() {
+// endTrial ends the trial of a function that is gone.
+func (f *function) endTrial() {
 	if f.failed() {
 		f.settle(fmt.Errorf("add function %s: its process cannot start: %s; the function was removed", f.name, f.trial.failure))
 	}

@@ -8,10 +8,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/functions"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/frameworks"
@@ -52,17 +54,31 @@ Without a verb this is the process of an inference function. Only the orchestrat
 		return err
 	}
 
-	cmd.AddCommand(listCommand(folder), addCommand(folder), nameCommand(folder, "remove", "Remove a function from the running node", control.RemovePath),
-		replaceCommand(folder), nameCommand(folder, "rollback", "Return a function to its previous model; each rollback goes one model further back", control.RollbackPath), shareCommand(folder), moveCommand(folder))
+	cmd.AddCommand(listCommand(folder), addCommand(folder), removeCommand(folder), replaceCommand(folder), rollbackCommand(folder), shareCommand(folder), moveCommand(folder))
 	return cmd
 }
 
-// nameCommand is a verb whose only argument is a function's name.
-func nameCommand(folder func() string, use, short, path string) *cobra.Command {
+func removeCommand(folder func() string) *cobra.Command {
 	return &cobra.Command{
-		Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: arguments(1),
+		Use: "remove NAME", Short: "Remove a function from the running node",
+		Long: `Removes a function from the running node: it accepts no new requests, the requests that it has
+are answered, and its processes end. The command returns when the function is gone, so its name and
+its port are free. Ctrl-C stops the waiting, as do 30 seconds without a result; the node continues
+by itself. The key drain_timeout limits how long the function waits for its last answers.`,
+		Example: "  penstock if remove face", Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return send(cmd.Context(), folder(), path, control.NameOrder{Name: args[0]})
+			return sendPatiently(cmd.Context(), folder(), control.RemovePath, control.NameOrder{Name: args[0]},
+				"remove", args[0], "the node continues; see `penstock if list`")
+		},
+	}
+}
+
+func rollbackCommand(folder func() string) *cobra.Command {
+	return &cobra.Command{
+		Use: "rollback NAME", Short: "Return a function to its previous model; each rollback goes one model further back",
+		Example: "  penstock if rollback face", Args: arguments(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return send(cmd.Context(), folder(), control.RollbackPath, control.NameOrder{Name: args[0]})
 		},
 	}
 }
@@ -143,6 +159,31 @@ func send(ctx context.Context, dir, path string, order any) error {
 		fmt.Println(done)
 	}
 	return err
+}
+
+// patience is the max time to wait for a function that is added or removed.
+const patience = 30 * time.Second
+
+// sendPatiently is send for an order that the node carries out in its own time. If the function is
+// not added or removed within patience, the error says its state and what happens next.
+func sendPatiently(ctx context.Context, dir, path string, order any, verb, name, next string) error {
+	wait, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err := send(wait, dir, path, order)
+	switch {
+	case err == nil || wait.Err() == nil:
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s %s: interrupted; %s", verb, name, next)
+	}
+
+	state := "its state is unknown"
+	if status, err := control.ReadStatus(ctx, dir); err == nil {
+		if f, ok := status.Function(name); ok {
+			state = functions.State(&f)
+		}
+	}
+	return fmt.Errorf("%s %s: no result within %s (%s); %s", verb, name, patience, state, next)
 }
 
 // cardPath makes a card's file absolute, because the manager has another working directory.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/cmd/penstock/functions"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
@@ -88,31 +87,10 @@ func zeroFlags(cmd *cobra.Command) error {
 	return nil
 }
 
-// addPatience is the max time to wait for an addition.
-const addPatience = 30 * time.Second
-
-// errSlow is the cause when the command stops waiting for an addition.
-var errSlow = fmt.Errorf("no result within %s", addPatience)
-
 // sendAdd sends an addition. The manager completes it even if this command stops waiting.
 func sendAdd(ctx context.Context, dir string, f configs.Function) error {
-	wait, cancel := context.WithTimeoutCause(ctx, addPatience, errSlow)
-	defer cancel()
-	err := send(wait, dir, control.AddPath, f)
-	const goesOn = "the node continues, and removes it if its process cannot start; see `penstock if list`, or remove it now with `penstock if remove %s`"
-	switch {
-	case err == nil || wait.Err() == nil:
-		return err
-	case ctx.Err() != nil:
-		return fmt.Errorf("interrupted while %s was added: "+goesOn, f.Name, f.Name)
-	}
-	state := ""
-	if status, err := control.ReadStatus(ctx, dir); err == nil {
-		if now, ok := status.Function(f.Name); ok {
-			state = ", " + functions.State(&now)
-		}
-	}
-	return fmt.Errorf("%s was added%s after %s: "+goesOn, f.Name, state, addPatience, f.Name)
+	const next = "the node continues, and removes it if its process cannot start; see `penstock if list`, or remove it now with `penstock if remove %s`"
+	return sendPatiently(ctx, dir, control.AddPath, f, "add", f.Name, fmt.Sprintf(next, f.Name))
 }
 
 // addAndSave adds a function to the node and to its configuration file. If the file cannot be

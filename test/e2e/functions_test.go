@@ -54,9 +54,9 @@ func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 
 func TestAddRemove(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	nd, other := start(t, oneFunction(nullCard(t, "digest", small))), nullCard(t, "other", small)
 	got := stream(t, nd, 400, func() {
-		if out, err := run(t, nd.Dir, "if", "add", "second", "--model", nullCard(t, "other", small)); err != nil {
+		if out, err := run(t, nd.Dir, "if", "add", "second", "--model", other); err != nil {
 			t.Fatalf("add: %v\n%s", err, out)
 		}
 	})
@@ -73,13 +73,17 @@ func TestAddRemove(t *testing.T) {
 	if _, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil {
 		t.Fatalf("the added function: %v", err)
 	}
-	if out, err := run(t, nd.Dir, "if", "remove", "second"); err != nil {
+	port := portOf(t, nd, "second")
+	if out, err := run(t, nd.Dir, "if", "remove", "second"); err != nil || out != "second is removed\n" {
 		t.Fatalf("remove: %v\n%s", err, out)
 	}
-	waitFor(t, "the function to be gone", func() bool {
-		_, err := nd.Function("second")
-		return err != nil
-	})
+	// The function is gone when the command returns: its name and its port are free.
+	if out, err := run(t, nd.Dir, "if", "add", "second", "--model", other, "--port", port); err != nil {
+		t.Fatalf("add it again: %v\n%s", err, out)
+	}
+	if out, err := run(t, nd.Dir, "if", "remove", "second"); err != nil {
+		t.Fatalf("remove it again: %v\n%s", err, out)
+	}
 	if out, err := run(t, nd.Dir, "if", "remove", "second"); err == nil || !strings.Contains(out, `no function "second"; known are: fn`) {
 		t.Errorf("removing it again: %v\n%s", err, out)
 	}
@@ -477,7 +481,7 @@ func TestAddInterrupted(t *testing.T) {
 		})
 		c.Process.Signal(os.Interrupt)
 		err := c.Wait()
-		if err != nil && !strings.Contains(out.String(), "interrupted while "+name+" was added: the node continues") {
+		if err != nil && !strings.Contains(out.String(), "add "+name+": interrupted; the node continues") {
 			t.Errorf("interrupted addition of %s: %v, said:\n%s", name, err, out)
 		}
 		return err == nil

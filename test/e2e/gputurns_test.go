@@ -19,7 +19,7 @@ const keepsGPU = "a process keeps the GPU while others wait"
 
 // keptGPU reports whether the log says that this process kept a turn. On a busy machine another
 // process can keep one as well.
-func keptGPU(log *record, pid int) bool {
+func keptGPU(log *lines, pid int) bool {
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, keepsGPU) && strings.Contains(line, fmt.Sprintf(`"pid":%d,`, pid)) {
 			return true
@@ -30,7 +30,7 @@ func keptGPU(log *record, pid int) bool {
 
 // takingTurns starts a node on a GPU without MPS with the functions fn and bad. A batch of bad never
 // ends after 200, warm-up included. All processes have warmed up, so only requests take turns.
-func takingTurns(t *testing.T, hangTimeout time.Duration) (*node.Node, *record) {
+func takingTurns(t *testing.T, hangTimeout time.Duration) (*node.Node, *lines) {
 	t.Helper()
 	card := nullCard(t, "digest", small)
 	nd, log := startRecorded(t, fmt.Sprintf("device: cuda\nhang_timeout: %v\nfunctions:\n", hangTimeout)+

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"net/netip"
 	"os"
@@ -122,7 +123,12 @@ func start(t testing.TB, config string, environment ...string) *node.Node {
 func startWith(t testing.TB, o node.Options) *node.Node {
 	t.Helper()
 	var log lines
-	o.Binary, o.Log = penstock, &log
+	o.Binary = penstock
+	if o.Log == nil {
+		o.Log = &log
+	} else {
+		o.Log = io.MultiWriter(&log, o.Log)
+	}
 	n, err := node.Start(testContext(t), o)
 	if err != nil {
 		t.Fatal(err)

@@ -24,40 +24,11 @@ const (
 	delayFactor = 10
 )
 
-// record stores all of a node's log.
-type record struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (r *record) Write(p []byte) (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.Write(p)
-}
-
-func (r *record) String() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.text.String()
-}
-
 // startRecorded is start, and stores the whole log.
-func startRecorded(t *testing.T, config string, environment ...string) (*node.Node, *record) {
+func startRecorded(t *testing.T, config string, environment ...string) (*node.Node, *lines) {
 	t.Helper()
-	log := &record{}
-	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, Environment: environment, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		n.Kill()
-		if t.Failed() {
-			t.Logf("node said:\n%s", n.Log())
-		}
-		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
-	})
-	return n, log
+	log := &lines{}
+	return startWith(t, node.Options{Config: config, Environment: environment, Log: log}), log
 }
 
 // traffic sends pictures to a function until stop, and records when answers arrived.
@@ -192,7 +163,7 @@ func killOrchestrator(t *testing.T, nd *node.Node) (back time.Duration) {
 
 // checkGenerations checks in the log that no generation had two processes, and that the
 // manager refused none.
-func checkGenerations(t *testing.T, log *record) {
+func checkGenerations(t *testing.T, log *lines) {
 	t.Helper()
 	had := map[string]int{}
 	for line := range strings.Lines(log.String()) {

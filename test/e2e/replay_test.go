@@ -89,10 +89,6 @@ functions:
 	if out, err := run(t, nd.Dir, "if", "remove", "fn"); err != nil {
 		t.Errorf("remove: %v\n%s", err, out)
 	}
-	waitFor(t, "the function to be gone", func() bool {
-		_, err := nd.Function("fn")
-		return err != nil
-	})
 }
 
 // There are three times as many requests as slots: with speed 0 they wait for room.
