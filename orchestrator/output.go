@@ -67,7 +67,7 @@ func relay(log zerolog.Logger, stream, text string) string {
 	}
 	for _, k := range []string{
 		zerolog.LevelFieldName, zerolog.MessageFieldName, zerolog.TimestampFieldName,
-		"process", "if", "instance", "generation", // the logger has these keys, which must not appear twice
+		"process", "if", "instance", "generation", "worker", "pid", // the logger has these keys, which must not appear twice
 	} {
 		delete(record, k)
 	}

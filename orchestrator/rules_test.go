@@ -210,7 +210,7 @@ func TestRelay(t *testing.T) {
 		},
 		{`{"level":"info","time":"x","if":"f","n":3,"message":"ready"}`, `{"level":"info","n":3,"message":"ready"}`, ""},
 		{`{"level":"error","error":"no such file","message":"load model"}`, `{"level":"error","error":"no such file","message":"load model"}`, "load model: no such file"},
-		{`{"level":"error","process":"if","if":"f","instance":0,"generation":1,"message":"cannot go on"}`, `{"level":"error","message":"cannot go on"}`, "cannot go on"},
+		{`{"level":"error","process":"if","if":"f","instance":0,"generation":1,"worker":"w","pid":7,"message":"cannot go on"}`, `{"level":"error","message":"cannot go on"}`, "cannot go on"},
 		{`{"level":"fatal","message":"boom"}`, `{"level":"error","message":"boom"}`, "boom"},
 		{`{"not":`, `{"level":"info","stream":"stderr","message":"{\"not\":"}`, `{"not":`},
 	} {
