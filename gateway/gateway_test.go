@@ -292,7 +292,7 @@ func TestBadInput(t *testing.T) {
 	}{
 		"unknown function":    {web.URL + "/v2/models/nope/infer", "image/jpeg", photo(t, 4, 4), 404, `the node has [\"finder\" \"raw\"]`},
 		"wrong version":       {web.URL + "/v2/models/finder/versions/9/infer", "image/jpeg", photo(t, 4, 4), 404, "serves version 3"},
-		"no picture":          {infer, "image/jpeg", []byte("GIF87"), 415, "not a JPEG, PNG"},
+		"no picture":          {infer, "image/jpeg", []byte("GIF87"), 415, "unknown; send JPEG, PNG"},
 		"damaged picture":     {infer, "image/jpeg", photo(t, 64, 64)[:300], 400, "picture"},
 		"60,000 × 60,000":     {infer, "image/jpeg", huge, 413, "60000 × 60000 pixels, want at most 64 Mpixel"},
 		"photo for a tensor":  {web.URL + "/v2/models/raw/infer", "image/jpeg", photo(t, 4, 4), 415, "send a tensor"},

@@ -167,7 +167,7 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) {
 	defer release()
 
 	// curl calls a body a form if the user does not say what it is.
-	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || strings.HasPrefix(http.DetectContentType(body), "image/") {
+	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || picture.Format(body) != "" {
 		s.inferPhoto(w, r, f, body)
 		return
 	}

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"image"
-	_ "image/gif"  // for Decode
-	_ "image/jpeg" // for Decode
-	_ "image/png"  // for Decode
+	_ "image/gif" // for Decode
+	"image/jpeg"
+	"image/png"
 	"io"
 	"math"
 
-	_ "golang.org/x/image/bmp" // for Decode
+	"golang.org/x/image/bmp"
 	"golang.org/x/image/draw"
 	_ "golang.org/x/image/webp" // for Decode
 )
@@ -22,7 +22,7 @@ const MaxPixels = 64 << 20
 
 // The errors of Decode and Pixels.
 var (
-	ErrFormat   = errors.New("not a JPEG, PNG, GIF, WebP or BMP picture")
+	ErrFormat   = errors.New("picture format not supported")
 	ErrTooLarge = errors.New("picture too large")
 	ErrDamaged  = errors.New("picture damaged")
 )
@@ -30,45 +30,79 @@ var (
 // Pixels returns the number of pixels of an encoded photo from its header. The errors are
 // ErrFormat, ErrTooLarge (MaxPixels) and ErrDamaged.
 func Pixels(file []byte) (int, error) {
-	pixels, _, err := header(file)
-	return pixels, err
+	size, _, err := header(file)
+	return size.X * size.Y, err
 }
 
-func header(file []byte) (pixels int, format string, err error) {
+// header returns the size of a photo and its format's name in package image.
+func header(file []byte) (size image.Point, format string, err error) {
+	if err := checkFormat(file); err != nil {
+		return size, "", err
+	}
 	config, format, err := image.DecodeConfig(bytes.NewReader(file))
 	switch {
-	case errors.Is(err, image.ErrFormat):
-		return 0, "", ErrFormat
+	case unsupported(err):
+		return size, "", fmt.Errorf("%w: %w; send %s", ErrFormat, err, decodable)
 	case err != nil:
-		return 0, "", fmt.Errorf("%w: read header: %w", ErrDamaged, err)
+		return size, "", fmt.Errorf("%w: read header: %w", ErrDamaged, err)
 	case config.Width <= 0 || config.Height <= 0:
-		return 0, "", fmt.Errorf("%w: it has %d × %d pixels", ErrDamaged, config.Width, config.Height)
+		return size, "", fmt.Errorf("%w: it has %d × %d pixels", ErrDamaged, config.Width, config.Height)
 	case config.Width > MaxPixels/config.Height:
-		return 0, "", fmt.Errorf("%w: %d × %d pixels, want at most %d Mpixel", ErrTooLarge, config.Width, config.Height, MaxPixels>>20)
+		return size, "", fmt.Errorf("%w: %d × %d pixels, want at most %d Mpixel", ErrTooLarge, config.Width, config.Height, MaxPixels>>20)
 	}
-	return config.Width * config.Height, format, nil
+	return image.Pt(config.Width, config.Height), format, nil
 }
 
-// Decode decodes a photo and turns it upright, as its EXIF orientation says. The errors are
-// those of Pixels, and that of a context that ends meanwhile.
+// unsupported reports whether a decoder's error is about a kind of its format that it does not know.
+func unsupported(err error) bool {
+	var ofJPEG jpeg.UnsupportedError
+	var ofPNG png.UnsupportedError
+	return errors.As(err, &ofJPEG) || errors.As(err, &ofPNG) || errors.Is(err, bmp.ErrUnsupported)
+}
+
+// Decode decodes a photo, of an animation its first frame, and turns it upright, as its EXIF
+// orientation says. Transparent parts are white. The errors are those of Pixels, and that of a
+// context that ends meanwhile.
 func Decode(ctx context.Context, file []byte) (image.Image, error) {
-	pixels, format, err := header(file)
+	size, format, err := header(file)
 	if err != nil {
 		return nil, err
 	}
 
 	from := source{ctx: ctx, file: file, scans: math.MaxInt}
-	if format == "jpeg" {
-		from.scans = maxScanPixels / pixels
+	whole := image.Rectangle{Max: size}
+	place, cut := whole, false
+	switch format {
+	case "jpeg":
+		from.scans = maxScanPixels / (size.X * size.Y)
+		from.file, cut = completeJPEG(file)
+	case "webp":
+		if from.file, place = firstFrame(file, size); !place.In(whole) {
+			return nil, fmt.Errorf("%w: its first frame is at %v of %v", ErrDamaged, place, size)
+		}
 	}
 	photo, _, err := image.Decode(&from)
 	switch {
 	case from.err != nil:
 		return nil, from.err
+	case err != nil && cut:
+		return nil, fmt.Errorf("%w: the file ends before its picture does (%w)", ErrDamaged, err)
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	return upright(photo, orientation(file, format)), nil
+	return upright(flatten(photo, whole, place.Min), orientation(file, format)), nil
+}
+
+// flatten puts a photo on a white sheet, if it is transparent or smaller.
+func flatten(photo image.Image, whole image.Rectangle, at image.Point) image.Image {
+	place := photo.Bounds().Add(at)
+	if o, ok := photo.(interface{ Opaque() bool }); ok && o.Opaque() && place == whole {
+		return photo
+	}
+	sheet := image.NewRGBA(whole)
+	draw.Draw(sheet, whole, image.White, image.Point{}, draw.Src)
+	draw.Draw(sheet, place, photo, photo.Bounds().Min, draw.Over)
+	return sheet
 }
 
 // maxScanPixels is the max number of scans of a JPEG file, times its pixels. A scan may need no
@@ -131,8 +165,12 @@ func upright(photo image.Image, orientation int) image.Image {
 		return photo
 	}
 	width, height := photo.Bounds().Dx(), photo.Bounds().Dy()
-	from := image.NewRGBA(image.Rect(0, 0, width, height))
-	draw.Draw(from, from.Bounds(), photo, photo.Bounds().Min, draw.Src)
+	const pixel = 4 // bytes
+	from, flat := photo.(*image.RGBA)
+	if !flat || from.Rect.Min != (image.Point{}) || from.Stride != pixel*width {
+		from = image.NewRGBA(image.Rect(0, 0, width, height))
+		draw.Draw(from, from.Bounds(), photo, photo.Bounds().Min, draw.Src)
+	}
 
 	// In pixels, (x, y) goes to begin + x*right + y*down.
 	last := width*height - 1
@@ -158,7 +196,6 @@ func upright(photo image.Image, orientation int) image.Image {
 		begin, right, down = last-(height-1), -height, 1
 	}
 
-	const pixel = 4 // bytes
 	out := image.NewRGBA(size)
 	for y := range height {
 		for x := range width {

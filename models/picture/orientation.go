@@ -3,7 +3,6 @@ package picture
 import (
 	"bytes"
 	"encoding/binary"
-	"iter"
 )
 
 // orientation returns the EXIF orientation of a photo, 1 to 8 (EXIF 2.3, 4.6.4); 1 if it has none.
@@ -93,100 +92,4 @@ func tiffOrientation(file []byte) int {
 		}
 	}
 	return 1
-}
-
-// Markers of JPEG files (ISO 10918-1, table B.1).
-const (
-	rst0 = 0xd0
-	rst7 = 0xd7
-	soi  = 0xd8
-	eoi  = 0xd9
-	sos  = 0xda
-	app1 = 0xe1
-)
-
-// segment is a marker of a JPEG file with its data.
-type segment struct {
-	marker byte
-	at     int // in the file
-	data   []byte
-}
-
-// segments returns the markers of a JPEG file up to its end marker. Any number of 0xFF may precede
-// a marker.
-func segments(file []byte) iter.Seq[segment] {
-	return func(yield func(segment) bool) {
-		for at := 2; ; { // after the start marker
-			next := bytes.IndexByte(file[min(at, len(file)):], 0xff)
-			if next < 0 {
-				return
-			}
-			at += next
-			s := segment{at: at}
-			for at < len(file) && file[at] == 0xff {
-				at++
-			}
-			if at == len(file) {
-				return
-			}
-			s.marker = file[at]
-			at++
-
-			switch {
-			case s.marker == 0, s.marker >= rst0 && s.marker <= rst7:
-				continue // inside a scan
-			case s.marker == eoi:
-				yield(s)
-				return
-			case s.marker == soi:
-				continue
-			}
-			if at+2 > len(file) {
-				return
-			}
-			length := int(binary.BigEndian.Uint16(file[at:]))
-			if length < 2 || at+length > len(file) {
-				return
-			}
-			s.data = file[at+2 : at+length]
-			at += length
-			if !yield(s) {
-				return
-			}
-		}
-	}
-}
-
-// pngChunks returns the chunks of a PNG file with their names (PNG 3, 5.3).
-func pngChunks(file []byte) iter.Seq2[string, []byte] {
-	return func(yield func(string, []byte) bool) {
-		const signature, head, checksum = 8, 8, 4 // bytes
-		for rest := file[min(signature, len(file)):]; len(rest) >= head; {
-			length, name := uint64(binary.BigEndian.Uint32(rest)), string(rest[4:head])
-			rest = rest[head:]
-			if length+checksum > uint64(len(rest)) || !yield(name, rest[:length]) {
-				return
-			}
-			rest = rest[length+checksum:]
-		}
-	}
-}
-
-// webpHeader is the length of a WebP file's header: "RIFF", a length, "WEBP".
-const webpHeader = 12
-
-// webpChunks returns a sequence of RIFF chunks with their names. A chunk of odd length is followed
-// by a byte of padding.
-func webpChunks(rest []byte) iter.Seq2[string, []byte] {
-	return func(yield func(string, []byte) bool) {
-		const head = 8 // bytes
-		for len(rest) >= head {
-			length, name := uint64(binary.LittleEndian.Uint32(rest[4:])), string(rest[:4])
-			rest = rest[head:]
-			if length > uint64(len(rest)) || !yield(name, rest[:length]) {
-				return
-			}
-			rest = rest[min(length+length%2, uint64(len(rest))):]
-		}
-	}
 }
