@@ -29,6 +29,6 @@ const (
 // raisePriority gives the calling thread, to which the goroutine must be locked, a higher
 // priority and accurate naps: by default the kernel ends them up to 50 µs later.
 func raisePriority() {
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), loopNice)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, loopNice) // 0 is the calling thread, the only one that the sandbox permits
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 }

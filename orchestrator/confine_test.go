@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // confined tells a process in the sandbox what to try.
@@ -123,6 +124,16 @@ func (c *confined) violations() (found []string) {
 		"bpf":             errorOf(unix.SYS_BPF), "io_uring_setup": errorOf(unix.SYS_IO_URING_SETUP),
 		"keyctl": errorOf(unix.SYS_KEYCTL), "mount": unix.Mount("none", os.TempDir(), "tmpfs", 0, ""),
 		"clone with a user namespace": errorOf(unix.SYS_CLONE, unix.CLONE_NEWUSER|uintptr(unix.SIGCHLD)),
+		"setsid":                      errorOf(unix.SYS_SETSID), "setpgid": unix.Setpgid(0, 0),
+		"prlimit of another process":            unix.Prlimit(c.Victim, unix.RLIMIT_CPU, &unix.Rlimit{Cur: 1, Max: 1}, nil),
+		"setpriority of another process":        unix.Setpriority(unix.PRIO_PROCESS, c.Victim, 19),
+		"setpriority of all of its user":        unix.Setpriority(unix.PRIO_USER, 0, 19),
+		"setpriority of another group":          unix.Setpriority(unix.PRIO_PGRP, c.Victim, 19),
+		"ioprio_set of another process":         errorOf(unix.SYS_IOPRIO_SET, 1, uintptr(c.Victim), 3<<13),
+		"ioprio_set of all of its user":         errorOf(unix.SYS_IOPRIO_SET, 3, uintptr(c.UID), 3<<13),
+		"sched_setscheduler of another process": errorOf(unix.SYS_SCHED_SETSCHEDULER, uintptr(c.Victim), unix.SCHED_IDLE),
+		"sched_setattr of another process":      unix.SchedSetAttr(c.Victim, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL, Nice: 19}, 0),
+		"sched_setaffinity of another process":  cpuset.PinThread(c.Victim, []int{0}),
 	} {
 		if !errors.Is(err, unix.EPERM) {
 			complain("%s: %v", name, err)
@@ -134,13 +145,10 @@ func (c *confined) violations() (found []string) {
 	return found
 }
 
-// errorOf returns the error of a system call with this first argument.
-func errorOf(number uintptr, first ...uintptr) error {
-	var argument uintptr
-	if len(first) > 0 {
-		argument = first[0]
-	}
-	_, _, errno := unix.RawSyscall(number, argument, 0, 0)
+// errorOf returns the error of a system call with these arguments, then zeros.
+func errorOf(number uintptr, arguments ...uintptr) error {
+	all := append(arguments, 0, 0, 0)
+	_, _, errno := unix.RawSyscall(number, all[0], all[1], all[2])
 	if errno == 0 {
 		return nil
 	}

@@ -23,6 +23,9 @@ var refused = append([]uint32{
 	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_FANOTIFY_INIT, unix.SYS_ACCT,
 	// other processes
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
+	unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
+	// The processes that a function starts stay in its process group. The keeper can then end all of them.
+	unix.SYS_SETSID, unix.SYS_SETPGID,
 	// namespaces
 	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
 	// large parts of the kernel
@@ -32,6 +35,28 @@ var refused = append([]uint32{
 	unix.SYS_REBOOT, unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE,
 	unix.SYS_DELETE_MODULE, unix.SYS_SYSLOG, unix.SYS_VHANGUP, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME,
 }, refusedHere...)
+
+// ownOnly lists the calls that change limits, priority, CPUs or memory of a process that an argument
+// names. Functions have the same user, so the kernel would permit such a call on a neighbour. Only
+// the calling thread may be named: each argument must have this value. A filter cannot know the ids of a
+// process's other threads.
+var ownOnly = []struct {
+	number    uint32
+	arguments []uint32 // from the first on
+}{
+	{unix.SYS_PRLIMIT64, []uint32{0}},
+	{unix.SYS_SCHED_SETSCHEDULER, []uint32{0}},
+	{unix.SYS_SCHED_SETPARAM, []uint32{0}},
+	{unix.SYS_SCHED_SETATTR, []uint32{0}},
+	{unix.SYS_SCHED_SETAFFINITY, []uint32{0}},
+	{unix.SYS_MIGRATE_PAGES, []uint32{0}},
+	{unix.SYS_MOVE_PAGES, []uint32{0}},
+	{unix.SYS_SETPRIORITY, []uint32{unix.PRIO_PROCESS, 0}},
+	{unix.SYS_IOPRIO_SET, []uint32{ioprioProcess, 0}},
+}
+
+// ioprioProcess is IOPRIO_WHO_PROCESS (linux/ioprio.h).
+const ioprioProcess = 1
 
 // newNamespaces are the flags of clone that make namespaces (sched.h).
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
@@ -43,6 +68,7 @@ const (
 	offsetNumber       = 0
 	offsetArchitecture = 4
 	offsetArgument0    = 16
+	argumentBytes      = 8
 )
 
 // filter returns the program, in cBPF. A call of a foreign architecture ends the process.
@@ -75,6 +101,15 @@ func filter() ([]bpf.RawInstruction, error) {
 		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: newNamespaces, SkipTrue: 1},
 		refuse,
 		pass,
+	}
+	for _, call := range ownOnly {
+		n := uint8(len(call.arguments))
+		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: call.number, SkipTrue: 3*n + 1})
+		for i, want := range call.arguments {
+			p = append(p, bpf.LoadAbsolute{Off: offsetArgument0 + uint32(i)*argumentBytes, Size: 4},
+				bpf.JumpIf{Cond: bpf.JumpEqual, Val: want, SkipTrue: 1}, refuse)
+		}
+		p = append(p, pass)
 	}
 	for _, number := range refused {
 		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: number, SkipTrue: 1}, refuse)

@@ -33,10 +33,11 @@ func TestFilter(t *testing.T) {
 	}
 	const foreign = unix.AUDIT_ARCH_I386
 	eperm, enosys := unix.SECCOMP_RET_ERRNO|int(unix.EPERM), unix.SECCOMP_RET_ERRNO|int(unix.ENOSYS)
-	for name, c := range map[string]struct {
+	type row struct {
 		architecture, number, argument uint32
 		want                           int
-	}{
+	}
+	rows := map[string]row{
 		"read":                          {architecture, unix.SYS_READ, 0, unix.SECCOMP_RET_ALLOW},
 		"execve":                        {architecture, unix.SYS_EXECVE, 0, unix.SECCOMP_RET_ALLOW},
 		"foreign architecture":          {foreign, unix.SYS_READ, 0, unix.SECCOMP_RET_KILL_PROCESS},
@@ -56,7 +57,22 @@ func TestFilter(t *testing.T) {
 		"the last of the list":          {architecture, refused[len(refused)-1], 0, eperm},
 		"memory of the GPU (ioctl)":     {architecture, unix.SYS_IOCTL, 0, unix.SECCOMP_RET_ALLOW},
 		"memory that is locked (mlock)": {architecture, unix.SYS_MLOCK, 0, unix.SECCOMP_RET_ALLOW},
+		"a new session":                 {architecture, unix.SYS_SETSID, 0, eperm},
+		"another process group":         {architecture, unix.SYS_SETPGID, 0, eperm},
+		"own priority":                  {architecture, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, unix.SECCOMP_RET_ALLOW},
+		"priority of the user":          {architecture, unix.SYS_SETPRIORITY, unix.PRIO_USER, eperm},
+		"own I/O priority":              {architecture, unix.SYS_IOPRIO_SET, ioprioProcess, unix.SECCOMP_RET_ALLOW},
+		"I/O priority of the user":      {architecture, unix.SYS_IOPRIO_SET, 3, eperm},
+	}
+	for name, number := range map[string]uint32{
+		"limits": unix.SYS_PRLIMIT64, "policy": unix.SYS_SCHED_SETSCHEDULER, "parameters": unix.SYS_SCHED_SETPARAM,
+		"attributes": unix.SYS_SCHED_SETATTR, "CPUs": unix.SYS_SCHED_SETAFFINITY, "pages to nodes": unix.SYS_MIGRATE_PAGES,
+		"pages": unix.SYS_MOVE_PAGES,
 	} {
+		rows["own "+name] = row{architecture, number, 0, unix.SECCOMP_RET_ALLOW}
+		rows[name+" of another process"] = row{architecture, number, 4711, eperm}
+	}
+	for name, c := range rows {
 		// struct seccomp_data; the interpreter reads its fields as big-endian.
 		data := make([]byte, 64)
 		binary.BigEndian.PutUint32(data[offsetNumber:], c.number)
