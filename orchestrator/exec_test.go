@@ -431,6 +431,56 @@ func TestProcessTree(t *testing.T) {
 	}
 }
 
+// escape starts processes that try to outlive this one: they leave its session and group if they can, and
+// ignore SIGTERM. It returns their ids.
+func escape() (left []int, err error) {
+	for range 50 {
+		sleep := exec.Command("sh", "-c", `trap "" TERM; sleep 1000 & wait`)
+		sleep.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := sleep.Start(); err != nil {
+			sleep = exec.Command("sh", "-c", `trap "" TERM; sleep 1000 & wait`)
+			if err := sleep.Start(); err != nil {
+				return nil, err
+			}
+		}
+		left = append(left, sleep.Process.Pid)
+	}
+	return left, nil
+}
+
+// When a process is reported as ended, no process that it started runs. Otherwise such a process could answer
+// the requests of the next version.
+func TestProcessEscapes(t *testing.T) {
+	for name, end := range map[string]struct {
+		role  control.Role
+		how   string
+		state control.State
+	}{
+		"killed":  {control.Kill, "", control.Stopped},
+		"drained": {control.Drain, "", control.Stopped},
+		"crashed": {control.Serve, "crash", control.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t).run(func(o *Options) {
+				plainOptions{Dir: o.Dir, Mechanism: mechanismGovernor, Sandbox: true}.to(o)
+			})
+			n.want(n.child(1, control.Shadow, end.how, "escapes"))
+			var left []int
+			n.until("it has started processes", func(o control.Observed) bool {
+				return len(o.Processes) == 1 && json.Unmarshal([]byte(o.Processes[0].Reason), &left) == nil
+			})
+			n.want(n.child(1, end.role, end.how, "escapes"))
+			n.untilState(1, end.state)
+			for _, pid := range left {
+				if state := processState(pid); state != "" && state != "Z" {
+					t.Errorf("process %d runs on, in state %s", pid, state)
+					syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		})
+	}
+}
+
 func TestRealProcessBackoff(t *testing.T) {
 	const maxFailures = 10
 	n := newNode(t).run()

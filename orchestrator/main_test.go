@@ -163,8 +163,18 @@ func childMain(how []string) int {
 		}
 		os.WriteFile(how[len(how)-1], []byte(strconv.Itoa(sleep.Process.Pid)), 0o600)
 	}
+	reason := ""
+	if is("escapes") {
+		left, err := escape()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		text, _ := json.Marshal(left)
+		reason = string(text)
+	}
 	fmt.Println("hello from", child.Start().IF)
-	said, woken := control.Notice{State: control.Loaded}, false
+	said, woken := control.Notice{State: control.Loaded, Reason: reason}, false
 	child.Notify(said)
 	for o := range child.Orders() {
 		switch o.Do {

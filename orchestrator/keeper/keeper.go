@@ -71,7 +71,7 @@ type Process struct {
 	// Link is the parent's end of a SOCK_SEQPACKET pair. The process inherits the other end
 	// as descriptor 3.
 	Link, Stdout, Stderr *os.File
-	// Exit receives once, when the process has exited. Exited: the process had exited before
+	// Exit receives once, when the process has exited and no process of its group runs. Exited: the process had exited before
 	// the handle was made, and another process may have its process id now.
 	Exit   <-chan Exit
 	Exited bool

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -178,15 +179,23 @@ func TestExitSignal(t *testing.T) {
 
 func TestProcessGroupEnds(t *testing.T) {
 	each(t, func(t *testing.T, k Keeper) {
-		p := start(t, k, shell("a", "sleep 1000 & echo $!; exit 0"))
-		var grandchild int
-		if _, err := fmt.Sscan(line(t, p.Stdout), &grandchild); err != nil {
-			t.Fatal(err)
+		const grandchildren = 100 // the kernel ends the last of them after their parent
+		p := start(t, k, shell("a", fmt.Sprintf("for i in $(seq %d); do sleep 1000 & all=\"$all $!\"; done; echo $all; exit 0", grandchildren)))
+		var left []int
+		for _, field := range strings.Fields(line(t, p.Stdout)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			left = append(left, pid)
+		}
+		if len(left) != grandchildren {
+			t.Fatalf("%d children, want %d", len(left), grandchildren)
 		}
 		exitOf(t, p)
-		for deadline := time.Now().Add(patience); runs(grandchild); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal("its child runs on")
+		for _, pid := range left {
+			if runs(pid) {
+				t.Errorf("its child %d runs on", pid)
 			}
 		}
 	})

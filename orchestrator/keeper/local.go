@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,8 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -188,7 +191,7 @@ func (k *kept) close() {
 }
 
 // wait waits for a process, ends the processes that it left behind, and keeps its exit
-// status.
+// status. It reports the exit when none of them runs any more.
 func (l *Local) wait(k *kept) {
 	pid := k.cmd.Process.Pid
 	for {
@@ -197,17 +200,57 @@ func (l *Local) wait(k *kept) {
 			break
 		}
 	}
+	// No process that is being started escapes: the kernel does not complete a fork while a signal to the
+	// group is pending (copy_process). The sandbox keeps processes in the group.
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	_ = unix.Kill(-pid, syscall.SIGKILL)
 	_ = k.cmd.Wait() // ProcessState has the result
 	k.reaped = true
+	l.mu.Unlock()
+	awaitGroup(pid)
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	k.exit.Code = k.cmd.ProcessState.ExitCode()
 	if status, ok := k.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		k.exit.Signal = status.Signal()
 		k.exit.Ours = slices.Contains(k.sent, k.exit.Signal)
 	}
 	close(k.done)
+}
+
+// groupPoll is the interval at which awaitGroup looks.
+const groupPoll = time.Millisecond
+
+// awaitGroup returns when no process of a group that was killed can run code. The group's leader has been
+// reaped. The other processes are not children of this one, so it cannot wait(2) for them.
+func awaitGroup(group int) {
+	for !errors.Is(unix.Kill(-group, 0), unix.ESRCH) && groupRuns(group) {
+		time.Sleep(groupPoll)
+	}
+}
+
+// groupRuns reports whether a process group has a process that is no zombie.
+func groupRuns(group int) bool {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return false
+	}
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		text, err := os.ReadFile("/proc/" + e.Name() + "/stat")
+		if err != nil {
+			continue // it has ended
+		}
+		// pid (name) state parent group: proc_pid_stat(5). The name may contain anything.
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		if len(fields) > 2 && fields[2] == strconv.Itoa(group) && fields[0] != "Z" && fields[0] != "X" {
+			return true
+		}
+	}
+	return false
 }
 
 // process returns a handle on k, with duplicates of its files.
