@@ -25,6 +25,11 @@ var version = "unknown"
 func main() {
 	sandbox.MaybeLaunch()
 	guest.MaybeLaunch()
+	const standard = 3 // stdin, stdout and stderr
+	if err := sandbox.WithholdDescriptors(standard); err != nil {
+		fmt.Fprintln(os.Stderr, "penstock:", err)
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	cmd, err := execute(ctx, root())

@@ -37,9 +37,9 @@ var refused = append([]uint32{
 }, refusedHere...)
 
 // ownOnly lists the calls that change limits, priority, CPUs or memory of a process that an argument
-// names. Functions have the same user, so the kernel would permit such a call on a neighbour. Only
-// the calling thread may be named: each argument must have this value. A filter cannot know the ids of a
-// process's other threads.
+// names. Functions have the same user, so the kernel would permit such a call on a neighbour. The
+// filter permits them for the calling thread only: each argument must have this value. A filter cannot know
+// the ids of a process's other threads.
 var ownOnly = []struct {
 	number    uint32
 	arguments []uint32 // from the first on

@@ -20,6 +20,9 @@ const verb = "launch"
 // it.
 const specVariable = "PENSTOCK_SANDBOX"
 
+// passed is the number of descriptors that the program gets: the standard ones, and its link.
+const passed = 4
+
 // Exit statuses of a launcher that could not become its program, as a shell uses them.
 const (
 	exitRefused  = 126
@@ -83,6 +86,9 @@ func MaybeLaunch() {
 func launch() error {
 	s, err := readSpec()
 	if err != nil {
+		return err
+	}
+	if err := WithholdDescriptors(passed); err != nil {
 		return err
 	}
 	// Never unlocked: credentials, namespace and filters are this thread's.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -131,5 +132,52 @@ func TestSandbox(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// inheriting returns a program that runs penstock with an open file, as a shell with `9<file` does.
+func inheriting(t *testing.T, file string) string {
+	t.Helper()
+	script := filepath.Join(t.TempDir(), "penstock")
+	text := fmt.Sprintf("#!/bin/sh\nexec 9<%s\nexec %s \"$@\"\n", file, penstock)
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return script
+}
+
+// The open files of the shell that started the node, or a guest, are not for functions and guests.
+func TestInheritedDescriptors(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	outer := inheriting(t, secret)
+	for _, sandbox := range []string{"", "sandbox: off\n"} {
+		n, err := node.Start(testContext(t), node.Options{Binary: outer, Config: sandbox + oneFunction("face", ", slo: 10s")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { n.Kill() })
+		active, shadow := serving(t, n, "fn")
+		for _, pid := range []int{active.PID, shadow.PID} {
+			folder := fmt.Sprintf("/proc/%d/fd", pid)
+			open, err := os.ReadDir(folder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range open {
+				if target, _ := os.Readlink(filepath.Join(folder, e.Name())); target == secret {
+					t.Errorf("%q: a function has the shell's descriptor %s", sandbox, e.Name())
+				}
+			}
+		}
+		out, err := exec.CommandContext(testContext(t), outer, "run", "--runtime-dir", n.Dir, "--", "ls", "-l", "/proc/self/fd").CombinedOutput()
+		if err != nil || strings.Contains(string(out), secret) {
+			t.Errorf("%q: a guest has the shell's descriptors: %v\n%s", sandbox, err, out)
+		}
+		if err := n.Stop(); err != nil {
+			t.Error(err)
+		}
 	}
 }
