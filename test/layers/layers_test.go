@@ -256,7 +256,7 @@ func TestUnsafe(t *testing.T) {
 // import it.
 func TestAffinity(t *testing.T) {
 	const address = module + "shm/cpuset"
-	calls := regexp.MustCompile(`\bunix\.(Sched[SG]etaffinity|CPUSet)\b|\bSYS_SCHED_[SG]ETAFFINITY\b`)
+	calls := regexp.MustCompile(`\bunix\.(Sched[SG]etaffinity|CPUSet)\b|Syscall6?\(\w+\.SYS_SCHED_[SG]ETAFFINITY\b`)
 	there := false
 	eachFile(t, func(p pkg, file string, text []byte) {
 		call := calls.Find(text)
