@@ -8,6 +8,7 @@ import (
 	"image"
 	"image/jpeg"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -137,9 +138,74 @@ func TestFaces(t *testing.T) {
 			t.Errorf("%s edge at %.1f, want about %.1f", edge.name, edge.got, edge.want)
 		}
 	}
-	if faces := find(t, r, card, letterbox(t, "rocket", card.Input.Width)); len(faces) != 0 {
-		t.Errorf("found %v in a rocket", faces)
+	for _, name := range []string{"astronaut", "grace_hopper"} {
+		if faces := find(t, r, card, letterbox(t, name, card.Input.Width).mirrored()); len(faces) != 1 {
+			t.Errorf("found %v in the mirrored %s, want one face", faces, name)
+		}
 	}
+}
+
+// TestNoFaces checks the threshold of the card: models/convert/validate_face.py has chosen it.
+func TestNoFaces(t *testing.T) {
+	card := shipped(t, "face")
+	r := reference(t, card)
+	side := card.Input.Width
+	for _, name := range []string{"chelsea", "coffee", "rocket"} {
+		f := letterbox(t, name, side)
+		for _, f := range []frame{f, f.mirrored()} {
+			if faces := find(t, r, card, f); len(faces) != 0 {
+				t.Errorf("found %v in %s", faces, name)
+			}
+		}
+	}
+
+	const patterns, want = 300, 3 // at most 1 % false alarms
+	alarms := 0
+	random := rand.New(rand.NewPCG(20261128, 0))
+	for range patterns {
+		if len(find(t, r, card, frame{rgb: pattern(random, side), side: side})) > 0 {
+			alarms++
+		}
+	}
+	t.Logf("faces in %d of %d patterns", alarms, patterns)
+	if alarms > want {
+		t.Errorf("faces in %d of %d patterns, want at most %d", alarms, patterns, want)
+	}
+}
+
+// pattern draws a test pattern in one colour on another: rings, dots, squares, waves, or noise,
+// of any period.
+func pattern(random *rand.Rand, side int) (rgb []byte) {
+	colours := make([]float64, 6)
+	for i := range colours {
+		colours[i] = 255 * random.Float64()
+	}
+	middle := float64(side) / 2
+	kind, period := random.IntN(5), 4+60*random.Float64()
+	for y := range side {
+		for x := range side {
+			x, y := float64(x), float64(y)
+			part := 0.0
+			switch kind {
+			case 0:
+				part = 0.5 + 0.5*math.Sin(2*math.Pi*math.Hypot(x-middle, y-middle)/period)
+			case 1:
+				if math.Hypot(math.Mod(x, period)-period/2, math.Mod(y, period)-period/2) < period/3 {
+					part = 1
+				}
+			case 2:
+				part = math.Mod(math.Floor(x/period)+math.Floor(y/period), 2)
+			case 3:
+				part = 0.5 + 0.25*math.Sin(2*math.Pi*x/period) + 0.25*math.Sin(2*math.Pi*y/period)
+			case 4:
+				part = random.Float64()
+			}
+			for c := range 3 {
+				rgb = append(rgb, byte(part*colours[c]+(1-part)*colours[3+c]))
+			}
+		}
+	}
+	return rgb
 }
 
 func TestObjects(t *testing.T) {
