@@ -3,6 +3,7 @@ package loadgen_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -91,8 +92,9 @@ func TestLostRequest(t *testing.T) {
 		if report.Functions[0].Unanswered == 0 {
 			t.Errorf("%s: nothing was lost", name)
 		}
-		if faults := report.Faults(); len(faults) > 0 {
-			t.Errorf("%s: %q", name, faults)
+		want := fmt.Sprintf("face: %d of %d requests were not answered", report.Functions[0].Unanswered, report.Functions[0].Sent)
+		if faults := report.Faults(); len(report.Outages) != 0 || len(faults) != 1 || faults[0] != want {
+			t.Errorf("%s: outages %+v, faults %q, want none and %q", name, report.Outages, faults, want)
 		}
 	}
 }

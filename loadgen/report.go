@@ -48,9 +48,9 @@ type FunctionReport struct {
 	Refused    uint64 `json:"refused"`
 	Failed     uint64 `json:"failed"`
 	Unanswered uint64 `json:"unanswered"`
-	// WithinSLO is the percentage of Sent that got an ok answer within the
-	// objective, counted from the intended moment. GoodputRPS is the number of
-	// those answers per second.
+	// InTime counts those of OK that came within the objective, counted from the intended moment.
+	// WithinSLO is that as a percentage of Sent, GoodputRPS per second.
+	InTime     uint64  `json:"in_time"`
 	WithinSLO  float64 `json:"within_slo"`
 	GoodputRPS float64 `json:"goodput_rps"`
 	// Percentiles of the latency of ok answers; 0 if there were none.
@@ -137,6 +137,7 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 		Refused:          a.statuses[wire.StatusRefused],
 		Failed:           a.statuses[wire.StatusFailed],
 		Unanswered:       a.sent - answered - a.dropped,
+		InTime:           a.within,
 		WithinSLO:        percent(a.within, a.sent),
 		GoodputRPS:       perSecond(a.within, measured),
 		OfferedRPS:       perSecond(a.sent, measured),
@@ -200,7 +201,7 @@ func (r *FunctionReport) accuracy(l *ledger) {
 func (r *Report) check() error {
 	for _, f := range r.Functions {
 		sum := f.OK + f.Late + f.Incomplete + f.Busy + f.Refused + f.Failed + f.Unanswered
-		if f.Sent != sum || f.Sent != f.Answered+f.Dropped+f.Unanswered || f.Unsent > f.Unanswered || f.Dropped > f.Late {
+		if f.Sent != sum || f.Sent != f.Answered+f.Dropped+f.Unanswered || f.Unsent > f.Unanswered || f.Dropped > f.Late || f.InTime > f.OK {
 			return fmt.Errorf("report of %s does not add up: %d sent, %d accounted for, %d answered, %d dropped, %d unsent", f.Name, f.Sent, sum, f.Answered, f.Dropped, f.Unsent)
 		}
 	}
@@ -208,9 +209,8 @@ func (r *Report) check() error {
 }
 
 // Faults returns the reasons for which the run proves the system wrong, one line
-// each. Faults are lost requests, answers that differ, a system that stopped
-// answering, and unknown losses. Slowness is not a fault. One or two requests
-// that the network may have lost are not a fault, either.
+// each. Faults are requests without an answer, answers that differ, a system that stopped
+// answering, and unknown losses. Slowness is not a fault.
 func (r *Report) Faults() []string {
 	var faults []string
 	if r.ManagerError != "" {
@@ -230,10 +230,25 @@ func (r *Report) Faults() []string {
 				f.Name, f.Unanswered, f.Sent))
 		case f.Removed && f.Unanswered > 0:
 			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the node no longer has this function", f.Name, f.Unanswered, f.Sent))
+		case !out[f.Name] && !r.Interrupted:
+			faults = append(faults, f.Missing()...)
 		}
 		faults = append(faults, f.Errors()...)
 	}
 	return faults
+}
+
+// Missing reports the requests that got no answer and are not among the lost ones.
+func (f *FunctionReport) Missing() []string {
+	n := f.Outcomes().Unanswered
+	if n == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("%s: %d of %d requests were not answered", f.Name, n, f.Sent)
+	if f.GaveUp != "" {
+		text += fmt.Sprintf("; the client gave up (%d before sending): %s", f.Unsent, f.GaveUp)
+	}
+	return []string{text}
 }
 
 // Errors lists what the node did wrong with requests that it accepted: they were lost, or their answers

@@ -28,7 +28,7 @@ func sample() *loadgen.Report {
 	return &loadgen.Report{
 		Seconds: 30,
 		Functions: []loadgen.FunctionReport{{
-			Name: "fashion", SLOMillis: 10, Sent: 1000, Answered: 994, OK: 980, Late: 5, Dropped: 1, Incomplete: 1, Busy: 4, Refused: 2, Failed: 3, Unanswered: 5,
+			Name: "fashion", SLOMillis: 10, Sent: 1000, Answered: 994, OK: 980, Late: 5, Dropped: 1, Incomplete: 1, Busy: 4, Refused: 2, Failed: 3, Unanswered: 5, InTime: 975,
 			WithinSLO: 97.5, GoodputRPS: 32.5, P50Millis: 1.234, P99Millis: 8.5, P999Millis: 9.75, MeanBatch: 3.25,
 			SharePercent: pointer(40.0), Swaps: pointer(uint64(2)), Lost: pointer(uint64(0)), Accuracy: pointer(91.9),
 			ReferenceAccuracy: pointer(91.8), Labelled: 1000, Checked: 980, Wrong: 1, Differences: []string{"picture 3: place 1: class 4 with 0.9000, want 0.8000"},
@@ -91,32 +91,66 @@ func TestWriteTable(t *testing.T) {
 	report := sample()
 	report.Interrupted = true
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer, 0); err != nil {
+	if err := report.WriteTable(&buffer, 200); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"97.50 %", "8.50", "9.75", "25.0 → 40.0 %", "fashion: work waited 42 µs (p50), 55 µs (max) for a swap",
+		"97.50", "8.50", "9.75", "25.0 → 40.0 %", "fashion: work waited 42 µs (p50), 55 µs (max) for a swap",
 		"fashion: accuracy 91.90 % (1000 labelled pictures), 91.80 % in this process",
-		"fashion: 980 ok, 5 late, 1 incomplete, 4 busy, 2 refused, 3 failed, 5 unanswered",
+		"│ function │ sent │ in time │ too late │ late │ dropped │ busy │ incomplete │ refused │ failed │ lost │ unanswered │",
+		"│ fashion  │ 1000 │     975 │        5 │    4 │       1 │    4 │          1 │       2 │      3 │    0 │          5 │",
 		"fashion: the client gave up (2 before sending): no credit within the timeout",
 		"fashion: the kernel dropped 7 datagrams",
 		"fashion: checked 980 answers (with warm-up) in this process, 1 differ",
 		"fashion:   picture 3: place 1",
-		"detect: 0 ok, 3 unanswered",
 		"interrupted after 30.0 s",
 	} {
 		if !strings.Contains(buffer.String(), want) {
 			t.Errorf("the table lacks %q", want)
 		}
 	}
-	if n := text.LongestLineLen(buffer.String()); n > 80 {
-		t.Errorf("the report is %d columns wide, want at most 80", n)
-	}
 	if strings.Contains(buffer.String(), "behind schedule") {
 		t.Error("a lag of 0.15 ms is complained of")
 	}
 	if t.Failed() {
 		t.Logf("\n%s", &buffer)
+	}
+}
+
+// TestTableWidth checks a usual report: one table of 80 columns with the p99.
+func TestTableWidth(t *testing.T) {
+	report := loadgen.Report{Functions: []loadgen.FunctionReport{
+		{Name: "fashion", SLOMillis: 10, Sent: 60000, OK: 60000, InTime: 59990, P99Millis: 1.55, Lost: pointer(uint64(0))},
+		{Name: "detect", SLOMillis: 400, Sent: 1198, OK: 577, InTime: 566, Late: 621, Dropped: 30, P99Millis: 391.9, Lost: pointer(uint64(0))},
+	}}
+	var buffer bytes.Buffer
+	if err := report.WriteTable(&buffer, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"│ function │  sent │ in time │ too late │ late │ dropped │ lost │ p99 ms │", "│ detect   │  1198 │     566 │       11 │  591 │      30 │    0 │ 391.90 │"} {
+		if !strings.Contains(buffer.String(), want) {
+			t.Errorf("the table lacks %q", want)
+		}
+	}
+	if n := text.LongestLineLen(buffer.String()); n > 80 || strings.Count(buffer.String(), "╭") != 1 {
+		t.Errorf("%d columns wide, want one table of at most 80", n)
+	}
+	if t.Failed() {
+		t.Logf("\n%s", &buffer)
+	}
+}
+
+// TestOutcomes checks that each request is counted once.
+func TestOutcomes(t *testing.T) {
+	for _, f := range append(sample().Functions,
+		loadgen.FunctionReport{Sent: 9, OK: 1, Unanswered: 8, Lost: pointer(uint64(3))},
+		loadgen.FunctionReport{Sent: 2, OK: 1, Unanswered: 1, Lost: pointer(uint64(7))}, // six of the warm-up
+	) {
+		o := f.Outcomes()
+		sum := o.InTime + o.TooLate + o.Late + o.Dropped + o.Busy + o.Incomplete + o.Refused + o.Failed + o.Lost + o.Unanswered
+		if o.Sent != f.Sent || sum != f.Sent {
+			t.Errorf("%+v sums up to %d, want %d", o, sum, f.Sent)
+		}
 	}
 }
 

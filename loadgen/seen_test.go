@@ -109,3 +109,13 @@ func TestWritePictures(t *testing.T) {
 		t.Error("wrote into a file")
 	}
 }
+
+// TestInspectRaw: an answer of values names nothing, so the photo is not said to show nothing.
+func TestInspectRaw(t *testing.T) {
+	seen, err := loadgen.Inspect([]loadgen.View{{
+		Function: "values", Photos: picture.NewPhotos(photos()[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Stretch), Answers: []answer.Answer{{Kind: wire.KindRaw, Payload: []byte{0, 0, 0, 0}}},
+	}})
+	if err != nil || seen[0].Asked {
+		t.Errorf("%+v, %v; want no thing and not asked", seen, err)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"encoding/csv"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -14,24 +15,24 @@ import (
 const unknown = "–"
 
 // columns are the columns of the table, the most important first.
-var columns = []tabular.Column{
-	{Name: "function", Left: true}, {Name: "SLO ms"}, {Name: "sent"}, {Name: "within SLO"}, {Name: "late"}, {Name: "dropped"}, {Name: "p99 ms"}, {Name: "lost"},
-	{Name: "answered"}, {Name: "p50 ms"}, {Name: "p99.9 ms"}, {Name: "goodput /s"}, {Name: "batch"}, {Name: "share"}, {Name: "swaps"},
-}
+var columns = slices.Concat([]tabular.Column{{Name: "function", Left: true}}, OutcomeColumns, []tabular.Column{
+	{Name: "p99 ms"}, {Name: "SLO ms"}, {Name: "% in time"}, {Name: "p50 ms"}, {Name: "p99.9 ms"}, {Name: "goodput /s"}, {Name: "batch"}, {Name: "share"}, {Name: "swaps"},
+})
 
-// WriteTable writes the report for people: tables, then remarks on what the
-// numbers do not show. The tables are at most width columns wide (0 for
+// WriteTable writes the report for people: a table, then remarks on what the
+// numbers do not show. The table has the columns that fit in width (0 for
 // tabular's default of 80).
 func (r *Report) WriteTable(w io.Writer, width int) error {
 	var rows [][]string
 	for i := range r.Functions {
 		f := &r.Functions[i]
-		rows = append(rows, []string{
-			f.Name, number(f.SLOMillis), count(f.Sent), fixed(f.WithinSLO, 2) + " %", count(f.Late), count(f.Dropped), f.latency(f.P99Millis), orUnknown(f.Lost),
-			count(f.Answered), f.latency(f.P50Millis), f.latency(f.P999Millis), fixed(f.GoodputRPS, 1), fixed(f.MeanBatch, 2), f.shares(), orUnknown(f.Swaps),
-		})
+		outcomes := f.Outcomes()
+		rows = append(rows, slices.Concat([]string{f.Name}, outcomes.Cells(), []string{
+			f.latency(f.P99Millis), number(f.SLOMillis), fixed(f.WithinSLO, 2), f.latency(f.P50Millis), f.latency(f.P999Millis),
+			fixed(f.GoodputRPS, 1), fixed(f.MeanBatch, 2), f.shares(), orUnknown(f.Swaps),
+		}))
 	}
-	lines := []string{tabular.Render(width, columns, rows)}
+	lines := []string{tabular.RenderOne(width, columns, rows)}
 	for i := range r.Functions {
 		lines = append(lines, r.Functions[i].remarks()...)
 	}
@@ -82,20 +83,6 @@ func (f *FunctionReport) remarks() []string {
 	add := func(format string, args ...any) {
 		remarks = append(remarks, f.Name+": "+fmt.Sprintf(format, args...))
 	}
-	var others []string
-	for _, other := range []struct {
-		name  string
-		count uint64
-	}{
-		{"late", f.Late}, {"incomplete", f.Incomplete}, {"busy", f.Busy}, {"refused", f.Refused}, {"failed", f.Failed}, {"unanswered", f.Unanswered},
-	} {
-		if other.count > 0 {
-			others = append(others, fmt.Sprintf("%d %s", other.count, other.name))
-		}
-	}
-	if len(others) > 0 {
-		add("%d ok, %s", f.OK, strings.Join(others, ", "))
-	}
 	if f.Accuracy != nil {
 		inProcess := ""
 		if f.ReferenceAccuracy != nil {
@@ -129,7 +116,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
 	header := []string{
 		"name", "slo_ms", "sent", "answered", "ok", "late", "dropped", "incomplete", "busy", "refused", "failed", "unanswered",
-		"within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
+		"in_time", "within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
 		"checked", "wrong", "offered_rps", "unsent", "send_lag_p99_ms",
 	}
 	// The writer keeps its first error for Error.
@@ -137,7 +124,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	for _, f := range r.Functions {
 		_ = out.Write([]string{
 			f.Name, number(f.SLOMillis), count(f.Sent), count(f.Answered), count(f.OK), count(f.Late), count(f.Dropped), count(f.Incomplete),
-			count(f.Busy), count(f.Refused), count(f.Failed), count(f.Unanswered), number(f.WithinSLO), number(f.GoodputRPS),
+			count(f.Busy), count(f.Refused), count(f.Failed), count(f.Unanswered), count(f.InTime), number(f.WithinSLO), number(f.GoodputRPS),
 			number(f.P50Millis), number(f.P99Millis), number(f.P999Millis), number(f.MeanBatch), numberOrNone(f.SharePercent),
 			countOrNone(f.Swaps), countOrNone(f.Lost), numberOrNone(f.Accuracy), count(f.Checked), count(f.Wrong),
 			number(f.OfferedRPS), count(f.Unsent), number(f.SendLagP99Millis),

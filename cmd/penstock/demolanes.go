@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -136,7 +137,7 @@ func demoLanes(ctx context.Context, o demoOptions) error {
 	return nil
 }
 
-// lanesErrors lists lost requests and wrong answers. On a busy machine all requests may be late, which is no
+// lanesErrors lists requests without an answer, and wrong answers. On a busy machine all requests may be late, which is no
 // error.
 func lanesErrors(report *loadgen.Report) (errs []string) {
 	if report.ManagerError != "" {
@@ -150,6 +151,9 @@ func lanesErrors(report *loadgen.Report) (errs []string) {
 			errs = append(errs, f.Name+": its counters restarted: the manager died")
 		}
 		errs = append(errs, f.Errors()...)
+		if !report.Interrupted {
+			errs = append(errs, f.Missing()...)
+		}
 	}
 	if answered == 0 && !report.Interrupted {
 		errs = append(errs, "no request was answered")
@@ -282,10 +286,10 @@ func countLoads(s *control.Status) (resident int, loads, evictions uint64) {
 
 // laneTotals sums up the functions of a model.
 type laneTotals struct {
-	functions, members        int
-	sent, late, failed, loads uint64
-	within                    float64 // requests
-	loadMillis                float64 // sum of the members' last loads
+	functions, members int
+	requests           loadgen.Outcomes
+	loads              uint64
+	loadMillis         float64 // sum of the members' last loads
 }
 
 // sumLanes sums up the functions by model.
@@ -298,8 +302,7 @@ func sumLanes(status *control.Status, report *loadgen.Report) map[string]*laneTo
 		f := &report.Functions[i]
 		t := sums[laneModel(f.Name)]
 		t.functions++
-		t.sent, t.late, t.failed = t.sent+f.Sent, t.late+f.Late, t.failed+f.Failed
-		t.within += f.WithinSLO / 100 * float64(f.Sent)
+		t.requests.Add(f.Outcomes())
 		if now, ok := status.Function(f.Name); ok && now.Residency != nil {
 			t.members++
 			t.loads += now.Residency.Loads
@@ -311,21 +314,22 @@ func sumLanes(status *control.Status, report *loadgen.Report) map[string]*laneTo
 
 // printLanes prints a row per model, and the loads of the worker.
 func printLanes(w io.Writer, status *control.Status, report *loadgen.Report) {
-	columns := []tabular.Column{{Name: "model", Left: true}, {Name: "functions"}, {Name: "requests"}, {Name: "in time"}, {Name: "late"}, {Name: "failed"}, {Name: "loads"}, {Name: "a load"}}
+	columns := slices.Concat([]tabular.Column{{Name: "model", Left: true}}, loadgen.OutcomeColumns,
+		[]tabular.Column{{Name: "% in time"}, {Name: "functions"}, {Name: "loads"}, {Name: "a load"}})
 	sums := sumLanes(status, report)
 	var rows [][]string
 	for _, m := range laneModels {
 		t := sums[m.name]
 		inTime, load := "-", "-"
-		if t.sent > 0 {
-			inTime = fmt.Sprintf("%.1f %%", 100*t.within/float64(t.sent))
+		if t.requests.Sent > 0 {
+			inTime = fmt.Sprintf("%.1f", 100*float64(t.requests.InTime)/float64(t.requests.Sent))
 		}
 		if t.loads > 0 {
 			load = fmt.Sprintf("%.1f ms", t.loadMillis/float64(t.members))
 		}
-		rows = append(rows, []string{m.name, fmt.Sprint(t.functions), fmt.Sprint(t.sent), inTime, fmt.Sprint(t.late), fmt.Sprint(t.failed), fmt.Sprint(t.loads), load})
+		rows = append(rows, slices.Concat([]string{m.name}, t.requests.Cells(), []string{inTime, fmt.Sprint(t.functions), fmt.Sprint(t.loads), load}))
 	}
-	fmt.Fprintln(w, tabular.Render(outputWidth(), columns, rows))
+	fmt.Fprintln(w, tabular.RenderOne(outputWidth(), columns, rows))
 
 	lost, wrong, bytes := uint64(0), uint64(0), int64(0)
 	for i := range report.Functions {

@@ -64,14 +64,15 @@ func TestPrintLanes(t *testing.T) {
 		{Name: "face-2", Residency: &control.ResidencyStatus{Bytes: 2 << 20, Loads: 4, Evictions: 3, LastLoadMillis: 20}},
 	}}
 	report := loadgen.Report{Functions: []loadgen.FunctionReport{
-		{Name: "face-1", Sent: 100, WithinSLO: 90, Late: 10},
-		{Name: "face-2", Sent: 300, WithinSLO: 100, Failed: 7, Lost: &one, Wrong: 2},
+		{Name: "face-1", Sent: 100, OK: 90, InTime: 85, Late: 10, Dropped: 2},
+		{Name: "face-2", Sent: 300, OK: 292, InTime: 290, Failed: 7, Unanswered: 1, Lost: &one, Wrong: 2},
 	}}
 	var out strings.Builder
 	printLanes(&out, &status, &report)
 	for _, want := range []string{
-		"│ face    │         2 │      400 │  97.5 % │   10 │      7 │     6 │ 15.0 ms │",
-		"│ fashion │         0 │        0 │       - │",
+		"│ model   │ sent │ in time │ too late │ late │ dropped │ failed │ lost │",
+		"│ face    │  400 │     375 │        7 │    8 │       2 │      7 │    1 │",
+		"│ fashion │    0 │       0 │        0 │    0 │       0 │      0 │    0 │",
 		"of the 5 MiB that the models take: 6 loads, 4 evictions.", "1 requests lost, 2 answers wrong.",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -87,7 +88,7 @@ func TestLanesErrors(t *testing.T) {
 		function loadgen.FunctionReport
 		want     string
 	}{
-		{"unanswered", loadgen.FunctionReport{Name: "face-1", Sent: 3, Unanswered: 3}, ""},
+		{"unanswered", loadgen.FunctionReport{Name: "face-1", Sent: 3, Unanswered: 3}, "face-1: 3 of 3 requests were not answered"},
 		{"lost", loadgen.FunctionReport{Name: "face-1", Lost: &one}, "face-1: 1 accepted requests were never answered"},
 		{"wrong", loadgen.FunctionReport{Name: "face-1", Checked: 3, Wrong: 2}, "face-1: 2 of 3 answers differ"},
 		{"manager died", loadgen.FunctionReport{Name: "face-1", Restarted: true}, "the manager died"},

@@ -132,10 +132,11 @@ func readInput(file string) ([]byte, error) {
 const printedValues = 8
 
 func (r *inferred) print(to io.Writer) error {
-	_, err := fmt.Fprintf(to, "%s: %d found in %.1f ms\n", r.File, len(r.Found), r.LatencyMS)
 	if r.Values != nil {
-		_, err = fmt.Fprintf(to, "%s: %d values in %.1f ms, first %v\n", r.File, len(r.Values), r.LatencyMS, r.Values[:min(printedValues, len(r.Values))])
+		_, err := fmt.Fprintf(to, "%s: %d values in %.1f ms, first %v\n", r.File, len(r.Values), r.LatencyMS, r.Values[:min(printedValues, len(r.Values))])
+		return err
 	}
+	_, err := fmt.Fprintf(to, "%s: %d found in %.1f ms\n", r.File, len(r.Found), r.LatencyMS)
 	for _, item := range r.Found {
 		name := item.Label
 		if name == "" {

@@ -67,11 +67,13 @@ func loadCommand() *cobra.Command {
 loop). Each latency counts from the scheduled time of the request. Answers are compared with
 the same model run in this process.
 
-The exit status is 1 if an accepted request was lost, an answer was wrong, a bound of --require
-was not met, or the node stopped answering. It stopped if a function gave no answer for 3 s (or
-for four objectives plus 1 s, if that is longer), if its manager died with requests, or if the
-function was removed. A few requests lost by the network do not count, unless --require
-answered=100% is set.
+In the table each request is counted once: sent = in time + too late (ok after the objective)
++ late (not run, because it could no longer be in time) + dropped (not sent, for that reason)
++ busy + incomplete + refused + failed + lost (accepted and never answered) + unanswered. Columns
+of zeros are left out. -o json has all figures.
+
+The exit status is 1 if a request was lost or not answered, an answer was wrong, or a bound of
+--require was not met.
 
 --require sets a bound for each function with traffic, or for one (face:p99=25ms):
   within=99%     min part of the requests answered ok within the objective

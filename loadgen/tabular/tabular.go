@@ -2,6 +2,7 @@
 package tabular
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -16,16 +17,55 @@ const minCell = 8
 
 // Column is a column's header and alignment.
 type Column struct {
-	Name string
-	Left bool // numbers are aligned to the right
+	Name  string
+	Left  bool // numbers are aligned to the right
+	Count bool // for RenderOne: the column is left out if each cell is "0"; else it is always shown
 }
 
 // Render draws rows as one table if it fits in width, else as several. Columns are
 // in the order of their importance: the first table has as many as fit. The first
 // column names the row and is in each table. A width of 0 is defaultWidth. If two
-// columns alone are too wide, Render wraps long cells. Each row has one cell per
+// columns alone are too wide, Render wraps long text. Each row has one cell per
 // column.
 func Render(width int, columns []Column, rows [][]string) string {
+	var tables []string
+	for from := 1; from < len(columns) || from == 1; {
+		table, to := render(width, columns, rows, from, from+1)
+		tables = append(tables, table)
+		from = max(to, 2)
+	}
+	return strings.Join(tables, "\n")
+}
+
+// RenderOne is Render with one table. It leaves out Count columns that have only zeros, and columns
+// behind the last Count column that do not fit. The others are shown even if they do not fit, because
+// the counts of a row add up.
+func RenderOne(width int, columns []Column, rows [][]string) string {
+	zeros := func(i int) bool {
+		return columns[i].Count && !slices.ContainsFunc(rows, func(row []string) bool { return row[i] != "0" })
+	}
+	var kept []Column
+	shown := 0 // so many columns are shown in any case
+	cells := make([][]string, len(rows))
+	for i := range columns {
+		if zeros(i) {
+			continue
+		}
+		kept = append(kept, columns[i])
+		if columns[i].Count {
+			shown = len(kept)
+		}
+		for k, row := range rows {
+			cells[k] = append(cells[k], row[i])
+		}
+	}
+	table, _ := render(width, kept, cells, 1, shown)
+	return table
+}
+
+// render draws a table of the first column, the columns from from to shown, and as many others as fit.
+// to is the column after them.
+func render(width int, columns []Column, rows [][]string, from, shown int) (table string, to int) {
 	if width <= 0 {
 		width = defaultWidth
 	}
@@ -37,19 +77,13 @@ func Render(width int, columns []Column, rows [][]string) string {
 		}
 	}
 
-	var tables []string
-	for from := 1; from < len(columns) || from == 1; {
-		// A cell has a space on both sides and a line on its left. One more line
-		// ends the row.
-		used, to := 1+widths[0]+3, from
-		for to < len(columns) && (to == from || used+widths[to]+3 <= width) {
-			used += widths[to] + 3
-			to++
-		}
-		tables = append(tables, draw(columns, rows, widths, from, to, used-width))
-		from = max(to, 2)
+	// A cell has a space on both sides and a line on its left. One more line ends the row.
+	used, to := 1+widths[0]+3, from
+	for to < len(columns) && (to < shown || used+widths[to]+3 <= width) {
+		used += widths[to] + 3
+		to++
 	}
-	return strings.Join(tables, "\n")
+	return draw(columns, rows, widths, from, to, used-width), to
 }
 
 // draw renders the first column and the columns from up to to. excess is how much
@@ -65,7 +99,7 @@ func draw(columns []Column, rows [][]string, widths []int, from, to, excess int)
 	}
 	widest := shown[0]
 	for _, i := range shown {
-		if widths[i] > widths[widest] {
+		if columns[i].Left && widths[i] > widths[widest] { // numbers are never wrapped
 			widest = i
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
-var columns = []Column{{"function", true}, {"p99 ms", false}, {"state", true}, {"model", true}}
+var columns = []Column{{Name: "function", Left: true}, {Name: "p99 ms"}, {Name: "state", Left: true}, {Name: "model", Left: true}}
 
 func row(name string) []string { return []string{name, "12.31", "serves, shadow ready", "face v1"} }
 
@@ -67,5 +67,26 @@ func TestRenderOrder(t *testing.T) {
 	}
 	if !strings.Contains(second, "function") {
 		t.Errorf("the second table does not name its rows\n%s", got)
+	}
+}
+
+func TestRenderOne(t *testing.T) {
+	columns := []Column{{Name: "function", Left: true}, {Name: "late", Count: true}, {Name: "busy", Count: true}, {Name: "lost"}, {Name: "unanswered", Count: true}, {Name: "p99 ms"}}
+	for _, c := range []struct {
+		name  string
+		width int
+		rows  [][]string
+		want  string // the header
+	}{
+		{"zeros", 80, [][]string{{"face", "0", "0", "0", "0", "1.50"}, {"detect", "3", "0", "0", "0", "1.50"}}, "│ function │ late │ lost │ p99 ms │"},
+		{"no room for figures", 40, [][]string{{"face", "1", "2", "0", "4", "1.50"}}, "│ function │ late │ busy │ lost │ unanswered │"},
+		{"no room for counts", 20, [][]string{{"face", "1", "2", "0", "4", "1.50"}}, "│ function │ late │ busy │ lost │ unanswered │"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := RenderOne(c.width, columns, c.rows)
+			if !strings.Contains(got, c.want+"\n") || strings.Count(got, "╭") != 1 {
+				t.Errorf("want %s in one table:\n%s", c.want, got)
+			}
+		})
 	}
 }
