@@ -26,7 +26,7 @@ var layers = [][]string{
 	{"manager", "orchestrator", "libml", "loadgen", "gateway", "node"},
 	{"configs", "plan"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile"},
+	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/webserver"},
 }
 
 // inner are the floors inside a folder. "" is the folder's own package.

@@ -1,0 +1,161 @@
+// Package webserver has the bounds of the node's HTTP servers: how much a client can make them hold,
+// for how long, and which pages of a browser may ask.
+//
+// Each read of a request and each write of an answer has a deadline. Connections are bounded in all
+// and per address. If there is no room for a new one, it takes the place of one that has not sent a
+// complete request, so that connections that do nothing lock out no client.
+package webserver
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// The deadlines. Between the end of a request and its answer there is none: the handler sets it.
+const (
+	headerTimeout = 5 * time.Second
+	readTimeout   = 30 * time.Second // of a request with its body
+	writeTimeout  = 10 * time.Second // of each write
+	idleTimeout   = 2 * time.Minute
+	// restTimeout is how long the rest of a request that is already answered may take. A client that
+	// sends it in time reads the answer, and may use the connection again.
+	restTimeout = 500 * time.Millisecond
+)
+
+const maxHeaderBytes = 64 << 10
+
+// Options configure a server.
+type Options struct {
+	// Connections is the max number of open ones; each address may have half of them. It is lower if
+	// this process may open fewer than four times as many files.
+	Connections int
+	TLS         *tls.Config // nil: plain HTTP
+	Log         zerolog.Logger
+}
+
+// Server is an http.Server that serves one listener, within the bounds of this package.
+type Server struct {
+	*http.Server
+	listener *listener
+}
+
+// New returns a server that will own l.
+func New(l net.Listener, handler http.Handler, o Options) *Server {
+	s := &Server{listener: newListener(l, min(o.Connections, maxFiles()/4))}
+	s.Server = &http.Server{
+		Handler: receive(handler), ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: log.New(errorLog{o.Log, l.Addr()}, "", 0), TLSConfig: o.TLS, Protocols: new(http.Protocols),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, own(c))
+		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if state == http.StateIdle {
+				own(c).wait()
+			}
+		},
+	}
+	s.Protocols.SetHTTP1(true)
+	return s
+}
+
+// Run serves until Shutdown or Close, which make it return nil.
+func (s *Server) Run() error {
+	var err error
+	if s.TLSConfig != nil {
+		err = s.ServeTLS(s.listener, "", "")
+	} else {
+		err = s.Serve(s.listener)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// errorLog turns the lines of an http.Server into records.
+type errorLog struct {
+	log     zerolog.Logger
+	address net.Addr
+}
+
+func (e errorLog) Write(line []byte) (int, error) {
+	level := zerolog.ErrorLevel
+	if bytes.HasPrefix(line, []byte("http: TLS handshake error")) {
+		level = zerolog.DebugLevel // clients cause it as often as they like
+	}
+	e.log.WithLevel(level).Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
+	return len(line), nil
+}
+
+// connKey is the context key of a request's *conn.
+type connKey struct{}
+
+// receive watches for the end of each request.
+func receive(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := &request{ResponseWriter: w, conn: r.Context().Value(connKey{}).(*conn)}
+		if r.ContentLength == 0 {
+			q.end()
+		} else {
+			r.Body = &body{r.Body, q}
+		}
+		next.ServeHTTP(q, r)
+	})
+}
+
+// request is a request, and the writer of its answer. It is used by the handler's goroutine.
+type request struct {
+	http.ResponseWriter
+	conn    *conn
+	ended   bool
+	replied bool
+}
+
+// end notes that the request is complete. net/http has ended its deadline.
+func (q *request) end() {
+	q.ended = true
+	q.conn.work()
+}
+
+// Unwrap is for http.ResponseController.
+func (q *request) Unwrap() http.ResponseWriter { return q.ResponseWriter }
+
+// WriteHeader bounds the time for the rest of a request. net/http receives up to 256 KiB of it before
+// it sends the header, and closes the connection if there is more or if the time is over.
+func (q *request) WriteHeader(status int) {
+	if !q.replied && !q.ended && status >= http.StatusOK {
+		_ = http.NewResponseController(q.ResponseWriter).SetReadDeadline(time.Now().Add(restTimeout)) // fails if the connection is lost
+	}
+	q.replied = true
+	q.ResponseWriter.WriteHeader(status)
+}
+
+func (q *request) Write(b []byte) (int, error) {
+	if !q.replied {
+		q.WriteHeader(http.StatusOK)
+	}
+	return q.ResponseWriter.Write(b)
+}
+
+// body is a request's body.
+type body struct {
+	io.ReadCloser
+	request *request
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		b.request.end()
+	}
+	return n, err
+}
