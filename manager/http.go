@@ -1,11 +1,9 @@
 package manager
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"net/http"
 	"strings"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/webserver"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -26,9 +25,13 @@ import (
 // permissions protect it. It takes orders (`penstock if`), and also answers with status,
 // samples, cards and pictures.
 type servers struct {
-	list   []*http.Server
+	list   []*webserver.Server
 	orders *control.Listener
 }
+
+// maxConnections is the max number of connections of each server. It leaves file descriptors for
+// processes and their memory.
+const maxConnections = 128
 
 func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	tell := http.NewServeMux()
@@ -57,27 +60,35 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	take.HandleFunc("POST "+control.SharePath, m.takeShare)
 	take.HandleFunc("POST "+control.MovePath, m.takeMove)
 	s := &servers{orders: orders}
-	s.serve(listener, tell, m.log)
+	s.serve(listener, ownPages(tell, m.cfg.HTTP.Addr().IsLoopback()), m.log)
 	s.serve(orders, take, m.log)
 	m.log.Info().Stringer("http", listener.Addr()).Msg("serving metrics, health and status")
 	return s, nil
 }
 
 func (s *servers) serve(l net.Listener, h http.Handler, to zerolog.Logger) {
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: log.New(serverErrors{to, l.Addr()}, "", 0)}
+	server := webserver.New(l, h, webserver.Options{Connections: maxConnections, Log: to})
 	s.list = append(s.list, server)
-	go server.Serve(l)
+	go func() {
+		if err := server.Run(); err != nil {
+			to.Error().Err(err).Stringer("listener", l.Addr()).Msg("HTTP server ended")
+		}
+	}()
 }
 
-// serverErrors turns the lines of an http.Server into records.
-type serverErrors struct {
-	log     zerolog.Logger
-	address net.Addr
-}
-
-func (e serverErrors) Write(line []byte) (int, error) {
-	e.log.Error().Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
-	return len(line), nil
+// ownPages refuses what a browser asks for pages of other sites.
+func ownPages(next http.Handler, loopback bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := webserver.CheckSite(r)
+		if loopback && err == nil {
+			err = webserver.CheckLoopbackHost(r)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func (s *servers) close() {

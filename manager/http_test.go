@@ -2,10 +2,14 @@ package manager
 
 import (
 	"encoding/json"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"testing"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
@@ -77,5 +81,55 @@ func TestCardPath(t *testing.T) {
 	}
 	if page := get("nope"); page.Code != 400 {
 		t.Errorf("%d %s", page.Code, page.Body)
+	}
+}
+
+// The status port answers next to connections that send nothing, and not to pages of other sites.
+func TestStatusPort(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web := &servers{}
+	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok")) })
+	web.serve(l, ownPages(page, true), zerolog.Nop())
+	defer web.close()
+	for range 3 * maxConnections {
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+
+	client := http.Client{Timeout: 10 * time.Second}
+	for _, c := range []struct {
+		name, host, site string
+		want             int
+	}{
+		{"own", "", "", 200},
+		{"name of this machine", "localhost:9650", "none", 200},
+		{"another name", "evil.example", "", 403},
+		{"a port that is a name", "localhost:evil.example", "", 403},
+		{"page of another site", "", "cross-site", 403},
+	} {
+		request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String(), nil)
+		request.Host = c.host
+		if c.site != "" {
+			request.Header.Set("Sec-Fetch-Site", c.site)
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		response.Body.Close()
+		if response.StatusCode != c.want {
+			t.Errorf("%s: %s, want %d", c.name, response.Status, c.want)
+		}
+	}
+	request := httptest.NewRequest(http.MethodGet, "http://node.example:9650/", nil)
+	answer := httptest.NewRecorder()
+	if ownPages(page, false).ServeHTTP(answer, request); answer.Code != 200 {
+		t.Errorf("on another address than loopback: %d %s", answer.Code, answer.Body)
 	}
 }
