@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/penstock/penstock/internal/webserver"
 )
 
 // TokenFile is the name of the token's file in the runtime folder.
@@ -24,10 +25,9 @@ const minToken = 16
 // access decides which requests are served.
 //
 // On a loopback address each process of the machine may send requests, as it may send to the
-// functions' UDP ports. Pages of other sites that a browser on this machine shows may not: the
-// Host must be a name of this machine (against DNS rebinding), and an Origin must be the gateway's
-// own. On other addresses each request needs the token. For a phone only the browser that has used
-// the invitation knows it.
+// functions' UDP ports. Pages of other sites that a browser on this machine shows may not
+// (webserver.CheckSite, webserver.CheckLoopbackHost). On other addresses each request needs the
+// token. For a phone only the browser that has used the invitation knows it.
 type access struct {
 	loopback   bool
 	token      string
@@ -93,15 +93,12 @@ func (a *access) guard(next http.Handler) http.Handler {
 
 // refuse returns why a request is not served; "" if it is.
 func (a *access) refuse(r *http.Request) (why string, status int) {
-	if origin := r.Header.Get("Origin"); origin != "" {
-		u, err := url.Parse(origin)
-		if err != nil || u.Host != r.Host {
-			return fmt.Sprintf("origin %q is another site, want requests of the gateway's own pages", origin), http.StatusForbidden
-		}
+	if err := webserver.CheckSite(r); err != nil {
+		return err.Error(), http.StatusForbidden
 	}
 	if a.loopback {
-		if !ownHost(r.Host) {
-			return fmt.Sprintf("host %q is no name of this machine's loopback address, want localhost or 127.0.0.1", r.Host), http.StatusForbidden
+		if err := webserver.CheckLoopbackHost(r); err != nil {
+			return err.Error(), http.StatusForbidden
 		}
 		return "", 0
 	}
@@ -167,17 +164,4 @@ func redirectWithoutToken(w http.ResponseWriter, r *http.Request) {
 	// A path with two slashes would be another host's address.
 	to := url.URL{Path: "/" + strings.TrimLeft(r.URL.Path, "/"), RawQuery: rest.Encode()}
 	http.Redirect(w, r, to.String(), http.StatusSeeOther)
-}
-
-// ownHost reports whether a Host header names this machine's loopback address.
-func ownHost(host string) bool {
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = strings.Trim(host, "[]")
-	}
-	if strings.EqualFold(name, "localhost") {
-		return true
-	}
-	address, err := netip.ParseAddr(name)
-	return err == nil && address.IsLoopback()
 }

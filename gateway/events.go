@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -120,7 +119,7 @@ func (e *events) serve(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	if err := errors.Join(control.SetWriteDeadline(time.Now().Add(writeTimeout)), control.Flush()); err != nil {
+	if err := control.Flush(); err != nil {
 		return
 	}
 	for {
@@ -129,7 +128,6 @@ func (e *events) serve(w http.ResponseWriter, r *http.Request) {
 			if !open {
 				return
 			}
-			control.SetWriteDeadline(time.Now().Add(writeTimeout))
 			if _, err := w.Write(text); err != nil {
 				return
 			}

@@ -10,16 +10,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log"
 	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock/penstock/configs"
@@ -27,6 +24,7 @@ import (
 	"github.com/penstock/penstock/gateway/history"
 	"github.com/penstock/penstock/gateway/publish"
 	"github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/internal/webserver"
 )
 
 // Options configure a gateway.
@@ -62,9 +60,6 @@ const (
 	maxBody        = 64 << 20  // bytes of one request
 	maxHeld        = 512 << 20 // bytes of all bodies and decoded photos
 	maxConnections = 1024
-	bodyTimeout    = 30 * time.Second // to receive a body
-	headerTimeout  = 5 * time.Second
-	idleTimeout    = 2 * time.Minute
 	drainTimeout   = functions.MaxWait
 )
 
@@ -134,20 +129,10 @@ func (s *server) run(ctx context.Context, to zerolog.Logger, f front, ready func
 	}
 	defer listener.Close()
 
-	web := &http.Server{
-		Handler: f.access.guard(s.routes()), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: 64 << 10, ErrorLog: log.New(errorLog{to}, "", 0), TLSConfig: f.tls, Protocols: new(http.Protocols),
-	}
-	web.Protocols.SetHTTP1(true)
+	web := webserver.New(listener, f.access.guard(s.routes()), webserver.Options{Connections: maxConnections, TLS: f.tls, Log: to})
 	web.RegisterOnShutdown(s.events.close) // Shutdown waits for requests
-	limited, ended := netutil.LimitListener(listener, maxConnections), make(chan error, 1)
-	go func() {
-		if f.tls != nil {
-			ended <- web.ServeTLS(limited, "", "")
-		} else {
-			ended <- web.Serve(limited)
-		}
-	}()
+	ended := make(chan error, 1)
+	go func() { ended <- web.Run() }()
 	ready(netip.MustParseAddrPort(listener.Addr().String()))
 	select {
 	case err := <-ended:
@@ -201,12 +186,4 @@ func listen(ctx context.Context, o Options) (net.Listener, error) {
 			return nil, nil
 		}
 	}
-}
-
-// errorLog turns the lines of an http.Server into records.
-type errorLog struct{ log zerolog.Logger }
-
-func (e errorLog) Write(line []byte) (int, error) {
-	e.log.Debug().Bytes("error", line).Msg("HTTP server error")
-	return len(line), nil
 }

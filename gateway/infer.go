@@ -33,7 +33,7 @@ func (s *server) routes() http.Handler {
 	}
 	mux.HandleFunc("POST /v1/vision/detection", s.detect)
 	s.routePage(mux)
-	return mux
+	return jsonErrors(mux)
 }
 
 // httpError is an error with the status to answer it with.
@@ -263,8 +263,6 @@ func (s *server) body(w http.ResponseWriter, r *http.Request) (body []byte, rele
 	if release, err = s.hold(size); err != nil {
 		return nil, nil, err
 	}
-	http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout))
-	defer http.NewResponseController(w).SetReadDeadline(time.Time{})
 	if body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
 		release()
 		var large *http.MaxBytesError

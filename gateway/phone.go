@@ -109,7 +109,7 @@ var errUsed = errors.New("this address was already used by another browser; star
 func (a *access) accept(w http.ResponseWriter, r *http.Request) {
 	if !a.is(a.tokenOf(r)) {
 		if a.invitation.used.Swap(true) {
-			http.Error(w, errUsed.Error(), http.StatusForbidden)
+			writeError(w, http.StatusForbidden, errUsed)
 			return
 		}
 		http.SetCookie(w, &http.Cookie{Name: phoneCookie, Value: a.token, Path: "/", Secure: true, HttpOnly: true, SameSite: http.SameSiteStrictMode})

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -111,7 +112,7 @@ func (w *wall) serve(out http.ResponseWriter, r *http.Request) {
 	p := w.pictures[r.PathValue("function")]
 	w.mu.Unlock()
 	if p == nil {
-		http.NotFound(out, r)
+		writeError(out, http.StatusNotFound, fmt.Errorf("function %q has no picture of the last minute", r.PathValue("function")))
 		return
 	}
 	out.Header().Set("Content-Type", http.DetectContentType(p.file))

@@ -1,0 +1,89 @@
+package gateway
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+)
+
+// runGateway runs a gateway for the fake node that wants a token, which is in authorization.
+func runGateway(t *testing.T, answer clienttest.Handler) (address, authorization string) {
+	t.Helper()
+	at, err := freeport.Find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Address: netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()), Dir: fakeNode(t, answer), Log: zerolog.Nop()}
+	a, err := newAccess(o.Address, o.Dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, ended := make(chan netip.AddrPort, 1), make(chan error, 1)
+	ctx := t.Context()
+	go func() { ended <- Run(ctx, o, func(a netip.AddrPort) { ready <- a }) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	<-ready
+	return at.String(), "Bearer " + a.token
+}
+
+// Requests without a token and without their bodies lock nobody out.
+func TestStalledRequests(t *testing.T) {
+	address, authorization := runGateway(t, oneBox)
+	for range maxConnections + 6 {
+		c, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		io.WriteString(c, "POST /v2/models/finder/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
+	}
+	client := http.Client{Timeout: 10 * time.Second}
+	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v2", nil)
+	request.Header.Set("Authorization", authorization)
+	response, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		t.Error(response.Status)
+	}
+}
+
+// Each error is JSON, also those that net/http makes.
+func TestErrorsAreJSON(t *testing.T) {
+	web := newGateway(t, oneBox)
+	for path, want := range map[string]string{
+		"GET /nope":                    `{"error":"no such path: \"/nope\""}`,
+		"GET /v2/models/finder/config": `{"error":"no such path: \"/v2/models/finder/config\""}`,
+		"POST /v2":                     `want GET, HEAD"}`,
+		"GET /api/clip/nope.jpg":       `{"error":"no such path`,
+		"GET /api/wall/nope":           `{"error":"function \"nope\" has no picture`,
+		"GET /vendor/nope":             `{"error":"no such path`,
+	} {
+		method, path, _ := strings.Cut(path, " ")
+		request, _ := http.NewRequestWithContext(t.Context(), method, web.URL+path, nil)
+		response, text := do(t, request)
+		if media := response.Header.Get("Content-Type"); !strings.Contains(text, want) || media != "application/json" || response.StatusCode < 404 {
+			t.Errorf("%s %s: %s, %s: %s", method, path, response.Status, media, text)
+		}
+	}
+	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, web.URL+"/api/camera?function=finder", nil)
+	if response, text := do(t, request); response.StatusCode != http.StatusUpgradeRequired || !strings.HasPrefix(text, `{"error":`) {
+		t.Error(fmt.Sprint(response.Status, text))
+	}
+}
