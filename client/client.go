@@ -36,6 +36,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/penstock/penstock/wire"
 )
 
@@ -221,7 +223,11 @@ type Client struct {
 	nextID   uint32
 	closed   bool
 	reached  bool // a manager has sent a datagram
-	free     []*request
+	// receiveBytes is the size of the socket's receive buffer. assembling counts the requests of which some
+	// fragments of the answer have arrived, but not all.
+	receiveBytes int
+	assembling   int
+	free         []*request
 }
 
 // flights are the requests that were sent or are being sent, in this order.
@@ -270,6 +276,9 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		pace:  newPace(o.PaceBytes, int64(o.BurstBytes), Now()),
 		timer: time.NewTimer(time.Hour),
 	}
+	_ = raw.Control(func(fd uintptr) {
+		c.receiveBytes, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
+	})
 	in := newReceiver(raw)
 	c.loops.Add(2)
 	go func() {
@@ -403,6 +412,9 @@ func (c *Client) endLocked(r *request, now int64) {
 	}
 	if r.inList(sendingList) {
 		c.flying.sending.remove(r)
+	}
+	if r.answer.received > 0 {
+		c.assembling--
 	}
 	r.result.ID, r.result.Tag = r.id, r.options.Tag
 	r.result.Intended, r.result.Queued, r.result.Sent = r.options.Intended, r.queuedAt, r.sentAt

@@ -329,6 +329,44 @@ func TestQuestionsDuringAnswer(t *testing.T) {
 	}
 }
 
+// TestLargeAnswer checks that the largest answer arrives if the receive buffer holds only a part of it, also on a network
+// that loses datagrams.
+func TestLargeAnswer(t *testing.T) {
+	checkLeaks(t)
+	for name, c := range map[string]struct {
+		bytes int
+		lose  float64
+	}{
+		"largest": {wire.MaxFragments * wire.DefaultFragmentBytes, 0},
+		"lossy":   {7_100_000, 0.05},
+	} {
+		t.Run(name, func(t *testing.T) {
+			large := picture(c.bytes, 1)
+			m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
+				return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8}, large, true
+			}, clienttest.ManagerOptions{})
+			down := clienttest.Faults{Drop: clienttest.SmallBuffer(300), Lose: c.lose, Seed: 1}
+			relay := startRelay(t, m.Addr(), clienttest.Faults{Lose: c.lose, Seed: 2}, down)
+			e := newEnds()
+			conn := dial(t, relay.Addr(), client.Options{Timeout: patience, MaxResultBytes: c.bytes, Deliver: e.deliver})
+			const n = 2 // the answers share the buffer
+			for i := range n {
+				if _, err := conn.Send([]byte{byte(i)}, client.RequestOptions{Tag: uint64(i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for tag, r := range e.wait(t, n) {
+				if r.Err != nil || !bytes.Equal(r.Payload, large) {
+					t.Errorf("request %d: %v, %d bytes", tag, r.Err, len(r.Payload))
+				}
+			}
+			if _, runs := m.Requests(); runs != 1 {
+				t.Errorf("a request ran %d times", runs)
+			}
+		})
+	}
+}
+
 func TestRepeatedAnswers(t *testing.T) {
 	checkLeaks(t)
 	// The test asks for nothing twice, even on a slow machine, because a manager repeats

@@ -135,7 +135,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		return nil
 	}
 	if h.Count > 1 {
-		if !c.assembleLocked(r, &h, payload, at) {
+		if !c.assembleLocked(r, &h, &result, payload, at) {
 			c.mu.Unlock()
 			return nil
 		}
@@ -169,7 +169,8 @@ func (c *Client) asksForProofLocked(r *request, result *wire.Result) bool {
 }
 
 // assembleLocked adds a fragment to an answer and reports whether the answer is complete.
-func (c *Client) assembleLocked(r *request, h *wire.Header, fragment []byte, at int64) (complete bool) {
+func (c *Client) assembleLocked(r *request, h *wire.Header, result *wire.Result, fragment []byte, at int64) (complete bool) {
+	first := r.answer.received == 0
 	fresh, fits := r.answer.add(h, fragment)
 	if !fits {
 		c.counts.foreign.Add(1)
@@ -178,11 +179,15 @@ func (c *Client) assembleLocked(r *request, h *wire.Header, fragment []byte, at 
 	if !fresh {
 		c.counts.duplicates.Add(1)
 	}
+	if first {
+		c.assembling++
+		r.answer.roundTrip = at - r.sentAt - int64(result.Stages())
+	}
 	if r.answer.received == int(h.Count) {
 		return true
 	}
 	before := r.recovery.AskAt()
-	r.recovery.Answered(at)
+	r.recovery.Answered(at, r.answer.roundTrip, fresh && !r.answer.asked.Empty() && r.answer.behind == 0)
 	c.askEarlierLocked(r, before)
 	return false
 }

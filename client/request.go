@@ -119,6 +119,20 @@ type answer struct {
 	received int
 	size     uint32 // of a fragment
 	total    uint32
+
+	roundTrip int64 // of the request and the first fragment: an upper bound
+
+	asked  wire.Missing // by the latest question
+	behind int          // fragments of asked that have not arrived
+}
+
+// ask returns the missing fragments that the next question names, at most most. Before the first fragment there are
+// none: the question is for the whole answer.
+func (a *answer) ask(most int) wire.Missing {
+	if a.received > 0 {
+		a.asked, a.behind = wire.NameMissing(a.present, int(wire.Fragments(int(a.total), int(a.size))), most)
+	}
+	return a.asked
 }
 
 // add adds a fragment of a result with several fragments. It reports whether the
@@ -141,6 +155,9 @@ func (a *answer) add(h *wire.Header, fragment []byte) (fresh, fits bool) {
 	}
 	a.present[h.Index/64] |= bit
 	a.received++
+	if a.asked.Has(int(h.Index)) {
+		a.behind--
+	}
 	copy(a.bytes[h.Offset:], fragment)
 	return true, true
 }

@@ -172,9 +172,13 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 	}
 	var e wire.Extension
 	dropAt := c.queued.dropAt(r, c.credit.roundTrip)
-	if index == 0 && (dropAt != never || r.options.Priority > 0 || c.cookie != 0) {
+	var missing wire.Missing
+	if index == 0 {
+		missing = r.answer.ask(c.windowLocked(int(r.answer.size)))
+	}
+	if index == 0 && (dropAt != never || r.options.Priority > 0 || c.cookie != 0 || !missing.Empty()) {
 		h.Flags |= wire.FlagExtension
-		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie}
+		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie, Missing: missing}
 		if dropAt != never {
 			// If the deadline has passed, the manager must report that. 0 would
 			// mean no deadline.
@@ -182,6 +186,16 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 		}
 	}
 	return s.out.add(&h, &e, r.picture[h.Offset:][:h.Length])
+}
+
+// windowPart is the part of the receive buffer that the fragments of one question may fill. The kernel counts
+// a datagram of 1 KiB as 2,304 bytes.
+const windowPart = 8
+
+// windowLocked returns how many fragments of that size a question may ask for. All answers together must fit the
+// receive buffer.
+func (c *Client) windowLocked(fragmentBytes int) int {
+	return max(1, c.receiveBytes/windowPart/max(1, c.assembling)/max(1, fragmentBytes))
 }
 
 // idleLocked returns when the sender has work to do unless it is woken before,

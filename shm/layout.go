@@ -3,6 +3,8 @@ package shm
 import (
 	"fmt"
 	"sync/atomic"
+
+	"github.com/penstock/penstock/wire"
 )
 
 // layoutVersion is the version of the layout. Both sides refuse any other.
@@ -66,12 +68,12 @@ const (
 const resultHeaderBytes = lineBytes
 
 // Limits of a Geometry. The smallest field that holds a slot's index has 16
-// bits, and so has a fragment index on the wire. A result of more than 64 MiB is
-// too large to be the answer to a datagram.
+// bits, and so has a fragment index on the wire. A result is at most what
+// wire.MaxFragments fragments of an answer hold.
 const (
 	maxSlots       = 1 << 16
 	maxFragments   = 1 << 16
-	maxResultBytes = 64 << 20
+	maxResultBytes = wire.MaxFragments * wire.DefaultFragmentBytes
 )
 
 // Geometry is the size of a channel; manager and IF must agree on it.

@@ -90,13 +90,13 @@ func TestGeometry(t *testing.T) {
 		good bool
 	}{
 		{Geometry{Slots: 1, MaxFragments: 1}, true},
-		{Geometry{Slots: 65536, MaxFragments: 65536, ResultBytes: 64 << 20}, true},
+		{Geometry{Slots: 65536, MaxFragments: 65536, ResultBytes: 65535 << 10}, true},
 		{Geometry{Slots: 0, MaxFragments: 1}, false},
 		{Geometry{Slots: 3, MaxFragments: 1}, false},
 		{Geometry{Slots: 131072, MaxFragments: 1}, false},
 		{Geometry{Slots: 4, MaxFragments: 0}, false},
 		{Geometry{Slots: 4, MaxFragments: 65537}, false},
-		{Geometry{Slots: 4, MaxFragments: 1, ResultBytes: 64<<20 + 1}, false},
+		{Geometry{Slots: 4, MaxFragments: 1, ResultBytes: 65535<<10 + 1}, false},
 	} {
 		if err := test.g.Validate(); (err == nil) != test.good {
 			t.Errorf("%+v: %v", test.g, err)

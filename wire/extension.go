@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"time"
 )
 
@@ -13,7 +14,9 @@ import (
 //	 4  u8 priority · 3 × zero
 //	 8  u64 the client's send time
 //	16  u64 address cookie, 0 for none
-//	24  40 × zero, ignored when read
+//	24  u16 base fragment of the answer · u16 number of bits, at most MaxMissing
+//	28  32 × bitmap: bit i%8 of byte i/8 is set if fragment base+i is missing
+//	60  4 × zero, ignored when read
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still useful; 0
 	// means that the client sets none. The manager, which does not share the
@@ -28,6 +31,60 @@ type Extension struct {
 	// client receives at its source address (RFC 9000, section 8.1). 0 means
 	// that the client has none.
 	Cookie uint64
+	// Missing names the fragments of the answer that a question asks for. The zero
+	// value asks for the whole answer.
+	Missing Missing
+}
+
+// MaxMissing is the max number of fragments that a Missing spans.
+const MaxMissing = 256
+
+// Missing names fragments of an answer: up to MaxMissing in a row, each missing or not.
+type Missing struct {
+	base, span uint16
+	bitmap     [MaxMissing / 8]byte
+}
+
+// NameMissing names at most most absent fragments of count, the first ones, and returns their number. They
+// span at most MaxMissing. In present, bit i%64 of word i/64 is set if fragment i was received.
+func NameMissing(present []uint64, count, most int) (m Missing, named int) {
+	first := nextAbsent(present, 0, count)
+	end := min(first+MaxMissing, count)
+	m.base = uint16(first)
+	for i := first; i < end && named < most; i = nextAbsent(present, i+1, end) {
+		m.bitmap[(i-first)/8] |= 1 << ((i - first) % 8)
+		m.span = uint16(i - first + 1)
+		named++
+	}
+	return m, named
+}
+
+// Empty reports whether m names no fragment: a question is for the whole answer then.
+func (m *Missing) Empty() bool { return m.span == 0 }
+
+// Span returns the range of fragments, below count, that contains all named ones.
+func (m *Missing) Span(count int) (from, to int) {
+	return min(int(m.base), count), min(int(m.base)+int(m.span), count)
+}
+
+// All yields the named fragments below count in ascending order.
+func (m *Missing) All(count int) func(yield func(index int) bool) {
+	from, to := m.Span(count)
+	return func(yield func(index int) bool) {
+		for i, b := range m.bitmap {
+			for ; b != 0; b &= b - 1 {
+				if index := from + 8*i + bits.TrailingZeros8(b); index < to && !yield(index) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Has reports whether m names a fragment.
+func (m *Missing) Has(index int) bool {
+	i := index - int(m.base)
+	return i >= 0 && i < int(m.span) && m.bitmap[i/8]&(1<<(i%8)) != 0
 }
 
 // Put writes the extension to the first BlockSize bytes of b.
@@ -38,6 +95,9 @@ func (e *Extension) Put(b []byte) {
 	b[4] = e.Priority
 	binary.LittleEndian.PutUint64(b[8:], e.SentAt)
 	binary.LittleEndian.PutUint64(b[16:], e.Cookie)
+	binary.LittleEndian.PutUint16(b[24:], e.Missing.base)
+	binary.LittleEndian.PutUint16(b[26:], e.Missing.span)
+	copy(b[28:], e.Missing.bitmap[:])
 }
 
 // DecodeExtension reads the extension at the beginning of b: the bytes after a
@@ -51,6 +111,9 @@ func DecodeExtension(b []byte) (Extension, error) {
 		Priority: b[4],
 		SentAt:   binary.LittleEndian.Uint64(b[8:]),
 		Cookie:   binary.LittleEndian.Uint64(b[16:]),
+		Missing: Missing{
+			base: binary.LittleEndian.Uint16(b[24:]), span: min(binary.LittleEndian.Uint16(b[26:]), MaxMissing), bitmap: [MaxMissing / 8]byte(b[28:]),
+		},
 	}, nil
 }
 

@@ -157,14 +157,20 @@ func (r *Result) Put(b []byte) {
 // An answer that is not ok has no payload, and an answer with a payload has a
 // kind.
 func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, fragmentBytes, index int, again bool) []byte {
-	if len(payload) > 0 && (r.Status != StatusOK || r.Kind == KindNone) {
+	return AppendPart(dst, requestID, r, len(payload), payload, 0, fragmentBytes, index, again)
+}
+
+// AppendPart is AppendResult for a payload of total bytes of which only a part is known. The part begins at
+// byte from and contains fragment index.
+func AppendPart(dst []byte, requestID uint32, r *Result, total int, part []byte, from, fragmentBytes, index int, again bool) []byte {
+	if total > 0 && (r.Status != StatusOK || r.Kind == KindNone) {
 		panic("wire: payload needs status ok and a kind")
 	}
 	t := TypeResult
 	if r.Status == StatusBusy {
 		t = TypeBusy
 	}
-	h := FragmentHeader(t, requestID, len(payload), fragmentBytes, index)
+	h := FragmentHeader(t, requestID, total, fragmentBytes, index)
 	if again {
 		h.Flags |= FlagRetransmitted
 	}
@@ -172,7 +178,7 @@ func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, fragm
 	h.Put(head[:])
 	r.Put(head[HeaderSize:])
 	dst = append(dst, head[:]...)
-	return append(dst, payload[h.Offset:][:h.Length]...)
+	return append(dst, part[int(h.Offset)-from:][:h.Length]...)
 }
 
 // DecodeResult reads an answer: a datagram of TypeResult or TypeBusy. The

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 	"time"
 
@@ -40,8 +41,8 @@ func TestDecodeResultNoBoxes(t *testing.T) {
 
 func TestReservedBytes(t *testing.T) {
 	first, result := exampleData(0, FlagExtension, &exampleExtension), examples()["result"]
-	for i := range 40 {
-		first[HeaderSize+24+i] = 0xaa
+	for i := range 4 {
+		first[HeaderSize+60+i] = 0xaa
 	}
 	for i := range 12 {
 		result[HeaderSize+52+i] = 0xaa
@@ -51,6 +52,50 @@ func TestReservedBytes(t *testing.T) {
 	}
 	if _, r, _, err := DecodeResult(result); err != nil || r != exampleTopK {
 		t.Errorf("result: got %+v, %v", r, err)
+	}
+}
+
+func TestMissing(t *testing.T) {
+	const count = 1000
+	present := make([]uint64, (count+63)/64)
+	for i := range count {
+		if i != 700 && i != 702 && i != 955 && i != 956 {
+			present[i/64] |= 1 << (i % 64)
+		}
+	}
+	for _, c := range []struct {
+		most int
+		want []int
+	}{{1, []int{700}}, {2, []int{700, 702}}, {count, []int{700, 702, 955}}} { // 956 is the 257th from 700
+		named, n := NameMissing(present, count, c.most)
+		e := Extension{Missing: named}
+		b := make([]byte, BlockSize)
+		e.Put(b)
+		e, _ = DecodeExtension(b)
+		if got := slices.Collect(e.Missing.All(count)); n != len(c.want) || !slices.Equal(got, c.want) {
+			t.Errorf("at most %d: %v, %d named; want %v", c.most, got, n, c.want)
+		}
+		for i := range count {
+			if e.Missing.Has(i) != slices.Contains(c.want, i) {
+				t.Errorf("at most %d: fragment %d named: %v", c.most, i, e.Missing.Has(i))
+			}
+		}
+	}
+	if m, n := NameMissing(nil, 2, 5); n != 2 || m.Empty() {
+		t.Errorf("%d of 2 named", n)
+	}
+
+	// A hostile peer may name fragments that the answer does not have.
+	for _, base := range []uint16{0, 3, 65535} {
+		hostile := Extension{Missing: Missing{base: base, span: 65535, bitmap: [MaxMissing / 8]byte{0xff, 31: 0xff}}}
+		b := make([]byte, BlockSize)
+		hostile.Put(b)
+		hostile, _ = DecodeExtension(b)
+		for i := range hostile.Missing.All(5) {
+			if i < int(base) || i >= 5 {
+				t.Errorf("base %d: fragment %d of 5", base, i)
+			}
+		}
 	}
 }
 

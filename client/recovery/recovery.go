@@ -30,6 +30,9 @@ const (
 	// minIgnore is the min time after fragments were sent again for which a NACK is
 	// ignored: more than a round trip in a machine room.
 	minIgnore = 500 * time.Microsecond
+	// gapPart is the part of resendAfter that an answer may pause before a question. A busy manager pauses while it
+	// sends a large answer.
+	gapPart = 16
 )
 
 // Request is the recovery of one request. The zero value is ready for Begin. Its
@@ -37,8 +40,9 @@ const (
 type Request struct {
 	resendAfter time.Duration
 
-	sending bool // fragments leave
-	asked   bool // and are a question
+	sending   bool // fragments leave
+	asked     bool // and are a question
+	answering bool // a fragment of the answer has arrived
 
 	sentAt      int64 // of the last fragment
 	askAt       int64
@@ -85,6 +89,9 @@ func (r *Request) Ask(now int64) bool {
 	}
 	r.sending, r.asked = true, true
 	r.askDelay *= 2
+	if r.answering {
+		r.askDelay = min(r.askDelay, r.resendAfter)
+	}
 	return true
 }
 
@@ -95,12 +102,17 @@ func (r *Request) Prove() {
 	r.sending = true
 }
 
-// Answered reports a fragment of an answer: the manager has the complete request, so
-// a question can wait for longer. A fragment that the client has already counts too. A
-// burst that fills a buffer loses its last fragments, and the same ones each time.
-func (r *Request) Answered(now int64) {
-	r.askDelay = r.resendAfter
+// Answered reports a fragment of an answer, but not the last missing one. The rest may be on its way, or lost because
+// a burst filled a buffer. The next question is due when the answer pauses for longer than a round trip, in
+// nanoseconds, 0 if unknown. It is due now if the fragment is the last one that the latest question named. A
+// fragment that the client has already counts too.
+func (r *Request) Answered(now, roundTrip int64, last bool) {
+	r.answering = true
+	r.askDelay = min(max(r.resendAfter/gapPart, time.Duration(2*roundTrip)), r.resendAfter)
 	r.askAt = now + int64(r.askDelay)
+	if last {
+		r.askAt = now
+	}
 }
 
 // NACK reports that a NACK arrived which names missing fragments, and returns whether

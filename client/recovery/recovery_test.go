@@ -78,8 +78,14 @@ func TestQuestions(t *testing.T) {
 		r := begun(0, 0)
 		r.NACK(ms, 10)
 		r.Sent(2*ms, 0)
-		r.Answered(3 * ms)
-		expectAsk(t, r, 103*ms)
+		r.Answered(3*ms, 0, false)
+		expectAsk(t, r, 3*ms+100*ms/gapPart)
+		r.Answered(4*ms, 10*ms, false)
+		expectAsk(t, r, 24*ms)
+		r.Answered(5*ms, 80*ms, false)
+		expectAsk(t, r, 105*ms)
+		r.Answered(6*ms, 80*ms, true) // all that it asked for has arrived
+		expectAsk(t, r, 6*ms)
 	})
 }
 

@@ -319,6 +319,11 @@ func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint
 
 // begin gives a new request a slot, or turns it away.
 func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, events *Events) {
+	if missing := a.missingOf(d, h); !missing.Empty() {
+		// The client has a part of the answer, so the request has run. It is forgotten, and must not run again.
+		a.drop(dropDuplicate, d, events)
+		return
+	}
 	proved := local(d.From) || a.proves(d, h)
 	client := a.senders.touch(proved, a.hash.client(d.From), d.From, a.now)
 	size := wire.FragmentSize(h)
@@ -624,7 +629,8 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		return
 	}
 	proved := local(d.From) || a.proves(d, h)
-	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) {
+	missing := a.missingOf(d, h)
+	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) && missing.Empty() {
 		return
 	}
 	payload, ok := a.answers.get(r.payload)
@@ -632,13 +638,21 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		a.stats.Forgotten++
 		return
 	}
-	answer := Answer{To: r.from, RequestID: r.id, Result: r.result, Payload: events.keep(payload)}
+	answer := Answer{To: r.from, RequestID: r.id, Result: r.result, Wanted: missing}
+	bytes := answerBytes(headers, len(payload))
+	if !missing.Empty() {
+		from, to := missing.Span(wire.Fragments(len(payload), ReplyFragmentBytes))
+		answer.From, answer.Total = from*ReplyFragmentBytes, len(payload)
+		payload = payload[min(answer.From, len(payload)):min(to*ReplyFragmentBytes, len(payload))]
+		bytes = int64(to-from)*int64(headers+wire.HeaderSize+wire.BlockSize) + int64(len(payload))
+	}
+	answer.Payload = events.keep(payload)
 	if !ok { // this answer was never sent: do not let its client wait for it
 		a.stats.Forgotten++
-		answer.Status, answer.Kind = wire.StatusFailed, wire.KindNone
+		answer.Status, answer.Kind, answer.Wanted = wire.StatusFailed, wire.KindNone, wire.Missing{}
 	}
 	switch {
-	case proved || r.budget.spend(answerBytes(headers, len(answer.Payload)), 0):
+	case proved || r.budget.spend(bytes, 0):
 		r.withheld = false
 		a.stats.Again++
 		if answer.Status != wire.StatusBusy || r.shed {
@@ -646,13 +660,29 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		}
 	case r.budget.spend(answerBytes(headers, 0), 0):
 		a.stats.Withheld++
-		answer.Payload, answer.Result = nil, withheld(&answer.Result)
+		answer.Payload, answer.Wanted, answer.Result = nil, wire.Missing{}, withheld(&answer.Result)
 	default:
 		return
 	}
 	r.answered = a.now
 	answer.Cookie, answer.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
 	events.Again = append(events.Again, answer)
+	if !missing.Empty() && r.expires-a.now < int64(a.config.AnsweredFor)/2 && ref < uint32(len(a.slots)+len(a.ended.records)) {
+		// A large answer over a bad network takes longer than AnsweredFor.
+		again := *r
+		a.requests.remove(r.hash, ref)
+		r.void = true
+		a.remember(&a.ended, again)
+	}
+}
+
+// missingOf returns which fragments of an answer a question asks for; none for all of them.
+func (a *Aggregator) missingOf(d *ingest.Datagram, h *wire.Header) wire.Missing {
+	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
+		return wire.Missing{}
+	}
+	e, _ := a.extension(d)
+	return e.Missing
 }
 
 // withheld returns the busy block that replaces an answer beyond the budget.

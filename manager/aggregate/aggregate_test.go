@@ -307,6 +307,48 @@ func TestRepeatAnswer(t *testing.T) {
 	})
 }
 
+// TestRepeatFragments checks that a question gets exactly the fragments of the answer that it names, for as long as it needs.
+func TestRepeatFragments(t *testing.T) {
+	payload := string(picture(9, 5000))
+	present := []uint64{1<<0 | 1<<2}
+	named, _ := wire.NameMissing(present, wire.Fragments(len(payload), ReplyFragmentBytes), 2) // 1 and 3
+	ask := fragment{id: 1, again: true, extension: &wire.Extension{Missing: named}}
+	onBed(t, nil, func(b *harness) {
+		b.end(b.whole(camera, 1), wire.StatusOK, payload)
+		for range 4 { // twice at the same time; and for longer than AnsweredFor
+			for range 2 {
+				e := b.send(camera, ask)
+				if len(e.Again) != 1 {
+					t.Fatalf("%d answers", len(e.Again))
+				}
+				a := &e.Again[0]
+				want(b, "named", []any{a.Wanted, a.From, a.Total}, []any{named, 1024, 5000})
+				want(b, "payload", string(a.Payload) == payload[1024:4096], true)
+			}
+			b.now += int64(b.config.AnsweredFor) * 3 / 4
+		}
+		// It does not run again when it is forgotten.
+		b.now += int64(b.config.AnsweredFor)
+		e := b.send(camera, ask)
+		want(b, "forgotten", []int{len(e.Again), len(e.Complete), int(b.a.Stats().Begun)}, []int{0, 0, 1})
+	})
+
+	// Without proof of its address a client gets no more than three times what it sent.
+	onBed(t, nil, func(b *harness) {
+		payload := string(picture(9, 200_000))
+		b.end(b.whole(outsider, 1), wire.StatusOK, payload)
+		b.now += int64(againAfter)
+		named, _ := wire.NameMissing(nil, 196, 196)
+		ask := fragment{id: 1, again: true, extension: &wire.Extension{Missing: named}}
+		e := b.send(outsider, ask)
+		want(b, "answers", len(e.Again), 1)
+		want(b, "status and bytes", []any{e.Again[0].Status, len(e.Again[0].Payload)}, []any{wire.StatusBusy, 0})
+		ask.extension.Cookie = b.a.common.cookies.at(b.now, outsider)
+		e = b.send(outsider, ask)
+		want(b, "status and bytes", []any{e.Again[0].Status, len(e.Again[0].Payload)}, []any{wire.StatusOK, len(payload)})
+	})
+}
+
 func TestAggregatorRunsNothingTwice(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		for _, status := range []wire.Status{wire.StatusOK, wire.StatusLate, wire.StatusFailed} {

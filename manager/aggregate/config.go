@@ -55,7 +55,8 @@ type Config struct {
 
 	// AnsweredFor is how long an answered request is remembered: 2 s by default, as long as
 	// clients try (docs/wire.md). AnsweredRequests is the max number of these (16,384 by
-	// default), AnsweredBytes the max size of the stored payloads (4 MiB).
+	// default), AnsweredBytes the max size of the stored payloads (4 MiB). A larger payload
+	// is never repeated.
 	AnsweredFor      time.Duration
 	AnsweredRequests int
 	AnsweredBytes    int

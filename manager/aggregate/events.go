@@ -46,6 +46,10 @@ type Answer struct {
 	RequestID uint32
 	wire.Result
 	Payload []byte
+	// Wanted, if not empty, names the fragments that the client asks for. Payload is then the part of
+	// the payload from byte From on that contains them. Total is the size of the payload.
+	Wanted      wire.Missing
+	From, Total int
 }
 
 // NACK is a NACK, with the arguments of wire.AppendNACK.

@@ -46,6 +46,14 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 	}
 }
 
+// missing adds the fragments of an answer that its client asks for.
+func (o *outbox) missing(a *aggregate.Answer) {
+	for i := range a.Wanted.All(wire.Fragments(a.Total, replyFragmentBytes)) {
+		o.bytes = wire.AppendPart(o.bytes, a.RequestID, &a.Result, a.Total, a.Payload, a.From, replyFragmentBytes, i, true)
+		o.done(a.To)
+	}
+}
+
 // nack adds NACKs for a request's missing fragments.
 func (o *outbox) nack(to netip.AddrPort, id, total uint32, count uint16, present []uint64) {
 	for from := 0; from < int(count); {

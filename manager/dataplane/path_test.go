@@ -376,6 +376,43 @@ func TestRepeatedAnswer(t *testing.T) {
 	}
 }
 
+// TestLargeAnswerAgain checks that fragments of an answer above 4 MB can be repeated.
+func TestLargeAnswerAgain(t *testing.T) {
+	o := testOptions(1)
+	o.ResultBytes = 5 << 20
+	b := newHarnessOn(t, open(t, loopback(), 1), o, 100)
+	c, r := b.owner(0, 1), b.dialRaw()
+	r.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
+	answer := make([]byte, o.ResultBytes)
+	for i := range answer {
+		answer[i] = byte(i / replyFragmentBytes)
+	}
+	c.Answer(c.Await(1), answer)
+	b.settled()
+
+	count := wire.Fragments(len(answer), replyFragmentBytes)
+	present := make([]uint64, count/64)
+	for i := range present {
+		present[i] = ^uint64(0)
+	}
+	present[len(present)-1] = 1<<60 - 1
+	e := wire.Extension{}
+	e.Missing, _ = wire.NameMissing(present, count, 3)
+	question := datapathtest.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted|wire.FlagExtension)
+	e.Put(question[wire.HeaderSize:])
+	r.Write(question)
+	for want := count - 4; want < count-1; {
+		h, _, payload := r.Result()
+		if h.Flags&wire.FlagRetransmitted == 0 {
+			continue // of the answer, which overran this socket
+		}
+		if int(h.Index) != want || !bytes.Equal(payload, answer[h.Offset:][:h.Length]) {
+			t.Fatalf("fragment %d, want %d", h.Index, want)
+		}
+		want++
+	}
+}
+
 // TestMissingFragment checks that the node reports a missing fragment to the client, then the end
 // of the request. The objective shrinks in between, so that a busy machine cannot end it first.
 func TestMissingFragment(t *testing.T) {

@@ -125,6 +125,14 @@ type flight struct {
 	answered  bool          // the client got `late` at the deadline; the slot is still out
 }
 
+// answersKept is how many of the largest answers a receiver can repeat: as many as a client may have in flight
+// before its first answer (docs/wire.md). minAnsweredBytes is enough for thousands of small ones. Memory that no
+// answer reaches is never touched.
+const (
+	answersKept      = 8
+	minAnsweredBytes = 4 << 20
+)
+
 // minResultBytes is the min room for a result. It leaves room for a later model with larger
 // results than the first one's.
 const minResultBytes = 4096
@@ -176,6 +184,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		Transit:          o.Transit,
 		Deadline:         o.Gather,
 		AnsweredFor:      o.AnsweredFor,
+		AnsweredBytes:    max(minAnsweredBytes, answersKept*int(p.geometry.ResultBytes)),
 		Trusted:          o.Trusted,
 	}, slab, p.table)
 	for i, src := range sources.All {

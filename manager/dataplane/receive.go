@@ -161,7 +161,11 @@ func (r *receiver) reply(events *aggregate.Events, out *outbox) {
 		if a.ModelVersion == 0 { // the request was not run
 			a.ModelVersion = p.version.Load()
 		}
-		out.result(a.To, a.RequestID, &a.Result, a.Payload, true)
+		if a.Wanted.Empty() {
+			out.result(a.To, a.RequestID, &a.Result, a.Payload, true)
+		} else {
+			out.missing(a)
+		}
 	}
 	for i := range events.NACKs {
 		w := &events.NACKs[i]

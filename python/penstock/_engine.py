@@ -34,6 +34,9 @@ _BURST_BYTES = 256 << 10
 _TRAIN_DATAGRAMS = 64
 _TRAIN_BYTES = 64_000
 
+# The part of the receive buffer that the fragments of one question may fill. The kernel counts 2,304 bytes for 1,024.
+_WINDOW_PART = 8
+
 _STATUSES = [Status.OK, Status.LATE, Status.INCOMPLETE, Status.BUSY, Status.REFUSED, Status.FAILED]
 _KINDS = [Kind.NONE, Kind.CLASSES, Kind.BOXES, Kind.VALUES]
 _NO_STAGES = Stages()
@@ -90,7 +93,7 @@ class Request:
     __slots__ = (
         "id", "picture", "count", "deadline", "priority", "end", "queued_at", "timeout_at", "flying", "probe",
         "sent_at", "next", "resend", "resends_left", "resends", "recovery", "echoed", "questions", "unproved",
-        "busy", "answer", "present", "received", "size", "unreachable",
+        "busy", "answer", "present", "size", "round_trip", "first_missing", "asked", "unreachable",
     )  # fmt: skip
 
     def __init__(self, id: int, picture: _wire.Bytes, count: int, deadline: int, priority: int, now: int) -> None:
@@ -111,6 +114,9 @@ class Request:
         self.answer: Optional[bytearray] = None
         self.present: set[int] = set()
         self.size = 0  # of the answer's fragments
+        self.round_trip = 0  # of the request and the first fragment of the answer: an upper bound
+        self.first_missing = 0  # fragments of the answer below this one have arrived
+        self.asked: set[int] = set()  # what the latest question named, without what has arrived
         self.unreachable = 0  # Stats.unreachable when the request was submitted
 
     @property
@@ -125,8 +131,10 @@ class Request:
 
 
 class Engine:
-    def __init__(self, options: Options, now: int, segments: bool) -> None:
+    def __init__(self, options: Options, now: int, segments: bool, receive_bytes: int) -> None:
         self.options = options
+        self._receive_bytes = receive_bytes  # the size of the socket's buffer
+        self._assembling = 0  # requests of which some fragments of the answer have arrived
         self.stats = Stats()
         self.segments = segments  # the kernel can split trains
         self._credit = Credit(options.in_flight)
@@ -314,11 +322,26 @@ class Engine:
         self._echo(r)
         r.questions += 1
         drop_at = self._drop_at(r)
-        if drop_at == NEVER and r.priority == 0 and self._cookie == 0:
+        missing = self._missing(r)
+        if drop_at == NEVER and r.priority == 0 and self._cookie == 0 and not missing:
             return b""
         # If the deadline has passed, the manager must report that. 0 would mean no deadline.
         deadline = 0 if drop_at == NEVER else max(drop_at - now, 1)
-        return _wire.encode_extension(deadline, r.priority, now, self._cookie)
+        return _wire.encode_extension(deadline, r.priority, now, self._cookie, missing)
+
+    def _missing(self, r: Request) -> list[int]:
+        """The fragments of the answer that a question names: as many as fit the receive buffer, together with those
+        of other answers. None before the first fragment: the question is for the whole answer."""
+        if r.answer is None:
+            return []
+        count = _wire.pieces(len(r.answer), r.size)
+        while r.first_missing in r.present:
+            r.first_missing += 1
+        end = min(r.first_missing + _wire.MAX_MISSING, count)
+        most = max(1, self._receive_bytes // _WINDOW_PART // max(1, self._assembling) // r.size)
+        missing = [i for i in range(r.first_missing, end) if i not in r.present][:most]
+        r.asked = set(missing)
+        return missing
 
     def wake_at(self, now: int) -> int:
         """When the engine has work to do, unless a picture or a datagram comes first."""
@@ -372,10 +395,10 @@ class Engine:
             most = self.options.max_result_bytes
             self._give_up(r, Status.UNANSWERED, f"result has {d.total} bytes, max_result_bytes is {most}", now)
             return
-        payload = self._assemble(r, d, now)
+        stages = block.aggregate + block.queue + block.gather + block.infer + block.reply
+        payload = self._assemble(r, d, now, now - r.sent_at - stages * 1000)
         if payload is None:
             return
-        stages = block.aggregate + block.queue + block.gather + block.infer + block.reply
         if r.resends == 0 and block.status == _wire.STATUS_OK:
             self._credit.measure(now - r.sent_at - stages * 1000)
         self._remove(r)
@@ -383,23 +406,26 @@ class Engine:
         self.stats.answers += 1
         r.end(self._answer(r, block, payload, now))
 
-    def _assemble(self, r: Request, d: _wire.Fragment, now: int) -> Optional[bytes]:
+    def _assemble(self, r: Request, d: _wire.Fragment, now: int, round_trip: int) -> Optional[bytes]:
         """The answer's payload, None while fragments are missing."""
         if d.fragments == 1:
             return bytes(d.payload)
         if r.answer is None:
-            r.answer, r.size = bytearray(d.total), d.size
+            r.answer, r.size, r.round_trip = bytearray(d.total), d.size, round_trip
+            self._assembling += 1
         if d.total != len(r.answer) or d.size != r.size:
             self.stats.foreign += 1
             return None
+        last = r.asked == {d.fragment}
         if d.fragment in r.present:
             self.stats.duplicates += 1
         else:
+            r.asked.discard(d.fragment)
             r.present.add(d.fragment)
             r.answer[d.offset : d.offset + len(d.payload)] = d.payload
             if len(r.present) == d.fragments:
                 return bytes(r.answer)
-        r.recovery.answered_in_part(now)
+        r.recovery.answered_in_part(now, r.round_trip, last)
         self._check(r)
         return None
 
@@ -493,3 +519,5 @@ class Engine:
         self._queued.pop(r.id, None)
         self._flying.pop(r.id, None)
         self._sending.pop(r.id, None)
+        if r.answer is not None:
+            self._assembling -= 1

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 # The manager ignores a question that follows its NACK or its answer more closely.
 _MIN_SILENCE = 1_000_000
+# The part of resend_after that an answer may pause before a question: a busy manager pauses.
+_GAP_PART = 16
 # More than a round trip in a machine room.
 _MIN_IGNORE = 500_000
 
@@ -20,7 +22,7 @@ class Recovery:
     """The recovery of one request of count fragments. A first question follows a silence of resend_after."""
 
     __slots__ = (
-        "_resend_after", "_sending", "_asked", "_sent_at", "_ask_at", "_ignore_until",
+        "_resend_after", "_sending", "_asked", "_answering", "_sent_at", "_ask_at", "_ignore_until",
         "_ask_delay", "_ignore_delay", "_nack_delay", "_missing",
     )  # fmt: skip
 
@@ -28,6 +30,7 @@ class Recovery:
         self._resend_after = resend_after
         self._sending = True
         self._asked = False  # the fragments that are being sent are a question
+        self._answering = False  # a fragment of the answer has arrived
         self._sent_at = 0
         self._ask_at = 0
         self._ignore_until = 0
@@ -57,6 +60,8 @@ class Recovery:
             return False
         self._sending = self._asked = True
         self._ask_delay *= 2
+        if self._answering:
+            self._ask_delay = min(self._ask_delay, self._resend_after)
         return True
 
     def prove(self) -> None:
@@ -64,11 +69,13 @@ class Recovery:
         self._asked = self._asked or not self._sending
         self._sending = True
 
-    def answered_in_part(self, now: int) -> None:
-        """A fragment of the answer arrived: a question can wait. A fragment that the client has already counts too.
-        A burst that fills a buffer loses its last fragments, and the same ones each time."""
-        self._ask_delay = self._resend_after
-        self._ask_at = now + self._ask_delay
+    def answered_in_part(self, now: int, round_trip: int, last: bool) -> None:
+        """A fragment of the answer arrived. The next question is due when the answer pauses for longer than a round
+        trip; at once if the fragment is the last one that the latest question named. A fragment that the client has
+        already counts too."""
+        self._answering = True
+        self._ask_delay = min(max(self._resend_after // _GAP_PART, 2 * round_trip), self._resend_after)
+        self._ask_at = now if last else now + self._ask_delay
 
     def follow(self, now: int, missing: int) -> bool:
         """Whether the caller sends the fragments that a NACK names."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,8 @@ _VERSION = 1
 _MAX_NACK_BYTES = 1024
 
 _HEADER = struct.Struct("<2sBBIIIHHH")
-_EXTENSION = struct.Struct("<IB3xQQ40x")
+MAX_MISSING = 256  # fragments of an answer that a question spans
+_EXTENSION = struct.Struct("<IB3xQQHH32s4x")
 _BLOCK = struct.Struct("<BBHHHIIIIIIQQI12x")
 _NACK = struct.Struct("<HH")
 
@@ -129,9 +130,13 @@ def encode_first(request: int, picture: Bytes, size: int, again: bool, extension
     return [header + extension, picture[:length]]
 
 
-def encode_extension(deadline_ns: int, priority: int, sent_at: int, cookie: int) -> bytes:
+def encode_extension(deadline_ns: int, priority: int, sent_at: int, cookie: int, missing: Sequence[int] = ()) -> bytes:
+    """missing are rising fragments of the answer, which span at most MAX_MISSING."""
     microseconds = min(-(-deadline_ns // 1000), _MAX_MICROSECONDS)
-    return _EXTENSION.pack(microseconds, priority, sent_at, cookie)
+    base = missing[0] if missing else 0
+    span = missing[-1] - base + 1 if missing else 0
+    bits = sum(1 << (index - base) for index in missing)
+    return _EXTENSION.pack(microseconds, priority, sent_at, cookie, base, span, bits.to_bytes(32, "little"))
 
 
 def encode_train(request: int, picture: Bytes, size: int, index: npt.NDArray[np.intp], again: bool) -> Bytes:

@@ -140,7 +140,8 @@ class Client:
         except OSError as e:
             s.close()
             raise ClientError(f"open socket to {self._options.peer}: {e.strerror}") from e
-        self._engine = Engine(self._options, time.monotonic_ns(), _can_segment(s))
+        receive_bytes = s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        self._engine = Engine(self._options, time.monotonic_ns(), _can_segment(s), receive_bytes)
         self._socket = s
         self._loop.add_reader(s.fileno(), self._read)
 

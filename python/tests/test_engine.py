@@ -1,5 +1,6 @@
 """The protocol without a socket, in simulated time."""
 
+import dataclasses
 import struct
 import unittest
 
@@ -14,6 +15,7 @@ from penstock.answer import Status
 US, MS = 1000, 1_000_000
 RESEND_AFTER = 100 * MS
 COUNT = 48
+RECEIVE_BYTES = 416 << 10
 
 
 def begun(sent_at, round_trip=0):
@@ -58,8 +60,11 @@ class Questions(unittest.TestCase):
         r = begun(0)
         r.follow(MS, 10)
         r.sent(2 * MS, 0)
-        r.answered_in_part(3 * MS)
-        self.assertEqual(r.ask_at, 103 * MS)
+        for now, round_trip, last, ask_at in (
+            (3, 0, False, 9.25), (4, 10, False, 24), (5, 80, False, 105), (6, 80, True, 6),
+        ):  # fmt: skip
+            r.answered_in_part(now * MS, round_trip * MS, last)
+            self.assertEqual(r.ask_at, ask_at * MS)
 
 
 class Nacks(unittest.TestCase):
@@ -134,9 +139,11 @@ OPTIONS = Options(
 class Peer:
     """An engine and the datagrams that it sent."""
 
-    def __init__(self, options=OPTIONS, segments=True):
-        self.engine = Engine(options, 0, segments)
+    def __init__(self, options=OPTIONS, segments=True, **changes):
+        options = dataclasses.replace(options, **changes)
+        self.engine = Engine(options, 0, segments, RECEIVE_BYTES)
         self.answers = []
+        self.asked = []  # fragments of the answer that the latest datagram with an extension names
         self.now = 0
 
     def submit(self, size=3000, deadline=0, priority=0):
@@ -155,6 +162,10 @@ class Peer:
                     b = b"".join(bytes(x) for x in d.buffers)
                     flags, request, index = b[3], *struct.unpack_from("<I8xH", b, 4)
                     cookie = struct.unpack_from("<Q", b, 22 + 16)[0] if flags & 8 else 0
+                    if flags & 8:
+                        base, span = struct.unpack_from("<HH", b, 22 + 24)
+                        bits = int.from_bytes(b[22 + 28 : 22 + 60], "little")
+                        self.asked = [base + i for i in range(span) if bits >> i & 1]
                     out.append((request, index, flags, cookie))
 
     def answer(self, request, status=0, credit=8, cookie=0, objective=0, kind=0, payload=b"", index=0, size=1024):
@@ -317,9 +328,38 @@ class Engines(unittest.TestCase):
         for _ in range(10):
             p.answer(r.id, kind=3, payload=bytes(2000), index=0)
             p.now += 100 * MS
-            self.assertEqual(p.sent(), [(r.id, 0, 2, 0)])
+            self.assertEqual(p.sent(), [(r.id, 0, 10, 0)])
         p.answer(r.id, kind=3, payload=bytes(2000), index=1)
         self.assertEqual(p.answers[0].payload, bytes(2000))
+
+    def test_windows_of_an_answer(self):
+        p = Peer(max_result_bytes=1 << 30)
+        r = p.submit()
+        p.sent()
+        payload = bytes(1000 * 1024)
+        for index in 0, 1, 3, 999:
+            p.answer(r.id, kind=3, payload=payload, index=index)
+        self.assertEqual(p.sent(), [])
+        p.now += 7 * MS  # the rest of the burst did not fit the buffer
+        missing = [2, *range(4, 999)]
+        while missing:
+            p.sent()
+            window = missing[: RECEIVE_BYTES // 8 // 1024]
+            self.assertEqual(p.asked, window)
+            for index in window:
+                p.answer(r.id, kind=3, payload=payload, index=index)
+            del missing[: len(window)]
+        self.assertEqual(p.answers[0].payload, payload)
+
+    def test_answers_share_the_buffer(self):
+        p = Peer(max_result_bytes=1 << 30)
+        requests = [p.submit() for _ in range(5)]
+        p.sent()
+        for r in requests:
+            p.answer(r.id, kind=3, payload=bytes(1000 * 1024))
+        p.now += 7 * MS
+        p.sent()
+        self.assertEqual(p.asked, list(range(1, 1 + RECEIVE_BYTES // 8 // 1024 // 5)))
 
     def test_result_too_large(self):
         p = Peer()

@@ -236,7 +236,11 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 		}
 	case h.Flags&wire.FlagRetransmitted == 0 || h.Index != 0:
 	case q.answers != nil:
-		m.sendLocked(k, q, true)
+		var e wire.Extension
+		if h.Flags&wire.FlagExtension != 0 {
+			e, _ = wire.DecodeExtension(b[wire.HeaderSize:])
+		}
+		m.sendLocked(k, q, &e.Missing, true)
 	case q.received < int(q.count):
 		m.sendNACKLocked(k, q)
 	}
@@ -258,10 +262,10 @@ func (m *Manager) answerLocked(k key, q *held, r wire.Result, payload []byte) {
 	for i := range wire.Fragments(len(payload), m.options.FragmentBytes) {
 		q.answers = append(q.answers, wire.AppendResult(nil, k.id, &r, payload, m.options.FragmentBytes, i, false))
 	}
-	m.sendLocked(k, q, false)
+	m.sendLocked(k, q, &wire.Missing{}, false)
 }
 
-func (m *Manager) sendLocked(k key, q *held, again bool) {
+func (m *Manager) sendLocked(k key, q *held, missing *wire.Missing, again bool) {
 	if m.options.Cookie != 0 && !q.proved {
 		busy := wire.Result{Status: wire.StatusBusy, SentAt: q.extension.SentAt, Cookie: m.options.Cookie}
 		m.Inject(k.from, wire.AppendResult(nil, k.id, &busy, nil, m.options.FragmentBytes, 0, again))
@@ -272,7 +276,11 @@ func (m *Manager) sendLocked(k key, q *held, again bool) {
 		first = rand.IntN(len(q.answers)) // as the manager's outbox
 	}
 	for i := range q.answers {
-		d := q.answers[(first+i)%len(q.answers)]
+		index := (first + i) % len(q.answers)
+		if !missing.Empty() && !missing.Has(index) {
+			continue
+		}
+		d := q.answers[index]
 		if again {
 			d[3] |= byte(wire.FlagRetransmitted)
 		}

@@ -29,6 +29,24 @@ type Faults struct {
 	Seed uint64
 }
 
+// SmallBuffer returns a Faults.Drop that has room for that many datagrams, and forwards one each 10 µs. It drops
+// the rest of a longer burst, as a socket's receive buffer does.
+func SmallBuffer(datagrams int) func([]byte) bool {
+	const each = 10 * time.Microsecond
+	empty := time.Now() // when the buffer is or was empty
+	return func([]byte) bool {
+		now := time.Now()
+		if empty.Before(now) {
+			empty = now
+		}
+		if empty.Sub(now) > time.Duration(datagrams)*each {
+			return true
+		}
+		empty = empty.Add(each)
+		return false
+	}
+}
+
 // Relay forwards between clients and a manager, with its own port per client.
 // The zero Faults forward everything.
 type Relay struct {
