@@ -1,11 +1,21 @@
 package picture
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"image"
+	"image/color/palette"
+	"image/draw"
+	"image/gif"
+	"image/png"
+	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/image/bmp"
 )
 
 // progressive returns a grey JPEG file. Its scans change nothing: each is one run of empty blocks
@@ -94,4 +104,127 @@ func TestCountScans(t *testing.T) {
 			t.Errorf("%q, %d bytes: %d scans, want %d", c.part, c.n, got, c.want)
 		}
 	}
+}
+
+// samples are small files of each kind that Decode knows.
+func samples(t testing.TB) map[string][]byte {
+	t.Helper()
+	paletted := image.NewPaletted(ramp().Bounds(), palette.WebSafe)
+	draw.Draw(paletted, paletted.Rect, ramp(), image.Point{}, draw.Src)
+	files := map[string][]byte{
+		"progressive JPEG": progressive(64, 48, 3),
+		"JPEG":             encodeJPEG(t, ramp()),
+		"bare JPEG":        without(encodeJPEG(t, ramp()), dht),
+		"WebP":             webpFile(webpChunk("VP8X", "\x08\x00\x00\x00\x1f\x00\x00\x0f\x00\x00"), webpChunk("VP8L", red32x16), webpChunk("EXIF", string(exif(exifOptions{order: binary.BigEndian, kind: 4}, 6)))),
+		"animated WebP":    animated(6, 2),
+	}
+	for name, encode := range map[string]func(b *bytes.Buffer) error{
+		"PNG":          func(b *bytes.Buffer) error { return png.Encode(b, ramp()) },
+		"paletted PNG": func(b *bytes.Buffer) error { return png.Encode(b, paletted) },
+		"GIF":          func(b *bytes.Buffer) error { return gif.Encode(b, ramp(), nil) },
+		"BMP":          func(b *bytes.Buffer) error { return bmp.Encode(b, ramp()) },
+	} {
+		var b bytes.Buffer
+		if err := encode(&b); err != nil {
+			t.Fatal(err)
+		}
+		files[name] = b.Bytes()
+	}
+	return files
+}
+
+// checkDecode decodes a file, which may be damaged. The photo has the size that its header gives,
+// and the memory for it is bounded by that size.
+func checkDecode(t testing.TB, file []byte) (decoded bool) {
+	t.Helper()
+	pixels, err := Pixels(file)
+	if err != nil {
+		if !errors.Is(err, ErrFormat) && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrTooLarge) {
+			t.Errorf("header: %v", err)
+		}
+		return false
+	}
+	if pixels > 1<<20 {
+		return false // larger ones only cost time
+	}
+
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	photo, err := Decode(t.Context(), file)
+	runtime.ReadMemStats(&after)
+	// A JPEG picture may be one pixel wide, and still needs blocks of 32 × 8 pixels, with 4
+	// coefficients of 4 bytes each.
+	if took, most := after.TotalAlloc-before.TotalAlloc, uint64(4<<20+1<<10*pixels+8*len(file)); took > most {
+		t.Errorf("%d bytes for %d pixels, want at most %d", took, pixels, most)
+	}
+	if err != nil {
+		if !errors.Is(err, ErrFormat) && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrTooLarge) {
+			t.Error(err)
+		}
+		return false
+	}
+	if size := photo.Bounds().Size(); size.X*size.Y != pixels || photo.Bounds().Min != (image.Point{}) {
+		t.Errorf("bounds %v, want %d pixels", photo.Bounds(), pixels)
+	}
+	return true
+}
+
+// mutate changes bytes, cuts, repeats or moves parts of a file.
+func mutate(random *rand.Rand, file []byte) []byte {
+	file = bytes.Clone(file)
+	for range 1 + random.IntN(4) {
+		at := random.IntN(len(file))
+		if random.IntN(2) == 0 {
+			at = random.IntN(min(len(file), 64)) // headers
+		}
+		end := at + 1 + random.IntN(min(len(file)-at, 40))
+		switch random.IntN(6) {
+		case 0:
+			file[at] ^= 1 << random.IntN(8)
+		case 1:
+			file[at] = byte(random.Uint32())
+		case 2:
+			file[at] = []byte{0, 1, 0x7f, 0x80, 0xff}[random.IntN(5)]
+		case 3:
+			file = append(file[:at], file[end:]...)
+		case 4:
+			file = append(file[:end:end], file[at:]...)
+		case 5:
+			file = file[:max(at, 1)]
+		}
+		if len(file) == 0 {
+			return file
+		}
+	}
+	return file
+}
+
+func TestMutatedPictures(t *testing.T) {
+	const each = 150
+	for name, file := range samples(t) {
+		random := rand.New(rand.NewPCG(20261128, 0))
+		if !checkDecode(t, file) {
+			t.Errorf("%s: the sound file is not decoded", name)
+		}
+		decoded := 0
+		for range each {
+			mutated := mutate(random, file)
+			if checkDecode(t, mutated) {
+				decoded++
+			}
+			if t.Failed() {
+				t.Fatalf("%s: %x", name, mutated)
+			}
+		}
+		if decoded == each {
+			t.Errorf("%s: all of %d mutated files are decoded", name, each)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, file := range samples(f) {
+		f.Add(file)
+	}
+	f.Fuzz(func(t *testing.T, file []byte) { checkDecode(t, file) })
 }

@@ -95,21 +95,3 @@ func TestDecodeErrors(t *testing.T) {
 		}
 	}
 }
-
-func FuzzDecode(f *testing.F) {
-	var b bytes.Buffer
-	jpeg.Encode(&b, photoWithBlock(16, 16, image.Point{}), nil)
-	f.Add(b.Bytes())
-	b.Reset()
-	png.Encode(&b, photoWithBlock(16, 16, image.Point{}))
-	f.Add(b.Bytes())
-	f.Fuzz(func(t *testing.T, file []byte) {
-		pixels, err := Pixels(file)
-		if err != nil || pixels > 1<<20 {
-			return // larger ones only cost time
-		}
-		if photo, err := Decode(t.Context(), file); err == nil && photo.Bounds().Dx()*photo.Bounds().Dy() != pixels {
-			t.Errorf("%v, want %d pixels", photo.Bounds(), pixels)
-		}
-	})
-}

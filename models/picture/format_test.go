@@ -14,11 +14,10 @@ import (
 )
 
 // without returns a JPEG file without the segments of a marker.
-func without(t *testing.T, file []byte, marker byte) []byte {
-	t.Helper()
+func without(file []byte, marker byte) []byte {
 	for s := range segments(file) {
 		if s.marker == marker {
-			return without(t, append(bytes.Clone(file[:s.at]), file[s.at+4+len(s.data):]...), marker)
+			return without(append(bytes.Clone(file[:s.at]), file[s.at+4+len(s.data):]...), marker)
 		}
 	}
 	return file
@@ -35,7 +34,7 @@ func ramp() image.Image {
 	return img
 }
 
-func encodeJPEG(t *testing.T, photo image.Image) []byte {
+func encodeJPEG(t testing.TB, photo image.Image) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	if err := jpeg.Encode(&b, photo, nil); err != nil {
@@ -52,7 +51,7 @@ func TestWebcamFrames(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		bare := without(t, whole, dht)
+		bare := without(whole, dht)
 		for part, file := range map[string][]byte{
 			"tables":      bare,
 			"end":         whole[:len(whole)-2],
