@@ -3,6 +3,7 @@ package stream
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ type Address struct {
 	redacted  string
 	secrets   []string // parts of text that no line may show, the longest first
 	protocols string   // that ffmpeg may open
+	formats   string   // that ffmpeg may read; empty if it is told the format
 }
 
 // kind is how ffmpeg opens a source.
@@ -52,6 +54,19 @@ var protocols = map[string]string{
 	"rtmps": "rtmp,rtmps,rtmpt,rtmpts,tcp,tls,http,https,ffrtmphttp",
 }
 
+// formats are those that ffmpeg may read. None of them opens other files, as playlists do, and none draws text or
+// pictures of other programs.
+const formats = "apng,asf,av1,avi,bmp_pipe,cavsvideo,dirac,dv,evc,flv,gif,gxf,h261,h263,h264,hevc,ivf,j2k_pipe,jpeg_pipe," +
+	"jpegls_pipe,jpegxl_pipe,live_flv,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mpjpeg,mxf,nut,obu,ogg,pam_pipe,pbm_pipe," +
+	"pgm_pipe,png_pipe,ppm_pipe,qoi_pipe,rm,tiff_pipe,vc1,vc1test,vvc,webm,webp_pipe,wtv,yuv4mpegpipe"
+
+// moreFormats are what some schemes need in addition. Playlists of http name only addresses, by protocols, and may have
+// sound and subtitles of their own.
+var moreFormats = map[string]string{
+	"rtsp": ",rtsp", "rtsps": ",rtsp", "rtp": ",rtp,sdp",
+	"http": ",hls,dash,aac,ac3,eac3,mp3,webvtt", "https": ",hls,dash,aac,ac3,eac3,mp3,webvtt",
+}
+
 // plainQueries are schemes whose query has settings of the socket and no secrets.
 var plainQueries = []string{"udp", "rtp", "tcp"}
 
@@ -70,7 +85,7 @@ func ParseAddress(text string) (Address, error) {
 	case strings.ContainsFunc(text, unicode.IsControl):
 		return Address{}, errors.New("source has control characters")
 	case text == Stdin:
-		return Address{kind: standardInput, text: text, redacted: "standard input", protocols: "pipe"}, nil
+		return Address{kind: standardInput, text: text, redacted: "standard input", protocols: "pipe", formats: formats}, nil
 	}
 	if scheme, _, ok := strings.Cut(text, "://"); ok && !strings.Contains(scheme, "/") {
 		return parseNetwork(strings.ToLower(scheme), text)
@@ -88,7 +103,7 @@ func parseNetwork(scheme, text string) (Address, error) {
 		slices.Sort(known)
 		return Address{}, fmt.Errorf("source begins with %q; want a file, or one of %s", scheme+"://", strings.Join(known, ", "))
 	}
-	a := Address{kind: network, text: text, protocols: allowed}
+	a := Address{kind: network, text: text, protocols: allowed, formats: formats + moreFormats[scheme]}
 	a.redact(scheme)
 	return a, nil
 }
@@ -177,9 +192,6 @@ func (a *Address) hideAll(secret string) {
 	}
 }
 
-// playlists are what begins a file that names other files.
-var playlists = []string{"#EXTM3U", "ffconcat version", "<?xml", "<MPD"}
-
 func parseFile(text string) (Address, error) {
 	path, err := filepath.Abs(strings.TrimPrefix(text, "file:"))
 	if err != nil {
@@ -203,18 +215,12 @@ func parseFile(text string) (Address, error) {
 		return Address{}, fmt.Errorf("open source: %w", err)
 	}
 	defer f.Close()
-	begin := make([]byte, 64)
-	n, _ := f.Read(begin) // ffmpeg reports what cannot be read later
-	head := strings.TrimLeft(strings.TrimPrefix(string(begin[:n]), "\ufeff"), " \t\r\n")
-	for _, playlist := range playlists {
-		if strings.HasPrefix(head, playlist) {
-			return Address{}, fmt.Errorf("source %s is a playlist, which may name other files; want one of these files, or the playlist's http address", path)
-		}
-	}
-	if strings.HasPrefix(head, "v=0") {
+	begin := make([]byte, len("v=0"))
+	_, _ = io.ReadFull(f, begin) // ffmpeg reports what cannot be read later
+	if string(begin) == "v=0" {
 		return Address{kind: session, text: path, redacted: path, protocols: "file,rtp,srtp,udp"}, nil
 	}
-	return Address{kind: file, text: path, redacted: path, protocols: "file"}, nil
+	return Address{kind: file, text: path, redacted: path, protocols: "file", formats: formats}, nil
 }
 
 // Live reports whether frames come at the source's own pace: all but files and standard input.
@@ -241,7 +247,7 @@ func (a Address) list() string {
 	if len(a.secrets) == 0 {
 		return ""
 	}
-	text := "ffconcat version 1.0\nfile '" + strings.ReplaceAll(a.text, "'", `'\''`) + "'\n"
+	text := "ffconcat version 1.0\nfile '" + strings.ReplaceAll(a.text, "'", `'\''`) + "'\noption format_whitelist " + a.formats + "\n"
 	for i := 0; i+1 < len(a.transport()); i += 2 {
 		text += "option " + strings.TrimPrefix(a.transport()[i], "-") + " " + a.transport()[i+1] + "\n"
 	}
@@ -267,10 +273,13 @@ type Raw struct {
 // ffmpeg reads from descriptor 3.
 func (a Address) input(raw *Raw) (args []string, list string) {
 	if list = a.list(); list != "" {
-		return []string{"-protocol_whitelist", "pipe," + a.protocols, "-f", "concat", "-safe", "0", "-i", "pipe:3"}, list
+		return []string{"-protocol_whitelist", "pipe," + a.protocols, "-format_whitelist", "concat," + a.formats, "-f", "concat", "-safe", "0", "-i", "pipe:3"}, list
 	}
 	if a.protocols != "" {
 		args = []string{"-protocol_whitelist", a.protocols}
+	}
+	if a.formats != "" && raw == nil {
+		args = append(args, "-format_whitelist", a.formats)
 	}
 	switch a.kind {
 	case standardInput:

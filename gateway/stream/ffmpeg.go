@@ -325,7 +325,10 @@ func (d *Decoder) setError(text string) {
 	}
 }
 
-const notAllowed = "not on whitelist"
+const (
+	notAllowed    = "not on whitelist"
+	unknownFormat = "Format not on whitelist"
+)
 
 // Frame is a decoded picture.
 type Frame struct {
@@ -444,6 +447,8 @@ func (d *Decoder) end() error {
 	}
 	var exit *exec.ExitError
 	switch {
+	case strings.Contains(d.reason(""), unknownFormat):
+		return errors.New("source is no video of a known format; it may be a playlist, which names other files; want one of these files, or the playlist's http address")
 	case strings.Contains(d.reason(""), notAllowed):
 		return fmt.Errorf("source names another file or address, which may not be opened: ffmpeg: %s", d.reason(""))
 	case errors.As(err, &exit) && exit.ProcessState.Sys().(syscall.WaitStatus).Signaled():

@@ -193,12 +193,12 @@ func TestArguments(t *testing.T) {
 		list   string
 	}{
 		{source: "rtsp://me:secret@door/main", want: []string{"-f concat", "-i pipe:3", "-protocol_whitelist pipe,rtsp,"},
-			never: []string{"secret", "door", "file"}, list: "ffconcat version 1.0\nfile 'rtsp://me:secret@door/main'\noption rtsp_flags prefer_tcp\n"},
+			never: []string{"secret", "door", "file"}, list: "ffconcat version 1.0\nfile 'rtsp://me:secret@door/main'\noption format_whitelist " + formats + ",rtsp\noption rtsp_flags prefer_tcp\n"},
 		{source: "rtsp://door/main", want: []string{"-rtsp_flags prefer_tcp -i rtsp://door/main"}, never: []string{"concat", "file"}},
 		{source: "http://door/a.m3u8?token=it's", want: []string{"-i pipe:3"}, never: []string{"token", "file"},
-			list: "ffconcat version 1.0\nfile 'http://door/a.m3u8?token=it'\\''s'\n"},
-		{source: "udp://239.0.0.1:5004?fifo_size=99", in: Input{Live: true}, want: []string{"-flags low_delay", "-thread_type slice", "-protocol_whitelist udp -i udp://239.0.0.1:5004?fifo_size=99"}},
-		{source: "testdata/ffmpeg", in: Input{Live: true, HWAccel: "vaapi"}, want: []string{"-hwaccel vaapi", "-re", "-protocol_whitelist file -i file:/"}},
+			list: "ffconcat version 1.0\nfile 'http://door/a.m3u8?token=it'\\''s'\noption format_whitelist " + formats + moreFormats["http"] + "\n"},
+		{source: "udp://239.0.0.1:5004?fifo_size=99", in: Input{Live: true}, want: []string{"-flags low_delay", "-thread_type slice", "-protocol_whitelist udp -format_whitelist " + formats + " -i udp://239.0.0.1:5004?fifo_size=99"}},
+		{source: "testdata/ffmpeg", in: Input{Live: true, HWAccel: "vaapi"}, want: []string{"-hwaccel vaapi", "-re", "-protocol_whitelist file -format_whitelist " + formats + " -i file:/"}},
 		{source: "testdata/ffmpeg", never: []string{"-re", "low_delay", "hwaccel"}},
 		{source: "-", in: Input{Raw: &Raw{Width: 4, Height: 2, Format: "rgb24", Rate: 12.5}}, want: []string{
 			"-protocol_whitelist pipe -f rawvideo -pixel_format rgb24 -video_size 4x2 -framerate 12.5 -i pipe:0"}},

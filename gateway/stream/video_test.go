@@ -231,6 +231,63 @@ func TestPlaylist(t *testing.T) {
 	}
 }
 
+// Files of common formats are read.
+func TestFormats(t *testing.T) {
+	for name, codec := range map[string][]string{
+		"a.mp4": nil, "a.mov": nil, "a.mkv": nil, "a.ts": nil, "a.flv": nil, "a.nut": nil, "a.h264": nil, "a.m4v": {"-c:v", "mpeg4"},
+		"a.mpg": {"-c:v", "mpeg2video"}, "a.avi": {"-c:v", "mpeg4"}, "a.wmv": {"-c:v", "wmv2"}, "a.mjpeg": {"-c:v", "mjpeg"}, "a.gif": {"-c:v", "gif"},
+		"a.y4m": {"-pix_fmt", "yuv420p"}, "a.png": {"-frames:v", "1"}, "a.jpg": {"-frames:v", "1"}, "a.bmp": {"-frames:v", "1"}, "a.tiff": {"-frames:v", "1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			frames, err := readAll(t, video(t, clip(t, name, "64x48", codec...)))
+			if want := 25; !errors.Is(err, io.EOF) || len(frames) != want && (len(frames) != 1 || len(codec) == 0 || codec[0] != "-frames:v") {
+				t.Errorf("%d frames, %v; want %d", len(frames), err, want)
+			}
+		})
+	}
+}
+
+// A file that names others is refused, however late its format shows, and on standard input too.
+func TestFileNamesOthers(t *testing.T) {
+	other := clip(t, "other.mp4", "64x48", "-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+dash+frag_keyframe+empty_moov")
+	manifest := `<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT1S" profiles="urn:mpeg:dash:profile:isoff-on-demand:2011">
+<Period><AdaptationSet mimeType="video/mp4"><Representation id="1" codecs="avc1.64000a" bandwidth="1" width="64" height="48"><BaseURL>file://` + other + `</BaseURL></Representation></AdaptationSet></Period></MPD>`
+	comment := "<!-- " + strings.Repeat("x", 100) + " -->\n"
+	for name, text := range map[string]string{
+		"dash.mpd":       `<?xml version="1.0"?>` + "\n" + manifest,
+		"comment.mpd":    comment + `<?xml version="1.0"?>` + manifest,
+		"comment.mp4":    comment + manifest,
+		"playlist.m3u8":  "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://" + other + "\n#EXT-X-ENDLIST\n",
+		"concat.txt":     "ffconcat version 1.0\nfile '" + other + "'\n",
+		"image.svg":      `<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="` + other + `"/></svg>`,
+		"text.txt":       "only text\n",
+		"session.v0.txt": "\nv=0\nm=video 5004 RTP/AVP 96\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), name)
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			frames, err := readAll(t, video(t, file))
+			if len(frames) > 0 || !strings.Contains(err.Error(), "source is no video of a known format") && !strings.Contains(err.Error(), "Invalid data found") {
+				t.Errorf("%d frames, %v", len(frames), err)
+			}
+
+			input, err := os.Open(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer input.Close()
+			before := os.Stdin
+			os.Stdin = input
+			defer func() { os.Stdin = before }()
+			if frames, err := readAll(t, video(t, Stdin)); len(frames) > 0 || errors.Is(err, io.EOF) {
+				t.Errorf("standard input: %d frames, %v", len(frames), err)
+			}
+		})
+	}
+}
+
 // numbers is an Inferrer that reads the numbers of videotest's frames.
 type numbers struct{ seen chan int }
 
