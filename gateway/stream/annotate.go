@@ -134,7 +134,7 @@ func (a *Annotator) start(f Frame, rate float64) error {
 	command.Stdin, command.WaitDelay = in, time.Second
 	a.errors = &errorLines{}
 	command.Stderr = a.errors
-	if a.process, err = startProcess(command); err != nil {
+	if a.process, err = startProcess(command, nil, nil); err != nil {
 		frames.Close()
 		return err
 	}

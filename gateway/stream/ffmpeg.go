@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"image"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -97,14 +98,29 @@ type process struct {
 }
 
 // startProcess starts a command that dies with this process. The thread that starts it must
-// stay, because the kernel sends PDEATHSIG when that thread ends.
-func startProcess(command *exec.Cmd) (*process, error) {
+// stay, because the kernel sends PDEATHSIG when that thread ends. With a guard, that is not nil,
+// unguarded gets the reason if the guard cannot be installed.
+func startProcess(command *exec.Cmd, g *guard, unguarded func(error)) (*process, error) {
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	p := &process{ended: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
+		runtime.LockOSThread() // and never unlock: the thread, which may have a filter, ends with this goroutine
+		if g != nil {
+			stop, stopped, err := os.Pipe()
+			if err == nil {
+				if err = g.install(); err == nil {
+					defer stopped.Close()
+					go g.serve(stop)
+				} else {
+					stop.Close()
+					stopped.Close()
+				}
+			}
+			if err != nil {
+				unguarded(err)
+			}
+		}
 		err := command.Start()
 		if err == nil {
 			p.process = command.Process
@@ -191,7 +207,10 @@ func Open(input Input) (*Decoder, error) {
 	setPipeSize(frames)
 
 	d := &Decoder{input: input, frames: frames, lines: lines, infos: make(chan frameInfo, maxAhead), described: make(chan struct{})}
-	if d.process, err = startProcess(command); err != nil {
+	unguarded := func(err error) {
+		input.Log.Warn().Err(err).Msg("not enforced: the source may lead to addresses of this machine")
+	}
+	if d.process, err = startProcess(command, newGuard(input.Address, d.refuse), unguarded); err != nil {
 		frames.Close()
 		lines.Close()
 		return nil, err
@@ -315,18 +334,24 @@ func (d *Decoder) take(line string) bool {
 	return true
 }
 
-// setError notes why ffmpeg fails. Its last line says that, unless it was refused a protocol:
+// setError notes why ffmpeg fails. Its last line says that, unless it was refused a protocol or an address:
 // then later lines only say that the source cannot be read.
 func (d *Decoder) setError(text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !strings.Contains(d.failure, notAllowed) {
+	if !strings.Contains(d.failure, notAllowed) && !strings.Contains(d.failure, leads) {
 		d.failure = text
 	}
 }
 
+// refuse notes an address that ffmpeg may not reach.
+func (d *Decoder) refuse(to netip.AddrPort) {
+	d.setError(leads + to.String() + ", an address of this machine or link, which it does not name itself; name it in the source's own address to permit that")
+}
+
 const (
 	notAllowed    = "not on whitelist"
+	leads         = "the source leads to "
 	unknownFormat = "Format not on whitelist"
 )
 
