@@ -8,12 +8,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/private"
 )
 
 // builtIn is the configuration without a file: three real models on ports 5001 to 5003.
@@ -42,14 +42,7 @@ func Read(file string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return Config{}, fmt.Errorf("read configuration: %w", err)
-	}
-	if !info.Mode().IsRegular() || info.Size() > document.MaxBytes {
-		return Config{}, fmt.Errorf("read configuration: %s is not a regular file of at most %d bytes", path, document.MaxBytes)
-	}
-	data, err := os.ReadFile(path)
+	data, err := private.ReadFile(path, document.MaxBytes)
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}

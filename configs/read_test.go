@@ -3,6 +3,7 @@ package configs
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/penstock/penstock/private"
 )
 
 func schema(t *testing.T) *jsonschema.Schema {
@@ -619,5 +622,16 @@ func TestStreams(t *testing.T) {
 		if _, err := Decode("f.yaml", []byte(text)); err == nil || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v", text, err)
 		}
+	}
+}
+
+// A configuration that every user may write is refused, by all commands: it may name programs.
+func TestReadWritable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	if err := errors.Join(os.WriteFile(file, []byte("functions: []\n"), 0o600), os.Chmod(file, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(file); !errors.Is(err, private.ErrNotPrivate) {
+		t.Error(err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/private"
 )
 
 // The limits of a card that tags cannot express, or that other code also checks. They are
@@ -45,7 +46,7 @@ func ReadCard(path string) (*Card, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read card: %w", err)
 	}
-	data, err := readSmall(path, document.MaxBytes)
+	data, err := private.ReadFile(path, document.MaxBytes)
 	if err != nil {
 		return nil, fmt.Errorf("read card: %w", err)
 	}
@@ -87,21 +88,6 @@ func ReadDir(dir string) ([]*Card, error) {
 	}
 	slices.SortFunc(cards, func(a, b *Card) int { return strings.Compare(a.Name, b.Name) })
 	return cards, errors.Join(problems...)
-}
-
-// readSmall reads a regular file of at most limit bytes.
-func readSmall(path string, limit int64) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
-	}
-	if info.Size() > limit {
-		return nil, fmt.Errorf("%s has %d bytes, want at most %d", path, info.Size(), limit)
-	}
-	return os.ReadFile(path)
 }
 
 // decodeCard is ReadCard for bytes that were already read. path is absolute.
@@ -316,7 +302,7 @@ func (c *Card) decodeLabels(v document.Value) {
 		return
 	}
 	path := c.resolve(file)
-	data, err := readSmall(path, maxLabels*16)
+	data, err := private.ReadFile(path, maxLabels*16)
 	if err != nil {
 		v.Reject("file %s: %v", path, reason(err))
 		return

@@ -44,6 +44,28 @@ func (e *pathError) Error() string { return fmt.Sprintf("%s %s; want %s", e.Path
 // Unwrap makes errors.Is(err, ErrNotPrivate) true.
 func (e *pathError) Unwrap() error { return ErrNotPrivate }
 
+// ReadFile reads a regular file of at most maxBytes that an operator wrote, such as a configuration. Other users may read
+// it, and its group may write it. If all users may write it, ReadFile returns an error that wraps ErrNotPrivate.
+func ReadFile(path string, maxBytes int64) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe without a writer must not stop the caller
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	case info.Mode()&0o002 != 0:
+		return nil, &pathError{Path: path, Found: fmt.Sprintf("has mode %04o, so every user may write it", info.Mode().Perm()), Want: "`chmod o-w " + path + "`"}
+	case info.Size() > maxBytes:
+		return nil, fmt.Errorf("%s has %d bytes, want at most %d", path, info.Size(), maxBytes)
+	}
+	return io.ReadAll(io.LimitReader(file, maxBytes))
+}
+
 // Folder is an open folder that only this user can change. Any goroutine may use it.
 type Folder struct {
 	path string

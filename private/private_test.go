@@ -295,3 +295,38 @@ func TestMakeCache(t *testing.T) {
 		t.Errorf("no private folder: %v, %v", f, err)
 	}
 }
+
+func TestReadFile(t *testing.T) {
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		mode fs.FileMode
+		size int
+		want string
+	}{
+		"ours":    {0o600, 9, ""},
+		"read":    {0o644, 9, ""},
+		"group":   {0o664, 9, ""},
+		"others":  {0o602, 9, "has mode 0602, so every user may write it; want `chmod o-w "},
+		"largest": {0o600, 10, ""},
+		"large":   {0o600, 11, "has 11 bytes, want at most 10"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(dir, name)
+			if err := errors.Join(os.WriteFile(path, make([]byte, c.size), 0o600), os.Chmod(path, c.mode)); err != nil {
+				t.Fatal(err)
+			}
+			text, err := ReadFile(path, 10)
+			if c.want == "" && (err != nil || len(text) != c.size) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%q, %v; want %q", text, err, c.want)
+			}
+			if errors.Is(err, ErrNotPrivate) != (name == "others") {
+				t.Errorf("%v: wrong kind", err)
+			}
+		})
+	}
+	for _, path := range []string{dir, "/dev/null"} {
+		if _, err := ReadFile(path, 10); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

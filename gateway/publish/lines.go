@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -33,8 +34,11 @@ func (l *lines) open(context.Context) error {
 		l.file = os.NewFile(uintptr(fd), "standard output")
 		return nil
 	}
-	// A pipe without a reader would make open wait.
-	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NONBLOCK, linesMode)
+	// A pipe without a reader would make open wait. A link, made by another user, could lead to any file.
+	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NONBLOCK|unix.O_NOFOLLOW, linesMode)
+	if errors.Is(err, unix.ELOOP) {
+		return fmt.Errorf("open file of answers: %s is a symbolic link; want the path of the file itself", l.path)
+	}
 	if err != nil {
 		return fmt.Errorf("open file of answers: %w", err)
 	}
@@ -87,7 +91,7 @@ func (l *lines) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find file of answers: %w", err)
 	}
-	if named, err := os.Stat(l.path); err == nil && os.SameFile(opened, named) {
+	if named, err := os.Lstat(l.path); err == nil && os.SameFile(opened, named) {
 		return nil
 	}
 	l.close()

@@ -3,6 +3,7 @@ package publish
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -65,6 +66,37 @@ func TestLines(t *testing.T) {
 	}
 	if info, err := os.Stat(file); err != nil || info.Mode().Perm()&0o007 != 0 {
 		t.Errorf("%v, %v; want a file that other users cannot read", info, err)
+	}
+}
+
+// A link is not followed, neither at the start nor when it replaces the file.
+func TestLinesLink(t *testing.T) {
+	checkLeaks(t)
+	dir := t.TempDir()
+	file, other := filepath.Join(dir, "answers.jsonl"), filepath.Join(dir, "other")
+	if err := os.WriteFile(other, []byte("of another user\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(other, file); err != nil {
+		t.Fatal(err)
+	}
+	set := newSet(linesSpec(file))
+	set.start(t)
+	refused := func() bool { return strings.Contains(set.Status()[0].Error, "is a symbolic link") }
+	set.Publish(found("door", 1))
+	waitFor(t, "a refusal", refused)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the line", func() bool { return set.Status()[0].Sent == 1 })
+
+	if err := errors.Join(os.Remove(file), os.Symlink(other, file)); err != nil {
+		t.Fatal(err)
+	}
+	set.Publish(found("door", 2))
+	waitFor(t, "a refusal", refused)
+	if text := readLines(t, other); len(text) != 1 {
+		t.Errorf("the other file has %q", text)
 	}
 }
 
