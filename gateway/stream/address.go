@@ -20,7 +20,7 @@ type Address struct {
 	redacted  string
 	secrets   []string // parts of text that no line may show, the longest first
 	protocols string   // that ffmpeg may open
-	formats   string   // that ffmpeg may read; empty if it is told the format
+	formats   string   // that ffmpeg may read; empty if an option names the format
 }
 
 // kind is how ffmpeg opens a source.
@@ -60,8 +60,8 @@ const formats = "apng,asf,av1,avi,bmp_pipe,cavsvideo,dirac,dv,evc,flv,gif,gxf,h2
 	"jpegls_pipe,jpegxl_pipe,live_flv,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mpjpeg,mxf,nut,obu,ogg,pam_pipe,pbm_pipe," +
 	"pgm_pipe,png_pipe,ppm_pipe,qoi_pipe,rm,tiff_pipe,vc1,vc1test,vvc,webm,webp_pipe,wtv,yuv4mpegpipe"
 
-// moreFormats are what some schemes need in addition. Playlists of http name only addresses, by protocols, and may have
-// sound and subtitles of their own.
+// moreFormats are what some schemes need in addition. A playlist of http cannot name files, because of protocols. Its
+// audio and subtitles may come in files of other formats.
 var moreFormats = map[string]string{
 	"rtsp": ",rtsp", "rtsps": ",rtsp", "rtp": ",rtp,sdp",
 	"http": ",hls,dash,aac,ac3,eac3,mp3,webvtt", "https": ",hls,dash,aac,ac3,eac3,mp3,webvtt",

@@ -149,7 +149,7 @@ func (g *guard) judge(q question) bool {
 	return true
 }
 
-// name is where a system call has an address: a struct sockaddr of ffmpeg's memory.
+// name is the place of a system call's address: a struct sockaddr in ffmpeg's memory.
 type name struct {
 	at     uint64
 	length uint64
@@ -163,7 +163,7 @@ const (
 	maxMessages  = 64 // of one sendmmsg; glibc's resolver sends two
 )
 
-// names returns where a call's addresses are. A call on a connected socket has none.
+// names returns the places of a call's addresses. A call on a connected socket has none.
 func (q question) names(memory io.ReaderAt) (list []name) {
 	header := func(at uint64) name {
 		var h [msghdrBytes]byte
