@@ -9,6 +9,9 @@ import (
 type shareDemand struct {
 	ID      ID
 	Percent float64
+	// Steps are the allowed grants, ascending multiples of quantum. If Steps is empty, all are
+	// allowed.
+	Steps []float64
 }
 
 // grant is the share that an IF gets.
@@ -29,8 +32,8 @@ type grant struct {
 // Demands are clamped to the minimum and 100. The rest beyond all demands stays free unless
 // SpreadSlack is set.
 //
-// If Steps are set, each grant is rounded to one of them, and may exceed its demand a little.
-// If the smallest step for each is more than the total, Steps have no effect.
+// A grant with Steps is rounded to one of them, and may exceed its demand. If the smallest steps
+// are more than the total, Steps have no effect.
 //
 // The grants are sorted by ID. They depend only on the demands, not on their order, and add
 // up to at most 100. The IDs must differ.
@@ -44,7 +47,7 @@ func (c Config) divide(total float64, demands []shareDemand) []grant {
 	}
 	sorted := make([]shareDemand, n)
 	for i, d := range demands {
-		sorted[i] = shareDemand{ID: d.ID, Percent: c.clamp(d.Percent)}
+		sorted[i] = shareDemand{ID: d.ID, Percent: c.clamp(d.Percent), Steps: d.Steps}
 	}
 	slices.SortFunc(sorted, func(a, b shareDemand) int {
 		return cmp.Or(cmp.Compare(a.Percent, b.Percent), a.ID.Compare(b.ID))
@@ -60,65 +63,76 @@ func (c Config) divide(total float64, demands []shareDemand) []grant {
 	if c.SpreadSlack && i == n {
 		spread(grants, sorted, remaining)
 	}
-	c.step(grants, total)
+	step(grants, sorted, total)
 	slices.SortFunc(grants, func(a, b grant) int { return a.ID.Compare(b.ID) })
 	return grants
 }
 
-// step rounds grants to Steps. Each goes to the step below it, and at least to the first. Then
-// each that was rounded down goes to the step above while that fits the total, in the order of
-// grants. If the steps are more than the total, the largest grants go down.
-func (c Config) step(grants []grant, total float64) {
-	if len(c.Steps) == 0 {
-		return
-	}
-	sum := 0.0
+// step rounds each grant to a step of its demand. Each goes to the step below it, and at least to
+// the first. Then each that was rounded down goes to the step above while that fits the total, in
+// the order of grants. If the steps are more than the total, the largest grants go down.
+func step(grants []grant, demands []shareDemand, total float64) {
+	stepped := make([]float64, len(grants))
 	at := make([]int, len(grants)) // each grant's step
+	sum := 0.0
 	for i, g := range grants {
-		above, exactly := slices.BinarySearch(c.Steps, g.Percent)
-		if at[i] = above; !exactly {
-			at[i] = max(0, above-1)
+		stepped[i] = g.Percent
+		if steps := demands[i].Steps; len(steps) > 0 {
+			at[i] = atOrBelow(steps, g.Percent)
+			stepped[i] = steps[at[i]]
 		}
-		sum += floorTo(c.Steps[at[i]])
+		sum += stepped[i]
 	}
+
 	for i, g := range grants {
-		if next := at[i] + 1; next < len(c.Steps) && g.Percent > c.Steps[at[i]] {
-			if more := floorTo(c.Steps[next]) - floorTo(c.Steps[at[i]]); sum+more <= total {
-				at[i], sum = next, sum+more
-			}
+		steps, next := demands[i].Steps, at[i]+1
+		if next >= len(steps) || g.Percent <= stepped[i] {
+			continue
+		}
+		if more := steps[next] - stepped[i]; sum+more <= total {
+			at[i], stepped[i], sum = next, steps[next], sum+more
 		}
 	}
-	if !c.stepDown(at, sum-total) {
-		return // even the first steps are too much: keep the grants, which fit
+
+	for sum > total {
+		less := stepDown(stepped, at, demands)
+		if less == 0 {
+			return // even the first steps are too much: keep the grants, which fit
+		}
+		sum -= less
 	}
 	for i := range grants {
-		grants[i].Slack = max(0, grants[i].Slack+floorTo(c.Steps[at[i]])-grants[i].Percent)
-		grants[i].Percent = floorTo(c.Steps[at[i]])
+		grants[i].Slack = max(0, grants[i].Slack+stepped[i]-grants[i].Percent)
+		grants[i].Percent = stepped[i]
 	}
 }
 
-// stepDown lowers the largest steps until they are excess percent lower. It reports whether
-// that was possible.
-func (c Config) stepDown(at []int, excess float64) bool {
-	for excess > 0 {
-		largest := 0
-		for i := range at {
-			if at[i] > at[largest] {
-				largest = i
-			}
-		}
-		if at[largest] == 0 {
-			return false
-		}
-		excess -= floorTo(c.Steps[at[largest]]) - floorTo(c.Steps[at[largest]-1])
-		at[largest]--
+// atOrBelow returns the index of the largest step that is at most percent, or 0.
+func atOrBelow(steps []float64, percent float64) int {
+	above, exactly := slices.BinarySearch(steps, percent)
+	if exactly {
+		return above
 	}
-	return true
+	return max(0, above-1)
 }
 
-// allows reports whether a share may be given.
-func (c Config) allows(percent float64) bool {
-	return len(c.Steps) == 0 || slices.ContainsFunc(c.Steps, func(s float64) bool { return floorTo(s) == percent })
+// stepDown lowers the largest grant that is above its first step by one step. It returns by how
+// much, 0 if no grant can go down.
+func stepDown(stepped []float64, at []int, demands []shareDemand) (less float64) {
+	largest := -1
+	for i := range at {
+		if at[i] > 0 && (largest < 0 || stepped[i] > stepped[largest]) {
+			largest = i
+		}
+	}
+	if largest < 0 {
+		return 0
+	}
+	at[largest]--
+	lower := demands[largest].Steps[at[largest]]
+	less = stepped[largest] - lower
+	stepped[largest] = lower
+	return less
 }
 
 // proportional splits remaining in proportion to the demands, which must ascend and exceed it

@@ -142,7 +142,7 @@ func TestAllocateProperties(t *testing.T) {
 
 func TestAllocateSteps(t *testing.T) {
 	c := DefaultConfig()
-	c.Steps = []float64{8, 11, 24, 26, 50, 90, 100}
+	steps := []float64{8, 11, 24, 26, 50, 90, 100}
 	for _, x := range []struct {
 		demands, want []float64
 		slack         bool
@@ -158,7 +158,7 @@ func TestAllocateSteps(t *testing.T) {
 		c.SpreadSlack = x.slack
 		var ds []shareDemand
 		for i, p := range x.demands {
-			ds = append(ds, shareDemand{ID: ID{IF: string(rune('a' + i))}, Percent: p})
+			ds = append(ds, shareDemand{ID: ID{IF: string(rune('a' + i))}, Percent: p, Steps: steps})
 		}
 		if got := percents(allocateFairly(ds, c)); !slices.Equal(got, x.want) {
 			t.Errorf("demands %v: %v, want %v", x.demands, got, x.want)
@@ -170,18 +170,26 @@ func TestStepsTotal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := DefaultConfig()
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
-		c.Steps = []float64{8, 11, 24, 26, 47.5, 50, 90, 100}[rapid.IntRange(0, 7).Draw(t, "from"):]
 		ds := drawDemands(t)
+		steps, first, free := map[ID][]float64{}, 0.0, false
+		for i := range ds {
+			ds[i].Steps = [][]float64{nil, {8, 11, 24, 26, 47.5, 50, 90, 100}, {24, 26, 50, 90, 100}, {100}}[rapid.IntRange(0, 3).Draw(t, "steps")]
+			if steps[ds[i].ID] = ds[i].Steps; ds[i].Steps == nil {
+				free = true // what it is granted depends on the others
+			} else {
+				first += ds[i].Steps[0]
+			}
+		}
 		grants := allocateFairly(ds, c)
 		if total := sum(percents(grants)); total > 100 {
 			t.Fatalf("%.20f %% in sum", total)
 		}
-		if c.Steps[0]*float64(len(ds)) > 100 {
+		if first > 100 || free {
 			return
 		}
 		for _, g := range grants {
-			if !slices.Contains(c.Steps, g.Percent) {
-				t.Fatalf("%+v is none of %v", g, c.Steps)
+			if !slices.Contains(steps[g.ID], g.Percent) {
+				t.Fatalf("%+v is none of %v", g, steps[g.ID])
 			}
 		}
 	})

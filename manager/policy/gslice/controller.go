@@ -38,6 +38,7 @@ type member struct {
 	demand  float64       // the share that it needs
 	why     string        // the reason of the demand
 	changed time.Duration // when percent last changed
+	steps   []float64     // the allowed shares, ascending; empty: all
 }
 
 // Change is one IF's new share.
@@ -124,11 +125,24 @@ func (c *Controller) Set(id ID, percent float64) error {
 	return nil
 }
 
-// SetSteps sets Config.Steps. If they have changed, the next Step allocates all shares again.
-func (c *Controller) SetSteps(steps []float64) {
-	if !slices.Equal(steps, c.cfg.Steps) {
-		c.cfg.Steps, c.forced = slices.Clone(steps), true
+// SetSteps sets the shares that an IF may have, ascending: percentages of a GPU at which its model
+// answers correctly. If steps is empty, all are allowed. If they have changed, the next Step
+// allocates all shares again.
+func (c *Controller) SetSteps(id ID, steps []float64) error {
+	m, err := c.member(id)
+	if err != nil {
+		return err
 	}
+	steps = slices.Clone(steps)
+	for i, s := range steps {
+		if steps[i] = floorTo(s); !(s > 0 && s <= 100) || i > 0 && s <= steps[i-1] {
+			return fmt.Errorf("share steps of %v: %v do not ascend from above 0 to at most 100", id, steps)
+		}
+	}
+	if !slices.Equal(steps, m.steps) {
+		m.steps, c.forced = steps, true
+	}
+	return nil
 }
 
 func (c *Controller) member(id ID) (*member, error) {
@@ -203,11 +217,11 @@ func (c *Controller) allocate(total float64, free []*member) []grant {
 	for {
 		demands := make([]shareDemand, len(rest))
 		for i, m := range rest {
-			demands[i] = shareDemand{ID: m.id, Percent: m.demand}
+			demands[i] = shareDemand{ID: m.id, Percent: m.demand, Steps: m.steps}
 		}
 		grants, kept := c.cfg.divide(total, demands), len(rest)
 		for _, g := range grants {
-			if m := c.members[g.ID]; !c.forced && c.small(m.percent, g.Percent) && m.percent <= total {
+			if m := c.members[g.ID]; !c.forced && c.small(m, g.Percent) && m.percent <= total {
 				total -= m.percent
 				rest = slices.DeleteFunc(rest, func(r *member) bool { return r == m })
 			}
@@ -218,11 +232,16 @@ func (c *Controller) allocate(total float64, free []*member) []grant {
 	}
 }
 
-// small reports whether a change of share is within the threshold. A change from a share that
-// is no step to a step never is.
-func (c *Controller) small(from, to float64) bool {
-	if c.cfg.allows(to) && !c.cfg.allows(from) {
+// small reports whether a change of an IF's share is within the threshold. A change from a share
+// that is no step to a step never is.
+func (c *Controller) small(m *member, to float64) bool {
+	if m.allows(to) && !m.allows(m.percent) {
 		return false
 	}
-	return from > 0 && math.Abs(to-from) <= from*c.cfg.ThresholdPercent/100
+	return m.percent > 0 && math.Abs(to-m.percent) <= m.percent*c.cfg.ThresholdPercent/100
+}
+
+// allows reports whether the IF may have a share.
+func (m *member) allows(percent float64) bool {
+	return len(m.steps) == 0 || slices.Contains(m.steps, percent)
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +69,7 @@ func TestControllerErrors(t *testing.T) {
 	}
 	for name, err := range map[string]error{
 		"Remove": k.Remove(detect), "Replace": k.Replace(detect, 0), "Failed": k.Failed(detect, 1), "Set": k.Set(detect, 1),
+		"SetSteps":         k.SetSteps(detect, nil),
 		"another instance": k.Remove(ID{IF: "face", Instance: 1}),
 	} {
 		if !errors.Is(err, errUnknown) {
@@ -283,26 +285,39 @@ func TestStepIgnoresOldShare(t *testing.T) {
 	}
 }
 
-// New steps move shares that are none of them at once, however little, and others not at all.
+// New steps move a share that is none of them at once, however little, and others not at all.
 func TestSetSteps(t *testing.T) {
 	k := newController(t, DefaultConfig())
 	if err := errors.Join(k.Add(face, 25), k.Add(detect, 50)); err != nil {
 		t.Fatal(err)
 	}
 	k.Step(0, nil)
-	k.SetSteps([]float64{8, 26, 50, 100})
+	set := func(steps ...float64) {
+		t.Helper()
+		if err := k.SetSteps(face, steps); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	set(8, 26, 50, 100)
 	if p := k.Step(time.Second, nil); shareOf(p, face) != 26 || shareOf(p, detect) != 50 || len(p.Changes) != 1 {
 		t.Errorf("plan %+v, want 26 and 50", p)
 	}
-	k.SetSteps([]float64{8, 26, 50, 100})
+	set(8, 26, 50, 100)
 	if err := k.Failed(face, 25); err != nil {
 		t.Fatal(err)
 	}
 	if p := k.Step(2*time.Second, nil); len(p.Changes) != 0 {
 		t.Errorf("the same steps pass over the hold-down: %+v", p.Changes)
 	}
-	k.SetSteps(nil)
+	set()
 	if p := k.Step(3*time.Second, nil); shareOf(p, face) != 25 || shareOf(p, detect) != 50 {
 		t.Errorf("plan %+v, want 25 and 50", p)
+	}
+
+	for name, steps := range map[string][]float64{"falling": {26, 8}, "twice": {8, 8}, "zero": {0, 8}, "above 100": {8, 101}} {
+		if err := k.SetSteps(face, steps); err == nil || !strings.Contains(err.Error(), "ascend") {
+			t.Errorf("%s: error %v, want it to refuse %v", name, err, steps)
+		}
 	}
 }

@@ -57,9 +57,6 @@ type Config struct {
 	// SpreadSlack also divides the part of the device beyond all demands, in proportion to the
 	// demands.
 	SpreadSlack bool
-	// Steps are the allowed shares, ascending: percentages of a GPU at which its libraries
-	// return right results. If Steps is empty, all shares are allowed.
-	Steps []float64
 }
 
 // DefaultConfig has the paper's values: 30 % for a model without a profile
@@ -85,11 +82,6 @@ func (c Config) Validate() error {
 	} {
 		if !(f.value > 0 && f.value <= 100) {
 			return fmt.Errorf("share %s: %v is not above 0 and at most 100", f.name, f.value)
-		}
-	}
-	for i, s := range c.Steps {
-		if !(s > 0 && s <= 100) || i > 0 && s <= c.Steps[i-1] {
-			return fmt.Errorf("share steps: %v do not ascend from above 0 to at most 100", c.Steps)
 		}
 	}
 	if c.HoldDown < 0 {
