@@ -192,7 +192,9 @@ type Observed struct {
 type ObservedDevice struct {
 	UUID string `json:"uuid"`
 	Name string `json:"name"`
-	SMs  int    `json:"sms"`
+	// Driver is the driver's version; empty if it is not known.
+	Driver string `json:"driver,omitempty"`
+	SMs    int    `json:"sms"`
 	// GroupSMs are the sizes, by index, of the groups into which the multiprocessors are
 	// divided. An index names the same physical multiprocessors in every process. It is
 	// empty if there are no partitions, because of the driver or because MPS is missing. Why
@@ -271,6 +273,8 @@ type ObservedProcess struct {
 	// cannot run on. They are too few for one of its kernels, or in different processing
 	// clusters. The process then ends, or stays where it was (SMGroups).
 	InfeasibleGroups []int `json:"groups_unfit,omitempty"`
+	// WrongAnswers is Notice.WrongAnswers.
+	WrongAnswers bool `json:"wrong_answers,omitempty"`
 }
 
 // RepeatEvery is the interval at which both sides repeat their state. A peer that sends
@@ -410,6 +414,9 @@ type Notice struct {
 	// InfeasibleGroups says that the model cannot run on these groups. It comes with Failed if
 	// the process ends because of it, else with the SMGroups that the process stays on.
 	InfeasibleGroups []int `json:"groups_unfit,omitempty"`
+	// WrongAnswers says, with Failed, that the model answers wrongly on the multiprocessors that the
+	// process has.
+	WrongAnswers bool `json:"wrong_answers,omitempty"`
 }
 
 // Attach is a process's first message on the manager's Unix socket.

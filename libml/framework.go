@@ -73,7 +73,9 @@ import (
 //
 // A failed InferBatch costs its own batch; libml does not read its outputs. An error that wraps
 // cuda.ErrTooFewSMs means that a kernel of the model does not fit on the process's multiprocessors:
-// the manager gives it more. An error that wraps device.ErrLost means that a GPU failed for good.
+// the manager gives it more. An error of LinkModel or ConfigureBatch that wraps
+// device.ErrWrongAnswers means that the framework has compared the model's answers, and they are
+// wrong: the manager tries another share. An error that wraps device.ErrLost means that a GPU failed for good.
 // libml answers the batch as failed, and the process ends at once, without Deinit.
 type Framework interface {
 	// Init starts the framework itself: libraries, threads, environment. env describes its

@@ -68,7 +68,7 @@ func (s *notices) sendComplete(woken bool) {
 func (s *notices) mergeLocked(n control.Notice) {
 	merged := &s.complete
 	merged.State, merged.Reason = n.State, n.Reason
-	merged.DeviceLost, merged.Blameless = n.DeviceLost, n.Blameless
+	merged.DeviceLost, merged.Blameless, merged.WrongAnswers = n.DeviceLost, n.Blameless, n.WrongAnswers
 	merged.PersistentBytes = cmp.Or(n.PersistentBytes, merged.PersistentBytes)
 	merged.EphemeralBytes = cmp.Or(n.EphemeralBytes, merged.EphemeralBytes)
 	merged.WarmupMillis = cmp.Or(n.WarmupMillis, merged.WarmupMillis)

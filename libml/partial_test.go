@@ -226,6 +226,20 @@ func TestPartialOutOfMemory(t *testing.T) {
 	c.drained()
 }
 
+// If a larger size answers wrongly, the process ends and says so.
+func TestPartialWrongAnswers(t *testing.T) {
+	h := newGPUHarness(t, testCard())
+	f := h.fake()
+	c, proceed := h.startPartial(f, 2)
+	proceed(only("configure", fmt.Errorf("two: %w", device.ErrWrongAnswers)))
+	if failed := c.await(control.Failed); !failed.WrongAnswers || failed.DeviceLost || !strings.Contains(failed.Reason, "two") {
+		t.Errorf("the process reports %+v, want wrong answers and the reason", failed)
+	}
+	if err := c.end(); !errors.Is(err, device.ErrWrongAnswers) {
+		t.Errorf("the process ends with %v", err)
+	}
+}
+
 // If a larger size does not fit the groups, the process ends and names them.
 func TestPartialUnfitGroups(t *testing.T) {
 	h := newGPUHarness(t, testCard())

@@ -273,8 +273,9 @@ func (p *process) cleanAfter(err error) {
 		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
 		return
 	}
-	if groups := unfitGroups(err); len(groups) > 0 {
-		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), InfeasibleGroups: groups})
+	groups, wrong := unfitGroups(err), errors.Is(err, device.ErrWrongAnswers)
+	if len(groups) > 0 || wrong {
+		p.notices.send(control.Notice{State: control.Failed, Reason: err.Error(), InfeasibleGroups: groups, WrongAnswers: wrong})
 	}
 	p.clean()
 }

@@ -19,7 +19,8 @@ type backoff struct {
 	failures  int
 	last      string // why the last one failed, early or not
 	until     time.Time
-	maxTooFew int // the most groups of multiprocessors that proved to be too few
+	maxTooFew int     // the most groups of multiprocessors that proved to be too few
+	wrong     float64 // the last share at which the model answered wrongly
 }
 
 // recordTooFew notes that a process ended because so many groups of multiprocessors are too
@@ -30,6 +31,17 @@ func (b *backoff) recordTooFew(groups int, reason string) bool {
 		return false
 	}
 	b.maxTooFew, b.last = groups, reason
+	return true
+}
+
+// recordWrong notes that a process ended because its model answers wrongly at a share. It returns
+// false if the last one did so at the same share, or had the whole device. Otherwise the manager
+// chooses another share, and the next process need not wait.
+func (b *backoff) recordWrong(percent float64, reason string) bool {
+	if percent == b.wrong || percent <= 0 || percent >= 100 {
+		return false
+	}
+	b.wrong, b.last = percent, reason
 	return true
 }
 

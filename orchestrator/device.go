@@ -563,7 +563,7 @@ func union(a, b []int) []int {
 // observed converts the device's state for the manager.
 func (s *gpuState) observed() *control.ObservedDevice {
 	return &control.ObservedDevice{
-		UUID: s.uuid, Name: s.name, SMs: s.sms, GroupSMs: s.groupSMs,
+		UUID: s.uuid, Name: s.name, Driver: s.driver, SMs: s.sms, GroupSMs: s.groupSMs,
 		MemoryBytes: s.memoryBytes, UsedBytes: max(0, s.usedBytes), Priorities: s.priorities, Why: s.why,
 	}
 }

@@ -42,6 +42,7 @@ type life struct {
 	staysPut   string                  // it does not move, and gives this reason
 	minGroups  int                     // the min number of groups that its model runs on
 	blameless  bool                    // it loses the device because of the MPS server
+	misanswers bool                    // its model answers wrongly
 	losesFirst bool                    // it loses the device while it links, before it has used it
 }
 
@@ -353,6 +354,11 @@ func (p *fakeProcess) report(end chan<- exit, ended <-chan struct{}) {
 	if gpu {
 		if p.life.losesFirst {
 			lose("no context")
+			return
+		}
+		if p.life.misanswers {
+			say(control.Notice{State: control.Failed, Reason: "wrong", WrongAnswers: true})
+			end <- exit{code: 1}
 			return
 		}
 		if len(at.SMGroups) < p.life.minGroups {

@@ -403,7 +403,8 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 
 // observeChild adds a process's groups to the report for the manager.
 func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
-	q.SMs, q.DeviceLost, q.Blameless, q.InfeasibleGroups = c.notice.SMs, c.lost, c.lost && c.blameless, c.infeasibleGroups
+	q.SMs, q.DeviceLost, q.Blameless = c.notice.SMs, c.lost, c.lost && c.blameless
+	q.InfeasibleGroups, q.WrongAnswers = c.infeasibleGroups, c.wrongAnswers
 	switch {
 	case c.state.Ended(): // it runs on nothing any more
 		return

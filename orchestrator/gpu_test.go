@@ -360,6 +360,27 @@ func TestInfeasibleGroups(t *testing.T) {
 	})
 }
 
+// If a model answers wrongly at a share, the manager chooses another one, and the next process need
+// not wait. At the same share it counts as an early failure like any other.
+func TestWrongAnswers(t *testing.T) {
+	lives := func(spec) life { return life{misanswers: true} }
+	runGPUNode(t, lives, func(n *node) {
+		var early []int
+		for i, percent := range []float64{30, 28, 28, 100} {
+			p := grouped(uint32(i+1), control.Serve)
+			p.Instance, p.SharePercent = 0, percent
+			n.want(p)
+			if q := n.untilState(p.Generation, control.Failed); !q.WrongAnswers || q.DeviceLost || q.SharePercent != percent {
+				t.Errorf("with %v %% it ended as %+v", percent, q)
+			}
+			early = append(early, strings.Count(n.log.String(), `"backoff_ms":`))
+		}
+		if want := []int{0, 0, 1, 2}; !slices.Equal(early, want) {
+			t.Errorf("early failures after each end: %v, want %v", early, want)
+		}
+	})
+}
+
 // If a model has too few groups, the manager assigns more, and the next process need not
 // wait. If there are no more groups, it counts as an early failure like any other.
 func TestTooFewGroups(t *testing.T) {

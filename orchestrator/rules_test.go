@@ -59,6 +59,18 @@ func TestBackoffTooFewGroups(t *testing.T) {
 	}
 }
 
+func TestBackoffWrongAnswers(t *testing.T) {
+	var b backoff
+	for _, c := range []struct {
+		percent float64
+		first   bool
+	}{{30, true}, {30, false}, {28, true}, {27, true}, {100, false}, {0, false}} {
+		if first := b.recordWrong(c.percent, "wrong"); first != c.first || b.failures != 0 {
+			t.Errorf("%v %%: %v, %+v; want %v", c.percent, first, b, c.first)
+		}
+	}
+}
+
 func TestBackoffMax(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := backoff{failures: rapid.IntRange(0, 1<<40).Draw(t, "failures")}

@@ -247,6 +247,7 @@ type child struct {
 	blameless        bool    // the MPS server or a guest is the cause
 	infeasibleGroups []int   // the latest groups that its model cannot run on
 	groupsTooFew     bool    // it ends because of that
+	wrongAnswers     bool    // it ends because its model answers wrongly
 	wokenPercent     float64 // its share when it was woken; MPS keeps it
 	mismatch         string  // how its multiprocessors differ from what it was promised
 	complained       string  // the mismatch that was last logged
@@ -646,6 +647,7 @@ func (s *supervisor) noteEnd(k key, c *child, n control.Notice) {
 		s.lose(k, c)
 	}
 	c.infeasibleGroups, c.groupsTooFew = n.InfeasibleGroups, len(n.InfeasibleGroups) > 0
+	c.wrongAnswers = n.WrongAnswers
 	if c.drained.IsZero() {
 		c.drained = s.now()
 	}
@@ -698,7 +700,11 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 		s.release(c)
 	}
 	// A loss of the whole device does not count toward backoff.
-	if c.failed.IsZero() && !c.pardoned && !(c.groupsTooFew && b.recordTooFew(len(c.infeasibleGroups), c.reason)) {
+	switch {
+	case !c.failed.IsZero(), c.pardoned:
+	case c.groupsTooFew && b.recordTooFew(len(c.infeasibleGroups), c.reason):
+	case c.wrongAnswers && b.recordWrong(c.wokenPercent, c.reason):
+	default:
 		b.ended(now, lived, state == control.Failed, c.reason)
 	}
 	e := s.log.Info()

@@ -187,6 +187,9 @@ var (
 	// ErrLost is wrapped by the errors of all methods once the device has failed for
 	// good. Nothing on it will work again in this process, which must end.
 	ErrLost = errors.New("device is lost")
+	// ErrWrongAnswers is returned by frameworks that compare a model's answers on the device with
+	// right ones. The device itself does not check answers.
+	ErrWrongAnswers = errors.New("model answers wrongly on this GPU")
 	// ErrShared is returned when shared memory is too small for a device's tensors.
 	ErrShared = errors.New("shared memory is too small for the tensors")
 )

@@ -12,7 +12,7 @@ import (
 
 // The answer check compares each batch size's answer to a picture of noise with the CPU's.
 // A process with wrong answers does not serve: LinkModel or ConfigureBatch returns
-// answer.ErrWrong. Package answer has the reasons and the measure.
+// device.ErrWrongAnswers. Package answer has the reasons and the measure.
 //
 // Active: on every GPU, for models that ONNX Runtime can run on the CPU. The CPU answers in
 // LoadModel, or has answered when the model was prepared. Otherwise the log says that

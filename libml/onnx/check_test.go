@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/onnx/answer"
 )
 
@@ -53,7 +54,7 @@ func TestWrongAnswers(t *testing.T) {
 				t.Fatalf("the CPU answered %+v", r.gpu.reference)
 			}
 			_, err := r.f.LinkModel()
-			if !errors.Is(err, answer.ErrWrong) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
+			if !errors.Is(err, device.ErrWrongAnswers) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
 				t.Errorf("got %v", err)
 			}
 			r.end()

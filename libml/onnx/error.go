@@ -10,7 +10,6 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/onnx/answer"
 )
 
 // ortError is an error message of ONNX Runtime or of the loader.
@@ -117,10 +116,10 @@ func (g *gpu) markOutOfMemory(err error) error {
 	return err
 }
 
-// explain adds the known cause of wrong answers to answer.ErrWrong, if it applies: an MPS
+// explain adds the known cause of wrong answers to device.ErrWrongAnswers, if it applies: an MPS
 // percentage.
 func (g *gpu) explain(err error) error {
-	if !errors.Is(err, answer.ErrWrong) {
+	if !errors.Is(err, device.ErrWrongAnswers) {
 		return err
 	}
 	percentage := os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")

@@ -14,17 +14,14 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/models"
 )
-
-// ErrWrong is returned by Reference.Compare if a GPU's answer is not the CPU's.
-var ErrWrong = errors.New("model answers wrongly on this GPU")
 
 // maxDistance is the largest distance of a right answer. The farthest right answers that
 // were measured are at 0.06 (f16) and 3e-5 (f32). Most wrong ones are at 0.4 to infinity.
@@ -86,7 +83,7 @@ func (r *Reference) Fits(card *models.Card) bool {
 	return true
 }
 
-// Compare returns ErrWrong if an image's values of one output differ from the CPU's. The
+// Compare returns device.ErrWrongAnswers if an image's values of one output differ from the CPU's. The
 // batch has that many images of the sample. It accepts all values if there is no answer of
 // the CPU.
 func (r *Reference) Compare(output int, name string, batch []float32, images int) error {
@@ -96,7 +93,7 @@ func (r *Reference) Compare(output int, name string, batch []float32, images int
 	each := len(batch) / images
 	for i := range images {
 		if d := distance(r.Outputs[output], batch[i*each:(i+1)*each]); !(d <= maxDistance) {
-			return fmt.Errorf("%w: output %s differs from the CPU's by %.2g of its largest value", ErrWrong, name, d)
+			return fmt.Errorf("%w: output %s differs from the CPU's by %.2g of its largest value", device.ErrWrongAnswers, name, d)
 		}
 	}
 	return nil

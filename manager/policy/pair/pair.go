@@ -33,6 +33,12 @@
 // them) only later. If it dies before it is whole, its successor is not Early.
 // A model that never becomes whole therefore does not serve with a part of its
 // batch sizes again and again.
+//
+// A process on a GPU may answer wrongly at its share. It finds that out before it is
+// ready. If another process serves, it continues until the pair gets another share.
+// If none serves, the next process has the whole device, and serves meanwhile:
+//
+//	Wrong: next (30 %) ──> gone     next (100 %) ──ready──> active     shadow ──> next (another share)
 package pair
 
 import (
@@ -100,6 +106,7 @@ type Pair struct {
 	proven   *models.Card // the last model that served
 	doubted  *models.Card // a process of it died early, before it was whole
 	target   float64
+	wrong    float64 // a share at which the model answers wrongly; 0: none is known
 	removing bool
 	// replacing is set from Replace until a process with the desired card is
 	// promoted, or given up.
@@ -248,6 +255,20 @@ func (p *Pair) Excuse(generation uint32) {
 	}
 }
 
+// Wrong records that a generation ends because it answers wrongly at its share, and not
+// on the whole device. Call it after SetShare with another share, if there is one. If
+// there is none and another process serves, the pair changes nothing: the model or the
+// share cannot be had.
+func (p *Pair) Wrong(generation uint32) {
+	if q := p.Process(generation); q != nil && q.SharePercent < wholeDevice {
+		p.wrong = q.SharePercent
+		q.excused = p.target != p.wrong || p.active == nil || p.active == q
+	}
+}
+
+// wholeDevice is the share of a process that may use all of the device.
+const wholeDevice = 100
+
 // Excused reports whether Excuse was called for the process.
 func (q *Process) Excused() bool { return q.excused }
 
@@ -377,6 +398,9 @@ func (p *Pair) promote() {
 		p.emit(Promoted, p.active, "")
 	}
 	p.stopped = false
+	if p.active.SharePercent == p.target {
+		p.wrong = 0
+	}
 	if p.replacing && p.active.Card == p.card {
 		p.replacing = false
 		p.emit(Replaced, p.active, "")
@@ -398,8 +422,14 @@ func (p *Pair) wake() {
 	// it serves.
 	q.Early = p.active == nil && q.Card != p.doubted && (p.proven == nil || q.Card == p.proven)
 	q.Role, q.SharePercent = control.Serve, p.target
+	if p.wrong != 0 && p.active == nil && !p.stopped {
+		q.SharePercent = wholeDevice
+	}
 	p.shadow, p.next = nil, q
 }
+
+// wantsShare reports whether the active process needs another share, which can be had.
+func (p *Pair) wantsShare() bool { return p.active.SharePercent != p.target && p.target != p.wrong }
 
 // change introduces a new share or model next to a serving process. Unless
 // OnDemand, it keeps a shadow standing by.
@@ -408,7 +438,7 @@ func (p *Pair) change() {
 	if p.InPlace && !stale {
 		p.active.SharePercent = p.target
 	}
-	changes := stale || p.renewing || p.active.SharePercent != p.target
+	changes := stale || p.renewing || p.wantsShare()
 
 	if p.shadow != nil && (p.shadow.Card != p.card || p.OnDemand && !changes) {
 		p.dismiss()
@@ -436,7 +466,7 @@ func (p *Pair) dismiss() {
 // one is started when it is gone.
 func (p *Pair) restart() {
 	stale := p.active.Card != p.card
-	if p.active.Role != control.Serve || !stale && (p.InPlace || p.active.SharePercent == p.target) {
+	if p.active.Role != control.Serve || !stale && (p.InPlace || !p.wantsShare()) {
 		return
 	}
 	p.active.Role = control.Drain

@@ -471,6 +471,110 @@ func TestReplaceExcused(t *testing.T) {
 	}
 }
 
+// ends reports that a generation answers wrongly at its share, and ends it.
+func ends(p *Pair, generation uint32) {
+	p.Wrong(generation)
+	p.Observe(generation, control.Failed, "wrong")
+	p.Step()
+}
+
+// A process that answers wrongly at its share never serves. Its successor serves on the whole
+// device until a share is right.
+func TestWrongShare(t *testing.T) {
+	card := &models.Card{Name: "a"}
+	p := New(card, 30)
+	p.Step()
+	p.SetShare(28)
+	ends(p, 1)
+	if q := p.Process(2); q == nil || q.Role != control.Serve || q.SharePercent != 100 || p.Active() != nil {
+		t.Fatalf("next %+v, active %+v; want a process on the whole device", q, p.Active())
+	}
+	up(p, 2)
+	p.Step()
+	p.Observe(2, control.Active, "")
+	p.Step()
+
+	tryNext := func(generation uint32, percent float64) {
+		t.Helper()
+		up(p, generation)
+		p.Observe(generation, control.Loaded, "")
+		p.Step()
+		if q := p.Process(generation); q == nil || q.Role != control.Serve || q.SharePercent != percent || p.Active().Generation != 2 {
+			t.Fatalf("shadow %+v, want it woken with %v %% while generation 2 serves", q, percent)
+		}
+	}
+	tryNext(3, 28)
+	p.SetShare(27)
+	ends(p, 3)
+	tryNext(4, 27)
+	up(p, 4)
+	if p.Step(); p.Active().Generation != 4 || p.Active().SharePercent != 27 {
+		t.Fatalf("active %+v, want generation 4 with 27 %%", p.Active())
+	}
+
+	// From now on a dead process has a successor with the same share.
+	p.Gone(4, "killed")
+	if p.Step(); p.next == nil || p.next.SharePercent != 27 {
+		t.Errorf("next %+v, want 27 %%", p.next)
+	}
+}
+
+// If there is no other share, the active process continues, and no process tries again.
+func TestWrongShareStays(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.SetShare(50)
+	p.Step()
+	ends(p, 2)
+	up(p, 3)
+	p.Observe(3, control.Loaded, "")
+	p.Step()
+	if q := p.Active(); q == nil || q.Generation != 1 || q.SharePercent != 30 || p.Changing() {
+		t.Errorf("active %+v, changing %v; want generation 1 to continue with 30 %%", q, p.Changing())
+	}
+	p.SetShare(40)
+	if p.Step(); p.next == nil || p.next.SharePercent != 40 {
+		t.Errorf("next %+v, want another share to be tried", p.next)
+	}
+}
+
+// A new model that answers wrongly at every share is given up, a first one fails as any other does.
+func TestWrongModel(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.Replace(&models.Card{Name: "b"})
+	p.Step()
+	up(p, 3)
+	p.Observe(3, control.Loaded, "")
+	p.Step()
+	p.Wrong(3)
+	p.Observe(3, control.Failed, "wrong")
+	if got := kinds(p.Step()); len(got) != 2 || got[1] != Rejected {
+		t.Errorf("commands %v, want the model rejected", got)
+	}
+
+	p = New(&models.Card{Name: "a"}, 30)
+	p.Step()
+	ends(p, 1)
+	if p.Wrong(2); p.Process(2).SharePercent != 100 || p.Process(2).Excused() {
+		t.Errorf("%+v, want a process on the whole device, whose model is to blame", p.Process(2))
+	}
+}
+
+// Without a shadow, a process gives way to one with the next share.
+func TestWrongShareRestarts(t *testing.T) {
+	p := New(&models.Card{Name: "a"}, 30)
+	p.Restart = true
+	p.Step()
+	p.SetShare(28)
+	ends(p, 1)
+	up(p, 2)
+	p.Step()
+	p.Step()
+	p.Observe(2, control.Stopped, "")
+	if p.Step(); p.next == nil || p.next.SharePercent != 28 {
+		t.Errorf("next %+v, want 28 %%", p.next)
+	}
+}
+
 func TestHold(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Hold(true)
