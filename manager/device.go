@@ -51,6 +51,9 @@ func (m *Manager) learnDevice(o *control.Observed) {
 		d.allocator = partition.Allocator{}
 		m.eachInstance((*instance).forgetGroups)
 	}
+	if o.Device != nil {
+		m.percentages.open(o.Device)
+	}
 	if (before.gpu == nil) != (o.Device == nil) && d.known {
 		m.log.Warn().Msg("device changed")
 		m.eachInstance((*instance).forgetTensors)
@@ -69,8 +72,8 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	switch {
 	case divides:
 		m.reshare(prioritiesLack)
-	case m.steps() != nil:
-		m.reshare("the GPU answers wrongly at other percentages")
+	case slices.ContainsFunc(m.functions, func(f *function) bool { return m.byPercentage(f.change) }):
+		m.reshare("the GPU is known")
 	}
 	d.allocator.Invalidate()
 }

@@ -193,7 +193,7 @@ const verdictTimeout = 300 * time.Millisecond
 
 // awaitsVerdict reports whether the cause of a process's end is still unknown.
 func (in *instance) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
-	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || len(o.InfeasibleGroups) > 0 {
+	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || o.WrongAnswers || len(o.InfeasibleGroups) > 0 {
 		return false
 	}
 	p := in.processes.of(q.Generation)

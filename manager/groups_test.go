@@ -656,7 +656,7 @@ func TestNoGroupsLeft(t *testing.T) {
 // If no process serves, the new process starts with its smallest batch size and gets the
 // others later. A shadow that replaces a serving process has all of them first.
 func TestPartialWarmup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, configs.Function{Name: "a", SharePercent: 50, Change: configs.ChangeShadow})
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.small = true
 	b.turns()
 	first, p := b.serves("a")
@@ -682,7 +682,7 @@ func TestPartialWarmup(t *testing.T) {
 		t.Errorf("%d bytes of a batch, want the largest one's", got)
 	}
 	b.small = true
-	in.setShare(20)
+	in.pair.Renew()
 	b.turns()
 	next, p := b.serves("a")
 	if next == first || p.early || in.growing() {

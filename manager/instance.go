@@ -210,6 +210,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	}
 	in.processes.of(o.Generation).pid = o.PID
 	in.learnMinimum(q, &o)
+	in.learnWrong(q, &o)
 	if o.State == control.Draining || o.State.Ended() {
 		in.endAwait(o.Generation)
 	}
@@ -373,10 +374,9 @@ func (in *instance) holder() *pair.Process {
 // remove ends the instance's processes.
 func (in *instance) remove() {
 	in.pair.Remove()
-	known := in.m.device.known
 	orphaned := in.m.draining && !in.m.orchestrator.link.PeerAlive() // processes end with their orchestrator
 	for _, q := range slices.Clone(in.pair.Processes()) {
-		if !known || orphaned && in.processes.known(q.Generation).conn == nil {
+		if orphaned && in.processes.known(q.Generation).conn == nil {
 			in.pair.Gone(q.Generation, "no orchestrator starts the process")
 		}
 	}

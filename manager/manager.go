@@ -44,6 +44,9 @@ type Options struct {
 	// FindModel finds a card by its name or file.
 	FindModel func(name string) (*models.Card, error)
 	Log       zerolog.Logger
+	// Cache is the folder where the manager keeps what it learns about the GPU. If it is empty, the
+	// manager learns it again at each start.
+	Cache string
 	// Run names the run of the node (`penstock up`) that this manager belongs to. The
 	// manager resumes with the runtime changes of an earlier manager of the same run, and
 	// records its own for the next. If Run is empty, it begins with Config and records
@@ -81,6 +84,7 @@ type Manager struct {
 	busy         busy
 	faults       faults
 	shares       shares
+	percentages  percentages
 	workers      workers
 	file         configFile
 	folder       folder
@@ -109,6 +113,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		workers:     newWorkers(),
 		file:        newConfigFile(),
 		folder:      folder{recorder: recorder{dir: o.Dir, run: o.Run}},
+		percentages: percentages{cache: o.Cache, log: o.Log},
 	}
 	m.judgeConfiguration(o.Unread)
 	m.faults.guard.Hold = m.cfg.FaultHold
@@ -218,10 +223,8 @@ func (m *Manager) loop(ctx context.Context) error {
 // state if that changed.
 func (m *Manager) step() {
 	m.judge()
-	for _, f := range m.functions {
-		for _, in := range f.instances {
-			in.step()
-		}
+	if m.device.known { // shares and memory of processes depend on it
+		m.eachInstance((*instance).step)
 	}
 	if had := len(m.functions); had > 0 {
 		m.functions = slices.DeleteFunc(m.functions, (*function).reap)

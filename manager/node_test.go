@@ -33,7 +33,16 @@ type nodeBed struct {
 	small bool // no process gets more batch sizes
 	// needs returns the minimum number of groups for a process's model; nil: any number.
 	needs func(victim) int
+	// wrong reports whether a function's model answers wrongly at an MPS percentage; nil: never.
+	wrong func(name string, percent float64) bool
+	woken []wake
 	clock time.Duration // of demand
+}
+
+// wake is an order to serve at an MPS percentage.
+type wake struct {
+	name    string
+	percent float64
 }
 
 // fakeProcess is the process of one generation.
@@ -42,7 +51,9 @@ type fakeProcess struct {
 	role   control.Role
 	on, to []int // its present groups, and the ordered ones
 	early  bool
-	sizes  int // how many of the card's batch sizes it runs
+	sizes  int     // how many of the card's batch sizes it runs
+	share  float64 // its MPS percentage since it was woken
+	wrong  bool    // its model answered wrongly
 	lost   bool
 	server bool // the MPS server caused that
 	reason string
@@ -182,7 +193,15 @@ func (b *nodeBed) follow() {
 		if p.state.Ended() {
 			continue
 		}
-		p.role, p.early = d.Role, d.PartialWarmUp
+		if d.Role == control.Serve && p.role != control.Serve && p.state != control.Starting {
+			p.share, p.early = d.SharePercent, d.PartialWarmUp
+			if len(d.SMGroups) == 0 {
+				b.woken = append(b.woken, wake{d.IF, d.SharePercent})
+			}
+		}
+		if d.Role != control.Serve || p.state != control.Starting {
+			p.role = d.Role
+		}
 		switch {
 		case d.Role == control.Kill:
 			p.die(control.Stopped, "the manager ordered it")
@@ -220,6 +239,9 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 		unfit := p.to
 		p.die(control.Failed, tooFew)
 		p.unfit = unfit
+	case p.state == control.Linking && b.misanswers(v, p):
+		p.die(control.Failed, misanswers)
+		p.wrong = true
 	case p.state == control.Linking:
 		p.state, p.on = control.Ready, p.to
 		if p.sizes = len(testCard().Batches); p.early {
@@ -239,6 +261,14 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 	default:
 		p.on, p.unfit, p.reason = p.to, nil, ""
 	}
+}
+
+// misanswers is the reason that a process reports if its model answers wrongly.
+const misanswers = "model answers wrongly on this GPU"
+
+// misanswers reports whether a process's model answers wrongly.
+func (b *nodeBed) misanswers(v victim, p *fakeProcess) bool {
+	return b.wrong != nil && b.mechanism == mechanismMPS && len(p.to) == 0 && b.wrong(v.name, p.share)
 }
 
 // tooFew is the reason that a process reports if its model does not run on its groups.
@@ -264,7 +294,7 @@ func (b *nodeBed) report() {
 		seen := control.ObservedProcess{
 			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, InfeasibleGroups: p.unfit,
-			Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
+			WrongAnswers: p.wrong, Batches: testCard().Batches[:p.sizes], WarmingUp: p.sizes > 0 && p.sizes < len(testCard().Batches),
 			EphemeralBytes: int64(p.sizes), Superseded: p.superseded,
 		}
 		for _, g := range p.on {

@@ -60,9 +60,7 @@ func (o *orchestrator) checkAlive() (stopped bool) {
 // publish sends the desired processes to the orchestrator if they have changed.
 func (m *Manager) publish() {
 	processes := []control.DesiredProcess{}
-	if m.device.known { // a process's memory depends on it
-		m.eachInstance(func(in *instance) { processes = in.desire(processes) })
-	}
+	m.eachInstance(func(in *instance) { processes = in.desire(processes) })
 	published, err := m.orchestrator.publish(processes)
 	if err != nil { // the next step tries again
 		m.log.Error().Err(err).Msg("cannot publish desired state")
@@ -82,7 +80,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 		}
 		p := control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: role, Terms: in.terms(q, role), SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU(),
+			Role: role, Terms: in.terms(q, role), SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU() && in.answersRightly(q),
 			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,

@@ -1,40 +1,224 @@
 package manager
 
 import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/private"
 )
 
 // cuBLAS chooses its f16 kernels by the number of multiprocessors that it sees. Under an MPS
-// percentage it sees only those of the share. For most numbers some kernels then return wrong
-// results. Partitions show it the whole device, and results are always right.
+// percentage it sees only those of the share. For some numbers these kernels return wrong results
+// (docs/adr/0007-onnx-on-a-gpu.md). Partitions show it the whole device. So the node finds out, per
+// GPU and model, at which percentages the answers are right:
+//
+//  1. stepsFor: the policy chooses among the percentages that are not known to be wrong.
+//  2. A process compares its answers before it serves. If they are wrong, it ends: learnWrong.
+//  3. The policy chooses another percentage. If no process serves, the pair starts one on the whole
+//     device, which serves until a percentage is right.
+//  4. A file in the cache folder keeps the results for later starts.
 
-// rightPercentages has, by the name of the GPU, the MPS percentages at which f16 models return
-// right answers, ascending. A GPU that was not measured is missing. On it each process still
-// checks its answers before it serves.
-var rightPercentages = map[string][]float64{
-	// 8, 10, 12, 14, 30, 34, 62, 66, 118, 124 and 132 of 132 multiprocessors, with driver 580,
-	// CUDA 13.0 and cuBLAS 13.1 (docs/adr/0007-onnx-on-a-gpu.md, docs/gpu.md).
-	"NVIDIA H200": {7, 8, 10, 11, 24, 26, 47.5, 50, 90, 95, 100},
+// percentages has the results. The control loop owns it. The zero value knows nothing, and keeps
+// nothing.
+type percentages struct {
+	cache string // Options.Cache
+	log   zerolog.Logger
+	known judgedGPU
 }
 
-// steps returns the allowed shares, ascending, or nil if all are allowed. changes are those of
-// functions that are being added. If shares are not tuned, the operator chooses them freely.
-func (m *Manager) steps(changes ...configs.Change) []float64 {
-	if !m.onGPU() || !m.device.mps || !m.cfg.Shares.Tune {
-		return nil
-	}
-	for _, f := range m.functions {
-		changes = append(changes, f.change)
-	}
-	if !slices.ContainsFunc(changes, byPercentage) {
-		return nil
-	}
-	return rightPercentages[m.device.gpu.Name]
+// judgedGPU is the content of the file of a GPU.
+type judgedGPU struct {
+	Format int    `json:"format"`
+	UUID   string `json:"uuid"`
+	Driver string `json:"driver"`
+	// Models has the results by the file of the model, or of its card if it has no file.
+	Models map[string]judgedModel `json:"models"`
 }
 
-// byPercentage reports whether a changed share on a GPU needs another MPS percentage.
-func byPercentage(c configs.Change) bool {
-	return c == configs.ChangeShadow || c == configs.ChangeRestart
+// judgedModel has the results of one file, which Bytes and Modified (in Unix nanoseconds) identify.
+type judgedModel struct {
+	Bytes    int64     `json:"bytes"`
+	Modified int64     `json:"modified"`
+	Right    []float64 `json:"right"`
+	Wrong    []float64 `json:"wrong"`
+}
+
+const (
+	// percentagesFormat is the version of the files. Files of other versions are not read.
+	percentagesFormat = 1
+	// maxPercentagesBytes is the max size of a file: more than a thousand models.
+	maxPercentagesBytes = 1 << 20
+)
+
+func percentagesFile(uuid string) string { return "percentages-" + uuid + ".json" }
+
+// open reads what earlier starts have learned about a GPU.
+func (p *percentages) open(gpu *control.ObservedDevice) {
+	p.known = judgedGPU{Format: percentagesFormat, UUID: gpu.UUID, Driver: gpu.Driver, Models: map[string]judgedModel{}}
+	before, err := p.read(gpu.UUID)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		p.log.Warn().Err(err).Msg("cannot read at which percentages models answer rightly; finding out again")
+	case before.Format == percentagesFormat && before.UUID == gpu.UUID && before.Driver == gpu.Driver && before.Models != nil:
+		p.known = before
+	}
+}
+
+func (p *percentages) read(uuid string) (file judgedGPU, err error) {
+	if p.cache == "" {
+		return file, fs.ErrNotExist
+	}
+	folder, err := private.OpenFolder(p.cache)
+	if err != nil {
+		return file, err
+	}
+	defer folder.Close()
+	text, err := folder.ReadFile(percentagesFile(uuid), maxPercentagesBytes)
+	if err != nil {
+		return file, err
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		return file, fmt.Errorf("read %s: %w", filepath.Join(folder.Path(), percentagesFile(uuid)), err)
+	}
+	return file, nil
+}
+
+func (p *percentages) write() error {
+	if p.cache == "" {
+		return nil
+	}
+	folder, err := private.OpenFolder(p.cache)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	text, err := json.Marshal(p.known)
+	if err != nil {
+		return err
+	}
+	return folder.ReplaceFile(percentagesFile(p.known.UUID), append(text, '\n'))
+}
+
+// of returns the results of a card's model. They are empty for a file that has changed.
+func (p *percentages) of(card *models.Card) (name string, m judgedModel) {
+	name = cmp.Or(card.Model, card.File)
+	if about, err := os.Stat(name); err == nil {
+		m.Bytes, m.Modified = about.Size(), about.ModTime().UnixNano()
+	}
+	if known, ok := p.known.Models[name]; ok && known.Bytes == m.Bytes && known.Modified == m.Modified {
+		return name, known
+	}
+	return name, m
+}
+
+// judge records whether a model answers rightly at a percentage. It reports whether that is new.
+func (p *percentages) judge(card *models.Card, percent float64, right bool) (news bool) {
+	name, m := p.of(card)
+	if slices.Contains(m.Wrong, percent) || right && slices.Contains(m.Right, percent) {
+		return false // what was wrong once is not trusted again
+	}
+	m.Right = slices.DeleteFunc(slices.Clone(m.Right), func(r float64) bool { return r == percent })
+	if right {
+		m.Right = append(m.Right, percent)
+	} else {
+		m.Wrong = append(slices.Clone(m.Wrong), percent)
+	}
+	p.known.Models[name] = m
+	if err := p.write(); err != nil {
+		p.log.Warn().Err(err).Msg("cannot keep at which percentages models answer rightly; the next start finds out again")
+	}
+	return true
+}
+
+// stepsFor returns the shares that an instance may have, ascending; nil if it may have any. own is
+// the share in its configuration, 0 if there is none. Shares that the operator sets are free until
+// one of them is wrong.
+func (m *Manager) stepsFor(change configs.Change, card *models.Card, own float64) []float64 {
+	if !m.byPercentage(change) {
+		return nil
+	}
+	_, known := m.percentages.of(card)
+	if !m.cfg.Shares.Tune && len(known.Wrong) == 0 {
+		return nil
+	}
+	steps := percentageSteps(m.device.gpu.SMs, m.cfg.Shares.MinimumPercent)
+	if i, found := slices.BinarySearch(steps, own); !found && own > 0 {
+		steps = slices.Insert(steps, i, own)
+	}
+	return slices.DeleteFunc(steps, func(s float64) bool { return slices.Contains(known.Wrong, s) })
+}
+
+// percentageSteps returns one whole percentage for each number of multiprocessors that MPS can
+// assign. It assigns them in pairs, and rounds down.
+func percentageSteps(sms int, minimum float64) (steps []float64) {
+	pairs := func(percent int) int { return percent * sms / 100 / 2 }
+	for p := 1; p <= wholePercent; p++ {
+		if p == wholePercent || float64(p) >= minimum && pairs(p) != pairs(p+1) {
+			steps = append(steps, float64(p))
+		}
+	}
+	return steps
+}
+
+// steps returns the shares that the instance may have.
+func (in *instance) steps() []float64 {
+	return in.m.stepsFor(in.f.change, in.pair.Card(), in.f.config.SharePercent)
+}
+
+// byPercentage reports whether a share that changes this way is an MPS percentage.
+func (m *Manager) byPercentage(c configs.Change) bool {
+	return m.onGPU() && m.device.mps && (c == configs.ChangeShadow || c == configs.ChangeRestart)
+}
+
+// hasPercentage reports whether a process has an MPS percentage below 100.
+func (in *instance) hasPercentage(q *pair.Process) bool {
+	return in.m.byPercentage(in.f.change) && q.SharePercent > 0 && q.SharePercent < wholePercent
+}
+
+// answersRightly reports whether a process may serve before all its batch sizes are checked.
+func (in *instance) answersRightly(q *pair.Process) bool {
+	if !in.hasPercentage(q) {
+		return true
+	}
+	_, known := in.m.percentages.of(q.Card)
+	return slices.Contains(known.Right, q.SharePercent)
+}
+
+// learnRight records that a process has checked all its batch sizes.
+func (in *instance) learnRight(q *pair.Process) {
+	if in.hasPercentage(q) {
+		in.m.percentages.judge(q.Card, q.SharePercent, true)
+	}
+}
+
+// learnWrong learns from a process that ends because its model answers wrongly. If there is another
+// share, the end does not count against the model.
+func (in *instance) learnWrong(q *pair.Process, o *control.ObservedProcess) {
+	if !o.WrongAnswers || !in.hasPercentage(q) {
+		return
+	}
+	if in.m.percentages.judge(q.Card, q.SharePercent, false) {
+		const message = "model answers wrongly at a percentage of the GPU"
+		in.m.reshare(message)
+		e := in.log.Warn()
+		if in.pair.Share() == q.SharePercent {
+			e = in.log.Error()
+		}
+		e.Uint32("generation", q.Generation).Float64("percent", round(q.SharePercent)).Int("multiprocessors", o.SMs).
+			Float64("tries_percent", round(in.pair.Share())).Str("reason", o.Reason).Msg(message)
+	}
+	in.pair.Wrong(q.Generation)
 }

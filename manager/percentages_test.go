@@ -1,83 +1,312 @@
 package manager
 
 import (
+	"math"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
 )
 
-// No function gets a percentage at which a GPU answers wrongly. That includes functions that exist
-// before the device is known, and a function that is added next to partitions.
+// onH200 reports whether f16 models answer wrongly at a percentage of an H200, as measured
+// (docs/adr/0007-onnx-on-a-gpu.md). MPS assigns pairs of multiprocessors, at least four.
+func onH200(percent float64) (wrong bool) {
+	sms := max(8, int(percent*132/100)/2*2)
+	return sms >= 18 && sms <= 28 || sms >= 36 && sms <= 60 || sms >= 68 && sms <= 116
+}
+
+// shadowed is a function whose share is a percentage.
+func shadowed(name string, percent float64) configs.Function {
+	f := named(name, percent)
+	f.Change = configs.ChangeShadow
+	return f
+}
+
+// settlesRight lets the node try percentages until none of the functions changes. No process that
+// serves may have a wrong one.
+func (b *nodeBed) settlesRight(names ...string) (shares []float64) {
+	b.t.Helper()
+	for range 150 {
+		for range 4 {
+			b.turn()
+			for v, p := range b.fakes {
+				if p.state == control.Active && b.misanswers(v, p) {
+					b.t.Fatalf("%v serves with %v %%, which is wrong", v, p.share)
+				}
+			}
+		}
+		if !slices.ContainsFunc(names, func(name string) bool {
+			in := b.instance(name, 0)
+			return in.pair.Active() == nil || in.pair.Changing() || in.sharePercent() != in.pair.Share()
+		}) {
+			break
+		}
+	}
+	for _, name := range names {
+		_, p := b.serves(name)
+		if in := b.instance(name, 0); p.share != in.pair.Share() {
+			b.t.Errorf("%s serves with %v %%, want %v %%", name, p.share, in.pair.Share())
+		}
+		shares = append(shares, p.share)
+	}
+	return shares
+}
+
+// tries counts the orders to serve at wrong percentages.
+func (b *nodeBed) tries() (n int) {
+	for _, w := range b.woken {
+		if b.wrong(w.name, w.percent) {
+			n++
+		}
+	}
+	return n
+}
+
+// f16 makes all models answer wrongly as on an H200.
+func (b *nodeBed) f16(cache string) *nodeBed {
+	b.wrong = func(_ string, percent float64) bool { return onH200(percent) }
+	b.percentages.cache = cache
+	return b
+}
+
+// No order is given before the device is known, no process serves at a percentage at which its model
+// answers wrongly, and the next start knows these percentages.
 func TestRightPercentages(t *testing.T) {
 	ungrouped := h200()
 	ungrouped.GroupSMs, ungrouped.Why = nil, "no green contexts"
 	unmeasured := h200()
-	unmeasured.Name = "NVIDIA H900"
-	shadows := func(name string, percent float64) configs.Function {
-		f := named(name, percent)
-		f.Change = configs.ChangeShadow
-		return f
-	}
-	for name, row := range map[string]struct {
-		gpu   *control.ObservedDevice
-		tune  bool
-		first configs.Function
-		right bool
-	}{
-		"by shadows":                {ungrouped, true, named("a", 30), true},
-		"beside partitions":         {h200(), true, shadows("a", 30), true},
-		"partitions alone":          {h200(), true, named("a", 30), false},
-		"as the operator gave them": {ungrouped, false, named("a", 30), false},
-		"unmeasured":                {unmeasured, true, shadows("a", 30), false},
-	} {
+	unmeasured.Name, unmeasured.UUID = "NVIDIA H900", "GPU-9"
+	for name, gpu := range map[string]*control.ObservedDevice{"by shadows": ungrouped, "next to partitions": h200(), "another GPU": unmeasured} {
 		t.Run(name, func(t *testing.T) {
-			b := newNode(t, "cuda", row.gpu, mechanismMPS)
-			b.cfg.Shares.Tune = row.tune
-			b.cfg.Device = "cuda"
-			for _, f := range []configs.Function{row.first, named("b", 45)} {
-				if err := b.add(f); err != nil {
-					t.Fatal(err)
+			cache := t.TempDir()
+			functions := []configs.Function{shadowed("a", 30), shadowed("b", 30), shadowed("c", 30)}
+			var before []float64
+			for start := range 2 {
+				b := newNode(t, "cuda", nil, "", functions...).f16(cache)
+				b.turns()
+				if len(b.fakes) > 0 || slices.ContainsFunc(b.functions, func(f *function) bool { return len(f.instances[0].pair.Processes()) > 0 }) {
+					t.Fatalf("processes %v are ordered before the device is known", b.fakes)
+				}
+
+				b.gpu, b.mechanism = gpu, mechanismMPS
+				shares := b.settlesRight("a", "b", "c")
+				sum := 0.0
+				for _, s := range shares {
+					sum += s
+				}
+				if sum > 100 || slices.Min(shares) < 26 {
+					t.Errorf("shares %v, want right ones near 30 %%", shares)
+				}
+				switch {
+				case start == 0:
+					before = shares
+					t.Logf("%v after %d tries at wrong percentages", shares, b.tries())
+				case b.tries() > 0 || !slices.Equal(shares, before):
+					t.Errorf("the second start tries wrong percentages %d times and ends with %v, want none and %v", b.tries(), shares, before)
 				}
 			}
-			b.turns()
-			check := func(names ...string) {
-				t.Helper()
-				for _, name := range names {
-					share := b.instance(name, 0).pair.Share()
-					if right := slices.Contains(rightPercentages["NVIDIA H200"], share); right != row.right {
-						t.Errorf("%s has %v %%, right: %v, want %v", name, share, right, row.right)
-					}
-				}
-			}
-			check("a", "b")
-			if err := b.add(named("c", 13)); err != nil {
-				t.Fatal(err)
-			}
-			check("a", "b", "c")
 		})
 	}
 }
 
-// The first function with a percentage begins with a right one, though no function had one before.
-func TestFirstPercentage(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
-	b.turns()
-	c := named("c", 13)
-	c.Change = configs.ChangeShadow
-	if err := b.add(c); err != nil {
+// A function whose first process answers wrongly serves on the whole device meanwhile.
+func TestWrongFirstPercentage(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, shadowed("a", 30)).f16("")
+	b.settlesRight("a")
+	want := []wake{{"a", 30}, {"a", 100}, {"a", 31}, {"a", 33}}
+	if len(b.woken) < len(want) || !slices.Equal(b.woken[:len(want)], want) {
+		t.Errorf("orders %v, want them to begin with %v", b.woken, want)
+	}
+	if share := b.instance("a", 0).pair.Share(); share != 48 {
+		t.Errorf("share %v %%, want 48, the first right one above 30", share)
+	}
+	if s := b.status("a"); s.SharePercent != 48 || !b.function("a").serving() {
+		t.Errorf("status %+v", s)
+	}
+
+	// Another share is tried while the process serves.
+	at := len(b.woken)
+	if err := b.setShare("a", 20); err != nil {
 		t.Fatal(err)
 	}
-	if share := b.instance("c", 0).pair.Share(); !slices.Contains(rightPercentages["NVIDIA H200"], share) {
-		t.Errorf("it begins with %v %%", share)
+	b.settlesRight("a")
+	if slices.Contains(b.woken[at:], wake{"a", 100}) {
+		t.Errorf("orders %v, want none on the whole device while a process serves", b.woken[at:])
 	}
 }
 
-func TestPercentagesAscend(t *testing.T) {
-	for gpu, steps := range rightPercentages {
-		if !slices.IsSorted(steps) || len(slices.Compact(slices.Clone(steps))) != len(steps) || steps[0] <= 0 || steps[len(steps)-1] != 100 {
-			t.Errorf("%s: %v", gpu, steps)
+// Partitions show the libraries the whole device, and f32 models are right everywhere.
+func TestOtherShares(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("grouped", 30), shadowed("f32", 30)).f16("")
+	b.wrong = func(name string, percent float64) bool { return name != "f32" && onH200(percent) }
+	b.settlesRight("f32")
+	if _, p := b.serves("grouped"); len(p.on) == 0 || b.tries() > 0 || b.instance("f32", 0).pair.Share() != 30 {
+		t.Errorf("%+v on groups, orders %v", p, b.woken)
+	}
+}
+
+// Shares that an operator sets are free unless they are wrong.
+func TestPercentagesByHand(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS)
+	b.cfg.Shares.Tune = false
+	b.f16("")
+	for _, f := range []configs.Function{shadowed("a", 25.5), shadowed("b", 30)} {
+		if err := b.add(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if shares := b.settlesRight("a", "b"); !slices.Equal(shares, []float64{25.5, 48}) {
+		t.Errorf("shares %v, want 25.5 as set, and a right one for 30", shares)
+	}
+}
+
+// A model that answers wrongly on the whole device, too, is refused as any other that cannot start.
+func TestWrongModel(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS)
+	b.wrong = func(string, float64) bool { return true }
+	_, end, err := b.try(shadowed("a", 30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		b.turns()
+	}
+	select {
+	case err := <-end:
+		if err == nil || !strings.Contains(err.Error(), misanswers) {
+			t.Errorf("it ended with %v, want %q", err, misanswers)
+		}
+	default:
+		t.Error("it is tried again and again")
+	}
+	if want := []wake{{"a", 30}, {"a", 100}}; !slices.Equal(b.woken, want) {
+		t.Errorf("orders %v, want %v", b.woken, want)
+	}
+}
+
+// A model that is right on the whole device only gets it, and its process stays.
+func TestNoRightPercentage(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, shadowed("a", 30), shadowed("b", 30))
+	b.wrong = func(name string, percent float64) bool { return name == "a" && percent < 100 }
+	for range 400 {
+		b.turns()
+	}
+	first, p := b.serves("a")
+	orders := len(b.woken)
+	b.turns()
+	if again, _ := b.serves("a"); p.share != 100 || again != first || len(b.woken) != orders {
+		t.Errorf("generation %d serves with %v %%, then generation %d; %d orders, then %d", first, p.share, again, orders, len(b.woken))
+	}
+	if _, p := b.serves("b"); p.share != 30 {
+		t.Errorf("b has %v %%, want 30", p.share)
+	}
+}
+
+// A process may serve before all its batch sizes are checked only at a percentage that is known to
+// be right.
+func TestPartialWarmupPercentage(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, shadowed("a", 25))
+	b.turns()
+	generation, p := b.serves("a")
+	if p.early {
+		t.Errorf("%+v, want all batch sizes before it serves", p)
+	}
+	p.die(control.Failed, "killed")
+	b.instance("a", 0).lost(generation)
+	b.instance("a", 0).endAwait(generation)
+	b.turns()
+	if next, p := b.serves("a"); !p.early || p.share != 25 {
+		t.Errorf("generation %d %+v, want it to begin with its smallest batch size at 25 %%", next, p)
+	}
+}
+
+func TestPercentageSteps(t *testing.T) {
+	for _, c := range []struct {
+		sms     int
+		minimum float64
+		begin   []float64
+	}{
+		{132, 5, []float64{6, 7, 9, 10, 12, 13, 15, 16, 18, 19, 21, 22, 24, 25, 27, 28, 30}},
+		{132, 10, []float64{10, 12, 13}},
+		{16, 5, []float64{12, 24, 37, 49, 62, 74, 87, 99, 100}},
+		{208, 5, []float64{5, 6, 7, 8, 9, 10, 11}},
+		{1, 5, []float64{100}},
+		{0, 5, []float64{100}},
+	} {
+		got := percentageSteps(c.sms, c.minimum)
+		if len(got) < len(c.begin) || !slices.Equal(got[:len(c.begin)], c.begin) || !slices.IsSorted(got) || got[len(got)-1] != 100 {
+			t.Errorf("%d multiprocessors, at least %v %%: %v, want it to begin with %v and end with 100", c.sms, c.minimum, got, c.begin)
+		}
+	}
+}
+
+// The file's results are for one GPU, one driver and one content of the model's file.
+func TestPercentagesFile(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "model.onnx")
+	if err := os.WriteFile(file, []byte("model"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	card, other := &models.Card{Model: file}, &models.Card{File: filepath.Join(dir, "card.yaml")}
+	gpu := h200()
+	gpu.Driver = "580"
+	opened := func(gpu *control.ObservedDevice) *percentages {
+		p := &percentages{cache: dir}
+		p.open(gpu)
+		return p
+	}
+	wrong := func(p *percentages, card *models.Card) []float64 {
+		_, m := p.of(card)
+		return m.Wrong
+	}
+
+	p := opened(gpu)
+	if !p.judge(card, 24, true) || p.judge(card, 24, true) || !p.judge(card, 30, false) || p.judge(card, 30, false) || p.judge(card, 30, true) || !p.judge(other, 40, false) {
+		t.Error("news is not reported once")
+	}
+	p = opened(gpu)
+	if _, m := p.of(card); !slices.Equal(m.Right, []float64{24}) || !slices.Equal(m.Wrong, []float64{30}) || !slices.Equal(wrong(p, other), []float64{40}) {
+		t.Errorf("read %+v", p.known)
+	}
+	if !p.judge(card, 24, false) || p.judge(card, 24, true) { // a larger batch was wrong
+		t.Error("it trusts a percentage that was wrong")
+	}
+	if _, m := p.of(card); len(m.Right) > 0 || !slices.Equal(m.Wrong, []float64{30, 24}) {
+		t.Errorf("%+v, want 24 %% to be wrong now", m)
+	}
+
+	updated := *gpu
+	updated.Driver = "590"
+	if got := wrong(opened(&updated), card); got != nil {
+		t.Errorf("another driver: %v", got)
+	}
+	if err := os.WriteFile(file, []byte("another"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := wrong(opened(gpu), card); got != nil {
+		t.Errorf("another file: %v", got)
+	}
+	if p := opened(gpu); !p.judge(card, 50, false) || !slices.Equal(wrong(opened(gpu), card), []float64{50}) {
+		t.Errorf("%v, want the results of the other file", wrong(opened(gpu), card))
+	}
+
+	for _, text := range []string{"", "{", "null", `{"format":2}`, `{"format":1,"uuid":"GPU-1","driver":"580","models":null}`} {
+		if err := os.WriteFile(filepath.Join(dir, percentagesFile(gpu.UUID)), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if p := opened(gpu); wrong(p, card) != nil || !p.judge(card, 60, false) || !slices.Equal(wrong(opened(gpu), card), []float64{60}) {
+			t.Errorf("%q: %+v, want it to begin again", text, p.known)
+		}
+	}
+	if p := (&percentages{cache: filepath.Join(dir, "missing")}); true {
+		p.open(gpu)
+		if !p.judge(card, 70, false) || math.IsNaN(wrong(p, card)[0]) {
+			t.Error("without a folder it learns nothing")
 		}
 	}
 }

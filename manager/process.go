@@ -33,6 +33,9 @@ type observation struct {
 	growing bool // it is still getting more batch sizes
 }
 
+// complete reports whether the process runs all its batch sizes.
+func (o *observation) complete() bool { return len(o.batches) > 0 && !o.growing }
+
 // processes are the known processes of an instance, by generation.
 type processes map[uint32]*process
 
@@ -85,8 +88,9 @@ func (in *instance) noteObservation(o *control.ObservedProcess) {
 		in.noteSpending(o.Generation, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)})
 	}
 	p.observation = now
-	if len(now.batches) > 0 && !now.growing {
+	if now.complete() && !before.complete() {
 		in.pair.Whole(o.Generation)
+		in.learnRight(in.pair.Process(o.Generation))
 	}
 	if len(before.batches) > 0 && len(now.batches) > len(before.batches) {
 		in.noteBytes(o)

@@ -63,12 +63,11 @@ func (s *shares) set(id gslice.ID, percent float64, tuned bool) error {
 	return s.policy.Set(id, percent)
 }
 
-// allocate assigns all shares again. steps are the allowed ones, nil for any. now is the time since
-// the manager began.
-func (s *shares) allocate(steps []float64, now time.Duration) gslice.Plan {
-	s.policy.SetSteps(steps)
-	return s.policy.Step(now, nil)
-}
+// setSteps sets the shares that an instance may have; nil for any.
+func (s *shares) setSteps(id gslice.ID, steps []float64) { s.check(s.policy.SetSteps(id, steps)) }
+
+// allocate assigns all shares again. now is the time since the manager began.
+func (s *shares) allocate(now time.Duration) gslice.Plan { return s.policy.Step(now, nil) }
 
 // lap begins the next measurement and returns how long the last one took.
 func (s *shares) lap(now time.Time) (elapsed time.Duration) {

@@ -25,9 +25,11 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	}
 	for i := range c.Instances {
 		// The initial share of the configuration takes the place of the knee.
-		m.shares.add(gslice.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent))
+		id := gslice.ID{IF: c.Name, Instance: i}
+		m.shares.add(id, cmp.Or(c.SharePercent, card.KneePercent))
+		m.shares.setSteps(id, m.stepsFor(m.device.changeOn(m.cfg.ChangeOf(c)), card, c.SharePercent))
 	}
-	plan := m.reshareAt(m.steps(m.device.changeOn(m.cfg.ChangeOf(c))), c.Name+" was added")
+	plan := m.reshare(c.Name + " was added")
 	for _, s := range plan.Status {
 		if s.ID.IF == c.Name {
 			shares[s.ID.Instance] = s.Percent
@@ -96,13 +98,15 @@ func (m *Manager) tuneEarly(in *instance) {
 	}
 }
 
-// reshare allocates all shares again because a function was added, removed or changed.
-// cause tells which.
-func (m *Manager) reshare(cause string) gslice.Plan { return m.reshareAt(m.steps(), cause) }
-
-// reshareAt is reshare with a list of allowed shares, nil for any.
-func (m *Manager) reshareAt(steps []float64, cause string) gslice.Plan {
-	plan := m.shares.allocate(steps, time.Since(m.started))
+// reshare allocates all shares again because a function was added, removed or changed, or because
+// the allowed shares have changed. cause tells which.
+func (m *Manager) reshare(cause string) gslice.Plan {
+	m.eachInstance(func(in *instance) {
+		if !in.f.whole() && !in.f.removing {
+			m.shares.setSteps(in.id(), in.steps())
+		}
+	})
+	plan := m.shares.allocate(time.Since(m.started))
 	m.apply(plan, cause)
 	return plan
 }
@@ -160,9 +164,9 @@ type measurement struct {
 // with its present share. ok is false while there is too little data.
 func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 	m, percent := &in.measured, in.sharePercent()
-	// A measurement must not cover two shares, a change of share, or only some of the batch
-	// sizes.
-	changed := !m.Measures(percent) || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
+	// A measurement must not cover two shares, a change of share, a share that is not the
+	// policy's, or only some of the batch sizes.
+	changed := !m.Measures(percent) || !in.f.whole() && percent != in.pair.Share() || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
 	w, enough := in.traffic.TakeWindow(func(w *dataplane.Window) bool {
 		return changed || m.Enough(w.Arrived, w.Answered, now)
 	})

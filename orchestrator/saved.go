@@ -66,6 +66,7 @@ type savedGPU struct {
 
 	UUID        string            `json:"uuid"`
 	Name        string            `json:"name"`
+	Driver      string            `json:"driver,omitempty"`
 	SMs         int               `json:"sms"`
 	MemoryBytes int64             `json:"memory_bytes"`
 	GroupSMs    []int             `json:"group_sms,omitempty"`
@@ -123,7 +124,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 		g := &s.gpu
 		n.GPU = &savedGPU{
 			Device: s.gpu.device.name, NoMPS: s.gpu.device.noMPS, Probe: s.gpu.device.probe, Priorities: g.priorities,
-			UUID: g.uuid, Name: g.name, SMs: g.sms, MemoryBytes: g.memoryBytes, GroupSMs: g.groupSMs, NoGroups: g.noGroups,
+			UUID: g.uuid, Name: g.name, Driver: g.driver, SMs: g.sms, MemoryBytes: g.memoryBytes, GroupSMs: g.groupSMs, NoGroups: g.noGroups,
 			Why: g.why, Mechanism: g.mechanism, Environment: g.environment,
 		}
 	}
@@ -232,7 +233,7 @@ func (s *supervisor) restoreGPU(g *savedGPU) {
 	s.openDevice(deviceOptions{name: g.Device, noMPS: g.NoMPS, probe: g.Probe, resumed: true, priorities: g.Priorities})
 	s.gpu.gpuState = gpuState{
 		opened:   true,
-		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
+		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, driver: g.Driver, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
 		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment, priorities: g.Priorities,
 		idle: "waiting until the GPU is opened again", usedBytes: -1, freeBytes: -1,
 	}

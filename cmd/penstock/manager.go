@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/manager"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -54,10 +55,17 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 		return err
 	}
 	user, sandboxed := processUser(confined)
+	folder := ""
+	if cache, err := private.MakeCache(); err != nil {
+		log.Warn().Err(err).Msg("cannot open the cache folder; with `policy: gslice`, every start on a GPU finds the right percentages again")
+	} else {
+		folder = cache.Path()
+		cache.Close()
+	}
 	release := func() {}
 	defer func() { release() }()
 	return manager.Run(ctx, manager.Options{
-		Config: c, Dir: c.RuntimeDir, FindModel: check.Registry(c).Find, Log: log, Run: flags.run, Unread: flags.unread,
+		Config: c, Dir: c.RuntimeDir, FindModel: check.Registry(c).Find, Log: log, Cache: folder, Run: flags.run, Unread: flags.unread,
 		ProcessUser: user, Sandbox: sandboxed,
 	}, func(m *manager.Manager) {
 		if r, err := control.RegisterNode(c.RuntimeDir); err != nil {

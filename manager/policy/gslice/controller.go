@@ -126,8 +126,8 @@ func (c *Controller) Set(id ID, percent float64) error {
 }
 
 // SetSteps sets the shares that an IF may have, ascending: percentages of a GPU at which its model
-// answers correctly. If steps is empty, all are allowed. If they have changed, the next Step
-// allocates all shares again.
+// answers correctly. If steps is empty, all are allowed. If they have changed, or the IF's present
+// share is none of them, the next Step allocates all shares again.
 func (c *Controller) SetSteps(id ID, steps []float64) error {
 	m, err := c.member(id)
 	if err != nil {
@@ -142,6 +142,7 @@ func (c *Controller) SetSteps(id ID, steps []float64) error {
 	if !slices.Equal(steps, m.steps) {
 		m.steps, c.forced = steps, true
 	}
+	c.forced = c.forced || !m.allows(m.percent)
 	return nil
 }
 

@@ -304,11 +304,18 @@ func TestSetSteps(t *testing.T) {
 		t.Errorf("plan %+v, want 26 and 50", p)
 	}
 	set(8, 26, 50, 100)
-	if err := k.Failed(face, 25); err != nil {
+	if err := k.Failed(face, 50); err != nil {
 		t.Fatal(err)
 	}
 	if p := k.Step(2*time.Second, nil); len(p.Changes) != 0 {
 		t.Errorf("the same steps pass over the hold-down: %+v", p.Changes)
+	}
+	if err := k.Failed(face, 25); err != nil {
+		t.Fatal(err)
+	}
+	set(8, 26, 50, 100)
+	if p := k.Step(2*time.Second, nil); shareOf(p, face) != 26 {
+		t.Errorf("plan %+v, want face to leave a share that is no step", p)
 	}
 	set()
 	if p := k.Step(3*time.Second, nil); shareOf(p, face) != 25 || shareOf(p, detect) != 50 {
