@@ -22,10 +22,11 @@ const (
 	codeOutOfMemory errorCode = 3
 	codeDeviceLost  errorCode = 4
 	codeNotShared   errorCode = 5
+	codeWrong       errorCode = 6
 )
 
-// codedError is the error of a callback. It wraps cuda.ErrOutOfMemory or device.ErrLost if the
-// callback returned that code.
+// codedError is the error of a callback. It wraps cuda.ErrOutOfMemory, device.ErrLost or
+// device.ErrWrongAnswers if the callback returned that code.
 type codedError struct {
 	// Callback is the field of the table, "infer_batch".
 	Callback string
@@ -50,7 +51,7 @@ func (e *codedError) text() string {
 		reason = "no reason given (penstock_error sets one)"
 	}
 	switch e.Code {
-	case codeFailed:
+	case codeFailed, codeWrong:
 	case codeOutOfMemory:
 		// Not cuda.ErrOutOfMemory's text: the callback may have run on a CPU.
 		return "out of memory: " + reason
@@ -59,7 +60,7 @@ func (e *codedError) text() string {
 	case codeNoHostStage:
 		return e.Callback + " returned PENSTOCK_NO_HOST_STAGE, which only load_model may"
 	default:
-		return fmt.Sprintf("returned %d, want PENSTOCK_OK (0), PENSTOCK_FAILED (1), PENSTOCK_OUT_OF_MEMORY (3) or PENSTOCK_DEVICE_LOST (4): %s",
+		return fmt.Sprintf("returned %d, want PENSTOCK_OK (0), PENSTOCK_FAILED (1), PENSTOCK_OUT_OF_MEMORY (3), PENSTOCK_DEVICE_LOST (4) or PENSTOCK_WRONG_ANSWERS (6): %s",
 			e.Code, reason)
 	}
 	return reason
@@ -72,6 +73,8 @@ func (e *codedError) Unwrap() error {
 		return cuda.ErrOutOfMemory
 	case codeDeviceLost:
 		return device.ErrLost
+	case codeWrong:
+		return device.ErrWrongAnswers
 	}
 	return nil
 }

@@ -244,6 +244,10 @@ func TestErrors(t *testing.T) {
 			if err := test.call(f); !errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrOutOfMemory) {
 				t.Errorf("error %v of PENSTOCK_DEVICE_LOST", err)
 			}
+			c.Answer(test.callback, 6, "0.4 away")
+			if err := test.call(f); !errors.Is(err, device.ErrWrongAnswers) || !strings.HasSuffix(err.Error(), "0.4 away") {
+				t.Errorf("error %v of PENSTOCK_WRONG_ANSWERS", err)
+			}
 			c.Answer(test.callback, 2, "")
 			if err := test.call(f); errors.Is(err, libml.ErrNoHostStage) != (name == "load_model") {
 				t.Errorf("error %v of PENSTOCK_NO_HOST_STAGE", err)

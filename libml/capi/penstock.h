@@ -110,6 +110,9 @@ enum penstock_code {
 	PENSTOCK_DEVICE_LOST = 4,
 	/* From penstock_weights, not a failure: the node does not share this file. */
 	PENSTOCK_NOT_SHARED = 5,
+	/* From link_model and configure_batch: the program has compared the model's answers on
+	   this GPU, and they are wrong. The node tries another share. */
+	PENSTOCK_WRONG_ANSWERS = 6,
 };
 
 /* penstock_type is the type of a tensor's elements. */

@@ -39,7 +39,7 @@ __path__ = pkgutil.extend_path(__path__, __name__)
 
 __all__ = [
     "Framework", "Environment", "Spec", "HostTensor", "DeviceTensor", "Weights",
-    "Error", "NoHostStage", "OutOfMemory", "DeviceLost", "run", "main",
+    "Error", "NoHostStage", "OutOfMemory", "DeviceLost", "WrongAnswers", "run", "main",
 ]
 
 
@@ -74,6 +74,11 @@ class OutOfMemory(Exception):
 class DeviceLost(Exception):
     """Raised by a callback if the device has failed permanently: the process ends at once,
     without deinit."""
+
+
+class WrongAnswers(Exception):
+    """Raised by link_model or configure_batch if the model's answers on this GPU were compared,
+    and are wrong. The node tries another share."""
 
 
 class Framework:
@@ -284,6 +289,8 @@ def code_of(e):
         return _library.OUT_OF_MEMORY
     if isinstance(e, DeviceLost):
         return _library.DEVICE_LOST
+    if isinstance(e, WrongAnswers):
+        return _library.WRONG_ANSWERS
     # Recognize PyTorch's exceptions without an import of PyTorch.
     names = {c.__name__ for c in type(e).__mro__ if c.__module__.partition(".")[0] in ("torch", "cupy", "cupy_backends")}
     if "OutOfMemoryError" in names:
@@ -311,7 +318,7 @@ def reason_of(e):
     name = type(e).__name__
     if not lines:
         return name
-    if type(e) in (Error, RuntimeError, ValueError, OutOfMemory, DeviceLost):
+    if type(e) in (Error, RuntimeError, ValueError, OutOfMemory, DeviceLost, WrongAnswers):
         return lines[0]
     return "%s: %s" % (name, lines[0])
 

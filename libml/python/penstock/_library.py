@@ -7,7 +7,7 @@ from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int, c_int32, c_in
 VARIABLE = "PENSTOCK_LIBRARY"
 ABI = 1
 
-OK, FAILED, NO_HOST_STAGE, OUT_OF_MEMORY, DEVICE_LOST, NOT_SHARED = range(6)
+OK, FAILED, NO_HOST_STAGE, OUT_OF_MEMORY, DEVICE_LOST, NOT_SHARED, WRONG_ANSWERS = range(7)
 DEBUG, INFO, WARN, ERROR = range(4)
 TYPES = {1: "u8", 2: "f16", 3: "f32"}
 LAYOUTS = {0: "", 1: "hwc", 2: "chw"}

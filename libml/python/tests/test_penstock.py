@@ -70,7 +70,7 @@ class Errors(unittest.TestCase):
         lost, memory, failed = _library.DEVICE_LOST, _library.OUT_OF_MEMORY, _library.FAILED
         for e, code in (
             (penstock.NoHostStage(), _library.NO_HOST_STAGE),
-            (MemoryError(), memory), (penstock.OutOfMemory("x"), memory), (OutOfMemoryError("CUDA out of memory."), memory),
+            (MemoryError(), memory), (penstock.OutOfMemory("x"), memory), (penstock.WrongAnswers("x"), _library.WRONG_ANSWERS), (OutOfMemoryError("CUDA out of memory."), memory),
             (RuntimeError("CUDA error: out of memory"), memory),
             (penstock.DeviceLost("x"), lost), (AcceleratorError("CUDA error"), lost),
             (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"), lost),

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .. import failure
+from .. import WrongAnswers, failure
 from .files import last_line
 
 TYPES = {"u8": torch.uint8, "f16": torch.float16, "f32": torch.float32}
@@ -13,10 +13,6 @@ TYPES = {"u8": torch.uint8, "f16": torch.float16, "f32": torch.float32}
 # The framework "onnx" has the same limit. Its correct models differed by at most 0.06, and
 # those that a GPU's libraries computed incorrectly by more than 0.4.
 FARTHEST = 0.25
-
-
-class WrongAnswers(Exception):
-    """The model's answers are not the CPU's."""
 
 
 def run(module, x):

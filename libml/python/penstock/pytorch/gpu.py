@@ -30,7 +30,7 @@ import os
 
 import torch
 
-from .. import failure
+from .. import WrongAnswers, failure
 from . import card
 
 LANES = 2
@@ -148,8 +148,8 @@ class GPU:
         if self.reference is not None:
             try:
                 card.compare(self.env, self.reference, got)
-            except card.WrongAnswers as e:
-                raise card.WrongAnswers(self.explain(e)) from None
+            except WrongAnswers as e:
+                raise WrongAnswers(self.explain(e)) from None
         lane.ran.add(n)
 
     def explain(self, e):
