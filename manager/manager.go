@@ -44,7 +44,7 @@ type Options struct {
 	// FindModel finds a card by its name or file.
 	FindModel func(name string) (*models.Card, error)
 	Log       zerolog.Logger
-	// Cache is the folder where the manager keeps what it learns about the GPU. If it is empty, the
+	// Cache is the folder for what the manager learns about the GPU. If it is empty, the
 	// manager learns it again at each start.
 	Cache string
 	// Run names the run of the node (`penstock up`) that this manager belongs to. The

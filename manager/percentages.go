@@ -21,8 +21,8 @@ import (
 
 // cuBLAS chooses its f16 kernels by the number of multiprocessors that it sees. Under an MPS
 // percentage it sees only those of the share. For some numbers these kernels return wrong results
-// (docs/adr/0007-onnx-on-a-gpu.md). Partitions show it the whole device. So the node finds out, per
-// GPU and model, at which percentages the answers are right:
+// (docs/adr/0007-onnx-on-a-gpu.md). Partitions show it the whole device. The node therefore finds the
+// right percentages of each GPU and model:
 //
 //  1. stepsFor: the policy chooses among the percentages that are not known to be wrong.
 //  2. A process compares its answers before it serves. If they are wrong, it ends: learnWrong.
