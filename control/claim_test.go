@@ -27,6 +27,26 @@ func TestClaimOnce(t *testing.T) {
 	again()
 }
 
+func TestClaimNode(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	release, err := ClaimNode(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release()
+	if _, err := ClaimNode(dir); !errors.Is(err, ErrInUse) || !strings.HasPrefix(err.Error(), fmt.Sprintf("a node already runs: process %d, ", os.Getpid())) {
+		t.Errorf("the second: %v", err)
+	}
+	orchestrator, err := ClaimOrchestrator(dir)
+	if err != nil {
+		t.Fatal("the node's orchestrator:", err)
+	}
+	orchestrator()
+}
+
 func TestClaimErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -153,9 +153,15 @@ func listens(dir string) bool {
 // none runs, or more than one.
 func FindNode() (dir string, err error) { return findNode(defaultRuntimeDirs()) }
 
-func findNode(defaults []string) (dir string, err error) {
-	var found, places []string
-	var ignored []error
+// Nodes returns the runtime folders of this user's running nodes.
+func Nodes() []string {
+	found, _, _ := findNodes(defaultRuntimeDirs())
+	return found
+}
+
+// findNodes returns the runtime folders of the running nodes that the default folders lead to, the
+// places that it looked in, and why it ignored some.
+func findNodes(defaults []string) (found, places []string, ignored []error) {
 	for _, place := range defaults {
 		folder, err := private.OpenFolder(place)
 		if errors.Is(err, private.ErrNotPrivate) {
@@ -184,6 +190,12 @@ func findNode(defaults []string) (dir string, err error) {
 		}
 	}
 
+	slices.Sort(found)
+	return found, places, ignored
+}
+
+func findNode(defaults []string) (dir string, err error) {
+	found, places, ignored := findNodes(defaults)
 	switch len(found) {
 	case 0:
 		err := fmt.Errorf("find node: no node of user %d runs (looked in %s); start one with `penstock up`, or name its runtime folder with --runtime-dir",
@@ -195,7 +207,6 @@ func findNode(defaults []string) (dir string, err error) {
 	case 1:
 		return found[0], nil
 	}
-	slices.Sort(found)
 	return "", fmt.Errorf("find node: %d nodes of user %d run; choose one:\n  --runtime-dir %s",
 		len(found), os.Geteuid(), strings.Join(found, "\n  --runtime-dir "))
 }

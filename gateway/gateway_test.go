@@ -366,6 +366,7 @@ func TestMetadata(t *testing.T) {
 	web := newGateway(t, oneBox)
 	for path, want := range map[string]string{
 		"/v2":                                `"extensions":["binary_tensor_data"]`,
+		"/v2/models":                         `{"name":"finder","version":"3","state":"READY"}`,
 		"/v2/models/finder":                  `"inputs":[{"name":"image","datatype":"UINT8","shape":[-1,4,4,3]}],"outputs":[{"name":"boxes"`,
 		"/v2/models/raw":                     `{"name":"pair","datatype":"FP32","shape":[-1,2]}`,
 		"/v2/models/finder/versions/3":       `"versions":["3"]`,

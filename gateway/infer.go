@@ -26,6 +26,8 @@ func (s *server) routes() http.Handler {
 	mux.HandleFunc("GET /v2/{$}", s.serverMetadata)
 	mux.HandleFunc("GET /v2/health/live", func(http.ResponseWriter, *http.Request) {})
 	mux.HandleFunc("GET /v2/health/ready", s.ready)
+	mux.HandleFunc("GET /v2/models", s.models)
+	mux.HandleFunc("GET /v2/models/{$}", s.models)
 	for _, path := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
 		mux.HandleFunc("GET "+path, s.metadata)
 		mux.HandleFunc("GET "+path+"/ready", s.modelReady)
@@ -116,6 +118,27 @@ func (s *server) ready(w http.ResponseWriter, _ *http.Request) {
 			return
 		}
 	}
+}
+
+// listedModel is an entry of the list of models. The names are those of Triton's repository index.
+type listedModel struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	State   string `json:"state"` // READY or UNAVAILABLE
+	Reason  string `json:"reason,omitempty"`
+}
+
+// models lists all functions.
+func (s *server) models(w http.ResponseWriter, _ *http.Request) {
+	list := []listedModel{}
+	for _, f := range s.functions.All() {
+		m := listedModel{Name: f.Name, Version: fmt.Sprint(f.Card.Version), State: "READY"}
+		if err := s.functions.Ready(f.Name); err != nil {
+			m.State, m.Reason = "UNAVAILABLE", err.Error()
+		}
+		list = append(list, m)
+	}
+	writeJSON(w, map[string]any{"models": list})
 }
 
 // function returns the function of a request's path.

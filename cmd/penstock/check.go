@@ -16,7 +16,7 @@ func checkCommand() *cobra.Command {
 		Long: `Checks all that "penstock up" needs: the text of the configuration, that each model exists and
 loads, that functions may read it, that ports are free, that the shares fit, and that the
 device exists. It changes nothing and needs no running node. Ports of a running node with the
-same runtime folder count as free. Prints all problems, one per line: file, line, column, and
+same file or runtime folder count as free. Prints all problems, one per line: file, line, column, and
 what to write instead. The exit status is 1 if there are any.`,
 		Example: `  penstock check /etc/penstock/node.yaml`,
 		Args:    arguments(1),

@@ -35,7 +35,7 @@ Without a verb this is the process of an inference function. Only the orchestrat
   penstock if share face 40
   penstock if move face --worker cold
   penstock if remove face`,
-		Args: cobra.NoArgs,
+		Args: noVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
 			err := libml.Run(cmd.Context(), log, frameworks.New)

@@ -74,6 +74,12 @@ latency objective, in batches as large as the objective allows.`,
 				err = fmt.Errorf("--%s is %q, want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
 			}
 		}
+		var unknown *pflag.NotExistError
+		if errors.As(err, &unknown) {
+			if similar := didYouMean(flagNames(c), unknown.GetSpecifiedName(), "--"); similar != "" {
+				return fmt.Errorf("%w%s", err, similar)
+			}
+		}
 		return fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
@@ -92,13 +98,49 @@ func execute(ctx context.Context, cmd *cobra.Command) (*cobra.Command, error) {
 	return cmd.ExecuteContextC(ctx)
 }
 
+// didYouMean names the words that are like another one, each after prefix. It returns "" if there are
+// none. cobra finds them among the verbs of a command.
+func didYouMean(words []string, like, prefix string) string {
+	group := cobra.Command{SuggestionsMinimumDistance: 2}
+	for _, word := range words {
+		group.AddCommand(&cobra.Command{Use: word, Run: func(*cobra.Command, []string) {}})
+	}
+	similar := group.SuggestionsFor(like)
+	if len(similar) == 0 {
+		return ""
+	}
+	return "; did you mean " + prefix + strings.Join(similar, " or "+prefix) + "?"
+}
+
+// flagNames are the flags of a command that its help shows.
+func flagNames(cmd *cobra.Command) (names []string) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	return names
+}
+
+// noVerb refuses arguments of a group of verbs: they are verbs that it does not have.
+func noVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var verbs []string
+	for _, verb := range cmd.Commands() {
+		verbs = append(verbs, verb.Name())
+	}
+	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), didYouMean(verbs, args[0], ""))
+}
+
 // refuseUnknown makes all groups of verbs below cmd refuse an unknown verb. By default cobra prints the group's help and
 // reports success.
 func refuseUnknown(cmd *cobra.Command) {
 	for _, verb := range cmd.Commands() {
 		refuseUnknown(verb)
 		if verb.HasSubCommands() && !verb.Runnable() {
-			verb.Args, verb.RunE = cobra.NoArgs, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+			verb.Args, verb.RunE = noVerb, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 		}
 	}
 }

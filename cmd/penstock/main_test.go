@@ -1,7 +1,9 @@
 package main
 
 import (
+	"io"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -19,4 +21,22 @@ func TestMain(m *testing.M) {
 	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
 	sandbox.MaybeLaunch()
 	cudafake.Main(m)
+}
+
+func TestDidYouMean(t *testing.T) {
+	for line, want := range map[string]string{
+		"load --ratee face=10": "unknown flag: --ratee; did you mean --rate?",
+		"up --confg x":         "unknown flag: --confg; did you mean --config?",
+		"up --xyzzy":           "unknown flag: --xyzzy; see `penstock up --help`",
+		"if lst":               `unknown command "lst" for "penstock if"; did you mean list?`,
+		"guest paus":           `unknown command "paus" for "penstock guest"; did you mean pause?`,
+		"if xyzzy":             `unknown command "xyzzy" for "penstock if"`,
+	} {
+		cmd := root()
+		cmd.SetArgs(strings.Fields(line))
+		cmd.SetOut(io.Discard)
+		if _, err := execute(t.Context(), cmd); err == nil || err.Error() != want {
+			t.Errorf("penstock %s: %v, want %s", line, err, want)
+		}
+	}
 }

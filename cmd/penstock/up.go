@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -61,6 +63,11 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	if err != nil {
 		return fmt.Errorf("find own binary: %w", err)
 	}
+	release, err := control.ClaimNode(c.RuntimeDir)
+	if err != nil {
+		return err
+	}
+	defer release()
 	args := []string{"--runtime-dir", c.RuntimeDir}
 	if flags.config != "" {
 		args = append(args, "--config", flags.config)
@@ -79,6 +86,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	reports.Go(func() {
 		systemd.Report(reporting, systemd.Options{Log: log, Status: func(ctx context.Context) (control.Status, error) { return control.ReadStatus(ctx, c.RuntimeDir) }})
 	})
+	reports.Go(func() { announce(reporting, c, log) })
 	err = supervisor.Run(ctx, supervisor.Options{
 		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
 		Environment: append(systemd.Environment(os.Environ()), runVariable+"="+rand.Text()),
@@ -90,6 +98,50 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		return exitStatus(exit.ExitCode()) // the child has already reported the reason
 	}
 	return err
+}
+
+// announce logs one line when all functions serve: where they and the page are. It waits a moment for
+// standby processes, so that the line is the last one of the start.
+func announce(ctx context.Context, c configs.Config, log zerolog.Logger) {
+	const pollEvery, standbyPatience = 100 * time.Millisecond, 2 * time.Second
+	var served time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pollEvery):
+		}
+		status, err := control.ReadStatus(ctx, c.RuntimeDir)
+		waits := func(f control.FunctionStatus) bool { return !f.Serves() }
+		if err != nil || len(status.Functions) < len(c.Functions) || slices.ContainsFunc(status.Functions, waits) {
+			continue
+		}
+		if served.IsZero() {
+			served = time.Now()
+		}
+		alone := func(f control.FunctionStatus) bool {
+			return slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool { _, ok := in.Standby(); return !ok })
+		}
+		if slices.ContainsFunc(status.Functions, alone) && time.Since(served) < standbyPatience {
+			continue
+		}
+		announcement(log, c, &status).Msg("node is ready")
+		return
+	}
+}
+
+// announcement has the addresses of a node.
+func announcement(log zerolog.Logger, c configs.Config, status *control.Status) *zerolog.Event {
+	var ports []string
+	for i := range status.Functions {
+		f := &status.Functions[i]
+		ports = append(ports, fmt.Sprintf("%s:%d", f.Name, f.Port))
+	}
+	event := log.Info().Strs("ports", ports).Stringer("status", c.HTTP)
+	if !c.Gateway.Off {
+		event.Str("page", "http://"+c.Gateway.Address.String())
+	}
+	return event
 }
 
 // inheritKeeper passes the running processes to a newly started orchestrator.

@@ -26,7 +26,7 @@ func TestLanesDemo(t *testing.T) {
 		t.Errorf("no line shows the worker's loads:\n%s", &progress)
 	}
 	for _, summary := range []string{
-		`(?m)^│ detect +│ +2 │ +\d+ │`,
+		`(?m)^│ detect +│ +\d+ │ +\d+ │`,
 		`(?m)^Memory for 22 of the [1-9]\d* MiB that the models take: [1-9]\d* loads, [1-9]\d* evictions\.$`,
 		`(?m)^0 requests lost, 0 answers wrong\.$`,
 	} {

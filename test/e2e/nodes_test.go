@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -52,4 +54,44 @@ func TestClientFindsNode(t *testing.T) {
 
 	second.Kill() // it is killed, so it does not remove its registration
 	found()
+}
+
+// TestSameConfiguration checks the configuration of a running node, and starts the node once more.
+func TestSameConfiguration(t *testing.T) {
+	t.Parallel()
+	port, card := freePort(t).Port(), nullCard(t, "digest", small)
+	nd := startApart(t, fmt.Sprintf("gateway: off\nfunctions: [{name: fn, model: %s, port: %d}]\n", card, port))
+	logged(t, nd, fmt.Sprintf(`"ports":["fn:%d"],"status":"%s"`, port, nd.HTTP))
+
+	config := nd.Config
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	text, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(other, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		arguments []string
+		want      string
+		not       string
+	}{
+		"same":        {[]string{"check", "--runtime-dir", nd.Dir, config}, "a node runs with this configuration, in " + nd.Dir, "in use"},
+		"same file":   {[]string{"check", "--runtime-dir", filepath.Join(t.TempDir(), "run"), config}, "a node runs with this configuration, in " + nd.Dir, "in use"},
+		"same folder": {[]string{"check", "--runtime-dir", nd.Dir, other}, fmt.Sprintf("port %d of fn: function fn of the node in %s uses it", port, nd.Dir), "a node runs with"},
+	} {
+		out, err := exec.CommandContext(testContext(t), penstock, c.arguments...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), c.not) {
+			t.Errorf("%s: %v, want %q and no %q:\n%s", name, err, c.want, c.not, out)
+		}
+	}
+
+	out, err := exec.CommandContext(testContext(t), penstock, "up", "--config", config, "--runtime-dir", nd.Dir).CombinedOutput()
+	if want := fmt.Sprintf("a node already runs: process %d, with runtime folder", nd.PID()); err == nil || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), want) {
+		t.Errorf("a second node: %v, want one line with %q:\n%s", err, want, out)
+	}
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Error(err)
+	}
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,8 +11,31 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
+// runningNode is a node whose ports count as free.
+type runningNode struct {
+	dir      string // runtime folder; empty if there is no such node
+	sameFile bool   // it runs with the configuration that is checked
+	status   control.Status
+}
+
+// findRunning finds the node with the configuration's runtime folder, or a node that runs with the same
+// file.
+func findRunning(ctx context.Context, c configs.Config) runningNode {
+	for _, dir := range append([]string{c.RuntimeDir}, control.Nodes()...) {
+		status, err := control.ReadStatus(ctx, dir)
+		if err != nil {
+			continue
+		}
+		same := c.File != "" && status.Configuration.File == c.File
+		if same || dir == c.RuntimeDir {
+			return runningNode{dir, same, status}
+		}
+	}
+	return runningNode{}
+}
+
 // port opens and closes the port of a function.
-func port(c configs.Config, f configs.Function, running control.Status) (notes []string, err error) {
+func port(c configs.Config, f configs.Function, running runningNode) (notes []string, err error) {
 	if f.Port == 0 || f.Replay.File != "" || c.Source.DPDK != nil {
 		return nil, nil
 	}
@@ -20,9 +44,13 @@ func port(c configs.Config, f configs.Function, running control.Status) (notes [
 		return nil, conn.Close()
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
-		for _, has := range running.Functions {
-			if has.Port == int(f.Port) && has.Replay == "" {
-				return []string{fmt.Sprintf("port %d of %s: function %s of the node in %s uses it; configure another port", f.Port, f.Name, has.Name, c.RuntimeDir)}, nil
+		for _, has := range running.status.Functions {
+			switch {
+			case has.Port != int(f.Port) || has.Replay != "":
+			case running.sameFile:
+				return nil, nil
+			default:
+				return []string{fmt.Sprintf("port %d of %s: function %s of the node in %s uses it; configure another port", f.Port, f.Name, has.Name, running.dir)}, nil
 			}
 		}
 		return nil, fmt.Errorf("port %d is in use by another process; find it with ss -ulpn 'sport = :%d' and stop it, or configure another port", f.Port, f.Port)
@@ -30,15 +58,16 @@ func port(c configs.Config, f configs.Function, running control.Status) (notes [
 	return nil, fmt.Errorf("open UDP port: %w", err)
 }
 
-// httpAddress opens and closes the address of metrics and status; running says that a node with the
-// same runtime folder may have it.
-func httpAddress(c configs.Config, running bool) (notes []string, err error) {
+// httpAddress opens and closes the address of metrics and status. A running node may have it.
+func httpAddress(c configs.Config, running runningNode) (notes []string, err error) {
 	l, err := net.Listen("tcp", c.HTTP.String())
 	switch {
 	case err == nil:
 		return nil, l.Close()
-	case running && errors.Is(err, syscall.EADDRINUSE):
-		return []string{fmt.Sprintf("http %s: in use, and a node runs in %s; configure another address", c.HTTP, c.RuntimeDir)}, nil
+	case running.sameFile && errors.Is(err, syscall.EADDRINUSE):
+		return nil, nil
+	case running.dir != "" && errors.Is(err, syscall.EADDRINUSE):
+		return []string{fmt.Sprintf("http %s: in use, and a node runs in %s; configure another address", c.HTTP, running.dir)}, nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s is in use by another process; find it with ss -ltnp 'sport = :%d' and stop it, or configure another address", c.HTTP, c.HTTP.Port())
 	}

@@ -13,7 +13,6 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/orchestrator"
@@ -58,7 +57,7 @@ func Functions(c configs.Config) (*configs.Problems, error) {
 type node struct {
 	config   configs.Config
 	confined *orchestrator.Sandbox
-	running  control.Status   // of the node that has the runtime folder, if one runs
+	running  runningNode
 	loaded   map[string]error // by card file
 	problems *configs.Problems
 	notes    []string
@@ -89,11 +88,11 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 		n.problems.Add(err, "models", i)
 	}
 	n.problems.Add(Device(c), "device")
-	running, statusErr := control.ReadStatus(ctx, c.RuntimeDir)
-	if statusErr == nil {
-		n.running = running
+	n.running = findRunning(ctx, c)
+	if n.running.sameFile {
+		n.notes = append(n.notes, fmt.Sprintf("a node runs with this configuration, in %s", n.running.dir))
 	}
-	held, err := httpAddress(c, statusErr == nil)
+	held, err := httpAddress(c, n.running)
 	n.notes = append(n.notes, held...)
 	n.problems.Add(err, "http")
 	own, functions := orchestrator.IFCPUs(c.ReservedCPUs)

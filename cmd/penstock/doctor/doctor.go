@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/configs"
 )
@@ -109,7 +110,27 @@ func (r Report) Healthy() bool {
 	return !slices.ContainsFunc(r, func(f Finding) bool { return f.Fatal })
 }
 
-// Print writes one line per finding, and one per fix.
+// verdict says in one line whether a node can run here, and what is missing for that, or for more.
+func (r Report) verdict() string {
+	var missing, fatal []string
+	for _, f := range r {
+		switch {
+		case f.Fatal:
+			fatal = append(fatal, f.Subject)
+		case !f.OK:
+			missing = append(missing, f.Subject)
+		}
+	}
+	switch {
+	case len(fatal) > 0:
+		return "A node cannot run here until this is repaired: " + strings.Join(fatal, ", ") + "."
+	case len(missing) > 0:
+		return "A node can run here, without: " + strings.Join(missing, ", ") + "."
+	}
+	return "A node can run here, with all that Penstock can use."
+}
+
+// Print writes one line per finding and one per fix, then the verdict.
 func (r Report) Print(w io.Writer) {
 	for _, f := range r {
 		mark := "ok  "
@@ -121,4 +142,5 @@ func (r Report) Print(w io.Writer) {
 			fmt.Fprintf(w, "     %-18s -> %s\n", "", f.Fix)
 		}
 	}
+	fmt.Fprintln(w, r.verdict())
 }

@@ -31,7 +31,8 @@ func TestReport(t *testing.T) {
 		want := "ok   kernel             6.12\n" +
 			"no   library            missing\n" +
 			"                        -> make it\n" +
-			"ok   cuda:0             idle\n"
+			"ok   cuda:0             idle\n" +
+			"A node can run here, without: library.\n"
 		if out.String() != want {
 			t.Errorf("printed\n%swant\n%s", out.String(), want)
 		}
@@ -40,15 +41,20 @@ func TestReport(t *testing.T) {
 	for name, c := range map[string]struct {
 		check   check
 		healthy bool
+		verdict string
 	}{
-		"optional": {check{subject: "library", run: broken}, true},
-		"vital":    {check{subject: "library", vital: true, run: broken}, false},
-		"fatal":    {check{subject: "port", run: func(context.Context, *machine) Finding { return fail("gone", "").fatalIf(true) }}, false},
-		"passed":   {check{subject: "port", vital: true, run: func(context.Context, *machine) Finding { return pass("up").fatalIf(true) }}, true},
+		"optional": {check{subject: "library", run: broken}, true, "A node can run here, without: library."},
+		"vital":    {check{subject: "library", vital: true, run: broken}, false, "A node cannot run here until this is repaired: library."},
+		"fatal": {check{subject: "port", run: func(context.Context, *machine) Finding { return fail("gone", "").fatalIf(true) }}, false,
+			"A node cannot run here until this is repaired: port."},
+		"passed": {check{subject: "port", vital: true, run: func(context.Context, *machine) Finding { return pass("up").fatalIf(true) }}, true,
+			"A node can run here, with all that Penstock can use."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if r := report(c.check); r.Healthy() != c.healthy {
 				t.Errorf("healthy %v, want %v: %+v", r.Healthy(), c.healthy, r)
+			} else if r.verdict() != c.verdict {
+				t.Errorf("verdict %q, want %q", r.verdict(), c.verdict)
 			}
 		})
 	}
