@@ -100,7 +100,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	return err
 }
 
-// announce logs one line when all functions serve: where they and the page are. It waits a moment for
+// announce logs one line with the ports and the page when all functions serve. It waits a moment for
 // standby processes, so that the line is the last one of the start.
 func announce(ctx context.Context, c configs.Config, log zerolog.Logger) {
 	const pollEvery, standbyPatience = 100 * time.Millisecond, 2 * time.Second
