@@ -193,6 +193,9 @@ type Shares struct {
 	MinimumPercent float64 `yaml:"minimum_percent" default:"5" min:"0.1" max:"100"`
 	// Demand of a model whose knee is not known (paper 3.2.3).
 	DefaultPercent float64 `yaml:"default_percent" default:"30" min:"1" max:"100"`
+	// true: what no function demands is divided among all, in proportion to their demands. false: it
+	// stays free.
+	SpreadSlack bool `yaml:"spread_slack" default:"false"`
 	// false: shares stay as configured.
 	Tune bool `yaml:"tune" default:"true"`
 }

@@ -26,10 +26,8 @@ type Lab struct {
 	TimeSlicing bool `json:"time_slicing,omitempty"`
 	// Change is ChangeRestart or ChangeNone. It replaces shares.change and the change key of
 	// each function. If empty, they stay in force.
-	Change Change `json:"change,omitempty"`
-	// SpreadSlack divides the spare capacity in proportion to the functions' demands.
-	SpreadSlack bool             `json:"spread_slack,omitempty"`
-	Batching    control.Batching `json:"batching,omitzero"`
+	Change   Change           `json:"change,omitempty"`
+	Batching control.Batching `json:"batching,omitzero"`
 	// CopyGather assembles the fragments of a batch on the CPU and copies them to the GPU
 	// once.
 	CopyGather bool `json:"copy_gather,omitempty"`

@@ -18,7 +18,7 @@ func TestReadLab(t *testing.T) {
 		"time slicing": {`{"time_slicing": true, "copy_gather": true}`, Lab{TimeSlicing: true, Change: ChangeNone, CopyGather: true}},
 		"fixed batches": {`{"change": "none", "batching": {"rule": "fixed", "size": 8, "delay_ns": 5000000}}`,
 			Lab{Change: ChangeNone, Batching: control.Batching{Rule: control.BatchFixed, Size: 8, Delay: 5 * time.Millisecond}}},
-		"restart": {`{"change": "restart", "spread_slack": true, "run_late": true}`, Lab{Change: ChangeRestart, SpreadSlack: true, RunLate: true}},
+		"restart": {`{"change": "restart", "run_late": true}`, Lab{Change: ChangeRestart, RunLate: true}},
 		"loads":   {`{"load_complete": true}`, Lab{LoadComplete: true}},
 	} {
 		t.Run(name, func(t *testing.T) {

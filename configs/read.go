@@ -201,9 +201,9 @@ func (*Config) Former() map[string]string {
 // Former is Config.Former for the section shares.
 func (*Shares) Former() map[string]string {
 	return map[string]string{
-		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart), "spread_slack": movedToLabMessage,
+		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart),
 		"sm_grain": "has been removed: Penstock uses the driver's groups of multiprocessors; delete the key",
-		"steps":    "has been removed: Penstock knows the percentages at which models answer wrongly (docs/gpu.md); delete the key",
+		"steps":    "has been removed: Penstock finds the percentages at which models answer rightly (docs/gslice.md); delete the key",
 	}
 }
 
@@ -335,6 +335,9 @@ func (c *Config) Unused() (keys []string) {
 	}
 	if !c.Shares.Tune {
 		keys = append(keys, "shares.tune")
+	}
+	if c.Shares.SpreadSlack {
+		keys = append(keys, "shares.spread_slack")
 	}
 	for i := range c.Functions {
 		if c.Functions[i].Change != "" {

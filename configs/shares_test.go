@@ -52,9 +52,9 @@ func TestUnused(t *testing.T) {
 	const functions = "functions: [{name: a, port: 1, change: shadow}, {name: b, port: 2}]"
 	for text, want := range map[string]string{
 		"{" + functions + "}": "change of a",
-		"{shares: {change: shadow, tune: false}, " + functions + "}":    "shares.change shares.tune change of a",
-		"{shares: {policy: gslice, change: shadow}, " + functions + "}": "",
-		"functions: [{name: b, port: 2}]":                               "",
+		"{shares: {change: shadow, tune: false, spread_slack: true}, " + functions + "}": "shares.change shares.tune shares.spread_slack change of a",
+		"{shares: {policy: gslice, change: shadow}, " + functions + "}":                  "",
+		"functions: [{name: b, port: 2}]":                                                "",
 	} {
 		c, err := Decode("f.yaml", []byte(text))
 		if err != nil {

@@ -34,7 +34,7 @@ func shareConfig(cfg *configs.Config) gslice.Config {
 	// early tick would miss the end of the hold-down, and the change would wait for the
 	// next one.
 	s.HoldDown = max(0, c.HoldDown-c.Interval/2)
-	s.SpreadSlack = cfg.Lab.SpreadSlack
+	s.SpreadSlack = c.SpreadSlack
 	return s
 }
 

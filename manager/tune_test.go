@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/manager/policy/gslice"
@@ -31,6 +33,27 @@ func TestHoldDownEnds(t *testing.T) {
 	}
 	if p := shares.Step(time.Second, short); len(p.Changes) != 1 {
 		t.Errorf("changes %+v at its end, want one", p.Changes)
+	}
+}
+
+// With spread_slack a lone function has the whole device, as in the paper (Fig. 15b), and two have
+// what is left in proportion to their demands.
+func TestSpreadSlackKey(t *testing.T) {
+	for spread, want := range map[string][2]float64{"false": {30, 30}, "true": {100, 50}} {
+		cfg, err := configs.Decode("test", []byte("shares: {policy: gslice, spread_slack: "+spread+"}\nfunctions: []\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shares, err := newShares(&cfg, time.Time{}, zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range []string{"a", "b"} {
+			shares.add(gslice.ID{IF: name}, 0)
+			if got := shares.allocate(0).Status[0].Percent; got != want[i] {
+				t.Errorf("spread_slack %s: %d functions have %v %%, want %v", spread, i+1, got, want[i])
+			}
+		}
 	}
 }
 

@@ -123,7 +123,7 @@ func TestConfigurations(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := nodeOptions{device: device, reserved: 2, intake: intakeOf(c), cards: map[string]string{}}
+			o := nodeOptions{device: device, reserved: 2, intake: intakeOf(c), frugal: c.Frugal, cards: map[string]string{}}
 			for _, f := range c.Functions {
 				o.cards[f.Name] = "/cards/" + f.Model + ".yaml"
 			}
@@ -153,6 +153,12 @@ func TestConfigurations(t *testing.T) {
 				if err := added.Check(); err != nil {
 					t.Errorf("%s, as an order: %v", name, err)
 				}
+			}
+			if device == configs.DeviceCPU {
+				v = v.onCPU()
+			}
+			if want := v.tune && !v.guarantees && !c.Frugal; got.Shares.SpreadSlack != want {
+				t.Errorf("%s: spread_slack is %v, want %v", name, got.Shares.SpreadSlack, want)
 			}
 			// These fields name the differences between variants.
 			got.Shares = configs.Shares{}

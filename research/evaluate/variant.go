@@ -194,8 +194,8 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 	}
 	fmt.Fprintf(&text, "slab: {size: %dMiB, receive_buffer: %dMiB}\naggregate: {slots: %d}\n", o.intake.slabMiB, o.intake.receiveMiB, o.intake.slots)
 	if !v.guarantees {
-		fmt.Fprintf(&text, "shares: {policy: gslice, change: %s, tune: %v, interval: %v, hold_down: %v, minimum_percent: %d}\n",
-			cmp.Or(v.configuredChange(), configs.ChangeAuto), v.tune, tuneInterval, tuneHoldDown, least)
+		fmt.Fprintf(&text, "shares: {policy: gslice, change: %s, tune: %v, spread_slack: %v, interval: %v, hold_down: %v, minimum_percent: %d}\n",
+			cmp.Or(v.configuredChange(), configs.ChangeAuto), v.tune, v.tune && !o.frugal, tuneInterval, tuneHoldDown, least)
 	}
 	text.WriteString("functions:\n")
 	for _, f := range functions {
@@ -217,7 +217,7 @@ func (v variant) lab(o nodeOptions) configs.Lab {
 		v = v.onCPU()
 	}
 	l := configs.Lab{
-		TimeSlicing: !v.mps, SpreadSlack: v.tune && !o.frugal, CopyGather: v.gather == gatherCopy, Batching: batchingOf(v.batching),
+		TimeSlicing: !v.mps, CopyGather: v.gather == gatherCopy, Batching: batchingOf(v.batching),
 	}
 	if v.configuredChange() == "" && !v.guarantees {
 		l.Change = v.change
