@@ -185,6 +185,22 @@ func TestThreshold(t *testing.T) {
 	})
 }
 
+// Paper 3.2.2: a share changes only if the change is above 5 % of it. face has 50 % and needs twice as
+// much, and gets what detect leaves.
+func TestSmallChange(t *testing.T) {
+	for left, want := range map[float64]float64{52: 50, 52.4: 50, 52.6: 52.6, 53: 53} {
+		k := newController(t, DefaultConfig())
+		if err := errors.Join(k.Add(face, 50), k.Add(detect, 100-left)); err != nil {
+			t.Fatal(err)
+		}
+		k.Step(0, nil)
+		p := k.Step(10*time.Second, map[ID]Observation{face: {Latency: 100 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}, detect: fine})
+		if got := shareOf(p, face); math.Abs(got-want) > 2*quantum {
+			t.Errorf("%v %% are left: face has %v %%, want %v %%", left, got, want)
+		}
+	}
+}
+
 // Whatever comes, goes, is observed or fails, no more than 100 % is ever out,
 // also while a plan's changes are being made one after the other.
 func TestStepProperties(t *testing.T) {

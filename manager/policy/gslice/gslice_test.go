@@ -77,6 +77,32 @@ func TestTune(t *testing.T) {
 	}
 }
 
+// Paper 3.2.2: raise if a residual is negative, and cut if both are above 5 %. The threshold also holds
+// for shortages (docs/adr/0001-shares.md). The wanted shares are 40 % × (1 + shortage) or × (1 - surplus).
+func TestTuneThreshold(t *testing.T) {
+	for _, c := range []struct {
+		name                       string
+		latency, throughput, rate, // of 100 ms, per second
+		want float64
+	}{
+		{"latency 4.9 % short", 104.9, 200, 100, 40},
+		{"latency 5.1 % short", 105.1, 200, 100, 42.04},
+		{"latency 4.9 % over", 95.1, 200, 100, 40},
+		{"latency 5.1 % over", 94.9, 200, 100, 37.96},
+		{"throughput 4.9 % short", 50, 95.1, 100, 40},
+		{"throughput 5.1 % short", 50, 94.9, 100, 42.15}, // 100 / 94.9
+		{"throughput 4.9 % over", 50, 104.9, 100, 40},
+		{"throughput 5.1 % over", 50, 105.1, 100, 38.06}, // 100 / 105.1
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := Observation{SLO: 100 * ms, Latency: time.Duration(c.latency * float64(ms)), Throughput: c.throughput, ArrivalRate: c.rate}
+			if got := tune(40, o, DefaultConfig()).percent; math.Abs(got-c.want) > 2*quantum {
+				t.Errorf("demand %v %%, want %v %%", got, c.want)
+			}
+		})
+	}
+}
+
 // If time is in inverse proportion to the share, a raise suffices or is the
 // largest there is, and after a cut nothing is short.
 func TestTuneProportional(t *testing.T) {

@@ -1,6 +1,7 @@
 package gslice
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -96,19 +97,33 @@ func TestMeasurementAggregationBound(t *testing.T) {
 	}
 }
 
+// The paper gives no weight (Algorithm 1: EWMA). Ours covers nine values: 2 / (9 + 1) = 1/5. Each value
+// moves the mean by a fifth of the distance, so n equal values leave (4/5)^n of a step.
 func TestEWMA(t *testing.T) {
-	var e ewma
-	if e.known {
+	for _, c := range []struct {
+		name   string
+		values []float64
+		want   float64
+	}{
+		{"the first value", []float64{100}, 100},
+		{"zero first", []float64{0, 100}, 20},
+		{"a step up", []float64{100, 200}, 120},
+		{"two values after it", []float64{100, 200, 200}, 136},
+		{"a step down", []float64{100, 0, 0, 0}, 51.2},
+		{"a peak", []float64{100, 600, 100}, 180},
+		{"five values leave a third", []float64{0, 1, 1, 1, 1, 1}, 1 - 0.32768},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var e ewma
+			for _, v := range c.values {
+				e.add(v)
+			}
+			if !e.known || math.Abs(e.mean-c.want) > 1e-9 {
+				t.Errorf("mean %v of %v, want %v", e.mean, c.values, c.want)
+			}
+		})
+	}
+	if (ewma{}).known {
 		t.Error("an empty average has a mean")
-	}
-	e.add(100)
-	if e.mean != 100 || !e.known {
-		t.Errorf("mean %v after the first value 100", e.mean)
-	}
-	for range 11 {
-		e.add(200)
-	}
-	if e.mean < 190 || e.mean > 200 {
-		t.Errorf("mean %v after eleven values of 200, want nine tenths of the step", e.mean)
 	}
 }
