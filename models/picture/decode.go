@@ -90,13 +90,13 @@ func Decode(ctx context.Context, file []byte) (image.Image, error) {
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
-	return upright(flatten(photo, whole, place.Min), orientation(file, format)), nil
+	return view(flatten(photo, whole, place.Min), orientation(file, format)), nil
 }
 
-// flatten puts a photo on a white sheet, if it is transparent or smaller.
+// flatten puts a photo that is smaller than its file says on a white sheet.
 func flatten(photo image.Image, whole image.Rectangle, at image.Point) image.Image {
 	place := photo.Bounds().Add(at)
-	if o, ok := photo.(interface{ Opaque() bool }); ok && o.Opaque() && place == whole {
+	if place == whole {
 		return photo
 	}
 	sheet := image.NewRGBA(whole)
@@ -157,51 +157,4 @@ func scans(part []byte, n int) (count int) {
 		}
 		part = part[at+1:]
 	}
-}
-
-// upright undoes an EXIF orientation. Orientations 5 to 8 exchange width and height.
-func upright(photo image.Image, orientation int) image.Image {
-	if orientation == 1 {
-		return photo
-	}
-	width, height := photo.Bounds().Dx(), photo.Bounds().Dy()
-	const pixel = 4 // bytes
-	from, flat := photo.(*image.RGBA)
-	if !flat || from.Rect.Min != (image.Point{}) || from.Stride != pixel*width {
-		from = image.NewRGBA(image.Rect(0, 0, width, height))
-		draw.Draw(from, from.Bounds(), photo, photo.Bounds().Min, draw.Src)
-	}
-
-	// In pixels, (x, y) goes to begin + x*right + y*down.
-	last := width*height - 1
-	size := image.Rect(0, 0, width, height)
-	if orientation >= 5 {
-		size = image.Rect(0, 0, height, width)
-	}
-	var begin, right, down int
-	switch orientation {
-	case 2: // mirrored left to right
-		begin, right, down = width-1, -1, width
-	case 3: // turned by 180°
-		begin, right, down = last, -1, -width
-	case 4: // mirrored top to bottom
-		begin, right, down = last-(width-1), 1, -width
-	case 5: // mirrored along the diagonal from the upper left
-		begin, right, down = 0, height, 1
-	case 6: // turned by 90° to the left
-		begin, right, down = height-1, height, -1
-	case 7: // mirrored along the diagonal from the upper right
-		begin, right, down = last, -height, -1
-	case 8: // turned by 90° to the right
-		begin, right, down = last-(height-1), -height, 1
-	}
-
-	out := image.NewRGBA(size)
-	for y := range height {
-		for x := range width {
-			to, at := pixel*(begin+x*right+y*down), pixel*(y*width+x)
-			copy(out.Pix[to:to+pixel], from.Pix[at:at+pixel])
-		}
-	}
-	return out
 }

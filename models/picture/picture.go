@@ -107,16 +107,17 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	if fit == Letterbox {
 		frame.inside = centred(photo.Bounds(), whole)
 	}
+	sheet := image.NewRGBA(whole)
+	draw.Draw(sheet, whole, image.Black, image.Point{}, draw.Src)
+	place(sheet, frame.inside, photo)
 	if size.Channels == 1 {
 		grey := image.NewGray(whole)
-		draw.BiLinear.Scale(grey, frame.inside, photo, photo.Bounds(), draw.Over, nil)
+		draw.Draw(grey, whole, sheet, image.Point{}, draw.Src)
 		return grey.Pix, frame
 	}
-	rgba := image.NewRGBA(whole)
-	draw.BiLinear.Scale(rgba, frame.inside, photo, photo.Bounds(), draw.Over, nil)
 	rgb := make([]byte, 0, size.Bytes())
-	for i := 0; i < len(rgba.Pix); i += 4 {
-		rgb = append(rgb, rgba.Pix[i], rgba.Pix[i+1], rgba.Pix[i+2])
+	for i := 0; i < len(sheet.Pix); i += 4 {
+		rgb = append(rgb, sheet.Pix[i], sheet.Pix[i+1], sheet.Pix[i+2])
 	}
 	return rgb, frame
 }
