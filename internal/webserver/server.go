@@ -31,6 +31,9 @@ const (
 	restTimeout = 500 * time.Millisecond
 )
 
+// maxRest is the max length of that rest.
+const maxRest = 64 << 20
+
 const maxHeaderBytes = 64 << 10
 
 // Options configure a server.
@@ -106,6 +109,7 @@ func receive(next http.Handler) http.Handler {
 		if r.ContentLength == 0 {
 			q.end()
 		} else {
+			q.body, q.asks = r.Body, r.Header.Get("Expect") != ""
 			r.Body = &body{r.Body, q}
 		}
 		next.ServeHTTP(q, r)
@@ -116,6 +120,8 @@ func receive(next http.Handler) http.Handler {
 type request struct {
 	http.ResponseWriter
 	conn    *conn
+	body    io.Reader
+	asks    bool // before it sends the body
 	ended   bool
 	replied bool
 }
@@ -129,11 +135,15 @@ func (q *request) end() {
 // Unwrap is for http.ResponseController.
 func (q *request) Unwrap() http.ResponseWriter { return q.ResponseWriter }
 
-// WriteHeader bounds the time for the rest of a request. net/http receives up to 256 KiB of it before
-// it sends the header, and closes the connection if there is more or if the time is over.
+// WriteHeader first receives the rest of a request: many clients read no answer before they have sent
+// all. net/http closes the connection if there is more, or if the time is over.
 func (q *request) WriteHeader(status int) {
 	if !q.replied && !q.ended && status >= http.StatusOK {
-		_ = http.NewResponseController(q.ResponseWriter).SetReadDeadline(time.Now().Add(restTimeout)) // fails if the connection is lost
+		// Errors show again when the answer is sent.
+		_ = http.NewResponseController(q.ResponseWriter).SetReadDeadline(time.Now().Add(restTimeout))
+		if !q.asks {
+			_, _ = io.CopyN(io.Discard, q.body, maxRest)
+		}
 	}
 	q.replied = true
 	q.ResponseWriter.WriteHeader(status)

@@ -115,8 +115,9 @@ func TestRefusalKeeps(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusUnauthorized) }, nil)
 	c := s.dial(t)
 	from := bufio.NewReader(c)
-	for range 3 {
-		io.WriteString(c, stalledPost+strings.Repeat("x", 1000))
+	for i := range 3 {
+		body := strings.Repeat("x", i*1<<20)
+		fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		response, err := http.ReadResponse(from, nil)
 		if err != nil || response.StatusCode != http.StatusUnauthorized {
 			t.Fatalf("%+v, %v", response, err)
