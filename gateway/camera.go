@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/coder/websocket"
@@ -20,7 +21,63 @@ import (
 const (
 	maxCameras     = 32
 	maxFramePixels = 4 << 20 // of an encoded frame
+	frameTimeout   = 10 * time.Second
+	// cameraIdle is the time without a frame after which a camera may lose its place to another.
+	cameraIdle = 5 * time.Second
 )
+
+// cameras are the browsers' cameras that send frames.
+type cameras struct {
+	mu   sync.Mutex
+	open map[*camera]bool
+}
+
+// camera is a browser's camera.
+type camera struct {
+	conn   *websocket.Conn // nil before it is accepted
+	active time.Time       // the last frame
+}
+
+func newCameras() *cameras { return &cameras{open: map[*camera]bool{}} }
+
+// enter gives a new camera a place: a free one, or that of the camera that is idle longest. It returns
+// nil if all are active.
+func (s *cameras) enter(now time.Time) *camera {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.open) >= maxCameras {
+		var longest *camera
+		for c := range s.open {
+			if longest == nil || c.active.Before(longest.active) {
+				longest = c
+			}
+		}
+		if now.Sub(longest.active) < cameraIdle {
+			return nil
+		}
+		delete(s.open, longest)
+		if longest.conn != nil {
+			go longest.conn.Close(websocket.StatusTryAgainLater, "no frame for a while; another camera has this one's place")
+		}
+	}
+	c := &camera{active: now}
+	s.open[c] = true
+	return c
+}
+
+func (s *cameras) leave(c *camera) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, c)
+}
+
+// note records a camera's connection and that it is active. It reports whether it has a place.
+func (s *cameras) note(c *camera, conn *websocket.Conn, now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.conn, c.active = conn, now
+	return s.open[c]
+}
 
 // frameAnswer is the answer to one frame of a camera. Boxes are in the frame's pixels.
 type frameAnswer struct {
@@ -50,34 +107,34 @@ func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	if !s.cameras.TryAcquire(1) {
+	place := s.cameras.enter(time.Now())
+	if place == nil {
 		writeError(w, http.StatusServiceUnavailable, fmt.Errorf("%d cameras send frames, want this one later", maxCameras))
 		return
 	}
-	defer s.cameras.Release(1)
+	defer s.cameras.leave(place)
 	conn, err := websocket.Accept(w, r, nil) // it refuses other origins
 	if err != nil {
 		return // it has answered
 	}
 	defer conn.CloseNow()
 	conn.SetReadLimit(int64(max(f.Card.Input.WireBytes(), maxWallBytes)))
-	for {
-		_, frame, err := conn.Read(r.Context())
+	for s.cameras.note(place, conn, time.Now()) {
+		_, message, err := conn.Reader(r.Context())
 		if err != nil {
 			return
 		}
-		// The model may have been replaced.
-		if f, err = s.functions.Function(name); err != nil {
-			conn.Close(websocket.StatusGoingAway, err.Error())
+		late := time.AfterFunc(frameTimeout, func() { conn.CloseNow() })
+		frame, err := s.memory.read(r.Context(), message, -1)
+		late.Stop()
+		if err != nil {
+			conn.Close(websocket.StatusTryAgainLater, shorten(err.Error()))
 			return
 		}
-		answer, err := inferFrame(r.Context(), f, frame)
+		text, code, err := s.answerFrame(r.Context(), name, frame.data)
+		frame.release()
 		if err != nil {
-			conn.Close(websocket.StatusUnsupportedData, shorten(err.Error()))
-			return
-		}
-		text, err := json.Marshal(answer)
-		if err != nil {
+			conn.Close(code, shorten(err.Error()))
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), writeTimeout)
@@ -89,11 +146,26 @@ func (s *server) camera(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// answerFrame returns the JSON of the answer to a frame. The code is for the end of the connection if
+// there is an error.
+func (s *server) answerFrame(ctx context.Context, name string, frame []byte) (text []byte, code websocket.StatusCode, err error) {
+	f, err := s.functions.Function(name) // its model may have been replaced
+	if err != nil {
+		return nil, websocket.StatusGoingAway, err
+	}
+	answer, err := s.inferFrame(ctx, f, frame)
+	if err != nil {
+		return nil, websocket.StatusUnsupportedData, err
+	}
+	text, err = json.Marshal(answer)
+	return text, websocket.StatusInternalError, err
+}
+
 // shorten cuts a text to what the reason of a closed WebSocket may have (RFC 6455, 5.5).
 func shorten(text string) string { return text[:min(len(text), 120)] }
 
 // inferFrame answers a frame. The error is for a frame that is not valid.
-func inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answer frameAnswer, err error) {
+func (s *server) inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answer frameAnswer, err error) {
 	began := time.Now()
 	var a functions.Answer
 	var found []functions.Detection
@@ -107,11 +179,14 @@ func inferFrame(ctx context.Context, f *functions.Function, frame []byte) (answe
 		if pixels > maxFramePixels {
 			return answer, fmt.Errorf("frame has %d pixels, want at most %d", pixels, maxFramePixels)
 		}
-		photo, decodeErr := picture.Decode(ctx, frame)
+		photo, decodeErr := s.memory.prepare(ctx, f, frame)
+		if decodeErr != nil && statusOf(decodeErr) == http.StatusServiceUnavailable {
+			return frameAnswer{Status: wire.StatusBusy.String(), Error: decodeErr.Error(), LatencyMS: millis(time.Since(began)), Boxes: []box{}}, nil
+		}
 		if decodeErr != nil {
 			return answer, decodeErr
 		}
-		a, found, err = f.InferPhoto(ctx, photo, 0)
+		a, found, err = photo.infer(ctx, f, 0)
 	}
 	answer = frameAnswer{LatencyMS: millis(time.Since(began)), Boxes: boxes(found)}
 	var status client.StatusError

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
@@ -57,8 +56,7 @@ type Demo struct {
 
 // The limits of what clients can make a gateway hold.
 const (
-	maxBody        = 64 << 20  // bytes of one request
-	maxHeld        = 512 << 20 // bytes of all bodies and decoded photos
+	maxBody        = 64 << 20 // bytes of one request
 	maxConnections = 1024
 	drainTimeout   = functions.MaxWait
 )
@@ -77,8 +75,8 @@ type server struct {
 	pictures   *pictures
 	demo       *Demo
 	version    string
-	held       *semaphore.Weighted // bytes
-	cameras    *semaphore.Weighted
+	memory     *memory
+	cameras    *cameras
 }
 
 // Run serves until ctx ends; then it answers what it has accepted. If the address is taken, it
@@ -150,7 +148,7 @@ func (s *server) run(ctx context.Context, to zerolog.Logger, f front, ready func
 func newServer(o Options) *server {
 	s := &server{
 		history: history.NewRecorder(), events: newEvents(), wall: newWall(),
-		demo: o.Demo, version: o.Version, held: semaphore.NewWeighted(maxHeld), cameras: semaphore.NewWeighted(maxCameras),
+		demo: o.Demo, version: o.Version, memory: newMemory(), cameras: newCameras(),
 	}
 	s.functions = functions.NewSet(o.Dir, s.observe, o.Log)
 	s.pictures = newPictures(o, s.functions, s.wall)

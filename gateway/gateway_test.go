@@ -214,6 +214,14 @@ func TestDeepStack(t *testing.T) {
 			t.Errorf("%+v: %s", c, text)
 		}
 	}
+	media, body := form("image", "0.5")
+	response, text := post(t, web.URL+"/v1/vision/detection?function=raw", media, body)
+	if response.StatusCode != 400 || !strings.Contains(text, `function raw finds no boxes`) || !strings.Contains(text, `"success":false`) {
+		t.Errorf("a function without boxes: %s %s", response.Status, text)
+	}
+	if response, text := post(t, web.URL+"/v1/vision/detection", "image/jpeg", photo(t, 4, 4)); response.StatusCode != 400 || !strings.Contains(text, "read form") {
+		t.Errorf("no form: %s %s", response.Status, text)
+	}
 }
 
 func TestTensors(t *testing.T) {
@@ -346,17 +354,19 @@ func TestLargeBody(t *testing.T) {
 // While other requests hold the memory, more are answered busy.
 func TestMemoryIsBounded(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	release, err := s.hold(maxHeld)
-	if err != nil {
+	others := &buffer{memory: s.memory}
+	if err := others.grow(t.Context(), maxBodies); err != nil {
 		t.Fatal(err)
 	}
+	s.memory.reading[others] = true
 	web := httptest.NewServer(s.routes())
 	defer web.Close()
 	response, text := post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 4, 4))
 	if response.StatusCode != 503 || response.Header.Get("Retry-After") == "" {
 		t.Error(response.Status, text)
 	}
-	release()
+	others.release()
+	delete(s.memory.reading, others)
 	if response, text = post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 4, 4)); response.StatusCode != 200 {
 		t.Error(response.Status, text)
 	}
@@ -596,15 +606,6 @@ func TestCamera(t *testing.T) {
 			}
 		})
 	}
-	t.Run("too many", func(t *testing.T) {
-		if err := s.cameras.Acquire(t.Context(), maxCameras); err != nil { // waits for the ended ones
-			t.Fatal(err)
-		}
-		defer s.cameras.Release(maxCameras)
-		if _, response, err := websocket.Dial(t.Context(), url, nil); err == nil || response == nil || response.StatusCode != 503 {
-			t.Errorf("%v, %v", response, err)
-		}
-	})
 	t.Run("foreign origin", func(t *testing.T) {
 		_, response, err := websocket.Dial(t.Context(), url, &websocket.DialOptions{HTTPHeader: http.Header{"Origin": {"http://evil.example"}}})
 		if err == nil || response == nil || response.StatusCode != 403 {
@@ -617,7 +618,7 @@ func TestCamera(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if a, err := inferFrame(t.Context(), f, make([]byte, finder.Input.WireBytes())); err != nil || a.Status != "late" {
+		if a, err := late.inferFrame(t.Context(), f, make([]byte, finder.Input.WireBytes())); err != nil || a.Status != "late" {
 			t.Errorf("%+v, %v", a, err)
 		}
 	})

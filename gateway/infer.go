@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -182,29 +181,60 @@ func (s *server) infer(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	body, release, err := s.body(w, r)
+	content, err := s.body(w, r)
 	if err != nil {
 		fail(w, err)
 		return
 	}
-	defer release()
+	defer content.release()
+	body := content.data
 
 	// curl calls a body a form if the user does not say what it is.
 	if strings.HasPrefix(r.Header.Get("Content-Type"), "image/") || picture.Format(body) != "" {
 		s.inferPhoto(w, r, f, body)
 		return
 	}
-	q, err := openinference.DecodeRequest(body, r.Header.Get(openinference.HeaderLength), &f.Card.Input)
+	q, release, err := s.tensors(r, f, body)
 	if err != nil {
-		fail(w, badRequest(err))
+		fail(w, err)
 		return
 	}
+	defer release()
 	answers, err := s.inferAll(r.Context(), f, q)
 	if err != nil {
 		fail(w, err)
 		return
 	}
 	s.answer(w, f, q, answers)
+}
+
+// tensors decodes a message of the protocol. Its pictures may be used until release.
+func (s *server) tensors(r *http.Request, f *functions.Function, body []byte) (q *openinference.Request, release func(), err error) {
+	header := r.Header.Get(openinference.HeaderLength)
+	text := len(body)
+	if n, err := strconv.Atoi(header); err == nil && n >= 0 {
+		text = min(text, n)
+	}
+	decode := func() error {
+		if q, err = openinference.DecodeRequest(body, header, &f.Card.Input); err != nil {
+			return badRequest(err)
+		}
+		return nil
+	}
+	const small = 64 << 10 // bytes, not worth the wait for a turn
+	if text <= small {
+		err = decode()
+	} else {
+		err = s.memory.decode(r.Context(), openinference.DecodeBytes*text, decode)
+	}
+	if err != nil || text < len(body) { // pictures after the text are part of the body
+		return q, func() {}, err
+	}
+	own := buffer{memory: s.memory}
+	if err := own.grow(r.Context(), len(q.Pictures)*f.Card.Input.WireBytes()); err != nil {
+		return nil, nil, err
+	}
+	return q, own.release, nil
 }
 
 // inferAll sends each picture of a request and waits for all answers. The error is the first
@@ -271,42 +301,36 @@ func stages(a *functions.Answer) map[string]int64 {
 	return times
 }
 
-// body reads a request's body. release returns its memory to what all requests share.
-func (s *server) body(w http.ResponseWriter, r *http.Request) (body []byte, release func(), err error) {
+// body reads a request's body.
+func (s *server) body(w http.ResponseWriter, r *http.Request) (*buffer, error) {
+	if err := checkBody(w, r); err != nil {
+		return nil, err
+	}
+	b, err := s.memory.read(r.Context(), r.Body, r.ContentLength)
+	return b, bodyError(err)
+}
+
+// checkBody refuses bodies that are too large or encoded, and bounds the others.
+func checkBody(w http.ResponseWriter, r *http.Request) error {
 	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
-		return nil, nil, &httpError{http.StatusUnsupportedMediaType, fmt.Errorf("content encoding is %q, want none", e)}
+		return &httpError{http.StatusUnsupportedMediaType, fmt.Errorf("content encoding is %q, want none", e)}
 	}
-	size := r.ContentLength
-	if size > maxBody {
-		return nil, nil, &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body has %d bytes, want at most %d", size, maxBody)}
+	if r.ContentLength > maxBody {
+		return &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body has %d bytes, want at most %d", r.ContentLength, maxBody)}
 	}
-	if size < 0 {
-		size = maxBody // sent in chunks
-	}
-	if release, err = s.hold(size); err != nil {
-		return nil, nil, err
-	}
-	if body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)); err != nil {
-		release()
-		var large *http.MaxBytesError
-		if !errors.As(err, &large) {
-			err = badRequest(fmt.Errorf("read body: %w", err))
-		}
-		return nil, nil, err
-	}
-	return body, release, nil
+	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+	return nil
 }
 
-// hold takes memory from what all requests share; the error is for the client.
-func (s *server) hold(bytes int64) (release func(), err error) {
-	if !s.held.TryAcquire(bytes) {
-		return nil, &httpError{http.StatusServiceUnavailable, fmt.Errorf("gateway has %d MiB of other requests in memory, want this one later", maxHeld>>20)}
+// bodyError is the error for the client whose body was not read.
+func bodyError(err error) error {
+	var large *http.MaxBytesError
+	var own *httpError
+	if err == nil || errors.As(err, &large) || errors.As(err, &own) {
+		return err
 	}
-	return func() { s.held.Release(bytes) }, nil
+	return badRequest(fmt.Errorf("read body: %w", err))
 }
-
-// decodedPixelBytes is the memory per pixel of a decoded photo that may have to be turned.
-const decodedPixelBytes = 2 * 4
 
 // photo decodes a photo, within the memory that all requests share, and infers it.
 func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a functions.Answer, found []functions.Detection, err error) {
@@ -314,22 +338,13 @@ func (s *server) photo(r *http.Request, f *functions.Function, file []byte) (a f
 	if err != nil {
 		return a, nil, err
 	}
-	pixels, err := picture.Pixels(file)
-	if err != nil {
-		return a, nil, err
-	}
-	release, err := s.hold(int64(pixels) * decodedPixelBytes)
-	if err != nil {
-		return a, nil, err
-	}
-	defer release()
-	photo, err := picture.Decode(r.Context(), file)
+	photo, err := s.memory.prepare(r.Context(), f, file)
 	if err != nil {
 		return a, nil, err
 	}
 	began := time.Now()
-	a, found, err = f.InferPhoto(r.Context(), photo, timeout)
-	s.publishHTTP(f, photo.Bounds().Size(), &a, found, time.Since(began), err)
+	a, found, err = photo.infer(r.Context(), f, timeout)
+	s.publishHTTP(f, photo.size, &a, found, time.Since(began), err)
 	return a, found, err
 }
 
@@ -394,32 +409,15 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 	if err != nil {
 		return nil, err
 	}
-	body, release, err := s.body(w, r)
+	if f.Card.Decoder.Name != "boxes" {
+		return nil, badRequest(fmt.Errorf("function %s finds no boxes: its decoder is %q", f.Name, f.Card.Decoder.Name))
+	}
+	image, minimum, err := s.form(w, r)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
-	r.Body = io.NopCloser(bytes.NewReader(body))
-	if err := r.ParseMultipartForm(maxBody); err != nil {
-		return nil, badRequest(fmt.Errorf("read form: %w", err))
-	}
-	defer r.MultipartForm.RemoveAll()
-	part, _, err := r.FormFile("image")
-	if err != nil {
-		return nil, badRequest(fmt.Errorf("form has no file named image: %w", err))
-	}
-	defer part.Close()
-	file, err := io.ReadAll(part)
-	if err != nil {
-		return nil, badRequest(fmt.Errorf("read image: %w", err))
-	}
-	minimum := 0.0
-	if text := r.FormValue("min_confidence"); text != "" {
-		if minimum, err = strconv.ParseFloat(text, 32); err != nil {
-			return nil, badRequest(fmt.Errorf("min_confidence is %q, want a number from 0 to 1", text))
-		}
-	}
-
+	defer image.release()
+	file := image.data
 	a, found, err := s.photo(r, f, file)
 	if err != nil {
 		return nil, err
@@ -432,6 +430,48 @@ func (s *server) predictions(w http.ResponseWriter, r *http.Request) ([]predicti
 		}
 	}
 	return predictions, nil
+}
+
+// form reads the form of DeepStack: the file image, and min_confidence.
+func (s *server) form(w http.ResponseWriter, r *http.Request) (image *buffer, minimum float64, err error) {
+	if err := checkBody(w, r); err != nil {
+		return nil, 0, err
+	}
+	defer func() {
+		if err != nil && image != nil {
+			image.release()
+		}
+	}()
+	parts, err := r.MultipartReader()
+	if err != nil {
+		return nil, 0, badRequest(fmt.Errorf("read form: %w", err))
+	}
+	for {
+		part, err := parts.NextPart()
+		switch {
+		case err == io.EOF && image == nil:
+			return nil, 0, badRequest(errors.New("form has no file named image"))
+		case err == io.EOF:
+			return image, minimum, nil
+		case err != nil:
+			return image, 0, bodyError(err)
+		}
+		switch name := part.FormName(); {
+		case name == "image" && image == nil:
+			if image, err = s.memory.read(r.Context(), part, r.ContentLength); err != nil {
+				return nil, 0, bodyError(err)
+			}
+		case name == "min_confidence":
+			const longest = 32 // characters of a number
+			text, err := io.ReadAll(io.LimitReader(part, longest))
+			if err != nil {
+				return image, 0, bodyError(err)
+			}
+			if minimum, err = strconv.ParseFloat(string(text), 32); err != nil {
+				return image, 0, badRequest(fmt.Errorf("min_confidence is %q, want a number from 0 to 1", text))
+			}
+		}
+	}
 }
 
 // detector returns the function of that name. Without a name it is the one with the most

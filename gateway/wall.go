@@ -48,9 +48,10 @@ type box struct {
 	Y1    int     `json:"y1"`
 }
 
-// The wall keeps pictures up to maxWallBytes, and shows them for wallAge.
+// The wall keeps pictures up to maxWallBytes, maxWallSum in all, and shows them for wallAge.
 const (
 	maxWallBytes = 4 << 20
+	maxWallSum   = 32 << 20
 	wallAge      = time.Minute
 )
 
@@ -71,11 +72,31 @@ func (w *wall) add(p *wallPicture) {
 	if len(p.file) > maxWallBytes {
 		return
 	}
+	if cap(p.file) > 2*len(p.file) {
+		p.file = slices.Clone(p.file) // the rest is of no use
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.number++
 	p.Number = w.number
 	w.pictures[p.Function] = p
+	w.forgetLocked()
+}
+
+// forgetLocked drops the oldest pictures until the others have at most maxWallSum bytes.
+func (w *wall) forgetLocked() {
+	for {
+		sum, oldest := 0, (*wallPicture)(nil)
+		for _, p := range w.pictures {
+			if sum += cap(p.file); oldest == nil || p.Number < oldest.Number {
+				oldest = p
+			}
+		}
+		if sum <= maxWallSum {
+			return
+		}
+		delete(w.pictures, oldest.Function)
+	}
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

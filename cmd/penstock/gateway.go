@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -31,6 +32,7 @@ with a certificate that it makes, to the first browser that opens the printed ad
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			flags.takeRun()
+			debug.SetMemoryLimit(gateway.MemoryLimit)
 			if phone != "" {
 				return gatewayPhone(cmd.Context(), &flags, phone)
 			}

@@ -34,11 +34,19 @@ func (f *Function) InferPhoto(ctx context.Context, photo image.Image, deadline t
 	if err != nil {
 		return a, nil, fmt.Errorf("prepare photo for %s: %w", f.Name, err)
 	}
+	return f.InferPrepared(ctx, pixels, frame, deadline)
+}
+
+// InferPrepared is InferPhoto for a result of Prepare.
+func (f *Function) InferPrepared(ctx context.Context, pixels []byte, frame picture.Frame, deadline time.Duration) (a Answer, found []Detection, err error) {
 	if a, err = f.Infer(ctx, pixels, deadline); err != nil {
 		return a, nil, err
 	}
 	return a, f.locate(&a, frame), nil
 }
+
+// PhotoSize is the size of a photo for Prepare.
+func (f *Function) PhotoSize() picture.Size { return size(&f.Card.Input) }
 
 // InferFrame sends a frame in the format that the function takes on the wire. The detections are
 // in its pixels.

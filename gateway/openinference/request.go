@@ -75,6 +75,10 @@ type (
 // datatypes are the protocol's names of element types.
 var datatypes = map[models.DType]string{models.U8: "UINT8", models.F16: "FP16", models.F32: "FP32"}
 
+// DecodeBytes is the max number of bytes that DecodeRequest needs per byte of JSON, besides the body.
+// One is for a copy of the text, two are for numbers: a digit and a comma become four bytes.
+const DecodeBytes = 3
+
 // DecodeRequest decodes the body of an infer call. headerLength is the value of HeaderLength,
 // empty without the binary extension. The errors say what is wrong and what would be right.
 func DecodeRequest(body []byte, headerLength string, in *models.Input) (*Request, error) {
@@ -174,7 +178,7 @@ func (t *inputJSON) bytes(raw []byte, in *models.Input) ([]byte, error) {
 
 // numbers decodes a JSON array of numbers, flat or nested, in row-major order.
 func numbers(text []byte, want int, as models.DType) ([]byte, error) {
-	data := make([]byte, 0, want*as.Bytes())
+	data := make([]byte, 0, min(want, len(text)/2+1)*as.Bytes())
 	depth, found := 0, 0
 	for len(text) > 0 {
 		switch c := text[0]; {

@@ -1,0 +1,206 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"io"
+	"net/http"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/models/picture"
+)
+
+// MemoryLimit is for debug.SetMemoryLimit of a process that is nothing but a gateway, whose budget is
+// 512 MiB. It has room for the two limits below, pictures on the page and the process itself.
+const MemoryLimit = 480 << 20
+
+// The limits of memory that all requests share.
+const (
+	maxBodies  = 128 << 20 // bytes of bodies and frames
+	maxDecoded = 320 << 20 // bytes of what is being decoded
+)
+
+// maxQueued is the max number of requests that wait for a decoder, each up to functions.MaxWait.
+const maxQueued = 256
+
+// memory is what requests share. Bodies take it as they arrive, so that a client that promises a large
+// one takes none from others. Few bodies are decoded at once: more would need more memory, and take
+// longer.
+type memory struct {
+	mu      sync.Mutex
+	arrived uint64
+	reading map[*buffer]bool
+
+	bodies   *semaphore.Weighted // bytes
+	decoded  *semaphore.Weighted // bytes
+	decoders *semaphore.Weighted
+	queue    *semaphore.Weighted
+}
+
+// newMemory leaves half of the CPUs to the functions.
+func newMemory() *memory {
+	return &memory{
+		reading: map[*buffer]bool{},
+		bodies:  semaphore.NewWeighted(maxBodies), decoded: semaphore.NewWeighted(maxDecoded),
+		decoders: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))), queue: semaphore.NewWeighted(maxQueued),
+	}
+}
+
+func busy(format string, a ...any) error {
+	return &httpError{http.StatusServiceUnavailable, fmt.Errorf(format+", want this one later", a...)}
+}
+
+// buffer is a body in memory. Its bytes count until release.
+type buffer struct {
+	memory *memory
+	number uint64 // in the order of arrival
+	data   []byte
+}
+
+func (b *buffer) release() {
+	b.memory.bodies.Release(int64(cap(b.data)))
+	b.data = nil
+}
+
+// firstBytes is the memory of a body whose first byte has come.
+const firstBytes = 32 << 10
+
+// read reads all of a body, which has at most so many bytes; negative: maxBody.
+func (m *memory) read(ctx context.Context, from io.Reader, most int64) (*buffer, error) {
+	if most < 0 {
+		most = maxBody
+	}
+	b := &buffer{memory: m}
+	m.mu.Lock()
+	m.arrived++
+	b.number = m.arrived
+	m.reading[b] = true
+	m.mu.Unlock()
+	err := b.fill(ctx, from, most)
+	m.mu.Lock()
+	delete(m.reading, b)
+	m.mu.Unlock()
+	if err != nil {
+		b.release()
+		return nil, err
+	}
+	return b, nil
+}
+
+func (b *buffer) fill(ctx context.Context, from io.Reader, most int64) error {
+	for {
+		if len(b.data) == cap(b.data) {
+			room := max(2*cap(b.data), firstBytes)
+			if int64(room) >= most {
+				room = max(int(most), len(b.data)) + 1 // one more to see the end
+			}
+			if err := b.grow(ctx, room); err != nil {
+				return err
+			}
+		}
+		n, err := from.Read(b.data[len(b.data):cap(b.data)])
+		b.data = b.data[:len(b.data)+n]
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// grow moves a body to more memory. If there is none, the oldest body waits and others are refused:
+// if all waited for each other, or all were refused, none would end.
+func (b *buffer) grow(ctx context.Context, room int) error {
+	bodies := b.memory.bodies
+	if !bodies.TryAcquire(int64(room)) {
+		waiting, cancel := context.WithTimeout(ctx, functions.MaxWait)
+		defer cancel()
+		if !b.memory.oldest(b) || bodies.Acquire(waiting, int64(room)) != nil {
+			return busy("gateway has %d MiB of other requests in memory", maxBodies>>20)
+		}
+	}
+	larger := make([]byte, len(b.data), room)
+	copy(larger, b.data)
+	bodies.Release(int64(cap(b.data)))
+	b.data = larger
+	return nil
+}
+
+// oldest reports whether no older body is being read.
+func (m *memory) oldest(b *buffer) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for other := range m.reading {
+		if other.number < b.number {
+			return false
+		}
+	}
+	return m.reading[b]
+}
+
+// decode runs a decoder that needs so many bytes, when it is its turn.
+func (m *memory) decode(ctx context.Context, bytes int, run func() error) error {
+	if bytes > maxDecoded {
+		return &httpError{http.StatusRequestEntityTooLarge, fmt.Errorf("body needs %d MiB when decoded, want at most %d", (bytes+1<<20-1)>>20, maxDecoded>>20)}
+	}
+	if !m.queue.TryAcquire(1) {
+		return busy("%d other requests wait to be decoded", maxQueued)
+	}
+	defer m.queue.Release(1)
+	turn := func(s *semaphore.Weighted, n int64) error {
+		waiting, cancel := context.WithTimeout(ctx, functions.MaxWait)
+		defer cancel()
+		err := s.Acquire(waiting, n)
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			return busy("decoders had no time within %v", functions.MaxWait)
+		}
+		return err
+	}
+	if err := turn(m.decoders, 1); err != nil {
+		return err
+	}
+	defer m.decoders.Release(1)
+	if err := turn(m.decoded, int64(bytes)); err != nil {
+		return err
+	}
+	defer m.decoded.Release(int64(bytes))
+	return run()
+}
+
+// prepared is a photo in the format of a function.
+type prepared struct {
+	pixels []byte
+	frame  picture.Frame
+	size   image.Point // of the photo
+}
+
+// prepare decodes a photo for a function.
+func (m *memory) prepare(ctx context.Context, f *functions.Function, file []byte) (p prepared, err error) {
+	bytes, err := picture.Memory(file, f.PhotoSize())
+	if err != nil {
+		return p, err
+	}
+	err = m.decode(ctx, bytes, func() error {
+		photo, err := picture.Decode(ctx, file)
+		if err != nil {
+			return err
+		}
+		p.size = photo.Bounds().Size()
+		p.pixels, p.frame, err = functions.Prepare(&f.Card.Input, photo)
+		return err
+	})
+	return p, err
+}
+
+// infer sends the photo, and waits for the answer.
+func (p *prepared) infer(ctx context.Context, f *functions.Function, timeout time.Duration) (functions.Answer, []functions.Detection, error) {
+	return f.InferPrepared(ctx, p.pixels, p.frame, timeout)
+}
