@@ -33,7 +33,7 @@ func decodedBytes(file []byte, format string, size image.Point) int {
 		}
 		return need
 	case "png":
-		const interlaced = 28 // where the header says it (PNG, 11.2.2)
+		const interlaced = 28 // the offset of that byte in the header (PNG, 11.2.2)
 		perPixel := 4
 		if model := colorModel(file); model == color.RGBA64Model || model == color.NRGBA64Model || model == color.Gray16Model {
 			perPixel = 8

@@ -9,7 +9,7 @@ import (
 )
 
 // viewed is a decoded photo, upright and on white. A large photo is not copied for that: Resize turns
-// the few pixels of the model's input, and At each pixel that is asked for.
+// the few pixels of the model's input, and At turns one pixel.
 type viewed struct {
 	photo       image.Image
 	orientation int // EXIF
