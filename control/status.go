@@ -26,7 +26,10 @@ type Status struct {
 	Lab string `json:"lab,omitempty"`
 	// Configuration says whether the node follows its configuration file.
 	Configuration ConfigurationStatus `json:"configuration"`
-	Functions     []FunctionStatus    `json:"functions"`
+	// ForeignCPUPercent is how much of the machine's CPUs other programs used in the last ten
+	// seconds.
+	ForeignCPUPercent float64          `json:"foreign_cpu_percent"`
+	Functions         []FunctionStatus `json:"functions"`
 	// Workers are those of the configuration, also workers without members.
 	Workers []WorkerStatus `json:"workers,omitempty"`
 }

@@ -112,7 +112,18 @@ func (m *Manager) observeDemand() {
 
 // renewGuarantees measures the use of the device in the last elapsed time, and lets the policy decide.
 func (m *Manager) renewGuarantees(elapsed time.Duration) {
-	m.eachInstance(func(in *instance) { in.entitled.observeUse(elapsed) })
+	all := 0.0
+	m.eachInstance(func(in *instance) {
+		in.entitled.observeUse(elapsed)
+		all += in.entitled.use
+	})
+	// Processes report at other moments than these, so elapsed may hold the use of a longer time.
+	if all > 1 {
+		m.eachInstance(func(in *instance) {
+			in.entitled.use /= all
+			in.entitled.demoted /= all
+		})
+	}
 	m.guarantees()
 }
 

@@ -201,6 +201,26 @@ func TestGuaranteeUse(t *testing.T) {
 	}
 }
 
+// TestGuaranteeUseOverTime: reports of two functions that come late hold the use of more than the
+// elapsed time.
+func TestGuaranteeUseOverTime(t *testing.T) {
+	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second), objective("b", time.Second))
+	for name, used := range map[string]time.Duration{"a": 1200 * time.Millisecond, "b": 400 * time.Millisecond} {
+		generation, _ := b.serves(name)
+		b.instance(name, 0).noteObservation(&control.ObservedProcess{
+			IF: name, Generation: generation, State: control.Active, Batches: testCard().Batches,
+			DeviceNanos: int64(used), DemotedNanos: int64(used / 2),
+		})
+	}
+	b.renewGuarantees(time.Second)
+	if s := b.status("a").Guarantee; s.UsePercent != 75 || s.DemotedPercent != 37.5 {
+		t.Errorf("a uses %v %%, %v %% demoted; want 75 and 37.5", s.UsePercent, s.DemotedPercent)
+	}
+	if s := b.status("b").Guarantee; s.UsePercent != 25 {
+		t.Errorf("b uses %v %%, want 25", s.UsePercent)
+	}
+}
+
 // A rise of the rate renews the guarantees at once.
 func TestRise(t *testing.T) {
 	b := newGuaranteedNode(t, "cuda", objective("a", 100*time.Millisecond), objective("b", 100*time.Millisecond))

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -161,7 +162,7 @@ func (m *Manager) currentStatus() control.Status {
 	s := control.Status{
 		Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(),
 		Mechanism: m.orchestrator.observed.Mechanism, Device: m.device.gpu, Faults: m.faults.status(),
-		Configuration: m.file.status, Functions: []control.FunctionStatus{}, Workers: m.workersStatus(),
+		Configuration: m.file.status, ForeignCPUPercent: math.Float64frombits(m.foreign.Load()), Functions: []control.FunctionStatus{}, Workers: m.workersStatus(),
 	}
 	for _, f := range m.functions {
 		s.Functions = append(s.Functions, f.status())

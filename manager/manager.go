@@ -25,6 +25,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -71,6 +72,7 @@ type Manager struct {
 	started time.Time
 
 	mailbox
+	foreign atomic.Uint64 // the bits of Status.ForeignCPUPercent
 	threads sync.WaitGroup
 	metrics *metrics
 	network dataplane.Network
@@ -177,6 +179,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	m.threads.Go(func() { m.acceptAttaches(attach) })
+	m.threads.Go(m.watchForeign)
 	defer attach.Close() // before the wait for its thread and its connections
 	if ready != nil {
 		ready(m)

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/control/cputime"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
@@ -115,8 +115,6 @@ var demoRates = []struct {
 const (
 	overloaded = "detect"
 	overload   = 2
-	// quietMachine is the part of the CPUs that other programs may use before the demo warns.
-	quietMachine = 0.05
 )
 
 func demo(ctx context.Context, o demoOptions) error {
@@ -138,7 +136,7 @@ func demo(ctx context.Context, o demoOptions) error {
 
 // demoGuarantees runs the two halves.
 func demoGuarantees(ctx context.Context, o demoOptions, log *os.File) error {
-	machine, err := testbed.NewForeignTime()
+	machine, err := cputime.NewForeign()
 	if err != nil {
 		return err
 	}
@@ -166,7 +164,7 @@ func demoGuarantees(ctx context.Context, o demoOptions, log *os.File) error {
 	if err != nil {
 		return err
 	}
-	foreign, err := machine.End(nd)
+	foreign, err := machine.Part()
 	if err != nil {
 		return err
 	}
@@ -287,9 +285,14 @@ func printDemo(w io.Writer, steady, busy *loadgen.Report, foreign float64) {
 			}
 		}
 	}
-	if foreign > quietMachine {
-		fmt.Fprintf(w, "Other programs used %.0f %% of the CPUs; the figures are better on an idle machine.\n", 100*foreign)
-	} else {
-		fmt.Fprintf(w, "Other programs used %.0f %% of the CPUs.\n", 100*foreign)
+	printForeign(w, foreign)
+}
+
+// printForeign prints how much of the CPUs other programs used during a demo.
+func printForeign(w io.Writer, foreign float64) {
+	hint := ""
+	if foreign > cputime.Quiet {
+		hint = "; the figures are better on an idle machine"
 	}
+	fmt.Fprintf(w, "Other programs used %.0f %% of the CPUs%s.\n", 100*foreign, hint)
 }

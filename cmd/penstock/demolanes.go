@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/cputime"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/loadgen"
@@ -109,6 +110,10 @@ func demoLanes(ctx context.Context, o demoOptions) error {
 	defer log.Close()
 
 	fmt.Fprintf(os.Stderr, "penstock up (log: %s): %d functions in worker %s, with memory for a third of their models\n", log.Name(), len(laneFunctions()), lanesWorker)
+	machine, err := cputime.NewForeign()
+	if err != nil {
+		return err
+	}
 	nd, err := startNode(ctx, lanesConfig(), log)
 	if err != nil {
 		return err
@@ -123,8 +128,13 @@ func demoLanes(ctx context.Context, o demoOptions) error {
 	if err != nil {
 		return err
 	}
+	foreign, err := machine.Part()
+	if err != nil {
+		return err
+	}
 	if o.format == "table" {
 		printLanes(os.Stdout, &status, report)
+		printForeign(os.Stdout, foreign)
 	} else if err := printReport(report, o.format); err != nil {
 		return err
 	}

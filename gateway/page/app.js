@@ -212,7 +212,9 @@ class View {
       demoted += total.d;
       parts.push([name, total.u - total.d, functionColours[i % functionColours.length], false], [name, total.d, functionColours[i % functionColours.length], true]);
     });
-    const text = `${used.toFixed(0)} % used, ${demoted.toFixed(0)} % at low priority (hatched)`;
+    const foreign = this.state.status.foreign_cpu_percent || 0;
+    const text = `${used.toFixed(0)} % used, ${demoted.toFixed(0)} % at low priority (hatched)` +
+      (foreign > 5 ? ` · other programs use ${foreign.toFixed(0)} % of the CPUs; requests wait for them` : "");
     $("bar-text").textContent = text;
     bar.setAttribute("aria-label", text);
     bar.replaceChildren(...parts.filter((p) => p[1] > 0.2).map(([name, percent, colour, low]) => {

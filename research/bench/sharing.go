@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control/cputime"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/node"
@@ -135,7 +136,7 @@ func RunSharing(ctx context.Context, o SharingOptions) (Sharing, error) {
 // sharingRun adds one run's values to to.
 func (o *SharingOptions) sharingRun(ctx context.Context, l sharingLoad, variant int, seed uint64, to *SharingVariant) error {
 	v := sharingVariants[variant]
-	machine, err := testbed.NewForeignTime()
+	machine, err := cputime.NewForeign()
 	if err != nil {
 		return err
 	}
@@ -155,7 +156,7 @@ func (o *SharingOptions) sharingRun(ctx context.Context, l sharingLoad, variant 
 	if err != nil {
 		return err
 	}
-	foreign, err := machine.End(nd)
+	foreign, err := machine.Part()
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/cputime"
 	"github.com/penstock/penstock/loadgen/tabular"
 )
 
@@ -99,7 +100,11 @@ func deviceLine(s *control.Status) string {
 
 // nodeLines say what is wrong with the node, apart from its functions.
 func nodeLines(s *control.Status) []string {
-	return append(configurationLines(s), workerLines(s)...)
+	lines := append(configurationLines(s), workerLines(s)...)
+	if s.ForeignCPUPercent > 100*cputime.Quiet {
+		lines = append(lines, fmt.Sprintf("other programs use %.0f %% of the CPUs; requests wait for them", s.ForeignCPUPercent))
+	}
+	return lines
 }
 
 // workerLines say which workers need more memory.

@@ -1,6 +1,7 @@
 package functions
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +75,14 @@ func TestWorkerColumn(t *testing.T) {
 	}
 	if strings.Contains(got, "warm") {
 		t.Errorf("worker warm is not thrashing:\n%s", got)
+	}
+}
+
+func TestForeignLine(t *testing.T) {
+	for percent, want := range map[float64][]string{4: nil, 43: {"other programs use 43 % of the CPUs; requests wait for them"}} {
+		if got := nodeLines(&control.Status{ForeignCPUPercent: percent}); !slices.Equal(got, want) {
+			t.Errorf("%v %%: %q, want %q", percent, got, want)
+		}
 	}
 }
 

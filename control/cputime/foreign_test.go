@@ -1,0 +1,95 @@
+package cputime
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+func TestCPUTimes(t *testing.T) {
+	total, busy, err := cpuTimes("cpu  100 20 30 400 50 1 2 7 60 0\ncpu0 1 1 1 1\n")
+	if err != nil || total != 6100*time.Millisecond || busy != 1600*time.Millisecond {
+		t.Errorf("total %v, busy %v, %v; want 6.1s and 1.6s", total, busy, err)
+	}
+	for _, text := range []string{"", "cpu 1 2 3", "intr 1"} {
+		if _, _, err := cpuTimes(text); err == nil {
+			t.Errorf("%q: no error", text)
+		}
+	}
+}
+
+func TestParseProcess(t *testing.T) {
+	for text, want := range map[string]process{
+		"7 (a) b) c) S 3 7 7 0 -1 4194560 1 2 3 4 100 20 3 4 20 0": {3, 1270 * time.Millisecond},
+		"":            {},
+		"7 (a) S 3 7": {},
+		"7 (a) S 3 7 7 0 -1 4194560 1 2 3 4 100 20 3 x 20": {},
+	} {
+		p, ok := parseProcess(text)
+		if ok != (want != process{}) || ok && p != want {
+			t.Errorf("%q: %+v, %v; want %+v", text, p, ok, want)
+		}
+	}
+}
+
+// busyLoop is a shell script that uses CPU time for a moment.
+const busyLoop = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"
+
+// TestForeign: the time of a child and of its children is not foreign, while they run and afterwards.
+func TestForeign(t *testing.T) {
+	f, err := NewForeign()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := treeTime(f.root)
+	child := exec.Command("sh", "-c", "sh -c '"+busyLoop+"; echo done; read line'; true")
+	in, err := child.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	out.Read(make([]byte, 1)) // the loop has ended, its process has not
+	running := treeTime(f.root) - before
+	in.Close()
+	if err := child.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	used := child.ProcessState.UserTime() + child.ProcessState.SystemTime()
+	if ended := treeTime(f.root) - before; running < used/2 || ended < used-2*tick {
+		t.Errorf("own time grew by %v while the child ran, and by %v; the child used %v", running, ended, used)
+	}
+	if part, err := f.Part(); err != nil || part < 0 || part > 1 {
+		t.Errorf("part %v, %v", part, err)
+	}
+}
+
+// TestForeignTree: a process outside the tree is foreign.
+func TestForeignTree(t *testing.T) {
+	child := exec.Command("sh", "-c", busyLoop+"; echo done; read line")
+	in, _ := child.StdinPipe()
+	out, err := child.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer child.Wait()
+	defer in.Close()
+	f := Foreign{root: child.Process.Pid}
+	if _, err := f.Part(); err != nil {
+		t.Fatal(err)
+	}
+	out.Read(make([]byte, 1))
+	own := treeTime(os.Getpid())
+	if tree := treeTime(f.root); tree == 0 || tree > own {
+		t.Errorf("the child's tree used %v, this process and its tree %v", tree, own)
+	}
+}
