@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Quiet is the part of the CPUs that other programs may use before users are told.
+// Quiet is the max part of the CPUs that other programs may use without a message to the user.
 const Quiet = 0.05
 
 // Foreign measures the part of the CPUs' time that other programs use, and that a hypervisor takes
