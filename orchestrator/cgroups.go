@@ -206,6 +206,7 @@ func specOf(q quota) *specs.LinuxResources {
 type treeV1 struct {
 	control cgroup1.Cgroup
 	dir     string
+	limits  map[string]string // groups that hold the groups with limits, by controller
 }
 
 func openV1(cpus, owner int, log zerolog.Logger) (shares, error) {
@@ -240,7 +241,7 @@ func openV1(cpus, owner int, log zerolog.Logger) (shares, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make group: %w", err)
 		}
-		return opened(newCgroups(&treeV1{control: c, dir: filepath.Join(dir, name)}, cpus, log))
+		return opened(newCgroups(&treeV1{control: c, dir: filepath.Join(dir, name), limits: makeLimitTrees(mounts, name, log)}, cpus, log))
 	}
 	return nil, fmt.Errorf("cgroup version 1: %w is mounted", errNoController)
 }
@@ -293,18 +294,59 @@ func (t *treeV1) child(name string) (group, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &groupV1{control: c, dir: filepath.Join(t.dir, name)}, nil
+	return &groupV1{control: c, dir: filepath.Join(t.dir, name), limits: t.limitsOf(name)}, nil
+}
+
+// aside makes no group for the CPUs.
+func (t *treeV1) aside(name string) (group, error) {
+	return &groupV1{limits: t.limitsOf(name)}, nil
+}
+
+// limitsOf returns the folders of a process's groups with limits, by controller.
+func (t *treeV1) limitsOf(name string) map[string]string {
+	folders := map[string]string{}
+	for controller, parent := range t.limits {
+		folders[controller] = filepath.Join(parent, name)
+	}
+	return folders
 }
 
 func (t *treeV1) weigh(n int) error {
 	return writeInt(filepath.Join(t.dir, weightFileV1), min(n*weightV1, 256*weightV1))
 }
 
-func (t *treeV1) remove() error { return t.control.Delete() }
+func (t *treeV1) remove() error {
+	err := t.control.Delete()
+	for _, folder := range t.limits {
+		err = errors.Join(err, removeGroup(folder))
+	}
+	return err
+}
 
 type groupV1 struct {
-	control cgroup1.Cgroup
+	control cgroup1.Cgroup // nil without a share
 	dir     string
+	limits  map[string]string // folders by controller, which may not exist
+}
+
+func (g *groupV1) hold(l Limits) (h held, err error) {
+	var errs []error
+	if g.control != nil {
+		h.join = append(h.join, filepath.Join(g.dir, procsFile))
+	}
+	for _, controller := range limitControllers {
+		folder := g.limits[controller]
+		if folder == "" {
+			errs = append(errs, fmt.Errorf("limit of %s is %w: no controller", controller, errNotEnforced))
+			continue
+		}
+		if err := makeFolder(folder); err != nil {
+			errs = append(errs, fmt.Errorf("limit of %s is %w: %w", controller, errNotEnforced, err))
+			continue
+		}
+		h.join = append(h.join, filepath.Join(folder, procsFile))
+	}
+	return h, errors.Join(append(errs, h.limit(g.limits["memory"], g.limits["pids"], l, true))...)
 }
 
 // set writes the quota. Period and quota are two files, and the kernel refuses a pair that
@@ -343,7 +385,16 @@ func (g *groupV1) prioritize(l budget.Level) error {
 }
 
 func (g *groupV1) add(pid int) error { return g.control.AddProc(uint64(pid)) }
-func (g *groupV1) remove() error     { return g.control.Delete() }
+
+func (g *groupV1) remove() (err error) {
+	if g.control != nil {
+		err = g.control.Delete()
+	}
+	for _, folder := range g.limits {
+		err = errors.Join(err, removeGroup(folder))
+	}
+	return err
+}
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
@@ -424,6 +475,18 @@ func openV2In(mountpoint, at string, cpus int, log zerolog.Logger) (shares, erro
 	if err != nil {
 		return nil, err
 	}
+	// A group gives its children the controllers that its own parent gives to it.
+	for at := mountpoint; ; {
+		for _, controller := range limitControllers {
+			_ = writeText(filepath.Join(at, "cgroup.subtree_control"), "+"+controller) // hold reports what is missing
+		}
+		rest, err := filepath.Rel(at, dir)
+		if err != nil || rest == "." {
+			break
+		}
+		next, _, _ := strings.Cut(rest, "/")
+		at = filepath.Join(at, next)
+	}
 	return opened(newCgroups(&treeV2{manager: manager, dir: dir}, cpus, log))
 }
 
@@ -448,11 +511,33 @@ func (t *treeV2) weigh(n int) error {
 	return writeInt(filepath.Join(t.dir, weightFileV2), min(n*weightV2, 100*weightV2))
 }
 
-func (t *treeV2) remove() error { return t.manager.Delete() }
+// asideName is the group of all processes without a share. It does not divide CPUs between the groups in it.
+const asideName = "aside"
+
+func (t *treeV2) aside(name string) (group, error) {
+	parent := filepath.Join(t.dir, asideName)
+	if err := makeFolder(parent); err != nil {
+		return nil, err
+	}
+	for _, controller := range limitControllers {
+		_ = writeText(filepath.Join(parent, "cgroup.subtree_control"), "+"+controller) // hold reports what is missing
+	}
+	g := &groupV2{dir: filepath.Join(parent, name)}
+	return g, makeFolder(g.dir)
+}
+
+func (t *treeV2) remove() error {
+	return errors.Join(removeGroup(filepath.Join(t.dir, asideName)), t.manager.Delete())
+}
 
 type groupV2 struct {
-	manager *cgroup2.Manager
+	manager *cgroup2.Manager // nil without a share
 	dir     string
+}
+
+func (g *groupV2) hold(l Limits) (h held, err error) {
+	h.join = []string{filepath.Join(g.dir, procsFile)}
+	return h, h.limit(g.dir, g.dir, l, false)
 }
 
 func (g *groupV2) set(q quota) error {
@@ -525,4 +610,10 @@ func writeInt(name string, n int) error {
 }
 
 func (g *groupV2) add(pid int) error { return g.manager.AddProc(uint64(pid)) }
-func (g *groupV2) remove() error     { return g.manager.Delete() }
+
+func (g *groupV2) remove() error {
+	if g.manager == nil {
+		return removeGroup(g.dir)
+	}
+	return g.manager.Delete()
+}

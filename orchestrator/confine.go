@@ -21,6 +21,8 @@ type Sandbox struct {
 	User *sandbox.User
 	// Readable lists further files and folders that the processes may read.
 	Readable []string
+	// Limits hold for each process of a function, and for each process of a worker.
+	Limits Limits
 }
 
 // privateFolders is the folder, in the runtime folder, that holds the private folders of
@@ -199,7 +201,7 @@ func (s *supervisor) confine(sp *spec, model string) error {
 	if err := c.Check(slices.Concat(b.Readable, nonEmpty(model))); err != nil {
 		return fmt.Errorf("start %v: %w", sp.key, err)
 	}
-	sp.confined = &c
+	sp.confined, sp.limits = &c, b.Limits
 	return nil
 }
 

@@ -465,6 +465,8 @@ func newFakeShares() *fakeShares {
 	return &fakeShares{percent: map[key]float64{}, pids: map[key]int{}, removed: map[int]bool{}}
 }
 
+func (s *fakeShares) hold(key, Limits, bool) (held, error) { return held{}, nil }
+
 func (s *fakeShares) mechanism() string { return mechanismV1 }
 
 func (s *fakeShares) apply(k key, pid int, t control.Terms) (bool, error) {

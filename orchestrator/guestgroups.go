@@ -350,11 +350,7 @@ func (g *guestGroup) Kill() error {
 func (g *guestGroup) Remove() error {
 	var errs []error
 	for _, folder := range g.folders() {
-		err := removeGroups(folder)
-		for deadline := time.Now().Add(guestGroupTimeout); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			err = removeGroups(folder) // its last process is leaving
-		}
-		errs = append(errs, err)
+		errs = append(errs, removeGroup(folder))
 	}
 	return errors.Join(errs...)
 }

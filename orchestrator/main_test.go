@@ -111,7 +111,7 @@ func ownGroups() []string {
 	var found []string
 	mounts, _ := cgroupMounts()
 	for _, m := range mounts {
-		if m.kind == "cgroup" && !listHas(m.options, "cpu") {
+		if m.kind == "cgroup" && !listHas(m.options, "cpu") && !listHas(m.options, "memory") && !listHas(m.options, "pids") {
 			continue
 		}
 		filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
@@ -164,6 +164,9 @@ func childMain(how []string) int {
 		os.WriteFile(how[len(how)-1], []byte(strconv.Itoa(sleep.Process.Pid)), 0o600)
 	}
 	reason := ""
+	if is("greedy") {
+		reason = greed(how[len(how)-1])
+	}
 	if is("escapes") {
 		left, err := escape()
 		if err != nil {

@@ -29,12 +29,18 @@ import (
 // If neither can be read, the orchestrator reports a SIGKILL that Penstock did not send as
 // just that.
 
-// memoryGroup is a memory cgroup, found while one of its processes runs: /proc/PID/cgroup
+// memoryGroup is a memory cgroup, made for the process, or found while one of its processes runs: /proc/PID/cgroup
 // does not show a zombie's. The zero value is none.
 type memoryGroup struct {
 	Path  string `json:"path"`  // path in /proc/PID/cgroup
 	File  string `json:"file"`  // file with the line "oom_kill N"
 	Kills uint64 `json:"kills"` // N when the process was started
+	// Limit is the limit in bytes that the orchestrator has set; 0: none.
+	Limit int64 `json:"limit,omitempty"`
+	// Tasks is the file with the line "max N", the number of processes that the orchestrator's limit has
+	// refused; empty: it set none.
+	Tasks     string `json:"tasks,omitempty"`
+	TaskLimit int64  `json:"task_limit,omitempty"`
 }
 
 // memoryGroupOf finds the memory cgroup of a running process.
@@ -124,6 +130,9 @@ func (o *oomKills) claim(g memoryGroup, pid int, began time.Time) string {
 		o.claimed = map[string]uint64{}
 	}
 	o.claimed[g.File] = before + 1
+	if g.Limit > 0 && g.full() {
+		return g.limitText()
+	}
 	return "memory cgroup " + g.Path
 }
 

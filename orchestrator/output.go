@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 
 	"github.com/rs/zerolog"
@@ -31,6 +32,75 @@ func readLines(r io.Reader, take func(string)) {
 			return
 		}
 	}
+}
+
+// The output of a process may fill a disk: logRate bytes per second go to the log, after a first burst. The rest is
+// dropped and counted. A process that writes more than readRate waits, because reading has a cost, too.
+const (
+	logRate     = 64 << 10
+	logBurst    = 1 << 20
+	recordBytes = 128 // of a line's record, without its text
+	readRate    = 8 << 20
+	readChunk   = 64 << 10
+)
+
+// output relays the lines of a process to the log.
+type output struct {
+	log zerolog.Logger
+
+	mu      sync.Mutex
+	left    float64 // bytes that may be logged now
+	at      time.Time
+	dropped uint64 // lines since the last one that was logged
+	skipped int    // bytes since the last rest
+}
+
+func newOutput(log zerolog.Logger) *output { return &output{log: log, left: logBurst, at: time.Now()} }
+
+// relay logs a line unless the process writes too much. It returns what the function relay returns.
+func (o *output) relay(stream, text string) string {
+	logged, dropped, rest := o.admit(len(text)+recordBytes, time.Now())
+	o.report(dropped)
+	time.Sleep(rest)
+	if !logged {
+		return relay(zerolog.Nop(), stream, text)
+	}
+	return relay(o.log, stream, text)
+}
+
+// admit reports whether a record is logged, how many lines were dropped before it, and how long to wait. After
+// a drop it admits nothing until half a burst is left: one message then counts many lines.
+func (o *output) admit(bytes int, now time.Time) (logged bool, dropped uint64, rest time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.left = min(o.left+logRate*now.Sub(o.at).Seconds(), logBurst)
+	o.at = now
+	if o.left < float64(bytes) || o.dropped > 0 && o.left < logBurst/2 {
+		o.dropped++
+		if o.skipped += bytes; o.skipped >= readChunk {
+			rest = time.Second * time.Duration(o.skipped) / readRate
+			o.skipped = 0
+		}
+		return false, 0, rest
+	}
+	o.left -= float64(bytes)
+	dropped, o.dropped = o.dropped, 0
+	return true, dropped, 0
+}
+
+// report logs how many lines were dropped.
+func (o *output) report(dropped uint64) {
+	if dropped > 0 {
+		o.log.Warn().Uint64("lines", dropped).Int("max_bytes_per_second", logRate).Msg("process wrote too much output; dropped lines")
+	}
+}
+
+// end reports the lines that were dropped last.
+func (o *output) end() {
+	o.mu.Lock()
+	dropped := o.dropped
+	o.mu.Unlock()
+	o.report(dropped)
 }
 
 // noise matches cuDNN's lines about its compiler, which processes hide from it

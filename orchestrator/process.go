@@ -45,6 +45,8 @@ type spec struct {
 	note json.RawMessage
 	// confined is what the process may do. nil lets it do all that the orchestrator may.
 	confined *sandbox.Spec
+	// limits hold for a confined process.
+	limits Limits
 	// reads are those files and folders of confined that this process itself needs.
 	reads []string
 }

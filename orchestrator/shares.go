@@ -17,6 +17,10 @@ import (
 type shares interface {
 	// mechanism is the name that control.Observed carries.
 	mechanism() string
+	// hold makes the group of a process that is about to start, with limits. cpu: the group will also have
+	// the process's share. The error wraps errNotEnforced for each limit that is not in force; what is
+	// returned is valid nevertheless.
+	hold(k key, l Limits, cpu bool) (held, error)
 	// apply holds the process to its terms, the first time or again. If enforced is false,
 	// the process has to limit itself; err then gives the reason, unless the mechanism
 	// always works so.
@@ -125,6 +129,10 @@ func (g *governor) apply(k key, pid int, t control.Terms) (bool, error) {
 	return false, g.budgets.set(k, pid, t, g)
 }
 
+func (*governor) hold(key, Limits, bool) (held, error) {
+	return held{}, fmt.Errorf("%s and %s are %w: no control groups", memoryKey, tasksKey, errNotEnforced)
+}
+
 func (g *governor) prioritize(budget.Level) error {
 	select {
 	case g.changed <- struct{}{}:
@@ -150,6 +158,8 @@ type group interface {
 	set(quota) error
 	get() (quota, error)
 	add(pid int) error
+	// hold sets limits, and says how a process joins.
+	hold(Limits) (held, error)
 	remove() error
 }
 
@@ -157,6 +167,8 @@ type group interface {
 type tree interface {
 	mechanism() string
 	child(name string) (group, error)
+	// aside makes a group for a process without a share. Such processes compete as if they were in one group.
+	aside(name string) (group, error)
 	// weigh gives the tree the weight of n ordinary processes per CPU.
 	weigh(n int) error
 	remove() error
@@ -206,6 +218,22 @@ func try(t tree) error {
 
 func (c *cgroupShares) mechanism() string { return c.tree.mechanism() }
 
+func (c *cgroupShares) hold(k key, l Limits, cpu bool) (held, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	make := c.tree.aside
+	if cpu {
+		make = c.tree.child
+	}
+	g, err := make(groupName(k))
+	if err != nil {
+		return held{}, fmt.Errorf("%s and %s are %w: make group of %v: %w", memoryKey, tasksKey, errNotEnforced, k, err)
+	}
+	c.groups[k] = g
+	c.weighLocked()
+	return g.hold(l)
+}
+
 func (c *cgroupShares) apply(k key, pid int, t control.Terms) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,13 +256,17 @@ func (c *cgroupShares) apply(k key, pid int, t control.Terms) (bool, error) {
 		return false, fmt.Errorf("limit %v: %w", k, err)
 	}
 	c.groups[k] = g
-	// Groups must not reduce the functions' part of the machine. The tree weighs as much as
-	// its processes would weigh without groups.
+	c.weighLocked()
+	return true, nil
+}
+
+// weighLocked keeps groups from reducing the functions' part of the machine. The tree weighs as much as
+// its processes would weigh without groups.
+func (c *cgroupShares) weighLocked() {
 	if err := c.tree.weigh(len(c.groups) * c.cpus); err != nil && !c.light {
 		c.light = true
 		c.log.Warn().Err(err).Msg("cannot set CPU weight; functions together get the CPU time of one process")
 	}
-	return true, nil
 }
 
 // limit writes a group's quota or level.

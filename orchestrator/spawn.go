@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +28,10 @@ type execSpawner struct {
 	self   string // the binary that contains the launcher
 	dir    string // the runtime folder
 	oom    oomKills
+	shares shares
+
+	// warned: it was logged that limits are not enforced.
+	warned atomic.Bool
 
 	workers workers
 }
@@ -88,8 +93,10 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}
+	var memory memoryGroup
 	if sp.confined != nil {
 		sp.confined.Parent = s.keeper.PID()
+		memory = s.hold(&sp)
 		if err := confineCommand(cmd, s.self, sp.confined); err != nil {
 			return fail(err)
 		}
@@ -99,11 +106,15 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	})
 	if err != nil {
 		if sp.confined != nil {
-			err = errors.Join(err, os.RemoveAll(sp.confined.Private))
+			err = errors.Join(err, os.RemoveAll(sp.confined.Private), s.shares.remove(sp.key))
 		}
 		return fail(err)
 	}
-	memory, err := memoryGroupOf(p.PID)
+	if memory.File == "" {
+		tasks, limit := memory.Tasks, memory.TaskLimit
+		memory, err = memoryGroupOf(p.PID)
+		memory.Tasks, memory.TaskLimit = tasks, limit
+	}
 	if err != nil {
 		s.log.Debug().Err(err).Int("pid", p.PID).Msg("cannot count OOM kills in the process's control group; reading the kernel log")
 	}
@@ -114,6 +125,16 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	}
 	c.memory = memory
 	return c, nil
+}
+
+// hold makes the group of a process that is about to start, with its limits.
+func (s *execSpawner) hold(sp *spec) memoryGroup {
+	h, err := s.shares.hold(sp.key, sp.limits, sp.start.Device == control.DeviceCPU)
+	if err != nil && !s.warned.Swap(true) {
+		s.log.Warn().Err(err).Msg("functions have no limits of memory or processes; see `penstock doctor`")
+	}
+	sp.confined.Join, sp.confined.FileBytes = h.join, sp.limits.MemoryBytes/2
+	return h.memory
 }
 
 // held lists the processes that another orchestrator started. Their events begin after
@@ -225,23 +246,19 @@ func (c *execProcess) run() {
 	defer close(c.out)
 	var readers sync.WaitGroup
 	var tail tail
-	readers.Go(func() {
-		readLines(c.held.Stdout, func(l string) { relay(c.log, "stdout", l) })
-	})
-	readers.Go(func() {
-		readLines(c.held.Stderr, func(l string) {
-			tail.add(relay(c.log, "stderr", l))
-		})
-	})
+	output := newOutput(c.log)
+	readers.Go(func() { readLines(c.held.Stdout, func(l string) { output.relay("stdout", l) }) })
+	readers.Go(func() { readLines(c.held.Stderr, func(l string) { tail.add(output.relay("stderr", l)) }) })
 	readers.Go(c.readNotices)
 
-	end := <-c.held.Exit
+	end := c.await()
 
 	deadline := time.Now().Add(afterlife)
 	hangup := time.AfterFunc(afterlife, func() { c.link.Close() })
 	c.held.Stdout.SetReadDeadline(deadline)
 	c.held.Stderr.SetReadDeadline(deadline)
 	readers.Wait()
+	output.end()
 	hangup.Stop()
 	c.link.Close()
 	c.held.Stdout.Close()
@@ -250,10 +267,34 @@ func (c *execProcess) run() {
 		c.log.Warn().Err(err).Msg("cannot remove private folder")
 	}
 	e := exit{code: end.Code, signal: end.Signal, ours: end.Ours, tail: tail.lines()}
+	if !e.clean() && !e.ours && c.memory.refusedTasks() > 0 {
+		e.tail = append([]string{c.memory.tasksText()}, e.tail...)
+	}
 	if e.signal == syscall.SIGKILL && !e.ours {
 		e.oom = c.oom.claim(c.memory, c.pid(), c.held.Started)
 	}
 	c.out <- event{exit: &e}
+}
+
+// limitsInterval is how often a process's limits are looked at.
+const limitsInterval = time.Second
+
+// await waits for the process's end. It logs once that the process has reached its limit of processes: such a
+// process may go on, and do less than it should.
+func (c *execProcess) await() keeper.Exit {
+	ticks := time.NewTicker(limitsInterval)
+	defer ticks.Stop()
+	for {
+		select {
+		case end := <-c.held.Exit:
+			return end
+		case <-ticks.C:
+			if c.memory.refusedTasks() > 0 {
+				c.log.Warn().Msg(c.memory.tasksText())
+				return <-c.held.Exit
+			}
+		}
+	}
 }
 
 // readNotices passes on notices until the process closes the link or sends something else.

@@ -164,6 +164,7 @@ func (o *Options) openMachine() (err error) {
 	if err != nil {
 		return fmt.Errorf("open spawner: %w", err)
 	}
+	s.shares = o.shares
 	o.spawner = s
 	return nil
 }

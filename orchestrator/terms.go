@@ -87,15 +87,15 @@ func (c *child) limited(k key) key {
 	if c.desired.Worker == "" {
 		return k
 	}
+	if m, ok := c.process.(*member); ok {
+		return workerKey(m.saved.Worker, m.saved.Generation) // the key that it was started with
+	}
 	return workerKey(c.desired.Worker, uint32(c.process.pid()))
 }
 
 // unlimit removes what limit made for a process that has ended. A worker's limits stay until its
 // last member has ended.
 func (s *supervisor) unlimit(k key, c *child) {
-	if s.onGPU() {
-		return
-	}
 	limited := c.limited(k)
 	for other, o := range s.processes {
 		if other != k && o.process != nil && !o.state.Ended() && o.limited(other) == limited {

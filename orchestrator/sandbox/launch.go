@@ -91,6 +91,9 @@ func launch() error {
 	if err := WithholdDescriptors(passed); err != nil {
 		return err
 	}
+	if err := s.join(); err != nil {
+		return err
+	}
 	// Never unlocked: credentials, namespace and filters are this thread's.
 	runtime.LockOSThread()
 
@@ -104,6 +107,9 @@ func launch() error {
 		if err := holdPrivate(s.Private); err != nil {
 			return err
 		}
+	}
+	if err := s.mountOwn(); err != nil {
+		return err
 	}
 	if s.Dir != "" {
 		if err := os.Chdir(s.Dir); err != nil {
@@ -175,6 +181,54 @@ func setLimits(s *Spec) error {
 	if s.Nice < 0 {
 		ceiling := uint64(20 - s.Nice) // setrlimit(2): RLIMIT_NICE
 		_ = unix.Setrlimit(unix.RLIMIT_NICE, &unix.Rlimit{Cur: ceiling, Max: ceiling})
+	}
+	return nil
+}
+
+// join joins the control groups.
+func (s *Spec) join() error {
+	for _, file := range s.Join {
+		f, err := os.OpenFile(file, os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString("0") // this process
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("join control group: %w", err)
+		}
+	}
+	return nil
+}
+
+// sharedMemory is the folder of named shared memory. MPS and its clients have it in common.
+const sharedMemory = "/dev/shm"
+
+// mountOwn gives the program a private folder, and without a GPU a folder of shared memory, that are in
+// memory, of bounded size, and visible to no other process. Without the right to mount, the folders stay as
+// they are (canMount).
+func (s *Spec) mountOwn() error {
+	if s.FileBytes == 0 || !canMount() {
+		return nil
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount private folder: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("mount private folder: %w", err)
+	}
+	gid := os.Getegid()
+	if s.User != nil {
+		gid = s.User.GID
+	}
+	folders := []string{s.Private}
+	if _, err := os.Stat(sharedMemory); err == nil && !s.GPU {
+		folders = append(folders, sharedMemory)
+	}
+	for _, folder := range folders {
+		options := fmt.Sprintf("mode=0700,size=%d,uid=%d,gid=%d", s.FileBytes, s.uid(), gid)
+		if err := unix.Mount("penstock", folder, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+			return fmt.Errorf("mount %s: %w", folder, err)
+		}
 	}
 	return nil
 }

@@ -22,6 +22,13 @@ type Spec struct {
 	// the program, or a process that it started, runs.
 	Private string `json:"private,omitempty"`
 
+	// Join lists files of control groups (cgroup.procs). The launcher joins these groups before it does anything
+	// else, so the program cannot start a process outside of them.
+	Join []string `json:"join,omitempty"`
+	// FileBytes bounds the files in the private folder, and those in /dev/shm without a GPU. They are in memory and
+	// belong to the program alone, if the launcher may mount.
+	FileBytes int64 `json:"file_bytes,omitempty"`
+
 	// The program may read and execute the paths in Execute, read those in Read, and read
 	// and change those in Write. Each is a file, or a folder with all its contents. Devices
 	// are device files, or folders of them, which may also be controlled (ioctl).
