@@ -40,7 +40,7 @@ type Config struct {
 	Log Log `yaml:"log"`
 	// The rights of the processes of functions (docs/security.md). `sandbox: off` gives them all rights of
 	// the node, for debugging.
-	Sandbox Sandbox `yaml:"sandbox" want:"off, or {user: NAME, readable: [FOLDER]}"`
+	Sandbox Sandbox `yaml:"sandbox" want:"off, or {user: NAME, readable: [FOLDER], memory: SIZE, processes: COUNT}"`
 	// CPUs that are kept for the manager; the others are 100 % for inference functions. 0 is an eighth of
 	// the CPUs, at least one if there are two.
 	ReservedCPUs int `yaml:"reserved_cpus" default:"0" min:"0" max:"1024"`
@@ -124,6 +124,11 @@ type Sandbox struct {
 	User string `yaml:"user" want:"the name of a user" example:"penstock"`
 	// More files and folders that the processes may read.
 	Readable []string `yaml:"readable" default:"[]" pattern:"^/" want:"an absolute path of a file or folder"`
+	// Main memory of each process of a function or worker, with all that it starts and its files in memory.
+	// The kernel kills a process that needs more. If left out, it is half of the machine's memory.
+	Memory Size `yaml:"memory" min:"64MiB" max:"64TiB" example:"8GiB"`
+	// Processes and threads of each process of a function or worker.
+	Processes int `yaml:"processes" default:"2048" min:"64" max:"1000000"`
 }
 
 // Words are the forms of the key that are no map.

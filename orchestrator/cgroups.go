@@ -23,8 +23,8 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// errNoController is returned if the kernel offers no cpu controller in a cgroup version.
-var errNoController = errors.New("no cpu controller")
+// errNoController is returned if the kernel offers no controller in a cgroup version.
+var errNoController = errors.New("no controller")
 
 // mount is a mounted cgroup file system.
 type mount struct {
@@ -334,19 +334,20 @@ func (g *groupV1) hold(l Limits) (h held, err error) {
 	if g.control != nil {
 		h.join = append(h.join, filepath.Join(g.dir, procsFile))
 	}
+	usable := map[string]string{}
 	for _, controller := range limitControllers {
-		folder := g.limits[controller]
-		if folder == "" {
-			errs = append(errs, fmt.Errorf("limit of %s is %w: no controller", controller, errNotEnforced))
+		folder, err := g.limits[controller], errNoController
+		if folder != "" {
+			err = makeFolder(folder)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s is %w: %w", limitKeys[controller], errNotEnforced, err))
 			continue
 		}
-		if err := makeFolder(folder); err != nil {
-			errs = append(errs, fmt.Errorf("limit of %s is %w: %w", controller, errNotEnforced, err))
-			continue
-		}
+		usable[controller] = folder
 		h.join = append(h.join, filepath.Join(folder, procsFile))
 	}
-	return h, errors.Join(append(errs, h.limit(g.limits["memory"], g.limits["pids"], l, true))...)
+	return h, errors.Join(append(errs, h.limit(usable["memory"], usable["pids"], l, true))...)
 }
 
 // set writes the quota. Period and quota are two files, and the kernel refuses a pair that

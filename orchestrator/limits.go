@@ -14,6 +14,8 @@ import (
 	"github.com/docker/go-units"
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // Limits bound what one process of a function, and all processes that it starts, may take of the machine. 0 is
@@ -43,6 +45,22 @@ var errNotEnforced = errors.New("not enforced")
 
 // limitControllers have a hierarchy each in version 1.
 var limitControllers = []string{"memory", "pids"}
+
+// limitKeys are the keys of the configuration, by controller.
+var limitKeys = map[string]string{"memory": memoryKey, "pids": tasksKey}
+
+// TryLimits returns what this machine does not enforce of the limits.
+func TryLimits(l Limits) error {
+	s, err := openShares("", 1, os.Getpid(), zerolog.Nop())
+	if err != nil {
+		return err
+	}
+	_, err = s.hold(key{name: "try"}, l, true)
+	if !sandbox.CanMount() {
+		err = errors.Join(err, fmt.Errorf("the size of files in private folders and %s is %w: it needs the right to mount", sandbox.SharedMemory, errNotEnforced))
+	}
+	return errors.Join(err, s.close())
+}
 
 // makeLimitTrees makes a group per controller in version 1, which holds the groups of processes. A controller
 // that is missing, or refuses a group, has none.

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/oomscore"
 	"github.com/penstock/penstock/node/supervisor"
 	"github.com/penstock/penstock/node/systemd"
 	"github.com/penstock/penstock/orchestrator/keeper"
@@ -74,6 +75,10 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	}
 	if flags.verbose {
 		args = append(args, "--verbose")
+	}
+	// The manager inherits this score.
+	if err := oomscore.Set(os.Getpid(), oomscore.Core); err != nil {
+		log.Debug().Err(err).Msg("only the higher scores of other processes protect this one from the OOM killer")
 	}
 	// This process is the parent of the inference functions' processes, so that they
 	// survive a crash of the orchestrator.

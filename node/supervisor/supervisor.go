@@ -16,6 +16,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control/oomscore"
 	"github.com/penstock/penstock/control/runclock"
 )
 
@@ -164,6 +165,9 @@ func (o *Options) start(args []string, inherit Inheritance) (*exec.Cmd, error) {
 	}
 	err := child.Start()
 	started()
+	if err == nil && args[0] != "manager" {
+		_ = oomscore.Set(child.Process.Pid, oomscore.Helper) // it may have ended
+	}
 	return child, err
 }
 

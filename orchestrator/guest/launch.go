@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/oomscore"
 	"github.com/penstock/penstock/cuda/preload"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -119,7 +120,7 @@ func (l *launch) start() error {
 	}
 	// These have weaker substitutes, so errors are ignored: without SCHED_IDLE the program is nice, and
 	// without a score the kernel chooses by size.
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
+	_ = oomscore.Set(os.Getpid(), oomscore.Guest)
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19)
 	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_IDLE, Nice: 19}, 0)
 

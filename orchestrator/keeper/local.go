@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/control/oomscore"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -142,6 +143,8 @@ func (l *Local) start(c Command) (*kept, error) {
 		return nil, err
 	}
 	k.started = time.Now()
+	// The launcher still has privileges, so that the program cannot take this back later.
+	_ = oomscore.Set(k.cmd.Process.Pid, oomscore.Function) // it may have ended
 
 	l.mu.Lock()
 	l.held[c.ID] = k

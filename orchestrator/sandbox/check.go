@@ -51,7 +51,7 @@ func readable(u *User, path string) error {
 	if !u.hasRight(right, &about) {
 		return &closedFolder{Path: path, At: path, Mode: modeOf(about.Mode), User: u.Name}
 	}
-	if top := u.closedAbove(real); top != "" && !canMount() {
+	if top := u.closedAbove(real); top != "" && !CanMount() {
 		if err := unix.Stat(top, &about); err != nil {
 			return fmt.Errorf("check %s: %w", path, err)
 		}
@@ -62,9 +62,9 @@ func readable(u *User, path string) error {
 
 func modeOf(mode uint32) fs.FileMode { return fs.FileMode(mode & 0o777) }
 
-// canMount reports whether this process may change its mounts. In most containers
+// CanMount reports whether this process may change its mounts. In most containers
 // root may not.
-var canMount = sync.OnceValue(func() bool {
+var CanMount = sync.OnceValue(func() bool {
 	allowed := make(chan bool)
 	go func() {
 		// Never unlocked: the thread is then in another namespace, and ends with the

@@ -200,14 +200,14 @@ func (s *Spec) join() error {
 	return nil
 }
 
-// sharedMemory is the folder of named shared memory. MPS and its clients have it in common.
-const sharedMemory = "/dev/shm"
+// SharedMemory is the folder of named shared memory. MPS and its clients have it in common.
+const SharedMemory = "/dev/shm"
 
 // mountOwn gives the program a private folder, and without a GPU a folder of shared memory, that are in
 // memory, of bounded size, and visible to no other process. Without the right to mount, the folders stay as
-// they are (canMount).
+// they are (CanMount).
 func (s *Spec) mountOwn() error {
-	if s.FileBytes == 0 || !canMount() {
+	if s.FileBytes == 0 || !CanMount() {
 		return nil
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -221,8 +221,8 @@ func (s *Spec) mountOwn() error {
 		gid = s.User.GID
 	}
 	folders := []string{s.Private}
-	if _, err := os.Stat(sharedMemory); err == nil && !s.GPU {
-		folders = append(folders, sharedMemory)
+	if _, err := os.Stat(SharedMemory); err == nil && !s.GPU {
+		folders = append(folders, SharedMemory)
 	}
 	for _, folder := range folders {
 		options := fmt.Sprintf("mode=0700,size=%d,uid=%d,gid=%d", s.FileBytes, s.uid(), gid)

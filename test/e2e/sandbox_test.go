@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/oomscore"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
@@ -180,4 +182,46 @@ func TestInheritedDescriptors(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// When the machine lacks memory, the kernel kills a process with a high score first.
+func TestOOMScores(t *testing.T) {
+	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: oneFunction("face", ", slo: 10s")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Kill() })
+	active, _ := serving(t, n, "fn")
+	score := func(pid string) int {
+		text, _ := os.ReadFile(filepath.Join("/proc", pid, "oom_score_adj"))
+		value, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+	// Without CAP_SYS_RESOURCE the core keeps the score that it was started with.
+	up, manager, orchestrator := score(processOf(t, n, "up")), score(processOf(t, n, "manager")), score(processOf(t, n, "orchestrator"))
+	function := score(strconv.Itoa(active.PID))
+	if up != manager || manager >= orchestrator || orchestrator >= function || orchestrator != oomscore.Helper || function != oomscore.Function {
+		t.Errorf("scores of up %d, manager %d, orchestrator %d, function %d", up, manager, orchestrator, function)
+	}
+	if err := n.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// processOf returns the id of a node's process by its verb.
+func processOf(t *testing.T, n *node.Node, verb string) string {
+	t.Helper()
+	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, name := range names {
+		text, _ := os.ReadFile(name)
+		arguments := strings.Split(string(text), "\x00")
+		if len(arguments) > 2 && arguments[1] == verb && strings.Contains(string(text), n.Dir) {
+			return filepath.Base(filepath.Dir(name))
+		}
+	}
+	t.Fatalf("the node has no process %s", verb)
+	return ""
 }

@@ -31,6 +31,7 @@ type machine struct {
 	onnxLibrary func() (path string, err error)
 	trySandbox  func(ctx context.Context, u *sandbox.User, self string) (sandbox.State, error)
 	tryGuests   func(uid int) (missing []error, err error)
+	tryLimits   func(orchestrator.Limits) error
 
 	gpus       func() gpus // finds them once
 	openNVML   func() (nvml.Session, error)
@@ -54,6 +55,7 @@ func thisMachine(o Options) *machine {
 		onnxLibrary:   onnx.Library,
 		trySandbox:    sandbox.Try,
 		tryGuests:     orchestrator.TryGuests,
+		tryLimits:     orchestrator.TryLimits,
 		openNVML:      nvml.Open,
 		tryMPS:        mps.Try,
 		foreignMPS:    mps.Strangers,

@@ -8,11 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/docker/go-units"
+
+	nodecheck "github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 var sandboxChecks = []check{
 	{subject: "sandbox", run: processSandbox},
+	{subject: "limits", run: functionLimits},
 	{subject: "guests", run: guestLimits},
 }
 
@@ -47,6 +51,18 @@ func processSandbox(ctx context.Context, m *machine) Finding {
 		f.Fix = fmt.Sprintf("chmod a+rw %s   # or add the user to its group", closed)
 	}
 	return f
+}
+
+// functionLimits makes a group as for a function.
+func functionLimits(_ context.Context, m *machine) Finding {
+	confined, err := nodecheck.Sandbox(m.Config)
+	if err != nil || confined == nil {
+		return fail("not enforced: functions have no limits of memory, processes and files without the sandbox", "remove `sandbox: off` from the configuration")
+	}
+	if err := m.tryLimits(confined.Limits); err != nil {
+		return fail(strings.ReplaceAll(err.Error(), "\n", "; "), "start the node as root, or in a delegated group (docs/operations.md)")
+	}
+	return pass(fmt.Sprintf("each function has at most %s of memory, and %d processes and threads", units.BytesSize(float64(confined.Limits.MemoryBytes)), confined.Limits.Tasks))
 }
 
 // guestLimits makes a group as for a program of `penstock run`.

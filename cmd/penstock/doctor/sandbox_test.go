@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -59,6 +60,35 @@ func TestTrySandbox(t *testing.T) {
 	}
 	if state.Capabilities || !state.NoNewPrivs || !state.Seccomp {
 		t.Errorf("in force: %v", state)
+	}
+}
+
+func TestDoctorLimits(t *testing.T) {
+	for name, c := range map[string]struct {
+		config configs.Sandbox
+		err    error
+		ok     bool
+		want   string
+	}{
+		"whole":     {config: configs.Sandbox{Memory: 3 << 30, Processes: 100}, ok: true, want: "at most 3GiB of memory, and 100 processes and threads"},
+		"off":       {config: configs.Sandbox{Off: true}, want: "not enforced"},
+		"no groups": {err: errors.New("sandbox.memory is not enforced: no control groups"), want: "sandbox.memory is not enforced"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var tried orchestrator.Limits
+			m := &machine{tryLimits: func(l orchestrator.Limits) error {
+				tried = l
+				return c.err
+			}}
+			m.Config.Sandbox = c.config
+			f := functionLimits(context.Background(), m)
+			if f.OK != c.ok || !strings.Contains(f.Text, c.want) || !f.OK && f.Fix == "" {
+				t.Errorf("%+v; want ok %v, %q", f, c.ok, c.want)
+			}
+			if !c.config.Off && tried.MemoryBytes < 64<<20 {
+				t.Errorf("tried %+v; want half of the machine's memory if the configuration has no limit", tried)
+			}
+		})
 	}
 }
 
