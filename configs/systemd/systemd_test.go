@@ -5,10 +5,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control/oomscore"
 )
 
 const unitFile = "penstock.service"
@@ -34,7 +36,8 @@ func readUnit(t *testing.T) string {
 
 func TestUnit(t *testing.T) {
 	unit := readUnit(t)
-	for key, want := range map[string]string{"Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "User": "penstock", "RuntimeDirectory": "penstock"} {
+	for key, want := range map[string]string{"Type": "notify", "NotifyAccess": "main", "KillMode": "mixed", "User": "penstock", "RuntimeDirectory": "penstock",
+		"OOMScoreAdjust": strconv.Itoa(oomscore.Core)} {
 		if got := setting(t, unit, key); got != want {
 			t.Errorf("%s is %s, want %s", key, got, want)
 		}

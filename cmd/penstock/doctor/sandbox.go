@@ -60,7 +60,7 @@ func functionLimits(_ context.Context, m *machine) Finding {
 		return fail("not enforced: functions have no limits of memory, processes and files without the sandbox", "remove `sandbox: off` from the configuration")
 	}
 	if err := m.tryLimits(confined.Limits); err != nil {
-		return fail(strings.ReplaceAll(err.Error(), "\n", "; "), "start the node as root, or in a delegated group (docs/operations.md)")
+		return fail(strings.ReplaceAll(err.Error(), "\n", "; "), "start the node as root, or under systemd with Delegate=yes")
 	}
 	return pass(fmt.Sprintf("each function has at most %s of memory, and %d processes and threads", units.BytesSize(float64(confined.Limits.MemoryBytes)), confined.Limits.Tasks))
 }
