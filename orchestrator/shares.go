@@ -18,8 +18,8 @@ type shares interface {
 	// mechanism is the name that control.Observed carries.
 	mechanism() string
 	// hold makes the group of a process that is about to start, with limits. cpu: the group will also have
-	// the process's share. The error wraps errNotEnforced for each limit that is not in force; what is
-	// returned is valid nevertheless.
+	// the process's share. The error wraps errNotEnforced for each limit that is not in force; the
+	// result is valid nevertheless.
 	hold(k key, l Limits, cpu bool) (held, error)
 	// apply holds the process to its terms, the first time or again. If enforced is false,
 	// the process has to limit itself; err then gives the reason, unless the mechanism
