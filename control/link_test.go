@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -382,6 +383,16 @@ func TestLinkBadMessages(t *testing.T) {
 	}
 }
 
+// badHandshake has a property that ends before the length of its value.
+func badHandshake() []byte {
+	greeting := make([]byte, greetingBytes)
+	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
+	copy(greeting[12:], "NULL")
+	ready := append([]byte{5}, "READY"...)
+	ready = append(ready, 3, 'a', 'b', 'c')
+	return append(append(greeting, flagCommand, byte(len(ready))), ready...)
+}
+
 func TestLinkHandshakePanic(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
@@ -392,14 +403,65 @@ func TestLinkHandshakePanic(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	greeting := make([]byte, greetingBytes)
-	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
-	copy(greeting[12:], "NULL")
-	ready := append([]byte{5}, "READY"...)
-	ready = append(ready, 3, 'a', 'b', 'c') // a property that ends before the length of its value
-	c.Write(greeting)
-	c.Write(append([]byte{flagCommand, byte(len(ready))}, ready...))
+	c.Write(badHandshake())
 	eventually(t, "the handshake is refused", func() bool { return log.count("bad message") == 1 })
+}
+
+// TestZMQ4 shows the faults of zmq4 that this package works around. If it fails with a newer release, ask again whether
+// its sockets can replace link.go (docs/adr/0020-zeromq-without-sockets.md).
+func TestZMQ4(t *testing.T) {
+	open := func(c net.Conn, server bool) (*zmq4.Conn, error) {
+		return zmq4.Open(c, null.Security(), zmq4.Pair, zmq4.SocketIdentity("x"), server, nil)
+	}
+	t.Run("handshake panics", func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer ours.Close()
+		defer theirs.Close()
+		go io.Copy(io.Discard, theirs)
+		go theirs.Write(badHandshake())
+		defer func() {
+			if recover() == nil {
+				t.Error("zmq4 checks the properties of a handshake now")
+			}
+		}()
+		_, _ = open(ours, true)
+	})
+	t.Run("frames have no limit", func(t *testing.T) {
+		l, err := net.Listen("unix", filepath.Join(socketDir(t), "s"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		theirs, err := net.Dial("unix", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer theirs.Close()
+		ours, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ours.Close()
+		shaken := make(chan struct{})
+		go func() {
+			defer close(shaken)
+			_, _ = open(theirs, false)
+		}()
+		z, err := open(ours, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-shaken
+		const claimed = 256 << 20
+		theirs.Write(binary.BigEndian.AppendUint64([]byte{flagLong}, claimed))
+		theirs.Close()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _ = z.RecvMsg()
+		if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc < claimed {
+			t.Error("zmq4 does not allocate what a header claims any more")
+		}
+	})
 }
 
 func TestStrangerTimeout(t *testing.T) {

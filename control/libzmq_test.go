@@ -1,0 +1,193 @@
+package control
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rs/zerolog"
+)
+
+// libzmq is a peer with another implementation of ZMTP (testdata/peer.py).
+type libzmq struct {
+	stdin  io.Writer
+	stdout *bufio.Reader
+}
+
+// startLibzmq starts a peer at the link's socket of a runtime folder.
+func startLibzmq(t *testing.T, verb, dir string, arguments ...string) *libzmq {
+	t.Helper()
+	python := os.Getenv("PENSTOCK_ZMQ_PYTHON")
+	if python == "" {
+		t.Skip("not on this machine: PENSTOCK_ZMQ_PYTHON names no python3 with pyzmq (.ci/run installs it)")
+	}
+	cmd := exec.Command(python, append([]string{"testdata/peer.py", verb, filepath.Join(dir, linkSocketName)}, arguments...)...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return &libzmq{stdin, bufio.NewReaderSize(stdout, 2*maxMessageBytes)}
+}
+
+// send makes the peer send a state from now on.
+func (p *libzmq) send(t *testing.T, state any) {
+	t.Helper()
+	text, err := json.Marshal(state)
+	if err == nil {
+		_, err = p.stdin.Write(append(text, '\n'))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// receive returns the next message that the peer got.
+func (p *libzmq) receive(t *testing.T) string {
+	t.Helper()
+	line, err := p.stdout.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSuffix(line, "\n")
+}
+
+// manyObserved is a state of almost maxMessageBytes.
+func manyObserved(t *testing.T, ack uint64) Observed {
+	t.Helper()
+	s := observed(ack)
+	s.Version = Version
+	for n := 1; ; n++ {
+		text, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(text) > maxMessageBytes-1<<10 {
+			return s
+		}
+		for range max(1, (maxMessageBytes-len(text))>>10) {
+			p := s.Processes[0]
+			p.IF, p.Generation = fmt.Sprintf("f%d-%d", n, len(s.Processes)), uint32(len(s.Processes)+1)
+			s.Processes = append(s.Processes, p)
+		}
+	}
+}
+
+// TestLibzmqOrchestrator has libzmq's PAIR as the orchestrator's end.
+func TestLibzmqOrchestrator(t *testing.T) {
+	invariants(t)
+	dir := socketDir(t)
+	m := listen(t, dir, zerolog.Nop())
+	publish(t, m, desired("m", 1))
+	peer := startLibzmq(t, "connect", dir, "PAIR")
+
+	s := observed(7)
+	s.Version = Version
+	peer.send(t, s)
+	if got := waitState(t, m.Observed(), func(Observed) bool { return true }); !reflect.DeepEqual(got, s) {
+		t.Errorf("received %+v, want %+v", got, s)
+	}
+	got, err := decodeDesired([]byte(peer.receive(t)))
+	want := desired("m", 1)
+	if want.Version = Version; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("libzmq received %+v, %v; want %+v", got, err, want)
+	}
+
+	large := manyObserved(t, 8)
+	peer.send(t, large)
+	if got := waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 8 }); !reflect.DeepEqual(got, large) {
+		t.Error("a long message changed on its way")
+	}
+	if !m.PeerAlive() {
+		t.Error("the peer is not alive")
+	}
+	publish(t, m, desired("m", 2))
+	eventually(t, "libzmq receives the next state", func() bool { return strings.Contains(peer.receive(t), `"seq":2`) })
+}
+
+// TestLibzmqManager has libzmq's PAIR as the manager's end. It is replaced, as if the manager restarted.
+func TestLibzmqManager(t *testing.T) {
+	dir := socketDir(t)
+	o := dial(t, dir, zerolog.Nop())
+	publish(t, o, observed(3))
+	for seq := uint64(1); seq <= 2; seq++ {
+		t.Run(fmt.Sprint("manager ", seq), func(t *testing.T) {
+			peer := startLibzmq(t, "bind", dir, "PAIR")
+			s := desired(fmt.Sprint("m", seq), seq)
+			s.Version = Version
+			peer.send(t, s)
+			if got := waitState(t, o.Desired(), func(d Desired) bool { return d.Seq == seq }); !reflect.DeepEqual(got, s) {
+				t.Errorf("received %+v, want %+v", got, s)
+			}
+			got, err := decodeObserved([]byte(peer.receive(t)))
+			if err != nil || got.AckSeq != 3 {
+				t.Errorf("libzmq received %+v, %v", got, err)
+			}
+		})
+	}
+}
+
+// TestLibzmqRefused has peers of libzmq that are no end of the link. The next honest one connects.
+func TestLibzmqRefused(t *testing.T) {
+	good, err := json.Marshal(func() Observed { s := observed(1); s.Version = Version; return s }())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		arguments []string
+		send      string
+		want      string // in the log
+	}{
+		"SUB":             {[]string{"SUB", "subscribe"}, "", "not compatible with"},
+		"XSUB":            {[]string{"XSUB"}, "\x01", "not compatible with"},
+		"PUB":             {[]string{"PUB"}, string(good), "not compatible with"},
+		"REQ":             {[]string{"REQ"}, string(good), "not compatible with"},
+		"DEALER":          {[]string{"DEALER"}, string(good), "not compatible with"},
+		"ROUTER":          {[]string{"ROUTER"}, "", "not compatible with"},
+		"PUSH":            {[]string{"PUSH"}, string(good), "not compatible with"},
+		"PLAIN":           {[]string{"PAIR", "plain"}, string(good), "handshake"},
+		"CURVE":           {[]string{"PAIR", "curve"}, string(good), "handshake"},
+		"heartbeats":      {[]string{"PAIR", "heartbeat"}, string(good), "a command after the handshake"},
+		"several parts":   {[]string{"PAIR"}, "a\tb", "a message of several parts"},
+		"no JSON":         {[]string{"PAIR"}, "hello", "bad message"},
+		"another version": {[]string{"PAIR"}, `{"version":11}`, "control version 11"},
+		"too long":        {[]string{"PAIR"}, strings.Repeat("x", maxMessageBytes+1), "message too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := socketDir(t)
+			var log logged
+			m := listen(t, dir, log.logger())
+			publish(t, m, desired("m", 1))
+			bad := startLibzmq(t, "connect", dir, c.arguments...)
+			if c.send != "" {
+				if _, err := io.WriteString(bad.stdin, c.send+"\n"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) > 0 })
+			o := dial(t, dir, zerolog.Nop())
+			publish(t, o, observed(5))
+			waitState(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 5 })
+		})
+	}
+}
