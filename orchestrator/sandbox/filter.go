@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -55,6 +56,10 @@ var ownOnly = []struct {
 	{unix.SYS_IOPRIO_SET, []uint32{ioprioProcess, 0}},
 }
 
+// outliving lists the calls that make shared memory, semaphores and queues that outlive all processes. They would
+// fill the machine's memory beyond a function's limit. On a GPU MPS may need them.
+var outliving = []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix.SYS_MQ_OPEN}
+
 // ioprioProcess is IOPRIO_WHO_PROCESS (linux/ioprio.h).
 const ioprioProcess = 1
 
@@ -74,7 +79,7 @@ const (
 // filter returns the program, in cBPF. A call of a foreign architecture ends the process.
 // clone3 has its flags in memory, which a filter cannot read. It fails with ENOSYS, after
 // which libraries call clone.
-func filter() ([]bpf.RawInstruction, error) {
+func filter(gpu bool) ([]bpf.RawInstruction, error) {
 	var (
 		pass    = bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
 		refuse  = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}
@@ -111,7 +116,11 @@ func filter() ([]bpf.RawInstruction, error) {
 		}
 		p = append(p, pass)
 	}
-	for _, number := range refused {
+	all := refused
+	if !gpu {
+		all = slices.Concat(refused, outliving)
+	}
+	for _, number := range all {
 		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: number, SkipTrue: 1}, refuse)
 	}
 	raw, err := bpf.Assemble(append(p, pass))

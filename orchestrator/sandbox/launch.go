@@ -148,7 +148,7 @@ func restrict(s *Spec) error {
 	if err := followParent(s.Parent); err != nil {
 		return err
 	}
-	return restrictCalls()
+	return restrictCalls(s.GPU)
 }
 
 func readSpec() (*Spec, error) {

@@ -29,8 +29,8 @@ func Become(u *User) error {
 }
 
 // restrictCalls installs the seccomp filter on the calling thread.
-func restrictCalls() error {
-	raw, err := filter()
+func restrictCalls(gpu bool) error {
+	raw, err := filter(gpu)
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 
 // An interpreter runs the filter on calls as the kernel would describe them.
 func TestFilter(t *testing.T) {
-	raw, err := filter()
+	raw, err := filter(false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,6 +57,7 @@ func TestFilter(t *testing.T) {
 		"the last of the list":          {architecture, refused[len(refused)-1], 0, eperm},
 		"memory of the GPU (ioctl)":     {architecture, unix.SYS_IOCTL, 0, unix.SECCOMP_RET_ALLOW},
 		"memory that is locked (mlock)": {architecture, unix.SYS_MLOCK, 0, unix.SECCOMP_RET_ALLOW},
+		"memory that outlives it":       {architecture, unix.SYS_SHMGET, 0, eperm},
 		"a new session":                 {architecture, unix.SYS_SETSID, 0, eperm},
 		"another process group":         {architecture, unix.SYS_SETPGID, 0, eperm},
 		"own priority":                  {architecture, unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, unix.SECCOMP_RET_ALLOW},
