@@ -45,7 +45,7 @@ func TestPTXSource(t *testing.T) {
 }
 
 func TestGPUWordsOnCPU(t *testing.T) {
-	for _, words := range []string{"spin=1ms", "spin_per_image=1ms", "fault_after=3", "allocate=100"} {
+	for _, words := range []string{"spin=1ms", "spin_per_image=1ms", "fault_after=3", "allocate=100", "wrong=18-28/36-60"} {
 		t.Setenv(null.Variable, words)
 		err := null.New().Init(libml.Environment{Card: &models.Card{}, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU})
 		word, _, _ := strings.Cut(words, "=")

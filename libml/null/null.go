@@ -22,6 +22,8 @@
 //	spin_per_image=1ms additional time per image
 //	fault_after=N      the batch after the first N writes to an invalid address,
 //	                   which loses the device
+//	wrong=18-28/36-60  LinkModel returns device.ErrWrongAnswers if MPS gives the process
+//	                   so many multiprocessors
 //	allocate=BYTES     LinkModel allocates that much of the device's memory, as
 //	                   weights that can be evicted
 //
@@ -70,7 +72,11 @@ type Behaviour struct {
 	// On a GPU only.
 	Spin, SpinPerImage time.Duration // work, in time of all multiprocessors of an H200
 	Allocate           int64         // bytes
+	Wrong              []Range       // numbers of multiprocessors
 }
+
+// Range is a range of numbers, with its ends.
+type Range struct{ First, Last int }
 
 // needsGPU returns a word of the behaviour that requires a GPU, or "".
 func (b *Behaviour) needsGPU() string {
@@ -83,6 +89,8 @@ func (b *Behaviour) needsGPU() string {
 		return "fault_after"
 	case b.Allocate > 0:
 		return "allocate"
+	case len(b.Wrong) > 0:
+		return "wrong"
 	}
 	return ""
 }
@@ -90,7 +98,7 @@ func (b *Behaviour) needsGPU() string {
 var (
 	words = []string{
 		"busy", "busy_per_image", "sleep", "nan", "fail", "fail_after", "hang_after", "crash_after", "host_stage",
-		"spin", "spin_per_image", "fault_after", "allocate",
+		"spin", "spin_per_image", "fault_after", "allocate", "wrong",
 	}
 	steps = []string{"init", "load", "link", "configure", "infer"}
 )
@@ -139,6 +147,8 @@ func parseBehaviour(s string) (Behaviour, error) {
 			if b.Allocate, err = strconv.ParseInt(value, 10, 63); err != nil || b.Allocate < 0 {
 				err = errors.New("want a number of bytes")
 			}
+		case "wrong":
+			b.Wrong, err = ranges(value)
 		default:
 			err = fmt.Errorf("unknown word%s", document.Correct(key, words))
 		}
@@ -155,6 +165,18 @@ func duration(s string) (time.Duration, error) {
 		return 0, errors.New("want a duration from 0 to 1h, like 1ms")
 	}
 	return d, nil
+}
+
+// ranges reads ranges of numbers, as in 18-28/36-60.
+func ranges(s string) (list []Range, err error) {
+	for text := range strings.SplitSeq(s, "/") {
+		var r Range
+		if n, err := fmt.Sscanf(text, "%d-%d", &r.First, &r.Last); n != 2 || err != nil || r.First < 1 || r.Last < r.First {
+			return nil, errors.New("want ranges of numbers, like 18-28/36-60")
+		}
+		list = append(list, r)
+	}
+	return list, nil
 }
 
 // after reads how many batches succeed and returns the number of the next one.
@@ -241,6 +263,13 @@ func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 	}
 	if f.gpu, err = openGPU(f.name, f.card.MaxBatch(), f.behaviour.Allocate); err != nil {
 		return 0, err
+	}
+	sms, err := f.gpu.context.SMs()
+	if err != nil {
+		return 0, err
+	}
+	if slices.ContainsFunc(f.behaviour.Wrong, func(r Range) bool { return r.First <= sms && sms <= r.Last }) {
+		return 0, fmt.Errorf("%w: ordered by %s for %d multiprocessors", device.ErrWrongAnswers, Variable, sms)
 	}
 	return max(int64(f.gpu.scratchBytes()), f.gpu.evictableBytes()), nil
 }

@@ -241,6 +241,10 @@ func TestParseBehaviour(t *testing.T) {
 		"fault_after=-1": "a number of batches",
 		"allocate=1GB":   "a number of bytes",
 		"allocate=-1":    "a number of bytes",
+		"wrong=":         "want ranges",
+		"wrong=30":       "want ranges",
+		"wrong=8-4":      "want ranges",
+		"wrong=0-4/8-9":  "want ranges",
 		"zzz":            "known are busy",
 	} {
 		if _, err := parseBehaviour(words); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), Variable) {

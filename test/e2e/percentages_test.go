@@ -1,0 +1,77 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+)
+
+// wrongOnH200 are numbers of multiprocessors on which an H200 answers f16 models wrongly.
+const wrongOnH200 = "18-28/36-60/68-116"
+
+func answersWrongly(sms int) bool {
+	return sms >= 18 && sms <= 28 || sms >= 36 && sms <= 60 || sms >= 68 && sms <= 116
+}
+
+// The first start on a GPU finds percentages at which the models answer rightly, and requests are
+// answered meanwhile. No process with another one serves. The next start knows them.
+func TestPercentages(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	config := fmt.Sprintf(`device: cuda
+shares: {policy: gslice, interval: 1h}
+functions:
+  - {name: fn, model: %[1]s, port: 0, share_percent: 41, environment: {PENSTOCK_NULL: wrong=%[2]s}}
+  - {name: other, model: %[1]s, port: 0, share_percent: 50, environment: {PENSTOCK_NULL: wrong=%[2]s}}
+`, card, wrongOnH200)
+	environment := append(withGPU(t, true), "XDG_CACHE_HOME="+t.TempDir())
+
+	first := start(t, config, environment...)
+	if got := stream(t, first, 200, func() {}); got.lost > 0 || got.wrong > 0 {
+		t.Errorf("answers: %s", got)
+	}
+	rightly(t, first)
+	f := settled(t, first, "fn")
+	if f.Instances[0].LastFailure == nil || f.Instances[0].LastFailure.Generation < 3 || f.Lost > 0 {
+		t.Errorf("%+v, want several processes that found their answers wrong", f)
+	}
+	if err := first.Stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	second := start(t, config, environment...)
+	for name, in := range rightly(t, second) {
+		if p := active(in); p.Generation != 1 || in.LastFailure != nil {
+			t.Errorf("%s: %+v, want its first process to serve", name, in)
+		}
+	}
+}
+
+// rightly waits until both functions serve at right percentages.
+func rightly(t *testing.T, nd *node.Node) map[string]control.InstanceStatus {
+	t.Helper()
+	at := map[string]control.InstanceStatus{}
+	waitFor(t, "right percentages", func() bool {
+		status, err := nd.Status()
+		if err != nil {
+			return false
+		}
+		for name, want := range map[string]float64{"fn": 48, "other": 50} {
+			f, _ := status.Function(name)
+			if len(f.Instances) == 0 {
+				return false
+			}
+			at[name] = f.Instances[0]
+			p, serves := f.Instances[0].Serving()
+			if serves && answersWrongly(p.SMs) {
+				t.Fatalf("%s serves on %d multiprocessors, on which it answers wrongly", name, p.SMs)
+			}
+			if !serves || f.Instances[0].SharePercent != want {
+				return false
+			}
+		}
+		return true
+	})
+	return at
+}
