@@ -190,3 +190,54 @@ func TestGuestEnd(t *testing.T) {
 	}
 	t.Logf("longest silence %v", fashion.longestPause())
 }
+
+// allocatingProgram allocates up to 4 GiB, prints how many MiB it got, and keeps them.
+const allocatingProgram = `
+import os
+for name in sys.argv[1:]:
+    os.environ.pop(name, None)
+` + makeContext + `
+mib, block = 0, ctypes.c_uint64()
+while mib < 4096 and cuda.cuMemAlloc_v2(ctypes.byref(block), 64 << 20) == 0:
+    mib += 64
+print("has", mib, "MiB", flush=True)
+import time
+time.sleep(5 if mib < 4096 else 60)
+`
+
+// TestGuestMemory runs guests with a limit of 1 GiB. One keeps it: MPS counts 2 MiB of its context as part of that. The others remove it from their environment, and leave
+// MPS; the node ends them.
+func TestGuestMemory(t *testing.T) {
+	n := start(t, "functions: [{name: fashion, port: 0, slo: 10s}]\n")
+	fashion := send(t, n, "fashion", 400)
+	fashion.flows(t)
+	serving(t, n, "fashion")
+	for _, c := range []struct {
+		name   string
+		remove []string
+		status int
+		want   string
+	}{
+		{"within", nil, 0, "has 960 MiB"},
+		{"limit removed", []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"}, 137, "and its limit is 1024 MiB"},
+		{"outside MPS", []string{"CUDA_MPS_PIPE_DIRECTORY"}, 137, "and its limit is 1024 MiB"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			args := []string{"run", "--runtime-dir", n.Dir, "--memory", "1GiB", "--", "python3", "-c", "import sys\n" + allocatingProgram}
+			out, err := exec.CommandContext(t.Context(), penstock, append(args, c.remove...)...).CombinedOutput()
+			var exit *exec.ExitError
+			if err != nil && !errors.As(err, &exit) {
+				t.Fatal(err)
+			}
+			status := 0
+			if exit != nil {
+				status = exit.ExitCode()
+			}
+			if t.Logf("%s", out); status != c.status || !strings.Contains(string(out), c.want) {
+				t.Errorf("status %d, want %d and %q", status, c.status, c.want)
+			}
+		})
+	}
+	fashion.flows(t)
+	fashion.stop().answeredAll(t, 0)
+}
