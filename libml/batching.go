@@ -40,13 +40,9 @@ func (b *batching) open(p *process, attached control.Attached) (err error) {
 	return nil
 }
 
-// extend switches to a rule with more sizes, if there is one.
-func (b *batching) extend() (extended bool) {
-	if b.larger.Load() == nil { // check before the swap: this runs before every batch
-		return false
-	}
-	rule := b.larger.Swap(nil)
-	if rule == nil {
+// extend switches to this rule with more sizes, unless there is a larger one by now.
+func (b *batching) extend(rule *slab.Rule) (extended bool) {
+	if !b.larger.CompareAndSwap(rule, nil) {
 		return false
 	}
 	b.state = rule.Grown(b.state, b.rule)

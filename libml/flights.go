@@ -33,11 +33,14 @@ func (f *flights) newest() *flight { return f.at(f.count - 1) }
 // may end first.
 func (f *flights) mixed() bool { return f.count > 1 && f.oldest().demoted != f.newest().demoted }
 
+// free returns the device's slot of the next batch. There must be a place for it.
+func (f *flights) free() int { return f.base + (f.first+f.count)%len(f.places) }
+
 // add begins a batch. There must be a place for it.
 func (f *flights) add() *flight {
-	place := (f.first + f.count) % len(f.places)
-	added := &f.places[place]
-	added.slot = f.base + place
+	slot := f.free()
+	added := &f.places[slot-f.base]
+	added.slot = slot
 	f.count++
 	return added
 }

@@ -28,7 +28,7 @@ import (
 // On a CPU a batch is done when begin returns, so step 3 is empty. The loop moves to other
 // multiprocessors between two batches or next to one (move.go).
 //
-// The loop allocates nothing once it runs.
+// The loop allocates nothing once it runs, except for new batch sizes.
 type loop struct {
 	p      *process
 	memory *memory
@@ -147,7 +147,9 @@ func (l *loop) acquire() (owned bool, err error) {
 		if l.p.exit.requested() {
 			return false, l.p.exit.lostDevice()
 		}
-		l.extend()
+		if err := l.extend(); err != nil {
+			return false, err
+		}
 		l.startMove()
 		l.completeMove(-1)
 	}
@@ -159,7 +161,9 @@ func (l *loop) mustRelease() bool { return !l.ring.Entitled() || l.p.exit.reques
 // step begins a batch, finishes one, or waits for one of these. The error wraps device.ErrLost.
 func (l *loop) step(done <-chan struct{}) error {
 	l.take()
-	l.extend()
+	if err := l.extend(); err != nil {
+		return err
+	}
 	l.startMove()
 	if err := l.conduct(); err != nil {
 		return err
@@ -319,11 +323,24 @@ func (l *loop) maxBatch() int {
 	return 0
 }
 
-// extend switches to a rule with more batch sizes, if there is one (partial.go).
-func (l *loop) extend() {
-	if l.batching.extend() {
+// extend switches to a rule with more batch sizes, if there is one (partial.go). Before, it compares the
+// answers of these sizes. The error wraps device.ErrLost; any other ends the process.
+func (l *loop) extend() error {
+	larger := l.batching.larger.Load()
+	if larger == nil || l.flights.full() {
+		return nil
+	}
+	more := larger.Ladder()[len(l.batching.rule.Ladder()):]
+	if err := l.p.compareSizes(l.flights.free(), more); isLost(err) {
+		return err
+	} else if err != nil {
+		l.p.exit.fail(err)
+		return nil
+	}
+	if l.batching.extend(larger) {
 		l.reporter.publish(&l.batching)
 	}
+	return nil
 }
 
 // waitUntil is when a loop with nothing in flight checks again if no work arrives. It is at the

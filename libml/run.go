@@ -73,6 +73,7 @@ type process struct {
 	// memory.prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
 	level  budget.Level
 	sizes  sizes
+	rows   *rows // nil if the warm-up compares no answers, or has not begun
 	timing timing
 
 	gpuTurn *gpuTurn     // nil unless the processes of the GPU take turns

@@ -2,12 +2,12 @@ package libml
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/lane"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -52,7 +52,7 @@ func (p *process) warmUp(notice *control.Notice) error {
 		if p.measured != nil {
 			continue
 		}
-		if err := p.warmUpSlot(slot); err != nil || p.exit.requested() {
+		if err := p.warmUpSlot(slot, p.memory.tensors[slot]); err != nil || p.exit.requested() {
 			return err
 		}
 	}
@@ -68,22 +68,41 @@ func (p *process) warmUp(notice *control.Notice) error {
 	return nil
 }
 
-// warmUpSlot warms up all batch sizes in a slot. The times of the first slot count. If the process must
-// end meanwhile, it leaves out the rest.
-func (p *process) warmUpSlot(slot int) error {
-	for _, n := range slices.Backward(p.sizes.ladder) {
-		elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
-		if err != nil {
+// warmUpSlot warms up all batch sizes in a slot, over these tensors. The times of the first slot count. If
+// the process must end meanwhile, it leaves out the rest. Frameworks allocate the memory of the largest
+// batch first, because its bytes are measured then.
+func (p *process) warmUpSlot(slot int, t *tensors) (err error) {
+	if slot == 0 {
+		if p.rows, err = newRows(p.card); err != nil {
 			return err
+		}
+	}
+	largest := p.sizes.ladder[len(p.sizes.ladder)-1]
+	if _, err = p.runSamples(slot, largest, t, nil); err != nil {
+		return warmUpError(p.card, largest, err)
+	}
+	for _, n := range p.sizes.ladder {
+		if p.exit.requested() {
+			return nil
+		}
+		elapsed, err := p.warmUpBatch(slot, n, t)
+		if err != nil {
+			return warmUpError(p.card, n, err)
 		}
 		if slot == 0 {
 			p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})
 		}
-		if p.exit.requested() {
-			return nil
+	}
+	if p.rows != nil && slot == 0 {
+		if random := p.rows.answers.Random(); len(random) > 0 {
+			p.log.Warn().Strs("outputs", random).Msg("outputs change from run to run; cannot check that each picture gets its own answer")
 		}
 	}
 	return nil
+}
+
+func warmUpError(card *models.Card, n int, err error) error {
+	return fmt.Errorf("warm up %s at batch %d: %w", card.Name, n, err)
 }
 
 // timing measures batches of the warm-up. Processes that warm up on one device measure one after
@@ -152,8 +171,13 @@ func (p *process) measureAlone(w *warmUp) error {
 
 // configureSlot prepares the batch sizes in a slot and returns the bytes of the largest.
 func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
+	return p.configureOver(slot, p.memory.tensors[slot])
+}
+
+// configureOver is configureSlot over these tensors.
+func (p *process) configureOver(slot int, t *tensors) (ephemeralBytes int64, err error) {
 	for _, n := range p.sizes.ladder {
-		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
+		bytes, err := p.configure(slot, n, t)
 		if err != nil {
 			return 0, err
 		}
@@ -169,26 +193,22 @@ func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err 
 	return ephemeralBytes, nil
 }
 
-// warmUpBatch runs a batch of blank images over these tensors twice and returns the time of
-// the second run. The first run pays for lazy initialisation; the second is what the
-// batching rule may expect. It does not write the results, which are shared.
+// warmUpBatch runs a batch size over these tensors and returns the time of the last run. The first
+// one pays for lazy initialisation; the last is what the batching rule may expect. It does not write the
+// results, which are shared.
 func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, err error) {
-	if err = p.memory.device.Pad(slot, t.input(n), 0, n); err == nil {
-		_, err = p.runBlank(slot, n)
+	runs := p.sampleRuns(slot, n)
+	for _, pictures := range runs[:len(runs)-1] {
+		if _, err := p.runSamples(slot, n, t, pictures); err != nil {
+			return 0, err
+		}
 	}
-	if err == nil {
-		unlock := p.lockDevice()
-		elapsed, err = p.runBlank(slot, n)
-		unlock()
-	}
-	if err != nil {
-		return 0, fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
-	}
-	return elapsed, nil
+	defer p.lockDevice()()
+	return p.runSamples(slot, n, t, runs[len(runs)-1])
 }
 
-// runBlank runs a batch without requests and returns how long it took.
-func (p *process) runBlank(slot, n int) (took time.Duration, err error) {
+// runBatch runs a batch without requests and returns how long it took.
+func (p *process) runBatch(slot, n int) (took time.Duration, err error) {
 	err = p.inTurn(0, func() error {
 		began := time.Now()
 		err := p.framework.InferBatch(slot, n)
@@ -245,24 +265,11 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 	if err != nil {
 		return err
 	}
-	for i := len(p.card.Batches) - 1; i >= 0; i-- {
-		n := p.card.Batches[i]
-		if _, err := p.configure(0, n, scratch); err != nil {
-			return err
-		}
-		outputs := scratch.outputs(n)
-		wipe(outputs)
-		elapsed, err := p.warmUpBatch(0, n, scratch)
-		if err != nil {
-			return err
-		}
-		if err := checkWritten(p.card, outputs); err != nil {
-			return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
-		}
-		p.sizes.warm = append(p.sizes.warm, warmUp{size: n, elapsed: elapsed})
-		if p.exit.requested() {
-			return nil
-		}
+	if _, err := p.configureOver(0, scratch); err != nil {
+		return err
+	}
+	if err := p.warmUpSlot(0, scratch); err != nil || p.exit.requested() {
+		return err
 	}
 	if notice.EphemeralBytes, err = p.configureSlot(0); err != nil {
 		return err

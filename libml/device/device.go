@@ -118,6 +118,12 @@ type Device interface {
 	// the framework's work. Fetch of 0 images copies nothing and does only that.
 	Fetch(slot int, images int) error
 
+	// Upload copies data from host memory to dst, a part of the slot's Input, and Download
+	// a part of the slot's Outputs to host memory. The memory is in use until Wait has
+	// returned after the next Fetch. Only warm-ups call them: they may wait for the slot's work.
+	Upload(slot int, dst, data []byte) error
+	Download(slot int, data, src []byte) error
+
 	// Done reports whether all work of the slot is done: true with an error if it
 	// failed, true if there was none. It does not block and costs no system call, so
 	// that a loop may call it often.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/onnx/answer"
+	"github.com/penstock/penstock/libml/answer"
 )
 
 // The answer check compares each batch size's answer to a picture of noise with the CPU's.
@@ -27,7 +27,7 @@ func (g *gpu) askReference(model []byte) (err error) {
 	}
 	g.env.Log.Info().Err(summarize(g.env.Card, err)).Msg("cannot run model on the CPU; its answers on the GPU are not checked")
 	g.reference = new(answer.Reference)
-	g.reference.Input, err = answer.Sample(g.env.Card.Input)
+	g.reference.Input, err = answer.Sample(g.env.Card.Input, 0)
 	return err
 }
 
@@ -46,7 +46,7 @@ func newReference(env libml.Environment, model []byte) (_ *answer.Reference, err
 	}
 
 	r := new(answer.Reference)
-	if r.Input, err = answer.Sample(card.Input); err != nil {
+	if r.Input, err = answer.Sample(card.Input, 0); err != nil {
 		return nil, err
 	}
 	// A model with a fixed batch has no batch of 1. The sample is its first image; the

@@ -8,15 +8,15 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/onnx/answer"
 )
 
 // The played model answers with the beginning of its input.
 func TestRightAnswers(t *testing.T) {
 	r := newRig(t, &played{})
 	r.gpu.ask = func(env libml.Environment, _ []byte) (*answer.Reference, error) {
-		picture, err := answer.Sample(env.Card.Input)
+		picture, err := answer.Sample(env.Card.Input, 0)
 		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(picture[:40])}}, err
 	}
 	r.linked()

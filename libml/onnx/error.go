@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/onnx/answer"
+	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/onnx/prepared"
 	"github.com/penstock/penstock/models"
 )

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/onnx/answer"
+	"github.com/penstock/penstock/libml/answer"
 )
 
 // A prepared model has to fit the card, as the model's file has.

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/onnx/answer"
 	"github.com/penstock/penstock/models"
 )
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/onnx/answer"
+	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/onnx/prepared"
 	"github.com/penstock/penstock/libml/weights"
 )
@@ -100,7 +100,7 @@ func (g *gpu) openPrepared() error {
 		return err
 	}
 
-	input, err := answer.Sample(card.Input)
+	input, err := answer.Sample(card.Input, 0)
 	if err != nil {
 		return err
 	}

@@ -291,6 +291,9 @@ func (r *Rule) Size(s State) int {
 	return r.cfg.Ladder[i]
 }
 
+// Ladder returns the prepared sizes, which the caller must not change.
+func (r *Rule) Ladder() []int { return r.cfg.Ladder }
+
 // Pad is the prepared size in which n requests run: the ladder's next step. More than
 // MaxBatch requests do not run at once; Pad then returns n.
 func (r *Rule) Pad(n int) int {

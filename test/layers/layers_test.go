@@ -41,7 +41,7 @@ var inner = map[string][][]string{
 		{"frameworks"},
 		{"capi", "null", "onnx"},
 		{""},
-		{"decode", "device", "python", "residency", "slab", "weights"},
+		{"answer", "decode", "device", "python", "residency", "slab", "weights"},
 		{"lane"},
 	},
 }
@@ -67,7 +67,7 @@ var pure = map[string][]string{
 	"libml/lane":                {"os", "net", "syscall", "io"},
 	"libml/residency":           {"os", "net", "syscall", "io"},
 	"cuda/swap/turns":           {"os", "net", "syscall", "io"},
-	"libml/onnx/answer":         {"os", "net", "syscall", "io"},
+	"libml/answer":              {"os", "net", "syscall", "io"},
 	"libml/onnx/signature":      {"os", "net", "syscall", "io"},
 	"plan":                      {"os", "net", "syscall", "math/rand"},
 }

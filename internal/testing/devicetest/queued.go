@@ -121,6 +121,7 @@ const (
 	gatherStep stepKind = iota
 	padStep
 	fetchStep
+	copyStep
 	workStep
 	followStep
 )
@@ -213,7 +214,7 @@ func (q *Queued) perform(at int, w step) {
 	case padStep:
 		err = q.gather.Pad(at, q.View(w.dst), w.from, w.to)
 		slot.gathered.Store(shm.Now())
-	case workStep:
+	case workStep, copyStep:
 		w.do()
 	case fetchStep:
 		time.Sleep(time.Duration(q.Late.Load()))
@@ -426,6 +427,27 @@ func (q *Queued) Fetch(slot, images int) error {
 		return fmt.Errorf("fetch outputs of %d images: the tensors have %d", images, q.images())
 	}
 	q.ask(slot, step{kind: fetchStep, to: images})
+	return nil
+}
+
+// Upload queues a copy to the slot's input.
+func (q *Queued) Upload(slot int, dst, data []byte) error {
+	return q.copyTensor(slot, dst, data, func() { copy(q.View(dst), data) })
+}
+
+// Download queues a copy of a part of the slot's outputs.
+func (q *Queued) Download(slot int, data, src []byte) error {
+	return q.copyTensor(slot, data, src, func() { copy(data, q.View(src)) })
+}
+
+func (q *Queued) copyTensor(slot int, to, from []byte, work func()) error {
+	if err := q.check("copy", slot); err != nil {
+		return err
+	}
+	if len(to) != len(from) {
+		return fmt.Errorf("copy %d bytes to %d", len(from), len(to))
+	}
+	q.ask(slot, step{kind: copyStep, do: work})
 	return nil
 }
 

@@ -49,6 +49,7 @@ func Run(t *testing.T, open Open) {
 		{"RefusesSharedMemoryThatIsTooSmall", tooLittleShared},
 		{"PadsWithZeros", pads},
 		{"FetchesTheOutputsOfTheFirstImages", fetches},
+		{"CopiesTensors", copies},
 		{"HasBatchesInFlightTogether", together},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -458,6 +459,42 @@ func fetches(t *testing.T, open Open) {
 				t.Errorf("slot %d, output %d: %x, want %x", slot, o, have.Results[o][:first], want[o][:first])
 			}
 		}
+	}
+}
+
+// An upload is in the input, and a download has the output at its place in the stream.
+func copies(t *testing.T, open Open) {
+	target, _ := three(t, open)
+	for slot := range device.Slots {
+		have := target.tensors[slot]
+		data, got := make([]byte, 8), make([]byte, 8)
+		for i := range data {
+			data[i] = byte(slot + i + 1)
+		}
+		target.Write(have.Outputs[0], []byte("the outputs"))
+		target.Write(have.Input, make([]byte, len(have.Input)))
+		if err := target.Upload(slot, have.Input[8:16], data); err != nil {
+			t.Fatal(err)
+		}
+		if err := target.Download(slot, got, have.Outputs[0][4:12]); err != nil {
+			t.Fatal(err)
+		}
+		if err := target.Fetch(slot, 0); err != nil {
+			t.Fatal(err)
+		}
+		target.wait(t, slot)
+		if want := slices.Concat(make([]byte, 8), data, make([]byte, len(have.Input)-16)); !bytes.Equal(target.Read(have.Input), want) {
+			t.Errorf("slot %d has %x, want %x", slot, target.Read(have.Input), want)
+		}
+		if !bytes.HasPrefix(got, []byte("outputs")) {
+			t.Errorf("slot %d: got %q", slot, got)
+		}
+		if target.Upload(slot, have.Input, data) == nil || target.Download(slot, got, have.Outputs[0]) == nil {
+			t.Errorf("slot %d copies between memory of different sizes", slot)
+		}
+	}
+	if target.Upload(device.Slots, nil, nil) == nil {
+		t.Error("uploads to a slot that does not exist")
 	}
 }
 

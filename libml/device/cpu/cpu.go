@@ -174,6 +174,23 @@ func (d *Device) Fetch(slot int, images int) error {
 	return nil
 }
 
+// Upload copies.
+func (d *Device) Upload(slot int, dst, data []byte) error { return d.copy(slot, dst, data) }
+
+// Download copies.
+func (d *Device) Download(slot int, data, src []byte) error { return d.copy(slot, data, src) }
+
+func (d *Device) copy(slot int, to, from []byte) error {
+	switch {
+	case slot < 0 || slot >= len(d.slots):
+		return fmt.Errorf("copy tensor of slot %d: %w", slot, errSlot)
+	case len(to) != len(from):
+		return fmt.Errorf("copy %d bytes of a tensor: %w: %d bytes", len(from), errTensor, len(to))
+	}
+	copy(to, from)
+	return nil
+}
+
 // Done is always true: all work is done when its call returns.
 func (d *Device) Done(slot int) (bool, error) {
 	if slot < 0 || slot >= len(d.slots) {

@@ -392,6 +392,27 @@ func (d *Device) Fetch(slot int, images int) error {
 	return nil
 }
 
+// Upload queues a copy to the slot's input.
+func (d *Device) Upload(slot int, dst, data []byte) error { return d.copyTensor(slot, dst, data) }
+
+// Download queues a copy of a part of the slot's outputs.
+func (d *Device) Download(slot int, data, src []byte) error { return d.copyTensor(slot, data, src) }
+
+func (d *Device) copyTensor(slot int, to, from []byte) error {
+	s, err := d.slot(slot)
+	if err == nil && len(to) != len(from) {
+		err = errTensor
+	}
+	if err != nil {
+		return fmt.Errorf("copy %d bytes of a tensor to %d: %w", len(from), len(to), err)
+	}
+	s.work.queued, s.work.fenced = true, false
+	if err := s.stream.Copy(cuda.At(to), cuda.At(from), len(to)); err != nil {
+		return d.fail("copy tensor", err)
+	}
+	return nil
+}
+
 // Done reads a word that the stream writes. About every millisecond it asks the
 // driver whether the stream has failed, because a failed stream never writes it.
 func (d *Device) Done(slot int) (bool, error) {

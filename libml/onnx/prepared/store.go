@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/libml/onnx/answer"
+	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/private"
 )

@@ -1,8 +1,10 @@
-// Package answer holds a GPU's answers against the CPU's. The framework onnx runs one picture
-// of noise on the CPU when it loads a model. Later it runs the picture on the GPU, once per
-// batch size.
+// Package answer compares answers of a model: a GPU's with the CPU's (Reference), and those of a batch
+// with those of each picture alone (Rows).
 //
-// The check exists because a GPU's libraries can compute wrong results without an error.
+// # A GPU's answers
+//
+// The framework onnx runs one picture of noise on the CPU when it loads a model. Later it runs the picture
+// on the GPU, once per batch size. A GPU's libraries can compute wrong results without an error.
 // cuBLAS 13.0 chooses its f16 kernels by the number of multiprocessors that it sees. Under
 // an MPS percentage it sees fewer than the device has, and some of these kernels are wrong.
 // Measured on an H200: ResNet-50 is wrong at 20, 30, 40, 60, 70 and 80 %, and right at 10, 50
@@ -33,15 +35,24 @@ type Reference struct {
 	Outputs [][]float32 // of the card's outputs; empty if the model does not run on the CPU
 }
 
-// Sample returns the picture of noise as the gather writes it to the input tensor. The
+// Samples is the number of different samples.
+const Samples = 3
+
+// Sample returns the k-th picture, k < Samples, as the gather writes it to the input tensor. The first is
+// noise. The others have broad stripes and dark noise, because a model may answer all noise alike. The
 // picture's elements are bytes, also if the card has another type on the wire: random floats
 // include infinities.
-func Sample(in models.Input) ([]byte, error) {
+func Sample(in models.Input, k int) ([]byte, error) {
 	in.WireType = models.U8
-	rng := rand.New(rand.NewPCG(1, 2))
+	rng := rand.New(rand.NewPCG(1, 2+uint64(k)))
 	picture := make([]byte, in.WireBytes())
+	stripe, values := [Samples]int{1, len(picture)/8 + 1, 1}[k], [Samples]int{256, 256, 64}[k]
 	for i := range picture {
-		picture[i] = byte(rng.IntN(256))
+		if i%stripe == 0 {
+			picture[i] = byte(rng.IntN(values))
+		} else {
+			picture[i] = picture[i-1]
+		}
 	}
 
 	tensor := make([]byte, in.TensorBytes())

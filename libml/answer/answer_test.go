@@ -44,7 +44,7 @@ func TestSample(t *testing.T) {
 		Height: 8, Width: 8, Channels: 3, WireType: models.F32, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC,
 		Mean: []float32{10, 20, 30}, Std: []float32{2, 3, 4},
 	}
-	tensor, err := Sample(in)
+	tensor, err := Sample(in, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

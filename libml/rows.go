@@ -1,0 +1,133 @@
+package libml
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/models"
+)
+
+// rows compares each picture's answer in a batch with its answer alone (answer.Rows). The warm-up of the
+// first slot runs pictures in place of blank images:
+//
+//	smallest size      1 each picture alone; the first one twice
+//	all sizes above 1  2 all pictures together, in several orders: compared
+//
+// A size that a process adds while it serves is compared between two batches of requests, before the
+// loop uses it (loop.extend). A model that was measured before was compared then, too.
+type rows struct {
+	samples [answer.Samples][]byte // as images of the input tensor
+	answers *answer.Rows
+}
+
+// comparedOrders is how many batches of a size are compared.
+const comparedOrders = 3
+
+// newRows returns nil if batches have one image only.
+func newRows(card *models.Card) (_ *rows, err error) {
+	if card.MaxBatch() == 1 {
+		return nil, nil
+	}
+	r := &rows{answers: answer.NewRows(card)}
+	for k := range r.samples {
+		if r.samples[k], err = answer.Sample(card.Input, k); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+// sampleRuns returns the batches of a warm-up: the samples of the first images. The others are blank.
+func (p *process) sampleRuns(slot, n int) (runs [][]int) {
+	switch {
+	case p.card.MaxBatch() == 1:
+		return [][]int{nil} // it has run once, as the largest size
+	case slot > 0:
+		return [][]int{nil, nil}
+	}
+	if n == p.card.Batches[0] {
+		runs = append(runs, []int{0}, []int{1}, []int{2}, []int{0})
+	}
+	if n > 1 {
+		for order := range comparedOrders {
+			runs = append(runs, answer.Pictures(order, n))
+		}
+	}
+	return runs
+}
+
+// runSamples runs a batch of samples over these tensors, and returns how long it took. It compares
+// the answers, unless all images are blank.
+func (p *process) runSamples(slot, n int, t *tensors, pictures []int) (took time.Duration, err error) {
+	d, input, outputs := p.memory.device, t.input(n), t.outputs(n)
+	if err := d.Pad(slot, input, len(pictures), n); err != nil {
+		return 0, err
+	}
+	for i, k := range pictures {
+		if err := d.Upload(slot, t.input(i + 1)[len(t.input(i)):], p.rows.samples[k]); err != nil {
+			return 0, err
+		}
+	}
+	if p.onGPU() {
+		took, err = p.runBatch(slot, n)
+	} else {
+		wipe(outputs)
+		if took, err = p.runBatch(slot, n); err == nil {
+			err = checkWritten(p.card, outputs)
+		}
+	}
+	if err != nil || len(pictures) == 0 || p.exit.requested() {
+		return took, err
+	}
+	results, err := p.download(slot, outputs)
+	if err != nil {
+		return 0, err
+	}
+	return took, p.rows.take(p.card, results, n, pictures)
+}
+
+// take learns from a picture alone, and compares pictures together.
+func (r *rows) take(card *models.Card, outputs [][]byte, n int, pictures []int) error {
+	if len(pictures) == n && n > 1 {
+		return r.answers.Compare(outputs, pictures)
+	}
+	for i := range outputs {
+		outputs[i] = outputs[i][:card.Outputs[i].Bytes()]
+	}
+	r.answers.Learn(outputs)
+	return nil
+}
+
+// download copies outputs to memory of this process.
+func (p *process) download(slot int, outputs [][]byte) (results [][]byte, err error) {
+	d := p.memory.device
+	for _, out := range outputs {
+		results = append(results, make([]byte, len(out)))
+		err = mergeErrors(err, d.Download(slot, results[len(results)-1], out))
+	}
+	err = mergeErrors(err, d.Fetch(slot, 0))
+	_, waitErr := d.Wait(slot)
+	return results, mergeErrors(err, waitErr)
+}
+
+// compareSizes compares the answers of sizes that were not compared yet. The slot has no batch in flight.
+func (p *process) compareSizes(slot int, sizes []int) (err error) {
+	t := p.memory.tensors[slot]
+	if p.rows == nil {
+		if p.rows, err = newRows(p.card); err != nil {
+			return err
+		}
+		sizes = append(sizes[:0:0], append(p.card.Batches[:1:1], sizes...)...)
+	}
+	for _, n := range sizes {
+		for _, pictures := range p.sampleRuns(0, n) {
+			if p.exit.requested() {
+				return nil
+			}
+			if _, err := p.runSamples(slot, n, t, pictures); err != nil {
+				return warmUpError(p.card, n, err)
+			}
+		}
+	}
+	return nil
+}
