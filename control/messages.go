@@ -143,6 +143,8 @@ type DesiredProcess struct {
 	// be able to read; empty if there is none.
 	Dir   string `json:"dir,omitempty"`
 	Model string `json:"model,omitempty"`
+	// Data are other files that the model reads.
+	Data []string `json:"data,omitempty"`
 	// Card is the absolute path of the card's file.
 	Card string `json:"card,omitempty"`
 	// Ticket is the secret that the process shows when it attaches. The processes of all

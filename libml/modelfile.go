@@ -9,17 +9,30 @@ import (
 	"github.com/penstock/penstock/libml/weights"
 )
 
-// modelFile describes a model's file. The zero value stands for no file.
+// modelFile describes the files of a model. The zero value stands for no file.
 type modelFile struct {
 	bytes int64
 	stamp string // differs if the contents differ
 }
 
-// readModelFile describes the file of the process's model. On a CPU it reads the file: its checksum
+// readModelFile describes the files of the process's model.
+func (p *process) readModelFile() (m modelFile, err error) {
+	for _, name := range p.card.Files() {
+		one, err := p.readFile(name)
+		if err != nil {
+			return modelFile{}, err
+		}
+		m.bytes += one.bytes
+		m.stamp += one.stamp
+	}
+	return m, nil
+}
+
+// readFile describes a file of the process's model. On a CPU it reads the file: its checksum
 // counts, because a file's times can be set, and change without its contents. That takes a small part of
 // the time of a load. On a GPU a load need not read the file, so the file's identity must do.
-func (p *process) readModelFile() (m modelFile, err error) {
-	file, err := os.Open(p.card.Model)
+func (p *process) readFile(name string) (m modelFile, err error) {
+	file, err := os.Open(name)
 	if err != nil {
 		return m, err
 	}

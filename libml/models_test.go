@@ -1,12 +1,15 @@
 package libml_test
 
 import (
+	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/tinymodel"
@@ -120,5 +123,48 @@ func TestRefusedONNXModels(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, want)
 			}
 		})
+	}
+}
+
+// The weights of a model are in another file, which lies next to the model. A file of the same name in the
+// working folder, which is the card's, is not read.
+func TestWeightsInAnotherFile(t *testing.T) {
+	folder := t.TempDir()
+	m := tinymodel.Linear(tinymodel.F32, 4, tinymodel.Dynamic, 6, 5, 3)
+	m.Weights[0].File = "parts/w.data"
+	right := m.Weights[0].Data()
+	for name, data := range map[string][]byte{
+		"parts/w.data": make([]byte, len(right)), "sub/parts/w.data": right, "sub/tiny.onnx": m.Encode(),
+	} {
+		file := filepath.Join(folder, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(folder)
+	card := card()
+	card.Name, card.Framework, card.Input.Name, card.Input.TensorLayout = "tiny", "onnx", "x", models.HWC
+	card.Input.Mean, card.Input.Std = nil, nil
+	card.Outputs = []models.Output{{Name: "y", Shape: []int64{4}}}
+	card.Model, card.Data = filepath.Join(folder, "sub/tiny.onnx"), []string{filepath.Join(folder, "sub/parts/w.data")}
+	build := func(*models.Card) (libml.Framework, error) { return onnx.New(), nil }
+
+	picture := bytes.Repeat([]byte{1}, card.Input.WireBytes())
+	reference, err := libml.NewReference(card, build)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _, err := reference.Answer(picture)
+	if err := errors.Join(err, reference.Close()); err != nil {
+		t.Fatal(err)
+	}
+	n := float32(len(picture))
+	if want := math.Float32bits(n * (n + 1) / 2 / 1024); binary.LittleEndian.Uint32(got) != want {
+		t.Errorf("got % x, want %x first", got, want)
+	}
+
+	card.Data = nil
+	if _, err := libml.NewReference(card, build); err == nil || !strings.Contains(err.Error(), "penstock if replace") {
+		t.Errorf("a model that names another file than before: %v", err)
 	}
 }

@@ -169,7 +169,7 @@ func (in *instance) settledOnGroups() bool {
 // sameModel reports whether two cards' models need the same.
 func sameModel(a, b *models.Card) bool {
 	return a == b || a.Name == b.Name && a.Version == b.Version && a.Framework == b.Framework && a.Model == b.Model &&
-		slices.Equal(a.Command, b.Command) && slices.Equal(a.Batches, b.Batches)
+		slices.Equal(a.Data, b.Data) && slices.Equal(a.Command, b.Command) && slices.Equal(a.Batches, b.Batches)
 }
 
 // noteFeasible records that a model which failed on single groups runs on its present one.

@@ -101,13 +101,20 @@ func fitMemory(w *configs.Worker, card *models.Card) error {
 	if w.Memory == 0 || card.Model == "" {
 		return nil
 	}
-	info, err := os.Stat(card.Model)
-	if err != nil || info.Size() <= int64(w.Memory) { // its process reports a missing file better
+	var bytes int64
+	for _, name := range card.Files() {
+		info, err := os.Stat(name)
+		if err != nil { // its process reports a missing file better
+			return nil
+		}
+		bytes += info.Size()
+	}
+	if bytes <= int64(w.Memory) {
 		return nil
 	}
-	need := (info.Size() + mib - 1) / mib
+	need := (bytes + mib - 1) / mib
 	return fmt.Errorf("is %q, with memory for models of %.1f MiB, and %s has %.1f MiB; want `memory: %dMiB` or more, because models take up to twice their file, or leave the worker out",
-		w.Name, float64(w.Memory)/mib, card.Model, float64(info.Size())/mib, 2*need)
+		w.Name, float64(w.Memory)/mib, card.Model, float64(bytes)/mib, 2*need)
 }
 
 const mib = 1 << 20

@@ -83,7 +83,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			Role: role, Terms: in.terms(q, role), SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU() && in.answersRightly(q),
 			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
-			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
+			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
 			Worker: with.worker, Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
 		if w, ok := in.m.cfg.Worker(with.worker); ok {

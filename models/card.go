@@ -56,6 +56,8 @@ type Card struct {
 	// Model is the model's file, absolute after ReadCard. It is empty if the
 	// framework needs none.
 	Model string
+	// Data are other files that the model reads, absolute: an ONNX model may have its weights in them.
+	Data []string `json:",omitempty"`
 	// File is the card's own file, Dir the folder that it was read from. Both
 	// are absolute.
 	File string

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/models/onnxfile"
 	"github.com/penstock/penstock/private"
 )
 
@@ -182,7 +183,29 @@ func (c *Card) checkModel(root document.Value, f *cardFile) {
 		model.Reject("file %s is not a regular file", c.Model)
 	case info.Size() == 0:
 		model.Reject("file %s is empty", c.Model)
+	case c.Framework == "onnx":
+		c.checkONNX(model)
 	}
+}
+
+// checkONNX finds the other files of an ONNX model. ONNX Runtime checks the rest when the model is loaded.
+func (c *Card) checkONNX(model document.Value) {
+	if known := onnxfile.Describe(c.Model); known != "" {
+		model.Reject("file %s is %s", c.Model, known)
+		return
+	}
+	var err error
+	if c.Data, err = onnxfile.DataFiles(c.Model); err != nil {
+		model.Reject("file %s: %v", c.Model, err)
+	}
+}
+
+// Files returns the files that the model is read from.
+func (c *Card) Files() []string {
+	if c.Model == "" {
+		return nil
+	}
+	return append([]string{c.Model}, c.Data...)
 }
 
 // resolve makes a card's path absolute.

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -164,7 +165,7 @@ func removePrivate(path string) error {
 }
 
 // confine completes the spec of a process with what the process may do.
-func (s *supervisor) confine(sp *spec, model string) error {
+func (s *supervisor) confine(sp *spec, files []string) error {
 	b := s.o.Sandbox
 	if b == nil {
 		return nil
@@ -179,14 +180,14 @@ func (s *supervisor) confine(sp *spec, model string) error {
 	c.Read = append(c.Read, b.Readable...)
 	c.Read = append(c.Read, nonEmpty(sp.start.Prepared)...)
 	c.Read = append(c.Read, nonEmpty(sp.dir)...)
-	c.Read = append(c.Read, nonEmpty(model)...)
+	c.Read = append(c.Read, files...)
 	sp.reads = slices.Clone(c.Read)
 	if sp.worker != "" {
 		// The process hosts later members, too, if it may read their models.
 		c.Read = append(c.Read, s.o.Models...)
 		for _, d := range s.target.desired.Processes {
 			if d.Worker == sp.worker {
-				c.Read = append(append(c.Read, nonEmpty(d.Dir)...), nonEmpty(d.Model)...)
+				c.Read = append(append(c.Read, nonEmpty(d.Dir)...), modelFiles(&d)...)
 			}
 		}
 	}
@@ -198,12 +199,15 @@ func (s *supervisor) confine(sp *spec, model string) error {
 			}
 		}
 	}
-	if err := c.Check(slices.Concat(b.Readable, nonEmpty(model))); err != nil {
+	if err := c.Check(slices.Concat(b.Readable, files)); err != nil {
 		return fmt.Errorf("start %v: %w", sp.key, err)
 	}
 	sp.confined, sp.limits = &c, b.Limits
 	return nil
 }
+
+// modelFiles returns the files of a process's model.
+func modelFiles(d *control.DesiredProcess) []string { return append(nonEmpty(d.Model), d.Data...) }
 
 func nonEmpty(path string) []string {
 	if path == "" {

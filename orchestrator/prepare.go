@@ -54,7 +54,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 	s.addProcess(s.log.Info(), k).Str("card", card).Msg("preparing model for the GPU")
 	p := preparer{
 		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: s.gpu.uuid, card: card,
-		read: slices.Concat([]string{card}, nonEmpty(c.desired.Dir), nonEmpty(c.desired.Model)), log: s.log,
+		read: slices.Concat([]string{card}, nonEmpty(c.desired.Dir), modelFiles(&c.desired)), log: s.log,
 	}
 	s.closing.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), s.limits.load)

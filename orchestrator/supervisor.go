@@ -549,7 +549,7 @@ func (s *supervisor) spawn(a action) {
 	sp.note = s.noteOf(a.key, c)
 	c.noted = sp.note
 	var p process
-	if err = s.confine(&sp, a.wanted.Model); err == nil {
+	if err = s.confine(&sp, modelFiles(&a.wanted)); err == nil {
 		p, err = s.o.spawner.spawn(sp)
 	}
 	if err != nil {

@@ -5,6 +5,7 @@ package onnx
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"runtime"
 	"sync"
 
@@ -78,6 +79,9 @@ func (c *cpu) loadModel() (err error) {
 	if c.model, err = readPrivately(c.card.Model); err != nil {
 		return fmt.Errorf("read model: %w", err)
 	}
+	if err := checkData(c.card); err != nil {
+		return err
+	}
 	if c.checked {
 		return nil // the parse takes half as long as the session
 	}
@@ -89,6 +93,9 @@ func (c *cpu) loadModel() (err error) {
 // size of the model's file: ONNX Runtime does not report its memory. They are too many if another
 // session grows at the same time.
 func (c *cpu) linkModel() (persistentBytes int64, err error) {
+	if err := c.options.AddSessionConfigEntry(folderKey, filepath.Dir(c.card.Model)); err != nil {
+		return 0, fmt.Errorf("set folder of %s: %w", c.card.Model, err)
+	}
 	before := usedBytes()
 	defer trim()
 	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, nil, nil, c.options)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -15,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/onnxfile"
 )
 
 // modelFile is a model's file with the inputs and outputs that it declares. The GPU path
@@ -43,10 +45,25 @@ func readModel(card *models.Card) (data []byte, inputs, outputs []signature.Tens
 	if data, err = os.ReadFile(card.Model); err != nil {
 		return nil, nil, nil, fmt.Errorf("read model: %w", err)
 	}
+	if err := checkData(card); err != nil {
+		return nil, nil, nil, err
+	}
 	if inputs, outputs, err = checkedDeclared(card, len(data)); err != nil {
 		return nil, nil, nil, err
 	}
 	return data, inputs, outputs, nil
+}
+
+// checkData returns an error if the model has weights in other files than when the card was read.
+func checkData(card *models.Card) error {
+	files, err := onnxfile.DataFiles(card.Model)
+	if err == nil && !slices.Equal(files, card.Data) {
+		err = fmt.Errorf("it has weights in the files %q now, and had %q; run `penstock if replace`", files, card.Data)
+	}
+	if err != nil {
+		return fmt.Errorf("read model %s: %w", card.Model, err)
+	}
+	return nil
 }
 
 // checkedDeclared is declared, and returns an error if the model does not fit the card. bytes is the

@@ -193,7 +193,7 @@ func newSession(model []byte, s settings, weights *pool, saved string) (_ *ortSe
 		return nil, err
 	}
 	defer C.pon_settings_free(C.uint64_t(options))
-	for _, o := range sessionOptions {
+	for _, o := range append([][2]string{{folderKey, s.folder}}, sessionOptions...) {
 		if err := withStrings(o[:], func(s []*C.char) C.pon_result { return C.pon_set(C.uint64_t(options), s[0], s[1]) }); err != nil {
 			return nil, err
 		}
@@ -239,11 +239,6 @@ func newSession(model []byte, s settings, weights *pool, saved string) (_ *ortSe
 
 // share replaces the model's weights by those in the GPU's memory.
 func (s *ortSession) share(options C.uint64_t, with settings) error {
-	// ONNX Runtime looks for the file of weights in this folder, but does not read it.
-	const folderKey = "session.model_external_initializers_file_folder_path"
-	if err := withStrings([]string{folderKey, with.folder}, func(w []*C.char) C.pon_result { return C.pon_set(options, w[0], w[1]) }); err != nil {
-		return err
-	}
 	if _, err := value(C.pon_set_level(options, 0)); err != nil {
 		return err
 	}

@@ -3,19 +3,26 @@
 package onnx
 
 import (
+	"path/filepath"
+
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/models"
 )
+
+// folderKey is the option for the folder of a model's other files. Without it, ONNX Runtime takes the
+// process's working folder, which is the card's: a session is made from bytes.
+const folderKey = "session.model_external_initializers_file_folder_path"
 
 // settings of a session.
 type settings struct {
 	stream cuda.Stream // for its work
 	nhwc   bool        // convolutions in NHWC if there are kernels for it
 	tf32   bool        // tensor cores; f32 values then have TF32's 11 bits of mantissa
+	// folder is where the model's other files are.
+	folder string
 	// initializers are weights that are in the GPU's memory. The model is then optimised, and
 	// refers to a file in folder for its weights. ONNX Runtime does not read that file.
 	initializers []initializer
-	folder       string
 }
 
 // initializer is a tensor of weights in the GPU's memory, which the session only reads.
@@ -59,7 +66,7 @@ func flag(on bool) string {
 // settings returns the settings of a session with private weights.
 func (g *gpu) settings(stream cuda.Stream, nhwc bool) settings {
 	return settings{
-		stream: stream, nhwc: nhwc,
+		stream: stream, nhwc: nhwc, folder: filepath.Dir(g.env.Card.Model),
 		// use_tf32=0 also keeps f16 convolutions from tensor cores. With f32 input, TF32 would
 		// leave 11 of 24 bits of mantissa.
 		tf32: g.env.Card.Input.TensorType == models.F16,

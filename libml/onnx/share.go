@@ -123,7 +123,7 @@ func (g *gpu) locatePrepared() (err error) {
 	}
 	card := g.env.Card
 	g.shared.store = prepared.Store{Dir: dir}
-	g.shared.key, err = prepared.KeyOf(card.Model, g.version(), g.env.Device, layoutName(prefersNHWC(card)))
+	g.shared.key, err = prepared.KeyOf(card.Files(), g.version(), g.env.Device, layoutName(prefersNHWC(card)))
 	return err
 }
 

@@ -41,7 +41,8 @@ var inner = map[string][][]string{
 		{"frameworks"},
 		{"capi", "null", "onnx"},
 		{""},
-		{"answer", "decode", "device", "python", "residency", "slab", "weights"},
+		{"answer"},
+		{"decode", "device", "python", "residency", "slab", "weights"},
 		{"lane"},
 	},
 }

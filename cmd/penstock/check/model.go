@@ -27,8 +27,8 @@ const loadPatience = time.Minute
 
 // load loads a model, after it has checked that the sandbox's user may read it.
 func (n *node) load(ctx context.Context, card *models.Card) error {
-	if n.confined != nil && card.Model != "" {
-		if err := sandbox.CheckReadable(n.confined.User, []string{card.Model}); err != nil {
+	if n.confined != nil {
+		if err := sandbox.CheckReadable(n.confined.User, card.Files()); err != nil {
 			return err
 		}
 	}

@@ -45,6 +45,7 @@ type Weights struct {
 	Name   string
 	Dims   []int64
 	Values []float32
+	File   string // where the values are; empty: in the model
 }
 
 // Model is a graph.
@@ -151,12 +152,25 @@ func (w Weights) encode() (tensor message) {
 	}
 	tensor.number(2, uint64(F32))
 	tensor.text(8, w.Name)
-	var raw []byte
-	for _, v := range w.Values {
-		raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(v))
+	if w.File == "" {
+		tensor.message(9, w.Data())
+		return tensor
 	}
-	tensor.message(9, raw)
+	const locationExternal = 1
+	var location message
+	location.text(1, "location")
+	location.text(2, w.File)
+	tensor.message(13, location)
+	tensor.number(14, locationExternal)
 	return tensor
+}
+
+// Data returns the values as they are in a file.
+func (w Weights) Data() (data []byte) {
+	for _, v := range w.Values {
+		data = binary.LittleEndian.AppendUint32(data, math.Float32bits(v))
+	}
+	return data
 }
 
 // message is a protobuf message under construction.

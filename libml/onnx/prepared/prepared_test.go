@@ -286,7 +286,7 @@ func keyed(t *testing.T) (Store, Key) {
 	if err := os.WriteFile(file, []byte("model"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	k, err := KeyOf(file, "1.29.0", "GPU-1", "nhwc")
+	k, err := KeyOf([]string{file}, "1.29.0", "GPU-1", "nhwc")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -340,7 +340,7 @@ func TestKey(t *testing.T) {
 		if err := os.Rename(path, file); err != nil {
 			t.Fatal(err)
 		}
-		k, err := KeyOf(file, "1.29.0", "GPU-1", "nhwc")
+		k, err := KeyOf([]string{file}, "1.29.0", "GPU-1", "nhwc")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -351,11 +351,29 @@ func TestKey(t *testing.T) {
 	if second := write(file+".new", "after!"); first.name() == second.name() || first.File != second.File {
 		t.Errorf("%+v and %+v", first, second)
 	}
-	again, err := KeyOf(file, "1.29.0", "GPU-1", "nhwc")
-	if second, err2 := KeyOf(file, "1.29.0", "GPU-1", "nhwc"); err != nil || err2 != nil || second != again {
+	data := file + ".data"
+	var keys []Key
+	for _, text := range []string{"weights", "others"} {
+		if err := os.WriteFile(data+text, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(data+text, data); err != nil {
+			t.Fatal(err)
+		}
+		k, err := KeyOf([]string{file, data}, "1.29.0", "GPU-1", "nhwc")
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, k)
+	}
+	if keys[0] == keys[1] || keys[0].Data == "" {
+		t.Errorf("models with other data have the keys %+v", keys)
+	}
+	again, err := KeyOf([]string{file}, "1.29.0", "GPU-1", "nhwc")
+	if second, err2 := KeyOf([]string{file}, "1.29.0", "GPU-1", "nhwc"); err != nil || err2 != nil || second != again {
 		t.Errorf("one file has two keys: %+v, %v and %+v, %v", again, err, second, err2)
 	}
-	if _, err := KeyOf(file+"x", "1.29.0", "GPU-1", "nhwc"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "model.onnxx") {
+	if _, err := KeyOf([]string{file + "x"}, "1.29.0", "GPU-1", "nhwc"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "model.onnxx") {
 		t.Errorf("without a file: %v", err)
 	}
 }

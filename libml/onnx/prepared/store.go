@@ -36,6 +36,8 @@ type Key struct {
 	Modified int64  `json:"modified"`
 	Changed  int64  `json:"changed"`
 	Inode    uint64 `json:"inode"`
+	// Data is the SHA-256 of the same of the other files with weights; empty if there are none.
+	Data string `json:"data,omitempty"`
 	// Runtime is ONNX Runtime's version, Device the GPU, and Layout the layout of the
 	// optimised model.
 	Runtime string `json:"runtime"`
@@ -43,8 +45,27 @@ type Key struct {
 	Layout  string `json:"layout"`
 }
 
-// KeyOf returns the key of the model in file.
-func KeyOf(file, runtime, device, layout string) (Key, error) {
+// KeyOf returns the key of the model in files. The first one has the graph, and the others weights.
+func KeyOf(files []string, runtime, device, layout string) (Key, error) {
+	var keys []Key
+	for _, file := range files {
+		k, err := keyOf(file)
+		if err != nil {
+			return Key{}, err
+		}
+		keys = append(keys, k)
+	}
+	k := keys[0]
+	k.Runtime, k.Device, k.Layout = runtime, device, layout
+	if len(keys) > 1 {
+		text, _ := json.Marshal(keys[1:]) // cannot fail: strings and numbers
+		k.Data = answer.Digest(text)
+	}
+	return k, nil
+}
+
+// keyOf returns the part of a key that is about a file.
+func keyOf(file string) (Key, error) {
 	path, err := filepath.Abs(file)
 	if err != nil {
 		return Key{}, err
@@ -55,7 +76,6 @@ func KeyOf(file, runtime, device, layout string) (Key, error) {
 	}
 	return Key{
 		File: path, Bytes: about.Size, Modified: about.Mtim.Nano(), Changed: about.Ctim.Nano(), Inode: about.Ino,
-		Runtime: runtime, Device: device, Layout: layout,
 	}, nil
 }
 
