@@ -96,6 +96,10 @@ func TestRefusedONNXModels(t *testing.T) {
 	two := tinymodel.Linear(tinymodel.F32, 4, dynamic, 6, 5, 3)
 	two.Inputs = append(two.Inputs, tinymodel.Value{Name: "mask", Type: tinymodel.I64, Dims: []int64{dynamic, 7}})
 	two.Nodes = append(two.Nodes, tinymodel.Node{Op: "Identity", Inputs: []string{"mask"}, Outputs: []string{"kept"}})
+	timeFirst := tinymodel.Linear(tinymodel.F32, 4, dynamic, 6, 5, 3)
+	timeFirst.Nodes[2].Outputs = []string{"z"}
+	timeFirst.Nodes = append(timeFirst.Nodes, tinymodel.Node{Op: "Transpose", Inputs: []string{"z"}, Outputs: []string{"y"}})
+	timeFirst.Outputs[0].Dims = []int64{4, dynamic}
 	for _, c := range []struct {
 		name  string
 		model tinymodel.Model
@@ -106,7 +110,9 @@ func TestRefusedONNXModels(t *testing.T) {
 		{"two inputs", two,
 			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" int64 [n, 7]), want one of u8, f16 or f32, because a request is one picture`},
 		{"fixed batch, another ladder", tinymodel.Linear(tinymodel.F32, 4, 4, 6, 5, 3),
-			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4]: smaller batches are padded`},
+			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4] if the first axis is the batch: smaller batches are padded`},
+		{"batch on the second axis", timeFirst,
+			`output "y" is f32 [4, n] in the model, with its batch on axis 1; it must be on the first axis: put a Transpose node behind the output`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			card := card()

@@ -54,6 +54,13 @@ type memory struct {
 	ephemeralBytes  int64 // of the largest batch beyond that
 }
 
+// logWarnings logs the warnings of a card that the function gets.
+func (f *function) logWarnings(card *models.Card) {
+	for _, w := range card.Warnings {
+		f.log.Warn().Str("warning", w).Msg("card may be wrong")
+	}
+}
+
 // newFunction opens the port and allocates the memory. It starts no thread.
 func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
@@ -64,6 +71,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		setup:      m.setupOf(c, card),
 	}
 	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
+	f.logWarnings(card)
 	f.change = m.device.changeOn(f.configured)
 	defer func() {
 		if err != nil {

@@ -257,10 +257,18 @@ func (m *Manager) awaitModel(text, name string, start func() (<-chan error, erro
 		}
 		from := modelName(before.model.desired)
 		end, err := start()
-		done = fmt.Sprintf(text, name, from, modelName(before.model.desired))
+		done = withWarnings(fmt.Sprintf(text, name, from, modelName(before.model.desired)), before.model.desired)
 		return end, err
 	})
 	return done, err
+}
+
+// withWarnings appends the warnings of a function's card to an answer, a line each.
+func withWarnings(text string, card *models.Card) string {
+	for _, w := range card.Warnings {
+		text += "\nwarning: " + w
+	}
+	return text
 }
 
 func (m *Manager) takeMove(w http.ResponseWriter, r *http.Request) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 
 	"github.com/penstock/penstock/models"
@@ -132,6 +131,7 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 	if err := f.takes(model, s); err != nil {
 		return nil, err
 	}
+	f.logWarnings(model)
 	// Copy the card: for the instances the same model with another setup is another card.
 	card := new(*model)
 	f.model.setups[card] = s
@@ -172,7 +172,7 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 		return
 	}
 	f.model.commit(older)
-	if !reflect.DeepEqual(old, f.model.desired) {
+	if !old.Equal(f.model.desired) {
 		f.byHand = 0 // it belonged to the old model
 	}
 	f.config.Model = model

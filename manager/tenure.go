@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"reflect"
 	"time"
 
 	"github.com/penstock/penstock/control/runclock"
@@ -30,7 +29,7 @@ func (t *tenure) begin(model *models.Card) {
 func (t *tenure) completeBatches() { t.batchesSince = runclock.Now() }
 
 // sameModel reports whether the process before ran the same model.
-func (t *tenure) sameModel() bool { return t.before != nil && reflect.DeepEqual(t.before, t.model) }
+func (t *tenure) sameModel() bool { return t.before != nil && t.before.Equal(t.model) }
 
 // movable returns since when a process could move, by runclock.Now. Before it had the ring it was
 // linking, and for its batch sizes the orchestrator has a timeout.

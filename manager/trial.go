@@ -106,7 +106,7 @@ func (m *Manager) awaitTrial(ctx context.Context, c configs.Function) (done stri
 	}
 	select {
 	case err := <-end:
-		return fmt.Sprintf("%s serves at %s", f.name, f.localAddr()), err
+		return withWarnings(fmt.Sprintf("%s serves at %s", f.name, f.localAddr()), f.model.desired), err
 	case <-ctx.Done():
 		return "", fmt.Errorf("wait for function %s: %w", f.name, ctx.Err())
 	case <-m.done:

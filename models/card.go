@@ -5,7 +5,11 @@
 // A Card is pure data: reading one touches no device and loads no weights.
 package models
 
-import "time"
+import (
+	"fmt"
+	"reflect"
+	"time"
+)
 
 // DType is the element type of a picture on the wire or of a tensor.
 type DType string
@@ -58,6 +62,9 @@ type Card struct {
 	Model string
 	// Data are other files that the model reads, absolute: an ONNX model may have its weights in them.
 	Data []string `json:",omitempty"`
+	// Lines are where the card's file has some of its keys: "input.name", "input.size", "batches",
+	// "outputs[0].name", "outputs[0].shape". Lines of keys that are left out are those of what holds them.
+	Lines map[string]int `json:",omitempty"`
 	// File is the card's own file, Dir the folder that it was read from. Both
 	// are absolute.
 	File string
@@ -83,8 +90,26 @@ type Card struct {
 	Threads int
 
 	Decoder Decoder
+	// Warnings are what is probably wrong in the card's file, a line each.
+	Warnings []string `json:"-"`
 	// Labels are the names of the classes, in order. They may be empty.
 	Labels []string
+}
+
+// Place returns the file and line of one of Lines, as " (FILE:LINE)" for the end of a sentence. It is empty
+// if the line is not known.
+func (c *Card) Place(key string) string {
+	if line := c.Lines[key]; line > 0 {
+		return fmt.Sprintf(" (%s:%d)", c.File, line)
+	}
+	return ""
+}
+
+// Equal reports whether two cards say the same, on whatever lines.
+func (c *Card) Equal(other *Card) bool {
+	a, b := *c, *other
+	a.Lines, a.Warnings, b.Lines, b.Warnings = nil, nil, nil, nil
+	return reflect.DeepEqual(a, b)
 }
 
 // PyTorch is the framework that is not part of Penstock's binary: it is a

@@ -50,7 +50,17 @@ func (c *Card) checkTopK(v document.Value, k int64) {
 	if len(c.Outputs) == 0 {
 		return // already reported
 	}
-	classes := int64(c.Outputs[0].Elements())
+	classes, lists := int64(c.Outputs[0].Elements()), 0
+	for _, d := range c.Outputs[0].Shape {
+		if d > 1 {
+			lists++
+		}
+	}
+	if lists > 1 {
+		v.Find("name").Reject("topk reads one value per class, and %s has shape %v; want a shape like [%d], or another decoder: raw, boxes",
+			c.Outputs[0].Name, c.Outputs[0].Shape, slices.Max(c.Outputs[0].Shape))
+		return
+	}
 	if k > classes {
 		v.Find("k").Reject("is %d, want an integer from 1 to %d", k, classes)
 	}

@@ -45,7 +45,7 @@ type cardFile struct {
 
 type inputFile struct {
 	// The model's input; onnx needs it.
-	Name string `yaml:"name" pattern:"^[!-~]{1,255}$" want:"a tensor's name, printable and without blanks"`
+	Name string `yaml:"name" pattern:"^[^\\x00-\\x1f]{1,1000}$" want:"a tensor's name, without control characters"`
 	// Height, width and channels, the same on the wire and in the tensor.
 	Size []int `yaml:"size" required:"true" elements:"height, width, channels" minItems:"3" maxItems:"3" min:"1" max:"16384"`
 	// The payload of a request.
@@ -69,7 +69,7 @@ type formatFile struct {
 
 type outputFile struct {
 	// The model's output.
-	Name string `yaml:"name" required:"true" pattern:"^[!-~]{1,255}$" want:"a tensor's name, printable and without blanks"`
+	Name string `yaml:"name" required:"true" pattern:"^[^\\x00-\\x1f]{1,1000}$" want:"a tensor's name, without control characters"`
 	// The shape of one image's output, without the batch.
 	Shape []int64 `yaml:"shape" required:"true" minItems:"1" maxItems:"8" min:"1" max:"268435456"`
 }

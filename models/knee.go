@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -57,7 +56,7 @@ func WriteKnees(file string, percent float64, knees []Knee) error {
 		return fmt.Errorf("write knees into %s: %w: %w", file, errCannotEdit, err)
 	}
 	current.KneePercent, current.Knees = percent, knees
-	if !reflect.DeepEqual(updated, current) {
+	if !updated.Equal(current) {
 		return fmt.Errorf("write knees into %s: %w: another key would change", file, errCannotEdit)
 	}
 	if err := replaceFile(file, []byte(text)); err != nil {

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -46,6 +48,9 @@ func ReadCard(path string) (*Card, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("read card: %w", err)
+	}
+	if filepath.Ext(path) == ".onnx" {
+		return nil, fmt.Errorf("read card: %s is a model; want its card, a YAML file that describes it (docs/models.md)", path)
 	}
 	data, err := private.ReadFile(path, document.MaxBytes)
 	if err != nil {
@@ -102,6 +107,7 @@ func decodeCard(path string, data []byte) (*Card, error) {
 	if err := doc.Err(); err != nil {
 		return nil, err
 	}
+	c.Warnings = doc.Warnings()
 	return c, nil
 }
 
@@ -131,6 +137,18 @@ func (c *Card) decode(root document.Value) {
 	c.decodeLabels(f.Labels)
 	c.decodeDecoder(f.Decoder)
 	c.checkBytes(root)
+	c.noteLines(root)
+}
+
+func (c *Card) noteLines(root document.Value) {
+	input, outputs := root.Find("input"), root.Find("outputs")
+	c.Lines = map[string]int{
+		"batches": root.Find("batches").Line(), "input.name": input.Find("name").Line(), "input.size": input.Find("size").Line(),
+	}
+	for i := range c.Outputs {
+		c.Lines[fmt.Sprintf("outputs[%d].name", i)] = outputs.Find(i, "name").Line()
+		c.Lines[fmt.Sprintf("outputs[%d].shape", i)] = outputs.Find(i, "shape").Line()
+	}
 }
 
 // checkProgram checks the program that runs the model: a built-in framework or the user's
@@ -260,7 +278,36 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 		v.Find("std").Reject("is set without mean, want both or neither")
 	case hasMean && !hasStd:
 		v.Find("mean").Reject("is set without std, want both or neither")
+	case hasMean && in.WireType == U8:
+		warnScale(v, f.Mean, f.Std)
 	}
+}
+
+// warnScale warns of a mean and std for pictures of 0 to 1, as PyTorch's have, if those on the wire have
+// bytes.
+func warnScale(v document.Value, mean, std []float32) {
+	within := func(values []float32) bool {
+		return !slices.ContainsFunc(values, func(x float32) bool { return x < -1 || x > 1 })
+	}
+	same := func(values []float32, all float32) bool {
+		return !slices.ContainsFunc(values, func(x float32) bool { return x != all })
+	}
+	switch {
+	case !within(std) || same(std, 1) && (same(mean, 0) || !within(mean)):
+	case within(mean):
+		v.Find("std").Warn("is for pictures of 0 to 1, and requests of u8 have 0 to 255; want mean: %s and std: %s", inBytes(mean), inBytes(std))
+	default:
+		v.Find("std").Warn("is at most 1, so the tensor has up to %.4g; requests of u8 have 0 to 255, and (v - mean) is divided by std", (255-slices.Min(mean))/slices.Min(std))
+	}
+}
+
+// inBytes returns numbers for pictures of 0 to 1 as numbers for 0 to 255.
+func inBytes(values []float32) string {
+	text := make([]string, len(values))
+	for i, v := range values {
+		text[i] = strconv.FormatFloat(math.Round(float64(v)*255*1e4)/1e4, 'f', -1, 64)
+	}
+	return "[" + strings.Join(text, ", ") + "]"
 }
 
 func (c *Card) checkOutputs(v document.Value, outputs []outputFile) {

@@ -95,7 +95,7 @@ slo: 1m
 func folder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
-	for name, content := range map[string]string{"model.onnx": "a model", "empty.onnx": "", "labels.txt": "cat\r\ndog\n", "program": "#!"} {
+	for name, content := range map[string]string{"model.onnx": "a model", "empty.onnx": "", "page.onnx": "<html>", "labels.txt": "cat\r\ndog\n", "program": "#!"} {
 		mode := os.FileMode(0o644)
 		if name == "program" {
 			mode = 0o755
@@ -134,9 +134,56 @@ func TestReadCardAllKeys(t *testing.T) {
 		Batches: []int{1, 2, 4}, SLO: 25 * time.Millisecond, KneePercent: 30, Knees: []Knee{{1, 20}, {4, 30}}, Threads: 2,
 		Decoder: Decoder{Name: "topk", Params: map[string]any{"k": int64(2)}},
 		Labels:  []string{"circle", "square", "3"},
+		Lines:   map[string]int{"batches": 15, "input.name": 6, "input.size": 7, "outputs[0].name": 14, "outputs[0].shape": 14},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
+	}
+}
+
+// The names of tensors are any text. A shape may have ones next to the number of classes.
+func TestReadCardNames(t *testing.T) {
+	text := strings.NewReplacer("name: image", `name: "Input Image ✓"`, "name: prob", "name: Class Prob", "shape: [3]", "shape: [1, 3, 1]").Replace(card)
+	got, err := read(t, folder(t), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Input.Name != "Input Image ✓" || got.Outputs[0].Name != "Class Prob" {
+		t.Errorf("names %q and %q", got.Input.Name, got.Outputs[0].Name)
+	}
+}
+
+func TestReadCardScale(t *testing.T) {
+	for _, c := range []struct{ mean, std, wire, want string }{
+		{"[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]", "u8", "card.yaml:12:8: input.std: is for pictures of 0 to 1, and requests of u8 have 0 to 255; want mean: [123.675, 116.28, 103.53] and std: [58.395, 57.12, 57.375]"},
+		{"[0.5, 0.5, 0.5]", "[1, 1, 1]", "u8", "want mean: [127.5, 127.5, 127.5] and std: [255, 255, 255]"},
+		{"[0, 0, 0]", "[0.5, 0.5, 0.5]", "u8", "want mean: [0, 0, 0] and std: [127.5, 127.5, 127.5]"},
+		{"[104, 117, 124]", "[0.017, 0.017, 0.017]", "u8", "so the tensor has up to 8882"},
+		{"[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]", "f32", ""},
+		{"[123.675, 116.28, 103.53]", "[58.395, 57.12, 57.375]", "u8", ""},
+		{"[104, 117, 124]", "[1, 1, 1]", "u8", ""},
+		{"[0, 0, 0]", "[1, 1, 1]", "u8", ""},
+		{"[0, 0, 0]", "[255, 255, 255]", "u8", ""},
+	} {
+		text := strings.NewReplacer("[1, 2.5, 3]", c.mean, "[1, 2, 4.0]", c.std, "{type: u8", "{type: "+c.wire).Replace(card)
+		got, err := read(t, folder(t), text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if all := strings.Join(got.Warnings, "\n"); (all == "") != (c.want == "") || !strings.Contains(all, c.want) {
+			t.Errorf("mean %s, std %s of %s: got %q, want %q", c.mean, c.std, c.wire, all, c.want)
+		}
+	}
+}
+
+// A model in place of its card is named as such.
+func TestReadModelAsCard(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.onnx")
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadCard(path); err == nil || !strings.Contains(err.Error(), "net.onnx is a model; want its card") {
+		t.Errorf("got %v", err)
 	}
 }
 
@@ -152,6 +199,7 @@ func TestReadCardDefaults(t *testing.T) {
 		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW},
 		Outputs: []Output{{Name: "y", Shape: []int64{2, 2, 2}}},
 		Batches: []int{1}, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
+		Lines: map[string]int{"batches": 1, "input.name": 5, "input.size": 5, "outputs[0].name": 8, "outputs[0].shape": 8},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v, want\n%+v", got, want)
@@ -249,7 +297,9 @@ var spoiledCards = []spoiled{
 	{"a negative dimension", card, "shape: [3]", "shape: [-1]", `outputs[0].shape[0]: is -1`, false},
 	{"a shape too large", card, "shape: [3]", "shape: [100000, 100000, 100000]", `outputs[0].shape: has more than 268435456 elements`, true},
 	{"an output twice", boxCard, "name: places", "name: scores", `"scores" is listed twice`, true},
-	{"an output's name with a blank", card, "name: prob", "name: pr ob", `outputs[0].name: is "pr ob"`, false},
+	{"an output's name with a tab", card, "name: prob", "name: \"pr\\tob\"", `outputs[0].name: is "pr\tob", want a tensor's name`, false},
+	{"topk of an image", card, "shape: [3]", "shape: [22, 2100]", `card.yaml:20:17: decoder.name: topk reads one value per class, and prob has shape [22 2100]; want a shape like [2100]`, true},
+	{"a web page", card, "model: model.onnx", "model: page.onnx", `page.onnx is a web page`, true},
 	{"batches with 0", card, "batches: [1, 2, 4]", "batches: [0, 4]", `card.yaml:15:11: batches[0]: is 0, want an integer from 1 to 1024`, false},
 	{"batches that fall", card, "batches: [1, 2, 4]", "batches: [1, 4, 2]", `batches[2]: is 2 after 4, want batch sizes, ascending`, true},
 	{"a batch twice", card, "batches: [1, 2, 4]", "batches: [1, 2, 2]", `batches[2]: is 2, which the list already has`, false},

@@ -166,7 +166,7 @@ func runLogged(cmd *exec.Cmd, log zerolog.Logger) error {
 // program panics, it keeps only the first line of the panic, because stacks follow.
 const (
 	tailLines     = 8
-	tailLineBytes = 200
+	tailLineBytes = maxReason
 )
 
 // crash matches the first line that the Go runtime prints when it ends a process,

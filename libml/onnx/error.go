@@ -3,14 +3,19 @@
 package onnx
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
 )
 
 // ortError is an error message of ONNX Runtime or of the loader.
@@ -39,7 +44,7 @@ func (e *ortError) tooFewSMs() bool {
 // shorten shortens a message of ONNX Runtime to one line: "CUDA failure 2: out of memory" from
 // half a page with template arguments, host name, file and expression.
 func shorten(text string) string {
-	s := strings.Join(strings.Fields(text), " ")
+	s := withoutPositions(strings.Join(strings.Fields(text), " "))
 	for _, start := range []string{"CUDA failure ", "CUDNN failure ", "CUDNN_FE failure ", "CUBLAS failure ", "CUFFT failure "} {
 		at := strings.Index(s, start)
 		if at < 0 {
@@ -51,11 +56,109 @@ func shorten(text string) string {
 	if _, message, found := strings.Cut(s, "Status Message: "); found {
 		s = addNode(s, message)
 	}
-	const longest = 300
+	const longest = 600
 	if len(s) > longest {
 		s = strings.ToValidUTF8(s[:longest], "") + "..."
 	}
 	return s
+}
+
+// position is where a source position of ONNX Runtime begins: "/build/onnxruntime/core/graph/model.cc:192 ". The
+// function's signature follows.
+var position = regexp.MustCompile(`/[\w./+-]*onnxruntime/[\w./+-]+\.(?:cc|cpp|h|cu|cuh):\d+ `)
+
+// withoutPositions returns a message without source positions: files, functions, and the conditions that
+// failed there.
+func withoutPositions(s string) string {
+	for {
+		found := position.FindStringIndex(s)
+		if found == nil {
+			return s
+		}
+		rest := s[found[1]:]
+		rest = strings.TrimPrefix(rest[endOfSignature(rest):], " const")
+		rest = strings.TrimPrefix(strings.TrimLeft(rest, " "), "status.IsOK() was false. ")
+		s = s[:found[0]] + strings.TrimLeft(rest, " ")
+	}
+}
+
+// endOfSignature returns the length of the signature that s begins with, or 0 if there is none: up to the
+// end of its last pair of parentheses, as operator() has two.
+func endOfSignature(s string) int {
+	depth := 0
+	for i, c := range s {
+		switch {
+		case c == '(':
+			depth++
+		case c == ')':
+			if depth--; depth == 0 && !strings.HasPrefix(s[i+1:], "(") {
+				return i + 1
+			}
+		}
+	}
+	return 0
+}
+
+// wrongShape matches a message about an output whose buffer has another shape than the answer.
+var wrongShape = regexp.MustCompile(`(?:has shape|Current shape:) ?\{([\d,]*)\}.*(?:this run is|Requested shape:) ?\{([\d,]*)\}`)
+
+// unknownOperator matches a message about an operator of another library.
+var unknownOperator = regexp.MustCompile(`(\S+)\(-?\d+\) is not a registered function/op`)
+
+// summarize returns an error of ONNX Runtime as one line, without the wrapper's words and the
+// file's name: the caller adds them.
+func summarize(card *models.Card, err error) error {
+	s := withoutPositions(strings.Join(strings.Fields(err.Error()), " "))
+	for _, words := range []string{
+		"Error loading temporary session: ",
+		"Error creating C session: ",
+		"Error creating session: ",
+		"Load model from " + card.Model + " failed:",
+	} {
+		s = strings.TrimPrefix(s, words)
+	}
+	if reason := explainMessage(card, s); reason != "" {
+		s = reason
+	}
+	return errors.New(s)
+}
+
+// explainMessage returns what a message of ONNX Runtime means for a card, or nothing.
+func explainMessage(card *models.Card, s string) string {
+	if m := unknownOperator.FindStringSubmatch(s); m != nil {
+		return fmt.Sprintf("the model has the operator %s, which is not part of ONNX Runtime; export the model without it, as plugins of TensorRT work in TensorRT only", m[1])
+	}
+	m := wrongShape.FindStringSubmatch(s)
+	if m == nil {
+		return ""
+	}
+	says, gives := dimsOf(m[1]), dimsOf(m[2])
+	for i := range card.Outputs {
+		o := &card.Outputs[i]
+		if len(says) == 0 || !slices.Equal(says[1:], o.Shape) {
+			continue
+		}
+		if len(gives) > 0 && gives[0] == says[0] {
+			says, gives = says[1:], gives[1:]
+		}
+		return fmt.Sprintf("output %q: the card says %s%s, the model gives %s", o.Name, listed(says), card.Place(fmt.Sprintf("outputs[%d].shape", i)), listed(gives))
+	}
+	return ""
+}
+
+// dimsOf reads dimensions like 1,14,14.
+func dimsOf(text string) (dims []int64) {
+	for d := range strings.SplitSeq(text, ",") {
+		if n, err := strconv.ParseInt(d, 10, 64); err == nil {
+			dims = append(dims, n)
+		}
+	}
+	return dims
+}
+
+func listed(dims []int64) string {
+	text, _ := json.Marshal(dims) // cannot fail: numbers
+	return strings.ReplaceAll(string(text), ",", ", ")
 }
 
 // addNode puts the name of the node that was running before a message, if s has it.
@@ -74,6 +177,9 @@ func addNode(s, message string) string {
 func (g *gpu) fail(doing string, err error) error {
 	var reported *ortError
 	if errors.As(err, &reported) {
+		if reason := explainMessage(g.env.Card, reported.text); reason != "" {
+			err = fmt.Errorf("%s: %w", reason, err)
+		}
 		if reported.outOfMemory() && !errors.Is(err, cuda.ErrOutOfMemory) {
 			err = fmt.Errorf("%w: %w", cuda.ErrOutOfMemory, err)
 		}

@@ -3,7 +3,6 @@
 package onnx
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -164,19 +163,4 @@ func elementType(t models.DType) ort.TensorElementDataType {
 	default: // models.F32: a card has no other
 		return ort.TensorElementDataTypeFloat
 	}
-}
-
-// summarize returns an error of ONNX Runtime as one line, without the wrapper's words and the
-// file's name: the caller adds them.
-func summarize(card *models.Card, err error) error {
-	s := strings.Join(strings.Fields(err.Error()), " ")
-	for _, words := range []string{
-		"Error loading temporary session: ",
-		"Error creating C session: ",
-		"Error creating session: ",
-		"Load model from " + card.Model + " failed:",
-	} {
-		s = strings.TrimPrefix(s, words)
-	}
-	return errors.New(s)
 }

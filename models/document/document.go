@@ -195,6 +195,9 @@ func (d *Document) value(node ast.Node, field string) Value {
 	return v
 }
 
+// Line is where the value, or what should hold it, is in the file; from 1.
+func (v Value) Line() int { return v.line }
+
 // Absent reports whether there is no value here, or null.
 func (v Value) Absent() bool { return v.node == nil }
 

@@ -169,6 +169,7 @@ func (n *node) function(ctx context.Context, i int) {
 		return // Functions has said so
 	}
 	if _, done := n.loaded[card.File]; !done {
+		n.notes = append(n.notes, card.Warnings...)
 		n.loaded[card.File] = n.load(ctx, card)
 	}
 	key := "model"

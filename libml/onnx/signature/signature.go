@@ -3,6 +3,7 @@
 package signature
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -50,37 +51,64 @@ func Check(card *models.Card, inputs, outputs []Tensor) error {
 	}
 	in := &card.Input
 	want := Tensor{Name: in.Name, Type: string(in.TensorType), Dims: append([]int64{-1}, in.Shape(1)[1:]...)}
-	if err := checkTensor("input", card, want, inputs); err != nil {
+	input, err := findTensor("input", card, want, inputs, "input.name", "input.size")
+	if err == nil {
+		err = checkFixed("input", card, input)
+	}
+	if err != nil {
 		return err
 	}
 	for i := range card.Outputs {
 		o := &card.Outputs[i]
-		want := Tensor{Name: o.Name, Type: string(models.F32), Dims: append([]int64{-1}, o.Shape...)}
-		if err := checkTensor("output", card, want, outputs); err != nil {
+		want, key := Tensor{Name: o.Name, Type: string(models.F32), Dims: append([]int64{-1}, o.Shape...)}, fmt.Sprintf("outputs[%d].", i)
+		output, err := findTensor("output", card, want, outputs, key+"name", key+"shape")
+		if err == nil {
+			err = cmp.Or(checkBatchAxis(output, input), checkFixed("output", card, output))
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// checkTensor finds the tensor that the card names, and compares it. A dynamic dimension of the
-// model accepts any size. A fixed batch accepts only its own size.
-func checkTensor(kind string, card *models.Card, want Tensor, have []Tensor) error {
+// findTensor finds the tensor that the card names, and compares it. A dynamic dimension of the
+// model accepts any size. name and shape are keys of models.Card.Lines.
+func findTensor(kind string, card *models.Card, want Tensor, have []Tensor, name, shape string) (got Tensor, err error) {
 	i := slices.IndexFunc(have, func(t Tensor) bool { return t.Name == want.Name })
 	if i < 0 {
-		return fmt.Errorf("model has no %s %q, which the card names; it has %s", kind, want.Name, joinNames(have))
+		return got, fmt.Errorf("model has no %s %q, which the card names%s; it has %s", kind, want.Name, card.Place(name), joinNames(have))
 	}
-	got := have[i]
+	got = have[i]
 	same := got.Type == want.Type && (len(got.Dims) == 0 || len(got.Dims) == len(want.Dims))
 	for d := 1; same && d < len(got.Dims); d++ {
 		same = got.Dims[d] < 0 || got.Dims[d] == want.Dims[d]
 	}
 	if !same {
-		return fmt.Errorf("%s %q is %s in the model, %s in the card", kind, want.Name, got, want)
+		return got, fmt.Errorf("%s %q is %s in the model, %s in the card%s", kind, want.Name, got, want, card.Place(shape))
 	}
+	return got, nil
+}
+
+// checkBatchAxis returns an error if the batch of an output is on another axis than the first: the input
+// takes any batch, the output's first axis has a fixed size, and another one has not.
+func checkBatchAxis(out, in Tensor) error {
+	if len(out.Dims) == 0 || len(in.Dims) == 0 || in.Dims[0] >= 0 || out.Dims[0] <= 1 {
+		return nil
+	}
+	for axis, d := range out.Dims {
+		if d < 0 {
+			return fmt.Errorf("output %q is %s in the model, with its batch on axis %d; it must be on the first axis: put a Transpose node behind the output", out.Name, out, axis)
+		}
+	}
+	return nil
+}
+
+// checkFixed returns an error if the model has a fixed batch and the card has other ones.
+func checkFixed(kind string, card *models.Card, got Tensor) error {
 	if len(got.Dims) > 0 && got.Dims[0] >= 0 && (len(card.Batches) != 1 || got.Dims[0] != int64(card.Batches[0])) {
-		return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v, want [%d]: smaller batches are padded",
-			kind, want.Name, got, got.Dims[0], card.Batches, got.Dims[0])
+		return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v%s, want [%d] if the first axis is the batch: smaller batches are padded",
+			kind, got.Name, got, got.Dims[0], card.Batches, card.Place("batches"), got.Dims[0])
 	}
 	return nil
 }

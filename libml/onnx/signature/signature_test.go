@@ -12,7 +12,8 @@ func TestCheck(t *testing.T) {
 		Input: models.Input{Name: "x", Height: 4, Width: 6, Channels: 3,
 			WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW},
 		Outputs: []models.Output{{Name: "y", Shape: []int64{10}}, {Name: "z", Shape: []int64{5, 4}}},
-		Batches: []int{1, 2},
+		Batches: []int{1, 2}, File: "/m/card.yaml",
+		Lines: map[string]int{"batches": 9, "input.name": 3, "input.size": 4, "outputs[0].shape": 6, "outputs[1].name": 7},
 	}
 	x := Tensor{"x", "f32", []int64{-1, 3, 4, 6}}
 	y := Tensor{"y", "f32", []int64{-1, 10}}
@@ -27,20 +28,22 @@ func TestCheck(t *testing.T) {
 		{"with dynamic sides", []Tensor{{"x", "f32", []int64{-1, 3, -1, -1}}}, []Tensor{y, z}, ""},
 		{"with a shape left open", []Tensor{x}, []Tensor{{"y", "f32", nil}, z}, ""},
 		{"another layout", []Tensor{{"x", "f32", []int64{-1, 4, 6, 3}}}, []Tensor{y, z},
-			`input "x" is f32 [n, 4, 6, 3] in the model, f32 [n, 3, 4, 6] in the card`},
+			`input "x" is f32 [n, 4, 6, 3] in the model, f32 [n, 3, 4, 6] in the card (/m/card.yaml:4)`},
 		{"another type", []Tensor{{"x", "f16", []int64{-1, 3, 4, 6}}}, []Tensor{y, z},
 			`input "x" is f16 [n, 3, 4, 6] in the model, f32 [n, 3, 4, 6] in the card`},
 		{"another input", []Tensor{{"image", "f32", []int64{-1, 3, 4, 6}}}, []Tensor{y, z},
-			`no input "x", which the card names; it has "image"`},
+			`no input "x", which the card names (/m/card.yaml:3); it has "image"`},
 		{"two inputs", []Tensor{x, y}, []Tensor{y, z}, `model takes 2 inputs ("x" f32 [n, 3, 4, 6], "y" f32 [n, 10]), want one of u8, f16 or f32`},
 		{"integers", []Tensor{{"x", "int64", []int64{-1, 3, 4, 6}}}, []Tensor{y, z}, `input "x" is int64 [n, 3, 4, 6] in the model, want u8, f16 or f32`},
 		{"fewer classes", []Tensor{x}, []Tensor{{"y", "f32", []int64{-1, 9}}, z},
-			`output "y" is f32 [n, 9] in the model, f32 [n, 10] in the card`},
+			`output "y" is f32 [n, 9] in the model, f32 [n, 10] in the card (/m/card.yaml:6)`},
 		{"a dimension more", []Tensor{x}, []Tensor{{"y", "f32", []int64{-1, 10, 1}}, z},
 			`output "y" is f32 [n, 10, 1] in the model, f32 [n, 10] in the card`},
-		{"an output missing", []Tensor{x}, []Tensor{y}, `no output "z", which the card names; it has "y"`},
+		{"an output missing", []Tensor{x}, []Tensor{y}, `no output "z", which the card names (/m/card.yaml:7); it has "y"`},
 		{"fixed at batch 1", []Tensor{{"x", "f32", []int64{1, 3, 4, 6}}}, []Tensor{y, z},
-			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2], want [1]`},
+			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2] (/m/card.yaml:9), want [1]`},
+		{"batch on the second axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{4, -1}}, z}, "output \"y\" is f32 [4, n] in the model, with its batch on axis 1"},
+		{"another dynamic axis", []Tensor{x}, []Tensor{{"y", "f32", []int64{1, -1}}, z}, "fixed at batch 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := Check(card, c.in, c.out)
