@@ -62,8 +62,8 @@ type Card struct {
 	Model string
 	// Data are other files that the model reads, absolute: an ONNX model may have its weights in them.
 	Data []string `json:",omitempty"`
-	// Lines are where the card's file has some of its keys: "input.name", "input.size", "batches",
-	// "outputs[0].name", "outputs[0].shape". Lines of keys that are left out are those of what holds them.
+	// Lines are the lines of some keys in the card's file: "input.name", "input.size", "batches",
+	// "outputs[0].name", "outputs[0].shape". A key that is left out has the line of what holds it.
 	Lines map[string]int `json:",omitempty"`
 	// File is the card's own file, Dir the folder that it was read from. Both
 	// are absolute.

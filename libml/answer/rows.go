@@ -86,7 +86,7 @@ func (r *Rows) Learn(image [][]byte) {
 }
 
 // learnLimit computes what may differ. again is another answer to the first sample. If it differs, the model
-// computes with random numbers, and nothing can be said of the output.
+// computes with random numbers, and the output is not compared.
 func (o *rowsOutput) learnLimit(again []float32) {
 	part, floor := partF32, floorF32
 	if o.half {

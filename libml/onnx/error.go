@@ -63,8 +63,8 @@ func shorten(text string) string {
 	return s
 }
 
-// position is where a source position of ONNX Runtime begins: "/build/onnxruntime/core/graph/model.cc:192 ". The
-// function's signature follows.
+// position matches the begin of a source position of ONNX Runtime: "/build/onnxruntime/core/graph/model.cc:192 ".
+// The function's signature follows.
 var position = regexp.MustCompile(`/[\w./+-]*onnxruntime/[\w./+-]+\.(?:cc|cpp|h|cu|cuh):\d+ `)
 
 // withoutPositions returns a message without source positions: files, functions, and the conditions that

@@ -18,7 +18,7 @@ type settings struct {
 	stream cuda.Stream // for its work
 	nhwc   bool        // convolutions in NHWC if there are kernels for it
 	tf32   bool        // tensor cores; f32 values then have TF32's 11 bits of mantissa
-	// folder is where the model's other files are.
+	// folder has the model's other files.
 	folder string
 	// initializers are weights that are in the GPU's memory. The model is then optimised, and
 	// refers to a file in folder for its weights. ONNX Runtime does not read that file.

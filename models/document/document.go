@@ -195,7 +195,7 @@ func (d *Document) value(node ast.Node, field string) Value {
 	return v
 }
 
-// Line is where the value, or what should hold it, is in the file; from 1.
+// Line returns the line of the value, or of what should hold it, in the file; from 1.
 func (v Value) Line() int { return v.line }
 
 // Absent reports whether there is no value here, or null.

@@ -1,5 +1,5 @@
-// Package onnxfile reads what Penstock has to know of an ONNX file before ONNX Runtime loads it: the other
-// files that have the model's weights, and what a file is that is no model.
+// Package onnxfile reads ONNX files before ONNX Runtime loads them. It finds the other files that have a model's
+// weights. It also finds out what a file is that is no model.
 package onnxfile
 
 import (

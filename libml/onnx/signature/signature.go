@@ -90,8 +90,8 @@ func findTensor(kind string, card *models.Card, want Tensor, have []Tensor, name
 	return got, nil
 }
 
-// checkBatchAxis returns an error if the batch of an output is on another axis than the first: the input
-// takes any batch, the output's first axis has a fixed size, and another one has not.
+// checkBatchAxis returns an error if the batch of an output is on another axis than the first. Then the input
+// takes any batch, and the output's first axis has a fixed size. Another one has not.
 func checkBatchAxis(out, in Tensor) error {
 	if len(out.Dims) == 0 || len(in.Dims) == 0 || in.Dims[0] >= 0 || out.Dims[0] <= 1 {
 		return nil
