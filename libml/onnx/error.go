@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 )
