@@ -81,8 +81,8 @@ func withoutPositions(s string) string {
 	}
 }
 
-// endOfSignature returns the length of the signature that s begins with, or 0 if there is none: up to the
-// end of its last pair of parentheses, as operator() has two.
+// endOfSignature returns the length of the signature that s begins with, or 0 if there is none. It ends with
+// its last pair of parentheses: operator() has two.
 func endOfSignature(s string) int {
 	depth := 0
 	for i, c := range s {

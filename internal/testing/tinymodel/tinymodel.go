@@ -45,7 +45,7 @@ type Weights struct {
 	Name   string
 	Dims   []int64
 	Values []float32
-	File   string // where the values are; empty: in the model
+	File   string // that has the values; empty: the model has them
 }
 
 // Model is a graph.
