@@ -404,7 +404,7 @@ func (t *nodeTraffic) ended(b []byte, now time.Time) (bool, error) {
 	switch {
 	case h.Count != 1:
 		return false, fmt.Errorf("the answer has %d pieces, want 1", h.Count)
-	case result.Status != client.StatusOK:
+	case result.Status != wire.StatusOK:
 		t.report.Refused++
 		return true, nil
 	}
