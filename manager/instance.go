@@ -222,15 +222,16 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if in.awaitsVerdict(q, &o, runclock.Time()) {
 		return
 	}
+	expected := o.WrongAnswers && q.Excused() // learnWrong has logged it
 	event := in.log.Debug()
 	switch {
-	case o.State == control.Failed:
+	case o.State == control.Failed && !expected:
 		event = in.log.Error()
 	case o.Reason != "":
 		event = in.log.Warn()
 	}
 	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg(o.State.Change())
-	in.failures.observe(&o)
+	in.failures.observe(&o, expected)
 	if o.State == control.Ready {
 		in.noteBytes(&o)
 	}

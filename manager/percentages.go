@@ -217,7 +217,7 @@ func (in *instance) learnWrong(q *pair.Process, o *control.ObservedProcess) {
 		if in.pair.Share() == q.SharePercent {
 			e = in.log.Error()
 		}
-		e.Uint32("generation", q.Generation).Float64("percent", round(q.SharePercent)).Int("multiprocessors", o.SMs).
+		e.Uint32("generation", q.Generation).Float64("percent", round(q.SharePercent)).
 			Float64("tries_percent", round(in.pair.Share())).Str("reason", o.Reason).Msg(message)
 	}
 	in.pair.Wrong(q.Generation)

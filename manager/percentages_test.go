@@ -129,6 +129,10 @@ func TestWrongFirstPercentage(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 
+	if in := b.instance("a", 0); in.failures.count != 0 || in.failures.last == nil {
+		t.Errorf("%d failures, the last one %+v; want the tries not to be counted", in.failures.count, in.failures.last)
+	}
+
 	// Another share is tried while the process serves.
 	at := len(b.woken)
 	if err := b.setShare("a", 20); err != nil {
@@ -183,6 +187,9 @@ func TestWrongModel(t *testing.T) {
 		}
 	default:
 		t.Error("it is tried again and again")
+	}
+	if in := b.instance("a", 0); in != nil && in.failures.count == 0 {
+		t.Error("the failure on the whole device is not counted")
 	}
 	if want := []wake{{"a", 30}, {"a", 100}}; !slices.Equal(b.woken, want) {
 		t.Errorf("orders %v, want %v", b.woken, want)

@@ -162,11 +162,13 @@ type failures struct {
 	count uint64
 }
 
-// observe applies the orchestrator's report on a process.
-func (f *failures) observe(o *control.ObservedProcess) {
+// observe applies the orchestrator's report on a process. An expected failure is not counted.
+func (f *failures) observe(o *control.ObservedProcess, expected bool) {
 	switch o.State {
 	case control.Failed:
-		f.count++
+		if !expected {
+			f.count++
+		}
 		f.reason = o.Reason
 		f.last = &control.ProcessFailure{Generation: o.Generation, PID: o.PID, At: time.Now(), Reason: o.Reason}
 	case control.Active:

@@ -701,15 +701,17 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 		s.release(c)
 	}
 	// A loss of the whole device does not count toward backoff.
+	expected := false
 	switch {
 	case !c.failed.IsZero(), c.pardoned:
 	case c.groupsTooFew && b.recordTooFew(len(c.infeasibleGroups), c.reason):
 	case c.wrongAnswers && b.recordWrong(c.wokenPercent, c.reason):
+		expected = true // the manager tries percentages
 	default:
 		b.ended(now, lived, state == control.Failed, c.reason)
 	}
 	e := s.log.Info()
-	if state == control.Failed {
+	if state == control.Failed && !expected {
 		e = s.log.Error()
 	}
 	if wait := b.until.Sub(now); wait > 0 {
