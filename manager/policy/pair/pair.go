@@ -257,8 +257,8 @@ func (p *Pair) Excuse(generation uint32) {
 
 // Wrong records that a generation ends because it answers wrongly at its share, and not
 // on the whole device. Call it after SetShare with another share, if there is one. If
-// there is none and another process serves, the pair changes nothing: the model or the
-// share cannot be had.
+// there is none and another process serves, that one continues, and a new model is given
+// up.
 func (p *Pair) Wrong(generation uint32) {
 	if q := p.Process(generation); q != nil && q.SharePercent < wholeDevice {
 		p.wrong = q.SharePercent
@@ -428,7 +428,8 @@ func (p *Pair) wake() {
 	p.shadow, p.next = nil, q
 }
 
-// wantsShare reports whether the active process needs another share, which can be had.
+// wantsShare reports whether the active process needs another share that is not known to
+// be wrong.
 func (p *Pair) wantsShare() bool { return p.active.SharePercent != p.target && p.target != p.wrong }
 
 // change introduces a new share or model next to a serving process. Unless
