@@ -455,6 +455,8 @@ type Attached struct {
 	// Measurements are those of an earlier process of the same worker with this model; nil if there
 	// are none.
 	Measurements *Measurements `json:"measurements,omitempty"`
+	// Compared is that of an earlier process's Report; empty if there is none.
+	Compared string `json:"compared,omitempty"`
 }
 
 // Measurements are the results of a warm-up of a member of a worker. The worker's next process need not
@@ -557,6 +559,9 @@ type Report struct {
 	// Measurements are for the worker's next process; nil outside a worker. A process does not change
 	// them.
 	Measurements *Measurements `json:"measurements,omitempty"`
+	// Compared identifies the model's files, if the answers of all batch sizes were compared with those
+	// of pictures alone. The next process with the same files need not compare them again.
+	Compared string `json:"compared,omitempty"`
 }
 
 // Equal reports whether both reports say the same.

@@ -96,6 +96,7 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 
 		Residency:    r.p.residence.report(shm.Now()),
 		Measurements: r.p.measured,
+		Compared:     r.p.comparedFiles(),
 	}
 	if published := r.published.Load(); published != nil {
 		report.Handovers, report.IdleNanos = published.count, published.idleNanos

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -102,6 +104,41 @@ func TestMixedRowsPartially(t *testing.T) {
 	c.await(control.Active)
 	if err := c.end(); !errors.Is(err, answer.ErrMixed) {
 		t.Errorf("ends with %v, want an error about mixed answers", err)
+	}
+}
+
+// A process compares nothing if an earlier one with the same file has done so.
+func TestRowsWereCompared(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		h := newHarness(t, testCard())
+		h.card.Model = filepath.Join(t.TempDir(), "model")
+		if err := os.WriteFile(h.card.Model, []byte("a model"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := (&process{card: h.card}).readModelFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.grant = func(a *control.Attached) {
+			if a.Compared = file.stamp; !same {
+				a.Compared = "7 00000000"
+			}
+		}
+		f := h.fake()
+		c := h.start(1, f.build, nil)
+		c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+		c.await(control.Ready)
+		want := 1 + 2*4 // the largest size first, then each size twice
+		if !same {
+			want = 1 + 4 + 3*3 // each picture alone, one of them twice, and three orders of 2, 4 and 8
+		}
+		f.mu.Lock()
+		ran := f.steps["infer"]
+		f.mu.Unlock()
+		if ran != want {
+			t.Errorf("same file: %v: ran %d batches, want %d", same, ran, want)
+		}
+		c.drained()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -71,10 +72,12 @@ type process struct {
 	weights   *weights.Mappings // nil: the framework loads its own
 	// level is the level of batches within the guarantee, on a GPU with priorities:
 	// memory.prioritized, or that takes turns. It is budget.Demoted if no guarantee was ordered at the wake.
-	level  budget.Level
-	sizes  sizes
-	rows   *rows // nil if the warm-up compares no answers, or has not begun
-	timing timing
+	level budget.Level
+	sizes sizes
+	rows  *rows // nil unless answers are being compared
+	// compared reports whether answers need not be compared any more.
+	compared atomic.Bool
+	timing   timing
 
 	gpuTurn *gpuTurn     // nil unless the processes of the GPU take turns
 	busy    *shm.BusyBit // nil on a CPU
@@ -146,7 +149,7 @@ func (p *process) readAttached(attached control.Attached) (err error) {
 // live takes steps 2 to 6 of the package comment. A member of a worker takes its places there before
 // step 4. live returns errStopped if the process must end before step 5.
 func (p *process) live(ctx context.Context, ended <-chan struct{}, attached control.Attached, files []*os.File) error {
-	if err := p.loadShadow(attached.Measurements); err != nil {
+	if err := p.loadShadow(&attached); err != nil {
 		return err
 	}
 	gone := make(chan struct{})
@@ -169,11 +172,10 @@ func (p *process) live(ctx context.Context, ended <-chan struct{}, attached cont
 }
 
 // loadShadow loads the model of a shadow. A conductor has it loaded later, when there is room for it.
-func (p *process) loadShadow(found *control.Measurements) error {
-	if p.worker != nil {
-		p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
-		p.checked = p.isSameModel(found)
-	}
+func (p *process) loadShadow(attached *control.Attached) error {
+	p.loaded, _ = p.readModelFile() // a file that cannot be read fails the load
+	p.checked = p.isSameModel(attached.Measurements)
+	p.compared.Store(p.knowsFiles() && attached.Compared == p.loaded.stamp)
 	if p.conducted() {
 		return nil
 	}

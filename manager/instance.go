@@ -301,10 +301,11 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		defer busy[1].Close()
 		files = append(files, busy...)
 	}
+	measured, compared := in.warmedUp.of(q.Card)
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
 		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn, Busy: len(busy) > 0,
-		Measurements: in.warmedUp.of(q.Card),
+		Measurements: measured, Compared: compared,
 	}, files)
 	if err != nil {
 		in.m.turns.leave(hello.PID)

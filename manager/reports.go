@@ -60,7 +60,7 @@ func (in *instance) report(generation uint32, r control.Report) {
 	}
 	in.noteHandovers(&r)
 	in.residency.note(generation, r.Residency)
-	in.warmedUp = warmedUp{active.Card, r.Measurements}
+	in.warmedUp = warmedUp{active.Card, r.Measurements, r.Compared}
 }
 
 // noteHandovers counts the new hand-overs in a process's report. A process's first

@@ -75,16 +75,17 @@ func (m *Manager) workersStatus() (list []control.WorkerStatus) {
 	return list
 }
 
-// warmedUp has the results of the last warm-up in a worker. The control loop owns it.
+// warmedUp has the results of the last warm-up. The control loop owns it.
 type warmedUp struct {
-	card    *models.Card // another worker has another card
-	results *control.Measurements
+	card     *models.Card // another worker has another card
+	results  *control.Measurements
+	compared string // control.Report.Compared
 }
 
-// of returns the results for a card; nil if there are none.
-func (w *warmedUp) of(card *models.Card) *control.Measurements {
+// of returns the results for a card; nil and empty if there are none.
+func (w *warmedUp) of(card *models.Card) (results *control.Measurements, compared string) {
 	if w.card != card {
-		return nil
+		return nil, ""
 	}
-	return w.results
+	return w.results, w.compared
 }

@@ -108,27 +108,27 @@ func TestWarmedUp(t *testing.T) {
 	results := &control.Measurements{PersistentBytes: 9}
 	report := func() {
 		generation, _ := b.serves("a")
-		in.report(generation, control.Report{Generation: generation, Measurements: results})
+		in.report(generation, control.Report{Generation: generation, Measurements: results, Compared: "file"})
 	}
-	if got := in.warmedUp.of(in.pair.Card()); got != nil {
+	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
 		t.Errorf("before a report: %+v", got)
 	}
 	report()
-	if got := in.warmedUp.of(in.pair.Card()); got != results {
+	if got, compared := in.warmedUp.of(in.pair.Card()); got != results || compared != "file" {
 		t.Errorf("results %+v, want those reported", got)
 	}
 	b.replaced("a", "newer")
-	if got := in.warmedUp.of(in.pair.Card()); got != nil {
+	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
 		t.Errorf("of another model: %+v", got)
 	}
 	report()
 	b.moved("a", "warm")
-	if got := in.warmedUp.of(in.pair.Card()); got != nil {
+	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
 		t.Errorf("of another worker: %+v", got)
 	}
 	report()
 	in.forgetGroups()
-	if got := in.warmedUp.of(in.pair.Card()); got != nil {
+	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
 		t.Errorf("of another device: %+v", got)
 	}
 }
