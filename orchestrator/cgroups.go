@@ -143,6 +143,7 @@ func sweep(dir string, log zerolog.Logger) {
 			continue
 		}
 		left := filepath.Join(dir, e.Name())
+		endLeft(left)
 		if inUse(left) {
 			log.Debug().Str("group", left).Msg("control group is in use by an orchestrator of another pid namespace; keeping it")
 			continue
@@ -155,6 +156,28 @@ func sweep(dir string, log zerolog.Logger) {
 			continue
 		}
 		log.Info().Str("group", left).Msg("removed the control groups of an orchestrator that has ended")
+	}
+}
+
+// endLeft kills the processes in the groups of functions of a node that was killed. The kernel ended the processes that
+// the node had started, but not those that they had started. A process of this pid namespace was a process
+// of that node; one of another namespace may belong to a container's node that runs.
+func endLeft(dir string) {
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil || strings.Contains(filepath.Base(dir), "-guest-") { // `penstock run` ends those
+		return
+	}
+	left := func() (found bool) {
+		for _, pid := range (&guestGroup{folder: dir}).PIDs() {
+			if namespace, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)); err == nil && namespace == own {
+				found = true
+				_ = unix.Kill(pid, unix.SIGKILL) // it may have ended meanwhile
+			}
+		}
+		return found
+	}
+	for deadline := time.Now().Add(guestGroupTimeout); left() && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/cgroups/v3"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
@@ -182,6 +183,50 @@ func TestSweepKeepsUsedTree(t *testing.T) {
 	sweep(dir, zerolog.Nop())
 	if !isDir(empty) || !isDir(full) {
 		t.Errorf("an empty group stays: %v, one with a process: %v; want both", isDir(empty), isDir(full))
+	}
+}
+
+// The kernel does not end what a function's process had started when the node is killed.
+func TestSweepEndsLeftProcesses(t *testing.T) {
+	needQuotas(t)
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	own, unified, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounted(t) {
+		at := own["cpu"]
+		if m.kind == "cgroup2" {
+			at = unified
+		} else if !listHas(m.options, "cpu") {
+			continue
+		}
+		parent := filepath.Join(m.point, m.under(at))
+		tree := filepath.Join(parent, fmt.Sprintf("penstock-%d-1", dead.Process.Pid))
+		if err := os.MkdirAll(filepath.Join(tree, "face-0-1"), 0o755); err != nil {
+			continue // not writable for this user
+		}
+		cmd := sleeper(t)
+		if err := writeInt(filepath.Join(tree, "face-0-1", procsFile), cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		sweep(parent, zerolog.Nop())
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			t.Errorf("a process in %s runs on", tree)
+			cmd.Process.Kill()
+			<-ended
+			removeGroup(tree)
+		}
+		if isDir(tree) {
+			t.Errorf("%s is left", tree)
+		}
 	}
 }
 
