@@ -67,10 +67,14 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build lab man deb library guest-libraries examples test test-all demo demo-lanes demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build program lab man deb library guest-libraries examples test test-all demo demo-lanes demo-camera check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
 
-build: bin/lib/libonnxruntime.so library guest-libraries
-	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+build: program library guest-libraries
+
+# All that users of the demos need. A first build compiles 490 packages; -v names each.
+program: bin/lib/libonnxruntime.so
+	$(if $(wildcard bin/penstock),,@echo "Compiling Penstock and its libraries. This takes one to two minutes the first time, and seconds later.")
+	$(GO) build $(if $(wildcard bin/penstock),,-v) -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
 
 lab: build
 	$(GO) build -C research -trimpath -ldflags "-X main.version=$(VERSION)" -o $(CURDIR)/bin/penstock-lab ./cmd/penstock-lab
@@ -92,6 +96,7 @@ guest-libraries:
 
 bin/lib/libonnxruntime.so: go.mod
 	$(if $(ORT_$(GOARCH)),,$(error no ONNX Runtime for $(GOARCH): the carrier has amd64 and arm64))
+	@echo "Getting ONNX Runtime from the Go module $(CARRIER), 34 MB."
 	$(GO) mod download $(CARRIER)
 	mkdir -p bin/lib
 	install -m 0755 "$$($(GO) list -m -f '{{.Dir}}' $(CARRIER))/lib/$(ORT_$(GOARCH))/libonnxruntime.so" $@
@@ -126,14 +131,14 @@ test: build examples
 test-all: build examples
 	$(GOTEST) -timeout 40m $(TESTED)
 
-demo: build
+demo: program
 	bin/penstock demo --duration $(DURATION) --out out $(if $(DEVICE),--device $(DEVICE))
 
 demo-lanes: DURATION = 60s
-demo-lanes: build
+demo-lanes: program
 	bin/penstock demo --lanes --duration $(DURATION) --out out
 
-demo-camera: build
+demo-camera: program
 	bin/penstock demo --camera --out out $(if $(OPEN),--open) $(if $(PHONE),--phone)
 
 check:
