@@ -326,6 +326,8 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 	switch {
 	case r.Err != nil:
 		return r, fmt.Errorf("request %d: %w", id, r.Err)
+	case r.Status == StatusRefused && r.PictureBytes != 0 && int(r.PictureBytes) != len(picture):
+		return r, fmt.Errorf("request %d: %w: the picture has %d bytes, and the function takes %d", id, StatusError(r.Result.Status), len(picture), r.PictureBytes)
 	case r.Status != StatusOK:
 		return r, fmt.Errorf("request %d: %w", id, StatusError(r.Result.Status))
 	}

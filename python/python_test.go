@@ -104,6 +104,8 @@ func kinds(q clienttest.Request) (wire.Result, []byte, bool) {
 		r.Status = wire.StatusBusy
 	case 'R':
 		r.Status = wire.StatusRefused
+	case 'S':
+		r.Status, r.PictureBytes = wire.StatusRefused, 784
 	default:
 		r.Status = wire.StatusFailed
 	}

@@ -85,7 +85,8 @@ func (k Kind) String() string {
 //	32  u64 the client's send time
 //	40  u64 address cookie, 0 for none
 //	48  u32 the function's latency objective, µs, 0 for unknown
-//	52  12 × zero, ignored when read
+//	52  u32 the size of the function's pictures, 0 for unknown
+//	56  8 × zero, ignored when read
 type Result struct {
 	Status Status
 	Kind   Kind
@@ -116,6 +117,8 @@ type Result struct {
 	// Extension.Deadline. 0 comes from a manager that is older than this field.
 	// The wire has whole microseconds, at most 71 minutes.
 	Objective time.Duration
+	// PictureBytes is the size of the function's pictures. Only StatusRefused has it.
+	PictureBytes uint32
 }
 
 // StageNames are the names of the stages in reports, in order.
@@ -148,7 +151,8 @@ func (r *Result) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b[32:], r.SentAt)
 	binary.LittleEndian.PutUint64(b[40:], r.Cookie)
 	binary.LittleEndian.PutUint32(b[48:], micros(r.Objective))
-	clear(b[52:])
+	binary.LittleEndian.PutUint32(b[52:], r.PictureBytes)
+	clear(b[56:])
 }
 
 // AppendResult appends the datagram for fragment index of an answer, whose payload
@@ -206,6 +210,7 @@ func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 		SentAt:       binary.LittleEndian.Uint64(block[32:]),
 		Cookie:       binary.LittleEndian.Uint64(block[40:]),
 		Objective:    time.Duration(binary.LittleEndian.Uint32(block[48:])) * time.Microsecond,
+		PictureBytes: binary.LittleEndian.Uint32(block[52:]),
 	}
 	switch {
 	case r.Status >= NumStatuses, (r.Status == StatusBusy) != (h.Type == TypeBusy):

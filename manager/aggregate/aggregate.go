@@ -332,7 +332,8 @@ func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, eve
 		h.Count > 1 && int(size) < a.config.MinFragmentBytes:
 		a.stats.Refused++
 		a.drop(dropForeign, d, events)
-		a.turnAway(k, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client)}, false, events)
+		refused := wire.Result{Status: wire.StatusRefused, Credit: a.credit(client), PictureBytes: uint32(a.config.RequestBytes)}
+		a.turnAway(k, d, h, refused, false, events)
 		return
 	}
 	if d.Shed {

@@ -545,7 +545,7 @@ func TestAggregatorTellsRefusedOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onBed(t, nil, func(b *harness) {
 				e := b.send(camera, p, p)
-				want(b, "told", e.Reported, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusRefused, Credit: alone}}})
+				want(b, "told", e.Reported, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusRefused, Credit: alone, PictureBytes: uint32(b.a.config.RequestBytes)}}})
 				want(b, "foreign", b.a.Stats().Dropped[dropForeign], 2)
 				want(b, "refused", b.a.Stats().Refused, 1)
 			})

@@ -442,8 +442,11 @@ class Engine:
         elif status is Status.BUSY:
             detail = "busy: the manager has no room; send it again later"
         elif status is Status.REFUSED:
+            wrong = block.picture_bytes not in (0, len(r.picture))
             detail = (
-                f"refused: the model does not take a picture of {len(r.picture)} bytes in fragments of "
+                f"refused: the picture has {len(r.picture)} bytes, and the model takes {block.picture_bytes}"
+                if wrong
+                else f"refused: the model does not take a picture of {len(r.picture)} bytes in fragments of "
                 f"{self.options.piece_bytes}; its card says which (input.wire)"
             )
         elif status is Status.FAILED:

@@ -32,7 +32,7 @@ _MAX_NACK_BYTES = 1024
 _HEADER = struct.Struct("<2sBBIIIHHH")
 MAX_MISSING = 256  # fragments of an answer that a question spans
 _EXTENSION = struct.Struct("<IB3xQQHH32s4x")
-_BLOCK = struct.Struct("<BBHHHIIIIIIQQI12x")
+_BLOCK = struct.Struct("<BBHHHIIIIIIQQII8x")
 _NACK = struct.Struct("<HH")
 
 _HEADER_FIELDS = np.dtype(
@@ -75,6 +75,7 @@ class Block(NamedTuple):
     sent_at: int
     cookie: int
     objective: int
+    picture_bytes: int  # of the function, if the status is refused; 0 if not known
 
 
 class Fragment(NamedTuple):

@@ -163,6 +163,7 @@ class Async(Case):
                 ("I", penstock.Incomplete, "incomplete: 2 of 1 fragments did not arrive; send it again at a lower pace"),
                 ("B", penstock.Busy, "busy: the manager has no room; send it again later"),
                 ("R", penstock.Refused, "refused: the model does not take a picture of 600 bytes in fragments of 1024; its card says which (input.wire)"),
+                ("S", penstock.Refused, "refused: the picture has 600 bytes, and the model takes 784"),
                 ("F", penstock.Failed, "failed: the model failed on this picture; the node's log says why"),
             ):  # fmt: skip
                 p = np.full(600, ord(letter), np.uint8)

@@ -67,7 +67,7 @@ class Decode(unittest.TestCase):
     def test_result(self):
         d = _wire.decode(memoryview(golden("result")))
         self.assertEqual((d.request, d.total, d.fragment, d.fragments, d.size), (REQUEST, 12, 0, 1, 12))
-        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0)
+        want = _wire.Block(0, 1, 4, 7, 0, 2, 300, 1500, 40, 2000, 15, 0x1122334455667788, 0, 0, 0)
         self.assertEqual(d.block, want)
         a = answer(Kind.CLASSES, bytes(d.payload))
         self.assertEqual((list(a.classes.classes), list(a.classes.probabilities)), ([9, 258], [0.75, 0.125]))

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/client"
 )
 
 // TestClientFindsNode runs `penstock if` and `penstock load` without a flag. With one node
@@ -93,5 +95,16 @@ func TestSameConfiguration(t *testing.T) {
 	}
 	if err := nd.WaitReady(testContext(t)); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPictureSize sends a picture of a wrong size: the error names the right one.
+func TestPictureSize(t *testing.T) {
+	t.Parallel()
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	c := dial(t, nd, "fn", client.Options{Timeout: patience})
+	_, err := c.Do(testContext(t), picture(small-24, 1), client.RequestOptions{})
+	if want := fmt.Sprintf("the picture has %d bytes, and the function takes %d", small-24, small); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
 	}
 }
