@@ -2,18 +2,52 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io/fs"
+	"os"
 	"runtime/debug"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/gateway"
 	"github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// gatewayNice gives picture decoding in the gateway a lower priority than the data path
-// and the functions.
-const gatewayNice = 5
+// gatewayNice is the priority of the gateway, which decodes pictures. Next to the data path and the
+// functions, which have objectives to keep, it counts a tenth (sched(7)). If they use all CPUs, it
+// still runs.
+const gatewayNice = 10
+
+// lowerPriority gives all threads of this process, and those that they start, gatewayNice.
+func lowerPriority() error {
+	// A thread inherits from the one that started it. So a second pass finds any that was started
+	// during the first.
+	for range 2 {
+		threads, err := cpuset.Threads()
+		if err != nil {
+			return err
+		}
+		for _, id := range threads {
+			if err := unix.Setpriority(unix.PRIO_PROCESS, id, gatewayNice); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+		}
+	}
+
+	// With autogroups the kernel compares sessions first (sched(7)).
+	session, err := unix.Getsid(0)
+	if err != nil || session != os.Getpid() {
+		return err // the session of a shell has its own priority
+	}
+	err = os.WriteFile("/proc/self/autogroup", []byte(strconv.Itoa(gatewayNice)), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a kernel without them
+	}
+	return err
+}
 
 func gatewayCommand() *cobra.Command {
 	var flags nodeFlags
@@ -41,7 +75,7 @@ with a certificate that it makes, to the first browser that opens the printed ad
 				return err
 			}
 			defer end()
-			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, gatewayNice); err != nil {
+			if err := lowerPriority(); err != nil {
 				log.Warn().Err(err).Msg("lower the gateway's priority")
 			}
 			var streams []stream.Spec

@@ -79,6 +79,8 @@ func Run(ctx context.Context, o Options) error {
 	return cmp.Or(err, <-orchestrator)
 }
 
+const gatewayVerb = "gateway"
+
 // gatewayPause is the time before a restart of the gateway.
 const gatewayPause = 5 * time.Second
 
@@ -93,7 +95,7 @@ func (o *Options) keepGateway() (end func()) {
 	go func() {
 		defer close(ended)
 		for ctx.Err() == nil {
-			if err := o.keep(ctx, append([]string{"gateway"}, o.Args...), nil); err != nil {
+			if err := o.keep(ctx, append([]string{gatewayVerb}, o.Args...), nil); err != nil {
 				o.Log.Error().Err(err).Msg("gateway ended; the node runs without it until it is started again")
 			}
 			select {
@@ -156,6 +158,11 @@ func (o *Options) start(args []string, inherit Inheritance) (*exec.Cmd, error) {
 	// A separate process group: Ctrl-C reaches only the supervisor, which ends its children in
 	// order.
 	child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if args[0] == gatewayVerb {
+		// The gateway lowers its priority. If the kernel groups tasks by session (autogroup, sched(7)),
+		// that needs a new session. A session is also a process group.
+		child.SysProcAttr.Setpgid, child.SysProcAttr.Setsid = false, true
+	}
 	started := func() {}
 	if inherit != nil {
 		var err error

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -11,9 +12,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	pictures "github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
@@ -102,6 +106,43 @@ func TestGateway(t *testing.T) {
 	waitFor(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
 	waitFor(t, "the gateway to be back", func() bool { return gatewayReady(url) })
 	infer()
+}
+
+// All threads of the gateway have a lower priority than other processes, and its session has it too:
+// pictures over HTTP do not take the CPUs from requests over UDP.
+func TestGatewayPriority(t *testing.T) {
+	nd, url := startWithGateway(t)
+	response, err := http.Post(url+"/v2/models/face/infer", "image/jpeg", bytes.NewReader(photoOf(t))) // more threads
+	if err != nil {
+		t.Fatal(err)
+	}
+	response.Body.Close()
+	checked := 0
+	for _, p := range processes(nd.Dir) {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, thread := range threads {
+			id, _ := strconv.Atoi(thread.Name())
+			raw, err := unix.Getpriority(unix.PRIO_PROCESS, id)
+			if errors.Is(err, unix.ESRCH) {
+				continue
+			}
+			nice := 20 - raw
+			if p.command == "gateway" && nice != 10 || p.command == "manager" && nice > 0 || err != nil {
+				t.Errorf("thread %d of %s has nice %d, %v", id, p.command, nice, err)
+			}
+			checked++
+		}
+		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", p.pid))
+		if err == nil && strings.HasSuffix(strings.TrimSpace(string(group)), "nice 10") != (p.command == "gateway") {
+			t.Errorf("the session of %s: %s", p.command, group)
+		}
+	}
+	if checked < 10 {
+		t.Errorf("found %d threads", checked)
+	}
 }
 
 // Triton's own client library gets the same boxes in all ways to ask, and they are those of the
