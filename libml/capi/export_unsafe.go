@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -88,7 +89,9 @@ func pcapiLog(level C.int32_t, text *C.char) {
 		}
 	}
 	levels := []zerolog.Level{zerolog.DebugLevel, zerolog.InfoLevel, zerolog.WarnLevel, zerolog.ErrorLevel}
-	log.WithLevel(levels[min(max(0, int(level)), len(levels)-1)]).Msg(line(C.GoString(text)))
+	if message := line(C.GoString(text)); strings.TrimSpace(message) != "" { // a traceback has empty lines
+		log.WithLevel(levels[min(max(0, int(level)), len(levels)-1)]).Msg(message)
+	}
 }
 
 // pcapiStream is penstock_stream.
