@@ -26,7 +26,7 @@ import (
 // replaces the buffers of the first.
 //
 // On a CPU libml warms up a process as follows. It configures over private buffers, the largest
-// size first, and runs each size twice. Then it configures again over the buffers that active and
+// size first. It runs the largest size, and then each size several times. Then it configures again over the buffers that active and
 // shadow share. If a size leaves a value of its outputs unwritten in the warm-up, the process ends.
 //
 // On a GPU libml configures and runs each size. If no other process serves, it begins with the

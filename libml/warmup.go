@@ -2,6 +2,7 @@ package libml
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/control"
@@ -169,13 +170,8 @@ func (p *process) measureAlone(w *warmUp) error {
 
 // configureSlot prepares the batch sizes in a slot and returns the bytes of the largest.
 func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
-	return p.configureOver(slot, p.memory.tensors[slot])
-}
-
-// configureOver is configureSlot over these tensors.
-func (p *process) configureOver(slot int, t *tensors) (ephemeralBytes int64, err error) {
 	for _, n := range p.sizes.ladder {
-		bytes, err := p.configure(slot, n, t)
+		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
 		if err != nil {
 			return 0, err
 		}
@@ -263,8 +259,10 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := p.configureOver(0, scratch); err != nil {
-		return err
+	for _, n := range slices.Backward(p.sizes.ladder) {
+		if _, err := p.configure(0, n, scratch); err != nil {
+			return err
+		}
 	}
 	if err := p.warmUpSlot(0, scratch); err != nil || p.exit.requested() {
 		return err
