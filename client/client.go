@@ -161,11 +161,10 @@ func (o *Options) complete() error {
 // RequestOptions are the options of one request. The zero value is an ordinary
 // request.
 type RequestOptions struct {
-	// Deadline is how long after Intended an answer is still useful. 0 means
-	// the function's latency objective, which the first answer contains. With a
-	// longer deadline the request waits longer for credit. The manager still
-	// answers with late if it cannot answer within the objective from the
-	// request's arrival.
+	// Deadline is how long after Intended an answer is still useful, at most a
+	// minute. 0 means the function's latency objective, which the first answer
+	// contains. A request with a longer deadline waits behind those with shorter
+	// ones. Options.Timeout still ends it.
 	Deadline time.Duration
 	// Priority is higher for requests that should go first.
 	Priority uint8

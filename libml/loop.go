@@ -35,6 +35,7 @@ type loop struct {
 	ring   *shm.Consumer
 
 	pending []slab.Request // taken, and not yet in a batch
+	fair    *slab.Turns    // the order of pending
 	choice  choice         // the next batch
 	flights flights
 
@@ -80,6 +81,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	l := &loop{
 		p: p, memory: p.memory, ring: p.memory.consumer,
 		pending:  make([]slab.Request, 0, n),
+		fair:     slab.NewTurns(int(n)),
 		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
@@ -467,7 +469,7 @@ func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
 	l.p.residence.request(r.FirstFragment)
 	l.pending = append(l.pending, slab.Request{
-		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority,
+		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
 	})
 }
 
@@ -475,6 +477,7 @@ func (l *loop) addPending(slot uint32) {
 // it begins.
 func (l *loop) pick() {
 	now := shm.Now()
+	l.fair.Rank(l.pending, now, l.p.slo)
 	l.choice.demoted = !l.guaranteed(now)
 	began, ended := l.last.began, l.last.ended
 	if l.flights.count > 0 && !l.flights.newest().demoted {

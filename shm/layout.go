@@ -147,7 +147,11 @@ type Request struct {
 	// FirstFragment and Complete are when the first and the last fragment arrived. After
 	// Deadline the answer is worthless. All are nanoseconds of Now.
 	FirstFragment, Complete, Deadline int64
-	_                                 [24]uint8
+	// Client stands for the client's address and port, Address for the address, in
+	// which clients take turns. They are hashes; 0 is the address of all clients that
+	// have not proved theirs.
+	Address, Client uint32
+	_               [16]uint8
 }
 
 // Result is what an IF reports about a request, next to the payload.

@@ -25,7 +25,7 @@ func dump(mem []byte) string {
 func TestGoldenBytes(t *testing.T) {
 	g := Geometry{Slots: 2, MaxFragments: 2, ResultBytes: 5}
 	p := newPair(t, g)
-	p.table.SetRequest(1, Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3})
+	p.table.SetRequest(1, Request{ID: 0x11223344, Fragments: 2, Bytes: 0x600, Priority: 9, FirstFragment: 1, Complete: 2, Deadline: 3, Address: 4, Client: 5})
 	copy(p.table.Fragments(1), []Fragment{{Offset: 0x1000, Place: 0x20, Length: 0x400, Slab: 7}, {Offset: 0x2000, Place: 0x420, Length: 0x200}})
 	c := p.owner(t, 5)
 	c.Watch(true)
@@ -49,7 +49,7 @@ func TestGoldenBytes(t *testing.T) {
 0010 05000000000000000000000000000000
 0080 44332211020000000006000009000000
 0090 01000000000000000200000000000000
-00a0 03000000000000000000000000000000
+00a0 03000000000000000400000005000000
 00e0 00100000000000002000000000040700
 00f0 00200000000000002004000000020000
 `},

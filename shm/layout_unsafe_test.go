@@ -27,6 +27,8 @@ func TestLayout(t *testing.T) {
 		"Request.FirstFragment": {unsafe.Offsetof(request.FirstFragment), 16},
 		"Request.Complete":      {unsafe.Offsetof(request.Complete), 24},
 		"Request.Deadline":      {unsafe.Offsetof(request.Deadline), 32},
+		"Request.Address":       {unsafe.Offsetof(request.Address), 40},
+		"Request.Client":        {unsafe.Offsetof(request.Client), 44},
 		"size of resultHeader":  {unsafe.Sizeof(header), 64},
 		"result length":         {unsafe.Offsetof(header.length), 0},
 		"result modelVersion":   {unsafe.Offsetof(header.modelVersion), 4},

@@ -16,6 +16,9 @@ type Request struct {
 	// Whole is when its last fragment arrived, Deadline is when its batch must have ended.
 	// Both are nanoseconds of one clock.
 	Whole, Deadline int64
+	// Address and Client stand for the client: its address, and its port there.
+	Address, Client uint32
+	turn            uint32 // by Turns.Rank; 0 without it
 }
 
 // Pick chooses the next batch from pending, which it reorders in place:
@@ -24,7 +27,7 @@ type Request struct {
 //	pending[batch:len(pending)-late] keep waiting
 //	pending[len(pending)-late:]      are late: answer so without inference
 //
-// The batch is ordered by priority, then by deadline, then by slot. A request is late if it
+// The batch is ordered by priority, then by turn (Turns), then by deadline, then by slot. A request is late if it
 // would miss its deadline in the batch that is dispatched now: it would then miss it in any
 // later one, too. expected is the tail estimate for a batch of n (Rule.Expected), ascending
 // with n.
@@ -201,16 +204,59 @@ func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Du
 	// By deadline, the late ones came first, then those that this batch misses; they must go
 	// last.
 	slices.Reverse(pending)
-	slices.SortFunc(pending[:len(pending)-missed], byPriority)
+	moveFirst(pending[:len(pending)-missed], batch)
 	return batch, late
+}
+
+// moveFirst moves the first n requests by priority to the front, in this order. It does not sort the rest
+// (quickselect, Hoare 1961).
+func moveFirst(requests []Request, n int) {
+	for low, high := 0, len(requests); low < n && n < high && high-low > 1; {
+		pivot := requests[low+(high-low)/2]
+		i, j := low, high-1
+		for i <= j {
+			for byPriority(requests[i], pivot) < 0 {
+				i++
+			}
+			for byPriority(requests[j], pivot) > 0 {
+				j--
+			}
+			if i <= j {
+				requests[i], requests[j] = requests[j], requests[i]
+				i++
+				j--
+			}
+		}
+		// [low, j] is not after the pivot, [i, high) not before it; between them is the pivot.
+		switch {
+		case n <= j:
+			high = j + 1
+		case n >= i:
+			low = i
+		default:
+			low = n
+		}
+	}
+	slices.SortFunc(requests[:n], byPriority)
 }
 
 func compareDeadline(r Request, end int64) int { return cmp.Compare(r.Deadline, end) }
 
+// The comparisons below stop at the first difference: sorting is most of the cost of a pick.
+
 func byDeadline(a, b Request) int {
-	return cmp.Or(cmp.Compare(a.Deadline, b.Deadline), cmp.Compare(a.Slot, b.Slot))
+	if a.Deadline != b.Deadline {
+		return cmp.Compare(a.Deadline, b.Deadline)
+	}
+	return cmp.Compare(a.Slot, b.Slot)
 }
 
 func byPriority(a, b Request) int {
-	return cmp.Or(cmp.Compare(b.Priority, a.Priority), byDeadline(a, b))
+	switch {
+	case a.Priority != b.Priority:
+		return cmp.Compare(b.Priority, a.Priority)
+	case a.turn != b.turn:
+		return cmp.Compare(a.turn, b.turn)
+	}
+	return byDeadline(a, b)
 }

@@ -293,3 +293,23 @@ func TestPickTrial(t *testing.T) {
 		t.Errorf("batch of %d on trial, want all 8", batch)
 	}
 }
+
+func TestMoveFirst(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		requests := make([]Request, rapid.IntRange(1, 40).Draw(t, "requests"))
+		for i := range requests {
+			requests[i] = Request{Slot: uint32(i), Priority: rapid.Uint8Range(0, 2).Draw(t, "priority"), turn: rapid.Uint32Range(0, 5).Draw(t, "turn")}
+		}
+		n := rapid.IntRange(0, len(requests)).Draw(t, "n")
+		want := slices.Clone(requests)
+		slices.SortFunc(want, byPriority)
+		moveFirst(requests, n)
+		if got := slots(requests[:n]); !slices.Equal(got, slots(want[:n])) {
+			t.Fatalf("first %d: %v, want %v", n, got, slots(want[:n]))
+		}
+		slices.SortFunc(requests, byPriority)
+		if !slices.Equal(requests, want) {
+			t.Fatalf("lost: %v", requests)
+		}
+	})
+}

@@ -581,18 +581,32 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	a.gathering.end(slot, r.nacks.sent)
 	r.state, r.complete = stateComplete, a.now
 	a.stats.Complete++
+	address, client := a.source(r.client)
 	a.table.SetRequest(slot, shm.Request{
 		ID: r.id, Fragments: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.extension.priority,
 		FirstFragment: r.arrived, Complete: r.complete, Deadline: a.deadline(r),
+		Address: address, Client: client,
 	})
 	events.Complete = append(events.Complete, slot)
 }
+
+// source returns what stands for a client in the table. All ports of an address have the address in common, and
+// so have all clients without proof of theirs.
+func (a *Aggregator) source(ref clientRef) (address, client uint32) {
+	if p := a.party(ref); p.group != nil {
+		address = max(p.group.hash, 1)
+	}
+	return address, a.senders.client(ref).hash
+}
+
+// maxDeadline bounds how long a request may wait: it holds a slot.
+const maxDeadline = time.Minute
 
 // deadline returns when an answer to r is no longer useful.
 func (a *Aggregator) deadline(r *request) int64 {
 	useful := int64(a.config.SLO)
 	if r.extension.wanted > 0 {
-		useful = min(useful, r.extension.wanted)
+		useful = min(r.extension.wanted, int64(max(a.config.SLO, maxDeadline)))
 	}
 	return r.arrived + int64(Within(time.Duration(useful), a.config.Transit))
 }

@@ -38,8 +38,10 @@ func TestCompleteInAnyOrder(t *testing.T) {
 				if !bytes.Equal(b.assemble(slot), picture(7, testRequest)) {
 					t.Error("the descriptors do not make the picture")
 				}
+				address, client := b.a.source(b.a.slots[slot].client)
 				want(b, "request", b.table.requests[slot], shm.Request{
 					ID: 7, Fragments: testCount, Bytes: testRequest, FirstFragment: first, Complete: b.now, Deadline: first + int64(b.config.SLO),
+					Address: address, Client: client,
 				})
 				o, ok := b.a.Origin(slot)
 				want(b, "origin", o, Origin{From: camera, To: camera, RequestID: 7, FirstFragment: first, Received: first, Complete: b.now})
@@ -650,7 +652,8 @@ func TestReportedTime(t *testing.T) {
 }
 
 func TestExtensionOnFirstFragment(t *testing.T) {
-	early, long := &wire.Extension{Deadline: time.Millisecond, Priority: 1, SentAt: 1}, &wire.Extension{Deadline: time.Hour, Priority: 2, SentAt: 2}
+	early := &wire.Extension{Deadline: time.Millisecond, Priority: 1, SentAt: 1}
+	long := &wire.Extension{Deadline: 5 * time.Second, Priority: 2, SentAt: 2}
 	onBed(t, nil, func(b *harness) {
 		first := b.now
 		b.send(camera, all(1, 0, 5)...)
@@ -659,7 +662,7 @@ func TestExtensionOnFirstFragment(t *testing.T) {
 		slot := b.send(camera, fragment{id: 1, extension: long}).Complete[0]
 		r := b.table.requests[slot]
 		want(b, "priority", r.Priority, 2)
-		want(b, "deadline: the objective, for it is shorter", r.Deadline-first, int64(b.config.SLO))
+		want(b, "deadline: the client's, although it is longer", r.Deadline-first, int64(5*time.Second))
 		b.end(slot, wire.StatusOK, "")
 		b.send(camera, all(2, 0)...)
 		slot = b.send(camera, fragment{id: 2, extension: early}).Complete[0]
@@ -670,6 +673,34 @@ func TestExtensionOnFirstFragment(t *testing.T) {
 		r = b.table.requests[b.whole(camera, 3)]
 		want(b, "priority", r.Priority, 0)
 		want(b, "deadline", r.Deadline-r.FirstFragment, int64(b.config.SLO))
+		// A request holds a slot for a minute at most.
+		slot = b.send(camera, append(all(4, 0), fragment{id: 4, extension: &wire.Extension{Deadline: time.Hour}})...).Complete[0]
+		r = b.table.requests[slot]
+		want(b, "deadline: a minute", r.Deadline-r.FirstFragment, int64(time.Minute))
+	})
+}
+
+// TestSources checks which requests are those of one address, and of one client.
+func TestSources(t *testing.T) {
+	from := func(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+	change := func(c *Config) { c.Trusted = []netip.Prefix{netip.MustParsePrefix("127.7.0.0/16")} }
+	onBed(t, change, func(b *harness) {
+		source := func(at string, id int) [2]uint32 {
+			r := b.table.requests[b.whole(from(at), id)]
+			return [2]uint32{r.Address, r.Client}
+		}
+		first, again, port, other := source("127.0.0.1:1", 1), source("127.0.0.1:1", 2), source("127.0.0.1:2", 3), source("127.0.0.2:1", 4)
+		gateway, gatewayPort := source("127.7.0.1:1", 5), source("127.7.0.1:2", 6)
+		stranger, strange := source("192.0.2.1:5000", 7), source("192.0.2.2:5000", 8)
+		if first != again || first[0] != port[0] || first[1] == port[1] || first[0] == other[0] {
+			t.Errorf("client %v, again %v, another port %v, another address %v", first, again, port, other)
+		}
+		if gateway[0] == gatewayPort[0] {
+			t.Errorf("a trusted address: %v, another port %v", gateway, gatewayPort)
+		}
+		if stranger[0] != 0 || strange[0] != 0 || stranger[1] == strange[1] {
+			t.Errorf("without proof: %v, %v", stranger, strange)
+		}
 	})
 }
 

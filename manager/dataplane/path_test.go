@@ -400,16 +400,16 @@ func TestLargeAnswerAgain(t *testing.T) {
 	e.Missing, _ = wire.NameMissing(present, count, 3)
 	question := datapathtest.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted|wire.FlagExtension)
 	e.Put(question[wire.HeaderSize:])
-	r.Write(question)
-	for want := count - 4; want < count-1; {
+	for got := map[int]bool{}; len(got) < 3; {
 		h, _, payload := r.Result()
 		if h.Flags&wire.FlagRetransmitted == 0 {
-			continue // of the answer, which overran this socket
+			r.Write(question) // the answer has overrun this socket, and still fills it
+			continue
 		}
-		if int(h.Index) != want || !bytes.Equal(payload, answer[h.Offset:][:h.Length]) {
-			t.Fatalf("fragment %d, want %d", h.Index, want)
+		if !e.Missing.Has(int(h.Index)) || !bytes.Equal(payload, answer[h.Offset:][:h.Length]) {
+			t.Fatalf("fragment %d of %d", h.Index, count)
 		}
-		want++
+		got[int(h.Index)] = true
 	}
 }
 

@@ -35,6 +35,18 @@ func TestWindowTail(t *testing.T) {
 	}
 }
 
+// TestWindowLonger checks that a request whose client lets it wait does not look late.
+func TestWindowLonger(t *testing.T) {
+	for _, c := range []struct{ deadline, inferred, want int64 }{{10, 8, 8}, {100, 95, 5}, {100, 60, 0}, {100, 110, 20}} {
+		var w Window
+		r := shm.Request{Deadline: c.deadline * ms}
+		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Inferred: c.inferred * ms}, c.inferred*ms, 10*time.Millisecond)
+		if got := int64(w.Tail()); got != c.want*ms {
+			t.Errorf("deadline %d ms, inferred after %d ms: latency %d ns, want %d ms", c.deadline, c.inferred, got, c.want)
+		}
+	}
+}
+
 func TestWindowBatch(t *testing.T) {
 	var all Window
 	for range 4 {
