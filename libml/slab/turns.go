@@ -10,7 +10,7 @@ import (
 //
 //  1. Requests that have more than one objective left wait behind the others.
 //  2. Addresses take turns. Each gets its second request when every other has got its first one.
-//     So do the clients (ports) of an address, within its turns.
+//     Within the turns of an address, its clients (ports) take turns.
 //  3. A client's own requests are in the order of their deadlines.
 //
 // Requests that would be late, and Request.Priority, come before these rules (Pick). One goroutine uses a

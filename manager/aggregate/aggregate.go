@@ -590,7 +590,7 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	events.Complete = append(events.Complete, slot)
 }
 
-// source returns what stands for a client in the table. All ports of an address have the address in common, and
+// source returns the hashes by which the table names a client. All ports of an address have the address in common, and
 // so have all clients without proof of theirs.
 func (a *Aggregator) source(ref clientRef) (address, client uint32) {
 	if p := a.party(ref); p.group != nil {
