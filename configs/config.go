@@ -62,6 +62,7 @@ type Config struct {
 	// and of the result back. It is limited to a tenth of the objective.
 	Transit time.Duration `yaml:"transit" default:"500us" min:"0s" max:"1h"`
 	// A process whose batch runs longer is killed; ten objectives, at least 2s, if left out.
+	// A process that a signal has stopped is killed at its first missed deadline, if its shadow can take over.
 	HangTimeout time.Duration `yaml:"hang_timeout" min:"1ms" max:"1h" example:"2s"`
 	// How long a function is refused after its model took the GPU down twice within a minute; 0s: never.
 	FaultHold time.Duration `yaml:"fault_hold" default:"1m" min:"0s" max:"1h"`

@@ -45,6 +45,8 @@ type instance struct {
 	warmedUp  warmedUp
 	entitled  entitlement
 	suspected time.Time // when its batch last ran as its worker died; zero: never
+	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
+	stoppedSince time.Duration
 }
 
 // traffic has measurements of the requests that pass through an instance.
@@ -339,8 +341,10 @@ func (in *instance) watch(now time.Duration) {
 	in.queue.Rouse()
 	oldest := in.queue.Oldest()
 	if oldest == 0 {
+		in.stoppedSince = 0
 		return
 	}
+	in.failOver(now)
 	if in.m.cfg.Lab.RunLate {
 		// A backlog may be as long as there are slots: while answers come, the process is
 		// alive.

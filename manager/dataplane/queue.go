@@ -148,6 +148,18 @@ func (q *Queue) Oldest() time.Duration {
 	return oldest
 }
 
+// Overdue reports whether the deadline of a request in flight has passed, by shm.Now.
+func (q *Queue) Overdue(now int64) bool {
+	q.port.mu.Lock()
+	defer q.port.mu.Unlock()
+	for slot, fl := range q.flying {
+		if fl.answered || q.port.table.Request(slot).Deadline <= now {
+			return true
+		}
+	}
+	return false
+}
+
 // flying yields the requests in flight and their slots. It stops after the last one. The slot that
 // was freed last is taken first, so slots that were never needed are not visited. The caller holds
 // Port.mu, and ends no request meanwhile.

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// TestOverdue stops the serving process. Each request is answered `late` at its deadline,
+// TestOverdue stops the serving process and its shadow, which would take over. Each request is answered `late` at its deadline,
 // and the process finds all slots unchanged when it continues.
 func TestOverdue(t *testing.T) {
 	const (
@@ -22,7 +22,7 @@ func TestOverdue(t *testing.T) {
 		n         = 24 // less than a client's max requests in flight
 	)
 	nd := start(t, "hang_timeout: 30s\n"+oneFunction(nullCard(t, "digest", small), fmt.Sprintf(", slo: %v", objective)), "PENSTOCK_NULL=busy=1ms")
-	active, _ := serving(t, nd, "fn")
+	active, shadow := serving(t, nd, "fn")
 
 	var mu sync.Mutex
 	by, ends, gaveUp, unanswered := map[wire.Status]int{}, map[uint64]int{}, 0, 0
@@ -53,7 +53,7 @@ func TestOverdue(t *testing.T) {
 	const maxAttempts = 10
 	sent := n
 	for attempt, late := 1, 0; late == 0; attempt++ {
-		signalAll(t, []int{active.PID}, syscall.SIGSTOP)
+		signalAll(t, []int{shadow.PID, active.PID}, syscall.SIGSTOP)
 		mu.Lock()
 		clear(by)
 		answered, received, gaveUp = nil, nil, 0
@@ -78,7 +78,7 @@ func TestOverdue(t *testing.T) {
 			t.Errorf("%d slots in flight, %d hangs (%v), want %d until the process returns them", f.InFlight, f.Hangs, err, late)
 		}
 
-		signalAll(t, []int{active.PID}, syscall.SIGCONT)
+		signalAll(t, []int{active.PID, shadow.PID}, syscall.SIGCONT)
 		if f := settled(t, nd, "fn"); f.InFlight != 0 || f.Hangs != 0 {
 			t.Errorf("%d slots in flight, %d hangs; want none", f.InFlight, f.Hangs)
 		}
