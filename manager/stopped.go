@@ -11,7 +11,7 @@ import (
 )
 
 // A process that another program has stopped (SIGSTOP) answers nothing until it continues. The instance does not
-// wait for the hang timeout if its shadow can serve: it kills the process after the first missed deadline, and the
+// wait for the hang timeout if its shadow can serve. It kills the process after the first missed deadline, and the
 // shadow takes the ring with the requests that wait.
 //
 // A process that is merely slow is never taken for a stopped one, because the kernel tells the difference. A process
