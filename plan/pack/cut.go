@@ -30,8 +30,8 @@ type cut interface {
 	// therefore a lower bound of the GPUs that counts need. whole means that no other rules matter:
 	// the max of the bounds is then the linear optimum of packing.
 	rules() (prices [][]float64, whole bool)
-	// pack fills as few GPUs as it can with counts. exact means that fewer GPUs cannot hold them.
-	pack(counts []int) (bins []bin, exact bool)
+	// pack fills as few GPUs as it can with counts.
+	pack(counts []int) []bin
 	// slots lays out one GPU's counts: the size and slot of each segment, ordered by slot.
 	slots(counts pattern) []place
 }
@@ -201,15 +201,13 @@ const packSteps = 20000
 // For one GPU at a time, it chooses a pattern after which the lower bound of the rest is one less.
 // On every table with seven GPCs such a pattern always exists, so that the search meets the bound
 // without a step back.
-func (c *partitioned) pack(counts []int) (bins []bin, exact bool) {
-	exact = true
+func (c *partitioned) pack(counts []int) []bin {
 	for gpus := c.minGPUs(counts); ; gpus++ {
 		search := packing{cut: c, failed: map[string]bool{}}
 		if search.fill(slices.Clone(counts), gpus) {
 			slices.Reverse(search.bins)
-			return search.bins, exact
+			return search.bins
 		}
-		exact = exact && search.steps <= packSteps
 	}
 }
 

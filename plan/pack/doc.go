@@ -56,18 +56,15 @@
 // subtracts it times the limit.
 //
 // GPUs without MIG: patterns are the sets of sizes whose steps fit the GPU. These are too many to
-// list, so a knapsack finds prices that a pattern violates. The rules are the dual feasible
-// functions of bin packing (Martello and Toth's L2, Fekete and Schepers' u). Other rules may
-// matter, too.
+// list, so a knapsack finds prices that a pattern violates. The only rule is that a GPU holds no more
+// steps than it has. Other rules may matter, too.
 //
 // The segments of such a GPU share its memory and the clients that MPS admits, and plans respect
 // both. All points then count, not only the one of the highest throughput. Each service takes its
 // cheapest mix, with memory or clients counted as a part of each segment's share. This proves a
 // bound. Best fit decreasing packs the mixes (shared.go).
 //
-// Small problems that are still open are searched completely (exact.go). That finds the fewest GPUs
-// or proves that a fleet is too small. If nothing was found for a fleet and nothing is proved, the
-// error says exactly that.
+// If nothing was found for a fleet and nothing is proved, the error says exactly that.
 //
 // # The steps of a plan
 //
@@ -78,7 +75,7 @@
 //  4. beam (choose.go): one mix per service, so that the four rules hold and the GPCs are few. It ignores a mix
 //     if another one is at least as good in every rule.
 //  5. pack (cut.go, steps.go): the counts into GPUs, exactly; slots: each GPU's segments into places.
-//  6. fewer and exhaust: exhaustive, if steps 2 to 4 leave a gap and the problem is small.
+//  6. fewer and exhaust: exhaustive on GPUs with MIG, if steps 2 to 4 leave a gap and the problem is small.
 //  7. If the fewest GPUs are not proved, ParvaGPU's plan is made as well, and used if it has fewer.
 //
 // A plan therefore never has more GPUs than ParvaGPU's. Step 4 keeps a fixed number of states, and

@@ -6,24 +6,6 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// value is the worth of a point. For each size, the point of the highest value is used. On a GPU
-// without MIG, segments share the memory. The point of the highest throughput, which usually has
-// the most processes, need not be the best then.
-type value func(g plan.GPU, pt plan.Point) float64
-
-// highest is the throughput. It is right if a segment has its own memory, or if there is plenty of
-// memory.
-func highest(_ plan.GPU, pt plan.Point) float64 { return pt.ThroughputRPS }
-
-// lean is the throughput, except that points that take more of their GPU's memory than of its steps
-// come last. The other points pack by steps as if there were no memory.
-func lean(g plan.GPU, pt plan.Point) float64 {
-	if pt.MemoryMiB*float64(g.GPCs) > float64(g.MemoryMiB)*float64(pt.GPCs) {
-		return -1 / pt.ThroughputRPS
-	}
-	return pt.ThroughputRPS
-}
-
 // outcome is what is known of a problem: a plan's segments, if one was found, and what is proved.
 type outcome struct {
 	// answer is that of the beam, with minGPCs if known. It is the zero value if the segments are
@@ -72,8 +54,8 @@ func (in *instance) shared() (memory, clients bool) {
 
 // settle looks for a plan on the fewest GPUs, and proves what it can. If memory is shared, it takes
 // the best of the greedy plans. It adds the beam only if that is cheap enough and a gap to the
-// bound remains. If the result is still open, it searches small problems completely.
-func (in *instance) settle(steps int) outcome {
+// bound remains.
+func (in *instance) settle() outcome {
 	first := in.relax(goal{gpu: 1, item: make([]float64, in.items), gpus: -1}, rounds)
 	got := outcome{minGPUs: ceilGPUs(first.value)}
 	memory, clients := in.shared()
@@ -88,36 +70,10 @@ func (in *instance) settle(steps int) outcome {
 		got.minGPUs = a.minGPUs
 	}
 	if !got.ok() && stock < 0 {
-		in.divide(&got, steps)
-	}
-	if !got.ok() && stock >= 0 && got.minGPUs <= stock {
-		segments, none := sh.search(stock, steps)
-		if none {
-			got.minGPUs = stock + 1
-		} else if segments != nil {
-			got.take(answer{}, segments, gpusOf(segments))
-		}
-	}
-	for got.ok() && got.gpus > got.minGPUs {
-		segments, none := sh.search(got.minGPUs, steps)
-		if segments != nil {
-			got.take(answer{}, segments, gpusOf(segments))
-		}
-		if !none {
-			break
-		}
-		got.minGPUs++
+		in.divide(&got)
 	}
 	got.none = got.none || stock >= 0 && got.minGPUs > stock
 	return got
-}
-
-func gpusOf(segments []plan.Segment) int {
-	gpus := 0
-	for _, s := range segments {
-		gpus = max(gpus, s.GPU+1)
-	}
-	return gpus
 }
 
 // settleShared is settle's search if memory or clients are shared.
@@ -151,37 +107,23 @@ func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 	if len(in.kinds) > 1 {
 		few = mixedDescentRounds
 	}
-	for _, v := range []value{highest, lean} {
-		if enough() || n > few {
-			break
-		}
-		in.beamShared(v, got)
+	if enough() || n > few {
+		return
 	}
-}
-
-// beamShared lets the beam look for fewer GPUs, with the points that a value selects. If memory is
-// shared, it proves nothing.
-func (in *instance) beamShared(v value, got *outcome) {
-	most := in.stock()
+	most := stock
 	if got.ok() {
 		most = got.gpus - 1
 	}
-	other, err := build(in.problem, v)
-	if err != nil {
-		return // in was built from the same points
-	}
-	first := other.relax(goal{gpu: 1, item: make([]float64, other.items), gpus: -1}, rounds)
-	from := max(ceilGPUs(first.value), got.minGPUs)
-	if a, ok := other.solveFrom(from, most, true); ok {
-		a.minGPUs, a.minGPCs = 0, 0
-		got.take(a, other.segments(a), a.gpus)
+	if a, ok := in.solveFrom(got.minGPUs, most, true); ok {
+		a.minGPUs, a.minGPCs = 0, 0 // by steps alone: nothing is proved
+		got.take(a, in.segments(a), a.gpus)
 	}
 }
 
 // divide handles fleets with some unlimited kinds of GPU. Services that run on an unlimited kind
 // fit in any case. The fleet is therefore too small exactly if its limited kinds are too small for
 // the other services. divide plans the two parts separately.
-func (in *instance) divide(got *outcome, steps int) {
+func (in *instance) divide(got *outcome) {
 	bound, free := *in.problem, *in.problem
 	bound.Services, free.Services, bound.Fleet, free.Fleet = nil, nil, nil, nil
 	for _, stock := range in.stocks {
@@ -204,11 +146,11 @@ func (in *instance) divide(got *outcome, steps int) {
 		if len(part.Services) == 0 {
 			continue
 		}
-		points, err := build(part, highest)
+		points, err := build(part)
 		if err != nil {
 			return // each service has a point on its part of the fleet
 		}
-		one := points.settle(steps)
+		one := points.settle()
 		if !one.ok() {
 			got.none = one.none
 			return
@@ -236,6 +178,6 @@ func (in *instance) found() bool {
 		_, ok := in.solve()
 		return ok
 	}
-	got := in.settle(exactSteps / 50)
+	got := in.settle()
 	return got.ok()
 }

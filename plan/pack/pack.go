@@ -23,11 +23,11 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	in, err := build(p, highest)
+	in, err := build(p)
 	if err != nil {
 		return nil, err
 	}
-	got := in.settle(exactSteps)
+	got := in.settle()
 	rival := false
 	if !got.ok() || got.gpus > got.minGPUs {
 		other, err := parvagpu.New().Plan(p)
@@ -70,9 +70,8 @@ type instance struct {
 }
 
 // build makes the task of a problem. A segment of a size runs at the point of the highest
-// throughput within its service's bound. If segments share memory, it runs at the point of
-// the highest value.
-func build(p *plan.Problem, v value) (*instance, error) {
+// throughput within its service's bound.
+func build(p *plan.Problem) (*instance, error) {
 	in := &instance{problem: p}
 	usable := make([]bool, len(p.Services))
 	errs := make([]error, len(p.Services))
@@ -87,7 +86,7 @@ func build(p *plan.Problem, v value) (*instance, error) {
 				continue
 			}
 			usable[s] = true
-			its[s] = best(stock.GPU, points, v)
+			its[s] = best(points)
 			memory = memory || slices.ContainsFunc(points, func(pt plan.Point) bool { return pt.MemoryMiB > 0 })
 		}
 		if sizes := usedSizes(stock.GPU, its); len(sizes) > 0 {
@@ -197,14 +196,11 @@ func (in *instance) cost(m int, size plan.Size) float64 {
 }
 
 // best selects the point of each size.
-func best(g plan.GPU, points []plan.Point, v value) map[int]plan.Point {
-	if !g.Percent {
-		v = highest
-	}
+func best(points []plan.Point) map[int]plan.Point {
 	bySize := map[int]plan.Point{}
 	for _, pt := range points {
 		old, ok := bySize[pt.GPCs]
-		if !ok || v(g, pt) > v(g, old) || v(g, pt) == v(g, old) && better(pt, old) {
+		if !ok || better(pt, old) {
 			bySize[pt.GPCs] = pt
 		}
 	}
@@ -312,7 +308,7 @@ func (f *fitting) fits() bool {
 	if len(part.Services) == 0 {
 		return true
 	}
-	points, err := build(&part, highest)
+	points, err := build(&part)
 	return err == nil && points.found()
 }
 

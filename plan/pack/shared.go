@@ -135,18 +135,6 @@ func (in *instance) share(first relaxation) *shares {
 	return &shares{instance: in, offers: in.offers(first.price), first: first}
 }
 
-// ways calls each for every way to weigh and price. It passes the services' cheapest mixes, which
-// are by offer, and their total cost. Prices from which limits subtract again (the relaxation's
-// offset) prove no bound here; they only serve to make plans. bounds skips them.
-func (sh *shares) ways(bounds bool, each func(w weights, priced bool, sum float64, mixes [][]int) (more bool)) {
-	for _, way := range sh.list(bounds) {
-		sum, mixes := sh.cheapest(way)
-		if !each(way.weights, way.priced, sum, mixes) {
-			return
-		}
-	}
-}
-
 // way is one way to weigh and price.
 type way struct {
 	weights
@@ -154,11 +142,11 @@ type way struct {
 }
 
 // list returns the ways that apply to the problem.
-func (sh *shares) list(bounds bool) (list []way) {
+func (sh *shares) list() (list []way) {
 	memory, clients := sh.shared()
 	for _, priced := range []bool{true, false} {
 		for _, w := range weighings {
-			if !(bounds && priced && sh.first.offset > 0 || w.memory > 0 && !memory || w.clients > 0 && !clients) {
+			if (w.memory == 0 || memory) && (w.clients == 0 || clients) {
 				list = append(list, way{w, priced})
 			}
 		}
@@ -195,10 +183,11 @@ type stowed struct {
 // (evict). greedy returns the best plan, by kind and GPU, and the lower bound of all ways. It does
 // not pack ways that cannot beat the best plan.
 func (sh *shares) greedy() (best [][][]stowed, gpus, least int) {
-	list := sh.list(false)
+	list := sh.list()
 	sums := map[way]float64{}
 	for _, way := range list {
 		sums[way], _ = sh.cheapest(way)
+		// Prices from which limits subtract again prove no bound here.
 		if sh.first.offset <= 0 || !way.priced {
 			least = max(least, ceilGPUs(sums[way]))
 		}
@@ -349,7 +338,7 @@ func (sh *shares) packKind(m int, list []parcel) [][]stowed {
 		counts[i]++
 		bySize[i] = append(bySize[i], p.stowed)
 	}
-	bins, _ := k.cut.pack(counts)
+	bins := k.cut.pack(counts)
 	var boards [][]stowed
 	for _, b := range bins {
 		for range b.times {

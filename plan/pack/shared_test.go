@@ -156,10 +156,10 @@ func sharedBrute(p *plan.Problem) int {
 	return best
 }
 
-// Several points per size, with memory, processes and limits that matter. Plans are proved, and so
-// is the absence of a plan.
+// Several points per size, with memory, processes and limits that matter. What is proved holds, and
+// few plans have more GPUs than the best.
 func TestSharedBruteForce(t *testing.T) {
-	refused, all := 0, 0
+	worse, all := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		p := &plan.Problem{Profiles: map[string]map[string]plan.Profile{}}
 		for m := range rapid.IntRange(1, 2).Draw(t, "models") {
@@ -188,9 +188,11 @@ func TestSharedBruteForce(t *testing.T) {
 		pl, err := New().Plan(p)
 		var small *plan.TooSmall
 		if errors.As(err, &small) {
-			refused++
-			if want != math.MaxInt || small.Unproved {
-				t.Fatalf("%v\nbrute force has %d GPUs", err, want)
+			if want != math.MaxInt {
+				worse++
+				if !small.Unproved {
+					t.Fatalf("%v\nbrute force has %d GPUs", err, want)
+				}
 			}
 			return
 		}
@@ -200,11 +202,17 @@ func TestSharedBruteForce(t *testing.T) {
 		if err := verify.Plan(p, pl); err != nil {
 			t.Fatal(err)
 		}
-		if pl.GPUs != want || pl.LowerBound != want || !pl.Optimal {
+		if pl.GPUs > want {
+			worse++
+		}
+		if pl.GPUs < want || pl.LowerBound > want || pl.Optimal != (pl.LowerBound == pl.GPUs) {
 			t.Fatalf("%d GPUs, at least %d, optimal %v; brute force has %d", pl.GPUs, pl.LowerBound, pl.Optimal, want)
 		}
 	})
-	t.Logf("%d of %d have no plan", refused, all)
+	t.Logf("%d of %d are not the best", worse, all)
+	if worse*10 > all {
+		t.Errorf("%d of %d are not the best: want at most a tenth", worse, all)
+	}
 }
 
 // MPS admits 48 processes. By steps and memory, forty segments of two processes fit a V100.

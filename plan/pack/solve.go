@@ -343,7 +343,7 @@ func (t *task) board(k *kind, owners [][]int) [][]segment {
 	for i := range counts {
 		counts[i] = len(owners[k.first+i])
 	}
-	bins, _ := k.cut.pack(counts)
+	bins := k.cut.pack(counts)
 	taken := make([]int, len(counts))
 	var boards [][]segment
 	fits := true

@@ -99,7 +99,7 @@ func TestBruteForce(t *testing.T) {
 					}
 					p.Services = append(p.Services, plan.Service{Name: name, Model: name, SLOMS: 10, RateRPS: float64(rapid.IntRange(1, 45).Draw(t, "rate"))})
 				}
-				in, err := build(p, highest)
+				in, err := build(p)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -9,52 +9,16 @@ import (
 // has. Packing is one-dimensional bin packing.
 type stepped struct {
 	steps  int
-	widths []int // of each size, ascending
-	prices [][]float64
+	widths []int     // of each size, ascending
+	price  []float64 // of each size: its part of the steps
 }
 
 func newStepped(steps int, widths []int) *stepped {
-	c := &stepped{steps: steps, widths: widths}
-	// In proportion to steps: a GPU holds no more than it has.
-	c.rule(func(w int) float64 { return float64(w) / float64(steps) })
-	// Martello and Toth's L2. A width above steps−t shares its GPU with no width of at least t, so
-	// it counts as a whole GPU. Widths below t count as 0.
-	for t := 1; 2*t <= steps; t++ {
-		c.rule(func(w int) float64 {
-			switch {
-			case w > steps-t:
-				return 1
-			case w < t:
-				return 0
-			}
-			return float64(w) / float64(steps)
-		})
-	}
-	// Fekete and Schepers' u(k): a size counts as rounded down to a k-th of the GPU. If
-	// (k+1)·w/steps is whole, it counts unchanged.
-	for k := 1; k <= 6; k++ {
-		c.rule(func(w int) float64 {
-			if (k+1)*w%steps == 0 {
-				return float64(w) / float64(steps)
-			}
-			return float64((k+1)*w/steps) / float64(k)
-		})
+	c := &stepped{steps: steps, widths: widths, price: make([]float64, len(widths))}
+	for k, w := range widths {
+		c.price[k] = float64(w) / float64(steps)
 	}
 	return c
-}
-
-// rule adds a dual feasible function, unless an existing rule is at least as strong.
-func (c *stepped) rule(of func(width int) float64) {
-	price := make([]float64, len(c.widths))
-	for k, w := range c.widths {
-		price[k] = of(w)
-	}
-	for _, other := range c.prices {
-		if dominated(price, other) {
-			return
-		}
-	}
-	c.prices = append(c.prices, price)
 }
 
 // values fills best[s] with the highest value of a pattern of at most s steps. It fills last[s]
@@ -112,39 +76,13 @@ func (c *stepped) lift(price []float64, budget float64) {
 	}
 }
 
-func (c *stepped) rules() ([][]float64, bool) { return c.prices, false }
+func (c *stepped) rules() ([][]float64, bool) { return [][]float64{c.price}, false }
 
-func (c *stepped) minGPUs(counts []int) int {
-	most := 0.0
-	for _, price := range c.prices {
-		most = math.Max(most, worth(price, counts))
-	}
-	return ceilGPUs(most)
-}
-
-// pack fills GPUs, one filling at a time, and starts each with the widest segment that is left. It
-// packs twice: once it adds the next widest segment that fits (first fit decreasing), and once
-// whatever fills the GPU best. The better result counts.
-func (c *stepped) pack(counts []int) (bins []bin, exact bool) {
-	least := c.minGPUs(counts)
-	var best []bin
-	fewest := math.MaxInt
-	for _, fill := range []func(left []int) pattern{c.fillFullest, c.fillWidest} {
-		bins, gpus := c.packBy(counts, fill)
-		if gpus < fewest {
-			best, fewest = bins, gpus
-		}
-		if fewest == least {
-			break
-		}
-	}
-	return best, fewest == least
-}
-
-func (c *stepped) packBy(counts []int, fill func(left []int) pattern) (bins []bin, gpus int) {
+// pack fills GPUs, one filling at a time.
+func (c *stepped) pack(counts []int) (bins []bin) {
 	left := slices.Clone(counts)
 	for {
-		p := fill(left)
+		p := c.fullest(left)
 		times := math.MaxInt
 		for k, n := range p {
 			if n > 0 {
@@ -152,30 +90,19 @@ func (c *stepped) packBy(counts []int, fill func(left []int) pattern) (bins []bi
 			}
 		}
 		if times == math.MaxInt {
-			return bins, gpus
+			return bins
 		}
 		for k, n := range p {
 			left[k] -= n * times
 		}
 		bins = append(bins, bin{p, times})
-		gpus += times
 	}
 }
 
-func (c *stepped) fillWidest(left []int) pattern {
-	p := make(pattern, len(left))
-	room := c.steps
-	for k := len(left) - 1; k >= 0; k-- {
-		p[k] = min(left[k], room/c.widths[k])
-		room -= p[k] * c.widths[k]
-	}
-	return p
-}
-
-// fillFullest takes the widest segment that is left and the fullest filling that fits with it. Of
+// fullest takes the widest segment that is left and the fullest filling that fits with it. Of
 // equal fillings it takes the one with the widest segments, since narrow ones are easier to place
 // later.
-func (c *stepped) fillFullest(left []int) pattern {
+func (c *stepped) fullest(left []int) pattern {
 	p := make(pattern, len(left))
 	widest := len(left) - 1
 	for widest >= 0 && left[widest] == 0 {
