@@ -50,13 +50,11 @@ the profile of model MODEL (` + "`penstock profile`" + ` writes them).
 
 The policies:
 
-  penstock              the fewest GPUs that it can find, and a proof if no plan has fewer
-  penstock-sim          as penstock, with latency bounds learned from the replay
-  parvagpu              ParvaGPU's Algorithms 1 and 2
-  parvagpu-single       the same without MPS: one process per segment
-  parvagpu-unoptimized  the same without its last stage, allocation optimisation
+  penstock      the fewest GPUs that it can find, and a proof if no plan has fewer
+  penstock-sim  as penstock, with latency bounds learned from the replay
+  parvagpu      ParvaGPU's Algorithms 1 and 2
 
-penstock-lab plan has gpulet, iGniter and MIG-serving, the baselines of ParvaGPU's paper.`,
+penstock-lab plan has the baselines of ParvaGPU's paper.`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
   penstock plan --profiles prof_data --services scenarios.csv --scenario S3 -o html > plan.html
   penstock plan --profiles prof_data --services services.csv --policy parvagpu --replay

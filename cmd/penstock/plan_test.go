@@ -247,7 +247,7 @@ func TestPlanFromInvalid(t *testing.T) {
 		}
 		from := file(t, "old.json", plannedWith(t, append(args, "--policy", policy, "-o", "json")...))
 		switch policy {
-		case "penstock", "parvagpu", "parvagpu-unoptimized":
+		case "penstock", "parvagpu":
 			if out := plannedWith(t, append(args, "--from", from)...); !strings.Contains(out, "6 of 6 services stay as they are") {
 				t.Errorf("%s: the same once more is\n%s", policy, out)
 			}
@@ -398,7 +398,6 @@ func TestPlanErrors(t *testing.T) {
 
 		{"no profile of a model", on(services(t, "alexnet,3,100\n")), `service "alexnet": no profile of model "alexnet" on a100-80; there are: bert, densenet121`},
 		{"an objective that nothing meets", on(services(t, "vgg19,100,3\n")), `SLO 3 ms leaves a batch less than 1.35 ms; the fastest point (size 7, batch 1, 1 process) takes 2 ms, 0.65 ms too long`},
-		{"a policy of the lab", on(good, "--policy", "igniter"), "bin/penstock-lab plan --policy igniter"},
 		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, penstock-sim, parvagpu`},
 
 		{"no table", on(good, "--gpu", "a100"), `--gpu "a100": no placement table for this GPU; there are: a30`},

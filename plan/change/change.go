@@ -189,9 +189,9 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 
 // keeps are the policies whose rules a changed plan keeps, so that it may have
 // their names. They allow any mix of measured points within the bound, anywhere
-// on a GPU. The other policies have rules that From does not know: one process
-// per segment, partitions of a GPU, bounds that were learnt for a rate.
-var keeps = []plan.Policy{pack.New(), parvagpu.New(), parvagpu.Unoptimized()}
+// on a GPU. The other policies have rules that From does not know, such as
+// bounds that were learnt for a rate.
+var keeps = []plan.Policy{pack.New(), parvagpu.New()}
 
 // policy returns the old plan's policy, if it is one of keeps.
 func policy(old *plan.Plan) (plan.Policy, error) {

@@ -1,6 +1,6 @@
 // Package parvagpu is ParvaGPU's planner as described in its paper. It consists of
 // the segment configurator (Algorithm 1, section III-D) and the segment allocator
-// (Algorithm 2, section III-E). The two variants of section IV-A are here, too.
+// (Algorithm 2, section III-E).
 //
 // A plan is made in four steps:
 //
@@ -33,28 +33,19 @@ import (
 // algorithms plan on one model only.
 var ErrMixedFleet = errors.New("ParvaGPU's algorithms plan on one model of GPU: want a fleet of one, or the policy penstock")
 
-// planner is one of the three policies.
 type planner struct {
-	name      string
-	processes int
-	optimise  bool
+	name     string
+	optimise bool
 }
 
 // New is ParvaGPU: the policy "parvagpu".
 func New() plan.Policy {
-	return planner{name: "parvagpu", processes: plan.MaxProcesses, optimise: true}
+	return planner{name: "parvagpu", optimise: true}
 }
 
-// Single is ParvaGPU without MPS: one process per segment ("parvagpu-single").
-func Single() plan.Policy {
-	return planner{name: "parvagpu-single", processes: 1, optimise: true}
-}
-
-// Unoptimized is ParvaGPU without its last stage, allocation optimisation
-// ("parvagpu-unoptimized").
-func Unoptimized() plan.Policy {
-	return planner{name: "parvagpu-unoptimized", processes: plan.MaxProcesses}
-}
+// Unoptimized is ParvaGPU without its last stage, allocation optimisation, as section IV-A
+// compares it ("parvagpu-unoptimized").
+func Unoptimized() plan.Policy { return planner{name: "parvagpu-unoptimized"} }
 
 // Name is the policy's name.
 func (pl planner) Name() string { return pl.name }
@@ -69,7 +60,7 @@ func (pl planner) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if len(stocks) > 1 {
 		return nil, ErrMixedFleet
 	}
-	services, err := pl.configure(p, stocks[0].GPU)
+	services, err := configure(p, stocks[0].GPU)
 	if err != nil {
 		return nil, err
 	}

@@ -15,10 +15,7 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// policies are the three of the package.
-func policies() []plan.Policy {
-	return []plan.Policy{parvagpu.New(), parvagpu.Single(), parvagpu.Unoptimized()}
-}
+func policies() []plan.Policy { return []plan.Policy{parvagpu.New(), parvagpu.Unoptimized()} }
 
 // planned plans and verifies.
 func planned(t testing.TB, policy plan.Policy, p *plan.Problem) *plan.Plan {
@@ -45,23 +42,6 @@ func TestPublishedGPUs(t *testing.T) {
 		pl := planned(t, parvagpu.New(), plantest.Scenario(t, c.scenario))
 		if pl.GPUs != c.gpus || pl.GPCs != c.gpcs {
 			t.Errorf("%s: %d GPUs, %d GPCs; want %d, %d", c.scenario, pl.GPUs, pl.GPCs, c.gpus, c.gpcs)
-		}
-	}
-}
-
-// According to the paper, plans without MPS need the same GPUs on S1 to S3, and
-// 7.1 and 11.1 % more on S5 and S6. (On S4 the paper has 8 GPUs without MPS;
-// these algorithms need 7.)
-func TestWithoutMPS(t *testing.T) {
-	for scenario, gpus := range map[string]int{"S1": 2, "S2": 3, "S3": 5, "S5": 14, "S6": 18} {
-		pl := planned(t, parvagpu.Single(), plantest.Scenario(t, scenario))
-		if pl.GPUs != gpus {
-			t.Errorf("%s: %d GPUs, want %d", scenario, pl.GPUs, gpus)
-		}
-		for _, s := range pl.Segments {
-			if s.Processes != 1 {
-				t.Fatalf("%s: a segment of %d processes", scenario, s.Processes)
-			}
 		}
 	}
 }

@@ -20,18 +20,14 @@ type service struct {
 }
 
 // configure is Algorithm 1: TripletDecision and DemandMatching.
-func (pl planner) configure(p *plan.Problem, gpu plan.GPU) ([]*service, error) {
+func configure(p *plan.Problem, gpu plan.GPU) ([]*service, error) {
 	var services []*service
 	for _, s := range byName(p.Services) {
 		points, err := p.Feasible(gpu, s)
 		if err != nil {
 			return nil, err
 		}
-		triplets := pl.triplets(points)
-		if len(triplets) == 0 {
-			return nil, p.Unmet(gpu, s, pl.allows)
-		}
-		matched := &service{Service: s, triplets: triplets}
+		matched := &service{Service: s, triplets: triplets(points)}
 		matched.match()
 		services = append(services, matched)
 	}
@@ -40,12 +36,11 @@ func (pl planner) configure(p *plan.Problem, gpu plan.GPU) ([]*service, error) {
 
 // triplets picks the point of the largest throughput for each size. If several
 // are equal, it picks the first. Points ascend by size.
-func (pl planner) triplets(points []plan.Point) []plan.Point {
+func triplets(points []plan.Point) []plan.Point {
 	var best []plan.Point
 	for _, pt := range points {
 		n := len(best)
 		switch {
-		case !pl.allows(pt):
 		case n == 0 || best[n-1].GPCs != pt.GPCs:
 			best = append(best, pt)
 		case pt.ThroughputRPS > best[n-1].ThroughputRPS:
@@ -54,9 +49,6 @@ func (pl planner) triplets(points []plan.Point) []plan.Point {
 	}
 	return best
 }
-
-// allows reports whether the policy may use a point.
-func (pl planner) allows(pt plan.Point) bool { return pt.Processes <= pl.processes }
 
 // match is demand matching: full segments of the triplet with the most throughput
 // per GPC (the smallest if several are equal), and the smallest size that carries

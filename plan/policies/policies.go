@@ -3,7 +3,6 @@ package policies
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/plan"
@@ -15,12 +14,9 @@ import (
 // Default is the policy if none is named.
 const Default = "penstock"
 
-// All are the policies, our own first, then the paper's and its variants.
+// All are the policies, our own first, then the paper's.
 func All() []plan.Policy {
-	return []plan.Policy{
-		pack.New(), simulated.New(),
-		parvagpu.New(), parvagpu.Single(), parvagpu.Unoptimized(),
-	}
+	return []plan.Policy{pack.New(), simulated.New(), parvagpu.New()}
 }
 
 // Names are the policies' names, in All's order.
@@ -31,15 +27,8 @@ func Names() (names []string) {
 	return names
 }
 
-// lab are the policies that only serve for comparison. They are no part of the product
-// since 0.1.0.
-var lab = []string{"gpulet", "igniter", "mig-serving"}
-
 // Find returns the policy of that name. The error lists all names.
 func Find(name string) (plan.Policy, error) {
-	if slices.Contains(lab, name) {
-		return nil, fmt.Errorf("policy %s is only for comparisons: make lab && bin/penstock-lab plan --policy %s", name, name)
-	}
 	for _, p := range All() {
 		if p.Name() == name {
 			return p, nil

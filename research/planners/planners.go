@@ -1,5 +1,5 @@
-// Package planners lists the policies that penstock-lab compares: the product's, and the
-// baselines of ParvaGPU's paper.
+// Package planners lists the policies that penstock-lab compares: the product's, and ParvaGPU's
+// variants and baselines in its paper.
 package planners
 
 import (
@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/parvagpu"
 	"github.com/penstock/penstock/plan/policies"
 	"github.com/penstock/penstock/research/planners/baseline"
 	"github.com/penstock/penstock/research/planners/gpulet"
@@ -16,7 +17,7 @@ import (
 
 // All returns the policies, the product's first.
 func All() []plan.Policy {
-	return append(policies.All(), gpulet.New(), igniter.New(), migserving.New())
+	return append(policies.All(), single{parvagpu.New()}, parvagpu.Unoptimized(), gpulet.New(), igniter.New(), migserving.New())
 }
 
 // Names returns the policies' names, in All's order.
