@@ -86,8 +86,6 @@ type Config struct {
 	// Text is what was read, not to be changed. Digest is its SHA-256, in hex.
 	Text   []byte
 	Digest string
-	// Warnings are what to change in the file before the next version, a line each.
-	Warnings []string
 	// PolicySet reports whether the file has shares.policy.
 	PolicySet bool
 	// Lab is not part of the file: ReadLab reads it.
@@ -176,7 +174,7 @@ type Aggregate struct {
 	AnsweredFor time.Duration `yaml:"answered_for" default:"2s" min:"1ms" max:"1h"`
 	// Smaller fragments are refused, except the last of a request. It bounds the descriptors that a
 	// request needs.
-	MinimumFragment Size `yaml:"minimum_fragment" former:"minimum_piece" default:"512" min:"64" max:"64KiB"`
+	MinimumFragment Size `yaml:"minimum_fragment" default:"512" min:"64" max:"64KiB"`
 }
 
 // Shares is how the node's CPUs or its GPU are divided between functions.
@@ -265,7 +263,7 @@ type Function struct {
 	// As receivers, for this function.
 	Receivers int `yaml:"receivers,omitempty" min:"1" max:"16" example:"4"`
 	// Batches in flight on a GPU; libml chooses if left out.
-	InFlight int `yaml:"in_flight,omitempty" former:"streams" live:"true" zero:"auto" min:"1" max:"2" example:"auto"`
+	InFlight int `yaml:"in_flight,omitempty" live:"true" zero:"auto" min:"1" max:"2" example:"auto"`
 	// Variables that are added to the processes' environment.
 	Environment map[string]string `yaml:"environment,omitempty" live:"true" example:"{OMP_NUM_THREADS: \"1\"}"`
 	// How many of its clients' pictures the page shows, with their answers; none if left out. Each reader of

@@ -110,7 +110,6 @@ func Decode(file string, data []byte) (Config, error) {
 	digest := sha256.Sum256(data)
 	c.Text, c.Digest = bytes.Clone(data), hex.EncodeToString(digest[:])
 	c.decode(doc.Root())
-	c.Warnings = doc.Warnings()
 	if err := doc.Err(); err != nil {
 		return Config{}, err
 	}
@@ -180,38 +179,6 @@ func (c *Config) checkTrusted(v document.Value) {
 		if prefix != prefix.Masked() {
 			v.Find(i).Reject("is %q, want the network's first address: %s", prefix, prefix.Masked())
 		}
-	}
-}
-
-const (
-	labMessage        = "was for comparisons, and penstock-lab sets it now (docs/adr/0010-baselines.md); want "
-	movedToLabMessage = labMessage + "the key left out"
-)
-
-func movedChangeMessage(c Change) string {
-	return fmt.Sprintf("is %s, which %sauto, shadow, partition or in-place", c, labMessage)
-}
-
-// Former maps keys of earlier versions to their successors. The next version will treat them as
-// unknown keys.
-func (*Config) Former() map[string]string {
-	return map[string]string{"mps": movedToLabMessage, "batching": movedToLabMessage, "gather": movedToLabMessage, "late": movedToLabMessage}
-}
-
-// Former is Config.Former for the section shares.
-func (*Shares) Former() map[string]string {
-	return map[string]string{
-		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart),
-		"sm_grain": "has been removed: Penstock uses the driver's groups of multiprocessors; delete the key",
-		"steps":    "has been removed: Penstock finds the percentages at which models answer rightly (docs/gslice.md); delete the key",
-	}
-}
-
-// Former is Config.Former for the entries of functions.
-func (*Function) Former() map[string]string {
-	return map[string]string{
-		"change: none": movedChangeMessage(ChangeNone), "change: restart": movedChangeMessage(ChangeRestart),
-		"batching": movedToLabMessage, "gather": movedToLabMessage, "late": movedToLabMessage,
 	}
 }
 

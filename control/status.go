@@ -126,10 +126,8 @@ type FunctionStatus struct {
 	// Change says how shares change on this node: "shadow", "partition", "in-place",
 	// "restart", or "none" if there are no shares.
 	Change string `json:"change"`
-	// BatchesInFlight is the key in_flight of the function, 0 if libml chooses. Streams is its
-	// name before 0.2.
+	// BatchesInFlight is the key in_flight of the function, 0 if libml chooses.
 	BatchesInFlight int `json:"batches_in_flight,omitempty"`
-	Streams         int `json:"streams,omitempty"`
 	// Receivers is the number of threads that receive for the function, each with its own
 	// clients.
 	Receivers int `json:"receivers"`

@@ -243,7 +243,7 @@ func (f *function) status() control.FunctionStatus {
 		Name: f.name, Address: f.m.network.Address().String(), Port: int(f.localAddr().Port()),
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
 		SharePercent: f.sharePercent(), Change: string(f.change),
-		BatchesInFlight: f.streams, Streams: f.streams, Receivers: stats.Receivers,
+		BatchesInFlight: f.streams, Receivers: stats.Receivers,
 		Swaps: f.swaps.count, SwapIdle: f.swaps.idle(),
 		Accepted: stats.Accepted, Replied: stats.Replied,
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,

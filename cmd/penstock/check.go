@@ -30,7 +30,7 @@ what to write instead. The exit status is 1 if there are any.`,
 			if err != nil {
 				return err
 			}
-			for _, note := range append(c.Warnings, notes...) {
+			for _, note := range notes {
 				fmt.Fprintln(cmd.OutOrStdout(), note)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: a node can run with it; functions: %d\n", args[0], len(c.Functions))

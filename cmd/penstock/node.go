@@ -49,11 +49,6 @@ func (n *nodeFlags) begin(name string) (c configs.Config, log zerolog.Logger, en
 		return c, zerolog.Nop(), nil, err
 	}
 	log, end = openLog(c.Log, name)
-	if n.run == "" { // else the parent has logged them
-		for _, warning := range c.Warnings {
-			log.Warn().Str("key", warning).Msg("configuration has a key of an earlier version")
-		}
-	}
 	if n.unread = unread; unread != nil {
 		log.Error().Err(unread).Msg("cannot read configuration; using the last one that was accepted")
 	}

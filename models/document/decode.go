@@ -29,19 +29,12 @@ import (
 //	elements:"x, y"            what they are, if their number is fixed
 //	unique:"true"              no element of a list occurs twice
 //	want:"a network"           what would be right, for errors; has a default for most types
-//	former:"streams"           the key's name in the last version, which is read with a warning
 //	example:"5ms"              for the documentation of a key without default
 type Key struct {
 	Name  string
 	Index []int // of the field
 	Type  reflect.Type
 	Tag   reflect.StructTag
-}
-
-// Former is a struct that knows keys of earlier versions, or values of keys ("change: none"). It
-// returns a hint for each.
-type Former interface {
-	Former() map[string]string
 }
 
 // Keys returns the keys of a struct in the order of its fields.
@@ -176,67 +169,23 @@ func (v Value) Decode(to any) { v.decodeStruct(reflect.ValueOf(to).Elem()) }
 
 func (v Value) decodeStruct(to reflect.Value) {
 	keys := Keys(to.Type())
-	if former, ok := to.Addr().Interface().(Former); ok {
-		keys = v.decodeFormer(former.Former(), keys)
-	}
 	names := make([]string, len(keys))
 	for i, k := range keys {
 		names[i] = k.Name
 	}
-	renamed := v.renamed(keys)
-	for _, former := range renamed {
-		names = append(names, former)
-	}
 	m := v.keyed(names...)
 	for _, k := range keys {
 		at := m.optional(k.Name)
-		if former, ok := renamed[k.Name]; ok {
-			at = m.optional(former)
-		}
 		if k.Tag.Get("required") == "true" {
 			at = m.required(k.Name, k.wantList())
 		}
 		if at.isNullWord() && slices.Contains(k.OneOf(), "null") {
 			to.FieldByIndex(k.Index).SetString("null") // without quotes it is not a text
 		}
-		if !at.Absent() && k.Type != nil {
+		if !at.Absent() {
 			at.decode(to.FieldByIndex(k.Index), k)
 		}
 	}
-}
-
-// renamed returns the keys of a map that are written with the name of the last version, with that
-// name, and warns of each.
-func (v Value) renamed(keys []Key) map[string]string {
-	found := map[string]string{}
-	for _, k := range keys {
-		former := k.Tag.Get("former")
-		switch {
-		case former == "" || !v.Has(former):
-		case v.Has(k.Name):
-			v.Find(former).Reject("is the former name of %s, which is set, too; want one of them", k.Name)
-			found[former] = former // read no value from it
-		default:
-			v.Find(former).Warn("is now called %s; the next version knows no other name", k.Name)
-			found[k.Name] = former
-		}
-	}
-	return found
-}
-
-// decodeFormer rejects the keys and values of earlier versions. It returns the keys that a map
-// may have; those of earlier versions have no type.
-func (v Value) decodeFormer(former map[string]string, keys []Key) []Key {
-	for entry, hint := range former {
-		name, value, isValue := strings.Cut(entry, ": ")
-		if !v.Has(name) || isValue && v.Peek(name) != value {
-			continue
-		}
-		v.Find(name).Reject("%s", hint)
-		keys = slices.DeleteFunc(keys, func(k Key) bool { return k.Name == name })
-		keys = append(keys, Key{Name: name})
-	}
-	return keys
 }
 
 func (v Value) decode(to reflect.Value, k Key) {

@@ -24,9 +24,7 @@
 package profile
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"slices"
 	"time"
 )
@@ -109,26 +107,6 @@ type Sweep struct {
 	// Quick means that the measurement was limited to a minute: windows are
 	// shorter, and cells may be missing.
 	Quick bool `json:"quick,omitempty"`
-}
-
-// UnmarshalJSON also reads the names that min_windows and max_windows had before version
-// 0.1.0.
-func (s *Sweep) UnmarshalJSON(text []byte) error {
-	type keys Sweep
-	former := struct {
-		*keys
-		LeastWindows int `json:"least_windows"`
-		MostWindows  int `json:"most_windows"`
-	}{keys: (*keys)(s)}
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&former); err != nil {
-		return err
-	}
-
-	s.MinWindows = max(s.MinWindows, former.LeastWindows)
-	s.MaxWindows = max(s.MaxWindows, former.MostWindows)
-	return nil
 }
 
 // LoadBound is a point whose processes waited for pictures.

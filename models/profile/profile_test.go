@@ -53,10 +53,8 @@ func TestWriteRead(t *testing.T) {
 	}
 }
 
-// TestFormerKeys checks that a sweep is read with the names of before version 0.1.0, and
-// that other unknown names are still refused.
-func TestFormerKeys(t *testing.T) {
-	for key, ok := range map[string]bool{"min_windows": true, "least_windows": true, "few_windows": false} {
+func TestUnknownKeys(t *testing.T) {
+	for key, ok := range map[string]bool{"min_windows": true, "few_windows": false} {
 		text := `# {"version": 1, "share": "gpcs", "sweep": {"` + key + `": 3, "max_windows": 9}}
 Mig instance,Batch size,Workload Number,Throughput,Latency,Memory
 1,1,1,196.762,0.005,512
