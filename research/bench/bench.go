@@ -74,7 +74,7 @@ decoder: {name: raw}
 // WriteReport writes a report as JSON into a file, completely or not at all. It
 // creates the file's folder if necessary.
 func WriteReport(file string, report any) error {
-	text, err := json.MarshalIndent(report, "", " ")
+	text, err := json.Marshal(report)
 	if err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}

@@ -99,9 +99,7 @@ func root() *cobra.Command {
 	print := printer(func(report any, rows []table.Row) error {
 		switch *output {
 		case "json":
-			encoder := json.NewEncoder(os.Stdout)
-			encoder.SetIndent("", "  ")
-			return encoder.Encode(report)
+			return json.NewEncoder(os.Stdout).Encode(report)
 		case "table":
 			t := table.NewWriter()
 			t.SetStyle(table.StyleLight)
