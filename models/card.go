@@ -83,7 +83,7 @@ type Card struct {
 	// is the elastic demand until there are observations; 0 if it is not known.
 	KneePercent float64
 	// Knees are the knees of the profiled batch sizes, ascending by batch.
-	// `penstock profile` writes them; KneePercent is then one of them.
+	// `penstock profile` prints them; KneePercent is then one of them.
 	Knees []Knee
 	// Threads is how many CPU threads the framework may use. 0 means as many as
 	// there are CPUs for inference functions.

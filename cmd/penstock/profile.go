@@ -29,7 +29,7 @@ type profileFlags struct {
 	precision                  float64
 	windows                    int
 	out                        string
-	again, keepCard, quick     bool
+	again, quick               bool
 }
 
 // The defaults of --quick. Start and sweep together take at most a minute. The
@@ -56,8 +56,9 @@ confidence interval of its mean throughput is within --precision. Points that ca
 left out: those after two points in a row that gained less than 2 %, and those that need at
 least as much memory as a point that ran out of it.
 
-The profile, MODEL.csv, is written next to the card, and the knees into the card. An unfinished
-profile is MODEL.csv.partial: after Ctrl-C the same command continues from it.`,
+The profile, MODEL.csv, is written next to the card. At the end the command prints the keys with
+the knees. An unfinished profile is MODEL.csv.partial: after Ctrl-C the same command continues
+from it.`,
 		Example: `  penstock profile fashion
   penstock profile fashion --device cpu --shares 20,40,60,80,100 --batches 1,8 --processes 1,2 --out profiles
   penstock profile fashion --device cuda --sizes   # MIG's sizes, by MPS percentages`,
@@ -76,7 +77,6 @@ profile is MODEL.csv.partial: after Ctrl-C the same command continues from it.`,
 	cmd.Flags().StringVar(&f.out, "out", "", "folder for the profile; next to the card if left out, ./profiles for a built-in model")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "measure for a minute: three shares, the smallest and the largest batch, one process, short windows")
 	cmd.Flags().BoolVar(&f.again, "again", false, "discard earlier measurements")
-	cmd.Flags().BoolVar(&f.keepCard, "keep-card", false, "do not write the knees into the card")
 	return cmd
 }
 
@@ -124,7 +124,7 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	if err != nil {
 		return err
 	}
-	place, err := profiler.FindPlace(card, shipped, f.out, f.keepCard)
+	file, err := profiler.FindPlace(card, shipped, f.out)
 	if err != nil {
 		return err
 	}
@@ -139,15 +139,17 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 		return err
 	}
 	progress := cmd.ErrOrStderr()
-	fmt.Fprintf(progress, "%s on %s: at most %d points, into %s\n%s\n", card.Name, f.device, len(sweep.Cells(grid)), place.File, f.duration(grid))
+	fmt.Fprintf(progress, "%s on %s: at most %d points, into %s\n%s\n", card.Name, f.device, len(sweep.Cells(grid)), file, f.duration(grid))
 
 	options := profiler.Options{Setup: o, Card: card, Grid: grid, Scale: scale}
-	report, err := f.measure(cmd.Context(), progress, options, sweep.Options{File: place.File, Again: f.again, Elapsed: elapsed})
+	report, err := f.measure(cmd.Context(), progress, options, sweep.Options{File: file, Again: f.again, Elapsed: elapsed})
 	if err != nil {
 		return err
 	}
 	report.WriteTable(cmd.OutOrStdout())
-	return place.WriteKnees(cmd.OutOrStdout(), card, report.Profile)
+	fmt.Fprintf(cmd.OutOrStdout(), "profile: %s\n", file)
+	profiler.PrintKnees(cmd.OutOrStdout(), card, shipped, report.Profile)
+	return nil
 }
 
 // measure starts a node and measures the points that the profile lacks.
