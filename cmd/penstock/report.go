@@ -20,7 +20,7 @@ func reportCommand() *cobra.Command {
 		Long: `Writes one HTML file that shows runs side by side: a table, and per function latency, stages,
 answers and rates. A browser opens it without a server, and it loads nothing.
 
-A run is the output of "penstock load -o json", or a result of "penstock-lab evaluate".`,
+A run is the output of "penstock load -o json".`,
 		Example: `  penstock load --rate face=60 -o json > before.json
   penstock load --rate face=60 -o json > after.json
   penstock report before.json after.json -o compare.html`,

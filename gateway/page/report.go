@@ -14,63 +14,18 @@ import (
 type Report struct {
 	Title string `json:"title"`
 	// Version is that of the penstock that writes the report.
-	Version string  `json:"version"`
-	Groups  []Group `json:"groups"`
-}
-
-// Group has runs that are shown side by side.
-type Group struct {
-	Name string `json:"name"`
-	Runs []Run  `json:"runs"`
+	Version string `json:"version"`
+	Runs    []Run  `json:"runs"`
 }
 
 // Run is what was measured of some functions at the same time.
 type Run struct {
 	Name string `json:"name"`
 	// Note says what a reader must know of the run, such as that it was interrupted.
-	Note      string     `json:"note,omitempty"`
-	Functions []Function `json:"functions"`
-}
-
-// Function is one function's part of a run. The keys are those of `penstock load -o json`, which
-// explains them (loadgen.FunctionReport).
-type Function struct {
-	Name          string           `json:"name"`
-	SLOMillis     float64          `json:"slo_ms"`
-	Sent          uint64           `json:"sent"`
-	OK            uint64           `json:"ok"`
-	Late          uint64           `json:"late"`
-	Incomplete    uint64           `json:"incomplete"`
-	Busy          uint64           `json:"busy"`
-	Refused       uint64           `json:"refused"`
-	Failed        uint64           `json:"failed"`
-	Unanswered    uint64           `json:"unanswered"`
-	OfferedRPS    float64          `json:"offered_rps"`
-	GoodputRPS    float64          `json:"goodput_rps"`
-	WithinPercent float64          `json:"within_slo"`
-	P50Millis     float64          `json:"p50_ms"`
-	P99Millis     float64          `json:"p99_ms"`
-	MeanBatch     float64          `json:"mean_batch"`
-	Lost          *uint64          `json:"lost,omitempty"`
-	Stages        map[string]Stage `json:"stages_ms,omitempty"`
-	// Bins are the run's time line; empty if it has none. Each is BinSeconds long.
-	Bins       []Bin   `json:"bins,omitempty"`
-	BinSeconds float64 `json:"bin_s,omitempty"`
-}
-
-// Stage is the time that requests spent in a stage, in milliseconds.
-type Stage struct {
-	P50 float64 `json:"p50"`
-	P99 float64 `json:"p99"`
-}
-
-// Bin has the requests that were to be sent in a part of a run. Within is the number of those that
-// were answered ok within the objective.
-type Bin struct {
-	Offered   int     `json:"offered"`
-	Within    int     `json:"within"`
-	P50Millis float64 `json:"p50_ms"`
-	P99Millis float64 `json:"p99_ms"`
+	Note string `json:"note,omitempty"`
+	// Functions is the list of functions in a report of `penstock load -o json`
+	// (loadgen.FunctionReport). report.js reads it.
+	Functions json.RawMessage `json:"functions"`
 }
 
 // reportModules are the modules of a report, and styles its style sheets.

@@ -1,7 +1,7 @@
 // A report: finished runs side by side. The runs are in the page.
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { statuses } from "./data.js";
-import { stageColours, statusColours, functionColours, css, dash, legend } from "./palette.js";
+import { stageColours, statusColours, css, dash, legend } from "./palette.js";
 
 const height = 150;
 const ends = [...statuses, "unanswered"];
@@ -12,19 +12,19 @@ const element = (name, text = "", className = "") => Object.assign(document.crea
 const number = (v, digits = 3) => (v === null || v === undefined ? "–" : String(+v.toPrecision(digits)));
 const latency = (v) => number(v || null); // 0: there was no answer
 
-// section shows the runs of a group: a table, then one row of charts per function.
-function section(group) {
-  const box = element("section"), names = [...new Set(group.runs.flatMap((r) => r.functions.map((f) => f.name)))];
-  box.append(element("h2", group.name), table(group, names));
-  for (const name of names) box.append(row(group, name));
+// section shows all runs: a table, then one row of charts per function.
+function section(all) {
+  const box = element("section"), names = [...new Set(all.flatMap((r) => r.functions.map((f) => f.name)))];
+  box.append(element("h2", "Runs of penstock load"), table(all, names));
+  for (const name of names) box.append(row(all, name));
   return box;
 }
 
-function table(group, names) {
+function table(all, names) {
   const wrapper = element("div", "", "table"), t = element("table"), head = t.createTHead(), body = t.createTBody();
   wrapper.tabIndex = 0; // it scrolls
   wrapper.setAttribute("role", "region");
-  wrapper.setAttribute("aria-label", `Runs: ${group.name}`);
+  wrapper.setAttribute("aria-label", "Runs of penstock load");
   const first = head.insertRow(), second = head.insertRow();
   const cell = (to, text, span = 1) => { const th = element("th", text); th.scope = span > 1 ? "colgroup" : "col"; th.colSpan = span; to.append(th); };
   cell(first, "");
@@ -35,7 +35,7 @@ function table(group, names) {
     cell(first, name, 4);
     for (const title of ["p99 ms", "objective", "in time %", "in time/s"]) cell(second, title);
   }
-  group.runs.forEach((run, i) => {
+  all.forEach((run, i) => {
     const tr = body.insertRow(), title = element("th", run.name);
     title.scope = "row";
     if (run.note) title.append(element("span", ` (${run.note})`, "note"));
@@ -51,14 +51,14 @@ function table(group, names) {
 }
 
 // row shows one function in all runs.
-function row(group, name) {
+function row(all, name) {
   const box = element("article", "", "row"), charts = element("div", "", "charts"), text = element("p", "", "mark-text");
   box.dataset.function = name;
-  const runs = group.runs.map((r) => r.functions.find((f) => f.name === name));
+  const runs = all.map((r) => r.functions.find((f) => f.name === name));
   const column = (value) => runs.map((f) => (f ? value(f) : null));
   const say = (i) => {
     const f = runs[i];
-    text.textContent = f ? `${i + 1}: ${group.runs[i].name}: p50 ${latency(f.p50_ms)} ms, p99 ${latency(f.p99_ms)} ms, ${number(f.within_slo, 5)} % in time, ${number(f.goodput_rps)}/s, mean batch ${number(f.mean_batch)}` : "";
+    text.textContent = f ? `${i + 1}: ${all[i].name}: p50 ${latency(f.p50_ms)} ms, p99 ${latency(f.p99_ms)} ms, ${number(f.within_slo, 5)} % in time, ${number(f.goodput_rps)}/s, mean batch ${number(f.mean_batch)}` : "";
   };
   const slo = Math.max(0, ...column((f) => f.slo_ms));
   const stages = [...new Set(runs.flatMap((f) => Object.keys((f && f.stages_ms) || {})))].sort((a, b) => order.indexOf(a) - order.indexOf(b));
@@ -68,12 +68,6 @@ function row(group, name) {
   if (stages.length > 0) bars(charts, `Stages of ${name}, median ms`, stack(stages.map((s) => column((f) => ((f.stages_ms || {})[s] || {}).p50 || 0))), reversed(stages.map(colourOf)), { say }, legend(stages, stages.map(colourOf)));
   bars(charts, `Requests of ${name}, %`, stack(ends.map((s) => column((f) => (f.sent ? (100 * f[s]) / f.sent : 0)))), reversed(endColours), { say, top: 100 }, legend(ends, endColours));
   bars(charts, `Requests of ${name} per second: offered, in time (dark)`, [column((f) => f.offered_rps), column((f) => f.goodput_rps)], ["#56b4e9", "#0072b2"], { say });
-  if (runs.some((f) => f && f.bins)) {
-    const used = runs.map((f, i) => [f, i]).filter(([f]) => f && f.bins);
-    const labels = used.map(([, i]) => String(i + 1));
-    lines(charts, `p99 of ${name} over time, ms, by run`, used.map(([f]) => [f, f.bins.map((b) => b.p99_ms || null)]), legend(labels, labels.map((_, i) => functionColours[i % functionColours.length])), slo);
-    lines(charts, `In time of ${name} per second, over time, by run`, used.map(([f]) => [f, f.bins.map((b) => b.within / f.bin_s)]));
-  }
   return box;
 }
 
@@ -102,18 +96,6 @@ function bars(parent, title, columns, colours, o, below) {
   }, [numbers, ...columns], below);
 }
 
-// lines draws one line per run over the seconds of the run.
-function lines(parent, title, series, below, line) {
-  const data = uPlot.join(series.map(([f, values]) => [values.map((_, i) => +(i * f.bin_s).toFixed(6)), values]));
-  chart(parent, title, {
-    scales: { x: { time: false }, y: { range: (u, low, high) => [0, upTo(high, line)] } },
-    axes: [{ values: (u, values) => values.map((v) => `${v} s`) }, {}],
-    series: [{}, ...series.map((_, i) => ({ stroke: functionColours[i % functionColours.length], dash: i >= functionColours.length ? [6, 3] : undefined, width: 1.5, points: { show: false }, spanGaps: true }))],
-    cursor: { sync: { key: "seconds" }, drag: { x: true, y: false } },
-    hooks: { draw: [(u) => dash(u, line)] },
-  }, data, below);
-}
-
 function chart(parent, title, o, data, below) {
   const box = element("div"), axis = { stroke: () => css("--quiet"), grid: { stroke: () => css("--line"), width: 0.5 }, ticks: { show: false }, font: "11px system-ui" };
   box.append(element("h4", title));
@@ -139,7 +121,7 @@ function resize() {
 }
 
 const report = JSON.parse(document.getElementById("runs").textContent), main = document.getElementById("report");
-main.append(...report.groups.map(section));
+main.append(section(report.runs));
 resize();
 new ResizeObserver(resize).observe(main);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach((p) => p.redraw()));

@@ -12,55 +12,51 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/gateway/page"
+	"github.com/penstock/penstock/loadgen"
 )
 
 // maxBytes bounds the size of a file.
 const maxBytes = 64 << 20
 
-// labVersion is the version of penstock-lab's results that Add knows.
-const labVersion = 1
-
 // Report collects runs. The zero value is empty.
 type Report struct {
-	groups []page.Group
+	runs []page.Run
 }
 
 // Page returns what was collected, for the page.
 func (r *Report) Page(version string) *page.Report {
-	return &page.Report{Title: "Penstock report", Version: version, Groups: r.groups}
+	return &page.Report{Title: "Penstock report", Version: version, Runs: r.runs}
 }
 
-// Add adds the runs of a file: a report of `penstock load -o json`, or a result of `penstock-lab
-// evaluate`. Runs of the same traffic are in one group.
+// Add adds a run: a file with the report of `penstock load -o json`.
 func (r *Report) Add(file string) error {
 	text, err := read(file)
 	if err != nil {
 		return fmt.Errorf("read run: %w", err)
 	}
-	var kind struct {
-		Seconds   *float64          `json:"seconds"`
-		Functions []json.RawMessage `json:"functions"`
-		Version   int               `json:"version"`
-		Figure    string            `json:"figure"`
+	var load loadgen.Report
+	var raw struct {
+		Functions json.RawMessage `json:"functions"`
 	}
 	var syntax *json.SyntaxError
-	if err := json.Unmarshal(text, &kind); errors.As(err, &syntax) {
+	if err := json.Unmarshal(text, &load); errors.As(err, &syntax) {
 		return fmt.Errorf("read run %s: %w at byte %d; want the output of `penstock load -o json`", file, err, syntax.Offset)
+	} else if err = errors.Join(err, json.Unmarshal(text, &raw)); err != nil || load.Seconds == 0 || len(load.Functions) == 0 {
+		return errors.Join(fmt.Errorf("read run %s: it is no run; want the output of `penstock load -o json`", file), err)
+	}
+
+	var notes []string
+	if load.Interrupted {
+		notes = append(notes, fmt.Sprintf("interrupted after %.1f s", load.Seconds))
+	}
+	if load.ManagerError != "" {
+		notes = append(notes, "lost requests are unknown")
+	}
+	if n := len(load.Outages); n > 0 {
+		notes = append(notes, fmt.Sprintf("%d times without any answer", n))
 	}
 	name := strings.TrimSuffix(filepath.Base(file), ".json")
-	switch {
-	case kind.Figure != "" && kind.Version != labVersion:
-		err = fmt.Errorf("it has version %d, want %d; measure it again, or use the penstock that wrote it", kind.Version, labVersion)
-	case kind.Figure != "":
-		err = r.addLab(name, text)
-	case kind.Seconds != nil && len(kind.Functions) > 0:
-		err = r.addLoad(name, text)
-	default:
-		err = errors.New("it is no run; want the output of `penstock load -o json`, or a file of `penstock-lab evaluate`")
-	}
-	if err != nil {
-		return fmt.Errorf("read run %s: %w", file, err)
-	}
+	r.runs = append(r.runs, page.Run{Name: name, Note: strings.Join(notes, ", "), Functions: raw.Functions})
 	return nil
 }
 
@@ -80,46 +76,4 @@ func read(file string) ([]byte, error) {
 		return nil, fmt.Errorf("%s is empty; want the output of `penstock load -o json`", file)
 	}
 	return text, nil
-}
-
-// group returns the group of that name, which it adds if needed.
-func (r *Report) group(name string) *page.Group {
-	for i := range r.groups {
-		if r.groups[i].Name == name {
-			return &r.groups[i]
-		}
-	}
-	r.groups = append(r.groups, page.Group{Name: name})
-	return &r.groups[len(r.groups)-1]
-}
-
-// loadGroup is the name of the group of all reports of `penstock load`.
-const loadGroup = "Runs of penstock load"
-
-func (r *Report) addLoad(name string, text []byte) error {
-	var load struct {
-		Functions    []page.Function   `json:"functions"`
-		Seconds      float64           `json:"seconds"`
-		Interrupted  bool              `json:"interrupted"`
-		ManagerError string            `json:"manager_error"`
-		Outages      []json.RawMessage `json:"outages"`
-	}
-	if err := json.Unmarshal(text, &load); err != nil {
-		return err
-	}
-	run := page.Run{Name: name, Functions: load.Functions}
-	var notes []string
-	if load.Interrupted {
-		notes = append(notes, fmt.Sprintf("interrupted after %.1f s", load.Seconds))
-	}
-	if load.ManagerError != "" {
-		notes = append(notes, "lost requests are unknown")
-	}
-	if n := len(load.Outages); n > 0 {
-		notes = append(notes, fmt.Sprintf("%d times without any answer", n))
-	}
-	run.Note = strings.Join(notes, ", ")
-	g := r.group(loadGroup)
-	g.Runs = append(g.Runs, run)
-	return nil
 }
