@@ -440,7 +440,7 @@ func TestReceivers(t *testing.T) {
 	}
 }
 
-// What penstock-lab sets with LabVariable is no part of the file.
+// Keys that penstock-lab sets with LabVariable are no part of the file.
 func TestLabKeys(t *testing.T) {
 	s := schema(t)
 	for text, words := range map[string][]string{

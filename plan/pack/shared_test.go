@@ -156,7 +156,7 @@ func sharedBrute(p *plan.Problem) int {
 	return best
 }
 
-// Several points per size, with memory, processes and limits that matter. What is proved holds, and
+// Several points per size, with memory, processes and limits that matter. Proved bounds hold, and
 // few plans have more GPUs than the best.
 func TestSharedBruteForce(t *testing.T) {
 	worse, all := 0, 0
