@@ -31,8 +31,7 @@ func demoCommand() *cobra.Command {
 In the second half one function receives twice the requests that it can answer, and the
 others still meet their objectives.
 
-With --device cuda it runs on a GPU. A third part then shows the shares of the GSLICE paper
-(` + "`policy: gslice`" + `): MPS percentages that tune themselves, each brought in by a standby process.
+With --device cuda it runs on a GPU.
 
 With --camera it runs until Ctrl-C, with a page at http://127.0.0.1:9651 that answers the camera of
 your browser. A button gives another function ten times its load, another kills the process that
@@ -93,8 +92,8 @@ type demoOptions struct {
 	out, format string
 }
 
-// config is the configuration of a node, with more keys.
-func (o *demoOptions) config(more string) (string, error) {
+// config is the configuration of a node.
+func (o *demoOptions) config() (string, error) {
 	text := configs.BuiltIn()
 	if o.functions != "" {
 		var err error
@@ -102,7 +101,7 @@ func (o *demoOptions) config(more string) (string, error) {
 			return "", fmt.Errorf("read configuration: %w", err)
 		}
 	}
-	return fmt.Sprintf("device: %s\n%s\n%s\n", o.device, more, text), nil
+	return fmt.Sprintf("device: %s\n%s\n", o.device, text), nil
 }
 
 // The demo's traffic, in requests per second. In the second half, the overloaded function
@@ -125,28 +124,20 @@ func demo(ctx context.Context, o demoOptions) error {
 	defer log.Close()
 
 	fmt.Fprintf(os.Stderr, "penstock up (log: %s)\n", log.Name())
-	if err := demoGuarantees(ctx, o, log); err != nil {
-		return err
-	}
-	if o.device == configs.DeviceCPU {
-		return nil
-	}
-	return demoShares(ctx, o, log)
-}
-
-// demoGuarantees runs the two halves.
-func demoGuarantees(ctx context.Context, o demoOptions, log *os.File) error {
 	machine, err := cputime.NewForeign()
 	if err != nil {
 		return err
 	}
-	nd, err := startDemoNode(ctx, o, "", log)
+	nd, err := startDemoNode(ctx, o, log)
 	if err != nil {
 		return err
 	}
 	defer nd.Kill()
 
-	rates := steadyRates()
+	rates := map[string]string{}
+	for _, r := range demoRates {
+		rates[r.function] = fmt.Sprint(r.perSecond)
+	}
 	steady, err := o.part(ctx, nd, "first half", rates, o.functions == "")
 	if err != nil {
 		return err
@@ -172,15 +163,6 @@ func demoGuarantees(ctx context.Context, o demoOptions, log *os.File) error {
 		printDemo(os.Stdout, steady, busy, foreign)
 	}
 	return nil
-}
-
-// steadyRates are the rates of the first half, as flags.
-func steadyRates() map[string]string {
-	rates := map[string]string{}
-	for _, r := range demoRates {
-		rates[r.function] = fmt.Sprint(r.perSecond)
-	}
-	return rates
 }
 
 // pinToManager keeps this process on the manager's CPUs, because the demo shows the CPUs of the
@@ -229,9 +211,9 @@ func openDemoLog(out string) (*os.File, error) {
 	return log, nil
 }
 
-// startDemoNode starts a node with the demo's configuration and more keys.
-func startDemoNode(ctx context.Context, o demoOptions, more string, log *os.File) (*node.Node, error) {
-	config, err := o.config(more)
+// startDemoNode starts a node with the demo's configuration.
+func startDemoNode(ctx context.Context, o demoOptions, log *os.File) (*node.Node, error) {
+	config, err := o.config()
 	if err != nil {
 		return nil, err
 	}

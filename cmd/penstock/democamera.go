@@ -40,7 +40,7 @@ func demoCamera(ctx context.Context, d demoOptions, phone string, open bool) err
 	}
 	defer file.Close()
 
-	nd, err := startDemoNode(ctx, d, "", file)
+	nd, err := startDemoNode(ctx, d, file)
 	if err != nil {
 		return err
 	}

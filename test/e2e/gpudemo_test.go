@@ -27,43 +27,31 @@ func TestGPUDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	folder := t.TempDir()
+	cmd := exec.CommandContext(longContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", folder, "--duration", "4s")
+	cmd.Env = append(os.Environ(), withGPU(t, true)...)
 	var out, complaints bytes.Buffer
-	demo := func() {
-		out.Reset()
-		complaints.Reset()
-		cmd := exec.CommandContext(longContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", folder, "--duration", "16s")
-		cmd.Env = append(os.Environ(), withGPU(t, true)...)
-		cmd.Stdout, cmd.Stderr = &out, &complaints
-		if err := cmd.Run(); err != nil {
-			t.Fatalf("%v\n%s\n%s", err, &out, &complaints)
-		}
-		t.Logf("%s", &out)
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, &out, &complaints)
 	}
-	// On a busy machine the demo can be too short for a swap.
-	idle := regexp.MustCompile(`(?m)^0 swaps, 0 requests lost$`)
-	demo()
-	for attempt := 2; attempt <= 4 && idle.Match(out.Bytes()); attempt++ {
-		demo()
+	if !regexp.MustCompile(`(?m)^detect: .*; overloaded: [0-9.]+ of [0-9.]+ requests/s in time$`).MatchString(out.String()) {
+		t.Errorf("printed\n%s\n%s", &out, &complaints)
 	}
-	swap := regexp.MustCompile(`(?m)^(face|fashion|detect): [0-9.]+ % -> [0-9.]+ % of the GPU by a swap; (no request waited|requests waited for [0-9.]+ ms)$`)
-	if !swap.MatchString(out.String()) || !regexp.MustCompile(`(?m)^[1-9][0-9]* swaps, 0 requests lost$`).MatchString(out.String()) {
-		t.Errorf("no swap, or lost requests:\n%s\n%s", &out, &complaints)
-	}
-	for _, part := range []string{"first half", "second half", "third part"} {
+	for _, part := range []string{"first half", "second half"} {
 		if !strings.Contains(complaints.String(), part+": ") {
 			t.Errorf("no %s:\n%s", part, &complaints)
 		}
 	}
 
-	// Both nodes use all CPUs, although the load is pinned to some of them.
+	// The node uses all CPUs, although the load is pinned to some of them.
 	log, err := os.ReadFile(filepath.Join(folder, "penstock.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, cpus := orchestrator.IFCPUs(0)
 	want := fmt.Sprintf(`"cpus":[%s]`, strings.ReplaceAll(strings.Trim(fmt.Sprint(cpus), "[]"), " ", ","))
-	if n := strings.Count(string(log), want); n != 2 {
-		t.Errorf("%d nodes use %s, want 2:\n%s", n, want, log)
+	if n := strings.Count(string(log), want); n != 1 {
+		t.Errorf("%d nodes use %s, want 1:\n%s", n, want, log)
 	}
 }
 
