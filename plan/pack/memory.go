@@ -56,17 +56,17 @@ func (in *instance) shared() (memory, clients bool) {
 // the best of the greedy plans. It adds the beam only if that is cheap enough and a gap to the
 // bound remains.
 func (in *instance) settle() outcome {
-	first := in.relax(goal{gpu: 1, item: make([]float64, in.items), gpus: -1}, rounds)
-	got := outcome{minGPUs: ceilGPUs(first.value)}
-	memory, clients := in.shared()
-	sh := in.share(first)
+	var got outcome
 	stock := in.stock()
-	if memory || clients {
-		in.settleShared(sh, &got, memory)
-	} else if a, ok := in.solve(); ok {
-		got.take(a, in.segments(a), a.gpus)
-		got.minGPUs = a.minGPUs
+	if memory, clients := in.shared(); memory || clients {
+		first := in.relax(goal{gpu: 1, item: make([]float64, in.items), gpus: -1}, rounds)
+		got.minGPUs = ceilGPUs(first.value)
+		in.settleShared(in.share(first), &got, memory)
 	} else {
+		a, ok := in.solve()
+		if ok {
+			got.take(a, in.segments(a), a.gpus)
+		}
 		got.minGPUs = a.minGPUs
 	}
 	if !got.ok() && stock < 0 {
