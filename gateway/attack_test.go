@@ -40,7 +40,7 @@ func runGateway(t *testing.T, answer clienttest.Handler) (address, authorization
 	return at.String(), "Bearer " + a.token
 }
 
-// Requests without a token and without their bodies lock nobody out.
+// Requests without a token and without their bodies do not stop other clients.
 func TestStalledRequests(t *testing.T) {
 	address, authorization := runGateway(t, oneBox)
 	for range maxConnections + 6 {

@@ -11,12 +11,16 @@ import (
 // fragments. 64 bytes:
 //
 //	 0  u32 deadline, µs, 0 for none
-//	 4  u8 priority · 3 × zero
+//	 4  u8 priority · u8 use of the bytes from 24 on · 2 × zero
 //	 8  u64 the client's send time
 //	16  u64 address cookie, 0 for none
-//	24  u16 base fragment of the answer · u16 number of bits, at most MaxMissing
+//
+// The bytes from 24 on belong to the use. Bytes that are not named are zero, and ignored when read.
+//
+//	use 0: none
+//	use 1: fragments of the answer that a question asks for
+//	24  u16 base fragment · u16 number of bits, at most MaxMissing
 //	28  32 × bitmap: bit i%8 of byte i/8 is set if fragment base+i is missing
-//	60  4 × zero, ignored when read
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still useful; 0
 	// means that the client sets none. The manager, which does not share the
@@ -35,6 +39,9 @@ type Extension struct {
 	// value asks for the whole answer.
 	Missing Missing
 }
+
+// useMissing is the use of an extension that names missing fragments.
+const useMissing = 1
 
 // MaxMissing is the max number of fragments that a Missing spans.
 const MaxMissing = 256
@@ -95,9 +102,12 @@ func (e *Extension) Put(b []byte) {
 	b[4] = e.Priority
 	binary.LittleEndian.PutUint64(b[8:], e.SentAt)
 	binary.LittleEndian.PutUint64(b[16:], e.Cookie)
-	binary.LittleEndian.PutUint16(b[24:], e.Missing.base)
-	binary.LittleEndian.PutUint16(b[26:], e.Missing.span)
-	copy(b[28:], e.Missing.bitmap[:])
+	if !e.Missing.Empty() {
+		b[5] = useMissing
+		binary.LittleEndian.PutUint16(b[24:], e.Missing.base)
+		binary.LittleEndian.PutUint16(b[26:], e.Missing.span)
+		copy(b[28:], e.Missing.bitmap[:])
+	}
 }
 
 // DecodeExtension reads the extension at the beginning of b: the bytes after a
@@ -106,15 +116,18 @@ func DecodeExtension(b []byte) (Extension, error) {
 	if len(b) < BlockSize {
 		return Extension{}, ErrShort
 	}
-	return Extension{
+	e := Extension{
 		Deadline: time.Duration(binary.LittleEndian.Uint32(b[0:])) * time.Microsecond,
 		Priority: b[4],
 		SentAt:   binary.LittleEndian.Uint64(b[8:]),
 		Cookie:   binary.LittleEndian.Uint64(b[16:]),
-		Missing: Missing{
+	}
+	if b[5] == useMissing {
+		e.Missing = Missing{
 			base: binary.LittleEndian.Uint16(b[24:]), span: min(binary.LittleEndian.Uint16(b[26:]), MaxMissing), bitmap: [MaxMissing / 8]byte(b[28:]),
-		},
-	}, nil
+		}
+	}
+	return e, nil
 }
 
 // micros converts d to whole microseconds, clamped to a u32.

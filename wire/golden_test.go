@@ -35,6 +35,8 @@ const exampleCookie = 0xa7a6a5a4a3a2a1a0
 
 var exampleProof = Extension{Cookie: exampleCookie}
 
+var exampleQuestion = Extension{Cookie: exampleCookie, Missing: Missing{base: 3, span: 256, bitmap: [MaxMissing / 8]byte{0: 0b101, 31: 0x80}}}
+
 var exampleExtension = Extension{Deadline: 25 * time.Millisecond, Priority: 3, SentAt: 0x1122334455667788}
 
 var (
@@ -82,6 +84,7 @@ func examples() map[string][]byte {
 		"late":             AppendResult(nil, exampleID, &exampleLate, nil, DefaultFragmentBytes, 0, false),
 		"busy-cookie":      AppendResult(nil, exampleID, &exampleProve, nil, DefaultFragmentBytes, 0, false),
 		"data-cookie":      exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
+		"data-question":    exampleData(0, FlagExtension|FlagRetransmitted, &exampleQuestion),
 		"busy":             AppendResult(nil, exampleID, &exampleBusy, nil, DefaultFragmentBytes, 0, false),
 	}
 }
@@ -141,6 +144,7 @@ func TestDecodeGolden(t *testing.T) {
 	for name, want := range map[string]Header{
 		"data-first":       header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
 		"data-cookie":      header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
+		"data-question":    header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
 		"busy-cookie":      header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
 		"data-middle":      header(TypeData, 0, 16, 40, 1, 3, 16),
 		"data-last":        header(TypeData, FlagLast, 32, 40, 2, 3, 8),
@@ -168,6 +172,14 @@ func TestDecodeGolden(t *testing.T) {
 	}
 	if e, err := DecodeExtension(shown["data-cookie"][HeaderSize:]); err != nil || e != exampleProof {
 		t.Errorf("extension with a cookie: got %+v, %v; want %+v", e, err, exampleProof)
+	}
+	if e, err := DecodeExtension(shown["data-question"][HeaderSize:]); err != nil || e != exampleQuestion {
+		t.Errorf("extension of a question: got %+v, %v; want %+v", e, err, exampleQuestion)
+	}
+	unknown := bytes.Clone(shown["data-question"][HeaderSize:])
+	unknown[5] = 255
+	if e, err := DecodeExtension(unknown); err != nil || e != exampleProof {
+		t.Errorf("extension of an unknown use: got %+v, %v; want %+v", e, err, exampleProof)
 	}
 	for name, want := range map[string]Result{
 		"busy-cookie": exampleProve,

@@ -23,8 +23,8 @@ import (
 //	2 start    the thread starts ffmpeg, which inherits the filter
 //	3 serve    answers the kernel until ffmpeg has ended
 //
-// ffmpeg has several threads, so one of them could change an address between question and call. That takes an attacker
-// who controls ffmpeg itself, which this does not defend against.
+// ffmpeg has several threads, so one of them could change an address between question and call. The guard does not
+// protect against an attacker that controls ffmpeg itself.
 
 // guard answers the kernel for one ffmpeg. One goroutine uses it.
 type guard struct {

@@ -3,7 +3,7 @@
 //
 // Each read of a request and each write of an answer has a deadline. Connections are bounded in all
 // and per address. If there is no room for a new one, it takes the place of one that has not sent a
-// complete request, so that connections that do nothing lock out no client.
+// complete request. So idle connections cannot lock out a client.
 package webserver
 
 import (

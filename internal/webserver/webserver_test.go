@@ -53,7 +53,7 @@ func (s *Server) dial(t *testing.T) net.Conn {
 
 func (s *Server) url() string { return "http://" + s.listener.Addr().String() }
 
-// fetch makes a request on a connection of its own.
+// fetch makes a request on a separate connection.
 func (s *Server) fetch(t *testing.T) (int, error) {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 20 * time.Second}

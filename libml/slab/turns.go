@@ -32,7 +32,7 @@ type counter struct {
 	before, first uint32
 }
 
-// place is where a request is in its address's rounds.
+// place is a request's position in the rounds of its address.
 type place struct{ round, at uint32 }
 
 // NewTurns makes a Turns for up to most pending requests.

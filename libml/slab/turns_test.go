@@ -68,7 +68,7 @@ func TestTurnsModel(t *testing.T) {
 	})
 }
 
-// TestTurnsFlood checks who is in the next batches behind a flood.
+// TestTurnsFlood checks which requests the next batches behind a flood have.
 func TestTurnsFlood(t *testing.T) {
 	flood := func(address uint32, clients int) (pending []Request) {
 		for i := range 60 {

@@ -30,8 +30,9 @@ _VERSION = 1
 _MAX_NACK_BYTES = 1024
 
 _HEADER = struct.Struct("<2sBBIIIHHH")
+_USE_MISSING = 1  # of an extension that names fragments of an answer
 MAX_MISSING = 256  # fragments of an answer that a question spans
-_EXTENSION = struct.Struct("<IB3xQQHH32s4x")
+_EXTENSION = struct.Struct("<IBB2xQQHH32s4x")
 _BLOCK = struct.Struct("<BBHHHIIIIIIQQII8x")
 _NACK = struct.Struct("<HH")
 
@@ -137,7 +138,8 @@ def encode_extension(deadline_ns: int, priority: int, sent_at: int, cookie: int,
     base = missing[0] if missing else 0
     span = missing[-1] - base + 1 if missing else 0
     bits = sum(1 << (index - base) for index in missing)
-    return _EXTENSION.pack(microseconds, priority, sent_at, cookie, base, span, bits.to_bytes(32, "little"))
+    use = _USE_MISSING if missing else 0
+    return _EXTENSION.pack(microseconds, priority, use, sent_at, cookie, base, span, bits.to_bytes(32, "little"))
 
 
 def encode_train(request: int, picture: Bytes, size: int, index: npt.NDArray[np.intp], again: bool) -> Bytes:

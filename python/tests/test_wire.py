@@ -35,6 +35,10 @@ class Encode(unittest.TestCase):
         extension = _wire.encode_extension(0, 0, 0, COOKIE)
         self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-cookie"))
 
+    def test_question(self):
+        extension = _wire.encode_extension(0, 0, 0, COOKIE, [3, 5, 258])
+        self.assertEqual(joined(_wire.encode_first(REQUEST, PICTURE, SIZE, True, extension)), golden("data-question"))
+
     def test_train(self):
         want = golden("data-middle") + golden("data-last")
         self.assertEqual(bytes(_wire.encode_train(REQUEST, PICTURE, SIZE, np.array([1, 2]), False)), want)
