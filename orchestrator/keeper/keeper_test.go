@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -209,6 +210,41 @@ func runs(pid int) bool {
 	}
 	_, rest, _ := strings.Cut(string(b), ") ")
 	return !strings.HasPrefix(rest, "Z")
+}
+
+// headless makes the test binary a process whose first thread has ended.
+const headless = "PENSTOCK_TEST_HEADLESS"
+
+func init() {
+	if os.Getenv(headless) == "" {
+		return
+	}
+	runtime.LockOSThread() // the first one: this runs before main
+	time.AfterFunc(patience, func() { os.Exit(0) })
+	_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+}
+
+func TestGroupRunsWithoutFirstThread(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), headless+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	group := cmd.Process.Pid
+	for deadline := time.Now().Add(patience); runs(group); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("its first thread does not end")
+		}
+	}
+	if !groupRuns(group) {
+		t.Error("a process counts as ended when its first thread has ended")
+	}
+	_ = unix.Kill(-group, unix.SIGKILL)
+	_ = cmd.Wait() // it was killed
+	if groupRuns(group) {
+		t.Error("a process that was waited for counts as running")
+	}
 }
 
 // TestNextClient tests the purpose of the package: a client ends, and the next one takes

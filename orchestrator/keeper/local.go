@@ -143,7 +143,7 @@ func (l *Local) start(c Command) (*kept, error) {
 		return nil, err
 	}
 	k.started = time.Now()
-	// The launcher still has privileges, so that the program cannot take this back later.
+	// If the keeper has privileges, the program cannot take this back.
 	_ = oomscore.Set(k.cmd.Process.Pid, oomscore.Function) // it may have ended
 
 	l.mu.Lock()
@@ -233,7 +233,7 @@ func awaitGroup(group int) {
 	}
 }
 
-// groupRuns reports whether a process group has a process that is no zombie.
+// groupRuns reports whether a process group has a thread that has not ended.
 func groupRuns(group int) bool {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -247,9 +247,15 @@ func groupRuns(group int) bool {
 		if err != nil {
 			continue // it has ended
 		}
-		// pid (name) state parent group: proc_pid_stat(5). The name may contain anything.
+		// proc_pid_stat(5), from the third field on. The name before it may contain anything.
+		const state, processGroup, threads = 0, 2, 17
 		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-		if len(fields) > 2 && fields[2] == strconv.Itoa(group) && fields[0] != "Z" && fields[0] != "X" {
+		if len(fields) <= threads || fields[processGroup] != strconv.Itoa(group) {
+			continue
+		}
+		// A process looks like a zombie as soon as its first thread has ended.
+		n, err := strconv.Atoi(fields[threads])
+		if fields[state] != "Z" && fields[state] != "X" || err != nil || n > 1 {
 			return true
 		}
 	}
