@@ -63,7 +63,8 @@ func (a Address) host() string {
 	return (&url.URL{Host: host}).Hostname()
 }
 
-// dnsPort is the port of a name server, which many machines have at a loopback address.
+// dnsPort is the port of a name server. Many machines have one at a loopback address; some clouds and clusters have it at
+// a link-local one.
 const dnsPort = 53
 
 // permits reports whether ffmpeg may reach an address.
@@ -72,11 +73,10 @@ func (g *guard) permits(to netip.AddrPort) bool {
 	switch {
 	case slices.Contains(g.allowed, ip):
 		return true
-	case ip.IsLoopback():
+	case ip.IsLoopback(), ip.IsLinkLocalUnicast():
 		return to.Port() == dnsPort
 	}
-	// Linux takes the unspecified address for loopback.
-	return !ip.IsUnspecified() && !ip.IsLinkLocalUnicast()
+	return !ip.IsUnspecified() // Linux takes it for loopback
 }
 
 // Offsets in struct seccomp_data (seccomp.h).

@@ -31,6 +31,8 @@ func TestGuardPermits(t *testing.T) {
 		{"http://camera.example/a.m3u8", "169.254.169.254:80", false},
 		{"http://camera.example/a.m3u8", "[fe80::1%eth0]:80", false},
 		{"http://camera.example/a.m3u8", "127.0.0.53:53", true}, // a name server
+		{"http://camera.example/a.m3u8", "169.254.20.10:53", true},
+		{"http://camera.example/a.m3u8", "[fe80::1%2]:53", true},
 		{"http://127.0.0.1@camera.example/?127.0.0.1", "127.0.0.1:80", false},
 		{"rtsp://me:p/ss@127.0.0.1:554/main", "127.0.0.1:9000", true},
 		{"rtsp://127.0.0.1:554/main", "127.0.0.2:554", false},
