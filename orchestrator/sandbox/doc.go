@@ -8,10 +8,10 @@
 // pipes. It goes through these steps, each of which needs rights that the next one
 // takes away:
 //
-//  1. read the Spec from the environment
+//  1. read the Spec from the environment, join the control groups
 //  2. raise the limits on locked memory and niceness; no core dumps
 //  3. open passages: folders that the user may not search (passage.go)
-//  4. hold the private folder, enter the working folder
+//  4. hold the private folder, mount folders in memory, enter the working folder
 //  5. no_new_privs and Landlock (landlock.go)
 //  6. groups, user, capabilities; then the parent-death signal, which 6 has cleared
 //  7. seccomp (filter.go)

@@ -63,6 +63,17 @@ var outliving = []uint32{unix.SYS_SHMGET, unix.SYS_SEMGET, unix.SYS_MSGGET, unix
 // ioprioProcess is IOPRIO_WHO_PROCESS (linux/ioprio.h).
 const ioprioProcess = 1
 
+// refusedFlags lists calls that fail if an argument has one of these flags.
+var refusedFlags = []struct {
+	number, argument, flags uint32
+}{
+	// A child of the keeper, which does not wait for it, would stay a zombie.
+	{unix.SYS_CLONE, 0, newNamespaces | unix.CLONE_PARENT},
+	// No limit of memory counts the machine's huge pages. The manager makes slabs of them.
+	{unix.SYS_MMAP, 3, unix.MAP_HUGETLB},
+	{unix.SYS_MEMFD_CREATE, 1, unix.MFD_HUGETLB},
+}
+
 // newNamespaces are the flags of clone that make namespaces (sched.h).
 const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
@@ -101,11 +112,11 @@ func filter(gpu bool) ([]bpf.RawInstruction, error) {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 1},
 		refuse,
 		pass,
-		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
-		bpf.LoadAbsolute{Off: offsetArgument0, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: newNamespaces, SkipTrue: 1},
-		refuse,
-		pass,
+	}
+	for _, call := range refusedFlags {
+		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: call.number, SkipTrue: 4},
+			bpf.LoadAbsolute{Off: offsetArgument0 + call.argument*argumentBytes, Size: 4},
+			bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: call.flags, SkipTrue: 1}, refuse, pass)
 	}
 	for _, call := range ownOnly {
 		n := uint8(len(call.arguments))

@@ -47,6 +47,7 @@ func TestFilter(t *testing.T) {
 		"fork":                          {architecture, unix.SYS_CLONE, uint32(unix.SIGCHLD), unix.SECCOMP_RET_ALLOW},
 		"clone with a user namespace":   {architecture, unix.SYS_CLONE, unix.CLONE_NEWUSER | uint32(unix.SIGCHLD), eperm},
 		"clone with a mount namespace":  {architecture, unix.SYS_CLONE, unix.CLONE_NEWNS, eperm},
+		"clone of a sibling":            {architecture, unix.SYS_CLONE, unix.CLONE_PARENT | uint32(unix.SIGCHLD), eperm},
 		"socket of Unix":                {architecture, unix.SYS_SOCKET, unix.AF_UNIX, unix.SECCOMP_RET_ALLOW},
 		"socket of IPv4":                {architecture, unix.SYS_SOCKET, unix.AF_INET, eperm},
 		"socket of IPv6":                {architecture, unix.SYS_SOCKET, unix.AF_INET6, eperm},
@@ -73,16 +74,24 @@ func TestFilter(t *testing.T) {
 		rows["own "+name] = row{architecture, number, 0, unix.SECCOMP_RET_ALLOW}
 		rows[name+" of another process"] = row{architecture, number, 4711, eperm}
 	}
-	for name, c := range rows {
+	check := func(name string, c row, position int) {
 		// struct seccomp_data; the interpreter reads its fields as big-endian.
 		data := make([]byte, 64)
 		binary.BigEndian.PutUint32(data[offsetNumber:], c.number)
 		binary.BigEndian.PutUint32(data[offsetArchitecture:], c.architecture)
-		binary.BigEndian.PutUint32(data[offsetArgument0:], c.argument)
+		binary.BigEndian.PutUint32(data[offsetArgument0+position*argumentBytes:], c.argument)
 		if got, err := vm.Run(data); err != nil || got != c.want {
 			t.Errorf("%s: %#x, %v; want %#x", name, got, err, c.want)
 		}
 	}
+	for name, c := range rows {
+		check(name, c, 0)
+	}
+	const private = unix.MAP_PRIVATE | unix.MAP_ANON
+	check("memory", row{architecture, unix.SYS_MMAP, private, unix.SECCOMP_RET_ALLOW}, 3)
+	check("memory of huge pages", row{architecture, unix.SYS_MMAP, private | unix.MAP_HUGETLB, eperm}, 3)
+	check("file in memory", row{architecture, unix.SYS_MEMFD_CREATE, unix.MFD_CLOEXEC, unix.SECCOMP_RET_ALLOW}, 1)
+	check("file in huge pages", row{architecture, unix.SYS_MEMFD_CREATE, unix.MFD_HUGETLB, eperm}, 1)
 }
 
 func TestRules(t *testing.T) {
