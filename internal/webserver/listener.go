@@ -144,12 +144,18 @@ func (c *conn) work() {
 	c.waiting = false
 }
 
-// Write sends within writeTimeout.
-func (c *conn) Write(b []byte) (int, error) {
-	if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return 0, err
+// Write sends in parts, each within writeTimeout: a large answer takes a slow network longer.
+func (c *conn) Write(b []byte) (sent int, err error) {
+	for {
+		if err := c.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+			return sent, err
+		}
+		n, err := c.Conn.Write(b[sent:min(sent+writePart, len(b))])
+		sent += n
+		if err != nil || sent == len(b) {
+			return sent, err
+		}
 	}
-	return c.Conn.Write(b)
 }
 
 // CloseWrite is for net/http, which lets a client read the last answer.

@@ -24,12 +24,15 @@ import (
 const (
 	headerTimeout = 5 * time.Second
 	readTimeout   = 30 * time.Second // of a request with its body
-	writeTimeout  = 10 * time.Second // of each write
+	writeTimeout  = 10 * time.Second // of each part of an answer
 	idleTimeout   = 2 * time.Minute
 	// restTimeout is how long the rest of a request that is already answered may take. A client that
 	// sends it in time reads the answer, and may use the connection again.
 	restTimeout = 500 * time.Millisecond
 )
+
+// writePart is the max length of a part of an answer, in bytes.
+const writePart = 256 << 10
 
 // maxRest is the max length of that rest.
 const maxRest = 64 << 20

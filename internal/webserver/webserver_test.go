@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -183,6 +184,7 @@ type fakeConn struct {
 	net.Conn
 	address  string
 	deadline time.Time
+	writes   []int // bytes with a deadline of their own
 }
 
 func (f *fakeConn) RemoteAddr() net.Addr {
@@ -190,13 +192,25 @@ func (f *fakeConn) RemoteAddr() net.Addr {
 }
 func (f *fakeConn) Close() error                        { return nil }
 func (f *fakeConn) SetWriteDeadline(at time.Time) error { f.deadline = at; return nil }
-func (f *fakeConn) Write(b []byte) (int, error)         { return len(b), nil }
+func (f *fakeConn) Write(b []byte) (int, error) {
+	if !f.deadline.IsZero() && time.Until(f.deadline) <= writeTimeout {
+		f.writes = append(f.writes, len(b))
+	}
+	f.deadline = time.Time{}
+	return len(b), nil
+}
 
+// A large answer has a deadline per part: a slow network may take longer for all of it.
 func TestWriteDeadline(t *testing.T) {
 	f := &fakeConn{}
 	c := &conn{Conn: f}
-	if _, err := c.Write(nil); err != nil || f.deadline.IsZero() || time.Until(f.deadline) > writeTimeout {
-		t.Errorf("deadline %v, %v", f.deadline, err)
+	for _, length := range []int{0, 1, 2*writePart + 1} {
+		if n, err := c.Write(make([]byte, length)); n != length || err != nil {
+			t.Errorf("%d of %d bytes, %v", n, length, err)
+		}
+	}
+	if want := []int{0, 1, writePart, writePart, 1}; !slices.Equal(f.writes, want) {
+		t.Errorf("writes with a deadline of %v bytes, want %v", f.writes, want)
 	}
 }
 
