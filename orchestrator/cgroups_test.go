@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,42 @@ func TestApplyQuota(t *testing.T) {
 	}
 	if err := c.remove(testKey); err != nil {
 		t.Errorf("a second time: %v", err)
+	}
+}
+
+// fakeTree notes which groups were removed.
+type fakeTree struct {
+	tree
+	removed []string
+}
+
+func (f *fakeTree) child(name string) (group, error) {
+	return &fakeGroup{tree: f, name: "child " + name}, nil
+}
+func (f *fakeTree) aside(name string) (group, error) {
+	return &fakeGroup{tree: f, name: "aside " + name}, nil
+}
+
+type fakeGroup struct {
+	group
+	tree *fakeTree
+	name string
+}
+
+func (g *fakeGroup) remove() error {
+	g.tree.removed = append(g.tree.removed, g.name)
+	return nil
+}
+
+// A group that another orchestrator made may be with a share or without one.
+func TestRemoveGroupOfAnother(t *testing.T) {
+	f := &fakeTree{}
+	c := &cgroupShares{tree: f, budgets: newBudgets(1, zerolog.Nop()), groups: map[key]group{}}
+	if err := c.remove(testKey); err != nil {
+		t.Error(err)
+	}
+	if want := []string{"child face-0-1", "aside face-0-1"}; !slices.Equal(f.removed, want) {
+		t.Errorf("removed %q, want %q", f.removed, want)
 	}
 }
 

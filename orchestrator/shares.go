@@ -288,17 +288,20 @@ func (c *cgroupShares) remove(k key) error {
 	c.budgets.remove(k)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	g, ok := c.groups[k]
-	if !ok {
+	var err error
+	if g, ok := c.groups[k]; ok {
+		err = g.remove()
+	} else {
 		// Another orchestrator may have made the group. Opening it here makes it possible to
 		// remove it.
-		var err error
-		if g, err = c.tree.child(groupName(k)); err != nil {
-			return nil
+		for _, open := range []func(string) (group, error){c.tree.child, c.tree.aside} {
+			if g, failed := open(groupName(k)); failed == nil {
+				err = errors.Join(err, g.remove())
+			}
 		}
 	}
 	delete(c.groups, k)
-	if err := g.remove(); err != nil {
+	if err != nil {
 		return fmt.Errorf("remove group of %v: %w", k, err)
 	}
 	return nil

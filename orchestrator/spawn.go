@@ -98,7 +98,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 		sp.confined.Parent = s.keeper.PID()
 		memory = s.hold(&sp)
 		if err := confineCommand(cmd, s.self, sp.confined); err != nil {
-			return fail(err)
+			return fail(errors.Join(err, s.shares.remove(sp.key)))
 		}
 	}
 	p, err := s.keeper.Start(keeper.Command{
