@@ -91,7 +91,7 @@ func TestWriteTable(t *testing.T) {
 	report := sample()
 	report.Interrupted = true
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer, 200); err != nil {
+	if err := report.WriteTable(&buffer, 240); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{

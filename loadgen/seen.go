@@ -31,7 +31,7 @@ type Seen struct {
 	Photo picture.Photo
 	// Things are in the order of the views, the best first in each.
 	Things []Thing
-	// Asked is true if any function answered.
+	// Asked is true if any function answered with classes or boxes.
 	Asked bool
 }
 
@@ -60,8 +60,8 @@ func Inspect(views []View) ([]Seen, error) {
 				places[photo.Name] = at
 				all = append(all, Seen{Photo: photo})
 			}
-			if a.Payload == nil {
-				continue
+			if a.Payload == nil || a.Kind == wire.KindRaw {
+				continue // values name nothing that can be shown
 			}
 			things, err := view.things(a, frame, colour)
 			if err != nil {
