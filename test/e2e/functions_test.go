@@ -124,16 +124,28 @@ func TestEdit(t *testing.T) {
 	})
 }
 
-// The configuration of a running node is valid, although that node already uses its ports.
+// The configuration of a running node is valid, although that node already uses its ports. Another configuration with
+// these ports is not.
 func TestCheckRunningNode(t *testing.T) {
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: 15905}\n", card))
-	out, err := run(t, nd.Dir, "check", nd.Config)
-	if err != nil || !strings.Contains(out, "port 15905 of fn: function fn of the node in "+nd.Dir) || !strings.Contains(out, "a node can run with it") {
-		t.Errorf("check: %v\n%s", err, out)
+	for _, dir := range []string{nd.Dir, t.TempDir()} {
+		out, err := run(t, dir, "check", nd.Config)
+		if err != nil || !strings.Contains(out, "a node runs with this configuration, in "+nd.Dir) || !strings.Contains(out, "a node can run with it") {
+			t.Errorf("check with runtime folder %s: %v\n%s", dir, err, out)
+		}
 	}
-	if out, err := run(t, t.TempDir(), "check", nd.Config); err == nil || !strings.Contains(out, "port 15905 is in use") {
-		t.Errorf("check for another runtime folder: %v\n%s", err, out)
+
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	if err := os.WriteFile(other, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, t.TempDir(), "check", other); err == nil || !strings.Contains(out, "port 15905 is in use") {
+		t.Errorf("check of another configuration: %v\n%s", err, out)
 	}
 }
 
