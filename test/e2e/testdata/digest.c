@@ -87,10 +87,10 @@ static int infer_batch(void *self, int32_t slot, int32_t n) {
 	(void)self, (void)slot;
 	const char *v;
 	model.batches++;
-	/* The warm-up is spared: two runs of each size. */
-	if ((v = value("every")) != NULL && model.batches > 2 * 4 && model.batches % atol(v) == 0)
+	/* The warm-up is spared: at most six runs of each of four sizes. */
+	if ((v = value("every")) != NULL && model.batches > 6 * 4 && model.batches % atol(v) == 0)
 		return penstock_fail("batch %ld is one of every %s", model.batches, v);
-	if ((v = value("code")) != NULL && model.batches > 2 * 4 && model.batches % atol(v) == 0)
+	if ((v = value("code")) != NULL && model.batches > 6 * 4 && model.batches % atol(v) == 0)
 		return 17;
 	if ((v = value("crash")) != NULL && unlink(v) == 0)
 		*(volatile int *)0 = 1;
