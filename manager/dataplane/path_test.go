@@ -255,6 +255,40 @@ func TestExpireBefore(t *testing.T) {
 	}
 }
 
+// TestExtraTime checks that a request whose client lets it wait does not look forgotten by its process.
+func TestExtraTime(t *testing.T) {
+	b := newHarness(t, 100)
+	b.SetObjective(10*time.Second, 5*time.Second)
+	q, s := b.queues[0], b.dial()
+	patient, err := client.Dial(t.Context(), b.LocalAddr().String(), client.Options{Timeout: datapathtest.Patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer patient.Close()
+	if _, err := patient.Send(datapathtest.Picture(1), client.RequestOptions{Deadline: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually("the patient request is published", func() bool { return b.InFlight() == 1 })
+	if left := q.Oldest() - runclock.Now(); left < 40*time.Second || left > 50*time.Second {
+		t.Errorf("the patient request begins to wait in %v, want 50 s less the transit", left)
+	}
+
+	s.Send(2)
+	b.eventually("both are published", func() bool { return b.InFlight() == 2 })
+	now := runclock.Now()
+	if oldest := q.Oldest(); oldest > now {
+		t.Errorf("the oldest request begins to wait in %v, want before now", oldest-now)
+	}
+	q.ExpireBefore(now + time.Second)
+	if e := s.Next(); e.Tag != 2 || e.Status != client.StatusFailed {
+		t.Errorf("request %d is %v, want 2 failed", e.Tag, e.Status)
+	}
+	if n := b.InFlight(); n != 1 {
+		t.Errorf("%d requests in flight, want the patient one", n)
+	}
+	b.GiveUp() // answers the patient one, too
+}
+
 // The manager drops a reply that arrives after it gave up on the request.
 func TestReplyAfterExpiry(t *testing.T) {
 	b := newHarness(t, 100)

@@ -120,9 +120,15 @@ type Port struct {
 
 // flight is a complete request on its way through a queue.
 type flight struct {
-	queue     *Queue        // nil: the slot is not in flight
-	published time.Duration // runclock.Now
-	answered  bool          // the client got `late` at the deadline; the slot is still out
+	queue    *Queue        // nil: the slot is not in flight
+	since    time.Duration // when it was published, plus extraTime; by runclock.Now
+	answered bool          // the client got `late` at the deadline; the slot is still out
+}
+
+// extraTime returns by how much the deadline of a request is later than the objective. Its client lets it wait for that
+// time.
+func extraTime(r shm.Request, objective time.Duration) time.Duration {
+	return max(0, time.Duration(r.Deadline-r.FirstFragment)-objective)
 }
 
 // answersKept is how many of the largest answers a receiver can repeat: as many as a client may have in flight

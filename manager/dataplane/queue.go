@@ -29,7 +29,7 @@ type Queue struct {
 	arrivals int     // requests since the queue was made
 	window   Window
 	// The reply thread answers for processes that cannot: requests that these generations had
-	// started, and requests that were published before expireBefore.
+	// started, and requests that have waited since before expireBefore.
 	abandoned    []uint32
 	expireBefore time.Duration
 
@@ -111,8 +111,8 @@ func (q *Queue) Abandon(generation uint32) (started bool) {
 	return started
 }
 
-// ExpireBefore answers `failed` for all requests that were published before that time, by
-// runclock.Now.
+// ExpireBefore answers `failed` for all requests that have waited since before that time, as Oldest
+// counts.
 func (q *Queue) ExpireBefore(at time.Duration) {
 	q.port.mu.Lock()
 	q.expireBefore = at
@@ -134,15 +134,16 @@ func (q *Queue) Rouse() {
 	}
 }
 
-// Oldest returns when the oldest unanswered request was published, by runclock.Now; 0 if there
-// is none.
+// Oldest returns since when the oldest unanswered request has waited, by runclock.Now; 0 if there is
+// none. A request waits from when it was published. One whose deadline is later than the objective may
+// wait longer, and counts later by that time: perhaps in the future.
 func (q *Queue) Oldest() time.Duration {
 	q.port.mu.Lock()
 	defer q.port.mu.Unlock()
 	oldest := time.Duration(0)
 	for _, fl := range q.flying {
-		if oldest == 0 || fl.published < oldest {
-			oldest = fl.published
+		if oldest == 0 || fl.since < oldest {
+			oldest = fl.since
 		}
 	}
 	return oldest

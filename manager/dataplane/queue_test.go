@@ -10,9 +10,9 @@ import (
 func TestFlying(t *testing.T) {
 	p := &Port{flights: make([]flight, 4)}
 	idle, busy, other := &Queue{port: p}, &Queue{port: p, inFlight: 2}, &Queue{port: p, inFlight: 1}
-	p.flights[0] = flight{queue: busy, published: 7}
-	p.flights[1] = flight{queue: other, published: 3}
-	p.flights[2] = flight{queue: busy, published: 5}
+	p.flights[0] = flight{queue: busy, since: 7}
+	p.flights[1] = flight{queue: other, since: 3}
+	p.flights[2] = flight{queue: busy, since: 5}
 
 	for _, c := range []struct {
 		name   string

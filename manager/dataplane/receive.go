@@ -117,12 +117,12 @@ func (p *Port) publish(r *receiver, slots []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, slot := range slots {
-		q := p.leastLoaded()
-		p.flights[slot] = flight{queue: q, published: now}
+		q, request := p.leastLoaded(), p.table.Request(slot)
+		p.flights[slot] = flight{queue: q, since: now + extraTime(request, p.objective)}
 		p.owners[slot].Store(uint32(r.index))
 		q.inFlight++
 		q.arrivals++
-		q.window.Arrive(p.table.Request(slot))
+		q.window.Arrive(request)
 		p.counters.accepted.Add(1)
 		q.channel.Publish(slot) // under mu: the ring has one producer at a time
 	}

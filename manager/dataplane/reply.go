@@ -262,7 +262,7 @@ func (q *Queue) withdrawAbandoned(slots []uint32) []uint32 {
 	for slot, fl := range q.flying {
 		stage, by := q.channel.Stage(slot)
 		orphan := stage == shm.StageStarted && slices.Contains(q.abandoned, by)
-		if !orphan && fl.published >= q.expireBefore {
+		if !orphan && fl.since >= q.expireBefore {
 			continue
 		}
 		if q.channel.Withdraw(slot) != nil {

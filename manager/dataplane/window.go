@@ -80,10 +80,7 @@ func (w *Window) Answer(r shm.Request, result shm.Result, now int64, objective t
 	latency := time.Duration(now - r.Complete)
 	switch wire.Status(result.Status) {
 	case wire.StatusOK:
-		latency = time.Duration(result.Inferred - r.Complete)
-		if longer := time.Duration(r.Deadline-r.FirstFragment) - objective; longer > 0 {
-			latency = max(0, latency-longer) // its client lets it wait
-		}
+		latency = max(0, time.Duration(result.Inferred-r.Complete)-extraTime(r, objective))
 		w.Ran++
 		w.Busy += w.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
 	case wire.StatusLate:
