@@ -645,7 +645,7 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 	}
 	proved := local(d.From) || a.proves(d, h)
 	missing := a.missingOf(d, h)
-	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) && missing.Empty() {
+	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) && missing.Empty() || len(events.payloads) >= maxAgainBytes {
 		return
 	}
 	payload, ok := a.answers.get(r.payload)

@@ -335,6 +335,15 @@ func TestRepeatFragments(t *testing.T) {
 		want(b, "forgotten", []int{len(e.Again), len(e.Complete), int(b.a.Stats().Begun)}, []int{0, 0, 1})
 	})
 
+	// A burst of questions repeats a bounded part of answers.
+	onBed(t, nil, func(b *harness) {
+		b.end(b.whole(camera, 1), wire.StatusOK, string(picture(9, 200_000)))
+		named, _ := wire.NameMissing(nil, 196, 196)
+		ask := fragment{id: 1, again: true, extension: &wire.Extension{Missing: named}}
+		want(b, "answers of 200 kB in a burst", len(b.send(camera, slices.Repeat([]fragment{ask}, 100)...).Again), 6)
+		want(b, "answers in the next one", len(b.send(camera, ask).Again), 1)
+	})
+
 	// Without proof of its address a client gets no more than three times what it sent.
 	onBed(t, nil, func(b *harness) {
 		payload := string(picture(9, 200_000))

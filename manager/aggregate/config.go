@@ -77,6 +77,10 @@ const (
 // question for the same request causes. Earlier questions are ignored.
 const againAfter = time.Millisecond
 
+// maxAgainBytes bounds the payloads in Events.Again, up to one more. A client that asks for fragments as fast as it
+// can would otherwise keep the receiver from the requests of others. Further questions are ignored.
+const maxAgainBytes = 1 << 20
+
 const (
 	// maxNACKs keeps NACKAfter << MaxNACKs far below the max of an int64.
 	maxNACKs = 8
