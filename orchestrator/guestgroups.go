@@ -279,19 +279,7 @@ func (g *guestGroup) PIDs() (pids []int) {
 }
 
 func (g *guestGroup) CPUTime() time.Duration {
-	return time.Duration(g.value("cpu.stat", "usage_usec")) * time.Microsecond
-}
-
-// value reads a number from a file of lines with a name and a number.
-func (g *guestGroup) value(file, name string) int64 {
-	text, _ := os.ReadFile(filepath.Join(g.folder, file))
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) == 2 && fields[0] == name {
-			n, _ := strconv.ParseInt(fields[1], 10, 64)
-			return n
-		}
-	}
-	return 0
+	return time.Duration(readCounter(filepath.Join(g.folder, "cpu.stat"), "usage_usec")) * time.Microsecond
 }
 
 // guestGroupTimeout bounds a change of a group that the kernel completes later. A process in a system
@@ -299,8 +287,9 @@ func (g *guestGroup) value(file, name string) int64 {
 const guestGroupTimeout = 5 * time.Second
 
 // await polls until a value of cgroup.events has changed.
-func (g *guestGroup) await(what, name string, want int64) error {
-	for deadline := time.Now().Add(guestGroupTimeout); g.value("cgroup.events", name) != want; time.Sleep(time.Millisecond) {
+func (g *guestGroup) await(what, name string, want uint64) error {
+	file := filepath.Join(g.folder, "cgroup.events")
+	for deadline := time.Now().Add(guestGroupTimeout); readCounter(file, name) != want; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s processes: not finished after %v", what, guestGroupTimeout)
 		}
@@ -319,7 +308,7 @@ func (g *guestGroup) Freeze(frozen bool) error {
 	if err := writeInt(filepath.Join(g.folder, "cgroup.freeze"), n); err != nil {
 		return err
 	}
-	err := g.await("freeze", "frozen", int64(n))
+	err := g.await("freeze", "frozen", uint64(n))
 	if err != nil && frozen {
 		err = errors.Join(err, writeInt(filepath.Join(g.folder, "cgroup.freeze"), 0))
 	}
