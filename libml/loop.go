@@ -326,20 +326,20 @@ func (l *loop) maxBatch() int {
 }
 
 // extend switches to a rule with more batch sizes, if there is one (partial.go). Before, it compares the
-// answers of these sizes. The error wraps device.ErrLost; any other ends the process.
+// answers of these sizes, one batch per call: requests wait meanwhile. The error wraps device.ErrLost; any
+// other ends the process.
 func (l *loop) extend() error {
 	larger := l.batching.larger.Load()
 	if larger == nil || l.flights.full() {
 		return nil
 	}
-	more := larger.Ladder()[len(l.batching.rule.Ladder()):]
-	if err := l.p.compareSizes(l.flights.free(), more); isLost(err) {
+	compared, err := l.p.compareNext(l.flights.free(), larger.Ladder())
+	switch {
+	case isLost(err):
 		return err
-	} else if err != nil {
+	case err != nil:
 		l.p.exit.fail(err)
-		return nil
-	}
-	if l.batching.extend(larger) {
+	case compared && l.batching.extend(larger):
 		l.reporter.publish(&l.batching)
 	}
 	return nil
@@ -349,6 +349,9 @@ func (l *loop) extend() error {
 // latest when the pending requests may be a batch.
 func (l *loop) waitUntil() int64 {
 	until := shm.Now() + int64(maxWait)
+	if l.batching.larger.Load() != nil {
+		until = shm.Now() // compare its sizes while no request waits
+	}
 	if len(l.pending) > 0 {
 		until = min(until, max(l.batching.readyAt(l.pending), l.account.retryAt))
 	}

@@ -13,12 +13,22 @@ import (
 //	smallest size      1 each picture alone; the first one twice
 //	all sizes above 1  2 all pictures together, in several orders: compared
 //
-// A size that a process adds while it serves is compared between two batches of requests, before the
-// loop uses it (loop.extend). If an earlier process with the same files has compared all sizes, blank images
-// are enough.
+// A size that a process adds while it serves is compared before the loop uses it, with one of these batches
+// between two batches of requests (loop.extend). If an earlier process with the same files has compared all
+// sizes, blank images are enough.
 type rows struct {
 	samples [answer.Samples][]byte // as images of the input tensor
 	answers *answer.Rows
+
+	// compareNext has compared the first sizes of the ladder when no batch is left.
+	sizes int
+	left  []sampleBatch
+}
+
+// sampleBatch is a batch that is compared: its size and the samples of its images.
+type sampleBatch struct {
+	size     int
+	pictures []int
 }
 
 // comparedOrders is how many batches of a size are compared.
@@ -111,35 +121,43 @@ func (p *process) download(slot int, outputs [][]byte) (results [][]byte, err er
 	return results, mergeErrors(err, waitErr)
 }
 
-// compareSizes compares the answers of sizes that were not compared yet. The slot has no batch in flight.
-func (p *process) compareSizes(slot int, sizes []int) (err error) {
+// compareNext runs the next batch that compares a ladder's answers, if one is left. It reports whether none is
+// left then. The slot has no batch in flight.
+func (p *process) compareNext(slot int, ladder []int) (compared bool, err error) {
 	if p.compared.Load() {
-		return nil
+		return true, nil
 	}
-	t := p.memory.tensors[slot]
 	if p.rows == nil {
 		if p.rows, err = newRows(p.card); err != nil {
-			return err
-		}
-		sizes = append(sizes[:0:0], append(p.card.Batches[:1:1], sizes...)...)
-	}
-	for _, n := range sizes {
-		for _, pictures := range p.sampleRuns(0, n) {
-			if p.exit.requested() {
-				return nil
-			}
-			if _, err := p.runSamples(slot, n, t, pictures); err != nil {
-				return warmUpError(p.card, n, err)
-			}
+			return false, err
 		}
 	}
-	p.finishRows(sizes[len(sizes)-1])
-	return nil
+	r := p.rows
+	for ; r.sizes < len(ladder); r.sizes++ {
+		for _, pictures := range p.sampleRuns(0, ladder[r.sizes]) {
+			r.left = append(r.left, sampleBatch{ladder[r.sizes], pictures})
+		}
+	}
+	if len(r.left) > 0 {
+		next := r.left[0]
+		if _, err := p.runSamples(slot, next.size, p.memory.tensors[slot], next.pictures); err != nil {
+			return false, warmUpError(p.card, next.size, err)
+		}
+		r.left = r.left[1:]
+	}
+	if len(r.left) > 0 {
+		return false, nil
+	}
+	p.finishRows(ladder)
+	return true, nil
 }
 
-// finishRows notes that the sizes up to this one were compared.
-func (p *process) finishRows(largest int) {
-	if p.rows == nil || largest < p.card.MaxBatch() {
+// finishRows notes that a ladder was compared.
+func (p *process) finishRows(ladder []int) {
+	if p.rows == nil {
+		return
+	}
+	if p.rows.sizes = len(ladder); len(ladder) < len(p.card.Batches) {
 		return
 	}
 	if random := p.rows.answers.Random(); len(random) > 0 {

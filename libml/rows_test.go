@@ -107,6 +107,45 @@ func TestMixedRowsPartially(t *testing.T) {
 	}
 }
 
+// While a process compares sizes that it adds, it runs no more than one batch for that between two batches of requests.
+func TestRowsBetweenBatches(t *testing.T) {
+	h := newGPUHarness(t, testCard())
+	h.wake.PartialWarmUp = true
+	f := h.fake()
+	l := h.loop(f)
+	sizes := h.card.Batches
+	for slot := range l.memory.inFlight {
+		for _, n := range sizes[1:] {
+			if _, err := l.p.configure(slot, n, l.memory.tensors[slot]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	larger, err := l.batching.newRule(sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.batching.larger.Store(larger)
+	l.announced = true
+	for slot := range uint32(16) {
+		h.publish(slot, h.picture(byte(slot)), nil)
+	}
+	done := make(chan struct{})
+	defer close(done)
+	for steps := 0; l.batching.larger.Load() != nil; steps++ {
+		before, _ := f.history()
+		if err := l.step(done); err != nil || steps == 3*3 {
+			t.Fatalf("step %d: %v", steps, err)
+		}
+		if after, _ := f.history(); len(after)-len(before) > 2 {
+			t.Errorf("a step ran batches of %v", after[len(before):])
+		}
+	}
+	if got := l.batching.rule.Ladder(); !slices.Equal(got, sizes) {
+		t.Errorf("the rule has the sizes %v, want %v", got, sizes)
+	}
+}
+
 // A process compares nothing if an earlier one with the same file has done so.
 func TestRowsWereCompared(t *testing.T) {
 	for _, same := range []bool{true, false} {

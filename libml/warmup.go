@@ -95,7 +95,7 @@ func (p *process) warmUpSlot(slot int, t *tensors) (err error) {
 		}
 	}
 	if slot == 0 {
-		p.finishRows(largest)
+		p.finishRows(p.sizes.ladder)
 	}
 	return nil
 }
