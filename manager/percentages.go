@@ -47,7 +47,8 @@ type judgedGPU struct {
 	Models map[string]judgedModel `json:"models"`
 }
 
-// judgedModel has the results of one file, which Bytes and Modified (in Unix nanoseconds) identify.
+// judgedModel has the results of a model. The sum of its files' Bytes and the time of the latest (Modified, in
+// Unix nanoseconds) identify it.
 type judgedModel struct {
 	Bytes    int64     `json:"bytes"`
 	Modified int64     `json:"modified"`
@@ -115,8 +116,10 @@ func (p *percentages) write() error {
 // of returns the results of a card's model. They are empty for a file that has changed.
 func (p *percentages) of(card *models.Card) (name string, m judgedModel) {
 	name = cmp.Or(card.Model, card.File)
-	if about, err := os.Stat(name); err == nil {
-		m.Bytes, m.Modified = about.Size(), about.ModTime().UnixNano()
+	for _, file := range append([]string{name}, card.Data...) {
+		if about, err := os.Stat(file); err == nil {
+			m.Bytes, m.Modified = m.Bytes+about.Size(), max(m.Modified, about.ModTime().UnixNano())
+		}
 	}
 	if known, ok := p.known.Models[name]; ok && known.Bytes == m.Bytes && known.Modified == m.Modified {
 		return name, known

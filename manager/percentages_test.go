@@ -259,7 +259,11 @@ func TestPercentagesFile(t *testing.T) {
 	if err := os.WriteFile(file, []byte("model"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	card, other := &models.Card{Model: file}, &models.Card{File: filepath.Join(dir, "card.yaml")}
+	weights := filepath.Join(dir, "model.onnx.data")
+	if err := os.WriteFile(weights, []byte("weights"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	card, other := &models.Card{Model: file, Data: []string{weights}}, &models.Card{File: filepath.Join(dir, "card.yaml")}
 	gpu := h200()
 	gpu.Driver = "580"
 	opened := func(gpu *control.ObservedDevice) *percentages {
@@ -292,13 +296,17 @@ func TestPercentagesFile(t *testing.T) {
 	if got := wrong(opened(&updated), card); got != nil {
 		t.Errorf("another driver: %v", got)
 	}
-	if err := os.WriteFile(file, []byte("another"), 0o600); err != nil {
-		t.Fatal(err)
+	for _, name := range []string{file, weights} {
+		if err := os.WriteFile(name, []byte("another file"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := opened(gpu)
+		if got := wrong(p, card); got != nil {
+			t.Errorf("another %s: %v", name, got)
+		}
+		p.judge(card, 30, false)
 	}
-	if got := wrong(opened(gpu), card); got != nil {
-		t.Errorf("another file: %v", got)
-	}
-	if p := opened(gpu); !p.judge(card, 50, false) || !slices.Equal(wrong(opened(gpu), card), []float64{50}) {
+	if p := opened(gpu); !p.judge(card, 50, false) || !slices.Equal(wrong(opened(gpu), card), []float64{30, 50}) {
 		t.Errorf("%v, want the results of the other file", wrong(opened(gpu), card))
 	}
 
