@@ -90,11 +90,12 @@ func (p *process) runSamples(slot, n int, t *tensors, pictures []int) (took time
 	if err != nil || len(pictures) == 0 || p.exit.requested() {
 		return took, err
 	}
-	results, err := p.download(slot, outputs)
-	if err != nil {
-		return 0, err
+	if p.onGPU() {
+		if outputs, err = p.download(slot, outputs); err != nil {
+			return 0, err
+		}
 	}
-	return took, p.rows.take(p.card, results, n, pictures)
+	return took, p.rows.take(p.card, outputs, n, pictures)
 }
 
 // take learns from a picture alone, and compares pictures together.
