@@ -33,6 +33,9 @@ func CheckSite(r *http.Request) error {
 // address. A page of another site that resolves its own name to this machine has that name (DNS
 // rebinding).
 func CheckLoopbackHost(r *http.Request) error {
+	if r.Host == "" {
+		return nil // HTTP/1.0 of a program: each browser sends a Host
+	}
 	name, port, err := net.SplitHostPort(r.Host)
 	if err != nil {
 		name, port = r.Host, "80"
