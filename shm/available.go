@@ -40,6 +40,24 @@ func availableMemory(root string) (free int64, holder string) {
 	return free, holder
 }
 
+// TotalMemory returns how many bytes this process and those that it starts can have together: the machine's
+// main memory, or less if a memory cgroup limits it. It returns math.MaxInt64 if neither is known.
+func TotalMemory() int64 { return totalMemory("/") }
+
+// totalMemory is TotalMemory with the root of availableMemory.
+func totalMemory(root string) int64 {
+	total := int64(math.MaxInt64)
+	if kib, ok := readField(path.Join(root, "proc/meminfo"), "MemTotal:"); ok {
+		total = kib << 10
+	}
+	for _, group := range memoryGroups(root) {
+		if limit, ok := readNumber(path.Join(root, group.dir, group.limit)); ok {
+			total = min(total, limit)
+		}
+	}
+	return total
+}
+
 // memoryGroup is a cgroup directory and the names of its files.
 type memoryGroup struct {
 	dir                     string // from root

@@ -163,9 +163,10 @@ func TestAvailableMemory(t *testing.T) {
 		files  map[string]string
 		free   int64
 		holder string
+		total  int64
 	}{
-		{"nothing known", nil, math.MaxInt64, "the machine"},
-		{"machine", map[string]string{"proc/meminfo": meminfo}, 100 << 10, "the machine"},
+		{"nothing known", nil, math.MaxInt64, "the machine", math.MaxInt64},
+		{"machine", map[string]string{"proc/meminfo": meminfo}, 100 << 10, "the machine", 1000 << 10},
 		{"version 2", map[string]string{
 			"proc/meminfo":                        meminfo,
 			"proc/self/cgroup":                    "0::/a/b\n",
@@ -176,31 +177,31 @@ func TestAvailableMemory(t *testing.T) {
 			"sys/fs/cgroup/a/memory.stat":         "anon 5\ninactive_file 1000\n",
 			"sys/fs/cgroup/memory.current":        "1\n",
 			"sys/fs/cgroup/memory/memory.strange": "",
-		}, 4000, "memory cgroup /sys/fs/cgroup/a"},
+		}, 4000, "memory cgroup /sys/fs/cgroup/a", 9000},
 		{"version 1", map[string]string{
 			"proc/meminfo":     meminfo,
 			"proc/self/cgroup": "7:blkio:/x\n4:cpu,memory:/m\n0::/\n",
 			"sys/fs/cgroup/memory/m/memory.limit_in_bytes": "50000\n",
 			"sys/fs/cgroup/memory/m/memory.usage_in_bytes": "60000\n",
 			"sys/fs/cgroup/memory/m/memory.stat":           "inactive_file 3\ntotal_inactive_file 30000\n",
-		}, 20000, "memory cgroup /sys/fs/cgroup/memory/m"},
+		}, 20000, "memory cgroup /sys/fs/cgroup/memory/m", 50000},
 		{"over its limit", map[string]string{
 			"proc/self/cgroup":             "0::/\n",
 			"sys/fs/cgroup/memory.max":     "10\n",
 			"sys/fs/cgroup/memory.current": "20\n",
-		}, 0, "memory cgroup /sys/fs/cgroup"},
+		}, 0, "memory cgroup /sys/fs/cgroup", 10},
 		{"limit above the machine", map[string]string{
 			"proc/meminfo":                 meminfo,
 			"proc/self/cgroup":             "0::/\n",
 			"sys/fs/cgroup/memory.max":     "1000000000\n",
 			"sys/fs/cgroup/memory.current": "20\n",
-		}, 100 << 10, "the machine"},
+		}, 100 << 10, "the machine", 1000 << 10},
 		{"nonsense", map[string]string{
 			"proc/meminfo":                 "MemAvailable:\nMemAvailable: x kB\n",
 			"proc/self/cgroup":             "\n:\n0\n0::\n",
 			"sys/fs/cgroup/memory.max":     "?\n",
 			"sys/fs/cgroup/memory.current": "20\n",
-		}, math.MaxInt64, "the machine"},
+		}, math.MaxInt64, "the machine", math.MaxInt64},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			root := t.TempDir()
@@ -215,6 +216,9 @@ func TestAvailableMemory(t *testing.T) {
 			}
 			if free, holder := availableMemory(root); free != test.free || holder != test.holder {
 				t.Errorf("%d of %s, want %d of %s", free, holder, test.free, test.holder)
+			}
+			if total := totalMemory(root); total != test.total {
+				t.Errorf("%d in all, want %d", total, test.total)
 			}
 		})
 	}

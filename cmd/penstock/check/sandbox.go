@@ -3,11 +3,10 @@ package check
 import (
 	"fmt"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/sandbox"
+	"github.com/penstock/penstock/shm"
 )
 
 // Sandbox is the sandbox that a configuration asks for, nil if it is off.
@@ -21,18 +20,7 @@ func Sandbox(c configs.Config) (*orchestrator.Sandbox, error) {
 	}
 	limits := orchestrator.Limits{MemoryBytes: int64(c.Sandbox.Memory), Tasks: int64(c.Sandbox.Processes)}
 	if limits.MemoryBytes == 0 {
-		if limits.MemoryBytes, err = halfOfMemory(); err != nil {
-			return nil, err
-		}
+		limits.MemoryBytes = shm.TotalMemory() / 2
 	}
 	return &orchestrator.Sandbox{User: u, Readable: c.Sandbox.Readable, Limits: limits}, nil
-}
-
-// halfOfMemory returns half of the machine's main memory, in bytes.
-func halfOfMemory() (int64, error) {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return 0, fmt.Errorf("read size of memory: %w", err)
-	}
-	return int64(info.Totalram) * int64(info.Unit) / 2, nil
 }
