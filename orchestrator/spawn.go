@@ -131,7 +131,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 func (s *execSpawner) hold(sp *spec) memoryGroup {
 	h, err := s.shares.hold(sp.key, sp.limits, sp.start.Device == control.DeviceCPU)
 	if err != nil && !s.warned.Swap(true) {
-		s.log.Warn().Err(err).Msg("functions have no limits of memory or processes; see `penstock doctor`")
+		s.log.Warn().Err(err).Msg("some limits of functions are not enforced; see `penstock doctor`")
 	}
 	sp.confined.Join, sp.confined.FileBytes = h.join, sp.limits.MemoryBytes/2
 	return h.memory
