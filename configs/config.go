@@ -124,7 +124,8 @@ type Sandbox struct {
 	// More files and folders that the processes may read.
 	Readable []string `yaml:"readable" default:"[]" pattern:"^/" want:"an absolute path of a file or folder"`
 	// Main memory of each process of a function or worker, with all that it starts and its files in memory.
-	// The kernel kills a process that needs more. If left out, it is half of the memory of the machine or of the node's control group.
+	// The kernel kills a process that needs more. If left out, it is half of the memory of the machine or of the
+	// node's control group.
 	Memory Size `yaml:"memory" min:"64MiB" max:"64TiB" example:"8GiB"`
 	// Processes and threads of each process of a function or worker.
 	Processes int `yaml:"processes" default:"2048" min:"64" max:"1000000"`
