@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -63,20 +64,30 @@ func openGuestGroups(id string, log zerolog.Logger) (*guestGroups, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range mounts {
-		for _, controller := range guestControllers {
-			if m.kind != "cgroup" || !listHas(m.options, controller) {
-				continue
+	maps.Insert(g.legacy, legacyParents(mounts, own, guestControllers, log))
+	return g, nil
+}
+
+// legacyParents yields the controllers of version 1 that are mounted, each with the folder to make groups in. It has
+// ended what a killed node left there. own has this process's group of each controller.
+func legacyParents(mounts []mount, own map[string]string, controllers []string, log zerolog.Logger) iter.Seq2[string, string] {
+	return func(yield func(controller, parent string) bool) {
+		for _, m := range mounts {
+			for _, controller := range controllers {
+				if m.kind != "cgroup" || !listHas(m.options, controller) {
+					continue
+				}
+				parent := filepath.Join(m.point, m.under(own[controller]))
+				if ready := filepath.Join(parent, preparedName); isDir(ready) {
+					parent = ready
+				}
+				sweep(parent, log)
+				if !yield(controller, parent) {
+					return
+				}
 			}
-			parent := filepath.Join(m.point, m.under(own[controller]))
-			if ready := filepath.Join(parent, preparedName); isDir(ready) {
-				parent = ready
-			}
-			sweep(parent, log)
-			g.legacy[controller] = parent
 		}
 	}
-	return g, nil
 }
 
 // guestControllers limit guests. Each may be missing.

@@ -70,19 +70,9 @@ func makeLimitTrees(mounts []mount, name string, log zerolog.Logger) map[string]
 	if err != nil {
 		return trees
 	}
-	for _, m := range mounts {
-		for _, controller := range limitControllers {
-			if m.kind != "cgroup" || !listHas(m.options, controller) {
-				continue
-			}
-			parent := filepath.Join(m.point, m.under(own[controller]))
-			if ready := filepath.Join(parent, preparedName); isDir(ready) {
-				parent = ready
-			}
-			sweep(parent, log)
-			if folder := filepath.Join(parent, name); makeFolder(folder) == nil {
-				trees[controller] = folder
-			}
+	for controller, parent := range legacyParents(mounts, own, limitControllers, log) {
+		if folder := filepath.Join(parent, name); makeFolder(folder) == nil {
+			trees[controller] = folder
 		}
 	}
 	return trees
