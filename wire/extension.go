@@ -122,10 +122,8 @@ func DecodeExtension(b []byte) (Extension, error) {
 		SentAt:   binary.LittleEndian.Uint64(b[8:]),
 		Cookie:   binary.LittleEndian.Uint64(b[16:]),
 	}
-	if b[5] == useMissing {
-		e.Missing = Missing{
-			base: binary.LittleEndian.Uint16(b[24:]), span: min(binary.LittleEndian.Uint16(b[26:]), MaxMissing), bitmap: [MaxMissing / 8]byte(b[28:]),
-		}
+	if span := min(binary.LittleEndian.Uint16(b[26:]), MaxMissing); b[5] == useMissing && span > 0 {
+		e.Missing = Missing{base: binary.LittleEndian.Uint16(b[24:]), span: span, bitmap: [MaxMissing / 8]byte(b[28:])}
 	}
 	return e, nil
 }

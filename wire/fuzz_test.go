@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 )
 
@@ -48,6 +49,9 @@ func FuzzDecodeHeader(f *testing.F) {
 func FuzzDecodeExtension(f *testing.F) {
 	f.Add(exampleData(0, FlagExtension, &exampleExtension)[HeaderSize:])
 	f.Add(exampleData(0, FlagExtension, &exampleProof)[HeaderSize:])
+	question := exampleData(0, FlagExtension, &exampleQuestion)[HeaderSize:]
+	f.Add(question)
+	f.Add(slices.Concat(question[:26], []byte{0, 0}, question[28:])) // names nothing
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := DecodeExtension(b)
 		if err != nil {
