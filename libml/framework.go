@@ -75,7 +75,7 @@ import (
 // cuda.ErrTooFewSMs means that a kernel of the model does not fit on the process's multiprocessors:
 // the manager gives it more. An error of LinkModel or ConfigureBatch that wraps
 // device.ErrWrongAnswers means that the framework has compared the model's answers, and they are
-// wrong: the manager tries another share. An error that wraps device.ErrLost means that a GPU failed for good.
+// wrong: the manager tries another share. An error that wraps device.ErrLost means that a GPU is lost.
 // libml answers the batch as failed, and the process ends at once, without Deinit.
 type Framework interface {
 	// Init starts the framework itself: libraries, threads, environment. env describes its

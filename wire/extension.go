@@ -18,7 +18,8 @@ import (
 // The bytes from 24 on belong to the use. Bytes that are not named are zero, and ignored when read.
 //
 //	use 0: none
-//	use 1: fragments of the answer that a question asks for
+//	use 1: fragments of the answer that a question asks for.
+//
 //	24  u16 base fragment · u16 number of bits, at most MaxMissing
 //	28  32 × bitmap: bit i%8 of byte i/8 is set if fragment base+i is missing
 type Extension struct {
