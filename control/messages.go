@@ -509,7 +509,7 @@ type Batching struct {
 	Delay time.Duration `json:"delay_ns,omitempty"`
 }
 
-// BatchingRule names a batching rule of package libml/slab.
+// BatchingRule names a batching rule of package batching.
 type BatchingRule string
 
 // BatchSLAB is the paper's self-learning adaptive batching. The others are for comparison

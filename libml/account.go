@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 )
 
 // account tracks its function's time on a GPU for the batch loop: the balance of the guarantee
@@ -234,12 +234,12 @@ func (a *account) fitLine() {
 }
 
 // refill tells when batches within the guarantee can begin.
-func (a *account) refill(now int64) slab.Refill {
+func (a *account) refill(now int64) batching.Refill {
 	wait := a.balance.wait(now)
 	if a.guarantee() <= 0 || wait == math.MaxInt64 {
-		return slab.Refill{Wait: -1}
+		return batching.Refill{Wait: -1}
 	}
-	return slab.Refill{Wait: wait, Every: time.Duration(float64(a.cost(a.size)) / a.guarantee())}
+	return batching.Refill{Wait: wait, Every: time.Duration(float64(a.cost(a.size)) / a.guarantee())}
 }
 
 // postpone records that no demoted batch is worth beginning until the balance is positive or other

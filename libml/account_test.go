@@ -9,9 +9,9 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -22,7 +22,7 @@ func accounted(h *harness, f *fake) *loop {
 	h.t.Helper()
 	h.wake = control.Order{Level: 3, GuaranteePercent: 1e-6}
 	l := h.loop(f)
-	l.batching.expected = func(int) time.Duration { return time.Microsecond }
+	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
 	return l
 }
 
@@ -484,18 +484,18 @@ func TestReserve(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := accounted(h, f)
-	l.batching.expected = func(int) time.Duration { return time.Millisecond }
+	l.sizes.expected = func(int) time.Duration { return time.Millisecond }
 	l.p.orders.share.Store(&shareOrder{guarantee: 10, level: 3})
 	l.account.share = l.p.orders.share.Load()
 	l.account.times[1] = time.Second // one batch every ten seconds
 	l.account.balance.left = budget.NewBalance(shm.Now(), 0.1, 0)
 	l.account.balance.charge(shm.Now(), time.Second) // the first in ten seconds
 	for range 30 {                                   // a demoted one takes twelve
-		l.batching.state = l.batching.rule.Next(l.batching.state, slab.Observation{
-			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.batching.typical(1), Ended: shm.Now(),
+		l.sizes.state = l.sizes.rule.Next(l.sizes.state, batching.Observation{
+			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.sizes.typical(1), Ended: shm.Now(),
 		})
 	}
-	l.batching.state.Limit = 1
+	l.sizes.state.Limit = 1
 	due := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete + int64(15*time.Second) }
 	h.publish(0, h.picture(0), due)
 	if l.take(); !l.mayBegin() {

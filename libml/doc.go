@@ -23,7 +23,7 @@
 // # Goroutines
 //
 //   - Run keeps its goroutine on one thread. It takes steps 1 to 7 and runs the batch loop
-//     (loop.go, flight.go). libml/slab chooses a batch and libml/device gathers it.
+//     (loop.go, flight.go). batching chooses a batch and libml/device gathers it.
 //     Framework.InferBatch runs it, and libml/decode turns the outputs into results.
 //   - process.watch receives the orchestrator's orders and notices the end of either peer. It
 //     interrupts the loop through shared memory.

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -26,7 +26,7 @@ import (
 // is computed back from inferred with the device's measurements.
 type flight struct {
 	slot   int // the device's
-	batch  []slab.Request
+	batch  []batching.Request
 	padded int
 	// The arguments of Start and Gather, with room for the largest batch.
 	slots    []uint32
@@ -34,7 +34,7 @@ type flight struct {
 	refused  []bool
 
 	aggregated time.Duration // of the batch's oldest request
-	waited     time.Duration // by slab.WaitForRunning
+	waited     time.Duration // by batching.WaitForRunning
 	late       int
 	full       bool // it has as many requests as it may have
 	demoted    bool // it runs at the lowest priority
@@ -49,7 +49,7 @@ type flight struct {
 
 func newFlight(most int) flight {
 	return flight{
-		batch:    make([]slab.Request, 0, most),
+		batch:    make([]batching.Request, 0, most),
 		slots:    make([]uint32, 0, most),
 		requests: make([]device.Request, 0, most),
 		refused:  make([]bool, most),
@@ -75,9 +75,9 @@ func (l *loop) begin() error {
 	f := l.flights.add()
 	n := len(l.choice.batch)
 	f.batch = append(f.batch[:0], l.choice.batch...)
-	f.padded = l.batching.rule.Pad(n)
+	f.padded = l.sizes.rule.Pad(n)
 	f.waited, f.late = l.choice.waited, l.choice.late
-	f.full = n == l.batching.fit(l.batching.size(), l.maxBatch())
+	f.full = n == l.sizes.fit(l.sizes.size(), l.maxBatch())
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
@@ -123,7 +123,7 @@ func (l *loop) begin() error {
 	}
 	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
 	if f.err == nil && !f.demoted {
-		l.turns.lane.launch(f.slot, f.dispatched, l.batching.typical(f.padded), l.overlap.lead)
+		l.turns.lane.launch(f.slot, f.dispatched, l.sizes.typical(f.padded), l.overlap.lead)
 	}
 	l.completeMove(idle)
 	return f.err
@@ -162,7 +162,7 @@ func (l *loop) decode(f *flight, i int, result *shm.Result) error {
 }
 
 // firstComplete returns the request of a batch that was completed first.
-func firstComplete(batch []slab.Request) *slab.Request {
+func firstComplete(batch []batching.Request) *batching.Request {
 	oldest := &batch[0]
 	for i := range batch {
 		if batch[i].Whole < oldest.Whole {
@@ -206,7 +206,7 @@ func (l *loop) finish() error {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
-	l.p.residence.ran(inferred, l.batching.typical(l.batching.smallest()))
+	l.p.residence.ran(inferred, l.sizes.typical(l.sizes.smallest()))
 	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
@@ -246,7 +246,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 
 	l.last.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
 	if f.err == nil { // the time of a failed batch means nothing
-		o := slab.Observation{
+		o := batching.Observation{
 			Batch: n, Padded: f.padded, Demoted: f.demoted,
 			Elapsed:    time.Duration(ended-f.began) + l.last.pause,
 			Ended:      ended,
@@ -255,7 +255,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 			Late:       f.late,
 			Full:       f.full,
 		}
-		l.batching.observe(o)
+		l.sizes.observe(o)
 		if len(l.flights.places) > 1 {
 			l.overlap.observe(o)
 		}
@@ -264,6 +264,6 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	if !f.demoted { // no request within the guarantee waits for a demoted batch
 		l.last.began, l.last.ended = f.began, ended+int64(l.last.pause)
 	}
-	l.reporter.publish(&l.batching)
+	l.reporter.publish(&l.sizes)
 	return firstErr
 }

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -54,8 +54,8 @@ func TestGPUAnswers(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := h.loop(f)
-	l.batching.state.Limit = 4
-	l.batching.expected = func(int) time.Duration { return time.Microsecond }
+	l.sizes.state.Limit = 4
+	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
 	for round := range 3 {
 		for slot := range uint32(3) {
 			h.publish(slot, h.picture(byte(round*10)+byte(slot)), nil)
@@ -94,11 +94,11 @@ func TestFlightsAllocations(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.streams = 2
 	l := h.loop(h.fake())
-	l.batching.state.Limit = 4
+	l.sizes.state.Limit = 4
 	picture := h.picture(1)
 	slots := make([]uint32, h.geometry.Slots)
 	turn := func() {
-		l.batching.state.Limit = 4
+		l.sizes.state.Limit = 4
 		for slot := range uint32(8) {
 			h.publish(slot, picture, nil)
 		}
@@ -165,7 +165,7 @@ func TestSecondBatchHalfFull(t *testing.T) {
 		h.streams = 2
 		l := h.loop(h.fake())
 		testHalfFull(t, h, l)
-		if (l.overlap.measured != slab.Overlap{}) {
+		if (l.overlap.measured != batching.Overlap{}) {
 			t.Errorf("the number in flight is measured: %+v", l.overlap.measured)
 		}
 	})
@@ -173,7 +173,7 @@ func TestSecondBatchHalfFull(t *testing.T) {
 		h := newGPUHarness(t, testCard())
 		l := h.loop(h.fake())
 		for ended := int64(1); !l.overlap.measured.HalfFull(); ended++ {
-			l.overlap.measured = l.overlap.measured.Next(slab.Observation{Batch: 8, Elapsed: 1, Ended: ended, Late: 1})
+			l.overlap.measured = l.overlap.measured.Next(batching.Observation{Batch: 8, Elapsed: 1, Ended: ended, Late: 1})
 		}
 		testHalfFull(t, h, l)
 		if l.overlap.measured.HalfFull() {
@@ -184,7 +184,7 @@ func TestSecondBatchHalfFull(t *testing.T) {
 
 func testHalfFull(t *testing.T, h *harness, l *loop) {
 	t.Helper()
-	l.batching.state.Limit = 8
+	l.sizes.state.Limit = 8
 	release := h.hold()
 	h.publish(0, h.picture(0), nil)
 	l.take()
@@ -230,7 +230,7 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
 	const takes, lead = 20 * time.Minute, time.Minute
-	l.batching.state, l.overlap.lead = l.batching.rule.Warm(l.batching.rule.Start(), 1, takes), lead
+	l.sizes.state, l.overlap.lead = l.sizes.rule.Warm(l.sizes.rule.Start(), 1, takes), lead
 	release := h.hold()
 	h.publish(0, h.picture(0), nil)
 	l.take()
@@ -398,8 +398,8 @@ func TestGPUBatchFails(t *testing.T) {
 	f.fail(nil)
 	h.publish(2, h.picture(2), func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 })
 	h.publish(3, h.picture(3), nil)
-	l.batching.state.Limit = 2
-	l.batching.expected = func(int) time.Duration { return time.Microsecond }
+	l.sizes.state.Limit = 2
+	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
 	if err := l.turn(); !errors.Is(err, device.ErrOutsideSlab) {
 		t.Errorf("the turn gives %v, want %v", err, device.ErrOutsideSlab)
 	}

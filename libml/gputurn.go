@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -185,7 +185,7 @@ func (l *loop) takeTurnOnGPU(done <-chan struct{}) bool {
 }
 
 // rank is the place of the picked batch among those of all processes.
-func (l *loop) rank(batch []slab.Request) shm.Rank {
+func (l *loop) rank(batch []batching.Request) shm.Rank {
 	rank := shm.Rank{Deadline: earliestDeadline(batch)}
 	if !l.choice.demoted {
 		rank.Level = uint32(max(budget.MinLevel, l.account.orderedLevel()))

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -253,7 +253,7 @@ func TestWorkerTurnEntry(t *testing.T) {
 func TestRank(t *testing.T) {
 	h := newTurnHarness(t)
 	l := h.loop(h.fake())
-	l.pending = append(l.pending, slab.Request{Deadline: 70}, slab.Request{Deadline: 50}, slab.Request{Deadline: 60})
+	l.pending = append(l.pending, batching.Request{Deadline: 70}, batching.Request{Deadline: 50}, batching.Request{Deadline: 60})
 	l.guaranteed(shm.Now())
 	if got, want := l.rank(l.pending), (shm.Rank{Level: 3, Deadline: 50}); got != want {
 		t.Errorf("a batch within the guarantee has rank %+v, want %+v", got, want)
@@ -295,8 +295,8 @@ func TestMaxBatch(t *testing.T) {
 	f := h.fake()
 	h.wake.MaxBatch = 3
 	l := h.loop(f)
-	l.batching.state.Limit = 8
-	l.batching.expected = func(int) time.Duration { return time.Microsecond }
+	l.sizes.state.Limit = 8
+	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
 	for slot := range uint32(5) {
 		h.publish(slot, h.picture(1), nil)
 	}
@@ -310,7 +310,7 @@ func TestMaxBatch(t *testing.T) {
 		t.Errorf("batches of %v, want at most 2 requests in each: the size below the limit of 3", sizes)
 	}
 	for _, c := range []struct{ n, limit, want int }{{5, 0, 5}, {5, 8, 5}, {8, 5, 4}, {3, 4, 3}, {8, 1, 1}} {
-		if got := l.batching.fit(c.n, c.limit); got != c.want {
+		if got := l.sizes.fit(c.n, c.limit); got != c.want {
 			t.Errorf("%d requests with a limit of %d: a batch of %d, want %d", c.n, c.limit, got, c.want)
 		}
 	}

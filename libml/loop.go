@@ -5,9 +5,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/lane"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -20,7 +20,7 @@ import (
 //     longer meet their deadline.
 //  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
 //  3. Look for new work while it runs, if the device can run a second batch next to it.
-//     Begin that one when it is time (slab.NearEnd, slab.HalfFull). In a worker the second
+//     Begin that one when it is time (batching.NearEnd, batching.HalfFull). In a worker the second
 //     batch is another member's (turns.go).
 //  4. Finish the batch: decode each image's outputs into its result, flush.
 //  5. Tell the rule. If the process still owns the ring, continue with 1.
@@ -34,12 +34,12 @@ type loop struct {
 	memory *memory
 	ring   *shm.Consumer
 
-	pending []slab.Request // taken, and not yet in a batch
-	fair    *slab.Turns    // the order of pending
-	choice  choice         // the next batch
+	pending []batching.Request // taken, and not yet in a batch
+	fair    *batching.Turns    // the order of pending
+	choice  choice             // the next batch
 	flights flights
 
-	batching batching
+	sizes    batchSizes
 	account  account
 	governor governor
 	overlap  overlap
@@ -59,11 +59,11 @@ type loop struct {
 
 // choice is the next batch, as picked from the pending requests.
 type choice struct {
-	batch    []slab.Request // a part of pending
-	demoted  bool           // the batch is beyond the guarantee
-	reserved int            // requests before the batch in pending, which wait for the guarantee
-	late     int            // answered late in the dispatch of this batch
-	waited   time.Duration  // by slab.WaitForRunning, before the batch
+	batch    []batching.Request // a part of pending
+	demoted  bool               // the batch is beyond the guarantee
+	reserved int                // requests before the batch in pending, which wait for the guarantee
+	late     int                // answered late in the dispatch of this batch
+	waited   time.Duration      // by batching.WaitForRunning, before the batch
 }
 
 // lastBatch is the last batch that was not demoted, and the pause that the share requires after any
@@ -80,8 +80,8 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	n := p.memory.slots
 	l := &loop{
 		p: p, memory: p.memory, ring: p.memory.consumer,
-		pending:  make([]slab.Request, 0, n),
-		fair:     slab.NewTurns(int(n)),
+		pending:  make([]batching.Request, 0, n),
+		fair:     batching.NewTurns(int(n)),
 		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		overlap:  overlap{streams: attached.Streams, lead: firstLead},
@@ -90,7 +90,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
 	}
-	if err := l.batching.open(p, attached); err != nil {
+	if err := l.sizes.open(p, attached); err != nil {
 		return nil, err
 	}
 	l.account.open(p, shm.Now())
@@ -254,7 +254,7 @@ func (l *loop) takeTurn(done <-chan struct{}) bool {
 		return true
 	}
 	now, batch := shm.Now(), l.choice.batch
-	deadline, took := earliestDeadline(batch), l.batching.expected(len(batch))
+	deadline, took := earliestDeadline(batch), l.sizes.expected(len(batch))
 	job := lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch), Demoted: l.choice.demoted}
 	if l.turns.lane.take(now, job) {
 		return true
@@ -269,13 +269,13 @@ func (l *loop) waitForBatch(done <-chan struct{}, now int64) {
 	if l.flights.count > 0 {
 		return
 	}
-	late := earliestDeadline(l.choice.batch) - int64(l.batching.expected(len(l.choice.batch)))
+	late := earliestDeadline(l.choice.batch) - int64(l.sizes.expected(len(l.choice.batch)))
 	l.ring.Settle()
 	l.announce(done)
 	l.ring.Wait(min(now+int64(maxWait), max(late, now+int64(minTurnWait))))
 }
 
-func earliestDeadline(batch []slab.Request) int64 {
+func earliestDeadline(batch []batching.Request) int64 {
 	earliest := int64(math.MaxInt64)
 	for i := range batch {
 		earliest = min(earliest, batch[i].Deadline)
@@ -291,7 +291,7 @@ func (l *loop) mayBegin() bool {
 	switch {
 	case len(l.pending) == 0 || l.flights.full():
 		return false
-	case !l.batching.ready(l.pending):
+	case !l.sizes.ready(l.pending):
 		return false
 	case l.flights.count > 0 && !l.turns.gpu.joins():
 		return false
@@ -309,12 +309,12 @@ func (l *loop) mayBegin() bool {
 		return true // a demoted batch delays no other
 	}
 	f := l.flights.oldest()
-	return l.overlap.allows(len(l.pending), l.batching.size(), l.remaining(f, now), l.batching.typical(f.padded))
+	return l.overlap.allows(len(l.pending), l.sizes.size(), l.remaining(f, now), l.sizes.typical(f.padded))
 }
 
 // guaranteed reports whether a batch that begins now is within the guarantee.
 func (l *loop) guaranteed(now int64) bool {
-	return l.account.guaranteed(now, l.p.orders.share.Load(), l.batching.fit(l.batching.size(), l.maxBatch()))
+	return l.account.guaranteed(now, l.p.orders.share.Load(), l.sizes.fit(l.sizes.size(), l.maxBatch()))
 }
 
 // maxBatch is the ordered maximum of requests in a batch, 0 for none.
@@ -329,7 +329,7 @@ func (l *loop) maxBatch() int {
 // answers of these sizes, one batch per call: requests wait meanwhile. The error wraps device.ErrLost; any
 // other ends the process.
 func (l *loop) extend() error {
-	larger := l.batching.larger.Load()
+	larger := l.sizes.larger.Load()
 	if larger == nil || l.flights.full() {
 		return nil
 	}
@@ -339,8 +339,8 @@ func (l *loop) extend() error {
 		return err
 	case err != nil:
 		l.p.exit.fail(err)
-	case compared && l.batching.extend(larger):
-		l.reporter.publish(&l.batching)
+	case compared && l.sizes.extend(larger):
+		l.reporter.publish(&l.sizes)
 	}
 	return nil
 }
@@ -349,11 +349,11 @@ func (l *loop) extend() error {
 // latest when the pending requests may be a batch.
 func (l *loop) waitUntil() int64 {
 	until := shm.Now() + int64(maxWait)
-	if l.batching.larger.Load() != nil {
+	if l.sizes.larger.Load() != nil {
 		until = shm.Now() // compare its sizes while no request waits
 	}
 	if len(l.pending) > 0 {
-		until = min(until, max(l.batching.readyAt(l.pending), l.account.retryAt))
+		until = min(until, max(l.sizes.readyAt(l.pending), l.account.retryAt))
 	}
 	return until
 }
@@ -362,7 +362,7 @@ func (l *loop) waitUntil() int64 {
 // one is unknown: the longer it has taken, the less often the loop checks it.
 func (l *loop) remaining(f *flight, now int64) time.Duration {
 	ran := time.Duration(now - f.dispatched)
-	left := l.overlap.onDevice(l.batching.typical(f.padded)) - ran
+	left := l.overlap.onDevice(l.sizes.typical(f.padded)) - ran
 	if f.demoted {
 		left = max(left, ran/8)
 	}
@@ -471,7 +471,7 @@ func (l *loop) announce(done <-chan struct{}) {
 func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
 	l.p.residence.request(r.FirstFragment)
-	l.pending = append(l.pending, slab.Request{
+	l.pending = append(l.pending, batching.Request{
 		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
 	})
 }
@@ -487,13 +487,13 @@ func (l *loop) pick() {
 		// For this batch the newest one in flight is the batch before: it has run until now.
 		began, ended = l.flights.newest().dispatched, now
 	}
-	l.choice.waited = slab.WaitForRunning(l.pending, began, ended)
+	l.choice.waited = batching.WaitForRunning(l.pending, began, ended)
 	l.choice.reserved = 0
 	if l.choice.demoted {
-		l.choice.reserved = l.batching.rule.Reserve(l.batching.state, l.pending, now, l.account.refill(now), l.batching.expected)
+		l.choice.reserved = l.sizes.rule.Reserve(l.sizes.state, l.pending, now, l.account.refill(now), l.sizes.expected)
 	}
-	batch, late := l.batching.rule.Pick(l.batching.state, l.pending[l.choice.reserved:], now, l.choice.demoted, l.batching.expected)
-	batch = l.batching.fit(batch, l.maxBatch())
+	batch, late := l.sizes.rule.Pick(l.sizes.state, l.pending[l.choice.reserved:], now, l.choice.demoted, l.sizes.expected)
+	batch = l.sizes.fit(batch, l.maxBatch())
 	l.choice.batch, l.choice.late = l.pending[l.choice.reserved:][:batch], late
 	if l.choice.demoted && batch == 0 {
 		l.account.postpone(now)
@@ -508,8 +508,8 @@ func (l *loop) pick() {
 	l.pending = l.pending[:on]
 	l.ring.Flush()
 	if batch == 0 {
-		l.batching.observe(slab.Observation{Late: late})
-		l.reporter.publish(&l.batching)
+		l.sizes.observe(batching.Observation{Late: late})
+		l.reporter.publish(&l.sizes)
 	}
 }
 
@@ -517,7 +517,7 @@ func (l *loop) pick() {
 // could have begun if that was later. It returns -1, not idle, if no work had arrived by the time
 // at which it could have been taken.
 func (l *loop) idle(ready int64) int64 {
-	last, since := l.ring.LastBatchEnd(), l.batching.rule.Since(l.batching.state, l.choice.batch)
+	last, since := l.ring.LastBatchEnd(), l.sizes.rule.Since(l.sizes.state, l.choice.batch)
 	if last == 0 || since > ready {
 		return -1
 	}

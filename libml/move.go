@@ -137,7 +137,7 @@ func (p *process) startMover(l *loop, d device.Partitioned, ready control.Notice
 		held: ready.SMGroups, sms: ready.SMs,
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
-	m.warmUp = partialWarmUp{p: p, device: d, batching: &l.batching, base: m.base, slots: m.slots, stop: m.stop}
+	m.warmUp = partialWarmUp{p: p, device: d, sizes: &l.sizes, base: m.base, slots: m.slots, stop: m.stop}
 	go m.run()
 	return m
 }

@@ -3,27 +3,27 @@ package libml
 import (
 	"time"
 
-	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/batching"
 )
 
 // firstLead is the estimate until a lead has been measured.
 const firstLead = 100 * time.Microsecond
 
-// overlap decides when a second batch begins next to the first (slab.NearEnd, slab.HalfFull).
+// overlap decides when a second batch begins next to the first (batching.NearEnd, batching.HalfFull).
 type overlap struct {
-	streams   int           // maximum in flight, as configured; 0: measured chooses
-	measured  slab.Overlap  // the choice by measurement
-	lead      time.Duration // from dispatch to gathered, also with other batches in flight
-	answering time.Duration // from the end on the device until all requests are answered
+	streams   int              // maximum in flight, as configured; 0: measured chooses
+	measured  batching.Overlap // the choice by measurement
+	lead      time.Duration    // from dispatch to gathered, also with other batches in flight
+	answering time.Duration    // from the end on the device until all requests are answered
 }
 
 // allows reports whether a batch of waiting requests may begin next to one that takes typical and
 // still has left to run. size is the maximum number of requests in a batch.
 func (o *overlap) allows(waiting, size int, left, typical time.Duration) bool {
 	if o.streams > 1 || o.measured.HalfFull() {
-		return slab.HalfFull(waiting, size)
+		return batching.HalfFull(waiting, size)
 	}
-	return slab.NearEnd(waiting, left, min(o.lead, typical/2))
+	return batching.NearEnd(waiting, left, min(o.lead, typical/2))
 }
 
 // learnLead updates the lead after a batch.
@@ -39,7 +39,7 @@ func (o *overlap) onDevice(typical time.Duration) time.Duration {
 func (o *overlap) learnAnswering(took time.Duration) { o.answering += (took - o.answering) / 8 }
 
 // observe learns from a batch of a device that runs several at once.
-func (o *overlap) observe(batch slab.Observation) {
+func (o *overlap) observe(batch batching.Observation) {
 	if o.streams == 0 {
 		o.measured = o.measured.Next(batch)
 	}

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/batching"
 )
 
 func TestOverlap(t *testing.T) {
@@ -49,7 +49,7 @@ func TestOverlapLearns(t *testing.T) {
 	if o.lead < 990*time.Millisecond || o.lead > time.Second {
 		t.Errorf("lead %v after many of 1 s", o.lead)
 	}
-	batch := slab.Observation{Batch: 8, Elapsed: 1, Late: 1}
+	batch := batching.Observation{Batch: 8, Elapsed: 1, Late: 1}
 	configured := overlap{streams: 2}
 	for batch.Ended = 1; !o.measured.HalfFull(); batch.Ended++ {
 		if batch.Ended > 1e4 {
@@ -58,7 +58,7 @@ func TestOverlapLearns(t *testing.T) {
 		o.observe(batch)
 		configured.observe(batch)
 	}
-	if configured.measured != (slab.Overlap{}) {
+	if configured.measured != (batching.Overlap{}) {
 		t.Errorf("measured %+v with a configured number of streams", configured.measured)
 	}
 }
@@ -73,8 +73,8 @@ func TestFullBatch(t *testing.T) {
 		h := newGPUHarness(t, testCard())
 		l := h.loop(h.fake())
 		l.p.orders.share.Store(&shareOrder{maxBatch: c.ordered})
-		l.batching.state.Limit = c.limit
-		l.batching.expected = func(int) time.Duration { return time.Microsecond }
+		l.sizes.state.Limit = c.limit
+		l.sizes.expected = func(int) time.Duration { return time.Microsecond }
 		for slot := range uint32(c.requests) {
 			h.publish(slot, h.picture(byte(slot)), nil)
 		}

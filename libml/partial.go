@@ -33,13 +33,13 @@ import (
 // is and reports it. The shortage depends on other processes, and small batches are
 // better than none.
 type partialWarmUp struct {
-	p        *process
-	device   device.Partitioned
-	batching *batching       // of the loop
-	base     int             // the first slot in use
-	slots    int             // that may be in flight
-	stop     <-chan struct{} // closed when the loop has ended
-	running  atomic.Bool
+	p       *process
+	device  device.Partitioned
+	sizes   *batchSizes     // of the loop
+	base    int             // the first slot in use
+	slots   int             // that may be in flight
+	stop    <-chan struct{} // closed when the loop has ended
+	running atomic.Bool
 }
 
 // run adds the missing batch sizes. An error ends the process.
@@ -96,12 +96,12 @@ func (w *partialWarmUp) add(ladder []int) error {
 		}
 		p.sizes.ephemeral[i] = max(p.sizes.ephemeral[i], bytes)
 	}
-	rule, err := w.batching.newRule(ladder)
+	rule, err := w.sizes.newRule(ladder)
 	if err != nil {
 		return err
 	}
 	p.sizes.ladder = ladder
-	w.batching.larger.Store(rule)
+	w.sizes.larger.Store(rule)
 	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size configured")
 	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil

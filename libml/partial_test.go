@@ -297,16 +297,16 @@ func TestPartialDrain(t *testing.T) {
 func TestExtend(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
-	small, err := l.batching.newRule([]int{1})
+	small, err := l.sizes.newRule([]int{1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	large, err := l.batching.newRule([]int{1, 2, 4, 8})
+	large, err := l.sizes.newRule([]int{1, 2, 4, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.batching.rule, l.batching.state = small, small.Start()
-	l.batching.larger.Store(large)
+	l.sizes.rule, l.sizes.state = small, small.Start()
+	l.sizes.larger.Store(large)
 	h.publish(1, h.picture(1), nil)
 	l.take()
 	if err := l.extend(); err != nil {
@@ -317,8 +317,8 @@ func TestExtend(t *testing.T) {
 		l.finish()
 	}
 	h.answered(h.replies(1)[0], h.picture(1))
-	if l.batching.rule != large || l.batching.larger.Load() != nil || l.batching.size() != 2 {
-		t.Errorf("size %d after it, want 2 on trial", l.batching.size())
+	if l.sizes.rule != large || l.sizes.larger.Load() != nil || l.sizes.size() != 2 {
+		t.Errorf("size %d after it, want 2 on trial", l.sizes.size())
 	}
 }
 

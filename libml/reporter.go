@@ -8,9 +8,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -43,7 +43,7 @@ func (r *reporter) addHandover(idleNanos int64) {
 }
 
 // publish stores the state of the batching rule.
-func (r *reporter) publish(b *batching) {
+func (r *reporter) publish(b *batchSizes) {
 	r.limit.Store(math.Float64bits(b.state.Limit))
 	r.fit.Store(uint32(b.state.Fit))
 	r.tail.Store(int64(b.expected(b.size())))
@@ -86,7 +86,7 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 		Generation: r.p.start.Generation,
 		Limit:      math.Float64frombits(r.limit.Load()),
 		TailNanos:  r.tail.Load(),
-		Fit:        control.Fit(slab.Fit(r.fit.Load()).String()),
+		Fit:        control.Fit(batching.Fit(r.fit.Load()).String()),
 		CPUNanos:   cpuNanos,
 		Ran:        r.ran.Load(),
 

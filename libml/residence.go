@@ -68,7 +68,7 @@ func (p *process) settle(l *loop, warm control.Notice) error {
 			return err
 		}
 	}
-	p.residence.serve(shm.Now(), l.batching.typical(l.batching.smallest()))
+	p.residence.serve(shm.Now(), l.sizes.typical(l.sizes.smallest()))
 	return nil
 }
 
@@ -237,7 +237,7 @@ func (l *loop) load(began int64) error {
 // reachable returns the earliest deadline that a load from now on can keep. If it can keep none, it
 // returns the earliest.
 func (l *loop) reachable(now int64, load time.Duration) int64 {
-	need := int64(load + l.batching.typical(l.batching.smallest()))
+	need := int64(load + l.sizes.typical(l.sizes.smallest()))
 	reachable, earliest := int64(math.MaxInt64), int64(math.MaxInt64)
 	for i := range l.pending {
 		deadline := l.pending[i].Deadline

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/ingest/cameras"
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/uyvy"
 )

@@ -11,10 +11,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/internal/testing/cameratest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/ingest/cameras"
 	"github.com/penstock/penstock/models"
 )
 

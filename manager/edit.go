@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
@@ -45,7 +45,7 @@ type change struct {
 	setup setup
 	// moves reports that the port changes; move is the new port once it is open.
 	moves bool
-	move  dataplane.Move
+	move  datapath.Move
 	// shares reports that share_percent has changed, or the entry of a function whose share was set
 	// by hand.
 	shares bool

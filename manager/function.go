@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -30,8 +30,8 @@ type function struct {
 	// configured is the configured way to change a share, change the way on this device.
 	configured, change configs.Change
 
-	port      *dataplane.Port // nil until it is open
-	camera    *camera         // nil for Penstock's protocol
+	port      *datapath.Port // nil until it is open
+	camera    *camera        // nil for Penstock's protocol
 	instances []*instance
 
 	removing bool
@@ -86,7 +86,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
-	f.port, err = dataplane.NewPort(sources, dataplane.Options{
+	f.port, err = datapath.NewPort(sources, datapath.Options{
 		Name:             c.Name,
 		Queues:           c.Instances,
 		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
@@ -100,7 +100,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		Transit:          m.cfg.Transit,
 		AnsweredFor:      m.cfg.Aggregate.AnsweredFor,
 		Trusted:          m.cfg.Trusted,
-		Lab:              dataplane.Lab{RunLate: m.cfg.Lab.RunLate, LoadComplete: m.cfg.Lab.LoadComplete},
+		Lab:              datapath.Lab{RunLate: m.cfg.Lab.RunLate, LoadComplete: m.cfg.Lab.LoadComplete},
 		Version:          card.Version,
 		Log:              f.log,
 	})

@@ -15,8 +15,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/webserver"
-	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -193,7 +193,7 @@ func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
 // picture answers with the newest picture of a function.
 func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("function")
-	var port *dataplane.Port
+	var port *datapath.Port
 	var format configs.Format
 	err := m.do(func() error {
 		f := m.function(name)

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
@@ -28,7 +28,7 @@ type instance struct {
 	f     *function
 	index int
 	log   zerolog.Logger
-	queue *dataplane.Queue
+	queue *datapath.Queue
 	// traffic is the queue, for measurements.
 	traffic traffic
 
@@ -54,7 +54,7 @@ type traffic interface {
 	// Arrivals counts the requests since the instance was created.
 	Arrivals() int
 	// TakeWindow returns the window statistics and begins a new window, if they are ready.
-	TakeWindow(ready func(*dataplane.Window) bool) (w dataplane.Window, taken bool)
+	TakeWindow(ready func(*datapath.Window) bool) (w datapath.Window, taken bool)
 	// ResetWindow begins a new window.
 	ResetWindow()
 }

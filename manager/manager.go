@@ -12,7 +12,7 @@
 //     processes that attach or die, share decisions (tune.go), additions and removals
 //     (functions.go).
 //
-// The control loop controls the data plane by the methods of dataplane.Port and dataplane.Queue,
+// The control loop controls the data plane by the methods of datapath.Port and datapath.Queue,
 // which take the data plane's locks for a moment. It sees no other type or lock of it.
 package manager
 
@@ -33,7 +33,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/models"
 )
 
@@ -75,7 +75,7 @@ type Manager struct {
 	foreign atomic.Uint64 // the bits of Status.ForeignCPUPercent
 	threads sync.WaitGroup
 	metrics *metrics
-	network dataplane.Network
+	network datapath.Network
 
 	// Owned by the control loop.
 	functions    []*function

@@ -9,10 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/dataplane"
-	"github.com/penstock/penstock/manager/ingest/dpdk"
-	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/dpdk"
+	"github.com/penstock/penstock/datapath/dpdk/frame"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -109,8 +109,8 @@ type functionMetrics struct {
 	outliers *outliers
 }
 
-// Answered makes functionMetrics a dataplane.Observer.
-func (fm *functionMetrics) Answered(t *dataplane.Times) {
+// Answered makes functionMetrics a datapath.Observer.
+func (fm *functionMetrics) Answered(t *datapath.Times) {
 	fm.outliers.note(t)
 	fm.request.Observe(seconds(t.Sent - t.FirstFragment))
 	fm.stages[stageSocket].Observe(seconds(t.Received - t.FirstFragment))

@@ -11,9 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/dpdk/frame"
 	"github.com/penstock/penstock/internal/testing/keydoc"
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 	"github.com/penstock/penstock/wire"
 )
 

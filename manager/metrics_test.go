@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 )
 
 // TestStages checks in which histogram each stage of a request is counted.
@@ -14,11 +14,11 @@ func TestStages(t *testing.T) {
 	x := newMetrics(m)
 	ms := int64(time.Millisecond)
 	fm := x.of("a")
-	fm.Answered(&dataplane.Times{
+	fm.Answered(&datapath.Times{
 		FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Dispatched: 7 * ms, Gathered: 15 * ms, Inferred: 31 * ms, Sent: 63 * ms, Released: 127 * ms,
 		Batch: 2,
 	})
-	fm.Answered(&dataplane.Times{FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Sent: 5 * ms, Released: 6 * ms}) // not run
+	fm.Answered(&datapath.Times{FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Sent: 5 * ms, Released: 6 * ms}) // not run
 
 	families, err := x.registry.Gather()
 	if err != nil {

@@ -6,20 +6,20 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/dataplane"
-	"github.com/penstock/penstock/manager/ingest/dpdk"
-	"github.com/penstock/penstock/manager/ingest/replay"
-	"github.com/penstock/penstock/manager/ingest/udp"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/datapath/dpdk"
+	"github.com/penstock/penstock/datapath/replay"
+	"github.com/penstock/penstock/datapath/udp"
 )
 
 // openNetwork prepares ports as configured. It returns an error that names what this machine lacks
 // for them.
-func (m *Manager) openNetwork() (dataplane.Network, error) {
+func (m *Manager) openNetwork() (datapath.Network, error) {
 	d := m.cfg.Source.DPDK
 	if d == nil {
 		return kernelNetwork(&m.cfg, m.log), nil
 	}
-	return dataplane.DPDKNetwork(dpdk.Options{
+	return datapath.DPDKNetwork(dpdk.Options{
 		Port: d.Port, Addresses: d.Addresses,
 		Queues: d.Queues, LCores: d.LCores, MTU: d.MTU,
 		Memory: int(d.Memory), HugePages: d.HugePages, Mbufs: d.Mbufs,
@@ -30,8 +30,8 @@ func (m *Manager) openNetwork() (dataplane.Network, error) {
 	})
 }
 
-func kernelNetwork(cfg *configs.Config, log zerolog.Logger) dataplane.Network {
-	return dataplane.KernelNetwork(udp.Options{
+func kernelNetwork(cfg *configs.Config, log zerolog.Logger) datapath.Network {
+	return datapath.KernelNetwork(udp.Options{
 		Listen:     netip.AddrPortFrom(cfg.Listen, 0),
 		SlabBytes:  int(cfg.Slab.Size),
 		HugePages:  cfg.Slab.HugePages,
@@ -41,9 +41,9 @@ func kernelNetwork(cfg *configs.Config, log zerolog.Logger) dataplane.Network {
 }
 
 // openSources opens the sources of a function: a port, or a capture.
-func (m *Manager) openSources(c configs.Function) (*dataplane.Sources, error) {
+func (m *Manager) openSources(c configs.Function) (*datapath.Sources, error) {
 	if c.Replay.File != "" {
-		return dataplane.OpenReplay(replay.Options{
+		return datapath.OpenReplay(replay.Options{
 			Path: c.Replay.File, Port: c.Port, Speed: c.Replay.Speed,
 			SlabBytes: int(m.cfg.Slab.Size), HugePages: m.cfg.Slab.HugePages,
 		})

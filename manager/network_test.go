@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/datapath/dpdk"
 )
 
 func TestBuildWithoutDPDK(t *testing.T) {

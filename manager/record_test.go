@@ -15,16 +15,16 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/freeport"
-	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/models"
 )
 
 // stablePorts is a network that opens ports which no other program takes while none is open, between
 // two managers.
-type stablePorts struct{ dataplane.Network }
+type stablePorts struct{ datapath.Network }
 
-func (n stablePorts) Open(port uint16, receivers int, shed bool) (*dataplane.Sources, error) {
+func (n stablePorts) Open(port uint16, receivers int, shed bool) (*datapath.Sources, error) {
 	if port == 0 {
 		free, err := freeport.Find()
 		if err != nil {

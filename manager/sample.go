@@ -10,7 +10,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -90,11 +90,11 @@ type outlierSet struct {
 
 type outlierKind struct {
 	n     int
-	times [outliersKept]dataplane.Times
+	times [outliersKept]datapath.Times
 }
 
 // note records an answered request.
-func (o *outliers) note(t *dataplane.Times) {
+func (o *outliers) note(t *datapath.Times) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if t.Sent-o.began > int64(outlierWindow) {
@@ -114,7 +114,7 @@ func (o *outliers) note(t *dataplane.Times) {
 	}
 }
 
-func (k *outlierKind) add(t *dataplane.Times) {
+func (k *outlierKind) add(t *datapath.Times) {
 	if k.n < len(k.times) {
 		k.times[k.n] = *t
 		k.n++
@@ -122,7 +122,7 @@ func (k *outlierKind) add(t *dataplane.Times) {
 }
 
 // replaceFastest adds a request if there is room, or if it is slower than another one.
-func (k *outlierKind) replaceFastest(t *dataplane.Times) {
+func (k *outlierKind) replaceFastest(t *datapath.Times) {
 	if k.n < len(k.times) {
 		k.add(t)
 		return
@@ -138,7 +138,7 @@ func (k *outlierKind) replaceFastest(t *dataplane.Times) {
 	}
 }
 
-func latency(t *dataplane.Times) int64 { return t.Sent - t.FirstFragment }
+func latency(t *datapath.Times) int64 { return t.Sent - t.FirstFragment }
 
 // list returns the outliers of both windows. now and clock are the same moment on shm's clock
 // and on the wall clock.
@@ -166,7 +166,7 @@ func (o *outliers) list(now int64, clock time.Time) (list []control.Outlier) {
 
 // stageMicros returns a request's time in each of control.StageNames. A request that did not
 // run waited in the queue until its answer.
-func stageMicros(t *dataplane.Times) []float64 {
+func stageMicros(t *datapath.Times) []float64 {
 	micros := func(from, to int64) float64 { return float64(to-from) / 1000 }
 	times := make([]float64, numStages)
 	times[stageSocket], times[stageAggregate] = micros(t.FirstFragment, t.Received), micros(t.Received, t.Complete)

@@ -10,16 +10,16 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
-	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
 // timesOf is a request that ran for that long and was answered at a time.
-func timesOf(sent int64, infer time.Duration, s wire.Status) *dataplane.Times {
-	t := &dataplane.Times{RequestID: uint32(infer / time.Millisecond), Status: s, Batch: 2, Sent: sent, Released: sent}
+func timesOf(sent int64, infer time.Duration, s wire.Status) *datapath.Times {
+	t := &datapath.Times{RequestID: uint32(infer / time.Millisecond), Status: s, Batch: 2, Sent: sent, Released: sent}
 	t.Inferred = sent
 	t.Gathered = sent - int64(infer)
 	t.Dispatched, t.Complete, t.Received, t.FirstFragment = t.Gathered, t.Gathered, t.Gathered, t.Gathered

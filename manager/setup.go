@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/models"
 )
 

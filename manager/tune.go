@@ -8,7 +8,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
@@ -167,7 +167,7 @@ func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 	// A measurement must not cover two shares, a change of share, a share that is not the
 	// policy's, or only some of the batch sizes.
 	changed := !m.Measures(percent) || !in.f.whole() && percent != in.pair.Share() || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
-	w, enough := in.traffic.TakeWindow(func(w *dataplane.Window) bool {
+	w, enough := in.traffic.TakeWindow(func(w *datapath.Window) bool {
 		return changed || m.Enough(w.Arrived, w.Answered, now)
 	})
 	switch {
@@ -185,7 +185,7 @@ func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 // throughput is requests per busy second of the share, 0 if nothing ran. Under a CPU quota
 // a process runs at full speed until the quota is used up, so there the CPU time per
 // request counts.
-func (in *instance) throughput(w *dataplane.Window, percent float64) float64 {
+func (in *instance) throughput(w *datapath.Window, percent float64) float64 {
 	if w.Ran == 0 || w.Busy <= 0 {
 		return 0
 	}

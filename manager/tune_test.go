@@ -7,7 +7,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/dataplane"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -66,12 +66,12 @@ const (
 // fakeTraffic stands in for the queue of an instance.
 type fakeTraffic struct {
 	arrivals int
-	window   dataplane.Window
+	window   datapath.Window
 }
 
 func (f *fakeTraffic) Arrivals() int { return f.arrivals }
 
-func (f *fakeTraffic) TakeWindow(ready func(*dataplane.Window) bool) (w dataplane.Window, taken bool) {
+func (f *fakeTraffic) TakeWindow(ready func(*datapath.Window) bool) (w datapath.Window, taken bool) {
 	if !ready(&f.window) {
 		return w, false
 	}
@@ -79,7 +79,7 @@ func (f *fakeTraffic) TakeWindow(ready func(*dataplane.Window) bool) (w dataplan
 	return w, true
 }
 
-func (f *fakeTraffic) ResetWindow() { f.window = dataplane.Window{} }
+func (f *fakeTraffic) ResetWindow() { f.window = datapath.Window{} }
 
 // traffic gives an instance fake traffic, if it has none yet.
 func (b *nodeBed) traffic(in *instance) *fakeTraffic {
@@ -95,7 +95,7 @@ func (b *nodeBed) traffic(in *instance) *fakeTraffic {
 func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration, requests int, tail, each time.Duration) {
 	b.t.Helper()
 	*now = now.Add(elapsed)
-	w := dataplane.Window{Aggregation: b.traffic(in).window.Aggregation}
+	w := datapath.Window{Aggregation: b.traffic(in).window.Aggregation}
 	for i := range requests {
 		inferred := int64(i+1) * int64(each)
 		r := shm.Request{FirstFragment: inferred - int64(tail), Complete: inferred - int64(tail)}

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager"
-	"github.com/penstock/penstock/manager/dataplane"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/shm"
@@ -44,7 +44,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	// This call stops Go from adjusting GOMAXPROCS when the process is pinned to fewer CPUs.
 	// The manager raises it if its data path needs more.
 	runtime.GOMAXPROCS(runtime.NumCPU())
-	dataplane.RaiseProcess()
+	datapath.RaiseProcess()
 	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
 	if err := cpuset.Pin(own); err != nil {

@@ -21,7 +21,7 @@ import (
 type Rule string
 
 const (
-	// Deadline is Penstock's rule (libml/slab.Pick). A request that would miss
+	// Deadline is Penstock's rule (batching.Pick). A request that would miss
 	// its objective in the batch that starts now is answered late without being
 	// run.
 	Deadline Rule = "deadline"

@@ -278,7 +278,7 @@ func TestRunCounts(t *testing.T) {
 	})
 }
 
-// pick agrees with libml/slab.Pick's search over all sizes.
+// pick agrees with batching.Pick's search over all sizes.
 func TestPick(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l ladder

@@ -82,7 +82,7 @@ func (v *server) limit() int { return v.sizes[len(v.sizes)-1] }
 // are to be given up; the n requests after them run.
 //
 // Greedy gives up no request, and the batch is everything that waits, up to the
-// limit. Deadline is the choice of libml/slab.Pick, restated for requests of
+// limit. Deadline is the choice of batching.Pick, restated for requests of
 // one objective, so that the order of arrival is the order of deadlines. Late
 // requests are those that would miss their objective in the batch that starts
 // now. Among the sizes for which the most requests can still meet it, pick

@@ -15,9 +15,9 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/datapath/dpdk"
+	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testbed"
-	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/manager/ingest/dpdk"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )

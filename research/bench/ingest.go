@@ -15,9 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/manager/ingest/udp"
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )

@@ -17,9 +17,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/manager/ingest/dpdk/eal"
-	"github.com/penstock/penstock/manager/ingest/udp"
+	"github.com/penstock/penstock/datapath/dpdk/eal"
+	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/research/generate"
 )
 

@@ -17,9 +17,9 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/dpdk"
+	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/research/generate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"

@@ -5,7 +5,7 @@ package bench
 import (
 	"context"
 
-	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/datapath/dpdk"
 )
 
 // RunIngestDPDK needs a build with DPDK.

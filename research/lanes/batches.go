@@ -5,9 +5,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
-	"github.com/penstock/penstock/libml/slab"
 )
 
 // endBatches answers the requests of batches that have ended.
@@ -82,14 +82,14 @@ func (w *worker) jobsOf(now int64, index int) []lane.Job {
 	return jobs
 }
 
-// begin runs the batch that slab.Pick chooses.
+// begin runs the batch that batching.Pick chooses.
 func (w *worker) begin(now int64, l *laneState, m *model) {
 	w.pending = w.pending[:0]
 	for k, r := range m.waiting {
 		r.Slot = uint32(k)
 		w.pending = append(w.pending, r.Request)
 	}
-	size, _ := slab.Pick(w.pending, now, m.MaxBatch, m.batchTime)
+	size, _ := batching.Pick(w.pending, now, m.MaxBatch, m.batchTime)
 	if size == 0 {
 		l.model = -1
 		return

@@ -4,13 +4,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
-	"github.com/penstock/penstock/libml/slab"
 )
 
 type request struct {
-	slab.Request
+	batching.Request
 	first  int64
 	proven bool
 	cold   bool

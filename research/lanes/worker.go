@@ -1,7 +1,7 @@
 // Package lanes simulates workers that serve more models than their memory holds, in virtual
 // time: it is the simulation behind `penstock-lab lanes`. The real code decides: lanes and
 // their next batch (libml/lane), loads and evictions (libml/residency), and the requests of a
-// batch (libml/slab). The GPU, the copies and the clients are simulated. The same Config gives
+// batch (batching). The GPU, the copies and the clients are simulated. The same Config gives
 // the same Result on any machine.
 //
 //	first packet ──Transfer──> complete ──> waiting ──lane.Policy──> batch ──> in time, or late
@@ -26,9 +26,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
-	"github.com/penstock/penstock/libml/slab"
 )
 
 // Deviations of the times of batches and loads.
@@ -154,7 +154,7 @@ type worker struct {
 	busFree   int64      // when the copies that have begun end
 	snapshot  []residency.Model
 	jobs      []lane.Job
-	pending   []slab.Request
+	pending   []batching.Request
 	resources residency.Worker
 	sampled   int64
 	samples   int

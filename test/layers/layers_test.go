@@ -24,7 +24,8 @@ var layers = [][]string{
 	{"profiler"},
 	{"internal/testbed"},
 	{"manager", "orchestrator", "libml", "loadgen", "gateway", "node"},
-	{"configs", "plan"},
+	{"configs", "plan", "datapath"},
+	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
 	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/webserver"},
 }
@@ -33,8 +34,13 @@ var layers = [][]string{
 var inner = map[string][][]string{
 	"manager": {
 		{""},
-		{"dataplane", "policy"},
+		{"policy"},
+	},
+	"datapath": {
+		{""},
 		{"aggregate"},
+		{"dpdk", "replay", "udp"},
+		{"cameras", "slab"},
 		{"ingest"},
 	},
 	"libml": {
@@ -42,7 +48,7 @@ var inner = map[string][][]string{
 		{"capi", "null", "onnx"},
 		{""},
 		{"answer"},
-		{"decode", "device", "python", "residency", "slab", "weights"},
+		{"decode", "device", "python", "residency", "weights"},
 		{"lane"},
 	},
 }
@@ -50,27 +56,27 @@ var inner = map[string][][]string{
 // pure packages have no clock, no I/O and no memory of their own: they are
 // tested as functions and run in simulation.
 var pure = map[string][]string{
-	"wire":                      {"os", "net", "syscall", "io"},
-	"client/recovery":           {"os", "net", "syscall", "io"},
-	"control/budget":            {"os", "net", "syscall", "io"},
-	"manager/policy/gslice":     {"os", "net", "syscall", "io"},
-	"manager/policy/fault":      {"os", "net", "syscall", "io"},
-	"manager/policy/guarantee":  {"os", "net", "syscall", "io"},
-	"manager/policy/pair":       {"os", "net", "syscall", "io"},
-	"manager/policy/partition":  {"os", "net", "syscall", "io"},
-	"gateway/history":           {"os", "net", "syscall", "io"},
-	"gateway/openinference":     {"os", "net", "syscall", "io"},
-	"models/uyvy":               {"os", "net", "syscall", "io"},
-	"manager/ingest/cameras":    {"os", "net", "syscall", "io"},
-	"manager/ingest/dpdk/frame": {"os", "net", "syscall", "io"},
-	"libml/slab":                {"os", "net", "syscall", "io"},
-	"libml/decode":              {"os", "net", "syscall", "io"},
-	"libml/lane":                {"os", "net", "syscall", "io"},
-	"libml/residency":           {"os", "net", "syscall", "io"},
-	"cuda/swap/turns":           {"os", "net", "syscall", "io"},
-	"libml/answer":              {"os", "net", "syscall", "io"},
-	"libml/onnx/signature":      {"os", "net", "syscall", "io"},
-	"plan":                      {"os", "net", "syscall", "math/rand"},
+	"wire":                     {"os", "net", "syscall", "io"},
+	"client/recovery":          {"os", "net", "syscall", "io"},
+	"control/budget":           {"os", "net", "syscall", "io"},
+	"manager/policy/gslice":    {"os", "net", "syscall", "io"},
+	"manager/policy/fault":     {"os", "net", "syscall", "io"},
+	"manager/policy/guarantee": {"os", "net", "syscall", "io"},
+	"manager/policy/pair":      {"os", "net", "syscall", "io"},
+	"manager/policy/partition": {"os", "net", "syscall", "io"},
+	"gateway/history":          {"os", "net", "syscall", "io"},
+	"gateway/openinference":    {"os", "net", "syscall", "io"},
+	"models/uyvy":              {"os", "net", "syscall", "io"},
+	"datapath/cameras":         {"os", "net", "syscall", "io"},
+	"datapath/dpdk/frame":      {"os", "net", "syscall", "io"},
+	"batching":                 {"os", "net", "syscall", "io"},
+	"libml/decode":             {"os", "net", "syscall", "io"},
+	"libml/lane":               {"os", "net", "syscall", "io"},
+	"libml/residency":          {"os", "net", "syscall", "io"},
+	"cuda/swap/turns":          {"os", "net", "syscall", "io"},
+	"libml/answer":             {"os", "net", "syscall", "io"},
+	"libml/onnx/signature":     {"os", "net", "syscall", "io"},
+	"plan":                     {"os", "net", "syscall", "math/rand"},
 }
 
 // pureFolders are folders whose packages are all pure. Packages that only serve tests are

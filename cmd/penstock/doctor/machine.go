@@ -11,9 +11,9 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/datapath/dpdk"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/libml/python"
-	"github.com/penstock/penstock/manager/ingest/dpdk"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/orchestrator/sandbox"

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/manager/ingest"
-	"github.com/penstock/penstock/manager/ingest/slab"
+	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/shm"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
-	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 )
 

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/openfiles"
-	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 )
 

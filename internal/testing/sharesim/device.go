@@ -4,8 +4,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 )
 
 // device runs batches, the highest level first. A batch uses a part of the device, its width,
@@ -33,7 +33,7 @@ type batch struct {
 	finishes float64 // what is left of the kernel that a preempted batch is in
 	speed    float64 // 1: as if it were alone
 
-	requests   []slab.Request
+	requests   []batching.Request
 	dispatched int64
 	waited     time.Duration
 	late       int

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/manager/policy/guarantee"
 	"github.com/penstock/penstock/shm"
 )
@@ -29,11 +29,11 @@ type function struct {
 
 	// The loop.
 	serves       bool
-	rule         *slab.Rule
-	state        slab.State
-	overlap      slab.Overlap
+	rule         *batching.Rule
+	state        batching.State
+	overlap      batching.Overlap
 	expected     func(n int) time.Duration
-	pending      []slab.Request
+	pending      []batching.Request
 	flights      []*batch // in the order in which they began
 	slot         uint32
 	began, ended int64 // of the last guaranteed batch
@@ -60,7 +60,7 @@ type function struct {
 }
 
 func newFunction(f Function, c *Config, d *device, index int) (*function, error) {
-	rule, err := slab.New(slab.SLAB, slab.Config{SLO: f.Objective, Ladder: ladder})
+	rule, err := batching.New(batching.SLAB, batching.Config{SLO: f.Objective, Ladder: ladder})
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (f *function) receive(at int64) {
 	f.slot++
 	f.arrived++
 	f.retry = 0
-	f.pending = append(f.pending, slab.Request{Slot: f.slot, Whole: at, Deadline: at + int64(f.Objective)})
+	f.pending = append(f.pending, batching.Request{Slot: f.slot, Whole: at, Deadline: at + int64(f.Objective)})
 	if at < f.from {
 		return
 	}
@@ -151,7 +151,7 @@ func (f *function) receive(at int64) {
 }
 
 // answer counts an answer.
-func (f *function) answer(r slab.Request, at int64) {
+func (f *function) answer(r batching.Request, at int64) {
 	good := at <= r.Deadline
 	if r.Whole >= f.from && good {
 		f.result.Good++
@@ -224,10 +224,10 @@ func (f *function) mayBegin(now int64) bool {
 		return true
 	}
 	if f.overlap.HalfFull() {
-		return slab.HalfFull(len(f.pending), f.rule.Size(f.state))
+		return batching.HalfFull(len(f.pending), f.rule.Size(f.state))
 	}
 	oldest := f.flights[0]
-	return slab.NearEnd(len(f.pending), f.left(oldest, now), f.leadOf(oldest))
+	return batching.NearEnd(len(f.pending), f.left(oldest, now), f.leadOf(oldest))
 }
 
 func (f *function) leadOf(b *batch) time.Duration {
@@ -263,12 +263,12 @@ func (f *function) samples(now int64) int64 {
 }
 
 // refill is when batches within the guarantee can begin.
-func (f *function) refill(now int64) slab.Refill {
+func (f *function) refill(now int64) batching.Refill {
 	wait := f.balance.Wait(now)
 	if f.action.Allowance <= 0 || wait == math.MaxInt64 {
-		return slab.Refill{Wait: -1}
+		return batching.Refill{Wait: -1}
 	}
-	return slab.Refill{Wait: wait, Every: time.Duration(float64(f.estimate(f.size)) / f.action.Allowance)}
+	return batching.Refill{Wait: wait, Every: time.Duration(float64(f.estimate(f.size)) / f.action.Allowance)}
 }
 
 // begin dispatches a batch. It returns false if there was none to begin.
@@ -278,7 +278,7 @@ func (f *function) begin(now int64) bool {
 	if len(f.flights) > 0 && !f.newest().demoted {
 		began, ended = f.newest().dispatched, now
 	}
-	waited := slab.WaitForRunning(f.pending, began, ended)
+	waited := batching.WaitForRunning(f.pending, began, ended)
 	reserved := 0
 	if demoted && !f.rules.NeverWait {
 		reserved = f.rule.Reserve(f.state, f.pending, now, f.refill(now), f.expected)
@@ -291,7 +291,7 @@ func (f *function) begin(now int64) bool {
 	f.pending = f.pending[:on]
 	if n == 0 {
 		if late > 0 {
-			f.state = f.rule.Next(f.state, slab.Observation{Late: late})
+			f.state = f.rule.Next(f.state, batching.Observation{Late: late})
 		}
 		if demoted {
 			f.retry = math.MaxInt64
@@ -346,7 +346,7 @@ func (f *function) finish(b *batch, now int64) {
 	}
 	f.flights = slices.DeleteFunc(f.flights, func(other *batch) bool { return other == b })
 	f.reported = true
-	o := slab.Observation{
+	o := batching.Observation{
 		Batch: len(b.requests), Padded: b.padded, Demoted: b.demoted, Elapsed: time.Duration(now - b.dispatched),
 		Ended: now, Waited: b.waited, Late: b.late, Full: b.full,
 	}
@@ -383,7 +383,7 @@ func (f *function) follow(now int64) {
 }
 
 // unanswered returns the requests that wait or run.
-func (f *function) unanswered() []slab.Request {
+func (f *function) unanswered() []batching.Request {
 	all := slices.Clone(f.pending)
 	for _, b := range f.flights {
 		all = append(all, b.requests...)

@@ -1,7 +1,7 @@
 // Package sharesim simulates functions that share a GPU, in virtual time: it is the
 // simulation behind `penstock-lab simulate`. The real code decides: guarantees
 // (manager/policy/guarantee), balances and levels (control/budget), and batches
-// (libml/slab). The device, the clients, and libml's loop around these are simulated.
+// (batching). The device, the clients, and libml's loop around these are simulated.
 // The same Config gives the same Report on any machine.
 //
 //	arrivals ──> pending ──slab.Pick──> batch ──balance?──> level n, or 0 if demoted

@@ -1,5 +1,5 @@
 // Package slabsim measures batching rules in virtual time: it is the simulation behind
-// `penstock-lab slab`. The rules and the dispatch are those of libml (libml/slab); only the
+// `penstock-lab slab`. The rules and the dispatch are those of libml (batching); only the
 // device and the clients are simulated. It is pure: the same Config gives the same Report on
 // any machine.
 //
@@ -30,7 +30,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/batching"
 )
 
 const (
@@ -56,7 +56,7 @@ var VGG19 = Device{Fixed: 6600 * time.Microsecond, PerImage: 1550 * time.Microse
 type Config struct {
 	SLO    time.Duration
 	Device Device
-	// Ladder and MaxBatch are passed to the rules (slab.Config).
+	// Ladder and MaxBatch are passed to the rules (batching.Config).
 	Ladder   []int
 	MaxBatch int
 	// Seed of noise and arrivals: all rules have the same arrivals.
@@ -127,11 +127,11 @@ func Run(c Config) (Report, error) {
 	if c.Duration <= 0 {
 		return Report{}, fmt.Errorf("simulate batching: duration %v is not positive", c.Duration)
 	}
-	s, err := runRule(slab.SLAB, c)
+	s, err := runRule(batching.SLAB, c)
 	if err != nil {
 		return Report{}, err
 	}
-	a, err := runRule(slab.AIMD, c)
+	a, err := runRule(batching.AIMD, c)
 	if err != nil {
 		return Report{}, err
 	}
@@ -153,7 +153,7 @@ func (d Device) Time(padded int) time.Duration {
 	return d.Fixed + time.Duration(padded)*d.PerImage
 }
 
-// Rule is the name of a batching rule with its settings in slab.Config.
+// Rule is the name of a batching rule with its settings in batching.Config.
 type Rule struct {
 	Name    string
 	Fixed   int
@@ -164,7 +164,7 @@ type Rule struct {
 // String returns a description of the rule.
 func (r Rule) String() string {
 	text := r.Name
-	if r.Name == slab.Fixed {
+	if r.Name == batching.Fixed {
 		text = fmt.Sprintf("%s %d, %v", r.Name, r.Fixed, r.Delay)
 	}
 	if r.RunLate {
@@ -191,8 +191,8 @@ func Compare(c Config, factor float64, rules ...Rule) ([]Load, error) {
 	return loads, nil
 }
 
-func (c *Config) rule(r Rule) (*slab.Rule, error) {
-	rule, err := slab.New(r.Name, slab.Config{
+func (c *Config) rule(r Rule) (*batching.Rule, error) {
+	rule, err := batching.New(r.Name, batching.Config{
 		SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch, Fixed: r.Fixed, Delay: r.Delay, RunLate: r.RunLate,
 	})
 	if err != nil {
@@ -223,7 +223,7 @@ func runRule(name string, c Config) (Result, error) {
 
 // capacity returns the device's rate in requests/s in the largest prepared batch that takes
 // at most half the objective without noise, or otherwise in a batch of 1.
-func (c *Config) capacity(rule *slab.Rule) float64 {
+func (c *Config) capacity(rule *batching.Rule) float64 {
 	most := c.MaxBatch
 	if n := len(c.Ladder); n > 0 {
 		most = c.Ladder[n-1]
@@ -239,7 +239,7 @@ func (c *Config) capacity(rule *slab.Rule) float64 {
 
 // runLoad is one run: arrivals, dispatch and device, all in virtual nanoseconds. At most
 // `most` requests wait; the others are refused.
-func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
+func runLoad(rule *batching.Rule, c Config, l Load, most int) Load {
 	arrivals := rand.New(rand.NewPCG(c.Seed, 1))
 	noise := rand.New(rand.NewPCG(c.Seed, 2))
 	interval := float64(time.Second) / l.RateRPS
@@ -252,9 +252,9 @@ func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 		exactly   = func(n int) time.Duration { return c.Device.Time(rule.Pad(n)) }
 		next      = arrivals.ExpFloat64() * interval // when the next request is complete
 		slot      uint32
-		pending   []slab.Request
-		copied    []slab.Request // of pending, to compute the batch without a limit
-		began     int64          // of the previous batch
+		pending   []batching.Request
+		copied    []batching.Request // of pending, to compute the batch without a limit
+		began     int64              // of the previous batch
 		ended     int64
 		trace     []limitAt
 		latencies []int64
@@ -267,7 +267,7 @@ func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 		for int64(next) <= now {
 			whole := int64(next)
 			if len(pending) < most {
-				pending = append(pending, slab.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
+				pending = append(pending, batching.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
 			}
 			slot++
 			next += arrivals.ExpFloat64() * interval
@@ -283,9 +283,9 @@ func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 			now = min(at, int64(next)+1)
 			continue
 		}
-		o := slab.Observation{Waited: slab.WaitForRunning(pending, began, ended)}
+		o := batching.Observation{Waited: batching.WaitForRunning(pending, began, ended)}
 		copied = append(copied[:0], pending...)
-		unbound, _ := slab.Pick(copied, now, len(copied), exactly)
+		unbound, _ := batching.Pick(copied, now, len(copied), exactly)
 		batch, tooLate := rule.Pick(state, pending, now, false, expected)
 		o.Late = tooLate
 		if now >= steady {

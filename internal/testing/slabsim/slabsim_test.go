@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/batching"
 )
 
 func TestReproducible(t *testing.T) {
@@ -31,7 +31,7 @@ func TestLoneRequests(t *testing.T) {
 	c := DefaultConfig(50 * time.Millisecond)
 	c.Device = Device{Fixed: 3 * time.Millisecond, PerImage: 2 * time.Millisecond}
 	c.Duration = 100 * time.Second
-	rule, err := slab.New(slab.SLAB, slab.Config{SLO: c.SLO, MaxBatch: 1})
+	rule, err := batching.New(batching.SLAB, batching.Config{SLO: c.SLO, MaxBatch: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

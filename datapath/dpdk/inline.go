@@ -1,0 +1,45 @@
+//go:build dpdk && cgo
+
+package dpdk
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/penstock/penstock/datapath/dpdk/frame"
+	"github.com/penstock/penstock/shm"
+)
+
+// Inline stops the polling lcore, runs f on it, and lets it poll again. f gets three
+// functions, each of which runs that many turns. poll does what the lcore does. drain
+// receives bursts of the first queue and frees them, which is the floor. read also reads each
+// frame's headers. With them a benchmark measures what a datagram costs on one core. The
+// group must have one queue.
+func (g *Group) Inline(f func(poll func(turns int), drain, read func(turns int) uint64)) error {
+	if len(g.pollers) != 1 {
+		return fmt.Errorf("run on a polling core: %d poll this port, want 1", len(g.pollers))
+	}
+	return g.pollers[0].Do(func(turns func(int)) {
+		f(turns, func(turns int) uint64 { return g.device.Drain(0, turns) },
+			func(turns int) uint64 { return g.device.DrainRead(0, turns) })
+	})
+}
+
+// MAC is the port's Ethernet address.
+func (g *Group) MAC() [6]byte { return g.face.Load().host.MAC }
+
+// Link reports whether the port's link is up now.
+func (g *Group) Link() bool {
+	g.mu.Lock() // a device leaves and returns under it
+	defer g.mu.Unlock()
+	up, _ := g.device.Link()
+	return up
+}
+
+// Know records the path to a machine that has sent nothing yet, for a group that sends first.
+func (g *Group) Know(addr netip.Addr, mac [6]byte) {
+	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.face.Load().host.MAC}, shm.Now())
+}
+
+// MACOf is the Ethernet address of a net_memif or net_tap port whose first address is own.
+func MACOf(own netip.Addr) [6]byte { return [6]byte(stableMAC(own)) }

@@ -1,0 +1,56 @@
+//go:build dpdk && cgo
+
+package dpdk
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/datapath/dpdk/frame"
+	"github.com/penstock/penstock/internal/testing/ingesttest"
+)
+
+// A sender of frames that no function takes, faster than the group's thread handles them,
+// loses only such frames. It takes no function's mbufs.
+func TestStraysUnread(t *testing.T) {
+	b := newBed(t, Options{Mbufs: 1024})
+	s := b.listen(9000)
+	stray := b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9999), []byte("stray"))
+	func() {
+		b.mu.Lock() // the group's own thread gets no further than the first
+		defer b.mu.Unlock()
+		for put, deadline := 0, time.Now().Add(ingesttest.Patience); put < 3000; {
+			n, err := b.wire.Put(b.pool, 0, stray)
+			if put += n; err == nil {
+				continue
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("after %d strays: %v", put, err)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		b.send(s, client4, []byte("a function's"))
+		release(s, ingesttest.Receive(t, s, 1, 1)...)
+	}()
+	b.eventually("each is counted", func() bool {
+		stats := b.Group.Stats()
+		return stats.Frames[frame.ForeignPort]+stats.Missed == 3000 && stats.Missed > 0
+	})
+}
+
+// A driver that does not release a device that has disappeared is asked once.
+func TestReleasePortTwice(t *testing.T) {
+	b := newBed(t, Options{})
+	done := make(chan struct{})
+	go func() {
+		b.letGo()
+		b.letGo()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(ingesttest.Patience):
+		t.Fatal("it waits for a poller that has stopped")
+	}
+}

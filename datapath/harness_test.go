@@ -1,0 +1,145 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/datapath/udp"
+	"github.com/penstock/penstock/internal/testing/datapathtest"
+)
+
+// harness has a port with its threads running and no process. The test acts as the client
+// and as the inference function.
+type harness struct {
+	*Port
+	t testing.TB
+}
+
+// version is the model's version of a test's port.
+const version = 7
+
+func testOptions(queues int) Options {
+	return Options{
+		Name: "test", Queues: queues,
+		RequestBytes: datapathtest.PictureBytes, ResultBytes: 4096, MinFragmentBytes: 512,
+		Objective: time.Minute, Gather: 15 * time.Second, Transit: 500 * time.Microsecond,
+		AnsweredFor: 2 * time.Second,
+		Version:     version, Log: zerolog.Nop(),
+	}
+}
+
+// loopback opens kernel sockets on 127.0.0.1.
+func loopback() Network {
+	return KernelNetwork(udp.Options{
+		Listen:    netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0),
+		SlabBytes: 1 << 20, RecvBuffer: 1 << 18,
+	}, zerolog.Nop())
+}
+
+// open opens a free port of a network.
+func open(t testing.TB, n Network, receivers int) *Sources {
+	t.Helper()
+	s, err := n.Open(0, receivers, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// wrap puts each source of a port into a wrapper.
+func wrap(s *Sources, wrapper func(s ingest.Source) ingest.Source) *Sources {
+	for i := range s.All {
+		s.All[i] = wrapper(s.All[i])
+	}
+	return s
+}
+
+// newHarness runs a port with one queue per weight on a kernel socket. When the test ends, every
+// accepted request must have been answered, and its memory freed.
+func newHarness(t testing.TB, weights ...float64) *harness {
+	t.Helper()
+	return newHarnessOn(t, open(t, loopback(), 1), testOptions(len(weights)), weights...)
+}
+
+// newHarnessOn is newHarness over these sources, with these options.
+func newHarnessOn(t testing.TB, s *Sources, o Options, weights ...float64) *harness {
+	t.Helper()
+	return newObservedHarness(t, s, o, discard{}, weights...)
+}
+
+func newObservedHarness(t testing.TB, s *Sources, o Options, observer Observer, weights ...float64) *harness {
+	t.Helper()
+	p, err := NewPort(s, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, weight := range weights {
+		p.Queue(i).SetWeight(weight)
+	}
+	p.Start(observer)
+	b := &harness{p, t}
+	t.Cleanup(func() {
+		if !t.Failed() {
+			b.settled()
+		}
+		p.Stop()
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// discard is an Observer.
+type discard struct{}
+
+func (discard) Answered(*Times) {}
+
+// eventually waits until the port's threads have fulfilled a condition.
+func (b *harness) eventually(what string, is func() bool) {
+	b.t.Helper()
+	datapathtest.Eventually(b.t, what, is)
+}
+
+// settled checks that nothing is left over: each accepted request was answered once, and
+// its memory is free.
+func (b *harness) settled() {
+	b.t.Helper()
+	b.eventually("every accepted request is replied to", func() bool { return b.counters.replied.Load() == b.counters.accepted.Load() })
+	b.eventually("no packet memory is held", func() bool { return b.sources.stats().HeldBytes == 0 })
+	if n := b.Pending(); n != 0 {
+		b.t.Errorf("%d requests pend, want none", n)
+	}
+	if s := b.Stats(); s.InFlight != 0 || s.Lost != 0 {
+		b.t.Errorf("%d requests in flight, %d lost; want none", s.InFlight, s.Lost)
+	}
+	if err := b.Check(); err != nil {
+		b.t.Error(err)
+	}
+}
+
+// consumer attaches to a queue as a process would.
+func (b *harness) consumer(queue int, generation uint32) *datapathtest.Process {
+	b.t.Helper()
+	return datapathtest.Attach(b.t, b.queues[queue], b.geometry, generation)
+}
+
+// owner returns a process that has the ring; the test is its thread.
+func (b *harness) owner(queue int, generation uint32) *datapathtest.Process {
+	b.t.Helper()
+	return datapathtest.Own(b.t, b.queues[queue], b.geometry, generation)
+}
+
+func (b *harness) dial() *datapathtest.Client {
+	b.t.Helper()
+	return datapathtest.Dial(b.t, b.LocalAddr())
+}
+
+func (b *harness) dialRaw() *datapathtest.RawClient {
+	b.t.Helper()
+	return datapathtest.DialRaw(b.t, b.LocalAddr())
+}

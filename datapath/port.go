@@ -1,0 +1,332 @@
+// Package datapath is the IF Manager's way of a request: from the datagrams of a client to
+// the ring of an inference function, and from there back to the client.
+//
+//	source ──> receive thread ──> queue ──> process ──> reply thread ──> source
+//
+// The steps of a request:
+//
+//  1. A source receives datagrams into its slab (network.go, playback.go).
+//  2. The source's receive thread reassembles requests and publishes each complete request to
+//     a queue (receive.go).
+//  3. A process takes the request from the queue's ring, and returns the result.
+//  4. The queue's reply thread sends the answer (reply.go). For a process that does not
+//     answer, it answers at the deadline (overdue.go).
+//
+// A Port has one receive thread per source and one reply thread per queue. They do not
+// allocate, use no channel, and hold locks only briefly.
+//
+// The data plane decides nothing and knows no process, only generations. The control loop
+// (package manager) controls it by the methods of Port and Queue, each of which takes the lock
+// that it needs. The data plane reports by counters, an Observer and its log.
+//
+// Lock order: receiver.mu, then Port.mu. Take them after all other locks. No thread holds the
+// locks of two receivers.
+package datapath
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/datapath/cameras"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/adaptive"
+)
+
+// Options configures a port.
+type Options struct {
+	// Name is for the names of the shared memory.
+	Name string
+	// Queues is the number of queues, one per instance of the function.
+	Queues int
+	// RequestBytes is the exact size of a request, ResultBytes the max size of a result.
+	RequestBytes, ResultBytes int
+	// MinFragmentBytes is the min size of every fragment of a request except the last.
+	MinFragmentBytes int
+	// Camera, if set, reads the datagrams: they come from cameras. Answers then go to AnswersTo, or
+	// nowhere if it is not valid.
+	Camera    *cameras.Reader
+	AnswersTo netip.AddrPort
+	// Slots is the max number of requests in flight. If it is 0, the size of the slab gives the
+	// max, and the number follows the answers that come in time.
+	Slots int
+	// Objective bounds the time from a request's arrival to its answer; Gather bounds the time
+	// until the request is complete.
+	Objective, Gather time.Duration
+	// Transit is the part of the objective that a request spends outside the node.
+	Transit time.Duration
+	// AnsweredFor is how long an answered request is remembered.
+	AnsweredFor time.Duration
+	// Trusted addresses stand for many machines each.
+	Trusted []netip.Prefix
+	Lab     Lab
+	// Version is the version of the model, for requests that are not run.
+	Version uint32
+	Log     zerolog.Logger
+}
+
+// Lab makes a port a baseline to compare Penstock with (docs/adr/0010-baselines.md).
+type Lab struct {
+	// RunLate lets processes run requests after their deadline: nothing is overdue.
+	RunLate bool
+	// LoadComplete hides requests from processes until they are complete.
+	LoadComplete bool
+}
+
+// Port is the data plane of one function. On the wire the UDP port identifies the function.
+// Inside the node a slot identifies a request: the same index in the aggregator, the request
+// table and the rings.
+//
+// Any goroutine may call its methods, except for Start, Stop and Close: their caller owns the
+// port.
+type Port struct {
+	log       zerolog.Logger
+	geometry  shm.Geometry
+	table     *shm.Table
+	sources   *Sources
+	receivers []*receiver // one per source
+	queues    []*Queue
+	lab       Lab
+	observer  Observer // set by Start
+
+	threads sync.WaitGroup // receive and reply
+	stopped atomic.Bool    // tells the receive threads to end
+	version atomic.Uint32
+
+	requestBytes  int
+	pictures      atomic.Pointer[pictures] // nil: none are copied
+	pictureNumber atomic.Uint64
+
+	// mu guards the next four fields and the queues' requests: receive threads publish requests,
+	// reply threads end them. It is held for the requests that one burst completed. Its holder never
+	// blocks: its one system call wakes a sleeping process.
+	mu        adaptive.Mutex
+	flights   []flight // by slot
+	ended     uint64   // requests that were complete and have been answered
+	objective time.Duration
+	// owners has, for each slot in flight, the receiver whose aggregator holds it. Threads
+	// write it under mu. The reply thread that has the slot's answer reads it without.
+	owners []atomic.Uint32
+
+	counters counters // not beside mu: other threads write them
+}
+
+// flight is a complete request on its way through a queue.
+type flight struct {
+	queue    *Queue        // nil: the slot is not in flight
+	since    time.Duration // when it was published, plus extraTime; by runclock.Now
+	answered bool          // the client got `late` at the deadline; the slot is still out
+}
+
+// extraTime returns by how much the deadline of a request is later than the objective. Its client lets it wait for that
+// time.
+func extraTime(r shm.Request, objective time.Duration) time.Duration {
+	return max(0, time.Duration(r.Deadline-r.FirstFragment)-objective)
+}
+
+// answersKept is how many of the largest answers a receiver can repeat: as many as a client may have in flight
+// before its first answer (docs/wire.md). minAnsweredBytes is enough for thousands of small ones. Memory that no
+// answer reaches is never touched.
+const (
+	answersKept      = 8
+	minAnsweredBytes = 4 << 20
+)
+
+// minResultBytes is the min room for a result. It leaves room for a later model with larger
+// results than the first one's.
+const minResultBytes = 4096
+
+// descriptorsPerFragment is how many descriptors a fragment may need: two if it crosses two free
+// runs of the slab.
+const descriptorsPerFragment = 2
+
+// NewPort allocates the memory of a port over its sources. It starts no thread. The port owns
+// the sources from now on; if NewPort fails, it closes them.
+func NewPort(sources *Sources, o Options) (_ *Port, err error) {
+	fragments := (o.RequestBytes + o.MinFragmentBytes - 1) / o.MinFragmentBytes
+	slab := sources.All[0].Slab().Bytes()
+	slots := cmp.Or(o.Slots, aggregate.AutoSlots(len(slab), o.RequestBytes))
+	p := &Port{
+		log: o.Log,
+		geometry: shm.Geometry{
+			Slots:        uint32(slots),
+			MaxFragments: uint32(descriptorsPerFragment * fragments),
+			ResultBytes:  uint32(max(minResultBytes, o.ResultBytes)),
+		},
+		sources:      sources,
+		lab:          o.Lab,
+		requestBytes: o.RequestBytes,
+		flights:      make([]flight, slots),
+		objective:    o.Objective,
+		owners:       make([]atomic.Uint32, slots),
+	}
+	p.version.Store(o.Version)
+	defer func() {
+		if err != nil {
+			p.Stop()
+			p.Close()
+		}
+	}()
+
+	if p.table, err = shm.NewTable("penstock-"+o.Name+"-requests", p.geometry); err != nil {
+		return nil, fmt.Errorf("make request table of %s: %w", o.Name, err)
+	}
+	aggregators := aggregate.NewSeveral(len(sources.All), aggregate.Config{
+		Slots:            slots,
+		Follow:           o.Slots == 0,
+		RequestBytes:     o.RequestBytes,
+		MaxFragments:     int(p.geometry.MaxFragments),
+		MinFragmentBytes: o.MinFragmentBytes,
+		Camera:           o.Camera,
+		AnswersTo:        o.AnswersTo,
+		SLO:              o.Objective,
+		Transit:          o.Transit,
+		Deadline:         o.Gather,
+		AnsweredFor:      o.AnsweredFor,
+		AnsweredBytes:    max(minAnsweredBytes, answersKept*int(p.geometry.ResultBytes)),
+		Trusted:          o.Trusted,
+	}, slab, p.table)
+	for i, src := range sources.All {
+		p.receivers = append(p.receivers, &receiver{port: p, index: i, source: src, aggregate: aggregators[i]})
+	}
+	for i := range o.Queues {
+		q, err := newQueue(p, fmt.Sprintf("penstock-%s-%d", o.Name, i), i)
+		if err != nil {
+			return nil, fmt.Errorf("make rings of %s: %w", o.Name, err)
+		}
+		p.queues = append(p.queues, q)
+	}
+	if sources.playback != nil {
+		sources.playback.feed(p, max(1, slots/2), p.log)
+	}
+	return p, nil
+}
+
+// Start starts the threads. They report the times of answered requests to observer.
+func (p *Port) Start(observer Observer) {
+	p.observer = observer
+	for _, r := range p.receivers {
+		p.threads.Go(r.run)
+	}
+	for _, q := range p.queues {
+		p.threads.Go(q.run)
+	}
+}
+
+// Stop closes the sources and ends the threads. The memory remains.
+func (p *Port) Stop() {
+	p.stopped.Store(true)
+	for _, src := range p.sources.All {
+		src.Close()
+	}
+	for _, q := range p.queues {
+		q.stop()
+	}
+	p.threads.Wait()
+}
+
+// Close frees the memory of a port that was stopped. No process may use it any more.
+func (p *Port) Close() error {
+	for _, q := range p.queues {
+		q.channel.Close()
+	}
+	if p.table != nil {
+		p.table.Close()
+	}
+	if err := p.sources.Close(); err != nil {
+		return fmt.Errorf("unmap slab: %w", err)
+	}
+	return nil
+}
+
+// Queue returns the queue with that index.
+func (p *Port) Queue(index int) *Queue { return p.queues[index] }
+
+// Geometry describes the shared memory of the port's queues.
+func (p *Port) Geometry() shm.Geometry { return p.geometry }
+
+// Slab is the memory that holds the port's datagrams.
+func (p *Port) Slab() shm.Memory { return p.sources.All[0].Slab() }
+
+// LocalAddr is the address that the port listens on.
+func (p *Port) LocalAddr() netip.AddrPort { return p.sources.All[0].LocalAddr() }
+
+// Move opens another UDP port for the sources. They keep the old one until Commit.
+func (p *Port) Move(to uint16) (Move, error) { return p.sources.Move(to) }
+
+// SetVersion sets the model's version for requests that are not run.
+func (p *Port) SetVersion(version uint32) { p.version.Store(version) }
+
+// SetObjective sets the objective of new requests and the time in which they must be complete.
+func (p *Port) SetObjective(objective, gather time.Duration) {
+	p.mu.Lock()
+	p.objective = objective
+	p.mu.Unlock()
+	for _, r := range p.receivers {
+		r.mu.Lock()
+		r.aggregate.SetObjective(objective, gather)
+		r.mu.Unlock()
+	}
+}
+
+// Drain rejects new requests. Requests that have begun continue.
+func (p *Port) Drain() {
+	for _, r := range p.receivers {
+		r.mu.Lock()
+		r.aggregate.Drain()
+		r.mu.Unlock()
+	}
+}
+
+// Resume accepts requests again after Drain.
+func (p *Port) Resume() {
+	for _, r := range p.receivers {
+		r.mu.Lock()
+		r.aggregate.Resume()
+		r.mu.Unlock()
+	}
+}
+
+// GiveUp answers all complete requests with `failed`, because no process will answer them.
+func (p *Port) GiveUp() {
+	for _, q := range p.queues {
+		q.ExpireBefore(forever)
+	}
+}
+
+// InFlight returns how many requests are complete and not answered.
+func (p *Port) InFlight() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for _, q := range p.queues {
+		n += q.inFlight
+	}
+	return n
+}
+
+// Pending returns how many requests have begun and not ended.
+func (p *Port) Pending() int {
+	s := p.Requests()
+	return s.Gathering + s.InFlight
+}
+
+// Unanswered reports whether a request's answer has yet to be sent. For a moment a request has
+// ended while its answer is still on its way.
+func (p *Port) Unanswered() bool {
+	return p.Pending() > 0 || p.counters.replied.Load() != p.counters.accepted.Load()
+}
+
+// serving reports whether any queue has a process.
+func (p *Port) serving() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.queues, func(q *Queue) bool { return q.serving })
+}

@@ -1,0 +1,214 @@
+package datapath
+
+import (
+	"math"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/shm"
+)
+
+// Queue passes the requests of a port to one instance of its function: to the process whose
+// generation has the ring. Its reply thread passes the results back.
+//
+// Any goroutine may call its methods.
+type Queue struct {
+	port    *Port
+	index   int
+	log     zerolog.Logger
+	channel *shm.Channel
+	stopped atomic.Bool // tells the reply thread to end
+
+	// Guarded by Port.mu.
+	inFlight int     // requests
+	serving  bool    // a process has the ring
+	weight   float64 // for the choice among queues
+	arrivals int     // requests since the queue was made
+	window   Window
+	// The reply thread answers for processes that cannot: requests that these generations had
+	// started, and requests that have waited since before expireBefore.
+	abandoned    []uint32
+	expireBefore time.Duration
+
+	// When a request was last answered well, and when first since a process got the ring; 0 if
+	// not yet. By shm.Now, written by the reply thread.
+	lastGood, firstGood atomic.Int64
+	// answeredAt is lastGood by runclock.Now.
+	answeredAt atomic.Int64
+	// resting: the reply thread only waits for replies; it does not check deadlines.
+	resting atomic.Bool
+}
+
+// forever is later than any runclock.Now.
+const forever = time.Duration(math.MaxInt64)
+
+func newQueue(p *Port, name string, index int) (*Queue, error) {
+	channel, err := shm.NewChannel(name, p.geometry)
+	if err != nil {
+		return nil, err
+	}
+	return &Queue{port: p, index: index, log: p.log.With().Int("instance", index).Logger(), channel: channel}, nil
+}
+
+// stop tells the reply thread to end.
+func (q *Queue) stop() {
+	q.stopped.Store(true)
+	q.channel.Wake()
+}
+
+// Files returns what a process maps: the request table, the ring and the replies. The queue
+// owns them.
+func (q *Queue) Files() []*os.File {
+	return []*os.File{q.port.table.File(), q.channel.RingFile(), q.channel.RepliesFile()}
+}
+
+// HandOver gives the ring to the process of a generation, as soon as the present owner releases
+// it.
+func (q *Queue) HandOver(generation uint32) {
+	q.channel.SetEpoch(generation)
+	q.firstGood.Store(0)
+}
+
+// Epoch is the generation that should have the ring.
+func (q *Queue) Epoch() uint32 { return q.channel.Epoch() }
+
+// Owner is the generation that has the ring according to the process that took it. Processes
+// write it: it may have any value.
+func (q *Queue) Owner() uint32 { return q.channel.Owner() }
+
+// SetServing tells whether a process has the ring. A queue without a process gets a request
+// only if no other queue has one.
+func (q *Queue) SetServing(serving bool) {
+	q.port.mu.Lock()
+	q.serving = serving
+	q.port.mu.Unlock()
+}
+
+// SetWeight sets the queue's part of the requests, in relation to the other queues' weights.
+func (q *Queue) SetWeight(weight float64) {
+	q.port.mu.Lock()
+	q.weight = weight
+	q.port.mu.Unlock()
+}
+
+// Abandon takes the ring from the process of a generation that has ended. The reply thread
+// first handles the requests that the process had finished. Then it answers `failed` for those
+// that the process had started. The next process gets the others. Abandon reports whether the process
+// had started any.
+func (q *Queue) Abandon(generation uint32) (started bool) {
+	q.port.mu.Lock()
+	q.abandoned = append(q.abandoned, generation)
+	for slot := range q.flying {
+		stage, by := q.channel.Stage(slot)
+		started = started || stage == shm.StageStarted && by == generation
+	}
+	q.port.mu.Unlock()
+	q.channel.Disown(generation)
+	q.channel.Wake()
+	return started
+}
+
+// ExpireBefore answers `failed` for all requests that have waited since before that time, as Oldest
+// counts.
+func (q *Queue) ExpireBefore(at time.Duration) {
+	q.port.mu.Lock()
+	q.expireBefore = at
+	q.port.mu.Unlock()
+	q.channel.Wake()
+}
+
+// Rouse wakes a reply thread that rests although a request is in flight. The control loop calls
+// it at each tick, because publishing a request must not cost a system call.
+func (q *Queue) Rouse() {
+	if !q.resting.Load() {
+		return
+	}
+	q.port.mu.Lock()
+	flying := q.inFlight > 0
+	q.port.mu.Unlock()
+	if flying {
+		q.channel.Wake()
+	}
+}
+
+// Oldest returns since when the oldest unanswered request has waited, by runclock.Now; 0 if there is
+// none. A request waits from when it was published. One whose deadline is later than the objective may
+// wait longer, and counts later by that time: perhaps in the future.
+func (q *Queue) Oldest() time.Duration {
+	q.port.mu.Lock()
+	defer q.port.mu.Unlock()
+	oldest := time.Duration(0)
+	for _, fl := range q.flying {
+		if oldest == 0 || fl.since < oldest {
+			oldest = fl.since
+		}
+	}
+	return oldest
+}
+
+// Overdue reports whether the deadline of a request in flight has passed, by shm.Now.
+func (q *Queue) Overdue(now int64) bool {
+	q.port.mu.Lock()
+	defer q.port.mu.Unlock()
+	for slot, fl := range q.flying {
+		if fl.answered || q.port.table.Request(slot).Deadline <= now {
+			return true
+		}
+	}
+	return false
+}
+
+// flying yields the requests in flight and their slots. It stops after the last one. The slot that
+// was freed last is taken first, so slots that were never needed are not visited. The caller holds
+// Port.mu, and ends no request meanwhile.
+func (q *Queue) flying(yield func(slot uint32, fl *flight) bool) {
+	flights := q.port.flights
+	for slot, left := 0, q.inFlight; left > 0; slot++ {
+		if fl := &flights[slot]; fl.queue == q {
+			if !yield(uint32(slot), fl) {
+				return
+			}
+			left--
+		}
+	}
+}
+
+// LastGood returns when a request was last answered with status ok, by shm.Now and by
+// runclock.Now; 0 if none was.
+func (q *Queue) LastGood() (at int64, running time.Duration) {
+	return q.lastGood.Load(), time.Duration(q.answeredAt.Load())
+}
+
+// FirstGood returns when a request was first answered with status ok since the last HandOver, by
+// shm.Now; 0 if none was.
+func (q *Queue) FirstGood() int64 { return q.firstGood.Load() }
+
+// Arrivals counts the requests since the queue was made.
+func (q *Queue) Arrivals() int {
+	q.port.mu.Lock()
+	defer q.port.mu.Unlock()
+	return q.arrivals
+}
+
+// TakeWindow returns the window statistics and begins a new window, if they are ready. ready
+// must not block.
+func (q *Queue) TakeWindow(ready func(w *Window) bool) (w Window, taken bool) {
+	q.port.mu.Lock()
+	defer q.port.mu.Unlock()
+	if !ready(&q.window) {
+		return Window{}, false
+	}
+	w = q.window
+	q.window = w.next()
+	return w, true
+}
+
+// ResetWindow begins a new window without a batch before it.
+func (q *Queue) ResetWindow() {
+	q.port.mu.Lock()
+	q.window = Window{}
+	q.port.mu.Unlock()
+}

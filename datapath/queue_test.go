@@ -1,0 +1,43 @@
+package datapath
+
+import (
+	"maps"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestFlying(t *testing.T) {
+	p := &Port{flights: make([]flight, 4)}
+	idle, busy, other := &Queue{port: p}, &Queue{port: p, inFlight: 2}, &Queue{port: p, inFlight: 1}
+	p.flights[0] = flight{queue: busy, since: 7}
+	p.flights[1] = flight{queue: other, since: 3}
+	p.flights[2] = flight{queue: busy, since: 5}
+
+	for _, c := range []struct {
+		name   string
+		q      *Queue
+		slots  []uint32
+		oldest time.Duration
+	}{
+		{"idle", idle, nil, 0},
+		{"busy", busy, []uint32{0, 2}, 5},
+		{"other", other, []uint32{1}, 3},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if got := slices.Sorted(maps.Keys(maps.Collect(c.q.flying))); !slices.Equal(got, c.slots) {
+				t.Errorf("slots %v, want %v", got, c.slots)
+			}
+			if got := c.q.Oldest(); got != c.oldest {
+				t.Errorf("oldest %v, want %v", got, c.oldest)
+			}
+		})
+	}
+
+	for slot := range busy.flying {
+		if slot > 0 {
+			t.Error("flying continues after a break")
+		}
+		break
+	}
+}
