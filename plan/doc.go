@@ -9,7 +9,7 @@
 //     and latency of a model on each segment size: its points.
 //  3. A list of services (Service, from a CSV file) describes the demand.
 //  4. The three make a Problem; a Policy turns it into a Plan.
-//  5. plan/verify checks the plan against the problem, independently of the policies.
+//  5. planner/verify checks the plan against the problem, independently of the policies.
 //
 // The package is pure: it has no clock and opens no files. Its readers read
 // what the caller has opened. Everything is deterministic: the same problem

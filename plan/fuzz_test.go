@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/verify"
+	"github.com/penstock/penstock/planner/verify"
 )
 
 // checkFileError checks that an error of a reader has a file, line and column.

@@ -32,7 +32,7 @@ func (pl *Plan) Write(w io.Writer) error {
 // the plan, other versions, and parts that contradict each other. GPUs must be
 // known and segments must have one of their sizes. Each segment's service must be
 // in the list, and counts must match the segments. Read does not check that the
-// plan serves its services: plan/verify does. It skips what `penstock plan` adds
+// plan serves its services: planner/verify does. It skips what `penstock plan` adds
 // next to a plan (Beside). file is the file's name for errors, which are all
 // *FileError.
 func Read(r io.Reader, file string) (*Plan, error) {

@@ -109,7 +109,7 @@ func SegmentOf(gpu int, g GPU, slot int, s Service, pt Point) Segment {
 // numbers the GPUs from 0 without gaps, in the order of their old numbers. It
 // sorts segments by GPU and slot, and services in the problem's order. It divides
 // each service's rate in proportion to throughput, computes the counts and
-// metrics, and notes estimates. It does not check the plan: plan/verify does.
+// metrics, and notes estimates. It does not check the plan: planner/verify does.
 func New(p *Problem, policy string, segments []Segment) *Plan {
 	slices.SortStableFunc(segments, func(a, b Segment) int { return cmp.Or(a.GPU-b.GPU, a.Slot-b.Slot) })
 	last, next := 0, -1

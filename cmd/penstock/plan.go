@@ -13,11 +13,11 @@ import (
 
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/change"
-	"github.com/penstock/penstock/plan/cutting"
-	"github.com/penstock/penstock/plan/policies"
-	"github.com/penstock/penstock/plan/replay"
-	"github.com/penstock/penstock/plan/verify"
+	"github.com/penstock/penstock/planner"
+	"github.com/penstock/penstock/planner/change"
+	"github.com/penstock/penstock/planner/cutting"
+	"github.com/penstock/penstock/planner/replay"
+	"github.com/penstock/penstock/planner/verify"
 )
 
 // openMIG opens this machine's driver; tests replace it.
@@ -52,12 +52,11 @@ The policies:
 
   penstock      the fewest GPUs that it can find, and a proof if no plan has fewer
   penstock-sim  as penstock, with latency bounds learned from the replay
-  parvagpu      ParvaGPU's Algorithms 1 and 2
 
-penstock-lab plan has the baselines of ParvaGPU's paper.`,
+penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
   penstock plan --profiles prof_data --services scenarios.csv --scenario S3 -o html > plan.html
-  penstock plan --profiles prof_data --services services.csv --policy parvagpu --replay
+  penstock plan --profiles prof_data --services services.csv --policy penstock-sim --replay
   penstock plan --profiles prof_data --services services.csv --fleet fleet.csv -o json > plan.json
   penstock plan --profiles prof_data --services changed.csv --from plan.json
   penstock plan --profiles prof_data --services services.csv --apply --dry-run`,
@@ -75,7 +74,7 @@ penstock-lab plan has the baselines of ParvaGPU's paper.`,
 	f.StringVar(&o.scenario, "scenario", "", "scenario to plan, if the file has several")
 	f.StringVar(&o.gpu, "gpu", plan.PublishedGPU, "model of GPU to plan on: "+strings.Join(gpuNames(), ", "))
 	f.StringVar(&o.fleet, "fleet", "", "CSV file of the available GPUs: gpu, count (a number or "+plan.Unlimited+"); the preferred ones first")
-	f.StringVar(&o.policy, "policy", policies.Default, strings.Join(policies.Names(), ", "))
+	f.StringVar(&o.policy, "policy", planner.Default, strings.Join(planner.Names(), ", "))
 	f.StringVar(&o.from, "from", "", "present plan (-o json): change as little of it as possible, and print the changes")
 	f.BoolVar(&o.replay, "replay", false, "simulate Poisson arrivals on the plan, and print how many requests miss their objective")
 	f.Uint64Var(&o.replayConfig.Seed, "seed", 1, "seed of the replay's arrivals")
@@ -159,7 +158,7 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil {
 		return problem.Explain(err)
 	}
-	problem = policies.Solved(problem, printed.Plan)
+	problem = planner.Solved(problem, printed.Plan)
 	printed.Notes = append(printed.Notes, problem.Unused()...)
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("the plan fails its verification, which is a bug in Penstock; report it: %w", err)
@@ -192,7 +191,7 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 
 // made runs a policy and records its planning time.
 func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan, error) {
-	p, err := policies.Find(policy)
+	p, err := planner.Find(policy)
 	if err != nil {
 		return nil, fmt.Errorf("--policy: %w", err)
 	}
@@ -207,7 +206,7 @@ func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan
 // changed changes as little of an old plan as possible, and records the planning
 // time.
 func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
-	c, took, err := timed(ctx, func() (*change.Change, error) { return policies.Change(old, problem) })
+	c, took, err := timed(ctx, func() (*change.Change, error) { return planner.Change(old, problem) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("--from: %w", err)
 	}

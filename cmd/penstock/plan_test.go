@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -19,7 +18,7 @@ import (
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/policies"
+	"github.com/penstock/penstock/planner"
 )
 
 const (
@@ -74,21 +73,19 @@ func read(t testing.TB, text string) *plan.Plan {
 }
 
 func TestPlanPublished(t *testing.T) {
-	for scenario, want := range map[string]struct{ gpus, gpcs int }{"S1": {2, 10}, "S2": {3, 20}, "S3": {5, 33}} {
-		for _, policy := range []string{"parvagpu", "penstock"} {
-			p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json"))
-			if p.GPUs != want.gpus || policy == "parvagpu" && p.GPCs != want.gpcs || p.GPCs > want.gpcs || p.Policy != policy || p.GPUModel != "a100-80" {
-				t.Errorf("%s, %s: %d GPUs, %d GPCs, want %+v", scenario, policy, p.GPUs, p.GPCs, want)
-			}
-			if p.DelayMS <= 0 {
-				t.Errorf("%s, %s: planned in no time", scenario, policy)
-			}
+	for scenario, want := range map[string]struct{ gpus, gpcs int }{"S1": {2, 10}, "S2": {3, 20}, "S3": {5, 30}} {
+		p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "-o", "json"))
+		if p.GPUs != want.gpus || p.GPCs != want.gpcs || p.Policy != "penstock" || p.GPUModel != "a100-80" {
+			t.Errorf("%s: %d GPUs, %d GPCs, want %+v", scenario, p.GPUs, p.GPCs, want)
+		}
+		if p.DelayMS <= 0 {
+			t.Errorf("%s: planned in no time", scenario)
 		}
 	}
 }
 
 func TestPlanPolicies(t *testing.T) {
-	for _, policy := range policies.Names() {
+	for _, policy := range planner.Names() {
 		for _, scenario := range []string{"S1", "S2", "S3"} {
 			if p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json")); p.Policy != policy || p.GPUs < 2 {
 				t.Errorf("%s, %s: %s on %d GPUs", policy, scenario, p.Policy, p.GPUs)
@@ -124,7 +121,7 @@ func TestPlanJSON(t *testing.T) {
 }
 
 func TestPlanForms(t *testing.T) {
-	args := []string{"--services", scenarios, "--scenario", "S2", "--policy", "parvagpu", "-o"}
+	args := []string{"--services", scenarios, "--scenario", "S2", "-o"}
 	asked := func(form string) string { return plannedWith(t, append(args, form)...) }
 	from := asked("json")
 	text, err := yaml.YAMLToJSON([]byte(asked("yaml")))
@@ -140,8 +137,8 @@ func TestPlanForms(t *testing.T) {
 		t.Errorf("YAML says\n%s\nJSON\n%s", jb.String(), ja.String())
 	}
 	for form, say := range map[string][]string{
-		"table": {"3 × a100-80", "20 of 21 GPCs", "GPU 2", "│resnet50", "829 of 1423"},
-		"html":  {"<!doctype html>", "3 × a100-80", "<b>GPU 2</b>", "<b>resnet50</b>", "829 of 1423/s", "</html>"},
+		"table": {"3 × a100-80", "20 of 21 GPCs", "GPU 2", "│resnet50", "276 of 412"},
+		"html":  {"<!doctype html>", "3 × a100-80", "<b>GPU 2</b>", "<b>resnet50</b>", "276 of 412/s", "</html>"},
 	} {
 		got := asked(form)
 		for _, want := range say {
@@ -154,7 +151,7 @@ func TestPlanForms(t *testing.T) {
 
 func TestPlanReproducible(t *testing.T) {
 	delay := regexp.MustCompile(`"delay_ms": [0-9.e-]+`)
-	for _, policy := range policies.Names() {
+	for _, policy := range planner.Names() {
 		var first string
 		for range 2 {
 			out := delay.ReplaceAllString(plannedWith(t, "--services", scenarios, "--scenario", "S3", "--policy", policy, "-o", "json"), "")
@@ -241,28 +238,20 @@ func TestPlanChange(t *testing.T) {
 // and still keep the policy's name.
 func TestPlanFromInvalid(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S1"}
-	for _, policy := range policies.Names() {
-		if policy == "penstock-sim" {
-			continue // takes long; plan/change refuses it
-		}
-		from := file(t, "old.json", plannedWith(t, append(args, "--policy", policy, "-o", "json")...))
-		switch policy {
-		case "penstock", "parvagpu":
-			if out := plannedWith(t, append(args, "--from", from)...); !strings.Contains(out, "6 of 6 services stay as they are") {
-				t.Errorf("%s: the same once more is\n%s", policy, out)
-			}
-		default:
-			_, err := penstock(t, append([]string{"plan", "--profiles", published, "--from", from}, args...)...)
-			if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("it is of policy %q", policy)) {
-				t.Errorf("%s: %v", policy, err)
-			}
-		}
+	from := plannedWith(t, append(args, "-o", "json")...)
+	if out := plannedWith(t, append(args, "--from", file(t, "old.json", from))...); !strings.Contains(out, "6 of 6 services stay as they are") {
+		t.Errorf("the same once more is\n%s", out)
+	}
+	from = strings.Replace(from, `"policy": "penstock"`, `"policy": "penstock-sim"`, 1)
+	_, err := penstock(t, append([]string{"plan", "--profiles", published, "--from", file(t, "old.json", from)}, args...)...)
+	if err == nil || !strings.Contains(err.Error(), `it is of policy "penstock-sim"`) {
+		t.Error(err)
 	}
 }
 
 func TestPlanInfeasible(t *testing.T) {
 	services := file(t, "bad.csv", "model,rate_rps,slo_ms\nresnet50,10,100\ngpt,1,9\nvgg16,10,1\nllama,1,9\n")
-	for _, policy := range []string{"penstock", "parvagpu"} {
+	for _, policy := range []string{"penstock"} {
 		_, err := penstock(t, "plan", "--profiles", published, "--services", services, "--policy", policy)
 		if err == nil {
 			t.Fatalf("%s: planned", policy)
@@ -311,11 +300,11 @@ func TestReplaySeed(t *testing.T) {
 func TestPlanDryRun(t *testing.T) {
 	opened := openMIG
 	t.Cleanup(func() { openMIG = opened })
-	args := []string{"--services", scenarios, "--scenario", "S1", "--policy", "parvagpu", "--apply", "--dry-run"}
+	args := []string{"--services", scenarios, "--scenario", "S1", "--apply", "--dry-run"}
 
 	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
 	out := plannedWith(t, args...)
-	for _, want := range []string{"The steps assume uncut GPUs; this machine does not have the plan's: nothing to be had", "create 3g.40gb in slots 4–7 of GPU 0", "│   12 │"} {
+	for _, want := range []string{"The steps assume uncut GPUs; this machine does not have the plan's: nothing to be had", "create 1g.10gb in slot 4 of GPU 0", "│   20 │"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("does not say %q:\n%s", want, out)
 		}
@@ -323,8 +312,8 @@ func TestPlanDryRun(t *testing.T) {
 	var p struct {
 		Steps []string `json:"mig_steps"`
 	}
-	if err := json.Unmarshal([]byte(plannedWith(t, append(args, "-o", "json")...)), &p); err != nil || len(p.Steps) != 12 {
-		t.Errorf("%d steps, %v: want 12", len(p.Steps), err)
+	if err := json.Unmarshal([]byte(plannedWith(t, append(args, "-o", "json")...)), &p); err != nil || len(p.Steps) != 20 {
+		t.Errorf("%d steps, %v: want 20", len(p.Steps), err)
 	}
 
 	m := migfake.A100s(t, 2)
@@ -332,8 +321,8 @@ func TestPlanDryRun(t *testing.T) {
 	if out = plannedWith(t, args...); !strings.Contains(out, "GPU 1 of the plan is GPU 2 (GPU-a100-80-2).") || len(m.Taken) > 0 {
 		t.Errorf("took %v, said\n%s", m.Taken, out)
 	}
-	if plannedWith(t, args[:len(args)-1]...); len(m.Taken) != 12 {
-		t.Errorf("without --dry-run it took %d steps, want 12", len(m.Taken))
+	if plannedWith(t, args[:len(args)-1]...); len(m.Taken) != 20 {
+		t.Errorf("without --dry-run it took %d steps, want 20", len(m.Taken))
 	}
 }
 
@@ -342,13 +331,13 @@ func TestPlanHelp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range append(policies.Names(), "--profiles", "--services", "--scenario", "--gpu", "--fleet", "--policy", "--from", "--replay", "--seed", "--apply", "--dry-run", "--output") {
+	for _, want := range append(planner.Names(), "--profiles", "--services", "--scenario", "--gpu", "--fleet", "--policy", "--from", "--replay", "--seed", "--apply", "--dry-run", "--output") {
 		if !strings.Contains(out, want) {
 			t.Errorf("the help does not say %s", want)
 		}
 	}
 	long, _, _ := strings.Cut(out, "Usage:")
-	for _, name := range policies.Names() {
+	for _, name := range planner.Names() {
 		if !strings.Contains(long, "  "+name) && !strings.Contains(long, ", "+name) {
 			t.Errorf("the help does not say what %s is", name)
 		}
@@ -398,7 +387,7 @@ func TestPlanErrors(t *testing.T) {
 
 		{"no profile of a model", on(services(t, "alexnet,3,100\n")), `service "alexnet": no profile of model "alexnet" on a100-80; there are: bert, densenet121`},
 		{"an objective that nothing meets", on(services(t, "vgg19,100,3\n")), `SLO 3 ms leaves a batch less than 1.35 ms; the fastest point (size 7, batch 1, 1 process) takes 2 ms, 0.65 ms too long`},
-		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, penstock-sim, parvagpu`},
+		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, penstock-sim`},
 
 		{"no table", on(good, "--gpu", "a100"), `--gpu "a100": no placement table for this GPU; there are: a30`},
 		{"no profiles of that GPU", on(good, "--gpu", "h100-80"), "no profile for h100-80; there are profiles for a100-80"},
@@ -413,7 +402,7 @@ func TestPlanErrors(t *testing.T) {
 		{"an old plan that is none", on(good, "--from", good), "services.csv:1:1: invalid character"},
 		{"an old plan that is illegal", on(good, "--from", illegal), "--from: the old plan cannot be changed: segments["},
 		{"an old plan on other GPUs", on(good, "--from", old, "--fleet", fleet("a100-40,9\na30,unlimited\n")), "there are profiles for a100-80"},
-		{"policy and old plan", on(good, "--from", old, "--policy", "parvagpu"), "--policy and --from: want one of them"},
+		{"policy and old plan", on(good, "--from", old, "--policy", "penstock"), "--policy and --from: want one of them"},
 
 		{"no such form", on(good, "-o", "xml"), `output "xml": want table, json, yaml or html`},
 		{"an argument", on(good, "extra"), `"extra"`},

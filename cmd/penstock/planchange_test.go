@@ -24,7 +24,7 @@ func TestPlanFromApply(t *testing.T) {
 // services may answer as late as the bounds allow.
 func TestPlanFromOtherBound(t *testing.T) {
 	rows := "resnet50,100,100\n"
-	for _, policy := range []string{"penstock", "parvagpu"} {
+	for _, policy := range []string{"penstock"} {
 		text := plannedWith(t, "--services", services(t, rows), "--policy", policy, "-o", "json")
 		for _, bound := range []string{"99", "0", "44.9"} {
 			edited := strings.Replace(text, `"latency_bound_ms": 45`, `"latency_bound_ms": `+bound, 1)

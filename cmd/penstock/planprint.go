@@ -6,10 +6,10 @@ import (
 	"io"
 
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/change"
-	"github.com/penstock/penstock/plan/cutting"
-	"github.com/penstock/penstock/plan/render"
-	"github.com/penstock/penstock/plan/replay"
+	"github.com/penstock/penstock/planner/change"
+	"github.com/penstock/penstock/planner/cutting"
+	"github.com/penstock/penstock/planner/render"
+	"github.com/penstock/penstock/planner/replay"
 )
 
 // printedPlan is a plan with the additional output that flags asked for

@@ -7,7 +7,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/penstock/penstock/plan/confidence"
+	"github.com/penstock/penstock/internal/confidence"
 )
 
 // ErrOutOfMemory is the error of Runner.Start if the processes do not fit into the

@@ -1,6 +1,6 @@
 // Package planner compares the planner's policies. It measures the delay of each
 // against the number of services. It also counts the GPUs for the scenarios of
-// ParvaGPU's paper as services or rates grow (its Fig. 10 and 11). plan/verify
+// ParvaGPU's paper as services or rates grow (its Fig. 10 and 11). planner/verify
 // checks every plan, outside the measured time.
 package planner
 
@@ -14,8 +14,8 @@ import (
 
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/simulated"
-	"github.com/penstock/penstock/plan/verify"
+	"github.com/penstock/penstock/planner/simulated"
+	"github.com/penstock/penstock/planner/verify"
 	"github.com/penstock/penstock/research/planners"
 )
 

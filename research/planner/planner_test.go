@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/parvagpu"
+	"github.com/penstock/penstock/research/planners/parvagpu"
 )
 
 // published returns options with ParvaGPU's profiles and scenarios.

@@ -7,17 +7,17 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/parvagpu"
-	"github.com/penstock/penstock/plan/policies"
+	"github.com/penstock/penstock/planner"
 	"github.com/penstock/penstock/research/planners/baseline"
 	"github.com/penstock/penstock/research/planners/gpulet"
 	"github.com/penstock/penstock/research/planners/igniter"
 	"github.com/penstock/penstock/research/planners/migserving"
+	"github.com/penstock/penstock/research/planners/parvagpu"
 )
 
-// All returns the policies, the product's first.
+// All returns the policies, the product's first, then ParvaGPU's and its baselines.
 func All() []plan.Policy {
-	return append(policies.All(), single{parvagpu.New()}, parvagpu.Unoptimized(), gpulet.New(), igniter.New(), migserving.New())
+	return append(planner.All(), parvagpu.New(), single{parvagpu.New()}, parvagpu.Unoptimized(), gpulet.New(), igniter.New(), migserving.New())
 }
 
 // Names returns the policies' names, in All's order.
@@ -38,12 +38,12 @@ func Find(name string) (plan.Policy, error) {
 	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
 }
 
-// Solved returns the problem that a policy's plan solves, as policies.Solved does. gpulet
+// Solved returns the problem that a policy's plan solves, as planner.Solved does. gpulet
 // and iGniter use only MPS percentages, so MIG is off for them.
 func Solved(p *plan.Problem, made *plan.Plan) (*plan.Problem, error) {
 	switch made.Policy {
 	case gpulet.Name, igniter.Name:
 		return baseline.Percent(p, made.Policy)
 	}
-	return policies.Solved(p, made), nil
+	return planner.Solved(p, made), nil
 }

@@ -5,8 +5,11 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/plantest"
-	"github.com/penstock/penstock/plan/verify"
+	"github.com/penstock/penstock/planner/pack"
+	"github.com/penstock/penstock/planner/replay"
+	"github.com/penstock/penstock/planner/verify"
 	"github.com/penstock/penstock/research/planners"
+	"github.com/penstock/penstock/research/planners/parvagpu"
 )
 
 func TestLimits(t *testing.T) { plantest.Limits(t, planners.All()) }
@@ -56,6 +59,47 @@ func TestWithoutMPS(t *testing.T) {
 		for _, s := range made.Segments {
 			if s.Processes != 1 {
 				t.Fatalf("%s: a segment of %d processes", scenario, s.Processes)
+			}
+		}
+	}
+}
+
+// Half of the objective is enough for queueing in the paper's scenarios: ParvaGPU's
+// plans leave every service some spare throughput.
+func TestHalfSuffices(t *testing.T) {
+	for _, scenario := range []string{"S1", "S2", "S3"} {
+		p := plantest.Scenario(t, scenario)
+		made, err := parvagpu.New().Plan(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		report, err := replay.Run(p, made, replay.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range report.Services {
+			if s.Violations > 0.0001 {
+				t.Errorf("%s: %.3f %% of %s's requests are missed at load %.3f", scenario, 100*s.Violations, s.Service, s.Load)
+			}
+		}
+	}
+}
+
+// Penstock's planner needs no more GPUs than ParvaGPU's, and fewer on S3 from twice its services on.
+func TestAgainstParvaGPU(t *testing.T) {
+	for _, scenario := range plantest.Scenarios {
+		for times := 1; times <= 10; times++ {
+			p := plantest.Times(plantest.Scenario(t, scenario), times)
+			ours, err := pack.New().Plan(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			theirs, err := parvagpu.New().Plan(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ours.GPUs > theirs.GPUs || scenario == "S3" && times > 1 && ours.GPUs == theirs.GPUs {
+				t.Errorf("%s × %d: %d GPUs, parvagpu %d", scenario, times, ours.GPUs, theirs.GPUs)
 			}
 		}
 	}

@@ -23,11 +23,11 @@ var layers = [][]string{
 	{"cmd", "test", "examples", "python", "internal/testing"},
 	{"profiler"},
 	{"internal/testbed"},
-	{"manager", "orchestrator", "libml", "loadgen", "gateway", "node"},
+	{"manager", "orchestrator", "libml", "loadgen", "gateway", "node", "planner"},
 	{"configs", "plan", "datapath"},
 	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/webserver"},
+	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/webserver", "internal/confidence"},
 }
 
 // inner are the floors inside a folder. "" is the folder's own package.
@@ -77,11 +77,12 @@ var pure = map[string][]string{
 	"libml/answer":             {"os", "net", "syscall", "io"},
 	"libml/onnx/signature":     {"os", "net", "syscall", "io"},
 	"plan":                     {"os", "net", "syscall", "math/rand"},
+	"internal/confidence":      {"os", "net", "syscall", "io"},
 }
 
 // pureFolders are folders whose packages are all pure. Packages that only serve tests are
 // exempt; their names show it.
-var pureFolders = []string{"plan"}
+var pureFolders = []string{"plan", "planner"}
 
 // codeFiles are the extensions of files with code.
 var codeFiles = []string{".go", ".c", ".cu", ".py", ".js", ".mjs"}

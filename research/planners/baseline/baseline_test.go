@@ -8,11 +8,11 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/parvagpu"
 	"github.com/penstock/penstock/research/planners/baseline"
 	"github.com/penstock/penstock/research/planners/gpulet"
 	"github.com/penstock/penstock/research/planners/igniter"
 	"github.com/penstock/penstock/research/planners/migserving"
+	"github.com/penstock/penstock/research/planners/parvagpu"
 )
 
 // at returns a model's point on percent GPUs.

@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/verify"
+	"github.com/penstock/penstock/planner/verify"
 	"github.com/penstock/penstock/research/planners/migserving"
 )
 

@@ -1,0 +1,69 @@
+package replay_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/planner/pack"
+	"github.com/penstock/penstock/planner/replay"
+)
+
+// published returns ParvaGPU's profiles and a scenario of its Table IV, with
+// all rates scaled.
+func published(t testing.TB, scenario string, rates float64) *plan.Problem {
+	t.Helper()
+	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open("../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	services, err := plan.ReadServices(file, file.Name(), scenario)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range services {
+		services[i].RateRPS *= rates
+	}
+	gpu, err := plan.Lookup("a100-80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &plan.Problem{GPU: gpu, Services: services, Profiles: profiles}
+}
+
+// worst plans, replays, and returns the service with the most violations.
+func worst(t testing.TB, policy plan.Policy, p *plan.Problem, c replay.Config) replay.Service {
+	t.Helper()
+	pl, err := policy.Plan(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := replay.Run(p, pl, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.Services {
+		if s.Service == r.Worst {
+			return s
+		}
+	}
+	t.Fatalf("no service %q", r.Worst)
+	return replay.Service{}
+}
+
+// Half is not enough if the throughput is used almost completely. It then
+// matters far more whether requests that cannot meet the objective are run
+// nevertheless.
+func TestHalfAtFullLoad(t *testing.T) {
+	p := published(t, "S3", 1)
+	deadline := worst(t, pack.New(), p, replay.Config{})
+	greedy := worst(t, pack.New(), p, replay.Config{Rule: replay.Greedy})
+	if deadline.Load < 0.98 || deadline.Low < 0.005 || greedy.Low < 0.2 {
+		t.Errorf("deadline %+v\ngreedy %+v", deadline, greedy)
+	}
+}

@@ -1,0 +1,335 @@
+package replay
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/penstock/penstock/internal/confidence"
+	"github.com/penstock/penstock/plan"
+)
+
+// A Rule decides what a free process starts. It always starts at once. No batch
+// waits to be filled while a process is idle: batches fill by themselves under
+// load, and without load waiting only costs time.
+type Rule string
+
+const (
+	// Deadline is Penstock's rule (batching.Pick). A request that would miss
+	// its objective in the batch that starts now is answered late without being
+	// run.
+	Deadline Rule = "deadline"
+	// Greedy runs everything, first come first served, as a server that does not
+	// know objectives does.
+	Greedy Rule = "greedy"
+)
+
+// Rules returns all rules.
+func Rules() []Rule { return []Rule{Deadline, Greedy} }
+
+// Config configures a replay. The zero value is a good default.
+type Config struct {
+	// Seed selects the random numbers.
+	Seed uint64
+	// Routing is ByLoad if empty; Rule is Deadline if empty.
+	Routing Routing
+	Rule    Rule
+	// Requests is how many requests of each service are counted in one run; 0
+	// means 20,000. Before these, a tenth as many warm the run up and are not
+	// counted.
+	Requests int
+	// Each service is replayed at least MinRuns times (0 means 5), with
+	// independent random numbers. It is then replayed until its violations are
+	// known to Precision (a fraction; 0 means 0.001) or to a tenth of
+	// themselves, at 95 % confidence. MaxRuns is the max number of runs (0
+	// means 40).
+	MinRuns, MaxRuns int
+	Precision        float64
+}
+
+// withDefaults replaces zero values by the defaults, and refuses invalid values.
+func (c Config) withDefaults() (Config, error) {
+	if c.Routing == "" {
+		c.Routing = ByLoad
+	}
+	if c.Rule == "" {
+		c.Rule = Deadline
+	}
+	if c.Requests == 0 {
+		c.Requests = 20000
+	}
+	if c.MinRuns == 0 {
+		c.MinRuns = 5
+	}
+	if c.MaxRuns == 0 {
+		c.MaxRuns = max(40, c.MinRuns)
+	}
+	if c.Precision == 0 {
+		c.Precision = 0.001
+	}
+	switch {
+	case !slices.Contains(Routings(), c.Routing):
+		return c, fmt.Errorf("routing %q: want one of %v", c.Routing, Routings())
+	case !slices.Contains(Rules(), c.Rule):
+		return c, fmt.Errorf("rule %q: want one of %v", c.Rule, Rules())
+	case c.Requests < 1:
+		return c, fmt.Errorf("%d requests: want at least 1", c.Requests)
+	case c.MinRuns < 2:
+		return c, fmt.Errorf("%d runs: want at least 2, to tell how far they differ", c.MinRuns)
+	case c.MaxRuns < c.MinRuns:
+		return c, fmt.Errorf("at most %d runs and at least %d: want no fewer at most", c.MaxRuns, c.MinRuns)
+	case !(c.Precision > 0):
+		return c, fmt.Errorf("precision %v: want a share above 0", c.Precision)
+	}
+	return c, nil
+}
+
+// confidenceLevel is that of all intervals in a Report.
+const confidenceLevel = 0.95
+
+// A Report is the result of a replay.
+type Report struct {
+	Seed       uint64  `json:"seed"`
+	Routing    Routing `json:"routing"`
+	Rule       Rule    `json:"rule"`
+	Confidence float64 `json:"confidence"`
+	// Violations is the fraction of all requests that are not answered within
+	// their objective. Each service counts in proportion to its rate.
+	Violations float64 `json:"violations"`
+	// Worst is the service with the largest Violations.
+	Worst string `json:"worst"`
+	// Utilisation is the fraction of time that the average process is busy.
+	// Segments are weighted by their multiprocessors.
+	Utilisation float64   `json:"utilisation"`
+	Services    []Service `json:"services"`
+	Segments    []Segment `json:"segments"`
+}
+
+// Service is the result for one service. Services are in the plan's order.
+type Service struct {
+	Service        string  `json:"service"`
+	Model          string  `json:"model"`
+	RateRPS        float64 `json:"rate_rps"`
+	SLOMS          float64 `json:"slo_ms"`
+	LatencyBoundMS float64 `json:"latency_bound_ms"`
+	// Runs and Requests count the runs, and the measured requests.
+	Runs     int `json:"runs"`
+	Requests int `json:"requests"`
+	// Late counts requests that ended after the objective. Unserved counts those
+	// that were given up and never ran.
+	Late     int `json:"late"`
+	Unserved int `json:"unserved"`
+	// Violations is the fraction of requests that were Late or Unserved. Low and
+	// High are its interval at Report.Confidence: Student's from the runs. If no
+	// run had a violation, High is 3 / Requests.
+	Violations float64 `json:"violations"`
+	Low        float64 `json:"violations_low"`
+	High       float64 `json:"violations_high"`
+	// P50MS and P99MS are those of the requests that ran; 0 if none did. With
+	// Deadline, no request that runs is late.
+	P50MS float64 `json:"p50_ms"`
+	P99MS float64 `json:"p99_ms"`
+	// Load is the rate divided by the throughput of the service's segments.
+	Load float64 `json:"load"`
+}
+
+// Segment is the result for one segment. Segments are in the plan's order.
+type Segment struct {
+	GPU     int    `json:"gpu"`
+	Slot    int    `json:"slot"`
+	GPCs    int    `json:"size_gpcs"`
+	Service string `json:"service"`
+	// Utilisation is the fraction of time that a process is busy on average.
+	// Half-empty batches keep it busy too, so it is above load / throughput.
+	Utilisation float64 `json:"utilisation"`
+	// MeanBatch is the mean number of requests per batch; the max is Batch.
+	MeanBatch float64 `json:"mean_batch"`
+	Batch     int     `json:"batch"`
+	// ReceivedRPS is the rate that was routed to the segment.
+	ReceivedRPS float64 `json:"received_rps"`
+}
+
+// Run replays a plan for the problem. It uses the problem's profiles and GPU
+// tables, and the plan's rates and objectives. It assumes that the plan is legal
+// (planner/verify). It returns an error if the Config is invalid, or if a service
+// has no segment.
+func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	segments := make(map[string][]int, len(pl.Services))
+	for i, s := range pl.Segments {
+		segments[s.Service] = append(segments[s.Service], i)
+	}
+	for _, s := range pl.Services {
+		if len(segments[s.Service]) == 0 {
+			return nil, fmt.Errorf("replay: service %q has no segment", s.Service)
+		}
+	}
+	report := &Report{Seed: c.Seed, Routing: c.Routing, Rule: c.Rule, Confidence: confidenceLevel,
+		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
+	work := make(chan int)
+	var done sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(pl.Services)) {
+		done.Go(func() {
+			for i := range work {
+				at := segments[pl.Services[i].Service]
+				part := make([]plan.Segment, len(at))
+				for j, k := range at {
+					part[j] = pl.Segments[k]
+				}
+				service, busy := replayService(p, pl.Services[i], part, c)
+				report.Services[i] = service
+				for j, k := range at {
+					report.Segments[k] = busy[j]
+				}
+			}
+		})
+	}
+	for i := range pl.Services {
+		work <- i
+	}
+	close(work)
+	done.Wait()
+	report.sum(p, pl)
+	return report, nil
+}
+
+// sum computes the figures of all services together.
+func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
+	var rates float64
+	worst := -1.0
+	for _, s := range r.Services {
+		rates += s.RateRPS
+		r.Violations += s.RateRPS * s.Violations
+		if s.Violations > worst {
+			worst, r.Worst = s.Violations, s.Service
+		}
+	}
+	r.Violations /= max(rates, math.SmallestNonzeroFloat64)
+	tables := map[string]plan.GPU{}
+	for _, stock := range p.Stocks() {
+		tables[stock.GPU.Name] = stock.GPU
+	}
+	var sms, busy float64
+	for i, s := range pl.Segments {
+		size, _ := tables[s.GPUModel].Size(s.GPCs)
+		sms += float64(size.SMs)
+		busy += float64(size.SMs) * r.Segments[i].Utilisation
+	}
+	r.Utilisation = busy / max(sms, 1)
+}
+
+// One replays a single service on the given segments, all of which are its own.
+// Policies that learn use it.
+func One(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return Service{}, fmt.Errorf("replay: %w", err)
+	}
+	if len(segments) == 0 {
+		return Service{}, fmt.Errorf("replay: service %q has no segment", s.Service)
+	}
+	service, _ := replayService(p, s, segments, c)
+	return service, nil
+}
+
+// replayService replays a service until its violations are known.
+func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, []Segment) {
+	result := Service{Service: s.Service, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS, LatencyBoundMS: s.LatencyBoundMS}
+	segments, order := canonical(segments)
+	busy := make([]Segment, len(segments))
+	ladders := make([]ladder, len(segments))
+	var throughput float64
+	for i, g := range segments {
+		busy[i] = Segment{GPU: g.GPU, Slot: g.Slot, GPCs: g.GPCs, Service: g.Service, Batch: g.Batch}
+		ladders[i] = steps(g, p.Profiles[g.GPUModel][g.Model])
+		throughput += g.ThroughputRPS
+	}
+	result.Load = s.RateRPS / throughput
+
+	name := fnv.New64a()
+	name.Write([]byte(s.Service))
+	stream := name.Sum64()
+
+	var shares []float64 // of violations, one per run
+	var latencies []float64
+	var seconds float64
+	began, filled := make([]int, len(segments)), make([]int, len(segments))
+	for n := range c.MaxRuns {
+		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from the seeds of other runs
+		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, rule: c.Rule, warm: c.Requests / 10, measured: c.Requests,
+			arrivals: rand.New(rand.NewPCG(seed, stream)), chance: rand.New(rand.NewPCG(^seed, stream))}
+		for i, g := range segments {
+			r.servers = append(r.servers, server{ladder: ladders[i], idle: g.Processes, share: g.ThroughputRPS / throughput})
+		}
+		r.route = newRouter(c.Routing, r.servers, r.chance)
+		o := r.simulate()
+
+		result.Runs++
+		result.Requests += c.Requests
+		result.Late += o.late
+		result.Unserved += o.givenUp
+		shares = append(shares, float64(o.violations())/float64(c.Requests))
+		latencies = append(latencies, o.latencies...)
+		seconds += r.to - r.from
+		for i, v := range r.servers {
+			busy[i].Utilisation += v.busy / float64(segments[i].Processes)
+			busy[i].ReceivedRPS += float64(v.received)
+			began[i] += v.began
+			filled[i] += v.filled
+		}
+		var half float64
+		// Requests of one run are not independent (a waiting request delays
+		// others); runs are.
+		result.Violations, half = confidence.Mean(shares)
+		if result.Runs >= c.MinRuns && half <= max(c.Precision, result.Violations/10) {
+			break
+		}
+	}
+	_, half := confidence.Mean(shares)
+	result.Low, result.High = max(0, result.Violations-half), min(1, result.Violations+half)
+	if result.Late+result.Unserved == 0 {
+		result.High = min(1, 3/float64(result.Requests))
+	}
+	slices.Sort(latencies)
+	result.P50MS, result.P99MS = percentileMS(latencies, 50), percentileMS(latencies, 99)
+	for i := range busy {
+		if seconds > 0 {
+			busy[i].Utilisation /= seconds
+			busy[i].ReceivedRPS /= seconds
+		}
+		if began[i] > 0 {
+			busy[i].MeanBatch = float64(filled[i]) / float64(began[i])
+		}
+	}
+	asGiven := make([]Segment, len(busy))
+	for i, at := range order {
+		asGiven[at] = busy[i]
+	}
+	return result, asGiven
+}
+
+// canonical sorts segments by what they run, so that a service's result does not
+// depend on where its segments are. order[i] is the old index of segment i.
+func canonical(segments []plan.Segment) (sorted []plan.Segment, order []int) {
+	order = make([]int, len(segments))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int {
+		a, b := segments[i], segments[j]
+		return cmp.Or(strings.Compare(a.GPUModel, b.GPUModel), a.GPCs-b.GPCs, a.Batch-b.Batch, a.Processes-b.Processes)
+	})
+	for _, at := range order {
+		sorted = append(sorted, segments[at])
+	}
+	return sorted, order
+}
