@@ -47,7 +47,6 @@ packages() {
 build() {
 	local binary
 	binary=$OUT/bin/$(echo "$1" | tr / _).test
-	# No -trimpath: tests of the planner find their data by the path of their source.
 	$GO test -c -vet=off -o "$binary" "$1" || die "build the test of $1"
 	echo "$binary"
 }
