@@ -118,26 +118,21 @@ func TestOverlapWindows(t *testing.T) {
 }
 
 // pipeline is a device with up to two batches in flight, driven like libml's loop. A batch
-// is gathered for lead, and then inferred. Two inferences at the same time are faster by the
-// gain than one after the other: each runs at half its speed, times one plus the gain.
+// is gathered for the queue's Lead, and then inferred. Two inferences at the same time are faster by
+// the gain than one after the other: each runs at half its speed, times one plus the gain.
 type pipeline struct {
-	rule    *Rule
+	*Queue
 	alone   device
-	lead    time.Duration
 	answers time.Duration // how long the loop answers the requests of a batch
 	picks   time.Duration // how long it then picks the next batch
 	gain    float64
-	overlap func(p *pipeline) bool
+	nearEnd bool // Overlap has no choice
 	noise   *rand.Rand
 
-	now          time.Duration
-	free         time.Duration // when the loop may begin a batch
-	pending      []Request
-	flights      []flight
-	began, ended int64
+	now     time.Duration
+	free    time.Duration // when the loop may begin a batch
+	flights []flight
 
-	state   State
-	choice  Overlap
 	latency []time.Duration
 	late    int
 	seconds int  // batches that began next to another
@@ -145,11 +140,22 @@ type pipeline struct {
 	closed  bool // each client sends again when it is answered
 }
 
+// newPipeline returns a pipeline whose sizes are timed.
+func newPipeline(t *testing.T, slo time.Duration, ladder []int, alone device, places int) *pipeline {
+	p := &pipeline{
+		Queue: NewQueue(newRule(t, SLAB, Config{SLO: slo, Ladder: ladder}), 1<<16, places),
+		alone: alone, noise: rand.New(rand.NewPCG(1, 2)),
+	}
+	for _, n := range ladder {
+		p.State = p.Rule.Warm(p.State, n, alone(n))
+	}
+	return p
+}
+
 type flight struct {
 	batch []Request
 	lead  time.Duration // rest of the gather
 	left  time.Duration // rest of the inference, if it runs alone
-	began time.Duration
 	o     Observation
 }
 
@@ -166,7 +172,7 @@ func (p *pipeline) run(rate float64, d time.Duration, slo time.Duration) {
 		p.advance(until - p.now)
 		if p.now == next {
 			slot++
-			p.pending = append(p.pending, Request{Slot: slot, Whole: int64(p.now), Deadline: int64(p.now + slo)})
+			p.Add(Request{Slot: slot, Whole: int64(p.now), Deadline: int64(p.now + slo)})
 			next += time.Duration(arrivals.ExpFloat64()/rate*1e9) + 1
 		}
 		for p.now >= p.free && len(p.flights) > 0 && p.flights[0].lead+p.flights[0].left <= 0 {
@@ -217,29 +223,21 @@ func (p *pipeline) advance(d time.Duration) {
 }
 
 func (p *pipeline) begin() {
-	for p.now >= p.free && len(p.pending) > 0 && len(p.flights) < 2 {
-		if len(p.flights) == 1 && !p.overlap(p) {
-			return
-		}
-		began, ended := p.began, p.ended
-		if n := len(p.flights); n > 0 {
-			began, ended = int64(p.flights[n-1].began), int64(p.now)
-		}
-		waited := WaitForRunning(p.pending, began, ended)
-		n, late := p.rule.Pick(p.state, p.pending, int64(p.now), false, func(n int) time.Duration { return p.rule.Expected(p.state, n) })
-		p.late += late
-		p.pending = p.pending[:len(p.pending)-late]
-		if n == 0 {
-			p.state = p.rule.Next(p.state, Observation{Late: late})
+	if p.nearEnd {
+		p.overlap = Overlap{}
+	}
+	for p.now >= p.free && p.MayBegin(int64(p.now), false) {
+		c, late := p.Pick(int64(p.now), false, Refill{})
+		if p.late += len(late); c.Batch == 0 {
 			continue
 		}
 		p.seconds += len(p.flights)
-		took := time.Duration(float64(p.alone(p.rule.Pad(n))) * (1 + 0.02*p.noise.NormFloat64()))
+		took := time.Duration(float64(p.alone(c.Padded)) * (1 + 0.02*p.noise.NormFloat64()))
 		p.flights = append(p.flights, flight{
-			batch: slices.Clone(p.pending[:n]), lead: p.lead, left: took - p.lead, began: p.now,
-			o: Observation{Batch: n, Padded: p.rule.Pad(n), Waited: waited, Late: late, Full: n == p.rule.Size(p.state)},
+			batch: slices.Clone(p.Pending[:c.Batch]), lead: p.Lead, left: took - p.Lead,
+			o: Observation{Batch: c.Batch, Padded: c.Padded, Waited: c.Waited, Late: c.Late, Full: c.Full},
 		})
-		p.pending = slices.Delete(p.pending, 0, n)
+		p.Begin(int64(p.now), c, false)
 	}
 }
 
@@ -248,33 +246,17 @@ func (p *pipeline) finish() {
 	p.flights = slices.Delete(p.flights, 0, 1)
 	ended := p.now + p.answers
 	p.free = ended + p.picks
-	f.o.Elapsed, f.o.Ended = ended-f.began, int64(ended)
-	p.state = p.rule.Next(p.state, f.o)
-	before := p.choice.trial
-	if p.choice = p.choice.Next(f.o); p.choice.trial && !before {
+	f.o.Elapsed, f.o.Ended = ended-time.Duration(p.Running[0].Dispatched), int64(ended)
+	before := p.overlap.trial
+	if p.End(0, f.o, 0, false); p.overlap.trial && !before {
 		p.trials++
 	}
-	p.began, p.ended = int64(f.began), int64(ended)
 	for _, r := range f.batch {
 		p.latency = append(p.latency, ended-time.Duration(r.Whole))
 		if p.closed {
-			p.pending = append(p.pending, Request{Slot: r.Slot, Whole: int64(p.now), Deadline: int64(p.now) + r.Deadline - r.Whole})
+			p.Add(Request{Slot: r.Slot, Whole: int64(p.now), Deadline: int64(p.now) + r.Deadline - r.Whole})
 		}
 	}
-}
-
-// chosen asks the rule that Overlap has chosen. left is the expected rest of the running batch.
-func (p *pipeline) chosen(left time.Duration) bool {
-	if p.choice.HalfFull() {
-		return HalfFull(len(p.pending), p.rule.Size(p.state))
-	}
-	return NearEnd(len(p.pending), left, p.lead)
-}
-
-// expectedLeft is the loop's estimate of the time left of the running batch.
-func (p *pipeline) expectedLeft() time.Duration {
-	f := &p.flights[0]
-	return p.rule.Typical(p.state, f.o.Padded) - p.answers - (p.now - f.began)
 }
 
 // The objective holds with any number of batches in flight. If two batches run faster
@@ -287,13 +269,14 @@ func TestOverlapObjective(t *testing.T) {
 	alone := linear(500*time.Microsecond, 80*time.Microsecond) // ResNet-50 on an H200
 	ladder := []int{1, 2, 4, 8, 16, 32, 64}
 	hows := []struct {
-		name    string
-		overlap func(p *pipeline) bool
+		name   string
+		places int
+		set    func(p *pipeline)
 	}{
-		{"one at a time", func(*pipeline) bool { return false }},
-		{"near the end", func(p *pipeline) bool { return NearEnd(len(p.pending), p.expectedLeft(), p.lead) }},
-		{"half full", func(p *pipeline) bool { return HalfFull(len(p.pending), p.rule.Size(p.state)) }},
-		{"chosen", func(p *pipeline) bool { return p.chosen(p.expectedLeft()) }},
+		{"one at a time", 1, func(*pipeline) {}},
+		{"near the end", 2, func(p *pipeline) { p.nearEnd = true }},
+		{"half full", 2, func(p *pipeline) { p.HalfFull = true }},
+		{"chosen", 2, func(*pipeline) {}},
 	}
 	const one, near, half, chosen = 0, 1, 2, 3
 	for _, c := range []struct {
@@ -319,21 +302,16 @@ func TestOverlapObjective(t *testing.T) {
 			var p50 [4]time.Duration
 			at := fmt.Sprintf("%v, gain %.2f, load %.2f", c.slo, c.gain, load)
 			for i, how := range hows {
-				p := &pipeline{
-					rule: newRule(t, SLAB, Config{SLO: c.slo, Ladder: ladder}), alone: alone, lead: lead, gain: c.gain,
-					overlap: how.overlap, noise: rand.New(rand.NewPCG(1, 2)),
-				}
-				p.state = p.rule.Start()
-				for _, n := range ladder {
-					p.state = p.rule.Warm(p.state, n, alone(n))
-				}
+				p := newPipeline(t, c.slo, ladder, alone, how.places)
+				p.Lead, p.gain = lead, c.gain
+				how.set(p)
 				p.run(load*capacity, seconds*time.Second, c.slo)
 				slices.Sort(p.latency)
 				n := len(p.latency)
 				in, _ := slices.BinarySearch(p.latency, c.slo+1)
 				good[i], p50[i] = float64(in), p.latency[n/2]
 				t.Logf("%s, %s: %d answered, %d late, p50 %v, p99 %v, limit %.1f, %d beside another",
-					at, how.name, n, p.late, p50[i], p.latency[n*99/100], p.state.Limit, p.seconds)
+					at, how.name, n, p.late, p50[i], p.latency[n*99/100], p.State.Limit, p.seconds)
 				if p99 := p.latency[n*99/100]; p99 > c.slo {
 					t.Errorf("%s, %s: p99 %v is beyond the objective", at, how.name, p99)
 				}
@@ -361,19 +339,10 @@ func TestOverlapSlowAnswers(t *testing.T) {
 	ladder := []int{1, 2, 4, 8, 16, 32}
 	alone := linear(time.Millisecond, 6*time.Microsecond) // GNMT on an H200
 	for _, answers := range []time.Duration{50 * time.Microsecond, 200 * time.Microsecond, 600 * time.Microsecond} {
-		p := &pipeline{
-			rule: newRule(t, SLAB, Config{SLO: slo, Ladder: ladder}), alone: alone, gain: 0.6,
-			lead: 40 * time.Microsecond, answers: answers, picks: 10 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)),
-		}
-		p.overlap = func(p *pipeline) bool {
-			return p.chosen(p.expectedLeft() + p.answers) // the loop does not expect the answers
-		}
-		p.state = p.rule.Start()
-		for _, n := range ladder {
-			p.state = p.rule.Warm(p.state, n, alone(n))
-		}
+		p := newPipeline(t, slo, ladder, alone, 2) // the queue does not expect the answers
+		p.gain, p.Lead, p.answers, p.picks = 0.6, 40*time.Microsecond, answers, 10*time.Microsecond
 		p.run(40000, 3*time.Second, slo)
-		if !p.choice.half || p.seconds == 0 {
+		if !p.overlap.half || p.seconds == 0 {
 			t.Errorf("answers in %v: %d batches began next to another, %d trials; want two in flight", answers, p.seconds, p.trials)
 		}
 	}
@@ -387,22 +356,10 @@ func TestOverlapClosedLoop(t *testing.T) {
 	for _, gain := range []float64{0.5, 0.2, 0, -0.05} {
 		var answers [2]float64 // without a choice, and with it
 		for i := range answers {
-			p := &pipeline{
-				rule: newRule(t, SLAB, Config{SLO: slo, Ladder: []int{1, 2, 4, 8, 16, 32}}), alone: alone, gain: gain,
-				lead: 150 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)), closed: true,
-			}
-			p.overlap = func(p *pipeline) bool {
-				if i == 1 {
-					return p.chosen(p.expectedLeft())
-				}
-				return NearEnd(len(p.pending), p.expectedLeft(), p.lead)
-			}
-			p.state = p.rule.Start()
-			for _, n := range []int{1, 2, 4, 8, 16, 32} {
-				p.state = p.rule.Warm(p.state, n, alone(n))
-			}
+			p := newPipeline(t, slo, []int{1, 2, 4, 8, 16, 32}, alone, 2)
+			p.gain, p.Lead, p.closed, p.nearEnd = gain, 150*time.Microsecond, true, i == 0
 			for slot := range uint32(128) {
-				p.pending = append(p.pending, Request{Slot: slot, Deadline: int64(slo)})
+				p.Add(Request{Slot: slot, Deadline: int64(slo)})
 			}
 			p.run(1e-6, seconds*time.Second, slo)
 			if answers[i] = float64(len(p.latency)); p.late > 0 {
@@ -421,15 +378,8 @@ func TestOverlapUnsaturated(t *testing.T) {
 	for _, ladder := range [][]int{{1, 2, 4, 8}, {1, 2, 4, 8, 16, 32, 64}} {
 		largest := ladder[len(ladder)-1]
 		for _, load := range []float64{0.2, 0.5, 0.8, 0.9} {
-			p := &pipeline{
-				rule: newRule(t, SLAB, Config{SLO: time.Second, Ladder: ladder}), alone: alone, gain: 0.2,
-				lead: 150 * time.Microsecond, noise: rand.New(rand.NewPCG(1, 2)),
-				overlap: func(p *pipeline) bool { return NearEnd(len(p.pending), p.expectedLeft(), p.lead) },
-			}
-			p.state = p.rule.Start()
-			for _, n := range ladder {
-				p.state = p.rule.Warm(p.state, n, alone(n))
-			}
+			p := newPipeline(t, time.Second, ladder, alone, 2)
+			p.gain, p.Lead, p.nearEnd = 0.2, 150*time.Microsecond, true
 			p.run(load*float64(largest)/alone(largest).Seconds(), 5*time.Second, time.Second)
 			if p.trials > 0 || p.late > 0 {
 				t.Errorf("largest batch %d, load %.1f: %d trials, %d late, want none", largest, load, p.trials, p.late)

@@ -18,7 +18,7 @@ type Request struct {
 	Whole, Deadline int64
 	// Address and Client stand for the client: its address, and its port there.
 	Address, Client uint32
-	turn            uint32 // by Turns.Rank; 0 without it
+	place           uint32 // by Fairness.Rank; 0 without it
 }
 
 // Pick chooses the next batch from pending, which it reorders in place:
@@ -27,7 +27,7 @@ type Request struct {
 //	pending[batch:len(pending)-late] keep waiting
 //	pending[len(pending)-late:]      are late: answer so without inference
 //
-// The batch is ordered by priority, then by turn (Turns), then by deadline, then by slot. A request is late if it
+// The batch is ordered by priority, then by place (Fairness), then by deadline, then by slot. A request is late if it
 // would miss its deadline in the batch that is dispatched now: it would then miss it in any
 // later one, too. expected is the tail estimate for a batch of n (Rule.Expected), ascending
 // with n.
@@ -74,6 +74,14 @@ func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expecte
 // Refill tells when batches within a guarantee can begin: the next one Wait from now, and then
 // one per Every. Wait is negative if none can.
 type Refill struct{ Wait, Every time.Duration }
+
+// at returns when the next batch within the guarantee can begin; math.MaxInt64 if none can.
+func (r Refill) at(now int64) int64 {
+	if r.Wait < 0 || int64(r.Wait) > math.MaxInt64-now {
+		return math.MaxInt64
+	}
+	return now + int64(r.Wait)
+}
 
 // Reserve chooses the pending requests that wait for batches within the guarantee instead of a
 // demoted batch now. It reorders pending in place; pending[:reserved] wait.
@@ -175,6 +183,29 @@ type dispatch struct {
 	all     bool    // padding costs nothing
 }
 
+// Choose returns how many of the waiting requests make the next batch, at most limit; 0 if all are late. takes
+// is how long a batch of n takes, ascending with n, and late how many of the requests miss their deadline in a
+// batch that takes t. If padding is not free, Choose takes the size that answers the most per second, as Pick
+// describes. All callers use the same unit of time.
+func Choose[T ~int64 | ~float64](waiting, limit int, free bool, takes func(n int) T, late func(t T) int) (batch int) {
+	var cost, last T
+	misses := 0
+	for n := 1; n <= min(max(1, limit), waiting); n++ {
+		t := takes(n)
+		if n == 1 || t != last {
+			last, misses = t, late(t)
+		}
+		if n > waiting-misses {
+			break
+		}
+		// Compare n per second with batch per second, with a tolerance of a thousandth.
+		if batch == 0 || free || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(t) {
+			batch, cost = n, t
+		}
+	}
+	return batch
+}
+
 func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Duration) (batch, late int) {
 	if len(pending) == 0 {
 		return 0, 0
@@ -189,17 +220,9 @@ func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Du
 	}
 	late = before(expected(1))
 	missed := len(pending) // by this batch
-	var cost time.Duration // of the batch
-	for n := 1; n <= min(max(1, d.limit), len(pending)); n++ {
-		takes := expected(n)
-		misses := before(stretched(takes, d.slower))
-		if n > len(pending)-misses {
-			break
-		}
-		// Compare n per second with batch per second, with a tolerance of a thousandth.
-		if batch == 0 || d.all || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
-			batch, late, missed, cost = n, before(takes), misses, takes
-		}
+	stretch := func(n int) time.Duration { return stretched(expected(n), d.slower) }
+	if batch = Choose(len(pending), d.limit, d.all, stretch, before); batch > 0 {
+		late, missed = before(expected(batch)), before(stretch(batch))
 	}
 	// By deadline, the late ones came first, then those that this batch misses; they must go
 	// last.
@@ -255,8 +278,8 @@ func byPriority(a, b Request) int {
 	switch {
 	case a.Priority != b.Priority:
 		return cmp.Compare(b.Priority, a.Priority)
-	case a.turn != b.turn:
-		return cmp.Compare(a.turn, b.turn)
+	case a.place != b.place:
+		return cmp.Compare(a.place, b.place)
 	}
 	return byDeadline(a, b)
 }

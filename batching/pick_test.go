@@ -298,7 +298,7 @@ func TestMoveFirst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		requests := make([]Request, rapid.IntRange(1, 40).Draw(t, "requests"))
 		for i := range requests {
-			requests[i] = Request{Slot: uint32(i), Priority: rapid.Uint8Range(0, 2).Draw(t, "priority"), turn: rapid.Uint32Range(0, 5).Draw(t, "turn")}
+			requests[i] = Request{Slot: uint32(i), Priority: rapid.Uint8Range(0, 2).Draw(t, "priority"), place: rapid.Uint32Range(0, 5).Draw(t, "place")}
 		}
 		n := rapid.IntRange(0, len(requests)).Draw(t, "n")
 		want := slices.Clone(requests)

@@ -38,9 +38,6 @@ type account struct {
 	spare   time.Duration   // the part of these times that a batch leaves to other processes
 	series  series
 
-	// retryAt is when to try a demoted batch again after none was worth beginning.
-	retryAt int64
-
 	charged, demoted atomic.Int64 // costs of all batches, in nanoseconds
 	fixed, perImage  atomic.Int64 // a batch of n costs fixed + n * perImage nanoseconds
 	refused          atomic.Bool  // the last batch beyond the guarantee could not be demoted
@@ -101,19 +98,19 @@ func (a *account) capacity() time.Duration {
 func (a *account) close() { a.balance.leave(a) }
 
 // guaranteed reports whether a batch that begins now runs at the function's level. It first
-// updates the balance to the last order and to a batch of this size.
-func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
+// updates the balance to the last order and to a batch of this size, and reports whether that changed it.
+func (a *account) guaranteed(now int64, share *shareOrder, size int) (guaranteed, changed bool) {
 	if a.level == budget.Demoted || a.framework == nil {
-		return true
+		return true, false
 	}
-	if share != a.share || size != a.size {
-		a.share, a.size, a.retryAt = share, size, 0
+	if changed = share != a.share || size != a.size; changed {
+		a.share, a.size = share, size
 		a.balance.set(a, now, a.guarantee(), a.capacity())
 	}
 	if share == nil || share.level == budget.Demoted {
-		return true // no function has a guarantee now
+		return true, changed // no function has a guarantee now
 	}
-	return a.balance.guaranteed(now)
+	return a.balance.guaranteed(now), changed
 }
 
 // begin charges a batch, or demotes it if its framework is able to run it demoted.
@@ -240,13 +237,4 @@ func (a *account) refill(now int64) batching.Refill {
 		return batching.Refill{Wait: -1}
 	}
 	return batching.Refill{Wait: wait, Every: time.Duration(float64(a.cost(a.size)) / a.guarantee())}
-}
-
-// postpone records that no demoted batch is worth beginning until the balance is positive or other
-// requests arrive.
-func (a *account) postpone(now int64) {
-	a.retryAt = math.MaxInt64
-	if wait := a.balance.wait(now); wait < math.MaxInt64-time.Duration(now) {
-		a.retryAt = now + int64(wait)
-	}
 }

@@ -22,7 +22,7 @@ func accounted(h *harness, f *fake) *loop {
 	h.t.Helper()
 	h.wake = control.Order{Level: 3, GuaranteePercent: 1e-6}
 	l := h.loop(f)
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	return l
 }
 
@@ -38,7 +38,7 @@ func (l *loop) beginOne(t *testing.T) {
 	if l.take(); !l.mayBegin() {
 		t.Fatal("no batch may begin")
 	}
-	if l.pick(); len(l.choice.batch) == 0 {
+	if l.pick(); l.choice.Batch == 0 {
 		t.Fatal("no batch was picked")
 	}
 	if err := l.begin(); err != nil {
@@ -143,7 +143,7 @@ func TestMixedFlights(t *testing.T) {
 			h.publish(slot, h.picture(byte(slot)), nil)
 			l.beginOne(t)
 		}
-		if !l.flights.mixed() || !l.await() {
+		if !l.queue.Mixed() || !l.await() {
 			t.Fatal("no demoted batch is done next to another")
 		}
 		if err := l.finish(); err != nil {
@@ -246,7 +246,7 @@ func TestAccountOverload(t *testing.T) {
 				l.account.times[n+1] = cost // not the time of the fake
 			}
 			l.account.spare = 0
-			if l.pick(); len(l.choice.batch) == 0 {
+			if l.pick(); l.choice.Batch == 0 {
 				continue
 			}
 			if err := l.begin(); err != nil {
@@ -328,7 +328,8 @@ func TestAccountBounds(t *testing.T) {
 		for range rapid.IntRange(1, 100).Draw(t, "batches") {
 			limit := rapid.IntRange(1, 8).Draw(t, "limit")
 			f := flight{padded: rapid.IntRange(1, limit).Draw(t, "padded")}
-			a.begin(now, &f, !a.guaranteed(now, share, limit))
+			guaranteed, _ := a.guaranteed(now, share, limit)
+			a.begin(now, &f, !guaranteed)
 			if !f.demoted {
 				charged += a.cost(f.padded)
 			}
@@ -455,7 +456,7 @@ func TestDemotionAllocations(t *testing.T) {
 		}
 		for got := 0; got < 8; {
 			for l.take(); l.mayBegin(); {
-				if l.pick(); len(l.choice.batch) == 0 {
+				if l.pick(); l.choice.Batch == 0 {
 					continue
 				}
 				l.begin()
@@ -484,25 +485,25 @@ func TestReserve(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := accounted(h, f)
-	l.sizes.expected = func(int) time.Duration { return time.Millisecond }
+	l.queue.Expected = func(int) time.Duration { return time.Millisecond }
 	l.p.orders.share.Store(&shareOrder{guarantee: 10, level: 3})
 	l.account.share = l.p.orders.share.Load()
 	l.account.times[1] = time.Second // one batch every ten seconds
 	l.account.balance.left = budget.NewBalance(shm.Now(), 0.1, 0)
 	l.account.balance.charge(shm.Now(), time.Second) // the first in ten seconds
 	for range 30 {                                   // a demoted one takes twelve
-		l.sizes.state = l.sizes.rule.Next(l.sizes.state, batching.Observation{
-			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.sizes.typical(1), Ended: shm.Now(),
+		l.queue.State = l.queue.Rule.Next(l.queue.State, batching.Observation{
+			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.queue.Typical(1), Ended: shm.Now(),
 		})
 	}
-	l.sizes.state.Limit = 1
+	l.queue.State.Limit = 1
 	due := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete + int64(15*time.Second) }
 	h.publish(0, h.picture(0), due)
 	if l.take(); !l.mayBegin() {
 		t.Fatal("a request is not looked at")
 	}
-	if l.pick(); len(l.choice.batch) != 0 || l.choice.reserved != 1 {
-		t.Fatalf("a demoted batch of %d begins, %d wait", len(l.choice.batch), l.choice.reserved)
+	if l.pick(); l.choice.Batch != 0 || l.choice.Reserved != 1 {
+		t.Fatalf("a demoted batch of %d begins, %d wait", l.choice.Batch, l.choice.Reserved)
 	}
 	if l.mayBegin() {
 		t.Error("the same request is looked at again before there is a balance")
@@ -516,8 +517,8 @@ func TestReserve(t *testing.T) {
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	if got := h.replies(1); !slices.Equal(got, []uint32{1}) || len(l.pending) != 1 {
-		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.pending))
+	if got := h.replies(1); !slices.Equal(got, []uint32{1}) || len(l.queue.Pending) != 1 {
+		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.queue.Pending))
 	}
 	h.answered(1, h.picture(1))
 	l.refillBalance()

@@ -206,3 +206,28 @@ func TestCopyGrant(t *testing.T) {
 		}
 	}
 }
+
+// A batch is full if it has as many requests as the rule and the order allow.
+func TestFullBatch(t *testing.T) {
+	for _, c := range []struct {
+		limit             float64
+		ordered, requests int
+		want              bool
+	}{{1, 0, 2, true}, {8, 0, 2, false}, {8, 2, 2, true}, {4, 0, 4, true}} {
+		h := newGPUHarness(t, testCard())
+		l := h.loop(h.fake())
+		l.p.orders.share.Store(&shareOrder{maxBatch: c.ordered})
+		l.queue.State.Limit = c.limit
+		l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+		for slot := range uint32(c.requests) {
+			h.publish(slot, h.picture(byte(slot)), nil)
+		}
+		l.beginOne(t)
+		if f := l.flights.oldest(); f.full != c.want {
+			t.Errorf("limit %v, order %d: a batch of %d is full: %v, want %v", c.limit, c.ordered, len(f.batch), f.full, c.want)
+		}
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -21,7 +21,7 @@ func BenchmarkBatch(b *testing.B) {
 			h, f := newHarness(b, testCard()), newFake()
 			l := h.loop(f)
 			f.idle, f.serving = true, false // compute nothing, keep no history
-			l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 			turns(b, h, l, n)
 		})
 	}
@@ -33,7 +33,7 @@ func BenchmarkAccountedBatch(b *testing.B) {
 	h, f := newHarness(b, testCard()), newFake()
 	l := h.loop(f)
 	f.idle, f.serving = true, false
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	l.p.level = 3
 	l.memory.prioritized = ignored{}
 	l.p.orders.follow(control.Order{Level: 3, GuaranteePercent: 90})
@@ -55,7 +55,7 @@ func turns(b *testing.B, h *harness, l *loop, n uint32) {
 			h.publish(slot, picture, nil)
 		}
 		for got := 0; got < int(n); {
-			l.sizes.state.Limit = 8
+			l.queue.State.Limit = 8
 			l.extend()
 			l.startMove()
 			if err := l.turn(); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/penstock/penstock/batching"
@@ -73,11 +72,9 @@ func mergeErrors(first, second error) error {
 // affect the whole batch.
 func (l *loop) begin() error {
 	f := l.flights.add()
-	n := len(l.choice.batch)
-	f.batch = append(f.batch[:0], l.choice.batch...)
-	f.padded = l.sizes.rule.Pad(n)
-	f.waited, f.late = l.choice.waited, l.choice.late
-	f.full = n == l.sizes.fit(l.sizes.size(), l.maxBatch())
+	c := l.choice
+	f.batch = append(f.batch[:0], l.batch()...)
+	f.padded, f.waited, f.late, f.full = c.Padded, c.Waited, c.Late, c.Full
 	f.slots, f.requests = f.slots[:0], f.requests[:0]
 	for _, r := range f.batch {
 		f.slots = append(f.slots, r.Slot)
@@ -94,15 +91,15 @@ func (l *loop) begin() error {
 			idle = min(idle, 0) // the device was busy
 		}
 	}
-	l.choice.batch = nil
-	l.pending = slices.Delete(l.pending, l.choice.reserved, l.choice.reserved+n)
 
 	l.ring.Start(f.slots)
 	oldest := l.ring.Request(firstComplete(f.batch).Slot)
 	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
 	f.dispatched = shm.Now()
 	f.began = f.dispatched
-	l.account.begin(f.dispatched, f, l.choice.demoted)
+	l.account.begin(f.dispatched, f, c.Demoted)
+	l.queue.Begin(f.dispatched, c, f.demoted)
+	l.choice = batching.Choice{}
 	l.setBusy(f)
 	if l.memory.prioritized != nil {
 		if err := l.memory.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
@@ -117,13 +114,13 @@ func (l *loop) begin() error {
 	if f.err == nil {
 		f.err = l.p.framework.InferBatch(f.slot, f.padded)
 	}
-	images := n
+	images := c.Batch
 	if f.err != nil {
 		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
 	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
 	if f.err == nil && !f.demoted {
-		l.turns.lane.launch(f.slot, f.dispatched, l.sizes.typical(f.padded), l.overlap.lead)
+		l.turns.lane.launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
 	}
 	l.completeMove(idle)
 	return f.err
@@ -178,7 +175,7 @@ func (l *loop) done() *flight {
 	if done, _ := l.memory.device.Done(f.slot); done {
 		return f
 	}
-	if l.flights.mixed() {
+	if l.queue.Mixed() {
 		f = l.flights.newest()
 		if done, _ := l.memory.device.Done(f.slot); done {
 			return f
@@ -197,7 +194,7 @@ func (l *loop) finish() error {
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
 		if !f.demoted && !f.followed {
-			l.overlap.learnLead(time.Duration(f.gathered - f.dispatched))
+			l.queue.LearnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
 	l.clearBusy(f)
@@ -206,7 +203,7 @@ func (l *loop) finish() error {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
-	l.p.residence.ran(inferred, l.sizes.typical(l.sizes.smallest()))
+	l.p.residence.ran(inferred, l.smallestBatch())
 	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
@@ -239,31 +236,22 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	ended := shm.Now()
 	l.ring.BatchEnded(ended)
 	l.ring.Flush()
-	l.flights.remove(f)
+	i := l.flights.remove(f)
 	l.settleMove()
 	l.account.end(f, inferred)
-	l.overlap.learnAnswering(time.Duration(ended - inferred))
+	l.queue.LearnAnswering(time.Duration(ended - inferred))
 
-	l.last.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
-	if f.err == nil { // the time of a failed batch means nothing
-		o := batching.Observation{
-			Batch: n, Padded: f.padded, Demoted: f.demoted,
-			Elapsed:    time.Duration(ended-f.began) + l.last.pause,
-			Ended:      ended,
-			Aggregated: f.aggregated,
-			Waited:     f.waited,
-			Late:       f.late,
-			Full:       f.full,
-		}
-		l.sizes.observe(o)
-		if len(l.flights.places) > 1 {
-			l.overlap.observe(o)
-		}
-	}
+	l.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
+	l.queue.End(i, batching.Observation{
+		Batch: n, Padded: f.padded, Demoted: f.demoted,
+		Elapsed:    time.Duration(ended-f.began) + l.pause,
+		Ended:      ended,
+		Aggregated: f.aggregated,
+		Waited:     f.waited,
+		Late:       f.late,
+		Full:       f.full,
+	}, l.pause, f.err != nil)
 	l.reporter.ran.Add(int64(n))
-	if !f.demoted { // no request within the guarantee waits for a demoted batch
-		l.last.began, l.last.ended = f.began, ended+int64(l.last.pause)
-	}
-	l.reporter.publish(&l.sizes)
+	l.reporter.publish(l.queue)
 	return firstErr
 }

@@ -29,10 +29,6 @@ func (f *flights) oldest() *flight { return f.at(0) }
 // newest returns the batch in flight that began last.
 func (f *flights) newest() *flight { return f.at(f.count - 1) }
 
-// mixed reports whether both a batch within the guarantee and a demoted one are in flight: either
-// may end first.
-func (f *flights) mixed() bool { return f.count > 1 && f.oldest().demoted != f.newest().demoted }
-
 // free returns the device's slot of the next batch. There must be a place for it.
 func (f *flights) free() int { return f.base + (f.first+f.count)%len(f.places) }
 
@@ -45,12 +41,16 @@ func (f *flights) add() *flight {
 	return added
 }
 
-// remove removes a batch that has ended. It must be the oldest or the newest.
-func (f *flights) remove(ended *flight) {
+// remove removes a batch that has ended. It must be the oldest or the newest. remove returns which one it was
+// in the order of at.
+func (f *flights) remove(ended *flight) (i int) {
 	if ended == f.oldest() {
 		f.first = (f.first + 1) % len(f.places)
+	} else {
+		i = f.count - 1
 	}
 	f.count--
+	return i
 }
 
 // moved reports whether all batches in flight run in the slots from base on.

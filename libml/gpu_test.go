@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
@@ -54,8 +53,8 @@ func TestGPUAnswers(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	f := h.fake()
 	l := h.loop(f)
-	l.sizes.state.Limit = 4
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.State.Limit = 4
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	for round := range 3 {
 		for slot := range uint32(3) {
 			h.publish(slot, h.picture(byte(round*10)+byte(slot)), nil)
@@ -94,11 +93,11 @@ func TestFlightsAllocations(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	h.streams = 2
 	l := h.loop(h.fake())
-	l.sizes.state.Limit = 4
+	l.queue.State.Limit = 4
 	picture := h.picture(1)
 	slots := make([]uint32, h.geometry.Slots)
 	turn := func() {
-		l.sizes.state.Limit = 4
+		l.queue.State.Limit = 4
 		for slot := range uint32(8) {
 			h.publish(slot, picture, nil)
 		}
@@ -158,33 +157,12 @@ func TestSecondBatch(t *testing.T) {
 	}
 }
 
-// With two batches configured, or on trial, the second begins when half of a batch waits.
+// With two batches configured, the second begins when half of a batch waits.
 func TestSecondBatchHalfFull(t *testing.T) {
-	t.Run("configured", func(t *testing.T) {
-		h := newGPUHarness(t, testCard())
-		h.streams = 2
-		l := h.loop(h.fake())
-		testHalfFull(t, h, l)
-		if (l.overlap.measured != batching.Overlap{}) {
-			t.Errorf("the number in flight is measured: %+v", l.overlap.measured)
-		}
-	})
-	t.Run("on trial", func(t *testing.T) {
-		h := newGPUHarness(t, testCard())
-		l := h.loop(h.fake())
-		for ended := int64(1); !l.overlap.measured.HalfFull(); ended++ {
-			l.overlap.measured = l.overlap.measured.Next(batching.Observation{Batch: 8, Elapsed: 1, Ended: ended, Late: 1})
-		}
-		testHalfFull(t, h, l)
-		if l.overlap.measured.HalfFull() {
-			t.Error("a trial goes on over a pause of the device")
-		}
-	})
-}
-
-func testHalfFull(t *testing.T, h *harness, l *loop) {
-	t.Helper()
-	l.sizes.state.Limit = 8
+	h := newGPUHarness(t, testCard())
+	h.streams = 2
+	l := h.loop(h.fake())
+	l.queue.State.Limit = 8
 	release := h.hold()
 	h.publish(0, h.picture(0), nil)
 	l.take()
@@ -206,8 +184,8 @@ func testHalfFull(t *testing.T, h *harness, l *loop) {
 	// It has waited for the first batch since it arrived, not since the batch before
 	// that ended.
 	least := time.Duration(shm.Now() - h.table.Request(1).Complete)
-	if l.pick(); l.choice.waited < least {
-		t.Errorf("waited %v for the running batch, want at least %v", l.choice.waited, least)
+	if l.pick(); l.choice.Waited < least {
+		t.Errorf("waited %v for the running batch, want at least %v", l.choice.Waited, least)
 	}
 	l.begin()
 	release()
@@ -230,7 +208,7 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
 	const takes, lead = 20 * time.Minute, time.Minute
-	l.sizes.state, l.overlap.lead = l.sizes.rule.Warm(l.sizes.rule.Start(), 1, takes), lead
+	l.queue.State, l.queue.Lead = l.queue.Rule.Warm(l.queue.Rule.Start(), 1, takes), lead
 	release := h.hold()
 	h.publish(0, h.picture(0), nil)
 	l.take()
@@ -241,11 +219,11 @@ func TestSecondBatchNearEnd(t *testing.T) {
 		t.Error("a batch begins next to one that has just begun")
 	}
 	const answering = 2 * time.Minute
-	l.flights.oldest().dispatched -= int64(takes - answering - lead)
+	l.queue.Running[0].Dispatched -= int64(takes - answering - lead)
 	if l.mayBegin() {
 		t.Error("a batch begins while the one before still uses the device")
 	}
-	l.overlap.answering = answering
+	l.queue.Answering = answering
 	if !l.mayBegin() || l.await() {
 		t.Fatal("no batch may begin next to another that is about to end")
 	}
@@ -255,17 +233,17 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	if l.overlap.lead == lead {
+	if l.queue.Lead == lead {
 		t.Error("a batch that ran alone does not change the lead")
 	}
-	if l.overlap.answering == answering {
+	if l.queue.Answering == answering {
 		t.Error("a batch does not change the time of its answers")
 	}
-	before := l.overlap.lead
+	before := l.queue.Lead
 	if err := l.finish(); err != nil {
 		t.Fatal(err)
 	}
-	if l.overlap.lead == before {
+	if l.queue.Lead == before {
 		t.Error("a batch next to another does not change the lead")
 	}
 	h.replies(2)
@@ -398,8 +376,8 @@ func TestGPUBatchFails(t *testing.T) {
 	f.fail(nil)
 	h.publish(2, h.picture(2), func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 })
 	h.publish(3, h.picture(3), nil)
-	l.sizes.state.Limit = 2
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.State.Limit = 2
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	if err := l.turn(); !errors.Is(err, device.ErrOutsideSlab) {
 		t.Errorf("the turn gives %v, want %v", err, device.ErrOutsideSlab)
 	}

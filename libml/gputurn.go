@@ -175,7 +175,7 @@ func (l *loop) takeTurnOnGPU(done <-chan struct{}) bool {
 		return true
 	}
 	l.ring.Settle()
-	if l.turns.gpu.take(l.rank(l.choice.batch)) {
+	if l.turns.gpu.take(l.rank(l.batch())) {
 		return true
 	}
 	if l.flights.count == 0 {
@@ -187,7 +187,7 @@ func (l *loop) takeTurnOnGPU(done <-chan struct{}) bool {
 // rank is the place of the picked batch among those of all processes.
 func (l *loop) rank(batch []batching.Request) shm.Rank {
 	rank := shm.Rank{Deadline: earliestDeadline(batch)}
-	if !l.choice.demoted {
+	if !l.choice.Demoted {
 		rank.Level = uint32(max(budget.MinLevel, l.account.orderedLevel()))
 	}
 	return rank

@@ -253,19 +253,19 @@ func TestWorkerTurnEntry(t *testing.T) {
 func TestRank(t *testing.T) {
 	h := newTurnHarness(t)
 	l := h.loop(h.fake())
-	l.pending = append(l.pending, batching.Request{Deadline: 70}, batching.Request{Deadline: 50}, batching.Request{Deadline: 60})
+	l.queue.Pending = append(l.queue.Pending, batching.Request{Deadline: 70}, batching.Request{Deadline: 50}, batching.Request{Deadline: 60})
 	l.guaranteed(shm.Now())
-	if got, want := l.rank(l.pending), (shm.Rank{Level: 3, Deadline: 50}); got != want {
+	if got, want := l.rank(l.queue.Pending), (shm.Rank{Level: 3, Deadline: 50}); got != want {
 		t.Errorf("a batch within the guarantee has rank %+v, want %+v", got, want)
 	}
-	l.choice.demoted = true
-	if got, want := l.rank(l.pending), (shm.Rank{Deadline: 50}); got != want {
+	l.choice.Demoted = true
+	if got, want := l.rank(l.queue.Pending), (shm.Rank{Deadline: 50}); got != want {
 		t.Errorf("a demoted batch has rank %+v, want %+v", got, want)
 	}
-	l.choice.demoted = false
+	l.choice.Demoted = false
 	l.p.orders.follow(control.Order{Do: control.DoShare, GuaranteePercent: 50, Level: budget.MaxLevel})
 	l.guaranteed(shm.Now())
-	if got := l.rank(l.pending); got.Level != uint32(budget.MaxLevel) {
+	if got := l.rank(l.queue.Pending); got.Level != uint32(budget.MaxLevel) {
 		t.Errorf("a batch has level %d after an order, want %d", got.Level, budget.MaxLevel)
 	}
 }
@@ -295,8 +295,8 @@ func TestMaxBatch(t *testing.T) {
 	f := h.fake()
 	h.wake.MaxBatch = 3
 	l := h.loop(f)
-	l.sizes.state.Limit = 8
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.State.Limit = 8
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	for slot := range uint32(5) {
 		h.publish(slot, h.picture(1), nil)
 	}
@@ -308,10 +308,5 @@ func TestMaxBatch(t *testing.T) {
 	h.replies(5)
 	if sizes, _ := f.history(); !slices.Equal(sizes, []int{2, 2, 1}) {
 		t.Errorf("batches of %v, want at most 2 requests in each: the size below the limit of 3", sizes)
-	}
-	for _, c := range []struct{ n, limit, want int }{{5, 0, 5}, {5, 8, 5}, {8, 5, 4}, {3, 4, 3}, {8, 1, 1}} {
-		if got := l.sizes.fit(c.n, c.limit); got != c.want {
-			t.Errorf("%d requests with a limit of %d: a batch of %d, want %d", c.n, c.limit, got, c.want)
-		}
 	}
 }

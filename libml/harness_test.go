@@ -517,7 +517,7 @@ func (h *harness) dup(f *os.File) *os.File {
 // turn makes one loop.step without its waits: it takes the requests and runs one batch.
 func (l *loop) turn() error {
 	l.take()
-	if l.pick(); len(l.choice.batch) == 0 {
+	if l.pick(); l.choice.Batch == 0 {
 		return nil
 	}
 	l.begin()

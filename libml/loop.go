@@ -20,7 +20,7 @@ import (
 //     longer meet their deadline.
 //  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
 //  3. Look for new work while it runs, if the device can run a second batch next to it.
-//     Begin that one when it is time (batching.NearEnd, batching.HalfFull). In a worker the second
+//     Begin that one when it is time (batching.Queue). In a worker the second
 //     batch is another member's (turns.go).
 //  4. Finish the batch: decode each image's outputs into its result, flush.
 //  5. Tell the rule. If the process still owns the ring, continue with 1.
@@ -34,43 +34,25 @@ type loop struct {
 	memory *memory
 	ring   *shm.Consumer
 
-	pending []batching.Request // taken, and not yet in a batch
-	fair    *batching.Turns    // the order of pending
-	choice  choice             // the next batch
-	flights flights
+	queue   *batching.Queue
+	choice  batching.Choice // the next batch
+	flights flights         // in the order of queue.Running
 
-	sizes    batchSizes
+	rules    rules
 	account  account
 	governor governor
-	overlap  overlap
 	naps     naps
 	moves    moves
 	reporter reporter
 	turns    loopTurns
 
-	last      lastBatch
-	acquired  int64 // when this process got the ring
-	served    bool  // a batch has begun
+	pause     time.Duration // that the share requires after the last batch
+	acquired  int64         // when this process got the ring
+	served    bool          // a batch has begun
 	announced bool
 
 	taken []uint32 // buffer of take
 	image [][]byte // buffer of decode
-}
-
-// choice is the next batch, as picked from the pending requests.
-type choice struct {
-	batch    []batching.Request // a part of pending
-	demoted  bool               // the batch is beyond the guarantee
-	reserved int                // requests before the batch in pending, which wait for the guarantee
-	late     int                // answered late in the dispatch of this batch
-	waited   time.Duration      // by batching.WaitForRunning, before the batch
-}
-
-// lastBatch is the last batch that was not demoted, and the pause that the share requires after any
-// batch.
-type lastBatch struct {
-	began, ended int64
-	pause        time.Duration
 }
 
 // maxWait bounds how long an idle loop sleeps before it checks again.
@@ -80,18 +62,22 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	n := p.memory.slots
 	l := &loop{
 		p: p, memory: p.memory, ring: p.memory.consumer,
-		pending:  make([]batching.Request, 0, n),
-		fair:     batching.NewTurns(int(n)),
 		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
-		overlap:  overlap{streams: attached.Streams, lead: firstLead},
 		turns:    loopTurns{lane: p.turn, gpu: batchTurn{of: p.gpuTurn}},
 		naps:     naps{poll: attached.BusyPollNanos > 0},
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
 	}
-	if err := l.sizes.open(p, attached); err != nil {
+	l.rules.open(p, attached)
+	rule, err := l.rules.newRule(p.sizes.ladder)
+	if err != nil {
 		return nil, err
+	}
+	l.queue = batching.NewQueue(rule, int(n), p.memory.inFlight)
+	l.queue.HalfFull, l.queue.Lead = attached.Streams > 1, firstLead
+	for _, w := range p.sizes.warm {
+		l.queue.State = rule.Warm(l.queue.State, w.size, w.elapsed)
 	}
 	l.account.open(p, shm.Now())
 	l.reporter.p, l.reporter.account = p, &l.account
@@ -194,14 +180,14 @@ func (l *loop) step(done <-chan struct{}) error {
 		return err
 	}
 	l.announce(done)
-	l.rest(shm.Now() + int64(l.last.pause))
+	l.rest(shm.Now() + int64(l.pause))
 	return nil
 }
 
 // mayBeginPicked picks the next batch and reports whether it has all that it needs to begin. If it has
 // not, mayBeginPicked may have waited for a while.
 func (l *loop) mayBeginPicked(done <-chan struct{}) bool {
-	if l.pick(); len(l.choice.batch) == 0 {
+	if l.pick(); l.choice.Batch == 0 {
 		l.turns.withdraw()
 		return false
 	}
@@ -243,7 +229,6 @@ func (t *loopTurns) withdraw() {
 func (l *loop) take() {
 	for _, slot := range l.taken[:l.ring.Take(l.taken)] {
 		l.addPending(slot)
-		l.account.retryAt = 0
 	}
 }
 
@@ -253,9 +238,9 @@ func (l *loop) takeTurn(done <-chan struct{}) bool {
 	if l.turns.lane == nil {
 		return true
 	}
-	now, batch := shm.Now(), l.choice.batch
-	deadline, took := earliestDeadline(batch), l.sizes.expected(len(batch))
-	job := lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch), Demoted: l.choice.demoted}
+	now, batch := shm.Now(), l.batch()
+	deadline, took := earliestDeadline(batch), l.queue.Expected(len(batch))
+	job := lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch), Demoted: l.choice.Demoted}
 	if l.turns.lane.take(now, job) {
 		return true
 	}
@@ -269,10 +254,15 @@ func (l *loop) waitForBatch(done <-chan struct{}, now int64) {
 	if l.flights.count > 0 {
 		return
 	}
-	late := earliestDeadline(l.choice.batch) - int64(l.sizes.expected(len(l.choice.batch)))
+	late := earliestDeadline(l.batch()) - int64(l.queue.Expected(l.choice.Batch))
 	l.ring.Settle()
 	l.announce(done)
 	l.ring.Wait(min(now+int64(maxWait), max(late, now+int64(minTurnWait))))
+}
+
+// batch returns the requests of the picked batch.
+func (l *loop) batch() []batching.Request {
+	return l.queue.Pending[l.choice.Reserved:][:l.choice.Batch]
 }
 
 func earliestDeadline(batch []batching.Request) int64 {
@@ -288,48 +278,32 @@ const minTurnWait = time.Millisecond
 
 // mayBegin reports whether a batch may begin now.
 func (l *loop) mayBegin() bool {
-	switch {
-	case len(l.pending) == 0 || l.flights.full():
-		return false
-	case !l.sizes.ready(l.pending):
-		return false
-	case l.flights.count > 0 && !l.turns.gpu.joins():
+	if len(l.queue.Pending) == 0 || l.flights.count > 0 && !l.turns.gpu.joins() {
 		return false
 	}
 	now := shm.Now()
-	demoted := !l.guaranteed(now)
-	switch {
-	case demoted && (now < l.account.retryAt || l.flights.count > 0 && l.flights.newest().demoted):
-		return false
-	case l.flights.count == 0:
-		return true
-	case l.moves.incomplete():
-		return true // the first batch after the move, next to the last one before it
-	case !demoted && l.flights.newest().demoted:
-		return true // a demoted batch delays no other
-	}
-	f := l.flights.oldest()
-	return l.overlap.allows(len(l.pending), l.sizes.size(), l.remaining(f, now), l.sizes.typical(f.padded))
+	l.queue.Elsewhere = l.moves.incomplete() // the first batch after the move runs next to the last one before it
+	return l.queue.MayBegin(now, !l.guaranteed(now))
 }
 
 // guaranteed reports whether a batch that begins now is within the guarantee.
 func (l *loop) guaranteed(now int64) bool {
-	return l.account.guaranteed(now, l.p.orders.share.Load(), l.sizes.fit(l.sizes.size(), l.maxBatch()))
-}
-
-// maxBatch is the ordered maximum of requests in a batch, 0 for none.
-func (l *loop) maxBatch() int {
-	if share := l.p.orders.share.Load(); share != nil {
-		return share.maxBatch
+	share := l.p.orders.share.Load()
+	if l.queue.MaxBatch = 0; share != nil {
+		l.queue.MaxBatch = share.maxBatch
 	}
-	return 0
+	guaranteed, changed := l.account.guaranteed(now, share, l.queue.Size())
+	if changed {
+		l.queue.Retry()
+	}
+	return guaranteed
 }
 
 // extend switches to a rule with more batch sizes, if there is one (partial.go). Before, it compares the
 // answers of these sizes, one batch per call: requests wait meanwhile. The error wraps device.ErrLost; any
 // other ends the process.
 func (l *loop) extend() error {
-	larger := l.sizes.larger.Load()
+	larger := l.rules.larger.Load()
 	if larger == nil || l.flights.full() {
 		return nil
 	}
@@ -339,8 +313,9 @@ func (l *loop) extend() error {
 		return err
 	case err != nil:
 		l.p.exit.fail(err)
-	case compared && l.sizes.extend(larger):
-		l.reporter.publish(&l.sizes)
+	case compared && l.rules.larger.CompareAndSwap(larger, nil): // unless there is a larger one by now
+		l.queue.Extend(larger)
+		l.reporter.publish(l.queue)
 	}
 	return nil
 }
@@ -349,24 +324,13 @@ func (l *loop) extend() error {
 // latest when the pending requests may be a batch.
 func (l *loop) waitUntil() int64 {
 	until := shm.Now() + int64(maxWait)
-	if l.sizes.larger.Load() != nil {
+	if l.rules.larger.Load() != nil {
 		until = shm.Now() // compare its sizes while no request waits
 	}
-	if len(l.pending) > 0 {
-		until = min(until, max(l.sizes.readyAt(l.pending), l.account.retryAt))
+	if len(l.queue.Pending) > 0 {
+		until = min(until, l.queue.ReadyAt())
 	}
 	return until
-}
-
-// remaining is how long a batch in flight is expected to use the device from now. The time of a demoted
-// one is unknown: the longer it has taken, the less often the loop checks it.
-func (l *loop) remaining(f *flight, now int64) time.Duration {
-	ran := time.Duration(now - f.dispatched)
-	left := l.overlap.onDevice(l.sizes.typical(f.padded)) - ran
-	if f.demoted {
-		left = max(left, ran/8)
-	}
-	return left
 }
 
 // await returns true when it is time to finish a batch in flight. It returns false when another
@@ -375,7 +339,7 @@ func (l *loop) remaining(f *flight, now int64) time.Duration {
 // device and the ring, and naps between two checks. The naps get shorter as the expected end comes
 // nearer; at last it polls.
 func (l *loop) await() bool {
-	if l.flights.full() && !l.flights.mixed() {
+	if l.flights.full() && !l.queue.Mixed() {
 		l.offerLane()
 		return true
 	}
@@ -411,12 +375,12 @@ func (l *loop) offerLane() {
 // limit is the time at which another batch may begin next to it.
 func (l *loop) nap() {
 	now := shm.Now()
-	left := l.remaining(l.flights.oldest(), now)
-	if l.flights.mixed() {
-		left = min(left, l.remaining(l.flights.newest(), now))
+	left := l.queue.Left(0, now)
+	if l.queue.Mixed() {
+		left = min(left, l.queue.Left(1, now))
 	}
-	if len(l.pending) > 0 {
-		left -= l.overlap.lead
+	if len(l.queue.Pending) > 0 {
+		left -= l.queue.Lead
 	}
 	l.naps.nap(left)
 }
@@ -440,7 +404,7 @@ func (l *loop) abandon(why error) error {
 
 // rest waits for the share's pause. It ends early when the ring must be released.
 func (l *loop) rest(until int64) {
-	for l.last.pause > 0 && !l.mustRelease() {
+	for l.pause > 0 && !l.mustRelease() {
 		now := shm.Now()
 		if now >= until {
 			return
@@ -471,53 +435,44 @@ func (l *loop) announce(done <-chan struct{}) {
 func (l *loop) addPending(slot uint32) {
 	r := l.ring.Request(slot)
 	l.p.residence.request(r.FirstFragment)
-	l.pending = append(l.pending, batching.Request{
+	l.queue.Add(batching.Request{
 		Slot: slot, Whole: r.Complete, Deadline: r.Deadline, Priority: r.Priority, Address: r.Address, Client: r.Client,
 	})
 }
 
-// pick chooses the next batch and answers requests that are late. The batch stays in pending until
-// it begins.
+// pick chooses the next batch and answers requests that are late. The batch stays pending until it
+// begins.
 func (l *loop) pick() {
 	now := shm.Now()
-	l.fair.Rank(l.pending, now, l.p.slo)
-	l.choice.demoted = !l.guaranteed(now)
-	began, ended := l.last.began, l.last.ended
-	if l.flights.count > 0 && !l.flights.newest().demoted {
-		// For this batch the newest one in flight is the batch before: it has run until now.
-		began, ended = l.flights.newest().dispatched, now
+	demoted := !l.guaranteed(now)
+	var refill batching.Refill
+	if demoted {
+		refill = l.account.refill(now)
 	}
-	l.choice.waited = batching.WaitForRunning(l.pending, began, ended)
-	l.choice.reserved = 0
-	if l.choice.demoted {
-		l.choice.reserved = l.sizes.rule.Reserve(l.sizes.state, l.pending, now, l.account.refill(now), l.sizes.expected)
-	}
-	batch, late := l.sizes.rule.Pick(l.sizes.state, l.pending[l.choice.reserved:], now, l.choice.demoted, l.sizes.expected)
-	batch = l.sizes.fit(batch, l.maxBatch())
-	l.choice.batch, l.choice.late = l.pending[l.choice.reserved:][:batch], late
-	if l.choice.demoted && batch == 0 {
-		l.account.postpone(now)
-	}
-	if late == 0 {
+	var late []batching.Request
+	l.choice, late = l.queue.Pick(now, demoted, refill)
+	if len(late) == 0 {
 		return
 	}
-	on := len(l.pending) - late
-	for _, r := range l.pending[on:] {
-		l.ring.Complete(r.Slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: l.p.card.Version})
+	l.answerAll(late, wire.StatusLate)
+	if l.choice.Batch == 0 {
+		l.reporter.publish(l.queue)
 	}
-	l.pending = l.pending[:on]
+}
+
+// answerAll answers requests without a batch.
+func (l *loop) answerAll(requests []batching.Request, status wire.Status) {
+	for _, r := range requests {
+		l.ring.Complete(r.Slot, shm.Result{Status: uint8(status), ModelVersion: l.p.card.Version})
+	}
 	l.ring.Flush()
-	if batch == 0 {
-		l.sizes.observe(batching.Observation{Late: late})
-		l.reporter.publish(&l.sizes)
-	}
 }
 
 // idle returns how long the ring has been idle: since the last batch's end, or since the next batch
 // could have begun if that was later. It returns -1, not idle, if no work had arrived by the time
 // at which it could have been taken.
 func (l *loop) idle(ready int64) int64 {
-	last, since := l.ring.LastBatchEnd(), l.sizes.rule.Since(l.sizes.state, l.choice.batch)
+	last, since := l.ring.LastBatchEnd(), l.queue.Rule.Since(l.queue.State, l.batch())
 	if last == 0 || since > ready {
 		return -1
 	}

@@ -15,7 +15,7 @@ import (
 func TestBatchSize(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond } // the same for every size
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond } // the same for every size
 	for _, c := range []struct {
 		name   string
 		limit  float64
@@ -29,8 +29,8 @@ func TestBatchSize(t *testing.T) {
 		{"at most the ladder's last", 64, 20, 8, 8},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			l.sizes.state = l.sizes.rule.Start()
-			l.sizes.state.Limit = c.limit
+			l.queue.State = l.queue.Rule.Start()
+			l.queue.State.Limit = c.limit
 			f.serve()
 			for slot := range c.wait {
 				h.publish(slot, h.picture(byte(slot)), nil)
@@ -54,7 +54,7 @@ func TestBatchSize(t *testing.T) {
 			}
 			h.silent()
 			// The other requests follow, each once.
-			for len(l.pending) > 0 {
+			for len(l.queue.Pending) > 0 {
 				if err := l.turn(); err != nil {
 					t.Fatal(err)
 				}
@@ -71,8 +71,8 @@ func TestBatchSize(t *testing.T) {
 func TestPadding(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
-	l.sizes.state.Limit = 4
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.State.Limit = 4
 	for i := range h.tensors.Bytes() {
 		h.tensors.Bytes()[i] = 0xee
 	}
@@ -96,7 +96,7 @@ func TestPadding(t *testing.T) {
 func TestLateRequests(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
-	l.sizes.state.Limit = 8
+	l.queue.State.Limit = 8
 	past := func(r *shm.Request, _ []shm.Fragment) { r.Deadline = r.Complete - 1 }
 	h.publish(1, h.picture(1), past)
 	h.publish(2, h.picture(2), nil)
@@ -119,7 +119,7 @@ func TestLateRequests(t *testing.T) {
 	}
 
 	// All requests are late: nothing runs, and the rule learns of it.
-	before := l.sizes.state
+	before := l.queue.State
 	h.publish(4, h.picture(4), past)
 	if err := l.turn(); err != nil {
 		t.Fatal(err)
@@ -130,8 +130,8 @@ func TestLateRequests(t *testing.T) {
 	if len(f.ran) != 1 {
 		t.Errorf("ran batches of %v, want no more", f.ran)
 	}
-	if want := l.sizes.rule.Next(before, batching.Observation{Late: 1}); l.sizes.state != want {
-		t.Errorf("state is %+v, want %+v", l.sizes.state, want)
+	if want := l.queue.Rule.Next(before, batching.Observation{Late: 1}); l.queue.State != want {
+		t.Errorf("state is %+v, want %+v", l.queue.State, want)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestPriority(t *testing.T) {
 		})
 	}
 	for range 4 {
-		l.sizes.state = l.sizes.rule.Start() // one at a time
+		l.queue.State = l.queue.Rule.Start() // one at a time
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
@@ -161,9 +161,9 @@ func TestPriority(t *testing.T) {
 func TestBatchFails(t *testing.T) {
 	h, f := newHarness(t, testCard()), newFake()
 	l := h.loop(f)
-	l.sizes.expected = func(int) time.Duration { return time.Microsecond }
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
 	f.failing = func(string) error { return errFake }
-	l.sizes.state.Limit = 2
+	l.queue.State.Limit = 2
 	for slot := range uint32(4) {
 		h.publish(slot, h.picture(byte(slot)), nil)
 	}
@@ -178,7 +178,7 @@ func TestBatchFails(t *testing.T) {
 	}
 	h.silent()
 	f.failing = nil
-	for len(l.pending) > 0 {
+	for len(l.queue.Pending) > 0 {
 		if err := l.turn(); err != nil {
 			t.Fatal(err)
 		}
@@ -207,8 +207,8 @@ func TestInvalidRequests(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h, f := newHarness(t, testCard()), newFake()
 			l := h.loop(f)
-			l.sizes.expected = func(int) time.Duration { return time.Microsecond }
-			l.sizes.state.Limit = 4
+			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+			l.queue.State.Limit = 4
 			h.publish(1, h.picture(1), nil)
 			h.publish(2, h.picture(c.picture), c.spoil)
 			h.publish(3, h.picture(3), nil)

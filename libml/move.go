@@ -92,7 +92,7 @@ func (l *loop) startMove() {
 	if l.flights.full() || !l.moves.ordered() {
 		return
 	}
-	if l.flights.count == 0 && len(l.pending) > 0 && len(l.flights.places) > 1 {
+	if l.flights.count == 0 && len(l.queue.Pending) > 0 && len(l.flights.places) > 1 {
 		return
 	}
 	l.moves.begin(&l.flights, shm.Now())
@@ -137,7 +137,7 @@ func (p *process) startMover(l *loop, d device.Partitioned, ready control.Notice
 		held: ready.SMGroups, sms: ready.SMs,
 		stop: make(chan struct{}), ended: make(chan struct{}),
 	}
-	m.warmUp = partialWarmUp{p: p, device: d, sizes: &l.sizes, base: m.base, slots: m.slots, stop: m.stop}
+	m.warmUp = partialWarmUp{p: p, device: d, rules: &l.rules, base: m.base, slots: m.slots, stop: m.stop}
 	go m.run()
 	return m
 }

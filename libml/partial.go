@@ -25,7 +25,7 @@ import (
 //
 // New sizes are not warmed up: they share their tensors, and the framework's memory of
 // the slot, with batches in flight. The rule learns the time of a size from its first
-// batches, for which slab.Rule.Grown raises the limit on trial, and so does the account.
+// batches, for which batching.Rule.Grown raises the limit on trial, and so does the account.
 //
 // An error ends the process as it would while linking, with the same line. If half of a
 // model is wrong, the rest cannot be trusted. The manager lets the next process run all
@@ -35,7 +35,7 @@ import (
 type partialWarmUp struct {
 	p       *process
 	device  device.Partitioned
-	sizes   *batchSizes     // of the loop
+	rules   *rules          // of the loop
 	base    int             // the first slot in use
 	slots   int             // that may be in flight
 	stop    <-chan struct{} // closed when the loop has ended
@@ -96,12 +96,12 @@ func (w *partialWarmUp) add(ladder []int) error {
 		}
 		p.sizes.ephemeral[i] = max(p.sizes.ephemeral[i], bytes)
 	}
-	rule, err := w.sizes.newRule(ladder)
+	rule, err := w.rules.newRule(ladder)
 	if err != nil {
 		return err
 	}
 	p.sizes.ladder = ladder
-	w.sizes.larger.Store(rule)
+	w.rules.larger.Store(rule)
 	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size configured")
 	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil

@@ -297,28 +297,28 @@ func TestPartialDrain(t *testing.T) {
 func TestExtend(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
-	small, err := l.sizes.newRule([]int{1})
+	small, err := l.rules.newRule([]int{1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	large, err := l.sizes.newRule([]int{1, 2, 4, 8})
+	large, err := l.rules.newRule([]int{1, 2, 4, 8})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.sizes.rule, l.sizes.state = small, small.Start()
-	l.sizes.larger.Store(large)
+	l.queue.Rule, l.queue.State = small, small.Start()
+	l.rules.larger.Store(large)
 	h.publish(1, h.picture(1), nil)
 	l.take()
 	if err := l.extend(); err != nil {
 		t.Fatal(err)
 	}
-	if l.pick(); len(l.choice.batch) == 1 {
+	if l.pick(); l.choice.Batch == 1 {
 		l.begin()
 		l.finish()
 	}
 	h.answered(h.replies(1)[0], h.picture(1))
-	if l.sizes.rule != large || l.sizes.larger.Load() != nil || l.sizes.size() != 2 {
-		t.Errorf("size %d after it, want 2 on trial", l.sizes.size())
+	if l.queue.Rule != large || l.rules.larger.Load() != nil || l.queue.Rule.Size(l.queue.State) != 2 {
+		t.Errorf("size %d after it, want 2 on trial", l.queue.Rule.Size(l.queue.State))
 	}
 }
 

@@ -257,7 +257,7 @@ func (l *loop) mayTake(h *harness) bool {
 	h.publish(1, h.picture(1), nil)
 	l.take()
 	l.pick()
-	return l.turns.lane.take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.demoted})
+	return l.turns.lane.take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.Demoted})
 }
 
 // TestQueuedBatchTime counts the time of a queued batch from the end of the one before it. Its function is
@@ -293,8 +293,8 @@ func TestQueuedBatchTime(t *testing.T) {
 		}
 	}
 	second.answered(second.replies(1)[0], second.picture(1))
-	if b.last.began < released {
-		t.Errorf("queued batch counts from %v before the end of the first", time.Duration(released-b.last.began))
+	if b.flights.places[0].began < released {
+		t.Errorf("queued batch counts from %v before the end of the first", time.Duration(released-b.flights.places[0].began))
 	}
 	if got := b.account.aloneTime(1); got != known {
 		t.Errorf("after a queued batch a batch takes %v, want %v as before", got, known)

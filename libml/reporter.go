@@ -43,10 +43,10 @@ func (r *reporter) addHandover(idleNanos int64) {
 }
 
 // publish stores the state of the batching rule.
-func (r *reporter) publish(b *batchSizes) {
-	r.limit.Store(math.Float64bits(b.state.Limit))
-	r.fit.Store(uint32(b.state.Fit))
-	r.tail.Store(int64(b.expected(b.size())))
+func (r *reporter) publish(q *batching.Queue) {
+	r.limit.Store(math.Float64bits(q.State.Limit))
+	r.fit.Store(uint32(q.State.Fit))
+	r.tail.Store(int64(q.Expected(q.Rule.Size(q.State))))
 }
 
 // run reports at once and then every control.ReportEvery, until done is closed. It leaves out a

@@ -14,8 +14,8 @@ func TestReporter(t *testing.T) {
 	if got, want := r.report(5), (control.Report{Generation: 9, CPUNanos: 5}); got != want {
 		t.Errorf("report before the first batch is %+v, want %+v", got, want)
 	}
-	l.sizes.state.Limit = 2.5
-	r.publish(&l.sizes)
+	l.queue.State.Limit = 2.5
+	r.publish(l.queue)
 	r.ran.Add(3)
 	l.account.charged.Store(11)
 	l.account.demoted.Store(4)
@@ -23,7 +23,7 @@ func TestReporter(t *testing.T) {
 	r.addHandover(200)
 	got := r.report(6)
 	want := control.Report{
-		Generation: 9, CPUNanos: 6, Limit: 2.5, Ran: 3, TailNanos: int64(l.sizes.expected(2)),
+		Generation: 9, CPUNanos: 6, Limit: 2.5, Ran: 3, TailNanos: int64(l.queue.Expected(2)),
 		DeviceNanos: 11, DemotedNanos: 4, Handovers: 2, IdleNanos: 200,
 	}
 	if got != want || got.TailNanos <= 0 {

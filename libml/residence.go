@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
@@ -68,7 +69,7 @@ func (p *process) settle(l *loop, warm control.Notice) error {
 			return err
 		}
 	}
-	p.residence.serve(shm.Now(), l.sizes.typical(l.sizes.smallest()))
+	p.residence.serve(shm.Now(), l.smallestBatch())
 	return nil
 }
 
@@ -186,7 +187,7 @@ func (l *loop) conduct() error {
 		return nil
 	}
 	now := shm.Now()
-	w := work{waiting: len(l.pending), deadline: l.reachable(now, r.loading())}
+	w := work{waiting: len(l.queue.Pending), deadline: l.reachable(now, r.loading())}
 	if l.ring.Arrived() {
 		w.arrived, w.arriveBy, w.arriveDue = true, now+int64(l.p.slo/2), now+int64(l.p.slo)
 	}
@@ -237,10 +238,10 @@ func (l *loop) load(began int64) error {
 // reachable returns the earliest deadline that a load from now on can keep. If it can keep none, it
 // returns the earliest.
 func (l *loop) reachable(now int64, load time.Duration) int64 {
-	need := int64(load + l.sizes.typical(l.sizes.smallest()))
+	need := int64(load + l.smallestBatch())
 	reachable, earliest := int64(math.MaxInt64), int64(math.MaxInt64)
-	for i := range l.pending {
-		deadline := l.pending[i].Deadline
+	for i := range l.queue.Pending {
+		deadline := l.queue.Pending[i].Deadline
 		earliest = min(earliest, deadline)
 		if deadline-need >= now {
 			reachable = min(reachable, deadline)
@@ -263,22 +264,17 @@ func (l *loop) isLoaded(done <-chan struct{}) bool {
 	now := shm.Now()
 	l.turns.lane.withdraw(now)
 	if err := r.failure(now); err != nil {
-		l.failPending()
+		l.answerAll(l.queue.Pending, wire.StatusFailed)
+		l.queue.Pending = l.queue.Pending[:0]
+		l.choice = batching.Choice{}
 		return false
 	}
 	l.waitForBatch(done, now)
 	return false
 }
 
-// failPending answers all pending requests as failed.
-func (l *loop) failPending() {
-	for _, r := range l.pending {
-		l.ring.Complete(r.Slot, shm.Result{Status: uint8(wire.StatusFailed), ModelVersion: l.p.card.Version})
-	}
-	l.pending = l.pending[:0]
-	l.choice.batch = nil
-	l.ring.Flush()
-}
+// smallestBatch is the mean time of a batch of the smallest size.
+func (l *loop) smallestBatch() time.Duration { return l.queue.Typical(l.queue.Rule.Pad(1)) }
 
 // demotable asks the present framework of a process.
 type demotable struct{ p *process }

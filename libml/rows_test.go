@@ -121,18 +121,18 @@ func TestRowsBetweenBatches(t *testing.T) {
 			}
 		}
 	}
-	larger, err := l.sizes.newRule(sizes)
+	larger, err := l.rules.newRule(sizes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.sizes.larger.Store(larger)
+	l.rules.larger.Store(larger)
 	l.announced = true
 	for slot := range uint32(16) {
 		h.publish(slot, h.picture(byte(slot)), nil)
 	}
 	done := make(chan struct{})
 	defer close(done)
-	for steps := 0; l.sizes.larger.Load() != nil; steps++ {
+	for steps := 0; l.rules.larger.Load() != nil; steps++ {
 		before, _ := f.history()
 		if err := l.step(done); err != nil || steps == 3*3 {
 			t.Fatalf("step %d: %v", steps, err)
@@ -141,7 +141,7 @@ func TestRowsBetweenBatches(t *testing.T) {
 			t.Errorf("a step ran batches of %v", after[len(before):])
 		}
 	}
-	if got := l.sizes.rule.Ladder(); !slices.Equal(got, sizes) {
+	if got := l.queue.Rule.Ladder(); !slices.Equal(got, sizes) {
 		t.Errorf("the rule has the sizes %v, want %v", got, sizes)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -82,35 +83,20 @@ func (v *server) limit() int { return v.sizes[len(v.sizes)-1] }
 // are to be given up; the n requests after them run.
 //
 // Greedy gives up no request, and the batch is everything that waits, up to the
-// limit. Deadline is the choice of batching.Pick, restated for requests of
-// one objective, so that the order of arrival is the order of deadlines. Late
-// requests are those that would miss their objective in the batch that starts
-// now. Among the sizes for which the most requests can still meet it, pick
-// takes the one with the most answers per second. Of equal sizes, it takes the
-// largest.
+// limit. Deadline is batching.Choose. All requests have one objective, so the
+// order of arrival is the order of deadlines. Late requests are those that would
+// miss their objective in the batch that starts now.
 func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
 	waiting := v.queue.len()
 	if rule == Greedy {
 		return min(waiting, v.limit()), 0
 	}
-	late = waiting
-	var cost float64
-	for i, size := range v.sizes {
-		tooLate := v.queue.before(now + v.seconds[i] - slo)
-		// The max number of requests that fit this step and can still meet the
-		// objective.
-		most := min(size, waiting-tooLate)
-		if i > 0 && most <= v.sizes[i-1] || most == 0 {
-			break
-		}
-		if n == 0 || 1000*float64(most)*cost >= 999*float64(n)*v.seconds[i] {
-			n, late, cost = most, tooLate, v.seconds[i]
-		}
-		if most < size {
-			break
-		}
+	takes := func(n int) float64 { return v.takes(n) }
+	missed := func(t float64) int { return v.queue.before(now + t - slo) }
+	if n = batching.Choose(waiting, v.limit(), false, takes, missed); n == 0 {
+		return 0, waiting
 	}
-	return n, late
+	return n, missed(v.takes(n))
 }
 
 // delay estimates how long a request that arrives now would take here. It waits

@@ -12,8 +12,11 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// lanes is how many batches of a function may be in flight.
-const lanes = 2
+// places is how many batches of a function may be in flight.
+const places = 2
+
+// waiting is how many requests may wait.
+const waiting = 1024
 
 // lead is the time from a batch's dispatch to the end of its gather.
 const lead = 100 * time.Microsecond
@@ -28,24 +31,17 @@ type function struct {
 	device   *device
 
 	// The loop.
-	serves       bool
-	rule         *batching.Rule
-	state        batching.State
-	overlap      batching.Overlap
-	expected     func(n int) time.Duration
-	pending      []batching.Request
-	flights      []*batch // in the order in which they began
-	slot         uint32
-	began, ended int64 // of the last guaranteed batch
+	serves  bool
+	queue   *batching.Queue
+	flights []*batch // in the order of queue.Running
+	slot    uint32
 
 	// The account.
 	balance budget.Balance
-	size    int   // the largest batch that the balance holds
-	retry   int64 // when a demoted batch is tried again
+	size    int // the largest batch that the balance holds
 
 	// The manager.
 	action   guarantee.Action
-	maxBatch int // 0: no limit
 	demand   guarantee.Demand
 	arrived  int
 	reported bool // its costs
@@ -65,15 +61,18 @@ func newFunction(f Function, c *Config, d *device, index int) (*function, error)
 		return nil, err
 	}
 	s := &function{
-		Function: f, rules: c.Rules, rule: rule, state: rule.Start(), device: d,
+		Function: f, rules: c.Rules, queue: batching.NewQueue(rule, waiting, places), device: d,
 		noise:    rand.New(rand.NewPCG(c.Seed, uint64(2*index+1))),
 		arrivals: newArrivals(f, rand.New(rand.NewPCG(c.Seed, uint64(2*index)))),
 		counted:  map[uint32]bool{}, from: int64(c.Settle), within: math.MaxInt64,
 	}
 	s.result.Function = f
-	s.expected = func(n int) time.Duration { return s.rule.Expected(s.state, n) }
+	s.queue.Lead = lead
+	if d.sharing == Turns {
+		s.queue.Places = 1
+	}
 	for _, n := range ladder {
-		s.state = rule.Warm(s.state, n, f.timeOn(n, d.part))
+		s.queue.State = rule.Warm(s.queue.State, n, f.timeOn(n, d.part))
 	}
 	return s, nil
 }
@@ -83,9 +82,9 @@ func (f *function) guaranteed(now int64) bool {
 	if f.action.Level == budget.Demoted || f.rules.NoBalance {
 		return true // alone on its part of the device
 	}
-	if size := f.rule.Size(f.state); size != f.size {
+	if size := f.queue.Size(); size != f.size {
 		f.size = size
-		f.retry = 0
+		f.queue.Retry()
 		f.setBalance(now)
 	}
 	return f.balance.Guaranteed(now)
@@ -110,11 +109,12 @@ func (f *function) act(now int64, a guarantee.Action) {
 	if was.Level == a.Level && math.Abs(a.Allowance-was.Allowance) < 0.01 {
 		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
-	f.action, f.retry = a, 0
+	f.action = a
+	f.queue.Retry()
 	w := f.wants()
-	f.maxBatch = w.Requests(a.LongestBatch)
+	f.queue.MaxBatch = w.Requests(a.LongestBatch)
 	if was.Level == budget.Demoted {
-		f.size = f.rule.Size(f.state)
+		f.size = f.queue.Size()
 		f.balance = budget.NewBalance(now, a.Allowance, budget.Capacity(a.Allowance, f.Objective, f.estimate(f.size)))
 	} else {
 		f.setBalance(now)
@@ -129,7 +129,7 @@ func (f *function) wants() guarantee.Function {
 	if f.reported {
 		each := (f.estimate(maxBatch) - f.estimate(1)) / (maxBatch - 1)
 		w.Cost, w.Fixed = each, f.estimate(1)-each
-		w.LongestBatch = f.estimate(f.rule.Size(f.state))
+		w.LongestBatch = f.estimate(f.queue.Rule.Size(f.queue.State))
 	}
 	return w
 }
@@ -138,8 +138,7 @@ func (f *function) wants() guarantee.Function {
 func (f *function) receive(at int64) {
 	f.slot++
 	f.arrived++
-	f.retry = 0
-	f.pending = append(f.pending, batching.Request{Slot: f.slot, Whole: at, Deadline: at + int64(f.Objective)})
+	f.queue.Add(batching.Request{Slot: f.slot, Whole: at, Deadline: at + int64(f.Objective)})
 	if at < f.from {
 		return
 	}
@@ -173,7 +172,7 @@ func takeTurns(functions []*function, now int64) {
 			if !f.mayBegin(now) {
 				continue
 			}
-			rank := shm.Rank{Deadline: f.pending[0].Deadline}
+			rank := shm.Rank{Deadline: f.queue.Pending[0].Deadline}
 			if f.guaranteed(now) {
 				rank.Level = uint32(f.action.Level)
 			}
@@ -199,53 +198,14 @@ func (f *function) step(now int64) {
 	}
 }
 
-func (f *function) newest() *batch { return f.flights[len(f.flights)-1] }
-
-// lanes is how many batches of the function may be in flight.
-func (f *function) lanes() int {
-	if f.device.sharing == Turns {
-		return 1
-	}
-	return lanes
-}
-
-// mayBegin is libml's.
+// mayBegin reports whether a batch may begin.
 func (f *function) mayBegin(now int64) bool {
-	if len(f.pending) == 0 || len(f.flights) == f.lanes() || !f.serves {
-		return false
-	}
-	demoted := !f.guaranteed(now)
-	switch {
-	case demoted && (now < f.retry || len(f.flights) > 0 && f.newest().demoted):
-		return false
-	case len(f.flights) == 0:
-		return true
-	case !demoted && f.newest().demoted:
-		return true
-	}
-	if f.overlap.HalfFull() {
-		return batching.HalfFull(len(f.pending), f.rule.Size(f.state))
-	}
-	oldest := f.flights[0]
-	return batching.NearEnd(len(f.pending), f.left(oldest, now), f.leadOf(oldest))
-}
-
-func (f *function) leadOf(b *batch) time.Duration {
-	return min(lead, f.rule.Typical(f.state, b.padded)/2)
-}
-
-func (f *function) left(b *batch, now int64) time.Duration {
-	ran := time.Duration(now - b.dispatched)
-	left := f.rule.Typical(f.state, b.padded) - ran
-	if b.demoted {
-		left = max(left, ran/8)
-	}
-	return left
+	return f.serves && f.queue.MayBegin(now, !f.guaranteed(now))
 }
 
 // samples is when mayBegin may become true as time passes.
 func (f *function) samples(now int64) int64 {
-	if len(f.pending) == 0 || len(f.flights) == f.lanes() || !f.serves {
+	if len(f.queue.Pending) == 0 || len(f.flights) == f.queue.Places || !f.serves {
 		return math.MaxInt64
 	}
 	at := int64(math.MaxInt64)
@@ -254,10 +214,8 @@ func (f *function) samples(now int64) int64 {
 			at = now + max(1, int64(wait))
 		}
 	}
-	if len(f.flights) == 1 && !f.overlap.HalfFull() {
-		b := f.flights[0]
-		left := f.left(b, now) - f.leadOf(b)
-		at = min(at, now+max(int64(left), int64(20*time.Microsecond)))
+	if near, ok := f.queue.OverlapAt(now); ok {
+		at = min(at, max(near, now+int64(20*time.Microsecond)))
 	}
 	return at
 }
@@ -274,43 +232,22 @@ func (f *function) refill(now int64) batching.Refill {
 // begin dispatches a batch. It returns false if there was none to begin.
 func (f *function) begin(now int64) bool {
 	demoted := !f.guaranteed(now)
-	began, ended := f.began, f.ended
-	if len(f.flights) > 0 && !f.newest().demoted {
-		began, ended = f.newest().dispatched, now
-	}
-	waited := batching.WaitForRunning(f.pending, began, ended)
-	reserved := 0
+	refill := batching.Refill{Wait: -1} // no request waits for the guarantee
 	if demoted && !f.rules.NeverWait {
-		reserved = f.rule.Reserve(f.state, f.pending, now, f.refill(now), f.expected)
+		refill = f.refill(now)
 	}
-	n, late := f.rule.Pick(f.state, f.pending[reserved:], now, demoted, f.expected)
-	on := len(f.pending) - late
-	for _, r := range f.pending[on:] {
+	c, late := f.queue.Pick(now, demoted, refill)
+	for _, r := range late {
 		f.answer(r, math.MaxInt64)
 	}
-	f.pending = f.pending[:on]
-	if n == 0 {
-		if late > 0 {
-			f.state = f.rule.Next(f.state, batching.Observation{Late: late})
-		}
-		if demoted {
-			f.retry = math.MaxInt64
-			if wait := f.balance.Wait(now); wait < math.MaxInt64/2 {
-				f.retry = now + int64(wait)
-			}
-		}
-		return late > 0
+	if c.Batch == 0 {
+		return c.Late > 0
 	}
-	size := f.rule.Size(f.state)
-	if f.maxBatch > 0 {
-		size = min(size, f.fit(f.maxBatch))
-	}
-	n = min(n, size)
 	b := &batch{
-		of: f, full: n == size, level: f.action.Level, demoted: demoted, padded: f.rule.Pad(n), dispatched: now, waited: waited, late: late,
-		requests: slices.Clone(f.pending[reserved : reserved+n]),
+		of: f, full: c.Full, level: f.action.Level, demoted: demoted, padded: c.Padded, dispatched: now, waited: c.Waited, late: c.Late,
+		requests: slices.Clone(f.queue.Pending[c.Reserved:][:c.Batch]),
 	}
-	f.pending = slices.Delete(f.pending, reserved, reserved+n)
+	f.queue.Begin(now, c, demoted)
 	b.width = f.width(b.padded)
 	b.work = float64(f.Time(b.padded)) * math.Exp(sigma*f.noise.NormFloat64())
 	b.kernel = b.work / float64(f.Kernels)
@@ -328,36 +265,23 @@ func (f *function) begin(now int64) bool {
 	return true
 }
 
-// fit returns the largest batch size that does not exceed n.
-func (f *function) fit(n int) int {
-	fit := ladder[0]
-	for _, size := range ladder {
-		if size <= n {
-			fit = size
-		}
-	}
-	return fit
-}
-
 // finish answers a batch that has run.
 func (f *function) finish(b *batch, now int64) {
 	for _, r := range b.requests {
 		f.answer(r, now)
 	}
-	f.flights = slices.DeleteFunc(f.flights, func(other *batch) bool { return other == b })
+	i := slices.Index(f.flights, b)
+	f.flights = slices.Delete(f.flights, i, i+1)
 	f.reported = true
-	o := batching.Observation{
+	f.queue.End(i, batching.Observation{
 		Batch: len(b.requests), Padded: b.padded, Demoted: b.demoted, Elapsed: time.Duration(now - b.dispatched),
 		Ended: now, Waited: b.waited, Late: b.late, Full: b.full,
-	}
-	f.state = f.rule.Next(f.state, o)
-	f.overlap = f.overlap.Next(o)
+	}, 0, false)
 	if b.demoted {
 		f.result.Demoted += f.uses(b.padded)
 		return
 	}
 	f.result.Guaranteed += f.uses(b.padded)
-	f.began, f.ended = b.dispatched, now
 }
 
 // phaseEnds returns when the rate changes next.
@@ -384,7 +308,7 @@ func (f *function) follow(now int64) {
 
 // unanswered returns the requests that wait or run.
 func (f *function) unanswered() []batching.Request {
-	all := slices.Clone(f.pending)
+	all := slices.Clone(f.queue.Pending)
 	for _, b := range f.flights {
 		all = append(all, b.requests...)
 	}

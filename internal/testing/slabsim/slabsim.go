@@ -247,15 +247,11 @@ func runLoad(rule *batching.Rule, c Config, l Load, most int) Load {
 	var (
 		end       = int64(c.Duration)
 		steady    = end / 2
-		state     = rule.Start()
-		expected  = func(n int) time.Duration { return rule.Expected(state, n) }
+		queue     = batching.NewQueue(rule, 1024, 1) // of one client, so Pending may grow
 		exactly   = func(n int) time.Duration { return c.Device.Time(rule.Pad(n)) }
 		next      = arrivals.ExpFloat64() * interval // when the next request is complete
 		slot      uint32
-		pending   []batching.Request
-		copied    []batching.Request // of pending, to compute the batch without a limit
-		began     int64              // of the previous batch
-		ended     int64
+		copied    []batching.Request // of those pending, to compute the batch without a limit
 		trace     []limitAt
 		latencies []int64
 		sizes     []int64 // of the batches
@@ -266,8 +262,8 @@ func runLoad(rule *batching.Rule, c Config, l Load, most int) Load {
 	for now := int64(0); now < end; {
 		for int64(next) <= now {
 			whole := int64(next)
-			if len(pending) < most {
-				pending = append(pending, batching.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
+			if len(queue.Pending) < most {
+				queue.Add(batching.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
 			}
 			slot++
 			next += arrivals.ExpFloat64() * interval
@@ -275,41 +271,41 @@ func runLoad(rule *batching.Rule, c Config, l Load, most int) Load {
 				arrived++
 			}
 		}
-		if len(pending) == 0 {
+		if len(queue.Pending) == 0 {
 			now = int64(next) + 1
 			continue
 		}
-		if at := rule.ReadyAt(state, pending); at > now {
-			now = min(at, int64(next)+1)
+		if !queue.MayBegin(now, false) {
+			now = min(queue.ReadyAt(), int64(next)+1)
 			continue
 		}
-		o := batching.Observation{Waited: batching.WaitForRunning(pending, began, ended)}
-		copied = append(copied[:0], pending...)
+		copied = append(copied[:0], queue.Pending...)
 		unbound, _ := batching.Pick(copied, now, len(copied), exactly)
-		batch, tooLate := rule.Pick(state, pending, now, false, expected)
-		o.Late = tooLate
+		picked, tooLate := queue.Pick(now, false, batching.Refill{})
 		if now >= steady {
-			late += tooLate
+			late += len(tooLate)
 		}
-		if batch > 0 {
-			o.Batch, o.Padded = batch, rule.Pad(batch)
-			o.Elapsed = time.Duration(float64(c.Device.Time(o.Padded)) * math.Exp(c.Device.Sigma*noise.NormFloat64()))
-			began, ended = now, now+int64(o.Elapsed)
-			now, o.Ended = ended, ended
-			if now >= steady {
-				sizes = append(sizes, int64(batch))
-				for _, r := range pending[:batch] {
+		if picked.Batch > 0 {
+			batch := queue.Pending[:picked.Batch]
+			took := time.Duration(float64(c.Device.Time(picked.Padded)) * math.Exp(c.Device.Sigma*noise.NormFloat64()))
+			ended := now + int64(took)
+			if ended >= steady {
+				sizes = append(sizes, int64(len(batch)))
+				for _, r := range batch {
 					latencies = append(latencies, ended-r.Whole)
 					if ended <= r.Deadline {
 						good++
 					}
 				}
 			}
+			queue.Begin(now, picked, false)
+			now = ended
+			queue.End(0, batching.Observation{
+				Batch: picked.Batch, Padded: picked.Padded, Full: picked.Full, Elapsed: took, Ended: ended, Waited: picked.Waited, Late: picked.Late,
+			}, 0, false)
 		}
-		pending = append(pending[:0], pending[batch:len(pending)-tooLate]...)
-		state = rule.Next(state, o)
-		trace = append(trace, limitAt{at: now, size: rule.Size(state), free: unbound <= batch})
-		if batch == 0 && len(pending) == 0 {
+		trace = append(trace, limitAt{at: now, size: queue.Size(), free: unbound <= picked.Batch})
+		if picked.Batch == 0 && len(queue.Pending) == 0 {
 			now = max(now, int64(next)+1)
 		}
 	}

@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Turns orders pending requests so that a client that floods a function delays no other client:
+// Fairness orders pending requests so that a client that floods a function delays no other client:
 //
 //  1. Requests that have more than one objective left wait behind the others.
-//  2. Addresses take turns. Each gets its second request when every other has got its first one.
-//     Within the turns of an address, its clients (ports) take turns.
+//  2. Addresses alternate. Each gets its second request when every other has got its first one.
+//     Within the requests of an address, its clients (ports) alternate.
 //  3. A client's own requests are in the order of their deadlines.
 //
 // Requests that would be late, and Request.Priority, come before these rules (Pick). One goroutine uses a
-// Turns.
-type Turns struct {
+// Fairness.
+type Fairness struct {
 	stamp uint32 // of the present Rank: other counters count as 0
 	// clients counts the requests of each client. rounds counts those of an address that are the
 	// k-th of their clients: its k-th round. Both are hash tables with linear probing, at most half full.
@@ -28,31 +28,31 @@ type counter struct {
 	key   uint64
 	stamp uint32
 	n     uint32
-	// before is the address's round before this one. first is the turn of this round's first request.
+	// before is the address's round before this one. first is the place of this round's first request.
 	before, first uint32
 }
 
 // place is a request's position in the rounds of its address.
 type place struct{ round, at uint32 }
 
-// NewTurns makes a Turns for up to most pending requests.
-func NewTurns(most int) *Turns {
+// NewFairness makes a Fairness for up to most pending requests.
+func NewFairness(most int) *Fairness {
 	size := 1 << bits.Len(uint(2*most))
-	return &Turns{
+	return &Fairness{
 		clients: make([]counter, size), rounds: make([]counter, size),
 		began: make([]uint32, 0, most), places: make([]place, most),
 	}
 }
 
-// patient is in the turns of requests that wait behind the others.
+// patient is in the places of requests that wait behind the others.
 const patient = 1 << 31
 
-// Rank gives each pending request its turn. It sorts them by deadline. objective is that of the function. Rank
+// Rank gives each pending request its place. It sorts them by deadline. objective is that of the function. Rank
 // allocates nothing.
-func (t *Turns) Rank(pending []Request, now int64, objective time.Duration) {
+func (t *Fairness) Rank(pending []Request, now int64, objective time.Duration) {
 	if oneClient(pending) { // its deadlines are the order
 		for i := range pending {
-			pending[i].turn = 0
+			pending[i].place = 0
 		}
 		return
 	}
@@ -89,9 +89,9 @@ func (t *Turns) Rank(pending []Request, now int64, objective time.Duration) {
 	}
 	for i := range pending {
 		r, at := &pending[i], t.places[i]
-		r.turn = t.rounds[at.round].first + at.at
+		r.place = t.rounds[at.round].first + at.at
 		if r.Deadline-now > int64(objective) {
-			r.turn |= patient
+			r.place |= patient
 		}
 	}
 }
@@ -107,7 +107,7 @@ func oneClient(pending []Request) bool {
 }
 
 // find returns the place of a key's counter, which is 0 if the key is new.
-func (t *Turns) find(table []counter, key uint64) uint32 {
+func (t *Fairness) find(table []counter, key uint64) uint32 {
 	mask := uint32(len(table) - 1)
 	for at := uint32(key*0x9e3779b97f4a7c15>>32) & mask; ; at = (at + 1) & mask {
 		switch c := &table[at]; {

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// naiveOrder is the order of an address's requests: its clients take turns, each with its earliest request.
+// naiveOrder is the order of an address's requests: its clients alternate, each with its earliest request.
 func naiveOrder(requests []Request) (order []uint32) {
 	slices.SortFunc(requests, byDeadline)
 	clients := map[uint32][]Request{}
@@ -31,9 +31,9 @@ func naiveOrder(requests []Request) (order []uint32) {
 	return order
 }
 
-func TestTurnsModel(t *testing.T) {
+func TestFairnessModel(t *testing.T) {
 	const most = 64
-	turns := NewTurns(most)
+	fairness := NewFairness(most)
 	rapid.Check(t, func(t *rapid.T) {
 		pending := make([]Request, rapid.IntRange(0, most).Draw(t, "pending"))
 		for i := range pending {
@@ -42,7 +42,7 @@ func TestTurnsModel(t *testing.T) {
 				Address: rapid.Uint32Range(0, 3).Draw(t, "address"), Client: rapid.Uint32Range(0, 5).Draw(t, "client"),
 			}
 		}
-		turns.Rank(pending, 0, 20)
+		fairness.Rank(pending, 0, 20)
 
 		for address := range uint32(4) {
 			var own []Request
@@ -52,7 +52,7 @@ func TestTurnsModel(t *testing.T) {
 				}
 			}
 			want := naiveOrder(own)
-			slices.SortFunc(own, func(a, b Request) int { return cmp.Compare(a.turn&^patient, b.turn&^patient) })
+			slices.SortFunc(own, func(a, b Request) int { return cmp.Compare(a.place&^patient, b.place&^patient) })
 			if got := slots(own); !slices.Equal(got, want) && len(want) > 0 {
 				t.Fatalf("address %d: order %v, want %v", address, got, want)
 			}
@@ -60,16 +60,16 @@ func TestTurnsModel(t *testing.T) {
 				if oneClient(pending) {
 					return
 				}
-				if int(r.turn&^patient) != i || (r.turn >= patient) != (r.Deadline > 20) {
-					t.Fatalf("address %d: request %d has turn %#x and deadline %d", address, i, r.turn, r.Deadline)
+				if int(r.place&^patient) != i || (r.place >= patient) != (r.Deadline > 20) {
+					t.Fatalf("address %d: request %d has place %#x and deadline %d", address, i, r.place, r.Deadline)
 				}
 			}
 		}
 	})
 }
 
-// TestTurnsFlood checks which requests the next batches behind a flood have.
-func TestTurnsFlood(t *testing.T) {
+// TestFairnessFlood checks which requests the next batches behind a flood have.
+func TestFairnessFlood(t *testing.T) {
 	flood := func(address uint32, clients int) (pending []Request) {
 		for i := range 60 {
 			pending = append(pending, Request{Slot: uint32(i), Deadline: 1000 + int64(i), Address: address, Client: uint32(i % clients)})
@@ -91,7 +91,7 @@ func TestTurnsFlood(t *testing.T) {
 		"longer deadlines": {append([]Request{{Slot: 1, Deadline: 20_000, Address: 1}, {Slot: 2, Deadline: 20_001, Address: 2}}, quiet), 1},
 		"two objectives":   {[]Request{{Slot: 1, Deadline: 20_000, Address: 1}, {Slot: 2, Deadline: 5000, Address: 2, Client: 77}, quiet}, 1},
 	} {
-		NewTurns(64).Rank(c.pending, 0, 10_000)
+		NewFairness(64).Rank(c.pending, 0, 10_000)
 		n, _ := Pick(c.pending, 0, c.batch, each)
 		if batch := slots(c.pending[:n]); !slices.Contains(batch, 99) {
 			t.Errorf("%s: the batch is %v, want it to have 99", name, batch)
@@ -100,32 +100,32 @@ func TestTurnsFlood(t *testing.T) {
 }
 
 func TestRankAllocations(t *testing.T) {
-	turns := NewTurns(256)
+	fairness := NewFairness(256)
 	pending := make([]Request, 256)
 	for i := range pending {
 		pending[i] = Request{Slot: uint32(i), Deadline: int64(i * 37 % 256), Address: uint32(i % 7), Client: uint32(i % 31)}
 	}
-	if n := testing.AllocsPerRun(100, func() { turns.Rank(pending, 0, time.Second) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { fairness.Rank(pending, 0, time.Second) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
-	turns.stamp = 1<<32 - 1 // it wraps
-	turns.Rank(pending, 0, time.Second)
-	turns.Rank(pending[:1], 0, time.Second)
-	if pending[0].turn != 0 {
-		t.Errorf("turn %d of the only request", pending[0].turn)
+	fairness.stamp = 1<<32 - 1 // it wraps
+	fairness.Rank(pending, 0, time.Second)
+	fairness.Rank(pending[:1], 0, time.Second)
+	if pending[0].place != 0 {
+		t.Errorf("place %d of the only request", pending[0].place)
 	}
 }
 
 func BenchmarkRank(b *testing.B) {
 	for _, n := range []int{8, 64, 1024} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			turns, pending := NewTurns(n), make([]Request, n)
+			fairness, pending := NewFairness(n), make([]Request, n)
 			now := int64(0)
 			for i := range pending {
 				pending[i] = Request{Slot: uint32(i), Deadline: int64(i), Address: uint32(i % 5), Client: uint32(i % 11)}
 			}
 			for b.Loop() {
-				turns.Rank(pending, now, time.Second)
+				fairness.Rank(pending, now, time.Second)
 				batch, _ := Pick(pending, now, 8, func(int) time.Duration { return 0 })
 				now++
 				for i := range batch {

@@ -1,0 +1,136 @@
+package batching
+
+import (
+	"testing"
+	"time"
+)
+
+// newQueue returns a queue of batches of 1, 2, 4 or 8 that take 10 ms, with waiting requests.
+func newQueue(t *testing.T, waiting int) *Queue {
+	t.Helper()
+	q := NewQueue(newRule(t, SLAB, Config{SLO: time.Second, Ladder: []int{1, 2, 4, 8}}), 16, 2)
+	for _, n := range []int{1, 2, 4, 8} {
+		q.State = q.Rule.Warm(q.State, n, 10*time.Millisecond)
+	}
+	q.State.Limit, q.Lead = 8, 1500*time.Microsecond
+	for slot := range waiting {
+		q.Add(Request{Slot: uint32(slot), Deadline: int64(time.Second)})
+	}
+	return q
+}
+
+func TestMayBegin(t *testing.T) {
+	const ms = time.Millisecond
+	plain, low := Running{Padded: 8}, Running{Padded: 8, Demoted: true}
+	for _, c := range []struct {
+		name    string
+		waiting int
+		running []Running
+		now     time.Duration
+		demoted bool
+		set     func(q *Queue)
+		want    bool
+	}{
+		{"no requests", 0, nil, 0, false, nil, false},
+		{"idle device", 1, nil, 0, false, nil, true},
+		{"idle device, demoted", 1, nil, 0, true, nil, true},
+		{"all places taken", 8, []Running{plain, low}, 10 * ms, false, nil, false},
+		{"batch just began", 8, []Running{plain}, 0, false, nil, false},
+		{"batch just began, process moves", 1, []Running{plain}, 0, false, func(q *Queue) { q.Elsewhere = true }, true},
+		{"batch about to end", 1, []Running{plain}, 9 * ms, false, nil, true},
+		{"batch about to end, demoted", 1, []Running{plain}, 9 * ms, true, nil, true},
+		{"long lead counts as half a batch", 1, []Running{plain}, 4 * ms, false, func(q *Queue) { q.Lead = 20 * ms }, false},
+		{"answers are not on the device", 1, []Running{plain}, 8 * ms, false, func(q *Queue) { q.Answering = ms }, true},
+		{"answers count as a quarter", 1, []Running{plain}, 5 * ms, false, func(q *Queue) { q.Answering = time.Hour }, false},
+		{"half full, few requests", 3, []Running{plain}, 9 * ms, false, func(q *Queue) { q.HalfFull = true }, false},
+		{"half full, half a batch", 4, []Running{plain}, 0, false, func(q *Queue) { q.HalfFull = true }, true},
+		{"next to a demoted batch", 1, []Running{low}, 0, false, nil, true},
+		{"a second demoted batch", 8, []Running{low}, 10 * ms, true, nil, false},
+		{"demoted, none was worth beginning", 1, nil, 0, true, func(q *Queue) { q.retryAt = int64(ms) }, false},
+		{"demoted, that time has come", 1, nil, ms, true, func(q *Queue) { q.retryAt = int64(ms) }, true},
+		{"demoted, another request", 1, nil, 0, true, func(q *Queue) { q.retryAt = int64(ms); q.Add(Request{}) }, true},
+		{"within the guarantee again", 1, nil, 0, false, func(q *Queue) { q.retryAt = int64(ms) }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := newQueue(t, c.waiting)
+			if q.Running = append(q.Running, c.running...); c.set != nil {
+				c.set(q)
+			}
+			if got := q.MayBegin(int64(c.now), c.demoted); got != c.want {
+				t.Errorf("a batch may begin: %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// A queue measures whether HalfFull is better, unless that is configured.
+func TestQueueOverlap(t *testing.T) {
+	for _, configured := range []bool{false, true} {
+		q := newQueue(t, 0)
+		q.HalfFull = configured
+		for ended := int64(1); ended < 1e4 && q.overlap == (Overlap{}) || ended < 100; ended++ {
+			q.Begin(ended-1, Choice{Padded: 8}, false)
+			q.End(0, Observation{Batch: 8, Padded: 8, Elapsed: 1, Ended: ended, Late: 1}, 0, false)
+		}
+		if measured := q.overlap != (Overlap{}); measured == configured {
+			t.Errorf("configured %v, measured %v", configured, measured)
+		}
+	}
+}
+
+// Without guaranteed batches a demoted one that is not worth beginning waits for another request.
+func TestQueueRetry(t *testing.T) {
+	for _, c := range []struct {
+		refill  Refill
+		ready   int64
+		waiting int
+	}{
+		{Refill{Wait: -1}, 1<<63 - 1, 1},
+		{Refill{Wait: 7}, 1007, 1},
+	} {
+		q := newQueue(t, c.waiting)
+		q.State.stretch, q.State.demoted, q.State.ended = 1e6, 1000, 1000
+		if choice, late := q.Pick(1000, true, c.refill); choice.Batch != 0 || len(late) != 0 || q.ReadyAt() != c.ready {
+			t.Errorf("%+v: %+v, %d late, again at %d; want no batch, and again at %d", c.refill, choice, len(late), q.ReadyAt(), c.ready)
+		}
+	}
+}
+
+func TestMaxBatch(t *testing.T) {
+	for _, c := range []struct{ waiting, limit, want int }{{5, 0, 5}, {5, 8, 5}, {8, 5, 4}, {3, 4, 3}, {8, 1, 1}} {
+		q := newQueue(t, c.waiting)
+		q.MaxBatch = c.limit
+		if got, _ := q.Pick(0, false, Refill{}); got.Batch != c.want || got.Full != (got.Batch == q.Size()) {
+			t.Errorf("%d requests with a limit of %d: %+v, want a batch of %d", c.waiting, c.limit, got, c.want)
+		}
+	}
+}
+
+func TestQueueLearns(t *testing.T) {
+	q := newQueue(t, 0)
+	for range 100 {
+		q.LearnLead(time.Second)
+		q.LearnAnswering(time.Second)
+	}
+	for _, got := range []time.Duration{q.Lead, q.Answering} {
+		if got < 990*time.Millisecond || got > time.Second {
+			t.Errorf("%v after many of 1 s", got)
+		}
+	}
+}
+
+func TestQueueAllocations(t *testing.T) {
+	q, now := newQueue(t, 0), int64(0)
+	if n := testing.AllocsPerRun(100, func() {
+		now += int64(time.Millisecond)
+		q.Add(Request{Whole: now, Deadline: now + int64(time.Second)})
+		if !q.MayBegin(now, false) {
+			t.Fatal("no batch may begin")
+		}
+		c, _ := q.Pick(now, false, Refill{})
+		q.Begin(now, c, false)
+		q.End(0, Observation{Batch: c.Batch, Padded: c.Padded, Elapsed: 1, Ended: now + 1}, 0, false)
+	}); n > 0 {
+		t.Errorf("a batch allocates %v times", n)
+	}
+}
