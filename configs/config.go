@@ -246,7 +246,7 @@ type Function struct {
 	// A card's name, or its file, relative to the configuration; the function's name if left out.
 	Model string `yaml:"model,omitempty" live:"true" want:"a card's name, or its file" example:"face"`
 	// UDP port; 0 is any free one, which /status.json shows.
-	Port uint16 `yaml:"port" live:"true" required:"true" min:"0" max:"65535" example:"5001"`
+	Port uint16 `yaml:"port" required:"true" min:"0" max:"65535" example:"5001"`
 	// Latency objective; the card's if left out.
 	SLO time.Duration `yaml:"slo,omitempty" live:"true" min:"1us" max:"1h" example:"25ms"`
 	// Processes that serve at the same time; with `policy: gslice` each needs shares.minimum_percent.
@@ -277,17 +277,6 @@ type Function struct {
 	// Receiver of the answers about pictures of cameras, in UDP datagrams of Penstock's protocol. If
 	// left out, answers are counted and not sent.
 	AnswersTo *netip.AddrPort `yaml:"answers_to,omitempty" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 192.0.2.7:9000" example:"192.0.2.7:9000"`
-	// Plays, once, what a capture holds for the port (0: for all), in place of the network. Answers are
-	// counted and sent to no client.
-	Replay Replay `yaml:"replay,omitempty" example:"{file: capture.pcap, speed: 1}"`
-}
-
-// Replay is a capture file that is played, once, from when the function serves. The zero value is none.
-type Replay struct {
-	// pcap or pcapng, relative to the configuration.
-	File string `yaml:"file" required:"true" want:"a capture, pcap or pcapng"`
-	// Seconds of the capture per second; 0 is as fast as it is answered.
-	Speed float64 `yaml:"speed" default:"1" min:"0" max:"1000000"`
 }
 
 // Size is a number of bytes, written as 512, 64KiB or 8MiB.

@@ -89,7 +89,6 @@ func (c *Config) resolve(folder string) {
 		if strings.Contains(f.Model, "/") {
 			resolve(&f.Model, folder)
 		}
-		resolve(&f.Replay.File, folder)
 	}
 }
 
@@ -187,9 +186,6 @@ func (f *Function) Check() error {
 	if p := document.Check(f); p != nil {
 		return fmt.Errorf("%s of %s %s", p.Field, f.Name, p.Text)
 	}
-	if err := f.receivesReplay(); err != nil {
-		return fmt.Errorf("receivers of %s %w", f.Name, err)
-	}
 	if err := f.checkAnswersTo(); err != nil {
 		return fmt.Errorf("answers_to of %s %w", f.Name, err)
 	}
@@ -237,7 +233,7 @@ func (f *Function) conflicts(c *Config, device string) []conflict {
 		{"change", f.Change.On(device)},
 		{"share_percent", f.shareUnder(c)},
 		{"weights", f.Weights.On(device)},
-		{"receivers", cmp.Or(f.receivesReplay(), c.receive(f.Receivers))},
+		{"receivers", c.receive(f.Receivers)},
 		{"in_flight", inFlightOn(f.InFlight, device)},
 		{"answers_to", f.checkAnswersTo()},
 		{"worker", f.workerUnder(c)},
@@ -263,15 +259,6 @@ func (c *Config) receive(n int) error {
 		return fmt.Errorf("is %d, the number of kernel sockets, and source is dpdk; want source.dpdk.queues", n)
 	case n > 1 && c.Slab.Size/Size(n) < minReceiverBytes:
 		return fmt.Errorf("is %d, and slab.size of %d bytes is less than 256KiB for each; want a larger slab, or fewer receivers", n, c.Slab.Size)
-	}
-	return nil
-}
-
-// receivesReplay returns an error if a function with a capture also has its own number of
-// receivers.
-func (f *Function) receivesReplay() error {
-	if f.Receivers > 0 && f.Replay.File != "" {
-		return fmt.Errorf("is %d, and a capture has one receiver; delete the key", f.Receivers)
 	}
 	return nil
 }

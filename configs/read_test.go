@@ -138,9 +138,6 @@ var wrong = map[string][]string{
 	"receivers: 17":   {"receivers", "17", "16"},
 	"receivers: many": {"receivers", "many"},
 	"functions: [{name: a, port: 1, receivers: 17}]":                      {"functions[0].receivers", "17", "16"},
-	"functions: [{name: a, port: 1, replay: a.pcap}]":                     {"replay", "file"},
-	"functions: [{name: a, port: 1, replay: {speed: 1}}]":                 {"replay.file", "missing", "pcap"},
-	"functions: [{name: a, port: 1, replay: {file: a.pcap, speed: -1}}]":  {"replay.speed", "-1"},
 	"functions: [{name: a, port: 1, format: rfc4157}]":                    {"format", "rfc4157", `"rfc4175"`, "gvsp"},
 	"functions: [{name: a, port: 1, format: gvsp, answers_to: here}]":     {"answers_to", "here", "192.0.2.7:9000"},
 	"functions: [{name: a, port: 1, format: gvsp, answers_to: 10.0.0.1}]": {"answers_to", "10.0.0.1", "ADDRESS:PORT"},
@@ -214,7 +211,6 @@ func TestReadErrors(t *testing.T) {
 		"source: {dpdk: {port: net_afpacket0, addresses: [10.0.0.2]}}":                                              {"net_afpacket", "net_af_packet"},
 		"{functions: [{name: a, port: 1, receivers: 2}], source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"functions[0].receivers", "is 2", "source.dpdk.queues"},
 		"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}":                                     {"change", "GPU-1a2b", "partition"},
-		"functions: [{name: a, port: 1, receivers: 2, replay: {file: a.pcap}}]":                                     {"functions[0].receivers", "is 2", "capture", "delete the key"},
 		"{device: cuda, shares: {change: in-place}}":                                                                {"change", "cuda", "partition"},
 		"source: {dpdk: {port: net_ring0, addresses: [here]}}":                                                      {"addresses[0]", "here"},
 		"functions: [{name: a, port: 1, change: partition}]":                                                        {"change", "cpu", "shadow"},
@@ -419,12 +415,11 @@ func TestInFlight(t *testing.T) {
 func TestReceivers(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]int{
-		"functions: [{name: a, port: 1}]":                                         1,
-		"{receivers: 4, functions: [{name: a, port: 1}]}":                         4,
-		"{receivers: 4, functions: [{name: a, port: 1, receivers: 16}]}":          16,
-		"{receivers: 4, functions: [{name: a, port: 1, receivers: 1}]}":           1,
-		"{slab: {size: 1MiB}, functions: [{name: a, port: 1, receivers: 4}]}":     4,
-		"{receivers: 4, functions: [{name: a, port: 1, replay: {file: a.pcap}}]}": 4,
+		"functions: [{name: a, port: 1}]":                                     1,
+		"{receivers: 4, functions: [{name: a, port: 1}]}":                     4,
+		"{receivers: 4, functions: [{name: a, port: 1, receivers: 16}]}":      16,
+		"{receivers: 4, functions: [{name: a, port: 1, receivers: 1}]}":       1,
+		"{slab: {size: 1MiB}, functions: [{name: a, port: 1, receivers: 4}]}": 4,
 	} {
 		c, err := Decode("f.yaml", []byte(text))
 		if err != nil {
@@ -485,29 +480,6 @@ func TestWeights(t *testing.T) {
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%q: schema: %v", text, err)
 		}
-	}
-}
-
-func TestReplayPath(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "f.yaml")
-	text := "functions: [{name: a, port: 1, replay: {file: a.pcap}}, {name: b, port: 2, replay: {file: /tmp/b.pcap, speed: 0}}, {name: c, port: 3}]"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, err := Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := []Replay{c.Functions[0].Replay, c.Functions[1].Replay, c.Functions[2].Replay}
-	if want := []Replay{{filepath.Join(filepath.Dir(file), "a.pcap"), 1}, {"/tmp/b.pcap", 0}, {}}; !reflect.DeepEqual(got, want) {
-		t.Errorf("it reads %+v, want %+v", got, want)
-	}
-	if err := valid(t, schema(t), text); err != nil {
-		t.Errorf("schema: %v", err)
-	}
-	f := Function{Name: "a", Instances: 1, Replay: Replay{"a.pcap", -1}}
-	if err := f.Check(); err == nil || !strings.Contains(err.Error(), "speed of a is -1") {
-		t.Errorf("a negative speed: %v", err)
 	}
 }
 

@@ -1,6 +1,9 @@
 package control
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // StatusPath is the path at which the manager's HTTP server returns a Status.
 const StatusPath = "/status.json"
@@ -110,10 +113,6 @@ type FunctionStatus struct {
 	// bound.
 	Address string `json:"address"`
 	Port    int    `json:"port"`
-	// Replay is the capture file that replaces the function's network input; empty if there is
-	// none. ReplayEnded: it has been played to its end.
-	Replay      string `json:"replay,omitempty"`
-	ReplayEnded bool   `json:"replay_ended,omitempty"`
 	// Camera is nil if the function takes Penstock's protocol.
 	Camera *CameraStatus `json:"camera,omitempty"`
 	// SLOMillis is the latency objective in force.
@@ -178,6 +177,19 @@ type FunctionStatus struct {
 	Unsaved Unsaved `json:"unsaved,omitempty"`
 	// Instances are the function's instances, in order.
 	Instances []InstanceStatus `json:"instances"`
+}
+
+// ClientAddr is the address that a client on this machine sends to. It differs from Address if the
+// function listens on all of the machine's addresses. It is not valid if the status is not from a manager.
+func (f *FunctionStatus) ClientAddr() netip.AddrPort {
+	addr, _ := netip.ParseAddr(f.Address)
+	switch {
+	case addr == netip.IPv6Unspecified():
+		addr = netip.IPv6Loopback()
+	case addr.IsUnspecified():
+		addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	return netip.AddrPortFrom(addr, uint16(f.Port))
 }
 
 // Serves reports whether each instance has a process that holds its ring.

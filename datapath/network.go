@@ -4,13 +4,11 @@ import (
 	"errors"
 	"math"
 	"net/netip"
-	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/datapath/dpdk"
 	"github.com/penstock/penstock/datapath/ingest"
-	"github.com/penstock/penstock/datapath/replay"
 	"github.com/penstock/penstock/datapath/udp"
 )
 
@@ -37,18 +35,6 @@ type Sources struct {
 	Parted bool
 	// Close frees the slab. Call it when all sources are closed and the slab has no user left.
 	Close func() error
-	// Move opens another UDP port for the sources. They keep the old one until Commit.
-	Move func(port uint16) (Move, error)
-
-	playback *playback // of a capture, else nil
-}
-
-// Move is a port that is open and does not receive yet.
-type Move interface {
-	// Commit lets the sources receive from the new port. The old one stays open for linger: it
-	// answers the requests that arrive there.
-	Commit(linger time.Duration)
-	Abort()
 }
 
 // stats sums up the sources' counters. Shedding is the highest of them.
@@ -68,19 +54,6 @@ func (s *Sources) stats() ingest.Stats {
 		}
 	}
 	return sum
-}
-
-// OpenReplay opens a capture. A port plays it once a process serves.
-func OpenReplay(o replay.Options) (*Sources, error) {
-	src, err := replay.Open(o)
-	if err != nil {
-		return nil, err
-	}
-	p := &playback{capture: src, file: o.Path, speed: o.Speed}
-	return &Sources{
-		All: []ingest.Source{p}, Parted: true, Close: src.CloseSlab, playback: p,
-		Move: func(uint16) (Move, error) { return nil, errors.New("source is a capture, which has no port") },
-	}, nil
 }
 
 // kernelNetwork opens UDP sockets. The sockets of a port share one slab, each with its own part.
@@ -106,13 +79,6 @@ func (n kernelNetwork) Open(port uint16, receivers int, shed bool) (*Sources, er
 	}
 	s := sources(all)
 	s.Parted = true
-	s.Move = func(port uint16) (Move, error) {
-		move, err := udp.OpenMove(all, netip.AddrPortFrom(n.Address(), port))
-		if err != nil {
-			return nil, err
-		}
-		return move, nil
-	}
 	return s, nil
 }
 
@@ -137,7 +103,7 @@ func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
 	log.Warn().Uint16("port", port).Int("receiver", o.Receiver).Float64("shed_percent", percent).Msg("receiver overrun: shedding requests")
 }
 
-// sources returns the sources of a port, without Move.
+// sources returns the sources of a port.
 func sources[S interface {
 	ingest.Source
 	CloseSlab() error
@@ -175,11 +141,7 @@ func (n dpdkNetwork) Open(port uint16, _ int, _ bool) (*Sources, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := sources(all)
-	s.Move = func(uint16) (Move, error) {
-		return nil, errors.New("source is dpdk, which cannot change the port of a running function; remove the function from the file, save, and add it again")
-	}
-	return s, nil
+	return sources(all), nil
 }
 
 func (n dpdkNetwork) Address() netip.Addr { return n.addr }

@@ -5,7 +5,7 @@
 //
 // The steps of a request:
 //
-//  1. A source receives datagrams into its slab (network.go, playback.go).
+//  1. A source receives datagrams into its slab (network.go).
 //  2. The source's receive thread reassembles requests and publishes each complete request to
 //     a queue (receive.go).
 //  3. A process takes the request from the queue's ring, and returns the result.
@@ -27,7 +27,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -203,9 +202,6 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		}
 		p.queues = append(p.queues, q)
 	}
-	if sources.playback != nil {
-		sources.playback.feed(p, max(1, slots/2), p.log)
-	}
 	return p, nil
 }
 
@@ -257,9 +253,6 @@ func (p *Port) Slab() shm.Memory { return p.sources.All[0].Slab() }
 
 // LocalAddr is the address that the port listens on.
 func (p *Port) LocalAddr() netip.AddrPort { return p.sources.All[0].LocalAddr() }
-
-// Move opens another UDP port for the sources. They keep the old one until Commit.
-func (p *Port) Move(to uint16) (Move, error) { return p.sources.Move(to) }
 
 // SetVersion sets the model's version for requests that are not run.
 func (p *Port) SetVersion(version uint32) { p.version.Store(version) }
@@ -322,11 +315,4 @@ func (p *Port) Pending() int {
 // ended while its answer is still on its way.
 func (p *Port) Unanswered() bool {
 	return p.Pending() > 0 || p.counters.replied.Load() != p.counters.accepted.Load()
-}
-
-// serving reports whether any queue has a process.
-func (p *Port) serving() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.ContainsFunc(p.queues, func(q *Queue) bool { return q.serving })
 }

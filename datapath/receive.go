@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"errors"
-	"io"
 	"sync/atomic"
 	"time"
 
@@ -64,7 +63,7 @@ func (r *receiver) run() {
 	t := &receiveTurn{}
 	for !r.port.stopped.Load() {
 		n, err := r.source.Receive(t.batch[:], t.next)
-		if errors.Is(err, ingest.ErrClosed) || errors.Is(err, io.EOF) {
+		if errors.Is(err, ingest.ErrClosed) {
 			return
 		}
 		if err != nil {

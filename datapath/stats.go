@@ -42,8 +42,6 @@ type Stats struct {
 	InFlight int
 	// Receivers is the number of receive threads.
 	Receivers int
-	// Played reports that the replayed capture has ended.
-	Played bool
 	// Source sums up the sources; Shedding is the highest of them.
 	Source ingest.Stats
 	// Requests sums up the aggregators.
@@ -56,7 +54,6 @@ func (p *Port) Stats() Stats {
 		Replied:   p.counters.replied.Load(),
 		Unsent:    p.counters.unsent.Load(),
 		Receivers: len(p.receivers),
-		Played:    p.sources.playback != nil && p.sources.playback.ended.Load(),
 		Source:    p.sources.stats(),
 		Requests:  p.Requests(),
 	}

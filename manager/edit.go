@@ -6,22 +6,19 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
 
-// The manager follows an edit of the configuration file in three steps:
+// The manager follows an edit of the configuration file in two steps:
 //
 //	plan     compare the configured with the existing functions: list what to do, or all errors
-//	prepare  open the changed ports
 //	commit   remove, change and add functions
 //
-// An error in the first two steps rejects the whole edit: the node stays as it is. The manager
+// An error in the plan rejects the whole edit: the node stays as it is. The manager
 // skips an entry that equals the one that it followed last. So a change by `penstock if` stays
 // until an edit changes the entry of the same function. A function that the file never named stays
 // until an edit names it or takes its port.
@@ -43,9 +40,6 @@ type change struct {
 	// card and setup are for the function's processes; card is nil if they do not change.
 	card  *models.Card
 	setup setup
-	// moves reports that the port changes; move is the new port once it is open.
-	moves bool
-	move  datapath.Move
 	// shares reports that share_percent has changed, or the entry of a function whose share was set
 	// by hand.
 	shares bool
@@ -74,9 +68,6 @@ func (m *Manager) follow(c configs.Config) error {
 	before := m.cfg.Workers
 	m.cfg.Workers = m.cfg.EditedWorkers(c.Workers)
 	e, err := m.planEdit(c)
-	if err == nil {
-		err = e.prepare(m)
-	}
 	if err != nil {
 		m.cfg.Workers = before
 		return err
@@ -189,7 +180,7 @@ func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
 		if f.removing || slices.ContainsFunc(e.config.Functions, named) {
 			continue
 		}
-		port := func(want configs.Function) bool { return want.Replay.File == "" && m.portHolder(want) == f.name }
+		port := func(want configs.Function) bool { return m.portHolder(want) == f.name }
 		if m.file.saved(f.name) || slices.ContainsFunc(e.add, port) {
 			e.remove = append(e.remove, f)
 		} else {
@@ -204,7 +195,6 @@ func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
 //	key                                             how it takes effect
 //	model, slo, weights, in_flight, worker,         by a shadow swap; the old process stays if the new
 //	environment                                     one cannot start
-//	port                                            the new port opens now, the old one closes later
 //	share_percent                                   shares are allocated again
 //	pictures                                        at once
 func (f *function) plan(want configs.Function) (*change, error) {
@@ -230,11 +220,6 @@ func (f *function) plan(want configs.Function) (*change, error) {
 			return nil, err
 		}
 	}
-	if c.moves = f.config.Replay.File == "" && want.Port != 0 && want.Port != f.localAddr().Port(); c.moves {
-		if other := m.portHolder(want); other != "" {
-			return nil, fmt.Errorf("reconfigure function %s: port %d belongs to function %q; choose another, or change that function's port in an earlier edit", f.name, want.Port, other)
-		}
-	}
 	return c, nil
 }
 
@@ -254,10 +239,10 @@ func (f *function) checkEntry(want configs.Function) error {
 	if cfg.ChangeOf(have) == cfg.ChangeOf(want) {
 		have.Change = want.Change
 	}
-	keys := slices.DeleteFunc(configs.ChangedKeys(have, want), configs.Live)
-	if f.config.Replay.File != "" && have.Port != want.Port {
-		keys = append(keys, "port")
+	if want.Port == 0 || want.Port == f.localAddr().Port() {
+		have.Port = want.Port
 	}
+	keys := slices.DeleteFunc(configs.ChangedKeys(have, want), configs.Live)
 	if len(keys) == 0 {
 		return nil
 	}
@@ -266,29 +251,6 @@ func (f *function) checkEntry(want configs.Function) error {
 		takeOut = fmt.Sprintf("run `penstock if remove %s` first", f.name)
 	}
 	return fmt.Errorf("reconfigure function %s: %s cannot change while it runs; %s", f.name, strings.Join(keys, ", "), takeOut)
-}
-
-// prepare opens the ports of all changes; if one fails, it opens none and returns an error.
-func (e *edit) prepare(m *Manager) error {
-	for _, c := range e.changes {
-		if !c.moves {
-			continue
-		}
-		var err error
-		if c.move, err = c.f.port.Move(c.want.Port); err != nil {
-			e.abort()
-			return fmt.Errorf("change port of %s from %d to %d: %w; keeping the old one", c.f.name, c.f.localAddr().Port(), c.want.Port, err)
-		}
-	}
-	return nil
-}
-
-func (e *edit) abort() {
-	for _, c := range e.changes {
-		if c.move != nil {
-			c.move.Abort()
-		}
-	}
 }
 
 // commit carries out the plan. If a step fails, commit still carries out the others, and the error
@@ -339,13 +301,6 @@ func (c *change) commit() error {
 
 	before := f.config
 	f.config = c.want
-	if c.moves {
-		old := f.localAddr().Port()
-		linger := m.cfg.DrainTimeout
-		c.move.Commit(linger)
-		f.oldPort = oldPort{old, time.Now().Add(linger)}
-		f.log.Info().Uint16("from", old).Uint16("to", c.want.Port).Dur("old_port_stays_ms", linger).Msg("port of function changed")
-	}
 	if c.shares {
 		f.byHand = 0
 		m.shareEdited(f)
@@ -430,10 +385,6 @@ func (f *function) reconfigure(want configs.Function) error {
 	if err != nil {
 		return err
 	}
-	e := &edit{changes: []*change{c}}
-	if err := e.prepare(f.m); err != nil {
-		return err
-	}
 	return c.commit()
 }
 
@@ -450,37 +401,22 @@ func (m *Manager) placeLeaves(want configs.Function) bool {
 // portHolder names the function that has the network port which c requests. It returns "" if the
 // port is free.
 func (m *Manager) portHolder(c configs.Function) string {
-	if c.Port == 0 || c.Replay.File != "" {
+	if c.Port == 0 {
 		return ""
 	}
 	for _, f := range m.functions {
-		if f.config.Replay.File == "" && (f.localAddr().Port() == c.Port || f.oldPort.open() == c.Port) {
+		if f.localAddr().Port() == c.Port {
 			return f.name
 		}
 	}
 	return ""
 }
 
-// portLeaves reports whether the port belongs to a function that is being removed or has moved to
-// another port.
+// portLeaves reports whether the port belongs to a function that is being removed.
 func (m *Manager) portLeaves(port uint16) bool {
 	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
-		return f.removing && f.localAddr().Port() == port || f.oldPort.open() == port
+		return f.removing && f.localAddr().Port() == port
 	})
-}
-
-// oldPort is the port that a function had before it moved. The zero value is no port.
-type oldPort struct {
-	port  uint16
-	until time.Time // when it closes
-}
-
-// open returns the port while it is open, else 0.
-func (p oldPort) open() uint16 {
-	if time.Now().After(p.until) {
-		return 0
-	}
-	return p.port
 }
 
 // unsaved reports how a function differs from the configuration file: it was added or changed at

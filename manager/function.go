@@ -39,8 +39,7 @@ type function struct {
 	gone     chan error // closed when the function is removed: its name and its port are free
 	held     string     // why the function is held back; "" if it is not
 	trial    *trial     // nil once it has served, and for functions of the configuration
-	oldPort  oldPort
-	byHand   float64 // percent per instance that was set by hand, if shares are not tuned; else 0
+	byHand   float64    // percent per instance that was set by hand, if shares are not tuned; else 0
 
 	// For status and metrics.
 	swaps  swaps
@@ -261,7 +260,6 @@ func (f *function) status() control.FunctionStatus {
 		s.Guarantee.Unprotected = cmp.Or(s.Guarantee.Unprotected, f.m.unprotected())
 	}
 	s.Residency = f.instances[0].currentResidency() // a member has one instance
-	s.Replay, s.ReplayEnded = f.config.Replay.File, stats.Played
 	s.Camera = f.cameraStatus(&stats.Requests)
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves

@@ -8,7 +8,6 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/datapath/dpdk"
-	"github.com/penstock/penstock/datapath/replay"
 	"github.com/penstock/penstock/datapath/udp"
 )
 
@@ -40,14 +39,8 @@ func kernelNetwork(cfg *configs.Config, log zerolog.Logger) datapath.Network {
 	}, log)
 }
 
-// openSources opens the sources of a function: a port, or a capture.
+// openSources opens the port of a function.
 func (m *Manager) openSources(c configs.Function) (*datapath.Sources, error) {
-	if c.Replay.File != "" {
-		return datapath.OpenReplay(replay.Options{
-			Path: c.Replay.File, Port: c.Port, Speed: c.Replay.Speed,
-			SlabBytes: int(m.cfg.Slab.Size), HugePages: m.cfg.Slab.HugePages,
-		})
-	}
 	receivers, before := m.cfg.ReceiversOf(c), m.folder.formerPorts[c.Name]
 	shed := c.Format == ""
 	if c.Port == 0 && before != 0 {

@@ -134,7 +134,7 @@ func (m *Manager) keep() {
 			continue
 		}
 		known := recorded{Function: f.config, SharePercent: f.byHand}
-		if f.config.Port == 0 && f.config.Replay.File == "" {
+		if f.config.Port == 0 {
 			known.Port = f.localAddr().Port()
 		}
 		for _, older := range f.model.older {
@@ -186,7 +186,7 @@ func (m *Manager) merge(was record) (list []recorded) {
 	for _, r := range was.Functions {
 		entry := func(entry configs.Function) bool { return entry.Name == r.Function.Name }
 		taken := func(want configs.Function) bool {
-			return want.Name == r.Function.Name || want.Port != 0 && want.Port == cmp.Or(r.Function.Port, r.Port) && want.Replay.File == "" && r.Function.Replay.File == ""
+			return want.Name == r.Function.Name || want.Port != 0 && want.Port == cmp.Or(r.Function.Port, r.Port)
 		}
 		if !slices.ContainsFunc(was.Entries, entry) && !slices.ContainsFunc(m.cfg.Functions, taken) {
 			list = append(list, r)

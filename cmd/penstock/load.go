@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"github.com/penstock/penstock/client"
@@ -17,6 +19,7 @@ import (
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/capture"
 	"github.com/penstock/penstock/loadgen/status"
 	"github.com/penstock/penstock/loadgen/traffic"
 	"github.com/penstock/penstock/models"
@@ -42,6 +45,7 @@ type loadOptions struct {
 	output   string
 	require  []string
 	required []loadgen.Requirement // parsed from require by checkFlags
+	capture  captureOptions
 	// figuresOnly leaves out what the models found in the pictures.
 	figuresOnly bool
 }
@@ -50,6 +54,12 @@ type loadOptions struct {
 type nodeOptions struct {
 	runtimeDir string
 	http       string // instead of runtimeDir
+}
+
+// captureOptions are those of a capture that is played instead of pictures.
+type captureOptions struct {
+	file  string // empty: none
+	speed float64
 }
 
 // searchOptions are those of a search for the highest rate.
@@ -81,16 +91,23 @@ The exit status is 1 if a request was lost or not answered, an answer was wrong,
   answered=100%  min part answered at all, also late or busy
   accuracy=90%   min part of the labelled pictures with the right class
   goodput=50     min number of ok answers within the objective per second
-  p99=25ms       max latency of the ok answers; also p50 and p99.9`,
+  p99=25ms       max latency of the ok answers; also p50 and p99.9
+
+With --capture the command plays the UDP datagrams of a pcap or pcapng file instead, at their
+recorded times. Each goes to the function of the node at the port to which it was recorded.`,
 		Example: `  penstock load --rate face=60 --rate fashion=400 --duration 30s
   penstock load --rate detect=6 --arrivals 30fps --streams 2 -o json
   penstock load --schedule rates.csv --draw out
   penstock load --rate face=60 --require within=99%,face:p99=25ms -o json || exit 1
+  penstock load --capture cameras.pcap --speed 2
   penstock load --find-max-rate fashion --duration 5s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("require") && len(o.require) == 0 {
 				return errors.New("--require is empty; want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms, or leave it out")
+			}
+			if o.capture.file != "" {
+				return playCapture(cmd, o)
 			}
 			return load(cmd.Context(), o)
 		},
@@ -111,12 +128,53 @@ The exit status is 1 if a request was lost or not answered, an answer was wrong,
 	f.BoolVar(&o.check, "check", true, "compare answers with the same model run in this process")
 	f.StringVar(&o.search.function, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
 	f.Float64Var(&o.search.precision, "precision", defaultPrecision, "precision of --find-max-rate, as a part of the rate")
+	f.StringVar(&o.capture.file, "capture", "", "play the UDP datagrams of this file (pcap or pcapng) instead of sending pictures")
+	f.Float64Var(&o.capture.speed, "speed", 1, "with --capture: recorded seconds per second")
 	f.DurationVar(&o.deadline, "deadline", 0, "deadline sent with each request")
 	f.Uint8Var(&o.priority, "priority", 0, "priority sent with each request")
 	f.StringSliceVar(&o.require, "require", nil, "[function:]metric=bound, exit status 1 if missed, like within=99% or face:p99=25ms; may be repeated")
 	f.StringVarP(&o.output, "output", "o", "table", "table, json or csv")
 	return cmd
 }
+
+// playCapture plays a capture to the node, and prints how many answers came.
+func playCapture(cmd *cobra.Command, o loadOptions) error {
+	var other string
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if !slices.Contains([]string{"capture", "speed", "http", "runtime-dir", "output"}, f.Name) {
+			other = f.Name
+		}
+	})
+	switch {
+	case other != "":
+		return fmt.Errorf("--capture and --%s: want one of them; a capture has its own times and contents", other)
+	case !(o.capture.speed > 0 && o.capture.speed <= 1e6):
+		return fmt.Errorf("--speed %v: want more than 0, at most 1000000", o.capture.speed)
+	case o.output != "table" && o.output != "json":
+		return fmt.Errorf("--output %q: want table or json with --capture", o.output)
+	}
+	node, err := o.status(cmd.Context())
+	if err != nil {
+		return err
+	}
+	play := capture.Options{File: o.capture.file, Speed: o.capture.speed, Grace: captureGrace}
+	for _, f := range node.Functions {
+		play.Functions = append(play.Functions, capture.Function{Name: f.Name, Addr: f.ClientAddr()})
+	}
+	report, err := capture.Play(cmd.Context(), play)
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		encoder := json.NewEncoder(os.Stdout)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(report)
+	}
+	return report.WriteTable(os.Stdout)
+}
+
+// captureGrace is how long playCapture waits for another answer.
+const captureGrace = 2 * time.Second
 
 // load runs the traffic and prints the report.
 func load(ctx context.Context, o loadOptions) error {
@@ -133,14 +191,11 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	if err := o.checkFlags(); err != nil {
 		return nil, err
 	}
-	ask, err := o.statusReader()
+	now, err := o.status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	now, err := ask(ctx)
-	if err != nil && o.node.http != "" {
-		err = fmt.Errorf("%w; start a node with `penstock up`, or name the address of its status page with --http", err)
-	}
+	ask, err := o.statusReader()
 	if err != nil {
 		return nil, err
 	}
@@ -199,6 +254,19 @@ func (o *loadOptions) statusReader() (func(context.Context) (control.Status, err
 		return nil, err
 	}
 	return func(ctx context.Context) (control.Status, error) { return control.ReadStatus(ctx, dir) }, nil
+}
+
+// status reads the status of the node once.
+func (o *loadOptions) status(ctx context.Context) (control.Status, error) {
+	ask, err := o.statusReader()
+	if err != nil {
+		return control.Status{}, err
+	}
+	now, err := ask(ctx)
+	if err != nil && o.node.http != "" {
+		err = fmt.Errorf("%w; start a node with `penstock up`, or name the address of its status page with --http", err)
+	}
+	return now, err
 }
 
 // checkFlags checks the flags before the command contacts the node. Its error names the

@@ -1,5 +1,5 @@
-// Package ingest defines sources of datagrams: kernel UDP sockets (udp), a
-// capture file (replay), or a port that DPDK polls (dpdk).
+// Package ingest defines sources of datagrams: kernel UDP sockets (udp), or a
+// port that DPDK polls (dpdk).
 // internal/testing/ingestfake is a fake in memory. The packages above ingest do
 // not know which of them they use.
 //
@@ -62,8 +62,7 @@ type Source interface {
 	//
 	// The caller owns every returned datagram until it releases its spans. If
 	// one read brings more than the batch holds, the next call returns the
-	// rest. Receive returns ErrClosed after Close, and io.EOF at the end of a
-	// capture.
+	// rest. Receive returns ErrClosed after Close.
 	Receive(batch []Datagram, deadline int64) (n int, err error)
 	// Release returns spans to the slab, each exactly once. The caller may
 	// merge adjacent spans.

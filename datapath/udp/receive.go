@@ -41,9 +41,7 @@ type reader struct {
 	// The last read brought got messages. next is the message after the one being split, and
 	// chain is what remains of that one.
 	got, next int
-	// fromFormer means that the last read was from the old port of a Move.
-	fromFormer bool
-	chain      chain
+	chain     chain
 	// want is the number of messages to plan room for. It is twice what came last, so that a
 	// quiet socket needs little planning.
 	want int
@@ -71,7 +69,7 @@ func newReader(messages int) reader {
 		segments: make([]int, messages),
 		arrived:  make([]int64, messages),
 		shed:     make([]bool, messages),
-		polls:    make([]unix.PollFd, 3),
+		polls:    make([]unix.PollFd, 2),
 		want:     min(2, messages),
 	}
 	for i := range r.headers {
@@ -121,11 +119,11 @@ func (s *Source) fetch(deadline int64) (again bool, err error) {
 		s.shed()
 		return false, s.waitForRoom(deadline)
 	}
-	got, err := s.read(planned)
+	got, err := recvmmsg(s.socket, s.reader.headers[:planned], unix.MSG_DONTWAIT)
 	switch {
 	case err == nil:
 		s.keep(got)
-		if got < planned && !s.reader.fromFormer {
+		if got < planned {
 			s.shedder.emptied = true
 		}
 		if got == planned || s.shedder.shedding.on {
@@ -138,25 +136,6 @@ func (s *Source) fetch(deadline int64) (again bool, err error) {
 		return false, fmt.Errorf("receive on %v: %w", s.LocalAddr(), err)
 	}
 	return true, nil
-}
-
-// read calls recvmmsg for n messages. While two ports are open, it reads them in turn.
-func (s *Source) read(n int) (got int, err error) {
-	r := &s.reader
-	if s.former.socket < 0 {
-		r.fromFormer = false
-		return recvmmsg(s.socket, r.headers[:n], unix.MSG_DONTWAIT)
-	}
-	for range 2 {
-		socket := s.former.socket
-		if r.fromFormer = !r.fromFormer; !r.fromFormer {
-			socket = s.socket
-		}
-		if got, err = recvmmsg(socket, r.headers[:n], unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
-			break
-		}
-	}
-	return got, err
 }
 
 // plan prepares room for the next messages, and returns how many have it.
@@ -194,7 +173,7 @@ func (s *Source) keep(got int) {
 	for i := range got {
 		h := &r.headers[i]
 		said := parseControl(r.controls[i][:h.hdr.Controllen])
-		if said.counted && !r.fromFormer {
+		if said.counted {
 			s.noteDrops(said.drops)
 		}
 		r.arrived[i] = r.clocks.arrival(said.stamp)
@@ -291,13 +270,6 @@ func (s *Source) split(d *ingest.Datagram) bool {
 			segment: r.segments[i],
 			empty:   r.headers[i].n == 0,
 			shed:    r.shed[i],
-		}
-		switch {
-		case s.former.socket < 0:
-		case r.fromFormer:
-			s.former.clients.remove(c.from)
-		default:
-			s.former.clients.add(c.from)
 		}
 	}
 }
@@ -396,19 +368,15 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 	r := &s.reader
 	r.polls[0] = unix.PollFd{Fd: int32(s.event), Events: unix.POLLIN}
 	r.polls[1] = unix.PollFd{Fd: int32(s.socket), Events: unix.POLLIN}
-	r.polls[2] = unix.PollFd{Fd: int32(s.former.socket), Events: unix.POLLIN}
 	polls := r.polls
-	switch {
-	case !forSocket:
+	if !forSocket {
 		polls = polls[:1]
-	case s.former.socket < 0:
-		polls = polls[:2]
 	}
 	var looksUntil int64
 	if s.busyPoll > 0 {
 		looksUntil = shm.Now() + s.busyPoll
 	}
-	for s.awaited.Load() == 0 {
+	for {
 		var timeout *unix.Timespec
 		var ts unix.Timespec
 		looks := false
@@ -442,7 +410,6 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 		}
 		return true, nil
 	}
-	return false, nil
 }
 
 // waitForRoom waits a moment for spans to be released.

@@ -67,9 +67,8 @@ func (s *Source) Send(packets []ingest.Packet) (n int, err error) {
 	x := s.lockSender()
 	defer x.mu.Unlock()
 	for n < len(packets) {
-		socket, next := s.socketFor(packets[n:])
-		filled, unfit := x.fillLocked(next, s.inet6)
-		sent, err := x.flushLocked(socket, filled)
+		filled, unfit := x.fillLocked(packets[n:], s.inet6)
+		sent, err := x.flushLocked(s.socket, filled)
 		n += sent
 		if err == nil && sent == filled {
 			err = unfit
@@ -79,25 +78,6 @@ func (s *Source) Send(packets []ingest.Packet) (n int, err error) {
 		}
 	}
 	return n, nil
-}
-
-// socketFor returns the socket for the first packets, and the packets that use it.
-func (s *Source) socketFor(packets []ingest.Packet) (socket int, next []ingest.Packet) {
-	if s.former.socket < 0 {
-		return s.socket, packets
-	}
-	packets = packets[:min(len(packets), sendBatch)]
-	moved := s.former.clients.has(packets[0].To)
-	for i := range packets {
-		if s.former.clients.has(packets[i].To) != moved {
-			packets = packets[:i]
-			break
-		}
-	}
-	if moved {
-		return s.socket, packets
-	}
-	return s.former.socket, packets
 }
 
 // fillLocked prepares the next batch. unfit is the error of the packet after it, if that

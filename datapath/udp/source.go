@@ -64,20 +64,17 @@ type Options struct {
 type Source struct {
 	options Options
 	slab    *slab.Slab
-	local   atomic.Pointer[netip.AddrPort]
+	local   netip.AddrPort
 	inet6   bool
 	gro     bool
 	// recvBuffer is the size that the kernel granted.
 	recvBuffer int
 
-	// mu is held for reading while the descriptors are used, and for writing by Close and a
-	// Move.
-	mu      sync.RWMutex
-	awaited atomic.Int32 // number of Moves that wait for mu: Receive does not sleep while it holds mu
-	closed  atomic.Bool
-	socket  int
-	event   int
-	former  formerPort
+	// mu is held for reading while the descriptors are used, and for writing by Close.
+	mu     sync.RWMutex
+	closed atomic.Bool
+	socket int
+	event  int
 
 	busyPoll int64 // nanoseconds
 
@@ -92,10 +89,8 @@ type Source struct {
 // counters are the source's part of ingest.Stats.
 type counters struct {
 	datagrams, bytes, truncated, noRoom atomic.Uint64
-	// kernelDrops is the socket's 32-bit counter, unwrapped, plus the drops before the last
-	// Move.
+	// kernelDrops is the socket's 32-bit counter, unwrapped.
 	kernelDrops atomic.Uint64
-	dropsBefore uint64
 }
 
 var _ ingest.Source = (*Source)(nil)
@@ -154,7 +149,7 @@ func open(o Options, n int) (all []*Source, err error) {
 		}
 	}()
 	for i := range n {
-		s := &Source{options: o, socket: -1, event: -1, former: formerPort{socket: -1}, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
+		s := &Source{options: o, socket: -1, event: -1, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
 		all = append(all, s)
 		if err := s.listen(o, i, n); err != nil {
 			return all, err
@@ -260,8 +255,7 @@ func (s *Source) bind(o Options, i, n int) error {
 	if err != nil {
 		return fmt.Errorf("read bound address: %w", err)
 	}
-	local := boundAddress(bound, o.Listen.Addr().Zone())
-	s.local.Store(&local)
+	s.local = boundAddress(bound, o.Listen.Addr().Zone())
 	return nil
 }
 
@@ -315,7 +309,7 @@ func (s *Source) Slab() shm.Memory { return s.slab }
 func (s *Source) CloseSlab() error { return s.slab.Close() }
 
 // LocalAddr is the address that the source listens on, with the actual port.
-func (s *Source) LocalAddr() netip.AddrPort { return *s.local.Load() }
+func (s *Source) LocalAddr() netip.AddrPort { return s.local }
 
 // GRO reports whether the kernel chains datagrams for this source.
 func (s *Source) GRO() bool { return s.gro }
@@ -354,7 +348,7 @@ func (s *Source) Stats() ingest.Stats {
 func (c *counters) noteDrops(reading uint32) {
 	for {
 		known := c.kernelDrops.Load()
-		more := int32(reading - uint32(known-c.dropsBefore))
+		more := int32(reading - uint32(known))
 		if more <= 0 || c.kernelDrops.CompareAndSwap(known, known+uint64(more)) {
 			return
 		}
@@ -394,7 +388,7 @@ func (s *Source) Close() error {
 }
 
 func (s *Source) closeDescriptors() (err error) {
-	for _, fd := range []int{s.socket, s.event, s.former.socket} {
+	for _, fd := range []int{s.socket, s.event} {
 		if fd >= 0 {
 			err = errors.Join(err, unix.Close(fd))
 		}

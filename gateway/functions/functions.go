@@ -11,10 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -149,7 +146,7 @@ func (s *Set) Refresh(ctx context.Context) error {
 // function returns the function of a status. It keeps the client and the card of the last one
 // if they are the same.
 func (s *Set) function(ctx context.Context, status *control.Status, f *control.FunctionStatus) (*Function, error) {
-	next := &Function{Name: f.Name, address: net.JoinHostPort(reachable(f.Address), strconv.Itoa(f.Port))}
+	next := &Function{Name: f.Name, address: f.ClientAddr().String()}
 	if f.Camera != nil {
 		next.Camera = f.Camera.Format
 	}
@@ -185,18 +182,6 @@ func (s *Set) function(ctx context.Context, status *control.Status, f *control.F
 	}
 	next.client = c
 	return next, nil
-}
-
-// reachable replaces the address of every interface by that of this machine.
-func reachable(address string) string {
-	a, err := netip.ParseAddr(address)
-	switch {
-	case err != nil || !a.IsUnspecified():
-		return address
-	case a.Is4():
-		return "127.0.0.1"
-	}
-	return "::1"
 }
 
 func (s *Set) close() {

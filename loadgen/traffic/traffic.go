@@ -152,20 +152,16 @@ func (t *Traffic) Inspect(report *loadgen.Report) ([]loadgen.Seen, error) {
 	return loadgen.Inspect(views)
 }
 
-// fromNetwork returns the functions that take requests from the network. A function
-// that replays a capture does not listen, and one for cameras does not take requests.
+// fromNetwork returns the functions that take requests: one for cameras does not.
 func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionStatus, error) {
 	var out []control.FunctionStatus
 	for _, f := range all {
 		_, named := o.Rates[f.Name]
 		switch {
-		case f.Replay == "" && f.Camera == nil:
+		case f.Camera == nil:
 			out = append(out, f)
-		case !named && o.Search != f.Name:
-		case f.Camera != nil:
+		case named || o.Search == f.Name:
 			return nil, fmt.Errorf("%s takes pictures of cameras only (format: %s); choose another function", f.Name, f.Camera.Format)
-		default:
-			return nil, fmt.Errorf("%s plays the capture %s and receives nothing from the network; choose another function", f.Name, f.Replay)
 		}
 	}
 	if len(out) == 0 {
@@ -280,21 +276,9 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 	t.functions = append(t.functions, made)
 	t.Spec.Functions = append(t.Spec.Functions, loadgen.Function{
 		Name: f.Name,
-		Addr: fmt.Sprintf("%s:%d", hostOf(f.Address), f.Port),
+		Addr: f.ClientAddr().String(),
 		SLO:  time.Duration(f.SLOMillis * float64(time.Millisecond)), PerSecond: rate, Arrivals: process,
 		Streams: o.Streams, Pictures: pictures, Deadline: o.Deadline, Priority: o.Priority, Tolerance: tolerance,
 	})
 	return nil
-}
-
-// hostOf returns the address that reaches a socket listening on the given address.
-func hostOf(address string) string {
-	switch address {
-	case "", "0.0.0.0", "::":
-		return "127.0.0.1"
-	}
-	if strings.Contains(address, ":") {
-		return "[" + address + "]"
-	}
-	return address
 }

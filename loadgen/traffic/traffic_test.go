@@ -21,19 +21,18 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// A function that replays a capture does not listen: its node would seem not to
-// answer.
-func TestReplayedFunction(t *testing.T) {
+// A function for cameras does not take requests: its node would seem not to answer.
+func TestCameraFunction(t *testing.T) {
 	node := control.Status{Functions: []control.FunctionStatus{
-		{Name: "played", Replay: "a.pcap", SLOMillis: 25, Input: control.InputStatus{Bytes: 4}},
+		{Name: "seen", Camera: &control.CameraStatus{Format: "gvsp"}, SLOMillis: 25, Input: control.InputStatus{Bytes: 4}},
 		{Name: "fn", SLOMillis: 25, Port: 1, Input: control.InputStatus{Bytes: 4}},
 	}}
 	p, err := New(node, Options{Arrivals: "poisson", Streams: 1, Spec: loadgen.Spec{Duration: 1}})
 	if err != nil || len(p.Spec.Functions) != 1 || p.Spec.Functions[0].Name != "fn" {
 		t.Errorf("%v: %+v", err, p)
 	}
-	want := "played plays the capture a.pcap and receives nothing from the network; choose another function"
-	for _, o := range []Options{{Arrivals: "poisson", Rates: map[string]string{"played": "1"}}, {Arrivals: "poisson", Search: "played"}} {
+	want := "seen takes pictures of cameras only (format: gvsp); choose another function"
+	for _, o := range []Options{{Arrivals: "poisson", Rates: map[string]string{"seen": "1"}}, {Arrivals: "poisson", Search: "seen"}} {
 		if _, err := New(node, o); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}

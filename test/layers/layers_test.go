@@ -39,7 +39,7 @@ var inner = map[string][][]string{
 	"datapath": {
 		{""},
 		{"aggregate"},
-		{"dpdk", "replay", "udp"},
+		{"dpdk", "udp"},
 		{"cameras", "slab"},
 		{"ingest"},
 	},

@@ -36,7 +36,7 @@ func findRunning(ctx context.Context, c configs.Config) runningNode {
 
 // port opens and closes the port of a function.
 func port(c configs.Config, f configs.Function, running runningNode) (notes []string, err error) {
-	if f.Port == 0 || f.Replay.File != "" || c.Source.DPDK != nil {
+	if f.Port == 0 || c.Source.DPDK != nil {
 		return nil, nil
 	}
 	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: c.Listen.AsSlice(), Zone: c.Listen.Zone(), Port: int(f.Port)})
@@ -46,7 +46,7 @@ func port(c configs.Config, f configs.Function, running runningNode) (notes []st
 	if errors.Is(err, syscall.EADDRINUSE) {
 		for _, has := range running.status.Functions {
 			switch {
-			case has.Port != int(f.Port) || has.Replay != "":
+			case has.Port != int(f.Port):
 			case running.sameFile:
 				return nil, nil
 			default:

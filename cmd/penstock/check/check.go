@@ -154,16 +154,12 @@ func (n *node) readable() {
 	}
 }
 
-// function checks the port, the capture and the model of a function.
+// function checks the port and the model of a function.
 func (n *node) function(ctx context.Context, i int) {
 	f := n.config.Functions[i]
 	notes, err := port(n.config, f, n.running)
 	n.notes = append(n.notes, notes...)
 	n.problems.Add(err, "functions", i, "port")
-	if f.Replay.File != "" {
-		_, err := os.Stat(f.Replay.File)
-		n.problems.Add(err, "functions", i, "replay", "file")
-	}
 	card, err := Registry(n.config).Find(cmp.Or(f.Model, f.Name))
 	if err != nil {
 		return // Functions has said so

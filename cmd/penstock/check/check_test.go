@@ -63,9 +63,6 @@ functions:
   - name: nosuch
     port: 0
   - {name: cut, model: ./cut.yaml, port: 0}
-  - name: fashion
-    port: 0
-    replay: {file: none.pcap}
 `, web.Addr(), port))
 	if err == nil {
 		t.Fatal("it was accepted")
@@ -77,14 +74,13 @@ functions:
 		fmt.Sprintf("node.yaml:5:11: functions[0].port: port %d is in use by another process", port),
 		`node.yaml:6:11: functions[1].name: find card: unknown model "nosuch"`,
 		"node.yaml:8:24: functions[2].model: load model cut",
-		"node.yaml:11:20: functions[3].replay.file: ",
 	} {
 		if i >= len(lines) || !strings.Contains(lines[i], want) {
 			t.Errorf("line %d is not %q of:\n%v", i, want, err)
 		}
 	}
-	if len(lines) != 6 {
-		t.Errorf("%d lines, want 6:\n%v", len(lines), err)
+	if len(lines) != 5 {
+		t.Errorf("%d lines, want 5:\n%v", len(lines), err)
 	}
 
 	if err := check("http: 127.0.0.1:0\nfunctions:\n  - {name: face, port: 0}\n  - {name: again, model: face, port: 0}\n"); err != nil {
