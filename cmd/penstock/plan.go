@@ -79,8 +79,6 @@ penstock-lab plan compares them with ParvaGPU's planner and its baselines.`,
 	f.BoolVar(&o.replay, "replay", false, "simulate Poisson arrivals on the plan, and print how many requests miss their objective")
 	f.Uint64Var(&o.replayConfig.Seed, "seed", 1, "seed of the replay's arrivals")
 	f.IntVar(&o.replayConfig.Requests, "requests", 20000, "requests per service in one run of the replay")
-	f.StringVar((*string)(&o.replayConfig.Routing), "routing", string(replay.ByLoad), "how the replay chooses a segment of a service: "+list(replay.Routings()))
-	f.StringVar((*string)(&o.replayConfig.Rule), "rule", string(replay.Deadline), "which batches a replayed segment starts: "+list(replay.Rules()))
 	f.BoolVar(&o.apply, "apply", false, "cut this machine's GPUs into the plan's MIG instances (needs root)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "with --apply: print the steps without taking them")
 	f.StringVarP(&o.output, "output", "o", "table", "table, json, yaml or html")
@@ -92,14 +90,6 @@ func gpuNames() (names []string) {
 		names = append(names, g.Name)
 	}
 	return names
-}
-
-func list[T ~string](names []T) string {
-	words := make([]string, len(names))
-	for i, n := range names {
-		words[i] = string(n)
-	}
-	return strings.Join(words, ", ")
 }
 
 // check checks the flags before any file is read. Its error names the flag.
@@ -122,16 +112,10 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 	case o.replayConfig.Requests < 1:
 		return fmt.Errorf("--requests %d: want at least 1", o.replayConfig.Requests)
 	}
-	for _, name := range []string{"seed", "requests", "routing", "rule"} {
+	for _, name := range []string{"seed", "requests"} {
 		if given(name) && !o.replay {
 			return fmt.Errorf("--%s without --replay: want both, or neither", name)
 		}
-	}
-	if !slices.Contains(replay.Routings(), o.replayConfig.Routing) {
-		return fmt.Errorf("--routing %q: want one of %s", o.replayConfig.Routing, list(replay.Routings()))
-	}
-	if !slices.Contains(replay.Rules(), o.replayConfig.Rule) {
-		return fmt.Errorf("--rule %q: want one of %s", o.replayConfig.Rule, list(replay.Rules()))
 	}
 	return nil
 }

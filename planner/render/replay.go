@@ -13,8 +13,8 @@ func Replay(r *replay.Report) Section {
 		missed = fmt.Sprintf("%s of all requests miss their objective, most of %s", fine(r.Violations), r.Worst)
 	}
 	s := Section{Title: "Replay", Text: []string{
-		fmt.Sprintf("Poisson arrivals, seed %d; routing %s, rule %s. %s; processes are busy %s of the time.",
-			r.Seed, r.Routing, r.Rule, missed, formatPercent(r.Utilisation)),
+		fmt.Sprintf("Poisson arrivals, seed %d; rule %s. %s; processes are busy %s of the time.",
+			r.Seed, r.Rule, missed, formatPercent(r.Utilisation)),
 	}, Head: []string{"service", "SLO ms", "p50 ms", "p99 ms", "miss", "between", "late", "not run", "of requests", "load"}}
 	for _, v := range r.Services {
 		s.Rows = append(s.Rows, []string{v.Service, formatExact(v.SLOMS), formatDecimal(v.P50MS), formatDecimal(v.P99MS),

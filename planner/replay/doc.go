@@ -7,7 +7,7 @@
 //
 //  1. Requests of a service arrive in an open loop, by a Poisson process at its
 //     rate. No client waits for an answer before it sends again.
-//  2. Each request goes to one of the service's segments (Routing) and waits
+//  2. Each request goes to one of the service's segments (router) and waits
 //     there, in one queue, first come first served.
 //  3. When one of the segment's processes is free, it immediately starts a
 //     batch of the waiting requests (Rule), never more than the segment's

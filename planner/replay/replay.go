@@ -37,9 +37,8 @@ func Rules() []Rule { return []Rule{Deadline, Greedy} }
 type Config struct {
 	// Seed selects the random numbers.
 	Seed uint64
-	// Routing is ByLoad if empty; Rule is Deadline if empty.
-	Routing Routing
-	Rule    Rule
+	// Rule is Deadline if empty.
+	Rule Rule
 	// Requests is how many requests of each service are counted in one run; 0
 	// means 20,000. Before these, a tenth as many warm the run up and are not
 	// counted.
@@ -55,9 +54,6 @@ type Config struct {
 
 // withDefaults replaces zero values by the defaults, and refuses invalid values.
 func (c Config) withDefaults() (Config, error) {
-	if c.Routing == "" {
-		c.Routing = ByLoad
-	}
 	if c.Rule == "" {
 		c.Rule = Deadline
 	}
@@ -74,8 +70,6 @@ func (c Config) withDefaults() (Config, error) {
 		c.Precision = 0.001
 	}
 	switch {
-	case !slices.Contains(Routings(), c.Routing):
-		return c, fmt.Errorf("routing %q: want one of %v", c.Routing, Routings())
 	case !slices.Contains(Rules(), c.Rule):
 		return c, fmt.Errorf("rule %q: want one of %v", c.Rule, Rules())
 	case c.Requests < 1:
@@ -96,7 +90,6 @@ const confidenceLevel = 0.95
 // A Report is the result of a replay.
 type Report struct {
 	Seed       uint64  `json:"seed"`
-	Routing    Routing `json:"routing"`
 	Rule       Rule    `json:"rule"`
 	Confidence float64 `json:"confidence"`
 	// Violations is the fraction of all requests that are not answered within
@@ -173,7 +166,7 @@ func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 			return nil, fmt.Errorf("replay: service %q has no segment", s.Service)
 		}
 	}
-	report := &Report{Seed: c.Seed, Routing: c.Routing, Rule: c.Rule, Confidence: confidenceLevel,
+	report := &Report{Seed: c.Seed, Rule: c.Rule, Confidence: confidenceLevel,
 		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
 	work := make(chan int)
 	var done sync.WaitGroup
@@ -266,11 +259,11 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	for n := range c.MaxRuns {
 		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from the seeds of other runs
 		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, rule: c.Rule, warm: c.Requests / 10, measured: c.Requests,
-			arrivals: rand.New(rand.NewPCG(seed, stream)), chance: rand.New(rand.NewPCG(^seed, stream))}
+			arrivals: rand.New(rand.NewPCG(seed, stream))}
 		for i, g := range segments {
 			r.servers = append(r.servers, server{ladder: ladders[i], idle: g.Processes, share: g.ThroughputRPS / throughput})
 		}
-		r.route = newRouter(c.Routing, r.servers, r.chance)
+		r.route = newRouter(r.servers, rand.New(rand.NewPCG(^seed, stream)))
 		o := r.simulate()
 
 		result.Runs++

@@ -111,17 +111,11 @@ func TestOverload(t *testing.T) {
 
 func TestRouting(t *testing.T) {
 	small, large := point(1, 8, 1, 40), point(3, 8, 1, 10)
-	for _, how := range Routings() {
-		p, pl := shop(t, 600, 200, []plan.Point{small, large}, segment(0, 0, small), segment(0, 4, large))
-		r := replayed(t, p, pl, Config{Routing: how})
-		share := r.Segments[0].ReceivedRPS / (r.Segments[0].ReceivedRPS + r.Segments[1].ReceivedRPS)
-		if how == routeByDelay {
-			if share > 0.2 {
-				t.Errorf("the small segment got %.3f of the requests: want them where they end first", share)
-			}
-		} else if math.Abs(share-0.2) > 0.005 {
-			t.Errorf("%s: the small segment got %.3f of the requests, want a fifth", how, share)
-		}
+	p, pl := shop(t, 600, 200, []plan.Point{small, large}, segment(0, 0, small), segment(0, 4, large))
+	r := replayed(t, p, pl, Config{})
+	share := r.Segments[0].ReceivedRPS / (r.Segments[0].ReceivedRPS + r.Segments[1].ReceivedRPS)
+	if math.Abs(share-0.2) > 0.005 {
+		t.Errorf("the small segment got %.3f of the requests, want a fifth", share)
 	}
 }
 
@@ -212,7 +206,6 @@ func TestConfigErrors(t *testing.T) {
 	pt := point(1, 1, 1, 10)
 	p, pl := shop(t, 1, 100, []plan.Point{pt}, segment(0, 0, pt))
 	for want, c := range map[string]Config{
-		`replay: routing "x": want one of [load chance delay]`:         {Routing: "x"},
 		`replay: rule "x": want one of [deadline greedy]`:              {Rule: "x"},
 		`replay: -1 requests: want at least 1`:                         {Requests: -1},
 		`replay: 1 runs: want at least 2, to tell how far they differ`: {MinRuns: 1},
@@ -245,11 +238,11 @@ func TestRunCounts(t *testing.T) {
 		r := run{rate: capacity * rapid.Float64Range(0.05, 3).Draw(t, "load"), slo: at * rapid.Float64Range(0.5, 5).Draw(t, "slo"),
 			rule: rapid.SampledFrom(Rules()).Draw(t, "rule"), warm: rapid.IntRange(0, 50).Draw(t, "warm"), measured: rapid.IntRange(1, 500).Draw(t, "measured")}
 		seed := rapid.Uint64().Draw(t, "seed")
-		r.arrivals, r.chance = rand.New(rand.NewPCG(seed, 0)), rand.New(rand.NewPCG(seed, 1))
+		r.arrivals = rand.New(rand.NewPCG(seed, 0))
 		for range n {
 			r.servers = append(r.servers, server{ladder: l, idle: processes, share: 1 / float64(n)})
 		}
-		r.route = newRouter(rapid.SampledFrom(Routings()).Draw(t, "routing"), r.servers, r.chance)
+		r.route = newRouter(r.servers, rand.New(rand.NewPCG(seed, 1)))
 		o := r.simulate()
 		if ran := len(o.latencies); ran+o.givenUp != r.measured || o.late > ran {
 			t.Fatalf("%d ran (%d late), %d given up, of %d", ran, o.late, o.givenUp, r.measured)
@@ -260,7 +253,7 @@ func TestRunCounts(t *testing.T) {
 		received := 0
 		for _, v := range r.servers {
 			received += v.received
-			if v.idle != processes || len(v.ends) > 0 || v.queue.len() > 0 {
+			if v.idle != processes || len(r.ending) > 0 || v.queue.len() > 0 {
 				t.Fatalf("left over: %+v", v)
 			}
 			if v.busy > float64(processes)*(r.to-r.from)+1e-9 {

@@ -69,7 +69,6 @@ type server struct {
 	idle  int     // processes
 
 	queue queue
-	ends  []float64 // of the running batches, for estimates of delay
 
 	began    int     // batches, within the measured time
 	filled   int     // requests in them
@@ -97,23 +96,6 @@ func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
 		return 0, waiting
 	}
 	return n, missed(v.takes(n))
-}
-
-// delay estimates how long a request that arrives now would take here. It waits
-// until a process is free, then for the batches before its own, then for its
-// own.
-func (v *server) delay(now float64) float64 {
-	if v.idle > 0 {
-		return v.takes(1)
-	}
-	first := v.ends[0]
-	for _, end := range v.ends[1:] {
-		first = min(first, end)
-	}
-	waiting, limit := v.queue.len(), v.limit()
-	processes := float64(len(v.ends))
-	whole := float64(waiting/limit) * v.takes(limit) / processes
-	return first - now + whole + v.takes(waiting%limit+1)
 }
 
 // A queue is a FIFO of ascending times in a slice. Its contents are moved to

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 )
@@ -12,12 +13,11 @@ type run struct {
 	servers   []server
 	route     router
 	arrivals  *rand.Rand
-	chance    *rand.Rand // of routing: a draw there changes no arrival
 
 	warm, measured int // requests to send before counting, and to count
 	from, to       float64
 
-	ending heap
+	ending schedule
 	result outcome
 }
 
@@ -46,7 +46,7 @@ func (r *run) simulate() outcome {
 	r.result.latencies = make([]float64, 0, r.measured)
 	for _, now := range arrivals {
 		r.finish(now)
-		i := r.route.to(now, r)
+		i := r.route.next(r.servers)
 		v := &r.servers[i]
 		if now >= r.from {
 			v.received++
@@ -67,8 +67,6 @@ func (r *run) finish(now float64) {
 		e := r.ending.pop()
 		v := &r.servers[e.server]
 		v.idle++
-		i := slices.Index(v.ends, e.at)
-		v.ends = slices.Delete(v.ends, i, i+1)
 		r.begin(e.server, e.at)
 	}
 }
@@ -100,7 +98,6 @@ func (r *run) begin(server int, now float64) {
 		}
 		v.queue.drop(n)
 		v.idle--
-		v.ends = append(v.ends, end)
 		r.ending.push(ending{end, server})
 		v.busy += max(0, min(end, r.to)-max(now, r.from))
 		if now >= r.from && now <= r.to {
@@ -116,45 +113,18 @@ type ending struct {
 	server int
 }
 
-func (e ending) less(o ending) bool {
-	return e.at < o.at || e.at == o.at && e.server < o.server
+// schedule has the endings in order, the earliest first.
+type schedule []ending
+
+func (s *schedule) push(e ending) {
+	i, _ := slices.BinarySearchFunc(*s, e, func(a, b ending) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.server, b.server))
+	})
+	*s = slices.Insert(*s, i, e)
 }
 
-// A heap has the earliest ending first.
-type heap []ending
-
-func (h *heap) push(e ending) {
-	*h = append(*h, e)
-	s := *h
-	for i := len(s) - 1; i > 0; {
-		parent := (i - 1) / 2
-		if !s[i].less(s[parent]) {
-			break
-		}
-		s[i], s[parent] = s[parent], s[i]
-		i = parent
-	}
-}
-
-func (h *heap) pop() ending {
-	s := *h
-	first := s[0]
-	last := len(s) - 1
-	s[0] = s[last]
-	s = s[:last]
-	for i := 0; ; {
-		least := i
-		for _, child := range [2]int{2*i + 1, 2*i + 2} {
-			if child < len(s) && s[child].less(s[least]) {
-				least = child
-			}
-		}
-		if least == i {
-			break
-		}
-		s[i], s[least] = s[least], s[i]
-		i = least
-	}
-	*h = s
+func (s *schedule) pop() ending {
+	first := (*s)[0]
+	*s = slices.Delete(*s, 0, 1)
 	return first
 }

@@ -20,8 +20,7 @@ type simulatedPolicy struct {
 	// Threshold is the max fraction of a service's requests that may miss the
 	// objective.
 	Threshold float64
-	// Replay configures the replay of the plan. Learning uses the same routing and
-	// batching rule, but replays only as much as each service needs.
+	// Replay configures the replay of the plan. Learning uses the same rule, but replays only as much as each service needs.
 	Replay replay.Config
 }
 
