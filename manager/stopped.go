@@ -1,12 +1,10 @@
 package manager
 
 import (
-	"bytes"
-	"fmt"
-	"os"
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -51,10 +49,6 @@ func stopped(pid int) bool {
 	if pid <= 0 {
 		return false
 	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false // it has ended, which others notice
-	}
-	_, state, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte{' '})
-	return len(state) > 0 && state[0] == 'T'
+	stat, _ := procstat.Read(pid) // others notice that it has ended
+	return stat.State() == 'T'
 }

@@ -9,9 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -23,7 +26,20 @@ type Sandbox struct {
 	// Readable lists further files and folders that the processes may read.
 	Readable []string
 	// Limits hold for each process of a function, and for each process of a worker.
-	Limits Limits
+	Limits cgroup.Limits
+}
+
+// TryLimits returns what this machine does not enforce of the limits.
+func TryLimits(l cgroup.Limits) error {
+	s, err := cpushare.Open("", 1, os.Getpid(), zerolog.Nop())
+	if err != nil {
+		return err
+	}
+	_, err = s.Hold("try", l, true)
+	if !sandbox.CanMount() {
+		err = errors.Join(err, fmt.Errorf("the size of files in private folders and %s is %w: it needs the right to mount", sandbox.SharedMemory, cgroup.ErrNotEnforced))
+	}
+	return errors.Join(err, s.Close())
 }
 
 // privateFolders is the folder, in the runtime folder, that holds the private folders of
@@ -32,7 +48,7 @@ const privateFolders = "private"
 
 // privateFolder returns the path of a process's private folder in a runtime folder.
 func privateFolder(dir string, k key) string {
-	return filepath.Join(dir, privateFolders, fmt.Sprintf("%s-%d-%d", k.name, k.instance, k.generation))
+	return filepath.Join(dir, privateFolders, k.id())
 }
 
 // loopNice is the niceness that libml's batch loop gives itself on a GPU (libml/priority.go).

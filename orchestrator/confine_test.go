@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -285,7 +286,7 @@ func TestPrivateFoldersLeft(t *testing.T) {
 // The launcher must keep the parent-death signal when it changes its credentials.
 func TestConfinedProcessEnds(t *testing.T) {
 	n := newNode(t)
-	cmd := n.orchestrate(mechanismGovernor, "sandbox")
+	cmd := n.orchestrate(cpushare.Governor, "sandbox")
 	n.want(n.child(1, control.Serve, "stay", "ignoreTERM"))
 	p := n.untilState(1, control.Active)
 	if want := os.Getuid(); want == 0 {
@@ -303,7 +304,7 @@ func TestConfinedProcessEnds(t *testing.T) {
 	n.untilGone(p.PID)
 
 	// The next orchestrator removes what the process left.
-	cmd = n.orchestrate(mechanismGovernor, "sandbox")
+	cmd = n.orchestrate(cpushare.Governor, "sandbox")
 	n.until("another serves", func(o control.Observed) bool {
 		return len(o.Processes) == 1 && o.Processes[0].State == control.Active && o.Processes[0].PID != p.PID
 	})

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 // fakeGPUs installs a driver and an MPS that need no GPU, in a place that the test's
@@ -61,7 +62,7 @@ func TestRealMPS(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
 	n.desired.Device = "GPU-fa"
-	cmd := n.orchestrate(mechanismGovernor)
+	cmd := n.orchestrate(cpushare.Governor)
 	want := func() (p, q control.ObservedProcess) {
 		n.want(n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 0))
 		return n.untilState(1, control.Active), n.untilState(2, control.Active)
@@ -81,7 +82,7 @@ func TestRealMPS(t *testing.T) {
 		t.Errorf("observed %+v, %+v", o, o.Device)
 	}
 	daemon := n.daemonOf()
-	if processState(daemon) == "" {
+	if !exists(daemon) {
 		t.Fatalf("no daemon %d", daemon)
 	}
 
@@ -91,10 +92,10 @@ func TestRealMPS(t *testing.T) {
 	cmd.Wait()
 	n.untilGone(p.PID)
 	n.untilGone(q.PID)
-	if s := processState(daemon); s == "" || s == "Z" {
+	if !exists(daemon) {
 		t.Error("the daemon died, too")
 	}
-	cmd = n.orchestrate(mechanismGovernor)
+	cmd = n.orchestrate(cpushare.Governor)
 	n.startManager("second")
 	n.desired.Device = "GPU-fa"
 	p, _ = want()
@@ -118,7 +119,7 @@ func TestRunMissingGPU(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
 	n.desired.Device = "cuda:7"
-	cmd := n.orchestrate(mechanismGovernor)
+	cmd := n.orchestrate(cpushare.Governor)
 	n.want()
 	if err := cmd.Wait(); err == nil {
 		t.Error("it ended well")

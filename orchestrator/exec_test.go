@@ -19,6 +19,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/orchestrator/cgroup"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 // realNode is an orchestrator with real processes, and a manager's link to it.
@@ -80,7 +84,7 @@ func (n *realNode) startManager(id string) {
 func (n *realNode) run(edits ...func(*Options)) *realNode {
 	n.t.Helper()
 	o := Options{Log: zerolog.New(n.log), Self: n.self}
-	plainOptions{Dir: n.dir, Mechanism: mechanismGovernor}.to(&o)
+	plainOptions{Dir: n.dir, Mechanism: cpushare.Governor}.to(&o)
 	for _, e := range edits {
 		e(&o)
 	}
@@ -149,28 +153,24 @@ func (n *realNode) untilGone(pid int) {
 	n.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		// A zombie counts as gone: init or another reaper is its parent.
-		if state := processState(pid); state == "" || state == "Z" {
+		if stat, _ := procstat.Read(pid); stat.Ended() {
 			return
 		}
 	}
 	n.t.Fatalf("process %d lives on", pid)
 }
 
-// processState returns the state letter of /proc/pid/stat; empty if there is no process.
-func processState(pid int) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	text := string(b)
-	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:])[0]
+// exists reports whether a process is there and has not ended.
+func exists(pid int) bool {
+	stat, _ := procstat.Read(pid)
+	return !stat.Ended()
 }
 
 func TestRealProcess(t *testing.T) {
 	n := newNode(t).run()
 	n.want(n.child(1, control.Shadow))
 	p := n.untilState(1, control.Loaded)
-	if processState(p.PID) == "" {
+	if stat, _ := procstat.Read(p.PID); stat.Ended() {
 		t.Errorf("there is no process %d", p.PID)
 	}
 	n.want(n.child(1, control.Serve))
@@ -263,7 +263,7 @@ func TestRealProcessOOM(t *testing.T) {
 	// take longer to fill on a busy machine: the kernel clears each page.
 	group := limitMemory(t, 64<<20)
 	n := newNode(t)
-	cmd := n.orchestrate(mechanismGovernor)
+	cmd := n.orchestrate(cpushare.Governor)
 	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -301,12 +301,13 @@ func TestRealProcessOOM(t *testing.T) {
 // while the process gets processor time.
 func (n *realNode) untilKilled(pid int, group string) {
 	n.t.Helper()
-	last, moved := processorTime(pid), time.Now()
+	last, moved := time.Duration(-1), time.Now()
 	for ; ; time.Sleep(5 * time.Millisecond) {
-		if state := processState(pid); state == "" || state == "Z" {
+		stat, _ := procstat.Read(pid)
+		if stat.Ended() {
 			return
 		}
-		if now := processorTime(pid); now != last {
+		if now := stat.CPUTime(); now != last {
 			last, moved = now, time.Now()
 		}
 		if time.Since(moved) > patience {
@@ -316,22 +317,10 @@ func (n *realNode) untilKilled(pid int, group string) {
 	}
 }
 
-// processorTime returns the clock ticks that all threads of a process have used; empty if
-// there is no process.
-func processorTime(pid int) string {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	text := string(b)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 13 {
-		return ""
-	}
-	return fields[11] + "+" + fields[12] // utime and stime, proc_pid_stat(5)
-}
-
 // limitMemory makes a memory cgroup inside this process's own.
 func limitMemory(t *testing.T, bytes int) (dir string) {
 	t.Helper()
-	own, err := memoryGroupOf(os.Getpid())
+	own, err := cgroup.CountersOf(os.Getpid())
 	if err != nil {
 		t.Skipf("not on this machine: needs a memory cgroup: %v", err)
 	}
@@ -462,7 +451,7 @@ func TestProcessEscapes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t).run(func(o *Options) {
-				plainOptions{Dir: o.Dir, Mechanism: mechanismGovernor, Sandbox: true}.to(o)
+				plainOptions{Dir: o.Dir, Mechanism: cpushare.Governor, Sandbox: true}.to(o)
 			})
 			n.want(n.child(1, control.Shadow, end.how, "escapes"))
 			var left []int
@@ -472,8 +461,8 @@ func TestProcessEscapes(t *testing.T) {
 			n.want(n.child(1, end.role, end.how, "escapes"))
 			n.untilState(1, end.state)
 			for _, pid := range left {
-				if state := processState(pid); state != "" && state != "Z" {
-					t.Errorf("process %d runs on, in state %s", pid, state)
+				if stat, _ := procstat.Read(pid); !stat.Ended() {
+					t.Errorf("process %d runs on, in state %c", pid, stat.State())
 					syscall.Kill(pid, syscall.SIGKILL)
 				}
 			}
@@ -519,7 +508,7 @@ func TestRealNewManager(t *testing.T) {
 	if fresh.PID == old.PID {
 		t.Error("it is the old one")
 	}
-	if s := processState(old.PID); s != "" {
+	if s, err := procstat.Read(old.PID); err == nil {
 		t.Errorf("the old one is %s when the new one is loaded", s)
 	}
 }
@@ -582,35 +571,57 @@ func TestOrchestratorKilled(t *testing.T) {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 	n.untilGone(fresh.PID)
-	if left := groupsOf(killed, cmd.Process.Pid); len(left) > 0 {
+	if left := grouptest.Of(killed, cmd.Process.Pid); len(left) > 0 {
 		t.Errorf("groups are left: %v", left)
 	}
 }
 
-// groupsOf lists the control groups of the orchestrators with these process ids. Other
-// orchestrators on the machine do not matter here.
-func groupsOf(pids ...int) []string {
-	var found []string
-	mounts, _ := cgroupMounts()
-	for _, m := range mounts {
-		for _, pid := range pids {
-			matches, _ := filepath.Glob(filepath.Join(m.point, fmt.Sprintf("%s%d-*", treePrefix, pid)))
-			found = append(found, matches...)
-		}
-	}
-	return found
-}
-
-func TestRunUnknownMechanism(t *testing.T) {
-	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: "magic"})
-	if !errors.Is(err, errUnknownMechanism) || !strings.Contains(err.Error(), `"magic"`) {
-		t.Errorf("got %v", err)
-	}
-}
-
 func TestRunMissingCPU(t *testing.T) {
-	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: mechanismGovernor, CPUs: []int{1000}})
+	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: cpushare.Governor, CPUs: []int{1000}})
 	if err == nil || !strings.Contains(err.Error(), "to CPUs 1000") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestQuotaHolds(t *testing.T) {
+	if f := cpushare.Probe(); !f[0].Usable && !f[1].Usable {
+		t.Skipf("not on this machine: needs a writable cpu controller: %+v", f)
+	}
+	n := newNode(t).run(func(o *Options) { o.Mechanism = "" })
+	n.want(n.child(1, control.Serve, "spin"))
+	p := n.untilState(1, control.Active)
+	if n.last.Mechanism == cpushare.Governor || p.SharePercent != 30 {
+		t.Errorf("observed %+v", n.last)
+	}
+	var procs []string
+	for _, g := range grouptest.Of(os.Getpid()) {
+		found, _ := filepath.Glob(filepath.Join(g, "face-0-1", "cgroup.procs"))
+		procs = append(procs, found...)
+	}
+	if len(procs) != 1 {
+		t.Fatalf("groups %v", procs)
+	}
+	b, err := os.ReadFile(procs[0])
+	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(p.PID) {
+		t.Errorf("in its group is %q, %v; want %d", b, err, p.PID)
+	}
+	// The process computes on all CPUs, and the kernel throttles it.
+	throttled := func() bool {
+		b, err := os.ReadFile(filepath.Join(filepath.Dir(procs[0]), "cpu.stat"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(b), "nr_throttled ")
+		return rest != "" && !strings.HasPrefix(rest, "0\n")
+	}
+	for deadline := time.Now().Add(patience); !throttled(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it was never stopped")
+		}
+	}
+	n.want(n.child(1, control.Kill, "spin"))
+	n.untilState(1, control.Stopped)
+	if _, err := os.Stat(filepath.Dir(procs[0])); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its group is left: %v", err)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 // life says what a fake process does. The zero value behaves well and takes no time.
@@ -83,7 +85,7 @@ func (s *fakeSpawner) spawn(sp spec) (process, error) {
 
 func (s *fakeSpawner) held() []heldProcess { return nil }
 
-func (s *fakeSpawner) resume(heldProcess, key, memoryGroup) (process, error) {
+func (s *fakeSpawner) resume(heldProcess, key, cgroup.Counters) (process, error) {
 	return nil, errors.New("not held")
 }
 
@@ -137,11 +139,9 @@ type fakeProcess struct {
 	forgotten bool
 }
 
-func (p *fakeProcess) pid() int             { return p.id }
-func (p *fakeProcess) events() <-chan event { return p.out }
-func (p *fakeProcess) memoryGroup() memoryGroup {
-	return memoryGroup{}
-}
+func (p *fakeProcess) pid() int                  { return p.id }
+func (p *fakeProcess) events() <-chan event      { return p.out }
+func (p *fakeProcess) counters() cgroup.Counters { return cgroup.Counters{} }
 
 func (p *fakeProcess) note(note json.RawMessage) {
 	p.mu.Lock()
@@ -450,11 +450,12 @@ func (l *fakeLink) observed() control.Observed {
 // true. It notes in wrong each share that is applied to a removed process, removed twice,
 // or left behind.
 type fakeShares struct {
-	refuse func(key) bool
+	cpushare.Shares
+	refuse func(name string) bool
 
 	mu      sync.Mutex
-	percent map[key]float64
-	pids    map[key]int
+	percent map[string]float64
+	pids    map[string]int
 	removed map[int]bool
 	wrong   []string
 }
@@ -462,52 +463,52 @@ type fakeShares struct {
 var errNoQuota = errors.New("no quota")
 
 func newFakeShares() *fakeShares {
-	return &fakeShares{percent: map[key]float64{}, pids: map[key]int{}, removed: map[int]bool{}}
+	return &fakeShares{percent: map[string]float64{}, pids: map[string]int{}, removed: map[int]bool{}}
 }
 
-func (s *fakeShares) hold(key, Limits, bool) (held, error) { return held{}, nil }
+const fakeMechanism = "cgroup-v1"
 
-func (s *fakeShares) mechanism() string { return mechanismV1 }
+func (s *fakeShares) Mechanism() string { return fakeMechanism }
 
-func (s *fakeShares) apply(k key, pid int, t control.Terms) (bool, error) {
+func (s *fakeShares) Apply(name string, pid int, t control.Terms) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pids[k] = pid
+	s.pids[name] = pid
 	if s.removed[pid] {
-		s.wrong = append(s.wrong, fmt.Sprintf("applied to %v after its end", k))
+		s.wrong = append(s.wrong, fmt.Sprintf("applied to %v after its end", name))
 	}
-	if s.refuse != nil && s.refuse(k) {
+	if s.refuse != nil && s.refuse(name) {
 		return false, errNoQuota
 	}
-	s.percent[k] = t.SharePercent
+	s.percent[name] = t.SharePercent
 	return true, nil
 }
 
-func (s *fakeShares) spent(key) (total, demoted time.Duration) { return 0, 0 }
+func (s *fakeShares) Spent(string) (total, demoted time.Duration) { return 0, 0 }
 
-func (s *fakeShares) yields() <-chan struct{} { return nil }
-func (s *fakeShares) yielding(key) bool       { return false }
+func (s *fakeShares) Yields() <-chan struct{} { return nil }
+func (s *fakeShares) Yielding(string) bool    { return false }
 
-func (s *fakeShares) remove(k key) error {
+func (s *fakeShares) Remove(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	pid, applied := s.pids[k]
+	pid, applied := s.pids[name]
 	if !applied {
 		return nil // without a share it has no quota
 	}
 	if s.removed[pid] {
-		s.wrong = append(s.wrong, fmt.Sprintf("removed %v twice", k))
+		s.wrong = append(s.wrong, fmt.Sprintf("removed %v twice", name))
 	}
 	s.removed[pid] = true
-	delete(s.percent, k)
+	delete(s.percent, name)
 	return nil
 }
 
-func (s *fakeShares) close() error {
+func (s *fakeShares) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for k := range s.percent {
-		s.wrong = append(s.wrong, fmt.Sprintf("%v is left", k))
+	for name := range s.percent {
+		s.wrong = append(s.wrong, fmt.Sprintf("%v is left", name))
 	}
 	return nil
 }
@@ -515,14 +516,14 @@ func (s *fakeShares) close() error {
 func (s *fakeShares) of(k key) float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.percent[k]
+	return s.percent[k.id()]
 }
 
 // applied reports whether a process was given any quota.
 func (s *fakeShares) applied(k key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, ok := s.percent[k]
+	_, ok := s.percent[k.id()]
 	return ok
 }
 

@@ -559,7 +559,7 @@ func TestMissingGPU(t *testing.T) {
 				}
 				n.untilState(1, control.Active)
 				f := n.spawner.generation(1)
-				if o := n.link.observed(); o.Mechanism != mechanismV1 || o.Device != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
+				if o := n.link.observed(); o.Mechanism != fakeMechanism || o.Device != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
 					t.Errorf("observed %+v, started as %+v", o, f.spec)
 				}
 				if got := n.shares.of(key{"face", 0, 1}); got != 30 {
@@ -618,7 +618,7 @@ func TestReopenDevice(t *testing.T) {
 		n.desired.Device = ""
 		n.want(newDesired(6, control.Serve, 30))
 		n.untilState(6, control.Active)
-		if o := n.link.observed(); o.Device != nil || o.Mechanism != mechanismV1 || !n.machine.daemon().closed {
+		if o := n.link.observed(); o.Device != nil || o.Mechanism != fakeMechanism || !n.machine.daemon().closed {
 			t.Errorf("observed %+v", o)
 		}
 	})

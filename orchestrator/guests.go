@@ -5,12 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
@@ -30,7 +30,7 @@ type guestServer interface {
 
 // openGuests listens for guests. Functions run without it, so an error is only logged.
 func (s *supervisor) openGuests() {
-	server, err := guest.Listen(guest.Options{Dir: s.o.Dir, Log: s.log, Groups: &lazyGroups{id: s.id, log: s.log}, User: s.o.Sandbox.clientUser(), CPUs: s.o.CPUs})
+	server, err := guest.Listen(guest.Options{Dir: s.o.Dir, Log: s.log, Groups: guestGroups{cgroup.NewGuests(s.id, s.log)}, User: s.o.Sandbox.clientUser(), CPUs: s.o.CPUs})
 	if err != nil {
 		s.log.Warn().Err(err).Msg("cannot serve `penstock run`")
 		return
@@ -162,25 +162,9 @@ func (s *supervisor) noteGuestVerdict(h mps.Health) {
 	s.ask(key{})
 }
 
-// lazyGroups looks for control groups when the first guest comes.
-type lazyGroups struct {
-	id  string
-	log zerolog.Logger
+// guestGroups implements guest.Groups.
+type guestGroups struct{ *cgroup.Guests }
 
-	mu     sync.Mutex
-	opened *guestGroups
-}
-
-// Make implements guest.Groups.
-func (l *lazyGroups) Make(name string, memoryBytes int64, uid int) (guest.Group, []error, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.opened == nil {
-		g, err := openGuestGroups(l.id, l.log)
-		if err != nil {
-			return nil, nil, err
-		}
-		l.opened = g
-	}
-	return l.opened.Make(name, memoryBytes, uid)
+func (g guestGroups) Make(name string, memoryBytes int64, uid int) (guest.Group, []error, error) {
+	return g.Guests.Make(name, memoryBytes, uid)
 }

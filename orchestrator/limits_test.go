@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 // greed takes as much as it can of something, up to a bound that is above the limits of the tests. It runs in a
@@ -55,13 +57,13 @@ var testLimits = struct {
 // limitedNode is an orchestrator that enforces limits.
 func limitedNode(t *testing.T) *realNode {
 	t.Helper()
-	s, err := openShares("", 1, os.Getpid(), zerolog.Nop())
+	limits := cgroup.Limits{MemoryBytes: testLimits.memory, Tasks: int64(testLimits.tasks)}
+	s, err := cpushare.Open("", 1, os.Getpid(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits := Limits{MemoryBytes: testLimits.memory, Tasks: int64(testLimits.tasks)}
-	_, err = s.hold(key{"probe", 0, 1}, limits, true)
-	if err := s.close(); err != nil {
+	_, err = s.Hold("probe", limits, true)
+	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/grouptest"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/orchestrator/sandbox"
@@ -82,7 +83,7 @@ func leftovers(goroutinesBefore int) int {
 	}
 	return complain("goroutines", func() int { return goroutines() - goroutinesBefore }) |
 		complain("children", func() int { return len(children()) }) |
-		complain("control groups", func() int { return len(ownGroups()) })
+		complain("control groups", func() int { return len(grouptest.Of(os.Getpid())) })
 }
 
 func goroutines() int { return runtime.NumGoroutine() }
@@ -100,28 +101,6 @@ func children() []int {
 		}
 	}
 	return pids
-}
-
-// ownGroups lists the control groups, of either version, that this process made.
-func ownGroups() []string {
-	name, err := treeName(os.Getpid())
-	if err != nil {
-		return nil
-	}
-	var found []string
-	mounts, _ := cgroupMounts()
-	for _, m := range mounts {
-		if m.kind == "cgroup" && !listHas(m.options, "cpu") && !listHas(m.options, "memory") && !listHas(m.options, "pids") {
-			continue
-		}
-		filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
-			if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), name) {
-				found = append(found, path)
-			}
-			return nil
-		})
-	}
-	return found
 }
 
 // childMain is the process of an inference function. It only behaves, or misbehaves, as

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 // prepareMain is `penstock prepare`: it prepares the card "good", and fails otherwise.
@@ -55,7 +56,7 @@ func TestPrepareModel(t *testing.T) {
 			n.desired.Device = "GPU-fa"
 			n.prepared = closedFolder(t)
 			cards := closedFolder(t, c.card)
-			cmd := n.orchestrate(mechanismGovernor, "sandbox")
+			cmd := n.orchestrate(cpushare.Governor, "sandbox")
 			// Two processes ask for the same model.
 			var wanted []control.DesiredProcess
 			for g := uint32(1); g <= 2; g++ {

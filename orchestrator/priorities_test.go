@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	libmlgpu "github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 // probeMain is `penstock probe`.
@@ -97,7 +98,7 @@ func probed(t *testing.T, cache string, timeout time.Duration, settings ...cudaf
 	n := newNode(t)
 	n.desired.Device, n.desired.ProbePriorities = "GPU-fa", true
 	n.cache, n.probeTimeout = cache, timeout
-	cmd := n.orchestrate(mechanismGovernor, "sandbox")
+	cmd := n.orchestrate(cpushare.Governor, "sandbox")
 	n.want()
 	n.until("the GPU is open", func(o control.Observed) bool { return o.Device != nil })
 	cmd.Process.Signal(syscall.SIGTERM)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -29,6 +30,9 @@ func (k key) place() place { return place{k.name, k.instance} }
 
 func (k key) String() string { return fmt.Sprintf("%s/%d#%d", k.name, k.instance, k.generation) }
 
+// id names the process in file systems.
+func (k key) id() string { return fmt.Sprintf("%s-%d-%d", k.name, k.instance, k.generation) }
+
 func keyOf(p control.DesiredProcess) key { return key{p.IF, p.Instance, p.Generation} }
 
 // spec is everything needed to start a process.
@@ -46,7 +50,7 @@ type spec struct {
 	// confined is what the process may do. nil lets it do all that the orchestrator may.
 	confined *sandbox.Spec
 	// limits hold for a confined process.
-	limits Limits
+	limits cgroup.Limits
 	// reads are those files and folders of confined that this process itself needs.
 	reads []string
 }
@@ -60,7 +64,7 @@ type spawner interface {
 	// caller must resume or drop each of them.
 	held() []heldProcess
 	// resume takes over a process.
-	resume(h heldProcess, k key, memory memoryGroup) (process, error)
+	resume(h heldProcess, k key, c cgroup.Counters) (process, error)
 	// drop ends a process with SIGTERM and, after patience, with SIGKILL. It waits for
 	// the process's end. Any goroutine may call it.
 	drop(h heldProcess, patience time.Duration)
@@ -81,7 +85,7 @@ type process interface {
 	note(json.RawMessage)
 	// forget is called after the process's end, once the manager has been informed.
 	forget()
-	memoryGroup() memoryGroup
+	counters() cgroup.Counters
 }
 
 // event is one thing that a process did. Exactly one field is set.

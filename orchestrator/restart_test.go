@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -25,7 +27,7 @@ type kept struct {
 
 func newKeptNode(t *testing.T) *kept {
 	t.Helper()
-	n := &kept{realNode: newNode(t), keeper: keeper.NewLocal(), mechanism: mechanismGovernor}
+	n := &kept{realNode: newNode(t), keeper: keeper.NewLocal(), mechanism: cpushare.Governor}
 	t.Cleanup(func() { n.keeper.Close() })
 	return n
 }
@@ -127,7 +129,7 @@ func TestKeeperEnds(t *testing.T) {
 
 func TestResume(t *testing.T) {
 	n := newKeptNode(t)
-	if f := Probe(); f[0].Usable || f[1].Usable {
+	if f := cpushare.Probe(); f[0].Usable || f[1].Usable {
 		n.mechanism = "" // use control groups, which the next orchestrator has to find again
 	}
 	cmd := n.orchestrate()
@@ -162,7 +164,7 @@ func TestResume(t *testing.T) {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 	n.untilGone(b.PID)
-	if left := groupsOf(os.Getpid()); len(left) > 0 {
+	if left := grouptest.Of(os.Getpid()); len(left) > 0 {
 		t.Errorf("groups are left: %v", left)
 	}
 	if n.log.has("no quota for the process") {
@@ -370,7 +372,7 @@ func TestResumeOnGPU(t *testing.T) {
 	if p := n.untilState(3, control.Active); p.PID != before[2].PID || p.SMs == 0 {
 		t.Errorf("woken is %+v", p)
 	}
-	if n.daemonOf() != daemon || processState(daemon) == "" {
+	if n.daemonOf() != daemon || !exists(daemon) {
 		t.Errorf("daemon %d in place of %d", n.daemonOf(), daemon)
 	}
 	cmd.Process.Signal(syscall.SIGTERM)

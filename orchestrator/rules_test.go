@@ -80,53 +80,6 @@ func TestBackoffMax(t *testing.T) {
 	})
 }
 
-func TestQuotaPeriod(t *testing.T) {
-	const ms, us = time.Millisecond, time.Microsecond
-	for _, c := range []struct {
-		percent float64
-		cpus    int
-		want    quota
-	}{
-		{100, 1, quota{}},
-		{100, 8, quota{}},
-		{50, 1, quota{1 * ms, 2 * ms}},
-		{30, 1, quota{1 * ms, 3334 * us}},
-		{25, 4, quota{1 * ms, 1 * ms}},
-		{50, 4, quota{2 * ms, 1 * ms}},
-		{75, 2, quota{1500 * us, 1 * ms}},
-		{10, 1, quota{1 * ms, 10 * ms}},
-		{1, 1, quota{1 * ms, 100 * ms}},
-		{0.01, 1, quota{1 * ms, 1000 * ms}}, // 0.1 ms would be too little for the kernel
-		{0, 1, quota{1 * ms, 1000 * ms}},
-	} {
-		if got := quotaFor(c.percent, c.cpus); got != c.want {
-			t.Errorf("%v %% of %d: %v in %v, want %v in %v", c.percent, c.cpus, got.runtime, got.period, c.want.runtime, c.want.period)
-		}
-	}
-}
-
-func TestQuotaFor(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		percent := rapid.Float64Range(0, 99.99).Draw(t, "percent")
-		cpus := rapid.IntRange(1, 256).Draw(t, "cpus")
-		q := quotaFor(percent, cpus)
-		if q.runtime < minQuota || q.period < minPeriod || q.period > maxPeriod {
-			t.Fatalf("%v in %v is beyond the kernel's bounds", q.runtime, q.period)
-		}
-		if q.runtime%time.Microsecond != 0 || q.period%time.Microsecond != 0 {
-			t.Fatalf("%v in %v are no whole microseconds", q.runtime, q.period)
-		}
-		share := percent / 100 * float64(cpus)
-		got := float64(q.runtime) / float64(q.period)
-		if share >= 0.001 && (got < share*0.999 || got > share*1.001) {
-			t.Fatalf("%v CPUs, want %v", got, share)
-		}
-		if q.period > minPeriod && q.runtime > minQuota+time.Microsecond {
-			t.Fatalf("%v in %v could be shorter", q.runtime, q.period)
-		}
-	})
-}
-
 func TestSplitCPUs(t *testing.T) {
 	for _, c := range []struct {
 		allowed      []int

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -52,8 +53,8 @@ type saved struct {
 	Fault     string `json:"fault,omitempty"`
 	LastWords string `json:"last_words,omitempty"`
 
-	Memory memoryGroup `json:"memory"`
-	GPU    *savedGPU   `json:"gpu,omitempty"`
+	Counters cgroup.Counters `json:"counters"`
+	GPU      *savedGPU       `json:"gpu,omitempty"`
 }
 
 // savedGPU is the device that a process was started for.
@@ -118,7 +119,7 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 		Asked: c.asked, Fault: c.fault, LastWords: c.lastWords,
 	}
 	if c.process != nil {
-		n.Memory = c.process.memoryGroup()
+		n.Counters = c.process.counters()
 	}
 	if s.onGPU() {
 		g := &s.gpu
@@ -202,7 +203,7 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 		governor: n.Governor, wokenPercent: n.WokenPercent,
 		asked: n.Asked, fault: n.Fault, lastWords: n.LastWords,
 	}
-	p, err := s.o.spawner.resume(h, k, n.Memory)
+	p, err := s.o.spawner.resume(h, k, n.Counters)
 	if err != nil {
 		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot take over a process of the last orchestrator; ending it")
 		s.closing.Go(func() { s.o.spawner.drop(h, s.limits.term) })

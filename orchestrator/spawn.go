@@ -16,6 +16,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -27,8 +29,8 @@ type execSpawner struct {
 	cpus   []int
 	self   string // the binary that contains the launcher
 	dir    string // the runtime folder
-	oom    oomKills
-	shares shares
+	oom    cgroup.OOMKills
+	shares cpushare.Shares
 
 	// warned: it was logged that limits are not enforced.
 	warned atomic.Bool
@@ -93,12 +95,12 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}
-	var memory memoryGroup
+	var counters cgroup.Counters
 	if sp.confined != nil {
 		sp.confined.Parent = s.keeper.PID()
-		memory = s.hold(&sp)
+		counters = s.hold(&sp)
 		if err := confineCommand(cmd, s.self, sp.confined); err != nil {
-			return fail(errors.Join(err, s.shares.remove(sp.key)))
+			return fail(errors.Join(err, s.shares.Remove(sp.key.id())))
 		}
 	}
 	p, err := s.keeper.Start(keeper.Command{
@@ -106,14 +108,14 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	})
 	if err != nil {
 		if sp.confined != nil {
-			err = errors.Join(err, os.RemoveAll(sp.confined.Private), s.shares.remove(sp.key))
+			err = errors.Join(err, os.RemoveAll(sp.confined.Private), s.shares.Remove(sp.key.id()))
 		}
 		return fail(err)
 	}
-	if memory.File == "" {
-		tasks, limit := memory.Tasks, memory.TaskLimit
-		memory, err = memoryGroupOf(p.PID)
-		memory.Tasks, memory.TaskLimit = tasks, limit
+	if counters.File == "" {
+		tasks, limit := counters.Tasks, counters.TaskLimit
+		counters, err = cgroup.CountersOf(p.PID)
+		counters.Tasks, counters.TaskLimit = tasks, limit
 	}
 	if err != nil {
 		s.log.Debug().Err(err).Int("pid", p.PID).Msg("cannot count OOM kills in the process's control group; reading the kernel log")
@@ -123,18 +125,18 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 		s.abandon(p)
 		return fail(err)
 	}
-	c.memory = memory
+	c.kernel = counters
 	return c, nil
 }
 
 // hold makes the group of a process that is about to start, with its limits.
-func (s *execSpawner) hold(sp *spec) memoryGroup {
-	h, err := s.shares.hold(sp.key, sp.limits, sp.start.Device == control.DeviceCPU)
+func (s *execSpawner) hold(sp *spec) cgroup.Counters {
+	h, err := s.shares.Hold(sp.key.id(), sp.limits, sp.start.Device == control.DeviceCPU)
 	if err != nil && !s.warned.Swap(true) {
 		s.log.Warn().Err(err).Msg("some limits of functions are not enforced; see `penstock doctor`")
 	}
-	sp.confined.Join, sp.confined.FileBytes = h.join, sp.limits.MemoryBytes/2
-	return h.memory
+	sp.confined.Join, sp.confined.FileBytes = h.Join, sp.limits.MemoryBytes/2
+	return h.Counters
 }
 
 // held lists the processes that another orchestrator started. Their events begin after
@@ -165,7 +167,7 @@ func (s *execSpawner) heldMembers(p *keeper.Process, w savedWorker) []heldProces
 // resume takes over a held process. The last orchestrator may have read its handshake and
 // died before it could note that, so none is expected here. A process checks the version
 // itself.
-func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process, error) {
+func (s *execSpawner) resume(h heldProcess, k key, counters cgroup.Counters) (process, error) {
 	if h.member != nil {
 		return h.member, nil
 	}
@@ -174,7 +176,7 @@ func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process,
 	if err != nil {
 		return nil, fmt.Errorf("take over %v: %w", k, err)
 	}
-	c.memory = memory
+	c.kernel = counters
 	go c.run()
 	return c, nil
 }
@@ -227,8 +229,8 @@ type execProcess struct {
 	link   *control.Parent
 	out    chan event
 	log    zerolog.Logger
-	oom    *oomKills
-	memory memoryGroup
+	oom    *cgroup.OOMKills
+	kernel cgroup.Counters
 	// private is the process's private folder, which may not exist.
 	private string
 }
@@ -239,7 +241,7 @@ func (c *execProcess) events() <-chan event        { return c.out }
 func (c *execProcess) signal(sig syscall.Signal)   { c.keeper.Signal(c.held.ID, sig) }
 func (c *execProcess) note(note json.RawMessage)   { c.keeper.Note(c.held.ID, note) }
 func (c *execProcess) forget()                     { c.keeper.Forget(c.held.ID) }
-func (c *execProcess) memoryGroup() memoryGroup    { return c.memory }
+func (c *execProcess) counters() cgroup.Counters   { return c.kernel }
 
 // run passes on what the process reports, and its exit.
 func (c *execProcess) run() {
@@ -267,11 +269,11 @@ func (c *execProcess) run() {
 		c.log.Warn().Err(err).Msg("cannot remove private folder")
 	}
 	e := exit{code: end.Code, signal: end.Signal, ours: end.Ours, tail: tail.lines()}
-	if !e.clean() && !e.ours && c.memory.refusedTasks() > 0 {
-		e.tail = append([]string{c.memory.tasksText()}, e.tail...)
+	if refused := c.kernel.RefusedTasks(); refused != "" && !e.clean() && !e.ours {
+		e.tail = append([]string{refused}, e.tail...)
 	}
 	if e.signal == syscall.SIGKILL && !e.ours {
-		e.oom = c.oom.claim(c.memory, c.pid(), c.held.Started)
+		e.oom = c.oom.Claim(c.kernel, c.pid(), c.held.Started)
 	}
 	c.out <- event{exit: &e}
 }
@@ -289,8 +291,8 @@ func (c *execProcess) await() keeper.Exit {
 		case end := <-c.held.Exit:
 			return end
 		case <-ticks.C:
-			if c.memory.refusedTasks() > 0 {
-				c.log.Warn().Msg(c.memory.tasksText())
+			if refused := c.kernel.RefusedTasks(); refused != "" {
+				c.log.Warn().Msg(refused)
 				return <-c.held.Exit
 			}
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -63,7 +64,7 @@ type Options struct {
 
 	// For the tests of this package.
 	spawner spawner
-	shares  shares
+	shares  cpushare.Shares
 	machine machine
 	clock   *runclock.Clock
 }
@@ -122,7 +123,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer link.Close()
-	o.Log.Info().Str("mechanism", o.shares.mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
+	o.Log.Info().Str("mechanism", o.shares.Mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
 	s := newSupervisor(o, link)
 	held := o.spawner.held()
 	if err := o.Sandbox.removeLeft(o.Dir, held); err != nil {
@@ -138,14 +139,14 @@ func (o *Options) openShares(owner int) (err error) {
 	if o.shares != nil {
 		return nil
 	}
-	if o.shares, err = openShares(o.Mechanism, len(o.CPUs), owner, o.Log); err != nil {
+	if o.shares, err = cpushare.Open(o.Mechanism, len(o.CPUs), owner, o.Log); err != nil {
 		return fmt.Errorf("open shares: %w", err)
 	}
 	return nil
 }
 
 func (o *Options) closeShares() {
-	if err := o.shares.close(); err != nil {
+	if err := o.shares.Close(); err != nil {
 		o.Log.Warn().Err(err).Msg("cannot close shares")
 	}
 }
@@ -345,7 +346,7 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.noteVerdict(v)
 		case <-s.guests.ended():
 			s.noteGuestEnded()
-		case <-s.o.shares.yields():
+		case <-s.o.shares.Yields():
 			s.noteYields()
 		case <-timer.C:
 		}
@@ -745,7 +746,7 @@ func (s *supervisor) living() (n int) {
 func (s *supervisor) publish() {
 	o := control.Observed{
 		OrchestratorID: s.id, ManagerID: s.manager.id, AckSeq: s.manager.ackSeq,
-		Mechanism: s.o.shares.mechanism(), CPUs: len(s.o.CPUs),
+		Mechanism: s.o.shares.Mechanism(), CPUs: len(s.o.CPUs),
 		Processes: make([]control.ObservedProcess, 0, len(s.processes)),
 	}
 	if s.gpu.device != nil {
@@ -802,7 +803,7 @@ func (s *supervisor) observeProcess(k key, c *child) control.ObservedProcess {
 	if s.onGPU() {
 		s.observeChild(k, c, &q)
 	} else if c.desired.Worker == "" {
-		total, demoted := s.o.shares.spent(k)
+		total, demoted := s.o.shares.Spent(k.id())
 		q.DeviceNanos, q.DemotedNanos = int64(total), int64(demoted)
 	}
 	if q.Reason == "" {

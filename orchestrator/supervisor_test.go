@@ -82,7 +82,7 @@ func runNode(t *testing.T, lives func(spec) life, f func(*node)) {
 			if err := n.spawner.close(); err != nil {
 				t.Error(err)
 			}
-			n.shares.close()
+			n.shares.Close()
 			n.machine.check(t)
 			for _, w := range n.shares.wrong {
 				t.Error("shares:", w)
@@ -665,7 +665,7 @@ func TestStopDrains(t *testing.T) {
 
 func TestGovernorFallback(t *testing.T) {
 	runNode(t, nil, func(n *node) {
-		n.shares.refuse = func(k key) bool { return k.generation == 1 }
+		n.shares.refuse = func(name string) bool { return strings.HasSuffix(name, "-1") }
 		n.want(newDesired(1, control.Serve, 30), newDesired(2, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Active)

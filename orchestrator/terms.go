@@ -74,7 +74,7 @@ func (s *supervisor) limit(k key, c *child) {
 	if s.onGPU() || c.terms == (control.Terms{}) {
 		return
 	}
-	enforced, err := s.o.shares.apply(c.limited(k), c.process.pid(), c.terms)
+	enforced, err := s.o.shares.Apply(c.limited(k), c.process.pid(), c.terms)
 	if err != nil && !c.governor {
 		// The process may have just ended. Then its exit has the better reason.
 		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot make a control group for the process; it limits itself")
@@ -83,14 +83,14 @@ func (s *supervisor) limit(k key, c *child) {
 }
 
 // limited is what a process's terms limit: itself, or its worker.
-func (c *child) limited(k key) key {
+func (c *child) limited(k key) string {
 	if c.desired.Worker == "" {
-		return k
+		return k.id()
 	}
 	if m, ok := c.process.(*member); ok {
-		return workerKey(m.saved.Worker, m.saved.Generation) // the key that it was started with
+		return workerKey(m.saved.Worker, m.saved.Generation).id() // the key that it was started with
 	}
-	return workerKey(c.desired.Worker, uint32(c.process.pid()))
+	return workerKey(c.desired.Worker, uint32(c.process.pid())).id()
 }
 
 // unlimit removes what limit made for a process that has ended. A worker's limits stay until its
@@ -102,7 +102,7 @@ func (s *supervisor) unlimit(k key, c *child) {
 			return
 		}
 	}
-	if err := s.o.shares.remove(limited); err != nil {
+	if err := s.o.shares.Remove(limited); err != nil {
 		s.addProcess(s.log.Warn(), k).Err(err).Msg("cannot remove share")
 	}
 }
@@ -111,7 +111,7 @@ func (s *supervisor) unlimit(k key, c *child) {
 // processes to stop doing so.
 func (s *supervisor) noteYields() {
 	for _, k := range sortedKeys(s.processes) {
-		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(c.limited(k)) {
+		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.Yielding(c.limited(k)) {
 			s.order(k, c, s.orderOf(k, c, control.DoShare))
 		}
 	}
@@ -123,7 +123,7 @@ func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Orde
 		Do: do, SharePercent: c.terms.SharePercent, Governor: c.governor,
 		GuaranteePercent: c.terms.GuaranteePercent, Level: c.terms.Level, MaxBatch: c.terms.MaxBatch,
 	}
-	if c.yields = s.o.shares.yielding(c.limited(k)); c.yields {
+	if c.yields = s.o.shares.Yielding(c.limited(k)); c.yields {
 		o.SharePercent = o.GuaranteePercent
 	}
 	return o

@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -92,7 +93,7 @@ func TestWeightServerRestart(t *testing.T) {
 		}
 	}
 	h.close()
-	if processState(int(second.Bytes)) != "" {
+	if exists(int(second.Bytes)) {
 		t.Error("it is left")
 	}
 	if h.state() != nil {
@@ -120,7 +121,7 @@ func TestWeightServerLoaderHangs(t *testing.T) {
 	}
 	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return hangs(w) && w.Bytes != first.Bytes })
 	t.Cleanup(func() { syscall.Kill(second.Files, syscall.SIGKILL) })
-	if processState(first.Files) == "" {
+	if !exists(first.Files) {
 		t.Error("the loader has not hung")
 	}
 	h.close()
@@ -150,7 +151,7 @@ func TestWeightsSocket(t *testing.T) {
 	fakeGPUs(t)
 	n := newNode(t)
 	n.desired.Device = "GPU-fa"
-	cmd := n.orchestrate(mechanismGovernor)
+	cmd := n.orchestrate(cpushare.Governor)
 	own, shares := n.onFakeGPU(1, 30), n.onFakeGPU(2, 30)
 	n.want(own)
 	if n.untilState(1, control.Active); n.last.Device == nil || n.last.Device.Weights != nil || n.log.has("weights at") {
@@ -162,7 +163,7 @@ func TestWeightsSocket(t *testing.T) {
 	n.until("weights are held", holdsWeights)
 	held := n.last.Device.Weights
 	n.until("the process is told where", func(control.Observed) bool { return n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) })
-	if held.Files != 1 || processState(int(held.Bytes)) == "" {
+	if held.Files != 1 || !exists(int(held.Bytes)) {
 		t.Errorf("held are %+v", held)
 	}
 	cmd.Process.Signal(syscall.SIGTERM)

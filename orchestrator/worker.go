@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -82,7 +83,7 @@ type savedWorker struct {
 	Reads      []string                   `json:"reads"`  // files and folders that it may read; nil: all
 	Superseded bool                       `json:"superseded,omitempty"`
 	Members    map[string]json.RawMessage `json:"members"`
-	Memory     memoryGroup                `json:"memory"`
+	Counters   cgroup.Counters            `json:"counters"`
 }
 
 // workerKey names a worker where other processes are named by their function. No function's name
@@ -175,7 +176,7 @@ func (w *workers) startLocked(sp spec) (*host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h.saved.Memory = p.memory
+	h.saved.Counters = p.kernel
 	for _, old := range w.hosts {
 		if old.takesLocked(sp.worker, sp.start.Device) {
 			old.saved.Superseded = true
@@ -351,7 +352,7 @@ func (w *workers) resume(p *keeper.Process, saved savedWorker) ([]heldProcess, e
 	w.mu.Lock()
 	defer w.mu.Unlock()
 
-	w.last, c.memory = max(w.last, saved.Generation), saved.Memory
+	w.last, c.kernel = max(w.last, saved.Generation), saved.Counters
 	h := w.newHost(saved)
 	var list []heldProcess
 	for _, id := range slices.Sorted(maps.Keys(saved.Members)) {

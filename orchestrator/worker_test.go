@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -96,7 +97,7 @@ func (n *realNode) untilMember(name string, generation uint32, state control.Sta
 }
 
 func TestWorker(t *testing.T) {
-	for _, mechanism := range []string{"", mechanismGovernor} {
+	for _, mechanism := range []string{"", cpushare.Governor} {
 		t.Run("mechanism "+mechanism, func(t *testing.T) {
 			n := newNode(t).run(func(o *Options) { o.Mechanism = mechanism })
 			other := n.child(1, control.Shadow)
@@ -156,7 +157,7 @@ func TestWorkerMemberFails(t *testing.T) {
 	if p := n.untilMember("own", 1, control.Failed); p.Reason != "its model is a program of its own, which worker cold cannot host" {
 		t.Errorf("failed: %s", p.Reason)
 	}
-	if p := n.untilMember("face", 1, control.Active); p.PID != pid || processState(pid) == "" {
+	if p := n.untilMember("face", 1, control.Active); p.PID != pid || !exists(pid) {
 		t.Errorf("face has process %d, want %d, which lives", p.PID, pid)
 	}
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda/swap"
-	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -29,7 +28,7 @@ const runName = "run"
 func runCommand() *cobra.Command {
 	var dir, memory, user string
 	var swaps bool
-	c := guest.Command{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, FindGroup: orchestrator.FindGuestGroup}
+	c := guest.Command{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	cmd := &cobra.Command{
 		Use:   runName + " [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a program, such as a training, on what the functions leave of the device",

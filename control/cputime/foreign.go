@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/procstat"
 )
 
 // Quiet is the max part of the CPUs that other programs may use without a message to the user.
@@ -48,9 +50,6 @@ func (f *Foreign) Part() (float64, error) {
 	return max(0, float64((busy-was.busy)-(own-was.own))/float64(total-was.total)), nil
 }
 
-// tick is the unit of times in /proc: USER_HZ is 100.
-const tick = 10 * time.Millisecond
-
 // cpuTimes reads the first line of /proc/stat (proc_stat(5)). Its last two fields are already included
 // in the first two.
 func cpuTimes(stat string) (total, busy time.Duration, err error) {
@@ -60,41 +59,7 @@ func cpuTimes(stat string) (total, busy time.Duration, err error) {
 		return 0, 0, fmt.Errorf("read CPU times: %q: %w", line, err)
 	}
 	busy = user + nice + system + irq + softirq + steal
-	return (busy + idle + iowait) * tick, busy * tick, nil
-}
-
-// process is what /proc/PID/stat says of a process. time includes its children that have ended.
-type process struct {
-	parent int
-	time   time.Duration
-}
-
-// readProcess reads a process; ok is false if it has ended.
-func readProcess(pid int) (p process, ok bool) {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return p, false
-	}
-	return parseProcess(string(text))
-}
-
-// parseProcess parses /proc/PID/stat (proc_pid_stat(5)). The name may have blanks and parentheses.
-func parseProcess(stat string) (p process, ok bool) {
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	const parent, firstTime, lastTime = 1, 11, 14 // ppid; utime, stime, cutime and cstime
-	if len(fields) <= lastTime {
-		return p, false
-	}
-	for _, field := range fields[firstTime : lastTime+1] {
-		ticks, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return p, false
-		}
-		p.time += time.Duration(ticks) * tick
-	}
-	var err error
-	p.parent, err = strconv.Atoi(fields[parent])
-	return p, err == nil
+	return (busy + idle + iowait) * procstat.Tick, busy * procstat.Tick, nil
 }
 
 // findRoot returns the farthest ancestor of this process that runs the same program.
@@ -105,35 +70,33 @@ func findRoot() int {
 	}
 	pid, own := os.Getpid(), program(os.Getpid())
 	for {
-		p, ok := readProcess(pid)
-		if !ok || own == "" || program(p.parent) != own {
+		stat, err := procstat.Read(pid)
+		parent := int(stat.Number(procstat.Parent))
+		if err != nil || own == "" || program(parent) != own {
 			return pid
 		}
-		pid = p.parent
+		pid = parent
 	}
 }
 
 // treeTime is the CPU time that a process and its descendants have used.
 func treeTime(root int) (sum time.Duration) {
-	entries, _ := os.ReadDir("/proc")
-	processes := map[int]process{}
-	for _, e := range entries {
-		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			if p, ok := readProcess(pid); ok {
-				processes[pid] = p
-			}
+	pids, _ := procstat.PIDs()
+	processes := map[int]procstat.Fields{}
+	for _, pid := range pids {
+		if stat, err := procstat.Read(pid); err == nil {
+			processes[pid] = stat
 		}
 	}
 
-	for pid := range processes {
+	for pid, stat := range processes {
 		above, ok := pid, true
 		for above != root && ok {
-			var p process
-			p, ok = processes[above]
-			above = p.parent
+			_, ok = processes[above]
+			above = int(processes[above].Number(procstat.Parent))
 		}
 		if ok {
-			sum += processes[pid].time
+			sum += stat.CPUTime()
 		}
 	}
 	return sum

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/procstat"
 )
 
 func TestCPUTimes(t *testing.T) {
@@ -15,20 +17,6 @@ func TestCPUTimes(t *testing.T) {
 	for _, text := range []string{"", "cpu 1 2 3", "intr 1"} {
 		if _, _, err := cpuTimes(text); err == nil {
 			t.Errorf("%q: no error", text)
-		}
-	}
-}
-
-func TestParseProcess(t *testing.T) {
-	for text, want := range map[string]process{
-		"7 (a) b) c) S 3 7 7 0 -1 4194560 1 2 3 4 100 20 3 4 20 0": {3, 1270 * time.Millisecond},
-		"":            {},
-		"7 (a) S 3 7": {},
-		"7 (a) S 3 7 7 0 -1 4194560 1 2 3 4 100 20 3 x 20": {},
-	} {
-		p, ok := parseProcess(text)
-		if ok != (want != process{}) || ok && p != want {
-			t.Errorf("%q: %+v, %v; want %+v", text, p, ok, want)
 		}
 	}
 }
@@ -62,7 +50,7 @@ func TestForeign(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := child.ProcessState.UserTime() + child.ProcessState.SystemTime()
-	if ended := treeTime(f.root) - before; running < used/2 || ended < used-2*tick {
+	if ended := treeTime(f.root) - before; running < used/2 || ended < used-2*procstat.Tick {
 		t.Errorf("own time grew by %v while the child ran, and by %v; the child used %v", running, ended, used)
 	}
 	if part, err := f.Part(); err != nil || part < 0 || part > 1 {

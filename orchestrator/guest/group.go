@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,21 +14,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/procstat"
 )
 
 // Groups makes the groups that hold guests below all functions.
 type Groups interface {
 	// Make makes a group for one guest of the user uid, with at most memoryBytes of main memory; 0: no limit. The name
 	// is unique, and ends with the guest's token. missing is the reason, in one line, for each limit that the group
-	// cannot hold. It wraps ErrNoMemoryLimit for memoryBytes, and ErrCanLeave if processes of the user can leave the group.
+	// cannot hold. It wraps cgroup.ErrNoMemoryLimit for memoryBytes, and cgroup.ErrCanLeave if processes of the user can leave the group.
 	Make(name string, memoryBytes int64, uid int) (g Group, missing []error, err error)
 }
-
-// ErrNoMemoryLimit is wrapped by what Groups.Make reports if a guest's memory has no limit.
-var ErrNoMemoryLimit = errors.New("the guest's memory has no limit")
-
-// ErrCanLeave is wrapped by what Groups.Make reports if a guest's processes can leave its group.
-var ErrCanLeave = errors.New("not enforced: the guest's limits, and that all its processes end with it")
 
 // Group has all processes of one guest. Any goroutine may call its methods.
 type Group interface {
@@ -69,11 +63,9 @@ const execTimeout = 100 * time.Millisecond
 func (m Marked) PIDs() (pids []int) {
 	mark := []byte(control.GuestVariable + "=" + m.Token + "\x00")
 	before := map[int]environment{} // those that may not be whole
-	names, _ := filepath.Glob("/proc/[0-9]*")
-	for _, name := range names {
-		if pid, err := strconv.Atoi(filepath.Base(name)); err == nil {
-			before[pid] = environment{}
-		}
+	all, _ := procstat.PIDs()
+	for _, pid := range all {
+		before[pid] = environment{}
 	}
 	for deadline := time.Now().Add(execTimeout); ; time.Sleep(100 * time.Microsecond) {
 		for pid, last := range before {
@@ -107,14 +99,12 @@ func environmentOf(pid int) (e environment) {
 	if e.text, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); err != nil {
 		return environment{}
 	}
-	fields := statOf(pid)
-	const vsize, startCode, envStart, envEnd = 20, 23, 47, 48
-	if len(fields) <= envEnd || fields[vsize] == "0" { // it is ending, or a kernel thread
+	stat, err := procstat.Read(pid)
+	if err != nil || stat.Number(procstat.AddressSpace) == 0 { // it is ending, or a kernel thread
 		return environment{}
 	}
-	e.start, _ = strconv.ParseUint(fields[envStart], 10, 64)
-	e.end, _ = strconv.ParseUint(fields[envEnd], 10, 64)
-	e.executing = fields[startCode] == "0" // execve sets it after the others
+	e.start, e.end = stat.Number(procstat.EnvStart), stat.Number(procstat.EnvEnd)
+	e.executing = stat.Number(procstat.StartCode) == 0 // execve sets it after the others
 	return e
 }
 
@@ -131,26 +121,10 @@ func (e environment) whole(last environment) bool {
 // CPUTime is that of the processes that exist, and of children that they waited for.
 func (m Marked) CPUTime() (sum time.Duration) {
 	for _, pid := range m.PIDs() {
-		fields := statOf(pid)
-		if len(fields) < 15 {
-			continue
-		}
-		for _, field := range fields[11:15] { // utime, stime, cutime, cstime of proc_pid_stat(5)
-			ticks, _ := strconv.ParseInt(field, 10, 64)
-			const perSecond = 100 // USER_HZ
-			sum += time.Duration(ticks) * time.Second / perSecond
-		}
+		stat, _ := procstat.Read(pid) // it may have ended meanwhile
+		sum += stat.CPUTime()
 	}
 	return sum
-}
-
-// statOf returns the fields of /proc/pid/stat that follow the name: the first is the state.
-func statOf(pid int) []string {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil
-	}
-	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 }
 
 // survives reports whether a process handles, ignores or blocks a signal (proc_pid_status(5)). Go programs handle

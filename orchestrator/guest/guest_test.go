@@ -21,6 +21,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -301,8 +304,8 @@ func TestStop(t *testing.T) {
 	}
 	for _, pid := range pids {
 		waitFor(t, fmt.Sprintf("process %d to end", pid), func() bool { // it loses its environment a little earlier
-			fields := statOf(pid)
-			return len(fields) == 0 || fields[0] == "Z"
+			stat, _ := procstat.Read(pid)
+			return stat.Ended()
 		})
 	}
 }
@@ -355,8 +358,8 @@ func TestPause(t *testing.T) {
 // states has a letter per process of a group.
 func states(g Group) (letters string) {
 	for _, pid := range g.PIDs() {
-		if fields := statOf(pid); len(fields) > 0 {
-			letters += fields[0]
+		if stat, err := procstat.Read(pid); err == nil {
+			letters += string(rune(stat.State()))
 		}
 	}
 	return letters
@@ -511,7 +514,7 @@ func TestEndWork(t *testing.T) {
 				defer mu.Unlock()
 				for _, pid := range pids {
 					asked[pid] = true
-					if fields := statOf(pid); len(fields) == 0 || fields[0] == "Z" {
+					if stat, _ := procstat.Read(pid); stat.Ended() {
 						t.Errorf("process %d has ended before", pid)
 					}
 				}
@@ -591,7 +594,8 @@ func TestForward(t *testing.T) {
 		signals <- syscall.SIGUSR1
 		close(signals)
 		forward(signals, program.Process, func() {
-			if asked++; statOf(program.Process.Pid)[0] == "Z" {
+			asked++
+			if stat, _ := procstat.Read(program.Process.Pid); stat.Ended() {
 				t.Error("the program has ended before")
 			}
 		})
@@ -746,8 +750,8 @@ func TestBadGroups(t *testing.T) {
 		{"make", badGroups{make: failed}, "memory has no limit"},
 		{"add", badGroups{add: failed}, "memory has no limit"},
 		{"kill", badGroups{kill: failed}, "no pids controller"},
-		{"limit", badGroups{limit: fmt.Errorf("%w: %w", ErrNoMemoryLimit, failed)}, "memory has no limit: it failed"},
-		{"leave", badGroups{limit: fmt.Errorf("%w: %w", ErrCanLeave, failed)}, "not enforced: "},
+		{"limit", badGroups{limit: fmt.Errorf("%w: %w", cgroup.ErrNoMemoryLimit, failed)}, "memory has no limit: it failed"},
+		{"leave", badGroups{limit: fmt.Errorf("%w: %w", cgroup.ErrCanLeave, failed)}, "not enforced: "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := listen(t, Options{Groups: test.groups}, cpu)
@@ -984,5 +988,81 @@ func TestMarkedUnmapped(t *testing.T) {
 	}
 	if fastest > execTimeout/2 {
 		t.Errorf("a search takes at least %v", fastest)
+	}
+}
+
+// TestGuestOrchestratorGone ends the orchestrator's side of a guest's connection, as a crash does. The guest has a
+// process that ignores SIGTERM and has no mark in its environment.
+func TestGuestOrchestratorGone(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, paused := range []bool{false, true} {
+		t.Run(fmt.Sprint("paused ", paused), func(t *testing.T) {
+			const token = "0123456789abcdef"
+			g, _, err := cgroup.NewGuests("gone", zerolog.Nop()).Make("sh-"+token, 0, 0)
+			if err != nil {
+				t.Skipf("not on this machine: needs a writable control group: %v", err)
+			}
+			t.Cleanup(func() { // if the test failed
+				_ = g.Kill()
+				_ = g.Remove()
+			})
+			dir := t.TempDir()
+			listener, err := control.ListenGuests(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			theirs, err := control.DialGuests(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				t.Fatal(err)
+			}
+			link := control.NewGuestLink(conn)
+			defer link.Close()
+
+			result := make(chan Result, 1)
+			go func() {
+				script := "trap 'exit 3' TERM; (trap '' TERM; exec env -i sleep 1000) & wait"
+				r, err := Run(theirs, Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Self: self})
+				if err != nil {
+					t.Error(err)
+				}
+				result <- r
+			}()
+			var order control.GuestOrder
+			err = errors.Join(link.Receive(&order), link.Send(control.GuestAnswer{Place: &control.GuestPlace{Token: token}}), link.Receive(&order))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := g.Add(order.Started); err != nil {
+				t.Skipf("not on this machine: needs the right to move processes: %v", err)
+			}
+			if err := link.Send(control.GuestAnswer{Go: &control.GuestGo{}}); err != nil {
+				t.Fatal(err)
+			}
+			marked := Marked{Token: token}
+			waitFor(t, "two processes, of which one is marked", func() bool { return len(g.PIDs()) == 2 && len(marked.PIDs()) == 1 })
+			if paused {
+				if err := g.Freeze(true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			link.Close()
+			if r := <-result; r.Status != 3 {
+				t.Errorf("the guest ended with %+v, want it to handle SIGTERM", r)
+			}
+			if left := g.PIDs(); len(left) > 0 {
+				t.Errorf("processes %v are left", left)
+			}
+			if left := grouptest.Of(os.Getpid()); len(left) > 0 {
+				t.Errorf("groups %v are left", left)
+			}
+		})
 	}
 }

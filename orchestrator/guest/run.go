@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda/yield"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 )
 
 // Command is a program to run as a guest.
@@ -39,9 +40,6 @@ type Command struct {
 	Swap string
 	// Self is a binary that calls MaybeLaunch.
 	Self string
-	// FindGroup returns the control group of a guest with a process and a token, nil if it has none. If FindGroup is
-	// nil, Run finds the guest's processes by their environment.
-	FindGroup func(pid int, token string) Group
 	// Stdin, Stdout and Stderr are the program's. Run also writes its own lines to Stderr.
 	Stdin, Stdout, Stderr *os.File
 }
@@ -148,7 +146,7 @@ func Run(link *control.GuestLink, c Command) (Result, error) {
 	for _, line := range answer.Go.Missing {
 		fmt.Fprintln(c.Stderr, "penstock run:", line)
 	}
-	group := c.group(cmd.Process.Pid, place.Token) // the program could leave it
+	group := groupOf(cmd.Process.Pid, place.Token) // the program could leave it
 	if err := json.NewEncoder(gate).Encode(c.launch(place)); err != nil {
 		fmt.Fprintln(c.Stderr, "penstock run: start launcher:", err)
 	}
@@ -265,12 +263,10 @@ func begin(link *control.GuestLink, pid int) (control.GuestAnswer, error) {
 	return a, err
 }
 
-// group returns the group of a launcher that waits: its control group if it has one.
-func (c *Command) group(pid int, token string) Group {
-	if c.FindGroup != nil {
-		if group := c.FindGroup(pid, token); group != nil {
-			return group
-		}
+// groupOf returns the group of a launcher that waits: its control group if it has one.
+func groupOf(pid int, token string) Group {
+	if group := cgroup.FindGuest(pid, token); group != nil {
+		return group
 	}
 	return Marked{token}
 }

@@ -42,7 +42,9 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/swap"
 	"github.com/penstock/penstock/cuda/yield"
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/unixsock"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 )
 
 // Values of control.GuestStatus.Device.
@@ -582,10 +584,10 @@ func (s *Server) makeGroup(g *guest, token string) (group Group, missing []strin
 		return nil, []string{s.ungroup(g, err)}
 	}
 	for _, why := range reasons {
-		if errors.Is(why, ErrNoMemoryLimit) {
+		if errors.Is(why, cgroup.ErrNoMemoryLimit) {
 			s.removeLimit(g)
 		}
-		if errors.Is(why, ErrCanLeave) {
+		if errors.Is(why, cgroup.ErrCanLeave) {
 			s.loosen(g)
 		}
 		missing = append(missing, why.Error())
@@ -621,7 +623,7 @@ func (s *Server) ungroup(g *guest, err error) string {
 // start moves the launcher into the guest's group.
 func (s *Server) start(g *guest, parent, pid int, token string) (missing []string, err error) {
 	// The launcher waits, so its process id cannot be another's. A foreign process must not be moved.
-	if fields := statOf(pid); len(fields) < 2 || fields[1] != strconv.Itoa(parent) {
+	if stat, err := procstat.Read(pid); err != nil || int(stat.Number(procstat.Parent)) != parent {
 		return nil, fmt.Errorf("start guest: process %d is no child of `penstock run` (process %d); run it where the node runs, not in another container", pid, parent)
 	}
 	group := s.groupOf(g)

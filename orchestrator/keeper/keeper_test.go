@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
@@ -204,12 +205,8 @@ func TestProcessGroupEnds(t *testing.T) {
 
 // runs reports whether a process exists and is no zombie.
 func runs(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return !strings.HasPrefix(rest, "Z")
+	stat, _ := procstat.Read(pid)
+	return !stat.Ended()
 }
 
 // headless makes the test binary a process whose first thread has ended.

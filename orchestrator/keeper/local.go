@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +8,6 @@ import (
 	"os/exec"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -18,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control/oomscore"
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -235,27 +233,14 @@ func awaitGroup(group int) {
 
 // groupRuns reports whether a process group has a thread that has not ended.
 func groupRuns(group int) bool {
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return false
-	}
-	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		text, err := os.ReadFile("/proc/" + e.Name() + "/stat")
-		if err != nil {
-			continue // it has ended
-		}
-		// proc_pid_stat(5), from the third field on. The name before it may contain anything.
-		const state, processGroup, threads = 0, 2, 17
-		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
-		if len(fields) <= threads || fields[processGroup] != strconv.Itoa(group) {
-			continue
+	pids, _ := procstat.PIDs()
+	for _, pid := range pids {
+		stat, err := procstat.Read(pid)
+		if err != nil || int(stat.Number(procstat.ProcessGroup)) != group {
+			continue // it has ended, or is another's
 		}
 		// A process looks like a zombie as soon as its first thread has ended.
-		n, err := strconv.Atoi(fields[threads])
-		if fields[state] != "Z" && fields[state] != "X" || err != nil || n > 1 {
+		if !stat.Ended() || stat.Number(procstat.Threads) > 1 {
 			return true
 		}
 	}

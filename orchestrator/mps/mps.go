@@ -53,6 +53,7 @@ import (
 
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/procstat"
 )
 
 // controlProgram is the name of the control program. It is searched in PATH and in
@@ -663,6 +664,6 @@ func (f folder) logFile(name string) string { return filepath.Join(f.log, name) 
 
 // alive reports whether a process runs. A zombie does not.
 func alive(pid int) bool {
-	s := stateOf(pid)
-	return s != 0 && s != 'Z' && s != 'X'
+	stat, _ := procstat.Read(pid)
+	return !stat.Ended()
 }

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/procstat"
 )
 
 // isMPS reports whether a process is a control daemon or a server. It compares the name
@@ -39,30 +39,10 @@ func environOf(pid int) map[string]string {
 	return env
 }
 
-// stateOf returns the state letter of proc_pid_stat(5), 0 if there is no process.
-func stateOf(pid int) byte {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	_, after, ok := strings.Cut(string(b[strings.LastIndexByte(string(b), ')')+1:]), " ")
-	if !ok || after == "" {
-		return 0
-	}
-	return after[0]
-}
-
 // processes lists the MPS daemons and servers that run.
 func processes() []int {
-	names, _ := filepath.Glob("/proc/[0-9]*")
-	var list []int
-	for _, name := range names {
-		pid, err := strconv.Atoi(filepath.Base(name))
-		if err == nil && isMPS(pid) && alive(pid) {
-			list = append(list, pid)
-		}
-	}
-	return list
+	pids, _ := procstat.PIDs()
+	return slices.DeleteFunc(pids, func(pid int) bool { return !isMPS(pid) || !alive(pid) })
 }
 
 // belonging lists the MPS processes of one folder: daemon and servers.

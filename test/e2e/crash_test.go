@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -159,12 +160,8 @@ func TestShadowKilled(t *testing.T) {
 
 // alive reports whether a process is alive; a zombie is not.
 func alive(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(rest, "Z")
+	stat, _ := procstat.Read(pid)
+	return !stat.Ended()
 }
 
 func childOf(t *testing.T, nd *node.Node, verb string) int {

@@ -27,7 +27,7 @@ var layers = [][]string{
 	{"configs", "plan", "datapath"},
 	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/webserver", "internal/confidence"},
+	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/webserver", "internal/confidence"},
 }
 
 // inner are the floors inside a folder. "" is the folder's own package.
@@ -42,6 +42,11 @@ var inner = map[string][][]string{
 		{"dpdk", "udp"},
 		{"cameras", "slab"},
 		{"ingest"},
+	},
+	"orchestrator": {
+		{""},
+		{"cpushare", "guest", "keeper", "mps"},
+		{"cgroup", "sandbox"},
 	},
 	"libml": {
 		{"frameworks"},

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm"
 )
@@ -18,7 +19,7 @@ func Sandbox(c configs.Config) (*orchestrator.Sandbox, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find user of the sandbox: %w", err)
 	}
-	limits := orchestrator.Limits{MemoryBytes: int64(c.Sandbox.Memory), Tasks: int64(c.Sandbox.Processes)}
+	limits := cgroup.Limits{MemoryBytes: int64(c.Sandbox.Memory), Tasks: int64(c.Sandbox.Processes)}
 	if limits.MemoryBytes == 0 {
 		limits.MemoryBytes = shm.TotalMemory() / 2
 	}

@@ -6,6 +6,7 @@ import (
 	"runtime"
 
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
 var cpuChecks = []check{
@@ -26,7 +27,7 @@ func cpus(_ context.Context, m *machine) Finding {
 // only those before it need fixing.
 func shareMechanisms(context.Context, *machine) (list []Finding) {
 	found := false
-	for _, p := range orchestrator.Probe() {
+	for _, p := range cpushare.Probe() {
 		f := Finding{Subject: p.Mechanism, OK: p.Usable, Text: p.Why, Fix: p.Mend}
 		switch {
 		case p.Usable && !found:

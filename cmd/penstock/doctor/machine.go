@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/libml/python"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -31,7 +32,7 @@ type machine struct {
 	onnxLibrary func() (path string, err error)
 	trySandbox  func(ctx context.Context, u *sandbox.User, self string) (sandbox.State, error)
 	tryGuests   func(uid int) (missing []error, err error)
-	tryLimits   func(orchestrator.Limits) error
+	tryLimits   func(cgroup.Limits) error
 
 	gpus       func() gpus // finds them once
 	openNVML   func() (nvml.Session, error)
@@ -54,7 +55,7 @@ func thisMachine(o Options) *machine {
 		dpdkVersion:   dpdk.Version(),
 		onnxLibrary:   onnx.Library,
 		trySandbox:    sandbox.Try,
-		tryGuests:     orchestrator.TryGuests,
+		tryGuests:     cgroup.TryGuests,
 		tryLimits:     orchestrator.TryLimits,
 		openNVML:      nvml.Open,
 		tryMPS:        mps.Try,

@@ -8,8 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/orchestrator"
-	"github.com/penstock/penstock/orchestrator/guest"
+	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -75,8 +74,8 @@ func TestDoctorLimits(t *testing.T) {
 		"no groups": {err: errors.New("sandbox.memory is not enforced: no control groups"), want: "sandbox.memory is not enforced"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var tried orchestrator.Limits
-			m := &machine{tryLimits: func(l orchestrator.Limits) error {
+			var tried cgroup.Limits
+			m := &machine{tryLimits: func(l cgroup.Limits) error {
 				tried = l
 				return c.err
 			}}
@@ -100,7 +99,7 @@ func TestDoctorGuests(t *testing.T) {
 		want    string
 	}{
 		"whole":     {ok: true, want: "end with it"},
-		"leave":     {missing: []error{guest.ErrCanLeave, guest.ErrNoMemoryLimit}, want: "not enforced: the guest's limits, and that all its processes end with it; the guest's memory has no limit"},
+		"leave":     {missing: []error{cgroup.ErrCanLeave, cgroup.ErrNoMemoryLimit}, want: "not enforced: the guest's limits, and that all its processes end with it; the guest's memory has no limit"},
 		"no groups": {err: errors.New("find cgroup"), want: "not enforced: priority and limits"},
 	} {
 		t.Run(name, func(t *testing.T) {

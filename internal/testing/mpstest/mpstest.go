@@ -19,7 +19,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +27,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -143,12 +143,8 @@ func (n *node) close() {
 
 // runs reports whether a process is alive; a zombie is not.
 func runs(pid int) bool {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	return len(fields) > 0 && fields[0] != "Z"
+	stat, _ := procstat.Read(pid)
+	return !stat.Ended()
 }
 
 func (n *node) until(what string, is func(mps.State) bool) mps.State {

@@ -1,4 +1,4 @@
-package orchestrator
+package cgroup
 
 import (
 	"bufio"
@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,41 +28,26 @@ import (
 // If neither can be read, the orchestrator reports a SIGKILL that Penstock did not send as
 // just that.
 
-// memoryGroup is a memory cgroup, made for the process, or found while one of its processes runs: /proc/PID/cgroup
-// does not show a zombie's. The zero value is none.
-type memoryGroup struct {
-	Path  string `json:"path"`  // path in /proc/PID/cgroup
-	File  string `json:"file"`  // file with the line "oom_kill N"
-	Kills uint64 `json:"kills"` // N when the process was started
-	// Limit is the limit in bytes that the orchestrator has set; 0: none.
-	Limit int64 `json:"limit,omitempty"`
-	// Tasks is the file with the line "max N", the number of processes that the orchestrator's limit has
-	// refused; empty: it set none.
-	Tasks     string `json:"tasks,omitempty"`
-	TaskLimit int64  `json:"task_limit,omitempty"`
-}
-
-// memoryGroupOf finds the memory cgroup of a running process.
-func memoryGroupOf(pid int) (memoryGroup, error) {
-	mounts, err := cgroupMounts()
+// CountersOf finds the counters of OOM kills in the memory cgroup of a running process.
+func CountersOf(pid int) (Counters, error) {
+	all, err := mounts()
 	if err != nil {
-		return memoryGroup{}, err
+		return Counters{}, err
 	}
-	v1, v2, err := cgroups.ParseCgroupFileUnified(fmt.Sprintf("/proc/%d/cgroup", pid))
+	groups, err := membershipOf(pid)
 	if err != nil {
-		return memoryGroup{}, fmt.Errorf("find memory cgroup: %w", err)
+		return Counters{}, err
 	}
-
-	g := memoryGroup{}
-	for _, m := range mounts {
+	c := Counters{}
+	for _, m := range all {
 		switch {
-		case m.kind == "cgroup" && listHas(m.options, "memory") && m.shows(v1["memory"]):
-			g.Path, g.File = v1["memory"], filepath.Join(m.point, m.under(v1["memory"]), "memory.oom_control")
-		case m.kind == "cgroup2" && g.File == "" && m.shows(v2):
+		case m.has("memory") && m.shows(groups["memory"]):
+			c.Path, c.File = groups["memory"], filepath.Join(m.point, m.under(groups["memory"]), "memory.oom_control")
+		case m.unified() && c.File == "" && m.shows(groups[""]):
 			// The nearest group above that has the controller does the counting.
-			for at := m.under(v2); g.File == ""; at = path.Dir(at) {
+			for at := m.under(groups[""]); c.File == ""; at = path.Dir(at) {
 				if file := filepath.Join(m.point, at, "memory.events"); isFile(file) {
-					g.Path, g.File = at, file
+					c.Path, c.File = at, file
 				}
 				if at == "/" {
 					break
@@ -71,28 +55,16 @@ func memoryGroupOf(pid int) (memoryGroup, error) {
 			}
 		}
 	}
-	if g.File == "" {
-		return memoryGroup{}, errNoMemoryGroup
+	if c.File == "" {
+		return Counters{}, errors.New("count OOM kills: no memory cgroup")
 	}
-	g.Kills, err = g.count()
-	return g, err
-}
-
-var errNoMemoryGroup = errors.New("no memory cgroup")
-
-func isFile(name string) bool {
-	info, err := os.Stat(name)
-	return err == nil && info.Mode().IsRegular()
-}
-
-// shows reports whether the mount shows a group.
-func (m mount) shows(group string) bool {
-	return group != "" && (m.root == "/" || group == m.root || strings.HasPrefix(group, m.root+"/"))
+	c.Kills, err = c.count()
+	return c, err
 }
 
 // count reads how many processes of the group the OOM killer has killed.
-func (g memoryGroup) count() (uint64, error) {
-	text, err := os.ReadFile(g.File)
+func (c Counters) count() (uint64, error) {
+	text, err := os.ReadFile(c.File)
 	if err != nil {
 		return 0, fmt.Errorf("count OOM kills: %w", err)
 	}
@@ -101,39 +73,39 @@ func (g memoryGroup) count() (uint64, error) {
 			return strconv.ParseUint(strings.TrimSpace(n), 10, 64)
 		}
 	}
-	return 0, fmt.Errorf("count OOM kills: no oom_kill in %s", g.File)
+	return 0, fmt.Errorf("count OOM kills: no oom_kill in %s", c.File)
 }
 
-// oomKills attributes OOM kills to processes: each counted kill to at most one.
-type oomKills struct {
+// OOMKills attributes OOM kills to processes: each counted kill to at most one.
+type OOMKills struct {
 	mu      sync.Mutex
 	claimed map[string]uint64 // key: the group's file; value: the count up to which kills are attributed
 }
 
-// claim looks for the OOM kill that ended a process of g, which started at began. It
+// Claim looks for the OOM kill that ended a process of the group, which started at began. It
 // returns where the kernel counted or logged the kill; empty if there is none.
-func (o *oomKills) claim(g memoryGroup, pid int, began time.Time) string {
-	if g.File == "" {
+func (o *OOMKills) Claim(c Counters, pid int, began time.Time) string {
+	if c.File == "" {
 		return kernelLogged(pid, began)
 	}
-	now, err := g.count()
+	now, err := c.count()
 	if err != nil {
 		return kernelLogged(pid, began) // the group is gone
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	before := max(o.claimed[g.File], g.Kills)
+	before := max(o.claimed[c.File], c.Kills)
 	if now <= before {
 		return ""
 	}
 	if o.claimed == nil {
 		o.claimed = map[string]uint64{}
 	}
-	o.claimed[g.File] = before + 1
-	if g.Limit > 0 && g.full() {
-		return g.limitText()
+	o.claimed[c.File] = before + 1
+	if c.Limit > 0 && c.full() {
+		return c.exceeded()
 	}
-	return "memory cgroup " + g.Path
+	return "memory cgroup " + c.Path
 }
 
 // initialPIDNamespace is the inode of the pid namespace that the kernel's log uses:

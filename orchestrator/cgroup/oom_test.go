@@ -1,4 +1,4 @@
-package orchestrator
+package cgroup
 
 import (
 	"os"
@@ -41,9 +41,9 @@ func TestOOMKillsClaim(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var o oomKills
-	started := func() memoryGroup {
-		g := memoryGroup{Path: "/node", File: file}
+	var o OOMKills
+	started := func() Counters {
+		g := Counters{Path: "/node", File: file}
 		var err error
 		if g.Kills, err = g.count(); err != nil {
 			t.Fatal(err)
@@ -54,8 +54,8 @@ func TestOOMKillsClaim(t *testing.T) {
 	a, b, c := started(), started(), started()
 	kills("7") // two of the three
 	claims := 0
-	for _, g := range []memoryGroup{a, b, c} {
-		if o.claim(g, 1, time.Now()) != "" {
+	for _, g := range []Counters{a, b, c} {
+		if o.Claim(g, 1, time.Now()) != "" {
 			claims++
 		}
 	}
@@ -64,11 +64,11 @@ func TestOOMKillsClaim(t *testing.T) {
 	}
 	kills("9") // two kills of other processes
 	d := started()
-	if where := o.claim(d, 1, time.Now()); where != "" {
+	if where := o.Claim(d, 1, time.Now()); where != "" {
 		t.Errorf("a kill from before its start is claimed: %s", where)
 	}
 	kills("10")
-	if where := o.claim(d, 1, time.Now()); where != "memory cgroup /node" {
+	if where := o.Claim(d, 1, time.Now()); where != "memory cgroup /node" {
 		t.Errorf("claimed in %q", where)
 	}
 }

@@ -1,4 +1,4 @@
-package orchestrator
+package cgroup
 
 import (
 	"math"
@@ -13,13 +13,13 @@ const (
 	minQuota  = time.Millisecond
 )
 
-// quota limits CPU time: runtime per period, over all CPUs. The zero value is no limit.
+// Quota limits CPU time: runtime per period, over all CPUs. The zero value is no limit.
 // Both are whole microseconds, the kernel's unit.
-type quota struct {
-	runtime, period time.Duration
+type Quota struct {
+	Runtime, Period time.Duration
 }
 
-// quotaFor returns sharePercent of cpus CPUs, in the shortest period whose quota the
+// QuotaFor returns sharePercent of cpus CPUs, in the shortest period whose quota the
 // kernel accepts. A process that has used its quota stands still until the period ends,
 // so a period longer than the latency objective would break the objective. 30 % of one
 // CPU is 1 ms in 3.3 ms; the usual period of 100 ms would stop the process for 70 ms.
@@ -32,9 +32,9 @@ type quota struct {
 //
 // A share of all CPUs is no limit, as the affinity already enforces it. A share of less
 // than 1 ms in 1 s (0.1 % of a CPU) is rounded up to that.
-func quotaFor(sharePercent float64, cpus int) quota {
+func QuotaFor(sharePercent float64, cpus int) Quota {
 	if sharePercent >= 100 {
-		return quota{}
+		return Quota{}
 	}
 	share := sharePercent / 100 * float64(cpus) // in CPUs
 	period := maxPeriod
@@ -45,5 +45,5 @@ func quotaFor(sharePercent float64, cpus int) quota {
 		}
 	}
 	runtime := time.Duration(share * float64(period)).Round(time.Microsecond)
-	return quota{runtime: max(minQuota, runtime), period: period}
+	return Quota{Runtime: max(minQuota, runtime), Period: period}
 }

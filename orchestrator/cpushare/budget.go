@@ -1,4 +1,4 @@
-package orchestrator
+package cpushare
 
 import (
 	"fmt"
@@ -20,7 +20,7 @@ const budgetTick = 20 * time.Millisecond
 // prioritizer gives a process its level. Level Demoted yields to all other processes of the
 // node.
 type prioritizer interface {
-	prioritize(budget.Level) error
+	Prioritize(budget.Level) error
 }
 
 // budgets holds processes on the CPUs to their guarantees. It charges each process for its
@@ -37,7 +37,7 @@ type budgets struct {
 	onlyWhenBusy bool
 
 	mu        sync.Mutex
-	spenders  map[key]*spender
+	spenders  map[string]*spender
 	sampledAt int64         // when sample was last called
 	stop      chan struct{} // ends run; nil while no process has a guarantee
 }
@@ -59,11 +59,11 @@ type spender struct {
 }
 
 func newBudgets(cpus int, log zerolog.Logger) *budgets {
-	return &budgets{cpus: cpus, log: log, now: shm.Now, used: cpuTimeOf, spenders: map[key]*spender{}}
+	return &budgets{cpus: cpus, log: log, now: shm.Now, used: cpuTimeOf, spenders: map[string]*spender{}}
 }
 
 // set gives a process its terms, the first time or again.
-func (b *budgets) set(k key, pid int, t control.Terms, p prioritizer) error {
+func (b *budgets) set(name string, pid int, t control.Terms, p prioritizer) error {
 	now := b.now()
 	// Save up at least one tick: a burst that is shorter than a tick is not worth a
 	// demotion, which lasts as long. A process without a guarantee saves nothing.
@@ -73,7 +73,7 @@ func (b *budgets) set(k key, pid int, t control.Terms, p prioritizer) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.spenders[k]
+	s := b.spenders[name]
 	if s == nil {
 		used, err := b.used(pid)
 		if err != nil {
@@ -83,7 +83,7 @@ func (b *budgets) set(k key, pid int, t control.Terms, p prioritizer) error {
 		if err := s.run(s.due(now)); err != nil {
 			return err
 		}
-		b.spenders[k] = s
+		b.spenders[name] = s
 		if b.stop == nil {
 			b.stop = make(chan struct{})
 			go b.run(b.stop)
@@ -109,17 +109,17 @@ func (s *spender) due(now int64) budget.Level {
 // run moves the process to a level. After an error its level stays as it was, and the next
 // sample tries again.
 func (s *spender) run(l budget.Level) error {
-	if err := s.priority.prioritize(l); err != nil {
+	if err := s.priority.Prioritize(l); err != nil {
 		return err
 	}
 	s.at = l
 	return nil
 }
 
-func (b *budgets) remove(k key) {
+func (b *budgets) remove(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.spenders, k)
+	delete(b.spenders, name)
 	if len(b.spenders) == 0 && b.stop != nil {
 		close(b.stop)
 		b.stop = nil
@@ -128,20 +128,20 @@ func (b *budgets) remove(k key) {
 
 // spent returns the CPU time of a process on all CPUs, and the part of it beyond its
 // guarantee.
-func (b *budgets) spent(k key) (total, demoted time.Duration) {
+func (b *budgets) spent(name string) (total, demoted time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if s := b.spenders[k]; s != nil {
+	if s := b.spenders[name]; s != nil {
 		return s.total, s.demoted
 	}
 	return 0, 0
 }
 
 // demoted reports whether a process has used up its balance.
-func (b *budgets) demoted(k key) bool {
+func (b *budgets) demoted(name string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.spenders[k]
+	s := b.spenders[name]
 	return s != nil && s.at == budget.Demoted
 }
 
@@ -175,7 +175,7 @@ func (b *budgets) sample() {
 	}
 	idle := b.onlyWhenBusy && float64(all) < busy*float64(now-b.sampledAt)
 	b.sampledAt = now
-	for k, s := range b.spenders {
+	for name, s := range b.spenders {
 		spent := s.spent
 		s.total += spent
 		if s.at == budget.Demoted {
@@ -191,8 +191,7 @@ func (b *budgets) sample() {
 			continue
 		}
 		if err := s.run(at); err != nil {
-			b.log.Debug().Err(err).Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation).
-				Int("priority", int(at)).Msg("cannot change priority of process")
+			b.log.Debug().Err(err).Str("process", name).Int("priority", int(at)).Msg("cannot change priority of process")
 		}
 	}
 }

@@ -1,12 +1,9 @@
-package orchestrator
+package cpushare
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/grouptest"
 )
 
 // fakeCPU is a machine whose processes use as much CPU time as the test says.
@@ -30,7 +28,7 @@ type fakePriority struct {
 	pid int
 }
 
-func (p fakePriority) prioritize(l budget.Level) error {
+func (p fakePriority) Prioritize(l budget.Level) error {
 	if p.cpu.refuse {
 		return errors.New("read-only file system")
 	}
@@ -54,8 +52,8 @@ func (c *fakeCPU) budgets(cpus int) *budgets {
 func TestBudgetsDemote(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0, 2: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(2)
-	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
-	for pid, k := range map[int]key{1: greedy, 2: modest} {
+	greedy, modest := "greedy", "modest"
+	for pid, k := range map[int]string{1: greedy, 2: modest} {
 		if err := b.set(k, pid, control.Terms{GuaranteePercent: 45, Level: 3}, fakePriority{c, pid}); err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +88,7 @@ func TestBudgetsDemote(t *testing.T) {
 func TestBudgetsDemoteShadow(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
-	k := key{"shadow", 0, 2}
+	k := "shadow"
 	if err := b.set(k, 1, control.Terms{Level: 4}, fakePriority{c, 1}); err != nil || c.levels[1] != budget.Demoted {
 		t.Fatalf("level %d, %v; want demoted", c.levels[1], err)
 	}
@@ -114,7 +112,7 @@ func TestBudgetsBound(t *testing.T) {
 		b := c.budgets(cpus)
 		guarantee := rapid.Float64Range(0, 1).Draw(t, "guarantee")
 		saved := time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "saved"))
-		k := key{"f", 0, 1}
+		k := "f"
 		if err := b.set(k, 7, control.Terms{GuaranteePercent: 100 * guarantee, BalanceNanos: int64(saved), Level: 1}, fakePriority{c, 7}); err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +133,7 @@ func TestBudgetsBound(t *testing.T) {
 func TestBudgetsTryAgain(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
-	k := key{"f", 0, 1}
+	k := "f"
 	if err := b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 2}, fakePriority{c, 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +153,7 @@ func TestBudgetsTryAgain(t *testing.T) {
 func TestBudgetsForgetTheDead(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
-	k := key{"f", 0, 1}
+	k := "f"
 	if err := b.set(k, 1, control.Terms{GuaranteePercent: 100, Level: 1}, fakePriority{c, 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -174,17 +172,13 @@ func TestBudgetsForgetTheDead(t *testing.T) {
 // CPU time that it needs.
 func TestBudgetsOnThisMachine(t *testing.T) {
 	c := quotas(t, 1)
-	spin := func() *exec.Cmd {
-		cmd := exec.Command("taskset", "-c", "0", "sh", "-c", "while :; do :; done")
-		if err := cmd.Start(); err != nil {
-			t.Skipf("not on this machine: needs taskset: %v", err)
-		}
-		t.Cleanup(func() { endProcess(cmd) })
-		return cmd
+	spin := func() (pid int, end func()) {
+		return grouptest.Start(t, exec.Command("taskset", "-c", "0", "sh", "-c", "while :; do :; done"))
 	}
-	greedy, modest := spin(), spin()
-	set := func(name string, cmd *exec.Cmd, guarantee float64) {
-		if _, err := c.apply(key{name, 0, 1}, cmd.Process.Pid, control.Terms{GuaranteePercent: 100 * guarantee, Level: 3}); err != nil {
+	greedy, endGreedy := spin()
+	modest, endModest := spin()
+	set := func(name string, pid int, guarantee float64) {
+		if _, err := c.Apply(name, pid, control.Terms{GuaranteePercent: 100 * guarantee, Level: 3}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -193,10 +187,8 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 	set("greedy", greedy, 0.01)
 	set("modest", modest, 0.9)
 	t.Cleanup(func() {
-		for name, cmd := range map[string]*exec.Cmd{"greedy": greedy, "modest": modest} {
-			endProcess(cmd)
-			c.remove(key{name, 0, 1})
-		}
+		endGreedy()
+		endModest()
 	})
 	var got float64
 	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
@@ -210,47 +202,13 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 	t.Errorf("a process with a guarantee of 1 %% got %.0f %% of what both used", 100*got)
 }
 
-func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
+func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
-	used, err := cpuTimeOf(cmd.Process.Pid)
+	used, err := cpuTimeOf(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return used
-}
-
-// The kernel forgets the weight of a group that was idle.
-func TestWritePriority(t *testing.T) {
-	c := quotas(t, 1)
-	cmd := sleeper(t)
-	if _, err := c.apply(testKey, cmd.Process.Pid, control.Terms{GuaranteePercent: 50, Level: 2}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { endProcess(cmd); c.remove(testKey) })
-	dir, file, normal := "", "", 0
-	switch g := c.groups[testKey].(type) {
-	case *groupV1:
-		dir, file, normal = g.dir, "cpu.shares", 1024
-	case *groupV2:
-		dir, file, normal = g.dir, "cpu.weight", 100
-	}
-	for _, l := range []budget.Level{budget.Demoted, 1, budget.Demoted, 5, 3} {
-		if err := c.groups[testKey].prioritize(l); err != nil {
-			t.Fatalf("level %d: %v", l, err)
-		}
-		idle, idleErr := os.ReadFile(filepath.Join(dir, "cpu.idle"))
-		weight, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
-		want := fmt.Sprint(normal << max(0, l-1))
-		switch {
-		case l == budget.Demoted && idleErr == nil && strings.TrimSpace(string(idle)) != "1":
-			t.Errorf("demoted, and cpu.idle is %s", idle)
-		case l != budget.Demoted && strings.TrimSpace(string(weight)) != want:
-			t.Errorf("level %d: %s is %s, want %s", l, file, weight, want)
-		}
-	}
 }
 
 // Without control groups, a process limits itself only while its balance is used up and
@@ -265,13 +223,13 @@ func TestGovernorYields(t *testing.T) {
 	g.budgets.now = func() int64 { return c.now }
 	g.budgets.used = func(pid int) (time.Duration, error) { return c.used[pid], nil }
 	g.budgets.stop = make(chan struct{}) // the test calls sample itself
-	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
-	for pid, k := range map[int]key{1: greedy, 2: modest} {
-		if enforced, err := g.apply(k, pid, control.Terms{GuaranteePercent: 45, Level: 1}); enforced || err != nil {
+	greedy, modest := "greedy", "modest"
+	for pid, k := range map[int]string{1: greedy, 2: modest} {
+		if enforced, err := g.Apply(k, pid, control.Terms{GuaranteePercent: 45, Level: 1}); enforced || err != nil {
 			t.Fatalf("enforced %v, %v", enforced, err)
 		}
 	}
-	<-g.yields() // the notification of apply
+	<-g.Yields() // the notification of apply
 	look := func(greedyUses, modestUses time.Duration) {
 		c.now += int64(budgetTick)
 		c.used[1] += greedyUses
@@ -279,23 +237,23 @@ func TestGovernorYields(t *testing.T) {
 		g.budgets.sample()
 	}
 	for range 100 {
-		if look(budgetTick*8/10, 0); g.yielding(greedy) {
+		if look(budgetTick*8/10, 0); g.Yielding(greedy) {
 			t.Fatal("a process yields though the CPU has time left")
 		}
 	}
 	look(budgetTick*8/10, budgetTick*2/10)
-	if !g.yielding(greedy) || g.yielding(modest) {
-		t.Errorf("with a busy CPU the greedy process yields: %v, the other: %v", g.yielding(greedy), g.yielding(modest))
+	if !g.Yielding(greedy) || g.Yielding(modest) {
+		t.Errorf("with a busy CPU the greedy process yields: %v, the other: %v", g.Yielding(greedy), g.Yielding(modest))
 	}
 	select {
-	case <-g.yields():
+	case <-g.Yields():
 	default:
 		t.Error("the change was not told")
 	}
 	for range 100 {
 		look(0, budgetTick*4/10)
 	}
-	if g.yielding(greedy) {
+	if g.Yielding(greedy) {
 		t.Error("a process yields though its balance is full")
 	}
 }
