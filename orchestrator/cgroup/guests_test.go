@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -72,7 +73,7 @@ func TestGuestGroup(t *testing.T) {
 	if _, err := stdin.Write([]byte("go\n")); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "two processes and CPU time", func() bool { return len(g.PIDs()) == 2 && g.CPUTime() > 0 })
+	wait.For(t, "two processes and CPU time", func() bool { return len(g.PIDs()) == 2 && g.CPUTime() > 0 })
 
 	if err := g.Freeze(true); err != nil {
 		t.Fatal(err)
@@ -80,7 +81,7 @@ func TestGuestGroup(t *testing.T) {
 	// With a normal priority, processes that are not frozen would run now.
 	_ = g.Prioritize(budget.MinLevel) // without the controller they have it already
 	var before time.Duration
-	await(t, "the frozen group's CPU time to stay the same", func() bool { // its last switch may count late
+	wait.For(t, "the frozen group's CPU time to stay the same", func() bool { // its last switch may count late
 		before = g.CPUTime()
 		time.Sleep(100 * time.Millisecond)
 		return g.CPUTime() == before
@@ -88,7 +89,7 @@ func TestGuestGroup(t *testing.T) {
 	if err := g.Freeze(false); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "CPU time after thawing", func() bool { return g.CPUTime() > before })
+	wait.For(t, "CPU time after thawing", func() bool { return g.CPUTime() > before })
 
 	// A guest of root may make groups in its own.
 	nested := filepath.Join(g.unified, "nested")
@@ -113,9 +114,6 @@ func TestGuestGroup(t *testing.T) {
 }
 
 const nobody = 65534
-
-// patience bounds every wait. Only a process that hangs takes that long.
-const patience = 30 * time.Second
 
 // TestGuestLeavesGroup lets processes of two users try to leave their groups, by all folders.
 func TestGuestLeavesGroup(t *testing.T) {
@@ -220,20 +218,11 @@ func TestGuestIdle(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await(t, "the ordinary process to run", func() bool { return clocks[1]() > 20*time.Millisecond })
+	wait.For(t, "the ordinary process to run", func() bool { return clocks[1]() > 20*time.Millisecond })
 	guestBefore, before := clocks[0](), clocks[1]()
-	await(t, "a second of CPU time", func() bool { return clocks[1]()-before > time.Second })
+	wait.For(t, "a second of CPU time", func() bool { return clocks[1]()-before > time.Second })
 	// With equal weights both would get the same.
 	if used, other := clocks[0]()-guestBefore, clocks[1]()-before; used > other/4 {
 		t.Errorf("the guest used %v next to %v of an ordinary process, want under a quarter", used, other)
-	}
-}
-
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -145,15 +146,6 @@ func (r *running) end(t *testing.T) {
 		t.Errorf("read output: %v", err)
 	}
 	r.output += string(rest)
-}
-
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patience, what)
-		}
-	}
 }
 
 var (
@@ -303,7 +295,7 @@ func TestStop(t *testing.T) {
 		t.Errorf("got %+v, %q; want it killed, and why", r.result, r.output)
 	}
 	for _, pid := range pids {
-		waitFor(t, fmt.Sprintf("process %d to end", pid), func() bool { // it loses its environment a little earlier
+		wait.For(t, fmt.Sprintf("process %d to end", pid), func() bool { // it loses its environment a little earlier
 			stat, _ := procstat.Read(pid)
 			return stat.Ended()
 		})
@@ -325,7 +317,7 @@ func TestPause(t *testing.T) {
 	r := runScript(t, s, `sh -c 'while :; do :; done' & echo there; while :; do :; done`)
 	r.line(t, "there")
 	group := groupOfOnly(t, s)
-	waitFor(t, "two processes that burn CPU time", func() bool { return len(group.PIDs()) == 2 && group.CPUTime() > 0 })
+	wait.For(t, "two processes that burn CPU time", func() bool { return len(group.PIDs()) == 2 && group.CPUTime() > 0 })
 	order := func(o control.GuestOrder, state string) {
 		t.Helper()
 		if _, err := s.change(o); err != nil {
@@ -337,15 +329,15 @@ func TestPause(t *testing.T) {
 	}
 	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
 	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
-	waitFor(t, "its processes to stop", func() bool { return states(group) == "TT" })
+	wait.For(t, "its processes to stop", func() bool { return states(group) == "TT" })
 	var before time.Duration
-	waitFor(t, "the paused guest's CPU time to stay the same", func() bool { // the clock may tick late
+	wait.For(t, "the paused guest's CPU time to stay the same", func() bool { // the clock may tick late
 		before = group.CPUTime()
 		time.Sleep(100 * time.Millisecond)
 		return group.CPUTime() == before
 	})
 	order(control.GuestOrder{Resume: "sh"}, control.GuestRunning)
-	waitFor(t, "CPU time after resume", func() bool { return group.CPUTime() > before })
+	wait.For(t, "CPU time after resume", func() bool { return group.CPUTime() > before })
 	order(control.GuestOrder{Pause: "sh"}, control.GuestPaused)
 	if _, err := s.change(control.GuestOrder{Stop: "sh"}); err != nil {
 		t.Error(err)
@@ -482,7 +474,7 @@ func TestFault(t *testing.T) {
 		s := listen(t, Options{HoldTimeout: time.Millisecond}, mps)
 		runScript(t, s, "exit 1").end(t)
 		s.Fault("the GPU failed", true)
-		waitFor(t, "the command to be allowed", func() bool {
+		wait.For(t, "the command to be allowed", func() bool {
 			r := runScript(t, s, "exit 1")
 			r.end(t)
 			return r.err == nil
@@ -528,7 +520,7 @@ func TestEndWork(t *testing.T) {
 			s.mu.Unlock()
 			row.order(s, g)
 			r.end(t)
-			waitFor(t, "the guest to end", func() bool { return len(s.list()) == 0 })
+			wait.For(t, "the guest to end", func() bool { return len(s.list()) == 0 })
 			mu.Lock()
 			defer mu.Unlock()
 			if len(asked) != row.want {
@@ -662,7 +654,7 @@ func TestHostile(t *testing.T) {
 					break
 				}
 			}
-			waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+			wait.For(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
 		})
 	}
 	r := runScript(t, s, "exit 3")
@@ -673,7 +665,7 @@ func TestHostile(t *testing.T) {
 		for range maxConnections + 1 {
 			dial(t, s)
 		}
-		waitFor(t, "another client to be served", func() bool {
+		wait.For(t, "another client to be served", func() bool {
 			link, err := control.DialGuests(s.o.Dir)
 			if err != nil {
 				return false
@@ -761,7 +753,7 @@ func TestBadGroups(t *testing.T) {
 			}
 			defer stdin.Close()
 			r := runScript(t, s, "read line; exit 3", func(c *Command) { c.MemoryBytes, c.Stdin = 1<<40, stdin })
-			waitFor(t, "the guest", func() bool { l := s.list(); return len(l) == 1 && l[0].State == control.GuestRunning })
+			wait.For(t, "the guest", func() bool { l := s.list(); return len(l) == 1 && l[0].State == control.GuestRunning })
 			if l := s.list(); (l[0].LimitBytes == 0) != (test.name != "kill" && test.name != "leave") {
 				t.Errorf("the guest's limit is %d", l[0].LimitBytes)
 			}
@@ -773,7 +765,7 @@ func TestBadGroups(t *testing.T) {
 			if r.end(t); r.err != nil || r.result.Status != 3 || !strings.Contains(r.output, test.says) {
 				t.Errorf("got %+v, %v, %q; want it to run, and %q", r.result, r.err, r.output, test.says)
 			}
-			waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+			wait.For(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
 		})
 	}
 }
@@ -801,7 +793,7 @@ func TestStuckGroup(t *testing.T) {
 		if r.end(t); r.result.Status != 3 || r.output != "" {
 			t.Errorf("got %+v, %v, %q; want it to run in a group", r.result, r.err, r.output)
 		}
-		waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+		wait.For(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
 	}
 }
 
@@ -856,12 +848,12 @@ func TestSlowGroups(t *testing.T) {
 				}
 			})
 			within(t, "Fault", func() { s.Fault("the GPU failed", true) })
-			waitFor(t, "the guest to be killed", func() bool { return s.list()[0].State == control.GuestStopping })
+			wait.For(t, "the guest to be killed", func() bool { return s.list()[0].State == control.GuestStopping })
 			release()
 			if r.end(t); r.err == nil || !strings.Contains(r.err.Error(), "the GPU failed") {
 				t.Errorf("got %+v, %v; want that it did not start, and why", r.result, r.err)
 			}
-			waitFor(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
+			wait.For(t, "the guest to be forgotten", func() bool { return len(s.list()) == 0 })
 		})
 	}
 }
@@ -1047,7 +1039,7 @@ func TestGuestOrchestratorGone(t *testing.T) {
 				t.Fatal(err)
 			}
 			marked := Marked{Token: token}
-			waitFor(t, "two processes, of which one is marked", func() bool { return len(g.PIDs()) == 2 && len(marked.PIDs()) == 1 })
+			wait.For(t, "two processes, of which one is marked", func() bool { return len(g.PIDs()) == 2 && len(marked.PIDs()) == 1 })
 			if paused {
 				if err := g.Freeze(true); err != nil {
 					t.Fatal(err)
