@@ -146,7 +146,7 @@ demo-lanes: program
 	bin/penstock demo --lanes --duration $(DURATION) --out out
 
 demo-camera: program
-	bin/penstock demo --camera --out out $(if $(OPEN),--open) $(if $(PHONE),--phone)
+	bin/penstock demo --camera --out out $(if $(OPEN),--open)
 
 check:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi

@@ -28,10 +28,7 @@ require (
 	pgregory.net/rapid v1.3.0
 )
 
-require (
-	github.com/coder/websocket v1.8.15
-	rsc.io/qr v0.2.0
-)
+require github.com/coder/websocket v1.8.15
 
 require github.com/eclipse/paho.golang v0.23.0
 

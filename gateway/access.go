@@ -27,11 +27,10 @@ const minToken = 16
 // On a loopback address each process of the machine may send requests, as it may send to the
 // functions' UDP ports. Pages of other sites that a browser on this machine shows may not
 // (webserver.CheckSite, webserver.CheckLoopbackHost). On other addresses each request needs the
-// token. For a phone only the browser that has used the invitation knows it.
+// token.
 type access struct {
-	loopback   bool
-	token      string
-	invitation *invitation // nil: the token itself may be in the address
+	loopback bool
+	token    string
 }
 
 func newAccess(address netip.AddrPort, dir, tokenFile string) (*access, error) {
@@ -103,9 +102,6 @@ func (a *access) refuse(r *http.Request) (why string, status int) {
 		return "", 0
 	}
 	if !a.is(a.tokenOf(r)) {
-		if a.invitation != nil {
-			return "want the browser that opened the address of `penstock gateway --phone` first", http.StatusUnauthorized
-		}
 		return "want the header `Authorization: Bearer TOKEN` with the gateway's token, or once ?token=TOKEN in a browser (docs/http.md)", http.StatusUnauthorized
 	}
 	return "", 0
@@ -116,20 +112,15 @@ func (a *access) tokenOf(r *http.Request) string {
 	if token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok {
 		return token
 	}
-	name := tokenCookie
-	if a.invitation != nil {
-		name = phoneCookie
-	}
-	if cookie, err := r.Cookie(name); err == nil {
+	if cookie, err := r.Cookie(tokenCookie); err == nil {
 		return cookie.Value
 	}
 	return ""
 }
 
-func (a *access) is(token string) bool { return equal(token, a.token) }
-
-// equal compares secrets in constant time.
-func equal(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+func (a *access) is(token string) bool {
+	return subtle.ConstantTimeCompare([]byte(token), []byte(a.token)) == 1
+}
 
 // tokenCookie has the token in a browser. tokenKey is the key of an address that has it.
 const (
@@ -141,27 +132,14 @@ const (
 // without it. It reports whether it has answered.
 func (a *access) admit(w http.ResponseWriter, r *http.Request) bool {
 	token := r.URL.Query().Get(tokenKey)
-	switch {
-	case a.loopback || token == "" || r.Method != http.MethodGet:
-		return false
-	case a.invitation != nil:
-		invited := equal(token, a.invitation.token)
-		if invited {
-			a.accept(w, r)
-		}
-		return invited
-	case !a.is(token):
+	if a.loopback || token == "" || r.Method != http.MethodGet || !a.is(token) {
 		return false
 	}
 	http.SetCookie(w, &http.Cookie{Name: tokenCookie, Value: token, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
-	redirectWithoutToken(w, r)
-	return true
-}
-
-func redirectWithoutToken(w http.ResponseWriter, r *http.Request) {
 	rest := r.URL.Query()
 	rest.Del(tokenKey)
 	// A path with two slashes would be another host's address.
 	to := url.URL{Path: "/" + strings.TrimLeft(r.URL.Path, "/"), RawQuery: rest.Encode()}
 	http.Redirect(w, r, to.String(), http.StatusSeeOther)
+	return true
 }

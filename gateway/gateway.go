@@ -7,7 +7,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -79,32 +78,14 @@ type server struct {
 	cameras    *cameras
 }
 
-// Run serves until ctx ends; then it answers what it has accepted. If the address is taken, it
+// Run follows the node and serves until ctx ends; then it answers what it has accepted. If the address is taken, it
 // tries again until it is free. ready, if not nil, is called with the address once it listens.
 func Run(ctx context.Context, o Options, ready func(netip.AddrPort)) error {
 	access, err := newAccess(o.Address, o.Dir, o.TokenFile)
 	if err != nil {
 		return err
 	}
-	f := front{access: access, listen: func() (net.Listener, error) { return listen(ctx, o) }}
-	return newServer(o).run(ctx, o.Log, f, func(address netip.AddrPort) {
-		o.Log.Info().Str("address", "http://"+address.String()).Msg("gateway listens")
-		if ready != nil {
-			ready(address)
-		}
-	})
-}
-
-// front is the side of a gateway that its clients see.
-type front struct {
-	access *access
-	// listen returns nil if the gateway ended before it could listen.
-	listen func() (net.Listener, error)
-	tls    *tls.Config // nil: plain HTTP
-}
-
-// run serves until ctx ends. It follows the node before it listens.
-func (s *server) run(ctx context.Context, to zerolog.Logger, f front, ready func(netip.AddrPort)) error {
+	s := newServer(o)
 	following, stop := context.WithCancel(context.Background())
 	var followed sync.WaitGroup
 	followed.Go(func() { s.functions.Run(following) })
@@ -121,17 +102,21 @@ func (s *server) run(ctx context.Context, to zerolog.Logger, f front, ready func
 		stopPublishing() // after the last answer
 		published.Wait()
 	}()
-	listener, err := f.listen()
+	listener, err := listen(ctx, o) // nil if ctx ends first
 	if err != nil || listener == nil {
 		return err
 	}
 	defer listener.Close()
 
-	web := webserver.New(listener, f.access.guard(s.routes()), webserver.Options{Connections: maxConnections, TLS: f.tls, Log: to})
+	web := webserver.New(listener, access.guard(s.routes()), webserver.Options{Connections: maxConnections, Log: o.Log})
 	web.RegisterOnShutdown(s.events.close) // Shutdown waits for requests
 	ended := make(chan error, 1)
 	go func() { ended <- web.Run() }()
-	ready(netip.MustParseAddrPort(listener.Addr().String()))
+	address := netip.MustParseAddrPort(listener.Addr().String())
+	o.Log.Info().Str("address", "http://"+address.String()).Msg("gateway listens")
+	if ready != nil {
+		ready(address)
+	}
 	select {
 	case err := <-ended:
 		return fmt.Errorf("serve http: %w", err)

@@ -22,7 +22,6 @@ import (
 
 func demoCommand() *cobra.Command {
 	var camera, lanes, open bool
-	var phone string
 	o := demoOptions{}
 	cmd := &cobra.Command{
 		Use:   "demo",
@@ -43,21 +42,17 @@ was lost or an answer differs from that of the same model run in this process.`,
 		Example: `  penstock demo --duration 30s --out out
   penstock demo --device cuda
   penstock demo --lanes
-  penstock demo --camera --open
-  penstock demo --camera --phone`,
+  penstock demo --camera --open`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if open && !camera {
 				return errors.New("--open opens the page of --camera; want both")
 			}
-			if phone != "" && !camera {
-				return errors.New("--phone serves the page of --camera; want both")
-			}
 			switch {
 			case camera && lanes:
 				return errors.New("--camera and --lanes: want one of them")
 			case camera:
-				return demoCamera(cmd.Context(), o, phone, open)
+				return demoCamera(cmd.Context(), o, open)
 			case lanes:
 				if !cmd.Flags().Changed("duration") {
 					o.duration = lanesDuration
@@ -78,8 +73,6 @@ was lost or an answer differs from that of the same model run in this process.`,
 	cmd.Flags().BoolVar(&camera, "camera", false, "show the page, until Ctrl-C")
 	cmd.Flags().BoolVar(&lanes, "lanes", false, "run many models in one process")
 	cmd.Flags().BoolVar(&open, "open", false, "open the page in a browser")
-	cmd.Flags().StringVar(&phone, "phone", "", phoneUsage)
-	cmd.Flags().Lookup("phone").NoOptDefVal = phoneAuto
 	cmd.Flags().StringVarP(&o.format, "output", "o", "table", "table, json or csv")
 	return cmd
 }

@@ -31,9 +31,8 @@ const (
 
 var cameraRates = map[string]int{"face": 10, "fashion": 400, "detect": 1}
 
-// demoCamera runs a node with some load, and the page with the demo's buttons, until ctx ends. If
-// phone is not empty, it also serves the page to a phone (phoneAddress).
-func demoCamera(ctx context.Context, d demoOptions, phone string, open bool) error {
+// demoCamera runs a node with some load, and the page with the demo's buttons, until ctx ends.
+func demoCamera(ctx context.Context, d demoOptions, open bool) error {
 	file, err := openDemoLog(d.out)
 	if err != nil {
 		return err
@@ -61,16 +60,6 @@ func demoCamera(ctx context.Context, d demoOptions, phone string, open bool) err
 		Log:  zerolog.New(file).With().Timestamp().Str("process", "gateway").Logger(),
 		Demo: &gateway.Demo{Crowd: load.setCrowd, Kill: func() (string, error) { return killServing(nd.Dir) }},
 	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		if phone != "" {
-			if err := runPhone(ctx, phone, o); err != nil {
-				stop(err)
-			}
-		}
-	}()
-	defer func() { stop(nil); <-served }()
 	err = gateway.Run(ctx, o, func(at netip.AddrPort) {
 		address := "http://" + at.String()
 		fmt.Printf("The page is at %s (log: %s). Ctrl-C ends the demo.\n", address, file.Name())

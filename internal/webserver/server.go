@@ -9,7 +9,6 @@ package webserver
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"io"
 	"log"
@@ -44,7 +43,6 @@ type Options struct {
 	// Connections is the max number of open ones; each address may have half of them. It is lower if
 	// this process may open fewer than four times as many files.
 	Connections int
-	TLS         *tls.Config // nil: plain HTTP
 	Log         zerolog.Logger
 }
 
@@ -59,7 +57,7 @@ func New(l net.Listener, handler http.Handler, o Options) *Server {
 	s := &Server{listener: newListener(l, min(o.Connections, maxFiles()/4))}
 	s.Server = &http.Server{
 		Handler: receive(handler), ReadHeaderTimeout: headerTimeout, ReadTimeout: readTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeaderBytes, ErrorLog: log.New(errorLog{o.Log, l.Addr()}, "", 0), TLSConfig: o.TLS, Protocols: new(http.Protocols),
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: log.New(errorLog{o.Log, l.Addr()}, "", 0), Protocols: new(http.Protocols),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, own(c))
 		},
@@ -75,12 +73,7 @@ func New(l net.Listener, handler http.Handler, o Options) *Server {
 
 // Run serves until Shutdown or Close, which make it return nil.
 func (s *Server) Run() error {
-	var err error
-	if s.TLSConfig != nil {
-		err = s.ServeTLS(s.listener, "", "")
-	} else {
-		err = s.Serve(s.listener)
-	}
+	err := s.Serve(s.listener)
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -94,11 +87,7 @@ type errorLog struct {
 }
 
 func (e errorLog) Write(line []byte) (int, error) {
-	level := zerolog.ErrorLevel
-	if bytes.HasPrefix(line, []byte("http: TLS handshake error")) {
-		level = zerolog.DebugLevel // clients cause it as often as they like
-	}
-	e.log.WithLevel(level).Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
+	e.log.Error().Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("HTTP server error")
 	return len(line), nil
 }
 
