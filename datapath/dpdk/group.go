@@ -416,25 +416,21 @@ func (g *Group) answer(e eal.Entry, now int64) {
 	if e.Flags&eal.Tagged != 0 {
 		tag = e.Tag
 	}
-	question := g.frame(e)
-	g.sendFrame(func(out []byte) int { return g.face.Load().responder.Answer(now, question, tag, out) })
+	if frame := g.face.Load().responder.Answer(now, g.frame(e), tag); frame != nil {
+		g.sendFrame(frame)
+	}
 }
 
-// sendFrame sends the frame that write makes, if any.
-func (g *Group) sendFrame(write func(out []byte) int) {
+// sendFrame sends a frame, if it fits an mbuf.
+func (g *Group) sendFrame(frame []byte) {
 	q := &g.senders[0]
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if g.pool.Alloc(q.mbufs[:1], q.data[:1]) != nil {
+	if len(frame) > g.pool.FrameBytes() || g.pool.Alloc(q.mbufs[:1], q.data[:1]) != nil {
 		g.unsent.Add(1)
 		return
 	}
-	n := write(g.room(q.data[0]))
-	if n == 0 {
-		g.pool.Free(q.mbufs[:1])
-		return
-	}
-	q.lengths[0], q.offloads[0] = uint32(n), 0
+	q.lengths[0], q.offloads[0] = uint32(copy(g.room(q.data[0]), frame)), 0
 	if g.device.Send(0, q.mbufs[:1], q.lengths[:1], q.offloads[:1]) == 0 {
 		g.unsent.Add(1)
 	}
@@ -561,8 +557,8 @@ func (a *announcer) tell(now int64, announce func()) {
 
 // announce tells the network which Ethernet address has the IP addresses.
 func (g *Group) announce() {
-	for i := range g.options.Addresses {
-		g.sendFrame(func(out []byte) int { return g.face.Load().responder.Announce(i, out) })
+	for _, frame := range g.face.Load().responder.Announcements() {
+		g.sendFrame(frame)
 	}
 }
 

@@ -96,7 +96,6 @@ func TestNeighboursFromManyGoroutines(t *testing.T) {
 	for g := range 4 {
 		all.Go(func() {
 			l := Learner{Table: table}
-			out := make([]byte, 128)
 			for i := range 2000 {
 				d := Datagram{From: netip.AddrPortFrom(address(i%200), 1), Link: *linkTo(i % 200)}
 				l.Learn(&d, int64(i))
@@ -104,7 +103,7 @@ func TestNeighboursFromManyGoroutines(t *testing.T) {
 					t.Errorf("%v is at %v", address((i+g)%200), got)
 					return
 				}
-				r.Answer(int64(i), ask, 0, out)
+				r.Answer(int64(i), ask, 0)
 			}
 		})
 	}

@@ -65,6 +65,9 @@ type MAC [6]byte
 // group reports whether the address names several machines: multicast or broadcast.
 func (m *MAC) group() bool { return m[0]&1 != 0 }
 
+// machine reports whether the address can be that of one machine.
+func (m *MAC) machine() bool { return !m.group() && *m != MAC{} }
+
 // Tag is a VLAN tag: the Ethernet type that marks it, then the VLAN's number, which is never
 // 0. The priority is dropped. 0 means no tag.
 type Tag uint32
@@ -245,6 +248,7 @@ func (p *packet) parse(b []byte, check Checks, l *Link) Reason {
 	case typeIP6:
 		return p.parse6(b, at)
 	case typeARP:
+		p.start, p.end = at, len(b)
 		return ARP
 	case 0:
 		return Truncated

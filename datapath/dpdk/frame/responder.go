@@ -1,14 +1,16 @@
 package frame
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"sync/atomic"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 )
 
 // Responder answers what a kernel would answer for its addresses. It answers ARP and
 // neighbour solicitations, so that senders find the port, and echo requests. Any goroutine
-// may use it.
+// may use it. Unlike the rest of the package it allocates: such frames are rare.
 type Responder struct {
 	host  Host
 	table *Neighbours
@@ -32,177 +34,124 @@ func (r *Responder) Stats() ResponderStats {
 	}
 }
 
-// Answer writes into out the frame that answers b, for which Parse returned ARP or ICMP. It
-// returns the length. 0 means no answer, or none that fits out. stripped is the 802.1Q tag's
-// 16 bits if the NIC removed one from b, else 0; the answer has the tag. now is the table's
-// clock. Answer keeps neither b nor out; they must not overlap.
-func (r *Responder) Answer(now int64, b []byte, stripped uint16, out []byte) int {
+// Answer returns the frame that answers b, for which Parse returned ARP or ICMP; nil means no
+// answer. stripped is the 802.1Q tag's 16 bits if the NIC removed one from b, else 0; the
+// answer has the tag. now is the table's clock. Answer does not keep b.
+func (r *Responder) Answer(now int64, b []byte, stripped uint16) []byte {
 	var p packet
 	var l Link
-	switch p.parse(b, CheckIP, &l) {
-	case ARP:
-		_, at := parseEther(b, &l)
-		if !l.Stripped(stripped) {
-			return 0
-		}
-		return r.answerARP(now, b[at:], &l, out)
-	case OK:
-	default:
-		return 0
+	reason := p.parse(b, CheckIP, &l)
+	if reason != OK && reason != ARP || l.Peer.group() || !l.Stripped(stripped) {
+		return nil
 	}
-	if l.Peer.group() || !l.Stripped(stripped) {
-		return 0
-	}
-	ip, message := b[p.ip:], b[p.start:p.end]
+	ip, message := b[p.ip:p.start], b[p.start:p.end]
 	switch {
-	case p.v6 && p.protocol == protoICMP6:
-		if len(message) < 8 || fold(sum(message, pseudo(ip[8:40], protoICMP6, len(message)))) != 0xffff {
-			return 0
-		}
-		return r.answer6(now, ip, message, &l, out)
-	case !p.v6 && p.protocol == protoICMP:
-		if len(message) < 8 || fold(sum(message, 0)) != 0xffff {
-			return 0
-		}
-		return r.answer4(ip, message, &l, out)
+	case reason == ARP:
+		return r.answerARP(now, message, &l)
+	case len(message) < icmpBytes:
+	case p.v6 && p.protocol == protoICMP6 && fold(sum(message, pseudo(ip[8:40], protoICMP6, len(message)))) == 0xffff:
+		return r.answer6(now, ip, message, &l)
+	case !p.v6 && p.protocol == protoICMP && fold(sum(message, 0)) == 0xffff:
+		return r.answer4(ip, message, &l)
 	}
-	return 0
+	return nil
 }
 
-// ARP for IPv4 over Ethernet, RFC 826: the packet's fields.
-const (
-	arpBytes   = 28
-	arpRequest = 1
-	arpReply   = 2
-	// arpKind means hardware Ethernet, protocol IPv4, and the lengths of their addresses.
-	arpKind = 1<<48 | typeIP4<<32 | 6<<24 | 4<<16
-)
+// icmpBytes is the min size of the messages that are answered.
+const icmpBytes = 8
 
-func (r *Responder) answerARP(now int64, a []byte, l *Link, out []byte) int {
-	if len(a) < arpBytes || binary.BigEndian.Uint64(a)&^0xffff != arpKind {
-		return 0
+// answerARP answers ARP for IPv4 over Ethernet (RFC 826).
+func (r *Responder) answerARP(now int64, message []byte, l *Link) []byte {
+	var q layers.ARP
+	if q.DecodeFromBytes(message, gopacket.NilDecodeFeedback) != nil || q.AddrType != layers.LinkTypeEthernet ||
+		q.Protocol != layers.EthernetTypeIPv4 || q.HwAddressSize != 6 || q.ProtAddressSize != 4 {
+		return nil
 	}
-	operation := binary.BigEndian.Uint16(a[6:])
-	sender := Link{Peer: MAC(a[8:14]), Own: r.host.MAC, Tags: l.Tags}
-	from, to := netip.AddrFrom4([4]byte(a[14:18])), netip.AddrFrom4([4]byte(a[24:28]))
-	if sender.Peer.group() || sender.Peer == (MAC{}) {
-		return 0
-	}
+	sender := Link{Peer: MAC(q.SourceHwAddress), Own: r.host.MAC, Tags: l.Tags}
+	from, to := netip.AddrFrom4([4]byte(q.SourceProtAddress)), netip.AddrFrom4([4]byte(q.DstProtAddress))
 	// A probe asks whether an address is in use; its sender has no address yet (RFC 5227).
 	known := !from.IsUnspecified()
 	switch {
-	case known && !answerable4(a[14:18]):
-		return 0
+	case !sender.Peer.machine(), known && !answerable4(q.SourceProtAddress):
+		return nil
 	case r.host.has(from):
-		if sender.Peer != r.host.MAC {
-			r.conflicts.Add(1)
-		}
-		return 0
-	case operation != arpRequest || !r.host.has(to):
+		r.conflict(&sender)
+		return nil
+	case q.Operation != layers.ARPRequest || !r.host.has(to):
 		if known {
 			r.table.update(from, &sender, now)
 		}
-		return 0
-	}
-	if known {
+		return nil
+	case known:
 		r.table.Learn(from, &sender, now)
 	}
-	n := r.putARP(out, &sender, arpReply, to, from)
-	if n > 0 {
-		r.arp.Add(1)
-	}
-	return n
+	r.arp.Add(1)
+	return arp(&sender, layers.ARPReply, to, from)
 }
 
-// putARP writes a packet that tells l's peer the Ethernet address of from.
-func (r *Responder) putARP(out []byte, l *Link, operation uint16, from, to netip.Addr) int {
-	ether := l.bytes()
-	if len(out) < ether+arpBytes {
-		return 0
+// conflict counts a frame whose sender claims one of our addresses.
+func (r *Responder) conflict(sender *Link) {
+	if sender.Peer != r.host.MAC {
+		r.conflicts.Add(1)
 	}
-	putEther(out, l, typeARP)
-	a := out[ether:]
-	binary.BigEndian.PutUint64(a, arpKind|uint64(operation))
-	copy(a[8:14], r.host.MAC[:])
-	from4, to4 := from.As4(), to.As4()
-	copy(a[14:18], from4[:])
+}
+
+// arp returns a packet that tells l's peer the Ethernet address of from.
+func arp(l *Link, operation uint16, from, to netip.Addr) []byte {
 	target := l.Peer
-	if operation == arpRequest {
+	if operation == layers.ARPRequest {
 		target = MAC{}
 	}
-	copy(a[18:24], target[:])
-	copy(a[24:28], to4[:])
-	return pad(out, ether+arpBytes)
+	return enclose(l, typeARP, &layers.ARP{
+		AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4, Operation: operation,
+		SourceHwAddress: l.Own[:], SourceProtAddress: from.AsSlice(), DstHwAddress: target[:], DstProtAddress: to.AsSlice(),
+	})
 }
 
-// ICMP types (RFC 792, 4443, 4861, 3810).
-const (
-	echoRequest4  = 8
-	echoReply4    = 0
-	echoRequest6  = 128
-	echoReply6    = 129
-	solicitation  = 135
-	advertisement = 136
-)
-
-func (r *Responder) answer4(ip, message []byte, l *Link, out []byte) int {
-	to, from := [4]byte(ip[16:20]), [4]byte(ip[12:16])
-	if message[0] != echoRequest4 || message[1] != 0 || l.Own != r.host.MAC ||
-		!r.host.has(netip.AddrFrom4(to)) || !answerable4(from[:]) || r.host.has(netip.AddrFrom4(from)) {
-		return 0
+// answer4 answers echo requests (RFC 792).
+func (r *Responder) answer4(ip, message []byte, l *Link) []byte {
+	to, from := netip.AddrFrom4([4]byte(ip[16:20])), netip.AddrFrom4([4]byte(ip[12:16]))
+	var q layers.ICMPv4
+	if q.DecodeFromBytes(message, gopacket.NilDecodeFeedback) != nil || q.TypeCode != layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoRequest, 0) ||
+		l.Own != r.host.MAC || !r.host.has(to) || !answerable4(ip[12:16]) || r.host.has(from) {
+		return nil
 	}
-	ether := l.bytes()
-	at := ether + ip4Bytes
-	n := at + len(message)
-	if n > len(out) {
-		return 0
-	}
-	putEther(out, l, typeIP4)
-	putIP4(out[ether:at], protoICMP, to, from, len(message), FillAll)
-	reply := out[at:n]
-	copy(reply, message)
-	reply[0], reply[2], reply[3] = echoReply4, 0, 0
-	binary.BigEndian.PutUint16(reply[2:], ^fold(sum(reply, 0)))
 	r.echo.Add(1)
-	return pad(out, n)
+	q.TypeCode = layers.CreateICMPv4TypeCode(layers.ICMPv4TypeEchoReply, 0)
+	return enclose(l, typeIP4, &layers.IPv4{
+		Version: 4, Flags: layers.IPv4DontFragment, TTL: hopLimit, Protocol: layers.IPProtocolICMPv4, SrcIP: to.AsSlice(), DstIP: from.AsSlice(),
+	}, &q, gopacket.Payload(q.Payload))
 }
 
-func (r *Responder) answer6(now int64, ip, message []byte, l *Link, out []byte) int {
+// answer6 answers echo requests (RFC 4443) and neighbour discovery (RFC 4861).
+func (r *Responder) answer6(now int64, ip, message []byte, l *Link) []byte {
 	from, to := netip.AddrFrom16([16]byte(ip[8:24])), netip.AddrFrom16([16]byte(ip[24:40]))
-	if message[1] != 0 {
-		return 0
-	}
-	switch message[0] {
-	case echoRequest6:
+	body := message[4:]
+	kind := message[0]
+	switch {
+	case message[1] != 0: // the code
+	case kind == layers.ICMPv6TypeEchoRequest:
 		if l.Own != r.host.MAC || !r.host.has(to) || !answerable6(ip[8:24]) || r.host.has(from) {
-			return 0
+			return nil
 		}
-		n := r.putICMP6(out, l, hopLimit, to, from, echoReply6, message)
-		if n > 0 {
-			r.echo.Add(1)
-		}
-		return n
-	case solicitation, advertisement:
-		// A hop limit of 255 shows that no router forwarded it.
-		if ip[7] != 255 || len(message) < neighbourBytes {
-			return 0
-		}
-		if message[0] == advertisement {
-			return r.hearAdvertisement(now, message, l)
-		}
-		return r.answerSolicitation(now, from, to, message, l, out)
+		r.echo.Add(1)
+		return icmp6(l, hopLimit, to, from, layers.ICMPv6TypeEchoReply, gopacket.Payload(body))
+	case ip[7] != neighbourHops:
+	case kind == layers.ICMPv6TypeNeighborAdvertisement:
+		r.hearAdvertisement(now, body, l)
+	case kind == layers.ICMPv6TypeNeighborSolicitation:
+		return r.answerSolicitation(now, from, to, body, l)
 	}
-	return 0
+	return nil
 }
 
-// Neighbour discovery, RFC 4861 4.3, 4.4 and 4.6.1.
 const (
-	neighbourBytes = 24 // type, code, checksum, flags, target
-	sourceOption   = 1
-	targetOption   = 2
-	linkOption     = 8 // bytes of a link-layer address option for Ethernet
-	flagSolicited  = 0x40
-	flagOverride   = 0x20
+	// neighbourHops is the hop limit of neighbour discovery. It shows that no router forwarded
+	// the packet.
+	neighbourHops = 255
+	// Flags of an advertisement.
+	flagSolicited = 0x40
+	flagOverride  = 0x20
 )
 
 var (
@@ -211,41 +160,40 @@ var (
 )
 
 // linkAddress searches the options of neighbour discovery for a link-layer address. ok is
-// false if they are malformed.
-func linkAddress(options []byte, kind byte) (addr MAC, found, ok bool) {
-	for len(options) > 0 {
-		if len(options) < 8 || options[1] == 0 || len(options) < int(options[1])*8 {
-			return addr, false, false
-		}
-		if options[0] == kind && options[1] == 1 {
-			if addr = MAC(options[2:8]); addr.group() || addr == (MAC{}) {
-				return addr, false, false
+// false if it is not that of a machine.
+func linkAddress(options layers.ICMPv6Options, kind layers.ICMPv6Opt) (addr MAC, found, ok bool) {
+	for _, o := range options {
+		if o.Type == kind && len(o.Data) == len(addr) {
+			if addr, found = MAC(o.Data), true; !addr.machine() {
+				return addr, true, false
 			}
-			found = true
 		}
-		options = options[int(options[1])*8:]
 	}
 	return addr, found, true
 }
 
-func (r *Responder) answerSolicitation(now int64, from, to netip.Addr, message []byte, l *Link, out []byte) int {
-	target := netip.AddrFrom16([16]byte(message[8:24]))
-	if !r.host.has(target) || to != target && to != solicitedNode(target) {
-		return 0
+func (r *Responder) answerSolicitation(now int64, from, to netip.Addr, body []byte, l *Link) []byte {
+	var q layers.ICMPv6NeighborSolicitation
+	if q.DecodeFromBytes(body, gopacket.NilDecodeFeedback) != nil {
+		return nil
 	}
-	peer, told, ok := linkAddress(message[neighbourBytes:], sourceOption)
+	target := netip.AddrFrom16([16]byte(q.TargetAddress))
+	peer, told, ok := linkAddress(q.Options, layers.ICMPv6OptSourceAddress)
+	if !ok || !r.host.has(target) || to != target && to != solicitedNode(target) {
+		return nil
+	}
 	sender := Link{Peer: l.Peer, Own: r.host.MAC, Tags: l.Tags}
 	var flags byte = flagOverride
 	switch {
-	case !ok, from.IsMulticast(), from.IsLoopback():
-		return 0
+	case from.IsMulticast(), from.IsLoopback():
+		return nil
 	case r.host.has(from):
-		r.conflicts.Add(1)
-		return 0
+		r.conflict(&sender)
+		return nil
 	case from.IsUnspecified():
 		// The sender checks whether the address is free (RFC 4862 5.4.2); answer all nodes.
 		if told || to == target {
-			return 0
+			return nil
 		}
 		from, sender.Peer = allNodes, allNodesMAC
 	default:
@@ -255,27 +203,25 @@ func (r *Responder) answerSolicitation(now int64, from, to netip.Addr, message [
 		flags |= flagSolicited
 		r.table.Learn(from, &sender, now)
 	}
-	n := r.putAdvertisement(out, &sender, target, from, flags)
-	if n > 0 {
-		r.neighbour.Add(1)
-	}
-	return n
+	r.neighbour.Add(1)
+	return advertisement(&sender, target, from, flags)
 }
 
 // hearAdvertisement updates the path to a client or router that reports a new one.
-func (r *Responder) hearAdvertisement(now int64, message []byte, l *Link) int {
-	target := netip.AddrFrom16([16]byte(message[8:24]))
-	peer, told, ok := linkAddress(message[neighbourBytes:], targetOption)
+func (r *Responder) hearAdvertisement(now int64, body []byte, l *Link) {
+	var a layers.ICMPv6NeighborAdvertisement
+	if a.DecodeFromBytes(body, gopacket.NilDecodeFeedback) != nil {
+		return
+	}
+	target := netip.AddrFrom16([16]byte(a.TargetAddress))
+	peer, told, ok := linkAddress(a.Options, layers.ICMPv6OptTargetAddress)
 	switch {
 	case !ok:
 	case r.host.has(target):
-		if l.Peer != r.host.MAC {
-			r.conflicts.Add(1)
-		}
-	case told && message[4]&flagOverride != 0:
+		r.conflict(l)
+	case told && a.Override():
 		r.table.update(target, &Link{Peer: peer, Own: r.host.MAC, Tags: l.Tags}, now)
 	}
-	return 0
 }
 
 // solicitedNode returns the multicast group of an address (RFC 4291 2.7.1).
@@ -284,47 +230,46 @@ func solicitedNode(a netip.Addr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 2, 11: 1, 12: 0xff, 13: b[13], 14: b[14], 15: b[15]})
 }
 
-func (r *Responder) putAdvertisement(out []byte, l *Link, target, to netip.Addr, flags byte) int {
-	var m [neighbourBytes + linkOption]byte
-	m[4] = flags
-	t := target.As16()
-	copy(m[8:24], t[:])
-	m[24], m[25] = targetOption, 1
-	copy(m[26:32], r.host.MAC[:])
-	return r.putICMP6(out, l, 255, target, to, advertisement, m[:])
+func advertisement(l *Link, target, to netip.Addr, flags byte) []byte {
+	return icmp6(l, neighbourHops, target, to, layers.ICMPv6TypeNeighborAdvertisement, &layers.ICMPv6NeighborAdvertisement{
+		Flags: flags, TargetAddress: target.AsSlice(),
+		Options: layers.ICMPv6Options{{Type: layers.ICMPv6OptTargetAddress, Data: l.Own[:]}},
+	})
 }
 
-// putICMP6 writes a message, with its type replaced by kind.
-func (r *Responder) putICMP6(out []byte, l *Link, hops uint8, from, to netip.Addr, kind byte, message []byte) int {
-	ether := l.bytes()
-	at := ether + ip6Bytes
-	n := at + len(message)
-	if n > len(out) {
-		return 0
+func icmp6(l *Link, hops uint8, from, to netip.Addr, kind uint8, body gopacket.SerializableLayer) []byte {
+	ip := &layers.IPv6{Version: 6, HopLimit: hops, NextHeader: layers.IPProtocolICMPv6, SrcIP: from.AsSlice(), DstIP: to.AsSlice()}
+	message := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind, 0)}
+	if message.SetNetworkLayerForChecksum(ip) != nil {
+		return nil
 	}
-	putEther(out, l, typeIP6)
-	h := out[ether:at]
-	putIP6(h, protoICMP6, hops, from.As16(), to.As16(), len(message))
-	reply := out[at:n]
-	copy(reply, message)
-	reply[0], reply[2], reply[3] = kind, 0, 0
-	binary.BigEndian.PutUint16(reply[2:], ^fold(sum(reply, pseudo(h[8:40], protoICMP6, len(reply)))))
-	return pad(out, n)
+	return enclose(l, typeIP6, ip, message, body)
 }
 
-// Announce writes the frame that tells a network which Ethernet address has the i-th of the
-// host's addresses. It is used when a link comes up, so that switches and senders replace
-// what they learned before. The frame is an ARP announcement (RFC 5227 2.3) or an unsolicited
-// advertisement (RFC 4861 7.2.6), without a VLAN tag. Announce returns 0 if the frame does
-// not fit out, or there is no such address.
-func (r *Responder) Announce(i int, out []byte) int {
-	if i < 0 || i >= len(r.host.Addresses) {
-		return 0
+// enclose returns a frame to l's peer, of at least 60 bytes; nil if there is no such frame.
+func enclose(l *Link, kind uint16, list ...gopacket.SerializableLayer) []byte {
+	packet := gopacket.NewSerializeBuffer()
+	if gopacket.SerializeLayers(packet, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, list...) != nil {
+		return nil
 	}
-	addr := r.host.Addresses[i]
-	if addr.Is4() {
-		everybody := Link{Peer: MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, Own: r.host.MAC}
-		return r.putARP(out, &everybody, arpRequest, addr, addr)
+	b := make([]byte, max(leastFrame, l.bytes()+len(packet.Bytes())))
+	putEther(b, l, kind)
+	copy(b[l.bytes():], packet.Bytes())
+	return b
+}
+
+// Announcements returns the frames that tell a network which Ethernet address has the host's
+// addresses. They are sent when a link comes up, so that switches and senders replace what they
+// learned before. They are ARP announcements (RFC 5227 2.3) and unsolicited advertisements
+// (RFC 4861 7.2.6), without a VLAN tag.
+func (r *Responder) Announcements() (frames [][]byte) {
+	for _, addr := range r.host.Addresses {
+		if addr.Is4() {
+			all := Link{Peer: MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, Own: r.host.MAC}
+			frames = append(frames, arp(&all, layers.ARPRequest, addr, addr))
+		} else {
+			frames = append(frames, advertisement(&Link{Peer: allNodesMAC, Own: r.host.MAC}, addr, allNodes, flagOverride))
+		}
 	}
-	return r.putAdvertisement(out, &Link{Peer: allNodesMAC, Own: r.host.MAC}, addr, allNodes, flagOverride)
+	return frames
 }
