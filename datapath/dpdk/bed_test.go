@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/datapath/dpdk/eal"
@@ -200,7 +202,9 @@ func (b *bed) sent() []byte {
 func (b *bed) sentDatagram() (payload []byte, d frame.Datagram) {
 	b.t.Helper()
 	f := b.sent()
-	if r := frame.Parse(f, frame.CheckIP|frame.CheckUDP, &d); r != frame.OK {
+	to, _ := netip.AddrFromSlice(gopacket.NewPacket(f, layers.LayerTypeEthernet, gopacket.NoCopy).NetworkLayer().NetworkFlow().Dst().Raw())
+	client := frame.Host{MAC: frame.MAC(f[:6]), Addresses: []netip.Addr{to}}
+	if r := client.Parse(f, 0, frame.CheckIP|frame.CheckUDP, &d); r != frame.OK {
 		b.t.Fatalf("a frame was sent that is %v: %x", r, f)
 	}
 	return f[d.Payload.Offset : d.Payload.Offset+d.Payload.Length], d

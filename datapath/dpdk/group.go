@@ -324,9 +324,8 @@ func (g *Group) serve() {
 		mbufs = mbufs[:0]
 		now := shm.Now()
 		for _, e := range entries[:n] {
-			if !g.handle(e, now) {
-				mbufs = g.appendMbuf(mbufs, e)
-			}
+			g.handle(e, now)
+			mbufs = g.appendMbuf(mbufs, e)
 		}
 		g.pool.Free(mbufs)
 		if now >= next {
@@ -386,28 +385,17 @@ func (g *Group) checksOf(e *eal.Entry) (frame.Checks, frame.Reason) {
 	return checks, frame.OK
 }
 
-// handle answers and counts a frame of the control sink. It returns true if a source now owns
-// the frame.
-func (g *Group) handle(e eal.Entry, now int64) (taken bool) {
+// handle answers and counts a frame of the control sink.
+func (g *Group) handle(e eal.Entry, now int64) {
 	var d frame.Datagram
 	reason := g.parse(e, &d)
 	switch reason {
 	case frame.OK:
-		// The pollers do not parse extension headers or three tags. Also, a frame may have
-		// come while its source opened or closed.
-		g.mu.Lock()
-		s := g.byPort[d.To.Port()]
-		taken = s != nil && s.port.members[eal.Member(d.From, len(s.port.members))].sink.Put(e)
-		g.mu.Unlock()
-		if taken {
-			return true
-		}
-		reason = frame.ForeignPort
+		reason = frame.ForeignPort // if a source has the port now, it had not when the frame came
 	case frame.ARP, frame.ICMP:
 		g.answer(e, now)
 	}
 	g.reasons[reason].Add(1)
-	return false
 }
 
 // answer sends what a kernel would answer.
@@ -725,5 +713,12 @@ func (g *Group) drain(sink *eal.Sink) {
 	}
 }
 
-// address is the first of the group's addresses, for a source's LocalAddr.
-func (g *Group) address() netip.Addr { return g.options.Addresses[0] }
+// address is the first of the group's addresses of a family, not valid if there is none.
+func (g *Group) address(family netip.Addr) netip.Addr {
+	for _, a := range g.options.Addresses {
+		if a.BitLen() == family.BitLen() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}

@@ -38,7 +38,7 @@ func (g *Group) Link() bool {
 
 // Know records the path to a machine that has sent nothing yet, for a group that sends first.
 func (g *Group) Know(addr netip.Addr, mac [6]byte) {
-	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.face.Load().host.MAC}, shm.Now())
+	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.face.Load().host.MAC}, netip.Addr{}, shm.Now())
 }
 
 // MACOf is the Ethernet address of a net_memif or net_tap port whose first address is own.

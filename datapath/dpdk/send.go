@@ -84,12 +84,14 @@ func (s *Source) sendBurst(queue int, packets []ingest.Packet) (sent int, err er
 func (s *Source) fill(data uint64, p *ingest.Packet) (length uint32, offload eal.Offload, err error) {
 	g := s.group
 	to := netip.AddrPortFrom(p.To.Addr().Unmap(), p.To.Port())
-	own, ok := s.own.find(to.Addr())
-	if !ok {
-		return 0, 0, errFamily
+	link, own, ok := g.table.Find(to.Addr())
+	if !own.IsValid() {
+		own = g.address(to.Addr())
 	}
-	link, ok := g.table.Find(to.Addr())
-	if !ok {
+	switch {
+	case !own.IsValid():
+		return 0, 0, errFamily
+	case !ok:
 		g.noNeighbour.Add(1)
 		return 0, 0, errNoNeighbour
 	}
@@ -109,64 +111,3 @@ func (s *Source) fill(data uint64, p *ingest.Packet) (length uint32, offload eal
 }
 
 const udpHeaderBytes = 8
-
-// owns records which of the port's addresses each client uses. With one address per family,
-// that is the address. Otherwise it is the one that the client last sent to.
-type owns struct {
-	first4, first6 netip.Addr
-	several        bool
-
-	mu                sync.Mutex // guards the following
-	to                map[netip.Addr]netip.Addr
-	lastFrom, lastOwn netip.Addr // used only by Receive
-}
-
-// maxOwns bounds the memory. A forgotten client is answered from the first address until it
-// sends again.
-const maxOwns = 1 << 16
-
-func (o *owns) init(addresses []netip.Addr) {
-	for _, a := range addresses {
-		first := &o.first6
-		if a.Is4() {
-			first = &o.first4
-		}
-		if first.IsValid() {
-			o.several = true
-		} else {
-			*first = a
-		}
-	}
-	o.to = map[netip.Addr]netip.Addr{}
-}
-
-// learn records which address a client sent to. Only one goroutine may call it.
-func (o *owns) learn(from, own netip.Addr) {
-	if !o.several || from == o.lastFrom && own == o.lastOwn {
-		return
-	}
-	o.lastFrom, o.lastOwn = from, own
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if len(o.to) >= maxOwns {
-		clear(o.to)
-	}
-	o.to[from] = own
-}
-
-// find returns the address from which to answer a client.
-func (o *owns) find(to netip.Addr) (own netip.Addr, ok bool) {
-	if o.several {
-		o.mu.Lock()
-		own, ok = o.to[to]
-		o.mu.Unlock()
-		if ok {
-			return own, true
-		}
-	}
-	own = o.first6
-	if to.Is4() {
-		own = o.first4
-	}
-	return own, own.IsValid()
-}

@@ -44,7 +44,6 @@ type Source struct {
 	gone   atomic.Bool // CloseSlab was called, and another function may have the number
 
 	receiver
-	own owns
 	holdings
 	counters
 }
@@ -150,7 +149,7 @@ func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
 	for _, sink := range sinks {
 		s := &Source{
 			group: g, sink: sink, number: uint32(number),
-			local: netip.AddrPortFrom(g.address(), port),
+			local: netip.AddrPortFrom(g.options.Addresses[0], port),
 			receiver: receiver{
 				learner:  frame.Learner{Table: g.table},
 				entries:  make([]eal.Entry, takeAtOnce),
@@ -158,7 +157,6 @@ func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
 			},
 			holdings: holdings{mine: make([]uint8, g.pool.Mbufs())},
 		}
-		s.own.init(g.options.Addresses)
 		all = append(all, s)
 	}
 	shared := &udpPort{members: all}
@@ -414,7 +412,6 @@ func (s *Source) parse(e *eal.Entry, now int64) (*frame.Datagram, frame.Reason) 
 		s.recent.Told(flow, now)
 	}
 	s.learner.Learn(d, now)
-	s.own.learn(d.From.Addr(), d.To.Addr())
 	return d, frame.OK
 }
 

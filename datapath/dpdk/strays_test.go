@@ -16,10 +16,11 @@ import (
 func TestStraysUnread(t *testing.T) {
 	b := newBed(t, Options{Mbufs: 1024})
 	s := b.listen(9000)
-	stray := b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9999), []byte("stray"))
+	stray := frame.NewResponder(frame.Host{MAC: clientMAC, Addresses: []netip.Addr{client4.Addr()}}, nil).Announcements()[0]
+	copy(stray[38:42], own4.AsSlice()) // it asks for our address
 	func() {
-		b.mu.Lock() // the group's own thread gets no further than the first
-		defer b.mu.Unlock()
+		b.senders[0].mu.Lock() // the group's own thread gets no further than the first
+		defer b.senders[0].mu.Unlock()
 		for put, deadline := 0, time.Now().Add(ingesttest.Patience); put < 3000; {
 			n, err := b.wire.Put(b.pool, 0, stray)
 			if put += n; err == nil {
@@ -35,7 +36,7 @@ func TestStraysUnread(t *testing.T) {
 	}()
 	b.eventually("each is counted", func() bool {
 		stats := b.Group.Stats()
-		return stats.Frames[frame.ForeignPort]+stats.Missed == 3000 && stats.Missed > 0
+		return stats.Frames[frame.ARP]+stats.Missed == 3000 && stats.Missed > 0
 	})
 }
 

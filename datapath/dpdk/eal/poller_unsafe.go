@@ -36,9 +36,9 @@ type Polled struct {
 }
 
 // NewPoller takes a free lcore for these queues. Number is its index among the port's
-// pollers, from 0. Go's own producer has the last index, maxPollers. After the port was idle
-// for spin, the poller sleeps for nap between polls. That bounds the cost of an idle port
-// whose NIC the kernel drives. If nap is 0, it polls forever.
+// pollers, from 0. After the port was idle for spin, the poller sleeps for nap between polls.
+// That bounds the cost of an idle port whose NIC the kernel drives. If nap is 0, it polls
+// forever.
 func (d *Device) NewPoller(number int, queues []int, spin, nap time.Duration) (*Poller, error) {
 	lcore, err := takeLcore()
 	if err != nil {
@@ -49,7 +49,7 @@ func (d *Device) NewPoller(number int, queues []int, spin, nap time.Duration) (*
 		giveLcore(lcore)
 		return nil, unix.ENOMEM
 	}
-	p.p.port, p.p.producer, p.p.queues, p.p.nap_ns = d.port, C.uint32_t(number), C.uint32_t(len(queues)), C.uint64_t(nap)
+	p.p.port, p.p.number, p.p.queues, p.p.nap_ns = d.port, C.uint32_t(number), C.uint32_t(len(queues)), C.uint64_t(nap)
 	p.p.spin_ns = C.uint64_t(spin)
 	for i, q := range queues {
 		p.p.queue[i] = C.uint16_t(q)
@@ -60,9 +60,6 @@ func (d *Device) NewPoller(number int, queues []int, spin, nap time.Duration) (*
 // napperNice is the priority of pollers that nap, the same as that of the manager's receive
 // threads.
 const napperNice = -15
-
-// maxPollers is the max number of pollers per port.
-const maxPollers = C.PST_PRODUCERS - 1
 
 // Start begins to poll, also after Stop. The control sink must exist.
 func (p *Poller) Start() {
@@ -142,9 +139,9 @@ const Control = 0
 // MaxSinks is the max number of sinks per port, including Control.
 const MaxSinks = C.PST_SINKS
 
-// NewSink makes a sink. It has one ring for each of producers pollers, and one for Go (Put)
-// at index maxPollers. Each ring has entriesEach entries, which must be a power of two.
-func (d *Device) NewSink(number, producers, entriesEach int) (_ *Sink, err error) {
+// NewSink makes a sink with a ring for each of the port's pollers. Each ring has entriesEach
+// entries, which must be a power of two.
+func (d *Device) NewSink(number, pollers, entriesEach int) (_ *Sink, err error) {
 	s := &Sink{device: d, number: number, event: -1}
 	defer func() {
 		if err != nil {
@@ -158,16 +155,12 @@ func (d *Device) NewSink(number, producers, entriesEach int) (_ *Sink, err error
 	if s.sink = C.pst_sink_new(C.int(s.event)); s.sink == nil {
 		return nil, unix.ENOMEM
 	}
-	for i := range producers + 1 {
-		at := i
-		if i == producers {
-			at = maxPollers
-		}
+	for i := range pollers {
 		ring := C.pst_ring_new(C.uint32_t(entriesEach))
 		if ring == nil {
 			return nil, unix.ENOMEM
 		}
-		s.sink.rings[at] = ring
+		s.sink.rings[i] = ring
 		s.rings = append(s.rings, ring)
 		s.queues = append(s.queues, entriesOf(ring, entriesEach))
 	}
@@ -259,16 +252,6 @@ func (s *Sink) Take(into []Entry) (n int) {
 	return n
 }
 
-// Put adds an entry from Go. Only one goroutine at a time may call it. It returns false if
-// there is no room.
-func (s *Sink) Put(e Entry) bool {
-	ok := s.queues[len(s.queues)-1].put(e)
-	if ok && swapWord(&s.sink.sleeping, 0) != 0 {
-		s.ring()
-	}
-	return ok
-}
-
 // Sleep waits until a ring has an entry, Wake is called, or timeout has passed; nil means no
 // timeout.
 func (s *Sink) Sleep(timeout *unix.Timespec) error {
@@ -301,9 +284,7 @@ func (s *Sink) Pause(timeout *unix.Timespec) error {
 }
 
 // Wake ends a Sleep, or the next one. Any goroutine may call it until Close.
-func (s *Sink) Wake() { s.ring() }
-
-func (s *Sink) ring() { _, _ = unix.Write(s.event, one[:]) }
+func (s *Sink) Wake() { _, _ = unix.Write(s.event, one[:]) }
 
 // one is a 64-bit 1 for an eventfd, in either byte order.
 var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 1}

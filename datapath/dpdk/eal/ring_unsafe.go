@@ -64,16 +64,6 @@ func (r *entries) take(into []Entry) int {
 	return n
 }
 
-func (r *entries) put(e Entry) bool {
-	tail := r.tail.Load()
-	if int(tail-r.head.Load()) == len(r.entries) {
-		return false
-	}
-	r.entries[int(tail)&(len(r.entries)-1)] = e
-	r.tail.Store(tail + 1)
-	return true
-}
-
 func loadWord(w *C.uint32_t) uint32     { return atomic.LoadUint32((*uint32)(w)) }
 func storeWord(w *C.uint32_t, v uint32) { atomic.StoreUint32((*uint32)(w), v) }
 func swapWord(w *C.uint32_t, v uint32) uint32 {

@@ -336,6 +336,11 @@ void pst_release(void *memory) { free(memory); }
 
 // Polling.
 
+static inline int is_tag(uint32_t type)
+{
+	return type == RTE_ETHER_TYPE_VLAN || type == RTE_ETHER_TYPE_QINQ || type == RTE_ETHER_TYPE_QINQ1;
+}
+
 // Returns the number of the sink for a frame. It only sorts: the consumer parses and checks
 // everything again. Frames that are not plain UDP for a function's port go to sink 0.
 static inline uint32_t classify(const struct pst_port *port, const uint8_t *b, uint32_t length)
@@ -344,7 +349,7 @@ static inline uint32_t classify(const struct pst_port *port, const uint8_t *b, u
 	if (length < 14 + 20 + 8)
 		return 0;
 	uint32_t type = b[at] << 8 | b[at + 1];
-	for (int tags = 0; tags < 2 && (type == RTE_ETHER_TYPE_VLAN || type == RTE_ETHER_TYPE_QINQ); tags++) {
+	for (int tags = 0; tags < 2 && is_tag(type); tags++) {
 		at += 4;
 		type = b[at] << 8 | b[at + 1];
 	}
@@ -373,7 +378,7 @@ static uint32_t member_of(const uint8_t *b, uint32_t members)
 {
 	uint32_t at = 12;
 	uint32_t type = b[at] << 8 | b[at + 1];
-	while (type == RTE_ETHER_TYPE_VLAN || type == RTE_ETHER_TYPE_QINQ) {
+	while (is_tag(type)) {
 		at += 4;
 		type = b[at] << 8 | b[at + 1];
 	}
@@ -468,7 +473,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 			sink = port->sinks[0]; // its owner is leaving
 		if (sink->members > 1)
 			sink = sink->member[member_of(frame, sink->members)];
-		struct pst_ring *ring = sink->rings[p->producer];
+		struct pst_ring *ring = sink->rings[p->number];
 		uint32_t most = sink == port->sinks[0] ? strays : backlog;
 		if (unlikely(ring->next - ring->seen >= most)) {
 			ring->seen = load_acquire(&ring->head);
@@ -489,7 +494,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 		}
 	}
 	for (uint32_t i = 0; i < touches; i++) {
-		struct pst_ring *ring = touched[i]->rings[p->producer];
+		struct pst_ring *ring = touched[i]->rings[p->number];
 		ring->dirty = 0;
 		store_release(&ring->tail, ring->next);
 	}

@@ -10,7 +10,7 @@
 #define PST_LINE 64
 #define PST_BURST 64      // max mbufs per poll of a queue
 #define PST_QUEUES 64     // queues of one poller
-#define PST_PRODUCERS 65  // pollers of one port, and Go's own
+#define PST_POLLERS 64    // pollers of one port
 #define PST_SINKS 256     // sink 0 takes frames that no other sink takes
 
 // Results of a NIC or the kernel about a frame.
@@ -49,12 +49,12 @@ struct pst_ring {
 	struct pst_entry entries[] __attribute__((aligned(PST_LINE)));
 };
 
-// A consumer of frames: one ring per producer, one bell for all.
+// A consumer of frames: one ring per poller, one bell for all.
 struct pst_sink {
 	uint32_t sleeping; // the consumer is asleep, or about to sleep, and wants event written
 	int32_t event;     // an eventfd
 	uint32_t members;  // if more than 1, each flow's frames go to one of member
-	struct pst_ring *rings[PST_PRODUCERS];
+	struct pst_ring *rings[PST_POLLERS];
 	struct pst_sink *member[PST_QUEUES];
 };
 
@@ -74,7 +74,7 @@ struct pst_port {
 // The work of one lcore. Only that lcore writes the counters.
 struct pst_poller {
 	struct pst_port *port;
-	uint32_t producer, queues;
+	uint32_t number, queues;
 	uint16_t queue[PST_QUEUES];
 	uint64_t nap_ns; // how long to sleep when idle; 0: never
 	uint64_t spin_ns; // min idle time before that sleep

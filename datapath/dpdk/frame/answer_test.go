@@ -50,7 +50,7 @@ func TestAnswersToLinux(t *testing.T) {
 		t.Errorf("counters are %+v, want %+v", got, want)
 	}
 	for _, addr := range []netip.Addr{client4, client6} {
-		if l, ok := table.Find(addr); !ok || l.Peer != clientMAC || l.Own != ownMAC {
+		if l, _, ok := table.Find(addr); !ok || l.Peer != clientMAC || l.Own != ownMAC {
 			t.Errorf("who asked from %v is known as %v, %v", addr, l, ok)
 		}
 	}
@@ -107,7 +107,7 @@ func TestWhatIsNotAnswered(t *testing.T) {
 			t.Errorf("%s is answered %x", name, answer)
 		}
 		for _, addr := range []netip.Addr{own4, own6} {
-			if l, ok := table.Find(addr); ok {
+			if l, _, ok := table.Find(addr); ok {
 				t.Errorf("%s teaches that our %v is at %v", name, addr, l)
 			}
 		}
@@ -137,7 +137,7 @@ func TestAddressProbes(t *testing.T) {
 	if len(out) != 14+40+32 || MAC(out[:6]) != allNodesMAC || netip.AddrFrom16([16]byte(out[38:54])) != allNodes || out[58] != flagOverride {
 		t.Errorf("the solicitation is answered %x", out)
 	}
-	if _, ok := table.Find(netip.IPv6Unspecified()); ok {
+	if _, _, ok := table.Find(netip.IPv6Unspecified()); ok {
 		t.Error("the unspecified address has been learned")
 	}
 }
@@ -148,23 +148,23 @@ func TestAClientThatMovesIsFollowed(t *testing.T) {
 	reply := patch(t, linuxARP, 14+7, 2)
 	copy(reply[14+8:], moved[:])
 	r.Answer(1, reply, 0)
-	if _, ok := table.Find(client4); ok {
+	if _, _, ok := table.Find(client4); ok {
 		t.Error("an ARP reply that nobody asked for is believed")
 	}
-	table.Learn(client4, &Link{Peer: clientMAC, Own: ownMAC}, 1)
+	table.Learn(client4, &Link{Peer: clientMAC, Own: ownMAC}, own4, 1)
 	r.Answer(2, reply, 0)
-	if l, _ := table.Find(client4); l.Peer != moved {
+	if l, _, _ := table.Find(client4); l.Peer != moved {
 		t.Errorf("a client that moved is at %v", l.Peer)
 	}
 
 	// An unsolicited advertisement of fd00::1, with the override flag.
-	table.Learn(client6, &Link{Peer: clientMAC, Own: ownMAC}, 1)
+	table.Learn(client6, &Link{Peer: clientMAC, Own: ownMAC}, own4, 1)
 	na := patch(t, linuxNS, 54, append([]byte{layers.ICMPv6TypeNeighborAdvertisement, 0, 0, 0, flagOverride, 0, 0, 0,
 		0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, byte(layers.ICMPv6OptTargetAddress), 1}, moved[:]...)...)
 	if r.Answer(3, na, 0) != nil {
 		t.Error("an advertisement is answered")
 	}
-	if l, _ := table.Find(client6); l.Peer != moved {
+	if l, _, _ := table.Find(client6); l.Peer != moved {
 		t.Errorf("a client that moved is at %v", l.Peer)
 	}
 }

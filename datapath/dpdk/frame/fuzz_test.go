@@ -24,7 +24,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, check uint8, _ uint16) {
 		had := bytes.Clone(b)
 		var d Datagram
-		reason := Parse(b, Checks(check), &d)
+		reason := parse(b, Checks(check), &d)
 		if !bytes.Equal(b, had) {
 			t.Fatal("the frame was written to")
 		}
@@ -48,7 +48,7 @@ func FuzzParse(f *testing.F) {
 			return // an answer could not come from that address
 		}
 		var back Datagram
-		if reason := Parse(out[:n], CheckIP|CheckUDP, &back); reason != OK && !d.Link.Own.group() {
+		if reason := parse(out[:n], CheckIP|CheckUDP, &back); reason != OK && !d.Link.Own.group() {
 			t.Fatalf("the answer is %v", reason)
 		} else if reason == OK && (back.From != d.To || back.To != d.From || back.Link.Tags != d.Link.Tags) {
 			t.Fatalf("%+v is answered %+v", d, back)
@@ -78,7 +78,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatal("the frame was written to")
 		}
 		for _, addr := range []netip.Addr{own4, own6, netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-			if _, ok := table.Find(addr); ok {
+			if _, _, ok := table.Find(addr); ok {
 				t.Fatalf("%v is a neighbour", addr)
 			}
 		}

@@ -58,6 +58,15 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
+// parse parses a frame, whoever it is for.
+func parse(b []byte, check Checks, d *Datagram) Reason {
+	var p packet
+	if reason := p.datagram(b, check, d); reason != OK {
+		return reason
+	}
+	return p.verify(b, check)
+}
+
 // tagged inserts VLAN tags, type and control each, into a frame.
 func tagged(frame string, tags string) string { return frame[:24] + tags + frame[24:] }
 
@@ -77,12 +86,12 @@ func TestFramesOfLinux(t *testing.T) {
 		{"IPv6, unfilled, allowed", linuxUnfilled6, lenient, OK},
 		{"IPv4 with options", linuxOptions4, all, OK},
 		{"IPv4 without a checksum", linuxNoCheck4, all, OK},
-		{"IPv6 with destination options", linuxOptions6, all, OK},
+		{"IPv6 with destination options", linuxOptions6, all, NotUDP},
 		{"IPv4 fragment", linuxFragment4, 0, Fragment},
 		{"IPv6 fragment", linuxFragment6, all, Fragment},
 		{"ARP", linuxARP, all, ARP},
 		{"neighbour solicitation", linuxNS, all, ICMP},
-		{"listener report", linuxMLD, all, ICMP},
+		{"listener report, behind an option", linuxMLD, all, NotUDP},
 		{"echo", linuxEcho4, all, ICMP},
 		{"echo, IPv6", linuxEcho6, all, ICMP},
 		{"VLAN 7", tagged(linuxUDP4, "81000007"), all, OK},
@@ -96,7 +105,7 @@ func TestFramesOfLinux(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			b := unhex(t, c.frame)
 			var d Datagram
-			if got := Parse(b, c.check, &d); got != c.want {
+			if got := parse(b, c.check, &d); got != c.want {
 				t.Fatalf("it is %v, want %v", got, c.want)
 			}
 			if c.want != OK {
@@ -121,10 +130,10 @@ func TestFramesOfLinux(t *testing.T) {
 
 func TestVLANs(t *testing.T) {
 	var inFrame, stripped, both Datagram
-	Parse(unhex(t, tagged(linuxUDP4, "81002007")), 0, &inFrame)
-	Parse(unhex(t, linuxUDP4), 0, &stripped)
+	parse(unhex(t, tagged(linuxUDP4, "81002007")), 0, &inFrame)
+	parse(unhex(t, linuxUDP4), 0, &stripped)
 	stripped.Link.Stripped(0x2007)
-	Parse(unhex(t, tagged(linuxUDP4, "81000007")), 0, &both)
+	parse(unhex(t, tagged(linuxUDP4, "81000007")), 0, &both)
 	both.Link.Stripped(9)
 	if inFrame.Link != stripped.Link || inFrame.Link.VLAN() != 7 {
 		t.Errorf("the link is %v with the tag in the frame, %v with it stripped", inFrame.Link, stripped.Link)
@@ -174,8 +183,6 @@ func TestInconsistentFrames(t *testing.T) {
 		"encrypted":                          {put(linuxUDP6, ip6+6, 50), NotUDP},
 		"more fragments":                     {put(linuxUDP4, ip4+6, 0x20), Fragment},
 		"the reserved flag":                  {put(linuxUDP4, ip4+6, 0x80), OK},
-		"options beyond IPv6":                {put(linuxOptions6, ip6+40+1, 2), BadHeader},
-		"a routing header with a way to go":  {put(linuxOptions6, ip6+6, 43, 64), OK},
 		"from everybody":                     {put(linuxUDP4, ip4+12, 255, 255, 255, 255), BadSource},
 		"from a group":                       {put(linuxUDP4, ip4+12, 224, 0, 0, 1), BadSource},
 		"from nobody":                        {put(linuxUDP4, ip4+12, 0, 0, 0, 0), BadSource},
@@ -185,59 +192,31 @@ func TestInconsistentFrames(t *testing.T) {
 		"from IPv6's nobody":                 {put(linuxUDP6, ip6+8, make([]byte, 16)...), BadSource},
 		"from an IPv4 address in IPv6":       {put(linuxUDP6, ip6+8, append(make([]byte, 10), 0xff, 0xff, 10, 0, 0, 1)...), BadSource},
 		"from a group of Ethernet's":         {put(linuxUDP4, 6, 3), BadSource},
-		"an atomic fragment is none":         {put(linuxOptions6, ip6+6, 44, 64, 0xfd), Fragment}, // its option bytes are an offset
+		"IPv6 without a checksum":            {put(linuxUDP6, udp6+6, 0, 0), BadChecksum},
 	} {
-		if name == "a routing header with a way to go" {
-			// The options' bytes, read as a routing header: type 1, 4 segments left.
-			c.want = ForeignAddress
-		}
 		var d Datagram
-		if got := Parse(c.frame, 0, &d); got != c.want {
+		check := Checks(0)
+		if c.want == BadChecksum {
+			check = CheckUDP
+		}
+		if got := parse(c.frame, check, &d); got != c.want {
 			t.Errorf("%s is %v, want %v", name, got, c.want)
 		}
-	}
-	atomic := put(linuxOptions6, ip6+6, 44)
-	copy(atomic[ip6+40:], []byte{17, 0, 0, 0, 1, 2, 3, 4})
-	var d Datagram
-	if got := Parse(atomic, CheckUDP, &d); got != OK {
-		t.Errorf("a fragment that is the whole packet is %v, want ok (RFC 6946)", got)
 	}
 }
 
 // Every truncation of a good frame is detected, and Ethernet's padding does no harm.
 func TestCutFramesAreTruncated(t *testing.T) {
-	for _, text := range []string{linuxUDP4, linuxUDP6, linuxOptions4, linuxOptions6, tagged(linuxUDP6, "88a8000981000007")} {
+	for _, text := range []string{linuxUDP4, linuxUDP6, linuxOptions4, tagged(linuxUDP6, "88a8000981000007")} {
 		b := unhex(t, text)
 		var d Datagram
 		for n := range b {
-			if got := Parse(b[:n:n], 0, &d); got != Truncated {
+			if got := parse(b[:n:n], 0, &d); got != Truncated {
 				t.Errorf("%d of %d bytes are %v, want truncated", n, len(b), got)
 			}
 		}
-		if got := Parse(append(b, make([]byte, 32)...), CheckIP|CheckUDP, &d); got != OK || d.Payload.Length != 8 {
+		if got := parse(append(b, make([]byte, 32)...), CheckIP|CheckUDP, &d); got != OK || d.Payload.Length != 8 {
 			t.Errorf("with padding it is %v with %d bytes, want ok with 8", got, d.Payload.Length)
-		}
-	}
-}
-
-func TestAHostTakesWhatIsForIt(t *testing.T) {
-	host := Host{MAC: ownMAC, Addresses: []netip.Addr{own4, own6}}
-	good := Datagram{From: netip.AddrPortFrom(client4, 1), To: netip.AddrPortFrom(own4, 2), Link: Link{Peer: clientMAC, Own: ownMAC}}
-	for name, c := range map[string]struct {
-		change func(d *Datagram)
-		want   Reason
-	}{
-		"as it is":           {func(*Datagram) {}, OK},
-		"another address":    {func(d *Datagram) { d.To = netip.AddrPortFrom(client6, 2) }, ForeignAddress},
-		"another machine":    {func(d *Datagram) { d.Link.Own[5]++ }, ForeignAddress},
-		"to all machines":    {func(d *Datagram) { d.Link.Own = MAC{255, 255, 255, 255, 255, 255} }, ForeignAddress},
-		"from the host":      {func(d *Datagram) { d.From = netip.AddrPortFrom(own6, 1) }, BadSource},
-		"the second address": {func(d *Datagram) { d.To = netip.AddrPortFrom(own6, 2) }, OK},
-	} {
-		d := good
-		c.change(&d)
-		if got := host.Accept(&d); got != c.want {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
 }
@@ -278,5 +257,44 @@ func TestReasonsHaveNames(t *testing.T) {
 		} else {
 			seen[name] = true
 		}
+	}
+}
+
+// Datagrams for us, for others by Ethernet or by IP address, and from senders that cannot be
+// answered.
+func TestWhoseADatagramIs(t *testing.T) {
+	own4, own6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
+	host := Host{MAC: MAC{2, 0, 0, 0, 0, 1}, Addresses: []netip.Addr{own4, own6}}
+	for name, test := range map[string]struct {
+		mac      MAC
+		from, to string
+		want     Reason
+	}{
+		"ours":                        {host.MAC, "10.0.0.2:5000", "10.0.0.1:9000", OK},
+		"ours, IPv6":                  {host.MAC, "[fd00::2]:5000", "[fd00::1]:9000", OK},
+		"another Ethernet address":    {MAC{2, 0, 0, 0, 0, 9}, "10.0.0.2:5000", "10.0.0.1:9000", ForeignAddress},
+		"to everybody by Ethernet":    {MAC{255, 255, 255, 255, 255, 255}, "10.0.0.2:5000", "10.0.0.1:9000", ForeignAddress},
+		"to everybody":                {MAC{255, 255, 255, 255, 255, 255}, "10.0.0.2:5000", "255.255.255.255:9000", ForeignAddress},
+		"to a group":                  {MAC{1, 0, 94, 1, 2, 3}, "10.0.0.2:5000", "224.1.2.3:9000", ForeignAddress},
+		"to another, by our address":  {host.MAC, "10.0.0.2:5000", "10.0.0.3:9000", ForeignAddress},
+		"to another, IPv6":            {host.MAC, "[fd00::2]:5000", "[fd00::3]:9000", ForeignAddress},
+		"from us":                     {host.MAC, "10.0.0.1:5000", "10.0.0.1:9000", BadSource},
+		"from a group":                {host.MAC, "224.0.0.1:5000", "10.0.0.1:9000", BadSource},
+		"from everybody":              {host.MAC, "255.255.255.255:5000", "10.0.0.1:9000", BadSource},
+		"from nobody":                 {host.MAC, "0.0.0.0:5000", "10.0.0.1:9000", BadSource},
+		"from a loop":                 {host.MAC, "127.0.0.1:5000", "10.0.0.1:9000", BadSource},
+		"from a loop, IPv6":           {host.MAC, "[::1]:5000", "[fd00::1]:9000", BadSource},
+		"from port 0":                 {host.MAC, "10.0.0.2:0", "10.0.0.1:9000", BadSource},
+		"from a group by its address": {host.MAC, "[ff02::5]:5000", "[fd00::1]:9000", BadSource},
+	} {
+		t.Run(name, func(t *testing.T) {
+			link := Link{Peer: test.mac, Own: MAC{2, 0, 0, 0, 0, 2}}
+			b := make([]byte, 200)
+			b = b[:PutUDP(b, &link, netip.MustParseAddrPort(test.from), netip.MustParseAddrPort(test.to), []byte("x"), FillAll)]
+			var d Datagram
+			if got := host.Parse(b, 0, CheckIP|CheckUDP, &d); got != test.want {
+				t.Errorf("%v, want %v", got, test.want)
+			}
+		})
 	}
 }

@@ -82,7 +82,7 @@ func (x *traffic) renew() {
 		id := b[42+4:]
 		binary.LittleEndian.PutUint32(id, x.id+binary.LittleEndian.Uint32(id)&0xffff)
 		var d frame.Datagram
-		frame.Parse(b, 0, &d)
+		x.host.Parse(b, 0, 0, &d)
 		frame.PutUDP(b, &link, d.From, d.To, b[42:42+d.Payload.Length], frame.FillAll)
 		x.frames[i] = b
 	}
@@ -128,7 +128,7 @@ func TestParseAllocations(t *testing.T) {
 		if whole := x.round(t); whole != clients {
 			t.Fatalf("%d requests became whole, want %d", whole, clients)
 		}
-		back, ok := x.table.Find(client)
+		back, _, ok := x.table.Find(client)
 		if !ok {
 			t.Fatal("the client is not known")
 		}
@@ -152,7 +152,7 @@ func BenchmarkParse(b *testing.B) {
 			i := 0
 			var d frame.Datagram
 			for b.Loop() {
-				if frame.Parse(x.frames[i], c.check, &d) != frame.OK {
+				if x.host.Parse(x.frames[i], 0, c.check, &d) != frame.OK {
 					b.Fatal("no datagram")
 				}
 				if i++; i == len(x.frames) {

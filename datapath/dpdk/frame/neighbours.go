@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// Neighbours stores the path to each client's address. It is the path of the
-// client's last datagram, or the one that the client reports by ARP or
-// neighbour discovery. A client behind a router is reached through that router,
+// Neighbours stores the path to each client's address, and which of our
+// addresses the client uses. They are those of the client's last datagram. The
+// client may also report another path by ARP or neighbour discovery. A client behind a router is reached through that router,
 // so there is no table of routes. Any goroutine may use it.
 //
 // It holds a fixed number of addresses, in sets. If a set is full, the address
@@ -28,7 +28,8 @@ const ways = 8
 type neighbour struct {
 	addr  netip.Addr
 	link  Link
-	heard int64 // nanoseconds of the caller's clock
+	own   netip.Addr // ours that the client uses; not valid if it sent no datagram
+	heard int64      // nanoseconds of the caller's clock
 }
 
 // NewNeighbours makes a table for at least n addresses.
@@ -55,49 +56,52 @@ func (t *Neighbours) set(addr netip.Addr) *[ways]neighbour {
 	return &t.sets[t.hash(addr)&uint64(len(t.sets)-1)]
 }
 
-// Find returns the path to an address, false if it is not in the table.
-func (t *Neighbours) Find(addr netip.Addr) (Link, bool) {
+// Find returns the path to an address, and ours that its client uses, if the client has sent a
+// datagram. ok is false if the address is not in the table.
+func (t *Neighbours) Find(addr netip.Addr) (link Link, own netip.Addr, ok bool) {
 	set := t.set(addr)
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for i := range set {
 		if set[i].addr == addr {
-			return set[i].link, true
+			return set[i].link, set[i].own, true
 		}
 	}
-	return Link{}, false
+	return Link{}, netip.Addr{}, false
 }
 
 // Learn records the path to an address that was seen at now, in nanoseconds of
-// any monotonic clock.
-func (t *Neighbours) Learn(addr netip.Addr, link *Link, now int64) {
-	set := t.set(addr)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	oldest := &set[0]
-	for i := range set {
-		n := &set[i]
-		if n.addr == addr || !n.addr.IsValid() {
-			*n = neighbour{addr: addr, link: *link, heard: now}
-			return
-		}
-		if n.heard < oldest.heard {
-			oldest = n
-		}
-	}
-	*oldest = neighbour{addr: addr, link: *link, heard: now}
+// any monotonic clock. own is ours that its client uses; if it is not valid, the
+// one that is known stays.
+func (t *Neighbours) Learn(addr netip.Addr, link *Link, own netip.Addr, now int64) {
+	t.put(neighbour{addr, *link, own, now}, true)
 }
 
 // update is Learn for an address that is already in the table.
 func (t *Neighbours) update(addr netip.Addr, link *Link, now int64) {
-	set := t.set(addr)
+	t.put(neighbour{addr, *link, netip.Addr{}, now}, false)
+}
+
+func (t *Neighbours) put(next neighbour, add bool) {
+	set := t.set(next.addr)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	to := &set[0]
 	for i := range set {
-		if n := &set[i]; n.addr == addr {
-			n.link, n.heard = *link, now
+		n := &set[i]
+		if n.addr == next.addr {
+			if !next.own.IsValid() {
+				next.own = n.own
+			}
+			*n = next
 			return
 		}
+		if to.addr.IsValid() && (!n.addr.IsValid() || n.heard < to.heard) {
+			to = n
+		}
+	}
+	if add {
+		*to = next
 	}
 }
 
@@ -117,9 +121,9 @@ type Learner struct {
 func (l *Learner) Learn(d *Datagram, now int64) {
 	addr := d.From.Addr()
 	r := &l.recent[l.Table.hash(addr)>>32%uint64(len(l.recent))]
-	if r.addr == addr && r.link == d.Link && now-r.heard < relearn {
+	if r.addr == addr && r.link == d.Link && r.own == d.To.Addr() && now-r.heard < relearn {
 		return
 	}
-	*r = neighbour{addr: addr, link: d.Link, heard: now}
-	l.Table.Learn(addr, &d.Link, now)
+	*r = neighbour{addr, d.Link, d.To.Addr(), now}
+	l.Table.put(*r, true)
 }

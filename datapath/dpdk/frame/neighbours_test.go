@@ -22,21 +22,31 @@ func linkTo(i int) *Link {
 // Unless a set overflows, the table behaves like a map.
 func TestNeighboursAreAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		table, model := NewNeighbours(ways), map[netip.Addr]Link{}
+		type path struct {
+			link Link
+			own  netip.Addr
+		}
+		table, model := NewNeighbours(ways), map[netip.Addr]path{}
 		for now := range int64(rapid.IntRange(1, 60).Draw(t, "steps")) {
 			addr := address(rapid.IntRange(0, ways-1).Draw(t, "address"))
 			link := linkTo(rapid.IntRange(0, 3).Draw(t, "link"))
-			switch rapid.IntRange(0, 2).Draw(t, "what") {
-			case 0:
-				table.Learn(addr, link, now)
-				model[addr] = *link
-			case 1:
+			old, has := model[addr]
+			switch rapid.IntRange(0, 3).Draw(t, "what") {
+			case 0: // a datagram
+				table.Learn(addr, link, own4, now)
+				model[addr] = path{*link, own4}
+			case 1: // ARP for one of ours
+				table.Learn(addr, link, netip.Addr{}, now)
+				model[addr] = path{*link, old.own}
+			case 2: // other ARP
 				table.update(addr, link, now)
-				if _, ok := model[addr]; ok {
-					model[addr] = *link
+				if has {
+					model[addr] = path{*link, old.own}
 				}
 			}
-			got, ok := table.Find(addr)
+			var got path
+			var ok bool
+			got.link, got.own, ok = table.Find(addr)
 			if want, has := model[addr]; ok != has || got != want {
 				t.Fatalf("%v is at %v %v, want %v %v", addr, got, ok, want, has)
 			}
@@ -52,16 +62,16 @@ func TestWhoTalksIsRemembered(t *testing.T) {
 	now := int64(0)
 	for i := range 20_000 {
 		now++
-		table.Learn(address(i), linkTo(2), now)
+		table.Learn(address(i), linkTo(2), netip.Addr{}, now)
 	}
 	for i := range 1000 {
 		now++
-		table.Learn(client4, linkTo(i), now)
+		table.Learn(client4, linkTo(i), netip.Addr{}, now)
 		for j := range ways - 1 {
 			now++
-			table.Learn(address(100_000+i*ways+j), linkTo(2), now)
+			table.Learn(address(100_000+i*ways+j), linkTo(2), netip.Addr{}, now)
 		}
-		if l, ok := table.Find(client4); !ok || l != *linkTo(i) {
+		if l, _, ok := table.Find(client4); !ok || l != *linkTo(i) {
 			t.Fatalf("the client is at %v, %v", l, ok)
 		}
 	}
@@ -72,18 +82,18 @@ func TestALearnerSparesTheTable(t *testing.T) {
 	l := Learner{Table: table}
 	d := Datagram{From: netip.AddrPortFrom(client4, 1), Link: *linkTo(1)}
 	l.Learn(&d, 1)
-	table.Learn(client4, linkTo(9), 1) // by ARP, say
+	table.Learn(client4, linkTo(9), netip.Addr{}, 1) // by ARP, say
 	l.Learn(&d, 2)
-	if got, _ := table.Find(client4); got != *linkTo(9) {
+	if got, _, _ := table.Find(client4); got != *linkTo(9) {
 		t.Error("nothing new was learned again")
 	}
 	l.Learn(&d, 1+relearn)
-	if got, _ := table.Find(client4); got != *linkTo(1) {
+	if got, _, _ := table.Find(client4); got != *linkTo(1) {
 		t.Error("after a while it is not learned again")
 	}
 	d.Link = *linkTo(2)
 	l.Learn(&d, 2+relearn)
-	if got, _ := table.Find(client4); got != *linkTo(2) {
+	if got, _, _ := table.Find(client4); got != *linkTo(2) {
 		t.Error("another way is not learned at once")
 	}
 }
@@ -99,7 +109,7 @@ func TestNeighboursFromManyGoroutines(t *testing.T) {
 			for i := range 2000 {
 				d := Datagram{From: netip.AddrPortFrom(address(i%200), 1), Link: *linkTo(i % 200)}
 				l.Learn(&d, int64(i))
-				if got, ok := table.Find(address((i + g) % 200)); ok && got != *linkTo((i + g) % 200) {
+				if got, _, ok := table.Find(address((i + g) % 200)); ok && got != *linkTo((i + g) % 200) {
 					t.Errorf("%v is at %v", address((i+g)%200), got)
 					return
 				}

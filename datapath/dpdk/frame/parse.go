@@ -28,21 +28,13 @@ const (
 	typeIP6   = 0x86dd
 )
 
-// IP protocols and IPv6 extension headers (IANA protocol numbers).
+// IP protocols (IANA protocol numbers).
 const (
-	protoHopByHop = 0
 	protoICMP     = 1
 	protoUDP      = 17
-	protoRouting  = 43
-	protoFragment = 44
-	protoAH       = 51
+	protoFragment = 44 // an IPv6 extension header
 	protoICMP6    = 58
-	protoOptions  = 60 // for the destination
 )
-
-// maxExtensions bounds the loop over IPv6 extension headers. RFC 8200 4.1 lists eight in a
-// packet.
-const maxExtensions = 8
 
 // Checks says which checksums Parse verifies. If a NIC reports that it has verified a frame's
 // checksum, the caller clears the bit.
@@ -136,29 +128,22 @@ type Datagram struct {
 	Link Link
 }
 
-// Parse parses a frame (without its frame check sequence) and fills d. Unless the reason is
-// OK, the contents of d mean nothing. It does not keep b.
-func Parse(b []byte, check Checks, d *Datagram) Reason {
-	var p packet
-	if reason := p.datagram(b, check, d); reason != OK {
-		return reason
-	}
-	return p.verify(b, check)
-}
-
-// Parse does the same for a host's port, but checks for foreign frames before the UDP
-// checksum. stripped is the 802.1Q tag's 16 bits if the NIC removed one from the frame, else
-// 0.
+// Parse parses a frame (without its frame check sequence) for a host's port, and fills d.
+// Unless the reason is OK, the contents of d mean nothing. stripped is the 802.1Q tag's 16 bits
+// if the NIC removed one from the frame, else 0. Frames for others are found before the UDP
+// checksum is verified. Parse does not keep b.
 func (h *Host) Parse(b []byte, stripped uint16, check Checks, d *Datagram) Reason {
 	var p packet
 	if reason := p.datagram(b, check, d); reason != OK {
 		return reason
 	}
-	if stripped != 0 && !d.Link.Stripped(stripped) {
+	switch {
+	case stripped != 0 && !d.Link.Stripped(stripped):
 		return NotIP // as if all three tags were in the frame
-	}
-	if reason := h.Accept(d); reason != OK {
-		return reason
+	case d.Link.Own != h.MAC, !h.has(d.To.Addr()):
+		return ForeignAddress
+	case h.has(d.From.Addr()): // it claims to come from the host
+		return BadSource
 	}
 	return p.verify(b, check)
 }
@@ -305,6 +290,7 @@ func (p *packet) parse4(b []byte, at int, check Checks) Reason {
 	return OK
 }
 
+// parse6 takes a packet without extension headers: datagrams have none.
 func (p *packet) parse6(b []byte, at int) Reason {
 	if len(b) < at+ip6Bytes {
 		return Truncated
@@ -315,54 +301,13 @@ func (p *packet) parse6(b []byte, at int) Reason {
 	}
 	p.ip, p.start, p.protocol, p.v6 = at, at+ip6Bytes, h[6], true
 	p.end = p.start + int(binary.BigEndian.Uint16(h[4:]))
-	if p.end > len(b) {
-		return Truncated
-	}
-	for range maxExtensions {
-		if !isExtension(p.protocol) {
-			return OK
-		}
-		e := b[p.start:p.end]
-		bytes, reason := extension(p.protocol, e)
-		if reason != OK {
-			return reason
-		}
-		p.protocol = e[0]
-		p.start += bytes
-	}
-	return BadHeader
-}
-
-// isExtension reports whether a protocol is an IPv6 extension header that is skipped.
-func isExtension(protocol uint8) bool {
-	switch protocol {
-	case protoHopByHop, protoRouting, protoOptions, protoAH, protoFragment:
-		return true
-	}
-	return false
-}
-
-// extension returns the size of the extension header at the start of b.
-func extension(protocol uint8, b []byte) (bytes int, reason Reason) {
-	if len(b) < 8 {
-		return 0, BadHeader
-	}
-	bytes = 8
 	switch {
-	case protocol == protoRouting && b[3] != 0:
-		return 0, ForeignAddress // the packet has not reached its destination
-	case protocol == protoFragment && binary.BigEndian.Uint16(b[2:])&0xfff9 != 0:
-		// Offset 0 without more fragments is a complete packet (RFC 6946).
-		return 0, Fragment
-	case protocol == protoAH:
-		bytes += 4 * int(b[1])
-	case protocol != protoFragment:
-		bytes += 8 * int(b[1])
+	case p.end > len(b):
+		return Truncated
+	case p.protocol == protoFragment:
+		return Fragment
 	}
-	if bytes > len(b) {
-		return 0, BadHeader
-	}
-	return bytes, OK
+	return OK
 }
 
 // answerable4 reports whether an answer can go to an IPv4 address. It must belong to one

@@ -83,7 +83,7 @@ func (r *Responder) answerARP(now int64, message []byte, l *Link) []byte {
 		}
 		return nil
 	case known:
-		r.table.Learn(from, &sender, now)
+		r.table.Learn(from, &sender, netip.Addr{}, now)
 	}
 	r.arp.Add(1)
 	return arp(&sender, layers.ARPReply, to, from)
@@ -201,7 +201,7 @@ func (r *Responder) answerSolicitation(now int64, from, to netip.Addr, body []by
 			sender.Peer = peer
 		}
 		flags |= flagSolicited
-		r.table.Learn(from, &sender, now)
+		r.table.Learn(from, &sender, netip.Addr{}, now)
 	}
 	r.neighbour.Add(1)
 	return advertisement(&sender, target, from, flags)
