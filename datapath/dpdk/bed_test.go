@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/datapath/dpdk/eal"
 	"github.com/penstock/penstock/datapath/dpdk/frame"
 	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/internal/testing/dpdktest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -57,7 +58,7 @@ const jumbo = 9216
 type bed struct {
 	*Group
 	t         *testing.T
-	wire      *eal.Wire
+	wire      *dpdktest.Wire
 	injectors sync.WaitGroup
 	stop      atomic.Bool
 }
@@ -81,11 +82,11 @@ func newBed(t *testing.T, o Options) *bed {
 	}
 	o.Checksums, o.Memory = verify, 192<<20
 	o.Log = zerolog.Nop()
-	wire, err := eal.NewWire(fmt.Sprintf("bed%d", beds.Add(1)), o.Queues, 1024)
+	wire, err := dpdktest.NewWire(fmt.Sprintf("bed%d", beds.Add(1)), o.Queues, 1024)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Port = wire.Name()
+	o.Port = wire.Name
 	g, err := Open(o)
 	if err != nil {
 		t.Fatal(err)

@@ -472,7 +472,7 @@ func (g *Group) letGo() {
 		return
 	}
 	for _, s := range g.byPort {
-		s.port.rules, s.port.steering = nil, "the port is gone"
+		s.port.rules = nil
 	}
 	clear(g.queues)
 }
@@ -626,26 +626,14 @@ func (g *Group) Stats() GroupStats {
 		s.NoMbuf += c.NoMbuf
 	}
 	for _, p := range g.pollers {
-		polled := p.Polled()
-		s.Frames[frame.Scattered] += polled.Scattered
-		s.Missed += polled.Full
-		s.NoMbuf += polled.NoCopy
+		dropped := p.Dropped()
+		s.Frames[frame.Scattered] += dropped.Scattered
+		s.Missed += dropped.Full
+		s.NoMbuf += dropped.NoCopy
 	}
 	s.Mbufs = uint64(g.pool.Mbufs())
 	s.MbufsHeld = s.Mbufs - uint64(g.pool.Available())
 	return s
-}
-
-// Steering returns, for each function, how its datagrams find their queue, as text for a
-// person.
-func (g *Group) Steering() map[uint16]string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	how := map[uint16]string{}
-	for port, s := range g.byPort {
-		how[port] = s.port.steering
-	}
-	return how
 }
 
 // Close closes the port. Its sources must be closed, and CloseSlab of each called.

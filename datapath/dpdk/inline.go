@@ -10,19 +10,14 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Inline stops the polling lcore, runs f on it, and lets it poll again. f gets three
-// functions, each of which runs that many turns. poll does what the lcore does. drain
-// receives bursts of the first queue and frees them, which is the floor. read also reads each
-// frame's headers. With them a benchmark measures what a datagram costs on one core. The
-// group must have one queue.
-func (g *Group) Inline(f func(poll func(turns int), drain, read func(turns int) uint64)) error {
+// Inline stops the polling lcore, runs f on it, and lets it poll again. f gets a function that
+// does what the lcore does, that many turns. With it a benchmark measures what a datagram costs
+// on one core. The group must have one queue.
+func (g *Group) Inline(f func(poll func(turns int))) error {
 	if len(g.pollers) != 1 {
 		return fmt.Errorf("run on a polling core: %d poll this port, want 1", len(g.pollers))
 	}
-	return g.pollers[0].Do(func(turns func(int)) {
-		f(turns, func(turns int) uint64 { return g.device.Drain(0, turns) },
-			func(turns int) uint64 { return g.device.DrainRead(0, turns) })
-	})
+	return g.pollers[0].Do(f)
 }
 
 // MAC is the port's Ethernet address.

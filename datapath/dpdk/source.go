@@ -55,7 +55,6 @@ type udpPort struct {
 	slabs    atomic.Int32 // how many have not called CloseSlab
 	detached bool         // no frame comes any more; guarded by Group.mu
 	rules    eal.Rules    // guarded by Group.mu
-	steering string       // guarded by Group.mu
 }
 
 func (p *udpPort) first() *Source { return p.members[0] }
@@ -198,17 +197,11 @@ func (g *Group) publish() {
 	g.sources.Store(&list)
 }
 
-// steerLocked gives a source its own queue if the NIC can. Frames without a rule are spread
-// over all queues, and the pollers sort them.
+// steerLocked gives a source its own queue if the NIC can. Frames without a rule come by the queue
+// that the NIC chooses, by a hash (RSS) or otherwise, and the pollers sort them.
 func (g *Group) steerLocked(s *Source) {
-	switch {
-	case len(g.queues) == 1:
-		s.port.steering = "one queue"
+	if len(g.queues) == 1 {
 		return
-	case g.taken.RSS:
-		s.port.steering = "flows spread over the queues by hash (RSS)"
-	default:
-		s.port.steering = "by the queue that the device chooses"
 	}
 	queue := slices.Index(g.queues[1:], false) + 1
 	if queue == 0 {
@@ -216,13 +209,12 @@ func (g *Group) steerLocked(s *Source) {
 	}
 	rules, err := g.device.Steer(s.local.Port(), queue)
 	if err != nil {
-		g.options.Log.Info().Err(err).Str("instead", s.port.steering).Msg("NIC cannot steer packets to queues")
+		g.options.Log.Info().Err(err).Bool("rss", g.taken.RSS).Msg("NIC cannot steer packets to queues")
 		return
 	}
 	g.queues[queue] = true
 	s.port.rules = rules
 	s.sendBy(queue)
-	s.port.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
 }
 
 // Slab is DPDK's packet memory, which all sources of a group share. It stays mapped after

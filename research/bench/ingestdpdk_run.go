@@ -228,19 +228,19 @@ func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c One
 	}
 	defer end.table.Close()
 	var failed error
-	err = group.Inline(func(poll func(int), drain, read func(int) uint64) {
+	err = group.Inline(func(poll func(int)) {
 		g, err := generate.Attach(device, 0, t)
 		if err != nil {
 			failed = err
 			return
 		}
-		failed = errors.Join(c.measure(ctx, g, end, poll, drain, read, each), g.Close())
+		failed = errors.Join(c.measure(ctx, g, end, poll, each), g.Close())
 	})
 	return c, errors.Join(err, failed)
 }
 
 // measure alternates between our code and the bare loop, on the calling thread.
-func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), drain, read func(int) uint64, each time.Duration) error {
+func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), each time.Duration) error {
 	var failed error
 	ours := func() {
 		poll(burstsATurn)
@@ -248,8 +248,8 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 			failed = err
 		}
 	}
-	bare := func() { drain(burstsATurn) }
-	reading := func() { read(burstsATurn) }
+	bare := func() { g.Drain(burstsATurn) }
+	reading := func() { g.DrainRead(burstsATurn) }
 	// during runs one of them for that long, and then to the end of the current request,
 	// so that the other begins with a new one.
 	during := func(step func(), length time.Duration) (perSecond float64, frames uint64) {
@@ -337,7 +337,7 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	// Read the counters while no lcore polls: without the generator the device produces
 	// its own frames.
 	var stats dpdk.GroupStats
-	failed := group.Inline(func(func(int), func(int) uint64, func(int) uint64) {
+	failed := group.Inline(func(func(int)) {
 		err = errors.Join(err, g.Close())
 		stats = group.Stats()
 	})

@@ -94,3 +94,28 @@ void gen_release(struct gen_stream *s)
 	free(s->posted);
 	free(s);
 }
+
+enum { burst_size = 64, line_bytes = 64 };
+
+void gen_drain(uint16_t port, uint16_t queue, uint64_t polls)
+{
+	struct rte_mbuf *burst[burst_size];
+	for (uint64_t i = 0; i < polls; i++)
+		rte_pktmbuf_free_bulk(burst, rte_eth_rx_burst(port, queue, burst, burst_size));
+}
+
+void gen_drain_read(uint16_t port, uint16_t queue, uint64_t polls, uint64_t *sum)
+{
+	struct rte_mbuf *burst[burst_size];
+	for (uint64_t i = 0; i < polls; i++) {
+		uint16_t n = rte_eth_rx_burst(port, queue, burst, burst_size);
+		for (uint16_t k = 0; k < n; k++)
+			rte_prefetch0(rte_pktmbuf_mtod(burst[k], void *));
+		for (uint16_t k = 0; k < n; k++) {
+			const uint64_t *line = rte_pktmbuf_mtod(burst[k], uint64_t *);
+			for (int w = 0; w < line_bytes / 8; w++)
+				*sum += line[w];
+		}
+		rte_pktmbuf_free_bulk(burst, n);
+	}
+}

@@ -31,4 +31,8 @@ int gen_port(const char *name, uint16_t *port);
 struct gen_stream *gen_new(uint32_t descriptors);
 void gen_release(struct gen_stream *s); // also frees the buffers in the queue
 
+// Receive bursts of a queue and free all frames; the second reads each frame's first cache line too.
+void gen_drain(uint16_t port, uint16_t queue, uint64_t polls);
+void gen_drain_read(uint16_t port, uint16_t queue, uint64_t polls, uint64_t *sum);
+
 #endif

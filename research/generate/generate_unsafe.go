@@ -136,6 +136,16 @@ func (g *Generator) Allow(limit uint64) {
 // Made is the number of frames so far. It is exact while no thread polls the queue.
 func (g *Generator) Made() uint64 { return atomic.LoadUint64((*uint64)(&g.stream.made)) }
 
+// Drain polls the queue so many times and frees what comes. It is the bare path of a frame,
+// with which a benchmark compares. No other thread may poll the queue.
+func (g *Generator) Drain(polls int) { C.gen_drain(g.port, g.queue, C.uint64_t(polls)) }
+
+// DrainRead is Drain that also reads every frame's first cache line, which holds its headers.
+func (g *Generator) DrainRead(polls int) {
+	var sum C.uint64_t
+	C.gen_drain_read(g.port, g.queue, C.uint64_t(polls), &sum)
+}
+
 // Close removes the generator. No thread may poll the queue any more.
 func (g *Generator) Close() error {
 	defer C.gen_release(g.stream)

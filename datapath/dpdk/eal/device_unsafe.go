@@ -19,18 +19,14 @@ import (
 
 // Info is what a driver reports about its port.
 type Info struct {
-	Name   string // of the port
-	Driver string // as "net_af_packet"
-	MAC    [6]byte
+	MAC [6]byte
 	// PCI is true for a device on that bus, false for one made of software.
 	PCI bool
 	// Socket is the NUMA node, or -1 if there is none.
 	Socket int
-	// MaxQueues is the limit for receive queues, and for transmit queues.
-	MaxQueues int
-	MaxMTU    int
-	// RSS reports whether the driver can spread flows over queues.
-	RSS bool
+
+	driver string // as "net_af_packet"
+	queues int    // the limit for receive queues, and for transmit queues
 }
 
 // Config of a port.
@@ -45,18 +41,14 @@ type Config struct {
 // Taken is the part of a Config that the driver accepted.
 type Taken struct {
 	MTU, RxDescriptors, TxDescriptors int
-	// VerifiesChecksums and FillsChecksums are about the NIC.
-	VerifiesChecksums, FillsChecksums bool
-	RSS                               bool
+	// FillsChecksums: the NIC fills those of sent frames. RSS: it spreads flows over queues.
+	FillsChecksums, RSS bool
 }
 
-// Counters are those of the driver, since the port was started.
+// Counters are the driver's counts of lost frames, since the port was started.
 type Counters struct {
-	Frames, Bytes         uint64 // received
-	SentFrames, SentBytes uint64
-	Missed                uint64 // no descriptor was free: the poller was late
-	Errors, SendErrors    uint64
-	NoMbuf                uint64 // no mbuf was free
+	Missed uint64 // no descriptor was free: the poller was late
+	NoMbuf uint64 // no mbuf was free
 }
 
 // Device is an Ethernet port that DPDK owns. Only one goroutine at a time may configure it.
@@ -153,8 +145,7 @@ func (d *Device) readInfo() error {
 	}
 	d.iface = d.interfaceIndex()
 	d.info = Info{
-		Name: C.GoString(&i.name[0]), Driver: C.GoString(&i.driver[0]), PCI: i.pci != 0, Socket: int(i.socket),
-		MaxQueues: int(min(i.max_rxq, i.max_txq)), MaxMTU: int(i.max_mtu), RSS: i.rss_hf != 0,
+		driver: C.GoString(&i.driver[0]), PCI: i.pci != 0, Socket: int(i.socket), queues: int(min(i.max_rxq, i.max_txq, C.PST_QUEUES)),
 	}
 	for b := range d.info.MAC {
 		d.info.MAC[b] = byte(i.mac[b])
@@ -164,9 +155,6 @@ func (d *Device) readInfo() error {
 
 // Info is what the driver reports.
 func (d *Device) Info() Info { return d.info }
-
-// Spec is the argument of OpenDevice.
-func (d *Device) Spec() string { return d.spec }
 
 // Configure sets up the port with a pool for everything it receives. Call it once.
 func (d *Device) Configure(c Config, pool *Pool) (Taken, error) {
@@ -182,8 +170,8 @@ func (d *Device) Configure(c Config, pool *Pool) (Taken, error) {
 }
 
 func (d *Device) configure(c Config, pool *Pool) error {
-	if c.Queues < 1 || c.Queues > d.info.MaxQueues || c.Queues > C.PST_QUEUES {
-		return fmt.Errorf("configure DPDK port %s: %d queues: driver %s has 1 to %d", d.spec, c.Queues, d.info.Driver, min(d.info.MaxQueues, C.PST_QUEUES))
+	if c.Queues < 1 || c.Queues > d.info.queues {
+		return fmt.Errorf("configure DPDK port %s: %d queues: driver %s has 1 to %d", d.spec, c.Queues, d.info.driver, d.info.queues)
 	}
 	cc := C.struct_pst_config{
 		rxq: C.uint16_t(c.Queues), txq: C.uint16_t(c.Queues), rxd: C.uint16_t(c.Descriptors), txd: C.uint16_t(c.Descriptors),
@@ -193,11 +181,11 @@ func (d *Device) configure(c Config, pool *Pool) error {
 		cc.checksum_rx, cc.checksum_tx = 1, 1
 	}
 	if err := code(C.pst_configure(d.id, &cc, pool.handle())); err != nil {
-		return fmt.Errorf("configure DPDK port %s (%s): %d queues of %d descriptors, MTU %d: %w", d.spec, d.info.Driver, c.Queues, c.Descriptors, c.MTU, err)
+		return fmt.Errorf("configure DPDK port %s (%s): %d queues of %d descriptors, MTU %d: %w", d.spec, d.info.driver, c.Queues, c.Descriptors, c.MTU, err)
 	}
 	d.taken = Taken{
 		MTU: int(cc.mtu), RxDescriptors: int(cc.rxd), TxDescriptors: int(cc.txd),
-		VerifiesChecksums: cc.checksum_rx != 0, FillsChecksums: cc.checksum_tx != 0, RSS: cc.rss != 0,
+		FillsChecksums: cc.checksum_tx != 0, RSS: cc.rss != 0,
 	}
 	return nil
 }
@@ -272,14 +260,11 @@ func (d *Device) Counters() (Counters, error) {
 	if d.absent {
 		return Counters{}, nil
 	}
-	var s C.struct_pst_stats
-	if err := code(C.pst_stats(d.id, &s)); err != nil {
+	var missed, noMbuf C.uint64_t
+	if err := code(C.pst_lost(d.id, &missed, &noMbuf)); err != nil {
 		return Counters{}, fmt.Errorf("read counters of DPDK port %s: %w", d.spec, err)
 	}
-	return Counters{
-		Frames: uint64(s.ipackets), Bytes: uint64(s.ibytes), SentFrames: uint64(s.opackets), SentBytes: uint64(s.obytes),
-		Missed: uint64(s.imissed), Errors: uint64(s.ierrors), SendErrors: uint64(s.oerrors), NoMbuf: uint64(s.nombuf),
-	}, nil
+	return Counters{uint64(missed), uint64(noMbuf)}, nil
 }
 
 // Link reports whether the link is up, and its speed if the driver knows it.
@@ -352,18 +337,6 @@ func (d *Device) Send(queue int, mbufs []uint64, lengths []uint32, offloads []Of
 	_, _ = lengths[len(mbufs)-1], offloads[len(mbufs)-1]
 	return int(C.pst_send(d.id, C.uint16_t(queue), d.port.base, (*C.uint64_t)(&mbufs[0]), (*C.uint32_t)(&lengths[0]),
 		(*C.uint32_t)(&offloads[0]), C.uint32_t(len(mbufs))))
-}
-
-// Drain polls a queue so many times and frees what comes. It is the bare path of a frame,
-// with which a benchmark compares.
-func (d *Device) Drain(queue, polls int) (frames uint64) {
-	return uint64(C.pst_drain(d.id, C.uint16_t(queue), C.uint64_t(polls)))
-}
-
-// DrainRead is Drain that also reads every frame's first cache line, which holds its headers.
-func (d *Device) DrainRead(queue, polls int) (frames uint64) {
-	var sum C.uint64_t
-	return uint64(C.pst_drain_read(d.id, C.uint16_t(queue), C.uint64_t(polls), &sum))
 }
 
 // interfaceOf returns the kernel's interface that a virtual device uses (iface=…), empty if

@@ -5,7 +5,7 @@ package eal
 /*
 #cgo pkg-config: libdpdk
 #cgo CFLAGS: -Wall -Wextra -Werror=implicit-function-declaration
-#cgo LDFLAGS: -lrte_net_ring -lrte_bus_vdev
+#cgo LDFLAGS: -lrte_bus_vdev
 #include "shim.h"
 */
 import "C"

@@ -25,14 +25,11 @@ type Poller struct {
 	runs  bool
 }
 
-// Polled holds the counters of a poller.
-type Polled struct {
-	Polls, Empty uint64
-	Frames       uint64
-	Full         uint64 // dropped: the consumer lagged behind
-	Scattered    uint64 // dropped: larger than an mbuf
-	Copied       uint64 // were in another memory
-	NoCopy       uint64 // dropped: needed a copy, and no mbuf was free
+// Dropped counts the frames that a poller dropped.
+type Dropped struct {
+	Full      uint64 // the consumer lagged behind
+	Scattered uint64 // larger than an mbuf
+	NoCopy    uint64 // needed a copy, and no mbuf was free
 }
 
 // NewPoller takes a free lcore for these queues. Number is its index among the port's
@@ -80,9 +77,6 @@ func (p *Poller) Start() {
 // Started reports whether the poller was started, and not stopped since.
 func (p *Poller) Started() bool { return p.runs }
 
-// Lcore is the number of the poller's lcore.
-func (p *Poller) Lcore() int { return int(p.lcore) }
-
 // Stop stops a running poller; it takes no frame afterwards.
 func (p *Poller) Stop() error {
 	p.runs = false
@@ -110,12 +104,9 @@ func (p *Poller) Turn() {
 	}
 }
 
-// Polled reads the counters.
-func (p *Poller) Polled() Polled {
-	return Polled{
-		Polls: loadLong(&p.p.polls), Empty: loadLong(&p.p.empty), Frames: loadLong(&p.p.frames), Full: loadLong(&p.p.full),
-		Scattered: loadLong(&p.p.scattered), Copied: loadLong(&p.p.copied), NoCopy: loadLong(&p.p.nocopy),
-	}
+// Dropped reads the counters.
+func (p *Poller) Dropped() Dropped {
+	return Dropped{loadLong(&p.p.full), loadLong(&p.p.scattered), loadLong(&p.p.nocopy)}
 }
 
 // Sink takes frames from the pollers of a port. Only one goroutine at a time may call Take and

@@ -67,7 +67,6 @@ type run struct {
 type Memory struct {
 	bytes []byte
 	file  *os.File
-	page  int
 }
 
 // Bytes is DPDK's mapping, valid until the process ends.
@@ -78,9 +77,6 @@ func (m *Memory) File() *os.File { return m.file }
 
 // Size is the size in bytes, in whole pages.
 func (m *Memory) Size() int { return len(m.bytes) }
-
-// PageBytes is the size of its pages.
-func (m *Memory) PageBytes() int { return m.page }
 
 // NewPool makes a pool of mbufs whose frames have room for roomBytes, including the headroom,
 // at most 65535. Socket is a NUMA node, or -1 for any.
@@ -159,9 +155,9 @@ func (p *Pool) handle() unsafe.Pointer { return unsafe.Pointer(p.pool) }
 
 func (p *Pool) map_() error {
 	var base *C.uint8_t
-	var size, page C.uint64_t
+	var size C.uint64_t
 	var fd C.int
-	if err := code(C.pst_memory(p.handle(), &base, &size, &fd, &page)); err != nil {
+	if err := code(C.pst_memory(p.handle(), &base, &size, &fd)); err != nil {
 		if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENXIO) {
 			return fmt.Errorf("it does not lie in one file from its beginning (--single-file-segments, memory taken at the start): %w", err)
 		}
@@ -172,7 +168,7 @@ func (p *Pool) map_() error {
 	if err != nil {
 		return fmt.Errorf("open it for reading: %w", err)
 	}
-	p.memory = Memory{bytes: unsafe.Slice((*byte)(base), int(size)), file: file, page: int(page)}
+	p.memory = Memory{bytes: unsafe.Slice((*byte)(base), int(size)), file: file}
 	offsets := make([]uint64, p.mbufs)
 	n := int(C.pst_objects(p.handle(), base, (*C.uint64_t)(&offsets[0]), C.uint32_t(len(offsets))))
 	if n != p.mbufs {

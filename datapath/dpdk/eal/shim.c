@@ -12,7 +12,6 @@
 #include <rte_cycles.h>
 #include <rte_dev.h>
 #include <rte_errno.h>
-#include <rte_eth_ring.h>
 #include <rte_ethdev.h>
 #include <rte_ether.h>
 #include <rte_flow.h>
@@ -21,7 +20,6 @@
 #include <rte_mbuf.h>
 #include <rte_mbuf_pool_ops.h>
 #include <rte_mempool.h>
-#include <rte_ring.h>
 #include <rte_udp.h>
 
 _Static_assert(sizeof(struct pst_entry) == 16, "Go reads entries");
@@ -59,8 +57,6 @@ int pst_remove(uint16_t id)
 	return rte_dev_remove(info.device);
 }
 
-static uint16_t clamp16(uint32_t v) { return v > UINT16_MAX ? UINT16_MAX : v; }
-
 int pst_info(uint16_t id, struct pst_info *out)
 {
 	struct rte_eth_dev_info info;
@@ -71,21 +67,10 @@ int pst_info(uint16_t id, struct pst_info *out)
 	if ((err = rte_eth_macaddr_get(id, &mac)) != 0)
 		return err;
 	memset(out, 0, sizeof *out);
-	rte_eth_dev_get_name_by_port(id, out->name);
 	snprintf(out->driver, sizeof out->driver, "%s", info.driver_name ? info.driver_name : "");
-	snprintf(out->device, sizeof out->device, "%s", rte_dev_name(info.device));
 	memcpy(out->mac, mac.addr_bytes, 6);
 	out->max_rxq = info.max_rx_queues;
 	out->max_txq = info.max_tx_queues;
-	out->min_mtu = info.min_mtu;
-	out->max_mtu = info.max_mtu;
-	out->max_frame = info.max_rx_pktlen;
-	out->max_rxd = clamp16(info.rx_desc_lim.nb_max);
-	out->min_rxd = info.rx_desc_lim.nb_min;
-	out->max_txd = clamp16(info.tx_desc_lim.nb_max);
-	out->rx_capa = info.rx_offload_capa;
-	out->tx_capa = info.tx_offload_capa;
-	out->rss_hf = info.flow_type_rss_offloads;
 	out->socket = rte_eth_dev_socket_id(id);
 	const struct rte_bus *bus = rte_dev_bus(info.device);
 	out->pci = bus != NULL && strcmp(rte_bus_name(bus), "pci") == 0;
@@ -162,14 +147,14 @@ int pst_stop(uint16_t id, struct pst_port *port)
 	return rte_eth_dev_stop(id);
 }
 
-int pst_stats(uint16_t id, struct pst_stats *out)
+int pst_lost(uint16_t id, uint64_t *missed, uint64_t *no_mbuf)
 {
 	struct rte_eth_stats s;
 	int err = rte_eth_stats_get(id, &s);
 	if (err != 0)
 		return err;
-	*out = (struct pst_stats){s.ipackets, s.opackets, s.ibytes, s.obytes,
-		s.imissed, s.ierrors, s.oerrors, s.rx_nombuf};
+	*missed = s.imissed;
+	*no_mbuf = s.rx_nombuf;
 	return 0;
 }
 
@@ -256,7 +241,7 @@ uint32_t pst_objects(void *pool, uint8_t *base, uint64_t *offsets, uint32_t n)
 	return o.n;
 }
 
-int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *page)
+int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd)
 {
 	struct rte_mempool *mp = pool;
 	struct rte_mempool_memhdr *chunk;
@@ -297,7 +282,6 @@ int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *p
 	*base = list->base_va;
 	*bytes = end;
 	*fd = first;
-	*page = list->page_sz;
 	return 0;
 }
 
@@ -458,7 +442,6 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 				p->nocopy++;
 				continue;
 			}
-			p->copied++;
 			m = copy;
 			if (m->nb_segs != 1) {
 				p->scattered++;
@@ -502,7 +485,6 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 		ring_bell(touched[i]);
 	if (none != 0)
 		rte_pktmbuf_free_bulk(unwanted, none);
-	p->frames += n;
 	return n;
 }
 
@@ -517,13 +499,11 @@ void pst_poll(struct pst_poller *p)
 		uint32_t got = 0;
 		for (uint32_t q = 0; q < p->queues; q++)
 			got += poll_queue(p, p->queue[q]);
-		p->polls++;
 		store_release(&p->epoch, p->epoch + 1);
 		if (got != 0) {
 			idle = 0;
 			continue;
 		}
-		p->empty++;
 		if (p->nap_ns == 0) {
 			rte_pause();
 		} else if (++idle == POLLS_BEFORE_NAP) {
@@ -545,41 +525,8 @@ void pst_turns(struct pst_poller *p, uint32_t n)
 	while (n-- > 0) {
 		for (uint32_t q = 0; q < p->queues; q++)
 			poll_queue(p, p->queue[q]);
-		p->polls++;
 		store_release(&p->epoch, p->epoch + 1);
 	}
-}
-
-uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls)
-{
-	struct rte_mbuf *burst[PST_BURST];
-	uint64_t frames = 0;
-	for (uint64_t i = 0; i < polls; i++) {
-		uint32_t n = rte_eth_rx_burst(id, queue, burst, PST_BURST);
-		rte_pktmbuf_free_bulk(burst, n);
-		frames += n;
-	}
-	return frames;
-}
-
-// The same, and read each frame's first cache line, which holds its headers.
-uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *sum)
-{
-	struct rte_mbuf *burst[PST_BURST];
-	uint64_t frames = 0;
-	for (uint64_t i = 0; i < polls; i++) {
-		uint32_t n = rte_eth_rx_burst(id, queue, burst, PST_BURST);
-		for (uint32_t k = 0; k < n; k++)
-			rte_prefetch0(rte_pktmbuf_mtod(burst[k], void *));
-		for (uint32_t k = 0; k < n; k++) {
-			const uint64_t *line = rte_pktmbuf_mtod(burst[k], uint64_t *);
-			for (int w = 0; w < PST_LINE / 8; w++)
-				*sum += line[w];
-		}
-		rte_pktmbuf_free_bulk(burst, n);
-		frames += n;
-	}
-	return frames;
 }
 
 // Outgoing frames, and returned mbufs.
@@ -647,38 +594,3 @@ uint32_t pst_send(uint16_t id, uint16_t queue, uint8_t *base, const uint64_t *mb
 	return sent;
 }
 
-// A port of rings.
-
-int pst_ring_port(const char *name, void **rx, void **tx, uint32_t queues, uint16_t *id)
-{
-	int port = rte_eth_from_rings(name, (struct rte_ring *const *)rx, queues,
-				      (struct rte_ring *const *)tx, queues, rte_socket_id() == (unsigned)SOCKET_ID_ANY ? 0 : rte_socket_id());
-	if (port < 0)
-		return rte_errno != 0 ? -rte_errno : -EINVAL;
-	*id = port;
-	return 0;
-}
-
-uint32_t pst_ring_push(void *ring, uint8_t *base, const uint64_t *mbufs, const uint32_t *lengths, uint32_t n)
-{
-	void *m[PST_BURST];
-	n = RTE_MIN(n, (uint32_t)PST_BURST);
-	for (uint32_t i = 0; i < n; i++) {
-		struct rte_mbuf *one = m[i] = base + mbufs[i];
-		one->data_len = one->pkt_len = lengths[i];
-	}
-	return rte_ring_enqueue_burst(ring, m, n, NULL);
-}
-
-uint32_t pst_ring_pop(void *ring, uint8_t *into, uint32_t room, uint32_t *length)
-{
-	void *m;
-	if (rte_ring_dequeue(ring, &m) != 0)
-		return 0;
-	*length = RTE_MIN(rte_pktmbuf_pkt_len((struct rte_mbuf *)m), room);
-	const void *at = rte_pktmbuf_read(m, 0, *length, into);
-	if (at != into)
-		memcpy(into, at, *length);
-	rte_pktmbuf_free(m);
-	return 1;
-}

@@ -80,26 +80,20 @@ struct pst_poller {
 	uint64_t spin_ns; // min idle time before that sleep
 	uint32_t stop;
 	uint64_t epoch __attribute__((aligned(PST_LINE))); // completed turns; other threads wait for it to change
-	uint64_t polls, empty, frames, full, scattered, copied, nocopy;
+	uint64_t full, scattered, nocopy;
 };
 
 struct pst_info {
-	char name[64], driver[64], device[64];
+	char driver[64];
 	uint8_t mac[6];
-	uint16_t max_rxq, max_txq, min_mtu, max_mtu, max_rxd, min_rxd, max_txd;
-	uint32_t max_frame;
+	uint16_t max_rxq, max_txq;
 	int32_t socket;
-	uint64_t rx_capa, tx_capa, rss_hf;
 	int32_t pci; // a device on a bus, not one made of software
 };
 
 struct pst_config {
 	uint16_t rxq, txq, rxd, txd, mtu;
 	int32_t checksum_rx, checksum_tx, rss;
-};
-
-struct pst_stats {
-	uint64_t ipackets, opackets, ibytes, obytes, imissed, ierrors, oerrors, nombuf;
 };
 
 // Functions return 0, or a negative errno.
@@ -111,7 +105,7 @@ int pst_info(uint16_t id, struct pst_info *out);
 int pst_configure(uint16_t id, struct pst_config *c, void *pool); // c->rxd, c->txd, mtu: what was taken
 int pst_start(uint16_t id, struct pst_port *port);
 int pst_stop(uint16_t id, struct pst_port *port);
-int pst_stats(uint16_t id, struct pst_stats *out);
+int pst_lost(uint16_t id, uint64_t *missed, uint64_t *no_mbuf);
 int pst_link(uint16_t id, uint32_t *mbps); // 1 up, 0 down
 void *pst_flow(uint16_t id, int v6, uint16_t udp_port, uint16_t queue, char *why, size_t whylen);
 int pst_flow_destroy(uint16_t id, void *flow);
@@ -120,7 +114,7 @@ int pst_flow_destroy(uint16_t id, void *flow);
 int pst_fill_pool(void *pool, uint16_t room);
 
 // Packet memory: the mapping that holds a pool, its file and its size so far.
-int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *page);
+int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd);
 uint32_t pst_objects(void *pool, uint8_t *base, uint64_t *offsets, uint32_t n);
 uint32_t pst_available(void *pool);
 
@@ -140,14 +134,5 @@ void pst_free(uint8_t *base, const uint64_t *mbufs, uint32_t n);
 // Each offload is l2 bytes | l3 bytes << 8 | 1 << 24 for IPv6, 0 for none.
 uint32_t pst_send(uint16_t id, uint16_t queue, uint8_t *base, const uint64_t *mbufs,
 		  const uint32_t *lengths, const uint32_t *offloads, uint32_t n);
-// The bare path of frames, without a port above it: receive bursts, free all
-// frames.
-uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls);
-uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *sum);
-
-// A port of two rings, for tests and benchmarks.
-int pst_ring_port(const char *name, void **rx, void **tx, uint32_t queues, uint16_t *id);
-uint32_t pst_ring_push(void *ring, uint8_t *base, const uint64_t *mbufs, const uint32_t *lengths, uint32_t n);
-uint32_t pst_ring_pop(void *ring, uint8_t *into, uint32_t room, uint32_t *length);
 
 #endif
