@@ -58,7 +58,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// parse parses a frame, whoever it is for.
+// parse parses a frame for any host.
 func parse(b []byte, check Checks, d *Datagram) Reason {
 	var p packet
 	if reason := p.datagram(b, check, d); reason != OK {

@@ -128,7 +128,7 @@ func TestOthersReadWhatIsPut(t *testing.T) {
 		udp.SetNetworkLayerForChecksum(p.NetworkLayer())
 		err, wrong := p.VerifyChecksums()
 		wrong = slices.DeleteFunc(wrong, func(m gopacket.ChecksumMismatch) bool {
-			// What gopacket takes the payload for has no checksum of ours.
+			// gopacket may read the payload as another protocol, whose checksum is not ours.
 			return m.Layer != gopacket.Layer(udp) && m.Layer != gopacket.Layer(p.NetworkLayer())
 		})
 		if err != nil || len(wrong) > 0 {
