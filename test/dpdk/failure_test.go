@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,10 +28,10 @@ func TestLinkDown(t *testing.T) {
 				time.Sleep(500 * time.Millisecond)
 				must(t, run("ip", "link", "set", "cam0", "up"))
 				// The kernel removes IPv6 addresses when the link goes down; IPv4's stay.
-				waitFor(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
+				wait.For(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
 				r.load(t, "20", time.Second).right(t)
 			}
-			r.settled(t)
+			nodetest.Settled(t, r.Node, "fn")
 		})
 	}
 }
@@ -45,23 +47,23 @@ func TestPortReplaced(t *testing.T) {
 			for round := range 2 {
 				h := newHost(t, address4)
 				h.resolve()
-				h.ask(1, picture(large, 1))
-				h.send(h.picture(2, picture(large, 2))[:50]...) // begun, and never completed
+				h.ask(1, nodetest.Picture(large, 1))
+				h.send(h.picture(2, nodetest.Picture(large, 2))[:50]...) // begun, and never completed
 				if d.name == "tap" {
 					l.node.must(t, "ip", "link", "del", "br0")
 					l.node.must(t, "ip", "link", "del", "dtap0")
 					// DPDK still sets the address of a tap that exists already. bridge sets another one.
-					waitFor(t, "the node to use a new tap", func() bool { return strings.Count(r.Log(), "DPDK port is back") == round+1 })
+					wait.For(t, "the node to use a new tap", func() bool { return strings.Count(r.Log(), "DPDK port is back") == round+1 })
 					l.bridge(t, "dtap0")
 				} else {
 					l.node.must(t, "ip", "link", "del", "node0")
-					waitFor(t, "the node to miss it", func() bool { return r.metric(t, "penstock_port_link_up") == 0 })
-					r.settled(t)
+					wait.For(t, "the node to miss it", func() bool { return nodetest.Metric(t, r.Node, "penstock_port_link_up") == 0 })
+					nodetest.Settled(t, r.Node, "fn")
 					l.layCable(t)
 				}
-				waitFor(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
+				wait.For(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
 				r.load(t, "20", time.Second).right(t)
-				r.settled(t)
+				nodetest.Settled(t, r.Node, "fn")
 				select {
 				case <-r.Ended():
 					t.Fatalf("round %d: the node ended:\n%s", round, r.Log())
@@ -81,10 +83,10 @@ func TestDrainWithoutPort(t *testing.T) {
 	r := devices[0].start(t, l, setup{bytes: large})
 	h := newHost(t, address4)
 	h.resolve()
-	h.ask(1, picture(large, 1))
-	h.send(h.picture(2, picture(large, 2))[:50]...)
+	h.ask(1, nodetest.Picture(large, 1))
+	h.send(h.picture(2, nodetest.Picture(large, 2))[:50]...)
 	l.node.must(t, "ip", "link", "del", "node0")
-	waitFor(t, "the node to miss it", func() bool { return r.metric(t, "penstock_port_link_up") == 0 })
+	wait.For(t, "the node to miss it", func() bool { return nodetest.Metric(t, r.Node, "penstock_port_link_up") == 0 })
 	if err := r.Stop(); err != nil {
 		t.Errorf("the node does not drain: %v", err)
 	}
@@ -99,16 +101,16 @@ func TestManagerKilled(t *testing.T) {
 			r.load(t, "20", time.Second).right(t)
 			h := newHost(t, address4)
 			h.resolve()
-			h.send(h.picture(9, picture(small, 9))[:1]...)
-			must(t, syscall.Kill(r.child(t, "manager"), syscall.SIGKILL))
+			h.send(h.picture(9, nodetest.Picture(small, 9))[:1]...)
+			must(t, syscall.Kill(nodetest.Child(t, r.Node, "manager"), syscall.SIGKILL))
 			r.Kill()
 			if d.name == "tap" {
-				waitFor(t, "the tap to go with its owner", func() bool { return l.node.run("ip", "link", "show", "dtap0") != nil })
+				wait.For(t, "the tap to go with its owner", func() bool { return l.node.run("ip", "link", "show", "dtap0") != nil })
 				l.node.must(t, "ip", "link", "del", "br0")
 			}
 			again := d.start(t, l, setup{})
 			again.load(t, "20", time.Second).right(t)
-			again.settled(t)
+			nodetest.Settled(t, again.Node, "fn")
 		})
 	}
 }
@@ -128,11 +130,11 @@ func TestHugePageFiles(t *testing.T) {
 		if i == 2 {
 			must(t, r.Stop())
 		} else {
-			must(t, syscall.Kill(r.child(t, "manager"), syscall.SIGKILL))
+			must(t, syscall.Kill(nodetest.Child(t, r.Node, "manager"), syscall.SIGKILL))
 			r.Kill()
 		}
-		waitFor(t, "the processes to end", func() bool { return len(processes(r.Dir)) == 0 })
-		waitFor(t, "the huge pages to be free again", func() bool { return freePages(t) >= before })
+		wait.For(t, "the processes to end", func() bool { return len(nodetest.Processes(r.Dir)) == 0 })
+		wait.For(t, "the huge pages to be free again", func() bool { return freePages(t) >= before })
 		entries, err := os.ReadDir(dir)
 		must(t, err)
 		if len(entries) > 0 {

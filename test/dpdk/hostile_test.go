@@ -11,6 +11,8 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -26,7 +28,7 @@ func TestForeignFrames(t *testing.T) {
 	h.resolve()
 	h6 := newHost(t, address6)
 	h6.resolve()
-	good, good6 := h.picture(1, picture(small, 1))[0], h6.picture(1, picture(small, 1))[0]
+	good, good6 := h.picture(1, nodetest.Picture(small, 1))[0], h6.picture(1, nodetest.Picture(small, 1))[0]
 	const ethernet, ip4, ip6 = 14, 20, 40
 	with := func(b []byte, change func(b []byte)) []byte {
 		b = slices.Clone(b)
@@ -84,7 +86,7 @@ func TestForeignFrames(t *testing.T) {
 			for count() < before+float64(3*len(frames)) {
 				if time.Now().After(deadline) {
 					text, _ := r.Metrics()
-					t.Fatalf("%v of %d were counted; all counters:\n%s", count()-before, 3*len(frames), portMetrics(text))
+					t.Fatalf("%v of %d were counted; all counters:\n%s", count()-before, 3*len(frames), nodetest.Counted(text))
 				}
 				time.Sleep(20 * time.Millisecond)
 			}
@@ -97,9 +99,9 @@ func TestForeignFrames(t *testing.T) {
 	for id := range uint32(20) {
 		h.send(wrong["truncated"]...)
 		h.send(wrong["bad_checksum"]...)
-		h.ask(100+id, picture(small, int(id)))
+		h.ask(100+id, nodetest.Picture(small, int(id)))
 	}
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 }
 
 // TestIPFragments sends fragments of IP packets. The kernel of an af_packet
@@ -113,12 +115,12 @@ func TestIPFragments(t *testing.T) {
 				h := newHost(t, to)
 				h.resolve()
 				before := r.dropped(t, "fragment")
-				frames := h.fragments(h.picture(1, picture(small, 1))[0])
+				frames := h.fragments(h.picture(1, nodetest.Picture(small, 1))[0])
 				h.send(frames...)
-				waitFor(t, "fragments to be counted", func() bool { return r.dropped(t, "fragment") >= before+float64(len(frames)) })
-				h.ask(2, picture(small, 2))
+				wait.For(t, "fragments to be counted", func() bool { return r.dropped(t, "fragment") >= before+float64(len(frames)) })
+				h.ask(2, nodetest.Picture(small, 2))
 			}
-			r.settled(t)
+			nodetest.Settled(t, r.Node, "fn")
 		})
 	}
 }
@@ -154,16 +156,6 @@ func (h *host) to9999([]byte) []byte {
 	return other.datagram(make([]byte, 64))
 }
 
-// portMetrics returns the lines of /metrics about the port.
-func portMetrics(text string) (out string) {
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "penstock_port_") || strings.HasPrefix(line, "penstock_source_") {
-			out += line
-		}
-	}
-	return out
-}
-
 // TestNoise sends frames of random bytes, and valid ones with
 // random bytes changed.
 func TestNoise(t *testing.T) {
@@ -173,7 +165,7 @@ func TestNoise(t *testing.T) {
 			r := d.start(t, l, setup{})
 			h := newHost(t, address4)
 			h.resolve()
-			good := h.picture(1, picture(small, 1))
+			good := h.picture(1, nodetest.Picture(small, 1))
 			random := newRandom(5)
 			for i := range 5000 {
 				f := slices.Clone(good[i%len(good)])
@@ -191,9 +183,9 @@ func TestNoise(t *testing.T) {
 				h.send(f)
 			}
 			for id := range uint32(20) {
-				h.ask(1000+id, picture(small, int(id)))
+				h.ask(1000+id, nodetest.Picture(small, int(id)))
 			}
-			r.settled(t)
+			nodetest.Settled(t, r.Node, "fn")
 		})
 	}
 }
@@ -214,19 +206,19 @@ func TestFewMbufs(t *testing.T) {
 	h.resolve()
 	bytes := 500 * fragmentBytes
 	for id := range uint32(3 * mbufs / 500) {
-		frames := h.picture(id, picture(bytes, int(id)))
+		frames := h.picture(id, nodetest.Picture(bytes, int(id)))
 		for i := 0; i < 400; i += 50 {
 			h.send(frames[i : i+50]...)
 			time.Sleep(time.Millisecond)
 		}
 	}
-	if held := r.metric(t, `penstock_port_mbufs{state="held"}`); held == 0 {
+	if held := nodetest.Metric(t, r.Node, `penstock_port_mbufs{state="held"}`); held == 0 {
 		t.Error("no mbuf is held by the pictures that were begun")
 	}
 	whole := newHost(t, address4)
 	whole.resolve()
 	for id := range uint32(5) {
-		p := picture(bytes, int(id))
+		p := nodetest.Picture(bytes, int(id))
 		frames := whole.picture(id, p)
 		for i := 0; i < len(frames); i += 50 {
 			whole.send(frames[i:min(i+50, len(frames))]...)
@@ -234,9 +226,9 @@ func TestFewMbufs(t *testing.T) {
 		}
 		whole.askAgain(id, frames, p)
 	}
-	if evicted := r.metric(t, `penstock_requests_evicted_total{function="fn"}`); evicted == 0 {
+	if evicted := nodetest.Metric(t, r.Node, `penstock_requests_evicted_total{function="fn"}`); evicted == 0 {
 		text, _ := r.Metrics()
-		t.Errorf("no request was evicted:\n%s", portMetrics(text))
+		t.Errorf("no request was evicted:\n%s", nodetest.Counted(text))
 	}
 	told := 0
 	for {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,6 +45,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	nodetest.Binary = penstock
 	os.Exit(m.Run())
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -67,7 +68,7 @@ func (l *laboratory) layCable(t *testing.T) {
 	// The kernel leaves the cutting of trains (UDP_SEGMENT) to a network card. They would
 	// cross a veth uncut, as frames of 64 KiB.
 	must(t, run("ethtool", "-K", "cam0", "tx-udp-segmentation", "off", "gso", "off", "tso", "off"))
-	waitFor(t, "the cable between camera and node", func() bool {
+	wait.For(t, "the cable between camera and node", func() bool {
 		state, _ := os.ReadFile("/sys/class/net/cam0/operstate")
 		return strings.TrimSpace(string(state)) == "up"
 	})
@@ -203,22 +204,12 @@ func ping(address string, bytes int, patience time.Duration) error {
 	return nil
 }
 
+const patience = wait.Patience
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// patience bounds every wait. It detects hangs and is long enough for slow machines.
-const patience = 60 * time.Second
-
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s for %s", patience, what)
-		}
 	}
 }
 

@@ -3,10 +3,8 @@ package dpdk
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -15,8 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -49,7 +46,7 @@ func (s setup) config(t *testing.T) (text, models string) {
 	if len(s.addresses) == 0 {
 		s.addresses = []string{node4, node6}
 	}
-	card := nullCard(t, s.bytes)
+	card := nodetest.Card(t, "digest", s.bytes)
 	text = fmt.Sprintf(`
 log: {level: debug, format: console}
 shares: {policy: gslice, tune: false}
@@ -62,7 +59,7 @@ source:
 	for _, line := range s.more {
 		text += "    " + line + "\n"
 	}
-	text += fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: %d, share_percent: 50}\n", card, port)
+	text += fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: %d, share_percent: 50, slo: 60s}\n", card, port)
 	for _, line := range s.functions {
 		text += "  - " + strings.ReplaceAll(line, "CARD", card) + "\n"
 	}
@@ -71,29 +68,6 @@ source:
 
 // ordinaryPages selects packet memory that every machine has.
 const ordinaryPages = "huge_pages: false"
-
-// nullCard writes a card for a model that computes nothing: it answers with a digest of
-// the picture. Even a slow machine meets its objective, so a test loses only what it
-// loses on purpose.
-func nullCard(t *testing.T, bytes int) string {
-	t.Helper()
-	text := fmt.Sprintf(`name: digest
-version: 1
-framework: "null"
-input:
-  size: [%d, 1024, 1]
-  wire: {type: u8, layout: hwc}
-  tensor: {type: u8, layout: hwc}
-outputs:
-  - {name: digest, shape: [1]}
-batches: [1, 2, 4, 8]
-slo: 60s
-decoder: {name: raw}
-`, bytes/1024)
-	path := filepath.Join(t.TempDir(), "digest.yaml")
-	must(t, os.WriteFile(path, []byte(text), 0o600))
-	return path
-}
 
 // running is a running node.
 type running struct {
@@ -117,106 +91,24 @@ func (l *laboratory) start(t *testing.T, s setup) *running {
 func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 	t.Helper()
 	text, models := s.config(t)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
 	var n *node.Node
 	var err error
 	l.node.do(func() {
-		n, err = node.Start(ctx, node.Options{
-			Binary: penstock, Config: text, Args: s.args, HTTP: netip.MustParseAddrPort(nodeMgmt + ":9650"),
+		n, err = nodetest.Try(t, node.Options{
+			Config: text, Args: s.args, HTTP: netip.MustParseAddrPort(nodeMgmt + ":9650"),
 			OnThread: true, // the thread's network
 		})
 	})
 	if err != nil {
 		return nil, err
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			text, _ := n.Metrics() // if it still runs
-			t.Logf("the node said:\n%s\nand counted:\n%s", n.Log(), portMetrics(text))
-		}
-		n.Kill()
-		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
-	})
 	return &running{Node: n, lab: l, setup: s, models: models}, nil
-}
-
-// process is a process of a node. It is found by the runtime folder in its arguments or
-// environment.
-type process struct {
-	pid     int
-	command string // up, manager, orchestrator, if
-}
-
-func processes(dir string) (found []process) {
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		var pid int
-		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
-			continue
-		}
-		arguments, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || len(arguments) == 0 {
-			continue
-		}
-		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if words := strings.Split(string(arguments), "\x00"); len(words) > 1 &&
-			(bytes.Contains(arguments, []byte(dir)) || bytes.Contains(environment, []byte(dir))) {
-			found = append(found, process{pid: pid, command: words[1]})
-		}
-	}
-	return found
-}
-
-// child returns the process of a node that runs that verb.
-func (r *running) child(t *testing.T, verb string) int {
-	t.Helper()
-	for _, p := range processes(r.Dir) {
-		if p.command == verb {
-			return p.pid
-		}
-	}
-	t.Fatalf("the node has no %s; it has %v", verb, processes(r.Dir))
-	return 0
-}
-
-// metric reads one value from /metrics; 0 if the series is missing.
-func (r *running) metric(t *testing.T, series string) float64 {
-	t.Helper()
-	text, err := r.Metrics()
-	must(t, err)
-	for line := range strings.Lines(text) {
-		if rest, ok := strings.CutPrefix(line, series+" "); ok {
-			var v float64
-			if _, err := fmt.Sscan(rest, &v); err != nil {
-				t.Fatalf("read %q: %v", line, err)
-			}
-			return v
-		}
-	}
-	return 0
 }
 
 // dropped returns how many frames were dropped for that reason (frame.Reason's names).
 func (r *running) dropped(t *testing.T, reason string) float64 {
 	t.Helper()
-	return r.metric(t, fmt.Sprintf("penstock_port_frames_total{reason=%q}", reason))
-}
-
-// settled waits until nothing is in flight and no packet memory is held. It checks that
-// no accepted request was lost.
-func (r *running) settled(t *testing.T) control.FunctionStatus {
-	t.Helper()
-	var f control.FunctionStatus
-	waitFor(t, "packet memory to come back", func() bool {
-		var err error
-		f, err = r.Function("fn")
-		return err == nil && f.Accepted == f.Replied && f.HeldBytes == 0
-	})
-	if f.Lost != 0 {
-		t.Errorf("%d accepted requests were lost", f.Lost)
-	}
-	return f
+	return nodetest.Metric(t, r.Node, fmt.Sprintf("penstock_port_frames_total{reason=%q}", reason))
 }
 
 // loadReport is the part of `penstock load -o json` about the only function.
@@ -267,19 +159,9 @@ func (f loadReport) right(t *testing.T) {
 	}
 }
 
-// picture returns a picture whose bytes depend on i.
-func picture(bytes, i int) []byte {
-	p := make([]byte, bytes)
-	for j := range p {
-		p[j] = byte(j*7 + i*13)
-	}
-	return p
-}
-
 // isDigest reports whether an answer is the model's answer to that picture.
 func isDigest(r *wire.Result, payload, p []byte) bool {
-	return r != nil && r.Status == wire.StatusOK && len(payload) == 4 &&
-		math.Float32frombits(binary.LittleEndian.Uint32(payload)) == null.Value(null.Digest(p), 0, 0)
+	return r != nil && r.Status == wire.StatusOK && nodetest.IsDigest(payload, p)
 }
 
 // address4 and address6 are the function's addresses.

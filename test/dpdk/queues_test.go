@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
 // TestSeveralQueuesOnSeveralCores polls one queue on each of two CPUs, or both on the only
@@ -23,7 +25,7 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 		more:      []string{"queues: 2", fmt.Sprintf("lcores: [%d, %d]", cpus[0], cpus[1])},
 		functions: []string{"{name: other, model: CARD, port: 9001, share_percent: 40}"},
 	})
-	if got := pollers(t, r.child(t, "manager")); len(got) != 2 || got[0] != fmt.Sprint(cpus[0]) || got[1] != fmt.Sprint(cpus[1]) {
+	if got := pollers(t, nodetest.Child(t, r.Node, "manager")); len(got) != 2 || got[0] != fmt.Sprint(cpus[0]) || got[1] != fmt.Sprint(cpus[1]) {
 		t.Errorf("frames are polled by threads on the CPUs %v, want one on each of %v", got, cpus)
 	}
 	var hosts []*host
@@ -34,7 +36,7 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 	for id := range uint32(5) {
 		var fragments [][][]byte
 		for i, h := range hosts {
-			fragments = append(fragments, h.picture(id, picture(large, int(id)*10+i)))
+			fragments = append(fragments, h.picture(id, nodetest.Picture(large, int(id)*10+i)))
 		}
 		for fragment := range fragments[0] {
 			for i, h := range hosts {
@@ -42,11 +44,11 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 			}
 		}
 		for i, h := range hosts {
-			h.expect(id, picture(large, int(id)*10+i))
+			h.expect(id, nodetest.Picture(large, int(id)*10+i))
 		}
 	}
 	r.load(t, "20", time.Second).right(t)
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 }
 
 // TestSeveralQueues has one function behind two queues. It has a thread and
@@ -66,7 +68,7 @@ func TestSeveralQueues(t *testing.T) {
 	for id := range uint32(each) {
 		var fragments [][][]byte
 		for i, h := range hosts {
-			p := h.picture(id, picture(large, int(id)*clients+i))
+			p := h.picture(id, nodetest.Picture(large, int(id)*clients+i))
 			if i%2 == 1 {
 				slices.Reverse(p)
 			}
@@ -78,14 +80,14 @@ func TestSeveralQueues(t *testing.T) {
 			}
 		}
 		for i, h := range hosts {
-			h.expect(id, picture(large, int(id)*clients+i))
+			h.expect(id, nodetest.Picture(large, int(id)*clients+i))
 		}
 	}
-	if f := r.settled(t); f.Accepted != clients*each {
+	if f := nodetest.Settled(t, r.Node, "fn"); f.Accepted != clients*each {
 		t.Errorf("%d pictures were accepted, %d were sent", f.Accepted, clients*each)
 	}
 	r.load(t, "40", time.Second).right(t)
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 }
 
 // pollers returns the CPUs on which the polling threads of a process may run, in order of

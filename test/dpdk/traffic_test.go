@@ -12,6 +12,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -81,7 +83,7 @@ func TestKernelSenders(t *testing.T) {
 					l := newLaboratory(t)
 					r := d.start(t, l, setup{bytes: size, addresses: []string{address}})
 					r.load(t, "50", 2*time.Second).right(t)
-					if f := r.settled(t); f.Accepted == 0 {
+					if f := nodetest.Settled(t, r.Node, "fn"); f.Accepted == 0 {
 						t.Errorf("nothing was accepted: %+v", f)
 					}
 				})
@@ -95,7 +97,7 @@ func TestDefaults(t *testing.T) {
 	l := newLaboratory(t)
 	r := l.start(t, setup{device: devices[0].port, bytes: large, more: []string{ordinaryPages}})
 	r.load(t, "20", time.Second).right(t)
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 }
 
 // TestHostProtocols pings the port, and checks the kernel's neighbour
@@ -131,7 +133,7 @@ func TestVLAN(t *testing.T) {
 						h := newHost(t, address, tags...)
 						h.resolve()
 						for id := range uint32(5) {
-							h.ask(id, picture(small, int(id)))
+							h.ask(id, nodetest.Picture(small, int(id)))
 						}
 					})
 				}
@@ -156,7 +158,7 @@ func TestBadNetwork(t *testing.T) {
 			h.t = t
 			h.resolve()
 			for id := range uint32(10) {
-				p := picture(large, int(id))
+				p := nodetest.Picture(large, int(id))
 				h.send(treat(h.picture(id, p), id)...)
 				h.expect(id, p)
 			}
@@ -166,7 +168,7 @@ func TestBadNetwork(t *testing.T) {
 		h := newHost(t, address4)
 		h.resolve()
 		for id := range uint32(10) {
-			p := picture(large, int(id))
+			p := nodetest.Picture(large, int(id))
 			frames := h.picture(id, p)
 			var sent [][]byte
 			for i, f := range frames {
@@ -179,7 +181,7 @@ func TestBadNetwork(t *testing.T) {
 			h.expect(id, p)
 		}
 	})
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 }
 
 // again sends the fragments that the manager's NACKs request.
@@ -223,7 +225,7 @@ func TestNetem(t *testing.T) {
 	if got := r.load(t, "50", 3*time.Second); got.Wrong > 0 || got.OK*100 < got.Sent*90 {
 		t.Errorf("%v; want nearly all answered, and right", got)
 	}
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 }
 
 // TestVethChecksums makes the camera's kernel leave checksums to
@@ -241,7 +243,7 @@ func TestVethChecksums(t *testing.T) {
 			c, err := net.Dial("udp", address4.String())
 			must(t, err)
 			defer c.Close()
-			waitFor(t, "bad checksums to be counted", func() bool {
+			wait.For(t, "bad checksums to be counted", func() bool {
 				for range 5 {
 					c.Write(make([]byte, 100))
 				}
@@ -260,7 +262,7 @@ func TestTwoFunctions(t *testing.T) {
 	first.resolve()
 	second.resolve()
 	for id := range uint32(20) {
-		p, q := picture(small, int(id)), picture(small, int(id)+1000)
+		p, q := nodetest.Picture(small, int(id)), nodetest.Picture(small, int(id)+1000)
 		a, b := first.picture(id, p), second.picture(id, q)
 		for i := range a { // interleaved
 			first.send(a[i])
@@ -269,7 +271,7 @@ func TestTwoFunctions(t *testing.T) {
 		first.expect(id, p)
 		second.expect(id, q)
 	}
-	r.settled(t)
+	nodetest.Settled(t, r.Node, "fn")
 	status, err := r.Status()
 	must(t, err)
 	for _, f := range status.Functions {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -156,10 +157,10 @@ functions:
 	}
 
 	// A client that proves its address gets all answers, and nothing runs twice.
-	before := settled(t, nd, "boxes").Accepted
+	before := nodetest.Settled(t, nd, "boxes").Accepted
 	c := host.dial(t, port("boxes"), client.Options{Timeout: patience})
 	for i := range 20 {
-		r, err := c.Do(testContext(t), []byte{byte(i)}, client.RequestOptions{})
+		r, err := c.Do(nodetest.Context(t), []byte{byte(i)}, client.RequestOptions{})
 		if err != nil || len(r.Payload) != 4*550 {
 			t.Fatalf("request %d of a client with proof: %d bytes, %v", i, len(r.Payload), err)
 		}
@@ -167,7 +168,7 @@ functions:
 	if n := c.Stats().Proofs; n < 1 || n > 2 { // the next minute may begin in between
 		t.Errorf("the client was asked for %d proofs, want 1", n)
 	}
-	if n := settled(t, nd, "boxes").Accepted - before; n != 20 {
+	if n := nodetest.Settled(t, nd, "boxes").Accepted - before; n != 20 {
 		t.Errorf("%d requests ran, want 20", n)
 	}
 	if text, err := nd.Metrics(); err != nil || !strings.Contains(text, `penstock_answers_withheld_total{function="boxes"}`) {

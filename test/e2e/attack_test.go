@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
 // TestFolderOfAnotherUser starts a node as root after another user has made the default
@@ -46,7 +48,7 @@ func TestFolderOfAnotherUser(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			up := exec.CommandContext(testContext(t), penstock, "up")
+			up := exec.CommandContext(nodetest.Context(t), penstock, "up")
 			up.Env = append(os.Environ(), "TMPDIR="+temporary, "XDG_RUNTIME_DIR=")
 			out, err := up.CombinedOutput()
 			if err == nil || bytes.Count(out, []byte("\n")) != 1 || !strings.Contains(string(out), folder) || !strings.Contains(string(out), row.want) {

@@ -9,6 +9,8 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -17,7 +19,7 @@ import (
 func TestBaselines(t *testing.T) {
 	t.Parallel()
 	const n = 240
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	type says struct{ mechanism, change string }
 	fixed := func(size int, delay time.Duration) control.Batching {
 		return control.Batching{Rule: control.BatchFixed, Size: size, Delay: delay}
@@ -61,9 +63,9 @@ func TestBaselines(t *testing.T) {
 				environment = append(environment, withGPU(t, true)...)
 			}
 			nd := start(t, text, environment...)
-			first, shadow := serving(t, nd, "fn")
+			first, shadow := nodetest.Serving(t, nd, "fn")
 			got := stream(t, nd, n, func() {})
-			if got.by[wire.StatusOK] != n || got.wrong > 0 || got.lost > 0 {
+			if got.By[wire.StatusOK] != n || got.Wrong > 0 || got.Lost > 0 {
 				t.Errorf("%s; want %d right answers", got, n)
 			}
 			status, err := nd.Status()
@@ -95,9 +97,9 @@ func TestBaselines(t *testing.T) {
 				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Device.SMs)
 			}
 			// In every baseline the shadow takes over from a process that dies.
-			kill(t, first.PID)
-			shadowServes(t, nd, "fn", shadow)
-			settled(t, nd, "fn")
+			nodetest.Kill(t, first.PID)
+			nodetest.ShadowServes(t, nd, "fn", shadow)
+			nodetest.Settled(t, nd, "fn")
 		})
 	}
 }
@@ -106,21 +108,21 @@ func TestBaselines(t *testing.T) {
 // affect the others, and no MPS server is queried.
 func TestFaultByTime(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`
 device: cuda
 functions:
   - {name: fn, model: %s, port: 0}
   - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: "fault_after=60"}}
 `, card, card), append(withGPU(t, true), configs.Lab{TimeSlicing: true}.Environment())...)
-	first, _ := serving(t, nd, "fn")
-	faulty, _ := serving(t, nd, "bad")
-	bad := newAnswers()
-	b := dial(t, nd, "bad", client.Options{Deliver: bad.deliver(small), Timeout: 20 * time.Second})
+	first, _ := nodetest.Serving(t, nd, "fn")
+	faulty, _ := nodetest.Serving(t, nd, "bad")
+	bad := nodetest.NewAnswers()
+	b := nodetest.Dial(t, nd, "bad", client.Options{Deliver: bad.Deliver(small), Timeout: 20 * time.Second})
 	sent := 0
 	got := stream(t, nd, 200, func() {
-		waitFor(t, "another process of the one that faults", func() bool {
-			send(t, b, small, sent, 1, 2*time.Millisecond)
+		wait.For(t, "another process of the one that faults", func() bool {
+			nodetest.Send(t, b, small, sent, 1, 2*time.Millisecond)
 			sent++
 			f, err := nd.Function("bad")
 			if err != nil {
@@ -130,14 +132,14 @@ functions:
 			return ok && now.Generation > faulty.Generation
 		})
 	})
-	bad.wait(sent)
-	if bad.lost > 0 || bad.by[wire.StatusFailed] == 0 {
+	bad.Wait(sent)
+	if bad.Lost > 0 || bad.By[wire.StatusFailed] == 0 {
 		t.Errorf("the one that faults: %s; want every request answered, one batch at least failed", bad)
 	}
-	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("its neighbour: %s; want 200 right answers", got)
 	}
-	if now, _ := serving(t, nd, "fn"); now.PID != first.PID {
+	if now, _ := nodetest.Serving(t, nd, "fn"); now.PID != first.PID {
 		t.Errorf("process %d serves the neighbour, want %d still", now.PID, first.PID)
 	}
 	status, err := nd.Status()
@@ -147,6 +149,6 @@ functions:
 	if status.Faults.Count != 0 || status.Device.Why != "" {
 		t.Errorf("status says %+v of %+v", status.Faults, status.Device)
 	}
-	settled(t, nd, "fn")
-	settled(t, nd, "bad")
+	nodetest.Settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "bad")
 }

@@ -19,7 +19,9 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cameratest"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/videotest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/uyvy"
 	"github.com/penstock/penstock/node"
 )
@@ -30,7 +32,7 @@ const cameraWidth, cameraHeight = 64, 48
 // cameraCard writes a card of a model that answers with a digest of the tensor.
 func cameraCard(t *testing.T, channels int) string {
 	t.Helper()
-	path := nullCard(t, "digest", 1024)
+	path := nodetest.Card(t, "digest", 1024)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -144,9 +146,9 @@ func awaitDigests(t *testing.T, answers <-chan cameraAnswer, frames [][]byte) {
 	missing := map[float32]bool{}
 	known := map[float32]bool{}
 	for _, frame := range frames {
-		missing[digest(frame)], known[digest(frame)] = true, true
+		missing[nodetest.Digest(frame)], known[nodetest.Digest(frame)] = true, true
 	}
-	for ctx := testContext(t); len(missing) > 0; {
+	for ctx := nodetest.Context(t); len(missing) > 0; {
 		select {
 		case a, ok := <-answers:
 			if !ok {
@@ -169,7 +171,7 @@ func awaitDigests(t *testing.T, answers <-chan cameraAnswer, frames [][]byte) {
 func awaitRefusal(t *testing.T, nd *node.Node, name, why string) {
 	t.Helper()
 	var last *control.CameraStatus
-	waitFor(t, "refused pictures of "+name, func() bool {
+	wait.For(t, "refused pictures of "+name, func() bool {
 		f, err := nd.Function(name)
 		last = f.Camera
 		return err == nil && last != nil && last.Refused > 0
@@ -242,7 +244,7 @@ func TestCameraUYVY(t *testing.T) {
 		"-vf", "scale=128:128", "-pix_fmt", "uyvy422", "-c:v", "rawvideo", "-f", "rtp", "-rtpflags", "skip_rtcp",
 		fmt.Sprintf("rtp://127.0.0.1:%s?pkt_size=1370", portOf(t, nd, "face")))
 	want := image.Rect(179, 82, 274, 177) // of the photo, 512 x 512
-	for ctx := testContext(t); ; {
+	for ctx := nodetest.Context(t); ; {
 		select {
 		case a, ok := <-answers:
 			if !ok {
@@ -371,7 +373,7 @@ func fakeCamera(t *testing.T, nd *node.Node, function string, lost int) {
 	free.Close()
 	startProgram(t, "arv-fake-gv-camera-0.8", "-i", "127.0.0.1", "-s", "TEST", "-r", strconv.Itoa(lost))
 	const controlPort = "0100007F:0F74" // 127.0.0.1:3956
-	waitFor(t, "the camera to listen", func() bool {
+	wait.For(t, "the camera to listen", func() bool {
 		// Of this thread: the main thread may be in the network of another test.
 		sockets, err := os.ReadFile("/proc/thread-self/net/udp")
 		return err == nil && strings.Contains(string(sockets), controlPort)
@@ -390,7 +392,7 @@ func TestCameraAravis(t *testing.T) {
 	card, colour := cameraCard(t, 1), cameraCard(t, 3)
 	known := map[float32]bool{}
 	for _, frame := range ramps() {
-		known[digest(frame)] = true
+		known[nodetest.Digest(frame)] = true
 	}
 	config := func(to, model string) string {
 		return fmt.Sprintf("aggregate: {deadline: 200ms}\nfunctions: [{name: cam, model: %s, port: 0, format: gvsp, answers_to: \"%s\"}]\n", model, to)
@@ -398,7 +400,7 @@ func TestCameraAravis(t *testing.T) {
 	// await waits for so many answers with each status.
 	await := func(t *testing.T, answers <-chan cameraAnswer, want map[string]int) {
 		t.Helper()
-		for ctx := testContext(t); ; {
+		for ctx := nodetest.Context(t); ; {
 			select {
 			case a, ok := <-answers:
 				if !ok {

@@ -19,6 +19,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/onnx"
 	comparing "github.com/penstock/penstock/loadgen/answer"
@@ -223,7 +225,7 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 	results := make(chan client.Result, len(pictures))
 	var c *client.Client
 	dialled := make(chan struct{})
-	c = dial(t, nd, function, client.Options{
+	c = nodetest.Dial(t, nd, function, client.Options{
 		Timeout: patience, InFlight: 32, QueueLimit: 2 * len(pictures),
 		Deliver: func(r *client.Result) {
 			<-dialled
@@ -238,7 +240,7 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 		},
 	})
 	close(dialled)
-	process, _ := serving(t, nd, function)
+	process, _ := nodetest.Serving(t, nd, function)
 	goOn := func() { _ = syscall.Kill(process.PID, syscall.SIGCONT) }
 	defer goOn()
 	if err := syscall.Kill(process.PID, syscall.SIGSTOP); err != nil {
@@ -249,7 +251,7 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 			t.Fatal(err)
 		}
 	}
-	waitFor(t, "some to wait for the process", func() bool {
+	wait.For(t, "some to wait for the process", func() bool {
 		f, err := nd.Function(function)
 		return err == nil && f.InFlight >= 4
 	})
@@ -325,7 +327,7 @@ func TestCOnGPU(t *testing.T) {
 			nd := start(t, "weights: "+weights+"\n"+onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"),
 				withGPU(t, true)...)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
-			logged(t, nd, says)
+			nodetest.Logged(t, nd, says)
 			if weights == "private" {
 				return
 			}
@@ -333,19 +335,19 @@ func TestCOnGPU(t *testing.T) {
 			share(t, nd, "clothes", 20)
 			onGroups(t, nd, "clothes")
 			answersAsONNXRuntime(t, nd, "clothes", slow)
-			active, shadow := serving(t, nd, "clothes")
-			kill(t, active.PID)
-			shadowServes(t, nd, "clothes", shadow)
+			active, shadow := nodetest.Serving(t, nd, "clothes")
+			nodetest.Kill(t, active.PID)
+			nodetest.ShadowServes(t, nd, "clothes", shadow)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
-			settled(t, nd, "clothes")
-			waitFor(t, fmt.Sprintf("the log to say %q of the shadow, too", says), func() bool { return strings.Count(nd.Log(), says) >= 2 })
+			nodetest.Settled(t, nd, "clothes")
+			wait.For(t, fmt.Sprintf("the log to say %q of the shadow, too", says), func() bool { return strings.Count(nd.Log(), says) >= 2 })
 		})
 	}
 }
 
 func TestCallbackTableErrors(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	for role, want := range map[string]string{
 		"null": "infer_batch is NULL",
 		"size": "size is 48, want sizeof(penstock_framework), 56",
@@ -378,21 +380,21 @@ func TestCallbackExits(t *testing.T) {
 		t.Run(role, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), role)
 			nd := start(t, unconfined+oneFunction(digestCard(t, role+"="+file)))
-			active, shadow := serving(t, nd, "fn")
+			active, shadow := nodetest.Serving(t, nd, "fn")
 			got := stream(t, nd, 600, func() {
 				if err := os.WriteFile(file, nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
 			})
-			if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] == 0 || got.by[wire.StatusFailed] > 8 {
+			if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] == 0 || got.By[wire.StatusFailed] > 8 {
 				t.Errorf("%s; want every request answered right, but for one batch", got)
 			}
-			settled(t, nd, "fn")
-			now, _ := serving(t, nd, "fn")
+			nodetest.Settled(t, nd, "fn")
+			now, _ := nodetest.Serving(t, nd, "fn")
 			if now.Generation != shadow.Generation || now.PID == active.PID {
 				t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
 			}
-			logged(t, nd, says)
+			nodetest.Logged(t, nd, says)
 		})
 	}
 }
@@ -403,18 +405,18 @@ func TestCTerminated(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(signal.String(), func(t *testing.T) {
 			nd := start(t, oneFunction(digestCard(t, "stage")))
-			active, _ := serving(t, nd, "fn")
+			active, _ := nodetest.Serving(t, nd, "fn")
 			got := stream(t, nd, 500, func() {
 				if err := syscall.Kill(active.PID, signal); err != nil {
 					t.Fatal(err)
 				}
 			})
 			allAnswered(t, got, 500)
-			waitFor(t, "another process to serve", func() bool {
-				now, _ := serving(t, nd, "fn")
+			wait.For(t, "another process to serve", func() bool {
+				now, _ := nodetest.Serving(t, nd, "fn")
 				return now.PID != active.PID
 			})
-			settled(t, nd, "fn")
+			nodetest.Settled(t, nd, "fn")
 		})
 	}
 }
@@ -430,9 +432,9 @@ func TestSIGPROF(t *testing.T) {
 
 // allAnswered checks that each of n requests was answered and that no batch failed. Answers
 // may be late, because the machine may be busy.
-func allAnswered(t *testing.T, got *answers, n int) {
+func allAnswered(t *testing.T, got *nodetest.Answers, n int) {
 	t.Helper()
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 0 || got.by[wire.StatusOK] < n/2 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 0 || got.By[wire.StatusOK] < n/2 {
 		t.Errorf("%s; want %d right answers", got, n)
 	}
 }

@@ -7,88 +7,57 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
 
 const small = 2048 // bytes of a small picture: two fragments
 
-// serving returns the process that holds the ring, and its shadow as soon as it is ready.
-func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
-	t.Helper()
-	waitFor(t, "an active process and a shadow", func() bool {
-		f, err := n.Function(function)
-		if err != nil || len(f.Instances) == 0 {
-			return false
-		}
-		active, _ = f.Instances[0].Serving()
-		shadow, _ = f.Instances[0].Standby()
-		return active.PID != 0 && shadow.PID != 0
-	})
-	return active, shadow
-}
-
-// shadowServes waits until the shadow of a process that has ended serves in its place.
-func shadowServes(t *testing.T, n *node.Node, function string, shadow control.ProcessStatus) {
-	t.Helper()
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, n, function)
-		return now.Generation == shadow.Generation
-	})
-}
-
 // stream sends n pictures at 500 per second, and sends those again that were answered busy. It
 // calls harm in the middle.
-func stream(t *testing.T, nd *node.Node, n int, harm func()) *answers {
+func stream(t *testing.T, nd *node.Node, n int, harm func()) *nodetest.Answers {
 	t.Helper()
-	got := newAnswers()
-	deliver := got.deliver(small)
+	got := nodetest.NewAnswers()
+	deliver := got.Deliver(small)
 	var c *client.Client
-	c = dial(t, nd, "fn", client.Options{Timeout: 20 * time.Second, Deliver: func(r *client.Result) {
+	c = nodetest.Dial(t, nd, "fn", client.Options{Timeout: 20 * time.Second, Deliver: func(r *client.Result) {
 		// A client computes its credit from an older report, which lacks requests that the
 		// manager had not seen. After a pause of the machine it may send a request too many.
 		if r.Err == nil && r.Status == client.StatusBusy {
-			if _, err := c.Send(picture(small, int(r.Tag)), client.RequestOptions{Tag: r.Tag}); err == nil {
+			if _, err := c.Send(nodetest.Picture(small, int(r.Tag)), client.RequestOptions{Tag: r.Tag}); err == nil {
 				return
 			}
 		}
 		deliver(r)
 	}})
-	send(t, c, small, 0, n/2, 2*time.Millisecond)
+	nodetest.Send(t, c, small, 0, n/2, 2*time.Millisecond)
 	harm()
-	send(t, c, small, n/2, n-n/2, 2*time.Millisecond)
-	got.wait(n)
+	nodetest.Send(t, c, small, n/2, n-n/2, 2*time.Millisecond)
+	got.Wait(n)
 	return got
-}
-
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatalf("kill %d: %v", pid, err)
-	}
 }
 
 func TestActiveKilled(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
-	active, shadow := serving(t, nd, "fn")
-	got := stream(t, nd, 1000, func() { kill(t, active.PID) })
-	if got.lost > 0 || got.wrong > 0 {
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	active, shadow := nodetest.Serving(t, nd, "fn")
+	got := stream(t, nd, 1000, func() { nodetest.Kill(t, active.PID) })
+	if got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
 	// Only the batch that the dead process had started may have failed.
-	if failed := got.by[wire.StatusFailed]; failed > 8 {
+	if failed := got.By[wire.StatusFailed]; failed > 8 {
 		t.Errorf("%s; want at most a batch failed", got)
 	}
-	settled(t, nd, "fn")
-	now, _ := serving(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
+	now, _ := nodetest.Serving(t, nd, "fn")
 	if now.Generation != shadow.Generation {
 		t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
 	}
@@ -101,7 +70,7 @@ func TestActiveKilled(t *testing.T) {
 		t.Errorf("last failure %+v, want how process %d was killed", last, active.PID)
 	}
 	for name, want := range map[string]float64{"process_failures_total": 1, "requests_lost_total": 0, "function_serving": 1, "objective_seconds": 10} {
-		if got := metric(t, nd, "penstock_"+name+`{function="fn"}`); got != want {
+		if got := nodetest.Metric(t, nd, "penstock_"+name+`{function="fn"}`); got != want {
 			t.Errorf("penstock_%s is %v, want %v", name, got, want)
 		}
 	}
@@ -113,27 +82,27 @@ func badBatchesCostThemselvesOnly(t *testing.T, card, says string, environment .
 	t.Helper()
 	const n = 400
 	nd := start(t, oneFunction(card), environment...)
-	before, _ := serving(t, nd, "fn")
+	before, _ := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, n, func() {})
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] < n/10 || got.by[wire.StatusOK] < n/2 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] < n/10 || got.By[wire.StatusOK] < n/2 {
 		t.Errorf("%s; want every fifth batch failed and the others right", got)
 	}
-	if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
+	if now, _ := nodetest.Serving(t, nd, "fn"); now.PID != before.PID {
 		t.Errorf("process %d serves, want %d still", now.PID, before.PID)
 	}
-	logged(t, nd, says)
-	settled(t, nd, "fn")
+	nodetest.Logged(t, nd, says)
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestInstances(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small), ", instances: 2"), "PENSTOCK_NULL=busy=1ms")
-	active, _ := serving(t, nd, "fn")
-	got := stream(t, nd, 600, func() { kill(t, active.PID) })
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 8 {
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small), ", instances: 2"), "PENSTOCK_NULL=busy=1ms")
+	active, _ := nodetest.Serving(t, nd, "fn")
+	got := stream(t, nd, 600, func() { nodetest.Kill(t, active.PID) })
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 8 {
 		t.Errorf("%s; want every request answered right, a batch failed at most", got)
 	}
-	f := settled(t, nd, "fn")
+	f := nodetest.Settled(t, nd, "fn")
 	if len(f.Instances) != 2 {
 		t.Fatalf("%d instances, want 2", len(f.Instances))
 	}
@@ -145,55 +114,38 @@ func TestInstances(t *testing.T) {
 }
 
 func TestShadowKilled(t *testing.T) {
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	active, shadow := serving(t, nd, "fn")
-	got := stream(t, nd, 500, func() { kill(t, shadow.PID) })
-	if got.by[wire.StatusOK] != 500 || got.wrong > 0 {
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	active, shadow := nodetest.Serving(t, nd, "fn")
+	got := stream(t, nd, 500, func() { nodetest.Kill(t, shadow.PID) })
+	if got.By[wire.StatusOK] != 500 || got.Wrong > 0 {
 		t.Errorf("%s; want 500 right answers", got)
 	}
-	settled(t, nd, "fn")
-	now, other := serving(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
+	now, other := nodetest.Serving(t, nd, "fn")
 	if now.PID != active.PID || other.PID == shadow.PID {
 		t.Errorf("active %+v, shadow %+v; want the same active process and another shadow", now, other)
 	}
 }
 
-// alive reports whether a process is alive; a zombie is not.
-func alive(pid int) bool {
-	stat, _ := procstat.Read(pid)
-	return !stat.Ended()
-}
-
-func childOf(t *testing.T, nd *node.Node, verb string) int {
-	t.Helper()
-	for _, p := range processes(nd.Dir) {
-		if p.command == verb {
-			return p.pid
-		}
-	}
-	t.Fatalf("node has no %s; it has %v", verb, processes(nd.Dir))
-	return 0
-}
-
 func TestManagerKilled(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`
 shares: {policy: gslice, tune: false}
 functions:
   - {name: fn, model: %s, port: %d, share_percent: 50}
 `, card, freePort(t).Port()))
-	active, shadow := serving(t, nd, "fn")
+	active, shadow := nodetest.Serving(t, nd, "fn")
 	time.Sleep(2500 * time.Millisecond)
-	kill(t, childOf(t, nd, "manager"))
-	waitFor(t, "the old processes to end", func() bool {
-		return !alive(active.PID) && !alive(shadow.PID)
+	nodetest.Kill(t, nodetest.Child(t, nd, "manager"))
+	wait.For(t, "the old processes to end", func() bool {
+		return !nodetest.Alive(active.PID) && !nodetest.Alive(shadow.PID)
 	})
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	got := stream(t, nd, 200, func() {})
-	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers from the new manager", got)
 	}
 }
@@ -201,17 +153,17 @@ functions:
 // newManager kills the manager and waits until the functions of the next one serve.
 func newManager(t *testing.T, nd *node.Node) {
 	t.Helper()
-	old := childOf(t, nd, "manager")
-	kill(t, old)
-	waitFor(t, "another manager", func() bool {
-		for _, p := range processes(nd.Dir) {
-			if p.command == "manager" && p.pid != old && !alive(old) {
+	old := nodetest.Child(t, nd, "manager")
+	nodetest.Kill(t, old)
+	wait.For(t, "another manager", func() bool {
+		for _, p := range nodetest.Processes(nd.Dir) {
+			if p.Command == "manager" && p.PID != old && !nodetest.Alive(old) {
 				return true
 			}
 		}
 		return false
 	})
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -219,7 +171,7 @@ func newManager(t *testing.T, nd *node.Node) {
 // An error in the configuration is one line in the log, also if a crash follows.
 func TestEditUnreadable(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, oneFunction(card))
 	edit := func(text string) {
 		t.Helper()
@@ -231,36 +183,36 @@ func TestEditUnreadable(t *testing.T) {
 		return func() bool { _, err := nd.Function(name); return err == nil }
 	}
 	edit(oneFunction(card) + fmt.Sprintf("  - {name: edited, model: %s, port: 0}\n", card))
-	waitFor(t, "the edit to be followed", has("edited"))
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	wait.For(t, "the edit to be followed", has("edited"))
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := run(t, nd.Dir, "if", "add", "told", "--model", nullCard(t, "other", small)); err != nil {
+	if out, err := run(t, nd.Dir, "if", "add", "told", "--model", nodetest.Card(t, "other", small)); err != nil {
 		t.Fatalf("add: %v\n%s", err, out)
 	}
 	edit("functions: [{name: fn\n")
-	logged(t, nd, "configuration rejected; keeping the last one")
-	if status, err := control.ReadStatus(testContext(t), nd.Dir); err != nil || status.Configuration.Followed || status.Configuration.Error == "" {
+	nodetest.Logged(t, nd, "configuration rejected; keeping the last one")
+	if status, err := control.ReadStatus(nodetest.Context(t), nd.Dir); err != nil || status.Configuration.Followed || status.Configuration.Error == "" {
 		t.Errorf("status %+v, %v; want that the file is not followed, and why", status.Configuration, err)
 	}
 
 	time.Sleep(2500 * time.Millisecond) // up gives up if a child dies immediately
-	kill(t, childOf(t, nd, "orchestrator"))
-	logged(t, nd, "using the last one that was accepted")
+	nodetest.Kill(t, nodetest.Child(t, nd, "orchestrator"))
+	nodetest.Logged(t, nd, "using the last one that was accepted")
 	newManager(t, nd)
 	for _, name := range []string{"fn", "edited", "told"} {
 		if !has(name)() {
 			t.Errorf("function %s is gone", name)
 		}
 	}
-	if status, err := control.ReadStatus(testContext(t), nd.Dir); err != nil || status.Configuration.Error == "" {
+	if status, err := control.ReadStatus(nodetest.Context(t), nd.Dir); err != nil || status.Configuration.Error == "" {
 		t.Errorf("status %+v, %v; want that of the next manager to say so, too", status.Configuration, err)
 	}
-	if got := stream(t, nd, 50, func() {}); got.by[wire.StatusOK] != 50 {
+	if got := stream(t, nd, 50, func() {}); got.By[wire.StatusOK] != 50 {
 		t.Errorf("%s; want 50 right answers", got)
 	}
 	edit(oneFunction(card))
-	waitFor(t, "the mended file to be followed", func() bool { return !has("edited")() && has("fn")() })
+	wait.For(t, "the mended file to be followed", func() bool { return !has("edited")() && has("fn")() })
 	if !has("told")() {
 		t.Error("an edit that does not name it has removed the function that `penstock if add` made")
 	}
@@ -270,14 +222,14 @@ func TestEditUnreadable(t *testing.T) {
 // until the configuration file changes.
 func TestChangesOutliveManager(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	// No other program takes these ports between two managers. The manager's own tests have ports
 	// that the kernel chose.
 	first, second := freePort(t).Port(), freePort(t).Port()
 	config := strings.Replace(oneFunction(card), "port: 0", fmt.Sprintf("port: %d", first), 1)
 	nd := start(t, config+fmt.Sprintf("  - {name: gone, model: %s, port: 0}\n", card))
 	for _, told := range [][]string{
-		{"add", "second", "--model", nullCard(t, "other", small), "--port", fmt.Sprint(second)},
+		{"add", "second", "--model", nodetest.Card(t, "other", small), "--port", fmt.Sprint(second)},
 		{"replace", "fn", secondVersion(t)},
 		{"remove", "gone"},
 		{"share", "second", "20"},
@@ -286,15 +238,15 @@ func TestChangesOutliveManager(t *testing.T) {
 			t.Fatalf("%s: %v\n%s", told[0], err, out)
 		}
 	}
-	waitFor(t, "the function to be gone", func() bool {
+	wait.For(t, "the function to be gone", func() bool {
 		_, err := nd.Function("gone")
 		return err != nil
 	})
-	ports := map[string]string{"fn": address(t, nd, "fn"), "second": address(t, nd, "second")}
+	ports := map[string]string{"fn": nodetest.Address(t, nd, "fn"), "second": nodetest.Address(t, nd, "second")}
 
 	newManager(t, nd)
 	for name, port := range ports {
-		if now := address(t, nd, name); now != port {
+		if now := nodetest.Address(t, nd, name); now != port {
 			t.Errorf("%s is at %s, and was at %s", name, now, port)
 		}
 	}
@@ -310,7 +262,7 @@ func TestChangesOutliveManager(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "rollback", "fn"); err != nil {
 		t.Errorf("rollback: %v\n%s", err, out)
 	}
-	waitFor(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
+	wait.For(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
 
 	// A damaged record is ignored.
 	if err := os.Truncate(filepath.Join(nd.Dir, control.RecordFile), 100); err != nil {
@@ -322,39 +274,39 @@ func TestChangesOutliveManager(t *testing.T) {
 			t.Errorf("function %s: %v; want it there: %v", name, err, want)
 		}
 	}
-	logged(t, nd, "cannot restore changes made at run time")
+	nodetest.Logged(t, nd, "cannot restore changes made at run time")
 }
 
 func TestHungProcess(t *testing.T) {
 	t.Parallel()
-	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=hang_after=20")
-	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 30 * time.Second})
-	send(t, c, small, 0, 60, 5*time.Millisecond)
-	got.wait(60)
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] == 0 {
+	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=hang_after=20")
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 30 * time.Second})
+	nodetest.Send(t, c, small, 0, 60, 5*time.Millisecond)
+	got.Wait(60)
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] == 0 {
 		t.Errorf("%s; want every request answered, some of them failed", got)
 	}
-	if metric(t, nd, `penstock_hangs_total{function="fn"}`) == 0 {
+	if nodetest.Metric(t, nd, `penstock_hangs_total{function="fn"}`) == 0 {
 		t.Error("no hang was counted")
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestAnswersNaN(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=nan")
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=nan")
 	got := stream(t, nd, 50, func() {})
-	if got.by[wire.StatusFailed] != 50 {
+	if got.By[wire.StatusFailed] != 50 {
 		t.Errorf("%s; want 50 failed", got)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestTerminateUnderLoad(t *testing.T) {
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
-	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: patience, InFlight: 32})
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: patience, InFlight: 32})
 	// The load continues until it is seen in the status, because earlier requests may all be
 	// answered by then.
 	loading, seen := context.WithCancel(t.Context())
@@ -366,11 +318,11 @@ func TestTerminateUnderLoad(t *testing.T) {
 				return
 			case <-time.After(time.Millisecond):
 			}
-			_, _ = c.Send(picture(small, i), client.RequestOptions{Tag: uint64(i)})
+			_, _ = c.Send(nodetest.Picture(small, i), client.RequestOptions{Tag: uint64(i)})
 		}
 	})
 	var before control.FunctionStatus
-	waitFor(t, "load", func() bool {
+	wait.For(t, "load", func() bool {
 		var err error
 		before, err = nd.Function("fn")
 		return err == nil && before.Accepted >= 300 && before.InFlight > 0
@@ -380,6 +332,6 @@ func TestTerminateUnderLoad(t *testing.T) {
 	if err := nd.Stop(); err != nil {
 		t.Fatalf("want exit status 0: %v", err)
 	}
-	waitFor(t, fmt.Sprintf("answers to the %d requests that were accepted before the end", before.Accepted), func() bool { return got.accepted() >= before.Accepted })
+	wait.For(t, fmt.Sprintf("answers to the %d requests that were accepted before the end", before.Accepted), func() bool { return got.Accepted() >= before.Accepted })
 	c.Close()
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
@@ -78,7 +80,7 @@ functions:
   - {name: other, model: fashion, port: 0, slo: 10s, worker: cold}
 `, card))
 			o := client.Options{Timeout: patience}
-			clients := map[string]*client.Client{"fn": dial(t, nd, "fn", o), "other": dial(t, nd, "other", o)}
+			clients := map[string]*client.Client{"fn": nodetest.Dial(t, nd, "fn", o), "other": nodetest.Dial(t, nd, "other", o)}
 			_, right := askPicture(t, clients["fn"], size, 1)
 			answersRight := func(function string) {
 				t.Helper()
@@ -86,7 +88,7 @@ functions:
 					t.Errorf("%s: %v with %x, want %x", function, status, payload, right)
 				}
 			}
-			waitFor(t, "fn to be evicted", func() bool {
+			wait.For(t, "fn to be evicted", func() bool {
 				answersRight("other")
 				f, err := nd.Function("fn")
 				return err == nil && f.Residency != nil && f.Residency.State == control.Evicted
@@ -100,22 +102,22 @@ functions:
 				t.Errorf("a request of the damaged model ends %v, want failed", status)
 			}
 			answersRight("other")
-			waitFor(t, "the reason in if list", func() bool {
+			wait.For(t, "the reason in if list", func() bool {
 				out, err := run(t, nd.Dir, "if", "list")
 				return err == nil && strings.Contains(out, "\nfn: ") && strings.Contains(out, file)
 			})
-			if f := settled(t, nd, "other"); f.Failed > 0 {
+			if f := nodetest.Settled(t, nd, "other"); f.Failed > 0 {
 				t.Errorf("%d requests of the other member failed", f.Failed)
 			}
 
 			c.repair(t, nd, file)
-			waitFor(t, "fn to answer again", func() bool {
+			wait.For(t, "fn to answer again", func() bool {
 				status, _ := askPicture(t, clients["fn"], size, 1)
 				return status == wire.StatusOK
 			})
 			answersRight("fn")
 			answersRight("other")
-			waitFor(t, "the reason to go", func() bool {
+			wait.For(t, "the reason to go", func() bool {
 				out, err := run(t, nd.Dir, "if", "list")
 				return err == nil && !strings.Contains(out, "\nfn: load")
 			})

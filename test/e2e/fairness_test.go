@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/wire"
 )
@@ -81,25 +82,25 @@ const bound = 0.95
 // answered ok. The client has one request in flight, which is within an equal share
 // of the slots. If the node gets no CPU for a moment, the client waits. With a fixed
 // schedule it would exceed its share and rightly be answered busy.
-func behave(t *testing.T, c *client.Client, bytes, n int) (kept float64, ended *answers) {
+func behave(t *testing.T, c *client.Client, bytes, n int) (kept float64, ended *nodetest.Answers) {
 	t.Helper()
-	ended = newAnswers()
-	deliver := ended.deliver(bytes)
+	ended = nodetest.NewAnswers()
+	deliver := ended.Deliver(bytes)
 	for i := range n {
 		next := time.Now().Add(gap)
-		r, _ := c.Do(testContext(t), picture(bytes, i), client.RequestOptions{Tag: uint64(i)})
+		r, _ := c.Do(nodetest.Context(t), nodetest.Picture(bytes, i), client.RequestOptions{Tag: uint64(i)})
 		deliver(&r)
 		time.Sleep(time.Until(next))
 	}
-	if ended.wrong > 0 {
+	if ended.Wrong > 0 {
 		t.Errorf("client got wrong answers: %s", ended)
 	}
-	return float64(ended.by[wire.StatusOK]) / float64(n), ended
+	return float64(ended.By[wire.StatusOK]) / float64(n), ended
 }
 
 // keepsBound measures until the client keeps bound. A machine that becomes busy during one or two
 // attempts says nothing.
-func keepsBound(t *testing.T, name string, measure func() (kept float64, ended *answers)) {
+func keepsBound(t *testing.T, name string, measure func() (kept float64, ended *nodetest.Answers)) {
 	t.Helper()
 	const maxAttempts = 4
 	for attempt := 1; ; attempt++ {
@@ -124,7 +125,7 @@ shares: {policy: gslice, tune: false}
 functions:
   - {name: fn, model: %s, port: 0, share_percent: 40, environment: {%s: sleep=2ms}}
   - {name: large, model: %s, port: 0, share_percent: 40}
-`, listen, nullCard(t, "small", small), null.Variable, nullCard(t, "large", large))
+`, listen, nodetest.Card(t, "small", small), null.Variable, nodetest.Card(t, "large", large))
 }
 
 // TestFairness floods a node from addresses of 127.0.0.0/8, which need no proof,
@@ -152,12 +153,12 @@ func TestFairness(t *testing.T) {
 			continue // 5 s per row; make test-all has all rows
 		}
 
-		keepsBound(t, row.name, func() (kept float64, ended *answers) {
-			c := dial(t, nd, row.function, client.Options{Timeout: 20 * time.Second})
+		keepsBound(t, row.name, func() (kept float64, ended *nodetest.Answers) {
+			c := nodetest.Dial(t, nd, row.function, client.Options{Timeout: 20 * time.Second})
 			defer c.Close()
 			behave(t, c, row.bytes, 1) // the manager knows the client before the flood begins
 
-			sent, stop := flood(t, local(t, address(t, nd, row.function), row.addresses, row.ports), row.make)
+			sent, stop := flood(t, local(t, nodetest.Address(t, nd, row.function), row.addresses, row.ports), row.make)
 			defer stop()
 			time.Sleep(200 * time.Millisecond) // until the flood has occupied all it can get
 			began, before := time.Now(), sent.Load()
@@ -191,13 +192,13 @@ func TestFairnessWithoutProof(t *testing.T) {
 		_, stop := flood(t, sockets, row.make)
 		time.Sleep(200 * time.Millisecond)
 		for _, where := range []string{"this machine", "outside"} {
-			keepsBound(t, row.name+" without proof, client on "+where, func() (kept float64, ended *answers) {
+			keepsBound(t, row.name+" without proof, client on "+where, func() (kept float64, ended *nodetest.Answers) {
 				options := client.Options{Timeout: 20 * time.Second}
 				var c *client.Client
 				if where == "outside" {
 					c = host.dial(t, f.Port, options)
 				} else {
-					c = dial(t, nd, "fn", options)
+					c = nodetest.Dial(t, nd, "fn", options)
 				}
 				defer c.Close()
 				return behave(t, c, small, 200)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -32,8 +34,8 @@ func TestFolderRemoved(t *testing.T) {
 		{"folder", os.RemoveAll},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			nd := startApart(t, oneFunction(nullCard(t, "digest", small)))
-			active, _ := serving(t, nd, "fn")
+			nd := startApart(t, oneFunction(nodetest.Card(t, "digest", small)))
+			active, _ := nodetest.Serving(t, nd, "fn")
 			p := startProbe(t, nd, "fn")
 			time.Sleep(200 * time.Millisecond)
 
@@ -46,7 +48,7 @@ func TestFolderRemoved(t *testing.T) {
 			}
 			// The node checks every 500 ms and may find the folder in part removed, each time.
 			checks := 2 + int(time.Since(removed)/(500*time.Millisecond))
-			waitFor(t, "penstock if list", func() bool {
+			wait.For(t, "penstock if list", func() bool {
 				_, err := run(t, nd.Dir, "if", "list")
 				return err == nil
 			})
@@ -54,23 +56,23 @@ func TestFolderRemoved(t *testing.T) {
 			if outage := p.outage(removed, time.Now()); outage > 10*time.Second {
 				t.Errorf("requests had no answer for %v, want no outage", outage)
 			}
-			if now, _ := serving(t, nd, "fn"); now.PID != active.PID {
+			if now, _ := nodetest.Serving(t, nd, "fn"); now.PID != active.PID {
 				t.Errorf("process %d serves, want %d as before", now.PID, active.PID)
 			}
 
-			kill(t, active.PID)
-			waitFor(t, "another process", func() bool {
-				now, standby := serving(t, nd, "fn")
+			nodetest.Kill(t, active.PID)
+			wait.For(t, "another process", func() bool {
+				now, standby := nodetest.Serving(t, nd, "fn")
 				return now.PID != active.PID && standby.PID != active.PID
 			})
-			logged(t, nd, "runtime folder was emptied")
+			nodetest.Logged(t, nd, "runtime folder was emptied")
 			if n := strings.Count(nd.Log(), "runtime folder was emptied"); n > checks {
 				t.Errorf("the log says %d times that the folder was emptied, want at most %d", n, checks)
 			}
-			if n := metric(t, nd, "penstock_runtime_folder_restored_total"); n < 1 || n > float64(checks) {
+			if n := nodetest.Metric(t, nd, "penstock_runtime_folder_restored_total"); n < 1 || n > float64(checks) {
 				t.Errorf("the metric counts %v, want 1 to %d", n, checks)
 			}
-			if err := nd.WaitReady(testContext(t)); err != nil {
+			if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 				t.Fatal(err)
 			}
 			if says := readiness(t, nd); !strings.Contains(says, "restored ") {
@@ -91,7 +93,7 @@ func startApart(t *testing.T, config string) *node.Node {
 	if err := os.WriteFile(path, fmt.Appendf(nil, "http: %s\n%s", at, config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	nd, err := node.Start(testContext(t), node.Options{Binary: penstock, ConfigFile: path, HTTP: at})
+	nd, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, ConfigFile: path, HTTP: at})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,9 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -22,7 +24,7 @@ import (
 // run runs a verb of penstock against a node.
 func run(t *testing.T, dir string, arguments ...string) (string, error) {
 	t.Helper()
-	c := exec.CommandContext(testContext(t), penstock, append(arguments, "--runtime-dir", dir)...)
+	c := exec.CommandContext(nodetest.Context(t), penstock, append(arguments, "--runtime-dir", dir)...)
 	out, err := c.CombinedOutput()
 	return string(out), err
 }
@@ -54,23 +56,23 @@ func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 
 func TestAddRemove(t *testing.T) {
 	t.Parallel()
-	nd, other := start(t, oneFunction(nullCard(t, "digest", small))), nullCard(t, "other", small)
+	nd, other := start(t, oneFunction(nodetest.Card(t, "digest", small))), nodetest.Card(t, "other", small)
 	got := stream(t, nd, 400, func() {
 		if out, err := run(t, nd.Dir, "if", "add", "second", "--model", other); err != nil {
 			t.Fatalf("add: %v\n%s", err, out)
 		}
 	})
-	if got.by[wire.StatusOK] != 400 {
+	if got.By[wire.StatusOK] != 400 {
 		t.Errorf("%s; want 400 ok beside the addition", got)
 	}
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "second") || !strings.Contains(out, "other v1") || !strings.Contains(out, "serves") {
 		t.Errorf("list: %v\n%s", err, out)
 	}
-	c := dial(t, nd, "second", client.Options{Timeout: patience})
-	if _, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil {
+	c := nodetest.Dial(t, nd, "second", client.Options{Timeout: patience})
+	if _, err := c.Do(nodetest.Context(t), nodetest.Picture(small, 1), client.RequestOptions{}); err != nil {
 		t.Fatalf("the added function: %v", err)
 	}
 	port := portOf(t, nd, "second")
@@ -90,12 +92,12 @@ func TestAddRemove(t *testing.T) {
 	if out, err := run(t, t.TempDir(), "if", "list"); err == nil || !strings.Contains(out, "--runtime-dir") {
 		t.Errorf("list of no node: %v\n%s", err, out)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestEdit(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, oneFunction(card))
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {
@@ -108,17 +110,17 @@ func TestEdit(t *testing.T) {
 		}
 	}
 	edit(fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card))
-	waitFor(t, "the added function", func() bool {
+	wait.For(t, "the added function", func() bool {
 		_, err := nd.Function("second")
 		return err == nil
 	})
 	edit("  - {name: third, prot: 0}\n")
-	logged(t, nd, "prot")
+	nodetest.Logged(t, nd, "prot")
 	if _, err := nd.Function("second"); err != nil {
 		t.Errorf("a wrong edit was followed: %v", err)
 	}
 	edit("")
-	waitFor(t, "the function to be gone", func() bool {
+	wait.For(t, "the function to be gone", func() bool {
 		_, err := nd.Function("second")
 		return err != nil
 	})
@@ -127,7 +129,7 @@ func TestEdit(t *testing.T) {
 // The configuration of a running node is valid, although that node already uses its ports. Another configuration with
 // these ports is not.
 func TestCheckRunningNode(t *testing.T) {
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: 15905}\n", card))
 	for _, dir := range []string{nd.Dir, t.TempDir()} {
 		out, err := run(t, dir, "check", nd.Config)
@@ -150,7 +152,7 @@ func TestCheckRunningNode(t *testing.T) {
 }
 
 func TestIfAddSave(t *testing.T) {
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, oneFunction(card)+"# the end\n")
 	if out, err := run(t, nd.Dir, "if", "add", "kept", "--model", card, "--slo", "3s", "--pictures", "6/min", "--save"); err != nil || !strings.Contains(out, "kept is saved in "+nd.Config) {
 		t.Fatalf("add: %v\n%s", err, out)
@@ -177,7 +179,7 @@ func TestIfAddSave(t *testing.T) {
 	if err := os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	logged(t, nd, "configuration rejected; keeping the last one")
+	nodetest.Logged(t, nd, "configuration rejected; keeping the last one")
 	failsInOneLine(t, nd, []string{"save function", "the node ignores", "slab.size"}, "if", "add", "third", "--model", card, "--save")
 	if _, err := nd.Function("third"); err == nil {
 		t.Error("a function that cannot be saved was added")
@@ -186,12 +188,12 @@ func TestIfAddSave(t *testing.T) {
 
 // Objective, share and port change while requests are in flight, and none is lost.
 func TestEditsUnderLoad(t *testing.T) {
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	entry := func(rest string) string {
 		return fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n  - {name: fn, model: %s, %s}\n", card, rest)
 	}
 	nd := start(t, entry("port: 0, slo: 5s, share_percent: 30"), "PENSTOCK_NULL=busy=1ms")
-	serving(t, nd, "fn")
+	nodetest.Serving(t, nd, "fn")
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -202,32 +204,32 @@ func TestEditsUnderLoad(t *testing.T) {
 		if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, "the edit to be followed", func() bool {
+		wait.For(t, "the edit to be followed", func() bool {
 			f, err := nd.Function("fn")
 			return err == nil && f.SLOMillis == 4000 && f.SharePercent == 60
 		})
 	})
-	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s; want 400 right answers", got)
 	}
-	settled(t, nd, "fn")
-	if metric(t, nd, "penstock_configuration_rejected") != 0 {
+	nodetest.Settled(t, nd, "fn")
+	if nodetest.Metric(t, nd, "penstock_configuration_rejected") != 0 {
 		t.Error("the edit counts as rejected")
 	}
 }
 
 func TestReplace(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	serving(t, nd, "fn")
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	nodetest.Serving(t, nd, "fn")
 	if out, err := run(t, nd.Dir, "if", "replace", "fn", secondVersion(t)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
 	}
-	waitFor(t, "version 2 to answer", func() bool { return versionOf(t, nd, "fn") == 2 })
+	wait.For(t, "version 2 to answer", func() bool { return versionOf(t, nd, "fn") == 2 })
 
 	bad := brokenCard(t)
 	got := stream(t, nd, 400, func() { failsInOneLine(t, nd, []string{"keeping the old one"}, "if", "replace", "fn", bad) })
-	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s; want 400 right answers while the new model failed", got)
 	}
 	if v := versionOf(t, nd, "fn"); v != 2 {
@@ -236,14 +238,14 @@ func TestReplace(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "rollback", "fn"); err != nil {
 		t.Fatalf("rollback: %v\n%s", err, out)
 	}
-	waitFor(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
-	settled(t, nd, "fn")
+	wait.For(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
+	nodetest.Settled(t, nd, "fn")
 }
 
 // secondVersion returns the card of nullCard's digest with version 2.
 func secondVersion(t *testing.T) string {
 	t.Helper()
-	path := nullCard(t, "digest", small)
+	path := nodetest.Card(t, "digest", small)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -257,8 +259,8 @@ func secondVersion(t *testing.T) string {
 // versionOf returns the version of the model that answers for a function.
 func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 	t.Helper()
-	c := dial(t, nd, function, client.Options{Timeout: patience})
-	r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
+	c := nodetest.Dial(t, nd, function, client.Options{Timeout: patience})
+	r, err := c.Do(nodetest.Context(t), nodetest.Picture(small, 1), client.RequestOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,8 +269,8 @@ func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 
 func TestReplaceOtherSize(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	out, err := run(t, nd.Dir, "if", "replace", "fn", nullCard(t, "bigger", 2*small))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	out, err := run(t, nd.Dir, "if", "replace", "fn", nodetest.Card(t, "bigger", 2*small))
 	if err == nil || !strings.Contains(out, "4096") || !strings.Contains(out, "2048") {
 		t.Errorf("%v: %s; want a refusal that names both sizes", err, out)
 	}
@@ -283,9 +285,9 @@ func TestStartErrors(t *testing.T) {
 	}
 	defer taken.Close()
 	port := taken.LocalAddr().(*net.UDPAddr).Port
-	card := nullCard(t, "digest", small)
-	misspelt := nullCard(t, "misspelt", small, "kneee_percent: 30")
-	missing := nullCard(t, "missing", small, "model: nowhere.onnx")
+	card := nodetest.Card(t, "digest", small)
+	misspelt := nodetest.Card(t, "misspelt", small, "kneee_percent: 30")
+	missing := nodetest.Card(t, "missing", small, "model: nowhere.onnx")
 	cases := map[string]struct {
 		config string
 		want   []string
@@ -320,8 +322,8 @@ func TestStartErrors(t *testing.T) {
 					t.Errorf("said:\n%s\nwant %q in it", out, want)
 				}
 			}
-			if len(processes(dir)) > 0 {
-				t.Errorf("left behind: %v", processes(dir))
+			if len(nodetest.Processes(dir)) > 0 {
+				t.Errorf("left behind: %v", nodetest.Processes(dir))
 			}
 		})
 	}
@@ -345,7 +347,7 @@ decoder: {name: topk, k: 5}
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	refuses(t, nd, "wrong", file, "28, 28]", "28, 32]")
 	response, err := http.Get("http://" + nd.HTTP.String() + "/readyz")
 	if err != nil {
@@ -354,11 +356,11 @@ decoder: {name: topk, k: 5}
 	if response.Body.Close(); response.StatusCode != http.StatusOK {
 		t.Errorf("readyz after a failed addition: %s, want 200", response.Status)
 	}
-	if out, err := run(t, nd.Dir, "if", "add", "wrong", "--model", nullCard(t, "right", small)); err != nil {
+	if out, err := run(t, nd.Dir, "if", "add", "wrong", "--model", nodetest.Card(t, "right", small)); err != nil {
 		t.Errorf("adding a model that starts under the same name: %v\n%s", err, out)
 	}
 	got := stream(t, nd, 200, func() {})
-	if got.by[wire.StatusOK] != 200 {
+	if got.By[wire.StatusOK] != 200 {
 		t.Errorf("%s; want 200 ok beside the model that cannot start", got)
 	}
 }
@@ -366,13 +368,13 @@ decoder: {name: topk, k: 5}
 func TestPortInUse(t *testing.T) {
 	t.Parallel()
 	taken := freePort(t).Port()
-	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: %d}\n", nullCard(t, "digest", small), taken))
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: %d}\n", nodetest.Card(t, "digest", small), taken))
 	for port, want := range map[string]string{
 		fmt.Sprint(taken): fmt.Sprintf(`port %d belongs to function "first"`, taken),
 		"65536":           "--port 65536: want 1 to 65535",
 		"-1":              "--port -1: want 1 to 65535",
 	} {
-		out, err := run(t, nd.Dir, "if", "add", "second", "--port", port, "--model", nullCard(t, "other", small))
+		out, err := run(t, nd.Dir, "if", "add", "second", "--port", port, "--model", nodetest.Card(t, "other", small))
 		if err == nil || !strings.Contains(out, want) {
 			t.Errorf("add at %s: %v, said:\n%s\nwant %q", port, err, out, want)
 		}
@@ -383,13 +385,13 @@ func TestPortInUse(t *testing.T) {
 // The node must not do that.
 func TestEditMisspelt(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	wrong := "functions:\n  - {name: fm, model: nosuch, port: 0}\n"
 	if err := os.WriteFile(nd.Config, []byte(wrong), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	logged(t, nd, `unknown model \"nosuch\"`)
-	if got := stream(t, nd, 50, func() {}); got.by[wire.StatusOK] != 50 {
+	nodetest.Logged(t, nd, `unknown model \"nosuch\"`)
+	if got := stream(t, nd, 50, func() {}); got.By[wire.StatusOK] != 50 {
 		t.Errorf("%s; want 50 ok of the function that was there", got)
 	}
 	if log := nd.Log(); strings.Contains(log, "function is being removed") {
@@ -400,7 +402,7 @@ func TestEditMisspelt(t *testing.T) {
 // If one entry of an edit cannot be applied, no entry is applied.
 func TestEditInvalid(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	second := fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card)
 	nd := start(t, oneFunction(card)+second)
 	text, err := os.ReadFile(nd.Config)
@@ -412,7 +414,7 @@ func TestEditInvalid(t *testing.T) {
 	if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	logged(t, nd, "reconfigure function fn")
+	nodetest.Logged(t, nd, "reconfigure function fn")
 	for name, want := range map[string]bool{"fn": true, "second": true, "third": false} {
 		if _, err := nd.Function(name); (err == nil) != want {
 			t.Errorf("function %s: %v; want it there: %v", name, err, want)
@@ -433,25 +435,25 @@ func brokenCard(t *testing.T) string {
 // must be started again.
 func TestRollback(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), configs.Lab{Change: configs.ChangeRestart}.Environment())
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), configs.Lab{Change: configs.ChangeRestart}.Environment())
 	if out, err := run(t, nd.Dir, "if", "replace", "fn", brokenCard(t)); err == nil || !strings.Contains(out, "bad.onnx") {
 		t.Errorf("replacing with a broken model: %v, said:\n%s\nwant why it failed", err, out)
 	}
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	got := stream(t, nd, 100, func() {})
-	if got.by[wire.StatusOK] != 100 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 100 || got.Wrong > 0 {
 		t.Errorf("%s; want 100 right answers of the old model", got)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 // A function of the configuration file is not removed when its model fails, and follows the
 // operator's later changes.
 func TestReplaceBrokenModel(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -460,12 +462,12 @@ func TestReplaceBrokenModel(t *testing.T) {
 	if err := os.WriteFile(nd.Config, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	logged(t, nd, "load model bad")
-	if out, err := run(t, nd.Dir, "if", "replace", "second", nullCard(t, "digest", small)); err != nil {
+	nodetest.Logged(t, nd, "load model bad")
+	if out, err := run(t, nd.Dir, "if", "replace", "second", nodetest.Card(t, "digest", small)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
 	}
-	c := dial(t, nd, "second", client.Options{Timeout: patience})
-	if r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil || r.ModelVersion != 1 {
+	c := nodetest.Dial(t, nd, "second", client.Options{Timeout: patience})
+	if r, err := c.Do(nodetest.Context(t), nodetest.Picture(small, 1), client.RequestOptions{}); err != nil || r.ModelVersion != 1 {
 		t.Errorf("answer %+v, %v; want the good model's", r, err)
 	}
 }
@@ -474,16 +476,16 @@ func TestReplaceBrokenModel(t *testing.T) {
 // cannot start, and stays if it can.
 func TestAddInterrupted(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // so that the warm-up takes a while
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // so that the warm-up takes a while
 	interrupt := func(name, card string) (added bool) {
 		t.Helper()
-		c := exec.CommandContext(testContext(t), penstock, "if", "add", name, "--model", card, "--runtime-dir", nd.Dir)
+		c := exec.CommandContext(nodetest.Context(t), penstock, "if", "add", name, "--model", card, "--runtime-dir", nd.Dir)
 		out := &strings.Builder{}
 		c.Stdout, c.Stderr = out, out
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, name+" to be added", func() bool {
+		wait.For(t, name+" to be added", func() bool {
 			_, err := nd.Function(name)
 			return err == nil
 		})
@@ -497,7 +499,7 @@ func TestAddInterrupted(t *testing.T) {
 	if interrupt("never", programCard(t, "/bin/sleep", "60")) {
 		t.Error("a function that cannot start was added")
 	}
-	waitFor(t, "the function that cannot start to be taken off", func() bool {
+	wait.For(t, "the function that cannot start to be taken off", func() bool {
 		f, err := nd.Function("never")
 		if err != nil {
 			return true
@@ -511,17 +513,17 @@ func TestAddInterrupted(t *testing.T) {
 		}
 		return false
 	})
-	logged(t, nd, "killed by signal 9")
-	logged(t, nd, "removing the function")
+	nodetest.Logged(t, nd, "killed by signal 9")
+	nodetest.Logged(t, nd, "removing the function")
 	// On a busy machine a function may be there before the signal is sent.
-	name, card := "later", nullCard(t, "other", small)
+	name, card := "later", nodetest.Card(t, "other", small)
 	for i := 0; interrupt(name, card); i++ {
 		if i == 10 {
 			t.Fatal("each addition ended before it was interrupted")
 		}
 		name = fmt.Sprintf("later%d", i)
 	}
-	waitFor(t, "the function that can start to serve", func() bool {
+	wait.For(t, "the function that can start to serve", func() bool {
 		f, err := nd.Function(name)
 		if err != nil {
 			t.Fatal(err)
@@ -533,7 +535,7 @@ func TestAddInterrupted(t *testing.T) {
 
 func TestRename(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	port := int(freePort(t).Port())
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: before, model: %s, port: %d}\n", card, port))
 	text, err := os.ReadFile(nd.Config)
@@ -543,13 +545,13 @@ func TestRename(t *testing.T) {
 	if err := os.WriteFile(nd.Config, []byte(strings.Replace(string(text), "before", "after", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the function under its new name", func() bool {
+	wait.For(t, "the function under its new name", func() bool {
 		f, err := nd.Function("after")
 		return err == nil && f.Port == port
 	})
 
 	// A manager that is asked to exit before the function has a process waits 20 s for one.
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -14,11 +14,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	pictures "github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
@@ -31,7 +32,7 @@ func startWithGateway(t testing.TB, more ...string) (nd *node.Node, url string) 
 	address := freePort(t)
 	nd = startWith(t, node.Options{Config: "functions:\n  - {name: face, port: 0, slo: 5s}\n  - {name: fashion, port: 0, slo: 5s}\n" + strings.Join(more, ""), Gateway: address})
 	url = "http://" + address.String()
-	waitFor(t, "the gateway to be ready", func() bool { return gatewayReady(url) })
+	wait.For(t, "the gateway to be ready", func() bool { return gatewayReady(url) })
 	return nd, url
 }
 
@@ -98,13 +99,9 @@ func TestGateway(t *testing.T) {
 	}
 	infer()
 
-	for _, p := range processes(nd.Dir) {
-		if p.command == "gateway" {
-			syscall.Kill(p.pid, syscall.SIGKILL)
-		}
-	}
-	waitFor(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
-	waitFor(t, "the gateway to be back", func() bool { return gatewayReady(url) })
+	nodetest.Kill(t, nodetest.Child(t, nd, "gateway"))
+	wait.For(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
+	wait.For(t, "the gateway to be back", func() bool { return gatewayReady(url) })
 	infer()
 }
 
@@ -118,8 +115,8 @@ func TestGatewayPriority(t *testing.T) {
 	}
 	response.Body.Close()
 	checked := 0
-	for _, p := range processes(nd.Dir) {
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.pid))
+	for _, p := range nodetest.Processes(nd.Dir) {
+		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,14 +127,14 @@ func TestGatewayPriority(t *testing.T) {
 				continue
 			}
 			nice := 20 - raw
-			if p.command == "gateway" && nice != 10 || p.command == "manager" && nice > 0 || err != nil {
-				t.Errorf("thread %d of %s has nice %d, %v", id, p.command, nice, err)
+			if p.Command == "gateway" && nice != 10 || p.Command == "manager" && nice > 0 || err != nil {
+				t.Errorf("thread %d of %s has nice %d, %v", id, p.Command, nice, err)
 			}
 			checked++
 		}
-		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", p.pid))
-		if err == nil && strings.HasSuffix(strings.TrimSpace(string(group)), "nice 10") != (p.command == "gateway") {
-			t.Errorf("the session of %s: %s", p.command, group)
+		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/autogroup", p.PID))
+		if err == nil && strings.HasSuffix(strings.TrimSpace(string(group)), "nice 10") != (p.Command == "gateway") {
+			t.Errorf("the session of %s: %s", p.Command, group)
 		}
 	}
 	if checked < 10 {

@@ -15,7 +15,9 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/nulltest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -79,7 +81,7 @@ func onGPU(card string, functions ...string) string {
 func onGroups(t *testing.T, n *node.Node, functions ...string) map[string]control.InstanceStatus {
 	t.Helper()
 	at := map[string]control.InstanceStatus{}
-	waitFor(t, "everybody to serve on its groups", func() bool {
+	wait.For(t, "everybody to serve on its groups", func() bool {
 		status, err := n.Status()
 		if err != nil {
 			return false
@@ -123,7 +125,7 @@ func share(t *testing.T, n *node.Node, function string, percent float64) {
 }
 
 func TestGPUSharesMove(t *testing.T) {
-	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: other, share_percent: 50"), withGPU(t, true)...)
+	nd := start(t, onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50", "name: other, share_percent: 50"), withGPU(t, true)...)
 	before := onGroups(t, nd, "fn", "other")
 	status, err := nd.Status()
 	if err != nil {
@@ -137,10 +139,10 @@ func TestGPUSharesMove(t *testing.T) {
 	}
 	const changes = 6
 	step := 0
-	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 20 * time.Second})
 	for i := range changes {
-		send(t, c, small, step, 100, 2*time.Millisecond)
+		nodetest.Send(t, c, small, step, 100, 2*time.Millisecond)
 		step += 100
 		// Shrink one first, otherwise the sum is above 100.
 		small, large := "fn", "other"
@@ -150,12 +152,12 @@ func TestGPUSharesMove(t *testing.T) {
 		share(t, nd, small, 20)
 		share(t, nd, large, 80)
 	}
-	got.wait(step)
-	if got.by[wire.StatusOK] != step || got.wrong > 0 {
+	got.Wait(step)
+	if got.By[wire.StatusOK] != step || got.Wrong > 0 {
 		t.Errorf("%s; want %d right answers", got, step)
 	}
 	var after map[string]control.InstanceStatus
-	waitFor(t, "fn to have four fifths of the GPU", func() bool {
+	wait.For(t, "fn to have four fifths of the GPU", func() bool {
 		after = onGroups(t, nd, "fn", "other")
 		return active(after["fn"]).SMs >= 98
 	})
@@ -165,22 +167,22 @@ func TestGPUSharesMove(t *testing.T) {
 		}
 	}
 	var f control.FunctionStatus
-	waitFor(t, "the moves to be counted", func() bool {
-		f = settled(t, nd, "fn")
+	wait.For(t, "the moves to be counted", func() bool {
+		f = nodetest.Settled(t, nd, "fn")
 		return f.Swaps >= 1 // a slow machine may skip others
 	})
 	if f.Swaps > changes {
 		t.Errorf("%d moves were counted in %d changes", f.Swaps, changes)
 	}
-	waitFor(t, "the metric to count what the status counts", func() bool {
-		f = settled(t, nd, "fn")
-		return metric(t, nd, `penstock_swap_idle_seconds_count{function="fn",mechanism="partition"}`) == float64(f.SwapIdle.Count)
+	wait.For(t, "the metric to count what the status counts", func() bool {
+		f = nodetest.Settled(t, nd, "fn")
+		return nodetest.Metric(t, nd, `penstock_swap_idle_seconds_count{function="fn",mechanism="partition"}`) == float64(f.SwapIdle.Count)
 	})
 }
 
 func TestGPUFault(t *testing.T) {
 	t.Parallel()
-	nd, log := startRecorded(t, onGPU(nullCard(t, "digest", small),
+	nd, log := startRecorded(t, onGPU(nodetest.Card(t, "digest", small),
 		"name: fn, share_percent: 50", `name: bad, share_percent: 30, environment: {PENSTOCK_NULL: "fault_after=60"}`),
 		withGPU(t, true)...)
 	faults := func() control.FaultStatus {
@@ -190,58 +192,58 @@ func TestGPUFault(t *testing.T) {
 		}
 		return status.Faults
 	}
-	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
-	bad := newAnswers()
-	b := dial(t, nd, "bad", client.Options{Deliver: bad.deliver(small), Timeout: 20 * time.Second})
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 20 * time.Second})
+	bad := nodetest.NewAnswers()
+	b := nodetest.Dial(t, nd, "bad", client.Options{Deliver: bad.Deliver(small), Timeout: 20 * time.Second})
 	step, sent := 0, 0
 	for fault := 1; fault <= 2; fault++ {
-		active, _ := serving(t, nd, "fn")
-		serving(t, nd, "bad")
-		send(t, c, small, step, 100, 2*time.Millisecond)
-		waitFor(t, "a fault", func() bool {
-			send(t, b, small, sent, 1, 0)
+		active, _ := nodetest.Serving(t, nd, "fn")
+		nodetest.Serving(t, nd, "bad")
+		nodetest.Send(t, c, small, step, 100, 2*time.Millisecond)
+		wait.For(t, "a fault", func() bool {
+			nodetest.Send(t, b, small, sent, 1, 0)
 			sent++
-			bad.wait(sent)
+			bad.Wait(sent)
 			return int(faults().Count) >= fault
 		})
-		send(t, c, small, step+100, 100, 2*time.Millisecond)
+		nodetest.Send(t, c, small, step+100, 100, 2*time.Millisecond)
 		step += 200
-		got.wait(step)
-		now, _ := serving(t, nd, "fn")
+		got.Wait(step)
+		now, _ := nodetest.Serving(t, nd, "fn")
 		if now.PID == active.PID {
 			t.Errorf("process %d outlived the GPU's fault", now.PID)
 		}
-		waitFor(t, "the next one to get the rest of its batch sizes", func() bool {
-			p, _ := serving(t, nd, "fn")
+		wait.For(t, "the next one to get the rest of its batch sizes", func() bool {
+			p, _ := nodetest.Serving(t, nd, "fn")
 			return len(p.Batches) > 1 && !p.WarmingUp
 		})
 	}
 	// On a busy machine the next process comes late, and the slots may be full before.
-	if rest := step - got.by[wire.StatusOK] - got.by[wire.StatusBusy]; got.lost > 0 || got.wrong > 0 || rest > 2*16 || got.by[wire.StatusOK] < step/2 {
+	if rest := step - got.By[wire.StatusOK] - got.By[wire.StatusBusy]; got.Lost > 0 || got.Wrong > 0 || rest > 2*16 || got.By[wire.StatusOK] < step/2 {
 		t.Errorf("%s; want every request answered right, but for what was on the GPU", got)
 	}
-	if bad.lost > 0 || bad.by[wire.StatusFailed] == 0 {
+	if bad.Lost > 0 || bad.By[wire.StatusFailed] == 0 {
 		t.Errorf("the one that faults: %s; want every request answered", bad)
 	}
-	waitFor(t, "the time without answers", func() bool { return faults().LastMillis > 0 })
-	if n := metric(t, nd, "penstock_device_faults_total"); n != 2 {
+	wait.For(t, "the time without answers", func() bool { return faults().LastMillis > 0 })
+	if n := nodetest.Metric(t, nd, "penstock_device_faults_total"); n != 2 {
 		t.Errorf("%v faults, want 2", n)
 	}
 	// After two faults within a minute it is held back. On a slow machine that can take more faults.
-	waitFor(t, "it to be held back, and refused", func() bool {
-		send(t, b, small, sent, 1, 0)
+	wait.For(t, "it to be held back, and refused", func() bool {
+		nodetest.Send(t, b, small, sent, 1, 0)
 		sent++
-		bad.wait(sent)
-		return bad.by[wire.StatusBusy] > 0 && strings.Contains(log.String(), "held back")
+		bad.Wait(sent)
+		return bad.By[wire.StatusBusy] > 0 && strings.Contains(log.String(), "held back")
 	})
-	settled(t, nd, "fn")
-	settled(t, nd, "bad")
+	nodetest.Settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "bad")
 }
 
 func TestTimeSharing(t *testing.T) {
 	t.Parallel()
-	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
+	nd := start(t, onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
 	status, err := nd.Status()
 	if err != nil {
 		t.Fatal(err)
@@ -249,12 +251,12 @@ func TestTimeSharing(t *testing.T) {
 	if status.Mechanism != "time-slicing" || status.Device == nil || !strings.Contains(status.Device.Why, "MPS") || len(status.Device.GroupSMs) > 0 {
 		t.Errorf("mechanism %q, device %+v; want it to say that MPS is missing", status.Mechanism, status.Device)
 	}
-	first, shadow := serving(t, nd, "fn")
+	first, shadow := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 200, func() { share(t, nd, "fn", 30) })
-	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
-	kill(t, first.PID)
-	shadowServes(t, nd, "fn", shadow)
-	settled(t, nd, "fn")
+	nodetest.Kill(t, first.PID)
+	nodetest.ShadowServes(t, nd, "fn", shadow)
+	nodetest.Settled(t, nd, "fn")
 }

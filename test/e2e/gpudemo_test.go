@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
 )
@@ -20,7 +21,7 @@ import (
 func TestGPUDemo(t *testing.T) {
 	text := "listen: 127.0.0.1\nfunctions:\n"
 	for _, name := range []string{"face", "fashion", "detect"} {
-		text += fmt.Sprintf("  - {name: %s, model: %s, port: 0}\n", name, nullCard(t, name, small))
+		text += fmt.Sprintf("  - {name: %s, model: %s, port: 0}\n", name, nodetest.Card(t, name, small))
 	}
 	functions := filepath.Join(t.TempDir(), "functions.yaml")
 	if err := os.WriteFile(functions, []byte(text), 0o600); err != nil {
@@ -80,17 +81,17 @@ func TestGPUWithoutPriorities(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			settings := append(append(cudafake.Full(turns.Name()), cudafake.Memory(16<<30)), c.settings...)
 			environment := append(withGPU(t, true), cudafake.Env(settings...), "XDG_CACHE_HOME="+t.TempDir())
-			config := fmt.Sprintf("device: cuda\n%sfunctions:\n  - {name: fn, model: %s, port: 0}\n", c.shares, nullCard(t, "digest", small))
+			config := fmt.Sprintf("device: cuda\n%sfunctions:\n  - {name: fn, model: %s, port: 0}\n", c.shares, nodetest.Card(t, "digest", small))
 			nd, status := startMeasured(t, config, environment...)
 			if p := status.Device.Priorities; p == nil || p.Hold != (c.settings == nil) || status.Policy != c.policy {
 				t.Errorf("policy %s, priorities %+v; want %s", status.Policy, p, c.policy)
 			}
-			list, err := exec.CommandContext(testContext(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
+			list, err := exec.CommandContext(nodetest.Context(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
 			if err != nil || !strings.Contains(string(list), c.says) {
 				t.Errorf("if list says %v\n%s", err, list)
 			}
 			got := stream(t, nd, 20, func() {})
-			if got.lost > 0 || got.wrong > 0 {
+			if got.Lost > 0 || got.Wrong > 0 {
 				t.Errorf("answers: %s", got)
 			}
 		})

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -32,13 +34,13 @@ func keptGPU(log *lines, pid int) bool {
 // ends after 200, warm-up included. All processes have warmed up, so only requests take turns.
 func takingTurns(t *testing.T, hangTimeout time.Duration) (*node.Node, *lines) {
 	t.Helper()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd, log := startRecorded(t, fmt.Sprintf("device: cuda\nhang_timeout: %v\nfunctions:\n", hangTimeout)+
 		fmt.Sprintf("  - {name: fn, model: %s, port: 0}\n", card)+
 		fmt.Sprintf("  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=200\"}}\n", card), withGPU(t, false)...)
 	for _, name := range []string{"fn", "bad"} {
-		waitFor(t, name+" to warm up", func() bool {
-			active, shadow := serving(t, nd, name)
+		wait.For(t, name+" to warm up", func() bool {
+			active, shadow := nodetest.Serving(t, nd, name)
 			return len(active.Batches) > 1 && !active.WarmingUp && !shadow.WarmingUp
 		})
 	}
@@ -51,43 +53,43 @@ func keepBusy(t *testing.T, nd *node.Node) (answered *atomic.Int64, stopped *ato
 	t.Helper()
 	answered, stopped = new(atomic.Int64), new(atomic.Bool)
 	var c *client.Client
-	c = dial(t, nd, "bad", client.Options{Timeout: time.Minute, Deliver: func(r *client.Result) {
+	c = nodetest.Dial(t, nd, "bad", client.Options{Timeout: time.Minute, Deliver: func(r *client.Result) {
 		if r.Err == nil && !stopped.Load() {
-			c.Send(picture(small, 0), client.RequestOptions{Tag: uint64(answered.Add(1))})
+			c.Send(nodetest.Picture(small, 0), client.RequestOptions{Tag: uint64(answered.Add(1))})
 		}
 	}})
-	send(t, c, small, 0, 1, 0)
+	nodetest.Send(t, c, small, 0, 1, 0)
 	return answered, stopped
 }
 
 func TestGPUTurns(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, fmt.Sprintf("device: cuda\nfunctions:\n  - {name: fn, model: %s, port: 0}\n  - {name: other, model: %s, port: 0}\n", card, card), withGPU(t, false)...)
-	serving(t, nd, "other")
-	others := newAnswers()
-	c := dial(t, nd, "other", client.Options{Deliver: others.deliver(small), Timeout: 20 * time.Second})
+	nodetest.Serving(t, nd, "other")
+	others := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "other", client.Options{Deliver: others.Deliver(small), Timeout: 20 * time.Second})
 	const sent = 200
-	got := stream(t, nd, 2*sent, func() { send(t, c, small, 0, sent, time.Millisecond) })
-	others.wait(sent)
-	for name, a := range map[string]*answers{"fn": got, "other": others} {
-		if a.wrong > 0 || a.lost > 0 {
+	got := stream(t, nd, 2*sent, func() { nodetest.Send(t, c, small, 0, sent, time.Millisecond) })
+	others.Wait(sent)
+	for name, a := range map[string]*nodetest.Answers{"fn": got, "other": others} {
+		if a.Wrong > 0 || a.Lost > 0 {
 			t.Errorf("%s: %s", name, a)
 		}
 	}
-	list, err := exec.CommandContext(testContext(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
+	list, err := exec.CommandContext(nodetest.Context(t), penstock, "if", "list", "--runtime-dir", nd.Dir).CombinedOutput()
 	if err != nil || !strings.Contains(string(list), "unprotected: the GPU has no MPS, so batches of all functions run one after the other") {
 		t.Errorf("if list says %v\n%s", err, list)
 	}
-	settled(t, nd, "fn")
-	settled(t, nd, "other")
+	nodetest.Settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "other")
 }
 
 // The turn of a process that is killed goes to others.
 func TestGPUTurnKilled(t *testing.T) {
 	t.Parallel()
 	nd, log := takingTurns(t, time.Minute)
-	active, shadow := serving(t, nd, "bad")
+	active, shadow := nodetest.Serving(t, nd, "bad")
 	answered, stopped := keepBusy(t, nd)
 	// If the batch is only slow, the process is killed earlier, which does no harm.
 	const quiet = time.Second
@@ -98,8 +100,8 @@ func TestGPUTurnKilled(t *testing.T) {
 	}
 	stopped.Store(true)
 	kept := keptGPU(log, active.PID) // as others warmed up, on a busy machine
-	kill(t, active.PID)
-	waitFor(t, "the shadow of bad to serve", func() bool {
+	nodetest.Kill(t, active.PID)
+	wait.For(t, "the shadow of bad to serve", func() bool {
 		f, err := nd.Function("bad")
 		if err != nil {
 			return false
@@ -108,7 +110,7 @@ func TestGPUTurnKilled(t *testing.T) {
 		return serves && now.Generation == shadow.Generation
 	})
 	got := stream(t, nd, 200, func() {})
-	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
 	if !kept && keptGPU(log, active.PID) {
@@ -120,7 +122,7 @@ func TestGPUTurnKilled(t *testing.T) {
 func TestGPUTurnStopped(t *testing.T) {
 	t.Parallel()
 	nd, log := takingTurns(t, 10*time.Second)
-	active, _ := serving(t, nd, "bad")
+	active, _ := nodetest.Serving(t, nd, "bad")
 	keepBusy(t, nd)
 	for !keptGPU(log, active.PID) {
 		stream(t, nd, 20, func() {})
@@ -129,12 +131,12 @@ func TestGPUTurnStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := stream(t, nd, 200, func() {})
-	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
-	waitFor(t, "the stopped process to be ended", func() bool {
+	wait.For(t, "the stopped process to be ended", func() bool {
 		f, err := nd.Function("bad")
 		return err == nil && f.Hangs > 0
 	})
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }

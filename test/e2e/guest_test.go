@@ -19,7 +19,9 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/swaptest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -36,7 +38,7 @@ type guestProcess struct {
 func startGuest(t *testing.T, nd *node.Node, script string, flags ...string) *guestProcess {
 	t.Helper()
 	args := append([]string{"run", "--runtime-dir", nd.Dir}, flags...)
-	g := &guestProcess{cmd: exec.CommandContext(testContext(t), penstock, append(args, "--", "sh", "-c", script)...)}
+	g := &guestProcess{cmd: exec.CommandContext(nodetest.Context(t), penstock, append(args, "--", "sh", "-c", script)...)}
 	g.mark = fmt.Sprintf("E2E_GUEST=%s-%p", filepath.Base(nd.Dir), g)
 	g.cmd.Env = append(os.Environ(), g.mark)
 	g.cmd.Stderr = &g.stderr
@@ -51,7 +53,7 @@ func startGuest(t *testing.T, nd *node.Node, script string, flags ...string) *gu
 	t.Cleanup(func() {
 		g.cmd.Process.Kill()
 		g.cmd.Wait()
-		waitFor(t, "the guest's processes to end", func() bool { return len(g.processes()) == 0 })
+		wait.For(t, "the guest's processes to end", func() bool { return len(g.processes()) == 0 })
 	})
 	g.out = bufio.NewReader(stdout)
 	if line, err := g.out.ReadString('\n'); err != nil {
@@ -114,8 +116,8 @@ const stubborn = `trap "" TERM; setsid sh -c 'trap "" TERM; while :; do sleep 1;
 
 func TestGuest(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	serving(t, nd, "fn")
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	nodetest.Serving(t, nd, "fn")
 
 	t.Run("status", func(t *testing.T) {
 		for script, want := range map[string]int{
@@ -141,7 +143,7 @@ func TestGuest(t *testing.T) {
 			{125, "unknown flag", []string{"--runtime-dir", nd.Dir, "--slow", "--", "true"}},
 			{125, "penstock up", []string{"--runtime-dir", t.TempDir(), "--", "true"}},
 		} {
-			out, err := exec.CommandContext(testContext(t), penstock, append([]string{"run"}, c.args...)...).CombinedOutput()
+			out, err := exec.CommandContext(nodetest.Context(t), penstock, append([]string{"run"}, c.args...)...).CombinedOutput()
 			var exit *exec.ExitError
 			if !errors.As(err, &exit) || exit.ExitCode() != c.status || !strings.Contains(string(out), c.words) || bytes.Count(out, []byte("\n")) != 1 {
 				t.Errorf("run %q: %v: %s; want status %d and one line with %q", c.args, err, out, c.status, c.words)
@@ -158,9 +160,9 @@ func TestGuest(t *testing.T) {
 	})
 	t.Run("killed", func(t *testing.T) {
 		g := startGuest(t, nd, stubborn)
-		kill(t, g.cmd.Process.Pid)
-		waitFor(t, "its processes to end", func() bool { return len(g.processes()) == 0 })
-		waitFor(t, "the node to forget it", func() bool { return len(guests(t, nd)) == 0 })
+		nodetest.Kill(t, g.cmd.Process.Pid)
+		wait.For(t, "its processes to end", func() bool { return len(g.processes()) == 0 })
+		wait.For(t, "the node to forget it", func() bool { return len(guests(t, nd)) == 0 })
 	})
 	t.Run("pause", func(t *testing.T) {
 		g := startGuest(t, nd, "echo there; while :; do :; done", "--name", "busy")
@@ -173,10 +175,10 @@ func TestGuest(t *testing.T) {
 			t.Fatal("the guest is not in the list")
 			return 0
 		}
-		waitFor(t, "CPU time", func() bool { return spent() > 0 })
+		wait.For(t, "CPU time", func() bool { return spent() > 0 })
 		order(t, nd, "pause", "busy")
 		var before int64
-		waitFor(t, "the paused guest's CPU time to stay the same", func() bool { // it may count late
+		wait.For(t, "the paused guest's CPU time to stay the same", func() bool { // it may count late
 			before = spent()
 			time.Sleep(100 * time.Millisecond)
 			return spent() == before
@@ -185,7 +187,7 @@ func TestGuest(t *testing.T) {
 			t.Errorf("listed as %+v", list[0])
 		}
 		order(t, nd, "resume", "busy")
-		waitFor(t, "more CPU time", func() bool { return spent() > before })
+		wait.For(t, "more CPU time", func() bool { return spent() > before })
 		g.cmd.Process.Signal(syscall.SIGTERM)
 		if got := g.end(t); got != -15 {
 			t.Errorf("status %d, want SIGTERM", got)
@@ -204,12 +206,12 @@ func TestGuest(t *testing.T) {
 	t.Run("forks", func(t *testing.T) {
 		g := startGuest(t, nd, "echo there; for i in 1 2 3 4; do (while :; do /bin/true; done) & done; wait")
 		got := stream(t, nd, 400, func() {})
-		if got.by[wire.StatusOK] != 400 || got.lost > 0 || got.wrong > 0 {
+		if got.By[wire.StatusOK] != 400 || got.Lost > 0 || got.Wrong > 0 {
 			t.Errorf("%s; want 400 right answers next to a guest that forks", got)
 		}
 		g.cmd.Process.Signal(syscall.SIGTERM)
 		g.end(t)
-		waitFor(t, "its processes to end", func() bool { return len(g.processes()) == 0 })
+		wait.For(t, "its processes to end", func() bool { return len(g.processes()) == 0 })
 	})
 	t.Run("orchestrator killed", func(t *testing.T) {
 		g := startGuest(t, nd, "echo there; while :; do sleep 1; done")
@@ -217,8 +219,8 @@ func TestGuest(t *testing.T) {
 		if got := g.end(t); got >= 0 && got < 128 || !strings.Contains(g.stderr.String(), "orchestrator ended") {
 			t.Errorf("status %d, said %s; want it ended, and why", got, &g.stderr)
 		}
-		waitFor(t, "the next orchestrator to run guests", func() bool {
-			out, err := exec.CommandContext(testContext(t), penstock, "run", "--runtime-dir", nd.Dir, "--", "echo", "again").CombinedOutput()
+		wait.For(t, "the next orchestrator to run guests", func() bool {
+			out, err := exec.CommandContext(nodetest.Context(t), penstock, "run", "--runtime-dir", nd.Dir, "--", "echo", "again").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "again")
 		})
 	})
@@ -238,8 +240,8 @@ func TestGuestOnGPU(t *testing.T) {
 	t.Parallel()
 	// A warm-up runs more than 30 batches, and must not fail.
 	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf("functions: [{name: fn, model: %s, port: 0, environment: {PENSTOCK_NULL: \"fault_after=100\"}}]\n",
-		nullCard(t, "digest", small)), withGPU(t, true)...)
-	serving(t, nd, "fn")
+		nodetest.Card(t, "digest", small)), withGPU(t, true)...)
+	nodetest.Serving(t, nd, "fn")
 	const script = `echo "$CUDA_MPS_CLIENT_PRIORITY $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"; while :; do sleep 1; done`
 	inside := startGuest(t, nd, script, "--memory", "1GiB", "--name", "inside")
 	own := startGuest(t, nd, script, "--own", "--name", "own")
@@ -247,21 +249,21 @@ func TestGuestOnGPU(t *testing.T) {
 		t.Errorf("listed as %+v", list)
 	}
 
-	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 20 * time.Second})
 	sent := 0
-	waitFor(t, "the fault", func() bool {
-		send(t, c, small, sent, 1, 0)
+	wait.For(t, "the fault", func() bool {
+		nodetest.Send(t, c, small, sent, 1, 0)
 		sent++
-		got.wait(sent)
+		got.Wait(sent)
 		return len(inside.processes()) == 0
 	})
 	if status := inside.end(t); status != 137 || !strings.Contains(inside.stderr.String(), "the GPU failed") {
 		t.Errorf("guest inside MPS: status %d, said %s; want it killed, and why", status, &inside.stderr)
 	}
-	again := exec.CommandContext(testContext(t), penstock, "run", "--runtime-dir", nd.Dir, "--", "sh", "-c", script)
-	waitFor(t, "MPS to run again", func() bool {
-		out, err := exec.CommandContext(testContext(t), penstock, "run", "--runtime-dir", nd.Dir, "--", "true").CombinedOutput()
+	again := exec.CommandContext(nodetest.Context(t), penstock, "run", "--runtime-dir", nd.Dir, "--", "sh", "-c", script)
+	wait.For(t, "MPS to run again", func() bool {
+		out, err := exec.CommandContext(nodetest.Context(t), penstock, "run", "--runtime-dir", nd.Dir, "--", "true").CombinedOutput()
 		return err == nil || !strings.Contains(string(out), "try again")
 	})
 	if out, err := again.CombinedOutput(); err == nil || !strings.Contains(string(out), "--own") {
@@ -270,10 +272,10 @@ func TestGuestOnGPU(t *testing.T) {
 	if len(own.processes()) == 0 {
 		t.Error("the guest outside MPS has ended")
 	}
-	serving(t, nd, "fn")
+	nodetest.Serving(t, nd, "fn")
 	own.cmd.Process.Signal(syscall.SIGTERM)
 	own.end(t)
-	if got.lost > 0 || got.wrong > 0 {
+	if got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want every request answered", got)
 	}
 }
@@ -294,26 +296,26 @@ func TestGuestWaits(t *testing.T) {
 	}
 	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf(
 		"hang_timeout: 1m\nfunctions: [{name: fn, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=100\"}}]\n",
-		nullCard(t, "digest", small)), withGPU(t, false)...)
-	active, _ := serving(t, nd, "fn")
+		nodetest.Card(t, "digest", small)), withGPU(t, false)...)
+	active, _ := nodetest.Serving(t, nd, "fn")
 	script := fmt.Sprintf("echo begins; %s exec %s/guest proc work 20 1 </dev/null",
 		strings.Join(swaptest.Environment(dir, filepath.Join(t.TempDir(), "gpu"), 32<<20), " "), dir)
 	if g := startGuest(t, nd, script, "--swap"); g.end(t) != 0 {
 		t.Fatalf("the guest failed next to an idle function: %s", &g.stderr)
 	}
 
-	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: time.Minute})
+	got := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: time.Minute})
 	busy := func() bool {
 		word, err := os.ReadFile(filepath.Join(nd.Dir, "gpu-busy"))
 		return err == nil && binary.NativeEndian.Uint64(word) != 0
 	}
 	sent := 0
 	for began := time.Now(); sent < 200 && time.Since(began) < patience; sent++ {
-		send(t, c, small, sent, 1, 0)
+		nodetest.Send(t, c, small, sent, 1, 0)
 		hangs := true
 		for since := time.Now(); hangs && time.Since(since) < 500*time.Millisecond; time.Sleep(time.Millisecond) {
-			hangs = got.count() <= sent
+			hangs = got.Count() <= sent
 		}
 		if hangs && busy() {
 			break
@@ -328,11 +330,11 @@ func TestGuestWaits(t *testing.T) {
 	if len(g.processes()) == 0 {
 		t.Errorf("the guest did not wait for the batch: %s", &g.stderr)
 	}
-	kill(t, active.PID)
+	nodetest.Kill(t, active.PID)
 	if status := g.end(t); status != 0 || strings.Contains(g.stderr.String(), "wait for functions") {
 		t.Errorf("the guest has status %d, and said %s", status, &g.stderr)
 	}
-	waitFor(t, "the file to say that no batch runs", func() bool { return !busy() })
+	wait.For(t, "the file to say that no batch runs", func() bool { return !busy() })
 }
 
 // TestSwappingGuests runs two guests that need 1.5 times the GPU's memory. One waits for input, and its memory is
@@ -344,16 +346,16 @@ func TestSwappingGuests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]\n", nullCard(t, "digest", small)),
+	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]\n", nodetest.Card(t, "digest", small)),
 		withGPU(t, false)...)
-	serving(t, nd, "fn")
+	nodetest.Serving(t, nd, "fn")
 
 	for _, row := range []struct {
 		name  string
 		order func(t *testing.T, holder int)
 		after func(t *testing.T, holder *guestProcess)
 	}{
-		{"killed", kill, func(t *testing.T, holder *guestProcess) {
+		{"killed", func(t *testing.T, holder int) { nodetest.Kill(t, holder) }, func(t *testing.T, holder *guestProcess) {
 			if got := holder.end(t); got != 137 {
 				t.Errorf("the killed guest has status %d, want 137", got)
 			}
@@ -397,7 +399,7 @@ func TestSwappingGuests(t *testing.T) {
 					t.Error("the guest has memory on the GPU")
 				}
 			})
-			if got.by[wire.StatusOK] != 100 || got.lost > 0 || got.wrong > 0 {
+			if got.By[wire.StatusOK] != 100 || got.Lost > 0 || got.Wrong > 0 {
 				t.Errorf("%s; want 100 right answers next to the guests", got)
 			}
 			row.after(t, holder)

@@ -9,7 +9,9 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // This test binary is also a process that performs the handshake correctly and
@@ -81,24 +83,24 @@ func TestHostileProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := nullCard(t, "digest", small)
+	good := nodetest.Card(t, "digest", small)
 	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(good)+
 		fmt.Sprintf("  - {name: bad, model: %s, port: 0, share_percent: 20, environment: {%s: %s}}\n", programCard(t, self), roleVariable, roleScribble))
-	manager := childOf(t, nd, "manager")
+	manager := nodetest.Child(t, nd, "manager")
 
-	ended := newAnswers()
-	c := dial(t, nd, "bad", client.Options{Deliver: ended.deliver(small), Timeout: 30 * time.Second})
-	send(t, c, small, 0, 100, 5*time.Millisecond)
+	ended := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "bad", client.Options{Deliver: ended.Deliver(small), Timeout: 30 * time.Second})
+	nodetest.Send(t, c, small, 0, 100, 5*time.Millisecond)
 	got := stream(t, nd, 500, func() {})
-	if got.ended != 500 || got.lost > 0 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 500 || got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("the neighbour: %s; want 500 right answers", got)
 	}
-	ended.wait(100)
-	if childOf(t, nd, "manager") != manager {
+	ended.Wait(100)
+	if nodetest.Child(t, nd, "manager") != manager {
 		t.Error("the manager died of it")
 	}
 	if f, err := nd.Function("bad"); err != nil || f.Lost > 0 {
 		t.Errorf("status %+v, %v; want nothing lost", f, err)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // TestReturnFromIdle sends requests to a function that was idle next to an overloaded one. The
@@ -18,17 +20,17 @@ func TestReturnFromIdle(t *testing.T) {
 		goal = 2 // late requests, of n
 		idle = 3 * time.Second
 	)
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`
 shares: {interval: 100ms}
 functions:
   - {name: busy, model: %s, port: 0, slo: 50ms, environment: {PENSTOCK_NULL: "busy=4ms,busy_per_image=4ms"}}
   - {name: idle, model: %s, port: 0, slo: 60ms, environment: {PENSTOCK_NULL: "busy=10ms"}}
 `, card, card))
-	serving(t, nd, "busy")
-	serving(t, nd, "idle")
+	nodetest.Serving(t, nd, "busy")
+	nodetest.Serving(t, nd, "idle")
 
-	load := dial(t, nd, "busy", client.Options{})
+	load := nodetest.Dial(t, nd, "busy", client.Options{})
 	done := make(chan struct{})
 	var sender sync.WaitGroup
 	sender.Go(func() {
@@ -38,30 +40,30 @@ functions:
 				return
 			case <-time.After(8 * time.Millisecond):
 			}
-			_, _ = load.Send(picture(small, i), client.RequestOptions{})
+			_, _ = load.Send(nodetest.Picture(small, i), client.RequestOptions{})
 		}
 	})
 	defer sender.Wait()
 	defer close(done)
 	time.Sleep(idle)
 	// A function of unknown cost gets an equal part.
-	waitFor(t, "the idle function to have half of 90 %", func() bool {
+	wait.For(t, "the idle function to have half of 90 %", func() bool {
 		f, err := nd.Function("idle")
 		return err == nil && f.Guarantee != nil && f.Guarantee.Percent >= 44
 	})
 
 	var mu sync.Mutex
 	onTime := make([]bool, n)
-	got := newAnswers()
-	deliver := got.deliver(small)
-	c := dial(t, nd, "idle", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
+	got := nodetest.NewAnswers()
+	deliver := got.Deliver(small)
+	c := nodetest.Dial(t, nd, "idle", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
 		mu.Lock()
 		onTime[r.Tag] = r.Err == nil && r.Status == client.StatusOK && time.Duration(r.Received-r.Sent) <= 60*time.Millisecond
 		mu.Unlock()
 		deliver(r)
 	}})
-	send(t, c, small, 0, n, 100*time.Millisecond)
-	got.wait(n)
+	nodetest.Send(t, c, small, 0, n, 100*time.Millisecond)
+	got.Wait(n)
 
 	mu.Lock()
 	defer mu.Unlock()
@@ -72,7 +74,7 @@ functions:
 		}
 	}
 	t.Logf("%d of %d requests late after the return, goal %d", late, n, goal)
-	if got.lost > 0 || got.wrong > 0 {
+	if got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
 }

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -128,14 +130,14 @@ func (l *lines) check(t testing.TB) (records int) {
 // must be JSON that a program can read, to the last line.
 func TestLogIsJSON(t *testing.T) {
 	var log lines
-	nd, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: oneFunction(nullCard(t, "digest", small)), Log: &log})
+	nd, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, Config: oneFunction(nodetest.Card(t, "digest", small)), Log: &log})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nd.Kill)
 	pids := map[string]int{}
-	for _, p := range processes(nd.Dir) {
-		pids[p.command] = p.pid
+	for _, p := range nodetest.Processes(nd.Dir) {
+		pids[p.Command] = p.PID
 	}
 
 	// No process can open another descriptor, so accepting connections and starting processes
@@ -161,12 +163,12 @@ func TestLogIsJSON(t *testing.T) {
 		}
 		defer c.Close()
 	}
-	for _, p := range processes(nd.Dir) {
-		if p.command == "if" {
-			syscall.Kill(p.pid, syscall.SIGKILL)
+	for _, p := range nodetest.Processes(nd.Dir) {
+		if p.Command == "if" {
+			syscall.Kill(p.PID, syscall.SIGKILL)
 		}
 	}
-	waitFor(t, "both listeners, and the orchestrator, to be short of descriptors", func() bool {
+	wait.For(t, "both listeners, and the orchestrator, to be short of descriptors", func() bool {
 		said := log.String()
 		return strings.Count(said, "too many open files") > 4 && strings.Contains(said, `"listener":"`+nd.HTTP.String()) && strings.Contains(said, "admin.sock")
 	})
@@ -175,7 +177,7 @@ func TestLogIsJSON(t *testing.T) {
 			t.Fatalf("%s: %v", command, err)
 		}
 	}
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 
@@ -183,8 +185,8 @@ func TestLogIsJSON(t *testing.T) {
 	// relays it, but only while the orchestrator lives, because it ends the processes of a dead
 	// manager.
 	syscall.Kill(pids["manager"], syscall.SIGKILL)
-	waitFor(t, "up to miss its manager", func() bool { return strings.Contains(log.String(), "child ended") })
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	wait.For(t, "up to miss its manager", func() bool { return strings.Contains(log.String(), "child ended") })
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Fatal(err)
 	}
 	if err := nd.Stop(); err != nil {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/node"
 )
@@ -19,7 +20,7 @@ import (
 // standard error. It calls said for each line of standard error as soon as it arrives.
 func load(t *testing.T, n *node.Node, said func(line string), arguments ...string) (status int, out, complaints string) {
 	t.Helper()
-	cmd := exec.CommandContext(testContext(t), penstock, append([]string{"load", "--http", n.HTTP.String(), "--check=false"}, arguments...)...)
+	cmd := exec.CommandContext(nodetest.Context(t), penstock, append([]string{"load", "--http", n.HTTP.String(), "--check=false"}, arguments...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout = &stdout
 	pipe, err := cmd.StderrPipe()
@@ -43,13 +44,8 @@ func load(t *testing.T, n *node.Node, said func(line string), arguments ...strin
 // again by its exit status.
 func TestLoadOutage(t *testing.T) {
 	t.Parallel()
-	n := start(t, oneFunction(nullCard(t, "digest", small), ", slo: 1s")) // penstock load waits for answers for a multiple of the objective
-	var manager int
-	for _, p := range processes(n.Dir) {
-		if p.command == "manager" {
-			manager = p.pid
-		}
-	}
+	n := start(t, oneFunction(nodetest.Card(t, "digest", small), ", slo: 1s")) // penstock load waits for answers for a multiple of the objective
+	manager := nodetest.Child(t, n, "manager")
 	defer func() {
 		syscall.Kill(manager, syscall.SIGCONT)
 		n.Stop()
@@ -78,7 +74,7 @@ func TestLoadOutage(t *testing.T) {
 // is met.
 func TestLoadRequire(t *testing.T) {
 	t.Parallel()
-	n := start(t, oneFunction(nullCard(t, "digest", small)))
+	n := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	status, out, said := load(t, n, func(string) {}, "--rate", "fn=20", "--duration", "1s", "--require", "answered=50%,fn:p99=10s", "-o", "json")
 	var report loadgen.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil {

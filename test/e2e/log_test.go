@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +25,7 @@ import (
 func says(t *testing.T, arguments ...string) string {
 	t.Helper()
 	var said bytes.Buffer
-	cmd := exec.CommandContext(testContext(t), penstock, arguments...)
+	cmd := exec.CommandContext(nodetest.Context(t), penstock, arguments...)
 	cmd.Stderr = &said
 	var exit *exec.ExitError
 	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
@@ -50,7 +52,7 @@ func TestLogLastError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	wrong := write(t, "htp: 127.0.0.1:0\ndrain_timeout: soon\n")
 	busy := write(t, fmt.Sprintf("http: 127.0.0.1:0\nfunctions: [{name: fn, model: %s, port: %d}]\n", card, taken.LocalAddr().(*net.UDPAddr).Port))
 	for name, test := range map[string]struct {
@@ -119,7 +121,7 @@ type logging struct {
 func startLogging(t *testing.T) *logging {
 	t.Helper()
 	n := &logging{T: t, dir: t.TempDir(), page: freePort(t).String()}
-	config := write(t, fmt.Sprintf("http: %s\n%s", n.page, oneFunction(nullCard(t, "digest", small))))
+	config := write(t, fmt.Sprintf("http: %s\n%s", n.page, oneFunction(nodetest.Card(t, "digest", small))))
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +140,7 @@ func startLogging(t *testing.T) *logging {
 
 func (n *logging) ready() {
 	n.Helper()
-	waitFor(n.T, "the node to be ready", func() bool {
+	wait.For(n.T, "the node to be ready", func() bool {
 		response, err := http.Get("http://" + n.page + "/readyz")
 		if err != nil {
 			return false
@@ -181,17 +183,17 @@ func TestLogReaderExits(t *testing.T) {
 	}
 	n.reader.Close() // the manager and the orchestrator log more lines until they are ready
 	n.ready()
-	before := processes(n.dir)
+	before := nodetest.Processes(n.dir)
 	n.share("40")
 	n.share("60")
-	after := map[process]bool{}
-	for _, p := range processes(n.dir) {
+	after := map[nodetest.Process]bool{}
+	for _, p := range nodetest.Processes(n.dir) {
 		after[p] = true
 	}
 	for _, p := range before {
 		// The launcher becomes a function's process, which a change of share may replace.
-		if p.command != "launch" && p.command != "if" && !after[p] {
-			t.Errorf("the %s of process %d has died", p.command, p.pid)
+		if p.Command != "launch" && p.Command != "if" && !after[p] {
+			t.Errorf("the %s of process %d has died", p.Command, p.PID)
 		}
 	}
 	n.end()

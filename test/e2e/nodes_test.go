@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
 // TestClientFindsNode runs `penstock if` and `penstock load` without a flag. With one node
@@ -21,11 +22,11 @@ func TestClientFindsNode(t *testing.T) {
 	}
 	place := "XDG_RUNTIME_DIR=" + t.TempDir()
 	ask := func(arguments []string) ([]byte, error) {
-		c := exec.CommandContext(testContext(t), penstock, arguments...)
+		c := exec.CommandContext(nodetest.Context(t), penstock, arguments...)
 		c.Env = append(os.Environ(), place)
 		return c.CombinedOutput()
 	}
-	first := start(t, oneFunction(nullCard(t, "digest", small)), place)
+	first := start(t, oneFunction(nodetest.Card(t, "digest", small)), place)
 	found := func() {
 		t.Helper()
 		for _, arguments := range clients {
@@ -41,7 +42,7 @@ func TestClientFindsNode(t *testing.T) {
 	}
 	found()
 
-	second := start(t, oneFunction(nullCard(t, "digest", small)), place)
+	second := start(t, oneFunction(nodetest.Card(t, "digest", small)), place)
 	for _, arguments := range clients {
 		out, err := ask(arguments)
 		if err == nil || !strings.Contains(string(out), "--runtime-dir "+first.Dir) || !strings.Contains(string(out), "--runtime-dir "+second.Dir) {
@@ -61,9 +62,9 @@ func TestClientFindsNode(t *testing.T) {
 // TestSameConfiguration checks the configuration of a running node, and starts the node once more.
 func TestSameConfiguration(t *testing.T) {
 	t.Parallel()
-	port, card := freePort(t).Port(), nullCard(t, "digest", small)
+	port, card := freePort(t).Port(), nodetest.Card(t, "digest", small)
 	nd := startApart(t, fmt.Sprintf("gateway: off\nfunctions: [{name: fn, model: %s, port: %d}]\n", card, port))
-	logged(t, nd, fmt.Sprintf(`"ports":["fn:%d"],"status":"%s"`, port, nd.HTTP))
+	nodetest.Logged(t, nd, fmt.Sprintf(`"ports":["fn:%d"],"status":"%s"`, port, nd.HTTP))
 
 	config := nd.Config
 	other := filepath.Join(t.TempDir(), "other.yaml")
@@ -83,17 +84,17 @@ func TestSameConfiguration(t *testing.T) {
 		"same file":   {[]string{"check", "--runtime-dir", filepath.Join(t.TempDir(), "run"), config}, "a node runs with this configuration, in " + nd.Dir, "in use"},
 		"same folder": {[]string{"check", "--runtime-dir", nd.Dir, other}, fmt.Sprintf("port %d of fn: function fn of the node in %s uses it", port, nd.Dir), "a node runs with"},
 	} {
-		out, err := exec.CommandContext(testContext(t), penstock, c.arguments...).CombinedOutput()
+		out, err := exec.CommandContext(nodetest.Context(t), penstock, c.arguments...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), c.want) || strings.Contains(string(out), c.not) {
 			t.Errorf("%s: %v, want %q and no %q:\n%s", name, err, c.want, c.not, out)
 		}
 	}
 
-	out, err := exec.CommandContext(testContext(t), penstock, "up", "--config", config, "--runtime-dir", nd.Dir).CombinedOutput()
+	out, err := exec.CommandContext(nodetest.Context(t), penstock, "up", "--config", config, "--runtime-dir", nd.Dir).CombinedOutput()
 	if want := fmt.Sprintf("a node already runs: process %d, with runtime folder", nd.PID()); err == nil || strings.Count(string(out), "\n") != 1 || !strings.Contains(string(out), want) {
 		t.Errorf("a second node: %v, want one line with %q:\n%s", err, want, out)
 	}
-	if err := nd.WaitReady(testContext(t)); err != nil {
+	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -101,9 +102,9 @@ func TestSameConfiguration(t *testing.T) {
 // TestPictureSize sends a picture of a wrong size: the error names the right one.
 func TestPictureSize(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	c := dial(t, nd, "fn", client.Options{Timeout: patience})
-	_, err := c.Do(testContext(t), picture(small-24, 1), client.RequestOptions{})
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	c := nodetest.Dial(t, nd, "fn", client.Options{Timeout: patience})
+	_, err := c.Do(nodetest.Context(t), nodetest.Picture(small-24, 1), client.RequestOptions{})
 	if want := fmt.Sprintf("the picture has %d bytes, and the function takes %d", small-24, small); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %q", err, want)
 	}

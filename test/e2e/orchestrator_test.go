@@ -11,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -33,7 +35,7 @@ func startRecorded(t *testing.T, config string, environment ...string) (*node.No
 // traffic sends pictures to a function until stop, and records when answers arrived.
 type traffic struct {
 	function string
-	got      *answers
+	got      *nodetest.Answers
 	sent     int
 	stop     chan struct{}
 	done     chan struct{}
@@ -46,9 +48,9 @@ type traffic struct {
 
 func drive(t *testing.T, nd *node.Node, function string, every time.Duration) *traffic {
 	t.Helper()
-	f := &traffic{function: function, got: newAnswers(), stop: make(chan struct{}), done: make(chan struct{})}
-	deliver := f.got.deliver(small)
-	c := dial(t, nd, function, client.Options{Timeout: 20 * time.Second, InFlight: 64, Deliver: func(r *client.Result) {
+	f := &traffic{function: function, got: nodetest.NewAnswers(), stop: make(chan struct{}), done: make(chan struct{})}
+	deliver := f.got.Deliver(small)
+	c := nodetest.Dial(t, nd, function, client.Options{Timeout: 20 * time.Second, InFlight: 64, Deliver: func(r *client.Result) {
 		f.mu.Lock()
 		now := time.Now()
 		if !f.last.IsZero() {
@@ -70,7 +72,7 @@ func drive(t *testing.T, nd *node.Node, function string, every time.Duration) *t
 			f.mu.Lock()
 			f.delay = max(f.delay, time.Since(due))
 			f.mu.Unlock()
-			if _, err := c.Send(picture(small, f.sent), client.RequestOptions{Tag: uint64(f.sent)}); err != nil {
+			if _, err := c.Send(nodetest.Picture(small, f.sent), client.RequestOptions{Tag: uint64(f.sent)}); err != nil {
 				t.Errorf("send to %s: %v", function, err)
 				return
 			}
@@ -102,11 +104,11 @@ func (f *traffic) end(t *testing.T, nd *node.Node) {
 	t.Helper()
 	close(f.stop)
 	<-f.done
-	f.got.wait(f.sent)
-	if ok := f.got.by[wire.StatusOK] + f.got.by[wire.StatusLate]; ok != f.sent || f.got.lost > 0 || f.got.wrong > 0 {
+	f.got.Wait(f.sent)
+	if ok := f.got.By[wire.StatusOK] + f.got.By[wire.StatusLate]; ok != f.sent || f.got.Lost > 0 || f.got.Wrong > 0 {
 		t.Errorf("%s: %d sent, %s; want every request answered, and right", f.function, f.sent, f.got)
 	}
-	settled(t, nd, f.function)
+	nodetest.Settled(t, nd, f.function)
 }
 
 // threeFunctions returns a configuration with shares that change by a swap.
@@ -114,7 +116,7 @@ func threeFunctions(t *testing.T) string {
 	t.Helper()
 	config := "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"
 	for _, name := range []string{"face", "fashion", "detect"} {
-		config += fmt.Sprintf("  - {name: %s, model: %s, port: 0, share_percent: 20}\n", name, nullCard(t, "digest", small))
+		config += fmt.Sprintf("  - {name: %s, model: %s, port: 0, share_percent: 20}\n", name, nodetest.Card(t, "digest", small))
 	}
 	return config
 }
@@ -125,7 +127,7 @@ var threeNames = []string{"face", "fashion", "detect"}
 func nodeProcesses(t *testing.T, nd *node.Node) map[string]int {
 	t.Helper()
 	all := map[string]int{}
-	waitFor(t, "active processes and shadows", func() bool {
+	wait.For(t, "active processes and shadows", func() bool {
 		status, err := nd.Status()
 		if err != nil {
 			return false
@@ -149,12 +151,12 @@ func nodeProcesses(t *testing.T, nd *node.Node) map[string]int {
 // killOrchestrator kills the orchestrator and waits for the next one.
 func killOrchestrator(t *testing.T, nd *node.Node) (back time.Duration) {
 	t.Helper()
-	old := childOf(t, nd, "orchestrator")
+	old := nodetest.Child(t, nd, "orchestrator")
 	began := time.Now()
-	kill(t, old)
-	waitFor(t, "another orchestrator", func() bool {
-		return slices.ContainsFunc(processes(nd.Dir), func(p process) bool {
-			return p.command == "orchestrator" && p.pid != old && !alive(old)
+	nodetest.Kill(t, old)
+	wait.For(t, "another orchestrator", func() bool {
+		return slices.ContainsFunc(nodetest.Processes(nd.Dir), func(p nodetest.Process) bool {
+			return p.Command == "orchestrator" && p.PID != old && !nodetest.Alive(old)
 		})
 	})
 	return time.Since(began)
@@ -224,7 +226,7 @@ func TestOrchestratorKilled(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "share", "face", "30"); err != nil {
 		t.Fatalf("share: %v\n%s", err, out)
 	}
-	waitFor(t, "the new share", func() bool {
+	wait.For(t, "the new share", func() bool {
 		f, err := nd.Function("face")
 		return err == nil && f.SharePercent == 30
 	})
@@ -255,7 +257,7 @@ func TestOrchestratorKilledInSwap(t *testing.T) {
 		}
 		time.Sleep(delay * time.Millisecond)
 		killOrchestrator(t, nd)
-		waitFor(t, "the swap", func() bool { return swaps() == had+1 })
+		wait.For(t, "the swap", func() bool { return swaps() == had+1 })
 		nodeProcesses(t, nd)
 		s, err := nd.Function("face")
 		if err != nil || s.SharePercent != share {
@@ -269,9 +271,9 @@ func TestOrchestratorKilledInSwap(t *testing.T) {
 
 func TestOrchestratorKilledEarly(t *testing.T) {
 	t.Parallel()
-	nd, log := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
-	serving(t, nd, "fn")
-	card := nullCard(t, "other", small)
+	nd, log := startRecorded(t, oneFunction(nodetest.Card(t, "digest", small)))
+	nodetest.Serving(t, nd, "fn")
+	card := nodetest.Card(t, "other", small)
 	for i, delay := range []time.Duration{0, 1, 3, 10, 30} {
 		name := fmt.Sprintf("more%d", i)
 		added := make(chan error, 1)
@@ -282,13 +284,13 @@ func TestOrchestratorKilledEarly(t *testing.T) {
 			}
 			added <- err
 		}()
-		waitFor(t, "the function", func() bool { _, err := nd.Function(name); return err == nil })
+		wait.For(t, "the function", func() bool { _, err := nd.Function(name); return err == nil })
 		time.Sleep(delay * time.Millisecond)
 		killOrchestrator(t, nd)
 		if err := <-added; err != nil {
 			t.Errorf("add %s: %v", name, err)
 		}
-		serving(t, nd, name)
+		nodetest.Serving(t, nd, name)
 		if out, err := run(t, nd.Dir, "if", "remove", name); err != nil {
 			t.Errorf("remove %s: %v\n%s", name, err, out)
 		}
@@ -300,18 +302,18 @@ func TestOrchestratorKilledEarly(t *testing.T) {
 // orchestrator wakes the shadow.
 func TestOrchestratorAndProcessKilled(t *testing.T) {
 	t.Parallel()
-	nd, log := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
-	active, shadow := serving(t, nd, "fn")
+	nd, log := startRecorded(t, oneFunction(nodetest.Card(t, "digest", small)))
+	active, shadow := nodetest.Serving(t, nd, "fn")
 	time.Sleep(2500 * time.Millisecond)
-	kill(t, childOf(t, nd, "orchestrator"))
-	kill(t, active.PID)
-	shadowServes(t, nd, "fn", shadow)
-	now, _ := serving(t, nd, "fn")
+	nodetest.Kill(t, nodetest.Child(t, nd, "orchestrator"))
+	nodetest.Kill(t, active.PID)
+	nodetest.ShadowServes(t, nd, "fn", shadow)
+	now, _ := nodetest.Serving(t, nd, "fn")
 	if now.PID != shadow.PID {
 		t.Errorf("process %d serves, want the shadow, %d", now.PID, shadow.PID)
 	}
 	var last *control.ProcessFailure
-	waitFor(t, "the reason", func() bool {
+	wait.For(t, "the reason", func() bool {
 		f, err := nd.Function("fn")
 		if err != nil {
 			return false
@@ -328,8 +330,8 @@ func TestOrchestratorAndProcessKilled(t *testing.T) {
 // All processes end with up, also if up is killed.
 func TestUpKilled(t *testing.T) {
 	t.Parallel()
-	nd, _ := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
-	serving(t, nd, "fn")
-	kill(t, nd.PID())
-	waitFor(t, "all processes to end", func() bool { return len(processes(nd.Dir)) == 0 })
+	nd, _ := startRecorded(t, oneFunction(nodetest.Card(t, "digest", small)))
+	nodetest.Serving(t, nd, "fn")
+	nodetest.Kill(t, nd.PID())
+	wait.For(t, "all processes to end", func() bool { return len(nodetest.Processes(nd.Dir)) == 0 })
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -21,15 +22,15 @@ func TestOverdue(t *testing.T) {
 		goal      = 50 * time.Millisecond
 		n         = 24 // less than a client's max requests in flight
 	)
-	nd := start(t, "hang_timeout: 30s\n"+oneFunction(nullCard(t, "digest", small), fmt.Sprintf(", slo: %v", objective)), "PENSTOCK_NULL=busy=1ms")
-	active, shadow := serving(t, nd, "fn")
+	nd := start(t, "hang_timeout: 30s\n"+oneFunction(nodetest.Card(t, "digest", small), fmt.Sprintf(", slo: %v", objective)), "PENSTOCK_NULL=busy=1ms")
+	active, shadow := nodetest.Serving(t, nd, "fn")
 
 	var mu sync.Mutex
 	by, ends, gaveUp, unanswered := map[wire.Status]int{}, map[uint64]int{}, 0, 0
 	var answered, received []time.Duration // since the manager received the request; since the client sent it
-	got := newAnswers()
-	deliver := got.deliver(small)
-	c := dial(t, nd, "fn", client.Options{Timeout: patience, Deliver: func(r *client.Result) {
+	got := nodetest.NewAnswers()
+	deliver := got.Deliver(small)
+	c := nodetest.Dial(t, nd, "fn", client.Options{Timeout: patience, Deliver: func(r *client.Result) {
 		mu.Lock()
 		ends[r.Tag]++
 		switch {
@@ -45,9 +46,9 @@ func TestOverdue(t *testing.T) {
 		mu.Unlock()
 		deliver(r)
 	}})
-	send(t, c, small, 0, n, 5*time.Millisecond)
-	got.wait(n)
-	settled(t, nd, "fn")
+	nodetest.Send(t, c, small, 0, n, 5*time.Millisecond)
+	got.Wait(n)
+	nodetest.Settled(t, nd, "fn")
 
 	// If a busy machine delays all requests before the manager has them, repeat.
 	const maxAttempts = 10
@@ -58,9 +59,9 @@ func TestOverdue(t *testing.T) {
 		clear(by)
 		answered, received, gaveUp = nil, nil, 0
 		mu.Unlock()
-		send(t, c, small, sent, n, 5*time.Millisecond)
+		nodetest.Send(t, c, small, sent, n, 5*time.Millisecond)
 		sent += n
-		got.wait(sent)
+		got.Wait(sent)
 
 		mu.Lock()
 		late = by[wire.StatusLate]
@@ -79,7 +80,7 @@ func TestOverdue(t *testing.T) {
 		}
 
 		signalAll(t, []int{active.PID, shadow.PID}, syscall.SIGCONT)
-		if f := settled(t, nd, "fn"); f.InFlight != 0 || f.Hangs != 0 {
+		if f := nodetest.Settled(t, nd, "fn"); f.InFlight != 0 || f.Hangs != 0 {
 			t.Errorf("%d slots in flight, %d hangs; want none", f.InFlight, f.Hangs)
 		}
 		if t.Failed() {
@@ -88,14 +89,14 @@ func TestOverdue(t *testing.T) {
 	}
 	// Every slot can be used again: the client's credit is as before.
 	for range 20 {
-		send(t, c, small, sent, n, time.Millisecond)
+		nodetest.Send(t, c, small, sent, n, time.Millisecond)
 		sent += n
 	}
-	got.wait(sent)
-	if now, _ := serving(t, nd, "fn"); now.PID != active.PID {
+	got.Wait(sent)
+	if now, _ := nodetest.Serving(t, nd, "fn"); now.PID != active.PID {
 		t.Errorf("process %d serves, want %d still", now.PID, active.PID)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 	mu.Lock()
 	defer mu.Unlock()
 	for tag, times := range ends {
@@ -103,7 +104,7 @@ func TestOverdue(t *testing.T) {
 			t.Errorf("request %d ended %d times", tag, times)
 		}
 	}
-	if by[wire.StatusOK] == 0 || unanswered > 0 || got.wrong > 0 {
+	if by[wire.StatusOK] == 0 || unanswered > 0 || got.Wrong > 0 {
 		t.Errorf("after the stop: %v; %s", by, got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/arrival"
@@ -24,7 +25,7 @@ func TestOverload(t *testing.T) {
 shares: {tune: false}
 functions:
   - {name: fn, model: %s, port: 0, slo: %v, environment: {%s: sleep=40ms}}
-`, nullCard(t, "small", small), objective, null.Variable))
+`, nodetest.Card(t, "small", small), objective, null.Variable))
 	set, err := pictures.NewLabelled([][]byte{make([]byte, small)}, []int{pictures.NoLabel})
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +33,7 @@ functions:
 	offer := func(perSecond float64) loadgen.FunctionReport {
 		t.Helper()
 		report, err := loadgen.Run(t.Context(), loadgen.Spec{Warmup: time.Second, Duration: 3 * time.Second, Seed: 1, Functions: []loadgen.Function{{
-			Name: "fn", Addr: address(t, nd, "fn"), SLO: objective, PerSecond: perSecond,
+			Name: "fn", Addr: nodetest.Address(t, nd, "fn"), SLO: objective, PerSecond: perSecond,
 			Arrivals: arrival.Process{Shape: arrival.Poisson}, Pictures: set,
 		}}}, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
 		if err != nil {

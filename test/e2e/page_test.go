@@ -12,8 +12,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
 // pageStep is a line of test/browser/page.mjs.
@@ -103,15 +104,11 @@ func TestPage(t *testing.T) {
 		checkPage(t, &s, direct.Found[0].Box)
 		switch s.Step {
 		case "kill":
-			active, _ := serving(t, nd, "face")
-			kill(t, active.PID)
+			active, _ := nodetest.Serving(t, nd, "face")
+			nodetest.Kill(t, active.PID)
 			fmt.Fprintln(in, "killed")
 		case "gateway":
-			for _, p := range processes(nd.Dir) {
-				if p.command == "gateway" {
-					syscall.Kill(p.pid, syscall.SIGKILL)
-				}
-			}
+			nodetest.Kill(t, nodetest.Child(t, nd, "gateway"))
 			fmt.Fprintln(in, "killed")
 		}
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -33,14 +35,14 @@ const probeEvery = 10 * time.Millisecond
 func startProbe(t *testing.T, nd *node.Node, function string) *probe {
 	t.Helper()
 	p := &probe{stop: make(chan struct{})}
-	p.client = dial(t, nd, function, client.Options{Timeout: 500 * time.Millisecond, InFlight: 64, Deliver: func(r *client.Result) {
+	p.client = nodetest.Dial(t, nd, function, client.Options{Timeout: 500 * time.Millisecond, InFlight: 64, Deliver: func(r *client.Result) {
 		if r.Err != nil || r.Status != client.StatusOK {
 			return
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.answered = append(p.answered, time.Now())
-		if !right(r, small) {
+		if !nodetest.Right(r, small) {
 			p.wrong++
 		}
 	}})
@@ -51,7 +53,7 @@ func startProbe(t *testing.T, nd *node.Node, function string) *probe {
 				return
 			case <-time.After(probeEvery):
 			}
-			_, _ = p.client.Send(picture(small, i), client.RequestOptions{Tag: uint64(i)})
+			_, _ = p.client.Send(nodetest.Picture(small, i), client.RequestOptions{Tag: uint64(i)})
 		}
 	})
 	t.Cleanup(p.end)
@@ -92,8 +94,8 @@ func (p *probe) answeredAfter(t time.Time) bool {
 // both sorted.
 func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 	t.Helper()
-	for _, p := range processes(nd.Dir) {
-		own = append(own, p.pid)
+	for _, p := range nodetest.Processes(nd.Dir) {
+		own = append(own, p.PID)
 	}
 	status, err := nd.Status()
 	if err != nil {
@@ -115,7 +117,7 @@ func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 // steadyPIDs waits until pids stays the same, in case the node still starts a process.
 func steadyPIDs(t *testing.T, nd *node.Node) (own, functions []int) {
 	t.Helper()
-	waitFor(t, "the node's processes to stay the same", func() bool {
+	wait.For(t, "the node's processes to stay the same", func() bool {
 		own, functions = pids(t, nd)
 		time.Sleep(100 * time.Millisecond)
 		o, f := pids(t, nd)
@@ -141,15 +143,15 @@ func TestPause(t *testing.T) {
 	for _, victim := range []string{"orchestrator", "manager", "all"} {
 		t.Run(victim, func(t *testing.T) {
 			t.Parallel()
-			nd := start(t, "hang_timeout: 3s\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=4ms") // so that it is often in a batch
-			serving(t, nd, "fn")
+			nd := start(t, "hang_timeout: 3s\n"+oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=4ms") // so that it is often in a batch
+			nodetest.Serving(t, nd, "fn")
 			own, functions := steadyPIDs(t, nd)
 			p := startProbe(t, nd, "fn")
 			for _, pause := range pauses {
 				time.Sleep(500 * time.Millisecond) // let the node become idle
 				stopped := slices.Concat(own, functions)
 				if victim != "all" {
-					stopped = []int{childOf(t, nd, victim)}
+					stopped = []int{nodetest.Child(t, nd, victim)}
 				}
 				began := time.Now()
 				signalAll(t, stopped, syscall.SIGSTOP)
@@ -175,7 +177,7 @@ func TestPause(t *testing.T) {
 				if victim == "orchestrator" {
 					from = began // requests do not pass through it
 				}
-				waitFor(t, "an answer after the pause", func() bool { return p.answeredAfter(resumed) })
+				wait.For(t, "an answer after the pause", func() bool { return p.answeredAfter(resumed) })
 				outage := p.outage(from, time.Now())
 				t.Logf("%-12s stopped for %6v: outage %4d ms, goal %v", victim, pause, outage.Milliseconds(), goal)
 				if outage > bound {
@@ -186,8 +188,8 @@ func TestPause(t *testing.T) {
 			if p.wrong > 0 {
 				t.Errorf("%d answers are wrong", p.wrong)
 			}
-			settled(t, nd, "fn")
-			if n := metric(t, nd, fmt.Sprintf("penstock_hangs_total{function=%q}", "fn")); n != 0 {
+			nodetest.Settled(t, nd, "fn")
+			if n := nodetest.Metric(t, nd, fmt.Sprintf("penstock_hangs_total{function=%q}", "fn")); n != 0 {
 				t.Errorf("%v hangs were counted, want 0", n)
 			}
 		})
@@ -211,7 +213,7 @@ func signalAll(t *testing.T, pids []int, sig syscall.Signal) {
 	}
 }
 
-// untilStopped waits until all threads of a process have stopped, because kill(2) returns
+// untilStopped waits until all threads of a process have stopped, because nodetest.Kill(2) returns
 // earlier.
 func untilStopped(t *testing.T, pid int) {
 	t.Helper()

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -18,7 +20,7 @@ func answersWrongly(sms int) bool {
 // The first start on a GPU finds percentages at which the models answer rightly, and requests are
 // answered meanwhile. No process with another one serves. The next start knows them.
 func TestPercentages(t *testing.T) {
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	config := fmt.Sprintf(`device: cuda
 shares: {policy: gslice, interval: 1h}
 functions:
@@ -28,11 +30,11 @@ functions:
 	environment := append(withGPU(t, true), "XDG_CACHE_HOME="+t.TempDir())
 
 	first := start(t, config, environment...)
-	if got := stream(t, first, 200, func() {}); got.lost > 0 || got.wrong > 0 {
+	if got := stream(t, first, 200, func() {}); got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("answers: %s", got)
 	}
 	rightly(t, first)
-	f := settled(t, first, "fn")
+	f := nodetest.Settled(t, first, "fn")
 	if f.Instances[0].LastFailure == nil || f.Instances[0].LastFailure.Generation < 3 || f.Lost > 0 {
 		t.Errorf("%+v, want several processes that found their answers wrong", f)
 	}
@@ -52,7 +54,7 @@ functions:
 func rightly(t *testing.T, nd *node.Node) map[string]control.InstanceStatus {
 	t.Helper()
 	at := map[string]control.InstanceStatus{}
-	waitFor(t, "right percentages", func() bool {
+	wait.For(t, "right percentages", func() bool {
 		status, err := nd.Status()
 		if err != nil {
 			return false

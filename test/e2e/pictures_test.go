@@ -11,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	pictures "github.com/penstock/penstock/models/picture"
 )
 
@@ -37,7 +39,7 @@ func TestPictures(t *testing.T) {
 	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Letterbox)
 
 	// A client sends the photo, one request after the other, while a page is open.
-	c := dial(t, nd, "face", client.Options{Timeout: patience})
+	c := nodetest.Dial(t, nd, "face", client.Options{Timeout: patience})
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -87,7 +89,7 @@ func TestPictures(t *testing.T) {
 	}
 	edit("{name: face,", "{name: face, pictures: 10/s,")
 	var e wallEvent
-	waitFor(t, "a picture of the client", func() bool { e = next(); return len(e.Wall) == 1 && e.Wall[0].Number > 2 })
+	wait.For(t, "a picture of the client", func() bool { e = next(); return len(e.Wall) == 1 && e.Wall[0].Number > 2 })
 	shown := e.Wall[0]
 	if shown.Function != "face" || shown.Client != c.LocalAddr().String() || len(shown.Boxes) != 1 || shown.Boxes[0].Label != "face" {
 		t.Errorf("the wall has %+v, want a face of %v", shown, c.LocalAddr())
@@ -106,8 +108,8 @@ func TestPictures(t *testing.T) {
 	}
 
 	edit(" pictures: 10/s,", "")
-	waitFor(t, "the copies to end", func() bool {
-		s, err := control.ReadSample(testContext(t), nd.Dir)
+	wait.For(t, "the copies to end", func() bool {
+		s, err := control.ReadSample(nodetest.Context(t), nd.Dir)
 		return err == nil && len(s.Functions) == 2 && s.Functions[0].Picture == 0 && s.Functions[1].Picture == 0
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	pictures "github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
@@ -42,13 +43,13 @@ func TestPythonClient(t *testing.T) {
 			}
 			size := pictures.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
 			sent, files := bundledPictures(t, size)
-			arguments := append([]string{"testdata/client.py", address(t, nd, name), strconv.Itoa(size.Height), strconv.Itoa(size.Width), strconv.Itoa(size.Channels)}, files...)
+			arguments := append([]string{"testdata/client.py", nodetest.Address(t, nd, name), strconv.Itoa(size.Height), strconv.Itoa(size.Width), strconv.Itoa(size.Channels)}, files...)
 			out := runClient(t, python, arguments...)
 
 			if name == "face" {
-				runPage(t, python, address(t, nd, name))
+				runPage(t, python, nodetest.Address(t, nd, name))
 			}
-			c := dial(t, nd, name, client.Options{Timeout: patience})
+			c := nodetest.Dial(t, nd, name, client.Options{Timeout: patience})
 			lines := json.NewDecoder(bytes.NewReader(out))
 			for i, p := range sent {
 				want, err := c.Do(t.Context(), p, client.RequestOptions{Deadline: patience})

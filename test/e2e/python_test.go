@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -52,7 +54,7 @@ func answersOf(t *testing.T, nd *node.Node, function string, bytes int, toleranc
 	t.Helper()
 	var pictures [][]byte
 	for i := range 100 {
-		pictures = append(pictures, picture(bytes, i))
+		pictures = append(pictures, nodetest.Picture(bytes, i))
 	}
 	got, batches := ask(t, nd, function, pictures)
 	for i, p := range pictures {
@@ -93,7 +95,7 @@ func TestPythonExample(t *testing.T) {
 
 func TestPythonStartErrors(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), withPython(t)...)
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), withPython(t)...)
 	for role, want := range map[string]string{
 		"init":   ": init digest: the first line",
 		"memory": "out of memory: MemoryError: no room for 8",
@@ -102,8 +104,8 @@ func TestPythonStartErrors(t *testing.T) {
 			refuses(t, nd, role, pyDigestCard(t, role), want)
 		})
 	}
-	logged(t, nd, "Traceback") // at debug level
-	if got := stream(t, nd, 100, func() {}); got.by[wire.StatusOK] != 100 {
+	nodetest.Logged(t, nd, "Traceback") // at debug level
+	if got := stream(t, nd, 100, func() {}); got.By[wire.StatusOK] != 100 {
 		t.Errorf("the neighbour: %s; want 100 ok", got)
 	}
 }
@@ -125,21 +127,21 @@ func TestPythonBatchFails(t *testing.T) {
 func survives(t *testing.T, card string, mayFail int, harm func(active int), config ...string) {
 	t.Helper()
 	nd := start(t, strings.Join(config, "")+oneFunction(card), withPython(t)...)
-	active, shadow := serving(t, nd, "fn")
+	active, shadow := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 1000, func() { harm(active.PID) })
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > mayFail {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > mayFail {
 		t.Errorf("%s; want every request answered right, but for %d", got, mayFail)
 	}
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, nd, "fn")
+	wait.For(t, "the shadow to serve", func() bool {
+		now, _ := nodetest.Serving(t, nd, "fn")
 		return now.Generation >= shadow.Generation && now.PID != active.PID
 	})
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestPythonKilled(t *testing.T) {
 	t.Parallel()
-	survives(t, pyDigestCard(t, "well"), 8, func(pid int) { kill(t, pid) })
+	survives(t, pyDigestCard(t, "well"), 8, func(pid int) { nodetest.Kill(t, pid) })
 }
 
 func TestPythonCrashes(t *testing.T) {
@@ -168,18 +170,18 @@ func TestPythonSwap(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(pyDigestCard(t, "well"), ", change: shadow"), withPython(t)...)
 	for _, percent := range []float64{30, 60} {
-		before, shadow := serving(t, nd, "fn")
+		before, shadow := nodetest.Serving(t, nd, "fn")
 		got := stream(t, nd, 400, func() { share(t, nd, "fn", percent) })
-		if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+		if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
 			t.Errorf("%s; want 400 right answers", got)
 		}
-		waitFor(t, "the shadow to serve", func() bool {
-			now, _ := serving(t, nd, "fn")
+		wait.For(t, "the shadow to serve", func() bool {
+			now, _ := nodetest.Serving(t, nd, "fn")
 			return now.Generation >= shadow.Generation && now.PID != before.PID
 		})
-		waitFor(t, "the process before it to end", func() bool { return syscall.Kill(before.PID, 0) != nil })
+		wait.For(t, "the process before it to end", func() bool { return syscall.Kill(before.PID, 0) != nil })
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 	if strings.Contains(nd.Log(), "exit status") || strings.Contains(nd.Log(), "killed") {
 		t.Error("the node's log tells of a process that did not end well")
 	}
@@ -196,7 +198,7 @@ func TestPythonMemory(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t, "8"), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	var now control.ProcessStatus
-	waitFor(t, "it to have all that it will have", func() bool {
+	wait.For(t, "it to have all that it will have", func() bool {
 		f, err := nd.Function("fn")
 		if err != nil || len(f.Instances) == 0 {
 			return false
@@ -207,10 +209,10 @@ func TestPythonMemory(t *testing.T) {
 	if !slices.Equal(now.Batches, []int{1, 2, 4}) {
 		t.Errorf("it runs %v, want 1, 2 and 4: %s", now.Batches, now.Reason)
 	}
-	if got := stream(t, nd, 300, func() {}); got.by[wire.StatusOK] != 300 || got.wrong > 0 {
+	if got := stream(t, nd, 300, func() {}); got.By[wire.StatusOK] != 300 || got.Wrong > 0 {
 		t.Errorf("%s; want 300 right answers", got)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 // On a GPU (a fake here) no batch runs Python. The program hands over graphs, and the
@@ -220,34 +222,34 @@ func TestPythonOnGPU(t *testing.T) {
 	nd := start(t, onGPU(digestGPUCard(t), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	all := func() {
 		t.Helper()
-		if got := stream(t, nd, 300, func() {}); got.by[wire.StatusOK] != 300 || got.wrong > 0 {
+		if got := stream(t, nd, 300, func() {}); got.By[wire.StatusOK] != 300 || got.Wrong > 0 {
 			t.Errorf("%s; want 300 right answers", got)
 		}
 	}
 	all()
-	before, _ := serving(t, nd, "fn")
+	before, _ := nodetest.Serving(t, nd, "fn")
 	for _, percent := range []float64{20, 60, 30} {
 		got := stream(t, nd, 300, func() {
 			share(t, nd, "fn", percent)
 			onGroups(t, nd, "fn")
 		})
-		if got.by[wire.StatusOK] != 300 || got.wrong > 0 {
+		if got.By[wire.StatusOK] != 300 || got.Wrong > 0 {
 			t.Errorf("%s; want 300 right answers beside the move", got)
 		}
 	}
-	now, shadow := serving(t, nd, "fn")
+	now, shadow := nodetest.Serving(t, nd, "fn")
 	if now.PID != before.PID {
 		t.Errorf("process %d serves, want %d, which moved", now.PID, before.PID)
 	}
 	// Two slots, four batch sizes.
-	logged(t, nd, "captured 8 graphs")
+	nodetest.Logged(t, nd, "captured 8 graphs")
 	if strings.Contains(nd.Log(), "captured 9 graphs") {
 		t.Error("want 8 graphs captured in a process, whatever its moves")
 	}
-	kill(t, now.PID)
-	shadowServes(t, nd, "fn", shadow)
+	nodetest.Kill(t, now.PID)
+	nodetest.ShadowServes(t, nd, "fn", shadow)
 	all()
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 // withPyTorch is withPython for a python3 with PyTorch. If there is none it skips the test
@@ -259,7 +261,7 @@ func withPyTorch(t *testing.T) (interpreter string, environment []string) {
 		if name == "" {
 			continue
 		}
-		if err := exec.CommandContext(testContext(t), name, "-c", "import torch").Run(); err == nil {
+		if err := exec.CommandContext(nodetest.Context(t), name, "-c", "import torch").Run(); err == nil {
 			return name, append(environment, "PENSTOCK_PYTHON="+name)
 		}
 	}
@@ -270,7 +272,7 @@ func withPyTorch(t *testing.T) (interpreter string, environment []string) {
 // python runs Python code with the module's folder in its path.
 func python(t *testing.T, interpreter string, environment []string, arguments ...string) {
 	t.Helper()
-	c := exec.CommandContext(testContext(t), interpreter, arguments...)
+	c := exec.CommandContext(nodetest.Context(t), interpreter, arguments...)
 	c.Env = append(os.Environ(), environment...)
 	for _, e := range environment {
 		if folder, ok := strings.CutPrefix(e, "PENSTOCK_PYTHONPATH="); ok {
@@ -328,14 +330,14 @@ func TestPyTorch(t *testing.T) {
 	nd := start(t, fmt.Sprintf("log: {level: debug}\nshares: {policy: gslice, tune: false}\nfunctions:\n"+
 		"  - {name: fn, model: %s, port: 0, slo: 20s, share_percent: 50}\n", card), environment...)
 	answersQuadrants(t, nd, "fn")
-	active, shadow := serving(t, nd, "fn")
-	if bytes := metric(t, nd, `penstock_model_persistent_bytes{function="fn"}`); bytes != 3*4 {
+	active, shadow := nodetest.Serving(t, nd, "fn")
+	if bytes := nodetest.Metric(t, nd, `penstock_model_persistent_bytes{function="fn"}`); bytes != 3*4 {
 		t.Errorf("the model has %v bytes, want 12: three weights", bytes)
 	}
-	kill(t, active.PID)
-	shadowServes(t, nd, "fn", shadow)
+	nodetest.Kill(t, active.PID)
+	nodetest.ShadowServes(t, nd, "fn", shadow)
 	answersQuadrants(t, nd, "fn")
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 // Other file formats contain the same model.
@@ -367,7 +369,7 @@ func TestPyTorchFrozen(t *testing.T) {
 func TestPyTorchModelMismatch(t *testing.T) {
 	t.Parallel()
 	interpreter, environment := withPyTorch(t)
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), environment...)
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), environment...)
 	for name, c := range map[string]struct {
 		oldnew []string
 		model  string // Python code that writes another model to f
@@ -413,9 +415,9 @@ func TestPyTorchMissing(t *testing.T) {
 		"no torch":       {withoutTorch(t), "has no PyTorch"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nd := start(t, unconfined+oneFunction(nullCard(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
+			nd := start(t, unconfined+oneFunction(nodetest.Card(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
 			refuses(t, nd, "torch", card, c.want)
-			if got := stream(t, nd, 100, func() {}); got.by[wire.StatusOK] != 100 {
+			if got := stream(t, nd, 100, func() {}); got.By[wire.StatusOK] != 100 {
 				t.Errorf("the neighbour: %s; want 100 ok", got)
 			}
 		})

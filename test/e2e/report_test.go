@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
 // Two runs of `penstock load` are side by side in one file, which Chromium opens without a server.
@@ -18,7 +20,7 @@ func TestReport(t *testing.T) {
 	dir := t.TempDir()
 	var runs []string
 	for _, rate := range []string{"20", "40"} {
-		command := exec.CommandContext(testContext(t), penstock, "load", "--runtime-dir", nd.Dir, "--rate", "face="+rate, "--rate", "fashion="+rate, "--duration", "1s", "--warmup", "0s", "--check=false", "-o", "json")
+		command := exec.CommandContext(nodetest.Context(t), penstock, "load", "--runtime-dir", nd.Dir, "--rate", "face="+rate, "--rate", "fashion="+rate, "--duration", "1s", "--warmup", "0s", "--check=false", "-o", "json")
 		text, err := command.Output()
 		if err != nil {
 			t.Fatalf("penstock load: %v: %s", err, text)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
@@ -43,7 +45,7 @@ func scarce(t *testing.T, more ...string) (nd *node.Node, members []string) {
 // askPicture returns the answer of a function to the picture of a number.
 func askPicture(t *testing.T, c *client.Client, bytes, number int) (status wire.Status, payload []byte) {
 	t.Helper()
-	r, err := c.Do(testContext(t), picture(bytes, number), client.RequestOptions{})
+	r, err := c.Do(nodetest.Context(t), nodetest.Picture(bytes, number), client.RequestOptions{})
 	var other client.StatusError
 	if err != nil && !errors.As(err, &other) {
 		t.Errorf("picture %d: %v", number, err)
@@ -90,7 +92,7 @@ func TestScarceMemory(t *testing.T) {
 	want := map[string][][]byte{}
 	for _, model := range zoo.Names() {
 		serves(t, nd, "own-"+model, "")
-		c, size := dial(t, nd, "own-"+model, o), inputBytes(t, nd, "own-"+model)
+		c, size := nodetest.Dial(t, nd, "own-"+model, o), inputBytes(t, nd, "own-"+model)
 		for i := range rounds {
 			status, payload := askPicture(t, c, size, i)
 			if status != wire.StatusOK {
@@ -103,7 +105,7 @@ func TestScarceMemory(t *testing.T) {
 	var all sync.WaitGroup
 	for i, name := range members {
 		model := scarceModels[i%len(scarceModels)]
-		c, size := dial(t, nd, name, o), inputBytes(t, nd, name)
+		c, size := nodetest.Dial(t, nd, name, o), inputBytes(t, nd, name)
 		all.Go(func() {
 			for i := range rounds {
 				if status, payload := askPicture(t, c, size, i); status != wire.StatusOK || !bytes.Equal(payload, want[model][i]) {
@@ -113,12 +115,12 @@ func TestScarceMemory(t *testing.T) {
 		})
 	}
 	all.Wait()
-	waitFor(t, "evictions and loads in the status", func() bool {
+	wait.For(t, "evictions and loads in the status", func() bool {
 		loads, evictions := countedLoads(t, nd, members)
 		return loads > scarceMembers && evictions > 0
 	})
 	for _, name := range members {
-		settled(t, nd, name)
+		nodetest.Settled(t, nd, name)
 	}
 }
 
@@ -131,7 +133,7 @@ func TestScarceMemoryKilled(t *testing.T) {
 	var all sync.WaitGroup
 	begun := make(chan struct{}, scarceMembers)
 	for _, name := range members {
-		c, size := dial(t, nd, name, o), inputBytes(t, nd, name)
+		c, size := nodetest.Dial(t, nd, name, o), inputBytes(t, nd, name)
 		all.Go(func() {
 			for i := range 5 {
 				if status, _ := askPicture(t, c, size, i); status != wire.StatusOK && status != wire.StatusFailed {
@@ -146,13 +148,13 @@ func TestScarceMemoryKilled(t *testing.T) {
 	for range scarceMembers / 2 {
 		<-begun
 	}
-	kill(t, worker)
+	nodetest.Kill(t, worker)
 	all.Wait()
 	for _, name := range members {
 		if now := serves(t, nd, name, "cold"); now.PID == worker {
 			t.Errorf("%s has process %d after it was killed", name, worker)
 		}
-		settled(t, nd, name)
+		nodetest.Settled(t, nd, name)
 	}
 }
 
@@ -166,7 +168,7 @@ workers: [{name: cold, share_percent: 40, memory: 100MiB, lanes: 1}]
 functions:
   - {name: fn, model: %[1]q, port: 0, slo: 10s, worker: cold}
   - {name: other, model: %[1]q, port: 0, slo: 10s, worker: cold}
-`, nullCard(t, "digest", small)), append(withGPU(t, true), "PENSTOCK_NULL=allocate=67108864")...)
+`, nodetest.Card(t, "digest", small)), append(withGPU(t, true), "PENSTOCK_NULL=allocate=67108864")...)
 	members := []string{"fn", "other"}
 	for _, name := range members {
 		serves(t, nd, name, "cold")
@@ -174,17 +176,17 @@ functions:
 	worker := serves(t, nd, "fn", "cold").PID
 	for i := range 10 {
 		if i == 5 {
-			kill(t, worker)
-			waitFor(t, "another process of the worker", func() bool { return serves(t, nd, "fn", "cold").PID != worker })
+			nodetest.Kill(t, worker)
+			wait.For(t, "another process of the worker", func() bool { return serves(t, nd, "fn", "cold").PID != worker })
 		}
 		for _, name := range members {
-			r, err := dial(t, nd, name, client.Options{Timeout: patience}).Do(testContext(t), picture(small, i), client.RequestOptions{Tag: uint64(i)})
-			if err != nil || !right(&r, small) {
+			r, err := nodetest.Dial(t, nd, name, client.Options{Timeout: patience}).Do(nodetest.Context(t), nodetest.Picture(small, i), client.RequestOptions{Tag: uint64(i)})
+			if err != nil || !nodetest.Right(&r, small) {
 				t.Errorf("%s answers picture %d with %v, %v", name, i, r.Status, err)
 			}
 		}
 	}
-	waitFor(t, "evictions and loads in the status", func() bool {
+	wait.For(t, "evictions and loads in the status", func() bool {
 		loads, evictions := countedLoads(t, nd, members)
 		return loads >= 5 && evictions >= 3
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/oomscore"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
@@ -75,10 +76,10 @@ func TestSandbox(t *testing.T) {
 		"off":          {config: "sandbox: off\n", status: "off", rights: "Uid=0 CapEff=" + all},
 	} {
 		t.Run(name, func(t *testing.T) {
-			card := nullCard(t, "digest", small)
+			card := nodetest.Card(t, "digest", small)
 			public(t, card)
 			config := c.config + oneFunction("face", ", slo: 10s") + "  - {name: other, model: " + card + ", port: 0, share_percent: 25}\n"
-			n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, User: c.user, Environment: []string{onnx.LibraryVariable + "=" + shared}})
+			n, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, Config: config, User: c.user, Environment: []string{onnx.LibraryVariable + "=" + shared}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,7 +109,7 @@ func TestSandbox(t *testing.T) {
 
 			// Functions share a user, but another process cannot claim to be a function without
 			// its ticket.
-			serves, _ := serving(t, n, "fn")
+			serves, _ := nodetest.Serving(t, n, "fn")
 			_, _, _, err = control.DialAttach(control.AttachSocketPath(n.Dir), control.Attach{
 				IF: "fn", Generation: serves.Generation, Ticket: strings.Repeat("0", 32),
 			})
@@ -122,11 +123,11 @@ func TestSandbox(t *testing.T) {
 				t.Fatal(err)
 			}
 			for function, bytes := range map[string]int{"fn": model.Input.WireBytes(), "other": small} {
-				result, err := dial(t, n, function, client.Options{Timeout: patience}).Do(t.Context(), picture(bytes, 1), client.RequestOptions{Tag: 1})
+				result, err := nodetest.Dial(t, n, function, client.Options{Timeout: patience}).Do(t.Context(), nodetest.Picture(bytes, 1), client.RequestOptions{Tag: 1})
 				if err != nil || result.Status != client.StatusOK {
 					t.Errorf("%s: %v, %v", function, result.Status, err)
 				}
-				if function == "other" && !right(&result, bytes) {
+				if function == "other" && !nodetest.Right(&result, bytes) {
 					t.Error("other: wrong digest")
 				}
 			}
@@ -156,12 +157,12 @@ func TestInheritedDescriptors(t *testing.T) {
 	}
 	outer := inheriting(t, secret)
 	for _, sandbox := range []string{"", "sandbox: off\n"} {
-		n, err := node.Start(testContext(t), node.Options{Binary: outer, Config: sandbox + oneFunction("face", ", slo: 10s")})
+		n, err := node.Start(nodetest.Context(t), node.Options{Binary: outer, Config: sandbox + oneFunction("face", ", slo: 10s")})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { n.Kill() })
-		active, shadow := serving(t, n, "fn")
+		active, shadow := nodetest.Serving(t, n, "fn")
 		for _, pid := range []int{active.PID, shadow.PID} {
 			folder := fmt.Sprintf("/proc/%d/fd", pid)
 			open, err := os.ReadDir(folder)
@@ -174,7 +175,7 @@ func TestInheritedDescriptors(t *testing.T) {
 				}
 			}
 		}
-		out, err := exec.CommandContext(testContext(t), outer, "run", "--runtime-dir", n.Dir, "--", "ls", "-l", "/proc/self/fd").CombinedOutput()
+		out, err := exec.CommandContext(nodetest.Context(t), outer, "run", "--runtime-dir", n.Dir, "--", "ls", "-l", "/proc/self/fd").CombinedOutput()
 		if err != nil || strings.Contains(string(out), secret) {
 			t.Errorf("%q: a guest has the shell's descriptors: %v\n%s", sandbox, err, out)
 		}
@@ -186,12 +187,12 @@ func TestInheritedDescriptors(t *testing.T) {
 
 // When the machine lacks memory, the kernel kills a process with a high score first.
 func TestOOMScores(t *testing.T) {
-	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: oneFunction("face", ", slo: 10s")})
+	n, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, Config: oneFunction("face", ", slo: 10s")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.Kill() })
-	active, _ := serving(t, n, "fn")
+	active, _ := nodetest.Serving(t, n, "fn")
 	score := func(pid string) int {
 		text, _ := os.ReadFile(filepath.Join("/proc", pid, "oom_score_adj"))
 		value, err := strconv.Atoi(strings.TrimSpace(string(text)))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
 // TestStoppedProcess stops the serving process under load. Its shadow takes over long before the hang timeout, and
@@ -16,16 +17,16 @@ func TestStoppedProcess(t *testing.T) {
 		n   = 300
 		gap = 10 * time.Millisecond
 	)
-	nd := start(t, "hang_timeout: 1m\n"+oneFunction(nullCard(t, "digest", small), ", slo: 60ms"), "PENSTOCK_NULL=busy=1ms")
-	active, shadow := serving(t, nd, "fn")
+	nd := start(t, "hang_timeout: 1m\n"+oneFunction(nodetest.Card(t, "digest", small), ", slo: 60ms"), "PENSTOCK_NULL=busy=1ms")
+	active, shadow := nodetest.Serving(t, nd, "fn")
 
 	var mu sync.Mutex
 	var last int64
 	var silence time.Duration // the longest between two answers with status ok
 	ends := map[uint64]int{}
-	got := newAnswers()
-	deliver := got.deliver(small)
-	c := dial(t, nd, "fn", client.Options{Timeout: patience, Deliver: func(r *client.Result) {
+	got := nodetest.NewAnswers()
+	deliver := got.Deliver(small)
+	c := nodetest.Dial(t, nd, "fn", client.Options{Timeout: patience, Deliver: func(r *client.Result) {
 		mu.Lock()
 		ends[r.Tag]++
 		if r.Status == client.StatusOK {
@@ -37,12 +38,12 @@ func TestStoppedProcess(t *testing.T) {
 		mu.Unlock()
 		deliver(r)
 	}})
-	send(t, c, small, 0, n/3, gap)
+	nodetest.Send(t, c, small, 0, n/3, gap)
 	signalAll(t, []int{active.PID}, syscall.SIGSTOP)
 	stoppedAt := time.Now()
-	send(t, c, small, n/3, n-n/3, gap)
-	got.wait(n)
-	shadowServes(t, nd, "fn", shadow)
+	nodetest.Send(t, c, small, n/3, n-n/3, gap)
+	got.Wait(n)
+	nodetest.ShadowServes(t, nd, "fn", shadow)
 
 	mu.Lock()
 	defer mu.Unlock()
@@ -52,7 +53,7 @@ func TestStoppedProcess(t *testing.T) {
 			t.Errorf("request %d ended %d times", tag, times)
 		}
 	}
-	if got.wrong > 0 || got.lost > n/3 {
+	if got.Wrong > 0 || got.Lost > n/3 {
 		t.Errorf("answers %v", got)
 	}
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -53,9 +55,9 @@ var harms = []struct {
 		if time.Since(s.followed) < 3*time.Second {
 			return
 		}
-		for _, p := range processes(s.Dir) {
-			if p.command == "orchestrator" {
-				syscall.Kill(p.pid, syscall.SIGKILL)
+		for _, p := range nodetest.Processes(s.Dir) {
+			if p.Command == "orchestrator" {
+				syscall.Kill(p.PID, syscall.SIGKILL)
 				s.followed = time.Now()
 			}
 		}
@@ -138,7 +140,7 @@ func (s *storm) header() []byte {
 // request, correctly if the status is ok. Afterwards it is as before.
 func TestStorm(t *testing.T) {
 	t.Parallel()
-	cards := [2]string{nullCard(t, "digest", small), nullCard(t, "digest", small, "# the other")}
+	cards := [2]string{nodetest.Card(t, "digest", small), nodetest.Card(t, "digest", small, "# the other")}
 	nd := start(t, fmt.Sprintf(`
 hang_timeout: 400ms
 shares: {policy: gslice, tune: false}
@@ -149,12 +151,12 @@ functions:
 	s.waitComplete()
 	before := s.steadyResources()
 
-	got, sent, end := newAnswers(), 0, time.Now().Add(*stormLength)
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 30 * time.Second, QueueLimit: 1 << 16})
+	got, sent, end := nodetest.NewAnswers(), 0, time.Now().Add(*stormLength)
+	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 30 * time.Second, QueueLimit: 1 << 16})
 	var traffic sync.WaitGroup
 	traffic.Go(func() {
 		for ; time.Now().Before(end); sent++ {
-			if _, err := c.Send(picture(small, sent), client.RequestOptions{Tag: uint64(sent)}); err != nil {
+			if _, err := c.Send(nodetest.Picture(small, sent), client.RequestOptions{Tag: uint64(sent)}); err != nil {
 				t.Errorf("send request %d: %v", sent, err)
 				return
 			}
@@ -169,21 +171,21 @@ functions:
 		time.Sleep(time.Duration(s.random.IntN(400)) * time.Millisecond)
 	}
 	traffic.Wait()
-	got.wait(sent)
+	got.Wait(sent)
 	s.run("remove", "second")
 	s.waitComplete()
-	f := settled(t, nd, "fn")
+	f := nodetest.Settled(t, nd, "fn")
 	t.Logf("storm %d: %s; %d requests, %s; %d hand-overs", *stormSeed, strings.Join(done, ", "), sent, got, f.Swaps)
-	if got.lost > 0 || got.wrong > 0 {
+	if got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
-	if got.by[wire.StatusOK] == 0 {
+	if got.By[wire.StatusOK] == 0 {
 		t.Errorf("%s; want some of it ok", got)
 	}
 	// Closing may take a moment.
 	var after map[string]int
 	giveUp := time.Now().Add(patience / 2)
-	waitFor(t, "the node to be what it was", func() bool {
+	wait.For(t, "the node to be what it was", func() bool {
 		after = s.resources()
 		return maps.Equal(after, before) || time.Now().After(giveUp)
 	})
@@ -195,7 +197,7 @@ functions:
 // waitComplete waits until both instances have exactly one serving process and one shadow.
 func (s *storm) waitComplete() {
 	s.Helper()
-	waitFor(s.T, "every process", func() bool {
+	wait.For(s.T, "every process", func() bool {
 		status, err := s.Status()
 		if err != nil || len(status.Functions) != 1 {
 			return false
@@ -217,7 +219,7 @@ func (s *storm) waitComplete() {
 func (s *storm) steadyResources() map[string]int {
 	s.Helper()
 	now, same := s.resources(), 0
-	waitFor(s.T, "the node's resources to stay the same", func() bool {
+	wait.For(s.T, "the node's resources to stay the same", func() bool {
 		last := now
 		now = s.resources()
 		if same++; !maps.Equal(now, last) {
@@ -232,11 +234,11 @@ func (s *storm) steadyResources() map[string]int {
 // the two permanent processes.
 func (s *storm) resources() map[string]int {
 	all := map[string]int{}
-	for _, p := range processes(s.Dir) {
-		all[p.command]++
-		if p.command == "manager" || p.command == "orchestrator" {
-			open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
-			all[p.command+"'s descriptors"] = len(open)
+	for _, p := range nodetest.Processes(s.Dir) {
+		all[p.Command]++
+		if p.Command == "manager" || p.Command == "orchestrator" {
+			open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))
+			all[p.Command+"'s descriptors"] = len(open)
 		}
 	}
 	return all

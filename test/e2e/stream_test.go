@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,7 +23,9 @@ import (
 
 	"github.com/penstock/penstock/gateway/functions"
 	video "github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/videotest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/null"
 )
 
@@ -106,7 +107,7 @@ func TestStreamMPEGTS(t *testing.T) {
 		if !ok || len(line.Found) != 1 || line.Found[0].Label != "face" {
 			t.Errorf("the first answer is %+v", line)
 		}
-	case <-testContext(t).Done():
+	case <-nodetest.Context(t).Done():
 		t.Error("no answer")
 	}
 }
@@ -143,7 +144,7 @@ var streamFor = flag.Duration("stream", time.Minute, "duration of each benchmark
 // sendNumbered sends H.264 over RTP to a function whose batches take that long, and returns the ages.
 func sendNumbered(b *testing.B, fps int, batch time.Duration) []age {
 	videotest.NeedFFmpeg(b)
-	nd := start(b, fmt.Sprintf("functions: [{name: slow, model: %s, port: 0}]\n", nullCard(b, "slow", videotest.Side*1024)), fmt.Sprintf("%s=sleep=%s", null.Variable, batch))
+	nd := start(b, fmt.Sprintf("functions: [{name: slow, model: %s, port: 0}]\n", nodetest.Card(b, "slow", videotest.Side*1024)), fmt.Sprintf("%s=sleep=%s", null.Variable, batch))
 	set := functions.NewSet(nd.Dir, nil, zerolog.Nop())
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
@@ -151,7 +152,7 @@ func sendNumbered(b *testing.B, fps int, batch time.Duration) []age {
 		b.Fatal(err)
 	}
 	go set.Run(ctx)
-	waitFor(b, "the function to serve", func() bool { return set.Ready("slow") == nil })
+	wait.For(b, "the function to serve", func() bool { return set.Ready("slow") == nil })
 
 	port := videotest.Port(b)
 	address, err := video.ParseAddress(videotest.Session(b, port))
@@ -261,7 +262,7 @@ func TestConfiguredStream(t *testing.T) {
 		list := streams()
 		return len(list) == 2 && list[0].Opened >= 2 && list[0].Functions[0].Answers["ok"] > 0 && list[1].Opened >= 2 && list[1].Error != ""
 	}
-	waitFor(t, "the clip to play twice", again)
+	wait.For(t, "the clip to play twice", again)
 	if strings.Contains(string(text), "secret") || strings.Contains(nd.Log(), "secret") {
 		t.Errorf("a password is shown: %s", text)
 	}
@@ -269,7 +270,7 @@ func TestConfiguredStream(t *testing.T) {
 		lines, err := os.ReadFile(answers)
 		return err == nil && bytes.Contains(lines, []byte(`"stream":"clip","function":"face"`)) && bytes.Contains(lines, []byte(`"found":[{"label":"face"`))
 	}
-	waitFor(t, "a published answer", published)
+	wait.For(t, "a published answer", published)
 	response, err := http.Get(url + "/api/wall/face")
 	if err != nil {
 		t.Fatal(err)
@@ -279,15 +280,11 @@ func TestConfiguredStream(t *testing.T) {
 		t.Errorf("the wall's picture is %q", media)
 	}
 
-	for _, p := range processes(nd.Dir) {
-		if p.command == "gateway" {
-			syscall.Kill(p.pid, syscall.SIGKILL)
-		}
-	}
-	waitFor(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
-	waitFor(t, "the clip to play twice again", again)
+	nodetest.Kill(t, nodetest.Child(t, nd, "gateway"))
+	wait.For(t, "the gateway to be away", func() bool { return !gatewayReady(url) })
+	wait.For(t, "the clip to play twice again", again)
 	nd.Kill()
-	waitFor(t, "ffmpeg to end", func() bool { return !runs(clip) })
+	wait.For(t, "ffmpeg to end", func() bool { return !runs(clip) })
 }
 
 // runs reports whether a process has the text in its arguments.

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,7 +24,7 @@ func TestSystemd(t *testing.T) {
 	}
 	defer socket.Close()
 	const watchdog = 2 * time.Second
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "NOTIFY_SOCKET="+path, fmt.Sprintf("WATCHDOG_USEC=%d", watchdog.Microseconds()))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "NOTIFY_SOCKET="+path, fmt.Sprintf("WATCHDOG_USEC=%d", watchdog.Microseconds()))
 
 	// receive returns the next report, "" if none arrives in time.
 	receive := func(wait time.Duration) string {
@@ -36,7 +38,7 @@ func TestSystemd(t *testing.T) {
 	}
 	awaitReport := func(line string) {
 		t.Helper()
-		waitFor(t, line, func() bool { return strings.Contains(receive(patience)+"\n", line+"\n") })
+		wait.For(t, line, func() bool { return strings.Contains(receive(patience)+"\n", line+"\n") })
 	}
 
 	awaitReport("READY=1")
@@ -44,16 +46,16 @@ func TestSystemd(t *testing.T) {
 		t.Errorf("the manager does not answer, and the node is ready: %v", err)
 	}
 	manager := 0
-	for _, p := range processes(nd.Dir) {
-		if p.command == "manager" {
-			manager = p.pid
+	for _, p := range nodetest.Processes(nd.Dir) {
+		if p.Command == "manager" {
+			manager = p.PID
 		}
-		if p.pid == nd.PID() {
+		if p.PID == nd.PID() {
 			continue
 		}
 		// Until a new process has executed its program, it has the environment of its parent.
-		waitFor(t, fmt.Sprintf("an environment of %s without the socket", p.command), func() bool {
-			environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid))
+		wait.For(t, fmt.Sprintf("an environment of %s without the socket", p.Command), func() bool {
+			environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
 			return err != nil || !strings.Contains(string(environment), "NOTIFY_SOCKET=")
 		})
 	}
@@ -79,5 +81,5 @@ func TestSystemd(t *testing.T) {
 	if err := nd.Stop(); err != nil {
 		t.Error(err)
 	}
-	waitFor(t, "STOPPING=1", func() bool { return strings.HasPrefix(receive(patience), "STOPPING=1") })
+	wait.For(t, "STOPPING=1", func() bool { return strings.HasPrefix(receive(patience), "STOPPING=1") })
 }

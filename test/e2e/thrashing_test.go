@@ -10,6 +10,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // TestWorkerThrashing asks the members of a worker for more than loading can serve. The node says so, and
@@ -33,31 +35,31 @@ func TestWorkerThrashing(t *testing.T) {
 		return s.Workers[0]
 	}
 
-	ctx, stop := context.WithCancel(testContext(t))
+	ctx, stop := context.WithCancel(nodetest.Context(t))
 	var load sync.WaitGroup
 	for _, name := range names {
-		c := dial(t, nd, name, client.Options{Deliver: func(*client.Result) {}})
+		c := nodetest.Dial(t, nd, name, client.Options{Deliver: func(*client.Result) {}})
 		load.Go(func() {
 			for ctx.Err() == nil {
-				_, _ = c.Send(picture(28*28, 1), client.RequestOptions{}) // the queue is full on a busy machine
+				_, _ = c.Send(nodetest.Picture(28*28, 1), client.RequestOptions{}) // the queue is full on a busy machine
 				time.Sleep(5 * time.Millisecond)
 			}
 		})
 	}
 	defer load.Wait()
 	defer stop()
-	waitFor(t, "the worker to thrash", func() bool { return status().Thrashing })
+	wait.For(t, "the worker to thrash", func() bool { return status().Thrashing })
 	if s := status(); s.Thrashing && s.NeededBytes <= s.MemoryBytes {
 		t.Errorf("worker %+v, want that it needs more than it has", s)
 	}
-	waitFor(t, "if list to name the worker", func() bool {
+	wait.For(t, "if list to name the worker", func() bool {
 		out, err := run(t, nd.Dir, "if", "list")
 		return err == nil && strings.Contains(out, "worker cold: thrashing")
 	})
 	stop()
 	load.Wait()
-	waitFor(t, "the worker not to thrash", func() bool { return !status().Thrashing })
+	wait.For(t, "the worker not to thrash", func() bool { return !status().Thrashing })
 	for _, name := range names {
-		settled(t, nd, name)
+		nodetest.Settled(t, nd, name)
 	}
 }

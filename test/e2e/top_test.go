@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // openTerminal opens a pseudoterminal of that size: the program's end, and the end of the user.
@@ -78,8 +80,8 @@ func (s *shown) reset() {
 
 func TestTop(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	c := dial(t, nd, "fn", client.Options{})
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	c := nodetest.Dial(t, nd, "fn", client.Options{})
 
 	t.Run("pipe", func(t *testing.T) {
 		out, err := run(t, nd.Dir, "top", "--interval", "100ms")
@@ -88,7 +90,7 @@ func TestTop(t *testing.T) {
 		}
 	})
 	t.Run("json", func(t *testing.T) {
-		waitFor(t, "answers in top's interval", func() bool {
+		wait.For(t, "answers in top's interval", func() bool {
 			// Requests are answered all the time, because top starts to measure at an unknown
 			// moment.
 			stop, ended := make(chan struct{}), make(chan struct{})
@@ -99,7 +101,7 @@ func TestTop(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						_, _ = c.Do(t.Context(), picture(small, 1), client.RequestOptions{}) // late ones do not matter
+						_, _ = c.Do(t.Context(), nodetest.Picture(small, 1), client.RequestOptions{}) // late ones do not matter
 					}
 				}
 			}()
@@ -137,11 +139,11 @@ func TestTop(t *testing.T) {
 		var screen shown
 		go screen.follow(user)
 
-		waitFor(t, "the whole table", func() bool { return screen.has("state") && screen.has("serves") })
+		wait.For(t, "the whole table", func() bool { return screen.has("state") && screen.has("serves") })
 		resizeTerminal(t, user, 40, 24)
-		waitFor(t, "a narrow table", func() bool {
+		wait.For(t, "a narrow table", func() bool {
 			screen.reset()
-			waitFor(t, "another picture", func() bool { return screen.has("\x1b[J") && screen.has("p99 ms") })
+			wait.For(t, "another picture", func() bool { return screen.has("\x1b[J") && screen.has("p99 ms") })
 			return !screen.has("state")
 		})
 		if _, err := user.WriteString("q"); err != nil {
@@ -150,6 +152,6 @@ func TestTop(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Errorf("top ended with %v", err)
 		}
-		waitFor(t, "the terminal's first screen", func() bool { return screen.has("\x1b[?1049l") })
+		wait.For(t, "the terminal's first screen", func() bool { return screen.has("\x1b[?1049l") })
 	})
 }

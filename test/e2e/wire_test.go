@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -55,9 +57,9 @@ func answer(c net.Conn, patience time.Duration) (wire.Header, *wire.Result, []by
 
 func TestMalformedDatagrams(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	c := socket(t, address(t, nd, "fn"))
-	good := datagrams(7, picture(small, 0))[0]
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	c := socket(t, nodetest.Address(t, nd, "fn"))
+	good := datagrams(7, nodetest.Picture(small, 0))[0]
 	with := func(change func(b []byte)) []byte {
 		b := append([]byte(nil), good...)
 		change(b)
@@ -82,7 +84,7 @@ func TestMalformedDatagrams(t *testing.T) {
 			}
 		}
 		series := `penstock_source_drops_total{function="fn",reason="` + reason + `"}`
-		waitFor(t, reason+" to be counted", func() bool { return metric(t, nd, series) == 3 })
+		wait.For(t, reason+" to be counted", func() bool { return nodetest.Metric(t, nd, series) == 3 })
 	}
 	seed := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -93,17 +95,17 @@ func TestMalformedDatagrams(t *testing.T) {
 		c.Write(b)
 	}
 	got := stream(t, nd, 100, func() {})
-	if got.by[wire.StatusOK] != 100 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 100 || got.Wrong > 0 {
 		t.Errorf("%s; want 100 right answers beside the noise", got)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestClientStops(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", large)))
-	c := socket(t, address(t, nd, "fn"))
-	all := datagrams(1, picture(large, 0))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", large)))
+	c := socket(t, nodetest.Address(t, nd, "fn"))
+	all := datagrams(1, nodetest.Picture(large, 0))
 	for _, b := range all[:60] {
 		if _, err := c.Write(b); err != nil {
 			t.Fatal(err)
@@ -113,19 +115,19 @@ func TestClientStops(t *testing.T) {
 	if r == nil || r.Status != wire.StatusIncomplete || r.Missing != uint16(len(all)-60) {
 		t.Fatalf("answer %+v, want incomplete with %d missing", r, len(all)-60)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestEqualRequestIDs(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	var conns [2]net.Conn
 	for i := range conns {
-		conns[i] = socket(t, address(t, nd, "fn"))
+		conns[i] = socket(t, nodetest.Address(t, nd, "fn"))
 	}
 	for id := range uint32(50) {
 		for i, c := range conns {
-			for _, b := range datagrams(id, picture(small, i)) {
+			for _, b := range datagrams(id, nodetest.Picture(small, i)) {
 				if _, err := c.Write(b); err != nil {
 					t.Fatal(err)
 				}
@@ -136,19 +138,19 @@ func TestEqualRequestIDs(t *testing.T) {
 			if r == nil || r.Status != wire.StatusOK || h.RequestID != id {
 				t.Fatalf("client %d, request %d: answer %+v %+v", i, id, h, r)
 			}
-			if got := math.Float32frombits(binary.LittleEndian.Uint32(payload)); got != digest(picture(small, i)) {
+			if got := math.Float32frombits(binary.LittleEndian.Uint32(payload)); got != nodetest.Digest(nodetest.Picture(small, i)) {
 				t.Fatalf("client %d, request %d: got the other client's answer", i, id)
 			}
 		}
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 func TestRepeatedRequest(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	c := socket(t, address(t, nd, "fn"))
-	all := datagrams(3, picture(small, 5))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
+	c := socket(t, nodetest.Address(t, nd, "fn"))
+	all := datagrams(3, nodetest.Picture(small, 5))
 	for _, b := range all {
 		c.Write(b)
 	}
@@ -156,7 +158,7 @@ func TestRepeatedRequest(t *testing.T) {
 	if first == nil || first.Status != wire.StatusOK {
 		t.Fatalf("answer %+v, want ok", first)
 	}
-	accepted := settled(t, nd, "fn").Accepted
+	accepted := nodetest.Settled(t, nd, "fn").Accepted
 	time.Sleep(5 * time.Millisecond) // repeated answers are rate-limited
 	all[0][3] |= byte(wire.FlagRetransmitted)
 	c.Write(all[0])
@@ -164,17 +166,17 @@ func TestRepeatedRequest(t *testing.T) {
 	if again == nil || again.Status != first.Status || string(same) != string(payload) {
 		t.Fatalf("answer %+v %x, want the first again: %x", again, same, payload)
 	}
-	if f := settled(t, nd, "fn"); f.Accepted != accepted {
+	if f := nodetest.Settled(t, nd, "fn"); f.Accepted != accepted {
 		t.Errorf("%d requests accepted, want %d: it was run twice", f.Accepted, accepted)
 	}
 }
 
 func TestBusy(t *testing.T) {
 	t.Parallel()
-	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=20ms")
-	c := socket(t, address(t, nd, "fn"))
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=20ms")
+	c := socket(t, nodetest.Address(t, nd, "fn"))
 	for id := range uint32(200) {
-		for _, b := range datagrams(id, picture(small, 0)) {
+		for _, b := range datagrams(id, nodetest.Picture(small, 0)) {
 			c.Write(b)
 		}
 	}
@@ -197,7 +199,7 @@ func TestBusy(t *testing.T) {
 	if busy == 0 || ok < alone {
 		t.Errorf("%d ok, %d busy; want at least %d answered and some busy", ok, busy, alone)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }
 
 // mangler forwards between a client and a node, and loses, repeats and reorders
@@ -273,23 +275,23 @@ func (m *mangler) pass(rate float64, forward func()) {
 }
 
 func TestBadNetwork(t *testing.T) {
-	nd := start(t, oneFunction(nullCard(t, "digest", large)))
-	got := newAnswers()
-	c, err := client.Dial(t.Context(), mangle(t, address(t, nd, "fn"), 0.05), client.Options{
-		Deliver: got.deliver(large), NoSegmentation: true, Timeout: patience,
+	nd := start(t, oneFunction(nodetest.Card(t, "digest", large)))
+	got := nodetest.NewAnswers()
+	c, err := client.Dial(t.Context(), mangle(t, nodetest.Address(t, nd, "fn"), 0.05), client.Options{
+		Deliver: got.Deliver(large), NoSegmentation: true, Timeout: patience,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
 	const n = 200
-	send(t, c, large, 0, n, 10*time.Millisecond)
-	got.wait(n)
-	if got.wrong > 0 || got.lost > 0 {
+	nodetest.Send(t, c, large, 0, n, 10*time.Millisecond)
+	got.Wait(n)
+	if got.Wrong > 0 || got.Lost > 0 {
 		t.Errorf("%s; want every request answered, none wrong", got)
 	}
-	if got.by[wire.StatusOK] < n*9/10 {
+	if got.By[wire.StatusOK] < n*9/10 {
 		t.Errorf("%s; retransmission should bring nearly all home", got)
 	}
-	settled(t, nd, "fn")
+	nodetest.Settled(t, nd, "fn")
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -28,7 +30,7 @@ functions:
 // serves returns the process that serves for a function, once its worker is the given one.
 func serves(t *testing.T, nd *node.Node, function, worker string) (active control.ProcessStatus) {
 	t.Helper()
-	waitFor(t, fmt.Sprintf("%s to serve in worker %q", function, worker), func() bool {
+	wait.For(t, fmt.Sprintf("%s to serve in worker %q", function, worker), func() bool {
 		f, err := nd.Function(function)
 		if err != nil || len(f.Instances) == 0 || f.Worker != worker {
 			return false
@@ -43,19 +45,19 @@ func serves(t *testing.T, nd *node.Node, function, worker string) (active contro
 // members serve again, in one process.
 func TestWorkerKilled(t *testing.T) {
 	t.Parallel()
-	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	nd := start(t, members(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
 	fn, other, own := serves(t, nd, "fn", "cold"), serves(t, nd, "other", "cold"), serves(t, nd, "own", "")
 	if fn.PID != other.PID || fn.PID == own.PID {
 		t.Fatalf("fn has process %d and other %d, want one; own has %d, want another", fn.PID, other.PID, own.PID)
 	}
-	got := stream(t, nd, 1000, func() { kill(t, fn.PID) })
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 8 {
+	got := stream(t, nd, 1000, func() { nodetest.Kill(t, fn.PID) })
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 8 {
 		t.Errorf("%s; want every request answered right, a batch failed at most", got)
 	}
 	for _, name := range []string{"fn", "other"} {
 		var last *control.ProcessFailure
-		waitFor(t, "a failure of "+name, func() bool {
-			last = settled(t, nd, name).Instances[0].LastFailure
+		wait.For(t, "a failure of "+name, func() bool {
+			last = nodetest.Settled(t, nd, name).Instances[0].LastFailure
 			return last != nil
 		})
 		if last.PID != fn.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
@@ -73,7 +75,7 @@ func TestWorkerKilled(t *testing.T) {
 // TestWorkerMoves moves a function into the worker and out of it under load.
 func TestWorkerMoves(t *testing.T) {
 	t.Parallel()
-	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	nd := start(t, members(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
 	before := serves(t, nd, "fn", "cold")
 	for _, to := range []string{"", "cold"} {
 		got := stream(t, nd, 1000, func() {
@@ -85,7 +87,7 @@ func TestWorkerMoves(t *testing.T) {
 				t.Errorf("move: %v: %s", err, out)
 			}
 		})
-		if got.by[wire.StatusOK] != 1000 || got.lost > 0 || got.wrong > 0 {
+		if got.By[wire.StatusOK] != 1000 || got.Lost > 0 || got.Wrong > 0 {
 			t.Errorf("%s during the move to %q; want all answered right", got, to)
 		}
 		if now := serves(t, nd, "fn", to); (now.PID == serves(t, nd, "other", "cold").PID) != (to == "cold") {
@@ -102,18 +104,18 @@ func TestWorkerMoves(t *testing.T) {
 // TestWorkerTakesTurns saturates one member. The other's requests are answered in between.
 func TestWorkerTakesTurns(t *testing.T) {
 	t.Parallel()
-	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	nd := start(t, members(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
 	serves(t, nd, "fn", "cold")
 	serves(t, nd, "other", "cold")
-	busy := newAnswers()
-	c := dial(t, nd, "other", client.Options{Timeout: 20 * time.Second, Deliver: busy.deliver(small)})
-	send(t, c, small, 0, 2000, 0)
+	busy := nodetest.NewAnswers()
+	c := nodetest.Dial(t, nd, "other", client.Options{Timeout: 20 * time.Second, Deliver: busy.Deliver(small)})
+	nodetest.Send(t, c, small, 0, 2000, 0)
 	got := stream(t, nd, 200, func() {})
-	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want all answered right next to a busy member", got)
 	}
-	busy.wait(2000)
-	if busy.lost > 0 || busy.wrong > 0 || busy.by[wire.StatusFailed] > 0 {
+	busy.Wait(2000)
+	if busy.Lost > 0 || busy.Wrong > 0 || busy.By[wire.StatusFailed] > 0 {
 		t.Errorf("busy member: %s; want every request answered right", busy)
 	}
 }
@@ -122,12 +124,12 @@ func TestWorkerTakesTurns(t *testing.T) {
 // members, and more members can come and go.
 func TestWorkerOutlivesOrchestrator(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, members(card), "PENSTOCK_NULL=busy=1ms")
 	worker := serves(t, nd, "fn", "cold").PID
 	serves(t, nd, "other", "cold")
 	got := stream(t, nd, 400, func() { killOrchestrator(t, nd) })
-	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s; want 400 right answers", got)
 	}
 	for _, arguments := range [][]string{
@@ -144,7 +146,7 @@ func TestWorkerOutlivesOrchestrator(t *testing.T) {
 		t.Errorf("other has process %d, want the worker's %d all the time", now.PID, worker)
 	}
 	for _, name := range []string{"fn", "other", "third"} {
-		settled(t, nd, name)
+		nodetest.Settled(t, nd, name)
 	}
 }
 
@@ -152,18 +154,18 @@ func TestWorkerOutlivesOrchestrator(t *testing.T) {
 // one process that may, and no request is lost.
 func TestWorkerSuperseded(t *testing.T) {
 	t.Parallel()
-	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	nd := start(t, members(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
 	old := serves(t, nd, "fn", "cold").PID
 	got := stream(t, nd, 1000, func() {
-		if out, err := run(t, nd.Dir, "if", "add", "third", "--model", nullCard(t, "third", small), "--worker", "cold"); err != nil {
+		if out, err := run(t, nd.Dir, "if", "add", "third", "--model", nodetest.Card(t, "third", small), "--worker", "cold"); err != nil {
 			t.Errorf("add: %v: %s", err, out)
 		}
 	})
-	if got.by[wire.StatusOK] != 1000 || got.lost > 0 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 1000 || got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want all answered right", got)
 	}
 	third := serves(t, nd, "third", "cold").PID
-	waitFor(t, "all members to be in one process", func() bool {
+	wait.For(t, "all members to be in one process", func() bool {
 		for _, name := range []string{"fn", "other"} {
 			if serves(t, nd, name, "cold").PID != third {
 				return false
@@ -175,7 +177,7 @@ func TestWorkerSuperseded(t *testing.T) {
 		t.Errorf("process %d hosts all members, want one that was started for the new member", old)
 	}
 	for _, name := range []string{"fn", "other", "third"} {
-		if f := settled(t, nd, name); f.Failed > 0 {
+		if f := nodetest.Settled(t, nd, name); f.Failed > 0 {
 			t.Errorf("%s: %d requests failed", name, f.Failed)
 		}
 	}
@@ -185,13 +187,13 @@ func TestWorkerSuperseded(t *testing.T) {
 // moves out, and the other stays.
 func TestWorkerKilledTwice(t *testing.T) {
 	t.Parallel()
-	nd := start(t, members(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
-	c := dial(t, nd, "fn", client.Options{Timeout: 30 * time.Second})
-	ctx, stop := context.WithCancel(testContext(t))
+	nd := start(t, members(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
+	c := nodetest.Dial(t, nd, "fn", client.Options{Timeout: 30 * time.Second})
+	ctx, stop := context.WithCancel(nodetest.Context(t))
 	var load sync.WaitGroup
 	load.Go(func() {
 		for ctx.Err() == nil {
-			_, _ = c.Do(ctx, picture(small, 1), client.RequestOptions{}) // failed, if its batch ran
+			_, _ = c.Do(ctx, nodetest.Picture(small, 1), client.RequestOptions{}) // failed, if its batch ran
 		}
 	})
 	defer load.Wait()
@@ -206,9 +208,9 @@ func TestWorkerKilledTwice(t *testing.T) {
 			t.Fatal("fn is in its worker after ten kills")
 		}
 		worker := serves(t, nd, "other", "cold").PID
-		kill(t, worker)
+		nodetest.Kill(t, worker)
 		for _, name := range []string{"fn", "other"} {
-			waitFor(t, name+" to serve in another process", func() bool {
+			wait.For(t, name+" to serve in another process", func() bool {
 				f, err := nd.Function(name)
 				if err != nil {
 					return false
@@ -224,14 +226,14 @@ func TestWorkerKilledTwice(t *testing.T) {
 	if own, other := serves(t, nd, "fn", ""), serves(t, nd, "other", "cold"); own.PID == other.PID {
 		t.Errorf("fn still shares process %d with the other member", own.PID)
 	}
-	logged(t, nd, "worker died twice within a minute")
+	nodetest.Logged(t, nd, "worker died twice within a minute")
 }
 
 // TestWorkerOnGPU runs a worker as one client of MPS, moves a member, and kills the worker. All its members
 // serve again.
 func TestWorkerOnGPU(t *testing.T) {
 	t.Parallel()
-	card := nullCard(t, "digest", small)
+	card := nodetest.Card(t, "digest", small)
 	nd := start(t, "device: cuda\n"+members(card), withGPU(t, true)...)
 	fn, other := serves(t, nd, "fn", "cold"), serves(t, nd, "other", "cold")
 	if fn.PID != other.PID {
@@ -242,18 +244,18 @@ func TestWorkerOnGPU(t *testing.T) {
 			t.Errorf("move out: %v: %s", err, out)
 		}
 	})
-	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s during the move; want all answered right", got)
 	}
 	if out, err := run(t, nd.Dir, "if", "move", "fn", "--worker", "cold"); err != nil {
 		t.Errorf("move in: %v: %s", err, out)
 	}
-	got = stream(t, nd, 400, func() { kill(t, serves(t, nd, "other", "cold").PID) })
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 16 {
+	got = stream(t, nd, 400, func() { nodetest.Kill(t, serves(t, nd, "other", "cold").PID) })
+	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 16 {
 		t.Errorf("%s; want every request answered right, the batches in flight failed at most", got)
 	}
 	for _, name := range []string{"fn", "other"} {
 		serves(t, nd, name, "cold")
-		settled(t, nd, name)
+		nodetest.Settled(t, nd, name)
 	}
 }

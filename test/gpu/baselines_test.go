@@ -9,6 +9,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -61,17 +63,17 @@ func TestBaselines(t *testing.T) {
 			if daemon := mpsProcess(n, mpsDaemon); (daemon != 0) != (c.says.mechanism == "mps") {
 				t.Errorf("the node's MPS daemon is process %d", daemon)
 			}
-			active, shadow := serving(t, n, "fashion")
+			active, shadow := nodetest.Serving(t, n, "fashion")
 			if total := multiprocessors(t, n); (active.SMs == total) != (c.says.change == "none") {
 				t.Errorf("fashion counts %d of %d multiprocessors", active.SMs, total)
 			}
-			kill(t, active.PID)
-			shadowServes(t, n, "fashion", shadow)
+			nodetest.Kill(t, active.PID)
+			nodetest.ShadowServes(t, n, "fashion", shadow)
 			again := send(t, n, "fashion", 100)
 			again.flows(t)
 			again.stop().answeredAll(t, 0)
 			for _, name := range names {
-				settled(t, n, name)
+				nodetest.Settled(t, n, name)
 			}
 		})
 	}
@@ -90,11 +92,11 @@ functions:
 	face.flows(t)
 	before := map[string]uint32{}
 	for _, name := range []string{"fashion", "face", "neighbour"} {
-		active, _ := serving(t, n, name)
+		active, _ := nodetest.Serving(t, n, name)
 		before[name] = active.Generation
 	}
 	bad := send(t, n, "neighbour", 200)
-	waitFor(t, "another process of the neighbour", func() bool {
+	wait.For(t, "another process of the neighbour", func() bool {
 		f, err := n.Function("neighbour")
 		if err != nil {
 			return false
@@ -106,10 +108,10 @@ functions:
 	fashion.stop().answeredAll(t, 0)
 	face.stop().answeredAll(t, 0)
 	for _, name := range []string{"fashion", "face"} {
-		if active, _ := serving(t, n, name); active.Generation != before[name] {
+		if active, _ := nodetest.Serving(t, n, name); active.Generation != before[name] {
 			t.Errorf("generation %d serves %s, want %d still", active.Generation, name, before[name])
 		}
-		settled(t, n, name)
+		nodetest.Settled(t, n, name)
 	}
 	if s := status(t, n); s.Faults.Count != 0 || s.Mechanism != "time-slicing" || s.Device.Why != "" {
 		t.Errorf("status says %+v, %+v of %s", s.Faults, s.Device, s.Mechanism)

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // exampleInC returns the card of examples/c/fashion.yaml, from the source tree,
@@ -44,22 +46,22 @@ functions:
 	for _, percent := range []float64{20, 50} {
 		fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 		fashion.flows(t)
-		before, _ := serving(t, n, "fashion")
+		before, _ := nodetest.Serving(t, n, "fashion")
 		share(t, n, "fashion", percent)
-		waitFor(t, "fashion to be on its groups", func() bool { return inPlace(t, n, "fashion", percent) })
+		wait.For(t, "fashion to be on its groups", func() bool { return inPlace(t, n, "fashion", percent) })
 		fashion.stop().answeredAll(t, 0)
 		face.stop().answeredAll(t, 0)
-		if now, _ := serving(t, n, "fashion"); now.PID != before.PID {
+		if now, _ := nodetest.Serving(t, n, "fashion"); now.PID != before.PID {
 			t.Errorf("process %d serves, want %d still", now.PID, before.PID)
 		}
 		answersAsOnTheCPU(t, n, "fashion")
 	}
-	active, shadow := serving(t, n, "fashion")
-	kill(t, active.PID)
-	shadowServes(t, n, "fashion", shadow)
+	active, shadow := nodetest.Serving(t, n, "fashion")
+	nodetest.Kill(t, active.PID)
+	nodetest.ShadowServes(t, n, "fashion", shadow)
 	answersAsOnTheCPU(t, n, "fashion")
-	settled(t, n, "fashion")
-	settled(t, n, "face")
+	nodetest.Settled(t, n, "fashion")
+	nodetest.Settled(t, n, "face")
 	for line := range strings.Lines(n.Log()) {
 		if strings.Contains(line, "weights") || strings.Contains(line, "parameters are") {
 			t.Log(strings.TrimSpace(line))
@@ -74,5 +76,5 @@ functions:
   - {name: fashion, model: %s, port: 0, slo: 20s}
 `, exampleInC(t)), configs.Lab{TimeSlicing: true}.Environment())
 	answersAsOnTheCPU(t, n, "fashion")
-	settled(t, n, "fashion")
+	nodetest.Settled(t, n, "fashion")
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -20,16 +22,16 @@ func TestFunctionKilled(t *testing.T) {
 	fashion.flows(t)
 	face.flows(t)
 	for range 3 {
-		active, _ := serving(t, n, "fashion")
-		kill(t, active.PID)
+		active, _ := nodetest.Serving(t, n, "fashion")
+		nodetest.Kill(t, active.PID)
 		fashion.flows(t)
 	}
-	serving(t, n, "fashion")
+	nodetest.Serving(t, n, "fashion")
 	// Each kill may have failed at most the two batches in flight.
 	fashion.stop().answeredAll(t, 3*2*8)
 	face.stop().answeredAll(t, 0)
-	settled(t, n, "fashion")
-	settled(t, n, "face")
+	nodetest.Settled(t, n, "fashion")
+	nodetest.Settled(t, n, "face")
 	t.Logf("silent for at most %s: fashion %s", fashion.longestPause(), fashion)
 }
 
@@ -37,7 +39,7 @@ func TestFunctionKilled(t *testing.T) {
 // batch of each of its processes. more has further keys.
 func neighbour(t *testing.T, more string) string {
 	t.Helper()
-	return fmt.Sprintf("  - {name: neighbour, model: %s, port: 0%s, environment: {PENSTOCK_NULL: fault_after=60}}\n", nullCard(t, "neighbour"), more)
+	return fmt.Sprintf("  - {name: neighbour, model: %s, port: 0%s, environment: {PENSTOCK_NULL: fault_after=60}}\n", nodetest.Card(t, "neighbour", 2048), more)
 }
 
 // neighbourFaults sends the neighbour batches until one faults. That batch must be
@@ -77,12 +79,12 @@ functions:
 	fashion.flows(t)
 	face.flows(t)
 	for _, name := range []string{"fashion", "face", "neighbour"} {
-		serving(t, n, name)
+		nodetest.Serving(t, n, name)
 	}
 	neighbourFaults(t, n)
 	fashion.flows(t)
 	face.flows(t)
-	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
+	wait.For(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
 	faults := status(t, n).Faults
 	fashion.stop().answeredAll(t, 2*8)
 	face.stop().answeredAll(t, 2*8)
@@ -91,7 +93,7 @@ functions:
 		t.Errorf("the log does not tell of the fault and of its end")
 	}
 	for _, name := range []string{"fashion", "face", "neighbour"} {
-		serving(t, n, name)
-		settled(t, n, name)
+		nodetest.Serving(t, n, name)
+		nodetest.Settled(t, n, name)
 	}
 }

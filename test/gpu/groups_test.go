@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // Functions with less demand than the min number of groups get that min. Kernels in
@@ -33,7 +34,7 @@ func serveOnMinGroups(t *testing.T, most float64, names []string, config string)
 	}
 	for _, name := range names {
 		var p control.ProcessStatus
-		waitFor(t, name+" to have its batch sizes", func() bool {
+		wait.For(t, name+" to have its batch sizes", func() bool {
 			f, err := n.Function(name)
 			serves := false
 			if err == nil && len(f.Instances) > 0 {

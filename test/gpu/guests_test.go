@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -80,7 +82,7 @@ functions:
 		s.flows(t)
 	}
 	for _, name := range []string{"fashion", "face"} {
-		serving(t, n, name)
+		nodetest.Serving(t, n, name)
 	}
 
 	if status, out := runFaultingGuest(t, n, "--own"); status != 42 {
@@ -94,9 +96,9 @@ functions:
 	if status, out := runFaultingGuest(t, n); status == 0 {
 		t.Errorf("inside MPS the guest ended as if its kernel had not faulted: %s", out)
 	}
-	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
+	wait.For(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
 	for _, name := range []string{"fashion", "face"} {
-		serving(t, n, name)
+		nodetest.Serving(t, n, name)
 	}
 	fashion.flows(t)
 	face.flows(t)
@@ -158,7 +160,7 @@ func TestGuestEnd(t *testing.T) {
 	n := start(t, "functions: [{name: fashion, port: 0, slo: 10s}]\n")
 	fashion := send(t, n, "fashion", 400)
 	fashion.flows(t)
-	serving(t, n, "fashion")
+	nodetest.Serving(t, n, "fashion")
 	for i := range 8 {
 		guest := exec.CommandContext(t.Context(), penstock, "run", "--runtime-dir", n.Dir, "--name", "busy", "--", "python3", "-c", busyProgram)
 		out, err := guest.StdoutPipe()
@@ -211,7 +213,7 @@ func TestGuestMemory(t *testing.T) {
 	n := start(t, "functions: [{name: fashion, port: 0, slo: 10s}]\n")
 	fashion := send(t, n, "fashion", 400)
 	fashion.flows(t)
-	serving(t, n, "fashion")
+	nodetest.Serving(t, n, "fashion")
 	for _, c := range []struct {
 		name   string
 		remove []string

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -26,7 +27,7 @@ functions:
   - {name: second, model: %[1]s, port: 0, slo: 5s, worker: cold}
 `, exported(t, "resnet50")), configs.Lab{Batching: control.Batching{Rule: control.BatchOne}}.Environment())
 	for _, name := range []string{"first", "second"} {
-		waitFor(t, name+" to serve", func() bool {
+		wait.For(t, name+" to serve", func() bool {
 			f, err := n.Function(name)
 			if err != nil || len(f.Instances) == 0 {
 				return false
@@ -99,7 +100,7 @@ func laneGap(t *testing.T, n *node.Node, functions ...string) time.Duration {
 		defer mu.Unlock()
 		return batches, infer, bad
 	}
-	waitFor(t, "answers", func() bool { answers, _, _ := counted(); return answers > 0 })
+	wait.For(t, "answers", func() bool { answers, _, _ := counted(); return answers > 0 })
 	beganBatches, beganInfer, _ := counted()
 	began := time.Now()
 	time.Sleep(lasts)

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/mpstest"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/internal/testing/onnxtest"
 )
@@ -42,6 +43,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "test/gpu:", err)
 		os.Exit(1)
 	}
+	nodetest.Binary = penstock
 	flag.Parse()
 	code, skipped := watched(m)
 	if len(skipped) > 0 && code == 0 {

@@ -13,6 +13,8 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // exported returns the card of one of the torchvision models that run.sh exports.
@@ -101,7 +103,7 @@ functions:
 `)
 	fashion := send(t, n, "fashion", 200)
 	fashion.flows(t)
-	serving(t, n, "fashion")
+	nodetest.Serving(t, n, "fashion")
 	add := func() error {
 		return n.Order(control.AddPath, configs.Function{Name: "big", Model: card, Instances: 1, SharePercent: 50})
 	}
@@ -109,7 +111,7 @@ functions:
 		if err := n.Order(control.RemovePath, control.NameOrder{Name: "big"}); err != nil {
 			t.Fatal(err)
 		}
-		waitFor(t, "big to be gone", func() bool {
+		wait.For(t, "big to be gone", func() bool {
 			_, err := n.Function("big")
 			return err != nil
 		})
@@ -124,7 +126,7 @@ functions:
 		err := add()
 		if err == nil {
 			var p control.ProcessStatus
-			waitFor(t, "big to have the batch sizes that it can have", func() bool {
+			wait.For(t, "big to have the batch sizes that it can have", func() bool {
 				f, err := n.Function("big")
 				serves := false
 				if err == nil && len(f.Instances) > 0 {
@@ -166,5 +168,5 @@ functions:
 		t.Errorf("out of memory at link: %v, for larger batches: %v; want both", link, small)
 	}
 	fashion.stop().answeredAll(t, 0)
-	settled(t, n, "fashion")
+	nodetest.Settled(t, n, "fashion")
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -24,9 +26,9 @@ functions:
 // swap orders a share and waits until the shadow has taken over with it.
 func swap(t *testing.T, n *node.Node, function string, percent float64) {
 	t.Helper()
-	_, shadow := serving(t, n, function)
+	_, shadow := nodetest.Serving(t, n, function)
 	share(t, n, function, percent)
-	waitFor(t, "the shadow to take over", func() bool {
+	wait.For(t, "the shadow to take over", func() bool {
 		f, err := n.Function(function)
 		return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
 			return p.State == control.Active && p.Generation == shadow.Generation
@@ -38,14 +40,14 @@ func TestShadowSwaps(t *testing.T) {
 	n := start(t, twoFunctions("shadow"))
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
-	before, _ := serving(t, n, "fashion")
+	before, _ := nodetest.Serving(t, n, "fashion")
 	if before.SMs == 0 || len(before.SMGroups) > 0 {
 		t.Errorf("%+v; want multiprocessors counted and no groups", before)
 	}
 	for _, percent := range []float64{20, 40, 20, 40, 20} {
-		old, _ := serving(t, n, "fashion")
+		old, _ := nodetest.Serving(t, n, "fashion")
 		swap(t, n, "fashion", percent)
-		now, _ := serving(t, n, "fashion")
+		now, _ := nodetest.Serving(t, n, "fashion")
 		if now.PID == old.PID {
 			t.Errorf("process %d serves as before", now.PID)
 		}
@@ -56,8 +58,8 @@ func TestShadowSwaps(t *testing.T) {
 	}
 	fashion.stop().answeredAll(t, 0)
 	face.stop().answeredAll(t, 0)
-	settled(t, n, "fashion")
-	settled(t, n, "face")
+	nodetest.Settled(t, n, "fashion")
+	nodetest.Settled(t, n, "face")
 }
 
 // multiprocessors returns the number of the device's multiprocessors.
@@ -81,23 +83,23 @@ func TestPartitionMoves(t *testing.T) {
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
 	face.flows(t)
-	first, _ := serving(t, n, "fashion")
+	first, _ := nodetest.Serving(t, n, "fashion")
 	backAndForth(t, n, 20, "fashion", "face")
-	now, _ := serving(t, n, "fashion")
+	now, _ := nodetest.Serving(t, n, "fashion")
 	if now.PID != first.PID {
 		t.Errorf("process %d serves, was %d; want the same, moved in place", now.PID, first.PID)
 	}
 	fashion.stop().answeredAll(t, 0)
 	face.stop().answeredAll(t, 0)
-	f := settled(t, n, "fashion")
+	f := nodetest.Settled(t, n, "fashion")
 	// The process reports them in its next report.
-	waitFor(t, "20 moves to be counted", func() bool {
+	wait.For(t, "20 moves to be counted", func() bool {
 		var err error
 		f, err = n.Function("fashion")
 		return err == nil && f.Swaps >= 20
 	})
 	t.Logf("idle for a move: %+v µs", f.SwapIdle)
-	settled(t, n, "face")
+	nodetest.Settled(t, n, "face")
 }
 
 // backAndForth moves two functions that many times: one gets what the other gives up.
@@ -107,7 +109,7 @@ func backAndForth(t *testing.T, n *node.Node, times int, small, large string) {
 	for range times {
 		share(t, n, small, 20)
 		share(t, n, large, 70)
-		waitFor(t, "both to be where they shall be", func() bool {
+		wait.For(t, "both to be where they shall be", func() bool {
 			inProcess(t, n)
 			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
 		})
@@ -154,20 +156,20 @@ func TestHundredSwaps(t *testing.T) {
 	n := start(t, twoFunctions("shadow"))
 	fashion := send(t, n, "fashion", 200)
 	fashion.flows(t)
-	serving(t, n, "fashion")
-	serving(t, n, "face")
+	nodetest.Serving(t, n, "fashion")
+	nodetest.Serving(t, n, "face")
 	var after10 int64
 	for i := range 100 {
 		swap(t, n, "fashion", []float64{30, 40}[i%2])
 		if i == 9 { // the driver and MPS have allocated what they keep
-			serving(t, n, "fashion")
+			nodetest.Serving(t, n, "fashion")
 			time.Sleep(time.Second)
 			after10 = usedBytes(t)
 		}
 	}
-	serving(t, n, "fashion")
-	waitFor(t, "the last swap's memory to come back", func() bool { return usedBytes(t) <= after10+slackBytes })
+	nodetest.Serving(t, n, "fashion")
+	wait.For(t, "the last swap's memory to come back", func() bool { return usedBytes(t) <= after10+slackBytes })
 	t.Logf("%d MiB in use after 10 swaps, %d after 100", after10>>20, usedBytes(t)>>20)
 	fashion.stop().answeredAll(t, 0)
-	settled(t, n, "fashion")
+	nodetest.Settled(t, n, "fashion")
 }

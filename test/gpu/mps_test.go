@@ -9,16 +9,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
 // mpsProcess finds the node's control daemon or server by its program's name. It
 // returns 0 if there is none.
 func mpsProcess(n *node.Node, name string) int {
-	for _, p := range processes(n.Dir) {
-		target, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.pid), "exe"))
-		if strings.Contains(p.command, name) || err == nil && strings.Contains(filepath.Base(target), name) {
-			return p.pid
+	for _, p := range nodetest.Processes(n.Dir) {
+		target, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.PID), "exe"))
+		if strings.Contains(p.Command, name) || err == nil && strings.Contains(filepath.Base(target), name) {
+			return p.PID
 		}
 	}
 	return 0
@@ -39,28 +41,28 @@ func comesBack(t *testing.T, name string) {
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
 	face.flows(t)
-	serving(t, n, "fashion")
-	serving(t, n, "face")
+	nodetest.Serving(t, n, "fashion")
+	nodetest.Serving(t, n, "face")
 	pid := mpsProcess(n, name)
 	if pid == 0 {
-		t.Fatalf("the node has no %s: %v", name, processes(n.Dir))
+		t.Fatalf("the node has no %s: %v", name, nodetest.Processes(n.Dir))
 	}
-	kill(t, pid)
-	waitFor(t, "another "+name, func() bool {
+	nodetest.Kill(t, pid)
+	wait.For(t, "another "+name, func() bool {
 		now := mpsProcess(n, name)
 		return now != 0 && now != pid
 	})
 	fashion.flows(t)
 	face.flows(t)
-	serving(t, n, "fashion")
-	serving(t, n, "face")
+	nodetest.Serving(t, n, "fashion")
+	nodetest.Serving(t, n, "face")
 	fashion.stop().answeredAll(t, 2*8)
 	face.stop().answeredAll(t, 2*8)
 	t.Logf("silent for %s and %s", fashion.longestPause(), face.longestPause())
-	settled(t, n, "fashion")
-	settled(t, n, "face")
+	nodetest.Settled(t, n, "fashion")
+	nodetest.Settled(t, n, "face")
 	// Shares are still as ordered.
-	active, _ := serving(t, n, "fashion")
+	active, _ := nodetest.Serving(t, n, "fashion")
 	if total := multiprocessors(t, n); active.SMs == 0 || active.SMs == total {
 		t.Errorf("fashion counts %d of %d multiprocessors with a share of 40 %%", active.SMs, total)
 	}
@@ -89,16 +91,16 @@ func TestTimeSharing(t *testing.T) {
 	fashion.flows(t)
 	face.flows(t)
 	// Without MPS a share is not enforced, so nothing moves.
-	before, _ := serving(t, n, "fashion")
+	before, _ := nodetest.Serving(t, n, "fashion")
 	share(t, n, "fashion", 20)
-	waitFor(t, "the wish to be noted", func() bool {
+	wait.For(t, "the wish to be noted", func() bool {
 		f, err := n.Function("fashion")
 		return err == nil && f.SharePercent == 20
 	})
-	if now, _ := serving(t, n, "fashion"); now.PID != before.PID {
+	if now, _ := nodetest.Serving(t, n, "fashion"); now.PID != before.PID {
 		t.Errorf("process %d serves, was %d", now.PID, before.PID)
 	}
 	fashion.stop().answeredAll(t, 0)
 	face.stop().answeredAll(t, 0)
-	settled(t, n, "fashion")
+	nodetest.Settled(t, n, "fashion")
 }

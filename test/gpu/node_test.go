@@ -3,26 +3,22 @@
 package gpu
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
 
-// patience bounds every wait. It detects hangs and is long enough for slow machines.
-const patience = 90 * time.Second
+const patience = wait.Patience
 
 // usedBytes returns the GPU memory in use by all processes.
 func usedBytes(t *testing.T) int64 {
@@ -48,16 +44,14 @@ func start(t *testing.T, config string, environment ...string) *node.Node {
 func startIn(t *testing.T, dir, config string, environment ...string) *node.Node {
 	t.Helper()
 	before := usedBytes(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not ready within %s", patience))
-	defer cancel()
-	o := node.Options{Binary: penstock, Config: "device: cuda\n" + config, Environment: environment}
+	o := node.Options{Config: "device: cuda\n" + config, Environment: environment}
 	if dir != "" {
 		o.Args = []string{"--runtime-dir", dir}
 	}
-	n, err := node.Start(ctx, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Cleanup(func() { // after the node has ended
+		wait.For(t, "the GPU's memory to come back", func() bool { return usedBytes(t) <= before+slackBytes })
+	})
+	n := nodetest.Start(t, o)
 	made := n.Dir
 	if dir != "" {
 		n.Dir = dir // the last --runtime-dir counts
@@ -67,111 +61,8 @@ func startIn(t *testing.T, dir, config string, environment ...string) *node.Node
 		if err := n.Stop(); err != nil {
 			t.Errorf("the node did not drain: %v", err)
 		}
-		n.Kill()
-		if t.Failed() {
-			t.Logf("node said:\n%s", n.Log())
-		}
-		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
-		waitFor(t, "the GPU's memory to come back", func() bool { return usedBytes(t) <= before+slackBytes })
 	})
 	return n
-}
-
-// waitFor polls until done returns true.
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s for %s", patience, what)
-		}
-	}
-}
-
-// process is a process of a node. It is found by the runtime folder in its arguments or its
-// environment.
-type process struct {
-	pid     int
-	command string // up, manager, orchestrator, if, or the program's name
-}
-
-func processes(dir string) (found []process) {
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		arguments, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || len(arguments) == 0 {
-			continue
-		}
-		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if !strings.Contains(string(arguments), dir) && !strings.Contains(string(environment), dir) {
-			continue
-		}
-		words := strings.Split(strings.TrimRight(string(arguments), "\x00"), "\x00")
-		command := filepath.Base(words[0])
-		if command == filepath.Base(penstock) && len(words) > 1 {
-			command = words[1]
-		}
-		found = append(found, process{pid, command})
-	}
-	return found
-}
-
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatalf("kill %d: %v", pid, err)
-	}
-}
-
-// serving waits until a process with all its batch sizes holds the ring, and a shadow is
-// ready.
-func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
-	t.Helper()
-	waitFor(t, function+" to have an active process and a shadow", func() bool {
-		f, err := n.Function(function)
-		if err != nil || len(f.Instances) == 0 {
-			return false
-		}
-		active, _ = f.Instances[0].Serving()
-		shadow, _ = f.Instances[0].Standby()
-		return active.PID != 0 && !active.WarmingUp && shadow.PID != 0
-	})
-	return active, shadow
-}
-
-// shadowServes waits until the shadow of a process that has ended serves in its place.
-func shadowServes(t *testing.T, n *node.Node, function string, shadow control.ProcessStatus) {
-	t.Helper()
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, n, function)
-		return now.Generation == shadow.Generation
-	})
-}
-
-// nullCard writes a card for a model that computes nothing: it answers with a digest
-// of the picture.
-func nullCard(t *testing.T, name string) string {
-	t.Helper()
-	text := fmt.Sprintf(`name: %s
-version: 1
-framework: "null"
-input:
-  size: [2, 1024, 1]
-  wire: {type: u8, layout: hwc}
-  tensor: {type: u8, layout: hwc}
-outputs: [{name: digest, shape: [1]}]
-batches: [1, 2, 4, 8]
-slo: 5s
-decoder: {name: raw}
-`, name)
-	path := filepath.Join(t.TempDir(), name+".yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // stream sends pictures to a function at a steady rate until stop, and records every
@@ -258,7 +149,7 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 func (s *stream) flows(t *testing.T) {
 	t.Helper()
 	now := client.Now()
-	waitFor(t, "ok answers", func() bool {
+	wait.For(t, "ok answers", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.okAt) > 0 && s.okAt[len(s.okAt)-1] > now
@@ -300,21 +191,6 @@ func (s *stream) answeredAll(t *testing.T, failed int) {
 	if lost > 0 || ok+bad != sent || bad > failed {
 		t.Errorf("%s; want every request answered, at most %d failed", s, failed)
 	}
-}
-
-// settled waits until nothing is in flight and checks that no accepted request was lost.
-func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus {
-	t.Helper()
-	var f control.FunctionStatus
-	waitFor(t, "memory of "+function+" to come back", func() bool {
-		var err error
-		f, err = n.Function(function)
-		return err == nil && f.Accepted == f.Replied && f.HeldBytes == 0
-	})
-	if f.Lost != 0 {
-		t.Errorf("%s: %d accepted requests were lost", function, f.Lost)
-	}
-	return f
 }
 
 func status(t *testing.T, n *node.Node) control.Status {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -47,8 +49,8 @@ func TestRightPercentages(t *testing.T) {
 		t.Logf("%s, longest pause %s", s, s.longestPause())
 	}
 	before := found(t, n)
-	settled(t, n, "a")
-	settled(t, n, "b")
+	nodetest.Settled(t, n, "a")
+	nodetest.Settled(t, n, "b")
 	if err := n.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +80,7 @@ func settles(t *testing.T, n *node.Node, names ...string) {
 	t.Helper()
 	const quiet = 8 * time.Second
 	before, since := "", time.Now()
-	waitFor(t, "the functions to settle", func() bool {
+	wait.For(t, "the functions to settle", func() bool {
 		now := ""
 		for _, name := range names {
 			f, err := n.Function(name)

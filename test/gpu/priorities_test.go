@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/node"
 )
 
@@ -35,14 +36,14 @@ func findProbeRecord(t *testing.T, n *node.Node) probeRecord {
 func TestPriorityProbe(t *testing.T) {
 	const maxMS = 2000
 	cache := "XDG_CACHE_HOME=" + t.TempDir()
-	config := fmt.Sprintf("log: {format: json}\nfunctions:\n  - {name: fn, model: %s, port: 0}\n", nullCard(t, "digest"))
+	config := fmt.Sprintf("log: {format: json}\nfunctions:\n  - {name: fn, model: %s, port: 0}\n", nodetest.Card(t, "digest", 2048))
 	for _, c := range []struct {
 		name   string
 		cached bool
 	}{{"first start", false}, {"second start", true}} {
 		t.Run(c.name, func(t *testing.T) {
 			n := start(t, config, cache)
-			serving(t, n, "fn")
+			nodetest.Serving(t, n, "fn")
 			s := status(t, n)
 			r := findProbeRecord(t, n)
 			t.Logf("%+v, %+v", s.Device.Priorities, r)

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
 
@@ -220,10 +222,10 @@ func TestPyTorch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			line, s := pyTorchFunction(t, name, 50)
 			n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+line)
-			active, _ := serving(t, n, name)
+			active, _ := nodetest.Serving(t, n, name)
 			t.Logf("%d multiprocessors, batches %v", active.SMs, active.Batches)
 			s.round(t, n, name, tolerance)
-			settled(t, n, name)
+			nodetest.Settled(t, n, name)
 		})
 	}
 }
@@ -234,18 +236,18 @@ func TestPyTorchMoves(t *testing.T) {
 	plain, s := pyTorchFunction(t, "resnet18", 40)
 	half, other := pyTorchFunction(t, "half", 40)
 	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+plain+half)
-	first, _ := serving(t, n, "resnet18")
-	serving(t, n, "half")
+	first, _ := nodetest.Serving(t, n, "resnet18")
+	nodetest.Serving(t, n, "half")
 	stop, stopOther := s.asks(t, n, "resnet18", closeF32), other.asks(t, n, "half", closeF16)
 	backAndForth(t, n, 10, "resnet18", "half")
 	stop()
 	stopOther()
-	now, _ := serving(t, n, "resnet18")
+	now, _ := nodetest.Serving(t, n, "resnet18")
 	if now.PID != first.PID {
 		t.Errorf("process %d serves, was %d; want the same, moved in place", now.PID, first.PID)
 	}
 	for _, name := range []string{"resnet18", "half"} {
-		f := settled(t, n, name)
+		f := nodetest.Settled(t, n, name)
 		t.Logf("%s: %d moves, idle for a move: %+v µs", name, f.Swaps, f.SwapIdle)
 	}
 }
@@ -254,19 +256,19 @@ func TestPyTorchMoves(t *testing.T) {
 func TestPyTorchSwaps(t *testing.T) {
 	line, s := pyTorchFunction(t, "resnet18", 40)
 	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"+line)
-	serving(t, n, "resnet18")
+	nodetest.Serving(t, n, "resnet18")
 	stop := s.asks(t, n, "resnet18", closeF32)
 	for _, percent := range []float64{20, 50, 30} {
 		swap(t, n, "resnet18", percent)
-		now, _ := serving(t, n, "resnet18")
+		now, _ := nodetest.Serving(t, n, "resnet18")
 		t.Logf("%v %%: %d multiprocessors", percent, now.SMs)
 	}
 	stop()
-	active, shadow := serving(t, n, "resnet18")
-	kill(t, active.PID)
-	shadowServes(t, n, "resnet18", shadow)
+	active, shadow := nodetest.Serving(t, n, "resnet18")
+	nodetest.Kill(t, active.PID)
+	nodetest.ShadowServes(t, n, "resnet18", shadow)
 	s.round(t, n, "resnet18", closeF32)
-	f := settled(t, n, "resnet18")
+	f := nodetest.Settled(t, n, "resnet18")
 	t.Logf("idle for a swap: %+v µs", f.SwapIdle)
 }
 
@@ -275,14 +277,14 @@ func TestPyTorchWeights(t *testing.T) {
 	line, s := pyTorchFunction(t, "flat", 30)
 	twin := strings.Replace(line, "name: flat", "name: twin", 1)
 	n := start(t, "log: {level: debug}\nweights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+line+twin)
-	serving(t, n, "flat")
-	serving(t, n, "twin")
+	nodetest.Serving(t, n, "flat")
+	nodetest.Serving(t, n, "twin")
 	if got := strings.Count(n.Log(), "weights are shared"); got < 2 {
 		t.Errorf("the log says %d times that weights are shared, want twice", got)
 	}
 	for _, name := range []string{"flat", "twin"} {
 		s.round(t, n, name, closeF32)
-		settled(t, n, name)
+		nodetest.Settled(t, n, name)
 	}
 	t.Logf("%d MiB in use with two of it", usedBytes(t)>>20)
 }
@@ -290,7 +292,7 @@ func TestPyTorchWeights(t *testing.T) {
 // The graphs of a Python program without any framework.
 func TestPythonGraphs(t *testing.T) {
 	withPython(t)
-	text, err := os.ReadFile(nullCard(t, "digest"))
+	text, err := os.ReadFile(nodetest.Card(t, "digest", 2048))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,16 +302,16 @@ func TestPythonGraphs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: fn, model: %s, port: 0, share_percent: 50}\n", card))
-	first, _ := serving(t, n, "fn")
+	first, _ := nodetest.Serving(t, n, "fn")
 	fn := send(t, n, "fn", 400)
 	fn.flows(t)
 	for _, percent := range []float64{20, 60} {
 		share(t, n, "fn", percent)
-		waitFor(t, "it to be on its groups", func() bool { return inPlace(t, n, "fn", percent) })
+		wait.For(t, "it to be on its groups", func() bool { return inPlace(t, n, "fn", percent) })
 	}
 	fn.stop().answeredAll(t, 0)
-	if now, _ := serving(t, n, "fn"); now.PID != first.PID {
+	if now, _ := nodetest.Serving(t, n, "fn"); now.PID != first.PID {
 		t.Errorf("process %d serves, was %d", now.PID, first.PID)
 	}
-	settled(t, n, "fn")
+	nodetest.Settled(t, n, "fn")
 }

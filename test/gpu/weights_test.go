@@ -10,7 +10,9 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/onnxtest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
 )
@@ -52,7 +54,7 @@ func sharing(t *testing.T, cache string, functions ...string) *node.Node {
 // held waits until the weight server has that many files, and returns its status.
 func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
 	t.Helper()
-	waitFor(t, fmt.Sprintf("%d files to be held", files), func() bool {
+	wait.For(t, fmt.Sprintf("%d files to be held", files), func() bool {
 		s := status(t, n)
 		if s.Device == nil || s.Device.Weights == nil {
 			return false
@@ -67,10 +69,10 @@ func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
 func weightServer(t *testing.T, n *node.Node) int {
 	t.Helper()
 	pid := 0
-	waitFor(t, "a holder", func() bool {
-		for _, p := range processes(n.Dir) {
-			if p.command == "weights" {
-				pid = p.pid
+	wait.For(t, "a holder", func() bool {
+		for _, p := range nodetest.Processes(n.Dir) {
+			if p.Command == "weights" {
+				pid = p.PID
 			}
 		}
 		return pid != 0
@@ -83,7 +85,7 @@ func weightServer(t *testing.T, n *node.Node) int {
 func TestWeightsHeldOnce(t *testing.T) {
 	n := sharing(t, t.TempDir(), "vgg19", "vgg19", "resnet50")
 	for _, name := range []string{"f0", "f1", "f2"} {
-		serving(t, n, name)
+		nodetest.Serving(t, n, name)
 	}
 	w := held(t, n, 2)
 	about, err := os.Stat(filepath.Join(filepath.Dir(exported(t, "vgg19")), "model.onnx"))
@@ -99,16 +101,16 @@ func TestWeightsHeldOnce(t *testing.T) {
 	load := send(t, n, "f0", 200)
 	load.flows(t)
 	for _, percent := range []float64{12, 24} { // 14 multiprocessors, and 30
-		before, _ := serving(t, n, "f0")
+		before, _ := nodetest.Serving(t, n, "f0")
 		share(t, n, "f0", percent)
-		waitFor(t, "the shadow to serve", func() bool {
-			now, _ := serving(t, n, "f0")
+		wait.For(t, "the shadow to serve", func() bool {
+			now, _ := nodetest.Serving(t, n, "f0")
 			return now.PID != before.PID
 		})
 	}
 	load.stop().answeredAll(t, 0)
 	held(t, n, 2)
-	settled(t, n, "f0")
+	nodetest.Settled(t, n, "f0")
 	t.Logf("held %d MiB; silent for %s: %s", w.Bytes>>20, load.longestPause(), load)
 }
 
@@ -118,25 +120,25 @@ func TestWeightServerKilled(t *testing.T) {
 	n := sharing(t, t.TempDir(), "resnet50", "vgg19")
 	load := send(t, n, "f0", 300)
 	load.flows(t)
-	serving(t, n, "f0")
-	serving(t, n, "f1")
+	nodetest.Serving(t, n, "f0")
+	nodetest.Serving(t, n, "f1")
 	held(t, n, 2)
 	for range 3 {
 		before := weightServer(t, n)
-		kill(t, before)
-		waitFor(t, "another holder", func() bool { return weightServer(t, n) != before })
+		nodetest.Kill(t, before)
+		wait.For(t, "another holder", func() bool { return weightServer(t, n) != before })
 		load.flows(t)
 	}
 	held(t, n, 0)
 	load.stop().answeredAll(t, 0)
-	active, _ := serving(t, n, "f1")
-	kill(t, active.PID) // its shadow requests weights from the new weight server
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, n, "f1")
+	active, _ := nodetest.Serving(t, n, "f1")
+	nodetest.Kill(t, active.PID) // its shadow requests weights from the new weight server
+	wait.For(t, "the shadow to serve", func() bool {
+		now, _ := nodetest.Serving(t, n, "f1")
 		return now.PID != active.PID
 	})
 	held(t, n, 1)
-	settled(t, n, "f0")
+	nodetest.Settled(t, n, "f0")
 	t.Logf("silent for %s: %s", load.longestPause(), load)
 }
 
@@ -151,7 +153,7 @@ func TestNoWeightServer(t *testing.T) {
 	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
 	load := send(t, n, "f0", 200)
 	load.flows(t)
-	serving(t, n, "f0")
+	nodetest.Serving(t, n, "f0")
 	load.stop().answeredAll(t, 0)
 	if !strings.Contains(n.Log(), "weights are not shared") {
 		t.Error("the log does not say so")
@@ -174,7 +176,7 @@ functions:
 	f0.flows(t)
 	f1.flows(t)
 	for _, name := range []string{"f0", "f1", "neighbour"} {
-		serving(t, n, name)
+		nodetest.Serving(t, n, name)
 	}
 	before := held(t, n, 2)
 	pid := weightServer(t, n)
@@ -182,9 +184,9 @@ functions:
 	f0.flows(t)
 	f1.flows(t)
 	for _, name := range []string{"f0", "f1"} {
-		serving(t, n, name)
+		nodetest.Serving(t, n, name)
 	}
-	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
+	wait.For(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
 	if after := held(t, n, 2); after != before || weightServer(t, n) != pid {
 		t.Errorf("held %+v before the fault, %+v after it", before, after)
 	}

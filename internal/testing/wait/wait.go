@@ -7,7 +7,7 @@ import (
 )
 
 // Patience bounds every wait. It detects hangs and is long enough for slow machines.
-const Patience = 60 * time.Second
+const Patience = 90 * time.Second
 
 // For polls until fact returns true. After Patience the test fails at once and says what it waited for.
 func For(t testing.TB, what string, fact func() bool) {

@@ -23,7 +23,7 @@ func TestFor(t *testing.T) {
 		}
 
 		defer func() {
-			if got := recover(); got != "waited 1m0s for nothing" {
+			if got := recover(); got != "waited 1m30s for nothing" {
 				t.Errorf("failed with %v", got)
 			}
 		}()
