@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/capturefile"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -26,7 +27,7 @@ func captured(t *testing.T, port, n int) string {
 			h := wire.FragmentHeader(wire.TypeData, uint32(i+1), small, small/2, fragment)
 			b := make([]byte, wire.DatagramSize(&h))
 			h.Put(b)
-			copy(b[wire.PayloadOffset(&h):], picture(small, i)[h.Offset:][:h.Length])
+			copy(b[wire.PayloadOffset(&h):], nodetest.Picture(small, i)[h.Offset:][:h.Length])
 			datagrams = append(datagrams, capturefile.Datagram{
 				At: time.Duration(i) * 2 * time.Millisecond, From: netip.MustParseAddrPort("10.0.0.9:40000"),
 				To: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(port)), Payload: b,
@@ -49,7 +50,7 @@ func TestLoadCapture(t *testing.T) {
 	nd := start(t, fmt.Sprintf(`
 aggregate: {slots: 256, deadline: 1s} # room for all, should this machine stand still
 functions: [{name: fn, model: %s, port: 0, slo: 20s}]
-`, nullCard(t, "digest", small)))
+`, nodetest.Card(t, "digest", small)))
 	f, err := nd.Function("fn")
 	if err != nil {
 		t.Fatal(err)
