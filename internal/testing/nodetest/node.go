@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
@@ -156,12 +157,8 @@ func Kill(t testing.TB, pid int) {
 
 // Alive reports whether a process is alive; a zombie is not.
 func Alive(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(rest, "Z")
+	stat, _ := procstat.Read(pid)
+	return !stat.Ended()
 }
 
 // Serving waits until a process with all its batch sizes holds the ring, and a shadow is ready.
