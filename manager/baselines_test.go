@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // whole is a function without a share, for a node without shares.
@@ -28,7 +29,7 @@ func withoutShares(b *nodeBed, functions ...configs.Function) *nodeBed {
 func TestWithoutShares(t *testing.T) {
 	for name, node := range map[string]func() *nodeBed{
 		"under MPS": func() *nodeBed {
-			return withoutShares(newNode(t, "cuda", h200(), mechanismMPS), whole("a"), whole("b"))
+			return withoutShares(newNode(t, "cuda", h200(), sharing.MechanismMPS), whole("a"), whole("b"))
 		},
 		"on a CPU": func() *nodeBed { return withoutShares(newNode(t, "cpu", nil, "cgroup-v2"), whole("a"), whole("b")) },
 	} {
@@ -52,7 +53,7 @@ func TestWithoutShares(t *testing.T) {
 		}
 		// Algorithm 1 sets none either.
 		first, _ := b.serves("a")
-		b.tune(time.Now().Add(time.Hour))
+		b.sharing.Tune(time.Now().Add(time.Hour))
 		b.turns()
 		if next, _ := b.serves("a"); next != first || b.instance("a", 0).pair.Share() != 0 {
 			t.Errorf("%s: generation %d became %d", name, first, next)
@@ -108,7 +109,7 @@ func TestWithoutSharesEvenLoad(t *testing.T) {
 			t.Errorf("instance %d has %d requests of 9, want 3", i, n)
 		}
 	}
-	if got := fn.sharePercent(); got != 100 {
+	if got := b.status("a").SharePercent; got != 100 {
 		t.Errorf("together they may use %v %%, want 100", got)
 	}
 }
@@ -116,7 +117,7 @@ func TestWithoutSharesEvenLoad(t *testing.T) {
 func TestTimeSlicing(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs = nil
-	b := newNode(t, "cuda", alone, mechanismTimeSlicing)
+	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing)
 	b.cfg.Lab.TimeSlicing = true
 	withoutShares(b, whole("a"), whole("b"))
 	b.turns()

@@ -9,6 +9,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
 
@@ -45,16 +47,20 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), mailbox: newMailbox(), generations: newGenerations()}
-	m.metrics = newMetrics(m)
+	m.metrics = observe.New(m.snapshot)
+	var err error
+	if m.sharing, err = sharing.New(sharing.Options{Config: &m.cfg, Started: m.started, Log: m.log}); err != nil {
+		t.Fatal(err)
+	}
 	m.network = kernelNetwork(&m.cfg, m.log)
 	f, err := newFunction(m, configs.Function{Name: "test", Instances: len(shares)}, testCard())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, percent := range shares {
-		f.instances[i].setShare(percent)
+		f.instances[i].sharing.SetShare(percent)
 	}
-	f.port.Start(m.metrics.of(f.name))
+	f.port.Start(m.metrics.Of(f.name))
 	b := &bed{f, t}
 	t.Cleanup(func() {
 		if !t.Failed() {

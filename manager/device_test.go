@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 func TestDesireAwaitsDevice(t *testing.T) {
@@ -17,7 +18,7 @@ func TestDesireAwaitsDevice(t *testing.T) {
 	if len(b.told.Processes) != 0 || b.told.Device != "cuda" || b.told.Seq == 0 {
 		t.Fatalf("desired %+v, want the device asked for and no process", b.told)
 	}
-	b.gpu, b.mechanism = h200(), mechanismMPS
+	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
 	b.turns()
 	_, p := b.serves("a")
 	if b.sms(p.on) < 66 || b.sms(p.on) > 76 {
@@ -50,8 +51,8 @@ func TestAutoWithoutGPU(t *testing.T) {
 	b.mechanism = "cgroup-v2"
 	b.turns()
 	b.serves("a")
-	if f := b.function("a"); b.onGPU() || f.change != configs.ChangeShadow {
-		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", b.onGPU(), f.change)
+	if f := b.function("a"); (b.sharing.Device.GPU != nil) || f.sharing.Change != configs.ChangeShadow {
+		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), f.sharing.Change)
 	}
 	for _, p := range b.told.Processes {
 		if p.SMGroups != nil {
@@ -71,7 +72,7 @@ func TestShareChangeOnCPU(t *testing.T) {
 	b := newNode(t, "cpu", nil, "governor", named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
-	b.instance("a", 0).setShare(20)
+	b.instance("a", 0).sharing.SetShare(20)
 	b.turns()
 	if next, _ := b.serves("a"); next == first {
 		t.Error("a new share did not come by a shadow")
@@ -79,7 +80,7 @@ func TestShareChangeOnCPU(t *testing.T) {
 }
 
 func TestDeviceChanges(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
 	// Another orchestrator finds a smaller device; the processes of its predecessor have
 	// ended.
@@ -107,7 +108,7 @@ func TestDeviceChanges(t *testing.T) {
 }
 
 func TestTensorsOfGPU(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
 	if err := in.makeTensors(in.f.model.desired); err != nil {
@@ -128,7 +129,7 @@ func TestTensorsAwaitDevice(t *testing.T) {
 	if len(in.tensors) != 0 {
 		t.Errorf("%d tensors are made for a device that nobody knows", len(in.tensors))
 	}
-	b.gpu, b.mechanism = h200(), mechanismMPS
+	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
 	b.turns()
 	b.serves("a")
 	if got := in.pair.Active().Card.Name; got != "other" {
@@ -136,34 +137,13 @@ func TestTensorsAwaitDevice(t *testing.T) {
 	}
 }
 
-func TestChange(t *testing.T) {
-	undivided := h200()
-	undivided.GroupSMs = nil
-	for name, c := range map[string]struct {
-		device                    device
-		auto, shadow, partitioned configs.Change
-	}{
-		"CPU":                 {device{}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangeShadow},
-		"GPU":                 {device{gpu: h200(), mps: true}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangePartition},
-		"GPU without groups":  {device{gpu: undivided, mps: true}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangeShadow},
-		"GPU with few groups": {device{gpu: h200(), mps: true, noGroups: true}, configs.ChangeShadow, configs.ChangeShadow, configs.ChangeShadow},
-		"GPU without MPS":     {device{gpu: undivided}, configs.ChangeInPlace, configs.ChangeShadow, configs.ChangeInPlace},
-	} {
-		for _, want := range [][2]configs.Change{{configs.ChangeAuto, c.auto}, {configs.ChangeShadow, c.shadow}, {configs.ChangePartition, c.partitioned}, {configs.ChangeNone, configs.ChangeNone}} {
-			if got := c.device.changeOn(want[0]); got != want[1] {
-				t.Errorf("%s: %s is %s, want %s", name, want[0], got, want[1])
-			}
-		}
-	}
-}
-
 func TestTimeSlicingShares(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs, alone.Why = nil, "nvidia-cuda-mps-control is not installed"
-	b := newNode(t, "cuda", alone, mechanismTimeSlicing, named("a", 30))
+	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing, named("a", 30))
 	b.turns()
 	first, _ := b.serves("a")
-	b.instance("a", 0).setShare(60)
+	b.instance("a", 0).sharing.SetShare(60)
 	b.turns()
 	if next, _ := b.serves("a"); next != first {
 		t.Error("a process was swapped for a share that nobody holds")
@@ -178,10 +158,10 @@ func TestWithoutGroups(t *testing.T) {
 	old.GroupSMs, old.Why = nil, "the driver has no green contexts"
 	f := named("b", 30)
 	f.Change = configs.ChangePartition
-	b := newNode(t, "cuda", old, mechanismMPS, named("a", 30), f)
+	b := newNode(t, "cuda", old, sharing.MechanismMPS, named("a", 30), f)
 	b.turns()
 	for _, name := range []string{"a", "b"} {
-		if got := b.function(name).change; got != configs.ChangeShadow {
+		if got := b.function(name).sharing.Change; got != configs.ChangeShadow {
 			t.Errorf("%s changes by %s, want shadow", name, got)
 		}
 	}
@@ -190,7 +170,7 @@ func TestWithoutGroups(t *testing.T) {
 func TestTooManyInstances(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
-	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b := newNode(t, "cuda", two, sharing.MechanismMPS, named("a", 30), named("b", 30), named("c", 30))
 	b.turns()
 	for _, d := range b.told.Processes {
 		if d.SMGroups != nil {
@@ -198,7 +178,7 @@ func TestTooManyInstances(t *testing.T) {
 		}
 	}
 	first, _ := b.serves("a")
-	b.instance("a", 0).setShare(20)
+	b.instance("a", 0).sharing.SetShare(20)
 	b.turns()
 	if next, _ := b.serves("a"); next == first {
 		t.Error("the new percentage did not come by a shadow")

@@ -75,7 +75,7 @@ func (m *Manager) follow(c configs.Config) error {
 	m.keepWorkers(before)
 	err = e.commit(m)
 	if m.cfg.Guarantees() && !slices.Equal(before, m.cfg.Workers) {
-		m.guarantees()
+		m.sharing.Guarantee()
 	}
 	m.keep()
 	m.noteRestart(c)
@@ -86,7 +86,7 @@ func (m *Manager) follow(c configs.Config) error {
 func (m *Manager) keepWorkers(before []configs.Worker) {
 	m.file.leaving = nil
 	for _, w := range before {
-		if _, stays := m.cfg.Worker(w.Name); !stays && m.hosts(w.Name) {
+		if _, stays := m.cfg.Worker(w.Name); !stays && m.sharing.Hosts(w.Name) {
 			m.cfg.Workers = append(m.cfg.Workers, w)
 			m.file.leaving = append(m.file.leaving, w)
 		}
@@ -97,14 +97,14 @@ func (m *Manager) keepWorkers(before []configs.Worker) {
 func (m *Manager) dropWorkers() {
 	kept := len(m.file.leaving)
 	m.file.leaving = slices.DeleteFunc(m.file.leaving, func(w configs.Worker) bool {
-		if m.hosts(w.Name) {
+		if m.sharing.Hosts(w.Name) {
 			return false
 		}
 		m.cfg.Workers = slices.DeleteFunc(m.cfg.Workers, func(other configs.Worker) bool { return other.Name == w.Name })
 		return true
 	})
 	if len(m.file.leaving) < kept && m.cfg.Guarantees() {
-		m.guarantees()
+		m.sharing.Guarantee()
 	}
 }
 
@@ -112,7 +112,7 @@ func (m *Manager) dropWorkers() {
 func (m *Manager) noteRestart(c configs.Config) {
 	c.Functions, c.Workers = m.cfg.Functions, slices.Concat(c.Workers, m.file.leaving)
 	c.RuntimeDir, c.Log = m.cfg.RuntimeDir, m.cfg.Log // flags may have set these
-	if m.shares.fellBack && !c.PolicySet {
+	if m.sharing.FellBack && !c.PolicySet {
 		c.Shares.Policy = m.cfg.Shares.Policy
 	}
 	m.file.needRestart(configs.ChangedKeys(m.cfg, c), m.log)
@@ -202,7 +202,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	if err := f.checkEntry(want); err != nil {
 		return nil, err
 	}
-	c := &change{f: f, want: want, shares: (m.cfg.Guarantees() || !f.whole()) && (have.SharePercent != want.SharePercent || f.byHand != 0)}
+	c := &change{f: f, want: want, shares: (m.cfg.Guarantees() || f.sharing.Change != configs.ChangeNone) && (have.SharePercent != want.SharePercent || f.sharing.ByHand != 0)}
 	card := f.model.desired
 	if model := cmp.Or(want.Model, want.Name); model != cmp.Or(have.Model, have.Name) {
 		var err error
@@ -294,7 +294,7 @@ func (c *change) commit() error {
 	f, m := c.f, c.f.m
 	if !m.file.saved(f.name) {
 		f.log.Warn().Msg("configuration names a function of `penstock if add`; using the entry of the file")
-	} else if f.byHand != 0 || !m.file.follows(f.config) {
+	} else if f.sharing.ByHand != 0 || !m.file.follows(f.config) {
 		f.log.Warn().Msg("configuration changes a function that `penstock if` changed; using the entry of the file")
 	}
 	f.settle(fmt.Errorf("add function %s: the configuration has added it; see `penstock if list`", f.name))
@@ -302,8 +302,7 @@ func (c *change) commit() error {
 	before := f.config
 	f.config = c.want
 	if c.shares {
-		f.byHand = 0
-		m.shareEdited(f)
+		m.sharing.Edited(f.sharing)
 	}
 	if before.Pictures != c.want.Pictures {
 		f.port.SetPictures(c.want.Pictures.Interval())
@@ -395,7 +394,7 @@ func (m *Manager) placeLeaves(want configs.Function) bool {
 		return true
 	}
 	leaves := slices.ContainsFunc(m.functions, func(f *function) bool { return f.removing })
-	return leaves && (len(m.functions) >= configs.MaxFunctions || errors.Is(m.roomFor(want), partition.ErrTooMany))
+	return leaves && (len(m.functions) >= configs.MaxFunctions || errors.Is(m.sharing.Fits(want), partition.ErrTooMany))
 }
 
 // portHolder names the function that has the network port which c requests. It returns "" if the
@@ -426,7 +425,7 @@ func (f *function) unsaved() control.Unsaved {
 	switch {
 	case !saved:
 		return control.UnsavedAdded
-	case f.byHand != 0 || f.config.Worker != entry.Worker || cmp.Or(f.config.Model, f.name) != cmp.Or(entry.Model, f.name):
+	case f.sharing.ByHand != 0 || f.config.Worker != entry.Worker || cmp.Or(f.config.Model, f.name) != cmp.Or(entry.Model, f.name):
 		return control.UnsavedChanged
 	}
 	return ""

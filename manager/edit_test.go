@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
 
@@ -22,7 +23,7 @@ func beganWith(t *testing.T, device string, gpu *control.ObservedDevice, functio
 	t.Helper()
 	mechanism := "governor"
 	if gpu != nil {
-		mechanism = mechanismMPS
+		mechanism = sharing.MechanismMPS
 	}
 	b := newNode(t, device, gpu, mechanism)
 	b.cfg.Functions, b.cfg.File, b.cfg.Shares.Tune = functions, "/etc/node.yaml", false

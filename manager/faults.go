@@ -59,7 +59,7 @@ const lateReportTimeout = 500 * time.Millisecond
 // lostDevices returns the processes that newly report a lost device, except for
 // reports of a known fault. They are in the orchestrator's order, that of o.
 func (m *Manager) lostDevices(o *control.Observed) (lost []control.ObservedProcess) {
-	if o.Mechanism != mechanismMPS {
+	if !m.sharing.Device.MPS {
 		return nil
 	}
 	now := time.Now()
@@ -193,7 +193,7 @@ const verdictTimeout = 300 * time.Millisecond
 
 // awaitsVerdict reports whether the cause of a process's end is still unknown.
 func (in *instance) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
-	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || o.WrongAnswers || len(o.InfeasibleGroups) > 0 {
+	if !in.m.sharing.Device.MPS || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || o.WrongAnswers || len(o.InfeasibleGroups) > 0 {
 		return false
 	}
 	p := in.processes.of(q.Generation)

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -38,7 +39,7 @@ func (b *nodeBed) consumer(name string) (*bed, *datapathtest.Process) {
 func TestFaultWakesShadows(t *testing.T) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30), named("b", 30), named("c", 30))
 	b.turns()
 	was, next := map[string]uint32{}, map[string]uint32{}
 	for _, name := range []string{"a", "b", "c"} {
@@ -106,7 +107,7 @@ func TestFaultWakesShadows(t *testing.T) {
 // The outage begins at the last good answer, or at the first request that waited after
 // it. It ends at the first answer of the last instance that answers again.
 func TestOutageDuration(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	now := shm.Now()
 	b.fault("a")
@@ -128,7 +129,7 @@ func TestOutageDuration(t *testing.T) {
 }
 
 func TestFaultCountsOnce(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30), named("b", 30), named("c", 30))
 	b.turns()
 	generation, p := b.serves("b")
 	b.fault("a")
@@ -152,7 +153,7 @@ func TestFaultCountsOnce(t *testing.T) {
 func TestFaultTwiceHoldsFunction(t *testing.T) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
 	b.fault("bad")
 	b.turns()
@@ -208,7 +209,7 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 // MPS reports a little later whether a process that ended while linking had lost the
 // device. No model's kernel caused this fault, however often it happens.
 func TestFaultOfServer(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	for n := range uint64(4) {
 		_, p := b.serves("a")
@@ -228,7 +229,7 @@ func TestFaultOfServer(t *testing.T) {
 }
 
 func TestGuardBlamesWarmup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
 	if _, err := b.replace("bad", "worse"); err != nil {
 		t.Fatal(err)
@@ -268,7 +269,7 @@ func TestGuardBlamesWarmup(t *testing.T) {
 }
 
 func TestFaultWhileReplacing(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
 	if _, err := b.replace("good", "better"); err != nil {
 		t.Fatal(err)
@@ -303,21 +304,21 @@ func TestFaultWhileReplacing(t *testing.T) {
 }
 
 func TestDeathWhileLinking(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 	in := &instance{m: b.Manager, processes: processes{}}
-	b.Manager.device.mps = true
+	b.sharing.Device.MPS = true
 	q, o, now := &pair.Process{Generation: 1, State: control.Linking}, &control.ObservedProcess{State: control.Failed}, time.Now()
 	if !in.awaitsVerdict(q, o, now) || !in.awaitsVerdict(q, o, now.Add(verdictTimeout/2)) || in.awaitsVerdict(q, o, now.Add(verdictTimeout)) {
 		t.Error("want its end believed after the time that MPS has, not before")
 	}
-	b.Manager.device.mps = false
+	b.sharing.Device.MPS = false
 	if in.awaitsVerdict(&pair.Process{Generation: 2, State: control.Linking}, o, now) {
 		t.Error("without MPS its end is its own")
 	}
 }
 
 func TestNewModelEndsHold(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("bad", 30))
 	b.turns()
 	b.fault("bad")
 	b.turns()
@@ -340,7 +341,7 @@ func TestNewModelEndsHold(t *testing.T) {
 func TestFaultWithoutMPS(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs = nil
-	b := newNode(t, "cuda", alone, mechanismTimeSlicing, named("a", 30), named("b", 30))
+	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing, named("a", 30), named("b", 30))
 	b.turns()
 	other, _ := b.serves("b")
 	next, _ := b.shadow("a")

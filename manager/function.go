@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -14,22 +13,21 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath"
-	"github.com/penstock/penstock/datapath/aggregate"
+	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
 
 // function is one inference function: a model behind a UDP port. The control loop owns it.
 type function struct {
-	m      *Manager
-	name   string
-	log    zerolog.Logger
-	config configs.Function
-	model  modelHistory
-	setup  // the current one
-	// configured is the configured way to change a share, change the way on this device.
-	configured, change configs.Change
-
+	m         *Manager
+	name      string
+	log       zerolog.Logger
+	config    configs.Function
+	model     modelHistory
+	setup     // the current one
+	sharing   *sharing.Function
 	port      *datapath.Port // nil until it is open
 	camera    *camera        // nil for Penstock's protocol
 	instances []*instance
@@ -39,10 +37,9 @@ type function struct {
 	gone     chan error // closed when the function is removed: its name and its port are free
 	held     string     // why the function is held back; "" if it is not
 	trial    *trial     // nil once it has served, and for functions of the configuration
-	byHand   float64    // percent per instance that was set by hand, if shares are not tuned; else 0
 
 	// For status and metrics.
-	swaps  swaps
+	swaps  observe.Swaps
 	hangs  uint64
 	memory memory
 }
@@ -64,14 +61,13 @@ func (f *function) logWarnings(card *models.Card) {
 func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
 		m: m, name: c.Name, config: c,
-		log:        m.log.With().Str("if", c.Name).Logger(),
-		configured: m.cfg.ChangeOf(c),
-		gone:       make(chan error),
-		setup:      m.setupOf(c, card),
+		log:   m.log.With().Str("if", c.Name).Logger(),
+		gone:  make(chan error),
+		setup: m.setupOf(c, card),
 	}
 	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
 	f.logWarnings(card)
-	f.change = m.device.changeOn(f.configured)
+	f.sharing = m.sharing.NewFunction(f, f.log)
 	defer func() {
 		if err != nil {
 			f.close()
@@ -131,11 +127,12 @@ func checkPictures(rate configs.PictureRate, card *models.Card) error {
 	return nil
 }
 
-// within is the part of the objective that the node may use.
-func (f *function) within() time.Duration { return aggregate.Within(f.slo, f.m.cfg.Transit) }
+// Configuration, Objective and WorkerOf make a function a sharing.Host.
+func (f *function) Configuration() configs.Function { return f.config }
 
-// whole reports whether the instances have no shares, so that each may use the whole device.
-func (f *function) whole() bool { return f.change == configs.ChangeNone }
+func (f *function) Objective() time.Duration { return f.slo }
+
+func (f *function) WorkerOf(card *models.Card) string { return f.setupFor(card).worker }
 
 // served reports whether any instance of the function has an active process.
 func (f *function) served() bool {
@@ -144,15 +141,6 @@ func (f *function) served() bool {
 
 // localAddr is the address that the function listens on.
 func (f *function) localAddr() netip.AddrPort { return f.port.LocalAddr() }
-
-// wantedPercent is the sum of the desired shares of the instances.
-func (f *function) wantedPercent() float64 {
-	total := 0.0
-	for _, in := range f.instances {
-		total += in.pair.Share()
-	}
-	return total
-}
 
 // serving reports whether every instance has a process that serves.
 func (f *function) serving() bool {
@@ -219,31 +207,13 @@ func (f *function) watch() {
 	}
 }
 
-// wholePercent is the limit of an instance without a share.
-const wholePercent = 100
-
-// sharePercent is the sum over the instances. Instances without shares all use the same device,
-// so it counts once.
-func (f *function) sharePercent() float64 {
-	if f.whole() {
-		return wholePercent
-	}
-	total := 0.0
-	for _, in := range f.instances {
-		total += in.sharePercent()
-	}
-	return total
-}
-
 // status describes the function for users and load generators.
-func (f *function) status() control.FunctionStatus {
-	stats := f.port.Stats()
+func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 	s := control.FunctionStatus{
 		Name: f.name, Address: f.m.network.Address().String(), Port: int(f.localAddr().Port()),
-		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
-		SharePercent: f.sharePercent(), Change: string(f.change),
+		SLOMillis:       float64(f.slo) / float64(time.Millisecond),
 		BatchesInFlight: f.streams, Receivers: stats.Receivers,
-		Swaps: f.swaps.count, SwapIdle: f.swaps.idle(),
+		Swaps: f.swaps.Count, SwapIdle: f.swaps.Idle(),
 		Accepted: stats.Accepted, Replied: stats.Replied,
 		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
 		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
@@ -255,24 +225,14 @@ func (f *function) status() control.FunctionStatus {
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.unsaved(), Worker: f.worker,
 	}
-	if s.Guarantee = f.guaranteeStatus(); s.Guarantee != nil {
-		s.SharePercent = s.Guarantee.Percent
-		s.Guarantee.Unprotected = cmp.Or(s.Guarantee.Unprotected, f.m.unprotected())
-	}
 	s.Residency = f.instances[0].currentResidency() // a member has one instance
 	s.Camera = f.cameraStatus(&stats.Requests)
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
 	}
 	for _, in := range f.instances {
-		s.Limit = max(s.Limit, in.batching.Limit)
-		if bound, why := in.boundBy(); s.Bound == "" {
-			s.Bound, s.BoundWhy = bound, why
-		}
-		if in.batching.Fit == control.FitUnder || s.Fit == control.FitUnknown {
-			s.Fit = in.batching.Fit
-		}
 		s.Instances = append(s.Instances, in.status())
 	}
+	f.sharing.Status(&s)
 	return s
 }

@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 
@@ -26,10 +25,7 @@ func (m *Manager) add(c configs.Function) error {
 	if n := len(m.functions); n >= configs.MaxFunctions {
 		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
 	}
-	if err := m.cfg.FitShare(&c, m.configured()); err != nil {
-		return fmt.Errorf("add function %s: share %w", c.Name, err)
-	}
-	if err := m.roomFor(c); err != nil {
+	if err := m.sharing.Fits(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	if other := m.portHolder(c); other != "" {
@@ -39,13 +35,11 @@ func (m *Manager) add(c configs.Function) error {
 	if err != nil {
 		return err
 	}
-	for i, percent := range m.shareIn(c, card) {
-		f.instances[i].setShare(percent)
-	}
 	m.functions = append(m.functions, f)
-	f.port.Start(m.metrics.of(f.name))
+	m.sharing.Add(f.sharing)
+	f.port.Start(m.metrics.Of(f.name))
 	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(f.configured)).Msg("function added")
+		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(f.sharing.Configured)).Msg("function added")
 	f.warnIfCrowded()
 	return nil
 }
@@ -53,19 +47,9 @@ func (m *Manager) add(c configs.Function) error {
 // warnIfCrowded warns of more instances than CPUs, once the number of CPUs is known.
 func (f *function) warnIfCrowded() {
 	cpus := f.m.orchestrator.observed.CPUs
-	if n := len(f.instances); !f.m.onGPU() && cpus > 0 && n > cpus {
+	if n := len(f.instances); f.m.sharing.Device.GPU == nil && cpus > 0 && n > cpus {
 		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs; they do not make the function faster")
 	}
-}
-
-// configured returns the functions that are not being removed.
-func (m *Manager) configured() (list []configs.Function) {
-	for _, f := range m.functions {
-		if !f.removing {
-			list = append(list, f.config)
-		}
-	}
-	return list
 }
 
 // checked finds the card of a function to add. It checks what can be checked while other functions
@@ -95,7 +79,7 @@ func (m *Manager) remove(name string) error {
 	}
 	f.remove()
 	m.file.dropWaiting(name)
-	m.shareOut(f)
+	m.sharing.Remove(f.sharing)
 	f.settle(fmt.Errorf("add function %s: it was removed again", name))
 	f.log.Info().Msg("function is being removed")
 	m.keep()
@@ -144,9 +128,9 @@ func (f *function) reap() bool {
 		return false
 	}
 	f.close()
-	f.m.metrics.forget(f.name)
+	f.m.metrics.Forget(f.name)
 	f.m.faults.guard.Forget(f.name)
-	f.m.device.allocator.Invalidate()
+	f.m.sharing.Forget(f.sharing)
 	f.log.Info().Msg("function removed")
 	f.endTrial()
 	close(f.gone)
@@ -204,56 +188,13 @@ func (f *function) close() {
 	}
 }
 
-// setShare sets the share of each instance by hand. If shares are tuned, it lasts until the next
-// tuning. Otherwise it is their desired share whenever functions are added, begin to serve or are
-// removed.
+// setShare sets the share of each instance by hand.
 func (m *Manager) setShare(name string, percent float64) error {
 	f := m.function(name)
 	if f == nil {
 		return m.unknown(name)
 	}
-	if f.whole() && !m.cfg.Guarantees() {
-		return fmt.Errorf("set share of %s: its change is none, so each process may use the whole device", name)
-	}
-	if f.worker != "" {
-		return fmt.Errorf("set share of %s: the members of worker %s share its guarantee; change share_percent of the worker in the configuration file, or run `penstock if move %s --own` first", name, f.worker, name)
-	}
-	if !(percent > 0 && percent <= 100) {
-		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)
-	}
-	others := m.cfg.WorkersPercent()
-	for _, other := range m.functions {
-		if other != f {
-			others += m.claimedPercent(other)
-		}
-	}
-	if err := configs.CheckSum(percent, len(f.instances), others); err != nil {
-		return fmt.Errorf("share of %s %w", name, err)
-	}
-	if m.cfg.Guarantees() {
-		f.byHand = percent
-		m.keep()
-		m.guarantees()
-		return nil
-	}
-	for _, in := range f.instances {
-		in.setShare(percent)
-		if err := m.shares.set(in.id(), percent, m.cfg.Shares.Tune); err != nil {
-			return err
-		}
-	}
-	if !m.cfg.Shares.Tune {
-		f.byHand = percent
-		m.keep()
-	}
-	return nil
-}
-
-// claimedPercent is the part that no other function can receive by hand: a function's shares, or
-// the guarantees that were set by hand.
-func (m *Manager) claimedPercent(f *function) float64 {
-	if m.cfg.Guarantees() {
-		return cmp.Or(f.byHand, f.config.SharePercent) * float64(len(f.instances))
-	}
-	return f.wantedPercent()
+	err := m.sharing.SetByHand(f.sharing, percent)
+	m.keep()
+	return err
 }

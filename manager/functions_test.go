@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 func TestWarnIfCrowded(t *testing.T) {
@@ -24,9 +25,9 @@ func TestWarnIfCrowded(t *testing.T) {
 		{"CPUs are not known yet", configs.DeviceCPU, 3, 0, false},
 		{"a GPU", "cuda", 3, 2, false},
 	} {
-		m := &Manager{orchestrator: orchestrator{observed: control.Observed{CPUs: c.cpus}}}
+		m := &Manager{sharing: &sharing.Sharing{}, orchestrator: orchestrator{observed: control.Observed{CPUs: c.cpus}}}
 		if c.device != configs.DeviceCPU {
-			m.device.gpu = &control.ObservedDevice{}
+			m.sharing.Device.GPU = &control.ObservedDevice{}
 		}
 		var out bytes.Buffer
 		f := &function{m: m, instances: make([]*instance, c.instances), log: zerolog.New(&out)}

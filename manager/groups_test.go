@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"pgregory.net/rapid"
 
@@ -18,21 +17,22 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/policy/partition"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
 
 func TestShareChangeMoves(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
 	a, before := b.serves("a")
 	other, _ := b.serves("b")
 	was := slices.Clone(before.on)
-	b.instance("a", 0).setShare(25)
-	b.instance("b", 0).setShare(75)
+	b.instance("a", 0).sharing.SetShare(25)
+	b.instance("b", 0).sharing.SetShare(75)
 	b.stuck = true
 	b.turns()
-	if got := b.instance("b", 0); !got.moving() || !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got.placement.Groups) {
-		t.Errorf("b is ordered %v while a has not left; moving %v", got.placement.Groups, got.moving())
+	if got := b.instance("b", 0); !got.sharing.Moving() || !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got.sharing.Placement.Groups) {
+		t.Errorf("b is ordered %v while a has not left; moving %v", got.sharing.Placement.Groups, got.sharing.Moving())
 	}
 	b.stuck = false
 	b.turns()
@@ -60,7 +60,7 @@ func TestShareChangeMoves(t *testing.T) {
 }
 
 func TestShadowTakesGroups(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40), named("b", 60))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40), named("b", 60))
 	b.turns()
 	dead, p := b.serves("a")
 	groups := slices.Clone(p.on)
@@ -84,12 +84,12 @@ func TestShadowTakesGroups(t *testing.T) {
 }
 
 func TestGroupsAfterRemoval(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
 	if err := b.remove("a"); err != nil {
 		t.Fatal(err)
 	}
-	b.instance("b", 0).setShare(100)
+	b.instance("b", 0).sharing.SetShare(100)
 	b.turns() // turn checks that no group has two users
 	if b.function("a") != nil {
 		t.Fatal("a is still there")
@@ -100,7 +100,7 @@ func TestGroupsAfterRemoval(t *testing.T) {
 }
 
 func TestNewFunctionAwaitsGroups(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 100))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, wanting("a", 100))
 	b.turns()
 	b.stuck = true
 	if err := b.add(wanting("new", 50)); err != nil {
@@ -108,8 +108,8 @@ func TestNewFunctionAwaitsGroups(t *testing.T) {
 	}
 	b.turns()
 	in := b.instance("new", 0)
-	if in.pair.Active() != nil || len(in.placement.Groups) != 0 {
-		t.Fatalf("it is ordered %v, and a has not left anything", in.placement.Groups)
+	if in.pair.Active() != nil || len(in.sharing.Placement.Groups) != 0 {
+		t.Fatalf("it is ordered %v, and a has not left anything", in.sharing.Placement.Groups)
 	}
 	for _, d := range b.told.Processes {
 		if d.IF == "new" && (d.Role != control.Shadow || d.SMGroups != nil) {
@@ -126,7 +126,7 @@ func TestNewFunctionAwaitsGroups(t *testing.T) {
 // If shares are not tuned, shares that were set by hand are the desired shares. That includes
 // a share that was set while the function's model was loading.
 func TestSharesByHandPersist(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 50), wanting("b", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, wanting("a", 50), wanting("b", 50))
 	b.cfg.Shares.Tune = false
 	b.turns()
 	if err := b.add(wanting("new", 50)); err != nil {
@@ -157,7 +157,7 @@ func TestSharesByHandPersist(t *testing.T) {
 func TestAddWithoutGroup(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
-	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
+	b := newNode(t, "cuda", two, sharing.MechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	err := b.add(named("c", 30))
 	if !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "change: shadow") {
@@ -181,7 +181,7 @@ func TestAddWithoutGroup(t *testing.T) {
 func TestAddAwaitsGroups(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
-	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
+	b := newNode(t, "cuda", two, sharing.MechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	c := named("c", 30)
 	if b.placeLeaves(c) {
@@ -200,38 +200,38 @@ func TestAddAwaitsGroups(t *testing.T) {
 }
 
 func TestMoveTimeout(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
 	b.stuck = true
 	in := b.instance("a", 0)
-	in.setShare(25)
+	in.sharing.SetShare(25)
 	b.turns()
-	in.watchMove(runclock.Now() + moveTimeout/2)
+	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout/2, in.tenure.movable())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed before its time")
 	}
-	in.watchMove(runclock.Now() + moveTimeout)
+	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout, in.tenure.movable())
 	b.turns()
-	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.placement.Groups) {
-		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.placement.Groups)
+	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.sharing.Placement.Groups) {
+		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.sharing.Placement.Groups)
 	}
 }
 
 func TestMoveTimeoutAfterHandOver(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
 	b.stuck = true
 	in := b.instance("a", 0)
-	in.setShare(25)
+	in.sharing.SetShare(25)
 	b.turns()
-	in.placement.Since = runclock.Now() - 2*moveTimeout // while it was linking
-	in.watchMove(runclock.Now())
+	in.sharing.Placement.Since = runclock.Now() - 2*sharing.MoveTimeout // while it was linking
+	in.sharing.WatchMove(runclock.Now(), in.tenure.movable())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it serves only now")
 	}
-	in.watchMove(runclock.Now() + moveTimeout)
+	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout, in.tenure.movable())
 	if in.pair.Process(first).Role != control.Kill {
 		t.Error("it does not move, and lives")
 	}
@@ -258,17 +258,17 @@ func full() (functions []configs.Function) {
 }
 
 func TestMinimumOfTwoGroups(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, full()...)
 	b.modelNeeds(map[string]int{"vgg": 2})
 	b.turns()
 	b.turns()
 	generation, p := b.serves("vgg")
 	in := b.instance("vgg", 0)
-	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), in.placement.Groups) {
+	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), in.sharing.Placement.Groups) {
 		t.Errorf("generation %d serves on groups %v, want the second on two", generation, p.groups())
 	}
-	if b.faults.count != 0 || in.pair.Held() || in.placement.Short {
-		t.Errorf("%d faults, held %v, short %v; want a node that is well", b.faults.count, in.pair.Held(), in.placement.Short)
+	if b.faults.count != 0 || in.pair.Held() || in.sharing.Placement.Short {
+		t.Errorf("%d faults, held %v, short %v; want a node that is well", b.faults.count, in.pair.Held(), in.sharing.Placement.Short)
 	}
 	if p.early != true {
 		t.Error("it is not early: what happened was held against its model")
@@ -285,7 +285,7 @@ func TestMinimumOfTwoGroups(t *testing.T) {
 
 // While another instance must leave first, the manager starts no process that could not run.
 func TestMinimumHoldsStart(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("big", 94), named("vgg", 3))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("big", 94), named("vgg", 3))
 	b.modelNeeds(map[string]int{"vgg": 3})
 	// Repeat until vgg's first process has failed on all groups that are available to it.
 	for range 8 {
@@ -313,27 +313,27 @@ func TestMinimumHoldsStart(t *testing.T) {
 func TestShrinkStopsAtMinimum(t *testing.T) {
 	for _, needs := range []int{3, 6} {
 		t.Run(fmt.Sprint(needs), func(t *testing.T) {
-			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 60), named("b", 30))
+			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 60), named("b", 30))
 			b.modelNeeds(map[string]int{"a": needs})
 			b.turns()
 			first, _ := b.serves("a")
 			other, _ := b.serves("b")
 			in := b.instance("a", 0)
-			in.setShare(4)
+			in.sharing.SetShare(4)
 			for range 3 {
 				b.turns()
 			}
-			if next, p := b.serves("a"); next != first || len(p.groups()) != needs || in.moving() {
+			if next, p := b.serves("a"); next != first || len(p.groups()) != needs || in.sharing.Moving() {
 				t.Errorf("generation %d serves on groups %v, want %d on %d of those that it had", next, p.groups(), first, needs)
 			}
 			// Other functions get the groups that it does not need.
-			b.instance("b", 0).setShare(96)
+			b.instance("b", 0).sharing.SetShare(96)
 			b.turns()
 			if next, p := b.serves("b"); next != other || len(p.groups()) != 16-needs {
 				t.Errorf("generation %d of the other serves on groups %v, want %d on all that are left", next, p.groups(), other)
 			}
-			b.instance("b", 0).setShare(30)
-			in.setShare(50)
+			b.instance("b", 0).sharing.SetShare(30)
+			in.sharing.SetShare(50)
 			b.turns()
 			if _, p := b.serves("a"); b.sms(p.groups()) < 60 {
 				t.Errorf("it is on groups %v for 50 %%", p.groups())
@@ -344,14 +344,14 @@ func TestShrinkStopsAtMinimum(t *testing.T) {
 
 // If a model fails on four groups too, the cause is in the model.
 func TestModelRunsNowhere(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 3), named("b", 60))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 3), named("b", 60))
 	b.modelNeeds(map[string]int{"a": 99, "worse": 99})
 	for range 4 {
 		b.turns()
 	}
 	in := b.instance("a", 0)
-	if in.pair.Active() != nil || in.minGroups() != 4 || len(in.placement.Groups) != 4 {
-		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.minGroups(), in.placement.Groups)
+	if in.pair.Active() != nil || in.sharing.MinGroups() != 4 || len(in.sharing.Placement.Groups) != 4 {
+		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.sharing.MinGroups(), in.sharing.Placement.Groups)
 	}
 	if in.failures.reason == "" {
 		t.Error("it does not say why")
@@ -364,8 +364,8 @@ func TestModelRunsNowhere(t *testing.T) {
 	}
 	b.needs = func(victim) int { return 99 }
 	b.givenUp(end, tooFew)
-	if now, _ := b.serves("b"); now != was || b.instance("b", 0).minGroups() != 0 {
-		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).minGroups(), was)
+	if now, _ := b.serves("b"); now != was || b.instance("b", 0).sharing.MinGroups() != 0 {
+		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).sharing.MinGroups(), was)
 	}
 }
 
@@ -382,7 +382,7 @@ func (b *nodeBed) onGroups(unfit func(name string, groups []int) bool) {
 // Groups differ: one may span two of the GPU's processing clusters. A model that failed on
 // one begins on two groups, and gives up the first while it serves.
 func TestInfeasibleGroup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, full()...)
 	bad := -1
 	b.onGroups(func(name string, groups []int) bool {
 		if name == "vgg" && bad < 0 {
@@ -397,17 +397,17 @@ func TestInfeasibleGroup(t *testing.T) {
 	if generation != 2 || len(p.groups()) != 1 || p.groups()[0] == bad {
 		t.Errorf("generation %d serves on groups %v, want the second on one that is not %d", generation, p.groups(), bad)
 	}
-	if in := b.instance("vgg", 0); in.minGroups() > 1 || in.moving() {
-		t.Errorf("at least %d groups, moving %v; want it settled on one", in.minGroups(), in.moving())
+	if in := b.instance("vgg", 0); in.sharing.MinGroups() > 1 || in.sharing.Moving() {
+		t.Errorf("at least %d groups, moving %v; want it settled on one", in.sharing.MinGroups(), in.sharing.Moving())
 	}
 	// Its successor also begins there, on one group.
 	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
 	b.instance("vgg", 0).lost(generation)
 	b.instance("vgg", 0).endAwait(generation)
-	was := slices.Clone(b.instance("vgg", 0).placement.Groups)
+	was := slices.Clone(b.instance("vgg", 0).sharing.Placement.Groups)
 	for range 12 {
 		b.turn()
-		if got := b.instance("vgg", 0).placement.Groups; !slices.Equal(got, was) {
+		if got := b.instance("vgg", 0).sharing.Placement.Groups; !slices.Equal(got, was) {
 			t.Fatalf("ordered %v after a death, want %v", got, was)
 		}
 	}
@@ -424,7 +424,7 @@ func TestShrinkToInfeasibleGroup(t *testing.T) {
 	for i := range percents {
 		functions = append(functions, named(fmt.Sprintf("f%02d", i), 8.328))
 	}
-	b := newNode(t, "cuda", h200(), mechanismMPS, functions...)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, functions...)
 	b.turns()
 	first, p := b.serves("f03")
 	if len(p.groups()) != 2 {
@@ -435,7 +435,7 @@ func TestShrinkToInfeasibleGroup(t *testing.T) {
 	for _, low := range []bool{true, false} {
 		for i, f := range functions {
 			if (percents[i] < 8.328) == low {
-				b.instance(f.Name, 0).setShare(percents[i])
+				b.instance(f.Name, 0).sharing.SetShare(percents[i])
 			}
 		}
 		for range 4 {
@@ -460,7 +460,7 @@ func TestShrinkToInfeasibleGroup(t *testing.T) {
 // The odd-sized group is the remainder of all clusters. A model that fails only on that group
 // does not need two groups; neither does another function with that model.
 func TestMinimumIgnoresOddGroup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, full()...)
 	odd := len(h200().GroupSMs) - 1
 	b.onGroups(func(_ string, groups []int) bool { return slices.Equal(groups, []int{odd}) })
 	for range 4 {
@@ -471,7 +471,7 @@ func TestMinimumIgnoresOddGroup(t *testing.T) {
 		if slices.Equal(p.groups(), []int{odd}) || g > 2 {
 			t.Errorf("%s: generation %d serves on groups %v", f.name, g, p.groups())
 		}
-		if least := f.instances[0].minGroups(); least > 1 {
+		if least := f.instances[0].sharing.MinGroups(); least > 1 {
 			t.Errorf("%s needs %d groups for that", f.name, least)
 		}
 	}
@@ -499,7 +499,7 @@ func TestMinimumOfSameModel(t *testing.T) {
 		{"which group does not do", 1, 1, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40), named("vgg", 3))
+			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40), named("vgg", 3))
 			alike(b, "vgg", "vgg-2")
 			bad := -1
 			b.onGroups(func(name string, groups []int) bool {
@@ -538,7 +538,7 @@ func TestMinimumOfSmallGroups(t *testing.T) {
 		starts            uint32
 	}{{8, 8, 1}, {10, 16, 2}, {16, 16, 2}, {24, 32, 3}, {32, 32, 3}} {
 		t.Run(fmt.Sprint(c.needsSMs), func(t *testing.T) {
-			b := newNode(t, "cuda", fine(), mechanismMPS, named("a", 60), named("vgg", 1))
+			b := newNode(t, "cuda", fine(), sharing.MechanismMPS, named("a", 60), named("vgg", 1))
 			b.modelNeeds(map[string]int{"vgg": c.needsSMs / 2})
 			for range 3 {
 				b.turns()
@@ -559,11 +559,11 @@ func TestSmallGroupsMeetDemand(t *testing.T) {
 		name := fmt.Sprintf("f%02d", i)
 		functions, needs[name] = append(functions, named(name, 8.328)), 4
 	}
-	b := newNode(t, "cuda", fine(), mechanismMPS, functions...)
+	b := newNode(t, "cuda", fine(), sharing.MechanismMPS, functions...)
 	b.modelNeeds(needs)
 	b.turns()
 	for i, f := range functions {
-		b.instance(f.Name, 0).setShare(percents[i])
+		b.instance(f.Name, 0).sharing.SetShare(percents[i])
 	}
 	for range 4 {
 		b.turns()
@@ -580,7 +580,7 @@ func TestSmallGroupsMeetDemand(t *testing.T) {
 }
 
 func TestMinimumForgotten(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, full()...)
 	b.modelNeeds(map[string]int{"vgg": 2, "two": 2})
 	b.turns()
 	b.turns()
@@ -615,14 +615,14 @@ func TestNoGroupsLeft(t *testing.T) {
 	for i := range len(h200().GroupSMs) - 1 {
 		functions = append(functions, named(fmt.Sprintf("f%02d", i), 5))
 	}
-	b := newNode(t, "cuda", h200(), mechanismMPS, append(functions, named("vgg", 5))...)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, append(functions, named("vgg", 5))...)
 	b.modelNeeds(map[string]int{"vgg": 2, "two": 2})
 	for range 3 {
 		b.turns()
 	}
 	in := b.instance("vgg", 0)
-	if in.pair.Active() != nil || !in.placement.Short || in.pair.Last() < 3 {
-		t.Errorf("active %v, short %v, %d generations; want one that fails again and again, and is said to", in.pair.Active(), in.placement.Short, in.pair.Last())
+	if in.pair.Active() != nil || !in.sharing.Placement.Short || in.pair.Last() < 3 {
+		t.Errorf("active %v, short %v, %d generations; want one that fails again and again, and is said to", in.pair.Active(), in.sharing.Placement.Short, in.pair.Last())
 	}
 	for _, f := range functions {
 		if g, _ := b.serves(f.Name); g != 1 {
@@ -645,8 +645,8 @@ func TestNoGroupsLeft(t *testing.T) {
 	for range 3 {
 		b.turns()
 	}
-	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.placement.Short {
-		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.placement.Short)
+	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.sharing.Placement.Short {
+		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.sharing.Placement.Short)
 	}
 	if err := b.add(named("f07", 5)); !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "need more than one group") {
 		t.Errorf("another one where a model needs the group: error %v", err)
@@ -656,13 +656,13 @@ func TestNoGroupsLeft(t *testing.T) {
 // If no process serves, the new process starts with its smallest batch size and gets the
 // others later. A shadow that replaces a serving process has all of them first.
 func TestPartialWarmup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.small = true
 	b.turns()
 	first, p := b.serves("a")
 	in := b.instance("a", 0)
 	s := b.status("a").Instances[0].Processes[0]
-	if !p.early || !in.growing() || !slices.Equal(s.Batches, []int{1}) || !s.WarmingUp {
+	if !p.early || !in.sharing.Growing() || !slices.Equal(s.Batches, []int{1}) || !s.WarmingUp {
 		t.Errorf("%+v, status %+v, want it to serve with batches of 1", p, s)
 	}
 	if got := in.f.memory.ephemeralBytes; got != 1 {
@@ -670,12 +670,12 @@ func TestPartialWarmup(t *testing.T) {
 	}
 	// Its performance until then is no reason to change its share.
 	in.report(first, control.Report{Generation: first, Limit: 1, Fit: control.FitUnder})
-	if in.batching.Fit != control.FitUnknown {
-		t.Errorf("fit %q while it grows", in.batching.Fit)
+	if in.sharing.Fit != control.FitUnknown {
+		t.Errorf("fit %q while it grows", in.sharing.Fit)
 	}
 	b.small = false
 	b.turns()
-	if s := b.status("a").Instances[0].Processes[0]; in.growing() || !slices.Equal(s.Batches, testCard().Batches) || s.WarmingUp {
+	if s := b.status("a").Instances[0].Processes[0]; in.sharing.Growing() || !slices.Equal(s.Batches, testCard().Batches) || s.WarmingUp {
 		t.Errorf("status %+v, want all batch sizes", s)
 	}
 	if got := in.f.memory.ephemeralBytes; got != 3 {
@@ -685,38 +685,38 @@ func TestPartialWarmup(t *testing.T) {
 	in.pair.Renew()
 	b.turns()
 	next, p := b.serves("a")
-	if next == first || p.early || in.growing() {
+	if next == first || p.early || in.sharing.Growing() {
 		t.Errorf("generation %d %+v, want another, whole from the beginning", next, p)
 	}
 	b.fakes[victim{place{"a", 0}, next}].die(control.Failed, "killed")
 	b.instance("a", 0).lost(next)
 	b.instance("a", 0).endAwait(next)
 	b.turns()
-	if _, p := b.serves("a"); !p.early || !in.growing() {
+	if _, p := b.serves("a"); !p.early || !in.sharing.Growing() {
 		t.Errorf("%+v, want it early after a death", p)
 	}
 }
 
 func TestMoveTimeoutAfterWarmup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.small, b.stuck = true, true
 	b.turns()
 	first, _ := b.serves("a")
 	in := b.instance("a", 0)
-	in.setShare(25)
+	in.sharing.SetShare(25)
 	b.turns()
-	in.watchMove(runclock.Now() + 2*moveTimeout)
+	in.sharing.WatchMove(runclock.Now()+2*sharing.MoveTimeout, in.tenure.movable())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed while it grows")
 	}
 	b.small = false
 	b.turns()
-	in.placement.Since, in.tenure.since = runclock.Now()-2*moveTimeout, runclock.Now()-2*moveTimeout
-	in.watchMove(runclock.Now())
+	in.sharing.Placement.Since, in.tenure.since = runclock.Now()-2*sharing.MoveTimeout, runclock.Now()-2*sharing.MoveTimeout
+	in.sharing.WatchMove(runclock.Now(), in.tenure.movable())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it is whole only now")
 	}
-	in.watchMove(runclock.Now() + moveTimeout)
+	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout, in.tenure.movable())
 	if in.pair.Process(first).Role != control.Kill {
 		t.Error("it does not move, and lives")
 	}
@@ -724,22 +724,22 @@ func TestMoveTimeoutAfterWarmup(t *testing.T) {
 
 // Each set of groups that a process ever used costs memory until the process ends.
 func TestRenewAfterManySets(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	first, _ := b.serves("a")
 	in := b.instance("a", 0)
-	home := in.placement.Groups
+	home := in.sharing.Placement.Groups
 	for i := range partition.MaxSets {
-		in.placement.Order([]int{1000 + i}, 0)
-		in.placement.Assign(first, in.needs)
-		in.placement.Visit(first)
+		in.sharing.Placement.Order([]int{1000 + i}, 0)
+		in.sharing.Placement.Assign(first, func() (int, []int) { return 0, nil })
+		in.sharing.Placement.Visit(first)
 	}
-	in.placement.Order(home, 0)
-	in.setShare(25)
+	in.sharing.Placement.Order(home, 0)
+	in.sharing.SetShare(25)
 	b.turns()
 	next, p := b.serves("a")
-	if next == first || !slices.Equal(p.on, in.placement.Groups) {
-		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.placement.Groups)
+	if next == first || !slices.Equal(p.on, in.sharing.Placement.Groups) {
+		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.sharing.Placement.Groups)
 	}
 	b.turns()
 	if again, _ := b.serves("a"); again != next {
@@ -749,7 +749,7 @@ func TestRenewAfterManySets(t *testing.T) {
 
 // A process reports its hand-overs: the first gave it the ring, each later one was a move.
 func TestMovesAreSwaps(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	generation, _ := b.serves("a")
 	in := b.instance("a", 0)
@@ -762,16 +762,16 @@ func TestMovesAreSwaps(t *testing.T) {
 	report(2, 5_000)
 	report(4, 7_000) // two at once: only the last one's time is known
 	report(5, -1)    // no work waited
-	if got := in.f.swaps.count; got != 4 {
+	if got := in.f.swaps.Count; got != 4 {
 		t.Errorf("%d swaps, want 4 moves", got)
 	}
-	if got := in.f.swaps.idle(); got.Count != 3 || got.Last != 7 || got.Max != 40 {
+	if got := in.f.swaps.Idle(); got.Count != 3 || got.Last != 7 || got.Max != 40 {
 		t.Errorf("idle times %+v, want 40, 5 and 7 µs", got)
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(b.metrics.swapIdle)
 	page := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	b.asked(func() {
+		promhttp.HandlerFor(b.metrics.Registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	})
 	for _, want := range []string{
 		`penstock_swap_idle_seconds_count{function="a",mechanism="shadow"} 1`,
 		`penstock_swap_idle_seconds_count{function="a",mechanism="partition"} 2`,
@@ -786,7 +786,7 @@ func TestMovesAreSwaps(t *testing.T) {
 // instance serves on the groups that were ordered for it.
 func TestNodeComesToRest(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
-		b := newNode(t, "cuda", h200(), mechanismMPS)
+		b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 		b.log = b.log.Level(5)
 		names, need := []string{"a", "b", "c"}, map[string]int{}
 		bad := map[string][]int{}
@@ -808,7 +808,7 @@ func TestNodeComesToRest(t *testing.T) {
 				}
 			case "share":
 				if f != nil {
-					f.instances[0].setShare(float64(rapid.IntRange(5, 33).Draw(r, "percent")))
+					f.instances[0].sharing.SetShare(float64(rapid.IntRange(5, 33).Draw(r, "percent")))
 				}
 			case "remove":
 				if f != nil && !f.removing {
@@ -853,14 +853,14 @@ func TestNodeComesToRest(t *testing.T) {
 		}
 		b.turns()
 		rest := func() bool {
-			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.serving() || f.removing || f.instances[0].moving() })
+			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.serving() || f.removing || f.instances[0].sharing.Moving() })
 		}
 		for deadline := time.Now().Add(patience); !rest() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 			b.turn() // the manager believes some ends only after a while
 		}
 		for _, f := range b.functions {
 			_, p := b.serves(f.name)
-			if want := f.instances[0].placement.Groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].moving() {
+			if want := f.instances[0].sharing.Placement.Groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].sharing.Moving() {
 				t.Fatalf("%s runs on %v, want %v", f.name, p.groups(), want)
 			}
 		}

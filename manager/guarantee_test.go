@@ -9,12 +9,13 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // newNodeOn is newNode with the default policy, on CPUs or an H200.
 func newNodeOn(t *testing.T, device string) *nodeBed {
 	t.Helper()
-	gpu, mechanism := h200(), mechanismMPS
+	gpu, mechanism := h200(), sharing.MechanismMPS
 	if device == configs.DeviceCPU {
 		gpu, mechanism = nil, "cgroup-v2"
 	}
@@ -53,7 +54,7 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 
 // receive lets an instance receive requests within one second.
 func (b *nodeBed) receive(in *instance, requests int) {
-	d, traffic := &in.entitled.demand, b.traffic(in)
+	d, traffic := &in.sharing.Entitled.Demand, b.traffic(in)
 	d.Observe(traffic.arrivals, b.clock)
 	traffic.arrivals += requests
 	b.clock += time.Second
@@ -63,9 +64,9 @@ func (b *nodeBed) receive(in *instance, requests int) {
 // load lets an instance receive rate requests of that cost within one second.
 func (b *nodeBed) load(name string, rate int, cost time.Duration) {
 	in := b.instance(name, 0)
-	in.entitled.cost = cost
+	in.sharing.Entitled.Cost = cost
 	b.receive(in, rate)
-	b.guarantees()
+	b.sharing.Guarantee()
 	b.turn()
 }
 
@@ -96,7 +97,7 @@ func TestGuarantee(t *testing.T) {
 				b.load("quick", 100, time.Millisecond)
 			}
 			quick, slow := b.wanted("quick")[control.Serve], b.wanted("slow")[control.Serve]
-			if g := 100 * b.instance("quick", 0).entitled.action.Guarantee; g < 14 || g > 17 || math.Abs(g+slow.GuaranteePercent-90) > 1 {
+			if g := 100 * b.instance("quick", 0).sharing.Entitled.Action.Guarantee; g < 14 || g > 17 || math.Abs(g+slow.GuaranteePercent-90) > 1 {
 				t.Errorf("guarantees %v %% and %v %%, want some 15 and the rest of 90", g, slow.GuaranteePercent)
 			}
 			if quick.GuaranteePercent < 22 || quick.GuaranteePercent > 28 {
@@ -116,17 +117,17 @@ func TestGuarantee(t *testing.T) {
 				t.Fatal(err)
 			}
 			b.turn()
-			if in := b.instance("new", 0); in.entitled.action.Guarantee == 0 {
+			if in := b.instance("new", 0); in.sharing.Entitled.Action.Guarantee == 0 {
 				t.Error("a new function has no guarantee")
 			}
 			if err := b.remove("slow"); err != nil {
 				t.Fatal(err)
 			}
-			b.guarantees()
+			b.sharing.Guarantee()
 			b.turns()
 			sum := 0.0
 			for _, name := range []string{"quick", "new"} {
-				sum += 100 * b.instance(name, 0).entitled.action.Guarantee
+				sum += 100 * b.instance(name, 0).sharing.Entitled.Action.Guarantee
 			}
 			if math.Abs(sum-90) > 2 {
 				t.Errorf("the guarantees that are left add up to %v %%, want 90", sum)
@@ -181,8 +182,8 @@ func TestGuaranteeUse(t *testing.T) {
 		IF: "a", Generation: generation, State: control.Active, Batches: testCard().Batches,
 		DeviceNanos: int64(600 * time.Millisecond), DemotedNanos: int64(150 * time.Millisecond),
 	}
-	in.noteObservation(&seen)
-	b.renewGuarantees(time.Second)
+	in.observe(seen)
+	b.sharing.Tune(b.started.Add(time.Second))
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
 	} else if s.UsedSeconds != 0.6 || s.DemotedSeconds != 0.15 {
@@ -191,11 +192,11 @@ func TestGuaranteeUse(t *testing.T) {
 	// A request that takes 10 ms of one CPU takes 5 ms of both.
 	in.report(generation, control.Report{Generation: generation})
 	in.report(generation, control.Report{Generation: generation, CPUNanos: int64(100 * time.Millisecond), Ran: 10})
-	if in.entitled.cost != 5*time.Millisecond {
-		t.Errorf("a request costs %v of the device, want 5ms", in.entitled.cost)
+	if in.sharing.Entitled.Cost != 5*time.Millisecond {
+		t.Errorf("a request costs %v of the device, want 5ms", in.sharing.Entitled.Cost)
 	}
 	b.receive(in, 10)
-	b.renewGuarantees(time.Second)
+	b.sharing.Tune(b.started.Add(2 * time.Second))
 	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-5*1.296) > 0.1 {
 		t.Errorf("uses %v %% and needs %v %%, want 0 and 6.5: 10 per second of 5 ms and the margin of batches of 10/3", s.UsePercent, s.NeedPercent)
 	}
@@ -207,12 +208,12 @@ func TestGuaranteeUseOverTime(t *testing.T) {
 	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second), objective("b", time.Second))
 	for name, used := range map[string]time.Duration{"a": 1200 * time.Millisecond, "b": 400 * time.Millisecond} {
 		generation, _ := b.serves(name)
-		b.instance(name, 0).noteObservation(&control.ObservedProcess{
+		b.instance(name, 0).observe(control.ObservedProcess{
 			IF: name, Generation: generation, State: control.Active, Batches: testCard().Batches,
 			DeviceNanos: int64(used), DemotedNanos: int64(used / 2),
 		})
 	}
-	b.renewGuarantees(time.Second)
+	b.sharing.Tune(b.started.Add(time.Second))
 	if s := b.status("a").Guarantee; s.UsePercent != 75 || s.DemotedPercent != 37.5 {
 		t.Errorf("a uses %v %%, %v %% demoted; want 75 and 37.5", s.UsePercent, s.DemotedPercent)
 	}
@@ -227,8 +228,7 @@ func TestRise(t *testing.T) {
 	b.load("a", 10, 10*time.Millisecond)
 	before := b.status("a").Guarantee.NeedPercent
 	b.traffic(b.instance("a", 0)).arrivals += 40
-	b.started = time.Now().Add(-b.clock - time.Second)
-	b.watch()
+	b.sharing.Watch(b.started.Add(b.clock + time.Second))
 	if after := b.status("a").Guarantee.NeedPercent; after < 2*before {
 		t.Errorf("a needs %v %% of the device, and %v %% after its rate rose from 10 to 40 per second; want at least twice as much", before, after)
 	}
@@ -248,7 +248,7 @@ func TestGuaranteeUseWithinBatch(t *testing.T) {
 		r.Generation = generation
 		in.report(generation, r)
 	}
-	in.forget() // its model was replaced
+	in.sharing.Replaced(true) // its model was replaced
 	in.report(generation, control.Report{Generation: generation, DeviceNanos: int64(300 * time.Millisecond), DemotedNanos: int64(50 * time.Millisecond), Ran: 8})
 	if s := b.status("a").Guarantee; math.Abs(s.UsedSeconds-0.3) > 1e-9 || math.Abs(s.DemotedSeconds-0.05) > 1e-9 {
 		t.Errorf("used %v s, %v s demoted; want 0.3 and 0.05", s.UsedSeconds, s.DemotedSeconds)

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/webserver"
+	"github.com/penstock/penstock/manager/observe"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -36,10 +36,10 @@ const maxConnections = 128
 
 func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	tell := http.NewServeMux()
-	tell.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
+	tell.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.Registry, promhttp.HandlerOpts{}))
 	tell.HandleFunc("GET /healthz", m.health)
 	tell.HandleFunc("GET /readyz", m.ready)
-	tell.HandleFunc("GET "+control.StatusPath, m.status)
+	tell.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
 	listener, err := net.Listen("tcp", m.cfg.HTTP.String())
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w; stop the other node, or set another address with `http:` in the configuration", err)
@@ -50,8 +50,8 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 		return nil, err
 	}
 	take := http.NewServeMux()
-	take.HandleFunc("GET "+control.StatusPath, m.status)
-	take.HandleFunc("GET "+control.SamplePath, m.sample)
+	take.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
+	take.HandleFunc("GET "+control.SamplePath, m.show(sampleOf))
 	take.HandleFunc("GET "+control.CardPath, m.card)
 	take.HandleFunc("GET "+control.PicturePath, m.picture)
 	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
@@ -119,7 +119,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		if m.folder.err != nil {
 			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.folder.dir, m.folder.err)
 		}
-		if !m.device.known && len(m.functions) > 0 {
+		if !m.sharing.Device.Known && len(m.functions) > 0 {
 			return fmt.Errorf("the orchestrator has not found device %s yet; see its log", m.cfg.Device)
 		}
 		var waits []string
@@ -143,31 +143,44 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
-	var status control.Status
-	err := m.do(func() error {
-		status = m.currentStatus()
-		return nil
-	})
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
+// show answers with what view makes of a snapshot.
+func (m *Manager) show(view func(observe.Snapshot) any) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		s, err := m.snapshot()
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		json.NewEncoder(w).Encode(view(s))
 	}
-	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(status)
 }
 
-// currentStatus describes the node. It runs on the control loop.
-func (m *Manager) currentStatus() control.Status {
-	s := control.Status{
-		Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(),
-		Mechanism: m.orchestrator.observed.Mechanism, Device: m.device.gpu, Faults: m.faults.status(),
-		Configuration: m.file.status, ForeignCPUPercent: math.Float64frombits(m.foreign.Load()), Functions: []control.FunctionStatus{}, Workers: m.workersStatus(),
-	}
-	for _, f := range m.functions {
-		s.Functions = append(s.Functions, f.status())
-	}
-	return s
+func statusOf(s observe.Snapshot) any { return s.Status }
+
+func sampleOf(s observe.Snapshot) any { return observe.NewSample(s) }
+
+// snapshot describes the node.
+func (m *Manager) snapshot() (s observe.Snapshot, err error) {
+	err = m.do(func() error {
+		s = observe.Snapshot{Frames: m.network.Frames(), Restored: m.folder.restored, Lost: m.folder.err != nil}
+		s.Status = control.Status{
+			Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(),
+			Mechanism: m.orchestrator.observed.Mechanism, Device: m.sharing.Device.GPU, Faults: m.faults.status(),
+			Configuration: m.file.status, ForeignCPUPercent: m.foreign.Percent(), Functions: []control.FunctionStatus{}, Workers: m.workersStatus(),
+		}
+		for _, f := range m.functions {
+			stats := f.port.Stats()
+			s.Status.Functions = append(s.Status.Functions, f.status(&stats))
+			s.Functions = append(s.Functions, observe.Function{
+				Stats: stats, Histograms: m.metrics.Of(f.name), Picture: f.port.PictureNumber(),
+				Serving: f.serving(), Failures: f.processFailures(),
+				PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.sharing.Uses(),
+			})
+		}
+		return nil
+	})
+	return s, err
 }
 
 // card answers with the card of the model that serves a function, or that will serve it.

@@ -37,7 +37,7 @@ func (b *nodeBed) asked(question func()) {
 func (b *nodeBed) page() (s control.Status) {
 	b.t.Helper()
 	page := httptest.NewRecorder()
-	b.asked(func() { b.Manager.status(page, nil) })
+	b.asked(func() { b.show(statusOf)(page, nil) })
 	if err := json.NewDecoder(page.Body).Decode(&s); err != nil {
 		b.t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func (b *nodeBed) series(name string) []*dto.Metric {
 	b.t.Helper()
 	var families []*dto.MetricFamily
 	var err error
-	b.asked(func() { families, err = b.metrics.registry.Gather() })
+	b.asked(func() { families, err = b.metrics.Registry.Gather() })
 	if err != nil {
 		b.t.Fatal(err)
 	}

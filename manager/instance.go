@@ -10,12 +10,11 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath"
-	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -24,39 +23,25 @@ import (
 // process and its shadow share, and the policy that decides which process is active. The control
 // loop owns it.
 type instance struct {
-	m     *Manager
-	f     *function
-	index int
-	log   zerolog.Logger
-	queue *datapath.Queue
-	// traffic is the queue, for measurements.
-	traffic traffic
+	m       *Manager
+	f       *function
+	index   int
+	log     zerolog.Logger
+	queue   *datapath.Queue
+	sharing *sharing.Instance
 
 	pair      *pair.Pair
 	processes processes
 	tensors   map[*models.Card]*shm.Region // by the card that they are for
 	failures  failures
 	tenure    tenure
-	placement placement  // on a GPU whose groups of multiprocessors are allocated
 	replaced  chan error // gets the result of a replacement; nil if there is none
-	batching  batching
+	handovers handovers
 	residency residency
-	measured  measurement
 	warmedUp  warmedUp
-	entitled  entitlement
 	suspected time.Time // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
 	stoppedSince time.Duration
-}
-
-// traffic has measurements of the requests that pass through an instance.
-type traffic interface {
-	// Arrivals counts the requests since the instance was created.
-	Arrivals() int
-	// TakeWindow returns the window statistics and begins a new window, if they are ready.
-	TakeWindow(ready func(*datapath.Window) bool) (w datapath.Window, taken bool)
-	// ResetWindow begins a new window.
-	ResetWindow()
 }
 
 func newInstance(f *function, index int) (*instance, error) {
@@ -67,23 +52,16 @@ func newInstance(f *function, index int) (*instance, error) {
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
 		queue:     queue,
-		traffic:   queue,
 		tensors:   map[*models.Card]*shm.Region{},
 	}
 	in.pair.StartAfter(f.m.generations.last[place{f.name, index}])
-	in.setChange()
-	if f.m.device.known {
+	in.sharing = f.sharing.NewInstance(in.pair, queue, in.log)
+	if f.m.sharing.Device.Known {
 		if err := in.makeTensors(f.model.desired); err != nil {
 			return nil, err
 		}
 	}
 	return in, nil
-}
-
-// setChange tells the pair how the function's shares change.
-func (in *instance) setChange() {
-	in.pair.InPlace = in.f.change == configs.ChangeInPlace || in.f.change == configs.ChangePartition || in.f.whole()
-	in.pair.Restart = in.f.change == configs.ChangeRestart
 }
 
 // makeTensors allocates the input and output buffers of a card's largest batch. All
@@ -92,7 +70,7 @@ func (in *instance) makeTensors(card *models.Card) error {
 	if in.tensors[card] != nil {
 		return nil
 	}
-	t, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", in.f.name, in.index), in.tensorBytes(card.TensorBytes(), card.OutputBytes()), shm.Options{Writable: true})
+	t, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", in.f.name, in.index), tensorBytes(card, in.m.sharing.Device.GPU != nil), shm.Options{Writable: true})
 	if err != nil {
 		return fmt.Errorf("make tensors of %s: %w", in.f.name, err)
 	}
@@ -103,16 +81,34 @@ func (in *instance) makeTensors(card *models.Card) error {
 // dropTensors frees the buffers of cards that no process runs any more.
 func (in *instance) dropTensors() {
 	for card, t := range in.tensors {
-		if !in.uses(card) {
+		if !in.pair.Uses(card) {
 			t.Close()
 			delete(in.tensors, card)
 		}
 	}
 }
 
-// uses reports whether a card is desired, or a process has it.
-func (in *instance) uses(card *models.Card) bool {
-	return card == in.pair.Card() || slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return q.Card == card })
+// forgetDevice drops what was allocated for another device, or learned on it.
+func (in *instance) forgetDevice() {
+	for card, t := range in.tensors {
+		t.Close()
+		delete(in.tensors, card)
+	}
+	in.warmedUp = warmedUp{}
+}
+
+// outputSlots is how many batches' outputs a GPU writes at once: two batches may be in
+// flight (libml/device.Slots).
+const outputSlots = 2
+
+// tensorBytes is the size of the memory that the processes of a card share. On a CPU that
+// is the batch tensor and its outputs. A GPU has its own batch tensor and copies back only
+// the outputs.
+func tensorBytes(card *models.Card, gpu bool) int {
+	if gpu {
+		return outputSlots * card.OutputBytes()
+	}
+	return card.TensorBytes()
 }
 
 // step carries out the policy's commands.
@@ -124,22 +120,18 @@ func (in *instance) step() {
 			in.queue.HandOver(c.Generation)
 			in.tenure.begin(in.pair.Active().Card)
 			in.f.model.served = in.pair.Active().Card
-			in.placement.Replaced()
+			in.sharing.HandedOver()
 			in.queue.SetServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
 		case pair.Promoted:
-			in.f.swaps.count++
+			in.f.swaps.Count++
 			in.log.Info().Uint32("generation", c.Generation).Float64("share_percent", in.pair.Share()).Msg("shadow takes over")
 		case pair.Replaced:
 			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
-			if !in.tenure.sameModel() {
-				in.forget()
-				in.m.shareReplaced(in)
-			}
-			in.measured.Measurement = gslice.Measurement{} // it was measured against another objective
+			in.sharing.Replaced(!in.tenure.sameModel())
 			in.settle(nil)
 		case pair.Rejected:
 			what := "model"
@@ -156,7 +148,7 @@ func (in *instance) step() {
 func (in *instance) reclaim(generation uint32) {
 	worker := in.processes.known(generation).worker
 	in.processes.forget(generation)
-	in.placement.Forget(generation)
+	in.sharing.Ended(generation)
 	in.queue.SetServing(in.pair.Active() != nil)
 	if in.queue.Abandon(generation) && worker != "" {
 		in.suspect(worker)
@@ -176,24 +168,15 @@ func (in *instance) replace(card *models.Card) <-chan error {
 	return end
 }
 
-// status describes the instance for users.
+// status describes the instance for users. Function.Status of package sharing adds its part of the device.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent(), WholeDevice: in.f.whole(), SMGroups: in.placement.Groups, LastFailure: in.failures.last}
+	s := control.InstanceStatus{LastFailure: in.failures.last}
 	for _, q := range in.pair.Processes() {
-		known := in.processes.known(q.Generation)
 		s.Processes = append(s.Processes, control.ProcessStatus{
-			Generation: q.Generation, PID: known.pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
-			Batches: known.batches, WarmingUp: known.growing, SMs: known.sms, SMGroups: known.groups,
+			Generation: q.Generation, PID: in.processes.known(q.Generation).pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
 		})
 	}
 	return s
-}
-
-// forget drops the measurements of a model that no longer serves.
-func (in *instance) forget() {
-	in.measured = measurement{}
-	in.entitled.forgetCosts()
-	in.traffic.ResetWindow()
 }
 
 // settle reports the result of a replacement, if there is one.
@@ -211,12 +194,16 @@ func (in *instance) observe(o control.ObservedProcess) {
 		return
 	}
 	in.processes.of(o.Generation).pid = o.PID
-	in.learnMinimum(q, &o)
-	in.learnWrong(q, &o)
+	growth := in.sharing.Observe(q, &o)
+	if growth.More {
+		in.noteBytes(&o)
+	}
+	if growth.Complete {
+		in.tenure.completeBatches()
+	}
 	if o.State == control.Draining || o.State.Ended() {
 		in.endAwait(o.Generation)
 	}
-	in.noteObservation(&o)
 	in.leave(q, &o)
 	if q.State == o.State && q.Reason == o.Reason {
 		return
@@ -237,7 +224,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if o.State == control.Ready {
 		in.noteBytes(&o)
 	}
-	if o.DeviceLost && in.m.device.mps {
+	if o.DeviceLost && in.m.sharing.Device.MPS {
 		in.pair.Excuse(o.Generation) // deviceFailed has already blamed a function
 	}
 	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
@@ -248,13 +235,6 @@ func (in *instance) observe(o control.ObservedProcess) {
 
 func (in *instance) noteBytes(o *control.ObservedProcess) {
 	in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
-}
-
-// growing reports whether the active process is still getting batch sizes. Its
-// measurements until then say nothing about its share.
-func (in *instance) growing() bool {
-	q := in.pair.Active()
-	return q != nil && in.processes.known(q.Generation).growing
 }
 
 // place is the instance's position.
@@ -289,28 +269,21 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err := in.makeTensors(q.Card); err != nil {
 		return err
 	}
-	turn, err := in.m.joinTurns(hello.PID)
+	admission, err := in.m.sharing.Admit(hello.PID)
 	if err != nil {
 		return err
 	}
+	defer admission.Close()
 	slab, tensors, with := in.f.port.Slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
-	files := append(in.queue.Files(), tensors.File(), slab.File())
-	if turn != nil {
-		files = append(files, in.m.turns.shared.File())
-	}
-	busy := in.m.busyFiles()
-	if len(busy) > 0 {
-		defer busy[1].Close()
-		files = append(files, busy...)
-	}
+	files := append(append(in.queue.Files(), tensors.File(), slab.File()), admission.Files...)
 	measured, compared := in.warmedUp.of(q.Card)
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
-		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: turn, Busy: len(busy) > 0,
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: admission.Turn, Busy: admission.Busy,
 		Measurements: measured, Compared: compared,
 	}, files)
 	if err != nil {
-		in.m.turns.leave(hello.PID)
+		in.m.sharing.Leave(hello.PID)
 		return err
 	}
 	p := in.processes.of(hello.Generation)
@@ -318,7 +291,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	in.pair.Attach(hello.Generation)
 	in.m.threads.Go(func() {
 		in.readReports(conn, hello.Generation)
-		in.m.post(func() { in.m.turns.leave(hello.PID) })
+		in.m.post(func() { in.m.sharing.Leave(hello.PID) })
 	})
 	return nil
 }
@@ -337,7 +310,7 @@ func (in *instance) loading() bool {
 // wait for its processes.
 func (in *instance) watch(now time.Duration) {
 	in.markExited(runclock.Time())
-	in.watchMove(now)
+	in.sharing.WatchMove(now, in.tenure.movable())
 	in.queue.Rouse()
 	oldest := in.queue.Oldest()
 	if oldest == 0 {

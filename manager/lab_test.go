@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // A process gets the batching of the node's Lab settings, and the default batching without
@@ -23,7 +24,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 		"gathers": {CopyGather: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40))
+			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40))
 			b.cfg.Lab = lab
 			b.turns()
 			in := b.instance("a", 0)

@@ -9,7 +9,7 @@
 //     reply thread per instance.
 //   - The control loop (this file): one goroutine that owns the life of every function and
 //     instance. Everything except packets is an event on it: states from the orchestrator,
-//     processes that attach or die, share decisions (tune.go), additions and removals
+//     processes that attach or die, what package sharing decides, additions and removals
 //     (functions.go).
 //
 // The control loop controls the data plane by the methods of datapath.Port and datapath.Queue,
@@ -25,7 +25,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -34,6 +33,8 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
 
@@ -72,22 +73,17 @@ type Manager struct {
 	started time.Time
 
 	mailbox
-	foreign atomic.Uint64 // the bits of Status.ForeignCPUPercent
+	foreign observe.Foreign
 	threads sync.WaitGroup
-	metrics *metrics
+	metrics *observe.Metrics
 	network datapath.Network
 
 	// Owned by the control loop.
 	functions    []*function
 	generations  generations
 	orchestrator orchestrator
-	device       device
-	turns        turns
-	busy         busy
+	sharing      *sharing.Sharing
 	faults       faults
-	shares       shares
-	percentages  percentages
-	workers      workers
 	file         configFile
 	folder       folder
 	draining     bool
@@ -112,15 +108,12 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		started:     time.Now(),
 		mailbox:     newMailbox(),
 		generations: newGenerations(),
-		workers:     newWorkers(),
 		file:        newConfigFile(),
 		folder:      folder{recorder: recorder{dir: o.Dir, run: o.Run}},
-		percentages: percentages{cache: o.Cache, log: o.Log},
 	}
 	m.judgeConfiguration(o.Unread)
 	m.faults.guard.Hold = m.cfg.FaultHold
-	m.device.known = m.cfg.Device == configs.DeviceCPU
-	m.metrics = newMetrics(m)
+	m.metrics = observe.New(m.snapshot)
 	defer m.threads.Wait()
 	defer close(m.done)
 
@@ -136,9 +129,11 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		m.log.Warn().Strs("keys", keys).Msg("these keys have no effect without `shares: {policy: gslice}`")
 	}
 	var err error
-	if m.shares, err = newShares(&m.cfg, m.started, m.log); err != nil {
+	m.sharing, err = sharing.New(sharing.Options{Config: &m.cfg, Dir: o.Dir, Cache: o.Cache, Started: m.started, Log: m.log})
+	if err != nil {
 		return fmt.Errorf("shares: %w", err)
 	}
+	defer m.sharing.Close()
 	// Open ports before any process may connect: DPDK needs seconds to allocate its
 	// memory.
 	if m.network, err = m.openNetwork(); err != nil {
@@ -172,14 +167,12 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 			m.folder.sockets = append(m.folder.sockets, r)
 		}
 	}
-	defer m.turns.close()
-	defer m.busy.close()
 	defer m.closeFunctions()
 	if err := m.begin(); err != nil {
 		return err
 	}
 	m.threads.Go(func() { m.acceptAttaches(attach) })
-	m.threads.Go(m.watchForeign)
+	m.threads.Go(func() { m.foreign.Watch(m.done, m.log) })
 	defer attach.Close() // before the wait for its thread and its connections
 	if ready != nil {
 		ready(m)
@@ -212,7 +205,7 @@ func (m *Manager) loop(ctx context.Context) error {
 			m.watch()
 			m.watchFolder()
 		case <-tune.C:
-			m.tune(time.Now())
+			m.sharing.Tune(time.Now())
 		case <-stop:
 			stop = nil
 			m.log.Info().Msg("draining")
@@ -226,7 +219,7 @@ func (m *Manager) loop(ctx context.Context) error {
 // state if that changed.
 func (m *Manager) step() {
 	m.judge()
-	if m.device.known { // shares and memory of processes depend on it
+	if m.sharing.Device.Known { // shares and memory of processes depend on it
 		m.eachInstance((*instance).step)
 	}
 	if had := len(m.functions); had > 0 {
@@ -235,10 +228,7 @@ func (m *Manager) step() {
 	m.dropWorkers()
 	m.addWaiting()
 	m.heal()
-	m.allocateGroups()
-	if m.cfg.Guarantees() && m.missesGuarantee() {
-		m.guarantees()
-	}
+	m.sharing.Step()
 	m.publish()
 }
 
@@ -251,13 +241,14 @@ func (m *Manager) observe(o control.Observed) {
 	if another {
 		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
-	m.learnDevice(&o)
+	if m.sharing.Observe(&o) {
+		m.eachInstance((*instance).forgetDevice)
+	}
 	if another {
 		for _, f := range m.functions {
 			f.warnIfCrowded()
 		}
 	}
-	m.observeGroups(&o)
 	if lost := m.lostDevices(&o); len(lost) > 0 {
 		m.deviceFailed(&o, lost)
 	}
@@ -277,11 +268,7 @@ func (m *Manager) watch() {
 	for _, f := range m.functions {
 		f.watch()
 	}
-	m.watchTurns()
-	m.sweepBusy()
-	if m.cfg.Guarantees() {
-		m.observeDemand()
-	}
+	m.sharing.Watch(time.Now())
 }
 
 // acceptAttaches accepts processes until the listener closes.
@@ -324,4 +311,12 @@ func (m *Manager) function(name string) *function {
 		}
 	}
 	return nil
+}
+
+func (m *Manager) eachInstance(do func(*instance)) {
+	for _, f := range m.functions {
+		for _, in := range f.instances {
+			do(in)
+		}
+	}
 }

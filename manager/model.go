@@ -135,7 +135,7 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 	// Copy the card: for the instances the same model with another setup is another card.
 	card := new(*model)
 	f.model.setups[card] = s
-	if f.m.device.known { // tensor sizes depend on it; else admit creates them
+	if f.m.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
 			if err := in.makeTensors(card); err != nil {
 				return nil, err
@@ -173,15 +173,15 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 	}
 	f.model.commit(older)
 	if !old.Equal(f.model.desired) {
-		f.byHand = 0 // it belonged to the old model
+		f.sharing.ByHand = 0 // it belonged to the old model
 	}
 	f.config.Model = model
 	f.adopt(f.model.setups[f.model.desired])
 	if f.config.Worker = f.worker; f.worker != "" {
-		f.byHand = 0 // the worker's guarantee counts
+		f.sharing.ByHand = 0 // the worker's guarantee counts
 	}
 	maps.DeleteFunc(f.model.setups, func(card *models.Card, _ setup) bool {
-		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.uses(card) })
+		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Uses(card) })
 	})
 	f.m.keep()
 }

@@ -259,11 +259,8 @@ func TestWorkerGuarantee(t *testing.T) {
 	b.moved("quick", "")
 	b.moved("slow", "")
 	b.moved("own", "")
-	b.guarantees()
+	b.sharing.Guarantee()
 	b.turn()
-	if len(b.workers.guarantees) != 0 {
-		t.Errorf("workers %v have guarantees, want none without a member", b.workers.guarantees)
-	}
 	if s := b.status("own").Guarantee; s.Percent == 0 || s.Percent == 30 {
 		t.Errorf("own has %v %%, want its own guarantee", s.Percent)
 	}
@@ -298,7 +295,7 @@ func TestWorkerCost(t *testing.T) {
 		report("b", 10*(i+1), time.Duration(i+1)*400*time.Millisecond)
 	}
 	for _, name := range []string{"a", "b"} {
-		if got := b.instance(name, 0).entitled.cost; (got - 5*time.Millisecond).Abs() > time.Millisecond/2 {
+		if got := b.instance(name, 0).sharing.Entitled.Cost; (got - 5*time.Millisecond).Abs() > time.Millisecond/2 {
 			t.Errorf("%s: a request costs %v of the device, want 5ms", name, got)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
 
@@ -96,17 +98,19 @@ func h200() *control.ObservedDevice {
 // multiprocessors.
 func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
+	return newCachedNode(t, "", device, gpu, mechanism, functions...)
+}
+
+// newCachedNode is newNode with a folder for what it learns about the GPU.
+func newCachedNode(t *testing.T, cache, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
+	t.Helper()
 	cfg := configs.Default()
 	cfg.Shares.Policy = configs.PolicyGSLICE
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	cfg.Device = device
-	if mechanism == mechanismMPS {
+	if mechanism == sharing.MechanismMPS {
 		cfg.Shares.Change = configs.ChangePartition
-	}
-	shares, err := newShares(&cfg, time.Time{}, zerolog.New(zerolog.NewTestWriter(t)))
-	if err != nil {
-		t.Fatal(err)
 	}
 	versions := map[string]uint32{}
 	b := &nodeBed{t: t, fakes: map[victim]*fakeProcess{}, device: device, gpu: gpu, mechanism: mechanism}
@@ -122,17 +126,19 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 			fmt.Sscanf(name, "knee-%f", &c.KneePercent)
 			return c, nil
 		},
-		shares: shares, workers: newWorkers(),
 		orchestrator: orchestrator{
 			link:    b,
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},
 		},
 	}
 	b.folder.dir = t.TempDir()
-	t.Cleanup(b.busy.close)
+	var err error
+	if b.sharing, err = sharing.New(sharing.Options{Config: &b.cfg, Dir: b.folder.dir, Cache: cache, Started: b.started, Log: b.log}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.sharing.Close)
 	b.faults.guard.Hold = cfg.FaultHold
-	b.Manager.device.known = device == configs.DeviceCPU
-	b.metrics = newMetrics(b.Manager)
+	b.metrics = observe.New(b.snapshot)
 	b.network = kernelNetwork(&b.cfg, b.log)
 	t.Cleanup(b.closeFunctions)
 	for _, f := range functions {
@@ -268,7 +274,7 @@ const misanswers = "model answers wrongly on this GPU"
 
 // misanswers reports whether a process's model answers wrongly.
 func (b *nodeBed) misanswers(v victim, p *fakeProcess) bool {
-	return b.wrong != nil && b.mechanism == mechanismMPS && len(p.to) == 0 && b.wrong(v.name, p.share)
+	return b.wrong != nil && b.mechanism == sharing.MechanismMPS && len(p.to) == 0 && b.wrong(v.name, p.share)
 }
 
 // tooFew is the reason that a process reports if its model does not run on its groups.
@@ -366,7 +372,8 @@ func (b *nodeBed) status(name string) control.FunctionStatus {
 	if f == nil {
 		b.t.Fatalf("there is no function %s", name)
 	}
-	return f.status()
+	stats := f.port.Stats()
+	return f.status(&stats)
 }
 
 func (v victim) String() string {

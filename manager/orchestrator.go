@@ -66,26 +66,22 @@ func (m *Manager) publish() {
 		m.log.Error().Err(err).Msg("cannot publish desired state")
 	}
 	if published {
-		m.publishGroups()
+		m.sharing.Published(m.orchestrator.desired.Seq, processes)
 	}
 }
 
 // desire appends the processes that should exist.
 func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
 	for _, q := range in.pair.Processes() {
-		role, with := q.Role, in.f.setupFor(q.Card)
-		groups, wait := in.groupsFor(q.Generation, role)
-		if wait {
-			role = control.Shadow
-		}
+		with := in.f.setupFor(q.Card)
 		p := control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: role, Terms: in.terms(q, role), SMGroups: groups, PartialWarmUp: q.Early && in.m.onGPU() && in.answersRightly(q),
-			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
+			SharedWeights: with.weights == configs.WeightsShared && in.m.sharing.Device.GPU != nil,
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
 			Worker: with.worker, Environment: with.environment, Ticket: in.ticket(q.Generation),
 		}
+		in.sharing.Fill(&p, q)
 		if w, ok := in.m.cfg.Worker(with.worker); ok {
 			p.WorkerLimits = limitsOf(w)
 		}

@@ -1,16 +1,13 @@
 package manager
 
 import (
-	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // onH200 reports whether f16 models answer wrongly at a percentage of an H200, as measured
@@ -42,7 +39,7 @@ func (b *nodeBed) settlesRight(names ...string) (shares []float64) {
 		}
 		if !slices.ContainsFunc(names, func(name string) bool {
 			in := b.instance(name, 0)
-			return in.pair.Active() == nil || in.pair.Changing() || in.sharePercent() != in.pair.Share()
+			return in.pair.Active() == nil || in.pair.Changing() || in.sharing.SharePercent() != in.pair.Share()
 		}) {
 			break
 		}
@@ -68,9 +65,8 @@ func (b *nodeBed) tries() (n int) {
 }
 
 // f16 makes all models answer wrongly as on an H200.
-func (b *nodeBed) f16(cache string) *nodeBed {
+func (b *nodeBed) f16() *nodeBed {
 	b.wrong = func(_ string, percent float64) bool { return onH200(percent) }
-	b.percentages.cache = cache
 	return b
 }
 
@@ -87,13 +83,13 @@ func TestRightPercentages(t *testing.T) {
 			functions := []configs.Function{shadowed("a", 30), shadowed("b", 30), shadowed("c", 30)}
 			var before []float64
 			for start := range 2 {
-				b := newNode(t, "cuda", nil, "", functions...).f16(cache)
+				b := newCachedNode(t, cache, "cuda", nil, "", functions...).f16()
 				b.turns()
 				if len(b.fakes) > 0 || slices.ContainsFunc(b.functions, func(f *function) bool { return len(f.instances[0].pair.Processes()) > 0 }) {
 					t.Fatalf("processes %v are ordered before the device is known", b.fakes)
 				}
 
-				b.gpu, b.mechanism = gpu, mechanismMPS
+				b.gpu, b.mechanism = gpu, sharing.MechanismMPS
 				shares := b.settlesRight("a", "b", "c")
 				sum := 0.0
 				for _, s := range shares {
@@ -116,7 +112,7 @@ func TestRightPercentages(t *testing.T) {
 
 // A function whose first process answers wrongly serves on the whole device meanwhile.
 func TestWrongFirstPercentage(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, shadowed("a", 30)).f16("")
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, shadowed("a", 30)).f16()
 	b.settlesRight("a")
 	want := []wake{{"a", 30}, {"a", 100}, {"a", 31}, {"a", 33}}
 	if len(b.woken) < len(want) || !slices.Equal(b.woken[:len(want)], want) {
@@ -146,7 +142,7 @@ func TestWrongFirstPercentage(t *testing.T) {
 
 // Partitions show the libraries the whole device, and f32 models are right everywhere.
 func TestOtherShares(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("grouped", 30), shadowed("f32", 30)).f16("")
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("grouped", 30), shadowed("f32", 30)).f16()
 	b.wrong = func(name string, percent float64) bool { return name != "f32" && onH200(percent) }
 	b.settlesRight("f32")
 	if _, p := b.serves("grouped"); len(p.on) == 0 || b.tries() > 0 || b.instance("f32", 0).pair.Share() != 30 {
@@ -156,9 +152,9 @@ func TestOtherShares(t *testing.T) {
 
 // Shares that an operator sets are free unless they are wrong.
 func TestPercentagesByHand(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 	b.cfg.Shares.Tune = false
-	b.f16("")
+	b.f16()
 	for _, f := range []configs.Function{shadowed("a", 25.5), shadowed("b", 30)} {
 		if err := b.add(f); err != nil {
 			t.Fatal(err)
@@ -171,7 +167,7 @@ func TestPercentagesByHand(t *testing.T) {
 
 // A model that answers wrongly on the whole device, too, is refused as any other that cannot start.
 func TestWrongModel(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS)
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 	b.wrong = func(string, float64) bool { return true }
 	_, end, err := b.try(shadowed("a", 30))
 	if err != nil {
@@ -198,7 +194,7 @@ func TestWrongModel(t *testing.T) {
 
 // A model that is right on the whole device only gets it, and its process stays.
 func TestNoRightPercentage(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, shadowed("a", 30), shadowed("b", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, shadowed("a", 30), shadowed("b", 30))
 	b.wrong = func(name string, percent float64) bool { return name == "a" && percent < 100 }
 	for range 400 {
 		b.turns()
@@ -217,7 +213,7 @@ func TestNoRightPercentage(t *testing.T) {
 // A process may serve before all its batch sizes are checked only at a percentage that is known to
 // be right.
 func TestPartialWarmupPercentage(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, shadowed("a", 25))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, shadowed("a", 25))
 	b.turns()
 	generation, p := b.serves("a")
 	if p.early {
@@ -229,99 +225,5 @@ func TestPartialWarmupPercentage(t *testing.T) {
 	b.turns()
 	if next, p := b.serves("a"); !p.early || p.share != 25 {
 		t.Errorf("generation %d %+v, want it to begin with its smallest batch size at 25 %%", next, p)
-	}
-}
-
-func TestPercentageSteps(t *testing.T) {
-	for _, c := range []struct {
-		sms     int
-		minimum float64
-		begin   []float64
-	}{
-		{132, 5, []float64{6, 7, 9, 10, 12, 13, 15, 16, 18, 19, 21, 22, 24, 25, 27, 28, 30}},
-		{132, 10, []float64{10, 12, 13}},
-		{16, 5, []float64{12, 24, 37, 49, 62, 74, 87, 99, 100}},
-		{208, 5, []float64{5, 6, 7, 8, 9, 10, 11}},
-		{1, 5, []float64{100}},
-		{0, 5, []float64{100}},
-	} {
-		got := percentageSteps(c.sms, c.minimum)
-		if len(got) < len(c.begin) || !slices.Equal(got[:len(c.begin)], c.begin) || !slices.IsSorted(got) || got[len(got)-1] != 100 {
-			t.Errorf("%d multiprocessors, at least %v %%: %v, want it to begin with %v and end with 100", c.sms, c.minimum, got, c.begin)
-		}
-	}
-}
-
-// The file's results are for one GPU, one driver and one content of the model's file.
-func TestPercentagesFile(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "model.onnx")
-	if err := os.WriteFile(file, []byte("model"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	weights := filepath.Join(dir, "model.onnx.data")
-	if err := os.WriteFile(weights, []byte("weights"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	card, other := &models.Card{Model: file, Data: []string{weights}}, &models.Card{File: filepath.Join(dir, "card.yaml")}
-	gpu := h200()
-	gpu.Driver = "580"
-	opened := func(gpu *control.ObservedDevice) *percentages {
-		p := &percentages{cache: dir}
-		p.open(gpu)
-		return p
-	}
-	wrong := func(p *percentages, card *models.Card) []float64 {
-		_, m := p.of(card)
-		return m.Wrong
-	}
-
-	p := opened(gpu)
-	if !p.judge(card, 24, true) || p.judge(card, 24, true) || !p.judge(card, 30, false) || p.judge(card, 30, false) || p.judge(card, 30, true) || !p.judge(other, 40, false) {
-		t.Error("news is not reported once")
-	}
-	p = opened(gpu)
-	if _, m := p.of(card); !slices.Equal(m.Right, []float64{24}) || !slices.Equal(m.Wrong, []float64{30}) || !slices.Equal(wrong(p, other), []float64{40}) {
-		t.Errorf("read %+v", p.known)
-	}
-	if !p.judge(card, 24, false) || p.judge(card, 24, true) { // a larger batch was wrong
-		t.Error("it trusts a percentage that was wrong")
-	}
-	if _, m := p.of(card); len(m.Right) > 0 || !slices.Equal(m.Wrong, []float64{30, 24}) {
-		t.Errorf("%+v, want 24 %% to be wrong now", m)
-	}
-
-	updated := *gpu
-	updated.Driver = "590"
-	if got := wrong(opened(&updated), card); got != nil {
-		t.Errorf("another driver: %v", got)
-	}
-	for _, name := range []string{file, weights} {
-		if err := os.WriteFile(name, []byte("another file"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		p := opened(gpu)
-		if got := wrong(p, card); got != nil {
-			t.Errorf("another %s: %v", name, got)
-		}
-		p.judge(card, 30, false)
-	}
-	if p := opened(gpu); !p.judge(card, 50, false) || !slices.Equal(wrong(opened(gpu), card), []float64{30, 50}) {
-		t.Errorf("%v, want the results of the other file", wrong(opened(gpu), card))
-	}
-
-	for _, text := range []string{"", "{", "null", `{"format":2}`, `{"format":1,"uuid":"GPU-1","driver":"580","models":null}`} {
-		if err := os.WriteFile(filepath.Join(dir, percentagesFile(gpu.UUID)), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if p := opened(gpu); wrong(p, card) != nil || !p.judge(card, 60, false) || !slices.Equal(wrong(opened(gpu), card), []float64{60}) {
-			t.Errorf("%q: %+v, want it to begin again", text, p.known)
-		}
-	}
-	if p := (&percentages{cache: filepath.Join(dir, "missing")}); true {
-		p.open(gpu)
-		if !p.judge(card, 70, false) || math.IsNaN(wrong(p, card)[0]) {
-			t.Error("without a folder it learns nothing")
-		}
 	}
 }

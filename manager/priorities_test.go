@@ -1,10 +1,12 @@
 package manager
 
 import (
+	"reflect"
 	"testing"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // probedNode runs two functions with the default policy on a GPU whose stream priorities were
@@ -20,7 +22,7 @@ func probedNode(t *testing.T, p *control.StreamPriorities, edit func(*configs.Co
 		}
 	}
 	b.turn()
-	b.gpu, b.mechanism = h200(), mechanismMPS
+	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
 	b.gpu.Priorities = p
 	b.turns()
 	return b
@@ -56,7 +58,7 @@ func TestPrioritiesChoosePolicy(t *testing.T) {
 					t.Errorf("%s is unprotected by %q, want %q", name, s.Guarantee.Unprotected, c.unprotected)
 				}
 			}
-			if got := b.currentStatus(); got.Policy != string(c.policy) || got.Device.Priorities != c.priorities {
+			if got := b.page(); got.Policy != string(c.policy) || !reflect.DeepEqual(got.Device.Priorities, c.priorities) {
 				t.Errorf("status has policy %s, %+v", got.Policy, got.Device.Priorities)
 			}
 		})
@@ -67,7 +69,7 @@ func TestPrioritiesChoosePolicy(t *testing.T) {
 func TestSharesWithoutPriorities(t *testing.T) {
 	fail := &control.StreamPriorities{AloneMicros: 30, HighMicros: 4000, EqualMicros: 4000}
 	functions := []configs.Function{named("a", 30), named("b", 0), named("c", 0)}
-	want := newNode(t, "cuda", h200(), mechanismMPS)
+	want := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 	for _, f := range functions {
 		f.Change = configs.ChangeShadow
 		if err := want.add(f); err != nil {

@@ -15,8 +15,6 @@ type process struct {
 	worker string              // that hosts it; empty if it is not in one
 	// left: the function was asked to leave this process, because it is superseded.
 	left bool
-	observation
-	spent spending // so far
 	// A process that has ended may wait for the orchestrator's report, and its end counts only
 	// then. unreported: whether the GPU was lost; exitBy: why a process ended that did not serve;
 	// doubtUntil: whether a process that failed while linking had lost the GPU. The times are
@@ -24,17 +22,6 @@ type process struct {
 	unreported         bool
 	exitBy, doubtUntil time.Time
 }
-
-// observation is which batch sizes a process reports to run and, on a GPU, what it reports to use.
-type observation struct {
-	sms     int
-	groups  []int
-	batches []int
-	growing bool // it is still getting more batch sizes
-}
-
-// complete reports whether the process runs all its batch sizes.
-func (o *observation) complete() bool { return len(o.batches) > 0 && !o.growing }
 
 // processes are the known processes of an instance, by generation.
 type processes map[uint32]*process
@@ -69,38 +56,6 @@ func (p processes) forget(generation uint32) {
 	delete(p, generation)
 }
 
-// forgetObservations drops what was observed on another device.
-func (p processes) forgetObservations() {
-	for _, q := range p {
-		q.observation = observation{}
-	}
-}
-
-// noteObservation records what a process reports about itself besides its state.
-func (in *instance) noteObservation(o *control.ObservedProcess) {
-	if o.State.Ended() || o.SMs == 0 && len(o.SMGroups) == 0 && len(o.Batches) == 0 {
-		return
-	}
-	p := in.processes.of(o.Generation)
-	before := p.observation
-	now := observation{o.SMs, o.SMGroups, o.Batches, o.WarmingUp}
-	if !in.m.onGPU() {
-		in.noteSpending(o.Generation, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)})
-	}
-	p.observation = now
-	if now.complete() && !before.complete() {
-		in.pair.Whole(o.Generation)
-		in.learnRight(in.pair.Process(o.Generation))
-	}
-	if len(before.batches) > 0 && len(now.batches) > len(before.batches) {
-		in.noteBytes(o)
-	}
-	if before.growing && !now.growing {
-		in.tenure.completeBatches()
-		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has all its batch sizes")
-	}
-}
-
 // lost records that a process closed its connection: treat it as dead.
 func (in *instance) lost(generation uint32) {
 	if p := in.processes[generation]; p != nil {
@@ -117,7 +72,7 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process disconnected")
-	if q.State == control.Active && in.m.device.mps {
+	if q.State == control.Active && in.m.sharing.Device.MPS {
 		in.awaitReport(generation)
 		return
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 )
 
 // Runtime changes to a node's functions outlive their manager. The manager records them in the
@@ -133,7 +134,7 @@ func (m *Manager) keep() {
 		if f.removing || f.trial != nil {
 			continue
 		}
-		known := recorded{Function: f.config, SharePercent: f.byHand}
+		known := recorded{Function: f.config, SharePercent: f.sharing.ByHand}
 		if f.config.Port == 0 {
 			known.Port = f.localAddr().Port()
 		}
@@ -163,7 +164,7 @@ func (m *Manager) begin() error {
 		}
 	}
 	m.folder.formerPorts = nil
-	m.giveByHand(list)
+	m.restoreShares(list)
 	m.keep()
 	return nil
 }
@@ -253,44 +254,13 @@ func (m *Manager) bringBack(r recorded) error {
 	return nil
 }
 
-// giveByHand restores the shares that were set by hand. First it sets all desired shares, before
-// it changes any: as before, their sum may exceed what there is. Then functions that give up some
-// of their share come first, because the total is 100 %.
-func (m *Manager) giveByHand(list []recorded) {
-	if m.cfg.Guarantees() {
-		for _, r := range list {
-			if f := m.function(r.Function.Name); f != nil {
-				f.byHand = r.SharePercent
-			}
-		}
-		return
-	}
-	if m.cfg.Shares.Tune {
-		return
-	}
-	list = slices.DeleteFunc(slices.Clone(list), func(r recorded) bool {
-		f := m.function(r.Function.Name)
-		return r.SharePercent == 0 || f == nil || f.whole()
-	})
-	if len(list) == 0 {
-		return
-	}
+// restoreShares restores the shares that were set by hand.
+func (m *Manager) restoreShares(list []recorded) {
+	byHand := map[*sharing.Function]float64{}
 	for _, r := range list {
-		f := m.function(r.Function.Name)
-		f.byHand = r.SharePercent
-		for _, in := range f.instances {
-			m.shares.replace(in.id(), r.SharePercent)
+		if f := m.function(r.Function.Name); f != nil && r.SharePercent != 0 {
+			byHand[f.sharing] = r.SharePercent
 		}
 	}
-	m.reshare("set by hand before")
-	more := func(r recorded) float64 {
-		f := m.function(r.Function.Name)
-		return r.SharePercent*float64(len(f.instances)) - f.wantedPercent()
-	}
-	slices.SortStableFunc(list, func(a, b recorded) int { return cmp.Compare(more(a), more(b)) })
-	for _, r := range list {
-		if err := m.setShare(r.Function.Name, r.SharePercent); err != nil {
-			m.log.Info().Err(err).Msg("cannot restore a share that was set by hand in full; using what the others leave")
-		}
-	}
+	m.sharing.Restore(byHand)
 }

@@ -8,13 +8,10 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// batching is what libml has reported on an instance's batches. The control loop owns it.
-type batching struct {
-	Fit   control.Fit
-	Limit float64 // of the batch size
-	// The total of hand-overs that a generation has reported last.
+// handovers is the total of hand-overs that a generation has reported last. The control loop owns it.
+type handovers struct {
 	generation uint32
-	handovers  uint64
+	count      uint64
 }
 
 // readReports reads a process's reports until its connection closes.
@@ -44,20 +41,11 @@ func (in *instance) report(generation uint32, r control.Report) {
 	if active == nil || active.Generation != generation {
 		return
 	}
-	b := &in.batching
-	b.Limit = r.Limit
-	if generation != b.generation {
-		b.generation, b.handovers = generation, 0
+	if generation != in.handovers.generation {
+		in.handovers = handovers{generation: generation}
 	}
-	in.noteUse(generation, &r)
-	if in.growing() {
-		r.Fit = control.FitUnknown
-	}
-	if r.Fit != b.Fit {
-		b.Fit = r.Fit
-		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")
-		in.m.tuneEarly(in)
-	}
+	r.Generation = generation
+	in.sharing.Report(&r)
 	in.noteHandovers(&r)
 	in.residency.note(generation, r.Residency)
 	in.warmedUp = warmedUp{active.Card, r.Measurements, r.Compared}
@@ -66,12 +54,12 @@ func (in *instance) report(generation uint32, r control.Report) {
 // noteHandovers counts the new hand-overs in a process's report. A process's first
 // hand-over gave it the ring; each later one was a move.
 func (in *instance) noteHandovers(r *control.Report) {
-	counted := &in.batching.handovers
+	counted := &in.handovers.count
 	if r.Handovers <= *counted {
 		return
 	}
 	moves := r.Handovers - max(1, *counted)
-	in.f.swaps.count += moves
+	in.f.swaps.Count += moves
 	*counted = r.Handovers
 	if r.IdleNanos < 0 {
 		return
@@ -84,6 +72,6 @@ func (in *instance) noteHandovers(r *control.Report) {
 	case in.pair.Restart:
 		mechanism = configs.ChangeRestart
 	}
-	in.f.swaps.addIdle(time.Duration(r.IdleNanos))
-	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
+	in.f.swaps.AddIdle(time.Duration(r.IdleNanos))
+	in.m.metrics.HandedOver(in.f.name, string(mechanism), time.Duration(r.IdleNanos))
 }

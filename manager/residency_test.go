@@ -127,7 +127,7 @@ func TestWarmedUp(t *testing.T) {
 		t.Errorf("of another worker: %+v", got)
 	}
 	report()
-	in.forgetGroups()
+	in.forgetDevice()
 	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
 		t.Errorf("of another device: %+v", got)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/datapath/aggregate"
 )
 
 // TestAdopt checks that requests get the deadlines of a function's new setup.
@@ -18,8 +19,8 @@ func TestAdopt(t *testing.T) {
 		s := b.dial() // a client that knows the last objective would ask for it
 		s.Send(1)
 		slot := c.Await(1)
-		if r := c.Request(slot[0]); r.Deadline != r.FirstFragment+int64(b.within()) {
-			t.Errorf("objective %v: deadline %v after the request, want %v", slo, time.Duration(r.Deadline-r.FirstFragment), b.within())
+		if r := c.Request(slot[0]); r.Deadline != r.FirstFragment+int64(aggregate.Within(b.slo, b.m.cfg.Transit)) {
+			t.Errorf("objective %v: deadline %v after the request, want %v", slo, time.Duration(r.Deadline-r.FirstFragment), aggregate.Within(b.slo, b.m.cfg.Transit))
 		}
 		c.Answer(slot, nil)
 		s.Next()
@@ -30,7 +31,7 @@ func TestAdopt(t *testing.T) {
 func TestReceivers(t *testing.T) {
 	cfg := configs.Default()
 	cfg.Receivers = 3
-	if got := newBed(t, cfg, 100).status().Receivers; got != 3 {
+	if got := newBed(t, cfg, 100).port.Stats().Receivers; got != 3 {
 		t.Errorf("status says %d receivers, want 3", got)
 	}
 }

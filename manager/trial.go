@@ -70,7 +70,7 @@ func (f *function) takeBack() {
 			in.remove() // at once, so that no other process is started
 		}
 	}
-	f.m.shareOut(f)
+	f.m.sharing.Remove(f.sharing)
 }
 
 // failed reports whether the function is being taken back.

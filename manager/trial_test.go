@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -202,7 +203,7 @@ func TestAdditionFailureAnswers(t *testing.T) {
 
 // A model that needs more multiprocessors than it got at first gets more.
 func TestAdditionTooFewGroups(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30))
 	b.needs = func(v victim) int { return map[string]int{"b": 2}[v.name] }
 	b.turns()
 	end := b.on(named("b", 6))
@@ -218,7 +219,7 @@ func TestAdditionTooFewGroups(t *testing.T) {
 func TestAdditionOtherFault(t *testing.T) {
 	for blamed, stays := range map[string]bool{"a": true, "b": false} {
 		t.Run(blamed+" faults", func(t *testing.T) {
-			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
+			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 30))
 			b.turns()
 			end := b.on(named("b", 30))
 			for range 20 {

@@ -4,58 +4,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/datapath"
-	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
-
-// A ticker is a little early or late. A share stays for one hold-down, not by chance for
-// an interval longer.
-func TestHoldDownEnds(t *testing.T) {
-	cfg := configs.Shares{MinimumPercent: 5, DefaultPercent: 30, ThresholdPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
-	shares, err := gslice.NewController(shareConfig(&configs.Config{Shares: cfg}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := gslice.ID{IF: "a"}
-	if err := shares.Add(id, 40); err != nil {
-		t.Fatal(err)
-	}
-	const early = 100 * time.Microsecond
-	shares.Step(early, nil)
-	short := map[gslice.ID]gslice.Observation{id: {Latency: 75 * time.Millisecond, SLO: 50 * time.Millisecond, Throughput: 100, ArrivalRate: 50}}
-	if p := shares.Step(800*time.Millisecond, short); len(p.Changes) != 0 {
-		t.Errorf("changes %+v a look before the end of the hold-down", p.Changes)
-	}
-	if p := shares.Step(time.Second, short); len(p.Changes) != 1 {
-		t.Errorf("changes %+v at its end, want one", p.Changes)
-	}
-}
-
-// With spread_slack a lone function has the whole device, as in the paper (Fig. 15b), and two have
-// what is left in proportion to their demands.
-func TestSpreadSlackKey(t *testing.T) {
-	for spread, want := range map[string][2]float64{"false": {30, 30}, "true": {100, 50}} {
-		cfg, err := configs.Decode("test", []byte("shares: {policy: gslice, spread_slack: "+spread+"}\nfunctions: []\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		shares, err := newShares(&cfg, time.Time{}, zerolog.Nop())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, name := range []string{"a", "b"} {
-			shares.add(gslice.ID{IF: name}, 0)
-			if got := shares.allocate(0).Status[0].Percent; got != want[i] {
-				t.Errorf("spread_slack %s: %d functions have %v %%, want %v", spread, i+1, got, want[i])
-			}
-		}
-	}
-}
 
 // Enough of these windows make package gslice decide.
 const (
@@ -83,11 +35,11 @@ func (f *fakeTraffic) ResetWindow() { f.window = datapath.Window{} }
 
 // traffic gives an instance fake traffic, if it has none yet.
 func (b *nodeBed) traffic(in *instance) *fakeTraffic {
-	if f, ok := in.traffic.(*fakeTraffic); ok {
+	if f, ok := in.sharing.Traffic.(*fakeTraffic); ok {
 		return f
 	}
 	f := &fakeTraffic{}
-	in.traffic = f
+	in.sharing.Traffic = f
 	return f
 }
 
@@ -103,7 +55,7 @@ func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration,
 		w.Answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Dispatched: inferred - int64(each), Inferred: inferred}, inferred, 0)
 	}
 	b.traffic(in).window = w
-	b.tune(*now)
+	b.sharing.Tune(*now)
 	b.turns()
 }
 
@@ -122,7 +74,7 @@ func TestAggregationBound(t *testing.T) {
 				b.traffic(in).window.Aggregation = 400 * 30 * time.Millisecond
 				b.goThrough(in, &now, window, 400, c.tail, 5*time.Millisecond)
 			}
-			if o, _ := in.measured.Observation(); o.AggregationBound != c.want {
+			if o, _ := in.sharing.Measured.Observation(); o.AggregationBound != c.want {
 				t.Errorf("bound by aggregation: %v, want %v; observed %+v", o.AggregationBound, c.want, o)
 			}
 		})
@@ -150,11 +102,11 @@ func TestTune(t *testing.T) {
 			in, now := b.instance("a", 0), time.Now()
 			in.f.slo = 50*time.Millisecond + b.cfg.Transit
 			for range windows {
-				in.measured.cpuPerRequest = c.cpu
+				in.sharing.Measured.CPUPerRequest = c.cpu
 				b.goThrough(in, &now, window, 400, c.tail, c.each) // 80 per second
 			}
-			if got := in.sharePercent(); got < c.want-1 || got > c.want+1 {
-				o, _ := in.measured.Observation()
+			if got := in.sharing.SharePercent(); got < c.want-1 || got > c.want+1 {
+				o, _ := in.sharing.Measured.Observation()
 				t.Errorf("share %v %%, want %v; observed %+v", got, c.want, o)
 			}
 		})

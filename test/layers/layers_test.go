@@ -34,6 +34,8 @@ var layers = [][]string{
 var inner = map[string][][]string{
 	"manager": {
 		{""},
+		{"observe"},
+		{"sharing"},
 		{"policy"},
 	},
 	"datapath": {

@@ -43,6 +43,7 @@ package pair
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/models"
@@ -149,6 +150,11 @@ func (p *Pair) Changing() bool { return p.next != nil }
 
 // Processes are all desired processes, by generation. The pair owns the slice.
 func (p *Pair) Processes() []*Process { return p.processes }
+
+// Uses reports whether a card is desired, or a process has it.
+func (p *Pair) Uses(card *models.Card) bool {
+	return card == p.card || slices.ContainsFunc(p.processes, func(q *Process) bool { return q.Card == card })
+}
 
 // Process returns the process of a generation, nil if it is not (or no longer)
 // desired.

@@ -1,6 +1,7 @@
-package manager
+package observe
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -9,18 +10,16 @@ import (
 
 // TestStages checks in which histogram each stage of a request is counted.
 func TestStages(t *testing.T) {
-	m := &Manager{mailbox: newMailbox()}
-	close(m.done) // there are no functions to ask
-	x := newMetrics(m)
+	x := New(func() (Snapshot, error) { return Snapshot{}, errors.New("stopped") })
 	ms := int64(time.Millisecond)
-	fm := x.of("a")
+	fm := x.Of("a")
 	fm.Answered(&datapath.Times{
 		FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Dispatched: 7 * ms, Gathered: 15 * ms, Inferred: 31 * ms, Sent: 63 * ms, Released: 127 * ms,
 		Batch: 2,
 	})
 	fm.Answered(&datapath.Times{FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Sent: 5 * ms, Released: 6 * ms}) // not run
 
-	families, err := x.registry.Gather()
+	families, err := x.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,8 +1,6 @@
-package manager
+package observe
 
 import (
-	"encoding/json"
-	"net/http"
 	"sync"
 	"time"
 
@@ -15,34 +13,19 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// sample answers with the status and what pages draw from the histograms.
-func (m *Manager) sample(w http.ResponseWriter, _ *http.Request) {
-	var s control.Sample
-	var histograms []*functionMetrics
-	err := m.do(func() error {
-		s.Status = m.currentStatus()
-		for _, f := range m.functions {
-			stats := f.port.Stats()
-			s.Functions = append(s.Functions, control.FunctionSample{Name: f.name, Results: stats.Results[:], Picture: f.port.PictureNumber()})
-			histograms = append(histograms, m.metrics.of(f.name))
-		}
-		return nil
-	})
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
+// NewSample returns a snapshot with what pages draw from the histograms.
+func NewSample(s Snapshot) control.Sample {
+	sample := control.Sample{At: time.Now(), Status: s.Status}
+	for i, f := range s.Functions {
+		one := control.FunctionSample{Name: s.Status.Functions[i].Name, Results: f.Stats.Results[:], Picture: f.Picture}
+		sample.BoundsMillis = f.Histograms.fill(&one)
+		sample.Functions = append(sample.Functions, one)
 	}
-
-	s.At = time.Now()
-	for i, fm := range histograms {
-		s.BoundsMillis = fm.fill(&s.Functions[i])
-	}
-	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(s)
+	return sample
 }
 
 // fill adds what the histograms have counted, and returns the bounds of the latency's buckets.
-func (fm *functionMetrics) fill(s *control.FunctionSample) (boundsMillis []float64) {
+func (fm *Histograms) fill(s *control.FunctionSample) (boundsMillis []float64) {
 	request := read(fm.request)
 	below := uint64(0)
 	for _, b := range request.GetBucket() {

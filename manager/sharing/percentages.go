@@ -1,4 +1,4 @@
-package manager
+package sharing
 
 import (
 	"cmp"
@@ -24,7 +24,7 @@ import (
 // (docs/adr/0007-onnx-on-a-gpu.md). Partitions show it the whole device. The node therefore finds the
 // right percentages of each GPU and model:
 //
-//  1. stepsFor: the policy chooses among the percentages that are not known to be wrong.
+//  1. steps: the policy chooses among the percentages that are not known to be wrong.
 //  2. A process compares its answers before it serves. If they are wrong, it ends: learnWrong.
 //  3. The policy chooses another percentage. If no process serves, the pair starts one on the whole
 //     device, which serves until a percentage is right.
@@ -146,22 +146,22 @@ func (p *percentages) judge(card *models.Card, percent float64, right bool) (new
 	return true
 }
 
-// stepsFor returns the shares that an instance may have, ascending; nil if it may have any. own is
-// the share in its configuration, 0 if there is none. Shares that the operator sets are free until
-// one of them is wrong.
-func (m *Manager) stepsFor(change configs.Change, card *models.Card, own float64) []float64 {
-	if !m.byPercentage(change) {
+// steps returns the shares that the instance may have, ascending; nil if it may have any. Shares that
+// the operator sets are free until one of them is wrong.
+func (in *Instance) steps() []float64 {
+	s := in.f.s
+	if !s.byPercentage(in.f.Change) {
 		return nil
 	}
-	_, known := m.percentages.of(card)
-	if !m.cfg.Shares.Tune && len(known.Wrong) == 0 {
+	_, known := s.percentages.of(in.pair.Card())
+	if !s.cfg.Shares.Tune && len(known.Wrong) == 0 {
 		return nil
 	}
-	steps := percentageSteps(m.device.gpu.SMs, m.cfg.Shares.MinimumPercent)
+	steps, own := percentageSteps(s.Device.GPU.SMs, s.cfg.Shares.MinimumPercent), in.f.Configuration().SharePercent
 	if i, found := slices.BinarySearch(steps, own); !found && own > 0 {
 		steps = slices.Insert(steps, i, own)
 	}
-	return slices.DeleteFunc(steps, func(s float64) bool { return slices.Contains(known.Wrong, s) })
+	return slices.DeleteFunc(steps, func(percent float64) bool { return slices.Contains(known.Wrong, percent) })
 }
 
 // percentageSteps returns one whole percentage for each number of multiprocessors that MPS can
@@ -176,46 +176,41 @@ func percentageSteps(sms int, minimum float64) (steps []float64) {
 	return steps
 }
 
-// steps returns the shares that the instance may have.
-func (in *instance) steps() []float64 {
-	return in.m.stepsFor(in.f.change, in.pair.Card(), in.f.config.SharePercent)
-}
-
 // byPercentage reports whether a share that changes this way is an MPS percentage.
-func (m *Manager) byPercentage(c configs.Change) bool {
-	return m.onGPU() && m.device.mps && (c == configs.ChangeShadow || c == configs.ChangeRestart)
+func (s *Sharing) byPercentage(c configs.Change) bool {
+	return s.onGPU() && s.Device.MPS && (c == configs.ChangeShadow || c == configs.ChangeRestart)
 }
 
 // hasPercentage reports whether a process has an MPS percentage below 100.
-func (in *instance) hasPercentage(q *pair.Process) bool {
-	return in.m.byPercentage(in.f.change) && q.SharePercent > 0 && q.SharePercent < wholePercent
+func (in *Instance) hasPercentage(q *pair.Process) bool {
+	return in.f.s.byPercentage(in.f.Change) && q.SharePercent > 0 && q.SharePercent < wholePercent
 }
 
 // answersRightly reports whether a process may serve before all its batch sizes are checked.
-func (in *instance) answersRightly(q *pair.Process) bool {
+func (in *Instance) answersRightly(q *pair.Process) bool {
 	if !in.hasPercentage(q) {
 		return true
 	}
-	_, known := in.m.percentages.of(q.Card)
+	_, known := in.f.s.percentages.of(q.Card)
 	return slices.Contains(known.Right, q.SharePercent)
 }
 
 // learnRight records that a process has checked all its batch sizes.
-func (in *instance) learnRight(q *pair.Process) {
+func (in *Instance) learnRight(q *pair.Process) {
 	if in.hasPercentage(q) {
-		in.m.percentages.judge(q.Card, q.SharePercent, true)
+		in.f.s.percentages.judge(q.Card, q.SharePercent, true)
 	}
 }
 
 // learnWrong learns from a process that ends because its model answers wrongly. If there is another
 // share, the end does not count against the model.
-func (in *instance) learnWrong(q *pair.Process, o *control.ObservedProcess) {
+func (in *Instance) learnWrong(q *pair.Process, o *control.ObservedProcess) {
 	if !o.WrongAnswers || !in.hasPercentage(q) {
 		return
 	}
-	if in.m.percentages.judge(q.Card, q.SharePercent, false) {
+	if in.f.s.percentages.judge(q.Card, q.SharePercent, false) {
 		const message = "model answers wrongly at a percentage of the GPU"
-		in.m.reshare(message)
+		in.f.s.reshare(message)
 		e := in.log.Warn()
 		if in.pair.Share() == q.SharePercent {
 			e = in.log.Error()

@@ -1,7 +1,8 @@
-package manager
+package sharing
 
 import (
 	"errors"
+	"os"
 
 	"github.com/penstock/penstock/shm"
 )
@@ -24,8 +25,8 @@ type turnHolder struct {
 
 // takesTurns reports whether processes take turns. With the driver's time slices as a baseline to
 // compare with, they do not.
-func (m *Manager) takesTurns() bool {
-	return m.onGPU() && !m.device.mps && m.cfg.Guarantees() && !m.cfg.Lab.TimeSlicing
+func (s *Sharing) takesTurns() bool {
+	return s.onGPU() && !s.Device.MPS && s.cfg.Guarantees() && !s.cfg.Lab.TimeSlicing
 }
 
 // join gives a process, or another member of it, an entry.
@@ -85,25 +86,49 @@ func (t *turns) close() {
 }
 
 // watchTurns passes on a turn that does not move.
-func (m *Manager) watchTurns() {
-	if pid := m.turns.watch(shm.Now()); pid != 0 {
-		m.log.Warn().Int("pid", pid).Dur("after_ms", shm.TurnPatience).
+func (s *Sharing) watchTurns() {
+	if pid := s.turns.watch(shm.Now()); pid != 0 {
+		s.log.Warn().Int("pid", pid).Dur("after_ms", shm.TurnPatience).
 			Msg("a process keeps the GPU while others wait; their batches now run next to its batch")
 	}
 }
 
-// joinTurns returns the entry of a process that takes turns, nil if it takes none.
-func (m *Manager) joinTurns(pid int) (*int, error) {
-	if !m.takesTurns() {
-		return nil, nil
-	}
-	entry, err := m.turns.join(pid)
-	if errors.Is(err, shm.ErrNoEntry) {
-		m.log.Warn().Err(err).Int("pid", pid).Msg("process takes no turns on the GPU")
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &entry, nil
+// Admission is what a process gets to share the device with others.
+type Admission struct {
+	// Turn is its entry in the turns, nil if it takes none.
+	Turn *int
+	// Busy: the last two files are the busy word and its locks.
+	Busy bool
+	// Files are for the process. Close closes those that the caller no longer needs.
+	Files []*os.File
 }
+
+// Admit admits a process. Leave ends that.
+func (s *Sharing) Admit(pid int) (a Admission, err error) {
+	if s.takesTurns() {
+		entry, err := s.turns.join(pid)
+		switch {
+		case errors.Is(err, shm.ErrNoEntry):
+			s.log.Warn().Err(err).Int("pid", pid).Msg("process takes no turns on the GPU")
+		case err != nil:
+			return a, err
+		default:
+			a.Turn, a.Files = &entry, append(a.Files, s.turns.shared.File())
+		}
+	}
+	if s.onGPU() {
+		busy := s.busy.files()
+		a.Busy, a.Files = len(busy) > 0, append(a.Files, busy...)
+	}
+	return a, nil
+}
+
+// Close frees what only the process needs.
+func (a *Admission) Close() {
+	if a.Busy {
+		a.Files[len(a.Files)-1].Close()
+	}
+}
+
+// Leave records that a process, or a member of it, has ended.
+func (s *Sharing) Leave(pid int) { s.turns.leave(pid) }

@@ -1,4 +1,4 @@
-package manager
+package observe
 
 import (
 	"slices"
@@ -7,11 +7,11 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// swaps counts the hand-overs of a function, and the moves to other multiprocessors. It keeps the
+// Swaps counts the hand-overs of a function, and the moves to other multiprocessors. It keeps the
 // idle times of the last ones for the status page; the histogram has all of them. The control loop
 // owns it.
-type swaps struct {
-	count     uint64
+type Swaps struct {
+	Count     uint64
 	kept      []time.Duration // idle times, newest last
 	maxIdle   time.Duration
 	idleCount uint64
@@ -20,7 +20,8 @@ type swaps struct {
 // keptIdleTimes bounds the sample for the percentiles of the status page.
 const keptIdleTimes = 1024
 
-func (s *swaps) addIdle(d time.Duration) {
+// AddIdle adds the idle time of a hand-over.
+func (s *Swaps) AddIdle(d time.Duration) {
 	if len(s.kept) == keptIdleTimes {
 		s.kept = slices.Delete(s.kept, 0, 1)
 	}
@@ -29,8 +30,8 @@ func (s *swaps) addIdle(d time.Duration) {
 	s.idleCount++
 }
 
-// idle returns the newest idle time, percentiles of those kept, and the maximum ever.
-func (s *swaps) idle() control.IdleMicros {
+// Idle returns the newest idle time, percentiles of those kept, and the maximum ever.
+func (s *Swaps) Idle() control.IdleMicros {
 	if s.idleCount == 0 {
 		return control.IdleMicros{}
 	}

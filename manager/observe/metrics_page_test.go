@@ -1,4 +1,4 @@
-package manager
+package observe
 
 import (
 	"cmp"
@@ -48,7 +48,7 @@ func metricRows(t *testing.T) []metricRow {
 	for _, d := range described {
 		rows = append(rows, rowOf(t, d, false))
 	}
-	x := newMetrics(nil)
+	x := New(nil)
 	for _, h := range []*prometheus.HistogramVec{x.request, x.stage, x.batch, x.swapIdle} {
 		descriptors := make(chan *prometheus.Desc, 1)
 		h.Describe(descriptors)
@@ -68,7 +68,7 @@ func words[T fmt.Stringer](from, to int, value func(int) T) []string {
 }
 
 func TestMetricsPage(t *testing.T) {
-	const page = "../docs/metrics.md"
+	const page = "../../docs/metrics.md"
 
 	var metrics strings.Builder
 	metrics.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")

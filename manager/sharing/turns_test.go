@@ -1,0 +1,127 @@
+package sharing
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm"
+)
+
+// newTurns shares a GPU without MPS.
+func newTurns(t *testing.T, log zerolog.Logger) *Sharing {
+	t.Helper()
+	cfg := configs.Default()
+	s, err := New(Options{Config: &cfg, Dir: t.TempDir(), Started: time.Now(), Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	s.Device = Device{Known: true, GPU: &control.ObservedDevice{}}
+	return s
+}
+
+func TestTakesTurns(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		edit func(*Sharing)
+		want bool
+	}{
+		{"without MPS", func(*Sharing) {}, true},
+		{"with MPS", func(s *Sharing) { s.Device.MPS = true }, false},
+		{"gslice", func(s *Sharing) { s.cfg.Shares.Policy = configs.PolicyGSLICE }, false},
+		{"time slices as a baseline", func(s *Sharing) { s.cfg.Lab.TimeSlicing = true }, false},
+		{"on a CPU", func(s *Sharing) { s.Device.GPU = nil }, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newTurns(t, zerolog.Nop())
+			c.edit(s)
+			if a, err := s.Admit(1); err != nil || (a.Turn != nil) != c.want {
+				t.Errorf("entry %v, %v; want one: %v", a.Turn, err, c.want)
+			}
+		})
+	}
+}
+
+func TestTurnEntries(t *testing.T) {
+	s := newTurns(t, zerolog.Nop())
+	join := func(pid int) int {
+		t.Helper()
+		a, err := s.Admit(pid)
+		if err != nil || a.Turn == nil {
+			t.Fatalf("process %d: entry %v, %v", pid, a.Turn, err)
+		}
+		a.Close()
+		return *a.Turn
+	}
+	worker, other := join(10), join(11)
+	if again := join(10); again != worker || other == worker {
+		t.Errorf("entries %d and %d of one process, %d of another", worker, again, other)
+	}
+	s.Leave(10)
+	if next := join(12); next == worker {
+		t.Error("a worker's entry was freed although a member is left")
+	}
+	s.Leave(10)
+	s.Leave(10) // harmless
+	if next := join(13); next != worker {
+		t.Errorf("the next process gets entry %d, want %d again", next, worker)
+	}
+	for pid := 100; len(s.turns.entries) < shm.TurnEntries; pid++ {
+		join(pid)
+	}
+	if a, err := s.Admit(99); a.Turn != nil || err != nil {
+		t.Errorf("one process too many: entry %v, %v; want it to take no turns", a.Turn, err)
+	}
+}
+
+func TestWatchTurns(t *testing.T) {
+	var log bytes.Buffer
+	s := newTurns(t, zerolog.New(&log))
+	open := func(pid int) *shm.Turn {
+		t.Helper()
+		a, err := s.Admit(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.Close()
+		fd, err := unix.FcntlInt(s.turns.shared.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		turn, err := shm.OpenTurn(os.NewFile(uintptr(fd), "turns"), *a.Turn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { turn.Close() })
+		return turn
+	}
+	hangs, waits := open(10), open(11)
+	for range 2 { // it is logged once
+		hangs.Take(shm.Rank{}, 0)
+		waits.Take(shm.Rank{}, 0)
+		for end := time.Now().Add(time.Minute); !waits.Take(shm.Rank{}, 0); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("the turn was not passed on")
+			}
+			s.Watch(time.Now())
+		}
+		waits.Release()
+	}
+	if text := log.String(); strings.Count(text, "keeps the GPU") != 1 || !strings.Contains(text, `"pid":10`) {
+		t.Errorf("the log says %q, want process 10 once", text)
+	}
+	hangs.Take(shm.Rank{}, 0)
+	waits.Take(shm.Rank{}, 0)
+	s.Leave(10)
+	if !waits.Take(shm.Rank{}, 0) {
+		t.Error("a process that ended kept its turn")
+	}
+}
