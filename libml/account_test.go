@@ -1,20 +1,40 @@
 package libml
 
 import (
-	"errors"
-	"math"
 	"slices"
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
-	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 )
+
+// setAccount gives the loop another account. It shares the balance of the one before, unless c has another one.
+func (l *loop) setAccount(c gate.Config) {
+	before := l.gate.Account
+	if c.Balance == nil {
+		c.Balance = before.Balance()
+	}
+	if c.Times == nil {
+		c.Times = make([]time.Duration, l.p.card.MaxBatch()+1)
+	}
+	c.Level, c.Framework, c.Terms, c.Size = l.p.level, demotable{l.p}, l.p.orders.present().terms, 1
+	l.gate.Account = gate.NewAccount(shm.Now(), c)
+	before.Close()
+	l.reporter.account = l.gate.Account
+}
+
+// times are those of an account's batches of n that take fixed + n * each.
+func times(n int, fixed, each time.Duration) []time.Duration {
+	t := make([]time.Duration, n+1)
+	for n := range t[1:] {
+		t[n+1] = fixed + time.Duration(n+1)*each
+	}
+	return t
+}
 
 // accounted returns a loop on a GPU whose function has a level and a guarantee. The
 // guarantee is so small that only the test changes its balance.
@@ -26,11 +46,13 @@ func accounted(h *harness, f *fake) *loop {
 	return l
 }
 
-func (l *loop) refillBalance() {
-	l.account.balance.left = budget.NewBalance(shm.Now(), l.account.guarantee(), time.Hour)
-}
+// refillBalance gives the balance as much as it may hold.
+func (l *loop) refillBalance() { l.gate.Account.Balance().Charge(shm.Now(), -100*time.Hour) }
 
-func (l *loop) emptyBalance() { l.account.balance.charge(shm.Now(), 2*time.Hour) }
+func (l *loop) emptyBalance() {
+	l.refillBalance()
+	l.gate.Account.Balance().Charge(shm.Now(), 50*time.Hour)
+}
 
 // beginOne takes the published requests and begins a batch.
 func (l *loop) beginOne(t *testing.T) {
@@ -66,8 +88,8 @@ func TestDemotion(t *testing.T) {
 	if want := []bool{false, true, true, false, true, false}; !slices.Equal(f.demoted, want) {
 		t.Errorf("demoted: %v, want %v", f.demoted, want)
 	}
-	if all, demoted := l.account.charged.Load(), l.account.demoted.Load(); demoted <= 0 || demoted >= all {
-		t.Errorf("cost %d of the device, %d of it demoted, want a part", all, demoted)
+	if f := l.gate.Account.Figures(); f.Demoted <= 0 || f.Demoted >= f.Charged {
+		t.Errorf("cost %v of the device, %v of it demoted, want a part", f.Charged, f.Demoted)
 	}
 }
 
@@ -204,11 +226,11 @@ func TestNoDemotion(t *testing.T) {
 			if slices.Contains(f.demoted, true) {
 				t.Errorf("demoted: %v, want none", f.demoted)
 			}
-			if got := l.reporter.unprotected(); got != c.want {
+			if got := l.reporter.unprotected(l.gate.Account.Figures().Refused); got != c.want {
 				t.Errorf("unprotected by %q, want %q", got, c.want)
 			}
-			if cost := l.account.charged.Load(); cost > 0 != c.cost {
-				t.Errorf("batches cost %v of the device", time.Duration(cost))
+			if cost := l.gate.Account.Figures().Charged; cost > 0 != c.cost {
+				t.Errorf("batches cost %v of the device", cost)
 			}
 		})
 	}
@@ -222,8 +244,8 @@ func TestAccountOverload(t *testing.T) {
 	h.streams = 2
 	h.wake = control.Order{Level: 3, GuaranteePercent: percent}
 	l := h.loop(h.fake())
-	l.account.objective = 1 // the balance holds one batch
-	l.account.balance.left = budget.NewBalance(shm.Now(), percent/100.0, cost)
+	fixedCost := func() { l.setAccount(gate.Config{Objective: 1, Exclusive: true, Times: times(8, cost, 0)}) } // two batches
+	fixedCost()
 	h.gpu.Late.Store(int64(200 * time.Microsecond))
 	picture := h.picture(1)
 	slots := make([]uint32, h.geometry.Slots)
@@ -242,10 +264,7 @@ func TestAccountOverload(t *testing.T) {
 		earned += min(time.Duration(now-last), maxEarned)
 		last = now
 		for l.take(); l.mayBegin(); {
-			for n := range l.account.times[1:] {
-				l.account.times[n+1] = cost // not the time of the fake
-			}
-			l.account.spare = 0
+			fixedCost() // not the time of the fake
 			if l.pick(); l.choice.Batch == 0 {
 				continue
 			}
@@ -275,7 +294,7 @@ func TestAccountOverload(t *testing.T) {
 			guaranteed += cost
 		}
 	}
-	if most := took*percent/100 + 2*cost; guaranteed > most {
+	if most := took*percent/100 + 3*cost; guaranteed > most {
 		t.Errorf("%v within the guarantee in %v, want at most %v", guaranteed, took, most)
 	}
 	if least := earned * percent / 100 / 2; guaranteed < least {
@@ -286,150 +305,6 @@ func TestAccountOverload(t *testing.T) {
 	}
 }
 
-// The level of a batch is the ordered one, at most that of the process's streams. A batch that the
-// framework queues on the slot's own stream keeps that stream's level.
-func TestBatchLevel(t *testing.T) {
-	movable, fixed := &fake{}, &fake{fixed: true}
-	for _, c := range []struct {
-		framework Demotable
-		share     *shareOrder
-		demoted   bool
-		want      budget.Level
-	}{
-		{movable, nil, false, 3}, {movable, &shareOrder{}, false, 3}, {movable, &shareOrder{level: 3}, false, 3},
-		{movable, &shareOrder{level: 2}, false, 2}, {movable, &shareOrder{level: 5}, false, 3},
-		{movable, &shareOrder{level: 2}, true, budget.Demoted},
-		{fixed, &shareOrder{level: 2}, false, 3}, {nil, &shareOrder{level: 2}, false, 3},
-	} {
-		a := account{level: 3, framework: c.framework, share: c.share}
-		if got := a.batchLevel(&flight{demoted: c.demoted}); got != c.want {
-			t.Errorf("level %d of a batch with %+v, demoted %v, %+v; want %d", got, c.share, c.demoted, c.framework, c.want)
-		}
-	}
-}
-
-// The same holds in a simulation of any costs and times.
-func TestAccountBounds(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		percent := rapid.Float64Range(0.5, 100).Draw(t, "percent")
-		costs := rapid.SliceOfN(rapid.Int64Range(1e4, 1e8), 8, 8).Draw(t, "costs")
-		slices.Sort(costs)
-		p := &process{card: &models.Card{Batches: []int{1, 2, 3, 4, 5, 6, 7, 8}}, level: 2, slo: 10 * time.Millisecond, framework: &fake{}}
-		p.sizes.ladder = p.card.Batches
-		for i, c := range costs {
-			p.sizes.warm = append(p.sizes.warm, warmUp{size: i + 1, alone: time.Duration(c)})
-		}
-		share := &shareOrder{guarantee: percent, level: 2}
-		p.orders.share.Store(share)
-		var a account
-		now := int64(0)
-		a.open(p, now)
-		var charged, largest time.Duration
-		for range rapid.IntRange(1, 100).Draw(t, "batches") {
-			limit := rapid.IntRange(1, 8).Draw(t, "limit")
-			f := flight{padded: rapid.IntRange(1, limit).Draw(t, "padded")}
-			guaranteed, _ := a.guaranteed(now, share, limit)
-			a.begin(now, &f, !guaranteed)
-			if !f.demoted {
-				charged += a.cost(f.padded)
-			}
-			largest = max(largest, a.cost(limit))
-			now += rapid.Int64Range(0, 1e8).Draw(t, "time")
-			capacity := budget.Capacity(percent/100, p.slo, largest)
-			if most := float64(capacity+largest) + percent/100*float64(now) + 1; float64(charged) > most {
-				t.Fatalf("charged %v in %v at %v %%, want at most %v", charged, time.Duration(now), percent, time.Duration(most))
-			}
-		}
-	})
-}
-
-// Times only decrease: to the time of a batch, and to the rate of successive batches of one kind
-// without a gap. The cost leaves out what a batch
-// leaves to other processes.
-func TestBatchCost(t *testing.T) {
-	const ms = int64(time.Millisecond)
-	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, sizes: sizes{warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}}
-	p.sizes.ladder = p.card.Batches[:1]
-	var a account
-	a.open(p, 0)
-	want := func(when string, padded int, cost float64) {
-		t.Helper()
-		if got := a.aloneTime(padded); got != time.Duration(cost*float64(ms)) {
-			t.Errorf("%s a batch of %d takes %v, want %v ms", when, padded, got, cost)
-		}
-	}
-	line := func(when string, fixed, each float64) {
-		t.Helper()
-		f, e := a.fixed.Load(), a.perImage.Load()
-		if math.Abs(float64(f)-fixed*float64(ms)) > 10 || math.Abs(float64(e)-each*float64(ms)) > 10 {
-			t.Errorf("%s a batch of n costs %v + n * %v, want %v and %v ms", when, time.Duration(f), time.Duration(e), fixed, each)
-		}
-	}
-	want("measured", 1, 3)
-	want("not measured", 4, 12)
-	line("one size", 0, 3)
-	end := func(began, ended float64, f flight) {
-		f.dispatched = int64(began * float64(ms))
-		a.end(&f, int64(ended*float64(ms)))
-	}
-	end(0, 5, flight{padded: 4})
-	want("served", 4, 5)
-	want("not measured", 8, 10)
-	fixed := 3 - 2.0/3
-	line("two sizes", fixedTimeUse*fixed, 2.0/3)
-	if got, want := a.cost(4), fixedTimeUse*fixed+4*2.0/3; math.Abs(got.Seconds()*1000-want) > 1e-3 {
-		t.Errorf("a batch of 4 costs %v, want %v ms", got, want)
-	}
-	end(10, 18, flight{padded: 4})
-	want("slow", 4, 5)
-	end(20, 21, flight{padded: 4, err: errors.New("failed")})
-	want("failed", 4, 5)
-	for i := range seriesBatches + 1 { // two in flight, one ends every 2 ms
-		end(float64(100+2*i-4), float64(100+2*i), flight{padded: 4})
-	}
-	want("two in flight", 4, 2)
-	want("smaller than two in flight", 1, 2)
-	for i := range seriesBatches + 1 { // of two kinds
-		end(float64(300+i-2), float64(300+i), flight{padded: 4, demoted: i%2 == 0})
-	}
-	want("mixed", 4, 2)
-}
-
-// The cost of a size that was added while the process served is at most the shortest time of a
-// batch of it, or of a larger size. Here batches overlap and their sizes vary.
-func TestAddedSizeCost(t *testing.T) {
-	const ms = int64(time.Millisecond)
-	sizes := []int{1, 2, 4, 8, 16, 32}
-	rapid.Check(t, func(t *rapid.T) {
-		first := time.Duration(rapid.Int64Range(ms/10, 10*ms).Draw(t, "batch of 1"))
-		p := &process{card: &models.Card{Batches: sizes}, level: 2, framework: &fake{}}
-		p.sizes.ladder, p.sizes.warm = sizes[:1], []warmUp{{size: 1, alone: first}}
-		var a account
-		a.open(p, 0)
-
-		shortest := map[int]time.Duration{}
-		began, ended := int64(0), int64(0)
-		for range rapid.IntRange(1, 50).Draw(t, "batches") {
-			n := rapid.SampledFrom(sizes[1:]).Draw(t, "size")
-			ended = max(ended, began) + rapid.Int64Range(1, 40*ms).Draw(t, "ends after the one before by")
-			took := time.Duration(ended - began)
-			a.end(&flight{padded: n, dispatched: began}, ended)
-			began = ended - rapid.Int64Range(1, int64(took)).Draw(t, "the next begins before the end by")
-
-			if known := shortest[n]; known == 0 || took < known {
-				shortest[n] = took
-			}
-			for _, n := range sizes {
-				for larger, took := range shortest {
-					if n <= larger && a.cost(n) > took {
-						t.Fatalf("a batch of %d costs %v, one of %d took %v", n, a.cost(n), larger, took)
-					}
-				}
-			}
-		}
-	})
-}
-
 // A process measures costs before it serves, if there are guarantees.
 func TestMeasureAlone(t *testing.T) {
 	h := newGPUHarness(t, testCard())
@@ -437,7 +312,7 @@ func TestMeasureAlone(t *testing.T) {
 	h.gpu.Late.Store(int64(time.Millisecond))
 	l := h.loop(h.fake())
 	for _, n := range h.card.Batches {
-		if alone := l.account.times[n]; alone < 100*time.Microsecond {
+		if alone := l.gate.Account.Time(n); alone < 100*time.Microsecond {
 			t.Errorf("a batch of %d takes %v alone, want about 1 ms between several", n, alone)
 		}
 	}
@@ -486,12 +361,10 @@ func TestReserve(t *testing.T) {
 	f := h.fake()
 	l := accounted(h, f)
 	l.queue.Expected = func(int) time.Duration { return time.Millisecond }
-	l.p.orders.share.Store(&shareOrder{guarantee: 10, level: 3})
-	l.account.share = l.p.orders.share.Load()
-	l.account.times[1] = time.Second // one batch every ten seconds
-	l.account.balance.left = budget.NewBalance(shm.Now(), 0.1, 0)
-	l.account.balance.charge(shm.Now(), time.Second) // the first in ten seconds
-	for range 30 {                                   // a demoted one takes twelve
+	l.p.orders.share.Store(&shareOrder{terms: gate.Terms{Guarantee: 0.10, Level: 3}})
+	l.setAccount(gate.Config{Balance: &gate.Balance{}, Times: times(8, 0, time.Second)}) // one batch every ten seconds
+	l.gate.Account.Balance().Charge(shm.Now(), 3*time.Second)                            // the first in ten seconds
+	for range 30 {                                                                       // a demoted one takes twelve
 		l.queue.State = l.queue.Rule.Next(l.queue.State, batching.Observation{
 			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.queue.Typical(1), Ended: shm.Now(),
 		})
@@ -534,7 +407,7 @@ func TestReserve(t *testing.T) {
 
 // TestAccountEnds drains members of a worker before they get the ring.
 func TestAccountEnds(t *testing.T) {
-	lanes, err := newLanes(1, "", unlimited)
+	lanes, err := gate.NewLanes(1, "", gate.Unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -546,11 +419,7 @@ func TestAccountEnds(t *testing.T) {
 	c.await(control.Loaded)
 	c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})
 	c.await(control.Ready)
-	accounts := func() int {
-		w.balance.mu.Lock()
-		defer w.balance.mu.Unlock()
-		return len(w.balance.capacities)
-	}
+	accounts := w.balance.Accounts
 	if n := accounts(); n != 1 {
 		t.Errorf("%d accounts share the balance, want that of the member", n)
 	}

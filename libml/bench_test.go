@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -37,10 +38,7 @@ func BenchmarkAccountedBatch(b *testing.B) {
 	l.p.level = 3
 	l.memory.prioritized = ignored{}
 	l.p.orders.follow(control.Order{Level: 3, GuaranteePercent: 90})
-	for i := range l.p.sizes.warm {
-		l.p.sizes.warm[i].alone = time.Duration(100+10*l.p.sizes.warm[i].size) * time.Microsecond
-	}
-	l.account.open(l.p, shm.Now())
+	l.setAccount(gate.Config{Balance: &gate.Balance{}, Objective: l.p.slo, Times: times(8, 100*time.Microsecond, 10*time.Microsecond)})
 	turns(b, h, l, 8)
 }
 

@@ -61,16 +61,3 @@ func (p *process) closeBusy() {
 		p.busy.Close()
 	}
 }
-
-// setBusy makes guests wait for a batch that begins within the guarantee.
-func (l *loop) setBusy(f *flight) {
-	f.busy = l.p.busy != nil && !f.demoted && l.p.busy.Begin(f.dispatched)
-}
-
-// clearBusy lets guests go on after a batch.
-func (l *loop) clearBusy(f *flight) {
-	if f.busy {
-		f.busy = false
-		l.p.busy.End()
-	}
-}

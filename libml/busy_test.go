@@ -5,9 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -86,18 +89,17 @@ func TestBusyLost(t *testing.T) {
 func TestBusyDemoted(t *testing.T) {
 	h := newBusyHarness(t)
 	l := h.loop(h.fake())
-	l.p.busy = l.p.takeBusyBit(h.busyFiles())
+	l.gate.Busy = l.p.takeBusyBit(h.busyFiles())
+	l.setAccount(gate.Config{Exclusive: true, Objective: time.Hour})
 	for _, demoted := range []bool{true, false} {
-		f := &flight{demoted: demoted, dispatched: shm.Now()}
-		l.setBusy(f)
-		if word := h.busyWord(); (word != 0) == demoted {
+		now := shm.Now()
+		_, busy := l.gate.Begin(now, 0, batching.Choice{Batch: 1, Padded: 1, Demoted: demoted})
+		if word := h.busyWord(); busy == demoted || (word != 0) == demoted {
 			t.Errorf("demoted %v: the busy word is %#x", demoted, word)
 		}
-		l.clearBusy(f)
-		l.clearBusy(f)
-	}
-	if word := h.busyWord(); word != 0 {
-		t.Errorf("the busy word is %#x after all batches", word)
+		if l.gate.End(now, busy); h.busyWord() != 0 {
+			t.Errorf("the busy word is %#x after the batch", h.busyWord())
+		}
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/residency"
 	"github.com/penstock/penstock/shm"
 )
@@ -29,7 +30,7 @@ import (
 //
 // A worker without a limit has no conductor. Any goroutine may call the methods.
 type conductor struct {
-	lanes *lanes
+	lanes *gate.Lanes
 	ahead time.Duration // residency.Worker.Ahead
 	// fail ends the worker, because a step does not end within stepPatience of running time.
 	fail    func(error)
@@ -52,7 +53,7 @@ const stepPatience = 30 * time.Second
 const loadAhead = time.Millisecond
 
 // newConductor returns the conductor of a worker. ahead is residency.Worker.Ahead.
-func newConductor(l *lanes, ahead time.Duration, fail func(error)) *conductor {
+func newConductor(l *gate.Lanes, ahead time.Duration, fail func(error)) *conductor {
 	c := &conductor{lanes: l, ahead: ahead, fail: fail, running: runclock.Now}
 	c.alarm = time.AfterFunc(math.MaxInt64, func() { c.plan(shm.Now()) })
 	return c
@@ -293,7 +294,7 @@ func (r *residence) report(now int64) *control.Residency {
 	c := r.of
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	report, terms := r.counts, c.lanes.terms.Load()
+	report, terms := r.counts, c.lanes.Terms()
 	report.FixedBytes = terms.FixedBytes + terms.ScratchBytes
 	switch m := &r.model; {
 	case m.State == residency.Resident && m.Waiting > 0:
@@ -308,7 +309,7 @@ func (r *residence) report(now int64) *control.Residency {
 	if now-c.pressureFrom >= int64(control.ReportEvery) {
 		c.pressureFrom = now
 		c.modelsLocked(now)
-		c.pressure = residency.Worker{MemoryBytes: c.lanes.roomBytes()}.Pressure(c.models)
+		c.pressure = residency.Worker{MemoryBytes: c.lanes.RoomBytes()}.Pressure(c.models)
 	}
 	if c.pressure.Thrashing {
 		report.Thrashing, report.NeededBytes = true, report.FixedBytes+c.pressure.MemoryBytes
@@ -327,7 +328,7 @@ func (c *conductor) plan(now int64) {
 func (c *conductor) planLocked(now int64) {
 	wake := c.watchLocked(now)
 	if !slices.ContainsFunc(c.members, (*residence).evicting) {
-		w := residency.Worker{MemoryBytes: c.lanes.roomBytes(), HostBytes: math.MaxInt64, Ahead: c.ahead}
+		w := residency.Worker{MemoryBytes: c.lanes.RoomBytes(), HostBytes: math.MaxInt64, Ahead: c.ahead}
 		c.modelsLocked(now)
 		evicts := false
 		for _, step := range w.Plan(now, c.models) {
@@ -365,7 +366,7 @@ func (c *conductor) exceedsLocked() bool {
 			taken += r.model.WeightsBytes
 		}
 	}
-	return taken > c.lanes.roomBytes()
+	return taken > c.lanes.RoomBytes()
 }
 
 // evicting reports whether the member has to evict its model.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
 	"github.com/penstock/penstock/shm"
@@ -47,7 +48,7 @@ func BenchmarkConductor(b *testing.B) {
 
 func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 	const members, rate, settle, lasts = 42, 800. / slowly, 20 * time.Second, 25 * time.Second
-	l, err := newLanes(1, lane.EDF, memory)
+	l, err := gate.NewLanes(1, lane.EDF, memory)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -65,7 +66,7 @@ func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 		m.interval = float64(time.Second) * sum * float64(n+1) / rate
 		model := benchModels[i%len(benchModels)]
 		m.bytes, m.batch = model.mib<<20, model.batch*slowly
-		if m.turn, err = l.join(lane.Model{WeightsBytes: m.bytes}, m.notify); err != nil {
+		if m.turn, err = l.Join(lane.Model{WeightsBytes: m.bytes}, m.notify); err != nil {
 			b.Fatal(err)
 		}
 		m.residence = c.join(began, newcomer{name: fmt.Sprint(i), weightsBytes: m.bytes, load: m.copyTime(), exact: true, wake: m.notify})
@@ -116,7 +117,7 @@ func (r *benchRun) copy(left time.Duration) {
 // benchMember is a member that runs no model.
 type benchMember struct {
 	run       *benchRun
-	turn      *laneTurn
+	turn      *gate.Place
 	residence *residence
 	wake      chan struct{}
 	random    *rand.Rand
@@ -205,17 +206,17 @@ func (m *benchMember) serve() {
 		case ok:
 			m.obey(now, order)
 		case n == 0:
-			m.turn.withdraw(now)
+			m.turn.Withdraw(now)
 			m.wait(m.run.until)
 		case !m.residence.resident():
-			m.turn.withdraw(now)
+			m.turn.Withdraw(now)
 			m.wait(m.pending[0] - int64(m.batch) + 1)
-		case !m.turn.take(now, lane.Job{Complete: m.pending[0], Deadline: m.pending[0], Batch: m.batch, Requests: n}):
+		case !m.turn.Take(now, lane.Job{Complete: m.pending[0], Deadline: m.pending[0], Batch: m.batch, Requests: n}):
 			m.wait(m.pending[0] - int64(m.batch) + 1)
 		default:
 			time.Sleep(m.batch)
 			done := shm.Now()
-			m.turn.end(done)
+			m.turn.End(done)
 			m.residence.ran(done, m.batch)
 			inTime := 0
 			for _, deadline := range m.pending[:n] {

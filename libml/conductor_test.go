@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
 )
@@ -18,7 +19,7 @@ import (
 // testConductor is a conductor of a worker without lanes, on a clock of the test.
 func testConductor(t testing.TB, memoryBytes int64) (c *conductor, failed *error) {
 	t.Helper()
-	l, err := newLanes(1, lane.EDF, memoryBytes)
+	l, err := gate.NewLanes(1, lane.EDF, memoryBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -467,7 +468,7 @@ func TestConductorInvariants(t *testing.T) {
 func TestConductorFixed(t *testing.T) {
 	c, _ := testConductor(t, 100)
 	r := c.serveMember(t, 1, "a", 50, time.Millisecond)
-	if _, err := c.lanes.join(lane.Model{FixedBytes: 10, ScratchBytes: 5, WeightsBytes: 50}, func() {}); err != nil {
+	if _, err := c.lanes.Join(lane.Model{FixedBytes: 10, ScratchBytes: 5, WeightsBytes: 50}, func() {}); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.report(2).FixedBytes; got != 15 {

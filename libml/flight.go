@@ -97,19 +97,18 @@ func (l *loop) begin() error {
 	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
 	f.dispatched = shm.Now()
 	f.began = f.dispatched
-	l.account.begin(f.dispatched, f, c.Demoted)
+	f.demoted, f.busy = l.gate.Begin(f.dispatched, f.slot, c)
 	l.queue.Begin(f.dispatched, c, f.demoted)
 	l.choice = batching.Choice{}
-	l.setBusy(f)
 	if l.memory.prioritized != nil {
-		if err := l.memory.prioritized.Choose(f.slot, l.account.batchLevel(f)); err != nil {
+		if err := l.memory.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.demoted)); err != nil {
 			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
 		}
 	}
 	f.bad, f.err = l.gather(f)
 	f.gathered = shm.Now()
 	if f.followed = false; f.err == nil {
-		f.followed, f.err = l.turns.lane.follow(f.slot)
+		f.followed, f.err = l.gate.Place.Follow(f.slot)
 	}
 	if f.err == nil {
 		f.err = l.p.framework.InferBatch(f.slot, f.padded)
@@ -120,7 +119,7 @@ func (l *loop) begin() error {
 	}
 	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
 	if f.err == nil && !f.demoted {
-		l.turns.lane.launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
+		l.gate.Place.Launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
 	}
 	l.completeMove(idle)
 	return f.err
@@ -197,9 +196,7 @@ func (l *loop) finish() error {
 			l.queue.LearnLead(time.Duration(f.gathered - f.dispatched))
 		}
 	}
-	l.clearBusy(f)
-	l.turns.gpu.end() // before the lane's turn, whose next member needs it
-	if began := l.turns.lane.end(inferred); f.followed {
+	if began := l.gate.End(inferred, f.busy); f.followed {
 		// The thread of the batch before may have noticed its end late: trust the device more.
 		f.began = min(max(f.dispatched, began), inferred-int64(took))
 	}
@@ -238,7 +235,9 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	l.ring.Flush()
 	i := l.flights.remove(f)
 	l.settleMove()
-	l.account.end(f, inferred)
+	if f.err == nil {
+		l.gate.Account.End(f.padded, f.demoted, f.dispatched, inferred)
+	}
 	l.queue.LearnAnswering(time.Duration(ended - inferred))
 
 	l.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)

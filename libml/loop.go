@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -21,7 +22,7 @@ import (
 //  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
 //  3. Look for new work while it runs, if the device can run a second batch next to it.
 //     Begin that one when it is time (batching.Queue). In a worker the second
-//     batch is another member's (turns.go).
+//     batch is another member's (package gate).
 //  4. Finish the batch: decode each image's outputs into its result, flush.
 //  5. Tell the rule. If the process still owns the ring, continue with 1.
 //
@@ -39,12 +40,11 @@ type loop struct {
 	flights flights         // in the order of queue.Running
 
 	rules    rules
-	account  account
 	governor governor
 	naps     naps
 	moves    moves
 	reporter reporter
-	turns    loopTurns
+	gate     *gate.Gate
 
 	pause     time.Duration // that the share requires after the last batch
 	acquired  int64         // when this process got the ring
@@ -64,7 +64,6 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		p: p, memory: p.memory, ring: p.memory.consumer,
 		flights:  newFlights(p.memory.inFlight, p.card.MaxBatch()),
 		governor: newGovernor(p.start.CPUs, p.threads()),
-		turns:    loopTurns{lane: p.turn, gpu: batchTurn{of: p.gpuTurn}},
 		naps:     naps{poll: attached.BusyPollNanos > 0},
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
@@ -79,8 +78,8 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	for _, w := range p.sizes.warm {
 		l.queue.State = rule.Warm(l.queue.State, w.size, w.elapsed)
 	}
-	l.account.open(p, shm.Now())
-	l.reporter.p, l.reporter.account = p, &l.account
+	l.gate = gate.New(p.newAccount(), p.place, p.entry, p.residence.resident, p.busy)
+	l.reporter.p, l.reporter.account = p, l.gate.Account
 	return l, nil
 }
 
@@ -88,13 +87,13 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 // releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
 // in flight are answered, the others are left to the next owner.
 func (l *loop) run() error {
-	defer l.account.close()
+	defer l.gate.Account.Close()
 	if owned, err := l.acquire(); !owned {
 		return err
 	}
 	done := make(chan struct{})
 	defer close(done)
-	defer l.turns.withdraw()
+	defer func() { l.gate.Withdraw(shm.Now()) }()
 
 	for _, slot := range l.ring.Recover(l.taken[:0]) {
 		l.addPending(slot)
@@ -159,7 +158,8 @@ func (l *loop) step(done <-chan struct{}) error {
 
 	switch {
 	case l.mayBegin():
-		if !l.mayBeginPicked(done) {
+		if ok, retryAt := l.admit(); !ok {
+			l.wait(done, retryAt)
 			return nil
 		}
 		if err := l.begin(); isLost(err) {
@@ -184,19 +184,43 @@ func (l *loop) step(done <-chan struct{}) error {
 	return nil
 }
 
-// mayBeginPicked picks the next batch and reports whether it has all that it needs to begin. If it has
-// not, mayBeginPicked may have waited for a while.
-func (l *loop) mayBeginPicked(done <-chan struct{}) bool {
-	if l.pick(); l.choice.Batch == 0 {
-		l.turns.withdraw()
-		return false
+// admit picks the next batch and reports whether it may begin. If not, the loop waits until retryAt or until it
+// is woken; retryAt is 0 if there is nothing to wait for.
+func (l *loop) admit() (ok bool, retryAt int64) {
+	l.pick()
+	now := shm.Now()
+	if l.choice.Batch > 0 && !l.p.residence.resident() {
+		if l.p.residence.failure(now) != nil {
+			l.answerAll(l.queue.Pending, wire.StatusFailed)
+			l.queue.Pending, l.choice = l.queue.Pending[:0], batching.Choice{}
+		}
 	}
-	return l.isLoaded(done) && l.takeTurn(done) && l.takeTurnOnGPU(done)
+	if l.choice.Batch == 0 {
+		l.gate.Withdraw(now)
+		return false, 0
+	}
+	batch := l.batch()
+	return l.gate.Admit(now, lane.Job{
+		Complete: firstComplete(batch).Whole, Deadline: earliestDeadline(batch), Batch: l.queue.Expected(len(batch)),
+		Requests: len(batch), Demoted: l.choice.Demoted,
+	})
+}
+
+// wait waits, with a picked batch that may not begin, until a time or until the loop is woken.
+func (l *loop) wait(done <-chan struct{}, until int64) {
+	if l.flights.count > 0 || until == 0 {
+		return
+	}
+	l.ring.Settle()
+	l.announce(done)
+	if !l.gate.Wait(until) {
+		l.ring.Wait(until)
+	}
 }
 
 // sleep waits for work, with nothing in flight.
 func (l *loop) sleep(done <-chan struct{}) {
-	l.turns.withdraw()
+	l.gate.Withdraw(shm.Now())
 	l.ring.Settle()
 	l.announce(done)
 	l.completeMove(-1)
@@ -205,7 +229,7 @@ func (l *loop) sleep(done <-chan struct{}) {
 
 // release gives the ring to its next owner.
 func (l *loop) release() {
-	l.turns.withdraw()
+	l.gate.Withdraw(shm.Now())
 	l.ring.Release()
 	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
 	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
@@ -213,51 +237,11 @@ func (l *loop) release() {
 	l.p.notices.send(control.Notice{State: control.Draining})
 }
 
-// loopTurns are the turns that a batch of the loop needs.
-type loopTurns struct {
-	lane *laneTurn // in the worker's lane; nil outside a worker
-	gpu  batchTurn
-}
-
-// withdraw ends the turns, or the wait for them, without a batch.
-func (t *loopTurns) withdraw() {
-	t.lane.withdraw(shm.Now())
-	t.gpu.withdraw()
-}
-
 // take moves complete requests from the ring to pending.
 func (l *loop) take() {
 	for _, slot := range l.taken[:l.ring.Take(l.taken)] {
 		l.addPending(slot)
 	}
-}
-
-// takeTurn reports whether the lane has a place for the next batch. If it has none, takeTurn waits until
-// it has one, requests arrive, or the oldest one may have become late, and the loop picks again.
-func (l *loop) takeTurn(done <-chan struct{}) bool {
-	if l.turns.lane == nil {
-		return true
-	}
-	now, batch := shm.Now(), l.batch()
-	deadline, took := earliestDeadline(batch), l.queue.Expected(len(batch))
-	job := lane.Job{Complete: firstComplete(batch).Whole, Deadline: deadline, Batch: took, Requests: len(batch), Demoted: l.choice.Demoted}
-	if l.turns.lane.take(now, job) {
-		return true
-	}
-	l.waitForBatch(done, now)
-	return false
-}
-
-// waitForBatch waits, with a picked batch that cannot begin, until the loop is woken, requests arrive,
-// or the oldest request of the batch may have become late.
-func (l *loop) waitForBatch(done <-chan struct{}, now int64) {
-	if l.flights.count > 0 {
-		return
-	}
-	late := earliestDeadline(l.batch()) - int64(l.queue.Expected(l.choice.Batch))
-	l.ring.Settle()
-	l.announce(done)
-	l.ring.Wait(min(now+int64(maxWait), max(late, now+int64(minTurnWait))))
 }
 
 // batch returns the requests of the picked batch.
@@ -273,12 +257,9 @@ func earliestDeadline(batch []batching.Request) int64 {
 	return earliest
 }
 
-// minTurnWait bounds how often a loop that waits for its turn looks for late requests.
-const minTurnWait = time.Millisecond
-
 // mayBegin reports whether a batch may begin now.
 func (l *loop) mayBegin() bool {
-	if len(l.queue.Pending) == 0 || l.flights.count > 0 && !l.turns.gpu.joins() {
+	if len(l.queue.Pending) == 0 || l.flights.count > 0 && !l.gate.Joins() {
 		return false
 	}
 	now := shm.Now()
@@ -288,11 +269,9 @@ func (l *loop) mayBegin() bool {
 
 // guaranteed reports whether a batch that begins now is within the guarantee.
 func (l *loop) guaranteed(now int64) bool {
-	share := l.p.orders.share.Load()
-	if l.queue.MaxBatch = 0; share != nil {
-		l.queue.MaxBatch = share.maxBatch
-	}
-	guaranteed, changed := l.account.guaranteed(now, share, l.queue.Size())
+	share := l.p.orders.present()
+	l.queue.MaxBatch = share.maxBatch
+	guaranteed, changed := l.gate.Account.Guaranteed(now, share.terms, l.queue.Size())
 	if changed {
 		l.queue.Retry()
 	}
@@ -363,7 +342,7 @@ func (l *loop) await() bool {
 // member's batch behind it.
 func (l *loop) offerLane() {
 	for l.done() == nil {
-		left := l.turns.lane.offer(shm.Now())
+		left := l.gate.Place.Offer(shm.Now())
 		if left <= 0 {
 			return
 		}
@@ -394,9 +373,9 @@ func (l *loop) abandon(why error) error {
 	for l.flights.count > 0 {
 		f := l.flights.oldest()
 		f.err = why
-		l.clearBusy(f)
-		l.complete(f, shm.Now())
-		l.turns.gpu.end()
+		now := shm.Now()
+		l.gate.End(now, f.busy)
+		l.complete(f, now)
 	}
 	l.ring.Release()
 	return why
@@ -447,7 +426,7 @@ func (l *loop) pick() {
 	demoted := !l.guaranteed(now)
 	var refill batching.Refill
 	if demoted {
-		refill = l.account.refill(now)
+		refill = l.gate.Account.Refill(now)
 	}
 	var late []batching.Request
 	l.choice, late = l.queue.Pick(now, demoted, refill)

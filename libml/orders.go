@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/gate"
 )
 
 // orders has the orchestrator's present orders. process.watch writes them.
@@ -22,11 +22,8 @@ type orders struct {
 type shareOrder struct {
 	percent  float64
 	governor bool
-	// guarantee is a percentage of the device's time; level is not budget.Demoted if there
-	// are guarantees.
-	guarantee float64
-	level     budget.Level
-	maxBatch  int // 0: no limit
+	terms    gate.Terms
+	maxBatch int // 0: no limit
 }
 
 var (
@@ -43,8 +40,17 @@ func (o *orders) open() {
 func (o *orders) follow(order control.Order) {
 	o.share.Store(&shareOrder{
 		percent: order.SharePercent, governor: order.Governor,
-		guarantee: order.GuaranteePercent, level: order.Level, maxBatch: order.MaxBatch,
+		terms:    gate.Terms{Guarantee: order.GuaranteePercent / 100, Level: order.Level},
+		maxBatch: order.MaxBatch,
 	})
+}
+
+// present returns the last share, or that of a process without orders.
+func (o *orders) present() shareOrder {
+	if share := o.share.Load(); share != nil {
+		return *share
+	}
+	return shareOrder{}
 }
 
 // wake passes on the first wake. It returns false for any other order.

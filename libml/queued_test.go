@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -27,7 +28,7 @@ type laneOnGPU struct {
 // startLaneOnGPU starts n members. edit may change the functions first.
 func startLaneOnGPU(t *testing.T, n int, edit func(*harness)) *laneOnGPU {
 	t.Helper()
-	lanes, err := newLanes(1, lane.FIFO, unlimited)
+	lanes, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,13 +73,9 @@ func (g *laneOnGPU) ask(i int, slot uint32) {
 func (g *laneOnGPU) waits(i int, slot uint32) {
 	g.t.Helper()
 	h := g.members[i]
+	before := g.worker.lanes.Waiting()
 	h.publish(slot, h.picture(byte(slot)), nil)
-	l := g.worker.lanes.lanes[0]
-	eventually(g.t, "member that waits", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.members[i].waits
-	})
+	eventually(g.t, "member that waits", func() bool { return g.worker.lanes.Waiting() > before })
 }
 
 func (g *laneOnGPU) answered(i int, slots ...uint32) {
@@ -151,8 +148,8 @@ func TestQueuedBatches(t *testing.T) {
 		}
 	}
 	g.drain()
-	if l := g.worker.lanes.lanes[0]; l.running != nil || l.queued != nil || len(l.members) > 0 {
-		t.Errorf("members that ended left a turn: %+v", l)
+	if !joinLane(t, g.worker.lanes).Take(0, lane.Job{}) {
+		t.Error("members that ended left a turn")
 	}
 }
 
@@ -238,16 +235,16 @@ func TestQueuedBatchDeviceLost(t *testing.T) {
 	}
 }
 
-// loop returns a loop with an account, in that lane. The test turns it.
-func (s *lanes) loop(t *testing.T, h *harness, f *fake) *loop {
+// loopIn returns a loop with an account, in that lane. The test turns it.
+func loopIn(t *testing.T, s *gate.Lanes, h *harness, f *fake) *loop {
 	t.Helper()
 	l := accounted(h, f)
 	l.refillBalance()
 	var err error
-	if l.turns.lane, err = s.join(lane.Model{}, l.ring.Interrupt); err != nil {
+	if l.gate.Place, err = s.Join(lane.Model{}, l.ring.Interrupt); err != nil {
 		t.Fatal(err)
 	}
-	l.turns.lane.setDevice(l.memory.device)
+	l.gate.Place.SetDevice(l.memory.device)
 	return l
 }
 
@@ -257,30 +254,28 @@ func (l *loop) mayTake(h *harness) bool {
 	h.publish(1, h.picture(1), nil)
 	l.take()
 	l.pick()
-	return l.turns.lane.take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.Demoted})
+	return l.gate.Place.Take(shm.Now(), lane.Job{Deadline: math.MaxInt64, Batch: time.Millisecond, Requests: 1, Demoted: l.choice.Demoted})
 }
 
 // TestQueuedBatchTime counts the time of a queued batch from the end of the one before it. Its function is
 // charged for the batch alone, and its known times do not become shorter.
 func TestQueuedBatchTime(t *testing.T) {
-	s, err := newLanes(1, lane.FIFO, unlimited)
+	s, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
 	first, second := newGPUHarness(t, testCard()), newGPUHarness(t, testCard())
-	a, b := s.loop(t, first, first.fake()), s.loop(t, second, second.fake())
+	a, b := loopIn(t, s, first, first.fake()), loopIn(t, s, second, second.fake())
 	const known = 20 * time.Millisecond
-	for n := range b.account.times[1:] {
-		b.account.times[n+1] = known
-	}
-	b.account.fitLine()
-	cost := b.account.cost(1)
+	b.setAccount(gate.Config{Objective: time.Hour, Times: times(8, known, 0)})
+	b.refillBalance()
+	cost := b.gate.Account.Cost(1)
 
 	release := first.hold()
 	if !a.mayTake(first) || a.begin() != nil {
 		t.Fatal("the first batch does not begin")
 	}
-	a.turns.lane.ends = shm.Now()
+	a.gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
 	if !b.mayTake(second) || b.begin() != nil || !b.flights.oldest().followed {
 		t.Fatal("the second batch is not queued")
 	}
@@ -296,10 +291,10 @@ func TestQueuedBatchTime(t *testing.T) {
 	if b.flights.places[0].began < released {
 		t.Errorf("queued batch counts from %v before the end of the first", time.Duration(released-b.flights.places[0].began))
 	}
-	if got := b.account.aloneTime(1); got != known {
+	if got := b.gate.Account.Time(1); got != known {
 		t.Errorf("after a queued batch a batch takes %v, want %v as before", got, known)
 	}
-	if got := time.Duration(b.account.charged.Load()); got != cost {
+	if got := b.gate.Account.Figures().Charged; got != cost {
 		t.Errorf("charged %v, want %v", got, cost)
 	}
 }
@@ -315,14 +310,14 @@ func TestQueuedBatchDemoted(t *testing.T) {
 		{"queued", [2]bool{false, true}, [2]bool{true, false}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s, err := newLanes(1, lane.FIFO, unlimited)
+			s, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var all [2]*loop
 			for i := range all {
 				h := newGPUHarness(t, testCard())
-				l := s.loop(t, h, h.fake())
+				l := loopIn(t, s, h, h.fake())
 				all[i] = l
 				if c.empty[i] {
 					l.emptyBalance()
@@ -336,7 +331,9 @@ func TestQueuedBatchDemoted(t *testing.T) {
 				if err := l.begin(); err != nil {
 					t.Fatal(err)
 				}
-				l.turns.lane.ends = shm.Now()
+				if !c.empty[i] {
+					l.gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
+				}
 			}
 			for _, l := range all {
 				if l.flights.count > 0 {

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -18,7 +19,7 @@ import (
 // of the reporter, which begins when the process serves, sends them.
 type reporter struct {
 	p       *process
-	account *account
+	account *gate.Account
 
 	handovers handovers // the loop's
 	published atomic.Pointer[handovers]
@@ -82,6 +83,7 @@ func (r *reporter) run(done <-chan struct{}) {
 
 // report returns the present figures.
 func (r *reporter) report(cpuNanos int64) control.Report {
+	figures := r.account.Figures()
 	report := control.Report{
 		Generation: r.p.start.Generation,
 		Limit:      math.Float64frombits(r.limit.Load()),
@@ -90,9 +92,9 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 		CPUNanos:   cpuNanos,
 		Ran:        r.ran.Load(),
 
-		DeviceNanos: r.account.charged.Load(), DemotedNanos: r.account.demoted.Load(),
-		Unprotected: r.unprotected(),
-		FixedNanos:  r.account.fixed.Load(), EachNanos: r.account.perImage.Load(),
+		DeviceNanos: int64(figures.Charged), DemotedNanos: int64(figures.Demoted),
+		Unprotected: r.unprotected(figures.Refused),
+		FixedNanos:  int64(figures.Fixed), EachNanos: int64(figures.PerImage),
 
 		Residency:    r.p.residence.report(shm.Now()),
 		Measurements: r.p.measured,
@@ -106,14 +108,13 @@ func (r *reporter) report(cpuNanos int64) control.Report {
 
 // unprotected tells why batches beyond the guarantee are not demoted. It is empty if they are,
 // or if there were none. On CPUs the orchestrator demotes the process.
-func (r *reporter) unprotected() control.Unprotected {
-	share := r.p.orders.share.Load()
+func (r *reporter) unprotected(refused bool) control.Unprotected {
 	switch {
-	case !r.p.onGPU() || share == nil || share.level == budget.Demoted:
+	case !r.p.onGPU() || r.p.orders.present().terms.Level == budget.Demoted:
 		return ""
 	case r.p.level == budget.Demoted:
 		return control.UnprotectedByDevice
-	case r.account.refused.Load() || r.account.framework == nil:
+	case refused:
 		return control.UnprotectedByFramework
 	}
 	return ""

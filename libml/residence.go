@@ -4,12 +4,10 @@ import (
 	"math"
 	"time"
 
-	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // The member's side of residency: its thread loads and evicts the model when the conductor orders
@@ -217,7 +215,7 @@ func (l *loop) load(began int64) error {
 		weights = p.weightsBytes(persistent)
 		took = p.loadTime(weights, took)
 		if p.onGPU() { // the weights may be private now, or shared again
-			err = p.resize(p.need(persistent, weights, p.turn.model.ScratchBytes))
+			err = p.resize(p.need(persistent, weights, p.place.Needs().ScratchBytes))
 		}
 	}
 	switch {
@@ -251,26 +249,6 @@ func (l *loop) reachable(now int64, load time.Duration) int64 {
 		return reachable
 	}
 	return earliest
-}
-
-// isLoaded reports whether the model of the next batch is in memory. If it is not, isLoaded waits
-// for it like takeTurn, and leaves the lane to others. If the last load failed, it answers the
-// requests.
-func (l *loop) isLoaded(done <-chan struct{}) bool {
-	r := l.p.residence
-	if r.resident() {
-		return true
-	}
-	now := shm.Now()
-	l.turns.lane.withdraw(now)
-	if err := r.failure(now); err != nil {
-		l.answerAll(l.queue.Pending, wire.StatusFailed)
-		l.queue.Pending = l.queue.Pending[:0]
-		l.choice = batching.Choice{}
-		return false
-	}
-	l.waitForBatch(done, now)
-	return false
 }
 
 // smallestBatch is the mean time of a batch of the smallest size.

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
@@ -79,8 +80,8 @@ type process struct {
 	compared atomic.Bool
 	timing   timing
 
-	gpuTurn *gpuTurn     // nil unless the processes of the GPU take turns
-	busy    *shm.BusyBit // nil on a CPU
+	entry *gate.Entry  // nil unless the processes of the GPU take turns
+	busy  *shm.BusyBit // nil on a CPU
 	membership
 
 	orders  orders
@@ -241,12 +242,12 @@ func (p *process) openLoop(attached control.Attached, linked control.Notice) (*l
 	}
 	if p.conducted() {
 		if err := p.settle(l, linked); err != nil {
-			l.account.close()
+			l.gate.Account.Close()
 			return nil, err
 		}
 	}
-	if p.gpuTurn == nil { // else a batch begins only when the process has the GPU
-		p.turn.setDevice(p.memory.device)
+	if p.entry == nil { // else a batch begins only when the process has the GPU
+		p.place.SetDevice(p.memory.device)
 	}
 	p.exit.ring.Store(p.memory.consumer)
 	return l, nil
@@ -287,7 +288,7 @@ func (p *process) cleanAfter(err error) {
 // buffers.
 func (p *process) clean() {
 	p.drop()
-	p.closeTurn()
+	p.closeEntry()
 	p.closeBusy()
 	if p.memory != nil {
 		p.memory.close()
@@ -343,7 +344,7 @@ func (p *process) load() error {
 	if p.onGPU() {
 		env.Device, env.Stream, env.BatchStream = p.start.Device, p.stream, p.batchStream
 		if p.worker != nil {
-			env.Lane = func() int { return p.turn.of.index }
+			env.Lane = p.place.Lane
 		}
 		if env.Evict = p.residence != nil; env.Evict {
 			env.HostMemory = p.worker.hostMemory
@@ -395,11 +396,11 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if p.memory, err = p.mapMemory(attached, files); err != nil {
 		return notice, err
 	}
-	if p.gpuTurn, err = p.openTurn(attached, files); err != nil {
+	if p.entry, err = p.openEntry(attached, files); err != nil {
 		return notice, err
 	}
 	p.busy = p.takeBusyBit(busyFiles(attached, files))
-	if err := p.place(&notice, wake); err != nil {
+	if err := p.openGroups(&notice, wake); err != nil {
 		return notice, err
 	}
 	p.sizes.card, p.sizes.ladder = p.card.Batches, p.firstSizes(wake)
@@ -449,8 +450,8 @@ func (p *process) linkModel() (persistentBytes int64, err error) {
 	return persistentBytes, nil
 }
 
-// place moves the device to the ordered groups before anything is created there.
-func (p *process) place(notice *control.Notice, wake control.Order) error {
+// openGroups brings the device to the ordered groups before anything is created there.
+func (p *process) openGroups(notice *control.Notice, wake control.Order) error {
 	groups := wake.SMGroups
 	d, ok := p.memory.device.(device.Partitioned)
 	if !ok {
@@ -467,7 +468,7 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 	}
 	switch {
 	case wake.Level == budget.Demoted:
-	case p.gpuTurn != nil: // the turns have the levels
+	case p.entry != nil: // the turns have the levels
 		p.level = wake.Level
 		p.timing.lock = newDeviceLock(d.Name(), cmp.Or(p.timing.patience, lockPatience))
 	default:

@@ -218,7 +218,7 @@ func (p *process) runBatch(slot, n int) (took time.Duration, err error) {
 // scratch memory there. batch is how long the work is expected to take; 0 if unknown. Requests go
 // first for startPatience. If the process must end meanwhile, it returns without the work.
 func (p *process) inTurn(batch time.Duration, work func() error) error {
-	if p.turn == nil || !p.onGPU() {
+	if p.place == nil || !p.onGPU() {
 		return work()
 	}
 	asked := shm.Now()
@@ -226,16 +226,16 @@ func (p *process) inTurn(batch time.Duration, work func() error) error {
 		now := shm.Now()
 		// Demoted: nothing is queued behind it, and it is not queued itself.
 		job := lane.Job{Complete: asked, Deadline: max(asked+int64(startPatience), now+int64(warmUpSlack)) + int64(batch), Batch: batch, Requests: 1, Demoted: true}
-		if p.turn.take(now, job) {
+		if p.place.Take(now, job) {
 			break
 		}
 		if p.exit.requested() {
-			p.turn.withdraw(shm.Now())
+			p.place.Withdraw(shm.Now())
 			return nil
 		}
 		time.Sleep(turnPoll)
 	}
-	defer func() { p.turn.end(shm.Now()) }()
+	defer func() { p.place.End(shm.Now()) }()
 	return work()
 }
 

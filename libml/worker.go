@@ -10,6 +10,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/weights"
 )
@@ -25,9 +26,9 @@ import (
 type worker struct {
 	name      string
 	open      opener
-	lanes     *lanes
-	balance   balance
-	turns     workerTurn
+	lanes     *gate.Lanes
+	balance   gate.Balance
+	entry     workerEntry
 	busy      workerBusy
 	conductor *conductor // nil: all models stay in memory
 	// hostMemory is what the members pin together.
@@ -42,11 +43,11 @@ type worker struct {
 // membership is what a process has as a member of a worker. The zero value is that of a process outside
 // a worker.
 type membership struct {
-	worker    *worker    // that hosts it
-	turn      *laneTurn  // in the worker's lane
-	residence *residence // nil if the worker's memory has no limit
-	loaded    modelFile  // the model's file at the start; zero if there is none
-	checked   bool       // Environment.Checked
+	worker    *worker     // that hosts it
+	place     *gate.Place // in the worker's lane
+	residence *residence  // nil if the worker's memory has no limit
+	loaded    modelFile   // the model's file at the start; zero if there is none
+	checked   bool        // Environment.Checked
 	// measured is what the warm-up of this process or of an earlier one has measured; nil before.
 	measured *control.Measurements
 }
@@ -54,14 +55,14 @@ type membership struct {
 // conducted reports whether the process is a member of a worker with limited memory.
 func (m *membership) conducted() bool { return m.worker != nil && m.worker.conductor != nil }
 
-// joinLane gives the member a place in a lane. wake is that of lanes.join.
+// joinLane gives the member a place in a lane. wake is that of gate.Lanes.Join.
 func (m *membership) joinLane(need lane.Model, wake func()) (err error) {
-	m.turn, err = m.worker.lanes.join(need, wake)
+	m.place, err = m.worker.lanes.Join(need, wake)
 	return m.joinError(err)
 }
 
 // resize corrects the memory that the member needs.
-func (m *membership) resize(need lane.Model) error { return m.joinError(m.turn.resize(need)) }
+func (m *membership) resize(need lane.Model) error { return m.joinError(m.place.Resize(need)) }
 
 // joinError describes why the worker has no place for the member; nil if err is.
 func (m *membership) joinError(err error) error {
@@ -89,7 +90,7 @@ func (m *membership) othersStart() bool { return m.worker != nil && m.worker.sta
 
 // leave gives up the member's places in its worker.
 func (m *membership) leave(now int64) {
-	m.turn.leave(now)
+	m.place.Leave(now)
 	m.residence.leave(now)
 }
 
@@ -101,9 +102,9 @@ func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, 
 	start := link.Start()
 	memory := start.MemoryBytes
 	if memory == 0 {
-		memory = unlimited
+		memory = gate.Unlimited
 	}
-	lanes, err := newLanes(start.Lanes, start.LanePolicy, memory)
+	lanes, err := gate.NewLanes(start.Lanes, start.LanePolicy, memory)
 	if err != nil {
 		return fmt.Errorf("open lanes of worker %s: %w", start.Worker, err)
 	}

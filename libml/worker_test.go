@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +17,10 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
 )
 
 // testWorker is a worker that runs inside the test process. The test plays orchestrator and manager.
@@ -291,4 +295,69 @@ func TestWorkerEnds(t *testing.T) {
 			t.Errorf("worker ended with %v, want the member and %v", err, device.ErrLost)
 		}
 	})
+}
+
+// joinLane returns a member's place. Nothing wakes the member.
+func joinLane(t *testing.T, s *gate.Lanes) *gate.Place {
+	t.Helper()
+	place, err := s.Join(lane.Model{}, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return place
+}
+
+// TestWarmUpTurn warms up a member next to one that serves. Its work waits for its turn, and is left out
+// if the member must end.
+func TestWarmUpTurn(t *testing.T) {
+	s, err := gate.NewLanes(1, lane.EDF, gate.Unlimited)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := joinLane(t, s), joinLane(t, s)
+	p := &process{membership: membership{place: b}, start: control.Start{Device: "GPU-fake"}}
+	var running, ran atomic.Int32
+	work := func() error {
+		if running.Add(1) != 1 {
+			t.Error("warm-up runs next to another member's batch")
+		}
+		ran.Add(1)
+		running.Add(-1)
+		return nil
+	}
+	take := func() {
+		for !a.Take(shm.Now(), lane.Job{Deadline: shm.Now() + int64(time.Second), Batch: time.Microsecond, Requests: 1}) {
+			time.Sleep(time.Microsecond)
+		}
+		running.Add(1)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 100 {
+			if err := p.inTurn(0, work); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 100 {
+		take()
+		time.Sleep(10 * time.Microsecond)
+		running.Add(-1)
+		a.End(shm.Now())
+	}
+	<-done
+	if ran.Load() != 100 {
+		t.Errorf("%d runs of the warm-up, want 100", ran.Load())
+	}
+
+	take()
+	p.exit.request()
+	if err := p.inTurn(0, work); err != nil || ran.Load() != 100 {
+		t.Errorf("%d runs of a member that must end, %v; want no more", ran.Load()-100, err)
+	}
+	running.Add(-1)
+	a.End(shm.Now())
+	take() // b does not wait any more
+	a.End(shm.Now())
 }

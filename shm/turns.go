@@ -232,7 +232,7 @@ func (t *Turns) Watch(now int64) (entry int, overdue bool) {
 // Close unmaps the file. Processes keep their mappings.
 func (t *Turns) Close() error { return t.region.Close() }
 
-// Turn is a process's entry in a file of turns. One goroutine at a time calls its methods.
+// Turn is a process's entry in a file of turns. One goroutine at a time calls its methods, except for Sleep.
 type Turn struct {
 	region *Region
 	words  turnWords
@@ -255,29 +255,39 @@ func OpenTurn(f *os.File, entry int) (*Turn, error) {
 const maxTurnSleep = time.Millisecond
 
 // Take waits for the turn until a time of Now, and reports whether the process has it. After false the
-// process still waits: it calls Take again, or Release.
+// process still waits: it calls Take or Ask again, or Release.
 func (t *Turn) Take(r Rank, until int64) bool {
+	for {
+		ok, bell := t.Ask(r)
+		if ok || Now() >= until {
+			return ok
+		}
+		t.Sleep(bell, until)
+	}
+}
+
+// Ask takes the turn if the process may have it. If not, the process waits from now on, and bell is for
+// Sleep. It calls Ask again, or Release.
+func (t *Turn) Ask(r Rank) (ok bool, bell uint32) {
 	if t.takeFree() {
-		return true
+		return true, 0
 	}
 	e := &t.words.entries[t.entry]
 	e.level.Store(r.Level)
 	e.deadline.Store(r.Deadline)
 	t.words.wait(t.entry)
-	for {
-		seen := e.bell.Load()
-		now := Now()
-		switch {
-		case turnOwner(t.words.owner.Load()) == t.entry:
-			t.occupy(now)
-			return true
-		case t.takeFree():
-			return true
-		case now >= until:
-			return false
-		}
-		futex.Wait(&e.bell, seen, min(until, now+int64(maxTurnSleep)))
+	bell = e.bell.Load()
+	if turnOwner(t.words.owner.Load()) == t.entry {
+		t.occupy(Now())
+		return true, 0
 	}
+	return t.takeFree(), bell
+}
+
+// Sleep waits until the process that asked may have the turn, at most until a time of Now, and not for long. Any
+// goroutine may call it at any time.
+func (t *Turn) Sleep(bell uint32, until int64) {
+	futex.Wait(&t.words.entries[t.entry].bell, bell, min(until, Now()+int64(maxTurnSleep)))
 }
 
 // takeFree takes the turn if it is free.

@@ -23,7 +23,7 @@ import (
 //     guarantee decides.
 //  3. The desired processes carry the decisions (Fill). On CPUs the orchestrator enforces them
 //     (orchestrator/terms.go). On a GPU each process does, by the stream on which it launches a
-//     batch (libml/account.go).
+//     batch (libml/gate/account.go).
 
 // entitlement is an instance's guarantee, with the measurements behind it. The control loop
 // owns it. The zero value has no guarantee.

@@ -54,7 +54,7 @@ var inner = map[string][][]string{
 		{"frameworks"},
 		{"capi", "null", "onnx"},
 		{""},
-		{"answer"},
+		{"answer", "gate"},
 		{"decode", "device", "python", "residency", "weights"},
 		{"lane"},
 	},

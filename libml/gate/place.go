@@ -1,4 +1,4 @@
-package libml
+package gate
 
 import (
 	"fmt"
@@ -8,6 +8,9 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/lane"
 )
+
+// FirstLead is the time from a batch's dispatch until it is gathered, until one has been measured.
+const FirstLead = 100 * time.Microsecond
 
 // laneQueue has the turns of one lane: one batch runs, and one is queued behind it.
 //
@@ -27,17 +30,17 @@ type laneQueue struct {
 	index   int // in its lanes
 	mu      sync.Mutex
 	policy  lane.Policy
-	members []*laneTurn
-	running *laneTurn     // the member whose turn it is; nil if the lane is free
-	queued  *laneTurn     // the member whose turn is next, if it has begun already
+	members []*Place
+	running *Place        // the member whose turn it is; nil if the lane is free
+	queued  *Place        // the member whose turn is next, if it has begun already
 	lead    time.Duration // from the choice of a queued batch to the end of its gather
 	jobs    []lane.Job
 }
 
-// laneTurn is a member's place in its lane. A process that is not in a worker has a nil turn: it may
+// Place is a member's place in its lane. A process that is not in a worker has a nil turn: it may
 // always begin.
-type laneTurn struct {
-	in     *lanes
+type Place struct {
+	in     *Lanes
 	of     *laneQueue
 	model  lane.Model
 	wake   func()
@@ -53,8 +56,8 @@ type laneTurn struct {
 	ends     int64         // expected
 }
 
-// setDevice lets batches be queued if the member's device is able to order them.
-func (t *laneTurn) setDevice(d device.Device) {
+// SetDevice lets batches be queued if the member's device is able to order them.
+func (t *Place) SetDevice(d device.Device) {
 	if t == nil {
 		return
 	}
@@ -63,9 +66,9 @@ func (t *laneTurn) setDevice(d device.Device) {
 	t.device, _ = d.(device.Ordered)
 }
 
-// take reports whether the member may begin a batch now. If not, the member waits for its turn, and
+// Take reports whether the member may begin a batch now. If not, the member waits for its turn, and
 // is woken when it comes. Times of the job are those of shm.Now.
-func (t *laneTurn) take(now int64, job lane.Job) bool {
+func (t *Place) Take(now int64, job lane.Job) bool {
 	if t == nil {
 		return true
 	}
@@ -83,9 +86,9 @@ func (t *laneTurn) take(now int64, job lane.Job) bool {
 	return l.running == t || l.queued == t
 }
 
-// follow orders the work that comes next in the slot behind the running batch, if the turn is a queued
+// Follow orders the work that comes next in the slot behind the running batch, if the turn is a queued
 // one.
-func (t *laneTurn) follow(slot int) (followed bool, err error) {
+func (t *Place) Follow(slot int) (followed bool, err error) {
 	if t == nil {
 		return false, nil
 	}
@@ -101,9 +104,9 @@ func (t *laneTurn) follow(slot int) (followed bool, err error) {
 	return true, nil
 }
 
-// launch records that the device has all work of the member's batch. takes is how long the batch is
+// Launch records that the device has all work of the member's batch. takes is how long the batch is
 // expected to take, and gather the part before inference.
-func (t *laneTurn) launch(slot int, began int64, takes, gather time.Duration) {
+func (t *Place) Launch(slot int, began int64, takes, gather time.Duration) {
 	if t == nil || t.device == nil {
 		return
 	}
@@ -118,10 +121,10 @@ func (t *laneTurn) launch(slot int, began int64, takes, gather time.Duration) {
 	}
 }
 
-// offer lets the policy choose the next batch if the member's batch ends soon. If it does not, offer returns
+// Offer lets the policy choose the next batch if the member's batch ends soon. If it does not, offer returns
 // how long to wait before the next call. It returns 0 if no more calls are needed: a batch was chosen, or
 // one that comes later takes the place by itself.
-func (t *laneTurn) offer(now int64) time.Duration {
+func (t *Place) Offer(now int64) time.Duration {
 	if t == nil {
 		return 0
 	}
@@ -144,8 +147,8 @@ func (t *laneTurn) offer(now int64) time.Duration {
 // offerInterval is how often a queued batch is checked that should run by now.
 const offerInterval = 100 * time.Microsecond
 
-// withdraw ends the member's turn, or its wait for one, without a batch.
-func (t *laneTurn) withdraw(now int64) {
+// Withdraw ends the member's turn, or its wait for one, without a batch.
+func (t *Place) Withdraw(now int64) {
 	if t == nil {
 		return
 	}
@@ -155,9 +158,9 @@ func (t *laneTurn) withdraw(now int64) {
 	t.of.release(t, now)
 }
 
-// end ends the member's turn after its batch. It returns since when no other batch of the lane ran. It
+// End ends the member's turn after its batch. It returns since when no other batch of the lane ran. It
 // returns 0 if the end of the batch before was not noticed yet.
-func (t *laneTurn) end(now int64) (began int64) {
+func (t *Place) End(now int64) (began int64) {
 	if t == nil {
 		return 0
 	}
@@ -176,7 +179,7 @@ func (t *laneTurn) end(now int64) (began int64) {
 }
 
 // release takes the turn from a member.
-func (l *laneQueue) release(t *laneTurn, now int64) {
+func (l *laneQueue) release(t *Place, now int64) {
 	switch t {
 	case l.running:
 		l.running, l.queued = l.queued, nil

@@ -1,4 +1,4 @@
-package libml
+package gate
 
 import (
 	"math"
@@ -24,10 +24,10 @@ func (d *orderedDevice) Follow(_ int, other device.Ordered, _ int) error {
 	return nil
 }
 
-func joinOrdered(t *testing.T, s *lanes) *member {
+func joinOrdered(t *testing.T, s *Lanes) *member {
 	t.Helper()
 	m := joinLanes(t, s, 1)
-	m.setDevice(&orderedDevice{})
+	m.SetDevice(&orderedDevice{})
 	return m
 }
 
@@ -37,14 +37,14 @@ func TestQueuedTurns(t *testing.T) {
 	demoted := due(5000)
 	demoted.Demoted = true
 	setup := func(t *testing.T) (l *laneQueue, a, b, c *member) {
-		s, err := newLanes(1, lane.EDF, unlimited)
+		s, err := NewLanes(1, lane.EDF, Unlimited)
 		if err != nil {
 			t.Fatal(err)
 		}
 		a, b, c = joinOrdered(t, s), joinOrdered(t, s), joinOrdered(t, s)
 		l = a.of
 		l.lead = lead
-		if !a.take(0, due(1000)) {
+		if !a.Take(0, due(1000)) {
 			t.Fatal("a may not begin in a free lane")
 		}
 		return l, a, b, c
@@ -52,136 +52,136 @@ func TestQueuedTurns(t *testing.T) {
 
 	t.Run("order", func(t *testing.T) {
 		l, a, b, c := setup(t)
-		if b.take(99, due(900)) {
+		if b.Take(99, due(900)) {
 			t.Error("b may begin before a is launched")
 		}
-		a.launch(0, 0, takes, 0)
-		if b.take(50, due(900)) {
+		a.Launch(0, 0, takes, 0)
+		if b.Take(50, due(900)) {
 			t.Error("b may begin long before a ends")
 		}
-		if left := a.offer(60); left != 30 {
+		if left := a.Offer(60); left != 30 {
 			t.Errorf("a is near its end in %v, want 30 ns", left)
 		}
-		c.take(70, due(800))
+		c.Take(70, due(800))
 		b.woken, c.woken = 0, 0
-		if left := a.offer(90); left != 0 || l.queued != c.laneTurn || c.woken != 1 || b.woken != 0 {
+		if left := a.Offer(90); left != 0 || l.queued != c.Place || c.woken != 1 || b.woken != 0 {
 			t.Errorf("offered again in %v; b woken %d times, c %d; want only c, whose deadline is earlier", left, b.woken, c.woken)
 		}
-		if b.take(91, due(100)) {
+		if b.Take(91, due(100)) {
 			t.Error("a third batch may begin")
 		}
-		if !c.take(92, due(800)) {
+		if !c.Take(92, due(800)) {
 			t.Error("c may not begin in its turn")
 		}
-		if followed, err := c.follow(0); !followed || err != nil || c.device.(*orderedDevice).after[0] != a.device {
+		if followed, err := c.Follow(0); !followed || err != nil || c.device.(*orderedDevice).after[0] != a.device {
 			t.Errorf("c follows: %v, %v; want it behind a", followed, err)
 		}
-		c.launch(0, 93, takes, 0)
-		if left := c.offer(95); left < 5 {
+		c.Launch(0, 93, takes, 0)
+		if left := c.Offer(95); left < 5 {
 			t.Errorf("c should ask again in %v; want not before the end of a", left)
 		}
-		if a.end(110) != 0 || l.running != c.laneTurn || l.queued != nil {
+		if a.End(110) != 0 || l.running != c.Place || l.queued != nil {
 			t.Error("c is not the running one after a")
 		}
-		if left := c.offer(111); left != 89 {
+		if left := c.Offer(111); left != 89 {
 			t.Errorf("c is near its end in %v, want 89 ns: it began at the end of a", left)
 		}
-		if c.offer(200); l.queued != b.laneTurn {
+		if c.Offer(200); l.queued != b.Place {
 			t.Error("b is not queued behind c")
 		}
-		if began := c.end(215); began != 110 || c.job.Served != 105 || l.running != b.laneTurn {
+		if began := c.End(215); began != 110 || c.job.Served != 105 || l.running != b.Place {
 			t.Errorf("c began at %d and had %v, want 110 and 105 ns, and then b", began, c.job.Served)
 		}
-		if followed, _ := b.follow(0); followed {
+		if followed, _ := b.Follow(0); followed {
 			t.Error("b waits for a batch that has ended")
 		}
 	})
 	t.Run("place is free later", func(t *testing.T) {
 		l, a, b, _ := setup(t)
-		a.launch(0, 0, takes, 0)
-		if a.offer(90); l.queued != nil {
+		a.Launch(0, 0, takes, 0)
+		if a.Offer(90); l.queued != nil {
 			t.Error("a batch is queued that no member has")
 		}
-		if !b.take(92, due(900)) || l.running != a.laneTurn {
+		if !b.Take(92, due(900)) || l.running != a.Place {
 			t.Error("b may not begin behind a, which is near its end")
 		}
 	})
 	t.Run("half of a short batch", func(t *testing.T) {
 		l, a, b, _ := setup(t)
 		l.lead = time.Second
-		a.launch(0, 0, takes, 0)
-		if b.take(49, due(900)) || !b.take(50, due(900)) {
+		a.Launch(0, 0, takes, 0)
+		if b.Take(49, due(900)) || !b.Take(50, due(900)) {
 			t.Error("b may not begin in the second half of a batch only")
 		}
 	})
 	t.Run("queued one ends first", func(t *testing.T) {
 		l, a, b, c := setup(t)
-		a.launch(0, 0, takes, 0)
-		b.take(95, due(900))
-		b.launch(0, 95, takes, 0)
-		if b.end(205) != 0 || b.job.Served != takes || l.running != a.laneTurn {
+		a.Launch(0, 0, takes, 0)
+		b.Take(95, due(900))
+		b.Launch(0, 95, takes, 0)
+		if b.End(205) != 0 || b.job.Served != takes || l.running != a.Place {
 			t.Errorf("b has had %v, want what it was expected to take, and a still to end", b.job.Served)
 		}
-		if !c.take(206, due(900)) || l.queued != c.laneTurn {
+		if !c.Take(206, due(900)) || l.queued != c.Place {
 			t.Error("c may not begin behind a")
 		}
-		a.end(207)
-		if !c.take(208, due(900)) || l.running != c.laneTurn {
+		a.End(207)
+		if !c.Take(208, due(900)) || l.running != c.Place {
 			t.Error("c lost its turn")
 		}
 	})
 	t.Run("queued one withdraws", func(t *testing.T) {
 		l, a, b, c := setup(t)
-		a.launch(0, 0, takes, 0)
-		b.take(95, due(900))
-		c.take(96, due(900))
-		b.leave(97)
-		if l.queued != c.laneTurn || !c.take(98, due(900)) {
+		a.Launch(0, 0, takes, 0)
+		b.Take(95, due(900))
+		c.Take(96, due(900))
+		b.Leave(97)
+		if l.queued != c.Place || !c.Take(98, due(900)) {
 			t.Error("c is not queued after b left")
 		}
 	})
 	t.Run("running one leaves", func(t *testing.T) {
 		l, a, b, _ := setup(t)
-		a.launch(0, 0, takes, 0)
-		b.take(95, due(900))
-		a.leave(96)
-		if l.running != b.laneTurn || !b.take(97, due(900)) {
+		a.Launch(0, 0, takes, 0)
+		b.Take(95, due(900))
+		a.Leave(96)
+		if l.running != b.Place || !b.Take(97, due(900)) {
 			t.Error("b does not run after a left")
 		}
 	})
 	t.Run("demoted", func(t *testing.T) {
 		l, a, b, c := setup(t)
-		a.launch(0, 0, takes, 0)
-		if b.take(95, demoted) {
+		a.Launch(0, 0, takes, 0)
+		if b.Take(95, demoted) {
 			t.Error("a demoted batch is queued")
 		}
-		if !c.take(96, due(900)) {
+		if !c.Take(96, due(900)) {
 			t.Error("a demoted batch that waits keeps others from the place")
 		}
-		c.withdraw(97)
-		b.withdraw(97)
-		b.take(98, due(900))
-		if b.take(99, demoted) || l.queued != nil {
+		c.Withdraw(97)
+		b.Withdraw(97)
+		b.Take(98, due(900))
+		if b.Take(99, demoted) || l.queued != nil {
 			t.Error("a batch keeps its place after its guarantee was used up")
 		}
-		if a.end(100); l.running != b.laneTurn {
+		if a.End(100); l.running != b.Place {
 			t.Error("the demoted batch does not run when the lane is free")
 		}
 	})
 	t.Run("alone", func(t *testing.T) {
 		_, a, b, c := setup(t)
-		b.leave(1)
-		c.leave(1)
-		a.launch(0, 0, takes, 0)
-		if left := a.offer(2); left != 0 {
+		b.Leave(1)
+		c.Leave(1)
+		a.Launch(0, 0, takes, 0)
+		if left := a.Offer(2); left != 0 {
 			t.Errorf("a member without others is to ask in %v", left)
 		}
 	})
 	t.Run("lead", func(t *testing.T) {
 		l, a, b, _ := setup(t)
-		a.launch(0, 0, takes, 0)
-		b.take(92, due(900))
-		if b.launch(0, 100, takes, 18); l.lead != 12 {
+		a.Launch(0, 0, takes, 0)
+		b.Take(92, due(900))
+		if b.Launch(0, 100, takes, 18); l.lead != 12 {
 			t.Errorf("lead of %v, want 10 ns and an eighth of what 8 + 18 ns are more", l.lead)
 		}
 	})
@@ -210,7 +210,7 @@ func (m *turnsModel) check() {
 		m.t.Fatal("a batch is queued behind one that is not on the device")
 	}
 	for i, o := range m.members {
-		has := l.running == o.laneTurn || l.queued == o.laneTurn
+		has := l.running == o.Place || l.queued == o.Place
 		switch {
 		case l.running == nil && o.waits:
 			m.t.Fatalf("member %d waits for a free lane", i)
@@ -220,7 +220,7 @@ func (m *turnsModel) check() {
 			m.t.Fatalf("member %d lost its turn", i)
 		case has && m.woken[i] == o.woken:
 			m.t.Fatalf("member %d is not woken for its turn", i)
-		case l.queued == o.laneTurn && o.job.Demoted:
+		case l.queued == o.Place && o.job.Demoted:
 			m.t.Fatalf("a demoted batch of member %d is queued", i)
 		}
 		if m.woken[i] = -1; o.waits {
@@ -235,7 +235,7 @@ func TestTurnsHistories(t *testing.T) {
 	for _, policy := range lane.Names() {
 		t.Run(policy, func(t *testing.T) {
 			rapid.Check(t, func(r *rapid.T) {
-				s, err := newLanes(1, policy, unlimited)
+				s, err := NewLanes(1, policy, Unlimited)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -252,14 +252,14 @@ func TestTurnsHistories(t *testing.T) {
 					o := m.members[i]
 					switch rapid.IntRange(0, 9).Draw(r, "step") {
 					case 0:
-						o.offer(m.now)
+						o.Offer(m.now)
 					case 1:
 						if !m.began[i] {
-							o.withdraw(m.now)
+							o.Withdraw(m.now)
 						}
 					case 2:
 						if !m.began[i] {
-							o.leave(m.now)
+							o.Leave(m.now)
 							join(i)
 						}
 					case 3, 4, 5:
@@ -283,13 +283,13 @@ func (m *turnsModel) begin(i int, demoted bool) {
 	job.Demoted = demoted
 	switch {
 	case m.began[i]:
-		o.launch(0, m.now, 50, 5)
+		o.Launch(0, m.now, 50, 5)
 		m.on[i] = true
-	case o.take(m.now, job):
+	case o.Take(m.now, job):
 		d := o.device.(*orderedDevice)
 		d.after = d.after[:0]
-		queued := m.l.queued == o.laneTurn
-		if followed, err := o.follow(0); followed != queued || err != nil {
+		queued := m.l.queued == o.Place
+		if followed, err := o.Follow(0); followed != queued || err != nil {
 			m.t.Fatalf("member %d follows: %v, %v; want %v", i, followed, err, queued)
 		}
 		if queued && d.after[0] != m.l.running.device {
@@ -297,14 +297,14 @@ func (m *turnsModel) begin(i int, demoted bool) {
 		}
 		m.began[i] = true
 		if demoted { // never launched
-			o.end(m.now)
+			o.End(m.now)
 			m.began[i] = false
 		}
 	}
 }
 
 func (m *turnsModel) end(i int) {
-	m.members[i].end(m.now)
+	m.members[i].End(m.now)
 	m.began[i], m.on[i] = false, false
 }
 
@@ -330,7 +330,7 @@ func TestQueuedTurnsShares(t *testing.T) {
 
 // turnsOf returns how many of the turns each member gets. The batches of member i take 10 (i + 1).
 func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int {
-	s, err := newLanes(1, policy, unlimited)
+	s, err := NewLanes(1, policy, Unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +339,7 @@ func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int 
 	for range members {
 		m := joinLanes(t, s, 1)
 		if queue {
-			m.setDevice(&orderedDevice{})
+			m.SetDevice(&orderedDevice{})
 		}
 		all = append(all, m)
 	}
@@ -360,34 +360,34 @@ func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int 
 				continue
 			}
 			job := lane.Job{Complete: ready[i], Deadline: ready[i] + 1000, Batch: time.Duration(takes(i)), Requests: 1}
-			if m.take(now, job) {
-				m.launch(0, now, time.Duration(takes(i)), 0)
+			if m.Take(now, job) {
+				m.Launch(0, now, time.Duration(takes(i)), 0)
 				began[i] = true
 			}
 		}
 	}
 	for range turns {
 		ask()
-		i := slices.IndexFunc(all, func(m *member) bool { return m.laneTurn == l.running })
+		i := slices.IndexFunc(all, func(m *member) bool { return m.Place == l.running })
 		if i < 0 {
 			t.Fatal("no batch runs although all members have one")
 		}
 		if queue {
 			now = max(now, all[i].began+takes(i)-l.lead.Nanoseconds())
-			all[i].offer(now)
+			all[i].Offer(now)
 			ask()
 		}
 		now = max(now, all[i].began+takes(i))
 		had[i]++
 		began[i], ready[i] = false, now
-		all[i].end(now)
+		all[i].End(now)
 	}
 	return had
 }
 
 // TestQueuedTurnAllocations queues a batch as often as one begins.
 func TestQueuedTurnAllocations(t *testing.T) {
-	s, err := newLanes(1, lane.EDF, unlimited)
+	s, err := NewLanes(1, lane.EDF, Unlimited)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,16 +395,16 @@ func TestQueuedTurnAllocations(t *testing.T) {
 	a.device.(*orderedDevice).after = make([]device.Ordered, 0, 1<<12)
 	b.device.(*orderedDevice).after = make([]device.Ordered, 0, 1<<12)
 	now := int64(0)
-	if n := allocations(100, func() {
+	if n := testing.AllocsPerRun(100, func() {
 		for _, m := range []*member{a, b} {
-			m.take(now, due(math.MaxInt64))
-			m.follow(0)
-			m.launch(0, now, 100, 0)
+			m.Take(now, due(math.MaxInt64))
+			m.Follow(0)
+			m.Launch(0, now, 100, 0)
 			now += 95
-			m.offer(now)
+			m.Offer(now)
 		}
-		a.end(now)
-		b.end(now)
+		a.End(now)
+		b.End(now)
 	}); n > 0 {
 		t.Errorf("queued turns allocate %v times", n)
 	}

@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -171,71 +170,13 @@ func TestGPUTurnInFlight(t *testing.T) {
 	c.drained()
 }
 
-// While another process uses the GPU, batches of a worker's members run one at a time.
-func TestGPUTurnOfMembers(t *testing.T) {
-	h := newTurnHarness(t)
-	shared := &gpuTurn{turn: h.other()}
-	a, b := batchTurn{of: shared}, batchTurn{of: shared}
-	running := h.other()
-	running.Take(shm.Rank{}, 0)
-	if a.take(shm.Rank{}) || b.take(shm.Rank{}) {
-		t.Fatal("a member has another's turn")
-	}
-	b.withdraw()
-	running.Release()
-	if !a.take(shm.Rank{}) {
-		t.Fatal("no turn")
-	}
-	if running.Take(shm.Rank{Level: 5}, 0) {
-		t.Fatal("two processes have the turn")
-	}
-	if b.joins() || b.take(shm.Rank{}) {
-		t.Error("two members have a turn next to another process")
-	}
-	b.withdraw()
-	if running.Take(shm.Rank{}, 0) {
-		t.Error("a member that withdrew ended the turn of another")
-	}
-	a.end()
-	if !running.Take(shm.Rank{}, 0) {
-		t.Error("the last member to end did not pass on the turn")
-	}
-}
-
-// TestGPUTurnRanks has two members of a worker wait. The worker waits with the first of their ranks.
-func TestGPUTurnRanks(t *testing.T) {
-	h := newTurnHarness(t)
-	shared := &gpuTurn{turn: h.other()}
-	a, b := batchTurn{of: shared}, batchTurn{of: shared}
-	running, waiting := h.other(), h.other()
-	running.Take(shm.Rank{}, 0)
-	if a.take(shm.Rank{Level: 4}) || b.take(shm.Rank{Level: 1}) || waiting.Take(shm.Rank{Level: 2}, 0) {
-		t.Fatal("two processes have the turn")
-	}
-	running.Release()
-	if waiting.Take(shm.Rank{Level: 2}, 0) {
-		t.Fatal("another process got the turn before a worker whose first batch has a higher level")
-	}
-	b.withdraw()
-	if waiting.Take(shm.Rank{Level: 2}, 0) {
-		t.Fatal("a member that withdrew gave up the turn of another")
-	}
-	if !a.take(shm.Rank{Level: 4}) {
-		t.Fatal("no turn")
-	}
-	a.end()
-	if !waiting.Take(shm.Rank{Level: 2}, 0) {
-		t.Error("the worker did not pass on the turn")
-	}
-}
-
 // TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.
 func TestWorkerTurnEntry(t *testing.T) {
 	h := newTurnHarness(t)
 	p := &process{membership: membership{worker: &worker{}}}
-	open := func(entry int) *gpuTurn {
+	open := func(entry int) *gate.Entry {
 		t.Helper()
-		turn, err := p.openTurn(control.Attached{Turn: &entry}, []*os.File{h.dup(h.turns.File())})
+		turn, err := p.openEntry(control.Attached{Turn: &entry}, []*os.File{h.dup(h.turns.File())})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -245,28 +186,8 @@ func TestWorkerTurnEntry(t *testing.T) {
 	if second := open(3); second != first {
 		t.Error("two members of a worker have two turns")
 	}
-	if third := open(4); third == first || third.entry != 4 {
-		t.Errorf("the worker has entry %d, want 4", third.entry)
-	}
-}
-
-func TestRank(t *testing.T) {
-	h := newTurnHarness(t)
-	l := h.loop(h.fake())
-	l.queue.Pending = append(l.queue.Pending, batching.Request{Deadline: 70}, batching.Request{Deadline: 50}, batching.Request{Deadline: 60})
-	l.guaranteed(shm.Now())
-	if got, want := l.rank(l.queue.Pending), (shm.Rank{Level: 3, Deadline: 50}); got != want {
-		t.Errorf("a batch within the guarantee has rank %+v, want %+v", got, want)
-	}
-	l.choice.Demoted = true
-	if got, want := l.rank(l.queue.Pending), (shm.Rank{Deadline: 50}); got != want {
-		t.Errorf("a demoted batch has rank %+v, want %+v", got, want)
-	}
-	l.choice.Demoted = false
-	l.p.orders.follow(control.Order{Do: control.DoShare, GuaranteePercent: 50, Level: budget.MaxLevel})
-	l.guaranteed(shm.Now())
-	if got := l.rank(l.queue.Pending); got.Level != uint32(budget.MaxLevel) {
-		t.Errorf("a batch has level %d after an order, want %d", got.Level, budget.MaxLevel)
+	if third := open(4); third == first || third.Number() != 4 {
+		t.Errorf("the worker has entry %d, want 4", third.Number())
 	}
 }
 
@@ -276,12 +197,11 @@ func TestAccountInTurn(t *testing.T) {
 	f := h.fake()
 	f.fixed = true
 	l := h.loop(f)
-	l.account.times = []time.Duration{0, 4 * time.Millisecond, 5 * time.Millisecond, 0, 0, 0, 0, 0, 0}
-	l.account.fitLine()
-	if got := l.account.cost(1); got != 4*time.Millisecond {
+	l.setAccount(gate.Config{Exclusive: true, Times: times(8, 3*time.Millisecond, time.Millisecond)})
+	if got := l.gate.Account.Cost(1); got != 4*time.Millisecond {
 		t.Errorf("a batch of 4ms costs %v", got)
 	}
-	l.account.balance.charge(shm.Now(), time.Hour)
+	l.emptyBalance()
 	if l.guaranteed(shm.Now()) {
 		t.Error("a batch beyond the guarantee is not demoted")
 	}

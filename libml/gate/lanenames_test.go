@@ -1,4 +1,4 @@
-package libml
+package gate
 
 import (
 	"slices"

@@ -1,0 +1,96 @@
+// Package gate decides when a batch that a loop has picked may begin. A batch passes these checks, in this
+// order:
+//
+//	Account   is it within the guarantee, or demoted? Asked before the loop picks the batch.
+//	Resident  is the model in memory?
+//	Place     is it the function's turn in the lane of its worker?
+//	Entry     is it the process's turn on a GPU without MPS?
+//
+// Admit asks the last three. It never waits, and holds no lock when it returns. If the batch may not begin, the
+// loop waits with Wait or on its ring, picks again and asks again: later requests may be more urgent, and some may be
+// late by then.
+package gate
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/lane"
+	"github.com/penstock/penstock/shm"
+)
+
+// Gate is the gate of one loop. The loop's thread calls its methods. All times are those of shm.Now.
+type Gate struct {
+	Account *Account
+	// Resident reports whether the model is in memory.
+	Resident func() bool
+	// Place is the function's place in a lane; nil outside a worker.
+	Place *Place
+	// Busy makes guests wait for batches within the guarantee; nil if there are no guests.
+	Busy *shm.BusyBit
+
+	visit visit
+}
+
+// New returns the gate of a loop. entry may be nil.
+func New(account *Account, place *Place, entry *Entry, resident func() bool, busy *shm.BusyBit) *Gate {
+	return &Gate{Account: account, Place: place, Resident: resident, Busy: busy, visit: visit{of: entry}}
+}
+
+const (
+	// maxWait and minWait bound when a batch that was not admitted asks again, unless what it waits for
+	// wakes the loop.
+	maxWait = 100 * time.Millisecond
+	minWait = time.Millisecond
+)
+
+// Admit reports whether a batch may begin. If not, the loop asks again when it is woken, at the latest at
+// retryAt: then the oldest request may have become late.
+func (g *Gate) Admit(now int64, batch lane.Job) (ok bool, retryAt int64) {
+	late := batch.Deadline - int64(batch.Batch)
+	retryAt = min(now+int64(maxWait), max(late, now+int64(minWait)))
+	switch {
+	case !g.Resident():
+		g.Withdraw(now)
+		return false, retryAt
+	case !g.Place.Take(now, batch):
+		return false, retryAt
+	}
+	rank := shm.Rank{Deadline: batch.Deadline}
+	if !batch.Demoted {
+		rank.Level = uint32(max(budget.MinLevel, g.Account.OrderedLevel()))
+	}
+	ok, again := g.visit.take(now, rank)
+	return ok, min(retryAt, again)
+}
+
+// Wait waits for the process's turn on the GPU, at most until that time. It returns false at once if the batch
+// waits for something else, which wakes the loop on its ring.
+func (g *Gate) Wait(until int64) bool { return g.visit.sleep(until) }
+
+// Joins reports whether a batch may begin next to one of the same process.
+func (g *Gate) Joins() bool { return g.visit.joins() }
+
+// Withdraw ends the turns of the loop, and its wait for them, without a batch.
+func (g *Gate) Withdraw(now int64) {
+	g.Place.Withdraw(now)
+	g.visit.withdraw()
+}
+
+// Begin charges an admitted batch of a size in the device's slot. It returns whether the batch runs demoted, and
+// whether guests wait for it, for End.
+func (g *Gate) Begin(now int64, slot int, batch batching.Choice) (demoted, busy bool) {
+	demoted = g.Account.begin(now, slot, batch.Padded, batch.Demoted)
+	return demoted, g.Busy != nil && !demoted && g.Busy.Begin(now)
+}
+
+// End lets other batches begin after one that has ended on the device. It returns since when no other batch of the lane
+// ran; 0 if the end of the batch before was not noticed yet.
+func (g *Gate) End(now int64, busy bool) (began int64) {
+	if busy {
+		g.Busy.End()
+	}
+	g.visit.end() // before the lane's turn, whose next member needs it
+	return g.Place.End(now)
+}

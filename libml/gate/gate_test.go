@@ -1,0 +1,176 @@
+package gate
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/lane"
+	"github.com/penstock/penstock/shm"
+)
+
+// fakeTurn is the turn of a process next to others. The test says who has it.
+type fakeTurn struct {
+	free, alone bool
+	asked       []shm.Rank
+	releases    int
+	sleep       chan struct{} // closed: no sleep
+}
+
+func (f *fakeTurn) Ask(r shm.Rank) (bool, uint32) {
+	f.asked = append(f.asked, r)
+	return f.free, 7
+}
+func (f *fakeTurn) Sleep(uint32, int64) { <-f.sleep }
+func (f *fakeTurn) Alone(int64) bool    { return f.alone }
+func (f *fakeTurn) Release()            { f.releases++ }
+func (f *fakeTurn) Close() error        { return nil }
+
+// newGate returns the gate of a loop at level 3 that takes turns, with a full balance.
+func newGate(entry *Entry) *Gate {
+	account := NewAccount(0, Config{Level: 3, Exclusive: true, Objective: time.Hour, Terms: Terms{0.5, 3}, Times: make([]time.Duration, 9), Size: 1})
+	return New(account, nil, entry, func() bool { return true }, nil)
+}
+
+func TestAdmit(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	batch := lane.Job{Deadline: 50 * ms, Batch: 10 * time.Millisecond, Requests: 1}
+	demoted := batch
+	demoted.Demoted = true
+	for _, c := range []struct {
+		name    string
+		batch   lane.Job
+		edit    func(g *Gate, f *fakeTurn)
+		ok      bool
+		retryAt int64
+		asked   []shm.Rank
+	}{
+		{"free", batch, func(_ *Gate, f *fakeTurn) { f.free = true }, true, 40 * ms, []shm.Rank{{Level: 3, Deadline: 50 * ms}}},
+		{"demoted", demoted, func(_ *Gate, f *fakeTurn) { f.free = true }, true, 40 * ms, []shm.Rank{{Deadline: 50 * ms}}},
+		{"another process's turn", batch, nil, false, ms, []shm.Rank{{Level: 3, Deadline: 50 * ms}}},
+		{"another member's batch", batch, func(g *Gate, _ *fakeTurn) { g.visit.of.running = 1 }, false, 200_000, nil},
+		{"next to another member's batch", batch, func(g *Gate, f *fakeTurn) { g.visit.of.running, f.alone = 1, true }, true, 40 * ms, nil},
+		{"model not in memory", batch, func(g *Gate, _ *fakeTurn) { g.Resident = func() bool { return false } }, false, 40 * ms, nil},
+		{"another level is ordered", batch, func(g *Gate, f *fakeTurn) {
+			f.free = true
+			g.Account.Guaranteed(0, Terms{0.5, budget.MaxLevel}, 1)
+		}, true, 40 * ms, []shm.Rank{{Level: uint32(budget.MaxLevel), Deadline: 50 * ms}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := &fakeTurn{}
+			g := newGate(&Entry{turn: f})
+			if c.edit != nil {
+				c.edit(g, f)
+			}
+			ok, retryAt := g.Admit(0, c.batch)
+			if ok != c.ok || retryAt != c.retryAt || !slices.Equal(f.asked, c.asked) {
+				t.Errorf("admitted %v, again at %d, asked %+v; want %v, %d, %+v", ok, retryAt, f.asked, c.ok, c.retryAt, c.asked)
+			}
+		})
+	}
+	t.Run("lane", func(t *testing.T) {
+		s, err := NewLanes(1, lane.EDF, Unlimited)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, b := newGate(nil), newGate(nil)
+		a.Place, b.Place = joinLanes(t, s, 1).Place, joinLanes(t, s, 1).Place
+		if ok, _ := a.Admit(0, batch); !ok {
+			t.Fatal("no batch may begin in a free lane")
+		}
+		if ok, retryAt := b.Admit(0, batch); ok || retryAt != 40*ms {
+			t.Errorf("admitted %v, again at %d; want the turn of another member, until the request is late", ok, retryAt)
+		}
+		a.Resident = func() bool { return false }
+		a.Admit(0, batch)
+		if ok, _ := b.Admit(0, batch); !ok {
+			t.Error("a member without its model keeps its turn")
+		}
+	})
+	t.Run("late soon", func(t *testing.T) {
+		g := newGate(nil)
+		g.Resident = func() bool { return false }
+		for deadline, want := range map[int64]int64{0: ms, 1 << 60: 100 * ms} {
+			if _, retryAt := g.Admit(0, lane.Job{Deadline: deadline}); retryAt != want {
+				t.Errorf("deadline %d: again at %d, want %d", deadline, retryAt, want)
+			}
+		}
+	})
+}
+
+// TestWait has one member of a worker sleep until the turn comes. Meanwhile others use the gate.
+func TestWait(t *testing.T) {
+	f := &fakeTurn{sleep: make(chan struct{})}
+	entry := &Entry{turn: f}
+	a, b := newGate(entry), newGate(entry)
+	if a.Wait(1) {
+		t.Error("waits for a turn that was not asked for")
+	}
+	if ok, _ := a.Admit(0, lane.Job{}); ok {
+		t.Fatal("a batch begins in another's turn")
+	}
+	done := make(chan bool)
+	go func() { done <- a.Wait(1) }()
+	if ok, _ := b.Admit(0, lane.Job{}); ok || b.Joins() {
+		t.Error("a batch begins in another's turn")
+	}
+	b.Withdraw(0)
+	if f.releases != 0 {
+		t.Error("a member that withdrew gave up the turn of another")
+	}
+	close(f.sleep)
+	if !<-done {
+		t.Error("did not wait for the turn")
+	}
+	f.free = true
+	if ok, _ := a.Admit(0, lane.Job{}); !ok || a.Wait(1) {
+		t.Error("a batch in its turn does not begin")
+	}
+	a.End(0, false)
+	if f.releases != 1 {
+		t.Errorf("the turn was given up %d times, want once", f.releases)
+	}
+}
+
+// TestMembers has two members of a worker wait. The worker waits with the first of their ranks, and their batches
+// run one at a time while another process uses the GPU.
+func TestMembers(t *testing.T) {
+	f := &fakeTurn{}
+	entry := &Entry{turn: f}
+	a, b := &visit{of: entry}, &visit{of: entry}
+	a.take(0, shm.Rank{Level: 4})
+	b.take(0, shm.Rank{Level: 1})
+	if want := []shm.Rank{{Level: 4}, {Level: 4}}; !slices.Equal(f.asked, want) {
+		t.Errorf("asked with %+v, want %+v", f.asked, want)
+	}
+	f.free = true
+	if ok, _ := a.take(0, shm.Rank{Level: 4}); !ok {
+		t.Fatal("no turn")
+	}
+	if ok, _ := b.take(0, shm.Rank{Level: 1}); ok || b.joins() {
+		t.Error("two members have a turn next to another process")
+	}
+	if b.withdraw(); f.releases != 0 {
+		t.Error("a member that withdrew ended the turn of another")
+	}
+	if a.end(); f.releases != 1 {
+		t.Error("the last member to end did not pass on the turn")
+	}
+}
+
+func TestAdmitAllocations(t *testing.T) {
+	f := &fakeTurn{free: true, asked: make([]shm.Rank, 0, 1<<10)}
+	g := newGate(&Entry{turn: f})
+	if n := testing.AllocsPerRun(100, func() {
+		if ok, _ := g.Admit(0, lane.Job{Deadline: 1}); !ok {
+			t.Fatal("not admitted")
+		}
+		_, busy := g.Begin(0, 0, batching.Choice{Batch: 1, Padded: 1})
+		g.End(1, busy)
+		g.Account.End(1, false, 0, 1)
+	}); n > 0 {
+		t.Errorf("a batch allocates %v times", n)
+	}
+}
