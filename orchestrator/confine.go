@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 
@@ -53,6 +52,14 @@ func privateFolder(dir string, k key) string {
 
 // loopNice is the niceness that libml's batch loop gives itself on a GPU (libml/priority.go).
 const loopNice = -15
+
+// user returns the user of the processes; nil is this process's.
+func (b *Sandbox) user() *sandbox.User {
+	if b == nil {
+		return nil
+	}
+	return b.User
+}
 
 // prepare opens the runtime folder to the processes' user. The user may pass through it to its
 // own sockets and folders, but cannot list it.
@@ -132,37 +139,6 @@ func (b *Sandbox) openPrepared(dir string) error {
 	return nil
 }
 
-// reopen makes the parent of all private folders again, and opens the runtime folder around
-// it.
-func (b *Sandbox) reopen(folder string) error {
-	if err := os.MkdirAll(filepath.Dir(folder), 0o700); err != nil {
-		return err
-	}
-	if b != nil && b.User != nil {
-		if err := os.Chmod(filepath.Dir(folder), 0o711); err != nil {
-			return err
-		}
-	}
-	return os.MkdirAll(folder, 0o711)
-}
-
-// makeOwn makes a folder that belongs to the processes' user.
-func (b *Sandbox) makeOwn(path string) error {
-	err := os.Mkdir(path, 0o700)
-	if errors.Is(err, fs.ErrNotExist) { // the runtime folder was emptied
-		if err = b.reopen(filepath.Dir(path)); err == nil {
-			err = os.Mkdir(path, 0o700)
-		}
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	if b == nil || b.User == nil {
-		return nil
-	}
-	return os.Lchown(path, b.User.UID, b.User.GID)
-}
-
 // removePrivate removes a private folder, unless a process holds it (see
 // sandbox.Spec.Private).
 func removePrivate(path string) error {
@@ -230,38 +206,4 @@ func nonEmpty(path string) []string {
 		return nil
 	}
 	return []string{path}
-}
-
-// confineCommand makes the private folder, and changes cmd so that the launcher starts it.
-func confineCommand(cmd *exec.Cmd, self string, c *sandbox.Spec) error {
-	if cmd.Env == nil {
-		cmd.Env = os.Environ()
-	}
-	program := cmd.Path
-	if !filepath.IsAbs(program) {
-		program = filepath.Join(cmd.Dir, program)
-	}
-	c.AllowProgram(program)
-	c.AllowArguments(cmd.Args[1:])
-	c.AllowEnvironment(cmd.Env)
-	if c.Private != "" {
-		if err := os.RemoveAll(c.Private); err != nil {
-			return fmt.Errorf("remove old private folder: %w", err)
-		}
-		if err := (&Sandbox{User: c.User}).makeOwn(c.Private); err != nil {
-			return fmt.Errorf("make private folder: %w", err)
-		}
-		cmd.Env = append(cmd.Env, privateEnvironment(c.Private)...)
-	}
-	return sandbox.Command(cmd, self, *c)
-}
-
-// privateEnvironment makes programs keep their files in the private folder. They still find
-// Python packages that the user installed.
-func privateEnvironment(folder string) []string {
-	e := []string{"HOME=" + folder, "TMPDIR=" + folder, "XDG_CACHE_HOME=" + filepath.Join(folder, ".cache")}
-	if home, err := os.UserHomeDir(); err == nil && os.Getenv("PYTHONUSERBASE") == "" {
-		e = append(e, "PYTHONUSERBASE="+filepath.Join(home, ".local"))
-	}
-	return e
 }

@@ -28,7 +28,7 @@
 // SIGTERM, then SIGKILL, each after a deadline, unless it has to kill at once.
 //
 // The orchestrator opens a GPU when a manager wants one. A separate goroutine
-// (device.go) opens it, owns the MPS daemon (package mps) and queries NVML. It reports
+// (package gpu) opens it, owns the MPS daemon (package mps) and queries NVML. It reports
 // to the loop over one more channel. No process is started before the GPU is open, and
 // none is woken while MPS is down (gpu.go). The orchestrator never makes a context, and
 // is no client of MPS.

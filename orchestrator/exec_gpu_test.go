@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
 	"github.com/penstock/penstock/orchestrator/cpushare"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // fakeGPUs installs a driver and an MPS that need no GPU, in a place that the test's
@@ -78,7 +79,7 @@ func TestRealMPS(t *testing.T) {
 		t.Errorf("one without a share is %+v", w)
 	}
 	o := n.last
-	if o.Mechanism != mechanismMPS || o.Device == nil || o.Device.SMs != 132 || len(o.Device.GroupSMs) != 16 || !strings.HasPrefix(o.Device.UUID, "GPU-fa") {
+	if o.Mechanism != gpu.MPS || o.Device == nil || o.Device.SMs != 132 || len(o.Device.GroupSMs) != 16 || !strings.HasPrefix(o.Device.UUID, "GPU-fa") {
 		t.Errorf("observed %+v, %+v", o, o.Device)
 	}
 	daemon := n.daemonOf()

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/cpushare"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // life says what a fake process does. The zero value behaves well and takes no time.
@@ -184,7 +185,7 @@ func (p *fakeProcess) counts(o control.Order) int {
 	if p.life.sms != nil {
 		return p.life.sms(o)
 	}
-	least, _ := promisedSMs(fakeGPU, o.SMGroups, o.SharePercent)
+	least, _ := gpu.PromisedSMs(fakeGPU, o.SMGroups, o.SharePercent)
 	return least
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -45,10 +46,10 @@ const verdictTimeout = 200 * time.Millisecond
 // on an H200, driver 580).
 const contextBytes = 512 << 20
 
-// gpu is what the supervisor knows of the device and its use.
-type gpu struct {
-	gpuState         // the latest one
-	device   *device // nil: the CPU
+// deviceUse is what the supervisor knows of the device and its use.
+type deviceUse struct {
+	gpu.State             // the latest one
+	device    *gpu.Device // nil: the CPU
 	// releasing has the dead processes whose memory may not be free yet.
 	releasing releases
 	recovery  recovery
@@ -106,55 +107,55 @@ type verdict struct {
 // MPS, or a measurement of priorities, although the manager wants it, openDevice opens it
 // again. No process runs on it when a manager is adopted, and what kept MPS from starting
 // may be over.
-func (s *supervisor) openDevice(o deviceOptions) {
+func (s *supervisor) openDevice(o gpu.Options) {
 	before := s.gpu.device
-	fellBack := s.onGPU() && !s.sharesAtOnce() && !o.noMPS
-	if before != nil && before.name == o.name && before.noMPS == o.noMPS && (before.probe || !o.probe) && !fellBack {
+	fellBack := s.onGPU() && !s.sharesAtOnce() && !o.NoMPS
+	if before != nil && before.Options.Device == o.Device && before.NoMPS == o.NoMPS && (before.Probe || !o.Probe) && !fellBack {
 		return
 	}
-	s.gpu.device, s.gpu.gpuState = nil, gpuState{}
+	s.gpu.device, s.gpu.State = nil, gpu.State{}
 	clear(s.gpu.releasing)
 	s.weights.running.close()
 	s.weights.running = nil
-	if o.name == "" || o.name == control.DeviceCPU {
+	if o.Device == "" || o.Device == control.DeviceCPU {
 		if before != nil {
-			s.closing.Go(before.close)
+			s.closing.Go(before.Close)
 		}
 		return
 	}
-	s.gpu.device = openDevice(before, o, s.o.machine, s.o.Dir, s.log)
+	s.gpu.device = gpu.Open(before, o, s.o.machine, s.o.Dir, s.log)
 }
 
 func (s *supervisor) closeDevice() {
 	s.weights.running.close()
 	if s.gpu.device != nil {
-		s.gpu.device.close()
+		s.gpu.device.Close()
 	}
 	s.closing.Wait()
 }
 
 // onGPU reports whether processes run on a GPU.
 func (s *supervisor) onGPU() bool {
-	return s.gpu.device != nil && s.gpu.opened && !s.gpu.cpu && s.gpu.err == nil
+	return s.gpu.device != nil && s.gpu.Opened && !s.gpu.CPU && s.gpu.Err == nil
 }
 
 // sharesAtOnce reports whether a fault ends all processes: they are clients of one MPS
 // server.
-func (s *supervisor) sharesAtOnce() bool { return s.gpu.mechanism == mechanismMPS }
+func (s *supervisor) sharesAtOnce() bool { return s.gpu.Mechanism == gpu.MPS }
 
 // deviceStates returns the channel of the device's states, nil on a CPU.
-func (s *supervisor) deviceStates() <-chan gpuState {
+func (s *supervisor) deviceStates() <-chan gpu.State {
 	if s.gpu.device == nil {
 		return nil
 	}
-	return s.gpu.device.states
+	return s.gpu.device.States()
 }
 
 // noteGPU takes the device's new state.
-func (s *supervisor) noteGPU(g gpuState) {
-	died := s.gpu.opened && g.losses > s.gpu.losses
-	s.gpu.gpuState = g
-	if g.err != nil {
+func (s *supervisor) noteGPU(g gpu.State) {
+	died := s.gpu.Opened && g.Losses > s.gpu.Losses
+	s.gpu.State = g
+	if g.Err != nil {
 		s.target.ending = true // no process can run without the device
 		return
 	}
@@ -175,7 +176,7 @@ func (s *supervisor) noteGPU(g gpuState) {
 		}
 	}
 	for pid := range s.gpu.releasing {
-		if !s.gpu.device.follows(pid) {
+		if !s.gpu.device.Follows(pid) {
 			delete(s.gpu.releasing, pid)
 		}
 	}
@@ -186,12 +187,12 @@ func (s *supervisor) onDevice(sp *spec) {
 	if !s.onGPU() {
 		return
 	}
-	sp.start.Device, sp.start.GroupSMs = s.gpu.uuid, s.gpu.groupSMs
+	sp.start.Device, sp.start.GroupSMs = s.gpu.UUID, s.gpu.GroupSMs
 	environment := maps.Clone(sp.environment)
 	if environment == nil {
 		environment = map[string]string{}
 	}
-	maps.Copy(environment, s.gpu.environment)
+	maps.Copy(environment, s.gpu.Environment)
 	sp.environment = environment
 }
 
@@ -206,10 +207,10 @@ func (s *supervisor) wakesHeld() string {
 	if why := s.gpu.recovery.holds(s.now()); why != "" {
 		return why
 	}
-	if !s.gpu.serving {
-		return s.gpu.idle
+	if !s.gpu.Serving {
+		return s.gpu.Idle
 	}
-	if bytes := s.gpu.releasing.bytes(s.now()); bytes > 0 && s.gpu.freeBytes >= 0 && bytes > s.gpu.freeBytes {
+	if bytes := s.gpu.releasing.bytes(s.now()); bytes > 0 && s.gpu.FreeBytes >= 0 && bytes > s.gpu.FreeBytes {
 		return fmt.Sprintf("waiting until %d MiB of ended processes are free", bytes>>20)
 	}
 	return ""
@@ -277,14 +278,14 @@ func (s *supervisor) mismatched(c *child) string {
 	if percent == 0 {
 		percent = 100 // no share: MPS's default
 	}
-	least, most := promisedSMs(s.gpu.foundGPU, c.at, percent)
+	least, most := gpu.PromisedSMs(s.gpu.Found, c.at, percent)
 	switch n := c.notice.SMs; {
 	case least <= n && n <= most:
 		return ""
 	case len(c.at) > 0:
 		return fmt.Sprintf("the process has %d multiprocessors, and groups %v have %d", n, c.at, least)
 	default:
-		return fmt.Sprintf("the process has %d multiprocessors, and %g %% of %d are %d to %d", n, percent, s.gpu.sms, least, most)
+		return fmt.Sprintf("the process has %d multiprocessors, and %g %% of %d are %d to %d", n, percent, s.gpu.SMs, least, most)
 	}
 }
 
@@ -318,7 +319,7 @@ func (s *supervisor) askFor(v verdict) {
 	s.closing.Go(func() {
 		ctx, cancel := s.clock.WithTimeout(context.Background(), verdictTimeout)
 		defer cancel()
-		v.health = d.health(ctx)
+		v.health = d.Health(ctx)
 		select {
 		case s.gpu.recovery.verdicts <- v:
 		case <-s.done:
@@ -384,19 +385,19 @@ func (s *supervisor) release(c *child) {
 	pid := c.process.pid()
 	s.gpu.releasing[pid] = release{
 		bytes: c.gpuBytes(),
-		until: s.now().Add(releaseTimeout),
+		until: s.now().Add(gpu.ReleaseTimeout),
 	}
-	s.gpu.device.follow(pid)
+	s.gpu.device.Follow(pid)
 }
 
 // observeGPU adds the device to the report for the manager.
 func (s *supervisor) observeGPU(o *control.Observed) {
 	switch {
-	case !s.gpu.opened, s.gpu.err != nil:
+	case !s.gpu.Opened, s.gpu.Err != nil:
 		o.Mechanism = ""
-	case s.gpu.cpu:
+	case s.gpu.CPU:
 	default:
-		o.Mechanism, o.Device = s.gpu.mechanism, s.gpu.observed()
+		o.Mechanism, o.Device = s.gpu.Mechanism, s.gpu.Observed()
 		o.Device.Weights = s.weights.running.state()
 	}
 }
@@ -409,7 +410,7 @@ func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
 	case c.state.Ended(): // it runs on nothing any more
 		return
 	case c.woken && (c.moving || c.at == nil):
-		q.SMGroups = union(c.at, c.groups)
+		q.SMGroups = gpu.Union(c.at, c.groups)
 	case c.woken:
 		q.SMGroups = c.at
 	case c.state == control.Loaded && q.Reason == "" && s.toServe(k):

@@ -12,13 +12,14 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
 	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
 // fakeGPU has the H200's multiprocessors and less memory.
-var fakeGPU = foundGPU{
-	uuid: "GPU-1", name: "Fake", sms: 132, memoryBytes: 100 << 30,
-	groupSMs: []int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12},
+var fakeGPU = gpu.Found{
+	UUID: "GPU-1", Name: "Fake", SMs: 132, MemoryBytes: 100 << 30,
+	GroupSMs: []int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12},
 }
 
 // fakeMachine has one GPU or none, and MPS or none. It runs on a bubble's time.
@@ -38,23 +39,23 @@ type fakeMachine struct {
 }
 
 func newFakeMachine() *fakeMachine {
-	return &fakeMachine{gpus: fakenvml.New(nvml.Device{UUID: fakeGPU.uuid, Name: fakeGPU.name, MemoryBytes: fakeGPU.memoryBytes})}
+	return &fakeMachine{gpus: fakenvml.New(nvml.Device{UUID: fakeGPU.UUID, Name: fakeGPU.Name, MemoryBytes: fakeGPU.MemoryBytes})}
 }
 
-func (m *fakeMachine) find(name string) (foundGPU, error) {
+func (m *fakeMachine) Find(name string) (gpu.Found, error) {
 	time.Sleep(m.takes)
 	if m.noGPU != nil {
-		return foundGPU{}, m.noGPU
+		return gpu.Found{}, m.noGPU
 	}
 	if name != "cuda" {
-		return foundGPU{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
+		return gpu.Found{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
 	}
 	return fakeGPU, nil
 }
 
-func (m *fakeMachine) session() (nvml.Session, error) { return m.gpus, m.noNVML }
+func (m *fakeMachine) Session() (nvml.Session, error) { return m.gpus, m.noNVML }
 
-func (m *fakeMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, error) {
+func (m *fakeMachine) StartMPS(ctx context.Context, o mps.Options) (gpu.Daemon, error) {
 	select {
 	case <-time.After(m.takes):
 	case <-ctx.Done():
@@ -75,7 +76,7 @@ func (m *fakeMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, e
 	return d, nil
 }
 
-func (m *fakeMachine) priorities(context.Context, foundGPU, map[string]string) (control.StreamPriorities, bool, error) {
+func (m *fakeMachine) Priorities(context.Context, gpu.Found, map[string]string) (control.StreamPriorities, bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.probes++

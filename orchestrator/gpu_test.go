@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -82,7 +83,7 @@ func TestProcessEnvironment(t *testing.T) {
 			t.Errorf("active as %+v", q)
 		}
 		f := n.spawner.generation(1)
-		if f.spec.start.Device != fakeGPU.uuid || !slices.Equal(f.spec.start.GroupSMs, fakeGPU.groupSMs) {
+		if f.spec.start.Device != fakeGPU.UUID || !slices.Equal(f.spec.start.GroupSMs, fakeGPU.GroupSMs) {
 			t.Errorf("started as %+v", f.spec.start)
 		}
 		want := map[string]string{"MODEL": "x", "CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "CUDA_MPS_LOG_DIRECTORY": "/run/mps-log"}
@@ -94,7 +95,7 @@ func TestProcessEnvironment(t *testing.T) {
 		}
 		o := n.link.observed()
 		if o.Mechanism != "mps" || o.Device == nil || o.Device.UUID != "GPU-1" || o.Device.Name != "Fake" || o.Device.SMs != 132 ||
-			!slices.Equal(o.Device.GroupSMs, fakeGPU.groupSMs) || o.Device.MemoryBytes != 100<<30 || o.Device.Why != "" {
+			!slices.Equal(o.Device.GroupSMs, fakeGPU.GroupSMs) || o.Device.MemoryBytes != 100<<30 || o.Device.Why != "" {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
 		// A GPU share sets no CPU quota, and a percentage stays for the process's life.
@@ -185,7 +186,7 @@ func TestNoMPS(t *testing.T) {
 
 func TestPercentage(t *testing.T) {
 	for share, want := range map[float64]string{0: "1", 0.2: "1", 12.5: "12.5", 30: "30", 100: "100"} {
-		if got := percentage(share); got != want {
+		if got := gpu.Percentage(share); got != want {
 			t.Errorf("of %v: %q, want %q", share, got, want)
 		}
 	}
@@ -194,7 +195,7 @@ func TestPercentage(t *testing.T) {
 func TestPromisedSMs(t *testing.T) {
 	// The numbers of multiprocessors that MPS assigned on an H200.
 	for percent, got := range map[float64]int{0.5: 8, 1: 8, 10: 12, 12.5: 16, 30: 38, 33.4: 44, 60: 78, 100: 132} {
-		least, most := promisedSMs(fakeGPU, nil, percent)
+		least, most := gpu.PromisedSMs(fakeGPU, nil, percent)
 		if got < least || got > most {
 			t.Errorf("%v %%: %d is not within %d to %d", percent, got, least, most)
 		}
@@ -202,7 +203,7 @@ func TestPromisedSMs(t *testing.T) {
 			t.Errorf("%v %%: all would do", percent)
 		}
 	}
-	if least, most := promisedSMs(fakeGPU, []int{0, 15}, 30); least != 20 || most != 20 {
+	if least, most := gpu.PromisedSMs(fakeGPU, []int{0, 15}, 30); least != 20 || most != 20 {
 		t.Errorf("groups 0 and 15 promise %d to %d", least, most)
 	}
 }
@@ -509,8 +510,8 @@ func TestMPSRetry(t *testing.T) {
 
 func TestNoGroups(t *testing.T) {
 	noGroups := fakeGPU
-	noGroups.groupSMs, noGroups.noGroups = nil, "cuGreenCtxCreate is missing"
-	defer func(g foundGPU) { fakeGPU = g }(fakeGPU)
+	noGroups.GroupSMs, noGroups.NoGroups = nil, "cuGreenCtxCreate is missing"
+	defer func(g gpu.Found) { fakeGPU = g }(fakeGPU)
 	fakeGPU = noGroups
 	runGPUNode(t, nil, func(n *node) {
 		n.want(newDesired(1, control.Serve, 30))
@@ -575,11 +576,11 @@ func TestMissingGPU(t *testing.T) {
 func TestFollowWithoutNVML(t *testing.T) {
 	m := newFakeMachine()
 	m.noNVML = errors.New("no NVML")
-	d := openDevice(nil, deviceOptions{name: "cuda", noMPS: true}, m, t.TempDir(), zerolog.Nop())
-	defer d.close()
-	<-d.states
-	d.follow(42)
-	for end := time.Now().Add(30 * time.Second); d.following(); time.Sleep(time.Millisecond) {
+	d := gpu.Open(nil, gpu.Options{Device: "cuda", NoMPS: true}, m, t.TempDir(), zerolog.Nop())
+	defer d.Close()
+	<-d.States()
+	d.Follow(42)
+	for end := time.Now().Add(30 * time.Second); d.Follows(42); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("device still waits for the process")
 		}
@@ -604,7 +605,7 @@ func TestReopenDevice(t *testing.T) {
 		n.desired.NoMPS = true
 		n.want(newDesired(4, control.Serve, 0))
 		n.untilState(4, control.Active)
-		if o := n.link.observed(); o.Mechanism != mechanismTimeSlicing || n.machine.daemon() != first || !first.closed {
+		if o := n.link.observed(); o.Mechanism != gpu.TimeSlicing || n.machine.daemon() != first || !first.closed {
 			t.Errorf("without MPS: observed %+v", o)
 		}
 		n.replaceManager("q")

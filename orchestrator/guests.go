@@ -3,7 +3,6 @@ package orchestrator
 import (
 	"cmp"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/mps"
+	"github.com/penstock/penstock/orchestrator/program"
 )
 
 // guests is the supervisor's part of package guest. The zero value runs none.
@@ -79,18 +79,18 @@ func (s *supervisor) guestDevice() guest.Device {
 	switch {
 	case s.target.desired == nil && s.gpu.device == nil:
 		return guest.Device{Wait: "the node is starting"}
-	case s.gpu.device == nil, s.gpu.opened && s.gpu.cpu:
+	case s.gpu.device == nil, s.gpu.Opened && s.gpu.CPU:
 		return guest.Device{Kind: guest.OnCPU}
-	case !s.gpu.opened:
+	case !s.gpu.Opened:
 		return guest.Device{Wait: "the node waits until the GPU is found"}
-	case s.gpu.err != nil:
+	case s.gpu.Err != nil:
 		return guest.Device{Wait: "the GPU cannot be used"}
 	}
-	device, uuid := s.gpu.device, s.gpu.uuid
+	device, uuid := s.gpu.device, s.gpu.UUID
 	d := guest.Device{
-		Kind: guest.InMPS, Client: s.gpu.environment, Wait: s.gpu.recovery.holds(s.now()),
-		Own:    map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": filepath.Join(s.o.Dir, "no-mps")},
-		Memory: func() (guest.Usage, bool) { return device.memory(uuid) }, EndWork: device.endWork,
+		Kind: guest.InMPS, Client: s.gpu.Environment, Wait: s.gpu.recovery.holds(s.now()),
+		Own:    map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_MPS_PIPE_DIRECTORY": program.NoMPS(s.o.Dir)},
+		Memory: func() (guest.Usage, bool) { return device.Memory(uuid) }, EndWork: device.EndWork,
 		ContextBytes: contextBytes, WorkerBytes: map[int]int64{},
 	}
 	for _, c := range s.processes {
@@ -103,10 +103,10 @@ func (s *supervisor) guestDevice() guest.Device {
 		}
 	}
 	if !s.sharesAtOnce() {
-		d.Kind, d.Why = guest.Beside, cmp.Or(s.gpu.why, "the node runs without MPS")
+		d.Kind, d.Why = guest.Beside, cmp.Or(s.gpu.Why, "the node runs without MPS")
 	}
-	if d.Wait == "" && !s.gpu.serving {
-		d.Wait = s.gpu.idle
+	if d.Wait == "" && !s.gpu.Serving {
+		d.Wait = s.gpu.Idle
 	}
 	return d
 }

@@ -3,15 +3,12 @@ package orchestrator
 import (
 	"context"
 	"fmt"
-	"os/exec"
-	"path/filepath"
-	"runtime"
 	"slices"
-	"syscall"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/program"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -53,7 +50,7 @@ func (s *supervisor) prepareModel(k key, c *child) {
 	}
 	s.addProcess(s.log.Info(), k).Str("card", card).Msg("preparing model for the GPU")
 	p := preparer{
-		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: s.gpu.uuid, card: card,
+		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: s.gpu.UUID, card: card,
 		read: slices.Concat([]string{card}, nonEmpty(c.desired.Dir), modelFiles(&c.desired)), log: s.log,
 	}
 	s.closing.Go(func() {
@@ -79,7 +76,7 @@ func (s *supervisor) notePrepared(p preparation) {
 	order := control.Order{Do: control.DoPrepared}
 	if p.err != nil {
 		s.log.Warn().Err(p.err).Str("card", p.card).Msg("cannot prepare model; its processes load their own weights")
-		order.Failed = line(p.err.Error())
+		order.Failed = program.Line(p.err.Error())
 	}
 	for _, k := range s.preparations.waiting[p.card] {
 		if c := s.processes[k]; c != nil && c.process != nil && !c.state.Ended() {
@@ -97,26 +94,11 @@ type preparer struct {
 }
 
 func (p *preparer) run(ctx context.Context) error {
-	// The kernel sends the parent-death signal when the thread that forked ends: this thread.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-
-	cmd := exec.CommandContext(ctx, p.self, "prepare", "--card", p.card, "--device", p.uuid, "--dir", p.prepared)
-	cmd.Env = append(inherited(p.uuid), "CUDA_VISIBLE_DEVICES="+p.uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(p.dir, "no-mps"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = weightServerEndTimeout
-
 	spec := sandbox.Base(true)
 	spec.Read = append(spec.Read, p.read...)
 	spec.Write = append(spec.Write, p.prepared)
-	if err := confineCommand(cmd, p.self, &spec); err != nil {
-		return fmt.Errorf("start preparation: %w", err)
-	}
-	err := runLogged(cmd, p.log)
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
+	arguments := []string{"prepare", "--card", p.card, "--device", p.uuid, "--dir", p.prepared}
+	if _, err := program.Run(ctx, p.log, p.self, arguments, program.BesideMPS(p.uuid, p.dir), &spec); err != nil {
 		return fmt.Errorf("prepare model: %w", err)
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	libmlgpu "github.com/penstock/penstock/libml/device/gpu"
 	"github.com/penstock/penstock/orchestrator/cpushare"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // probeMain is `penstock probe`.
@@ -154,55 +154,6 @@ func TestPriorityProbeFails(t *testing.T) {
 	}
 }
 
-func TestDamagedPriorities(t *testing.T) {
-	g := foundGPU{uuid: "GPU-1", name: "Fake", driver: "1.2"}
-	want := control.StreamPriorities{Hold: true, AloneMicros: 1, HighMicros: 2, EqualMicros: 30}
-	for _, c := range []struct {
-		name    string
-		of      foundGPU
-		damage  func(text []byte) []byte
-		missing bool // else another error
-		ok      bool
-	}{
-		{name: "none", of: g, damage: func(text []byte) []byte { return text }, ok: true},
-		{name: "cut", of: g, damage: func(text []byte) []byte { return text[:len(text)/2] }},
-		{name: "empty", of: g, damage: func([]byte) []byte { return nil }},
-		{name: "zeros", of: g, damage: func(text []byte) []byte { return make([]byte, len(text)) }},
-		{name: "too long", of: g, damage: func([]byte) []byte { return make([]byte, maxProbeBytes+1) }},
-		{name: "another driver", of: foundGPU{uuid: g.uuid, name: g.name, driver: "1.3"}, damage: func(text []byte) []byte { return text }, missing: true},
-		{name: "another GPU", of: foundGPU{uuid: "GPU-2", name: g.name, driver: g.driver}, damage: func(text []byte) []byte { return text }, missing: true},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			p := prober{cache: filepath.Join(t.TempDir(), "cache")}
-			if _, err := p.read(g); !errors.Is(err, fs.ErrNotExist) {
-				t.Fatalf("read without a file: %v", err)
-			}
-			if err := p.write(g, want); err != nil {
-				t.Fatal(err)
-			}
-			file := filepath.Join(p.cache, probeFile(&g))
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, c.damage(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			got, err := p.read(c.of)
-			if c.ok != (err == nil) || c.ok && got != want || err != nil && c.missing != errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("read %+v, %v", got, err)
-			}
-			// The next result replaces a damaged one.
-			if err := p.write(c.of, want); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := p.read(c.of); got != want || err != nil {
-				t.Errorf("read %+v, %v after it was written again", got, err)
-			}
-		})
-	}
-}
-
 // The cache folder of package cudafake holds a result for its device.
 func TestFakeCache(t *testing.T) {
 	setting, err := cudafake.Cache(t.TempDir())
@@ -270,10 +221,10 @@ func TestProbeAfterAnotherManager(t *testing.T) {
 func TestNoProbeAfterResume(t *testing.T) {
 	for _, known := range []*control.StreamPriorities{nil, {Hold: true, AloneMicros: 1, HighMicros: 2, EqualMicros: 9}} {
 		m := newFakeMachine()
-		d := openDevice(nil, deviceOptions{name: "cuda", probe: true, resumed: true, priorities: known}, m, t.TempDir(), zerolog.Nop())
-		if s := <-d.states; m.probes != 0 || s.priorities != known {
-			t.Errorf("%d probes, %+v; want none and %+v", m.probes, s.priorities, known)
+		d := gpu.Open(nil, gpu.Options{Device: "cuda", Probe: true, Resumed: true, Known: known}, m, t.TempDir(), zerolog.Nop())
+		if s := <-d.States(); m.probes != 0 || s.Priorities != known {
+			t.Errorf("%d probes, %+v; want none and %+v", m.probes, s.Priorities, known)
 		}
-		d.close()
+		d.Close()
 	}
 }

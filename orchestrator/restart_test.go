@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/grouptest"
 	"github.com/penstock/penstock/orchestrator/cpushare"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -349,7 +350,7 @@ func TestResumeOnGPU(t *testing.T) {
 		cmd = n.orchestrate()
 		n.untilAnother()
 		o := n.last // the first message of the new orchestrator
-		if o.Mechanism != mechanismMPS || o.Device == nil || o.Device.UUID != device.UUID || len(o.Device.GroupSMs) != len(device.GroupSMs) {
+		if o.Mechanism != gpu.MPS || o.Device == nil || o.Device.UUID != device.UUID || len(o.Device.GroupSMs) != len(device.GroupSMs) {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
 		for i, p := range o.Processes {

@@ -1,14 +1,10 @@
 package orchestrator
 
 import (
-	"bytes"
-	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
 	"pgregory.net/rapid"
 )
 
@@ -124,76 +120,5 @@ func TestIFCPUs(t *testing.T) {
 		if !slices.Contains(allowed, cpu) {
 			t.Errorf("CPU %d is not allowed here", cpu)
 		}
-	}
-}
-
-func TestTail(t *testing.T) {
-	var many, panicked tail
-	for i := range 20 {
-		many.add(fmt.Sprint("line ", i))
-	}
-	if got := many.lines(); len(got) != tailLines || got[tailLines-1] != "line 19" {
-		t.Errorf("of 20 lines it keeps %q", got)
-	}
-	panicked.add("loading")
-	panicked.add("panic: index out of range [7] with length 3")
-	for range 30 {
-		panicked.add("goroutine 1 [running]:")
-	}
-	if got := panicked.lines(); !slices.Equal(got, []string{"loading", "panic: index out of range [7] with length 3"}) {
-		t.Errorf("of a panic it keeps %q", got)
-	}
-	var long tail
-	long.add(strings.Repeat("ä", tailLineBytes))
-	if got := long.lines()[0]; len(got) > tailLineBytes+len("…") || !strings.HasPrefix(got, "ää") || strings.ContainsRune(got, '�') {
-		t.Errorf("of a long line it keeps %q", got)
-	}
-}
-
-func TestReadLines(t *testing.T) {
-	in := "one\r\n\n\xff\n" + strings.Repeat("x", 3*maxLine) + "\nlast"
-	var got []string
-	readLines(strings.NewReader(in), func(l string) {
-		if len(l) > maxLine {
-			t.Errorf("a line of %d bytes", len(l))
-		}
-		got = append(got, l)
-	})
-	if got[0] != "one" || got[1] != "�" || got[len(got)-1] != "last" {
-		t.Errorf("read %.40q", got)
-	}
-	if n := len(strings.Join(got[2:len(got)-1], "")); n != 3*maxLine {
-		t.Errorf("of the long line %d bytes came, want %d", n, 3*maxLine)
-	}
-}
-
-func TestRelay(t *testing.T) {
-	for _, c := range []struct{ in, log, message string }{
-		{"plain", `{"level":"info","stream":"stderr","message":"plain"}`, "plain"},
-		{
-			"Could not load symbol nvrtcVersion. Error: x", `{"level":"debug","stream":"stderr","message":"Could not load symbol nvrtcVersion. Error: x"}`, "",
-		},
-		{`{"level":"info","time":"x","if":"f","n":3,"message":"ready"}`, `{"level":"info","n":3,"message":"ready"}`, ""},
-		{`{"level":"error","error":"no such file","message":"load model"}`, `{"level":"error","error":"no such file","message":"load model"}`, "load model: no such file"},
-		{`{"level":"error","process":"if","if":"f","instance":0,"generation":1,"worker":"w","pid":7,"message":"cannot go on"}`, `{"level":"error","message":"cannot go on"}`, "cannot go on"},
-		{`{"level":"fatal","message":"boom"}`, `{"level":"error","message":"boom"}`, "boom"},
-		{`{"not":`, `{"level":"info","stream":"stderr","message":"{\"not\":"}`, `{"not":`},
-	} {
-		var buf bytes.Buffer
-		if said := relay(zerolog.New(&buf), "stderr", c.in); said != c.message {
-			t.Errorf("%s says %q, want %q", c.in, said, c.message)
-		}
-		if got := strings.TrimSpace(buf.String()); got != c.log {
-			t.Errorf("%s is logged as %s, want %s", c.in, got, c.log)
-		}
-	}
-}
-
-func TestReasonBound(t *testing.T) {
-	if got := line("two\nlines\t of it"); got != "two lines of it" {
-		t.Errorf("%q", got)
-	}
-	if got := line(strings.Repeat("ä", maxReason)); len(got) > maxReason+len("…") || strings.ContainsRune(got, '�') {
-		t.Errorf("%d bytes", len(got))
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/cgroup"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
@@ -59,22 +60,8 @@ type saved struct {
 
 // savedGPU is the device that a process was started for.
 type savedGPU struct {
-	Device string `json:"device"` // the manager's name for it
-	NoMPS  bool   `json:"no_mps,omitempty"`
-	// Probe: the manager asked for Priorities.
-	Probe      bool                      `json:"probe,omitempty"`
-	Priorities *control.StreamPriorities `json:"stream_priorities,omitempty"`
-
-	UUID        string            `json:"uuid"`
-	Name        string            `json:"name"`
-	Driver      string            `json:"driver,omitempty"`
-	SMs         int               `json:"sms"`
-	MemoryBytes int64             `json:"memory_bytes"`
-	GroupSMs    []int             `json:"group_sms,omitempty"`
-	NoGroups    string            `json:"no_groups,omitempty"`
-	Why         string            `json:"why,omitempty"`
-	Mechanism   string            `json:"mechanism"`
-	Environment map[string]string `json:"environment,omitempty"`
+	gpu.Options
+	gpu.State
 }
 
 // heldProcess is a process that another orchestrator started.
@@ -122,12 +109,8 @@ func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 		n.Counters = c.process.counters()
 	}
 	if s.onGPU() {
-		g := &s.gpu
-		n.GPU = &savedGPU{
-			Device: s.gpu.device.name, NoMPS: s.gpu.device.noMPS, Probe: s.gpu.device.probe, Priorities: g.priorities,
-			UUID: g.uuid, Name: g.name, Driver: g.driver, SMs: g.sms, MemoryBytes: g.memoryBytes, GroupSMs: g.groupSMs, NoGroups: g.noGroups,
-			Why: g.why, Mechanism: g.mechanism, Environment: g.environment,
-		}
+		n.GPU = &savedGPU{s.gpu.device.Options, s.gpu.State}
+		n.GPU.Known = s.gpu.Priorities
 	}
 	b, err := json.Marshal(n)
 	if err != nil {
@@ -231,11 +214,10 @@ func (s *supervisor) restoreGPU(g *savedGPU) {
 	if g == nil {
 		return
 	}
-	s.openDevice(deviceOptions{name: g.Device, noMPS: g.NoMPS, probe: g.Probe, resumed: true, priorities: g.Priorities})
-	s.gpu.gpuState = gpuState{
-		opened:   true,
-		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, driver: g.Driver, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
-		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment, priorities: g.Priorities,
-		idle: "waiting until the GPU is opened again", usedBytes: -1, freeBytes: -1,
-	}
+	o := g.Options
+	o.Resumed = true
+	s.openDevice(o)
+	s.gpu.State = g.State
+	s.gpu.Opened, s.gpu.Priorities = true, g.Known
+	s.gpu.Idle, s.gpu.UsedBytes, s.gpu.FreeBytes = "waiting until the GPU is opened again", -1, -1
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/program"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -90,7 +91,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	}
 	cmd.Dir, cmd.Env = sp.dir, os.Environ()
 	if len(sp.environment) > 0 {
-		cmd.Env = inherited(sp.start.Device)
+		cmd.Env = program.Environment(sp.start.Device)
 		for name, value := range sp.environment {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
@@ -99,7 +100,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	if sp.confined != nil {
 		sp.confined.Parent = s.keeper.PID()
 		counters = s.hold(&sp)
-		if err := confineCommand(cmd, s.self, sp.confined); err != nil {
+		if err := program.Confine(cmd, s.self, sp.confined); err != nil {
 			return fail(errors.Join(err, s.shares.Remove(sp.key.id())))
 		}
 	}
@@ -247,10 +248,10 @@ func (c *execProcess) counters() cgroup.Counters   { return c.kernel }
 func (c *execProcess) run() {
 	defer close(c.out)
 	var readers sync.WaitGroup
-	var tail tail
-	output := newOutput(c.log)
-	readers.Go(func() { readLines(c.held.Stdout, func(l string) { output.relay("stdout", l) }) })
-	readers.Go(func() { readLines(c.held.Stderr, func(l string) { tail.add(output.relay("stderr", l)) }) })
+	var tail program.Tail
+	output := program.NewOutput(c.log)
+	readers.Go(func() { program.ReadLines(c.held.Stdout, func(l string) { output.Relay("stdout", l) }) })
+	readers.Go(func() { program.ReadLines(c.held.Stderr, func(l string) { tail.Add(output.Relay("stderr", l)) }) })
 	readers.Go(c.readNotices)
 
 	end := c.await()
@@ -260,7 +261,7 @@ func (c *execProcess) run() {
 	c.held.Stdout.SetReadDeadline(deadline)
 	c.held.Stderr.SetReadDeadline(deadline)
 	readers.Wait()
-	output.end()
+	output.End()
 	hangup.Stop()
 	c.link.Close()
 	c.held.Stdout.Close()
@@ -268,7 +269,7 @@ func (c *execProcess) run() {
 	if err := removePrivate(c.private); err != nil {
 		c.log.Warn().Err(err).Msg("cannot remove private folder")
 	}
-	e := exit{code: end.Code, signal: end.Signal, ours: end.Ours, tail: tail.lines()}
+	e := exit{code: end.Code, signal: end.Signal, ours: end.Ours, tail: tail.Lines()}
 	if refused := c.kernel.RefusedTasks(); refused != "" && !e.clean() && !e.ours {
 		e.tail = append([]string{refused}, e.tail...)
 	}

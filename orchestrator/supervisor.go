@@ -19,7 +19,9 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/orchestrator/cpushare"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/program"
 )
 
 // Options say where and how to run. Durations of zero get their defaults.
@@ -65,7 +67,7 @@ type Options struct {
 	// For the tests of this package.
 	spawner spawner
 	shares  cpushare.Shares
-	machine machine
+	machine gpu.Machine
 	clock   *runclock.Clock
 }
 
@@ -154,9 +156,9 @@ func (o *Options) closeShares() {
 // openMachine opens what starts processes and finds GPUs.
 func (o *Options) openMachine() (err error) {
 	if o.machine == nil {
-		o.machine = realMachine{prober{
-			dir: o.Dir, self: o.Self, sandbox: o.Sandbox, cache: o.Cache, timeout: cmp.Or(o.ProbeTimeout, defaultProbeTimeout), log: o.Log,
-		}}
+		o.machine = gpu.Here{
+			Dir: o.Dir, Self: o.Self, Confined: o.Sandbox != nil, User: o.Sandbox.user(), Cache: o.Cache, ProbeTimeout: o.ProbeTimeout, Log: o.Log,
+		}
 	}
 	if o.spawner != nil {
 		return nil
@@ -215,7 +217,7 @@ type supervisor struct {
 	backoffs  map[place]*backoff // of places that have a desired process
 	reports   chan report
 
-	gpu          gpu
+	gpu          deviceUse
 	weights      weightServer
 	preparations preparations
 	guests       guests
@@ -293,7 +295,7 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		past:      map[key]bool{},
 		backoffs:  map[place]*backoff{},
 		reports:   make(chan report),
-		gpu:       gpu{releasing: releases{}, recovery: recovery{verdicts: make(chan verdict)}},
+		gpu:       deviceUse{releasing: releases{}, recovery: recovery{verdicts: make(chan verdict)}},
 
 		preparations: preparations{waiting: map[string][]key{}, results: make(chan preparation)},
 		done:         make(chan struct{}),
@@ -319,7 +321,7 @@ func (s *supervisor) run(ctx context.Context) error {
 		s.publish()
 		s.guests.update(s.guestDevice())
 		if s.target.ending && s.living() == 0 {
-			return s.gpu.err
+			return s.gpu.Err
 		}
 		wait := time.Hour
 		if !next.IsZero() {
@@ -448,7 +450,7 @@ func (s *supervisor) observedState() observedState {
 			}
 			return time.Time{}
 		},
-		unready: s.gpu.device != nil && !s.gpu.opened,
+		unready: s.gpu.device != nil && !s.gpu.Opened,
 		asleep:  s.wakesHeld() != "",
 	}
 	for k, c := range s.processes {
@@ -475,7 +477,7 @@ func (s *supervisor) do(a action) {
 		s.manager.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
-		s.openDevice(deviceOptions{name: s.target.desired.Device, noMPS: s.target.desired.NoMPS, probe: s.target.desired.ProbePriorities})
+		s.openDevice(gpu.Options{Device: s.target.desired.Device, NoMPS: s.target.desired.NoMPS, Probe: s.target.desired.ProbePriorities})
 		s.log.Info().Str("manager_id", s.manager.id).Msg("manager started")
 	case spawn:
 		s.spawn(a)
@@ -528,7 +530,7 @@ func (s *supervisor) spawn(a action) {
 	s.processes[a.key] = c
 	command, err := s.command(a.wanted)
 	if err != nil {
-		c.reason = line(err.Error())
+		c.reason = program.Line(err.Error())
 		s.ended(a.key, c, control.Failed)
 		return
 	}
@@ -554,7 +556,7 @@ func (s *supervisor) spawn(a action) {
 		p, err = s.o.spawner.spawn(sp)
 	}
 	if err != nil {
-		c.reason = line(err.Error())
+		c.reason = program.Line(err.Error())
 		s.ended(a.key, c, control.Failed)
 		return
 	}
@@ -628,7 +630,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	if n.Prepare {
 		s.prepareModel(k, c)
 	}
-	c.notice.Reason = line(n.Reason)
+	c.notice.Reason = program.Line(n.Reason)
 	if s.onGPU() {
 		s.notePlace(k, c, n)
 	}
@@ -637,7 +639,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 // noteEnd takes the notice of a process that is about to end. The loop waits for the exit itself, for no
 // longer than after a drain.
 func (s *supervisor) noteEnd(k key, c *child, n control.Notice) {
-	c.lastWords = line(n.Reason)
+	c.lastWords = program.Line(n.Reason)
 	if n.State == control.Failed {
 		if s.onGPU() {
 			c.lastWords = s.guests.withGuests(c.lastWords)
@@ -773,7 +775,7 @@ func (s *supervisor) observeWaiting(o *control.Observed) {
 			continue
 		}
 		q := control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation, State: control.Starting}
-		if s.gpu.device != nil && !s.gpu.opened {
+		if s.gpu.device != nil && !s.gpu.Opened {
 			q.Reason = "waiting until the GPU is found"
 		}
 		if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
@@ -831,23 +833,10 @@ func (s *supervisor) addProcess(e *zerolog.Event, k key) *zerolog.Event {
 	return e.Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation)
 }
 
-// maxReason bounds the text from a process that the orchestrator repeats ten times per
-// second.
-const maxReason = 1000
-
-// line turns text into one line of bounded length.
-func line(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > maxReason {
-		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
-	}
-	return text
-}
-
 // because joins an event and its cause, unless the cause already contains the event.
 func because(what, why string) string {
 	if what == "" || strings.Contains(why, what) {
-		return line(why)
+		return program.Line(why)
 	}
-	return line(what + ": " + why)
+	return program.Line(what + ": " + why)
 }

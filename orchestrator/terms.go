@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // How a process gets its part of the device:
@@ -63,7 +64,7 @@ func (s *supervisor) place(c *child, o *control.Order) {
 	c.groups, c.ordered = o.SMGroups, s.now()
 	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
 	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.sharesAtOnce() {
-		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(o.SharePercent)}
+		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": gpu.Percentage(o.SharePercent)}
 	}
 }
 

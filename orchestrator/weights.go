@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/program"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -30,9 +31,6 @@ const weightsSocketName = "weights/weights.sock"
 
 // weightsID is the keeper's name for the server.
 const weightsID = "weights"
-
-// weightServerEndTimeout is how long a server has to end. It has to kill its loaders.
-const weightServerEndTimeout = 2 * time.Second
 
 // runningWeightServer starts and watches the weight server.
 type runningWeightServer struct {
@@ -63,7 +61,7 @@ type weightServer struct {
 // shareWeights starts the server, unless it runs, and returns its socket.
 func (s *supervisor) shareWeights() string {
 	if s.weights.running == nil {
-		s.weights.running = startWeightServer(s.o.Keeper, s.weights.last, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
+		s.weights.running = startWeightServer(s.o.Keeper, s.weights.last, s.o.Self, s.o.Dir, s.gpu.UUID, s.o.Sandbox, s.log)
 		s.weights.last = nil
 	}
 	return s.weights.running.socket
@@ -74,9 +72,7 @@ func (s *supervisor) shareWeights() string {
 func startWeightServer(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, confined *Sandbox, log zerolog.Logger) *runningWeightServer {
 	ctx, cancel := context.WithCancel(context.Background())
 	h := &runningWeightServer{socket: filepath.Join(dir, weightsSocketName), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
-	// The server is no client of MPS, even if MPS runs: other processes' faults must not
-	// end it.
-	environment := append(inherited(uuid), "CUDA_VISIBLE_DEVICES="+uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(dir, "no-mps"))
+	environment := program.BesideMPS(uuid, dir)
 	go func() {
 		defer close(h.done)
 		var failures backoff
@@ -108,7 +104,7 @@ func startWeightServer(k keeper.Keeper, last *keeper.Process, self, dir, uuid st
 // start starts a server, in the sandbox if there is one.
 func (h *runningWeightServer) start(self string, environment []string, confined *Sandbox) (*keeper.Process, error) {
 	folder := filepath.Dir(h.socket)
-	if err := confined.makeOwn(folder); err != nil {
+	if err := program.MakeFolder(folder, confined.user()); err != nil {
 		return nil, fmt.Errorf("make folder for the weight server: %w", err)
 	}
 	cmd := exec.Command(self, "weights", "--socket", h.socket)
@@ -118,7 +114,7 @@ func (h *runningWeightServer) start(self string, environment []string, confined 
 		spec := sandbox.Base(true)
 		spec.User, spec.Dir, spec.Parent = confined.User, folder, h.keeper.PID()
 		spec.Reach, spec.Write = []string{filepath.Dir(folder)}, append(spec.Write, folder)
-		if err := confineCommand(cmd, self, &spec); err != nil {
+		if err := program.Confine(cmd, self, &spec); err != nil {
 			return nil, err
 		}
 	}
@@ -150,7 +146,7 @@ func endWeightServer(k keeper.Keeper, p *keeper.Process) {
 	p.Stdout.Close()
 	p.Stderr.Close()
 	k.Signal(p.ID, syscall.SIGTERM)
-	late := time.AfterFunc(weightServerEndTimeout, func() { k.Signal(p.ID, syscall.SIGKILL) })
+	late := time.AfterFunc(program.EndTimeout, func() { k.Signal(p.ID, syscall.SIGKILL) })
 	defer late.Stop()
 	<-p.Exit
 	k.Forget(p.ID)
@@ -160,9 +156,9 @@ func endWeightServer(k keeper.Keeper, p *keeper.Process) {
 func (h *runningWeightServer) run(ctx context.Context, p *keeper.Process, log zerolog.Logger) error {
 	p.Link.Close() // the server uses only its output
 	var readers sync.WaitGroup
-	readers.Go(func() { readLines(p.Stderr, func(l string) { relay(log, "stderr", l) }) })
+	readers.Go(func() { program.ReadLines(p.Stderr, func(l string) { program.Relay(log, "stderr", l) }) })
 	readers.Go(func() {
-		readLines(p.Stdout, func(l string) {
+		program.ReadLines(p.Stdout, func(l string) {
 			var now control.WeightsHeld
 			if err := json.Unmarshal([]byte(l), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
 				log.Warn().Err(err).Msg("cannot read state of the weight server")
@@ -178,7 +174,7 @@ func (h *runningWeightServer) run(ctx context.Context, p *keeper.Process, log ze
 	case end = <-p.Exit:
 	case <-ctx.Done():
 		h.keeper.Signal(p.ID, syscall.SIGTERM)
-		late := time.AfterFunc(weightServerEndTimeout, func() { h.keeper.Signal(p.ID, syscall.SIGKILL) })
+		late := time.AfterFunc(program.EndTimeout, func() { h.keeper.Signal(p.ID, syscall.SIGKILL) })
 		end = <-p.Exit
 		late.Stop()
 	}

@@ -30,7 +30,7 @@ import (
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -131,7 +131,7 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	// This process holds the ballast, and must survive any failure of MPS.
-	if err := orchestrator.StayOut(dir); err != nil {
+	if err := gpu.StayOut(dir); err != nil {
 		return r, err
 	}
 	found, err := cuda.Find(o.Device)

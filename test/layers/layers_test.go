@@ -47,7 +47,8 @@ var inner = map[string][][]string{
 	},
 	"orchestrator": {
 		{""},
-		{"cpushare", "guest", "keeper", "mps"},
+		{"gpu"},
+		{"cpushare", "guest", "keeper", "mps", "program"},
 		{"cgroup", "sandbox"},
 	},
 	"libml": {

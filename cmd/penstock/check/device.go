@@ -5,7 +5,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // Device says, before anything is started, why there is no GPU of the name that
@@ -14,7 +14,7 @@ func Device(c configs.Config) error {
 	if c.Device == configs.DeviceCPU || c.Device == configs.DeviceAuto {
 		return nil
 	}
-	if err := orchestrator.StayOut(c.RuntimeDir); err != nil {
+	if err := gpu.StayOut(c.RuntimeDir); err != nil {
 		return err
 	}
 	if _, err := cuda.Find(c.Device); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
-	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/gpu"
 )
 
 // Without a usable GPU the first check says why, and the others do not apply.
@@ -41,7 +41,7 @@ func (m *machine) needsGPU() bool {
 }
 
 func (m *machine) findGPUs() (g gpus) {
-	if g.mpsErr = orchestrator.StayOut(m.Config.RuntimeDir); g.mpsErr != nil {
+	if g.mpsErr = gpu.StayOut(m.Config.RuntimeDir); g.mpsErr != nil {
 		return g
 	}
 	devices, err := cuda.Devices()
@@ -106,7 +106,7 @@ func nvmlLibrary(_ context.Context, m *machine) Finding {
 // streamPriorities shows what a node measured on the chosen GPU. Only a node measures.
 func streamPriorities(_ context.Context, m *machine) Finding {
 	g := m.gpus()
-	p, known := orchestrator.KnownPriorities(g.chosen, g.session)
+	p, known := gpu.KnownPriorities(g.chosen, g.session)
 	figures := fmt.Sprintf("work of %.0f µs takes %.0f µs at high priority and %.0f µs at the same priority next to a full GPU", p.AloneMicros, p.HighMicros, p.EqualMicros)
 	switch {
 	case !known:

@@ -1,25 +1,21 @@
-package orchestrator
+package gpu
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"syscall"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator/program"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/private"
 )
@@ -57,35 +53,25 @@ type probedGPU struct {
 }
 
 // of reports whether the result is of this GPU and driver.
-func (p *probedGPU) of(g *foundGPU) bool {
-	return p.Format == probeFormat && p.UUID == g.uuid && p.Name == g.name && p.Driver == g.driver
+func (p *probedGPU) of(g *Found) bool {
+	return p.Format == probeFormat && p.UUID == g.UUID && p.Name == g.Name && p.Driver == g.Driver
 }
 
-// prober measures stream priorities, and keeps the results in a folder.
-type prober struct {
-	dir     string // the runtime folder
-	self    string // this binary, which contains the launcher of package sandbox
-	sandbox *Sandbox
-	cache   string // the folder of results; empty: every start measures
-	timeout time.Duration
-	log     zerolog.Logger
-}
-
-// priorities returns the result for a GPU. cached reports that an earlier start measured it.
+// Priorities returns the result for a GPU. cached reports that an earlier start measured it.
 // environment makes a process a client of MPS.
-func (p prober) priorities(ctx context.Context, g foundGPU, environment map[string]string) (result control.StreamPriorities, cached bool, err error) {
+func (p Here) Priorities(ctx context.Context, g Found, environment map[string]string) (result control.StreamPriorities, cached bool, err error) {
 	before, err := p.read(g)
 	if err == nil {
 		return before, true, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		p.log.Warn().Err(err).Msg("cannot read earlier result of the priority probe; measuring again")
+		p.Log.Warn().Err(err).Msg("cannot read earlier result of the priority probe; measuring again")
 	}
 	if result, err = p.measure(ctx, g, environment); err != nil {
 		return result, false, err
 	}
 	if err := p.write(g, result); err != nil {
-		p.log.Warn().Err(err).Msg("cannot keep result of the priority probe; the next start measures again")
+		p.Log.Warn().Err(err).Msg("cannot keep result of the priority probe; the next start measures again")
 	}
 	return result, false, nil
 }
@@ -101,7 +87,7 @@ func KnownPriorities(d cuda.Device, session nvml.Session) (result control.Stream
 	if err != nil {
 		return result, false
 	}
-	result, err = prober{cache: filepath.Join(cache, "penstock")}.read(foundGPU{uuid: d.UUID(), name: d.Name(), driver: driver})
+	result, err = Here{Cache: filepath.Join(cache, "penstock")}.read(Found{UUID: d.UUID(), Name: d.Name(), Driver: driver})
 	return result, err == nil
 }
 
@@ -116,15 +102,15 @@ func driverVersion(session nvml.Session) (string, error) {
 	return fmt.Sprintf("CUDA %d", version), err
 }
 
-func probeFile(g *foundGPU) string { return "priorities-" + g.uuid + ".json" }
+func probeFile(g *Found) string { return "priorities-" + g.UUID + ".json" }
 
 // read returns an earlier result. The error is fs.ErrNotExist if there is none for this GPU and
 // driver.
-func (p prober) read(g foundGPU) (result control.StreamPriorities, err error) {
-	if p.cache == "" {
+func (p Here) read(g Found) (result control.StreamPriorities, err error) {
+	if p.Cache == "" {
 		return result, fs.ErrNotExist
 	}
-	folder, err := private.OpenFolder(p.cache)
+	folder, err := private.OpenFolder(p.Cache)
 	if err != nil {
 		return result, err
 	}
@@ -143,16 +129,16 @@ func (p prober) read(g foundGPU) (result control.StreamPriorities, err error) {
 	return file.Priorities, nil
 }
 
-func (p prober) write(g foundGPU, result control.StreamPriorities) error {
-	if p.cache == "" {
+func (p Here) write(g Found, result control.StreamPriorities) error {
+	if p.Cache == "" {
 		return nil
 	}
-	folder, err := private.MakeFolder(p.cache, 0o700)
+	folder, err := private.MakeFolder(p.Cache, 0o700)
 	if err != nil {
 		return err
 	}
 	defer folder.Close()
-	text, err := json.Marshal(probedGPU{Format: probeFormat, UUID: g.uuid, Name: g.name, Driver: g.driver, Priorities: result})
+	text, err := json.Marshal(probedGPU{Format: probeFormat, UUID: g.UUID, Name: g.Name, Driver: g.Driver, Priorities: result})
 	if err != nil {
 		return err
 	}
@@ -160,43 +146,32 @@ func (p prober) write(g foundGPU, result control.StreamPriorities) error {
 }
 
 // measure runs a probe.
-func (p prober) measure(ctx context.Context, g foundGPU, environment map[string]string) (result control.StreamPriorities, err error) {
-	// The kernel sends the parent-death signal when the thread that forked ends: this thread.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	timed, cancel := runclock.Process().WithTimeout(ctx, p.timeout)
+func (p Here) measure(ctx context.Context, g Found, environment map[string]string) (result control.StreamPriorities, err error) {
+	timeout := cmp.Or(p.ProbeTimeout, defaultProbeTimeout)
+	timed, cancel := runclock.Process().WithTimeout(ctx, timeout)
 	defer cancel()
 
-	cmd := exec.CommandContext(timed, p.self, "probe", "--device", g.uuid)
-	cmd.Env = inherited(g.uuid)
-	spec := sandbox.Base(true)
-	spec.Reach = []string{p.dir}
+	var spec *sandbox.Spec
+	if p.Confined {
+		base := sandbox.Base(true)
+		spec = &base
+		spec.User, spec.Reach = p.User, []string{p.Dir}
+	}
+	variables := program.Environment(g.UUID)
 	for name, value := range environment {
-		cmd.Env = append(cmd.Env, name+"="+value)
-		if filepath.IsAbs(value) { // a folder of MPS
+		variables = append(variables, name+"="+value)
+		if spec != nil && filepath.IsAbs(value) { // a folder of MPS
 			spec.Write = append(spec.Write, value)
 		}
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // both processes
-	cmd.WaitDelay = weightServerEndTimeout
-	var out bytes.Buffer
-	cmd.Stdout = &out
-	if p.sandbox != nil {
-		spec.User = p.sandbox.User
-		if err := confineCommand(cmd, p.self, &spec); err != nil {
-			return result, fmt.Errorf("start priority probe: %w", err)
-		}
-	}
-
-	err = runLogged(cmd, p.log)
+	output, err := program.Run(timed, p.Log, p.Self, []string{"probe", "--device", g.UUID}, variables, spec)
 	switch {
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	case timed.Err() != nil:
-		err = fmt.Errorf("no result within %v", p.timeout)
+		err = fmt.Errorf("no result within %v", timeout)
 	case err == nil:
-		err = json.Unmarshal(out.Bytes(), &result)
+		err = json.Unmarshal(output, &result)
 	}
 	if err != nil {
 		return control.StreamPriorities{}, fmt.Errorf("measure stream priorities: %w", err)

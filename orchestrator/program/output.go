@@ -1,16 +1,14 @@
-package orchestrator
+// Package program starts programs of this node in the sandbox, and passes on what processes print to the log.
+package program
 
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"io"
-	"os/exec"
 	"regexp"
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/rs/zerolog"
 )
@@ -19,8 +17,8 @@ import (
 // follows as further lines.
 const maxLine = 8 << 10
 
-// readLines calls take with each line, without the line's end, until r ends or fails.
-func readLines(r io.Reader, take func(string)) {
+// ReadLines calls take with each line, without the line's end, until r ends or fails.
+func ReadLines(r io.Reader, take func(string)) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for {
 		l, err := b.ReadSlice('\n')
@@ -44,8 +42,8 @@ const (
 	readChunk   = 64 << 10
 )
 
-// output relays the lines of a process to the log.
-type output struct {
+// Output relays the lines of a process to the log.
+type Output struct {
 	log zerolog.Logger
 
 	mu      sync.Mutex
@@ -55,22 +53,23 @@ type output struct {
 	skipped int    // bytes since the last rest
 }
 
-func newOutput(log zerolog.Logger) *output { return &output{log: log, left: logBurst, at: time.Now()} }
+// NewOutput returns an Output that has admitted nothing.
+func NewOutput(log zerolog.Logger) *Output { return &Output{log: log, left: logBurst, at: time.Now()} }
 
-// relay logs a line unless the process writes too much. It returns what the function relay returns.
-func (o *output) relay(stream, text string) string {
+// Relay logs a line unless the process writes too much. It returns what the function Relay returns.
+func (o *Output) Relay(stream, text string) string {
 	logged, dropped, rest := o.admit(len(text)+recordBytes, time.Now())
 	o.report(dropped)
 	time.Sleep(rest)
 	if !logged {
-		return relay(zerolog.Nop(), stream, text)
+		return Relay(zerolog.Nop(), stream, text)
 	}
-	return relay(o.log, stream, text)
+	return Relay(o.log, stream, text)
 }
 
 // admit reports whether a record is logged, how many lines were dropped before it, and how long to wait. After
 // a drop it admits nothing until half a burst is left: one message then counts many lines.
-func (o *output) admit(bytes int, now time.Time) (logged bool, dropped uint64, rest time.Duration) {
+func (o *Output) admit(bytes int, now time.Time) (logged bool, dropped uint64, rest time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.left = min(o.left+logRate*now.Sub(o.at).Seconds(), logBurst)
@@ -89,14 +88,14 @@ func (o *output) admit(bytes int, now time.Time) (logged bool, dropped uint64, r
 }
 
 // report logs how many lines were dropped.
-func (o *output) report(dropped uint64) {
+func (o *Output) report(dropped uint64) {
 	if dropped > 0 {
 		o.log.Warn().Uint64("lines", dropped).Int("max_bytes_per_second", logRate).Msg("process wrote too much output; dropped lines")
 	}
 }
 
-// end reports the lines that were dropped last.
-func (o *output) end() {
+// End reports the lines that were dropped last.
+func (o *Output) End() {
 	o.mu.Lock()
 	dropped := o.dropped
 	o.mu.Unlock()
@@ -107,10 +106,10 @@ func (o *output) end() {
 // (libml/onnx/nvrtc.go). There are twelve lines per session of some models, and they explain nothing.
 var noise = regexp.MustCompile(`^Could not load symbol (__)?nvrtc`)
 
-// relay logs one line of a process's output. It returns the part of the line that may
+// Relay logs one line of a process's output. It returns the part of the line that may
 // explain the process's end. A line that is itself a record of zerolog keeps its level,
 // message and fields. Such a record explains something only from level warning up.
-func relay(log zerolog.Logger, stream, text string) string {
+func Relay(log zerolog.Logger, stream, text string) string {
 	if noise.MatchString(text) {
 		log.Debug().Str("stream", stream).Msg(text)
 		return ""
@@ -145,64 +144,49 @@ func relay(log zerolog.Logger, stream, text string) string {
 	return said
 }
 
-// runLogged runs a command and logs the lines of its standard error. If the command fails and has
-// explained why, that is the error.
-func runLogged(cmd *exec.Cmd, log zerolog.Logger) error {
-	var last tail
-	out, stderr := io.Pipe()
-	cmd.Stderr = stderr
-	var reader sync.WaitGroup
-	reader.Go(func() { readLines(out, func(l string) { last.add(relay(log, "stderr", l)) }) })
-	err := cmd.Run()
-	stderr.Close()
-	reader.Wait()
-	if lines := last.lines(); err != nil && len(lines) > 0 {
-		return errors.New(strings.Join(lines, " | "))
+// maxLineBytes bounds the text from a process that the node repeats.
+const maxLineBytes = 1000
+
+// Line turns text into one line of bounded length.
+func Line(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > maxLineBytes {
+		text = strings.ToValidUTF8(text[:maxLineBytes], "") + "…"
 	}
-	return err
+	return text
 }
 
-// A tail keeps the last lines of a process's output, to diagnose its end. If a Go
-// program panics, it keeps only the first line of the panic, because stacks follow.
-const (
-	tailLines     = 8
-	tailLineBytes = maxReason
-)
+// tailLines is the number of lines that a Tail keeps.
+const tailLines = 8
 
 // crash matches the first line that the Go runtime prints when it ends a process,
 // either by itself or for a signal.
 var crash = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
 
-type tail struct {
+// Tail keeps the last lines of a process's output, to diagnose its end. If a Go
+// program panics, it keeps only the first line of the panic, because stacks follow.
+type Tail struct {
 	mu       sync.Mutex
 	kept     []string
 	panicked bool
 }
 
-func (t *tail) add(l string) {
-	if l == "" {
-		return
-	}
-	if len(l) > tailLineBytes {
-		cut := tailLineBytes
-		for !utf8.RuneStart(l[cut]) {
-			cut--
-		}
-		l = l[:cut] + "…"
-	}
+// Add adds a line. An empty one says nothing.
+func (t *Tail) Add(l string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.panicked {
+	if l == "" || t.panicked {
 		return
 	}
 	t.panicked = crash.MatchString(l)
 	if len(t.kept) == tailLines {
 		t.kept = t.kept[1:]
 	}
-	t.kept = append(t.kept, l)
+	t.kept = append(t.kept, Line(l))
 }
 
-func (t *tail) lines() []string {
+// Lines returns the lines.
+func (t *Tail) Lines() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return append([]string(nil), t.kept...)
