@@ -152,6 +152,7 @@ check:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi
 	$(WORK) $(GO) vet $(MODULES)
 	CGO_ENABLED=0 $(WORK) $(GO) vet $(if $(NIGHTLY),$(MODULES),./cmd/penstock)
+	for system in darwin windows; do GOOS=$$system $(GO) build ./client || exit 1; done
 	$(WORK) $(GO) tool staticcheck $(MODULES)
 	$(WORK) $(GO) run ./test/prose
 

@@ -36,8 +36,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/wire"
 )
 
@@ -49,7 +47,7 @@ var (
 	// ErrLate ends a request that waited for credit for so long that its answer
 	// would have come too late: after its Deadline, or after the function's
 	// objective. No byte of it was sent. (A request that was sent but is late
-	// has an answer with wire.StatusLate.)
+	// has an answer with StatusLate.)
 	ErrLate = errors.New("no credit before the deadline")
 	// ErrUnreachable ends a request because no process listens at the address. It
 	// comes with the first sign of that (ICMP port unreachable), or after Timeout if
@@ -71,9 +69,9 @@ var (
 )
 
 // StatusError is the error that Do returns for an answer other than ok.
-type StatusError wire.Status
+type StatusError Status
 
-func (e StatusError) Error() string { return "answered " + wire.Status(e).String() }
+func (e StatusError) Error() string { return "answered " + Status(e).String() }
 
 // Options configure a client; the zero value gives a well-behaved client.
 type Options struct {
@@ -113,8 +111,10 @@ type Options struct {
 	// MaxResultBytes is the max size of a result's payload, 16 MiB by default.
 	MaxResultBytes int
 	// NoSegmentation sends each datagram by itself even if the kernel could
-	// split a train of them (UDP_SEGMENT).
+	// split a train of them (UDP_SEGMENT of Linux).
 	NoSegmentation bool
+
+	plain bool // use a plainSocket even on Linux
 }
 
 // The defaults of Options.
@@ -151,7 +151,7 @@ func (o *Options) complete() error {
 	}
 	switch {
 	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxFragmentBytes-wire.PaddingUnit:
-		return fmt.Errorf("piece bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes-wire.PaddingUnit)
+		return fmt.Errorf("fragment bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes-wire.PaddingUnit)
 	case o.InFlight < 0, o.QueueLimit < 0, o.BurstBytes < 0, o.MaxResultBytes < 0, o.PaceBytes < 0, o.Timeout < 0, o.ResendAfter < 0:
 		return errors.New("options: want no negative value")
 	}
@@ -168,40 +168,76 @@ type RequestOptions struct {
 	Deadline time.Duration
 	// Priority is higher for requests that should go first.
 	Priority uint8
-	// Intended is the scheduled send time, on Now's clock; 0 means now. An
+	// Intended is the scheduled send time; the zero time means now. An
 	// open-loop generator measures latency from it, however long the request
 	// waits for credit.
-	Intended int64
+	Intended time.Time
 	// Tag is returned in the Result.
 	Tag uint64
 }
 
-// Result is the end of a request. Times are on Now's clock, in nanoseconds.
+// Result is the end of a request.
 type Result struct {
-	// Result is the manager's answer; it is meaningless if Err is set.
-	wire.Result
-	// Status is that of the answer. It hides the one of wire.Result, which cannot say
-	// that there is no answer.
-	Status Status
-	// Payload is the answer's payload, of the Kind in wire.Result.
-	Payload []byte
-	// Err is the reason why there is no answer.
-	Err error
-
 	ID  uint32
 	Tag uint64
+	// Status is that of the answer, StatusUnanswered if there is none. Err is then the reason.
+	Status Status
+	Err    error
+	// Payload is the model's answer, if Status is StatusOK. Kind says what reads it: wire.DecodeTopK,
+	// wire.DecodeBoxes or wire.DecodeRaw.
+	Kind    wire.Kind
+	Payload []byte
+	// Batch is the number of requests in this request's batch, 0 if it did not run.
+	Batch        int
+	ModelVersion uint32
+	// Credit is how many more requests of this client the manager had room for.
+	Credit int
+	// Missing is the number of missing fragments, with StatusIncomplete.
+	Missing int
+	// Objective is the latency objective of the function.
+	Objective time.Duration
+	// PictureBytes is the size of the function's pictures. Only StatusRefused has it; 0 means that it is not known.
+	PictureBytes int
+	// Stages are where the request spent its time in the manager.
+	Stages Stages
 	// Intended is that of RequestOptions. Queued is when Send was called, Sent when
-	// the first fragment was sent (0 if none was). Received is when the answer's last
-	// fragment arrived, or when the request ended without an answer.
-	Intended, Queued, Sent, Received int64
+	// the first fragment was sent (the zero time if none was). Received is when the answer's last
+	// fragment arrived, or when the request ended without an answer. All are of Go's monotonic clock.
+	Intended, Queued, Sent, Received time.Time
 	// Resends is the number of fragments that were sent again.
 	Resends int
+}
+
+// Stages are the times that a request spent in the stages of the manager, in whole microseconds. Those that it did
+// not reach are 0.
+//
+//	Aggregate  first fragment arrived -> request complete
+//	Queue      complete -> taken into a batch
+//	Gather     taken -> fragments gathered into the batch tensor
+//	Infer      gathered -> inferred
+//	Reply      inferred -> answer leaves
+type Stages struct {
+	Aggregate, Queue, Gather, Infer, Reply time.Duration
+}
+
+// Times returns the times in the order of wire.StageNames.
+func (s Stages) Times() [len(wire.StageNames)]time.Duration {
+	return [...]time.Duration{s.Aggregate, s.Queue, s.Gather, s.Infer, s.Reply}
+}
+
+// setAnswer sets all that is from the manager.
+func (r *Result) setAnswer(a *wire.Result, payload []byte) {
+	r.Status, r.Kind, r.Payload = statusOf(a.Status), a.Kind, payload
+	r.Batch, r.ModelVersion, r.Credit, r.Missing = int(a.Batch), a.ModelVersion, int(a.Credit), int(a.Missing)
+	r.Objective, r.PictureBytes = a.Objective, int(a.PictureBytes)
+	r.Stages = Stages{a.Aggregate, a.Queue, a.Gather, a.Infer, a.Reply}
 }
 
 // Client is one UDP socket to one address. Any goroutine may call its methods.
 type Client struct {
 	options Options
 	conn    *net.UDPConn
+	socket  socket
 	sender  sender
 	counts  counts
 
@@ -222,11 +258,9 @@ type Client struct {
 	nextID   uint32
 	closed   bool
 	reached  bool // a manager has sent a datagram
-	// receiveBytes is the size of the socket's receive buffer. assembling counts the requests of which some
-	// fragments of the answer have arrived, but not all.
-	receiveBytes int
-	assembling   int
-	free         []*request
+	// assembling counts the requests of which some fragments of the answer have arrived, but not all.
+	assembling int
+	free       []*request
 }
 
 // flights are the requests that were sent or are being sent, in this order.
@@ -262,32 +296,14 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		nextID: rand.Uint32(),
 	}
 	c.unread.L = &c.mu
-	// The kernel may grant less; that is slower, not wrong.
-	_ = c.conn.SetReadBuffer(socketBytes)
-	_ = c.conn.SetWriteBuffer(socketBytes)
-	raw, err := c.conn.SyscallConn()
-	if err != nil {
+	_ = c.conn.SetWriteBuffer(socketBytes) // a smaller buffer is slower, not wrong
+	if c.socket, err = newSocket(c.conn, &o); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("dial manager: %w", err)
 	}
-	c.sender = sender{
-		out:   newTransmitter(raw, !o.NoSegmentation),
-		pace:  newPace(o.PaceBytes, int64(o.BurstBytes), Now()),
-		timer: time.NewTimer(time.Hour),
-	}
-	_ = raw.Control(func(fd uintptr) {
-		c.receiveBytes, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
-	})
-	in := newReceiver(raw)
-	c.loops.Add(2)
-	go func() {
-		defer c.loops.Done()
-		c.send()
-	}()
-	go func() {
-		defer c.loops.Done()
-		c.receive(in)
-	}()
+	c.sender = sender{pace: newPace(o.PaceBytes, int64(o.BurstBytes), nanotime()), timer: time.NewTimer(time.Hour)}
+	c.loops.Go(c.send)
+	c.loops.Go(c.receive)
 	return c, nil
 }
 
@@ -325,10 +341,10 @@ func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Resu
 	switch {
 	case r.Err != nil:
 		return r, fmt.Errorf("request %d: %w", id, r.Err)
-	case r.Status == StatusRefused && r.PictureBytes != 0 && int(r.PictureBytes) != len(picture):
-		return r, fmt.Errorf("request %d: %w: the picture has %d bytes, and the function takes %d", id, StatusError(r.Result.Status), len(picture), r.PictureBytes)
+	case r.Status == StatusRefused && r.PictureBytes != 0 && r.PictureBytes != len(picture):
+		return r, fmt.Errorf("request %d: %w: the picture has %d bytes, and the function takes %d", id, StatusError(r.Status), len(picture), r.PictureBytes)
 	case r.Status != StatusOK:
-		return r, fmt.Errorf("request %d: %w", id, StatusError(r.Result.Status))
+		return r, fmt.Errorf("request %d: %w", id, StatusError(r.Status))
 	}
 	return r, nil
 }
@@ -338,9 +354,10 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 	if len(picture) == 0 || count > wire.MaxFragments || uint64(len(picture)) > 1<<32-1 {
 		return 0, ErrPictureSize
 	}
-	now := Now()
-	if o.Intended == 0 {
-		o.Intended = now
+	now := nanotime()
+	intended := now
+	if !o.Intended.IsZero() {
+		intended = int64(o.Intended.Sub(origin))
 	}
 	c.mu.Lock()
 	if c.closed {
@@ -356,7 +373,7 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 	}
 	r := c.newRequestLocked()
 	r.id, r.picture, r.count, r.options, r.wait = c.nextID, picture, count, o, wait
-	r.queuedAt, r.timeoutAt = now, now+int64(c.options.Timeout)
+	r.intended, r.queuedAt, r.timeoutAt = intended, now, now+int64(c.options.Timeout)
 	c.nextID++
 	c.requests[r.id] = r
 	c.queued.push(r, c.credit.roundTrip)
@@ -374,7 +391,7 @@ func (c *Client) withdraw(id uint32, err error) {
 		c.mu.Unlock()
 		return
 	}
-	c.giveUpLocked(r, Now(), err)
+	c.giveUpLocked(r, nanotime(), err)
 	c.mu.Unlock()
 	c.deliver(r)
 	c.wakeSender()
@@ -418,8 +435,9 @@ func (c *Client) endLocked(r *request, now int64) {
 		c.assembling--
 	}
 	r.result.ID, r.result.Tag = r.id, r.options.Tag
-	r.result.Intended, r.result.Queued, r.result.Sent = r.options.Intended, r.queuedAt, r.sentAt
-	r.result.Received, r.result.Resends = now, r.resend.total
+	r.result.Intended, r.result.Queued = timeAt(r.intended), timeAt(r.queuedAt)
+	r.result.Sent, r.result.Received = timeAt(r.sentAt), timeAt(now)
+	r.result.Resends = r.resend.total
 }
 
 // deliver passes a request's end to its owner, and recycles the request. mu is
@@ -470,7 +488,7 @@ func (c *Client) Close() error {
 				c.mu.Unlock()
 				return
 			}
-			c.giveUpLocked(r, Now(), ErrClosed)
+			c.giveUpLocked(r, nanotime(), ErrClosed)
 			c.mu.Unlock()
 			c.deliver(r)
 		}

@@ -33,7 +33,7 @@ func (q *queue) setObjective(nanos int64) {
 	q.checkAt = 0
 }
 
-// lifetime returns how long after RequestOptions.Intended an answer to r is still useful, 0
+// lifetime returns how long after r.intended an answer to r is still useful, 0
 // if that is not known.
 func (q *queue) lifetime(r *request) int64 {
 	if r.options.Deadline > 0 {
@@ -53,7 +53,7 @@ func (q *queue) dropAt(r *request, roundTrip int64) int64 {
 	if lifetime == 0 {
 		return never
 	}
-	return r.options.Intended + lifetime - min(roundTrip, lifetime/2)
+	return r.intended + lifetime - min(roundTrip, lifetime/2)
 }
 
 // next returns the request to send next, nil if none waits.
@@ -62,7 +62,7 @@ func (q *queue) next(now int64) *request {
 	if oldest == nil {
 		return nil
 	}
-	if lifetime := q.lifetime(oldest); lifetime > 0 && now-oldest.options.Intended > lifetime/2 {
+	if lifetime := q.lifetime(oldest); lifetime > 0 && now-oldest.intended > lifetime/2 {
 		return q.tail
 	}
 	return oldest

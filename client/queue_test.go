@@ -30,7 +30,7 @@ func TestQueueDrop(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			q := newQueue(row.objective)
-			r := &request{options: RequestOptions{Deadline: row.deadline, Intended: 1000}, timeoutAt: never}
+			r := &request{options: RequestOptions{Deadline: row.deadline}, intended: 1000, timeoutAt: never}
 			want := int64(never)
 			if row.want > 0 {
 				want = 1000 + int64(row.want)
@@ -50,8 +50,8 @@ func TestQueueNext(t *testing.T) {
 	if r := q.next(0); r != nil {
 		t.Fatalf("an empty queue has %+v", r)
 	}
-	oldest := &request{id: 1, options: RequestOptions{Intended: 1000}, timeoutAt: never}
-	newest := &request{id: 2, options: RequestOptions{Intended: 1001}, timeoutAt: never}
+	oldest := &request{id: 1, intended: 1000, timeoutAt: never}
+	newest := &request{id: 2, intended: 1001, timeoutAt: never}
 	q.push(oldest, 0)
 	q.push(newest, 0)
 	for _, row := range []struct {
@@ -85,7 +85,7 @@ func TestQueueOverload(t *testing.T) {
 				inTime, late, due := 0, 0, 0.0
 				for now := int64(0); now < ticks; now++ {
 					for due += offered; due >= 1; due-- {
-						q.push(&request{options: RequestOptions{Intended: now}, timeoutAt: never}, 0)
+						q.push(&request{intended: now, timeoutAt: never}, 0)
 					}
 					for r, next := q.head, (*request)(nil); r != nil; r = next {
 						if next = r.links[stageList].next; q.dropAt(r, 0) <= now {
@@ -99,7 +99,7 @@ func TestQueueOverload(t *testing.T) {
 						}
 						c.recordSent(probe)
 						q.remove(r)
-						held = append(held, r.options.Intended)
+						held = append(held, r.intended)
 					}
 					for len(held) > 0 { // the server answers with late what it can no longer begin
 						served := now-held[0] < objective
@@ -130,21 +130,22 @@ func TestQueueOverload(t *testing.T) {
 func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	const roundTrip, waited = 3 * time.Millisecond, 5 * time.Millisecond
 	c := &Client{options: Options{FragmentBytes: 1024}, queued: *newQueue(20 * time.Millisecond), credit: credit{roundTrip: int64(roundTrip)}}
-	c.sender.out = &transmitter{}
-	r := &request{picture: make([]byte, 8), count: 1, options: RequestOptions{Intended: 1000}}
+	out := &plainSocket{burst: make([]byte, 0, burstSize)}
+	c.socket = out
+	r := &request{picture: make([]byte, 8), count: 1, intended: 1000}
 	c.sendFragmentLocked(r, 1000+int64(waited))
 
-	e, err := wire.DecodeExtension(c.sender.out.heads[0][wire.HeaderSize:])
+	e, err := wire.DecodeExtension(out.burst[wire.HeaderSize:])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if want := 12 * time.Millisecond; e.Deadline != want {
-		t.Errorf("the manager is told %v, want %v", e.Deadline, want)
+		t.Errorf("the deadline is %v, want %v", e.Deadline, want)
 	}
 	// A question after the deadline must not look like a request without a deadline.
 	r.markResend(0)
 	c.sendFragmentLocked(r, 1000+int64(time.Second))
-	if e, _ = wire.DecodeExtension(c.sender.out.heads[1][wire.HeaderSize:]); e.Deadline != time.Microsecond {
-		t.Errorf("after the deadline the manager is told %v, want %v", e.Deadline, time.Microsecond)
+	if e, _ = wire.DecodeExtension(out.burst[out.ends[0]+wire.HeaderSize:]); e.Deadline != time.Microsecond {
+		t.Errorf("after the deadline the deadline is %v, want %v", e.Deadline, time.Microsecond)
 	}
 }

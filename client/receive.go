@@ -1,86 +1,25 @@
 package client
 
 import (
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/wire"
 )
 
-const (
-	// messageBytes is the max size of a message: UDP_GRO packs at most 64 KiB.
-	messageBytes = 64 << 10
-	// receiveMessagesMax is the max number of messages per system call.
-	receiveMessagesMax = 8
-)
-
-// receiver reads datagrams from the socket, many per system call. One goroutine
-// uses it. Memory that no message reaches is never touched, so its 512 KiB cost
-// little.
-type receiver struct {
-	raw      syscall.RawConn
-	messages [receiveMessagesMax]message
-	vectors  [receiveMessagesMax]unix.Iovec
-	control  [receiveMessagesMax][controlBytes]byte
-	memory   []byte
-
-	read     func(fd uintptr) bool // the system call, built once
-	received int
-	errno    syscall.Errno
-}
-
-func newReceiver(raw syscall.RawConn) *receiver {
-	in := &receiver{raw: raw, memory: make([]byte, receiveMessagesMax*messageBytes)}
-	_ = raw.Control(func(fd uintptr) {
-		// A kernel that cannot pack datagrams delivers them one by one.
-		_ = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_GRO, 1)
-	})
-	in.read = func(fd uintptr) bool {
-		for i := range in.messages {
-			in.vectors[i] = vector(in.buffer(i))
-			in.messages[i] = message{}
-			in.messages[i].gather(in.vectors[i : i+1])
-			in.messages[i].control(in.control[i][:])
-		}
-		in.received, in.errno = receiveMessages(fd, in.messages[:])
-		return in.errno != unix.EAGAIN
-	}
-	return in
-}
-
-func (in *receiver) buffer(i int) []byte { return in.memory[i*messageBytes:][:messageBytes] }
-
 // receive is the receiving goroutine.
-func (c *Client) receive(in *receiver) {
-	for {
-		if err := in.raw.Read(in.read); err != nil {
-			return // closed
-		}
-		switch in.errno {
-		case 0:
-		case unix.EINTR:
-			continue
-		case unix.ECONNREFUSED:
-			// An ICMP response to one of our datagrams.
+func (c *Client) receive() {
+	for handle := c.handle; ; {
+		err := c.socket.receive(handle)
+		switch {
+		case err == nil:
+		case c.isClosing():
+			return
+		case isRefused(err):
 			c.counts.unreachable.Add(1)
 			c.wakeSender()
-			continue
 		default:
 			c.counts.receiveError.Add(1)
 			time.Sleep(time.Millisecond) // do not spin on a permanent error
-			continue
-		}
-		at := Now()
-		for i := range in.received {
-			m := &in.messages[i]
-			bytes := in.buffer(i)[:m.size]
-			for size := m.segmentSize(in.control[i][:]); len(bytes) > 0; {
-				n := min(size, len(bytes))
-				c.handle(bytes[:n], at)
-				bytes = bytes[n:]
-			}
 		}
 	}
 }
@@ -141,7 +80,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		}
 		payload = r.answer.bytes
 	}
-	r.result.Result, r.result.Status, r.result.Payload = result, answeredStatus(result.Status), payload
+	r.result.setAnswer(&result, payload)
 	c.endLocked(r, at)
 	if r.resend.total == 0 && result.Status == wire.StatusOK {
 		c.credit.recordRoundTrip(at - r.sentAt - int64(result.Stages()))

@@ -16,7 +16,7 @@ type request struct {
 	options RequestOptions
 	wait    chan Result // for Do; nil for Deliver
 
-	queuedAt, timeoutAt int64
+	intended, queuedAt, timeoutAt int64
 	// flying means that the request was sent, or is being sent, and counts
 	// against the credit. probe means that it was sent without credit.
 	flying, probe bool

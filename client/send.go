@@ -4,14 +4,11 @@ import (
 	"math"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/wire"
 )
 
 // sender holds what only the sending goroutine uses.
 type sender struct {
-	out     *transmitter
 	pace    pace
 	timer   *time.Timer
 	reading []*request // requests whose pictures the current burst reads
@@ -24,7 +21,7 @@ func (c *Client) send() {
 	s := &c.sender
 	defer s.timer.Stop()
 	for {
-		now := Now()
+		now := nanotime()
 		c.mu.Lock()
 		c.expireQueuedLocked(now)
 		c.expireLocked(now)
@@ -35,7 +32,7 @@ func (c *Client) send() {
 		var err error
 		idle := len(s.reading) == 0
 		if !idle {
-			err = s.out.flush(&c.counts)
+			err = c.socket.flush(&c.counts)
 			c.mu.Lock()
 			for _, r := range s.reading {
 				r.reading = false
@@ -121,7 +118,7 @@ func (c *Client) checkLocked(r *request) {
 // fillLocked passes to the transmitter what credit and pace allow.
 func (c *Client) fillLocked(now int64) {
 	s := &c.sender
-	for budget := s.pace.budget(now); budget > 0 && s.out.room(); {
+	for budget := s.pace.budget(now); budget > 0 && c.socket.room(); {
 		r := c.flying.sending.head
 		if r == nil {
 			if r = c.queued.next(now); r == nil {
@@ -185,7 +182,7 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 			e.Deadline = max(time.Duration(dropAt-now), 1)
 		}
 	}
-	return s.out.add(&h, &e, r.picture[h.Offset:][:h.Length])
+	return c.socket.add(h, e, r.picture[h.Offset:][:h.Length])
 }
 
 // windowPart is the part of the receive buffer that the fragments of one question may fill. The kernel counts
@@ -195,7 +192,7 @@ const windowPart = 8
 // windowLocked returns how many fragments of that size a question may ask for. All answers together must fit the
 // receive buffer.
 func (c *Client) windowLocked(fragmentBytes int) int {
-	return max(1, c.receiveBytes/windowPart/max(1, c.assembling)/max(1, fragmentBytes))
+	return max(1, c.socket.receiveBytes()/windowPart/max(1, c.assembling)/max(1, fragmentBytes))
 }
 
 // idleLocked returns when the sender has work to do unless it is woken before,
@@ -220,20 +217,18 @@ func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 	return until, false
 }
 
-// shortSleep is the limit below which Go's timers are too coarse: they use
-// epoll_wait, which counts in milliseconds.
+// shortSleep is the limit below which sleep takes naps.
 const shortSleep = 2 * time.Millisecond
 
 // sleep waits until the given time, or until it is woken. It reports whether
 // the client is still open.
 func (c *Client) sleep(until int64, paced bool) bool {
-	d := time.Duration(until - Now())
+	d := time.Duration(until - nanotime())
 	if d <= 0 {
 		return !c.isClosing()
 	}
 	if paced && d < shortSleep {
-		ts := unix.NsecToTimespec(int64(d))
-		_ = unix.Nanosleep(&ts, nil) // waking early does no harm
+		nap(d)
 		return !c.isClosing()
 	}
 	c.sender.timer.Reset(d)

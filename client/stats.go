@@ -31,8 +31,8 @@ type Stats struct {
 	// SendErrors and ReceiveErrors count other errors. The datagrams that an
 	// error affects count as lost on the network.
 	SendErrors, ReceiveErrors uint64
-	// Malformed counts datagrams that the wire package rejected, by reason.
-	Malformed [wire.NumReasons]uint64
+	// Malformed counts datagrams that break the rules of docs/wire.md, by the word of wire.Reason. It has no zeros.
+	Malformed map[string]uint64
 }
 
 // counts holds the live counters of Stats.
@@ -51,9 +51,12 @@ func (c *Client) Stats() Stats {
 		Datagrams: n.datagrams.Load(), Bytes: n.bytes.Load(), Resends: n.resends.Load(), Sends: n.sends.Load(),
 		Late: n.late.Load(), NACKs: n.nacks.Load(), Proofs: n.proofs.Load(), Answers: n.answers.Load(), Duplicates: n.duplicates.Load(), Foreign: n.foreign.Load(),
 		Unreachable: n.unreachable.Load(), SendErrors: n.sendErrors.Load(), ReceiveErrors: n.receiveError.Load(),
+		Malformed: make(map[string]uint64),
 	}
-	for i := range s.Malformed {
-		s.Malformed[i] = n.malformed[i].Load()
+	for i := range n.malformed {
+		if count := n.malformed[i].Load(); count > 0 {
+			s.Malformed[wire.Reason(i).String()] = count
+		}
 	}
 	return s
 }

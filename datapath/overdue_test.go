@@ -86,7 +86,7 @@ func TestOverdue(t *testing.T) {
 				if e.Status != client.StatusLate {
 					t.Errorf("request %d is %v, want late", e.Tag, e.Status)
 				}
-				if after := e.Aggregate + e.Queue - overdueObjective; after < 0 {
+				if after := e.Stages.Aggregate + e.Stages.Queue - overdueObjective; after < 0 {
 					t.Errorf("request %d was answered %v before its deadline", e.Tag, -after)
 				}
 			}

@@ -116,12 +116,12 @@ func BenchmarkOverrunNode(b *testing.B) {
 	ends := map[string]float64{}
 	var ages, busyAges []float64
 	deliver := func(r *client.Result) {
-		if r.Intended < from.Load() {
+		if shm.Nanos(r.Intended) < from.Load() {
 			return
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		age := float64(r.Received-r.Intended) / 1e6
+		age := float64(r.Received.Sub(r.Intended)) / 1e6
 		switch {
 		case errors.Is(r.Err, client.ErrClosed):
 		case r.Err != nil:
@@ -147,7 +147,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 		}
 		all = append(all, c)
 	}
-	start := client.Now()
+	start := shm.Now()
 	begin, end := start+int64(3*time.Second), start+int64(3*time.Second)+int64(*overrunLength)
 	sent := 0.
 	sheds, looks := 0., 0.
@@ -156,7 +156,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 		if at >= end {
 			break
 		}
-		if rest := at - client.Now(); rest > 0 {
+		if rest := at - shm.Now(); rest > 0 {
 			time.Sleep(time.Duration(rest))
 		}
 		if at >= begin {
@@ -167,7 +167,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 			sheds += p.sources.stats().Shedding
 			looks++
 		}
-		_, err := all[i%len(all)].Send(picture, client.RequestOptions{Intended: at, Deadline: *overrunWanted})
+		_, err := all[i%len(all)].Send(picture, client.RequestOptions{Intended: shm.Time(at), Deadline: *overrunWanted})
 		if err != nil && at >= begin {
 			mu.Lock()
 			ends["full"]++

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
-	"github.com/penstock/penstock/wire"
 )
 
 // Real clients, each with more credit than a socket's buffer holds, send until many requests
@@ -23,11 +22,11 @@ import (
 func TestOverrun(t *testing.T) {
 	const clients, shed = 2, 50
 	// A busy machine may also answer late: the objective is 100 ms.
-	tolerated := map[wire.Status]bool{wire.StatusBusy: true, wire.StatusIncomplete: true, wire.StatusLate: true}
+	tolerated := map[client.Status]bool{client.StatusBusy: true, client.StatusIncomplete: true, client.StatusLate: true}
 	p := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
 	deadline := time.Now().Add(datapathtest.Patience)
 	var mu sync.Mutex
-	ends := map[wire.Status]int{}
+	ends := map[client.Status]int{}
 	total, left, ended := 0, 0, make(chan struct{}, 1<<16)
 	var all []*client.Client
 	for range clients {
@@ -38,7 +37,7 @@ func TestOverrun(t *testing.T) {
 					t.Errorf("request %d: %v", r.ID, r.Err)
 				}
 				mu.Lock()
-				ends[r.Result.Status]++
+				ends[r.Status]++
 				mu.Unlock()
 				ended <- struct{}{}
 			},
@@ -67,7 +66,7 @@ func TestOverrun(t *testing.T) {
 		<-ended // with an error after the client's timeout at the latest
 	}
 	mu.Lock()
-	ok, busy, other := ends[wire.StatusOK], ends[wire.StatusBusy], total-ends[wire.StatusOK]
+	ok, busy, other := ends[client.StatusOK], ends[client.StatusBusy], total-ends[client.StatusOK]
 	for status := range tolerated {
 		other -= ends[status]
 	}
@@ -87,7 +86,7 @@ func TestOverrun(t *testing.T) {
 			r, err := c.Do(context.Background(), picture, client.RequestOptions{Deadline: datapathtest.Patience})
 			var status client.StatusError
 			switch {
-			case errors.As(err, &status) && tolerated[wire.Status(status)] && time.Now().Before(deadline):
+			case errors.As(err, &status) && tolerated[client.Status(status)] && time.Now().Before(deadline):
 				// For a second after an overrun, a receiver without CPU time sheds again.
 			case err != nil:
 				t.Fatal(err)

@@ -47,16 +47,16 @@ func TestAnswer(t *testing.T) {
 
 	e := s.Next()
 	if e.Status != client.StatusOK || e.Kind != wire.KindRaw || e.Batch != 3 || e.ModelVersion != 9 {
-		t.Errorf("answer is %+v", e.Result.Result)
+		t.Errorf("answer is %+v", e.Result)
 	}
 	if !bytes.Equal(e.Payload, payload) {
 		t.Errorf("payload of %d bytes is not the %d bytes that the process wrote", len(e.Payload), len(payload))
 	}
-	if e.Queue != 10*time.Microsecond || e.Gather != 20*time.Microsecond || e.Infer != 40*time.Microsecond {
-		t.Errorf("queue %v, gather %v, infer %v; want 10, 20 and 40 µs", e.Queue, e.Gather, e.Infer)
+	if e.Stages.Queue != 10*time.Microsecond || e.Stages.Gather != 20*time.Microsecond || e.Stages.Infer != 40*time.Microsecond {
+		t.Errorf("queue %v, gather %v, infer %v; want 10, 20 and 40 µs", e.Stages.Queue, e.Stages.Gather, e.Stages.Infer)
 	}
-	if most := time.Duration(request.Complete - request.FirstFragment); e.Aggregate > most+time.Microsecond {
-		t.Errorf("aggregate %v, want at most %v, of which the first piece may have waited in the socket", e.Aggregate, most)
+	if most := time.Duration(request.Complete - request.FirstFragment); e.Stages.Aggregate > most+time.Microsecond {
+		t.Errorf("aggregate %v, want at most %v, of which the first piece may have waited in the socket", e.Stages.Aggregate, most)
 	}
 	if e.Credit == 0 {
 		t.Error("the answer gives no credit, and all slots are free")
@@ -123,8 +123,12 @@ func TestSocketWait(t *testing.T) {
 		t.Errorf("first piece %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstFragment-sent), time.Duration(r.Deadline-r.FirstFragment), within)
 	}
 	c.Answer([]uint32{slot}, []byte{1, 2, 3, 4})
-	if e, most := s.Next(), time.Duration(shm.Now()-before); e.Stages() > most {
-		t.Errorf("stages %v, and all took %v", e.StageTimes(), most)
+	e, all := s.Next(), time.Duration(0)
+	for _, took := range e.Stages.Times() {
+		all += took
+	}
+	if most := time.Duration(shm.Now() - before); all > most {
+		t.Errorf("stages %+v, and all took %v", e.Stages, most)
 	}
 }
 
@@ -161,7 +165,7 @@ func TestImplausibleResult(t *testing.T) {
 			c.Flush()
 			e := s.Next()
 			if e.Status != client.StatusFailed || e.Kind != wire.KindNone || len(e.Payload) != 0 || e.ModelVersion != 7 {
-				t.Errorf("answer is %+v with %d bytes, want failed with none and the function's version", e.Result.Result, len(e.Payload))
+				t.Errorf("answer is %+v with %d bytes, want failed with none and the function's version", e.Result, len(e.Payload))
 			}
 		})
 	}
@@ -175,8 +179,8 @@ func TestLateAndFailed(t *testing.T) {
 	slot := c.Await(1)[0]
 	c.Complete(slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 8})
 	c.Flush()
-	if e := s.Next(); e.Status != client.StatusLate || e.ModelVersion != 8 || e.Infer != 0 {
-		t.Errorf("answer is %+v, want late, version 8, never inferred", e.Result.Result)
+	if e := s.Next(); e.Status != client.StatusLate || e.ModelVersion != 8 || e.Stages.Infer != 0 {
+		t.Errorf("answer is %+v, want late, version 8, never inferred", e.Result)
 	}
 	s.Send(2)
 	slot = c.Await(1)[0]
@@ -187,8 +191,8 @@ func TestLateAndFailed(t *testing.T) {
 	c.Start([]uint32{slot})
 	c.Complete(slot, reported)
 	c.Flush()
-	if e := s.Next(); e.Status != client.StatusFailed || e.Infer != time.Microsecond {
-		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result.Result)
+	if e := s.Next(); e.Status != client.StatusFailed || e.Stages.Infer != time.Microsecond {
+		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result)
 	}
 	b.eventually("both are answered", func() bool { return b.counters.replied.Load() == 2 })
 	if got := b.Stats(); got.Replied != 2 || got.Results[wire.StatusFailed] != 1 {
@@ -213,8 +217,8 @@ func TestAbandon(t *testing.T) {
 	first.Start(slots[1:3])
 	b.queues[0].Abandon(1)
 
-	want := map[uint64]wire.Status{
-		tagOf[slots[0]]: wire.StatusOK, tagOf[slots[1]]: wire.StatusFailed, tagOf[slots[2]]: wire.StatusFailed,
+	want := map[uint64]client.Status{
+		tagOf[slots[0]]: client.StatusOK, tagOf[slots[1]]: client.StatusFailed, tagOf[slots[2]]: client.StatusFailed,
 	}
 	if got := s.Statuses(3); !maps.Equal(got, want) {
 		t.Fatalf("after the death: %v, want %v", got, want)
@@ -226,7 +230,7 @@ func TestAbandon(t *testing.T) {
 	}
 	second.Answer(recovered, []byte{5, 6, 7, 8})
 	for tag, status := range s.Statuses(3) {
-		if status != wire.StatusOK {
+		if status != client.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}
@@ -316,7 +320,7 @@ func TestDrain(t *testing.T) {
 	b.Drain()
 	s.Send(2)
 	if e := s.Next(); e.Tag != 2 || e.Status != client.StatusBusy || e.ModelVersion != 7 {
-		t.Fatalf("request %d is %+v, want 2 busy", e.Tag, e.Result.Result)
+		t.Fatalf("request %d is %+v, want 2 busy", e.Tag, e.Result)
 	}
 	c.Answer(slots, nil)
 	if e := s.Next(); e.Tag != 1 || e.Status != client.StatusOK {
@@ -346,7 +350,7 @@ func TestLeastLoadedQueue(t *testing.T) {
 		c.Answer(c.Await(q.channel.Queued()), nil)
 	}
 	for tag, status := range s.Statuses(n) {
-		if status != wire.StatusOK {
+		if status != client.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}
@@ -364,7 +368,7 @@ func TestServingQueue(t *testing.T) {
 	}
 	c.Answer(c.Await(n), nil)
 	for tag, status := range s.Statuses(n) {
-		if status != wire.StatusOK {
+		if status != client.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}
@@ -380,7 +384,7 @@ func TestGiveUp(t *testing.T) {
 	b.eventually("all are published", func() bool { return b.InFlight() == n })
 	b.GiveUp()
 	for tag, status := range s.Statuses(n) {
-		if status != wire.StatusFailed {
+		if status != client.StatusFailed {
 			t.Errorf("request %d is %v, want failed", tag, status)
 		}
 	}

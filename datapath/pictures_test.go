@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
@@ -27,7 +28,7 @@ func (b *harness) ask(c *datapathtest.Process, s *datapathtest.Client, tag uint6
 	c.Start([]uint32{slot})
 	c.Complete(slot, r)
 	c.Flush()
-	if e := s.Next(); e.Result.Result.Status != status {
+	if e := s.Next(); e.Status != client.Status(status+1) {
 		b.t.Fatalf("answer is %v, want %v", e.Status, status)
 	}
 	b.settled() // the copy is made after the answer was sent

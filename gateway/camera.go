@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/models/picture"
-	"github.com/penstock/penstock/wire"
 )
 
 // The limits of cameras. Each may hold one frame.
@@ -81,7 +80,7 @@ func (s *cameras) note(c *camera, conn *websocket.Conn, now time.Time) bool {
 
 // frameAnswer is the answer to one frame of a camera. Boxes are in the frame's pixels.
 type frameAnswer struct {
-	// Status is a wire.Status as text, or "unanswered".
+	// Status is a client.Status as text, or "unanswered".
 	Status    string           `json:"status"`
 	Error     string           `json:"error,omitempty"`
 	LatencyMS float64          `json:"latency_ms"`
@@ -181,7 +180,7 @@ func (s *server) inferFrame(ctx context.Context, f *functions.Function, frame []
 		}
 		photo, decodeErr := s.memory.prepare(ctx, f, frame)
 		if decodeErr != nil && statusOf(decodeErr) == http.StatusServiceUnavailable {
-			return frameAnswer{Status: wire.StatusBusy.String(), Error: decodeErr.Error(), LatencyMS: millis(time.Since(began)), Boxes: []box{}}, nil
+			return frameAnswer{Status: client.StatusBusy.String(), Error: decodeErr.Error(), LatencyMS: millis(time.Since(began)), Boxes: []box{}}, nil
 		}
 		if decodeErr != nil {
 			return answer, decodeErr
@@ -192,9 +191,9 @@ func (s *server) inferFrame(ctx context.Context, f *functions.Function, frame []
 	var status client.StatusError
 	switch {
 	case errors.As(err, &status):
-		answer.Status = wire.Status(status).String()
+		answer.Status = client.Status(status).String()
 	case err != nil:
-		answer.Status, answer.Error = "unanswered", err.Error()
+		answer.Status, answer.Error = client.StatusUnanswered.String(), err.Error()
 	default:
 		answer.Status, answer.Stages = a.Status.String(), stages(&a)
 		answer.Classes = classes(f, &a)

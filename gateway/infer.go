@@ -49,12 +49,12 @@ func (e *httpError) Unwrap() error { return e.err }
 func badRequest(err error) error { return &httpError{http.StatusBadRequest, err} }
 
 // statuses are the HTTP statuses of answers other than ok.
-var statuses = map[wire.Status]int{
-	wire.StatusLate:       http.StatusGatewayTimeout,
-	wire.StatusBusy:       http.StatusServiceUnavailable,
-	wire.StatusIncomplete: http.StatusBadGateway,
-	wire.StatusRefused:    http.StatusBadRequest,
-	wire.StatusFailed:     http.StatusInternalServerError,
+var statuses = map[client.Status]int{
+	client.StatusLate:       http.StatusGatewayTimeout,
+	client.StatusBusy:       http.StatusServiceUnavailable,
+	client.StatusIncomplete: http.StatusBadGateway,
+	client.StatusRefused:    http.StatusBadRequest,
+	client.StatusFailed:     http.StatusInternalServerError,
 }
 
 // statusOf returns the HTTP status of an error.
@@ -67,7 +67,7 @@ func statusOf(err error) int {
 	case errors.As(err, &own):
 		return own.status
 	case errors.As(err, &answer):
-		return statuses[wire.Status(answer)]
+		return statuses[client.Status(answer)]
 	case errors.As(err, &large), errors.Is(err, picture.ErrTooLarge):
 		return http.StatusRequestEntityTooLarge
 	case errors.As(err, &output), errors.Is(err, picture.ErrDamaged):
@@ -295,7 +295,7 @@ func (s *server) answer(w http.ResponseWriter, f *functions.Function, q *openinf
 // stages are the times of the slowest picture as parameters of a response, in microseconds.
 func stages(a *functions.Answer) map[string]int64 {
 	times := map[string]int64{"latency_us": a.Latency.Microseconds(), "batch": int64(a.Batch)}
-	for i, t := range a.StageTimes() {
+	for i, t := range a.Stages.Times() {
 		times[wire.StageNames[i]+"_us"] = t.Microseconds()
 	}
 	return times

@@ -10,9 +10,9 @@ import (
 
 	"golang.org/x/image/draw"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
-	"github.com/penstock/penstock/wire"
 )
 
 // The wall shows frames of streams at most every frameInterval per function, at most frameSide
@@ -32,7 +32,7 @@ type frames struct {
 
 // observe shows a frame with its answer.
 func (f *frames) observe(r stream.Result) {
-	if r.Status != wire.StatusOK.String() || !f.due(r.Function) {
+	if r.Status != client.StatusOK.String() || !f.due(r.Function) {
 		return
 	}
 	small, factor := shrink(r.Frame.Image)

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/shm"
 )
 
 // DialClient returns a Dialer that opens clients of package client. Each stream
@@ -13,17 +14,16 @@ import (
 // least replyGrace of the function's objective: a client that gave up earlier
 // would hide late answers.
 //
-// The run's Clock must be SystemClock, because the clients use that clock.
-// The run's Clock must be SystemClock, which is the clients'.
+// The run's Clock must be SystemClock.
 func DialClient(options client.Options) Dialer {
 	return func(ctx context.Context, f Function, stream int, deliver func(Reply)) (Sender, error) {
 		o := options
 		o.Deliver = func(r *client.Result) {
 			deliver(Reply{
 				Tag:     r.Tag,
-				Result:  r.Result,
+				Result:  *r,
 				Payload: r.Payload,
-				Arrived: r.Received,
+				Arrived: shm.Nanos(r.Received),
 				Err:     r.Err,
 				Unsent:  errors.Is(r.Err, client.ErrUnsent),
 				Dropped: errors.Is(r.Err, client.ErrLate),
@@ -48,7 +48,7 @@ type clientSender struct {
 
 func (s *clientSender) Send(picture []byte, intended int64, tag uint64) error {
 	request := s.request
-	request.Intended, request.Tag = intended, tag
+	request.Intended, request.Tag = shm.Time(intended), tag
 	_, err := s.client.Send(picture, request)
 	return err
 }

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen/answer"
-	"github.com/penstock/penstock/wire"
 )
 
 // ledger tracks all outstanding requests of one function and counts those that
@@ -102,7 +102,7 @@ func (l *ledger) reply(r Reply) {
 		}
 		return
 	}
-	if r.Result.Status == wire.StatusOK {
+	if r.Result.Status == client.StatusOK {
 		l.checkLocked(int(e.picture), answer.Answer{Kind: r.Result.Kind, Payload: r.Payload})
 	}
 	if e.counted {

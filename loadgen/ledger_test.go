@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/wire"
 	"pgregory.net/rapid"
@@ -128,8 +129,8 @@ func TestClosedLedger(t *testing.T) {
 
 func TestUnknownStatus(t *testing.T) {
 	l := testLedger(nil)
-	l.reply(Reply{Tag: l.begin(0, 0, 0, true), Result: wire.Result{Status: 200}})
-	if l.stats.statuses[wire.StatusFailed] != 1 {
+	l.reply(Reply{Tag: l.begin(0, 0, 0, true), Result: client.Result{Status: 200}})
+	if l.stats.statuses[client.StatusFailed] != 1 {
 		t.Errorf("statuses %v", l.stats.statuses)
 	}
 }
@@ -154,7 +155,7 @@ func TestRequestAllocations(t *testing.T) {
 	l := testLedger(references)
 	request := func() {
 		tag := l.begin(5, time.Millisecond, 2, true)
-		l.reply(Reply{Tag: tag, Arrived: 500, Payload: payload, Result: wire.Result{Kind: wire.KindTopK, Batch: 4}})
+		l.reply(Reply{Tag: tag, Arrived: 500, Payload: payload, Result: client.Result{Status: client.StatusOK, Kind: wire.KindTopK, Batch: 4}})
 	}
 	request()
 	if allocs := testing.AllocsPerRun(1000, request); allocs != 0 {

@@ -35,10 +35,10 @@ import (
 	"math"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/loadgen/arrival"
-	"github.com/penstock/penstock/wire"
 )
 
 // Spec describes a run.
@@ -123,7 +123,7 @@ type Reply struct {
 	Tag uint64
 	// Result and Payload are the reply's contents. The payload is valid until the
 	// delivery returns.
-	Result  wire.Result
+	Result  client.Result
 	Payload []byte
 	// Arrived is when the reply's last datagram was read, in nanoseconds of the
 	// run's Clock.

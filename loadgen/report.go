@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/wire"
@@ -129,13 +130,13 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 		SLOMillis:        millis(t.f.SLO),
 		Sent:             a.sent,
 		Answered:         answered,
-		OK:               a.statuses[wire.StatusOK],
-		Late:             a.statuses[wire.StatusLate] + a.dropped,
+		OK:               a.statuses[client.StatusOK],
+		Late:             a.statuses[client.StatusLate] + a.dropped,
 		Dropped:          a.dropped,
-		Incomplete:       a.statuses[wire.StatusIncomplete],
-		Busy:             a.statuses[wire.StatusBusy],
-		Refused:          a.statuses[wire.StatusRefused],
-		Failed:           a.statuses[wire.StatusFailed],
+		Incomplete:       a.statuses[client.StatusIncomplete],
+		Busy:             a.statuses[client.StatusBusy],
+		Refused:          a.statuses[client.StatusRefused],
+		Failed:           a.statuses[client.StatusFailed],
 		Unanswered:       a.sent - answered - a.dropped,
 		InTime:           a.within,
 		WithinSLO:        percent(a.within, a.sent),

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/wire"
 )
@@ -21,7 +22,7 @@ type functionStats struct {
 	// dropped counts those of sent that the client never sent because they were
 	// late.
 	dropped  uint64
-	statuses [wire.NumStatuses]uint64
+	statuses [client.StatusFailed + 1]uint64
 	// within counts ok answers within the objective.
 	within uint64
 	// latency covers ok answers only: a refusal is quick and would improve the
@@ -49,20 +50,20 @@ func newFunctionStats(pictures int) functionStats {
 	return t
 }
 
-func (t *functionStats) reply(r *wire.Result, latency, slo time.Duration) {
+func (t *functionStats) reply(r *client.Result, latency, slo time.Duration) {
 	status := r.Status
-	if status >= wire.NumStatuses {
-		status = wire.StatusFailed // an unknown status is not a success
+	if status == client.StatusUnanswered || status > client.StatusFailed {
+		status = client.StatusFailed // an unknown status is not a success
 	}
 	t.statuses[status]++
-	if status != wire.StatusOK {
+	if status != client.StatusOK {
 		return
 	}
 	t.latency.record(latency)
 	if latency <= slo {
 		t.within++
 	}
-	for i, took := range r.StageTimes() {
+	for i, took := range r.Stages.Times() {
 		t.stages[i].record(took)
 	}
 	if r.Batch > 0 {

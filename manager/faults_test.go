@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // fault lets a function's active process fault the device: it reports the fault and
@@ -72,7 +71,7 @@ func TestFaultWakesShadows(t *testing.T) {
 	b.turn()
 	b.turn()
 	for tag, status := range s.Statuses(2) {
-		if status != wire.StatusFailed {
+		if status != client.StatusFailed {
 			t.Errorf("request %d, which was started, is %v; want failed", tag, status)
 		}
 	}
@@ -92,7 +91,7 @@ func TestFaultWakesShadows(t *testing.T) {
 	}
 	second.Answer(rest, nil)
 	for tag, status := range s.Statuses(2) {
-		if status != wire.StatusOK {
+		if status != client.StatusOK {
 			t.Errorf("request %d is %v, want ok", tag, status)
 		}
 	}

@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // on adds a function on trial.
@@ -185,7 +185,7 @@ func TestAdditionFailureAnswers(t *testing.T) {
 	began := shm.Now()
 	b.cannotStart("b", "no memory for the model")
 	for tag, status := range s.Statuses(3) {
-		if status != wire.StatusFailed {
+		if status != client.StatusFailed {
 			t.Errorf("request %d is %v, want failed", tag, status)
 		}
 	}

@@ -13,13 +13,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/profiler/sweep"
+	"github.com/penstock/penstock/shm"
 )
 
 // Options describe what a Profiler runs.
@@ -198,7 +198,7 @@ func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, erro
 		r.load.Stop()
 		return nil, err
 	}
-	r.since = client.Now()
+	r.since = shm.Now()
 	return r, nil
 }
 
@@ -318,7 +318,7 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 	if err := testbed.Pause(ctx, d); err != nil {
 		return w, err
 	}
-	all, now := r.load.Take(), client.Now()
+	all, now := r.load.Take(), shm.Now()
 	w.Elapsed, r.since = time.Duration(now-r.since), now
 	for _, a := range all {
 		if n := testbed.Count([]testbed.Answered{a}); n.OK != 1 {

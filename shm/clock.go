@@ -43,3 +43,9 @@ func monotonic() int64 {
 // machine. It neither allocates nor makes a system call: Go's runtime reads
 // that clock itself, and only the offset needed system calls.
 func Now() int64 { return clockBase + int64(time.Since(clockStart)) }
+
+// Nanos returns the instant t on Now's clock. t has a monotonic reading, as the times of time.Now have.
+func Nanos(t time.Time) int64 { return clockBase + int64(t.Sub(clockStart)) }
+
+// Time returns an instant of Now's clock.
+func Time(nanos int64) time.Time { return clockStart.Add(time.Duration(nanos - clockBase)) }

@@ -176,7 +176,7 @@ func Fragments(total, fragmentBytes int) int {
 func FragmentHeader(t Type, requestID uint32, total, fragmentBytes, index int) Header {
 	count := Fragments(total, fragmentBytes)
 	if uint64(total) > 1<<32-1 || count > MaxFragments || fragmentBytes > MaxFragmentBytes || uint(index) >= uint(count) {
-		panic("wire: no such piece")
+		panic("wire: no such fragment")
 	}
 	h := Header{
 		Type:      t,

@@ -263,7 +263,7 @@ func (s *Set) Ready(name string) error {
 
 // Answer is the answer to one picture. Boxes, Classes or Values is set, by Result.Kind.
 type Answer struct {
-	wire.Result
+	client.Result
 	// Boxes are sorted by falling score, Classes by falling probability. Values are the
 	// model's outputs, one after the other, in the card's order.
 	Boxes   []wire.Box
@@ -284,7 +284,7 @@ func (f *Function) Infer(ctx context.Context, picture []byte, deadline time.Dura
 	if err != nil {
 		return a, err
 	}
-	a.Result, a.Latency = r.Result, time.Duration(r.Received-r.Sent)
+	a.Result, a.Latency = r, r.Received.Sub(r.Sent)
 	if err := a.decode(r.Kind, r.Payload); err != nil {
 		return a, fmt.Errorf("decode answer of %s: %w", f.Name, err)
 	}

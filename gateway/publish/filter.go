@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/wire"
 )
 
 // filter decides which answers a receiver gets. Any goroutine may use it.
@@ -33,7 +33,7 @@ func newFilter(spec *configs.Publish) *filter { return &filter{spec: spec, last:
 // pass reports whether the receiver gets an answer. Answers that find something else than the one
 // before always pass, so that the receiver's state is right, too, if it gets few answers.
 func (f *filter) pass(a *Answer) bool {
-	ok := a.Status == wire.StatusOK.String()
+	ok := a.Status == client.StatusOK.String()
 	switch {
 	case len(f.spec.From) > 0 && !slices.Contains(f.spec.From, a.Stream),
 		len(f.spec.Functions) > 0 && !slices.Contains(f.spec.Functions, a.Function):

@@ -434,7 +434,7 @@ func TestQueue(t *testing.T) {
 
 func TestFromHTTP(t *testing.T) {
 	f := &functions.Function{Name: "face", Card: &models.Card{}}
-	answer := functions.Answer{Result: wire.Result{Kind: wire.KindBoxes, ModelVersion: 3}, Latency: 2 * time.Millisecond}
+	answer := functions.Answer{Result: client.Result{Kind: wire.KindBoxes, ModelVersion: 3}, Latency: 2 * time.Millisecond}
 	items := []functions.Item{{Label: "face", Score: 0.5, Box: []int{1, 2, 3, 4}}}
 	a := FromHTTP(f, image.Pt(640, 480), &answer, items, 5*time.Millisecond, nil)
 	a.Time = time.Unix(0, 0).UTC()
@@ -444,7 +444,7 @@ func TestFromHTTP(t *testing.T) {
 	if err != nil || string(text) != want || a.Kind != wire.KindBoxes {
 		t.Errorf("%s, %v, want\n%s", text, err, want)
 	}
-	if a := FromHTTP(f, image.Pt(1, 1), &functions.Answer{}, nil, 0, client.StatusError(wire.StatusLate)); a == nil || a.Status != "late" || a.Error == "" {
+	if a := FromHTTP(f, image.Pt(1, 1), &functions.Answer{}, nil, 0, client.StatusError(client.StatusLate)); a == nil || a.Status != "late" || a.Error == "" {
 		t.Errorf("%+v", a)
 	}
 	if a := FromHTTP(f, image.Pt(1, 1), &functions.Answer{}, nil, 0, context.Canceled); a != nil {

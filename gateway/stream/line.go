@@ -43,7 +43,7 @@ func (r *Result) Line() Line {
 		return l
 	}
 	l.StagesMS = map[string]float64{}
-	for i, t := range r.Answer.StageTimes() {
+	for i, t := range r.Answer.Stages.Times() {
 		l.StagesMS[wire.StageNames[i]] = millis(t)
 	}
 	return l

@@ -9,7 +9,7 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/client"
 )
 
 // recentAnswers is how many answers a Monitor's present is made of, at most; recentTime is the
@@ -80,7 +80,7 @@ func (m *Monitor) answer(r Result) {
 	f.statuses[r.Status]++
 	f.skipped += r.Skipped
 	f.last = r.Err
-	if r.Status == wire.StatusOK.String() {
+	if r.Status == client.StatusOK.String() {
 		_ = f.ages.RecordValue(min(max(r.Age.Microseconds(), minAge), maxAge)) // within its range
 	}
 	f.recent = shift(f.recent, recentAnswer{time.Now(), r.Age})

@@ -12,7 +12,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
-	"github.com/penstock/penstock/wire"
 )
 
 // Inferrer sends photos to the functions of a node. Any goroutine may call it.
@@ -65,7 +64,7 @@ type Result struct {
 	Frame            Frame
 	// Age is the time from the frame's end of decoding until the answer.
 	Age time.Duration
-	// Status is that of package wire as text, or one of this package's. Err is why it is not ok.
+	// Status is a client.Status as text, or one of this package's. Err is why it is not ok.
 	Status string
 	Err    error
 	Answer functions.Answer
@@ -80,13 +79,13 @@ func StatusOf(err error) string {
 	var answered client.StatusError
 	switch {
 	case err == nil:
-		return wire.StatusOK.String()
+		return client.StatusOK.String()
 	case errors.As(err, &answered):
-		return wire.Status(answered).String()
+		return client.Status(answered).String()
 	case errors.Is(err, client.ErrLate):
-		return wire.StatusLate.String()
+		return client.StatusLate.String()
 	case errors.Is(err, client.ErrUnsent), errors.Is(err, client.ErrQueueFull):
-		return wire.StatusBusy.String()
+		return client.StatusBusy.String()
 	case errors.Is(err, client.ErrUnanswered), errors.Is(err, client.ErrUnreachable), errors.Is(err, client.ErrClosed):
 		return StatusLost
 	case errors.Is(err, functions.ErrUnknown):

@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
-	"github.com/penstock/penstock/wire"
 )
 
 // inferrer is an Inferrer that a test answers for.
@@ -24,7 +23,7 @@ func (f inferrer) Infer(ctx context.Context, function string, photo image.Image)
 		return functions.Answer{}, nil, err
 	}
 	items := []functions.Item{{Label: "cat", Class: 1, Score: 0.5, Box: []int{0, 0, photo.Bounds().Dx(), photo.Bounds().Dy()}}}
-	return functions.Answer{Latency: time.Millisecond, Result: wire.Result{Infer: time.Millisecond}}, items, nil
+	return functions.Answer{Latency: time.Millisecond, Result: client.Result{Stages: client.Stages{Infer: time.Millisecond}}}, items, nil
 }
 
 // collect runs a stream and returns the numbers of the frames that each function answered.
@@ -110,8 +109,8 @@ func TestStatus(t *testing.T) {
 		want string
 	}{
 		{nil, "ok"},
-		{fmt.Errorf("request 1: %w", client.StatusError(wire.StatusLate)), "late"},
-		{client.StatusError(wire.StatusFailed), "failed"},
+		{fmt.Errorf("request 1: %w", client.StatusError(client.StatusLate)), "late"},
+		{client.StatusError(client.StatusFailed), "failed"},
 		{client.ErrLate, "late"},
 		{client.ErrUnsent, "busy"},
 		{client.ErrUnanswered, "lost"},
@@ -127,7 +126,7 @@ func TestStatus(t *testing.T) {
 	monitor := NewMonitor([]string{"a"})
 	_, err := collect(t, Options{
 		Input: fakeInput(t, "many"), To: []string{"a"}, Monitor: monitor,
-		Node: inferrer(func(context.Context, string) error { return client.StatusError(wire.StatusBusy) }),
+		Node: inferrer(func(context.Context, string) error { return client.StatusError(client.StatusBusy) }),
 	})
 	s := monitor.Snapshot()
 	if err != nil || s.Functions[0].Answers["busy"] != framesOfMany || !strings.Contains(s.Summary(), "a: 10 frames, 10 busy, 0 skipped") {
@@ -193,7 +192,7 @@ func TestLine(t *testing.T) {
 	r := Result{
 		Stream: "door", Function: "face", Frame: Frame{Number: 7, PTS: 280 * time.Millisecond, Image: image.NewRGBA(image.Rect(0, 0, 4, 2))},
 		Age: 1500 * time.Microsecond, Status: "ok", Items: []functions.Item{{Label: "face", Score: 0.5, Box: []int{1, 0, 3, 2}}}, Skipped: 3,
-		Answer: functions.Answer{Latency: time.Millisecond, Result: wire.Result{ModelVersion: 2, Queue: 250 * time.Microsecond}},
+		Answer: functions.Answer{Latency: time.Millisecond, Result: client.Result{ModelVersion: 2, Stages: client.Stages{Queue: 250 * time.Microsecond}}},
 	}
 	text, err := json.Marshal(r.Line())
 	const want = `{"stream":"door","function":"face","frame":7,"pts":0.28,"width":4,"height":2,"age_ms":1.5,"status":"ok","skipped":3,` +

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/shm"
 )
 
 // Traffic sends pictures to one function and records how each was answered.
@@ -45,12 +45,12 @@ type flow struct {
 
 // Answered is the outcome of one request.
 type Answered struct {
-	At      int64 // on client.Now's clock
+	At      int64 // on shm.Now's clock
 	Latency int64 // nanoseconds, from handing it over to be sent
-	Status  wire.Status
+	Status  client.Status
 	Lost    bool // ended without an answer
 	unsent  bool // was never sent: too many requests were waiting for credit
-	Batch   uint16
+	Batch   int
 	Service time.Duration // of its batch: gather and infer
 }
 
@@ -96,7 +96,7 @@ func (t *Traffic) Keep(inFlight int) error {
 	for _, f := range t.flows {
 		f.again = true
 		for range inFlight {
-			if err := f.send(client.Now()); err != nil {
+			if err := f.send(shm.Now()); err != nil {
 				return err
 			}
 		}
@@ -111,13 +111,13 @@ func (t *Traffic) Pace(perSecond float64) {
 	gap := time.Duration(float64(len(t.flows)) / perSecond * float64(time.Second))
 	for i, f := range t.flows {
 		t.senders.Go(func() {
-			due := client.Now() + int64(gap)*int64(i)/int64(len(t.flows))
+			due := shm.Now() + int64(gap)*int64(i)/int64(len(t.flows))
 			for !t.stopping.Load() {
-				if wait := due - client.Now(); wait > 0 {
+				if wait := due - shm.Now(); wait > 0 {
 					time.Sleep(time.Duration(wait))
 				}
 				if err := f.send(due); err != nil {
-					f.note(Answered{At: client.Now(), Lost: true, unsent: true})
+					f.note(Answered{At: shm.Now(), Lost: true, unsent: true})
 				}
 				due += int64(gap)
 			}
@@ -128,7 +128,7 @@ func (t *Traffic) Pace(perSecond float64) {
 // send sends one request that was due at that time.
 func (f *flow) send(due int64) error {
 	f.outstanding.Add(1)
-	_, err := f.client.Send(f.picture, client.RequestOptions{Intended: due, Deadline: f.patience})
+	_, err := f.client.Send(f.picture, client.RequestOptions{Intended: shm.Time(due), Deadline: f.patience})
 	if err != nil {
 		f.outstanding.Done()
 		return fmt.Errorf("send request: %w", err)
@@ -138,11 +138,11 @@ func (f *flow) send(due int64) error {
 }
 
 func (f *flow) ended(r *client.Result) {
-	f.note(Answered{At: r.Received, Latency: r.Received - r.Intended, Status: r.Result.Status, Lost: r.Err != nil,
-		Batch: r.Batch, Service: r.Gather + r.Infer})
+	f.note(Answered{At: shm.Nanos(r.Received), Latency: int64(r.Received.Sub(r.Intended)), Status: r.Status, Lost: r.Err != nil,
+		Batch: r.Batch, Service: r.Stages.Gather + r.Stages.Infer})
 	if f.again && !f.traffic.stopping.Load() {
-		if err := f.send(client.Now()); err != nil {
-			f.note(Answered{At: client.Now(), Lost: true, unsent: true})
+		if err := f.send(shm.Now()); err != nil {
+			f.note(Answered{At: shm.Now(), Lost: true, unsent: true})
 		}
 	}
 	f.outstanding.Done()
@@ -173,7 +173,7 @@ func (t *Traffic) close() {
 	}
 }
 
-// Between returns the answers that arrived in that span of client.Now's clock, in
+// Between returns the answers that arrived in that span of shm.Now's clock, in
 // order of arrival. to = 0 means until now.
 func (t *Traffic) Between(from, to int64) []Answered {
 	var all []Answered
@@ -242,17 +242,17 @@ func Count(all []Answered) (n Answers) {
 			n.Unsent++
 		case a.Lost:
 			n.Unanswered++
-		case a.Status == wire.StatusOK:
+		case a.Status == client.StatusOK:
 			n.OK++
-		case a.Status == wire.StatusLate:
+		case a.Status == client.StatusLate:
 			n.Late++
-		case a.Status == wire.StatusIncomplete:
+		case a.Status == client.StatusIncomplete:
 			n.Incomplete++
-		case a.Status == wire.StatusBusy:
+		case a.Status == client.StatusBusy:
 			n.Busy++
-		case a.Status == wire.StatusRefused:
+		case a.Status == client.StatusRefused:
 			n.Refused++
-		case a.Status == wire.StatusFailed:
+		case a.Status == client.StatusFailed:
 			n.Failed++
 		}
 	}
@@ -262,7 +262,7 @@ func Count(all []Answered) (n Answers) {
 // Latencies returns the latencies of the ok answers.
 func Latencies(all []Answered) (out []time.Duration) {
 	for _, a := range all {
-		if !a.Lost && a.Status == wire.StatusOK {
+		if !a.Lost && a.Status == client.StatusOK {
 			out = append(out, time.Duration(a.Latency))
 		}
 	}
@@ -274,7 +274,7 @@ func Latencies(all []Answered) (out []time.Duration) {
 func MeanBatch(all []Answered) float64 {
 	images, batches := 0.0, 0.0
 	for _, a := range all {
-		if !a.Lost && a.Status == wire.StatusOK && a.Batch > 0 {
+		if !a.Lost && a.Status == client.StatusOK && a.Batch > 0 {
 			images++
 			batches += 1 / float64(a.Batch)
 		}

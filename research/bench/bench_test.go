@@ -11,23 +11,23 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
-	"github.com/penstock/penstock/wire"
 )
 
-func ok(at, latency time.Duration, batch uint16) testbed.Answered {
-	return testbed.Answered{At: int64(at), Latency: int64(latency), Batch: batch}
+func ok(at, latency time.Duration, batch int) testbed.Answered {
+	return testbed.Answered{At: int64(at), Latency: int64(latency), Status: client.StatusOK, Batch: batch}
 }
 
 func TestLongestPause(t *testing.T) {
 	const ms = time.Millisecond
 	silence, from, to := longestPause([]testbed.Answered{
 		ok(10*ms, ms, 1), ok(12*ms, ms, 1),
-		{At: int64(15 * ms), Status: wire.StatusFailed},
+		{At: int64(15 * ms), Status: client.StatusFailed},
 		{At: int64(40 * ms), Lost: true},
 		ok(50*ms, ms, 1), ok(60*ms, ms, 1),
 	})

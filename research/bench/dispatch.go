@@ -79,7 +79,7 @@ functions:
 			return r, fmt.Errorf("request %d: %w", i, err)
 		}
 		if i >= n/10 { // the first tenth is warm-up
-			queue, reply = append(queue, result.Queue), append(reply, result.Reply)
+			queue, reply = append(queue, result.Stages.Queue), append(reply, result.Stages.Reply)
 		}
 		time.Sleep(idleGap)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/shm"
 )
 
 // Fault is the report of `penstock-lab fault`. A kernel of another function, the neighbour,
@@ -163,17 +163,17 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[
 	if err := testbed.Pause(ctx, time.Second); err != nil { // collect answers, as the reference for the silence
 		return r, err
 	}
-	before := client.Now()
+	before := shm.Now()
 	if err := provoke(ctx, b); err != nil {
 		return r, err
 	}
-	began := client.Now()
+	began := shm.Now()
 	// Wait until every function has answered again for a while.
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("not everybody answered again within a minute"))
 	defer cancel()
 	err = b.WaitFor(limit, "answers", func() bool {
 		for _, l := range loads {
-			if testbed.Count(l.Between(max(began, client.Now()-int64(time.Second/2)), 0)).OK == 0 {
+			if testbed.Count(l.Between(max(began, shm.Now()-int64(time.Second/2)), 0)).OK == 0 {
 				return false
 			}
 		}
@@ -221,7 +221,7 @@ func provoke(ctx context.Context, b *testbed.Harness) error {
 		var status client.StatusError
 		switch {
 		case err == nil:
-		case errors.As(err, &status) && wire.Status(status) == wire.StatusFailed:
+		case errors.As(err, &status) && client.Status(status) == client.StatusFailed:
 			return nil
 		default:
 			return fmt.Errorf("the neighbour's request ended without an honest answer: %w", err)
@@ -235,7 +235,7 @@ func provoke(ctx context.Context, b *testbed.Harness) error {
 func longestPause(all []testbed.Answered) (silence time.Duration, from, to int64) {
 	last := int64(0)
 	for _, a := range all {
-		if a.Lost || a.Status != wire.StatusOK {
+		if a.Lost || a.Status != client.StatusOK {
 			continue
 		}
 		if gap := time.Duration(a.At - last); last > 0 && gap > silence {

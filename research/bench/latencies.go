@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen"
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/shm"
 )
 
 // latencies collects the latencies of ok answers.
@@ -18,12 +18,12 @@ type latencies struct {
 
 // dialer returns a dialer whose streams record the requests of d's. They skip those of the warm-up.
 func (l *latencies) dialer(d loadgen.Dialer, warmup time.Duration) loadgen.Dialer {
-	began := client.Now()
+	began := shm.Now()
 	return func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
 		s := &timedSender{intended: map[uint64]int64{}}
 		var err error
 		s.Sender, err = d(ctx, f, stream, func(r loadgen.Reply) {
-			if at := s.take(r.Tag); r.Err == nil && r.Result.Status == wire.StatusOK && at >= began+int64(warmup) {
+			if at := s.take(r.Tag); r.Err == nil && r.Result.Status == client.StatusOK && at >= began+int64(warmup) {
 				l.mu.Lock()
 				l.byFunction[f.Name] = append(l.byFunction[f.Name], time.Duration(r.Arrived-at))
 				l.mu.Unlock()

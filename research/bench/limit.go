@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
 )
 
 // Limit is the report of `penstock-lab limit`: a model's rate at each limit, alone and next
@@ -278,11 +278,11 @@ func (o *LimitOptions) measure(ctx context.Context, own, other *testbed.Traffic)
 	if err := testbed.Pause(ctx, o.Duration/3); err != nil {
 		return l, err
 	}
-	from := client.Now()
+	from := shm.Now()
 	if err := testbed.Pause(ctx, o.Duration); err != nil {
 		return l, err
 	}
-	to := client.Now()
+	to := shm.Now()
 	seconds := time.Duration(to - from).Seconds()
 	all := own.Between(from, to)
 	l.Answers, l.MeanBatch, l.Latency = testbed.Count(all), testbed.MeanBatch(all), micros(testbed.Latencies(all))

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // Loading is what loads cost: the request that waits for one, and a neighbour in its own process. The
@@ -263,7 +262,7 @@ func (m loadedMembers) cycle(ctx context.Context, duration time.Duration, n int)
 			_, err := m[i].client.Do(ctx, m[i].picture, client.RequestOptions{Deadline: 2 * time.Second})
 			took := time.Since(began)
 			switch {
-			case errors.Is(err, client.StatusError(wire.StatusLate)):
+			case errors.Is(err, client.StatusError(client.StatusLate)):
 			case isBusy(err):
 				continue
 			case err != nil:

@@ -11,10 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/shm"
 )
 
 // Moves is the report of `penstock-lab swap` on a device: how long the stream of batches
@@ -155,7 +155,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 			v.load.Stop()
 		}
 	}()
-	began := client.Now()
+	began := shm.Now()
 	for _, f := range functions {
 		v := &mover{o: o, b: b, name: f.Name, change: change}
 		process, _, status, err := b.Serving(f.Name)
@@ -176,11 +176,11 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if err := testbed.Pause(ctx, time.Second); err != nil {
 		return m, err
 	}
-	steady := client.Now()
+	steady := shm.Now()
 	if err := testbed.Pause(ctx, steadyTime); err != nil {
 		return m, err
 	}
-	first := client.Now()
+	first := shm.Now()
 	if err := moveAll(ctx, movers, n, func(done int) { o.Printf("%s: move %d of %d", change, done, n) }); err != nil {
 		return m, err
 	}
@@ -212,7 +212,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	}
 	m.Moves, m.Idle, m.Takes = len(idle), micros(idle), partMillis(takes)
 	m.SteadyP99, m.AroundP99 = partMillis(steadyP99), partMillis(aroundP99)
-	m.ImagesPerSecond = float64(m.Answers.OK) / time.Duration(client.Now()-began).Seconds()
+	m.ImagesPerSecond = float64(m.Answers.OK) / time.Duration(shm.Now()-began).Seconds()
 	if n := m.Answers.Unanswered + m.Answers.Unsent; n > 0 {
 		return m, fmt.Errorf("%d requests were not answered, or not sent; the node said: %s", n, lastOf(b.Log()))
 	}
@@ -292,7 +292,7 @@ func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, 
 		return 0, err
 	}
 	last, noted := f.Swaps, f.SwapIdle.Count
-	ordered := client.Now()
+	ordered := shm.Now()
 	if err := v.b.Order(control.SharePath, control.ShareOrder{Name: v.name, SharePercent: percent}); err != nil {
 		return 0, err
 	}
@@ -305,7 +305,7 @@ func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, 
 	if err != nil {
 		return 0, err
 	}
-	at := client.Now()
+	at := shm.Now()
 	v.when, v.takes = append(v.when, at), append(v.takes, time.Duration(at-ordered))
 	// The process reports the idle time in its next report, but only if work was waiting.
 	limit, cancel = context.WithTimeout(ctx, 3*control.ReportEvery)

@@ -9,10 +9,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/floor"
 	"github.com/penstock/penstock/wire"
 )
@@ -292,11 +292,11 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 		return t, err
 	}
 	threads := readThreads(b.PID())
-	from := client.Now()
+	from := shm.Now()
 	if err := testbed.Pause(ctx, o.Duration); err != nil {
 		return t, err
 	}
-	to := client.Now()
+	to := shm.Now()
 	t.Busy = busiest(threads, readThreads(b.PID()), time.Duration(to-from))
 	var all []testbed.Answered
 	for i, l := range loads {

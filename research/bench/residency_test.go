@@ -8,7 +8,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/loadgen"
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/shm"
 )
 
 func TestResidencyNames(t *testing.T) {
@@ -75,15 +75,15 @@ func TestLatencies(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	now, after := client.Now(), client.Now()+int64(2*time.Hour)
+	now, after := shm.Now(), shm.Now()+int64(2*time.Hour)
 	for tag, c := range []struct {
 		intended int64
-		status   wire.Status
-	}{{now, wire.StatusOK}, {after, wire.StatusLate}, {after, wire.StatusOK}} {
+		status   client.Status
+	}{{now, client.StatusOK}, {after, client.StatusLate}, {after, client.StatusOK}} {
 		if err := s.Send(nil, c.intended, uint64(tag)); err != nil {
 			t.Fatal(err)
 		}
-		deliver(loadgen.Reply{Tag: uint64(tag), Result: wire.Result{Status: c.status}, Arrived: c.intended + 5})
+		deliver(loadgen.Reply{Tag: uint64(tag), Result: client.Result{Status: c.status}, Arrived: c.intended + 5})
 	}
 	if got := l.byFunction["f"]; !slices.Equal(got, []time.Duration{5}) {
 		t.Errorf("%v, want the one ok answer after the warm-up", got)

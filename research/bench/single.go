@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/traffic"
-	"github.com/penstock/penstock/wire"
 )
 
 // singleAnswers are the payloads of answers to single requests, by function and picture.
@@ -65,7 +64,7 @@ func singlesOf(ctx context.Context, f loadgen.Function) (payloads [][]byte, err 
 
 // isBusy reports whether a request was not answered in time, as happens on a busy machine.
 func isBusy(err error) bool {
-	for _, status := range []wire.Status{wire.StatusLate, wire.StatusIncomplete, wire.StatusBusy} {
+	for _, status := range []client.Status{client.StatusLate, client.StatusIncomplete, client.StatusBusy} {
 		if errors.Is(err, client.StatusError(status)) {
 			return true
 		}

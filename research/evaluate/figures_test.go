@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/loadgen"
-	"github.com/penstock/penstock/wire"
 )
 
 // everyCase calls do for each case of each figure: on a GPU in full, on a GPU quick, and
@@ -228,8 +228,8 @@ func TestCueErrors(t *testing.T) {
 
 // answeredOK returns a sample that was to be sent at intended and was answered latency
 // later.
-func answeredOK(intended, latency time.Duration, batch uint16) sample {
-	return sample{intended: int64(intended), arrived: int64(intended + latency), batch: batch,
+func answeredOK(intended, latency time.Duration, batch int) sample {
+	return sample{intended: int64(intended), arrived: int64(intended + latency), status: client.StatusOK, batch: batch,
 		stages: [...]time.Duration{latency / 16, latency / 8, latency / 4, latency / 4, latency / 16}}
 }
 
@@ -238,9 +238,9 @@ func TestMisses(t *testing.T) {
 	all := []sample{
 		answeredOK(1, 4*time.Millisecond, 2), answeredOK(2, 4*time.Millisecond, 2), answeredOK(3, 10*time.Millisecond, 1),
 		answeredOK(4, 30*time.Millisecond, 1), // ok, but too late
-		{intended: 5, arrived: 6, status: wire.StatusLate}, {intended: 5, arrived: 6, status: wire.StatusBusy},
-		{intended: 5, arrived: 6, status: wire.StatusIncomplete}, {intended: 5, arrived: 6, status: wire.StatusRefused},
-		{intended: 5, arrived: 6, status: wire.StatusFailed}, {intended: 5}, {intended: 5, unsent: true},
+		{intended: 5, arrived: 6, status: client.StatusLate}, {intended: 5, arrived: 6, status: client.StatusBusy},
+		{intended: 5, arrived: 6, status: client.StatusIncomplete}, {intended: 5, arrived: 6, status: client.StatusRefused},
+		{intended: 5, arrived: 6, status: client.StatusFailed}, {intended: 5}, {intended: 5, unsent: true},
 	}
 	l := summarize(f, all, 2*time.Second)
 	if l.Sent != 11 || l.OK != 4 || l.Late != 1 || l.Busy != 1 || l.Incomplete != 1 || l.Refused != 1 || l.Failed != 1 || l.Unanswered != 2 || l.Unsent != 1 {

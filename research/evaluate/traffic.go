@@ -22,14 +22,14 @@ import (
 // sample is one request and its outcome. Times are of CLOCK_MONOTONIC.
 type sample struct {
 	intended, arrived int64 // arrived is 0 if no answer arrived
-	status            wire.Status
+	status            client.Status
 	unsent            bool
-	batch             uint16
+	batch             int
 	stages            [len(wire.StageNames)]time.Duration
 }
 
 // ok reports whether the request got an ok answer.
-func (s *sample) ok() bool { return s.arrived != 0 && s.status == wire.StatusOK }
+func (s *sample) ok() bool { return s.arrived != 0 && s.status == client.StatusOK }
 
 func (s *sample) latency() time.Duration { return time.Duration(s.arrived - s.intended) }
 
@@ -65,14 +65,14 @@ func (r *record) end(reply loadgen.Reply) {
 	r.open[i] = -1
 	switch {
 	case reply.Dropped:
-		s.arrived, s.status = shm.Now(), wire.StatusLate
+		s.arrived, s.status = shm.Now(), client.StatusLate
 		return
 	case reply.Err != nil:
 		s.unsent = reply.Unsent
 		return
 	}
 	s.arrived, s.status, s.batch = reply.Arrived, reply.Result.Status, reply.Result.Batch
-	s.stages = reply.Result.StageTimes()
+	s.stages = reply.Result.Stages.Times()
 }
 
 // all returns the samples so far, in the order of their intended sends. The caller owns the
@@ -221,18 +221,18 @@ func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 				l.Unsent++
 			}
 			continue
-		case s.status == wire.StatusOK:
+		case s.status == client.StatusOK:
 			l.OK++
-		case s.status == wire.StatusLate:
+		case s.status == client.StatusLate:
 			l.Late++
 			continue
-		case s.status == wire.StatusIncomplete:
+		case s.status == client.StatusIncomplete:
 			l.Incomplete++
 			continue
-		case s.status == wire.StatusBusy:
+		case s.status == client.StatusBusy:
 			l.Busy++
 			continue
-		case s.status == wire.StatusRefused:
+		case s.status == client.StatusRefused:
 			l.Refused++
 			continue
 		default:
@@ -416,10 +416,10 @@ func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) 
 		c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", port), client.Options{InFlight: each, QueueLimit: max(8192, each), Timeout: patience,
 			Deliver: func(res *client.Result) {
 				<-ready
-				s := sample{intended: res.Intended, unsent: errors.Is(res.Err, client.ErrUnsent)}
+				s := sample{intended: shm.Nanos(res.Intended), unsent: errors.Is(res.Err, client.ErrUnsent)}
 				if res.Err == nil {
-					s.arrived, s.status, s.batch = res.Received, res.Result.Status, res.Batch
-					s.stages = res.StageTimes()
+					s.arrived, s.status, s.batch = shm.Nanos(res.Received), res.Status, res.Batch
+					s.stages = res.Stages.Times()
 				}
 				o.note(s)
 				if !o.stopping.Load() {

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/wire"
 )
 
 // The baselines are Penstock with PENSTOCK_LAB (docs/adr/0010-baselines.md). Each must
@@ -65,7 +64,7 @@ func TestBaselines(t *testing.T) {
 			nd := start(t, text, environment...)
 			first, shadow := nodetest.Serving(t, nd, "fn")
 			got := stream(t, nd, n, func() {})
-			if got.By[wire.StatusOK] != n || got.Wrong > 0 || got.Lost > 0 {
+			if got.By[client.StatusOK] != n || got.Wrong > 0 || got.Lost > 0 {
 				t.Errorf("%s; want %d right answers", got, n)
 			}
 			status, err := nd.Status()
@@ -133,10 +132,10 @@ functions:
 		})
 	})
 	bad.Wait(sent)
-	if bad.Lost > 0 || bad.By[wire.StatusFailed] == 0 {
+	if bad.Lost > 0 || bad.By[client.StatusFailed] == 0 {
 		t.Errorf("the one that faults: %s; want every request answered, one batch at least failed", bad)
 	}
-	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("its neighbour: %s; want 200 right answers", got)
 	}
 	if now, _ := nodetest.Serving(t, nd, "fn"); now.PID != first.PID {

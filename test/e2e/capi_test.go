@@ -219,9 +219,9 @@ func digestCard(t *testing.T, role string) string {
 // ask sends all pictures at once. It stops the process until some wait, so that batches
 // form. It returns the answers in the pictures' order, and how many were in batches of each
 // size.
-func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list []comparing.Answer, batches map[uint16]int) {
+func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list []comparing.Answer, batches map[int]int) {
 	t.Helper()
-	list, batches = make([]comparing.Answer, len(pictures)), map[uint16]int{}
+	list, batches = make([]comparing.Answer, len(pictures)), map[int]int{}
 	results := make(chan client.Result, len(pictures))
 	var c *client.Client
 	dialled := make(chan struct{})
@@ -386,7 +386,7 @@ func TestCallbackExits(t *testing.T) {
 					t.Fatal(err)
 				}
 			})
-			if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] == 0 || got.By[wire.StatusFailed] > 8 {
+			if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] == 0 || got.By[client.StatusFailed] > 8 {
 				t.Errorf("%s; want every request answered right, but for one batch", got)
 			}
 			nodetest.Settled(t, nd, "fn")
@@ -434,7 +434,7 @@ func TestSIGPROF(t *testing.T) {
 // may be late, because the machine may be busy.
 func allAnswered(t *testing.T, got *nodetest.Answers, n int) {
 	t.Helper()
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 0 || got.By[wire.StatusOK] < n/2 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] > 0 || got.By[client.StatusOK] < n/2 {
 		t.Errorf("%s; want %d right answers", got, n)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 const small = 2048 // bytes of a small picture: two fragments
@@ -53,7 +52,7 @@ func TestActiveKilled(t *testing.T) {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
 	// Only the batch that the dead process had started may have failed.
-	if failed := got.By[wire.StatusFailed]; failed > 8 {
+	if failed := got.By[client.StatusFailed]; failed > 8 {
 		t.Errorf("%s; want at most a batch failed", got)
 	}
 	nodetest.Settled(t, nd, "fn")
@@ -84,7 +83,7 @@ func badBatchesCostThemselvesOnly(t *testing.T, card, says string, environment .
 	nd := start(t, oneFunction(card), environment...)
 	before, _ := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, n, func() {})
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] < n/10 || got.By[wire.StatusOK] < n/2 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] < n/10 || got.By[client.StatusOK] < n/2 {
 		t.Errorf("%s; want every fifth batch failed and the others right", got)
 	}
 	if now, _ := nodetest.Serving(t, nd, "fn"); now.PID != before.PID {
@@ -99,7 +98,7 @@ func TestInstances(t *testing.T) {
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small), ", instances: 2"), "PENSTOCK_NULL=busy=1ms")
 	active, _ := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 600, func() { nodetest.Kill(t, active.PID) })
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 8 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] > 8 {
 		t.Errorf("%s; want every request answered right, a batch failed at most", got)
 	}
 	f := nodetest.Settled(t, nd, "fn")
@@ -117,7 +116,7 @@ func TestShadowKilled(t *testing.T) {
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	active, shadow := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 500, func() { nodetest.Kill(t, shadow.PID) })
-	if got.By[wire.StatusOK] != 500 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 500 || got.Wrong > 0 {
 		t.Errorf("%s; want 500 right answers", got)
 	}
 	nodetest.Settled(t, nd, "fn")
@@ -145,7 +144,7 @@ functions:
 		t.Fatal(err)
 	}
 	got := stream(t, nd, 200, func() {})
-	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers from the new manager", got)
 	}
 }
@@ -208,7 +207,7 @@ func TestEditUnreadable(t *testing.T) {
 	if status, err := control.ReadStatus(nodetest.Context(t), nd.Dir); err != nil || status.Configuration.Error == "" {
 		t.Errorf("status %+v, %v; want that of the next manager to say so, too", status.Configuration, err)
 	}
-	if got := stream(t, nd, 50, func() {}); got.By[wire.StatusOK] != 50 {
+	if got := stream(t, nd, 50, func() {}); got.By[client.StatusOK] != 50 {
 		t.Errorf("%s; want 50 right answers", got)
 	}
 	edit(oneFunction(card))
@@ -284,7 +283,7 @@ func TestHungProcess(t *testing.T) {
 	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 30 * time.Second})
 	nodetest.Send(t, c, small, 0, 60, 5*time.Millisecond)
 	got.Wait(60)
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] == 0 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] == 0 {
 		t.Errorf("%s; want every request answered, some of them failed", got)
 	}
 	if nodetest.Metric(t, nd, `penstock_hangs_total{function="fn"}`) == 0 {
@@ -297,7 +296,7 @@ func TestAnswersNaN(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "PENSTOCK_NULL=nan")
 	got := stream(t, nd, 50, func() {})
-	if got.By[wire.StatusFailed] != 50 {
+	if got.By[client.StatusFailed] != 50 {
 		t.Errorf("%s; want 50 failed", got)
 	}
 	nodetest.Settled(t, nd, "fn")

@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // copyModel copies a built-in model, with another version, and returns its card.
@@ -84,7 +83,7 @@ functions:
 			_, right := askPicture(t, clients["fn"], size, 1)
 			answersRight := func(function string) {
 				t.Helper()
-				if status, payload := askPicture(t, clients[function], size, 1); status != wire.StatusOK || !bytes.Equal(payload, right) {
+				if status, payload := askPicture(t, clients[function], size, 1); status != client.StatusOK || !bytes.Equal(payload, right) {
 					t.Errorf("%s: %v with %x, want %x", function, status, payload, right)
 				}
 			}
@@ -98,7 +97,7 @@ functions:
 			if err := c.damage(file); err != nil {
 				t.Fatal(err)
 			}
-			if status, _ := askPicture(t, clients["fn"], size, 1); status != wire.StatusFailed {
+			if status, _ := askPicture(t, clients["fn"], size, 1); status != client.StatusFailed {
 				t.Errorf("a request of the damaged model ends %v, want failed", status)
 			}
 			answersRight("other")
@@ -113,7 +112,7 @@ functions:
 			c.repair(t, nd, file)
 			wait.For(t, "fn to answer again", func() bool {
 				status, _ := askPicture(t, clients["fn"], size, 1)
-				return status == wire.StatusOK
+				return status == client.StatusOK
 			})
 			answersRight("fn")
 			answersRight("other")

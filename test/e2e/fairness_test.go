@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/libml/null"
-	"github.com/penstock/penstock/wire"
 )
 
 // The floods together send about floodPerSecond datagrams, as a single socket did in
@@ -95,7 +94,7 @@ func behave(t *testing.T, c *client.Client, bytes, n int) (kept float64, ended *
 	if ended.Wrong > 0 {
 		t.Errorf("client got wrong answers: %s", ended)
 	}
-	return float64(ended.By[wire.StatusOK]) / float64(n), ended
+	return float64(ended.By[client.StatusOK]) / float64(n), ended
 }
 
 // keepsBound measures until the client keeps bound. A machine that becomes busy during one or two

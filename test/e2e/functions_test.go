@@ -18,7 +18,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // run runs a verb of penstock against a node.
@@ -62,7 +61,7 @@ func TestAddRemove(t *testing.T) {
 			t.Fatalf("add: %v\n%s", err, out)
 		}
 	})
-	if got.By[wire.StatusOK] != 400 {
+	if got.By[client.StatusOK] != 400 {
 		t.Errorf("%s; want 400 ok beside the addition", got)
 	}
 	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
@@ -209,7 +208,7 @@ func TestEditsUnderLoad(t *testing.T) {
 			return err == nil && f.SLOMillis == 4000 && f.SharePercent == 60
 		})
 	})
-	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s; want 400 right answers", got)
 	}
 	nodetest.Settled(t, nd, "fn")
@@ -229,7 +228,7 @@ func TestReplace(t *testing.T) {
 
 	bad := brokenCard(t)
 	got := stream(t, nd, 400, func() { failsInOneLine(t, nd, []string{"keeping the old one"}, "if", "replace", "fn", bad) })
-	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s; want 400 right answers while the new model failed", got)
 	}
 	if v := versionOf(t, nd, "fn"); v != 2 {
@@ -360,7 +359,7 @@ decoder: {name: topk, k: 5}
 		t.Errorf("adding a model that starts under the same name: %v\n%s", err, out)
 	}
 	got := stream(t, nd, 200, func() {})
-	if got.By[wire.StatusOK] != 200 {
+	if got.By[client.StatusOK] != 200 {
 		t.Errorf("%s; want 200 ok beside the model that cannot start", got)
 	}
 }
@@ -391,7 +390,7 @@ func TestEditMisspelt(t *testing.T) {
 		t.Fatal(err)
 	}
 	nodetest.Logged(t, nd, `unknown model \"nosuch\"`)
-	if got := stream(t, nd, 50, func() {}); got.By[wire.StatusOK] != 50 {
+	if got := stream(t, nd, 50, func() {}); got.By[client.StatusOK] != 50 {
 		t.Errorf("%s; want 50 ok of the function that was there", got)
 	}
 	if log := nd.Log(); strings.Contains(log, "function is being removed") {
@@ -443,7 +442,7 @@ func TestRollback(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := stream(t, nd, 100, func() {})
-	if got.By[wire.StatusOK] != 100 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 100 || got.Wrong > 0 {
 		t.Errorf("%s; want 100 right answers of the old model", got)
 	}
 	nodetest.Settled(t, nd, "fn")

@@ -19,7 +19,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // A whole node on a simulated GPU: a fake driver library in every process, and
@@ -153,7 +152,7 @@ func TestGPUSharesMove(t *testing.T) {
 		share(t, nd, large, 80)
 	}
 	got.Wait(step)
-	if got.By[wire.StatusOK] != step || got.Wrong > 0 {
+	if got.By[client.StatusOK] != step || got.Wrong > 0 {
 		t.Errorf("%s; want %d right answers", got, step)
 	}
 	var after map[string]control.InstanceStatus
@@ -220,10 +219,10 @@ func TestGPUFault(t *testing.T) {
 		})
 	}
 	// On a busy machine the next process comes late, and the slots may be full before.
-	if rest := step - got.By[wire.StatusOK] - got.By[wire.StatusBusy]; got.Lost > 0 || got.Wrong > 0 || rest > 2*16 || got.By[wire.StatusOK] < step/2 {
+	if rest := step - got.By[client.StatusOK] - got.By[client.StatusBusy]; got.Lost > 0 || got.Wrong > 0 || rest > 2*16 || got.By[client.StatusOK] < step/2 {
 		t.Errorf("%s; want every request answered right, but for what was on the GPU", got)
 	}
-	if bad.Lost > 0 || bad.By[wire.StatusFailed] == 0 {
+	if bad.Lost > 0 || bad.By[client.StatusFailed] == 0 {
 		t.Errorf("the one that faults: %s; want every request answered", bad)
 	}
 	wait.For(t, "the time without answers", func() bool { return faults().LastMillis > 0 })
@@ -235,7 +234,7 @@ func TestGPUFault(t *testing.T) {
 		nodetest.Send(t, b, small, sent, 1, 0)
 		sent++
 		bad.Wait(sent)
-		return bad.By[wire.StatusBusy] > 0 && strings.Contains(log.String(), "held back")
+		return bad.By[client.StatusBusy] > 0 && strings.Contains(log.String(), "held back")
 	})
 	nodetest.Settled(t, nd, "fn")
 	nodetest.Settled(t, nd, "bad")
@@ -253,7 +252,7 @@ func TestTimeSharing(t *testing.T) {
 	}
 	first, shadow := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 200, func() { share(t, nd, "fn", 30) })
-	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
 	nodetest.Kill(t, first.PID)

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // keepsGPU is what the manager logs when it passes on a turn that a process keeps.
@@ -110,7 +109,7 @@ func TestGPUTurnKilled(t *testing.T) {
 		return serves && now.Generation == shadow.Generation
 	})
 	got := stream(t, nd, 200, func() {})
-	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
 	if !kept && keptGPU(log, active.PID) {
@@ -131,7 +130,7 @@ func TestGPUTurnStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := stream(t, nd, 200, func() {})
-	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}
 	wait.For(t, "the stopped process to be ended", func() bool {

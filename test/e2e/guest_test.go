@@ -23,7 +23,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/swaptest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // guestProcess is `penstock run` with a shell script.
@@ -206,7 +205,7 @@ func TestGuest(t *testing.T) {
 	t.Run("forks", func(t *testing.T) {
 		g := startGuest(t, nd, "echo there; for i in 1 2 3 4; do (while :; do /bin/true; done) & done; wait")
 		got := stream(t, nd, 400, func() {})
-		if got.By[wire.StatusOK] != 400 || got.Lost > 0 || got.Wrong > 0 {
+		if got.By[client.StatusOK] != 400 || got.Lost > 0 || got.Wrong > 0 {
 			t.Errorf("%s; want 400 right answers next to a guest that forks", got)
 		}
 		g.cmd.Process.Signal(syscall.SIGTERM)
@@ -399,7 +398,7 @@ func TestSwappingGuests(t *testing.T) {
 					t.Error("the guest has memory on the GPU")
 				}
 			})
-			if got.By[wire.StatusOK] != 100 || got.Lost > 0 || got.Wrong > 0 {
+			if got.By[client.StatusOK] != 100 || got.Lost > 0 || got.Wrong > 0 {
 				t.Errorf("%s; want 100 right answers next to the guests", got)
 			}
 			row.after(t, holder)

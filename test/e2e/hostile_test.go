@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/wire"
 )
 
 // This test binary is also a process that performs the handshake correctly and
@@ -92,7 +91,7 @@ func TestHostileProcess(t *testing.T) {
 	c := nodetest.Dial(t, nd, "bad", client.Options{Deliver: ended.Deliver(small), Timeout: 30 * time.Second})
 	nodetest.Send(t, c, small, 0, 100, 5*time.Millisecond)
 	got := stream(t, nd, 500, func() {})
-	if got.By[wire.StatusOK] != 500 || got.Lost > 0 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 500 || got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("the neighbour: %s; want 500 right answers", got)
 	}
 	ended.Wait(100)

@@ -58,7 +58,7 @@ functions:
 	deliver := got.Deliver(small)
 	c := nodetest.Dial(t, nd, "idle", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
 		mu.Lock()
-		onTime[r.Tag] = r.Err == nil && r.Status == client.StatusOK && time.Duration(r.Received-r.Sent) <= 60*time.Millisecond
+		onTime[r.Tag] = r.Err == nil && r.Status == client.StatusOK && r.Received.Sub(r.Sent) <= 60*time.Millisecond
 		mu.Unlock()
 		deliver(r)
 	}})

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // outageBound is the max time that a function may be without answers because its orchestrator
@@ -105,7 +104,7 @@ func (f *traffic) end(t *testing.T, nd *node.Node) {
 	close(f.stop)
 	<-f.done
 	f.got.Wait(f.sent)
-	if ok := f.got.By[wire.StatusOK] + f.got.By[wire.StatusLate]; ok != f.sent || f.got.Lost > 0 || f.got.Wrong > 0 {
+	if ok := f.got.By[client.StatusOK] + f.got.By[client.StatusLate]; ok != f.sent || f.got.Lost > 0 || f.got.Wrong > 0 {
 		t.Errorf("%s: %d sent, %s; want every request answered, and right", f.function, f.sent, f.got)
 	}
 	nodetest.Settled(t, nd, f.function)

@@ -6,7 +6,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/nodetest"
-	"github.com/penstock/penstock/wire"
 )
 
 // TestLongDeadline sends many pictures at once that have time, next to pictures that have one objective. None
@@ -27,10 +26,10 @@ func TestLongDeadline(t *testing.T) {
 	short.Wait(few)
 	long.Wait(n)
 	// A busy machine may answer some busy: clients share its slots.
-	if long.By[wire.StatusOK]+long.By[wire.StatusBusy] != n || long.By[wire.StatusOK] < n/2 || long.Wrong > 0 {
+	if long.By[client.StatusOK]+long.By[client.StatusBusy] != n || long.By[client.StatusOK] < n/2 || long.Wrong > 0 {
 		t.Errorf("with a long deadline: %v, want %d ok", long, n)
 	}
-	if short.By[wire.StatusOK] == 0 || short.Wrong > 0 {
+	if short.By[client.StatusOK] == 0 || short.Wrong > 0 {
 		t.Errorf("with one objective: %v, want %d ok", short, few)
 	}
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/nodetest"
-	"github.com/penstock/penstock/wire"
 )
 
 // TestOverdue stops the serving process and its shadow, which would take over. Each request is answered `late` at its deadline,
@@ -26,7 +25,7 @@ func TestOverdue(t *testing.T) {
 	active, shadow := nodetest.Serving(t, nd, "fn")
 
 	var mu sync.Mutex
-	by, ends, gaveUp, unanswered := map[wire.Status]int{}, map[uint64]int{}, 0, 0
+	by, ends, gaveUp, unanswered := map[client.Status]int{}, map[uint64]int{}, 0, 0
 	var answered, received []time.Duration // since the manager received the request; since the client sent it
 	got := nodetest.NewAnswers()
 	deliver := got.Deliver(small)
@@ -39,9 +38,9 @@ func TestOverdue(t *testing.T) {
 		case r.Err != nil:
 			unanswered++
 		default:
-			by[r.Result.Status]++
-			answered = append(answered, r.Aggregate+r.Queue)
-			received = append(received, time.Duration(r.Received-r.Sent))
+			by[r.Status]++
+			answered = append(answered, r.Stages.Aggregate+r.Stages.Queue)
+			received = append(received, r.Received.Sub(r.Sent))
 		}
 		mu.Unlock()
 		deliver(r)
@@ -64,8 +63,8 @@ func TestOverdue(t *testing.T) {
 		got.Wait(sent)
 
 		mu.Lock()
-		late = by[wire.StatusLate]
-		if late+by[wire.StatusIncomplete]+gaveUp != n || late == 0 && attempt == maxAttempts {
+		late = by[client.StatusLate]
+		if late+by[client.StatusIncomplete]+gaveUp != n || late == 0 && attempt == maxAttempts {
 			t.Errorf("process stopped: answers %v, the client gave up %d; want all of %d late", by, gaveUp, n)
 		}
 		if late > 0 {
@@ -104,7 +103,7 @@ func TestOverdue(t *testing.T) {
 			t.Errorf("request %d ended %d times", tag, times)
 		}
 	}
-	if by[wire.StatusOK] == 0 || unanswered > 0 || got.Wrong > 0 {
+	if by[client.StatusOK] == 0 || unanswered > 0 || got.Wrong > 0 {
 		t.Errorf("after the stop: %v; %s", by, got)
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // Whole nodes with models in Python.
@@ -105,7 +105,7 @@ func TestPythonStartErrors(t *testing.T) {
 		})
 	}
 	nodetest.Logged(t, nd, "Traceback") // at debug level
-	if got := stream(t, nd, 100, func() {}); got.By[wire.StatusOK] != 100 {
+	if got := stream(t, nd, 100, func() {}); got.By[client.StatusOK] != 100 {
 		t.Errorf("the neighbour: %s; want 100 ok", got)
 	}
 }
@@ -129,7 +129,7 @@ func survives(t *testing.T, card string, mayFail int, harm func(active int), con
 	nd := start(t, strings.Join(config, "")+oneFunction(card), withPython(t)...)
 	active, shadow := nodetest.Serving(t, nd, "fn")
 	got := stream(t, nd, 1000, func() { harm(active.PID) })
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > mayFail {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] > mayFail {
 		t.Errorf("%s; want every request answered right, but for %d", got, mayFail)
 	}
 	wait.For(t, "the shadow to serve", func() bool {
@@ -172,7 +172,7 @@ func TestPythonSwap(t *testing.T) {
 	for _, percent := range []float64{30, 60} {
 		before, shadow := nodetest.Serving(t, nd, "fn")
 		got := stream(t, nd, 400, func() { share(t, nd, "fn", percent) })
-		if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
+		if got.By[client.StatusOK] != 400 || got.Wrong > 0 {
 			t.Errorf("%s; want 400 right answers", got)
 		}
 		wait.For(t, "the shadow to serve", func() bool {
@@ -209,7 +209,7 @@ func TestPythonMemory(t *testing.T) {
 	if !slices.Equal(now.Batches, []int{1, 2, 4}) {
 		t.Errorf("it runs %v, want 1, 2 and 4: %s", now.Batches, now.Reason)
 	}
-	if got := stream(t, nd, 300, func() {}); got.By[wire.StatusOK] != 300 || got.Wrong > 0 {
+	if got := stream(t, nd, 300, func() {}); got.By[client.StatusOK] != 300 || got.Wrong > 0 {
 		t.Errorf("%s; want 300 right answers", got)
 	}
 	nodetest.Settled(t, nd, "fn")
@@ -222,7 +222,7 @@ func TestPythonOnGPU(t *testing.T) {
 	nd := start(t, onGPU(digestGPUCard(t), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	all := func() {
 		t.Helper()
-		if got := stream(t, nd, 300, func() {}); got.By[wire.StatusOK] != 300 || got.Wrong > 0 {
+		if got := stream(t, nd, 300, func() {}); got.By[client.StatusOK] != 300 || got.Wrong > 0 {
 			t.Errorf("%s; want 300 right answers", got)
 		}
 	}
@@ -233,7 +233,7 @@ func TestPythonOnGPU(t *testing.T) {
 			share(t, nd, "fn", percent)
 			onGroups(t, nd, "fn")
 		})
-		if got.By[wire.StatusOK] != 300 || got.Wrong > 0 {
+		if got.By[client.StatusOK] != 300 || got.Wrong > 0 {
 			t.Errorf("%s; want 300 right answers beside the move", got)
 		}
 	}
@@ -417,7 +417,7 @@ func TestPyTorchMissing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nd := start(t, unconfined+oneFunction(nodetest.Card(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
 			refuses(t, nd, "torch", card, c.want)
-			if got := stream(t, nd, 100, func() {}); got.By[wire.StatusOK] != 100 {
+			if got := stream(t, nd, 100, func() {}); got.By[client.StatusOK] != 100 {
 				t.Errorf("the neighbour: %s; want 100 ok", got)
 			}
 		})

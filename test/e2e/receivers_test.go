@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/wire"
 )
 
 // A function with several sockets on its port answers several clients, each with the
@@ -34,7 +33,7 @@ func TestReceivers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ok, busy, wrong, lost := got.By[wire.StatusOK], got.By[wire.StatusBusy], got.Wrong, got.Lost
+	ok, busy, wrong, lost := got.By[client.StatusOK], got.By[client.StatusBusy], got.Wrong, got.Lost
 	if ok+busy != clients*each || ok < clients*each/2 || wrong != 0 || lost != 0 {
 		t.Errorf("%s; want %d answers, right ones", got, clients*each)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // scarceModels are the models of a worker's members, in turn. scarceMemory holds a third of them; on
@@ -43,14 +42,14 @@ func scarce(t *testing.T, more ...string) (nd *node.Node, members []string) {
 }
 
 // askPicture returns the answer of a function to the picture of a number.
-func askPicture(t *testing.T, c *client.Client, bytes, number int) (status wire.Status, payload []byte) {
+func askPicture(t *testing.T, c *client.Client, bytes, number int) (status client.Status, payload []byte) {
 	t.Helper()
 	r, err := c.Do(nodetest.Context(t), nodetest.Picture(bytes, number), client.RequestOptions{})
 	var other client.StatusError
 	if err != nil && !errors.As(err, &other) {
 		t.Errorf("picture %d: %v", number, err)
 	}
-	return r.Result.Status, r.Payload
+	return r.Status, r.Payload
 }
 
 // inputBytes is the size of a function's requests.
@@ -95,7 +94,7 @@ func TestScarceMemory(t *testing.T) {
 		c, size := nodetest.Dial(t, nd, "own-"+model, o), inputBytes(t, nd, "own-"+model)
 		for i := range rounds {
 			status, payload := askPicture(t, c, size, i)
-			if status != wire.StatusOK {
+			if status != client.StatusOK {
 				t.Fatalf("own process of %s answers %v", model, status)
 			}
 			want[model] = append(want[model], payload)
@@ -108,7 +107,7 @@ func TestScarceMemory(t *testing.T) {
 		c, size := nodetest.Dial(t, nd, name, o), inputBytes(t, nd, name)
 		all.Go(func() {
 			for i := range rounds {
-				if status, payload := askPicture(t, c, size, i); status != wire.StatusOK || !bytes.Equal(payload, want[model][i]) {
+				if status, payload := askPicture(t, c, size, i); status != client.StatusOK || !bytes.Equal(payload, want[model][i]) {
 					t.Errorf("%s answers picture %d with %v, %d bytes; want the answer of an own process", name, i, status, len(payload))
 				}
 			}
@@ -136,7 +135,7 @@ func TestScarceMemoryKilled(t *testing.T) {
 		c, size := nodetest.Dial(t, nd, name, o), inputBytes(t, nd, name)
 		all.Go(func() {
 			for i := range 5 {
-				if status, _ := askPicture(t, c, size, i); status != wire.StatusOK && status != wire.StatusFailed {
+				if status, _ := askPicture(t, c, size, i); status != client.StatusOK && status != client.StatusFailed {
 					t.Errorf("%s answers %v, want ok, or failed for a batch that was running", name, status)
 				}
 				if i == 0 {

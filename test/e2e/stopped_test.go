@@ -21,7 +21,7 @@ func TestStoppedProcess(t *testing.T) {
 	active, shadow := nodetest.Serving(t, nd, "fn")
 
 	var mu sync.Mutex
-	var last int64
+	var last time.Time
 	var silence time.Duration // the longest between two answers with status ok
 	ends := map[uint64]int{}
 	got := nodetest.NewAnswers()
@@ -30,8 +30,8 @@ func TestStoppedProcess(t *testing.T) {
 		mu.Lock()
 		ends[r.Tag]++
 		if r.Status == client.StatusOK {
-			if last != 0 {
-				silence = max(silence, time.Duration(r.Received-last))
+			if !last.IsZero() {
+				silence = max(silence, r.Received.Sub(last))
 			}
 			last = r.Received
 		}

@@ -179,7 +179,7 @@ functions:
 	if got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want every request answered, and right", got)
 	}
-	if got.By[wire.StatusOK] == 0 {
+	if got.By[client.StatusOK] == 0 {
 		t.Errorf("%s; want some of it ok", got)
 	}
 	// Closing may take a moment.

@@ -132,7 +132,7 @@ func (a *ages) Infer(ctx context.Context, function string, photo image.Image) (f
 	now := time.Now()
 	if n, ok := videotest.Number(photo); ok && err == nil {
 		a.mu.Lock()
-		a.ages = append(a.ages, age{answered: now, age: now.Sub(a.sender.SentAt(n)), spent: answer.Infer})
+		a.ages = append(a.ages, age{answered: now, age: now.Sub(a.sender.SentAt(n)), spent: answer.Stages.Infer})
 		a.mu.Unlock()
 	}
 	return answer, items, err

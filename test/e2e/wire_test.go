@@ -95,7 +95,7 @@ func TestMalformedDatagrams(t *testing.T) {
 		c.Write(b)
 	}
 	got := stream(t, nd, 100, func() {})
-	if got.By[wire.StatusOK] != 100 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 100 || got.Wrong > 0 {
 		t.Errorf("%s; want 100 right answers beside the noise", got)
 	}
 	nodetest.Settled(t, nd, "fn")
@@ -290,7 +290,7 @@ func TestBadNetwork(t *testing.T) {
 	if got.Wrong > 0 || got.Lost > 0 {
 		t.Errorf("%s; want every request answered, none wrong", got)
 	}
-	if got.By[wire.StatusOK] < n*9/10 {
+	if got.By[client.StatusOK] < n*9/10 {
 		t.Errorf("%s; retransmission should bring nearly all home", got)
 	}
 	nodetest.Settled(t, nd, "fn")

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // members are two functions in one worker, and one outside.
@@ -51,7 +50,7 @@ func TestWorkerKilled(t *testing.T) {
 		t.Fatalf("fn has process %d and other %d, want one; own has %d, want another", fn.PID, other.PID, own.PID)
 	}
 	got := stream(t, nd, 1000, func() { nodetest.Kill(t, fn.PID) })
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 8 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] > 8 {
 		t.Errorf("%s; want every request answered right, a batch failed at most", got)
 	}
 	for _, name := range []string{"fn", "other"} {
@@ -87,7 +86,7 @@ func TestWorkerMoves(t *testing.T) {
 				t.Errorf("move: %v: %s", err, out)
 			}
 		})
-		if got.By[wire.StatusOK] != 1000 || got.Lost > 0 || got.Wrong > 0 {
+		if got.By[client.StatusOK] != 1000 || got.Lost > 0 || got.Wrong > 0 {
 			t.Errorf("%s during the move to %q; want all answered right", got, to)
 		}
 		if now := serves(t, nd, "fn", to); (now.PID == serves(t, nd, "other", "cold").PID) != (to == "cold") {
@@ -111,11 +110,11 @@ func TestWorkerTakesTurns(t *testing.T) {
 	c := nodetest.Dial(t, nd, "other", client.Options{Timeout: 20 * time.Second, Deliver: busy.Deliver(small)})
 	nodetest.Send(t, c, small, 0, 2000, 0)
 	got := stream(t, nd, 200, func() {})
-	if got.By[wire.StatusOK] != 200 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want all answered right next to a busy member", got)
 	}
 	busy.Wait(2000)
-	if busy.Lost > 0 || busy.Wrong > 0 || busy.By[wire.StatusFailed] > 0 {
+	if busy.Lost > 0 || busy.Wrong > 0 || busy.By[client.StatusFailed] > 0 {
 		t.Errorf("busy member: %s; want every request answered right", busy)
 	}
 }
@@ -129,7 +128,7 @@ func TestWorkerOutlivesOrchestrator(t *testing.T) {
 	worker := serves(t, nd, "fn", "cold").PID
 	serves(t, nd, "other", "cold")
 	got := stream(t, nd, 400, func() { killOrchestrator(t, nd) })
-	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s; want 400 right answers", got)
 	}
 	for _, arguments := range [][]string{
@@ -161,7 +160,7 @@ func TestWorkerSuperseded(t *testing.T) {
 			t.Errorf("add: %v: %s", err, out)
 		}
 	})
-	if got.By[wire.StatusOK] != 1000 || got.Lost > 0 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 1000 || got.Lost > 0 || got.Wrong > 0 {
 		t.Errorf("%s; want all answered right", got)
 	}
 	third := serves(t, nd, "third", "cold").PID
@@ -244,14 +243,14 @@ func TestWorkerOnGPU(t *testing.T) {
 			t.Errorf("move out: %v: %s", err, out)
 		}
 	})
-	if got.By[wire.StatusOK] != 400 || got.Wrong > 0 {
+	if got.By[client.StatusOK] != 400 || got.Wrong > 0 {
 		t.Errorf("%s during the move; want all answered right", got)
 	}
 	if out, err := run(t, nd.Dir, "if", "move", "fn", "--worker", "cold"); err != nil {
 		t.Errorf("move in: %v: %s", err, out)
 	}
 	got = stream(t, nd, 400, func() { nodetest.Kill(t, serves(t, nd, "other", "cold").PID) })
-	if got.Lost > 0 || got.Wrong > 0 || got.By[wire.StatusFailed] > 16 {
+	if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] > 16 {
 		t.Errorf("%s; want every request answered right, the batches in flight failed at most", got)
 	}
 	for _, name := range []string{"fn", "other"} {

@@ -88,7 +88,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 			t.Fatal(err)
 		}
 	}
-	wrong, batches := 0, map[uint16]int{}
+	wrong, batches := 0, map[int]int{}
 	for range pictures {
 		g := <-answers
 		if g.r.Err != nil || g.r.Status != client.StatusOK {

@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/wire"
 )
 
 // The baselines are Penstock with PENSTOCK_LAB (docs/adr/0010-baselines.md). Each must
@@ -118,7 +118,7 @@ functions:
 	}
 	bad.mu.Lock()
 	defer bad.mu.Unlock()
-	if bad.by[wire.StatusFailed] == 0 {
+	if bad.by[client.StatusFailed] == 0 {
 		t.Errorf("no batch of the neighbour's failed: %v", bad.by)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 func TestFunctionKilled(t *testing.T) {
@@ -61,8 +60,8 @@ func neighbourFaults(t *testing.T, n *node.Node) {
 		_, fault = c.Do(t.Context(), picture, client.RequestOptions{})
 	}
 	var ended client.StatusError
-	if !errors.As(fault, &ended) || wire.Status(ended) != wire.StatusFailed {
-		t.Fatalf("the faulting batch ended with %v, want an answer of %s", fault, wire.StatusFailed)
+	if !errors.As(fault, &ended) || client.Status(ended) != client.StatusFailed {
+		t.Fatalf("the faulting batch ended with %v, want an answer of %s", fault, client.StatusFailed)
 	}
 }
 

@@ -68,7 +68,7 @@ func laneGap(t *testing.T, n *node.Node, functions ...string) time.Duration {
 				defer mu.Unlock()
 				<-places
 				batches++
-				infer += r.Infer
+				infer += r.Stages.Infer
 				if r.Err != nil || r.Status != client.StatusOK {
 					bad = errors.Join(r.Err, fmt.Errorf("%s answers %v", name, r.Status))
 				}

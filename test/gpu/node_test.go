@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
+	"github.com/penstock/penstock/shm"
 )
 
 const patience = wait.Patience
@@ -72,9 +72,9 @@ type stream struct {
 	stop   func() *stream // waits for the last answers
 	mu     sync.Mutex
 	sent   int
-	by     map[wire.Status]int
+	by     map[client.Status]int
 	lost   []error
-	okAt   []int64 // times of the ok answers, by client.Now
+	okAt   []int64 // times of the ok answers, by shm.Now
 }
 
 // send starts a stream of pictures at that many per second.
@@ -84,7 +84,7 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stream{by: map[wire.Status]int{}}
+	s := &stream{by: map[client.Status]int{}}
 	var ended sync.WaitGroup
 	s.client, err = client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
 		InFlight: 48, Timeout: 30 * time.Second,
@@ -94,9 +94,9 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 			case r.Err != nil:
 				s.lost = append(s.lost, r.Err)
 			default:
-				s.by[r.Result.Status]++
+				s.by[r.Status]++
 				if r.Status == client.StatusOK {
-					s.okAt = append(s.okAt, r.Received)
+					s.okAt = append(s.okAt, shm.Nanos(r.Received))
 				}
 			}
 			s.mu.Unlock()
@@ -148,7 +148,7 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 // flows waits until the stream gets ok answers, again or for the first time.
 func (s *stream) flows(t *testing.T) {
 	t.Helper()
-	now := client.Now()
+	now := shm.Now()
 	wait.For(t, "ok answers", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -183,9 +183,9 @@ func (s *stream) String() string {
 func (s *stream) answeredAll(t *testing.T, failed int) {
 	t.Helper()
 	s.mu.Lock()
-	ok, bad, lost, sent := s.by[wire.StatusOK], s.by[wire.StatusFailed], len(s.lost), s.sent
+	ok, bad, lost, sent := s.by[client.StatusOK], s.by[client.StatusFailed], len(s.lost), s.sent
 	if failed > 0 {
-		ok += s.by[wire.StatusBusy]
+		ok += s.by[client.StatusBusy]
 	}
 	s.mu.Unlock()
 	if lost > 0 || ok+bad != sent || bad > failed {

@@ -137,7 +137,7 @@ func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance flo
 	}
 	var mu sync.Mutex
 	var wrong []string
-	worst, count, batches := 0.0, 0, map[uint16]int{}
+	worst, count, batches := 0.0, 0, map[int]int{}
 	room := make(chan struct{}, 16)
 	c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
 		Timeout: 60 * time.Second, InFlight: 16, QueueLimit: 64,

@@ -82,12 +82,12 @@ func (c *Client) Next() Ending {
 }
 
 // Statuses returns the next n ends, by tag.
-func (c *Client) Statuses(n int) map[uint64]wire.Status {
+func (c *Client) Statuses(n int) map[uint64]client.Status {
 	c.t.Helper()
-	ends := map[uint64]wire.Status{}
+	ends := map[uint64]client.Status{}
 	for range n {
 		e := c.Next()
-		ends[e.Tag] = e.Result.Result.Status
+		ends[e.Tag] = e.Status
 	}
 	return ends
 }

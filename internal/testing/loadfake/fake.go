@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/wire"
@@ -211,8 +212,11 @@ func (s *sender) reply(tag uint64, outcome Outcome) {
 		return
 	}
 	delete(s.outstanding, tag)
+	r := outcome.Result
+	result := client.Result{Status: client.StatusOK + client.Status(r.Status), Kind: r.Kind, Batch: int(r.Batch),
+		Stages: client.Stages{Queue: r.Queue, Infer: r.Infer}}
 	for range max(outcome.Times, 1) {
-		s.deliver(loadgen.Reply{Tag: tag, Result: outcome.Result, Payload: outcome.Payload, Arrived: Clock{}.Now(), Err: outcome.Err, Dropped: outcome.Dropped})
+		s.deliver(loadgen.Reply{Tag: tag, Result: result, Payload: outcome.Payload, Arrived: Clock{}.Now(), Err: outcome.Err, Dropped: outcome.Dropped})
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/wait"
-	"github.com/penstock/penstock/wire"
 )
 
 func TestProcesses(t *testing.T) {
@@ -35,9 +34,9 @@ func TestAnswers(t *testing.T) {
 	a := NewAnswers()
 	deliver := a.Deliver(bytes)
 	deliver(&client.Result{Err: errors.New("timeout")})
-	deliver(&client.Result{Result: wire.Result{Status: wire.StatusBusy}, Status: client.StatusBusy})
-	deliver(&client.Result{Result: wire.Result{Status: wire.StatusLate}, Status: client.StatusLate})
-	deliver(&client.Result{Result: wire.Result{Status: wire.StatusOK}, Status: client.StatusOK}) // and no payload
+	deliver(&client.Result{Status: client.StatusBusy})
+	deliver(&client.Result{Status: client.StatusLate})
+	deliver(&client.Result{Status: client.StatusOK}) // and no payload
 	a.Wait(4)
 	if a.Count() != 4 || a.Accepted() != 2 || a.Lost != 1 || a.Wrong != 1 {
 		t.Errorf("%s, %d accepted", a, a.Accepted())

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/wire"
 )
 
 // Picture returns a picture whose bytes depend on i.
@@ -73,7 +72,7 @@ func Send(t testing.TB, c *client.Client, bytes, first, n int, gap time.Duration
 // Answers counts how requests ended, and checks each ok answer. Its fields may be read when Wait has returned
 // and nothing more is sent.
 type Answers struct {
-	By    map[wire.Status]int
+	By    map[client.Status]int
 	Lost  int // ended without an answer
 	Wrong int // ok, and not the digest
 
@@ -84,7 +83,7 @@ type Answers struct {
 
 // NewAnswers returns Answers without any.
 func NewAnswers() *Answers {
-	a := &Answers{By: map[wire.Status]int{}}
+	a := &Answers{By: map[client.Status]int{}}
 	a.changed.L = &a.mu
 	return a
 }
@@ -98,7 +97,7 @@ func (a *Answers) Deliver(bytes int) func(*client.Result) {
 		if r.Err != nil {
 			a.Lost++
 		} else {
-			a.By[r.Result.Status]++
+			a.By[r.Status]++
 			if r.Status == client.StatusOK && !Right(r, bytes) {
 				a.Wrong++
 			}
@@ -127,7 +126,7 @@ func (a *Answers) Wait(n int) {
 func (a *Answers) Accepted() uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return uint64(a.By[wire.StatusOK] + a.By[wire.StatusLate] + a.By[wire.StatusFailed])
+	return uint64(a.By[client.StatusOK] + a.By[client.StatusLate] + a.By[client.StatusFailed])
 }
 
 func (a *Answers) String() string {

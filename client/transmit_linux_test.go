@@ -57,7 +57,7 @@ func TestTrainsOfFragments(t *testing.T) {
 	}{
 		{"two requests", []request{{1, several, 3}, {2, several, 3}}, []int{3, 3}},
 		{"the end of one and the beginning of another", []request{{1, several, 1}, {2, several, 2}}, []int{1, 2}},
-		{"requests of one piece each", []request{{1, alone, 1}, {2, alone, 1}, {3, alone, 1}}, []int{3}},
+		{"requests of one fragment each", []request{{1, alone, 1}, {2, alone, 1}, {3, alone, 1}}, []int{3}},
 		{"one of several after one of one", []request{{1, alone, 1}, {2, several, 3}}, []int{1, 3}},
 		{"one of one after one of several", []request{{1, several, 3}, {2, alone, 1}}, []int{3, 1}},
 	} {
@@ -67,7 +67,7 @@ func TestTrainsOfFragments(t *testing.T) {
 		for _, r := range c.requests {
 			for i := r.count - r.fragments; i < r.count; i++ {
 				h := wire.FragmentHeader(wire.TypeData, uint32(r.id), r.count*len(fragment), len(fragment), i)
-				tr.add(&h, nil, fragment)
+				tr.add(h, wire.Extension{}, fragment)
 			}
 		}
 		var got []int
@@ -106,7 +106,7 @@ func dialSink(t testing.TB, to *net.UDPConn, o Options) *Client {
 func TestTrainsRefused(t *testing.T) {
 	to := sink(t)
 	c := dialSink(t, to, Options{})
-	if !c.sender.out.segments {
+	if !c.socket.(*batchSocket).segments {
 		t.Log("this kernel cuts no trains: datagrams go one by one from the start")
 	}
 	raw, err := c.conn.SyscallConn()
@@ -179,12 +179,12 @@ func TestAllocations(t *testing.T) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		nack, _ := wire.AppendNACK(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
-		c.handle(nack, Now())
+		c.handle(nack, nanotime())
 		for sent++; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
 		}
-		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 0, false), Now())
-		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 1, false), Now())
+		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 0, false), nanotime())
+		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 1, false), nanotime())
 	}
 	const runs = 200
 	if n := testing.AllocsPerRun(runs, once); n != 0 {
@@ -247,7 +247,7 @@ func FuzzHandle(f *testing.F) {
 			}
 			for r.resend.left > 0 {
 				if index, _ := r.takeFragment(); index >= r.next {
-					t.Fatalf("piece %d sent again, %d were sent", index, r.next)
+					t.Fatalf("fragment %d sent again, %d were sent", index, r.next)
 				}
 			}
 		}
@@ -286,6 +286,6 @@ func BenchmarkSendPicture(b *testing.B) {
 		for sent += 147; c.counts.datagrams.Load() < sent; {
 			time.Sleep(time.Microsecond)
 		}
-		c.handle(wire.AppendResult(room, id, &result, nil, 1024, 0, false), Now())
+		c.handle(wire.AppendResult(room, id, &result, nil, 1024, 0, false), nanotime())
 	}
 }

@@ -10,9 +10,6 @@ import (
 )
 
 const (
-	// burstDatagrams and burstSize are the max of what one flush sends.
-	burstDatagrams = 256
-	burstSize      = 256 << 10
 	// trainSegments and trainBytes bound a train, which is a message of
 	// datagrams that the kernel splits. The first is UDP_MAX_SEGMENTS of the
 	// first kernels with UDP_SEGMENT (include/linux/udp.h). The second is
@@ -20,9 +17,6 @@ const (
 	trainSegments = 64
 	trainBytes    = 64_000
 )
-
-// padding is the end of padded datagrams.
-var padding [wire.PaddingUnit]byte
 
 // transmitter sends a burst of datagrams in as few system calls as possible.
 // Datagrams of one size are sent as a train that the kernel splits
@@ -73,13 +67,10 @@ func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
 	return t
 }
 
-// room reports whether one more datagram may be added.
 func (t *transmitter) room() bool { return t.n < burstDatagrams && t.size < burstSize }
 
-// add takes one datagram and returns its size; there must be room. flush reads
-// the fragment.
-func (t *transmitter) add(h *wire.Header, e *wire.Extension, fragment []byte) int {
-	head := t.heads[t.n][:wire.PayloadOffset(h)]
+func (t *transmitter) add(h wire.Header, e wire.Extension, fragment []byte) int {
+	head := t.heads[t.n][:wire.PayloadOffset(&h)]
 	h.Put(head)
 	if h.Flags&wire.FlagExtension != 0 {
 		e.Put(head[wire.HeaderSize:])
@@ -88,7 +79,7 @@ func (t *transmitter) add(h *wire.Header, e *wire.Extension, fragment []byte) in
 	if t.n > 0 {
 		v = t.datagrams[t.n-1].vectorEnd
 	}
-	d := outgoing{vector: v, size: wire.DatagramSize(h), request: h.RequestID, alone: h.Count == 1}
+	d := outgoing{vector: v, size: wire.DatagramSize(&h), request: h.RequestID, alone: h.Count == 1}
 	t.vectors[v] = vector(head)
 	t.vectors[v+1] = vector(fragment)
 	v += 2
@@ -103,9 +94,6 @@ func (t *transmitter) add(h *wire.Header, e *wire.Extension, fragment []byte) in
 	return d.size
 }
 
-// flush sends the datagrams. It counts those that the kernel refuses, and
-// leaves them to the protocol like others that are lost. It returns an error
-// only when the socket is closed.
 func (t *transmitter) flush(n *counts) error {
 	defer t.clear()
 	refused := 0 // ECONNREFUSED in a row
