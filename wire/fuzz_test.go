@@ -103,7 +103,7 @@ func FuzzDecodeNACK(f *testing.F) {
 		before, named := -1, missing(w)
 		for _, i := range named {
 			if i <= before || i >= int(w.Count) {
-				t.Fatalf("piece %d after %d of %d", i, before, w.Count)
+				t.Fatalf("fragment %d after %d of %d", i, before, w.Count)
 			}
 			present[i/64] &^= 1 << (i % 64)
 			before = i

@@ -22,7 +22,7 @@ func TestReadCut(t *testing.T) {
 		want error
 	}{
 		"with an extension": {first, nil},
-		"a piece":           {middle, nil},
+		"a fragment":           {middle, nil},
 		"padded":            {again, nil},
 		"short":             {middle[:HeaderSize-1], ErrShort},
 		"magic":             {edit(middle, 0, 'Q'), ErrMagic},
@@ -71,22 +71,22 @@ func TestDecodeHeaderErrors(t *testing.T) {
 		{"padding announced and absent", edit(middle, 3, byte(FlagPadded)), ErrTrailing},
 		{"one byte of padding too many", append(edit(all["data-again"], 0), 0), ErrTrailing},
 		{"a data datagram of nothing", edit(alone[:HeaderSize], 12, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0), ErrTotal},
-		{"a piece past the total", edit(middle, 12, 31), ErrTotal},
-		{"a piece past the total, wrapping", edit(middle, 8, 0xff, 0xff, 0xff, 0xff), ErrTotal},
+		{"a fragment past the total", edit(middle, 12, 31), ErrTotal},
+		{"a fragment past the total, wrapping", edit(middle, 8, 0xff, 0xff, 0xff, 0xff), ErrTotal},
 		{"a busy answer with a payload", edit(all["busy"], 12, 1), ErrTotal},
-		{"no last flag on the last piece", edit(last, 3, 0), ErrLast},
+		{"no last flag on the last fragment", edit(last, 3, 0), ErrLast},
 		{"a last flag on the first", edit(first, 3, byte(FlagLast|FlagExtension)), ErrLast},
 		{"offset not index times length", edit(middle, 8, 15), ErrOffset},
-		{"first piece with an offset", edit(first, 8, 16), ErrOffset},
-		{"only piece with an offset", edit(alone, 8, 1, 0, 0, 0, 25), ErrOffset},
-		{"last piece with an odd offset", edit(last, 8, 33, 0, 0, 0, 41), ErrOffset},
-		{"last piece with offset 0", edit(last, 8, 0, 0, 0, 0, 8), ErrOffset},
+		{"first fragment with an offset", edit(first, 8, 16), ErrOffset},
+		{"only fragment with an offset", edit(alone, 8, 1, 0, 0, 0, 25), ErrOffset},
+		{"last fragment with an odd offset", edit(last, 8, 33, 0, 0, 0, 41), ErrOffset},
+		{"last fragment with offset 0", edit(last, 8, 0, 0, 0, 0, 8), ErrOffset},
 		{"empty result with an offset", edit(all["busy"], 8, 1), ErrOffset},
 		{"more fragments than the total holds", edit(middle, 18, 4), ErrFragments},
 		{"fewer fragments than the total takes", edit(middle, 12, 49), ErrFragments},
-		{"last piece longer than the others", edit(last, 8, 2, 0, 0, 0, 10), ErrFragments},
-		{"last piece that is not the rest", edit(last, 12, 41), ErrFragments},
-		{"only piece that is not all", edit(alone, 12, 25), ErrFragments},
+		{"last fragment longer than the others", edit(last, 8, 2, 0, 0, 0, 10), ErrFragments},
+		{"last fragment that is not the rest", edit(last, 12, 41), ErrFragments},
+		{"only fragment that is not all", edit(alone, 12, 25), ErrFragments},
 		{"empty result in two fragments", edit(all["busy"], 3, 0, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2), ErrFragments},
 		{"NACK with an index", edit(all["nack"], 16, 1), ErrIndex},
 		{"NACK with an offset", edit(all["nack"], 8, 1), ErrOffset},
@@ -143,7 +143,7 @@ func TestDecodeHeaderSplits(t *testing.T) {
 
 func TestFragmentSize(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		size := rapid.IntRange(1, MaxFragmentBytes).Draw(t, "pieceBytes")
+		size := rapid.IntRange(1, MaxFragmentBytes).Draw(t, "fragmentBytes")
 		total := rapid.IntRange(1, min(size*MaxFragments, 1<<32-1)).Draw(t, "total")
 		count := Fragments(total, size)
 		index := rapid.IntRange(0, count-1).Draw(t, "index")
@@ -161,7 +161,7 @@ func TestFragmentSize(t *testing.T) {
 			want = uint32(total)
 		}
 		if FragmentSize(&got) != want {
-			t.Fatalf("piece size of %+v: got %d, want %d", h, FragmentSize(&got), want)
+			t.Fatalf("fragment size of %+v: got %d, want %d", h, FragmentSize(&got), want)
 		}
 	})
 }

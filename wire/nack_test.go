@@ -102,10 +102,10 @@ func TestDecodeNACKErrors(t *testing.T) {
 		{"no bits", edit(nack, number, 0), ErrNACK},
 		{"fewer bitmap bytes than bits", edit(nack, number, 9), ErrNACK},
 		{"more bitmap bytes than bits", longer, ErrNACK},
-		{"a piece past the count", edit(nack, base, 2), ErrNACK},
+		{"a fragment past the count", edit(nack, base, 2), ErrNACK},
 		{"base and bits that wrap", edit(nack, base, 0xff, 0xff), ErrNACK},
 		{"a bit past the last", edit(nack, bitmap, 0b110), ErrNACK},
-		{"no piece named", edit(nack, bitmap, 0), ErrNACK},
+		{"no fragment named", edit(nack, bitmap, 0), ErrNACK},
 	} {
 		if _, err := DecodeNACK(c.b); err != c.want {
 			t.Errorf("%s: got %v, want %v", c.name, err, c.want)

@@ -138,7 +138,7 @@ func TestAppendResultPanics(t *testing.T) {
 func TestResultFragments(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		payload := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "payload")
-		fragmentBytes := rapid.IntRange(1, 350).Draw(t, "pieceBytes")
+		fragmentBytes := rapid.IntRange(1, 350).Draw(t, "fragmentBytes")
 		r := drawResult(t)
 		r.Status, r.Kind = StatusOK, KindRaw
 
@@ -147,10 +147,10 @@ func TestResultFragments(t *testing.T) {
 			b := AppendResult([]byte{1, 2, 3}, 77, &r, payload, fragmentBytes, i, i%2 == 1)[3:]
 			h, got, fragment, err := DecodeResult(b)
 			if err != nil || got != r {
-				t.Fatalf("piece %d: got %+v, %v; want %+v", i, got, err, r)
+				t.Fatalf("fragment %d: got %+v, %v; want %+v", i, got, err, r)
 			}
 			if int(h.Offset) != len(whole) || h.Flags&FlagRetransmitted != 0 != (i%2 == 1) {
-				t.Fatalf("piece %d: header %+v", i, h)
+				t.Fatalf("fragment %d: header %+v", i, h)
 			}
 			whole = append(whole, fragment...)
 		}

@@ -90,7 +90,7 @@ func TestQuestions(t *testing.T) {
 }
 
 func TestNACK(t *testing.T) {
-	t.Run("is ignored while pieces leave", func(t *testing.T) {
+	t.Run("is ignored while fragments leave", func(t *testing.T) {
 		var r Request
 		r.Begin(count, resendAfter)
 		if r.NACK(ms, 3) {
@@ -117,11 +117,11 @@ func TestNACK(t *testing.T) {
 		}{{8, 500 * us}, {8, 1000 * us}, {8, 2000 * us}, {7, 4000 * us}, {3, 4000 * us}} {
 			r.Sent(now, 0)
 			if r.NACK(now+step.ignored-1, step.missing) {
-				t.Errorf("NACK of %d pieces was followed too early", step.missing)
+				t.Errorf("NACK of %d fragments was followed too early", step.missing)
 			}
 			now += step.ignored
 			if !r.NACK(now, step.missing) {
-				t.Errorf("NACK of %d pieces was ignored %v after the last piece", step.missing, time.Duration(step.ignored))
+				t.Errorf("NACK of %d fragments was ignored %v after the last fragment", step.missing, time.Duration(step.ignored))
 			}
 		}
 	})

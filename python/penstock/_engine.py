@@ -63,7 +63,7 @@ class Options:
     """The options of an engine. Times are in nanoseconds."""
 
     peer: str
-    piece_bytes: int
+    fragment_bytes: int
     timeout: int
     in_flight: int
     pace: float
@@ -157,7 +157,7 @@ class Engine:
         """Queue a picture. Its bytes must not change until the engine calls end, once."""
         request_id = self._next_id
         self._next_id = (request_id + 1) & 0xFFFFFFFF
-        r = Request(request_id, picture, _wire.pieces(len(picture), self.options.piece_bytes), deadline, priority, now)
+        r = Request(request_id, picture, _wire.fragments(len(picture), self.options.fragment_bytes), deadline, priority, now)
         r.end, r.timeout_at, r.unreachable = end, now + self.options.timeout, self.stats.unreachable
         self._queued[r.id] = r
         self._queued_check_at = min(self._queued_check_at, self._drop_at(r), r.timeout_at)
@@ -288,7 +288,7 @@ class Engine:
     def _send(self, r: Request, budget: float, now: int, messages: list[Message]) -> int:
         """Append one message with the next fragments of r. Returns its bytes."""
         again = r.resends_left > 0
-        size = self.options.piece_bytes
+        size = self.options.fragment_bytes
         datagram = _wire.HEADER_BYTES + size
         most = min(_TRAIN_DATAGRAMS, _TRAIN_BYTES // datagram, int(min(budget, _BURST_BYTES)) // datagram + 1)
         most = max(most, 1) if self.segments else 1
@@ -334,7 +334,7 @@ class Engine:
         of other answers. None before the first fragment: the question is for the whole answer."""
         if r.answer is None:
             return []
-        count = _wire.pieces(len(r.answer), r.size)
+        count = _wire.fragments(len(r.answer), r.size)
         while r.first_missing in r.present:
             r.first_missing += 1
         end = min(r.first_missing + _wire.MAX_MISSING, count)
@@ -447,7 +447,7 @@ class Engine:
                 f"refused: the picture has {len(r.picture)} bytes, and the model takes {block.picture_bytes}"
                 if wrong
                 else f"refused: the model does not take a picture of {len(r.picture)} bytes in fragments of "
-                f"{self.options.piece_bytes}; its card says which (input.wire)"
+                f"{self.options.fragment_bytes}; its card says which (input.wire)"
             )
         elif status is Status.FAILED:
             detail = "failed: the model failed on this picture; the node's log says why"

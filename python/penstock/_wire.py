@@ -16,9 +16,9 @@ Bytes = npt.NDArray[np.uint8]
 
 HEADER_BYTES = 22
 BLOCK_BYTES = 64
-MAX_PIECES = (1 << 16) - 1
+MAX_FRAGMENTS = (1 << 16) - 1
 MAX_TOTAL = (1 << 32) - 1
-MAX_PIECE_BYTES = 65535 - 20 - 8 - HEADER_BYTES - BLOCK_BYTES
+MAX_FRAGMENT_BYTES = 65535 - 20 - 8 - HEADER_BYTES - BLOCK_BYTES
 
 DATA, RESULT, NACK, BUSY = 1, 2, 3, 4
 LAST, RETRANSMITTED, EXTENSION = 1, 2, 8
@@ -101,7 +101,7 @@ class Nack(NamedTuple):
     missing: npt.NDArray[np.intp]
 
 
-def pieces(total: int, size: int) -> int:
+def fragments(total: int, size: int) -> int:
     """The number of fragments of size bytes that hold total bytes."""
     return max(1, -(-total // size))
 
@@ -109,7 +109,7 @@ def pieces(total: int, size: int) -> int:
 @functools.lru_cache(maxsize=8)
 def _headers(total: int, size: int) -> npt.NDArray[Any]:
     """The headers of all fragments of a picture, with request id 0. Requests of a stream share them."""
-    count = pieces(total, size)
+    count = fragments(total, size)
     index = np.arange(count, dtype=np.uint32)
     h = np.zeros(count, _HEADER_FIELDS)
     h["magic"], h["type"] = b"PS", _VERSION << 4 | DATA
@@ -125,7 +125,7 @@ def _headers(total: int, size: int) -> npt.NDArray[Any]:
 def encode_first(request: int, picture: Bytes, size: int, again: bool, extension: bytes) -> list[Any]:
     """Fragment 0, with an extension if it is not empty."""
     total = len(picture)
-    count = pieces(total, size)
+    count = fragments(total, size)
     length = min(size, total)
     flags = (LAST if count == 1 else 0) | (RETRANSMITTED if again else 0) | (EXTENSION if extension else 0)
     header = _HEADER.pack(b"PS", _VERSION << 4 | DATA, flags, request, 0, total, 0, count, length)
@@ -189,7 +189,7 @@ def decode(b: memoryview) -> Fragment | Nack:
         raise Malformed("length" if begin + length > len(b) else "trailing")
     if kind == NACK:
         return _decode_nack(b, request, offset, total, index, count, length)
-    size = _piece_size(kind, flags, offset, total, index, count, length)
+    size = _fragment_size(kind, flags, offset, total, index, count, length)
     block = Block._make(_BLOCK.unpack_from(b, HEADER_BYTES))
     if block.status >= STATUS_COUNT or (block.status == STATUS_BUSY) != (kind == BUSY):
         raise Malformed("status")
@@ -200,7 +200,7 @@ def decode(b: memoryview) -> Fragment | Nack:
     return Fragment(request, offset, total, index, count, size, block, b[begin:])
 
 
-def _piece_size(kind: int, flags: int, offset: int, total: int, index: int, count: int, length: int) -> int:
+def _fragment_size(kind: int, flags: int, offset: int, total: int, index: int, count: int, length: int) -> int:
     """Check that some fragment size makes this fragment of this total, and return the size."""
     last = index == count - 1
     if last != bool(flags & LAST):

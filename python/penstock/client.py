@@ -67,7 +67,7 @@ class Client:
             answer = await client.infer(picture)
 
     timeout: seconds after which a request ends unanswered.
-    piece_bytes: size of a picture's fragments.
+    fragment_bytes: size of a picture's fragments.
     pace: max bytes sent per second. None is no limit but the manager's credit.
     in_flight: requests in flight before the first answer sets the credit.
     max_result_bytes: size of the largest result.
@@ -78,14 +78,14 @@ class Client:
         address: str,
         *,
         timeout: float = 2.0,
-        piece_bytes: int = 1024,
+        fragment_bytes: int = 1024,
         pace: Optional[float] = None,
         in_flight: int = 8,
         max_result_bytes: int = 16 << 20,
     ) -> None:
         self._host, self._port = _parse_address(address)
-        if not 1 <= piece_bytes <= _wire.MAX_PIECE_BYTES:
-            raise ValueError(f"piece_bytes is {piece_bytes}: want 1 to {_wire.MAX_PIECE_BYTES}")
+        if not 1 <= fragment_bytes <= _wire.MAX_FRAGMENT_BYTES:
+            raise ValueError(f"fragment_bytes is {fragment_bytes}: want 1 to {_wire.MAX_FRAGMENT_BYTES}")
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout} s: want more than 0")
         if pace is not None and not pace > 0:
@@ -94,7 +94,7 @@ class Client:
             raise ValueError(f"in_flight is {in_flight}: want at least 1")
         self._options = Options(
             peer=address,
-            piece_bytes=piece_bytes,
+            fragment_bytes=fragment_bytes,
             timeout=_nanoseconds(timeout),
             in_flight=in_flight,
             pace=pace or 0.0,
@@ -378,7 +378,7 @@ class SyncClient:
         address: str,
         *,
         timeout: float = 2.0,
-        piece_bytes: int = 1024,
+        fragment_bytes: int = 1024,
         pace: Optional[float] = None,
         in_flight: int = 8,
         max_result_bytes: int = 16 << 20,
@@ -386,7 +386,7 @@ class SyncClient:
         self._client = Client(
             address,
             timeout=timeout,
-            piece_bytes=piece_bytes,
+            fragment_bytes=fragment_bytes,
             pace=pace,
             in_flight=in_flight,
             max_result_bytes=max_result_bytes,
@@ -687,11 +687,11 @@ def _bytes_of(picture: Picture, options: Options) -> _wire.Bytes:
         raise ValueError("picture is not contiguous: send numpy.ascontiguousarray(picture)")
     if picture.nbytes == 0:
         raise ValueError(f"picture is empty: it has shape {picture.shape}")
-    most = min(_wire.MAX_PIECES * options.piece_bytes, _wire.MAX_TOTAL)
+    most = min(_wire.MAX_FRAGMENTS * options.fragment_bytes, _wire.MAX_TOTAL)
     if picture.nbytes > most:
         raise ValueError(
-            f"picture has {picture.nbytes} bytes: at most {most} fit fragments of {options.piece_bytes} bytes; "
-            f"a larger piece_bytes allows more"
+            f"picture has {picture.nbytes} bytes: at most {most} fit fragments of {options.fragment_bytes} bytes; "
+            f"a larger fragment_bytes allows more"
         )
     data: _wire.Bytes = picture.reshape(-1).view(np.uint8)
     return data

@@ -437,7 +437,7 @@ class Addresses(unittest.TestCase):
             penstock.Client(address)
 
     def test_options(self):
-        for options in {"timeout": 0}, {"piece_bytes": 0}, {"piece_bytes": 1 << 16}, {"pace": 0}, {"in_flight": 0}:
+        for options in {"timeout": 0}, {"fragment_bytes": 0}, {"fragment_bytes": 1 << 16}, {"pace": 0}, {"in_flight": 0}:
             with self.assertRaisesRegex(ValueError, "want"):
                 penstock.SyncClient("host:1", **options)
 

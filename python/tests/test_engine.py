@@ -132,7 +132,7 @@ class Credits(unittest.TestCase):
 
 
 OPTIONS = Options(
-    peer="test:1", piece_bytes=1024, timeout=2000 * MS, in_flight=8, pace=0.0, burst_bytes=1 << 16, max_result_bytes=9999
+    peer="test:1", fragment_bytes=1024, timeout=2000 * MS, in_flight=8, pace=0.0, burst_bytes=1 << 16, max_result_bytes=9999
 )
 
 
@@ -407,6 +407,6 @@ class Engines(unittest.TestCase):
 
     def test_largest_picture(self):
         p = Peer()
-        r = p.submit(_wire.MAX_PIECES * 1024)
-        self.assertEqual(r.count, _wire.MAX_PIECES)
-        self.assertEqual([i for _, i, *_ in p.sent()], list(range(_wire.MAX_PIECES)))
+        r = p.submit(_wire.MAX_FRAGMENTS * 1024)
+        self.assertEqual(r.count, _wire.MAX_FRAGMENTS)
+        self.assertEqual([i for _, i, *_ in p.sent()], list(range(_wire.MAX_FRAGMENTS)))

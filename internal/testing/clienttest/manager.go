@@ -208,7 +208,7 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 		m.maxHeld = max(m.maxHeld, m.heldLocked())
 	}
 	if h.Total != q.total || h.Count != q.count || wire.FragmentSize(&h) != q.size {
-		m.bad = append(m.bad, fmt.Errorf("request %d: contradictory piece %+v", h.RequestID, h))
+		m.bad = append(m.bad, fmt.Errorf("request %d: contradictory fragment %+v", h.RequestID, h))
 		return
 	}
 	q.receivedAt = time.Now()
