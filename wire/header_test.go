@@ -22,7 +22,7 @@ func TestReadCut(t *testing.T) {
 		want error
 	}{
 		"with an extension": {first, nil},
-		"a fragment":           {middle, nil},
+		"a fragment":        {middle, nil},
 		"padded":            {again, nil},
 		"short":             {middle[:HeaderSize-1], ErrShort},
 		"magic":             {edit(middle, 0, 'Q'), ErrMagic},
