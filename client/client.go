@@ -208,8 +208,8 @@ type Result struct {
 	Resends int
 }
 
-// Stages are the times that a request spent in the stages of the manager, in whole microseconds. Those that it did
-// not reach are 0.
+// Stages are the times that a request spent in the stages of the manager, in whole microseconds. The time of a stage
+// that it did not reach is 0.
 //
 //	Aggregate  first fragment arrived -> request complete
 //	Queue      complete -> taken into a batch

@@ -49,7 +49,7 @@ type plainSocket struct {
 	conn     *net.UDPConn
 	granted  int    // bytes of the receive buffer
 	burst    []byte // the datagrams to send
-	ends     []int  // where each ends
+	ends     []int  // the end of each
 	received []byte
 }
 
