@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/client"
@@ -208,6 +209,11 @@ func (r *Report) check() error {
 	}
 	return nil
 }
+
+// Faults is the error of a run that proves the system wrong, or that missed a bound: one line per fault.
+type Faults []string
+
+func (f Faults) Error() string { return strings.Join(f, "\n") }
 
 // Faults returns the reasons for which the run proves the system wrong, one line
 // each. Faults are requests without an answer, answers that differ, a system that stopped

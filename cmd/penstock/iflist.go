@@ -2,11 +2,13 @@ package main
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/functions"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen/tabular"
 )
 
 // listCommand is `penstock if list`: it lists a node's functions. folder returns
@@ -39,7 +41,7 @@ must be 0. The lines below the table say why an objective is not guaranteed, and
 			if output == "json" {
 				return writeJSON(out, status)
 			}
-			functions.Write(out, &status, outputWidth())
+			functions.Write(out, &status, tabular.Width(os.Stdout))
 			return nil
 		},
 	}

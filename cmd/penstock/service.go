@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -11,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/loadgen"
 )
 
 // logFormat is the annotation of a service, a verb that runs until it is stopped. Its value is
@@ -52,6 +54,13 @@ func logsAs(cmd *cobra.Command, format string) {
 
 // complain prints or logs why a verb failed.
 func complain(cmd *cobra.Command, err error) {
+	var faults loadgen.Faults
+	if errors.As(err, &faults) {
+		for _, fault := range faults {
+			fmt.Fprintf(os.Stderr, "%s: %s\n", cmd.CommandPath(), fault)
+		}
+		return
+	}
 	format, runs := cmd.Annotations[logFormat]
 	if !runs || !logsJSON(format) {
 		fmt.Fprintln(os.Stderr, "penstock:", err)

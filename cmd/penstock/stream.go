@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
 	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/tabular"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -187,7 +188,7 @@ func unanswered(s stream.Snapshot) error {
 // show updates a status line on the terminal until end is called. JSON lines must not go to the
 // same terminal.
 func (o *streamOptions) show(to io.Writer, monitor *stream.Monitor) (end func()) {
-	width := terminalWidth()
+	width := tabular.WidthOf(os.Stderr)
 	if width == nil || o.output == "jsonl" && isTerminal(os.Stdout) {
 		return func() {}
 	}

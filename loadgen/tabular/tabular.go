@@ -2,12 +2,32 @@
 package tabular
 
 import (
+	"cmp"
+	"os"
 	"slices"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
+	"golang.org/x/term"
 )
+
+// Width is the number of columns of a terminal, 0 if f is not a terminal.
+func Width(f *os.File) int {
+	width, _, err := term.GetSize(int(f.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
+}
+
+// WidthOf returns a function that returns the current number of columns, nil if f is not a terminal.
+func WidthOf(f *os.File) func() int {
+	if Width(f) == 0 {
+		return nil
+	}
+	return func() int { return cmp.Or(Width(f), defaultWidth) }
+}
 
 // defaultWidth is the width for an output that is not a terminal.
 const defaultWidth = 80

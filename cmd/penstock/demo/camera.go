@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -31,15 +31,15 @@ const (
 
 var cameraRates = map[string]int{"face": 10, "fashion": 400, "detect": 1}
 
-// demoCamera runs a node with some load, and the page with the demo's buttons, until ctx ends.
-func demoCamera(ctx context.Context, d demoOptions, open bool) error {
-	file, err := openDemoLog(d.out)
+// Camera runs a node with some load, and the page with the demo's buttons, until ctx ends.
+func Camera(ctx context.Context, d Options, open bool) error {
+	file, err := openLog(d.Out)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
 
-	nd, err := startDemoNode(ctx, d, file)
+	nd, err := startOwn(ctx, d, file)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func demoCamera(ctx context.Context, d demoOptions, open bool) error {
 	defer func() { stop(nil); <-loaded }()
 
 	o := gateway.Options{
-		Address: configs.Default().Gateway.Address, Dir: nd.Dir, Version: version,
+		Address: configs.Default().Gateway.Address, Dir: nd.Dir, Version: d.Version,
 		Log:  zerolog.New(file).With().Timestamp().Str("process", "gateway").Logger(),
 		Demo: &gateway.Demo{Crowd: load.setCrowd, Kill: func() (string, error) { return killServing(nd.Dir) }},
 	}

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"cmp"
@@ -13,15 +13,13 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/cmd/penstock/load"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/cputime"
-	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/tabular"
 	"github.com/penstock/penstock/loadgen/traffic"
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -34,7 +32,7 @@ import (
 //  4. Print a table. Fail if a request was lost or an answer differs.
 
 const (
-	lanesDuration = time.Minute
+	LanesDuration = time.Minute
 	lanesWarmup   = 2 * time.Second
 	// lanesRate is the sum of all rates, in requests per second.
 	lanesRate = 60
@@ -96,14 +94,16 @@ func lanesRates() map[string]string {
 	return rates
 }
 
-func demoLanes(ctx context.Context, o demoOptions) error {
-	if o.device != configs.DeviceCPU {
-		return fmt.Errorf("--device %s: --lanes runs on %s", o.device, configs.DeviceCPU)
+// Lanes runs many functions in one worker, and moves one out and back. The error is a loadgen.Faults
+// if a request was lost or an answer was wrong.
+func Lanes(ctx context.Context, o Options) error {
+	if o.Device != configs.DeviceCPU {
+		return fmt.Errorf("--device %s: --lanes runs on %s", o.Device, configs.DeviceCPU)
 	}
-	if o.duration < 6*time.Second {
-		return fmt.Errorf("--duration %s: want at least 6s with --lanes, for two moves", o.duration)
+	if o.Duration < 6*time.Second {
+		return fmt.Errorf("--duration %s: want at least 6s with --lanes, for two moves", o.Duration)
 	}
-	log, err := openDemoLog(o.out)
+	log, err := openLog(o.Out)
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func demoLanes(ctx context.Context, o demoOptions) error {
 	}
 	defer nd.Kill()
 
-	report, err := lanesTraffic(ctx, nd, o.duration)
+	report, err := lanesTraffic(ctx, nd, o.Duration)
 	if err != nil {
 		return err
 	}
@@ -132,17 +132,14 @@ func demoLanes(ctx context.Context, o demoOptions) error {
 	if err != nil {
 		return err
 	}
-	if o.format == "table" {
+	if o.Output == "table" {
 		printLanes(os.Stdout, &status, report)
 		printForeign(os.Stdout, foreign)
-	} else if err := printReport(report, o.format); err != nil {
+	} else if err := load.Print(report, o.Output); err != nil {
 		return err
 	}
 	if errs := lanesErrors(report); len(errs) > 0 {
-		for _, text := range errs {
-			fmt.Fprintln(os.Stderr, "penstock demo:", text)
-		}
-		return exitStatus(1)
+		return loadgen.Faults(errs)
 	}
 	return nil
 }
@@ -185,7 +182,7 @@ func lanesTraffic(ctx context.Context, nd *node.Node, duration time.Duration) (*
 	run, err := traffic.New(status, traffic.Options{
 		Spec:  loadgen.Spec{Duration: duration, Warmup: lanesWarmup, Seed: 1},
 		Rates: lanesRates(), Arrivals: "poisson", Streams: 1,
-		Reference: func(card *models.Card) (traffic.Model, error) { return libml.NewReference(card, frameworks.New) },
+		Reference: load.Reference,
 	})
 	if err != nil {
 		return nil, err
@@ -194,7 +191,7 @@ func lanesTraffic(ctx context.Context, nd *node.Node, duration time.Duration) (*
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	progress := loadgen.NewProgress(os.Stderr, terminalWidth())
+	progress := loadgen.NewProgress(os.Stderr, tabular.WidthOf(os.Stderr))
 	host := lanesWorker
 	moves := laneMoves{dir: nd.Dir, pause: duration / 3, ended: make(chan error, 1)}
 	report, err := loadgen.Run(ctx, run.Spec, loadgen.Options{
@@ -339,7 +336,7 @@ func printLanes(w io.Writer, status *control.Status, report *loadgen.Report) {
 		}
 		rows = append(rows, slices.Concat([]string{m.name}, t.requests.Cells(), []string{inTime, fmt.Sprint(t.functions), fmt.Sprint(t.loads), load}))
 	}
-	fmt.Fprintln(w, tabular.RenderOne(outputWidth(), columns, rows))
+	fmt.Fprintln(w, tabular.RenderOne(tabular.Width(os.Stdout), columns, rows))
 
 	lost, wrong, bytes := uint64(0), uint64(0), int64(0)
 	for i := range report.Functions {

@@ -1,0 +1,219 @@
+// Package load is `penstock load`: it sends traffic to a running node and prints the report.
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/frameworks"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/capture"
+	"github.com/penstock/penstock/loadgen/tabular"
+	"github.com/penstock/penstock/loadgen/traffic"
+	"github.com/penstock/penstock/models"
+)
+
+// Options of a run. Errors name the flags of `penstock load`.
+type Options struct {
+	// Status reads the status of the node.
+	Status  func(context.Context) (control.Status, error)
+	Traffic traffic.Options
+	// Check compares the answers with those of the same model run in this process.
+	Check bool
+	// Precision is that of a search for a max rate, as a part of the rate. It is used if Traffic.Search
+	// is set.
+	Precision float64
+	Output    string // table, json or csv
+	// Draw is the folder for the pictures with the results drawn on them; empty for none.
+	Draw string
+	// FiguresOnly leaves out what the models found in the pictures.
+	FiguresOnly bool
+}
+
+// DefaultPrecision is the default of Options.Precision.
+const DefaultPrecision = 0.05
+
+// Validate checks the options that need no node.
+func (o *Options) Validate() error {
+	t := &o.Traffic
+	switch {
+	case !slices.Contains([]string{"table", "json", "csv"}, o.Output):
+		return fmt.Errorf("output %q: want table, json or csv", o.Output)
+	case t.Spec.Duration <= 0:
+		return fmt.Errorf("--duration %v: want more than 0, like 30s", t.Spec.Duration)
+	case t.Spec.Warmup < 0:
+		return fmt.Errorf("--warmup %v: want 0 or more", t.Spec.Warmup)
+	case t.Deadline < 0:
+		return fmt.Errorf("--deadline %v: want 0 or more; 0 for none", t.Deadline)
+	case t.Streams < 1:
+		return fmt.Errorf("--streams %d: want at least 1", t.Streams)
+	case t.Search == "":
+		return nil
+	case !(o.Precision > 0 && o.Precision <= 1):
+		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.Precision)
+	case t.Schedule != "":
+		return errors.New("--find-max-rate and --schedule: want one of them; a search sets its rate itself")
+	case o.Output == "csv":
+		return errors.New("--find-max-rate and --output csv: a search is written as table or json")
+	case len(t.Require) > 0:
+		return errors.New("--find-max-rate and --require: want one of them; a search tries rates that miss")
+	}
+	return nil
+}
+
+// Run sends the traffic and prints the report, which it also returns. It returns no report after a
+// search. The error is a loadgen.Faults if a request was lost, an answer was wrong or a bound was
+// missed.
+func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	now, err := o.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o.Traffic.Warn = func(line string) { fmt.Fprintln(os.Stderr, "penstock load:", line) }
+	if o.Check {
+		o.Traffic.Reference = Reference
+	}
+	run, err := traffic.New(now, o.Traffic)
+	if err != nil {
+		return nil, err
+	}
+	defer run.Close()
+
+	progress := loadgen.NewProgress(os.Stderr, tabular.WidthOf(os.Stderr))
+	options := loadgen.Options{
+		Dial:    loadgen.DialClient(client.Options{}),
+		Status:  o.Status,
+		Observe: progress.Show,
+		Notify:  func(line string) { progress.Print("penstock load: " + line) },
+	}
+	if o.Check {
+		options.Reference = run
+	}
+	if o.Traffic.Search != "" {
+		defer progress.End()
+		return nil, o.findMaxRate(ctx, run.Spec, options)
+	}
+	report, err := loadgen.Run(ctx, run.Spec, options)
+	progress.End()
+	if err != nil {
+		return nil, err
+	}
+	if err := report.Require(o.Traffic.Require); err != nil {
+		return nil, err
+	}
+	if err := Print(report, o.Output); err != nil {
+		return nil, err
+	}
+	if !o.FiguresOnly {
+		if err := o.show(run, report); err != nil {
+			return nil, err
+		}
+	}
+	if faults := append(report.Faults(), report.Missed()...); len(faults) > 0 {
+		return report, loadgen.Faults(faults)
+	}
+	return report, nil
+}
+
+// Reference runs the model of a card in this process.
+func Reference(card *models.Card) (traffic.Model, error) {
+	return libml.NewReference(card, frameworks.New)
+}
+
+// Print prints a report on standard output, as table, json or csv.
+func Print(r *loadgen.Report, output string) error {
+	switch output {
+	case "json":
+		return r.WriteJSON(os.Stdout)
+	case "csv":
+		return r.WriteCSV(os.Stdout)
+	}
+	return r.WriteTable(os.Stdout, tabular.Width(os.Stdout))
+}
+
+func (o *Options) findMaxRate(ctx context.Context, spec loadgen.Spec, options loadgen.Options) error {
+	probe, err := loadgen.ProbeFunction(spec, o.Traffic.Search, options)
+	if err != nil {
+		return err
+	}
+	start := 10.0
+	for _, f := range spec.Functions {
+		if f.Name == o.Traffic.Search {
+			start = f.PerSecond
+		}
+	}
+	found, err := loadgen.FindMaxRate(ctx, loadgen.Search{Start: start, Precision: o.Precision, Confirm: 2}, probe)
+	if err != nil {
+		return err
+	}
+	if o.Output == "json" {
+		return found.WriteJSON(os.Stdout)
+	}
+	return found.WriteTable(os.Stdout)
+}
+
+// show prints what the models found in the photos, and draws it if Draw is set.
+func (o *Options) show(run *traffic.Traffic, report *loadgen.Report) error {
+	seen, err := run.Inspect(report)
+	if err != nil {
+		return err
+	}
+	out := os.Stdout
+	if o.Output != "table" {
+		out = os.Stderr
+	}
+	for _, s := range seen {
+		if s.Asked {
+			fmt.Fprintln(out, s)
+		}
+	}
+	if o.Draw == "" || len(seen) == 0 {
+		return nil
+	}
+	paths, err := loadgen.WritePictures(o.Draw, seen)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "drawn:", strings.Join(paths, " "))
+	return nil
+}
+
+// captureGrace is how long PlayCapture waits for another answer.
+const captureGrace = 2 * time.Second
+
+// PlayCapture plays a capture to a node, and writes how many answers came, as table or json.
+func PlayCapture(ctx context.Context, w io.Writer, node control.Status, file string, speed float64, output string) error {
+	switch {
+	case !(speed > 0 && speed <= 1e6):
+		return fmt.Errorf("--speed %v: want more than 0, at most 1000000", speed)
+	case output != "table" && output != "json":
+		return fmt.Errorf("--output %q: want table or json with --capture", output)
+	}
+	o := capture.Options{File: file, Speed: speed, Grace: captureGrace}
+	for _, f := range node.Functions {
+		o.Functions = append(o.Functions, capture.Function{Name: f.Name, Addr: f.ClientAddr()})
+	}
+	report, err := capture.Play(ctx, o)
+	if err != nil {
+		return err
+	}
+	if output == "json" {
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(report)
+	}
+	return report.WriteTable(w)
+}
