@@ -85,7 +85,7 @@ func TestWithoutShares(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		b.turns()
-		if b.function("a") != nil {
+		if b.functions.find("a") != nil {
 			t.Errorf("%s: a is still there", name)
 		}
 	}
@@ -97,7 +97,7 @@ func TestWithoutSharesEvenLoad(t *testing.T) {
 	f.Instances = 3
 	b := withoutShares(newNode(t, "cpu", nil, "cgroup-v2"), f)
 	b.turns()
-	fn := b.function("a")
+	fn := b.functions.find("a")
 	bed := &bed{fn, t}
 	s := bed.dial()
 	for tag := range uint64(9) {
@@ -154,7 +154,7 @@ func TestFixedBatchFitsModel(t *testing.T) {
 	b.turns()
 	other := testCard()
 	other.Name, other.Version, other.Batches = "other", 9, []int{1, 8}
-	if err := b.function("a").takes(other, b.setupOf(whole("a"), other)); err == nil || !strings.Contains(err.Error(), "[1 8]") {
+	if err := b.functions.find("a").takes(other, setupUnder(&b.cfg, whole("a"), other)); err == nil || !strings.Contains(err.Error(), "[1 8]") {
 		t.Errorf("a model without batches of 4: %v", err)
 	}
 }

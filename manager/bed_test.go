@@ -105,5 +105,5 @@ func (b *bed) owner(instance int, generation uint32) *datapathtest.Process {
 
 func (b *bed) dial() *datapathtest.Client {
 	b.t.Helper()
-	return datapathtest.Dial(b.t, b.localAddr())
+	return datapathtest.Dial(b.t, b.port.LocalAddr())
 }

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -68,17 +69,17 @@ func answersTo(c *configs.Function) netip.AddrPort {
 	return *c.AnswersTo
 }
 
-// cameraStatus describes the function's cameras for users; nil if it takes Penstock's protocol.
-func (f *function) cameraStatus(requests *aggregate.Stats) *control.CameraStatus {
-	if f.camera == nil {
+// status describes the function's cameras for users; nil if it takes Penstock's protocol.
+func (c *camera) status(config *configs.Function, requests *aggregate.Stats, log zerolog.Logger) *control.CameraStatus {
+	if c == nil {
 		return nil
 	}
-	f.camera.note(requests, f.log)
+	c.note(requests, log)
 	s := &control.CameraStatus{
-		Format:  string(f.config.Format),
-		Refused: requests.Refused, RefusedWhy: f.camera.Explain(f.camera.refusals.why), Incomplete: requests.Incomplete,
+		Format:  string(config.Format),
+		Refused: requests.Refused, RefusedWhy: c.Explain(c.refusals.why), Incomplete: requests.Incomplete,
 	}
-	if to := answersTo(&f.config); to.IsValid() {
+	if to := answersTo(config); to.IsValid() {
 		s.AnswersTo = to.String()
 	}
 	return s
@@ -118,6 +119,15 @@ func toRGB(format configs.Format, pixels []byte) []byte {
 type camera struct {
 	*cameras.Reader
 	refusals refusals
+}
+
+// maxMinFragment is the max of the min size of a fragment. A camera may send each line of a picture
+// in a packet, however short the lines are.
+func (c *camera) maxMinFragment() int {
+	if c == nil {
+		return math.MaxInt
+	}
+	return c.Width * c.PixelBytes
 }
 
 // note notes why the model does not take pictures of cameras, and logs another reason.

@@ -144,10 +144,10 @@ func TestRefusals(t *testing.T) {
 // until the camera is corrected.
 func TestRefusedPictures(t *testing.T) {
 	b := cameraNode(t)
-	f := b.function("cam")
+	f := b.functions.find("cam")
 	var log bytes.Buffer
 	f.log = zerolog.New(&log)
-	conn, err := net.Dial("udp4", f.localAddr().String())
+	conn, err := net.Dial("udp4", f.port.LocalAddr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

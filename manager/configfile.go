@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -81,6 +82,19 @@ func (c *configFile) dropWaiting(name string) {
 		}
 		return entry.Name == name
 	})
+}
+
+// unsaved reports how a function differs from the file: it was added or changed at run time. byHand is
+// the share that was set by hand. It returns "" if nothing differs.
+func (c *configFile) unsaved(f configs.Function, byHand float64) control.Unsaved {
+	entry, saved := c.entries[f.Name]
+	switch {
+	case !saved:
+		return control.UnsavedAdded
+	case byHand != 0 || f.Worker != entry.Worker || cmp.Or(f.Model, f.Name) != cmp.Or(entry.Model, f.Name):
+		return control.UnsavedChanged
+	}
+	return ""
 }
 
 // list returns the followed entries by name.

@@ -37,7 +37,7 @@ func TestRemoveWithoutDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.turns()
-	if b.function("a") != nil {
+	if b.functions.find("a") != nil {
 		t.Error("it waits for the end of a process that never began")
 	}
 }
@@ -51,7 +51,7 @@ func TestAutoWithoutGPU(t *testing.T) {
 	b.mechanism = "cgroup-v2"
 	b.turns()
 	b.serves("a")
-	if f := b.function("a"); (b.sharing.Device.GPU != nil) || f.sharing.Change != configs.ChangeShadow {
+	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || f.sharing.Change != configs.ChangeShadow {
 		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), f.sharing.Change)
 	}
 	for _, p := range b.told.Processes {
@@ -60,7 +60,7 @@ func TestAutoWithoutGPU(t *testing.T) {
 		}
 	}
 	in := b.instance("a", 0)
-	if err := in.makeTensors(in.f.model.desired); err != nil {
+	if err := in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
@@ -111,7 +111,7 @@ func TestTensorsOfGPU(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
-	if err := in.makeTensors(in.f.model.desired); err != nil {
+	if err := in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
@@ -161,7 +161,7 @@ func TestWithoutGroups(t *testing.T) {
 	b := newNode(t, "cuda", old, sharing.MechanismMPS, named("a", 30), f)
 	b.turns()
 	for _, name := range []string{"a", "b"} {
-		if got := b.function(name).sharing.Change; got != configs.ChangeShadow {
+		if got := b.functions.find(name).sharing.Change; got != configs.ChangeShadow {
 			t.Errorf("%s changes by %s, want shadow", name, got)
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
@@ -25,6 +24,7 @@ import (
 
 // edit is an edit that the manager can follow.
 type edit struct {
+	m       *Manager
 	config  configs.Config
 	remove  []*function
 	changes []*change
@@ -73,7 +73,7 @@ func (m *Manager) follow(c configs.Config) error {
 		return err
 	}
 	m.keepWorkers(before)
-	err = e.commit(m)
+	err = e.commit()
 	if m.cfg.Guarantees() && !slices.Equal(before, m.cfg.Workers) {
 		m.sharing.Guarantee()
 	}
@@ -120,28 +120,29 @@ func (m *Manager) noteRestart(c configs.Config) {
 
 // planEdit only plans; it changes nothing.
 func (m *Manager) planEdit(c configs.Config) (*edit, error) {
-	e := &edit{config: c}
+	e := &edit{m: m, config: c}
 	var errs []error
 	for _, want := range c.Functions {
 		if !m.file.follows(want) {
-			errs = append(errs, e.planEntry(m, want))
+			errs = append(errs, e.planEntry(want))
 		}
 	}
-	stay := e.planUnnamed(m)
+	stay := e.planUnnamed()
 	for i := range stay {
 		if err := m.cfg.FitShare(&stay[i], slices.Concat(c.Functions, stay[:i])); err != nil {
 			errs = append(errs, fmt.Errorf("keep function %s of `penstock if add`: share %w; remove it with `penstock if remove %s`", stay[i].Name, err, stay[i].Name))
 		}
 	}
-	return e, errors.Join(append(errs, e.checkWorkers(m))...)
+	return e, errors.Join(append(errs, e.checkWorkers())...)
 }
 
 // checkWorkers returns an error if the edit removes a worker of functions that it does not change.
-func (e *edit) checkWorkers(m *Manager) error {
+func (e *edit) checkWorkers() error {
+	m := e.m
 	var errs []error
 	for _, f := range m.functions {
 		worker := f.setupFor(f.model.desired).worker
-		if _, ok := m.cfg.Worker(worker); ok || worker == "" || f.removing || e.changesProcesses(f) {
+		if _, ok := m.cfg.Worker(worker); ok || worker == "" || f.removing || e.changesProcesses(f.name) {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("remove worker %s: `penstock if` put function %s there; run `penstock if move %s --own` first", worker, f.name, f.name))
@@ -150,15 +151,16 @@ func (e *edit) checkWorkers(m *Manager) error {
 }
 
 // changesProcesses reports whether the edit removes a function or follows a new entry of it.
-func (e *edit) changesProcesses(f *function) bool {
-	return slices.Contains(e.remove, f) ||
-		slices.ContainsFunc(e.changes, func(c *change) bool { return c != nil && c.f == f }) ||
-		slices.ContainsFunc(e.wait, func(want configs.Function) bool { return want.Name == f.name })
+func (e *edit) changesProcesses(name string) bool {
+	return slices.ContainsFunc(e.remove, func(f *function) bool { return f.name == name }) ||
+		slices.ContainsFunc(e.changes, func(c *change) bool { return c != nil && c.f.name == name }) ||
+		slices.ContainsFunc(e.wait, func(want configs.Function) bool { return want.Name == name })
 }
 
 // planEntry plans an entry that differs from the one that the manager follows.
-func (e *edit) planEntry(m *Manager, want configs.Function) error {
-	f := m.function(want.Name)
+func (e *edit) planEntry(want configs.Function) error {
+	m := e.m
+	f := m.functions.find(want.Name)
 	if f == nil || f.removing {
 		_, err := m.checked(want)
 		e.add = append(e.add, want)
@@ -174,13 +176,14 @@ func (e *edit) planEntry(m *Manager, want configs.Function) error {
 }
 
 // planUnnamed plans the functions that the file does not name, and returns those that stay.
-func (e *edit) planUnnamed(m *Manager) (stay []configs.Function) {
+func (e *edit) planUnnamed() (stay []configs.Function) {
+	m := e.m
 	for _, f := range m.functions {
 		named := func(want configs.Function) bool { return want.Name == f.name }
 		if f.removing || slices.ContainsFunc(e.config.Functions, named) {
 			continue
 		}
-		port := func(want configs.Function) bool { return m.portHolder(want) == f.name }
+		port := func(want configs.Function) bool { return m.functions.portHolder(want.Port) == f.name }
 		if m.file.saved(f.name) || slices.ContainsFunc(e.add, port) {
 			e.remove = append(e.remove, f)
 		} else {
@@ -213,7 +216,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	if err := checkPictures(want.Pictures, card); err != nil {
 		return nil, fmt.Errorf("reconfigure function %s: pictures %w", f.name, err)
 	}
-	c.setup = m.setupOf(want, card)
+	c.setup = setupUnder(&m.cfg, want, card)
 	if card != f.model.desired || !c.setup.equal(f.setupFor(card)) {
 		c.card = card
 		if err := f.takes(card, c.setup); err != nil {
@@ -239,7 +242,7 @@ func (f *function) checkEntry(want configs.Function) error {
 	if cfg.ChangeOf(have) == cfg.ChangeOf(want) {
 		have.Change = want.Change
 	}
-	if want.Port == 0 || want.Port == f.localAddr().Port() {
+	if want.Port == 0 || want.Port == f.port.LocalAddr().Port() {
 		have.Port = want.Port
 	}
 	keys := slices.DeleteFunc(configs.ChangedKeys(have, want), configs.Live)
@@ -255,7 +258,8 @@ func (f *function) checkEntry(want configs.Function) error {
 
 // commit carries out the plan. If a step fails, commit still carries out the others, and the error
 // names the failed step.
-func (e *edit) commit(m *Manager) error {
+func (e *edit) commit() error {
+	m := e.m
 	var errs []error
 	for _, f := range e.remove {
 		if !m.file.saved(f.name) {
@@ -269,7 +273,7 @@ func (e *edit) commit(m *Manager) error {
 	}
 	m.file.waiting = e.wait
 	for _, want := range e.add {
-		if m.function(want.Name) != nil || m.placeLeaves(want) {
+		if m.functions.find(want.Name) != nil || m.placeLeaves(want) {
 			// Its name, port or groups are still being given up. addWaiting adds it when they are
 			// free.
 			m.file.waiting = append(m.file.waiting, want)
@@ -297,7 +301,7 @@ func (c *change) commit() error {
 	} else if f.sharing.ByHand != 0 || !m.file.follows(f.config) {
 		f.log.Warn().Msg("configuration changes a function that `penstock if` changed; using the entry of the file")
 	}
-	f.settle(fmt.Errorf("add function %s: the configuration has added it; see `penstock if list`", f.name))
+	f.trial.settle(fmt.Errorf("add function %s: the configuration has added it; see `penstock if list`", f.name))
 
 	before := f.config
 	f.config = c.want
@@ -357,7 +361,7 @@ func (m *Manager) addWaiting() {
 		if m.draining {
 			return true
 		}
-		f := m.function(want.Name)
+		f := m.functions.find(want.Name)
 		var err error
 		switch {
 		case f != nil && (f.removing || f.model.replacing), f == nil && m.placeLeaves(want):
@@ -390,43 +394,9 @@ func (f *function) reconfigure(want configs.Function) error {
 // placeLeaves reports whether a function that is being removed still has what this one needs: its
 // port, or, if none are left, its place or groups of multiprocessors.
 func (m *Manager) placeLeaves(want configs.Function) bool {
-	if m.portLeaves(want.Port) {
+	if m.functions.portLeaves(want.Port) {
 		return true
 	}
 	leaves := slices.ContainsFunc(m.functions, func(f *function) bool { return f.removing })
 	return leaves && (len(m.functions) >= configs.MaxFunctions || errors.Is(m.sharing.Fits(want), partition.ErrTooMany))
-}
-
-// portHolder names the function that has the network port which c requests. It returns "" if the
-// port is free.
-func (m *Manager) portHolder(c configs.Function) string {
-	if c.Port == 0 {
-		return ""
-	}
-	for _, f := range m.functions {
-		if f.localAddr().Port() == c.Port {
-			return f.name
-		}
-	}
-	return ""
-}
-
-// portLeaves reports whether the port belongs to a function that is being removed.
-func (m *Manager) portLeaves(port uint16) bool {
-	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
-		return f.removing && f.localAddr().Port() == port
-	})
-}
-
-// unsaved reports how a function differs from the configuration file: it was added or changed at
-// run time. It returns "" if nothing differs.
-func (f *function) unsaved() control.Unsaved {
-	entry, saved := f.m.file.entries[f.name]
-	switch {
-	case !saved:
-		return control.UnsavedAdded
-	case f.sharing.ByHand != 0 || f.config.Worker != entry.Worker || cmp.Or(f.config.Model, f.name) != cmp.Or(entry.Model, f.name):
-		return control.UnsavedChanged
-	}
-	return ""
 }

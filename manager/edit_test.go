@@ -55,7 +55,7 @@ func (b *nodeBed) followed(c configs.Config) error {
 // settles lets the processes of an edit start.
 func (b *nodeBed) settles(name string) {
 	b.t.Helper()
-	f := &bed{b.function(name), b.t}
+	f := &bed{b.functions.find(name), b.t}
 	f.eventually("the edit of "+name+" is followed to its end", func() bool {
 		b.turns()
 		return !f.model.replacing && len(b.calls) == 0
@@ -68,7 +68,7 @@ func TestEditOfEachKey(t *testing.T) {
 	process := func(is func(s setup) bool) func(b *nodeBed) bool {
 		return func(b *nodeBed) bool {
 			generation, _ := b.serves("a")
-			f := b.function("a")
+			f := b.functions.find("a")
 			return generation > 1 && is(f.setupFor(b.instance("a", 0).pair.Active().Card)) && is(f.setup)
 		}
 	}
@@ -83,7 +83,7 @@ func TestEditOfEachKey(t *testing.T) {
 		"weights":       {func(c *configs.Function) { c.Weights = configs.WeightsPrivate }, process(func(s setup) bool { return s.weights == configs.WeightsPrivate })},
 		"in_flight":     {func(c *configs.Function) { c.InFlight = 2 }, process(func(s setup) bool { return s.streams == 2 })},
 		"environment":   {func(c *configs.Function) { c.Environment = map[string]string{"A": "b"} }, process(func(s setup) bool { return s.environment["A"] == "b" })},
-		"pictures":      {func(c *configs.Function) { c.Pictures = "10/s" }, func(b *nodeBed) bool { return b.function("a").port.CopiesPictures() }},
+		"pictures":      {func(c *configs.Function) { c.Pictures = "10/s" }, func(b *nodeBed) bool { return b.functions.find("a").port.CopiesPictures() }},
 		"instances":     {func(c *configs.Function) { c.Instances = 2 }, nil},
 		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},
 		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},
@@ -123,8 +123,8 @@ func TestEditOfEachKey(t *testing.T) {
 			if generation, _ := b.serves("b"); generation != 1 {
 				t.Errorf("generation %d of the other function serves, want the first", generation)
 			}
-			if !reflect.DeepEqual(b.function("a").config, want) || b.status("a").Unsaved != "" {
-				t.Errorf("it is %+v, unsaved %q; want the edit", b.function("a").config, b.status("a").Unsaved)
+			if !reflect.DeepEqual(b.functions.find("a").config, want) || b.status("a").Unsaved != "" {
+				t.Errorf("it is %+v, unsaved %q; want the edit", b.functions.find("a").config, b.status("a").Unsaved)
 			}
 		})
 	}
@@ -134,13 +134,13 @@ func TestEditOfEachKey(t *testing.T) {
 func TestEditThatWritesDefaults(t *testing.T) {
 	b := beganWith(t, configs.DeviceCPU, nil, configs.Function{Name: "a", Instances: 1})
 	want := configs.Function{
-		Name: "a", Instances: 1, Model: "a", Port: b.function("a").localAddr().Port(), SLO: testCard().SLO,
+		Name: "a", Instances: 1, Model: "a", Port: b.functions.find("a").port.LocalAddr().Port(), SLO: testCard().SLO,
 		Change: configs.ChangeAuto, Receivers: 1,
 	}
 	if err := b.edited(want); err != nil {
 		t.Fatal(err)
 	}
-	if generation, _ := b.serves("a"); generation != 1 || b.function("a").model.replacing {
+	if generation, _ := b.serves("a"); generation != 1 || b.functions.find("a").model.replacing {
 		t.Errorf("generation %d serves, want the first", generation)
 	}
 }
@@ -173,7 +173,7 @@ func TestEditSLO(t *testing.T) {
 			}
 			b.report()
 		}
-		f := b.function("a")
+		f := b.functions.find("a")
 		(&bed{f, t}).eventually("the failed edit is reported", func() bool {
 			b.turns()
 			return !b.page().Configuration.Followed
@@ -203,7 +203,7 @@ func TestEditSLO(t *testing.T) {
 			return card, err
 		}
 		b.replaced("a", "slower")
-		if f := b.function("a"); f.slo != 3*time.Second {
+		if f := b.functions.find("a"); f.slo != 3*time.Second {
 			t.Errorf("objective %v, want the new card's: the function has none of its own", f.slo)
 		}
 	})
@@ -212,14 +212,14 @@ func TestEditSLO(t *testing.T) {
 // An entry may name the port that its function has, or leave it open again.
 func TestEditPort(t *testing.T) {
 	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
-	port := b.function("a").localAddr().Port()
+	port := b.functions.find("a").port.LocalAddr().Port()
 	for _, entry := range []uint16{port, 0} {
 		want := named("a", 20)
 		want.Port = entry
 		if err := b.edited(want); err != nil {
 			t.Errorf("port %d: %v", entry, err)
 		}
-		if got := b.function("a").localAddr().Port(); got != port {
+		if got := b.functions.find("a").port.LocalAddr().Port(); got != port {
 			t.Errorf("port %d: the function is at %d, want still %d", entry, got, port)
 		}
 	}
@@ -250,7 +250,7 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 		if f := b.status("a"); f.Model != "better" || f.SharePercent != 40 {
 			t.Errorf("a runs %s with %v %%, want what it was given at run time", f.Model, f.SharePercent)
 		}
-		if b.function("added") == nil || b.function("gone") != nil {
+		if b.functions.find("added") == nil || b.functions.find("gone") != nil {
 			t.Errorf("it has %v, want added and not gone", b.names())
 		}
 	}
@@ -260,7 +260,7 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 	added := named("added", 10)
 	added.SLO = time.Second
 	var log bytes.Buffer
-	b.function("added").log = zerolog.New(&log)
+	b.functions.find("added").log = zerolog.New(&log)
 	if err := b.edited(a, gone, added); err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 	if err := b.edited(a, gone); err != nil {
 		t.Fatal(err)
 	}
-	if b.function("added") != nil {
+	if b.functions.find("added") != nil {
 		t.Error("a function that the file no longer names is there")
 	}
 }
@@ -292,12 +292,12 @@ func TestEditTakesAddedPort(t *testing.T) {
 	b.on(named("added", 10))
 	b.turns()
 	want := named("b", 10)
-	want.Port = b.function("added").localAddr().Port()
+	want.Port = b.functions.find("added").port.LocalAddr().Port()
 	if err := b.edited(named("a", 20), want); err != nil {
 		t.Fatal(err)
 	}
 	b.turns()
-	if b.function("added") != nil || b.function("b") == nil || b.function("b").localAddr().Port() != want.Port {
+	if b.functions.find("added") != nil || b.functions.find("b") == nil || b.functions.find("b").port.LocalAddr().Port() != want.Port {
 		t.Errorf("it has %v, want a, and b at the port of added", b.names())
 	}
 }

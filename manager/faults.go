@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/policy/fault"
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/shm"
@@ -56,18 +55,15 @@ type outage struct {
 // long afterwards. If it became ready in between, its report is about another fault.
 const lateReportTimeout = 500 * time.Millisecond
 
-// lostDevices returns the processes that newly report a lost device, except for
+// lost returns the processes that newly report a lost device, except for
 // reports of a known fault. They are in the orchestrator's order, that of o.
-func (m *Manager) lostDevices(o *control.Observed) (lost []control.ObservedProcess) {
-	if !m.sharing.Device.MPS {
-		return nil
-	}
+func (x *faults) lost(o *control.Observed) (lost []control.ObservedProcess) {
 	now := time.Now()
 	for _, p := range o.Processes {
 		v := victim{place{p.IF, p.Instance}, p.Generation}
-		until, struck := m.faults.struck[v]
+		until, struck := x.struck[v]
 		if !until.IsZero() && (p.State == control.Ready || p.State == control.Active) {
-			delete(m.faults.struck, v)
+			delete(x.struck, v)
 		}
 		if p.DeviceLost && !(struck && (until.IsZero() || now.Before(until))) {
 			lost = append(lost, p)
@@ -101,32 +97,38 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		Msg("device failed for all inference functions; waking every shadow")
 
 	if x.outage == nil {
-		x.outage = &outage{from: m.lastGood(), waits: map[*instance]bool{}}
+		x.outage = &outage{from: m.functions.lastGood(), waits: map[*instance]bool{}}
 	}
 	x.outage.struck, x.outage.blamed = shm.Now(), verdict.Blamed
 	reason := "the device failed under it: " + lost[0].Reason
-	m.eachInstance(func(in *instance) {
+	m.functions.eachInstance(func(in *instance) {
 		if in.tenure.began != 0 && !in.f.removing && !in.pair.Held() {
 			x.outage.waits[in] = true
 		}
 		culprit := uint32(0)
 		if in.f.name == verdict.Blamed {
-			culprit = culprits[place{in.f.name, in.index}]
+			culprit = culprits[in.place]
 		}
-		in.loseDevice(culprit, reason)
+		in.pair.Lost(culprit, reason)
+		for generation, p := range in.processes {
+			if p.unreported {
+				in.pair.Gone(generation, reason)
+				p.unreported = false
+			}
+		}
 	})
-	if f := m.function(verdict.Blamed); f != nil {
-		f.fails(reason)
+	if f := m.functions.find(verdict.Blamed); f != nil {
+		f.trial.fails(reason)
 		if verdict.Held > 0 {
 			f.hold(verdict.Held)
 		}
 	}
 	// The kill may make a process report a lost device; do not count that as another
 	// fault.
-	m.eachInstance(func(in *instance) {
+	m.functions.eachInstance(func(in *instance) {
 		for _, q := range in.pair.Processes() {
 			if q.Role == control.Kill {
-				x.struck[victim{place{in.f.name, in.index}, q.Generation}] = time.Time{}
+				x.struck[victim{in.place, q.Generation}] = time.Time{}
 			}
 		}
 	})
@@ -147,18 +149,6 @@ func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now
 	}
 	for _, p := range lost {
 		x.struck[victim{place{p.IF, p.Instance}, p.Generation}] = time.Time{}
-	}
-}
-
-// loseDevice replaces the instance's processes after a fault. culprit is the generation that
-// caused it, 0 if none of these did.
-func (in *instance) loseDevice(culprit uint32, reason string) {
-	in.pair.Lost(culprit, reason)
-	for generation, p := range in.processes {
-		if p.unreported {
-			in.pair.Gone(generation, reason)
-			p.unreported = false
-		}
 	}
 }
 
@@ -191,31 +181,16 @@ func (in *instance) endAwait(generation uint32) {
 // process stays desired, so that the orchestrator still reports on it.
 const verdictTimeout = 300 * time.Millisecond
 
-// awaitsVerdict reports whether the cause of a process's end is still unknown.
-func (in *instance) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
-	if !in.m.sharing.Device.MPS || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || o.WrongAnswers || len(o.InfeasibleGroups) > 0 {
+// awaitsVerdict reports whether the cause of a process's end under MPS is still unknown.
+func (p processes) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
+	if q.State != control.Linking || o.State != control.Failed || o.DeviceLost || o.WrongAnswers || len(o.InfeasibleGroups) > 0 {
 		return false
 	}
-	p := in.processes.of(q.Generation)
-	if p.doubtUntil.IsZero() {
-		p.doubtUntil = now.Add(verdictTimeout)
+	known := p.of(q.Generation)
+	if known.doubtUntil.IsZero() {
+		known.doubtUntil = now.Add(verdictTimeout)
 	}
-	return now.Before(p.doubtUntil)
-}
-
-// lastGood estimates since when the node has not answered well. Time without any
-// request does not count.
-func (m *Manager) lastGood() int64 {
-	now := shm.Now()
-	good, oldest := int64(0), now
-	m.eachInstance(func(in *instance) {
-		answered, _ := in.queue.LastGood()
-		good = max(good, answered)
-		if t := in.queue.Oldest(); t != 0 {
-			oldest = min(oldest, now-int64(runclock.Now()-t))
-		}
-	})
-	return max(good, oldest)
+	return now.Before(known.doubtUntil)
 }
 
 // heal checks whether all functions answer again, and releases those whose hold is
@@ -223,7 +198,7 @@ func (m *Manager) lastGood() int64 {
 func (m *Manager) heal() {
 	x := &m.faults
 	for _, name := range x.guard.Release(time.Since(m.started)) {
-		if f := m.function(name); f != nil {
+		if f := m.functions.find(name); f != nil {
 			f.release()
 		}
 	}

@@ -29,7 +29,7 @@ func (b *nodeBed) fault(name string) {
 func (b *nodeBed) consumer(name string) (*bed, *datapathtest.Process) {
 	b.t.Helper()
 	generation, _ := b.serves(name)
-	f := &bed{b.function(name), b.t}
+	f := &bed{b.functions.find(name), b.t}
 	c := f.consumer(0, generation)
 	c.TakeRing()
 	return f, c
@@ -157,7 +157,7 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 	b.fault("bad")
 	b.turns()
 	b.serves("bad")
-	f := &bed{b.function("bad"), t}
+	f := &bed{b.functions.find("bad"), t}
 	s := f.dial()
 	s.Send(1)
 	f.eventually("it is published", func() bool { return f.port.InFlight() == 1 })
@@ -178,7 +178,7 @@ func TestFaultTwiceHoldsFunction(t *testing.T) {
 	if e := s.Next(); e.Status != client.StatusBusy {
 		t.Errorf("what is new is %v, want busy", e.Status)
 	}
-	if got := b.function("bad").failure(); !strings.Contains(got, "held back") {
+	if got := b.functions.find("bad").held; !strings.Contains(got, "held back") {
 		t.Errorf("the reason is %q", got)
 	}
 	if got := b.status("bad").Instances[0].Processes[0].Reason; !strings.Contains(got, "held back") {
@@ -219,7 +219,7 @@ func TestFaultOfServer(t *testing.T) {
 			t.Fatalf("%d faults after %d", got, n+1)
 		}
 		for _, name := range []string{"a", "b"} {
-			if b.function(name).held != "" {
+			if b.functions.find(name).held != "" {
 				t.Fatalf("%s is held back for the MPS server's end", name)
 			}
 			b.serves(name)
@@ -303,16 +303,10 @@ func TestFaultWhileReplacing(t *testing.T) {
 }
 
 func TestDeathWhileLinking(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
-	in := &instance{m: b.Manager, processes: processes{}}
-	b.sharing.Device.MPS = true
+	known := processes{}
 	q, o, now := &pair.Process{Generation: 1, State: control.Linking}, &control.ObservedProcess{State: control.Failed}, time.Now()
-	if !in.awaitsVerdict(q, o, now) || !in.awaitsVerdict(q, o, now.Add(verdictTimeout/2)) || in.awaitsVerdict(q, o, now.Add(verdictTimeout)) {
+	if !known.awaitsVerdict(q, o, now) || !known.awaitsVerdict(q, o, now.Add(verdictTimeout/2)) || known.awaitsVerdict(q, o, now.Add(verdictTimeout)) {
 		t.Error("want its end believed after the time that MPS has, not before")
-	}
-	b.sharing.Device.MPS = false
-	if in.awaitsVerdict(&pair.Process{Generation: 2, State: control.Linking}, o, now) {
-		t.Error("without MPS its end is its own")
 	}
 }
 
@@ -323,7 +317,7 @@ func TestNewModelEndsHold(t *testing.T) {
 	b.turns()
 	b.fault("bad")
 	b.turns()
-	if b.function("bad").held == "" {
+	if b.functions.find("bad").held == "" {
 		t.Fatal("it is not held back")
 	}
 	if _, err := b.replace("bad", "better"); err != nil {

@@ -2,9 +2,6 @@ package manager
 
 import (
 	"fmt"
-	"math"
-	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -30,7 +27,7 @@ type function struct {
 	sharing   *sharing.Function
 	port      *datapath.Port // nil until it is open
 	camera    *camera        // nil for Penstock's protocol
-	instances []*instance
+	instances instances
 
 	removing bool
 	removeBy time.Time  // when the manager stops waiting for answers
@@ -50,10 +47,10 @@ type memory struct {
 	ephemeralBytes  int64 // of the largest batch beyond that
 }
 
-// logWarnings logs the warnings of a card that the function gets.
-func (f *function) logWarnings(card *models.Card) {
+// logWarnings logs the warnings of a card that a function gets.
+func logWarnings(card *models.Card, log zerolog.Logger) {
 	for _, w := range card.Warnings {
-		f.log.Warn().Str("warning", w).Msg("card may be wrong")
+		log.Warn().Str("warning", w).Msg("card may be wrong")
 	}
 }
 
@@ -63,10 +60,10 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		m: m, name: c.Name, config: c,
 		log:   m.log.With().Str("if", c.Name).Logger(),
 		gone:  make(chan error),
-		setup: m.setupOf(c, card),
+		setup: setupUnder(&m.cfg, c, card),
 	}
 	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
-	f.logWarnings(card)
+	logWarnings(card, f.log)
 	f.sharing = m.sharing.NewFunction(f, f.log)
 	defer func() {
 		if err != nil {
@@ -77,7 +74,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	if reader != nil {
 		f.camera = &camera{Reader: reader}
 	}
-	sources, err := m.openSources(c)
+	sources, err := openSources(m.network, c, m.cfg.ReceiversOf(c), m.folder.formerPorts[c.Name], f.log)
 	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
@@ -86,12 +83,12 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		Queues:           c.Instances,
 		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
 		ResultBytes:      card.ResultBytes(),
-		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.maxMinFragment()),
+		MinFragmentBytes: min(int(m.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.camera.maxMinFragment()),
 		Camera:           reader,
 		AnswersTo:        answersTo(&c),
 		Slots:            m.cfg.Aggregate.Slots,
 		Objective:        f.slo,
-		Gather:           f.gatherTimeout(),
+		Gather:           gatherTimeout(&m.cfg, f.slo),
 		Transit:          m.cfg.Transit,
 		AnsweredFor:      m.cfg.Aggregate.AnsweredFor,
 		Trusted:          m.cfg.Trusted,
@@ -134,64 +131,6 @@ func (f *function) Objective() time.Duration { return f.slo }
 
 func (f *function) WorkerOf(card *models.Card) string { return f.setupFor(card).worker }
 
-// served reports whether any instance of the function has an active process.
-func (f *function) served() bool {
-	return slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Active() != nil })
-}
-
-// localAddr is the address that the function listens on.
-func (f *function) localAddr() netip.AddrPort { return f.port.LocalAddr() }
-
-// serving reports whether every instance has a process that serves.
-func (f *function) serving() bool {
-	for _, in := range f.instances {
-		if q := in.pair.Active(); q == nil || q.State != control.Active {
-			return false
-		}
-	}
-	return true
-}
-
-// failure tells why the last process failed, for an instance without an active process. It is
-// "" if none failed.
-func (f *function) failure() string {
-	if f.held != "" {
-		return f.held
-	}
-	for _, in := range f.instances {
-		if in.failures.reason != "" {
-			return in.failures.reason
-		}
-	}
-	return ""
-}
-
-// processFailures counts the processes that ended unexpectedly.
-func (f *function) processFailures() (n uint64) {
-	for _, in := range f.instances {
-		n += in.failures.count
-	}
-	return n
-}
-
-// processes counts the processes that exist or should exist.
-func (f *function) processes() int {
-	n := 0
-	for _, in := range f.instances {
-		n += len(in.pair.Processes())
-	}
-	return n
-}
-
-// maxMinFragment is the max of the min size of a fragment. A camera may send each line of a picture
-// in a packet, however short the lines are.
-func (f *function) maxMinFragment() int {
-	if f.camera == nil {
-		return math.MaxInt
-	}
-	return f.camera.Width * f.camera.PixelBytes
-}
-
 // watch looks for refused pictures and hung processes.
 func (f *function) watch() {
 	if f.camera != nil {
@@ -210,7 +149,7 @@ func (f *function) watch() {
 // status describes the function for users and load generators.
 func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 	s := control.FunctionStatus{
-		Name: f.name, Address: f.m.network.Address().String(), Port: int(f.localAddr().Port()),
+		Name: f.name, Address: f.m.network.Address().String(), Port: int(f.port.LocalAddr().Port()),
 		SLOMillis:       float64(f.slo) / float64(time.Millisecond),
 		BatchesInFlight: f.streams, Receivers: stats.Receivers,
 		Swaps: f.swaps.Count, SwapIdle: f.swaps.Idle(),
@@ -223,10 +162,10 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
 		},
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
-		Unsaved: f.unsaved(), Worker: f.worker,
+		Unsaved: f.m.file.unsaved(f.config, f.sharing.ByHand), Worker: f.worker,
 	}
 	s.Residency = f.instances[0].currentResidency() // a member has one instance
-	s.Camera = f.cameraStatus(&stats.Requests)
+	s.Camera = f.camera.status(&f.config, &stats.Requests, f.log)
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
 	}

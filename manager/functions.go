@@ -2,199 +2,129 @@ package manager
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
-	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
 )
 
-// add opens a function's port and requests its processes. The function serves as soon as one is
-// ready. Adding reallocates the shares at once.
-func (m *Manager) add(c configs.Function) error {
-	if m.draining {
-		return errStopped
+// functions are those of a node. The control loop owns them.
+type functions []*function
+
+// find returns the function of that name, nil if there is none.
+func (list functions) find(name string) *function {
+	for _, f := range list {
+		if f.name == name {
+			return f
+		}
 	}
-	card, err := m.checked(c)
-	if err != nil {
-		return err
-	}
-	if m.function(c.Name) != nil {
-		return fmt.Errorf("add function: function %q exists already", c.Name)
-	}
-	if n := len(m.functions); n >= configs.MaxFunctions {
-		return fmt.Errorf("add function %s: the node has %d functions, want at most %d", c.Name, n, configs.MaxFunctions)
-	}
-	if err := m.sharing.Fits(c); err != nil {
-		return fmt.Errorf("add function %s: %w", c.Name, err)
-	}
-	if other := m.portHolder(c); other != "" {
-		return fmt.Errorf("add function %s: port %d belongs to function %q; choose another, or 0 for any free one", c.Name, c.Port, other)
-	}
-	f, err := newFunction(m, c, card)
-	if err != nil {
-		return err
-	}
-	m.functions = append(m.functions, f)
-	m.sharing.Add(f.sharing)
-	f.port.Start(m.metrics.Of(f.name))
-	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(f.sharing.Configured)).Msg("function added")
-	f.warnIfCrowded()
 	return nil
 }
 
-// warnIfCrowded warns of more instances than CPUs, once the number of CPUs is known.
-func (f *function) warnIfCrowded() {
-	cpus := f.m.orchestrator.observed.CPUs
-	if n := len(f.instances); f.m.sharing.Device.GPU == nil && cpus > 0 && n > cpus {
-		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs; they do not make the function faster")
-	}
-}
-
-// checked finds the card of a function to add. It checks what can be checked while other functions
-// still occupy its place.
-func (m *Manager) checked(c configs.Function) (*models.Card, error) {
-	card, problem := checkFunction(&m.cfg, c, m.find)
-	if problem == nil {
-		return card, nil
-	}
-	switch problem.Key {
-	case "worker", "format", "pictures": // their errors begin with the value
-		return nil, fmt.Errorf("add function %s: %s %w", c.Name, problem.Key, problem.Err)
-	}
-	return nil, fmt.Errorf("add function %s: %w", c.Name, problem.Err)
-}
-
-// remove takes a function off: its port refuses new requests, accepted ones are answered, its
-// processes end, and its memory is freed. Removing reallocates the shares at once. f.gone is closed
-// when all that has happened; a second remove does nothing.
-func (m *Manager) remove(name string) error {
-	f := m.function(name)
-	if f == nil {
-		return m.unknown(name)
-	}
-	if f.removing {
-		return nil
-	}
-	f.remove()
-	m.file.dropWaiting(name)
-	m.sharing.Remove(f.sharing)
-	f.settle(fmt.Errorf("add function %s: it was removed again", name))
-	f.log.Info().Msg("function is being removed")
-	m.keep()
-	return nil
-}
-
-func (m *Manager) unknown(name string) error {
+func (list functions) unknown(name string) error {
 	var names []string
-	for _, f := range m.functions {
+	for _, f := range list {
 		names = append(names, f.name)
 	}
 	return fmt.Errorf("no function %q; known are: %s", name, strings.Join(names, ", "))
 }
 
-// remove refuses new requests; reap does the rest later.
-func (f *function) remove() {
-	f.removing = true
-	f.removeBy = runclock.Time().Add(f.m.cfg.DrainTimeout)
-	f.port.Drain()
+// instance returns an instance of the function of that name, nil if there is none.
+func (list functions) instance(p place) *instance {
+	if f := list.find(p.name); f != nil && p.instance >= 0 && p.instance < len(f.instances) {
+		return f.instances[p.instance]
+	}
+	return nil
 }
 
-// reap advances the removal of a function and reports whether the function is gone.
-func (f *function) reap() bool {
-	if !f.removing {
-		return false
-	}
-	now := runclock.Time()
-	if f.port.Unanswered() && now.Before(f.removeBy) {
-		if f.failed() && !f.served() {
-			f.port.GiveUp()
-		}
-		return false
-	}
-	gone := true
-	for _, in := range f.instances {
-		in.remove()
-		gone = gone && in.pair.Removed()
-	}
-	if !gone && now.Before(f.removeBy.Add(f.m.cfg.DrainTimeout)) {
-		return false
-	}
-	// No process is left to answer the remaining requests, but every accepted request gets an
-	// answer.
-	if f.port.Unanswered() && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
-		f.port.GiveUp()
-		return false
-	}
-	f.close()
-	f.m.metrics.Forget(f.name)
-	f.m.faults.guard.Forget(f.name)
-	f.m.sharing.Forget(f.sharing)
-	f.log.Info().Msg("function removed")
-	f.endTrial()
-	close(f.gone)
-	return true
-}
-
-// drain refuses new requests everywhere and removes every function.
-func (m *Manager) drain() {
-	m.draining = true
-	for _, f := range m.functions {
-		if !f.removing {
-			f.remove()
+func (list functions) eachInstance(do func(*instance)) {
+	for _, f := range list {
+		for _, in := range f.instances {
+			do(in)
 		}
 	}
 }
 
-// drained reports whether every function is gone.
-func (m *Manager) drained() bool { return len(m.functions) == 0 }
+// portHolder names the function that has a network port; "" if the port is free or 0.
+func (list functions) portHolder(port uint16) string {
+	for _, f := range list {
+		if port != 0 && f.port.LocalAddr().Port() == port {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// portLeaves reports whether the port belongs to a function that is being removed.
+func (list functions) portLeaves(port uint16) bool {
+	f := list.find(list.portHolder(port))
+	return f != nil && f.removing
+}
 
 // undrained describes what a drain still waits for.
-func (m *Manager) undrained() string {
+func (list functions) undrained() string {
 	var waits []string
-	for _, f := range m.functions {
-		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.processes()))
+	for _, f := range list {
+		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.instances.processes()))
 	}
 	return strings.Join(waits, "; ")
 }
 
-// closeFunctions frees all memory and ports, whatever state they are in.
-func (m *Manager) closeFunctions() {
-	for _, f := range m.functions {
-		f.close()
-	}
-	m.functions = nil
+// lastGood estimates since when the node has not answered well, by shm.Now. Time without any
+// request does not count.
+func (list functions) lastGood() int64 {
+	now := shm.Now()
+	good, oldest := int64(0), now
+	list.eachInstance(func(in *instance) {
+		answered, _ := in.queue.LastGood()
+		good = max(good, answered)
+		if t := in.queue.Oldest(); t != 0 {
+			oldest = min(oldest, now-int64(runclock.Now()-t))
+		}
+	})
+	return max(good, oldest)
 }
 
-// closePorts frees what the functions' ports share.
-func (m *Manager) closePorts() {
-	if err := m.network.Close(); err != nil {
-		m.log.Warn().Err(err).Msg("cannot close network port")
-	}
+// instances are those of a function.
+type instances []*instance
+
+// served reports whether any instance has an active process.
+func (list instances) served() bool {
+	return slices.ContainsFunc(list, func(in *instance) bool { return in.pair.Active() != nil })
 }
 
-// close ends the function's threads and frees its memory and its port.
-func (f *function) close() {
-	if f.port == nil {
-		return
-	}
-	f.port.Stop()
-	for _, in := range f.instances {
-		in.close()
-	}
-	if err := f.port.Close(); err != nil {
-		f.log.Warn().Err(err).Msg("cannot free memory of function")
-	}
+// serving reports whether every instance has a process that serves.
+func (list instances) serving() bool {
+	return !slices.ContainsFunc(list, func(in *instance) bool {
+		q := in.pair.Active()
+		return q == nil || q.State != control.Active
+	})
 }
 
-// setShare sets the share of each instance by hand.
-func (m *Manager) setShare(name string, percent float64) error {
-	f := m.function(name)
-	if f == nil {
-		return m.unknown(name)
+// failures counts the processes that ended unexpectedly.
+func (list instances) failures() (n uint64) {
+	for _, in := range list {
+		n += in.failures.count
 	}
-	err := m.sharing.SetByHand(f.sharing, percent)
-	m.keep()
-	return err
+	return n
+}
+
+// failure tells why the last process of an instance failed. It is "" if none failed.
+func (list instances) failure() string {
+	for _, in := range list {
+		if in.failures.reason != "" {
+			return in.failures.reason
+		}
+	}
+	return ""
+}
+
+// processes counts the processes that exist or should exist.
+func (list instances) processes() (n int) {
+	for _, in := range list {
+		n += len(in.pair.Processes())
+	}
+	return n
 }

@@ -9,29 +9,20 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/sharing"
 )
 
 func TestWarnIfCrowded(t *testing.T) {
 	for _, c := range []struct {
-		name            string
-		device          string
-		instances, cpus int
-		want            bool
+		name string
+		cpus int
+		want bool
 	}{
-		{"one per CPU", configs.DeviceCPU, 2, 2, false},
-		{"more", configs.DeviceCPU, 3, 2, true},
-		{"CPUs are not known yet", configs.DeviceCPU, 3, 0, false},
-		{"a GPU", "cuda", 3, 2, false},
+		{"one per CPU", 3, false},
+		{"more", 2, true},
+		{"CPUs are not known yet", 0, false},
 	} {
-		m := &Manager{sharing: &sharing.Sharing{}, orchestrator: orchestrator{observed: control.Observed{CPUs: c.cpus}}}
-		if c.device != configs.DeviceCPU {
-			m.sharing.Device.GPU = &control.ObservedDevice{}
-		}
 		var out bytes.Buffer
-		f := &function{m: m, instances: make([]*instance, c.instances), log: zerolog.New(&out)}
-		f.warnIfCrowded()
+		warnIfCrowded(3, c.cpus, zerolog.New(&out))
 		if got := strings.Contains(out.String(), `"level":"warn","instances":3,"cpus":2`); got != c.want {
 			t.Errorf("%s: logged %q, want a warning: %v", c.name, &out, c.want)
 		}
@@ -43,13 +34,13 @@ func TestDrainWithoutOrchestrator(t *testing.T) {
 	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second))
 	b.drain()
 	b.step()
-	if b.drained() {
+	if len(b.functions) == 0 {
 		t.Fatal("the drain does not wait for processes of an orchestrator that runs")
 	}
 	b.gone = true
 	b.step()
-	if !b.drained() {
-		t.Errorf("the drain still waits: %s", b.undrained())
+	if !(len(b.functions) == 0) {
+		t.Errorf("the drain still waits: %s", b.functions.undrained())
 	}
 }
 
@@ -66,7 +57,7 @@ func TestDrainWithoutReports(t *testing.T) {
 	b.step()
 	in.lost(shadow)
 	b.step()
-	if !b.drained() {
-		t.Errorf("the drain still waits: %s", b.undrained())
+	if !(len(b.functions) == 0) {
+		t.Errorf("the drain still waits: %s", b.functions.undrained())
 	}
 }

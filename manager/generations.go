@@ -16,6 +16,8 @@ type place struct {
 	instance int
 }
 
+func (p place) String() string { return fmt.Sprintf("%s/%d", p.name, p.instance) }
+
 // generations are those of removed instances, and the tickets of all. The control loop owns it.
 type generations struct {
 	key  []byte // of tickets

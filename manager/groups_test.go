@@ -91,7 +91,7 @@ func TestGroupsAfterRemoval(t *testing.T) {
 	}
 	b.instance("b", 0).sharing.SetShare(100)
 	b.turns() // turn checks that no group has two users
-	if b.function("a") != nil {
+	if b.functions.find("a") != nil {
 		t.Fatal("a is still there")
 	}
 	if _, p := b.serves("b"); b.sms(p.on) != 132 {
@@ -798,7 +798,7 @@ func TestNodeComesToRest(t *testing.T) {
 		}
 		for range rapid.IntRange(5, 30).Draw(r, "events") {
 			name := rapid.SampledFrom(names).Draw(r, "function")
-			f := b.function(name)
+			f := b.functions.find(name)
 			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose", "need", "unfit"}).Draw(r, "event") {
 			case "add":
 				if f == nil {
@@ -853,7 +853,7 @@ func TestNodeComesToRest(t *testing.T) {
 		}
 		b.turns()
 		rest := func() bool {
-			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.serving() || f.removing || f.instances[0].sharing.Moving() })
+			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.instances.serving() || f.removing || f.instances[0].sharing.Moving() })
 		}
 		for deadline := time.Now().Add(patience); !rest() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 			b.turn() // the manager believes some ends only after a while

@@ -20,7 +20,7 @@ func TestHangMessage(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.turns()
-	f, in := b.function("a"), b.instance("a", 0)
+	f, in := b.functions.find("a"), b.instance("a", 0)
 	var log bytes.Buffer
 	in.log = zerolog.New(&log)
 	before, _ := b.serves("a")
@@ -43,7 +43,7 @@ func TestHangMessage(t *testing.T) {
 			t.Errorf("the log %q does not say %s", log.String(), want)
 		}
 	}
-	if got, want := f.failure(), "no answer after 2s (hang_timeout)"; !strings.Contains(got, want) {
+	if got, want := f.instances.failure(), "no answer after 2s (hang_timeout)"; !strings.Contains(got, want) {
 		t.Errorf("the failure is %q, want %q", got, want)
 	}
 	b.turns()

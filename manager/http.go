@@ -1,6 +1,8 @@
 package manager
 
 import (
+	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,7 +39,13 @@ const maxConnections = 128
 func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	tell := http.NewServeMux()
 	tell.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.Registry, promhttp.HandlerOpts{}))
-	tell.HandleFunc("GET /healthz", m.health)
+	tell.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := m.do(func() error { return nil }); err != nil { // the control loop has ended
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
 	tell.HandleFunc("GET /readyz", m.ready)
 	tell.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
 	listener, err := net.Listen("tcp", m.cfg.HTTP.String())
@@ -49,20 +57,17 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 		listener.Close()
 		return nil, err
 	}
-	take := http.NewServeMux()
-	take.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
-	take.HandleFunc("GET "+control.SamplePath, m.show(sampleOf))
-	take.HandleFunc("GET "+control.CardPath, m.card)
-	take.HandleFunc("GET "+control.PicturePath, m.picture)
-	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
-	take.HandleFunc("POST "+control.RemovePath, m.takeRemove)
-	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)
-	take.HandleFunc("POST "+control.RollbackPath, m.takeRollback)
-	take.HandleFunc("POST "+control.SharePath, m.takeShare)
-	take.HandleFunc("POST "+control.MovePath, m.takeMove)
+	own := http.NewServeMux()
+	own.HandleFunc("GET "+control.StatusPath, m.show(statusOf))
+	own.HandleFunc("GET "+control.SamplePath, m.show(sampleOf))
+	own.HandleFunc("GET "+control.CardPath, m.card)
+	own.HandleFunc("GET "+control.PicturePath, m.picture)
+	for path, handler := range m.takeOrders() {
+		own.HandleFunc("POST "+path, handler)
+	}
 	s := &servers{orders: orders}
 	s.serve(listener, ownPages(tell, m.cfg.HTTP.Addr().IsLoopback()), m.log)
-	s.serve(orders, take, m.log)
+	s.serve(orders, own, m.log)
 	m.log.Info().Stringer("http", listener.Addr()).Msg("serving metrics, health and status")
 	return s, nil
 }
@@ -98,15 +103,6 @@ func (s *servers) close() {
 	}
 }
 
-// health answers as long as the control loop does.
-func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
-	if err := m.do(func() error { return nil }); err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
-	fmt.Fprintln(w, "ok")
-}
-
 // ready answers 200 when every function has a process that serves. It ignores functions that
 // are being removed, and functions on trial, which are not yet part of the node.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
@@ -124,8 +120,8 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		}
 		var waits []string
 		for _, f := range m.functions {
-			if !f.serving() && !f.removing && f.trial == nil {
-				waits = append(waits, strings.TrimSuffix(f.name+" ("+f.failure()+")", " ()"))
+			if !f.instances.serving() && !f.removing && !f.trial.running() {
+				waits = append(waits, strings.TrimSuffix(f.name+" ("+cmp.Or(f.held, f.instances.failure())+")", " ()"))
 			}
 		}
 		if len(waits) > 0 {
@@ -167,14 +163,14 @@ func (m *Manager) snapshot() (s observe.Snapshot, err error) {
 		s.Status = control.Status{
 			Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(),
 			Mechanism: m.orchestrator.observed.Mechanism, Device: m.sharing.Device.GPU, Faults: m.faults.status(),
-			Configuration: m.file.status, ForeignCPUPercent: m.foreign.Percent(), Functions: []control.FunctionStatus{}, Workers: m.workersStatus(),
+			Configuration: m.file.status, ForeignCPUPercent: m.foreign.Percent(), Functions: []control.FunctionStatus{}, Workers: m.functions.workersStatus(m.cfg.Workers),
 		}
 		for _, f := range m.functions {
 			stats := f.port.Stats()
 			s.Status.Functions = append(s.Status.Functions, f.status(&stats))
 			s.Functions = append(s.Functions, observe.Function{
 				Stats: stats, Histograms: m.metrics.Of(f.name), Picture: f.port.PictureNumber(),
-				Serving: f.serving(), Failures: f.processFailures(),
+				Serving: f.instances.serving(), Failures: f.instances.failures(),
 				PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.sharing.Uses(),
 			})
 		}
@@ -188,9 +184,9 @@ func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("function")
 	var card *models.Card
 	err := m.do(func() error {
-		f := m.function(name)
+		f := m.functions.find(name)
 		if f == nil {
-			return m.unknown(name)
+			return m.functions.unknown(name)
 		}
 		card = f.model.current()
 		return nil
@@ -209,9 +205,9 @@ func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
 	var port *datapath.Port
 	var format configs.Format
 	err := m.do(func() error {
-		f := m.function(name)
+		f := m.functions.find(name)
 		if f == nil {
-			return m.unknown(name)
+			return m.functions.unknown(name)
 		}
 		port, format = f.port, f.config.Format
 		return nil
@@ -232,41 +228,43 @@ func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o configs.Function) (string, error) { return m.awaitTrial(r.Context(), o) })
-}
-
-func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.NameOrder) (string, error) {
-		return o.Name + " is removed", m.await(func() (<-chan error, error) {
-			f := m.function(o.Name)
-			if f == nil {
-				return nil, m.unknown(o.Name)
-			}
-			return f.gone, m.remove(o.Name)
-		})
-	})
-}
-
-func (m *Manager) takeReplace(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.ReplaceOrder) (string, error) {
-		return m.awaitModel("%s: replaced %s by %s", o.Name, func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
-	})
-}
-
-func (m *Manager) takeRollback(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.NameOrder) (string, error) {
-		return m.awaitModel("%s: rolled back from %s to %s", o.Name, func() (<-chan error, error) { return m.rollback(o.Name) })
-	})
+// takeOrders are the handlers of orders, by path.
+func (m *Manager) takeOrders() map[string]http.HandlerFunc {
+	return map[string]http.HandlerFunc{
+		control.AddPath: take(m.awaitTrial),
+		control.RemovePath: take(func(_ context.Context, o control.NameOrder) (string, error) {
+			return o.Name + " is removed", m.await(func() (<-chan error, error) {
+				f := m.functions.find(o.Name)
+				if f == nil {
+					return nil, m.functions.unknown(o.Name)
+				}
+				return f.gone, m.remove(o.Name)
+			})
+		}),
+		control.ReplacePath: take(func(_ context.Context, o control.ReplaceOrder) (string, error) {
+			return m.awaitModel("%s: replaced %s by %s", o.Name, func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
+		}),
+		control.RollbackPath: take(func(_ context.Context, o control.NameOrder) (string, error) {
+			return m.awaitModel("%s: rolled back from %s to %s", o.Name, func() (<-chan error, error) { return m.rollback(o.Name) })
+		}),
+		control.MovePath: take(func(_ context.Context, o control.MoveOrder) (string, error) {
+			return fmt.Sprintf("%s: %s", o.Name, hostText(o.Worker)),
+				m.await(func() (<-chan error, error) { return m.move(o.Name, o.Worker) })
+		}),
+		control.SharePath: take(func(_ context.Context, o control.ShareOrder) (string, error) {
+			return fmt.Sprintf("%s: share set to %v %%", o.Name, o.SharePercent),
+				m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
+		}),
+	}
 }
 
 // awaitModel is await for an order that changes a function's model. text is a format for the
 // function and its models before and after.
 func (m *Manager) awaitModel(text, name string, start func() (<-chan error, error)) (done string, err error) {
 	err = m.await(func() (<-chan error, error) {
-		before := m.function(name)
+		before := m.functions.find(name)
 		if before == nil {
-			return nil, m.unknown(name)
+			return nil, m.functions.unknown(name)
 		}
 		from := modelName(before.model.desired)
 		end, err := start()
@@ -282,20 +280,6 @@ func withWarnings(text string, card *models.Card) string {
 		text += "\nwarning: " + w
 	}
 	return text
-}
-
-func (m *Manager) takeMove(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.MoveOrder) (string, error) {
-		return fmt.Sprintf("%s: %s", o.Name, hostText(o.Worker)),
-			m.await(func() (<-chan error, error) { return m.move(o.Name, o.Worker) })
-	})
-}
-
-func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.ShareOrder) (string, error) {
-		return fmt.Sprintf("%s: share set to %v %%", o.Name, o.SharePercent),
-			m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
-	})
 }
 
 // await starts something on the control loop and waits for it to end.
@@ -317,18 +301,20 @@ func (m *Manager) await(start func() (<-chan error, error)) error {
 	}
 }
 
-// take reads an order and carries it out. It answers 200 with a line that tells what was
-// done, or 400 with a line that tells what was wrong.
-func take[O any](w http.ResponseWriter, r *http.Request, carryOut func(O) (string, error)) {
-	var order O
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
-		http.Error(w, fmt.Sprintf("read order: %v", err), http.StatusBadRequest)
-		return
+// take returns a handler that reads an order and carries it out. It answers 200 with a line that tells
+// what was done, or 400 with a line that tells what was wrong.
+func take[O any](carryOut func(context.Context, O) (string, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var order O
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
+			http.Error(w, fmt.Sprintf("read order: %v", err), http.StatusBadRequest)
+			return
+		}
+		done, err := carryOut(r.Context(), order)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		fmt.Fprintln(w, done)
 	}
-	done, err := carryOut(order)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	fmt.Fprintln(w, done)
 }

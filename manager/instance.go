@@ -16,7 +16,6 @@ import (
 	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/shm"
 )
 
 // instance is one instance of a function: a queue of requests, the tensors that its active
@@ -25,17 +24,17 @@ import (
 type instance struct {
 	m       *Manager
 	f       *function
-	index   int
+	place   place
 	log     zerolog.Logger
 	queue   *datapath.Queue
 	sharing *sharing.Instance
 
 	pair      *pair.Pair
 	processes processes
-	tensors   map[*models.Card]*shm.Region // by the card that they are for
+	tensors   tensors
 	failures  failures
 	tenure    tenure
-	replaced  chan error // gets the result of a replacement; nil if there is none
+	replaced  result // of a replacement
 	handovers handovers
 	residency residency
 	warmedUp  warmedUp
@@ -47,68 +46,27 @@ type instance struct {
 func newInstance(f *function, index int) (*instance, error) {
 	queue := f.port.Queue(index)
 	in := &instance{
-		m: f.m, f: f, index: index,
+		m: f.m, f: f, place: place{f.name, index},
 		log:       f.log.With().Int("instance", index).Logger(),
 		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
 		processes: processes{},
 		queue:     queue,
-		tensors:   map[*models.Card]*shm.Region{},
+		tensors:   tensors{},
 	}
-	in.pair.StartAfter(f.m.generations.last[place{f.name, index}])
+	in.pair.StartAfter(f.m.generations.last[in.place])
 	in.sharing = f.sharing.NewInstance(in.pair, queue, in.log)
 	if f.m.sharing.Device.Known {
-		if err := in.makeTensors(f.model.desired); err != nil {
+		if err := in.tensors.make(f.model.desired, in.place, f.m.sharing.Device.GPU != nil); err != nil {
 			return nil, err
 		}
 	}
 	return in, nil
 }
 
-// makeTensors allocates the input and output buffers of a card's largest batch. All
-// processes that run the card share them (paper 3.4). The device must be known.
-func (in *instance) makeTensors(card *models.Card) error {
-	if in.tensors[card] != nil {
-		return nil
-	}
-	t, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", in.f.name, in.index), tensorBytes(card, in.m.sharing.Device.GPU != nil), shm.Options{Writable: true})
-	if err != nil {
-		return fmt.Errorf("make tensors of %s: %w", in.f.name, err)
-	}
-	in.tensors[card] = t
-	return nil
-}
-
-// dropTensors frees the buffers of cards that no process runs any more.
-func (in *instance) dropTensors() {
-	for card, t := range in.tensors {
-		if !in.pair.Uses(card) {
-			t.Close()
-			delete(in.tensors, card)
-		}
-	}
-}
-
 // forgetDevice drops what was allocated for another device, or learned on it.
 func (in *instance) forgetDevice() {
-	for card, t := range in.tensors {
-		t.Close()
-		delete(in.tensors, card)
-	}
+	in.tensors.keep(func(*models.Card) bool { return false })
 	in.warmedUp = warmedUp{}
-}
-
-// outputSlots is how many batches' outputs a GPU writes at once: two batches may be in
-// flight (libml/device.Slots).
-const outputSlots = 2
-
-// tensorBytes is the size of the memory that the processes of a card share. On a CPU that
-// is the batch tensor and its outputs. A GPU has its own batch tensor and copies back only
-// the outputs.
-func tensorBytes(card *models.Card, gpu bool) int {
-	if gpu {
-		return outputSlots * card.OutputBytes()
-	}
-	return card.TensorBytes()
 }
 
 // step carries out the policy's commands.
@@ -132,14 +90,14 @@ func (in *instance) step() {
 			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
 			in.sharing.Replaced(!in.tenure.sameModel())
-			in.settle(nil)
+			in.replaced.settle(nil)
 		case pair.Rejected:
 			what := "model"
 			if in.tenure.model != nil && in.tenure.model.File == in.f.model.desired.File && in.tenure.model.Version == in.f.model.desired.Version {
 				what = "process"
 			}
 			in.log.Error().Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
-			in.settle(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
+			in.replaced.settle(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
 		}
 	}
 }
@@ -153,17 +111,16 @@ func (in *instance) reclaim(generation uint32) {
 	if in.queue.Abandon(generation) && worker != "" {
 		in.suspect(worker)
 	}
-	in.dropTensors()
+	in.tensors.keep(in.pair.Uses)
 }
 
 // replace requests another model; the channel gets the result.
 func (in *instance) replace(card *models.Card) <-chan error {
-	in.settle(fmt.Errorf("replaced by another replacement of %s", in.f.name))
-	in.replaced = make(chan error, 1)
-	end := in.replaced
+	in.replaced.settle(fmt.Errorf("replaced by another replacement of %s", in.f.name))
+	end := in.replaced.begin()
 	in.pair.Replace(card)
 	if q := in.pair.Active(); q != nil && q.Card == card {
-		in.settle(nil) // it serves already
+		in.replaced.settle(nil) // it serves already
 	}
 	return end
 }
@@ -179,14 +136,6 @@ func (in *instance) status() control.InstanceStatus {
 	return s
 }
 
-// settle reports the result of a replacement, if there is one.
-func (in *instance) settle(err error) {
-	if in.replaced != nil {
-		in.replaced <- err
-		in.replaced = nil
-	}
-}
-
 // observe applies the orchestrator's report on one process.
 func (in *instance) observe(o control.ObservedProcess) {
 	q := in.pair.Process(o.Generation)
@@ -196,7 +145,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	in.processes.of(o.Generation).pid = o.PID
 	growth := in.sharing.Observe(q, &o)
 	if growth.More {
-		in.noteBytes(&o)
+		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
 	}
 	if growth.Complete {
 		in.tenure.completeBatches()
@@ -208,7 +157,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
-	if in.awaitsVerdict(q, &o, runclock.Time()) {
+	if in.m.sharing.Device.MPS && in.processes.awaitsVerdict(q, &o, runclock.Time()) {
 		return
 	}
 	expected := o.WrongAnswers && q.Excused() // learnWrong has logged it
@@ -222,40 +171,28 @@ func (in *instance) observe(o control.ObservedProcess) {
 	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg(o.State.Change())
 	in.failures.observe(&o, expected)
 	if o.State == control.Ready {
-		in.noteBytes(&o)
+		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
 	}
 	if o.DeviceLost && in.m.sharing.Device.MPS {
 		in.pair.Excuse(o.Generation) // deviceFailed has already blamed a function
 	}
 	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
-		in.f.fails(o.Reason)
+		in.f.trial.fails(o.Reason)
 	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)
-}
-
-func (in *instance) noteBytes(o *control.ObservedProcess) {
-	in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
-}
-
-// place is the instance's position.
-func (in *instance) place() place { return place{in.f.name, in.index} }
-
-// ticket is what the process of a generation must show when it attaches.
-func (in *instance) ticket(generation uint32) string {
-	return in.m.generations.ticket(in.place(), generation)
 }
 
 // admit gives a process its memory.
 func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error {
 	q := in.pair.Process(hello.Generation)
 	if q == nil {
-		return fmt.Errorf("generation %d of %s/%d is not desired", hello.Generation, in.f.name, in.index)
+		return fmt.Errorf("generation %d of %v is not desired", hello.Generation, in.place)
 	}
-	if !hmac.Equal([]byte(hello.Ticket), []byte(in.ticket(hello.Generation))) {
-		return fmt.Errorf("process %d is not the one that was started as generation %d of %s/%d", hello.PID, hello.Generation, in.f.name, in.index)
+	if !hmac.Equal([]byte(hello.Ticket), []byte(in.m.generations.ticket(in.place, hello.Generation))) {
+		return fmt.Errorf("process %d is not the one that was started as generation %d of %v", hello.PID, hello.Generation, in.place)
 	}
 	if in.processes.known(hello.Generation).conn != nil {
-		return fmt.Errorf("generation %d of %s/%d is attached already", hello.Generation, in.f.name, in.index)
+		return fmt.Errorf("generation %d of %v is attached already", hello.Generation, in.place)
 	}
 	card, err := json.Marshal(wireCard(in.f.config.Format, q.Card))
 	if err != nil {
@@ -266,7 +203,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		return fmt.Errorf("encode geometry: %w", err)
 	}
 	// The card may be an earlier one, whose buffers were freed.
-	if err := in.makeTensors(q.Card); err != nil {
+	if err := in.tensors.make(q.Card, in.place, in.m.sharing.Device.GPU != nil); err != nil {
 		return err
 	}
 	admission, err := in.m.sharing.Admit(hello.PID)
@@ -296,12 +233,6 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	return nil
 }
 
-// loading reports whether the process loads its model. Its worker watches over that.
-func (in *instance) loading() bool {
-	r := in.currentResidency()
-	return r != nil && r.State == control.Loading
-}
-
 // watch looks for overdue requests. It kills the process that should have answered them, and
 // that death is then handled like any other. A request may remain for as long again, because
 // there is no process or the process misbehaves. In that case the reply thread answers it.
@@ -309,7 +240,7 @@ func (in *instance) loading() bool {
 // now is the running time (package runclock): while the manager was stopped, it did not
 // wait for its processes.
 func (in *instance) watch(now time.Duration) {
-	in.markExited(runclock.Time())
+	in.processes.markExited(runclock.Time(), in.pair)
 	in.sharing.WatchMove(now, in.tenure.movable())
 	in.queue.Rouse()
 	oldest := in.queue.Oldest()
@@ -327,8 +258,10 @@ func (in *instance) watch(now time.Duration) {
 	patience := in.f.hangTimeout
 	// A process is responsible for the time since it got the ring. Before that, another
 	// process was.
-	if now-max(oldest, in.tenure.since) >= patience && !in.loading() {
-		if q := in.holder(); q != nil && q.Role != control.Kill {
+	residency := in.currentResidency()
+	loads := residency != nil && residency.State == control.Loading // its worker watches over that
+	if now-max(oldest, in.tenure.since) >= patience && !loads {
+		if q := holder(in.pair, in.queue.Owner()); q != nil && q.Role != control.Kill {
 			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
 				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed it")
 			in.failures.reason = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
@@ -343,11 +276,11 @@ func (in *instance) watch(now time.Duration) {
 
 // holder returns the process that has the ring, or should have it. A process wrote the
 // owner word, so holder believes it only if it names a process that may own the ring.
-func (in *instance) holder() *pair.Process {
-	if q := in.pair.Process(in.queue.Owner()); q != nil && q.Role == control.Drain {
+func holder(p *pair.Pair, owner uint32) *pair.Process {
+	if q := p.Process(owner); q != nil && q.Role == control.Drain {
 		return q // it has not released the ring yet
 	}
-	return in.pair.Active()
+	return p.Active()
 }
 
 // remove ends the instance's processes.
@@ -359,16 +292,14 @@ func (in *instance) remove() {
 			in.pair.Gone(q.Generation, "no orchestrator starts the process")
 		}
 	}
-	in.settle(fmt.Errorf("%s was removed", in.f.name))
+	in.replaced.settle(fmt.Errorf("%s was removed", in.f.name))
 }
 
 // close frees the tensors. The reply thread must have ended.
 func (in *instance) close() {
-	in.m.generations.retire(in.place(), in.pair.Last())
+	in.m.generations.retire(in.place, in.pair.Last())
 	for generation := range in.processes {
 		in.processes.hangUp(generation)
 	}
-	for _, t := range in.tensors {
-		t.Close()
-	}
+	in.tensors.keep(func(*models.Card) bool { return false })
 }

@@ -45,7 +45,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 				}
 				admitted <- err
 			}()
-			hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: in.ticket(generation)}
+			hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: b.generations.ticket(in.place, generation)}
 			got, files, conn, err := control.DialAttach(path, hello)
 			if err := <-admitted; err != nil {
 				t.Fatal(err)

@@ -40,3 +40,20 @@ func (b mailbox) post(f func()) bool {
 		return false
 	}
 }
+
+// result tells once how something ended. The zero value is not waited for.
+type result struct{ end chan error }
+
+// begin returns the channel that gets the result.
+func (r *result) begin() <-chan error {
+	r.end = make(chan error, 1)
+	return r.end
+}
+
+// settle reports the result, if it is waited for.
+func (r *result) settle(err error) {
+	if r.end != nil {
+		r.end <- err
+		r.end = nil
+	}
+}

@@ -10,7 +10,7 @@
 //   - The control loop (this file): one goroutine that owns the life of every function and
 //     instance. Everything except packets is an event on it: states from the orchestrator,
 //     processes that attach or die, what package sharing decides, additions and removals
-//     (functions.go).
+//     (lifetime.go).
 //
 // The control loop controls the data plane by the methods of datapath.Port and datapath.Queue,
 // which take the data plane's locks for a moment. It sees no other type or lock of it.
@@ -79,7 +79,7 @@ type Manager struct {
 	network datapath.Network
 
 	// Owned by the control loop.
-	functions    []*function
+	functions    functions
 	generations  generations
 	orchestrator orchestrator
 	sharing      *sharing.Sharing
@@ -136,10 +136,14 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	defer m.sharing.Close()
 	// Open ports before any process may connect: DPDK needs seconds to allocate its
 	// memory.
-	if m.network, err = m.openNetwork(); err != nil {
+	if m.network, err = openNetwork(&m.cfg, m.log); err != nil {
 		return err
 	}
-	defer m.closePorts()
+	defer func() {
+		if err := m.network.Close(); err != nil {
+			m.log.Warn().Err(err).Msg("cannot close network port")
+		}
+	}()
 	link, err := control.ListenManager(o.Dir, m.log)
 	if err != nil {
 		return err
@@ -190,7 +194,7 @@ func (m *Manager) loop(ctx context.Context) error {
 	giveUpAt := time.Duration(0) // by runclock.Now
 	for {
 		m.step()
-		if m.draining && m.drained() {
+		if m.draining && len(m.functions) == 0 {
 			return nil
 		}
 		select {
@@ -200,7 +204,7 @@ func (m *Manager) loop(ctx context.Context) error {
 			m.observe(o)
 		case <-tick.C:
 			if giveUpAt != 0 && runclock.Now() >= giveUpAt {
-				return fmt.Errorf("drain: not finished after %s: %s", drainPatience*m.cfg.DrainTimeout, m.undrained())
+				return fmt.Errorf("drain: not finished after %s: %s", drainPatience*m.cfg.DrainTimeout, m.functions.undrained())
 			}
 			m.watch()
 			m.watchFolder()
@@ -220,7 +224,7 @@ func (m *Manager) loop(ctx context.Context) error {
 func (m *Manager) step() {
 	m.judge()
 	if m.sharing.Device.Known { // shares and memory of processes depend on it
-		m.eachInstance((*instance).step)
+		m.functions.eachInstance((*instance).step)
 	}
 	if had := len(m.functions); had > 0 {
 		m.functions = slices.DeleteFunc(m.functions, (*function).reap)
@@ -242,18 +246,20 @@ func (m *Manager) observe(o control.Observed) {
 		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
 	}
 	if m.sharing.Observe(&o) {
-		m.eachInstance((*instance).forgetDevice)
+		m.functions.eachInstance((*instance).forgetDevice)
 	}
-	if another {
+	if another && m.sharing.Device.GPU == nil {
 		for _, f := range m.functions {
-			f.warnIfCrowded()
+			warnIfCrowded(len(f.instances), o.CPUs, f.log)
 		}
 	}
-	if lost := m.lostDevices(&o); len(lost) > 0 {
-		m.deviceFailed(&o, lost)
+	if m.sharing.Device.MPS {
+		if lost := m.faults.lost(&o); len(lost) > 0 {
+			m.deviceFailed(&o, lost)
+		}
 	}
 	for _, p := range o.Processes {
-		if in := m.instance(p.IF, p.Instance); in != nil {
+		if in := m.functions.instance(place{p.IF, p.Instance}); in != nil {
 			in.observe(p)
 		}
 	}
@@ -286,7 +292,7 @@ func (m *Manager) acceptAttaches(attach *control.AttachListener) {
 
 // admit gives a process its memory, if the process is desired.
 func (m *Manager) admit(conn *control.AttachConn, hello control.Attach) {
-	in := m.instance(hello.IF, hello.Instance)
+	in := m.functions.instance(place{hello.IF, hello.Instance})
 	if in == nil {
 		conn.Refuse(fmt.Sprintf("no instance %d of %q", hello.Instance, hello.IF))
 		return
@@ -294,29 +300,5 @@ func (m *Manager) admit(conn *control.AttachConn, hello control.Attach) {
 	if err := in.admit(conn, hello); err != nil {
 		m.log.Warn().Err(err).Str("if", hello.IF).Int("instance", hello.Instance).Uint32("generation", hello.Generation).Msg("refused to attach process")
 		conn.Refuse(err.Error())
-	}
-}
-
-func (m *Manager) instance(name string, index int) *instance {
-	if f := m.function(name); f != nil && index >= 0 && index < len(f.instances) {
-		return f.instances[index]
-	}
-	return nil
-}
-
-func (m *Manager) function(name string) *function {
-	for _, f := range m.functions {
-		if f.name == name {
-			return f
-		}
-	}
-	return nil
-}
-
-func (m *Manager) eachInstance(do func(*instance)) {
-	for _, f := range m.functions {
-		for _, in := range f.instances {
-			do(in)
-		}
 	}
 }

@@ -58,37 +58,37 @@ func (h *modelHistory) current() *models.Card { return cmp.Or(h.served, h.desire
 // replace starts another model in a function. The channel gets the result when every instance runs
 // the model, or when one failed and all are back on the old one.
 func (m *Manager) replace(name, model string) (<-chan error, error) {
-	f := m.function(name)
+	f := m.functions.find(name)
 	if f == nil {
-		return nil, m.unknown(name)
+		return nil, m.functions.unknown(name)
 	}
 	card, err := m.find(model)
 	if err != nil {
 		return nil, fmt.Errorf("replace model of %s: %w", name, err)
 	}
-	if err := f.takes(card, m.setupOf(f.config, card)); err != nil {
+	if err := f.takes(card, setupUnder(&m.cfg, f.config, card)); err != nil {
 		return nil, err
 	}
 	if served := f.model.served; served != nil && card.Version <= served.Version {
 		return nil, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d; want a higher `version` in the card, or return to the previous model with `penstock if rollback %s`",
 			name, card.Name, card.Version, served.Version, name)
 	}
-	return f.replace(card, model, m.setupOf(f.config, card), f.model.olderAfter(cmp.Or(f.config.Model, name)))
+	return f.replace(card, model, setupUnder(&m.cfg, f.config, card), f.model.olderAfter(cmp.Or(f.config.Model, name)))
 }
 
 // rollback restores the model that the function ran before the present one. Each rollback goes one
 // model further back. Use replace to return to a model that was rolled back.
 func (m *Manager) rollback(name string) (<-chan error, error) {
-	f := m.function(name)
+	f := m.functions.find(name)
 	if f == nil {
-		return nil, m.unknown(name)
+		return nil, m.functions.unknown(name)
 	}
 	last := len(f.model.older) - 1
 	if last < 0 {
 		return nil, fmt.Errorf("roll back %s: no model before %s; replace it with `penstock if replace %s CARD`", name, modelName(f.model.desired), name)
 	}
 	to := f.model.older[last]
-	return f.replace(to.card, to.name, m.setupOf(f.config, to.card), f.model.older[:last])
+	return f.replace(to.card, to.name, setupUnder(&m.cfg, f.config, to.card), f.model.older[:last])
 }
 
 // modelName names a model with its version, for users.
@@ -131,13 +131,13 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 	if err := f.takes(model, s); err != nil {
 		return nil, err
 	}
-	f.logWarnings(model)
+	logWarnings(model, f.log)
 	// Copy the card: for the instances the same model with another setup is another card.
 	card := new(*model)
 	f.model.setups[card] = s
 	if f.m.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
-			if err := in.makeTensors(card); err != nil {
+			if err := in.tensors.make(card, in.place, f.m.sharing.Device.GPU != nil); err != nil {
 				return nil, err
 			}
 		}

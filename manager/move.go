@@ -19,9 +19,9 @@ import (
 // move moves a function to a worker; the empty name stands for its own processes. The channel
 // gets the result when the function runs there, or when it cannot and is back.
 func (m *Manager) move(name, worker string) (<-chan error, error) {
-	f := m.function(name)
+	f := m.functions.find(name)
 	if f == nil {
-		return nil, m.unknown(name)
+		return nil, m.functions.unknown(name)
 	}
 	if f.model.replacing {
 		return nil, fmt.Errorf("move %s: a replacement is running; try again when it has ended", name)
@@ -37,7 +37,7 @@ func (m *Manager) move(name, worker string) (<-chan error, error) {
 	if err := checkMember(&m.cfg, worker, f.model.desired); err != nil {
 		return nil, fmt.Errorf("move %s: worker %w", name, err)
 	}
-	return f.replace(f.model.desired, f.config.Model, m.setupOf(want, f.model.desired), f.model.older)
+	return f.replace(f.model.desired, f.config.Model, setupUnder(&m.cfg, want, f.model.desired), f.model.older)
 }
 
 // suspectPeriod is the time in which a member may be suspected once.

@@ -91,7 +91,7 @@ func TestMove(t *testing.T) {
 			if s.Worker != "cold" || s.Model != "newer" || s.Swaps != swaps+1 || s.Unsaved != control.UnsavedChanged {
 				t.Errorf("status %+v, want one more swap, to the worker", s)
 			}
-			if older := b.function("a").model.older; len(older) != 1 || older[0].name != "a" {
+			if older := b.functions.find("a").model.older; len(older) != 1 || older[0].name != "a" {
 				t.Errorf("older models %+v, want those before the move", older)
 			}
 
@@ -150,7 +150,7 @@ func TestMoveRefused(t *testing.T) {
 		"program": func(c *models.Card) { c.Framework, c.Command = "", []string{"./serve"} },
 		"large":   func(c *models.Card) { c.Model = large },
 	} {
-		change(b.function(name).model.desired)
+		change(b.functions.find(name).model.desired)
 	}
 	for _, c := range []struct {
 		name, worker string
@@ -329,7 +329,7 @@ func TestSuperseded(t *testing.T) {
 	}
 	b.fakes[victim{place{"a", 0}, started[1].Generation}].die(control.Failed, "no memory for its weights")
 	b.settles("a")
-	if again, _ := b.serves("a"); again != now || b.function("a").model.replacing || len(b.processes("a")) != 1 {
+	if again, _ := b.serves("a"); again != now || b.functions.find("a").model.replacing || len(b.processes("a")) != 1 {
 		t.Errorf("generation %d serves of %+v, want only %d", again, b.processes("a"), now)
 	}
 }

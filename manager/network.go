@@ -13,10 +13,10 @@ import (
 
 // openNetwork prepares ports as configured. It returns an error that names what this machine lacks
 // for them.
-func (m *Manager) openNetwork() (datapath.Network, error) {
-	d := m.cfg.Source.DPDK
+func openNetwork(cfg *configs.Config, log zerolog.Logger) (datapath.Network, error) {
+	d := cfg.Source.DPDK
 	if d == nil {
-		return kernelNetwork(&m.cfg, m.log), nil
+		return kernelNetwork(cfg, log), nil
 	}
 	return datapath.DPDKNetwork(dpdk.Options{
 		Port: d.Port, Addresses: d.Addresses,
@@ -24,8 +24,8 @@ func (m *Manager) openNetwork() (datapath.Network, error) {
 		Memory: int(d.Memory), HugePages: d.HugePages, Mbufs: d.Mbufs,
 		Checksums: dpdk.Checksums(d.Checksums),
 		EAL:       d.EAL,
-		BusyPoll:  m.cfg.BusyPoll,
-		Log:       m.log,
+		BusyPoll:  cfg.BusyPoll,
+		Log:       log,
 	})
 }
 
@@ -39,16 +39,15 @@ func kernelNetwork(cfg *configs.Config, log zerolog.Logger) datapath.Network {
 	}, log)
 }
 
-// openSources opens the port of a function.
-func (m *Manager) openSources(c configs.Function) (*datapath.Sources, error) {
-	receivers, before := m.cfg.ReceiversOf(c), m.folder.formerPorts[c.Name]
+// openSources opens the port of a function. former is the port that it had under the manager before; 0: none.
+func openSources(n datapath.Network, c configs.Function, receivers int, former uint16, log zerolog.Logger) (*datapath.Sources, error) {
 	shed := c.Format == ""
-	if c.Port == 0 && before != 0 {
-		sources, err := m.network.Open(before, receivers, shed)
+	if c.Port == 0 && former != 0 {
+		sources, err := n.Open(former, receivers, shed)
 		if err == nil {
 			return sources, nil
 		}
-		m.log.Warn().Err(err).Str("if", c.Name).Msg("port of function changed at its restoration")
+		log.Warn().Err(err).Msg("port of function changed at its restoration")
 	}
-	return m.network.Open(c.Port, receivers, shed)
+	return n.Open(c.Port, receivers, shed)
 }

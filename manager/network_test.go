@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/datapath/dpdk"
 )
@@ -17,7 +19,7 @@ func TestBuildWithoutDPDK(t *testing.T) {
 	port := configs.DefaultDPDK()
 	port.Port, port.Addresses = "net_ring0", []netip.Addr{netip.MustParseAddr("10.0.0.2")}
 	cfg.Source.DPDK = &port
-	_, err := (&Manager{cfg: cfg}).openNetwork()
+	_, err := openNetwork(&cfg, zerolog.Nop())
 	if !errors.Is(err, dpdk.ErrNotBuilt) {
 		t.Fatalf("error %v, want ErrNotBuilt", err)
 	}

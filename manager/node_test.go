@@ -152,6 +152,9 @@ func newCachedNode(t *testing.T, cache, device string, gpu *control.ObservedDevi
 	return b
 }
 
+// instance returns an instance of a function.
+func (b *nodeBed) instance(name string, i int) *instance { return b.functions.instance(place{name, i}) }
+
 func named(name string, percent float64) configs.Function {
 	return configs.Function{Name: name, Instances: 1, SharePercent: percent}
 }
@@ -368,7 +371,7 @@ func (b *nodeBed) sms(groups []int) (n int) {
 // status returns the status of a function.
 func (b *nodeBed) status(name string) control.FunctionStatus {
 	b.t.Helper()
-	f := b.function(name)
+	f := b.functions.find(name)
 	if f == nil {
 		b.t.Fatalf("there is no function %s", name)
 	}

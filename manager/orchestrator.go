@@ -60,7 +60,7 @@ func (o *orchestrator) checkAlive() (stopped bool) {
 // publish sends the desired processes to the orchestrator if they have changed.
 func (m *Manager) publish() {
 	processes := []control.DesiredProcess{}
-	m.eachInstance(func(in *instance) { processes = in.desire(processes) })
+	m.functions.eachInstance(func(in *instance) { processes = in.desire(processes) })
 	published, err := m.orchestrator.publish(processes)
 	if err != nil { // the next step tries again
 		m.log.Error().Err(err).Msg("cannot publish desired state")
@@ -75,11 +75,11 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 	for _, q := range in.pair.Processes() {
 		with := in.f.setupFor(q.Card)
 		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.index, Generation: q.Generation,
+			IF: in.f.name, Instance: in.place.instance, Generation: q.Generation,
 			SharedWeights: with.weights == configs.WeightsShared && in.m.sharing.Device.GPU != nil,
 			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
 			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
-			Worker: with.worker, Environment: with.environment, Ticket: in.ticket(q.Generation),
+			Worker: with.worker, Environment: with.environment, Ticket: in.m.generations.ticket(in.place, q.Generation),
 		}
 		in.sharing.Fill(&p, q)
 		if w, ok := in.m.cfg.Worker(with.worker); ok {

@@ -121,7 +121,7 @@ func TestWrongFirstPercentage(t *testing.T) {
 	if share := b.instance("a", 0).pair.Share(); share != 48 {
 		t.Errorf("share %v %%, want 48, the first right one above 30", share)
 	}
-	if s := b.status("a"); s.SharePercent != 48 || !b.function("a").serving() {
+	if s := b.status("a"); s.SharePercent != 48 || !b.functions.find("a").instances.serving() {
 		t.Errorf("status %+v", s)
 	}
 

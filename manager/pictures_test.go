@@ -17,7 +17,7 @@ import (
 
 func TestPicturePath(t *testing.T) {
 	b := newBed(t, configs.Default(), 100)
-	b.m.functions = []*function{b.function}
+	b.m.functions = functions{b.function}
 	node := &nodeBed{Manager: b.m, t: t}
 	ask := func(function string) *httptest.ResponseRecorder {
 		page := httptest.NewRecorder()

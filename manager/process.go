@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/pair"
 )
 
 // process is what an instance knows of the process of a generation, besides its place in the
@@ -90,10 +91,10 @@ func (in *instance) lost(generation uint32) {
 const exitReportTimeout = time.Second
 
 // markExited marks processes as exited without a reason when none was reported in time.
-func (in *instance) markExited(now time.Time) {
-	for generation, p := range in.processes {
+func (p processes) markExited(now time.Time, in *pair.Pair) {
+	for generation, p := range p {
 		if !p.exitBy.IsZero() && now.After(p.exitBy) {
-			in.pair.Gone(generation, "process ended")
+			in.Gone(generation, "process ended")
 			p.exitBy = time.Time{}
 		}
 	}

@@ -11,6 +11,8 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/sharing"
@@ -64,9 +66,6 @@ func (w *recorder) write(r record) error {
 	w.kept = data
 	return nil
 }
-
-// read reads the record of the manager before.
-func (w *recorder) read() (record, error) { return readRecord(w.dir, w.run) }
 
 // maxRecordBytes bounds a record: MaxFunctions with long environments.
 const maxRecordBytes = 16 << 20
@@ -131,12 +130,12 @@ func (m *Manager) keep() {
 	}
 	r := record{Run: m.folder.run, Entries: m.file.list(), Functions: []recorded{}}
 	for _, f := range m.functions {
-		if f.removing || f.trial != nil {
+		if f.removing || f.trial.running() {
 			continue
 		}
 		known := recorded{Function: f.config, SharePercent: f.sharing.ByHand}
 		if f.config.Port == 0 {
-			known.Port = f.localAddr().Port()
+			known.Port = f.port.LocalAddr().Port()
 		}
 		for _, older := range f.model.older {
 			known.Older = append(known.Older, older.name)
@@ -151,9 +150,9 @@ func (m *Manager) keep() {
 // begin adds the initial functions. They are those of the configuration and those added at run
 // time, both with the last manager's changes.
 func (m *Manager) begin() error {
-	was := m.recall()
+	was := m.folder.recall(m.log)
 	again := m.folder.run != "" && was.Run == m.folder.run
-	list := m.merge(was)
+	list := merge(was, m.cfg.Functions, &m.file)
 	m.folder.formerPorts = formerPorts(was.Functions, list)
 	for _, r := range list {
 		if err := m.bringBack(r); err != nil {
@@ -164,15 +163,21 @@ func (m *Manager) begin() error {
 		}
 	}
 	m.folder.formerPorts = nil
-	m.restoreShares(list)
+	byHand := map[*sharing.Function]float64{}
+	for _, r := range list {
+		if f := m.functions.find(r.Function.Name); f != nil && r.SharePercent != 0 {
+			byHand[f.sharing] = r.SharePercent
+		}
+	}
+	m.sharing.Restore(byHand)
 	m.keep()
 	return nil
 }
 
 // merge lists the functions that the manager should have. If an entry was edited, the edit counts;
 // otherwise its runtime changes do. Functions that were added at run time come last.
-func (m *Manager) merge(was record) (list []recorded) {
-	for _, want := range m.cfg.Functions {
+func merge(was record, configured []configs.Function, file *configFile) (list []recorded) {
+	for _, want := range configured {
 		same := func(entry configs.Function) bool { return reflect.DeepEqual(entry, want) }
 		named := func(r recorded) bool { return r.Function.Name == want.Name }
 		switch i := slices.IndexFunc(was.Functions, named); {
@@ -181,7 +186,7 @@ func (m *Manager) merge(was record) (list []recorded) {
 		case i >= 0:
 			list = append(list, was.Functions[i])
 		default:
-			m.file.follow(want) // removed at run time
+			file.follow(want) // removed at run time
 		}
 	}
 	for _, r := range was.Functions {
@@ -189,7 +194,7 @@ func (m *Manager) merge(was record) (list []recorded) {
 		taken := func(want configs.Function) bool {
 			return want.Name == r.Function.Name || want.Port != 0 && want.Port == cmp.Or(r.Function.Port, r.Port)
 		}
-		if !slices.ContainsFunc(was.Entries, entry) && !slices.ContainsFunc(m.cfg.Functions, taken) {
+		if !slices.ContainsFunc(was.Entries, entry) && !slices.ContainsFunc(configured, taken) {
 			list = append(list, r)
 		}
 	}
@@ -198,18 +203,18 @@ func (m *Manager) merge(was record) (list []recorded) {
 
 // recall returns the previous manager's record. It is empty if there was none or it cannot be
 // read.
-func (m *Manager) recall() (was record) {
-	if m.folder.run == "" {
+func (w *recorder) recall(log zerolog.Logger) (was record) {
+	if w.run == "" {
 		return was
 	}
-	was, err := m.folder.read()
+	was, err := readRecord(w.dir, w.run)
 	switch {
 	case err != nil:
-		m.log.Error().Err(err).Msg("cannot restore changes made at run time; using the configuration")
+		log.Error().Err(err).Msg("cannot restore changes made at run time; using the configuration")
 		return record{}
 	case was.Run == "":
 	default:
-		m.log.Warn().Int("functions", len(was.Functions)).Msg("restored the functions of the previous manager")
+		log.Warn().Int("functions", len(was.Functions)).Msg("restored the functions of the previous manager")
 	}
 	return was
 }
@@ -242,7 +247,7 @@ func (m *Manager) bringBack(r recorded) error {
 	if i >= 0 {
 		m.file.follow(m.cfg.Functions[i])
 	}
-	f := m.function(r.Function.Name)
+	f := m.functions.find(r.Function.Name)
 	for _, name := range r.Older {
 		card, err := m.find(name)
 		if err != nil {
@@ -252,15 +257,4 @@ func (m *Manager) bringBack(r recorded) error {
 		f.model.older = append(f.model.older, olderModel{card, name})
 	}
 	return nil
-}
-
-// restoreShares restores the shares that were set by hand.
-func (m *Manager) restoreShares(list []recorded) {
-	byHand := map[*sharing.Function]float64{}
-	for _, r := range list {
-		if f := m.function(r.Function.Name); f != nil && r.SharePercent != 0 {
-			byHand[f.sharing] = r.SharePercent
-		}
-	}
-	m.sharing.Restore(byHand)
 }

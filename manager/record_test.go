@@ -109,7 +109,7 @@ func TestRecordNextManager(t *testing.T) {
 	want := map[string]configs.Function{}
 	ports := map[string]uint16{}
 	for _, f := range b.functions {
-		want[f.name], ports[f.name] = f.config, f.localAddr().Port()
+		want[f.name], ports[f.name] = f.config, f.port.LocalAddr().Port()
 	}
 	b.dies()
 
@@ -121,7 +121,7 @@ func TestRecordNextManager(t *testing.T) {
 		if !reflect.DeepEqual(f.config, want[f.name]) {
 			t.Errorf("%s is %+v, want %+v", f.name, f.config, want[f.name])
 		}
-		if port := f.localAddr().Port(); port != ports[f.name] {
+		if port := f.port.LocalAddr().Port(); port != ports[f.name] {
 			t.Errorf("%s is at port %d, and was at %d", f.name, port, ports[f.name])
 		}
 	}
@@ -133,7 +133,7 @@ func TestRecordNextManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	next.replacementEnds(end)
-	if f := next.function("stays"); f.model.desired.Name != "stays" || f.config.Model != "stays" {
+	if f := next.functions.find("stays"); f.model.desired.Name != "stays" || f.config.Model != "stays" {
 		t.Errorf("after the rollback it is %s by %q, want stays", f.model.desired.Name, f.config.Model)
 	}
 	next.dies()
@@ -144,11 +144,11 @@ func TestRecordNextManager(t *testing.T) {
 	if got := edited.names(); !slices.Equal(got, []string{"stays", "comes"}) {
 		t.Errorf("after an edit of stays it has %v, want stays and comes", got)
 	}
-	f := edited.function("stays")
+	f := edited.functions.find("stays")
 	if f.config.SLO != 2*time.Second || f.model.desired.Name != "stays" || f.sharing.ByHand != 0 {
 		t.Errorf("stays has objective %v, runs %s, with %v %% by hand; want what the file says", f.slo, f.model.desired.Name, f.sharing.ByHand)
 	}
-	if port := f.localAddr().Port(); port != ports["stays"] {
+	if port := f.port.LocalAddr().Port(); port != ports["stays"] {
 		t.Errorf("stays is at port %d, and was at %d", port, ports["stays"])
 	}
 	edited.dies()
@@ -219,7 +219,7 @@ func TestRecordFallback(t *testing.T) {
 	b.on(named("c", 20))
 	b.turns()
 	b.replaced("a", "better")
-	at := b.function("c").localAddr()
+	at := b.functions.find("c").port.LocalAddr()
 	b.dies()
 	taken, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
 	if err != nil {
@@ -235,10 +235,10 @@ func TestRecordFallback(t *testing.T) {
 			return find(name)
 		}
 	}, named("a", 20))
-	if got := next.names(); !slices.Equal(got, []string{"a", "c"}) || next.function("a").model.desired.Name != "a" {
-		t.Errorf("it has %v, a of %s; want a as configured, and c", got, next.function("a").model.desired.Name)
+	if got := next.names(); !slices.Equal(got, []string{"a", "c"}) || next.functions.find("a").model.desired.Name != "a" {
+		t.Errorf("it has %v, a of %s; want a as configured, and c", got, next.functions.find("a").model.desired.Name)
 	}
-	if port := next.function("c").localAddr().Port(); port == at.Port() {
+	if port := next.functions.find("c").port.LocalAddr().Port(); port == at.Port() {
 		t.Errorf("c is at port %d, which is another's", port)
 	}
 }
@@ -287,7 +287,7 @@ func TestRecordRollbackName(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.replacementEnds(end)
-	if f := b.function("a"); f.config.Model != first.Model {
+	if f := b.functions.find("a"); f.config.Model != first.Model {
 		t.Errorf("it runs %q, want %q", f.config.Model, first.Model)
 	}
 }
@@ -360,7 +360,7 @@ func TestEditDuringReplacement(t *testing.T) {
 			b.edit("second text", "other")
 			b.turn()
 			b.edit("third text", second)
-			f := &bed{b.function("a"), t}
+			f := &bed{b.functions.find("a"), t}
 			f.eventually("both edits are followed", func() bool {
 				b.turns()
 				return len(b.file.waiting) == 0 && !f.model.replacing
@@ -385,10 +385,10 @@ func TestRemovalDuringEdit(t *testing.T) {
 	if err := b.remove("a"); err != nil {
 		t.Fatal(err)
 	}
-	f := &bed{b.function("a"), t}
+	f := &bed{b.functions.find("a"), t}
 	f.eventually("a is gone", func() bool {
 		b.turns()
-		return b.function("a") == nil
+		return b.functions.find("a") == nil
 	})
 	b.turns()
 	if got := b.names(); len(got) > 0 {

@@ -56,10 +56,10 @@ func limitsOf(w configs.Worker) control.WorkerLimits {
 }
 
 // workersStatus describes the workers for users.
-func (m *Manager) workersStatus() (list []control.WorkerStatus) {
-	for _, w := range m.cfg.Workers {
+func (list functions) workersStatus(workers []configs.Worker) (all []control.WorkerStatus) {
+	for _, w := range workers {
 		s := control.WorkerStatus{Name: w.Name, MemoryBytes: int64(w.Memory), HostMemoryBytes: int64(w.HostMemory)}
-		for _, f := range m.functions {
+		for _, f := range list {
 			in := f.instances[0] // a member has one instance
 			if f.worker != w.Name || in.currentResidency() == nil {
 				continue
@@ -70,9 +70,9 @@ func (m *Manager) workersStatus() (list []control.WorkerStatus) {
 				s.Thrashing, s.NeededBytes = true, max(s.NeededBytes, r.NeededBytes)
 			}
 		}
-		list = append(list, s)
+		all = append(all, s)
 	}
-	return list
+	return all
 }
 
 // warmedUp has the results of the last warm-up. The control loop owns it.

@@ -23,11 +23,7 @@ type setup struct {
 	worker      string // "": its own process
 }
 
-// setupOf derives the setup of a function with a model from its configuration.
-func (m *Manager) setupOf(c configs.Function, card *models.Card) setup {
-	return setupUnder(&m.cfg, c, card)
-}
-
+// setupUnder derives the setup of a function with a model from its configuration.
 func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setup {
 	s := setup{
 		slo:         cmp.Or(c.SLO, card.SLO),
@@ -75,9 +71,11 @@ func (f *function) adopt(s setup) {
 		return
 	}
 	f.setup = s
-	f.port.SetObjective(s.slo, f.gatherTimeout())
+	f.port.SetObjective(s.slo, gatherTimeout(&f.m.cfg, s.slo))
 	f.log.Info().Dur("slo", f.slo).Msg("setup of function changed")
 }
 
 // gatherTimeout is how long a request may take to be complete.
-func (f *function) gatherTimeout() time.Duration { return cmp.Or(f.m.cfg.Aggregate.Deadline, f.slo/4) }
+func gatherTimeout(cfg *configs.Config, slo time.Duration) time.Duration {
+	return cmp.Or(cfg.Aggregate.Deadline, slo/4)
+}

@@ -18,7 +18,7 @@ import (
 // failOver kills the process that should answer if it is stopped, a deadline has passed, and the shadow can take
 // over. The process must have been stopped for a tick: after a pause of the whole node the manager may continue first.
 func (in *instance) failOver(now time.Duration) {
-	q := in.holder()
+	q := holder(in.pair, in.queue.Owner())
 	if q == nil || q.Role == control.Kill || !stopped(in.processes.known(q.Generation).pid) {
 		in.stoppedSince = 0
 		return

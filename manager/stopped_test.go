@@ -61,7 +61,7 @@ func TestFailOver(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.turns()
-			f, in := n.function("a"), n.instance("a", 0)
+			f, in := n.functions.find("a"), n.instance("a", 0)
 			active, shadow := in.pair.Active(), in.pair.Shadow()
 			if shadow == nil || shadow.State != control.Loaded {
 				t.Fatalf("the shadow is %+v", shadow)

@@ -20,10 +20,30 @@ import (
 // affect the readiness of the node. Functions of the configuration are not on trial: the manager
 // tries them again and again.
 
-// trial is the state of an addition. The control loop owns it.
+// trial is the state of an addition; nil for functions of the configuration. The control loop owns it.
 type trial struct {
-	failure string     // why it is taken back; empty while it may still serve
-	end     chan error // gets the result, once
+	failure string // why it is taken back; empty while it may still serve
+	result
+}
+
+// running reports whether the trial has not ended.
+func (t *trial) running() bool { return t != nil && t.end != nil }
+
+// fails records that a process of the function could not serve.
+func (t *trial) fails(reason string) {
+	if t.running() && t.failure == "" {
+		t.failure = reason
+	}
+}
+
+// failed reports whether the function is being taken back.
+func (t *trial) failed() bool { return t.running() && t.failure != "" }
+
+// settle ends the trial, if it is running.
+func (t *trial) settle(err error) {
+	if t.running() {
+		t.result.settle(err)
+	}
 }
 
 // try adds a function on trial. end gets the result, or errStopped if the node stops first.
@@ -31,65 +51,33 @@ func (m *Manager) try(c configs.Function) (f *function, end <-chan error, err er
 	if err := m.add(c); err != nil {
 		return nil, nil, err
 	}
-	f = m.function(c.Name)
-	f.trial = &trial{end: make(chan error, 1)}
-	return f, f.trial.end, nil
+	f = m.functions.find(c.Name)
+	f.trial = &trial{}
+	return f, f.trial.begin(), nil
 }
 
-// fails records that a process of the function could not serve.
-func (f *function) fails(reason string) {
-	if f.trial != nil && f.trial.failure == "" {
-		f.trial.failure = reason
-	}
-}
-
-// judge ends the trial of each function that serves, and begins to remove each function that failed
-// its trial. endTrial ends the trial of a removed function.
+// judge ends the trial of each function that serves. It takes back each function that failed its trial:
+// the requests are answered `failed` if no process serves. reap ends the trial of a removed function.
 func (m *Manager) judge() {
 	for _, f := range m.functions {
 		switch {
-		case f.trial == nil, f.removing:
-		case f.serving():
-			end := f.trial.end
+		case !f.trial.running(), f.removing:
+		case f.instances.serving():
+			t := f.trial
 			f.trial = nil
 			m.keep() // record the function before its caller learns that it serves
-			end <- nil
-		case f.trial.failure != "":
-			f.takeBack()
+			t.settle(nil)
+		case f.trial.failed():
+			f.log.Error().Str("reason", f.trial.failure).Msg("process of an added function cannot start; removing the function")
+			f.remove()
+			for _, in := range f.instances {
+				if in.pair.Active() == nil {
+					in.remove() // at once, so that no other process is started
+				}
+			}
+			m.sharing.Remove(f.sharing)
 		}
 	}
-}
-
-// takeBack removes a function that failed its trial. If no process serves, its requests are
-// answered `failed`.
-func (f *function) takeBack() {
-	f.log.Error().Str("reason", f.trial.failure).Msg("process of an added function cannot start; removing the function")
-	f.remove()
-	for _, in := range f.instances {
-		if in.pair.Active() == nil {
-			in.remove() // at once, so that no other process is started
-		}
-	}
-	f.m.sharing.Remove(f.sharing)
-}
-
-// failed reports whether the function is being taken back.
-func (f *function) failed() bool { return f.trial != nil && f.trial.failure != "" }
-
-// settle ends the function's trial, if it is on one.
-func (f *function) settle(err error) {
-	if f.trial != nil {
-		f.trial.end <- err
-		f.trial = nil
-	}
-}
-
-// endTrial ends the trial of a function that is gone.
-func (f *function) endTrial() {
-	if f.failed() {
-		f.settle(fmt.Errorf("add function %s: its process cannot start: %s; the function was removed", f.name, f.trial.failure))
-	}
-	f.settle(errStopped)
 }
 
 // awaitTrial waits until an added function serves or is taken back. If the caller stops
@@ -106,7 +94,7 @@ func (m *Manager) awaitTrial(ctx context.Context, c configs.Function) (done stri
 	}
 	select {
 	case err := <-end:
-		return withWarnings(fmt.Sprintf("%s serves at %s", f.name, f.localAddr()), f.model.desired), err
+		return withWarnings(fmt.Sprintf("%s serves at %s", f.name, f.port.LocalAddr()), f.model.desired), err
 	case <-ctx.Done():
 		return "", fmt.Errorf("wait for function %s: %w", f.name, ctx.Err())
 	case <-m.done:

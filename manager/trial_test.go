@@ -62,7 +62,7 @@ func TestAdditionCannotStart(t *testing.T) {
 		if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no memory for the model; the function was removed") {
 			t.Errorf("the addition ended with %v, want why", err)
 		}
-		if b.function("b") != nil {
+		if b.functions.find("b") != nil {
 			t.Fatal("b is there, though its addition failed")
 		}
 		for _, p := range b.told.Processes {
@@ -113,7 +113,7 @@ func TestAdditionRemoved(t *testing.T) {
 	end = nil
 	b.turns()
 	b.on(named("b", 20))
-	end = b.function("b").trial.end
+	end = b.functions.find("b").trial.end
 	b.drain()
 	b.turns()
 	if err := b.ended(end); !errors.Is(err, errStopped) {
@@ -137,8 +137,8 @@ func TestAdditionOneInstanceFails(t *testing.T) {
 		b.report()
 	}
 	b.turns()
-	if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no room for a second one") || b.function("b") != nil {
-		t.Errorf("the addition ended with %v, and b is %v", err, b.function("b"))
+	if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no room for a second one") || b.functions.find("b") != nil {
+		t.Errorf("the addition ended with %v, and b is %v", err, b.functions.find("b"))
 	}
 }
 
@@ -176,7 +176,7 @@ func TestAdditionFailureAnswers(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
 	b.turn()
-	f := &bed{b.function("b"), t}
+	f := &bed{b.functions.find("b"), t}
 	s := f.dial()
 	for tag := range uint64(3) {
 		s.Send(tag)
@@ -191,7 +191,7 @@ func TestAdditionFailureAnswers(t *testing.T) {
 	}
 	f.eventually("the function is gone", func() bool {
 		b.turn()
-		return b.function("b") == nil
+		return b.functions.find("b") == nil
 	})
 	if waited := shm.Now() - began; waited > int64(b.cfg.DrainTimeout) {
 		t.Errorf("it was gone after %d ns, with nobody to wait for", waited)
@@ -223,7 +223,7 @@ func TestAdditionOtherFault(t *testing.T) {
 			b.turns()
 			end := b.on(named("b", 30))
 			for range 20 {
-				if q := b.function("b").instances[0].pair.Processes(); len(q) > 0 && q[0].State == control.Ready {
+				if q := b.functions.find("b").instances[0].pair.Processes(); len(q) > 0 && q[0].State == control.Ready {
 					break
 				}
 				b.turn()
@@ -244,7 +244,7 @@ func TestAdditionOtherFault(t *testing.T) {
 			b.turns()
 			b.turns()
 			err := b.ended(end)
-			if there := b.function("b") != nil; there != stays || (err == nil) != stays {
+			if there := b.functions.find("b") != nil; there != stays || (err == nil) != stays {
 				t.Errorf("b is there: %v, ended with %v; want it to stay: %v", there, err, stays)
 			}
 		})
@@ -278,7 +278,7 @@ func TestAdditionModelReplaced(t *testing.T) {
 			}
 			b.turns()
 			err := b.ended(end)
-			if there := b.function("b") != nil; there == fails || (err != nil) != fails {
+			if there := b.functions.find("b") != nil; there == fails || (err != nil) != fails {
 				t.Errorf("b is there: %v, ended with %v; want it to fail: %v", there, err, fails)
 			}
 			if fails && err != nil && !strings.Contains(err.Error(), "no memory for other") {

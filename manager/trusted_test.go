@@ -30,7 +30,7 @@ func TestTrusted(t *testing.T) {
 				c.Answer(c.Await(1), []byte{1, 2, 3, 4})
 				s.Next()
 			}
-			third := datapathtest.DialRawFrom(t, netip.MustParseAddr("127.0.0.9"), b.localAddr())
+			third := datapathtest.DialRawFrom(t, netip.MustParseAddr("127.0.0.9"), b.port.LocalAddr())
 			third.Fragment(1, datapathtest.Picture(1), datapathtest.PictureBytes, 0, 0)
 			c.Answer(c.Await(1), nil)
 			if _, r, _ := third.Result(); r.Credit != row.want {
