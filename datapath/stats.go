@@ -82,15 +82,15 @@ func (p *Port) Stats() Stats {
 }
 
 // Check verifies invariants: the queues count the requests that are in flight, none is lost,
-// and the aggregators are consistent.
+// each datagram was counted once, and no memory is held without a request.
 func (p *Port) Check() error {
-	for i, r := range p.receivers {
-		r.mu.Lock()
-		err := r.aggregate.Check()
-		r.mu.Unlock()
-		if err != nil {
-			return fmt.Errorf("receiver %d: %w", i, err)
-		}
+	r := p.Requests()
+	datagrams := r.Fragments
+	for _, n := range append(r.Malformed[:], r.Dropped[:]...) {
+		datagrams += n
+	}
+	if datagrams != r.Datagrams || r.Gathering+r.InFlight == 0 && r.HeldBytes > 0 {
+		return fmt.Errorf("%d datagrams came, %d are accounted for; %d bytes are held: %+v", r.Datagrams, datagrams, r.HeldBytes, r)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
