@@ -73,7 +73,7 @@ func (n kernelNetwork) Open(port uint16, receivers int, shed bool) (*Sources, er
 	o.NoShedding = o.NoShedding || !shed
 	o.Listen = netip.AddrPortFrom(n.Address(), port)
 	o.OnOverrun = func(e udp.Overrun) { logOverrun(n.log, port, e) }
-	all, err := udp.OpenSeveral(o, receivers)
+	all, err := udp.Open(o, receivers)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func DPDKNetwork(o dpdk.Options) (Network, error) {
 }
 
 func (n dpdkNetwork) Open(port uint16, _ int, _ bool) (*Sources, error) {
-	all, err := n.group.ListenSeveral(port, n.group.Queues())
+	all, err := n.group.Listen(port, n.group.Queues())
 	if err != nil {
 		return nil, err
 	}

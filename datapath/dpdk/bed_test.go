@@ -129,10 +129,19 @@ func (b *bed) eventually(what string, holds func() bool) {
 	}
 }
 
+// listenOne opens a source that has its port alone.
+func listenOne(g *Group, port uint16) (*Source, error) {
+	all, err := g.Listen(port, 1)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
 // listen opens a source that is closed at the end of the test.
 func (b *bed) listen(port uint16) *Source {
 	b.t.Helper()
-	s, err := b.Listen(port)
+	s, err := listenOne(b.Group, port)
 	if err != nil {
 		b.t.Fatal(err)
 	}

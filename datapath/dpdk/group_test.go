@@ -311,7 +311,7 @@ func TestCloseReleasesHeld(t *testing.T) {
 	b := newBed(t, Options{})
 	stays := b.listen(9001)
 	for range 300 { // more often than there are numbers
-		s, err := b.Listen(9000)
+		s, err := listenOne(b.Group, 9000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -339,7 +339,7 @@ func TestOpenCloseUnderTraffic(t *testing.T) {
 	})
 	batch := make([]ingest.Datagram, 32)
 	for range 50 {
-		s, err := b.Listen(9000)
+		s, err := listenOne(b.Group, 9000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +359,7 @@ func TestOpenCloseUnderTraffic(t *testing.T) {
 func TestAGroupSaysWhatCannotBe(t *testing.T) {
 	b := newBed(t, Options{})
 	b.listen(9000)
-	if _, err := b.Listen(9000); err == nil || !strings.Contains(err.Error(), "9000") || !strings.Contains(err.Error(), "another function") {
+	if _, err := listenOne(b.Group, 9000); err == nil || !strings.Contains(err.Error(), "9000") || !strings.Contains(err.Error(), "another function") {
 		t.Errorf("a port that is taken: %v", err)
 	}
 	free := b.listen(0)
@@ -482,7 +482,7 @@ func TestACaptureIsReceived(t *testing.T) {
 	// The capture's frames may have been counted as foreign before the port opened. Only
 	// opening a device makes its driver read the file from the beginning. The test avoids
 	// this race by checking both.
-	s, err := g.Listen(9000)
+	s, err := listenOne(g, 9000)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 // listenSeveral opens the sources of a port, which are closed at the end of the test.
 func (b *bed) listenSeveral(port uint16, n int) []*Source {
 	b.t.Helper()
-	all, err := b.ListenSeveral(port, n)
+	all, err := b.Listen(port, n)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestClientSpread(t *testing.T) {
 func TestSeveralSourcesClose(t *testing.T) {
 	b := newBed(t, Options{Queues: 2})
 	for round := range 3 {
-		all, err := b.ListenSeveral(9000, 2)
+		all, err := b.Listen(9000, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -168,7 +168,7 @@ func TestSeveralSourcesClose(t *testing.T) {
 			}
 		}
 	}
-	if _, err := b.ListenSeveral(9000, 0); err == nil {
+	if _, err := b.Listen(9000, 0); err == nil {
 		t.Error("no sources could be opened")
 	}
 }

@@ -87,20 +87,11 @@ type counters struct {
 
 var _ ingest.Source = (*Source)(nil)
 
-// Listen opens a function's UDP port, 0 for any free one.
-func (g *Group) Listen(port uint16) (*Source, error) {
-	sources, err := g.ListenSeveral(port, 1)
-	if err != nil {
-		return nil, err
-	}
-	return sources[0], nil
-}
-
-// ListenSeveral opens a function's UDP port, 0 for any free one, as several sources. Each
+// Listen opens a function's UDP port, 0 for any free one, as several sources. Each
 // source serves some of the clients, and receives all that these send, whichever queue it
 // comes by. The first Close of a source closes the port for all. The caller closes each
 // source and calls its CloseSlab.
-func (g *Group) ListenSeveral(port uint16, sources int) ([]*Source, error) {
+func (g *Group) Listen(port uint16, sources int) ([]*Source, error) {
 	all, err := g.listen(port, sources)
 	if err != nil {
 		return nil, fmt.Errorf("open UDP port %d of DPDK port %s: %w", port, g.options.Port, err)

@@ -34,7 +34,7 @@ func TestSourcePassesTheSuite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			open := func(t *testing.T, slabBytes int) (*bed, *Source, ingesttest.Twin) {
 				b := newBed(t, Options{MTU: jumbo, Mbufs: slabBytes / strideOfJumbo})
-				s, err := b.Listen(9000)
+				s, err := listenOne(b.Group, 9000)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -10,11 +10,8 @@ type Group struct{}
 // Open returns ErrNotBuilt.
 func Open(Options) (*Group, error) { return nil, ErrNotBuilt }
 
-// Listen opens a function's UDP port, 0 for any free one.
-func (*Group) Listen(uint16) (*Source, error) { return nil, ErrNotBuilt }
-
-// ListenSeveral opens a function's UDP port as several sources.
-func (*Group) ListenSeveral(uint16, int) ([]*Source, error) { return nil, ErrNotBuilt }
+// Listen opens a function's UDP port as several sources.
+func (*Group) Listen(uint16, int) ([]*Source, error) { return nil, ErrNotBuilt }
 
 // Queues is the number of the port's receive queues.
 func (*Group) Queues() int { return 0 }

@@ -87,7 +87,7 @@ type Source interface {
 type Stats struct {
 	Datagrams, Bytes uint64
 	// KernelDrops counts what the kernel dropped because the socket buffer was
-	// full, or to shed whole requests (SO_RXQ_OVFL).
+	// full, or to shed whole requests.
 	KernelDrops uint64
 	// Shedding is the share of requests that is being shed, 0 to 1.
 	Shedding float64

@@ -189,7 +189,7 @@ func TestFilterAcceptsOthers(t *testing.T) {
 
 // BenchmarkAttachFilter measures what a change of the filter costs the receiver.
 func BenchmarkAttachFilter(b *testing.B) {
-	s, err := Open(Options{Listen: loopback4, SlabBytes: 1 << 20})
+	s, err := openOne(Options{Listen: loopback4, SlabBytes: 1 << 20})
 	if err != nil {
 		b.Fatal(err)
 	}

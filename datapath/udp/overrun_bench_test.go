@@ -92,7 +92,7 @@ func BenchmarkOverrun(b *testing.B) {
 func overrunTurn(b *testing.B, o Options, perSecond float64) (r overrun) {
 	b.Helper()
 	o.Listen, o.SlabBytes, o.NoGRO = loopback4, 64<<20, !*overrunChains
-	s, err := Open(o)
+	s, err := openOne(o)
 	if err != nil {
 		b.Fatal(err)
 	}

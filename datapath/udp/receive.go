@@ -15,11 +15,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// controlBytes is room for the three control messages that the kernel adds. The time of
-// arrival (two 64-bit numbers) takes 32 bytes with its header. The count of drops (32 bits)
-// and the segment size (an int) take 24 bytes each, with header and padding. If the control
-// messages of a message did not fit, it is dropped, because its segment size comes last.
-const controlBytes = 96
+// controlBytes is room for the two control messages that the kernel adds. The time of arrival
+// (two 64-bit numbers) takes 32 bytes with its header. The segment size (an int) takes 24 bytes,
+// with header and padding. If the control messages of a message did not fit, it is dropped,
+// because its segment size comes last.
+const controlBytes = 56
 
 // dropped instead of a segment size marks a message that is not delivered.
 const dropped = -1
@@ -173,9 +173,6 @@ func (s *Source) keep(got int) {
 	for i := range got {
 		h := &r.headers[i]
 		said := parseControl(r.controls[i][:h.hdr.Controllen])
-		if said.counted {
-			s.noteDrops(said.drops)
-		}
 		r.arrived[i] = r.clocks.arrival(said.stamp)
 		if h.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			r.segments[i] = dropped
@@ -323,9 +320,7 @@ func (s *Source) join(c *chain, d *ingest.Datagram, size uint32) bool {
 
 // control is what the kernel reports about a message.
 type control struct {
-	segment int // size of a chain's datagrams; 0 if it is no chain
-	drops   uint32
-	counted bool  // drops is valid
+	segment int   // size of a chain's datagrams; 0 if it is no chain
 	stamp   int64 // arrival, nanoseconds of CLOCK_REALTIME; 0 if unknown
 }
 
@@ -341,8 +336,6 @@ func parseControl(b []byte) (c control) {
 		switch {
 		case level == unix.SOL_UDP && kind == unix.UDP_GRO && len(data) >= 4:
 			c.segment = int(int32(binary.NativeEndian.Uint32(data)))
-		case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL && len(data) >= 4:
-			c.drops, c.counted = binary.NativeEndian.Uint32(data), true
 		case level == unix.SOL_SOCKET && kind == unix.SO_TIMESTAMPNS_NEW && len(data) >= 16:
 			c.stamp = int64(binary.NativeEndian.Uint64(data))*int64(time.Second) + int64(binary.NativeEndian.Uint64(data[8:]))
 		}

@@ -26,7 +26,7 @@ func openMembers(t *testing.T, o Options, n int) []*Source {
 	if !o.Listen.IsValid() {
 		o.Listen = loopback4
 	}
-	all, err := OpenSeveral(o, n)
+	all, err := Open(o, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestMembersPassTheSuite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			open := func(t *testing.T, slabBytes int, payloads [][]byte) ingesttest.Twin {
 				t.Helper()
-				all, err := OpenSeveral(Options{Listen: loopback4, SlabBytes: members * slabBytes}, members)
+				all, err := Open(Options{Listen: loopback4, SlabBytes: members * slabBytes}, members)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -224,7 +224,7 @@ func TestSeveralPortTaken(t *testing.T) {
 		holder := openMembers(t, Options{SlabBytes: 1 << 20}, n)
 		at := holder[0].LocalAddr()
 		for _, m := range []int{1, 2} {
-			_, err := OpenSeveral(Options{Listen: at, SlabBytes: 1 << 20}, m)
+			_, err := Open(Options{Listen: at, SlabBytes: 1 << 20}, m)
 			if !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), "in use by another process") {
 				t.Errorf("%d sources on a port that %s has: %v, want that it is taken", m, name, err)
 			}
@@ -246,7 +246,7 @@ func TestSeveralPortTaken(t *testing.T) {
 	}
 	at := boundAddress(bound, "")
 	for _, n := range []int{1, 2} {
-		if _, err := OpenSeveral(Options{Listen: at, SlabBytes: 1 << 20}, n); !errors.Is(err, unix.EADDRINUSE) {
+		if _, err := Open(Options{Listen: at, SlabBytes: 1 << 20}, n); !errors.Is(err, unix.EADDRINUSE) {
 			t.Errorf("%d sources on a port that a stranger shares: %v, want that it is taken", n, err)
 		}
 	}
@@ -255,7 +255,7 @@ func TestSeveralPortTaken(t *testing.T) {
 // Another process is refused too, as with a single source.
 func TestSeveralPortExclusive(t *testing.T) {
 	if at := os.Getenv("PENSTOCK_TEST_TAKEN"); at != "" {
-		_, err := OpenSeveral(Options{Listen: netip.MustParseAddrPort(at), SlabBytes: 1 << 20}, 2)
+		_, err := Open(Options{Listen: netip.MustParseAddrPort(at), SlabBytes: 1 << 20}, 2)
 		if !errors.Is(err, unix.EADDRINUSE) {
 			t.Fatalf("opened %s: %v, want that it is taken", at, err)
 		}
@@ -340,11 +340,11 @@ func TestAFullPartIsItsMembersAlone(t *testing.T) {
 
 func TestOpenSeveralRefuses(t *testing.T) {
 	for _, n := range []int{-1, 0, maxSources + 1} {
-		if _, err := OpenSeveral(Options{Listen: loopback4}, n); err == nil || !strings.Contains(err.Error(), "1 to 16") {
+		if _, err := Open(Options{Listen: loopback4}, n); err == nil || !strings.Contains(err.Error(), "1 to 16") {
 			t.Errorf("%d sources: %v, want how many there may be", n, err)
 		}
 	}
-	if _, err := OpenSeveral(Options{Listen: loopback4, SlabBytes: 2*slab.MinBytes - 1}, 2); err == nil || !strings.Contains(err.Error(), "2 parts") {
+	if _, err := Open(Options{Listen: loopback4, SlabBytes: 2*slab.MinBytes - 1}, 2); err == nil || !strings.Contains(err.Error(), "2 parts") {
 		t.Errorf("parts that are too small: %v", err)
 	}
 }

@@ -35,7 +35,7 @@ func (s *Source) shed() {
 	if x.off || now < x.shedding.next() {
 		return
 	}
-	waiting, drops, ok := socketWaiting(s.socket)
+	waiting, drops, ok := socketQueue(s.socket)
 	if !ok {
 		s.neverShed(errNoMemInfo)
 		return

@@ -116,7 +116,7 @@ func TestFilterOnAllSockets(t *testing.T) {
 			if netip.MustParseAddrPort(a.listen).Addr().Is6() && !hasIPv6() {
 				t.Skip("not on this machine: no IPv6 loopback address")
 			}
-			s, err := Open(Options{Listen: netip.MustParseAddrPort(a.listen)})
+			s, err := openOne(Options{Listen: netip.MustParseAddrPort(a.listen)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -68,24 +68,13 @@ const (
 	memInfoWords   = 9
 )
 
-// socketDrops returns how many datagrams the kernel dropped at this socket. Unlike
-// SO_RXQ_OVFL it needs no later datagram. Linux has it since 4.12.
-func socketDrops(socket int) (uint32, bool) {
-	words, ok := memInfo(socket)
-	return words[memInfoDrops], ok
-}
-
-// socketWaiting returns how much of the receive buffer is in use, in the kernel's bytes, and
-// the drops. The kernel's bytes may be twice those of the datagrams or more. They include
-// overhead, and messages that were just received.
-func socketWaiting(socket int) (waiting int, drops uint32, ok bool) {
-	words, ok := memInfo(socket)
-	return int(words[memInfoWaiting]), words[memInfoDrops], ok
-}
-
-func memInfo(socket int) (words [memInfoWords]uint32, ok bool) {
+// socketQueue returns how much of the receive buffer is in use, in the kernel's bytes, and how
+// many messages the kernel has dropped. The kernel's bytes may be twice those of the datagrams or
+// more. They include overhead, and messages that were just received. Linux has it since 4.12.
+func socketQueue(socket int) (waiting int, drops uint32, ok bool) {
+	var words [memInfoWords]uint32
 	size := uint32(unsafe.Sizeof(words))
 	_, _, errno := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.SOL_SOCKET, unix.SO_MEMINFO,
 		uintptr(unsafe.Pointer(&words)), uintptr(unsafe.Pointer(&size)), 0)
-	return words, errno == 0 && uintptr(size) == unsafe.Sizeof(words)
+	return int(words[memInfoWaiting]), words[memInfoDrops], errno == 0 && uintptr(size) == unsafe.Sizeof(words)
 }

@@ -1,6 +1,7 @@
 package udp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -66,8 +67,9 @@ type Source struct {
 	slab    *slab.Slab
 	local   netip.AddrPort
 	inet6   bool
-	gro     bool
-	// recvBuffer is the size that the kernel granted.
+	gro     bool // the kernel chains datagrams
+	// recvBuffer is the size that the kernel granted, in its bytes: twice the requested size,
+	// for overhead.
 	recvBuffer int
 
 	// mu is held for reading while the descriptors are used, and for writing by Close.
@@ -98,37 +100,22 @@ var _ ingest.Source = (*Source)(nil)
 // maxSources is the max number of sources per port.
 const maxSources = 16
 
-// Open binds the port and makes the slab. Its errors explain a port in use, and an address
-// that is not this machine's.
-func Open(o Options) (*Source, error) {
-	sources, err := OpenSeveral(o, 1)
-	if err != nil {
-		return nil, err
-	}
-	return sources[0], nil
-}
-
-// OpenSeveral is Open for n sources of one port. The kernel spreads the clients over their
-// sockets by a hash of addresses and ports (SO_REUSEPORT). Each source therefore serves some
-// of the clients, and receives all that these send, until one source is closed. All have one
-// slab, of which each receives into an equal part. The caller closes each source and each
-// part of the slab (CloseSlab).
-func OpenSeveral(o Options, n int) ([]*Source, error) {
+// Open binds n sources to one port and makes their slab. The kernel spreads the clients over
+// their sockets by a hash of addresses and ports (SO_REUSEPORT). Each source therefore serves
+// some of the clients, and receives all that these send, until one source is closed. All have
+// one slab, of which each receives into an equal part. The caller closes each source and each
+// part of the slab (CloseSlab). The errors explain a port in use, and an address that is not
+// this machine's.
+func Open(o Options, n int) ([]*Source, error) {
 	if n < 1 || n > maxSources {
 		return nil, fmt.Errorf("open UDP source %v: %d sources: want 1 to %d", o.Listen, n, maxSources)
 	}
 	if !o.Listen.IsValid() {
 		return nil, errors.New("open UDP source: no address to listen on")
 	}
-	if o.SlabBytes == 0 {
-		o.SlabBytes = defaultSlabBytes
-	}
-	if o.RecvBuffer == 0 {
-		o.RecvBuffer = defaultRecvBuffer
-	}
-	if o.BatchMessages == 0 {
-		o.BatchMessages = defaultBatchMessages
-	}
+	o.SlabBytes = cmp.Or(o.SlabBytes, defaultSlabBytes)
+	o.RecvBuffer = cmp.Or(o.RecvBuffer, defaultRecvBuffer)
+	o.BatchMessages = cmp.Or(o.BatchMessages, defaultBatchMessages)
 	if o.BatchMessages < 1 || o.BatchMessages > maxBatchMessages {
 		return nil, fmt.Errorf("open UDP source %v: %d messages per batch: want 1 to %d", o.Listen, o.BatchMessages, maxBatchMessages)
 	}
@@ -218,12 +205,10 @@ func (s *Source) listen(o Options, i, n int) (err error) {
 	if s.recvBuffer, err = setRecvBuffer(s.socket, o.RecvBuffer); err != nil {
 		return err
 	}
-	// SO_RXQ_OVFL exists since Linux 2.6.33, UDP_GRO since 5.0. Without them drops show only
-	// through SO_MEMINFO, and each message is one datagram.
-	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
+	// UDP_GRO exists since Linux 5.0. Without it each message is one datagram.
+	s.gro = !o.NoGRO && unix.SetsockoptInt(s.socket, unix.SOL_UDP, unix.UDP_GRO, 1) == nil
 	// Since Linux 5.1; without it, how long a datagram has waited is unknown.
 	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW, 1)
-	s.gro = !o.NoGRO && unix.SetsockoptInt(s.socket, unix.SOL_UDP, unix.UDP_GRO, 1) == nil
 	return s.bind(o, i, n)
 }
 
@@ -311,13 +296,6 @@ func (s *Source) CloseSlab() error { return s.slab.Close() }
 // LocalAddr is the address that the source listens on, with the actual port.
 func (s *Source) LocalAddr() netip.AddrPort { return s.local }
 
-// GRO reports whether the kernel chains datagrams for this source.
-func (s *Source) GRO() bool { return s.gro }
-
-// RecvBuffer is the size of the socket buffer that the kernel granted, in the kernel's bytes:
-// twice the requested size, for overhead.
-func (s *Source) RecvBuffer() int { return s.recvBuffer }
-
 // Release returns spans to the slab; see ingest.Source. It panics if a span is not held.
 func (s *Source) Release(spans []ingest.Span) { s.slab.Release(spans) }
 
@@ -326,9 +304,7 @@ func (s *Source) Release(spans []ingest.Span) { s.slab.Release(spans) }
 func (s *Source) Stats() ingest.Stats {
 	s.mu.RLock()
 	if !s.closed.Load() {
-		if drops, ok := socketDrops(s.socket); ok {
-			s.noteDrops(drops)
-		}
+		s.readDrops()
 	}
 	s.mu.RUnlock()
 	return ingest.Stats{
@@ -340,6 +316,12 @@ func (s *Source) Stats() ingest.Stats {
 		NoRoom:      s.noRoom.Load(),
 		HeldBytes:   s.slab.HeldBytes(),
 		SlabBytes:   uint64(s.slab.Room()),
+	}
+}
+
+func (s *Source) readDrops() {
+	if _, drops, ok := socketQueue(s.socket); ok {
+		s.noteDrops(drops)
 	}
 }
 
@@ -381,6 +363,7 @@ func (s *Source) Close() error {
 	s.ring()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.readDrops()
 	if err := s.closeDescriptors(); err != nil {
 		return fmt.Errorf("close UDP source %v: %w", s.LocalAddr(), err)
 	}

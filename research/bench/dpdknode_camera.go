@@ -148,9 +148,11 @@ func openMemifCamera(ctx context.Context, device string, port uint16, eal []stri
 		}
 	}()
 	c.group.Know(nodeAddress, dpdk.MACOf(nodeAddress))
-	if c.src, err = c.group.Listen(0); err != nil {
+	all, err := c.group.Listen(0, 1)
+	if err != nil {
 		return nil, fmt.Errorf("open camera: %w", err)
 	}
+	c.src = all[0]
 	limit, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("the two ends of memif have not found each other in ten seconds"))
 	defer cancel()
 	for !c.group.Link() {

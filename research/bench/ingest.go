@@ -127,12 +127,13 @@ const (
 // ingestTurn runs source and aggregation as the manager's receive thread does. Its
 // inference function answers immediately.
 func ingestTurn(fragments, fragmentBytes int, length time.Duration) (t turn, err error) {
-	src, err := udp.Open(udp.Options{
+	sources, err := udp.Open(udp.Options{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true,
-	})
+	}, 1)
 	if err != nil {
 		return t, err
 	}
+	src := sources[0]
 	defer func() { err = errors.Join(err, src.CloseSlab()) }()
 	defer src.Close()
 	g := shm.Geometry{Slots: 64, MaxFragments: uint32(2 * fragments), ResultBytes: 64}

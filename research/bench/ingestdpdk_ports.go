@@ -106,10 +106,11 @@ func (k portKind) open(node *network) (ingest.Source, func() error, error) {
 		if err := run("ip", "addr", "add", dpdkTo.Addr().String()+"/24", "dev", "node0"); err != nil {
 			return nil, nil, err
 		}
-		s, err := udp.Open(udp.Options{Listen: dpdkTo, SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true})
+		all, err := udp.Open(udp.Options{Listen: dpdkTo, SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true}, 1)
 		if err != nil {
 			return nil, nil, err
 		}
+		s := all[0]
 		return s, func() error { return errors.Join(s.Close(), s.CloseSlab()) }, nil
 	}
 	group, s, err := openPort(k.device, manyMbufs)

@@ -88,10 +88,11 @@ func openPort(device string, mbufs int) (g *dpdk.Group, s *dpdk.Source, err erro
 	if err != nil {
 		return nil, nil, err
 	}
-	if s, err = g.Listen(dpdkTo.Port()); err != nil {
+	all, err := g.Listen(dpdkTo.Port(), 1)
+	if err != nil {
 		return nil, nil, errors.Join(err, g.Close())
 	}
-	return g, s, nil
+	return g, all[0], nil
 }
 
 // manyMbufs hold 64 requests of 507 fragments. fewMbufs suffice on one core, because
