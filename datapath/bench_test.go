@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/ingestfake"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -36,11 +37,11 @@ const loopClients = 8
 
 func newLoop(t testing.TB, window int) *loop {
 	t.Helper()
-	memory, err := slab.New("loop", 1<<20, false)
+	memory, err := slab.New("loop", 1<<20, 1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &loop{slab: memory, window: int64(window), wake: make(chan struct{}, 1)}
+	s := &loop{slab: memory[0], window: int64(window), wake: make(chan struct{}, 1)}
 	s.header = wire.FragmentHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
 	s.datagram = make([]byte, wire.DatagramSize(&s.header))
 	return s
@@ -55,7 +56,7 @@ func (s *loop) Receive(batch []ingest.Datagram, _ int64) (n int, err error) {
 			s.id++
 			s.header.RequestID = s.id
 			s.header.Put(s.datagram)
-			first, _, ok := s.slab.Put(s.datagram, 0)
+			first, _, ok := ingestfake.Put(s.slab, s.datagram, 0)
 			if !ok {
 				break
 			}

@@ -4,7 +4,7 @@
 //
 //  1. Free finds room: free runs, lowest address first, so that the working set
 //     stays small and in the cache. Nothing is taken yet
-//  2. the kernel (or Put) writes into the runs
+//  2. the kernel writes into the runs
 //  3. Hold takes the bytes that were written; the next Free finds the rest of
 //     the runs again
 //  4. Release returns bytes, in spans of any size
@@ -64,7 +64,7 @@ const (
 var ErrReleasedTwice = errors.New("slab: span is not held")
 
 // Slab is a region and its bookkeeping, or one part of a region that several
-// sources share (NewParts). It implements shm.Memory. Bytes, File and Size are
+// sources share (New). It implements shm.Memory. Bytes, File and Size are
 // those of the region. Spans are offsets from the region's beginning, whichever
 // part they are in.
 //
@@ -94,20 +94,10 @@ type Slab struct {
 
 var _ shm.Memory = (*Slab)(nil)
 
-// New makes a slab of size bytes, rounded up to 4 KiB. Other processes can only
-// read it.
-func New(name string, size int, hugePages bool) (*Slab, error) {
-	parts, err := NewParts(name, size, 1, hugePages)
-	if err != nil {
-		return nil, err
-	}
-	return parts[0], nil
-}
-
-// NewParts makes one region of size bytes in n equal parts, each rounded up to
-// 4 KiB. Each of n sources finds room in its own part and takes no lock of
-// another. Every part must be closed; the last one unmaps the region.
-func NewParts(name string, size, n int, hugePages bool) ([]*Slab, error) {
+// New makes one region of size bytes in n equal parts, each rounded up to 4 KiB. Each of n
+// sources finds room in its own part and takes no lock of another. Other processes can only read
+// the region. Every part must be closed; the last one unmaps the region.
+func New(name string, size, n int, hugePages bool) ([]*Slab, error) {
 	if n < 1 || size/n < MinBytes || size > maxBytes {
 		return nil, fmt.Errorf("make slab: %d bytes in %d parts: want at least %d per part, at most %d", size, n, MinBytes, maxBytes)
 	}
@@ -147,9 +137,6 @@ func (s *Slab) Size() int { return len(s.mem) }
 // Room is the part's size in bytes. It is the region's size if there is only
 // one part.
 func (s *Slab) Room() int { return (s.end - s.first) * GranuleBytes }
-
-// Huge reports whether the slab has huge pages reserved for it.
-func (s *Slab) Huge() bool { return s.region.Huge() }
 
 // HeldBytes is the number of bytes that are not free, in whole granules.
 func (s *Slab) HeldBytes() uint64 { return s.held.Load() }
@@ -373,60 +360,12 @@ func maskOf(at, end int) (word int, mask uint64, n int) {
 	return at / granulesPerWord, ^uint64(0) >> (granulesPerWord - n) << bit, n
 }
 
-// Put copies a payload into the slab and holds it, for sources that do not read
-// a socket. It returns false if there is no room. If straddle is above 0 and
-// below the payload's size, the payload gets two spans, with straddle bytes in
-// the first. If straddle is 0, it gets two spans only if no free run is long
-// enough.
-func (s *Slab) Put(payload []byte, straddle int) (first, rest ingest.Span, ok bool) {
-	if len(payload) > MessageBytes {
-		return first, rest, false
-	}
-	if straddle > 0 && straddle < len(payload) {
-		if first, ok = s.put(payload[:straddle], 0); !ok {
-			return first, rest, false
-		}
-		beyond := first.Offset + uint64(first.Length) + 2*GranuleBytes
-		if rest, ok = s.put(payload[straddle:], beyond); !ok {
-			s.Release([]ingest.Span{first})
-			return ingest.Span{}, rest, false
-		}
-		return first, rest, true
-	}
-	if first, ok = s.put(payload, 0); ok {
-		return first, rest, true
-	}
-	var runs [2]ingest.Span
-	n, _ := s.Free(runs[:], 0, len(payload))
-	if n != 2 {
-		return first, rest, false
-	}
-	first, rest = runs[0], runs[1]
-	copy(s.View(first), payload)
-	copy(s.View(rest), payload[first.Length:])
-	s.Hold(first)
-	s.Hold(rest)
-	return first, rest, true
-}
-
-// put copies payload to the first free run at or above from that is long
-// enough.
-func (s *Slab) put(payload []byte, from uint64) (ingest.Span, bool) {
-	span, ok := s.freeRun(from, len(payload))
-	if ok {
-		copy(s.View(span), payload)
-		s.Hold(span)
-	}
-	return span, ok
-}
-
 // freeRun finds one run of size bytes.
-func (s *Slab) freeRun(from uint64, size int) (ingest.Span, bool) {
+func (s *Slab) freeRun(size int) (ingest.Span, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	want := (firstPlace + size + GranuleBytes - 1) / GranuleBytes
-	at := max(s.first, int(from+GranuleBytes-1)/GranuleBytes)
-	for {
+	for at := s.first; ; {
 		start := s.scanLocked(at, s.end, 0)
 		if start+want > s.end {
 			return ingest.Span{}, false
@@ -445,7 +384,7 @@ func (s *Slab) Join(spans []ingest.Span) (ingest.Span, bool) {
 	for _, span := range spans {
 		size += int(span.Length)
 	}
-	whole, ok := s.freeRun(0, size)
+	whole, ok := s.freeRun(size)
 	if ok {
 		to := s.View(whole)
 		for _, span := range spans {

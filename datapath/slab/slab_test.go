@@ -2,7 +2,6 @@ package slab
 
 import (
 	"bytes"
-	"fmt"
 	"sync"
 	"testing"
 
@@ -15,10 +14,11 @@ import (
 
 func newSlab(t *testing.T, size int) *Slab {
 	t.Helper()
-	s, err := New("test", size, false)
+	parts, err := New("test", size, 1, false)
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := parts[0]
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -237,51 +237,33 @@ func TestReleasingTwicePanics(t *testing.T) {
 	}
 }
 
-func TestPutStraddles(t *testing.T) {
-	s := newSlab(t, MinBytes)
-	payload := make([]byte, 3000)
-	for i := range payload {
-		payload[i] = byte(i * 7)
+// put holds a payload in the first room for it, of one or two runs.
+func put(s *Slab, payload []byte) (spans []ingest.Span, ok bool) {
+	var runs [2]ingest.Span
+	n, _ := s.Free(runs[:], 0, len(payload))
+	for _, run := range runs[:n] {
+		payload = payload[copy(s.View(run), payload):]
+		s.Hold(run)
 	}
-	for _, straddle := range []int{0, 1, 64, 1500, 2999} {
-		t.Run(fmt.Sprint(straddle), func(t *testing.T) {
-			first, rest, ok := s.Put(payload, straddle)
-			if !ok {
-				t.Fatal("no room")
-			}
-			if straddle > 0 && int(first.Length) != straddle {
-				t.Errorf("%d bytes in the first span, want %d", first.Length, straddle)
-			}
-			if got := append(bytes.Clone(s.View(first)), s.View(rest)...); !bytes.Equal(got, payload) {
-				t.Error("other bytes came back")
-			}
-			s.Release([]ingest.Span{first, rest})
-			if s.HeldBytes() != 0 {
-				t.Errorf("%d bytes held", s.HeldBytes())
-			}
-		})
-	}
+	return runs[:n], n > 0
 }
 
-func TestPutWhenFull(t *testing.T) {
+func TestFreeWhenFull(t *testing.T) {
 	s := newSlab(t, MinBytes)
 	payload := make([]byte, 1000)
 	var held []ingest.Span
 	for {
-		first, rest, ok := s.Put(payload, 0)
+		spans, ok := put(s, payload)
 		if !ok {
 			break
 		}
-		held = append(held, first, rest)
+		held = append(held, spans...)
 	}
 	if s.HeldBytes() < MinBytes*9/10 {
 		t.Errorf("full at %d of %d bytes", s.HeldBytes(), MinBytes)
 	}
-	if _, _, ok := s.Put(payload, 500); ok {
-		t.Error("a straddling payload fitted in a full slab")
-	}
 	s.Release(held[:1])
-	if _, _, ok := s.Put(payload, 0); !ok {
+	if _, ok := put(s, payload); !ok {
 		t.Error("no room after a release")
 	}
 }
@@ -292,11 +274,11 @@ func TestJoinMakesOneSpanOfMany(t *testing.T) {
 	var want []byte
 	for i := range 5 {
 		part := bytes.Repeat([]byte{byte(i)}, 900)
-		span, _, ok := s.Put(part, 0)
+		spans, ok := put(s, part)
 		if !ok {
 			t.Fatal("no room")
 		}
-		parts, want = append(parts, span), append(want, part...)
+		parts, want = append(parts, spans...), append(want, part...)
 	}
 	whole, ok := s.Join(parts)
 	if !ok || !bytes.Equal(s.View(whole), want) {
@@ -359,8 +341,8 @@ func TestOthersCannotWriteTheSlab(t *testing.T) {
 func TestNewSizes(t *testing.T) {
 	for _, size := range []int{-1, 0, MinBytes - 1, maxBytes + 1, maxBytes} {
 		before := openfiles.Count(t)
-		if s, err := New("test", size, false); err == nil {
-			s.Close()
+		if parts, err := New("test", size, 1, false); err == nil {
+			parts[0].Close()
 			t.Errorf("%d bytes accepted", size)
 		}
 		if after := openfiles.Count(t); after > before {
@@ -373,7 +355,7 @@ func TestNewSizes(t *testing.T) {
 // searches. The region is unmapped with its last part.
 func TestPartsKeepToTheirOwn(t *testing.T) {
 	const n = 3
-	parts, err := NewParts("parts", n*MinBytes+1, n, false)
+	parts, err := New("parts", n*MinBytes+1, n, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,15 +385,13 @@ func TestPartsKeepToTheirOwn(t *testing.T) {
 			}
 		}
 		for {
-			first, rest, ok := p.Put(make([]byte, 100), 0)
+			spans, ok := put(p, make([]byte, 100))
 			if !ok {
 				break
 			}
-			for _, span := range []ingest.Span{first, rest} {
-				if span.Length > 0 {
-					within(i, span)
-					held = append(held, span)
-				}
+			for _, span := range spans {
+				within(i, span)
+				held = append(held, span)
 			}
 		}
 		if got := p.HeldBytes(); got < room-MessageBytes || got > room {
@@ -433,10 +413,10 @@ func TestPartsKeepToTheirOwn(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := NewParts("parts", n*MinBytes-1, n, false); err == nil {
+	if _, err := New("parts", n*MinBytes-1, n, false); err == nil {
 		t.Error("parts that are too small were made")
 	}
-	if _, err := NewParts("parts", MinBytes, 0, false); err == nil {
+	if _, err := New("parts", MinBytes, 0, false); err == nil {
 		t.Error("no part was made of a region")
 	}
 }

@@ -152,7 +152,7 @@ func open(o Options, n int) (all []*Source, err error) {
 		// The other sources use the port that the first one got.
 		o.Listen = netip.AddrPortFrom(o.Listen.Addr(), s.LocalAddr().Port())
 	}
-	slabs, err := slab.NewParts(fmt.Sprintf("udp-%d", o.Listen.Port()), o.SlabBytes, n, o.HugePages)
+	slabs, err := slab.New(fmt.Sprintf("udp-%d", o.Listen.Port()), o.SlabBytes, n, o.HugePages)
 	if err != nil {
 		return all, err
 	}

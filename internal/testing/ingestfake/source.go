@@ -80,13 +80,13 @@ func New(o Options) (*Source, error) {
 	if !o.Local.IsValid() {
 		o.Local = netip.MustParseAddrPort("192.0.2.1:9000")
 	}
-	memory, err := slab.New("memory", o.SlabBytes, false)
+	memory, err := slab.New("memory", o.SlabBytes, 1, false)
 	if err != nil {
 		return nil, fmt.Errorf("open memory source: %w", err)
 	}
 	return &Source{
 		options: o,
-		slab:    memory,
+		slab:    memory[0],
 		placing: new(sync.Mutex),
 		arrived: make(chan struct{}, 1),
 		random:  rand.New(rand.NewPCG(o.Seed, 0)),
@@ -234,6 +234,52 @@ func (s *Source) deliver(batch []ingest.Datagram) (n int, next int64, err error)
 	return n, next, nil
 }
 
+// Put copies a payload into a slab and holds it. ok is false if there is no room. If straddle is
+// above 0 and below the payload's size, the payload gets two spans, with straddle bytes in the
+// first. If straddle is 0, it gets two spans only if no free run is long enough.
+func Put(s *slab.Slab, payload []byte, straddle int) (first, rest ingest.Span, ok bool) {
+	if straddle <= 0 || straddle >= len(payload) {
+		if first, ok = putRun(s, payload, 0); ok {
+			return first, rest, true
+		}
+		var runs [2]ingest.Span
+		if n, _ := s.Free(runs[:], 0, len(payload)); n != 2 {
+			return first, rest, false
+		}
+		straddle = int(runs[0].Length)
+		for i, part := range [][]byte{payload[:straddle], payload[straddle:]} {
+			copy(s.View(runs[i]), part)
+			s.Hold(runs[i])
+		}
+		return runs[0], runs[1], true
+	}
+	if first, ok = putRun(s, payload[:straddle], 0); !ok {
+		return first, rest, false
+	}
+	beyond := first.Offset + uint64(first.Length) + 2*slab.GranuleBytes
+	if rest, ok = putRun(s, payload[straddle:], beyond); !ok {
+		s.Release([]ingest.Span{first})
+	}
+	return first, rest, ok
+}
+
+// putRun copies a payload to the first run that holds it, at or above from.
+func putRun(s *slab.Slab, payload []byte, from uint64) (ingest.Span, bool) {
+	var runs [slab.MaxRuns]ingest.Span
+	for {
+		n, _ := s.Free(runs[:], from, len(payload))
+		switch n {
+		case 0:
+			return ingest.Span{}, false
+		case 1:
+			copy(s.View(runs[0]), payload)
+			s.Hold(runs[0])
+			return runs[0], true
+		}
+		from = runs[1].Offset
+	}
+}
+
 // place puts a datagram into the slab. It returns false if there is no room.
 func (s *Source) place(d *ingest.Datagram, w waiting) bool {
 	straddle := 0
@@ -241,7 +287,7 @@ func (s *Source) place(d *ingest.Datagram, w waiting) bool {
 		straddle = 1 + s.random.IntN(len(w.data)-1)
 	}
 	s.placing.Lock()
-	first, rest, ok := s.slab.Put(w.data, straddle)
+	first, rest, ok := Put(s.slab, w.data, straddle)
 	s.placing.Unlock()
 	if !ok {
 		return false
