@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/manager/policy/guarantee"
 	"github.com/penstock/penstock/shm"
 )
@@ -21,7 +22,7 @@ const waiting = 1024
 // lead is the time from a batch's dispatch to the end of its gather.
 const lead = 100 * time.Microsecond
 
-// function is a function that serves: libml's loop and account in virtual time, and what
+// function is a function that serves: libml's queue and account in virtual time, and what
 // the manager knows of it.
 type function struct {
 	Function
@@ -36,9 +37,7 @@ type function struct {
 	flights []*batch // in the order of queue.Running
 	slot    uint32
 
-	// The account.
-	balance budget.Balance
-	size    int // the largest batch that the balance holds
+	account *gate.Account
 
 	// The manager.
 	action   guarantee.Action
@@ -71,37 +70,45 @@ func newFunction(f Function, c *Config, d *device, index int) (*function, error)
 	if d.sharing == Turns {
 		s.queue.Places = 1
 	}
+	s.openAccount(0)
 	for _, n := range ladder {
 		s.queue.State = rule.Warm(s.queue.State, n, f.timeOn(n, d.part))
 	}
 	return s, nil
 }
 
-// guaranteed follows libml's account.
+// guaranteed reports whether a batch that begins now is within the guarantee.
 func (f *function) guaranteed(now int64) bool {
 	if f.action.Level == budget.Demoted || f.rules.NoBalance {
 		return true // alone on its part of the device
 	}
-	if size := f.queue.Size(); size != f.size {
-		f.size = size
+	guaranteed, changed := f.account.Guaranteed(now, f.terms(), f.queue.Size())
+	if changed {
 		f.queue.Retry()
-		f.setBalance(now)
 	}
-	return f.balance.Guaranteed(now)
+	return guaranteed
 }
 
-func (f *function) setBalance(now int64) {
-	f.balance.Set(now, f.action.Allowance, budget.Capacity(f.action.Allowance, f.Objective, f.estimate(f.size)))
+func (f *function) terms() gate.Terms {
+	return gate.Terms{Guarantee: f.action.Allowance, Level: f.action.Level}
 }
 
-// estimate is what libml believes a batch to cost.
-func (f *function) estimate(n int) time.Duration {
-	narrow := narrow
-	if f.device.sharing != Priorities {
-		narrow = 1
+// openAccount begins an account with a full balance. It knows the time of each batch, with the function's error.
+func (f *function) openAccount(now int64) {
+	times := make([]time.Duration, maxBatch+1)
+	for n := range times[1:] {
+		times[n+1] = time.Duration(float64(f.Time(n+1)) * f.costError())
 	}
-	return time.Duration((narrow*float64(f.Fixed) + float64(n)*float64(f.PerImage)) * f.costError())
+	f.account = gate.NewAccount(now, gate.Config{
+		Level: budget.MaxLevel, Framework: demotable{}, Exclusive: f.device.sharing != Priorities,
+		Objective: f.Objective, Terms: f.terms(), Times: times, Size: f.queue.Size(),
+	})
 }
+
+// demotable is a framework whose batches all can be demoted.
+type demotable struct{}
+
+func (demotable) Demotable(int, int) bool { return true }
 
 // act is what the manager has decided.
 func (f *function) act(now int64, a guarantee.Action) {
@@ -114,10 +121,7 @@ func (f *function) act(now int64, a guarantee.Action) {
 	w := f.wants()
 	f.queue.MaxBatch = w.Requests(a.LongestBatch)
 	if was.Level == budget.Demoted {
-		f.size = f.queue.Size()
-		f.balance = budget.NewBalance(now, a.Allowance, budget.Capacity(a.Allowance, f.Objective, f.estimate(f.size)))
-	} else {
-		f.setBalance(now)
+		f.openAccount(now)
 	}
 }
 
@@ -127,9 +131,9 @@ func (f *function) wants() guarantee.Function {
 		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: guarantee.Batch(f.demand.Rate(), f.Objective, maxBatch),
 	}
 	if f.reported {
-		each := (f.estimate(maxBatch) - f.estimate(1)) / (maxBatch - 1)
-		w.Cost, w.Fixed = each, f.estimate(1)-each
-		w.LongestBatch = f.estimate(f.queue.Rule.Size(f.queue.State))
+		figures := f.account.Figures()
+		w.Cost, w.Fixed = figures.PerImage, figures.Fixed
+		w.LongestBatch = f.account.Cost(f.queue.Rule.Size(f.queue.State))
 	}
 	return w
 }
@@ -210,7 +214,7 @@ func (f *function) samples(now int64) int64 {
 	}
 	at := int64(math.MaxInt64)
 	if !f.guaranteed(now) {
-		if wait := f.balance.Wait(now); wait < math.MaxInt64/2 {
+		if wait := f.account.Refill(now).Wait; wait >= 0 {
 			at = now + max(1, int64(wait))
 		}
 	}
@@ -220,21 +224,12 @@ func (f *function) samples(now int64) int64 {
 	return at
 }
 
-// refill is when batches within the guarantee can begin.
-func (f *function) refill(now int64) batching.Refill {
-	wait := f.balance.Wait(now)
-	if f.action.Allowance <= 0 || wait == math.MaxInt64 {
-		return batching.Refill{Wait: -1}
-	}
-	return batching.Refill{Wait: wait, Every: time.Duration(float64(f.estimate(f.size)) / f.action.Allowance)}
-}
-
 // begin dispatches a batch. It returns false if there was none to begin.
 func (f *function) begin(now int64) bool {
 	demoted := !f.guaranteed(now)
 	refill := batching.Refill{Wait: -1} // no request waits for the guarantee
 	if demoted && !f.rules.NeverWait {
-		refill = f.refill(now)
+		refill = f.account.Refill(now)
 	}
 	c, late := f.queue.Pick(now, demoted, refill)
 	for _, r := range late {
@@ -258,7 +253,7 @@ func (f *function) begin(now int64) bool {
 		b.level = budget.MaxLevel + budget.MinLevel - b.level
 	}
 	if !demoted || f.rules.ChargeDemoted {
-		f.balance.Charge(now, f.estimate(b.padded))
+		f.account.Balance().Charge(now, f.account.Cost(b.padded))
 	}
 	f.flights = append(f.flights, b)
 	f.device.add(b)
