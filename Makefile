@@ -89,7 +89,7 @@ CAPI_LDFLAGS := -s -w -extldflags '-Wl,-soname,libpenstock.so -Wl,--version-scri
 LIBRARY      ?= bin/lib/libpenstock.so
 
 library:
-	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o $(LIBRARY) ./libml/capi/libpenstock
+	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o $(LIBRARY) ./libml/libpenstock
 
 # The libraries that penstock run preloads into guests. That of --swap has x86-64 assembly.
 GUEST_LIBRARIES ?= bin/lib
@@ -177,9 +177,9 @@ nightly:
 	.ci/run
 
 ptx:
-	libml/device/gpu/ptx.sh "$(PTXCC)"
-	libml/device/gpu/ptx.sh "$(PTXCC)" libml/null/null.cu
-	libml/device/gpu/ptx.sh "$(PTXCC)" examples/c/fashion.cu
+	libml/gpu/ptx.sh "$(PTXCC)"
+	libml/gpu/ptx.sh "$(PTXCC)" libml/null/null.cu
+	libml/gpu/ptx.sh "$(PTXCC)" examples/c/fashion.cu
 
 gpu-kit:
 	GO="$(GO)" VERSION="$(VERSION)" ORT_CUDA="$(ORT_CUDA)" test/gpu/kit.sh

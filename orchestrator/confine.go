@@ -50,7 +50,7 @@ func privateFolder(dir string, k key) string {
 	return filepath.Join(dir, privateFolders, k.id())
 }
 
-// loopNice is the niceness that libml's batch loop gives itself on a GPU (libml/priority.go).
+// loopNice is the niceness that libml's batch loop gives itself on a GPU (libml/internal/serve/priority.go).
 const loopNice = -15
 
 // user returns the user of the processes; nil is this process's.

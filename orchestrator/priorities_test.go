@@ -17,7 +17,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
-	libmlgpu "github.com/penstock/penstock/libml/device/gpu"
+	libmlgpu "github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/gpu"
 )

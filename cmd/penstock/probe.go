@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gpu"
 )
 
 // probeCommand measures stream priorities on a GPU; the orchestrator starts it. With --fill it is

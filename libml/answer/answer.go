@@ -20,8 +20,8 @@ import (
 	"math"
 	"math/rand/v2"
 
+	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/models"
 )
 

@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/models"
 )
 

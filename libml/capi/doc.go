@@ -1,5 +1,5 @@
 // Package capi offers libml to programs in other languages through the functions of penstock.h.
-// libml/capi/libpenstock builds it as a shared library.
+// libml/libpenstock builds it as a shared library.
 //
 // libml calls a callback in these steps:
 //

@@ -7,8 +7,8 @@ import (
 	"unicode"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // errorCode is the result of calls and callbacks: enum penstock_code of penstock.h.
@@ -96,7 +96,7 @@ func errorOf(name string, code errorCode, reason string) error {
 		return nil
 	}
 	if code == codeNoHostStage && name == "load_model" {
-		return libml.ErrNoHostStage
+		return framework.ErrNoHostStage
 	}
 	return &codedError{Callback: name, Code: code, Reason: line(reason)}
 }

@@ -24,8 +24,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/internal/serve"
 	"github.com/penstock/penstock/models"
 )
 
@@ -71,7 +72,7 @@ func run(table, self unsafe.Pointer) error {
 	defer stop()
 	running.Store(f)
 	// The framework is not closed: if the process ends early, a callback may still run.
-	return libml.Run(ctx, logger, func(*models.Card) (libml.Framework, error) { return f, nil })
+	return serve.Run(ctx, logger, func(*models.Card) (framework.Framework, error) { return f, nil })
 }
 
 // pcapiLog is penstock_log.
@@ -143,7 +144,7 @@ func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **
 	}
 	shared, err := weights(C.GoString(file))
 	switch {
-	case codeOf(err) != codeDeviceLost && errors.Is(err, libml.ErrNoWeights):
+	case codeOf(err) != codeDeviceLost && errors.Is(err, framework.ErrNoWeights):
 		return fail(codeNotShared, err.Error())
 	case err != nil:
 		return fail(codeOf(err), err.Error())
@@ -153,14 +154,14 @@ func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **
 }
 
 // weights is Environment.Weights of the framework that runs.
-func weights(file string) (libml.Weights, error) {
+func weights(file string) (framework.Weights, error) {
 	f := running.Load()
 	if f == nil || !f.linked.Load() {
-		return libml.Weights{}, errors.New("called before link_model")
+		return framework.Weights{}, errors.New("called before link_model")
 	}
 	env := f.env.Load()
 	if env.Weights == nil {
-		return libml.Weights{}, fmt.Errorf("%w: the node has none for this process; load the weights yourself", libml.ErrNoWeights)
+		return framework.Weights{}, fmt.Errorf("%w: the node has none for this process; load the weights yourself", framework.ErrNoWeights)
 	}
 	return env.Weights(file)
 }

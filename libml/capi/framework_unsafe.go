@@ -18,20 +18,20 @@ import (
 	"unsafe"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
 // ErrTable is wrapped by New's errors for an invalid table.
 var ErrTable = errors.New("table of callbacks is invalid")
 
-// Framework is a libml.Framework that calls a table of C callbacks. The same goroutines may use
+// Framework is a framework.Framework that calls a table of C callbacks. The same goroutines may use
 // it.
 type Framework struct {
 	handle *C.pcapi_handle // it and all that it points to are C's memory
 	memory []unsafe.Pointer
-	env    atomic.Pointer[libml.Environment] // from Init on
-	linked atomic.Bool                       // streams exist
+	env    atomic.Pointer[framework.Environment] // from Init on
+	linked atomic.Bool                           // streams exist
 
 	mu   sync.Mutex // guards pins
 	pins map[batch]*runtime.Pinner
@@ -45,8 +45,8 @@ type Framework struct {
 type batch struct{ slot, n int }
 
 var (
-	_ libml.Framework = (*Framework)(nil)
-	_ libml.Demotable = (*Framework)(nil)
+	_ framework.Framework = (*Framework)(nil)
+	_ framework.Demotable = (*Framework)(nil)
 )
 
 // New makes a framework from a penstock_framework and its argument self. It copies the table. The
@@ -111,8 +111,8 @@ func failed(name string, code C.int) error {
 	return errorOf(name, errorCode(code), C.GoString(C.pcapi_reason()))
 }
 
-// Init is libml.Framework's.
-func (f *Framework) Init(env libml.Environment) error {
+// Init is framework.Framework's.
+func (f *Framework) Init(env framework.Environment) error {
 	if err := f.describe(&env); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (f *Framework) Init(env libml.Environment) error {
 }
 
 // describe fills in penstock_environment.
-func (f *Framework) describe(env *libml.Environment) error {
+func (f *Framework) describe(env *framework.Environment) error {
 	e, card := &f.handle.environment, env.Card
 	text, err := cardJSON(card)
 	if err != nil {
@@ -165,7 +165,7 @@ func (f *Framework) tensor(name string, t models.DType, shape []int64, bytes int
 	}
 }
 
-// LoadModel is libml.Framework's.
+// LoadModel is framework.Framework's.
 func (f *Framework) LoadModel() error {
 	if code := C.pcapi_load(f.handle); code != 0 {
 		return failed("load_model", code)
@@ -173,7 +173,7 @@ func (f *Framework) LoadModel() error {
 	return nil
 }
 
-// LinkModel is libml.Framework's.
+// LinkModel is framework.Framework's.
 func (f *Framework) LinkModel() (int64, error) {
 	f.linked.Store(true)
 	var bytes C.int64_t
@@ -186,7 +186,7 @@ func (f *Framework) LinkModel() (int64, error) {
 	return int64(bytes), nil
 }
 
-// ConfigureBatch is libml.Framework's. The buffers are pinned until they are replaced.
+// ConfigureBatch is framework.Framework's. The buffers are pinned until they are replaced.
 func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
 	pins := new(runtime.Pinner)
 	pin := func(mem []byte) C.uint64_t {
@@ -224,7 +224,7 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	return int64(bytes), nil
 }
 
-// InferBatch is libml.Framework's. It makes one call of C, or launches a graph, and allocates
+// InferBatch is framework.Framework's. It makes one call of C, or launches a graph, and allocates
 // nothing.
 func (f *Framework) InferBatch(slot, n int) error {
 	if l := f.graphs.find(batch{slot, n}); l != nil {
@@ -240,7 +240,7 @@ func (f *Framework) InferBatch(slot, n int) error {
 // on the stream that configure_batch requested.
 func (f *Framework) Demotable(slot, n int) bool { return f.graphs.find(batch{slot, n}) != nil }
 
-// Deinit is libml.Framework's. The memory that the callbacks were given stays until Close.
+// Deinit is framework.Framework's. The memory that the callbacks were given stays until Close.
 func (f *Framework) Deinit() error {
 	f.linked.Store(false)
 	graphErr := f.graphs.clear()

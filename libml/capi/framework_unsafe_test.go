@@ -18,9 +18,9 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/capitest"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/capi"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -39,8 +39,8 @@ func card() *models.Card {
 	}
 }
 
-func environment() libml.Environment {
-	return libml.Environment{Card: card(), Threads: 2, Log: zerolog.Nop(), Device: libml.DeviceCPU}
+func environment() framework.Environment {
+	return framework.Environment{Card: card(), Threads: 2, Log: zerolog.Nop(), Device: framework.DeviceCPU}
 }
 
 // start returns a framework and locks the thread, because reasons belong to a thread.
@@ -249,7 +249,7 @@ func TestErrors(t *testing.T) {
 				t.Errorf("error %v of PENSTOCK_WRONG_ANSWERS", err)
 			}
 			c.Answer(test.callback, 2, "")
-			if err := test.call(f); errors.Is(err, libml.ErrNoHostStage) != (name == "load_model") {
+			if err := test.call(f); errors.Is(err, framework.ErrNoHostStage) != (name == "load_model") {
 				t.Errorf("error %v of PENSTOCK_NO_HOST_STAGE", err)
 			}
 			for _, code := range []int{-1, 5, 17} {
@@ -406,17 +406,17 @@ func TestStreamsAndWeights(t *testing.T) {
 		}
 		return uintptr(0x1000 + slot)
 	}
-	env.Weights = func(file string) (libml.Weights, error) {
+	env.Weights = func(file string) (framework.Weights, error) {
 		switch file {
 		case "held":
-			return libml.Weights{Address: 0x7000, Bytes: 12}, nil
+			return framework.Weights{Address: 0x7000, Bytes: 12}, nil
 		case "panic":
 			panic("no weights")
 		case "lost":
 			// libml's error if there are no shared weights.
-			return libml.Weights{}, fmt.Errorf("%w: %w", libml.ErrNoWeights, &cuda.Error{Op: "cuMemMap", Code: 700})
+			return framework.Weights{}, fmt.Errorf("%w: %w", framework.ErrNoWeights, &cuda.Error{Op: "cuMemMap", Code: 700})
 		}
-		return libml.Weights{}, fmt.Errorf("%w: nobody holds %s", libml.ErrNoWeights, file)
+		return framework.Weights{}, fmt.Errorf("%w: nobody holds %s", framework.ErrNoWeights, file)
 	}
 	if err := f.Init(env); err != nil {
 		t.Fatal(err)
@@ -460,7 +460,7 @@ func TestStreamsAndWeights(t *testing.T) {
 
 // inGo computes what capitest's infer_batch does.
 type inGo struct {
-	libml.Framework
+	framework.Framework
 	input  []byte
 	output []byte
 }
@@ -479,7 +479,7 @@ var card0 = card()
 // BenchmarkInferBatch measures a batch's call: to C through the table, and to Go through the interface.
 func BenchmarkInferBatch(b *testing.B) {
 	f, _, input, outputs := ready(b, 1)
-	for name, framework := range map[string]libml.Framework{"c": f, "go": &inGo{nil, input, outputs[0]}} {
+	for name, framework := range map[string]framework.Framework{"c": f, "go": &inGo{nil, input, outputs[0]}} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for range b.N {

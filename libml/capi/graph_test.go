@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/internal/testing/capitest"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/nulltest"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -87,7 +87,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 		Name: "digest", Input: models.Input{Height: 4, Width: 4, Channels: 1, TensorType: models.U8, TensorLayout: models.HWC},
 		Outputs: []models.Output{{Name: "digest", Shape: []int64{1}}}, Batches: []int{1, 2},
 	}
-	must(f.Init(libml.Environment{Card: card, Device: devices[0].UUID(), Stream: func(slot int) uintptr {
+	must(f.Init(framework.Environment{Card: card, Device: devices[0].UUID(), Stream: func(slot int) uintptr {
 		return map[int]uintptr{0: whole.Handle(), 2: apart.Handle()}[slot]
 	}}))
 	_, err = f.LinkModel()

@@ -14,8 +14,9 @@ import (
 
 	"golang.org/x/image/draw"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/libml/reference"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
@@ -33,9 +34,9 @@ func shipped(t *testing.T, name string) *models.Card {
 	return card
 }
 
-func reference(t *testing.T, card *models.Card) *libml.Reference {
+func load(t *testing.T, card *models.Card) *reference.Model {
 	t.Helper()
-	r, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+	r, err := reference.New(card, func(*models.Card) (framework.Framework, error) { return onnx.New(), nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func (f found) String() string {
 	return fmt.Sprintf("%s %.2f (%.0f,%.0f)-(%.0f,%.0f)", f.label, f.score, f.x0, f.y0, f.x1, f.y1)
 }
 
-func find(t *testing.T, r *libml.Reference, card *models.Card, f frame) []found {
+func find(t *testing.T, r *reference.Model, card *models.Card, f frame) []found {
 	t.Helper()
 	payload, kind, err := r.Answer(f.rgb)
 	if err != nil || kind != uint8(wire.KindBoxes) {
@@ -122,7 +123,7 @@ func find(t *testing.T, r *libml.Reference, card *models.Card, f frame) []found 
 
 func TestFaces(t *testing.T) {
 	card := shipped(t, "face")
-	r := reference(t, card)
+	r := load(t, card)
 	faces := find(t, r, card, letterbox(t, "astronaut", card.Input.Width))
 	if len(faces) != 1 || faces[0].label != "face" || faces[0].score < 0.85 {
 		t.Fatalf("found %v, want one face of at least 0.85", faces)
@@ -148,7 +149,7 @@ func TestFaces(t *testing.T) {
 // TestNoFaces checks the threshold of the card: models/convert/validate_face.py has chosen it.
 func TestNoFaces(t *testing.T) {
 	card := shipped(t, "face")
-	r := reference(t, card)
+	r := load(t, card)
 	side := card.Input.Width
 	for _, name := range []string{"chelsea", "coffee", "rocket"} {
 		f := letterbox(t, name, side)
@@ -210,7 +211,7 @@ func pattern(random *rand.Rand, side int) (rgb []byte) {
 
 func TestObjects(t *testing.T) {
 	card := shipped(t, "detect")
-	r := reference(t, card)
+	r := load(t, card)
 	for picture, labels := range map[string][]string{
 		"astronaut":    {"person"},
 		"chelsea":      {"cat"},
@@ -241,7 +242,7 @@ func TestCellMiddle(t *testing.T) {
 		t.Fatalf("the coarsest level is %v, want stride %d", coarsest, stride)
 	}
 	card.Decoder.Params["levels"] = []any{coarsest}
-	r := reference(t, card)
+	r := load(t, card)
 	best := func(f frame) found {
 		list := find(t, r, card, f)
 		if len(list) == 0 {
@@ -268,7 +269,7 @@ func TestCellMiddle(t *testing.T) {
 
 func TestFashion(t *testing.T) {
 	card := shipped(t, "fashion")
-	r := reference(t, card)
+	r := load(t, card)
 	images, labels, err := zoo.FashionTest()
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/models"
@@ -13,7 +13,7 @@ import (
 
 // New makes the framework that a card names. It returns an error for a framework that is
 // a separate program.
-func New(card *models.Card) (libml.Framework, error) {
+func New(card *models.Card) (framework.Framework, error) {
 	switch card.Framework {
 	case "onnx":
 		return onnx.New(), nil

@@ -13,7 +13,7 @@
 //	fail_after=N       batches after the first N return an error
 //	hang_after=N       the batch after the first N never returns
 //	crash_after=N      the batch after the first N kills the process (SIGKILL)
-//	host_stage=no      LoadModel returns libml.ErrNoHostStage
+//	host_stage=no      LoadModel returns framework.ErrNoHostStage
 //
 // On a GPU, kernels on the slot's stream compute the answers, and there are more words:
 //
@@ -46,8 +46,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/document"
 )
@@ -207,9 +207,9 @@ type batch struct {
 }
 
 var (
-	_ libml.Framework = (*Framework)(nil)
-	_ libml.Demotable = (*Framework)(nil)
-	_ libml.Evictable = (*Framework)(nil)
+	_ framework.Framework = (*Framework)(nil)
+	_ framework.Demotable = (*Framework)(nil)
+	_ framework.Evictable = (*Framework)(nil)
 )
 
 // New returns a framework with the behaviour of PENSTOCK_NULL.
@@ -226,7 +226,7 @@ func (f *Framework) step(name string) error {
 }
 
 // Init reads the behaviour.
-func (f *Framework) Init(env libml.Environment) error {
+func (f *Framework) Init(env framework.Environment) error {
 	if f.behaviour == nil {
 		b, err := parseBehaviour(os.Getenv(Variable))
 		if err != nil {
@@ -251,7 +251,7 @@ func (f *Framework) Init(env libml.Environment) error {
 // LoadModel has nothing to load.
 func (f *Framework) LoadModel() error {
 	if f.behaviour.NoHostStage {
-		return libml.ErrNoHostStage
+		return framework.ErrNoHostStage
 	}
 	return f.step("load")
 }

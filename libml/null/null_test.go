@@ -17,7 +17,7 @@ import (
 	"github.com/rs/zerolog"
 	"pgregory.net/rapid"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -35,7 +35,7 @@ func configured(t *testing.T, words string, n int) (f *Framework, input []byte, 
 	t.Helper()
 	t.Setenv(Variable, words)
 	f, c := New(), card()
-	if err := f.Init(libml.Environment{Card: c, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU}); err != nil {
+	if err := f.Init(framework.Environment{Card: c, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -137,7 +137,7 @@ func TestFailStep(t *testing.T) {
 			t.Setenv(Variable, "fail="+step)
 			f, c := New(), card()
 			calls := []func() error{
-				func() error { return f.Init(libml.Environment{Card: c}) },
+				func() error { return f.Init(framework.Environment{Card: c}) },
 				f.LoadModel,
 				func() error { _, err := f.LinkModel(); return err },
 				func() error {
@@ -166,7 +166,7 @@ func TestFailAfter(t *testing.T) {
 
 func TestNoHostStage(t *testing.T) {
 	f, _, _ := configured(t, "host_stage=no", 1)
-	if err := f.LoadModel(); !errors.Is(err, libml.ErrNoHostStage) {
+	if err := f.LoadModel(); !errors.Is(err, framework.ErrNoHostStage) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"errors"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // The answer check compares each batch size's answer to a picture of noise with the CPU's.
@@ -32,7 +32,7 @@ func (g *gpu) askReference(model []byte) (err error) {
 }
 
 // newReference runs a model once, on the CPU.
-func newReference(env libml.Environment, model []byte) (_ *answer.Reference, err error) {
+func newReference(env framework.Environment, model []byte) (_ *answer.Reference, err error) {
 	card := env.Card
 	env.Threads = 1 // a shadow loads while other processes serve
 	c := newCPU(env)

@@ -7,15 +7,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // The played model answers with the beginning of its input.
 func TestRightAnswers(t *testing.T) {
 	r := newRig(t, &played{})
-	r.gpu.ask = func(env libml.Environment, _ []byte) (*answer.Reference, error) {
+	r.gpu.ask = func(env framework.Environment, _ []byte) (*answer.Reference, error) {
 		picture, err := answer.Sample(env.Card.Input, 0)
 		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(picture[:40])}}, err
 	}

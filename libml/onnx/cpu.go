@@ -12,7 +12,7 @@ import (
 	"github.com/rs/zerolog"
 	ort "github.com/yalue/onnxruntime_go"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -39,7 +39,7 @@ type cpu struct {
 	batches map[key]*batch
 }
 
-func newCPU(env libml.Environment) *cpu {
+func newCPU(env framework.Environment) *cpu {
 	return &cpu{card: env.Card, checked: env.Checked, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
 }
 

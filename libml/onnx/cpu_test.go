@@ -20,7 +20,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/image/draw"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 )
@@ -72,7 +72,7 @@ func start(t testing.TB, card *models.Card) *Framework {
 			t.Errorf("deinit: %v", err)
 		}
 	})
-	env := libml.Environment{Card: card, Threads: 2, Log: zerolog.Nop(), Device: libml.DeviceCPU}
+	env := framework.Environment{Card: card, Threads: 2, Log: zerolog.Nop(), Device: framework.DeviceCPU}
 	if err := f.Init(env); err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +431,7 @@ func TestLoadChecked(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := f.Init(libml.Environment{Card: &card, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU, Checked: true}); err != nil {
+	if err := f.Init(framework.Environment{Card: &card, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU, Checked: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.LoadModel(); err != nil {
@@ -547,7 +547,7 @@ func TestLoads(t *testing.T) {
 		b := makeBuffers(card, 1)
 		load := func() (linked, freed int64) {
 			f := New()
-			if err := f.Init(libml.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU}); err != nil {
+			if err := f.Init(framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU}); err != nil {
 				t.Fatal(err)
 			}
 			if err := f.LoadModel(); err != nil {

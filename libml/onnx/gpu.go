@@ -11,8 +11,8 @@ import (
 	ort "github.com/yalue/onnxruntime_go"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -27,11 +27,11 @@ import (
 //	inferBatch      launches the graph on the batch's stream
 //	deinit          releases graphs, sessions, memory and context
 type gpu struct {
-	env     libml.Environment
+	env     framework.Environment
 	backend backend
 	hide    func() error // hides the compiler from the libraries
 	preload func() error // loads the libraries
-	ask     func(libml.Environment, []byte) (*answer.Reference, error)
+	ask     func(framework.Environment, []byte) (*answer.Reference, error)
 	version func() string // of ONNX Runtime
 	cache   string        // the folder of prepared models; empty: env's, or the user's
 
@@ -72,7 +72,7 @@ func (l *launch) close(in *cuda.Context) error {
 	return errors.Join(l.executable.Destroy(), l.hosts.release(in))
 }
 
-func newGPU(env libml.Environment) *gpu {
+func newGPU(env framework.Environment) *gpu {
 	if env.BatchStream == nil {
 		env.BatchStream = env.Stream
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -19,13 +19,13 @@ var ErrNoCgo = errors.New("framework onnx needs cgo: build with CGO_ENABLED=1 an
 // Framework takes the place of the framework that needs cgo.
 type Framework struct{}
 
-var _ libml.Framework = (*Framework)(nil)
+var _ framework.Framework = (*Framework)(nil)
 
 // New returns a framework whose Init fails.
 func New() *Framework { return new(Framework) }
 
 // Init returns ErrNoCgo.
-func (*Framework) Init(libml.Environment) error { return ErrNoCgo }
+func (*Framework) Init(framework.Environment) error { return ErrNoCgo }
 
 // LoadModel returns ErrNoCgo.
 func (*Framework) LoadModel() error { return ErrNoCgo }

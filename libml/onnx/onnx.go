@@ -21,14 +21,14 @@
 package onnx
 
 import (
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // Framework runs one model. The zero value is ready for Init.
 type Framework struct{ runner runner }
 
 // runner is the framework on one kind of device. Its methods are the callbacks of
-// libml.Framework and libml.Demotable.
+// framework.Framework and framework.Demotable.
 type runner interface {
 	init() error
 	loadModel() error
@@ -40,9 +40,9 @@ type runner interface {
 }
 
 var (
-	_ libml.Framework = (*Framework)(nil)
-	_ libml.Demotable = (*Framework)(nil)
-	_ libml.Evictable = (*Framework)(nil)
+	_ framework.Framework = (*Framework)(nil)
+	_ framework.Demotable = (*Framework)(nil)
+	_ framework.Evictable = (*Framework)(nil)
 )
 
 // New returns a framework for one model.
@@ -52,11 +52,11 @@ func New() *Framework { return new(Framework) }
 type key struct{ slot, n int }
 
 // Init opens ONNX Runtime. On a GPU it also loads the libraries for CUDA.
-func (f *Framework) Init(env libml.Environment) error {
+func (f *Framework) Init(env framework.Environment) error {
 	if err := open(); err != nil {
 		return err
 	}
-	if env.Device == libml.DeviceCPU {
+	if env.Device == framework.DeviceCPU {
 		f.runner = newCPU(env)
 	} else {
 		f.runner = newGPU(env)

@@ -12,13 +12,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // This machine has the ONNX Runtime for CPUs.
 func TestMissingProvider(t *testing.T) {
 	f := New()
-	err := f.Init(libml.Environment{
+	err := f.Init(framework.Environment{
 		Card: shipped(t, "fashion"), Threads: 1, Device: "GPU-1", Stream: func(int) uintptr { return 0 },
 	})
 	if !errors.Is(err, errNoProvider) {

@@ -13,8 +13,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx/prepared"
 	"github.com/penstock/penstock/models"
 )
@@ -38,10 +38,10 @@ func Prepare(card *models.Card, device, dir string, threads int, log zerolog.Log
 	if err := open(); err != nil {
 		return err
 	}
-	g := newGPU(libml.Environment{
+	g := newGPU(framework.Environment{
 		Card: card, Device: device, Prepared: dir, Threads: threads, Log: log,
 		Stream:  func(int) uintptr { return 0 },
-		Weights: func(string) (libml.Weights, error) { return libml.Weights{}, libml.ErrNoWeights },
+		Weights: func(string) (framework.Weights, error) { return framework.Weights{}, framework.ErrNoWeights },
 	})
 	if err := g.init(); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (g *gpu) prepareOnly() error {
 			return nil
 		}
 		g.env.Log.Warn().Err(err).Msg("prepared model is damaged; preparing it again")
-		if err := g.removeDamaged(); !errors.Is(err, libml.ErrNoWeights) {
+		if err := g.removeDamaged(); !errors.Is(err, framework.ErrNoWeights) {
 			return err
 		}
 		g.reference = nil // it was the damaged model's

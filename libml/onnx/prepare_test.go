@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // A prepared model has to fit the card, as the model's file has.
@@ -27,7 +27,7 @@ func TestPreparedModelFitsCard(t *testing.T) {
 func TestPreparedAnswerSample(t *testing.T) {
 	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
 		asked := 0
-		r.gpu.ask = func(_ libml.Environment, model []byte) (*answer.Reference, error) {
+		r.gpu.ask = func(_ framework.Environment, model []byte) (*answer.Reference, error) {
 			asked++
 			if len(model) == 0 {
 				t.Error("without a model")
@@ -72,7 +72,7 @@ func TestPreparedByTheNode(t *testing.T) {
 		}
 	})
 	t.Run("failed", func(t *testing.T) {
-		sandboxed(t, t.TempDir(), fmt.Errorf("%w: no GPU memory", libml.ErrNoWeights), func(r *rig, _ *shares, asked int) {
+		sandboxed(t, t.TempDir(), fmt.Errorf("%w: no GPU memory", framework.ErrNoWeights), func(r *rig, _ *shares, asked int) {
 			if asked != 1 || !r.logged("no GPU memory") || r.shares() {
 				t.Errorf("asked %d times: %s", asked, r.log.String())
 			}

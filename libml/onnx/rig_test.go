@@ -15,9 +15,9 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/cudatest"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -205,13 +205,13 @@ func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
 		r.streams[i] = r.newStream()
 	}
 	b.weights, b.scratch = max(b.weights, 1), max(b.scratch, 1)
-	r.gpu = newGPU(libml.Environment{
+	r.gpu = newGPU(framework.Environment{
 		Card: r.card, Threads: 2, Log: zerolog.New(&r.log), Device: "GPU-fake",
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	})
 	r.f = &Framework{runner: r.gpu}
 	r.gpu.backend, r.gpu.hide, r.gpu.preload = b, func() error { return nil }, func() error { return nil }
-	r.gpu.ask = func(libml.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
+	r.gpu.ask = func(framework.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
 	t.Cleanup(func() {
 		cudafake.Reset()
 		r.end()

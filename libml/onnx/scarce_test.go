@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 )
 
 // takers are the driver's functions that take memory until a batch is configured, or that may
@@ -57,9 +57,9 @@ func inEachStep(t *testing.T, try func(*testing.T, func() cudafake.Setting) (met
 func TestLinkWithoutMemory(t *testing.T) {
 	for name, c := range map[string]scarceCase{
 		"prepared here, shared":  {},
-		"prepared here, its own": {refuses: libml.ErrNoWeights},
+		"prepared here, its own": {refuses: framework.ErrNoWeights},
 		"shared":                 {prepared: true},
-		"its own":                {prepared: true, refuses: libml.ErrNoWeights},
+		"its own":                {prepared: true, refuses: framework.ErrNoWeights},
 		"node by node":           {prepared: true, byNode: true},
 		"a size's own":           {private: true},
 	} {

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx/prepared"
 	"github.com/penstock/penstock/libml/weights"
 )
@@ -208,16 +208,16 @@ func (g *gpu) loadResident() error {
 }
 
 // removeDamaged removes the entry because its weights have changed. It returns an error that
-// wraps libml.ErrNoWeights.
+// wraps framework.ErrNoWeights.
 func (g *gpu) removeDamaged() error {
 	s := &g.shared
 	file := s.entry.Weights()
 	s.closeEntry()
 	if g.env.Prepare != nil {
 		// The node prepares the model for the next process. This process has lost enough time.
-		return errors.Join(fmt.Errorf("%w: %s is damaged", libml.ErrNoWeights, file), g.env.Prepare())
+		return errors.Join(fmt.Errorf("%w: %s is damaged", framework.ErrNoWeights, file), g.env.Prepare())
 	}
-	return errors.Join(fmt.Errorf("%w: %s is damaged", libml.ErrNoWeights, file), s.store.Remove(s.key))
+	return errors.Join(fmt.Errorf("%w: %s is damaged", framework.ErrNoWeights, file), s.store.Remove(s.key))
 }
 
 // useWeights makes sessions use the entry, with its weights at this address.

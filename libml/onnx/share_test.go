@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/openfiles"
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/weights"
 )
 
@@ -43,22 +43,22 @@ type shares struct {
 	at      map[string]cuda.Pointer
 }
 
-func (s *shares) weights(file string) (libml.Weights, error) {
+func (s *shares) weights(file string) (framework.Weights, error) {
 	s.asked = append(s.asked, file)
 	if s.before != nil {
 		s.before()
 	}
 	if s.refuses != nil {
-		return libml.Weights{}, s.refuses
+		return framework.Weights{}, s.refuses
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
-		return libml.Weights{}, fmt.Errorf("%w: %w", libml.ErrNoWeights, err)
+		return framework.Weights{}, fmt.Errorf("%w: %w", framework.ErrNoWeights, err)
 	}
 	if s.at[file] == 0 {
 		p, err := s.r.context.Allocate(len(b))
 		if err != nil {
-			return libml.Weights{}, err
+			return framework.Weights{}, err
 		}
 		s.r.t.Cleanup(func() { s.r.context.Free(p) })
 		s.at[file] = p
@@ -67,7 +67,7 @@ func (s *shares) weights(file string) (libml.Weights, error) {
 	if s.sum != 0 {
 		sum = s.sum
 	}
-	return libml.Weights{Address: uintptr(s.at[file]), Bytes: len(b), CRC32C: sum}, nil
+	return framework.Weights{Address: uintptr(s.at[file]), Bytes: len(b), CRC32C: sum}, nil
 }
 
 // sharingRig returns a rig with shared weights, and with prepared models in dir.
@@ -152,8 +152,8 @@ func (s *shares) checkUsed(with settings) {
 // weights, for all sizes.
 func TestOwnCopyOfWeights(t *testing.T) {
 	for what, refuse := range map[string]error{
-		"no shared weights": fmt.Errorf("%w: dial: no such file", libml.ErrNoWeights),
-		"OUT_OF_MEMORY":     fmt.Errorf("%w: %w", libml.ErrNoWeights, &cuda.Error{Op: "cuMemImportFromShareableHandle", Code: cuda.OutOfMemory}),
+		"no shared weights": fmt.Errorf("%w: dial: no such file", framework.ErrNoWeights),
+		"OUT_OF_MEMORY":     fmt.Errorf("%w: %w", framework.ErrNoWeights, &cuda.Error{Op: "cuMemImportFromShareableHandle", Code: cuda.OutOfMemory}),
 	} {
 		t.Run(what, func(t *testing.T) {
 			r, s := sharingRig(t, t.TempDir())
@@ -175,7 +175,7 @@ func TestOwnCopyOfWeights(t *testing.T) {
 // If that copy does not fit, each session has its own weights.
 func TestWeightsPerSession(t *testing.T) {
 	r, s := sharingRig(t, t.TempDir())
-	s.refuses = libml.ErrNoWeights
+	s.refuses = framework.ErrNoWeights
 	made := false
 	r.played.unmade = func(settings) error { made = true; return nil }
 	r.loaded()
@@ -284,7 +284,7 @@ func TestUnlinkableModelIsNotRefused(t *testing.T) {
 
 func TestLostDeviceWhileSharing(t *testing.T) {
 	r, s := sharingRig(t, t.TempDir())
-	s.refuses = fmt.Errorf("%w: %w", libml.ErrNoWeights, cuda.ErrLost)
+	s.refuses = fmt.Errorf("%w: %w", framework.ErrNoWeights, cuda.ErrLost)
 	if _, err := r.loaded().f.LinkModel(); !errors.Is(err, cuda.ErrLost) {
 		t.Errorf("%v", err)
 	}

@@ -26,7 +26,7 @@ import (
 //	device, after the start of MPS            penstock probe, a client of MPS
 //	1 reads the result for this GPU and
 //	  driver from the cache folder
-//	2 if there is none ────────────────────>  3 measures (libml/device/gpu/priorities.go)
+//	2 if there is none ────────────────────>  3 measures (libml/gpu/priorities.go)
 //	4 writes the result                <────  and prints it
 //	5 reports it to the manager
 //

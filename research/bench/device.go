@@ -9,9 +9,9 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/cpu"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 )
 

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )

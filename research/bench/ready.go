@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testbed"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -54,7 +54,7 @@ const readyWarmup = 4
 // RunReady is RunBare for many batch sizes, streams and groups of multiprocessors, in one
 // process that loads the model once. A percentage of MPS comes from the process's
 // environment.
-func RunReady(ctx context.Context, o Setup, build libml.Build, r ReadyOptions) (all []Ready, err error) {
+func RunReady(ctx context.Context, o Setup, build framework.Build, r ReadyOptions) (all []Ready, err error) {
 	card, err := o.Card(r.Model)
 	if err != nil {
 		return nil, err

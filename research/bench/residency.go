@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/frameworks"
+	"github.com/penstock/penstock/libml/reference"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/traffic"
 	"github.com/penstock/penstock/models"
@@ -388,7 +388,7 @@ func (o *ResidencyOptions) load(ctx context.Context, n *node.Node, status contro
 		with.Spec.Duration, with.Spec.Warmup = load.duration, time.Second
 		with.Rates, with.Arrivals = rates, load.arrivals
 		if o.Check {
-			with.Reference = func(card *models.Card) (traffic.Model, error) { return libml.NewReference(card, frameworks.New) }
+			with.Reference = func(card *models.Card) (traffic.Model, error) { return reference.New(card, frameworks.New) }
 		}
 		requests, err := traffic.New(status, with)
 		if err != nil {

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/libml/reference"
 	comparing "github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
@@ -275,7 +276,7 @@ func answersAsONNXRuntime(t *testing.T, nd *node.Node, function string, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reference, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+	reference, err := reference.New(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/libml/reference"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/picture"
@@ -43,7 +44,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	reference, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+	reference, err := reference.New(card, func(*models.Card) (framework.Framework, error) { return onnx.New(), nil })
 	if err != nil {
 		t.Fatal(err)
 	}

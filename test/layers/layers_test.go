@@ -52,11 +52,14 @@ var inner = map[string][][]string{
 		{"cgroup", "sandbox"},
 	},
 	"libml": {
-		{"frameworks"},
-		{"capi", "null", "onnx"},
-		{""},
+		{"libpenstock"},
+		{"", "capi", "frameworks", "reference"},
+		{"internal", "null", "onnx"},
+		{"framework"},
 		{"answer", "gate"},
-		{"decode", "device", "python", "residency", "weights"},
+		{"gpu"},
+		{"cpu", "decode"},
+		{"device", "python", "residency", "weights"},
 		{"lane"},
 	},
 }

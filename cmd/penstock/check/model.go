@@ -16,7 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/libml/python"
 	"github.com/penstock/penstock/models"
@@ -97,14 +97,14 @@ func LoadModel(file string) error {
 	if err != nil {
 		return err
 	}
-	framework, err := frameworks.New(card)
+	loaded, err := frameworks.New(card)
 	if err != nil {
 		return err
 	}
-	if err := framework.Init(libml.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: configs.DeviceCPU}); err != nil {
+	if err := loaded.Init(framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: configs.DeviceCPU}); err != nil {
 		return fmt.Errorf("start framework of model %s: %w", card.Name, err)
 	}
-	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
+	if err := loaded.LoadModel(); err != nil && !errors.Is(err, framework.ErrNoHostStage) {
 		return fmt.Errorf("load model %s: %w", card.Name, err)
 	}
 	return nil

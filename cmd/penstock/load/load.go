@@ -14,8 +14,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/frameworks"
+	"github.com/penstock/penstock/libml/reference"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/capture"
 	"github.com/penstock/penstock/loadgen/tabular"
@@ -130,7 +130,7 @@ func Run(ctx context.Context, o Options) (*loadgen.Report, error) {
 
 // Reference runs the model of a card in this process.
 func Reference(card *models.Card) (traffic.Model, error) {
-	return libml.NewReference(card, frameworks.New)
+	return reference.New(card, frameworks.New)
 }
 
 // Print prints a report on standard output, as table, json or csv.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )

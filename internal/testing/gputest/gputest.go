@@ -23,7 +23,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )

@@ -11,8 +11,8 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/devicetest"
-	"github.com/penstock/penstock/libml/device/cpu"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/cpu"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 )
 

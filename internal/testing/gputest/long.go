@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/cpu"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )

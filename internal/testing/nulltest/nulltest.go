@@ -23,9 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/models"
 )
@@ -133,7 +133,7 @@ func unlinked(t failer, in models.Input, b null.Behaviour) *rig {
 		t.Fatal(err)
 	}
 	r.framework = null.NewWith(b)
-	env := libml.Environment{Card: r.card, Threads: 1, Log: zerolog.Nop(), Device: r.device.Name(), Stream: r.device.Stream}
+	env := framework.Environment{Card: r.card, Threads: 1, Log: zerolog.Nop(), Device: r.device.Name(), Stream: r.device.Stream}
 	if err := r.framework.Init(env); err != nil {
 		t.Fatal(err)
 	}

@@ -23,9 +23,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
@@ -112,8 +112,8 @@ type harness struct {
 	context *cuda.Context
 	uuid    string
 	streams [device.Slots]cuda.Stream
-	gpu     libml.Framework
-	cpu     libml.Framework
+	gpu     framework.Framework
+	cpu     framework.Framework
 	closers []func() error
 	evicts  bool // frameworks can evict their weights
 }
@@ -150,7 +150,7 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 	if !shared {
 		b.gpu = b.framework(found.UUID(), stream, nil)
 	} else {
-		h := &held{context: b.context, files: make(map[string]libml.Weights)}
+		h := &held{context: b.context, files: make(map[string]framework.Weights)}
 		b.closers = append(b.closers, h.close)
 		for i := range 2 {
 			if b.gpu != nil {
@@ -165,14 +165,14 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 			}
 		}
 	}
-	b.cpu = b.framework(libml.DeviceCPU, nil, nil)
+	b.cpu = b.framework(framework.DeviceCPU, nil, nil)
 	return b
 }
 
-func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
+func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (framework.Weights, error)) framework.Framework {
 	b.t.Helper()
 	f := onnx.New()
-	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights, Evict: b.evicts, HostMemory: hostMemory}
+	env := framework.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights, Evict: b.evicts, HostMemory: hostMemory}
 	if err := f.Init(env); err != nil {
 		b.t.Fatal(err)
 	}
@@ -390,7 +390,7 @@ func answers(t *testing.T, b *harness) {
 					d = 0
 				}
 			}
-			if demotable := b.gpu.(libml.Demotable); !demotable.Demotable(0, n) {
+			if demotable := b.gpu.(framework.Demotable); !demotable.Demotable(0, n) {
 				t.Errorf("batch of %d: runs node by node, not as a graph", n)
 			}
 			t.Logf("batch of %d: %.2g from the CPU's", n, d)
@@ -761,7 +761,7 @@ func opened(path string) string {
 		return err.Error()
 	}
 	f := onnx.New()
-	env := libml.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: "GPU", Stream: func(int) uintptr { return 0 }}
+	env := framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: "GPU", Stream: func(int) uintptr { return 0 }}
 	began := time.Now()
 	if err := f.Init(env); err != nil {
 		return err.Error()

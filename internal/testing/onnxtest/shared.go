@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
 
@@ -53,7 +53,7 @@ func evicts(t *testing.T, b *harness) {
 	defer func() { b.gpu, b.evicts = over, false }()
 	b.evicts = true
 	b.gpu = b.framework(b.uuid, func(slot int) uintptr { return b.streams[slot].Handle() }, nil)
-	model := b.gpu.(libml.Evictable)
+	model := b.gpu.(framework.Evictable)
 	weights := model.EvictableBytes()
 	if weights == 0 {
 		t.Fatal("weights cannot be evicted")
@@ -98,22 +98,22 @@ func evicts(t *testing.T, b *harness) {
 // held implements Environment.Weights within this process.
 type held struct {
 	context *cuda.Context
-	files   map[string]libml.Weights
+	files   map[string]framework.Weights
 	arenas  []*cuda.Arena
 	asked   int
 }
 
 // weights puts a file into an arena, and maps the arena a second time for reading.
-func (h *held) weights(file string) (libml.Weights, error) {
+func (h *held) weights(file string) (framework.Weights, error) {
 	h.asked++
 	if w, ok := h.files[file]; ok {
 		return w, nil
 	}
 	content, err := os.ReadFile(file)
 	if err != nil {
-		return libml.Weights{}, err
+		return framework.Weights{}, err
 	}
-	var w libml.Weights
+	var w framework.Weights
 	err = h.onThread(func() error {
 		a, err := h.context.NewArena(len(content))
 		if err != nil {
@@ -141,7 +141,7 @@ func (h *held) weights(file string) (libml.Weights, error) {
 			return err
 		}
 		h.arenas = append(h.arenas, only)
-		w = libml.Weights{Address: uintptr(only.Pointer()), Bytes: len(content), CRC32C: crc32.Checksum(content, crc32.MakeTable(crc32.Castagnoli))}
+		w = framework.Weights{Address: uintptr(only.Pointer()), Bytes: len(content), CRC32C: crc32.Checksum(content, crc32.MakeTable(crc32.Castagnoli))}
 		return nil
 	})
 	if err == nil {

@@ -1,0 +1,85 @@
+package serve
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/shm"
+)
+
+// BenchmarkBatch measures the batch loop on a CPU with a framework that computes next to nothing: publish,
+// take, pick, gather, infer, decode, reply.
+func BenchmarkBatch(b *testing.B) {
+	for _, n := range []uint32{1, 8} {
+		b.Run(fmt.Sprintf("requests=%d", n), func(b *testing.B) {
+			h, f := newHarness(b, testCard()), newFake()
+			l := h.loop(f)
+			f.idle, f.serving = true, false // compute nothing, keep no history
+			l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+			turns(b, h, l, n)
+		})
+	}
+}
+
+// BenchmarkAccountedBatch is the same with the account of a guarantee, as on a GPU with MPS. It leaves out the
+// device, which works on another goroutine.
+func BenchmarkAccountedBatch(b *testing.B) {
+	h, f := newHarness(b, testCard()), newFake()
+	l := h.loop(f)
+	f.idle, f.serving = true, false
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	l.p.level = 3
+	l.memory.prioritized = ignored{}
+	l.p.orders.follow(control.Order{Level: 3, GuaranteePercent: 90})
+	l.setAccount(gate.Config{Balance: &gate.Balance{}, Objective: l.p.slo, Times: times(8, 100*time.Microsecond, 10*time.Microsecond)})
+	turns(b, h, l, 8)
+}
+
+func turns(b *testing.B, h *harness, l *loop, n uint32) {
+	picture := h.picture(1)
+	slots := make([]uint32, h.geometry.Slots)
+	b.ReportAllocs()
+	began := threadTime(b)
+	defer func() { b.ReportMetric(float64(threadTime(b)-began)/float64(b.N), "cpu-ns/op") }()
+	for b.Loop() {
+		for slot := range n {
+			h.publish(slot, picture, nil)
+		}
+		for got := 0; got < int(n); {
+			l.queue.State.Limit = 8
+			l.extend()
+			l.startMove()
+			if err := l.turn(); err != nil {
+				b.Fatal(err)
+			}
+			m, err := h.channel.Receive(slots, shm.Now()+int64(patience))
+			if err != nil {
+				b.Fatal(err)
+			}
+			got += m
+		}
+	}
+}
+
+// ignored is a device whose levels change nothing.
+type ignored struct{ device.Partitioned }
+
+func (ignored) Choose(int, budget.Level) error { return nil }
+
+// threadTime is the CPU time of the calling thread in nanoseconds. Other programs disturb it less than the
+// time of the clock.
+func threadTime(b *testing.B) int64 {
+	b.Helper()
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		b.Fatal(err)
+	}
+	return t.Nano()
+}

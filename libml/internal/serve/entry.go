@@ -1,0 +1,68 @@
+package serve
+
+import (
+	"os"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/shm"
+)
+
+// workerEntry is the entry of a worker, which its first member opens.
+type workerEntry struct {
+	mu    sync.Mutex // guards entry
+	entry *gate.Entry
+}
+
+// openEntry opens the process's entry in the file of turns, which comes after the slabs. It returns nil if
+// the processes of the device take no turns.
+func (p *process) openEntry(attached control.Attached, files []*os.File) (*gate.Entry, error) {
+	if attached.Turn == nil {
+		return nil, nil
+	}
+	file := files[len(files)-1-len(busyFiles(attached, files))]
+	if p.worker == nil {
+		return gate.OpenEntry(file, *attached.Turn)
+	}
+	w := &p.worker.entry
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.entry != nil && w.entry.Number() == *attached.Turn {
+		return w.entry, nil
+	}
+	// The manager gives a worker another entry after all of its members have left.
+	entry, err := gate.OpenEntry(file, *attached.Turn)
+	if err != nil {
+		return nil, err
+	}
+	w.entry = entry
+	return entry, nil
+}
+
+// closeEntry closes the entry of a process that ends. A worker keeps its entry.
+func (p *process) closeEntry() {
+	if p.entry != nil && p.worker == nil {
+		p.entry.Close()
+	}
+}
+
+// newAccount begins the account of a process that is warmed up.
+func (p *process) newAccount() *gate.Account {
+	c := gate.Config{
+		Level: p.level, Exclusive: p.entry != nil, Objective: p.slo, Terms: p.orders.present().terms,
+		Times: make([]time.Duration, p.card.MaxBatch()+1), Size: p.sizes.ladder[0],
+	}
+	for _, w := range p.sizes.warm {
+		c.Times[w.size] = w.alone
+	}
+	if _, ok := p.framework.(framework.Demotable); ok {
+		c.Framework = demotable{p}
+	}
+	if p.worker != nil {
+		c.Balance = &p.worker.balance
+	}
+	return gate.NewAccount(shm.Now(), c)
+}

@@ -1,0 +1,232 @@
+package serve
+
+import (
+	"math"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/gate"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// newTurnHarness returns a harness on a GPU whose processes take turns.
+func newTurnHarness(t *testing.T) *harness {
+	t.Helper()
+	h := newGPUHarness(t, testCard())
+	var err error
+	if h.turns, err = shm.NewTurns("test-turns"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { h.turns.Close() })
+	h.wake = control.Order{Do: control.DoWake, GuaranteePercent: 50, Level: 3}
+	return h
+}
+
+// other returns the turn of another process.
+func (h *harness) other() *shm.Turn {
+	h.t.Helper()
+	entry, err := h.turns.Join()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	turn, err := shm.OpenTurn(h.dup(h.turns.File()), entry)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { turn.Close() })
+	return turn
+}
+
+// takingTurns starts a process that owns the ring.
+func (h *harness) takingTurns(f *fake) *child {
+	h.t.Helper()
+	c := h.start(1, f.build, nil)
+	c.order(h.wake)
+	c.await(control.Ready)
+	f.serve()
+	h.channel.SetEpoch(1)
+	c.await(control.Active)
+	return c
+}
+
+// never is a time of shm.Now.
+const never = math.MaxInt64 / 2
+
+// isAwaited reports whether another process waits for the turn that this one has.
+func isAwaited(turn *shm.Turn) bool { return !turn.Alone(never) }
+
+func TestGPUTurn(t *testing.T) {
+	lead := func(r shm.Rank) func(*testing.T) {
+		return func(t *testing.T) {
+			h := newTurnHarness(t)
+			f := h.fake()
+			c := h.takingTurns(f)
+			running, waiting := h.other(), h.other()
+			if !running.Take(shm.Rank{}, 0) {
+				t.Fatal("an idle process has the turn")
+			}
+			h.publish(0, h.picture(1), nil)
+			eventually(t, "the process waits for its turn", func() bool { return isAwaited(running) })
+			if waiting.Take(r, 0) {
+				t.Fatal("two processes have the turn")
+			}
+			if sizes, _ := f.history(); len(sizes) > 0 {
+				t.Fatalf("batches of %v ran in another's turn", sizes)
+			}
+			running.Release()
+			first := r.Level > uint32(h.wake.Level)
+			if first {
+				if !waiting.Take(r, 0) {
+					t.Error("a higher level did not get the turn")
+				}
+				if sizes, _ := f.history(); len(sizes) > 0 {
+					t.Errorf("batches of %v ran in another's turn", sizes)
+				}
+				waiting.Release()
+			}
+			h.answered(h.replies(1)[0], h.picture(1))
+			if !first && !waiting.Take(r, shm.Now()+int64(patience)) {
+				t.Error("the process did not pass on its turn")
+			}
+			c.drained()
+		}
+	}
+	t.Run("a higher level goes first", lead(shm.Rank{Level: 5, Deadline: never}))
+	t.Run("a lower level goes last", lead(shm.Rank{Level: 2}))
+	t.Run("a later deadline goes last", lead(shm.Rank{Level: 3, Deadline: never}))
+	t.Run("demoted work goes last", lead(shm.Rank{}))
+
+	t.Run("late requests", func(t *testing.T) {
+		h := newTurnHarness(t)
+		f := h.fake()
+		c := h.takingTurns(f)
+		running := h.other()
+		running.Take(shm.Rank{}, 0)
+		h.publish(0, h.picture(1), func(r *shm.Request, _ []shm.Fragment) { r.Deadline = shm.Now() + int64(20*time.Millisecond) })
+		if slot := h.replies(1)[0]; h.status(slot) != wire.StatusLate {
+			t.Errorf("a request that waited for the turn too long is %v, want late", h.status(slot))
+		}
+		eventually(t, "the process stops waiting", func() bool { return !isAwaited(running) })
+		c.drained()
+	})
+
+	t.Run("a drain", func(t *testing.T) {
+		h := newTurnHarness(t)
+		f := h.fake()
+		c := h.takingTurns(f)
+		running := h.other()
+		running.Take(shm.Rank{}, 0)
+		h.publish(0, h.picture(1), nil)
+		eventually(t, "the process waits for its turn", func() bool { return isAwaited(running) })
+		c.drained()
+		if isAwaited(running) {
+			t.Error("a process that has ended waits for its turn")
+		}
+	})
+}
+
+// Batches of one process run one at a time while another one uses the GPU.
+func TestGPUTurnInFlight(t *testing.T) {
+	h := newTurnHarness(t)
+	f := h.fake()
+	c := h.takingTurns(f)
+	running := h.other()
+	running.Take(shm.Rank{}, 0)
+	h.publish(0, h.picture(1), nil)
+	eventually(t, "the process waits for its turn", func() bool { return isAwaited(running) })
+	release := h.hold()
+	running.Release()
+	began := func() int {
+		sizes, _ := f.history()
+		return len(sizes)
+	}
+	eventually(t, "a batch runs", func() bool { return began() > 0 })
+	if running.Take(shm.Rank{Level: 5}, 0) {
+		t.Error("two processes have the turn")
+	}
+	const more = 16
+	for slot := range uint32(more) {
+		h.publish(slot+1, h.picture(1), nil)
+	}
+	if running.Take(shm.Rank{Level: 5}, shm.Now()+int64(20*time.Millisecond)) {
+		t.Error("two processes have the turn")
+	}
+	if n := began(); n != 1 {
+		t.Errorf("%d batches began in one turn, want 1", n)
+	}
+	release()
+	if !running.Take(shm.Rank{Level: 5}, shm.Now()+int64(patience)) {
+		t.Error("the process did not pass on its turn")
+	}
+	if n := began(); n != 1 {
+		t.Errorf("%d batches began before the next turn, want 1", n)
+	}
+	running.Release()
+	h.replies(1 + more)
+	c.drained()
+}
+
+// TestWorkerTurnEntry has a worker join with an entry, leave, and join with another one.
+func TestWorkerTurnEntry(t *testing.T) {
+	h := newTurnHarness(t)
+	p := &process{membership: membership{worker: &worker{}}}
+	open := func(entry int) *gate.Entry {
+		t.Helper()
+		turn, err := p.openEntry(control.Attached{Turn: &entry}, []*os.File{h.dup(h.turns.File())})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return turn
+	}
+	first := open(3)
+	if second := open(3); second != first {
+		t.Error("two members of a worker have two turns")
+	}
+	if third := open(4); third == first || third.Number() != 4 {
+		t.Errorf("the worker has entry %d, want 4", third.Number())
+	}
+}
+
+// In its turn a batch uses the whole device, and any framework's batch can be demoted.
+func TestAccountInTurn(t *testing.T) {
+	h := newTurnHarness(t)
+	f := h.fake()
+	f.fixed = true
+	l := h.loop(f)
+	l.setAccount(gate.Config{Exclusive: true, Times: times(8, 3*time.Millisecond, time.Millisecond)})
+	if got := l.gate.Account.Cost(1); got != 4*time.Millisecond {
+		t.Errorf("a batch of 4ms costs %v", got)
+	}
+	l.emptyBalance()
+	if l.guaranteed(shm.Now()) {
+		t.Error("a batch beyond the guarantee is not demoted")
+	}
+	if l.memory.prioritized != nil {
+		t.Error("the process has streams of other priorities")
+	}
+}
+
+func TestMaxBatch(t *testing.T) {
+	h := newTurnHarness(t)
+	f := h.fake()
+	h.wake.MaxBatch = 3
+	l := h.loop(f)
+	l.queue.State.Limit = 8
+	l.queue.Expected = func(int) time.Duration { return time.Microsecond }
+	for slot := range uint32(5) {
+		h.publish(slot, h.picture(1), nil)
+	}
+	for range 3 {
+		if err := l.turn(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.replies(5)
+	if sizes, _ := f.history(); !slices.Equal(sizes, []int{2, 2, 1}) {
+		t.Errorf("batches of %v, want at most 2 requests in each: the size below the limit of 3", sizes)
+	}
+}

@@ -1,0 +1,256 @@
+package serve
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// flight is a batch from its dispatch to its answers. Each step has a time stamp:
+//
+//	begin    1. mark the slots as started; from here on this process answers them    dispatched
+//	         2. Gather, Pad: the batch tensor                                        gathered
+//	         3. InferBatch, Fetch: the results; in a lane behind those of the batch before
+//	finish   4. Wait: everything is done                                             inferred
+//	         5. decode, complete, flush
+//
+// On a CPU each step is done when its call returns. On a GPU steps 1 to 3 are queued, and gathered
+// is computed back from inferred with the device's measurements.
+type flight struct {
+	slot   int // the device's
+	batch  []batching.Request
+	padded int
+	// The arguments of Start and Gather, with room for the largest batch.
+	slots    []uint32
+	requests []device.Request
+	refused  []bool
+
+	aggregated time.Duration // of the batch's oldest request
+	waited     time.Duration // by batching.WaitForRunning
+	late       int
+	full       bool // it has as many requests as it may have
+	demoted    bool // it runs at the lowest priority
+	busy       bool // guests wait for it
+	followed   bool // it was queued behind another member's batch
+
+	dispatched, gathered int64
+	began                int64 // dispatched, or the end of the batch that it was queued behind
+	bad                  error // why single requests were rejected
+	err                  error // why the whole batch failed
+}
+
+func newFlight(most int) flight {
+	return flight{
+		batch:    make([]batching.Request, 0, most),
+		slots:    make([]uint32, 0, most),
+		requests: make([]device.Request, 0, most),
+		refused:  make([]bool, most),
+	}
+}
+
+// isLost reports whether an error means that the device failed for good. A framework may return
+// CUDA's error for it.
+func isLost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
+
+// mergeErrors returns the more important of two errors, either of which may be nil: the first,
+// unless the second is a lost device.
+func mergeErrors(first, second error) error {
+	if first == nil || isLost(second) {
+		return second
+	}
+	return first
+}
+
+// begin dispatches l.choice. finish answers the requests of any error; begin returns the errors that
+// affect the whole batch.
+func (l *loop) begin() error {
+	f := l.flights.add()
+	c := l.choice
+	f.batch = append(f.batch[:0], l.batch()...)
+	f.padded, f.waited, f.late, f.full = c.Padded, c.Waited, c.Late, c.Full
+	f.slots, f.requests = f.slots[:0], f.requests[:0]
+	for _, r := range f.batch {
+		f.slots = append(f.slots, r.Slot)
+		f.requests = append(f.requests, device.Request{Fragments: l.ring.Fragments(r.Slot), Bytes: l.ring.Request(r.Slot).Bytes})
+	}
+	idle := int64(-1)
+	switch {
+	case !l.served:
+		l.served = true
+		l.reporter.addHandover(l.idle(l.acquired))
+		l.ring.Settle()
+	case l.moves.made():
+		if idle = l.idle(l.moves.begun); l.flights.count > 1 {
+			idle = min(idle, 0) // the device was busy
+		}
+	}
+
+	l.ring.Start(f.slots)
+	oldest := l.ring.Request(firstComplete(f.batch).Slot)
+	f.aggregated = time.Duration(oldest.Complete - oldest.FirstFragment)
+	f.dispatched = shm.Now()
+	f.began = f.dispatched
+	f.demoted, f.busy = l.gate.Begin(f.dispatched, f.slot, c)
+	l.queue.Begin(f.dispatched, c, f.demoted)
+	l.choice = batching.Choice{}
+	if l.memory.prioritized != nil {
+		if err := l.memory.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.demoted)); err != nil {
+			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
+		}
+	}
+	f.bad, f.err = l.gather(f)
+	f.gathered = shm.Now()
+	if f.followed = false; f.err == nil {
+		f.followed, f.err = l.gate.Place.Follow(f.slot)
+	}
+	if f.err == nil {
+		f.err = l.p.framework.InferBatch(f.slot, f.padded)
+	}
+	images := c.Batch
+	if f.err != nil {
+		images = 0 // still wait for the queued work, which also reveals a lost device
+	}
+	f.err = mergeErrors(f.err, l.memory.device.Fetch(f.slot, images))
+	if f.err == nil && !f.demoted {
+		l.gate.Place.Launch(f.slot, f.dispatched, l.queue.Typical(f.padded), l.queue.Lead)
+	}
+	l.completeMove(idle)
+	return f.err
+}
+
+// gather fills the batch tensor and blanks its padding. bad is about single requests, err about the
+// whole batch.
+func (l *loop) gather(f *flight) (bad, err error) {
+	n := len(f.batch)
+	input := l.memory.tensors[f.slot].InputOf(f.padded)
+	err = l.memory.device.Gather(f.slot, input, f.requests, f.refused[:n])
+	if err != nil && !spoilsBatch(err) {
+		bad, err = err, nil
+	}
+	if err == nil {
+		err = l.memory.device.Pad(f.slot, input, n, f.padded)
+	}
+	return bad, err
+}
+
+// spoilsBatch reports whether an error of Gather affects the whole batch, not just single requests.
+func spoilsBatch(err error) bool {
+	var request *device.RequestError
+	return !errors.As(err, &request)
+}
+
+// decode turns image i's outputs into its result.
+func (l *loop) decode(f *flight, i int, result *shm.Result) error {
+	l.memory.tensors[f.slot].Image(l.image, i)
+	payload, kind, err := l.memory.decoder.Append(l.ring.ResultBuffer(f.batch[i].Slot)[:0], l.image)
+	if err != nil {
+		return fmt.Errorf("decode outputs of %s: %w", l.p.card.Name, err)
+	}
+	result.Status, result.Kind, result.Length = uint8(wire.StatusOK), uint8(kind), uint32(len(payload))
+	return nil
+}
+
+// firstComplete returns the request of a batch that was completed first.
+func firstComplete(batch []batching.Request) *batching.Request {
+	oldest := &batch[0]
+	for i := range batch {
+		if batch[i].Whole < oldest.Whole {
+			oldest = &batch[i]
+		}
+	}
+	return oldest
+}
+
+// done returns a batch in flight that has ended, or nil.
+func (l *loop) done() *flight {
+	f := l.flights.oldest()
+	if done, _ := l.memory.device.Done(f.slot); done {
+		return f
+	}
+	if l.queue.Mixed() {
+		f = l.flights.newest()
+		if done, _ := l.memory.device.Done(f.slot); done {
+			return f
+		}
+	}
+	return nil
+}
+
+// finish waits for the oldest batch in flight, unless another one has ended that need not wait for
+// it. It answers each request of the batch. If requests could not get their results, finish logs
+// and returns the first error. Only a lost device affects more than these requests.
+func (l *loop) finish() error {
+	f := cmp.Or(l.done(), l.flights.oldest())
+	took, err := l.memory.device.Wait(f.slot)
+	inferred := shm.Now()
+	if took > 0 {
+		f.gathered = max(f.dispatched, inferred-int64(took))
+		if !f.demoted && !f.followed {
+			l.queue.LearnLead(time.Duration(f.gathered - f.dispatched))
+		}
+	}
+	if began := l.gate.End(inferred, f.busy); f.followed {
+		// The thread of the batch before may have noticed its end late: trust the device more.
+		f.began = min(max(f.dispatched, began), inferred-int64(took))
+	}
+	l.p.residence.ran(inferred, l.smallestBatch())
+	f.err = mergeErrors(f.err, err)
+	err = l.complete(f, inferred)
+	if err != nil {
+		l.p.log.Error().Err(err).Int("batch", len(f.batch)).Msg("batch failed")
+	}
+	return err
+}
+
+// complete answers a batch in flight and removes it. The batch must be the oldest or the newest.
+func (l *loop) complete(f *flight, inferred int64) error {
+	n := len(f.batch)
+	var firstErr error
+	for i, r := range f.batch {
+		result := shm.Result{
+			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.p.card.Version,
+			Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
+		}
+		err := f.err
+		if err == nil && f.refused[i] {
+			err = f.bad
+		}
+		if err == nil {
+			err = l.decode(f, i, &result)
+		}
+		if err != nil && firstErr == nil {
+			firstErr = err
+		}
+		l.ring.Complete(r.Slot, result)
+	}
+	ended := shm.Now()
+	l.ring.BatchEnded(ended)
+	l.ring.Flush()
+	i := l.flights.remove(f)
+	l.settleMove()
+	if f.err == nil {
+		l.gate.Account.End(f.padded, f.demoted, f.dispatched, inferred)
+	}
+	l.queue.LearnAnswering(time.Duration(ended - inferred))
+
+	l.pause = l.governor.spend(l.p.orders.share.Load(), f.dispatched, ended)
+	l.queue.End(i, batching.Observation{
+		Batch: n, Padded: f.padded, Demoted: f.demoted,
+		Elapsed:    time.Duration(ended-f.began) + l.pause,
+		Ended:      ended,
+		Aggregated: f.aggregated,
+		Waited:     f.waited,
+		Late:       f.late,
+		Full:       f.full,
+	}, l.pause, f.err != nil)
+	l.reporter.ran.Add(int64(n))
+	l.reporter.publish(l.queue)
+	return firstErr
+}

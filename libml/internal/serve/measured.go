@@ -1,0 +1,55 @@
+package serve
+
+import (
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control"
+)
+
+// A warm-up measures a model: the times of its batches, and its memory. If a worker dies, all its
+// members start again at once, and each would measure what the one before has measured:
+//
+//	member                        manager                    next member
+//	1 warm-up
+//	2 report measurements ──────> 3 keep them
+//	                              4 attach ────────────────> 5 link without a warm-up
+//
+// A worker with limited memory needs the measurements only to plan. So its next member serves at once,
+// and the conductor loads its model.
+
+// remember keeps what the warm-up of a member has measured. loading is how long its load is expected to
+// take.
+func (m *membership) remember(n *control.Notice, weightsBytes int64, loading time.Duration, warm []warmUp) {
+	m.measured = &control.Measurements{
+		PersistentBytes: n.PersistentBytes, EphemeralBytes: n.EphemeralBytes, WeightsBytes: weightsBytes,
+		LoadNanos: int64(loading), ModelFile: m.loaded.stamp,
+	}
+	for _, w := range warm {
+		m.measured.Batches = append(m.measured.Batches, control.BatchTime{Size: w.size, Nanos: int64(w.elapsed), AloneNanos: int64(w.alone)})
+	}
+	m.checked = true
+}
+
+// isSameModel reports whether the measurements are of the file that this process loads.
+func (m *membership) isSameModel(found *control.Measurements) bool {
+	return found != nil && m.worker != nil && found.ModelFile == m.loaded.stamp
+}
+
+// recall takes the measurements of an earlier process, if they are of this model and have what the process
+// needs to serve. It returns the times of the batch sizes, or nil. A process with an account needs the
+// time of a batch alone.
+func (m *membership) recall(found *control.Measurements, sizes []int, account bool) (warm []warmUp) {
+	if !m.isSameModel(found) || found.PersistentBytes < 0 || found.EphemeralBytes < 0 || found.WeightsBytes < 0 || found.LoadNanos < 0 {
+		return nil
+	}
+	for _, n := range sizes {
+		i := slices.IndexFunc(found.Batches, func(b control.BatchTime) bool { return b.Size == n })
+		if i < 0 || found.Batches[i].Nanos <= 0 || account && found.Batches[i].AloneNanos <= 0 {
+			return nil
+		}
+		warm = append(warm, warmUp{n, time.Duration(found.Batches[i].Nanos), time.Duration(found.Batches[i].AloneNanos)})
+	}
+	m.measured = found
+	return warm
+}

@@ -1,0 +1,70 @@
+package serve
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/models"
+)
+
+// TestCheckModelFile changes a file and sets its time back.
+func TestCheckModelFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		change   func(file string) error
+		cpu, gpu bool // the file counts as changed
+	}{
+		"no change": {nil, false, false},
+		"byte":      {func(file string) error { return os.WriteFile(file, []byte("weightz"), 0o600) }, true, true},
+		"copy over it": {func(file string) error {
+			return errors.Join(os.WriteFile(file+"x", []byte("WEIGHTS"), 0o600), os.Rename(file+"x", file))
+		}, true, true},
+		"shorter": {func(file string) error { return os.Truncate(file, 3) }, true, true},
+		"empty":   {func(file string) error { return os.Truncate(file, 0) }, true, true},
+		"touched": {func(string) error { return nil }, false, true},
+	} {
+		for device, changed := range map[string]bool{framework.DeviceCPU: c.cpu, "GPU-fake": c.gpu} {
+			t.Run(name+" "+device, func(t *testing.T) {
+				file, first := filepath.Join(t.TempDir(), "model"), time.Unix(1e9, 0)
+				if err := errors.Join(os.WriteFile(file, []byte("weights"), 0o600), os.Chtimes(file, first, first)); err != nil {
+					t.Fatal(err)
+				}
+				p := &process{card: &models.Card{Name: "face", Model: file}, start: control.Start{Device: device}}
+				var err error
+				if p.loaded, err = p.readModelFile(); err != nil || p.loaded.bytes != 7 {
+					t.Fatalf("%+v, %v", p.loaded, err)
+				}
+				if c.change != nil {
+					before := changeTime(t, file)
+					if err := c.change(file); err != nil {
+						t.Fatal(err)
+					}
+					for ok := true; ok; ok = changeTime(t, file) == before { // the kernel's clock has ticks
+						if err := os.Chtimes(file, first, first); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				if err := p.checkModelFile(); (err != nil) != changed {
+					t.Errorf("%v; want an error: %v", err, changed)
+				}
+			})
+		}
+	}
+}
+
+// changeTime returns when a file was changed last. Nothing can set that time back.
+func changeTime(t *testing.T, file string) unix.Timespec {
+	t.Helper()
+	var about unix.Stat_t
+	if err := unix.Stat(file, &about); err != nil {
+		t.Fatal(err)
+	}
+	return about.Ctim
+}

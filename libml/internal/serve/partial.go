@@ -1,0 +1,118 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+)
+
+// partialWarmUp completes the warm-up of a process that serves already. If no other process serves
+// in its place, a process is ready with its smallest batch size. It gets the others while it
+// serves:
+//
+//	mover, before its first move              loop
+//	1 ConfigureBatch of the next size,        batches of the present sizes
+//	  in the slots in use                     "
+//	2 larger ───────────────────────────────> 3 between two batches: its rule has the size
+//	4 report it; from 1 until all are done
+//
+// A member of a worker adds no size while another member is being started: clients wait for that one.
+//
+// New sizes are not warmed up: they share their tensors, and the framework's memory of
+// the slot, with batches in flight. The rule learns the time of a size from its first
+// batches, for which batching.Rule.Grown raises the limit on trial, and so does the account.
+//
+// An error ends the process as it would while linking, with the same line. If half of a
+// model is wrong, the rest cannot be trusted. The manager lets the next process run all
+// sizes before it serves. Only if the device runs out of memory, the process stays as it
+// is and reports it. The shortage depends on other processes, and small batches are
+// better than none.
+type partialWarmUp struct {
+	p       *process
+	device  device.Partitioned
+	rules   *rules          // of the loop
+	base    int             // the first slot in use
+	slots   int             // that may be in flight
+	stop    <-chan struct{} // closed when the loop has ended
+	running atomic.Bool
+}
+
+// run adds the missing batch sizes. An error ends the process.
+func (w *partialWarmUp) run() error {
+	p := w.p
+	if !p.sizes.missing() {
+		return nil
+	}
+	w.running.Store(true)
+	defer w.running.Store(false)
+
+	began := time.Now()
+	err := w.device.Bind()
+	for err == nil && p.sizes.missing() {
+		if p.othersStart() && !w.stopped() {
+			time.Sleep(startPoll)
+			continue
+		}
+		err = w.add(p.sizes.next())
+	}
+	switch {
+	case isLost(err):
+		return err
+	case w.stopped():
+		return errStopped
+	case err == nil:
+		p.log.Info().Ints("batches", p.sizes.ladder).Dur("took", time.Since(began)).Msg("all batch sizes are ready")
+		return nil
+	case errors.Is(err, cuda.ErrOutOfMemory):
+		p.log.Error().Err(err).Ints("batches", p.sizes.ladder).Msg("no memory for larger batches; serving without them")
+		reason := fmt.Sprintf("serves batches of at most %d: %v", p.sizes.ladder[len(p.sizes.ladder)-1], err)
+		p.notices.keepReason(reason, control.Notice{Batches: p.sizes.ladder})
+		return nil
+	}
+	return err
+}
+
+// startPoll is how often a member checks whether others still start.
+const startPoll = 10 * time.Millisecond
+
+// add adds the sizes of a longer ladder, one size more than now.
+func (w *partialWarmUp) add(ladder []int) error {
+	p := w.p
+	began := time.Now()
+	n := ladder[len(ladder)-1]
+	for i := range w.slots {
+		if w.stopped() {
+			return errStopped
+		}
+		slot := w.base + i
+		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
+		if err != nil {
+			return err
+		}
+		p.sizes.ephemeral[i] = max(p.sizes.ephemeral[i], bytes)
+	}
+	rule, err := w.rules.newRule(ladder)
+	if err != nil {
+		return err
+	}
+	p.sizes.ladder = ladder
+	w.rules.larger.Store(rule)
+	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size configured")
+	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
+	return nil
+}
+
+// stopped reports whether the loop has ended or should end.
+func (w *partialWarmUp) stopped() bool {
+	select {
+	case <-w.stop:
+		return true
+	default:
+		return w.p.exit.requested()
+	}
+}

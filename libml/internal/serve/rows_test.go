@@ -1,0 +1,209 @@
+package serve
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/models"
+)
+
+// mixing is a framework that answers as fake does, and then mixes the rows of a batch.
+type mixing struct {
+	*fake
+	mix func(rows [][]float32) // a batch's answers to output 0; it changes them
+}
+
+func (m *mixing) build(card *models.Card) (framework.Framework, error) {
+	_, err := m.fake.build(card)
+	return m, err
+}
+
+func (m *mixing) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
+	bytes, err := m.fake.ConfigureBatch(slot, n, input, outputs)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.batches[fakeKey{slot, n}]
+	compute := b.compute
+	b.compute = func() {
+		compute()
+		out := b.outputs[0]
+		rows := make([][]float32, n)
+		for i := range rows {
+			rows[i] = answer.Floats(out[i*len(out)/n:][:len(out)/n])
+		}
+		m.mix(rows)
+		for at, v := range slices.Concat(rows...) {
+			binary.LittleEndian.PutUint32(out[4*at:], math.Float32bits(v))
+		}
+	}
+	return bytes, err
+}
+
+// mixes are models whose answers depend on other pictures of the batch.
+var mixes = map[string]func(rows [][]float32){
+	"batch on the second axis": func(rows [][]float32) {
+		n, each := len(rows), len(rows[0])
+		for at, v := range slices.Concat(rows...) { // element e of image i is written to e*n + i
+			to := at%each*n + at/each
+			rows[to/each] = slices.Clone(rows[to/each])
+			defer func() { rows[to/each][to%each] = v }()
+		}
+	},
+	"rows swapped": func(rows [][]float32) {
+		if len(rows) > 1 {
+			rows[0], rows[len(rows)-1] = rows[len(rows)-1], rows[0]
+		}
+	},
+	"mean of the batch": func(rows [][]float32) {
+		var mean float32
+		for _, r := range rows {
+			mean += r[1] / float32(len(rows))
+		}
+		for _, r := range rows {
+			r[1] = mean
+		}
+	},
+}
+
+func TestMixedRows(t *testing.T) {
+	cards := map[string][]int{"sizes": {1, 2, 4, 8}, "one size": {4}}
+	for name, mix := range mixes {
+		for batches, sizes := range cards {
+			for device, newHarness := range map[string]func(testing.TB, *models.Card) *harness{"cpu": newHarness, "gpu": newGPUHarness} {
+				t.Run(name+", "+batches+", "+device, func(t *testing.T) {
+					card := testCard()
+					card.Batches = sizes
+					h := newHarness(t, card)
+					c := h.start(1, (&mixing{h.fake(), mix}).build, nil)
+					c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+					err := c.end()
+					if !errors.Is(err, answer.ErrMixed) || !strings.Contains(err.Error(), `output "a"`) || !strings.Contains(err.Error(), "first axis") {
+						t.Errorf("ends with %v, want an error about output a", err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// A process that begins with its smallest size compares the others before it uses them.
+func TestMixedRowsPartially(t *testing.T) {
+	h := newGPUHarness(t, testCard())
+	m := &mixing{h.fake(), mixes["rows swapped"]}
+	c := h.start(1, m.build, nil)
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50, PartialWarmUp: true})
+	h.channel.SetEpoch(1)
+	c.await(control.Active)
+	if err := c.end(); !errors.Is(err, answer.ErrMixed) {
+		t.Errorf("ends with %v, want an error about mixed answers", err)
+	}
+}
+
+// While a process compares sizes that it adds, it runs no more than one batch for that between two batches of requests.
+func TestRowsBetweenBatches(t *testing.T) {
+	h := newGPUHarness(t, testCard())
+	h.wake.PartialWarmUp = true
+	f := h.fake()
+	l := h.loop(f)
+	sizes := h.card.Batches
+	for slot := range l.memory.inFlight {
+		for _, n := range sizes[1:] {
+			if _, err := l.p.configure(slot, n, l.memory.tensors[slot]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	larger, err := l.rules.newRule(sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.rules.larger.Store(larger)
+	l.announced = true
+	for slot := range uint32(16) {
+		h.publish(slot, h.picture(byte(slot)), nil)
+	}
+	done := make(chan struct{})
+	defer close(done)
+	for steps := 0; l.rules.larger.Load() != nil; steps++ {
+		before, _ := f.history()
+		if err := l.step(done); err != nil || steps == 3*3 {
+			t.Fatalf("step %d: %v", steps, err)
+		}
+		if after, _ := f.history(); len(after)-len(before) > 2 {
+			t.Errorf("a step ran batches of %v", after[len(before):])
+		}
+	}
+	if got := l.queue.Rule.Ladder(); !slices.Equal(got, sizes) {
+		t.Errorf("the rule has the sizes %v, want %v", got, sizes)
+	}
+}
+
+// A process compares nothing if an earlier one with the same file has done so.
+func TestRowsWereCompared(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		h := newHarness(t, testCard())
+		h.card.Model = filepath.Join(t.TempDir(), "model")
+		if err := os.WriteFile(h.card.Model, []byte("a model"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := (&process{card: h.card}).readModelFile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.grant = func(a *control.Attached) {
+			if a.Compared = file.stamp; !same {
+				a.Compared = "7 00000000"
+			}
+		}
+		f := h.fake()
+		c := h.start(1, f.build, nil)
+		c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+		c.await(control.Ready)
+		want := 1 + 2*4 // the largest size first, then each size twice
+		if !same {
+			want = 1 + 4 + 3*3 // each picture alone, one of them twice, and three orders of 2, 4 and 8
+		}
+		f.mu.Lock()
+		ran := f.steps["infer"]
+		f.mu.Unlock()
+		if ran != want {
+			t.Errorf("same file: %v: ran %d batches, want %d", same, ran, want)
+		}
+		c.drained()
+	}
+}
+
+// A model whose answers change from run to run, or a little with the batch size, is served.
+func TestRowsThatMayDiffer(t *testing.T) {
+	runs := 0
+	for name, mix := range map[string]func(rows [][]float32){
+		"rounding": func(rows [][]float32) {
+			for _, r := range rows {
+				r[0] *= 1 + 1e-5*float32(len(rows))
+			}
+		},
+		"random numbers": func(rows [][]float32) {
+			for _, r := range rows {
+				runs++
+				r[2] += float32(runs*7919%1000) * 100
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, testCard())
+			c := h.start(1, (&mixing{h.fake(), mix}).build, nil)
+			c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+			c.await(control.Ready)
+			c.drained()
+		})
+	}
+}

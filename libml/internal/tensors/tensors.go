@@ -1,0 +1,54 @@
+package tensors
+
+import (
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+// Tensors is one slot's memory for the largest batch of a card. Smaller batches
+// are prefixes of each tensor.
+type Tensors struct {
+	Card *models.Card
+	device.Tensors
+}
+
+// MaxSizes returns the sizes of the largest batch of a card.
+func MaxSizes(card *models.Card) device.Sizes {
+	n := card.MaxBatch()
+	s := device.Sizes{Input: n * card.Input.TensorBytes()}
+	for i := range card.Outputs {
+		s.Outputs = append(s.Outputs, n*card.Outputs[i].Bytes())
+	}
+	return s
+}
+
+// New lays out tensors in one buffer of Card.TensorBytes, like the CPU's
+// device.
+func New(card *models.Card, buffer []byte) (*Tensors, error) {
+	sizes := MaxSizes(card)
+	laid, err := device.Lay(buffer, append([]int{sizes.Input}, sizes.Outputs...)...)
+	if err != nil {
+		return nil, err
+	}
+	return &Tensors{card, device.Tensors{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, nil
+}
+
+// InputOf returns the batch tensor of n images.
+func (t *Tensors) InputOf(n int) []byte { return t.Input[:n*t.Card.Input.TensorBytes()] }
+
+// OutputsOf returns the output tensors of n images; it allocates.
+func (t *Tensors) OutputsOf(n int) [][]byte {
+	out := make([][]byte, len(t.Outputs))
+	for i := range out {
+		out[i] = t.Outputs[i][:n*t.Card.Outputs[i].Bytes()]
+	}
+	return out
+}
+
+// Image writes image i's results to dst, which has one element per output.
+func (t *Tensors) Image(dst [][]byte, i int) {
+	for o := range dst {
+		size := t.Card.Outputs[o].Bytes()
+		dst[o] = t.Results[o][i*size : (i+1)*size]
+	}
+}

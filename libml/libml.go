@@ -1,0 +1,40 @@
+package libml
+
+import (
+	"context"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/libml/internal/serve"
+)
+
+// The types and values of package framework, which describes them.
+type (
+	Framework   = framework.Framework
+	Environment = framework.Environment
+	Weights     = framework.Weights
+	Demotable   = framework.Demotable
+	Evictable   = framework.Evictable
+	Build       = framework.Build
+)
+
+var (
+	ErrNoHostStage = framework.ErrNoHostStage
+	ErrNoWeights   = framework.ErrNoWeights
+)
+
+// DeviceCPU is the value of Environment.Device on a CPU.
+const DeviceCPU = framework.DeviceCPU
+
+// Run runs the process of an inference function until the orchestrator drains it, see the
+// package comment. If the orchestrator started the process as a worker, it hosts several
+// functions. A program may call Run only once, and must exit afterwards.
+//
+// Run returns nil after a drain, also by ctx. It returns an error of one line if a step
+// fails, or if the orchestrator or the manager has exited. If the error wraps
+// device.ErrLost, the GPU has failed and calls that touch it may never return: the program
+// must exit at once.
+func Run(ctx context.Context, log zerolog.Logger, build Build) error {
+	return serve.Run(ctx, log, build)
+}
