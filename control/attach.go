@@ -16,7 +16,6 @@ package control
 // once.
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,12 +34,10 @@ import (
 )
 
 // Max lengths of messages on the attach link. Attached needs the most, because its card can have
-// thousands of labels. It must fit the socket's send buffer: Linux refuses a larger packet. The buffer
-// usually has 212,992 bytes (net.core.wmem_default), part of which is overhead.
+// thousands of labels.
 const (
-	maxAttachBytes   = 4 << 10
+	maxAttachBytes   = 4 << 10 // of an Attach or a Report
 	maxAttachedBytes = 128 << 10
-	maxReportBytes   = 4 << 10
 )
 
 // AttachListener is the socket where the manager gives processes their shared memory.
@@ -169,7 +166,7 @@ func (a *AttachListener) remove(c *net.UnixConn) {
 }
 
 func (a *AttachListener) handshake(c *net.UnixConn) {
-	conn := &AttachConn{conn: c}
+	conn := &AttachConn{unixsock.NewLink(c, unixsock.Limits{SendBytes: maxAttachedBytes, ReceiveBytes: maxAttachBytes})}
 	attach, err := conn.readAttach(a.uid)
 	if err == nil {
 		select {
@@ -186,21 +183,17 @@ func (a *AttachListener) handshake(c *net.UnixConn) {
 }
 
 // AttachConn is the manager's end of the link to one process.
-type AttachConn struct {
-	conn *net.UnixConn
-	buf  []byte // for ReadReport
-}
+type AttachConn struct{ link *unixsock.Link }
 
 func (c *AttachConn) readAttach(uid int) (Attach, error) {
 	var a Attach
-	cred, err := unixsock.Peer(c.conn, uid)
+	cred, err := unixsock.Peer(c.link.UnixConn, uid)
 	if err != nil {
 		return a, err
 	}
 	var message []byte
-	buf := make([]byte, maxAttachBytes)
-	err = runclock.Within(handshakeTimeout, c.conn.SetReadDeadline, func() (err error) {
-		message, err = readPacket(c.conn, buf)
+	err = runclock.Within(handshakeTimeout, c.link.SetReadDeadline, func() (err error) {
+		message, _, err = c.link.Receive()
 		return err
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -221,7 +214,7 @@ func (c *AttachConn) readAttach(uid int) (Attach, error) {
 	if a.PID != int(cred.Pid) {
 		return a, fmt.Errorf("read attach: %w: %s reports process id %d, but is process %d", ErrBadMessage, a.IF, a.PID, cred.Pid)
 	}
-	if err := c.conn.SetReadDeadline(time.Time{}); err != nil {
+	if err := c.link.SetReadDeadline(time.Time{}); err != nil {
 		return a, fmt.Errorf("read attach: %w", err)
 	}
 	return a, nil
@@ -250,16 +243,7 @@ func (c *AttachConn) Refuse(reason string) error {
 }
 
 func (c *AttachConn) send(a Attached, files []*os.File) error {
-	b, err := json.Marshal(a)
-	if err != nil {
-		return err
-	}
-	if len(b) > maxAttachedBytes {
-		return fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, len(b), maxAttachedBytes)
-	}
-	return runclock.Within(writeTimeout, c.conn.SetWriteDeadline, func() error {
-		return unixsock.Send(c.conn, b, files...)
-	})
+	return runclock.Within(writeTimeout, c.link.SetWriteDeadline, func() error { return c.link.Send(a, files...) })
 }
 
 // ReadReport waits for the process's next report. Only one goroutine may call it. It returns io.EOF
@@ -267,10 +251,7 @@ func (c *AttachConn) send(a Attached, files []*os.File) error {
 // then closes the connection.
 func (c *AttachConn) ReadReport() (Report, error) {
 	var r Report
-	if c.buf == nil {
-		c.buf = make([]byte, maxReportBytes)
-	}
-	message, err := readPacket(c.conn, c.buf)
+	message, _, err := c.link.Receive()
 	if err == io.EOF {
 		return r, err
 	}
@@ -289,21 +270,11 @@ func (c *AttachConn) ReadReport() (Report, error) {
 }
 
 // Close closes the connection. The process then sees Gone, and ends.
-func (c *AttachConn) Close() error { return c.conn.Close() }
-
-// readPacket reads one packet without files into buf. io.EOF means that one of the sides has closed
-// the connection.
-func readPacket(c *net.UnixConn, buf []byte) ([]byte, error) {
-	message, _, err := unixsock.Receive(c, buf, 0)
-	if errors.Is(err, net.ErrClosed) {
-		return nil, io.EOF
-	}
-	return message, err
-}
+func (c *AttachConn) Close() error { return c.link.Close() }
 
 // Attachment is the process's end of the attach link.
 type Attachment struct {
-	conn *net.UnixConn
+	link *unixsock.Link
 	gone chan struct{}
 }
 
@@ -319,20 +290,17 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 		return fail(err)
 	}
 	a.Version, a.PID = Version, os.Getpid()
-	b, err := json.Marshal(a)
-	if err != nil {
-		return fail(err)
-	}
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: path})
 	if err != nil {
 		return fail(err)
 	}
-	granted, files, err := handshakeAttach(c, b)
+	link := unixsock.NewLink(c, unixsock.Limits{SendBytes: maxAttachBytes, ReceiveBytes: maxAttachedBytes, Files: unixsock.MaxFiles})
+	granted, files, err := handshakeAttach(link, a)
 	if err != nil {
 		c.Close()
 		return fail(err)
 	}
-	t := &Attachment{conn: c, gone: make(chan struct{})}
+	t := &Attachment{link: link, gone: make(chan struct{})}
 	go t.watch()
 	return granted, files, t, nil
 }
@@ -341,20 +309,16 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 // answers, the manager may have to allocate many megabytes for tensors.
 const answerTimeout = 10 * time.Second
 
-func handshakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
+func handshakeAttach(c *unixsock.Link, attach Attach) (granted Attached, files []*os.File, err error) {
 	end := runclock.Now() + answerTimeout
-	err = runclock.Until(end, c.SetWriteDeadline, func() error {
-		_, err := c.Write(attach)
-		return err
-	})
+	err = runclock.Until(end, c.SetWriteDeadline, func() error { return c.Send(attach) })
 	if err != nil {
 		return granted, nil, err
 	}
 
-	buf := make([]byte, maxAttachedBytes)
 	var message []byte
 	err = runclock.Until(end, c.SetReadDeadline, func() (err error) {
-		message, files, err = unixsock.Receive(c, buf, unixsock.MaxFiles)
+		message, files, err = c.Receive()
 		return err
 	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -365,9 +329,7 @@ func handshakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []
 	}
 	defer func() {
 		if err != nil {
-			for _, f := range files {
-				f.Close()
-			}
+			unixsock.CloseAll(files)
 			files = nil
 		}
 	}()
@@ -386,11 +348,11 @@ func handshakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []
 // Report sends r to the manager. It never waits: if the socket is full because the manager does not
 // read, it drops the report and returns ErrBehind. Any goroutine may call it.
 func (t *Attachment) Report(r Report) error {
-	b, err := json.Marshal(r)
+	b, err := t.link.Encode(r)
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
-	raw, err := t.conn.SyscallConn()
+	raw, err := t.link.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
@@ -415,7 +377,7 @@ func (t *Attachment) Gone() <-chan struct{} { return t.gone }
 
 // Close closes the link, and waits until Gone is closed.
 func (t *Attachment) Close() error {
-	err := t.conn.Close()
+	err := t.link.Close()
 	<-t.gone
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -426,9 +388,10 @@ func (t *Attachment) Close() error {
 // watch waits for the end of the link. The manager sends nothing after its answer.
 func (t *Attachment) watch() {
 	defer close(t.gone)
-	buf := make([]byte, 1)
 	for {
-		if _, err := readPacket(t.conn, buf); err != nil && !errors.Is(err, ErrTooLong) {
+		_, files, err := t.link.Receive()
+		unixsock.CloseAll(files)
+		if err != nil && !errors.Is(err, ErrTooLong) && !errors.Is(err, unixsock.ErrFilesLost) {
 			return
 		}
 	}

@@ -217,11 +217,11 @@ func TestAttachStrangers(t *testing.T) {
 	for name, c := range map[string]struct{ packet, want string }{
 		"says nothing":      {"", "peer is silent"},
 		"no JSON":           {"hello", "bad message"},
-		"another version":   {`{"version":11,"later":1}`, "process has control version 11, this program has 10; run one version of Penstock"},
-		"another process":   {fmt.Sprintf(`{"version":10,"if":"face","generation":1,"pid":%d}`, self+1), "reports process id"},
-		"a name with slash": {fmt.Sprintf(`{"version":10,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
-		"generation 0":      {fmt.Sprintf(`{"version":10,"if":"face","pid":%d}`, self), "generation 0"},
-		"an unknown field":  {fmt.Sprintf(`{"version":10,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
+		"another version":   {`{"version":12,"later":1}`, "process has control version 12, this program has 11; run one version of Penstock"},
+		"another process":   {fmt.Sprintf(`{"version":11,"if":"face","generation":1,"pid":%d}`, self+1), "reports process id"},
+		"a name with slash": {fmt.Sprintf(`{"version":11,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
+		"generation 0":      {fmt.Sprintf(`{"version":11,"if":"face","pid":%d}`, self), "generation 0"},
+		"an unknown field":  {fmt.Sprintf(`{"version":11,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
 		"too long":          {strings.Repeat("x", maxAttachBytes+1), "message too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -266,8 +266,7 @@ func TestAttachDropsDescriptors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, _ := json.Marshal(Report{})
-	if err := unixsock.Send(mine.conn, report, w); err != nil {
+	if err := mine.link.Send(Report{}, w); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()
@@ -281,11 +280,11 @@ func TestAttachDropsDescriptors(t *testing.T) {
 }
 
 func TestReadReportErrors(t *testing.T) {
-	for _, packet := range []string{"boo", `{"fit":"happy"}`, `{"x":1}`, `{}{}`, strings.Repeat("x", maxReportBytes+1)} {
+	for _, packet := range []string{"boo", `{"fit":"happy"}`, `{"x":1}`, `{}{}`, strings.Repeat("x", maxAttachBytes+1)} {
 		t.Run(packet[:3], func(t *testing.T) {
 			invariants(t)
 			theirs, mine := attached(t)
-			if _, err := mine.conn.Write([]byte(packet)); err != nil {
+			if _, err := mine.link.Write([]byte(packet)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := theirs.ReadReport(); !errors.Is(err, ErrBadMessage) && !errors.Is(err, ErrTooLong) {
@@ -315,11 +314,11 @@ func TestDialAttachBadAnswer(t *testing.T) {
 		}
 		defer c.Close()
 		c.Read(make([]byte, 1024))
-		unixsock.Send(c, []byte(`{"version":11}`), w)
+		unixsock.Send(c, []byte(`{"version":12}`), w)
 		w.Close()
 	}()
 	_, _, _, err = DialAttach(path, testIdentity)
-	if want := "manager has control version 11, this program has 10; run one version of Penstock"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "manager has control version 12, this program has 11; run one version of Penstock"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {

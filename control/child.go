@@ -1,12 +1,11 @@
 package control
 
 // The link between the orchestrator and a child is a socket pair. The child inherits its
-// end as ChildFD. Each direction carries one JSON object per line. The socket preserves
-// message boundaries (SOCK_SEQPACKET), so an orchestrator that dies while it reads or
-// writes leaves no partial line to the next one.
+// end as ChildFD. Each direction carries JSON objects, one per packet of the socket (SOCK_SEQPACKET): an
+// orchestrator that dies while it reads or writes leaves no partial one to the next.
 //
 //	orchestrator                         child
-//	1 socket pair, StartLine, spawn
+//	1 socket pair, Greeting, spawn
 //	2 Order{start, version} ───────────> OpenChild checks the version
 //	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
 //	4 Order{wake, share, drain} ───────> Orders
@@ -20,7 +19,6 @@ package control
 // order is a start, and its last notice says that it has exited.
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -29,96 +27,79 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// maxLineBytes is the max length of an order or notice. The longest valid one is a
+// maxChildBytes is the max length of an order or notice. The longest valid one is a
 // failure whose reason quotes a framework.
-const maxLineBytes = 64 << 10
+const maxChildBytes = 64 << 10
 
-// lines is one end of the socket pair.
-type lines struct {
-	conn   *timedConn
-	reader *bufio.Reader
+var childLimits = unixsock.Limits{SendBytes: maxChildBytes, ReceiveBytes: maxChildBytes}
 
-	mu sync.Mutex // guards writes to conn
+// childLink is one end of the socket pair.
+type childLink struct {
+	*unixsock.Link
+	mu sync.Mutex // guards the write deadline
 }
 
-// newLines takes ownership of f, and closes it.
-func newLines(f *os.File) (*lines, error) {
-	c, err := unixsock.Conn(f)
+// newChildLink takes ownership of f, and closes it.
+func newChildLink(f *os.File) (*childLink, error) {
+	l, err := unixsock.OpenLink(f, childLimits)
 	if err != nil {
 		return nil, fmt.Errorf("open child link: %w", err)
 	}
-	timed := &timedConn{Conn: c}
-	return &lines{conn: timed, reader: bufio.NewReaderSize(timed, maxLineBytes)}, nil
+	return &childLink{Link: l}, nil
 }
 
-func (l *lines) write(v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("write line: %w", err)
-	}
-	if len(b) >= maxLineBytes {
-		return fmt.Errorf("write line: %w: %d bytes, at most %d", ErrTooLong, len(b), maxLineBytes-1)
-	}
+func (l *childLink) send(message any) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.conn.limitWrites(writeTimeout)
-	if _, err := l.conn.Write(append(b, '\n')); err != nil {
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("write line: %w: the peer does not read", ErrPeerTimeout)
-		}
-		if isClosed(err) || errors.Is(err, net.ErrClosed) { // the reader closes this end when the peer has gone
-			return fmt.Errorf("write line: %w: %w", ErrHungUp, err)
-		}
-		return fmt.Errorf("write line: %w", err)
-	}
-	return nil
-}
-
-// read returns the next line without its end. The line is valid until the next read.
-// io.EOF means that the peer has ended; a partial line before it is lost.
-func (l *lines) read() ([]byte, error) {
-	line, err := l.reader.ReadSlice('\n')
+	err := runclock.Within(writeTimeout, l.SetWriteDeadline, func() error { return l.Send(message) })
 	switch {
 	case err == nil:
-		return line[:len(line)-1], nil
-	case errors.Is(err, bufio.ErrBufferFull):
-		return nil, fmt.Errorf("read line: %w: more than %d bytes", ErrTooLong, maxLineBytes)
-	case errors.Is(err, io.EOF), isClosed(err), errors.Is(err, net.ErrClosed):
-		return nil, io.EOF
-	default:
-		return nil, fmt.Errorf("read line: %w", err)
+		return nil
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = fmt.Errorf("%w: the peer does not read", ErrPeerTimeout)
+	case isClosed(err), errors.Is(err, net.ErrClosed): // the reader closes this end when the peer has gone
+		err = fmt.Errorf("%w: %w", ErrHungUp, err)
 	}
+	return fmt.Errorf("send to peer: %w", err)
+}
+
+// receive returns the next message, which is valid until the next call. io.EOF means that the peer has ended.
+func (l *childLink) receive() ([]byte, error) {
+	text, _, err := l.Receive()
+	if err != nil && err != io.EOF {
+		err = fmt.Errorf("receive from peer: %w", err)
+	}
+	return text, err
 }
 
 // Parent is the orchestrator's end of the link to one child.
 type Parent struct {
-	l              *lines
+	l              *childLink
 	versionChecked bool
 }
 
-// StartLine encodes the first order as it is written to the link.
-func StartLine(s Start) ([]byte, error) {
+// Greeting encodes the first order as it is written to the link.
+func Greeting(s Start) ([]byte, error) {
 	s.Version = Version
-	b, err := json.Marshal(Order{Do: DoStart, Start: &s})
+	b, err := unixsock.NewLink(nil, childLimits).Encode(Order{Do: DoStart, Start: &s})
 	if err != nil {
 		return nil, fmt.Errorf("encode start: %w", err)
 	}
-	if len(b) >= maxLineBytes {
-		return nil, fmt.Errorf("encode start: %w: %d bytes, at most %d", ErrTooLong, len(b), maxLineBytes-1)
-	}
-	return append(b, '\n'), nil
+	return b, nil
 }
 
 // NewParent opens the orchestrator's end of a link to a child, and takes ownership of f.
 // shook: another orchestrator has already read the child's first notice.
 func NewParent(f *os.File, shook bool) (*Parent, error) {
-	l, err := newLines(f)
+	l, err := newChildLink(f)
 	if err != nil {
 		return nil, err
 	}
@@ -133,7 +114,7 @@ func SocketPair() (*Parent, *os.File, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make child link: %w", err)
 	}
-	l, err := newLines(parent)
+	l, err := newChildLink(parent)
 	if err != nil {
 		child.Close()
 		return nil, nil, err
@@ -150,7 +131,7 @@ func (p *Parent) Order(o Order) error {
 		start.Version = Version
 		o.Start = &start
 	}
-	return p.l.write(o)
+	return p.l.send(o)
 }
 
 // ReadNotice waits for the child's next notice. Only one goroutine may call it. The first
@@ -158,7 +139,7 @@ func (p *Parent) Order(o Order) error {
 // returns io.EOF when the child has gone, or after Close.
 func (p *Parent) ReadNotice() (Notice, error) {
 	var n Notice
-	line, err := p.l.read()
+	line, err := p.l.receive()
 	if err != nil {
 		return n, err
 	}
@@ -178,11 +159,11 @@ func (p *Parent) ReadNotice() (Notice, error) {
 }
 
 // Close closes the link. The child then sees its Orders closed, and ends.
-func (p *Parent) Close() error { return p.l.conn.Close() }
+func (p *Parent) Close() error { return p.l.Close() }
 
 // Child is the child's end, which libml uses: of a process, or of a member of a worker.
 type Child struct {
-	l      *lines
+	l      *childLink
 	start  Start
 	member string // empty: of a process
 	orders chan Order
@@ -232,13 +213,13 @@ func checkInherited(fd int) error {
 
 // NewChild is OpenChild with f. It takes ownership of f.
 func NewChild(f *os.File) (*Child, error) {
-	l, err := newLines(f)
+	l, err := newChildLink(f)
 	if err != nil {
 		return nil, err
 	}
 	c := &Child{l: l, orders: make(chan Order), members: make(chan *Child), stop: make(chan struct{})}
 	if err := c.shake(); err != nil {
-		l.conn.Close()
+		l.Close()
 		return nil, err
 	}
 	c.read.Add(1)
@@ -247,8 +228,11 @@ func NewChild(f *os.File) (*Child, error) {
 }
 
 func (c *Child) shake() error {
-	c.l.conn.limitReads(handshakeTimeout)
-	line, err := c.l.read()
+	var line []byte
+	err := runclock.Within(handshakeTimeout, c.l.SetReadDeadline, func() (err error) {
+		line, err = c.l.receive()
+		return err
+	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("wait for start: %w: no message for %v", ErrPeerTimeout, handshakeTimeout)
 	}
@@ -265,7 +249,7 @@ func (c *Child) shake() error {
 	}
 	if err := checkVersion("orchestrator", versions.Start.Version); err != nil {
 		// Best effort: the child's log has this error as well.
-		_ = c.l.write(Notice{Version: Version, PID: os.Getpid(), State: Failed, Reason: err.Error()})
+		_ = c.l.send(Notice{Version: Version, PID: os.Getpid(), State: Failed, Reason: err.Error()})
 		return err
 	}
 	var o Order
@@ -276,7 +260,9 @@ func (c *Child) shake() error {
 		return fmt.Errorf("wait for start: %w: order %q came first", ErrBadMessage, o.Do)
 	}
 	c.start = *o.Start
-	c.l.conn.limitReads(0)
+	if err := c.l.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("wait for start: %w", err)
+	}
 	return c.Notify(Notice{Version: Version, PID: os.Getpid(), State: Starting})
 }
 
@@ -298,7 +284,7 @@ const maxReasonBytes = 8 << 10
 func (c *Child) Notify(n Notice) error {
 	n.Member = c.member
 	n.Reason = strings.ToValidUTF8(n.Reason[:min(len(n.Reason), maxReasonBytes)], "")
-	return c.l.write(n)
+	return c.l.send(n)
 }
 
 // Exit ends a member: it tells the orchestrator that the member has ended, because of err unless
@@ -315,7 +301,7 @@ func (c *Child) Exit(err error) error {
 // Close closes the link of a process and waits for the reading goroutine. Orders is then closed.
 func (c *Child) Close() error {
 	c.stopOnce.Do(func() { close(c.stop) })
-	err := c.l.conn.Close()
+	err := c.l.Close()
 	c.read.Wait()
 	if errors.Is(err, net.ErrClosed) {
 		return nil
@@ -330,7 +316,7 @@ func (c *Child) receive() {
 	defer hosted.end()
 	defer close(c.orders)
 	for {
-		line, err := c.l.read()
+		line, err := c.l.receive()
 		if err != nil {
 			return
 		}
@@ -376,7 +362,7 @@ func (h *hostedMembers) receive(o Order) bool {
 	}
 	if m == nil {
 		// It has exited. An earlier orchestrator may have read that, and ended before it noted it.
-		return h.worker.l.write(Notice{Member: o.Member, State: Stopped, Exited: true}) == nil
+		return h.worker.l.send(Notice{Member: o.Member, State: Stopped, Exited: true}) == nil
 	}
 	select {
 	case m.orders <- o:

@@ -1,11 +1,9 @@
 package control
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"reflect"
 	"slices"
@@ -119,9 +117,9 @@ func TestChildClose(t *testing.T) {
 func TestChildVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":11,"later":true}}`)
+	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":12,"later":true}}`)
 	_, err := NewChild(f)
-	want := fmt.Sprintf("orchestrator has control version 11, this program has %d; run one version of Penstock", Version)
+	want := fmt.Sprintf("orchestrator has control version 12, this program has %d; run one version of Penstock", Version)
 	var v *VersionError
 	if !errors.As(err, &v) || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -135,28 +133,28 @@ func TestChildVersion(t *testing.T) {
 func TestParentVersion(t *testing.T) {
 	invariants(t)
 	p, f := pair(t)
-	fmt.Fprintln(f, `{"version":11,"pid":1,"state":"starting","later":true}`)
+	fmt.Fprintln(f, `{"version":12,"pid":1,"state":"starting","later":true}`)
 	_, err := p.ReadNotice()
-	if want := fmt.Sprintf("child has control version 11, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("child has control version 12, this program has %d; run one version of Penstock", Version); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
 func TestParentBadNotice(t *testing.T) {
 	for name, c := range map[string]struct {
-		line string
+		text string
 		want error
 	}{
-		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":10,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":10,"state":"tired"}` + "\n", ErrBadMessage},
-		"line without end": {strings.Repeat("x", maxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":10`, io.EOF},
+		"no JSON":        {"boo\n", ErrBadMessage},
+		"unknown field":  {`{"version":11,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":  {`{"version":11,"state":"tired"}` + "\n", ErrBadMessage},
+		"too long":       {strings.Repeat("x", maxChildBytes+1), ErrTooLong},
+		"half a message": {`{"version":11`, ErrBadMessage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
-			io.WriteString(f, c.line)
+			io.WriteString(f, c.text)
 			f.Close()
 			if _, err := p.ReadNotice(); !errors.Is(err, c.want) {
 				t.Errorf("got %v, want %v", err, c.want)
@@ -179,7 +177,7 @@ func TestChildBadOrder(t *testing.T) {
 }
 
 func TestChildBadStart(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":10}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":11}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -283,7 +281,7 @@ func TestMembers(t *testing.T) {
 	}
 	notice(t, p, Notice{State: Stopped, Exited: true, Member: "face"})
 	face = startMember(t, p, w, "face")
-	if err := face.Exit(errors.New(strings.Repeat("\x01", maxLineBytes))); err != nil {
+	if err := face.Exit(errors.New(strings.Repeat("\x01", maxChildBytes))); err != nil {
 		t.Fatal(err)
 	}
 	notice(t, p, Notice{State: Failed, Reason: strings.Repeat("\x01", maxReasonBytes), Exited: true, Member: "face"})
@@ -359,13 +357,12 @@ func TestOpenChildNotStarted(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":10,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":11,"pid":1,"state":"starting"}`))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		a, c := net.Pipe()
-		p := &Parent{l: &lines{conn: &timedConn{Conn: a}, reader: bufio.NewReaderSize(a, maxLineBytes)}}
+		p, c := pair(t)
+		defer p.Close()
 		go func() { c.Write(b); c.Close() }()
-		defer a.Close()
 		for {
 			n, err := p.ReadNotice()
 			if err != nil {
@@ -379,4 +376,4 @@ func FuzzReadNotice(f *testing.F) {
 }
 
 // rawEnd lets a test write data that is no valid Order.
-func rawEnd(p *Parent) io.Writer { return p.l.conn }
+func rawEnd(p *Parent) io.Writer { return p.l }

@@ -1,8 +1,6 @@
 package control
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/penstock/penstock/internal/unixsock"
 	"github.com/penstock/penstock/private"
 )
 
@@ -20,10 +19,11 @@ import (
 const guestSocketName = "guests.sock"
 
 // maxGuestMessage bounds a message of either side. A list of guests is the longest.
-const maxGuestMessage = 256 << 10
+const maxGuestMessage = 128 << 10
 
-// MaxGuestCommand is the max length of GuestRun.Command, in bytes.
-const MaxGuestCommand = 1 << 10
+// MaxGuestCommand is the max length of GuestRun.Command, in bytes. JSON takes up to six for one: a list of all guests
+// fits a message.
+const MaxGuestCommand = 256
 
 // GuestVariable is the environment variable that marks all processes of a guest. Its value is
 // GuestPlace.Token.
@@ -58,7 +58,7 @@ func FindBusyFile(dir string) (path string, err error) {
 	return path, nil
 }
 
-// GuestOrder is a message to the orchestrator: one JSON object per line, with one of its fields
+// GuestOrder is a message to the orchestrator: one JSON object per packet, with one of its fields
 // set. `penstock run` sends Run, Started and Ending, and its open connection is the guest's life.
 // `penstock guest` sends one of the others.
 type GuestOrder struct {
@@ -154,7 +154,7 @@ type GuestStatus struct {
 // ListenGuests opens the socket for guests of the orchestrator whose runtime folder is dir. It
 // returns ErrInUse if another process listens there.
 func ListenGuests(dir string) (*Listener, error) {
-	l, err := openListener("unix", filepath.Join(dir, guestSocketName))
+	l, err := openListener("unixpacket", filepath.Join(dir, guestSocketName))
 	if err != nil {
 		return nil, fmt.Errorf("open socket for guests: %w", err)
 	}
@@ -172,7 +172,7 @@ func DialGuests(dir string) (*GuestLink, error) {
 	}
 	defer folder.Close()
 	path := filepath.Join(folder.Path(), guestSocketName)
-	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: path})
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: path})
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, fmt.Errorf("connect to node: no node runs in %s; start one with `penstock up`", dir)
 	}
@@ -183,28 +183,16 @@ func DialGuests(dir string) (*GuestLink, error) {
 }
 
 // GuestLink is either end of a connection. One goroutine may send while another receives.
-type GuestLink struct {
-	*net.UnixConn
-	lines *bufio.Scanner
-}
+type GuestLink struct{ *unixsock.Link }
 
 // NewGuestLink takes ownership of c.
 func NewGuestLink(c *net.UnixConn) *GuestLink {
-	l := &GuestLink{UnixConn: c, lines: bufio.NewScanner(c)}
-	l.lines.Buffer(nil, maxGuestMessage)
-	return l
+	return &GuestLink{unixsock.NewLink(c, unixsock.Limits{SendBytes: maxGuestMessage, ReceiveBytes: maxGuestMessage})}
 }
 
 // Send sends a GuestOrder or a GuestAnswer.
 func (l *GuestLink) Send(message any) error {
-	text, err := json.Marshal(message)
-	if err == nil && len(text) >= maxGuestMessage {
-		err = ErrTooLong
-	}
-	if err == nil {
-		_, err = l.Write(append(text, '\n'))
-	}
-	if err != nil {
+	if err := l.Link.Send(message); err != nil {
 		return fmt.Errorf("send to peer: %w", err)
 	}
 	return nil
@@ -213,15 +201,12 @@ func (l *GuestLink) Send(message any) error {
 // Receive waits for a GuestOrder or a GuestAnswer. It returns io.EOF when the peer has closed its
 // end, and ErrTooLong or ErrBadMessage for what is no message.
 func (l *GuestLink) Receive(message any) error {
-	if l.lines.Scan() {
-		return decodeStrict(l.lines.Bytes(), message)
+	text, _, err := l.Link.Receive()
+	if err == io.EOF {
+		return err
 	}
-	switch err := l.lines.Err(); {
-	case errors.Is(err, bufio.ErrTooLong):
-		return fmt.Errorf("receive from peer: %w", ErrTooLong)
-	case err == nil, errors.Is(err, syscall.ECONNRESET):
-		return io.EOF
-	default:
+	if err != nil {
 		return fmt.Errorf("receive from peer: %w", err)
 	}
+	return decodeStrict(text, message)
 }

@@ -318,20 +318,20 @@ func TestLinkVersion(t *testing.T) {
 	var log logged
 	m := listen(t, dir, log.logger())
 	z, c := dialStranger(t, dir)
-	if err := z.SendMsg(zmq4.NewMsgString(`{"version":11,"a_field_of_the_future":[]}`)); err != nil {
+	if err := z.SendMsg(zmq4.NewMsgString(`{"version":12,"a_field_of_the_future":[]}`)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("orchestrator has control version 11, this program has %d; run one version of Penstock", Version)
+	want := fmt.Sprintf("orchestrator has control version 12, this program has %d; run one version of Penstock", Version)
 	eventually(t, "the log names both versions", func() bool { return log.count(want) == 1 })
 
 	// The peer reconnects again and again, as soon as it sees the end. The log line does
 	// not repeat, and no other peer takes its place.
 	for range 300 {
 		z, c := dialStranger(t, dir)
-		if err := z.SendMsg(zmq4.NewMsgString(`{"version":11}`)); err != nil {
+		if err := z.SendMsg(zmq4.NewMsgString(`{"version":12}`)); err != nil {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, c)
@@ -354,11 +354,11 @@ func TestLinkBadMessages(t *testing.T) {
 	}{
 		"not JSON":               {frame("hello"), "bad message"},
 		"no version":             {frame("{}"), "version 0"},
-		"an unknown field":       {frame(`{"version":10,"orchestrator_id":"o","bogus":1}`), "bogus"},
-		"a wrong type":           {frame(`{"version":10,"processes":7}`), "bad message"},
-		"a second value":         {frame(`{"version":10}{}`), "bad message"},
-		"an unknown state":       {frame(`{"version":10,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
-		"a name with a slash":    {frame(`{"version":10,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
+		"an unknown field":       {frame(`{"version":11,"orchestrator_id":"o","bogus":1}`), "bogus"},
+		"a wrong type":           {frame(`{"version":11,"processes":7}`), "bad message"},
+		"a second value":         {frame(`{"version":11}{}`), "bad message"},
+		"an unknown state":       {frame(`{"version":11,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
+		"a name with a slash":    {frame(`{"version":11,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
 		"a long message":         {long, "message too long"},
 		"a length that overruns": {huge, "message too long"},
 		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "of several parts"},
@@ -561,7 +561,7 @@ func FuzzDecodeStates(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	f.Add([]byte(`{"version":10}`))
+	f.Add([]byte(`{"version":11}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d, err := decodeDesired(b); err == nil {
 			if err := d.Check(); err != nil {

@@ -18,7 +18,7 @@ import (
 
 // Version is part of every handshake. Peers with different versions refuse each other, with
 // an error that names both versions.
-const Version = 10
+const Version = 11
 
 // The devices with a fixed name. DeviceAuto is the first GPU if there is one, else the CPU.
 const (

@@ -81,7 +81,7 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 // start starts a process. The caller has to run it.
 func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	fail := func(err error) (*execProcess, error) { return nil, fmt.Errorf("start %v: %w", sp.key, err) }
-	greeting, err := control.StartLine(sp.start)
+	greeting, err := control.Greeting(sp.start)
 	if err != nil {
 		return fail(err)
 	}

@@ -6,7 +6,7 @@
 // a descriptor of the same open file, and each closes its own. Received descriptors have
 // close-on-exec set.
 //
-// The package encodes nothing and sets no deadlines: each link has its own.
+// Link encodes messages as JSON. The package sets no deadlines: each user of a link has its own.
 package unixsock
 
 import (
@@ -111,9 +111,7 @@ func Receive(c *net.UnixConn, buf []byte, maxFiles int) (message []byte, files [
 		if err == nil {
 			return
 		}
-		for _, f := range files {
-			f.Close()
-		}
+		CloseAll(files)
 		files = nil
 	}()
 

@@ -28,31 +28,32 @@ func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err
 		return nil, fmt.Errorf("request weights: %w", err)
 	}
 	defer f.Close()
-	c, err := dial(socket)
+	conn, err := dial(socket)
 	if err != nil {
 		return nil, fmt.Errorf("request weights: %w", err)
 	}
+	c := newLink(conn)
 	defer func() {
 		if err != nil {
 			c.Close()
 			err = fmt.Errorf("request weights: %w", err)
 		}
 	}()
-	if err := send(c, request{Version: version}, f); err != nil {
+	if err := c.send(request{Version: version}, f); err != nil {
 		return nil, hungUp(err)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
 	}
 	var a response
-	memory, err := receive(c, &a)
+	memory, err := c.receive(&a)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, fmt.Errorf("no answer within %v", timeout)
 	}
 	if err != nil {
 		return nil, hungUp(err)
 	}
-	l := &serverLease{Loaded: a.Loaded, memory: memory, conn: c}
+	l := &serverLease{Loaded: a.Loaded, memory: memory, conn: conn}
 	switch {
 	case a.Version != version:
 		err = fmt.Errorf("%w: it has protocol version %d, this process has %d", errRefused, a.Version, version)

@@ -32,10 +32,11 @@ const loadTimeout = 30 * time.Second
 // the first GPU that it sees, and sends the memory's descriptor to the weight server that
 // started it. It also sends the text of an error there.
 func Load() error {
-	end, err := unixsock.Conn(os.NewFile(loaderSocket, "weight server"))
+	conn, err := unixsock.Conn(os.NewFile(loaderSocket, "weight server"))
 	if err != nil {
 		return fmt.Errorf("load weights: %w", err)
 	}
+	end := newLink(conn)
 	defer end.Close()
 	file := os.NewFile(loaderFile, "weights")
 	defer file.Close()
@@ -47,9 +48,9 @@ func Load() error {
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			a.Refused = outOfMemory + a.Refused
 		}
-		return errors.Join(err, send(end, a, nil))
+		return errors.Join(err, end.send(a))
 	}
-	return send(end, response{Version: version, Loaded: loaded}, memory)
+	return end.send(response{Version: version, Loaded: loaded}, memory)
 }
 
 // outOfMemory begins the reason of a loader that found no memory for its file.
@@ -166,11 +167,12 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 	if err != nil {
 		return loaded, nil, err
 	}
-	end, err := unixsock.Conn(ours)
+	conn, err := unixsock.Conn(ours)
 	if err != nil {
 		theirs.Close()
 		return loaded, nil, err
 	}
+	end := newLink(conn)
 	defer end.Close()
 	late := fmt.Errorf("the loader took more than %v", loadTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, loadTimeout, late)
@@ -187,7 +189,7 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 
 	// The socket needs no deadline: it ends with the process, which has one.
 	var a response
-	memory, err = receive(end, &a)
+	memory, err = end.receive(&a)
 	ended := cmd.Wait()
 	switch {
 	case ctx.Err() != nil: // timeout, or the weight server stops

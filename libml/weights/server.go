@@ -195,7 +195,8 @@ func (s *server) remove(c *net.UnixConn) {
 }
 
 // serve answers one process, and returns when the process hangs up.
-func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
+func (s *server) serve(ctx context.Context, conn *net.UnixConn) error {
+	c := newLink(conn)
 	source, err := s.receiveRequest(c)
 	if errors.Is(err, io.EOF) {
 		return nil // it only checked whether the server listens
@@ -215,11 +216,11 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 		source.Close()
 	}
 	if err != nil {
-		_ = send(c, response{Version: version, Refused: line(err)}, nil) // the process may have ended
+		_ = c.send(response{Version: version, Refused: line(err)}) // the process may have ended
 		return err
 	}
 	defer s.put(f)
-	if err := send(c, response{Version: version, Loaded: f.loaded}, f.memory); err != nil {
+	if err := c.send(response{Version: version, Loaded: f.loaded}, f.memory); err != nil {
 		return fmt.Errorf("pass on weights: %w", err)
 	}
 
@@ -237,16 +238,16 @@ func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
 
 // receiveRequest reads the request and its file. It reads the request before it checks the peer:
 // if a socket is closed with an unread message, the peer does not receive the reason.
-func (s *server) receiveRequest(c *net.UnixConn) (*os.File, error) {
+func (s *server) receiveRequest(c link) (*os.File, error) {
 	if err := c.SetReadDeadline(time.Now().Add(requestDeadline)); err != nil {
 		return nil, err
 	}
 	var a request
-	source, err := receive(c, &a)
+	source, err := c.receive(&a)
 	if err != nil {
 		return nil, err
 	}
-	_, err = unixsock.Peer(c, os.Getuid()) // root may: it can open the files anyway
+	_, err = unixsock.Peer(c.UnixConn, os.Getuid()) // root may: it can open the files anyway
 	switch {
 	case err != nil:
 	case a.Version != version:

@@ -78,39 +78,37 @@ const maxReason = maxMessage/6 - 64
 // sendTimeout bounds a send. It is short because the socket's buffer is empty.
 const sendTimeout = 2 * time.Second
 
-// send writes one message, with a descriptor if file is not nil. The caller keeps the file.
-func send(c *net.UnixConn, message any, file *os.File) error {
-	b, err := json.Marshal(message)
-	if err != nil {
+// link is one end of a connection.
+type link struct{ *unixsock.Link }
+
+func newLink(c *net.UnixConn) link {
+	return link{unixsock.NewLink(c, unixsock.Limits{SendBytes: maxMessage, ReceiveBytes: maxMessage, Files: 1})}
+}
+
+// send writes one message, with a descriptor if there is a file. The caller keeps the file.
+func (l link) send(message any, file ...*os.File) error {
+	if err := l.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
 	}
-	if err := c.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return err
-	}
-	if file == nil {
-		return unixsock.Send(c, b)
-	}
-	return unixsock.Send(c, b, file)
+	return l.Send(message, file...)
 }
 
 // receive reads one message into message. It returns the file that came with it, or nil. The
 // caller owns the file.
-func receive(c *net.UnixConn, message any) (file *os.File, err error) {
-	text, files, err := unixsock.Receive(c, make([]byte, maxMessage), 1)
+func (l link) receive(message any) (file *os.File, err error) {
+	text, files, err := l.Receive()
 	if errors.Is(err, unixsock.ErrTooLong) {
 		return nil, fmt.Errorf("%w: %w", errBadMessage, err)
 	}
 	if err != nil {
 		return nil, err
 	}
+	if err := json.Unmarshal(text, message); err != nil {
+		unixsock.CloseAll(files)
+		return nil, fmt.Errorf("%w: %w", errBadMessage, err)
+	}
 	if len(files) > 0 {
 		file = files[0]
-	}
-	if err := json.Unmarshal(text, message); err != nil {
-		if file != nil {
-			file.Close()
-		}
-		return nil, fmt.Errorf("%w: %w", errBadMessage, err)
 	}
 	return file, nil
 }

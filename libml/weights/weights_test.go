@@ -351,7 +351,7 @@ func TestServerHangsUp(t *testing.T) {
 		}
 		if received {
 			var a request
-			file, err := receive(c, &a)
+			file, err := newLink(c).receive(&a)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -414,12 +414,12 @@ func TestInvalidRequests(t *testing.T) {
 		}
 	}
 	for reason, say := range map[string]func(*net.UnixConn) error{
-		"no file":       func(c *net.UnixConn) error { return send(c, valid, nil) },
-		"not a regular": func(c *net.UnixConn) error { return send(c, valid, read) },
-		"regular file":  func(c *net.UnixConn) error { return send(c, valid, folder) },
-		"empty":         func(c *net.UnixConn) error { return send(c, valid, empty) },
-		"at most":       func(c *net.UnixConn) error { return send(c, valid, large) },
-		"version 7":     func(c *net.UnixConn) error { return send(c, request{Version: 7}, file) },
+		"no file":       func(c *net.UnixConn) error { return newLink(c).send(valid) },
+		"not a regular": func(c *net.UnixConn) error { return newLink(c).send(valid, read) },
+		"regular file":  func(c *net.UnixConn) error { return newLink(c).send(valid, folder) },
+		"empty":         func(c *net.UnixConn) error { return newLink(c).send(valid, empty) },
+		"at most":       func(c *net.UnixConn) error { return newLink(c).send(valid, large) },
+		"version 7":     func(c *net.UnixConn) error { return newLink(c).send(request{Version: 7}, file) },
 		"protocol":      raw([]byte("x"), file),
 		"files than 1":  raw([]byte(`{"version":1}`), file, file),
 		"more than":     raw(bytes.Repeat([]byte(" "), maxMessage+1), file),
@@ -467,7 +467,7 @@ func (h *harness) response(t *testing.T, say func(*net.UnixConn) error) (a respo
 	if err := say(c); err != nil {
 		t.Fatal(err)
 	}
-	memory, err := receive(c, &a)
+	memory, err := newLink(c).receive(&a)
 	if err != nil {
 		t.Fatal(err)
 	}

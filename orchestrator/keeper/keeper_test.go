@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 const patience = 30 * time.Second
@@ -263,7 +264,7 @@ func TestNextClient(t *testing.T) {
 	// The kernel does the same when a process dies.
 	a.closeFiles()
 	b.closeFiles()
-	first.conn.c.Close()
+	first.link.Close()
 	<-first.done
 
 	// Without a client: one process exits, and its peers see no end of file.
@@ -321,10 +322,10 @@ func TestClientDiesInStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := first.conn.send(message{Op: opStart, ID: c.ID}, file); err != nil {
+		if err := first.link.Send(message{Op: opStart, ID: c.ID}, file); err != nil {
 			t.Fatal(err)
 		}
-		first.conn.c.Close()
+		first.link.Close()
 		file.Close()
 	}
 	held := r.connect(t).Held()
@@ -340,7 +341,7 @@ func TestClientVersion(t *testing.T) {
 	r := serve(t)
 	first := r.connect(t)
 	p := start(t, first, idle("a"))
-	first.conn.c.Close()
+	first.link.Close()
 
 	ours, theirs, err := SocketPair()
 	if err != nil {
@@ -348,12 +349,12 @@ func TestClientVersion(t *testing.T) {
 	}
 	served := make(chan error, 1)
 	go func() { served <- r.Serve(ours) }()
-	c, err := newConn(theirs)
+	c, err := newLink(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.c.Close()
-	if err := c.send(message{Version: version + 1}); err != nil {
+	defer c.Close()
+	if err := c.Send(message{Version: version + 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-served; !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), fmt.Sprintf("version %d", version+1)) {
@@ -362,7 +363,7 @@ func TestClientVersion(t *testing.T) {
 	if runs(p.PID) {
 		t.Error("its process runs on")
 	}
-	if m, _, err := c.receive(make([]byte, maxPacketBytes)); err != nil || m.Version != version {
+	if m, _, err := receive(c); err != nil || m.Version != version {
 		t.Errorf("answered %+v, %v", m, err)
 	}
 }
@@ -372,12 +373,12 @@ func TestKeeperVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := newConn(ours)
+	c, err := newLink(ours)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.c.Close()
-	go c.send(message{Version: version + 1})
+	defer c.Close()
+	go c.Send(message{Version: version + 1})
 	if _, err := Connect(theirs); !errors.Is(err, ErrVersion) {
 		t.Errorf("connect: %v", err)
 	}
@@ -385,16 +386,16 @@ func TestKeeperVersion(t *testing.T) {
 
 // fakeKeeper returns a keeper's end of a connection that the test drives, the client's
 // end, and a file to hand over.
-func fakeKeeper(t *testing.T) (fake *conn, theirs, file *os.File) {
+func fakeKeeper(t *testing.T) (fake *unixsock.Link, theirs, file *os.File) {
 	t.Helper()
 	ours, theirs, err := SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if fake, err = newConn(ours); err != nil {
+	if fake, err = newLink(ours); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { fake.c.Close() })
+	t.Cleanup(func() { fake.Close() })
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
@@ -408,10 +409,10 @@ func fakeKeeper(t *testing.T) (fake *conn, theirs, file *os.File) {
 func TestExitBeforeReady(t *testing.T) {
 	fake, theirs, file := fakeKeeper(t)
 	if err := errors.Join(
-		fake.send(message{Version: version, PID: os.Getpid()}),
-		fake.send(message{Op: opHeld, ID: "a", PID: 1, Exited: true}, file, file, file),
-		fake.send(message{Op: opExited, ID: "a", Exit: &Exit{Code: 3}}),
-		fake.send(message{Op: opReady}),
+		fake.Send(message{Version: version, PID: os.Getpid()}),
+		fake.Send(message{Op: opHeld, ID: "a", PID: 1, Exited: true}, file, file, file),
+		fake.Send(message{Op: opExited, ID: "a", Exit: &Exit{Code: 3}}),
+		fake.Send(message{Op: opReady}),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -476,25 +477,24 @@ func openNothing(t *testing.T) (unlimit func()) {
 // The connection still works.
 func TestOutOfDescriptors(t *testing.T) {
 	fake, theirs, file := fakeKeeper(t)
-	buf := make([]byte, maxPacketBytes)
 	next := func(want op, id string) {
 		t.Helper()
-		fake.c.SetReadDeadline(time.Now().Add(patience))
-		m, files, err := fake.receive(buf)
-		closeAll(files)
+		fake.SetReadDeadline(time.Now().Add(patience))
+		m, files, err := receive(fake)
+		unixsock.CloseAll(files)
 		if err != nil || m.Op != want || m.ID != id {
 			t.Fatalf("the keeper got %+v, %v; want %s of %q", m, err, want, id)
 		}
 	}
 	// In the list of held processes.
 	if err := errors.Join(
-		fake.send(message{Version: version, PID: os.Getpid()}),
-		fake.send(message{Op: opHeld, ID: "held", PID: 1}, file, file, file),
-		fake.send(message{Op: opReady}),
+		fake.Send(message{Version: version, PID: os.Getpid()}),
+		fake.Send(message{Op: opHeld, ID: "held", PID: 1}, file, file, file),
+		fake.Send(message{Op: opReady}),
 	); err != nil {
 		t.Fatal(err)
 	}
-	client, err := newConn(theirs)
+	client, err := newLink(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -510,7 +510,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 	next("", "")
 	next(opSignal, "held")
-	if err := fake.send(message{Op: opExited, ID: "held", Exit: &Exit{Code: -1}}); err != nil {
+	if err := fake.Send(message{Op: opExited, ID: "held", Exit: &Exit{Code: -1}}); err != nil {
 		t.Fatal(err)
 	}
 	next(opForget, "held")
@@ -523,7 +523,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}()
 	next(opStart, "a")
 	unlimit = openNothing(t)
-	if err := fake.send(message{Op: opStarted, ID: "a", PID: 1}, file, file, file); err != nil {
+	if err := fake.Send(message{Op: opStarted, ID: "a", PID: 1}, file, file, file); err != nil {
 		t.Fatal(err)
 	}
 	err = <-failed
@@ -532,7 +532,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		t.Errorf("start: %v, want %v", err, unix.EMFILE)
 	}
 	next(opSignal, "a")
-	if err := fake.send(message{Op: opExited, ID: "a", Exit: &Exit{Code: -1}}); err != nil {
+	if err := fake.Send(message{Op: opExited, ID: "a", Exit: &Exit{Code: -1}}); err != nil {
 		t.Fatal(err)
 	}
 	next(opForget, "a")
@@ -541,7 +541,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		t.Error("the connection is closed")
 	default:
 	}
-	fake.c.Close()
+	fake.Close()
 	select {
 	case <-c.Gone():
 	case <-time.After(patience):
@@ -564,7 +564,7 @@ func TestKeeperDescriptors(t *testing.T) {
 	c.starting["a"] = wait
 	c.mu.Unlock()
 	unlimit := openNothing(t)
-	if err := c.conn.send(message{Op: opStart, ID: "a"}, file); err != nil {
+	if err := c.link.Send(message{Op: opStart, ID: "a"}, file); err != nil {
 		t.Fatal(err)
 	}
 	p := <-wait

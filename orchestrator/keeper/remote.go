@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"syscall"
@@ -58,18 +57,27 @@ const maxPacketBytes = 64 << 10
 // maxFiles is the max number of files of a message: link, stdout and stderr.
 const maxFiles = 3
 
-// conn is one end of the socket pair.
-type conn struct {
-	c  *net.UnixConn
-	mu sync.Mutex // guards writes
-}
-
-func newConn(f *os.File) (*conn, error) {
-	c, err := unixsock.Conn(f)
+// newLink takes ownership of one end of the socket pair. If this process cannot open more files, a message comes without
+// them.
+func newLink(f *os.File) (*unixsock.Link, error) {
+	l, err := unixsock.OpenLink(f, unixsock.Limits{SendBytes: maxPacketBytes, ReceiveBytes: maxPacketBytes, Files: maxFiles})
 	if err != nil {
 		return nil, fmt.Errorf("open keeper's socket: %w", err)
 	}
-	return &conn{c: c}, nil
+	return l, nil
+}
+
+// receive waits for a message. The caller owns its files.
+func receive(l *unixsock.Link) (m message, files []*os.File, err error) {
+	text, files, err := l.Receive()
+	if err != nil && !errors.Is(err, unixsock.ErrFilesLost) {
+		return m, nil, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		unixsock.CloseAll(files)
+		return m, nil, err
+	}
+	return m, files, nil
 }
 
 // SocketPair makes the ends of a connection: the keeper's, for Serve, and the
@@ -82,43 +90,9 @@ func SocketPair() (keeper, orchestrator *os.File, err error) {
 	return keeper, orchestrator, nil
 }
 
-// send sends m with files. The caller still owns the files.
-func (c *conn) send(m message, files ...*os.File) error {
-	b, err := json.Marshal(m)
-	if err != nil {
-		return err
-	}
-	if len(b) > maxPacketBytes {
-		return fmt.Errorf("message %s of %d bytes, at most %d", m.Op, len(b), maxPacketBytes)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return unixsock.Send(c.c, b, files...)
-}
-
-// receive waits for a message. The caller owns its files. If this process cannot open more
-// files, the message comes without them. Only one goroutine may call receive.
-func (c *conn) receive(buf []byte) (m message, files []*os.File, err error) {
-	text, files, err := unixsock.Receive(c.c, buf, maxFiles)
-	if err != nil && !errors.Is(err, unixsock.ErrFilesLost) {
-		return m, nil, err
-	}
-	if err := json.Unmarshal(text, &m); err != nil {
-		closeAll(files)
-		return m, nil, err
-	}
-	return m, files, nil
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
 // Remote is a Keeper in the parent process, used over a connection.
 type Remote struct {
-	conn *conn
+	link *unixsock.Link
 	pid  int // process id of the keeper
 	held []*Process
 	done chan struct{} // closed when the keeper has gone
@@ -135,17 +109,17 @@ var ErrVersion = errors.New("keeper of another version")
 
 // Connect takes ownership of f, the orchestrator's end of SocketPair.
 func Connect(f *os.File) (*Remote, error) {
-	c, err := newConn(f)
+	c, err := newLink(f)
 	if err != nil {
 		return nil, err
 	}
 	return connect(c)
 }
 
-func connect(c *conn) (*Remote, error) {
-	r := &Remote{conn: c, done: make(chan struct{}), exits: map[string]chan Exit{}, starting: map[string]chan *Process{}, why: map[string]error{}}
+func connect(l *unixsock.Link) (*Remote, error) {
+	r := &Remote{link: l, done: make(chan struct{}), exits: map[string]chan Exit{}, starting: map[string]chan *Process{}, why: map[string]error{}}
 	if err := r.shake(); err != nil {
-		c.c.Close()
+		l.Close()
 		for _, p := range r.held {
 			p.closeFiles()
 		}
@@ -157,18 +131,17 @@ func connect(c *conn) (*Remote, error) {
 
 // shake exchanges versions and receives the list of held processes.
 func (r *Remote) shake() error {
-	if err := r.conn.send(message{Version: version}); err != nil {
+	if err := r.link.Send(message{Version: version}); err != nil {
 		return err
 	}
-	buf := make([]byte, maxPacketBytes)
 	for first := true; ; first = false {
-		m, files, err := r.conn.receive(buf)
+		m, files, err := receive(r.link)
 		if err != nil {
 			return err
 		}
 		switch {
 		case first && m.Version != version:
-			closeAll(files)
+			unixsock.CloseAll(files)
 			return fmt.Errorf("%w: it has version %d, want %d; restart `penstock up`", ErrVersion, m.Version, version)
 		case first:
 			r.pid = m.PID
@@ -181,7 +154,7 @@ func (r *Remote) shake() error {
 		case m.Op == opReady:
 			return nil
 		default:
-			closeAll(files)
+			unixsock.CloseAll(files)
 		}
 	}
 }
@@ -190,7 +163,7 @@ func (r *Remote) shake() error {
 // cannot be used: it is killed, and forgotten when it has exited.
 func (r *Remote) process(m message, files []*os.File) (*Process, error) {
 	if len(files) != maxFiles {
-		closeAll(files)
+		unixsock.CloseAll(files)
 		go r.Signal(m.ID, syscall.SIGKILL) // the keeper may wait until this goroutine reads
 		return nil, fmt.Errorf("receive the files of process %s: %w", m.ID, unix.EMFILE)
 	}
@@ -206,9 +179,8 @@ func (r *Remote) process(m message, files []*os.File) (*Process, error) {
 
 func (r *Remote) read() {
 	defer close(r.done)
-	buf := make([]byte, maxPacketBytes)
 	for {
-		m, files, err := r.conn.receive(buf)
+		m, files, err := receive(r.link)
 		if err != nil {
 			break
 		}
@@ -218,7 +190,7 @@ func (r *Remote) read() {
 		case m.Op == opExited && m.Exit != nil:
 			r.exited(m)
 		default:
-			closeAll(files)
+			unixsock.CloseAll(files)
 		}
 	}
 	// The processes end with the keeper.
@@ -249,7 +221,7 @@ func (r *Remote) started(m message, files []*os.File) {
 	if m.Error == "" {
 		p, err = r.process(m, files)
 	} else {
-		closeAll(files)
+		unixsock.CloseAll(files)
 		err = errors.New(m.Error)
 	}
 	r.mu.Lock()
@@ -284,7 +256,7 @@ func (r *Remote) Start(c Command) (*Process, error) {
 	if taken {
 		return nil, fmt.Errorf("process %s is being started already", c.ID)
 	}
-	if err := r.conn.send(message{Op: opStart, ID: c.ID}, file); err != nil {
+	if err := r.link.Send(message{Op: opStart, ID: c.ID}, file); err != nil {
 		r.mu.Lock()
 		delete(r.starting, c.ID)
 		r.mu.Unlock()
@@ -326,16 +298,16 @@ func (r *Remote) Held() []*Process { return r.held }
 
 // Signal implements Keeper.
 func (r *Remote) Signal(id string, sig syscall.Signal) {
-	_ = r.conn.send(message{Op: opSignal, ID: id, Signal: sig})
+	_ = r.link.Send(message{Op: opSignal, ID: id, Signal: sig})
 }
 
 // Note implements Keeper.
 func (r *Remote) Note(id string, note json.RawMessage) {
-	_ = r.conn.send(message{Op: opNote, ID: id, Note: note})
+	_ = r.link.Send(message{Op: opNote, ID: id, Note: note})
 }
 
 // Forget implements Keeper.
-func (r *Remote) Forget(id string) { _ = r.conn.send(message{Op: opForget, ID: id}) }
+func (r *Remote) Forget(id string) { _ = r.link.Send(message{Op: opForget, ID: id}) }
 
 // PID implements Keeper.
 func (r *Remote) PID() int { return r.pid }
@@ -345,7 +317,7 @@ func (r *Remote) Gone() <-chan struct{} { return r.done }
 
 // Close closes the connection. The processes keep running.
 func (r *Remote) Close() error {
-	err := r.conn.c.Close()
+	err := r.link.Close()
 	<-r.done
 	return err
 }
@@ -353,38 +325,37 @@ func (r *Remote) Close() error {
 // Serve lets the process at the other end of f use the keeper, until that process closes
 // the connection or dies. Serve takes ownership of f.
 func (l *Local) Serve(f *os.File) error {
-	c, err := newConn(f)
+	c, err := newLink(f)
 	if err != nil {
 		return err
 	}
-	defer c.c.Close()
+	defer c.Close()
 	// First finish the orders that the last client sent before its death. One may be a
 	// start.
 	l.serving.Lock()
 	defer l.serving.Unlock()
-	buf := make([]byte, maxPacketBytes)
-	hello, files, err := c.receive(buf)
-	closeAll(files)
+	hello, files, err := receive(c)
+	unixsock.CloseAll(files)
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
 	if err != nil || hello.Version != version {
 		l.endAll()
-		_ = c.send(message{Version: version})
+		_ = c.Send(message{Version: version})
 		return fmt.Errorf("orchestrator has version %d of the keeper's messages, want %d; ended its processes: %w",
 			hello.Version, version, errors.Join(ErrVersion, err))
 	}
-	if err := c.send(message{Version: version, PID: os.Getpid()}); err != nil {
+	if err := c.Send(message{Version: version, PID: os.Getpid()}); err != nil {
 		return err
 	}
 	for _, p := range l.Held() {
 		l.hand(c, opHeld, p)
 	}
-	if err := c.send(message{Op: opReady}); err != nil {
+	if err := c.Send(message{Op: opReady}); err != nil {
 		return err
 	}
 	for {
-		m, files, err := c.receive(buf)
+		m, files, err := receive(c)
 		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
 			return nil
 		}
@@ -401,11 +372,11 @@ func (l *Local) Serve(f *os.File) error {
 		case opForget:
 			l.Forget(m.ID)
 		}
-		closeAll(files)
+		unixsock.CloseAll(files)
 	}
 }
 
-func (l *Local) serveStart(c *conn, m message, files []*os.File) {
+func (l *Local) serveStart(c *unixsock.Link, m message, files []*os.File) {
 	p, err := func() (*Process, error) {
 		if len(files) != 1 {
 			return nil, fmt.Errorf("receive command: %w", unix.EMFILE)
@@ -417,7 +388,7 @@ func (l *Local) serveStart(c *conn, m message, files []*os.File) {
 		return l.Start(command)
 	}()
 	if err != nil {
-		_ = c.send(message{Op: opStarted, ID: m.ID, Error: err.Error()})
+		_ = c.Send(message{Op: opStarted, ID: m.ID, Error: err.Error()})
 		return
 	}
 	l.hand(c, opStarted, p)
@@ -441,15 +412,15 @@ func readCommand(f *os.File) (c Command, err error) {
 
 // hand reports a process to the client, and later its exit. It ignores errors: if the
 // client is gone, the next one gets the process.
-func (l *Local) hand(c *conn, op op, p *Process) {
+func (l *Local) hand(c *unixsock.Link, op op, p *Process) {
 	m := message{Op: op, ID: p.ID, PID: p.PID, Started: p.Started, Exited: p.Exited}
 	if op == opHeld {
 		m.Note = p.Note
 	}
-	_ = c.send(m, p.Link, p.Stdout, p.Stderr)
+	_ = c.Send(m, p.Link, p.Stdout, p.Stderr)
 	p.closeFiles()
 	go func() {
 		exit := <-p.Exit
-		_ = c.send(message{Op: opExited, ID: p.ID, Exit: &exit})
+		_ = c.Send(message{Op: opExited, ID: p.ID, Exit: &exit})
 	}()
 }
