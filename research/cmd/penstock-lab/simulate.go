@@ -6,7 +6,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/internal/testing/sharesim"
+	"github.com/penstock/penstock/research/sharesim"
 )
 
 // Numbers of random mixes: the rule was tuned with the first group only.
