@@ -8,7 +8,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -17,30 +16,12 @@ import (
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
 // patience bounds the wait of a test; only a hang reaches it.
 const patience = 30 * time.Second
-
-// checkLeaks fails the test if it ends with more goroutines or descriptors
-// than it began with.
-func checkLeaks(t *testing.T) {
-	t.Helper()
-	count := func() (goroutines, descriptors int) {
-		return runtime.NumGoroutine(), openfiles.Count(t)
-	}
-	goroutines, descriptors := count()
-	t.Cleanup(func() {
-		var g, d int
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if g, d = count(); g <= goroutines && d <= descriptors {
-				return
-			}
-		}
-		t.Errorf("goroutines %d -> %d, descriptors %d -> %d", goroutines, g, descriptors, d)
-	})
-}
 
 func startManager(t *testing.T, h clienttest.Handler, o clienttest.ManagerOptions) *clienttest.Manager {
 	t.Helper()
@@ -155,16 +136,6 @@ func (e *ends) wait(t *testing.T, n int) map[uint64]client.Result {
 	return e.results
 }
 
-// until waits for a condition.
-func until(t *testing.T, what string, fact func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !fact(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func TestDo(t *testing.T) {
 	for _, o := range []client.Options{
 		{},
@@ -180,7 +151,7 @@ func TestDo(t *testing.T) {
 		}
 		for _, size := range []int{1, fragment, fragment + 1, 3*fragment - 1, 70*fragment + 5} {
 			t.Run(fmt.Sprintf("%d bytes in fragments of %d, padded %v, segmented %v", size, fragment, o.Pad, !o.NoSegmentation), func(t *testing.T) {
-				checkLeaks(t)
+				openfiles.CheckLeaks(t)
 				m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 				c := dial(t, m.Addr(), o)
 				want := picture(size, 1)
@@ -204,7 +175,7 @@ func TestDo(t *testing.T) {
 
 // TestBadNetwork checks that every request ends once, with the right answer.
 func TestBadNetwork(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	for _, segmentation := range []bool{true, false} {
 		m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{NACKAfter: 2 * time.Millisecond})
 		bad := clienttest.Faults{Lose: 0.05, Repeat: 0.05, Delay: 0.05, MaxDelay: 3 * time.Millisecond, Seed: 1}
@@ -235,7 +206,7 @@ func TestBadNetwork(t *testing.T) {
 }
 
 func TestNACK(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	// The test watches the traffic: on a slow machine the manager also sends NACKs for fragments
 	// in flight.
@@ -269,7 +240,7 @@ func TestNACK(t *testing.T) {
 	}
 	_ = c.Close() // afterwards the sender has counted everything
 	s := c.Stats()
-	until(t, "what was sent again has passed", func() bool {
+	wait.For(t, "what was sent again has passed", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		passed := uint64(0)
@@ -291,7 +262,7 @@ func TestNACK(t *testing.T) {
 // TestQuestion checks that a silent manager is sent fragment 0 again.
 func TestQuestion(t *testing.T) {
 	t.Run("when fragments were lost and the manager sends no NACK", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(9)}, clienttest.Faults{})
 		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
@@ -301,7 +272,7 @@ func TestQuestion(t *testing.T) {
 		}
 	})
 	t.Run("when all fragments were lost", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
 		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
 		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: first}, clienttest.Faults{})
@@ -312,7 +283,7 @@ func TestQuestion(t *testing.T) {
 		}
 	})
 	t.Run("when the answer was lost", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
 		relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Drop: first})
@@ -330,7 +301,7 @@ func TestQuestion(t *testing.T) {
 // TestQuestionsDuringAnswer loses the last fragment of the answer, and of 14 repetitions. Each
 // repetition ends the silence, so the questions follow each other quickly.
 func TestQuestionsDuringAnswer(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	lost := 0
 	last := func(b []byte) bool {
@@ -352,7 +323,7 @@ func TestQuestionsDuringAnswer(t *testing.T) {
 // TestLargeAnswer checks that the largest answer arrives if the receive buffer holds only a part of it, also on a network
 // that loses datagrams.
 func TestLargeAnswer(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	for name, c := range map[string]struct {
 		bytes int
 		lose  float64
@@ -388,7 +359,7 @@ func TestLargeAnswer(t *testing.T) {
 }
 
 func TestRepeatedAnswers(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	// The test asks for nothing twice, even on a slow machine, because a manager repeats
 	// answers.
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
@@ -402,7 +373,7 @@ func TestRepeatedAnswers(t *testing.T) {
 		}
 	}
 	e.wait(t, n)
-	until(t, "every repeated datagram is counted", func() bool {
+	wait.For(t, "every repeated datagram is counted", func() bool {
 		// A result of one fragment was repeated after its end. A result of several had all
 		// fragments except the last repeated before its end.
 		return c.Stats().Duplicates == relay.Repeated.Load() && relay.Repeated.Load() >= n
@@ -411,7 +382,7 @@ func TestRepeatedAnswers(t *testing.T) {
 }
 
 func TestCreditLimit(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	const maxInFlight = 5
 	type asked struct {
 		from netip.AddrPort
@@ -448,7 +419,7 @@ func TestCreditLimit(t *testing.T) {
 }
 
 func TestProbe(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	asked := 0
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		if asked++; asked <= 5 {
@@ -478,7 +449,7 @@ func TestProbe(t *testing.T) {
 func TestProof(t *testing.T) {
 	const cookie = 0xa7a6a5a4a3a2a1a0
 	t.Run("one per cookie", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{Cookie: cookie})
 		c := dial(t, m.Addr(), client.Options{ResendAfter: patience})
 		for i := range uint64(5) {
@@ -496,7 +467,7 @@ func TestProof(t *testing.T) {
 		}
 	})
 	t.Run("earlier questions are answered busy", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		requests := make(chan clienttest.Request, 1)
 		m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 			requests <- q
@@ -509,7 +480,7 @@ func TestProof(t *testing.T) {
 			done <- err
 		}()
 		q := <-requests
-		until(t, "the client asks", func() bool { return c.Stats().Resends > 0 })
+		wait.For(t, "the client asks", func() bool { return c.Stats().Resends > 0 })
 		busy := wire.Result{Status: wire.StatusBusy, Cookie: cookie}
 		for range 2 {
 			m.Inject(q.From, wire.AppendResult(nil, q.ID, &busy, nil, wire.DefaultFragmentBytes, 0, true))
@@ -520,7 +491,7 @@ func TestProof(t *testing.T) {
 		}
 	})
 	t.Run("a question has the cookie of another answer", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		requests := make(chan clienttest.Request, 2)
 		m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 			requests <- q
@@ -537,7 +508,7 @@ func TestProof(t *testing.T) {
 		ok := wire.Result{Status: wire.StatusOK, Cookie: cookie}
 		m.Inject(first.From, wire.AppendResult(nil, first.ID, &ok, nil, wire.DefaultFragmentBytes, 0, false))
 		e.wait(t, 1)
-		until(t, "the client asks with the cookie", func() bool { return c.Stats().Resends > 0 })
+		wait.For(t, "the client asks with the cookie", func() bool { return c.Stats().Resends > 0 })
 		busy := wire.Result{Status: wire.StatusBusy, Cookie: cookie} // for the first fragment 0, which had no cookie
 		m.Inject(second.From, wire.AppendResult(nil, second.ID, &busy, nil, wire.DefaultFragmentBytes, 0, false))
 		m.Inject(second.From, wire.AppendResult(nil, second.ID, &ok, nil, wire.DefaultFragmentBytes, 0, true))
@@ -546,7 +517,7 @@ func TestProof(t *testing.T) {
 		}
 	})
 	t.Run("busy after the proof is final", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
 			return wire.Result{Status: wire.StatusBusy}, nil, true
 		}, clienttest.ManagerOptions{Cookie: cookie})
@@ -562,7 +533,7 @@ func TestProof(t *testing.T) {
 }
 
 func TestDoStatus(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	for status := wire.StatusLate; status < wire.NumStatuses; status++ {
 		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
 			return wire.Result{Status: status, Credit: 1}, nil, true
@@ -577,7 +548,7 @@ func TestDoStatus(t *testing.T) {
 }
 
 func TestExtension(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	seen := make(chan clienttest.Request, 1)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		seen <- q
@@ -607,7 +578,7 @@ func TestExtension(t *testing.T) {
 }
 
 func TestTimeout(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	// The first two must be sent before their timeout, even on a slow machine. Of several
 	// timeouts, one is enough for that.
@@ -640,7 +611,7 @@ func TestTimeout(t *testing.T) {
 }
 
 func TestSendErrors(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, FragmentBytes: 2, ResendAfter: patience})
 	for _, size := range []int{0, 2*wire.MaxFragments + 1} {
@@ -651,7 +622,7 @@ func TestSendErrors(t *testing.T) {
 	if _, err := c.Send([]byte{1}, client.RequestOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the first is in flight", func() bool { return c.Stats().Datagrams == 1 })
+	wait.For(t, "the first is in flight", func() bool { return c.Stats().Datagrams == 1 })
 	for i := range 3 {
 		want := error(nil)
 		if i == 2 {
@@ -670,7 +641,7 @@ func TestSendErrors(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	e := newEnds()
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 3})
@@ -685,7 +656,7 @@ func TestClose(t *testing.T) {
 		_, err := c.Do(context.Background(), picture(10, 1), client.RequestOptions{})
 		waiting <- err
 	}()
-	until(t, "some are in flight", func() bool { return c.Stats().Datagrams > 10 })
+	wait.For(t, "some are in flight", func() bool { return c.Stats().Datagrams > 10 })
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -704,7 +675,7 @@ func TestClose(t *testing.T) {
 
 // TestUnreachable checks that a request to a closed port ends at once, and without success.
 func TestUnreachable(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
@@ -720,7 +691,7 @@ func TestUnreachable(t *testing.T) {
 
 // TestZeroResult checks that no result without an answer looks like a success.
 func TestZeroResult(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{Timeout: 10 * time.Millisecond})
 	for name, picture := range map[string][]byte{"unanswered": {1}, "not sent": nil} {
@@ -738,7 +709,7 @@ func TestZeroResult(t *testing.T) {
 // TestManagerRestart checks that a client survives a restart of the manager. A request ends with
 // ErrUnreachable only after its timeout.
 func TestManagerRestart(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	at := m.Addr()
 	c := dial(t, at, client.Options{ResendAfter: 2 * time.Millisecond})
@@ -751,7 +722,7 @@ func TestManagerRestart(t *testing.T) {
 		_, err := c.Do(context.Background(), picture(5000, 1), client.RequestOptions{})
 		waiting <- err
 	}()
-	until(t, "the kernel reports that no process listens", func() bool { return c.Stats().Unreachable > 0 })
+	wait.For(t, "the kernel reports that no process listens", func() bool { return c.Stats().Unreachable > 0 })
 	startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{Listen: at})
 	if err := <-waiting; err != nil {
 		t.Error(err)
@@ -760,7 +731,7 @@ func TestManagerRestart(t *testing.T) {
 
 // TestDoContext checks that Do returns the picture to its caller when the context ends.
 func TestDoContext(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	ids := make(chan clienttest.Request, 10)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		ids <- q
@@ -781,12 +752,12 @@ func TestDoContext(t *testing.T) {
 	}
 	clear(p) // the test owns it again: the race detector checks that
 	m.Answer(q.From, q.ID, wire.Result{Status: wire.StatusOK}, nil)
-	until(t, "the late answer counts as a duplicate", func() bool { return c.Stats().Duplicates == 1 })
+	wait.For(t, "the late answer counts as a duplicate", func() bool { return c.Stats().Duplicates == 1 })
 }
 
 // TestMalformed checks that datagrams that are no answers are counted and have no other effect.
 func TestMalformed(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	asked := make(chan clienttest.Request, 1)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		asked <- q
@@ -840,7 +811,7 @@ func TestMalformed(t *testing.T) {
 }
 
 func TestResultTooLarge(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{MaxResultBytes: 2000})
 	if _, err := c.Do(context.Background(), picture(2001, 1), client.RequestOptions{}); !errors.Is(err, client.ErrResultSize) {
@@ -852,7 +823,7 @@ func TestResultTooLarge(t *testing.T) {
 }
 
 func TestDeliverMaySend(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 	const n = 100
 	done := make(chan struct{})
@@ -895,7 +866,7 @@ func TestDialOptions(t *testing.T) {
 // A request that gets no credit within the objective ends late and unsent. A request with a
 // longer deadline continues to wait.
 func TestClientDropsLateRequests(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	const objective = 20 * time.Millisecond
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		switch len(q.Picture) {
@@ -920,7 +891,7 @@ func TestClientDropsLateRequests(t *testing.T) {
 		return id
 	}
 	holder := send(2, client.RequestOptions{Deadline: time.Minute})
-	until(t, "two requests arrive", func() bool { whole, _ := m.Requests(); return whole == 2 })
+	wait.For(t, "two requests arrive", func() bool { whole, _ := m.Requests(); return whole == 2 })
 	began := time.Now()
 	stale := send(5, client.RequestOptions{Intended: began.Add(-time.Second)})
 	late, patient := send(3, client.RequestOptions{}), send(4, client.RequestOptions{Deadline: time.Minute})
@@ -949,7 +920,7 @@ func TestClientDropsLateRequests(t *testing.T) {
 
 // A request without a deadline has the objective as its deadline.
 func TestObjectiveIsTheDeadline(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	const objective = time.Hour
 	got := make(chan wire.Extension, 3)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {

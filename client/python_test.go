@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
 )
@@ -28,7 +29,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	if err != nil {
 		t.Skip("needs python3 to run examples/client/client.py")
 	}
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	const program = "../examples/client/client.py"
 	file := filepath.Join(t.TempDir(), "picture")
 	sent := picture(150_000, 1)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/rs/zerolog"
 )
 
@@ -60,12 +61,9 @@ func goroutines() string {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
-		if is() {
-			return
-		}
+	if !wait.Until(is) {
+		t.Fatalf("not in time: %s\n%s", what, goroutines())
 	}
-	t.Fatalf("not after %v: %s\n%s", patience, what, goroutines())
 }
 
 // socketDir makes a folder whose path is short enough for a socket.

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // harness has a port with its threads running and no process. The test acts as the client
@@ -102,7 +103,7 @@ func (discard) Answered(*Times) {}
 // eventually waits until the port's threads have fulfilled a condition.
 func (b *harness) eventually(what string, is func() bool) {
 	b.t.Helper()
-	datapathtest.Eventually(b.t, what, is)
+	wait.For(b.t, what, is)
 }
 
 // settled checks that nothing is left over: each accepted request was answered once, and

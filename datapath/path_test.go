@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -401,9 +402,10 @@ func TestRepeatedAnswer(t *testing.T) {
 	}
 	b.settled()
 	// The answer is repeated at most once per millisecond: ask until it is.
-	for deadline := time.Now().Add(datapathtest.Patience); b.Requests().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	wait.For(t, "the answer to be repeated", func() bool {
 		r.Fragment(5, datapathtest.Picture(1), datapathtest.PictureBytes, 0, wire.FlagRetransmitted)
-	}
+		return b.Requests().Again > 0
+	})
 	h, again, payload := r.Result()
 	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted == 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) ||
 		again.Status != first.Status || again.Infer != first.Infer || again.ModelVersion != first.ModelVersion {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/publish"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -49,22 +51,19 @@ func publishingGateway(t *testing.T, answer clienttest.Handler) (web *httptest.S
 // published waits until a file has n lines.
 func published(t *testing.T, file string, n int) (answers []publish.Answer) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		text, _ := os.ReadFile(file) // it is made with the first answer
-		if bytes.Count(text, []byte("\n")) < n {
-			continue
+	var text []byte
+	wait.For(t, fmt.Sprintf("%d lines in %s", n, file), func() bool {
+		text, _ = os.ReadFile(file) // it is made with the first answer
+		return bytes.Count(text, []byte("\n")) >= n
+	})
+	for line := range bytes.Lines(text) {
+		var a publish.Answer
+		if err := json.Unmarshal(line, &a); err != nil {
+			t.Fatalf("%s: %v", line, err)
 		}
-		for line := range bytes.Lines(text) {
-			var a publish.Answer
-			if err := json.Unmarshal(line, &a); err != nil {
-				t.Fatalf("%s: %v", line, err)
-			}
-			answers = append(answers, a)
-		}
-		return answers
+		answers = append(answers, a)
 	}
-	t.Fatalf("%s has less than %d lines", file, n)
-	return nil
+	return answers
 }
 
 // Each picture of HTTP inference is published with its boxes, however it came.
@@ -94,7 +93,7 @@ func TestPublishHTTP(t *testing.T) {
 
 	// An answer is counted after it is written.
 	var list []publish.Status
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	if !wait.Until(func() bool {
 		response, err := http.Get(web.URL + "/api/publish")
 		if err != nil {
 			t.Fatal(err)
@@ -102,12 +101,9 @@ func TestPublishHTTP(t *testing.T) {
 		list = nil
 		err = json.NewDecoder(response.Body).Decode(&list)
 		response.Body.Close()
-		if err == nil && len(list) == 1 && list[0].Name == "log" && list[0].Sent == 3 && list[0].State == publish.Running {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%+v, %v", list, err)
-		}
+		return err == nil && len(list) == 1 && list[0].Name == "log" && list[0].Sent == 3 && list[0].State == publish.Running
+	}) {
+		t.Fatalf("publishers %+v", list)
 	}
 }
 

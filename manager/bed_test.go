@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/observe"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
@@ -74,7 +75,7 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 // eventually waits until the function's threads have fulfilled a condition.
 func (b *bed) eventually(what string, is func() bool) {
 	b.t.Helper()
-	datapathtest.Eventually(b.t, what, is)
+	wait.For(b.t, what, is)
 }
 
 // settled checks that nothing is left over: each accepted request was answered once, and

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/internal/testing/cameratest"
-	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
 )
 
@@ -159,7 +159,7 @@ func TestRefusedPictures(t *testing.T) {
 		}
 	}
 
-	datapathtest.Eventually(t, "the pictures are refused", func() bool {
+	wait.For(t, "the pictures are refused", func() bool {
 		f.watch()
 		return b.status("cam").Camera.Refused == 3
 	})
@@ -174,7 +174,7 @@ func TestRefusedPictures(t *testing.T) {
 
 	f.camera.refusals.at -= refusalShown
 	right := cameratest.GVSP{Block: 3, Width: 32, Height: 24, Format: cameratest.RGB8, Pixels: make([]byte, 32*24*3), Size: 1000}
-	datapathtest.Eventually(t, "the reason disappears", func() bool {
+	wait.For(t, "the reason disappears", func() bool {
 		for _, packet := range right.Packets() {
 			if _, err := conn.Write(packet); err != nil {
 				t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
@@ -855,9 +856,10 @@ func TestNodeComesToRest(t *testing.T) {
 		rest := func() bool {
 			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.instances.serving() || f.removing || f.instances[0].sharing.Moving() })
 		}
-		for deadline := time.Now().Add(patience); !rest() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		wait.Until(func() bool {
 			b.turn() // the manager believes some ends only after a while
-		}
+			return rest()
+		})
 		for _, f := range b.functions {
 			_, p := b.serves(f.name)
 			if want := f.instances[0].sharing.Placement.Groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].sharing.Moving() {

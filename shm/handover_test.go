@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // stream is a manager under load. It keeps all slots out, and checks that each
@@ -75,12 +77,9 @@ func (s *stream) receiveAll() {
 // until waits for a condition.
 func (s *stream) until(what string, met func() bool) {
 	s.t.Helper()
-	for deadline := time.Now().Add(patience); !met(); {
-		if time.Now().After(deadline) {
-			s.t.Fatalf("%s: epoch %d, owner %d, %d of %d answered, %d queued", what,
-				s.channel.Epoch(), s.channel.Owner(), s.answered.Load(), s.published.Load(), s.channel.Queued())
-		}
-		time.Sleep(20 * time.Microsecond)
+	if !wait.Until(met) {
+		s.t.Fatalf("%s: epoch %d, owner %d, %d of %d answered, %d queued", what,
+			s.channel.Epoch(), s.channel.Owner(), s.answered.Load(), s.published.Load(), s.channel.Queued())
 	}
 }
 

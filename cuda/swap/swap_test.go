@@ -24,6 +24,7 @@ import (
 
 	"github.com/penstock/penstock/cuda/swap/turns"
 	"github.com/penstock/penstock/internal/testing/swaptest"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 const mib = 1 << 20
@@ -182,10 +183,8 @@ func (p *program) right() {
 // until waits for a condition.
 func (h *harness) until(what string, condition func() bool) {
 	h.t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			h.t.Fatalf("no %s: %+v", what, h.Guests())
-		}
+	if !wait.Until(condition) {
+		h.t.Fatalf("no %s: %+v", what, h.Guests())
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/dpdktest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -121,11 +122,8 @@ func (b *bed) back() bool {
 // eventually waits until a condition holds.
 func (b *bed) eventually(what string, holds func() bool) {
 	b.t.Helper()
-	for deadline := time.Now().Add(ingesttest.Patience); !holds(); time.Sleep(200 * time.Microsecond) {
-		if time.Now().After(deadline) {
-			b.t.Errorf("not in %v: %s: %+v", ingesttest.Patience, what, b.Group.Stats())
-			return
-		}
+	if !wait.Until(holds) {
+		b.t.Errorf("not in time: %s: %+v", what, b.Group.Stats())
 	}
 }
 
@@ -195,17 +193,19 @@ func toOf(s *Source, from netip.AddrPort) netip.AddrPort {
 // sent takes the next frame that the port sent.
 func (b *bed) sent() []byte {
 	b.t.Helper()
-	f := make([]byte, 1<<16)
-	for deadline := time.Now().Add(ingesttest.Patience); ; time.Sleep(50 * time.Microsecond) {
+	f, n := make([]byte, 1<<16), 0
+	if !wait.Until(func() bool {
 		for q := range b.options.Queues {
-			if n, ok := b.wire.Take(q, f); ok && f[0]&1 == 0 { // otherwise it is announced to all
-				return f[:n]
+			var ok bool
+			if n, ok = b.wire.Take(q, f); ok && f[0]&1 == 0 { // otherwise it is announced to all
+				return true
 			}
 		}
-		if time.Now().After(deadline) {
-			b.t.Fatalf("the port sent nothing: %+v", b.Group.Stats())
-		}
+		return false
+	}) {
+		b.t.Fatalf("the port sent nothing: %+v", b.Group.Stats())
 	}
+	return f[:n]
 }
 
 // sentDatagram takes the next datagram that was sent.

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 func linesSpec(file string) configs.Publish {
@@ -29,7 +31,7 @@ func readLines(t *testing.T, file string) []string {
 
 // Lines are appended. After rotation they go to a new file.
 func TestLines(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	file := filepath.Join(t.TempDir(), "answers.jsonl")
 	if err := os.WriteFile(file, []byte("before\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -42,7 +44,7 @@ func TestLines(t *testing.T) {
 		for _, i := range frames {
 			set.Publish(found("door", i, 7))
 		}
-		waitFor(t, "the lines", func() bool { return set.Status()[0].Sent == before+uint64(len(frames)) })
+		wait.For(t, "the lines", func() bool { return set.Status()[0].Sent == before+uint64(len(frames)) })
 	}
 
 	write(1, 2)
@@ -71,7 +73,7 @@ func TestLines(t *testing.T) {
 
 // A link is not followed, neither at the start nor when it replaces the file.
 func TestLinesLink(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	dir := t.TempDir()
 	file, other := filepath.Join(dir, "answers.jsonl"), filepath.Join(dir, "other")
 	if err := os.WriteFile(other, []byte("of another user\n"), 0o600); err != nil {
@@ -84,17 +86,17 @@ func TestLinesLink(t *testing.T) {
 	set.start(t)
 	refused := func() bool { return strings.Contains(set.Status()[0].Error, "is a symbolic link") }
 	set.Publish(found("door", 1))
-	waitFor(t, "a refusal", refused)
+	wait.For(t, "a refusal", refused)
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the line", func() bool { return set.Status()[0].Sent == 1 })
+	wait.For(t, "the line", func() bool { return set.Status()[0].Sent == 1 })
 
 	if err := errors.Join(os.Remove(file), os.Symlink(other, file)); err != nil {
 		t.Fatal(err)
 	}
 	set.Publish(found("door", 2))
-	waitFor(t, "a refusal", refused)
+	wait.For(t, "a refusal", refused)
 	if text := readLines(t, other); len(text) != 1 {
 		t.Errorf("the other file has %q", text)
 	}
@@ -123,7 +125,7 @@ func TestTornLine(t *testing.T) {
 
 // A path that names no file is an error, not a wait. The receiver recovers from it.
 func TestNoFile(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
@@ -134,17 +136,17 @@ func TestNoFile(t *testing.T) {
 	set.start(t)
 	set.Publish(found("door", 1))
 	for i := range set.Status() {
-		waitFor(t, "an error", func() bool { s := set.Status()[i]; return s.State == Waiting && s.Error != "" && s.Waiting == 1 })
+		wait.For(t, "an error", func() bool { s := set.Status()[i]; return s.State == Waiting && s.Error != "" && s.Waiting == 1 })
 	}
 	if err := os.Mkdir(filepath.Dir(missing), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the folder", func() bool { return set.Status()[2].Sent == 1 })
+	wait.For(t, "the folder", func() bool { return set.Status()[2].Sent == 1 })
 }
 
 // Standard output is written, and a reader that has gone is an error.
 func TestStandardOutput(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +165,7 @@ func TestStandardOutput(t *testing.T) {
 
 	r.Close()
 	set.Publish(found("door", 10))
-	waitFor(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "broken pipe") })
+	wait.For(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "broken pipe") })
 	set.stop()
 	w.Close()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/eclipse/paho.golang/paho"
 
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // mosquitto is a broker of a test.
@@ -69,7 +70,7 @@ func (m *mosquitto) start(t *testing.T) {
 	if err := m.process.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "mosquitto to listen", func() bool {
+	wait.For(t, "mosquitto to listen", func() bool {
 		c, err := net.Dial("tcp", m.address)
 		if err == nil {
 			c.Close()
@@ -136,12 +137,12 @@ func TestMosquitto(t *testing.T) {
 	set := newSet(mqttSpec(broker.address))
 	set.start(t)
 	early := broker.subscribe(t)
-	waitFor(t, "online", func() bool { text, _ := early.last(status); return text == online })
+	wait.For(t, "online", func() bool { text, _ := early.last(status); return text == online })
 	set.Publish(found("door", 1, 4))
-	waitFor(t, "the state", func() bool { text, _ := early.last(state); return strings.Contains(text, `"class4"`) })
+	wait.For(t, "the state", func() bool { text, _ := early.last(state); return strings.Contains(text, `"class4"`) })
 
 	late := broker.subscribe(t)
-	waitFor(t, "the retained messages", func() bool {
+	wait.For(t, "the retained messages", func() bool {
 		text, retained := late.last(status)
 		entity, entityRetained := late.last(discovery)
 		return text == online && retained && entityRetained && json.Valid([]byte(entity))
@@ -151,7 +152,7 @@ func TestMosquitto(t *testing.T) {
 	}
 
 	set.stop()
-	waitFor(t, "offline", func() bool { text, _ := late.last(status); return text == offline })
+	wait.For(t, "offline", func() bool { text, _ := late.last(status); return text == offline })
 	if s := set.Status()[0]; s.Sent != 1 || s.Dropped != 0 || s.Refused != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -167,9 +168,9 @@ func TestMosquittoLastWill(t *testing.T) {
 		t.Fatal(err)
 	}
 	subscriber := broker.subscribe(t)
-	waitFor(t, "online", func() bool { text, _ := subscriber.last("penstock/hall/status"); return text == online })
+	wait.For(t, "online", func() bool { text, _ := subscriber.last("penstock/hall/status"); return text == online })
 	sink.client.TerminateConnectionForTest()
-	waitFor(t, "offline", func() bool { text, _ := subscriber.last("penstock/hall/status"); return text == offline })
+	wait.For(t, "offline", func() bool { text, _ := subscriber.last("penstock/hall/status"); return text == offline })
 }
 
 func TestMosquittoPassword(t *testing.T) {
@@ -178,7 +179,7 @@ func TestMosquittoPassword(t *testing.T) {
 	spec.Address = strings.Replace(spec.Address, "pass-word", "other-word", 1)
 	set := newSet(spec)
 	set.start(t)
-	waitFor(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "it refuses the connection: ") })
+	wait.For(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "it refuses the connection: ") })
 	if strings.Contains(fmt.Sprint(set.Status(), set.log.String()), "other-word") {
 		t.Errorf("%+v\n%s", set.Status(), set.log.String())
 	}
@@ -190,13 +191,13 @@ func TestMosquittoRestart(t *testing.T) {
 	broker := newMosquitto(t)
 	set := newSet(mqttSpec(broker.address))
 	set.start(t)
-	waitFor(t, "the connection", func() bool { return set.Status()[0].State == Running })
+	wait.For(t, "the connection", func() bool { return set.Status()[0].State == Running })
 	broker.kill()
-	waitFor(t, "the loss", func() bool { return set.Status()[0].State == Waiting })
+	wait.For(t, "the loss", func() bool { return set.Status()[0].State == Waiting })
 	for i := range uint64(10) {
 		set.Publish(found("door", i))
 	}
 	broker.start(t)
-	waitFor(t, "the answers", func() bool { s := set.Status()[0]; return s.Sent == 10 && s.Dropped == 0 && s.Waiting == 0 })
+	wait.For(t, "the answers", func() bool { s := set.Status()[0]; return s.Sent == 10 && s.Dropped == 0 && s.Waiting == 0 })
 	set.stop()
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -91,7 +93,7 @@ func (b *fakeBroker) topics() (messages map[string]*packets.Publish, order []str
 
 // The broker gets the availability, the discovery messages once, and each answer.
 func TestMQTT(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	broker := &fakeBroker{connack: accept, puback: confirm}
 	address := listen(t, broker.serve)
 	s := mqttSpec(address)
@@ -100,7 +102,7 @@ func TestMQTT(t *testing.T) {
 	set.start(t)
 	set.Publish(found("door", 1, 4))
 	set.Publish(found("door", 2))
-	waitFor(t, "the answers", func() bool { return set.Status()[0].Sent == 2 })
+	wait.For(t, "the answers", func() bool { return set.Status()[0].Sent == 2 })
 	set.stop()
 
 	messages, order := broker.topics()
@@ -136,7 +138,7 @@ func TestMQTT(t *testing.T) {
 		t.Errorf("%s, %v", messages[want[3]].Payload, err)
 	}
 	// The broker publishes the last will.
-	waitFor(t, "the end of the connection", func() bool {
+	wait.For(t, "the end of the connection", func() bool {
 		broker.mu.Lock()
 		defer broker.mu.Unlock()
 		return len(broker.left) == 1 && broker.left[0].ReasonCode == packets.DisconnectDisconnectWithWillMessage
@@ -221,13 +223,13 @@ func TestHostileBroker(t *testing.T) {
 		}}).serve, "broker does not take topic penstock/hall/status: reason 0x87"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
+			openfiles.CheckLeaks(t)
 			s := mqttSpec(listen(t, c.serve))
 			s.Timeout = 200 * time.Millisecond
 			set := newSet(s)
 			set.start(t)
 			set.Publish(found("door", 1))
-			waitFor(t, "an error", func() bool {
+			wait.For(t, "an error", func() bool {
 				status := set.Status()[0]
 				return status.State == Waiting && status.Error != "" && strings.Contains(status.Error, c.want) && status.Sent == 0 && status.Refused == 0
 			})
@@ -244,18 +246,18 @@ func TestSilentBroker(t *testing.T) {
 		"publish": {connack: accept, puback: func(*packets.Publish) packets.Packet { return nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
+			openfiles.CheckLeaks(t)
 			s := mqttSpec(listen(t, broker.serve))
 			s.Timeout = 20 * time.Millisecond
 			set := newSet(s)
 			set.start(t)
 			set.Publish(found("door", 1))
-			waitFor(t, "a timeout", func() bool { return strings.Contains(set.Status()[0].Error, "deadline exceeded") })
+			wait.For(t, "a timeout", func() bool { return strings.Contains(set.Status()[0].Error, "deadline exceeded") })
 			set.stop()
 		})
 	}
 	t.Run("never reads", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		s := mqttSpec(listen(t, func(c net.Conn) {
 			_, _ = packets.ReadPacket(c)
 			_, _ = accept(nil).WriteTo(c)
@@ -273,18 +275,18 @@ func TestSilentBroker(t *testing.T) {
 		s.Timeout, s.Discovery = 200*time.Millisecond, ""
 		set := newSet(s)
 		set.start(t)
-		waitFor(t, "the connection", func() bool { return set.Status()[0].State == Running })
+		wait.For(t, "the connection", func() bool { return set.Status()[0].State == Running })
 		a := found("door", 1)
 		a.Values = make([]float32, 1<<20) // more than sockets hold
 		set.Publish(a)
-		waitFor(t, "a timeout", func() bool { s := set.Status()[0]; return s.State == Waiting && s.Sent == 0 })
+		wait.For(t, "a timeout", func() bool { s := set.Status()[0]; return s.State == Waiting && s.Sent == 0 })
 		set.stop()
 	})
 }
 
 // A broker may not take an answer: it is refused, and the next one is sent.
 func TestRefusedTopic(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	broker := &fakeBroker{connack: accept, puback: func(p *packets.Publish) packets.Packet {
 		answer := confirm(p).(*packets.Puback)
 		if strings.HasPrefix(p.Topic, "penstock/hall/door/") {
@@ -296,13 +298,13 @@ func TestRefusedTopic(t *testing.T) {
 	set.start(t)
 	set.Publish(found("door", 1))
 	set.Publish(found("gate", 2))
-	waitFor(t, "both", func() bool { s := set.Status()[0]; return s.Sent == 1 && s.Refused == 1 })
+	wait.For(t, "both", func() bool { s := set.Status()[0]; return s.Sent == 1 && s.Refused == 1 })
 	set.stop()
 }
 
 // After the connection was lost the gateway connects again, and announces again what it publishes.
 func TestBrokerRestart(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	var mu sync.Mutex
 	var last net.Conn
 	broker := &fakeBroker{connack: accept, puback: confirm}
@@ -315,11 +317,11 @@ func TestBrokerRestart(t *testing.T) {
 	set.start(t)
 	for i := range uint64(3) {
 		set.Publish(found("door", i))
-		waitFor(t, "the answer", func() bool { return set.Status()[0].Sent == i+1 })
+		wait.For(t, "the answer", func() bool { return set.Status()[0].Sent == i+1 })
 		mu.Lock()
 		last.Close()
 		mu.Unlock()
-		waitFor(t, "the next connection", func() bool {
+		wait.For(t, "the next connection", func() bool {
 			broker.mu.Lock()
 			defer broker.mu.Unlock()
 			return len(broker.connects) == int(i)+2
@@ -384,7 +386,7 @@ func (c *scriptedConn) Read(p []byte) (int, error) {
 
 // Answers of classifiers and of raw models say what their entities show.
 func TestEntityAnswers(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	broker := &fakeBroker{connack: accept, puback: confirm}
 	set := newSet(mqttSpec(listen(t, broker.serve)))
 	set.start(t)
@@ -394,7 +396,7 @@ func TestEntityAnswers(t *testing.T) {
 	values.Kind, values.Values = wire.KindRaw, []float32{1.5, 2}
 	set.Publish(best)
 	set.Publish(values)
-	waitFor(t, "the answers", func() bool { return set.Status()[0].Sent == 2 })
+	wait.For(t, "the answers", func() bool { return set.Status()[0].Sent == 2 })
 	set.stop()
 	messages, _ := broker.topics()
 	if p := messages["penstock/hall/door/face"]; p == nil || !strings.Contains(string(p.Payload), `"found":[{"label":"shoe"`) {

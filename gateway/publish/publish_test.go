@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"image"
 	"math"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -21,36 +20,12 @@ import (
 	"github.com/penstock/penstock/gateway/functions"
 	"github.com/penstock/penstock/gateway/stream"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
 
 const patience = 30 * time.Second
-
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited %s for %s", patience, what)
-		}
-	}
-}
-
-// checkLeaks fails the test if it leaves goroutines or descriptors.
-func checkLeaks(t *testing.T) {
-	t.Helper()
-	count := func() (goroutines, descriptors int) { return runtime.NumGoroutine(), openfiles.Count(t) }
-	goroutines, descriptors := count()
-	t.Cleanup(func() {
-		var g, d int
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if g, d = count(); g <= goroutines && d <= descriptors {
-				return
-			}
-		}
-		t.Errorf("goroutines %d -> %d, descriptors %d -> %d", goroutines, g, descriptors, d)
-	})
-}
 
 // record is a log that a test reads.
 type record struct {
@@ -173,7 +148,7 @@ func withSinks(sinks ...*fakeSink) *running {
 
 // A receiver that takes nothing costs its own answers only. Each of them is counted.
 func TestStuckReceiver(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	stuck := &fakeSink{sent: func(ctx context.Context, _ message) error {
 		<-ctx.Done()
 		return ctx.Err()
@@ -187,9 +162,9 @@ func TestStuckReceiver(t *testing.T) {
 	for i := range uint64(answers) {
 		set.Publish(found("door", i))
 		if i == 0 {
-			waitFor(t, "the stuck receiver", func() bool { return set.Status()[0].Waiting == 0 })
+			wait.For(t, "the stuck receiver", func() bool { return set.Status()[0].Waiting == 0 })
 		}
-		waitFor(t, "the good receiver", func() bool { return set.Status()[1].Sent == i+1 })
+		wait.For(t, "the good receiver", func() bool { return set.Status()[1].Sent == i+1 })
 	}
 	status := set.Status()[0]
 	// One answer is on its way.
@@ -207,7 +182,7 @@ func TestStuckReceiver(t *testing.T) {
 
 // After failures the receiver gets the same answer again, in order, and the state says what happened.
 func TestFailures(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	var mu sync.Mutex
 	failures := 3
 	sink := &fakeSink{sent: func(_ context.Context, m message) error {
@@ -226,7 +201,7 @@ func TestFailures(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	set.start(t)
-	waitFor(t, "both answers", func() bool { return set.Status()[0].Sent == 2 })
+	wait.For(t, "both answers", func() bool { return set.Status()[0].Sent == 2 })
 	if s := set.Status()[0]; s.State != Running || s.Error != "" || s.Waiting != 0 || s.Dropped != 0 || fmt.Sprint(sink.got()) != "[1 2]" {
 		t.Errorf("%+v, got %v", s, sink.got())
 	}
@@ -238,7 +213,7 @@ func TestFailures(t *testing.T) {
 
 // An answer that the receiver refuses is counted and not sent again.
 func TestRefused(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	sink := &fakeSink{sent: func(_ context.Context, m message) error {
 		if strings.Contains(string(m.text), `"frame":2`) {
 			return refusal("it is even")
@@ -250,7 +225,7 @@ func TestRefused(t *testing.T) {
 	for i := range uint64(4) {
 		set.Publish(found("door", i))
 	}
-	waitFor(t, "the answers", func() bool { s := set.Status()[0]; return s.Sent == 3 && s.Refused == 1 })
+	wait.For(t, "the answers", func() bool { s := set.Status()[0]; return s.Sent == 3 && s.Refused == 1 })
 	if fmt.Sprint(sink.got()) != "[0 1 3]" || !strings.Contains(set.log.String(), "receiver refuses the answer: it is even") {
 		t.Errorf("%v\n%s", sink.got(), set.log.String())
 	}
@@ -269,7 +244,7 @@ func TestNaN(t *testing.T) {
 
 // Run sends what waits when its context ends.
 func TestDrain(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	release := make(chan struct{})
 	sink := &fakeSink{sent: func(context.Context, message) error {
 		<-release
@@ -290,7 +265,7 @@ func TestDrain(t *testing.T) {
 
 // A sink that never returns does not keep Run.
 func TestStuckWrite(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	release := make(chan struct{})
 	defer close(release)
 	set := withSinks(&fakeSink{sent: func(context.Context, message) error {

@@ -20,6 +20,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 func webhookSpec(address string) configs.Publish {
@@ -46,7 +48,7 @@ func checkSecrets(t *testing.T, set *running) {
 }
 
 func TestWebhook(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	var mu sync.Mutex
 	var bodies []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -66,7 +68,7 @@ func TestWebhook(t *testing.T) {
 	set.start(t)
 	set.Publish(found("door", 1, 2))
 	set.Publish(found("door", 2))
-	waitFor(t, "both", func() bool { return set.Status()[0].Sent == 2 })
+	wait.For(t, "both", func() bool { return set.Status()[0].Sent == 2 })
 	if s := set.Status()[0]; s.State != Running || s.To != server.URL || !strings.Contains(bodies[0], `"frame":1`) || !strings.Contains(bodies[0], `"label":"class2"`) {
 		t.Errorf("%+v, %q", s, bodies)
 	}
@@ -107,13 +109,13 @@ func TestHostileWebhook(t *testing.T) {
 		}, "post answer: ", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
+			openfiles.CheckLeaks(t)
 			server := httptest.NewServer(c.serve)
 			defer server.Close()
 			set := newSet(webhookSpec(secretAddress(server.URL)))
 			set.start(t)
 			set.Publish(found("door", 1))
-			waitFor(t, c.want, func() bool {
+			wait.For(t, c.want, func() bool {
 				s := set.Status()[0]
 				return strings.Contains(s.Error, c.want) && (s.Refused == 1) == c.refused && (s.State == Waiting) == !c.refused
 			})
@@ -140,7 +142,7 @@ func TestSlowWebhook(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
+			openfiles.CheckLeaks(t)
 			address := listen(t, serve)
 			s := webhookSpec(secretAddress("http://" + address))
 			s.Timeout = 20 * time.Millisecond
@@ -149,7 +151,7 @@ func TestSlowWebhook(t *testing.T) {
 			a := found("door", 1)
 			a.Values = make([]float32, 1<<20) // more than sockets hold
 			set.Publish(a)
-			waitFor(t, "an error", func() bool { s := set.Status()[0]; return s.State == Waiting && s.Error != "" && s.Sent == 0 })
+			wait.For(t, "an error", func() bool { s := set.Status()[0]; return s.State == Waiting && s.Error != "" && s.Sent == 0 })
 			checkSecrets(t, set)
 			set.stop()
 		})
@@ -158,7 +160,7 @@ func TestSlowWebhook(t *testing.T) {
 
 // An endless answer is not read to its end.
 func TestEndlessReply(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		for _, err := w.Write(make([]byte, 1<<10)); err == nil; _, err = w.Write(make([]byte, 1<<10)) {
 		}
@@ -169,13 +171,13 @@ func TestEndlessReply(t *testing.T) {
 	for i := range uint64(3) {
 		set.Publish(found("door", i))
 	}
-	waitFor(t, "the answers", func() bool { return set.Status()[0].Sent == 3 })
+	wait.For(t, "the answers", func() bool { return set.Status()[0].Sent == 3 })
 	set.stop()
 }
 
 // A redirect on the same host is followed with the body.
 func TestRedirect(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	var got atomic.Value
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/new" {
@@ -189,7 +191,7 @@ func TestRedirect(t *testing.T) {
 	set := newSet(webhookSpec(server.URL + "/old"))
 	set.start(t)
 	set.Publish(found("door", 5))
-	waitFor(t, "the answer", func() bool { return set.Status()[0].Sent == 1 })
+	wait.For(t, "the answer", func() bool { return set.Status()[0].Sent == 1 })
 	if body, _ := got.Load().(string); !strings.Contains(body, `"frame":5`) {
 		t.Error(body)
 	}
@@ -207,7 +209,7 @@ func writeToken(t *testing.T, file, text string) {
 // Requests have the token of the file, also after a redirect. A token that is replaced is used at once.
 // Neither status nor log has it, also if the server sends it back.
 func TestToken(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	const first, second = "first-token.1", "second-token/2"
 	var wanted, echo atomic.Value
 	wanted.Store(first)
@@ -238,26 +240,26 @@ func TestToken(t *testing.T) {
 	}
 
 	set.Publish(found("door", 1))
-	waitFor(t, "an error without a file", shows("read token: open "))
+	wait.For(t, "an error without a file", shows("read token: open "))
 	writeToken(t, s.TokenFile, "Bearer "+first+"\n")
-	waitFor(t, "an error about the file", shows("has blanks, quotes"))
+	wait.For(t, "an error about the file", shows("has blanks, quotes"))
 	writeToken(t, s.TokenFile, first+"\n")
-	waitFor(t, "the answer", func() bool { return set.Status()[0].Sent == 1 })
+	wait.For(t, "the answer", func() bool { return set.Status()[0].Sent == 1 })
 
 	wanted.Store(second)
 	set.Publish(found("door", 2))
-	waitFor(t, "a refused answer", func() bool {
+	wait.For(t, "a refused answer", func() bool {
 		return shows("server answers 401 Unauthorized")() && set.Status()[0].Refused == 1
 	})
 	writeToken(t, s.TokenFile, second)
 	set.Publish(found("door", 3))
-	waitFor(t, "the next answer", func() bool { return set.Status()[0].Sent == 2 })
+	wait.For(t, "the next answer", func() bool { return set.Status()[0].Sent == 2 })
 
 	echo.Store("TOKEN TOKEN\r\n\r\n")
 	set.Publish(found("door", 4))
-	waitFor(t, "a hidden token", shows("***"))
+	wait.For(t, "a hidden token", shows("***"))
 	echo.Store("HTTP/1.1 200 OK\r\nTOKEN\r\n\r\n")
-	waitFor(t, "a hidden token in a header", shows("malformed MIME header"))
+	wait.For(t, "a hidden token in a header", shows("malformed MIME header"))
 	set.stop()
 	status, err := json.Marshal(set.Status())
 	if err != nil {
@@ -299,7 +301,7 @@ func TestReadToken(t *testing.T) {
 
 // A server that comes later gets the answers that waited.
 func TestLateServer(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	at, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
@@ -307,7 +309,7 @@ func TestLateServer(t *testing.T) {
 	set := newSet(webhookSpec("http://" + at.String()))
 	set.start(t)
 	set.Publish(found("door", 1))
-	waitFor(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "connection refused") })
+	wait.For(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "connection refused") })
 
 	l, err := net.Listen("tcp", at.String())
 	if err != nil {
@@ -316,7 +318,7 @@ func TestLateServer(t *testing.T) {
 	server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
 	go server.Serve(l)
 	defer server.Close()
-	waitFor(t, "the answer", func() bool { s := set.Status()[0]; return s.Sent == 1 && s.State == Running && s.Error == "" })
+	wait.For(t, "the answer", func() bool { s := set.Status()[0]; return s.Sent == 1 && s.State == Running && s.Error == "" })
 	set.stop()
 }
 

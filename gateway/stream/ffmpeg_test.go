@@ -5,7 +5,6 @@ import (
 	"image"
 	"io"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,22 +17,6 @@ import (
 
 // patience bounds each wait. On a busy machine ffmpeg needs long to start, and long for each frame.
 const patience = 2 * time.Minute
-
-// checkLeaks fails the test if it ends with more goroutines or descriptors than it began with.
-func checkLeaks(t *testing.T) {
-	t.Helper()
-	count := func() (goroutines, descriptors int) { return runtime.NumGoroutine(), openfiles.Count(t) }
-	goroutines, descriptors := count()
-	t.Cleanup(func() {
-		var g, d int
-		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-			if g, d = count(); g <= goroutines && d <= descriptors {
-				return
-			}
-		}
-		t.Errorf("goroutines %d -> %d, descriptors %d -> %d", goroutines, g, descriptors, d)
-	})
-}
 
 // fakeInput is a source that testdata/ffmpeg reads.
 func fakeInput(t *testing.T, behaviour string) Input {
@@ -92,7 +75,7 @@ func TestFaults(t *testing.T) {
 		"environment": {1, "EOF", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkLeaks(t)
+			openfiles.CheckLeaks(t)
 			t.Setenv("FFREPORT", "file=/dev/null")
 			in := fakeInput(t, name)
 			if c.stalls {
@@ -114,7 +97,7 @@ func TestFaults(t *testing.T) {
 
 // A process that describes frames and writes none is ended.
 func TestFlood(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	_, err := readAll(t, fakeInput(t, "flood"))
 	if err == nil || !strings.Contains(err.Error(), "ended by a signal (killed); its last error was: it described 4096 frames") {
 		t.Error(err)
@@ -122,7 +105,7 @@ func TestFlood(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	in := fakeInput(t, "sizes")
 	d, err := Open(in)
 	if err != nil {
@@ -156,7 +139,7 @@ func TestSizes(t *testing.T) {
 
 // Close ends a process that hangs, and Next with it.
 func TestClose(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	d, err := Open(fakeInput(t, "hang"))
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +156,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestMissing(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	in := fakeInput(t, "none")
 	for _, program := range []string{"no-such-program", "/no/such/ffmpeg"} {
 		in.FFmpeg = program

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
 func TestGuardPermits(t *testing.T) {
@@ -101,7 +103,7 @@ func TestGuardLeads(t *testing.T) {
 	t.Cleanup(web.Close)
 	camera := redirectCamera(t, "rtsp://"+inner.Listener.Addr().String()+"/main")
 
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	for _, source := range []string{web.URL + "/segment.m3u8", web.URL + "/manifest.mpd", web.URL + "/redirect", web.URL + "/key.m3u8", camera} {
 		frames, err := readAll(t, video(t, source))
 		if len(frames) > 0 || !strings.Contains(err.Error(), "the source leads to "+inner.Listener.Addr().String()) {

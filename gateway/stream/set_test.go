@@ -14,6 +14,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // record is a log that a test reads.
@@ -48,7 +50,7 @@ func runSet(t *testing.T, behaviour string, node Inferrer, done func(Status) boo
 		defer close(ended)
 		set.Run(ctx)
 	}()
-	waitFor(t, behaviour, func() bool {
+	wait.For(t, behaviour, func() bool {
 		last = set.Status()[0]
 		return done(last)
 	})
@@ -70,14 +72,14 @@ func runSet(t *testing.T, behaviour string, node Inferrer, done func(Status) boo
 func TestSet(t *testing.T) {
 	ok := inferrer(func(context.Context, string) error { return nil })
 	t.Run("ends", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		last, log := runSet(t, "many", ok, func(s Status) bool { return s.Opened >= 3 && s.Frames > 2*framesOfMany })
 		if last.Source != "rtsp://***@door/main?***" || last.Functions[0].Answers["ok"] == 0 || !strings.Contains(log, "stream runs") {
 			t.Errorf("%+v\n%s", last, log)
 		}
 	})
 	t.Run("fails", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		last, log := runSet(t, "secret", ok, func(s Status) bool { return s.Opened >= 3 && s.State == Waiting })
 		const want = "ffmpeg failed: cannot open 'rtsp://***@door/main?***' as *** with *** (exit status 1)"
 		if !strings.Contains(last.Error, want) || !strings.Contains(log, "stream failed") || !strings.Contains(log, want) {
@@ -85,13 +87,13 @@ func TestSet(t *testing.T) {
 		}
 	})
 	t.Run("hangs", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		if last, _ := runSet(t, "hang", ok, func(s Status) bool { return s.Opened == 1 }); last.State != Starting {
 			t.Errorf("%+v", last)
 		}
 	})
 	t.Run("unknown function", func(t *testing.T) {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		unknown := inferrer(func(context.Context, string) error { return fmt.Errorf("%w: \"face\"", functions.ErrUnknown) })
 		last, log := runSet(t, "many", unknown, func(s Status) bool { return s.Opened >= 3 })
 		if last.Functions[0].Answers[StatusUnknown] == 0 || strings.Count(log, "function takes no frames of the stream") != 1 {
@@ -102,7 +104,7 @@ func TestSet(t *testing.T) {
 
 // A file that is missing is waited for.
 func TestSetMissingFile(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	set := NewSet([]Spec{{Name: "clip", Source: filepath.Join(t.TempDir(), "none.mp4"), To: []string{"face"}}}, SetOptions{
 		Log: zerolog.Nop(), MinPause: time.Millisecond, MaxPause: time.Millisecond,
 	})
@@ -113,7 +115,7 @@ func TestSetMissingFile(t *testing.T) {
 		defer close(ended)
 		set.Run(ctx)
 	}()
-	waitFor(t, "the error", func() bool { return strings.Contains(set.Status()[0].Error, "no such file") })
+	wait.For(t, "the error", func() bool { return strings.Contains(set.Status()[0].Error, "no such file") })
 	cancel()
 	<-ended
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // inferrer is an Inferrer that a test answers for.
@@ -44,7 +46,7 @@ const framesOfMany = 10
 
 // Every frame of a file goes to each function, in order, and is shown when all have answered.
 func TestEveryFrame(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	in := fakeInput(t, "many")
 	var shown []uint64
 	frames, err := collect(t, Options{
@@ -63,7 +65,7 @@ func TestEveryFrame(t *testing.T) {
 // A slow function of a live source gets the first frame and then the newest; a fast one does not
 // wait for it.
 func TestNewestFrame(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	in := fakeInput(t, "many")
 	in.Live = true
 	monitor := NewMonitor([]string{"fast", "slow"})
@@ -73,7 +75,7 @@ func TestNewestFrame(t *testing.T) {
 		Input: in, To: []string{"fast", "slow"}, Monitor: monitor,
 		Node: inferrer(func(ctx context.Context, function string) error {
 			if function == "slow" {
-				once.Do(func() { waitFor(t, "all frames to be read", all) })
+				once.Do(func() { wait.For(t, "all frames to be read", all) })
 			}
 			return nil
 		}),
@@ -88,16 +90,6 @@ func TestNewestFrame(t *testing.T) {
 	for _, f := range monitor.Snapshot().Functions {
 		if f.Answers["ok"]+f.Skipped != framesOfMany {
 			t.Errorf("%s: %d answers and %d skipped of %d", f.Name, f.Answers["ok"], f.Skipped, framesOfMany)
-		}
-	}
-}
-
-func waitFor(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !done(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Errorf("waited %s for %s", patience, what)
-			return
 		}
 	}
 }
@@ -122,7 +114,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%v: %s, want %s", c.err, got, c.want)
 		}
 	}
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	monitor := NewMonitor([]string{"a"})
 	_, err := collect(t, Options{
 		Input: fakeInput(t, "many"), To: []string{"a"}, Monitor: monitor,
@@ -139,7 +131,7 @@ func TestCancel(t *testing.T) {
 	for _, behaviour := range []string{"hang", "stall"} {
 		for _, live := range []bool{false, true} {
 			t.Run(fmt.Sprint(behaviour, live), func(t *testing.T) {
-				checkLeaks(t)
+				openfiles.CheckLeaks(t)
 				in := fakeInput(t, behaviour)
 				in.Live = live
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -163,7 +155,7 @@ func TestCancel(t *testing.T) {
 // An observer that fails ends the stream.
 func TestObserveError(t *testing.T) {
 	for _, live := range []bool{false, true} {
-		checkLeaks(t)
+		openfiles.CheckLeaks(t)
 		in := fakeInput(t, "stall")
 		in.Live = live
 		full := errors.New("disk is full")
@@ -179,7 +171,7 @@ func TestObserveError(t *testing.T) {
 
 // A deadline is no error either.
 func TestDeadline(t *testing.T) {
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	in := fakeInput(t, "hang")

@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/videotest"
 )
 
@@ -62,7 +63,7 @@ func TestVideoFile(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	frames, err := readAll(t, video(t, file))
 	if !errors.Is(err, io.EOF) || len(frames) != 50 {
 		t.Fatalf("%d frames, %v", len(frames), err)
@@ -306,7 +307,7 @@ func (n numbers) Infer(ctx context.Context, _ string, photo image.Image) (functi
 // Frames over the network are the sender's, in its order.
 func TestNetwork(t *testing.T) {
 	const fps, enough = 30, 20
-	checkLeaks(t) // after the camera has ended
+	openfiles.CheckLeaks(t) // after the camera has ended
 	port := videotest.Port(t)
 	camera := videotest.NewCamera(t, "me", "top secret")
 	for name, c := range map[string]struct {
@@ -365,7 +366,7 @@ func TestAnnotate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			source := clip(t, "a.mp4", c.size, "-c:v", "libx264", "-pix_fmt", "yuv444p")
-			checkLeaks(t)
+			openfiles.CheckLeaks(t)
 			file := filepath.Join(t.TempDir(), "out.mp4")
 			a, err := NewAnnotator(file, "", []string{"a"})
 			if err != nil {
@@ -415,7 +416,7 @@ func collectInto(t *testing.T, o Options, observe func(Result)) (n int, err erro
 
 func TestAnnotateErrors(t *testing.T) {
 	videotest.NeedFFmpeg(t)
-	checkLeaks(t)
+	openfiles.CheckLeaks(t)
 	if _, err := NewAnnotator("out", "", nil); err == nil || !strings.Contains(err.Error(), "no ending") {
 		t.Error(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 func TestRead(t *testing.T) {
@@ -26,9 +28,10 @@ func TestRead(t *testing.T) {
 	}
 
 	cmd.Process.Kill()
-	for deadline := time.Now().Add(10 * time.Second); f.State() != 'Z' && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	wait.For(t, "the process to end", func() bool {
 		f, _ = Read(cmd.Process.Pid)
-	}
+		return f.State() == 'Z'
+	})
 	if !f.Ended() {
 		t.Errorf("a killed process that was not waited for: %v", f)
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
@@ -106,16 +107,14 @@ func hold(t *testing.T, dir string, o Options, loader *memfds) *harness {
 
 func (h *harness) until(what string, is func() bool) {
 	h.t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	if !wait.Until(func() bool {
 		h.mu.Lock()
-		ok, now := is(), h.now
-		h.mu.Unlock()
-		if ok {
-			return
-		}
-		if time.Now().After(deadline) {
-			h.t.Fatalf("not within %v: %s; it holds %+v", patience, what, now)
-		}
+		defer h.mu.Unlock()
+		return is()
+	}) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.t.Fatalf("not in time: %s; it holds %+v", what, h.now)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -107,12 +108,10 @@ func TestWatchTurns(t *testing.T) {
 	for range 2 { // it is logged once
 		hangs.Take(shm.Rank{}, 0)
 		waits.Take(shm.Rank{}, 0)
-		for end := time.Now().Add(time.Minute); !waits.Take(shm.Rank{}, 0); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal("the turn was not passed on")
-			}
+		wait.For(t, "the turn to be passed on", func() bool {
 			s.Watch(time.Now())
-		}
+			return waits.Take(shm.Rank{}, 0)
+		})
 		waits.Release()
 	}
 	if text := log.String(); strings.Count(text, "keeps the GPU") != 1 || !strings.Contains(text, `"pid":10`) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/rs/zerolog"
 )
 
@@ -35,10 +36,8 @@ func program(t *testing.T, script string) (o Options, said func() []string) {
 // await waits until the file has the given number of lines.
 func await(t *testing.T, said func() []string, lines int) {
 	t.Helper()
-	for end := time.Now().Add(30 * time.Second); len(said()) < lines; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("said %q, want %d lines", said(), lines)
-		}
+	if !wait.Until(func() bool { return len(said()) >= lines }) {
+		t.Fatalf("said %q, want %d lines", said(), lines)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -41,7 +42,7 @@ func TestOrphans(t *testing.T) {
 	// `up`, a manager, an orchestrator, and an inference function.
 	const node = 4
 	var below map[int]string
-	await(t, "a whole node", func() bool {
+	wait.For(t, "a whole node", func() bool {
 		before := below
 		below = descendants(t, command.Process.Pid)
 		// The list must be stable, and no process may still show its parent's command line.
@@ -63,16 +64,7 @@ func TestOrphans(t *testing.T) {
 			_ = unix.Kill(pid, unix.SIGKILL) // the test has failed
 		}
 	}()
-	await(t, fmt.Sprintf("the end of %v", below), func() bool { return len(left()) == 0 })
-}
-
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited a minute for %s", what)
-		}
-	}
+	wait.For(t, fmt.Sprintf("the end of %v", below), func() bool { return len(left()) == 0 })
 }
 
 // descendants returns the processes below a process, with their command lines.

@@ -82,14 +82,7 @@ func TestForeignFrames(t *testing.T) {
 			for range 3 {
 				h.send(frames...)
 			}
-			deadline := time.Now().Add(patience)
-			for count() < before+float64(3*len(frames)) {
-				if time.Now().After(deadline) {
-					text, _ := r.Metrics()
-					t.Fatalf("%v of %d were counted; all counters:\n%s", count()-before, 3*len(frames), nodetest.Counted(text))
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
+			wait.For(t, "the frames to be counted", func() bool { return count() >= before+float64(3*len(frames)) })
 			if got := count(); got > before+float64(3*len(frames)) {
 				t.Errorf("%v were counted, %d were sent", got-before, 3*len(frames))
 			}

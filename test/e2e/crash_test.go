@@ -135,8 +135,7 @@ functions:
   - {name: fn, model: %s, port: %d, share_percent: 50}
 `, card, freePort(t).Port()))
 	active, shadow := nodetest.Serving(t, nd, "fn")
-	time.Sleep(2500 * time.Millisecond)
-	nodetest.Kill(t, nodetest.Child(t, nd, "manager"))
+	nodetest.Kill(t, oldChild(t, nd, "manager"))
 	wait.For(t, "the old processes to end", func() bool {
 		return !nodetest.Alive(active.PID) && !nodetest.Alive(shadow.PID)
 	})
@@ -149,10 +148,18 @@ functions:
 	}
 }
 
+// oldChild is nodetest.Child, and waits until the child is so old that its death does not count as a failure to start.
+func oldChild(t *testing.T, nd *node.Node, verb string) int {
+	t.Helper()
+	pid := nodetest.Child(t, nd, verb)
+	wait.For(t, verb+" to get old", func() bool { return nodetest.Age(pid) > 2500*time.Millisecond })
+	return pid
+}
+
 // newManager kills the manager and waits until the functions of the next one serve.
 func newManager(t *testing.T, nd *node.Node) {
 	t.Helper()
-	old := nodetest.Child(t, nd, "manager")
+	old := oldChild(t, nd, "manager")
 	nodetest.Kill(t, old)
 	wait.For(t, "another manager", func() bool {
 		for _, p := range nodetest.Processes(nd.Dir) {
@@ -195,8 +202,7 @@ func TestEditUnreadable(t *testing.T) {
 		t.Errorf("status %+v, %v; want that the file is not followed, and why", status.Configuration, err)
 	}
 
-	time.Sleep(2500 * time.Millisecond) // up gives up if a child dies immediately
-	nodetest.Kill(t, nodetest.Child(t, nd, "orchestrator"))
+	nodetest.Kill(t, oldChild(t, nd, "orchestrator"))
 	nodetest.Logged(t, nd, "using the last one that was accepted")
 	newManager(t, nd)
 	for _, name := range []string{"fn", "edited", "told"} {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/nodetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/null"
 )
 
@@ -48,6 +49,12 @@ func flood(t *testing.T, sockets []net.Conn, make func(id uint32) []byte) (sent 
 	})
 	t.Cleanup(stop)
 	return sent, stop
+}
+
+// occupied waits until a flood has occupied all it can get.
+func occupied(t *testing.T, sent *atomic.Int64) {
+	t.Helper()
+	wait.For(t, "the flood", func() bool { return sent.Load() > floodPerSecond/5 })
 }
 
 // local opens sockets to a function from several ports of several addresses of
@@ -159,7 +166,7 @@ func TestFairness(t *testing.T) {
 
 			sent, stop := flood(t, local(t, nodetest.Address(t, nd, row.function), row.addresses, row.ports), row.make)
 			defer stop()
-			time.Sleep(200 * time.Millisecond) // until the flood has occupied all it can get
+			occupied(t, sent)
 			began, before := time.Now(), sent.Load()
 			kept, ended = behave(t, c, row.bytes, 200)
 			t.Logf("%s: %.0f datagrams/s", row.name, float64(sent.Load()-before)/time.Since(began).Seconds())
@@ -188,8 +195,8 @@ func TestFairnessWithoutProof(t *testing.T) {
 		{"last pieces", func(id uint32) []byte { return datagram(id, small, 1024, 1, 0) }},
 		{"complete requests", func(id uint32) []byte { return datagram(id, small, small, 0, 0) }},
 	} {
-		_, stop := flood(t, sockets, row.make)
-		time.Sleep(200 * time.Millisecond)
+		sent, stop := flood(t, sockets, row.make)
+		occupied(t, sent)
 		for _, where := range []string{"this machine", "outside"} {
 			keepsBound(t, row.name+" without proof, client on "+where, func() (kept float64, ended *nodetest.Answers) {
 				options := client.Options{Timeout: 20 * time.Second}

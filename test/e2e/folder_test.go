@@ -37,7 +37,7 @@ func TestFolderRemoved(t *testing.T) {
 			nd := startApart(t, oneFunction(nodetest.Card(t, "digest", small)))
 			active, _ := nodetest.Serving(t, nd, "fn")
 			p := startProbe(t, nd, "fn")
-			time.Sleep(200 * time.Millisecond)
+			wait.For(t, "answers", func() bool { return p.answeredAfter(time.Time{}) })
 
 			removed := time.Now()
 			if err := row.remove(nd.Dir); err != nil { // the node has restored it meanwhile

@@ -312,10 +312,7 @@ func TestGuestWaits(t *testing.T) {
 	sent := 0
 	for began := time.Now(); sent < 200 && time.Since(began) < patience; sent++ {
 		nodetest.Send(t, c, small, sent, 1, 0)
-		hangs := true
-		for since := time.Now(); hangs && time.Since(since) < 500*time.Millisecond; time.Sleep(time.Millisecond) {
-			hangs = got.Count() <= sent
-		}
+		hangs := !wait.Within(500*time.Millisecond, func() bool { return got.Count() > sent })
 		if hangs && busy() {
 			break
 		}

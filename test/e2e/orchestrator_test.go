@@ -200,13 +200,13 @@ func TestOrchestratorKilled(t *testing.T) {
 	for _, name := range threeNames {
 		all = append(all, drive(t, nd, name, 5*time.Millisecond))
 	}
-	time.Sleep(2500 * time.Millisecond) // up waits before it replaces a child that died at once
+	oldChild(t, nd, "orchestrator")
 	for _, f := range all {
 		f.checkGap(t, "nothing killed")
 	}
 	for i := range 5 {
 		back := killOrchestrator(t, nd)
-		time.Sleep(2500 * time.Millisecond)
+		oldChild(t, nd, "orchestrator")
 		for _, f := range all {
 			f.checkGap(t, fmt.Sprintf("kill %d, orchestrator back after %v", i+1, back.Round(time.Millisecond)))
 		}
@@ -239,7 +239,7 @@ func TestOrchestratorKilledInSwap(t *testing.T) {
 	nd, log := startRecorded(t, threeFunctions(t))
 	nodeProcesses(t, nd)
 	f := drive(t, nd, "face", 5*time.Millisecond)
-	time.Sleep(2500 * time.Millisecond)
+	oldChild(t, nd, "orchestrator")
 	f.checkGap(t, "nothing killed")
 	swaps := func() uint64 {
 		s, err := nd.Function("face")
@@ -303,8 +303,7 @@ func TestOrchestratorAndProcessKilled(t *testing.T) {
 	t.Parallel()
 	nd, log := startRecorded(t, oneFunction(nodetest.Card(t, "digest", small)))
 	active, shadow := nodetest.Serving(t, nd, "fn")
-	time.Sleep(2500 * time.Millisecond)
-	nodetest.Kill(t, nodetest.Child(t, nd, "orchestrator"))
+	nodetest.Kill(t, oldChild(t, nd, "orchestrator"))
 	nodetest.Kill(t, active.PID)
 	nodetest.ShadowServes(t, nd, "fn", shadow)
 	now, _ := nodetest.Serving(t, nd, "fn")

@@ -228,9 +228,5 @@ func untilStopped(t *testing.T, pid int) {
 			return err == nil && !strings.HasPrefix(after, "T")
 		})
 	}
-	for deadline := time.Now().Add(10 * time.Second); running(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d still runs 10 s after SIGSTOP", pid)
-		}
-	}
+	wait.For(t, fmt.Sprintf("process %d to stop", pid), func() bool { return !running() })
 }

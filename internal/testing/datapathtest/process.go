@@ -17,16 +17,6 @@ import (
 // Patience bounds waits for things that should happen at once, so that a hang fails the test.
 const Patience = 30 * time.Second
 
-// Eventually waits until a condition is fulfilled.
-func Eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(Patience); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not after %v: %s", Patience, what)
-		}
-	}
-}
-
 // Queue is what a process needs of a dataplane.Queue.
 type Queue interface {
 	Files() []*os.File

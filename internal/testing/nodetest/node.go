@@ -12,11 +12,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
+	"golang.org/x/sys/unix"
 )
 
 // Binary is the program under test. TestMain sets it.
@@ -159,6 +161,17 @@ func Kill(t testing.TB, pid int) {
 func Alive(pid int) bool {
 	stat, _ := procstat.Read(pid)
 	return !stat.Ended()
+}
+
+// Age returns for how long a process has run.
+func Age(pid int) time.Duration {
+	stat, err := procstat.Read(pid)
+	if err != nil {
+		return 0
+	}
+	var now unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
+	return time.Duration(now.Nano()) - time.Duration(stat.Number(procstat.StartTime))*procstat.Tick
 }
 
 // Serving waits until a process with all its batch sizes holds the ring, and a shadow is ready.

@@ -4,8 +4,11 @@ package openfiles
 
 import (
 	"os"
+	"runtime"
 	"sync"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // startPoller has the runtime open the descriptors of its poller, which it keeps.
@@ -30,4 +33,19 @@ func Count(t testing.TB) int {
 		t.Fatalf("count open files: %v", err)
 	}
 	return len(entries)
+}
+
+// CheckLeaks fails the test if it ends with more goroutines or descriptors than it has now.
+func CheckLeaks(t testing.TB) {
+	t.Helper()
+	goroutines, descriptors := runtime.NumGoroutine(), Count(t)
+	t.Cleanup(func() {
+		var g, d int
+		if !wait.Until(func() bool {
+			g, d = runtime.NumGoroutine(), Count(t)
+			return g <= goroutines && d <= descriptors
+		}) {
+			t.Errorf("goroutines %d -> %d, descriptors %d -> %d", goroutines, g, descriptors, d)
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 )
@@ -82,7 +83,7 @@ func TestBusyLost(t *testing.T) {
 	h.gpu.Lose()
 	close(f.gate)
 	h.replies(1)
-	eventually(t, "guests to go on", func() bool { return h.busyWord() == 0 })
+	wait.For(t, "guests to go on", func() bool { return h.busyWord() == 0 })
 	c.await(control.Failed)
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -70,7 +71,7 @@ func TestGPUTurn(t *testing.T) {
 				t.Fatal("an idle process has the turn")
 			}
 			h.publish(0, h.picture(1), nil)
-			eventually(t, "the process waits for its turn", func() bool { return isAwaited(running) })
+			wait.For(t, "the process waits for its turn", func() bool { return isAwaited(running) })
 			if waiting.Take(r, 0) {
 				t.Fatal("two processes have the turn")
 			}
@@ -110,7 +111,7 @@ func TestGPUTurn(t *testing.T) {
 		if slot := h.replies(1)[0]; h.status(slot) != wire.StatusLate {
 			t.Errorf("a request that waited for the turn too long is %v, want late", h.status(slot))
 		}
-		eventually(t, "the process stops waiting", func() bool { return !isAwaited(running) })
+		wait.For(t, "the process stops waiting", func() bool { return !isAwaited(running) })
 		c.drained()
 	})
 
@@ -121,7 +122,7 @@ func TestGPUTurn(t *testing.T) {
 		running := h.other()
 		running.Take(shm.Rank{}, 0)
 		h.publish(0, h.picture(1), nil)
-		eventually(t, "the process waits for its turn", func() bool { return isAwaited(running) })
+		wait.For(t, "the process waits for its turn", func() bool { return isAwaited(running) })
 		c.drained()
 		if isAwaited(running) {
 			t.Error("a process that has ended waits for its turn")
@@ -137,14 +138,14 @@ func TestGPUTurnInFlight(t *testing.T) {
 	running := h.other()
 	running.Take(shm.Rank{}, 0)
 	h.publish(0, h.picture(1), nil)
-	eventually(t, "the process waits for its turn", func() bool { return isAwaited(running) })
+	wait.For(t, "the process waits for its turn", func() bool { return isAwaited(running) })
 	release := h.hold()
 	running.Release()
 	began := func() int {
 		sizes, _ := f.history()
 		return len(sizes)
 	}
-	eventually(t, "a batch runs", func() bool { return began() > 0 })
+	wait.For(t, "a batch runs", func() bool { return began() > 0 })
 	if running.Take(shm.Rank{Level: 5}, 0) {
 		t.Error("two processes have the turn")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -35,16 +36,6 @@ func (c *child) drained() {
 	c.order(control.Order{Do: control.DoDrain})
 	if err := c.end(); err != nil {
 		c.t.Errorf("a drained process ends with %v", err)
-	}
-}
-
-// eventually waits for a condition that another goroutine fulfils.
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not in %v: %s", patience, what)
-		}
 	}
 }
 
@@ -138,7 +129,7 @@ func TestSecondBatch(t *testing.T) {
 			release := h.hold()
 			for slot := range uint32(4) {
 				h.publish(slot, h.picture(byte(slot)), nil)
-				eventually(t, "batches in flight", func() bool {
+				wait.For(t, "batches in flight", func() bool {
 					_, slots := f.history()
 					return slices.Equal(slots, c.slots[:min(int(slot)+1, len(c.slots))])
 				})
@@ -259,7 +250,7 @@ func TestGPUHandover(t *testing.T) {
 	release := h.hold()
 	for slot := range uint32(6) {
 		h.publish(slot, h.picture(byte(slot)), nil)
-		eventually(t, "two batches in flight", func() bool {
+		wait.For(t, "two batches in flight", func() bool {
 			sizes, _ := old.history()
 			return len(sizes) == min(int(slot)+1, 2)
 		})
@@ -307,7 +298,7 @@ func TestDeviceLost(t *testing.T) {
 			const requests = 5
 			for slot := range uint32(requests) {
 				h.publish(slot, h.picture(byte(slot)), nil)
-				eventually(t, "the batches are in flight", func() bool {
+				wait.For(t, "the batches are in flight", func() bool {
 					sizes, _ := f.history()
 					return len(sizes) == min(int(slot)+1, c.inFlight)
 				})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -138,7 +139,7 @@ func TestRestartLoads(t *testing.T) {
 		h.openGPU()
 		f := h.fake()
 		begin(t, h, f)
-		eventually(t, "the model is loaded", func() bool { return f.count("configure") == len(h.card.Batches) })
+		wait.For(t, "the model is loaded", func() bool { return f.count("configure") == len(h.card.Batches) })
 	})
 	t.Run("load fails", func(t *testing.T) {
 		h, f := functionNamed(t, "face")
@@ -156,7 +157,7 @@ func TestRestartLoads(t *testing.T) {
 			t.Errorf("notice %+v, want a member that goes on", n)
 		}
 		f.fail(nil)
-		eventually(t, "a right answer", func() bool {
+		wait.For(t, "a right answer", func() bool {
 			h.publish(2, h.picture(2), nil)
 			return h.status(h.replies(1)[0]) == wire.StatusOK
 		})

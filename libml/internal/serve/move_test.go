@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 )
 
@@ -177,7 +178,7 @@ func TestMoveUnderLoad(t *testing.T) {
 			t.Errorf("after the move the process reports %+v, want %d multiprocessors", n, want)
 		}
 		before, _ := f.history()
-		eventually(t, "a batch in each lane", func() bool { now, _ := f.history(); return len(now) >= len(before)+2 })
+		wait.For(t, "a batch in each lane", func() bool { now, _ := f.history(); return len(now) >= len(before)+2 })
 	}
 	r := c.awaitReport(1 + moves)
 	if r.Handovers != 1+moves {
@@ -334,9 +335,9 @@ func moveWithWork(t *testing.T) (made bool) {
 		return func() bool { sizes, _ := f.history(); return len(sizes) == n }
 	}
 	h.publish(0, h.picture(0), nil)
-	eventually(t, "a batch in flight", begun(1))
+	wait.For(t, "a batch in flight", begun(1))
 	c.moveTo(2)
-	eventually(t, "the slots that stand by are configured", func() bool {
+	wait.For(t, "the slots that stand by are configured", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.batches[fakeKey{3, 8}] != nil && slices.Equal(h.gpu.Groups(3), []int{2})
@@ -344,7 +345,7 @@ func moveWithWork(t *testing.T) (made bool) {
 	for slot := uint32(1); slot < 6; slot++ {
 		h.publish(slot, h.picture(byte(slot)), nil)
 	}
-	eventually(t, "a second batch", begun(2))
+	wait.For(t, "a second batch", begun(2))
 	_, slots := f.history()
 	if made = slices.Equal(slots, []int{0, 3}); !made && !slices.Equal(slots, []int{0, 1}) {
 		t.Errorf("batches began in slots %v, want one in the old set and one in the other lane", slots)
@@ -393,7 +394,7 @@ func TestMoveOrders(t *testing.T) {
 	// The orders are read one after the other: the answer to this one shows that the last move has
 	// arrived.
 	c.order(control.Order{Do: control.DoReport})
-	eventually(t, "the orders are read", func() bool { return (<-c.notices).Woken })
+	wait.For(t, "the orders are read", func() bool { return (<-c.notices).Woken })
 	f.fail(nil)
 	close(gate)
 	c.awaitGroups(0)
@@ -537,7 +538,7 @@ func TestMoveReady(t *testing.T) {
 		t.Errorf("batches ran in slots %v, want 2", slots)
 	}
 	c.moveTo() // to all groups
-	eventually(t, "the process is on the whole device", func() bool { n := <-c.notices; return n.SMs == 36 && n.SMGroups == nil })
+	wait.For(t, "the process is on the whole device", func() bool { n := <-c.notices; return n.SMs == 36 && n.SMGroups == nil })
 	c.drained()
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 )
 
@@ -171,7 +172,7 @@ func TestPartialFails(t *testing.T) {
 	h.answered(h.replies(1)[0], h.picture(1))
 	release := h.hold()
 	h.publish(2, h.picture(2), nil)
-	eventually(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
+	wait.For(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
 	proceed(only("configure", errFake))
 	time.Sleep(5 * time.Millisecond)
 	release()

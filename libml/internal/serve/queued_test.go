@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
@@ -63,7 +64,7 @@ func (g *laneOnGPU) ask(i int, slot uint32) {
 	h := g.members[i]
 	before, _ := g.fakes[i].history()
 	h.publish(slot, h.picture(byte(slot)), nil)
-	eventually(g.t, "batch of the member", func() bool {
+	wait.For(g.t, "batch of the member", func() bool {
 		sizes, _ := g.fakes[i].history()
 		return len(sizes) > len(before)
 	})
@@ -75,7 +76,7 @@ func (g *laneOnGPU) waits(i int, slot uint32) {
 	h := g.members[i]
 	before := g.worker.lanes.Waiting()
 	h.publish(slot, h.picture(byte(slot)), nil)
-	eventually(g.t, "member that waits", func() bool { return g.worker.lanes.Waiting() > before })
+	wait.For(g.t, "member that waits", func() bool { return g.worker.lanes.Waiting() > before })
 }
 
 func (g *laneOnGPU) answered(i int, slots ...uint32) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
@@ -386,13 +387,11 @@ func TestLoadAtFirstPacket(t *testing.T) {
 	w.evict()
 	face := w.fakes["face"]
 	loaded := face.count("link") + 1
-	for deadline := time.Now().Add(patience); face.count("link") < loaded; time.Sleep(time.Millisecond) {
+	wait.For(t, "the model to be loaded for the first packet", func() bool {
 		// The loop watches soon after it has evicted the model.
 		w.functions["face"].channel.Announce()
-		if time.Now().After(deadline) {
-			t.Fatal("model is not loaded when the first packet has come")
-		}
-	}
+		return face.count("link") >= loaded
+	})
 	if s := w.ask("face", 1); s != wire.StatusOK {
 		t.Errorf("answer %v", s)
 	}
@@ -461,7 +460,7 @@ func TestPrivateWeights(t *testing.T) {
 	}
 	ask := func(name string) {
 		t.Helper()
-		eventually(t, name+" answers", func() bool { return w.ask(name, 1) == wire.StatusOK })
+		wait.For(t, name+" answers", func() bool { return w.ask(name, 1) == wire.StatusOK })
 	}
 	for resident("face") {
 		ask("fashion")
@@ -470,7 +469,7 @@ func TestPrivateWeights(t *testing.T) {
 
 	private["face"].Store(2 * modelBytes)
 	ask("face")
-	eventually(t, "the others are evicted", func() bool { return !resident("fashion") && !resident("detect") })
+	wait.For(t, "the others are evicted", func() bool { return !resident("fashion") && !resident("detect") })
 
 	ask("fashion") // face leaves
 	private["face"].Store(memory)
