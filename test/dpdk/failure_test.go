@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
@@ -24,9 +25,9 @@ func TestLinkDown(t *testing.T) {
 			r := d.start(t, l, setup{})
 			r.load(t, "20", time.Second).right(t)
 			for range 2 {
-				must(t, run("ip", "link", "set", "cam0", "down"))
+				must.OK(t, run("ip", "link", "set", "cam0", "down"))
 				time.Sleep(500 * time.Millisecond)
-				must(t, run("ip", "link", "set", "cam0", "up"))
+				must.OK(t, run("ip", "link", "set", "cam0", "up"))
 				// The kernel removes IPv6 addresses when the link goes down; IPv4's stay.
 				wait.For(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
 				r.load(t, "20", time.Second).right(t)
@@ -102,7 +103,7 @@ func TestManagerKilled(t *testing.T) {
 			h := newHost(t, address4)
 			h.resolve()
 			h.send(h.picture(9, nodetest.Picture(small, 9))[:1]...)
-			must(t, syscall.Kill(nodetest.Child(t, r.Node, "manager"), syscall.SIGKILL))
+			must.OK(t, syscall.Kill(nodetest.Child(t, r.Node, "manager"), syscall.SIGKILL))
 			r.Kill()
 			if d.name == "tap" {
 				wait.For(t, "the tap to go with its owner", func() bool { return l.node.run("ip", "link", "show", "dtap0") != nil })
@@ -128,15 +129,15 @@ func TestHugePageFiles(t *testing.T) {
 			t.Errorf("%d of %d huge pages are free while the node runs", free, before)
 		}
 		if i == 2 {
-			must(t, r.Stop())
+			must.OK(t, r.Stop())
 		} else {
-			must(t, syscall.Kill(nodetest.Child(t, r.Node, "manager"), syscall.SIGKILL))
+			must.OK(t, syscall.Kill(nodetest.Child(t, r.Node, "manager"), syscall.SIGKILL))
 			r.Kill()
 		}
 		wait.For(t, "the processes to end", func() bool { return len(nodetest.Processes(r.Dir)) == 0 })
 		wait.For(t, "the huge pages to be free again", func() bool { return freePages(t) >= before })
 		entries, err := os.ReadDir(dir)
-		must(t, err)
+		must.OK(t, err)
 		if len(entries) > 0 {
 			t.Errorf("files are left in %s: %v", dir, entries)
 		}
@@ -154,16 +155,16 @@ func hugePages(t *testing.T, wanted int) (dir string, free int) {
 		t.Skipf("not on this machine: this kernel has no huge pages: %v", err)
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(had)))
-	must(t, err)
-	must(t, os.WriteFile(nrHugePages, []byte(strconv.Itoa(n+wanted)), 0))
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(nrHugePages, []byte(strconv.Itoa(n+wanted)), 0))
 	t.Cleanup(func() { os.WriteFile(nrHugePages, had, 0) })
 	if free = freePages(t); free < wanted {
 		t.Skipf("not on this machine: it has memory for %d huge pages, want %d", free, wanted)
 	}
 	// Only this test's processes see the mount.
 	dir = filepath.Join(t.TempDir(), "huge")
-	must(t, os.Mkdir(dir, 0o700))
-	must(t, unix.Mount("nodev", dir, "hugetlbfs", 0, "pagesize=2M"))
+	must.OK(t, os.Mkdir(dir, 0o700))
+	must.OK(t, unix.Mount("nodev", dir, "hugetlbfs", 0, "pagesize=2M"))
 	t.Cleanup(func() { unix.Unmount(dir, 0) })
 	return dir, free
 }
@@ -171,7 +172,7 @@ func hugePages(t *testing.T, wanted int) (dir string, free int) {
 func freePages(t *testing.T) (n int) {
 	t.Helper()
 	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-	must(t, err)
+	must.OK(t, err)
 	fmt.Sscan(string(text), &n)
 	return n
 }
@@ -207,10 +208,10 @@ func TestPortErrors(t *testing.T) {
 func TestWithoutDPDK(t *testing.T) {
 	l := newLaboratory(t)
 	plain := filepath.Join(t.TempDir(), "penstock")
-	must(t, run("go", "build", "-o", plain, "../../cmd/penstock"))
+	must.OK(t, run("go", "build", "-o", plain, "../../cmd/penstock"))
 	text, _ := setup{device: devices[0].port, more: []string{ordinaryPages}}.config(t)
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	must(t, os.WriteFile(file, []byte(text), 0o600))
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	for _, args := range [][]string{{"up", "--config", file, "--runtime-dir", t.TempDir()}, {"doctor", "--config", file}} {
 		var out []byte
 		var err error

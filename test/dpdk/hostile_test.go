@@ -11,6 +11,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
@@ -21,7 +22,7 @@ import (
 func TestForeignFrames(t *testing.T) {
 	l := newLaboratory(t)
 	// A packet of more than 1,500 bytes exceeds the port's MTU, but not the cable's.
-	must(t, run("ip", "link", "set", "cam0", "mtu", "9000"))
+	must.OK(t, run("ip", "link", "set", "cam0", "mtu", "9000"))
 	l.node.must(t, "ip", "link", "set", "node0", "mtu", "9000")
 	r := devices[0].start(t, l, setup{})
 	h := newHost(t, address4)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
@@ -40,13 +41,13 @@ func newLaboratory(t *testing.T) *laboratory {
 		t.Skip(why)
 	}
 	l := &laboratory{node: newPlace(t)}
-	must(t, run("ip", "link", "add", "mgmt0", "type", "veth", "peer", "name", "mgmt1", "netns", l.node.path))
+	must.OK(t, run("ip", "link", "add", "mgmt0", "type", "veth", "peer", "name", "mgmt1", "netns", l.node.path))
 	t.Cleanup(func() { run("ip", "link", "del", "mgmt0") })
 	l.node.must(t, "ip", "addr", "add", nodeMgmt+"/24", "dev", "mgmt1")
 	l.node.must(t, "ip", "link", "set", "mgmt1", "up")
 	l.node.must(t, "ip", "link", "set", "lo", "up")
-	must(t, run("ip", "addr", "add", cameraMgmt+"/24", "dev", "mgmt0"))
-	must(t, run("ip", "link", "set", "mgmt0", "up"))
+	must.OK(t, run("ip", "addr", "add", cameraMgmt+"/24", "dev", "mgmt0"))
+	must.OK(t, run("ip", "link", "set", "mgmt0", "up"))
 	t.Cleanup(func() { run("ip", "link", "del", "cam0") }) // ignore the error: a test may have deleted it
 	l.layCable(t)
 	return l
@@ -55,19 +56,19 @@ func newLaboratory(t *testing.T) *laboratory {
 // layCable connects camera and node.
 func (l *laboratory) layCable(t *testing.T) {
 	t.Helper()
-	must(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
+	must.OK(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
 	l.node.must(t, "ip", "link", "set", "node0", "up")
 	// The camera's kernel sends nothing by itself: tests count every frame that is dropped.
 	for name, value := range map[string]string{"accept_ra": "0", "router_solicitations": "0"} {
-		must(t, os.WriteFile("/proc/sys/net/ipv6/conf/cam0/"+name, []byte(value), 0))
+		must.OK(t, os.WriteFile("/proc/sys/net/ipv6/conf/cam0/"+name, []byte(value), 0))
 	}
-	must(t, run("ip", "addr", "add", camera4+"/24", "dev", "cam0"))
-	must(t, run("ip", "addr", "add", camera6+"/64", "dev", "cam0", "nodad"))
-	must(t, run("ip", "link", "set", "cam0", "up"))
+	must.OK(t, run("ip", "addr", "add", camera4+"/24", "dev", "cam0"))
+	must.OK(t, run("ip", "addr", "add", camera6+"/64", "dev", "cam0", "nodad"))
+	must.OK(t, run("ip", "link", "set", "cam0", "up"))
 	l.checksums(t, true)
 	// The kernel leaves the cutting of trains (UDP_SEGMENT) to a network card. They would
 	// cross a veth uncut, as frames of 64 KiB.
-	must(t, run("ethtool", "-K", "cam0", "tx-udp-segmentation", "off", "gso", "off", "tso", "off"))
+	must.OK(t, run("ethtool", "-K", "cam0", "tx-udp-segmentation", "off", "gso", "off", "tso", "off"))
 	wait.For(t, "the cable between camera and node", func() bool {
 		state, _ := os.ReadFile("/sys/class/net/cam0/operstate")
 		return strings.TrimSpace(string(state)) == "up"
@@ -81,7 +82,7 @@ func (l *laboratory) checksums(t *testing.T, filled bool) {
 	if filled {
 		state = "off"
 	}
-	must(t, run("ethtool", "-K", "cam0", "tx", state))
+	must.OK(t, run("ethtool", "-K", "cam0", "tx", state))
 }
 
 // bridge connects the node's end of the cable with another of the node's interfaces.
@@ -125,7 +126,7 @@ func newPlace(t *testing.T) *place {
 			job()
 		}
 	}()
-	must(t, <-made)
+	must.OK(t, <-made)
 	t.Cleanup(func() { close(p.jobs) })
 	return p
 }
@@ -147,7 +148,7 @@ func (p *place) run(name string, args ...string) (err error) {
 
 func (p *place) must(t *testing.T, name string, args ...string) {
 	t.Helper()
-	must(t, p.run(name, args...))
+	must.OK(t, p.run(name, args...))
 }
 
 // kernelHas tries a tc discipline on an interface of this process's network, and returns
@@ -205,13 +206,6 @@ func ping(address string, bytes int, patience time.Duration) error {
 }
 
 const patience = wait.Patience
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 func TestLaboratory(t *testing.T) {
 	l := newLaboratory(t)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
@@ -81,9 +82,7 @@ type running struct {
 func (l *laboratory) start(t *testing.T, s setup) *running {
 	t.Helper()
 	r, err := l.try(t, s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
@@ -139,7 +138,7 @@ func (r *running) load(t *testing.T, rate string, duration time.Duration) loadRe
 		t.Fatalf("penstock load: %v\n%s%s", err, &said, &out)
 	}
 	var report struct{ Functions []loadReport }
-	must(t, json.Unmarshal(out.Bytes(), &report))
+	must.OK(t, json.Unmarshal(out.Bytes(), &report))
 	for _, f := range report.Functions {
 		if f.Sent > 0 {
 			t.Log(f)
@@ -198,7 +197,7 @@ func (h *host) expect(id uint32, p []byte) {
 func (l *laboratory) doctor(t *testing.T, config string) (said string, err error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	must(t, os.WriteFile(file, []byte(config), 0o600))
+	must.OK(t, os.WriteFile(file, []byte(config), 0o600))
 	var out []byte
 	l.node.do(func() { out, err = exec.Command(penstock, "doctor", "--config", file).CombinedOutput() })
 	return string(out), err

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
@@ -97,7 +98,7 @@ func pollers(t *testing.T, pid int) (cpus []string) {
 	for lcore := 1; ; lcore++ {
 		found := false
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		must(t, err)
+		must.OK(t, err)
 		for _, task := range tasks {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
 			if err != nil || !strings.Contains(string(text), fmt.Sprintf("Name:\trte-worker-%d\n", lcore)) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -38,15 +39,15 @@ var nextHost = byte(9)
 func newHost(t *testing.T, to netip.AddrPort, vlan ...uint16) *host {
 	t.Helper()
 	iface, err := net.InterfaceByName("cam0")
-	must(t, err)
+	must.OK(t, err)
 	all := htons(unix.ETH_P_ALL)
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(all))
-	must(t, err)
+	must.OK(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	must(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: iface.Index}))
+	must.OK(t, unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: iface.Index}))
 	// The kernel removes the tag of a received frame, and reports it separately.
-	must(t, unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1))
-	must(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20))
+	must.OK(t, unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1))
+	must.OK(t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 16<<20))
 	id := nextHost
 	nextHost++
 	addr := netip.AddrFrom4([4]byte{10, 77, 0, id})
@@ -78,7 +79,7 @@ func (h *host) frame(dst net.HardwareAddr, kind layers.EthernetType, inner ...go
 		all, next = append(all, tag), &tag.Type
 	}
 	b := gopacket.NewSerializeBuffer()
-	must(h.t, gopacket.SerializeLayers(b, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, append(all, inner...)...))
+	must.OK(h.t, gopacket.SerializeLayers(b, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, append(all, inner...)...))
 	return slices.Clone(b.Bytes())
 }
 
@@ -97,7 +98,7 @@ func (h *host) ip(protocol layers.IPProtocol) (layers.EthernetType, gopacket.Net
 func (h *host) datagram(payload []byte) []byte {
 	kind, network, ip := h.ip(layers.IPProtocolUDP)
 	udp := &layers.UDP{SrcPort: layers.UDPPort(h.at.Port()), DstPort: layers.UDPPort(h.to.Port())}
-	must(h.t, udp.SetNetworkLayerForChecksum(network))
+	must.OK(h.t, udp.SetNetworkLayerForChecksum(network))
 	return h.frame(h.via, kind, ip, udp, gopacket.Payload(payload))
 }
 
@@ -123,7 +124,7 @@ func (h *host) send(frames ...[]byte) {
 				time.Sleep(100 * time.Microsecond)
 				continue
 			}
-			must(h.t, err)
+			must.OK(h.t, err)
 			break
 		}
 	}
@@ -141,7 +142,7 @@ func (h *host) receive(patience time.Duration, match func(p gopacket.Packet) boo
 			return nil
 		}
 		timeout := unix.NsecToTimeval(int64(left))
-		must(h.t, unix.SetsockoptTimeval(h.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
+		must.OK(h.t, unix.SetsockoptTimeval(h.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &timeout))
 		n, noob, _, from, err := unix.Recvmsg(h.fd, b, oob, 0)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -149,7 +150,7 @@ func (h *host) receive(patience time.Duration, match func(p gopacket.Packet) boo
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENETDOWN):
 			continue
 		}
-		must(h.t, err)
+		must.OK(h.t, err)
 		if l, ok := from.(*unix.SockaddrLinklayer); ok && l.Pkttype == unix.PACKET_OUTGOING {
 			continue
 		}
@@ -227,7 +228,7 @@ func (h *host) solicitation() []byte {
 	mac := net.HardwareAddr{0x33, 0x33, 0xff, target[13], target[14], target[15]}
 	ip := &layers.IPv6{Version: 6, HopLimit: 255, NextHeader: layers.IPProtocolICMPv6, SrcIP: h.at.Addr().AsSlice(), DstIP: group.AsSlice()}
 	icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeNeighborSolicitation, 0)}
-	must(h.t, icmp.SetNetworkLayerForChecksum(ip))
+	must.OK(h.t, icmp.SetNetworkLayerForChecksum(ip))
 	return h.frame(mac, layers.EthernetTypeIPv6, ip, icmp, &layers.ICMPv6NeighborSolicitation{
 		TargetAddress: h.to.Addr().AsSlice(),
 		Options:       layers.ICMPv6Options{{Type: layers.ICMPv6OptSourceAddress, Data: h.mac}},
@@ -291,14 +292,14 @@ func badChecksums(t *testing.T, p gopacket.Packet) string {
 	had := udp.Checksum
 	b := gopacket.NewSerializeBuffer()
 	options := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
-	must(t, udp.SetNetworkLayerForChecksum(p.NetworkLayer()))
-	must(t, gopacket.SerializeLayers(b, options, &udp, gopacket.Payload(udp.Payload)))
+	must.OK(t, udp.SetNetworkLayerForChecksum(p.NetworkLayer()))
+	must.OK(t, gopacket.SerializeLayers(b, options, &udp, gopacket.Payload(udp.Payload)))
 	if udp.Checksum != had {
 		return "a wrong UDP checksum"
 	}
 	if ip, ok := p.NetworkLayer().(*layers.IPv4); ok {
 		again := *ip
-		must(t, gopacket.SerializeLayers(gopacket.NewSerializeBuffer(), gopacket.SerializeOptions{ComputeChecksums: true}, &again))
+		must.OK(t, gopacket.SerializeLayers(gopacket.NewSerializeBuffer(), gopacket.SerializeOptions{ComputeChecksums: true}, &again))
 		if again.Checksum != ip.Checksum {
 			return "a wrong IPv4 header checksum"
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
@@ -109,7 +110,7 @@ func TestHostProtocols(t *testing.T) {
 			d.start(t, l, setup{})
 			for _, address := range []string{node4, node6} {
 				for _, bytes := range []int{0, 1, 56, 1400} {
-					must(t, ping(address, bytes, patience))
+					must.OK(t, ping(address, bytes, patience))
 				}
 			}
 		})
@@ -221,7 +222,7 @@ func TestNetem(t *testing.T) {
 		t.Skipf("not on this machine: the kernel has no netem (CONFIG_NET_SCH_NETEM): TestBadNetwork does without: %v", err)
 	}
 	r := devices[0].start(t, l, setup{})
-	must(t, run("tc", "qdisc", "add", "dev", "cam0", "root", "netem", "delay", "1ms", "1ms", "loss", "1%", "duplicate", "1%", "reorder", "5%", "50%"))
+	must.OK(t, run("tc", "qdisc", "add", "dev", "cam0", "root", "netem", "delay", "1ms", "1ms", "loss", "1%", "duplicate", "1%", "reorder", "5%", "50%"))
 	if got := r.load(t, "50", 3*time.Second); got.Wrong > 0 || got.OK*100 < got.Sent*90 {
 		t.Errorf("%v; want nearly all answered, and right", got)
 	}
@@ -241,7 +242,7 @@ func TestVethChecksums(t *testing.T) {
 				return
 			}
 			c, err := net.Dial("udp", address4.String())
-			must(t, err)
+			must.OK(t, err)
 			defer c.Close()
 			wait.For(t, "bad checksums to be counted", func() bool {
 				for range 5 {
@@ -273,7 +274,7 @@ func TestTwoFunctions(t *testing.T) {
 	}
 	nodetest.Settled(t, r.Node, "fn")
 	status, err := r.Status()
-	must(t, err)
+	must.OK(t, err)
 	for _, f := range status.Functions {
 		if f.Accepted != 20 {
 			t.Errorf("%s accepted %d pictures, want 20", f.Name, f.Accepted)

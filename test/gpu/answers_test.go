@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/libml/reference"
@@ -54,9 +55,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 		comparer.Tolerance.Threshold = threshold
 	}
 	f, err := n.Function(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pictures := picturesOf(t, card)
 	type got struct {
 		i int
@@ -78,9 +77,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 			answers <- got{int(r.Tag), answer.Answer{Kind: r.Kind, Payload: append([]byte(nil), r.Payload...)}, *r}
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	close(dialled)
 	defer c.Close()
 	// All at once, so that batches of every size form.
@@ -97,9 +94,7 @@ func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 		}
 		batches[g.r.Batch]++
 		payload, kind, err := reference.Answer(pictures[g.i])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := comparer.Compare(g.a, answer.Answer{Kind: wire.Kind(kind), Payload: payload}); err != nil {
 			if wrong++; wrong <= 5 {
 				t.Errorf("picture %d, in a batch of %d: %v", g.i, g.r.Batch, err)
@@ -118,15 +113,11 @@ func picturesOf(t *testing.T, card *models.Card) (list [][]byte) {
 	t.Helper()
 	if card.Name == "fashion" {
 		images, _, err := zoo.FashionTest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return images
 	}
 	photos, err := picture.Read(zoo.PictureFS(), "*.jpg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	size := picture.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
 	const rounds = 20
 	for range rounds {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -26,9 +27,7 @@ func exampleInC(t *testing.T) string {
 	card := strings.NewReplacer("../../bin/examples/c", filepath.Join(filepath.Dir(penstock), "c"),
 		"fashion.weights", filepath.Join(folder, "fashion.weights")).Replace(string(text))
 	path := filepath.Join(t.TempDir(), "fashion.yaml")
-	if err := os.WriteFile(path, []byte(card), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(card), 0o600))
 	return path
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -46,13 +47,9 @@ func neighbour(t *testing.T, more string) string {
 func neighbourFaults(t *testing.T, n *node.Node) {
 	t.Helper()
 	f, err := n.Function("neighbour")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{Timeout: 20 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	picture := make([]byte, f.Input.Bytes)
 	fault := error(nil)

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // dpdkReport is the part of the report of penstock-lab dpdk that the test reads.
@@ -50,9 +52,7 @@ func TestGatherFromMbufs(t *testing.T) {
 		t.Fatalf("penstock-lab dpdk: %v; it said:\n%s", err, said.String())
 	}
 	var r dpdkReport
-	if err := json.Unmarshal(out, &r); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(out, &r))
 	for _, w := range r.Ways {
 		if w.Lacks != "" {
 			t.Fatalf("%s: %s", w.Source, w.Lacks)

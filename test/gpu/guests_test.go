@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -167,9 +168,7 @@ func TestGuestEnd(t *testing.T) {
 		if err == nil {
 			err = guest.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 			t.Fatalf("guest printed %q: %v", line, err)
 		}
@@ -179,9 +178,7 @@ func TestGuestEnd(t *testing.T) {
 		} else {
 			err = exec.CommandContext(t.Context(), penstock, "guest", "stop", "busy", "--runtime-dir", n.Dir).Run()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_ = guest.Wait() // by a signal, or with an error of CUDA
 		time.Sleep(300 * time.Millisecond)
 	}

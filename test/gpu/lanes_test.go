@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 )
@@ -57,9 +58,7 @@ func laneGap(t *testing.T, n *node.Node, functions ...string) time.Duration {
 	var clients sync.WaitGroup
 	for _, name := range functions {
 		f, err := n.Function(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		places := make(chan struct{}, waiting)
 		c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
 			InFlight: 2 * waiting, Timeout: patience,
@@ -74,9 +73,7 @@ func laneGap(t *testing.T, n *node.Node, functions ...string) time.Duration {
 				}
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		picture := make([]byte, f.Input.Bytes)
 		clients.Go(func() {
 			defer c.Close()

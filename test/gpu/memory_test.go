@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -108,9 +109,7 @@ functions:
 		return n.Order(control.AddPath, configs.Function{Name: "big", Model: card, Instances: 1, SharePercent: 50})
 	}
 	remove := func() {
-		if err := n.Order(control.RemovePath, control.NameOrder{Name: "big"}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, n.Order(control.RemovePath, control.NameOrder{Name: "big"}))
 		wait.For(t, "big to be gone", func() bool {
 			_, err := n.Function("big")
 			return err != nil

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -76,9 +77,7 @@ func TestMPSDaemonKilled(t *testing.T) { comesBack(t, mpsDaemon) }
 func TestTimeSharing(t *testing.T) {
 	// A file is in the place of the daemon's folder.
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "mps"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "mps"), nil, 0o600))
 	n := startIn(t, dir, twoFunctions("auto"))
 	s := status(t, n)
 	if s.Mechanism != "time-slicing" || s.Device == nil || !strings.Contains(s.Device.Why, "mps") || len(s.Device.GroupSMs) > 0 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -24,9 +25,7 @@ const patience = wait.Patience
 func usedBytes(t *testing.T) int64 {
 	t.Helper()
 	u, err := session.Usage(uuid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return u.UsedBytes
 }
 
@@ -103,9 +102,7 @@ func send(t *testing.T, n *node.Node, function string, perSecond float64) *strea
 			ended.Done()
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stopping, stopped := make(chan struct{}), make(chan struct{})
 	picture := make([]byte, f.Input.Bytes)
 	for i := range picture {
@@ -196,16 +193,12 @@ func (s *stream) answeredAll(t *testing.T, failed int) {
 func status(t *testing.T, n *node.Node) control.Status {
 	t.Helper()
 	s, err := n.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
 // share orders a share.
 func share(t *testing.T, n *node.Node, function string, percent float64) {
 	t.Helper()
-	if err := n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}))
 }

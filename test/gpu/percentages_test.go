@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -51,22 +52,16 @@ func TestRightPercentages(t *testing.T) {
 	before := found(t, n)
 	nodetest.Settled(t, n, "a")
 	nodetest.Settled(t, n, "b")
-	if err := n.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Stop())
 	text, err := os.ReadFile(filepath.Join(cache, "penstock", "percentages-"+uuid+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Logf("%s before the end; learned %s", before, text)
 
 	second := start(t, config, "XDG_CACHE_HOME="+cache)
 	settles(t, second, "a", "b")
 	for _, name := range []string{"a", "b"} {
 		f, err := second.Function(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if p, _ := f.Instances[0].Serving(); p.Generation != 1 || f.Instances[0].LastFailure != nil {
 			t.Errorf("%s: generation %d serves, last failure %+v; want the first process of the second start", name, p.Generation, f.Instances[0].LastFailure)
 		}
@@ -127,9 +122,7 @@ func found(t *testing.T, n *node.Node) (text string) {
 	t.Helper()
 	for _, name := range []string{"a", "b"} {
 		f, err := n.Function(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p, _ := f.Instances[0].Serving()
 		text += fmt.Sprintf("%s has %v %% on %d multiprocessors, ", name, f.Instances[0].SharePercent, p.SMs)
 	}

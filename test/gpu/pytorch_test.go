@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -32,9 +33,7 @@ func tree(t *testing.T) string {
 		t.Fatal("PENSTOCK_ZOO says where the source tree's models/zoo is, and is not set")
 	}
 	root, err := filepath.Abs(filepath.Join(zoo, "../.."))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return root
 }
 
@@ -87,13 +86,9 @@ func samplesOf(t *testing.T, folder string) samples {
 	const bytes, classes = 224 * 224 * 3, 1000
 	var s samples
 	pictures, err := os.ReadFile(filepath.Join(folder, "pictures.bin"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	answers, err := os.ReadFile(filepath.Join(folder, "answers.f32"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s.pictures = slices.Collect(slices.Chunk(pictures, bytes))
 	for row := range slices.Chunk(answers, 4*classes) {
 		s.answers = append(s.answers, float32s(row))
@@ -132,9 +127,7 @@ func apartFrom(want, got []float32) float64 {
 func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance float64) (stop func()) {
 	t.Helper()
 	f, err := n.Function(function)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var mu sync.Mutex
 	var wrong []string
 	worst, count, batches := 0.0, 0, map[int]int{}
@@ -157,9 +150,7 @@ func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance flo
 			}
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stopping, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -293,14 +284,10 @@ func TestPyTorchWeights(t *testing.T) {
 func TestPythonGraphs(t *testing.T) {
 	withPython(t)
 	text, err := os.ReadFile(nodetest.Card(t, "digest", 2048))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	command := fmt.Sprintf("command: [python3, %s, %s]", filepath.Join(tree(t), "test/e2e/testdata/digestgpu.py"), filepath.Join(tree(t), "libml/null/null.ptx"))
 	card := filepath.Join(t.TempDir(), "digest.yaml")
-	if err := os.WriteFile(card, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(card, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600))
 	n := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: fn, model: %s, port: 0, share_percent: 50}\n", card))
 	first, _ := nodetest.Serving(t, n, "fn")
 	fn := send(t, n, "fn", 400)

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/mpstest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/internal/testing/nvmltest"
 	"github.com/penstock/penstock/internal/testing/onnxtest"
@@ -30,9 +31,7 @@ func TestONNX(t *testing.T) {
 	cards := onnxtest.Zoo(t)
 	for _, name := range []string{"mobilenetv2", "resnet50", "vgg19", "gnmt"} {
 		card, err := models.ReadCard(exported(t, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		cards = append(cards, card)
 	}
 	onnxtest.Run(t, cards...)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/onnxtest"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -28,9 +29,7 @@ func TestSharedWeights(t *testing.T) {
 	}
 	for _, name := range []string{"mobilenetv2", "resnet50", "vgg19"} {
 		card, err := models.ReadCard(exported(t, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		small := *card
 		small.Batches = card.Batches[:min(4, len(card.Batches))]
 		cards = append(cards, &small)
@@ -89,9 +88,7 @@ func TestWeightsHeldOnce(t *testing.T) {
 	}
 	w := held(t, n, 2)
 	about, err := os.Stat(filepath.Join(filepath.Dir(exported(t, "vgg19")), "model.onnx"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if w.Bytes < about.Size() || w.Bytes > 2*about.Size() {
 		t.Errorf("%d bytes are held, a VGG-19 alone has %d", w.Bytes, about.Size())
 	}
@@ -146,9 +143,7 @@ func TestWeightServerKilled(t *testing.T) {
 func TestNoWeightServer(t *testing.T) {
 	dir := t.TempDir()
 	// A folder in the socket's place.
-	if err := os.MkdirAll(filepath.Join(dir, "weights", "weights.sock", "x"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(dir, "weights", "weights.sock", "x"), 0o700))
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
 	load := send(t, n, "f0", 200)

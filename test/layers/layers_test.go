@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 const module = "github.com/penstock/penstock/"
@@ -111,9 +113,7 @@ func packages(t *testing.T) []pkg {
 	t.Helper()
 	list := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Imports", module+"...")
 	workspace, err := filepath.Abs("../../research/go.work")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	list.Env = append(os.Environ(), "GOWORK="+workspace) // both modules
 	out, err := list.Output()
 	if err != nil {
@@ -122,9 +122,7 @@ func packages(t *testing.T) []pkg {
 	var all []pkg
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
 		var p pkg
-		if err := decoder.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, decoder.Decode(&p))
 		all = append(all, p)
 	}
 	for _, name := range []string{"wire", "research/bench"} {
@@ -229,9 +227,7 @@ func TestPurePackages(t *testing.T) {
 		}
 		for _, name := range p.GoFiles {
 			text, err := os.ReadFile(filepath.Join(p.Dir, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if call := forbiddenCalls.Find(text); call != nil {
 				t.Errorf("%s is pure and calls %s", name, call)
 			}
@@ -247,14 +243,10 @@ func eachFile(t *testing.T, look func(p pkg, file string, text []byte)) {
 	t.Helper()
 	for _, p := range packages(t) {
 		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			look(p, file, text)
 		}
 	}
@@ -302,9 +294,7 @@ var folderName = regexp.MustCompile("`([^` ]+)/`")
 func named(t *testing.T) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "architecture.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, cells := range row.FindAllStringSubmatch(string(text), -1) {
 		if strings.TrimSpace(cells[2]) == "" || strings.TrimSpace(cells[3]) == "" {
 			t.Errorf("docs/architecture.md does not say what belongs in%s, and what does not", strings.TrimRight(cells[1], " "))
@@ -362,13 +352,9 @@ func TestDependencies(t *testing.T) {
 			Indirect bool
 		}
 	}
-	if err := json.Unmarshal(out, &file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(out, &file))
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "adr", "0021-dependencies.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	direct := map[string]bool{}
 	for _, r := range file.Require {
 		if direct[r.Path] = !r.Indirect; !r.Indirect && !strings.Contains(string(text), "`"+r.Path+"`") {

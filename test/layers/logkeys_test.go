@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // TestLogKeys refuses log messages with the same key twice: readers of JSON keep one of the values
@@ -53,9 +55,7 @@ func TestLogKeys(t *testing.T) {
 		})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if messages < 100 {
 		t.Errorf("found %d log messages, want all of the tree", messages)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 var (
@@ -61,9 +63,7 @@ func anchors(t *testing.T, path string) map[string]bool {
 	t.Helper()
 
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	found := map[string]bool{}
 	for _, h := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(string(text), ""), -1) {
 		found[anchor(h[1])] = true
@@ -75,9 +75,7 @@ func anchors(t *testing.T, path string) map[string]bool {
 func TestLinks(t *testing.T) {
 	for _, page := range markdown(t) {
 		text, err := os.ReadFile(root + page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		prose := code.ReplaceAllString(fenced.ReplaceAllString(string(text), ""), "")
 		for _, found := range link.FindAllStringSubmatch(prose, -1) {
 			if strings.Contains(found[2], "://") {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/models/zoo"
 )
@@ -24,16 +25,12 @@ func TestExamplesDiffer(t *testing.T) {
 	var files []string
 	for _, pattern := range []string{"README.md", "docs/*.md", "docs/libml/*.md", "examples/*/*.*"} {
 		found, err := filepath.Glob(root + pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		files = append(files, found...)
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, found := range added.FindAllStringSubmatch(string(text), -1) {
 			n++
 			name, card, port := found[1], found[2], found[3]
@@ -76,14 +73,10 @@ func TestModelsDiffer(t *testing.T) {
 	}
 	for _, pattern := range []string{"README.md", "docs/*.md", "docs/libml/*.md", "examples/*/*.*"} {
 		files, err := filepath.Glob(root + pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, found := range added.FindAllStringSubmatch(string(text), -1) {
 				if function, card := found[1], found[2]; names[card] != function {
 					t.Errorf("%s: adds %s of %s, which is called %s", file, function, card, names[card])
@@ -97,13 +90,9 @@ func TestModelsDiffer(t *testing.T) {
 func nameOf(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	doc, err := document.Parse(path, text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return doc.Root().Peek("name")
 }
 
@@ -138,14 +127,10 @@ func listings(page string) (list []listing, open *listing) {
 
 func TestListings(t *testing.T) {
 	pages, err := filepath.Glob(root + "docs/libml/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, page := range append(pages, root+"docs/models.md") {
 		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all, open := listings(string(text))
 		if open != nil {
 			t.Errorf("%s:%d: nothing ends this listing", page, open.line)

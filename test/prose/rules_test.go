@@ -4,15 +4,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // found returns the names of the rules that the sentences of a page break.
 func found(t *testing.T, text string) []string {
 	t.Helper()
 	rules, err := parseRules(rulesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var names []string
 	for _, s := range sentences("page.md", markdown(text)) {
 		for _, r := range rules {
@@ -152,9 +152,7 @@ func TestRules(t *testing.T) {
 	}
 
 	rules, err := parseRules(rulesFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, r := range rules {
 		t.Run(r.name, func(t *testing.T) {
 			if r.advice == "" {

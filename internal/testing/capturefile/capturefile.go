@@ -10,6 +10,7 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Datagram is one frame of a capture.
@@ -24,25 +25,17 @@ type Datagram struct {
 func Write(t *testing.T, to io.Writer, datagrams []Datagram) {
 	t.Helper()
 	w := pcapgo.NewWriter(to)
-	if err := w.WriteFileHeader(1<<16, layers.LinkTypeEthernet); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.WriteFileHeader(1<<16, layers.LinkTypeEthernet))
 	for _, d := range datagrams {
 		ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: d.From.Addr().AsSlice(), DstIP: d.To.Addr().AsSlice()}
 		udp := &layers.UDP{SrcPort: layers.UDPPort(d.From.Port()), DstPort: layers.UDPPort(d.To.Port())}
-		if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, udp.SetNetworkLayerForChecksum(ip))
 		frame := gopacket.NewSerializeBuffer()
 		ethernet := &layers.Ethernet{SrcMAC: make([]byte, 6), DstMAC: make([]byte, 6), EthernetType: layers.EthernetTypeIPv4}
-		if err := gopacket.SerializeLayers(frame, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ethernet, ip, udp, gopacket.Payload(d.Payload)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, gopacket.SerializeLayers(frame, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ethernet, ip, udp, gopacket.Payload(d.Payload)))
 		b := frame.Bytes()
 		recorded := b[:len(b)-d.Cut]
 		info := gopacket.CaptureInfo{Timestamp: time.Unix(1_700_000_000, 0).Add(d.At), CaptureLength: len(recorded), Length: len(b)}
-		if err := w.WritePacket(info, recorded); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.WritePacket(info, recorded))
 	}
 }

@@ -31,6 +31,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 //go:embed driver
@@ -300,9 +302,7 @@ func Apply(t testing.TB, settings ...Setting) {
 // Set changes this process's driver.
 func Set(t testing.TB, settings ...Setting) {
 	t.Helper()
-	if err := Change(settings...); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Change(settings...))
 }
 
 // Change is Set for a process that runs no test.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // childEnv makes TestChild leave memory on the fake GPU, and crash or exit.
@@ -27,16 +28,10 @@ func open(t *testing.T) *cuda.Context {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	d, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := d.OpenContext(cuda.ScheduleAuto)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Bind(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Bind())
 	return c
 }
 
@@ -71,12 +66,8 @@ func TestReport(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report")
 	cmd := child("die", cudafake.Env(cudafake.Report(path), cudafake.SMs(64)))
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	if _, err := out.Read(make([]byte, 100)); err != nil {
 		t.Error(err)
 	}
@@ -194,7 +185,5 @@ func TestGraphFreedMemory(t *testing.T) {
 
 func check(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Run runs the suite on the first device. It leaves nothing on the device.
@@ -80,13 +81,9 @@ func open(t *testing.T) harness {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	device, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := device.OpenContext(cuda.ScheduleAuto)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { check(t, c.Close()) })
 	check(t, c.Bind())
 	return harness{c}
@@ -94,9 +91,7 @@ func open(t *testing.T) harness {
 
 func check(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 // code checks that err is the driver's refusal with one of these codes.

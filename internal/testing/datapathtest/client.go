@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -48,9 +49,7 @@ func Dial(t testing.TB, to netip.AddrPort) *Client {
 			c.ends <- Ending{Result: *r, Payload: append([]byte(nil), r.Payload...)}
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.client.Close() })
 	return c
 }
@@ -108,20 +107,12 @@ func DialRaw(t testing.TB, to netip.AddrPort) *RawClient {
 func DialRawFrom(t testing.TB, from netip.Addr, to netip.AddrPort) *RawClient {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: from.As4()}); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: from.As4()}))
+	must.OK(t, unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}))
 	limit := unix.NsecToTimeval(int64(Patience))
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit))
 	return &RawClient{t, fd}
 }
 
@@ -183,8 +174,6 @@ func (c *RawClient) Result() (wire.Header, wire.Result, []byte) {
 		datagram = c.Receive()
 	}
 	h, result, payload, err := wire.DecodeResult(datagram)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, err)
 	return h, result, payload
 }

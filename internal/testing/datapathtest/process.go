@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -34,9 +35,7 @@ func Attach(t testing.TB, q Queue, g shm.Geometry, generation uint32) *Process {
 	t.Helper()
 	files := q.Files()
 	c, err := shm.NewConsumer(generation, g, dup(t, files[0]), dup(t, files[1]), dup(t, files[2]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return &Process{c, t}
 }
@@ -100,15 +99,9 @@ func Honest(complete int64, payloadBytes int) shm.Result {
 func dup(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	raw, err := f.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	copied := -1
-	if err := raw.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
-		t.Fatal(err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, raw.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }))
+	must.OK(t, err)
 	return os.NewFile(uintptr(copied), f.Name())
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 )
 
@@ -124,9 +125,7 @@ func moves(t *testing.T, p *partitioned) {
 
 func returns(t *testing.T, p *partitioned) {
 	all, err := p.p.SMs(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.repartition(t, []int{0, 1}, []int{1})
 	p.sms(t, 0, p.groupSMs[1])
 	p.repartition(t, []int{0, 1}, nil)
@@ -152,9 +151,7 @@ func noGroups(t *testing.T, p *partitioned) {
 // queued.
 func (p *partitioned) choose(t *testing.T, slot int, level, own budget.Level) {
 	t.Helper()
-	if err := p.p.Choose(slot, level); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.p.Choose(slot, level))
 	if apart := p.p.BatchStream(slot) != p.p.Stream(slot); apart != (level != own) {
 		t.Errorf("slot %d: batches of level %d are on stream %#x, those of level %d on %#x", slot, level, p.p.BatchStream(slot), own, p.p.Stream(slot))
 	}
@@ -164,16 +161,12 @@ func (p *partitioned) choose(t *testing.T, slot int, level, own budget.Level) {
 func prioritizes(t *testing.T, p *partitioned) {
 	const own, lower = budget.MaxLevel, budget.MaxLevel - 1
 	p.choose(t, 0, budget.Demoted, budget.Demoted) // it has no level yet
-	if err := p.p.Prioritize([]int{0, 1}, own); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.p.Prioritize([]int{0, 1}, own))
 	if p.p.BatchStream(0) != p.p.Stream(0) {
 		t.Error("a slot that was prioritized is demoted")
 	}
 	// Run a demoted batch at the same time as one that is not.
-	if err := p.p.Choose(0, budget.Demoted); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.p.Choose(0, budget.Demoted))
 	p.begin(t, 0)
 	p.choose(t, 1, own, own)
 	p.finish(t, 0)
@@ -202,9 +195,7 @@ func prioritizesNot(t *testing.T, p *partitioned) {
 		}
 	}
 	p.choose(t, 0, budget.Demoted, budget.Demoted)
-	if err := p.p.Prioritize([]int{0, 1}, budget.MinLevel); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.p.Prioritize([]int{0, 1}, budget.MinLevel))
 	if err := p.p.Prioritize([]int{0, 1}, budget.MaxLevel); err == nil {
 		t.Error("slots have another level")
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -473,15 +474,9 @@ func copies(t *testing.T, open Open) {
 		}
 		target.Write(have.Outputs[0], []byte("the outputs"))
 		target.Write(have.Input, make([]byte, len(have.Input)))
-		if err := target.Upload(slot, have.Input[8:16], data); err != nil {
-			t.Fatal(err)
-		}
-		if err := target.Download(slot, got, have.Outputs[0][4:12]); err != nil {
-			t.Fatal(err)
-		}
-		if err := target.Fetch(slot, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, target.Upload(slot, have.Input[8:16], data))
+		must.OK(t, target.Download(slot, got, have.Outputs[0][4:12]))
+		must.OK(t, target.Fetch(slot, 0))
 		target.wait(t, slot)
 		if want := slices.Concat(make([]byte, 8), data, make([]byte, len(have.Input)-16)); !bytes.Equal(target.Read(have.Input), want) {
 			t.Errorf("slot %d has %x, want %x", slot, target.Read(have.Input), want)

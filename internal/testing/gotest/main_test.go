@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 const header = `{"Action":"start","Package":"github.com/penstock/penstock/wire"}
@@ -76,9 +78,7 @@ func TestReport(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var out strings.Builder
 			r := &report{out: &out, strict: !c.lenient, tests: map[string]*test{}}
-			if err := r.read(strings.NewReader(header+c.events), nil); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.read(strings.NewReader(header+c.events), nil))
 			r.summarize(1)
 
 			for _, want := range c.want {
@@ -126,9 +126,7 @@ func TestProgress(t *testing.T) {
 			}
 			ticks <- time.Date(2026, 11, 28, 7, 1, 30, 0, time.UTC)
 			feed.Close()
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, <-done)
 			if got := out.String(); got != c.want {
 				t.Errorf("printed %q, want %q", got, c.want)
 			}

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
@@ -75,28 +76,20 @@ func bothWays(t *testing.T, b *harness) {
 func gathered(t *testing.T, b *harness, in models.Input, o gpu.Options, slab []byte, reqs []device.Request, room, slots int) (all []byte) {
 	t.Helper()
 	d, err := gpu.New(in, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	if err := d.AddSlab(slab); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.AddSlab(slab))
 	tensors, err := d.Tensors(nil, device.Sizes{Input: room * in.TensorBytes()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	refused := make([]bool, room)
 	for slot := range slots {
 		input := tensors[slot].Input
 		others := []device.Request{reqs[4], reqs[3], reqs[1], reqs[0], reqs[1], reqs[3], reqs[4], reqs[0]}
-		if err := errors.Join(d.Gather(slot, input, others, refused), d.Fetch(slot, 0)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(d.Gather(slot, input, others, refused), d.Fetch(slot, 0)))
 		if _, err := d.Wait(slot); err != nil {
 			t.Fatal(err)
 		}
@@ -105,9 +98,7 @@ func gathered(t *testing.T, b *harness, in models.Input, o gpu.Options, slab []b
 		if !errors.As(err, &one) || one.Request != 2 || one.Fragment != 1 || !errors.Is(err, device.ErrOutsideSlab) {
 			t.Fatalf("gather: %v, want request 2's piece 1 refused", err)
 		}
-		if err := errors.Join(d.Pad(slot, input, len(reqs), room), d.Fetch(slot, 0)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(d.Pad(slot, input, len(reqs), room), d.Fetch(slot, 0)))
 		if _, err := d.Wait(slot); err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 )
 
@@ -80,7 +81,5 @@ func follows(t *testing.T, b *harness) {
 
 func check(t *testing.T, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
@@ -94,9 +95,7 @@ type harness struct {
 func newHarness(t *testing.T) *harness {
 	t.Helper()
 	found, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b := &harness{}
 	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
 		t.Fatal(err)
@@ -122,9 +121,7 @@ const stageBytes = 1 << 20
 
 func (b *harness) bind(t *testing.T) {
 	t.Helper()
-	if err := b.context.Bind(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.context.Bind())
 }
 
 // read copies device memory to the host.
@@ -157,9 +154,7 @@ func (b *harness) copy(dst, src cuda.Pointer, n int) {
 func pages(t *testing.T, n int) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := unix.Munmap(b); err != nil {
 			t.Error(err)
@@ -180,22 +175,16 @@ func smallWith(t *testing.T, slab []byte, o gpu.Options) (*gpu.Device, []device.
 	d, err := gpu.New(models.Input{
 		Height: 8, Width: 8, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
 	}, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
-	if err := d.AddSlab(slab); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.AddSlab(slab))
 	sizes := device.Sizes{Input: 8 * 64, Outputs: []int{8 * 400, 8 * 4}}
 	tensors, err := d.Tensors(pages(t, gpu.SharedBytes(sizes)), sizes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return d, tensors
 }
 
@@ -209,9 +198,7 @@ func requests(n int) []device.Request {
 
 func readOnly(t *testing.T, b *harness) {
 	fd, err := unix.MemfdCreate("slab", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fd)
 	want := make([]byte, 4096)
 	for i := range want {
@@ -221,18 +208,14 @@ func readOnly(t *testing.T, b *harness) {
 		t.Fatal(err)
 	}
 	slab, err := unix.Mmap(fd, 0, len(want), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := unix.Munmap(slab); err != nil {
 			t.Error(err)
 		}
 	})
 	d, tensors := small(t, slab)
-	if err := d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)))
 	if _, err := d.Wait(0); err != nil {
 		t.Fatal(err)
 	}
@@ -254,9 +237,7 @@ func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensor
 	batch := func() {
 		for slot := range 2 {
 			err := errors.Join(d.Gather(slot, tensors[slot].Input, reqs, refused), d.Pad(slot, tensors[slot].Input, 6, 8), d.Fetch(slot, 8))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 		}
 		for slot := range 2 {
 			for done := false; !done; {
@@ -282,9 +263,7 @@ func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensor
 func sleeps(t *testing.T, b *harness) {
 	d, tensors := small(t, pages(t, 4096))
 	target, err := b.context.Allocate(stageBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() {
 		if err := b.context.Free(target); err != nil {
 			t.Error(err)
@@ -293,17 +272,11 @@ func sleeps(t *testing.T, b *harness) {
 	const batches, copies = 40, 150
 	run := func(spin bool) (busy, all, after time.Duration) {
 		for i := range batches {
-			if err := d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)))
 			for range copies {
-				if err := cuda.StreamOf(d.Stream(0)).Copy(target, cuda.At(b.stage), stageBytes); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, cuda.StreamOf(d.Stream(0)).Copy(target, cuda.At(b.stage), stageBytes))
 			}
-			if err := d.Fetch(0, 8); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, d.Fetch(0, 8))
 			from, cpu := time.Now(), threadTime(t)
 			for done := !spin; !done; {
 				if done, err = d.Done(0); err != nil {
@@ -311,9 +284,7 @@ func sleeps(t *testing.T, b *harness) {
 				}
 			}
 			inferred, err := d.Wait(0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if i >= batches/2 { // in the first half the device learns how long a batch takes
 				took := time.Since(from)
 				busy, all, after = busy+threadTime(t)-cpu, all+took, after+took-inferred
@@ -332,9 +303,7 @@ func sleeps(t *testing.T, b *harness) {
 func threadTime(t *testing.T) time.Duration {
 	t.Helper()
 	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrusage(unix.RUSAGE_THREAD, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
@@ -241,18 +242,14 @@ func alignments(t *testing.T, b *harness) {
 	} {
 		in.WireLayout, in.TensorLayout = models.HWC, models.CHW
 		kernel, err := k.kernel(in, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		random := rand.New(rand.NewPCG(5, 6))
 		picture := make([]byte, in.WireBytes())
 		for i := range picture {
 			picture[i] = byte(random.Uint32()) & 0xbb // no NaNs and no infinities, so that CPU and GPU both keep all bits
 		}
 		want := devicetest.Aligned(in.TensorBytes())
-		if err := cpu.Direct(in, picture, want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cpu.Direct(in, picture, want))
 		const images = 64
 		for round, lengths := range [][]int{{1, 2, 3}, {11, 12, 13, 15, 16, 17}, {23, 24, 25, 31, 32, 33}, {127, 128, 129}, {511, 512, 513}, {1023, 1024, 1025}, {gpu.FragmentBytes - 1, gpu.FragmentBytes}} {
 			var list []gpu.Descriptor
@@ -275,9 +272,7 @@ func alignments(t *testing.T, b *harness) {
 				t.Fatalf("round %d takes %d bytes of slab", round, at)
 			}
 			got, fault, err := k.gather(kernel, list, in.TensorBytes(), n)
-			if err := errors.Join(err, fault); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(err, fault))
 			for image := range n {
 				if !bytes.Equal(got[image*in.TensorBytes():(image+1)*in.TensorBytes()], want) {
 					t.Fatalf("%s, pieces of %v bytes from address %d: the image differs from the CPU's", kernel.Name(), lengths, image)
@@ -296,9 +291,7 @@ var floats = models.Input{Height: 8, Width: 8, Channels: 3, WireType: models.F32
 func badDescriptors(t *testing.T, b *harness) {
 	k := newBench(t, b)
 	kernel, err := k.kernel(floats, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer kernel.Close()
 	const half = slabBytes / 2
 	for _, c := range []struct {
@@ -366,9 +359,7 @@ func randomDescriptors(t *testing.T, b *harness) {
 		{Height: 15, Width: 18, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW, UYVY: true},
 	} {
 		kernel, err := k.kernel(in, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for seed := range uint64(100) {
 			random := rand.New(rand.NewPCG(seed, 3))
 			near := func(limit int) int { return max(0, limit+pick(random, -limit, -1, 0, 1, limit)+random.IntN(5)-2) }

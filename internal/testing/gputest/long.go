@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
@@ -24,18 +25,12 @@ func longFragments(t *testing.T, b *harness) {
 		{Height: 119, Width: 122, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW, UYVY: true},
 	} {
 		d, err := gpu.New(in, gpu.Options{Device: "cuda"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		slab := pages(t, 2*in.WireBytes()+4096)
-		if err := d.AddSlab(slab); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.AddSlab(slab))
 		sizes := device.Sizes{Input: in.TensorBytes()}
 		tensors, err := d.Tensors(nil, sizes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		random := rand.New(rand.NewPCG(9, 9))
 		for _, length := range []int{65535, 8972, 1921, 11} {
 			picture := make([]byte, in.WireBytes())
@@ -50,16 +45,12 @@ func longFragments(t *testing.T, b *harness) {
 				req.Fragments = append(req.Fragments, shm.Fragment{Offset: uint64(at), Place: uint32(place), Length: uint16(n)})
 				at, place = at+n, place+n
 			}
-			if err := d.Gather(0, tensors[0].Input, []device.Request{req}, make([]bool, 1)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, d.Gather(0, tensors[0].Input, []device.Request{req}, make([]bool, 1)))
 			if _, err := d.Wait(0); err != nil {
 				t.Fatal(err)
 			}
 			want := devicetest.Aligned(in.TensorBytes())
-			if err := cpu.Direct(in, picture, want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cpu.Direct(in, picture, want))
 			if !slices.Equal(b.read(tensors[0].Input), want) {
 				t.Errorf("%+v in pieces of %d bytes differs from the CPU's", in, length)
 			}

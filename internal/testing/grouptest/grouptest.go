@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Of lists the control groups, of either version, that belong to processes with these ids.
@@ -43,9 +45,7 @@ func Sleeper(t *testing.T) (pid int, end func()) {
 // Start starts a process. end kills it and waits for its end.
 func Start(t *testing.T, cmd *exec.Cmd) (pid int, end func()) {
 	t.Helper()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	end = func() {
 		cmd.Process.Kill()
 		cmd.Wait()

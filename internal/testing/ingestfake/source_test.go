@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -18,9 +19,7 @@ var from = netip.MustParseAddrPort("198.51.100.7:5000")
 func openTwin(t *testing.T, o Options, payloads [][]byte) ingesttest.Twin {
 	t.Helper()
 	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, p := range payloads {
 		s.Inject(from, p)
 	}
@@ -62,9 +61,7 @@ func TestSuite(t *testing.T) {
 func play(t *testing.T, o Options, n int) []int {
 	t.Helper()
 	s, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer s.CloseSlab()
 	defer s.Close()
 	for i := range n {
@@ -74,9 +71,7 @@ func play(t *testing.T, o Options, n int) []int {
 	batch := make([]ingest.Datagram, 16)
 	for len(s.queue) > 0 {
 		k, err := s.Receive(batch, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, d := range batch[:k] {
 			p := ingesttest.Payload(s, d)
 			got = append(got, int(p[0])<<8|int(p[1]))
@@ -144,9 +139,7 @@ func TestSeed(t *testing.T) {
 
 func TestDelay(t *testing.T) {
 	s, err := New(Options{Delay: 1, DelayFor: 5 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ingesttest.CloseAtEnd(t, ingesttest.Twin{Source: s, CloseSlab: s.CloseSlab})
 	injected := shm.Now()
 	s.Inject(from, []byte("late"))
@@ -159,9 +152,7 @@ func TestDelay(t *testing.T) {
 
 func TestInjectAndSendCopy(t *testing.T) {
 	s, err := New(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ingesttest.CloseAtEnd(t, ingesttest.Twin{Source: s, CloseSlab: s.CloseSlab})
 	data := []byte("before")
 	s.Inject(from, data)
@@ -181,9 +172,7 @@ func TestInjectAndSendCopy(t *testing.T) {
 
 func TestSendsCanBeRefused(t *testing.T) {
 	s, err := New(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ingesttest.CloseAtEnd(t, ingesttest.Twin{Source: s, CloseSlab: s.CloseSlab})
 	refusal := errors.New("no way")
 	s.RefuseSends(refusal)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/shm"
 )
@@ -296,9 +297,7 @@ func releasesAfterClose(t *testing.T, k Kind) {
 	sent := Payloads(5, 1046)
 	twin := k.Open(t, slabBytes, sent)
 	got := Receive(t, twin.Source, len(sent), 8)
-	if err := twin.Source.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, twin.Source.Close())
 	for i, d := range got {
 		if !bytes.Equal(Payload(twin.Source, d), sent[i]) {
 			t.Errorf("datagram %d changed with Close", i)
@@ -322,9 +321,7 @@ func survivesFullSlab(t *testing.T, k Kind) {
 		}
 		batch := make([]ingest.Datagram, 4)
 		n, err := twin.Source.Receive(batch, shm.Now()+int64(50*time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, d := range batch[:n] {
 			if !bytes.Equal(Payload(twin.Source, d), sent[next]) {
 				t.Errorf("datagram %d is another one", next)

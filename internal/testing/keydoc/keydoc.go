@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/document"
 )
 
@@ -28,15 +29,11 @@ type Comments map[string]string
 func ReadComments(t *testing.T, dir string) Comments {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	all := Comments{}
 	for _, file := range files {
 		tree, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.SkipObjectResolution)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		ast.Inspect(tree, func(n ast.Node) bool {
 			g, ok := n.(*ast.GenDecl)
 			if !ok || g.Tok != token.TYPE {
@@ -83,18 +80,14 @@ func Golden(t *testing.T, file, want string) {
 		t.Errorf("%s differs from what the code says (%v); `UPDATE=1 go test` in this folder writes it", file, err)
 		return
 	}
-	if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(want), 0o644))
 }
 
 // Section replaces the text between two marks in a file: <!-- name --> and <!-- /name -->.
 func Section(t *testing.T, file, name, text string) string {
 	t.Helper()
 	all, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	begin, end := "<!-- "+name+" -->\n", "<!-- /"+name+" -->"
 	before, rest, found := strings.Cut(string(all), begin)
 	_, after, closed := strings.Cut(rest, end)

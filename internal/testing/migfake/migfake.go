@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -26,9 +27,7 @@ func A100s(t *testing.T, n int) *Machine {
 			name, product = "a30", "NVIDIA A30"
 		}
 		table, err := plan.Lookup(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var profiles []mig.Profile
 		for _, s := range table.Sizes {
 			profiles = append(profiles, mig.Profile{Name: s.Profile, Slices: s.GPCs, Size: s.Slots, Starts: s.Starts})

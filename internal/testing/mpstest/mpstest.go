@@ -28,6 +28,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -50,9 +51,7 @@ func Child() {
 // Run runs the suite.
 func Run(t *testing.T) {
 	s, err := nvml.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	devices, err := s.Devices()
 	if err != nil || len(devices) == 0 {
 		t.Fatalf("devices %v, %v", devices, err)
@@ -106,9 +105,7 @@ func (b *harness) start(t *testing.T, dir string) *node {
 	}
 	began := time.Now()
 	d, err := mps.Start(context.Background(), b.options(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Logf("started in %v: %+v", time.Since(began).Round(time.Millisecond), d.State())
 	n := &node{Daemon: d, t: t, b: b, dir: dir}
 	t.Cleanup(func() {
@@ -190,16 +187,10 @@ func (n *node) spawn(settings ...string) *process {
 	cmd.Env = append(cmd.Env, settings...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
+	must.OK(n.t, cmd.Start())
 	p := &process{cmd: cmd, stdin: in, out: bufio.NewScanner(out)}
 	n.t.Cleanup(func() { p.kill() })
 	return p
@@ -409,9 +400,7 @@ func shares(t *testing.T, b *harness) {
 
 func adopted(t *testing.T, b *harness) {
 	dir, err := os.MkdirTemp("", "mps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer os.RemoveAll(dir)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), role+"=owner", role+"_DIR="+dir, role+"_UUID="+b.uuid)
@@ -419,13 +408,9 @@ func adopted(t *testing.T, b *harness) {
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var left mps.State
-	if err := json.NewDecoder(out).Decode(&left); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(out).Decode(&left))
 	cmd.Process.Kill()
 	cmd.Wait()
 	if !runs(left.Daemon) || !runs(left.Server) {
@@ -559,9 +544,7 @@ func memory(t *testing.T, b *harness) {
 	n := b.start(t, "")
 	used := func() int64 {
 		u, err := b.session.Usage(b.uuid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return u.UsedBytes
 	}
 	n.open().kill() // allocates what the server keeps until it exits

@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
 	"golang.org/x/sys/unix"
@@ -35,9 +36,7 @@ func Context(t testing.TB) context.Context {
 func Start(t testing.TB, o node.Options) *node.Node {
 	t.Helper()
 	n, err := Try(t, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return n
 }
 
@@ -90,9 +89,7 @@ decoder: {name: raw}
 %s
 `, name, bytes/1024, strings.Join(lines, "\n"))
 	path := filepath.Join(t.TempDir(), name+".yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -224,9 +221,7 @@ func Logged(t testing.TB, n *node.Node, text string) {
 func Metric(t testing.TB, n *node.Node, series string) float64 {
 	t.Helper()
 	text, err := n.Metrics()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, series+" "); ok {
 			v, err := strconv.ParseFloat(strings.TrimSpace(rest), 64)

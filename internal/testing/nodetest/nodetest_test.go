@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
 
@@ -15,9 +16,7 @@ func TestProcesses(t *testing.T) {
 	dir := t.TempDir()
 	sleep := exec.Command("sleep", "600")
 	sleep.Env = append(os.Environ(), "NODE="+dir)
-	if err := sleep.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sleep.Start())
 	defer sleep.Wait()
 	defer sleep.Process.Kill()
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/node"
 )
@@ -39,9 +40,7 @@ func Right(r *client.Result, bytes int) bool {
 func Address(t testing.TB, n *node.Node, function string) string {
 	t.Helper()
 	f, err := n.Function(function)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return fmt.Sprintf("127.0.0.1:%d", f.Port)
 }
 
@@ -49,9 +48,7 @@ func Address(t testing.TB, n *node.Node, function string) string {
 func Dial(t testing.TB, n *node.Node, function string, o client.Options) *client.Client {
 	t.Helper()
 	c, err := client.Dial(t.Context(), Address(t, n, function), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

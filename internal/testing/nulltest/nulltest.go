@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/gpu"
@@ -58,16 +59,10 @@ func Run(t *testing.T) {
 	}
 }
 
-// failer is a *testing.T, or a child process.
-type failer interface {
-	Helper()
-	Fatal(args ...any)
-}
-
 // rig is the framework on a device, as libml uses it, with room for batches of at most
 // `most` images.
 type rig struct {
-	t         failer
+	t         must.T
 	card      *models.Card
 	device    *gpu.Device
 	framework *null.Framework
@@ -82,7 +77,7 @@ const most = 4
 
 // newRig initializes the framework until batches of 1 to most are configured in slots 0
 // and 1.
-func newRig(t failer, in models.Input, b null.Behaviour) *rig {
+func newRig(t must.T, in models.Input, b null.Behaviour) *rig {
 	t.Helper()
 	r := unlinked(t, in, b)
 	if _, err := r.framework.LinkModel(); err != nil {
@@ -96,7 +91,7 @@ func newRig(t failer, in models.Input, b null.Behaviour) *rig {
 	return r
 }
 
-func unlinked(t failer, in models.Input, b null.Behaviour) *rig {
+func unlinked(t must.T, in models.Input, b null.Behaviour) *rig {
 	t.Helper()
 	r := &rig{t: t, card: &models.Card{
 		Name: "null", Input: in, Batches: []int{1, most},
@@ -117,15 +112,11 @@ func unlinked(t failer, in models.Input, b null.Behaviour) *rig {
 		t.Fatal(err)
 	}
 	found, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.context.Bind(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.context.Bind())
 	if r.stream, err = r.context.NewStream(); err != nil {
 		t.Fatal(err)
 	}
@@ -169,17 +160,13 @@ func (r *rig) fill(slot, n, seed int) []byte {
 	for i := range images {
 		images[i] = byte(seed + i*7 + i/251)
 	}
-	if err := errors.Join(r.stream.Copy(cuda.At(r.tensors[slot].Input), cuda.At(images), len(images)), r.stream.Synchronize()); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, errors.Join(r.stream.Copy(cuda.At(r.tensors[slot].Input), cuda.At(images), len(images)), r.stream.Synchronize()))
 	return append([]byte(nil), images...)
 }
 
 func (r *rig) begin(slot, n int) {
 	r.t.Helper()
-	if err := errors.Join(r.framework.InferBatch(slot, n), r.device.Fetch(slot, n)); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, errors.Join(r.framework.InferBatch(slot, n), r.device.Fetch(slot, n)))
 }
 
 func (r *rig) wait(slot int) {
@@ -281,9 +268,7 @@ func workScales(t *testing.T) {
 		}
 	}
 	all, err := r.device.SMs(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	near := func(got, want float64) bool { return got >= 0.85*want && got <= 1.2*want }
 	for round := 1; ; round++ {
 		least(&one, 1)
@@ -295,9 +280,7 @@ func workScales(t *testing.T) {
 			t.Fatal(err)
 		}
 		part, err := r.device.SMs(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		least(&onPart, 1)
 		ofFour, wantOfFour := four.Seconds()/one.Seconds(), 8.0/5
 		ofPart, wantOfPart := onPart.Seconds()/one.Seconds(), float64(all)/float64(part)
@@ -309,9 +292,7 @@ func workScales(t *testing.T) {
 			t.Fatalf("a batch of 4 takes %.2f times as long as one of 1, want about %.2f; on %d multiprocessors it takes %.2f times as long as on %d, want about %.2f; %d rounds",
 				ofFour, wantOfFour, part, ofPart, all, wantOfPart, rounds)
 		}
-		if err := r.device.Repartition([]int{0}, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.device.Repartition([]int{0}, nil))
 	}
 }
 
@@ -331,30 +312,18 @@ func memoryIsTaken(t *testing.T) {
 	r := unlinked(t, bytesInput(4, 4), null.Behaviour{Allocate: ballast})
 	defer r.close()
 	before, _, err := r.context.Memory()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	persistent, err := r.framework.LinkModel()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	during, _, err := r.context.Memory()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if persistent < ballast || before-during < ballast {
 		t.Errorf("link says %d bytes and took %d, want %d at least", persistent, before-during, ballast)
 	}
-	if err := r.framework.Deinit(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.context.Bind(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.framework.Deinit())
+	must.OK(t, r.context.Bind())
 	after, _, err := r.context.Memory()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if before-after >= ballast {
 		t.Errorf("%d bytes are still taken", before-after)
 	}
@@ -374,22 +343,16 @@ func evicts(t *testing.T) {
 	defer r.close()
 	free := func() int64 {
 		unused, _, err := r.context.Memory()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return unused
 	}
 	for round := range 3 {
 		before := free()
-		if err := r.framework.Evict(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.framework.Evict())
 		if freed := free() - before; freed < r.framework.EvictableBytes() || freed < 64<<20 {
 			t.Errorf("%d bytes are freed, want %d", freed, r.framework.EvictableBytes())
 		}
-		if err := r.framework.Load(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.framework.Load())
 		images := r.fill(0, 2, round)
 		r.begin(0, 2)
 		r.wait(0)

@@ -8,14 +8,13 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Run queries the library of the machine's driver.
 func Run(t *testing.T) {
 	s, err := nvml.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	version, cuda, err := s.Driver()
 	if err != nil || version == "" || cuda < 11000 {
 		t.Fatalf("driver %q, CUDA %d, %v", version, cuda, err)
@@ -39,9 +38,7 @@ func Run(t *testing.T) {
 		mean := func(ask func() error) time.Duration {
 			began := time.Now()
 			for range rounds {
-				if err := ask(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, ask())
 			}
 			return time.Since(began) / rounds
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
@@ -50,9 +51,7 @@ func Zoo(t testing.TB) (cards []*models.Card) {
 	t.Helper()
 	for _, name := range zoo.Names() {
 		card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		cards = append(cards, card)
 	}
 	return cards
@@ -96,9 +95,7 @@ func run(t *testing.T, b *harness, tests ...test) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			runtime.LockOSThread()
-			if err := b.context.Bind(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, b.context.Bind())
 			test.run(t, b)
 		})
 	}
@@ -130,15 +127,11 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 	b := &harness{t: t, card: card}
 	found, err := cuda.Find("cuda")
 	b.uuid = found.UUID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err == nil {
 		err = b.context.Bind()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.closers = append(b.closers, b.context.Close)
 	for i := range b.streams {
 		if b.streams[i], err = b.context.NewStream(); err != nil {
@@ -154,9 +147,7 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 		b.closers = append(b.closers, h.close)
 		for i := range 2 {
 			if b.gpu != nil {
-				if err := b.gpu.Deinit(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, b.gpu.Deinit())
 				b.closers = b.closers[:len(b.closers)-1]
 			}
 			b.gpu = b.framework(found.UUID(), stream, h.weights)
@@ -177,14 +168,10 @@ func (b *harness) framework(device string, stream func(int) uintptr, weights fun
 		b.t.Fatal(err)
 	}
 	b.closers = append(b.closers, f.Deinit)
-	if err := f.LoadModel(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, f.LoadModel())
 	began := time.Now()
 	persistent, err := f.LinkModel()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.t.Logf("%s on %s: linked for %v in %v, %.1f MB", b.card.Name, device, b.card.Batches, time.Since(began).Round(time.Millisecond), float64(persistent)/1e6)
 	return f
 }
@@ -209,9 +196,7 @@ func (b *harness) make(t *testing.T, n int) tensors {
 	t.Helper()
 	at := func(bytes int) []byte {
 		p, err := b.context.Allocate(bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		b.closers = append(b.closers, func() error { return b.context.Free(p) })
 		return cuda.Bytes(p, bytes)
 	}
@@ -265,9 +250,7 @@ func (b *harness) read(t *testing.T, x tensors) (out []float32) {
 			out = append(out, values...)
 		})
 		s := cuda.Stream{}
-		if err := errors.Join(s.Set(cuda.At(o), 0, len(o)), s.Synchronize()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(s.Set(cuda.At(o), 0, len(o)), s.Synchronize()))
 	}
 	return out
 }
@@ -276,15 +259,11 @@ func (b *harness) read(t *testing.T, x tensors) (out []float32) {
 func (b *harness) move(t *testing.T, like []byte, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
 	t.Helper()
 	host, err := b.context.AllocateHost(len(like))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer b.context.FreeHost(host)
 	to, from := ends(host)
 	s := cuda.Stream{}
-	if err := errors.Join(s.Copy(to, from, len(host)), s.Synchronize()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(s.Copy(to, from, len(host)), s.Synchronize()))
 	for _, f := range then {
 		f(host)
 	}
@@ -293,20 +272,14 @@ func (b *harness) move(t *testing.T, like []byte, ends func(host []byte) (to, fr
 func (b *harness) configure(t *testing.T, slot, n int, x tensors) int64 {
 	t.Helper()
 	ephemeral, err := b.gpu.ConfigureBatch(slot, n, x.input, x.outputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return ephemeral
 }
 
 func (b *harness) infer(t *testing.T, slot, n int) {
 	t.Helper()
-	if err := b.gpu.InferBatch(slot, n); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.streams[slot].Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.gpu.InferBatch(slot, n))
+	must.OK(t, b.streams[slot].Synchronize())
 }
 
 // answer returns the GPU's answer to an input in a slot with separate memory.
@@ -327,9 +300,7 @@ func (b *harness) onCPU(t *testing.T, n int, input []byte) (out []float32) {
 	if _, err := b.cpu.ConfigureBatch(0, n, input, outputs); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.cpu.InferBatch(0, n); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.cpu.InferBatch(0, n))
 	for _, o := range outputs {
 		values := make([]float32, len(o)/4)
 		if _, err := binary.Decode(o, binary.LittleEndian, values); err != nil {
@@ -456,14 +427,10 @@ func queues(t *testing.T, b *harness) {
 	const batches = 50
 	began := time.Now()
 	for range batches {
-		if err := b.gpu.InferBatch(0, n); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.gpu.InferBatch(0, n))
 	}
 	queued := time.Since(began)
-	if err := b.streams[0].Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.streams[0].Synchronize())
 	done := time.Since(began)
 	t.Logf("batch of %d: queued in %v, done in %v", n, queued/batches, done/batches)
 	if queued > done*9/10 {
@@ -476,15 +443,11 @@ func allocatesNothing(t *testing.T, b *harness) {
 	b.configure(t, 0, 1, x)
 	b.infer(t, 0, 1)
 	if n := testing.AllocsPerRun(100, func() {
-		if err := b.gpu.InferBatch(0, 1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.gpu.InferBatch(0, 1))
 	}); n != 0 {
 		t.Errorf("%g allocations", n)
 	}
-	if err := b.streams[0].Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.streams[0].Synchronize())
 }
 
 func inFlight(t *testing.T, b *harness) {
@@ -513,15 +476,11 @@ func inFlight(t *testing.T, b *harness) {
 		}
 		for range 4 {
 			for slot := range n {
-				if err := b.gpu.InferBatch(slot, n[slot]); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, b.gpu.InferBatch(slot, n[slot]))
 			}
 		}
 		for slot := range n {
-			if err := b.streams[slot].Synchronize(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, b.streams[slot].Synchronize())
 		}
 		for slot := range n {
 			if got := b.read(t, b.prefix(x[slot], n[slot])); !slices.Equal(got, alone[slot][n[slot]]) {
@@ -581,9 +540,7 @@ func partitions(t *testing.T, b *harness) {
 			list = append(list, g)
 		}
 		green, err := b.context.Green(split, list)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if b.streams[2], err = green.NewStream(); err != nil {
 			t.Fatal(err)
 		}
@@ -591,9 +548,7 @@ func partitions(t *testing.T, b *harness) {
 		for _, n := range b.card.Batches {
 			b.configure(t, 2, n, b.prefix(x, n))
 		}
-		if err := b.streams[2].Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.streams[2].Synchronize())
 		took := time.Since(began)
 		var paces []string
 		for _, n := range b.card.Batches {
@@ -608,17 +563,13 @@ func partitions(t *testing.T, b *harness) {
 		for _, n := range b.card.Batches {
 			b.configure(t, 2, n, b.prefix(x, n)) // again: nothing of the last one remains
 		}
-		if err := b.streams[2].Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.streams[2].Synchronize())
 		stream := b.streams[2]
 		b.streams[2] = before
 		for _, n := range b.card.Batches {
 			b.configure(t, 2, n, b.prefix(x, n))
 		}
-		if err := errors.Join(stream.Destroy(), green.Destroy()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(stream.Destroy(), green.Destroy()))
 	}
 }
 
@@ -629,13 +580,9 @@ func (b *harness) pace(t *testing.T, slot, n int) time.Duration {
 	const batches = 20
 	began := time.Now()
 	for range batches {
-		if err := b.gpu.InferBatch(slot, n); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.gpu.InferBatch(slot, n))
 	}
-	if err := b.streams[slot].Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.streams[slot].Synchronize())
 	return time.Since(began) / batches
 }
 
@@ -680,9 +627,7 @@ func configuresConcurrently(t *testing.T, b *harness) {
 		}
 	}
 	close(stop)
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-ended)
 	t.Logf("configured %d times beside 200 batches", configured)
 	if wrong > 0 || configured == 0 {
 		t.Errorf("%d of 200 batches are wrong while another slot is configured %d times", wrong, configured)
@@ -694,16 +639,12 @@ func configuresConcurrently(t *testing.T, b *harness) {
 func leavesNothing(t *testing.T, card *models.Card) {
 	runtime.LockOSThread()
 	found, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	context, err := found.OpenContext(cuda.ScheduleAuto)
 	if err == nil {
 		err = context.Bind()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer context.Close()
 	small := *card
 	small.Batches = card.Batches[:1]
@@ -716,16 +657,12 @@ func leavesNothing(t *testing.T, card *models.Card) {
 		}
 		b.close()
 		// b.close has unbound the thread.
-		if err := context.Bind(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, context.Bind())
 	}
 	cycle()
 	free := func() int64 {
 		free, _, err := context.Memory()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return free
 	}
 	before := free()
@@ -793,9 +730,7 @@ func opened(path string) string {
 
 func touchesNothing(t *testing.T, card *models.Card) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), childEnv+"="+filepath.Join(card.Dir, "card.yaml"))
 	cmd.Stderr = os.Stderr

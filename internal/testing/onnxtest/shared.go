@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -68,21 +69,15 @@ func evicts(t *testing.T, b *harness) {
 	var evicted, loaded []time.Duration
 	for range 5 {
 		before, _, err := b.context.Memory()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		began := time.Now()
-		if err := model.Evict(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, model.Evict())
 		evicted = append(evicted, time.Since(began))
 		if free, _, err := b.context.Memory(); err != nil || free-before < weights/2 {
 			t.Errorf("%d bytes are free, %d before %d were evicted: %v", free, before, weights, err)
 		}
 		began = time.Now()
-		if err := model.Load(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, model.Load())
 		loaded = append(loaded, time.Since(began))
 		for i, n := range b.card.Batches {
 			b.infer(t, 0, n)

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -50,9 +51,7 @@ func Scenario(t testing.TB, name string) *plan.Problem {
 		file = "scenarios_s4_s6.csv"
 	}
 	profiles, err := published()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &plan.Problem{GPU: gpu(t, "a100-80"), Profiles: profiles,
 		Services: services(t, filepath.Join("parvagpu", file), name)}
 }
@@ -61,30 +60,22 @@ func Scenario(t testing.TB, name string) *plan.Problem {
 func Percent(t testing.TB) *plan.Problem {
 	t.Helper()
 	profiles, err := v100Profiles()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &plan.Problem{GPU: gpu(t, "v100"), Profiles: profiles, Services: services(t, "gslice_v100_services.csv", "")}
 }
 
 func gpu(t testing.TB, name string) plan.GPU {
 	g, err := plan.Lookup(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return g
 }
 
 func services(t testing.TB, file, scenario string) []plan.Service {
 	f, err := os.Open(filepath.Join(testdata(), file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	list, err := plan.ReadServices(f, file, scenario)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return list
 }
 

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/plan"
 )
@@ -49,9 +50,7 @@ func Estimates(t *testing.T, policies []plan.Policy) {
 			measured.Header.HeldBy = ""
 		}
 		m, err := plan.FromProfile("m", measured, "a100-80")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p.Profiles = map[string]map[string]plan.Profile{m.GPU: {"m": m}}
 		for _, policy := range policies {
 			pl, err := policy.Plan(&p)

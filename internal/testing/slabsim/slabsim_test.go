@@ -7,15 +7,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestReproducible(t *testing.T) {
 	c := DefaultConfig(50 * time.Millisecond)
 	c.Duration = 5 * time.Second
 	first, err := Run(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if again, _ := Run(c); !reflect.DeepEqual(first, again) {
 		t.Error("two runs of one seed differ")
 	}
@@ -32,9 +31,7 @@ func TestLoneRequests(t *testing.T) {
 	c.Device = Device{Fixed: 3 * time.Millisecond, PerImage: 2 * time.Millisecond}
 	c.Duration = 100 * time.Second
 	rule, err := batching.New(batching.SLAB, batching.Config{SLO: c.SLO, MaxBatch: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := runLoad(rule, c, Load{RateRPS: 1}, slots)
 	if l.P99Millis < 5 || l.P99Millis > 10 || l.LatePercent != 0 {
 		t.Errorf("p99 %v ms and %v %% late of lone requests, want 5 ms, at most twice", l.P99Millis, l.LatePercent)
@@ -75,17 +72,11 @@ func TestReportKeys(t *testing.T) {
 	c := DefaultConfig(25 * time.Millisecond)
 	c.Duration = time.Second
 	r, err := Run(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text, err := json.Marshal(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var m map[string]any
-	if err := json.Unmarshal(text, &m); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &m))
 	if m["slo_ms"] != 25.0 {
 		t.Errorf("slo_ms = %v, want 25", m["slo_ms"])
 	}

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Truncated is a model file that ends early: loading it fails.
@@ -36,9 +38,7 @@ decoder: {name: raw}
 `, c.Name, c.Version, c.Name, c.Height, c.Width, c.Outputs)
 	path = filepath.Join(dir, c.Name+".yaml")
 	for file, data := range map[string][]byte{path: []byte(text), filepath.Join(dir, c.Name+".onnx"): c.Model} {
-		if err := os.WriteFile(file, data, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, data, 0o644))
 	}
 	return path
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Camera is an RTSP server (RFC 2326) with a password, which brings RTP to one client over TCP.
@@ -31,13 +33,9 @@ type Camera struct {
 func NewCamera(t testing.TB, user, password string) *Camera {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	packets, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := &Camera{
 		Source: "rtp://" + packets.LocalAddr().String(), Address: listener.Addr().String(),
 		listener: listener, packets: packets, password: user + ":" + password,

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // NeedFFmpeg skips the test if ffmpeg is not installed.
@@ -163,9 +164,7 @@ func (s *Sender) Stop() {
 func Port(t testing.TB) int {
 	t.Helper()
 	at, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return int(at.Port())
 }
 
@@ -176,8 +175,6 @@ func Session(t testing.TB, port int) string {
 	file := filepath.Join(t.TempDir(), "camera.sdp")
 	text := fmt.Sprintf("v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=camera\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\nm=video %d RTP/AVP 96\r\n"+
 		"a=rtpmap:96 H264/90000\r\na=fmtp:96 packetization-mode=1\r\n", port)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
