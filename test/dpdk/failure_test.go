@@ -37,6 +37,9 @@ func TestLinkDown(t *testing.T) {
 	}
 }
 
+// giveUp drops a request that has begun and is never completed. A quarter of the objective, 15 s, is the default.
+const giveUp = "aggregate: {deadline: 2s}"
+
 // TestPortReplaced deletes the interface under the node, and creates it
 // again with other Ethernet addresses. The node continues to run, releases what it held,
 // and uses the interface again as soon as it is back. The node itself creates a TAP again.
@@ -44,7 +47,7 @@ func TestPortReplaced(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
-			r := d.start(t, l, setup{bytes: large})
+			r := d.start(t, l, setup{bytes: large, up: giveUp})
 			for round := range 2 {
 				h := newHost(t, address4)
 				h.resolve()
@@ -81,7 +84,7 @@ func TestPortReplaced(t *testing.T) {
 // TestDrainWithoutPort stops a node whose interface has disappeared.
 func TestDrainWithoutPort(t *testing.T) {
 	l := newLaboratory(t)
-	r := devices[0].start(t, l, setup{bytes: large})
+	r := devices[0].start(t, l, setup{bytes: large, up: giveUp})
 	h := newHost(t, address4)
 	h.resolve()
 	h.ask(1, nodetest.Picture(large, 1))
