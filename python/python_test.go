@@ -303,8 +303,8 @@ print(metadata.version("penstock"), penstock.Client("host:5001").__class__.__nam
 		}
 	}
 
-	// The module of models comes first in a process that the node starts, and finds the client.
-	c := exec.CommandContext(t.Context(), filepath.Join(venv, "bin", "python"), "-c", "import penstock; penstock.Framework; penstock.Client('host:5001')")
+	// A process that the node starts has the module of models in its path, and can use both.
+	c := exec.CommandContext(t.Context(), filepath.Join(venv, "bin", "python"), "-c", "import penstock, penstock_model; penstock_model.Framework; penstock.Client('host:5001')")
 	c.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(here, "..", "libml", "python"), "PYTHONDONTWRITEBYTECODE=1")
 	c.Dir = dir
 	if out, err := c.CombinedOutput(); err != nil {

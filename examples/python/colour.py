@@ -3,12 +3,12 @@
     bin/penstock if add average --model examples/python/card.yaml --port 5012
 """
 
-import penstock
+import penstock_model
 
 CHANNELS = 3
 
 
-class MeanColour(penstock.Framework):
+class MeanColour(penstock_model.Framework):
     """It has nothing to load. A real one reads its weights in load_model and puts them on
     the device in link_model."""
 
@@ -41,4 +41,4 @@ class MeanColour(penstock.Framework):
 
 
 if __name__ == "__main__":
-    penstock.main(MeanColour())
+    penstock_model.main(MeanColour())

@@ -1,4 +1,4 @@
-// Package python finds the files that models in Python need: an interpreter, the module penstock
+// Package python finds the files that models in Python need: an interpreter, the module penstock_model
 // (the folder next to this file), and libpenstock.so.
 package python
 
@@ -19,7 +19,7 @@ const (
 	// InterpreterVariable has the python3 that runs models of framework pytorch: a path, or
 	// a name to find in PATH.
 	InterpreterVariable = "PENSTOCK_PYTHON"
-	// folderVariable has the folder that contains the module penstock.
+	// folderVariable has the folder that contains the module penstock_model.
 	folderVariable = "PENSTOCK_PYTHONPATH"
 	// libraryVariable has the path of libpenstock.so; the module reads it, too.
 	libraryVariable = "PENSTOCK_LIBRARY"
@@ -41,16 +41,16 @@ func findInterpreter() (string, error) {
 	return path, nil
 }
 
-// moduleFolder returns the folder that contains the module penstock. It searches
+// moduleFolder returns the folder that contains the module penstock_model. It searches
 //
 //  1. PENSTOCK_PYTHONPATH and, if that is set, no other place
 //  2. lib/python next to the executable
 //  3. ../lib/python, for an installation under a prefix
 //  4. ../libml/python, for a clone
 func moduleFolder() (string, error) {
-	return find("module penstock", folderVariable, func(dir string) []string {
+	return find("module penstock_model", folderVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "python"), filepath.Join(dir, "..", "lib", "python"), filepath.Join(dir, "..", "libml", "python")}
-	}, filepath.Join("penstock", "__init__.py"), "a clone has it in libml/python")
+	}, filepath.Join("penstock_model", "__init__.py"), "a clone has it in libml/python")
 }
 
 // findLibrary returns the path of libpenstock.so. It searches
@@ -96,7 +96,7 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 }
 
 // SetEnvironment sets the variables with which children of this process find module and library, if
-// these exist. A card's command in Python can then import penstock.
+// these exist. A card's command in Python can then import penstock_model.
 func SetEnvironment() error {
 	if folder, err := moduleFolder(); err == nil {
 		if err := os.Setenv("PYTHONPATH", joined(folder, os.Getenv("PYTHONPATH"))); err != nil {

@@ -13,7 +13,7 @@ import (
 // and report that.
 func TestModule(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
-		t.Skip("python3 is missing: the module penstock is not tested here")
+		t.Skip("python3 is missing: the module penstock_model is not tested here")
 	}
 	here, err := os.Getwd()
 	if err != nil {
@@ -48,10 +48,10 @@ func TestVariables(t *testing.T) {
 	if err := os.WriteFile(library, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(dir, "penstock"), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, "penstock_model"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "penstock", "__init__.py"), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "penstock_model", "__init__.py"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -59,7 +59,7 @@ func TestVariables(t *testing.T) {
 		find                func() (string, error)
 	}{
 		{libraryVariable, library, dir, findLibrary},
-		{folderVariable, dir, filepath.Join(dir, "penstock"), moduleFolder},
+		{folderVariable, dir, filepath.Join(dir, "penstock_model"), moduleFolder},
 		{InterpreterVariable, "/bin/sh", library, findInterpreter},
 	} {
 		t.Setenv(c.variable, c.good)
@@ -73,7 +73,7 @@ func TestVariables(t *testing.T) {
 	}
 	// The error names all missing files.
 	t.Setenv(libraryVariable, dir)
-	_, err := Command("penstock.pytorch")
+	_, err := Command("penstock_model.pytorch")
 	for _, variable := range []string{libraryVariable, folderVariable, InterpreterVariable} {
 		if err == nil || !strings.Contains(err.Error(), variable) {
 			t.Errorf("%v; want %s in it", err, variable)

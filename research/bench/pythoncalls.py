@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 
-import penstock
+import penstock_model
 
 LOOP = r"""
 #include <stdint.h>
@@ -41,7 +41,7 @@ double loop(infer f, long times, long pause, double *worst) {
 """
 
 
-class Nothing(penstock.Framework):
+class Nothing(penstock_model.Framework):
     def infer_batch(self, slot, n):
         pass
 
@@ -60,7 +60,7 @@ def main():
         c = ctypes.CDLL(library)
     c.loop.restype = ctypes.c_double
     c.loop.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.POINTER(ctypes.c_double)]
-    process = penstock._Process(None, Nothing())
+    process = penstock_model._Process(None, Nothing())
     python = ctypes.cast(process.table.infer_batch, ctypes.c_void_p)
     worst = ctypes.c_double()
 
@@ -72,7 +72,7 @@ def main():
     price("Python", python, 100000)
     price("Python, every 2 ms", python, 500, 2000000)
     threading.Thread(target=compute, daemon=True).start()
-    for interval in (sys.getswitchinterval(), penstock.SWITCH_SECONDS):
+    for interval in (sys.getswitchinterval(), penstock_model.SWITCH_SECONDS):
         sys.setswitchinterval(interval)
         price("Python, busy, %.1f ms" % (interval * 1e3), python, 500, 2000000)
 

@@ -350,7 +350,7 @@ func TestPyTorchFrozen(t *testing.T) {
 				filepath.Join(dir, "quadrants.pt"))
 		},
 		"flat": func(t *testing.T, dir string) {
-			python(t, interpreter, environment, "-m", "penstock.pytorch", "flat", filepath.Join(dir, "quadrants.pt"), filepath.Join(dir, "quadrants.pt"))
+			python(t, interpreter, environment, "-m", "penstock_model.pytorch", "flat", filepath.Join(dir, "quadrants.pt"), filepath.Join(dir, "quadrants.pt"))
 			if _, err := os.Stat(filepath.Join(dir, "quadrants.pt.weights")); err != nil {
 				t.Fatal(err)
 			}

@@ -14,7 +14,7 @@ import sys
 import torch
 import torchvision
 
-from penstock.pytorch import files
+from penstock_model.pytorch import files
 
 PICTURES, SIDE, CLASSES = 40, 224, 1000
 MEAN, STD = [123.7, 116.3, 103.5], [58.4, 57.1, 57.4]

@@ -113,7 +113,7 @@ func LoadModel(file string) error {
 // Program returns the command of a framework that runs as a separate program.
 func Program(framework string) ([]string, error) {
 	if framework == models.PyTorch {
-		return python.Command("penstock.pytorch")
+		return python.Command("penstock_model.pytorch")
 	}
 	return nil, fmt.Errorf("framework %s has no program that runs it", framework)
 }

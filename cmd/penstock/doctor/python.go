@@ -14,7 +14,7 @@ var pythonChecks = []check{
 }
 
 func pythonInterpreter(_ context.Context, m *machine) Finding {
-	command, err := m.pythonCommand("penstock.pytorch")
+	command, err := m.pythonCommand("penstock_model.pytorch")
 	if err != nil {
 		return fail(err.Error()+"; models in Python cannot run", "")
 	}

@@ -11,7 +11,7 @@ try:
 except ImportError as e:
     raise unittest.SkipTest("PyTorch is missing: %s" % e)
 
-from penstock.pytorch import card, files, gpu
+from penstock_model.pytorch import card, files, gpu
 
 warnings.simplefilter("ignore", FutureWarning)
 warnings.simplefilter("ignore", DeprecationWarning)

@@ -13,7 +13,7 @@ import ctypes
 import os
 import sys
 
-import penstock
+import penstock_model
 
 ROLE, _, VALUE = (sys.argv[1] if len(sys.argv) > 1 else "").partition("=")
 
@@ -26,7 +26,7 @@ def taken(file):
         return False
 
 
-class Digest(penstock.Framework):
+class Digest(penstock_model.Framework):
     def init(self, env):
         if ROLE == "init":
             raise ValueError("the first line\nand the second")
@@ -36,7 +36,7 @@ class Digest(penstock.Framework):
 
     def load_model(self):
         if ROLE == "stage":
-            raise penstock.NoHostStage()
+            raise penstock_model.NoHostStage()
 
     def link_model(self):
         return 4096
@@ -64,4 +64,4 @@ class Digest(penstock.Framework):
             answers[i, 0] = (total * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 40
 
 
-penstock.main(Digest())
+penstock_model.main(Digest())

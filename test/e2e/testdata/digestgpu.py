@@ -9,13 +9,13 @@ import ctypes
 import os
 import sys
 
-import penstock
+import penstock_model
 
 DRIVER = os.environ.get("PENSTOCK_LIBCUDA", "libcuda.so.1")
 NON_BLOCKING, THREAD_LOCAL, THREADS, SLOTS = 1, 1, 256, 4
 
 
-class Digest(penstock.Framework):
+class Digest(penstock_model.Framework):
     def init(self, env):
         if not env.on_gpu:
             raise ValueError("this model runs on a GPU")
@@ -53,7 +53,7 @@ class Digest(penstock.Framework):
         if seen["data"][0] != input.address or seen["shape"] != input.shape or hasattr(input, "__array_interface__"):
             raise AssertionError("%r says %s of itself" % (input, seen))
         if [str(n)] == sys.argv[2:]:
-            raise penstock.OutOfMemory("none is left for batches of %d" % n)
+            raise penstock_model.OutOfMemory("none is left for batches of %d" % n)
         # Slots 2 and 3 have the buffers of 0 and 1: what was captured serves there.
         key = n, input.address, outputs[0].address
         if key not in self.graphs:
@@ -74,4 +74,4 @@ class Digest(penstock.Framework):
         raise AssertionError("batch of %d in slot %d was handed over as a graph, and comes here" % (n, slot))
 
 
-penstock.main(Digest())
+penstock_model.main(Digest())

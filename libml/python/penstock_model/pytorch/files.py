@@ -2,7 +2,7 @@
 
     torch.jit.save(model, FILE)       TorchScript: scripted, traced, frozen
     torch.export.save(program, FILE)  an exported program, its batch axis dynamic
-    python3 -m penstock.pytorch flat  TorchScript without weights, and a flat file next to it
+    python3 -m penstock_model.pytorch flat  TorchScript without weights, and a flat file next to it
 
 These formats cannot run arbitrary code. A pickled Python object (torch.save) can, and is
 refused.

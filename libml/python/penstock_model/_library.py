@@ -50,8 +50,8 @@ def places():
     for _ in range(3):
         up.append(os.path.dirname(up[-1]))
     return [
-        os.path.join(up[2], "libpenstock.so"),  # installed: lib/python/penstock, lib/libpenstock.so
-        os.path.join(up[3], "bin", "lib", "libpenstock.so"),  # cloned: libml/python/penstock
+        os.path.join(up[2], "libpenstock.so"),  # installed: lib/python/penstock_model, lib/libpenstock.so
+        os.path.join(up[3], "bin", "lib", "libpenstock.so"),  # cloned: libml/python/penstock_model
     ]
 
 

@@ -1,10 +1,10 @@
 import sys
 import warnings
 
-import penstock
+import penstock_model
 
 
-class PyTorch(penstock.Framework):
+class PyTorch(penstock_model.Framework):
     def init(self, env):
         if not env.model:
             raise ValueError("card has no model; want the file that torch.jit.save or torch.export.save wrote")
@@ -40,27 +40,27 @@ class PyTorch(penstock.Framework):
             engine.close()
 
 
-USAGE = """python3 -m penstock.pytorch                  is started by a node, for a card with framework: pytorch
-python3 -m penstock.pytorch flat MODEL OUT   writes the TorchScript file MODEL as OUT and OUT.weights"""
+USAGE = """python3 -m penstock_model.pytorch                  is started by a node, for a card with framework: pytorch
+python3 -m penstock_model.pytorch flat MODEL OUT   writes the TorchScript file MODEL as OUT and OUT.weights"""
 
 
 def main(arguments):
     if not arguments:
-        penstock.main(PyTorch())
+        penstock_model.main(PyTorch())
     if len(arguments) == 3 and arguments[0] == "flat":
         try:
             from . import files
         except ImportError as e:
-            sys.exit("penstock.pytorch: python %s has no PyTorch (%s); run this with a python3 that has it" % (sys.executable, e))
+            sys.exit("penstock_model.pytorch: python %s has no PyTorch (%s); run this with a python3 that has it" % (sys.executable, e))
         try:
             size = files.write_flat(arguments[1], arguments[2])
         except (ValueError, OSError, RuntimeError) as e:
-            sys.exit("penstock.pytorch: %s" % penstock.reason_of(e))
+            sys.exit("penstock_model.pytorch: %s" % penstock_model.reason_of(e))
         print("%s, and %d bytes of weights in %s.weights" % (arguments[2], size, arguments[2]))
         return
     sys.exit(USAGE)
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "penstock.pytorch"
+    sys.argv[0] = "penstock_model.pytorch"
     main(sys.argv[1:])

@@ -1,14 +1,14 @@
 """Register a model from Python: the six callbacks of libml over libpenstock.so.
 
-    import penstock
+    import penstock_model
 
-    class Mean(penstock.Framework):
+    class Mean(penstock_model.Framework):
         def configure_batch(self, slot, n, input, outputs):
             self.batches[slot, n] = input.memory(), outputs[0].memory()
         def infer_batch(self, slot, n):
             ...
 
-    penstock.main(Mean())
+    penstock_model.main(Mean())
 
 The node starts the program with the command of its card (`command:`).
 docs/libml/python.md is a tutorial. The module is pure Python and imports only the
@@ -21,21 +21,15 @@ infer_batch. On a GPU hand over a graph (Environment.graph): batches then run no
 """
 
 import ctypes
-import importlib
 import io
 import json
 import operator
 import os
-import pkgutil
 import reprlib
 import sys
 import traceback
 
 from . import _library
-
-# The client, `pip install ./python`, has the same name. The node puts this module before
-# it. The client's modules are then found here, too.
-__path__ = pkgutil.extend_path(__path__, __name__)
 
 __all__ = [
     "Framework", "Environment", "Spec", "HostTensor", "DeviceTensor", "Weights",
@@ -43,22 +37,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name):
-    """Names of the client, if it is installed."""
-    if not name.startswith("_"):
-        try:
-            client = importlib.import_module(__name__ + ".client")
-        except ModuleNotFoundError as e:
-            if e.name != __name__ + ".client":
-                raise
-        else:
-            if name in client.__all__:
-                return getattr(client, name)
-    raise AttributeError("module %r has no attribute %r" % (__name__, name))
-
-
 class Error(Exception):
-    """penstock.run failed; its text is one line."""
+    """run failed; its text is one line."""
 
 
 class NoHostStage(Exception):
@@ -442,7 +422,7 @@ def run(framework):
     process. It can be called once in a process. After DeviceLost end the process with
     os._exit, like main."""
     if not isinstance(framework, Framework):
-        raise Error("penstock.run: want an instance of a subclass of penstock.Framework, got %s" % (
+        raise Error("penstock_model.run: want an instance of a subclass of penstock_model.Framework, got %s" % (
             "the class %s itself" % framework.__name__ if isinstance(framework, type) else type(framework).__name__))
     library = _library.load()
     process = _Process(library, framework)

@@ -10,8 +10,8 @@ import tempfile
 import types
 import unittest
 
-import penstock
-from penstock import _library, flat
+import penstock_model
+from penstock_model import _library, flat
 
 
 class Layouts(unittest.TestCase):
@@ -33,10 +33,10 @@ class Layouts(unittest.TestCase):
 class Tensors(unittest.TestCase):
     def setUp(self):
         self.memory = (ctypes.c_float * 12)(*range(12))
-        self.spec = penstock.Spec("x", (2, 3), "f32", "", 24)
+        self.spec = penstock_model.Spec("x", (2, 3), "f32", "", 24)
 
     def test_host_tensor_is_the_memory(self):
-        t = penstock.HostTensor(ctypes.addressof(self.memory), 2, self.spec)
+        t = penstock_model.HostTensor(ctypes.addressof(self.memory), 2, self.spec)
         self.assertEqual((t.shape, t.bytes), ((2, 2, 3), 48))
         self.assertEqual(t.elements()[1, 0, 2], 8)
         t.elements()[1, 0, 2] = 80
@@ -46,7 +46,7 @@ class Tensors(unittest.TestCase):
         self.assertEqual(t.__array_interface__["data"], (ctypes.addressof(self.memory), False))
 
     def test_each_says_only_what_its_device_can_read(self):
-        host, device = penstock.HostTensor(64, 1, self.spec), penstock.DeviceTensor(64, 1, self.spec)
+        host, device = penstock_model.HostTensor(64, 1, self.spec), penstock_model.DeviceTensor(64, 1, self.spec)
         self.assertFalse(hasattr(host, "__cuda_array_interface__"))
         self.assertFalse(hasattr(device, "__array_interface__"))
         self.assertFalse(hasattr(device, "memory"))
@@ -69,24 +69,24 @@ class Errors(unittest.TestCase):
     def test_codes(self):
         lost, memory, failed = _library.DEVICE_LOST, _library.OUT_OF_MEMORY, _library.FAILED
         for e, code in (
-            (penstock.NoHostStage(), _library.NO_HOST_STAGE),
-            (MemoryError(), memory), (penstock.OutOfMemory("x"), memory), (penstock.WrongAnswers("x"), _library.WRONG_ANSWERS), (OutOfMemoryError("CUDA out of memory."), memory),
+            (penstock_model.NoHostStage(), _library.NO_HOST_STAGE),
+            (MemoryError(), memory), (penstock_model.OutOfMemory("x"), memory), (penstock_model.WrongAnswers("x"), _library.WRONG_ANSWERS), (OutOfMemoryError("CUDA out of memory."), memory),
             (RuntimeError("CUDA error: out of memory"), memory),
-            (penstock.DeviceLost("x"), lost), (AcceleratorError("CUDA error"), lost),
+            (penstock_model.DeviceLost("x"), lost), (AcceleratorError("CUDA error"), lost),
             (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"), lost),
             (RuntimeError("CUDA error: unspecified launch failure"), lost),
             (RuntimeError("an illegal memory access in a text of somebody's"), failed),
             (ValueError("CUDA error: device-side assert triggered"), failed),
             (SystemExit(3), failed), (KeyboardInterrupt(), failed),
         ):
-            self.assertEqual(penstock.code_of(e), code, repr(e))
+            self.assertEqual(penstock_model.code_of(e), code, repr(e))
 
     def test_reason_is_one_line(self):
         for e, want in (
             (ValueError("\n first\nsecond"), "first"), (KeyError("k"), "KeyError: 'k'"), (SystemExit(), "SystemExit"),
-            (penstock.Error("x"), "x"), (MemoryError(), "MemoryError"),
+            (penstock_model.Error("x"), "x"), (MemoryError(), "MemoryError"),
         ):
-            self.assertEqual(penstock.reason_of(e), want)
+            self.assertEqual(penstock_model.reason_of(e), want)
 
 
 class Recorder:
@@ -105,43 +105,43 @@ class Recorder:
 class Callbacks(unittest.TestCase):
     def test_nothing_leaves_a_callback(self):
         for e in (ValueError("no\nmore"), SystemExit(0), KeyboardInterrupt(), GeneratorExit()):
-            class Wrong(penstock.Framework):
+            class Wrong(penstock_model.Framework):
                 def infer_batch(self, slot, n):
                     raise e
             library = Recorder()
-            process = penstock._Process(library, Wrong())
+            process = penstock_model._Process(library, Wrong())
             self.assertEqual(process.table.infer_batch(None, 0, 1), _library.FAILED, repr(e))
-            self.assertEqual(library.reason.decode(), penstock.reason_of(e))
+            self.assertEqual(library.reason.decode(), penstock_model.reason_of(e))
             self.assertIn(b"Traceback", library.lines[0])
 
     def test_a_framework_without_infer_batch_answers_nothing(self):
-        class Misspelt(penstock.Framework):
+        class Misspelt(penstock_model.Framework):
             def inferbatch(self, slot, n):
                 pass
         library = Recorder()
-        process = penstock._Process(library, Misspelt())
+        process = penstock_model._Process(library, Misspelt())
         self.assertEqual(process.table.infer_batch(None, 0, 1), _library.FAILED)
         self.assertIn("Misspelt has no infer_batch", library.reason.decode())
 
     def test_what_is_no_framework_is_refused(self):
         class Bare:
             pass
-        for it, said in ((penstock.Framework, "got the class Framework itself"), (Bare(), "got Bare"), (None, "got NoneType")):
-            with self.assertRaisesRegex(penstock.Error, said):
-                penstock.run(it)
+        for it, said in ((penstock_model.Framework, "got the class Framework itself"), (Bare(), "got Bare"), (None, "got NoneType")):
+            with self.assertRaisesRegex(penstock_model.Error, said):
+                penstock_model.run(it)
 
     def test_results_reach_the_caller(self):
-        class Right(penstock.Framework):
+        class Right(penstock_model.Framework):
             def link_model(self):
                 return 12
-        process = penstock._Process(Recorder(), Right())
+        process = penstock_model._Process(Recorder(), Right())
         held = ctypes.c_int64()
         self.assertEqual(process.table.link_model(None, ctypes.byref(held)), 0)
         self.assertEqual(held.value, 12)
 
     def test_no_bytes_are_none_and_0(self):
         for value, want in ((None, 0), (0, 0), (12, 12), (12.0, 12), (2**63 - 1, 2**63 - 1)):
-            self.assertEqual(penstock._size("link_model", value, ""), want, repr(value))
+            self.assertEqual(penstock_model._size("link_model", value, ""), want, repr(value))
 
     def test_results_of_other_kinds_are_refused(self):
         holds, takes = "it holds on the device", "a batch takes beyond its input and outputs"
@@ -152,28 +152,28 @@ class Callbacks(unittest.TestCase):
             (array, "a numpy.ndarray", ""), (1 << 70, "1180591620717411303424 (int)", ", " + limits), (-1, "-1 (int)", ", " + limits),
             (10**5000, "an int", ", " + limits),
         ):
-            class Wrong(penstock.Framework):
+            class Wrong(penstock_model.Framework):
                 def link_model(self):
                     return value
 
                 def configure_batch(self, slot, n, input, outputs):
                     return value
             library, held = Recorder(), ctypes.c_int64()
-            process = penstock._Process(library, Wrong())
+            process = penstock_model._Process(library, Wrong())
             self.assertEqual(process.table.link_model(None, ctypes.byref(held)), _library.FAILED, told)
             self.assertEqual(library.reason.decode(), "link_model returned %s, want the bytes that %s%s, or None" % (told, holds, limited))
-            process.env = types.SimpleNamespace(on_gpu=False, input=penstock.Spec("x", (1,), "u8", "hwc", 1), outputs=[])
+            process.env = types.SimpleNamespace(on_gpu=False, input=penstock_model.Spec("x", (1,), "u8", "hwc", 1), outputs=[])
             self.assertEqual(process.table.configure_batch(None, 0, 1, None, None, ctypes.byref(held)), _library.FAILED, told)
             self.assertEqual(library.reason.decode(), "configure_batch returned %s, want the bytes that %s%s, or None" % (told, takes, limited))
             self.assertEqual(held.value, 0)
 
     def test_outputs_are_written_and_not_returned(self):
-        for value, told in (([], "a list"), (0, "0 (int)"), (penstock.Spec("x", (), "u8", "", 1), "a penstock.Spec"), ({}, "a dict")):
-            class Returns(penstock.Framework):
+        for value, told in (([], "a list"), (0, "0 (int)"), (penstock_model.Spec("x", (), "u8", "", 1), "a penstock_model.Spec"), ({}, "a dict")):
+            class Returns(penstock_model.Framework):
                 def infer_batch(self, slot, n):
                     return value
             library = Recorder()
-            process = penstock._Process(library, Returns())
+            process = penstock_model._Process(library, Returns())
             self.assertEqual(process.table.infer_batch(None, 0, 1), _library.FAILED, told)
             self.assertEqual(library.reason.decode(), "returned %s: write to the outputs in place, and return nothing" % told)
 
@@ -181,13 +181,13 @@ class Callbacks(unittest.TestCase):
 class Output(unittest.TestCase):
     def test_a_line_is_written_before_the_process_is_killed(self):
         code = """if True:
-            import os, signal, types, penstock
+            import os, signal, types, penstock_model
             def penstock_run(table, self):
                 print("in a callback")
                 os.kill(os.getpid(), signal.SIGKILL)
-            penstock._library.load = lambda: types.SimpleNamespace(penstock_run=penstock_run)
+            penstock_model._library.load = lambda: types.SimpleNamespace(penstock_run=penstock_run)
             print("before run")
-            penstock.run(penstock.Framework())
+            penstock_model.run(penstock_model.Framework())
         """
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
         child = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
