@@ -84,22 +84,6 @@ func TestShadowTakesGroups(t *testing.T) {
 	}
 }
 
-func TestGroupsAfterRemoval(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
-	b.turns()
-	if err := b.remove("a"); err != nil {
-		t.Fatal(err)
-	}
-	b.instance("b", 0).sharing.SetShare(100)
-	b.turns() // turn checks that no group has two users
-	if b.functions.find("a") != nil {
-		t.Fatal("a is still there")
-	}
-	if _, p := b.serves("b"); b.sms(p.on) != 132 {
-		t.Errorf("b runs on %d multiprocessors, want all", b.sms(p.on))
-	}
-}
-
 func TestNewFunctionAwaitsGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, wanting("a", 100))
 	b.turns()
@@ -200,41 +184,50 @@ func TestAddAwaitsGroups(t *testing.T) {
 	b.serves("c")
 }
 
+// TestMoveTimeout: a process has the whole time to move from the order on, from its hand-over on, and
+// from its last batch size on.
 func TestMoveTimeout(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
-	b.turns()
-	first, _ := b.serves("a")
-	b.stuck = true
-	in := b.instance("a", 0)
-	in.sharing.SetShare(25)
-	b.turns()
-	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout/2, in.tenure.movable())
-	if in.pair.Process(first).Role != control.Serve {
-		t.Error("it is killed before its time")
-	}
-	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout, in.tenure.movable())
-	b.turns()
-	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.sharing.Placement.Groups) {
-		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.sharing.Placement.Groups)
-	}
-}
-
-func TestMoveTimeoutAfterHandOver(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
-	b.turns()
-	first, _ := b.serves("a")
-	b.stuck = true
-	in := b.instance("a", 0)
-	in.sharing.SetShare(25)
-	b.turns()
-	in.sharing.Placement.Since = runclock.Now() - 2*sharing.MoveTimeout // while it was linking
-	in.sharing.WatchMove(runclock.Now(), in.tenure.movable())
-	if in.pair.Process(first).Role != control.Serve {
-		t.Error("it is killed though it serves only now")
-	}
-	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout, in.tenure.movable())
-	if in.pair.Process(first).Role != control.Kill {
-		t.Error("it does not move, and lives")
+	long := 2 * sharing.MoveTimeout
+	for _, c := range []struct {
+		name  string
+		small bool // it is still getting batch sizes
+		edit  func(in *instance, now time.Duration)
+		after time.Duration
+		want  control.Role
+	}{
+		{"before its time", false, func(*instance, time.Duration) {}, sharing.MoveTimeout / 2, control.Serve},
+		{"after its time", false, func(*instance, time.Duration) {}, sharing.MoveTimeout, control.Kill},
+		{"ordered while it was linking", false, func(in *instance, now time.Duration) { in.sharing.Placement.Since = now - long }, 0, control.Serve},
+		{"served since then", false, func(in *instance, now time.Duration) { in.sharing.Placement.Since = now - long }, sharing.MoveTimeout, control.Kill},
+		{"still growing", true, func(*instance, time.Duration) {}, long, control.Serve},
+		{"grown only now", false, func(in *instance, now time.Duration) {
+			in.sharing.Placement.Since, in.tenure.since = now-long, now-long
+			in.tenure.batchesSince = now
+		}, 0, control.Serve},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
+			b.small = c.small
+			b.turns()
+			first, _ := b.serves("a")
+			b.stuck = true
+			in := b.instance("a", 0)
+			in.sharing.SetShare(25)
+			b.turns()
+			now := runclock.Now()
+			c.edit(in, now)
+			in.sharing.WatchMove(now+c.after, in.tenure.movable())
+			if got := in.pair.Process(first).Role; got != c.want {
+				t.Fatalf("its role is %s, want %s", got, c.want)
+			}
+			if c.want != control.Kill {
+				return
+			}
+			b.turns()
+			if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.sharing.Placement.Groups) {
+				t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.sharing.Placement.Groups)
+			}
+		})
 	}
 }
 
@@ -417,67 +410,6 @@ func TestInfeasibleGroup(t *testing.T) {
 	}
 }
 
-// A measured case: an instance that had shrunk to an unsuitable group kept two groups and the
-// odd-sized one.
-func TestShrinkToInfeasibleGroup(t *testing.T) {
-	percents := []float64{4, 11.84, 12.14, 4.45, 10.05, 10.05, 4, 10.34, 4, 8.91, 10.05, 10.17}
-	var functions []configs.Function
-	for i := range percents {
-		functions = append(functions, named(fmt.Sprintf("f%02d", i), 8.328))
-	}
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, functions...)
-	b.turns()
-	first, p := b.serves("f03")
-	if len(p.groups()) != 2 {
-		t.Fatalf("it begins on groups %v, want two", p.groups())
-	}
-	home := p.groups()[0]
-	b.onGroups(func(name string, groups []int) bool { return name == "f03" && slices.Equal(groups, []int{home}) })
-	for _, low := range []bool{true, false} {
-		for i, f := range functions {
-			if (percents[i] < 8.328) == low {
-				b.instance(f.Name, 0).sharing.SetShare(percents[i])
-			}
-		}
-		for range 4 {
-			b.turns()
-		}
-	}
-	generation, p := b.serves("f03")
-	if generation != first || b.sms(p.groups()) != 8 || p.groups()[0] == home {
-		t.Errorf("generation %d serves 4 %% on groups %v, %d multiprocessors; want %d on one that is not %d", generation, p.groups(), b.sms(p.groups()), first, home)
-	}
-	more := 0
-	for _, f := range functions {
-		if _, p := b.serves(f.Name); b.sms(p.groups()) > 8 {
-			more++
-		}
-	}
-	if more != 5 {
-		t.Errorf("%d of 12 functions have more than a group, want 5", more)
-	}
-}
-
-// The odd-sized group is the remainder of all clusters. A model that fails only on that group
-// does not need two groups; neither does another function with that model.
-func TestMinimumIgnoresOddGroup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, full()...)
-	odd := len(h200().GroupSMs) - 1
-	b.onGroups(func(_ string, groups []int) bool { return slices.Equal(groups, []int{odd}) })
-	for range 4 {
-		b.turns()
-	}
-	for _, f := range b.functions {
-		g, p := b.serves(f.name)
-		if slices.Equal(p.groups(), []int{odd}) || g > 2 {
-			t.Errorf("%s: generation %d serves on groups %v", f.name, g, p.groups())
-		}
-		if least := f.instances[0].sharing.MinGroups(); least > 1 {
-			t.Errorf("%s needs %d groups for that", f.name, least)
-		}
-	}
-}
-
 // alike gives these functions the same model.
 func alike(b *nodeBed, functions ...string) {
 	find := b.find
@@ -522,61 +454,6 @@ func TestMinimumOfSameModel(t *testing.T) {
 				t.Errorf("generation %d serves on %v, want the first on %d, not on %d alone", g, p.groups(), c.want, bad)
 			}
 		})
-	}
-}
-
-// fine is an H200 divided into groups of two multiprocessors.
-func fine() *control.ObservedDevice {
-	gpu := h200()
-	gpu.GroupSMs = slices.Repeat([]int{2}, 66)
-	return gpu
-}
-
-// If groups are small, only a few starts fail until the model has enough groups.
-func TestMinimumOfSmallGroups(t *testing.T) {
-	for _, c := range []struct {
-		needsSMs, wantSMs int
-		starts            uint32
-	}{{8, 8, 1}, {10, 16, 2}, {16, 16, 2}, {24, 32, 3}, {32, 32, 3}} {
-		t.Run(fmt.Sprint(c.needsSMs), func(t *testing.T) {
-			b := newNode(t, "cuda", fine(), sharing.MechanismMPS, named("a", 60), named("vgg", 1))
-			b.modelNeeds(map[string]int{"vgg": c.needsSMs / 2})
-			for range 3 {
-				b.turns()
-			}
-			if g, p := b.serves("vgg"); g != c.starts || b.sms(p.groups()) != c.wantSMs {
-				t.Errorf("generation %d serves on %d multiprocessors, want %d on %d", g, b.sms(p.groups()), c.starts, c.wantSMs)
-			}
-		})
-	}
-}
-
-// Every model needs 8 multiprocessors at once; the shares of the light functions are smaller.
-func TestSmallGroupsMeetDemand(t *testing.T) {
-	percents := []float64{4, 11.8, 12.1, 4.4, 9.5, 9.5, 4, 10.3, 4, 8.9, 9, 9.2}
-	var functions []configs.Function
-	needs := map[string]int{}
-	for i := range percents {
-		name := fmt.Sprintf("f%02d", i)
-		functions, needs[name] = append(functions, named(name, 8.328)), 4
-	}
-	b := newNode(t, "cuda", fine(), sharing.MechanismMPS, functions...)
-	b.modelNeeds(needs)
-	b.turns()
-	for i, f := range functions {
-		b.instance(f.Name, 0).sharing.SetShare(percents[i])
-	}
-	for range 4 {
-		b.turns()
-	}
-	for i, f := range functions {
-		// Four functions need more than their share and take 9.6 multiprocessors from the
-		// others.
-		g, p := b.serves(f.Name)
-		want := max(8, 1.32*percents[i])
-		if got := float64(b.sms(p.groups())); g != 1 || got > want+2 || got < want-3.5 {
-			t.Errorf("%s: generation %d serves %v %% on %v multiprocessors, want %.1f", f.Name, g, percents[i], got, want)
-		}
 	}
 }
 
@@ -695,31 +572,6 @@ func TestPartialWarmup(t *testing.T) {
 	b.turns()
 	if _, p := b.serves("a"); !p.early || !in.sharing.Growing() {
 		t.Errorf("%+v, want it early after a death", p)
-	}
-}
-
-func TestMoveTimeoutAfterWarmup(t *testing.T) {
-	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
-	b.small, b.stuck = true, true
-	b.turns()
-	first, _ := b.serves("a")
-	in := b.instance("a", 0)
-	in.sharing.SetShare(25)
-	b.turns()
-	in.sharing.WatchMove(runclock.Now()+2*sharing.MoveTimeout, in.tenure.movable())
-	if in.pair.Process(first).Role != control.Serve {
-		t.Error("it is killed while it grows")
-	}
-	b.small = false
-	b.turns()
-	in.sharing.Placement.Since, in.tenure.since = runclock.Now()-2*sharing.MoveTimeout, runclock.Now()-2*sharing.MoveTimeout
-	in.sharing.WatchMove(runclock.Now(), in.tenure.movable())
-	if in.pair.Process(first).Role != control.Serve {
-		t.Error("it is killed though it is whole only now")
-	}
-	in.sharing.WatchMove(runclock.Now()+sharing.MoveTimeout, in.tenure.movable())
-	if in.pair.Process(first).Role != control.Kill {
-		t.Error("it does not move, and lives")
 	}
 }
 

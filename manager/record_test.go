@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -260,35 +259,6 @@ func TestRecordWithoutRun(t *testing.T) {
 	recordedNode(t, dir, "", "text", nil, named("a", 20))
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("it left %v, %v", left, err)
-	}
-}
-
-// A rollback finds its model by the name that was given, which may be a card's file.
-// Afterwards the function runs the configuration's model again.
-func TestRecordRollbackName(t *testing.T) {
-	b := newNode(t, configs.DeviceCPU, nil, "governor")
-	b.find = func(name string) (*models.Card, error) {
-		c := testCard()
-		if c.Version = 1; name == "/cards/second.yaml" {
-			c.Version = 2
-		}
-		c.Name = strings.TrimSuffix(filepath.Base(name), ".yaml")
-		return c, nil
-	}
-	first := named("a", 20)
-	first.Model = "/cards/first.yaml"
-	if err := b.add(first); err != nil {
-		t.Fatal(err)
-	}
-	b.turns()
-	b.replaced("a", "/cards/second.yaml")
-	end, err := b.rollback("a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.replacementEnds(end)
-	if f := b.functions.find("a"); f.config.Model != first.Model {
-		t.Errorf("it runs %q, want %q", f.config.Model, first.Model)
 	}
 }
 
