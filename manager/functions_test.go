@@ -61,3 +61,17 @@ func TestDrainWithoutReports(t *testing.T) {
 		t.Errorf("the drain still waits: %s", b.functions.undrained())
 	}
 }
+
+// A drain ends functions one by one. The shares of those that are left may still change.
+func TestDrainWhileSharing(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 60), named("b", 30))
+	b.turns()
+	b.drain()
+	a, left := b.functions.find("a"), b.functions.find("b")
+	b.sharing.Forget(a.sharing)
+	left.config.SharePercent = 90
+	b.sharing.Edited(left.sharing)
+	if got := b.instance("b", 0).pair.Share(); got != 90 {
+		t.Errorf("b has %v %%, want the 90 that are free", got)
+	}
+}

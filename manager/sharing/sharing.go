@@ -10,6 +10,7 @@
 package sharing
 
 import (
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -185,24 +186,30 @@ func (s *Sharing) Add(f *Function) {
 
 // Remove takes the shares of a function that is being removed. Its processes keep their groups until Forget.
 func (s *Sharing) Remove(f *Function) {
+	f.leave()
+	if !f.whole() {
+		s.reshare(f.name + " was removed")
+	}
+}
+
+// leave gives up the function's shares.
+func (f *Function) leave() {
+	if f.leaving {
+		return
+	}
 	f.leaving = true
 	if f.whole() {
 		return
 	}
 	for _, in := range f.instances {
-		s.check(s.policy.Remove(in.id))
+		f.s.check(f.s.policy.Remove(in.id))
 	}
-	s.reshare(f.name + " was removed")
 }
 
 // Forget drops a function that is gone.
 func (s *Sharing) Forget(f *Function) {
-	for i, other := range s.functions {
-		if other == f {
-			s.functions = append(s.functions[:i:i], s.functions[i+1:]...)
-			break
-		}
-	}
+	f.leave()
+	s.functions = slices.DeleteFunc(s.functions, func(other *Function) bool { return other == f })
 	s.Device.allocator.Invalidate()
 }
 

@@ -23,7 +23,7 @@ type grant struct {
 	Slack float64
 }
 
-// allocateFairly divides 100 % among demands by MAX-MIN fairness (3.2.3), the smallest
+// divide divides a total of at most 100 % among demands by MAX-MIN fairness (3.2.3), the smallest
 // demand first. A demand is granted if it is at most an equal part of what remains.
 // The others share the rest in proportion to their demands, none below the last grant:
 //
@@ -37,9 +37,6 @@ type grant struct {
 //
 // The grants are sorted by ID. They depend only on the demands, not on their order, and add
 // up to at most 100. The IDs must differ.
-func allocateFairly(demands []shareDemand, c Config) []grant { return c.divide(100, demands) }
-
-// divide is allocateFairly for a total that may be less than 100.
 func (c Config) divide(total float64, demands []shareDemand) []grant {
 	n := len(demands)
 	if n == 0 {

@@ -48,7 +48,7 @@ func TestAllocate(t *testing.T) {
 		{[]float64{10, 20, 60, 80}, []float64{10, 20, 30, 40}},
 		{[]float64{250, -3}, []float64{95, 5}},
 	} {
-		if got := percents(allocateFairly(demandsOf(c.demands...), DefaultConfig())); !slices.Equal(got, c.want) {
+		if got := percents(DefaultConfig().divide(100, demandsOf(c.demands...))); !slices.Equal(got, c.want) {
 			t.Errorf("Allocate(%v) = %v, want %v", c.demands, got, c.want)
 		}
 	}
@@ -57,14 +57,14 @@ func TestAllocate(t *testing.T) {
 func TestSpreadSlack(t *testing.T) {
 	c := DefaultConfig()
 	c.SpreadSlack = true
-	grants := allocateFairly(demandsOf(10, 30), c)
+	grants := c.divide(100, demandsOf(10, 30))
 	if got := percents(grants); !slices.Equal(got, []float64{25, 75}) {
 		t.Errorf("shares %v, want 25 and 75: slack of 60 as 1 to 3", got)
 	}
 	if grants[1].Slack != 45 {
 		t.Errorf("slack %v of the second, want 45", grants[1].Slack)
 	}
-	if got := percents(allocateFairly(demandsOf(30, 40, 90), c)); !slices.Equal(got, []float64{30, 30, 40}) {
+	if got := percents(c.divide(100, demandsOf(30, 40, 90))); !slices.Equal(got, []float64{30, 30, 40}) {
 		t.Errorf("shares %v where there is no slack", got)
 	}
 }
@@ -72,7 +72,7 @@ func TestSpreadSlack(t *testing.T) {
 func TestAllocateMinimum(t *testing.T) {
 	demands := make([]float64, 40) // 40 times 5 %
 	demands[7] = 90
-	for i, p := range percents(allocateFairly(demandsOf(demands...), DefaultConfig())) {
+	for i, p := range percents(DefaultConfig().divide(100, demandsOf(demands...))) {
 		if p < 2.4 || p > 2.5 {
 			t.Errorf("IF %d gets %v, want 100/40 but for the grain", i, p)
 		}
@@ -99,13 +99,13 @@ func TestAllocateProperties(t *testing.T) {
 		c.MinimumPercent = rapid.Float64Range(0.1, 20).Draw(t, "minimum")
 		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
 		ds := drawDemands(t)
-		grants := allocateFairly(ds, c)
+		grants := c.divide(100, ds)
 
 		if total := sum(percents(grants)); total > 100 {
 			t.Fatalf("%.20f %% in sum", total)
 		}
 		other := rapid.Permutation(ds).Draw(t, "order")
-		if again := allocateFairly(other, c); !slices.Equal(grants, again) {
+		if again := c.divide(100, other); !slices.Equal(grants, again) {
 			t.Fatalf("%v, in another order %v", grants, again)
 		}
 		demand := map[ID]float64{}
@@ -160,7 +160,7 @@ func TestAllocateSteps(t *testing.T) {
 		for i, p := range x.demands {
 			ds = append(ds, shareDemand{ID: ID{IF: string(rune('a' + i))}, Percent: p, Steps: steps})
 		}
-		if got := percents(allocateFairly(ds, c)); !slices.Equal(got, x.want) {
+		if got := percents(c.divide(100, ds)); !slices.Equal(got, x.want) {
 			t.Errorf("demands %v: %v, want %v", x.demands, got, x.want)
 		}
 	}
@@ -180,7 +180,7 @@ func TestStepsTotal(t *testing.T) {
 				first += ds[i].Steps[0]
 			}
 		}
-		grants := allocateFairly(ds, c)
+		grants := c.divide(100, ds)
 		if total := sum(percents(grants)); total > 100 {
 			t.Fatalf("%.20f %% in sum", total)
 		}
