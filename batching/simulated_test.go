@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/batching"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/slabsim"
 )
 
@@ -39,9 +40,7 @@ func TestSLABTargets(t *testing.T) {
 func check(t *testing.T, c slabsim.Config) {
 	t.Helper()
 	r, err := slabsim.Run(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r.T90Millis > 250 {
 		t.Errorf("seed %d: t90 %.0f ms, want at most 250", c.Seed, r.T90Millis)
 	}
@@ -81,9 +80,7 @@ func TestBaselines(t *testing.T) {
 			for _, factor := range []float64{0.5, 1, 1.5, 2.5} {
 				c := slabsim.Config{SLO: slo, Device: device, Ladder: []int{1, 2, 4, 8, 16, 32}, MaxBatch: 32, Seed: 1, Duration: 5 * time.Second}
 				loads, err := slabsim.Compare(c, factor, append([]slabsim.Rule{{Name: batching.SLAB}}, baselines...)...)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				for _, l := range loads[1:] {
 					if (1+spread)*loads[0].GoodputRPS < l.GoodputRPS {
 						t.Errorf("%s, %v, load %.1f: %s answers %.0f a second in time, SLAB %.0f", name, slo, factor, l.Name, l.GoodputRPS, loads[0].GoodputRPS)
@@ -102,9 +99,7 @@ func TestRunLateGoodput(t *testing.T) {
 		run := r
 		run.RunLate = true
 		loads, err := slabsim.Compare(c, 1.5, r, run)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Logf("%s: %.0f a second in time, %.0f where all are run", r, loads[0].GoodputRPS, loads[1].GoodputRPS)
 		if loads[0].GoodputRPS < 100 || loads[1].GoodputRPS > loads[0].GoodputRPS/10 {
 			t.Errorf("%s answers %.0f a second in time, and %.0f where all are run; want a tenth at most", r, loads[0].GoodputRPS, loads[1].GoodputRPS)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -22,9 +23,7 @@ func linear(fixed, each time.Duration) device {
 func newRule(t rapid.TB, name string, c Config) *Rule {
 	t.Helper()
 	r, err := New(name, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 
@@ -644,9 +643,7 @@ func TestFixedModelBatch(t *testing.T) {
 	}{{SLAB, []int{4}, 4}, {SLAB, []int{4, 8}, 4}, {AIMD, []int{4, 8}, 4}, {Fixed, []int{4}, 4}, {One, []int{4}, 1}} {
 		t.Run(fmt.Sprint(c.rule, c.ladder), func(t *testing.T) {
 			r, err := New(c.rule, Config{SLO: 20 * time.Millisecond, Ladder: c.ladder, Fixed: 4})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			s := r.Start()
 			if got := r.Size(s); got != c.size {
 				t.Errorf("takes %d requests at the start, want %d", got, c.size)

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
@@ -26,9 +27,7 @@ const patience = 30 * time.Second
 func startManager(t *testing.T, h clienttest.Handler, o clienttest.ManagerOptions) *clienttest.Manager {
 	t.Helper()
 	m, err := clienttest.NewManager(h, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		m.Close()
 		if err := m.Faults(); err != nil {
@@ -44,9 +43,7 @@ func startManager(t *testing.T, h clienttest.Handler, o clienttest.ManagerOption
 func startRelay(t *testing.T, to netip.AddrPort, up, down clienttest.Faults) *clienttest.Relay {
 	t.Helper()
 	r, err := clienttest.NewRelay(to, up, down)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(r.Close)
 	return r
 }
@@ -76,9 +73,7 @@ func dial(t *testing.T, to netip.AddrPort, o client.Options) *client.Client {
 		o.Timeout = patience
 	}
 	c, err := client.Dial(context.Background(), to.String(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -156,9 +151,7 @@ func TestDo(t *testing.T) {
 				c := dial(t, m.Addr(), o)
 				want := picture(size, 1)
 				r, err := c.Do(context.Background(), want, client.RequestOptions{Tag: 77})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if !bytes.Equal(r.Payload, want) {
 					t.Error("the answer is not the picture")
 				}
@@ -632,9 +625,7 @@ func TestSendErrors(t *testing.T) {
 			t.Errorf("request %d in the queue: got %v, want %v", i, err, want)
 		}
 	}
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Close())
 	if _, err := c.Send([]byte{1}, client.RequestOptions{}); err != client.ErrClosed {
 		t.Errorf("after Close: got %v", err)
 	}
@@ -657,9 +648,7 @@ func TestClose(t *testing.T) {
 		waiting <- err
 	}()
 	wait.For(t, "some are in flight", func() bool { return c.Stats().Datagrams > 10 })
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Close())
 	for tag, r := range e.wait(t, n) {
 		if r.Err != client.ErrClosed {
 			t.Errorf("request %d: %v", tag, r.Err)
@@ -677,9 +666,7 @@ func TestClose(t *testing.T) {
 func TestUnreachable(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	at, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := dial(t, at, client.Options{Timeout: time.Hour, ResendAfter: time.Hour})
 	for _, size := range []int{1, 500_000} { // the receiver and the sender notice
 		r, err := c.Do(context.Background(), picture(size, 1), client.RequestOptions{})
@@ -766,9 +753,7 @@ func TestMalformed(t *testing.T) {
 	e := newEnds()
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, ResendAfter: patience})
 	id, err := c.Send(picture(5000, 1), client.RequestOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	q := <-asked
 
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw}
@@ -885,9 +870,7 @@ func TestClientDropsLateRequests(t *testing.T) {
 	send := func(bytes int, o client.RequestOptions) uint32 {
 		t.Helper()
 		id, err := c.Send(make([]byte, bytes), o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return id
 	}
 	holder := send(2, client.RequestOptions{Deadline: time.Minute})

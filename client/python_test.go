@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
@@ -33,9 +34,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	const program = "../examples/client/client.py"
 	file := filepath.Join(t.TempDir(), "picture")
 	sent := picture(150_000, 1)
-	if err := os.WriteFile(file, sent, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, sent, 0o600))
 
 	arrived := make(chan []byte, 1)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
@@ -74,14 +73,10 @@ func testPythonClient(t *testing.T, cookie uint64) {
 // them is valid Python.
 func TestPreparedPictures(t *testing.T) {
 	page, err := os.ReadFile("../docs/wire.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, name := range zoo.Names() {
 		card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		size, bytes := card.Input, card.Input.WireBytes()
 		row := fmt.Sprintf(`(?m)^\| %s \| %d × %d × %d, u8, (RGB|grey), (%d,)?%d bytes \|`, name, size.Height, size.Width, size.Channels, bytes/1000, bytes%1000)
 		if !regexp.MustCompile(row).Match(page) {
@@ -90,9 +85,7 @@ func TestPreparedPictures(t *testing.T) {
 	}
 
 	program, err := os.ReadFile("../examples/client/prepare.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		t.Skip("needs python3 to compile examples/client/prepare.py")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -136,9 +137,7 @@ func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	c.sendFragmentLocked(r, 1000+int64(waited))
 
 	e, err := wire.DecodeExtension(out.burst[wire.HeaderSize:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if want := 12 * time.Millisecond; e.Deadline != want {
 		t.Errorf("the deadline is %v, want %v", e.Deadline, want)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -84,9 +85,7 @@ func TestTrainsOfFragments(t *testing.T) {
 func sink(t testing.TB) *net.UDPConn {
 	t.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
@@ -94,9 +93,7 @@ func sink(t testing.TB) *net.UDPConn {
 func dialSink(t testing.TB, to *net.UDPConn, o Options) *Client {
 	t.Helper()
 	c, err := Dial(context.Background(), to.LocalAddr().String(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -110,13 +107,9 @@ func TestTrainsRefused(t *testing.T) {
 		t.Log("this kernel cuts no trains: datagrams go one by one from the start")
 	}
 	raw, err := c.conn.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := raw.Control(func(fd uintptr) {
-		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1))
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -129,13 +122,9 @@ func TestTrainsRefused(t *testing.T) {
 	_ = to.SetReadDeadline(time.Now().Add(30 * time.Second))
 	for range wire.Fragments(len(picture), wire.DefaultFragmentBytes) {
 		n, err := to.Read(room)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		h, err := wire.DecodeHeader(room[:n])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		copy(got[h.Offset:], room[wire.PayloadOffset(&h):][:h.Length])
 	}
 	if !bytes.Equal(got, picture) {
@@ -170,9 +159,7 @@ func TestAllocations(t *testing.T) {
 	var sent uint64
 	once := func() {
 		id, err := c.Send(picture, RequestOptions{Deadline: time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		// Every fragment is sent, then a NACK names fragment 3, which is sent again.
 		// Then the answer arrives in two fragments.
 		for sent += 150; c.counts.datagrams.Load() < sent; {
@@ -280,9 +267,7 @@ func BenchmarkSendPicture(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		id, err := c.Send(picture, RequestOptions{})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		for sent += 147; c.counts.datagrams.Load() < sent; {
 			time.Sleep(time.Microsecond)
 		}

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestAppendFunction(t *testing.T) {
@@ -23,9 +25,7 @@ func TestAppendFunction(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := AppendFunction("f.yaml", []byte(row.text), f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if string(got) != row.want {
 				t.Errorf("got\n%s\nwant\n%s", got, row.want)
 			}
@@ -55,9 +55,7 @@ func TestAppendRoundTrip(t *testing.T) {
 		Weights: WeightsPrivate, Receivers: 2, InFlight: 1, Environment: map[string]string{"A": "1", "B": "x: y # z", "C": ""},
 	}
 	text, err := AppendFunction("f.yaml", []byte("functions:\n  - {name: a, port: 1}\n"), f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := Decode("f.yaml", text)
 	if err != nil || !reflect.DeepEqual(c.Functions[1], f) {
 		t.Errorf("%s\nreads as %+v, %v; want %+v", text, c.Functions[1], err, f)

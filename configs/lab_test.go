@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestReadLab(t *testing.T) {
@@ -64,9 +65,7 @@ func TestReadLabErrors(t *testing.T) {
 
 func TestLabUnderConfiguration(t *testing.T) {
 	c, err := Decode("f.yaml", []byte("{device: cuda, shares: {policy: gslice, change: shadow}, functions: [{name: a, port: 1, change: partition}]}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for lab, want := range map[Lab]Change{
 		{}:                                      ChangePartition,
 		{RunLate: true}:                         ChangePartition,

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestPublish(t *testing.T) {
@@ -15,9 +17,7 @@ func TestPublish(t *testing.T) {
 		"  - {name: hook, kind: webhook, address: 'https://example.com/hook?key=1', token_file: hook.token, functions: [face], timeout: 1s}\n"+
 		"  - {name: log, kind: jsonl, file: answers.jsonl, every: 0s}\n"+
 		"  - {name: out, kind: jsonl, file: '-'}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	home, quiet, hook, log, out := c.Publish[0], c.Publish[1], c.Publish[2], c.Publish[3], c.Publish[4]
 	if home.Discovery != "homeassistant" || home.Every != time.Second || home.Timeout != 5*time.Second || len(home.From) != 2 {
 		t.Errorf("%+v", home)
@@ -82,9 +82,7 @@ func TestPublishErrors(t *testing.T) {
 // The configurations on the page are valid.
 func TestPublishPage(t *testing.T) {
 	page, err := os.ReadFile("../docs/publish.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n := 0
 	for _, block := range strings.Split(string(page), "```yaml\n")[1:] {
 		text, _, _ := strings.Cut(block, "```")

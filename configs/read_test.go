@@ -14,27 +14,20 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/private"
 )
 
 func schema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	text, err := os.ReadFile("penstock.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := jsonschema.NewCompiler()
-	if err := c.AddResource("penstock.schema.json", doc); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.AddResource("penstock.schema.json", doc))
 	s, err := c.Compile("penstock.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -56,9 +49,7 @@ func valid(t *testing.T, s *jsonschema.Schema, text string) error {
 
 func TestReferenceDefaults(t *testing.T) {
 	c, err := Read("reference.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := Default()
 	want.File, want.Text, want.Digest, want.Functions, want.PolicySet = c.File, c.Text, c.Digest, c.Functions, true
 	if !reflect.DeepEqual(c, want) {
@@ -73,9 +64,7 @@ func TestShippedConfigurations(t *testing.T) {
 			t.Error(err)
 		}
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := valid(t, s, string(text)); err != nil {
 			t.Errorf("%s: schema: %v", file, err)
 		}
@@ -284,9 +273,7 @@ source:
     checksums: verify
     eal: ["--log-level=8"]
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := DPDK{
 		Port: "0000:3b:00.0", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
 		Queues: 2, LCores: []int{2, 3}, MTU: 9000, Memory: 2 << 30, Mbufs: 65536,
@@ -296,9 +283,7 @@ source:
 		t.Errorf("it reads\n%+v, want\n%+v", *c.Source.DPDK, want)
 	}
 	c, err = Decode("f.yaml", []byte("source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	least := DefaultDPDK()
 	least.Port, least.Addresses = "net_ring0", want.Addresses[:1]
 	if !reflect.DeepEqual(*c.Source.DPDK, least) {
@@ -310,9 +295,7 @@ source:
 // name the defaults.
 func TestReferenceDPDKDefaults(t *testing.T) {
 	text, err := os.ReadFile("reference.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, rest, _ := strings.Cut(string(text), "\n# source:\n")
 	block, _, _ := strings.Cut(rest, "\nhttp:")
 	block = "source:\n" + strings.ReplaceAll("\n"+block, "\n# ", "\n")
@@ -399,9 +382,7 @@ func TestInFlight(t *testing.T) {
 	for text, want := range map[string]int{"": 0, ", in_flight: auto": 0, ", in_flight: 1": 1, ", in_flight: 2": 2} {
 		text = "{device: cuda, functions: [{name: a, port: 1" + text + "}]}"
 		c, err := Decode("f.yaml", []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := c.Functions[0].InFlight; got != want {
 			t.Errorf("%q: %d in flight, want %d", text, got, want)
 		}
@@ -564,9 +545,7 @@ func TestStreams(t *testing.T) {
 // A configuration that every user may write is refused, by all commands: it may name programs.
 func TestReadWritable(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "node.yaml")
-	if err := errors.Join(os.WriteFile(file, []byte("functions: []\n"), 0o600), os.Chmod(file, 0o666)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(file, []byte("functions: []\n"), 0o600), os.Chmod(file, 0o666)))
 	if _, err := Read(file); !errors.Is(err, private.ErrNotPrivate) {
 		t.Error(err)
 	}

@@ -3,6 +3,8 @@ package configs
 import (
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestFitShare(t *testing.T) {
@@ -57,9 +59,7 @@ func TestUnused(t *testing.T) {
 		"functions: [{name: b, port: 2}]":                                                "",
 	} {
 		c, err := Decode("f.yaml", []byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := strings.Join(c.Unused(), " "); got != want {
 			t.Errorf("%s: keys %q have no effect, want %q", text, got, want)
 		}

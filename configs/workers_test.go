@@ -3,6 +3,8 @@ package configs
 import (
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestWorkers(t *testing.T) {
@@ -52,9 +54,7 @@ func TestWorkers(t *testing.T) {
 // A function of `penstock if` passes no file: the same rules hold.
 func TestWorkerAtRunTime(t *testing.T) {
 	c, err := Decode("f.yaml", []byte("{workers: [{name: cold, share_percent: 30}], functions: []}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for worker, want := range map[string]string{"": "", "cold": "", "clod": `did you mean "cold"?`} {
 		f := Function{Name: "a", Instances: 1, Worker: worker}
 		err := f.Under(&c, DeviceCPU)

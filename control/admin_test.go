@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // adminSocket opens a manager's admin socket in a runtime folder, until the test ends.
@@ -15,9 +17,7 @@ func adminSocket(t *testing.T) (dir string, l net.Listener) {
 	t.Helper()
 	dir = t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { l.Close() })
 	return dir, l
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
@@ -23,9 +24,7 @@ func listenAttach(t *testing.T, log zerolog.Logger) (*AttachListener, string) {
 	t.Helper()
 	path := AttachSocketPath(socketDir(t))
 	l, err := ListenAttach(path, os.Getuid(), log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { l.Close() })
 	return l, path
 }
@@ -51,9 +50,7 @@ func attached(t *testing.T) (*AttachConn, *Attachment) {
 	l, path := listenAttach(t, zerolog.Nop())
 	conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
 	_, _, mine, err := DialAttach(path, testIdentity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	theirs := <-conns
 	t.Cleanup(func() { mine.Close(); theirs.Close() })
 	return theirs, mine
@@ -65,9 +62,7 @@ func TestAttachDescriptors(t *testing.T) {
 	var files []*os.File
 	for i := range 5 {
 		f, err := os.Create(filepath.Join(t.TempDir(), fmt.Sprint(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer f.Close()
 		fmt.Fprint(f, "memory ", i)
 		files = append(files, f)
@@ -80,9 +75,7 @@ func TestAttachDescriptors(t *testing.T) {
 		return c.Grant(granted, files)
 	})
 	got, fds, mine, err := DialAttach(path, testIdentity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() { (<-conns).Close() }()
 	defer mine.Close()
 	if got.SLONanos != granted.SLONanos || string(got.Card) != string(granted.Card) || got.SlabBytes[0] != 1<<20 {
@@ -108,14 +101,10 @@ func TestAttachLargeCard(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
 	card, err := json.Marshal(strings.Repeat("label ", 100<<10/6))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{Card: card}, nil) })
 	got, _, mine, err := DialAttach(path, testIdentity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if string(got.Card) != string(card) {
 		t.Error("the card came in another shape")
 	}
@@ -138,9 +127,7 @@ func TestReport(t *testing.T) {
 	invariants(t)
 	theirs, mine := attached(t)
 	want := Report{Generation: 3, Limit: 4.5, TailNanos: 7, Fit: FitUnder, IdleNanos: -1, Handovers: 2}
-	if err := mine.Report(want); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, mine.Report(want))
 	if got, err := theirs.ReadReport(); err != nil || got != want {
 		t.Errorf("report came as %+v, %v", got, err)
 	}
@@ -175,9 +162,7 @@ func TestAcceptClosed(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
 	c, err := net.Dial("unixpacket", path) // a silent peer must not delay Close
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	done := make(chan error)
 	go func() {
@@ -197,15 +182,11 @@ func TestAttachStaleSocket(t *testing.T) {
 	invariants(t)
 	path := AttachSocketPath(socketDir(t))
 	stale, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stale.SetUnlinkOnClose(false)
 	stale.Close()
 	l, err := ListenAttach(path, os.Getuid(), zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	if _, err := ListenAttach(path, os.Getuid(), zerolog.Nop()); !errors.Is(err, ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
@@ -229,9 +210,7 @@ func TestAttachStrangers(t *testing.T) {
 			var log logged
 			l, path := listenAttach(t, log.logger())
 			conn, err := net.Dial("unixpacket", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.Close()
 			if c.packet != "" {
 				if _, err := conn.Write([]byte(c.packet)); err != nil {
@@ -250,9 +229,7 @@ func TestAttachStrangers(t *testing.T) {
 			// An honest process can attach afterwards.
 			conns := serveGrants(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
 			_, _, mine, err := DialAttach(path, testIdentity)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			mine.Close()
 			(<-conns).Close()
 		})
@@ -263,12 +240,8 @@ func TestAttachDropsDescriptors(t *testing.T) {
 	invariants(t)
 	theirs, mine := attached(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := mine.link.Send(Report{}, w); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, mine.link.Send(Report{}, w))
 	w.Close()
 	if _, err := theirs.ReadReport(); err != nil {
 		t.Fatal(err)
@@ -298,14 +271,10 @@ func TestDialAttachBadAnswer(t *testing.T) {
 	invariants(t)
 	path := AttachSocketPath(socketDir(t))
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.Close()
 	go func() {
 		c, err := l.AcceptUnix()

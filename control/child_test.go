@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,13 +18,9 @@ import (
 func startPair(t *testing.T) (*Parent, *Child) {
 	t.Helper()
 	p, f := pair(t)
-	if err := p.Order(Order{Do: DoStart, Start: &Start{IF: "face", Instance: 1, Generation: 3, AttachSocket: "/run/a", CPUs: 2}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Order(Order{Do: DoStart, Start: &Start{IF: "face", Instance: 1, Generation: 3, AttachSocket: "/run/a", CPUs: 2}}))
 	c, err := NewChild(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	n, err := p.ReadNotice()
 	if err != nil || n.State != Starting || n.PID != os.Getpid() || n.Version != Version {
@@ -35,9 +32,7 @@ func startPair(t *testing.T) (*Parent, *Child) {
 func pair(t *testing.T) (*Parent, *os.File) {
 	t.Helper()
 	p, f, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { p.Close(); f.Close() })
 	return p, f
 }
@@ -45,9 +40,7 @@ func pair(t *testing.T) (*Parent, *os.File) {
 // The reader closes its end when the child has gone; an order at that moment finds the same cause.
 func TestOrderOnClosedLink(t *testing.T) {
 	p, _ := startPair(t)
-	if err := p.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Close())
 	if err := p.Order(Order{Do: DoDrain}); !errors.Is(err, ErrHungUp) {
 		t.Errorf("order: %v, want %v", err, ErrHungUp)
 	}
@@ -64,9 +57,7 @@ func TestChildLink(t *testing.T) {
 		{Do: DoShare, SharePercent: 40, SMGroups: []int{0, 3}}, {Do: DoDrain},
 	}
 	for _, o := range orders {
-		if err := p.Order(o); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.Order(o))
 	}
 	for _, want := range orders {
 		if got := <-c.Orders(); !reflect.DeepEqual(got, want) {
@@ -74,9 +65,7 @@ func TestChildLink(t *testing.T) {
 		}
 	}
 	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5, Batches: []int{1, 2}, WarmingUp: true, SMs: 24, SMGroups: []int{0, 3}}
-	if err := c.Notify(want); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Notify(want))
 	if got, err := p.ReadNotice(); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("notice came as %+v, %v", got, err)
 	}
@@ -107,9 +96,7 @@ func TestChildClose(t *testing.T) {
 	invariants(t)
 	p, c := startPair(t)
 	for range 10 {
-		if err := p.Order(Order{Do: DoDrain}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.Order(Order{Do: DoDrain}))
 	}
 	c.Close()
 }
@@ -215,13 +202,9 @@ func TestOrderTimeout(t *testing.T) {
 func startWorker(t *testing.T) (*Parent, *Child) {
 	t.Helper()
 	p, f := pair(t)
-	if err := p.Order(Order{Do: DoStart, Start: &Start{Worker: "cold", CPUs: 2}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Order(Order{Do: DoStart, Start: &Start{Worker: "cold", CPUs: 2}}))
 	w, err := NewChild(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { w.Close() })
 	notice(t, p, Notice{Version: Version, PID: os.Getpid(), State: Starting})
 	return p, w
@@ -230,9 +213,7 @@ func startWorker(t *testing.T) (*Parent, *Child) {
 // startMember starts a member of a worker.
 func startMember(t *testing.T, p *Parent, w *Child, name string) *Child {
 	t.Helper()
-	if err := p.Order(Order{Do: DoStart, Member: name, Start: &Start{IF: name, Generation: 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Order(Order{Do: DoStart, Member: name, Start: &Start{IF: name, Generation: 1}}))
 	m := <-w.Members()
 	if m.Start().IF != name {
 		t.Fatalf("member started as %+v, want %s", m.Start(), name)
@@ -256,9 +237,7 @@ func TestMembers(t *testing.T) {
 
 	// fashion leaves its orders unread, which delays neither face nor the worker.
 	for _, o := range []Order{{Do: DoShare, SharePercent: 5, Member: "fashion"}, {Do: DoWake, Member: "face"}, {Do: DoDrain}} {
-		if err := p.Order(o); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.Order(o))
 	}
 	if o := <-face.Orders(); o.Do != DoWake || o.Member != "face" {
 		t.Errorf("face got %+v", o)
@@ -266,24 +245,16 @@ func TestMembers(t *testing.T) {
 	if o := <-w.Orders(); o.Do != DoDrain {
 		t.Errorf("worker got %+v", o)
 	}
-	if err := face.Notify(Notice{State: Loaded}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, face.Notify(Notice{State: Loaded}))
 	notice(t, p, Notice{State: Loaded, Member: "face"})
-	if err := face.Exit(errors.New("no such model")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, face.Exit(errors.New("no such model")))
 	notice(t, p, Notice{State: Failed, Reason: "no such model", Exited: true, Member: "face"})
 
 	// An order after the exit is answered with an exit; the name may be used again.
-	if err := p.Order(Order{Do: DoReport, Member: "face"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Order(Order{Do: DoReport, Member: "face"}))
 	notice(t, p, Notice{State: Stopped, Exited: true, Member: "face"})
 	face = startMember(t, p, w, "face")
-	if err := face.Exit(errors.New(strings.Repeat("\x01", maxChildBytes))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, face.Exit(errors.New(strings.Repeat("\x01", maxChildBytes))))
 	notice(t, p, Notice{State: Failed, Reason: strings.Repeat("\x01", maxReasonBytes), Exited: true, Member: "face"})
 	face = startMember(t, p, w, "face")
 	p.Close()
@@ -314,9 +285,7 @@ func TestMembersBadOrder(t *testing.T) {
 			p, w := startWorker(t)
 			face := startMember(t, p, w, "face")
 			for _, o := range orders {
-				if err := p.Order(o); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, p.Order(o))
 			}
 			if o, ok := <-w.Orders(); ok {
 				t.Errorf("worker got %+v, want the end of its orders", o)
@@ -328,9 +297,7 @@ func TestMembersBadOrder(t *testing.T) {
 	t.Run("no worker", func(t *testing.T) {
 		invariants(t)
 		p, c := startPair(t)
-		if err := p.Order(start); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.Order(start))
 		if o, ok := <-c.Orders(); ok {
 			t.Errorf("process got %+v, want the end of its orders", o)
 		}
@@ -339,14 +306,10 @@ func TestMembersBadOrder(t *testing.T) {
 
 func TestOpenChildNotStarted(t *testing.T) {
 	devNull, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer devNull.Close()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fds[0])
 	defer unix.Close(fds[1])
 	for what, fd := range map[string]int{"a file": int(devNull.Fd()), "a datagram socket": fds[0], "nothing": 1 << 19} {

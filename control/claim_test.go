@@ -7,14 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestClaimOnce(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	release, err := ClaimOrchestrator(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = ClaimOrchestrator(dir)
 	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("orchestrator %d uses it", os.Getpid())) {
 		t.Errorf("the second: %v", err)
@@ -29,13 +29,9 @@ func TestClaimOnce(t *testing.T) {
 
 func TestClaimNode(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o700))
 	release, err := ClaimNode(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer release()
 	if _, err := ClaimNode(dir); !errors.Is(err, ErrInUse) || !strings.HasPrefix(err.Error(), fmt.Sprintf("a node already runs: process %d, ", os.Getpid())) {
 		t.Errorf("the second: %v", err)
@@ -49,9 +45,7 @@ func TestClaimNode(t *testing.T) {
 
 func TestClaimErrors(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, nil, 0o600))
 	if _, err := ClaimOrchestrator(file); err == nil || !strings.Contains(err.Error(), file) {
 		t.Errorf("got %v", err)
 	}

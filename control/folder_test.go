@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/private"
 )
 
@@ -21,16 +22,12 @@ func TestRuntimeDir(t *testing.T) {
 	for name, make := range map[string]func(t *testing.T) string{
 		"writable by all": func(t *testing.T) string {
 			dir := t.TempDir()
-			if err := os.Chmod(dir, 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Chmod(dir, 0o777))
 			return dir
 		},
 		"a link": func(t *testing.T) string {
 			dir := filepath.Join(t.TempDir(), "run")
-			if err := os.Symlink(t.TempDir(), dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Symlink(t.TempDir(), dir))
 			return dir
 		},
 	} {
@@ -38,9 +35,7 @@ func TestRuntimeDir(t *testing.T) {
 			dir := make(t)
 			// A manager of the other user, which would answer.
 			l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer l.Close()
 			go func() {
 				if c, err := l.Accept(); err == nil {
@@ -50,9 +45,7 @@ func TestRuntimeDir(t *testing.T) {
 			}()
 
 			before, err := os.ReadDir(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for verb, err := range map[string]error{
 				"make":    errorOf(MakeRuntimeDir(dir)),
 				"claim":   errorOf(ClaimOrchestrator(dir)),
@@ -84,13 +77,9 @@ func errorOf[T any](_ T, err error) error { return err }
 func TestRuntimeDirPermissions(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	admin, err := ListenAdmin(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer admin.Close()
-	if err := ReplaceFile(filepath.Join(dir, RecordFile), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, ReplaceFile(filepath.Join(dir, RecordFile), nil))
 	for name, want := range map[string]fs.FileMode{".": 0o700, AdminSocket: 0o600, AdminSocket + ".lock": 0o600, RecordFile: 0o600} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v; want mode %v", name, info, err, want)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/rs/zerolog"
 )
@@ -30,9 +31,7 @@ func invariants(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n := 0
 	for _, e := range entries {
 		// Ignore the poller's descriptors, which it makes on first use.
@@ -70,9 +69,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	return dir
 }

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/rs/zerolog"
 )
 
@@ -33,16 +34,10 @@ func startLibzmq(t *testing.T, verb, dir string, arguments ...string) *libzmq {
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
@@ -57,18 +52,14 @@ func (p *libzmq) send(t *testing.T, state any) {
 	if err == nil {
 		_, err = p.stdin.Write(append(text, '\n'))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 }
 
 // receive returns the next message that the peer got.
 func (p *libzmq) receive(t *testing.T) string {
 	t.Helper()
 	line, err := p.stdout.ReadString('\n')
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strings.TrimSuffix(line, "\n")
 }
 
@@ -79,9 +70,7 @@ func manyObserved(t *testing.T, ack uint64) Observed {
 	s.Version = Version
 	for n := 1; ; n++ {
 		text, err := json.Marshal(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if len(text) > maxMessageBytes-1<<10 {
 			return s
 		}
@@ -150,9 +139,7 @@ func TestLibzmqManager(t *testing.T) {
 // TestLibzmqRefused has peers of libzmq that are no end of the link. The next honest one connects.
 func TestLibzmqRefused(t *testing.T) {
 	good, err := json.Marshal(func() Observed { s := observed(1); s.Version = Version; return s }())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for name, c := range map[string]struct {
 		arguments []string
 		send      string

@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/rs/zerolog"
 )
 
@@ -35,9 +36,7 @@ func observed(ack uint64) Observed {
 func listen(t *testing.T, dir string, log zerolog.Logger) *ManagerLink {
 	t.Helper()
 	m, err := ListenManager(dir, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
@@ -45,18 +44,14 @@ func listen(t *testing.T, dir string, log zerolog.Logger) *ManagerLink {
 func dial(t *testing.T, dir string, log zerolog.Logger) *OrchestratorLink {
 	t.Helper()
 	o, err := DialOrchestrator(dir, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { o.Close() })
 	return o
 }
 
 func publish[T any](t *testing.T, to interface{ Publish(T) error }, state T) {
 	t.Helper()
-	if err := to.Publish(state); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, to.Publish(state))
 }
 
 // waitState waits for a state for which wanted returns true.
@@ -151,9 +146,7 @@ type relay struct {
 func newRelay(t *testing.T, from, to string) *relay {
 	t.Helper()
 	l, err := listenFresh("unix", from)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r := &relay{listener: l, target: to, hang: make(chan struct{}), cut: make(chan struct{})}
 	t.Cleanup(func() { l.Close() })
 	go r.run()
@@ -222,9 +215,7 @@ func TestListenStaleSocket(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, linkSocketName)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.SetUnlinkOnClose(false) // as after kill -9
 	l.Close()
 	if _, err := os.Stat(path); err != nil {
@@ -250,9 +241,7 @@ func TestListenInUse(t *testing.T) {
 func TestListenOtherFile(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, linkSocketName)
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("precious"), 0o600))
 	if _, err := ListenManager(dir, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "is not a socket") {
 		t.Errorf("got %v", err)
 	}
@@ -301,14 +290,10 @@ func TestSecondOrchestrator(t *testing.T) {
 func dialStranger(t *testing.T, dir string) (*zmq4.Conn, net.Conn) {
 	t.Helper()
 	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	z, err := zmq4.Open(c, null.Security(), zmq4.Pair, zmq4.SocketIdentity("x"), false, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return z, c
 }
 
@@ -318,9 +303,7 @@ func TestLinkVersion(t *testing.T) {
 	var log logged
 	m := listen(t, dir, log.logger())
 	z, c := dialStranger(t, dir)
-	if err := z.SendMsg(zmq4.NewMsgString(`{"version":12,"a_field_of_the_future":[]}`)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":12,"a_field_of_the_future":[]}`)))
 	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatal(err)
 	}
@@ -331,9 +314,7 @@ func TestLinkVersion(t *testing.T) {
 	// not repeat, and no other peer takes its place.
 	for range 300 {
 		z, c := dialStranger(t, dir)
-		if err := z.SendMsg(zmq4.NewMsgString(`{"version":12}`)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, z.SendMsg(zmq4.NewMsgString(`{"version":12}`)))
 		io.Copy(io.Discard, c)
 	}
 	if n := log.count(want); n != 1 || log.count("one orchestrator is connected already") != 0 {
@@ -399,9 +380,7 @@ func TestLinkHandshakePanic(t *testing.T) {
 	var log logged
 	listen(t, dir, log.logger())
 	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	c.Write(badHandshake())
 	eventually(t, "the handshake is refused", func() bool { return log.count("bad message") == 1 })
@@ -428,19 +407,13 @@ func TestZMQ4(t *testing.T) {
 	})
 	t.Run("frames have no limit", func(t *testing.T) {
 		l, err := net.Listen("unix", filepath.Join(socketDir(t), "s"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer l.Close()
 		theirs, err := net.Dial("unix", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer theirs.Close()
 		ours, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer ours.Close()
 		shaken := make(chan struct{})
 		go func() {
@@ -448,9 +421,7 @@ func TestZMQ4(t *testing.T) {
 			_, _ = open(theirs, false)
 		}()
 		z, err := open(ours, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		<-shaken
 		const claimed = 256 << 20
 		theirs.Write(binary.BigEndian.AppendUint64([]byte{flagLong}, claimed))
@@ -469,9 +440,7 @@ func TestStrangerTimeout(t *testing.T) {
 	dir := socketDir(t)
 	listen(t, dir, zerolog.Nop())
 	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	if _, err := io.Copy(io.Discard, c); err != nil { // ends when the manager closes the connection
 		t.Fatal(err)
@@ -482,9 +451,7 @@ func TestLinkStrangers(t *testing.T) {
 	connect := func(t *testing.T, dir string) net.Conn {
 		t.Helper()
 		c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		return c
 	}

@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestListenerRestore(t *testing.T) {
@@ -22,9 +24,7 @@ func TestListenerRestore(t *testing.T) {
 			dir := filepath.Join(socketDir(t), "run")
 			path := filepath.Join(dir, "a.sock")
 			l, err := openListener("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			accepted := make(chan *net.UnixConn)
 			go func() {
 				defer close(accepted)
@@ -36,9 +36,7 @@ func TestListenerRestore(t *testing.T) {
 					accepted <- c
 				}
 			}()
-			if err := row.remove(dir); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, row.remove(dir))
 			if restored, err := l.Restore(); restored != row.want || err != nil {
 				t.Errorf("restored: %v, %v; want %v", restored, err, row.want)
 			}
@@ -46,9 +44,7 @@ func TestListenerRestore(t *testing.T) {
 				t.Errorf("restored again: %v, %v", restored, err)
 			}
 			c, err := net.Dial("unix", path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			(<-accepted).Close()
 			c.Close()
 			if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/private"
 )
 
@@ -14,9 +15,7 @@ import (
 func listenNode(t *testing.T, dir string) (end func()) {
 	t.Helper()
 	l, err := ListenAdmin(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { l.Close() })
 	return func() { l.Close() }
 }
@@ -61,16 +60,12 @@ func TestFindNode(t *testing.T) {
 		}, says: []string{"2 nodes", "--runtime-dir", "/shell", "/other"}},
 		"a folder that all can write": {prepare: func(t *testing.T, service, shell, _ string) {
 			listenNode(t, service)
-			if err := os.Chmod(service, 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Chmod(service, 0o777))
 		}, says: []string{"no node of user", "ignored", "/service is owned by"}},
 		"a node that all can write": {prepare: func(t *testing.T, _, shell, other string) {
 			listenNode(t, other)
 			register(t, shell, other)
-			if err := os.Chmod(other, 0o777); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Chmod(other, 0o777))
 		}, says: []string{"no node of user"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -121,9 +116,7 @@ func TestRegisterNode(t *testing.T) {
 		}
 	})
 	t.Run("a folder that all can write", func(t *testing.T) {
-		if err := os.Chmod(filepath.Join(place, nodesDir), 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(filepath.Join(place, nodesDir), 0o777))
 		if release, err := RegisterNode(t.TempDir()); !errors.Is(err, private.ErrNotPrivate) {
 			t.Errorf("%v, want %v", err, private.ErrNotPrivate)
 			release()

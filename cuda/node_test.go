@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // captured returns a graph of a set and a kernel, captured on a stream.
@@ -18,19 +19,12 @@ func captured(t *testing.T, s Stream, f Function, out Pointer) *Graph {
 	args.SetPointer(0, out)
 	args.SetUint32(1, 7)
 	args.SetUint32(2, 4)
-	must(t, s.Capture())
-	must(t, s.Set(out, 0, 64))
-	must(t, f.Launch([3]uint32{1, 1, 1}, [3]uint32{4, 1, 1}, 0, s, args))
+	must.OK(t, s.Capture())
+	must.OK(t, s.Set(out, 0, 64))
+	must.OK(t, f.Launch([3]uint32{1, 1, 1}, [3]uint32{4, 1, 1}, 0, s, args))
 	g, err := s.EndCapture()
-	must(t, err)
+	must.OK(t, err)
 	return g
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestNodes(t *testing.T) {
@@ -39,26 +33,26 @@ func TestNodes(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d, err := Find("cuda")
-	must(t, err)
+	must.OK(t, err)
 	c, err := d.OpenContext(ScheduleAuto)
-	must(t, err)
-	must(t, c.Bind())
+	must.OK(t, err)
+	must.OK(t, c.Bind())
 	ptx, err := os.ReadFile("../internal/testing/cudatest/kernels.ptx")
-	must(t, err)
+	must.OK(t, err)
 	m, err := c.Load(ptx)
-	must(t, err)
+	must.OK(t, err)
 	f, err := m.Function("penstock_fill")
-	must(t, err)
+	must.OK(t, err)
 	out, err := c.Allocate(64)
-	must(t, err)
+	must.OK(t, err)
 	split, err := d.Split()
-	must(t, err)
+	must.OK(t, err)
 	green, err := c.Green(split, []int{0, 1})
-	must(t, err)
+	must.OK(t, err)
 	whole, err := c.NewStream()
-	must(t, err)
+	must.OK(t, err)
 	part, err := green.NewStream()
-	must(t, err)
+	must.OK(t, err)
 
 	for s, of := range map[Stream]uint64{whole: 0, part: green.kept.handle} {
 		if g, err := s.green(); err != nil || g != of {
@@ -72,12 +66,12 @@ func TestNodes(t *testing.T) {
 
 	g := captured(t, whole, f, out)
 	nodes, err := g.nodes()
-	must(t, err)
+	must.OK(t, err)
 	var types []nodeType
 	var kernel uint64
 	for _, n := range nodes {
 		kind, err := typeOfNode(n)
-		must(t, err)
+		must.OK(t, err)
 		types = append(types, kind)
 		if kind == nodeKernel {
 			kernel = n
@@ -87,7 +81,7 @@ func TestNodes(t *testing.T) {
 		t.Fatalf("the nodes are %v", types)
 	}
 	k, err := kernelOfNode(kernel)
-	must(t, err)
+	must.OK(t, err)
 	if k.function != f.handle || k.grid != [3]uint32{1, 1, 1} || k.block != [3]uint32{4, 1, 1} || k.parameters == 0 || k.context != c.handle {
 		t.Errorf("%+v", k)
 	}
@@ -103,9 +97,9 @@ func TestNodes(t *testing.T) {
 
 	// A clone's node moves to another context. The original graph stays.
 	clone, err := g.clone()
-	must(t, err)
+	must.OK(t, err)
 	copies, err := clone.nodes()
-	must(t, err)
+	must.OK(t, err)
 	for _, n := range copies {
 		if slices.Contains(nodes, n) {
 			t.Error("a clone shares a node")
@@ -114,21 +108,21 @@ func TestNodes(t *testing.T) {
 			continue
 		}
 		moved, err := kernelOfNode(n)
-		must(t, err)
+		must.OK(t, err)
 		moved.function, moved.kernel, moved.context = 0, k.function, green.kept.context
 		moved.block = [3]uint32{2, 1, 1}
-		must(t, setKernelOfNode(n, moved))
+		must.OK(t, setKernelOfNode(n, moved))
 	}
 	x, err := g.Instantiate()
-	must(t, err)
+	must.OK(t, err)
 	y, err := clone.Instantiate()
-	must(t, err)
-	must(t, x.Launch(whole))
-	must(t, y.Launch(whole))
+	must.OK(t, err)
+	must.OK(t, x.Launch(whole))
+	must.OK(t, y.Launch(whole))
 	k.block = [3]uint32{3, 1, 1}
-	must(t, x.setKernel(kernel, k))
-	must(t, x.Launch(whole))
-	must(t, whole.Synchronize())
+	must.OK(t, x.setKernel(kernel, k))
+	must.OK(t, x.Launch(whole))
+	must.OK(t, whole.Synchronize())
 	var ran [][2]uint32
 	for _, l := range cudafake.Launches() {
 		ran = append(ran, [2]uint32{l.Block[0], l.SMs})
@@ -139,7 +133,7 @@ func TestNodes(t *testing.T) {
 
 	for _, err := range []error{x.Destroy(), y.Destroy(), g.Destroy(), clone.Destroy(), part.Destroy(), whole.Destroy(),
 		green.Destroy(), c.Free(out), m.Unload(), c.Close()} {
-		must(t, err)
+		must.OK(t, err)
 	}
 }
 
@@ -148,19 +142,19 @@ func TestGraphEmpty(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d, err := Find("cuda")
-	must(t, err)
+	must.OK(t, err)
 	c, err := d.OpenContext(ScheduleAuto)
-	must(t, err)
-	must(t, c.Bind())
+	must.OK(t, err)
+	must.OK(t, c.Bind())
 	s, err := c.NewStream()
-	must(t, err)
-	must(t, s.Capture())
+	must.OK(t, err)
+	must.OK(t, s.Capture())
 	g, err := s.EndCapture()
-	must(t, err)
+	must.OK(t, err)
 	if nodes, err := g.nodes(); err != nil || len(nodes) != 0 {
 		t.Errorf("%v, %v", nodes, err)
 	}
 	for _, err := range []error{g.Destroy(), s.Destroy(), c.Close()} {
-		must(t, err)
+		must.OK(t, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func init() {
@@ -68,13 +69,9 @@ func init() {
 func TestOpenErrors(t *testing.T) {
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text.so")
-	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(text, []byte("no library"), 0o600))
 	old, err := cudafake.Build(dir, cudafake.Without("cuMemcpyAsync"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	here := cudafake.Library(os.Getenv("PENSTOCK_LIBCUDA"))
 	for _, c := range []struct {
 		name string
@@ -123,9 +120,7 @@ func TestOpenWaitsForMPS(t *testing.T) {
 
 func TestMPSPercentage(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "control"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "control"), nil, 0o600))
 	for percent, want := range map[string]string{
 		"10": "12 of 12, MPS true", "30": "38 of 38, MPS true", "60": "78 of 78, MPS true", "100": "132 of 132, MPS true",
 	} {

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/cudatest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // bench has every object that a call may need, on the fake GPU.
@@ -46,56 +47,41 @@ func newBench(t *testing.T) *bench {
 	cudafake.Check(t)
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	device := must(cuda.Find("cuda"))(t)
-	b := &bench{context: must(device.OpenContext(cuda.ScheduleSpin))(t)}
+	device := must.Get(cuda.Find("cuda"))(t)
+	b := &bench{context: must.Get(device.OpenContext(cuda.ScheduleSpin))(t)}
 	c := b.context
-	undo := func(f func() error) { t.Cleanup(func() { ok(t, f()) }) }
+	undo := func(f func() error) { t.Cleanup(func() { must.OK(t, f()) }) }
 	undo(c.Close)
-	ok(t, c.Bind())
-	b.stream = must(c.NewStream())(t)
+	must.OK(t, c.Bind())
+	b.stream = must.Get(c.NewStream())(t)
 	undo(b.stream.Destroy)
-	b.event = must(c.NewEvent(false))(t)
+	b.event = must.Get(c.NewEvent(false))(t)
 	undo(b.event.Destroy)
-	b.timed = must(c.NewEvent(true))(t)
+	b.timed = must.Get(c.NewEvent(true))(t)
 	undo(b.timed.Destroy)
-	b.memory = must(c.Allocate(4096))(t)
+	b.memory = must.Get(c.Allocate(4096))(t)
 	undo(func() error { return c.Free(b.memory) })
-	b.pinned = must(c.AllocateHost(4096))(t)
+	b.pinned = must.Get(c.AllocateHost(4096))(t)
 	undo(func() error { return c.FreeHost(b.pinned) })
-	b.mapped = must(unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON))(t)
+	b.mapped = must.Get(unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON))(t)
 	undo(func() error { return unix.Munmap(b.mapped) })
-	b.module = must(c.Load(cudatest.PTX))(t)
+	b.module = must.Get(c.Load(cudatest.PTX))(t)
 	undo(b.module.Unload)
-	b.fill = must(b.module.Function("penstock_fill"))(t)
+	b.fill = must.Get(b.module.Function("penstock_fill"))(t)
 	b.args = cuda.NewArgs(8, 4, 4)
 	b.args.SetPointer(0, b.memory)
-	b.split = must(device.Split())(t)
-	b.green = must(c.Green(b.split, []int{0}))(t)
+	b.split = must.Get(device.Split())(t)
+	b.green = must.Get(c.Green(b.split, []int{0}))(t)
 	undo(b.green.Destroy)
-	b.arena = must(c.NewArena(1))(t)
+	b.arena = must.Get(c.NewArena(1))(t)
 	undo(b.arena.Close)
-	ok(t, b.stream.Capture())
-	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
-	b.graph = must(b.stream.EndCapture())(t)
+	must.OK(t, b.stream.Capture())
+	must.OK(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	b.graph = must.Get(b.stream.EndCapture())(t)
 	undo(b.graph.Destroy)
-	b.executable = must(b.graph.Instantiate())(t)
+	b.executable = must.Get(b.graph.Instantiate())(t)
 	undo(b.executable.Destroy)
 	return b
-}
-
-func must[T any](v T, err error) func(*testing.T) T {
-	return func(t *testing.T) T {
-		t.Helper()
-		ok(t, err)
-		return v
-	}
-}
-
-func ok(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -217,12 +203,12 @@ func TestRefusedDestroy(t *testing.T) {
 		}
 		cudafake.Reset()
 	}
-	ok(t, c.Bind()) // Close has unbound this thread
+	must.OK(t, c.Bind()) // Close has unbound this thread
 }
 
 func TestArenaFailure(t *testing.T) {
 	b := newBench(t)
-	fd := must(b.arena.ExportFD())(t)
+	fd := must.Get(b.arena.ExportFD())(t)
 	file := os.NewFile(uintptr(fd), "arena")
 	defer file.Close()
 	for _, symbol := range []string{"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"} {
@@ -246,28 +232,28 @@ func TestOutOfMemory(t *testing.T) {
 	if err != nil || free != 10<<20 || total <= free {
 		t.Errorf("%d of %d are free, %v", free, total, err)
 	}
-	p := must(c.Allocate(8 << 20))(t)
+	p := must.Get(c.Allocate(8 << 20))(t)
 	if _, err := c.Allocate(8 << 20); !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "8388608 bytes") {
 		t.Errorf("with 2 MiB left 8 MiB are %v", err)
 	}
 	if _, err := c.NewArena(8 << 20); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("with 2 MiB left an arena of 8 MiB is %v", err)
 	}
-	ok(t, c.Free(p))
-	a := must(c.NewArena(8 << 20))(t)
+	must.OK(t, c.Free(p))
+	a := must.Get(c.NewArena(8 << 20))(t)
 	if _, err := c.Allocate(8 << 20); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("beside an arena of 8 MiB, 8 MiB are %v", err)
 	}
-	ok(t, a.Close())
-	ok(t, c.Free(must(c.Allocate(8<<20))(t)))
+	must.OK(t, a.Close())
+	must.OK(t, c.Free(must.Get(c.Allocate(8<<20))(t)))
 }
 
 func TestQuery(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Hold)
 	clear(b.pinned)
-	ok(t, b.stream.Set(cuda.At(b.pinned), 7, 64))
-	ok(t, b.event.Record(b.stream))
+	must.OK(t, b.stream.Set(cuda.At(b.pinned), 7, 64))
+	must.OK(t, b.event.Record(b.stream))
 	if done, err := b.stream.Query(); done || err != nil {
 		t.Errorf("held, the stream is done: %v, %v", done, err)
 	}
@@ -279,17 +265,17 @@ func TestQuery(t *testing.T) {
 	}
 	start := time.Now() // before the timer starts that releases the work
 	time.AfterFunc(20*time.Millisecond, func() { cudafake.Set(t, cudafake.Release) })
-	ok(t, b.event.Synchronize())
+	must.OK(t, b.event.Synchronize())
 	if took := time.Since(start); took < 20*time.Millisecond || b.pinned[0] != 7 {
 		t.Errorf("after %v the work is done: %d", took, b.pinned[0])
 	}
 	cudafake.Set(t, cudafake.Late(5*time.Millisecond))
 	for try := 1; ; try++ { // if this thread was stopped in between, queueing took longer
 		start = time.Now()
-		ok(t, b.stream.Set(b.memory, 1, 64))
-		ok(t, b.stream.Set(b.memory, 2, 64))
+		must.OK(t, b.stream.Set(b.memory, 1, 64))
+		must.OK(t, b.stream.Set(b.memory, 2, 64))
 		queued := time.Since(start)
-		ok(t, b.stream.Synchronize())
+		must.OK(t, b.stream.Synchronize())
 		took := time.Since(start)
 		if took < 10*time.Millisecond || queued > took/2 && try == 100 {
 			t.Errorf("try %d: two pieces of 5 ms were queued in %v and took %v", try, queued, took)
@@ -300,7 +286,7 @@ func TestQuery(t *testing.T) {
 	}
 	cudafake.Set(t, cudafake.Delay("cuCtxSetCurrent", 10*time.Millisecond))
 	start = time.Now()
-	ok(t, b.context.Bind())
+	must.OK(t, b.context.Bind())
 	if took := time.Since(start); took < 10*time.Millisecond {
 		t.Errorf("a call of 10 ms took %v", took)
 	}
@@ -310,10 +296,10 @@ func TestFaultIsSticky(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Fault("penstock_fill", 2, cuda.IllegalAddress))
 	clear(b.pinned)
-	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
-	ok(t, b.stream.WriteValue(cuda.At(b.pinned), 1))
-	ok(t, b.stream.Synchronize())
-	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	must.OK(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	must.OK(t, b.stream.WriteValue(cuda.At(b.pinned), 1))
+	must.OK(t, b.stream.Synchronize())
+	must.OK(t, b.fill.Launch(one, one, 0, b.stream, b.args))
 	if err := b.stream.WriteValue(cuda.At(b.pinned), 2); err != nil && !errors.Is(err, cuda.ErrLost) {
 		t.Error(err)
 	}
@@ -340,7 +326,7 @@ func TestFaultIsSticky(t *testing.T) {
 func TestLostWhileWaiting(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Hold)
-	ok(t, b.stream.Set(b.memory, 1, 64))
+	must.OK(t, b.stream.Set(b.memory, 1, 64))
 	time.AfterFunc(10*time.Millisecond, func() { cudafake.Set(t, cudafake.Lose[cuda.Code](719)) })
 	if err := b.stream.Synchronize(); !errors.Is(err, cuda.ErrLost) {
 		t.Errorf("the thread that waited was told %v", err)
@@ -367,7 +353,7 @@ func TestThreadNotBound(t *testing.T) {
 		t.Errorf("an unbound thread allocates: %v", err)
 	}
 	for range 5 {
-		ok(t, <-refused)
+		must.OK(t, <-refused)
 	}
 	ran := cudafake.Launches()
 	if n := len(ran); n == 0 || ran[n-1].SMs != uint32(b.green.SMs()) {
@@ -377,28 +363,28 @@ func TestThreadNotBound(t *testing.T) {
 
 func TestCloseUnbinds(t *testing.T) {
 	b := newBench(t)
-	again := must(b.context.Device().OpenContext(cuda.ScheduleAuto))(t)
-	ok(t, again.Close())
+	again := must.Get(b.context.Device().OpenContext(cuda.ScheduleAuto))(t)
+	must.OK(t, again.Close())
 	if err := second(b.context.Allocate(64)); err == nil {
 		t.Error("after Close the thread is still bound")
 	}
-	ok(t, b.context.Bind()) // the first context is still open
-	ok(t, b.context.Free(must(b.context.Allocate(64))(t)))
+	must.OK(t, b.context.Bind()) // the first context is still open
+	must.OK(t, b.context.Free(must.Get(b.context.Allocate(64))(t)))
 }
 
 func TestLaunch(t *testing.T) {
 	b := newBench(t)
 	cudafake.Reset()
-	s := must(b.green.NewStream())(t)
-	defer func() { ok(t, s.Destroy()) }()
+	s := must.Get(b.green.NewStream())(t)
+	defer func() { must.OK(t, s.Destroy()) }()
 	b.args.SetUint32(1, 17)
 	b.args.SetInt32(2, -1)
-	ok(t, b.fill.Launch([3]uint32{2, 3, 4}, [3]uint32{5, 6, 7}, 1024, s, b.args))
+	must.OK(t, b.fill.Launch([3]uint32{2, 3, 4}, [3]uint32{5, 6, 7}, 1024, s, b.args))
 	b.args.SetFloat32(1, 1.5)
 	b.args.SetUint32(2, 0)
-	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
-	ok(t, s.Synchronize())
-	ok(t, b.stream.Synchronize())
+	must.OK(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	must.OK(t, s.Synchronize())
+	must.OK(t, b.stream.Synchronize())
 	ran := cudafake.Launches()
 	if len(ran) != 2 {
 		t.Fatalf("%d launches ran", len(ran))
@@ -527,10 +513,10 @@ func TestCloseWithGreenContexts(t *testing.T) {
 func TestGreenDestroy(t *testing.T) {
 	b := newBench(t)
 	cudafake.Apply(t, cudafake.Hold)
-	ok(t, b.stream.Set(b.memory, 1, 64))
+	must.OK(t, b.stream.Set(b.memory, 1, 64))
 	start := time.Now()
 	time.AfterFunc(10*time.Millisecond, func() { cudafake.Set(t, cudafake.Release) })
-	ok(t, must(b.context.Green(b.split, []int{5}))(t).Destroy())
+	must.OK(t, must.Get(b.context.Green(b.split, []int{5}))(t).Destroy())
 	if took := time.Since(start); took < 10*time.Millisecond {
 		t.Errorf("it was made in %v", took)
 	}
@@ -539,7 +525,7 @@ func TestGreenDestroy(t *testing.T) {
 func TestOldDriver(t *testing.T) {
 	old, err := cudafake.Build(t.TempDir(), cudafake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle",
 		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuFuncGetParamInfo", "cuCtxGetExecAffinity"))
-	ok(t, err)
+	must.OK(t, err)
 	if message := inChild(t, "old", cudafake.Library(old)); message != "<nil>" {
 		t.Error(message)
 	}

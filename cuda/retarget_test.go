@@ -11,33 +11,34 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestRetarget(t *testing.T) {
 	c, whole, f, m := node(t)
 	split, err := c.Device().Split()
-	must(t, err)
+	must.OK(t, err)
 	green, err := c.Green(split, []int{0, 1})
-	must(t, err)
+	must.OK(t, err)
 	part, err := green.NewStream()
-	must(t, err)
+	must.OK(t, err)
 	out, err := c.Allocate(64)
-	must(t, err)
+	must.OK(t, err)
 
 	g := captured(t, whole, f, out)
 	first, err := g.Instantiate()
-	must(t, err)
+	must.OK(t, err)
 	moved, err := g.Retarget(part)
-	must(t, err)
+	must.OK(t, err)
 	second, err := g.Instantiate()
-	must(t, err)
+	must.OK(t, err)
 	back, err := g.Retarget(whole)
-	must(t, err)
+	must.OK(t, err)
 	cudafake.Reset()
 	for _, x := range []*Executable{first, moved, second, back} {
-		must(t, x.Launch(part))
+		must.OK(t, x.Launch(part))
 	}
-	must(t, part.Synchronize())
+	must.OK(t, part.Synchronize())
 	var ran []uint32
 	for _, l := range cudafake.Launches() {
 		ran = append(ran, l.SMs)
@@ -46,45 +47,45 @@ func TestRetarget(t *testing.T) {
 		t.Errorf("multiprocessors of the launches: %v", ran)
 	}
 
-	must(t, g.Move(part))
+	must.OK(t, g.Move(part))
 	third, err := g.Instantiate()
-	must(t, err)
+	must.OK(t, err)
 	cudafake.Reset()
-	must(t, third.Launch(whole))
-	must(t, whole.Synchronize())
+	must.OK(t, third.Launch(whole))
+	must.OK(t, whole.Synchronize())
 	if l := cudafake.Launches(); len(l) != 1 || l[0].SMs != 16 {
 		t.Errorf("a graph that was moved launched %v", l)
 	}
 
 	for _, x := range []*Executable{first, moved, second, back, third} {
-		must(t, x.Destroy())
+		must.OK(t, x.Destroy())
 	}
-	must(t, errors.Join(g.Destroy(), part.Destroy(), green.Destroy(), whole.Destroy(), m.Unload(), c.Free(out), c.Close()))
+	must.OK(t, errors.Join(g.Destroy(), part.Destroy(), green.Destroy(), whole.Destroy(), m.Unload(), c.Free(out), c.Close()))
 }
 
 func TestGraphContents(t *testing.T) {
 	c, s, f, m := node(t)
 	out, err := c.Allocate(256)
-	must(t, err)
+	must.OK(t, err)
 	host, err := c.AllocateHost(64)
-	must(t, err)
+	must.OK(t, err)
 	ours, err := c.AllocateHost(64)
-	must(t, err)
+	must.OK(t, err)
 	back, err := c.AllocateHost(64)
-	must(t, err)
+	must.OK(t, err)
 	for i := range host {
 		host[i], ours[i] = 1, 2
 	}
 
-	must(t, s.CaptureRelaxed())
-	must(t, s.Copy(out, At(host), 64))
-	must(t, s.Copy(out+64, out, 64))
-	must(t, s.Set(out+128, 7, 32))
-	must(t, s.Copy(At(back), out, 64))
+	must.OK(t, s.CaptureRelaxed())
+	must.OK(t, s.Copy(out, At(host), 64))
+	must.OK(t, s.Copy(out+64, out, 64))
+	must.OK(t, s.Set(out+128, 7, 32))
+	must.OK(t, s.Copy(At(back), out, 64))
 	g, err := s.EndCapture()
-	must(t, err)
+	must.OK(t, err)
 	held, err := g.Contents()
-	must(t, err)
+	must.OK(t, err)
 	if held.Kernels != 0 || held.Others != 0 || held.Allocations != 0 || len(held.Copies) != 3 {
 		t.Fatalf("%+v", held)
 	}
@@ -105,11 +106,11 @@ func TestGraphContents(t *testing.T) {
 		t.Error("a copy of device memory reads from the host")
 	}
 
-	must(t, g.ReadFrom(into, At(ours)))
+	must.OK(t, g.ReadFrom(into, At(ours)))
 	x, err := g.Instantiate()
-	must(t, err)
-	must(t, x.Launch(s))
-	must(t, s.Synchronize())
+	must.OK(t, err)
+	must.OK(t, x.Launch(s))
+	must.OK(t, s.Synchronize())
 	if back[0] != 2 {
 		t.Errorf("the copy read %d", back[0])
 	}
@@ -118,43 +119,43 @@ func TestGraphContents(t *testing.T) {
 	if held, err := kernels.Contents(); err != nil || held.Kernels != 1 || len(held.Sets) != 1 {
 		t.Errorf("%+v, %v", held, err)
 	}
-	must(t, errors.Join(x.Destroy(), g.Destroy(), kernels.Destroy(), s.Destroy(), m.Unload(),
+	must.OK(t, errors.Join(x.Destroy(), g.Destroy(), kernels.Destroy(), s.Destroy(), m.Unload(),
 		c.FreeHost(host), c.FreeHost(ours), c.FreeHost(back), c.Free(out), c.Close()))
 }
 
 func TestCaptureRelaxed(t *testing.T) {
 	c, s, _, m := node(t)
-	must(t, s.CaptureRelaxed())
+	must.OK(t, s.CaptureRelaxed())
 	out, err := c.Allocate(64)
-	must(t, err)
-	must(t, s.Set(out, 1, 64))
+	must.OK(t, err)
+	must.OK(t, s.Set(out, 1, 64))
 	g, err := s.EndCapture()
-	must(t, err)
-	must(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
+	must.OK(t, err)
+	must.OK(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
 }
 
 func TestRetargetOldDriver(t *testing.T) {
 	c, s, f, m := node(t)
 	out, err := c.Allocate(64)
-	must(t, err)
+	must.OK(t, err)
 	g := captured(t, s, f, out)
 	for _, symbol := range []string{"cuGraphClone", "cuStreamGetCtx", "cuGraphKernelNodeSetParams_v2"} {
 		cudafake.Set(t, cudafake.Refuse(symbol, 0, NotSupported))
 		x, err := g.Retarget(s)
 		if symbol == "cuGraphKernelNodeSetParams_v2" {
 			// The kernels already have the right context: there is nothing to set.
-			must(t, err)
-			must(t, x.Destroy())
+			must.OK(t, err)
+			must.OK(t, x.Destroy())
 		} else if !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(symbol, "_v2")) {
 			t.Errorf("%s refused: %v", symbol, err)
 		}
 		cudafake.Reset()
 	}
-	must(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
+	must.OK(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
 }
 
 func TestSymbol(t *testing.T) {
-	must(t, Open())
+	must.OK(t, Open())
 	if at, err := Symbol("cuMemMap"); err != nil || at == 0 {
 		t.Errorf("cuMemMap at %#x, %v", at, err)
 	}
@@ -172,17 +173,17 @@ func node(t *testing.T) (*Context, Stream, Function, *Module) {
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	d, err := Find("cuda")
-	must(t, err)
+	must.OK(t, err)
 	c, err := d.OpenContext(ScheduleAuto)
-	must(t, err)
-	must(t, c.Bind())
+	must.OK(t, err)
+	must.OK(t, c.Bind())
 	s, err := c.NewStream()
-	must(t, err)
+	must.OK(t, err)
 	ptx, err := os.ReadFile("../internal/testing/cudatest/kernels.ptx")
-	must(t, err)
+	must.OK(t, err)
 	m, err := c.Load(ptx)
-	must(t, err)
+	must.OK(t, err)
 	f, err := m.Function("penstock_fill")
-	must(t, err)
+	must.OK(t, err)
 	return c, s, f, m
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -38,9 +39,7 @@ const loopClients = 8
 func newLoop(t testing.TB, window int) *loop {
 	t.Helper()
 	memory, err := slab.New("loop", 1<<20, 1, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := &loop{slab: memory[0], window: int64(window), wake: make(chan struct{}, 1)}
 	s.header = wire.FragmentHeader(wire.TypeData, 0, datapathtest.PictureBytes, datapathtest.PictureBytes, 0)
 	s.datagram = make([]byte, wire.DatagramSize(&s.header))
@@ -111,9 +110,7 @@ func cpuTime() time.Duration {
 func BenchmarkPort(b *testing.B) {
 	s := newLoop(b, 32)
 	p, err := NewPort(s.sources(), testOptions(1))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	q := p.Queue(0)
 	q.SetWeight(100)
 	p.Start(discard{})

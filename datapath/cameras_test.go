@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/internal/testing/cameratest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -22,9 +23,7 @@ type answerReceiver struct {
 func newAnswerReceiver(t *testing.T) answerReceiver {
 	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return answerReceiver{t, conn}
 }
@@ -34,17 +33,11 @@ func (r answerReceiver) address() netip.AddrPort { return r.conn.LocalAddr().(*n
 func (r answerReceiver) next() (wire.Header, wire.Result, []byte) {
 	r.t.Helper()
 	b := make([]byte, wire.MaxDatagram)
-	if err := r.conn.SetReadDeadline(time.Now().Add(datapathtest.Patience)); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, r.conn.SetReadDeadline(time.Now().Add(datapathtest.Patience)))
 	n, err := r.conn.Read(b)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	h, result, payload, err := wire.DecodeResult(b[:n])
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, err)
 	return h, result, payload
 }
 

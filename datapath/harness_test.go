@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
 
@@ -45,9 +46,7 @@ func loopback() Network {
 func open(t testing.TB, n Network, receivers int) *Sources {
 	t.Helper()
 	s, err := n.Open(0, receivers, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -75,9 +74,7 @@ func newHarnessOn(t testing.TB, s *Sources, o Options, weights ...float64) *harn
 func newObservedHarness(t testing.TB, s *Sources, o Options, observer Observer, weights ...float64) *harness {
 	t.Helper()
 	p, err := NewPort(s, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, weight := range weights {
 		p.Queue(i).SetWeight(weight)
 	}

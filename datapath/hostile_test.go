@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -102,9 +103,7 @@ func hostilePeers(t *testing.T, seed uint64) {
 	source, err := ingestfake.New(ingestfake.Options{
 		Seed: seed, Loss: 0.02, Duplicate: 0.1, Reorder: 0.2, Delay: 0.1, DelayFor: time.Millisecond, Straddle: 0.3,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	faulty := &faultySource{Source: source, random: rand.New(rand.NewPCG(seed, 1))}
 	var stop, stopControl atomic.Bool
 	var processes, control sync.WaitGroup

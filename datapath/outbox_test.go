@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -44,9 +45,7 @@ func (s *script) Send(packets []ingest.Packet) (int, error) {
 func memorySource(t *testing.T) *ingestfake.Source {
 	t.Helper()
 	s, err := ingestfake.New(ingestfake.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		s.Close()
 		s.CloseSlab()
@@ -115,9 +114,7 @@ func TestOutbox(t *testing.T) {
 func indexOf(t *testing.T, datagram []byte) uint16 {
 	t.Helper()
 	h, err := wire.DecodeHeader(datagram)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return h.Index
 }
 

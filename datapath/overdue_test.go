@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -121,9 +122,7 @@ func TestOverdueTimes(t *testing.T) {
 	now := shm.Now()
 	geometry := shm.Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 64}
 	table, err := shm.NewTable("test", geometry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer table.Close()
 
 	for _, row := range []struct {
@@ -182,9 +181,7 @@ func TestOverdueRouse(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			channel, err := shm.NewChannel("test", shm.Geometry{Slots: 8, MaxFragments: 1, ResultBytes: 64})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer channel.Close()
 			q := &Queue{port: &Port{}, channel: channel, inFlight: row.flying}
 			q.resting.Store(row.rests)

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -59,9 +60,7 @@ func overrunNode(t testing.TB, pause, objective time.Duration, slots, buffer int
 	o.RequestBytes, o.ResultBytes, o.Slots = overrunPicture, 64, slots
 	o.Objective, o.Gather = objective, objective/4
 	p, err := NewPort(slow, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	q := p.Queue(0)
 	q.SetWeight(100)
 	p.Start(discard{})
@@ -142,9 +141,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 	var all []*client.Client
 	for range *overrunClients {
 		c, err := client.Dial(context.Background(), p.LocalAddr().String(), client.Options{QueueLimit: 8192, Deliver: deliver})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		all = append(all, c)
 	}
 	start := shm.Now()

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Real clients, each with more credit than a socket's buffer holds, send until many requests
@@ -42,9 +43,7 @@ func TestOverrun(t *testing.T) {
 				ended <- struct{}{}
 			},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		all = append(all, c)
 	}

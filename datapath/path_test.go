@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -266,9 +267,7 @@ func TestExtraTime(t *testing.T) {
 	b.SetObjective(10*time.Second, 5*time.Second)
 	q, s := b.queues[0], b.dial()
 	patient, err := client.Dial(t.Context(), b.LocalAddr().String(), client.Options{Timeout: datapathtest.Patience})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer patient.Close()
 	if _, err := patient.Send(datapathtest.Picture(1), client.RequestOptions{Deadline: time.Minute}); err != nil {
 		t.Fatal(err)
@@ -462,9 +461,7 @@ func TestMissingFragment(t *testing.T) {
 	r.Fragment(5, datapathtest.Picture(1), 1024, 2, 0)
 	for {
 		nack, err := wire.DecodeNACK(r.Receive())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		missing := slices.Collect(nack.Missing)
 		if nack.RequestID == 5 && slices.Equal(missing, []int{1}) {
 			break

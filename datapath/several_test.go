@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -27,9 +28,7 @@ type severalPorts struct {
 func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
 	t.Helper()
 	first, err := ingestfake.New(ingestfake.Options{SlabBytes: slabBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p := &severalPorts{sources: []*ingestfake.Source{first}}
 	for range n - 1 {
 		p.sources = append(p.sources, first.NewSibling())

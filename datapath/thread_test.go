@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -24,9 +25,7 @@ func TestLockThread(t *testing.T) {
 func TestRaiseProcess(t *testing.T) {
 	niceness := func() map[int]int {
 		threads, err := cpuset.Threads()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all := map[int]int{}
 		for _, id := range threads {
 			if nice, err := niceOf(id); err == nil {

@@ -14,20 +14,17 @@ import (
 
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // runGateway runs a gateway for the fake node that wants a token, which is in authorization.
 func runGateway(t *testing.T, answer clienttest.Handler) (address, authorization string) {
 	t.Helper()
 	at, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	o := Options{Address: netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()), Dir: fakeNode(t, answer), Log: zerolog.Nop()}
 	a, err := newAccess(o.Address, o.Dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ready, ended := make(chan netip.AddrPort, 1), make(chan error, 1)
 	ctx := t.Context()
 	go func() { ended <- Run(ctx, o, func(a netip.AddrPort) { ready <- a }) }()
@@ -45,9 +42,7 @@ func TestStalledRequests(t *testing.T) {
 	address, authorization := runGateway(t, oneBox)
 	for range maxConnections + 6 {
 		c, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		io.WriteString(c, "POST /v2/models/finder/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
 	}
@@ -55,9 +50,7 @@ func TestStalledRequests(t *testing.T) {
 	request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/v2", nil)
 	request.Header.Set("Authorization", authorization)
 	response, err := client.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		t.Error(response.Status)

@@ -32,6 +32,7 @@ import (
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -60,19 +61,13 @@ func fakeNode(t *testing.T, answer clienttest.Handler) (dir string) {
 func fakeNodeWith(t *testing.T, answer clienttest.Handler, picture *atomic.Pointer[control.Picture]) (dir string) {
 	t.Helper()
 	peer, err := clienttest.NewManager(answer, clienttest.ManagerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(peer.Close)
 
 	dir = t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o700))
 	admin, err := control.ListenAdmin(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cards := map[string]*models.Card{"finder": &finder, "raw": &raw}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+control.SamplePath, func(w http.ResponseWriter, _ *http.Request) {
@@ -108,9 +103,7 @@ func fakeNodeWith(t *testing.T, answer clienttest.Handler, picture *atomic.Point
 func newTestServer(t *testing.T, answer clienttest.Handler) *server {
 	t.Helper()
 	s := newServer(Options{Dir: fakeNode(t, answer), Version: "test", Log: zerolog.Nop()})
-	if err := s.functions.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.functions.Refresh(t.Context()))
 	return s
 }
 
@@ -140,9 +133,7 @@ func status(s wire.Status) clienttest.Handler {
 func post(t *testing.T, url, media string, body []byte, headers ...string) (*http.Response, string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	request.Header.Set("Content-Type", media)
 	for i := 0; i+1 < len(headers); i += 2 {
 		request.Header.Set(headers[i], headers[i+1])
@@ -153,14 +144,10 @@ func post(t *testing.T, url, media string, body []byte, headers ...string) (*htt
 func do(t *testing.T, request *http.Request) (*http.Response, string) {
 	t.Helper()
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return response, string(text)
 }
 
@@ -172,9 +159,7 @@ func photo(t *testing.T, width, height int) []byte {
 	}
 	img.Set(0, 0, color.Black)
 	var b bytes.Buffer
-	if err := jpeg.Encode(&b, img, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, jpeg.Encode(&b, img, nil))
 	return b.Bytes()
 }
 
@@ -340,9 +325,7 @@ func TestBadInput(t *testing.T) {
 func TestLargeBody(t *testing.T) {
 	web := newGateway(t, oneBox)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(web.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /v2/models/finder/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n", 4<<30)
 	answer := make([]byte, 12)
@@ -355,9 +338,7 @@ func TestLargeBody(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	s := newTestServer(t, oneBox)
 	others := &buffer{memory: s.memory}
-	if err := others.grow(t.Context(), maxBodies); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, others.grow(t.Context(), maxBodies))
 	s.memory.reading[others] = true
 	web := httptest.NewServer(s.routes())
 	defer web.Close()
@@ -395,17 +376,11 @@ func TestMetadata(t *testing.T) {
 func TestAccess(t *testing.T) {
 	ok := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
 	own, err := newAccess(netip.MustParseAddrPort("127.0.0.1:9651"), t.TempDir(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	other, err := newAccess(netip.MustParseAddrPort("192.0.2.1:9651"), t.TempDir(), file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, c := range []struct {
 		name                string
 		a                   *access
@@ -479,9 +454,7 @@ func TestEvents(t *testing.T) {
 	defer cancel()
 	request, _ := http.NewRequestWithContext(ctx, http.MethodGet, web.URL+"/api/events", nil)
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer response.Body.Close()
 	var samples sync.WaitGroup
 	samples.Go(func() {
@@ -525,9 +498,7 @@ func TestEventReadersAreLimited(t *testing.T) {
 
 func TestPage(t *testing.T) {
 	s := newTestServer(t, oneBox)
-	if err := s.functions.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.functions.Refresh(t.Context()))
 	web := httptest.NewServer(s.routes())
 	defer web.Close()
 	post(t, web.URL+"/v2/models/finder/infer", "image/jpeg", photo(t, 8, 8))
@@ -572,18 +543,12 @@ func TestCamera(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn, _, err := websocket.Dial(t.Context(), url, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.CloseNow()
 			for range 3 {
-				if err := conn.Write(t.Context(), websocket.MessageBinary, c.frame); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, conn.Write(t.Context(), websocket.MessageBinary, c.frame))
 				_, text, err := conn.Read(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				var a frameAnswer
 				if err := json.Unmarshal(text, &a); err != nil || a.Status != "ok" || len(a.Boxes) != 1 || a.Boxes[0] != c.want {
 					t.Errorf("%s, %v, want box %+v", text, err, c.want)
@@ -594,13 +559,9 @@ func TestCamera(t *testing.T) {
 	for name, frame := range map[string][]byte{"garbage": []byte("hello"), "empty": {}, "one byte short": make([]byte, finder.Input.WireBytes()-1)} {
 		t.Run(name, func(t *testing.T) {
 			conn, _, err := websocket.Dial(t.Context(), url, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer conn.CloseNow()
-			if err := conn.Write(t.Context(), websocket.MessageBinary, frame); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, conn.Write(t.Context(), websocket.MessageBinary, frame))
 			if _, text, err := conn.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusUnsupportedData {
 				t.Errorf("%s, %v, want the connection closed", text, err)
 			}
@@ -615,9 +576,7 @@ func TestCamera(t *testing.T) {
 	t.Run("late", func(t *testing.T) {
 		late := newTestServer(t, status(wire.StatusLate))
 		f, err := late.functions.Function("finder")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if a, err := late.inferFrame(t.Context(), f, make([]byte, finder.Input.WireBytes())); err != nil || a.Status != "late" {
 			t.Errorf("%+v, %v", a, err)
 		}
@@ -628,9 +587,7 @@ func TestToken(t *testing.T) {
 	dir := t.TempDir()
 	public := netip.MustParseAddrPort("0.0.0.0:9651")
 	first, err := newAccess(public, dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	second, err := newAccess(public, dir, "")
 	if err != nil || first.token != second.token || len(first.token) < minToken {
 		t.Errorf("tokens %q and %q, %v", first.token, second.token, err)
@@ -639,9 +596,7 @@ func TestToken(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 	short := filepath.Join(dir, "short")
-	if err := os.WriteFile(short, []byte("1234"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(short, []byte("1234"), 0o600))
 	if _, err := newAccess(public, dir, short); err == nil || !strings.Contains(err.Error(), "want at least 16") {
 		t.Error(err)
 	}
@@ -650,13 +605,9 @@ func TestToken(t *testing.T) {
 // The gateway waits for an address that is taken, and answers once it is free.
 func TestRun(t *testing.T) {
 	address, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	taken, err := net.Listen("tcp", address.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ready, ended := make(chan netip.AddrPort, 1), make(chan error, 1)
@@ -678,9 +629,7 @@ func TestRun(t *testing.T) {
 	}
 	// An open page does not hold the end up.
 	events, err := http.Get("http://" + address.String() + "/api/events")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer events.Body.Close()
 	cancel()
 	if err := <-ended; err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -67,18 +68,12 @@ func TestPageWithManyFunctions(t *testing.T) {
 		t.Skip("not with -short: it drives a browser for 20 s")
 	}
 	peer, err := clienttest.NewManager(oneBox, clienttest.ManagerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer peer.Close()
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(dir, 0o700))
 	admin, err := control.ListenAdmin(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var asked atomic.Int64
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+control.SamplePath, func(w http.ResponseWriter, _ *http.Request) {
@@ -116,9 +111,7 @@ func TestPageWithManyFunctions(t *testing.T) {
 		screenshots = kept
 	}
 	script, err := filepath.Abs("../test/browser/many.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, width := range []int{1280, 375} {
 		command := exec.CommandContext(ctx, "node", script, modules, web.URL, screenshots, fmt.Sprint(width), fmt.Sprint(manyFunctions))
 		command.Stderr = os.Stderr

@@ -19,6 +19,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/penstock/penstock/gateway/openinference"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Bodies that do not come take no memory from others.
@@ -28,9 +29,7 @@ func TestPromisedBodies(t *testing.T) {
 	defer web.Close()
 	for i := range 40 {
 		c, err := net.Dial("tcp", strings.TrimPrefix(web.URL, "http://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		length := "Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
 		if i%2 == 0 {
@@ -113,9 +112,7 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 // The docs promise photos of 64 Mpixel.
 func TestLargestPhoto(t *testing.T) {
 	var b bytes.Buffer
-	if err := jpeg.Encode(&b, image.NewGray(image.Rect(0, 0, 8192, 8192)), &jpeg.Options{Quality: 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, jpeg.Encode(&b, image.NewGray(image.Rect(0, 0, 8192, 8192)), &jpeg.Options{Quality: 1}))
 	response, text := post(t, newGateway(t, oneBox).URL+"/v2/models/finder/infer", "image/jpeg", b.Bytes())
 	if response.StatusCode != 200 || !strings.Contains(text, `"data":[2048,2048,6144,6144]`) {
 		t.Error(response.Status, text)
@@ -194,9 +191,7 @@ func TestIdleCamera(t *testing.T) {
 	var conns []*websocket.Conn
 	for range maxCameras {
 		conn, _, err := websocket.Dial(t.Context(), url, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer conn.CloseNow()
 		conns = append(conns, conn)
 	}
@@ -217,14 +212,10 @@ func TestIdleCamera(t *testing.T) {
 	}
 	s.cameras.mu.Unlock()
 	for _, conn := range conns[1:] {
-		if err := frame(conn); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, frame(conn))
 	}
 	newest, _, err := websocket.Dial(t.Context(), url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer newest.CloseNow()
 	for i, conn := range append(conns[1:], newest) {
 		if err := frame(conn); err != nil {

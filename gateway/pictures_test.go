@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -23,15 +24,11 @@ import (
 func TestPictures(t *testing.T) {
 	var copied atomic.Pointer[control.Picture]
 	s := newServer(Options{Dir: fakeNodeWith(t, oneBox, &copied), Version: "test", Log: zerolog.Nop()})
-	if err := s.functions.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.functions.Refresh(t.Context()))
 	show := func(p control.Picture) {
 		t.Helper()
 		copied.Store(&p)
-		if err := s.functions.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.functions.Refresh(t.Context()))
 		select {
 		case due := <-s.pictures.due:
 			for _, name := range due {
@@ -64,17 +61,13 @@ func TestPictures(t *testing.T) {
 	response := httptest.NewRecorder()
 	s.routes().ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/api/wall/finder", nil))
 	photo, err := jpeg.Decode(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r, g, _, _ := photo.At(2, 2).RGBA(); photo.Bounds().Dx() != 4 || r>>8 < 200 || g>>8 > 60 {
 		t.Errorf("picture %v with %d red and %d green", photo.Bounds(), r>>8, g>>8)
 	}
 
 	own, err := s.functions.Function("finder")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for name, change := range map[string]func(p *control.Picture){
 		"the gateway's own": func(p *control.Picture) { p.From = own.LocalAddr() },
 		"another model's":   func(p *control.Picture) { p.ModelVersion++ },

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/gateway/publish"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
@@ -30,9 +31,7 @@ func publishingGateway(t *testing.T, answer clienttest.Handler) (web *httptest.S
 		Dir: fakeNode(t, answer), Version: "test", Log: zerolog.Nop(),
 		Publish: []configs.Publish{{Name: "log", Kind: configs.PublishJSONL, File: file, Every: time.Hour}},
 	})
-	if err := s.functions.Refresh(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.functions.Refresh(t.Context()))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -95,9 +94,7 @@ func TestPublishHTTP(t *testing.T) {
 	var list []publish.Status
 	if !wait.Until(func() bool {
 		response, err := http.Get(web.URL + "/api/publish")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		list = nil
 		err = json.NewDecoder(response.Body).Decode(&list)
 		response.Body.Close()

@@ -5,15 +5,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 )
 
 func TestAlarm(t *testing.T) {
 	clock := loadgen.SystemClock{}
 	alarm, err := clock.Alarm(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer alarm.Close()
 	for _, sleep := range []time.Duration{0, -time.Hour, time.Microsecond, 300 * time.Microsecond, 20 * time.Millisecond, time.Nanosecond} {
 		until := clock.Now() + int64(sleep)
@@ -30,9 +29,7 @@ func TestAlarmContext(t *testing.T) {
 	clock := loadgen.SystemClock{}
 	ctx, cancel := context.WithCancel(t.Context())
 	alarm, err := clock.Alarm(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer alarm.Close()
 	time.AfterFunc(10*time.Millisecond, cancel)
 	if alarm.Wait(clock.Now() + int64(time.Hour)) {
@@ -46,9 +43,7 @@ func TestAlarmContext(t *testing.T) {
 func TestAlarmAllocations(t *testing.T) {
 	clock := loadgen.SystemClock{}
 	alarm, err := clock.Alarm(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer alarm.Close()
 	if allocs := testing.AllocsPerRun(20, func() { alarm.Wait(clock.Now() + int64(100*time.Microsecond)) }); allocs != 0 {
 		t.Errorf("%v allocations a sleep", allocs)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/wire"
 )
@@ -19,9 +20,7 @@ import (
 func answering(t *testing.T) netip.AddrPort {
 	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		conn.Close()
@@ -62,9 +61,7 @@ func TestDialClient(t *testing.T) {
 	spec.Functions[0].SLO = time.Minute
 	spec.Functions[0].Pictures = pictures(t, 3, 0, 1, 2)
 	report, err := loadgen.Run(t.Context(), spec, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f := report.Functions[0]
 	if f.Sent != 90 || f.OK != 60 || f.Unanswered != 30 || f.MeanBatch != 1 {
 		t.Errorf("%d sent, %d ok, %d unanswered, batch %v; want 90, 60, 30 (every third picture), 1", f.Sent, f.OK, f.Unanswered, f.MeanBatch)
@@ -84,18 +81,14 @@ func TestDialClientDropped(t *testing.T) {
 	m, err := clienttest.NewManager(func(q clienttest.Request) (wire.Result, []byte, bool) {
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 1, Credit: 1, Objective: objective}, topK(1, 1), q.Picture[0] == 0
 	}, clienttest.ManagerOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(m.Close)
 	spec := constant(t, 100, 500*time.Millisecond)
 	spec.Grace = 10 * time.Second // the lost requests time out after 2 s
 	spec.Functions[0].Addr, spec.Functions[0].SLO = m.Addr().String(), objective
 	spec.Functions[0].Pictures = pictures(t, 50)
 	report, err := loadgen.Run(t.Context(), spec, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f := report.Functions[0]
 	if f.Sent != 50 || f.OK != 1 || f.Dropped < 30 || f.Late != f.Dropped || f.Unsent != 0 {
 		t.Errorf("%d sent, %d ok, %d late, %d dropped, %d unsent; want 50, 1, all but a few late and dropped, 0", f.Sent, f.OK, f.Late, f.Dropped, f.Unsent)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/loadfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 )
 
@@ -261,9 +262,7 @@ func TestSearchNodeEnds(t *testing.T) {
 			o := loadgen.Options{Dial: dead(20, 1e6).Dial, Clock: loadfake.Clock{}}
 			test.change(&o)
 			probe, err := loadgen.ProbeFunction(constant(t, 10, 10*time.Second), "face", o)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if _, err := probe(t.Context(), 10); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s: %v", name, err)
 			}

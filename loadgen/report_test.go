@@ -14,6 +14,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 )
@@ -44,19 +45,13 @@ func sample() *loadgen.Report {
 
 func TestReportJSON(t *testing.T) {
 	var got bytes.Buffer
-	if err := sample().WriteJSON(&got); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sample().WriteJSON(&got))
 	golden := filepath.Join("testdata", "report.json")
 	if *update {
-		if err := os.WriteFile(golden, got.Bytes(), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(golden, got.Bytes(), 0o666))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !bytes.Equal(got.Bytes(), want) {
 		t.Errorf("the JSON is no longer %s (-update writes it):\n%s", golden, &got)
 	}
@@ -66,15 +61,11 @@ func TestReportJSON(t *testing.T) {
 // present, even if their values are unknown.
 func TestReportFields(t *testing.T) {
 	var buffer bytes.Buffer
-	if err := sample().WriteJSON(&buffer); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sample().WriteJSON(&buffer))
 	var report struct {
 		Functions []map[string]any `json:"functions"`
 	}
-	if err := json.Unmarshal(buffer.Bytes(), &report); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(buffer.Bytes(), &report))
 	for _, f := range report.Functions {
 		for _, key := range []string{
 			"name", "slo_ms", "sent", "answered", "ok", "late", "incomplete", "busy", "refused", "failed", "unanswered",
@@ -91,9 +82,7 @@ func TestWriteTable(t *testing.T) {
 	report := sample()
 	report.Interrupted = true
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer, 240); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, report.WriteTable(&buffer, 240))
 	for _, want := range []string{
 		"97.50", "8.50", "9.75", "25.0 → 40.0 %", "fashion: work waited 42 µs (p50), 55 µs (max) for a swap",
 		"fashion: accuracy 91.90 % (1000 labelled pictures), 91.80 % in this process",
@@ -124,9 +113,7 @@ func TestTableWidth(t *testing.T) {
 		{Name: "detect", SLOMillis: 400, Sent: 1198, OK: 577, InTime: 566, Late: 621, Dropped: 30, P99Millis: 391.9, Lost: pointer(uint64(0))},
 	}}
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, report.WriteTable(&buffer, 0))
 	for _, want := range []string{"│ function │  sent │ in time │ too late │ late │ dropped │ lost │ p99 ms │", "│ detect   │  1198 │     566 │       11 │  591 │      30 │    0 │ 391.90 │"} {
 		if !strings.Contains(buffer.String(), want) {
 			t.Errorf("the table lacks %q", want)
@@ -158,9 +145,7 @@ func TestTableSendLag(t *testing.T) {
 	report := sample()
 	report.Functions[0].SendLagP99Millis = 3
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, report.WriteTable(&buffer, 0))
 	if !strings.Contains(buffer.String(), "fashion: the load generator ran 3.00 ms behind schedule (p99)") {
 		t.Errorf("\n%s", &buffer)
 	}
@@ -168,13 +153,9 @@ func TestTableSendLag(t *testing.T) {
 
 func TestWriteCSV(t *testing.T) {
 	var buffer bytes.Buffer
-	if err := sample().WriteCSV(&buffer); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sample().WriteCSV(&buffer))
 	lines, err := csv.NewReader(&buffer).ReadAll() // refuses lines of different lengths
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(lines) != 3 {
 		t.Fatalf("%d lines, want a heading and 2", len(lines))
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/loadfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 )
 
@@ -64,14 +65,10 @@ func require(t *testing.T, r *loadgen.Report, texts ...string) []string {
 	var all []loadgen.Requirement
 	for _, text := range texts {
 		q, err := loadgen.ParseRequirement(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all = append(all, q)
 	}
-	if err := r.Require(all); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Require(all))
 	return r.Missed()
 }
 
@@ -98,9 +95,7 @@ func TestMissedRequirements(t *testing.T) {
 	var read struct {
 		Requirements []map[string]any `json:"requirements"`
 	}
-	if err := r.WriteJSON(&object); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.WriteJSON(&object))
 	if err := json.Unmarshal(object.Bytes(), &read); err != nil || len(read.Requirements) != 12 {
 		t.Fatalf("%v, %v", read, err)
 	}

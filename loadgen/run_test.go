@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/loadfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/loadgen/arrival"
@@ -32,9 +33,7 @@ func pictures(t testing.TB, n int, labels ...int) *picture.Labelled {
 		}
 	}
 	set, err := picture.NewLabelled(all, labels)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return set
 }
 
@@ -61,9 +60,7 @@ func run(t *testing.T, spec loadgen.Spec, system *loadfake.System, change ...fun
 		}
 		var err error
 		report, err = loadgen.Run(t.Context(), spec, o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	})
 	if open := system.Open(); open != 0 {
 		t.Errorf("%d senders are left open", open)
@@ -349,9 +346,7 @@ func TestRunInterrupted(t *testing.T) {
 		time.AfterFunc(2*time.Second+time.Millisecond, cancel)
 		begin := time.Now()
 		report, err := loadgen.Run(ctx, constant(t, 10, time.Minute), loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		f := report.Functions[0]
 		if !report.Interrupted || f.Sent < 20 || f.Sent > 21 || f.Unanswered != 1 || report.Seconds < 2 || report.Seconds > 2.1 {
 			t.Errorf("interrupted %v, %d sent, %d unanswered in %v s; want true, 20, 1, 2", report.Interrupted, f.Sent, f.Unanswered, report.Seconds)

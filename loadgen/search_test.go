@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/loadfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/arrival"
 	"pgregory.net/rapid"
@@ -35,9 +36,7 @@ func TestFindMaxRatePrecision(t *testing.T) {
 			search.Max = search.Start * rapid.Float64Range(1, 100).Draw(t, "max")
 		}
 		found, err := loadgen.FindMaxRate(context.Background(), search, holdsBelow(capacity))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		switch {
 		case found.PerSecond > capacity:
 			t.Fatalf("found %v of a capacity of %v", found.PerSecond, capacity)
@@ -130,13 +129,9 @@ func TestFindMaxRateQueue(t *testing.T) {
 				spec := constant(t, 0, 4*time.Second)
 				spec.Functions[0].Arrivals = test.arrivals
 				probe, err := loadgen.ProbeFunction(spec, "face", loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				found, err := loadgen.FindMaxRate(t.Context(), loadgen.Search{Start: 20, Precision: 0.05}, probe)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if found.PerSecond < test.low || found.PerSecond > test.high || found.Best.P99Millis > 25 || found.Best.WithinSLO < 99 {
 					t.Errorf("found %v, want %v to %v: %+v", found.PerSecond, test.low, test.high, found.Best)
 				}
@@ -158,9 +153,7 @@ func TestProbe(t *testing.T) {
 		spec.Functions = append(spec.Functions, other)
 		spec.Schedule = arrival.Schedule{{Function: "detect", PerSecond: 1000}}
 		probe, err := loadgen.ProbeFunction(spec, "face", loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		trial, err := probe(t.Context(), 50)
 		if err != nil || !trial.Held || trial.PerSecond != 50 || trial.GoodputRPS != 50 {
 			t.Errorf("%+v, %v", trial, err)
@@ -179,13 +172,9 @@ func TestProbe(t *testing.T) {
 
 func TestWriteSearch(t *testing.T) {
 	found, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 100, Precision: 0.5}, holdsBelow(150))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var table, object bytes.Buffer
-	if err := errors.Join(found.WriteTable(&table), found.WriteJSON(&object)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(found.WriteTable(&table), found.WriteJSON(&object)))
 	for _, want := range []string{"100.0 /s", "200.0 /s", "holds", "fails", "highest rate: 141.4 requests per second; 200.0 fails (precision 50 %)"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &table)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/models/picture"
@@ -42,9 +43,7 @@ func inspect(t *testing.T) []loadgen.Seen {
 		Photos:  picture.NewPhotos(all[:1], picture.Size{Height: 8, Width: 8, Channels: 3}, picture.Stretch),
 		Answers: []answer.Answer{{Kind: wire.KindTopK, Payload: topK(0, 0.25)}},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return seen
 }
 
@@ -80,9 +79,7 @@ func TestInspectErrors(t *testing.T) {
 func TestWritePictures(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "out")
 	paths, err := loadgen.WritePictures(dir, inspect(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []string{"chelsea.png", "coffee.png", "coffee.png.png"}
 	if len(paths) != len(want) {
 		t.Fatalf("wrote %v", paths)
@@ -93,14 +90,10 @@ func TestWritePictures(t *testing.T) {
 		}
 	}
 	file, err := os.Open(paths[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	img, err := png.Decode(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	at := func(x, y int) color.RGBA { return color.RGBAModel.Convert(img.At(x, y)).(color.RGBA) }
 	if img.Bounds().Dx() != 200 || at(99, 74) != picture.Palette[0] || at(75, 50) == picture.Palette[0] {
 		t.Errorf("%v; corner of the cat %v, its middle %v", img.Bounds(), at(99, 74), at(75, 50))

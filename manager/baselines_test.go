@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -19,9 +20,7 @@ func whole(name string) configs.Function { return configs.Function{Name: name, I
 func withoutShares(b *nodeBed, functions ...configs.Function) *nodeBed {
 	b.cfg.Lab.Change = configs.ChangeNone
 	for _, f := range functions {
-		if err := b.add(f); err != nil {
-			b.t.Fatal(err)
-		}
+		must.OK(b.t, b.add(f))
 	}
 	return b
 }
@@ -148,9 +147,7 @@ func TestFixedBatchFitsModel(t *testing.T) {
 		t.Errorf("batches of 3: %v", err)
 	}
 	b.cfg.Lab.Batching.Size = 4
-	if err := b.add(whole("a")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(whole("a")))
 	b.turns()
 	other := testCard()
 	other.Name, other.Version, other.Batches = "other", 9, []int{1, 8}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/observe"
 	"github.com/penstock/penstock/manager/sharing"
@@ -55,9 +56,7 @@ func newBed(t *testing.T, cfg configs.Config, shares ...float64) *bed {
 	}
 	m.network = kernelNetwork(&m.cfg, m.log)
 	f, err := newFunction(m, configs.Function{Name: "test", Instances: len(shares)}, testCard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, percent := range shares {
 		f.instances[i].sharing.SetShare(percent)
 	}

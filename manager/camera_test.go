@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/internal/testing/cameratest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models"
 )
@@ -104,9 +105,7 @@ func cameraNode(t *testing.T) *nodeBed {
 		return card, err
 	}
 	to := netip.MustParseAddrPort("127.0.0.1:9")
-	if err := b.add(configs.Function{Name: "cam", Instances: 1, SharePercent: 20, Format: configs.FormatGVSP, AnswersTo: &to}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(configs.Function{Name: "cam", Instances: 1, SharePercent: 20, Format: configs.FormatGVSP, AnswersTo: &to}))
 	b.turns()
 	return b
 }
@@ -148,9 +147,7 @@ func TestRefusedPictures(t *testing.T) {
 	var log bytes.Buffer
 	f.log = zerolog.New(&log)
 	conn, err := net.Dial("udp4", f.port.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer conn.Close()
 	for block := range uint64(3) {
 		p := cameratest.GVSP{Block: block, Width: 640, Height: 480, Format: cameratest.Mono8}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -33,9 +34,7 @@ func TestDesireAwaitsDevice(t *testing.T) {
 func TestRemoveWithoutDevice(t *testing.T) {
 	b := newNode(t, "cuda", nil, "", named("a", 50))
 	b.turn()
-	if err := b.remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("a"))
 	b.turns()
 	if b.functions.find("a") != nil {
 		t.Error("it waits for the end of a process that never began")
@@ -60,9 +59,7 @@ func TestAutoWithoutGPU(t *testing.T) {
 		}
 	}
 	in := b.instance("a", 0)
-	if err := in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil))
 	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}
@@ -111,9 +108,7 @@ func TestTensorsOfGPU(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
 	b.turns()
 	in := b.instance("a", 0)
-	if err := in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil))
 	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
 		t.Errorf("tensors of %d bytes, want %d", got, want)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
 )
@@ -27,9 +28,7 @@ func beganWith(t *testing.T, device string, gpu *control.ObservedDevice, functio
 	}
 	b := newNode(t, device, gpu, mechanism)
 	b.cfg.Functions, b.cfg.File, b.cfg.Shares.Tune = functions, "/etc/node.yaml", false
-	if err := b.begin(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.begin())
 	b.judgeConfiguration(nil)
 	b.turns()
 	return b
@@ -113,9 +112,7 @@ func TestEditOfEachKey(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			b.settles("a")
 			if !row.live(b) {
 				t.Errorf("the edit is not in force: %+v", b.status("a"))
@@ -137,9 +134,7 @@ func TestEditThatWritesDefaults(t *testing.T) {
 		Name: "a", Instances: 1, Model: "a", Port: b.functions.find("a").port.LocalAddr().Port(), SLO: testCard().SLO,
 		Change: configs.ChangeAuto, Receivers: 1,
 	}
-	if err := b.edited(want); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.edited(want))
 	if generation, _ := b.serves("a"); generation != 1 || b.functions.find("a").model.replacing {
 		t.Errorf("generation %d serves, want the first", generation)
 	}
@@ -150,9 +145,7 @@ func TestEditSLO(t *testing.T) {
 		b := beganWith(t, configs.DeviceCPU, nil, named("a", 40))
 		want := named("a", 50)
 		want.SLO = time.Second
-		if err := b.edited(want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.edited(want))
 		b = beganWith(t, configs.DeviceCPU, nil, named("a", 40))
 		c := b.cfg
 		c.Functions = []configs.Function{want}
@@ -186,9 +179,7 @@ func TestEditSLO(t *testing.T) {
 			t.Errorf("status says %+v, want why", s)
 		}
 		// Any later edit tries it again.
-		if err := b.edited(want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.edited(want))
 		b.settles("a")
 		if f.slo != time.Second || !b.page().Configuration.Followed {
 			t.Errorf("objective %v, %+v; want that of the file", f.slo, b.page().Configuration)
@@ -231,12 +222,8 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 	b.on(named("added", 10))
 	b.turns()
 	b.replaced("a", "better")
-	if err := b.setShare("a", 40); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.remove("gone"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("a", 40))
+	must.OK(t, b.remove("gone"))
 	b.turns()
 	if got := []control.Unsaved{b.status("a").Unsaved, b.status("added").Unsaved}; !slices.Equal(got, []control.Unsaved{control.UnsavedChanged, control.UnsavedAdded}) {
 		t.Errorf("unsaved are %q", got)
@@ -244,9 +231,7 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 
 	// The edit changes another function, a comment, or nothing.
 	for _, functions := range [][]configs.Function{{a, gone}, {a, gone, named("b", 5)}, {named("b", 5), gone, a}} {
-		if err := b.edited(functions...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.edited(functions...))
 		if f := b.status("a"); f.Model != "better" || f.SharePercent != 40 {
 			t.Errorf("a runs %s with %v %%, want what it was given at run time", f.Model, f.SharePercent)
 		}
@@ -261,9 +246,7 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 	added.SLO = time.Second
 	var log bytes.Buffer
 	b.functions.find("added").log = zerolog.New(&log)
-	if err := b.edited(a, gone, added); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.edited(a, gone, added))
 	b.settles("a")
 	b.settles("added")
 	for _, name := range []string{"a", "gone", "added"} {
@@ -279,9 +262,7 @@ func TestEditKeepsRunTimeChanges(t *testing.T) {
 	}
 
 	// A function whose entry is deleted is removed, even if it was first added at run time.
-	if err := b.edited(a, gone); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.edited(a, gone))
 	if b.functions.find("added") != nil {
 		t.Error("a function that the file no longer names is there")
 	}
@@ -293,9 +274,7 @@ func TestEditTakesAddedPort(t *testing.T) {
 	b.turns()
 	want := named("b", 10)
 	want.Port = b.functions.find("added").port.LocalAddr().Port()
-	if err := b.edited(named("a", 20), want); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.edited(named("a", 20), want))
 	b.turns()
 	if b.functions.find("added") != nil || b.functions.find("b") == nil || b.functions.find("b").port.LocalAddr().Port() != want.Port {
 		t.Errorf("it has %v, want a, and b at the port of added", b.names())
@@ -350,9 +329,7 @@ func TestConfigurationStatus(t *testing.T) {
 	c := b.cfg
 	c.Functions = []configs.Function{named("a", 20)}
 	c.Listen, c.Shares.Interval = netip.MustParseAddr("0.0.0.0"), time.Minute
-	if err := b.followed(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.followed(c))
 	s := b.page().Configuration
 	if !s.Followed || s.Error != "" || !slices.Equal(s.NeedRestart, []string{"listen", "shares.interval"}) {
 		t.Errorf("status says %+v, want it followed, and listen and shares.interval to wait for a restart", s)

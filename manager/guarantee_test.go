@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -29,9 +30,7 @@ func newGuaranteedNode(t *testing.T, device string, functions ...configs.Functio
 	t.Helper()
 	b := newNodeOn(t, device)
 	for _, f := range functions {
-		if err := b.add(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.add(f))
 	}
 	b.turns()
 	return b
@@ -113,16 +112,12 @@ func TestGuarantee(t *testing.T) {
 			}
 
 			// A new function has a guarantee at once; a removed one frees its own.
-			if err := b.add(objective("new", 20*time.Millisecond)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, b.add(objective("new", 20*time.Millisecond)))
 			b.turn()
 			if in := b.instance("new", 0); in.sharing.Entitled.Action.Guarantee == 0 {
 				t.Error("a new function has no guarantee")
 			}
-			if err := b.remove("slow"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, b.remove("slow"))
 			b.sharing.Guarantee()
 			b.turns()
 			sum := 0.0
@@ -146,9 +141,7 @@ func TestGuaranteeByHand(t *testing.T) {
 	if err := b.setShare("b", 80); err == nil || !strings.Contains(err.Error(), "110 % together") {
 		t.Errorf("80 %% beside 30 %%: %v", err)
 	}
-	if err := b.setShare("b", 50); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("b", 50))
 	b.turn()
 	if got := b.wanted("b")[control.Serve].GuaranteePercent; got != 50 {
 		t.Errorf("b has %v %%, it was given 50", got)
@@ -164,9 +157,7 @@ func TestGuaranteeIsRecorded(t *testing.T) {
 	policy := func(b *nodeBed) { b.cfg.Shares.Policy = configs.PolicyGuarantee }
 	functions := []configs.Function{objective("a", time.Second), objective("b", time.Second)}
 	b := recordedNode(t, dir, "run", "digest", policy, functions...)
-	if err := b.setShare("a", 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("a", 20))
 	b.dies()
 	b = recordedNode(t, dir, "run", "digest", policy, functions...)
 	if got := b.wanted("a")[control.Serve].GuaranteePercent; got != 20 {

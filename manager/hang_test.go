@@ -11,14 +11,13 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestHangMessage(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.cfg.HangTimeout = 2 * time.Second
-	if err := b.add(named("a", 20)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(named("a", 20)))
 	b.turns()
 	f, in := b.functions.find("a"), b.instance("a", 0)
 	var log bytes.Buffer

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -38,9 +39,7 @@ func (b *nodeBed) page() (s control.Status) {
 	b.t.Helper()
 	page := httptest.NewRecorder()
 	b.asked(func() { b.show(statusOf)(page, nil) })
-	if err := json.NewDecoder(page.Body).Decode(&s); err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, json.NewDecoder(page.Body).Decode(&s))
 	return s
 }
 
@@ -50,9 +49,7 @@ func (b *nodeBed) series(name string) []*dto.Metric {
 	var families []*dto.MetricFamily
 	var err error
 	b.asked(func() { families, err = b.metrics.Registry.Gather() })
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	for _, f := range families {
 		if f.GetName() == name {
 			return f.GetMetric()
@@ -87,18 +84,14 @@ func TestCardPath(t *testing.T) {
 // The status port answers next to connections that send nothing, and not to pages of other sites.
 func TestStatusPort(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	web := &servers{}
 	page := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("ok")) })
 	web.serve(l, ownPages(page, true), zerolog.Nop())
 	defer web.close()
 	for range 3 * maxConnections {
 		c, err := net.Dial("tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 	}
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -33,9 +34,7 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 
 			path := filepath.Join(t.TempDir(), "a")
 			l, err := control.ListenAttach(path, os.Getuid(), zerolog.Nop())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer l.Close()
 			admitted := make(chan error, 1)
 			go func() {
@@ -47,12 +46,8 @@ func TestProcessIsGrantedTheLab(t *testing.T) {
 			}()
 			hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: b.generations.ticket(in.place, generation)}
 			got, files, conn, err := control.DialAttach(path, hello)
-			if err := <-admitted; err != nil {
-				t.Fatal(err)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, <-admitted)
+			must.OK(t, err)
 			defer conn.Close()
 			for _, f := range files {
 				f.Close()

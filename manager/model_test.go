@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // refused checks that an error contains all words.
@@ -24,9 +25,7 @@ func refused(t *testing.T, err error, words ...string) {
 func (b *nodeBed) rolledBack(name string) {
 	b.t.Helper()
 	end, err := b.rollback(name)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.replacementEnds(end)
 }
 
@@ -35,9 +34,7 @@ func TestReplace(t *testing.T) {
 	for _, name := range []string{"older", "a", "newer"} { // in the order of their versions
 		b.find(name)
 	}
-	if err := b.add(named("a", 20)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(named("a", 20)))
 	b.turns()
 
 	for _, model := range []string{"older", "a"} {
@@ -53,9 +50,7 @@ func TestReplace(t *testing.T) {
 func TestReplaceBeforeAnyServed(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.find("older")
-	if err := b.add(named("a", 20)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(named("a", 20)))
 	b.replaced("a", "older") // clients have not seen a version of it
 	_, err := b.rollback("a")
 	refused(t, err, "no model before older v1", "penstock if replace a CARD")
@@ -87,14 +82,10 @@ func TestShareSumAtRunTime(t *testing.T) {
 	many.Instances = 40
 	refused(t, b.add(many), "minimum_percent", "40 instances", "fewer instances")
 	refused(t, b.setShare("a", 101), "at most 100")
-	if err := b.add(named("b", 40)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(named("b", 40)))
 	refused(t, b.setShare("b", 50), "share of b is 50 %", "110 % together, want at most 100 %")
 	// The functions that were being removed are gone.
-	if err := b.remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("a"))
 	if err := b.add(named("c", 60)); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -26,9 +27,7 @@ func workerNode(t *testing.T, device string, functions ...configs.Function) *nod
 	b := newNodeOn(t, device)
 	withWorkers(b)
 	b.cfg.Functions, b.cfg.File = functions, "/etc/node.yaml"
-	if err := b.begin(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.begin())
 	b.judgeConfiguration(nil)
 	b.turns()
 	return b
@@ -47,9 +46,7 @@ func member(name, worker string, slo time.Duration) configs.Function {
 func (b *nodeBed) moved(name, worker string) {
 	b.t.Helper()
 	end, err := b.move(name, worker)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.replacementEnds(end)
 }
 
@@ -72,9 +69,7 @@ func TestMove(t *testing.T) {
 			swaps := b.status("a").Swaps
 
 			end, err := b.move("a", "cold")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for range 3 {
 				b.turn()
 				if now, _ := b.serves("a"); now != before {
@@ -122,9 +117,7 @@ func TestMoveFails(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, objective("a", time.Second))
 	before, _ := b.serves("a")
 	end, err := b.move("a", "cold")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.turn()
 	generation, p := b.shadow("a")
 	p.die(control.Failed, "no memory for its weights")
@@ -142,9 +135,7 @@ func TestMoveRefused(t *testing.T) {
 	own.SharePercent = 20
 	b := workerNode(t, configs.DeviceCPU, own, member("member", "cold", time.Second), objective("python", time.Second), objective("program", time.Second), objective("large", time.Second))
 	large := filepath.Join(t.TempDir(), "large.onnx")
-	if err := os.WriteFile(large, make([]byte, cold.Memory+1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(large, make([]byte, cold.Memory+1), 0o600))
 	for name, change := range map[string]func(*models.Card){
 		"python":  func(c *models.Card) { c.Framework = models.PyTorch },
 		"program": func(c *models.Card) { c.Framework, c.Command = "", []string{"./serve"} },
@@ -242,9 +233,7 @@ func TestWorkerGuarantee(t *testing.T) {
 
 	// A process that is only starting has the same terms.
 	end, err := b.move("own", "cold")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.turn()
 	if all := b.processes("own"); !slices.ContainsFunc(all, func(p control.DesiredProcess) bool { return p.Worker == "cold" && p.Role == control.Shadow }) {
 		t.Errorf("desired %+v, want one that starts in the worker", all)
@@ -394,9 +383,7 @@ func TestMoveIsRecorded(t *testing.T) {
 // A guarantee that was set by hand ends with the move to a worker.
 func TestMoveEndsShareByHand(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, objective("a", time.Second), objective("b", time.Second))
-	if err := b.setShare("a", 40); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("a", 40))
 	refused(t, b.setShare("b", 20), "share of b is 20 %", "the others have 90 %", "110 % together")
 	b.moved("a", "cold")
 	if err := b.setShare("b", 20); err != nil {
@@ -408,9 +395,7 @@ func TestEditWorker(t *testing.T) {
 	functions := []configs.Function{objective("a", time.Second), member("b", "cold", time.Second)}
 	t.Run("member", func(t *testing.T) {
 		b := workerNode(t, configs.DeviceCPU, functions...)
-		if err := b.edited(member("a", "cold", time.Second), objective("b", time.Second)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.edited(member("a", "cold", time.Second), objective("b", time.Second)))
 		b.settles("a")
 		b.settles("b")
 		if a, second := b.status("a"), b.status("b"); a.Worker != "cold" || second.Worker != "" || a.Unsaved != "" || second.Unsaved != "" {
@@ -422,9 +407,7 @@ func TestEditWorker(t *testing.T) {
 		c := b.cfg
 		c.Workers = []configs.Worker{cold, warm, {Name: "new", SharePercent: 10, Lanes: 1, Policy: "edf"}}
 		c.Functions = []configs.Function{member("a", "new", time.Second), functions[1]}
-		if err := b.followed(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.followed(c))
 		b.settles("a")
 		if a := b.status("a"); a.Worker != "new" || a.Guarantee.Percent != 10 || len(b.page().Configuration.NeedRestart) != 0 {
 			t.Errorf("status %+v, want it in the new worker", a)
@@ -434,9 +417,7 @@ func TestEditWorker(t *testing.T) {
 		b := workerNode(t, configs.DeviceCPU, functions...)
 		c := b.cfg
 		c.Workers = []configs.Worker{{Name: "cold", SharePercent: 50, Lanes: 4, Policy: "fair", Memory: 2 << 20}}
-		if err := b.followed(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.followed(c))
 		b.turn()
 		if got := b.wanted("b")[control.Serve]; got.GuaranteePercent != 50 || got.Lanes != 2 || got.LanePolicy != "edf" || got.MemoryBytes != 1<<20 {
 			t.Errorf("b has %+v, want the worker's new guarantee and its old lanes and memory", got)
@@ -456,9 +437,7 @@ func TestEditWorker(t *testing.T) {
 		}
 		// An edit of the function's entry undoes the move, and frees the worker.
 		c.Functions = []configs.Function{objective("a", 2*time.Second), functions[1]}
-		if err := b.followed(c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.followed(c))
 		b.settles("a")
 		if a := b.status("a"); a.Worker != "" || a.Unsaved != "" {
 			t.Errorf("status %+v, want it in its own process", a)
@@ -475,9 +454,7 @@ func TestEditRemovesWorker(t *testing.T) {
 		c.Workers, c.Functions = []configs.Worker{warm}, functions
 		var err error
 		b.asked(func() { err = b.Reconfigure(c) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if keys := b.page().Configuration.NeedRestart; len(keys) > 0 {
 			t.Errorf("%v need a restart", keys)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/observe"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/models"
@@ -145,9 +146,7 @@ func newCachedNode(t *testing.T, cache, device string, gpu *control.ObservedDevi
 		if f.Instances == 0 {
 			f.Instances = 1
 		}
-		if err := b.add(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.add(f))
 	}
 	return b
 }
@@ -311,9 +310,7 @@ func (b *nodeBed) report() {
 		}
 		o.Processes = append(o.Processes, seen)
 	}
-	if err := o.Check(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, o.Check())
 	b.observe(o)
 }
 

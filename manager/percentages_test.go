@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -131,9 +132,7 @@ func TestWrongFirstPercentage(t *testing.T) {
 
 	// Another share is tried while the process serves.
 	at := len(b.woken)
-	if err := b.setShare("a", 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("a", 20))
 	b.settlesRight("a")
 	if slices.Contains(b.woken[at:], wake{"a", 100}) {
 		t.Errorf("orders %v, want none on the whole device while a process serves", b.woken[at:])
@@ -156,9 +155,7 @@ func TestPercentagesByHand(t *testing.T) {
 	b.cfg.Shares.Tune = false
 	b.f16()
 	for _, f := range []configs.Function{shadowed("a", 25.5), shadowed("b", 30)} {
-		if err := b.add(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.add(f))
 	}
 	if shares := b.settlesRight("a", "b"); !slices.Equal(shares, []float64{25.5, 48}) {
 		t.Errorf("shares %v, want 25.5 as set, and a right one for 30", shares)
@@ -170,9 +167,7 @@ func TestWrongModel(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 	b.wrong = func(string, float64) bool { return true }
 	_, end, err := b.try(shadowed("a", 30))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for range 5 {
 		b.turns()
 	}

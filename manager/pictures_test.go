@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -38,9 +39,7 @@ func TestPicturePath(t *testing.T) {
 	s.Next()
 	b.eventually("the picture is copied", func() bool { return b.port.PictureNumber() == 1 })
 	var p control.Picture
-	if err := json.NewDecoder(ask("test").Body).Decode(&p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(ask("test").Body).Decode(&p))
 	if p.Number != 1 || !bytes.Equal(p.Pixels, datapathtest.Picture(3)) || !p.From.IsValid() || p.Kind != wire.KindRaw || p.ModelVersion != 7 {
 		t.Errorf("picture %d of %d bytes from %v", p.Number, len(p.Pixels), p.From)
 	}

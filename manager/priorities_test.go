@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -17,9 +18,7 @@ func probedNode(t *testing.T, p *control.StreamPriorities, edit func(*configs.Co
 	b.cfg.Shares.Policy = configs.PolicyGuarantee
 	edit(&b.cfg)
 	for _, f := range functions {
-		if err := b.add(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.add(f))
 	}
 	b.turn()
 	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
@@ -72,9 +71,7 @@ func TestSharesWithoutPriorities(t *testing.T) {
 	want := newNode(t, "cuda", h200(), sharing.MechanismMPS)
 	for _, f := range functions {
 		f.Change = configs.ChangeShadow
-		if err := want.add(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, want.add(f))
 	}
 	want.turns()
 	got := probedNode(t, fail, func(*configs.Config) {}, functions...)
@@ -87,16 +84,12 @@ func TestSharesWithoutPriorities(t *testing.T) {
 		}
 	}
 	// A function that is added and one that is removed take part.
-	if err := got.add(named("d", 0)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, got.add(named("d", 0)))
 	got.turns()
 	if s := got.status("d"); s.SharePercent == 0 || s.Guarantee != nil {
 		t.Errorf("d has %v %%, %+v", s.SharePercent, s.Guarantee)
 	}
-	if err := got.remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, got.remove("a"))
 	got.turns()
 
 	// The configuration file still leaves the policy out, so no key needs a restart.

@@ -10,15 +10,14 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // sleeper starts a program that does nothing, and waits until it runs.
 func sleeper(t *testing.T) *os.Process {
 	t.Helper()
 	c := exec.Command("sleep", "1000")
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Start())
 	t.Cleanup(func() {
 		c.Process.Kill()
 		c.Wait()
@@ -33,9 +32,7 @@ func signalStop(t *testing.T, b *bed, p *os.Process, stop bool) {
 	if stop {
 		sig = syscall.SIGSTOP
 	}
-	if err := p.Signal(sig); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Signal(sig))
 	b.eventually("the process has the state", func() bool { return stopped(p.Pid) == stop })
 }
 
@@ -57,9 +54,7 @@ func TestFailOver(t *testing.T) {
 			if config.SLO = 20 * time.Millisecond; !c.overdue {
 				config.SLO = time.Hour
 			}
-			if err := n.add(config); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, n.add(config))
 			n.turns()
 			f, in := n.functions.find("a"), n.instance("a", 0)
 			active, shadow := in.pair.Active(), in.pair.Shadow()

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 	"github.com/penstock/penstock/shm"
 )
@@ -17,9 +18,7 @@ import (
 func (b *nodeBed) on(c configs.Function) <-chan error {
 	b.t.Helper()
 	_, end, err := b.try(c)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	return end
 }
 
@@ -86,9 +85,7 @@ func TestAFunctionThatServedStays(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
 	b.turns()
-	if err := b.ended(end); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.ended(end))
 	b.cannotStart("b", "killed")
 	b.serves("b")
 }
@@ -104,9 +101,7 @@ func TestAdditionRemoved(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
 	b.turn()
-	if err := b.remove("b"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("b"))
 	if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "it was removed again") {
 		t.Errorf("the addition ended with %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/sharing"
 )
 
@@ -17,9 +18,7 @@ func newNodeWithoutMPS(t *testing.T, functions ...configs.Function) *nodeBed {
 	b := newNode(t, "cuda", gpu, sharing.MechanismTimeSlicing)
 	b.cfg.Shares.Policy = configs.PolicyGuarantee
 	for _, f := range functions {
-		if err := b.add(f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.add(f))
 	}
 	b.turns()
 	return b

@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/internal/testing/keydoc"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/document"
 )
 
@@ -100,9 +101,7 @@ func folder(t testing.TB) string {
 		if name == "program" {
 			mode = 0o755
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), mode))
 	}
 	return dir
 }
@@ -110,18 +109,14 @@ func folder(t testing.TB) string {
 func read(t testing.TB, dir, text string) (*Card, error) {
 	t.Helper()
 	path := filepath.Join(dir, "card.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o644))
 	return ReadCard(path)
 }
 
 func TestReadCardAllKeys(t *testing.T) {
 	dir := folder(t)
 	got, err := read(t, dir, card)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := &Card{
 		Name: "shapes", Version: 3, Framework: "onnx", Model: filepath.Join(dir, "model.onnx"),
 		File: filepath.Join(dir, "card.yaml"), Dir: dir,
@@ -145,9 +140,7 @@ func TestReadCardAllKeys(t *testing.T) {
 func TestReadCardNames(t *testing.T) {
 	text := strings.NewReplacer("name: image", `name: "Input Image ✓"`, "name: prob", "name: Class Prob", "shape: [3]", "shape: [1, 3, 1]").Replace(card)
 	got, err := read(t, folder(t), text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got.Input.Name != "Input Image ✓" || got.Outputs[0].Name != "Class Prob" {
 		t.Errorf("names %q and %q", got.Input.Name, got.Outputs[0].Name)
 	}
@@ -167,9 +160,7 @@ func TestReadCardScale(t *testing.T) {
 	} {
 		text := strings.NewReplacer("[1, 2.5, 3]", c.mean, "[1, 2, 4.0]", c.std, "{type: u8", "{type: "+c.wire).Replace(card)
 		got, err := read(t, folder(t), text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if all := strings.Join(got.Warnings, "\n"); (all == "") != (c.want == "") || !strings.Contains(all, c.want) {
 			t.Errorf("mean %s, std %s of %s: got %q, want %q", c.mean, c.std, c.wire, all, c.want)
 		}
@@ -179,9 +170,7 @@ func TestReadCardScale(t *testing.T) {
 // A model in place of its card is named as such.
 func TestReadModelAsCard(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net.onnx")
-	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, make([]byte, 1<<20), 0o600))
 	if _, err := ReadCard(path); err == nil || !strings.Contains(err.Error(), "net.onnx is a model; want its card") {
 		t.Errorf("got %v", err)
 	}
@@ -190,9 +179,7 @@ func TestReadModelAsCard(t *testing.T) {
 func TestReadCardDefaults(t *testing.T) {
 	dir := folder(t)
 	got, err := read(t, dir, ownCard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := &Card{
 		Name: "own", Version: 1, Command: []string{filepath.Join(dir, "program"), "--fast"},
 		File: filepath.Join(dir, "card.yaml"), Dir: dir,
@@ -224,9 +211,7 @@ func TestFrameworkNull(t *testing.T) {
 
 func TestReadCardLabelsFile(t *testing.T) {
 	got, err := read(t, folder(t), boxCard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if want := []string{"cat", "dog"}; !reflect.DeepEqual(got.Labels, want) {
 		t.Errorf("labels %q, want %q", got.Labels, want)
 	}
@@ -411,12 +396,8 @@ func TestReadDir(t *testing.T) {
 		"other/notes.txt": "no card",
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.OK(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	cards, err := ReadDir(dir)
 	var names []string
@@ -437,9 +418,7 @@ func TestReadDir(t *testing.T) {
 func schema(t testing.TB) *jsonschema.Schema {
 	t.Helper()
 	s, err := jsonschema.NewCompiler().Compile("../configs/card.schema.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s
 }
 
@@ -473,9 +452,7 @@ func TestSchema(t *testing.T) {
 	}
 	for _, name := range []string{"face", "fashion", "detect"} {
 		text, err := os.ReadFile(filepath.Join("zoo", name, "card.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := valid(t, s, string(text)); err != nil {
 			t.Errorf("%s: the schema refuses what ships: %v", name, err)
 		}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm"
@@ -183,17 +184,11 @@ const nobodyUID = 65534
 func closedFolder(t *testing.T, files ...string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "closed")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(dir, 0o700))
 	for _, f := range files {
 		path := filepath.Join(dir, f)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte("secret"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.OK(t, os.WriteFile(path, []byte("secret"), 0o644))
 	}
 	return dir
 }
@@ -209,18 +204,14 @@ func TestConfinedProcess(t *testing.T) {
 	asRoot(t)
 	victim := exec.Command("sleep", "1000")
 	victim.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobodyUID, Gid: nobodyUID}, Pdeathsig: syscall.SIGKILL}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, victim.Start())
 	defer victim.Wait()
 	defer victim.Process.Kill()
 	closed := closedFolder(t, "model/weights.bin", "secret")
 
 	n := newNode(t).run(func(o *Options) {
 		u, err := sandbox.FindUser("nobody")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		o.Sandbox = &Sandbox{User: u}
 	})
 	c := confined{
@@ -233,9 +224,7 @@ func TestConfinedProcess(t *testing.T) {
 		Sockets: []string{filepath.Join(n.dir, "manager.sock")},
 	}
 	text, err := json.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p := newDesired(1, control.Shadow, 30)
 	p.Command = []string{n.self, "confined", string(text)}
 	p.Model = c.Model
@@ -259,23 +248,15 @@ func TestConfinedProcess(t *testing.T) {
 // A process that was started just before another orchestrator took over has not locked its folder.
 func TestPrivateFoldersLeft(t *testing.T) {
 	dir, b := t.TempDir(), &Sandbox{}
-	if err := b.prepare(dir, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.prepare(dir, ""))
 	var paths []string
 	for generation := range uint32(2) {
 		paths = append(paths, privateFolder(dir, key{"face", 0, generation + 1}))
-		if err := os.Mkdir(paths[generation], 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(paths[generation], 0o700))
 	}
 	note, err := json.Marshal(saved{Version: control.Version, ManagerID: "m", IF: "face", Generation: 2, State: control.Starting})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.removeLeft(dir, []heldProcess{{note: note}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, b.removeLeft(dir, []heldProcess{{note: note}}))
 	for i, kept := range []bool{false, true} {
 		if _, err := os.Stat(paths[i]); (err == nil) != kept {
 			t.Errorf("%s: %v, want kept %v", paths[i], err, kept)
@@ -333,9 +314,7 @@ func TestConfinedProcessFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t).run(func(o *Options) {
 				u, err := sandbox.FindUser("nobody")
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				o.Sandbox = &Sandbox{User: u}
 			})
 			p := newDesired(1, control.Shadow, 30)
@@ -356,13 +335,9 @@ func TestConfinedWeightServer(t *testing.T) {
 	asRoot(t)
 	dir := t.TempDir()
 	u, err := sandbox.FindUser("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b := &Sandbox{User: u}
-	if err := b.prepare(dir, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.prepare(dir, ""))
 	var log buffer
 	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", b, zerolog.New(&log))
 	t.Cleanup(h.close)

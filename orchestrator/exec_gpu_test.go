@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/gpu"
 )
@@ -26,14 +27,10 @@ func fakeGPUs(t *testing.T) {
 		t.Skipf("no fake driver: %v", err)
 	}
 	remove, err := mpsfake.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(remove)
 	programs, err := mpsfake.Install(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
 	t.Setenv("PENSTOCK_LIBCUDA", library)
 	t.Setenv("PENSTOCK_LIBNVML", "/nowhere/libnvidia-ml.so.1")

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 )
@@ -45,13 +46,9 @@ type realNode struct {
 func newNode(t *testing.T) *realNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n := &realNode{t: t, dir: dir, self: self, log: &buffer{}}
 	t.Cleanup(func() {
 		if n.manager != nil { // nil if the setup failed earlier
@@ -114,9 +111,7 @@ func (n *realNode) want(processes ...control.DesiredProcess) {
 	n.t.Helper()
 	n.desired.Seq++
 	n.desired.Processes = processes
-	if err := n.manager.Publish(n.desired); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, n.manager.Publish(n.desired))
 }
 
 func (n *realNode) until(what string, is func(control.Observed) bool) {
@@ -244,9 +239,7 @@ func TestRealProcessKilled(t *testing.T) {
 			for g := uint32(1); g <= 5; g++ {
 				n.want(n.child(g, control.Serve))
 				p := n.untilState(g, control.Active)
-				if err := syscall.Kill(p.PID, signal); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, syscall.Kill(p.PID, signal))
 				if signal == syscall.SIGKILL {
 					n.want(n.child(g, control.Drain)) // as the manager does when the attach link ends
 				}
@@ -264,9 +257,7 @@ func TestRealProcessOOM(t *testing.T) {
 	group := limitMemory(t, 64<<20)
 	n := newNode(t)
 	cmd := n.orchestrate(cpushare.Governor)
-	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0))
 	n.want(n.child(1, control.Serve, "hog"))
 	var p control.ObservedProcess
 	n.until("generation 1 is started", func(o control.Observed) bool {
@@ -287,9 +278,7 @@ func TestRealProcessOOM(t *testing.T) {
 	// The group's count does not include the next SIGKILL.
 	n.want(n.child(2, control.Serve))
 	p = n.untilState(2, control.Active)
-	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(p.PID, syscall.SIGKILL))
 	if p = n.untilState(2, control.Failed); p.Reason != "killed by signal 9 (not by Penstock)" {
 		t.Errorf("failed: %q", p.Reason)
 	}
@@ -406,13 +395,9 @@ func TestProcessTree(t *testing.T) {
 			n.want(n.child(1, control.Shadow, end.how, "family", file))
 			n.untilState(1, control.Loaded)
 			b, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			grandchild, err := strconv.Atoi(string(b))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			n.want(n.child(1, end.role, end.how, "family", file))
 			n.untilState(1, end.state)
 			n.untilGone(grandchild)
@@ -525,14 +510,10 @@ func TestRealSilentManager(t *testing.T) {
 func (n *realNode) orchestrate(mechanism string, with ...string) *exec.Cmd {
 	n.t.Helper()
 	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism, Sandbox: slices.Contains(with, "sandbox"), Prepared: n.prepared, Cache: n.cache, ProbeTimeout: n.probeTimeout})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	cmd := exec.Command(n.self, "orchestrate", string(options))
 	cmd.Stderr = n.log
-	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, cmd.Start())
 	n.t.Cleanup(func() {
 		if cmd.ProcessState == nil {
 			cmd.Process.Kill()
@@ -608,9 +589,7 @@ func TestQuotaHolds(t *testing.T) {
 	// The process computes on all CPUs, and the kernel throttles it.
 	throttled := func() bool {
 		b, err := os.ReadFile(filepath.Join(filepath.Dir(procs[0]), "cpu.stat"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, rest, _ := strings.Cut(string(b), "nr_throttled ")
 		return rest != "" && !strings.HasPrefix(rest, "0\n")
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 )
@@ -59,13 +60,9 @@ func limitedNode(t *testing.T) *realNode {
 	t.Helper()
 	limits := cgroup.Limits{MemoryBytes: testLimits.memory, Tasks: int64(testLimits.tasks)}
 	s, err := cpushare.Open("", 1, os.Getpid(), zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, err = s.Hold("probe", limits, true)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Close())
 	if err != nil {
 		t.Skipf("not on this machine: needs control groups: %v", err)
 	}

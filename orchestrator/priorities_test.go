@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	libmlgpu "github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/gpu"
@@ -56,14 +57,10 @@ func probeMain(arguments []string) int {
 func sharedGPU(t *testing.T) []cudafake.Setting {
 	t.Helper()
 	file, err := os.CreateTemp("/dev/shm", "turns-") // the sandbox lets processes write there
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	file.Close()
 	t.Cleanup(func() { os.Remove(file.Name()) })
-	if err := os.Chmod(file.Name(), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(file.Name(), 0o666))
 	return cudafake.Full(file.Name())
 }
 
@@ -157,9 +154,7 @@ func TestPriorityProbeFails(t *testing.T) {
 // The cache folder of package cudafake holds a result for its device.
 func TestFakeCache(t *testing.T) {
 	setting, err := cudafake.Cache(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, dir, _ := strings.Cut(setting, "=")
 	fakeGPUs(t)
 	p, log := probed(t, filepath.Join(dir, "penstock"), patience)

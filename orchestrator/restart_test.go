@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
@@ -37,28 +38,20 @@ func newKeptNode(t *testing.T) *kept {
 func (n *kept) orchestrate() *exec.Cmd {
 	n.t.Helper()
 	ours, theirs, err := keeper.SocketPair()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	defer theirs.Close()
 	socket, err := syscall.Dup(int(ours.Fd()))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	n.t.Cleanup(func() { syscall.Close(socket) })
 	n.hangUp = func() { syscall.Shutdown(socket, syscall.SHUT_RDWR) }
 	served := make(chan error, 1)
 	n.served = served
 	go func() { served <- n.keeper.Serve(ours) }()
 	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: n.mechanism, Kept: true})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	cmd := exec.Command(n.self, "orchestrate", string(options))
 	cmd.Stderr, cmd.ExtraFiles = n.log, []*os.File{theirs}
-	if err := cmd.Start(); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, cmd.Start())
 	n.t.Cleanup(func() {
 		if cmd.ProcessState == nil {
 			killed(cmd)
@@ -90,9 +83,7 @@ func (n *kept) edited(edit func(*saved)) (id string, note json.RawMessage) {
 	held[0].Stdout.Close()
 	held[0].Stderr.Close()
 	s, err := readSaved(held[0].Note)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, err)
 	edit(&s)
 	if note, err = json.Marshal(s); err != nil {
 		n.t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
@@ -71,21 +72,15 @@ func (h *runningWeightServer) until(t *testing.T, what string, is func(*control.
 
 func TestWeightServerRestart(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".talk"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(dir, weightsSocketName+".talk"), nil, 0o600))
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody's")
 	var log buffer
 	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.New(&log))
 	t.Cleanup(h.close)
 	there := func(w *control.WeightsHeld) bool { return w != nil }
 	first := h.until(t, "it is there", there)
-	if err := syscall.Kill(int(first.Bytes), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(int(first.Bytes), syscall.SIGKILL))
 	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return w != nil && w.Bytes != first.Bytes })
 	for _, words := range []string{"weight server ended", "cannot read state of the weight server"} {
 		if !log.has(words) {
@@ -105,20 +100,14 @@ func TestWeightServerRestart(t *testing.T) {
 // server's stderr open.
 func TestWeightServerLoaderHangs(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".orphan"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(dir, weightsSocketName+".orphan"), nil, 0o600))
 	h := startWeightServer(newKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.Nop())
 	t.Cleanup(h.close)
 	hangs := func(w *control.WeightsHeld) bool { return w != nil && w.Files > 1 }
 	first := h.until(t, "its loader hangs", hangs)
 	t.Cleanup(func() { syscall.Kill(first.Files, syscall.SIGKILL) })
-	if err := syscall.Kill(int(first.Bytes), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(int(first.Bytes), syscall.SIGKILL))
 	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return hangs(w) && w.Bytes != first.Bytes })
 	t.Cleanup(func() { syscall.Kill(second.Files, syscall.SIGKILL) })
 	if !exists(first.Files) {

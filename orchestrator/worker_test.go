@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -167,9 +168,7 @@ func TestWorkerKilled(t *testing.T) {
 	n.want(memberOf("face", 1, control.Serve), memberOf("fashion", 1, control.Serve))
 	pid := n.untilMember("face", 1, control.Active).PID
 	n.untilMember("fashion", 1, control.Active)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(pid, syscall.SIGKILL))
 	for _, name := range []string{"face", "fashion"} {
 		if p := n.untilMember(name, 1, control.Failed); p.Reason != "killed by signal 9 (not by Penstock)" {
 			t.Errorf("%s failed: %s", name, p.Reason)
@@ -234,9 +233,7 @@ func TestWorkerRestart(t *testing.T) {
 	// The worker ends while there is no orchestrator.
 	killed(cmd)
 	<-n.served
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(pid, syscall.SIGKILL))
 	n.untilGone(pid)
 	cmd = n.orchestrate()
 	n.want(started(memberOf("face", 1, control.Serve), memberOf("fashion", 2, control.Serve))...)
@@ -251,21 +248,13 @@ func TestWorkerRestart(t *testing.T) {
 func TestWorkerMayRead(t *testing.T) {
 	models := t.TempDir()
 	for _, name := range []string{"face", "elsewhere"} {
-		if err := os.WriteFile(filepath.Join(models, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(models, name), nil, 0o600))
 	}
 	folder, link := filepath.Join(models, "folder"), filepath.Join(models, "folder", "link")
-	if err := os.Mkdir(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("../elsewhere", link); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(folder, 0o700))
+	must.OK(t, os.Symlink("../elsewhere", link))
 	later := filepath.Join(folder, "later")
-	if err := os.WriteFile(later, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(later, nil, 0o600))
 	w := &workers{hosts: map[string]*host{}}
 	w.hosts["a"] = w.newHost(savedWorker{Worker: "cold", Device: "cpu", Reads: []string{"/lib", filepath.Join(models, "face"), folder}})
 	for name, c := range map[string]struct {

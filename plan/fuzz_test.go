@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
 )
@@ -57,9 +58,7 @@ func FuzzReadPlan(f *testing.F) {
 		}
 		_ = verify.Layout(pl)
 		var again bytes.Buffer
-		if err := pl.Write(&again); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, pl.Write(&again))
 		if _, err := plan.Read(&again, "file"); err != nil {
 			t.Errorf("written again: %v", err)
 		}

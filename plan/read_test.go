@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
 func TestReadProfiles(t *testing.T) {
 	published, err := plan.ReadProfiles(os.DirFS("testdata/parvagpu/prof_data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if n := len(published["a100-80"]); n != 11 || len(published) != 1 {
 		t.Fatalf("%d models on a100-80, %d GPUs; want 11 on one", n, len(published))
 	}
@@ -24,9 +23,7 @@ func TestReadProfiles(t *testing.T) {
 		t.Errorf("second point of resnet50 is %+v, want %+v: throughput in the file is per process", first, want)
 	}
 	measured, err := plan.ReadProfiles(os.DirFS("testdata/gslice_v100"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if n := len(measured["v100"]); n != 4 {
 		t.Fatalf("%d models on v100, want 4", n)
 	}
@@ -82,9 +79,7 @@ func TestReadServicesErrors(t *testing.T) {
 func TestReadServicesOrder(t *testing.T) {
 	text := "\ufeffslo_ms, model ,service,rate_rps,scenario\r\n20,b,front,1.5,S1\r\n10,a,,2,S2\r\n30,b,,3,S1\r\n"
 	got, err := plan.ReadServices(strings.NewReader(text), "s.csv", "S1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []plan.Service{{Name: "front", Model: "b", RateRPS: 1.5, SLOMS: 20}, {Name: "b", Model: "b", RateRPS: 3, SLOMS: 30}}
 	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("%+v, want %+v", got, want)
@@ -122,20 +117,12 @@ const small = `{
 
 func TestWriteRead(t *testing.T) {
 	pl, err := plan.Read(strings.NewReader(small), "old.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var first, second bytes.Buffer
-	if err := pl.Write(&first); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, pl.Write(&first))
 	again, err := plan.Read(strings.NewReader("\ufeff"+first.String()), "old.json") // some editors write the mark
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := again.Write(&second); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, again.Write(&second))
 	if first.String() != second.String() {
 		t.Errorf("written again it is %s\nwant %s", second.String(), first.String())
 	}

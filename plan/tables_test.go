@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/plan"
 )
@@ -18,9 +19,7 @@ import (
 func lookup(t testing.TB, name string) plan.GPU {
 	t.Helper()
 	g, err := plan.Lookup(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return g
 }
 
@@ -126,9 +125,7 @@ func TestPercentProfile(t *testing.T) {
 		{Share: 20, Batch: 4, Processes: 2, OOM: true},
 	}}
 	p, err := plan.FromProfile("m", from, "a30")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := plan.Point{GPCs: 7, Batch: 4, Processes: 2, ThroughputRPS: 100, LatencyMS: 40, MemoryMiB: 700}
 	if p.GPU != "h200-141-mps" || len(p.Points) != 1 || p.Points[0] != want {
 		t.Errorf("%+v, want %+v on h200-141-mps", p, want)
@@ -167,12 +164,8 @@ func TestProfileErrors(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		file := filepath.Join(dir, c.file)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(c.text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.OK(t, os.WriteFile(file, []byte(c.text), 0o644))
 		if _, err := plan.ReadProfiles(os.DirFS(dir)); err == nil || !strings.HasPrefix(err.Error(), file+c.want) {
 			t.Errorf("%v\nwant %s%s", err, file, c.want)
 		}

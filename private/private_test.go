@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,26 +18,18 @@ const nobodyUID = 65534
 
 func mkdir(t *testing.T, path string, mode fs.FileMode) {
 	t.Helper()
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(path, 0o700))
+	must.OK(t, os.Chmod(path, mode))
 }
 
 func link(t *testing.T, target, path string) {
 	t.Helper()
-	if err := os.Symlink(target, path); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(target, path))
 }
 
 func chown(t *testing.T, path string) {
 	t.Helper()
-	if err := os.Lchown(path, nobodyUID, nobodyUID); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Lchown(path, nobodyUID, nobodyUID))
 }
 
 // folders are ways to prepare a folder "run" in dir. want is part of the error, empty if the
@@ -59,15 +52,11 @@ var folders = map[string]struct {
 	"a file":          {prepare: func(t *testing.T, dir string) { os.WriteFile(dir+"/run", nil, 0o600) }, want: "not a directory"},
 	"a parent that all can write": {prepare: func(t *testing.T, dir string) {
 		mkdir(t, dir+"/run", 0o700)
-		if err := os.Chmod(dir, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir, 0o777))
 	}, want: "mode 0777; want owner root or"},
 	"a sticky parent": {prepare: func(t *testing.T, dir string) {
 		mkdir(t, dir+"/run", 0o700)
-		if err := os.Chmod(dir, 0o777|fs.ModeSticky); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir, 0o777|fs.ModeSticky))
 	}},
 	"another user's": {root: true, prepare: func(t *testing.T, dir string) {
 		mkdir(t, dir+"/run", 0o700)
@@ -142,9 +131,7 @@ func TestFolderPath(t *testing.T) {
 
 	t.Run("links before the last component", func(t *testing.T) {
 		f, err := MakeFolder(dir+"/absolute/a/./b", 0o755)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer f.Close()
 		if want := dir + "/real/a/b"; f.Path() != want {
 			t.Errorf("path %s, want %s", f.Path(), want)
@@ -179,27 +166,19 @@ func TestFolderPath(t *testing.T) {
 func TestFolderReadFile(t *testing.T) {
 	dir := t.TempDir()
 	f, err := MakeFolder(dir, 0o700)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 
 	file := func(name string, mode fs.FileMode) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("text"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(filepath.Join(dir, name), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte("text"), 0o600))
+		must.OK(t, os.Chmod(filepath.Join(dir, name), mode))
 	}
 	file("good", 0o600)
 	file("shared", 0o666)
 	link(t, "good", dir+"/link")
 	mkdir(t, dir+"/folder", 0o700)
-	if err := syscall.Mkfifo(dir+"/pipe", 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Mkfifo(dir+"/pipe", 0o600))
 	for name, want := range map[string]string{
 		"good":        "",
 		"shared":      "mode 0666; want owner",
@@ -232,15 +211,11 @@ func TestFolderReadFile(t *testing.T) {
 func TestFolderReplaceFile(t *testing.T) {
 	dir := t.TempDir()
 	f, err := OpenFolder(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 
 	victim := filepath.Join(t.TempDir(), "victim")
-	if err := os.WriteFile(victim, []byte("keep"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(victim, []byte("keep"), 0o600))
 	// These are remains of a writer that died, or of another user from when the folder was shared.
 	for name, leave := range map[string]func(path string) error{
 		"nothing":   func(string) error { return nil },
@@ -248,9 +223,7 @@ func TestFolderReplaceFile(t *testing.T) {
 		"a link":    func(path string) error { return os.Symlink(victim, path) },
 		"hard link": func(path string) error { return os.Link(victim, path) },
 	} {
-		if err := leave(filepath.Join(dir, "file.new")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, leave(filepath.Join(dir, "file.new")))
 		if err := f.ReplaceFile("file", []byte(name)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -288,9 +261,7 @@ func TestMakeCache(t *testing.T) {
 		}
 	}
 
-	if err := os.Chmod(temporary, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(temporary, 0o777))
 	if f, err := MakeCache(); !errors.Is(err, ErrNotPrivate) || !strings.Contains(err.Error(), "XDG_CACHE_HOME") {
 		t.Errorf("no private folder: %v, %v", f, err)
 	}
@@ -312,9 +283,7 @@ func TestReadFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, name)
-			if err := errors.Join(os.WriteFile(path, make([]byte, c.size), 0o600), os.Chmod(path, c.mode)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.WriteFile(path, make([]byte, c.size), 0o600), os.Chmod(path, c.mode)))
 			text, err := ReadFile(path, 10)
 			if c.want == "" && (err != nil || len(text) != c.size) || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 				t.Errorf("%q, %v; want %q", text, err, c.want)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/models/zoo"
 )
@@ -24,9 +25,7 @@ func measured() profile.Profile {
 
 func TestPrintKnees(t *testing.T) {
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	one := measured()
 	one.Points = one.Points[:1]
 	// The objective is 10 ms: batches of 8 fit into half of it.

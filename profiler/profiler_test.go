@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
@@ -31,20 +32,14 @@ func builtPenstock(t *testing.T) string {
 func TestModelCannotStart(t *testing.T) {
 	dir := t.TempDir()
 	card, err := (zoo.Registry{Cache: dir}).Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	card.Model = filepath.Join(dir, "junk.onnx")
-	if err := os.WriteFile(card.Model, []byte("junk"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(card.Model, []byte("junk"), 0o600))
 	p, err := New(t.Context(), Options{
 		Setup: testbed.Setup{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, Scale: PercentScale(),
 		Grid: profile.Sweep{Batches: []int{1}, Processes: []int{1}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer p.Close()
 	_, err = p.Start(t.Context(), sweep.Cell{Share: 100, Batch: 1, Processes: 1})
 	if err == nil || !strings.Contains(err.Error(), "a process cannot start: ") || !strings.Contains(err.Error(), "junk.onnx") {
@@ -57,16 +52,12 @@ func TestModelCannotStart(t *testing.T) {
 func TestProfileFashion(t *testing.T) {
 	binary := builtPenstock(t)
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p, err := New(t.Context(), Options{
 		Setup: testbed.Setup{Binary: binary, Device: configs.DeviceCPU}, Card: card, Scale: PercentScale(),
 		Grid: profile.Sweep{Batches: []int{8}, Processes: []int{2}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer p.Close()
 	began := time.Now()
 	r, err := sweep.Run(t.Context(), p, sweep.Options{File: filepath.Join(t.TempDir(), "fashion.csv"), Header: profile.Header{
@@ -74,9 +65,7 @@ func TestProfileFashion(t *testing.T) {
 		Sweep: &profile.Sweep{Shares: []int{20, 100}, Batches: []int{8}, Processes: []int{1, 2},
 			WindowSeconds: 0.5, PrecisionPercent: 20, MinWindows: 3, MaxWindows: 6},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, q := range r.Profile.Points {
 		t.Logf("%+v", q)
 		if q.OOM || q.Latency <= 0 || q.MemoryMiB <= 0 {
@@ -97,25 +86,19 @@ func TestProfileTinyModel(t *testing.T) {
 	path := tinymodel.Card{Name: "tiny", Version: 1, Height: 8, Width: 8, Outputs: 4,
 		Model: tinymodel.Linear(tinymodel.F32, 4, tinymodel.Dynamic, 1, 8, 8).Encode()}.Write(t, dir)
 	card, err := models.ReadCard(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p, err := New(t.Context(), Options{
 		Setup: testbed.Setup{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, Scale: PercentScale(),
 		Grid: profile.Sweep{Batches: []int{1}, Processes: []int{1}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer p.Close()
 	r, err := sweep.Run(t.Context(), p, sweep.Options{File: filepath.Join(dir, "tiny.csv"), Header: profile.Header{
 		Version: profile.Version, Model: "tiny", Device: "cpu", Unit: profile.Percent, Total: 100,
 		Sweep: &profile.Sweep{Shares: []int{20, 100}, Batches: []int{1}, Processes: []int{1},
 			WindowSeconds: 0.1, PrecisionPercent: 20, MinWindows: 3, MaxWindows: 6, Quick: true},
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Logf("%+v", r.Profile.Points)
 	if len(r.Profile.Points) != 2 || len(r.Left) != 0 || len(r.Profile.Header.Knees) != 1 {
 		t.Errorf("%d points, left out %v, knees %v", len(r.Profile.Points), r.Left, r.Profile.Header.Knees)
@@ -145,16 +128,12 @@ func TestOutOfMemory(t *testing.T) {
 func TestDigest(t *testing.T) {
 	find := zoo.Registry{Cache: t.TempDir()}
 	card, err := find.Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	digest := func(change func(*models.Card)) string {
 		c := *card
 		change(&c)
 		d, err := digestOf(&c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return d
 	}
 	same := digest(func(*models.Card) {})

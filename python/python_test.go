@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/internal/freeport"
 	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -49,9 +50,7 @@ func interpreters(t *testing.T, hint string, modules ...string) []string {
 func startManager(t *testing.T, h clienttest.Handler, o clienttest.ManagerOptions) *clienttest.Manager {
 	t.Helper()
 	m, err := clienttest.NewManager(h, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { closeManager(t, m) })
 	return m
 }
@@ -72,9 +71,7 @@ func behindLossyNetwork(t *testing.T, m *clienttest.Manager, repeat float64) net
 	t.Helper()
 	f := clienttest.Faults{Lose: 0.05, Repeat: repeat, Delay: 0.1, MaxDelay: 3 * time.Millisecond, Seed: 1}
 	r, err := clienttest.NewRelay(m.Addr(), f, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(r.Close)
 	return r.Addr()
 }
@@ -155,9 +152,7 @@ func unreachable(t *testing.T) netip.AddrPort {
 	t.Helper()
 	peer := net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:1"))
 	c, err := net.DialUDP("udp", nil, peer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c.LocalAddr().(*net.UDPAddr).AddrPort()
 }
@@ -165,9 +160,7 @@ func unreachable(t *testing.T) netip.AddrPort {
 func command(t *testing.T, python string, arguments ...string) *exec.Cmd {
 	t.Helper()
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := exec.CommandContext(t.Context(), python, arguments...)
 	c.Env = append(os.Environ(), "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1")
 	return c
@@ -191,9 +184,7 @@ func TestClient(t *testing.T) {
 				"unreachable":   unreachable(t),
 			}
 			text, err := json.Marshal(peers)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			c := command(t, python, "-m", "unittest", "discover", "-v", "-s", "tests")
 			c.Env = append(c.Env, "PENSTOCK_TEST_PEERS="+string(text), "PYTHONWARNINGS=error")
 			out, err := c.CombinedOutput()
@@ -211,27 +202,17 @@ func TestManagerRestart(t *testing.T) {
 		return clienttest.ManagerOptions{Cookie: cookie, Listen: at}
 	}
 	address, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, err := clienttest.NewManager(clienttest.Echo(8), proof(1, address))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := command(t, python, "tests/restart.py", address.String())
 	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Start())
 	reads := func(want string) {
 		t.Helper()
 		var got string
@@ -267,22 +248,14 @@ func TestInstall(t *testing.T) {
 		t.Skipf("%s: %v: install python3-numpy, python3-setuptools, python3-wheel and python3-venv", debian, err)
 	}
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// setuptools writes into the folder that it installs.
 	dir := t.TempDir()
 	source, venv := filepath.Join(dir, "python"), filepath.Join(dir, "venv")
-	if err := os.CopyFS(filepath.Join(source, "penstock"), os.DirFS("penstock")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(filepath.Join(source, "penstock"), os.DirFS("penstock")))
 	project, err := fs.ReadFile(os.DirFS("."), "pyproject.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(source, "pyproject.toml"), project, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(filepath.Join(source, "pyproject.toml"), project, 0o600))
 	const program = `
 import os, penstock
 from importlib import metadata, resources

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,13 +25,9 @@ func busyFile(t testing.TB) (*BusyFile, string) {
 func openBusyFile(t testing.TB, path string) *BusyFile {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b, err := OpenBusyFile(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { b.Close() })
 	return b
 }
@@ -38,9 +35,7 @@ func openBusyFile(t testing.TB, path string) *BusyFile {
 func openBusyBit(t testing.TB, file *BusyFile) *BusyBit {
 	t.Helper()
 	bit, err := tryBusyBit(t, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { bit.Close() })
 	return bit
 }
@@ -48,13 +43,9 @@ func openBusyBit(t testing.TB, file *BusyFile) *BusyBit {
 func tryBusyBit(t testing.TB, file *BusyFile) (*BusyBit, error) {
 	t.Helper()
 	word, locks, err := file.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	fd, err := unix.FcntlInt(word.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return OpenBusyBit(os.NewFile(uintptr(fd), "busy"), locks)
 }
 
@@ -89,9 +80,7 @@ func TestBusyWord(t *testing.T) {
 		openBusyBit(t, file)
 	}
 	last, err := tryBusyBit(t, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := tryBusyBit(t, file); !errors.Is(err, ErrNoBit) {
 		t.Errorf("one process too many: %v, want ErrNoBit", err)
 	}
@@ -105,9 +94,7 @@ func TestBusyWord(t *testing.T) {
 func TestBusySweep(t *testing.T) {
 	if os.Getenv("BUSY_BIT") != "" { // that process
 		bit, err := OpenBusyBit(os.NewFile(3, "busy"), os.NewFile(4, "locks"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		bit.Begin(Now())
 		select {}
 	}
@@ -115,22 +102,16 @@ func TestBusySweep(t *testing.T) {
 	alive := openBusyBit(t, file)
 	alive.Begin(Now())
 	word, locks, err := file.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cmd := exec.Command(os.Args[0], "-test.run=^TestBusySweep$")
 	cmd.Env, cmd.ExtraFiles = append(os.Environ(), "BUSY_BIT=1"), []*os.File{word, locks}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	locks.Close()
 	for file.words.word.Load() != 0b11 {
 		time.Sleep(time.Millisecond)
 	}
 	sweep := func() {
-		if err := file.Sweep(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, file.Sweep())
 	}
 	sweep()
 	expectWord(t, file, 0b11, "both run")
@@ -146,9 +127,7 @@ func TestBusySweep(t *testing.T) {
 	again := openBusyFile(t, path)
 	expectWord(t, again, 0, "the manager started again")
 	alive.Begin(Now())
-	if err := again.Sweep(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, again.Sweep())
 	expectWord(t, again, 0, "a process of the former manager set its bit")
 }
 
@@ -218,9 +197,7 @@ func TestBusyFileShrunk(t *testing.T) {
 	file, path := busyFile(t)
 	bit := openBusyBit(t, file)
 	bit.Begin(Now())
-	if err := os.Truncate(path, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(path, 0))
 	bit.End()
 	if bit.Begin(Now()) {
 		t.Error("a bit was set in a file without bytes")

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestRoundTrip(t *testing.T) {
@@ -150,15 +152,11 @@ func TestWithdraw(t *testing.T) {
 
 	// In the ring.
 	p.publish(1, 2)
-	if err := p.channel.Withdraw(1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.channel.Withdraw(1))
 	wantSlots(t, "taken", take(c), 2)
 
 	// Taken.
-	if err := p.channel.Withdraw(2); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.channel.Withdraw(2))
 	complete(c, 2)
 	wantSlots(t, "received", p.received(t))
 	if p.channel.Rejected() != 1 {
@@ -179,9 +177,7 @@ func TestReplyStale(t *testing.T) {
 	c := p.owner(t, 1)
 	p.publish(3)
 	wantSlots(t, "taken", take(c), 3)
-	if err := p.channel.Withdraw(3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.channel.Withdraw(3))
 	p.publish(3) // another request, while the consumer still holds the old one
 	wantSlots(t, "taken while in hand", take(c))
 	complete(c, 3)
@@ -202,9 +198,7 @@ func TestRingWrap(t *testing.T) {
 	p.publish(7, 8, 9)
 	for range 5 * testGeometry.Slots {
 		p.publish(1)
-		if err := p.channel.Withdraw(1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.channel.Withdraw(1))
 	}
 	p.publish(1)
 	got := map[uint32]int{}
@@ -236,9 +230,7 @@ func TestReplyWrap(t *testing.T) {
 		p.publish(1)
 		take(c)
 		complete(c, 1)
-		if err := p.channel.Withdraw(1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, p.channel.Withdraw(1))
 	}
 	wantSlots(t, "received", p.received(t), 7)
 	if p.channel.Rejected() == 0 {

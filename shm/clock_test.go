@@ -4,6 +4,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestNow(t *testing.T) {
@@ -24,9 +26,7 @@ func TestNowOtherProcess(t *testing.T) {
 	before := Now()
 	c := spawn(t, "clock", 0, nil)
 	there, err := strconv.ParseInt(c.readLine(t), 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	after := Now()
 	if slack := int64(time.Millisecond); there < before-slack || there > after+slack {
 		t.Errorf("the other process read %d between %d and %d", there, before, after)

@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestAcquireEpoch(t *testing.T) {
@@ -214,9 +216,7 @@ func TestInterruptClosed(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.consumer(t, 1)
 	for range 2 {
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Close())
 	}
 	c.Interrupt()
 	if _, err := c.Acquire(0); !errors.Is(err, ErrClosed) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -29,9 +30,7 @@ func (r *referee) publish(slot uint32) {
 // receive checks that every received slot is out, and is received once.
 func (r *referee) receive(t failer, deadline int64) {
 	n, err := r.channel.Receive(r.dst, deadline)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, slot := range r.dst[:n] {
 		if !r.out[slot] {
 			t.Fatalf("received slot %d, which is not out", slot)
@@ -137,9 +136,7 @@ func TestManagerHostileReplies(t *testing.T) {
 func scribble(t *testing.T, r *Region, size int, seed uint64) (stop func()) {
 	t.Helper()
 	mine, err := Map(dup(t, r.File()), size, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	words := view[atomic.Uint32](mine.Bytes(), 0, size/4)
 	stopped := make(chan struct{})
 	var wg sync.WaitGroup

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // patience bounds what should happen at once, so that a hang fails the test.
@@ -139,12 +141,8 @@ func spawn(t *testing.T, role string, generation uint32, p *pair) *process {
 		cmd.ExtraFiles = []*os.File{p.table.File(), p.channel.RingFile(), p.channel.RepliesFile()}
 	}
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	c := &process{cmd, bufio.NewScanner(out)}
 	t.Cleanup(c.kill)
 	return c

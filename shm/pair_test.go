@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -34,13 +35,9 @@ func newPair(t *testing.T, g Geometry) *pair {
 func makePair(t failer, g Geometry) *pair {
 	t.Helper()
 	table, err := NewTable("test", g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	channel, err := NewChannel("test", g)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &pair{g: g, table: table, channel: channel}
 }
 
@@ -60,18 +57,14 @@ func (p *pair) consumer(t *testing.T, generation uint32) *Consumer {
 func (p *pair) attach(t failer, generation uint32) *Consumer {
 	t.Helper()
 	c, err := NewConsumer(generation, p.g, dup(t, p.table.File()), dup(t, p.channel.RingFile()), dup(t, p.channel.RepliesFile()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return c
 }
 
 func dup(t failer, f *os.File) *os.File {
 	t.Helper()
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
@@ -112,9 +105,7 @@ func (p *pair) received(t failer) []uint32 {
 	for {
 		dst := make([]uint32, 3)
 		n, err := p.channel.Receive(dst, Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if n == 0 {
 			return all
 		}

@@ -10,15 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
 func newRegion(t *testing.T, size int, o Options) *Region {
 	t.Helper()
 	r, err := Create("test", size, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -40,9 +39,7 @@ func TestRegion(t *testing.T) {
 				}
 			}
 			other, err := Map(dup(t, r.File()), 10000, o.Writable)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer other.Close()
 			r.Bytes()[9999] = 7
 			if other.Bytes()[9999] != 7 {
@@ -81,9 +78,7 @@ func TestReadOnlyRegion(t *testing.T) {
 func TestReadOnlyMap(t *testing.T) {
 	r := newRegion(t, 4096, Options{})
 	other, err := Map(dup(t, r.File()), 4096, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer other.Close()
 	if err := unix.Mprotect(other.mem, unix.PROT_READ|unix.PROT_WRITE); err == nil {
 		t.Error("protection lifted")
@@ -107,9 +102,7 @@ func TestMapTooSmall(t *testing.T) {
 		t.Errorf("map twice the size: %v, want ErrTooSmall", err)
 	}
 	file, err := os.Create(filepath.Join(t.TempDir(), "short"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := Map(file, 10, false); !errors.Is(err, ErrTooSmall) {
 		t.Errorf("map an empty file: %v, want ErrTooSmall", err)
 	}
@@ -138,13 +131,9 @@ func TestCreateErrors(t *testing.T) {
 
 func TestCreateFileLimit(t *testing.T) {
 	var old unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_FSIZE, &old))
 	limit := unix.Rlimit{Cur: 1 << 20, Max: old.Max}
-	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_FSIZE, &limit))
 	defer unix.Setrlimit(unix.RLIMIT_FSIZE, &old)
 	newRegion(t, 1<<20, Options{})
 	// Without a check SIGXFSZ would end the test here.
@@ -207,12 +196,8 @@ func TestAvailableMemory(t *testing.T) {
 			root := t.TempDir()
 			for name, text := range test.files {
 				name = filepath.Join(root, name)
-				if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.MkdirAll(filepath.Dir(name), 0o755))
+				must.OK(t, os.WriteFile(name, []byte(text), 0o644))
 			}
 			if free, holder := availableMemory(root); free != test.free || holder != test.holder {
 				t.Errorf("%d of %s, want %d of %s", free, holder, test.free, test.holder)

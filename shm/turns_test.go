@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,16 +18,12 @@ import (
 func takers(t *testing.T, n int) (*Turns, []*Turn) {
 	t.Helper()
 	turns, err := NewTurns("test-turns")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { turns.Close() })
 	var all []*Turn
 	for range n {
 		entry, err := turns.Join()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all = append(all, openTurn(t, turns, entry))
 	}
 	return turns, all
@@ -35,13 +32,9 @@ func takers(t *testing.T, n int) (*Turns, []*Turn) {
 func openTurn(t *testing.T, turns *Turns, entry int) *Turn {
 	t.Helper()
 	fd, err := unix.FcntlInt(turns.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	turn, err := OpenTurn(os.NewFile(uintptr(fd), "turns"), entry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { turn.Close() })
 	return turn
 }
@@ -350,21 +343,15 @@ func TestOpenTurn(t *testing.T) {
 	turns, _ := takers(t, 0)
 	for _, entry := range []int{-1, TurnEntries} {
 		fd, err := unix.FcntlInt(turns.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := OpenTurn(os.NewFile(uintptr(fd), "turns"), entry); err == nil {
 			t.Errorf("a process opened entry %d", entry)
 		}
 	}
 	small, err := Create("test-small", 64, Options{Writable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	fd, err := unix.FcntlInt(small.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := OpenTurn(os.NewFile(uintptr(fd), "turns"), 0); err == nil {
 		t.Error("a process opened a file that is too small")
 	}
@@ -384,9 +371,7 @@ func TestTurnAllocations(t *testing.T) {
 
 func BenchmarkTurnFree(b *testing.B) {
 	turns, err := NewTurns("bench-turns")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer turns.Close()
 	turn := &Turn{words: turns.words}
 	for b.Loop() {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -75,9 +76,7 @@ func TestAppendNACKEmpty(t *testing.T) {
 func TestNACKMissingStop(t *testing.T) {
 	b, _ := AppendNACK(nil, 1, 100, 50, nil, 0)
 	w, err := DecodeNACK(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	seen := 0
 	for i := range w.Missing {
 		if seen++; i == 4 {

@@ -11,6 +11,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // followed is a fake manager that sends the configurations it receives.
@@ -30,9 +31,7 @@ func follows(t *testing.T, text, on string) (reported followed, file string) {
 	file = filepath.Join(t.TempDir(), "node.yaml")
 	writes(t, file, text)
 	begun, err := configs.Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	writes(t, file, on)
 	reported = make(followed, 16)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -47,9 +46,7 @@ func follows(t *testing.T, text, on string) (reported followed, file string) {
 
 func writes(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 const (
@@ -82,9 +79,7 @@ func TestFollowIgnoresModes(t *testing.T) {
 	reported, file := follows(t, oneFunction, oneFunction)
 	for range 3 { // the watch may start after the first
 		time.Sleep(100 * time.Millisecond)
-		if err := os.Chmod(file, 0o640); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(file, 0o640))
 	}
 	time.Sleep(500 * time.Millisecond)
 	select {

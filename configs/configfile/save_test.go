@@ -4,18 +4,16 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "node.yaml"), filepath.Join(dir, "link.yaml")
 	writes(t, file, "before")
-	if err := os.Chmod(file, 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink("node.yaml", link); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(file, 0o640))
+	must.OK(t, os.Symlink("node.yaml", link))
 	holds := func(want string) {
 		t.Helper()
 		if text, err := os.ReadFile(file); err != nil || string(text) != want {
@@ -29,9 +27,7 @@ func TestReplace(t *testing.T) {
 		t.Error("a text that was edited meanwhile was replaced")
 	}
 	holds("before")
-	if err := Replace(link, []byte("before"), []byte("after")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Replace(link, []byte("before"), []byte("after")))
 	holds("after")
 	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
 		t.Errorf("link is %v, %v; want a symbolic link still", info.Mode(), err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 const root = "../../"
@@ -24,9 +25,7 @@ type instruction struct {
 func instructions(t *testing.T) (list []instruction) {
 	t.Helper()
 	text, err := os.ReadFile(root + "Containerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	continued := false
 	for i, line := range strings.Split(string(text), "\n") {
 		if strings.HasPrefix(line, "#") || strings.TrimSpace(line) == "" {
@@ -103,14 +102,10 @@ func TestContainerfile(t *testing.T) {
 func ignored(t *testing.T, path string) bool {
 	t.Helper()
 	text, err := os.ReadFile(root + ".containerignore")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return slices.ContainsFunc(strings.Fields(string(text)), func(pattern string) bool {
 		match, err := filepath.Match(pattern, path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return match
 	})
 }
@@ -119,9 +114,7 @@ func ignored(t *testing.T, path string) bool {
 // listen outside of its loopback.
 func TestConfiguration(t *testing.T) {
 	c, err := configs.Read("penstock.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !c.Listen.IsUnspecified() || !c.HTTP.Addr().IsUnspecified() || !c.Gateway.Address.Addr().IsUnspecified() {
 		t.Errorf("listens on %v, %v and %v; want all addresses", c.Listen, c.HTTP, c.Gateway.Address)
 	}

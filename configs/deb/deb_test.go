@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 const root = "../../"
@@ -48,9 +50,7 @@ func makePackage(t *testing.T) (path string) {
 		}
 	}
 	script, err := os.ReadFile("build.sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	nfpm := regexp.MustCompile(`(?m)^NFPM=(\S+)$`).FindStringSubmatch(string(script))
 	if nfpm == nil {
 		t.Fatal("build.sh names no version of nfpm")
@@ -115,15 +115,11 @@ func checkInstalled(t *testing.T, path string) {
 		t.Errorf("version %q", got)
 	}
 	text, err := os.ReadFile(filepath.Join(dir, "etc/penstock/penstock.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// Other nodes may use the ports of this machine.
 	config := filepath.Join(t.TempDir(), "node.yaml")
 	anyPort := regexp.MustCompile(`port: \d+`).ReplaceAllString(string(text), "port: 0")
-	if err := os.WriteFile(config, fmt.Appendf(nil, "%s\nhttp: 127.0.0.1:0\ngateway: off\n", anyPort), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(config, fmt.Appendf(nil, "%s\nhttp: 127.0.0.1:0\ngateway: off\n", anyPort), 0o600))
 	if got := output(t, []string{"PENSTOCK_ONNXRUNTIME="}, penstock, "check", config); !strings.Contains(got, "a node can run with it") {
 		t.Errorf("check says %q", got)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/penstock/penstock/internal/testing/keydoc"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 const (
@@ -46,9 +47,7 @@ type rule struct {
 func read(t *testing.T, file string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return text
 }
 
@@ -56,9 +55,7 @@ func read(t *testing.T, file string) []byte {
 func alerts(t *testing.T) []rule {
 	t.Helper()
 	var file ruleFile
-	if err := yaml.UnmarshalWithOptions(read(t, alertsFile), &file, yaml.DisallowUnknownField()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalWithOptions(read(t, alertsFile), &file, yaml.DisallowUnknownField()))
 	if len(file.Groups) != 1 || len(file.Groups[0].Rules) == 0 {
 		t.Fatalf("%s has groups %+v, want one with rules", alertsFile, file.Groups)
 	}
@@ -96,9 +93,7 @@ type dashboard struct {
 
 func readDashboard(t *testing.T) (d dashboard) {
 	t.Helper()
-	if err := json.Unmarshal(read(t, dashboardFile), &d); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(read(t, dashboardFile), &d))
 	return d
 }
 
@@ -258,13 +253,9 @@ func TestPromtool(t *testing.T) {
 			group.Rules = append(group.Rules, rule{Record: fmt.Sprintf("dashboard:expression:%d", i), Expr: expr})
 		}
 		text, err := yaml.Marshal(ruleFile{Groups: []ruleGroup{group}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		file := filepath.Join(t.TempDir(), "dashboard.yaml")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, text, 0o600))
 		promtool(t, "check", "rules", file)
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control/oomscore"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 const unitFile = "penstock.service"
@@ -28,9 +29,7 @@ func setting(t *testing.T, unit, key string) string {
 func readUnit(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(unitFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(text)
 }
 
@@ -66,9 +65,7 @@ func TestAnalyze(t *testing.T) {
 	// The program and the manual need not be installed here.
 	unit := strings.ReplaceAll(readUnit(t), "ExecStart=/usr/bin/penstock", "ExecStart=/bin/true")
 	file := filepath.Join(t.TempDir(), unitFile)
-	if err := os.WriteFile(file, []byte(unit), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(unit), 0o600))
 	out, err := exec.CommandContext(t.Context(), analyze, "verify", "--man=no", file).CombinedOutput()
 	for _, line := range strings.Split(strings.TrimSpace(string(out)), "\n") {
 		newer := strings.Contains(line, "DelegateSubgroup") // systemd before 254

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestCPUTimes(t *testing.T) {
@@ -27,28 +28,18 @@ const busyLoop = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"
 // TestForeign: the time of a child and of its children is not foreign, while they run and afterwards.
 func TestForeign(t *testing.T) {
 	f, err := NewForeign()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before := treeTime(f.root)
 	child := exec.Command("sh", "-c", "sh -c '"+busyLoop+"; echo done; read line'; true")
 	in, err := child.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, child.Start())
 	out.Read(make([]byte, 1)) // the loop has ended, its process has not
 	running := treeTime(f.root) - before
 	in.Close()
-	if err := child.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, child.Wait())
 	used := child.ProcessState.UserTime() + child.ProcessState.SystemTime()
 	if ended := treeTime(f.root) - before; running < used/2 || ended < used-2*procstat.Tick {
 		t.Errorf("own time grew by %v while the child ran, and by %v; the child used %v", running, ended, used)
@@ -63,12 +54,8 @@ func TestForeignTree(t *testing.T) {
 	child := exec.Command("sh", "-c", busyLoop+"; echo done; read line")
 	in, _ := child.StdinPipe()
 	out, err := child.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, child.Start())
 	defer child.Wait()
 	defer in.Close()
 	f := Foreign{root: child.Process.Pid}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // a100 is the placement table of an A100-SXM4-80GB (NVIDIA MIG User Guide).
@@ -83,9 +85,7 @@ func TestOtherGPUsUnchanged(t *testing.T) {
 	other := cut()
 	other.UUID, other.Index = "gpu-1", 1
 	steps, err := Steps([]GPU{cut(), other}, []Placement{{"gpu-0", "7g.80gb", 0}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, s := range steps {
 		if s.GPU != "gpu-0" {
 			t.Errorf("%v", s)
@@ -147,9 +147,7 @@ func (s *stubborn) Take(step Step) error {
 
 func TestFailure(t *testing.T) {
 	steps, err := Steps([]GPU{cut()}, []Placement{{"gpu-0", "4g.40gb", 0}, {"gpu-0", "3g.40gb", 4}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// The sixth of seven steps fails, and so does undoing the fourth.
 	err = Do(&stubborn{refuse: []int{6, 8}}, steps, nil)
 	var f *Failure

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/internal/testing/migfake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // failer is the common part of rapid's and testing's T.
@@ -37,18 +38,14 @@ func dgx(t failer, modes ...int) (*migfake.Server, mig.Session) {
 		}
 	}
 	session, err := mig.Over(s)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return s, session
 }
 
 func list(t failer, s mig.Session) []mig.GPU {
 	t.Helper()
 	gpus, err := s.GPUs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return gpus
 }
 
@@ -56,9 +53,7 @@ func list(t failer, s mig.Session) []mig.GPU {
 func apply(t failer, s mig.Session, wanted []mig.Placement) error {
 	t.Helper()
 	steps, err := mig.Steps(list(t, s), wanted)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return mig.Do(s, steps, nil)
 }
 
@@ -98,9 +93,7 @@ func TestDo(t *testing.T) {
 		{gpus[0].UUID, "2g.10gb", 0}, {gpus[0].UUID, "1g.5gb", 3}, {gpus[0].UUID, "3g.20gb", 4},
 		{gpus[1].UUID, "7g.40gb", 0},
 	}
-	if err := apply(t, s, wanted); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, apply(t, s, wanted))
 	gpus = list(t, s)
 	if got := append(places(gpus[0]), places(gpus[1])...); !slices.Equal(got, wanted) {
 		t.Errorf("cut into %+v", got)
@@ -119,9 +112,7 @@ func TestInstanceInUse(t *testing.T) {
 	server, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
 	before := []mig.Placement{{gpu, "3g.20gb", 0}, {gpu, "3g.20gb", 4}}
-	if err := apply(t, s, before); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, apply(t, s, before))
 	server.Run(0, 4, true)
 	err := apply(t, s, []mig.Placement{{gpu, "7g.40gb", 0}})
 	var f *mig.Failure
@@ -145,9 +136,7 @@ func TestInstanceInUse(t *testing.T) {
 func TestDriverErrors(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
-	if err := apply(t, s, []mig.Placement{{gpu, "2g.10gb", 2}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, apply(t, s, []mig.Placement{{gpu, "2g.10gb", 2}}))
 	create := mig.Step{Op: mig.CreateInstance, GPU: gpu, Profile: "3g.20gb", Number: 2, Start: 0, Size: 4}
 	for _, c := range []struct {
 		step mig.Step
@@ -174,9 +163,7 @@ func TestDriverErrors(t *testing.T) {
 func TestDoubleMemorySlice(t *testing.T) {
 	_, s := dgx(t, 0)
 	gpu := list(t, s)[0].UUID
-	if err := apply(t, s, []mig.Placement{{gpu, "4g.20gb", 0}, {gpu, "1g.10gb", 4}, {gpu, "1g.10gb", 6}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, apply(t, s, []mig.Placement{{gpu, "4g.20gb", 0}, {gpu, "1g.10gb", 4}, {gpu, "1g.10gb", 6}}))
 	err := s.Take(mig.Step{Op: mig.CreateInstance, GPU: gpu, Profile: "1g.5gb", Number: 0, Start: 5, Size: 1})
 	if !errors.Is(err, lib.ERROR_INSUFFICIENT_RESOURCES) || !strings.Contains(err.Error(), "1g.10gb lies in slots 4–5") {
 		t.Errorf("%v", err)
@@ -247,14 +234,10 @@ func TestStepsProperties(t *testing.T) {
 			before = append(before, drawPlacements(t, g, "before")...)
 			after = append(after, drawPlacements(t, g, "after")...)
 		}
-		if err := apply(t, s, before); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, apply(t, s, before))
 		gpus = list(t, s)[:2]
 		steps, err := mig.Steps(gpus, after)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		failAt := rapid.IntRange(0, len(steps)).Draw(t, "refused") // 0: none
 		if failAt > 0 {
 			server.FailAt(failAt, lib.ERROR_UNKNOWN)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // runInChild runs f in a separate process. A process binds the C library's functions only
@@ -27,9 +29,7 @@ func runInChild(t *testing.T, library string, f func(*testing.T, Session)) {
 		return
 	}
 	s, err := open(library)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f(t, s)
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda/swap/turns"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/swaptest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -101,9 +102,7 @@ func newHarness(t *testing.T, memory int64, config ...Config) *harness {
 
 func (h *harness) serve() {
 	listener, err := Listen(h.path)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	config := h.config
 	config.LimitBytes, config.UID, config.Log = h.memory, os.Getuid(), zerolog.New(zerolog.NewTestWriter(h.t))
 	h.Server = New(config)
@@ -137,16 +136,12 @@ func (h *harness) start(mode, how string, memory, rounds int) *program {
 	p.Env = append(p.Env, swaptest.Environment(build(h.t), h.file, h.memory)...)
 	p.Stderr = p.stderr
 	stdout, err := p.StdoutPipe()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	p.out = bufio.NewScanner(stdout)
 	if p.in, err = p.StdinPipe(); err != nil {
 		h.t.Fatal(err)
 	}
-	if err := p.Start(); err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, p.Start())
 	h.t.Cleanup(func() {
 		p.Process.Kill()
 		p.Wait()
@@ -283,9 +278,7 @@ func TestExitWhileSwappedIn(t *testing.T) {
 	b.read("holds")
 	h.until("guest without its turn", func() bool { g := h.Guests(); return g[0].Phase == turns.Out && g[1].Phase == turns.Running })
 	h.takeOutside(60 * mib)
-	if err := b.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.Process.Kill())
 	fmt.Fprintln(a.in)
 	h.until("guest that gets its turn", func() bool { g := h.Guests(); return len(g) == 1 && g[0].Phase != turns.Out && !g[0].Waiting })
 	fmt.Fprintln(a.in)
@@ -309,9 +302,7 @@ func TestFit(t *testing.T) {
 func (h *harness) takeOutside(bytes int64) {
 	h.t.Helper()
 	f, err := os.OpenFile(h.file, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	defer f.Close()
 	slot := binary.NativeEndian.AppendUint64(nil, uint64(os.Getpid())) // and 4 bytes of padding
 	slot = binary.NativeEndian.AppendUint64(slot, uint64(bytes))
@@ -410,9 +401,7 @@ func TestHang(t *testing.T) {
 			a := h.start("proc", mode, 48, 0)
 			a.read("holds")
 			if mode == "busy" {
-				if err := a.Process.Signal(syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, a.Process.Signal(syscall.SIGSTOP))
 			}
 
 			b := h.start("proc", "work", 48, 10)
@@ -447,9 +436,7 @@ func TestClock(t *testing.T) {
 	}
 	dial := func(phase turns.Phase) *net.UnixConn {
 		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		const total, free, bytes = 64 * mib, 24 * mib, 40 * mib
 		fmt.Fprintf(c, "hello 2 07070707070707070707070707070707 %d %d %d %d %d", total, free, bytes, phase, total)
@@ -562,9 +549,7 @@ func TestFlood(t *testing.T) {
 	h := newHarness(t, 64*mib)
 	dial := func(hello string) *net.UnixConn {
 		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: h.path, Net: "unixpacket"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { c.Close() })
 		fmt.Fprint(c, hello)
 		return c
@@ -605,9 +590,7 @@ func TestFlood(t *testing.T) {
 // A program that connects again and again with bad greetings does not fill the log.
 func TestFloodLog(t *testing.T) {
 	listener, err := Listen(filepath.Join(t.TempDir(), "swap"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var log strings.Builder
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -615,9 +598,7 @@ func TestFloodLog(t *testing.T) {
 	refuse := func() {
 		t.Helper()
 		c, err := net.DialUnix("unixpacket", nil, listener.Addr().(*net.UnixAddr))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 		fmt.Fprint(c, "x")
 		io.Copy(io.Discard, c) // ends when the server disconnects
@@ -630,9 +611,7 @@ func TestFloodLog(t *testing.T) {
 	time.Sleep(1100 * time.Millisecond)
 	refuse()
 	cancel()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-done)
 
 	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
 	ends := len(lines)
@@ -640,9 +619,7 @@ func TestFloodLog(t *testing.T) {
 		var fields struct {
 			Others int `json:"others_since_last_line"`
 		}
-		if err := json.Unmarshal([]byte(line), &fields); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(line), &fields))
 		ends += fields.Others
 	}
 	if most := 1 + int(time.Since(began)/time.Second); len(lines) > most || ends != flood+1 {

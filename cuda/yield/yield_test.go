@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -53,13 +54,9 @@ func TestMain(m *testing.M) {
 func guest(t *testing.T, file string, args ...string) *exec.Cmd {
 	t.Helper()
 	dir, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	library, err := Library(filepath.Join(dir, "penstock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cmd := exec.Command(filepath.Join(dir, "guest"), args...)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "LD_PRELOAD="+library, FileVariable+"="+file)
 	return cmd
@@ -70,22 +67,14 @@ func busyFile(t *testing.T) (path string, bit *shm.BusyBit) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "busy")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	file, err := shm.OpenBusyFile(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { file.Close() })
 	_, locks, err := file.Files()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	word, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if bit, err = shm.OpenBusyBit(word, locks); err != nil {
 		t.Fatal(err)
 	}
@@ -122,9 +111,7 @@ func TestYield(t *testing.T) {
 			var out, stderr bytes.Buffer
 			cmd := guest(t, path, mode)
 			cmd.Stdout, cmd.Stderr = &out, &stderr
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cmd.Start())
 			ended := make(chan error, 1)
 			go func() { ended <- cmd.Wait() }()
 			select {

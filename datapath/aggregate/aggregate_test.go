@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -798,9 +799,7 @@ func TestSpansOfOneReadAreJoined(t *testing.T) {
 
 func TestValidateNamesWhatIsWrong(t *testing.T) {
 	sound := newHarness(t, nil).config
-	if err := sound.Validate(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sound.Validate())
 	for name, spoil := range map[string]func(c *Config){
 		"few slots":       func(c *Config) { c.Slots = 32 },
 		"odd slots":       func(c *Config) { c.Slots = 65 },

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/client/recovery"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -216,9 +217,7 @@ func (p *lossyPath) run(requests int, interval time.Duration) []string {
 	for _, r := range p.requests {
 		ends = append(ends, cmp.Or(r.status, "unanswered"))
 	}
-	if err := p.manager.Check(); err != nil {
-		p.t.Fatal(err)
-	}
+	must.OK(p.t, p.manager.Check())
 	if held := p.source.Stats().HeldBytes; held != 0 {
 		p.t.Errorf("%d bytes of the slab are still held", held)
 	}
@@ -227,9 +226,7 @@ func (p *lossyPath) run(requests int, interval time.Duration) []string {
 
 func newLossyPath(t *testing.T, f lossyFunction, loss float64, seed uint64) *lossyPath {
 	src, err := ingestfake.New(ingestfake.Options{SlabBytes: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := src.CloseSlab(); err != nil {
 			t.Error(err)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/cameratest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -14,9 +15,7 @@ import (
 func bytesOf(t testing.TB, text string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.ReplaceAll(text, " ", ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return b
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/dpdktest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -84,14 +85,10 @@ func newBed(t *testing.T, o Options) *bed {
 	o.Checksums, o.Memory = verify, 192<<20
 	o.Log = zerolog.Nop()
 	wire, err := dpdktest.NewWire(fmt.Sprintf("bed%d", beds.Add(1)), o.Queues, 1024)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	o.Port = wire.Name
 	g, err := Open(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b := &bed{Group: g, t: t, wire: wire}
 	t.Cleanup(b.close)
 	return b
@@ -140,9 +137,7 @@ func listenOne(g *Group, port uint16) (*Source, error) {
 func (b *bed) listen(port uint16) *Source {
 	b.t.Helper()
 	s, err := listenOne(b.Group, port)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			b.t.Error(err)

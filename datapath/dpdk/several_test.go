@@ -15,15 +15,14 @@ import (
 	"github.com/penstock/penstock/datapath/dpdk/frame"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // listenSeveral opens the sources of a port, which are closed at the end of the test.
 func (b *bed) listenSeveral(port uint16, n int) []*Source {
 	b.t.Helper()
 	all, err := b.Listen(port, n)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.t.Cleanup(func() {
 		for _, s := range all {
 			if err := s.Close(); err != nil {
@@ -75,9 +74,7 @@ func TestClientStaysOnSource(t *testing.T) {
 			}
 			for i, s := range all {
 				n, err := s.Receive(batch, 1)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				for _, d := range batch[:n] {
 					if want := eal.Member(d.From, len(all)); want != i {
 						t.Errorf("a datagram of %v comes from source %d, want %d", d.From, i, want)
@@ -136,9 +133,7 @@ func TestSeveralSourcesClose(t *testing.T) {
 	b := newBed(t, Options{Queues: 2})
 	for round := range 3 {
 		all, err := b.Listen(9000, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		// A client of each source.
 		var held []ingest.Datagram
 		for i, s := range all {
@@ -151,9 +146,7 @@ func TestSeveralSourcesClose(t *testing.T) {
 		}
 		for i := range all {
 			s := all[(i+round)%2]
-			if err := s.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.Close())
 			if _, err := s.Receive(make([]ingest.Datagram, 1), 1); err != ingest.ErrClosed {
 				t.Errorf("a closed source receives with %v", err)
 			}
@@ -163,9 +156,7 @@ func TestSeveralSourcesClose(t *testing.T) {
 		b.wantReason(frame.ForeignPort, before+1)
 		release(all[0], held[0])
 		for _, s := range all { // the second gives up what it holds
-			if err := s.CloseSlab(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.CloseSlab())
 		}
 	}
 	if _, err := b.Listen(9000, 0); err == nil {

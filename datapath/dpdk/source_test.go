@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/datapath/dpdk/frame"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // The smallest case: a frame becomes a datagram in the slab, and Release returns its mbuf.
@@ -35,9 +36,7 @@ func TestSourcePassesTheSuite(t *testing.T) {
 			open := func(t *testing.T, slabBytes int) (*bed, *Source, ingesttest.Twin) {
 				b := newBed(t, Options{MTU: jumbo, Mbufs: slabBytes / strideOfJumbo})
 				s, err := listenOne(b.Group, 9000)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				return b, s, ingesttest.CloseAtEnd(t, b.twin(s, from))
 			}
 			ingesttest.Run(t, ingesttest.Kind{

@@ -9,15 +9,14 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/datapath/ingest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
 func newSlab(t *testing.T, size int) *Slab {
 	t.Helper()
 	parts, err := New("test", size, 1, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := parts[0]
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -356,9 +355,7 @@ func TestNewSizes(t *testing.T) {
 func TestPartsKeepToTheirOwn(t *testing.T) {
 	const n = 3
 	parts, err := New("parts", n*MinBytes+1, n, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	room := uint64(parts[0].Room())
 	if room < MinBytes || room%4096 != 0 || parts[0].Size() != n*int(room) {
 		t.Fatalf("parts of %d bytes in a region of %d", room, parts[0].Size())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -22,9 +23,7 @@ func receivedFragments(t *testing.T, s *Source) (came, cut map[uint32]int) {
 	batch := make([]ingest.Datagram, 64)
 	for deadline := shm.Now() + int64(ingesttest.Patience); shm.Now() < deadline; {
 		n, err := s.Receive(batch, deadline)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		last := false
 		for _, d := range batch[:n] {
 			if b := s.Slab().Bytes()[d.First.Offset:][:d.First.Length]; string(b) == "end" {
@@ -187,9 +186,7 @@ func (s *Source) drain(t *testing.T) bool {
 	t.Helper()
 	batch := make([]ingest.Datagram, 64)
 	n, err := s.Receive(batch, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, d := range batch[:n] {
 		ingesttest.Release(s, d)
 	}
@@ -224,9 +221,7 @@ func TestOverrunEndsFilter(t *testing.T) {
 func TestOverrunOfOneReceiver(t *testing.T) {
 	all := openMembers(t, Options{RecvBuffer: 128 << 10, SlabBytes: 2 << 20}, 2)
 	mine, theirs := clientOf(t, all, 0), clientOf(t, all, 1)
-	if err := attachFilter(all[0].socket, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, attachFilter(all[0].socket, 0))
 	all[0].shedder.shedding.on, all[0].shedder.shedding.looked = true, math.MaxInt64/2
 	for i, c := range []client{mine, theirs} {
 		c.sendRequests(1, 5, false)

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -27,9 +28,7 @@ func openMembers(t *testing.T, o Options, n int) []*Source {
 		o.Listen = loopback4
 	}
 	all, err := Open(o, n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		for _, s := range all {
 			if err := s.Close(); err != nil {
@@ -74,9 +73,7 @@ func memberOf(t *testing.T, all []*Source) int {
 	for deadline := time.Now().Add(ingesttest.Patience); time.Now().Before(deadline); {
 		for i, s := range all {
 			n, err := s.Receive(batch, 1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if n > 0 {
 				ingesttest.Release(s, batch[0])
 				return i
@@ -95,9 +92,7 @@ func TestMembersPassTheSuite(t *testing.T) {
 			open := func(t *testing.T, slabBytes int, payloads [][]byte) ingesttest.Twin {
 				t.Helper()
 				all, err := Open(Options{Listen: loopback4, SlabBytes: members * slabBytes}, members)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				c := clientOf(t, all, member)
 				for i, s := range all {
 					if i == member {
@@ -174,9 +169,7 @@ func TestAClientStaysWithOneMember(t *testing.T) {
 				}
 				for i, s := range all {
 					n, err := s.Receive(batch, 1)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, err)
 					for _, d := range batch[:n] {
 						if lo := uint64(i) * part; d.First.Offset < lo || d.First.Offset >= lo+part {
 							t.Errorf("member %d received to %d, its part is %d to %d", i, d.First.Offset, lo, lo+part)
@@ -232,18 +225,14 @@ func TestSeveralPortTaken(t *testing.T) {
 	}
 	// Another socket that allows sharing.
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fd)
 	address, err := bindAddress(loopback4)
 	if err = errors.Join(err, share(fd), unix.Bind(fd, address)); err != nil {
 		t.Fatal(err)
 	}
 	bound, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	at := boundAddress(bound, "")
 	for _, n := range []int{1, 2} {
 		if _, err := Open(Options{Listen: at, SlabBytes: 1 << 20}, n); !errors.Is(err, unix.EADDRINUSE) {
@@ -273,9 +262,7 @@ func TestSeveralPortExclusive(t *testing.T) {
 // to another socket later.
 func TestSeveralBindFirst(t *testing.T) {
 	s := &Source{socket: -1, event: -1}
-	if err := s.listen(Options{Listen: loopback4, RecvBuffer: 1 << 18}, 0, 2); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.listen(Options{Listen: loopback4, RecvBuffer: 1 << 18}, 0, 2))
 	defer s.closeDescriptors()
 	c := newClient(t, s.LocalAddr())
 	c.send([]byte("early"))
@@ -283,9 +270,7 @@ func TestSeveralBindFirst(t *testing.T) {
 	if _, _, err := unix.Recvfrom(s.socket, b[:], unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("the first socket received before the second was bound: %v", err)
 	}
-	if err := unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0))
 	c.send([]byte("late"))
 	polls := []unix.PollFd{{Fd: int32(s.socket), Events: unix.POLLIN}}
 	timeout := unix.NsecToTimespec(int64(ingesttest.Patience))
@@ -309,9 +294,7 @@ func TestAFullPartIsItsMembersAlone(t *testing.T) {
 		}
 		from[0].send(make([]byte, 8000))
 		n, err := all[0].Receive(batch, shm.Now()+int64(10*time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		held = append(held, slices.Clone(batch[:n])...)
 	}
 	from[1].send([]byte("room"))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -23,9 +24,7 @@ func (s *Source) lookNow() {
 func TestFilterRefused(t *testing.T) {
 	var news []Overrun
 	s := open1(t, Options{RecvBuffer: 128 << 10, NoGRO: true, OnOverrun: func(o Overrun) { news = append(news, o) }})
-	if err := unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1))
 	c := newClient(t, s.LocalAddr())
 	c.sendRequests(1, 5, false)
 	c.send([]byte("end"))
@@ -63,13 +62,9 @@ func TestFilterCannotReplace(t *testing.T) {
 	var news []Overrun
 	s.shedder.tell = func(o Overrun) { news = append(news, o) }
 	const steps = filterSteps / 2
-	if err := attachFilter(s.socket, steps); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, attachFilter(s.socket, steps))
 	s.shedder.steps.Store(steps)
-	if err := unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1))
 	s.shedder.shedding.began = shm.Now() - 2*int64(toldAfter)
 	s.lookNow()
 	if s.shedder.shedding.steps() == steps {
@@ -117,15 +112,11 @@ func TestFilterOnAllSockets(t *testing.T) {
 				t.Skip("not on this machine: no IPv6 loopback address")
 			}
 			s, err := openOne(Options{Listen: netip.MustParseAddrPort(a.listen)})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { s.Close(); s.CloseSlab() })
 			c := newClient(t, netip.AddrPortFrom(netip.MustParseAddr(a.to), s.LocalAddr().Port()))
 			const steps = filterSteps / 2
-			if err := attachFilter(s.socket, steps); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, attachFilter(s.socket, steps))
 			s.shedder.shedding.on, s.shedder.shedding.looked = true, 1<<62
 			for _, chained := range []bool{false, true} {
 				c.sendRequests(1, 9, chained)
@@ -147,9 +138,7 @@ func TestFilterOnAllSockets(t *testing.T) {
 
 func TestShedAllocations(t *testing.T) {
 	s, c := openPair(t, Options{})
-	if err := attachFilter(s.socket, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, attachFilter(s.socket, 0))
 	s.shedder.shedding.on, s.shedder.shedding.looked = true, 1<<62
 	fragment := fragmentOf(1, 0)
 	batch := make([]ingest.Datagram, 16)

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/shm"
 )
@@ -33,9 +34,7 @@ type client struct {
 func newClient(t *testing.T, to netip.AddrPort) client {
 	t.Helper()
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return client{conn, t}
 }
@@ -69,9 +68,7 @@ func (c client) receive(t *testing.T, n int) [][]byte {
 	for range n {
 		c.SetReadDeadline(time.Now().Add(ingesttest.Patience))
 		k, err := c.Read(buffer)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got = append(got, bytes.Clone(buffer[:k]))
 	}
 	return got
@@ -80,9 +77,7 @@ func (c client) receive(t *testing.T, n int) [][]byte {
 func openTwin(t *testing.T, o Options, payloads [][]byte) ingesttest.Twin {
 	t.Helper()
 	s, err := openOne(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	to := s.LocalAddr()
 	if to.Addr().IsUnspecified() {
 		to = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), to.Port())
@@ -139,9 +134,7 @@ func openPair(t *testing.T, o Options) (*Source, client) {
 		o.Listen = loopback4
 	}
 	s, err := openOne(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := errors.Join(s.Close(), s.CloseSlab()); err != nil {
 			t.Error(err)
@@ -406,9 +399,7 @@ func TestReceiveAllocations(t *testing.T) {
 			s, c := openPair(t, o)
 			sent := ingesttest.Payloads(1, 20*1046)[0]
 			fd, err := c.SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			chain := newRawChain(fd, 1046, sent)
 			batch := make([]ingest.Datagram, 16)
 			spans := make([]ingest.Span, 0, 32)
@@ -553,9 +544,7 @@ func TestSendDoesNotWaitForAnother(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	if err := <-last; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-last)
 	if got := len(c.receive(t, len(s.senders)+1)); got != atOnce+1 {
 		t.Errorf("%d could send before all waited, want %d", got-1, atOnce)
 	}
@@ -624,9 +613,7 @@ func drain(t *testing.T, s *Source) {
 	batch := make([]ingest.Datagram, 64)
 	for {
 		n, err := s.Receive(batch, shm.Now())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, d := range batch[:n] {
 			ingesttest.Release(s, d)
 		}
@@ -733,14 +720,10 @@ func BenchmarkReceive(b *testing.B) {
 func benchmark(b *testing.B, open func(b *testing.B) (to netip.AddrPort, receive func() int)) {
 	to, receive := open(b)
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	defer conn.Close()
 	raw, err := conn.SyscallConn()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	const segment, chain = 1046, 62
 	sender := newRawChain(raw, segment, make([]byte, segment*chain))
 	credit := make(chan struct{}, 64) // 4 MiB in flight
@@ -772,25 +755,19 @@ func benchmark(b *testing.B, open func(b *testing.B) (to netip.AddrPort, receive
 // busy machine.
 func threadTime(b *testing.B) int64 {
 	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &usage); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, unix.Getrusage(unix.RUSAGE_THREAD, &usage))
 	return usage.Utime.Nano() + usage.Stime.Nano()
 }
 
 func sourceReceiver(b *testing.B) (netip.AddrPort, func() int) {
 	s, err := openOne(Options{Listen: loopback4})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	b.Cleanup(func() { s.Close(); s.CloseSlab() })
 	batch := make([]ingest.Datagram, 256)
 	spans := make([]ingest.Span, 0, 512)
 	return s.LocalAddr(), func() int {
 		n, err := s.Receive(batch, shm.Now()+int64(time.Second))
-		if err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, err)
 		spans = spans[:0]
 		for _, d := range batch[:n] {
 			spans = append(spans, d.First)
@@ -805,9 +782,7 @@ func sourceReceiver(b *testing.B) (netip.AddrPort, func() int) {
 
 func bareReceiver(b *testing.B) (netip.AddrPort, func() int) {
 	s := &Source{}
-	if err := s.listen(Options{Listen: loopback4, RecvBuffer: defaultRecvBuffer}, 0, 1); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, s.listen(Options{Listen: loopback4, RecvBuffer: defaultRecvBuffer}, 0, 1))
 	b.Cleanup(func() { unix.Close(s.socket) })
 	r := newReader(defaultBatchMessages)
 	for i := range r.headers {

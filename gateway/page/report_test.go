@@ -7,15 +7,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestReport(t *testing.T) {
 	const evil = `</script><script>alert(1)</script>`
 	r := Report{Title: evil, Version: evil, Runs: []Run{{Name: evil, Functions: json.RawMessage(`[{"name": "` + evil + `"}]`)}}}
 	var b bytes.Buffer
-	if err := r.Write(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Write(&b))
 	text := b.String()
 	if strings.Contains(text, "alert(1)</script>") || strings.Count(text, `alert(1)\u003c/script`) != 4 {
 		t.Error("a name ends the script")
@@ -29,14 +29,10 @@ func TestReport(t *testing.T) {
 	// Each import of a module is in the map.
 	var modules struct{ Imports map[string]string }
 	found := regexp.MustCompile(`(?s)<script type="importmap">(.*?)</script>`).FindStringSubmatch(text)
-	if err := json.Unmarshal([]byte(found[1]), &modules); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(found[1]), &modules))
 	for name, url := range modules.Imports {
 		source, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(url, "data:text/javascript;base64,"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, m := range regexp.MustCompile(`(?m)^import .* from "(.*)";`).FindAllStringSubmatch(string(source), -1) {
 			if modules.Imports[m[1]] == "" {
 				t.Errorf("%s imports %s, which the report lacks", name, m[1])

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -23,9 +24,7 @@ func linesSpec(file string) configs.Publish {
 func readLines(t *testing.T, file string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
@@ -33,9 +32,7 @@ func readLines(t *testing.T, file string) []string {
 func TestLines(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	file := filepath.Join(t.TempDir(), "answers.jsonl")
-	if err := os.WriteFile(file, []byte("before\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("before\n"), 0o600))
 	set := newSet(linesSpec(file))
 	set.start(t)
 	write := func(frames ...uint64) {
@@ -48,13 +45,9 @@ func TestLines(t *testing.T) {
 	}
 
 	write(1, 2)
-	if err := os.Rename(file, file+".1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Rename(file, file+".1"))
 	write(3)
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(file))
 	write(4, 5)
 
 	rotated := readLines(t, file+".1")
@@ -76,25 +69,17 @@ func TestLinesLink(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	dir := t.TempDir()
 	file, other := filepath.Join(dir, "answers.jsonl"), filepath.Join(dir, "other")
-	if err := os.WriteFile(other, []byte("of another user\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(other, file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(other, []byte("of another user\n"), 0o600))
+	must.OK(t, os.Symlink(other, file))
 	set := newSet(linesSpec(file))
 	set.start(t)
 	refused := func() bool { return strings.Contains(set.Status()[0].Error, "is a symbolic link") }
 	set.Publish(found("door", 1))
 	wait.For(t, "a refusal", refused)
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(file))
 	wait.For(t, "the line", func() bool { return set.Status()[0].Sent == 1 })
 
-	if err := errors.Join(os.Remove(file), os.Symlink(other, file)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Remove(file), os.Symlink(other, file)))
 	set.Publish(found("door", 2))
 	wait.For(t, "a refusal", refused)
 	if text := readLines(t, other); len(text) != 1 {
@@ -105,18 +90,12 @@ func TestLinesLink(t *testing.T) {
 // A line that was cut, because the disk was full, does not spoil the next one.
 func TestTornLine(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "answers.jsonl")
-	if err := os.WriteFile(file, []byte(`{"half`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(`{"half`), 0o600))
 	l := &lines{path: file, torn: true}
 	defer l.close()
-	if err := l.open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.open(t.Context()))
 	for range 2 {
-		if err := l.send(t.Context(), message{text: []byte("{}")}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.send(t.Context(), message{text: []byte("{}")}))
 	}
 	if got := readLines(t, file); len(got) != 3 || got[0] != `{"half` || got[1] != "{}" || got[2] != "{}" {
 		t.Errorf("%q", got)
@@ -128,9 +107,7 @@ func TestNoFile(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mkfifo(pipe, 0o600))
 	missing := filepath.Join(dir, "later", "answers.jsonl")
 	set := newSet(linesSpec(dir), linesSpec(pipe), linesSpec(missing), linesSpec("/dev/null"))
 	set.start(t)
@@ -138,9 +115,7 @@ func TestNoFile(t *testing.T) {
 	for i := range set.Status() {
 		wait.For(t, "an error", func() bool { s := set.Status()[i]; return s.State == Waiting && s.Error != "" && s.Waiting == 1 })
 	}
-	if err := os.Mkdir(filepath.Dir(missing), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Dir(missing), 0o700))
 	wait.For(t, "the folder", func() bool { return set.Status()[2].Sent == 1 })
 }
 
@@ -148,9 +123,7 @@ func TestNoFile(t *testing.T) {
 func TestStandardOutput(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before := os.Stdout
 	os.Stdout = w
 	defer func() { os.Stdout = before }()

@@ -16,6 +16,7 @@ import (
 	"github.com/eclipse/paho.golang/paho"
 
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
 
@@ -47,18 +48,14 @@ func newMosquitto(t *testing.T) *mosquitto {
 		t.Fatalf("%v: %s", err, out)
 	}
 	at, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	m.address = at.String()
 	m.config = filepath.Join(dir, "mosquitto.conf")
 	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous false\npassword_file %s\npersistence false\nlog_dest stderr\n", at.Port(), passwords)
 	if current, err := exec.Command("id", "-un").Output(); err == nil {
 		text += "user " + string(current) // else it becomes mosquitto, which cannot read the passwords
 	}
-	if err := os.WriteFile(m.config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(m.config, []byte(text), 0o600))
 	m.start(t)
 	t.Cleanup(m.kill)
 	return m
@@ -67,9 +64,7 @@ func newMosquitto(t *testing.T) *mosquitto {
 func (m *mosquitto) start(t *testing.T) {
 	t.Helper()
 	m.process = exec.Command(m.program, "-c", m.config)
-	if err := m.process.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, m.process.Start())
 	wait.For(t, "mosquitto to listen", func() bool {
 		c, err := net.Dial("tcp", m.address)
 		if err == nil {
@@ -94,9 +89,7 @@ func (m *mosquitto) subscribe(t *testing.T) *subscriber {
 	t.Helper()
 	s := &subscriber{messages: map[string]*paho.Publish{}}
 	conn, err := net.Dial("tcp", m.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	client := paho.NewClient(paho.ClientConfig{Conn: conn, OnPublishReceived: []func(paho.PublishReceived) (bool, error){
 		func(r paho.PublishReceived) (bool, error) {
 			s.mu.Lock()
@@ -164,9 +157,7 @@ func TestMosquittoLastWill(t *testing.T) {
 	spec := mqttSpec(broker.address)
 	set := newSet(spec)
 	sink := set.receivers[0].sink.(*mqtt)
-	if err := sink.open(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sink.open(t.Context()))
 	subscriber := broker.subscribe(t)
 	wait.For(t, "online", func() bool { text, _ := subscriber.last("penstock/hall/status"); return text == online })
 	sink.client.TerminateConnectionForTest()

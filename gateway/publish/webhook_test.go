@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -37,9 +38,7 @@ func secretAddress(server string) string {
 func checkSecrets(t *testing.T, set *running) {
 	t.Helper()
 	status, err := json.Marshal(set.Status())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, secret := range []string{"pass-word", "secret-path", "secret-query"} {
 		if strings.Contains(string(status), secret) || strings.Contains(set.log.String(), secret) {
 			t.Errorf("%s is shown: %s\n%s", secret, status, set.log.String())
@@ -201,9 +200,7 @@ func TestRedirect(t *testing.T) {
 // writeToken writes the file of a token.
 func writeToken(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 // Requests have the token of the file, also after a redirect. A token that is replaced is used at once.
@@ -262,9 +259,7 @@ func TestToken(t *testing.T) {
 	wait.For(t, "a hidden token in a header", shows("malformed MIME header"))
 	set.stop()
 	status, err := json.Marshal(set.Status())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, token := range []string{first, second} {
 		if strings.Contains(string(status)+set.log.String(), token) {
 			t.Errorf("%s is shown: %s\n%s", token, status, set.log.String())
@@ -275,9 +270,7 @@ func TestToken(t *testing.T) {
 func TestReadToken(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mkfifo(pipe, 0o600))
 	for name, c := range map[string]struct{ text, want string }{
 		"empty":   {" \n", "is empty; want one token"},
 		"two":     {"secret secret\n", "has blanks"},
@@ -303,18 +296,14 @@ func TestReadToken(t *testing.T) {
 func TestLateServer(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	at, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	set := newSet(webhookSpec("http://" + at.String()))
 	set.start(t)
 	set.Publish(found("door", 1))
 	wait.For(t, "an error", func() bool { return strings.Contains(set.Status()[0].Error, "connection refused") })
 
 	l, err := net.Listen("tcp", at.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	server := &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
 	go server.Serve(l)
 	defer server.Close()
@@ -327,9 +316,7 @@ func TestLateServer(t *testing.T) {
 func listen(t *testing.T, serve func(net.Conn)) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var open []net.Conn
 	var accepting, all sync.WaitGroup
 	accepting.Go(func() {
@@ -360,9 +347,7 @@ func TestSecrets(t *testing.T) {
 		"http://host":                                nil,
 	} {
 		u, err := url.Parse(address)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := secrets(u, configs.PublishWebhook); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("%s: %q, want %q", address, got, want)
 		}

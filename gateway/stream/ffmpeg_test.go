@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
@@ -23,13 +24,9 @@ func fakeInput(t *testing.T, behaviour string) Input {
 	t.Helper()
 	t.Setenv("FAKE_FFMPEG", behaviour)
 	program, err := filepath.Abs("testdata/ffmpeg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	address, err := ParseAddress("rtsp://me:pa%20ss@door/main?key=k1234")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return Input{Address: address, FFmpeg: program, FirstFrame: patience, NextFrame: patience, Log: zerolog.Nop()}
 }
 
@@ -37,9 +34,7 @@ func fakeInput(t *testing.T, behaviour string) Input {
 func readAll(t *testing.T, in Input) (frames []Frame, err error) {
 	t.Helper()
 	d, err := Open(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	for {
 		f, err := d.Next()
@@ -108,9 +103,7 @@ func TestSizes(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	in := fakeInput(t, "sizes")
 	d, err := Open(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	for i, want := range []struct {
 		size image.Point
@@ -121,9 +114,7 @@ func TestSizes(t *testing.T) {
 		{image.Pt(3, 3), 580 * time.Millisecond}, // without a time: a frame time after the last
 	} {
 		f, err := d.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if f.Number != uint64(i) || f.Image.Rect.Size() != want.size || f.PTS != want.pts || len(f.Image.Pix) != 4*want.size.X*want.size.Y {
 			t.Errorf("frame %d is %v at %s, want %v at %s", f.Number, f.Image.Rect, f.PTS, want.size, want.pts)
 		}
@@ -141,9 +132,7 @@ func TestSizes(t *testing.T) {
 func TestClose(t *testing.T) {
 	openfiles.CheckLeaks(t)
 	d, err := Open(fakeInput(t, "hang"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ended := make(chan error)
 	go func() {
 		_, err := d.Next()

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
@@ -43,18 +44,14 @@ func TestGuardPermits(t *testing.T) {
 		{"http://169.254.7.1/a", "169.254.7.1:80", true},
 	} {
 		a, err := ParseAddress(c.source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := newGuard(a, nil).permits(netip.MustParseAddrPort(c.to)); got != c.want {
 			t.Errorf("%s may connect to %s: %v, want %v", c.source, c.to, got, c.want)
 		}
 	}
 	for _, source := range []string{"-", "guard_test.go", "srt://:9000?mode=listener", "srt://0.0.0.0:9000?mode=listener"} {
 		a, err := ParseAddress(source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if newGuard(a, nil) != nil {
 			t.Errorf("%s has a guard", source)
 		}
@@ -64,9 +61,7 @@ func TestGuardPermits(t *testing.T) {
 // TestGuardLeads has sources that lead to another address of this machine, which counts its connections.
 func TestGuardLeads(t *testing.T) {
 	text, err := os.ReadFile(clip(t, "a.ts", "64x48"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var reached atomic.Int64
 	inner := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(text) }))
 	inner.Listener.Close()
@@ -123,9 +118,7 @@ func TestGuardLeads(t *testing.T) {
 func redirectCamera(t *testing.T, elsewhere string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { l.Close() })
 	go func() {
 		for {

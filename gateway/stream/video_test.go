@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/gateway/functions"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/videotest"
 )
@@ -28,9 +29,7 @@ func video(t testing.TB, address string) Input {
 	t.Helper()
 	videotest.NeedFFmpeg(t)
 	a, err := ParseAddress(address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return Input{Address: a, Live: a.Live(), FirstFrame: patience, NextFrame: patience, Log: zerolog.Nop()}
 }
 
@@ -53,15 +52,11 @@ func TestVideoFile(t *testing.T) {
 	var all []byte
 	for _, file := range []string{first, second} {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		all = append(all, text...)
 	}
 	file := filepath.Join(t.TempDir(), "both.h264")
-	if err := os.WriteFile(file, all, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, all, 0o600))
 
 	openfiles.CheckLeaks(t)
 	frames, err := readAll(t, video(t, file))
@@ -101,9 +96,7 @@ func TestStandardInput(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file, err := os.Open(c.file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer file.Close()
 			before := os.Stdin
 			os.Stdin = file
@@ -123,9 +116,7 @@ func TestStandardInput(t *testing.T) {
 func TestDelay(t *testing.T) {
 	const frames = 20
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer read.Close()
 	defer write.Close()
 	before := os.Stdin
@@ -135,9 +126,7 @@ func TestDelay(t *testing.T) {
 	in := video(t, Stdin)
 	in.Raw = &Raw{Width: videotest.Side, Height: videotest.Side, Format: "rgb24", Rate: 25}
 	d, err := Open(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	var stalled atomic.Bool
 	defer time.AfterFunc(patience, func() {
@@ -152,9 +141,7 @@ func TestDelay(t *testing.T) {
 		if stalled.Load() {
 			t.Fatalf("frame %d did not come before the next one was sent", n)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got, ok := videotest.Number(f.Image); !ok || got != n {
 			t.Fatalf("frame %d is number %d, %v", n, got, ok)
 		}
@@ -181,23 +168,17 @@ func server(t *testing.T, files map[string]string) (address string) {
 func commandLine(t *testing.T, d *Decoder) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", d.process.process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(text)
 }
 
 // ffmpeg sends the password of an address, which its command line and its errors do not show.
 func TestPassword(t *testing.T) {
 	text, err := os.ReadFile(clip(t, "a.ts", "320x240"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	address := server(t, map[string]string{"/a.ts": string(text)})
 	d, err := Open(video(t, "http://me:top%20secret@"+address+"/a.ts"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	// A process that is just being started has no command line yet. After the first frame it waits
 	// until the others are read.
@@ -266,18 +247,14 @@ func TestFileNamesOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), name)
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 			frames, err := readAll(t, video(t, file))
 			if len(frames) > 0 || !strings.Contains(err.Error(), "source is no video of a known format") && !strings.Contains(err.Error(), "Invalid data found") {
 				t.Errorf("%d frames, %v", len(frames), err)
 			}
 
 			input, err := os.Open(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer input.Close()
 			before := os.Stdin
 			os.Stdin = input
@@ -369,9 +346,7 @@ func TestAnnotate(t *testing.T) {
 			openfiles.CheckLeaks(t)
 			file := filepath.Join(t.TempDir(), "out.mp4")
 			a, err := NewAnnotator(file, "", []string{"a"})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			_, err = collectInto(t, Options{
 				Input: video(t, source), To: []string{"a"}, Node: inferrer(func(context.Context, string) error { return nil }),
 				Shown: func(f Frame, d *Decoder) error {
@@ -381,12 +356,8 @@ func TestAnnotate(t *testing.T) {
 					return a.Write(f, d.Rate())
 				},
 			}, a.Observe)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := a.Close(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
+			must.OK(t, a.Close())
 			frames, err := readAll(t, video(t, file))
 			if !errors.Is(err, io.EOF) || len(frames) != 25 {
 				t.Fatalf("%d frames, %v", len(frames), err)
@@ -426,9 +397,7 @@ func TestAnnotateErrors(t *testing.T) {
 		filepath.Join(t.TempDir(), "out.docx"):        "nable to find a suitable output format",
 	} {
 		a, err := NewAnnotator(name, "", []string{"a"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for i := range 1000 { // until the pipe is full, at the latest
 			frame.PTS = time.Duration(i) * 40 * time.Millisecond
 			if err = a.Write(frame, 25); err != nil {

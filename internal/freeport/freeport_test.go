@@ -4,13 +4,13 @@ import (
 	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestFind(t *testing.T) {
 	first, err := Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	second, err := Find()
 	if err != nil || second == first {
 		t.Errorf("the second call returned %v, %v; the first %v", second, err, first)
@@ -32,22 +32,16 @@ func TestFindSkipsTakenPorts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			at, err := Find()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			taken := netip.AddrPortFrom(at.Addr(), at.Port()+c.offset).String()
 			switch c.network {
 			case "tcp":
 				l, err := net.Listen("tcp", taken)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer l.Close()
 			case "udp":
 				l, err := net.ListenPacket("udp", taken)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				defer l.Close()
 			}
 

@@ -6,14 +6,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func open(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -21,9 +21,7 @@ func open(t *testing.T, path string) *os.File {
 func TestTry(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	first, second := open(t, path), open(t, path)
-	if err := Try(first); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Try(first))
 	if err := Try(second); !errors.Is(err, ErrLocked) {
 		t.Errorf("while another file holds it: %v", err)
 	}
@@ -40,14 +38,10 @@ func TestTry(t *testing.T) {
 func TestTryInherited(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	parents := open(t, path)
-	if err := Try(parents); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Try(parents))
 	child := exec.Command("sleep", "0.3")
 	child.ExtraFiles = []*os.File{parents}
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, child.Start())
 	parents.Close()
 	if err := Try(open(t, path)); err != nil {
 		t.Errorf("while a child that ends soon holds it: %v", err)

@@ -10,14 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 func TestRead(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	f, err := Read(cmd.Process.Pid)
 	if err != nil || f.Ended() || int(f.Number(Parent)) != os.Getpid() || f.Number(Threads) != 1 || f.Number(StartTime) == 0 {
 		t.Errorf("read %v, %v", f, err)

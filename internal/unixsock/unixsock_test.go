@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 )
 
@@ -24,9 +25,7 @@ func connect(t *testing.T) (a, b *net.UnixConn) {
 	t.Helper()
 	before := openfiles.Count(t)
 	fa, fb, err := Pair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ends := [2]*net.UnixConn{}
 	for i, f := range []*os.File{fa, fb} {
 		if ends[i], err = Conn(f); err != nil {
@@ -60,9 +59,7 @@ func temporary(t *testing.T, contents ...string) (files []*os.File) {
 	t.Helper()
 	for i, text := range contents {
 		f, err := os.Create(filepath.Join(t.TempDir(), fmt.Sprint(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { f.Close() })
 		if _, err := f.WriteString(text); err != nil {
 			t.Fatal(err)
@@ -76,9 +73,7 @@ func TestReceive(t *testing.T) {
 	a, b := connect(t)
 	want := []string{"first", "second", "third"}
 	sent := temporary(t, want...)
-	if err := Send(a, []byte("hello"), sent...); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Send(a, []byte("hello"), sent...))
 
 	message, files, err := Receive(b, make([]byte, 100), len(want))
 	if err != nil || string(message) != "hello" || len(files) != len(want) {
@@ -119,18 +114,14 @@ func TestReceiveErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := connect(t)
 			r, w, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer r.Close()
 			if test.bytes == 0 {
 				err = sendEmpty(a, w)
 			} else {
 				err = Send(a, make([]byte, test.bytes), repeat(w, test.files)...)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			w.Close()
 
 			message, files, err := Receive(b, make([]byte, 10), test.maxFiles)
@@ -162,9 +153,7 @@ func TestReceiveNoFiles(t *testing.T) {
 		t.Run(fmt.Sprint(opened), func(t *testing.T) {
 			a, b := connect(t)
 			for range 2 {
-				if err := Send(a, []byte("x"), temporary(t, "a", "b", "c")...); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, Send(a, []byte("x"), temporary(t, "a", "b", "c")...))
 			}
 			unlimit := limitFiles(t, opened)
 			message, files, err := Receive(b, make([]byte, 10), 3)
@@ -188,28 +177,20 @@ func TestReceiveNoFiles(t *testing.T) {
 func limitFiles(t *testing.T, n int) func() {
 	t.Helper()
 	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
 	// The kernel hands out the lowest free number.
 	var free []int
 	for range n + 1 {
 		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		free = append(free, fd)
 	}
 	for _, fd := range free {
 		unix.Close(fd)
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free[n]), Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(free[n]), Max: was.Max}))
 	restore := func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 	}
 	t.Cleanup(restore)
 	return restore
@@ -225,9 +206,7 @@ func TestReceiveEnd(t *testing.T) {
 	})
 	t.Run("closed over unread messages", func(t *testing.T) {
 		a, b := connect(t)
-		if err := Send(b, []byte("unread"), temporary(t, "a")...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, Send(b, []byte("unread"), temporary(t, "a")...))
 		a.Close()
 		if _, _, err := Receive(b, make([]byte, 10), 1); err != io.EOF {
 			t.Errorf("receive: %v, want %v", err, io.EOF)
@@ -266,13 +245,9 @@ func repeat(f *os.File, n int) []*os.File {
 func TestConnRefuses(t *testing.T) {
 	before := openfiles.Count(t)
 	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	f, err := udp.File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	udp.Close()
 	if c, err := Conn(f); err == nil {
 		t.Errorf("%v was taken for a Unix socket", c.LocalAddr())
@@ -300,9 +275,7 @@ func TestPeer(t *testing.T) {
 func TestPeerOfAnotherUser(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "socket")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: "@" + name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer l.Close()
 	const other = 65534
 	dialed := make(chan error, 1)
@@ -321,13 +294,9 @@ func TestPeerOfAnotherUser(t *testing.T) {
 		}
 		dialed <- err
 	}()
-	if err := <-dialed; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-dialed)
 	c, err := l.AcceptUnix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 
 	accepted, refused := os.Getuid(), os.Getuid()+1

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/rs/zerolog"
 )
 
@@ -23,9 +24,7 @@ const testConnections = 16
 func serve(t *testing.T, handler http.HandlerFunc, change func(*Server)) *Server {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := New(l, handler, Options{Connections: testConnections, Log: zerolog.Nop()})
 	if change != nil {
 		change(s)
@@ -44,9 +43,7 @@ func serve(t *testing.T, handler http.HandlerFunc, change func(*Server)) *Server
 func (s *Server) dial(t *testing.T) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", s.listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(20 * time.Second))
 	return c
@@ -217,9 +214,7 @@ func TestWriteDeadline(t *testing.T) {
 // TestPlaces fills a listener of 8 places, 4 per address.
 func TestPlaces(t *testing.T) {
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer tcp.Close()
 	for _, c := range []struct {
 		name   string

@@ -5,6 +5,7 @@ import (
 	"math"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/models"
 )
@@ -33,9 +34,7 @@ func TestSample(t *testing.T) {
 	half := models.Input{Height: 1, Width: 1, Channels: 1, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.HWC}
 	for v, want := range map[float32]uint16{0: 0, 1: 0x3c00, -2: 0xc000, 0.5: 0x3800, 65504: 0x7bff, 1e6: 0x7c00, 1e-9: 0} {
 		got := make([]byte, 2)
-		if err := cpu.Direct(half, binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), got); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cpu.Direct(half, binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), got))
 		if binary.LittleEndian.Uint16(got) != want {
 			t.Errorf("%g is %#x in f16, not %#x", v, got, want)
 		}
@@ -45,9 +44,7 @@ func TestSample(t *testing.T) {
 		Mean: []float32{10, 20, 30}, Std: []float32{2, 3, 4},
 	}
 	tensor, err := Sample(in, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	different := map[float32]bool{}
 	for i, v := range Floats(tensor) {
 		c := i % 3

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -98,9 +99,7 @@ func TestSamples(t *testing.T) {
 		var sums []int
 		for k := range Samples {
 			tensor, err := Sample(in, k)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			sum := 0
 			for _, v := range tensor {
 				sum += int(v)

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/capitest"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
@@ -34,9 +35,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 	}
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	devices, err := cuda.Devices()
 	must(err)
@@ -100,34 +99,24 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 func TestGraphMultiprocessors(t *testing.T) {
 	f, _, graph, partSMs := captured(t)
 	for _, slot := range []int{0, 2} {
-		if err := f.setGraph(slot, 1, graph.Handle()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.setGraph(slot, 1, graph.Handle()))
 	}
 	seen := len(cudafake.Launches())
 	for _, slot := range []int{0, 2} {
-		if err := f.InferBatch(slot, 1); err != nil {
-			t.Fatal(err)
-		}
-		if err := cuda.StreamOf(f.stream(slot)).Synchronize(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.InferBatch(slot, 1))
+		must.OK(t, cuda.StreamOf(f.stream(slot)).Synchronize())
 	}
 	launches := cudafake.Launches()[seen:]
 	if len(launches) != 2 || launches[0].SMs == partSMs || launches[1].SMs != partSMs {
 		t.Errorf("launched %+v, want the second on %d multiprocessors", launches, partSMs)
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		if err := f.InferBatch(0, 1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.InferBatch(0, 1))
 	}); n != 0 {
 		t.Errorf("a launch allocates %v times", n)
 	}
 	// The kernels' memory is freed next.
-	if err := cuda.StreamOf(f.stream(0)).Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cuda.StreamOf(f.stream(0)).Synchronize())
 }
 
 // A graph runs on the stream of each batch, so that the batch can be demoted.
@@ -136,9 +125,7 @@ func TestGraphStream(t *testing.T) {
 	if f.Demotable(0, 1) {
 		t.Error("a batch of infer_batch can be demoted")
 	}
-	if err := f.setGraph(0, 1, graph.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.setGraph(0, 1, graph.Handle()))
 	if !f.Demotable(0, 1) {
 		t.Error("a batch that is a graph cannot be demoted")
 	}
@@ -147,9 +134,7 @@ func TestGraphStream(t *testing.T) {
 	env.BatchStream = func(int) uintptr { return low }
 	f.env.Store(&env)
 	cudafake.Reset()
-	if err := errors.Join(f.InferBatch(0, 1), cuda.StreamOf(low).Synchronize()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(f.InferBatch(0, 1), cuda.StreamOf(low).Synchronize()))
 	if l := cudafake.Launches(); len(l) != 1 || l[0].Stream != low {
 		t.Errorf("launched %+v, want one on stream %#x", l, low)
 	}
@@ -179,9 +164,7 @@ func TestGraphErrors(t *testing.T) {
 	if err := f.setGraph(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v, want out of memory", err)
 	}
-	if err := f.setGraph(0, 1, graph.Handle()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.setGraph(0, 1, graph.Handle()))
 	const illegalAddress = cuda.Code(700)
 	// Not the fake's, which is lost like a GPU then.
 	if err := lost("launch graph", &cuda.Error{Op: "cuGraphLaunch", Code: illegalAddress}); !errors.Is(err, device.ErrLost) {
@@ -209,13 +192,9 @@ func TestGraphTooFewSMs(t *testing.T) {
 func TestGraphReplaced(t *testing.T) {
 	f, _, graph, _ := captured(t)
 	for range 3 {
-		if err := f.setGraph(0, 1, graph.Handle()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.setGraph(0, 1, graph.Handle()))
 	}
-	if err := f.graphs.set(batch{0, 1}, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.graphs.set(batch{0, 1}, nil))
 	if f.graphs.find(batch{0, 1}) != nil {
 		t.Error("the graph is still there")
 	}
@@ -236,13 +215,9 @@ func TestGraphWithdrawn(t *testing.T) {
 			t.Fatal(err)
 		}
 		calls, launches := c.Calls(capitest.Infer), len(cudafake.Launches())
-		if err := f.InferBatch(slot, n); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.InferBatch(slot, n))
 		if f.graphs.find(batch{slot, n}) != nil {
-			if err := cuda.StreamOf(f.stream(slot)).Synchronize(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cuda.StreamOf(f.stream(slot)).Synchronize())
 		}
 		calls, launches = c.Calls(capitest.Infer)-calls, len(cudafake.Launches())-launches
 		if want := map[bool][2]int{false: {1, 0}, true: {0, 1}}[hands]; [2]int{calls, launches} != want {

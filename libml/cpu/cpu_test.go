@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/uyvy"
@@ -66,13 +67,9 @@ func TestGatherPackets(t *testing.T) {
 		slab, req := packets(picture, rapid.IntRange(60, 1473).Draw(t, "payload"), 22)
 		random.Shuffle(len(req.Fragments), func(i, j int) { req.Fragments[i], req.Fragments[j] = req.Fragments[j], req.Fragments[i] })
 		d, err := New(in, [][]byte{slab})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got := devicetest.Aligned(in.TensorBytes())
-		if err := d.Gather(0, got, []device.Request{req}, make([]bool, 1)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Gather(0, got, []device.Request{req}, make([]bool, 1)))
 		if !bytes.Equal(got, devicetest.Reference(in, picture)) {
 			t.Fatalf("gather of %+v differs from the reference", in)
 		}
@@ -190,9 +187,7 @@ func TestDirect(t *testing.T) {
 		picture[i] = byte(i * 7)
 	}
 	got := devicetest.Aligned(in.TensorBytes())
-	if err := Direct(in, picture, got); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Direct(in, picture, got))
 	if !bytes.Equal(got, devicetest.Reference(in, picture)) {
 		t.Error("Direct differs from the reference")
 	}
@@ -213,9 +208,7 @@ func TestGatherAllocations(t *testing.T) {
 			d, dst, reqs := c.open(t)
 			refused := make([]bool, len(reqs))
 			if n := testing.AllocsPerRun(5, func() {
-				if err := d.Gather(0, dst, reqs, refused); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, d.Gather(0, dst, reqs, refused))
 			}); n != 0 {
 				t.Errorf("%v allocations", n)
 			}
@@ -277,9 +270,7 @@ func (s *scene) open(tb testing.TB) (*Device, []byte, []device.Request) {
 		reqs[i] = req
 	}
 	d, err := New(s.in, [][]byte{slab})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.OK(tb, err)
 	return d, devicetest.Aligned(images * s.in.TensorBytes()), reqs
 }
 
@@ -292,9 +283,7 @@ func BenchmarkGather(b *testing.B) {
 			refused := make([]bool, len(reqs))
 			b.SetBytes(int64(len(reqs) * c.in.WireBytes()))
 			for b.Loop() {
-				if err := d.Gather(0, dst, reqs, refused); err != nil {
-					b.Fatal(err)
-				}
+				must.OK(b, d.Gather(0, dst, reqs, refused))
 			}
 		})
 		b.Run(c.name+" floor", func(b *testing.B) {
@@ -323,15 +312,11 @@ func TestUYVY(t *testing.T) {
 	rgb := make([]byte, in.WireBytes())
 	uyvy.ToRGB(rgb, slab)
 	want, got := make([]byte, in.TensorBytes()), make([]byte, in.TensorBytes())
-	if err := Direct(in, rgb, want); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Direct(in, rgb, want))
 
 	in.UYVY = true
 	d, err := New(in, [][]byte{slab})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for size := 1; size <= len(slab); size++ {
 		var fragments []shm.Fragment
 		for at := 0; at < len(slab); at += size {

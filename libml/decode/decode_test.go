@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/wire"
 )
@@ -85,9 +86,7 @@ func detectCard() *models.Card {
 func newDecoder(t rapid.TB, card *models.Card) Decoder {
 	t.Helper()
 	d, err := New(card)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return d
 }
 
@@ -109,16 +108,12 @@ func empty(card *models.Card) [][]byte {
 func boxesOf(t rapid.TB, d Decoder, outputs [][]byte) []wire.Box {
 	t.Helper()
 	payload, kind, err := d.Append(nil, outputs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if kind != uint8(wire.KindBoxes) || len(payload) > d.MaxBytes() {
 		t.Fatalf("kind %d with %d bytes of at most %d", kind, len(payload), d.MaxBytes())
 	}
 	found, err := wire.DecodeBoxes(nil, payload)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return found
 }
 
@@ -163,9 +158,7 @@ func TestTopKStableSort(t *testing.T) {
 		k := rapid.IntRange(1, len(values)).Draw(t, "k")
 		d := newDecoder(t, topKCard(int64(len(values)), map[string]any{"k": k}))
 		payload, _, err := d.Append(nil, [][]byte{tensor(values...)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var all []wire.Class
 		for i, v := range values {
 			all = append(all, wire.Class{Class: uint16(i), P: v})
@@ -381,9 +374,7 @@ func TestMaxBytes(t *testing.T) {
 			}
 		}
 		payload, _, err := d.Append(nil, outputs)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if len(payload) > d.MaxBytes() {
 			t.Fatalf("%d bytes, at most %d", len(payload), d.MaxBytes())
 		}
@@ -573,13 +564,9 @@ func TestInvalidParameters(t *testing.T) {
 func TestParametersJSON(t *testing.T) {
 	for _, card := range []*models.Card{faceCard(), detectCard(), topKCard(10, map[string]any{"k": int64(3)})} {
 		text, err := json.Marshal(card)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var again models.Card
-		if err := json.Unmarshal(text, &again); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(text, &again))
 		if a, b := newDecoder(t, card).MaxBytes(), newDecoder(t, &again).MaxBytes(); a != b {
 			t.Errorf("%s: %d bytes at most, after JSON %d", card.Name, a, b)
 		}
@@ -675,9 +662,7 @@ func FuzzAppend(f *testing.F) {
 				continue
 			}
 			boxes, err := wire.DecodeBoxes(nil, payload)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for i, b := range boxes {
 				if !(b.X0 >= 0 && b.X0 < b.X1 && b.X1 <= 1 && b.Y0 >= 0 && b.Y0 < b.Y1 && b.Y1 <= 1) || !finite(tensor(b.Score)) {
 					t.Fatalf("box %+v", b)
@@ -693,9 +678,7 @@ func FuzzAppend(f *testing.F) {
 func BenchmarkDetect(b *testing.B) {
 	card := detectCard()
 	d, err := New(card)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	outputs := empty(card)
 	for i := range 20 {
 		set(outputs[0], i*9173, 0.9)
@@ -713,9 +696,7 @@ func BenchmarkDetect(b *testing.B) {
 func BenchmarkTopKOfAscendingClasses(b *testing.B) {
 	card := topKCard(maxClasses, map[string]any{"k": 1000})
 	d, err := New(card)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	outputs := empty(card)
 	for i := range maxClasses {
 		set(outputs[0], i, float32(i))

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/image/draw"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/libml/reference"
@@ -28,18 +29,14 @@ import (
 func shipped(t *testing.T, name string) *models.Card {
 	t.Helper()
 	card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return card
 }
 
 func load(t *testing.T, card *models.Card) *reference.Model {
 	t.Helper()
 	r, err := reference.New(card, func(*models.Card) (framework.Framework, error) { return onnx.New(), nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := r.Close(); err != nil {
 			t.Error(err)
@@ -63,9 +60,7 @@ func letterbox(t *testing.T, name string, side int) frame {
 		t.Fatalf("no picture %s", name)
 	}
 	photo, err := jpeg.Decode(bytes.NewReader(pictures[i].JPEG))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	size, longer := photo.Bounds().Size(), max(photo.Bounds().Dx(), photo.Bounds().Dy())
 	width, height := size.X*side/longer, size.Y*side/longer
 	corner := image.Pt((side-width)/2, (side-height)/2)
@@ -107,9 +102,7 @@ func find(t *testing.T, r *reference.Model, card *models.Card, f frame) []found 
 		t.Fatalf("kind %d, %v", kind, err)
 	}
 	boxes, err := wire.DecodeBoxes(nil, payload)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var list []found
 	for _, b := range boxes {
 		if int(b.Class) >= len(card.Labels) {
@@ -271,9 +264,7 @@ func TestFashion(t *testing.T) {
 	card := shipped(t, "fashion")
 	r := load(t, card)
 	images, labels, err := zoo.FashionTest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const tried = 200
 	right := 0
 	for i, image := range images[:tried] {

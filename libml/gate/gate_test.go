@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/shm"
 )
@@ -72,9 +73,7 @@ func TestAdmit(t *testing.T) {
 	}
 	t.Run("lane", func(t *testing.T) {
 		s, err := NewLanes(1, lane.EDF, Unlimited)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a, b := newGate(nil), newGate(nil)
 		a.Place, b.Place = joinLanes(t, s, 1).Place, joinLanes(t, s, 1).Place
 		if ok, _ := a.Admit(0, batch); !ok {

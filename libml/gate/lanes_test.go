@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/lane"
 )
 
@@ -31,9 +32,7 @@ func due(at int64) lane.Job { return lane.Job{Deadline: at, Batch: 10, Requests:
 
 func TestTurns(t *testing.T) {
 	s, err := NewLanes(1, lane.EDF, Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a, b, c := joinLanes(t, s, 1), joinLanes(t, s, 2), joinLanes(t, s, 3)
 	if !a.Take(0, due(1000)) {
 		t.Fatal("first member may not begin in a free lane")
@@ -80,9 +79,7 @@ func TestTurns(t *testing.T) {
 // TestTurnsFair starts a member behind one that has run. The policy fair gives them equal time.
 func TestTurnsFair(t *testing.T) {
 	s, err := NewLanes(1, lane.FAIR, Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a := joinLanes(t, s, 1)
 	a.Take(0, due(math.MaxInt64))
 	a.End(1000)
@@ -110,9 +107,7 @@ func TestLanes(t *testing.T) {
 		t.Errorf("unknown policy: %v", err)
 	}
 	s, err := NewLanes(2, "", Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a, b, c := joinLanes(t, s, 100), joinLanes(t, s, 10), joinLanes(t, s, 50)
 	if a.of == b.of || c.of != a.of {
 		t.Error("want a lane for a, another for b, and c in the lane that is large enough")
@@ -134,9 +129,7 @@ func TestTurnsConcurrent(t *testing.T) {
 	for _, policy := range lane.Names() {
 		t.Run(policy, func(t *testing.T) {
 			s, err := NewLanes(1, policy, Unlimited)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var all sync.WaitGroup
 			var running sync.Mutex
 			for range 8 {
@@ -147,9 +140,7 @@ func TestTurnsConcurrent(t *testing.T) {
 					default:
 					}
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				all.Go(func() {
 					began := time.Now()
 					for i := range 1000 {
@@ -179,9 +170,7 @@ func TestTurnsConcurrent(t *testing.T) {
 // TestTurnAllocations takes turns as often as a batch begins.
 func TestTurnAllocations(t *testing.T) {
 	s, err := NewLanes(1, lane.EDF, Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a, b := joinLanes(t, s, 1), joinLanes(t, s, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		a.Take(0, due(100))

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/lane"
 )
@@ -38,9 +39,7 @@ func TestQueuedTurns(t *testing.T) {
 	demoted.Demoted = true
 	setup := func(t *testing.T) (l *laneQueue, a, b, c *member) {
 		s, err := NewLanes(1, lane.EDF, Unlimited)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a, b, c = joinOrdered(t, s), joinOrdered(t, s), joinOrdered(t, s)
 		l = a.of
 		l.lead = lead
@@ -236,9 +235,7 @@ func TestTurnsHistories(t *testing.T) {
 		t.Run(policy, func(t *testing.T) {
 			rapid.Check(t, func(r *rapid.T) {
 				s, err := NewLanes(1, policy, Unlimited)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				m := &turnsModel{t: r, members: make([]*member, 4), began: make([]bool, 4), on: make([]bool, 4), woken: []int{-1, -1, -1, -1}}
 				join := func(i int) { m.members[i] = joinOrdered(t, s) }
 				for i := range m.members {
@@ -331,9 +328,7 @@ func TestQueuedTurnsShares(t *testing.T) {
 // turnsOf returns how many of the turns each member gets. The batches of member i take 10 (i + 1).
 func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int {
 	s, err := NewLanes(1, policy, Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var all []*member
 	ready, began := make([]int64, members), make([]bool, members) // when the next request was complete
 	for range members {
@@ -388,9 +383,7 @@ func turnsOf(t *testing.T, policy string, members, turns int, queue bool) []int 
 // TestQueuedTurnAllocations queues a batch as often as one begins.
 func TestQueuedTurnAllocations(t *testing.T) {
 	s, err := NewLanes(1, lane.EDF, Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	a, b := joinOrdered(t, s), joinOrdered(t, s)
 	a.device.(*orderedDevice).after = make([]device.Ordered, 0, 1<<12)
 	b.device.(*orderedDevice).after = make([]device.Ordered, 0, 1<<12)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
@@ -33,30 +34,22 @@ func opened(t *testing.T) (*gpu.Device, []device.Tensors) {
 	t.Helper()
 	runtime.LockOSThread()
 	d, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
-	if err := d.AddSlab(memory(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.AddSlab(memory(t)))
 	tensors, err := d.Tensors(memory(t), sizes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return d, tensors
 }
 
 func memory(t *testing.T) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := unix.Munmap(b); err != nil {
 			t.Error(err)
@@ -135,9 +128,7 @@ func TestTensorsTooLarge(t *testing.T) {
 				runtime.LockOSThread()
 				cudafake.Check(t)
 				d, err := open()
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				cudafake.Apply(t, cudafake.Refuse(call, nth+1, outOfMemory))
 				if _, err := d.Tensors(memory(t), sizes); !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, device.ErrLost) {
 					t.Errorf("tensors says %v", err)
@@ -154,9 +145,7 @@ func TestTooManySlabs(t *testing.T) {
 	cudafake.Check(t)
 	d, tensors := opened(t)
 	for range gpu.Slabs - 1 {
-		if err := d.AddSlab(memory(t)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.AddSlab(memory(t)))
 	}
 	if err := d.AddSlab(memory(t)); err == nil {
 		t.Errorf("slab %d was added", gpu.Slabs)
@@ -206,9 +195,7 @@ func TestDone(t *testing.T) {
 		t.Errorf("of a slot that was asked nothing Done says %v, %v", done, err)
 	}
 	cudafake.Apply(t, cudafake.Hold)
-	if err := begin(d, tensors, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, begin(d, tensors, 0))
 	for until := time.Now().Add(5 * time.Millisecond); time.Now().Before(until); {
 		if done, err := d.Done(0); done || err != nil {
 			t.Fatalf("Done says %v, %v", done, err)
@@ -237,16 +224,10 @@ func TestLostDevice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			runtime.LockOSThread()
 			d, err := open()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := d.AddSlab(memory(t)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
+			must.OK(t, d.AddSlab(memory(t)))
 			tensors, err := d.Tensors(memory(t), sizes)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			before := cudafake.Now().Out()
 			cudafake.Set(t, cudafake.Fault("gather_copy", 1, illegalAddress))
 			if err := begin(d, tensors, 0); err != nil && !errors.Is(err, device.ErrLost) {
@@ -286,15 +267,11 @@ func TestRepartitionFails(t *testing.T) {
 				d, tensors := opened(t)
 				if call != "cuDeviceGetDevResource" {
 					for _, groups := range [][]int{{0}, {1}} { // so that there is something to destroy
-						if err := d.Repartition([]int{0, 1}, groups); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, d.Repartition([]int{0, 1}, groups))
 					}
 				}
 				sms, err := d.SMs(0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				stream := d.Stream(0)
 				cudafake.Apply(t, cudafake.Refuse(call, nth+1, notSupported))
 				if err := d.Repartition([]int{0, 1}, []int{2, 3}); !errors.Is(err, cuda.ErrNotSupported) {
@@ -326,9 +303,7 @@ func TestPartitionsFreed(t *testing.T) {
 		if i%2 == 1 {
 			slots = []int{2, 3}
 		}
-		if err := d.Repartition(slots, []int{i % 15}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Repartition(slots, []int{i % 15}))
 		// Each slot has its present stream and the one before.
 		want := int64(min(device.Slots+2*(i+1), 2*device.Slots))
 		if got := cudafake.Now().Streams; got != want {
@@ -341,25 +316,17 @@ func TestLargeOutputs(t *testing.T) {
 	runtime.LockOSThread()
 	cudafake.Check(t)
 	d, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	shared, err := unix.Mmap(-1, 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Munmap(shared)
 	tensors, err := d.Tensors(shared, device.Sizes{Input: 8 * 64, Outputs: []int{8 * 200 << 10}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	cudafake.Apply(t)
 	for images, want := range map[int][]string{5: {"fetch"}, 8: nil} {
 		cudafake.Reset()
-		if err := d.Fetch(0, images); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Fetch(0, images))
 		if _, err := d.Wait(0); err != nil {
 			t.Fatal(err)
 		}
@@ -384,14 +351,10 @@ func TestInFlight(t *testing.T) {
 	var bytes [3]int64
 	for n := 1; n <= 2; n++ {
 		d, err := gpu.New(input, gpu.Options{Device: "cuda", InFlight: n})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		before := cudafake.Now().Bytes
 		tensors, err := d.Tensors(memory(t), sizes)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		bytes[n] = int64(cudafake.Now().Bytes - before)
 		if d.InFlight() != n || (&tensors[0].Input[0] == &tensors[1].Input[0]) != (n == 1) {
 			t.Errorf("in flight %d, want %d; tensors at %p and %p", d.InFlight(), n, tensors[0].Input, tensors[1].Input)

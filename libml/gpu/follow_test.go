@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // TestFollow queues a short batch behind a long one while the device is stopped. The kernels run in that
@@ -20,35 +21,21 @@ func TestFollow(t *testing.T) {
 	second, tensors := opened(t)
 	cudafake.Reset() // forget the launches of other tests
 	cudafake.Apply(t, cudafake.Hold, cudafake.Late(100*time.Microsecond))
-	if err := first.Gather(0, firstTensors[0].Input, requests(), make([]bool, 8)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.Gather(0, firstTensors[0].Input, requests(), make([]bool, 8)))
 	work := cuda.StreamOf(first.BatchStream(0))
 	for range 100 {
-		if err := work.Set(cuda.At(firstTensors[0].Outputs[0]), 1, 1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, work.Set(cuda.At(firstTensors[0].Outputs[0]), 1, 1))
 	}
-	if err := first.Fetch(0, 8); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.Gather(1, tensors[1].Input, requests(), make([]bool, 8)); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.Follow(1, first, 0); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.Fetch(1, 8); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.Fetch(0, 8))
+	must.OK(t, second.Gather(1, tensors[1].Input, requests(), make([]bool, 8)))
+	must.OK(t, second.Follow(1, first, 0))
+	must.OK(t, second.Fetch(1, 8))
 	if done, err := second.Done(1); done || err != nil {
 		t.Fatalf("a batch is done on a device that is stopped: %v, %v", done, err)
 	}
 	cudafake.Set(t, cudafake.Release)
 	inferred, err := second.Wait(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if _, err := first.Wait(0); err != nil {
 		t.Fatal(err)
 	}
@@ -81,9 +68,7 @@ func TestFollowRefused(t *testing.T) {
 			cudafake.Check(t)
 			first, firstTensors := opened(t)
 			second, tensors := opened(t)
-			if err := begin(first, firstTensors, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, begin(first, firstTensors, 0))
 			cudafake.Apply(t, cudafake.Refuse(call, 1, outOfResources))
 			if err := second.Follow(0, first, 0); err == nil {
 				t.Error("the batch follows although the driver refused")

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -197,17 +198,13 @@ func TestPTXUYVYPixels(t *testing.T) {
 		}
 	}
 	g, err := newGathering(in, kernelOf(&in), len(picture), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const length = 1441 // a packet's payload, made odd
 	for place := 0; place < len(picture); place += length {
 		g.add(Descriptor{Offset: uint64(place), Place: uint32(place), Length: uint16(min(length, len(picture)-place))})
 	}
 	copy(g.slab, picture)
-	if err := g.run(1); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.run(1))
 	if !slices.Equal(g.tensor, devicetest.Reference(in, picture)) {
 		t.Error("the kernel's colours differ from those of models/uyvy")
 	}
@@ -228,9 +225,7 @@ func TestPTXBadDescriptors(t *testing.T) {
 			return max(0, []int{0, 1, limit - 1, limit, limit + 1}[random.IntN(5)]+random.IntN(5)-2)
 		}
 		g, err := newGathering(in, kernelOf(&in), slabBytes, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for range 1 + random.IntN(40) {
 			g.add(Descriptor{
 				Slab: uint16(near(1)), Offset: uint64(near(slabBytes)), Place: uint32(near(size)),
@@ -243,13 +238,9 @@ func TestPTXBadDescriptors(t *testing.T) {
 	}
 
 	g, err := newGathering(in, kernelOf(&in), slabBytes, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	g.add(Descriptor{Length: 7})
-	if err := g.run(blocks); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.run(blocks))
 	if err := FaultError(binary.LittleEndian.Uint64(g.fault)); !errors.Is(err, ErrDescriptor) || !errors.Is(err, faultReasons[6]) {
 		t.Errorf("a pair of pixels without its end: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/gpu"
 )
 
@@ -43,9 +44,7 @@ func occupier() {
 func underMPS(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "control"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "control"), nil, 0o600))
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", dir)
 }
 
@@ -55,9 +54,7 @@ const maxAttempts = 10
 
 func TestMeasurePriorities(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "turns")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, nil, 0o600))
 	shared := cudafake.Full(file)
 	for _, c := range []struct {
 		name     string

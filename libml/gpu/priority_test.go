@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
 )
@@ -25,25 +26,15 @@ func TestDemotedBatch(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			cudafake.Check(t)
 			d, tensors := opened(t)
-			if err := d.Prioritize([]int{0, 1}, level); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, d.Prioritize([]int{0, 1}, level))
 			choose(t, d, 0, c.before)
 			idle := d.BatchStream(0)
-			if err := batch(d, tensors, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, batch(d, tensors, 0))
 			choose(t, d, 0, c.level)
 			cudafake.Apply(t, cudafake.Hold)
-			if err := begin(d, tensors, 0); err != nil {
-				t.Fatal(err)
-			}
-			if err := d.Pad(0, tensors[0].Input, 7, 8); err != nil {
-				t.Fatal(err)
-			}
-			if err := d.Fetch(0, 8); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, begin(d, tensors, 0))
+			must.OK(t, d.Pad(0, tensors[0].Input, 7, 8))
+			must.OK(t, d.Fetch(0, 8))
 			if done, err := cuda.StreamOf(idle).Query(); !done || err != nil {
 				t.Errorf("work is on stream %#x, which was not chosen; %v", idle, err)
 			}
@@ -71,20 +62,14 @@ func TestDemotedBatch(t *testing.T) {
 func TestDemotedBatchAfterMove(t *testing.T) {
 	cudafake.Check(t)
 	d, tensors := opened(t)
-	if err := d.Prioritize([]int{0, 1}, budget.MaxLevel); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.Prioritize([]int{0, 1}, budget.MaxLevel))
 	for round := range 4 {
 		slot := round % 2 * 2
-		if err := d.Repartition([]int{slot, slot + 1}, []int{round}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, d.Repartition([]int{slot, slot + 1}, []int{round}))
 		for _, level := range []budget.Level{budget.MaxLevel, budget.Demoted, 2, budget.MaxLevel, 2} {
 			cudafake.Reset()
 			choose(t, d, slot, level)
-			if err := batch(d, tensors, slot); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, batch(d, tensors, slot))
 			for _, l := range cudafake.Launches() {
 				if l.Priority != -int(level) || l.SMs != 8 {
 					t.Errorf("%s ran at priority %d on %d multiprocessors, want %d on 8", l.Name, l.Priority, l.SMs, -level)
@@ -102,9 +87,7 @@ func TestStreamsOfADevice(t *testing.T) {
 	if n := cudafake.Now().Streams - before; n != device.Slots {
 		t.Errorf("%d streams without levels, want %d", n, device.Slots)
 	}
-	if err := d.Prioritize([]int{0, 1}, budget.MinLevel); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.Prioritize([]int{0, 1}, budget.MinLevel))
 	if n := cudafake.Now().Streams - before; n != device.Slots+2 {
 		t.Errorf("%d streams with a level, want %d", n, device.Slots+2)
 	}
@@ -136,9 +119,7 @@ func TestPrioritizeRefused(t *testing.T) {
 		runtime.LockOSThread()
 		cudafake.Check(t)
 		d, tensors := opened(t)
-		if err := begin(d, tensors, 1); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, begin(d, tensors, 1))
 		if err := d.Prioritize([]int{0, 1}, budget.MaxLevel); !errors.Is(err, gpu.ErrBusy) {
 			t.Errorf("prioritize says %v", err)
 		}
@@ -150,18 +131,14 @@ func TestPrioritizeRefused(t *testing.T) {
 
 func choose(t *testing.T, d *gpu.Device, slot int, level budget.Level) {
 	t.Helper()
-	if err := d.Choose(slot, level); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.Choose(slot, level))
 }
 
 // If the stream of a level cannot be created, the slot stays unchanged.
 func TestChooseRefused(t *testing.T) {
 	cudafake.Check(t)
 	d, tensors := opened(t)
-	if err := d.Prioritize([]int{0, 1}, 3); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, d.Prioritize([]int{0, 1}, 3))
 	before := d.BatchStream(0)
 	cudafake.Apply(t, cudafake.Refuse("cuStreamCreateWithPriority", 1, outOfMemory))
 	if err := d.Choose(0, 2); !errors.Is(err, cuda.ErrOutOfMemory) || d.BatchStream(0) != before {

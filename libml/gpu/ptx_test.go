@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
 func TestPTXSource(t *testing.T) {
 	source, err := os.ReadFile("gather.cu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, _, _ := strings.Cut(ptx, "\n")
 	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
 		t.Errorf("gather.ptx begins with %q; gather.cu has %s: run `make ptx`", first, hash)
@@ -31,9 +30,7 @@ func TestPTXSource(t *testing.T) {
 func TestKernels(t *testing.T) {
 	for _, name := range allKernels() {
 		text, err := kernels(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		part := string(text)
 		if n := strings.Count(part, entry); n != 1 || !strings.Contains(part, entry+name+"(") {
 			t.Errorf("%s: %d kernels in its part", name, n)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -59,9 +60,7 @@ func TestPolicies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for policy, want := range c.want {
 				p, err := New(policy)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if job, ok := p.Next(c.now, c.jobs); ok != (want != none) || ok && job != want {
 					t.Errorf("%s: job %d, %v; want %d", policy, job, ok, want)
 				}
@@ -104,9 +103,7 @@ func TestPoliciesAllocateNothing(t *testing.T) {
 	jobs := randomJobs(rand.New(rand.NewPCG(1, 1)), 42)
 	for _, name := range Names() {
 		p, err := New(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if n := testing.AllocsPerRun(100, func() { p.Next(0, jobs) }); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
@@ -133,9 +130,7 @@ func TestEDFInTime(t *testing.T) {
 		jobs := randomJobs(rand.New(rand.NewPCG(seed, 2)), 8)
 		for _, name := range Names() {
 			p, err := New(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			sums[name] += runAll(p, jobs)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // held compares shim.h with the header of ONNX Runtime's C API: index and prototype of every
@@ -56,9 +58,7 @@ func TestShimHeader(t *testing.T) {
 	}
 	dir := t.TempDir()
 	source := filepath.Join(dir, "held.c")
-	if err := os.WriteFile(source, []byte(held), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(source, []byte(held), 0o644))
 	compiler := cmp.Or(os.Getenv("CC"), "cc")
 	cmd := exec.Command(compiler, "-std=c11", "-fsyntax-only", "-I", strings.TrimSpace(string(out)), "-I", ".", source)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -101,9 +101,7 @@ func TestAllocatorThrows(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for name, text := range map[string]string{"catches.cc": catches, "finds.c": finds} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
 	}
 	program := filepath.Join(dir, "catches")
 	for _, args := range [][]string{

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // firstQueues returns a played.unqueued with which only the first session can be captured: the
@@ -58,9 +59,7 @@ func TestModelByNode(t *testing.T) {
 	p := &played{}
 	r := newRig(t, p)
 	host, err := r.context.AllocateHost(8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.toHost = host
 	r.linked()
 	if !strings.Contains(r.log.String(), "node by node") || strings.Count(r.log.String(), "warn") != 1 {
@@ -107,9 +106,7 @@ func TestMoveClosesSessions(t *testing.T) {
 	}
 	one, four := r.tensors(1), r.tensors(4)
 	before, err := r.context.NewStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.streams[2] = before
 	r.configure(2, 1, one)
 	r.configure(2, 4, four)
@@ -120,9 +117,7 @@ func TestMoveClosesSessions(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	cudafake.Reset()
-	if err := before.Destroy(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, before.Destroy())
 	r.streams[2] = r.newStream()
 	r.configure(2, 1, one)
 	r.configure(2, 4, four)
@@ -137,9 +132,7 @@ func TestByNodeWithoutMemory(t *testing.T) {
 	p := &played{scratch: 8 * mebi}
 	r := newRig(t, p)
 	host, err := r.context.AllocateHost(8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.context.FreeHost(host)
 	defer r.end()
 	p.toHost = host // no graph does that

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
@@ -35,9 +36,7 @@ func TestWrongAnswers(t *testing.T) {
 		{"as a graph", func(*testing.T, *rig) {}, "output prob", "MPS"},
 		{"node by node", func(t *testing.T, r *rig) {
 			host, err := r.context.AllocateHost(8)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { r.context.FreeHost(host) })
 			r.played.toHost = host
 		}, "output prob", "MPS"},

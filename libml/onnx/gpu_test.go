@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestGPUConfigureErrors(t *testing.T) {
@@ -44,9 +45,7 @@ func TestGPUDeinit(t *testing.T) {
 	for _, call := range []string{"cuStreamCreate", "cuEventCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {
 		t.Run(call, func(t *testing.T) {
 			r := newRig(t, &played{})
-			if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(r.gpu.init(), r.f.LoadModel()))
 			cudafake.Set(t, cudafake.Refuse(call, 0, cuda.Code(999)))
 			if _, err := r.f.LinkModel(); err == nil || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s refused: %v", call, err)

@@ -6,15 +6,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // The version of the library is the one in go.mod.
 func TestCarrierVersion(t *testing.T) {
 	module, version, _ := strings.Cut(carrier, "@")
 	data, err := os.ReadFile("../../go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !strings.Contains(string(data), module+" "+version+"\n") {
 		t.Errorf("go.mod does not require %s %s", module, version)
 	}
@@ -22,9 +22,7 @@ func TestCarrierVersion(t *testing.T) {
 
 func TestLibraryVariable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mine.so")
-	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("x"), 0o644))
 	t.Setenv(LibraryVariable, path)
 	if got, err := Library(); err != nil || got != path {
 		t.Errorf("got %s, %v", got, err)
@@ -43,18 +41,12 @@ func TestLibraryVariableWrong(t *testing.T) {
 
 func TestLibraryPlaces(t *testing.T) {
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir := filepath.Join(filepath.Dir(exe), "lib")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(dir, 0o755))
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	want := filepath.Join(dir, libraryFile)
-	if err := os.WriteFile(want, []byte("x"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(want, []byte("x"), 0o644))
 	t.Setenv(LibraryVariable, "")
 	if got, err := Library(); err != nil || got != want {
 		t.Errorf("got %s, %v; want %s", got, err, want)

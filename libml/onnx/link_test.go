@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // The smallest size serves before the others are linked. Linking these uses no memory of its
@@ -57,9 +58,7 @@ func TestSmallestRunsWhileOthersLink(t *testing.T) {
 	}
 	before := r.gpu.scratch[0].readState().mapped
 	close(gate)
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-done)
 	if p.sessions != small+rest {
 		t.Errorf("%d sessions for %v", p.sessions, r.card.Batches)
 	}
@@ -114,9 +113,7 @@ func TestPersistentBytes(t *testing.T) {
 	r := newRig(t, &played{weights: 3 * mebi})
 	r.loaded()
 	persistent, err := r.f.LinkModel()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// 4 MiB for 3, in each of three sessions.
 	if persistent < 12*mebi || persistent > 16*mebi {
 		t.Errorf("%d bytes", persistent)

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // A refused session is nil, not an interface that holds a nil pointer. ONNX Runtime opens in
@@ -20,9 +22,7 @@ func TestRefusedSession(t *testing.T) {
 		}
 		return
 	}
-	if err := open(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, open())
 	if err := openProvider(environment.path); err != nil {
 		t.Logf("it has no CUDA: %v", err) // and refuses for that
 	}

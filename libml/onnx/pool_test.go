@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // bound locks the test to its thread and binds it to the fake's context, until the test ends.
@@ -20,9 +21,7 @@ func bound(t *testing.T) *cuda.Context {
 	cudafake.Reset()
 	runtime.LockOSThread()
 	devices, err := cuda.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := devices[0].OpenContext(cuda.ScheduleAuto)
 	if err == nil {
 		err = c.Bind()
@@ -30,9 +29,7 @@ func bound(t *testing.T) *cuda.Context {
 	if err == nil {
 		err = startPools()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		cudafake.Reset()
 		if err := c.Close(); err != nil {
@@ -46,9 +43,7 @@ func bound(t *testing.T) *cuda.Context {
 func pools(t *testing.T, c *cuda.Context) *pool {
 	t.Helper()
 	p, err := newPool(c.Device())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := p.close(); err != nil {
 			t.Error(err)
@@ -63,9 +58,7 @@ func TestPoolAllocations(t *testing.T) {
 	c := bound(t)
 	rapid.Check(t, func(t *rapid.T) {
 		p, err := newPool(c.Device())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer p.close()
 		live := allocations{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -135,9 +128,7 @@ func (a allocations) check(t *rapid.T, at cuda.Pointer, bytes int) {
 // write fails if the allocation has no memory.
 func write(t *rapid.T, at cuda.Pointer, bytes int) {
 	s := cuda.Stream{}
-	if err := errors.Join(s.Set(at, 1, bytes), s.Synchronize()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(s.Set(at, 1, bytes), s.Synchronize()))
 }
 
 func TestPoolTrim(t *testing.T) {

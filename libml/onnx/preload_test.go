@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/framework"
 )
 
@@ -37,14 +38,10 @@ func TestMissingProvider(t *testing.T) {
 func TestMissingLibrary(t *testing.T) {
 	dir := t.TempDir()
 	library, err := Library()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// A provider that was linked with what it is here: any shared library will do.
 	for _, name := range []string{bridgeFile, providerFile} {
-		if err := os.Symlink(library, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Symlink(library, filepath.Join(dir, name)))
 	}
 	mine := filepath.Join(dir, libraryFile)
 	var asked []string
@@ -80,9 +77,7 @@ func TestHide(t *testing.T) {
 	if err := preload(library); err == nil {
 		t.Fatalf("%s is on this machine", library)
 	}
-	if err := hide(library, preload); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, hide(library, preload))
 	if err := preload(library); err != nil {
 		t.Errorf("hidden, but not found: %v", err)
 	}
@@ -91,9 +86,7 @@ func TestHide(t *testing.T) {
 	}
 
 	f, err := elf.NewFile(bytes.NewReader(emptyLibrary(library)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if symbols, err := f.DynamicSymbols(); len(symbols) > 0 {
 		t.Errorf("symbols %v, %v; want none", symbols, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/framework"
 )
@@ -48,9 +49,7 @@ func TestDamagedPreparedModel(t *testing.T) {
 		r.linked()
 		weights = s.asked[0]
 	}, func(t *testing.T, r *rig, _ *shares) {
-		if err := os.Truncate(weights, 7); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Truncate(weights, 7))
 		r.linked()
 		if r.played.optimises != 1 || !r.logged("preparing it again") || len(r.played.made[0].initializers) != 1 {
 			t.Errorf("optimised %d times: %s", r.played.optimises, r.log.String())
@@ -86,13 +85,9 @@ func TestDamagedWeightsOfTheNode(t *testing.T) {
 	weights := ""
 	sandboxed(t, dir, nil, func(_ *rig, s *shares, _ int) { weights = s.asked[0] })
 	text, err := os.ReadFile(weights)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text[0]++
-	if err := os.WriteFile(weights, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(weights, text, 0o600))
 
 	sandboxed(t, dir, nil, func(r *rig, _ *shares, asked int) {
 		if asked != 1 || r.shares() {

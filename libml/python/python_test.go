@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // TestModule runs the module's tests in each python3. If PyTorch is missing, its tests are skipped
@@ -16,9 +18,7 @@ func TestModule(t *testing.T) {
 		t.Skip("python3 is missing: the module penstock_model is not tested here")
 	}
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	tried := map[string]bool{}
 	for _, name := range []string{os.Getenv(InterpreterVariable), "python3", "/usr/bin/python3"} {
 		path, err := exec.LookPath(name)
@@ -83,14 +83,10 @@ func TestVariables(t *testing.T) {
 
 func TestChildren(t *testing.T) {
 	here, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Setenv(folderVariable, here)
 	t.Setenv("PYTHONPATH", "/somewhere")
-	if err := SetEnvironment(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, SetEnvironment())
 	if got, want := os.Getenv("PYTHONPATH"), here+":/somewhere"; got != want {
 		t.Errorf("PYTHONPATH is %q, want %q", got, want)
 	}
@@ -105,18 +101,14 @@ func interpreterIn(t *testing.T, dir, says string) string {
 		script = "#!/bin/sh\necho " + says + "\n"
 	}
 	path := filepath.Join(dir, "python3")
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(script), 0o700))
 	return path
 }
 
 func TestPyTorchElsewhere(t *testing.T) {
 	without, with, linked := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "linked")
 	asked, other := interpreterIn(t, without, ""), interpreterIn(t, with, "2.11.0, CUDA 13.0")
-	if err := os.Symlink(with, linked); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(with, linked))
 	debian := interpreterIn(t, t.TempDir(), "1.13.1, no CUDA")
 	for name, c := range map[string]struct{ variable, path, want string }{
 		"later in PATH":                 {"", without + ":" + with, other},

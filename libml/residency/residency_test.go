@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -240,9 +241,7 @@ func TestPlanInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := Worker{MemoryBytes: rapid.Int64Range(0, 200).Draw(t, "memory"), HostBytes: rapid.Int64Range(0, 400).Draw(t, "host"), Ahead: time.Duration(rapid.IntRange(0, 10).Draw(t, "ahead")) * ms}
 		models := randomModels(rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1)), rapid.IntRange(0, 30).Draw(t, "models"))
-		if err := checkPlan(w, at(rapid.Int64Range(0, 50).Draw(t, "now")), models); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, checkPlan(w, at(rapid.Int64Range(0, 50).Draw(t, "now")), models))
 	})
 }
 
@@ -251,9 +250,7 @@ func FuzzPlan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, memory, host, now int64, n int) {
 		models := randomModels(rand.New(rand.NewPCG(seed, 1)), max(0, n)%50)
 		w := Worker{MemoryBytes: memory % 1000, HostBytes: host % 1000, Ahead: time.Duration(seed%10) * ms}
-		if err := checkPlan(w, now, models); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, checkPlan(w, now, models))
 	})
 }
 

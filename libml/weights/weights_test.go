@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/internal/unixsock"
@@ -126,18 +127,14 @@ func (h *harness) files(n int) {
 func fileOf(t *testing.T, dir, name string, content []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 
 func (h *harness) get(file string) *serverLease {
 	h.t.Helper()
 	l, err := getWeights(h.socket, file, patience)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	h.t.Cleanup(func() { l.Close() })
 	return l
 }
@@ -145,9 +142,7 @@ func (h *harness) get(file string) *serverLease {
 func content(t *testing.T, l *serverLease) string {
 	t.Helper()
 	b, err := io.ReadAll(io.NewSectionReader(l.memory, 0, l.Bytes))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(b)
 }
 
@@ -177,9 +172,7 @@ func TestSharedFile(t *testing.T) {
 	h.files(1)
 	// The same file under another name is the same.
 	link := filepath.Join(dir, "link")
-	if err := os.Link(file, link); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Link(file, link))
 	// A link changes the file's times, and with them the kernel's description of it.
 	h.get(link)
 	h.get(file)
@@ -193,9 +186,7 @@ func TestRewrittenFile(t *testing.T) {
 	h := hold(t, dir, Options{}, loader)
 	file := fileOf(t, dir, "a", []byte("before"))
 	before := h.get(file)
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(file))
 	after := h.get(fileOf(t, dir, "a", []byte("after!")))
 	if content(t, before) != "before" || content(t, after) != "after!" {
 		t.Errorf("%q and %q", content(t, before), content(t, after))
@@ -208,13 +199,9 @@ func TestLinger(t *testing.T) {
 	h := hold(t, dir, Options{Linger: 20 * time.Millisecond}, new(memfds))
 	one, two := h.get(fileOf(t, dir, "a", []byte("a"))), h.get(fileOf(t, dir, "b", []byte("bb")))
 	h.until("both", func() bool { return h.now == control.WeightsHeld{Files: 2, Bytes: 3} })
-	if err := one.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, one.Close())
 	h.until("one", func() bool { return h.now == control.WeightsHeld{Files: 1, Bytes: 2} })
-	if err := two.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, two.Close())
 	h.files(0)
 	h.stop()
 	if log := h.log.String(); strings.Contains(log, "warn") || !strings.Contains(log, "freed unused weights") {
@@ -336,24 +323,18 @@ func TestServerHangsUp(t *testing.T) {
 	socket := filepath.Join(dir, "w.sock")
 	for what, received := range map[string]bool{"it has the request": true, "it has not read the question": false} {
 		l, err := listen(socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got := make(chan error)
 		go func() {
 			_, err := getWeights(socket, fileOf(t, dir, "a", []byte("a")), patience)
 			got <- err
 		}()
 		c, err := l.AcceptUnix()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if received {
 			var a request
 			file, err := newLink(c).receive(&a)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			file.Close()
 		}
 		c.Close()
@@ -378,13 +359,9 @@ func TestServerTimeout(t *testing.T) {
 func (h *harness) dial() *net.UnixConn {
 	h.t.Helper()
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: h.socket})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	h.t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, c.SetDeadline(time.Now().Add(patience)))
 	return c
 }
 
@@ -400,9 +377,7 @@ func TestInvalidRequests(t *testing.T) {
 	}
 	large := opened(t, sparse)
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer read.Close()
 	defer write.Close()
 
@@ -451,9 +426,7 @@ func TestInvalidRequests(t *testing.T) {
 func opened(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -463,13 +436,9 @@ func (h *harness) response(t *testing.T, say func(*net.UnixConn) error) (a respo
 	t.Helper()
 	c := h.dial()
 	defer c.Close()
-	if err := say(c); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, say(c))
 	memory, err := newLink(c).receive(&a)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return a, memory
 }
 

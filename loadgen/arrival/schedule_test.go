@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen/arrival"
 )
 
@@ -94,9 +95,7 @@ func TestParseScheduleErrors(t *testing.T) {
 
 func TestCheckFunctions(t *testing.T) {
 	schedule, err := arrival.ParseSchedule("a.csv", []byte("time,function,rate\n1s,face,1\n2s,fase,1\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := schedule.CheckFunctions([]string{"face", "fase"}); err != nil {
 		t.Error(err)
 	}

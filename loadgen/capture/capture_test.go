@@ -13,15 +13,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/capturefile"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
 // node is a UDP port that answers each request with ok, except for those whose first byte is silent.
 func node(t *testing.T) netip.AddrPort {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { conn.Close() })
 	go func() {
 		buffer := make([]byte, 2048)
@@ -56,9 +55,7 @@ func played(t *testing.T, at netip.AddrPort, speed float64, datagrams ...capture
 	var b bytes.Buffer
 	capturefile.Write(t, &b, datagrams)
 	file := filepath.Join(t.TempDir(), "a.pcap")
-	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, b.Bytes(), 0o600))
 	return Play(context.Background(), Options{File: file, Functions: []Function{{"fn", at}}, Speed: speed, Grace: 200 * time.Millisecond})
 }
 
@@ -76,9 +73,7 @@ func TestPlay(t *testing.T) {
 		capturefile.Datagram{From: one, To: to, Payload: []byte("no request")},
 		capturefile.Datagram{At: time.Second, From: one, To: to, Payload: request(3, silent)},
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := &Report{Skipped: 2, Functions: []FunctionReport{{Name: "fn", Datagrams: 5, Requests: 3, Answers: map[string]uint64{"ok": 2}, Unanswered: 1}}}
 	if !reflect.DeepEqual(r, want) {
 		t.Errorf("it reports %+v, want %+v", r, want)
@@ -107,9 +102,7 @@ func TestPlayRefuses(t *testing.T) {
 		"ng":    {"\n\r\r\n", "read pcapng header"},
 	} {
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(test.content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(test.content), 0o600))
 		if _, err := Play(context.Background(), Options{File: file, Speed: 1}); err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), file) {
 			t.Errorf("%s: %v, want %q with the file's name", name, err, test.want)
 		}
@@ -127,15 +120,11 @@ func TestPlayEnds(t *testing.T) {
 	capturefile.Write(t, &b, []capturefile.Datagram{{From: from, To: to, Payload: request(1, 0)}, {At: time.Hour, From: from, To: to, Payload: request(2, 0)}})
 	file := filepath.Join(t.TempDir(), "a.pcap")
 	o := Options{File: file, Functions: []Function{{"fn", at}}, Speed: 1, Grace: time.Hour}
-	if err := os.WriteFile(file, b.Bytes()[:b.Len()-1], 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, b.Bytes()[:b.Len()-1], 0o600))
 	if _, err := Play(context.Background(), o); err == nil || !strings.Contains(err.Error(), "frame 2: ") {
 		t.Errorf("a cut file: %v, want one that names frame 2", err)
 	}
-	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, b.Bytes(), 0o600))
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	if r, err := Play(ctx, o); err != nil || !r.Interrupted || r.Functions[0].Datagrams != 1 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen/status"
 )
 
@@ -35,9 +36,7 @@ func TestStatus(t *testing.T) {
 		io.WriteString(w, golden)
 	})
 	got, err := client.Status(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := control.FunctionStatus{
 		Name: "face", Port: 9001, SLOMillis: 25, SharePercent: 37.5, Swaps: 2,
 		SwapIdle: control.IdleMicros{Last: 41, P50: 40, Max: 55.5},

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/models"
@@ -45,9 +46,7 @@ func TestCameraFunction(t *testing.T) {
 func TestReadPhotos(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "notes.txt")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, nil, 0o600))
 	missing := filepath.Join(dir, "missing")
 	for dir, want := range map[string]string{
 		missing: "--pictures " + missing + ": no such file or directory",
@@ -79,9 +78,7 @@ input:
 outputs: [{name: y, shape: [2]}]
 slo: 10ms
 `, name, element)
-		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(card), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(card), 0o600))
 	}
 	for name, want := range map[string]answer.Tolerance{"single": answer.Default, "half": answer.Half} {
 		node := control.Status{Functions: []control.FunctionStatus{
@@ -91,9 +88,7 @@ slo: 10ms
 			Arrivals: "poisson", Streams: 1, Spec: loadgen.Spec{Duration: 1},
 			Reference: func(*models.Card) (Model, error) { return fixed{}, nil },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if got := made.Spec.Functions[0].Tolerance; got != want {
 			t.Errorf("%s: tolerance %+v, want %+v", name, got, want)
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // TestStages checks in which histogram each stage of a request is counted.
@@ -20,9 +21,7 @@ func TestStages(t *testing.T) {
 	fm.Answered(&datapath.Times{FirstFragment: 0, Received: 1 * ms, Complete: 3 * ms, Sent: 5 * ms, Released: 6 * ms}) // not run
 
 	families, err := x.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := map[string][2]float64{}
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -35,13 +36,9 @@ func TestPercentageSteps(t *testing.T) {
 func TestPercentagesFile(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "model.onnx")
-	if err := os.WriteFile(file, []byte("model"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("model"), 0o600))
 	weights := filepath.Join(dir, "model.onnx.data")
-	if err := os.WriteFile(weights, []byte("weights"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(weights, []byte("weights"), 0o600))
 	card, other := &models.Card{Model: file, Data: []string{weights}}, &models.Card{File: filepath.Join(dir, "card.yaml")}
 	gpu := &control.ObservedDevice{UUID: "GPU-1", SMs: 132, Driver: "580"}
 	opened := func(gpu *control.ObservedDevice) *percentages {
@@ -75,9 +72,7 @@ func TestPercentagesFile(t *testing.T) {
 		t.Errorf("another driver: %v", got)
 	}
 	for _, name := range []string{file, weights} {
-		if err := os.WriteFile(name, []byte("another file"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(name, []byte("another file"), 0o600))
 		p := opened(gpu)
 		if got := wrong(p, card); got != nil {
 			t.Errorf("another %s: %v", name, got)
@@ -89,9 +84,7 @@ func TestPercentagesFile(t *testing.T) {
 	}
 
 	for _, text := range []string{"", "{", "null", `{"format":2}`, `{"format":1,"uuid":"GPU-1","driver":"580","models":null}`} {
-		if err := os.WriteFile(filepath.Join(dir, percentagesFile(gpu.UUID)), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, percentagesFile(gpu.UUID)), []byte(text), 0o600))
 		if p := opened(gpu); wrong(p, card) != nil || !p.judge(card, 60, false) || !slices.Equal(wrong(opened(gpu), card), []float64{60}) {
 			t.Errorf("%q: %+v, want it to begin again", text, p.known)
 		}

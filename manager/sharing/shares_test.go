@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
@@ -13,13 +14,9 @@ import (
 func TestHoldDownEnds(t *testing.T) {
 	cfg := configs.Shares{MinimumPercent: 5, DefaultPercent: 30, ThresholdPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
 	shares, err := gslice.NewController(shareConfig(&configs.Config{Shares: cfg}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	id := gslice.ID{IF: "a"}
-	if err := shares.Add(id, 40); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, shares.Add(id, 40))
 	const early = 100 * time.Microsecond
 	shares.Step(early, nil)
 	short := map[gslice.ID]gslice.Observation{id: {Latency: 75 * time.Millisecond, SLO: 50 * time.Millisecond, Throughput: 100, ArrivalRate: 50}}
@@ -36,17 +33,11 @@ func TestHoldDownEnds(t *testing.T) {
 func TestSpreadSlackKey(t *testing.T) {
 	for spread, want := range map[string][2]float64{"false": {30, 30}, "true": {100, 50}} {
 		cfg, err := configs.Decode("test", []byte("shares: {policy: gslice, spread_slack: "+spread+"}\nfunctions: []\n"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		shares, err := gslice.NewController(shareConfig(&cfg))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for i, name := range []string{"a", "b"} {
-			if err := shares.Add(gslice.ID{IF: name}, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, shares.Add(gslice.ID{IF: name}, 0))
 			if got := shares.Step(0, nil).Status[0].Percent; got != want[i] {
 				t.Errorf("spread_slack %s: %d functions have %v %%, want %v", spread, i+1, got, want[i])
 			}

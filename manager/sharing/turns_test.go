@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm"
 )
@@ -21,9 +22,7 @@ func newTurns(t *testing.T, log zerolog.Logger) *Sharing {
 	t.Helper()
 	cfg := configs.Default()
 	s, err := New(Options{Config: &cfg, Dir: t.TempDir(), Started: time.Now(), Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(s.Close)
 	s.Device = Device{Known: true, GPU: &control.ObservedDevice{}}
 	return s
@@ -89,18 +88,12 @@ func TestWatchTurns(t *testing.T) {
 	open := func(pid int) *shm.Turn {
 		t.Helper()
 		a, err := s.Admit(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		a.Close()
 		fd, err := unix.FcntlInt(s.turns.shared.File().Fd(), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		turn, err := shm.OpenTurn(os.NewFile(uintptr(fd), "turns"), *a.Turn)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { turn.Close() })
 		return turn
 	}

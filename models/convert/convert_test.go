@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -47,9 +48,7 @@ func TestExportReproducible(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 		card, err := models.ReadCard(filepath.Join(dir, "mobilenetv2", "card.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if card.Input.TensorType != models.F16 || card.MaxBatch() != 32 || card.Input.WireBytes() != 224*224*3 {
 			t.Errorf("the card says %+v", card)
 		}
@@ -57,15 +56,11 @@ func TestExportReproducible(t *testing.T) {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(filepath.Join(dir, "exported.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var output struct {
 			Models map[string]struct{ Parameters, Bytes int }
 		}
-		if err := json.Unmarshal(text, &output); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(text, &output))
 		// torchvision's 3,504,872 parameters include 2 × 17,056 of batch normalisation. The
 		// export has one bias per channel instead.
 		if m := output.Models["mobilenetv2"]; m.Parameters != 3504872-2*17056+17056 || m.Bytes != len(files[i]) {
@@ -86,9 +81,7 @@ func TestExportVariants(t *testing.T) {
 	var files [2][]byte
 	for i, name := range []string{"mobilenetv2", "mobilenetv2-2"} {
 		card, err := models.ReadCard(filepath.Join(dir, name, "card.yaml"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if card.Name != name {
 			t.Errorf("card of %s has the name %s", name, card.Name)
 		}
@@ -108,15 +101,11 @@ func TestExportResumes(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	model := filepath.Join(dir, "mobilenetv2", "model.onnx")
-	if err := os.WriteFile(model, []byte("changed by hand"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(model, []byte("changed by hand"), 0o600))
 	if out, err := export(t, dir, "mobilenetv2"); err != nil || out != "" {
 		t.Fatalf("once more: %v, %q, want nothing done", err, out)
 	}
-	if err := os.Remove(filepath.Join(dir, "exported.json")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(filepath.Join(dir, "exported.json")))
 	if out, err := export(t, dir, "mobilenetv2"); err != nil || !strings.Contains(out, "sha256") {
 		t.Fatalf("without exported.json: %v, %q, want it made again", err, out)
 	}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 )
 
@@ -27,12 +28,8 @@ func model(names ...string) []byte {
 func write(t testing.TB, data []byte, path ...string) string {
 	t.Helper()
 	file := filepath.Join(path...)
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	must.OK(t, os.WriteFile(file, data, 0o600))
 	return file
 }
 
@@ -42,13 +39,9 @@ func TestDataFiles(t *testing.T) {
 	below := write(t, []byte("weights"), dir, "models", "parts", "1")
 	outside := write(t, []byte("secret"), dir, "secret")
 	for link, to := range map[string]string{"inside": weights, "outside": outside, "up": dir} {
-		if err := os.Symlink(to, filepath.Join(dir, "models", link)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Symlink(to, filepath.Join(dir, "models", link)))
 	}
-	if err := os.Symlink("models", filepath.Join(dir, "link")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink("models", filepath.Join(dir, "link")))
 	for _, c := range []struct {
 		names []string
 		want  []string

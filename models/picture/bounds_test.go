@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/image/bmp"
 )
 
@@ -125,9 +126,7 @@ func samples(t testing.TB) map[string][]byte {
 		"BMP":          func(b *bytes.Buffer) error { return bmp.Encode(b, ramp()) },
 	} {
 		var b bytes.Buffer
-		if err := encode(&b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, encode(&b))
 		files[name] = b.Bytes()
 	}
 	return files

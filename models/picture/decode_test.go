@@ -10,6 +10,8 @@ import (
 	"image/jpeg"
 	"image/png"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // photoWithBlock is a photo with one bright block of 8 × 8 pixels.
@@ -27,9 +29,7 @@ func photoWithBlock(width, height int, block image.Point) image.Image {
 func withOrientation(t *testing.T, img image.Image, orientation int) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := jpeg.Encode(&b, img, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, jpeg.Encode(&b, img, nil))
 	return jpegWith(b.Bytes(), jpegSegment(0xe1, "Exif\x00\x00"+string(exif(exifOptions{order: binary.BigEndian, kind: 3}, orientation))))
 }
 
@@ -52,9 +52,7 @@ func TestOrientation(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(orientation), func(t *testing.T) {
 			photo, err := Decode(t.Context(), withOrientation(t, photoWithBlock(width, height, c.block), orientation))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			want := image.Rect(0, 0, width, height)
 			if c.turned {
 				want = image.Rect(0, 0, height, width)
@@ -72,14 +70,10 @@ func TestOrientation(t *testing.T) {
 
 func TestDecodeErrors(t *testing.T) {
 	var large, whole bytes.Buffer
-	if err := png.Encode(&large, image.NewGray(image.Rect(0, 0, 1, 1))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, png.Encode(&large, image.NewGray(image.Rect(0, 0, 1, 1))))
 	binary.BigEndian.PutUint32(large.Bytes()[16:], 60000)
 	binary.BigEndian.PutUint32(large.Bytes()[20:], 60000)
-	if err := jpeg.Encode(&whole, photoWithBlock(64, 64, image.Point{}), nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, jpeg.Encode(&whole, photoWithBlock(64, 64, image.Point{}), nil))
 	for name, c := range map[string]struct {
 		file []byte
 		want error

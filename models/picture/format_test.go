@@ -11,6 +11,8 @@ import (
 	"image/png"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // without returns a JPEG file without the segments of a marker.
@@ -37,9 +39,7 @@ func ramp() image.Image {
 func encodeJPEG(t testing.TB, photo image.Image) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := jpeg.Encode(&b, photo, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, jpeg.Encode(&b, photo, nil))
 	return b.Bytes()
 }
 
@@ -48,9 +48,7 @@ func TestWebcamFrames(t *testing.T) {
 	for name, photo := range map[string]image.Image{"colour": ramp(), "grey": photoWithBlock(64, 48, image.Pt(8, 8))} {
 		whole := encodeJPEG(t, photo)
 		want, err := Decode(t.Context(), whole)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		bare := without(whole, dht)
 		for part, file := range map[string][]byte{
 			"tables":      bare,
@@ -110,9 +108,7 @@ func TestFirstFrame(t *testing.T) {
 		animation.Image = append(animation.Image, image.NewPaletted(image.Rect(6, 2, 38, 18), color.Palette{c}))
 	}
 	var b bytes.Buffer
-	if err := gif.EncodeAll(&b, &animation); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, gif.EncodeAll(&b, &animation))
 	for name, file := range map[string][]byte{"webp": animated(6, 2), "gif": b.Bytes()} {
 		photo, err := Decode(t.Context(), file)
 		if err != nil {
@@ -155,13 +151,9 @@ func TestTransparentIsWhite(t *testing.T) {
 	text.Set(2, 0, color.NRGBA{0, 0, 0, 0x80})
 	text.Set(3, 0, color.NRGBA{0xff, 0, 0, 0xff})
 	var b bytes.Buffer
-	if err := png.Encode(&b, text); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, png.Encode(&b, text))
 	photo, err := Decode(t.Context(), b.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pixels, _ := Resize(photo, Size{Height: 1, Width: 4, Channels: 3}, Stretch)
 	if want := []byte{255, 255, 255, 0, 0, 0, 127, 127, 127, 255, 0, 0}; !bytes.Equal(pixels, want) {
 		t.Errorf("%v, want %v", pixels, want)
@@ -176,9 +168,7 @@ func frameHeader(marker, bits byte) string {
 // TestUnknownFormats: no file of a format or kind that Decode does not know is called damaged.
 func TestUnknownFormats(t *testing.T) {
 	var palette bytes.Buffer
-	if err := png.Encode(&palette, photoWithBlock(8, 8, image.Point{})); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, png.Encode(&palette, photoWithBlock(8, 8, image.Point{})))
 	palette.Bytes()[24] = 5 // bits per sample
 
 	for file, want := range map[string]string{

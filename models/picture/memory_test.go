@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/image/bmp"
 	"golang.org/x/image/draw"
 )
@@ -39,9 +40,7 @@ func TestMemory(t *testing.T) {
 	draw.Draw(grey, grey.Rect, opaque, image.Point{}, draw.Src)
 	file := func(encode func(io.Writer, image.Image) error, img image.Image) []byte {
 		var b bytes.Buffer
-		if err := encode(&b, img); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, encode(&b, img))
 		return b.Bytes()
 	}
 	asJPEG := func(w io.Writer, img image.Image) error { return jpeg.Encode(w, img, nil) }

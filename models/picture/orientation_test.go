@@ -8,6 +8,8 @@ import (
 	"image/jpeg"
 	"image/png"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // exifOptions are the freedoms that a writer of EXIF data has.
@@ -60,14 +62,10 @@ func wide(t *testing.T, format string, exif []byte) []byte {
 	photo := image.NewGray(image.Rect(0, 0, 32, 16))
 	switch format {
 	case "jpeg":
-		if err := jpeg.Encode(&b, photo, nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, jpeg.Encode(&b, photo, nil))
 		return jpegWith(b.Bytes(), jpegSegment(0xe1, "Exif\x00\x00"+string(exif)))
 	case "png":
-		if err := png.Encode(&b, photo); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, png.Encode(&b, photo))
 		const header = 8 + 25 // signature and IHDR
 		return bytes.Join([][]byte{b.Bytes()[:header], pngChunk("eXIf", exif), b.Bytes()[header:]}, nil)
 	case "webp":

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/picture"
 	"pgregory.net/rapid"
 )
@@ -208,9 +209,7 @@ func TestDrawBounds(t *testing.T) {
 func encoded(t *testing.T, encode func(*bytes.Buffer) error) *fstest.MapFile {
 	t.Helper()
 	var buffer bytes.Buffer
-	if err := encode(&buffer); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, encode(&buffer))
 	return &fstest.MapFile{Data: buffer.Bytes()}
 }
 
@@ -222,9 +221,7 @@ func TestRead(t *testing.T) {
 		"in/NOTICE": {Data: []byte("not a picture")},
 	}
 	photos, err := picture.Read(fsys, "in/*.png", "in/*.jpg", "in/b.*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(photos) != 2 || photos[0].Name != "a.jpg" || photos[1].Name != "b.png" || photos[1].Image.Bounds().Dx() != 6 {
 		t.Errorf("%+v", photos)
 	}
@@ -238,9 +235,7 @@ func TestRead(t *testing.T) {
 
 func TestSets(t *testing.T) {
 	labelled, err := picture.NewLabelled([][]byte{{1}, {2}}, []int{7, picture.NoLabel})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if bytes, label := labelled.Picture(0); labelled.Len() != 2 || bytes[0] != 1 || label != 7 {
 		t.Errorf("%d pictures, the first %v of class %d", labelled.Len(), bytes, label)
 	}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // curve identifies a model's throughput over GPU% at one batch.
@@ -21,14 +23,10 @@ type curve struct {
 func gslice(t *testing.T) map[curve][]Point {
 	t.Helper()
 	file, err := os.Open("testdata/gslice_v100/profile.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	rows, err := csv.NewReader(file).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	points := map[curve][]Point{}
 	for _, row := range rows[1:] {
 		batch, err := strconv.Atoi(row[3])
@@ -36,13 +34,9 @@ func gslice(t *testing.T) map[curve][]Point {
 			continue // adaptive batching
 		}
 		share, err := strconv.Atoi(row[2])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		rate, err := strconv.ParseFloat(row[9], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		c := curve{row[0], row[1], batch}
 		points[c] = append(points[c], Point{Share: share, Batch: batch, Processes: 1, Throughput: rate})
 	}

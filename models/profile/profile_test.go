@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // parvagpu has the profiles that were published with ParvaGPU.
@@ -14,9 +16,7 @@ const parvagpu = "../../plan/testdata/parvagpu/prof_data"
 
 func TestReadParvaGPU(t *testing.T) {
 	profiles, err := ReadDir(os.DirFS(parvagpu))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p, ok := profiles["resnet50"]
 	if !ok || len(p.Points) != 225 || p.Header.Unit != GPCs {
 		t.Fatalf("resnet50 is there: %t, with %d points, shares in %q; want 225 in gpcs", ok, len(p.Points), p.Header.Unit)
@@ -41,13 +41,9 @@ func TestWriteRead(t *testing.T) {
 		},
 	}
 	var b bytes.Buffer
-	if err := Write(&b, p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Write(&b, p))
 	back, err := Read(&b, "face.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if !reflect.DeepEqual(back, p) {
 		t.Errorf("read %+v\nwant %+v", back, p)
 	}

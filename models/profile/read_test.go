@@ -9,6 +9,7 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -93,16 +94,10 @@ func TestRoundTrip(t *testing.T) {
 			p.Points = append(p.Points, q)
 		}
 		var first, second bytes.Buffer
-		if err := Write(&first, p); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, Write(&first, p))
 		back, err := Read(bytes.NewReader(first.Bytes()), "p.csv")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := Write(&second, back); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, Write(&second, back))
 		if first.String() != second.String() || !reflect.DeepEqual(back.Header, p.Header) || len(back.Points) != len(p.Points) {
 			t.Fatalf("wrote\n%s\nread and wrote\n%s", &first, &second)
 		}

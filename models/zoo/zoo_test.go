@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/private"
 )
@@ -18,9 +19,7 @@ import (
 func TestShippedModels(t *testing.T) {
 	r := Registry{Cache: t.TempDir()}
 	entries, err := os.ReadDir(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var folders []string
 	for _, e := range entries {
 		if _, err := os.Stat(filepath.Join(e.Name(), "card.yaml")); err == nil {
@@ -74,12 +73,8 @@ slo: 10ms
 func put(t *testing.T, dir, file, text string) string {
 	t.Helper()
 	path := filepath.Join(dir, file)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.OK(t, os.WriteFile(path, []byte(text), 0o644))
 	return path
 }
 
@@ -143,16 +138,10 @@ func TestFindPath(t *testing.T) {
 func TestCacheRepaired(t *testing.T) {
 	r := Registry{Cache: t.TempDir()}
 	card, err := r.Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	good, err := os.ReadFile(card.Model)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(card.Model, good[:100], 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(card.Model, good[:100], 0o644))
 	if card, err = r.Find("fashion"); err != nil {
 		t.Fatal(err)
 	}
@@ -166,26 +155,18 @@ func TestCacheRepaired(t *testing.T) {
 func TestFolderIsPrivate(t *testing.T) {
 	r := Registry{Cache: t.TempDir()}
 	card, err := r.Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 
 	for _, folder := range []string{card.Dir, filepath.Dir(card.Dir), r.Cache} {
-		if err := os.Chmod(folder, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(folder, 0o777))
 		if _, err := r.Find("fashion"); !errors.Is(err, private.ErrNotPrivate) || !strings.Contains(err.Error(), folder+" is owned by") {
 			t.Errorf("%s can be changed by all: %v, want %v", folder, err, private.ErrNotPrivate)
 		}
-		if err := os.Chmod(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(folder, 0o755))
 	}
 
 	// A file that all users can write is replaced, regardless of its contents.
-	if err := os.Chmod(card.Model, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(card.Model, 0o666))
 	if _, err := r.Find("fashion"); err != nil {
 		t.Fatal(err)
 	}
@@ -234,13 +215,9 @@ func TestPictures(t *testing.T) {
 
 func TestFashionTest(t *testing.T) {
 	images, labels, err := FashionTest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	card, err := Registry{Cache: t.TempDir()}.Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(images) != 1000 || len(labels) != 1000 {
 		t.Fatalf("%d images, %d labels", len(images), len(labels))
 	}
@@ -264,9 +241,7 @@ func TestFashionTest(t *testing.T) {
 
 func TestNotice(t *testing.T) {
 	notice, err := os.ReadFile("../../NOTICE")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, p := range Pictures() {
 		if !bytes.Contains(notice, []byte("models/zoo/pictures/"+p.Name+".jpg\n")) {
 			t.Errorf("NOTICE does not name %s", p.Name)

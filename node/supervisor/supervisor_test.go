@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/rs/zerolog"
 )
@@ -21,9 +22,7 @@ func program(t *testing.T, script string) (o Options, said func() []string) {
 	dir := t.TempDir()
 	binary, file := filepath.Join(dir, "penstock"), filepath.Join(dir, "said")
 	text := "#!/bin/sh\nsay() { echo \"$1\" >> " + file + "; }\n" + script
-	if err := os.WriteFile(binary, []byte(text), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(binary, []byte(text), 0o700))
 	return Options{Binary: binary, Environment: os.Environ(), Patience: 30 * time.Second, Log: zerolog.Nop()}, func() []string {
 		text, err := os.ReadFile(file)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // patience bounds each wait for a report.
@@ -24,9 +25,7 @@ func listen(t *testing.T) (reports <-chan string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { socket.Close() })
 	t.Setenv(socketVariable, path)
 	received := make(chan string, 1000)

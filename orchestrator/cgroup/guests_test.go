@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -60,12 +61,8 @@ func TestGuestGroup(t *testing.T) {
 	cmd := exec.Command("sh", "-c", `read go; setsid sh -c 'while :; do :; done' & while :; do :; done`)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	if err := g.Add(cmd.Process.Pid); err != nil {
 		t.Skipf("not on this machine: needs the right to move processes: %v", err)
@@ -75,9 +72,7 @@ func TestGuestGroup(t *testing.T) {
 	}
 	wait.For(t, "two processes and CPU time", func() bool { return len(g.PIDs()) == 2 && g.CPUTime() > 0 })
 
-	if err := g.Freeze(true); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.Freeze(true))
 	// With a normal priority, processes that are not frozen would run now.
 	_ = g.Prioritize(budget.MinLevel) // without the controller they have it already
 	var before time.Duration
@@ -86,25 +81,19 @@ func TestGuestGroup(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		return g.CPUTime() == before
 	})
-	if err := g.Freeze(false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.Freeze(false))
 	wait.For(t, "CPU time after thawing", func() bool { return g.CPUTime() > before })
 
 	// A guest of root may make groups in its own.
 	nested := filepath.Join(g.unified, "nested")
-	if err := os.Mkdir(nested, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(nested, 0o755))
 	if err := writeInt(filepath.Join(nested, procsFile), int64(cmd.Process.Pid)); err != nil {
 		t.Logf("a nested group takes no process here: %v", err)
 	}
 	if n := len(g.PIDs()); n != 2 {
 		t.Errorf("%d processes with a nested group, want 2", n)
 	}
-	if err := g.Freeze(true); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.Freeze(true))
 	if err := g.Kill(); err != nil {
 		t.Error(err)
 	}
@@ -140,16 +129,10 @@ func TestGuestLeavesGroup(t *testing.T) {
 			cmd.Dir = "/"
 			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 			stdin, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			stdout, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
+			must.OK(t, cmd.Start())
 			defer cmd.Wait()
 			defer cmd.Process.Kill()
 			if err := g.Add(cmd.Process.Pid); err != nil {
@@ -186,18 +169,14 @@ func TestGuestIdle(t *testing.T) {
 		}
 	})
 	cpus, err := cpuset.Allowed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const burn = "read go; while :; do :; done"
 	var clocks [2]func() time.Duration
 	for i := range clocks {
 		cmd := exec.Command("taskset", "-c", strconv.Itoa(cpus[0]), "sh", "-c", burn)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := cmd.Start(); err != nil {
 			t.Skipf("not on this machine: %v", err)
 		}
@@ -209,9 +188,7 @@ func TestGuestIdle(t *testing.T) {
 		}
 		clocks[i] = func() time.Duration {
 			stat, err := procstat.Read(cmd.Process.Pid)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			return stat.CPUTime()
 		}
 		if _, err := stdin.Write([]byte("go\n")); err != nil {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestLoggedOOMKill(t *testing.T) {
@@ -37,9 +39,7 @@ func TestLoggedOOMKill(t *testing.T) {
 func TestOOMKillsClaim(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "memory.events")
 	kills := func(n string) {
-		if err := os.WriteFile(file, []byte("oom 9\noom_kill "+n+"\noom_group_kill 7\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte("oom 9\noom_kill "+n+"\noom_group_kill 7\n"), 0o600))
 	}
 	var o OOMKills
 	started := func() Counters {

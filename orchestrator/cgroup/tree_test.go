@@ -15,18 +15,15 @@ import (
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	dead := exec.Command("true")
-	if err := dead.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, dead.Run())
 	own, err := ownerName(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for name, stays := range map[string]bool{
 		fmt.Sprintf("penstock-%d-1", dead.Process.Pid):                 false,
 		fmt.Sprintf("penstock-%d-1", os.Getpid()):                      false, // same process id, other start time
@@ -39,9 +36,7 @@ func TestSweep(t *testing.T) {
 		"other":                                                        true,
 	} {
 		group := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Join(group, "face-0-1"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Join(group, "face-0-1"), 0o755))
 		sweep(dir, zerolog.Nop())
 		if isDir(group) != stays {
 			t.Errorf("%s stays: %v, want %v", name, !stays, stays)
@@ -54,19 +49,13 @@ func TestSweep(t *testing.T) {
 func TestSweepKeepsUsedTree(t *testing.T) {
 	dir := t.TempDir()
 	dead := exec.Command("true")
-	if err := dead.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, dead.Run())
 	tree := filepath.Join(dir, fmt.Sprintf("penstock-%d-1", dead.Process.Pid))
 	empty, full := filepath.Join(tree, "face-0-1"), filepath.Join(tree, "face-0-2")
 	for _, group := range []string{empty, full} {
-		if err := os.MkdirAll(group, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(group, 0o755))
 	}
-	if err := os.WriteFile(filepath.Join(full, "cgroup.procs"), []byte("0\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(full, "cgroup.procs"), []byte("0\n"), 0o644))
 	sweep(dir, zerolog.Nop())
 	if !isDir(empty) || !isDir(full) {
 		t.Errorf("an empty group stays: %v, one with a process: %v; want both", isDir(empty), isDir(full))
@@ -96,13 +85,9 @@ func openTree(t *testing.T) *Tree {
 func TestSweepEndsLeftProcesses(t *testing.T) {
 	openTree(t)
 	dead := exec.Command("true")
-	if err := dead.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, dead.Run())
 	s, err := find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	parents := s.parents("cpu")
 	if m, err := s.unified(); err == nil {
 		parents[""] = filepath.Join(m.point, m.under(s.own[""]))
@@ -113,9 +98,7 @@ func TestSweepEndsLeftProcesses(t *testing.T) {
 			continue // not writable for this user
 		}
 		pid, end := grouptest.Sleeper(t)
-		if err := writeInt(filepath.Join(tree, "face-0-1", procsFile), int64(pid)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, writeInt(filepath.Join(tree, "face-0-1", procsFile), int64(pid)))
 		sweep(parent, zerolog.Nop())
 		if stat, _ := procstat.Read(pid); !stat.Ended() {
 			t.Errorf("version %q: the process runs on", version)
@@ -131,9 +114,7 @@ func TestSweepEndsLeftProcesses(t *testing.T) {
 func TestSweepSparesOthers(t *testing.T) {
 	tree := openTree(t)
 	g, err := tree.Make("face-0-1", true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, folder := range tree.group.folders() {
 		sweep(filepath.Dir(folder), zerolog.Nop())
 	}
@@ -146,9 +127,7 @@ func TestTree(t *testing.T) {
 	tree := openTree(t)
 	pid, end := grouptest.Sleeper(t)
 	g, err := tree.Make("face-0-1", true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, percent := range []float64{30, 100, 1, 75, 0} {
 		want := QuotaFor(percent, 2)
 		if got, err := g.Quota(); g.SetQuota(want) != nil || err != nil {
@@ -174,9 +153,7 @@ func TestTree(t *testing.T) {
 			t.Errorf("level %d: %s is %d, want %d", l, s.file, weight, want)
 		}
 	}
-	if err := g.Add(pid); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, g.Add(pid))
 	if text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); !strings.Contains(string(text), filepath.Base(filepath.Dir(folder))+"/face-0-1\n") {
 		t.Errorf("the process is in\n%s", text)
 	}
@@ -221,13 +198,9 @@ func TestFiles(t *testing.T) {
 					counters[file] = ""
 				}
 				for file, text := range counters {
-					if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600))
 				}
-				if err := c.change(g); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, c.change(g))
 				for file, text := range want {
 					if got, _ := os.ReadFile(filepath.Join(dir, file)); string(got) != text {
 						t.Errorf("%s is %q, want %q", file, got, text)
@@ -243,9 +216,7 @@ func TestTreeRemovesGroupOfAnother(t *testing.T) {
 	tree := &Tree{Group{unified: t.TempDir()}}
 	for _, cpu := range []bool{true, false} {
 		g, err := tree.Make("face-0-1", cpu)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := tree.Remove("face-0-1"); err != nil || isDir(g.unified) {
 			t.Errorf("%s is left: %v", g.unified, err)
 		}
@@ -277,9 +248,7 @@ func TestReadMounts(t *testing.T) {
 broken line
 `
 	got, err := readMounts(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := []mount{
 		{"/sys/fs/cgroup/cpu,cpuacct", "/", "cgroup", "rw,cpu,cpuacct"},
 		{"/sys/fs/cgroup/unified", "/docker/abc", "cgroup2", "rw,nsdelegate"},

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // fakeCPU is a machine whose processes use as much CPU time as the test says.
@@ -54,9 +55,7 @@ func TestBudgetsDemote(t *testing.T) {
 	b := c.budgets(2)
 	greedy, modest := "greedy", "modest"
 	for pid, k := range map[int]string{1: greedy, 2: modest} {
-		if err := b.set(k, pid, control.Terms{GuaranteePercent: 45, Level: 3}, fakePriority{c, pid}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.set(k, pid, control.Terms{GuaranteePercent: 45, Level: 3}, fakePriority{c, pid}))
 	}
 	atLevel := 0
 	const looks = 1000
@@ -92,9 +91,7 @@ func TestBudgetsDemoteShadow(t *testing.T) {
 	if err := b.set(k, 1, control.Terms{Level: 4}, fakePriority{c, 1}); err != nil || c.levels[1] != budget.Demoted {
 		t.Fatalf("level %d, %v; want demoted", c.levels[1], err)
 	}
-	if err := b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 4, BalanceNanos: int64(time.Millisecond)}, fakePriority{c, 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 4, BalanceNanos: int64(time.Millisecond)}, fakePriority{c, 1}))
 	if c.now += int64(budgetTick); c.levels[1] != budget.Demoted {
 		t.Fatal("promoted before it had a balance")
 	}
@@ -113,9 +110,7 @@ func TestBudgetsBound(t *testing.T) {
 		guarantee := rapid.Float64Range(0, 1).Draw(t, "guarantee")
 		saved := time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "saved"))
 		k := "f"
-		if err := b.set(k, 7, control.Terms{GuaranteePercent: 100 * guarantee, BalanceNanos: int64(saved), Level: 1}, fakePriority{c, 7}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.set(k, 7, control.Terms{GuaranteePercent: 100 * guarantee, BalanceNanos: int64(saved), Level: 1}, fakePriority{c, 7}))
 		for range rapid.IntRange(1, 300).Draw(t, "looks") {
 			c.now += int64(budgetTick)
 			c.used[7] += time.Duration(rapid.Int64Range(0, int64(cpus)*int64(budgetTick)).Draw(t, "used"))
@@ -134,9 +129,7 @@ func TestBudgetsTryAgain(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
 	k := "f"
-	if err := b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 2}, fakePriority{c, 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.set(k, 1, control.Terms{GuaranteePercent: 50, Level: 2}, fakePriority{c, 1}))
 	c.refuse = true
 	c.now, c.used[1] = c.now+int64(budgetTick), time.Second
 	b.sample()
@@ -154,9 +147,7 @@ func TestBudgetsForgetTheDead(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
 	k := "f"
-	if err := b.set(k, 1, control.Terms{GuaranteePercent: 100, Level: 1}, fakePriority{c, 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.set(k, 1, control.Terms{GuaranteePercent: 100, Level: 1}, fakePriority{c, 1}))
 	delete(c.used, 1)
 	b.sample()
 	b.remove(k)
@@ -205,9 +196,7 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	used, err := cpuTimeOf(pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return used
 }
 
@@ -216,9 +205,7 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 func TestGovernorYields(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0, 2: 0}, levels: map[int]budget.Level{}}
 	s, err := openGovernor(1, 0, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	g := s.(*governor)
 	g.budgets.now = func() int64 { return c.now }
 	g.budgets.used = func(pid int) (time.Duration, error) { return c.used[pid], nil }

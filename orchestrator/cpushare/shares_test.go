@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 )
 
@@ -18,9 +19,7 @@ func quotas(t *testing.T, cpus int) *grouped {
 	t.Helper()
 	grouptest.Check(t)
 	s, err := Open("", cpus, os.Getpid(), zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -63,9 +62,7 @@ func TestProbe(t *testing.T) {
 		t.Fatalf("found %+v", findings)
 	}
 	s, err := Open("", 1, os.Getpid(), zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer s.Close()
 	for _, f := range findings {
 		if f.Usable {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestDamagedPriorities(t *testing.T) {
@@ -33,25 +34,17 @@ func TestDamagedPriorities(t *testing.T) {
 			if _, err := p.read(g); !errors.Is(err, fs.ErrNotExist) {
 				t.Fatalf("read without a file: %v", err)
 			}
-			if err := p.write(g, want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.write(g, want))
 			file := filepath.Join(p.Cache, probeFile(&g))
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, c.damage(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
+			must.OK(t, os.WriteFile(file, c.damage(text), 0o600))
 			got, err := p.read(c.of)
 			if c.ok != (err == nil) || c.ok && got != want || err != nil && c.missing != errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("read %+v, %v", got, err)
 			}
 			// The next result replaces a damaged one.
-			if err := p.write(c.of, want); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.write(c.of, want))
 			if got, err := p.read(c.of); got != want || err != nil {
 				t.Errorf("read %+v, %v after it was written again", got, err)
 			}

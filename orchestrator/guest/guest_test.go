@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -51,9 +52,7 @@ func listen(t *testing.T, o Options, d Device) *Server {
 		o.StopTimeout = 50 * time.Millisecond
 	}
 	s, err := Listen(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s.SetDevice(d)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
@@ -69,9 +68,7 @@ func listen(t *testing.T, o Options, d Device) *Server {
 func dial(t *testing.T, s *Server) *control.GuestLink {
 	t.Helper()
 	link, err := control.DialGuests(s.o.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { link.Close() })
 	return link
 }
@@ -90,17 +87,11 @@ type running struct {
 func runScript(t *testing.T, s *Server, script string, change ...func(*Command)) *running {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	shell, err := exec.LookPath("sh")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c := Command{Path: shell, Args: []string{"sh", "-c", script}, Self: self, Stdout: w, Stderr: w}
 	for _, f := range change {
 		f(&c)
@@ -160,9 +151,7 @@ var (
 func TestRun(t *testing.T) {
 	s := listen(t, Options{}, cpu)
 	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, test := range []struct {
 		name, script string
 		want         Result
@@ -395,9 +384,7 @@ func TestList(t *testing.T) {
 func pipe(t *testing.T) *os.File {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { r.Close(); w.Close() })
 	return r
 }
@@ -542,9 +529,7 @@ func TestEndWork(t *testing.T) {
 		link := dial(t, s)
 		c := Command{Path: "/bin/sleep", Args: []string{"sleep"}}
 		program := exec.Command("sleep", "1000")
-		if err := errors.Join(link.Send(control.GuestOrder{Run: c.request()}), program.Start()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(link.Send(control.GuestOrder{Run: c.request()}), program.Start()))
 		defer program.Wait()
 		defer program.Process.Kill()
 		for _, order := range []control.GuestOrder{{Started: program.Process.Pid}, {Ending: true}, {}} {
@@ -553,9 +538,7 @@ func TestEndWork(t *testing.T) {
 				t.Fatalf("%v %s", err, a.Error)
 			}
 			if order.Ending || order.Started > 0 {
-				if err := link.Send(order); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, link.Send(order))
 				continue
 			}
 			if got := <-asked; a.Done == "" || !slices.Equal(got, []int{program.Process.Pid}) {
@@ -574,9 +557,7 @@ func TestForward(t *testing.T) {
 		if err == nil {
 			err = program.Start()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 			t.Fatal(line, err)
 		}
@@ -603,9 +584,7 @@ func TestHostile(t *testing.T) {
 	s := listen(t, Options{}, cpu)
 	request := control.GuestOrder{Run: &control.GuestRun{Name: "x", Command: "x", Key: "x"}}
 	sleeper := exec.Command("sleep", "1000")
-	if err := sleeper.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, sleeper.Start())
 	t.Cleanup(func() { sleeper.Process.Kill(); sleeper.Wait() })
 	flood := bytes.Repeat([]byte("x"), 160<<10) // longer than a message, and fits a packet
 	for name, attack := range map[string]func(*control.GuestLink){
@@ -748,9 +727,7 @@ func TestBadGroups(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			s := listen(t, Options{Groups: test.groups}, cpu)
 			stdin, hold, err := os.Pipe()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer stdin.Close()
 			r := runScript(t, s, "read line; exit 3", func(c *Command) { c.MemoryBytes, c.Stdin = 1<<40, stdin })
 			wait.For(t, "the guest", func() bool { l := s.list(); return len(l) == 1 && l[0].State == control.GuestRunning })
@@ -902,15 +879,11 @@ func TestName(t *testing.T) {
 // TestMarkedDuringExec searches a process that executes another program all the time.
 func TestMarkedDuringExec(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "again")
-	if err := os.WriteFile(script, []byte(`exec sh "$0"`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(script, []byte(`exec sh "$0"`), 0o600))
 	m := Marked{Token: token()}
 	cmd := exec.Command("sh", script)
 	cmd.Env = append(os.Environ(), control.GuestVariable+"="+m.Token)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
 	for range 300 {
@@ -950,9 +923,7 @@ func TestMarkedUnmapped(t *testing.T) {
 	if err == nil {
 		err = foreign.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer foreign.Wait()
 	defer foreign.Process.Kill()
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "unmapped\n" {
@@ -965,9 +936,7 @@ func TestMarkedUnmapped(t *testing.T) {
 	m := Marked{Token: token()}
 	marked := exec.Command("sleep", "1000")
 	marked.Env = []string{control.GuestVariable + "=" + m.Token}
-	if err := marked.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, marked.Start())
 	defer marked.Wait()
 	defer marked.Process.Kill()
 	fastest := patience // the machine may be busy
@@ -987,9 +956,7 @@ func TestMarkedUnmapped(t *testing.T) {
 // process that ignores SIGTERM and has no mark in its environment.
 func TestGuestOrchestratorGone(t *testing.T) {
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, paused := range []bool{false, true} {
 		t.Run(fmt.Sprint("paused ", paused), func(t *testing.T) {
 			const token = "0123456789abcdef"
@@ -1003,18 +970,12 @@ func TestGuestOrchestratorGone(t *testing.T) {
 			})
 			dir := t.TempDir()
 			listener, err := control.ListenGuests(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer listener.Close()
 			theirs, err := control.DialGuests(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			conn, err := listener.AcceptUnix()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			link := control.NewGuestLink(conn)
 			defer link.Close()
 
@@ -1029,21 +990,15 @@ func TestGuestOrchestratorGone(t *testing.T) {
 			}()
 			var order control.GuestOrder
 			err = errors.Join(link.Receive(&order), link.Send(control.GuestAnswer{Place: &control.GuestPlace{Token: token}}), link.Receive(&order))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if err := g.Add(order.Started); err != nil {
 				t.Skipf("not on this machine: needs the right to move processes: %v", err)
 			}
-			if err := link.Send(control.GuestAnswer{Go: &control.GuestGo{}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, link.Send(control.GuestAnswer{Go: &control.GuestGo{}}))
 			marked := Marked{Token: token}
 			wait.For(t, "two processes, of which one is marked", func() bool { return len(g.PIDs()) == 2 && len(marked.PIDs()) == 1 })
 			if paused {
-				if err := g.Freeze(true); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, g.Freeze(true))
 			}
 			link.Close()
 			if r := <-result; r.Status != 3 {

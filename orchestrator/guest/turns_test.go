@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda/swap"
 	"github.com/penstock/penstock/cuda/swap/turns"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/swaptest"
 )
 
@@ -69,9 +70,7 @@ func TestSwap(t *testing.T) {
 		}
 	})
 	t.Run("no library", func(t *testing.T) {
-		if err := os.Remove(library); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(library))
 		s := listen(t, Options{}, Device{Kind: Beside})
 		r := runScript(t, s, "true", preload)
 		if r.end(t); r.result.Status != StatusFailed || !strings.Contains(r.output, "preload "+library) {
@@ -85,9 +84,7 @@ func buildSwap(t *testing.T) (dir string) {
 	t.Helper()
 	swaptest.Require(t)
 	dir = t.TempDir()
-	if err := swaptest.Build("../../cuda/swap", dir); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, swaptest.Build("../../cuda/swap", dir))
 	return dir
 }
 
@@ -140,9 +137,7 @@ func TestBlocking(t *testing.T) {
 			a := s.run(t, row.how, nil)
 			a.line(t, "holds")
 			if row.stops {
-				if err := syscall.Kill(s.list()[0].PID, syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, syscall.Kill(s.list()[0].PID, syscall.SIGSTOP))
 			}
 
 			s.run(t, "work", nil).right(t)
@@ -159,9 +154,7 @@ func TestPauseSwap(t *testing.T) {
 	t.Run("leaves the GPU", func(t *testing.T) {
 		s := listenSwap(t, dir, Options{})
 		stdin, line, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer stdin.Close()
 		defer line.Close()
 		a := s.run(t, "work", stdin)
@@ -182,9 +175,7 @@ func TestPauseSwap(t *testing.T) {
 	t.Run("stop", func(t *testing.T) {
 		s := listenSwap(t, dir, Options{StopTimeout: patience / 2})
 		stdin, line, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer stdin.Close()
 		defer line.Close()
 		a := s.run(t, "work", stdin, `trap "" TERM; `)
@@ -217,15 +208,11 @@ func TestPauseSwap(t *testing.T) {
 func greet(t *testing.T, socket string) string {
 	t.Helper()
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	fmt.Fprint(c, "hello 2 00000000000000000000000000000000 8000 8000 0 1 0")
 	answer := make([]byte, 100)
 	n, err := c.Read(answer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(answer[:n])
 }

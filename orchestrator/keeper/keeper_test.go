@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/internal/procstat"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/internal/unixsock"
 )
@@ -50,14 +51,10 @@ func serve(t *testing.T) *remote {
 func (r *remote) connect(t *testing.T) *Remote {
 	t.Helper()
 	ours, theirs, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go func() { r.served <- r.Serve(ours) }()
 	c, err := Connect(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -75,9 +72,7 @@ func each(t *testing.T, test func(*testing.T, Keeper)) {
 func start(t *testing.T, k Keeper, c Command) *Process {
 	t.Helper()
 	p, err := k.Start(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(p.closeFiles)
 	return p
 }
@@ -166,9 +161,7 @@ func TestExitSignal(t *testing.T) {
 			t.Errorf("ours: %+v", e)
 		}
 		p = start(t, k, idle("b"))
-		if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, syscall.Kill(p.PID, syscall.SIGKILL))
 		k.Signal("b", syscall.SIGKILL) // usually too late
 		if e := exitOf(t, p); e.Signal != syscall.SIGKILL {
 			t.Errorf("another's: %+v", e)
@@ -187,9 +180,7 @@ func TestProcessGroupEnds(t *testing.T) {
 		var left []int
 		for _, field := range strings.Fields(line(t, p.Stdout)) {
 			pid, err := strconv.Atoi(field)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			left = append(left, pid)
 		}
 		if len(left) != grandchildren {
@@ -226,9 +217,7 @@ func TestGroupRunsWithoutFirstThread(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), headless+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	group := cmd.Process.Pid
 	for deadline := time.Now().Add(patience); runs(group); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -315,16 +304,10 @@ func TestClientDiesInStart(t *testing.T) {
 		}
 		c := idle(fmt.Sprint(i))
 		text, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		file, err := inMemory(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := first.link.Send(message{Op: opStart, ID: c.ID}, file); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, first.link.Send(message{Op: opStart, ID: c.ID}, file))
 		first.link.Close()
 		file.Close()
 	}
@@ -344,19 +327,13 @@ func TestClientVersion(t *testing.T) {
 	first.link.Close()
 
 	ours, theirs, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	served := make(chan error, 1)
 	go func() { served <- r.Serve(ours) }()
 	c, err := newLink(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
-	if err := c.Send(message{Version: version + 1}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Send(message{Version: version + 1}))
 	if err := <-served; !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), fmt.Sprintf("version %d", version+1)) {
 		t.Errorf("served: %v", err)
 	}
@@ -370,13 +347,9 @@ func TestClientVersion(t *testing.T) {
 
 func TestKeeperVersion(t *testing.T) {
 	ours, theirs, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c, err := newLink(ours)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	go c.Send(message{Version: version + 1})
 	if _, err := Connect(theirs); !errors.Is(err, ErrVersion) {
@@ -389,17 +362,13 @@ func TestKeeperVersion(t *testing.T) {
 func fakeKeeper(t *testing.T) (fake *unixsock.Link, theirs, file *os.File) {
 	t.Helper()
 	ours, theirs, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if fake, err = newLink(ours); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { fake.Close() })
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { null.Close() })
 	return fake, theirs, null
 }
@@ -417,9 +386,7 @@ func TestExitBeforeReady(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err := Connect(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 
 	held := c.Held()
@@ -434,15 +401,11 @@ func TestExitBeforeReady(t *testing.T) {
 
 func TestKeeperIsGone(t *testing.T) {
 	ours, theirs, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l := NewLocal()
 	go l.Serve(ours)
 	c, err := Connect(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	p := start(t, c, idle("a"))
 	l.Close() // kills the process; its exit comes over the socket
@@ -458,16 +421,10 @@ func TestKeeperIsGone(t *testing.T) {
 func openNothing(t *testing.T) (unlimit func()) {
 	t.Helper()
 	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}))
 	unlimit = func() {
-		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
 	}
 	t.Cleanup(unlimit)
 	return unlimit
@@ -495,24 +452,18 @@ func TestOutOfDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	client, err := newLink(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	unlimit := openNothing(t)
 	c, err := connect(client)
 	unlimit()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	if held := c.Held(); len(held) != 0 {
 		t.Errorf("held: %+v", held)
 	}
 	next("", "")
 	next(opSignal, "held")
-	if err := fake.Send(message{Op: opExited, ID: "held", Exit: &Exit{Code: -1}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fake.Send(message{Op: opExited, ID: "held", Exit: &Exit{Code: -1}}))
 	next(opForget, "held")
 
 	// In answer to a start.
@@ -523,18 +474,14 @@ func TestOutOfDescriptors(t *testing.T) {
 	}()
 	next(opStart, "a")
 	unlimit = openNothing(t)
-	if err := fake.Send(message{Op: opStarted, ID: "a", PID: 1}, file, file, file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fake.Send(message{Op: opStarted, ID: "a", PID: 1}, file, file, file))
 	err = <-failed
 	unlimit()
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("start: %v, want %v", err, unix.EMFILE)
 	}
 	next(opSignal, "a")
-	if err := fake.Send(message{Op: opExited, ID: "a", Exit: &Exit{Code: -1}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fake.Send(message{Op: opExited, ID: "a", Exit: &Exit{Code: -1}}))
 	next(opForget, "a")
 	select {
 	case <-c.Gone():
@@ -555,18 +502,14 @@ func TestKeeperDescriptors(t *testing.T) {
 	r := serve(t)
 	c := r.connect(t)
 	file, err := inMemory([]byte("{}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	wait := make(chan *Process, 1)
 	c.mu.Lock()
 	c.starting["a"] = wait
 	c.mu.Unlock()
 	unlimit := openNothing(t)
-	if err := c.link.Send(message{Op: opStart, ID: "a"}, file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.link.Send(message{Op: opStart, ID: "a"}, file))
 	p := <-wait
 	unlimit()
 	if p != nil || !strings.Contains(c.why["a"].Error(), unix.EMFILE.Error()) {
@@ -581,20 +524,14 @@ func TestLeaks(t *testing.T) {
 	files, goroutines := openfiles.Count(t), runtime.NumGoroutine()
 	l := NewLocal()
 	ours, theirs, err := SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(ours) }()
 	c, err := Connect(theirs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range 5 {
 		p, err := c.Start(idle(fmt.Sprint(i)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if i%2 == 0 {
 			c.Signal(p.ID, syscall.SIGKILL)
 			exitOf(t, p)

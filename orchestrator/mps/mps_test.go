@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -81,13 +82,9 @@ type harness struct {
 func newHarness(t *testing.T, b mpsfake.Behaviour) *harness {
 	t.Helper()
 	programs, err := mpsfake.Install(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir, err := os.MkdirTemp("/tmp", "mps") // short, because a socket's path is limited
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	x := &harness{t: t, programs: programs, o: Options{
 		Dir: dir, UUID: gpu, Program: programs.Control(),
 		// A test of a hang sets a shorter timeout.
@@ -111,17 +108,13 @@ func newHarness(t *testing.T, b mpsfake.Behaviour) *harness {
 
 func (x *harness) behave(b mpsfake.Behaviour) {
 	x.t.Helper()
-	if err := x.programs.Behave(b); err != nil {
-		x.t.Fatal(err)
-	}
+	must.OK(x.t, x.programs.Behave(b))
 }
 
 func (x *harness) start() *Daemon {
 	x.t.Helper()
 	d, err := Start(context.Background(), x.o)
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must.OK(x.t, err)
 	return d
 }
 
@@ -149,18 +142,14 @@ func (x *harness) until(d *Daemon, what string, is func(State) bool) State {
 
 func kill(t *testing.T, pid int) {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
 // stop stops a process, and returns when all its threads have stopped. Before that it may still
 // answer.
 func stop(t *testing.T, pid int) {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(pid, syscall.SIGSTOP))
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		running := 0
@@ -387,21 +376,15 @@ func (x *harness) crash() State {
 	o := x.o
 	o.Session = nil
 	text, err := json.Marshal(o)
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must.OK(x.t, err)
 	cmd := exec.Command(os.Args[0], "own", string(text))
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must.OK(x.t, err)
 	var s State
-	if err := json.NewDecoder(out).Decode(&s); err != nil {
-		x.t.Fatal(err)
-	}
+	must.OK(x.t, json.NewDecoder(out).Decode(&s))
 	cmd.Process.Kill()
 	cmd.Wait()
 	return s
@@ -458,9 +441,7 @@ func TestDaemonInFault(t *testing.T) {
 	left := x.crash()
 	x.behave(mpsfake.Behaviour{Fault: true})
 	w, err := watch(left.Daemon)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer w.close()
 	go func() {
 		<-w.gone
@@ -599,9 +580,7 @@ func TestPipeFolder(t *testing.T) {
 	x := newHarness(t, mpsfake.Behaviour{})
 	short := x.o.Dir
 	x.o.Dir = filepath.Join(short, strings.Repeat("d", 120))
-	if err := os.Mkdir(x.o.Dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(x.o.Dir, 0o700))
 	left := x.crash()
 	d := x.start() // finds it, although the folder's name is derived
 	pipe := d.Environment()["CUDA_MPS_PIPE_DIRECTORY"]
@@ -618,9 +597,7 @@ func TestFolderOwner(t *testing.T) {
 	x := newHarness(t, mpsfake.Behaviour{})
 	pipe := filepath.Join(x.o.Dir, "mps")
 	other := t.TempDir()
-	if err := os.Symlink(other, pipe); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(other, pipe))
 	_, err := Start(context.Background(), x.o)
 	var p *Problem
 	if !errors.As(err, &p) || !strings.Contains(p.Why, pipe+" is a symbolic link") || p.Mend != "rm -r "+pipe {
@@ -687,37 +664,25 @@ func TestDaemonUser(t *testing.T) {
 	}
 	x := newHarness(t, mpsfake.Behaviour{})
 	// The same modes as the orchestrator's runtime folder.
-	if err := errors.Join(os.Chmod(x.o.Dir, 0o711), os.Chmod(filepath.Join(filepath.Dir(x.programs.Control()), "behaviour.json"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(x.o.Dir, 0o711), os.Chmod(filepath.Join(filepath.Dir(x.programs.Control()), "behaviour.json"), 0o644)))
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const noOwner = 65534
 	x.o.UID = noOwner
 	x.o.Confine = sandbox.AsUser(&sandbox.User{Name: "nobody", UID: noOwner, GID: noOwner}, self, x.o.Dir)
 	ownerOf := func(path string) uint32 {
 		info, err := os.Lstat(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return info.Sys().(*syscall.Stat_t).Uid
 	}
 
 	// Start takes over a folder from a node without the sandbox.
-	if err := os.Mkdir(filepath.Join(x.o.Dir, "mps-log"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(x.o.Dir, "mps-log"), 0o700))
 	// Start does not follow links that the daemon's user puts into the folders.
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := errors.Join(os.WriteFile(secret, []byte("] error: secret"), 0o600), os.Symlink(secret, filepath.Join(x.o.Dir, "mps-log", "start.log"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(secret, []byte("] error: secret"), 0o600), os.Symlink(secret, filepath.Join(x.o.Dir, "mps-log", "start.log"))))
 	d, err := Start(context.Background(), x.o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	state := d.State()
 	for what, path := range map[string]string{
 		"daemon": fmt.Sprintf("/proc/%d", state.Daemon), "server": fmt.Sprintf("/proc/%d", state.Server),

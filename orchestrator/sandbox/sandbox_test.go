@@ -15,22 +15,19 @@ import (
 
 	"github.com/landlock-lsm/go-landlock/landlock"
 	"github.com/landlock-lsm/go-landlock/landlock/syscall"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // An interpreter runs the filter on calls as the kernel would describe them.
 func TestFilter(t *testing.T) {
 	raw, err := filter(false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	program, ok := bpf.Disassemble(raw)
 	if !ok {
 		t.Fatal("it has unknown instructions")
 	}
 	vm, err := bpf.NewVM(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const foreign = unix.AUDIT_ARCH_I386
 	eperm, enosys := unix.SECCOMP_RET_ERRNO|int(unix.EPERM), unix.SECCOMP_RET_ERRNO|int(unix.ENOSYS)
 	type row struct {
@@ -126,14 +123,10 @@ func TestAllowProgram(t *testing.T) {
 	dir := t.TempDir()
 	for _, f := range []string{"real/bin/python3.11", "venv/pyvenv.cfg"} {
 		path := filepath.Join(dir, f)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)))
 	}
 	venv := filepath.Join(dir, "venv", "bin")
-	if err := errors.Join(os.Mkdir(venv, 0o755), os.Symlink("../../real/bin/python3.11", filepath.Join(venv, "python3"))); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(venv, 0o755), os.Symlink("../../real/bin/python3.11", filepath.Join(venv, "python3"))))
 	var s Spec
 	s.AllowProgram(filepath.Join(venv, "python3"))
 	for _, want := range []string{"venv/bin", "venv/lib", "venv/pyvenv.cfg", "real/bin", "real/lib"} {
@@ -152,9 +145,7 @@ func TestAllowArguments(t *testing.T) {
 	dir := t.TempDir()
 	script, data := filepath.Join(dir, "code", "serve.py"), filepath.Join(dir, "data", "labels")
 	for _, f := range []string{script, data} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(f), 0o755), os.WriteFile(f, nil, 0o644)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(f), 0o755), os.WriteFile(f, nil, 0o644)))
 	}
 	var s Spec
 	s.AllowArguments([]string{"-u", script, data, filepath.Join(dir, "none"), "relative", "--file=" + data})
@@ -180,9 +171,7 @@ func nobodyUser() *User { return &User{Name: "nobody", UID: 65534, GID: 65534} }
 func open(t *testing.T, dir string) string {
 	t.Helper()
 	for d := dir; d != filepath.Clean(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
-		if err := os.Chmod(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(d, 0o755))
 	}
 	return dir
 }
@@ -197,9 +186,7 @@ func TestPassages(t *testing.T) {
 	}
 	folder := filepath.Dir(model)
 	inner := filepath.Join(home, "inner", "program")
-	if err := errors.Join(os.Mkdir(filepath.Dir(inner), 0o700), os.WriteFile(inner, nil, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Mkdir(filepath.Dir(inner), 0o700), os.WriteFile(inner, nil, 0o755)))
 	for name, c := range map[string]struct {
 		paths []string
 		want  []entry
@@ -229,9 +216,7 @@ func TestCheckReadable(t *testing.T) {
 	dir := open(t, t.TempDir())
 	write := func(name string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(path, nil, mode), os.Chmod(path, mode)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(path, nil, mode), os.Chmod(path, mode)))
 		return path
 	}
 	public, private := write("public", 0o644), write("private", 0o600)
@@ -258,9 +243,7 @@ func TestCheckReadable(t *testing.T) {
 
 func TestFindUser(t *testing.T) {
 	u, err := FindUser("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if os.Geteuid() != 0 {
 		if u != nil {
 			t.Errorf("found %+v without root", u)
@@ -295,9 +278,7 @@ func TestThreadNames(t *testing.T) {
 		t.Skipf("no Landlock: %v", err)
 	}
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	const (
 		own    = "echo renamed >/proc/$$/task/$$/comm"
 		child  = "sh -c 'echo renamed >/proc/$$/comm' && true"
@@ -323,9 +304,7 @@ func TestThreadNames(t *testing.T) {
 			cmd.Dir = "/"
 			s := Base(c.gpu)
 			s.User, s.Dir = c.user, ""
-			if err := Command(cmd, self, s); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, Command(cmd, self, s))
 			if out, err := cmd.CombinedOutput(); (err == nil) != c.ok {
 				t.Errorf("%v: %s", err, out)
 			}

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/pack"
 	"github.com/penstock/penstock/planner/verify"
@@ -20,31 +21,21 @@ import (
 func published(t testing.TB, scenario string) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	file, err := os.Open("../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	services, err := plan.ReadServices(file, file.Name(), scenario)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	gpu, err := plan.Lookup("a100-80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &plan.Problem{GPU: gpu, Services: services, Profiles: profiles}
 }
 
 func planned(t testing.TB, p *plan.Problem) *plan.Plan {
 	t.Helper()
 	pl, err := pack.New().Plan(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return pl
 }
 
@@ -66,9 +57,7 @@ func without(p *plan.Problem, name string) *plan.Problem {
 func changed(t testing.TB, old *plan.Plan, p *plan.Problem) *Change {
 	t.Helper()
 	c, err := From(old, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	hold(t, old, p, c)
 	return c
 }
@@ -277,13 +266,9 @@ func TestGPUNumbers(t *testing.T) {
 	gpu, bert := p.GPU, p.Services[0]
 	other := p.Services[1]
 	points, err := p.Feasible(gpu, bert)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	quick, err := p.Feasible(gpu, other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	last := func(points []plan.Point, rate float64) plan.Point {
 		return points[slices.IndexFunc(points, func(pt plan.Point) bool { return pt.ThroughputRPS >= rate })]
 	}
@@ -310,9 +295,7 @@ func TestNoChange(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		p := published(t, scenario)
 		old, err := pack.New().Plan(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if c := changed(t, old, p); !reflect.DeepEqual(c.Plan, old) || !old.Optimal {
 			t.Errorf("%s: the plan is\n%+v\nafter a change of nothing, was\n%+v", scenario, c.Plan, old)
 		}
@@ -352,9 +335,7 @@ func TestMakeRoom(t *testing.T) {
 		p := published(t, "S1")
 		p.Services = c.services
 		old, err := pack.New().Plan(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p.Fleet = []plan.Stock{{GPU: p.GPU, Count: c.gpus}}
 		change := changed(t, old, with(p, c.which, func(s *plan.Service) { s.RateRPS = c.rate }))
 		moved := 0
@@ -374,9 +355,7 @@ func TestMakeRoom(t *testing.T) {
 func crowded(t testing.TB) (old *plan.Plan, p *plan.Problem) {
 	t.Helper()
 	gpu, err := plan.Lookup("a100-80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	slow := plan.Point{GPCs: 1, Batch: 8, Processes: 1, ThroughputRPS: 100, LatencyMS: 80}
 	quick := plan.Point{GPCs: 4, Batch: 8, Processes: 1, ThroughputRPS: 400, LatencyMS: 20}
 	other := plan.Point{GPCs: 3, Batch: 8, Processes: 1, ThroughputRPS: 160, LatencyMS: 50}
@@ -542,9 +521,7 @@ func TestChanges(t *testing.T) {
 		if errors.As(err, &small) && len(now.Fleet) > 0 || errors.As(err, &infeasible) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		hold(t, old, &now, c)
 		again, err := From(old, &now)
 		if err != nil || !reflect.DeepEqual(c, again) {
@@ -556,9 +533,7 @@ func TestChanges(t *testing.T) {
 // MPS admits 48 processes on a V100: a change opens a second GPU for more.
 func TestMPSClients(t *testing.T) {
 	gpu, err := plan.Lookup("v100")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	point := plan.Point{GPCs: 4, Batch: 1, Processes: 5, ThroughputRPS: 100, LatencyMS: 1}
 	p := &plan.Problem{GPU: gpu, Services: []plan.Service{{Name: "a", Model: "m", RateRPS: 100, SLOMS: 10}},
 		Profiles: map[string]map[string]plan.Profile{gpu.Name: {"m": {Model: "m", GPU: gpu.Name, Points: []plan.Point{point}}}}}
@@ -591,9 +566,7 @@ func TestChangesWithoutMIG(t *testing.T) {
 		}
 		// A change of an empty plan makes the first plan.
 		first, err := From(&plan.Plan{Version: plan.Version, Policy: "penstock", GPUModel: gpu.Name}, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		now := *p
 		now.Services = slices.Clone(p.Services)
 		for range rapid.IntRange(1, 3).Draw(t, "changes") {
@@ -601,9 +574,7 @@ func TestChangesWithoutMIG(t *testing.T) {
 			now.Services[i] = draw(now.Services[i].Name)
 		}
 		c, err := From(first.Plan, &now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		hold(t, first.Plan, &now, c)
 		for i := range c.Steps {
 			memory := map[int]float64{}

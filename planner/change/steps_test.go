@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -68,18 +69,14 @@ func TestUnlimitedGPUs(t *testing.T) {
 			p.Services = append(p.Services, draw(name))
 		}
 		first, err := From(&plan.Plan{Version: plan.Version, Policy: "penstock", GPUModel: gpu.Name}, p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		now := *p
 		now.Services = nil
 		for _, s := range p.Services {
 			now.Services = append(now.Services, draw(s.Name))
 		}
 		c, err := From(first.Plan, &now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		hold(t, first.Plan, &now, c)
 		checkNoShortage(t, c)
 	})

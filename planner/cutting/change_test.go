@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/internal/testing/migfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/change"
 )
@@ -63,9 +64,7 @@ func (d *driver) Take(s mig.Step) error {
 func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 	t.Helper()
 	gpu, err := plan.Lookup("a100-80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	slow := plan.Point{GPCs: 1, Batch: 8, Processes: 1, ThroughputRPS: 100, LatencyMS: 80}
 	other := plan.Point{GPCs: 3, Batch: 8, Processes: 1, ThroughputRPS: 160, LatencyMS: 50}
 	quick := plan.Point{GPCs: 4, Batch: 8, Processes: 1, ThroughputRPS: 400, LatencyMS: 20}
@@ -90,12 +89,8 @@ func cutLike(t *testing.T, p *plan.Plan) *driver {
 	t.Helper()
 	d := &driver{Machine: *migfake.A100s(t, 2), next: 40}
 	c, err := Of(p, d.Open, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Do(io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, c.Do(io.Discard))
 	d.Taken = nil
 	return d
 }
@@ -129,12 +124,8 @@ func TestOfChange(t *testing.T) {
 	old, c := crowded(t)
 	d := cutLike(t, old)
 	cut, err := OfChange(old, c, d.Open, false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cut.Do(io.Discard); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cut.Do(io.Discard))
 	number := map[string]int{"GPU-a100-80-0": 0, "GPU-a100-80-2": 1}
 	if got, want := inOrder(d.Taken, number), promised(c); !slices.Equal(got, want) {
 		t.Errorf("did\n%s\nwant, as the change says,\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -152,9 +143,7 @@ func TestOfChangeDryRun(t *testing.T) {
 	old, c := crowded(t)
 	none := func() (mig.Session, error) { return nil, errors.New("no driver to be had") }
 	cut, err := OfChange(old, c, none, true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got, want := inOrder(cut.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c); !slices.Equal(got, want) {
 		t.Errorf("says\n%s\nwant, as the change says,\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -195,9 +184,7 @@ func TestOfChangeUncut(t *testing.T) {
 	old, c := crowded(t)
 	d := &driver{Machine: *migfake.A100s(t, 2)}
 	cut, err := OfChange(old, c, d.Open, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := cut.Do(io.Discard); err != nil || len(cut.steps) != 4 || len(d.Has[0].Instances) != 2 {
 		t.Errorf("%v, %v, %v", cut.steps, d.Has[0].Instances, err)
 	}

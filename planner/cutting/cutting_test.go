@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/internal/testing/migfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -64,9 +65,7 @@ func TestDryRunWithoutGPUs(t *testing.T) {
 			t.Errorf("%v, want %q, and how to see the steps", err, name)
 		}
 		dry, err := Of(p, open, true)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if output := strings.Join(dry.about, " "); len(dry.steps) != 6 || dry.session != nil || !strings.Contains(output, name) {
 			t.Errorf("%d steps, %q: want six, and why they are for no GPU of this machine", len(dry.steps), output)
 		}
@@ -86,13 +85,9 @@ func TestPercentages(t *testing.T) {
 func TestDo(t *testing.T) {
 	m := migfake.A100s(t, 1)
 	c, err := Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var output strings.Builder
-	if err := c.Do(&output); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Do(&output))
 	if len(m.Taken) != 2 || !strings.HasPrefix(output.String(), "done: create 1g.10gb in slot 0 of GPU 0 (GPU-a100-80-0)\n") {
 		t.Errorf("took %v, said %q", m.Taken, output.String())
 	}
@@ -109,9 +104,7 @@ func TestDoFails(t *testing.T) {
 	m := migfake.A100s(t, 1)
 	m.Fail = 1
 	c, err := Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if err := c.Do(&strings.Builder{}); err == nil || !strings.Contains(err.Error(), "it does not please me") {
 		t.Errorf("%v", err)
 	}

@@ -3,14 +3,14 @@ package pack
 import (
 	"math"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // The package doc derives this bound by hand.
 func TestBound(t *testing.T) {
 	in, err := build(published(t, "S3", 10))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	price := []float64{4. / 29, 8. / 29, 13. / 29, 16. / 29, 1}
 	if top, p := in.kinds[0].cut.dearest(price); top > 1+1e-12 {
 		t.Fatalf("pattern %v is worth %v", p, top)

@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
 )
@@ -23,12 +24,8 @@ func planned(t interface {
 }, p *plan.Problem) *plan.Plan {
 	t.Helper()
 	pl, err := New().Plan(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := verify.Plan(p, pl); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, verify.Plan(p, pl))
 	if pl.LowerBound > pl.GPUs || pl.Optimal != (pl.LowerBound == pl.GPUs) {
 		t.Fatalf("%d GPUs, at least %d, optimal %v", pl.GPUs, pl.LowerBound, pl.Optimal)
 	}
@@ -64,9 +61,7 @@ func TestScenarioMultiples(t *testing.T) {
 func TestPlanReproducible(t *testing.T) {
 	text := func() string {
 		var out bytes.Buffer
-		if err := planned(t, published(t, "S3", 7)).Write(&out); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, planned(t, published(t, "S3", 7)).Write(&out))
 		return out.String()
 	}
 	if a, b := text(), text(); a != b {
@@ -107,12 +102,8 @@ func TestMixedFleets(t *testing.T) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := verify.Plan(p, pl); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, verify.Plan(p, pl))
 		if pl.LowerBound < 1 || pl.LowerBound > pl.GPUs || pl.Optimal != (pl.LowerBound == pl.GPUs) {
 			t.Fatalf("%d GPUs, at least %d, optimal %v", pl.GPUs, pl.LowerBound, pl.Optimal)
 		}
@@ -194,17 +185,11 @@ func TestFleetTooSmall(t *testing.T) {
 
 func TestPercentGPU(t *testing.T) {
 	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/gslice_v100"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	data, err := os.ReadFile("../../plan/testdata/gslice_v100_services.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	services, err := plan.ReadServices(bytes.NewReader(data), "gslice_v100_services.csv", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for times := 1; times <= 10; times++ {
 		p := &plan.Problem{GPU: gpu(t, "v100"), Services: slices.Clone(services), Profiles: profiles}
 		for i := range p.Services {

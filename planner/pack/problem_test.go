@@ -9,15 +9,14 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
 func gpu(t testing.TB, name string) plan.GPU {
 	t.Helper()
 	g, err := plan.Lookup(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return g
 }
 
@@ -30,17 +29,11 @@ func published(t testing.TB, scenario string, times float64) *plan.Problem {
 		file = "../../plan/testdata/parvagpu/scenarios_s4_s6.csv"
 	}
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	services, err := plan.ReadServices(bytes.NewReader(data), file, scenario)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range services {
 		services[i].RateRPS *= times
 	}
@@ -69,9 +62,7 @@ func drawn(t *rapid.T, names []string, most int, limited bool) *plan.Problem {
 	p := &plan.Problem{Profiles: map[string]map[string]plan.Profile{}}
 	for i, name := range names {
 		g, err := plan.Lookup(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		p.Profiles[name] = map[string]plan.Profile{}
 		count := -1
 		if limited && i > 0 {

@@ -13,6 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
 )
@@ -23,9 +24,7 @@ import (
 func gslice(t testing.TB, n int) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/gslice_v100"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, byModel := range profiles {
 		for _, profile := range byModel {
 			for i := range profile.Points {
@@ -34,13 +33,9 @@ func gslice(t testing.TB, n int) *plan.Problem {
 		}
 	}
 	data, err := os.ReadFile("../../plan/testdata/gslice_v100_services.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	base, err := plan.ReadServices(bytes.NewReader(data), "gslice_v100_services.csv", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	random := rand.New(rand.NewPCG(1, uint64(n)))
 	p := &plan.Problem{GPU: gpu(t, "v100"), Profiles: profiles}
 	for i := range n {
@@ -196,12 +191,8 @@ func TestSharedBruteForce(t *testing.T) {
 			}
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := verify.Plan(p, pl); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, verify.Plan(p, pl))
 		if pl.GPUs > want {
 			worse++
 		}

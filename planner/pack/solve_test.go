@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -100,9 +101,7 @@ func TestBruteForce(t *testing.T) {
 					p.Services = append(p.Services, plan.Service{Name: name, Model: name, SLOMS: 10, RateRPS: float64(rapid.IntRange(1, 45).Draw(t, "rate"))})
 				}
 				in, err := build(p)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				a, ok := in.solve()
 				gpus, gpcs := brute(in)
 				if !ok || a.minGPUs > gpus || a.gpus < gpus {

@@ -16,6 +16,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 )
 
@@ -24,9 +25,7 @@ var update = flag.Bool("update", false, "write the golden files anew")
 func gpu(t testing.TB, name string) plan.GPU {
 	t.Helper()
 	g, err := plan.Lookup(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return g
 }
 
@@ -54,22 +53,14 @@ func mixed(t testing.TB) *plan.Plan {
 
 func TestTable(t *testing.T) {
 	var b strings.Builder
-	if err := Table(&b, mixed(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Table(&b, mixed(t)))
 	golden := filepath.Join("testdata", "mixed.txt")
 	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll("testdata", 0o755))
+		must.OK(t, os.WriteFile(golden, []byte(b.String()), 0o644))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if b.String() != string(want) {
 		t.Errorf("the table is\n%s\nwant (go test ./planner/render -update writes it)\n%s", b.String(), want)
 	}
@@ -83,9 +74,7 @@ func TestTableCPU(t *testing.T) {
 	point := plan.Point{GPCs: 40, Batch: 1, Processes: 1, ThroughputRPS: 20, LatencyMS: 10}
 	drawn := plan.New(p, "penstock", []plan.Segment{plan.SegmentOf(0, machine, 0, service, point)})
 	var table strings.Builder
-	if err := Table(&table, drawn); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Table(&table, drawn))
 	for _, want := range []string{"40 of 100 % of the CPU", "40 % 1 × 1", "1 × 40 %"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("does not say %q:\n%s", want, table.String())
@@ -128,9 +117,7 @@ func TestTableNames(t *testing.T) {
 	rename("cameras", "\x1b[2Jdark\n\ttab")
 	rename("number-plates-of-lorries", "車のナンバープレート")
 	var b strings.Builder
-	if err := Table(&b, p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Table(&b, p))
 	if strings.ContainsAny(b.String(), "\x1b\t") {
 		t.Errorf("a name's controls are printed: %q", b.String())
 	}
@@ -148,9 +135,7 @@ func TestTableNames(t *testing.T) {
 func TestTableSections(t *testing.T) {
 	more := Section{Title: "Replay", Text: []string{"seed 1"}, Head: []string{"service", "late"}, Rows: [][]string{{"cameras", "0.1 %"}, {"bert", "12.0 %"}}}
 	var b strings.Builder
-	if err := Table(&b, mixed(t), more, Section{Title: "Change", Text: []string{"nothing"}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Table(&b, mixed(t), more, Section{Title: "Change", Text: []string{"nothing"}}))
 	want := "\nReplay\nseed 1\n" +
 		"┌─────────┬────────┐\n│ service │ late   │\n├─────────┼────────┤\n│ cameras │  0.1 % │\n│ bert    │ 12.0 % │\n└─────────┴────────┘\n" +
 		"\nChange\nnothing\n"
@@ -158,9 +143,7 @@ func TestTableSections(t *testing.T) {
 		t.Errorf("want at the end\n%s\nof\n%s", want, b.String())
 	}
 	b.Reset()
-	if err := HTML(&b, mixed(t), more); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, HTML(&b, mixed(t), more))
 	elements(t, b.String())
 	if want := `<h2>Replay</h2>
 <p>seed 1</p>
@@ -177,17 +160,13 @@ func TestYAML(t *testing.T) {
 	p.Services[0].Service = "on: [#" // YAML would take these for its own
 	p.Services[1].Service = "0x10"
 	var b strings.Builder
-	if err := YAML(&b, p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, YAML(&b, p))
 	text, err := yaml.YAMLToJSON([]byte(b.String()))
 	if err != nil {
 		t.Fatalf("%v:\n%s", err, b.String())
 	}
 	var back plan.Plan
-	if err := json.Unmarshal(text, &back); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(text, &back))
 	if !reflect.DeepEqual(&back, p) {
 		t.Errorf("came back as\n%+v\nwant\n%+v", back, p)
 	}
@@ -196,9 +175,7 @@ func TestYAML(t *testing.T) {
 func html(t testing.TB, p *plan.Plan) string {
 	t.Helper()
 	var b strings.Builder
-	if err := HTML(&b, p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, HTML(&b, p))
 	return b.String()
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/pack"
 	"github.com/penstock/penstock/planner/replay"
@@ -14,25 +15,17 @@ import (
 func published(t testing.TB, scenario string, rates float64) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	file, err := os.Open("../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	services, err := plan.ReadServices(file, file.Name(), scenario)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range services {
 		services[i].RateRPS *= rates
 	}
 	gpu, err := plan.Lookup("a100-80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &plan.Problem{GPU: gpu, Services: services, Profiles: profiles}
 }
 
@@ -40,13 +33,9 @@ func published(t testing.TB, scenario string, rates float64) *plan.Problem {
 func worst(t testing.TB, policy plan.Policy, p *plan.Problem, c replay.Config) replay.Service {
 	t.Helper()
 	pl, err := policy.Plan(p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r, err := replay.Run(p, pl, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, s := range r.Services {
 		if s.Service == r.Worst {
 			return s

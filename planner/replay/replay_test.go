@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"pgregory.net/rapid"
 )
@@ -16,9 +17,7 @@ import (
 func shop(t testing.TB, rate, sloMS float64, points []plan.Point, segments ...plan.Segment) (*plan.Problem, *plan.Plan) {
 	t.Helper()
 	gpu, err := plan.Lookup("a100-80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p := &plan.Problem{GPU: gpu, Services: []plan.Service{{Name: "s", Model: "m", RateRPS: rate, SLOMS: sloMS}},
 		Profiles: map[string]map[string]plan.Profile{"a100-80": {"m": {Model: "m", GPU: "a100-80", Points: points}}}}
 	return p, plan.New(p, "test", segments)
@@ -38,9 +37,7 @@ func segment(gpu, slot int, pt plan.Point) plan.Segment {
 func replayed(t testing.TB, p *plan.Problem, pl *plan.Plan, c Config) *Report {
 	t.Helper()
 	r, err := Run(p, pl, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/pack"
 	"github.com/penstock/penstock/planner/replay"
@@ -21,26 +22,18 @@ import (
 func published(t testing.TB, scenario string, rates, objectives float64) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	file, err := os.Open("../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	services, err := plan.ReadServices(file, file.Name(), scenario)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range services {
 		services[i].RateRPS *= rates
 		services[i].SLOMS *= objectives
 	}
 	gpu, err := plan.Lookup("a100-80")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return &plan.Problem{GPU: gpu, Services: services, Profiles: profiles}
 }
 
@@ -58,12 +51,8 @@ func bounded(p *plan.Problem, pl *plan.Plan) *plan.Problem {
 func planned(t testing.TB, policy plan.Policy, p *plan.Problem) *plan.Plan {
 	t.Helper()
 	pl, err := policy.Plan(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := verify.Plan(bounded(p, pl), pl); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, verify.Plan(bounded(p, pl), pl))
 	return pl
 }
 
@@ -72,9 +61,7 @@ func planned(t testing.TB, policy plan.Policy, p *plan.Problem) *plan.Plan {
 func worst(t testing.TB, p *plan.Problem, pl *plan.Plan) float64 {
 	t.Helper()
 	r, err := replay.Run(p, pl, replay.Config{Seed: 12345})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	worst := 0.0
 	for _, s := range r.Services {
 		worst = max(worst, s.Violations)
@@ -219,18 +206,12 @@ func TestPlansHold(t *testing.T) {
 		if errors.As(err, &unmet) || errors.As(err, &infeasible) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		with := bounded(&p, pl)
-		if err := verify.Plan(with, pl); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, verify.Plan(with, pl))
 		quick.Seed = 1
 		r, err := replay.Run(with, pl, quick)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, s := range r.Services {
 			if s.High > 0.02 || s.LatencyBoundMS > s.SLOMS {
 				t.Fatalf("%+v", s)

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/pack"
@@ -22,12 +23,8 @@ import (
 func legal(t rapid.TB, p *plan.Problem) *plan.Plan {
 	t.Helper()
 	pl, err := pack.New().Plan(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := verify.Plan(p, pl); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, verify.Plan(p, pl))
 	return pl
 }
 
@@ -254,9 +251,7 @@ func TestPublishedPlans(t *testing.T) {
 	for _, name := range plantest.Scenarios {
 		for i, s := range legal(t, plantest.Scenario(t, name)).Segments {
 			text, err := os.ReadFile("../../plan/testdata/parvagpu/prof_data/" + s.Model + ".csv")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			found := false
 			for line := range strings.Lines(string(text)) {
 				var gpcs, batch, processes int

@@ -16,6 +16,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models/profile"
 )
 
@@ -116,9 +117,7 @@ func options(t *testing.T) Options {
 func run(t *testing.T, f *fake, o Options) Report {
 	t.Helper()
 	r, err := Run(t.Context(), f, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if f.running != 0 {
 		t.Errorf("%d cells still run", f.running)
 	}
@@ -481,9 +480,7 @@ func TestPrecision(t *testing.T) {
 // processes at 256, at which 3 processes are too many.
 func TestEarlyStopParvaGPU(t *testing.T) {
 	profiles, err := profile.ReadDir(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	odd := map[string]float64{"mobilenetv2": 0.40, "densenet121": 0.15, "bert": 0.25}
 	all, measured := 0, 0
 	for model, p := range profiles {

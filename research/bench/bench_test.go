@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/models"
@@ -85,13 +86,9 @@ func TestGroupPercents(t *testing.T) {
 func TestVariants(t *testing.T) {
 	for _, name := range zoo.Names() {
 		card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		file, err := testbed.Variant(t.TempDir(), card, []int{1, 8})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		got, err := models.ReadCard(file)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -116,9 +113,7 @@ func TestReadThreads(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	used := func() time.Duration {
 		var spent unix.Rusage
-		if err := unix.Getrusage(unix.RUSAGE_THREAD, &spent); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Getrusage(unix.RUSAGE_THREAD, &spent))
 		return time.Duration(spent.Utime.Nano() + spent.Stime.Nano())
 	}
 	start, until := time.Now(), used()+200*time.Millisecond

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -19,18 +20,14 @@ func TestGather(t *testing.T) {
 	cudafake.Check(t)
 	runtime.LockOSThread()
 	slab, err := newGatherSlab()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer slab.close()
 	b := gatherBench{
 		in:       models.Input{Height: 224, Width: 224, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW},
 		pictures: 2, slab: slab, n: 1,
 	}
 	c, _, err := b.run("cuda", true)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if c.Kernel != "gather_three_f16_planes" || c.Alignment != "odd" || c.PictureBytes != 150528 {
 		t.Errorf("measured %+v", c)
 	}

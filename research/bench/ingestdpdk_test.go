@@ -6,15 +6,15 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // The figures need a quiet machine. This test only checks that nothing is lost,
 // allocated or kept.
 func TestIngestDPDK(t *testing.T) {
 	r, err := RunIngestDPDK(context.Background(), DPDKOptions{Each: 500 * time.Millisecond, Soak: 2 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, c := range r.OneCore {
 		t.Logf("%d pieces, %s written: %.2f M/s, bare %.2f M/s, ratio %.2f", c.Fragments, c.Frames, c.DatagramsPerSecond/1e6, c.BareDatagramsPerSecond/1e6, c.Ratio)
 		if c.Requests == 0 || c.Lost > 0 {

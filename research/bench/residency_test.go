@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/shm"
 )
@@ -71,18 +72,14 @@ func TestLatencies(t *testing.T) {
 		return deaf{}, nil
 	}, time.Hour)
 	s, err := dial(t.Context(), loadgen.Function{Name: "f"}, 0, func(loadgen.Reply) {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 
 	now, after := shm.Now(), shm.Now()+int64(2*time.Hour)
 	for tag, c := range []struct {
 		intended int64
 		status   client.Status
 	}{{now, client.StatusOK}, {after, client.StatusLate}, {after, client.StatusOK}} {
-		if err := s.Send(nil, c.intended, uint64(tag)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Send(nil, c.intended, uint64(tag)))
 		deliver(loadgen.Reply{Tag: uint64(tag), Result: client.Result{Status: c.status}, Arrived: c.intended + 5})
 	}
 	if got := l.byFunction["f"]; !slices.Equal(got, []time.Duration{5}) {

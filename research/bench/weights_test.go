@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
 	"github.com/penstock/penstock/models"
 )
@@ -183,13 +184,9 @@ func fakeHarness(t *testing.T) (*weightsHarness, *models.Card) {
 	dir := t.TempDir()
 	t.Setenv(weightsFolderEnv, dir)
 	device, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	card := &models.Card{Name: "m", Model: filepath.Join(dir, "m.onnx"), Batches: []int{1, 8}}
-	if err := os.WriteFile(card.Model, []byte("model"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(card.Model, []byte("model"), 0o600))
 	return &weightsHarness{
 		o:   WeightsOptions{Setup: Setup{Setup: testbed.Setup{Binary: os.Args[0]}, Lab: os.Args[0]}, BudgetBytes: budgetBytes, MaxInstances: 20, Runs: 3, AtOnce: 4},
 		dir: dir, device: device, session: filesSession{fakenvml.New(), dir}, environment: map[string]string{},
@@ -199,9 +196,7 @@ func fakeHarness(t *testing.T) (*weightsHarness, *models.Card) {
 func TestWeights(t *testing.T) {
 	b, card := fakeHarness(t)
 	m, err := b.model(t.Context(), "m", card)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if m.FileBytes != 5 || m.WeightsBytes != modelBytes {
 		t.Errorf("the file has %d bytes, its weights %d", m.FileBytes, m.WeightsBytes)
 	}
@@ -237,9 +232,7 @@ func TestWeights(t *testing.T) {
 // The error is what the instance reported, instead of a comparison of two equal figures.
 func TestWeightsNotShared(t *testing.T) {
 	b, card := fakeHarness(t)
-	if err := os.WriteFile(filepath.Join(b.dir, "unshared"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(b.dir, "unshared"), nil, 0o600))
 	if _, err := b.model(t.Context(), "m", card); err == nil || !strings.Contains(err.Error(), "not shared, because") {
 		t.Errorf("%v", err)
 	}
@@ -266,9 +259,7 @@ func TestWeightsResume(t *testing.T) {
 		t.Helper()
 		measured = nil
 		r := Weights{Device: "H200", Runs: 3}
-		if err := r.goOn(o.Report); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.goOn(o.Report))
 		err := r.measure(&o, func(i int) (WeightsModel, error) {
 			if measured = append(measured, o.Models[i]); o.Models[i] == fails {
 				return WeightsModel{}, broken
@@ -295,9 +286,7 @@ func TestWeightsResume(t *testing.T) {
 	if err := other.goOn(o.Report); err == nil || !strings.Contains(err.Error(), "3 runs") || !strings.Contains(err.Error(), "5 runs") || len(other.Models) != 0 {
 		t.Errorf("a report of others: %v", err)
 	}
-	if err := os.WriteFile(o.Report, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(o.Report, []byte("{"), 0o600))
 	if err := other.goOn(o.Report); err == nil || !strings.Contains(err.Error(), o.Report) {
 		t.Errorf("a damaged report: %v", err)
 	}

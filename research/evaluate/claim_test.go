@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // Calls for different figures on different devices can use one folder at the same time, and
@@ -18,9 +20,7 @@ func TestClaim(t *testing.T) {
 	take := func(figure, device string) func() {
 		t.Helper()
 		release, err := claim(out, figure, device)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return release
 	}
 	first, second := take("fig8", "GPU-0"), take("fig9", "GPU-1")
@@ -76,9 +76,7 @@ func TestLock(t *testing.T) {
 func TestSecondCall(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "table5")
 	release, err := claim(o.Out, "table5", "GPU-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer release()
 	if _, err := Run(t.Context(), o); !errors.Is(err, errInUse) {
 		t.Errorf("a second call: %v", err)
@@ -90,9 +88,7 @@ func TestSecondCall(t *testing.T) {
 
 func TestFolderReadOnly(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, nil, 0o600))
 	for _, out := range []string{file, filepath.Join(file, "below"), "/proc/self"} {
 		o := quickly(t, "/nowhere/penstock", "table5")
 		o.Out, o.Progress = out, func(what string) { t.Errorf("--out %s: it began: %s", out, what) }
@@ -106,9 +102,7 @@ func TestDamagedReport(t *testing.T) {
 	for _, text := range []string{"", `{"version": 1, "results": [`, "{}", `[]`} {
 		o := quickly(t, "/nowhere/penstock", "table5")
 		file := filepath.Join(o.Out, "table5.json")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		_, err := Run(t.Context(), o)
 		if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "remove it, and the figure is measured again") {
 			t.Errorf("%q: error %v", text, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 )
 
@@ -41,9 +42,7 @@ func onFakeGPU(t *testing.T, figure string) Options {
 	}
 	dir := filepath.Dir(driver)
 	cache, err := cudafake.Cache(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, pair := range []string{cache, cudafake.Library(driver), cudafake.Env(cudafake.Memory(64 << 30)), "PATH=" + dir + ":" + os.Getenv("PATH")} {
 		name, value, _ := strings.Cut(pair, "=")
 		t.Setenv(name, value)
@@ -52,9 +51,7 @@ func onFakeGPU(t *testing.T, figure string) Options {
 	for _, name := range []string{alexnet, mobilenet, resnet50, resnet152, resnext50, vgg16, vgg19, gnmt} {
 		card := fmt.Sprintf("name: %s\nversion: 1\nframework: \"null\"\ninput:\n  size: [1, 1024, 1]\n  wire: {type: u8, layout: hwc}\n"+
 			"  tensor: {type: u8, layout: hwc}\noutputs:\n  - {name: digest, shape: [1]}\nbatches: [1, 2, 4]\nslo: 1s\ndecoder: {name: raw}\n", name)
-		if err := os.WriteFile(filepath.Join(models, name+".yaml"), []byte(card), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(models, name+".yaml"), []byte(card), 0o600))
 	}
 	o := quickly(t, builtPenstock(t), figure)
 	o.Device, o.Models = "cuda", models
@@ -81,9 +78,7 @@ func TestRunOnFakeGPU(t *testing.T) {
 				checkSeveralReceivers(t)
 			}
 			r, err := newRunner(onFakeGPU(t, figure))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			r.figure.Cases = r.figure.Cases[:1]
 			c := &r.figure.Cases[0]
 			c.Variants = slices.DeleteFunc(slices.Clone(c.Variants), func(name string) bool {
@@ -91,9 +86,7 @@ func TestRunOnFakeGPU(t *testing.T) {
 				return !ok
 			})
 			got, err := r.run(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if got.Left != 0 || len(got.Results) != len(mechanisms) {
 				t.Errorf("%d left, %d made of %v", got.Left, len(got.Results), c.Variants)
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -141,16 +142,12 @@ func TestManySockets(t *testing.T) {
 // A report that was measured by other rules is not continued.
 func TestSettingsIntake(t *testing.T) {
 	f, err := Find("fig8")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	seen := map[string]string{}
 	add := func(what string) {
 		t.Helper()
 		print, err := f.fingerprint(Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if same, is := seen[print]; is {
 			t.Errorf("%s: the settings are those of %s", what, same)
 		}
@@ -175,13 +172,9 @@ func TestSettingsIntake(t *testing.T) {
 // A report is continued if nothing has changed for its own variants.
 func TestSettingsVariants(t *testing.T) {
 	f, err := Find("fig8")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before, err := f.fingerprint(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range variants {
 		v := &variants[i]
 		t.Run(v.name, func(t *testing.T) {
@@ -189,17 +182,13 @@ func TestSettingsVariants(t *testing.T) {
 			t.Cleanup(func() { *v = old })
 			v.label += ", told otherwise"
 			same, err := f.fingerprint(Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if same != before {
 				t.Error("another label changes the settings")
 			}
 			v.streams++
 			after, err := f.fingerprint(Options{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			used := slices.ContainsFunc(f.Cases, func(c Case) bool { return slices.Contains(c.Variants, v.name) })
 			if changed := after != before; changed != used {
 				t.Errorf("the figure has it: %v; its settings change with it: %v", used, changed)

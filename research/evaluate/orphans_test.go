@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
@@ -23,17 +24,13 @@ func TestOrphans(t *testing.T) {
 	// The test removes this folder, and with it the files that a killed call leaves. Its name
 	// is short because the path of a Unix socket is limited.
 	folder, err := os.MkdirTemp("", "p")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { os.RemoveAll(folder) })
 	command.Env = append(os.Environ(), "TMPDIR="+folder)
 	var said bytes.Buffer
 	command.Stderr = &said
 	command.WaitDelay = time.Second // do not wait for other processes that have the pipe open
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, command.Start())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -71,9 +68,7 @@ func TestOrphans(t *testing.T) {
 func descendants(t *testing.T, of int) map[int]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	children := map[int][]int{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // completeReport returns a quick report of a figure as a call writes it, with invented
@@ -12,16 +14,12 @@ import (
 func completeReport(t *testing.T, o Options) *Report {
 	t.Helper()
 	r, err := newRunner(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, f := range r.figure.models() {
 		r.report.Capacity = append(r.report.Capacity, Capacity{Model: f.Model, PerSecond: 100})
 	}
 	steps, err := r.figure.plan(o.Runs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, s := range steps {
 		x := Result{Case: s.c.Name, Variant: s.variant.name, Run: s.run, TookSeconds: 1}
 		load := func(f Function) FunctionLoad {
@@ -90,16 +88,12 @@ func TestCheckReport(t *testing.T) {
 			o := quickly(t, "/nowhere/penstock", test.figure)
 			r := completeReport(t, o)
 			file := filepath.Join(o.Out, test.figure+".json")
-			if err := r.Write(file); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.Write(file))
 			if p, err := Prepare(o); err != nil || p.Left != 0 {
 				t.Fatalf("undamaged: %d left, %v", p.Left, err)
 			}
 			test.cut(r)
-			if err := r.Write(file); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.Write(file))
 			_, err := Run(t.Context(), o)
 			if err == nil {
 				t.Fatal("it is gone on with")
@@ -119,9 +113,7 @@ func TestFailureComplete(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "fig11")
 	r := completeReport(t, o)
 	r.Results[0].Loads, r.Results[0].Error = nil, "the node did not come up"
-	if err := r.Write(filepath.Join(o.Out, "fig11.json")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.Write(filepath.Join(o.Out, "fig11.json")))
 	if p, err := Prepare(o); err != nil || p.Left != 1 {
 		t.Errorf("%d left, %v: want one", p.Left, err)
 	}
@@ -130,9 +122,7 @@ func TestFailureComplete(t *testing.T) {
 func TestReportIsFolder(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "fig11")
 	file := filepath.Join(o.Out, "fig11.json")
-	if err := os.Mkdir(file, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(file, 0o755))
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), file+" is a folder, want a file or nothing") {
 		t.Errorf("a folder: %v", err)
 	}
@@ -141,9 +131,7 @@ func TestReportIsFolder(t *testing.T) {
 // The reports that the pages show are complete.
 func TestCommittedReports(t *testing.T) {
 	page, err := os.ReadFile("../results/evaluation/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, name := range Names() {
 		file := filepath.Join("../results/evaluation", name+".json")
 		if !strings.Contains(string(page), "\n<!-- begin "+name+" -->\n") {
@@ -158,9 +146,7 @@ func TestCommittedReports(t *testing.T) {
 			continue
 		}
 		figure, err := Find(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := r.checkComplete(figure); err != nil {
 			t.Errorf("%s: %v", file, err)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/research/bench"
 )
 
@@ -49,9 +50,7 @@ var penstock = sync.OnceValues(func() (string, error) {
 func builtPenstock(t *testing.T) string {
 	t.Helper()
 	binary, err := penstock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return binary
 }
 
@@ -69,9 +68,7 @@ var lab = sync.OnceValues(func() (string, error) {
 func builtLab(t *testing.T) string {
 	t.Helper()
 	binary, err := lab()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return binary
 }
 
@@ -147,17 +144,11 @@ func TestRunOnCPU(t *testing.T) {
 func measured(t *testing.T, o Options) *Report {
 	t.Helper()
 	r, err := Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	written, err := read(filepath.Join(o.Out, o.Figure+".json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p, err := Prepare(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r.Left != 0 || written.Left != 0 || p.Left != 0 || len(written.Results) != p.Steps {
 		t.Errorf("%d of %d are left, %d as it is written: %+v", r.Left, p.Steps, written.Left, written.Results)
 	}
@@ -206,9 +197,7 @@ func killed(t *testing.T, o Options) *Report {
 	command := exec.Command(builtLab(t), "evaluate", "--figure", o.Figure, "--device", o.Device, "--quick", "--runs", strconv.Itoa(o.Runs), "--out", o.Out)
 	var said strings.Builder
 	command.Stderr = &said
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, command.Start())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -297,13 +286,9 @@ func TestResultVersion(t *testing.T) {
 	o := quickly(t, "", "fig16")
 	o.Machine.Penstock = "first"
 	r, err := newRunner(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	r.report.Results = []Result{{Case: "wrong shares", Variant: partition, Run: 1, Error: "nobody served"}}
-	if err := r.report.Write(r.file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.report.Write(r.file))
 	o.Machine.Penstock = "second"
 	if r, err = newRunner(o); err != nil {
 		t.Fatal(err)
@@ -328,13 +313,9 @@ func TestLongError(t *testing.T) {
 // take as long as before.
 func TestStepEstimate(t *testing.T) {
 	r, err := newRunner(quickly(t, "", "fig16"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	v, err := variantOf(partition)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := step{c: &r.figure.Cases[0], variant: v, run: 2}
 	guess := s.c.takes(v)
 	for _, test := range []struct {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
 )
@@ -70,9 +71,7 @@ func FuzzRun(f *testing.F) {
 func TestRunRepeats(t *testing.T) {
 	c := RandomMix(7)
 	first, err := Run(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if second, _ := Run(c); !reflect.DeepEqual(first, second) {
 		t.Errorf("two runs of one seed differ: %+v, %+v", first, second)
 	}
@@ -84,9 +83,7 @@ func TestRefused(t *testing.T) {
 	c.Duration = 2 * time.Second
 	c.Settle = 0
 	r, err := Run(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r.Refused == 0 || r.InTime == 0 {
 		t.Errorf("%d models refused, %d requests in time: want some of each", r.Refused, r.InTime)
 	}
@@ -106,9 +103,7 @@ func TestEvictionMatters(t *testing.T) {
 		c := FortyTwo(2*gib, 0.25, 1)
 		c.Order, c.Duration, c.Settle = order, 10*time.Second, 5*time.Second
 		r, err := Run(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return r.InTimePercent()
 	}
 	worth, worst := inTime(nil), inTime(func(a, b *residency.Model) int { return -residency.ByWorth(a, b) })
@@ -121,9 +116,7 @@ func TestEvictionMatters(t *testing.T) {
 // The figures of docs/adr/0025-lanes-and-residency.md that have a goal.
 func TestJobs(t *testing.T) {
 	r, err := CompareJobs(1.5, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r.Ratio < 3 {
 		t.Errorf("fifo's mean completion is %.2f times srtf's, want at least 3", r.Ratio)
 	}
@@ -131,9 +124,7 @@ func TestJobs(t *testing.T) {
 
 func TestFairSpread(t *testing.T) {
 	spread, err := FairSpread(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if spread > 1.05 {
 		t.Errorf("one of three equal jobs was served %.3f times as much as another", spread)
 	}
@@ -141,9 +132,7 @@ func TestFairSpread(t *testing.T) {
 
 func TestGoodput(t *testing.T) {
 	r, err := CompareGoodput("some", 11, 22, false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for policy, ratio := range r.Ratios {
 		if ratio < 1 {
 			t.Errorf("edf has %.3f of the goodput of %s", ratio, policy)

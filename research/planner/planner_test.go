@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/research/planners/parvagpu"
 )
@@ -27,14 +28,10 @@ func published(t *testing.T) Options {
 		t.Fatal(err)
 	}
 	f, err := os.Open("../../plan/testdata/parvagpu/scenarios_s1_s3.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer f.Close()
 	services, err := plan.ReadServices(f, f.Name(), "S3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	o.Scenarios = []Scenario{{Name: "S3", Services: services}}
 	o.Drawn = o.Scenarios
 	return o
@@ -60,9 +57,7 @@ func TestReport(t *testing.T) {
 		said++
 	}
 	r, err := Run(context.Background(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if said != 6 || len(r.Delays) != 2 || len(r.Counts) != 4 || len(r.Missing) != 0 {
 		t.Errorf("told %d times of %+v", said, r)
 	}
@@ -94,9 +89,7 @@ func testTimeLimit(t *testing.T) {
 		return parvagpu.New().Plan(p)
 	}}}
 	r, err := Run(context.Background(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(r.Delays) != 2 || len(r.Missing) != 1 || r.Missing[0].Services != 3 || !strings.Contains(r.Missing[0].Why, "more than 500ms") {
 		t.Fatalf("delays %+v, missing %+v: want three services missing", r.Delays, r.Missing)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/planner/pack"
 	"github.com/penstock/penstock/planner/replay"
@@ -25,9 +26,7 @@ func TestSamePlanTwice(t *testing.T) {
 				t.Fatalf("%s: %v", policy.Name(), err)
 			}
 			text, err := json.Marshal(made)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if first != "" && string(text) != first {
 				t.Errorf("%s plans\n%s\nthen\n%s", policy.Name(), first, text)
 			}
@@ -41,18 +40,12 @@ func TestSamePlanTwice(t *testing.T) {
 // these algorithms need 7.)
 func TestWithoutMPS(t *testing.T) {
 	policy, err := planners.Find("parvagpu-single")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for scenario, gpus := range map[string]int{"S1": 2, "S2": 3, "S3": 5, "S5": 14, "S6": 18} {
 		p := plantest.Scenario(t, scenario)
 		made, err := policy.Plan(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := verify.Plan(p, made); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, verify.Plan(p, made))
 		if made.GPUs != gpus || made.Policy != policy.Name() {
 			t.Errorf("%s: %d GPUs by %s, want %d", scenario, made.GPUs, made.Policy, gpus)
 		}
@@ -70,13 +63,9 @@ func TestHalfSuffices(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		p := plantest.Scenario(t, scenario)
 		made, err := parvagpu.New().Plan(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		report, err := replay.Run(p, made, replay.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, s := range report.Services {
 			if s.Violations > 0.0001 {
 				t.Errorf("%s: %.3f %% of %s's requests are missed at load %.3f", scenario, 100*s.Violations, s.Service, s.Load)
@@ -91,13 +80,9 @@ func TestAgainstParvaGPU(t *testing.T) {
 		for times := 1; times <= 10; times++ {
 			p := plantest.Times(plantest.Scenario(t, scenario), times)
 			ours, err := pack.New().Plan(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			theirs, err := parvagpu.New().Plan(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if ours.GPUs > theirs.GPUs || scenario == "S3" && times > 1 && ours.GPUs == theirs.GPUs {
 				t.Errorf("%s × %d: %d GPUs, parvagpu %d", scenario, times, ours.GPUs, theirs.GPUs)
 			}

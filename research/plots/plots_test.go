@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/research/evaluate"
 )
 
@@ -72,14 +73,10 @@ func inputs(t *testing.T, patterns ...string) {
 // is an error of theirs.
 func TestFigures(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "evaluation")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(dir, 0o755))
 	for _, name := range evaluate.Names() {
 		report := evaluate.Report{Version: 1, Figure: name}
-		if err := report.Write(filepath.Join(dir, name+".json")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, report.Write(filepath.Join(dir, name+".json")))
 	}
 	run(t, "plot.py", dir)
 }
@@ -93,9 +90,7 @@ func TestReportFields(t *testing.T) {
 	}
 	for _, file := range files {
 		f, err := os.Open(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		d := json.NewDecoder(f)
 		d.DisallowUnknownFields()
 		if err := d.Decode(&evaluate.Report{}); err != nil {

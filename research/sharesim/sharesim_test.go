@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // mixes are some of the evaluation's, with functions that are overloaded, and random ones of
@@ -42,9 +43,7 @@ func TestGuarantees(t *testing.T) {
 		{"no request waits for the balance", Rules{NeverWait: true}, false},
 	} {
 		reports, err := Simulate(mixes(c.rules), false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s := Summarize(c.name, reports)
 		t.Logf("%s: %d of %d functions below 99 %%, the worst has %.1f %%", c.name, s.Below, s.Functions, s.WorstPercent)
 		if (s.Below == 0) != c.holds {
@@ -76,9 +75,7 @@ func TestTurns(t *testing.T) {
 			mixes = append(mixes, m)
 		}
 		reports, err := Simulate(mixes, false)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		s := Summarize(c.name, reports)
 		t.Logf("%s: %d of %d functions below 99 %%, the worst has %.1f %%", c.name, s.Below, s.Functions, s.WorstPercent)
 		if (s.Below == 0) != c.holds {
@@ -93,13 +90,9 @@ func TestTurns(t *testing.T) {
 func TestRunRepeats(t *testing.T) {
 	m := RandomMix(7)
 	first, err := Run(m.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	second, err := Run(m.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i := range first {
 		if first[i].Good != second[i].Good || first[i].Demoted != second[i].Demoted || first[i].Requests == 0 {
 			t.Errorf("function %d: %+v, then %+v", i, first[i], second[i])
@@ -190,9 +183,7 @@ func TestReturnFromIdle(t *testing.T) {
 	returns.Phases = returns.Phases[1:] // the first is silence
 	c := Config{Functions: []Function{returns, evaluated("vgg19", 25*ms, 9000)}, Seed: 1, Duration: 20 * time.Second, Settle: 4 * time.Second}
 	results, err := Run(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r := results[0]; r.Requests < 8000 || r.Share() < 0.995 {
 		t.Errorf("%d of %d requests in time after each silence, want 99.5 %% of at least 8000", r.Good, r.Requests)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -116,9 +117,7 @@ func TestOneCPU(t *testing.T) {
 
 func threadTime(t *testing.T) time.Duration {
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts))
 	return time.Duration(ts.Nano())
 }
 

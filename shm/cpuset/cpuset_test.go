@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
@@ -14,9 +15,7 @@ import (
 func allowed(t *testing.T) []int {
 	t.Helper()
 	cpus, err := Allowed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if len(cpus) == 0 || !slices.IsSorted(cpus) {
 		t.Fatalf("this thread may run on %v", cpus)
 	}
@@ -27,9 +26,7 @@ func allowed(t *testing.T) []int {
 func where(t *testing.T) map[int]string {
 	t.Helper()
 	threads, err := Threads()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	found := map[int]string{}
 	for _, id := range threads {
 		if cpus, err := OfThread(id); err == nil {
@@ -69,9 +66,7 @@ func TestPin(t *testing.T) {
 		}
 	})
 	for _, cpus := range [][]int{all[len(all)-1:], all, all[:1]} {
-		if err := Pin(cpus); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, Pin(cpus))
 		found := where(t)
 		for id, list := range found {
 			if list != Format(cpus) {
@@ -83,9 +78,7 @@ func TestPin(t *testing.T) {
 				t.Errorf("thread %d is not among %v", id, found)
 			}
 		}
-		if err := Pin(nil); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, Pin(nil))
 		if now := allowed(t); !slices.Equal(now, cpus) {
 			t.Errorf("pinned to none it may run on %v, want %v still", now, cpus)
 		}
@@ -104,9 +97,7 @@ func TestPinThread(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := PinThread(0, all[:1]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, PinThread(0, all[:1]))
 	own, others := unix.Gettid(), 0
 	for id, list := range where(t) {
 		if want := Format(all); id != own && list == want {

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestMain(m *testing.M) {
@@ -19,9 +21,7 @@ func TestMeasureWake(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			samples, err := measure(50)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if len(samples) != 50 {
 				t.Fatalf("%d samples, want 50", len(samples))
 			}

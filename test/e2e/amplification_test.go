@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/wire"
 )
@@ -48,9 +49,7 @@ func (m *meter) listen(t *testing.T, want wire.Type, silence time.Duration) {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		m.received += headersBytes + n
 		if h, err := wire.DecodeHeader(b[:n]); err == nil {
 			m.types[h.Type]++
@@ -91,9 +90,7 @@ batches: [1, 2, 4, 8]
 slo: 2s
 decoder: {name: raw}
 `, name, size, outputs)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	host := newOutside(t)
@@ -107,9 +104,7 @@ functions:
 `, card("picture", "[416, 416, 3]", 1), card("small", "[1, 1, 1]", 1), card("boxes", "[1, 1, 1]", 550)))
 	port := func(function string) int {
 		f, err := nd.Function(function)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return f.Port
 	}
 	const quiet = 700 * time.Millisecond // longer than all deadlines

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
@@ -44,9 +45,7 @@ func TestFolderOfAnotherUser(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			temporary, other := t.TempDir(), t.TempDir()
 			folder := filepath.Join(temporary, "penstock-0")
-			if err := row.make(folder, other); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, row.make(folder, other))
 
 			up := exec.CommandContext(nodetest.Context(t), penstock, "up")
 			up.Env = append(os.Environ(), "TMPDIR="+temporary, "XDG_RUNTIME_DIR=")

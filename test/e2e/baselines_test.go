@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -68,9 +69,7 @@ func TestBaselines(t *testing.T) {
 				t.Errorf("%s; want %d right answers", got, n)
 			}
 			status, err := nd.Status()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			f, _ := status.Function("fn")
 			is := says{status.Mechanism, f.Change}
 			if !onGPU {
@@ -142,9 +141,7 @@ functions:
 		t.Errorf("process %d serves the neighbour, want %d still", now.PID, first.PID)
 	}
 	status, err := nd.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if status.Faults.Count != 0 || status.Device.Why != "" {
 		t.Errorf("status says %+v of %+v", status.Faults, status.Device)
 	}

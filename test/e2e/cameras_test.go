@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cameratest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/videotest"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -34,13 +35,9 @@ func cameraCard(t *testing.T, channels int) string {
 	t.Helper()
 	path := nodetest.Card(t, "digest", 1024)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	size := fmt.Sprintf("size: [%d, %d, %d]", cameraHeight, cameraWidth, channels)
-	if err := os.WriteFile(path, bytes.Replace(text, []byte("size: [1, 1024, 1]"), []byte(size), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, bytes.Replace(text, []byte("size: [1, 1024, 1]"), []byte(size), 1), 0o600))
 	return path
 }
 
@@ -82,18 +79,14 @@ func answersAt(t *testing.T) (address string, lines <-chan cameraAnswer) {
 func startProgram(t *testing.T, name string, arguments ...string) *os.File {
 	t.Helper()
 	out, in, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	command := exec.Command(name, arguments...)
 	command.Stdout = in
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	err = command.Start()
 	in.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		command.Process.Signal(syscall.SIGKILL)
 		command.Wait()
@@ -121,9 +114,7 @@ func cameraFrames(channels, n int) (frames [][]byte) {
 func clipOf(t *testing.T, frames [][]byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "clip.raw")
-	if err := os.WriteFile(path, bytes.Join(frames, nil), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, bytes.Join(frames, nil), 0o600))
 	return path
 }
 
@@ -189,9 +180,7 @@ func awaitRefusal(t *testing.T, nd *node.Node, name, why string) {
 func portOf(t *testing.T, nd *node.Node, name string) string {
 	t.Helper()
 	f, err := nd.Function(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return strconv.Itoa(f.Port)
 }
 
@@ -237,9 +226,7 @@ func TestCameraUYVY(t *testing.T) {
 	to, answers := answersAt(t)
 	nd := start(t, fmt.Sprintf("functions: [{name: face, port: 0, slo: 5s, format: rfc4175-uyvy, answers_to: \"%s\"}]\n", to))
 	photo := filepath.Join(t.TempDir(), "astronaut.jpg")
-	if err := os.WriteFile(photo, photoOf(t), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(photo, photoOf(t), 0o600))
 	startProgram(t, "ffmpeg", "-loglevel", "error", "-nostdin", "-re", "-loop", "1", "-framerate", "10", "-i", photo,
 		"-vf", "scale=128:128", "-pix_fmt", "uyvy422", "-c:v", "rawvideo", "-f", "rtp", "-rtpflags", "skip_rtcp",
 		fmt.Sprintf("rtp://127.0.0.1:%s?pkt_size=1370", portOf(t, nd, "face")))
@@ -282,9 +269,7 @@ func TestCameraUYVYOnGPU(t *testing.T) {
 	to, answers := answersAt(t)
 	nd := start(t, onGPU(cameraCard(t, 3), fmt.Sprintf("name: cam, slo: 20s, format: rfc4175-uyvy, answers_to: %q", to)), withGPU(t, false)...)
 	port, err := net.Dial("udp", "127.0.0.1:"+portOf(t, nd, "cam"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)

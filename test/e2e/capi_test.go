@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml"
@@ -57,9 +58,7 @@ var programs = sync.OnceValues(func() (string, error) {
 func programsIn(t *testing.T) string {
 	t.Helper()
 	dir, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return dir
 }
 
@@ -68,22 +67,16 @@ func programsIn(t *testing.T) string {
 func TestLibraryExports(t *testing.T) {
 	t.Parallel()
 	header, err := os.ReadFile("../../libml/capi/penstock.h")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var declared []string
 	for _, m := range regexp.MustCompile(`(?m)^[a-z].*?\b(penstock_\w+)\(.*\);$`).FindAllStringSubmatch(string(header), -1) {
 		declared = append(declared, m[1])
 	}
 	library, err := elf.Open(filepath.Join(programsIn(t), "libpenstock.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer library.Close()
 	symbols, err := library.DynamicSymbols()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var shown []string
 	for _, s := range symbols {
 		if s.Section != elf.SHN_UNDEF && elf.ST_TYPE(s.Info) == elf.STT_FUNC {
@@ -96,9 +89,7 @@ func TestLibraryExports(t *testing.T) {
 		t.Errorf("the library shows %v, and the header declares %v", shown, declared)
 	}
 	needs, err := library.ImportedLibraries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, name := range needs {
 		if !strings.HasPrefix(name, "libc.") && !strings.HasPrefix(name, "ld-linux") && !strings.HasPrefix(name, "libpthread.") && !strings.HasPrefix(name, "libdl.") {
 			t.Errorf("the library needs %s", name)
@@ -128,9 +119,7 @@ func TestHeaderCompiles(t *testing.T) {
 			continue
 		}
 		file := program + "." + language
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 		arguments = append(arguments, "-fsyntax-only", "-I../../libml/capi", file)
 		if out, err := exec.Command(arguments[0], arguments[1:]...).CombinedOutput(); err != nil {
 			t.Errorf("%v: %v\n%s", arguments, err, out)
@@ -156,13 +145,9 @@ func fashionTwins() (string, error) {
 func TestExamplePTX(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.cu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ptx, err := os.ReadFile("../../examples/c/fashion.ptx")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, _, _ := strings.Cut(string(ptx), "\n")
 	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
 		t.Errorf("fashion.ptx says %q, and fashion.cu is %s: `make ptx`", first, hash)
@@ -173,17 +158,13 @@ func TestExamplePTX(t *testing.T) {
 func TestExampleDeviceLoss(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	before, _, found := strings.Cut(string(source), "return PENSTOCK_DEVICE_LOST;")
 	_, cases, _ := strings.Cut(before, "return PENSTOCK_OUT_OF_MEMORY;")
 	listed := map[int]bool{}
 	for _, m := range regexp.MustCompile(`case (\d+):`).FindAllStringSubmatch(cases, -1) {
 		code, err := strconv.Atoi(m[1])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		listed[code] = true
 	}
 	if !found || len(listed) == 0 {
@@ -200,14 +181,10 @@ func TestExampleDeviceLoss(t *testing.T) {
 func exampleCard(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile("../../examples/c/" + name + ".yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	card := strings.NewReplacer("../../bin/examples/c", programsIn(t), "fashion.weights", absolute(t, "../../examples/c/fashion.weights")).Replace(string(text))
 	path := filepath.Join(t.TempDir(), name+".yaml")
-	if err := os.WriteFile(path, []byte(card), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(card), 0o600))
 	return path
 }
 
@@ -273,27 +250,19 @@ func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list 
 func answersAsONNXRuntime(t *testing.T, nd *node.Node, function string, n int) {
 	t.Helper()
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	reference, err := reference.New(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reference.Close()
 	pictures, _, err := zoo.FashionTest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pictures = pictures[:n]
 	got, batches := ask(t, nd, function, pictures)
 	comparer := comparing.Comparer{Tolerance: comparing.Default}
 	wrong := 0
 	for i, p := range pictures {
 		payload, kind, err := reference.Answer(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := comparer.Compare(got[i], comparing.Answer{Kind: wire.Kind(kind), Payload: payload}); err != nil {
 			if wrong++; wrong <= 5 {
 				t.Errorf("picture %d: %v", i, err)
@@ -383,9 +352,7 @@ func TestCallbackExits(t *testing.T) {
 			nd := start(t, unconfined+oneFunction(digestCard(t, role+"="+file)))
 			active, shadow := nodetest.Serving(t, nd, "fn")
 			got := stream(t, nd, 600, func() {
-				if err := os.WriteFile(file, nil, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(file, nil, 0o600))
 			})
 			if got.Lost > 0 || got.Wrong > 0 || got.By[client.StatusFailed] == 0 || got.By[client.StatusFailed] > 8 {
 				t.Errorf("%s; want every request answered right, but for one batch", got)
@@ -408,9 +375,7 @@ func TestCTerminated(t *testing.T) {
 			nd := start(t, oneFunction(digestCard(t, "stage")))
 			active, _ := nodetest.Serving(t, nd, "fn")
 			got := stream(t, nd, 500, func() {
-				if err := syscall.Kill(active.PID, signal); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, syscall.Kill(active.PID, signal))
 			})
 			allAnswered(t, got, 500)
 			wait.For(t, "another process to serve", func() bool {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/capturefile"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/wire"
 )
@@ -36,9 +37,7 @@ func captured(t *testing.T, port, n int) string {
 	}
 	path := filepath.Join(t.TempDir(), "capture.pcap")
 	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Close()
 	capturefile.Write(t, file, datagrams)
 	return path
@@ -52,9 +51,7 @@ aggregate: {slots: 256, deadline: 1s} # room for all, should this machine stand 
 functions: [{name: fn, model: %s, port: 0, slo: 20s}]
 `, nodetest.Card(t, "digest", small)))
 	f, err := nd.Function("fn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := run(t, nd.Dir, "load", "--capture", captured(t, f.Port, n), "-o", "json")
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -61,9 +62,7 @@ func TestActiveKilled(t *testing.T) {
 		t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
 	}
 	f, err := nd.Function("fn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	last := f.Instances[0].LastFailure
 	if last == nil || last.PID != active.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
 		t.Errorf("last failure %+v, want how process %d was killed", last, active.PID)
@@ -139,9 +138,7 @@ functions:
 	wait.For(t, "the old processes to end", func() bool {
 		return !nodetest.Alive(active.PID) && !nodetest.Alive(shadow.PID)
 	})
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 	got := stream(t, nd, 200, func() {})
 	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers from the new manager", got)
@@ -169,9 +166,7 @@ func newManager(t *testing.T, nd *node.Node) {
 		}
 		return false
 	})
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 }
 
 // An error in the configuration is one line in the log, also if a crash follows.
@@ -181,18 +176,14 @@ func TestEditUnreadable(t *testing.T) {
 	nd := start(t, oneFunction(card))
 	edit := func(text string) {
 		t.Helper()
-		if err := os.WriteFile(nd.Config, []byte(fmt.Sprintf("http: %s\ngateway: off\n%s", nd.HTTP, text)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(nd.Config, []byte(fmt.Sprintf("http: %s\ngateway: off\n%s", nd.HTTP, text)), 0o600))
 	}
 	has := func(name string) func() bool {
 		return func() bool { _, err := nd.Function(name); return err == nil }
 	}
 	edit(oneFunction(card) + fmt.Sprintf("  - {name: edited, model: %s, port: 0}\n", card))
 	wait.For(t, "the edit to be followed", has("edited"))
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 	if out, err := run(t, nd.Dir, "if", "add", "told", "--model", nodetest.Card(t, "other", small)); err != nil {
 		t.Fatalf("add: %v\n%s", err, out)
 	}
@@ -270,9 +261,7 @@ func TestChangesOutliveManager(t *testing.T) {
 	wait.For(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
 
 	// A damaged record is ignored.
-	if err := os.Truncate(filepath.Join(nd.Dir, control.RecordFile), 100); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(filepath.Join(nd.Dir, control.RecordFile), 100))
 	newManager(t, nd)
 	for name, want := range map[string]bool{"fn": true, "gone": true, "second": false} {
 		if _, err := nd.Function(name); (err == nil) != want {

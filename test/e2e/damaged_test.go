@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/zoo"
@@ -21,22 +22,14 @@ import (
 func copyModel(t *testing.T, name string, version int) (card string, requestBytes int) {
 	t.Helper()
 	original, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	dir := filepath.Join(t.TempDir(), name)
-	if err := os.CopyFS(dir, os.DirFS(original.Dir)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(dir, os.DirFS(original.Dir)))
 	card = filepath.Join(dir, filepath.Base(original.File))
 	text, err := os.ReadFile(card)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text = bytes.Replace(text, []byte("\nversion: 1\n"), fmt.Appendf(nil, "\nversion: %d\n", version), 1)
-	if err := os.WriteFile(card, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(card, text, 0o600))
 	return card, original.Input.WireBytes()
 }
 
@@ -59,14 +52,10 @@ func TestWorkerDamagedModel(t *testing.T) {
 			card, _ := copyModel(t, "face", 1)
 			return errors.Join(os.Rename(file, file+".away"), os.Rename(filepath.Join(filepath.Dir(card), "model.onnx"), file))
 		}, func(t *testing.T, _ *node.Node, file string) {
-			if err := os.Rename(file+".away", file); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(file+".away", file))
 		}},
 		{"removed, then put back", func(file string) error { return os.Rename(file, file+".away") }, func(t *testing.T, _ *node.Node, file string) {
-			if err := os.Rename(file+".away", file); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(file+".away", file))
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -94,9 +83,7 @@ functions:
 			})
 
 			file := filepath.Join(filepath.Dir(card), "model.onnx")
-			if err := c.damage(file); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.damage(file))
 			if status, _ := askPicture(t, clients["fn"], size, 1); status != client.StatusFailed {
 				t.Errorf("a request of the damaged model ends %v, want failed", status)
 			}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/null"
@@ -66,9 +67,7 @@ func local(t *testing.T, to string, addresses, ports int) (all []net.Conn) {
 			from := netip.AddrFrom4([4]byte{127, 0, 1, byte(1 + a)})
 			dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
 			c, err := dialer.Dial("udp", to)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() { c.Close() })
 			all = append(all, c)
 		}
@@ -181,9 +180,7 @@ func TestFairnessWithoutProof(t *testing.T) {
 	host := newOutside(t)
 	nd := start(t, fairNode(t, "0.0.0.0"))
 	f, err := nd.Function("fn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var sockets []net.Conn
 	for range 200 {
 		sockets = append(sockets, host.socket(t, f.Port))

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -42,9 +43,7 @@ func TestFolderRemoved(t *testing.T) {
 			removed := time.Now()
 			if err := row.remove(nd.Dir); err != nil { // the node has restored it meanwhile
 				t.Logf("remove again after: %v", err)
-				if err := row.remove(nd.Dir); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, row.remove(nd.Dir))
 			}
 			// The node checks every 500 ms and may find the folder in part removed, each time.
 			checks := 2 + int(time.Since(removed)/(500*time.Millisecond))
@@ -72,9 +71,7 @@ func TestFolderRemoved(t *testing.T) {
 			if n := nodetest.Metric(t, nd, "penstock_runtime_folder_restored_total"); n < 1 || n > float64(checks) {
 				t.Errorf("the metric counts %v, want 1 to %d", n, checks)
 			}
-			if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, nd.WaitReady(nodetest.Context(t)))
 			if says := readiness(t, nd); !strings.Contains(says, "restored ") {
 				t.Errorf("/readyz says %q, want that the folder was restored", says)
 			}
@@ -90,13 +87,9 @@ func startApart(t *testing.T, config string) *node.Node {
 	t.Helper()
 	at := freePort(t)
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, fmt.Appendf(nil, "http: %s\n%s", at, config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, fmt.Appendf(nil, "http: %s\n%s", at, config), 0o600))
 	nd, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, ConfigFile: path, HTTP: at})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		nd.Kill()
 		if t.Failed() {
@@ -109,13 +102,9 @@ func startApart(t *testing.T, config string) *node.Node {
 func readiness(t *testing.T, nd *node.Node) string {
 	t.Helper()
 	response, err := http.Get("http://" + nd.HTTP.String() + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return string(text)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -64,9 +65,7 @@ func TestAddRemove(t *testing.T) {
 	if got.By[client.StatusOK] != 400 {
 		t.Errorf("%s; want 400 ok beside the addition", got)
 	}
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "second") || !strings.Contains(out, "other v1") || !strings.Contains(out, "serves") {
 		t.Errorf("list: %v\n%s", err, out)
 	}
@@ -99,14 +98,10 @@ func TestEdit(t *testing.T) {
 	card := nodetest.Card(t, "digest", small)
 	nd := start(t, oneFunction(card))
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	edit := func(more string) {
 		t.Helper()
-		if err := os.WriteFile(nd.Config, append(text[:len(text):len(text)], more...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(nd.Config, append(text[:len(text):len(text)], more...), 0o600))
 	}
 	edit(fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card))
 	wait.For(t, "the added function", func() bool {
@@ -138,13 +133,9 @@ func TestCheckRunningNode(t *testing.T) {
 	}
 
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	other := filepath.Join(t.TempDir(), "other.yaml")
-	if err := os.WriteFile(other, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(other, text, 0o600))
 	if out, err := run(t, t.TempDir(), "check", other); err == nil || !strings.Contains(out, "port 15905 is in use") {
 		t.Errorf("check of another configuration: %v\n%s", err, out)
 	}
@@ -157,9 +148,7 @@ func TestIfAddSave(t *testing.T) {
 		t.Fatalf("add: %v\n%s", err, out)
 	}
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, want := range []string{"# the end", "  - name: kept\n", "slo: 3s", "pictures: 6/min"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the file does not have %q:\n%s", want, text)
@@ -175,9 +164,7 @@ func TestIfAddSave(t *testing.T) {
 		t.Errorf("list: %v\n%s", err, out)
 	}
 	// An invalid file changes neither itself nor the node.
-	if err := os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600))
 	nodetest.Logged(t, nd, "configuration rejected; keeping the last one")
 	failsInOneLine(t, nd, []string{"save function", "the node ignores", "slab.size"}, "if", "add", "third", "--model", card, "--save")
 	if _, err := nd.Function("third"); err == nil {
@@ -194,15 +181,11 @@ func TestEditsUnderLoad(t *testing.T) {
 	nd := start(t, entry("port: 0, slo: 5s, share_percent: 30"), "PENSTOCK_NULL=busy=1ms")
 	nodetest.Serving(t, nd, "fn")
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	head := string(text[:strings.Index(string(text), "shares:")]) // the lines that the harness wrote
 	got := stream(t, nd, 400, func() {
 		edited := head + "# a comment\n" + entry("port: 0, slo: 4s, share_percent: 60")
-		if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(nd.Config, []byte(edited), 0o600))
 		wait.For(t, "the edit to be followed", func() bool {
 			f, err := nd.Function("fn")
 			return err == nil && f.SLOMillis == 4000 && f.SharePercent == 60
@@ -246,12 +229,8 @@ func secondVersion(t *testing.T) string {
 	t.Helper()
 	path := nodetest.Card(t, "digest", small)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "version: 1", "version: 2", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(path, []byte(strings.Replace(string(text), "version: 1", "version: 2", 1)), 0o600))
 	return path
 }
 
@@ -260,9 +239,7 @@ func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 	t.Helper()
 	c := nodetest.Dial(t, nd, function, client.Options{Timeout: patience})
 	r, err := c.Do(nodetest.Context(t), nodetest.Picture(small, 1), client.RequestOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r.ModelVersion
 }
 
@@ -279,9 +256,7 @@ func TestReplaceOtherSize(t *testing.T) {
 func TestStartErrors(t *testing.T) {
 	t.Parallel()
 	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer taken.Close()
 	port := taken.LocalAddr().(*net.UDPAddr).Port
 	card := nodetest.Card(t, "digest", small)
@@ -307,9 +282,7 @@ func TestStartErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "config.yaml")
-			if err := os.WriteFile(file, []byte("http: 127.0.0.1:0\ngateway: off\n"+c.config+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte("http: 127.0.0.1:0\ngateway: off\n"+c.config+"\n"), 0o600))
 			started := time.Now()
 			out, err := run(t, dir, "up", "--config", file)
 			if err == nil {
@@ -343,15 +316,11 @@ batches: [1]
 slo: 1s
 decoder: {name: topk, k: 5}
 `, absolute(t, "../../models/zoo/fashion/model.onnx"))
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	refuses(t, nd, "wrong", file, "28, 28]", "28, 32]")
 	response, err := http.Get("http://" + nd.HTTP.String() + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if response.Body.Close(); response.StatusCode != http.StatusOK {
 		t.Errorf("readyz after a failed addition: %s, want 200", response.Status)
 	}
@@ -386,9 +355,7 @@ func TestEditMisspelt(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	wrong := "functions:\n  - {name: fm, model: nosuch, port: 0}\n"
-	if err := os.WriteFile(nd.Config, []byte(wrong), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(nd.Config, []byte(wrong), 0o600))
 	nodetest.Logged(t, nd, `unknown model \"nosuch\"`)
 	if got := stream(t, nd, 50, func() {}); got.By[client.StatusOK] != 50 {
 		t.Errorf("%s; want 50 ok of the function that was there", got)
@@ -405,14 +372,10 @@ func TestEditInvalid(t *testing.T) {
 	second := fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card)
 	nd := start(t, oneFunction(card)+second)
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	edited := strings.Replace(strings.Replace(string(text), second, "", 1), "{name: fn,", "{name: fn, receivers: 2,", 1) +
 		fmt.Sprintf("  - {name: third, model: %s, port: 0}\n", card)
-	if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(nd.Config, []byte(edited), 0o600))
 	nodetest.Logged(t, nd, "reconfigure function fn")
 	for name, want := range map[string]bool{"fn": true, "second": true, "third": false} {
 		if _, err := nd.Function(name); (err == nil) != want {
@@ -438,9 +401,7 @@ func TestRollback(t *testing.T) {
 	if out, err := run(t, nd.Dir, "if", "replace", "fn", brokenCard(t)); err == nil || !strings.Contains(out, "bad.onnx") {
 		t.Errorf("replacing with a broken model: %v, said:\n%s\nwant why it failed", err, out)
 	}
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 	got := stream(t, nd, 100, func() {})
 	if got.By[client.StatusOK] != 100 || got.Wrong > 0 {
 		t.Errorf("%s; want 100 right answers of the old model", got)
@@ -454,13 +415,9 @@ func TestReplaceBrokenModel(t *testing.T) {
 	t.Parallel()
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	text = fmt.Appendf(text, "  - {name: second, model: %s, port: 0}\n", brokenCard(t))
-	if err := os.WriteFile(nd.Config, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(nd.Config, text, 0o600))
 	nodetest.Logged(t, nd, "load model bad")
 	if out, err := run(t, nd.Dir, "if", "replace", "second", nodetest.Card(t, "digest", small)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
@@ -481,9 +438,7 @@ func TestAddInterrupted(t *testing.T) {
 		c := exec.CommandContext(nodetest.Context(t), penstock, "if", "add", name, "--model", card, "--runtime-dir", nd.Dir)
 		out := &strings.Builder{}
 		c.Stdout, c.Stderr = out, out
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.Start())
 		wait.For(t, name+" to be added", func() bool {
 			_, err := nd.Function(name)
 			return err == nil
@@ -524,9 +479,7 @@ func TestAddInterrupted(t *testing.T) {
 	}
 	wait.For(t, "the function that can start to serve", func() bool {
 		f, err := nd.Function(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		_, serves := f.Instances[0].Serving()
 		return serves
 	})
@@ -538,19 +491,13 @@ func TestRename(t *testing.T) {
 	port := int(freePort(t).Port())
 	nd := start(t, fmt.Sprintf("functions:\n  - {name: before, model: %s, port: %d}\n", card, port))
 	text, err := os.ReadFile(nd.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(nd.Config, []byte(strings.Replace(string(text), "before", "after", 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(nd.Config, []byte(strings.Replace(string(text), "before", "after", 1)), 0o600))
 	wait.For(t, "the function under its new name", func() bool {
 		f, err := nd.Function("after")
 		return err == nil && f.Port == port
 	})
 
 	// A manager that is asked to exit before the function has a process waits 20 s for one.
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 }

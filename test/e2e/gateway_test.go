@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	pictures "github.com/penstock/penstock/models/picture"
@@ -49,9 +50,7 @@ func gatewayReady(url string) bool {
 func photoOf(t *testing.T) []byte {
 	t.Helper()
 	content, err := fs.ReadFile(zoo.PictureFS(), "astronaut.jpg")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return content
 }
 
@@ -69,13 +68,9 @@ func TestGateway(t *testing.T) {
 	nd, url := startWithGateway(t)
 	photo := photoOf(t)
 	file := filepath.Join(t.TempDir(), "astronaut.jpg")
-	if err := os.WriteFile(file, photo, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, photo, 0o600))
 	text, err := exec.Command(penstock, "infer", "--runtime-dir", nd.Dir, "-o", "json", "face", file).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var direct found
 	if err := json.Unmarshal(text, &direct); err != nil || len(direct.Found) != 1 || direct.Found[0].Label != "face" {
 		t.Fatalf("penstock infer: %s, %v", text, err)
@@ -84,14 +79,10 @@ func TestGateway(t *testing.T) {
 	infer := func() {
 		t.Helper()
 		response, err := http.Post(url+"/v2/models/face/infer", "image/jpeg", bytes.NewReader(photo))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer response.Body.Close()
 		text, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		box := direct.Found[0].Box
 		if want := fmt.Sprintf(`"data":[%d,%d,%d,%d]`, box[0], box[1], box[2], box[3]); !strings.Contains(string(text), want) {
 			t.Errorf("%s %s, want the box of penstock infer, %s", response.Status, text, want)
@@ -110,16 +101,12 @@ func TestGateway(t *testing.T) {
 func TestGatewayPriority(t *testing.T) {
 	nd, url := startWithGateway(t)
 	response, err := http.Post(url+"/v2/models/face/infer", "image/jpeg", bytes.NewReader(photoOf(t))) // more threads
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	response.Body.Close()
 	checked := 0
 	for _, p := range nodetest.Processes(nd.Dir) {
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.PID))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, thread := range threads {
 			id, _ := strconv.Atoi(thread.Name())
 			raw, err := unix.Getpriority(unix.PRIO_PROCESS, id)
@@ -151,14 +138,10 @@ func TestTritonClient(t *testing.T) {
 	}
 	_, url := startWithGateway(t)
 	photo, err := pictures.Decode(t.Context(), photoOf(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Letterbox)
 	file := filepath.Join(t.TempDir(), "picture")
-	if err := os.WriteFile(file, pixels, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, pixels, 0o600))
 	command := exec.Command(python, "testdata/triton.py", strings.TrimPrefix(url, "http://"), "face", file)
 	var stderr bytes.Buffer
 	command.Stderr = &stderr

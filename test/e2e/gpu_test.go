@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -56,9 +57,7 @@ func withGPU(t *testing.T, mps bool) []string {
 	}
 	// On an H200 a process takes half a gigabyte before it does anything.
 	cache, err := cudafake.Cache(filepath.Dir(driver))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30)), cache}
 	if mps {
 		environment = append(environment, "PATH="+filepath.Dir(driver)+":"+os.Getenv("PATH"))
@@ -118,18 +117,14 @@ func active(in control.InstanceStatus) control.ProcessStatus {
 
 func share(t *testing.T, n *node.Node, function string, percent float64) {
 	t.Helper()
-	if err := n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}))
 }
 
 func TestGPUSharesMove(t *testing.T) {
 	nd := start(t, onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50", "name: other, share_percent: 50"), withGPU(t, true)...)
 	before := onGroups(t, nd, "fn", "other")
 	status, err := nd.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if status.Mechanism != "mps" || status.Device == nil || status.Device.SMs != 132 {
 		t.Fatalf("shares are held by %q on %+v, want mps on 132 multiprocessors", status.Mechanism, status.Device)
 	}
@@ -186,9 +181,7 @@ func TestGPUFault(t *testing.T) {
 		withGPU(t, true)...)
 	faults := func() control.FaultStatus {
 		status, err := nd.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return status.Faults
 	}
 	got := nodetest.NewAnswers()
@@ -244,9 +237,7 @@ func TestTimeSharing(t *testing.T) {
 	t.Parallel()
 	nd := start(t, onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
 	status, err := nd.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if status.Mechanism != "time-slicing" || status.Device == nil || !strings.Contains(status.Device.Why, "MPS") || len(status.Device.GroupSMs) > 0 {
 		t.Errorf("mechanism %q, device %+v; want it to say that MPS is missing", status.Mechanism, status.Device)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
@@ -24,9 +25,7 @@ func TestGPUDemo(t *testing.T) {
 		text += fmt.Sprintf("  - {name: %s, model: %s, port: 0}\n", name, nodetest.Card(t, name, small))
 	}
 	functions := filepath.Join(t.TempDir(), "functions.yaml")
-	if err := os.WriteFile(functions, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(functions, []byte(text), 0o600))
 	folder := t.TempDir()
 	cmd := exec.CommandContext(longContext(t), penstock, "demo", "--device", "cuda", "--functions", functions, "--out", folder, "--duration", "4s")
 	cmd.Env = append(os.Environ(), withGPU(t, true)...)
@@ -46,9 +45,7 @@ func TestGPUDemo(t *testing.T) {
 
 	// The node uses all CPUs, although the load is pinned to some of them.
 	log, err := os.ReadFile(filepath.Join(folder, "penstock.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	_, cpus := orchestrator.IFCPUs(0)
 	want := fmt.Sprintf(`"cpus":[%s]`, strings.ReplaceAll(strings.Trim(fmt.Sprint(cpus), "[]"), " ", ","))
 	if n := strings.Count(string(log), want); n != 1 {
@@ -59,14 +56,10 @@ func TestGPUDemo(t *testing.T) {
 // A node on a GPU whose stream priorities do not hold divides the GPU, and says so.
 func TestGPUWithoutPriorities(t *testing.T) {
 	turns, err := os.CreateTemp("/dev/shm", "turns-") // the sandbox lets processes write there
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	turns.Close()
 	t.Cleanup(func() { os.Remove(turns.Name()) })
-	if err := os.Chmod(turns.Name(), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(turns.Name(), 0o666))
 	for _, c := range []struct {
 		name     string
 		shares   string
@@ -106,14 +99,10 @@ func startMeasured(t *testing.T, config string, environment ...string) (*node.No
 	for attempt := 1; ; attempt++ {
 		nd := start(t, config, environment...)
 		status, err := nd.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if status.Device.Priorities != nil || attempt == maxAttempts {
 			return nd, status
 		}
-		if err := nd.Stop(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, nd.Stop())
 	}
 }

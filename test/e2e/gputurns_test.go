@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -126,9 +127,7 @@ func TestGPUTurnStopped(t *testing.T) {
 	for !keptGPU(log, active.PID) {
 		stream(t, nd, 20, func() {})
 	}
-	if err := syscall.Kill(active.PID, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(active.PID, syscall.SIGSTOP))
 	got := stream(t, nd, 200, func() {})
 	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)

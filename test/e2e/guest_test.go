@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/swaptest"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -43,12 +44,8 @@ func startGuest(t *testing.T, nd *node.Node, script string, flags ...string) *gu
 	g.cmd.Stderr = &g.stderr
 	g.cmd.WaitDelay = patience
 	stdout, err := g.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := g.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, g.cmd.Start())
 	t.Cleanup(func() {
 		g.cmd.Process.Kill()
 		g.cmd.Wait()
@@ -290,9 +287,7 @@ func TestGuestWaits(t *testing.T) {
 	t.Parallel()
 	swaptest.Require(t)
 	dir, err := swapLibrary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf(
 		"hang_timeout: 1m\nfunctions: [{name: fn, model: %s, port: 0, environment: {PENSTOCK_NULL: \"hang_after=100\"}}]\n",
 		nodetest.Card(t, "digest", small)), withGPU(t, false)...)
@@ -339,9 +334,7 @@ func TestSwappingGuests(t *testing.T) {
 	t.Parallel()
 	swaptest.Require(t)
 	dir, err := swapLibrary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	nd := start(t, "device: cuda\n"+unconfined+fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]\n", nodetest.Card(t, "digest", small)),
 		withGPU(t, false)...)
 	nodetest.Serving(t, nd, "fn")
@@ -365,13 +358,9 @@ func TestSwappingGuests(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			folder := t.TempDir()
 			gpu, input := filepath.Join(folder, "gpu"), filepath.Join(folder, "input")
-			if err := syscall.Mkfifo(input, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, syscall.Mkfifo(input, 0o600))
 			line, err := os.OpenFile(input, os.O_RDWR, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer line.Close()
 			// With this argument a guest has 12 MiB. That is little, because it gets idle CPU time only.
 			script := func(how string) string {

@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -77,9 +78,7 @@ func parallel() {
 func freePort(t testing.TB) netip.AddrPort {
 	t.Helper()
 	at, err := freeport.Find()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return at
 }
 
@@ -126,26 +125,20 @@ func programCard(t *testing.T, program string, arguments ...string) string {
 	t.Helper()
 	path := nodetest.Card(t, "digest", small)
 	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	words := append([]string{program}, arguments...)
 	for i, w := range words {
 		words[i] = strconv.Quote(w)
 	}
 	command := "command: [" + strings.Join(words, ", ") + "]"
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600))
 	return path
 }
 
 func absolute(t *testing.T, path string) string {
 	t.Helper()
 	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return path
 }
 

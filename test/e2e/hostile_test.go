@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/shm"
 )
@@ -79,9 +80,7 @@ func play(role string) int {
 func TestHostileProcess(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	good := nodetest.Card(t, "digest", small)
 	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(good)+
 		fmt.Sprintf("  - {name: bad, model: %s, port: 0, share_percent: 20, environment: {%s: %s}}\n", programCard(t, self), roleVariable, roleScribble))

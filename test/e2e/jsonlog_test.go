@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -131,9 +132,7 @@ func (l *lines) check(t testing.TB) (records int) {
 func TestLogIsJSON(t *testing.T) {
 	var log lines
 	nd, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, Config: oneFunction(nodetest.Card(t, "digest", small)), Log: &log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(nd.Kill)
 	pids := map[string]int{}
 	for _, p := range nodetest.Processes(nd.Dir) {
@@ -158,9 +157,7 @@ func TestLogIsJSON(t *testing.T) {
 		{"tcp", nd.HTTP.String()}, {"unix", nd.Dir + "/admin.sock"}, {"unixpacket", nd.Dir + "/attach.sock"}, {"unix", nd.Dir + "/manager.sock"},
 	} {
 		c, err := net.DialTimeout(address.network, address.name, patience)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer c.Close()
 	}
 	for _, p := range nodetest.Processes(nd.Dir) {
@@ -177,18 +174,14 @@ func TestLogIsJSON(t *testing.T) {
 			t.Fatalf("%s: %v", command, err)
 		}
 	}
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 
 	// The last message of a function's process is that its manager has ended. The orchestrator
 	// relays it, but only while the orchestrator lives, because it ends the processes of a dead
 	// manager.
 	syscall.Kill(pids["manager"], syscall.SIGKILL)
 	wait.For(t, "up to miss its manager", func() bool { return strings.Contains(log.String(), "child ended") })
-	if err := nd.WaitReady(nodetest.Context(t)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, nd.WaitReady(nodetest.Context(t)))
 	if err := nd.Stop(); err != nil {
 		t.Error(err)
 	}

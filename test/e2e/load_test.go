@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/node"
@@ -24,12 +25,8 @@ func load(t *testing.T, n *node.Node, said func(line string), arguments ...strin
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout = &stdout
 	pipe, err := cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, cmd.Start())
 	for lines := bufio.NewScanner(io.TeeReader(pipe, &stderr)); lines.Scan(); {
 		said(lines.Text())
 	}

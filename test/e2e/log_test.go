@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
@@ -37,9 +38,7 @@ func says(t *testing.T, arguments ...string) string {
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "node.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -48,9 +47,7 @@ func write(t *testing.T, text string) string {
 func TestLogLastError(t *testing.T) {
 	t.Parallel()
 	taken, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer taken.Close()
 	card := nodetest.Card(t, "digest", small)
 	wrong := write(t, "htp: 127.0.0.1:0\ndrain_timeout: soon\n")
@@ -123,16 +120,12 @@ func startLogging(t *testing.T) *logging {
 	n := &logging{T: t, dir: t.TempDir(), page: freePort(t).String()}
 	config := write(t, fmt.Sprintf("http: %s\n%s", n.page, oneFunction(nodetest.Card(t, "digest", small))))
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.reader = reader
 	t.Cleanup(func() { reader.Close() })
 	n.up = exec.Command(penstock, "up", "--config", config, "--runtime-dir", n.dir)
 	n.up.Stdout, n.up.Stderr = writer, writer
-	if err := n.up.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.up.Start())
 	t.Cleanup(func() { n.up.Process.Kill() })
 	writer.Close()
 	return n

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
@@ -69,12 +70,8 @@ func TestSameConfiguration(t *testing.T) {
 	config := nd.Config
 	other := filepath.Join(t.TempDir(), "other.yaml")
 	text, err := os.ReadFile(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(other, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(other, text, 0o600))
 	for name, c := range map[string]struct {
 		arguments []string
 		want      string

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -243,9 +244,7 @@ func TestOrchestratorKilledInSwap(t *testing.T) {
 	f.checkGap(t, "nothing killed")
 	swaps := func() uint64 {
 		s, err := nd.Function("face")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return s.Swaps
 	}
 	for i, delay := range []time.Duration{0, 2, 5, 10, 20, 40, 80} {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // The addresses of a cable between this machine and an outside host.
@@ -56,9 +57,7 @@ func newOutside(t *testing.T) *outside {
 	here, there := fmt.Sprintf("pse%d", os.Getpid()), "out0"
 	ip := func(arguments ...string) {
 		t.Helper()
-		if err := runIP(arguments...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, runIP(arguments...))
 	}
 	ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", path)
 	t.Cleanup(func() { runIP("link", "del", here) })
@@ -101,9 +100,7 @@ func (o *outside) socket(t *testing.T, port int) (c net.Conn) {
 	t.Helper()
 	var err error
 	o.do(func() { c, err = net.Dial("udp", atNode(port)) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -115,9 +112,7 @@ func (o *outside) dial(t *testing.T, port int, options client.Options) (c *clien
 	o.do(func() {
 		c, err = client.Dial(context.Background(), atNode(port), options)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }

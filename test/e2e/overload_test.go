@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/libml/null"
 	"github.com/penstock/penstock/loadgen"
@@ -27,18 +28,14 @@ functions:
   - {name: fn, model: %s, port: 0, slo: %v, environment: {%s: sleep=40ms}}
 `, nodetest.Card(t, "small", small), objective, null.Variable))
 	set, err := pictures.NewLabelled([][]byte{make([]byte, small)}, []int{pictures.NoLabel})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	offer := func(perSecond float64) loadgen.FunctionReport {
 		t.Helper()
 		report, err := loadgen.Run(t.Context(), loadgen.Spec{Warmup: time.Second, Duration: 3 * time.Second, Seed: 1, Functions: []loadgen.Function{{
 			Name: "fn", Addr: nodetest.Address(t, nd, "fn"), SLO: objective, PerSecond: perSecond,
 			Arrivals: arrival.Process{Shape: arrival.Poisson}, Pictures: set,
 		}}}, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		f := report.Functions[0]
 		t.Logf("%.0f/s: %.0f/s in time, p99 %.1f ms, batch %.1f; %d late, %d of them dropped, %d busy, %d incomplete, %d unanswered",
 			perSecond, f.GoodputRPS, f.P99Millis, f.MeanBatch, f.Late, f.Dropped, f.Busy, f.Incomplete, f.Unanswered)

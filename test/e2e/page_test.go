@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
@@ -52,21 +53,15 @@ func TestPage(t *testing.T) {
 	nd, url := startWithGateway(t, "publish: [{name: hook, kind: webhook, address: 'http://127.0.0.1:1/'}]\n")
 	photo := photoOf(t)
 	response, err := http.Post(url+"/v2/models/face/infer", "image/jpeg", bytes.NewReader(photo))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	response.Body.Close()
 	dir := t.TempDir()
 	file, video := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mjpeg")
 	for _, path := range []string{file, video} {
-		if err := os.WriteFile(path, photo, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, photo, 0o600))
 	}
 	text, err := exec.Command(penstock, "infer", "--runtime-dir", nd.Dir, "-o", "json", "face", file).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var direct found
 	if err := json.Unmarshal(text, &direct); err != nil || len(direct.Found) != 1 {
 		t.Fatalf("%s, %v", text, err)
@@ -77,22 +72,14 @@ func TestPage(t *testing.T) {
 		screenshots = kept
 	}
 	script, err := filepath.Abs("../browser/page.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	command := exec.CommandContext(longContext(t), "node", script, modules, url, "face", screenshots, video)
 	command.Stderr = os.Stderr
 	in, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	out, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, command.Start())
 	var steps []string
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		var s pageStep

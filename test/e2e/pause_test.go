@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -98,9 +99,7 @@ func pids(t *testing.T, nd *node.Node) (own, functions []int) {
 		own = append(own, p.PID)
 	}
 	status, err := nd.Status()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, f := range status.Functions {
 		for _, in := range f.Instances {
 			for _, p := range in.Processes {

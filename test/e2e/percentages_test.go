@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -38,9 +39,7 @@ functions:
 	if f.Instances[0].LastFailure == nil || f.Instances[0].LastFailure.Generation < 3 || f.Lost > 0 {
 		t.Errorf("%+v, want several processes that found their answers wrong", f)
 	}
-	if err := first.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.Stop())
 
 	second := start(t, config, environment...)
 	for name, in := range rightly(t, second) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	pictures "github.com/penstock/penstock/models/picture"
@@ -33,9 +34,7 @@ type wallEvent struct {
 func TestPictures(t *testing.T) {
 	nd, url := startWithGateway(t)
 	photo, err := pictures.Decode(t.Context(), photoOf(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	pixels, _ := pictures.Resize(photo, pictures.Size{Height: 128, Width: 128, Channels: 3}, pictures.Letterbox)
 
 	// A client sends the photo, one request after the other, while a page is open.
@@ -54,9 +53,7 @@ func TestPictures(t *testing.T) {
 	}()
 	defer func() { close(stop); <-stopped }()
 	response, err := http.Get(url + "/api/events")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer response.Body.Close()
 	lines := bufio.NewScanner(response.Body)
 	lines.Buffer(nil, 1<<20)
@@ -64,9 +61,7 @@ func TestPictures(t *testing.T) {
 		t.Helper()
 		for lines.Scan() {
 			if text, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
-				if err := json.Unmarshal([]byte(text), &e); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, json.Unmarshal([]byte(text), &e))
 				return e
 			}
 		}
@@ -80,12 +75,8 @@ func TestPictures(t *testing.T) {
 	edit := func(from, to string) {
 		t.Helper()
 		text, err := os.ReadFile(nd.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(nd.Config, []byte(strings.Replace(string(text), from, to, 1)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, os.WriteFile(nd.Config, []byte(strings.Replace(string(text), from, to, 1)), 0o600))
 	}
 	edit("{name: face,", "{name: face, pictures: 10/s,")
 	var e wallEvent
@@ -95,14 +86,10 @@ func TestPictures(t *testing.T) {
 		t.Errorf("the wall has %+v, want a face of %v", shown, c.LocalAddr())
 	}
 	file, err := http.Get(url + "/api/wall/face")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer file.Body.Close()
 	copied, err := jpeg.Decode(file.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if size := copied.Bounds().Size(); size.X != 128 || size.Y != 128 {
 		t.Errorf("picture of %v, want 128 × 128", size)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	pictures "github.com/penstock/penstock/models/picture"
 	"github.com/penstock/penstock/models/zoo"
@@ -38,9 +39,7 @@ func TestPythonClient(t *testing.T) {
 	for _, name := range zoo.Names() {
 		t.Run(name, func(t *testing.T) {
 			card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			size := pictures.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
 			sent, files := bundledPictures(t, size)
 			arguments := append([]string{"testdata/client.py", nodetest.Address(t, nd, name), strconv.Itoa(size.Height), strconv.Itoa(size.Width), strconv.Itoa(size.Channels)}, files...)
@@ -53,9 +52,7 @@ func TestPythonClient(t *testing.T) {
 			lines := json.NewDecoder(bytes.NewReader(out))
 			for i, p := range sent {
 				want, err := c.Do(t.Context(), p, client.RequestOptions{Deadline: patience})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				var got pythonAnswer
 				if err := lines.Decode(&got); err != nil {
 					t.Fatalf("%v\n%s", err, out)
@@ -87,9 +84,7 @@ func runClient(t *testing.T, python string, arguments ...string) []byte {
 func runPage(t *testing.T, python, to string) {
 	t.Helper()
 	page, err := os.ReadFile("../../docs/python.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	listings := regexp.MustCompile("(?ms)^```python\n(.*?)^```").FindAllSubmatch(page, -1)
 	if len(listings) != 3 {
 		t.Fatalf("docs/python.md has %d programs, want 3", len(listings))
@@ -127,18 +122,12 @@ func bundledPictures(t *testing.T, size pictures.Size) (sent [][]byte, files []s
 	dir := t.TempDir()
 	for _, name := range names {
 		content, err := fs.ReadFile(zoo.PictureFS(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		photo, err := pictures.Decode(t.Context(), content)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		pixels, _ := pictures.Resize(photo, size, pictures.Letterbox)
 		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, pixels, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, pixels, 0o600))
 		sent, files = append(sent, pixels), append(files, file)
 	}
 	return sent, files
@@ -152,9 +141,7 @@ func checkDecoded(t *testing.T, got pythonAnswer, answer client.Result) {
 	case wire.KindBoxes:
 		want.Kind = "boxes"
 		boxes, err := wire.DecodeBoxes(nil, answer.Payload)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, b := range boxes {
 			want.Classes = append(want.Classes, b.Class)
 			want.Scores = append(want.Scores, float64(b.Score))
@@ -163,9 +150,7 @@ func checkDecoded(t *testing.T, got pythonAnswer, answer client.Result) {
 	case wire.KindTopK:
 		want.Kind = "classes"
 		classes, err := wire.DecodeTopK(nil, answer.Payload)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, c := range classes {
 			want.Classes = append(want.Classes, c.Class)
 			want.Scores = append(want.Scores, float64(c.P))

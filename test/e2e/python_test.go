@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/node"
@@ -148,9 +149,7 @@ func TestPythonCrashes(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "crash")
 	survives(t, pyDigestCard(t, "crash="+file), 8, func(int) {
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, nil, 0o600))
 	}, unconfined)
 }
 
@@ -158,9 +157,7 @@ func TestPythonCrashes(t *testing.T) {
 func TestPythonTerminated(t *testing.T) {
 	t.Parallel()
 	survives(t, pyDigestCard(t, "stage"), 0, func(pid int) {
-		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, syscall.Kill(pid, syscall.SIGTERM))
 	})
 }
 
@@ -291,13 +288,9 @@ func quadrantsCard(t *testing.T, interpreter string, environment []string, oldne
 	dir := t.TempDir()
 	python(t, interpreter, environment, absolute(t, "../../examples/pytorch/quadrants.py"), filepath.Join(dir, "quadrants.pt"))
 	text, err := os.ReadFile("../../examples/pytorch/card.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	path := filepath.Join(dir, "card.yaml")
-	if err := os.WriteFile(path, []byte(strings.NewReplacer(oldnew...).Replace(string(text))), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte(strings.NewReplacer(oldnew...).Replace(string(text))), 0o600))
 	return path
 }
 
@@ -401,15 +394,9 @@ func TestPyTorchMissing(t *testing.T) {
 	environment := withPython(t)
 	card := filepath.Join(t.TempDir(), "card.yaml")
 	text, err := os.ReadFile("../../examples/pytorch/card.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(card, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(filepath.Dir(card), "quadrants.pt"), []byte("never read"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(card, text, 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(filepath.Dir(card), "quadrants.pt"), []byte("never read"), 0o600))
 	for name, c := range map[string]struct{ interpreter, want string }{
 		"no interpreter": {"/nowhere/python3", "PENSTOCK_PYTHON is /nowhere/python3"},
 		"no torch":       {withoutTorch(t), "has no PyTorch"},
@@ -429,12 +416,8 @@ func TestPyTorchMissing(t *testing.T) {
 func withoutTorch(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath("python3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	script := filepath.Join(t.TempDir(), "python3")
-	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec %s -S \"$@\"\n", path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec %s -S \"$@\"\n", path), 0o700))
 	return script
 }

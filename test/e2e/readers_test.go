@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 )
 
@@ -51,9 +52,7 @@ func openPages(t testing.TB, url string) (close func()) {
 		})
 	}
 	for range pageReaders {
-		if err := <-open; err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, <-open)
 	}
 	return func() {
 		cancel()
@@ -87,9 +86,7 @@ func BenchmarkPageReaders(b *testing.B) {
 			b.Fatalf("penstock load: %v: %s", err, text)
 		}
 		var r loadgen.Report
-		if err := json.Unmarshal(text, &r); err != nil {
-			b.Fatal(err)
-		}
+		must.OK(b, json.Unmarshal(text, &r))
 		for _, f := range r.Functions {
 			goodput += f.GoodputRPS
 			if f.Name == "face" {

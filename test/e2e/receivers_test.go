@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -30,9 +31,7 @@ func TestReceivers(t *testing.T) {
 	got.Wait(clients * each)
 	nodetest.Settled(t, nd, "fn")
 	f, err := nd.Function("fn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	ok, busy, wrong, lost := got.By[client.StatusOK], got.By[client.StatusBusy], got.Wrong, got.Lost
 	if ok+busy != clients*each || ok < clients*each/2 || wrong != 0 || lost != 0 {
 		t.Errorf("%s; want %d answers, right ones", got, clients*each)
@@ -76,9 +75,7 @@ func TestTerminateReceivers(t *testing.T) {
 	}
 	senders.Wait()
 	f, err := nd.Function("fn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if f.Receivers != 3 || f.Accepted == 0 {
 		t.Errorf("%d receivers accepted %d, want 3, and some", f.Receivers, f.Accepted)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 )
 
@@ -26,9 +27,7 @@ func TestReport(t *testing.T) {
 			t.Fatalf("penstock load: %v: %s", err, text)
 		}
 		file := filepath.Join(dir, "rate-"+rate+".json")
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, text, 0o600))
 		runs = append(runs, file)
 	}
 	out := filepath.Join(dir, "report.html")

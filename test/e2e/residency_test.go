@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/models/zoo"
@@ -56,9 +57,7 @@ func askPicture(t *testing.T, c *client.Client, bytes, number int) (status clien
 func inputBytes(t *testing.T, nd *node.Node, function string) int {
 	t.Helper()
 	f, err := nd.Function(function)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return f.Input.Bytes
 }
 
@@ -67,9 +66,7 @@ func countedLoads(t *testing.T, nd *node.Node, functions []string) (loads, evict
 	t.Helper()
 	for _, name := range functions {
 		f, err := nd.Function(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if f.Residency != nil {
 			loads, evictions = loads+f.Residency.Loads, evictions+f.Residency.Evictions
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/oomscore"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/models/zoo"
@@ -25,9 +26,7 @@ const nobodyUID = 65534
 func rights(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var lines []string
 	for line := range strings.Lines(string(text)) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -43,9 +42,7 @@ func rights(t *testing.T, pid int) string {
 func public(t *testing.T, file string) {
 	t.Helper()
 	dir := filepath.Dir(file)
-	if err := errors.Join(os.Chmod(file, 0o644), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.Chmod(file, 0o644), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)))
 }
 
 func TestSandbox(t *testing.T) {
@@ -59,9 +56,7 @@ func TestSandbox(t *testing.T) {
 	}
 	shared := filepath.Join(t.TempDir(), filepath.Base(library))
 	text, err := os.ReadFile(library)
-	if err := errors.Join(err, os.WriteFile(shared, text, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, os.WriteFile(shared, text, 0o644)))
 	public(t, shared)
 
 	const none, all = "0000000000000000", "000001ff"
@@ -80,9 +75,7 @@ func TestSandbox(t *testing.T) {
 			public(t, card)
 			config := c.config + oneFunction("face", ", slo: 10s") + "  - {name: other, model: " + card + ", port: 0, share_percent: 25}\n"
 			n, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, Config: config, User: c.user, Environment: []string{onnx.LibraryVariable + "=" + shared}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			t.Cleanup(func() {
 				n.Kill()
 				if t.Failed() {
@@ -90,9 +83,7 @@ func TestSandbox(t *testing.T) {
 				}
 			})
 			status, err := n.Status()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if status.Sandbox != c.status {
 				t.Errorf("status says %q, want %q", status.Sandbox, c.status)
 			}
@@ -119,9 +110,7 @@ func TestSandbox(t *testing.T) {
 
 			// The shipped model runs in ONNX Runtime, the other one computes a digest.
 			model, err := (zoo.Registry{Cache: t.TempDir()}).Find("face")
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for function, bytes := range map[string]int{"fn": model.Input.WireBytes(), "other": small} {
 				result, err := nodetest.Dial(t, n, function, client.Options{Timeout: patience}).Do(t.Context(), nodetest.Picture(bytes, 1), client.RequestOptions{Tag: 1})
 				if err != nil || result.Status != client.StatusOK {
@@ -143,32 +132,24 @@ func inheriting(t *testing.T, file string) string {
 	t.Helper()
 	script := filepath.Join(t.TempDir(), "penstock")
 	text := fmt.Sprintf("#!/bin/sh\nexec 9<%s\nexec %s \"$@\"\n", file, penstock)
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(script, []byte(text), 0o755))
 	return script
 }
 
 // The open files of the shell that started the node, or a guest, are not for functions and guests.
 func TestInheritedDescriptors(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(secret, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(secret, []byte("secret"), 0o600))
 	outer := inheriting(t, secret)
 	for _, sandbox := range []string{"", "sandbox: off\n"} {
 		n, err := node.Start(nodetest.Context(t), node.Options{Binary: outer, Config: sandbox + oneFunction("face", ", slo: 10s")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { n.Kill() })
 		active, shadow := nodetest.Serving(t, n, "fn")
 		for _, pid := range []int{active.PID, shadow.PID} {
 			folder := fmt.Sprintf("/proc/%d/fd", pid)
 			open, err := os.ReadDir(folder)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for _, e := range open {
 				if target, _ := os.Readlink(filepath.Join(folder, e.Name())); target == secret {
 					t.Errorf("%q: a function has the shell's descriptor %s", sandbox, e.Name())
@@ -188,17 +169,13 @@ func TestInheritedDescriptors(t *testing.T) {
 // When the machine lacks memory, the kernel kills a process with a high score first.
 func TestOOMScores(t *testing.T) {
 	n, err := node.Start(nodetest.Context(t), node.Options{Binary: penstock, Config: oneFunction("face", ", slo: 10s")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { n.Kill() })
 	active, _ := nodetest.Serving(t, n, "fn")
 	score := func(pid string) int {
 		text, _ := os.ReadFile(filepath.Join("/proc", pid, "oom_score_adj"))
 		value, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return value
 	}
 	// Without CAP_SYS_RESOURCE the core keeps the score that it was started with.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/penstock/penstock/gateway/functions"
 	video "github.com/penstock/penstock/gateway/stream"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/videotest"
 	"github.com/penstock/penstock/internal/testing/wait"
@@ -35,9 +36,7 @@ func TestStream(t *testing.T) {
 	nd := start(t, "functions: [{name: face, port: 0, slo: 5s}]\n")
 	dir := t.TempDir()
 	picture, clip, drawn := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mp4"), filepath.Join(dir, "out.mp4")
-	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(picture, photoOf(t), 0o600))
 	const frames = 10
 	videotest.Run(t, "-loop", "1", "-i", picture, "-frames:v", fmt.Sprint(frames), "-pix_fmt", "yuv444p", clip)
 
@@ -55,9 +54,7 @@ func TestStream(t *testing.T) {
 	want := image.Rect(179, 82, 274, 177) // of the photo, 512 × 512
 	for i, text := range lines {
 		var line video.Line
-		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal([]byte(text), &line))
 		if line.Frame != uint64(i) || line.Status != "ok" || len(line.Found) != 1 || line.Found[0].Label != "face" || len(line.StagesMS) != 5 {
 			t.Fatalf("line %d: %s", i, text)
 		}
@@ -84,9 +81,7 @@ func TestStreamMPEGTS(t *testing.T) {
 	videotest.NeedFFmpeg(t)
 	nd := start(t, "functions: [{name: face, port: 0, slo: 5s}]\n")
 	picture := filepath.Join(t.TempDir(), "astronaut.jpg")
-	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(picture, photoOf(t), 0o600))
 	address := "udp://" + freePort(t).String()
 	out := startProgram(t, penstock, "stream", address, "--runtime-dir", nd.Dir, "--to", "face", "-o", "jsonl")
 	startProgram(t, "ffmpeg", append(append([]string{"-loglevel", "error", "-nostdin", "-re", "-loop", "1", "-i", picture}, videotest.H264(10)...),
@@ -148,24 +143,18 @@ func sendNumbered(b *testing.B, fps int, batch time.Duration) []age {
 	set := functions.NewSet(nd.Dir, nil, zerolog.Nop())
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
-	if err := set.Refresh(ctx); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, set.Refresh(ctx))
 	go set.Run(ctx)
 	wait.For(b, "the function to serve", func() bool { return set.Ready("slow") == nil })
 
 	port := videotest.Port(b)
 	address, err := video.ParseAddress(videotest.Session(b, port))
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	sender := videotest.Send(b, fps, append(videotest.H264(fps), "-f", "rtp", fmt.Sprintf("rtp://127.0.0.1:%d", port))...)
 	node := &ages{node: video.Node{Functions: set}, sender: sender}
 	sending, stop := context.WithTimeout(ctx, *streamFor)
 	defer stop()
-	if err := video.Run(sending, video.Options{Input: video.Input{Address: address, Live: true, Log: zerolog.Nop()}, To: []string{"slow"}, Node: node}); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, video.Run(sending, video.Options{Input: video.Input{Address: address, Live: true, Log: zerolog.Nop()}, To: []string{"slow"}, Node: node}))
 	sender.Stop()
 	return node.ages
 }
@@ -237,9 +226,7 @@ func TestConfiguredStream(t *testing.T) {
 	videotest.NeedFFmpeg(t)
 	dir := t.TempDir()
 	picture, clip := filepath.Join(dir, "astronaut.jpg"), filepath.Join(dir, "astronaut.mp4")
-	if err := os.WriteFile(picture, photoOf(t), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(picture, photoOf(t), 0o600))
 	videotest.Run(t, "-loop", "1", "-i", picture, "-frames:v", "10", "-pix_fmt", "yuv444p", clip)
 	answers := filepath.Join(dir, "answers.jsonl")
 	nd, url := startWithGateway(t, fmt.Sprintf("streams: [{name: clip, source: %s, to: [face]}, {name: door, source: 'rtsp://me:secret@127.0.0.1:1/', to: [face]}]\n"+
@@ -272,9 +259,7 @@ func TestConfiguredStream(t *testing.T) {
 	}
 	wait.For(t, "a published answer", published)
 	response, err := http.Get(url + "/api/wall/face")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	response.Body.Close()
 	if media := response.Header.Get("Content-Type"); media != "image/jpeg" {
 		t.Errorf("the wall's picture is %q", media)

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
@@ -19,9 +20,7 @@ func TestSystemd(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer socket.Close()
 	const watchdog = 2 * time.Second
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", small)), "NOTIFY_SOCKET="+path, fmt.Sprintf("WATCHDOG_USEC=%d", watchdog.Microseconds()))
@@ -65,17 +64,13 @@ func TestSystemd(t *testing.T) {
 
 	// While the manager hangs, the watchdog gets no sign of life. Earlier ones may wait in the
 	// socket.
-	if err := unix.Kill(manager, unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Kill(manager, unix.SIGSTOP))
 	for deadline := time.Now().Add(patience); receive(watchdog) != ""; {
 		if time.Now().After(deadline) {
 			t.Fatalf("signs of life, and the manager has been stopped for %s", patience)
 		}
 	}
-	if err := unix.Kill(manager, unix.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Kill(manager, unix.SIGCONT))
 	awaitReport("WATCHDOG=1")
 
 	if err := nd.Stop(); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -26,9 +27,7 @@ func TestWorkerThrashing(t *testing.T) {
 	nd := start(t, "workers: [{name: cold, share_percent: 80, memory: 1MiB, lanes: 1}]\nfunctions:\n"+functions.String())
 	status := func() control.WorkerStatus {
 		s, err := nd.Status()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if len(s.Workers) != 1 {
 			t.Fatalf("workers %+v, want one", s.Workers)
 		}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 )
@@ -25,17 +26,11 @@ func openTerminal(t *testing.T, width, height uint16) (program, user *os.File) {
 		t.Fatalf("open a pseudoterminal: %v", err)
 	}
 	t.Cleanup(func() { user.Close() })
-	if err := unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0))
 	number, err := unix.IoctlGetInt(int(user.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	program, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { program.Close() })
 	resizeTerminal(t, user, width, height)
 	return program, user
@@ -43,9 +38,7 @@ func openTerminal(t *testing.T, width, height uint16) (program, user *os.File) {
 
 func resizeTerminal(t *testing.T, user *os.File, width, height uint16) {
 	t.Helper()
-	if err := unix.IoctlSetWinsize(int(user.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.IoctlSetWinsize(int(user.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height}))
 }
 
 // shown keeps what a program has written since the last reset.
@@ -130,9 +123,7 @@ func TestTop(t *testing.T) {
 		top := exec.Command(penstock, "top", "--interval", "100ms", "--runtime-dir", nd.Dir)
 		top.Stdin, top.Stdout, top.Stderr = program, program, program
 		top.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-		if err := top.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, top.Start())
 		ended := make(chan error, 1)
 		go func() { ended <- top.Wait() }()
 		t.Cleanup(func() { top.Process.Kill() })

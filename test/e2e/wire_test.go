@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
@@ -32,9 +33,7 @@ func datagrams(id uint32, p []byte) (out [][]byte) {
 func socket(t *testing.T, address string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("udp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -214,14 +213,10 @@ type mangler struct {
 func mangle(t *testing.T, to string, rate float64) string {
 	t.Helper()
 	front, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	front.SetReadBuffer(8 << 20)
 	back, err := net.Dial("udp", to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() { front.Close(); back.Close() })
 	m := &mangler{front: front, random: rand.New(rand.NewPCG(3, 4))}
 	var clientAddress *net.UDPAddr
@@ -280,9 +275,7 @@ func TestBadNetwork(t *testing.T) {
 	c, err := client.Dial(t.Context(), mangle(t, nodetest.Address(t, nd, "fn"), 0.05), client.Options{
 		Deliver: got.Deliver(large), NoSegmentation: true, Timeout: patience,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer c.Close()
 	const n = 200
 	nodetest.Send(t, c, large, 0, n, 10*time.Millisecond)

@@ -42,13 +42,9 @@ functions:
 func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
 	t.Helper()
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	reference, err := reference.New(card, func(*models.Card) (framework.Framework, error) { return onnx.New(), nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer reference.Close()
 	comparer := answer.Comparer{Tolerance: tolerance}
 	if threshold, ok := card.Decoder.Params["score_threshold"].(float64); ok {

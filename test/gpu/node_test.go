@@ -80,9 +80,7 @@ type stream struct {
 func send(t *testing.T, n *node.Node, function string, perSecond float64) *stream {
 	t.Helper()
 	f, err := n.Function(function)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	s := &stream{by: map[client.Status]int{}}
 	var ended sync.WaitGroup
 	s.client, err = client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{

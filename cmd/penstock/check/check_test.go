@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 )
 
@@ -23,23 +24,17 @@ func truncated(t *testing.T, dir string) {
 
 func writes(t *testing.T, file, text string) {
 	t.Helper()
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 }
 
 func TestNode(t *testing.T) {
 	dir := t.TempDir()
 	truncated(t, dir)
 	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer taken.Close()
 	web, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer web.Close()
 	check := func(text string) error {
 		t.Helper()
@@ -97,13 +92,9 @@ func TestWorkerMemory(t *testing.T) {
 	} {
 		writes(t, file, fmt.Sprintf(text, memory))
 		c, err := configs.Read(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		problems, err := Functions(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		switch err := problems.Err(); {
 		case want == "" && err != nil:
 			t.Errorf("memory %s: %v", memory, err)
@@ -120,9 +111,7 @@ func notesOf(t *testing.T, text string) (notes []string, err error) {
 	file := filepath.Join(dir, "node.yaml")
 	writes(t, file, text)
 	c, err := configs.Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.RuntimeDir = filepath.Join(dir, "run")
 	return Node(t.Context(), c)
 }
@@ -176,13 +165,9 @@ func TestSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := filepath.Join(dir, "node.yaml")
 			writes(t, file, "sandbox: "+c.sandbox+"\nhttp: 127.0.0.1:0\nfunctions:\n  - {name: cut, model: ./cut.yaml, port: 0}\n")
-			if err := os.Chmod(model, c.mode); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Chmod(model, c.mode))
 			read, err := configs.Read(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			read.RuntimeDir = filepath.Join(dir, "run")
 			if _, err := Node(context.Background(), read); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v; want %q in it", err, c.want)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestPublish(t *testing.T) {
@@ -21,9 +22,7 @@ func TestPublish(t *testing.T) {
 		"  - {name: f, kind: webhook, address: 'http://127.0.0.1:1/', token_file: token}\n")
 	writes(t, filepath.Join(dir, "token"), "secret-token\n")
 	c, err := configs.Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.RuntimeDir = filepath.Join(dir, "run")
 	notes, err := Node(context.Background(), c)
 	if err == nil || strings.Count(err.Error(), "publish[") != 3 || !strings.Contains(err.Error(), ":2:34: publish[0].file: find folder of file: stat ") ||

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestStreams(t *testing.T) {
@@ -17,9 +18,7 @@ func TestStreams(t *testing.T) {
 		"  - {name: c, source: 'rtsp://me:secret@host/', to: [face]}\n"+
 		"http: 127.0.0.1:0\n")
 	c, err := configs.Read(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	c.RuntimeDir = filepath.Join(filepath.Dir(file), "run")
 	_, err = Node(context.Background(), c)
 	if err == nil || strings.Contains(err.Error(), "secret") || strings.Count(err.Error(), "streams[") != 2 ||

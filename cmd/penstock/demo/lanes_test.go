@@ -9,15 +9,14 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/wire"
 )
 
 func TestLanesConfig(t *testing.T) {
 	c, err := configs.Decode("lanes.yaml", []byte(lanesConfig()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	count := map[string]int{}
 	for _, f := range c.Functions {
 		count[f.Model]++

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // dpdkServer is a machine of two nodes that is ready for DPDK: file contents by name,
@@ -65,9 +66,7 @@ func examined(t *testing.T, files map[string]string, d *configs.DPDK) map[string
 	root := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		target, isLink := strings.CutPrefix(text, "-> ")
 		var err error
 		if isLink {
@@ -75,9 +74,7 @@ func examined(t *testing.T, files map[string]string, d *configs.DPDK) map[string
 		} else {
 			err = os.WriteFile(path, []byte(text+"\n"), 0o600)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 	}
 	found := map[string]Finding{}
 	for _, f := range checkDPDK(root, "DPDK 22.11.11", d) {

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nvmlfake"
 	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/orchestrator/sandbox"
@@ -178,9 +179,7 @@ func TestMPSUnused(t *testing.T) {
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, control.AdminSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	status := control.Status{Mechanism: "time-slicing", Device: &control.ObservedDevice{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}
 	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(status) })}
 	go server.Serve(l)
@@ -194,34 +193,22 @@ func TestMPSUnused(t *testing.T) {
 func TestMPSUnresponsive(t *testing.T) {
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
 	remove, err := mpsfake.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer remove()
 	programs, err := mpsfake.Install(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
 	dir, err := os.MkdirTemp("/tmp", "mps") // short: a socket's path
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer os.RemoveAll(dir)
 	d, err := mps.Start(t.Context(), mps.Options{Dir: dir, UUID: fakeUUID, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer d.Close()
 	examined := func() map[string]Finding { return checkGPUIn(t, dir, configs.DeviceAuto, withGPU(nil)) }
 	expect(t, examined(), "mps", true, "a node runs here: daemon", "")
-	if err := programs.Behave(mpsfake.Behaviour{MuteDaemon: d.State().Daemon}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, programs.Behave(mpsfake.Behaviour{MuteDaemon: d.State().Daemon}))
 	expect(t, examined(), "mps", false, "does not answer", "")
-	if err := programs.Behave(mpsfake.Behaviour{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, programs.Behave(mpsfake.Behaviour{}))
 }
 
 func TestStreamPriorities(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
@@ -46,17 +47,11 @@ func TestDoctorSandbox(t *testing.T) {
 // The launcher is this test binary: see TestMain.
 func TestTrySandbox(t *testing.T) {
 	u, err := sandbox.FindUser("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	state, err := sandbox.Try(context.Background(), u, self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if state.Capabilities || !state.NoNewPrivs || !state.Seccomp {
 		t.Errorf("in force: %v", state)
 	}

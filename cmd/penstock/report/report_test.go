@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/loadgen"
 )
 
@@ -16,18 +17,14 @@ import (
 func loadReport(t *testing.T, name string, r *loadgen.Report) string {
 	t.Helper()
 	var text bytes.Buffer
-	if err := r.WriteJSON(&text); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.WriteJSON(&text))
 	return written(t, name, text.String())
 }
 
 func written(t *testing.T, name, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -43,9 +40,7 @@ func TestLoadReports(t *testing.T) {
 		loadReport(t, "before.json", &loadgen.Report{Seconds: 2, Functions: []loadgen.FunctionReport{f}}),
 		loadReport(t, "after.json", &loadgen.Report{Seconds: 1.5, Interrupted: true, Outages: make([]loadgen.Outage, 1), Functions: []loadgen.FunctionReport{f}}),
 	} {
-		if err := r.Add(file); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, r.Add(file))
 	}
 	got := r.Page("test")
 	if len(got.Runs) != 2 {
@@ -53,9 +48,7 @@ func TestLoadReports(t *testing.T) {
 	}
 	before, after := got.Runs[0], got.Runs[1]
 	var functions []loadgen.FunctionReport
-	if err := json.Unmarshal(before.Functions, &functions); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(before.Functions, &functions))
 	if before.Name != "before" || before.Note != "" || !reflect.DeepEqual(functions, []loadgen.FunctionReport{f}) {
 		t.Errorf("run %+v, functions %+v, want %+v", before, functions, f)
 	}

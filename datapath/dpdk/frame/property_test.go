@@ -10,6 +10,7 @@ import (
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -162,9 +163,7 @@ func TestWhatOthersPutIsParsed(t *testing.T) {
 		}
 		list = append(list, udp, gopacket.Payload(l.payload))
 		buffer := gopacket.NewSerializeBuffer()
-		if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, list...); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, list...))
 		b := buffer.Bytes()
 		var d Datagram
 		if reason := parse(b, CheckIP|CheckUDP, &d); reason != OK {

@@ -62,7 +62,7 @@ func Run(t *testing.T) {
 // rig is the framework on a device, as libml uses it, with room for batches of at most
 // `most` images.
 type rig struct {
-	t         must.T
+	t         must.Test
 	card      *models.Card
 	device    *gpu.Device
 	framework *null.Framework
@@ -77,7 +77,7 @@ const most = 4
 
 // newRig initializes the framework until batches of 1 to most are configured in slots 0
 // and 1.
-func newRig(t must.T, in models.Input, b null.Behaviour) *rig {
+func newRig(t must.Test, in models.Input, b null.Behaviour) *rig {
 	t.Helper()
 	r := unlinked(t, in, b)
 	if _, err := r.framework.LinkModel(); err != nil {
@@ -91,7 +91,7 @@ func newRig(t must.T, in models.Input, b null.Behaviour) *rig {
 	return r
 }
 
-func unlinked(t must.T, in models.Input, b null.Behaviour) *rig {
+func unlinked(t must.Test, in models.Input, b null.Behaviour) *rig {
 	t.Helper()
 	r := &rig{t: t, card: &models.Card{
 		Name: "null", Input: in, Batches: []int{1, most},

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
 )
@@ -63,9 +64,7 @@ func (l *loop) beginOne(t *testing.T) {
 	if l.pick(); l.choice.Batch == 0 {
 		t.Fatal("no batch was picked")
 	}
-	if err := l.begin(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.begin())
 }
 
 // A batch beyond the guarantee runs on the stream of the lowest priority. The next batch
@@ -80,9 +79,7 @@ func TestDemotion(t *testing.T) {
 		}
 		h.publish(uint32(round), h.picture(byte(round)), nil)
 		l.beginOne(t)
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 		h.answered(h.replies(1)[0], h.picture(byte(round)))
 	}
 	if want := []bool{false, true, true, false, true, false}; !slices.Equal(f.demoted, want) {
@@ -128,9 +125,7 @@ func TestOvertaking(t *testing.T) {
 		if !l.await() {
 			t.Fatal("another batch may begin next to two")
 		}
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 		if got := h.replies(1); !slices.Equal(got, []uint32{slot}) {
 			t.Fatalf("answered slot %d first, want %d", got, slot)
 		}
@@ -139,9 +134,7 @@ func TestOvertaking(t *testing.T) {
 	h.silent()
 	release()
 	released = true
-	if err := l.finish(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.finish())
 	h.answered(h.replies(1)[0], h.picture(0))
 	if want := []int{0, 1, 1, 1, 1}; !slices.Equal(f.slots, want) {
 		t.Errorf("batches ran in slots %v, want %v", f.slots, want)
@@ -168,18 +161,14 @@ func TestMixedFlights(t *testing.T) {
 		if !l.queue.Mixed() || !l.await() {
 			t.Fatal("no demoted batch is done next to another")
 		}
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 		want := uint32(1)
 		if demotedFirst {
 			want = 0
 		}
 		h.answered(h.replies(1)[0], h.picture(byte(want)))
 		release()
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 		h.answered(h.replies(1)[0], h.picture(byte(1-want)))
 	}
 }
@@ -218,9 +207,7 @@ func TestNoDemotion(t *testing.T) {
 				h.publish(round, h.picture(1), nil)
 				l.emptyBalance()
 				l.beginOne(t)
-				if err := l.finish(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, l.finish())
 				h.answered(h.replies(1)[0], h.picture(1))
 			}
 			if slices.Contains(f.demoted, true) {
@@ -268,9 +255,7 @@ func TestAccountOverload(t *testing.T) {
 			if l.pick(); l.choice.Batch == 0 {
 				continue
 			}
-			if err := l.begin(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.begin())
 		}
 		if l.flights.count == 0 {
 			continue
@@ -283,9 +268,7 @@ func TestAccountOverload(t *testing.T) {
 		}
 	}
 	for l.flights.count > 0 {
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 	}
 	took := time.Duration(shm.Now() - began)
 	guaranteed := time.Duration(0)
@@ -387,18 +370,14 @@ func TestReserve(t *testing.T) {
 	// The guarantee is too late for the second request.
 	h.publish(1, h.picture(1), due)
 	l.beginOne(t)
-	if err := l.finish(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.finish())
 	if got := h.replies(1); !slices.Equal(got, []uint32{1}) || len(l.queue.Pending) != 1 {
 		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.queue.Pending))
 	}
 	h.answered(1, h.picture(1))
 	l.refillBalance()
 	l.beginOne(t)
-	if err := l.finish(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.finish())
 	h.answered(h.replies(1)[0], h.picture(0))
 	if want := []bool{true, false}; !slices.Equal(f.demoted, want) {
 		t.Errorf("demoted: %v, want %v", f.demoted, want)
@@ -408,9 +387,7 @@ func TestReserve(t *testing.T) {
 // TestAccountEnds drains members of a worker before they get the ring.
 func TestAccountEnds(t *testing.T) {
 	lanes, err := gate.NewLanes(1, "", gate.Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	w := &worker{name: "cold", lanes: lanes}
 	h := newGPUHarness(t, testCard())
 	h.worker = w
@@ -424,9 +401,7 @@ func TestAccountEnds(t *testing.T) {
 		t.Errorf("%d accounts share the balance, want that of the member", n)
 	}
 	c.order(control.Order{Do: control.DoDrain})
-	if err := c.end(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.end())
 	if n := accounts(); n != 0 {
 		t.Errorf("%d accounts of ended members share the balance", n)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -114,9 +115,7 @@ func TestFixedSizeSleep(t *testing.T) {
 		if !l.mayBegin() {
 			t.Fatal("a batch does not begin after its delay")
 		}
-		if err := l.turn(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.turn())
 		for _, slot := range h.replies(3) {
 			h.answered(slot, h.picture(byte(slot)))
 		}
@@ -226,8 +225,6 @@ func TestFullBatch(t *testing.T) {
 		if f := l.flights.oldest(); f.full != c.want {
 			t.Errorf("limit %v, order %d: a batch of %d is full: %v, want %v", c.limit, c.ordered, len(f.batch), f.full, c.want)
 		}
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 	}
 }

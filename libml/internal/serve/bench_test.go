@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
@@ -56,13 +57,9 @@ func turns(b *testing.B, h *harness, l *loop, n uint32) {
 			l.queue.State.Limit = 8
 			l.extend()
 			l.startMove()
-			if err := l.turn(); err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, l.turn())
 			m, err := h.channel.Receive(slots, shm.Now()+int64(patience))
-			if err != nil {
-				b.Fatal(err)
-			}
+			must.OK(b, err)
 			got += m
 		}
 	}
@@ -78,8 +75,6 @@ func (ignored) Choose(int, budget.Level) error { return nil }
 func threadTime(b *testing.B) int64 {
 	b.Helper()
 	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
 	return t.Nano()
 }

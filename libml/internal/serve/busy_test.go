@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/batching"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
@@ -21,9 +22,7 @@ func newBusyHarness(t *testing.T) *harness {
 	h := newTurnHarness(t)
 	h.busyPath = filepath.Join(t.TempDir(), "busy")
 	f, err := os.OpenFile(h.busyPath, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if h.busy, err = shm.OpenBusyFile(f); err != nil {
 		t.Fatal(err)
 	}
@@ -35,9 +34,7 @@ func newBusyHarness(t *testing.T) *harness {
 func (h *harness) busyWord() uint64 {
 	h.t.Helper()
 	file, err := os.ReadFile(h.busyPath)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	return binary.NativeEndian.Uint64(file)
 }
 
@@ -45,9 +42,7 @@ func (h *harness) busyWord() uint64 {
 func (h *harness) busyFiles() []*os.File {
 	h.t.Helper()
 	word, locks, err := h.busy.Files()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	h.t.Cleanup(func() { locks.Close() })
 	return []*os.File{h.dup(word), locks}
 }
@@ -119,9 +114,7 @@ func TestBusyWorker(t *testing.T) {
 	for _, f := range files {
 		f.Close()
 	}
-	if err := h.busy.Sweep(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, h.busy.Sweep())
 	if word := h.busyWord(); word != 1 {
 		t.Errorf("the busy word is %#x after a member's end, want 1", word)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
@@ -49,9 +50,7 @@ func BenchmarkConductor(b *testing.B) {
 func benchmarkConductor(b *testing.B, memory int64, ahead time.Duration) {
 	const members, rate, settle, lasts = 42, 800. / slowly, 20 * time.Second, 25 * time.Second
 	l, err := gate.NewLanes(1, lane.EDF, memory)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must.OK(b, err)
 	c := newConductor(l, ahead*slowly, func(err error) { b.Error(err) })
 	defer c.close()
 	sum := 0.

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
 	"github.com/penstock/penstock/libml/residency"
@@ -20,9 +21,7 @@ import (
 func testConductor(t testing.TB, memoryBytes int64) (c *conductor, failed *error) {
 	t.Helper()
 	l, err := gate.NewLanes(1, lane.EDF, memoryBytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	failed = new(error)
 	c = newConductor(l, 0, func(err error) { *failed = err })
 	c.alarm.Stop()

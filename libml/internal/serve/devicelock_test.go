@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // testLock returns a lock that no other test has.
@@ -51,9 +52,7 @@ func TestDeviceLock(t *testing.T) {
 func TestDeviceLockHeld(t *testing.T) {
 	own := testLock(t)
 	release, err := own.acquire(running)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	other := deviceLock{name: own.name, patience: time.Millisecond}
 	for range 2 { // the second time without patience
 		unlock, err := other.acquire(running)
@@ -148,9 +147,7 @@ func TestWarmUpWithoutLock(t *testing.T) {
 	h.timing.patience = time.Millisecond
 	owner := newDeviceLock(h.gpu.Name(), patience)
 	release, err := owner.acquire(running)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer release()
 	c := h.start(1, h.fake().build, nil)
 	c.order(control.Order{Do: control.DoWake, Level: 3, GuaranteePercent: 30})

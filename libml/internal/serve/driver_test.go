@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml/internal/serve"
 	"github.com/penstock/penstock/libml/null"
@@ -23,13 +24,9 @@ func TestMain(m *testing.M) {
 func TestGPUReference(t *testing.T) {
 	cudafake.Check(t)
 	d, err := cuda.Find("cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	split, err := d.Split()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	answersAsTheReference(t, func(pictures [][]byte) [][]byte {
 		return serve.GPUAnswers(t, d.UUID(), split.GroupSMs(), card(), build(null.Behaviour{Spin: 100 * time.Microsecond}), pictures)
 	})

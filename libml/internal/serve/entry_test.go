@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/shm"
@@ -31,13 +32,9 @@ func newTurnHarness(t *testing.T) *harness {
 func (h *harness) other() *shm.Turn {
 	h.t.Helper()
 	entry, err := h.turns.Join()
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	turn, err := shm.OpenTurn(h.dup(h.turns.File()), entry)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, err)
 	h.t.Cleanup(func() { turn.Close() })
 	return turn
 }
@@ -178,9 +175,7 @@ func TestWorkerTurnEntry(t *testing.T) {
 	open := func(entry int) *gate.Entry {
 		t.Helper()
 		turn, err := p.openEntry(control.Attached{Turn: &entry}, []*os.File{h.dup(h.turns.File())})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return turn
 	}
 	first := open(3)
@@ -222,9 +217,7 @@ func TestMaxBatch(t *testing.T) {
 		h.publish(slot, h.picture(1), nil)
 	}
 	for range 3 {
-		if err := l.turn(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.turn())
 	}
 	h.replies(5)
 	if sizes, _ := f.history(); !slices.Equal(sizes, []int{2, 2, 1}) {

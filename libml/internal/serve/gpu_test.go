@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
@@ -50,9 +51,7 @@ func TestGPUAnswers(t *testing.T) {
 		for slot := range uint32(3) {
 			h.publish(slot, h.picture(byte(round*10)+byte(slot)), nil)
 		}
-		if err := l.turn(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.turn())
 		for _, slot := range h.replies(3) {
 			h.answered(slot, h.picture(byte(round*10)+byte(slot)))
 		}
@@ -70,9 +69,7 @@ func TestGPUStages(t *testing.T) {
 	const late = 20 * time.Millisecond
 	h.gpu.Late.Store(int64(late))
 	h.publish(1, h.picture(1), nil)
-	if err := l.turn(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.turn())
 	r := h.channel.Result(h.replies(1)[0])
 	whole := h.table.Request(1).Complete
 	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= h.channel.LastBatchEnd()) {
@@ -184,9 +181,7 @@ func TestSecondBatchHalfFull(t *testing.T) {
 		if !l.await() {
 			t.Error("a batch is not done that was released")
 		}
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 	}
 	for _, slot := range h.replies(5) {
 		h.answered(slot, h.picture(byte(slot)))
@@ -221,9 +216,7 @@ func TestSecondBatchNearEnd(t *testing.T) {
 	l.pick()
 	l.begin()
 	release()
-	if err := l.finish(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.finish())
 	if l.queue.Lead == lead {
 		t.Error("a batch that ran alone does not change the lead")
 	}
@@ -231,9 +224,7 @@ func TestSecondBatchNearEnd(t *testing.T) {
 		t.Error("a batch does not change the time of its answers")
 	}
 	before := l.queue.Lead
-	if err := l.finish(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.finish())
 	if l.queue.Lead == before {
 		t.Error("a batch next to another does not change the lead")
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/wire"
 )
@@ -17,9 +18,7 @@ func (w *testWorker) measurements(member string) *control.Measurements {
 	w.t.Helper()
 	for {
 		report, err := w.conns[member].ReadReport()
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must.OK(w.t, err)
 		if report.Measurements != nil {
 			return report.Measurements
 		}
@@ -41,9 +40,7 @@ func restart(t *testing.T, h *harness, limits control.WorkerLimits, wake control
 	measured := w.measurements(member)
 	w.order(control.Order{Do: control.DoDrain})
 	w.awaitExit(member)
-	if err := w.end(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.end())
 	h.grant = func(a *control.Attached) { a.Measurements = measured }
 	return first
 }
@@ -71,9 +68,7 @@ func TestMeasurements(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			card := testCard()
 			card.Model = filepath.Join(t.TempDir(), "model")
-			if err := os.WriteFile(card.Model, []byte("weights"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(card.Model, []byte("weights"), 0o600))
 			h := newHarness(t, card)
 			wake := control.Order{Do: control.DoWake}
 			if c.gpu {

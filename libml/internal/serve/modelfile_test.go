@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -32,9 +33,7 @@ func TestCheckModelFile(t *testing.T) {
 		for device, changed := range map[string]bool{framework.DeviceCPU: c.cpu, "GPU-fake": c.gpu} {
 			t.Run(name+" "+device, func(t *testing.T) {
 				file, first := filepath.Join(t.TempDir(), "model"), time.Unix(1e9, 0)
-				if err := errors.Join(os.WriteFile(file, []byte("weights"), 0o600), os.Chtimes(file, first, first)); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, errors.Join(os.WriteFile(file, []byte("weights"), 0o600), os.Chtimes(file, first, first)))
 				p := &process{card: &models.Card{Name: "face", Model: file}, start: control.Start{Device: device}}
 				var err error
 				if p.loaded, err = p.readModelFile(); err != nil || p.loaded.bytes != 7 {
@@ -42,13 +41,9 @@ func TestCheckModelFile(t *testing.T) {
 				}
 				if c.change != nil {
 					before := changeTime(t, file)
-					if err := c.change(file); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, c.change(file))
 					for ok := true; ok; ok = changeTime(t, file) == before { // the kernel's clock has ticks
-						if err := os.Chtimes(file, first, first); err != nil {
-							t.Fatal(err)
-						}
+						must.OK(t, os.Chtimes(file, first, first))
 					}
 				}
 				if err := p.checkModelFile(); (err != nil) != changed {
@@ -63,8 +58,6 @@ func TestCheckModelFile(t *testing.T) {
 func changeTime(t *testing.T, file string) unix.Timespec {
 	t.Helper()
 	var about unix.Stat_t
-	if err := unix.Stat(file, &about); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Stat(file, &about))
 	return about.Ctim
 }

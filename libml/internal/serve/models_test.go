@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/serve"
@@ -50,9 +51,7 @@ func TestONNXModels(t *testing.T) {
 			card.Outputs = []models.Output{{Name: "y", Shape: []int64{outputs}}}
 			card.Model = filepath.Join(t.TempDir(), "tiny.onnx")
 			model := tinymodel.Linear(c.element, outputs, c.batch, int64(in.Height), int64(in.Width), int64(in.Channels))
-			if err := os.WriteFile(card.Model, model.Encode(), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(card.Model, model.Encode(), 0o600))
 			build := func(*models.Card) (framework.Framework, error) { return onnx.New(), nil }
 
 			random := rand.New(rand.NewPCG(1, 2))
@@ -64,9 +63,7 @@ func TestONNXModels(t *testing.T) {
 				}
 			}
 			reference, err := reference.New(card, build)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			defer func() {
 				if err := reference.Close(); err != nil {
 					t.Error(err)
@@ -82,9 +79,7 @@ func TestONNXModels(t *testing.T) {
 					want = binary.LittleEndian.AppendUint32(want, math.Float32bits(float32(sum)/1024))
 				}
 				alone, _, err := reference.Answer(pictures[i])
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, err)
 				if string(got) != string(want) || string(alone) != string(want) {
 					t.Errorf("picture %d: the process answers % x, the reference % x, want % x", i, got, alone, want)
 				}
@@ -122,9 +117,7 @@ func TestRefusedONNXModels(t *testing.T) {
 			card.Name, card.Framework = "tiny", "onnx"
 			card.Outputs = []models.Output{{Name: "y", Shape: []int64{4}}}
 			card.Model = filepath.Join(t.TempDir(), "tiny.onnx")
-			if err := os.WriteFile(card.Model, c.model.Encode(), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(card.Model, c.model.Encode(), 0o600))
 			_, err := reference.New(card, func(*models.Card) (framework.Framework, error) { return onnx.New(), nil })
 			want := fmt.Sprintf("load model tiny: model %s does not fit its card: %s", card.Model, c.want)
 			if err == nil || err.Error() != want {
@@ -145,9 +138,7 @@ func TestWeightsInAnotherFile(t *testing.T) {
 		"parts/w.data": make([]byte, len(right)), "sub/parts/w.data": right, "sub/tiny.onnx": m.Encode(),
 	} {
 		file := filepath.Join(folder, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o600)))
 	}
 	t.Chdir(folder)
 	card := card()
@@ -159,13 +150,9 @@ func TestWeightsInAnotherFile(t *testing.T) {
 
 	picture := bytes.Repeat([]byte{1}, card.Input.WireBytes())
 	model, err := reference.New(card, build)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got, _, err := model.Answer(picture)
-	if err := errors.Join(err, model.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(err, model.Close()))
 	n := float32(len(picture))
 	if want := math.Float32bits(n * (n + 1) / 2 / 1024); binary.LittleEndian.Uint32(got) != want {
 		t.Errorf("got % x, want %x first", got, want)

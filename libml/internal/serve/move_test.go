@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 )
@@ -206,9 +207,7 @@ func TestMoveIdle(t *testing.T) {
 	l := h.loop(f)
 	l.served = true
 	h.publish(1, h.picture(1), nil)
-	if err := l.turn(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.turn())
 	h.replies(1)
 	for _, c := range []struct {
 		name   string
@@ -234,9 +233,7 @@ func TestMoveIdle(t *testing.T) {
 			if !c.before {
 				h.publish(2, h.picture(2), nil)
 			}
-			if err := l.turn(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, l.turn())
 			h.answered(h.replies(1)[0], h.picture(2))
 			r := l.reporter.published.Load()
 			if r == nil || r.count != handovers+1 || (r.idleNanos >= 0) != c.before {
@@ -273,9 +270,7 @@ func TestMoveNextToBatch(t *testing.T) {
 			t.Fatal("no batch may begin")
 		}
 		l.pick()
-		if err := l.begin(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.begin())
 	}
 	release := h.hold()
 	l.moves.next.Store(order)
@@ -290,9 +285,7 @@ func TestMoveNextToBatch(t *testing.T) {
 	begin()
 	release()
 	for l.flights.count > 0 {
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 	}
 	for _, slot := range h.replies(2) {
 		h.answered(slot, h.picture(byte(slot)))

@@ -5,28 +5,21 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestNotices(t *testing.T) {
 	parent, end, err := control.SocketPair()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer parent.Close()
-	if err := parent.Order(control.Order{Do: control.DoStart, Start: &control.Start{IF: "test"}}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, parent.Order(control.Order{Do: control.DoStart, Start: &control.Start{IF: "test"}}))
 	child, err := control.NewChild(end)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer child.Close()
 	received := func() control.Notice {
 		t.Helper()
 		n, err := parent.ReadNotice()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return n
 	}
 	if n := received(); n.State != control.Starting {

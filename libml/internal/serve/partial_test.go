@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/device"
 )
@@ -299,20 +300,14 @@ func TestExtend(t *testing.T) {
 	h := newGPUHarness(t, testCard())
 	l := h.loop(h.fake())
 	small, err := l.rules.newRule([]int{1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	large, err := l.rules.newRule([]int{1, 2, 4, 8})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.queue.Rule, l.queue.State = small, small.Start()
 	l.rules.larger.Store(large)
 	h.publish(1, h.picture(1), nil)
 	l.take()
-	if err := l.extend(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.extend())
 	if l.pick(); l.choice.Batch == 1 {
 		l.begin()
 		l.finish()

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/gate"
 	"github.com/penstock/penstock/libml/lane"
@@ -30,9 +31,7 @@ type laneOnGPU struct {
 func startLaneOnGPU(t *testing.T, n int, edit func(*harness)) *laneOnGPU {
 	t.Helper()
 	lanes, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	g := &laneOnGPU{t: t, worker: &worker{name: "cold", lanes: lanes}}
 	for i := range n {
 		h := newGPUHarness(t, testCard())
@@ -262,9 +261,7 @@ func (l *loop) mayTake(h *harness) bool {
 // charged for the batch alone, and its known times do not become shorter.
 func TestQueuedBatchTime(t *testing.T) {
 	s, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	first, second := newGPUHarness(t, testCard()), newGPUHarness(t, testCard())
 	a, b := loopIn(t, s, first, first.fake()), loopIn(t, s, second, second.fake())
 	const known = 20 * time.Millisecond
@@ -284,9 +281,7 @@ func TestQueuedBatchTime(t *testing.T) {
 	released := shm.Now()
 	release()
 	for _, l := range []*loop{a, b} {
-		if err := l.finish(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.finish())
 	}
 	second.answered(second.replies(1)[0], second.picture(1))
 	if b.flights.places[0].began < released {
@@ -312,9 +307,7 @@ func TestQueuedBatchDemoted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, err := gate.NewLanes(1, lane.FIFO, gate.Unlimited)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var all [2]*loop
 			for i := range all {
 				h := newGPUHarness(t, testCard())
@@ -329,18 +322,14 @@ func TestQueuedBatchDemoted(t *testing.T) {
 				if !c.want[i] {
 					break
 				}
-				if err := l.begin(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, l.begin())
 				if !c.empty[i] {
 					l.gate.Place.Launch(0, shm.Now(), 0, 0) // about to end
 				}
 			}
 			for _, l := range all {
 				if l.flights.count > 0 {
-					if err := l.finish(); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, l.finish())
 				}
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/serve"
 	"github.com/penstock/penstock/libml/null"
@@ -51,9 +52,7 @@ func answersAsTheReference(t *testing.T, answers func(pictures [][]byte) [][]byt
 		}
 	}
 	reference, err := reference.New(card(), build(null.Behaviour{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer func() {
 		if err := reference.Close(); err != nil {
 			t.Error(err)
@@ -78,9 +77,7 @@ func TestReferenceErrors(t *testing.T) {
 		}
 	}
 	r, err := reference.New(card(), build(null.Behaviour{Fail: "infer"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer r.Close()
 	if _, _, err := r.Answer(make([]byte, card().Input.WireBytes())); !errors.Is(err, null.ErrOrdered) {
 		t.Errorf("infer fails, Answer gives %v", err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
@@ -143,9 +144,7 @@ func TestModelFileChanged(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "model")
 	write := func(text string, at time.Time) {
 		t.Helper()
-		if err := errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(file, []byte(text), 0o600), os.Chtimes(file, at, at)))
 	}
 	first := time.Unix(1e9, 0)
 	write("first", first)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/answer"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
@@ -123,9 +124,7 @@ func TestRowsBetweenBatches(t *testing.T) {
 		}
 	}
 	larger, err := l.rules.newRule(sizes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	l.rules.larger.Store(larger)
 	l.announced = true
 	for slot := range uint32(16) {
@@ -152,13 +151,9 @@ func TestRowsWereCompared(t *testing.T) {
 	for _, same := range []bool{true, false} {
 		h := newHarness(t, testCard())
 		h.card.Model = filepath.Join(t.TempDir(), "model")
-		if err := os.WriteFile(h.card.Model, []byte("a model"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(h.card.Model, []byte("a model"), 0o600))
 		file, err := (&process{card: h.card}).readModelFile()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		h.grant = func(a *control.Attached) {
 			if a.Compared = file.stamp; !same {
 				a.Compared = "7 00000000"

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -27,14 +28,10 @@ func TestTensors(t *testing.T) {
 			card.Outputs = append(card.Outputs, models.Output{Shape: []int64{int64(rapid.IntRange(1, 50).Draw(t, "elements"))}})
 		}
 		memory, err := NewScratch(card.TensorBytes())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		defer memory.Free()
 		laid, err := New(card, memory)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		most := card.MaxBatch()
 
 		whole := append([][]byte{laid.InputOf(most)}, laid.OutputsOf(most)...)
@@ -81,9 +78,7 @@ func TestTensors(t *testing.T) {
 func TestScratch(t *testing.T) {
 	for _, size := range []int{0, 1, 4096, 1<<20 + 1} {
 		s, err := NewScratch(size)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if len(s) < size || len(s) == 0 {
 			t.Errorf("scratch of %d bytes has %d", size, len(s))
 		}

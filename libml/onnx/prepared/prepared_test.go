@@ -19,6 +19,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/private"
 )
@@ -115,9 +116,7 @@ func look(t *testing.T, model []byte) (nodes []node, tensors []tensor, values []
 func split(t *testing.T, model []byte) (graph []byte, tensors []Tensor, weights []byte) {
 	t.Helper()
 	graph, tensors, err := splitModel(model, func(b []byte) error { weights = append(weights, b...); return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return graph, tensors, weights
 }
 
@@ -283,13 +282,9 @@ func keyed(t *testing.T) (Store, Key) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "model.onnx")
-	if err := os.WriteFile(file, []byte("model"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("model"), 0o600))
 	k, err := KeyOf([]string{file}, "1.29.0", "GPU-1", "nhwc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return Store{Dir: filepath.Join(dir, "cache")}, k
 }
 
@@ -305,9 +300,7 @@ func TestEntry(t *testing.T) {
 		t.Fatalf("before it is made: %v", err)
 	}
 	made, err := s.Make(k, sharedModel(), inputs, outputs, right)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	read, err := s.Open(k)
 	if err != nil || !reflect.DeepEqual(made.Index, read.Index) || !bytes.Equal(made.Graph, read.Graph) || made.Dir != read.Dir || !reflect.DeepEqual(read.Inputs, inputs) || read.Answer.Sample != right.Sample || !reflect.DeepEqual(read.Answer.Outputs, right.Outputs) {
 		t.Errorf("%+v, %v", read, err)
@@ -334,16 +327,10 @@ func TestKey(t *testing.T) {
 	when := time.Unix(1, 0)
 	write := func(path, text string) Key {
 		t.Helper()
-		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chtimes(path, when, when)); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(path, file); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chtimes(path, when, when)))
+		must.OK(t, os.Rename(path, file))
 		k, err := KeyOf([]string{file}, "1.29.0", "GPU-1", "nhwc")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		return k
 	}
 	// Both files exist at the same time, so they differ even if the clock is coarse.
@@ -354,16 +341,10 @@ func TestKey(t *testing.T) {
 	data := file + ".data"
 	var keys []Key
 	for _, text := range []string{"weights", "others"} {
-		if err := os.WriteFile(data+text, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(data+text, data); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(data+text, []byte(text), 0o600))
+		must.OK(t, os.Rename(data+text, data))
 		k, err := KeyOf([]string{file, data}, "1.29.0", "GPU-1", "nhwc")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		keys = append(keys, k)
 	}
 	if keys[0] == keys[1] || keys[0].Data == "" {
@@ -404,12 +385,8 @@ func TestDamagedEntries(t *testing.T) {
 	}
 	for what, harm := range spoil {
 		e, err := s.Make(k, sharedModel(), inputs, outputs, right)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := harm(e.Dir); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, harm(e.Dir))
 		if _, err := s.Open(k); err == nil || errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -430,15 +407,11 @@ func TestRefusalKept(t *testing.T) {
 		t.Errorf("opened: %v", err)
 	}
 	// The same applies to a good entry that turned out not to work.
-	if err := s.Remove(k); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Remove(k))
 	if _, err := s.Make(k, sharedModel(), inputs, outputs, Answer{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Refuse(k, errors.New("wrong answers")))
 	if _, err := s.Open(k); !errors.Is(err, ErrNotShareable) {
 		t.Errorf("opened: %v", err)
 	}
@@ -447,9 +420,7 @@ func TestRefusalKept(t *testing.T) {
 // If two processes prepare a model that cannot be shared, the slower one also gets the reason.
 func TestRefusalByOther(t *testing.T) {
 	s, k := keyed(t)
-	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Refuse(k, errors.New("wrong answers")))
 	if _, err := s.Make(k, sharedModel(), inputs, outputs, Answer{}); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "wrong answers") {
 		t.Errorf("%v", err)
 	}
@@ -508,9 +479,7 @@ func TestManyMakeOneEntry(t *testing.T) {
 	}
 	wg.Wait()
 	list, err := os.ReadDir(s.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if n := slices.IndexFunc(list, func(d os.DirEntry) bool { return strings.HasPrefix(d.Name(), unfinishedPrefix) }); n >= 0 || len(list) != 2 { // and the lock
 		t.Errorf("left: %v", list)
 	}
@@ -522,30 +491,22 @@ func TestTheFolderIsBounded(t *testing.T) {
 	s, k := keyed(t)
 	s.MostBytes = 10000 // an entry takes some 3,000
 	abandoned := filepath.Join(s.Dir, unfinishedPrefix+"x")
-	if err := os.MkdirAll(abandoned, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(abandoned, 0o700))
 	long := time.Now().Add(-2 * abandonedAfter)
-	if err := os.Chtimes(abandoned, long, long); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chtimes(abandoned, long, long))
 	var keys []Key
 	for i := range 6 {
 		k.Modified = int64(i)
 		keys = append(keys, k)
 		e, err := s.Make(k, sharedModel(), inputs, outputs, right)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if i == 0 {
 			defer e.Close() // the first is in use
 		} else if err := e.Close(); err != nil {
 			t.Fatal(err)
 		}
 		when := time.Now().Add(time.Duration(i-100) * time.Second)
-		if err := os.Chtimes(e.Dir, when, when); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chtimes(e.Dir, when, when))
 	}
 	there := 0
 	for _, k := range keys {
@@ -569,9 +530,7 @@ func TestDefaultDir(t *testing.T) {
 	if dir, err := DefaultDir(); err != nil || dir != filepath.Join(cache, "penstock", "onnx") {
 		t.Errorf("%s, %v", dir, err)
 	}
-	if err := os.Chmod(filepath.Join(cache, "penstock", "onnx"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(filepath.Join(cache, "penstock", "onnx"), 0o777))
 	if dir, err := DefaultDir(); !errors.Is(err, private.ErrNotPrivate) {
 		t.Errorf("a folder that all can write: %s, %v", dir, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"pgregory.net/rapid"
 )
 
@@ -30,13 +31,9 @@ var (
 func newController(t rapid.TB, c Config, ids ...ID) *Controller {
 	t.Helper()
 	k, err := NewController(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, id := range ids {
-		if err := k.Add(id, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.Add(id, 0))
 	}
 	return k
 }
@@ -52,9 +49,7 @@ func shareOf(p Plan, id ID) float64 {
 
 func TestAddKnee(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
-	if err := k.Add(detect, 45); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Add(detect, 45))
 	p := k.Step(0, nil)
 	want := []Change{{ID: detect, To: 45, Why: whyUnobserved}, {ID: face, To: 30, Why: whyUnobserved}}
 	if !slices.Equal(p.Changes, want) {
@@ -116,16 +111,12 @@ func TestForcedStep(t *testing.T) {
 		id   ID
 		knee float64
 	}{{face, 50}, {detect, 80}} {
-		if err := k.Add(a.id, a.knee); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.Add(a.id, a.knee))
 	}
 	if p := k.Step(0, nil); shareOf(p, detect) != 50 {
 		t.Fatalf("detect has %v, want what face left: 50", shareOf(p, detect))
 	}
-	if err := k.Add(third, 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Add(third, 20))
 	p := k.Step(time.Second, nil)
 	if got := []float64{shareOf(p, third), shareOf(p, face), shareOf(p, detect)}; got[0] != 20 || sum(got) > 100 || got[1] >= 50 {
 		t.Errorf("shares of third, face, detect %v one second after third came", got)
@@ -133,15 +124,11 @@ func TestForcedStep(t *testing.T) {
 	if c := p.Changes; len(c) != 3 || c[0].To > c[0].From || c[1].To > c[1].From || c[2].ID != third {
 		t.Errorf("changes %+v, want the others cut before third gets its share", c)
 	}
-	if err := k.Remove(face); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Remove(face))
 	if p = k.Step(2*time.Second, nil); shareOf(p, detect) != 80 {
 		t.Errorf("detect has %v after face went, want the 80 it wants", shareOf(p, detect))
 	}
-	if err := k.Replace(detect, 40); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Replace(detect, 40))
 	if p = k.Step(3*time.Second, nil); shareOf(p, detect) != 40 {
 		t.Errorf("detect has %v with another model, want its knee of 40", shareOf(p, detect))
 	}
@@ -190,9 +177,7 @@ func TestThreshold(t *testing.T) {
 func TestSmallChange(t *testing.T) {
 	for left, want := range map[float64]float64{52: 50, 52.4: 50, 52.6: 52.6, 53: 53} {
 		k := newController(t, DefaultConfig())
-		if err := errors.Join(k.Add(face, 50), k.Add(detect, 100-left)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(k.Add(face, 50), k.Add(detect, 100-left)))
 		k.Step(0, nil)
 		p := k.Step(10*time.Second, map[ID]Observation{face: {Latency: 100 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}, detect: fine})
 		if got := shareOf(p, face); math.Abs(got-want) > 2*quantum {
@@ -269,9 +254,7 @@ func TestFailedChange(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	k.Step(0, nil)
 	k.Step(10*time.Second, map[ID]Observation{face: short})
-	if err := k.Failed(face, 30); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Failed(face, 30))
 	p := k.Step(20*time.Second, map[ID]Observation{face: short})
 	if want := []Change{{ID: face, From: 30, To: 45, Why: whyLatency}}; !slices.Equal(p.Changes, want) {
 		t.Errorf("changes %+v, want %+v", p.Changes, want)
@@ -292,9 +275,7 @@ func TestStepAggregationBound(t *testing.T) {
 func TestStepIgnoresOldShare(t *testing.T) {
 	k := newController(t, DefaultConfig(), face)
 	k.Step(0, nil)
-	if err := k.Add(third, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Add(third, 0))
 	p := k.Step(time.Second, map[ID]Observation{face: short})
 	if shareOf(p, face) != 30 || shareOf(p, third) != 30 {
 		t.Errorf("shares %+v, want 30 each: face is within its hold-down", p.Status)
@@ -304,15 +285,11 @@ func TestStepIgnoresOldShare(t *testing.T) {
 // New steps move a share that is none of them at once, however little, and others not at all.
 func TestSetSteps(t *testing.T) {
 	k := newController(t, DefaultConfig())
-	if err := errors.Join(k.Add(face, 25), k.Add(detect, 50)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(k.Add(face, 25), k.Add(detect, 50)))
 	k.Step(0, nil)
 	set := func(steps ...float64) {
 		t.Helper()
-		if err := k.SetSteps(face, steps); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, k.SetSteps(face, steps))
 	}
 
 	set(8, 26, 50, 100)
@@ -320,15 +297,11 @@ func TestSetSteps(t *testing.T) {
 		t.Errorf("plan %+v, want 26 and 50", p)
 	}
 	set(8, 26, 50, 100)
-	if err := k.Failed(face, 50); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Failed(face, 50))
 	if p := k.Step(2*time.Second, nil); len(p.Changes) != 0 {
 		t.Errorf("the same steps pass over the hold-down: %+v", p.Changes)
 	}
-	if err := k.Failed(face, 25); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, k.Failed(face, 25))
 	set(8, 26, 50, 100)
 	if p := k.Step(2*time.Second, nil); shareOf(p, face) != 26 {
 		t.Errorf("plan %+v, want face to leave a share that is no step", p)

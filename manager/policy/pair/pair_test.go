@@ -6,6 +6,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -606,9 +607,7 @@ func TestPairRecovers(t *testing.T) {
 		p.OnDemand = rapid.Bool().Draw(t, "on demand")
 		check := func() {
 			p.Step()
-			if err := p.Check(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, p.Check())
 		}
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {

@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
@@ -134,9 +135,7 @@ func (w *world) decide() {
 		mine[i] = true
 	}
 	orders, err := divide(w.sms, claims, w.ledger.Others(mine))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must.OK(w.t, err)
 	for _, o := range orders {
 		w.ordered[o.ID] = o.Now
 	}
@@ -332,9 +331,7 @@ func TestLedgerDisjoint(t *testing.T) {
 			claims = append(claims, w.claim(i))
 		}
 		orders, err := divide(w.sms, claims, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, o := range orders {
 			if o.Waits() {
 				t.Fatalf("%+v waits, and everybody obeys", o)

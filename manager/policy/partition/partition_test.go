@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/manager/policy/gslice"
 )
 
@@ -27,9 +28,7 @@ func begin(t *testing.T, groupSMs []int, percents ...float64) []Order {
 		claims = append(claims, Claim{ID: id(fmt.Sprintf("f%02d", i)), Percent: p})
 	}
 	orders, err := divide(groupSMs, claims, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return orders
 }
 
@@ -46,9 +45,7 @@ func settled(orders []Order, percents ...float64) []Claim {
 func follow(t *testing.T, groupSMs []int, claims []Claim) {
 	t.Helper()
 	orders, err := divide(groupSMs, claims, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, o := range orders {
 		claims[i].Ordered, claims[i].Busy = o.Now, o.Now
 	}
@@ -156,9 +153,7 @@ func TestDivideScarceGroups(t *testing.T) {
 				claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: 1, Min: n})
 			}
 			orders, err := divide(four, claims, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			var got []int
 			for _, o := range orders {
 				got = append(got, len(o.Target))
@@ -185,9 +180,7 @@ func TestDivideGrowth(t *testing.T) {
 	before := begin(t, h200, 50, 50)
 	claims := settled(before, 75, 25)
 	orders, err := divide(h200, claims, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	grows, shrinks := orders[0], orders[1]
 	if !slices.Equal(grows.Now, before[0].Now) || !grows.Waits() {
 		t.Errorf("the one that grows is ordered %v, want it to stay on %v and wait", grows.Now, before[0].Now)
@@ -210,9 +203,7 @@ func TestDivideNewClaim(t *testing.T) {
 	old := begin(t, h200, 90)
 	claims := append(settled(old, 50), Claim{ID: id("new"), Percent: 50})
 	orders, err := divide(h200, claims, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if now := orders[1].Now; len(now) == 0 || !orders[1].Waits() {
 		t.Errorf("the newcomer is ordered %v of %v, want the free ones at once", now, orders[1].Target)
 	}
@@ -246,9 +237,7 @@ func TestDivideTaken(t *testing.T) {
 func TestDivideKeepsGroups(t *testing.T) {
 	before := begin(t, h200, 20, 20, 20, 20)
 	orders, err := divide(h200, settled(before, 20, 30, 20, 20), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for i, o := range orders {
 		for _, g := range before[i].Now {
 			if !slices.Contains(o.Target, g) {
@@ -289,9 +278,7 @@ func TestDivideBusyFirst(t *testing.T) {
 		{ID: id("b"), Percent: 50, Ordered: []int{0, 1}, Busy: []int{0, 1}},
 	}
 	orders, err := divide(slices.Repeat([]int{8}, 6), claims, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if got := orders[0].Now; !slices.Contains(got, 4) || !slices.Contains(got, 5) {
 		t.Errorf("ordered %v, want 4 and 5 among them", got)
 	}
@@ -400,9 +387,7 @@ func TestDivideFair(t *testing.T) {
 			}
 		}
 		orders, err := divide(groupSMs, claims, taken)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		check(t, groupSMs, claims, taken, orders)
 
 		// If all processes obey at once, and dead ones are observed, orders stop changing.
@@ -432,9 +417,7 @@ func TestDivideFair(t *testing.T) {
 			claims[i].Ordered, claims[i].Busy = orders[i].Now, orders[i].Now
 		}
 		again, err := divide(groupSMs, claims, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for i := range again {
 			if !slices.Equal(again[i].Now, claims[i].Ordered) {
 				t.Fatalf("%v is moved from %v to %v, and nothing changed", again[i].ID, claims[i].Ordered, again[i].Now)
@@ -537,9 +520,7 @@ func TestDivideTinyRemainder(t *testing.T) {
 	claims = append(claims, Claim{ID: id("new"), Percent: 98})
 	for range 4 {
 		orders, err := divide(h100, claims, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if slices.Equal(orders[1].Now, []int{14}) {
 			t.Error("a newcomer begins on the remainder alone")
 		}
@@ -567,9 +548,7 @@ func TestDivideSmallGroups(t *testing.T) {
 		t.Helper()
 		for range 4 {
 			orders, err := divide(even, claims, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			for i, o := range orders {
 				if !slices.Equal(claims[i].Ordered, o.Now) {
 					moves++

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/research/bench"
 	"github.com/penstock/penstock/research/evaluate"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -27,9 +28,7 @@ func TestEvaluateExamples(t *testing.T) {
 			continue
 		}
 		given, err := cmd.Flags().GetStringSlice("figure")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, err := figureNames(given); err != nil {
 			t.Errorf("%q: %v", example, err)
 		}
@@ -49,9 +48,7 @@ func TestFigureNames(t *testing.T) {
 // An invalid list of CPUs is reported before anything is pinned.
 func TestMissingCPUs(t *testing.T) {
 	before, err := cpuset.Allowed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	absent := before[len(before)-1] + 1
 	want := fmt.Sprintf("CPU %d is not here: this process may use %s", absent, cpuset.Format(before))
 	if err := keepTo(cpuset.Format([]int{before[0], absent})); err == nil || err.Error() != want {
@@ -82,9 +79,7 @@ func TestNothingMeasured(t *testing.T) {
 	figures := []string{"fig11", "table5"}
 	o.Figure = "table5"
 	p, err := evaluate.Prepare(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := fmt.Sprintf("the next takes about %v", p.Next.Round(time.Second))
 	if line := nothingMeasured(o, figures, nil); !strings.Contains(line, "no measurement was made within --limit 1ms") || !strings.HasSuffix(line, want) {
 		t.Errorf("says %q, want %q at its end", line, want)

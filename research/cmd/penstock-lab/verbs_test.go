@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // patience bounds each run. It detects hangs and is long enough for slow machines.
@@ -114,9 +115,7 @@ batches: [1]
 slo: 1s
 decoder: {name: raw}
 `
-			if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(card), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(card), 0o600))
 		}
 		run(t, lab, append(words("residency --variants --ways unlimited --functions 2 --rounds 1 --duration 1s --slo 10s --model tiny --models"), dir)...)
 		refused(t, lab, "tiny-3", append(words("residency --variants --functions 3 --model tiny --models"), dir))
@@ -186,9 +185,7 @@ func build(t *testing.T) (lab string) {
 	dir := t.TempDir()
 	// The sandbox's user runs the programs in this folder.
 	for folder := dir; folder != os.TempDir() && folder != "/"; folder = filepath.Dir(folder) {
-		if err := os.Chmod(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(folder, 0o755))
 	}
 	for name, from := range map[string]string{"penstock": "../../../cmd/penstock", "penstock-lab": "."} {
 		build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), from)
@@ -202,9 +199,7 @@ func build(t *testing.T) (lab string) {
 func run(t *testing.T, lab string, args ...string) []byte {
 	t.Helper()
 	out, err := output(t, lab, args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/research/planners/baseline"
@@ -28,9 +29,7 @@ func at(t *testing.T, p *plan.Problem, model string, size, batch int) (plan.Poin
 
 func TestPercentOfMIG(t *testing.T) {
 	p, err := baseline.Percent(plantest.Scenario(t, "S1"), "gpulet")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if p.GPU.Name != "a100-80-mps" || !p.GPU.Percent || p.GPU.GPCs != 54 {
 		t.Fatalf("on %+v", p.GPU)
 	}
@@ -103,13 +102,9 @@ func TestAgainstParvaGPU(t *testing.T) {
 		saved := 0.0
 		for _, s := range c.scenarios {
 			theirs, err := c.policy.Plan(plantest.Scenario(t, s))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			ours, err := parvagpu.New().Plan(plantest.Scenario(t, s))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			if theirs.GPUs < ours.GPUs {
 				t.Errorf("%s plans %s on %d GPUs, parvagpu on %d", c.policy.Name(), s, theirs.GPUs, ours.GPUs)
 			}
@@ -125,9 +120,7 @@ func TestAgainstParvaGPU(t *testing.T) {
 func TestMixedFleet(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	a30, err := plan.Lookup("a30")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	p.Fleet = []plan.Stock{{GPU: p.GPU, Count: 4}, {GPU: a30, Count: 4}}
 	for _, policy := range []plan.Policy{gpulet.New(), igniter.New(), migserving.New()} {
 		if _, err := policy.Plan(&p); err == nil || !strings.Contains(err.Error(), policy.Name()+" plans on one model of GPU") {
@@ -166,9 +159,7 @@ func TestFleetTooSmall(t *testing.T) {
 // A CPU has no memory limit, but models that were measured on it use some.
 func TestUnlimitedMemory(t *testing.T) {
 	cpu, err := plan.Lookup("cpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	model := plan.Profile{Model: "face", GPU: cpu.Name}
 	for tenth := 1; tenth <= 10; tenth++ {
 		model.Points = append(model.Points, plan.Point{GPCs: cpu.Steps(float64(10 * tenth)), Batch: 1, Processes: 1,
@@ -180,9 +171,7 @@ func TestUnlimitedMemory(t *testing.T) {
 	}
 	for policy, want := range map[plan.Policy]int{gpulet.New(): 3, igniter.New(): 1} {
 		pl, err := policy.Plan(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if pl.GPUs != want {
 			t.Errorf("%s: six services on %d machines, want %d", policy.Name(), pl.GPUs, want)
 		}

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
@@ -19,9 +20,7 @@ func TestPublishedScenarios(t *testing.T) {
 		name := plantest.Scenarios[i]
 		p := plantest.Scenario(t, name)
 		pl, err := migserving.New().Plan(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if err := verify.Plan(p, pl); err != nil {
 			t.Error(err)
 		}
@@ -51,12 +50,8 @@ func TestDrawnProblems(t *testing.T) {
 		if p.GPU.Percent || errors.As(err, &infeasible) {
 			return // no MIG, or more than one process needed
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := verify.Plan(p, pl); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.OK(t, verify.Plan(p, pl))
 		if again, _ := migserving.New().Plan(p); !reflect.DeepEqual(pl, again) {
 			t.Fatal("another plan the second time")
 		}

@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/planner/verify"
@@ -127,9 +128,7 @@ func TestServiceOrder(t *testing.T) {
 func text(t *testing.T, pl *plan.Plan) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := pl.Write(&b); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, pl.Write(&b))
 	return b.String()
 }
 
@@ -145,9 +144,7 @@ func TestWithoutMIG(t *testing.T) {
 
 func TestPlanErrors(t *testing.T) {
 	a30, err := plan.Lookup("a30")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	change := func(f func(*plan.Problem)) *plan.Problem {
 		p := plantest.Scenario(t, "S1")
 		f(p)

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,18 +18,12 @@ import (
 func shared(t *testing.T) (writable, readOnly *atomic.Uint32) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("futex-test", unix.MFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer unix.Close(fd)
-	if err := unix.Ftruncate(fd, 4096); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Ftruncate(fd, 4096))
 	mapped := func(prot int) *atomic.Uint32 {
 		mem, err := unix.Mmap(fd, 0, 4096, prot, unix.MAP_SHARED)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		t.Cleanup(func() { unix.Munmap(mem) })
 		return (*atomic.Uint32)(unsafe.Pointer(&mem[0]))
 	}
@@ -38,9 +33,7 @@ func shared(t *testing.T) (writable, readOnly *atomic.Uint32) {
 func monotonic(t *testing.T) int64 {
 	t.Helper()
 	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
 	return ts.Nano()
 }
 
@@ -91,9 +84,7 @@ func awaitSleep(t *testing.T, thread int) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", thread))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		if _, state, _ := bytes.Cut(stat, []byte(") ")); bytes.HasPrefix(state, []byte("S")) {
 			return
 		}
