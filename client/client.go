@@ -85,9 +85,6 @@ type Options struct {
 	// default. By default a manager refuses fragments below 512 bytes, unless the
 	// picture is a single fragment.
 	FragmentBytes int
-	// Pad fills each datagram up to a multiple of wire.PaddingUnit, so that
-	// payloads keep their alignment when a receiver packs datagrams together.
-	Pad bool
 	// InFlight is how many requests may be in flight before the first answer
 	// sets the credit, 8 by default.
 	InFlight int
@@ -110,9 +107,6 @@ type Options struct {
 	ResendAfter time.Duration
 	// MaxResultBytes is the max size of a result's payload, 16 MiB by default.
 	MaxResultBytes int
-	// NoSegmentation sends each datagram by itself even if the kernel could
-	// split a train of them (UDP_SEGMENT of Linux).
-	NoSegmentation bool
 
 	plain bool // use a plainSocket even on Linux
 }
@@ -150,8 +144,8 @@ func (o *Options) complete() error {
 		o.ResendAfter = defaultResendAfter
 	}
 	switch {
-	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxFragmentBytes-wire.PaddingUnit:
-		return fmt.Errorf("fragment bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes-wire.PaddingUnit)
+	case o.FragmentBytes < 1 || o.FragmentBytes > wire.MaxFragmentBytes:
+		return fmt.Errorf("fragment bytes %d: want 1 to %d", o.FragmentBytes, wire.MaxFragmentBytes)
 	case o.InFlight < 0, o.QueueLimit < 0, o.BurstBytes < 0, o.MaxResultBytes < 0, o.PaceBytes < 0, o.Timeout < 0, o.ResendAfter < 0:
 		return errors.New("options: want no negative value")
 	}

@@ -134,18 +134,17 @@ func (e *ends) wait(t *testing.T, n int) map[uint64]client.Result {
 func TestDo(t *testing.T) {
 	for _, o := range []client.Options{
 		{},
-		{NoSegmentation: true},
-		{Pad: true, FragmentBytes: 1000},
+		{FragmentBytes: 1000},
 		{FragmentBytes: 1},
 		{FragmentBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
-		{FragmentBytes: wire.MaxFragmentBytes - wire.PaddingUnit, Pad: true},
+		{FragmentBytes: wire.MaxFragmentBytes},
 	} {
 		fragment := o.FragmentBytes
 		if fragment == 0 {
 			fragment = wire.DefaultFragmentBytes
 		}
 		for _, size := range []int{1, fragment, fragment + 1, 3*fragment - 1, 70*fragment + 5} {
-			t.Run(fmt.Sprintf("%d bytes in fragments of %d, padded %v, segmented %v", size, fragment, o.Pad, !o.NoSegmentation), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d bytes in fragments of %d", size, fragment), func(t *testing.T) {
 				openfiles.CheckLeaks(t)
 				m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
 				c := dial(t, m.Addr(), o)
@@ -169,32 +168,30 @@ func TestDo(t *testing.T) {
 // TestBadNetwork checks that every request ends once, with the right answer.
 func TestBadNetwork(t *testing.T) {
 	openfiles.CheckLeaks(t)
-	for _, segmentation := range []bool{true, false} {
-		m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{NACKAfter: 2 * time.Millisecond})
-		bad := clienttest.Faults{Lose: 0.05, Repeat: 0.05, Delay: 0.05, MaxDelay: 3 * time.Millisecond, Seed: 1}
-		relay := startRelay(t, m.Addr(), bad, bad)
-		e := newEnds()
-		c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver, ResendAfter: 20 * time.Millisecond, NoSegmentation: !segmentation})
-		sizes := []int{100, 784, 5000, 49152, 150528}
-		const n = 100
-		pictures := make([][]byte, n)
-		for i := range pictures {
-			pictures[i] = picture(sizes[i%len(sizes)], uint64(i))
-			if _, err := c.Send(pictures[i], client.RequestOptions{Tag: uint64(i)}); err != nil {
-				t.Fatal(err)
-			}
+	m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{NACKAfter: 2 * time.Millisecond})
+	bad := clienttest.Faults{Lose: 0.05, Repeat: 0.05, Delay: 0.05, MaxDelay: 3 * time.Millisecond, Seed: 1}
+	relay := startRelay(t, m.Addr(), bad, bad)
+	e := newEnds()
+	c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver, ResendAfter: 20 * time.Millisecond})
+	sizes := []int{100, 784, 5000, 49152, 150528}
+	const n = 100
+	pictures := make([][]byte, n)
+	for i := range pictures {
+		pictures[i] = picture(sizes[i%len(sizes)], uint64(i))
+		if _, err := c.Send(pictures[i], client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
 		}
-		for tag, r := range e.wait(t, n) {
-			if r.Err != nil || r.Status != client.StatusOK || !bytes.Equal(r.Payload, pictures[tag]) {
-				t.Errorf("request %d: %v, %v, %d bytes", tag, r.Err, r.Status, len(r.Payload))
-			}
+	}
+	for tag, r := range e.wait(t, n) {
+		if r.Err != nil || r.Status != client.StatusOK || !bytes.Equal(r.Payload, pictures[tag]) {
+			t.Errorf("request %d: %v, %v, %d bytes", tag, r.Err, r.Status, len(r.Payload))
 		}
-		if relay.Lost.Load() == 0 || relay.Repeated.Load() == 0 || relay.Delayed.Load() == 0 {
-			t.Error("the network was not bad")
-		}
-		if s := c.Stats(); s.Resends == 0 || s.NACKs == 0 || s.Duplicates == 0 || s.Answers != n {
-			t.Errorf("stats %+v", s)
-		}
+	}
+	if relay.Lost.Load() == 0 || relay.Repeated.Load() == 0 || relay.Delayed.Load() == 0 {
+		t.Error("the network was not bad")
+	}
+	if s := c.Stats(); s.Resends == 0 || s.NACKs == 0 || s.Duplicates == 0 || s.Answers != n {
+		t.Errorf("stats %+v", s)
 	}
 }
 

@@ -164,9 +164,6 @@ func (c *Client) sendFragmentLocked(r *request, now int64) int {
 		h.Flags |= wire.FlagRetransmitted
 		c.counts.resends.Add(1)
 	}
-	if c.options.Pad {
-		h.Flags |= wire.FlagPadded
-	}
 	var e wire.Extension
 	dropAt := c.queued.dropAt(r, c.credit.roundTrip)
 	var missing wire.Missing

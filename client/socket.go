@@ -35,9 +35,6 @@ type socket interface {
 	receiveBytes() int
 }
 
-// padding is the end of padded datagrams.
-var padding [wire.PaddingUnit]byte
-
 // isRefused reports whether the error is the ICMP response "port unreachable" to an earlier datagram.
 func isRefused(err error) bool {
 	const connectionReset = syscall.Errno(10054) // WSAECONNRESET, which Windows reports instead
@@ -74,9 +71,7 @@ func (s *plainSocket) add(h wire.Header, e wire.Extension, fragment []byte) int 
 	if h.Flags&wire.FlagExtension != 0 {
 		e.Put(datagram[wire.HeaderSize:])
 	}
-	end := wire.PayloadOffset(&h)
-	end += copy(datagram[end:], fragment)
-	copy(datagram[end:], padding[:])
+	copy(datagram[wire.PayloadOffset(&h):], fragment)
 	s.ends = append(s.ends, len(s.burst))
 	return size
 }

@@ -24,7 +24,7 @@ func newSocket(conn *net.UDPConn, o *Options) (socket, error) {
 		return nil, fmt.Errorf("open socket: %w", err)
 	}
 	_ = conn.SetReadBuffer(socketBytes) // the kernel may grant less
-	s := &batchSocket{transmitter: newTransmitter(raw, !o.NoSegmentation), receiver: newReceiver(raw)}
+	s := &batchSocket{transmitter: newTransmitter(raw), receiver: newReceiver(raw)}
 	_ = raw.Control(func(fd uintptr) {
 		s.granted, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
 	})

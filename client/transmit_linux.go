@@ -27,7 +27,7 @@ type transmitter struct {
 	segments bool // the kernel can split trains
 
 	heads     [burstDatagrams][wire.HeaderSize + wire.BlockSize]byte
-	vectors   [3 * burstDatagrams]unix.Iovec // header, fragment and padding of each
+	vectors   [2 * burstDatagrams]unix.Iovec // header and fragment of each
 	datagrams [burstDatagrams]outgoing
 	n         int // datagrams
 	size      int // bytes
@@ -43,23 +43,20 @@ type transmitter struct {
 	errno            syscall.Errno
 }
 
-// outgoing is a datagram: the range of its vectors, its size, its request, and
-// whether it is the whole request.
+// outgoing is a datagram: its size, its request, and whether it is the complete request.
 type outgoing struct {
-	vector, vectorEnd, size int
-	request                 uint32
-	alone                   bool
+	size    int
+	request uint32
+	alone   bool
 }
 
-func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
+func newTransmitter(raw syscall.RawConn) *transmitter {
 	t := &transmitter{raw: raw}
-	if segments {
-		// A kernel that supports the option returns its value.
-		_ = raw.Control(func(fd uintptr) {
-			_, err := unix.GetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT)
-			t.segments = err == nil
-		})
-	}
+	// A kernel that supports the option returns its value.
+	_ = raw.Control(func(fd uintptr) {
+		_, err := unix.GetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT)
+		t.segments = err == nil
+	})
 	t.write = func(fd uintptr) bool {
 		t.written, t.errno = sendMessages(fd, t.messages[:t.writing])
 		return t.errno != unix.EAGAIN && t.errno != unix.EINTR
@@ -75,19 +72,8 @@ func (t *transmitter) add(h wire.Header, e wire.Extension, fragment []byte) int 
 	if h.Flags&wire.FlagExtension != 0 {
 		e.Put(head[wire.HeaderSize:])
 	}
-	v := 0
-	if t.n > 0 {
-		v = t.datagrams[t.n-1].vectorEnd
-	}
-	d := outgoing{vector: v, size: wire.DatagramSize(&h), request: h.RequestID, alone: h.Count == 1}
-	t.vectors[v] = vector(head)
-	t.vectors[v+1] = vector(fragment)
-	v += 2
-	if pad := d.size - len(head) - len(fragment); pad > 0 {
-		t.vectors[v] = vector(padding[:pad])
-		v++
-	}
-	d.vectorEnd = v
+	t.vectors[2*t.n], t.vectors[2*t.n+1] = vector(head), vector(fragment)
+	d := outgoing{size: wire.DatagramSize(&h), request: h.RequestID, alone: h.Count == 1}
 	t.datagrams[t.n] = d
 	t.n++
 	t.size += d.size
@@ -144,10 +130,9 @@ func (t *transmitter) pack(from int) int {
 		}
 		t.first[m] = at
 		t.messages[m] = message{}
-		first, last := t.datagrams[at], t.datagrams[end-1]
-		t.messages[m].gather(t.vectors[first.vector:last.vectorEnd])
+		t.messages[m].gather(t.vectors[2*at : 2*end])
 		if end-at > 1 {
-			t.messages[m].cut(t.control[m][:], uint16(first.size))
+			t.messages[m].cut(t.control[m][:], uint16(t.datagrams[at].size))
 		}
 		at = end
 	}
@@ -183,8 +168,6 @@ func (t *transmitter) trainEnd(at int) int {
 
 // clear drops the burst, and its references to pictures.
 func (t *transmitter) clear() {
-	if t.n > 0 {
-		clear(t.vectors[:t.datagrams[t.n-1].vectorEnd])
-	}
+	clear(t.vectors[:2*t.n])
 	t.n, t.size = 0, 0
 }

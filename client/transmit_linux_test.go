@@ -62,8 +62,7 @@ func TestTrainsOfFragments(t *testing.T) {
 		{"one of several after one of one", []request{{1, alone, 1}, {2, several, 3}}, []int{1, 3}},
 		{"one of one after one of several", []request{{1, several, 3}, {2, alone, 1}}, []int{3, 1}},
 	} {
-		tr := newTransmitter(nil, false)
-		tr.segments = true
+		tr := &transmitter{segments: true}
 		fragment := make([]byte, 100)
 		for _, r := range c.requests {
 			for i := r.count - r.fragments; i < r.count; i++ {

@@ -30,20 +30,11 @@ const (
 	NumStatuses = 6
 )
 
+var statusWords = [NumStatuses]string{"ok", "late", "incomplete", "busy", "refused", "failed"}
+
 func (s Status) String() string {
-	switch s {
-	case StatusOK:
-		return "ok"
-	case StatusLate:
-		return "late"
-	case StatusIncomplete:
-		return "incomplete"
-	case StatusBusy:
-		return "busy"
-	case StatusRefused:
-		return "refused"
-	case StatusFailed:
-		return "failed"
+	if int(s) < len(statusWords) {
+		return statusWords[s]
 	}
 	return "unknown"
 }
@@ -61,16 +52,11 @@ const (
 	NumKinds = 4
 )
 
+var kindWords = [NumKinds]string{"none", "topk", "boxes", "raw"}
+
 func (k Kind) String() string {
-	switch k {
-	case KindNone:
-		return "none"
-	case KindTopK:
-		return "topk"
-	case KindBoxes:
-		return "boxes"
-	case KindRaw:
-		return "raw"
+	if int(k) < len(kindWords) {
+		return kindWords[k]
 	}
 	return "unknown"
 }

@@ -15,14 +15,13 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Optional, Sized, Union
+from typing import Any, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Optional, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _wire
 from ._engine import NEVER, Engine, Message, Options, Request, Stats
-from ._progress import Progress
 from .answer import (
     Answer,
     Boxes,
@@ -207,18 +206,14 @@ class Client:
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
-        progress: Optional[bool] = None,
     ) -> AsyncIterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, in their order.
 
         An answer that is not ok is yielded like others: see Answer.status. A frame is taken from frames when there is
         credit for it, and copied.
-
-        progress: whether to show a line on stderr. None shows it if stderr is a terminal.
         """
         events: asyncio.Queue[_Event] = asyncio.Queue()
         s = _Stream(self, lambda f, *arguments: f(*arguments), events.put_nowait, deadline, priority)
-        shown = Progress(progress, _length(frames))
         source = frames.__aiter__() if isinstance(frames, AsyncIterable) else None
         iterator = None if isinstance(frames, AsyncIterable) else iter(frames)
         pull: Optional[asyncio.Task[None]] = None
@@ -228,7 +223,6 @@ class Client:
                     events.get_nowait()()
                 answer = s.next()
                 if answer is not None:
-                    shown.update(answer)
                     yield answer
                     continue
                 if s.finished:
@@ -244,7 +238,6 @@ class Client:
             if pull is not None:
                 pull.cancel()
             s.close()
-            shown.close()
 
     def _start(
         self, data: _wire.Bytes, deadline: int, priority: int, end: Callable[[Answer], None], closed: Callable[[], None]
@@ -461,13 +454,11 @@ class SyncClient:
         *,
         deadline: Optional[float] = None,
         priority: int = 0,
-        progress: Optional[bool] = None,
     ) -> Iterator[Answer]:
         """Send frames as fast as the manager takes them, and yield an answer for each, as Client.stream does. Frames
         are taken in the caller's thread."""
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         s = _Stream(self._client, self._call, events.put, deadline, priority)
-        shown = Progress(progress, _length(frames))
         source = iter(frames)
         try:
             while True:
@@ -475,7 +466,6 @@ class SyncClient:
                     events.get()()
                 answer = s.next()
                 if answer is not None:
-                    shown.update(answer)
                     yield answer
                     continue
                 if s.finished:
@@ -488,7 +478,6 @@ class SyncClient:
         finally:
             with contextlib.suppress(Closed):
                 s.close()
-            shown.close()
 
     def _call(self, f: Callable[..., None], *arguments: Any) -> None:
         """Call f in the event loop's thread."""
@@ -628,10 +617,6 @@ async def _pull(source: AsyncIterator[Picture], s: _Stream, events: asyncio.Queu
 
 def _not_open() -> Closed:
     return Closed("client is not open: use `with` or `async with`, or call open")
-
-
-def _length(frames: object) -> Optional[int]:
-    return len(frames) if isinstance(frames, Sized) else None
 
 
 def _nanoseconds(seconds: float) -> int:

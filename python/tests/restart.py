@@ -19,7 +19,7 @@ with penstock.SyncClient(sys.argv[1], timeout=60) as client:
                 print("sent", flush=True)
             yield picture
 
-    answers = list(client.stream(frames(), progress=False))
+    answers = list(client.stream(frames()))
     assert [a.payload for a in answers] == 20 * [picture.tobytes()], [a.detail for a in answers]
     assert client.stats.proofs >= 2, client.stats
     print("answered", flush=True)

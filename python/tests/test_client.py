@@ -2,19 +2,16 @@
 
 import asyncio
 import errno
-import io
 import json
 import os
 import sys
 import threading
 import time
 import unittest
-from unittest import mock
 
 import numpy as np
 
 import penstock
-from penstock._progress import Progress
 
 PEERS = json.loads(os.environ.get("PENSTOCK_TEST_PEERS", "{}"))
 # Bounds the wait of a test; only a hang reaches it.
@@ -78,7 +75,7 @@ class Async(Case):
 
         async def test(c):
             for frames in pictures, iter(pictures), generate():
-                self.assert_echoed([a async for a in c.stream(frames, progress=False)], pictures)
+                self.assert_echoed([a async for a in c.stream(frames)], pictures)
 
         for peer in "echo", "lossy", "cookie":
             with self.subTest(peer):
@@ -93,7 +90,7 @@ class Async(Case):
                     frame[:] = i
                     yield frame
 
-            answers = [a async for a in c.stream(frames(), progress=False)]
+            answers = [a async for a in c.stream(frames())]
             self.assertEqual([set(a.payload) for a in answers], [{i} for i in range(100)])
 
         self.run_with("lossy", test)
@@ -300,7 +297,7 @@ class Sync(Case):
         for peer in "echo", "lossy":
             with penstock.SyncClient(PEERS[peer], timeout=PATIENCE) as c:
                 for frames in pictures, iter(pictures):
-                    self.assert_echoed(list(c.stream(frames, progress=False)), pictures)
+                    self.assert_echoed(list(c.stream(frames)), pictures)
 
     def test_two_streams(self):
         with penstock.SyncClient(PEERS["echo"], timeout=PATIENCE) as c:
@@ -440,22 +437,3 @@ class Addresses(unittest.TestCase):
         for options in {"timeout": 0}, {"fragment_bytes": 0}, {"fragment_bytes": 1 << 16}, {"pace": 0}, {"in_flight": 0}:
             with self.assertRaisesRegex(ValueError, "want"):
                 penstock.SyncClient("host:1", **options)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-class Shown(Case):
-    def test_progress(self):
-        for show, out, want in (None, Terminal(), True), (None, io.StringIO(), False), (False, Terminal(), False):
-            with mock.patch.object(sys, "stderr", out), penstock.SyncClient(PEERS["echo"], timeout=PATIENCE) as c:
-                self.assertEqual(len(list(c.stream([picture(10)] * 3, progress=show))), 3)
-            self.assertEqual("3/3 pictures" in out.getvalue(), want, out.getvalue())
-
-    def test_rate(self):
-        out = Terminal()
-        p = Progress(True, None, out)
-        p.close()
-        self.assertRegex(out.getvalue(), r"^\r0 pictures, 0/s, 0 not ok, last 0.0 ms\n$")

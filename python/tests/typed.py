@@ -18,7 +18,7 @@ async def detect(address: str) -> List[float]:
     async with penstock.Client(address, pace=1e8) as client:
         answer = await client.infer(np.zeros(4, np.float32), deadline=0.1)
         scores.extend(answer.boxes.scores.tolist())
-        async for answer in client.stream(camera(), progress=False):
+        async for answer in client.stream(camera()):
             if answer.status is penstock.Status.OK:
                 scores.append(float(answer.classes.probabilities[0]))
     return scores

@@ -273,7 +273,7 @@ func TestBadNetwork(t *testing.T) {
 	nd := start(t, oneFunction(nodetest.Card(t, "digest", large)))
 	got := nodetest.NewAnswers()
 	c, err := client.Dial(t.Context(), mangle(t, nodetest.Address(t, nd, "fn"), 0.05), client.Options{
-		Deliver: got.Deliver(large), NoSegmentation: true, Timeout: patience,
+		Deliver: got.Deliver(large), Timeout: patience,
 	})
 	must.OK(t, err)
 	defer c.Close()
