@@ -15,6 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/datapath/dpdk/frame"
@@ -444,18 +447,14 @@ func TestACaptureIsReceived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	header := binary.LittleEndian.AppendUint32(nil, 0xa1b2c3d4)
-	header = append(header, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0)
-	if _, err := file.Write(header); err != nil {
+	capture := pcapgo.NewWriter(file)
+	if err := capture.WriteFileHeader(1<<16, layers.LinkTypeEthernet); err != nil {
 		t.Fatal(err)
 	}
 	const datagrams = 30
 	sent := ingesttest.Payloads(datagrams, 1046)
 	put := func(f []byte) {
-		record := binary.LittleEndian.AppendUint64(nil, 0)
-		record = binary.LittleEndian.AppendUint32(record, uint32(len(f)))
-		record = binary.LittleEndian.AppendUint32(record, uint32(len(f)))
-		if _, err := file.Write(append(record, f...)); err != nil {
+		if err := capture.WritePacket(gopacket.CaptureInfo{CaptureLength: len(f), Length: len(f)}, f); err != nil {
 			t.Fatal(err)
 		}
 	}

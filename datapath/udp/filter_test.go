@@ -186,18 +186,3 @@ func TestFilterAcceptsOthers(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkAttachFilter measures what a change of the filter costs the receiver.
-func BenchmarkAttachFilter(b *testing.B) {
-	s, err := openOne(Options{Listen: loopback4, SlabBytes: 1 << 20})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer s.CloseSlab()
-	defer s.Close()
-	for i := range b.N {
-		if err := attachFilter(s.socket, 1+i%100); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
