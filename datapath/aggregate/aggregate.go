@@ -250,59 +250,37 @@ func (a *Aggregator) forget(m *history) {
 	}
 }
 
-// datagram is a datagram of a client: a fragment of a request.
-type datagram struct {
-	*ingest.Datagram
-	wire.Header
-	// extension is that of fragment 0, if extended.
-	extension wire.Extension
-	extended  bool
-}
-
-// read reads a datagram's header, and its extension.
-func (a *Aggregator) read(f *datagram) error {
-	var scratch [wire.HeaderSize]byte
-	b := a.bytes(f.Datagram, 0, scratch[:])
-	err := f.Header.Read(b, f.Datagram.Length())
-	if err != nil && f.Shed {
-		err = f.ReadCut(b)
-	}
-	switch {
-	case err != nil:
-		return err
-	case f.Type != wire.TypeData:
-		return wire.ErrType
-	case f.Index == 0 && f.Flags&wire.FlagExtension != 0:
-		var block [wire.BlockSize]byte
-		f.extension, err = wire.DecodeExtension(a.bytes(f.Datagram, wire.HeaderSize, block[:]))
-		f.extended = err == nil // without it, the fragment is still one
-	}
-	return nil
-}
-
 func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 	a.stats.Datagrams++
-	f := datagram{Datagram: d}
-	err := a.read(&f)
+	var scratch [wire.HeaderSize]byte
+	var h wire.Header
+	b := a.bytes(d, 0, scratch[:])
+	err := h.Read(b, d.Length())
+	if err != nil && d.Shed {
+		err = h.ReadCut(b)
+	}
+	if err == nil && h.Type != wire.TypeData {
+		err = wire.ErrType
+	}
 	if err != nil {
 		a.stats.Malformed[wire.ReasonOf(err)]++
 		events.release(d)
 		return
 	}
-	if r := &a.slots[a.last]; r.id == f.RequestID && r.live() && r.from == d.From {
-		a.receiveFragment(a.last, &f, events)
+	if r := &a.slots[a.last]; r.id == h.RequestID && r.live() && r.from == d.From {
+		a.receiveFragment(a.last, d, &h, events)
 		return
 	}
-	hash := a.hash.request(d.From, f.RequestID)
-	ref, ok := a.find(hash, d.From, f.RequestID)
+	hash := a.hash.request(d.From, h.RequestID)
+	ref, ok := a.find(hash, d.From, h.RequestID)
 	switch {
 	case !ok:
-		a.begin(requestKey{d.From, f.RequestID, hash}, &f, events)
+		a.begin(requestKey{d.From, h.RequestID, hash}, d, &h, events)
 	case int(ref) < len(a.slots):
 		a.last = ref
-		a.receiveFragment(ref, &f, events)
+		a.receiveFragment(ref, d, &h, events)
 	default:
-		a.late(ref, &f, events)
+		a.late(ref, d, &h, events)
 	}
 }
 
@@ -340,14 +318,13 @@ func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint
 }
 
 // begin gives a new request a slot, or turns it away.
-func (a *Aggregator) begin(k requestKey, f *datagram, events *Events) {
-	d, h := f.Datagram, &f.Header
-	if !f.extension.Missing.Empty() {
+func (a *Aggregator) begin(k requestKey, d *ingest.Datagram, h *wire.Header, events *Events) {
+	if missing := a.missingOf(d, h); !missing.Empty() {
 		// The client has a part of the answer, so the request has run. It is forgotten, and must not run again.
 		a.drop(dropDuplicate, d, events)
 		return
 	}
-	proved := local(d.From) || a.proves(f)
+	proved := local(d.From) || a.proves(d, h)
 	client := a.senders.touch(proved, a.hash.client(d.From), d.From, a.now)
 	size := wire.FragmentSize(h)
 	switch {
@@ -356,21 +333,21 @@ func (a *Aggregator) begin(k requestKey, f *datagram, events *Events) {
 		a.stats.Refused++
 		a.drop(dropForeign, d, events)
 		refused := wire.Result{Status: wire.StatusRefused, Credit: a.credit(client), PictureBytes: uint32(a.config.RequestBytes)}
-		a.turnAway(k, f, refused, false, events)
+		a.turnAway(k, d, h, refused, false, events)
 		return
 	}
 	if d.Shed {
 		a.stats.Busy++
 		a.stats.Shed++
 		a.drop(dropShed, d, events)
-		a.turnAway(k, f, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client)}, false, events)
+		a.turnAway(k, d, h, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client)}, false, events)
 		return
 	}
 	slot, ok := a.takeSlot(a.party(client), events)
 	if !ok {
 		a.stats.Busy++
 		a.drop(dropBusy, d, events)
-		a.turnAway(k, f, wire.Result{Status: wire.StatusBusy}, !proved, events)
+		a.turnAway(k, d, h, wire.Result{Status: wire.StatusBusy}, !proved, events)
 		return
 	}
 	r := a.occupy(slot, k, d, client)
@@ -379,7 +356,7 @@ func (a *Aggregator) begin(k requestKey, f *datagram, events *Events) {
 	}
 	r.count, r.size = h.Count, size
 	clear(r.present[:(int(h.Count)+63)/64])
-	a.receiveFragment(slot, f, events)
+	a.receiveFragment(slot, d, h, events)
 }
 
 // occupy begins a request in a slot. The caller sets what the datagram says of the request.
@@ -465,11 +442,11 @@ func (a *Aggregator) prove(r *request) {
 }
 
 // receiveFragment adds a piece to a live request.
-func (a *Aggregator) receiveFragment(slot uint32, f *datagram, events *Events) {
-	r, d, h := &a.slots[slot], f.Datagram, &f.Header
+func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
+	r := &a.slots[slot]
 	if !r.client.proved {
 		r.replies.budget.receive(r.replies.headers, d.Length())
-		if a.proves(f) {
+		if a.proves(d, h) {
 			a.prove(r)
 			events.Begun++
 		}
@@ -485,7 +462,9 @@ func (a *Aggregator) receiveFragment(slot uint32, f *datagram, events *Events) {
 	case d.Shed:
 		// The kernel sheds the request's other pieces, so the missing ones will not come.
 		if r.state == stateGathering {
-			r.extend(f)
+			if h.Flags&wire.FlagExtension != 0 && !r.extension.received {
+				a.extend(r, d)
+			}
 			a.evict(slot, true, events)
 		}
 		a.drop(dropShed, d, events)
@@ -507,7 +486,9 @@ func (a *Aggregator) receiveFragment(slot uint32, f *datagram, events *Events) {
 	r.present[h.Index/64] |= 1 << (h.Index % 64)
 	r.got++
 	a.stats.Fragments++
-	r.extend(f)
+	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 && !r.extension.received {
+		a.extend(r, d)
+	}
 	if r.got == uint32(r.count) {
 		a.complete(slot, events)
 		return
@@ -572,16 +553,26 @@ func describe(to []shm.Fragment, d *ingest.Datagram, from, length, place uint32)
 	return 2
 }
 
-// extend keeps the client's extension of its request.
-func (r *request) extend(f *datagram) {
-	if e := &f.extension; f.extended && !r.extension.received {
+// extend reads the client's extension of its request.
+func (a *Aggregator) extend(r *request, d *ingest.Datagram) {
+	if e, ok := a.extension(d); ok {
 		r.extension = extension{received: true, priority: e.Priority, sentAt: e.SentAt, wanted: int64(e.Deadline)}
 	}
 }
 
+func (a *Aggregator) extension(d *ingest.Datagram) (wire.Extension, bool) {
+	var scratch [wire.BlockSize]byte
+	e, err := wire.DecodeExtension(a.bytes(d, wire.HeaderSize, scratch[:]))
+	return e, err == nil
+}
+
 // proves reports whether a piece proves its source address.
-func (a *Aggregator) proves(f *datagram) bool {
-	return f.extended && a.common.cookies.proves(a.now, f.From, f.extension.Cookie)
+func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
+	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
+		return false
+	}
+	e, ok := a.extension(d)
+	return ok && a.common.cookies.proves(a.now, d.From, e.Cookie)
 }
 
 // complete records that a request is complete, and fills in its entry of the table.
@@ -633,14 +624,13 @@ func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetrans
 
 // late drops a piece of a request that has ended, and repeats the answer if the piece asks
 // for it.
-func (a *Aggregator) late(ref uint32, f *datagram, events *Events) {
-	d := f.Datagram
+func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := a.remembered(ref)
-	if r.stranger && !d.Shed && a.proves(f) {
+	if r.stranger && !d.Shed && a.proves(d, h) {
 		// There may be a slot for it now that its client has proved its address.
 		a.requests.remove(r.hash, ref)
 		r.void = true
-		a.begin(r.requestKey, f, events)
+		a.begin(r.requestKey, d, h, events)
 		return
 	}
 	if d.Shed {
@@ -650,11 +640,11 @@ func (a *Aggregator) late(ref uint32, f *datagram, events *Events) {
 	}
 	headers := headerBytes(r.from)
 	r.budget.receive(headers, d.Length())
-	if !asks(&f.Header) {
+	if !asks(h) {
 		return
 	}
-	proved := local(d.From) || a.proves(f)
-	missing := f.extension.Missing
+	proved := local(d.From) || a.proves(d, h)
+	missing := a.missingOf(d, h)
 	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) && missing.Empty() || len(events.payloads) >= maxAgainBytes {
 		return
 	}
@@ -701,6 +691,15 @@ func (a *Aggregator) late(ref uint32, f *datagram, events *Events) {
 	}
 }
 
+// missingOf returns which fragments of an answer a question asks for; none for all of them.
+func (a *Aggregator) missingOf(d *ingest.Datagram, h *wire.Header) wire.Missing {
+	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
+		return wire.Missing{}
+	}
+	e, _ := a.extension(d)
+	return e.Missing
+}
+
 // withheld returns the busy block that replaces an answer beyond the budget.
 func withheld(r *wire.Result) wire.Result {
 	return wire.Result{Status: wire.StatusBusy, ModelVersion: r.ModelVersion, SentAt: r.SentAt}
@@ -720,9 +719,13 @@ func (a *Aggregator) drop(reason Drop, d *ingest.Datagram, events *Events) {
 }
 
 // turnAway tells a client once that its request gets no slot, and remembers it.
-func (a *Aggregator) turnAway(k requestKey, f *datagram, result wire.Result, stranger bool, events *Events) {
-	result.SentAt = f.extension.SentAt
-	r := record{requestKey: k, result: result, shed: f.Shed && result.Status == wire.StatusBusy, stranger: stranger}
+func (a *Aggregator) turnAway(k requestKey, d *ingest.Datagram, h *wire.Header, result wire.Result, stranger bool, events *Events) {
+	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
+		if e, ok := a.extension(d); ok {
+			result.SentAt = e.SentAt
+		}
+	}
+	r := record{requestKey: k, result: result, shed: d.Shed && result.Status == wire.StatusBusy, stranger: stranger}
 	a.tell(&a.turned, r, events)
 }
 

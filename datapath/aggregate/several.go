@@ -8,14 +8,14 @@ import (
 )
 
 // common is what the aggregators of one function share: the free slots, and the number of
-// clients.
+// clients. A single aggregator has it alone and takes no lock.
 //
 // The lock is held for a push or a pop, once at a request's beginning and once at its end. It
 // also orders one aggregator's writes in the table for a slot before the next aggregator's
 // use of that slot.
 type common struct {
 	several bool
-	mu      adaptive.Mutex // guards free and groups
+	mu      adaptive.Mutex // guards free, if there are several
 	free    []uint32       // a stack: the most recently used slot is still in the cache
 	left    atomic.Int64
 	clients atomic.Int64
@@ -49,8 +49,10 @@ func newCommon(config *Config, aggregators int) *common {
 
 // take takes a free slot; ok is false if there is none.
 func (c *common) take() (slot uint32, ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	if c.several {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
 	n := len(c.free)
 	if n == 0 {
 		return 0, false
@@ -61,23 +63,29 @@ func (c *common) take() (slot uint32, ok bool) {
 }
 
 func (c *common) give(slot uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	if c.several {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
 	c.free = append(c.free, slot)
 	c.left.Store(int64(len(c.free)))
 }
 
 func (c *common) join(from netip.AddrPort) uint32 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	if c.several {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
 	at := c.groups.join(c.config.groupKey(from))
 	c.parties.Store(int64(c.groups.byKey.used))
 	return at
 }
 
 func (c *common) leave(at uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	if c.several {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
 	c.groups.leave(at)
 	c.parties.Store(int64(c.groups.byKey.used))
 }
