@@ -3,7 +3,6 @@ package manager
 import (
 	"reflect"
 
-	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 )
 
@@ -68,24 +67,4 @@ func (m *Manager) publish() {
 	if published {
 		m.sharing.Published(m.orchestrator.desired.Seq, processes)
 	}
-}
-
-// desire appends the processes that should exist.
-func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
-	for _, q := range in.pair.Processes() {
-		with := in.f.setupFor(q.Card)
-		p := control.DesiredProcess{
-			IF: in.f.name, Instance: in.place.instance, Generation: q.Generation,
-			SharedWeights: with.weights == configs.WeightsShared && in.m.sharing.Device.GPU != nil,
-			Started:       q.Attached || in.processes.known(q.Generation).pid != 0,
-			Command:       q.Card.Command, Framework: q.Card.SeparateProgram(), Dir: q.Card.Dir, Model: q.Card.Model, Data: q.Card.Data, Card: q.Card.File,
-			Worker: with.worker, Environment: with.environment, Ticket: in.m.generations.ticket(in.place, q.Generation),
-		}
-		in.sharing.Fill(&p, q)
-		if w, ok := in.m.cfg.Worker(with.worker); ok {
-			p.WorkerLimits = limitsOf(w)
-		}
-		to = append(to, p)
-	}
-	return to
 }

@@ -35,8 +35,8 @@ type grant struct {
 // A grant with Steps is rounded to one of them, and may exceed its demand. If the smallest steps
 // are more than the total, Steps have no effect.
 //
-// The grants are sorted by ID. They depend only on the demands, not on their order, and add
-// up to at most 100. The IDs must differ.
+// The grants are sorted by ID. They depend only on the demands, not on their order, and add up
+// to at most total. The IDs must differ.
 func (c Config) divide(total float64, demands []shareDemand) []grant {
 	n := len(demands)
 	if n == 0 {
