@@ -26,6 +26,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/atomicfile"
 )
 
 // ErrNotPrivate is in the chain of every error that says that another user could have changed a
@@ -155,26 +157,9 @@ func (f *Folder) ReadFile(name string, maxBytes int64) ([]byte, error) {
 	return data, err
 }
 
-// ReplaceFile replaces a file of the folder: readers see the old content or the new content,
-// never a part. It supports one writer at a time. A writer that dies leaves name + ".new",
-// which the next writer removes.
+// ReplaceFile replaces a file of the folder, which only this user may read, or makes it; see atomicfile.Replace.
 func (f *Folder) ReplaceFile(name string, data []byte) error {
-	half, folder := name+".new", int(f.file.Fd())
-	if err := unix.Unlinkat(folder, half, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &fs.PathError{Op: "remove", Path: filepath.Join(f.path, half), Err: err}
-	}
-	file, err := f.Open(half, os.O_CREATE|os.O_EXCL|os.O_WRONLY)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Close()); err != nil {
-		return err
-	}
-	if err := unix.Renameat(folder, half, folder, name); err != nil {
-		return &os.LinkError{Op: "rename", Old: file.Name(), New: filepath.Join(f.path, name), Err: err}
-	}
-	return nil
+	return atomicfile.Replace(filepath.Join(f.path, name), data, 0o600, nil)
 }
 
 // maxLinks is the number of symbolic links that one path may have (MAXSYMLINKS of

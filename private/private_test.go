@@ -216,14 +216,15 @@ func TestFolderReplaceFile(t *testing.T) {
 
 	victim := filepath.Join(t.TempDir(), "victim")
 	must.OK(t, os.WriteFile(victim, []byte("keep"), 0o600))
-	// These are remains of a writer that died, or of another user from when the folder was shared.
+	// Another user may have left these when the folder was shared.
 	for name, leave := range map[string]func(path string) error{
 		"nothing":   func(string) error { return nil },
-		"half":      func(path string) error { return os.WriteFile(path, []byte("half"), 0o666) },
 		"a link":    func(path string) error { return os.Symlink(victim, path) },
 		"hard link": func(path string) error { return os.Link(victim, path) },
 	} {
-		must.OK(t, leave(filepath.Join(dir, "file.new")))
+		path := filepath.Join(dir, "file")
+		os.Remove(path)
+		must.OK(t, leave(path))
 		if err := f.ReplaceFile("file", []byte(name)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

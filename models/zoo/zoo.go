@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/internal/atomicfile"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/document"
 	"github.com/penstock/penstock/private"
@@ -176,16 +177,7 @@ func place(folder *private.Folder, file string, data []byte) error {
 	if old, err := folder.ReadFile(file, int64(len(data))); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	tmp, err := os.CreateTemp(folder.Path(), ".unpack-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // already gone on success
-	_, err = tmp.Write(data)
-	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), filepath.Join(folder.Path(), file))
+	return atomicfile.Replace(filepath.Join(folder.Path(), file), data, 0o644, nil)
 }
 
 // Picture is a shipped picture.

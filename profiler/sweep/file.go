@@ -1,15 +1,16 @@
 package sweep
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/internal/atomicfile"
 	"github.com/penstock/penstock/models/profile"
 )
 
@@ -103,17 +104,12 @@ func save(file string, p profile.Profile) error {
 	if p.Header.Complete {
 		name = file
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(name), ".profile-*")
-	if err != nil {
-		return fmt.Errorf("write profile: %w", err)
-	}
-	defer os.Remove(tmp.Name()) // already gone on success
-	err = profile.Write(tmp, p)
+	var text bytes.Buffer
 	const everybodyReads = 0o644
-	if err = errors.Join(err, tmp.Chmod(everybodyReads), tmp.Close()); err != nil {
-		return fmt.Errorf("write profile: %w", err)
+	if err := profile.Write(&text, p); err != nil {
+		return err
 	}
-	if err := os.Rename(tmp.Name(), name); err != nil {
+	if err := atomicfile.Replace(name, text.Bytes(), everybodyReads, nil); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	if p.Header.Complete {

@@ -6,7 +6,6 @@ package bench
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/internal/atomicfile"
 	"github.com/penstock/penstock/internal/testbed"
 )
 
@@ -81,12 +81,8 @@ func WriteReport(file string, report any) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
-	fresh := file + ".new"
-	if err := os.WriteFile(fresh, append(text, '\n'), 0o644); err != nil {
+	if err := atomicfile.Replace(file, append(text, '\n'), 0o644, nil); err != nil {
 		return fmt.Errorf("write report: %w", err)
-	}
-	if err := os.Rename(fresh, file); err != nil {
-		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ var layers = [][]string{
 	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
 	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/webserver", "internal/confidence"},
+	{"internal/atomicfile"},
 }
 
 // inner are the floors inside a folder. "" is the folder's own package.
