@@ -15,8 +15,8 @@ const Keep fs.FileMode = 0
 
 // Replace replaces a file: readers see the old content or the new content, never a part, also after a power failure.
 // The folder must be one that only trusted users can write. Several processes may replace the same file. If check is not
-// nil, Replace calls it right before, and leaves the file as it is after an error. A writer that is killed meanwhile
-// leaves a file with a name of its own.
+// nil, Replace calls it right before, and leaves the file as it is after an error. A process that is killed
+// meanwhile leaves a temporary file.
 func Replace(path string, data []byte, mode fs.FileMode, check func() error) (err error) {
 	defer func() {
 		if err != nil {
