@@ -74,11 +74,11 @@ func (s *loop) Receive(batch []ingest.Datagram, _ int64) (n int, err error) {
 
 func (s *loop) Send(packets []ingest.Packet) (int, error) {
 	s.inFlight.Add(-int64(len(packets)))
-	s.Wake()
+	s.ring()
 	return len(packets), nil
 }
 
-func (s *loop) Wake() {
+func (s *loop) ring() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -87,7 +87,7 @@ func (s *loop) Wake() {
 
 func (s *loop) Close() error {
 	s.closed.Store(true)
-	s.Wake()
+	s.ring()
 	return nil
 }
 
@@ -95,7 +95,7 @@ func (s *loop) Slab() shm.Memory            { return s.slab }
 func (s *loop) Release(spans []ingest.Span) { s.slab.Release(spans) }
 func (s *loop) LocalAddr() netip.AddrPort   { return netip.MustParseAddrPort("192.0.2.1:9000") }
 func (s *loop) Stats() (stats ingest.Stats) { return stats }
-func (s *loop) run(n int)                   { s.left.Store(int64(n)); s.Wake() }
+func (s *loop) run(n int)                   { s.left.Store(int64(n)); s.ring() }
 func (s *loop) ended() bool                 { return s.left.Load() == 0 && s.inFlight.Load() == 0 }
 func (s *loop) sources() *Sources           { return &Sources{All: []ingest.Source{s}, Close: s.slab.Close} }
 func cpuTime() time.Duration {

@@ -262,30 +262,23 @@ func (p *Port) SetObjective(objective, gather time.Duration) {
 	p.mu.Lock()
 	p.objective = objective
 	p.mu.Unlock()
+	p.each(func(a *aggregate.Aggregator) { a.SetObjective(objective, gather) })
+}
+
+// each calls do for each aggregator, under its lock.
+func (p *Port) each(do func(a *aggregate.Aggregator)) {
 	for _, r := range p.receivers {
 		r.mu.Lock()
-		r.aggregate.SetObjective(objective, gather)
+		do(r.aggregate)
 		r.mu.Unlock()
 	}
 }
 
 // Drain rejects new requests. Requests that have begun continue.
-func (p *Port) Drain() {
-	for _, r := range p.receivers {
-		r.mu.Lock()
-		r.aggregate.Drain()
-		r.mu.Unlock()
-	}
-}
+func (p *Port) Drain() { p.each((*aggregate.Aggregator).Drain) }
 
 // Resume accepts requests again after Drain.
-func (p *Port) Resume() {
-	for _, r := range p.receivers {
-		r.mu.Lock()
-		r.aggregate.Resume()
-		r.mu.Unlock()
-	}
-}
+func (p *Port) Resume() { p.each((*aggregate.Aggregator).Resume) }
 
 // GiveUp answers all complete requests with `failed`, because no process will answer them.
 func (p *Port) GiveUp() {

@@ -18,12 +18,10 @@ type counters struct {
 
 // Requests adds up the counters of all aggregators.
 func (p *Port) Requests() (sum aggregate.Stats) {
-	for _, r := range p.receivers {
-		r.mu.Lock()
-		s := r.aggregate.Stats()
-		r.mu.Unlock()
+	p.each(func(a *aggregate.Aggregator) {
+		s := a.Stats()
 		sum.Add(&s)
-	}
+	})
 	return sum
 }
 

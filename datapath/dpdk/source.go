@@ -39,7 +39,6 @@ type Source struct {
 	// mu is held for reading while the sink is used, and for writing by Close.
 	mu     sync.RWMutex
 	closed atomic.Bool
-	woken  atomic.Bool
 	asked  atomic.Bool // to evict requests
 	gone   atomic.Bool // CloseSlab was called, and another function may have the number
 
@@ -260,9 +259,6 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 		} else if any {
 			continue // all were foreign, and more frames may follow
 		}
-		if s.woken.Swap(false) {
-			return 0, nil
-		}
 		now := shm.Now()
 		if deadline != 0 && now >= deadline {
 			return 0, nil
@@ -425,17 +421,6 @@ func (s *Source) free(mbufs []uint64) {
 	s.held.Add(-int64(len(mbufs))) // before the mbufs can be received again: see mine
 	s.group.held.Add(-int64(len(mbufs)))
 	s.group.pool.Free(mbufs)
-}
-
-// Wake makes a blocked Receive, or the next one with nothing to receive, return. Any
-// goroutine may call it, also after Close.
-func (s *Source) Wake() {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if !s.closed.Load() {
-		s.woken.Store(true)
-		s.sink.Wake()
-	}
 }
 
 // Stats reads the counters. KernelDrops counts frames that came faster than Receive took

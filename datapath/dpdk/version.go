@@ -2,7 +2,10 @@
 
 package dpdk
 
-import "github.com/penstock/penstock/datapath/dpdk/eal"
+// #cgo pkg-config: libdpdk
+// #include <rte_version.h>
+import "C"
 
-// Version is the version of DPDK in this program, empty without DPDK.
-func Version() string { return eal.Version() }
+// Version is the version of DPDK that this program runs with, as "DPDK 22.11.11"; empty without
+// DPDK.
+func Version() string { return C.GoString(C.rte_version()) }

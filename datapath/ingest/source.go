@@ -57,8 +57,8 @@ type Source interface {
 	Slab() shm.Memory
 	// Receive fills batch and returns the number of datagrams. It returns 0 and
 	// no error if nothing arrives before the deadline (shm.Now's clock, in
-	// nanoseconds; 0 for none) or before Wake. It may do so earlier, up to a
-	// thousand times per second.
+	// nanoseconds; 0 for none). It may do so earlier, up to a thousand times per
+	// second.
 	//
 	// The caller owns every returned datagram until it releases its spans. If
 	// one read brings more than the batch holds, the next call returns the
@@ -71,8 +71,6 @@ type Source interface {
 	// long. It returns the number sent and the error that stopped it. With an
 	// error, packets[n] failed, and Send did not try the packets after it.
 	Send(packets []Packet) (n int, err error)
-	// Wake makes a blocked Receive return early.
-	Wake()
 	// LocalAddr is the address that the source listens on, with the actual
 	// port.
 	LocalAddr() netip.AddrPort

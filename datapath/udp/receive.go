@@ -396,10 +396,6 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 			continue
 		case n == 0:
 			return false, nil
-		case polls[0].Revents != 0:
-			var count [8]byte
-			_, _ = unix.Read(s.event, count[:]) // empties it; EAGAIN if another read did
-			return false, nil
 		}
 		return true, nil
 	}

@@ -76,7 +76,7 @@ type Source struct {
 	mu     sync.RWMutex
 	closed atomic.Bool
 	socket int
-	event  int
+	event  int // an eventfd that Close makes readable
 
 	busyPoll int64 // nanoseconds
 
@@ -337,20 +337,6 @@ func (c *counters) noteDrops(reading uint32) {
 	}
 }
 
-// Wake makes a blocked Receive return early. Any goroutine may call it, also
-// after Close.
-func (s *Source) Wake() {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if !s.closed.Load() {
-		s.ring()
-	}
-}
-
-// ring makes the eventfd readable. The write fails only if the counter is full, and then the
-// eventfd is readable too.
-func (s *Source) ring() { _, _ = unix.Write(s.event, one[:]) }
-
 // one is a 64-bit 1 for an eventfd, in either byte order.
 var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 1}
 
@@ -360,7 +346,7 @@ func (s *Source) Close() error {
 	if s.closed.Swap(true) {
 		return nil
 	}
-	s.ring()
+	_, _ = unix.Write(s.event, one[:]) // it is readable from now on
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.readDrops()

@@ -501,7 +501,7 @@ func TestSendConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	s.Wake()
+	must.OK(t, s.Close())
 	<-done
 }
 

@@ -33,11 +33,9 @@ var ErrStarted = errors.New("DPDK runs with other options in this process")
 // Options of the environment. Two ports of one process share it.
 type Options struct {
 	// Lcores are the threads that poll, and the CPUs that each is pinned to, in EAL's syntax:
-	// "1,2" or "1@4,2@5". Lcore Main is added if it is missing.
+	// "1,2" or "1@4,2@5". Lcore 0 only takes part in the start.
 	Lcores string
-	// Main is the lcore that only takes part in the start: it does not poll.
-	Main int
-	// MainCPUs are the CPUs on which Main may run, as a list of EAL ("0-1"); empty: CPU Main.
+	// MainCPUs are the CPUs on which lcore 0 may run, as a list of EAL ("0-1"); empty: CPU 0.
 	MainCPUs string
 	// MemoryMiB is all of DPDK's memory. It is allocated at the start, so that a shortage is
 	// an error there.
@@ -56,16 +54,15 @@ type Options struct {
 // nothing either. Memory is an unnamed file (--in-memory; --no-huge implies that), one for
 // all pages of a kind (--single-file-segments). Addresses are far from CUDA's.
 func (o Options) Args() []string {
-	main := strconv.Itoa(o.Main)
-	lcores := main
+	lcores := "0"
 	if o.MainCPUs != "" {
-		lcores = main + "@(" + o.MainCPUs + ")"
+		lcores = "0@(" + o.MainCPUs + ")"
 	}
 	if o.Lcores != "" {
 		lcores += "," + o.Lcores
 	}
 	args := []string{
-		"penstock", "--lcores", lcores, "--main-lcore", main,
+		"penstock", "--lcores", lcores, "--main-lcore", "0",
 		"--no-telemetry", "--base-virtaddr", "0x200000000000",
 		"--log-level", "lib.*:warning", "--log-level", "*:warning",
 	}
@@ -125,7 +122,7 @@ func Start(o Options) error {
 	}
 	e.args, e.started = args, true
 	for _, id := range rte.Lcores() {
-		if id != uint(o.Main) {
+		if id != 0 {
 			e.lcores = append(e.lcores, id)
 		}
 	}

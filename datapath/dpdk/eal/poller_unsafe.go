@@ -262,7 +262,7 @@ func (s *Sink) Pause(timeout *unix.Timespec) error {
 		s.left = *timeout
 		timeout = &s.left
 	}
-	n, err := ppoll(s.polls, timeout)
+	n, err := unix.Ppoll(s.polls, timeout, nil)
 	switch {
 	case errors.Is(err, unix.EINTR):
 		return nil

@@ -8,8 +8,6 @@ import "C"
 import (
 	"sync/atomic"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // Entry is a frame in packet memory: struct pst_entry.
@@ -78,9 +76,4 @@ func storeByte(b *C.uint8_t, v uint8) { *b = C.uint8_t(v) }
 
 func storePointer(p **C.struct_pst_sink, v unsafe.Pointer) {
 	atomic.StorePointer((*unsafe.Pointer)(unsafe.Pointer(p)), v)
-}
-
-// ppoll is unix.Ppoll without its copy of the timeout.
-func ppoll(fds []unix.PollFd, timeout *unix.Timespec) (int, error) {
-	return unix.Ppoll(fds, timeout, nil)
 }

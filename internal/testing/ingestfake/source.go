@@ -55,7 +55,6 @@ type Source struct {
 	queue  []waiting
 	sent   []ingest.Packet
 	refuse error
-	woken  bool
 	closed bool
 	stats  ingest.Stats
 }
@@ -227,10 +226,6 @@ func (s *Source) deliver(batch []ingest.Datagram) (n int, next int64, err error)
 		s.stats.NoRoom++
 		return 0, now, nil
 	}
-	if n == 0 && s.woken {
-		s.woken = false
-		return 0, now, nil
-	}
 	return n, next, nil
 }
 
@@ -325,14 +320,6 @@ func (s *Source) Send(packets []ingest.Packet) (int, error) {
 		s.sent = append(s.sent, ingest.Packet{To: p.To, Data: slices.Clone(p.Data)})
 	}
 	return len(packets), nil
-}
-
-// Wake makes a blocked Receive return, or else the next Receive that has no datagrams.
-func (s *Source) Wake() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.woken = true
-	s.ring()
 }
 
 // LocalAddr is Options.Local.

@@ -55,7 +55,6 @@ func Run(t *testing.T, k Kind) {
 		{"HoldsNoMoreThanTwiceThePayload", holdsLittle},
 		{"ReturnsAtADeadlineThatHasPassed", returnsAtDeadline},
 		{"WaitsForTheDeadline", waitsForDeadline},
-		{"WakeEndsABlockedReceive", wakes},
 		{"CloseEndsABlockedReceive", closes},
 		{"RefusesAfterClose", refusesAfterClose},
 		{"ReleasesAfterClose", releasesAfterClose},
@@ -239,25 +238,8 @@ func blocked(s ingest.Source) <-chan error {
 	return done
 }
 
-func wakes(t *testing.T, k Kind) {
-	twin := k.OpenQuiet(t)
-	// In some of these rounds Receive already sleeps, in others not yet.
-	for i := range 20 {
-		done := blocked(twin.Source)
-		time.Sleep(time.Duration(i%4) * time.Millisecond)
-		twin.Source.Wake()
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Fatalf("woken receive: %v", err)
-			}
-		case <-time.After(Patience):
-			t.Fatal("Wake did not end a blocked Receive")
-		}
-	}
-}
-
 func closes(t *testing.T, k Kind) {
+	// In some of these rounds Receive already sleeps, in others not yet.
 	for i := range 4 {
 		twin := k.OpenQuiet(t)
 		done := blocked(twin.Source)
@@ -289,7 +271,6 @@ func refusesAfterClose(t *testing.T, k Kind) {
 	if _, err := twin.Source.Send([]ingest.Packet{{To: twin.From, Data: []byte("x")}}); !errors.Is(err, ingest.ErrClosed) {
 		t.Errorf("send after close: %v, want ErrClosed", err)
 	}
-	twin.Source.Wake()
 	twin.Source.Stats()
 }
 
