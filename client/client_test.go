@@ -48,6 +48,9 @@ func startRelay(t *testing.T, to netip.AddrPort, up, down clienttest.Faults) *cl
 	return r
 }
 
+// silent is a handler that never answers.
+func silent(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }
+
 // plain makes dial use the socket of other systems.
 var plain bool
 
@@ -251,41 +254,29 @@ func TestNACK(t *testing.T) {
 
 // TestQuestion checks that a silent manager is sent fragment 0 again.
 func TestQuestion(t *testing.T) {
-	t.Run("when fragments were lost and the manager sends no NACK", func(t *testing.T) {
-		openfiles.CheckLeaks(t)
-		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
-		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(9)}, clienttest.Faults{})
-		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
-		want := picture(10*1024, 1)
-		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
-			t.Fatalf("%v, %d bytes", err, len(r.Payload))
-		}
-	})
-	t.Run("when all fragments were lost", func(t *testing.T) {
-		openfiles.CheckLeaks(t)
-		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: -1})
-		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
-		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: first}, clienttest.Faults{})
-		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
-		want := picture(10*1024, 1)
-		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
-			t.Fatalf("%v, %d bytes", err, len(r.Payload))
-		}
-	})
-	t.Run("when the answer was lost", func(t *testing.T) {
-		openfiles.CheckLeaks(t)
-		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
-		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
-		relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Drop: first})
-		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
-		want := picture(3000, 1)
-		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
-			t.Fatalf("%v, %d bytes", err, len(r.Payload))
-		}
-		if whole, runs := m.Requests(); whole != 1 || runs != 1 {
-			t.Errorf("%d requests ran, one of them %d times", whole, runs)
-		}
-	})
+	first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
+	for name, row := range map[string]struct {
+		up, down  clienttest.Faults
+		nackAfter time.Duration
+	}{
+		"when fragments were lost and the manager sends no NACK": {up: clienttest.Faults{Drop: clienttest.DropOnce(9)}, nackAfter: -1},
+		"when all fragments were lost":                           {up: clienttest.Faults{Drop: first}, nackAfter: -1},
+		"when the answer was lost":                               {down: clienttest.Faults{Drop: first}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			openfiles.CheckLeaks(t)
+			m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{NACKAfter: row.nackAfter})
+			relay := startRelay(t, m.Addr(), row.up, row.down)
+			c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
+			want := picture(10*1024, 1)
+			if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
+				t.Fatalf("%v, %d bytes", err, len(r.Payload))
+			}
+			if complete, runs := m.Requests(); complete != 1 || runs != 1 {
+				t.Errorf("%d requests ran, one of them %d times", complete, runs)
+			}
+		})
+	}
 }
 
 // TestQuestionsDuringAnswer loses the last fragment of the answer, and of 14 repetitions. Each
@@ -569,7 +560,7 @@ func TestExtension(t *testing.T) {
 
 func TestTimeout(t *testing.T) {
 	openfiles.CheckLeaks(t)
-	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	m := startManager(t, silent, clienttest.ManagerOptions{})
 	// The first two must be sent before their timeout, even on a slow machine. Of several
 	// timeouts, one is enough for that.
 	for timeout := 50 * time.Millisecond; ; timeout *= 4 {
@@ -602,7 +593,7 @@ func TestTimeout(t *testing.T) {
 
 func TestSendErrors(t *testing.T) {
 	openfiles.CheckLeaks(t)
-	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	m := startManager(t, silent, clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, FragmentBytes: 2, ResendAfter: patience})
 	for _, size := range []int{0, 2*wire.MaxFragments + 1} {
 		if _, err := c.Send(make([]byte, size), client.RequestOptions{}); err != client.ErrPictureSize {
@@ -630,7 +621,7 @@ func TestSendErrors(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	openfiles.CheckLeaks(t)
-	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	m := startManager(t, silent, clienttest.ManagerOptions{})
 	e := newEnds()
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 3})
 	const n = 20
@@ -676,7 +667,7 @@ func TestUnreachable(t *testing.T) {
 // TestZeroResult checks that no result without an answer looks like a success.
 func TestZeroResult(t *testing.T) {
 	openfiles.CheckLeaks(t)
-	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	m := startManager(t, silent, clienttest.ManagerOptions{})
 	c := dial(t, m.Addr(), client.Options{Timeout: 10 * time.Millisecond})
 	for name, picture := range map[string][]byte{"unanswered": {1}, "not sent": nil} {
 		if r, err := c.Do(context.Background(), picture, client.RequestOptions{}); err == nil || r.Status == client.StatusOK {

@@ -48,7 +48,6 @@ type Answered struct {
 	At      int64 // on shm.Now's clock
 	Latency int64 // nanoseconds, from handing it over to be sent
 	Status  client.Status
-	Lost    bool // ended without an answer
 	unsent  bool // was never sent: too many requests were waiting for credit
 	Batch   int
 	Service time.Duration // of its batch: gather and infer
@@ -117,7 +116,7 @@ func (t *Traffic) Pace(perSecond float64) {
 					time.Sleep(time.Duration(wait))
 				}
 				if err := f.send(due); err != nil {
-					f.note(Answered{At: shm.Now(), Lost: true, unsent: true})
+					f.note(Answered{At: shm.Now(), unsent: true})
 				}
 				due += int64(gap)
 			}
@@ -138,11 +137,11 @@ func (f *flow) send(due int64) error {
 }
 
 func (f *flow) ended(r *client.Result) {
-	f.note(Answered{At: shm.Nanos(r.Received), Latency: int64(r.Received.Sub(r.Intended)), Status: r.Status, Lost: r.Err != nil,
+	f.note(Answered{At: shm.Nanos(r.Received), Latency: int64(r.Received.Sub(r.Intended)), Status: r.Status,
 		Batch: r.Batch, Service: r.Stages.Gather + r.Stages.Infer})
 	if f.again && !f.traffic.stopping.Load() {
 		if err := f.send(shm.Now()); err != nil {
-			f.note(Answered{At: shm.Now(), Lost: true, unsent: true})
+			f.note(Answered{At: shm.Now(), unsent: true})
 		}
 	}
 	f.outstanding.Done()
@@ -240,7 +239,7 @@ func Count(all []Answered) (n Answers) {
 		switch {
 		case a.unsent:
 			n.Unsent++
-		case a.Lost:
+		case a.Status == client.StatusUnanswered:
 			n.Unanswered++
 		case a.Status == client.StatusOK:
 			n.OK++
@@ -262,7 +261,7 @@ func Count(all []Answered) (n Answers) {
 // Latencies returns the latencies of the ok answers.
 func Latencies(all []Answered) (out []time.Duration) {
 	for _, a := range all {
-		if !a.Lost && a.Status == client.StatusOK {
+		if a.Status == client.StatusOK {
 			out = append(out, time.Duration(a.Latency))
 		}
 	}
@@ -274,7 +273,7 @@ func Latencies(all []Answered) (out []time.Duration) {
 func MeanBatch(all []Answered) float64 {
 	images, batches := 0.0, 0.0
 	for _, a := range all {
-		if !a.Lost && a.Status == client.StatusOK && a.Batch > 0 {
+		if a.Status == client.StatusOK && a.Batch > 0 {
 			images++
 			batches += 1 / float64(a.Batch)
 		}

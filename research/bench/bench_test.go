@@ -29,7 +29,7 @@ func TestLongestPause(t *testing.T) {
 	silence, from, to := longestPause([]testbed.Answered{
 		ok(10*ms, ms, 1), ok(12*ms, ms, 1),
 		{At: int64(15 * ms), Status: client.StatusFailed},
-		{At: int64(40 * ms), Lost: true},
+		{At: int64(40 * ms)},
 		ok(50*ms, ms, 1), ok(60*ms, ms, 1),
 	})
 	if silence != 38*ms || from != int64(12*ms) || to != int64(50*ms) {

@@ -235,7 +235,7 @@ func provoke(ctx context.Context, b *testbed.Harness) error {
 func longestPause(all []testbed.Answered) (silence time.Duration, from, to int64) {
 	last := int64(0)
 	for _, a := range all {
-		if a.Lost || a.Status != client.StatusOK {
+		if a.Status != client.StatusOK {
 			continue
 		}
 		if gap := time.Duration(a.At - last); last > 0 && gap > silence {
