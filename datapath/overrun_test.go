@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/datapath/udp"
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // Real clients, each with more credit than a socket's buffer holds, send until many requests
@@ -74,12 +75,7 @@ func TestOverrun(t *testing.T) {
 	}
 	mu.Unlock()
 	// The clients have their credit back, and the node its slots.
-	for p.sources.stats().Shedding > 0 {
-		if time.Now().After(deadline) {
-			t.Fatal("requests are shed of nothing")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "the shedding to end, without requests", func() bool { return p.sources.stats().Shedding == 0 })
 	for _, c := range all {
 		for answered := 0; answered < 10; {
 			r, err := c.Do(context.Background(), picture, client.RequestOptions{Deadline: datapathtest.Patience})

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/datapathtest"
 	"github.com/penstock/penstock/internal/testing/ingestfake"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -94,9 +95,8 @@ func TestSeveralSources(t *testing.T) {
 			// The fragments of a source's clients are interleaved; each client has four
 			// pictures in flight.
 			for from := uint32(0); from < each; from += 4 {
-				for sent.Add(4 * clients / sources); sent.Load()-done.Load() > 40 && !t.Failed(); {
-					time.Sleep(50 * time.Microsecond) // there are 64 slots
-				}
+				sent.Add(4 * clients / sources)
+				wait.Until(func() bool { return sent.Load()-done.Load() <= 40 || t.Failed() }) // there are 64 slots
 				for i := range 3 {
 					for id := from; id < from+4; id++ {
 						for client := s; client < clients; client += sources {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock/gateway/openinference"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // Bodies that do not come take no memory from others.
@@ -139,10 +140,13 @@ func TestDecoders(t *testing.T) {
 	for range maxQueued - decoders {
 		go decode(ctx)
 	}
-	for m.queue.TryAcquire(1) { // until all wait
-		m.queue.Release(1)
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "all to wait", func() bool {
+		room := m.queue.TryAcquire(1)
+		if room {
+			m.queue.Release(1)
+		}
+		return !room
+	})
 	if err := m.decode(t.Context(), 1, func() error { return nil }); statusOf(err) != http.StatusServiceUnavailable {
 		t.Errorf("with a full queue: %v", err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/grouptest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 )
@@ -146,13 +147,11 @@ func (n *realNode) untilState(generation uint32, state control.State) control.Ob
 
 func (n *realNode) untilGone(pid int) {
 	n.t.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	wait.For(n.t, fmt.Sprintf("process %d to end", pid), func() bool {
 		// A zombie counts as gone: init or another reaper is its parent.
-		if stat, _ := procstat.Read(pid); stat.Ended() {
-			return
-		}
-	}
-	n.t.Fatalf("process %d lives on", pid)
+		stat, _ := procstat.Read(pid)
+		return stat.Ended()
+	})
 }
 
 // exists reports whether a process is there and has not ended.
@@ -317,14 +316,7 @@ func limitMemory(t *testing.T, bytes int) (dir string) {
 		t.Skipf("not on this machine: needs a memory cgroup that it may write: %v", err)
 	}
 	t.Cleanup(func() {
-		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-			if err := os.Remove(dir); err == nil || time.Now().After(deadline) {
-				if err != nil {
-					t.Error(err)
-				}
-				return
-			}
-		}
+		wait.For(t, dir+" to be empty", func() bool { return os.Remove(dir) == nil })
 	})
 	limit := "memory.limit_in_bytes"
 	if filepath.Base(own.File) == "memory.events" {
@@ -593,11 +585,7 @@ func TestQuotaHolds(t *testing.T) {
 		_, rest, _ := strings.Cut(string(b), "nr_throttled ")
 		return rest != "" && !strings.HasPrefix(rest, "0\n")
 	}
-	for deadline := time.Now().Add(patience); !throttled(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it was never stopped")
-		}
-	}
+	wait.For(t, "the kernel to stop it", throttled)
 	n.want(n.child(1, control.Kill, "spin"))
 	n.untilState(1, control.Stopped)
 	if _, err := os.Stat(filepath.Dir(procs[0])); !errors.Is(err, os.ErrNotExist) {

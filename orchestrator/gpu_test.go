@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
@@ -580,11 +581,7 @@ func TestFollowWithoutNVML(t *testing.T) {
 	defer d.Close()
 	<-d.States()
 	d.Follow(42)
-	for end := time.Now().Add(30 * time.Second); d.Follows(42); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("device still waits for the process")
-		}
-	}
+	wait.For(t, "the device to forget the process", func() bool { return !d.Follows(42) })
 }
 
 func TestReopenDevice(t *testing.T) {

@@ -8,13 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 )
@@ -89,11 +89,7 @@ func TestLimitOfProcesses(t *testing.T) {
 		t.Errorf("a process with more than %d processes: %s", testLimits.tasks, p.Reason)
 	}
 	const want = "the function has reached sandbox.processes 100"
-	for deadline := time.Now().Add(patience); !strings.Contains(n.log.String(), want); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("the log does not say %q", want)
-		}
-	}
+	wait.For(t, "the log to say "+want, func() bool { return strings.Contains(n.log.String(), want) })
 	n.want(n.child(1, control.Kill, "greedy", "processes"))
 	n.untilState(1, control.Stopped)
 	n.want()

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/grouptest"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/guest"
 	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/orchestrator/sandbox"
@@ -73,11 +74,9 @@ func TestMain(m *testing.M) {
 // leftovers reports goroutines, children and groups that the tests left behind.
 func leftovers(goroutinesBefore int) int {
 	complain := func(what string, n func() int) int {
-		for deadline := time.Now().Add(5 * time.Second); n() > 0; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				fmt.Printf("%d %s are left\n", n(), what)
-				return 1
-			}
+		if !wait.Within(5*time.Second, func() bool { return n() <= 0 }) {
+			fmt.Printf("%d %s are left\n", n(), what)
+			return 1
 		}
 		return 0
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/grouptest"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
@@ -289,11 +290,7 @@ func TestEndWithManager(t *testing.T) {
 	n.manager.Close()
 	n.orchestrate()
 	n.untilGone(p.PID)
-	for deadline := time.Now().Add(patience); !n.log.has("manager ended; stopping its processes"); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the log does not say why")
-		}
-	}
+	wait.For(t, "the log to say why", func() bool { return n.log.has("manager ended; stopping its processes") })
 }
 
 func TestNoteOfAnotherVersion(t *testing.T) {

@@ -10,12 +10,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/cpushare"
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
@@ -56,18 +56,14 @@ func newKeeper(t *testing.T) keeper.Keeper {
 // until waits for a state of the weight server.
 func (h *runningWeightServer) until(t *testing.T, what string, is func(*control.WeightsHeld) bool) control.WeightsHeld {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		now := h.state()
-		if is(now) {
-			if now == nil {
-				return control.WeightsHeld{}
-			}
-			return *now
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s; it is %+v", patience, what, now)
-		}
+	var now *control.WeightsHeld
+	if !wait.Until(func() bool { now = h.state(); return is(now) }) {
+		t.Fatalf("not in time: %s; it is %+v", what, now)
 	}
+	if now == nil {
+		return control.WeightsHeld{}
+	}
+	return *now
 }
 
 func TestWeightServerRestart(t *testing.T) {
@@ -121,11 +117,7 @@ func TestWeightServerLoaderHangs(t *testing.T) {
 func TestWeightServerStartFails(t *testing.T) {
 	var log buffer
 	h := startWeightServer(newKeeper(t), nil, "/nowhere/penstock", t.TempDir(), "GPU-1", nil, zerolog.New(&log))
-	for deadline := time.Now().Add(patience); !log.has(`"again_in_ms":200`); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("it is not tried again")
-		}
-	}
+	wait.For(t, "another try", func() bool { return log.has(`"again_in_ms":200`) })
 	h.close()
 	if h.state() != nil {
 		t.Error("it is there")

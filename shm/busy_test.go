@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
 
@@ -107,9 +108,7 @@ func TestBusySweep(t *testing.T) {
 	cmd.Env, cmd.ExtraFiles = append(os.Environ(), "BUSY_BIT=1"), []*os.File{word, locks}
 	must.OK(t, cmd.Start())
 	locks.Close()
-	for file.words.word.Load() != 0b11 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.For(t, "the bit of the other process", func() bool { return file.words.word.Load() == 0b11 })
 	sweep := func() {
 		must.OK(t, file.Sweep())
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/wait"
 )
 
 // TestMain runs a loader if a weight server starts it as one.
@@ -263,9 +264,7 @@ func shorten(file string) {
 	f, err := os.Open(file)
 	if err == nil {
 		go func() {
-			for cudafake.Now().Events < 2 { // the file's size is known then
-				time.Sleep(time.Millisecond)
-			}
+			wait.Until(func() bool { return cudafake.Now().Events >= 2 }) // the file's size is known then
 			os.Truncate(file, pieceBytes)
 			if err := cudafake.Change(cudafake.Release); err != nil {
 				fmt.Println(err)

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/internal/procstat"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
@@ -219,11 +220,7 @@ func TestGroupRunsWithoutFirstThread(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	must.OK(t, cmd.Start())
 	group := cmd.Process.Pid
-	for deadline := time.Now().Add(patience); runs(group); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("its first thread does not end")
-		}
-	}
+	wait.For(t, "its first thread to end", func() bool { return !runs(group) })
 	if !groupRuns(group) {
 		t.Error("a process counts as ended when its first thread has ended")
 	}
@@ -545,13 +542,11 @@ func TestLeaks(t *testing.T) {
 		t.Error(err)
 	}
 	l.Close()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		f, g := openfiles.Count(t), runtime.NumGoroutine()
-		if f <= files && g <= goroutines {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d files were open and %d are; %d goroutines, and %d", files, f, goroutines, g)
-		}
+	var f, g int
+	if !wait.Until(func() bool {
+		f, g = openfiles.Count(t), runtime.NumGoroutine()
+		return f <= files && g <= goroutines
+	}) {
+		t.Fatalf("%d files were open and %d are; %d goroutines, and %d", files, f, goroutines, g)
 	}
 }

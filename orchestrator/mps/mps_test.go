@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/mpsfake"
 	"github.com/penstock/penstock/internal/testing/must"
 	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
@@ -43,11 +44,9 @@ func TestMain(m *testing.M) {
 	goroutines := runtime.NumGoroutine()
 	code := m.Run()
 	remove()
-	for deadline := time.Now().Add(patience); code == 0 && runtime.NumGoroutine() > goroutines; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			fmt.Printf("%d goroutines are left\n", runtime.NumGoroutine()-goroutines)
-			code = 1
-		}
+	if code == 0 && !wait.Until(func() bool { return runtime.NumGoroutine() <= goroutines }) {
+		fmt.Printf("%d goroutines are left\n", runtime.NumGoroutine()-goroutines)
+		code = 1
 	}
 	os.Exit(code)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -63,9 +64,7 @@ func TestWake(t *testing.T) {
 				m.Unlock()
 			})
 		}
-		for m.state.Load() != awaited {
-			time.Sleep(pollTime / 2)
-		}
+		wait.For(t, "the lock to be awaited", func() bool { return m.state.Load() == awaited })
 		m.Unlock()
 		ended := make(chan struct{})
 		go func() {
@@ -100,9 +99,7 @@ func TestOneCPU(t *testing.T) {
 			took <- threadTime(t) - began
 			m.Unlock()
 		}()
-		for m.state.Load() != awaited {
-			time.Sleep(pollTime / 2)
-		}
+		wait.For(t, "the lock to be awaited", func() bool { return m.state.Load() == awaited })
 		time.Sleep(pollTime)
 		m.Unlock()
 		return <-took

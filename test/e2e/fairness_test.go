@@ -31,7 +31,9 @@ func flood(t *testing.T, sockets []net.Conn, make func(id uint32) []byte) (sent 
 		defer loops.Done()
 		const step, maxBehind = time.Millisecond, 5 * time.Millisecond // after a stall, the rest is not sent
 		last := time.Now()
-		for id := uint32(1); !end.Load(); time.Sleep(step) {
+		pace := time.NewTicker(step)
+		defer pace.Stop()
+		for id := uint32(1); !end.Load(); <-pace.C {
 			if behind := time.Since(last); behind > maxBehind {
 				last = last.Add(behind - maxBehind)
 			}

@@ -124,7 +124,8 @@ func TestEdit(t *testing.T) {
 // these ports is not.
 func TestCheckRunningNode(t *testing.T) {
 	card := nodetest.Card(t, "digest", small)
-	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: 15905}\n", card))
+	port := freePort(t).Port()
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: %d}\n", card, port))
 	for _, dir := range []string{nd.Dir, t.TempDir()} {
 		out, err := run(t, dir, "check", nd.Config)
 		if err != nil || !strings.Contains(out, "a node runs with this configuration, in "+nd.Dir) || !strings.Contains(out, "a node can run with it") {
@@ -136,7 +137,7 @@ func TestCheckRunningNode(t *testing.T) {
 	must.OK(t, err)
 	other := filepath.Join(t.TempDir(), "other.yaml")
 	must.OK(t, os.WriteFile(other, text, 0o600))
-	if out, err := run(t, t.TempDir(), "check", other); err == nil || !strings.Contains(out, "port 15905 is in use") {
+	if out, err := run(t, t.TempDir(), "check", other); err == nil || !strings.Contains(out, fmt.Sprintf("port %d is in use", port)) {
 		t.Errorf("check of another configuration: %v\n%s", err, out)
 	}
 }

@@ -155,12 +155,14 @@ functions:
 	c := nodetest.Dial(t, nd, "fn", client.Options{Deliver: got.Deliver(small), Timeout: 30 * time.Second, QueueLimit: 1 << 16})
 	var traffic sync.WaitGroup
 	traffic.Go(func() {
+		pace := time.NewTicker(5 * time.Millisecond)
+		defer pace.Stop()
 		for ; time.Now().Before(end); sent++ {
 			if _, err := c.Send(nodetest.Picture(small, sent), client.RequestOptions{Tag: uint64(sent)}); err != nil {
 				t.Errorf("send request %d: %v", sent, err)
 				return
 			}
-			time.Sleep(5 * time.Millisecond)
+			<-pace.C
 		}
 	})
 	var done []string

@@ -39,9 +39,11 @@ func TestWorkerThrashing(t *testing.T) {
 	for _, name := range names {
 		c := nodetest.Dial(t, nd, name, client.Options{Deliver: func(*client.Result) {}})
 		load.Go(func() {
+			pace := time.NewTicker(5 * time.Millisecond)
+			defer pace.Stop()
 			for ctx.Err() == nil {
 				_, _ = c.Send(nodetest.Picture(28*28, 1), client.RequestOptions{}) // the queue is full on a busy machine
-				time.Sleep(5 * time.Millisecond)
+				<-pace.C
 			}
 		})
 	}
