@@ -477,12 +477,12 @@ func TestEndWork(t *testing.T) {
 		order        func(s *Server, g *guest)
 		want         int // processes, all of which live
 	}{
-		{"stop", "exec sleep 1000", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
-		{"stop, handled", "trap 'exit 0' TERM; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 0},
-		{"stop, ignored", "trap '' TERM; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
-		{"outside MPS", "exec sleep 1000", true, func(s *Server, g *guest) { s.stop(g, "") }, 0},
-		{"left behind", "sleep 1000 & read line", false, func(_ *Server, g *guest) { unix.Kill(g.pid, unix.SIGKILL) }, 1},
-		{"fault", "exec sleep 1000", false, func(s *Server, _ *guest) { s.Fault("the GPU failed", true) }, 0},
+		{"stop", "echo there; exec sleep 1000", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
+		{"stop, handled", "trap 'exit 0' TERM; echo there; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 0},
+		{"stop, ignored", "trap '' TERM; echo there; read line", false, func(s *Server, g *guest) { s.stop(g, "") }, 1},
+		{"outside MPS", "echo there; exec sleep 1000", true, func(s *Server, g *guest) { s.stop(g, "") }, 0},
+		{"left behind", "sleep 1000 & echo there; read line", false, func(_ *Server, g *guest) { unix.Kill(g.pid, unix.SIGKILL) }, 1},
+		{"fault", "echo there; exec sleep 1000", false, func(s *Server, _ *guest) { s.Fault("the GPU failed", true) }, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var mu sync.Mutex
@@ -499,9 +499,8 @@ func TestEndWork(t *testing.T) {
 				}
 			}
 			s := listen(t, Options{}, device)
-			r := runScript(t, s, "echo there; "+row.script, func(c *Command) { c.Own, c.Stdin = row.own, pipe(t) })
+			r := runScript(t, s, row.script, func(c *Command) { c.Own, c.Stdin = row.own, pipe(t) })
 			r.line(t, "there")
-			time.Sleep(20 * time.Millisecond) // until the trap is set
 			s.mu.Lock()
 			g := s.guests[0]
 			s.mu.Unlock()
