@@ -467,7 +467,7 @@ func (c *Consumer) Start(slots []uint32) {
 	}
 }
 
-// Request is the table's entry for a slot. Pieces is clamped to MaxFragments. The
+// Request is the table's entry for a slot. Fragments is clamped to MaxFragments. The
 // caller checks the sizes against its own tensors.
 func (c *Consumer) Request(slot uint32) Request {
 	r := c.table.Request(slot)

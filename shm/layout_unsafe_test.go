@@ -14,7 +14,7 @@ func TestLayout(t *testing.T) {
 		header   resultHeader
 	)
 	for name, test := range map[string]struct{ got, want uintptr }{
-		"size of Piece":         {unsafe.Sizeof(fragment), 16},
+		"size of Fragment":      {unsafe.Sizeof(fragment), 16},
 		"Fragment.Offset":       {unsafe.Offsetof(fragment.Offset), 0},
 		"Fragment.Place":        {unsafe.Offsetof(fragment.Place), 8},
 		"Fragment.Length":       {unsafe.Offsetof(fragment.Length), 12},

@@ -44,7 +44,7 @@ const TensorAlign = models.TensorAlignment
 // checks the copy.
 type Request struct {
 	Fragments []shm.Fragment
-	// Bytes is the size of the request's payload, which the pieces cover.
+	// Bytes is the size of the request's payload, which the fragments cover.
 	Bytes uint32
 }
 
@@ -218,7 +218,7 @@ func Lay(mem []byte, sizes ...int) ([][]byte, error) {
 // RequestError is returned by Gather if a request's descriptors are invalid.
 type RequestError struct {
 	Request  int // index in the batch
-	Fragment int // index in Request.Fragments; -1 if no single piece is to blame
+	Fragment int // index in Request.Fragments; -1 if no single fragment is to blame
 	Err      error
 }
 
@@ -226,35 +226,35 @@ func (e *RequestError) Error() string {
 	if e.Fragment < 0 {
 		return fmt.Sprintf("gather request %d: %v", e.Request, e.Err)
 	}
-	return fmt.Sprintf("gather request %d, piece %d: %v", e.Request, e.Fragment, e.Err)
+	return fmt.Sprintf("gather request %d, fragment %d: %v", e.Request, e.Fragment, e.Err)
 }
 
 func (e *RequestError) Unwrap() error { return e.Err }
 
 // Errors of Order.
 var (
-	// ErrSlab is returned for a piece in a slab that was never added.
-	ErrSlab = errors.New("piece is in an unknown slab")
-	// ErrOutsideSlab is returned for a piece that reaches beyond its slab.
-	ErrOutsideSlab = errors.New("piece reaches outside its slab")
-	// errOutsideRequest is returned for a piece that reaches beyond its request.
-	errOutsideRequest = errors.New("piece reaches outside its request")
-	// errEmpty is returned for a piece without bytes.
-	errEmpty = errors.New("piece is empty")
-	// ErrOverlap is returned if two pieces cover the same byte.
-	ErrOverlap = errors.New("pieces overlap")
-	// ErrGap is returned if a byte of the request is in no piece.
-	ErrGap = errors.New("pieces leave a gap")
+	// ErrSlab is returned for a fragment in a slab that was never added.
+	ErrSlab = errors.New("fragment is in an unknown slab")
+	// ErrOutsideSlab is returned for a fragment that reaches beyond its slab.
+	ErrOutsideSlab = errors.New("fragment reaches outside its slab")
+	// errOutsideRequest is returned for a fragment that reaches beyond its request.
+	errOutsideRequest = errors.New("fragment reaches outside its request")
+	// errEmpty is returned for a fragment without bytes.
+	errEmpty = errors.New("fragment is empty")
+	// ErrOverlap is returned if two fragments cover the same byte.
+	ErrOverlap = errors.New("fragments overlap")
+	// ErrGap is returned if a byte of the request is in no fragment.
+	ErrGap = errors.New("fragments leave a gap")
 	// ErrSize is returned for a request whose size is not the model's.
 	ErrSize = errors.New("request is not of the model's size")
 )
 
-// Order copies a request's pieces (its fragments) to scratch[:0], sorts the copy by
-// place, and checks it. Every piece must lie within its slab (slabBytes[i] is the size
+// Order copies a request's fragments to scratch[:0], sorts the copy by
+// place, and checks it. Every fragment must lie within its slab (slabBytes[i] is the size
 // of slab i), and together they must cover the request's bytes exactly once. Order
 // returns the copy, which is scratch, grown if it was too small. So a caller that keeps
 // the result allocates nothing in the long run. On an error, bad is the index of the
-// piece in the request's pieces, or -1.
+// fragment in the request's fragments, or -1.
 func Order(scratch []shm.Fragment, req Request, slabBytes []uint64) (ordered []shm.Fragment, bad int, err error) {
 	ordered = append(scratch[:0], req.Fragments...)
 	next, sorted := uint64(0), true

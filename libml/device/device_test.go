@@ -30,11 +30,11 @@ func TestOrderErrors(t *testing.T) {
 		{"past the request", func(p []shm.Fragment) []shm.Fragment { p[0].Place = 31; return p }, 0, errOutsideRequest},
 		{"place that wraps", func(p []shm.Fragment) []shm.Fragment { p[0].Place = ^uint32(0); return p }, 0, errOutsideRequest},
 		{"overlap", func(p []shm.Fragment) []shm.Fragment { p[0].Place = 29; return p }, -1, ErrOverlap},
-		{"a piece twice", func(p []shm.Fragment) []shm.Fragment { return append(p, p[1]) }, -1, ErrOverlap},
+		{"a fragment twice", func(p []shm.Fragment) []shm.Fragment { return append(p, p[1]) }, -1, ErrOverlap},
 		{"gap in the middle", func(p []shm.Fragment) []shm.Fragment { p[2].Length = 19; return p }, -1, ErrGap},
 		{"gap at the start", func(p []shm.Fragment) []shm.Fragment { return slices.Delete(p, 1, 2) }, -1, ErrGap},
 		{"gap at the end", func(p []shm.Fragment) []shm.Fragment { p[0].Length = 69; return p }, -1, ErrGap},
-		{"no pieces", func([]shm.Fragment) []shm.Fragment { return nil }, -1, ErrGap},
+		{"no fragments", func([]shm.Fragment) []shm.Fragment { return nil }, -1, ErrGap},
 		{"one overlaps what another leaves out", func(p []shm.Fragment) []shm.Fragment {
 			p[0].Length, p[2].Offset, p[2].Length = 60, 0, 30
 			return p
@@ -44,7 +44,7 @@ func TestOrderErrors(t *testing.T) {
 			fragments := c.spoil(whole())
 			_, bad, err := Order(nil, Request{Fragments: fragments, Bytes: 100}, slabs)
 			if !errors.Is(err, c.want) || bad != c.bad {
-				t.Errorf("Order = piece %d, %v; want piece %d, %v", bad, err, c.bad, c.want)
+				t.Errorf("Order = fragment %d, %v; want fragment %d, %v", bad, err, c.bad, c.want)
 			}
 		})
 	}
@@ -65,11 +65,11 @@ func TestOrder(t *testing.T) {
 	}
 	for i, p := range scratch {
 		if p.Place != uint32(i*length) {
-			t.Fatalf("piece %d is at place %d", i, p.Place)
+			t.Fatalf("fragment %d is at place %d", i, p.Place)
 		}
 	}
 	if !slices.Equal(before, fragments) {
-		t.Error("Order changed the request's own pieces")
+		t.Error("Order changed the request's own fragments")
 	}
 	if got := testing.AllocsPerRun(10, func() {
 		scratch, _, _ = Order(scratch, Request{Fragments: fragments, Bytes: n * length}, slabs)

@@ -5,7 +5,7 @@
 // A batch takes these steps, all on its slot's stream:
 //
 //	Gather   (with Options.Copy in another way: copy.go)
-//	         1. device.Order checks a private copy of each request's pieces
+//	         1. device.Order checks a private copy of each request's fragments
 //	         2. write their descriptors to the slot's pinned memory
 //	         3. one launch of the gather kernel (gather.cu); an event after it
 //	Pad      4. set the images up to the ladder's step to zero

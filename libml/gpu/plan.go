@@ -16,8 +16,8 @@ import (
 const (
 	// Slabs is the maximum number of slabs of a device.
 	Slabs = 32
-	// FragmentBytes is the maximum length of a descriptor's piece: a warp's tile, less
-	// the loss for an address that is not aligned. Longer pieces are cut.
+	// FragmentBytes is the maximum length of a descriptor's fragment: a warp's tile, less
+	// the loss for an address that is not aligned. Longer fragments are cut.
 	FragmentBytes = 2048 - 128
 	// DescriptorBytes is the size of a descriptor in memory.
 	DescriptorBytes = 16
@@ -57,7 +57,7 @@ const (
 	fetchBytes = atParts + 8
 )
 
-// Descriptor is the kernel's description of one piece (fragment). The pieces of an
+// Descriptor is the kernel's description of one fragment. The fragments of an
 // image come together, in order of place.
 type Descriptor struct {
 	Slab   uint16
@@ -80,7 +80,7 @@ func put(to []byte, slab, offset, place, length, image uint64) {
 	binary.LittleEndian.PutUint64(to[8:], image<<48|length<<32|place)
 }
 
-// cut writes descriptors for pieces in order, from index n of memory on. It returns
+// cut writes descriptors for fragments in order, from index n of memory on. It returns
 // the index after the last; ok is false if memory is too small.
 func cut(memory []byte, n int, fragments []shm.Fragment, image int) (next int, ok bool) {
 	for i := range fragments {
@@ -91,7 +91,7 @@ func cut(memory []byte, n int, fragments []shm.Fragment, image int) (next int, o
 	return n, true
 }
 
-// cutOne writes one piece's descriptors. It cuts a long piece only between elements
+// cutOne writes one fragment's descriptors. It cuts a long fragment only between elements
 // and pixels. An element of a picture has 1, 2 or 4 bytes, and two pixels of UYVY have
 // 4. A pixel of three channels has 3, 6 or 12.
 func cutOne(memory []byte, n int, p shm.Fragment, image int) (next int, ok bool) {
@@ -112,8 +112,8 @@ func cutOne(memory []byte, n int, p shm.Fragment, image int) (next int, ok bool)
 	return n, true
 }
 
-// straight does device.Order and cut in one pass, and reads each piece once. It is
-// for requests whose pieces are valid, in order, and short enough, as nearly all are.
+// straight does device.Order and cut in one pass, and reads each fragment once. It is
+// for requests whose fragments are valid, in order, and short enough, as nearly all are.
 // For others, and if memory is too small, ok is false; some descriptors may then have
 // been written.
 func straight(memory []byte, n int, req device.Request, image int, slabBytes []uint64) (next int, ok bool) {

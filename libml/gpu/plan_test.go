@@ -70,7 +70,7 @@ func TestKernelChoice(t *testing.T) {
 	}
 }
 
-// A long piece is cut into several, between elements and between pixels of three
+// A long fragment is cut into several, between elements and between pixels of three
 // channels.
 func TestCutPieces(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -106,7 +106,7 @@ func TestStraight(t *testing.T) {
 	slabs := []uint64{5000, 100}
 	rapid.Check(t, func(t *rapid.T) {
 		var req device.Request
-		for range rapid.IntRange(0, 6).Draw(t, "pieces") {
+		for range rapid.IntRange(0, 6).Draw(t, "fragments") {
 			p := shm.Fragment{Offset: rapid.Uint64Range(0, 120).Draw(t, "offset"), Place: req.Bytes, Length: rapid.Uint16Range(1, 2500).Draw(t, "length")}
 			if rapid.IntRange(0, 3).Draw(t, "short") > 0 {
 				p.Length = p.Length%40 + 1
@@ -149,7 +149,7 @@ func TestStraight(t *testing.T) {
 	})
 }
 
-// BenchmarkDescribe describes a batch of 32 pictures in 4704 pieces.
+// BenchmarkDescribe describes a batch of 32 pictures in 4704 fragments.
 func BenchmarkDescribe(b *testing.B) {
 	req := device.Request{Bytes: 150528}
 	for place := 0; place < 150528; place += 1024 {

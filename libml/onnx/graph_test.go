@@ -175,7 +175,7 @@ func TestGraphNotCopyable(t *testing.T) {
 		}
 	}
 	if got := cudafake.Now().HostAllocations; got != before {
-		t.Errorf("%d pieces of pinned memory, were %d", got, before)
+		t.Errorf("%d blocks of pinned memory, were %d", got, before)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 // The last one frees the memory. Only one batch is configured at a time, so users needs no
 // lock.
 type hosts struct {
-	pieces [][]byte
+	blocks [][]byte
 	users  int
 }
 
@@ -32,13 +32,13 @@ func (h *hosts) redirect(graph *cuda.Graph, copied cuda.Copy, in *cuda.Context) 
 	if !isPinned(copied.From.At) {
 		return fmt.Errorf("%w: it copies %d bytes from host memory that is not pinned", errNoGraph, copied.From.Bytes)
 	}
-	piece, err := in.AllocateHost(copied.From.Bytes)
+	block, err := in.AllocateHost(copied.From.Bytes)
 	if err != nil {
 		return err
 	}
-	h.pieces = append(h.pieces, piece)
-	copyHost(cuda.At(piece), copied.From.At, len(piece))
-	return graph.ReadFrom(copied, cuda.At(piece))
+	h.blocks = append(h.blocks, block)
+	copyHost(cuda.At(block), copied.From.At, len(block))
+	return graph.ReadFrom(copied, cuda.At(block))
 }
 
 // keep adds a user, and returns h.
@@ -56,8 +56,8 @@ func (h *hosts) release(in *cuda.Context) error {
 		return nil
 	}
 	var errs []error
-	for _, piece := range h.pieces {
-		errs = append(errs, in.FreeHost(piece))
+	for _, block := range h.blocks {
+		errs = append(errs, in.FreeHost(block))
 	}
 	return errors.Join(errs...)
 }

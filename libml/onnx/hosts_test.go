@@ -60,10 +60,10 @@ func TestHostMemoryOfTwoSlots(t *testing.T) {
 	}
 	r.configure(0, 1, second) // uses slot 2's graph
 	if got := cudafake.Now().HostAllocations - before; got != 1 {
-		t.Errorf("%d pieces of pinned memory for one graph", got)
+		t.Errorf("%d blocks of pinned memory for one graph", got)
 	}
 	r.end()
 	if got := cudafake.Now().HostAllocations - before; got != 0 {
-		t.Errorf("%d pieces of pinned memory are left", got)
+		t.Errorf("%d blocks of pinned memory are left", got)
 	}
 }

@@ -58,10 +58,10 @@ func loading() Options {
 	return Options{Loader: []string{os.Args[0], "load"}, Linger: 20 * time.Millisecond}
 }
 
-// noise returns random bytes, more than two of the loader's pieces.
+// noise returns random bytes, more than two of the loader's chunks.
 func noise(t *testing.T) []byte {
 	t.Helper()
-	b := make([]byte, 2*pieceBytes+12345)
+	b := make([]byte, 2*chunkBytes+12345)
 	r := rand.NewChaCha8([32]byte{1})
 	if _, err := r.Read(b); err != nil {
 		t.Fatal(err)
@@ -245,7 +245,7 @@ func TestMapFails(t *testing.T) {
 	}
 }
 
-// A file is truncated while a piece of it is copied to memory that is freed then. A child process
+// A file is truncated while a chunk of it is copied to memory that is freed then. A child process
 // loads it, because a loader's context stays open until its process ends.
 func TestTruncatedFile(t *testing.T) {
 	file := fileOf(t, t.TempDir(), "weights", noise(t))
@@ -257,15 +257,15 @@ func TestTruncatedFile(t *testing.T) {
 	}
 }
 
-// shorten loads a file and truncates it to one piece. The copy of that piece cannot end before, and
-// the third piece is read after that.
+// shorten loads a file and truncates it to one chunk. The copy of that chunk cannot end before, and
+// the third chunk is read after that.
 func shorten(file string) {
 	runtime.LockOSThread()
 	f, err := os.Open(file)
 	if err == nil {
 		go func() {
 			wait.Until(func() bool { return cudafake.Now().Events >= 2 }) // the file's size is known then
-			os.Truncate(file, pieceBytes)
+			os.Truncate(file, chunkBytes)
 			if err := cudafake.Change(cudafake.Release); err != nil {
 				fmt.Println(err)
 			}
@@ -369,7 +369,7 @@ func TestHostMemory(t *testing.T) {
 func TestNoPinnedMemory(t *testing.T) {
 	c, dir := bound(t), t.TempDir()
 	var log bytes.Buffer
-	const size = 2*pieceBytes + 12345
+	const size = 2*chunkBytes + 12345
 	pins := NewHostMemory(2*size, zerolog.New(&log))
 	var files []*Resident
 	want := noise(t)

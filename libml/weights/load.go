@@ -89,9 +89,9 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	return l, os.NewFile(uintptr(fd), "memory"), nil
 }
 
-// pieceBytes is the max size of one read and one copy. Upload has two pieces: it reads one while
+// chunkBytes is the max size of one read and one copy. Upload has two chunks: it reads one while
 // the GPU copies the other.
-const pieceBytes = 8 << 20
+const chunkBytes = 8 << 20
 
 // Upload copies so many bytes of a file to the GPU and returns their CRC-32C (Castagnoli). It has ended
 // all copies when it returns. The calling thread must be bound to the context. Without pinned memory it
@@ -108,14 +108,14 @@ func Upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc u
 		return 0, err
 	}
 	defer release(stream.Destroy)
-	each := min(pieceBytes, bytes)
+	each := min(chunkBytes, bytes)
 	host, free, err := allocateStage(c, int(2*each))
 	if err != nil {
 		return 0, err
 	}
 	defer release(free)
 	defer release(stream.Synchronize) // after an error, a copy may still run
-	var sent [2]cuda.Event            // each records the end of its piece's copy
+	var sent [2]cuda.Event            // each records the end of its chunk's copy
 	for i := range sent {
 		if sent[i], err = c.NewEvent(false); err != nil {
 			return 0, err
@@ -127,21 +127,21 @@ func Upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc u
 		if err := sent[turn].Synchronize(); err != nil {
 			return 0, err
 		}
-		piece := host[int64(turn)*each:][:min(each, bytes-at)]
-		if _, err := file.ReadAt(piece, at); err != nil {
+		chunk := host[int64(turn)*each:][:min(each, bytes-at)]
+		if _, err := file.ReadAt(chunk, at); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = fmt.Errorf("it has fewer than its %d bytes", bytes)
 			}
 			return 0, fmt.Errorf("read the file: %w", err)
 		}
-		crc = crc32.Update(crc, castagnoli, piece)
-		if err := stream.Copy(to+cuda.Pointer(at), cuda.At(piece), len(piece)); err != nil {
+		crc = crc32.Update(crc, castagnoli, chunk)
+		if err := stream.Copy(to+cuda.Pointer(at), cuda.At(chunk), len(chunk)); err != nil {
 			return 0, err
 		}
 		if err := sent[turn].Record(stream); err != nil {
 			return 0, err
 		}
-		at += int64(len(piece))
+		at += int64(len(chunk))
 	}
 	return crc, stream.Synchronize()
 }

@@ -36,7 +36,7 @@ type Resident struct {
 	onGPU      bool
 }
 
-// A load is copied in pieces. While one is copied, the next is queued. Larger pieces delay gathers of
+// A load is copied in chunks. While one is copied, the next is queued. Larger chunks delay gathers of
 // other processes longer, smaller ones copy more slowly (docs/adr/0030-evicting-weights.md).
 const (
 	copyBytes   = 4 << 20
@@ -162,14 +162,14 @@ func (r *Resident) copyPinned(host []byte) error {
 	turn := 0
 	for at := 0; at < len(host) && err == nil; turn++ {
 		sent := r.sent[turn%copiesAhead]
-		piece := host[at:min(at+copyBytes, len(host))]
+		chunk := host[at:min(at+copyBytes, len(host))]
 		if err = sent.Synchronize(); err == nil {
-			err = r.stream.Copy(r.arena.Pointer()+cuda.Pointer(at), cuda.At(piece), len(piece))
+			err = r.stream.Copy(r.arena.Pointer()+cuda.Pointer(at), cuda.At(chunk), len(chunk))
 		}
 		if err == nil {
 			err = sent.Record(r.stream)
 		}
-		at += len(piece)
+		at += len(chunk)
 	}
 	for i := range r.sent {
 		err = errors.Join(err, r.sent[(turn+i)%copiesAhead].Synchronize())

@@ -123,7 +123,7 @@ func picture(t *rapid.T, in models.Input) []byte {
 // scatter cuts payload at random places, puts the fragments apart into the slabs in
 // any order, and returns the descriptors in another order.
 func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Fragment {
-	longest := rapid.SampledFrom([]int{1, 7, 60, 1024}).Draw(t, "longest piece")
+	longest := rapid.SampledFrom([]int{1, 7, 60, 1024}).Draw(t, "longest fragment")
 	if longest == 1 && len(payload) > 512 {
 		longest = 60
 	}
@@ -331,8 +331,8 @@ func refuses(t *testing.T, open Open) {
 		want     error
 	}{
 		{"of another size", func(r *device.Request) { r.Bytes = 5 }, -1, device.ErrSize},
-		{"with a piece outside the slab", func(r *device.Request) { r.Fragments[0].Offset = 12 }, 0, device.ErrOutsideSlab},
-		{"with a piece in no slab", func(r *device.Request) { r.Fragments[1].Slab = 1 }, 1, device.ErrSlab},
+		{"with a fragment outside the slab", func(r *device.Request) { r.Fragments[0].Offset = 12 }, 0, device.ErrOutsideSlab},
+		{"with a fragment in no slab", func(r *device.Request) { r.Fragments[1].Slab = 1 }, 1, device.ErrSlab},
 		{"with a gap", func(r *device.Request) { r.Fragments = r.Fragments[:1] }, -1, device.ErrGap},
 		{"with an overlap", func(r *device.Request) { r.Fragments[0].Place = 2 }, -1, device.ErrOverlap},
 	} {
@@ -345,7 +345,7 @@ func refuses(t *testing.T, open Open) {
 			err := target.Gather(0, target.tensors[0].Input, reqs, refused)
 			var re *device.RequestError
 			if !errors.As(err, &re) || re.Request != 1 || re.Fragment != c.fragment || !errors.Is(err, c.want) {
-				t.Errorf("gather = %v, want request 1, piece %d, %v", err, c.fragment, c.want)
+				t.Errorf("gather = %v, want request 1, fragment %d, %v", err, c.fragment, c.want)
 			}
 			target.wait(t, 0)
 			if !slices.Equal(refused, []bool{false, true, false}) {

@@ -96,7 +96,7 @@ func gathered(t *testing.T, b *harness, in models.Input, o gpu.Options, slab []b
 		err := d.Gather(slot, input, reqs, refused[:len(reqs)])
 		var one *device.RequestError
 		if !errors.As(err, &one) || one.Request != 2 || one.Fragment != 1 || !errors.Is(err, device.ErrOutsideSlab) {
-			t.Fatalf("gather: %v, want request 2's piece 1 refused", err)
+			t.Fatalf("gather: %v, want request 2's fragment 1 refused", err)
 		}
 		must.OK(t, errors.Join(d.Pad(slot, input, len(reqs), room), d.Fetch(slot, 0)))
 		if _, err := d.Wait(slot); err != nil {

@@ -221,7 +221,7 @@ func (k *bench) agree(seed uint64) (name string, err error) {
 		for got[at] == want[at] {
 			at++
 		}
-		return kernel.Name(), fmt.Errorf("%+v, pieces of up to %d bytes: byte %d of image %d is %#x, the CPU's is %#x",
+		return kernel.Name(), fmt.Errorf("%+v, fragments of up to %d bytes: byte %d of image %d is %#x, the CPU's is %#x",
 			in, longest, at%in.TensorBytes(), at/in.TensorBytes(), got[at], want[at])
 	}
 	return kernel.Name(), nil
@@ -275,7 +275,7 @@ func alignments(t *testing.T, b *harness) {
 			must.OK(t, errors.Join(err, fault))
 			for image := range n {
 				if !bytes.Equal(got[image*in.TensorBytes():(image+1)*in.TensorBytes()], want) {
-					t.Fatalf("%s, pieces of %v bytes from address %d: the image differs from the CPU's", kernel.Name(), lengths, image)
+					t.Fatalf("%s, fragments of %v bytes from address %d: the image differs from the CPU's", kernel.Name(), lengths, image)
 				}
 			}
 		}

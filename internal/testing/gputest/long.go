@@ -52,7 +52,7 @@ func longFragments(t *testing.T, b *harness) {
 			want := devicetest.Aligned(in.TensorBytes())
 			must.OK(t, cpu.Direct(in, picture, want))
 			if !slices.Equal(b.read(tensors[0].Input), want) {
-				t.Errorf("%+v in pieces of %d bytes differs from the CPU's", in, length)
+				t.Errorf("%+v in fragments of %d bytes differs from the CPU's", in, length)
 			}
 		}
 		if err := d.Close(); err != nil {

@@ -223,16 +223,16 @@ func (h *harness) publish(slot uint32, picture []byte, edit func(*shm.Request, [
 	at := uint64(slot) * uint64(size)
 	copy(h.slab.Bytes()[at:][:size], picture)
 	cut := size / 3
-	pieces := h.table.Fragments(slot)
-	pieces[0] = shm.Fragment{Offset: at, Length: uint16(cut)}
-	pieces[1] = shm.Fragment{Offset: at + uint64(cut), Place: uint32(cut), Length: uint16(size - cut)}
+	fragments := h.table.Fragments(slot)
+	fragments[0] = shm.Fragment{Offset: at, Length: uint16(cut)}
+	fragments[1] = shm.Fragment{Offset: at + uint64(cut), Place: uint32(cut), Length: uint16(size - cut)}
 	now := shm.Now()
 	h.request = shm.Request{
 		ID: slot, Fragments: 2, Bytes: uint32(size),
 		FirstFragment: now, Complete: now, Deadline: now + int64(time.Hour),
 	}
 	if edit != nil {
-		edit(&h.request, pieces)
+		edit(&h.request, fragments)
 	}
 	h.table.SetRequest(slot, h.request)
 	h.channel.Publish(slot)

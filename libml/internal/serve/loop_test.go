@@ -196,11 +196,11 @@ func TestInvalidRequests(t *testing.T) {
 		picture byte
 		spoil   func(*shm.Request, []shm.Fragment)
 	}{
-		{"a piece outside the slab", 2, func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 }},
+		{"a fragment outside the slab", 2, func(_ *shm.Request, p []shm.Fragment) { p[0].Offset = 1 << 40 }},
 		{"a slab that is not there", 2, func(_ *shm.Request, p []shm.Fragment) { p[1].Slab = 3 }},
 		{"a gap", 2, func(_ *shm.Request, p []shm.Fragment) { p[0].Length-- }},
-		{"no pieces", 2, func(r *shm.Request, _ []shm.Fragment) { r.Fragments = 0 }},
-		{"more pieces than there can be", 2, func(r *shm.Request, p []shm.Fragment) { r.Fragments, p[1].Length = 1<<32-1, 0 }},
+		{"no fragments", 2, func(r *shm.Request, _ []shm.Fragment) { r.Fragments = 0 }},
+		{"more fragments than there can be", 2, func(r *shm.Request, p []shm.Fragment) { r.Fragments, p[1].Length = 1<<32-1, 0 }},
 		{"another size", 2, func(r *shm.Request, _ []shm.Fragment) { r.Bytes = 1 << 30 }},
 		{"outputs that are no numbers", poison, nil},
 	} {
