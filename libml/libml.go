@@ -2,8 +2,7 @@ package libml
 
 import (
 	"context"
-
-	"github.com/rs/zerolog"
+	"log/slog"
 
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/serve"
@@ -31,10 +30,13 @@ const DeviceCPU = framework.DeviceCPU
 // package comment. If the orchestrator started the process as a worker, it hosts several
 // functions. A program may call Run only once, and must exit afterwards.
 //
+// log receives what the process logs. The node reads the records of slog.JSONHandler on standard error, and those of
+// zerolog (zerolog.NewSlogHandler).
+//
 // Run returns nil after a drain, also by ctx. It returns an error of one line if a step
 // fails, or if the orchestrator or the manager has exited. If the error wraps
 // device.ErrLost, the GPU has failed and calls that touch it may never return: the program
 // must exit at once.
-func Run(ctx context.Context, log zerolog.Logger, build Build) error {
-	return serve.Run(ctx, log, build)
+func Run(ctx context.Context, log slog.Handler, build Build) error {
+	return serve.Run(ctx, slog.New(log), build)
 }

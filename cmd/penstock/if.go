@@ -37,7 +37,7 @@ Without a verb this is the process of an inference function. Only the orchestrat
   penstock if remove face`,
 		Args: noVerb,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
+			log := zerolog.NewSlogHandler(zerolog.New(os.Stderr).With().Timestamp().Logger())
 			err := libml.Run(cmd.Context(), log, frameworks.New)
 			if errors.Is(err, control.ErrNotStarted) {
 				return fmt.Errorf("%w; `penstock if list` shows the functions of a running node", err)

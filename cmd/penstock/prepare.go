@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"runtime"
 
@@ -26,7 +27,7 @@ func prepareCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
+			log := slog.New(zerolog.NewSlogHandler(zerolog.New(os.Stderr).With().Timestamp().Logger()))
 			err = onnx.Prepare(c, device, dir, runtime.NumCPU(), log)
 			if errors.Is(err, modelstore.ErrNotShareable) {
 				return nil // processes that need the model read the error from the store

@@ -15,12 +15,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"os/signal"
 	"syscall"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/models"
@@ -29,7 +28,7 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	log := zerolog.New(os.Stderr).With().Timestamp().Logger()
+	log := slog.NewJSONHandler(os.Stderr, nil)
 	build := func(*models.Card) (libml.Framework, error) { return &meanColour{batches: map[int]batch{}}, nil }
 	if err := libml.Run(ctx, log, build); err != nil {
 		fmt.Fprintln(os.Stderr, "callbacks:", err)

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
@@ -35,7 +36,7 @@ const slots = device.Slots
 var (
 	started atomic.Bool
 	running atomic.Pointer[Framework]
-	logger  = zerolog.New(os.Stderr).With().Timestamp().Logger()
+	logger  = slog.New(zerolog.NewSlogHandler(zerolog.New(os.Stderr).With().Timestamp().Logger()))
 )
 
 // guard converts a panic to a code and a text.
@@ -89,9 +90,9 @@ func pcapiLog(level C.int32_t, text *C.char) {
 			log = env.Log
 		}
 	}
-	levels := []zerolog.Level{zerolog.DebugLevel, zerolog.InfoLevel, zerolog.WarnLevel, zerolog.ErrorLevel}
+	levels := []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
 	if message := line(C.GoString(text)); strings.TrimSpace(message) != "" { // a traceback has empty lines
-		log.WithLevel(levels[min(max(0, int(level)), len(levels)-1)]).Msg(message)
+		log.Log(context.Background(), levels[min(max(0, int(level)), len(levels)-1)], message)
 	}
 }
 

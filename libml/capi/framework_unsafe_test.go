@@ -7,14 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"reflect"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 	"unsafe"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/capitest"
@@ -40,7 +39,7 @@ func card() *models.Card {
 }
 
 func environment() framework.Environment {
-	return framework.Environment{Card: card(), Threads: 2, Log: zerolog.Nop(), Device: framework.DeviceCPU}
+	return framework.Environment{Card: card(), Threads: 2, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU}
 }
 
 // start returns a framework and locks the thread, because reasons belong to a thread.

@@ -2,8 +2,7 @@ package framework
 
 import (
 	"errors"
-
-	"github.com/rs/zerolog"
+	"log/slog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/weights"
@@ -156,7 +155,7 @@ type Environment struct {
 	// Threads is the maximum number of CPU threads to keep busy, at least 1.
 	Threads int
 	// Log is the process's logger, with the inference function's name on it.
-	Log zerolog.Logger
+	Log *slog.Logger
 	// Device is where the model runs: DeviceCPU, or a GPU's UUID. On a GPU the process sees only
 	// that one: it is CUDA's device 0.
 	Device string

@@ -5,11 +5,10 @@ package null_test
 import (
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/gputest"
@@ -47,7 +46,7 @@ func TestPTXSource(t *testing.T) {
 func TestGPUWordsOnCPU(t *testing.T) {
 	for _, words := range []string{"spin=1ms", "spin_per_image=1ms", "fault_after=3", "allocate=100", "wrong=18-28/36-60"} {
 		t.Setenv(null.Variable, words)
-		err := null.New().Init(framework.Environment{Card: &models.Card{}, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU})
+		err := null.New().Init(framework.Environment{Card: &models.Card{}, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU})
 		word, _, _ := strings.Cut(words, "=")
 		if err == nil || !strings.Contains(err.Error(), `"`+word+`" is for a GPU`) {
 			t.Errorf("%s: Init says %v", words, err)

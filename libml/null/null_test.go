@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"os/exec"
@@ -14,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/libml/framework"
@@ -35,7 +35,7 @@ func configured(t *testing.T, words string, n int) (f *Framework, input []byte, 
 	t.Helper()
 	t.Setenv(Variable, words)
 	f, c := New(), card()
-	if err := f.Init(framework.Environment{Card: c, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU}); err != nil {
+	if err := f.Init(framework.Environment{Card: c, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -40,7 +40,7 @@ func (f *fallback) close() error {
 // linkByNode makes a size run node by node. It makes slot 0's session: those of the other
 // slots are made when they are configured.
 func (g *gpu) linkByNode(n int, why error) error {
-	g.env.Log.Warn().Err(why).Int("batch", n).Msg("cannot capture model as a graph; it runs node by node, which is slower")
+	g.env.Log.Warn("cannot capture model as a graph; it runs node by node, which is slower", "error", why, "batch", n)
 	g.byNode.sizes[n] = true
 	_, err := g.byNodeSession(0, n)
 	return err

@@ -25,7 +25,7 @@ func (g *gpu) askReference(model []byte) (err error) {
 	if g.reference, err = g.ask(g.env, model); err == nil {
 		return nil
 	}
-	g.env.Log.Info().Err(summarize(g.env.Card, err)).Msg("cannot run model on the CPU; its answers on the GPU are not checked")
+	g.env.Log.Info("cannot run model on the CPU; its answers on the GPU are not checked", "error", summarize(g.env.Card, err))
 	g.reference = new(answer.Reference)
 	g.reference.Input, err = answer.Sample(g.env.Card.Input, 0)
 	return err

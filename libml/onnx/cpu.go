@@ -5,11 +5,11 @@ package onnx
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"runtime"
 	"sync"
 
-	"github.com/rs/zerolog"
 	ort "github.com/yalue/onnxruntime_go"
 
 	"github.com/penstock/penstock/libml/framework"
@@ -30,7 +30,7 @@ type cpu struct {
 	card    *models.Card
 	checked bool
 	threads int
-	log     zerolog.Logger
+	log     *slog.Logger
 	options *ort.SessionOptions
 	model   fileMemory // from loadModel until linkModel
 	session *ort.DynamicAdvancedSession
@@ -49,7 +49,7 @@ func (c *cpu) init() error {
 		return fmt.Errorf("set session options: %w", err)
 	}
 	c.options = options
-	c.log.Debug().Str("library", environment.path).Str("onnxruntime", ort.GetVersion()).Int("threads", c.threads).Msg("ONNX Runtime opened")
+	c.log.Debug("ONNX Runtime opened", "library", environment.path, "onnxruntime", ort.GetVersion(), "threads", c.threads)
 	return nil
 }
 

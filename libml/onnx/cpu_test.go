@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image"
 	"image/jpeg"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -17,7 +18,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/image/draw"
 
 	"github.com/penstock/penstock/libml/framework"
@@ -72,7 +72,7 @@ func start(t testing.TB, card *models.Card) *Framework {
 			t.Errorf("deinit: %v", err)
 		}
 	})
-	env := framework.Environment{Card: card, Threads: 2, Log: zerolog.Nop(), Device: framework.DeviceCPU}
+	env := framework.Environment{Card: card, Threads: 2, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU}
 	if err := f.Init(env); err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +431,7 @@ func TestLoadChecked(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := f.Init(framework.Environment{Card: &card, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU, Checked: true}); err != nil {
+	if err := f.Init(framework.Environment{Card: &card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU, Checked: true}); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.LoadModel(); err != nil {
@@ -547,7 +547,7 @@ func TestLoads(t *testing.T) {
 		b := makeBuffers(card, 1)
 		load := func() (linked, freed int64) {
 			f := New()
-			if err := f.Init(framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU}); err != nil {
+			if err := f.Init(framework.Environment{Card: card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU}); err != nil {
 				t.Fatal(err)
 			}
 			if err := f.LoadModel(); err != nil {

@@ -95,7 +95,7 @@ func (g *gpu) init() error {
 		}
 	}
 	if err := g.hide(); err != nil {
-		g.env.Log.Warn().Err(err).Msg("cannot keep cuDNN from compiling kernels; some models start slowly")
+		g.env.Log.Warn("cannot keep cuDNN from compiling kernels; some models start slowly", "error", err)
 	}
 	return g.preload()
 }

@@ -30,7 +30,7 @@ func layoutName(nhwc bool) string {
 // linkInNCHW links a size that cannot be captured in NHWC. Its error wraps errNoGraph if the
 // size cannot be captured in NCHW either.
 func (g *gpu) linkInNCHW(n int, why error) (*size, error) {
-	g.env.Log.Debug().Err(why).Int("batch", n).Msg("cannot capture batch size in NHWC")
+	g.env.Log.Debug("cannot capture batch size in NHWC", "error", why, "batch", n)
 	s, err := g.newTriedSize(n, cuda.Stream{}, false)
 	if err == nil {
 		err = s.tryGraph()

@@ -182,8 +182,7 @@ func (g *gpu) addSize(a *attempt) {
 	if a.size != nil {
 		g.sizes[a.n] = a.size
 	}
-	g.env.Log.Debug().Int("batch", a.n).Bool("graph", a.size != nil).Bool("nhwc", a.size != nil && a.size.nhwc).
-		Dur("took", a.took).Msg("batch size linked")
+	g.env.Log.Debug("batch size linked", "batch", a.n, "graph", a.size != nil, "nhwc", a.size != nil && a.size.nhwc, "took", a.took)
 }
 
 // linkAnotherWay links a size that cannot be captured as s is: in NCHW if s is in NHWC, else

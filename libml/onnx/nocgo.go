@@ -6,8 +6,7 @@ package onnx
 
 import (
 	"errors"
-
-	"github.com/rs/zerolog"
+	"log/slog"
 
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
@@ -43,4 +42,4 @@ func (*Framework) InferBatch(int, int) error { return ErrNoCgo }
 func (*Framework) Deinit() error { return nil }
 
 // Prepare returns ErrNoCgo.
-func Prepare(*models.Card, string, string, int, zerolog.Logger) error { return ErrNoCgo }
+func Prepare(*models.Card, string, string, int, *slog.Logger) error { return ErrNoCgo }

@@ -5,12 +5,11 @@ package onnx
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/answer"
@@ -32,7 +31,7 @@ import (
 // intact prepared model that is in dir already. It returns prepared.ErrNotShareable if the
 // model's weights cannot be shared. After an error that wraps cuda.ErrLost the process must
 // end.
-func Prepare(card *models.Card, device, dir string, threads int, log zerolog.Logger) error {
+func Prepare(card *models.Card, device, dir string, threads int, log *slog.Logger) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := open(); err != nil {
@@ -67,7 +66,7 @@ func (g *gpu) prepareOnly() error {
 			g.shared.closeEntry()
 			return nil
 		}
-		g.env.Log.Warn().Err(err).Msg("prepared model is damaged; preparing it again")
+		g.env.Log.Warn("prepared model is damaged; preparing it again", "error", err)
 		if err := g.removeDamaged(); !errors.Is(err, framework.ErrNoWeights) {
 			return err
 		}
@@ -119,7 +118,7 @@ func (g *gpu) prepare() error {
 	if s.entry, err = s.store.Make(s.key, optimised, g.file.inputs, g.file.outputs, stored); err != nil {
 		return err
 	}
-	g.env.Log.Info().Int64("bytes", s.entry.Bytes).Dur("took", time.Since(began)).Msg("model prepared; its weights can be shared")
+	g.env.Log.Info("model prepared; its weights can be shared", "bytes", s.entry.Bytes, "took", time.Since(began))
 	return nil
 }
 

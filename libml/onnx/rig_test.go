@@ -5,6 +5,7 @@ package onnx
 import (
 	"bytes"
 	"errors"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -206,7 +207,7 @@ func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
 	}
 	b.weights, b.scratch = max(b.weights, 1), max(b.scratch, 1)
 	r.gpu = newGPU(framework.Environment{
-		Card: r.card, Threads: 2, Log: zerolog.New(&r.log), Device: "GPU-fake",
+		Card: r.card, Threads: 2, Log: slog.New(zerolog.NewSlogHandler(zerolog.New(&r.log))), Device: "GPU-fake",
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	})
 	r.f = &Framework{runner: r.gpu}

@@ -92,7 +92,7 @@ func (g *gpu) openPrepared() error {
 		g.keepPrivate(err)
 		return nil
 	case err != nil:
-		g.env.Log.Warn().Err(err).Msg("prepared model is damaged; preparing it again")
+		g.env.Log.Warn("prepared model is damaged; preparing it again", "error", err)
 		return nil
 	}
 	s.entry = e
@@ -109,7 +109,7 @@ func (g *gpu) openPrepared() error {
 			g.reference = r
 		}
 	}
-	g.env.Log.Debug().Str("folder", e.Dir).Int("graph_bytes", len(e.Graph)).Dur("took", time.Since(began)).Msg("prepared model found")
+	g.env.Log.Debug("prepared model found", "folder", e.Dir, "graph_bytes", len(e.Graph), "took", time.Since(began))
 	return nil
 }
 
@@ -129,7 +129,7 @@ func (g *gpu) locatePrepared() (err error) {
 
 // keepPrivate makes every session have its own weights from now on.
 func (g *gpu) keepPrivate(why error) {
-	g.env.Log.Info().Err(why).Msg("weights are not shared; this process has its own")
+	g.env.Log.Info("weights are not shared; this process has its own", "error", why)
 	g.giveUp()
 }
 
@@ -137,7 +137,7 @@ func (g *gpu) keepPrivate(why error) {
 func (g *gpu) giveUp() {
 	g.shared.unshared = true
 	if err := g.shared.close(); err != nil {
-		g.env.Log.Warn().Err(err).Msg("cannot release weights")
+		g.env.Log.Warn("cannot release weights", "error", err)
 	}
 }
 
@@ -157,9 +157,9 @@ func (g *gpu) share() error {
 		return nil
 	}
 
-	g.env.Log.Info().Err(err).Msg("weights are not shared; this process has its own")
+	g.env.Log.Info("weights are not shared; this process has its own", "error", err)
 	if err = g.copyPrivately(); err != nil && !errors.Is(err, cuda.ErrLost) {
-		g.env.Log.Debug().Err(err).Msg("each batch size has its own weights")
+		g.env.Log.Debug("each batch size has its own weights", "error", err)
 		g.giveUp()
 		return nil
 	}
@@ -267,7 +267,7 @@ func (g *gpu) linkPrivately(n int, why error) error {
 		return err
 	}
 	if err := g.shared.store.Refuse(g.shared.key, why); err != nil {
-		g.env.Log.Warn().Err(err).Msg("cannot record that the model's weights cannot be shared; the next process tries again")
+		g.env.Log.Warn("cannot record that the model's weights cannot be shared; the next process tries again", "error", err)
 	}
 	return nil
 }

@@ -8,13 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
@@ -366,7 +365,7 @@ func TestEvictedWeights(t *testing.T) {
 // TestLoadsLeakNothing loads two models in turn, with host memory to pin one of them.
 func TestLoadsLeakNothing(t *testing.T) {
 	const rounds = 1000
-	c, pins := bound(t), weights.NewHostMemory(3000, zerolog.Nop())
+	c, pins := bound(t), weights.NewHostMemory(3000, slog.New(slog.DiscardHandler))
 	var members []*rig
 	var batches []batchTensors
 	for range 2 {

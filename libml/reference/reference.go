@@ -3,8 +3,7 @@ package reference
 import (
 	"errors"
 	"fmt"
-
-	"github.com/rs/zerolog"
+	"log/slog"
 
 	"github.com/penstock/penstock/libml/cpu"
 	"github.com/penstock/penstock/libml/decode"
@@ -52,7 +51,7 @@ func New(card *models.Card, build framework.Build) (_ *Model, err error) {
 	if r.tensors, err = tensors.New(card, memory); err != nil {
 		return nil, err
 	}
-	if err := loaded.Init(framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: framework.DeviceCPU}); err != nil {
+	if err := loaded.Init(framework.Environment{Card: card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU}); err != nil {
 		return nil, fmt.Errorf("init %s: %w", card.Framework, err)
 	}
 	if err := loaded.LoadModel(); err != nil && !errors.Is(err, framework.ErrNoHostStage) {

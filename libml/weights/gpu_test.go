@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -297,7 +298,7 @@ func bound(t *testing.T) *cuda.Context {
 // TestHostMemory loads and evicts files in turn, with room to pin two of three.
 func TestHostMemory(t *testing.T) {
 	c := bound(t)
-	dir, pins := t.TempDir(), NewHostMemory(2<<20, zerolog.Nop())
+	dir, pins := t.TempDir(), NewHostMemory(2<<20, slog.New(slog.DiscardHandler))
 	var files []*Resident
 	for i, size := range []int{1 << 20, 1 << 20, 1 << 20, 3 << 20} {
 		r, err := OpenResident(c, fileOf(t, dir, strconv.Itoa(i), bytes.Repeat([]byte{byte(i + 1)}, size)), pins)
@@ -370,7 +371,7 @@ func TestNoPinnedMemory(t *testing.T) {
 	c, dir := bound(t), t.TempDir()
 	var log bytes.Buffer
 	const size = 2*chunkBytes + 12345
-	pins := NewHostMemory(2*size, zerolog.New(&log))
+	pins := NewHostMemory(2*size, slog.New(zerolog.NewSlogHandler(zerolog.New(&log))))
 	var files []*Resident
 	want := noise(t)
 	for i := range 3 {

@@ -2,10 +2,9 @@ package weights
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
 )
@@ -20,7 +19,7 @@ import (
 // Any goroutine may call the methods, on a thread that is bound to the Residents' context.
 type HostMemory struct {
 	limit int64 // 0: none
-	log   zerolog.Logger
+	log   *slog.Logger
 
 	mu     sync.Mutex  // guards the fields from host on of the Residents as well
 	pinned []*Resident // the one that was loaded last comes last
@@ -30,7 +29,7 @@ type HostMemory struct {
 
 // NewHostMemory returns a limit in bytes; 0 is none. The log gets a line for the first file that cannot be
 // pinned: the reason is mostly that of all others, too.
-func NewHostMemory(limit int64, log zerolog.Logger) *HostMemory {
+func NewHostMemory(limit int64, log *slog.Logger) *HostMemory {
 	return &HostMemory{limit: limit, log: log}
 }
 
@@ -51,7 +50,7 @@ func (h *HostMemory) pin(r *Resident, unpin bool) ([]byte, error) {
 			r.unpinnable = true
 			if !h.warned {
 				h.warned = true
-				h.log.Warn().Err(err).Str("file", r.file.Name()).Msg("cannot pin weights in host memory; loads read their files, which is slower")
+				h.log.Warn("cannot pin weights in host memory; loads read their files, which is slower", "error", err, "file", r.file.Name())
 			}
 		default:
 			h.bytes += r.id.Bytes

@@ -5,6 +5,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"regexp"
 	"strings"
 	"sync"
@@ -107,7 +108,7 @@ func (o *Output) End() {
 var noise = regexp.MustCompile(`^Could not load symbol (__)?nvrtc`)
 
 // Relay logs one line of a process's output. It returns the part of the line that may
-// explain the process's end. A line that is itself a record of zerolog keeps its level,
+// explain the process's end. A line that is itself a record of zerolog or slog.JSONHandler keeps its level,
 // message and fields. Such a record explains something only from level warning up.
 func Relay(log zerolog.Logger, stream, text string) string {
 	if noise.MatchString(text) {
@@ -126,7 +127,10 @@ func Relay(log zerolog.Logger, stream, text string) string {
 			level = min(l, zerolog.ErrorLevel)
 		}
 	}
-	message, _ := record[zerolog.MessageFieldName].(string)
+	message, ok := record[zerolog.MessageFieldName].(string)
+	if !ok {
+		message, _ = record[slog.MessageKey].(string)
+	}
 	said := ""
 	if level >= zerolog.WarnLevel {
 		said = message
@@ -135,7 +139,7 @@ func Relay(log zerolog.Logger, stream, text string) string {
 		said = strings.TrimPrefix(message+": "+e, ": ")
 	}
 	for _, k := range []string{
-		zerolog.LevelFieldName, zerolog.MessageFieldName, zerolog.TimestampFieldName,
+		zerolog.LevelFieldName, zerolog.MessageFieldName, slog.MessageKey, zerolog.TimestampFieldName,
 		"process", "if", "instance", "generation", "worker", "pid", // the logger has these keys, which must not appear twice
 	} {
 		delete(record, k)

@@ -58,6 +58,7 @@ func TestRelay(t *testing.T) {
 			"Could not load symbol nvrtcVersion. Error: x", `{"level":"debug","stream":"stderr","message":"Could not load symbol nvrtcVersion. Error: x"}`, "",
 		},
 		{`{"level":"info","time":"x","if":"f","n":3,"message":"ready"}`, `{"level":"info","n":3,"message":"ready"}`, ""},
+		{`{"time":"x","level":"WARN","msg":"slow disk","n":3}`, `{"level":"warn","n":3,"message":"slow disk"}`, "slow disk"},
 		{`{"level":"error","error":"no such file","message":"load model"}`, `{"level":"error","error":"no such file","message":"load model"}`, "load model: no such file"},
 		{`{"level":"error","process":"if","if":"f","instance":0,"generation":1,"worker":"w","pid":7,"message":"cannot go on"}`, `{"level":"error","message":"cannot go on"}`, "cannot go on"},
 		{`{"level":"fatal","message":"boom"}`, `{"level":"error","message":"boom"}`, "boom"},

@@ -5,13 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/internal/testbed"
@@ -107,7 +107,7 @@ func openBare(name string, build libml.Build, card *models.Card, batch, streams 
 	if err != nil {
 		return nil, err
 	}
-	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: zerolog.Nop(), Device: b.device.Name()}
+	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: slog.New(slog.DiscardHandler), Device: b.device.Name()}
 	if p, ok := b.device.(device.Partitioned); ok {
 		environment.Stream = p.Stream
 	}

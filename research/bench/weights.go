@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -703,7 +704,7 @@ func (i *weightsInstance) end() error {
 // in ends, it releases everything. It does not touch the device before it is woken. began is
 // the start time of the process. The weights are those of the weight server at socket, or its
 // own.
-func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket string, build libml.Build, log zerolog.Logger) (err error) {
+func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket string, build libml.Build, log *slog.Logger) (err error) {
 	card, err := models.ReadCard(file)
 	if err != nil {
 		return err

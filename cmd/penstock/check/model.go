@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,8 +13,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/orchestrator/sandbox"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/libml/framework"
@@ -101,7 +100,7 @@ func LoadModel(file string) error {
 	if err != nil {
 		return err
 	}
-	if err := loaded.Init(framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: configs.DeviceCPU}); err != nil {
+	if err := loaded.Init(framework.Environment{Card: card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: configs.DeviceCPU}); err != nil {
 		return fmt.Errorf("start framework of model %s: %w", card.Name, err)
 	}
 	if err := loaded.LoadModel(); err != nil && !errors.Is(err, framework.ErrNoHostStage) {

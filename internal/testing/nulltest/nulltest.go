@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"os/exec"
@@ -19,7 +20,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
@@ -124,7 +124,7 @@ func unlinked(t must.Test, in models.Input, b null.Behaviour) *rig {
 		t.Fatal(err)
 	}
 	r.framework = null.NewWith(b)
-	env := framework.Environment{Card: r.card, Threads: 1, Log: zerolog.Nop(), Device: r.device.Name(), Stream: r.device.Stream}
+	env := framework.Environment{Card: r.card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: r.device.Name(), Stream: r.device.Stream}
 	if err := r.framework.Init(env); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -44,7 +45,7 @@ func tolerance(card *models.Card) float64 {
 }
 
 // hostMemory is what evicted models pin.
-var hostMemory = weights.NewHostMemory(0, zerolog.Nop())
+var hostMemory = weights.NewHostMemory(0, slog.New(slog.DiscardHandler))
 
 // Zoo returns the cards of the shipped models.
 func Zoo(t testing.TB) (cards []*models.Card) {
@@ -163,7 +164,7 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (framework.Weights, error)) framework.Framework {
 	b.t.Helper()
 	f := onnx.New()
-	env := framework.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights, Evict: b.evicts, HostMemory: hostMemory}
+	env := framework.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: slog.New(zerolog.NewSlogHandler(zerolog.New(os.Stderr))), Device: device, Stream: stream, Weights: weights, Evict: b.evicts, HostMemory: hostMemory}
 	if err := f.Init(env); err != nil {
 		b.t.Fatal(err)
 	}
@@ -698,7 +699,7 @@ func opened(path string) string {
 		return err.Error()
 	}
 	f := onnx.New()
-	env := framework.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: "GPU", Stream: func(int) uintptr { return 0 }}
+	env := framework.Environment{Card: card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: "GPU", Stream: func(int) uintptr { return 0 }}
 	began := time.Now()
 	if err := f.Init(env); err != nil {
 		return err.Error()

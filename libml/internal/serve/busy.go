@@ -42,14 +42,14 @@ func (p *process) openBusyBit(files []*os.File) *shm.BusyBit {
 			for _, f := range own {
 				f.Close()
 			}
-			p.log.Warn().Err(err).Msg("cannot duplicate the busy file; guests do not wait for batches of this process")
+			p.log.Warn("cannot duplicate the busy file; guests do not wait for batches of this process", "error", err)
 			return nil
 		}
 		own = append(own, os.NewFile(uintptr(fd), f.Name()))
 	}
 	bit, err := shm.OpenBusyBit(own[0], own[1])
 	if err != nil {
-		p.log.Warn().Err(err).Msg("guests do not wait for batches of this process")
+		p.log.Warn("guests do not wait for batches of this process", "error", err)
 		return nil
 	}
 	return bit

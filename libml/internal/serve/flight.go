@@ -102,7 +102,7 @@ func (l *loop) begin() error {
 	l.choice = batching.Choice{}
 	if l.memory.prioritized != nil {
 		if err := l.memory.prioritized.Choose(f.slot, l.gate.Account.BatchLevel(f.slot, f.padded, f.demoted)); err != nil {
-			l.p.log.Warn().Err(err).Msg("cannot change the priority; the batch runs at that of the one before")
+			l.p.log.Warn("cannot change the priority; the batch runs at that of the one before", "error", err)
 		}
 	}
 	f.bad, f.err = l.gather(f)
@@ -204,7 +204,7 @@ func (l *loop) finish() error {
 	f.err = mergeErrors(f.err, err)
 	err = l.complete(f, inferred)
 	if err != nil {
-		l.p.log.Error().Err(err).Int("batch", len(f.batch)).Msg("batch failed")
+		l.p.log.Error("batch failed", "error", err, "batch", len(f.batch))
 	}
 	return err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"math"
 	"net"
 	"os"
@@ -476,7 +477,7 @@ func (h *harness) loop(f *fake) *loop {
 		h.t.Fatal(err)
 	}
 	p := &process{
-		log: zerolog.Nop(), start: h.identity(1), open: h.open,
+		log: slog.New(slog.DiscardHandler), start: h.identity(1), open: h.open,
 		card: h.card, framework: framework, slo: h.slo,
 	}
 	if err := p.load(); err != nil {
@@ -577,7 +578,7 @@ func (h *harness) start(generation uint32, build framework.Build, tamper func(*c
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: zerolog.Nop(), open: h.open, timing: h.timing, membership: membership{worker: h.worker}}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: slog.New(slog.DiscardHandler), open: h.open, timing: h.timing, membership: membership{worker: h.worker}}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {

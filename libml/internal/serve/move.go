@@ -214,8 +214,7 @@ func (m *mover) move(groups []int) error {
 	select {
 	case <-order.settled:
 		m.base, m.held, m.sms = to, groups, sms
-		m.p.log.Debug().Ints("groups", groups).Dur("partition", parted.Sub(began)).Dur("prepare", prepared.Sub(parted)).
-			Dur("move", time.Since(prepared)).Msg("moved to other multiprocessors")
+		m.p.log.Debug("moved to other multiprocessors", "groups", groups, "partition", parted.Sub(began), "prepare", prepared.Sub(parted), "move", time.Since(prepared))
 		return nil
 	case <-m.stop:
 		return errStopped
@@ -227,7 +226,7 @@ func (m *mover) move(groups []int) error {
 func (m *mover) report(err error) {
 	n := control.Notice{SMGroups: m.held, SMs: m.sms}
 	if err != nil {
-		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("cannot move to other multiprocessors; staying")
+		m.p.log.Error("cannot move to other multiprocessors; staying", "error", err, "groups", m.held)
 		n.Reason, n.InfeasibleGroups = err.Error(), unfitGroups(err)
 	}
 	m.p.notices.send(n)
@@ -280,7 +279,7 @@ func (m *mover) end(err error) error {
 		// A framework that links may take seconds more. Do not wait: the exit of the process frees
 		// its memory.
 		p.exit.abandoned = true
-		p.log.Warn().Msg("process ends during its warm-up; the kernel frees its memory")
+		p.log.Warn("process ends during its warm-up; the kernel frees its memory")
 	}
 	return cmp.Or(err, p.exit.failure())
 }

@@ -66,10 +66,10 @@ func (w *partialWarmUp) run() error {
 	case w.stopped():
 		return errStopped
 	case err == nil:
-		p.log.Info().Ints("batches", p.sizes.ladder).Dur("took", time.Since(began)).Msg("all batch sizes are ready")
+		p.log.Info("all batch sizes are ready", "batches", p.sizes.ladder, "took", time.Since(began))
 		return nil
 	case errors.Is(err, cuda.ErrOutOfMemory):
-		p.log.Error().Err(err).Ints("batches", p.sizes.ladder).Msg("no memory for larger batches; serving without them")
+		p.log.Error("no memory for larger batches; serving without them", "error", err, "batches", p.sizes.ladder)
 		reason := fmt.Sprintf("serves batches of at most %d: %v", p.sizes.ladder[len(p.sizes.ladder)-1], err)
 		p.notices.keepReason(reason, control.Notice{Batches: p.sizes.ladder})
 		return nil
@@ -102,7 +102,7 @@ func (w *partialWarmUp) add(ladder []int) error {
 	}
 	p.sizes.ladder = ladder
 	w.rules.larger.Store(rule)
-	p.log.Debug().Int("batch", n).Dur("took", time.Since(began)).Msg("batch size configured")
+	p.log.Debug("batch size configured", "batch", n, "took", time.Since(began))
 	p.notices.send(control.Notice{Batches: ladder, WarmingUp: p.sizes.missing(), EphemeralBytes: p.sizes.ephemeralBytes()})
 	return nil
 }

@@ -154,7 +154,7 @@ func (p *process) evict() error {
 		if err == nil || isLost(err) {
 			return err
 		}
-		p.log.Warn().Err(err).Msg("cannot evict model; ending its framework instead")
+		p.log.Warn("cannot evict model; ending its framework instead", "error", err)
 	}
 	p.drop()
 	return nil
@@ -164,13 +164,13 @@ func (p *process) evict() error {
 func (p *process) drop() {
 	if p.framework != nil {
 		if err := p.framework.Deinit(); err != nil {
-			p.log.Warn().Err(err).Msg("deinit")
+			p.log.Warn("deinit", "error", err)
 		}
 		p.framework, p.linked = nil, false
 	}
 	if p.weights != nil {
 		if err := p.weights.Close(); err != nil {
-			p.log.Warn().Err(err).Msg("unmap weights")
+			p.log.Warn("unmap weights", "error", err)
 		}
 		p.weights = nil
 	}
@@ -225,7 +225,7 @@ func (l *loop) load(began int64) error {
 	case err != nil:
 		p.drop()
 		p.residence.failed(now, err)
-		p.log.Error().Err(err).Msg("cannot load model; its requests fail")
+		p.log.Error("cannot load model; its requests fail", "error", err)
 		p.notices.keepReason(err.Error(), control.Notice{})
 		return nil
 	}

@@ -163,7 +163,7 @@ func (p *process) finishRows(ladder []int) {
 		return
 	}
 	if random := p.rows.answers.Random(); len(random) > 0 {
-		p.log.Warn().Strs("outputs", random).Msg("outputs change from run to run; cannot check that each picture gets its own answer")
+		p.log.Warn("outputs change from run to run; cannot check that each picture gets its own answer", "outputs", random)
 	}
 	p.rows = nil
 	p.compared.Store(true)

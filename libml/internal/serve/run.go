@@ -6,13 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/budget"
@@ -34,7 +33,7 @@ import (
 // fails, or if the orchestrator or the manager has exited. If the error wraps
 // device.ErrLost, the GPU has failed and calls that touch it may never return: the program
 // must exit at once.
-func Run(ctx context.Context, log zerolog.Logger, build framework.Build) error {
+func Run(ctx context.Context, log *slog.Logger, build framework.Build) error {
 	// The loop's thread is in C or in the kernel most of the time. When it returns, it must
 	// not wait for a place to run, even with few CPUs.
 	const procs = 4
@@ -45,7 +44,7 @@ func Run(ctx context.Context, log zerolog.Logger, build framework.Build) error {
 	}
 	defer child.Close()
 	if worker := child.Start().Worker; worker != "" {
-		return serveMembers(ctx, log.With().Str("worker", worker).Logger(), child, openDevice, build)
+		return serveMembers(ctx, log.With("worker", worker), child, openDevice, build)
 	}
 	p := &process{child: child, log: log, open: openDevice}
 	return p.run(ctx, build)
@@ -56,7 +55,7 @@ var busyPoll sync.Once
 
 // process is one inference function's process, or a member of a worker.
 type process struct {
-	log   zerolog.Logger
+	log   *slog.Logger
 	child *control.Child
 	start control.Start
 	conn  *control.Attachment
@@ -95,7 +94,7 @@ func (p *process) run(ctx context.Context, build framework.Build) (err error) {
 	defer close(ended)
 	p.start, p.notices.child = p.child.Start(), p.child
 	p.orders.open()
-	p.log = p.log.With().Str("if", p.start.IF).Int("instance", p.start.Instance).Uint32("generation", p.start.Generation).Logger()
+	p.log = p.log.With("if", p.start.IF, "instance", p.start.Instance, "generation", p.start.Generation)
 
 	attached, files, err := p.attach()
 	if err != nil {
@@ -472,7 +471,7 @@ func (p *process) openGroups(notice *control.Notice, wake control.Order) error {
 	default:
 		switch err := d.Prioritize(slots, wake.Level); {
 		case errors.Is(err, cuda.ErrNotSupported):
-			p.log.Warn().Err(err).Msg("GPU has no stream priorities; batches above the guarantee are not demoted")
+			p.log.Warn("GPU has no stream priorities; batches above the guarantee are not demoted", "error", err)
 		case err != nil:
 			return err
 		default:

@@ -127,7 +127,7 @@ func (t *timing) clock() int64 {
 func (p *process) lockDevice() (unlock func()) {
 	unlock, err := p.timing.lock.acquire(p.exit.requested)
 	if err != nil {
-		p.log.Warn().Err(err).Msg("cannot lock the device; measuring the batch next to those of other processes")
+		p.log.Warn("cannot lock the device; measuring the batch next to those of other processes", "error", err)
 	}
 	return unlock
 }

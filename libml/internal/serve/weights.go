@@ -19,7 +19,7 @@ func (p *process) sharedWeights(file string) (framework.Weights, error) {
 	if err != nil {
 		return framework.Weights{}, fmt.Errorf("%w: %w", framework.ErrNoWeights, err)
 	}
-	p.log.Debug().Str("file", file).Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights mapped")
+	p.log.Debug("weights mapped", "file", file, "bytes", loaded.Bytes, "took", time.Since(began))
 	return framework.Weights{Address: uintptr(at), Bytes: int(loaded.Bytes), CRC32C: loaded.CRC}, nil
 }
 

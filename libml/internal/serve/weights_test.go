@@ -2,11 +2,10 @@ package serve
 
 import (
 	"errors"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/framework"
@@ -24,7 +23,7 @@ func (a *asks) LoadModel() error                     { return framework.ErrNoHos
 func loadedWith(t *testing.T, start control.Start) (*process, framework.Environment) {
 	t.Helper()
 	a := new(asks)
-	p := &process{log: zerolog.Nop(), start: start, card: testCard(), framework: a}
+	p := &process{log: slog.New(slog.DiscardHandler), start: start, card: testCard(), framework: a}
 	if err := p.load(); err != nil {
 		t.Fatal(err)
 	}

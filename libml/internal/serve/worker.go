@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/framework"
@@ -97,7 +96,7 @@ func (m *membership) leave(now int64) {
 
 // serveMembers runs the members of a worker until the orchestrator or ctx ends it. After an error
 // the program must exit at once, because a member's calls may never return.
-func serveMembers(ctx context.Context, log zerolog.Logger, link *control.Child, open opener, build framework.Build) error {
+func serveMembers(ctx context.Context, log *slog.Logger, link *control.Child, open opener, build framework.Build) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	start := link.Start()
@@ -182,13 +181,13 @@ func (p *process) beginWarmUp(gone <-chan struct{}) (release func(), free bool) 
 }
 
 // serveMember runs a member. It returns an error only if the worker cannot go on.
-func serveMember(ctx context.Context, log zerolog.Logger, child *control.Child, w *worker, build framework.Build) error {
+func serveMember(ctx context.Context, log *slog.Logger, child *control.Child, w *worker, build framework.Build) error {
 	start := child.Start()
 	name := fmt.Sprintf("%s/%d#%d", start.IF, start.Instance, start.Generation)
 	p := &process{child: child, log: log, open: w.open, membership: membership{worker: w}}
 	err := p.run(ctx, build)
 	if exitErr := child.Exit(err); exitErr != nil {
-		log.Debug().Err(exitErr).Str("member", name).Msg("cannot report end of member")
+		log.Debug("cannot report end of member", "error", exitErr, "member", name)
 	}
 	switch {
 	case isLost(err):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,7 +78,7 @@ func startWorkerBuilding(t *testing.T, limits control.Start, build framework.Bui
 			return
 		}
 		defer link.Close()
-		w.ended <- serveMembers(context.Background(), zerolog.Nop(), link, w.open, build)
+		w.ended <- serveMembers(context.Background(), slog.New(slog.DiscardHandler), link, w.open, build)
 	}()
 	return w
 }

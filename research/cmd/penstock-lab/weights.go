@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
@@ -84,7 +85,7 @@ func instanceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "instance", Short: "One instance of a model, for penstock-lab weights", Hidden: true, Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			log := zerolog.New(os.Stderr).Level(zerolog.InfoLevel)
+			log := slog.New(zerolog.NewSlogHandler(zerolog.New(os.Stderr).Level(zerolog.InfoLevel)))
 			return bench.RunInstance(os.Stdin, os.Stdout, began, card, socket, frameworks.New, log)
 		},
 	}
