@@ -15,6 +15,8 @@ type (
 	Weights     = framework.Weights
 	Demotable   = framework.Demotable
 	Evictable   = framework.Evictable
+	Resident    = framework.Resident
+	Node        = framework.Node
 	Build       = framework.Build
 )
 

@@ -143,6 +143,35 @@ type Evictable interface {
 	Load() error
 }
 
+// Resident is implemented by a Framework that keeps more on its node than batches: weights, scratch memory and
+// prepared models.
+type Resident interface {
+	// UseNode describes what there is. libml calls it once, before Init.
+	UseNode(node Node)
+}
+
+// Node is what a Resident framework uses of its node and its worker. Fields are zero if there is none.
+type Node struct {
+	// Lane returns the number of the worker's lane. Batches of all functions of a lane run one after
+	// the other, so they may use the same scratch memory. It is nil outside a worker on a GPU. It may
+	// be called from LinkModel on.
+	Lane func() int
+	// Checked reports whether the model was linked before, from the same file with the same card. LoadModel
+	// need not check the one against the other again.
+	Checked bool
+	// Evict reports whether the model will be evicted and loaded again. A Framework that is Evictable
+	// then loads its own weights, and does not use Weights. HostMemory limits what it may pin for loads. It
+	// must be set with Evict.
+	Evict      bool
+	HostMemory *weights.HostMemory
+	// Prepared is the folder of the node's prepared models, which this process may only read.
+	// Prepare has its model prepared there, from LinkModel on. All processes share the models, so a
+	// process that runs one must not write them. If Prepared is empty, the process prepares its
+	// own.
+	Prepared string
+	Prepare  func() error
+}
+
 // ErrNoHostStage is returned by LoadModel of a framework without a host stage (footnote 8 of the
 // paper: some frameworks put a model on the device in the one call that reads it). It is not a
 // failure: LinkModel then loads and links.
@@ -166,30 +195,12 @@ type Environment struct {
 	// another one of the slot for a Demotable framework. Only InferBatch calls it. If it is nil,
 	// use Stream.
 	BatchStream func(slot int) uintptr
-	// Lane returns the number of the worker's lane. Batches of all functions of a lane run one after
-	// the other, so they may use the same scratch memory. It is nil outside a worker on a GPU. It may
-	// be called from LinkModel on.
-	Lane func() int
 	// Weights returns a file's bytes in the GPU's memory, shared by all processes that request the
 	// same file. The memory is read-only and valid from LinkModel on, until Deinit has returned. A
 	// repeated request returns the same memory. Weights is nil on a CPU, and if weights are
 	// private. The error is ErrNoWeights, with the reason, if there are no shared weights: the
 	// framework then loads its own, and logs a line about it.
 	Weights func(file string) (Weights, error)
-	// Checked reports whether the model was linked before, from the same file with the same card. LoadModel
-	// need not check the one against the other again.
-	Checked bool
-	// Evict reports whether the model will be evicted and loaded again. A Framework that is Evictable
-	// then loads its own weights, and does not use Weights. HostMemory limits what it may pin for loads. It
-	// must be set with Evict.
-	Evict      bool
-	HostMemory *weights.HostMemory
-	// Prepared is the folder of the node's prepared models, which this process may only read.
-	// Prepare has its model prepared there, from LinkModel on. All processes share the models, so a
-	// process that runs one must not write them. If Prepared is empty, the process prepares its
-	// own.
-	Prepared string
-	Prepare  func() error
 }
 
 // Weights is a complete file in a GPU's memory. Kernels can read it; a kernel that writes there

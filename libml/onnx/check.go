@@ -35,7 +35,7 @@ func (g *gpu) askReference(model []byte) (err error) {
 func newReference(env framework.Environment, model []byte) (_ *answer.Reference, err error) {
 	card := env.Card
 	env.Threads = 1 // a shadow loads while other processes serve
-	c := newCPU(env)
+	c := newCPU(env, false)
 	defer func() { err = errors.Join(err, c.deinit()) }()
 	if err := c.init(); err != nil {
 		return nil, err

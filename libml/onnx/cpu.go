@@ -39,8 +39,8 @@ type cpu struct {
 	batches map[key]*batch
 }
 
-func newCPU(env framework.Environment) *cpu {
-	return &cpu{card: env.Card, checked: env.Checked, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
+func newCPU(env framework.Environment, checked bool) *cpu {
+	return &cpu{card: env.Card, checked: checked, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
 }
 
 func (c *cpu) init() error {

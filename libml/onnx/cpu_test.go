@@ -431,7 +431,8 @@ func TestLoadChecked(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := f.Init(framework.Environment{Card: &card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU, Checked: true}); err != nil {
+	f.UseNode(framework.Node{Checked: true})
+	if err := f.Init(framework.Environment{Card: &card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: framework.DeviceCPU}); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.LoadModel(); err != nil {

@@ -28,6 +28,7 @@ import (
 //	deinit          releases graphs, sessions, memory and context
 type gpu struct {
 	env     framework.Environment
+	node    framework.Node
 	backend backend
 	hide    func() error // hides the compiler from the libraries
 	preload func() error // loads the libraries
@@ -72,12 +73,12 @@ func (l *launch) close(in *cuda.Context) error {
 	return errors.Join(l.executable.Destroy(), l.hosts.release(in))
 }
 
-func newGPU(env framework.Environment) *gpu {
+func newGPU(env framework.Environment, node framework.Node) *gpu {
 	if env.BatchStream == nil {
 		env.BatchStream = env.Stream
 	}
 	return &gpu{
-		env: env, backend: onnxRuntime{}, hide: hideCompiler, preload: loadProvider, ask: newReference, version: ort.GetVersion,
+		env: env, node: node, backend: onnxRuntime{}, hide: hideCompiler, preload: loadProvider, ask: newReference, version: ort.GetVersion,
 		batches: make(map[key]*launch), sizes: make(map[int]*size), byNode: newFallback(),
 	}
 }

@@ -23,7 +23,7 @@ import (
 // If a graph writes to memory outside its lane and its buffers, the lanes are not
 // independent. Then each batch of the model waits for the one before it (order).
 //
-// In a worker, the models of a lane run one batch at a time together (libml.Environment.Lane). Their
+// In a worker, the models of a lane run one batch at a time together (Node.Lane). Their
 // graphs use one pool. It has the size of the largest, and all graphs write to the same addresses.
 // Batches that run node by node allocate while they run, so these models keep their own pools.
 
@@ -43,8 +43,8 @@ func (g *gpu) openLanes() (err error) {
 			return err
 		}
 	}
-	if g.env.Lane != nil {
-		g.joined, err = joinLane(g, g.env.Lane())
+	if g.node.Lane != nil {
+		g.joined, err = joinLane(g, g.node.Lane())
 	}
 	return err
 }

@@ -43,7 +43,7 @@ func launchedOver(t *testing.T) (at cuda.Pointer) {
 func newMember(t *testing.T, c *cuda.Context, lane int, b *played) *rig {
 	t.Helper()
 	r := newRigIn(t, c, b)
-	r.gpu.env.Lane = func() int { return lane }
+	r.gpu.node.Lane = func() int { return lane }
 	return r.loaded().whole()
 }
 

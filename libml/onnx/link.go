@@ -81,7 +81,7 @@ func (g *gpu) heldBytes(freeBefore int64) (int64, error) {
 	const maxLibraries, sessionLibraries = 100 << 20, 10 << 20
 	sessions := int64(len(batches))
 	held := sessions * weights
-	if g.env.Evict {
+	if g.node.Evict {
 		held += sessions * sessionLibraries
 	} else {
 		held += min(max(0, freeBefore-free-weights), maxLibraries)

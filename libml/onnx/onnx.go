@@ -25,7 +25,10 @@ import (
 )
 
 // Framework runs one model. The zero value is ready for Init.
-type Framework struct{ runner runner }
+type Framework struct {
+	node   framework.Node
+	runner runner
+}
 
 // runner is the framework on one kind of device. Its methods are the callbacks of
 // framework.Framework and framework.Demotable.
@@ -43,6 +46,7 @@ var (
 	_ framework.Framework = (*Framework)(nil)
 	_ framework.Demotable = (*Framework)(nil)
 	_ framework.Evictable = (*Framework)(nil)
+	_ framework.Resident  = (*Framework)(nil)
 )
 
 // New returns a framework for one model.
@@ -51,15 +55,18 @@ func New() *Framework { return new(Framework) }
 // key names a configured batch: a size in a slot.
 type key struct{ slot, n int }
 
+// UseNode keeps what the node offers for Init.
+func (f *Framework) UseNode(node framework.Node) { f.node = node }
+
 // Init opens ONNX Runtime. On a GPU it also loads the libraries for CUDA.
 func (f *Framework) Init(env framework.Environment) error {
 	if err := open(); err != nil {
 		return err
 	}
 	if env.Device == framework.DeviceCPU {
-		f.runner = newCPU(env)
+		f.runner = newCPU(env, f.node.Checked)
 	} else {
-		f.runner = newGPU(env)
+		f.runner = newGPU(env, f.node)
 	}
 	return f.runner.init()
 }
@@ -82,7 +89,7 @@ func (f *Framework) Demotable(slot, n int) bool { return f.runner.demotable(slot
 func (f *Framework) InferBatch(slot, n int) error { return f.runner.inferBatch(slot, n) }
 
 // EvictableBytes returns the weights on a GPU, if the model's graph is prepared and
-// Environment.Evict is set.
+// Node.Evict is set.
 func (f *Framework) EvictableBytes() int64 {
 	if g, ok := f.runner.(*gpu); ok {
 		return g.evictableBytes()

@@ -23,8 +23,8 @@ import (
 // saved model into graph and weights.
 //
 // Active: with shared weights (share.go), if the model is not prepared. Processes of a node
-// may not write prepared models: they ask the node (Environment.Prepare), which calls Prepare
-// in a process that runs no requests. If Environment.Prepare is nil, linkModel prepares the
+// may not write prepared models: they ask the node (Node.Prepare), which calls Prepare
+// in a process that runs no requests. If Node.Prepare is nil, linkModel prepares the
 // model itself.
 
 // Prepare prepares the model of a card for the first GPU that this process sees. It keeps an
@@ -38,10 +38,10 @@ func Prepare(card *models.Card, device, dir string, threads int, log *slog.Logge
 		return err
 	}
 	g := newGPU(framework.Environment{
-		Card: card, Device: device, Prepared: dir, Threads: threads, Log: log,
+		Card: card, Device: device, Threads: threads, Log: log,
 		Stream:  func(int) uintptr { return 0 },
 		Weights: func(string) (framework.Weights, error) { return framework.Weights{}, framework.ErrNoWeights },
-	})
+	}, framework.Node{Prepared: dir})
 	if err := g.init(); err != nil {
 		return err
 	}
@@ -87,10 +87,10 @@ func (g *gpu) prepareOnly() error {
 
 // havePrepared sets the entry. It prepares the model, or has the node prepare it.
 func (g *gpu) havePrepared() error {
-	if g.env.Prepare == nil {
+	if g.node.Prepare == nil {
 		return g.prepare()
 	}
-	if err := g.env.Prepare(); err != nil {
+	if err := g.node.Prepare(); err != nil {
 		return err
 	}
 	var err error

@@ -107,8 +107,8 @@ func sandboxed(t *testing.T, dir string, answer error, check func(r *rig, s *sha
 	t.Run("process", func(t *testing.T) {
 		r, s := sharingRig(t, dir)
 		asked := 0
-		r.gpu.env.Prepared = dir
-		r.gpu.env.Prepare = func() error {
+		r.gpu.node.Prepared = dir
+		r.gpu.node.Prepare = func() error {
 			asked++
 			if answer != nil {
 				return answer

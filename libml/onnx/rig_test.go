@@ -209,7 +209,7 @@ func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
 	r.gpu = newGPU(framework.Environment{
 		Card: r.card, Threads: 2, Log: slog.New(zerolog.NewSlogHandler(zerolog.New(&r.log))), Device: "GPU-fake",
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
-	})
+	}, framework.Node{})
 	r.f = &Framework{runner: r.gpu}
 	r.gpu.backend, r.gpu.hide, r.gpu.preload = b, func() error { return nil }, func() error { return nil }
 	r.gpu.ask = func(framework.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }

@@ -33,7 +33,7 @@ import (
 // (the default) sets it. A model can be shared if all of it runs on the GPU, in one graph,
 // with its weights in its own file.
 //
-// If Environment.Evict is set, the sizes of a process share weights that it can evict
+// If Node.Evict is set, the sizes of a process share weights that it can evict
 // (weights.Resident), and other processes have their own.
 //
 // In all other cases the process has private weights, and one line of the log has the reason.
@@ -115,7 +115,7 @@ func (g *gpu) openPrepared() error {
 
 // locatePrepared sets the store and the model's key in it.
 func (g *gpu) locatePrepared() (err error) {
-	dir := cmp.Or(g.cache, g.env.Prepared)
+	dir := cmp.Or(g.cache, g.node.Prepared)
 	if dir == "" {
 		if dir, err = prepared.DefaultDir(); err != nil {
 			return err
@@ -149,7 +149,7 @@ func (g *gpu) share() error {
 		return nil
 	}
 	err := g.findWeights()
-	if err == nil || errors.Is(err, cuda.ErrLost) || g.env.Evict && errors.Is(err, cuda.ErrOutOfMemory) {
+	if err == nil || errors.Is(err, cuda.ErrLost) || g.node.Evict && errors.Is(err, cuda.ErrOutOfMemory) {
 		return err
 	}
 	if g.shared.entry == nil {
@@ -167,7 +167,7 @@ func (g *gpu) share() error {
 }
 
 // sharesWeights reports whether all sizes use one copy of the weights, if the model allows it.
-func (g *gpu) sharesWeights() bool { return g.env.Weights != nil || g.env.Evict }
+func (g *gpu) sharesWeights() bool { return g.env.Weights != nil || g.node.Evict }
 
 // findWeights sets the entry, and the initializers if the node's weight server has the
 // weights, or if they can be evicted.
@@ -178,7 +178,7 @@ func (g *gpu) findWeights() error {
 		}
 	}
 	e := g.shared.entry
-	if g.env.Evict {
+	if g.node.Evict {
 		return g.loadResident()
 	}
 	w, err := g.env.Weights(e.Weights())
@@ -195,7 +195,7 @@ func (g *gpu) findWeights() error {
 // loadResident loads the entry's weights so that they can be evicted.
 func (g *gpu) loadResident() error {
 	s := &g.shared
-	r, err := weights.OpenResident(g.context, s.entry.Weights(), g.env.HostMemory)
+	r, err := weights.OpenResident(g.context, s.entry.Weights(), g.node.HostMemory)
 	if err != nil {
 		return err
 	}
@@ -213,9 +213,9 @@ func (g *gpu) removeDamaged() error {
 	s := &g.shared
 	file := s.entry.Weights()
 	s.closeEntry()
-	if g.env.Prepare != nil {
+	if g.node.Prepare != nil {
 		// The node prepares the model for the next process. This process has lost enough time.
-		return errors.Join(fmt.Errorf("%w: %s is damaged", framework.ErrNoWeights, file), g.env.Prepare())
+		return errors.Join(fmt.Errorf("%w: %s is damaged", framework.ErrNoWeights, file), g.node.Prepare())
 	}
 	return errors.Join(fmt.Errorf("%w: %s is damaged", framework.ErrNoWeights, file), s.store.Remove(s.key))
 }

@@ -293,7 +293,7 @@ func TestLostDeviceWhileSharing(t *testing.T) {
 func evictingRig(t *testing.T) *rig {
 	t.Helper()
 	r := evictingRigIn(t, bound(t), nil)
-	r.gpu.env.HostMemory = weights.NewHostMemory(0, r.gpu.env.Log)
+	r.gpu.node.HostMemory = weights.NewHostMemory(0, r.gpu.env.Log)
 	return r
 }
 
@@ -301,7 +301,7 @@ func evictingRig(t *testing.T) *rig {
 func evictingRigIn(t *testing.T, c *cuda.Context, pins *weights.HostMemory) *rig {
 	t.Helper()
 	r, _ := sharingRigIn(t, c, t.TempDir())
-	r.gpu.env.Weights, r.gpu.env.Evict, r.gpu.env.HostMemory = nil, true, pins
+	r.gpu.env.Weights, r.gpu.node.Evict, r.gpu.node.HostMemory = nil, true, pins
 	return r
 }
 

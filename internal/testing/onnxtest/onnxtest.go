@@ -164,7 +164,8 @@ func newHarnessOver(t *testing.T, card *models.Card, shared bool) *harness {
 func (b *harness) framework(device string, stream func(int) uintptr, weights func(string) (framework.Weights, error)) framework.Framework {
 	b.t.Helper()
 	f := onnx.New()
-	env := framework.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: slog.New(zerolog.NewSlogHandler(zerolog.New(os.Stderr))), Device: device, Stream: stream, Weights: weights, Evict: b.evicts, HostMemory: hostMemory}
+	env := framework.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: slog.New(zerolog.NewSlogHandler(zerolog.New(os.Stderr))), Device: device, Stream: stream, Weights: weights}
+	f.UseNode(framework.Node{Evict: b.evicts, HostMemory: hostMemory})
 	if err := f.Init(env); err != nil {
 		b.t.Fatal(err)
 	}

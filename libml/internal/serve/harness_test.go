@@ -283,6 +283,7 @@ type fake struct {
 	card    *models.Card
 	gpu     *devicetest.Queued // nil on a CPU
 	env     framework.Environment
+	node    framework.Node
 	batches map[fakeKey]*fakeBatch
 
 	mu      sync.Mutex
@@ -355,6 +356,8 @@ func (f *fake) history() (sizes, slots []int) {
 	defer f.mu.Unlock()
 	return slices.Clone(f.ran), slices.Clone(f.slots)
 }
+
+func (f *fake) UseNode(node framework.Node) { f.node = node }
 
 func (f *fake) Init(env framework.Environment) error {
 	f.env = env

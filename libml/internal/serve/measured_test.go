@@ -97,8 +97,8 @@ func TestMeasurements(t *testing.T) {
 			if n := f.count("infer"); (n > 0) != c.infers {
 				t.Errorf("%d batches have run, warm-up wanted: %v", n, c.infers)
 			}
-			if same := !strings.HasPrefix(name, "another file"); c.limits.MemoryBytes == 0 && f.env.Checked != same { // with limited memory the loop may be loading now
-				t.Errorf("framework need not check the model: %v, want %v", f.env.Checked, same)
+			if same := !strings.HasPrefix(name, "another file"); c.limits.MemoryBytes == 0 && f.node.Checked != same { // with limited memory the loop may be loading now
+				t.Errorf("framework need not check the model: %v, want %v", f.node.Checked, same)
 			}
 			if second.PersistentBytes != first.PersistentBytes || second.EphemeralBytes != first.EphemeralBytes {
 				t.Errorf("memory %d and %d, the first process had %d and %d", second.PersistentBytes, second.EphemeralBytes, first.PersistentBytes, first.EphemeralBytes)

@@ -335,3 +335,14 @@ func TestQueuedBatchDemoted(t *testing.T) {
 		})
 	}
 }
+
+// TestLaneNumber asks for a member's lane as a framework does: it is told about the lane before it has one.
+func TestLaneNumber(t *testing.T) {
+	g := startLaneOnGPU(t, 2, nil)
+	for i, f := range g.fakes {
+		if lane := f.node.Lane; lane == nil || lane() != 0 {
+			t.Errorf("member %d has no number of its lane, or another one than 0", i)
+		}
+	}
+	g.drain()
+}

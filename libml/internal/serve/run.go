@@ -337,22 +337,26 @@ func (p *process) onGPU() bool { return p.start.Device != "" && p.start.Device !
 
 // load does everything that a shadow does before it is woken.
 func (p *process) load() error {
-	env := framework.Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: framework.DeviceCPU, Checked: p.checked}
+	env := framework.Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: framework.DeviceCPU}
+	node := framework.Node{Checked: p.checked}
 	if p.onGPU() {
 		env.Device, env.Stream, env.BatchStream = p.start.Device, p.stream, p.batchStream
 		if p.worker != nil {
-			env.Lane = p.place.Lane
+			node.Lane = func() int { return p.place.Lane() } // it has a place later
 		}
-		if env.Evict = p.residence != nil; env.Evict {
-			env.HostMemory = p.worker.hostMemory
+		if node.Evict = p.residence != nil; node.Evict {
+			node.HostMemory = p.worker.hostMemory
 		}
 		if p.start.WeightsSocket != "" {
 			p.weights = weights.NewMappings(p.start.WeightsSocket)
 			env.Weights = p.sharedWeights
 		}
 		if p.start.Prepared != "" {
-			env.Prepared, env.Prepare = p.start.Prepared, p.prepare
+			node.Prepared, node.Prepare = p.start.Prepared, p.prepare
 		}
+	}
+	if f, ok := p.framework.(framework.Resident); ok {
+		f.UseNode(node)
 	}
 	if err := p.framework.Init(env); err != nil {
 		return fmt.Errorf("init %s: %w", p.card.Name, err)

@@ -23,7 +23,7 @@ func (p *process) sharedWeights(file string) (framework.Weights, error) {
 	return framework.Weights{Address: uintptr(at), Bytes: int(loaded.Bytes), CRC32C: loaded.CRC}, nil
 }
 
-// prepare is Environment.Prepare. The orchestrator lets a process that serves no requests
+// prepare is Node.Prepare. The orchestrator lets a process that serves no requests
 // prepare the model.
 func (p *process) prepare() error {
 	p.notices.send(control.Notice{Prepare: true})

@@ -47,7 +47,7 @@ type membership struct {
 	place     *gate.Place // in the worker's lane
 	residence *residence  // nil if the worker's memory has no limit
 	loaded    modelFile   // the model's file at the start; zero if there is none
-	checked   bool        // Environment.Checked
+	checked   bool        // Node.Checked
 	// measured is what the warm-up of this process or of an earlier one has measured; nil before.
 	measured *control.Measurements
 }
