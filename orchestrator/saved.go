@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/cgroup"
 	"github.com/penstock/penstock/orchestrator/gpu"
 	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/program"
 )
 
 // An orchestrator that takes over from a dead one resumes its processes:
@@ -155,7 +156,7 @@ func (s *supervisor) restore(held []heldProcess) {
 		s.shareWeights()
 	} else if last != nil {
 		s.weights.last = nil
-		s.closing.Go(func() { endWeightServer(s.o.Keeper, last) })
+		s.closing.Go(func() { keeper.Drop(s.o.Keeper, last, program.EndTimeout) })
 	}
 	if len(s.processes) == 0 {
 		return

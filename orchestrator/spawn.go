@@ -123,7 +123,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 	}
 	c, err := s.watch(p, sp.key, false)
 	if err != nil {
-		s.abandon(p)
+		go keeper.Drop(s.keeper, p, 0)
 		return fail(err)
 	}
 	c.kernel = counters
@@ -160,7 +160,7 @@ func (s *execSpawner) heldMembers(p *keeper.Process, w savedWorker) []heldProces
 	list, err := s.workers.resume(p, w)
 	if err != nil {
 		s.log.Warn().Err(err).Str("worker", w.Worker).Msg("cannot take over a worker of the last orchestrator; killing it")
-		s.abandon(p)
+		go keeper.Drop(s.keeper, p, 0)
 	}
 	return list
 }
@@ -189,32 +189,13 @@ func (s *execSpawner) drop(h heldProcess, patience time.Duration) {
 		h.member.drop(patience)
 		return
 	}
-	p := h.held
-	p.Link.Close()
-	p.Stdout.Close()
-	p.Stderr.Close()
-	s.keeper.Signal(p.ID, syscall.SIGTERM)
-	late := time.AfterFunc(patience, func() { s.keeper.Signal(p.ID, syscall.SIGKILL) })
-	defer late.Stop()
-	<-p.Exit
-	s.keeper.Forget(p.ID)
-}
-
-// abandon kills a process that cannot be watched.
-func (s *execSpawner) abandon(p *keeper.Process) {
-	s.keeper.Signal(p.ID, syscall.SIGKILL)
-	go func() {
-		<-p.Exit
-		s.keeper.Forget(p.ID)
-	}()
+	keeper.Drop(s.keeper, h.held, patience)
 }
 
 // watch returns a process for what the keeper holds.
 func (s *execSpawner) watch(p *keeper.Process, k key, shook bool) (*execProcess, error) {
 	link, err := control.NewParent(p.Link, shook)
 	if err != nil {
-		p.Stdout.Close()
-		p.Stderr.Close()
 		return nil, err
 	}
 	return &execProcess{

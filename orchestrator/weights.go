@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -136,20 +135,8 @@ func (h *runningWeightServer) resume(last *keeper.Process, log zerolog.Logger) *
 		return last
 	}
 	log.Warn().Err(err).Int("version", n.Version).Str("uuid", n.UUID).Msg("cannot take over the weight server of the last orchestrator; ending it")
-	endWeightServer(h.keeper, last)
+	keeper.Drop(h.keeper, last, program.EndTimeout)
 	return nil
-}
-
-// endWeightServer ends a server and waits for its end.
-func endWeightServer(k keeper.Keeper, p *keeper.Process) {
-	p.Link.Close()
-	p.Stdout.Close()
-	p.Stderr.Close()
-	k.Signal(p.ID, syscall.SIGTERM)
-	late := time.AfterFunc(program.EndTimeout, func() { k.Signal(p.ID, syscall.SIGKILL) })
-	defer late.Stop()
-	<-p.Exit
-	k.Forget(p.ID)
 }
 
 // run watches one server until it ends. It returns how the server ended.
@@ -173,10 +160,7 @@ func (h *runningWeightServer) run(ctx context.Context, p *keeper.Process, log ze
 	select {
 	case end = <-p.Exit:
 	case <-ctx.Done():
-		h.keeper.Signal(p.ID, syscall.SIGTERM)
-		late := time.AfterFunc(program.EndTimeout, func() { h.keeper.Signal(p.ID, syscall.SIGKILL) })
-		end = <-p.Exit
-		late.Stop()
+		end = keeper.Stop(h.keeper, p, program.EndTimeout)
 	}
 
 	// The server's loaders have its stderr, and a loader that hangs in the driver cannot be

@@ -83,6 +83,23 @@ func (p *Process) closeFiles() {
 	p.Stderr.Close()
 }
 
+// Stop ends a process with SIGTERM and, after patience, with SIGKILL. It returns how the process has ended.
+func Stop(k Keeper, p *Process, patience time.Duration) Exit {
+	if patience > 0 {
+		k.Signal(p.ID, syscall.SIGTERM)
+	}
+	late := time.AfterFunc(patience, func() { k.Signal(p.ID, syscall.SIGKILL) })
+	defer late.Stop()
+	return <-p.Exit
+}
+
+// Drop stops a process that is not watched, and forgets it.
+func Drop(k Keeper, p *Process, patience time.Duration) {
+	p.closeFiles()
+	Stop(k, p, patience)
+	k.Forget(p.ID)
+}
+
 // Exit is how a process exited, as wait(2) reports it.
 type Exit struct {
 	Code   int            `json:"code"`   // exit status, or -1 after a signal
