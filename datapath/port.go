@@ -33,10 +33,10 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/datapath/adaptive"
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/cameras"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/shm/adaptive"
 )
 
 // Options configures a port.

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/datapath/adaptive"
 	"github.com/penstock/penstock/datapath/aggregate"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/shm/adaptive"
 )
 
 // The receive thread of a source. Each turn has these steps:

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/penstock/penstock/shm/internal/futex"
+	"github.com/penstock/penstock/internal/futex"
 )
 
 // ErrNotPublished is returned by Withdraw for a slot that was never published, is

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/shm/internal/futex"
+	"github.com/penstock/penstock/internal/futex"
 )
 
 // Consumer is an IF process's end of its channel.

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/shm/internal/futex"
+	"github.com/penstock/penstock/internal/futex"
 )
 
 // Processes that share a GPU without MPS run their batches one after the other. All of them can write

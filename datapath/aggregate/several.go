@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 
-	"github.com/penstock/penstock/shm/adaptive"
+	"github.com/penstock/penstock/datapath/adaptive"
 )
 
 // common is what the aggregators of one function share: the free slots, and the number of

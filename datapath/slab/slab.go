@@ -21,9 +21,9 @@ import (
 	"os"
 	"sync/atomic"
 
+	"github.com/penstock/penstock/datapath/adaptive"
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/shm/adaptive"
 )
 
 // GranuleBytes is the unit of allocation: a cache line, so that no two

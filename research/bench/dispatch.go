@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/research/floor"
 	"github.com/penstock/penstock/shm/cpuset"
-	"github.com/penstock/penstock/shm/floor"
 )
 
 // Dispatch is the report of `penstock-lab dispatch`: the cost of the hand-overs between

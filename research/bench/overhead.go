@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/research/floor"
 	"github.com/penstock/penstock/shm"
-	"github.com/penstock/penstock/shm/floor"
 	"github.com/penstock/penstock/wire"
 )
 

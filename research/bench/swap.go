@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/research/floor"
 	"github.com/penstock/penstock/shm/cpuset"
-	"github.com/penstock/penstock/shm/floor"
 )
 
 // Swap is the report of `penstock-lab swap`: how long the stream of batches stops when an active process

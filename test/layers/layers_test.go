@@ -30,7 +30,7 @@ var layers = [][]string{
 	{"batching"},
 	{"client", "control", "shm", "models", "cuda"},
 	{"wire", "private", "internal/unixsock", "internal/freeport", "internal/lockfile", "internal/procstat", "internal/webserver", "internal/confidence"},
-	{"internal/atomicfile"},
+	{"internal/atomicfile", "internal/futex"},
 }
 
 // inner are the floors inside a folder. "" is the folder's own package.
@@ -46,7 +46,7 @@ var inner = map[string][][]string{
 		{"aggregate"},
 		{"dpdk", "udp"},
 		{"cameras", "slab"},
-		{"ingest"},
+		{"adaptive", "ingest"},
 	},
 	"orchestrator": {
 		{""},

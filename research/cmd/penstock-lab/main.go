@@ -20,7 +20,7 @@ import (
 
 	"github.com/penstock/penstock/internal/testing/slabsim"
 	"github.com/penstock/penstock/research/bench"
-	"github.com/penstock/penstock/shm/floor"
+	"github.com/penstock/penstock/research/floor"
 )
 
 // version is set by the Makefile.

@@ -10,8 +10,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/penstock/penstock/internal/testing/must"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 // shared maps one page twice: for writing, and read-only.

@@ -21,9 +21,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/penstock/penstock/internal/futex"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/cpuset"
-	"github.com/penstock/penstock/shm/internal/futex"
 )
 
 // childVariable marks the re-executed program as the child, and holds the

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/futex"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/cpuset"
-	"github.com/penstock/penstock/shm/internal/futex"
 )
 
 // Mutex is a lock that is held for microseconds, and never across an operation that waits.
