@@ -97,11 +97,16 @@ void gen_release(struct gen_stream *s)
 
 enum { burst_size = 64, line_bytes = 64 };
 
-void gen_drain(uint16_t port, uint16_t queue, uint64_t polls)
+uint64_t gen_drain(uint16_t port, uint16_t queue, uint64_t polls)
 {
 	struct rte_mbuf *burst[burst_size];
-	for (uint64_t i = 0; i < polls; i++)
-		rte_pktmbuf_free_bulk(burst, rte_eth_rx_burst(port, queue, burst, burst_size));
+	uint64_t frames = 0;
+	for (uint64_t i = 0; i < polls; i++) {
+		uint16_t n = rte_eth_rx_burst(port, queue, burst, burst_size);
+		rte_pktmbuf_free_bulk(burst, n);
+		frames += n;
+	}
+	return frames;
 }
 
 void gen_drain_read(uint16_t port, uint16_t queue, uint64_t polls, uint64_t *sum)

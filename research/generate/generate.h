@@ -32,7 +32,7 @@ struct gen_stream *gen_new(uint32_t descriptors);
 void gen_release(struct gen_stream *s); // also frees the buffers in the queue
 
 // Receive bursts of a queue and free all frames; the second reads each frame's first cache line too.
-void gen_drain(uint16_t port, uint16_t queue, uint64_t polls);
+uint64_t gen_drain(uint16_t port, uint16_t queue, uint64_t polls); // returns the frames
 void gen_drain_read(uint16_t port, uint16_t queue, uint64_t polls, uint64_t *sum);
 
 #endif
