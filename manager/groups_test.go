@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/manager/sharing"
@@ -88,9 +89,7 @@ func TestNewFunctionAwaitsGroups(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, wanting("a", 100))
 	b.turns()
 	b.stuck = true
-	if err := b.add(wanting("new", 50)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(wanting("new", 50)))
 	b.turns()
 	in := b.instance("new", 0)
 	if in.pair.Active() != nil || len(in.sharing.Placement.Groups) != 0 {
@@ -114,14 +113,10 @@ func TestSharesByHandPersist(t *testing.T) {
 	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, wanting("a", 50), wanting("b", 50))
 	b.cfg.Shares.Tune = false
 	b.turns()
-	if err := b.add(wanting("new", 50)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.add(wanting("new", 50)))
 	want := map[string]float64{"a": 30, "b": 20, "new": 40}
 	for _, name := range []string{"a", "b", "new"} {
-		if err := b.setShare(name, want[name]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, b.setShare(name, want[name]))
 	}
 	b.turns()
 	b.serves("new")
@@ -130,9 +125,7 @@ func TestSharesByHandPersist(t *testing.T) {
 			t.Errorf("%s has %v %%, want the %v that it was given", name, got, percent)
 		}
 	}
-	if err := b.remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("a"))
 	b.turns()
 	if got := b.instance("b", 0).pair.Share(); got != 20 {
 		t.Errorf("b has %v %% when a has gone, want the 20 that it was given", got)
@@ -172,9 +165,7 @@ func TestAddAwaitsGroups(t *testing.T) {
 	if b.placeLeaves(c) {
 		t.Error("it waits for groups that nobody gives up")
 	}
-	if err := b.remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("a"))
 	if !b.placeLeaves(c) {
 		t.Fatal("it does not wait, and would be refused")
 	}
@@ -353,9 +344,7 @@ func TestModelRunsNowhere(t *testing.T) {
 	// A replacement that runs on no number of groups is given up and forgotten.
 	was, _ := b.serves("b")
 	end, err := b.replace("b", "worse")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.needs = func(victim) int { return 99 }
 	b.givenUp(end, tooFew)
 	if now, _ := b.serves("b"); now != was || b.instance("b", 0).sharing.MinGroups() != 0 {
@@ -444,9 +433,7 @@ func TestMinimumOfSameModel(t *testing.T) {
 			for range 4 {
 				b.turns()
 			}
-			if err := b.add(named("vgg-2", 3)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, b.add(named("vgg-2", 3)))
 			for range 4 {
 				b.turns()
 			}
@@ -467,9 +454,7 @@ func TestMinimumForgotten(t *testing.T) {
 		want  int
 	}{{"small", 1}, {"two", 2}, {"smaller", 1}} {
 		end, err := b.replace("vgg", c.model)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for range 4 {
 			b.turns()
 		}
@@ -509,17 +494,13 @@ func TestNoGroupsLeft(t *testing.T) {
 	}
 	// A replacement without enough groups is given up.
 	end, err := b.replace("f03", "two")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b.givenUp(end, tooFew)
 	if g, _ := b.serves("f03"); g != 1 {
 		t.Errorf("generation %d serves in place of the first", g)
 	}
 	// A removed function frees its groups.
-	if err := b.remove("f07"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("f07"))
 	for range 3 {
 		b.turns()
 	}
@@ -655,9 +636,7 @@ func TestNodeComesToRest(t *testing.T) {
 			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose", "need", "unfit"}).Draw(r, "event") {
 			case "add":
 				if f == nil {
-					if err := b.add(named(name, 30)); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, b.add(named(name, 30)))
 				}
 			case "share":
 				if f != nil {
@@ -665,9 +644,7 @@ func TestNodeComesToRest(t *testing.T) {
 				}
 			case "remove":
 				if f != nil && !f.removing {
-					if err := b.remove(name); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, b.remove(name))
 				}
 			case "break":
 				if f != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/freeport"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/models"
 )
 
@@ -44,9 +45,7 @@ func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), 
 	if change != nil {
 		change(b)
 	}
-	if err := b.begin(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.begin())
 	b.turns()
 	return b
 }
@@ -59,9 +58,7 @@ func (b *nodeBed) dies() {
 func (b *nodeBed) replaced(name, model string) {
 	b.t.Helper()
 	end, err := b.replace(name, model)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, err)
 	b.replacementEnds(end)
 }
 
@@ -71,9 +68,7 @@ func (b *nodeBed) replacementEnds(end <-chan error) {
 		b.turns()
 		select {
 		case err := <-end:
-			if err != nil {
-				b.t.Fatal(err)
-			}
+			must.OK(b.t, err)
 			b.turns()
 			return
 		case <-time.After(time.Millisecond):
@@ -97,14 +92,10 @@ func TestRecordNextManager(t *testing.T) {
 	b := recordedNode(t, dir, "run", "text", nil, file...)
 	b.on(configs.Function{Name: "comes", Model: "/cards/comes.yaml", Instances: 2, SharePercent: 5, SLO: time.Second, Environment: map[string]string{"A": "b"}})
 	b.turns()
-	if err := b.remove("goes"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("goes"))
 	b.turns()
 	b.replaced("stays", "/cards/better.yaml")
-	if err := b.setShare("stays", 40); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("stays", 40))
 	want := map[string]configs.Function{}
 	ports := map[string]uint16{}
 	for _, f := range b.functions {
@@ -128,9 +119,7 @@ func TestRecordNextManager(t *testing.T) {
 		t.Errorf("stays runs %s with %v %%, want the better model with 40", f.Model, f.SharePercent)
 	}
 	end, err := next.rollback("stays")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	next.replacementEnds(end)
 	if f := next.functions.find("stays"); f.model.desired.Name != "stays" || f.config.Model != "stays" {
 		t.Errorf("after the rollback it is %s by %q, want stays", f.model.desired.Name, f.config.Model)
@@ -180,9 +169,7 @@ func TestARecordThatIsDamagedIsNone(t *testing.T) {
 	b.turns()
 	b.dies()
 	whole, err := os.ReadFile(recordPath(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if r, err := decodeRecord(whole); err != nil || len(r.Functions) != 2 {
 		t.Fatalf("%s: %v", whole, err)
 	}
@@ -198,9 +185,7 @@ func TestARecordThatIsDamagedIsNone(t *testing.T) {
 		"no instance":     `{"run":"run","entries":[],"functions":[{"function":{"Name":"b"}}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := os.WriteFile(recordPath(dir), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(recordPath(dir), []byte(text), 0o600))
 			next := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 			if got := next.names(); !slices.Equal(got, []string{"a"}) {
 				t.Errorf("it has %v, want a", got)
@@ -221,9 +206,7 @@ func TestRecordFallback(t *testing.T) {
 	at := b.functions.find("c").port.LocalAddr()
 	b.dies()
 	taken, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer taken.Close()
 	next := recordedNode(t, dir, "run", "text", func(b *nodeBed) {
 		find := b.find
@@ -267,9 +250,7 @@ func TestRecordWithoutRun(t *testing.T) {
 func TestRecordSharesOverfull(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
-	if err := b.setShare("a", 90); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.setShare("a", 90))
 	b.on(named("b", 30))
 	b.turns()
 	was := []float64{b.status("a").SharePercent, b.status("b").SharePercent}
@@ -316,9 +297,7 @@ func (b *nodeBed) edit(digest, model string) {
 	done := make(chan error, 1)
 	go func() { done <- b.Reconfigure(c) }()
 	(<-b.calls)()
-	if err := <-done; err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, <-done)
 }
 
 // The file names one model, and another one before the first serves.
@@ -352,9 +331,7 @@ func TestRemovalDuringEdit(t *testing.T) {
 	b.edit("second text", "other")
 	b.turn()
 	b.edit("third text", "a")
-	if err := b.remove("a"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.remove("a"))
 	f := &bed{b.functions.find("a"), t}
 	f.eventually("a is gone", func() bool {
 		b.turns()

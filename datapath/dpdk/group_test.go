@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/datapath/ingest"
 	"github.com/penstock/penstock/datapath/slab"
 	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -212,9 +213,7 @@ func TestMbufsLow(t *testing.T) {
 		}
 		b.send(greedy, client4, []byte("kept"))
 		got, err := greedy.Receive(batch, shm.Now()+int64(ingesttest.Patience))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		held = append(held, batch[:got]...)
 	}
 	if free := 256 - len(held); free < 1 || free > 256/8 {
@@ -243,15 +242,11 @@ func TestMbufsLow(t *testing.T) {
 		// Without waiting for room: if no mbufs are left, this thread has to receive.
 		_, _ = b.wire.Put(b.pool, 0, more)
 		n, err := modest.Receive(batch, shm.Now()+int64(time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		others = append(others, batch[:n]...)
 		select {
 		case err := <-asked:
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, err)
 			ended = true
 		default:
 			if len(others) > 200 {
@@ -315,16 +310,12 @@ func TestCloseReleasesHeld(t *testing.T) {
 	stays := b.listen(9001)
 	for range 300 { // more often than there are numbers
 		s, err := listenOne(b.Group, 9000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		b.send(s, client4, ingesttest.Payloads(3, 100)...)
 		b.send(stays, client4, []byte("kept"))
 		ingesttest.Receive(t, s, 3, 8)
 		kept := ingesttest.Receive(t, stays, 1, 1)
-		if err := errors.Join(s.Close(), s.CloseSlab(), s.CloseSlab()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(s.Close(), s.CloseSlab(), s.CloseSlab()))
 		if held := b.held.Load(); held != 1 {
 			t.Fatalf("%d mbufs are held, want the other function's one", held)
 		}
@@ -343,9 +334,7 @@ func TestOpenCloseUnderTraffic(t *testing.T) {
 	batch := make([]ingest.Datagram, 32)
 	for range 50 {
 		s, err := listenOne(b.Group, 9000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for range 3 {
 			n, err := s.Receive(batch, shm.Now()+int64(ingesttest.Patience))
 			if err != nil || n == 0 {
@@ -353,9 +342,7 @@ func TestOpenCloseUnderTraffic(t *testing.T) {
 			}
 			release(s, batch[:n]...)
 		}
-		if err := errors.Join(s.Close(), s.CloseSlab()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(s.Close(), s.CloseSlab()))
 	}
 }
 
@@ -444,19 +431,13 @@ func TestACaptureIsReceived(t *testing.T) {
 	link.Own = clientMAC
 	name := filepath.Join(t.TempDir(), "traffic.pcap")
 	file, err := os.Create(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	capture := pcapgo.NewWriter(file)
-	if err := capture.WriteFileHeader(1<<16, layers.LinkTypeEthernet); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, capture.WriteFileHeader(1<<16, layers.LinkTypeEthernet))
 	const datagrams = 30
 	sent := ingesttest.Payloads(datagrams, 1046)
 	put := func(f []byte) {
-		if err := capture.WritePacket(gopacket.CaptureInfo{CaptureLength: len(f), Length: len(f)}, f); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, capture.WritePacket(gopacket.CaptureInfo{CaptureLength: len(f), Length: len(f)}, f))
 	}
 	// The driver's ports choose their own addresses: 02:70:63:61:70:NN.
 	link.Peer = frame.MAC{2, 0x70, 0x63, 0x61, 0x70, 0}
@@ -467,32 +448,24 @@ func TestACaptureIsReceived(t *testing.T) {
 	big := make([]byte, 9000) // larger than an mbuf
 	copy(big, sent[0])
 	put(big)
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, file.Close())
 	g, err := Open(Options{
 		Port: "net_pcap0,infinite_rx=0,rx_pcap=" + name, MTU: 1500, Queues: 1, Mbufs: 512, Memory: 64 << 20,
 		Addresses: []netip.Addr{own4}, Checksums: verify,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	b := &bed{Group: g, t: t}
 	// The capture's frames may have been counted as foreign before the port opened. Only
 	// opening a device makes its driver read the file from the beginning. The test avoids
 	// this race by checking both.
 	s, err := listenOne(g, 9000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	got := 0
 	var payloads [][]byte
 	for deadline := time.Now().Add(ingesttest.Patience); time.Now().Before(deadline); {
 		batch := make([]ingest.Datagram, 8)
 		n, err := s.Receive(batch, shm.Now()+int64(time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		for _, d := range batch[:n] {
 			payloads = append(payloads, bytes.Clone(ingesttest.Payload(s, d)))
 			release(s, d)
@@ -522,15 +495,11 @@ func TestACaptureIsReceived(t *testing.T) {
 func TestAWaitLeavesItsTimeoutAsItWas(t *testing.T) {
 	b := newBed(t, Options{})
 	sink, err := b.device.NewSink(1, 1, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	defer sink.Close()
 	timeout := unix.NsecToTimespec(int64(time.Millisecond))
 	for _, wait := range []func(*unix.Timespec) error{sink.Sleep, sink.Pause} {
-		if err := wait(&timeout); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, wait(&timeout))
 		if got := timeout.Nano(); got != int64(time.Millisecond) {
 			t.Errorf("after a wait of a millisecond its timeout is %v", time.Duration(got))
 		}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/net/bpf"
 
+	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -21,15 +22,11 @@ func verdict(t *testing.T, threshold uint32, port uint16, datagram []byte) bool 
 func left(t *testing.T, threshold uint32, port uint16, datagram []byte) int {
 	t.Helper()
 	vm, err := bpf.NewVM(filterProgram(threshold))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	packet := binary.BigEndian.AppendUint16(nil, port)
 	packet = append(packet, 0, 0, 0, 0, 0, 0)
 	kept, err := vm.Run(append(packet, datagram...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	if kept == 0 {
 		return -1
 	}

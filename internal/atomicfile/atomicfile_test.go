@@ -7,6 +7,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/must"
 )
 
 func TestReplace(t *testing.T) {
@@ -26,16 +28,12 @@ func TestReplace(t *testing.T) {
 	if err := Replace(path, []byte("new"), Keep, nil); err == nil {
 		t.Error("kept the mode of a missing file")
 	}
-	if err := Replace(path, []byte("first"), 0o640, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Replace(path, []byte("first"), 0o640, nil))
 	holds("first", 0o640)
 	if err := os.Chown(path, 1, 2); os.Getuid() == 0 && err != nil {
 		t.Fatal(err)
 	}
-	if err := Replace(path, []byte("second"), Keep, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, Replace(path, []byte("second"), Keep, nil))
 	holds("second", 0o640)
 	if info, _ := os.Stat(path); os.Getuid() == 0 && info.Sys().(*syscall.Stat_t).Uid != 1 {
 		t.Errorf("the file has another owner: %+v", info.Sys())
@@ -44,9 +42,7 @@ func TestReplace(t *testing.T) {
 
 func TestReplaceChecked(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, []byte("first"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("first"), 0o600))
 	failed := errors.New("edited meanwhile")
 	if err := Replace(path, []byte("second"), Keep, func() error { return failed }); !errors.Is(err, failed) {
 		t.Errorf("got %v, want %v", err, failed)

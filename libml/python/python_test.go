@@ -45,15 +45,9 @@ func TestModule(t *testing.T) {
 func TestVariables(t *testing.T) {
 	dir := t.TempDir()
 	library := filepath.Join(dir, "libpenstock.so")
-	if err := os.WriteFile(library, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "penstock_model"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "penstock_model", "__init__.py"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(library, nil, 0o600))
+	must.OK(t, os.Mkdir(filepath.Join(dir, "penstock_model"), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(dir, "penstock_model", "__init__.py"), nil, 0o600))
 	for _, c := range []struct {
 		variable, good, bad string
 		find                func() (string, error)
