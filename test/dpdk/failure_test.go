@@ -218,7 +218,7 @@ func TestWithoutDPDK(t *testing.T) {
 	for _, args := range [][]string{{"up", "--config", file, "--runtime-dir", t.TempDir()}, {"doctor", "--config", file}} {
 		var out []byte
 		var err error
-		l.node.do(func() { out, err = exec.Command(plain, args...).CombinedOutput() })
+		l.node.Do(func() { out, err = exec.Command(plain, args...).CombinedOutput() })
 		if err == nil || !strings.Contains(string(out), "make build-dpdk") || !strings.Contains(string(out), "apt-get install libdpdk-dev") {
 			t.Errorf("penstock %s: %v\n%s", args[0], err, out)
 		}

@@ -5,12 +5,12 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/internal/testing/nodetest"
 	"github.com/penstock/penstock/internal/testing/wait"
 	"golang.org/x/sys/unix"
 )
@@ -28,11 +28,8 @@ type laboratory struct {
 	node *place
 }
 
-// place is a network namespace. A thread inside it keeps it alive.
-type place struct {
-	jobs chan func()
-	path string // of the namespace, for ip link set ... netns
-}
+// place is a network namespace.
+type place struct{ *nodetest.Place }
 
 // newLaboratory makes the laboratory. It skips the test outside make test-dpdk.
 func newLaboratory(t *testing.T) *laboratory {
@@ -41,7 +38,7 @@ func newLaboratory(t *testing.T) *laboratory {
 		t.Skip(why)
 	}
 	l := &laboratory{node: newPlace(t)}
-	must.OK(t, run("ip", "link", "add", "mgmt0", "type", "veth", "peer", "name", "mgmt1", "netns", l.node.path))
+	must.OK(t, run("ip", "link", "add", "mgmt0", "type", "veth", "peer", "name", "mgmt1", "netns", l.node.Path))
 	t.Cleanup(func() { run("ip", "link", "del", "mgmt0") })
 	l.node.must(t, "ip", "addr", "add", nodeMgmt+"/24", "dev", "mgmt1")
 	l.node.must(t, "ip", "link", "set", "mgmt1", "up")
@@ -56,7 +53,7 @@ func newLaboratory(t *testing.T) *laboratory {
 // layCable connects camera and node.
 func (l *laboratory) layCable(t *testing.T) {
 	t.Helper()
-	must.OK(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
+	must.OK(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.Path))
 	l.node.must(t, "ip", "link", "set", "node0", "up")
 	// The camera's kernel sends nothing by itself: tests count every frame that is dropped.
 	for name, value := range map[string]string{"accept_ra": "0", "router_solicitations": "0"} {
@@ -101,48 +98,22 @@ func (l *laboratory) bridge(t *testing.T, iface string) {
 // newPlace makes a network namespace whose kernel sends nothing by itself.
 func newPlace(t *testing.T) *place {
 	t.Helper()
-	p := &place{jobs: make(chan func())}
-	made := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread, and with it the namespace, ends with the goroutine.
-		runtime.LockOSThread()
-		made <- func() error {
-			if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
-				return fmt.Errorf("make a network namespace: %w", err)
-			}
-			if err := showNetwork(); err != nil {
-				return err
-			}
-			p.path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
-			// Disable the kernel's neighbour discovery on interfaces that DPDK owns.
-			for _, which := range []string{"all", "default"} {
-				if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0); err != nil {
-					return fmt.Errorf("switch IPv6 off: %w", err)
-				}
-			}
-			return nil
-		}()
-		for job := range p.jobs {
-			job()
+	return &place{nodetest.NewPlace(t, func() error {
+		if err := showNetwork(); err != nil {
+			return err
 		}
-	}()
-	must.OK(t, <-made)
-	t.Cleanup(func() { close(p.jobs) })
-	return p
-}
-
-// do runs job in the place's network; processes that it starts are in that network, too.
-func (p *place) do(job func()) {
-	done := make(chan struct{})
-	p.jobs <- func() {
-		defer close(done)
-		job()
-	}
-	<-done
+		// Disable the kernel's neighbour discovery on interfaces that DPDK owns.
+		for _, which := range []string{"all", "default"} {
+			if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0); err != nil {
+				return fmt.Errorf("switch IPv6 off: %w", err)
+			}
+		}
+		return nil
+	})}
 }
 
 func (p *place) run(name string, args ...string) (err error) {
-	p.do(func() { err = run(name, args...) })
+	p.Do(func() { err = run(name, args...) })
 	return err
 }
 
@@ -220,7 +191,7 @@ func TestLaboratory(t *testing.T) {
 		t.Errorf("the machine's own interfaces are here:\n%s", out)
 	}
 	var names []string
-	l.node.do(func() {
+	l.node.Do(func() {
 		entries, _ := os.ReadDir("/sys/class/net")
 		for _, e := range entries {
 			names = append(names, e.Name())

@@ -92,7 +92,7 @@ func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 	text, models := s.config(t)
 	var n *node.Node
 	var err error
-	l.node.do(func() {
+	l.node.Do(func() {
 		n, err = nodetest.Try(t, node.Options{
 			Config: text, Args: s.args, HTTP: netip.MustParseAddrPort(nodeMgmt + ":9650"),
 			OnThread: true, // the thread's network
@@ -199,6 +199,6 @@ func (l *laboratory) doctor(t *testing.T, config string) (said string, err error
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	must.OK(t, os.WriteFile(file, []byte(config), 0o600))
 	var out []byte
-	l.node.do(func() { out, err = exec.Command(penstock, "doctor", "--config", file).CombinedOutput() })
+	l.node.Do(func() { out, err = exec.Command(penstock, "doctor", "--config", file).CombinedOutput() })
 	return string(out), err
 }

@@ -302,7 +302,7 @@ func TestCOnGPU(t *testing.T) {
 				return
 			}
 			// It moves to other multiprocessors, and then its shadow serves.
-			share(t, nd, "clothes", 20)
+			nodetest.Share(t, nd, "clothes", 20)
 			onGroups(t, nd, "clothes")
 			answersAsONNXRuntime(t, nd, "clothes", slow)
 			active, shadow := nodetest.Serving(t, nd, "clothes")

@@ -115,11 +115,6 @@ func active(in control.InstanceStatus) control.ProcessStatus {
 	return p
 }
 
-func share(t *testing.T, n *node.Node, function string, percent float64) {
-	t.Helper()
-	must.OK(t, n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}))
-}
-
 func TestGPUSharesMove(t *testing.T) {
 	nd := start(t, onGPU(nodetest.Card(t, "digest", small), "name: fn, share_percent: 50", "name: other, share_percent: 50"), withGPU(t, true)...)
 	before := onGroups(t, nd, "fn", "other")
@@ -143,8 +138,8 @@ func TestGPUSharesMove(t *testing.T) {
 		if i%2 == 1 {
 			small, large = large, small
 		}
-		share(t, nd, small, 20)
-		share(t, nd, large, 80)
+		nodetest.Share(t, nd, small, 20)
+		nodetest.Share(t, nd, large, 80)
 	}
 	got.Wait(step)
 	if got.By[client.StatusOK] != step || got.Wrong > 0 {
@@ -242,7 +237,7 @@ func TestTimeSharing(t *testing.T) {
 		t.Errorf("mechanism %q, device %+v; want it to say that MPS is missing", status.Mechanism, status.Device)
 	}
 	first, shadow := nodetest.Serving(t, nd, "fn")
-	got := stream(t, nd, 200, func() { share(t, nd, "fn", 30) })
+	got := stream(t, nd, 200, func() { nodetest.Share(t, nd, "fn", 30) })
 	if got.By[client.StatusOK] != 200 || got.Wrong > 0 {
 		t.Errorf("%s; want 200 right answers", got)
 	}

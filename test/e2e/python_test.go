@@ -168,7 +168,7 @@ func TestPythonSwap(t *testing.T) {
 	nd := start(t, oneFunction(pyDigestCard(t, "well"), ", change: shadow"), withPython(t)...)
 	for _, percent := range []float64{30, 60} {
 		before, shadow := nodetest.Serving(t, nd, "fn")
-		got := stream(t, nd, 400, func() { share(t, nd, "fn", percent) })
+		got := stream(t, nd, 400, func() { nodetest.Share(t, nd, "fn", percent) })
 		if got.By[client.StatusOK] != 400 || got.Wrong > 0 {
 			t.Errorf("%s; want 400 right answers", got)
 		}
@@ -227,7 +227,7 @@ func TestPythonOnGPU(t *testing.T) {
 	before, _ := nodetest.Serving(t, nd, "fn")
 	for _, percent := range []float64{20, 60, 30} {
 		got := stream(t, nd, 300, func() {
-			share(t, nd, "fn", percent)
+			nodetest.Share(t, nd, "fn", percent)
 			onGroups(t, nd, "fn")
 		})
 		if got.By[client.StatusOK] != 300 || got.Wrong > 0 {

@@ -46,7 +46,7 @@ functions:
 		fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 		fashion.flows(t)
 		before, _ := nodetest.Serving(t, n, "fashion")
-		share(t, n, "fashion", percent)
+		nodetest.Share(t, n, "fashion", percent)
 		wait.For(t, "fashion to be on its groups", func() bool { return inPlace(t, n, "fashion", percent) })
 		fashion.stop().answeredAll(t, 0)
 		face.stop().answeredAll(t, 0)

@@ -27,7 +27,7 @@ functions:
 func swap(t *testing.T, n *node.Node, function string, percent float64) {
 	t.Helper()
 	_, shadow := nodetest.Serving(t, n, function)
-	share(t, n, function, percent)
+	nodetest.Share(t, n, function, percent)
 	wait.For(t, "the shadow to take over", func() bool {
 		f, err := n.Function(function)
 		return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
@@ -107,8 +107,8 @@ func TestPartitionMoves(t *testing.T) {
 func backAndForth(t *testing.T, n *node.Node, times int, small, large string) {
 	t.Helper()
 	for range times {
-		share(t, n, small, 20)
-		share(t, n, large, 70)
+		nodetest.Share(t, n, small, 20)
+		nodetest.Share(t, n, large, 70)
 		wait.For(t, "both to be where they shall be", func() bool {
 			inProcess(t, n)
 			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)

@@ -91,7 +91,7 @@ func TestTimeSharing(t *testing.T) {
 	face.flows(t)
 	// Without MPS a share is not enforced, so nothing moves.
 	before, _ := nodetest.Serving(t, n, "fashion")
-	share(t, n, "fashion", 20)
+	nodetest.Share(t, n, "fashion", 20)
 	wait.For(t, "the wish to be noted", func() bool {
 		f, err := n.Function("fashion")
 		return err == nil && f.SharePercent == 20

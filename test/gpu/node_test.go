@@ -194,9 +194,3 @@ func status(t *testing.T, n *node.Node) control.Status {
 	must.OK(t, err)
 	return s
 }
-
-// share orders a share.
-func share(t *testing.T, n *node.Node, function string, percent float64) {
-	t.Helper()
-	must.OK(t, n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}))
-}

@@ -40,7 +40,7 @@ func TestRightPercentages(t *testing.T) {
 		percent float64
 	}{{"b", 8}, {"a", 80}, {"a", 20}, {"b", 50}} {
 		began := time.Now()
-		share(t, n, order.name, order.percent)
+		nodetest.Share(t, n, order.name, order.percent)
 		settles(t, n, "a", "b")
 		right(t, n)
 		t.Logf("%s, ordered to %v %%: %s after %s", order.name, order.percent, found(t, n), time.Since(began).Round(time.Second))

@@ -293,7 +293,7 @@ func TestPythonGraphs(t *testing.T) {
 	fn := send(t, n, "fn", 400)
 	fn.flows(t)
 	for _, percent := range []float64{20, 60} {
-		share(t, n, "fn", percent)
+		nodetest.Share(t, n, "fn", percent)
 		wait.For(t, "it to be on its groups", func() bool { return inPlace(t, n, "fn", percent) })
 	}
 	fn.stop().answeredAll(t, 0)

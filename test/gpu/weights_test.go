@@ -99,7 +99,7 @@ func TestWeightsHeldOnce(t *testing.T) {
 	load.flows(t)
 	for _, percent := range []float64{12, 24} { // 14 multiprocessors, and 30
 		before, _ := nodetest.Serving(t, n, "f0")
-		share(t, n, "f0", percent)
+		nodetest.Share(t, n, "f0", percent)
 		wait.For(t, "the shadow to serve", func() bool {
 			now, _ := nodetest.Serving(t, n, "f0")
 			return now.PID != before.PID

@@ -211,6 +211,12 @@ func Settled(t testing.TB, n *node.Node, function string) control.FunctionStatus
 	return f
 }
 
+// Share orders a share.
+func Share(t testing.TB, n *node.Node, function string, percent float64) {
+	t.Helper()
+	must.OK(t, n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}))
+}
+
 // Logged waits until the node's log contains text, because a process's output takes a moment to get there.
 func Logged(t testing.TB, n *node.Node, text string) {
 	t.Helper()
