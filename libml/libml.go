@@ -28,8 +28,7 @@ var (
 // DeviceCPU is the value of Environment.Device on a CPU.
 const DeviceCPU = framework.DeviceCPU
 
-// Run runs the process of an inference function until the orchestrator drains it, see the
-// package comment. If the orchestrator started the process as a worker, it hosts several
+// Run runs the process of an inference function until the orchestrator drains it. If the orchestrator started the process as a worker, it hosts several
 // functions. A program may call Run only once, and must exit afterwards.
 //
 // log receives what the process logs. The node reads the records of slog.JSONHandler on standard error, and those of

@@ -1,3 +1,5 @@
+// Package framework has the callbacks that a machine learning framework implements for libml, and what it gets to know
+// of its process.
 package framework
 
 import (

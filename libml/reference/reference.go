@@ -1,3 +1,4 @@
+// Package reference answers single requests of a model in this process, without a node. Checks compare answers with it.
 package reference
 
 import (

@@ -47,7 +47,7 @@ type Options struct {
 // defaultRate is the rate of a function without one, in requests per second.
 const defaultRate = 10
 
-// Model is the interface of libml.Reference.
+// Model is the interface of reference.Model.
 type Model interface {
 	Answer(picture []byte) (payload []byte, kind uint8, err error)
 	Close() error

@@ -69,11 +69,11 @@ func answersAsTheReference(t *testing.T, answers func(pictures [][]byte) [][]byt
 	}
 }
 
-// NewReference and Answer return the error of the step that fails.
+// New and Answer return the error of the step that fails.
 func TestReferenceErrors(t *testing.T) {
 	for _, step := range []string{"init", "load", "link", "configure"} {
 		if _, err := reference.New(card(), build(null.Behaviour{Fail: step})); !errors.Is(err, null.ErrOrdered) {
-			t.Errorf("%s fails, NewReference gives %v", step, err)
+			t.Errorf("%s fails, New gives %v", step, err)
 		}
 	}
 	r, err := reference.New(card(), build(null.Behaviour{Fail: "infer"}))

@@ -1,3 +1,4 @@
+// Package tensors lays out the input and outputs of a model in memory.
 package tensors
 
 import (
