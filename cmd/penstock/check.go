@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/check"
@@ -16,8 +14,8 @@ func checkCommand() *cobra.Command {
 		Long: `Checks all that "penstock up" needs: the text of the configuration, that each model exists and
 loads, that functions may read it, that ports are free, that the shares fit, and that the
 device exists. It changes nothing and needs no running node. Ports of a running node with the
-same file or runtime folder count as free. Prints all problems, one per line: file, line, column, and
-what to write instead. The exit status is 1 if there are any.`,
+same file or runtime folder count as free. Prints all problems, one per line with file, line and
+column, and what to write instead. The exit status is 1 if there are any.`,
 		Example: `  penstock check /etc/penstock/node.yaml`,
 		Args:    arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -26,15 +24,7 @@ what to write instead. The exit status is 1 if there are any.`,
 			if err != nil {
 				return err
 			}
-			notes, err := check.Node(cmd.Context(), c)
-			if err != nil {
-				return err
-			}
-			for _, note := range notes {
-				fmt.Fprintln(cmd.OutOrStdout(), note)
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: a node can run with it; functions: %d\n", args[0], len(c.Functions))
-			return nil
+			return printReport(cmd, check.Configuration(cmd.Context(), c))
 		},
 	}
 	cmd.Flags().StringVar(&flags.dir, "runtime-dir", "", "folder for the sockets between this node's processes")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -42,11 +41,12 @@ func TestCheckRuntimeDir(t *testing.T) {
 			before := tree(t, dir)
 			cmd := checkCommand()
 			cmd.SetArgs([]string{file})
-			cmd.SetOut(io.Discard)
+			var out strings.Builder
+			cmd.SetOut(&out)
 			cmd.SilenceUsage, cmd.SilenceErrors = true, true
 			err := cmd.ExecuteContext(t.Context())
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
-				t.Errorf("error %v; want one line with %q", err, c.want)
+			if (err != nil) != (c.want != "") || !strings.Contains(out.String(), c.want) || c.want != "" && strings.Count(out.String(), "\n") != 2 {
+				t.Errorf("error %v, prints\n%s\nwant one finding with %q", err, &out, c.want)
 			}
 			if after := tree(t, dir); !slices.Equal(before, after) {
 				t.Errorf("files before %v, after %v", before, after)

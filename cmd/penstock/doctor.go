@@ -1,12 +1,9 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/cmd/penstock/check"
-	"github.com/penstock/penstock/cmd/penstock/doctor"
 )
 
 func doctorCommand() *cobra.Command {
@@ -23,19 +20,22 @@ command that repairs it. The exit status is 1 if a node cannot run on this machi
 			if err != nil {
 				return err
 			}
-			o := doctor.Options{Config: c}
+			report := check.Machine(cmd.Context(), c)
 			if flags.config != "" {
-				o.CheckConfig = func(ctx context.Context) ([]string, error) { return check.Node(ctx, c) }
+				report = append(report, check.Configuration(cmd.Context(), c)...)
 			}
-
-			report := doctor.Examine(cmd.Context(), o)
-			report.Print(cmd.OutOrStdout())
-			if !report.Healthy() {
-				return exitStatus(1)
-			}
-			return nil
+			return printReport(cmd, report)
 		},
 	}
 	flags.register(cmd)
 	return cmd
+}
+
+// printReport prints the findings of doctor or check. The exit status is 1 if a node cannot run.
+func printReport(cmd *cobra.Command, r check.Report) error {
+	r.Print(cmd.OutOrStdout())
+	if !r.Healthy() {
+		return exitStatus(1)
+	}
+	return nil
 }

@@ -45,7 +45,7 @@ func TestNode(t *testing.T) {
 			return err
 		}
 		c.RuntimeDir = filepath.Join(dir, "run")
-		_, err = Node(context.Background(), c)
+		_, err = inspect(context.Background(), c)
 		return err
 	}
 
@@ -113,7 +113,7 @@ func notesOf(t *testing.T, text string) (notes []string, err error) {
 	c, err := configs.Read(file)
 	must.OK(t, err)
 	c.RuntimeDir = filepath.Join(dir, "run")
-	return Node(t.Context(), c)
+	return inspect(t.Context(), c)
 }
 
 func TestReservedCPUs(t *testing.T) {
@@ -169,7 +169,7 @@ func TestSandbox(t *testing.T) {
 			read, err := configs.Read(file)
 			must.OK(t, err)
 			read.RuntimeDir = filepath.Join(dir, "run")
-			if _, err := Node(context.Background(), read); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := inspect(context.Background(), read); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v; want %q in it", err, c.want)
 			}
 		})

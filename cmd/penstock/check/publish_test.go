@@ -24,7 +24,7 @@ func TestPublish(t *testing.T) {
 	c, err := configs.Read(file)
 	must.OK(t, err)
 	c.RuntimeDir = filepath.Join(dir, "run")
-	notes, err := Node(context.Background(), c)
+	notes, err := inspect(context.Background(), c)
 	if err == nil || strings.Count(err.Error(), "publish[") != 3 || !strings.Contains(err.Error(), ":2:34: publish[0].file: find folder of file: stat ") ||
 		!strings.Contains(err.Error(), ":3:34: publish[1].file: ") || !strings.Contains(err.Error(), "is no regular file") ||
 		!strings.Contains(err.Error(), "publish[4].token_file: read token: open "+filepath.Join(dir, "none")) || strings.Contains(err.Error(), "secret") {

@@ -20,7 +20,7 @@ func TestStreams(t *testing.T) {
 	c, err := configs.Read(file)
 	must.OK(t, err)
 	c.RuntimeDir = filepath.Join(filepath.Dir(file), "run")
-	_, err = Node(context.Background(), c)
+	_, err = inspect(context.Background(), c)
 	if err == nil || strings.Contains(err.Error(), "secret") || strings.Count(err.Error(), "streams[") != 2 ||
 		!strings.Contains(err.Error(), ":2:23: streams[0].source: find source: stat ") || !strings.Contains(err.Error(), `:3:23: streams[1].source: source begins with "gopher://"`) {
 		t.Error(err)
@@ -31,7 +31,7 @@ func TestStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.RuntimeDir = filepath.Join(filepath.Dir(file), "run")
-	notes, err := Node(context.Background(), c)
+	notes, err := inspect(context.Background(), c)
 	if err != nil || !strings.Contains(strings.Join(notes, "\n"), "stream c sends to face, which is not among functions") {
 		t.Errorf("%q, %v", notes, err)
 	}

@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 // mpsDaemon looks at the MPS daemon of the node that runs here, or else tries to start one. A
 // node whose daemon did not start keeps running without MPS; that is a finding too.
 func mpsDaemon(ctx context.Context, m *machine) Finding {
-	g, dir := m.gpus(), m.Config.RuntimeDir
+	g, dir := m.gpus(), m.config.RuntimeDir
 	uuid := g.chosen.UUID()
 	switch pid, clients, ok := mps.Running(ctx, dir, uuid); {
 	case ok:

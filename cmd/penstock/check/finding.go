@@ -1,11 +1,14 @@
-// Package doctor checks what a machine offers to a node, and says how to fix what is missing.
+// Package check finds what a node needs and a machine or a configuration lacks, and says how to fix
+// it: Machine is `penstock doctor`, Configuration is `penstock check`. Both return findings.
 //
-// A check is a row of a table and a function that returns a Finding; each file has the
-// checks of one area. To add a check, write the function and add its row.
+// A check of the machine is a row of a table and a function that returns a Finding; each file has
+// the checks of one area. To add a check, write the function and add its row. A problem of a
+// configuration has its place in the file.
 //
-//	doctor.go   the order of all checks, and the report
-//	machine.go  what the checks examine; tests replace its parts
-package doctor
+//	finding.go        the order of the checks of a machine, and the report
+//	machine.go        what these checks examine; tests replace its parts
+//	configuration.go  the checks of a configuration
+package check
 
 import (
 	"context"
@@ -27,11 +30,18 @@ var checks = slices.Concat(
 	pythonChecks,
 	videoChecks,
 	dpdkChecks,
-	configChecks,
+	labChecks,
 )
 
-// check is one row of a table. It has either run or each.
-type check struct {
+var labChecks = []row{{subject: "lab", run: lab, applies: func(m *machine) bool { return m.config.Lab != configs.Lab{} }}}
+
+// lab says that nodes of this environment are baselines.
+func lab(_ context.Context, m *machine) Finding {
+	return fail("nodes started here run as a baseline for comparisons, not as Penstock: "+m.config.Lab.Environment(), "unset "+configs.LabVariable)
+}
+
+// row is one check of a table. It has either run or each.
+type row struct {
 	subject string // of findings that do not name their own
 	vital   bool   // no node runs if the check fails
 
@@ -66,22 +76,14 @@ func (f Finding) fatalIf(fatal bool) Finding {
 	return f
 }
 
-// Options say for which node the machine is examined.
-type Options struct {
-	Config configs.Config
-	// CheckConfig checks Config as `penstock check` does: notes may surprise the operator but
-	// are no problems. Nil skips this check.
-	CheckConfig func(context.Context) (notes []string, err error)
-}
-
-// Report is the findings of all checks.
+// Report is a list of findings.
 type Report []Finding
 
-// Examine runs all checks on this machine. It changes nothing, except that it starts and
-// stops an MPS daemon if the machine has a GPU and no node runs there.
-func Examine(ctx context.Context, o Options) Report { return run(ctx, thisMachine(o), checks) }
+// Machine checks this machine for a node with a configuration. It changes nothing, except that it
+// starts and stops an MPS daemon if the machine has a GPU and no node runs there.
+func Machine(ctx context.Context, c configs.Config) Report { return run(ctx, thisMachine(c), checks) }
 
-func run(ctx context.Context, m *machine, checks []check) (r Report) {
+func run(ctx context.Context, m *machine, checks []row) (r Report) {
 	for _, c := range checks {
 		if c.applies != nil && !c.applies(m) {
 			continue
@@ -121,13 +123,14 @@ func (r Report) verdict() string {
 			missing = append(missing, f.Subject)
 		}
 	}
+	fatal, missing = slices.Compact(fatal), slices.Compact(missing)
 	switch {
 	case len(fatal) > 0:
 		return "A node cannot run here until this is repaired: " + strings.Join(fatal, ", ") + "."
 	case len(missing) > 0:
 		return "A node can run here, without: " + strings.Join(missing, ", ") + "."
 	}
-	return "A node can run here, with all that Penstock can use."
+	return "A node can run here."
 }
 
 // Print writes one line per finding and one per fix, then the verdict.

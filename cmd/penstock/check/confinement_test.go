@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -35,7 +35,7 @@ func TestDoctorSandbox(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &machine{trySandbox: func(context.Context, *sandbox.User, string) (sandbox.State, error) { return c.state, c.err }}
-			m.Config.Sandbox = c.config
+			m.config.Sandbox = c.config
 			f := processSandbox(context.Background(), m)
 			if f.OK != c.ok || f.Fatal != c.fatal || !strings.Contains(f.Text, c.want) || !f.OK && f.Fix == "" {
 				t.Errorf("%+v; want ok %v, fatal %v, %q", f, c.ok, c.fatal, c.want)
@@ -74,7 +74,7 @@ func TestDoctorLimits(t *testing.T) {
 				tried = l
 				return c.err
 			}}
-			m.Config.Sandbox = c.config
+			m.config.Sandbox = c.config
 			f := functionLimits(context.Background(), m)
 			if f.OK != c.ok || !strings.Contains(f.Text, c.want) || !f.OK && f.Fix == "" {
 				t.Errorf("%+v; want ok %v, %q", f, c.ok, c.want)

@@ -1,5 +1,3 @@
-// Package check finds what a node needs of this machine: models, a device, a user for the
-// sandbox, ports, a runtime folder. It says what would keep the node from running.
 package check
 
 import (
@@ -11,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager"
@@ -63,9 +62,26 @@ type node struct {
 	notes    []string
 }
 
-// Node is Functions and all that needs more time, or the state of this machine. Notes say
-// what is no problem and may surprise.
-func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
+// Configuration is Functions and all that needs more time, or the state of this machine. Each problem
+// is a fatal finding. Without problems, the findings are OK: that a node can run, and what may surprise.
+func Configuration(ctx context.Context, c configs.Config) (r Report) {
+	const subject = "configuration"
+	notes, err := inspect(ctx, c)
+	if err != nil {
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			r = append(r, fail(line, "").fatalIf(true).about(subject))
+		}
+		return r
+	}
+	r = append(r, pass(fmt.Sprintf("a node can run with it; functions: %d", len(c.Functions))).about(subject))
+	for _, note := range notes {
+		r = append(r, pass(note).about(subject))
+	}
+	return r
+}
+
+// inspect returns the problems as one error with a line for each.
+func inspect(ctx context.Context, c configs.Config) (notes []string, err error) {
 	folders, missing := modelFolders(c.Models)
 	c.Models = folders // a folder that is missing is one problem, not one for each function
 	confined, sandboxErr := Sandbox(c)

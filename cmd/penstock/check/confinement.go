@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -10,11 +10,10 @@ import (
 
 	"github.com/docker/go-units"
 
-	nodecheck "github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-var sandboxChecks = []check{
+var sandboxChecks = []row{
 	{subject: "sandbox", run: processSandbox},
 	{subject: "limits", run: functionLimits},
 	{subject: "guests", run: guestLimits},
@@ -22,10 +21,10 @@ var sandboxChecks = []check{
 
 // processSandbox starts a process in the sandbox, which reports its rights.
 func processSandbox(ctx context.Context, m *machine) Finding {
-	if m.Config.Sandbox.Off {
+	if m.config.Sandbox.Off {
 		return fail("off; processes of functions have all rights of the node", "remove `sandbox: off` from the configuration")
 	}
-	user, err := sandbox.FindUser(m.Config.Sandbox.User)
+	user, err := sandbox.FindUser(m.config.Sandbox.User)
 	if err != nil {
 		return fail(fmt.Sprintf("sandbox: %v", err), "useradd --system penstock   # or name a user: sandbox: {user: NAME}").fatalIf(true)
 	}
@@ -55,7 +54,7 @@ func processSandbox(ctx context.Context, m *machine) Finding {
 
 // functionLimits makes a group as for a function.
 func functionLimits(_ context.Context, m *machine) Finding {
-	confined, err := nodecheck.Sandbox(m.Config)
+	confined, err := Sandbox(m.config)
 	if err != nil || confined == nil {
 		return fail("not enforced: functions have no limits of memory, processes and files without the sandbox", "remove `sandbox: off` from the configuration")
 	}
@@ -68,7 +67,7 @@ func functionLimits(_ context.Context, m *machine) Finding {
 // guestLimits makes a group as for a program of `penstock run`.
 func guestLimits(_ context.Context, m *machine) Finding {
 	uid := os.Getuid()
-	if user, err := sandbox.FindUser(m.Config.Sandbox.User); err == nil && user != nil && !m.Config.Sandbox.Off {
+	if user, err := sandbox.FindUser(m.config.Sandbox.User); err == nil && user != nil && !m.config.Sandbox.Off {
 		uid = user.UID
 	}
 	missing, err := m.tryGuests(uid)

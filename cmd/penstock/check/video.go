@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // No node needs ffmpeg unless it has streams.
-var videoChecks = []check{
+var videoChecks = []row{
 	{subject: "ffmpeg", run: ffmpegVersion},
 	{subject: "video decoders", applies: func(m *machine) bool { return m.ffmpeg != nil }, run: hardwareDecoders},
 }

@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -24,17 +23,10 @@ import (
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/internal/testing/nvmlfake"
 	"github.com/penstock/penstock/orchestrator/mps"
-	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // The tests run on a fake driver, whose one GPU is this.
 const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
-
-func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
-	sandbox.MaybeLaunch()
-	cudafake.Main(m)
-}
 
 // withGPU is a machine without faults, except that ONNX Runtime has no CUDA.
 func withGPU(edit func(*nvml.Device)) machine {
@@ -61,7 +53,7 @@ func checkGPU(t *testing.T, device string, m machine) map[string]Finding {
 func checkGPUIn(t *testing.T, dir, device string, m machine) map[string]Finding {
 	t.Helper()
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "") // undoes what the checks set
-	m.Config = configs.Config{RuntimeDir: dir, Device: device}
+	m.config = configs.Config{RuntimeDir: dir, Device: device}
 	m.gpus = sync.OnceValue(m.findGPUs)
 	found := bySubject(run(context.Background(), &m, gpuChecks))
 	for subject, f := range found {

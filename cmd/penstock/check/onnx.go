@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/libml/onnx"
 )
 
-var runtimeChecks = []check{
+var runtimeChecks = []row{
 	{subject: "onnx runtime", vital: true, run: onnxRuntime},
 }
 

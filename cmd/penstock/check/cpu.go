@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -9,13 +9,13 @@ import (
 	"github.com/penstock/penstock/orchestrator/cpushare"
 )
 
-var cpuChecks = []check{
+var cpuChecks = []row{
 	{subject: "cpus", run: cpus},
 	{each: shareMechanisms},
 }
 
 func cpus(_ context.Context, m *machine) Finding {
-	managerCPUs, ifCPUs := orchestrator.IFCPUs(m.Config.ReservedCPUs)
+	managerCPUs, ifCPUs := orchestrator.IFCPUs(m.config.ReservedCPUs)
 	text := fmt.Sprintf("%d; manager on %v, inference functions on %v (their 100 %%)", runtime.NumCPU(), managerCPUs, ifCPUs)
 	if len(managerCPUs) == 0 {
 		return fail(text, "manager and inference functions share one CPU; give the machine more CPUs, or expect late answers")

@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"bytes"
@@ -24,7 +24,7 @@ import (
 // machine is what the checks examine, and the node that is to run there. A function field
 // is a question that a test answers in place of the machine.
 type machine struct {
-	Options
+	config configs.Config
 
 	files       root   // for the checks of DPDK: /proc, /sys and /dev
 	dpdkVersion string // empty in a build without DPDK
@@ -48,9 +48,9 @@ type machine struct {
 	otherPyTorch func(context.Context) (interpreter, version string)
 }
 
-func thisMachine(o Options) *machine {
+func thisMachine(c configs.Config) *machine {
 	m := &machine{
-		Options:       o,
+		config:        c,
 		files:         "/",
 		dpdkVersion:   dpdk.Version(),
 		onnxLibrary:   onnx.Library,
@@ -72,10 +72,10 @@ func thisMachine(o Options) *machine {
 // dpdk is the DPDK section of the configuration. It is the zero value if packets come from
 // kernel sockets.
 func (m *machine) dpdk() (section configs.DPDK, configured bool) {
-	if m.Config.Source.DPDK == nil {
+	if m.config.Source.DPDK == nil {
 		return section, false
 	}
-	return *m.Config.Source.DPDK, true
+	return *m.config.Source.DPDK, true
 }
 
 // root is the folder that a machine's files are in, "/" except in tests.

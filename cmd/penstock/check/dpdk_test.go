@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func dpdkServer() map[string]string {
 // checkDPDK runs the checks of DPDK on a machine whose files are below dir.
 func checkDPDK(dir, version string, d *configs.DPDK) Report {
 	m := &machine{files: root(dir), dpdkVersion: version}
-	m.Config.Source.DPDK = d
+	m.config.Source.DPDK = d
 	return run(context.Background(), m, dpdkChecks)
 }
 

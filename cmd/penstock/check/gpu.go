@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 )
 
 // Without a usable GPU the first check says why, and the others do not apply.
-var gpuChecks = []check{
+var gpuChecks = []row{
 	{subject: "gpu", run: gpuDriver},
 	{subject: "nvml", run: nvmlLibrary, applies: hasGPU},
 	{each: gpuDevices, applies: hasGPU},
@@ -37,16 +37,16 @@ func hasGPU(m *machine) bool { return len(m.gpus().devices) > 0 }
 
 // needsGPU reports whether the configuration names a GPU.
 func (m *machine) needsGPU() bool {
-	return m.Config.Device != configs.DeviceCPU && m.Config.Device != configs.DeviceAuto
+	return m.config.Device != configs.DeviceCPU && m.config.Device != configs.DeviceAuto
 }
 
 func (m *machine) findGPUs() (g gpus) {
-	if g.mpsErr = gpu.StayOut(m.Config.RuntimeDir); g.mpsErr != nil {
+	if g.mpsErr = gpu.StayOut(m.config.RuntimeDir); g.mpsErr != nil {
 		return g
 	}
 	devices, err := cuda.Devices()
 	if err == nil && m.needsGPU() {
-		g.chosen, err = cuda.Find(m.Config.Device)
+		g.chosen, err = cuda.Find(m.config.Device)
 	}
 	if err != nil {
 		g.err = err
@@ -85,7 +85,7 @@ func gpuDriver(_ context.Context, m *machine) Finding {
 		f.Fix = "nvidia-smi -L   # lists the GPUs; CUDA_VISIBLE_DEVICES may hide some"
 	}
 	if m.needsGPU() {
-		f.Text = fmt.Sprintf("the configuration has device %s: %v", m.Config.Device, g.err)
+		f.Text = fmt.Sprintf("the configuration has device %s: %v", m.config.Device, g.err)
 	}
 	return f.fatalIf(m.needsGPU())
 }

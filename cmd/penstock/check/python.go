@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 )
 
 // No node needs Python unless one of its models does.
-var pythonChecks = []check{
+var pythonChecks = []row{
 	{subject: "python", run: pythonInterpreter},
 	{subject: "pytorch", run: pyTorch},
 }

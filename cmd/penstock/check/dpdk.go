@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"cmp"
@@ -13,7 +13,7 @@ import (
 
 // These checks read files of the kernel and change nothing. They run if packets come from
 // kernel sockets too: they say what DPDK would need.
-var dpdkChecks = []check{
+var dpdkChecks = []row{
 	{subject: "dpdk", run: dpdkBuild},
 	{subject: "dpdk huge pages", run: dpdkHugePages},
 	{subject: "iommu, vfio", run: iommu},

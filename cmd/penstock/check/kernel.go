@@ -1,4 +1,4 @@
-package doctor
+package check
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-var kernelChecks = []check{
+var kernelChecks = []row{
 	{subject: "shared memory", vital: true, run: sharedMemory},
 	{subject: "huge pages", run: hugePages},
 	{subject: "receive buffer", run: receiveBuffer},
@@ -48,7 +48,7 @@ func receiveBuffer(_ context.Context, m *machine) Finding {
 	}
 	defer unix.Close(fd)
 
-	want := int(m.Config.Slab.ReceiveBuffer)
+	want := int(m.config.Slab.ReceiveBuffer)
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, want) != nil {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, want)
 	}
@@ -57,7 +57,7 @@ func receiveBuffer(_ context.Context, m *machine) Finding {
 		return failed(err)
 	}
 
-	got /= 2 // the kernel doubles what it is asked for (socket(7))
+	got /= 2 // the kernel doubles the size (socket(7))
 	if got < want {
 		return fail(fmt.Sprintf("%d KiB of %d: the kernel may drop bursts of pictures", got>>10, want>>10),
 			fmt.Sprintf("sysctl net.core.rmem_max=%d", want))
