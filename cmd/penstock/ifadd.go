@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node/configfile"
 )
 
 // addCommand is `penstock if add`. folder returns the node's runtime folder.

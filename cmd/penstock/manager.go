@@ -9,10 +9,10 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/node/configfile"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/private"
 	"github.com/penstock/penstock/shm"

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node/configfile"
 )
 
 // nodeFlags are the flags of verbs that read the configuration of a node.
