@@ -157,7 +157,7 @@ func TestLibzmqRefused(t *testing.T) {
 		"heartbeats":      {[]string{"PAIR", "heartbeat"}, string(good), "a command after the handshake"},
 		"several parts":   {[]string{"PAIR"}, "a\tb", "a message of several parts"},
 		"no JSON":         {[]string{"PAIR"}, "hello", "bad message"},
-		"another version": {[]string{"PAIR"}, `{"version":11}`, "control version 11"},
+		"another version": {[]string{"PAIR"}, fmt.Sprintf(`{"version":%d}`, Version+1), fmt.Sprintf("control version %d", Version+1)},
 		"too long":        {[]string{"PAIR"}, strings.Repeat("x", maxMessageBytes+1), "message too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
