@@ -5,7 +5,6 @@
 #   make test-all  build, then the tests with every draw and the long cases, as in CI
 #   make demo    three real models answer real pictures for DURATION (30s)
 #   make demo-lanes  42 functions in one process with memory for a third of their models, for DURATION (60s)
-#   make lab     bin/penstock-lab: benchmarks, the paper's evaluation, comparisons (research/)
 #   make examples  bin/examples, the programs of examples/
 #   make check   gofmt, go vet, staticcheck, and the prose check (test/prose)
 #   make fuzz    each fuzz target for FUZZTIME (10s)
@@ -25,11 +24,8 @@
 #
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
-#   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault, weights, dpdk; JSON into OUT (out)
-#   make bench-gpu WHAT=many    there: many models on one GPU: residency, loads, lanes, guests
-#   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
-#   make plots                  figures and tables of research/results, from the JSON next to them (research/plots)
-#   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots
+#
+# research/Makefile has the targets of benchmarks and of the paper's evaluation.
 
 GO       ?= go
 DURATION ?= 30s
@@ -40,11 +36,6 @@ ARCH     := $(shell uname -m)
 
 # Every compilation has the same flags, so that builds, tests and vet share what they compile.
 export GOFLAGS ?= -trimpath
-
-# Packages of both modules. research/go.work names the modules; what users build does not
-# see it.
-MODULES := ./... ./research/...
-WORK    := GOWORK=$(CURDIR)/research/go.work
 
 # The module that carries libonnxruntime.so; its version and hash stand in
 # go.mod and go.sum.
@@ -60,18 +51,18 @@ export RAPID_SEED ?= 20261122
 export RAPID_NOFAILFILE ?= 1
 
 # STRICT=1, as in CI: a skipped test fails the run (internal/testing/gotest).
-GOTEST = $(WORK) $(GO) run ./internal/testing/gotest $(if $(STRICT),-strict)
+GOTEST = $(GO) run ./internal/testing/gotest $(if $(STRICT),-strict)
 
 # Every package but the one that make test-dpdk runs. The first one takes longest, so it
 # starts first. `make check` has all of go vet.
-TESTED = -vet=off ./test/e2e $$($(WORK) $(GO) list $(MODULES) | grep -v '/test/dpdk$$')
+TESTED = -vet=off ./test/e2e $$($(GO) list ./... | grep -v '/test/dpdk$$')
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program lab man deb library guest-libraries examples test test-all demo demo-lanes demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots page-vendor
+.PHONY: build program man deb library guest-libraries examples test test-all demo demo-lanes demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -79,9 +70,6 @@ build: program library guest-libraries
 program: bin/lib/libonnxruntime.so
 	$(if $(wildcard bin/penstock),,@echo "Compiling Penstock and its libraries. This takes one to two minutes the first time, and seconds later.")
 	$(GO) build $(if $(wildcard bin/penstock),,-v) -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
-
-lab: build
-	$(GO) build -C research -trimpath -ldflags "-X main.version=$(VERSION)" -o $(CURDIR)/bin/penstock-lab ./cmd/penstock-lab
 
 # libml for programs in C and Python. It shows what libml/capi/penstock.h declares.
 CAPI_LDFLAGS := -s -w -extldflags '-Wl,-soname,libpenstock.so -Wl,--version-script=$(CURDIR)/libml/capi/penstock.map'
@@ -109,14 +97,13 @@ bin/lib/libonnxruntime.so: go.mod
 build-dpdk: bin/lib/libonnxruntime.so
 	@pkg-config --exists libdpdk || { echo "no DPDK to build with: apt-get install libdpdk-dev pkg-config" >&2; exit 1; }
 	$(GO) build -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
-	$(GO) build -C research -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o $(CURDIR)/bin/penstock-lab ./cmd/penstock-lab
 
 # The packages that the tag changes (all with DPDK_TESTS=./...), then whole nodes on real traffic.
-DPDK_TESTS ?= $$($(WORK) GO="$(GO)" test/tagged.sh dpdk tests)
+DPDK_TESTS ?= $$(GO="$(GO)" test/tagged.sh dpdk tests)
 
 test-dpdk: build-dpdk
 	@test "$$(id -u)" = 0 || { echo "make test-dpdk makes network namespaces and opens raw sockets: run it as root" >&2; exit 1; }
-	$(WORK) $(GO) vet -tags dpdk $$($(WORK) GO="$(GO)" test/tagged.sh dpdk)
+	$(GO) vet -tags dpdk $$(GO="$(GO)" test/tagged.sh dpdk)
 	$(GOTEST) -vet=off -tags dpdk -count=1 $(DPDK_TESTS)
 	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -vet=off -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
 
@@ -150,28 +137,28 @@ demo-camera: program
 
 check:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi
-	$(WORK) $(GO) vet $(MODULES)
-	CGO_ENABLED=0 $(WORK) $(GO) vet $(if $(NIGHTLY),$(MODULES),./cmd/penstock)
+	$(GO) vet ./...
+	CGO_ENABLED=0 $(GO) vet $(if $(NIGHTLY),./...,./cmd/penstock)
 	for system in darwin windows; do GOOS=$$system $(GO) build ./client || exit 1; done
-	$(WORK) $(GO) tool staticcheck $(MODULES)
-	$(WORK) $(GO) run ./test/prose
+	$(GO) tool staticcheck ./...
+	$(GO) run ./test/prose
 
 # Whole nodes are other processes, which the race detector does not see. The values that a
 # property draws matter less than the threads that run.
 race: export RAPID_CHECKS ?= $(if $(NIGHTLY),100,10)
 race: build
-	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short) -timeout 30m $$($(WORK) GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu)$$')
+	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short) -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu)$$')
 
 soak: build examples
-	$(WORK) GO="$(GO)" test/repeat.sh soak $(SOAKTIME)
+	GO="$(GO)" test/repeat.sh soak $(SOAKTIME)
 
 flaky: build examples
-	$(WORK) GO="$(GO)" test/repeat.sh flaky
+	GO="$(GO)" test/repeat.sh flaky
 
 fuzz: build
-	$(WORK) GO="$(GO)" FUZZTIME=$(FUZZTIME) test/fuzz.sh
+	GOWORK=$(CURDIR)/research/go.work GO="$(GO)" FUZZTIME=$(FUZZTIME) test/fuzz.sh
 
-# CI with its limits removed. What it prints goes into the note that closes an issue.
+# CI with its limits removed. Its output goes into the note that closes an issue.
 nightly: export NIGHTLY = 1
 nightly:
 	.ci/run
@@ -186,24 +173,6 @@ gpu-kit:
 
 test-gpu:
 	test/gpu/run.sh test $(TESTFLAGS)
-
-bench-gpu:
-	test/gpu/run.sh bench $(or $(WHAT),all)
-
-evaluate-gpu:
-	test/gpu/run.sh evaluate $(or $(FIGURE),all)
-
-bench-plan: lab
-	mkdir -p research/results/planner
-	bin/penstock-lab plan --only delays --limit 60s -o json > research/results/planner/delays.json
-	bin/penstock-lab plan --only counts -o json > research/results/planner/counts.json
-
-# The first python3 that has matplotlib.
-PYTHON ?= $(shell for p in $$PENSTOCK_PYTHON python3 /usr/bin/python3; do "$$p" -c 'import matplotlib' 2>/dev/null && echo "$$p" && break; done)
-
-plots:
-	@test -n "$(PYTHON)" || { echo "no python3 has matplotlib: apt-get install python3-matplotlib, or PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -B research/plots/plot.py $(addprefix research/results/,evaluation guarantees h200 ingest planner)
 
 # The chart library of the gateway's page. Its version is also in NOTICE.
 UPLOT := uplot@1.6.32

@@ -40,7 +40,7 @@ seconds() {
 # packages prints the tested ones of the arguments, or all, without those that need a
 # GPU or make test-dpdk.
 packages() {
-	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./... ./research/...) | grep -vE '/test/(dpdk|gpu)$'
+	$GO list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' $([ $# -gt 0 ] && echo "$@" || echo ./...) | grep -vE '/test/(dpdk|gpu)$'
 }
 
 # build PACKAGE makes its test binary and prints the path.

@@ -10,5 +10,5 @@ files='{{$p := .ImportPath}}{{range .TestGoFiles}}{{$p}} {{.}}{{"\n"}}{{end}}{{r
 if [ "${2:-}" != tests ]; then
 	files+='{{range .GoFiles}}{{$p}} {{.}}{{"\n"}}{{end}}{{range .CgoFiles}}{{$p}} {{.}}{{"\n"}}{{end}}'
 fi
-list() { ${GO:-go} list -f "$files" "$@" ./... ./research/... | sort; }
+list() { ${GO:-go} list -f "$files" "$@" ./... | sort; }
 comm -13 <(list) <(list -tags "$1") | cut -d' ' -f1 | sort -u

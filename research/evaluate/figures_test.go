@@ -35,7 +35,7 @@ func everyCase(t *testing.T, do func(t *testing.T, f *Figure, c *Case, device st
 	}
 }
 
-// `make evaluate-gpu` must know the figures even before its kit exists.
+// `make -C research evaluate` must know the figures even before its kit exists.
 func TestScriptFigures(t *testing.T) {
 	const script = "../../test/gpu/run.sh"
 	text, err := os.ReadFile(script)

@@ -66,11 +66,11 @@ class Pages(Folder):
         folder = self.copy(name)
         self.assertEqual(self.run_main(folder), (0, ""))
         written = page(folder).read_text()
-        self.assertEqual(written, page(RESULTS / name).read_text(), "run make plots")
+        self.assertEqual(written, page(RESULTS / name).read_text(), "run make -C research plots")
         shown = re.findall(r"^!\[(.*)\]\(.*\.png\)$", written, re.MULTILINE)
         pictures = {p.stem: p.read_bytes() for p in folder.glob("*.png")}
         self.assertEqual(sorted(shown), sorted(pictures))
-        self.assertEqual(sorted(shown), sorted(p.stem for p in (RESULTS / name).glob("*.png")), "run make plots")
+        self.assertEqual(sorted(shown), sorted(p.stem for p in (RESULTS / name).glob("*.png")), "run make -C research plots")
         for p in shown:
             with Image.open(folder / f"{p}.png") as image, Image.open(RESULTS / name / f"{p}.png") as committed:
                 self.assertEqual((image.width, image.size), (width, committed.size), p)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the kit on a GPU server without Go, from the root of the source tree. `make
-# test-gpu` and `make bench-gpu WHAT=...` call it there.
+# test-gpu` and `make -C research bench WHAT=...` call it there.
 #
 #   run.sh unpack        unpacks the kit and prints the environment to use it with
 #   run.sh export [--variants N] [NAME]   makes the models of the evaluation (random weights) in MODELS,

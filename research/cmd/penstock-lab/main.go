@@ -1,5 +1,5 @@
 // Command penstock-lab measures Penstock: its parts against floors of the same run, the
-// paper's evaluation, and the planner's policies against others. `make lab` builds it in the
+// paper's evaluation, and the planner's policies against others. `make -C research lab` builds it in the
 // folder of penstock, the binary that runs its nodes.
 package main
 
@@ -61,7 +61,7 @@ func programs() (penstock, lab string, err error) {
 		penstock = filepath.Join(filepath.Dir(lab), "penstock")
 	}
 	if _, err := os.Stat(penstock); err != nil {
-		return "", "", fmt.Errorf("find penstock: %w; `make lab` builds both, and %s names another", err, binaryVariable)
+		return "", "", fmt.Errorf("find penstock: %w; `make -C research lab` builds both, and %s names another", err, binaryVariable)
 	}
 	return penstock, lab, nil
 }
