@@ -102,7 +102,7 @@ func TestOutbox(t *testing.T) {
 		}
 		nack, err := wire.DecodeNACK(sent[1+fragments].Data)
 		if err != nil || nack.RequestID != 3 || !slices.Equal(slices.Collect(nack.Missing), []int{2}) {
-			t.Errorf("NACK is %+v, %v; want piece 2 of request 3", nack, err)
+			t.Errorf("NACK is %+v, %v; want fragment 2 of request 3", nack, err)
 		}
 		if got := expect(2+fragments, first, 4, 0); !bytes.Equal(got, []byte{1, 2, 3, 4}) {
 			t.Errorf("the last answer carries %v", got)

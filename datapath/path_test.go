@@ -58,7 +58,7 @@ func TestAnswer(t *testing.T) {
 		t.Errorf("queue %v, gather %v, infer %v; want 10, 20 and 40 µs", e.Stages.Queue, e.Stages.Gather, e.Stages.Infer)
 	}
 	if most := time.Duration(request.Complete - request.FirstFragment); e.Stages.Aggregate > most+time.Microsecond {
-		t.Errorf("aggregate %v, want at most %v, of which the first piece may have waited in the socket", e.Stages.Aggregate, most)
+		t.Errorf("aggregate %v, want at most %v, of which the first fragment may have waited in the socket", e.Stages.Aggregate, most)
 	}
 	if e.Credit == 0 {
 		t.Error("the answer gives no credit, and all slots are free")
@@ -122,7 +122,7 @@ func TestSocketWait(t *testing.T) {
 	slot := c.Await(1)[0]
 	r := c.Request(slot)
 	if sent := before - int64(waited); r.FirstFragment < sent || r.FirstFragment > shm.Now()-int64(waited) || r.Deadline != r.FirstFragment+int64(within) {
-		t.Errorf("first piece %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstFragment-sent), time.Duration(r.Deadline-r.FirstFragment), within)
+		t.Errorf("first fragment %v after it was sent, deadline %v after that; want 0 and %v", time.Duration(r.FirstFragment-sent), time.Duration(r.Deadline-r.FirstFragment), within)
 	}
 	c.Answer([]uint32{slot}, []byte{1, 2, 3, 4})
 	e, all := s.Next(), time.Duration(0)
@@ -467,7 +467,7 @@ func TestMissingFragment(t *testing.T) {
 			break
 		}
 		if nack.RequestID != 5 || !slices.Equal(missing, []int{1, 2}) { // the last fragment is on its way
-			t.Fatalf("NACK for pieces %v of request %d, want 1 of 5", missing, nack.RequestID)
+			t.Fatalf("NACK for fragments %v of request %d, want 1 of 5", missing, nack.RequestID)
 		}
 	}
 

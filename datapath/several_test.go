@@ -123,7 +123,7 @@ func TestSeveralSources(t *testing.T) {
 				}
 				payload := binary.LittleEndian.AppendUint32(nil, uint32(got[0]))
 				if !bytes.Equal(got, datapathtest.Picture(got[0])) {
-					t.Errorf("slot %d has pieces of several pictures", slot)
+					t.Errorf("slot %d has fragments of several pictures", slot)
 				}
 				consumer.Answer([]uint32{slot}, payload)
 			}
@@ -227,7 +227,7 @@ func TestSeveralSockets(t *testing.T) {
 				copy(got[p.Place:], b.Slab().Bytes()[p.Offset:][:p.Length])
 			}
 			if !bytes.Equal(got, datapathtest.Picture(got[0])) {
-				t.Errorf("slot %d has pieces of several pictures", slot)
+				t.Errorf("slot %d has fragments of several pictures", slot)
 			}
 			c.Answer([]uint32{slot}, binary.LittleEndian.AppendUint32(nil, uint32(got[0])))
 		}
@@ -261,7 +261,7 @@ func TestEvictOldestOfPart(t *testing.T) {
 	n := loopback().(kernelNetwork)
 	n.options.SlabBytes, n.options.RecvBuffer = sockets*slab.MinBytes, 1<<20
 	o := testOptions(1)
-	o.RequestBytes = 128 * 128 * 3 // 48 pieces
+	o.RequestBytes = 128 * 128 * 3 // 48 fragments
 	b := newHarnessOn(t, open(t, n, sockets), o, 100)
 	full := make([]byte, o.RequestBytes)
 	// Each socket begins a picture and does not finish it. The picture of the quiet socket

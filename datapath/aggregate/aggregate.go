@@ -1,4 +1,4 @@
-// Package aggregate assembles requests from pieces. It takes datagrams as they arrived in the
+// Package aggregate assembles requests from fragments. It takes datagrams as they arrived in the
 // slab. It returns slots with complete requests, answers and NACKs for clients, and packet
 // memory that is no longer needed.
 //
@@ -10,15 +10,15 @@
 //     slots and the requests that ended lately.
 //  3. A new request takes a free slot. Otherwise it is refused (its size is not the
 //     model's), or turned away (no slot is free).
-//  4. The piece is checked against the request's other pieces and marked in its
+//  4. The fragment is checked against the request's other fragments and marked in its
 //     bitmap. Descriptors of its payload are written straight into the request table.
-//  5. The last missing piece completes the request: the caller publishes its slot.
+//  5. The last missing fragment completes the request: the caller publishes its slot.
 //
 // The packets of cameras take another way in (cameras.go).
 //
 // The life of a slot:
 //
-//	        first piece             last piece                End
+//	        first fragment             last fragment                End
 //	free ───────────────> gathering ──────────> complete ───────────┐
 //	 ^                        │ Expire: incomplete  │ AnswerEarly    │
 //	 │                        │ EvictOldest,        v                │
@@ -36,14 +36,14 @@
 // # Requests that have ended
 //
 // A request that held a slot and was answered (ok, late, incomplete, failed) is remembered
-// for AnsweredFor. Its further pieces are late and dropped, so it never runs twice. A client
-// that asks (piece 0, retransmitted) gets the same answer again, with its current credit, at
+// for AnsweredFor. Its further fragments are late and dropped, so it never runs twice. A client
+// that asks (fragment 0, retransmitted) gets the same answer again, with its current credit, at
 // most once every againAfter. That also holds for incomplete requests: a client tries again
 // under a new id.
 //
 // A request that was turned away, evicted or refused is remembered for TurnedAwayFor, long
-// enough for the rest of its pieces to arrive. After that the same id begins a new request.
-// If the client had not proved its address (proof.go), piece 0 with its cookie begins the
+// enough for the rest of its fragments to arrive. After that the same id begins a new request.
+// If the client had not proved its address (proof.go), fragment 0 with its cookie begins the
 // request again at once. The file fair.go divides the slots when they run short. A request
 // that was shed before it was received (ingest.Datagram.Shed) is turned away with status
 // busy. It gets the client's credit, because there is room for other requests. Both memories
@@ -93,7 +93,7 @@ type Aggregator struct {
 
 	slots []request // by slot; a slot of another aggregator is free here
 	taken int       // slots that are not free here
-	last  uint32    // the slot of the last piece
+	last  uint32    // the slot of the last fragment
 	// requests finds live slots (0 … Slots-1) and remembered requests (from Slots on).
 	requests index
 	hash     hasher
@@ -114,9 +114,9 @@ type request struct {
 	state  state
 	client clientRef
 
-	count uint16 // number of pieces; 0 for a camera's picture
-	size  uint32 // bytes of every piece except the last; of the largest if they differ
-	got   uint32 // received pieces, or bytes of a camera's picture
+	count uint16 // number of fragments; 0 for a camera's picture
+	size  uint32 // bytes of every fragment except the last; of the largest if they differ
+	got   uint32 // received fragments, or bytes of a camera's picture
 	used  uint32 // used descriptors
 
 	stream uint32 // of a camera (cameras.Packet)
@@ -126,12 +126,12 @@ type request struct {
 	extension extension
 	nacks     nacks
 
-	first    int64 // when the first piece was received
-	arrived  int64 // when the first piece reached the machine, before it waited to be received
+	first    int64 // when the first fragment was received
+	arrived  int64 // when the first fragment reached the machine, before it waited to be received
 	complete int64
-	progress int64 // last new piece
+	progress int64 // last new fragment
 
-	present   []uint64 // bit i%64 of word i/64: piece i was received
+	present   []uint64 // bit i%64 of word i/64: fragment i was received
 	fragments []shm.Fragment
 	spans     []ingest.Span // the datagrams with their headers; adjacent ones merged
 }
@@ -159,8 +159,8 @@ type extension struct {
 
 // nacks are the NACKs that were sent for a request.
 type nacks struct {
-	sent uint8 // since the last new piece
-	mark int64 // last new piece or NACK
+	sent uint8 // since the last new fragment
+	mark int64 // last new fragment or NACK
 	last int64 // last NACK, or the beginning
 }
 
@@ -441,7 +441,7 @@ func (a *Aggregator) prove(r *request) {
 	a.began(r.client)
 }
 
-// receiveFragment adds a piece to a live request.
+// receiveFragment adds a fragment to a live request.
 func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
 	if !r.client.proved {
@@ -460,7 +460,7 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		a.drop(reason, d, events)
 		return
 	case d.Shed:
-		// The kernel sheds the request's other pieces, so the missing ones will not come.
+		// The kernel sheds the request's other fragments, so the missing ones will not come.
 		if r.state == stateGathering {
 			if h.Flags&wire.FlagExtension != 0 && !r.extension.received {
 				a.extend(r, d)
@@ -494,16 +494,16 @@ func (a *Aggregator) receiveFragment(slot uint32, d *ingest.Datagram, h *wire.He
 		return
 	}
 	if r.progress != a.now {
-		// The limit is for NACKs without effect: a new piece resets the count.
+		// The limit is for NACKs without effect: a new fragment resets the count.
 		a.gathering.move(slot, r.nacks.sent, 0)
 		r.progress, r.nacks.mark, r.nacks.sent = a.now, a.now, 0
 	}
 	a.asked(slot, h, events)
 }
 
-// agrees reports whether a piece's total, count and piece size are those of its request. The
-// header is consistent in itself. Therefore the offset gives the piece size for the last
-// piece, and the length gives it for all others.
+// agrees reports whether a fragment's total, count and fragment size are those of its request. The
+// header is consistent in itself. Therefore the offset gives the fragment size for the last
+// fragment, and the length gives it for all others.
 func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
 	if h.Count != r.count || int(h.Total) != a.config.RequestBytes {
 		return false
@@ -514,7 +514,7 @@ func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
 	return uint32(h.Length) == r.size
 }
 
-// overlaps reports whether a piece that contradicts its request covers bytes that were
+// overlaps reports whether a fragment that contradicts its request covers bytes that were
 // received before.
 func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 	if r.state == stateComplete {
@@ -566,7 +566,7 @@ func (a *Aggregator) extension(d *ingest.Datagram) (wire.Extension, bool) {
 	return e, err == nil
 }
 
-// proves reports whether a piece proves its source address.
+// proves reports whether a fragment proves its source address.
 func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
 	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
 		return false
@@ -619,10 +619,10 @@ func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 	}
 }
 
-// asks reports whether a piece asks for an answer: piece 0, retransmitted.
+// asks reports whether a fragment asks for an answer: fragment 0, retransmitted.
 func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetransmitted != 0 }
 
-// late drops a piece of a request that has ended, and repeats the answer if the piece asks
+// late drops a fragment of a request that has ended, and repeats the answer if the fragment asks
 // for it.
 func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := a.remembered(ref)
@@ -783,7 +783,7 @@ func (a *Aggregator) NextDeadline() int64 {
 	return next
 }
 
-// Expire ends the requests whose deadline has passed without all their pieces, and sends
+// Expire ends the requests whose deadline has passed without all their fragments, and sends
 // NACKs for quiet ones.
 func (a *Aggregator) Expire(now int64, events *Events) {
 	a.tick(now)
@@ -808,7 +808,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	}
 }
 
-// nack sends a client a NACK for its missing pieces.
+// nack sends a client a NACK for its missing fragments.
 func (a *Aggregator) nack(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	before := r.nacks.sent
@@ -875,7 +875,7 @@ type Origin struct {
 	// To gets the answer: the client, or Config.AnswersTo for a camera's picture.
 	To        netip.AddrPort
 	RequestID uint32
-	// FirstFragment is when the first piece reached the machine, Received when it was
+	// FirstFragment is when the first fragment reached the machine, Received when it was
 	// received there, Complete when the last one was. All are in nanoseconds of
 	// shm.Now's clock.
 	FirstFragment, Received, Complete int64

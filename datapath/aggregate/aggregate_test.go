@@ -27,7 +27,7 @@ func TestCompleteInAnyOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			onBed(t, nil, func(b *harness) {
 				if e := b.send(camera, fragments[:testCount-1]...); len(e.Complete) > 0 {
-					t.Fatal("whole without its last piece")
+					t.Fatal("whole without its last fragment")
 				}
 				first := b.now
 				b.now += 1e6
@@ -109,7 +109,7 @@ func TestDropCounters(t *testing.T) {
 		{"another size, last, shorter", bare, fragment{id: 1, index: 9, size: 110}, dropContradictory},
 		{"another size of a whole one", func(b *harness) { b.whole(camera, 1) }, fragment{id: 1, index: 2, size: 110}, dropOverlapping},
 		{"foreign", nil, fragment{id: 1, total: 1001}, dropForeign},
-		{"too small pieces", nil, fragment{id: 1, size: 99}, dropForeign},
+		{"too small fragments", nil, fragment{id: 1, size: 99}, dropForeign},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			onBed(t, nil, func(b *harness) {
@@ -165,7 +165,7 @@ func TestMalformedDatagrams(t *testing.T) {
 				wanted[reason] = 2
 				want(b, "malformed", b.a.Stats().Malformed, wanted)
 				if e := b.add(b.land(camera, sound, 0)); len(e.Complete) != 1 {
-					t.Error("the sound piece does not fit any more")
+					t.Error("the sound fragment does not fit any more")
 				}
 			})
 		})
@@ -212,7 +212,7 @@ func TestReportIncompleteOnce(t *testing.T) {
 			Status: wire.StatusIncomplete, Missing: 2, Credit: alone, Aggregate: time.Duration(b.now - first), SentAt: 42,
 		}}})
 		want(b, "held bytes", b.a.Stats().HeldBytes, 0)
-		// Pieces that follow are late, and cause nothing to run.
+		// Fragments that follow are late, and cause nothing to run.
 		e = b.send(camera, all(1)...)
 		if len(e.Complete)+len(e.Reported)+len(e.Again) > 0 {
 			t.Errorf("events %+v", e)
@@ -287,9 +287,9 @@ func TestRepeatAnswer(t *testing.T) {
 		b.now += int64(b.config.NACKAfter)
 		want(b, "asked", len(b.send(camera, ask).NACKs), 1)
 		want(b, "asked at once again", len(b.send(camera, ask).NACKs), 0)
-		// Other retransmitted pieces do not ask.
+		// Other retransmitted fragments do not ask.
 		b.now += int64(b.config.NACKAfter)
-		want(b, "piece 1, twice", len(b.send(camera, fragment{id: 1, index: 1, again: true}, fragment{id: 1, index: 1, again: true}).NACKs), 0)
+		want(b, "fragment 1, twice", len(b.send(camera, fragment{id: 1, index: 1, again: true}, fragment{id: 1, index: 1, again: true}).NACKs), 0)
 		// Complete and not ended: nothing.
 		e := b.send(camera, all(1, 0, 1)...)
 		slot := e.Complete[0]
@@ -417,7 +417,7 @@ func TestAggregatorEndsASlotOnce(t *testing.T) {
 	})
 }
 
-// fill takes all slots at once, with requests that lack piece 0.
+// fill takes all slots at once, with requests that lack fragment 0.
 func (b *harness) fill() {
 	for id := range b.config.Slots {
 		b.send(address(10+id), all(id, 0)...)
@@ -467,7 +467,7 @@ func TestShedRequestBusy(t *testing.T) {
 }
 
 func TestShedPartialRequest(t *testing.T) {
-	for name, gathered := range map[string][]fragment{"without piece 0": all(1, 0), "with piece 0": all(1, 9)} {
+	for name, gathered := range map[string][]fragment{"without fragment 0": all(1, 0), "with fragment 0": all(1, 9)} {
 		onBed(t, nil, func(b *harness) {
 			b.send(camera, gathered...)
 			b.now += int64(time.Millisecond)
@@ -488,8 +488,8 @@ func TestShedSendTime(t *testing.T) {
 		first []fragment
 		want  uint64
 	}{
-		"said by the piece that is shed": {all(1, 0), 5},
-		"said by the first piece 0":      {[]fragment{{id: 1, extension: &wire.Extension{SentAt: 4}}}, 4},
+		"said by the fragment that is shed": {all(1, 0), 5},
+		"said by the first fragment 0":      {[]fragment{{id: 1, extension: &wire.Extension{SentAt: 4}}}, 4},
 	} {
 		onBed(t, nil, func(b *harness) {
 			b.send(camera, c.first...)
@@ -550,9 +550,9 @@ func TestEvictOldestMemory(t *testing.T) {
 
 func TestAggregatorTellsRefusedOnce(t *testing.T) {
 	for name, p := range map[string]fragment{
-		"another size":     {id: 1, total: 999},
-		"too small pieces": {id: 1, size: 99},
-		"too many pieces":  {id: 1, size: 1},
+		"another size":        {id: 1, total: 999},
+		"too small fragments": {id: 1, size: 99},
+		"too many fragments":  {id: 1, size: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onBed(t, nil, func(b *harness) {
@@ -602,8 +602,8 @@ func TestDeadlinesLeaveTimeForTheWay(t *testing.T) {
 	})
 }
 
-// A request's time begins when its first piece reached the machine, however long it waited in
-// a socket. The wait for missing pieces begins when the first piece was received.
+// A request's time begins when its first fragment reached the machine, however long it waited in
+// a socket. The wait for missing fragments begins when the first fragment was received.
 func TestArrivalTime(t *testing.T) {
 	onBed(t, nil, func(b *harness) {
 		const waited = 60 * time.Millisecond // more than Deadline, a quarter of 100
@@ -618,7 +618,7 @@ func TestArrivalTime(t *testing.T) {
 		rest := all(1, 0)
 		slot := b.send(camera, rest...).Complete[0]
 		r := b.table.requests[slot]
-		want(b, "first piece", r.FirstFragment, began-int64(waited))
+		want(b, "first fragment", r.FirstFragment, began-int64(waited))
 		want(b, "deadline", r.Deadline, began-int64(waited)+int64(b.config.SLO))
 		origin, _ := b.a.Origin(slot)
 		want(b, "origin", origin, Origin{From: camera, To: camera, RequestID: 1, FirstFragment: r.FirstFragment, Received: began, Complete: b.now})
@@ -628,7 +628,7 @@ func TestArrivalTime(t *testing.T) {
 		ahead.Arrived = b.now + 1
 		b.add(ahead)
 		slot = b.send(camera, all(2, 0)...).Complete[0]
-		want(b, "first piece of one that is yet to come", b.table.requests[slot].FirstFragment, b.now)
+		want(b, "first fragment of one that is yet to come", b.table.requests[slot].FirstFragment, b.now)
 	})
 }
 
@@ -782,7 +782,7 @@ func TestAClockThatGoesBackIsHeld(t *testing.T) {
 		b.now -= 1000
 		b.send(camera, all(2, 0)...)
 		r := b.table.requests[b.send(camera, fragment{id: 2}).Complete[0]]
-		want(b, "first piece", r.FirstFragment, b.now+1000)
+		want(b, "first fragment", r.FirstFragment, b.now+1000)
 		b.now += 1000
 	})
 }
@@ -801,17 +801,17 @@ func TestValidateNamesWhatIsWrong(t *testing.T) {
 	sound := newHarness(t, nil).config
 	must.OK(t, sound.Validate())
 	for name, spoil := range map[string]func(c *Config){
-		"few slots":       func(c *Config) { c.Slots = 32 },
-		"odd slots":       func(c *Config) { c.Slots = 65 },
-		"many slots":      func(c *Config) { c.Slots = 1 << 17 },
-		"no bytes":        func(c *Config) { c.RequestBytes = 0 },
-		"too many bytes":  func(c *Config) { c.RequestBytes = 1 << 32 },
-		"no piece size":   func(c *Config) { c.MinFragmentBytes = 0 },
-		"no descriptors":  func(c *Config) { c.MaxFragments = 0 },
-		"no objective":    func(c *Config) { c.SLO, c.Deadline = 0, 0 },
-		"wishes":          func(c *Config) { c.MaxNACKs = 9 },
-		"negative memory": func(c *Config) { c.AnsweredFor = -1 },
-		"no memory":       func(c *Config) { c.AnsweredBytes = -1 },
+		"few slots":        func(c *Config) { c.Slots = 32 },
+		"odd slots":        func(c *Config) { c.Slots = 65 },
+		"many slots":       func(c *Config) { c.Slots = 1 << 17 },
+		"no bytes":         func(c *Config) { c.RequestBytes = 0 },
+		"too many bytes":   func(c *Config) { c.RequestBytes = 1 << 32 },
+		"no fragment size": func(c *Config) { c.MinFragmentBytes = 0 },
+		"no descriptors":   func(c *Config) { c.MaxFragments = 0 },
+		"no objective":     func(c *Config) { c.SLO, c.Deadline = 0, 0 },
+		"wishes":           func(c *Config) { c.MaxNACKs = 9 },
+		"negative memory":  func(c *Config) { c.AnsweredFor = -1 },
+		"no memory":        func(c *Config) { c.AnsweredBytes = -1 },
 	} {
 		c := sound
 		spoil(&c)

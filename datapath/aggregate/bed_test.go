@@ -296,7 +296,7 @@ func (p fragment) datagram() []byte {
 	return out
 }
 
-// send passes pieces of one client in one batch.
+// send passes fragments of one client in one batch.
 func (b *harness) send(from netip.AddrPort, fragments ...fragment) *Events {
 	b.t.Helper()
 	var batch []ingest.Datagram
@@ -308,7 +308,7 @@ func (b *harness) send(from netip.AddrPort, fragments ...fragment) *Events {
 	return b.add(batch...)
 }
 
-// all returns every piece of a request, except some.
+// all returns every fragment of a request, except some.
 func all(id int, but ...int) (fragments []fragment) {
 	for i := range testCount {
 		if !slices.Contains(but, i) {

@@ -72,20 +72,20 @@ func (a *Aggregator) checkRequest(r *request) error {
 		got += bits.OnesCount64(word)
 	}
 	if got != int(r.got) || got == 0 || got > int(r.count) {
-		return fmt.Errorf("%d pieces are marked, %d counted, of %d", got, r.got, r.count)
+		return fmt.Errorf("%d fragments are marked, %d counted, of %d", got, r.got, r.count)
 	}
 	if (got == int(r.count)) != (r.state == stateComplete || r.state == stateAnswered) {
-		return fmt.Errorf("%d of %d pieces in state %d", got, r.count, r.state)
+		return fmt.Errorf("%d of %d fragments in state %d", got, r.count, r.state)
 	}
 	// Each descriptor lies in a span that the slot holds, and covers bytes of a
-	// marked piece. Their sum is the size of the marked pieces.
+	// marked fragment. Their sum is the size of the marked fragments.
 	described, want := uint64(0), uint64(0)
 	for _, p := range r.fragments[:r.used] {
 		if !r.holds(p) {
 			return fmt.Errorf("descriptor %+v lies in no span of the slot", p)
 		}
 		if i := p.Place / r.size; r.present[i/64]&(1<<(i%64)) == 0 {
-			return fmt.Errorf("descriptor %+v is of piece %d, which is not here", p, i)
+			return fmt.Errorf("descriptor %+v is of fragment %d, which is not here", p, i)
 		}
 		described += uint64(p.Length)
 	}
@@ -95,7 +95,7 @@ func (a *Aggregator) checkRequest(r *request) error {
 		}
 	}
 	if described != want {
-		return fmt.Errorf("descriptors have %d bytes, pieces %d", described, want)
+		return fmt.Errorf("descriptors have %d bytes, fragments %d", described, want)
 	}
 	return nil
 }

@@ -20,11 +20,11 @@ type Config struct {
 	Follow bool
 	// RequestBytes is the exact size of a request.
 	RequestBytes int
-	// MaxFragments is the number of descriptors of a slot in the table. A piece takes one, or
+	// MaxFragments is the number of descriptors of a slot in the table. A fragment takes one, or
 	// two if it lies in two spans. 2 * RequestBytes / MinFragmentBytes are always enough.
 	MaxFragments int
-	// MinFragmentBytes is the min size of every piece except the last. Requests with smaller
-	// pieces are refused.
+	// MinFragmentBytes is the min size of every fragment except the last. Requests with smaller
+	// fragments are refused.
 	MinFragmentBytes int
 
 	// Camera, if set, reads the datagrams: they are those of cameras. There are no NACKs then, and
@@ -32,17 +32,17 @@ type Config struct {
 	Camera    *cameras.Reader
 	AnswersTo netip.AddrPort
 
-	// SLO bounds the deadline of a request, measured from its first piece's arrival at the
+	// SLO bounds the deadline of a request, measured from its first fragment's arrival at the
 	// machine.
 	SLO time.Duration
 	// Transit is the time that a request spends outside the node, see Within.
 	Transit time.Duration
-	// Deadline is how long after its first piece was received an incomplete request is ended;
+	// Deadline is how long after its first fragment was received an incomplete request is ended;
 	// a quarter of SLO by default.
 	Deadline time.Duration
-	// NACKAfter is how long an incomplete request must be without a new piece before the
+	// NACKAfter is how long an incomplete request must be without a new fragment before the
 	// manager sends a NACK. The wait doubles for each further NACK, up to MaxNACKs NACKs; a
-	// new piece starts this again. The default is an eighth of Deadline, from 100 µs to 5 ms.
+	// new fragment starts this again. The default is an eighth of Deadline, from 100 µs to 5 ms.
 	// 3 NACKs (after 1, 3 and 7 eighths) fit in it.
 	NACKAfter time.Duration
 	// MaxNACKs is the max number of NACKs in a row without effect: 3 by default, at most 8.
@@ -136,7 +136,7 @@ func (c Config) Validate() error {
 	case c.Camera != nil && c.Camera.PictureBytes() != c.RequestBytes:
 		return wrong("pictures of %d bytes in requests of %d: want the same", c.Camera.PictureBytes(), c.RequestBytes)
 	case c.MinFragmentBytes < 1:
-		return wrong("pieces of %d bytes: want at least 1", c.MinFragmentBytes)
+		return wrong("fragments of %d bytes: want at least 1", c.MinFragmentBytes)
 	case c.MaxFragments < 1:
 		return wrong("%d descriptors per request: want at least 1", c.MaxFragments)
 	case c.SLO <= 0 || c.Deadline <= 0 || c.NACKAfter <= 0:
@@ -155,14 +155,14 @@ func (c Config) Validate() error {
 // slots.
 func (c *Config) clients() int { return max(minClients, 2*c.Slots) }
 
-// maxCount is the max piece count of a request: no piece is too small, and each has a
+// maxCount is the max fragment count of a request: no fragment is too small, and each has a
 // descriptor.
 func (c *Config) maxCount() int {
 	return min((c.RequestBytes-1)/c.MinFragmentBytes+1, c.MaxFragments, wire.MaxFragments)
 }
 
 // Within returns the part of an objective, or of a client's own deadline, that is left for
-// the node. transit, at most a tenth of it, is for the first piece's path to the node and the
+// the node. transit, at most a tenth of it, is for the first fragment's path to the node and the
 // result's path back.
 func Within(objective, transit time.Duration) time.Duration {
 	return objective - min(transit, objective/10)

@@ -57,8 +57,8 @@ type NACK struct {
 	To        netip.AddrPort
 	RequestID uint32
 	Total     uint32 // bytes of the request
-	Count     uint16 // pieces of the request
-	// Present has bit i%64 of word i/64 set for each received piece i.
+	Count     uint16 // fragments of the request
+	// Present has bit i%64 of word i/64 set for each received fragment i.
 	Present []uint64
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // stream provides what consecutive reads bring when clients send requests of
-// count pieces: datagrams back to back in the slab. The request ids are written
+// count fragments: datagrams back to back in the slab. The request ids are written
 // in place, so that nothing is allocated during the measurement.
 type stream struct {
 	a      *Aggregator
@@ -23,7 +23,7 @@ type stream struct {
 	now    int64
 	id     uint32
 	count  int
-	// interleave is how many requests arrive mixed, one piece of each in turn.
+	// interleave is how many requests arrive mixed, one fragment of each in turn.
 	interleave int
 }
 
@@ -148,7 +148,7 @@ func TestEvictionAllocatesNothing(t *testing.T) {
 
 // BenchmarkAdd measures the cost of a datagram, including its share of the
 // request's begin and end, with the memory in the cache. GRO brings one request
-// at a time. Interleaved is the worst case: each piece belongs to another
+// at a time. Interleaved is the worst case: each fragment belongs to another
 // request than the one before it.
 func BenchmarkAdd(b *testing.B) {
 	for _, count := range []int{147, 507} {

@@ -7,7 +7,7 @@ const none = ^uint32(0)
 type gathering struct {
 	// age has all of them, oldest first. That is also the order of their deadlines.
 	age list
-	// quiet[k] has those for which k NACKs were sent since the last new piece. All slots of one
+	// quiet[k] has those for which k NACKs were sent since the last new fragment. All slots of one
 	// list wait equally long, so each list is in the order of its timers.
 	quiet []list
 }

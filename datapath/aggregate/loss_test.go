@@ -85,7 +85,7 @@ const (
 	lossyTimeout     = 2 * time.Second        // client.Options.Timeout's default
 	lossyResendAfter = 100 * time.Millisecond // client.Options.ResendAfter's default
 	lossyDelay       = 50 * time.Microsecond  // one way
-	lossyPace        = 10 * time.Microsecond  // between two pieces
+	lossyPace        = 10 * time.Microsecond  // between two fragments
 )
 
 func (p *lossyPath) sendFragments(r *lossyRequest, indices []int, again bool) {
@@ -102,7 +102,7 @@ func (p *lossyPath) sendFragments(r *lossyRequest, indices []int, again bool) {
 	}
 }
 
-// datagram returns a piece whose payload does not matter.
+// datagram returns a fragment whose payload does not matter.
 func (p *lossyPath) datagram(id, index int, again bool) []byte {
 	h := wire.FragmentHeader(wire.TypeData, uint32(id), p.config.RequestBytes, testFragment, index)
 	if again {
@@ -239,7 +239,7 @@ func newLossyPath(t *testing.T, f lossyFunction, loss float64, seed uint64) *los
 	}
 }
 
-// TestLoss bounds how many requests of the built-in models complete on a lossy path. Pieces,
+// TestLoss bounds how many requests of the built-in models complete on a lossy path. Fragments,
 // NACKs, questions and answers are equally likely to be lost. The limit for the model face is
 // its aggregation deadline of 6.25 ms, and not the number of NACKs.
 func TestLoss(t *testing.T) {
@@ -270,13 +270,13 @@ func TestLoss(t *testing.T) {
 
 			completed := ends["ok"]
 			load := float64(sent) / float64(seeds*requests*row.function.fragments)
-			t.Logf("%d of %d requests completed, want at least %d; %v; %.2f datagrams sent per piece",
+			t.Logf("%d of %d requests completed, want at least %d; %v; %.2f datagrams sent per fragment",
 				completed, seeds*requests, seeds*row.min, ends, load)
 			if completed < seeds*row.min {
 				t.Error("too few requests completed")
 			}
 			if row.percent == 0 && load != 1 {
-				t.Error("pieces were sent again although nothing was lost")
+				t.Error("fragments were sent again although nothing was lost")
 			}
 		})
 	}

@@ -362,9 +362,9 @@ func TestAgainstModel(t *testing.T) {
 			compare()
 		}
 		t.Repeat(map[string]func(*rapid.T){
-			"pieces": func(t *rapid.T) {
+			"fragments": func(t *rapid.T) {
 				var batch []ingest.Datagram
-				for range rapid.IntRange(1, 12).Draw(t, "pieces") {
+				for range rapid.IntRange(1, 12).Draw(t, "fragments") {
 					k := key{rapid.SampledFrom(clients).Draw(t, "client"), uint32(rapid.IntRange(1, 8).Draw(t, "id"))}
 					p := fragment{id: int(k.id), total: testRequest, size: testFragment, again: rapid.Bool().Draw(t, "retransmitted"), padded: rapid.Bool().Draw(t, "padded")}
 					switch rapid.IntRange(0, 40).Draw(t, "kind") {

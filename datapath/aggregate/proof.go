@@ -22,15 +22,15 @@ import (
 //  2. A NACK beyond the budget is not sent. Each leaves room for one block.
 //  3. Instead of an answer beyond the budget, the client gets a busy block with
 //     credit 0 and its cookie. The answer is kept.
-//  4. The client repeats piece 0 with the cookie in its extension, and gets the
+//  4. The client repeats fragment 0 with the cookie in its extension, and gets the
 //     answer.
 //
 // Each request pays for itself, so the bound holds for every address without a
 // table of addresses. A client on this machine needs no proof: its address
 // cannot be forged from outside.
 
-// ReplyFragmentBytes is the size of the pieces into which the manager splits the
-// payload of a result. With its headers and block, a piece fits every common
+// ReplyFragmentBytes is the size of the fragments into which the manager splits the
+// payload of a result. With its headers and block, a fragment fits every common
 // MTU.
 const ReplyFragmentBytes = wire.DefaultFragmentBytes
 

@@ -60,8 +60,8 @@ func (l ledger) answered(to netip.AddrPort, r *wire.Result, payload []byte) {
 // bytes that are sent to their addresses.
 func TestAmplification(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		fragments := rapid.SampledFrom([]int{1, 10, 1000, 20_000}).Draw(t, "pieces")
-		size := rapid.SampledFrom([]int{1, 6, 100}).Draw(t, "piece bytes")
+		fragments := rapid.SampledFrom([]int{1, 10, 1000, 20_000}).Draw(t, "fragments")
+		size := rapid.SampledFrom([]int{1, 6, 100}).Draw(t, "fragment bytes")
 		b := newHarness(t, func(c *Config) {
 			c.RequestBytes, c.MinFragmentBytes, c.MaxFragments = fragments*size, 1, 2*fragments
 			c.Deadline, c.NACKAfter = 20*time.Millisecond, time.Millisecond
@@ -210,7 +210,7 @@ func TestPrice(t *testing.T) {
 			sums := ledger{}
 			sums.took(&Events{NACKs: []NACK{{To: to, RequestID: 1, Total: uint32(count), Count: uint16(count)}}})
 			if got, want := nackBytes(prefix, uint16(count)), sums.of(to).out; got < want {
-				t.Errorf("%s: NACKs for %d pieces cost %d, but %d bytes are sent", from, count, got, want)
+				t.Errorf("%s: NACKs for %d fragments cost %d, but %d bytes are sent", from, count, got, want)
 			}
 		}
 	}
@@ -235,7 +235,7 @@ func TestProof(t *testing.T) {
 		b.settle()
 		return r
 	}
-	t.Run("a repeat of piece 0 with the cookie gets the answer", func(t *testing.T) {
+	t.Run("a repeat of fragment 0 with the cookie gets the answer", func(t *testing.T) {
 		onBed(t, single, func(b *harness) {
 			busy := end(b, b.send(outsider, request(1, &wire.Extension{SentAt: 5}, false)).Complete[0])
 			if busy != (wire.Result{Status: wire.StatusBusy, ModelVersion: 7, SentAt: 5, Cookie: busy.Cookie, Objective: b.config.SLO}) || busy.Cookie == 0 {
@@ -375,7 +375,7 @@ func TestBegun(t *testing.T) {
 			t.Errorf("%d requests of a client with proof count, want 1", e.Begun)
 		}
 		if e := b.send(outsider, fragment{id: 2, total: 2, size: 1, index: 1}); e.Begun != 0 || len(e.Complete) != 1 {
-			t.Errorf("%d requests count at the last piece, want 0", e.Begun)
+			t.Errorf("%d requests count at the last fragment, want 0", e.Begun)
 		}
 	})
 }

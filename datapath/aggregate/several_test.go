@@ -46,7 +46,7 @@ func (s *several) do(i int, what func(a *Aggregator, events *Events)) *Events {
 		o, _ := s.all[i].Origin(slot)
 		s.ends[s.name(o.From, o.RequestID)]++
 		if !bytes.Equal(s.assemble(slot), picture(o.RequestID, testRequest)) {
-			s.t.Fatalf("slot %d does not have the pieces of its request", slot)
+			s.t.Fatalf("slot %d does not have the fragments of its request", slot)
 		}
 	}
 	for _, told := range s.events.Reported {
@@ -121,7 +121,7 @@ func (s *several) answer(slot uint32) {
 }
 
 // TestSeveralAggregators runs several of them in any order. A slot or a span
-// belongs to one at a time. Each request with all its pieces becomes complete once, with the
+// belongs to one at a time. Each request with all its fragments becomes complete once, with the
 // bytes that were sent. In the end everything is released.
 func TestSeveralAggregators(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -137,7 +137,7 @@ func TestSeveralAggregators(t *testing.T) {
 					open = append(open, &request{client: rapid.IntRange(0, 7).Draw(t, "client"), id: id})
 				}
 			},
-			"pieces": func(t *rapid.T) {
+			"fragments": func(t *rapid.T) {
 				for range rapid.IntRange(1, 3*testCount).Draw(t, "how many") {
 					if len(open) == 0 {
 						return

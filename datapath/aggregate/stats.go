@@ -12,20 +12,20 @@ type Drop uint8
 const (
 	// dropLate: the request was answered already.
 	dropLate Drop = iota
-	// dropDuplicate: the piece was received before.
+	// dropDuplicate: the fragment was received before.
 	dropDuplicate
-	// dropContradictory: total, count or piece size differ from those of the
-	// request's first piece.
+	// dropContradictory: total, count or fragment size differ from those of the
+	// request's first fragment.
 	dropContradictory
-	// dropOverlapping: the piece is contradictory, and covers bytes received
+	// dropOverlapping: the fragment is contradictory, and covers bytes received
 	// before.
 	dropOverlapping
 	// dropForeign: the request does not suit the model: its size differs, or
-	// its pieces are too many or too small.
+	// its fragments are too many or too small.
 	dropForeign
 	// dropBusy: the request got no slot, or lost it.
 	dropBusy
-	// dropFragmented: the piece needed one descriptor more than there are; its
+	// dropFragmented: the fragment needed one descriptor more than there are; its
 	// request is evicted.
 	dropFragmented
 	// dropShed: a remainder of a request that was shed before it was received.
@@ -58,7 +58,7 @@ func (d Drop) String() string {
 // Dropped. Begun is the sum of Complete, Incomplete, Evicted and Gathering.
 type Stats struct {
 	Datagrams uint64
-	// Fragments counts pieces that were added to their request.
+	// Fragments counts fragments that were added to their request.
 	Fragments uint64
 	// Malformed counts datagrams that break a rule of package wire, by reason.
 	Malformed [wire.NumReasons]uint64

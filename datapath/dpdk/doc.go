@@ -23,7 +23,7 @@
 // A source's datagrams hold their mbufs. When few are left, Receive returns nothing for one
 // source and counts NoRoom. That is the source that holds the most, of the function whose
 // sources hold the most. Its owner then evicts the function's oldest request that waits for
-// pieces. If that does not help within a millisecond, every source is asked.
+// fragments. If that does not help within a millisecond, every source is asked.
 //
 // Lock order: Group.mu, then Source.mu, then a sender's.
 package dpdk

@@ -30,7 +30,7 @@ type Datagram struct {
 	// received. It is in nanoseconds of shm.Now's clock, or 0 if the source
 	// does not know.
 	Arrived int64
-	// Shed means that the datagram is piece 0 of a request that the kernel
+	// Shed means that the datagram is fragment 0 of a request that the kernel
 	// dropped to shed load. The kernel kept only its header, and its extension
 	// if it has one.
 	Shed bool

@@ -41,7 +41,7 @@ const portSpread = 40503
 func requestHash(port uint16, id uint32) uint32 { return (uint32(port)*portSpread + id) * golden }
 
 // filterProgram accepts the datagrams whose requestHash is below threshold, and everything
-// that does not begin like a piece of a request. Of the other datagrams it cuts piece 0 to
+// that does not begin like a fragment of a request. Of the other datagrams it cuts fragment 0 to
 // its header, and extension if there is one, so that the request can be answered. It drops
 // the rest.
 func filterProgram(threshold uint32) []bpf.Instruction {

@@ -33,10 +33,10 @@ func left(t *testing.T, threshold uint32, port uint16, datagram []byte) int {
 	return min(kept, len(packet)+len(datagram)) - udpHeaderBytes
 }
 
-// fragmentBytes makes requests of 16 pieces just large enough to be answered when shed.
+// fragmentBytes makes requests of 16 fragments just large enough to be answered when shed.
 const fragmentBytes = answeredBytes / 16
 
-// fragmentOf returns a piece of a request of 16 pieces.
+// fragmentOf returns a fragment of a request of 16 fragments.
 func fragmentOf(id uint32, index int) []byte {
 	return fragmentOfTotal(id, answeredBytes, fragmentBytes, index, 0)
 }
@@ -58,18 +58,18 @@ func TestFilterCutsFirstFragment(t *testing.T) {
 		flags       wire.Flags
 		want        int
 	}{
-		{"piece 0", answeredBytes, 1024, 0, 0, header},
+		{"fragment 0", answeredBytes, 1024, 0, 0, header},
 		{"with an extension", answeredBytes, 1024, 0, wire.FlagExtension, extended},
 		{"padded, with an extension, once more", answeredBytes, 1000, 0, wire.FlagExtension | wire.FlagPadded | wire.FlagRetransmitted, extended},
-		{"piece 1", answeredBytes, 1024, 1, 0, -1},
-		{"piece 256", 257 * 1024, 1024, 256, 0, -1},
+		{"fragment 1", answeredBytes, 1024, 1, 0, -1},
+		{"fragment 256", 257 * 1024, 1024, 256, 0, -1},
 		{"the last", answeredBytes, 1024, 15, 0, -1},
-		{"piece 0 alone", answeredBytes, answeredBytes, 0, 0, header},
-		{"piece 0 alone, small", 1000, 1000, 0, 0, -1},
+		{"fragment 0 alone", answeredBytes, answeredBytes, 0, 0, header},
+		{"fragment 0 alone, small", 1000, 1000, 0, 0, -1},
 		{"too small by one", answeredBytes - 1, 1024, 0, 0, -1},
 		{"150 KB", 150528, 1024, 0, 0, header},
 		{"64 KiB, of which the lower half of the total is 0", 1 << 16, 1024, 0, 0, header},
-		{"pieces of one byte", answeredBytes, 1, 0, 0, header},
+		{"fragments of one byte", answeredBytes, 1, 0, 0, header},
 	} {
 		b := fragmentOfTotal(7, c.total, c.size, c.index, c.flags)
 		if got := left(t, 0, 1, b); got != c.want {
@@ -106,7 +106,7 @@ func TestFilterCutDetection(t *testing.T) {
 		"short":                        {change(0)[:21], 21},
 		"magic":                        {change(0, 'Q'), 22},
 		"a wish":                       {change(2, 0x13), 22},
-		"piece 1":                      {fragmentOf(7, 1)[:22], 22},
+		"fragment 1":                   {fragmentOf(7, 1)[:22], 22},
 		"nothing was cut off":          {change(20, 0, 0), 22},
 		"total 0":                      {change(12, 0, 0, 0, 0), 22},
 		"an extension that is not":     {change(0), 86},
@@ -125,7 +125,7 @@ func TestTheFilterDecidesByPortAndID(t *testing.T) {
 		port, id, threshold, index := uint16(random.Uint32()), random.Uint32(), random.Uint32(), random.IntN(16)
 		b := fragmentOf(id, index)
 		if want := requestHash(port, id) < threshold; verdict(t, threshold, port, b) != want {
-			t.Fatalf("piece %d of request %#x from port %d with threshold %#x: accepted is not %v", index, id, port, threshold, want)
+			t.Fatalf("fragment %d of request %#x from port %d with threshold %#x: accepted is not %v", index, id, port, threshold, want)
 		}
 	}
 }
@@ -155,7 +155,7 @@ func TestFilterShedsEvenly(t *testing.T) {
 func TestFilterAcceptsOthers(t *testing.T) {
 	fragment := fragmentOf(7, 3)
 	if verdict(t, 0, 1, fragment) {
-		t.Fatal("a threshold of 0 accepts a piece")
+		t.Fatal("a threshold of 0 accepts a fragment")
 	}
 	change := func(at int, to byte) []byte {
 		b := append([]byte(nil), fragment...)

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// receivedFragments receives until a datagram arrives that is not a piece. It counts each
-// request's pieces, and those that were cut.
+// receivedFragments receives until a datagram arrives that is not a fragment. It counts each
+// request's fragments, and those that were cut.
 func receivedFragments(t *testing.T, s *Source) (came, cut map[uint32]int) {
 	t.Helper()
 	came, cut = map[uint32]int{}, map[uint32]int{}
@@ -30,12 +30,12 @@ func receivedFragments(t *testing.T, s *Source) (came, cut map[uint32]int) {
 				last = true
 			} else if id := binary.LittleEndian.Uint32(b[4:]); d.Shed {
 				if d.Length() != wire.HeaderSize || b[16] != 0 {
-					t.Errorf("of request %d comes piece %d cut to %d bytes, want piece 0 and %d", id, b[16], d.Length(), wire.HeaderSize)
+					t.Errorf("of request %d comes fragment %d cut to %d bytes, want fragment 0 and %d", id, b[16], d.Length(), wire.HeaderSize)
 				}
 				cut[id]++
 			} else {
 				if d.Length() != wire.HeaderSize+fragmentBytes {
-					t.Errorf("of request %d comes a piece of %d bytes, want %d", id, d.Length(), wire.HeaderSize+fragmentBytes)
+					t.Errorf("of request %d comes a fragment of %d bytes, want %d", id, d.Length(), wire.HeaderSize+fragmentBytes)
 				}
 				came[id]++
 			}
@@ -49,7 +49,7 @@ func receivedFragments(t *testing.T, s *Source) (came, cut map[uint32]int) {
 	return nil, nil
 }
 
-// sendRequests sends requests of 16 pieces, each piece alone or all as one chain.
+// sendRequests sends requests of 16 fragments, each fragment alone or all as one chain.
 func (c client) sendRequests(from, to uint32, chained bool) {
 	c.t.Helper()
 	for id := from; id < to; id++ {
@@ -142,7 +142,7 @@ func TestOverrunSheds(t *testing.T) {
 					shed++
 				}
 				if came[id] != want || cut[id] != wantCut {
-					t.Errorf("of request %d came %d pieces and %d cut ones, want %d and %d", id, came[id], cut[id], want, wantCut)
+					t.Errorf("of request %d came %d fragments and %d cut ones, want %d and %d", id, came[id], cut[id], want, wantCut)
 				}
 			}
 			if shed == 0 || shed == to-from {
@@ -212,7 +212,7 @@ func TestOverrunEndsFilter(t *testing.T) {
 	came, _ := receivedFragments(t, s)
 	for id := uint32(5000); id < 5005; id++ {
 		if came[id] != 16 {
-			t.Errorf("of request %d came %d pieces, want 16", id, came[id])
+			t.Errorf("of request %d came %d fragments, want 16", id, came[id])
 		}
 	}
 }
@@ -229,7 +229,7 @@ func TestOverrunOfOneReceiver(t *testing.T) {
 		came, cut := receivedFragments(t, all[i])
 		for id := uint32(1); id < 5; id++ {
 			if want, wantCut := 16*i, 1-i; came[id] != want || cut[id] != wantCut {
-				t.Errorf("member %d got %d pieces and %d cut ones of request %d, want %d and %d", i, came[id], cut[id], id, want, wantCut)
+				t.Errorf("member %d got %d fragments and %d cut ones of request %d, want %d and %d", i, came[id], cut[id], id, want, wantCut)
 			}
 		}
 	}

@@ -232,7 +232,7 @@ func (s *Source) wasCut(i int) bool {
 	return isCut(b, size)
 }
 
-// isCut reports whether a datagram is a piece 0 without its payload, of a request that is
+// isCut reports whether a datagram is a fragment 0 without its payload, of a request that is
 // large enough to be answered when it is shed. The datagram has that size and begins with the
 // header b.
 func isCut(b []byte, size int) bool {

@@ -40,7 +40,7 @@ const (
 	tryLeast = 1. / 128
 	// messageOverhead is what the kernel counts for a message in addition to its bytes. It
 	// consists of the kernel's own two structures (some 550 bytes), and of what a buffer of a
-	// power of two leaves free. A piece of 1 KB counts as 2.3 KB.
+	// power of two leaves free. A fragment of 1 KB counts as 2.3 KB.
 	messageOverhead = 1300
 
 	// leastAccepted is the min part that is always accepted, so that there is something to

@@ -50,7 +50,7 @@ func TestFilterRefused(t *testing.T) {
 	came, cut := receivedFragments(t, s)
 	for id := uint32(1000); id < 1004; id++ {
 		if came[id] != 16 || cut[id] != 0 {
-			t.Errorf("of request %d came %d pieces and %d cut ones, want 16 and 0", id, came[id], cut[id])
+			t.Errorf("of request %d came %d fragments and %d cut ones, want 16 and 0", id, came[id], cut[id])
 		}
 	}
 }
@@ -128,7 +128,7 @@ func TestFilterOnAllSockets(t *testing.T) {
 						want, wantCut = 0, 1
 					}
 					if came[id] != want || cut[id] != wantCut {
-						t.Errorf("chained %v: of request %d came %d pieces and %d cut ones, want %d and %d", chained, id, came[id], cut[id], want, wantCut)
+						t.Errorf("chained %v: of request %d came %d fragments and %d cut ones, want %d and %d", chained, id, came[id], cut[id], want, wantCut)
 					}
 				}
 			}

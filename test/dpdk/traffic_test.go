@@ -203,7 +203,7 @@ func (h *host) again(id uint32, frames [][]byte) {
 		return true
 	})
 	if got == nil {
-		h.t.Fatalf("the missing pieces of request %d were not wished for", id)
+		h.t.Fatalf("the missing fragments of request %d were not wished for", id)
 	}
 }
 

@@ -130,7 +130,7 @@ functions:
 				m.send(t, datagram(1, 1, 1, 0, wire.FlagRetransmitted))
 			}
 		}, wire.TypeBusy},
-		{"NACKs for 987 pieces, asked for 10 times", "picture", func(m *meter) {
+		{"NACKs for 987 fragments, asked for 10 times", "picture", func(m *meter) {
 			for range 10 {
 				m.send(t, datagram(1, pictureBytes, fragmentBytes, 0, wire.FlagRetransmitted))
 				time.Sleep(10 * time.Millisecond)

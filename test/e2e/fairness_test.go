@@ -148,12 +148,12 @@ func TestFairness(t *testing.T) {
 		addresses, ports int
 		make             func(id uint32) []byte
 	}{
-		{"last pieces", "fn", small, 1, 1, last},
-		{"first pieces of large pictures", "large", large, 1, 1, first},
+		{"last fragments", "fn", small, 1, 1, last},
+		{"first fragments of large pictures", "large", large, 1, 1, first},
 		{"complete requests", "fn", small, 1, 1, complete},
-		{"last pieces, 200 ports of one address", "fn", small, 1, 200, last},
+		{"last fragments, 200 ports of one address", "fn", small, 1, 200, last},
 		{"complete requests, 200 ports of one address", "fn", small, 1, 200, complete},
-		{"last pieces, 30 addresses", "fn", small, 30, 2, last},
+		{"last fragments, 30 addresses", "fn", small, 30, 2, last},
 		{"complete requests, 10 addresses", "fn", small, 10, 5, complete},
 	} {
 		if testing.Short() && row.ports > 5 {
@@ -191,7 +191,7 @@ func TestFairnessWithoutProof(t *testing.T) {
 		name string
 		make func(id uint32) []byte
 	}{
-		{"last pieces", func(id uint32) []byte { return datagram(id, small, 1024, 1, 0) }},
+		{"last fragments", func(id uint32) []byte { return datagram(id, small, 1024, 1, 0) }},
 		{"complete requests", func(id uint32) []byte { return datagram(id, small, small, 0, 0) }},
 	} {
 		sent, stop := flood(t, sockets, row.make)

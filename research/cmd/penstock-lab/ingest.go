@@ -19,7 +19,7 @@ func ingestCommand(print printer) *cobra.Command {
 	var ports bool
 	cmd := &cobra.Command{
 		Use: "ingest", Short: "Whole requests a second through source and aggregation, beside a bare receive loop",
-		Long: `Measures requests of 147 and of 507 pieces of 1 KB through source and aggregation,
+		Long: `Measures requests of 147 and of 507 fragments of 1 KB through source and aggregation,
 answered at once, beside a loop that receives the same and does nothing with it.
 
 --source dpdk measures a port of memory that makes its frames as it is polled, all on

@@ -128,7 +128,7 @@ func root() *cobra.Command {
 				return err
 			}
 			return print(r, []table.Row{
-				{"last piece received -> batch starts", micros(r.CompleteToBatch)},
+				{"last fragment received -> batch starts", micros(r.CompleteToBatch)},
 				{"batch ended -> reply sent", micros(r.BatchToReply)},
 				{"floor: bare futex wake", micros(r.Floor)},
 			})
