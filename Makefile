@@ -143,8 +143,9 @@ check:
 	$(GO) tool staticcheck ./...
 	$(GO) run ./test/prose
 
-# Whole nodes are other processes, which the race detector does not see. The values that a
+# Whole nodes are other processes, which the race detector does not see. With -short some tests are skipped. The values that a
 # property draws matter less than the threads that run.
+race: STRICT := $(if $(NIGHTLY),$(STRICT))
 race: export RAPID_CHECKS ?= $(if $(NIGHTLY),100,10)
 race: build
 	$(GOTEST) -vet=off -race $(if $(NIGHTLY),,-short) -timeout 30m $$(GO="$(GO)" test/threaded.sh shared | grep -vE '/test/(e2e|dpdk|gpu)$$')

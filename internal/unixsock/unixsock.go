@@ -15,6 +15,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -66,10 +67,15 @@ func Send(c *net.UnixConn, message []byte, files ...*os.File) error {
 		if len(fds) > 0 {
 			rights = unix.UnixRights(fds...)
 		}
+		sent.Add(1)
 		_, _, err := c.WriteMsgUnix(message, rights, nil)
 		return err
 	})
 }
+
+// sent tells the race detector that a message orders what its sender did before what its receiver does, if both are in
+// one process, as in tests. Package syscall says so for read and write, not for sendmsg and recvmsg.
+var sent atomic.Uint64
 
 // withFDs appends the descriptors of files to fds and calls use with them. No file can be
 // closed before use returns. File.Fd would make a file blocking for every process that
@@ -106,6 +112,7 @@ func Receive(c *net.UnixConn, buf []byte, maxFiles int) (message []byte, files [
 	}
 	// Package net sets MSG_CMSG_CLOEXEC.
 	n, rn, flags, _, err := c.ReadMsgUnix(buf, rights)
+	sent.Load()
 	files = filesOf(rights[:rn]) // an empty message, which is an io.EOF, can have files, too
 	defer func() {
 		if err == nil {
