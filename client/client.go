@@ -192,7 +192,7 @@ type Result struct {
 	Objective time.Duration
 	// PictureBytes is the size of the function's pictures. Only StatusRefused has it; 0 means that it is not known.
 	PictureBytes int
-	// Stages are where the request spent its time in the manager.
+	// Stages divide the time that the request spent in the node.
 	Stages Stages
 	// Intended is that of RequestOptions. Queued is when Send was called, Sent when
 	// the first fragment was sent (the zero time if none was). Received is when the answer's last

@@ -41,9 +41,8 @@ const portSpread = 40503
 func requestHash(port uint16, id uint32) uint32 { return (uint32(port)*portSpread + id) * golden }
 
 // filterProgram accepts the datagrams whose requestHash is below threshold, and everything
-// that does not begin like a fragment of a request. Of the other datagrams it cuts fragment 0 to
-// its header, and extension if there is one, so that the request can be answered. It drops
-// the rest.
+// that does not begin like a fragment of a request. It cuts fragment 0 of the other requests
+// to its header and extension, so that the request can be answered. It drops the rest.
 func filterProgram(threshold uint32) []bpf.Instruction {
 	const id = 0 // the scratch word in which the id is assembled from little-endian bytes
 	byteOfID := func(i uint32) []bpf.Instruction {

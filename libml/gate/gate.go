@@ -7,7 +7,7 @@
 //	Entry     is it the process's turn on a GPU without MPS?
 //
 // Admit asks the last three. It never waits, and holds no lock when it returns. If the batch may not begin, the
-// loop waits with Wait or on its ring, picks again and asks again: later requests may be more urgent, and some may be
+// loop waits with Wait or on its ring. Then it picks and asks again: later requests may be more urgent, and some may be
 // late by then.
 package gate
 

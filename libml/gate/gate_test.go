@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// fakeTurn is the turn of a process next to others. The test says who has it.
+// fakeTurn is the turn of a process next to others. The test sets free and alone.
 type fakeTurn struct {
 	free, alone bool
 	asked       []shm.Rank

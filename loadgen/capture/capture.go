@@ -1,5 +1,5 @@
 // Package capture sends the UDP datagrams of a capture file (pcap or pcapng) to the functions of a
-// node, each at its recorded time. Each sender in the capture gets a socket of its own.
+// node, each at its recorded time. Each sender in the capture has its own socket.
 package capture
 
 import (

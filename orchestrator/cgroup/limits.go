@@ -40,8 +40,8 @@ type Held struct {
 	Counters Counters
 }
 
-// Counters is where the kernel counts what it refused to a group and killed in it: a group made for the process, or
-// found while one of its processes runs. /proc/PID/cgroup does not show a zombie's. The zero value counts nothing.
+// Counters names the files in which the kernel counts what it refused to a group and killed in it. The group was made
+// for the process, or found while one of its processes runs. /proc/PID/cgroup does not show a zombie's. The zero value counts nothing.
 type Counters struct {
 	Path  string `json:"path"`  // path in /proc/PID/cgroup
 	File  string `json:"file"`  // file with the line "oom_kill N"

@@ -36,7 +36,7 @@ func Right(r *client.Result, bytes int) bool {
 	return IsDigest(r.Payload, Picture(bytes, int(r.Tag)))
 }
 
-// Address returns where a function of a node listens.
+// Address returns the UDP address of a function of a node.
 func Address(t testing.TB, n *node.Node, function string) string {
 	t.Helper()
 	f, err := n.Function(function)

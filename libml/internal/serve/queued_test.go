@@ -336,7 +336,7 @@ func TestQueuedBatchDemoted(t *testing.T) {
 	}
 }
 
-// TestLaneNumber asks for a member's lane as a framework does: it is told about the lane before it has one.
+// TestLaneNumber asks for a member's lane as a framework does, which receives the lane before it has one.
 func TestLaneNumber(t *testing.T) {
 	g := startLaneOnGPU(t, 2, nil)
 	for i, f := range g.fakes {
