@@ -617,18 +617,24 @@ func (c *child) order(o control.Order) {
 // await waits for a state.
 func (c *child) await(state control.State) control.Notice {
 	c.t.Helper()
+	return c.awaitNotice(string(state), func(n control.Notice) bool { return n.State == state })
+}
+
+// awaitNotice waits for the first notice that has what is wanted, and returns it.
+func (c *child) awaitNotice(want string, has func(control.Notice) bool) control.Notice {
+	c.t.Helper()
 	limit := time.After(patience)
 	for {
 		select {
 		case n, ok := <-c.notices:
 			if !ok {
-				c.t.Fatalf("the process ended before it was %v: %v", state, c.end())
+				c.t.Fatalf("the process ended before it reported %s: %v", want, c.end())
 			}
-			if n.State == state {
+			if has(n) {
 				return n
 			}
 		case <-limit:
-			c.t.Fatalf("the process is not %v", state)
+			c.t.Fatalf("the process does not report %s", want)
 		}
 	}
 }

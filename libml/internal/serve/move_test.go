@@ -24,20 +24,7 @@ func (c *child) moveTo(groups ...int) {
 // awaitGroups waits until the process reports that it holds these groups, and returns the notice.
 func (c *child) awaitGroups(groups ...int) control.Notice {
 	c.t.Helper()
-	limit := time.After(patience)
-	for {
-		select {
-		case n, ok := <-c.notices:
-			if !ok {
-				c.t.Fatalf("the process ended: %v", c.end())
-			}
-			if slices.Equal(n.SMGroups, groups) {
-				return n
-			}
-		case <-limit:
-			c.t.Fatalf("the process does not hold groups %v", groups)
-		}
-	}
+	return c.awaitNotice(fmt.Sprintf("groups %v", groups), func(n control.Notice) bool { return slices.Equal(n.SMGroups, groups) })
 }
 
 // checkStays checks that for a while the process does not report that it holds these groups.

@@ -62,20 +62,7 @@ func (h *harness) holdConfigure(f *fake, gate chan func(string) error) <-chan st
 // awaitBatches waits until the process reports that it runs these sizes, and returns the notice.
 func (c *child) awaitBatches(batches ...int) control.Notice {
 	c.t.Helper()
-	limit := time.After(patience)
-	for {
-		select {
-		case n, ok := <-c.notices:
-			if !ok {
-				c.t.Fatalf("the process ended: %v", c.end())
-			}
-			if slices.Equal(n.Batches, batches) {
-				return n
-			}
-		case <-limit:
-			c.t.Fatalf("the process does not report batches of %v", batches)
-		}
-	}
+	return c.awaitNotice(fmt.Sprintf("batches of %v", batches), func(n control.Notice) bool { return slices.Equal(n.Batches, batches) })
 }
 
 // Requests arrive all the time, and each gets its right answer while the process adds its
