@@ -445,7 +445,7 @@ func TestMismatchLoggedOnce(t *testing.T) {
 func TestTimeSharing(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
 	runGPUNode(t, all, func(n *node) {
-		n.machine.noMPS = &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Mend: "apt-get install it"}
+		n.machine.noMPS = &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Fix: "apt-get install it"}
 		n.want(newInstance(1, control.Serve, 30), newInstance(2, control.Serve, 30), newInstance(3, control.Shadow, 30))
 		p := n.untilState(1, control.Active)
 		n.untilState(2, control.Active)

@@ -54,9 +54,9 @@ func OpenV1(owner int, log zerolog.Logger) (*Tree, error) {
 	return t.tried()
 }
 
-// MendV1 returns the command that prepares a group, if making one was not permitted. In
+// FixV1 returns the command that prepares a group, if making one was not permitted. In
 // version 1 the owner of a group may make groups in it and move their own processes there.
-func MendV1(err error) string {
+func FixV1(err error) string {
 	var denied *fs.PathError
 	if !errors.As(err, &denied) || !errors.Is(err, fs.ErrPermission) {
 		return ""
@@ -154,8 +154,8 @@ func openV2In(mountpoint, parent, name string) (*Tree, error) {
 	return t.tried()
 }
 
-// MendV2 returns the command that starts a node in a group of its own, if the kernel has the controller.
-func MendV2(err error) string {
+// FixV2 returns the command that starts a node in its own group, if the kernel has the controller.
+func FixV2(err error) string {
 	if errors.Is(err, ErrNoController) {
 		return ""
 	}

@@ -223,20 +223,20 @@ func TestTreeRemovesGroupOfAnother(t *testing.T) {
 	}
 }
 
-func TestMend(t *testing.T) {
+func TestFix(t *testing.T) {
 	denied := func(dir string) error {
 		return fmt.Errorf("make group: %w", &os.PathError{Op: "mkdir", Path: filepath.Join(dir, "penstock-7-1"), Err: os.ErrPermission})
 	}
 	const want = `sudo mkdir -p /sys/fs/cgroup/cpu/user/penstock && sudo chown -R "$(id -u)" /sys/fs/cgroup/cpu/user/penstock`
 	for _, dir := range []string{"/sys/fs/cgroup/cpu/user", "/sys/fs/cgroup/cpu/user/penstock"} {
-		if got := MendV1(denied(dir)); got != want {
+		if got := FixV1(denied(dir)); got != want {
 			t.Errorf("in %s: %s", dir, got)
 		}
 	}
-	if got := MendV1(ErrNoController); got != "" {
+	if got := FixV1(ErrNoController); got != "" {
 		t.Errorf("without a controller: %s", got)
 	}
-	if got := MendV2(ErrNoController); got != "" {
+	if got := FixV2(ErrNoController); got != "" {
 		t.Errorf("without a controller: %s", got)
 	}
 }

@@ -56,8 +56,8 @@ type Finding struct {
 	Usable bool
 	// Why says, in one line, why the mechanism is not usable.
 	Why string
-	// Mend is a command that would make the mechanism usable; empty if there is none.
-	Mend string
+	// Fix is a command that would make the mechanism usable; empty if there is none.
+	Fix string
 }
 
 // Probe tries each mechanism, best first. It makes a group, writes a quota,
@@ -72,7 +72,7 @@ func Probe() []Finding {
 			err = s.Close()
 		}
 		if err != nil {
-			f.Usable, f.Why, f.Mend = false, err.Error(), m.mend(err)
+			f.Usable, f.Why, f.Fix = false, err.Error(), m.fix(err)
 		}
 		findings = append(findings, f)
 	}
@@ -82,10 +82,10 @@ func Probe() []Finding {
 var mechanisms = []struct {
 	name string
 	open func(cpus, owner int, log zerolog.Logger) (Shares, error)
-	mend func(error) string
+	fix  func(error) string
 }{
-	{groupsV2, inTree(groupsV2, cgroup.OpenV2), cgroup.MendV2},
-	{groupsV1, inTree(groupsV1, cgroup.OpenV1), cgroup.MendV1},
+	{groupsV2, inTree(groupsV2, cgroup.OpenV2), cgroup.FixV2},
+	{groupsV1, inTree(groupsV1, cgroup.OpenV1), cgroup.FixV1},
 	{Governor, openGovernor, func(error) string { return "" }},
 }
 

@@ -376,8 +376,8 @@ func (s *State) withoutMPS(err error, dir string) {
 	s.byTime(dir)
 	s.Why = program.Line("no MPS: " + err.Error())
 	var p *mps.Problem
-	if errors.As(err, &p) && p.Mend != "" {
-		s.Why = program.Line(s.Why + "; to repair: " + p.Mend)
+	if errors.As(err, &p) && p.Fix != "" {
+		s.Why = program.Line(s.Why + "; to repair: " + p.Fix)
 	}
 }
 

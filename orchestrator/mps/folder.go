@@ -72,19 +72,19 @@ func openFolder(dir string, uid int) (folder, error) {
 func lock(dir string) (*os.File, error) {
 	folder, err := private.OpenFolder(dir)
 	if err != nil {
-		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "choose another runtime folder with --runtime-dir"}
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Fix: "choose another runtime folder with --runtime-dir"}
 	}
 	defer folder.Close()
 	l, err := folder.Open("mps.lock", os.O_CREATE|os.O_RDWR)
 	if err != nil {
-		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "choose a runtime folder that the node can write with --runtime-dir"}
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Fix: "choose a runtime folder that the node can write with --runtime-dir"}
 	}
 	switch err := lockfile.Try(l); {
 	case errors.Is(err, lockfile.ErrLocked):
 		l.Close()
 		return nil, &Problem{
-			Why:  fmt.Sprintf("another orchestrator owns the MPS daemon of %s", dir),
-			Mend: "stop it, or choose another runtime folder with --runtime-dir",
+			Why: fmt.Sprintf("another orchestrator owns the MPS daemon of %s", dir),
+			Fix: "stop it, or choose another runtime folder with --runtime-dir",
 		}
 	case err != nil:
 		l.Close()
@@ -102,9 +102,9 @@ func ownFolder(path string, uid int) error {
 	folder, err := private.MakeFolder(path, 0o700)
 	switch {
 	case errors.Is(err, private.ErrNotPrivate):
-		return &Problem{Why: fmt.Sprintf("open MPS folder: %v", err), Mend: "rm -r " + path}
+		return &Problem{Why: fmt.Sprintf("open MPS folder: %v", err), Fix: "rm -r " + path}
 	case err != nil:
-		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err), Mend: "choose a runtime folder that the node can write with --runtime-dir"}
+		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err), Fix: "choose a runtime folder that the node can write with --runtime-dir"}
 	}
 	defer folder.Close()
 	if uid != os.Getuid() {

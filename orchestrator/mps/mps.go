@@ -104,8 +104,8 @@ const (
 // Problem is why MPS cannot run: one line, and a command that solves it, if one is known.
 // Start returns no other error than this and the context's.
 type Problem struct {
-	Why  string
-	Mend string
+	Why string
+	Fix string
 }
 
 func (p *Problem) Error() string { return p.Why }
@@ -455,8 +455,8 @@ func (d *Daemon) serverless(ctx context.Context, began time.Time, last error) er
 		return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) runs, but gave no answer within %v: %v%s", d.daemon.pid, within(ctx, began), last, d.folder.lastLog())}
 	}
 	return &Problem{
-		Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.lastLog()),
-		Mend: "nvidia-smi   # check whether another process holds the GPU; its compute mode may allow only one",
+		Why: fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.lastLog()),
+		Fix: "nvidia-smi   # check whether another process holds the GPU; its compute mode may allow only one",
 	}
 }
 
@@ -615,14 +615,14 @@ func find(o Options) (string, error) {
 	if path := findProgram(o.Program); path != "" {
 		return path, nil
 	}
-	p := &Problem{Why: controlProgram + " is not installed", Mend: "apt-get install nvidia-compute-utils-<the driver's branch>, or add its folder to PATH"}
+	p := &Problem{Why: controlProgram + " is not installed", Fix: "apt-get install nvidia-compute-utils-<the driver's branch>, or add its folder to PATH"}
 	if o.Program != "" {
 		p.Why = o.Program + " is not a program"
 	}
 	if o.Session != nil {
 		if version, _, err := o.Session.Driver(); err == nil {
 			branch, _, _ := strings.Cut(version, ".")
-			p.Mend = "apt-get install nvidia-compute-utils-" + branch
+			p.Fix = "apt-get install nvidia-compute-utils-" + branch
 		}
 	}
 	return "", p
@@ -644,14 +644,14 @@ func permitted(o Options) error {
 		switch d.ComputeMode {
 		case nvml.Prohibited:
 			return &Problem{
-				Why:  fmt.Sprintf("%s is in compute mode %s, which lets no process use it", d.Name, d.ComputeMode),
-				Mend: fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID),
+				Why: fmt.Sprintf("%s is in compute mode %s, which lets no process use it", d.Name, d.ComputeMode),
+				Fix: fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID),
 			}
 		case nvml.ExclusiveProcess:
 			if s := Strangers(o.Dir); len(s) > 0 {
 				return &Problem{
-					Why:  fmt.Sprintf("%s is in compute mode %s, and another MPS daemon (process %d, folder %s) may hold it", d.Name, d.ComputeMode, s[0].PID, s[0].Folder),
-					Mend: s[0].Quit(),
+					Why: fmt.Sprintf("%s is in compute mode %s, and another MPS daemon (process %d, folder %s) may hold it", d.Name, d.ComputeMode, s[0].PID, s[0].Folder),
+					Fix: s[0].Quit(),
 				}
 			}
 		}

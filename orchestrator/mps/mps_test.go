@@ -221,14 +221,14 @@ func TestProblem(t *testing.T) {
 	for name, c := range map[string]struct {
 		behaviour mpsfake.Behaviour
 		edit      func(o *Options, short time.Duration)
-		why, mend string // SHORT stands for the timeout, TWICE for twice that
+		why, fix  string // SHORT stands for the timeout, TWICE for twice that
 	}{
-		"no program": {edit: func(o *Options, _ time.Duration) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is not a program", mend: "apt-get install nvidia-compute-utils-"},
+		"no program": {edit: func(o *Options, _ time.Duration) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is not a program", fix: "apt-get install nvidia-compute-utils-"},
 		"no program, but a driver": {edit: func(o *Options, _ time.Duration) { o.Program, o.Session = "/nowhere/mps", device(nvml.Default) },
-			why: "is not a program", mend: "apt-get install nvidia-compute-utils-999"},
+			why: "is not a program", fix: "apt-get install nvidia-compute-utils-999"},
 		"prohibited": {edit: func(o *Options, _ time.Duration) { o.Session = device(nvml.Prohibited) },
-			why: "Fake One is in compute mode prohibited", mend: "nvidia-smi -i " + gpu + " -c DEFAULT"},
-		"no folder":     {edit: func(o *Options, _ time.Duration) { o.Dir = "/proc/1" }, why: "lock MPS folder", mend: "--runtime-dir"},
+			why: "Fake One is in compute mode prohibited", fix: "nvidia-smi -i " + gpu + " -c DEFAULT"},
+		"no folder":     {edit: func(o *Options, _ time.Duration) { o.Dir = "/proc/1" }, why: "lock MPS folder", fix: "--runtime-dir"},
 		"refuses":       {behaviour: mpsfake.Behaviour{RefuseStart: "no /dev/nvidiactl:\n permission denied"}, why: "does not start: no /dev/nvidiactl: permission denied"},
 		"hangs":         {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = short }, why: "does not start: no end of it within SHORT"},
 		"dies at once":  {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS daemon "},
@@ -237,8 +237,8 @@ func TestProblem(t *testing.T) {
 			o.StartTimeout, o.AnswerTimeout, o.QuitTimeout = 2*short, short/6, short
 		},
 			why: "runs, but gave no answer within TWICE: get_server_list: no answer within "},
-		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
-		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
+		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", fix: "nvidia-smi"},
+		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", fix: "nvidia-smi"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -252,7 +252,7 @@ func TestProblem(t *testing.T) {
 				_, err := Start(context.Background(), x.o)
 				why := strings.NewReplacer("SHORT", short.String(), "TWICE", (2 * short).String()).Replace(c.why)
 				var p *Problem
-				if errors.As(err, &p) && strings.Contains(p.Why, why) && !strings.Contains(p.Why, "\n") && strings.Contains(p.Mend, c.mend) {
+				if errors.As(err, &p) && strings.Contains(p.Why, why) && !strings.Contains(p.Why, "\n") && strings.Contains(p.Fix, c.fix) {
 					return
 				}
 				if short > 4*time.Second {
@@ -599,7 +599,7 @@ func TestFolderOwner(t *testing.T) {
 	must.OK(t, os.Symlink(other, pipe))
 	_, err := Start(context.Background(), x.o)
 	var p *Problem
-	if !errors.As(err, &p) || !strings.Contains(p.Why, pipe+" is a symbolic link") || p.Mend != "rm -r "+pipe {
+	if !errors.As(err, &p) || !strings.Contains(p.Why, pipe+" is a symbolic link") || p.Fix != "rm -r "+pipe {
 		t.Errorf("%v", err)
 	}
 	os.Remove(pipe)
@@ -651,7 +651,7 @@ func TestStrangers(t *testing.T) {
 	y.o.Session = fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: nvml.ExclusiveProcess})
 	_, err := Start(context.Background(), y.o)
 	var p *Problem
-	if !errors.As(err, &p) || !strings.Contains(p.Why, "another MPS daemon") || !strings.Contains(p.Mend, "echo quit | CUDA_MPS_PIPE_DIRECTORY=") {
+	if !errors.As(err, &p) || !strings.Contains(p.Why, "another MPS daemon") || !strings.Contains(p.Fix, "echo quit | CUDA_MPS_PIPE_DIRECTORY=") {
 		t.Errorf("%v", err)
 	}
 	x.close(d)

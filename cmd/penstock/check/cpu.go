@@ -28,7 +28,7 @@ func cpus(_ context.Context, m *machine) Finding {
 func shareMechanisms(context.Context, *machine) (list []Finding) {
 	found := false
 	for _, p := range cpushare.Probe() {
-		f := Finding{Subject: p.Mechanism, OK: p.Usable, Text: p.Why, Fix: p.Mend}
+		f := Finding{Subject: p.Mechanism, OK: p.Usable, Text: p.Why, Fix: p.Fix}
 		switch {
 		case p.Usable && !found:
 			f.Text, found = "usable; a node enforces shares with it", true

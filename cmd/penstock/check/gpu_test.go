@@ -100,7 +100,7 @@ func TestGPUProblems(t *testing.T) {
 	m := withGPU(nil)
 	m.openNVML = func() (nvml.Session, error) { return nil, nvml.ErrUnavailable }
 	m.tryMPS = func(context.Context, mps.Options) error {
-		return &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Mend: "apt-get install it"}
+		return &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Fix: "apt-get install it"}
 	}
 	m.onnxLibrary = func() (string, error) { return "", errors.New("none") }
 	found := checkGPU(t, configs.DeviceAuto, m)

@@ -25,7 +25,7 @@ func mpsDaemon(ctx context.Context, m *machine) Finding {
 	if err := m.tryMPS(ctx, mps.Options{UUID: uuid, Session: g.session, Log: zerolog.Nop()}); err != nil {
 		f := fail(fmt.Sprintf("%v; functions take turns on the GPU without enforced shares", err), "")
 		if p, ok := errors.AsType[*mps.Problem](err); ok {
-			f.Fix = p.Mend
+			f.Fix = p.Fix
 		}
 		return f
 	}
