@@ -4,7 +4,7 @@
 #   make test    build, then the tests; property tests draw fewer values: five minutes
 #   make test-all  build, then the tests with every draw and the long cases, as in CI
 #   make demo    three real models answer real pictures for DURATION (30s)
-#   make demo-lanes  42 functions in one process with memory for a third of their models, for DURATION (60s)
+#   make  42 functions in one process with memory for a third of their models, for DURATION (60s)
 #   make examples  bin/examples, the programs of examples/
 #   make check   gofmt, go vet, staticcheck, and the prose check (test/prose)
 #   make fuzz    each fuzz target for FUZZTIME (10s)
@@ -62,7 +62,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # `make ptx` compiles with nvcc or clang, the first that is found.
 PTXCC    ?=
 
-.PHONY: build program man deb library guest-libraries examples test test-all demo demo-lanes demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
+.PHONY: build program man deb library guest-libraries examples test test-all demo demo-camera check fuzz race nightly soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu page-vendor
 
 build: program library guest-libraries
 
@@ -127,10 +127,6 @@ test-all: build examples
 
 demo: program
 	bin/penstock demo --duration $(DURATION) --out out $(if $(DEVICE),--device $(DEVICE))
-
-demo-lanes: DURATION = 60s
-demo-lanes: program
-	bin/penstock demo --lanes --duration $(DURATION) --out out
 
 demo-camera: program
 	bin/penstock demo --camera --out out $(if $(OPEN),--open)

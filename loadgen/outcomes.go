@@ -31,21 +31,6 @@ func (f *FunctionReport) Outcomes() Outcomes {
 	return o
 }
 
-// Add adds the requests of another function.
-func (o *Outcomes) Add(other Outcomes) {
-	sums := o.counts()
-	for i, n := range other.counts() {
-		*sums[i] += *n
-	}
-}
-
-// counts are the counts in the order of OutcomeColumns.
-func (o *Outcomes) counts() []*uint64 {
-	return []*uint64{
-		&o.Sent, &o.InTime, &o.TooLate, &o.Late, &o.Dropped, &o.Busy, &o.Incomplete, &o.Refused, &o.Failed, &o.Lost, &o.Unanswered,
-	}
-}
-
 // OutcomeColumns are the columns of Cells.
 var OutcomeColumns = []tabular.Column{
 	{Name: "sent"}, {Name: "in time"}, {Name: "too late", Count: true}, {Name: "late", Count: true}, {Name: "dropped", Count: true},
@@ -55,8 +40,10 @@ var OutcomeColumns = []tabular.Column{
 
 // Cells are the counts as cells of a table.
 func (o *Outcomes) Cells() (cells []string) {
-	for _, n := range o.counts() {
-		cells = append(cells, count(*n))
+	for _, n := range []uint64{
+		o.Sent, o.InTime, o.TooLate, o.Late, o.Dropped, o.Busy, o.Incomplete, o.Refused, o.Failed, o.Lost, o.Unanswered,
+	} {
+		cells = append(cells, count(n))
 	}
 	return cells
 }

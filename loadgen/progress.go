@@ -29,17 +29,14 @@ func NewProgress(w io.Writer, width func() int) *Progress {
 }
 
 // Show shows a snapshot. Use it as Options.Observe.
-func (p *Progress) Show(s Snapshot) { p.ShowLine(s.Elapsed, s.String()) }
-
-// ShowLine shows a line about a run that began elapsed ago.
-func (p *Progress) ShowLine(elapsed time.Duration, line string) {
+func (p *Progress) Show(s Snapshot) {
 	if p.width != nil {
-		p.Overwrite(line)
+		p.Overwrite(s.String())
 		return
 	}
-	if p.shown < 0 || elapsed-p.shown >= progressEvery {
-		p.shown = elapsed
-		fmt.Fprintln(p.w, line)
+	if p.shown < 0 || s.Elapsed-p.shown >= progressEvery {
+		p.shown = s.Elapsed
+		fmt.Fprintln(p.w, s)
 	}
 }
 

@@ -157,21 +157,15 @@ func openLog(out string) (*os.File, error) {
 	return log, nil
 }
 
+// maxStart is how long a node may take to start.
+const maxStart = 3 * time.Minute
+
 // startOwn starts a node with the demo's configuration.
 func startOwn(ctx context.Context, o Options, log *os.File) (*node.Node, error) {
 	config, err := o.config()
 	if err != nil {
 		return nil, err
 	}
-	return startNode(ctx, config, log)
-}
-
-// maxStart is how long a node may take to start. 42 functions need several seconds on an idle
-// machine.
-const maxStart = 3 * time.Minute
-
-// startNode starts a node with a configuration.
-func startNode(ctx context.Context, config string, log *os.File) (*node.Node, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find own binary: %w", err)
@@ -199,7 +193,7 @@ func overloadRate(nd *node.Node) (rate, capacity float64, err error) {
 	return min(maxRate, math.Ceil(overload*capacity)), capacity, nil
 }
 
-// printOverload prints the demo's results.
+// printOverload prints the demo's results, and how much of the CPUs other programs used.
 func printOverload(w io.Writer, steady, busy *loadgen.Report, foreign float64) {
 	for _, after := range busy.Functions {
 		for _, before := range steady.Functions {
@@ -213,11 +207,6 @@ func printOverload(w io.Writer, steady, busy *loadgen.Report, foreign float64) {
 			}
 		}
 	}
-	printForeign(w, foreign)
-}
-
-// printForeign prints how much of the CPUs other programs used during a demo.
-func printForeign(w io.Writer, foreign float64) {
 	hint := ""
 	if foreign > cputime.Quiet {
 		hint = "; the figures are better on an idle machine"
