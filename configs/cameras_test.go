@@ -58,13 +58,3 @@ func TestAnswersTo(t *testing.T) {
 		}
 	}
 }
-
-// TestAppendCamera checks that a function for a camera is written with all its keys.
-func TestAppendCamera(t *testing.T) {
-	to := netip.MustParseAddrPort("192.0.2.7:9000")
-	f := Function{Name: "a", Port: 1, Instances: 1, Format: FormatGVSP, AnswersTo: &to}
-	text, err := AppendFunction("f.yaml", []byte("functions:\n  - {name: b, port: 2}\n"), f)
-	if err != nil || !strings.Contains(string(text), "format: gvsp\n    answers_to: 192.0.2.7:9000\n") {
-		t.Errorf("got %v, %s", err, text)
-	}
-}

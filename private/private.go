@@ -159,7 +159,7 @@ func (f *Folder) ReadFile(name string, maxBytes int64) ([]byte, error) {
 
 // ReplaceFile replaces a file of the folder, which only this user may read, or makes it; see atomicfile.Replace.
 func (f *Folder) ReplaceFile(name string, data []byte) error {
-	return atomicfile.Replace(filepath.Join(f.path, name), data, 0o600, nil)
+	return atomicfile.Replace(filepath.Join(f.path, name), data, 0o600)
 }
 
 // maxLinks is the number of symbolic links that one path may have (MAXSYMLINKS of

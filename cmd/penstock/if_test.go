@@ -32,7 +32,6 @@ func TestFlagErrors(t *testing.T) {
 		"--slo=25":      `--slo is "25", want a duration`,
 		"--port=x":      `--port is "x", want an integer`,
 		"--share=x":     `--share is "x", want a number`,
-		"--save=maybe":  `--save is "maybe", want true or false`,
 		"--no-such=yes": "unknown flag: --no-such",
 	} {
 		cmd := root()

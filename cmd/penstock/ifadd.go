@@ -1,23 +1,19 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"math"
 	"net/netip"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/node/configfile"
 )
 
 // addCommand is `penstock if add`. folder returns the node's runtime folder.
 func addCommand(folder func() string) *cobra.Command {
-	function, port, save, answersTo := configs.Function{Instances: 1}, 0, false, ""
+	function, port, answersTo := configs.Function{Instances: 1}, 0, ""
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves. If its process cannot start,
@@ -28,10 +24,9 @@ Its log then says whether the function serves or was removed. "penstock if remov
 it earlier.
 
 The function stays until the node stops, also through edits of the configuration file that do
-not name it. --save writes it to that file, which keeps its comments and order; without --save
-a restart of the node drops the function.`,
+not name it. Put a permanent function into that file: the node adds it as soon as you save the file.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
-  penstock if add mine --model ./mine/card.yaml --port 5009 --save`,
+  penstock if add mine --model ./mine/card.yaml --port 5009`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if port < 0 || port > math.MaxUint16 {
@@ -55,10 +50,9 @@ a restart of the node drops the function.`,
 			if function.Model, err = cardPath(function.Model); err != nil {
 				return err
 			}
-			if save {
-				return addAndSave(cmd.Context(), folder(), function)
-			}
-			return sendAdd(cmd.Context(), folder(), function)
+			// The manager completes the addition even if this command stops waiting.
+			const next = "the node continues, and removes it if its process cannot start; see `penstock if list`, or remove it now with `penstock if remove %s`"
+			return sendPatiently(cmd.Context(), folder(), control.AddPath, function, "add", function.Name, fmt.Sprintf(next, function.Name))
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
@@ -71,7 +65,6 @@ a restart of the node drops the function.`,
 	add.Flags().IntVar(&function.Instances, "instances", 1, "number of processes that serve it at the same time")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")
 	add.Flags().StringVar(&function.Worker, "worker", "", "the worker that hosts it; its own process if left out")
-	add.Flags().BoolVar(&save, "save", false, "also write it to the node's configuration file")
 	return add
 }
 
@@ -85,73 +78,4 @@ func zeroFlags(cmd *cobra.Command) error {
 		}
 	}
 	return nil
-}
-
-// sendAdd sends an addition. The manager completes it even if this command stops waiting.
-func sendAdd(ctx context.Context, dir string, f configs.Function) error {
-	const next = "the node continues, and removes it if its process cannot start; see `penstock if list`, or remove it now with `penstock if remove %s`"
-	return sendPatiently(ctx, dir, control.AddPath, f, "add", f.Name, fmt.Sprintf(next, f.Name))
-}
-
-// addAndSave adds a function to the node and to its configuration file. If the file cannot be
-// written, nothing is added.
-func addAndSave(ctx context.Context, dir string, f configs.Function) error {
-	status, err := control.ReadStatus(ctx, dir)
-	if err != nil {
-		return err
-	}
-	c := status.Configuration
-	switch {
-	case c.File == "":
-		return errors.New("save function: the node runs on the built-in configuration; write a file (configs/reference.yaml has every key) and start the node with `penstock up --config FILE`")
-	case c.Error != "":
-		return fmt.Errorf("save function: the node ignores its configuration file: %s; correct that first", c.Error)
-	}
-	if _, _, err := configfile.WithFunction(c.File, f); err != nil {
-		return err
-	}
-	if err := sendAdd(ctx, dir, f); err != nil {
-		return err
-	}
-
-	before, after, err := configfile.WithFunction(c.File, f)
-	if err == nil {
-		err = configfile.Replace(c.File, before, after)
-	}
-	if err != nil {
-		return fmt.Errorf("%s serves, but is not saved: %w", f.Name, err)
-	}
-	if err := awaitSaved(ctx, dir, f.Name); err != nil {
-		return err
-	}
-	fmt.Printf("%s is saved in %s\n", f.Name, c.File)
-	return nil
-}
-
-// savePatience is the max time for a node to apply its changed file. configfile.Follow first waits
-// until an editor has finished.
-const savePatience = 10 * time.Second
-
-// awaitSaved waits until the node has found the function in its file.
-func awaitSaved(ctx context.Context, dir, name string) error {
-	for deadline := time.Now().Add(savePatience); ; {
-		status, err := control.ReadStatus(ctx, dir)
-		if err != nil {
-			return err
-		}
-		if f, ok := status.Function(name); ok && f.Unsaved == "" {
-			return nil
-		}
-		if status.Configuration.Error != "" {
-			return fmt.Errorf("%s is saved, but the node ignores the file: %s", name, status.Configuration.Error)
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s is saved, but the node has not read the file within %s; see its log", name, savePatience)
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }

@@ -177,7 +177,7 @@ func place(folder *private.Folder, file string, data []byte) error {
 	if old, err := folder.ReadFile(file, int64(len(data))); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	return atomicfile.Replace(filepath.Join(folder.Path(), file), data, 0o644, nil)
+	return atomicfile.Replace(filepath.Join(folder.Path(), file), data, 0o644)
 }
 
 // Picture is a shipped picture.

@@ -109,7 +109,7 @@ func save(file string, p profile.Profile) error {
 	if err := profile.Write(&text, p); err != nil {
 		return err
 	}
-	if err := atomicfile.Replace(name, text.Bytes(), everybodyReads, nil); err != nil {
+	if err := atomicfile.Replace(name, text.Bytes(), everybodyReads); err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	if p.Header.Complete {

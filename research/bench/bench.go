@@ -81,7 +81,7 @@ func WriteReport(file string, report any) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
-	if err := atomicfile.Replace(file, append(text, '\n'), 0o644, nil); err != nil {
+	if err := atomicfile.Replace(file, append(text, '\n'), 0o644); err != nil {
 		return fmt.Errorf("write report: %w", err)
 	}
 	return nil

@@ -142,37 +142,6 @@ func TestCheckRunningNode(t *testing.T) {
 	}
 }
 
-func TestIfAddSave(t *testing.T) {
-	card := nodetest.Card(t, "digest", small)
-	nd := start(t, oneFunction(card)+"# the end\n")
-	if out, err := run(t, nd.Dir, "if", "add", "kept", "--model", card, "--slo", "3s", "--pictures", "6/min", "--save"); err != nil || !strings.Contains(out, "kept is saved in "+nd.Config) {
-		t.Fatalf("add: %v\n%s", err, out)
-	}
-	text, err := os.ReadFile(nd.Config)
-	must.OK(t, err)
-	for _, want := range []string{"# the end", "  - name: kept\n", "slo: 3s", "pictures: 6/min"} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("the file does not have %q:\n%s", want, text)
-		}
-	}
-	if f, err := nd.Function("kept"); err != nil || f.Unsaved != "" || f.SLOMillis != 3000 {
-		t.Errorf("function %+v, %v; want it saved", f, err)
-	}
-	if out, err := run(t, nd.Dir, "if", "add", "loose", "--model", card); err != nil {
-		t.Fatalf("add: %v\n%s", err, out)
-	}
-	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "loose: unsaved") || strings.Contains(out, "kept: unsaved") {
-		t.Errorf("list: %v\n%s", err, out)
-	}
-	// An invalid file changes neither itself nor the node.
-	must.OK(t, os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600))
-	nodetest.Logged(t, nd, "configuration rejected; keeping the last one")
-	failsInOneLine(t, nd, []string{"save function", "the node ignores", "slab.size"}, "if", "add", "third", "--model", card, "--save")
-	if _, err := nd.Function("third"); err == nil {
-		t.Error("a function that cannot be saved was added")
-	}
-}
-
 // Objective, share and port change while requests are in flight, and none is lost.
 func TestEditsUnderLoad(t *testing.T) {
 	card := nodetest.Card(t, "digest", small)
