@@ -139,7 +139,7 @@ func TestFaces(t *testing.T) {
 	}
 }
 
-// TestNoFaces checks the threshold of the card: models/convert/validate_face.py has chosen it.
+// TestNoFaces checks the threshold of the card: research/convert/validate_face.py has chosen it.
 func TestNoFaces(t *testing.T) {
 	card := shipped(t, "face")
 	r := load(t, card)

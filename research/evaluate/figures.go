@@ -8,7 +8,7 @@ import (
 
 const ms = time.Millisecond
 
-// The models, as models/convert/export_torchvision.py names them.
+// The models, as research/convert/export_torchvision.py names them.
 const (
 	alexnet   = "alexnet"
 	mobilenet = "mobilenetv2"

@@ -21,7 +21,7 @@ const (
 	gib = 1 << 30
 )
 
-// architecture is a model of models/convert/README.md. The times are those of its batches of
+// architecture is a model of research/convert/README.md. The times are those of its batches of
 // 1 and 8 on an H200. scratchMB is for batches to 8. That of resnet50 was measured
 // (docs/adr/0007-onnx-on-a-gpu.md); the others are two to four times the largest activation.
 type architecture struct {

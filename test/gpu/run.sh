@@ -102,7 +102,7 @@ huge_pages() {
 }
 
 export_models() {
-	python3 models/convert/export_torchvision.py "$MODELS" "$@" # what is there stays
+	python3 research/convert/export_torchvision.py "$MODELS" "$@" # what is there stays
 }
 
 # bench FILE ARGS... runs penstock-lab ARGS and writes its report to OUT/FILE.json.

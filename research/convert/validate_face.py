@@ -27,7 +27,7 @@ PATTERNS = 400
 FACELESS = """brick cell chelsea chessboard_GRAY clock_motion coffee coins color grass gravel horse
 hubble_deep_field ihc logo microaneurysms moon motorcycle_left page phantom retina rocket text""".split()
 
-here = pathlib.Path(__file__).resolve().parent
+zoo = pathlib.Path(__file__).resolve().parents[2] / "models/zoo"
 
 
 def package(name: str) -> pathlib.Path:
@@ -109,7 +109,7 @@ def collect(more: pathlib.Path | None) -> dict[str, list[list[Image.Image]]]:
     random = np.random.default_rng(20261128)
     skimage, sklearn = package("skimage") / "data", package("sklearn") / "datasets/images"
     lfw = [bordered(Image.fromarray((255 * p).astype(np.uint8))) for p in np.load(skimage / "lfw_subset.npy")]
-    faces = [here.parent / "zoo/pictures" / name for name in ("astronaut.jpg", "grace_hopper.jpg")]
+    faces = [zoo / "pictures" / name for name in ("astronaut.jpg", "grace_hopper.jpg")]
     if more:
         faces += sorted(p for p in more.iterdir() if p.suffix in (".jpg", ".png"))
     faceless = [next(skimage.glob(name + ".*")) for name in FACELESS] + sorted(sklearn.glob("*.jpg"))
@@ -125,7 +125,7 @@ def collect(more: pathlib.Path | None) -> dict[str, list[list[Image.Image]]]:
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--faces", type=pathlib.Path, metavar="DIR")
-    model = Model(here.parent / "zoo/face/model.onnx")
+    model = Model(zoo / "face/model.onnx")
 
     kinds = collect(flags.parse_args().faces)
     halves = []

@@ -4,8 +4,8 @@ gives the same answers.
 
     python3 -m venv /tmp/convert
     /tmp/convert/bin/pip install onnx==1.23.2 onnxruntime==1.27.0 numpy pillow
-    /tmp/convert/bin/python models/convert/make_dynamic.py face   face_detection_front_128x128_barracuda.onnx models/zoo/face/model.onnx
-    /tmp/convert/bin/python models/convert/make_dynamic.py detect nanodet_h.onnx models/zoo/detect/model.onnx
+    /tmp/convert/bin/python research/convert/make_dynamic.py face   face_detection_front_128x128_barracuda.onnx models/zoo/face/model.onnx
+    /tmp/convert/bin/python research/convert/make_dynamic.py detect nanodet_h.onnx models/zoo/detect/model.onnx
 
 NOTICE says where the originals come from. What is changed in the graph, weights
 untouched:
@@ -34,7 +34,7 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-PICTURES = pathlib.Path(__file__).resolve().parent.parent / "zoo" / "pictures"
+PICTURES = pathlib.Path(__file__).resolve().parents[2] / "models/zoo/pictures"
 
 # Another batch size may use another matrix kernel, which sums in another order.
 # float32 has an error of 2^-24 per rounding. The magnitude of logits stays below
