@@ -1,19 +1,16 @@
 package manager
 
 import (
-	"cmp"
 	"errors"
 	"time"
 
 	"github.com/rs/zerolog"
-
-	"github.com/penstock/penstock/control/runclock"
 )
 
-// folder is the runtime folder: the manager's sockets and its record lie there. A cleaner of
-// temporary folders may remove them. The control loop owns it.
+// folder is the runtime folder with the manager's sockets. A cleaner of temporary folders may remove
+// them. The control loop owns it.
 type folder struct {
-	recorder
+	dir      string
 	sockets  []restorer
 	lookAt   time.Duration // when to check next, by runclock.Now
 	restored uint64
@@ -50,24 +47,6 @@ func (f *folder) restore(now time.Duration, log zerolog.Logger) (restored int) {
 	f.err = failed
 	if restored > 0 {
 		f.restored++
-		f.kept = nil // the record was removed, too
 	}
 	return restored
-}
-
-// watchFolder restores what was removed from the runtime folder: sockets, the record of
-// functions, and the unpacked files of models.
-func (m *Manager) watchFolder() {
-	restored := m.folder.restore(runclock.Now(), m.log)
-	if restored == 0 {
-		return
-	}
-
-	m.keep()
-	for _, f := range m.functions {
-		if _, err := m.find(cmp.Or(f.config.Model, f.name)); err != nil {
-			m.log.Error().Err(err).Str("if", f.name).Msg("cannot unpack model again")
-		}
-	}
-	m.log.Warn().Str("dir", m.folder.dir).Int("sockets", restored).Msg("runtime folder was emptied; restored its files")
 }

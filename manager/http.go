@@ -1,26 +1,21 @@
 package manager
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/datapath"
 	"github.com/penstock/penstock/internal/webserver"
+	"github.com/penstock/penstock/manager/fleet"
 	"github.com/penstock/penstock/manager/observe"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/shm"
 )
 
 // servers has two HTTP servers. One, on the configured address, is read-only: metrics,
@@ -62,9 +57,12 @@ func (m *Manager) serveHTTP(dir string) (*servers, error) {
 	own.HandleFunc("GET "+control.SamplePath, m.show(sampleOf))
 	own.HandleFunc("GET "+control.CardPath, m.card)
 	own.HandleFunc("GET "+control.PicturePath, m.picture)
-	for path, handler := range m.takeOrders() {
-		own.HandleFunc("POST "+path, handler)
-	}
+	own.HandleFunc("POST "+control.AddPath, take(m, func(o configs.Function) (fleet.Order, error) { return m.fleet.Add(o) }))
+	own.HandleFunc("POST "+control.RemovePath, take(m, func(o control.NameOrder) (fleet.Order, error) { return m.fleet.Remove(o.Name) }))
+	own.HandleFunc("POST "+control.ReplacePath, take(m, func(o control.ReplaceOrder) (fleet.Order, error) { return m.fleet.Replace(o.Name, o.Model) }))
+	own.HandleFunc("POST "+control.RollbackPath, take(m, func(o control.NameOrder) (fleet.Order, error) { return m.fleet.Rollback(o.Name) }))
+	own.HandleFunc("POST "+control.MovePath, take(m, func(o control.MoveOrder) (fleet.Order, error) { return m.fleet.Move(o.Name, o.Worker) }))
+	own.HandleFunc("POST "+control.SharePath, take(m, func(o control.ShareOrder) (fleet.Order, error) { return m.fleet.SetShare(o.Name, o.SharePercent) }))
 	s := &servers{orders: orders}
 	s.serve(listener, ownPages(tell, m.cfg.HTTP.Addr().IsLoopback()), m.log)
 	s.serve(orders, own, m.log)
@@ -103,31 +101,15 @@ func (s *servers) close() {
 	}
 }
 
-// ready answers 200 when every function has a process that serves. It ignores functions that
-// are being removed, and functions on trial, which are not yet part of the node.
+// ready answers 200 when every function has a process that serves, and the runtime folder is whole.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	var restored uint64
 	err := m.do(func() error {
 		restored = m.folder.restored
-		if m.draining {
-			return errors.New("draining")
-		}
 		if m.folder.err != nil {
 			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.folder.dir, m.folder.err)
 		}
-		if !m.sharing.Device.Known && len(m.functions) > 0 {
-			return fmt.Errorf("the orchestrator has not found device %s yet; see its log", m.cfg.Device)
-		}
-		var waits []string
-		for _, f := range m.functions {
-			if !f.instances.serving() && !f.removing && !f.trial.running() {
-				waits = append(waits, strings.TrimSuffix(f.name+" ("+cmp.Or(f.held, f.instances.failure())+")", " ()"))
-			}
-		}
-		if len(waits) > 0 {
-			return fmt.Errorf("no process serves yet: %s", strings.Join(waits, ", "))
-		}
-		return nil
+		return m.fleet.Ready()
 	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -159,21 +141,9 @@ func sampleOf(s observe.Snapshot) any { return observe.NewSample(s) }
 // snapshot describes the node.
 func (m *Manager) snapshot() (s observe.Snapshot, err error) {
 	err = m.do(func() error {
-		s = observe.Snapshot{Frames: m.network.Frames(), Restored: m.folder.restored, Lost: m.folder.err != nil}
-		s.Status = control.Status{
-			Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(),
-			Mechanism: m.orchestrator.observed.Mechanism, Device: m.sharing.Device.GPU, Faults: m.faults.status(),
-			Configuration: m.file.status, ForeignCPUPercent: m.foreign.Percent(), Functions: []control.FunctionStatus{}, Workers: m.functions.workersStatus(m.cfg.Workers),
-		}
-		for _, f := range m.functions {
-			stats := f.port.Stats()
-			s.Status.Functions = append(s.Status.Functions, f.status(&stats))
-			s.Functions = append(s.Functions, observe.Function{
-				Stats: stats, Histograms: m.metrics.Of(f.name), Picture: f.port.PictureNumber(),
-				Serving: f.instances.serving(), Failures: f.instances.failures(),
-				PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.sharing.Uses(),
-			})
-		}
+		s = m.fleet.Snapshot()
+		s.Frames, s.Restored, s.Lost = m.network.Frames(), m.folder.restored, m.folder.err != nil
+		s.Status.Sandbox, s.Status.ForeignCPUPercent = m.sandbox, m.foreign.Percent()
 		return nil
 	})
 	return s, err
@@ -181,140 +151,77 @@ func (m *Manager) snapshot() (s observe.Snapshot, err error) {
 
 // card answers with the card of the model that serves a function, or that will serve it.
 func (m *Manager) card(w http.ResponseWriter, r *http.Request) {
-	name := r.URL.Query().Get("function")
 	var card *models.Card
-	err := m.do(func() error {
-		f := m.functions.find(name)
-		if f == nil {
-			return m.functions.unknown(name)
-		}
-		card = f.model.current()
-		return nil
+	err := m.do(func() (err error) {
+		card, err = m.fleet.Card(r.URL.Query().Get("function"))
+		return err
 	})
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(card)
+	answer(w, card, err)
 }
 
 // picture answers with the newest picture of a function.
 func (m *Manager) picture(w http.ResponseWriter, r *http.Request) {
-	name := r.URL.Query().Get("function")
-	var port *datapath.Port
-	var format configs.Format
-	err := m.do(func() error {
-		f := m.functions.find(name)
-		if f == nil {
-			return m.functions.unknown(name)
-		}
-		port, format = f.port, f.config.Format
-		return nil
+	var get func() (control.Picture, error)
+	err := m.do(func() (err error) {
+		get, err = m.fleet.Picture(r.URL.Query().Get("function"))
+		return err
 	})
+	if err != nil {
+		answer(w, nil, err)
+		return
+	}
+	p, err := get()
+	answer(w, p, err)
+}
+
+// answer answers with a value as JSON, or with what was wrong with the question.
+func answer(w http.ResponseWriter, value any, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	p, ok := port.Picture()
-	if !ok {
-		http.Error(w, fmt.Sprintf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name), http.StatusBadRequest)
-		return
-	}
 	w.Header().Set("Content-Type", "application/json")
-	json.NewEncoder(w).Encode(control.Picture{
-		Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),
-		ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: toRGB(format, p.Pixels),
-	})
+	json.NewEncoder(w).Encode(value)
 }
 
-// takeOrders are the handlers of orders, by path.
-func (m *Manager) takeOrders() map[string]http.HandlerFunc {
-	return map[string]http.HandlerFunc{
-		control.AddPath: take(m.awaitTrial),
-		control.RemovePath: take(func(_ context.Context, o control.NameOrder) (string, error) {
-			return o.Name + " is removed", m.await(func() (<-chan error, error) {
-				f := m.functions.find(o.Name)
-				if f == nil {
-					return nil, m.functions.unknown(o.Name)
-				}
-				return f.gone, m.remove(o.Name)
-			})
-		}),
-		control.ReplacePath: take(func(_ context.Context, o control.ReplaceOrder) (string, error) {
-			return m.awaitModel("%s: replaced %s by %s", o.Name, func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
-		}),
-		control.RollbackPath: take(func(_ context.Context, o control.NameOrder) (string, error) {
-			return m.awaitModel("%s: rolled back from %s to %s", o.Name, func() (<-chan error, error) { return m.rollback(o.Name) })
-		}),
-		control.MovePath: take(func(_ context.Context, o control.MoveOrder) (string, error) {
-			return fmt.Sprintf("%s: %s", o.Name, hostText(o.Worker)),
-				m.await(func() (<-chan error, error) { return m.move(o.Name, o.Worker) })
-		}),
-		control.SharePath: take(func(_ context.Context, o control.ShareOrder) (string, error) {
-			return fmt.Sprintf("%s: share set to %v %%", o.Name, o.SharePercent),
-				m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
-		}),
-	}
-}
-
-// awaitModel is await for an order that changes a function's model. text is a format for the
-// function and its models before and after.
-func (m *Manager) awaitModel(text, name string, start func() (<-chan error, error)) (done string, err error) {
-	err = m.await(func() (<-chan error, error) {
-		before := m.functions.find(name)
-		if before == nil {
-			return nil, m.functions.unknown(name)
-		}
-		from := modelName(before.model.desired)
-		end, err := start()
-		done = withWarnings(fmt.Sprintf(text, name, from, modelName(before.model.desired)), before.model.desired)
-		return end, err
-	})
-	return done, err
-}
-
-// withWarnings appends the warnings of a function's card to an answer, a line each.
-func withWarnings(text string, card *models.Card) string {
-	for _, w := range card.Warnings {
-		text += "\nwarning: " + w
-	}
-	return text
-}
-
-// await starts something on the control loop and waits for it to end.
-func (m *Manager) await(start func() (<-chan error, error)) error {
-	var end <-chan error
-	err := m.do(func() (err error) {
-		end, err = start()
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	select {
-	case err := <-end:
-		// The changes were posted before end: after this call they are done.
-		return errors.Join(err, m.do(func() error { return nil }))
-	case <-m.done:
-		return errStopped
-	}
-}
-
-// take returns a handler that reads an order and carries it out. It answers 200 with a line that tells
-// what was done, or 400 with a line that tells what was wrong.
-func take[O any](carryOut func(context.Context, O) (string, error)) http.HandlerFunc {
+// take returns a handler that reads an order, begins it on the control loop, and waits for its end.
+// It answers 200 with a line that tells what was done, or 400 with a line that tells what was wrong.
+// The order continues if the caller does not wait.
+func take[O any](m *Manager, begin func(O) (fleet.Order, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		var order O
-		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
+		var read O
+		if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&read); err != nil {
 			http.Error(w, fmt.Sprintf("read order: %v", err), http.StatusBadRequest)
 			return
 		}
-		done, err := carryOut(r.Context(), order)
+		var order fleet.Order
+		err := m.do(func() (err error) {
+			order, err = begin(read)
+			return err
+		})
+		if err == nil && order.End != nil {
+			err = m.await(r.Context(), order.End)
+		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		fmt.Fprintln(w, done)
+		fmt.Fprintln(w, order.Done)
+	}
+}
+
+// await waits for the end of an order.
+func (m *Manager) await(ctx context.Context, end <-chan error) error {
+	select {
+	case err := <-end:
+		// The changes were posted before end: after this call they are done.
+		if stopped := m.do(func() error { return nil }); err == nil {
+			err = stopped
+		}
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the order: %w", ctx.Err())
+	case <-m.done:
+		return fleet.ErrStopped
 	}
 }

@@ -1,38 +1,38 @@
 package manager
 
-import "errors"
+import (
+	"sync"
 
-// mailbox takes calls for the control loop from other goroutines.
+	"github.com/penstock/penstock/manager/fleet"
+)
+
+// mailbox takes calls for the control loop from other goroutines. It is a fleet.Loop.
 type mailbox struct {
-	calls chan func()
-	done  chan struct{} // closed when the control loop has ended
+	calls   chan func()
+	done    chan struct{} // closed when the control loop has ended
+	threads sync.WaitGroup
 }
 
-func newMailbox() mailbox {
-	return mailbox{calls: make(chan func(), 64), done: make(chan struct{})}
+func newMailbox() *mailbox {
+	return &mailbox{calls: make(chan func(), 64), done: make(chan struct{})}
 }
-
-// errStopped is returned by calls on a manager that has stopped.
-var errStopped = errors.New("manager has stopped")
 
 // do runs f on the control loop and waits for it.
-func (b mailbox) do(f func() error) error {
+func (b *mailbox) do(f func() error) error {
 	result := make(chan error, 1)
-	select {
-	case b.calls <- func() { result <- f() }:
-	case <-b.done:
-		return errStopped
+	if !b.Post(func() { result <- f() }) {
+		return fleet.ErrStopped
 	}
 	select {
 	case err := <-result:
 		return err
 	case <-b.done:
-		return errStopped
+		return fleet.ErrStopped
 	}
 }
 
-// post queues f for the control loop; false if the loop has ended.
-func (b mailbox) post(f func()) bool {
+// Post queues f for the control loop; false if the loop has ended.
+func (b *mailbox) Post(f func()) bool {
 	select {
 	case b.calls <- f:
 		return true
@@ -41,19 +41,11 @@ func (b mailbox) post(f func()) bool {
 	}
 }
 
-// result tells once how something ended. The zero value is not waited for.
-type result struct{ end chan error }
+// Go runs f on another goroutine, which Run waits for.
+func (b *mailbox) Go(f func()) { b.threads.Go(f) }
 
-// begin returns the channel that gets the result.
-func (r *result) begin() <-chan error {
-	r.end = make(chan error, 1)
-	return r.end
-}
-
-// settle reports the result, if it is waited for.
-func (r *result) settle(err error) {
-	if r.end != nil {
-		r.end <- err
-		r.end = nil
-	}
+// end lets all calls fail from now on, and waits for the goroutines.
+func (b *mailbox) end() {
+	close(b.done)
+	b.threads.Wait()
 }

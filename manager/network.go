@@ -38,16 +38,3 @@ func kernelNetwork(cfg *configs.Config, log zerolog.Logger) datapath.Network {
 		BusyPoll:   cfg.BusyPoll,
 	}, log)
 }
-
-// openSources opens the port of a function. former is the port that it had under the manager before; 0: none.
-func openSources(n datapath.Network, c configs.Function, receivers int, former uint16, log zerolog.Logger) (*datapath.Sources, error) {
-	shed := c.Format == ""
-	if c.Port == 0 && former != 0 {
-		sources, err := n.Open(former, receivers, shed)
-		if err == nil {
-			return sources, nil
-		}
-		log.Warn().Err(err).Msg("port of function changed at its restoration")
-	}
-	return n.Open(c.Port, receivers, shed)
-}

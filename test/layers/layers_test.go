@@ -37,6 +37,7 @@ var layers = [][]string{
 var inner = map[string][][]string{
 	"manager": {
 		{""},
+		{"fleet"},
 		{"observe"},
 		{"sharing"},
 		{"policy"},

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/manager/fleet"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/sandbox"
@@ -46,7 +46,7 @@ func Functions(c configs.Config) (*configs.Problems, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range manager.Check(c, Registry(c).Find) {
+	for _, p := range fleet.Check(c, Registry(c).Find) {
 		problems.Add(p.Err, "functions", p.Function, p.Key)
 	}
 	return problems, nil

@@ -1,0 +1,59 @@
+package fleet
+
+import (
+	"cmp"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/models"
+)
+
+// Problem is the reason why a node cannot run a function.
+type Problem struct {
+	Function int    // index in the configuration
+	Key      string // the function's configuration key to correct
+	Err      error
+}
+
+// Check finds the problems that keep a manager from running the functions of a configuration. It
+// opens no port. It reports models that are not found and models that contradict the function's
+// keys. The manager applies the same check when it adds a function.
+func Check(c configs.Config, find func(string) (*models.Card, error)) (problems []Problem) {
+	for i, f := range c.Functions {
+		if _, problem := checkFunction(&c, f, find); problem != nil {
+			problem.Function = i
+			problems = append(problems, *problem)
+		}
+	}
+	return problems
+}
+
+func checkFunction(cfg *configs.Config, c configs.Function, find func(string) (*models.Card, error)) (*models.Card, *Problem) {
+	if err := c.Check(); err != nil {
+		return nil, &Problem{Key: "name", Err: err}
+	}
+	if err := c.Under(cfg, cfg.Device); err != nil {
+		return nil, &Problem{Key: "name", Err: err}
+	}
+	card, err := find(cmp.Or(c.Model, c.Name))
+	if err != nil {
+		key := "model"
+		if c.Model == "" {
+			key = "name"
+		}
+		return nil, &Problem{Key: key, Err: err}
+	}
+	if err := checkMember(cfg, c.Worker, card); err != nil {
+		return nil, &Problem{Key: "worker", Err: err}
+	}
+	if err := checkCamera(c.Format, &card.Input); err != nil {
+		return nil, &Problem{Key: "format", Err: err}
+	}
+	if err := checkPictures(c.Pictures, card); err != nil {
+		return nil, &Problem{Key: "pictures", Err: err}
+	}
+	with := setupUnder(cfg, c, card)
+	if err := cfg.Lab.FitsBatches(card.Batches, with.slo, with.hangTimeout); err != nil {
+		return nil, &Problem{Key: "name", Err: err}
+	}
+	return card, nil
+}

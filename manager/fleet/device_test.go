@@ -1,0 +1,181 @@
+package fleet
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/manager/sharing"
+)
+
+func TestDesireAwaitsDevice(t *testing.T) {
+	f := named("a", 50)
+	f.Change = configs.ChangePartition
+	b := newNode(t, "cuda", nil, "", f)
+	b.turn()
+	b.turn()
+	if len(b.told.Processes) != 0 || b.told.Device != "cuda" || b.told.Seq == 0 {
+		t.Fatalf("desired %+v, want the device asked for and no process", b.told)
+	}
+	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
+	b.turns()
+	_, p := b.serves("a")
+	if b.sms(p.on) < 66 || b.sms(p.on) > 76 {
+		t.Errorf("it runs on %d multiprocessors, want half", b.sms(p.on))
+	}
+	_, shadow := b.shadow("a")
+	if shadow.state != control.Loaded || len(shadow.groups()) != 0 {
+		t.Errorf("shadow %+v, want it loaded and on no group", shadow)
+	}
+}
+
+func TestRemoveWithoutDevice(t *testing.T) {
+	b := newNode(t, "cuda", nil, "", named("a", 50))
+	b.turn()
+	must.OK(t, b.remove("a"))
+	b.turns()
+	if b.functions.find("a") != nil {
+		t.Error("it waits for the end of a process that never began")
+	}
+}
+
+func TestAutoWithoutGPU(t *testing.T) {
+	b := newNode(t, "auto", nil, "", named("a", 50))
+	b.turn()
+	if len(b.told.Processes) != 0 {
+		t.Fatalf("desired %+v before anything is known", b.told.Processes)
+	}
+	b.mechanism = "cgroup-v2"
+	b.turns()
+	b.serves("a")
+	if f := b.functions.find("a"); (b.sharing.Device.GPU != nil) || f.sharing.Change != configs.ChangeShadow {
+		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", (b.sharing.Device.GPU != nil), f.sharing.Change)
+	}
+	for _, p := range b.told.Processes {
+		if p.SMGroups != nil {
+			t.Errorf("%+v has groups on a CPU", p)
+		}
+	}
+	in := b.instance("a", 0)
+	must.OK(t, in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil))
+	if got, want := in.tensors[in.f.model.desired].Size(), in.f.model.desired.TensorBytes(); got < want {
+		t.Errorf("tensors of %d bytes, want %d", got, want)
+	}
+}
+
+func TestShareChangeOnCPU(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 50))
+	b.turns()
+	first, _ := b.serves("a")
+	b.instance("a", 0).sharing.SetShare(20)
+	b.turns()
+	if next, _ := b.serves("a"); next == first {
+		t.Error("a new share did not come by a shadow")
+	}
+}
+
+func TestDeviceChanges(t *testing.T) {
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50), named("b", 50))
+	b.turns()
+	// Another orchestrator finds a smaller device; the processes of its predecessor have
+	// ended.
+	b.gpu = &control.ObservedDevice{UUID: "GPU-2", Name: "small", SMs: 32, GroupSMs: []int{8, 8, 8, 8}, MemoryBytes: 1 << 30}
+	clear(b.fakes)
+	b.report()
+	for _, name := range []string{"a", "b"} {
+		in := b.instance(name, 0)
+		dead := in.pair.Active().Generation
+		in.lost(dead)
+		in.endAwait(dead)
+	}
+	b.Step()
+	for _, d := range b.told.Processes {
+		if slices.ContainsFunc(d.SMGroups, func(g int) bool { return g >= len(b.gpu.GroupSMs) }) {
+			t.Errorf("%s generation %d is desired on %v, of the old device", d.IF, d.Generation, d.SMGroups)
+		}
+	}
+	b.turns()
+	for _, name := range []string{"a", "b"} {
+		if _, p := b.serves(name); len(p.on) != 2 {
+			t.Errorf("%s runs on %v, want half of four groups", name, p.on)
+		}
+	}
+}
+
+func TestTensorsOfGPU(t *testing.T) {
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 50))
+	b.turns()
+	in := b.instance("a", 0)
+	must.OK(t, in.tensors.make(in.f.model.desired, in.place, b.sharing.Device.GPU != nil))
+	if got, want := in.tensors[in.f.model.desired].Size(), 2*in.f.model.desired.OutputBytes(); got < want || got >= want+in.f.model.desired.OutputBytes() {
+		t.Errorf("tensors of %d bytes, want %d", got, want)
+	}
+}
+
+func TestTensorsAwaitDevice(t *testing.T) {
+	b := newNode(t, "cuda", nil, "", named("a", 50))
+	b.turn()
+	if _, err := b.replace("a", "other"); err != nil {
+		t.Fatal(err)
+	}
+	in := b.instance("a", 0)
+	if len(in.tensors) != 0 {
+		t.Errorf("%d tensors are made for a device that nobody knows", len(in.tensors))
+	}
+	b.gpu, b.mechanism = h200(), sharing.MechanismMPS
+	b.turns()
+	b.serves("a")
+	if got := in.pair.Active().Card.Name; got != "other" {
+		t.Errorf("%s serves, want the new model", got)
+	}
+}
+
+func TestTimeSlicingShares(t *testing.T) {
+	alone := h200()
+	alone.GroupSMs, alone.Why = nil, "nvidia-cuda-mps-control is not installed"
+	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing, named("a", 30))
+	b.turns()
+	first, _ := b.serves("a")
+	b.instance("a", 0).sharing.SetShare(60)
+	b.turns()
+	if next, _ := b.serves("a"); next != first {
+		t.Error("a process was swapped for a share that nobody holds")
+	}
+	if got := b.status("a").SharePercent; got != 60 {
+		t.Errorf("share %v, want 60", got)
+	}
+}
+
+func TestWithoutGroups(t *testing.T) {
+	old := h200()
+	old.GroupSMs, old.Why = nil, "the driver has no green contexts"
+	f := named("b", 30)
+	f.Change = configs.ChangePartition
+	b := newNode(t, "cuda", old, sharing.MechanismMPS, named("a", 30), f)
+	b.turns()
+	for _, name := range []string{"a", "b"} {
+		if got := b.functions.find(name).sharing.Change; got != configs.ChangeShadow {
+			t.Errorf("%s changes by %s, want shadow", name, got)
+		}
+	}
+}
+
+func TestTooManyInstances(t *testing.T) {
+	two := h200()
+	two.GroupSMs, two.SMs = []int{8, 8}, 16
+	b := newNode(t, "cuda", two, sharing.MechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b.turns()
+	for _, d := range b.told.Processes {
+		if d.SMGroups != nil {
+			t.Errorf("desired %+v, want no groups", d)
+		}
+	}
+	first, _ := b.serves("a")
+	b.instance("a", 0).sharing.SetShare(20)
+	b.turns()
+	if next, _ := b.serves("a"); next == first {
+		t.Error("the new percentage did not come by a shadow")
+	}
+}

@@ -1,0 +1,269 @@
+package fleet
+
+import (
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/policy/fault"
+	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/shm"
+)
+
+// Under MPS a GPU fails for all its users at once: an illegal memory access by one
+// model ends all processes. The manager then takes these steps:
+//
+//   1. A process reports that its device is lost, and ends (libml). The orchestrator
+//      forwards the report.
+//   2. The manager kills every other process that had touched the device: an idle one
+//      would notice only with its next batch, and the MPS server waits for it to exit.
+//      It wakes all shadows, which had not touched the device.
+//   3. The reply thread answers `failed` for requests that a dead process had started
+//      (reply.go). The next process gets the others.
+//   4. Package fault decides whether a function is held back.
+//
+// Without MPS each process uses the GPU by itself, and a fault ends only that
+// process.
+
+// faults is what the manager knows of the device's failures. The control loop owns
+// it.
+type faults struct {
+	count  uint64
+	last   time.Duration // duration of the last outage
+	guard  fault.Guard
+	struck map[victim]time.Time // processes of the last fault; reports before that time belong to it, zero: all do
+	outage *outage
+}
+
+// victim is a process that a fault struck.
+type victim struct {
+	place
+	generation uint32
+}
+
+// outage is a time without answers. It ends when every instance that had served
+// answers again, or is able to.
+type outage struct {
+	from   int64 // the last good answer before, shm.Now
+	struck int64 // when the fault was reported
+	until  int64 // the latest of the instances' first good answers
+	waits  map[*instance]bool
+	blamed string
+}
+
+// A process that was linking when the device failed may report that fault for this
+// long afterwards. If it became ready in between, its report is about another fault.
+const lateReportTimeout = 500 * time.Millisecond
+
+// lost returns the processes that newly report a lost device, except for
+// reports of a known fault. They are in the orchestrator's order, that of o.
+func (x *faults) lost(o *control.Observed) (lost []control.ObservedProcess) {
+	now := time.Now()
+	for _, p := range o.Processes {
+		v := victim{place{p.IF, p.Instance}, p.Generation}
+		until, struck := x.struck[v]
+		if !until.IsZero() && (p.State == control.Ready || p.State == control.Active) {
+			delete(x.struck, v)
+		}
+		if p.DeviceLost && !(struck && (until.IsZero() || now.Before(until))) {
+			lost = append(lost, p)
+		}
+	}
+	return lost
+}
+
+// deviceFailed carries out the steps above. lost are the processes that reported the
+// fault; there must be at least one.
+func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProcess) {
+	x := &fl.faults
+	x.count++
+	now := time.Now()
+	x.strike(o, lost, now)
+
+	var names, suspects []string
+	culprits := map[place]uint32{}
+	for _, p := range lost {
+		names = append(names, p.IF)
+		if !p.Blameless {
+			suspects = append(suspects, p.IF)
+			culprits[place{p.IF, p.Instance}] = p.Generation
+		}
+	}
+	var verdict fault.Verdict
+	if len(suspects) > 0 {
+		verdict = x.guard.Fault(now.Sub(fl.started), suspects)
+	}
+	fl.log.Error().Strs("said_by", names).Str("blamed", verdict.Blamed).Str("reason", lost[0].Reason).
+		Msg("device failed for all inference functions; waking every shadow")
+
+	if x.outage == nil {
+		x.outage = &outage{from: fl.functions.lastGood(), waits: map[*instance]bool{}}
+	}
+	x.outage.struck, x.outage.blamed = shm.Now(), verdict.Blamed
+	reason := "the device failed under it: " + lost[0].Reason
+	fl.functions.eachInstance(func(in *instance) {
+		if in.tenure.began != 0 && !in.f.removing && !in.pair.Held() {
+			x.outage.waits[in] = true
+		}
+		culprit := uint32(0)
+		if in.f.name == verdict.Blamed {
+			culprit = culprits[in.place]
+		}
+		in.pair.Lost(culprit, reason)
+		for generation, p := range in.processes {
+			if p.unreported {
+				in.pair.Gone(generation, reason)
+				p.unreported = false
+			}
+		}
+	})
+	if f := fl.functions.find(verdict.Blamed); f != nil {
+		f.trial.fails(reason)
+		if verdict.Held > 0 {
+			f.hold(verdict.Held)
+		}
+	}
+	// The kill may make a process report a lost device; do not count that as another
+	// fault.
+	fl.functions.eachInstance(func(in *instance) {
+		for _, q := range in.pair.Processes() {
+			if q.Role == control.Kill {
+				x.struck[victim{in.place, q.Generation}] = time.Time{}
+			}
+		}
+	})
+}
+
+// strike records the processes that a fault struck. lost reported it.
+func (x *faults) strike(o *control.Observed, lost []control.ObservedProcess, now time.Time) {
+	x.struck = map[victim]time.Time{}
+	for _, p := range o.Processes {
+		v := victim{place{p.IF, p.Instance}, p.Generation}
+		switch p.State {
+		case control.Starting, control.Loaded: // it had not touched the device
+		case control.Linking: // unknown: this very fault may have woken it
+			x.struck[v] = now.Add(lateReportTimeout)
+		default:
+			x.struck[v] = time.Time{}
+		}
+	}
+	for _, p := range lost {
+		x.struck[victim{place{p.IF, p.Instance}, p.Generation}] = time.Time{}
+	}
+}
+
+// faultReportTimeout is how long the orchestrator has to report that an ended process had
+// lost its device. The process reported it before it ended, so the message is on its
+// way. A shadow that wakes before the message arrives would count as one of the
+// lost.
+const faultReportTimeout = 20 * time.Millisecond
+
+// awaitReport begins to wait for the orchestrator's report on a process that served and has
+// ended.
+func (in *instance) awaitReport(generation uint32) {
+	in.processes.of(generation).unreported = true
+	time.AfterFunc(faultReportTimeout, func() {
+		in.fleet.loop.Post(func() { in.endAwait(generation) })
+	})
+}
+
+// endAwait ends awaitReport: no report came, so the process ended by itself. It stays
+// desired until the orchestrator has observed its end.
+func (in *instance) endAwait(generation uint32) {
+	if p := in.processes[generation]; p != nil && p.unreported {
+		p.unreported = false
+		in.pair.Died(generation, "process ended")
+	}
+}
+
+// A process that ends while it links may have lost the device, or may never have had
+// it. The orchestrator asks MPS, which takes at most verdictTimeout. Until then the
+// process stays desired, so that the orchestrator still reports on it.
+const verdictTimeout = 300 * time.Millisecond
+
+// awaitsVerdict reports whether the cause of a process's end under MPS is still unknown.
+func (p processes) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
+	if q.State != control.Linking || o.State != control.Failed || o.DeviceLost || o.WrongAnswers || len(o.InfeasibleGroups) > 0 {
+		return false
+	}
+	known := p.of(q.Generation)
+	if known.doubtUntil.IsZero() {
+		known.doubtUntil = now.Add(verdictTimeout)
+	}
+	return now.Before(known.doubtUntil)
+}
+
+// heal checks whether all functions answer again, and releases those whose hold is
+// over.
+func (fl *Fleet) heal() {
+	x := &fl.faults
+	for _, name := range x.guard.Release(time.Since(fl.started)) {
+		if f := fl.functions.find(name); f != nil {
+			f.release()
+		}
+	}
+	out := x.outage
+	if out == nil {
+		return
+	}
+	for in := range out.waits {
+		q := in.pair.Active()
+		good := in.queue.FirstGood()
+		switch {
+		case !slices.Contains(fl.functions, in.f), in.f.removing, in.pair.Held():
+			// The function is gone, being removed or held back: do not wait for its answers.
+		case q == nil || in.tenure.began <= out.struck:
+			continue
+		case good != 0:
+			out.until = max(out.until, good)
+		case q.State == control.Active && in.queue.Oldest() == 0:
+			out.until = max(out.until, in.tenure.began) // it was able to answer, and no request came
+		default:
+			continue
+		}
+		delete(out.waits, in)
+	}
+	if len(out.waits) > 0 {
+		return
+	}
+	x.last = time.Duration(max(0, out.until-out.from))
+	x.outage = nil
+	fl.log.Warn().Dur("without_answers_ms", x.last).Str("blamed", out.blamed).Uint64("faults", x.count).
+		Msg("every inference function answers again after the device failure")
+}
+
+// hold refuses the function's requests and lets no process of it serve.
+func (f *function) hold(d time.Duration) {
+	f.held = "held back for " + d.String() + ": it was the first to lose the device too often"
+	f.log.Error().Dur("for_ms", d).Msg("function held back: it was the first to lose the device again; its requests are answered busy")
+	f.port.Drain()
+	for _, in := range f.instances {
+		in.pair.Hold(true)
+	}
+}
+
+// release ends hold.
+func (f *function) release() {
+	if f.held == "" {
+		return
+	}
+	f.held = ""
+	f.log.Warn().Msg("function released after it was held back")
+	if !f.removing {
+		f.port.Resume()
+	}
+	for _, in := range f.instances {
+		in.pair.Hold(false)
+	}
+}
+
+// forgetFaults forgets the faults of a function's old model.
+func (f *function) forgetFaults() {
+	f.fleet.faults.guard.Forget(f.name)
+	f.release()
+}
+
+// status counts the device's failures.
+func (x *faults) status() control.FaultStatus {
+	return control.FaultStatus{Count: x.count, LastMillis: float64(x.last) / float64(time.Millisecond)}
+}

@@ -1,0 +1,287 @@
+// Package fleet has the functions of a node: their life, their instances and the processes of these,
+// edits of the configuration file, orders of operators, and the record that a next manager resumes
+// with. It knows neither HTTP nor how ports are opened.
+package fleet
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/sharing"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// Loop is the control loop, which calls all methods of a Fleet.
+type Loop interface {
+	// Post queues a call for the loop; false if the loop has ended.
+	Post(call func()) bool
+	// Go runs f on another goroutine. The loop's owner waits for it.
+	Go(f func())
+}
+
+// Link is the connection to the orchestrator, a control.ManagerLink.
+type Link interface {
+	Publish(control.Desired) error
+	PeerAlive() bool
+}
+
+// Options configures a Fleet. Dir, FindModel, Cache and Run are those of manager.Options.
+type Options struct {
+	Config    configs.Config
+	Dir       string
+	FindModel func(name string) (*models.Card, error)
+	Log       zerolog.Logger
+	Cache     string
+	Run       string
+	// ID names the manager to the orchestrator.
+	ID string
+
+	Loop    Loop
+	Link    Link
+	Network datapath.Network
+	Metrics *observe.Metrics
+}
+
+// Fleet is the functions of a node. The control loop owns it.
+type Fleet struct {
+	cfg     configs.Config
+	find    func(string) (*models.Card, error)
+	log     zerolog.Logger
+	started time.Time
+	loop    Loop
+	metrics *observe.Metrics
+	network datapath.Network
+
+	functions    functions
+	generations  generations
+	orchestrator orchestrator
+	sharing      *sharing.Sharing
+	faults       faults
+	file         configFile
+	recorder     recorder
+	draining     bool
+}
+
+// Order is an order of an operator that is being carried out.
+type Order struct {
+	// Done tells the operator what was done, if it has succeeded.
+	Done string
+	// End gets the result; nil if the order was carried out at once.
+	End <-chan error
+}
+
+// ErrStopped is the error of orders that a node no longer carries out.
+var ErrStopped = errors.New("manager has stopped")
+
+// New returns a fleet without functions. Close frees it.
+func New(o Options) (*Fleet, error) {
+	fl := &Fleet{
+		cfg: o.Config, find: o.FindModel, log: o.Log, started: time.Now(),
+		loop: o.Loop, metrics: o.Metrics, network: o.Network,
+		generations: newGenerations(),
+		file:        newConfigFile(),
+		recorder:    recorder{dir: o.Dir, run: o.Run},
+	}
+	fl.faults.guard.Hold = fl.cfg.FaultHold
+	fl.orchestrator = orchestrator{link: o.Link, desired: control.Desired{
+		Version: control.Version, ManagerID: o.ID, AttachSocket: control.AttachSocketPath(o.Dir),
+		Device: fl.cfg.Device, NoMPS: fl.cfg.Lab.TimeSlicing, ProbePriorities: fl.cfg.Guarantees(),
+	}}
+	var err error
+	fl.sharing, err = sharing.New(sharing.Options{Config: &fl.cfg, Dir: o.Dir, Cache: o.Cache, Started: fl.started, Log: fl.log})
+	if err != nil {
+		return nil, fmt.Errorf("shares: %w", err)
+	}
+	return fl, nil
+}
+
+// Close frees all memory and ports, whatever state the functions are in.
+func (fl *Fleet) Close() {
+	for _, f := range fl.functions {
+		f.close()
+	}
+	fl.functions = nil
+	fl.sharing.Close()
+}
+
+// Step lets every instance's policy act on the observed state. It publishes the desired
+// state if that changed.
+func (fl *Fleet) Step() {
+	fl.judge()
+	if fl.sharing.Device.Known { // shares and memory of processes depend on it
+		fl.functions.eachInstance((*instance).step)
+	}
+	if had := len(fl.functions); had > 0 {
+		fl.functions = slices.DeleteFunc(fl.functions, (*function).reap)
+	}
+	fl.dropWorkers()
+	fl.addWaiting()
+	fl.heal()
+	fl.sharing.Step()
+	fl.publish()
+}
+
+// Observe applies the orchestrator's report.
+func (fl *Fleet) Observe(o control.Observed) {
+	ok, another := fl.orchestrator.receive(o)
+	if !ok {
+		return
+	}
+	if another {
+		fl.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator connected")
+	}
+	if fl.sharing.Observe(&o) {
+		fl.functions.eachInstance((*instance).forgetDevice)
+	}
+	if another && fl.sharing.Device.GPU == nil {
+		for _, f := range fl.functions {
+			warnIfCrowded(len(f.instances), o.CPUs, f.log)
+		}
+	}
+	if fl.sharing.Device.MPS {
+		if lost := fl.faults.lost(&o); len(lost) > 0 {
+			fl.deviceFailed(&o, lost)
+		}
+	}
+	for _, p := range o.Processes {
+		if in := fl.functions.instance(place{p.IF, p.Instance}); in != nil {
+			in.observe(p)
+		}
+	}
+}
+
+// WatchPeriod is how often the control loop calls Watch. It bounds how late a hung process is
+// noticed.
+const WatchPeriod = 50 * time.Millisecond
+
+// Watch looks for hung processes, for functions without processes, for an orchestrator that has
+// stopped reporting, and for rates that rise.
+func (fl *Fleet) Watch() {
+	if fl.orchestrator.checkAlive() {
+		fl.log.Warn().Msg("orchestrator does not answer; running processes continue, but none can be started")
+	}
+	for _, f := range fl.functions {
+		f.watch()
+	}
+	fl.sharing.Watch(time.Now())
+}
+
+// Tune adapts the shares. The control loop calls it at the configured interval.
+func (fl *Fleet) Tune() { fl.sharing.Tune(time.Now()) }
+
+// Admit gives a process its memory, if the process is desired.
+func (fl *Fleet) Admit(conn *control.AttachConn, hello control.Attach) {
+	in := fl.functions.instance(place{hello.IF, hello.Instance})
+	if in == nil {
+		conn.Refuse(fmt.Sprintf("no instance %d of %q", hello.Instance, hello.IF))
+		return
+	}
+	if err := in.admit(conn, hello); err != nil {
+		fl.log.Warn().Err(err).Str("if", hello.IF).Int("instance", hello.Instance).Uint32("generation", hello.Generation).Msg("refused to attach process")
+		conn.Refuse(err.Error())
+	}
+}
+
+// Drain refuses new requests everywhere and removes every function.
+func (fl *Fleet) Drain() {
+	fl.draining = true
+	for _, f := range fl.functions {
+		if !f.removing {
+			f.remove()
+		}
+	}
+}
+
+// Undrained describes what a drain still waits for; empty: it has ended.
+func (fl *Fleet) Undrained() string { return fl.functions.undrained() }
+
+// Ready returns nil if every function has a process that serves. It ignores functions that
+// are being removed, and functions on trial, which are not yet part of the node.
+func (fl *Fleet) Ready() error {
+	if fl.draining {
+		return errors.New("draining")
+	}
+	if !fl.sharing.Device.Known && len(fl.functions) > 0 {
+		return fmt.Errorf("the orchestrator has not found device %s yet; see its log", fl.cfg.Device)
+	}
+	var waits []string
+	for _, f := range fl.functions {
+		if !f.instances.serving() && !f.removing && !f.trial.running() {
+			waits = append(waits, strings.TrimSuffix(f.name+" ("+cmp.Or(f.held, f.instances.failure())+")", " ()"))
+		}
+	}
+	if len(waits) > 0 {
+		return fmt.Errorf("no process serves yet: %s", strings.Join(waits, ", "))
+	}
+	return nil
+}
+
+// RestoreFiles writes again what was removed from the runtime folder: the record of functions, and
+// the unpacked files of models.
+func (fl *Fleet) RestoreFiles() {
+	fl.recorder.kept = nil
+	fl.keep()
+	for _, f := range fl.functions {
+		if _, err := fl.find(cmp.Or(f.config.Model, f.name)); err != nil {
+			fl.log.Error().Err(err).Str("if", f.name).Msg("cannot unpack model again")
+		}
+	}
+}
+
+// Snapshot describes the functions.
+func (fl *Fleet) Snapshot() (s observe.Snapshot) {
+	s.Status = control.Status{
+		Started: fl.started.UTC(), Policy: string(fl.cfg.Shares.Policy), Lab: fl.cfg.Lab.String(),
+		Mechanism: fl.orchestrator.observed.Mechanism, Device: fl.sharing.Device.GPU, Faults: fl.faults.status(),
+		Configuration: fl.file.status, Functions: []control.FunctionStatus{}, Workers: fl.functions.workersStatus(fl.cfg.Workers),
+	}
+	for _, f := range fl.functions {
+		stats := f.port.Stats()
+		s.Status.Functions = append(s.Status.Functions, f.status(&stats))
+		s.Functions = append(s.Functions, observe.Function{
+			Stats: stats, Histograms: fl.metrics.Of(f.name), Picture: f.port.PictureNumber(),
+			Serving: f.instances.serving(), Failures: f.instances.failures(),
+			PersistentBytes: f.memory.persistentBytes, EphemeralBytes: f.memory.ephemeralBytes, Uses: f.sharing.Uses(),
+		})
+	}
+	return s
+}
+
+// Card returns the card of the model that serves a function, or that will serve it.
+func (fl *Fleet) Card(name string) (*models.Card, error) {
+	f := fl.functions.find(name)
+	if f == nil {
+		return nil, fl.functions.unknown(name)
+	}
+	return f.model.current(), nil
+}
+
+// Picture returns how to get the newest picture of a function. Any goroutine may call get.
+func (fl *Fleet) Picture(name string) (get func() (control.Picture, error), err error) {
+	f := fl.functions.find(name)
+	if f == nil {
+		return nil, fl.functions.unknown(name)
+	}
+	port, format := f.port, f.config.Format
+	return func() (control.Picture, error) {
+		p, ok := port.Picture()
+		if !ok {
+			return control.Picture{}, fmt.Errorf("function %s has no picture yet; `pictures: 1/s` in its configuration keeps some", name)
+		}
+		return control.Picture{
+			Number: p.Number, From: p.From, Answered: time.Now().Add(time.Duration(p.Sent - shm.Now())), Latency: time.Duration(p.Sent - p.FirstFragment),
+			ModelVersion: p.ModelVersion, Kind: p.Kind, Payload: p.Payload, Pixels: toRGB(format, p.Pixels),
+		}, nil
+	}, nil
+}

@@ -1,0 +1,190 @@
+package fleet
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/manager/observe"
+	"github.com/penstock/penstock/manager/sharing"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// function is one inference function: a model behind a UDP port. The control loop owns it.
+type function struct {
+	fleet     *Fleet
+	name      string
+	log       zerolog.Logger
+	config    configs.Function
+	model     modelHistory
+	setup     // the current one
+	sharing   *sharing.Function
+	port      *datapath.Port // nil until it is open
+	camera    *camera        // nil for Penstock's protocol
+	instances instances
+
+	removing bool
+	removeBy time.Time  // when the manager stops waiting for answers
+	gone     chan error // closed when the function is removed: its name and its port are free
+	held     string     // why the function is held back; "" if it is not
+	trial    *trial     // nil once it has served, and for functions of the configuration
+
+	// For status and metrics.
+	swaps  observe.Swaps
+	hangs  uint64
+	memory memory
+}
+
+// memory is the device memory of a function's model.
+type memory struct {
+	persistentBytes int64 // of the linked model
+	ephemeralBytes  int64 // of the largest batch beyond that
+}
+
+// logWarnings logs the warnings of a card that a function gets.
+func logWarnings(card *models.Card, log zerolog.Logger) {
+	for _, w := range card.Warnings {
+		log.Warn().Str("warning", w).Msg("card may be wrong")
+	}
+}
+
+// newFunction opens the port and allocates the memory. It starts no thread.
+func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function, err error) {
+	f := &function{
+		fleet: fl, name: c.Name, config: c,
+		log:   fl.log.With().Str("if", c.Name).Logger(),
+		gone:  make(chan error),
+		setup: setupUnder(&fl.cfg, c, card),
+	}
+	f.model = modelHistory{desired: card, setups: map[*models.Card]setup{card: f.setup}}
+	logWarnings(card, f.log)
+	f.sharing = fl.sharing.NewFunction(f, f.log)
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	reader := readerOf(c.Format, &card.Input)
+	if reader != nil {
+		f.camera = &camera{Reader: reader}
+	}
+	sources, err := openSources(fl.network, c, fl.cfg.ReceiversOf(c), fl.recorder.formerPorts[c.Name], f.log)
+	if err != nil {
+		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
+	}
+	f.port, err = datapath.NewPort(sources, datapath.Options{
+		Name:             c.Name,
+		Queues:           c.Instances,
+		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
+		ResultBytes:      card.ResultBytes(),
+		MinFragmentBytes: min(int(fl.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.camera.maxMinFragment()),
+		Camera:           reader,
+		AnswersTo:        answersTo(&c),
+		Slots:            fl.cfg.Aggregate.Slots,
+		Objective:        f.slo,
+		Gather:           gatherTimeout(&fl.cfg, f.slo),
+		Transit:          fl.cfg.Transit,
+		AnsweredFor:      fl.cfg.Aggregate.AnsweredFor,
+		Trusted:          fl.cfg.Trusted,
+		Lab:              datapath.Lab{RunLate: fl.cfg.Lab.RunLate, LoadComplete: fl.cfg.Lab.LoadComplete},
+		Version:          card.Version,
+		Log:              f.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range c.Instances {
+		in, err := newInstance(f, i)
+		if err != nil {
+			return nil, err
+		}
+		f.instances = append(f.instances, in)
+	}
+	f.port.SetPictures(c.Pictures.Interval())
+	return f, nil
+}
+
+// openSources opens the port of a function. former is the port that it had under the manager before; 0: none.
+func openSources(n datapath.Network, c configs.Function, receivers int, former uint16, log zerolog.Logger) (*datapath.Sources, error) {
+	shed := c.Format == ""
+	if c.Port == 0 && former != 0 {
+		sources, err := n.Open(former, receivers, shed)
+		if err == nil {
+			return sources, nil
+		}
+		log.Warn().Err(err).Msg("port of function changed at its restoration")
+	}
+	return n.Open(c.Port, receivers, shed)
+}
+
+// checkPictures returns an error if the page cannot show the requests of a model.
+func checkPictures(rate configs.PictureRate, card *models.Card) error {
+	in := &card.Input
+	switch {
+	case rate == "":
+		return nil
+	case !in.IsPicture():
+		return fmt.Errorf("is %s, and model %s takes %d channels of %s; want a model that takes pictures (u8, 1 or 3 channels), or leave the key out", rate, card.Name, in.Channels, in.WireType)
+	case in.WireBytes() > control.MaxPictureBytes:
+		return fmt.Errorf("is %s, and model %s takes pictures of %d bytes; the page shows at most %d; leave the key out", rate, card.Name, in.WireBytes(), control.MaxPictureBytes)
+	}
+	return nil
+}
+
+// Configuration, Objective and WorkerOf make a function a sharing.Host.
+func (f *function) Configuration() configs.Function { return f.config }
+
+func (f *function) Objective() time.Duration { return f.slo }
+
+func (f *function) WorkerOf(card *models.Card) string { return f.setupFor(card).worker }
+
+// watch looks for refused pictures and hung processes.
+func (f *function) watch() {
+	if f.camera != nil {
+		requests := f.port.Requests()
+		f.camera.note(&requests, f.log)
+	}
+	now := runclock.Now()
+	if f.held != "" && f.port.Pending() > 0 {
+		f.port.GiveUp()
+	}
+	for _, in := range f.instances {
+		in.watch(now)
+	}
+}
+
+// status describes the function for users and load generators.
+func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
+	s := control.FunctionStatus{
+		Name: f.name, Address: f.fleet.network.Address().String(), Port: int(f.port.LocalAddr().Port()),
+		SLOMillis:       float64(f.slo) / float64(time.Millisecond),
+		BatchesInFlight: f.streams, Receivers: stats.Receivers,
+		Swaps: f.swaps.Count, SwapIdle: f.swaps.Idle(),
+		Accepted: stats.Accepted, Replied: stats.Replied,
+		Failed: stats.Results[wire.StatusFailed], Lost: stats.Lost,
+		Hangs: f.hangs, HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
+		KernelDrops: stats.Source.KernelDrops, SheddingPercent: 100 * stats.Source.Shedding, HeldBytes: stats.Source.HeldBytes, InFlight: stats.InFlight,
+		Input: control.InputStatus{
+			Height: f.model.desired.Input.Height, Width: f.model.desired.Input.Width, Channels: f.model.desired.Input.Channels,
+			Bytes: f.model.desired.Input.WireBytes(), WireType: string(f.model.desired.Input.WireType), WireLayout: string(f.model.desired.Input.WireLayout),
+		},
+		Model: f.model.desired.Name, Version: f.model.desired.Version,
+		Unsaved: f.fleet.file.unsaved(f.config, f.sharing.ByHand), Worker: f.worker,
+	}
+	s.Residency = f.instances[0].currentResidency() // a member has one instance
+	s.Camera = f.camera.status(&f.config, &stats.Requests, f.log)
+	if q := f.instances[0].pair.Active(); q != nil {
+		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
+	}
+	for _, in := range f.instances {
+		s.Instances = append(s.Instances, in.status())
+	}
+	f.sharing.Status(&s)
+	return s
+}

@@ -1,0 +1,130 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/shm"
+)
+
+// functions are those of a node. The control loop owns them.
+type functions []*function
+
+// find returns the function of that name, nil if there is none.
+func (list functions) find(name string) *function {
+	for _, f := range list {
+		if f.name == name {
+			return f
+		}
+	}
+	return nil
+}
+
+func (list functions) unknown(name string) error {
+	var names []string
+	for _, f := range list {
+		names = append(names, f.name)
+	}
+	return fmt.Errorf("no function %q; known are: %s", name, strings.Join(names, ", "))
+}
+
+// instance returns an instance of the function of that name, nil if there is none.
+func (list functions) instance(p place) *instance {
+	if f := list.find(p.name); f != nil && p.instance >= 0 && p.instance < len(f.instances) {
+		return f.instances[p.instance]
+	}
+	return nil
+}
+
+func (list functions) eachInstance(do func(*instance)) {
+	for _, f := range list {
+		for _, in := range f.instances {
+			do(in)
+		}
+	}
+}
+
+// portHolder names the function that has a network port; "" if the port is free or 0.
+func (list functions) portHolder(port uint16) string {
+	for _, f := range list {
+		if port != 0 && f.port.LocalAddr().Port() == port {
+			return f.name
+		}
+	}
+	return ""
+}
+
+// portLeaves reports whether the port belongs to a function that is being removed.
+func (list functions) portLeaves(port uint16) bool {
+	f := list.find(list.portHolder(port))
+	return f != nil && f.removing
+}
+
+// undrained describes what a drain still waits for.
+func (list functions) undrained() string {
+	var waits []string
+	for _, f := range list {
+		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.instances.processes()))
+	}
+	return strings.Join(waits, "; ")
+}
+
+// lastGood estimates since when the node has not answered well, by shm.Now. Time without any
+// request does not count.
+func (list functions) lastGood() int64 {
+	now := shm.Now()
+	good, oldest := int64(0), now
+	list.eachInstance(func(in *instance) {
+		answered, _ := in.queue.LastGood()
+		good = max(good, answered)
+		if t := in.queue.Oldest(); t != 0 {
+			oldest = min(oldest, now-int64(runclock.Now()-t))
+		}
+	})
+	return max(good, oldest)
+}
+
+// instances are those of a function.
+type instances []*instance
+
+// served reports whether any instance has an active process.
+func (list instances) served() bool {
+	return slices.ContainsFunc(list, func(in *instance) bool { return in.pair.Active() != nil })
+}
+
+// serving reports whether every instance has a process that serves.
+func (list instances) serving() bool {
+	return !slices.ContainsFunc(list, func(in *instance) bool {
+		q := in.pair.Active()
+		return q == nil || q.State != control.Active
+	})
+}
+
+// failures counts the processes that ended unexpectedly.
+func (list instances) failures() (n uint64) {
+	for _, in := range list {
+		n += in.failures.count
+	}
+	return n
+}
+
+// failure tells why the last process of an instance failed. It is "" if none failed.
+func (list instances) failure() string {
+	for _, in := range list {
+		if in.failures.reason != "" {
+			return in.failures.reason
+		}
+	}
+	return ""
+}
+
+// processes counts the processes that exist or should exist.
+func (list instances) processes() (n int) {
+	for _, in := range list {
+		n += len(in.pair.Processes())
+	}
+	return n
+}

@@ -1,0 +1,305 @@
+package fleet
+
+import (
+	"cmp"
+	"crypto/hmac"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/datapath"
+	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/manager/sharing"
+	"github.com/penstock/penstock/models"
+)
+
+// instance is one instance of a function: a queue of requests, the tensors that its active
+// process and its shadow share, and the policy that decides which process is active. The control
+// loop owns it.
+type instance struct {
+	fleet   *Fleet
+	f       *function
+	place   place
+	log     zerolog.Logger
+	queue   *datapath.Queue
+	sharing *sharing.Instance
+
+	pair      *pair.Pair
+	processes processes
+	tensors   tensors
+	failures  failures
+	tenure    tenure
+	replaced  result // of a replacement
+	handovers handovers
+	residency residency
+	warmedUp  warmedUp
+	suspected time.Time // when its batch last ran as its worker died; zero: never
+	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
+	stoppedSince time.Duration
+}
+
+func newInstance(f *function, index int) (*instance, error) {
+	queue := f.port.Queue(index)
+	in := &instance{
+		fleet: f.fleet, f: f, place: place{f.name, index},
+		log:       f.log.With().Int("instance", index).Logger(),
+		pair:      pair.New(f.model.desired, 0), // it gets its share before its first process
+		processes: processes{},
+		queue:     queue,
+		tensors:   tensors{},
+	}
+	in.pair.StartAfter(f.fleet.generations.last[in.place])
+	in.sharing = f.sharing.NewInstance(in.pair, queue, in.log)
+	if f.fleet.sharing.Device.Known {
+		if err := in.tensors.make(f.model.desired, in.place, f.fleet.sharing.Device.GPU != nil); err != nil {
+			return nil, err
+		}
+	}
+	return in, nil
+}
+
+// forgetDevice drops what was allocated for another device, or learned on it.
+func (in *instance) forgetDevice() {
+	in.tensors.keep(func(*models.Card) bool { return false })
+	in.warmedUp = warmedUp{}
+}
+
+// step carries out the policy's commands.
+func (in *instance) step() {
+	in.pair.OnDemand = in.f.setupFor(in.pair.Card()).worker != "" // a shadow would fill host memory per member
+	for _, c := range in.pair.Step() {
+		switch c.Kind {
+		case pair.SetEpoch:
+			in.queue.HandOver(c.Generation)
+			in.tenure.begin(in.pair.Active().Card)
+			in.f.model.served = in.pair.Active().Card
+			in.sharing.HandedOver()
+			in.queue.SetServing(true)
+			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
+		case pair.Reclaim:
+			in.reclaim(c.Generation)
+		case pair.Promoted:
+			in.f.swaps.Count++
+			in.log.Info().Uint32("generation", c.Generation).Float64("share_percent", in.pair.Share()).Msg("shadow takes over")
+		case pair.Replaced:
+			in.f.port.SetVersion(in.pair.Card().Version)
+			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
+			in.sharing.Replaced(!in.tenure.sameModel())
+			in.replaced.settle(nil)
+		case pair.Rejected:
+			what := "model"
+			if in.tenure.model != nil && in.tenure.model.File == in.f.model.desired.File && in.tenure.model.Version == in.f.model.desired.Version {
+				what = "process"
+			}
+			in.log.Error().Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
+			in.replaced.settle(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
+		}
+	}
+}
+
+// reclaim takes the ring from a generation that has ended.
+func (in *instance) reclaim(generation uint32) {
+	worker := in.processes.known(generation).worker
+	in.processes.forget(generation)
+	in.sharing.Ended(generation)
+	in.queue.SetServing(in.pair.Active() != nil)
+	if in.queue.Abandon(generation) && worker != "" {
+		in.suspect(worker)
+	}
+	in.tensors.keep(in.pair.Uses)
+}
+
+// replace requests another model; the channel gets the result.
+func (in *instance) replace(card *models.Card) <-chan error {
+	in.replaced.settle(fmt.Errorf("replaced by another replacement of %s", in.f.name))
+	end := in.replaced.begin()
+	in.pair.Replace(card)
+	if q := in.pair.Active(); q != nil && q.Card == card {
+		in.replaced.settle(nil) // it serves already
+	}
+	return end
+}
+
+// status describes the instance for users. Function.Status of package sharing adds its part of the device.
+func (in *instance) status() control.InstanceStatus {
+	s := control.InstanceStatus{LastFailure: in.failures.last}
+	for _, q := range in.pair.Processes() {
+		s.Processes = append(s.Processes, control.ProcessStatus{
+			Generation: q.Generation, PID: in.processes.known(q.Generation).pid, Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
+		})
+	}
+	return s
+}
+
+// observe applies the orchestrator's report on one process.
+func (in *instance) observe(o control.ObservedProcess) {
+	q := in.pair.Process(o.Generation)
+	if q == nil {
+		return
+	}
+	in.processes.of(o.Generation).pid = o.PID
+	growth := in.sharing.Observe(q, &o)
+	if growth.More {
+		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
+	}
+	if growth.Complete {
+		in.tenure.completeBatches()
+	}
+	if o.State == control.Draining || o.State.Ended() {
+		in.endAwait(o.Generation)
+	}
+	in.leave(q, &o)
+	if q.State == o.State && q.Reason == o.Reason {
+		return
+	}
+	if in.fleet.sharing.Device.MPS && in.processes.awaitsVerdict(q, &o, runclock.Time()) {
+		return
+	}
+	expected := o.WrongAnswers && q.Excused() // learnWrong has logged it
+	event := in.log.Debug()
+	switch {
+	case o.State == control.Failed && !expected:
+		event = in.log.Error()
+	case o.Reason != "":
+		event = in.log.Warn()
+	}
+	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg(o.State.Change())
+	in.failures.observe(&o, expected)
+	if o.State == control.Ready {
+		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
+	}
+	if o.DeviceLost && in.fleet.sharing.Device.MPS {
+		in.pair.Excuse(o.Generation) // deviceFailed has already blamed a function
+	}
+	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
+		in.f.trial.fails(o.Reason)
+	}
+	in.pair.Observe(o.Generation, o.State, o.Reason)
+}
+
+// admit gives a process its memory.
+func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error {
+	q := in.pair.Process(hello.Generation)
+	if q == nil {
+		return fmt.Errorf("generation %d of %v is not desired", hello.Generation, in.place)
+	}
+	if !hmac.Equal([]byte(hello.Ticket), []byte(in.fleet.generations.ticket(in.place, hello.Generation))) {
+		return fmt.Errorf("process %d is not the one that was started as generation %d of %v", hello.PID, hello.Generation, in.place)
+	}
+	if in.processes.known(hello.Generation).conn != nil {
+		return fmt.Errorf("generation %d of %v is attached already", hello.Generation, in.place)
+	}
+	card, err := json.Marshal(wireCard(in.f.config.Format, q.Card))
+	if err != nil {
+		return fmt.Errorf("encode card: %w", err)
+	}
+	geometry, err := json.Marshal(in.f.port.Geometry())
+	if err != nil {
+		return fmt.Errorf("encode geometry: %w", err)
+	}
+	// The card may be an earlier one, whose buffers were freed.
+	if err := in.tensors.make(q.Card, in.place, in.fleet.sharing.Device.GPU != nil); err != nil {
+		return err
+	}
+	admission, err := in.fleet.sharing.Admit(hello.PID)
+	if err != nil {
+		return err
+	}
+	defer admission.Close()
+	slab, tensors, with := in.f.port.Slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
+	files := append(append(in.queue.Files(), tensors.File(), slab.File()), admission.Files...)
+	measured, compared := in.warmedUp.of(q.Card)
+	err = conn.Grant(control.Attached{
+		Version: control.Version, Card: card, Setup: with.attached(&in.fleet.cfg),
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: admission.Turn, Busy: admission.Busy,
+		Measurements: measured, Compared: compared,
+	}, files)
+	if err != nil {
+		in.fleet.sharing.Leave(hello.PID)
+		return err
+	}
+	p := in.processes.of(hello.Generation)
+	p.conn, p.worker = conn, with.worker
+	in.pair.Attach(hello.Generation)
+	in.fleet.loop.Go(func() {
+		in.readReports(conn, hello.Generation)
+		in.fleet.loop.Post(func() { in.fleet.sharing.Leave(hello.PID) })
+	})
+	return nil
+}
+
+// watch looks for overdue requests. It kills the process that should have answered them, and
+// that death is then handled like any other. A request may remain for as long again, because
+// there is no process or the process misbehaves. In that case the reply thread answers it.
+//
+// now is the running time (package runclock): while the manager was stopped, it did not
+// wait for its processes.
+func (in *instance) watch(now time.Duration) {
+	in.processes.markExited(runclock.Time(), in.pair)
+	in.sharing.WatchMove(now, in.tenure.movable())
+	in.queue.Rouse()
+	oldest := in.queue.Oldest()
+	if oldest == 0 {
+		in.stoppedSince = 0
+		return
+	}
+	in.failOver(now)
+	if in.fleet.cfg.Lab.RunLate {
+		// A backlog may be as long as there are slots: while answers come, the process is
+		// alive.
+		_, answered := in.queue.LastGood()
+		oldest = max(oldest, answered)
+	}
+	patience := in.f.hangTimeout
+	// A process is responsible for the time since it got the ring. Before that, another
+	// process was.
+	residency := in.currentResidency()
+	loads := residency != nil && residency.State == control.Loading // its worker watches over that
+	if now-max(oldest, in.tenure.since) >= patience && !loads {
+		if q := holder(in.pair, in.queue.Owner()); q != nil && q.Role != control.Kill {
+			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
+				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed it")
+			in.failures.reason = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
+			in.pair.Kill(q.Generation)
+			in.f.hangs++
+		}
+	}
+	if now-oldest >= 2*patience {
+		in.queue.ExpireBefore(now - patience)
+	}
+}
+
+// holder returns the process that has the ring, or should have it. A process wrote the
+// owner word, so holder believes it only if it names a process that may own the ring.
+func holder(p *pair.Pair, owner uint32) *pair.Process {
+	if q := p.Process(owner); q != nil && q.Role == control.Drain {
+		return q // it has not released the ring yet
+	}
+	return p.Active()
+}
+
+// remove ends the instance's processes.
+func (in *instance) remove() {
+	in.pair.Remove()
+	orphaned := in.fleet.draining && !in.fleet.orchestrator.link.PeerAlive() // processes end with their orchestrator
+	for _, q := range slices.Clone(in.pair.Processes()) {
+		if orphaned && in.processes.known(q.Generation).conn == nil {
+			in.pair.Gone(q.Generation, "no orchestrator starts the process")
+		}
+	}
+	in.replaced.settle(fmt.Errorf("%s was removed", in.f.name))
+}
+
+// close frees the tensors. The reply thread must have ended.
+func (in *instance) close() {
+	in.fleet.generations.retire(in.place, in.pair.Last())
+	for generation := range in.processes {
+		in.processes.hangUp(generation)
+	}
+	in.tensors.keep(func(*models.Card) bool { return false })
+}

@@ -1,0 +1,62 @@
+package fleet
+
+import (
+	"reflect"
+
+	"github.com/penstock/penstock/control"
+)
+
+// orchestrator is the manager's end of the orchestrator: what the manager has published, and what
+// the orchestrator has observed. The control loop owns it.
+type orchestrator struct {
+	link     Link
+	desired  control.Desired // as last published
+	observed control.Observed
+	alive    bool
+}
+
+// publish publishes the desired processes if they have changed.
+func (o *orchestrator) publish(processes []control.DesiredProcess) (published bool, err error) {
+	if o.desired.Seq != 0 && reflect.DeepEqual(processes, o.desired.Processes) {
+		return false, nil
+	}
+	desired := o.desired
+	desired.Seq++
+	desired.Processes = processes
+	if err := o.link.Publish(desired); err != nil {
+		return false, err
+	}
+	o.desired = desired
+	return true, nil
+}
+
+// receive keeps an orchestrator's report. ok is false for one that does not know this manager yet.
+// another reports that the orchestrator is not the one before.
+func (o *orchestrator) receive(observed control.Observed) (ok, another bool) {
+	if observed.ManagerID != o.desired.ManagerID {
+		return false, false
+	}
+	another = observed.OrchestratorID != o.observed.OrchestratorID
+	o.observed = observed
+	return true, another
+}
+
+// checkAlive reports whether the orchestrator has stopped reporting since the last check.
+func (o *orchestrator) checkAlive() (stopped bool) {
+	before := o.alive
+	o.alive = o.link.PeerAlive()
+	return before && !o.alive
+}
+
+// publish sends the desired processes to the orchestrator if they have changed.
+func (fl *Fleet) publish() {
+	processes := []control.DesiredProcess{}
+	fl.functions.eachInstance(func(in *instance) { processes = in.desire(processes) })
+	published, err := fl.orchestrator.publish(processes)
+	if err != nil { // the next step tries again
+		fl.log.Error().Err(err).Msg("cannot publish desired state")
+	}
+	if published {
+		fl.sharing.Published(fl.orchestrator.desired.Seq, processes)
+	}
+}
