@@ -120,7 +120,6 @@ var wrong = map[string][]string{
 	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: lots}}":       {"memory", "lots"},
 	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mbufs: 1}}":           {"mbufs", "4096"},
 	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], huge_pages: some}}":   {"huge_pages", "some"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], checksums: never}}":   {"never", "auto", "ignore"},
 	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: --log-level=8}}": {"eal", "list"},
 	"trusted: [here]": {"trusted[0]", "192.0.2.7/32"},
 	"receivers: 0":    {"receivers", "0", "16"},
@@ -270,14 +269,13 @@ source:
     memory: 2GiB
     huge_pages: false
     mbufs: 65536
-    checksums: verify
     eal: ["--log-level=8"]
 `))
 	must.OK(t, err)
 	want := DPDK{
 		Port: "0000:3b:00.0", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
 		Queues: 2, LCores: []int{2, 3}, MTU: 9000, Memory: 2 << 30, Mbufs: 65536,
-		Checksums: "verify", EAL: []string{"--log-level=8"},
+		EAL: []string{"--log-level=8"},
 	}
 	if !reflect.DeepEqual(*c.Source.DPDK, want) {
 		t.Errorf("it reads\n%+v, want\n%+v", *c.Source.DPDK, want)

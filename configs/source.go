@@ -43,15 +43,9 @@ type DPDK struct {
 	HugePages bool `yaml:"huge_pages" default:"true"`
 	// Packets that the memory holds; as many as fit if left out.
 	Mbufs int `yaml:"mbufs" min:"4096" max:"67108864" example:"131072"`
-	// auto: the NIC verifies checksums if it can, else the manager, which accepts what a virtual
-	// device leaves unfilled for an offload; verify: accept nothing unfilled; ignore: accept all.
-	Checksums Checksums `yaml:"checksums" default:"auto" oneof:"auto|verify|ignore"`
 	// More arguments for DPDK's environment abstraction layer.
 	EAL []string `yaml:"eal" default:"[]" want:"an EAL argument, like --log-level=8"`
 }
-
-// Checksums selects the verification of checksums in received packets.
-type Checksums string
 
 // maxPortText bounds DPDK.Port, in bytes.
 const maxPortText = 1 << 10

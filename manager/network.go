@@ -22,10 +22,9 @@ func openNetwork(cfg *configs.Config, log zerolog.Logger) (datapath.Network, err
 		Port: d.Port, Addresses: d.Addresses,
 		Queues: d.Queues, LCores: d.LCores, MTU: d.MTU,
 		Memory: int(d.Memory), HugePages: d.HugePages, Mbufs: d.Mbufs,
-		Checksums: dpdk.Checksums(d.Checksums),
-		EAL:       d.EAL,
-		BusyPoll:  cfg.BusyPoll,
-		Log:       log,
+		EAL:      d.EAL,
+		BusyPoll: cfg.BusyPoll,
+		Log:      log,
 	})
 }
 

@@ -82,7 +82,7 @@ func newBed(t *testing.T, o Options) *bed {
 	if o.Addresses == nil {
 		o.Addresses = []netip.Addr{own4, own6}
 	}
-	o.Checksums, o.Memory = verify, 192<<20
+	o.Memory = 192 << 20
 	o.Log = zerolog.Nop()
 	wire, err := dpdktest.NewWire(fmt.Sprintf("bed%d", beds.Add(1)), o.Queues, 1024)
 	must.OK(t, err)

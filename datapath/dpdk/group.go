@@ -156,7 +156,7 @@ func open(o Options) (_ *Group, err error) {
 		Queues: o.Queues, Descriptors: rxDescriptors, MTU: o.MTU,
 		// A virtual device "offloads" in software anyway. It would verify a checksum before
 		// the parser can accept it as unfilled.
-		Checksums: info.PCI && o.Checksums != ignore,
+		Checksums: info.PCI,
 	}, g.pool); err != nil {
 		return nil, err
 	}
@@ -164,22 +164,12 @@ func open(o Options) (_ *Group, err error) {
 		return nil, err
 	}
 	g.face.Store(g.newFace(info.MAC))
-	g.checks = checksFor(o.Checksums, info.PCI)
+	if g.checks = frame.CheckIP | frame.CheckUDP; !info.PCI {
+		g.checks |= frame.AllowUnfilled // the sender's kernel leaves them to a NIC, which a virtual device is not
+	}
 	g.senders = make([]sender, o.Queues)
 	g.queues = make([]bool, o.Queues)
 	return g, g.start(info)
-}
-
-// checksFor returns the checksums that the parser verifies, without regard to a NIC's own
-// checks.
-func checksFor(c Checksums, pci bool) frame.Checks {
-	switch {
-	case c == ignore:
-		return 0
-	case c == Auto && !pci:
-		return frame.CheckIP | frame.CheckUDP | frame.AllowUnfilled
-	}
-	return frame.CheckIP | frame.CheckUDP
 }
 
 // measure computes how many mbufs sources may hold.
@@ -370,7 +360,7 @@ func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
 // checksOf returns the checksums of a frame that the NIC has not verified.
 func (g *Group) checksOf(e *eal.Entry) (frame.Checks, frame.Reason) {
 	checks := g.checks
-	if checks == 0 || e.Flags == 0 {
+	if e.Flags == 0 {
 		return checks, frame.OK
 	}
 	if e.Flags&(eal.IPBad|eal.UDPBad) != 0 {

@@ -13,18 +13,6 @@ import (
 // ErrNotBuilt is returned by Open in a program that was built without DPDK.
 var ErrNotBuilt = errors.New("this penstock was built without DPDK; install it (apt-get install libdpdk-dev) and build again (make build-dpdk), or configure `source: udp`")
 
-// Checksums says what verifies the checksums of received frames.
-type Checksums string
-
-// Auto leaves to a NIC what it can verify, and verifies the rest. From a virtual device it
-// accepts a checksum that the sender's kernel left unfilled for an offload. Verify accepts no
-// unfilled checksum. Ignore accepts any.
-const (
-	Auto   Checksums = "auto"
-	verify Checksums = "verify"
-	ignore Checksums = "ignore"
-)
-
 // Options of a port group.
 type Options struct {
 	// Port is a PCI address, or a virtual device with its arguments.
@@ -42,7 +30,6 @@ type Options struct {
 	Memory    int
 	HugePages bool
 	Mbufs     int
-	Checksums Checksums
 	// EAL holds more arguments for DPDK's environment.
 	EAL []string
 	// BusyPoll is how long Receive polls for datagrams before it sleeps. It is also how long

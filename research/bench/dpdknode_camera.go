@@ -134,7 +134,7 @@ func openMemifCamera(ctx context.Context, device string, port uint16, eal []stri
 	c := &memifCamera{to: netip.AddrPortFrom(nodeAddress, port)}
 	o := dpdk.Options{
 		Port: device, Addresses: []netip.Addr{cameraAddress}, Queues: 1, MTU: 1500,
-		Memory: cameraMemory, Mbufs: 8192, Checksums: dpdk.Auto, EAL: eal, Log: zerolog.Nop(),
+		Memory: cameraMemory, Mbufs: 8192, EAL: eal, Log: zerolog.Nop(),
 	}
 	if runtime.NumCPU() >= testbed.MinCPUs { // the load has its own CPUs
 		o.BusyPoll = time.Second

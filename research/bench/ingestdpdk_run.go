@@ -83,7 +83,7 @@ func hugeEnough() bool {
 func openPort(device string, mbufs int) (g *dpdk.Group, s *dpdk.Source, err error) {
 	g, err = dpdk.Open(dpdk.Options{
 		Port: device, Addresses: []netip.Addr{dpdkTo.Addr()}, Queues: 1, MTU: 1500,
-		Memory: benchMemory, HugePages: hugeEnough(), Mbufs: mbufs, Checksums: dpdk.Auto, Log: zerolog.Nop(),
+		Memory: benchMemory, HugePages: hugeEnough(), Mbufs: mbufs, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		return nil, nil, err
