@@ -33,9 +33,6 @@ type Lab struct {
 	CopyGather bool `json:"copy_gather,omitempty"`
 	// RunLate runs requests even if they can no longer meet their objective.
 	RunLate bool `json:"run_late,omitempty"`
-	// LoadComplete begins to load an evicted model when a request is complete, and not at its first
-	// packet.
-	LoadComplete bool `json:"load_complete,omitempty"`
 }
 
 // ReadLab reads the Lab from this process's environment. Without the variable, or if it is

@@ -20,7 +20,6 @@ func TestReadLab(t *testing.T) {
 		"fixed batches": {`{"change": "none", "batching": {"rule": "fixed", "size": 8, "delay_ns": 5000000}}`,
 			Lab{Change: ChangeNone, Batching: control.Batching{Rule: control.BatchFixed, Size: 8, Delay: 5 * time.Millisecond}}},
 		"restart": {`{"change": "restart", "run_late": true}`, Lab{Change: ChangeRestart, RunLate: true}},
-		"loads":   {`{"load_complete": true}`, Lab{LoadComplete: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv(LabVariable, row.text)

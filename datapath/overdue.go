@@ -63,7 +63,7 @@ func (q *Queue) overdue(now int64, slots []uint32) (_ []uint32, next int64) {
 	p := q.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if q.inFlight == 0 || p.lab.RunLate {
+	if q.inFlight == 0 || p.runLate {
 		return slots, 0
 	}
 

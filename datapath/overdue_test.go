@@ -144,7 +144,7 @@ func TestOverdueTimes(t *testing.T) {
 		{"late requests are run", true, []int64{-30 * ms}, nil, nil, 1000 * ms, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			p := &Port{lab: Lab{RunLate: row.runLate}, table: table, flights: make([]flight, geometry.Slots)}
+			p := &Port{runLate: row.runLate, table: table, flights: make([]flight, geometry.Slots)}
 			q := &Queue{port: p, inFlight: len(row.deadlines)}
 			for slot, deadline := range row.deadlines {
 				p.flights[slot].queue = q

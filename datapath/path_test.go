@@ -495,20 +495,6 @@ func TestFirstFragment(t *testing.T) {
 	}
 }
 
-// TestLoadComplete does not tell the process of a request that has only begun. No datagram comes, so the
-// receive thread does not read the setting.
-func TestLoadComplete(t *testing.T) {
-	b := newHarness(t, 100)
-	c := b.owner(0, 1)
-	c.Watch(true)
-	for _, complete := range []bool{true, false} {
-		b.lab.LoadComplete = complete
-		if b.announce(1); c.Arrived() == complete {
-			t.Errorf("with loads of complete requests %v, arrived is %v", complete, !complete)
-		}
-	}
-}
-
 // Both threads run, from publish to reply, and allocate nothing on the Go heap.
 func TestPortAllocations(t *testing.T) {
 	b := newHarness(t, 100)

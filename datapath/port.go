@@ -65,18 +65,12 @@ type Options struct {
 	AnsweredFor time.Duration
 	// Trusted addresses stand for many machines each.
 	Trusted []netip.Prefix
-	Lab     Lab
+	// RunLate lets processes run requests after their deadline: nothing is overdue. It makes the port a
+	// baseline to compare Penstock with (docs/adr/0010-baselines.md).
+	RunLate bool
 	// Version is the version of the model, for requests that are not run.
 	Version uint32
 	Log     zerolog.Logger
-}
-
-// Lab makes a port a baseline to compare Penstock with (docs/adr/0010-baselines.md).
-type Lab struct {
-	// RunLate lets processes run requests after their deadline: nothing is overdue.
-	RunLate bool
-	// LoadComplete hides requests from processes until they are complete.
-	LoadComplete bool
 }
 
 // Port is the data plane of one function. On the wire the UDP port identifies the function.
@@ -92,7 +86,7 @@ type Port struct {
 	sources   *Sources
 	receivers []*receiver // one per source
 	queues    []*Queue
-	lab       Lab
+	runLate   bool
 	observer  Observer // set by Start
 
 	threads sync.WaitGroup // receive and reply
@@ -160,7 +154,7 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 			ResultBytes:  uint32(max(minResultBytes, o.ResultBytes)),
 		},
 		sources:      sources,
-		lab:          o.Lab,
+		runLate:      o.RunLate,
 		requestBytes: o.RequestBytes,
 		flights:      make([]flight, slots),
 		objective:    o.Objective,

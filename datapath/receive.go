@@ -99,7 +99,7 @@ func (r *receiver) reassemble(t *receiveTurn, n int, now int64) {
 
 // announce tells the processes that requests have begun. Any of the queues may get them.
 func (p *Port) announce(begun int) {
-	if begun == 0 || p.lab.LoadComplete {
+	if begun == 0 {
 		return
 	}
 	for _, q := range p.queues {

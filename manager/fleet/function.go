@@ -92,7 +92,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		Transit:          fl.cfg.Transit,
 		AnsweredFor:      fl.cfg.Aggregate.AnsweredFor,
 		Trusted:          fl.cfg.Trusted,
-		Lab:              datapath.Lab{RunLate: fl.cfg.Lab.RunLate, LoadComplete: fl.cfg.Lab.LoadComplete},
+		RunLate:          fl.cfg.Lab.RunLate,
 		Version:          card.Version,
 		Log:              f.log,
 	})

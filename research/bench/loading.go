@@ -41,10 +41,8 @@ type Loading struct {
 	P99Ratio float64   `json:"neighbour_p99_ratio"` // of the medians
 
 	// Early is the median latency of a request whose sending takes SpreadMillis and whose model is evicted.
-	// Complete is the same on a node that begins to load when the request is complete.
 	SpreadMillis float64   `json:"spread_ms"`
 	Early        []float64 `json:"early_ms"`
-	Complete     []float64 `json:"complete_ms"`
 }
 
 // LoadingOptions say what RunLoading measures.
@@ -71,7 +69,7 @@ func RunLoading(ctx context.Context, o LoadingOptions) (Loading, error) {
 	if len(o.ModelNames) < 2 {
 		return r, errors.New("measure loads: a single member is never evicted; want two models or more")
 	}
-	if err := o.onNode(ctx, configs.Lab{}, func(n *node.Node, status *control.Status) error {
+	if err := o.onNode(ctx, func(n *node.Node, status *control.Status) error {
 		members, err := dialMembers(ctx, o, status, 0)
 		if err != nil {
 			return err
@@ -90,12 +88,6 @@ func RunLoading(ctx context.Context, o LoadingOptions) (Loading, error) {
 	}); err != nil {
 		return r, err
 	}
-	o.Printf("slow senders, loads of complete requests")
-	if err := o.onNode(ctx, configs.Lab{LoadComplete: true}, func(_ *node.Node, status *control.Status) error {
-		return o.spread(ctx, status, &r.Complete)
-	}); err != nil {
-		return r, err
-	}
 	alone, _, _ := Spread(r.Alone)
 	beside, _, _ := Spread(r.Beside)
 	r.P99Ratio = beside / alone
@@ -103,11 +95,11 @@ func RunLoading(ctx context.Context, o LoadingOptions) (Loading, error) {
 }
 
 // onNode starts a node, measures on it and stops it.
-func (o *LoadingOptions) onNode(ctx context.Context, lab configs.Lab, measure func(*node.Node, *control.Status) error) error {
+func (o *LoadingOptions) onNode(ctx context.Context, measure func(*node.Node, *control.Status) error) error {
 	starting, cancel := context.WithTimeoutCause(ctx, workerPatience, fmt.Errorf("not all functions served after %v", workerPatience))
 	defer cancel()
 	o.Printf("start node")
-	n, err := node.Start(starting, node.Options{Binary: o.Binary, Config: o.config(), Environment: []string{lab.Environment()}})
+	n, err := node.Start(starting, node.Options{Binary: o.Binary, Config: o.config(), Environment: []string{configs.Lab{}.Environment()}})
 	if err != nil {
 		return err
 	}

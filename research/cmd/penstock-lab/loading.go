@@ -19,8 +19,7 @@ func loadingCommand(print printer) *cobra.Command {
 		Use: "loading", Short: "What loading a model costs the request that waits for it, and a neighbour in its own process",
 		Long: `Starts a node with a worker whose memory holds only some of its members, and a function in its own
 process. The members get one request after the other, so each request needs a load; "loads per request" says
-whether that is so. Slow senders spread a request over --spread; they are compared with a node that begins to
-load only when a request is complete. Rows have the median and the range of the rounds.`,
+whether that is so. Slow senders spread a request over --spread. Rows have the median and the range of the rounds.`,
 		Example: `  penstock-lab loading
   penstock-lab loading --device cuda --models models --model vgg19,resnet152 --neighbour resnet50 --memory 1200 --rate 500`,
 		Args: cobra.NoArgs,
@@ -78,6 +77,5 @@ func loadingRows(r bench.Loading) []table.Row {
 		row("neighbour's p99 next to loads", r.Beside, " ms"),
 		{"next to loads / without (goal 1.10)", fmt.Sprintf("%.2f", r.P99Ratio)},
 		row(fmt.Sprintf("request sent within %v ms, loads at its first packet, p50", r.SpreadMillis), r.Early, " ms"),
-		row("the same, loads when it is complete, p50", r.Complete, " ms"),
 	}
 }

@@ -49,7 +49,7 @@ var onCPU = []struct {
 		[][]any{{"memory_ratio"}, {"limited", "requests", 0}, {"limited", "load_ms", 0}, {"own", "in_time", 0},
 			{"unlimited", "models", "face", "mean_ms", 0}, {"alone", "models", "fashion", "p99_ms", 0}}},
 	{words("loading --rounds 1 --duration 1s --model face,face --memory 2 --neighbour fashion"),
-		[][]any{{"neighbour_p99_ratio"}, {"resident_ms", 0}, {"loads_per_request", 0}, {"early_ms", 0}, {"complete_ms", 0}}},
+		[][]any{{"neighbour_p99_ratio"}, {"resident_ms", 0}, {"loads_per_request", 0}, {"early_ms", 0}}},
 	{words("guest --model detect --rate 5 --rounds 1 --duration 4s"), [][]any{{"p99_ratio"}, {"guest_ratio"}, {"function_beside_guest", "within_percent", 0}}},
 	{words("plan --only delays --count 1"), [][]any{{"delays", 0, "gpus"}}},
 	{words("plan --only counts --scenario S1 --times 1"), [][]any{{"counts", 0, "gpus"}}},
