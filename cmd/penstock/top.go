@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,7 +30,7 @@ func topCommand() *cobra.Command {
 		Short: "Show the functions of the running node and what they do now",
 		Long: `Shows each function's 99th percentile next to its objective, its requests per second, and its
 use of the device, of the last five seconds. Functions with a problem come first and have a "!";
-the lines below the table have the reasons. q or Ctrl-C quits.
+the lines below the table have the reasons. Ctrl-C quits.
 
 "per second" counts requests that ended, with any result, and "not ok" those of them that were
 late, busy or failed. "lost" counts since the function was added; it must be 0. "guarantee",
@@ -59,7 +57,11 @@ If the output is no terminal, or with -o json, it measures for --interval, print
 			}
 			read := func(ctx context.Context) (control.Sample, error) { return control.ReadSample(ctx, folder) }
 			if output == "table" && isTerminal(os.Stdout) {
-				return showLive(cmd.Context(), read, interval)
+				terminal := functions.Terminal{Writer: os.Stdout, Size: func() (width, height int) {
+					width, height, _ = term.GetSize(int(os.Stdout.Fd())) // 0 if it is not known
+					return width, height
+				}}
+				return functions.Watch(cmd.Context(), terminal, read, interval, max(topWindow, interval))
 			}
 
 			live, err := measureLive(cmd.Context(), read, interval)
@@ -70,7 +72,7 @@ If the output is no terminal, or with -o json, it measures for --interval, print
 				return writeJSON(cmd.OutOrStdout(), live)
 			}
 			for _, line := range live.Lines(0) {
-				fmt.Fprintln(cmd.OutOrStdout(), line.Text)
+				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
 			return nil
 		},
@@ -87,11 +89,8 @@ func writeJSON(to io.Writer, value any) error {
 	return e.Encode(value)
 }
 
-// sampleReader samples a node.
-type sampleReader func(context.Context) (control.Sample, error)
-
 // measureLive compares two samples.
-func measureLive(ctx context.Context, read sampleReader, interval time.Duration) (*functions.Live, error) {
+func measureLive(ctx context.Context, read func(context.Context) (control.Sample, error), interval time.Duration) (*functions.Live, error) {
 	before, err := read(ctx)
 	if err != nil {
 		return nil, err
@@ -109,44 +108,4 @@ func measureLive(ctx context.Context, read sampleReader, interval time.Duration)
 		return nil, errors.New("measure node: its manager was restarted; try again")
 	}
 	return functions.NewLive(&before, &after), nil
-}
-
-// showLive shows the node on the terminal until the user quits.
-func showLive(ctx context.Context, read sampleReader, interval time.Duration) error {
-	out, in := int(os.Stdout.Fd()), int(os.Stdin.Fd())
-	keys := make(chan byte)
-	if term.IsTerminal(in) {
-		before, err := term.MakeRaw(in)
-		if err != nil {
-			return fmt.Errorf("prepare terminal: %w", err)
-		}
-		defer term.Restore(in, before)
-		go readKeys(os.Stdin, keys)
-	}
-	resized := make(chan os.Signal, 1)
-	signal.Notify(resized, syscall.SIGWINCH)
-	defer signal.Stop(resized)
-
-	screen := functions.Screen{
-		Out: os.Stdout, Keys: keys, Resized: resized, Read: read, Interval: interval, Window: max(topWindow, interval),
-		Colour: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb",
-		Size: func() (int, int) {
-			width, height, err := term.GetSize(out)
-			if err != nil {
-				return 0, 0
-			}
-			return width, height
-		},
-	}
-	return screen.Run(ctx)
-}
-
-// readKeys passes on what the user types, until the program ends.
-func readKeys(from io.Reader, keys chan<- byte) {
-	for key := make([]byte, 1); ; {
-		if _, err := from.Read(key); err != nil {
-			return
-		}
-		keys <- key[0]
-	}
 }

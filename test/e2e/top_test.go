@@ -119,7 +119,7 @@ func TestTop(t *testing.T) {
 		})
 	})
 	t.Run("terminal", func(t *testing.T) {
-		program, user := openTerminal(t, 120, 24)
+		program, user := openTerminal(t, 160, 24)
 		top := exec.Command(penstock, "top", "--interval", "100ms", "--runtime-dir", nd.Dir)
 		top.Stdin, top.Stdout, top.Stderr = program, program, program
 		top.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -137,7 +137,7 @@ func TestTop(t *testing.T) {
 			wait.For(t, "another picture", func() bool { return screen.has("\x1b[J") && screen.has("p99 ms") })
 			return !screen.has("state")
 		})
-		if _, err := user.WriteString("q"); err != nil {
+		if _, err := user.WriteString("\x03"); err != nil { // Ctrl-C
 			t.Fatal(err)
 		}
 		if err := <-ended; err != nil {

@@ -1,7 +1,9 @@
 package functions
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -161,34 +163,15 @@ func (w *Window) Add(s control.Sample) *Live {
 	return NewLive(&w.samples[0], &s)
 }
 
-// Line is a line for a terminal.
-type Line struct {
-	Text string
-	Kind LineKind
-}
-
-// LineKind says how to draw a line.
-type LineKind int
-
-// The kinds of lines.
-const (
-	PlainLine LineKind = iota
-	TitleLine
-	ProblemLine
-)
-
-// gap is between two columns.
-const gap = 2
-
 // Lines returns a title, a table with the functions that have a problem first, and below it what is
 // wrong. The table has as many columns as fit in width, all if width is 0. Longer lines are cut.
-func (l *Live) Lines(width int) (lines []Line) {
-	add := func(kind LineKind, line string) { lines = append(lines, Line{cut(line, width), kind}) }
+func (l *Live) Lines(width int) (lines []string) {
+	add := func(line string) { lines = append(lines, cut(line, width)) }
 	measured := "; measuring"
 	if l.Seconds > 0 {
 		measured = fmt.Sprintf("; last %.1f s", l.Seconds)
 	}
-	add(PlainLine, l.At.Local().Format(time.TimeOnly)+"  "+deviceLine(l.status)+measured)
+	add(l.At.Local().Format(time.TimeOnly) + "  " + deviceLine(l.status) + measured)
 
 	functions := slices.Clone(l.Functions)
 	slices.SortStableFunc(functions, func(a, b LiveFunction) int { return problemRank(&a) - problemRank(&b) })
@@ -206,27 +189,21 @@ func (l *Live) Lines(width int) (lines []Line) {
 		}
 		rows = append(rows, row)
 	}
-	table := align(width, columns, rows)
-	add(TitleLine, table[0])
-	for i := range functions {
-		kind := PlainLine
-		if functions[i].Problem != "" {
-			kind = ProblemLine
-		}
-		add(kind, table[1+i])
+	for line := range strings.Lines(tabular.RenderOne(cmp.Or(width, math.MaxInt32), columns, rows)) {
+		add(line)
 	}
 
 	for _, line := range nodeLines(l.status) {
-		add(PlainLine, line)
+		add(line)
 	}
 	for i := range functions {
 		f := &functions[i]
 		if f.Problem != "" {
-			add(PlainLine, f.Name+": "+f.Problem)
+			add(f.Name + ": " + f.Problem)
 		}
 		if status, ok := l.status.Function(f.Name); ok {
 			for _, why := range reasons(&status) {
-				add(PlainLine, f.Name+": "+why)
+				add(f.Name + ": " + why)
 			}
 		}
 	}
@@ -240,9 +217,9 @@ func problemRank(f *LiveFunction) int {
 	return 1
 }
 
-// liveColumns are in the order of their importance. The first one marks problems.
+// liveColumns are in the order of their importance.
 func liveColumns(guarantees bool) []tabular.Column {
-	columns := []tabular.Column{{Name: " "}, {Name: "function", Left: true}, {Name: "p99 ms"}, {Name: "objective"}, {Name: "per second"}, {Name: "not ok"}, {Name: "lost"}}
+	columns := []tabular.Column{{Name: "function", Left: true}, {Name: "p99 ms"}, {Name: "objective"}, {Name: "per second"}, {Name: "not ok"}, {Name: "lost"}}
 	if guarantees {
 		columns = append(columns, tabular.Column{Name: "guarantee"}, tabular.Column{Name: "use"}, tabular.Column{Name: "demoted"})
 	} else {
@@ -252,9 +229,9 @@ func liveColumns(guarantees bool) []tabular.Column {
 }
 
 func (l *Live) row(f *LiveFunction, guarantees bool) []string {
-	mark, p99, rate, notOK, queue, batch := " ", "-", "-", "-", "-", "-"
+	name, p99, rate, notOK, queue, batch := f.Name, "-", "-", "-", "-", "-"
 	if f.Problem != "" {
-		mark = "!"
+		name = "! " + name
 	}
 	if f.P99Millis != nil {
 		p99, queue, batch = millisText(*f.P99Millis), millisText(f.QueueMillis), strconv.FormatFloat(f.Batch, 'f', 1, 64)
@@ -262,7 +239,7 @@ func (l *Live) row(f *LiveFunction, guarantees bool) []string {
 	if l.Seconds > 0 {
 		rate, notOK = strconv.FormatFloat(f.RequestsPerSecond, 'f', 1, 64), percentText(f.notOKPercent)
 	}
-	row := []string{mark, f.Name, p99, millisText(f.SLOMillis), rate, notOK, fmt.Sprint(f.Lost), percentText(f.GuaranteePercent)}
+	row := []string{name, p99, millisText(f.SLOMillis), rate, notOK, fmt.Sprint(f.Lost), percentText(f.GuaranteePercent)}
 	if guarantees {
 		row = append(row, percentText(f.UsePercent), percentText(f.DemotedPercent))
 	}
@@ -279,43 +256,6 @@ func millisText(millis float64) string {
 		decimals = 1
 	}
 	return strconv.FormatFloat(millis, 'f', decimals, 64)
-}
-
-// align returns the header and the rows as lines, with the columns that fit in width. The first
-// two are always there.
-func align(width int, columns []tabular.Column, rows [][]string) []string {
-	lines, used := make([]string, 1+len(rows)), 0
-	for c, column := range columns {
-		widest := len(column.Name)
-		for _, row := range rows {
-			widest = max(widest, text.StringWidthWithoutEscSequences(row[c]))
-		}
-		if c > 1 && width > 0 && used+gap+widest > width {
-			break
-		}
-		used += widest
-		if c > 0 {
-			used += gap
-		}
-		for i := range lines {
-			cell := column.Name
-			if i > 0 {
-				cell = rows[i-1][c]
-			}
-			if c > 0 {
-				lines[i] += strings.Repeat(" ", gap)
-			}
-			lines[i] += pad(cell, widest, column.Left)
-		}
-	}
-	return lines
-}
-
-func pad(cell string, width int, left bool) string {
-	if left {
-		return text.AlignLeft.Apply(cell, width)
-	}
-	return text.AlignRight.Apply(cell, width)
 }
 
 // cut shortens a line to width, if that is not 0, and removes control characters, which a reason
