@@ -89,11 +89,9 @@ const (
 	UnsavedChanged Unsaved = "changed"
 )
 
-// FaultStatus says how often the GPU failed under all inference functions at once, and how
-// long the node gave no answers the last time.
+// FaultStatus says how often the GPU failed under all inference functions at once.
 type FaultStatus struct {
-	Count      uint64  `json:"count"`
-	LastMillis float64 `json:"last_ms"`
+	Count uint64 `json:"count"`
 }
 
 // Function returns the status of a function by its name.

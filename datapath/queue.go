@@ -33,11 +33,9 @@ type Queue struct {
 	abandoned    []uint32
 	expireBefore time.Duration
 
-	// When a request was last answered well, and when first since a process got the ring; 0 if
-	// not yet. By shm.Now, written by the reply thread.
-	lastGood, firstGood atomic.Int64
-	// answeredAt is lastGood by runclock.Now.
-	answeredAt atomic.Int64
+	// lastGood is when a request was last answered well, by runclock.Now; 0: none was. The reply
+	// thread writes it.
+	lastGood atomic.Int64
 	// resting: the reply thread only waits for replies; it does not check deadlines.
 	resting atomic.Bool
 }
@@ -67,10 +65,7 @@ func (q *Queue) Files() []*os.File {
 
 // HandOver gives the ring to the process of a generation, as soon as the present owner releases
 // it.
-func (q *Queue) HandOver(generation uint32) {
-	q.channel.SetEpoch(generation)
-	q.firstGood.Store(0)
-}
+func (q *Queue) HandOver(generation uint32) { q.channel.SetEpoch(generation) }
 
 // Epoch is the generation that should have the ring.
 func (q *Queue) Epoch() uint32 { return q.channel.Epoch() }
@@ -176,15 +171,8 @@ func (q *Queue) flying(yield func(slot uint32, fl *flight) bool) {
 	}
 }
 
-// LastGood returns when a request was last answered with status ok, by shm.Now and by
-// runclock.Now; 0 if none was.
-func (q *Queue) LastGood() (at int64, running time.Duration) {
-	return q.lastGood.Load(), time.Duration(q.answeredAt.Load())
-}
-
-// FirstGood returns when a request was first answered with status ok since the last HandOver, by
-// shm.Now; 0 if none was.
-func (q *Queue) FirstGood() int64 { return q.firstGood.Load() }
+// LastGood returns when a request was last answered with status ok, by runclock.Now; 0 if none was.
+func (q *Queue) LastGood() time.Duration { return time.Duration(q.lastGood.Load()) }
 
 // Arrivals counts the requests since the queue was made.
 func (q *Queue) Arrivals() int {

@@ -188,9 +188,7 @@ func (t *replyTurn) finish() {
 	}
 	sent := shm.Now()
 	if t.good {
-		t.queue.lastGood.Store(sent)
-		t.queue.answeredAt.Store(int64(runclock.Now()))
-		t.queue.firstGood.CompareAndSwap(0, sent)
+		t.queue.lastGood.Store(int64(runclock.Now()))
 	}
 	t.copyPicture(sent)
 	for i := range t.sides {

@@ -50,7 +50,7 @@ func Marks(before, after *control.Sample) (marks []Mark) {
 		return marks
 	}
 	if n := is.Faults.Count - was.Faults.Count; n > 0 && is.Faults.Count > was.Faults.Count {
-		add(KindFault, "", "the GPU failed under all functions; no answers for %.0f ms", is.Faults.LastMillis)
+		add(KindFault, "", "the GPU failed under all functions")
 	}
 	if c := &is.Configuration; !c.Since.Equal(was.Configuration.Since) {
 		if c.Followed {

@@ -1,13 +1,11 @@
 package fleet
 
 import (
-	"slices"
 	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/policy/fault"
 	"github.com/penstock/penstock/manager/policy/pair"
-	"github.com/penstock/penstock/shm"
 )
 
 // Under MPS a GPU fails for all its users at once: an illegal memory access by one
@@ -29,26 +27,14 @@ import (
 // it.
 type faults struct {
 	count  uint64
-	last   time.Duration // duration of the last outage
 	guard  fault.Guard
 	struck map[victim]time.Time // processes of the last fault; reports before that time belong to it, zero: all do
-	outage *outage
 }
 
 // victim is a process that a fault struck.
 type victim struct {
 	place
 	generation uint32
-}
-
-// outage is a time without answers. It ends when every instance that had served
-// answers again, or is able to.
-type outage struct {
-	from   int64 // the last good answer before, shm.Now
-	struck int64 // when the fault was reported
-	until  int64 // the latest of the instances' first good answers
-	waits  map[*instance]bool
-	blamed string
 }
 
 // A process that was linking when the device failed may report that fault for this
@@ -96,15 +82,8 @@ func (fl *Fleet) deviceFailed(o *control.Observed, lost []control.ObservedProces
 	fl.log.Error().Strs("said_by", names).Str("blamed", verdict.Blamed).Str("reason", lost[0].Reason).
 		Msg("device failed for all inference functions; waking every shadow")
 
-	if x.outage == nil {
-		x.outage = &outage{from: fl.functions.lastGood(), waits: map[*instance]bool{}}
-	}
-	x.outage.struck, x.outage.blamed = shm.Now(), verdict.Blamed
 	reason := "the device failed under it: " + lost[0].Reason
 	fl.functions.eachInstance(func(in *instance) {
-		if in.tenure.began != 0 && !in.f.removing && !in.pair.Held() {
-			x.outage.waits[in] = true
-		}
 		culprit := uint32(0)
 		if in.f.name == verdict.Blamed {
 			culprit = culprits[in.place]
@@ -193,43 +172,13 @@ func (p processes) awaitsVerdict(q *pair.Process, o *control.ObservedProcess, no
 	return now.Before(known.doubtUntil)
 }
 
-// heal checks whether all functions answer again, and releases those whose hold is
-// over.
+// heal releases the functions whose hold is over.
 func (fl *Fleet) heal() {
-	x := &fl.faults
-	for _, name := range x.guard.Release(time.Since(fl.started)) {
+	for _, name := range fl.faults.guard.Release(time.Since(fl.started)) {
 		if f := fl.functions.find(name); f != nil {
 			f.release()
 		}
 	}
-	out := x.outage
-	if out == nil {
-		return
-	}
-	for in := range out.waits {
-		q := in.pair.Active()
-		good := in.queue.FirstGood()
-		switch {
-		case !slices.Contains(fl.functions, in.f), in.f.removing, in.pair.Held():
-			// The function is gone, being removed or held back: do not wait for its answers.
-		case q == nil || in.tenure.began <= out.struck:
-			continue
-		case good != 0:
-			out.until = max(out.until, good)
-		case q.State == control.Active && in.queue.Oldest() == 0:
-			out.until = max(out.until, in.tenure.began) // it was able to answer, and no request came
-		default:
-			continue
-		}
-		delete(out.waits, in)
-	}
-	if len(out.waits) > 0 {
-		return
-	}
-	x.last = time.Duration(max(0, out.until-out.from))
-	x.outage = nil
-	fl.log.Warn().Dur("without_answers_ms", x.last).Str("blamed", out.blamed).Uint64("faults", x.count).
-		Msg("every inference function answers again after the device failure")
 }
 
 // hold refuses the function's requests and lets no process of it serve.
@@ -261,9 +210,4 @@ func (f *function) release() {
 func (f *function) forgetFaults() {
 	f.fleet.faults.guard.Forget(f.name)
 	f.release()
-}
-
-// status counts the device's failures.
-func (x *faults) status() control.FaultStatus {
-	return control.FaultStatus{Count: x.count, LastMillis: float64(x.last) / float64(time.Millisecond)}
 }

@@ -6,8 +6,6 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/control/runclock"
-	"github.com/penstock/penstock/shm"
 )
 
 // functions are those of a node. The control loop owns them.
@@ -70,21 +68,6 @@ func (list functions) undrained() string {
 		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.port.Pending(), f.instances.processes()))
 	}
 	return strings.Join(waits, "; ")
-}
-
-// lastGood estimates since when the node has not answered well, by shm.Now. Time without any
-// request does not count.
-func (list functions) lastGood() int64 {
-	now := shm.Now()
-	good, oldest := int64(0), now
-	list.eachInstance(func(in *instance) {
-		answered, _ := in.queue.LastGood()
-		good = max(good, answered)
-		if t := in.queue.Oldest(); t != 0 {
-			oldest = min(oldest, now-int64(runclock.Now()-t))
-		}
-	})
-	return max(good, oldest)
 }
 
 // instances are those of a function.

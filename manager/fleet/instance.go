@@ -252,8 +252,7 @@ func (in *instance) watch(now time.Duration) {
 	if in.fleet.cfg.Lab.RunLate {
 		// A backlog may be as long as there are slots: while answers come, the process is
 		// alive.
-		_, answered := in.queue.LastGood()
-		oldest = max(oldest, answered)
+		oldest = max(oldest, in.queue.LastGood())
 	}
 	patience := in.f.hangTimeout
 	// A process is responsible for the time since it got the ring. Before that, another

@@ -5,14 +5,12 @@ import (
 
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/shm"
 )
 
 // tenure is the time since a process got an instance's ring. The control loop owns it. The zero
 // value means that no process has had the ring.
 type tenure struct {
-	began int64         // shm.Now
-	since time.Duration // the same moment by runclock.Now
+	since time.Duration // by runclock.Now
 	// batchesSince is when a process last got the last of its batch sizes, by runclock.Now.
 	batchesSince time.Duration
 	// The models of the process that had the ring before, and of the one that has it.
@@ -21,7 +19,7 @@ type tenure struct {
 
 // begin records that a process with a model gets the ring.
 func (t *tenure) begin(model *models.Card) {
-	t.began, t.since = shm.Now(), runclock.Now()
+	t.since = runclock.Now()
 	t.before, t.model = t.model, model
 }
 

@@ -78,8 +78,6 @@ var (
 		"1 while the runtime folder cannot be restored, else 0. /readyz has the reason.")
 	descFaults = describe("penstock_device_faults_total",
 		"Times that the GPU failed for all functions at once.")
-	descOutage = describe("penstock_device_fault_seconds",
-		"Time without answers after the last of these faults.")
 	descMemory = describe("penstock_device_memory_bytes",
 		"Memory of the GPU.")
 	descUsed = describe("penstock_device_memory_used_bytes",
@@ -222,7 +220,6 @@ func (c sink) node(s *Snapshot) {
 
 func (c sink) device(s *control.Status) {
 	c.counter(descFaults, s.Faults.Count)
-	c.gauge(descOutage, s.Faults.LastMillis/1000)
 	c.gauge(descMemory, float64(s.Device.MemoryBytes))
 	c.gauge(descUsed, float64(s.Device.UsedBytes))
 	if s.Device.Weights != nil {

@@ -22,10 +22,8 @@ type Fault struct {
 	RatePerSecond float64         `json:"rate_per_s"` // of each function
 	Functions     []string        `json:"functions"`
 	Faults        []FaultResult   `json:"faults"`
-	// Silence summarizes the longest silence of each fault. Node summarizes the node's own
-	// figures.
+	// Silence summarizes the longest silence of each fault.
 	Silence PartMillis `json:"silence_ms"`
-	Node    PartMillis `json:"node_silence_ms"`
 	// Answers are to all requests of all functions except the neighbour, over the whole
 	// run. Lost requests were accepted and never answered; they include the neighbour's.
 	Requests uint64          `json:"requests"`
@@ -36,11 +34,10 @@ type Fault struct {
 // FaultResult describes one fault.
 type FaultResult struct {
 	// SilenceMillis is how long each function gave no ok answer around the fault. Longest
-	// is the longest of them, NodeMillis the node's own figure.
+	// is the longest of them.
 	SilenceMillis map[string]float64 `json:"silence_ms"`
 	Longest       float64            `json:"longest_ms"`
-	NodeMillis    float64            `json:"node_ms"`
-	// Answers are to requests that ended during the node's outage.
+	// Answers are to requests that ended during the longest silence.
 	Answers testbed.Answers `json:"answers"`
 }
 
@@ -121,7 +118,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		}
 		loads[name].Pace(o.RatePerSecond)
 	}
-	var longest, told []time.Duration
+	var longest []time.Duration
 	for i := range o.Number {
 		o.Printf("fault %d of %d", i+1, o.Number)
 		f, err := o.fault(ctx, b, loads)
@@ -130,9 +127,8 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		}
 		r.Faults = append(r.Faults, f)
 		longest = append(longest, time.Duration(f.Longest*float64(time.Millisecond)))
-		told = append(told, time.Duration(f.NodeMillis*float64(time.Millisecond)))
 	}
-	r.Silence, r.Node = partMillis(longest), partMillis(told)
+	r.Silence = partMillis(longest)
 	var all []testbed.Answered
 	for _, l := range loads {
 		l.Stop()
@@ -195,11 +191,6 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Harness, loads map[
 		during = append(during, l.Between(from+1, to)...)
 	}
 	r.Answers = testbed.Count(during)
-	status, err := b.Status()
-	if err != nil {
-		return r, err
-	}
-	r.NodeMillis = status.Faults.LastMillis
 	return r, nil
 }
 

@@ -368,7 +368,6 @@ func faultCommand(print printer) *cobra.Command {
 			return print(r, []table.Row{
 				{"faults", len(r.Faults)},
 				{"longest silence of a function", fmt.Sprintf("p50 %.0f  max %.0f ms", r.Silence.P50, r.Silence.Max)},
-				{"as the node says", fmt.Sprintf("p50 %.0f  max %.0f ms", r.Node.P50, r.Node.Max)},
 				{"requests, ok, failed", fmt.Sprintf("%d, %d, %d", r.Requests, r.Answers.OK, r.Answers.Failed)},
 				{"without an answer, never sent", fmt.Sprintf("%d, %d", r.Answers.Unanswered, r.Answers.Unsent)},
 			})
