@@ -214,10 +214,6 @@ func take[O any](m *Manager, begin func(O) (fleet.Order, error)) http.HandlerFun
 func (m *Manager) await(ctx context.Context, end <-chan error) error {
 	select {
 	case err := <-end:
-		// The changes were posted before end: after this call they are done.
-		if stopped := m.do(func() error { return nil }); err == nil {
-			err = stopped
-		}
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the order: %w", ctx.Err())

@@ -161,7 +161,7 @@ func (e *edit) planEntry(want configs.Function) error {
 		return err
 	}
 	change, err := f.plan(want)
-	if f.model.replacing {
+	if f.model.replacing != nil {
 		e.wait = append(e.wait, want)
 	} else {
 		e.changes = append(e.changes, change)
@@ -314,16 +314,11 @@ func (c *change) commit() error {
 	if c.card != f.model.desired {
 		older = f.model.olderAfter(cmp.Or(before.Model, f.name))
 	}
-	end, err := f.replace(c.card, c.want.Model, c.setup, older)
+	err := f.replace(c.card, c.want.Model, c.setup, older, func(err error) { c.ended(before, err) })
 	if err != nil {
 		c.undo(before)
-		return err
 	}
-	go func() {
-		err := <-end
-		fl.loop.Post(func() { c.ended(before, err) })
-	}()
-	return nil
+	return err
 }
 
 // ended records the result of a change that the processes had to make.
@@ -359,7 +354,7 @@ func (fl *Fleet) addWaiting() {
 		f := fl.functions.find(want.Name)
 		var err error
 		switch {
-		case f != nil && (f.removing || f.model.replacing), f == nil && fl.placeLeaves(want):
+		case f != nil && (f.removing || f.model.replacing != nil), f == nil && fl.placeLeaves(want):
 			return false
 		case f != nil:
 			err = f.reconfigure(want)

@@ -56,7 +56,7 @@ func (b *nodeBed) settles(name string) {
 	f := &bed{b.functions.find(name), b.t}
 	f.eventually("the edit of "+name+" is followed to its end", func() bool {
 		b.turns()
-		return !f.model.replacing && len(b.calls) == 0
+		return f.model.replacing == nil && len(b.calls) == 0
 	})
 	b.turns()
 }
@@ -134,7 +134,7 @@ func TestEditThatWritesDefaults(t *testing.T) {
 		Change: configs.ChangeAuto, Receivers: 1,
 	}
 	must.OK(t, b.edited(want))
-	if generation, _ := b.serves("a"); generation != 1 || b.functions.find("a").model.replacing {
+	if generation, _ := b.serves("a"); generation != 1 || b.functions.find("a").model.replacing != nil {
 		t.Errorf("generation %d serves, want the first", generation)
 	}
 }

@@ -81,6 +81,12 @@ type Order struct {
 	End <-chan error
 }
 
+// newOrder returns an order that ends when done is called.
+func newOrder(text string) (o Order, done func(error)) {
+	end := make(chan error, 1)
+	return Order{text, end}, func(err error) { end <- err }
+}
+
 // ErrStopped is the error of orders that a node no longer carries out.
 var ErrStopped = errors.New("manager has stopped")
 

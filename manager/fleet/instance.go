@@ -34,7 +34,6 @@ type instance struct {
 	tensors   tensors
 	failures  failures
 	tenure    tenure
-	replaced  result // of a replacement
 	handovers handovers
 	residency residency
 	warmedUp  warmedUp
@@ -90,14 +89,14 @@ func (in *instance) step() {
 			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
 			in.sharing.Replaced(!in.tenure.sameModel())
-			in.replaced.settle(nil)
+			in.replaced(nil)
 		case pair.Rejected:
 			what := "model"
 			if in.tenure.model != nil && in.tenure.model.File == in.f.model.desired.File && in.tenure.model.Version == in.f.model.desired.Version {
 				what = "process"
 			}
 			in.log.Error().Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
-			in.replaced.settle(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
+			in.replaced(fmt.Errorf("new %s of %s failed, keeping the old one: %s", what, in.f.name, c.Reason))
 		}
 	}
 }
@@ -112,17 +111,6 @@ func (in *instance) reclaim(generation uint32) {
 		in.suspect(worker)
 	}
 	in.tensors.keep(in.pair.Uses)
-}
-
-// replace requests another model; the channel gets the result.
-func (in *instance) replace(card *models.Card) <-chan error {
-	in.replaced.settle(fmt.Errorf("replaced by another replacement of %s", in.f.name))
-	end := in.replaced.begin()
-	in.pair.Replace(card)
-	if q := in.pair.Active(); q != nil && q.Card == card {
-		in.replaced.settle(nil) // it serves already
-	}
-	return end
 }
 
 // status describes the instance for users. Function.Status of package sharing adds its part of the device.
@@ -291,7 +279,7 @@ func (in *instance) remove() {
 			in.pair.Gone(q.Generation, "no orchestrator starts the process")
 		}
 	}
-	in.replaced.settle(fmt.Errorf("%s was removed", in.f.name))
+	in.replaced(fmt.Errorf("%s was removed", in.f.name))
 }
 
 // close frees the tensors. The reply thread must have ended.

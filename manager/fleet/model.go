@@ -16,7 +16,7 @@ type modelHistory struct {
 	desired   *models.Card
 	served    *models.Card // the model that served last, nil before the first
 	older     []olderModel // the models before it, newest last, for rollbacks
-	replacing bool         // processes of the desired model are replacing those of another
+	replacing *replacement // nil if none runs
 	// setups has the setup of each card that a process runs or is going to run.
 	setups map[*models.Card]setup
 }
@@ -25,6 +25,17 @@ type modelHistory struct {
 type olderModel struct {
 	card *models.Card
 	name string // finds the model: a card's name or file
+}
+
+// replacement is a replacement of a function's model, or only of its setup. The processes of the old
+// model serve until those of the new one do.
+type replacement struct {
+	old   *models.Card
+	name  string       // finds the new model
+	older []olderModel // the rollback list for when every instance serves the new model
+	waits []*instance  // those that have not ended it yet
+	errs  []error
+	done  func(error) // gets the result
 }
 
 // maxOlder is how many models back a function can be rolled back.
@@ -39,18 +50,6 @@ func (h *modelHistory) olderAfter(name string) []olderModel {
 	list := append(slices.Clone(h.older), olderModel{h.desired, name})
 	return list[max(0, len(list)-maxOlder):]
 }
-
-// begin starts the replacement of the desired model, and returns that one.
-func (h *modelHistory) begin(card *models.Card) (old *models.Card) {
-	old, h.desired, h.replacing = h.desired, card, true
-	return old
-}
-
-// commit ends a replacement. older is the new list of older models.
-func (h *modelHistory) commit(older []olderModel) { h.older, h.replacing = older, false }
-
-// abort ends a replacement that failed: the old model is desired again.
-func (h *modelHistory) abort(old *models.Card) { h.desired, h.replacing = old, false }
 
 // current is the model that serves, or that will serve if none has yet.
 func (h *modelHistory) current() *models.Card { return cmp.Or(h.served, h.desired) }
@@ -75,8 +74,8 @@ func (fl *Fleet) Replace(name, model string) (Order, error) {
 			name, card.Name, card.Version, served.Version, name)
 	}
 	from := modelName(f.model.desired)
-	end, err := f.replace(card, model, with, f.model.olderAfter(cmp.Or(f.config.Model, name)))
-	return Order{withWarnings(fmt.Sprintf("%s: replaced %s by %s", name, from, modelName(card)), card), end}, err
+	order, done := newOrder(withWarnings(fmt.Sprintf("%s: replaced %s by %s", name, from, modelName(card)), card))
+	return order, f.replace(card, model, with, f.model.olderAfter(cmp.Or(f.config.Model, name)), done)
 }
 
 // Rollback restores the model that the function ran before the present one. Each rollback goes one
@@ -92,8 +91,8 @@ func (fl *Fleet) Rollback(name string) (Order, error) {
 		return Order{}, fmt.Errorf("roll back %s: no model before %s; replace it with `penstock if replace %s CARD`", name, from, name)
 	}
 	to := f.model.older[last]
-	end, err := f.replace(to.card, to.name, setupUnder(&fl.cfg, f.config, to.card), f.model.older[:last])
-	return Order{withWarnings(fmt.Sprintf("%s: rolled back from %s to %s", name, from, modelName(to.card)), to.card), end}, err
+	order, done := newOrder(withWarnings(fmt.Sprintf("%s: rolled back from %s to %s", name, from, modelName(to.card)), to.card))
+	return order, f.replace(to.card, to.name, setupUnder(&fl.cfg, f.config, to.card), f.model.older[:last], done)
 }
 
 // withWarnings appends the warnings of a function's card to an answer, a line each.
@@ -136,13 +135,13 @@ func (f *function) takes(card *models.Card, s setup) error {
 }
 
 // replace gives every instance a model with a setup. older is the rollback list for when all of
-// them serve it.
-func (f *function) replace(model *models.Card, name string, s setup, older []olderModel) (<-chan error, error) {
-	if f.model.replacing {
-		return nil, fmt.Errorf("replace model of %s: another replacement is running; try again when it has ended", f.name)
+// them serve it. done gets the result; unless replace returns an error, it is called once.
+func (f *function) replace(model *models.Card, name string, s setup, older []olderModel, done func(error)) error {
+	if f.model.replacing != nil {
+		return fmt.Errorf("replace model of %s: another replacement is running; try again when it has ended", f.name)
 	}
 	if err := f.takes(model, s); err != nil {
-		return nil, err
+		return err
 	}
 	logWarnings(model, f.log)
 	// Copy the card: for the instances the same model with another setup is another card.
@@ -151,44 +150,46 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 	if f.fleet.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
 			if err := in.tensors.make(card, in.place, f.fleet.sharing.Device.GPU != nil); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
 	f.forgetFaults()
-	ends := make([]<-chan error, 0, len(f.instances))
-	for _, in := range f.instances {
-		ends = append(ends, in.replace(card))
-	}
-	old := f.model.begin(card)
+	f.model.replacing = &replacement{old: f.model.desired, name: name, older: older, waits: slices.Clone(f.instances), done: done}
+	f.want(card)
 	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing processes")
-	done := make(chan error, 1)
-	go func() {
-		var errs []error
-		for _, end := range ends {
-			errs = append(errs, <-end)
-		}
-		err := errors.Join(errs...)
-		f.fleet.loop.Post(func() { f.replaced(old, name, older, err) })
-		done <- err
-	}()
-	return done, nil
+	return nil
 }
 
-// replaced records the result of a replacement of the card old by model.
-func (f *function) replaced(old *models.Card, model string, older []olderModel, err error) {
-	if err != nil {
-		f.model.abort(old)
-		for _, in := range f.instances {
-			in.pair.Replace(old)
-		}
+// want makes a model the desired one of every instance.
+func (f *function) want(card *models.Card) {
+	f.model.desired = card
+	for _, in := range f.instances {
+		in.pair.Replace(card)
+	}
+}
+
+// replaced records the result of a replacement in one instance. The last one ends it.
+func (in *instance) replaced(err error) {
+	f, r := in.f, in.f.model.replacing
+	if r == nil || !slices.Contains(r.waits, in) {
 		return
 	}
-	f.model.commit(older)
-	if !old.Equal(f.model.desired) {
+	r.waits = slices.DeleteFunc(r.waits, func(other *instance) bool { return other == in })
+	if r.errs = append(r.errs, err); len(r.waits) > 0 {
+		return
+	}
+	f.model.replacing = nil
+	if err = errors.Join(r.errs...); err != nil {
+		f.want(r.old)
+		r.done(err)
+		return
+	}
+	f.model.older = r.older
+	if !r.old.Equal(f.model.desired) {
 		f.sharing.ByHand = 0 // it belonged to the old model
 	}
-	f.config.Model = model
+	f.config.Model = r.name
 	f.adopt(f.model.setups[f.model.desired])
 	if f.config.Worker = f.worker; f.worker != "" {
 		f.sharing.ByHand = 0 // the worker's guarantee counts
@@ -197,4 +198,5 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Uses(card) })
 	})
 	f.fleet.keep()
+	r.done(nil)
 }

@@ -23,7 +23,7 @@ func (fl *Fleet) Move(name, worker string) (Order, error) {
 	if f == nil {
 		return Order{}, fl.functions.unknown(name)
 	}
-	if f.model.replacing {
+	if f.model.replacing != nil {
 		return Order{}, fmt.Errorf("move %s: a replacement is running; try again when it has ended", name)
 	}
 	if f.worker == worker {
@@ -37,8 +37,8 @@ func (fl *Fleet) Move(name, worker string) (Order, error) {
 	if err := checkMember(&fl.cfg, worker, f.model.desired); err != nil {
 		return Order{}, fmt.Errorf("move %s: worker %w", name, err)
 	}
-	end, err := f.replace(f.model.desired, f.config.Model, setupUnder(&fl.cfg, want, f.model.desired), f.model.older)
-	return Order{fmt.Sprintf("%s: %s", name, hostText(worker)), end}, err
+	order, done := newOrder(fmt.Sprintf("%s: %s", name, hostText(worker)))
+	return order, f.replace(f.model.desired, f.config.Model, setupUnder(&fl.cfg, want, f.model.desired), f.model.older, done)
 }
 
 // suspectPeriod is the time in which a member may be suspected once.
@@ -63,12 +63,12 @@ func (in *instance) suspect(worker string) {
 // function stays.
 func (in *instance) leave(q *pair.Process, o *control.ObservedProcess) {
 	f, p := in.f, in.processes.of(o.Generation)
-	if !o.Superseded || p.left || q != in.pair.Active() || q.State != control.Active || f.removing || f.model.replacing {
+	if !o.Superseded || p.left || q != in.pair.Active() || q.State != control.Active || f.removing || f.model.replacing != nil {
 		return
 	}
 	p.left = true
 	in.log.Info().Msg("worker has a newer process; moving the function there")
-	if _, err := f.replace(f.model.desired, f.config.Model, f.setupFor(f.model.desired), f.model.older); err != nil {
+	if err := f.replace(f.model.desired, f.config.Model, f.setupFor(f.model.desired), f.model.older, func(error) {}); err != nil {
 		in.log.Warn().Err(err).Msg("cannot move the function to the worker's newer process")
 	}
 }

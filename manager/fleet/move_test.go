@@ -318,7 +318,7 @@ func TestSuperseded(t *testing.T) {
 	}
 	b.fakes[victim{place{"a", 0}, started[1].Generation}].die(control.Failed, "no memory for its weights")
 	b.settles("a")
-	if again, _ := b.serves("a"); again != now || b.functions.find("a").model.replacing || len(b.processes("a")) != 1 {
+	if again, _ := b.serves("a"); again != now || b.functions.find("a").model.replacing != nil || len(b.processes("a")) != 1 {
 		t.Errorf("generation %d serves of %+v, want only %d", again, b.processes("a"), now)
 	}
 }

@@ -304,7 +304,7 @@ func TestEditDuringReplacement(t *testing.T) {
 			f := &bed{b.functions.find("a"), t}
 			f.eventually("both edits are followed", func() bool {
 				b.turns()
-				return len(b.file.waiting) == 0 && !f.model.replacing
+				return len(b.file.waiting) == 0 && f.model.replacing == nil
 			})
 			if f.model.desired.Name != second || f.config.Model != second {
 				t.Errorf("it runs %s as %q, and the file says %s", f.model.desired.Name, f.config.Model, second)

@@ -19,27 +19,10 @@ import (
 // affect the readiness of the node. Functions of the configuration are not on trial: the manager
 // tries them again and again.
 
-// result tells once how something ended. The zero value is not waited for.
-type result struct{ end chan error }
-
-// begin returns the channel that gets the result.
-func (r *result) begin() <-chan error {
-	r.end = make(chan error, 1)
-	return r.end
-}
-
-// settle reports the result, if it is waited for.
-func (r *result) settle(err error) {
-	if r.end != nil {
-		r.end <- err
-		r.end = nil
-	}
-}
-
 // trial is the state of an addition; nil for functions of the configuration. The control loop owns it.
 type trial struct {
-	failure string // why it is taken back; empty while it may still serve
-	result
+	failure string      // why it is taken back; empty while it may still serve
+	end     func(error) // gets the result, once; nil: the trial has ended
 }
 
 // running reports whether the trial has not ended.
@@ -58,7 +41,8 @@ func (t *trial) failed() bool { return t.running() && t.failure != "" }
 // settle ends the trial, if it is running.
 func (t *trial) settle(err error) {
 	if t.running() {
-		t.result.settle(err)
+		t.end(err)
+		t.end = nil
 	}
 }
 
@@ -68,8 +52,9 @@ func (fl *Fleet) Add(c configs.Function) (Order, error) {
 		return Order{}, err
 	}
 	f := fl.functions.find(c.Name)
-	f.trial = &trial{}
-	return Order{withWarnings(fmt.Sprintf("%s serves at %s", f.name, f.port.LocalAddr()), f.model.desired), f.trial.begin()}, nil
+	order, done := newOrder(withWarnings(fmt.Sprintf("%s serves at %s", f.name, f.port.LocalAddr()), f.model.desired))
+	f.trial = &trial{end: done}
+	return order, nil
 }
 
 // judge ends the trial of each function that serves. It takes back each function that failed its trial:

@@ -105,10 +105,8 @@ func TestAdditionRemoved(t *testing.T) {
 	if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "it was removed again") {
 		t.Errorf("the addition ended with %v", err)
 	}
-	end = nil
 	b.turns()
-	b.on(named("b", 20))
-	end = b.functions.find("b").trial.end
+	end = b.on(named("b", 20))
 	b.Drain()
 	b.turns()
 	if err := b.ended(end); !errors.Is(err, ErrStopped) {
