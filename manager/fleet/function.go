@@ -74,7 +74,7 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	if reader != nil {
 		f.camera = &camera{Reader: reader}
 	}
-	sources, err := openSources(fl.network, c, fl.cfg.ReceiversOf(c), fl.recorder.formerPorts[c.Name], f.log)
+	sources, err := fl.network.Open(c.Port, fl.cfg.ReceiversOf(c), c.Format == "")
 	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
@@ -108,19 +108,6 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 	}
 	f.port.SetPictures(c.Pictures.Interval())
 	return f, nil
-}
-
-// openSources opens the port of a function. former is the port that it had under the manager before; 0: none.
-func openSources(n datapath.Network, c configs.Function, receivers int, former uint16, log zerolog.Logger) (*datapath.Sources, error) {
-	shed := c.Format == ""
-	if c.Port == 0 && former != 0 {
-		sources, err := n.Open(former, receivers, shed)
-		if err == nil {
-			return sources, nil
-		}
-		log.Warn().Err(err).Msg("port of function changed at its restoration")
-	}
-	return n.Open(c.Port, receivers, shed)
 }
 
 // checkPictures returns an error if the page cannot show the requests of a model.

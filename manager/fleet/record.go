@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"reflect"
-	"slices"
 
 	"github.com/rs/zerolog"
 
@@ -19,8 +17,8 @@ import (
 )
 
 // Runtime changes to a node's functions outlive their manager. The manager records them in the
-// runtime folder. If it dies, the next manager resumes with them. That manager follows entries of
-// the configuration file that were edited meanwhile like any edit (edit.go).
+// runtime folder. If it dies, the next manager resumes with the recorded functions, and then follows
+// the configuration like any edit (edit.go).
 
 // record is the desired state of a manager's functions.
 type record struct {
@@ -47,9 +45,6 @@ type recorded struct {
 type recorder struct {
 	dir, run string // Options.Dir and Options.Run
 	kept     []byte // the record as last written
-	// formerPorts has, while the manager begins, the ports that the functions had under the
-	// manager before.
-	formerPorts map[string]uint16
 }
 
 // write writes a record, unless it is the last one.
@@ -147,107 +142,46 @@ func (fl *Fleet) keep() {
 	}
 }
 
-// Begin adds the initial functions. They are those of the configuration and those added at run
-// time, both with the last manager's changes.
+// Begin restores the functions of the manager before, if there was one in this run, and follows the
+// configuration. Without such a manager, what the configuration asks for must be possible.
 func (fl *Fleet) Begin() error {
 	was := fl.recorder.recall(fl.log)
-	again := fl.recorder.run != "" && was.Run == fl.recorder.run
-	list := merge(was, fl.cfg.Functions, &fl.file)
-	fl.recorder.formerPorts = formerPorts(was.Functions, list)
-	for _, r := range list {
-		if err := fl.bringBack(r); err != nil {
-			if !again {
-				return err
-			}
-			fl.log.Error().Err(err).Msg("cannot restore function; continuing without it")
-		}
+	for _, entry := range was.Entries {
+		fl.file.follow(entry)
 	}
-	fl.recorder.formerPorts = nil
 	byHand := map[*sharing.Function]float64{}
-	for _, r := range list {
-		if f := fl.functions.find(r.Function.Name); f != nil && r.SharePercent != 0 {
-			byHand[f.sharing] = r.SharePercent
+	for _, r := range was.Functions {
+		if err := fl.restore(r); err != nil {
+			fl.log.Error().Err(err).Msg("cannot restore a function; continuing with what the configuration says of it")
+			delete(fl.file.entries, r.Function.Name)
+		} else if r.SharePercent != 0 {
+			byHand[fl.functions.find(r.Function.Name).sharing] = r.SharePercent
 		}
 	}
 	fl.sharing.Restore(byHand)
-	fl.keep()
-	return nil
+	err := fl.follow(fl.cfg)
+	if err != nil && was.Run != "" {
+		fl.log.Error().Err(err).Msg("cannot follow the configuration; continuing with the functions of the previous manager")
+		fl.JudgeConfiguration(err)
+		return nil
+	}
+	return err
 }
 
-// merge lists the functions that the manager should have. If an entry was edited, the edit counts;
-// otherwise its runtime changes do. Functions that were added at run time come last.
-func merge(was record, configured []configs.Function, file *configFile) (list []recorded) {
-	for _, want := range configured {
-		same := func(entry configs.Function) bool { return reflect.DeepEqual(entry, want) }
-		named := func(r recorded) bool { return r.Function.Name == want.Name }
-		switch i := slices.IndexFunc(was.Functions, named); {
-		case !slices.ContainsFunc(was.Entries, same):
-			list = append(list, recorded{Function: want})
-		case i >= 0:
-			list = append(list, was.Functions[i])
-		default:
-			file.follow(want) // removed at run time
-		}
-	}
-	for _, r := range was.Functions {
-		entry := func(entry configs.Function) bool { return entry.Name == r.Function.Name }
-		taken := func(want configs.Function) bool {
-			return want.Name == r.Function.Name || want.Port != 0 && want.Port == cmp.Or(r.Function.Port, r.Port)
-		}
-		if !slices.ContainsFunc(was.Entries, entry) && !slices.ContainsFunc(configured, taken) {
-			list = append(list, r)
-		}
-	}
-	return list
-}
-
-// recall returns the previous manager's record. It is empty if there was none or it cannot be
-// read.
-func (w *recorder) recall(log zerolog.Logger) (was record) {
-	if w.run == "" {
-		return was
-	}
-	was, err := readRecord(w.dir, w.run)
-	switch {
-	case err != nil:
-		log.Error().Err(err).Msg("cannot restore changes made at run time; using the configuration")
-		return record{}
-	case was.Run == "":
-	default:
-		log.Warn().Int("functions", len(was.Functions)).Msg("restored the functions of the previous manager")
-	}
-	return was
-}
-
-// formerPorts returns the previous ports of functions in list that leave their port open. It omits
-// ports that another function requests.
-func formerPorts(was, list []recorded) map[string]uint16 {
-	had := map[string]uint16{}
-	for _, r := range was {
-		wanted := func(other recorded) bool { return other.Function.Port == r.Port }
-		if r.Port != 0 && !slices.ContainsFunc(list, wanted) {
-			had[r.Function.Name] = r.Port
-		}
-	}
-	return had
-}
-
-// bringBack adds an initial function. If its runtime changes no longer work, it is added as
-// configured. If that fails too, bringBack returns the error.
-func (fl *Fleet) bringBack(r recorded) error {
-	i := slices.IndexFunc(fl.cfg.Functions, func(c configs.Function) bool { return c.Name == r.Function.Name })
-	err := fl.add(r.Function)
-	if err != nil && i >= 0 && !reflect.DeepEqual(r.Function, fl.cfg.Functions[i]) {
-		fl.log.Error().Err(err).Msg("cannot restore a function as changed at run time; using the configuration")
-		return fl.addEntry(fl.cfg.Functions[i])
+// restore adds a function of the manager before, at the port that it had if that is free.
+func (fl *Fleet) restore(r recorded) error {
+	c := r.Function
+	c.Port = cmp.Or(c.Port, r.Port)
+	err := fl.add(c)
+	if err != nil && r.Port != 0 {
+		fl.log.Warn().Err(err).Msg("cannot restore a function at its port; choosing another port")
+		err = fl.add(r.Function)
 	}
 	if err != nil {
 		return err
 	}
-	if i >= 0 {
-		fl.file.follow(fl.cfg.Functions[i])
-	}
-	f := fl.functions.find(r.Function.Name)
+	f := fl.functions.find(c.Name)
+	f.config = r.Function
 	for _, name := range r.Older {
 		card, err := fl.find(name)
 		if err != nil {
@@ -257,4 +191,21 @@ func (fl *Fleet) bringBack(r recorded) error {
 		f.model.older = append(f.model.older, olderModel{card, name})
 	}
 	return nil
+}
+
+// recall returns the previous manager's record. It is empty if there was none or it cannot be
+// read.
+func (w *recorder) recall(log zerolog.Logger) (was record) {
+	if w.run == "" {
+		return was
+	}
+	was, err := readRecord(w.dir, w.run)
+	if err != nil {
+		log.Error().Err(err).Msg("cannot restore changes made at run time; using the configuration")
+		return record{}
+	}
+	if was.Run != "" {
+		log.Warn().Int("functions", len(was.Functions)).Msg("restoring the functions of the previous manager")
+	}
+	return was
 }
