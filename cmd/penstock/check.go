@@ -22,7 +22,7 @@ column, and what to write instead. The exit status is 1 if there are any.`,
 			flags.config = args[0]
 			c, _, err := flags.read()
 			if err != nil {
-				return err
+				return printReport(cmd, check.Problems(err))
 			}
 			return printReport(cmd, check.Configuration(cmd.Context(), c))
 		},

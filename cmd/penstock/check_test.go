@@ -55,6 +55,21 @@ func TestCheckRuntimeDir(t *testing.T) {
 	}
 }
 
+// Mistakes in the text are findings like all others.
+func TestCheckText(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "node.yaml")
+	writes(t, file, "devise: cpu\nlisten: home\n")
+	cmd := checkCommand()
+	cmd.SetArgs([]string{file})
+	var out strings.Builder
+	cmd.SetOut(&out)
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	err := cmd.ExecuteContext(t.Context())
+	if err != exitStatus(1) || strings.Count(out.String(), "no   configuration") != 2 || !strings.Contains(out.String(), "node.yaml:2:9: listen: ") || !strings.Contains(out.String(), "\nA node cannot run here") {
+		t.Errorf("error %v, prints\n%s\nwant two findings and the verdict", err, &out)
+	}
+}
+
 // tree is the paths of all files in a folder.
 func tree(t *testing.T, dir string) (paths []string) {
 	t.Helper()

@@ -18,7 +18,7 @@ command that repairs it. The exit status is 1 if a node cannot run on this machi
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, _, err := flags.load()
 			if err != nil {
-				return err
+				return printReport(cmd, check.Problems(err))
 			}
 			report := check.Machine(cmd.Context(), c)
 			if flags.config != "" {

@@ -64,18 +64,24 @@ type node struct {
 
 // Configuration is Functions and all that needs more time, or the state of this machine. Each problem
 // is a fatal finding. Without problems, the findings are OK: that a node can run, and what may surprise.
-func Configuration(ctx context.Context, c configs.Config) (r Report) {
-	const subject = "configuration"
+func Configuration(ctx context.Context, c configs.Config) Report {
 	notes, err := inspect(ctx, c)
 	if err != nil {
-		for line := range strings.SplitSeq(err.Error(), "\n") {
-			r = append(r, fail(line, "").fatalIf(true).about(subject))
-		}
-		return r
+		return Problems(err)
 	}
-	r = append(r, pass(fmt.Sprintf("a node can run with it; functions: %d", len(c.Functions))).about(subject))
+	r := Report{pass(fmt.Sprintf("a node can run with it; functions: %d", len(c.Functions))).about(configuration)}
 	for _, note := range notes {
-		r = append(r, pass(note).about(subject))
+		r = append(r, pass(note).about(configuration))
+	}
+	return r
+}
+
+const configuration = "configuration"
+
+// Problems returns a fatal finding for each line of an error about a configuration.
+func Problems(err error) (r Report) {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		r = append(r, fail(line, "").fatalIf(true).about(configuration))
 	}
 	return r
 }
