@@ -99,33 +99,31 @@ const statusPatience = 5 * time.Second
 // ReadStatus asks the manager whose runtime folder is dir for its status. If the manager
 // hangs, ReadStatus gives up after statusPatience.
 func ReadStatus(ctx context.Context, dir string) (Status, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
-	defer cancel()
-	var s Status
-	text, err := get(ctx, dir, StatusPath)
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(text, &s); err != nil {
-		return s, fmt.Errorf("read manager's status: %w", err)
-	}
-	return s, nil
+	return read[Status](ctx, dir, StatusPath)
 }
 
 // ReadCard asks the manager whose runtime folder is dir for the card of the model that serves
 // a function (CardPath).
 func ReadCard(ctx context.Context, dir, function string) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
-	defer cancel()
-	return get(ctx, dir, CardPath+"?function="+url.QueryEscape(function))
+	return read[json.RawMessage](ctx, dir, CardPath+"?function="+url.QueryEscape(function))
 }
 
-func get(ctx context.Context, dir, path string) ([]byte, error) {
+// read gets JSON from the manager whose runtime folder is dir.
+func read[T any](ctx context.Context, dir, path string) (value T, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
+	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+path, nil)
 	if err != nil {
-		return nil, fmt.Errorf("request %s: %w", path, err)
+		return value, fmt.Errorf("request %s: %w", path, err)
 	}
-	return ask(dir, request)
+	text, err := ask(dir, request)
+	if err != nil {
+		return value, err
+	}
+	if err := json.Unmarshal(text, &value); err != nil {
+		return value, fmt.Errorf("read manager's answer to %s: %w", path, err)
+	}
+	return value, nil
 }
 
 // errNoStatus is the cause when the wait for a status ends.

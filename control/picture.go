@@ -2,8 +2,6 @@ package control
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/netip"
 	"net/url"
 	"time"
@@ -36,15 +34,6 @@ type Picture struct {
 }
 
 // ReadPicture asks the manager whose runtime folder is dir for the newest picture of a function.
-func ReadPicture(ctx context.Context, dir, function string) (p Picture, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
-	defer cancel()
-	text, err := get(ctx, dir, PicturePath+"?function="+url.QueryEscape(function))
-	if err != nil {
-		return p, err
-	}
-	if err := json.Unmarshal(text, &p); err != nil {
-		return p, fmt.Errorf("read picture of function %s: %w", function, err)
-	}
-	return p, nil
+func ReadPicture(ctx context.Context, dir, function string) (Picture, error) {
+	return read[Picture](ctx, dir, PicturePath+"?function="+url.QueryEscape(function))
 }

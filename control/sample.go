@@ -2,8 +2,6 @@ package control
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"time"
 )
 
@@ -65,15 +63,5 @@ type Outlier struct {
 
 // ReadSample asks the manager whose runtime folder is dir.
 func ReadSample(ctx context.Context, dir string) (Sample, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errNoStatus)
-	defer cancel()
-	var s Sample
-	text, err := get(ctx, dir, SamplePath)
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(text, &s); err != nil {
-		return s, fmt.Errorf("read manager's sample: %w", err)
-	}
-	return s, nil
+	return read[Sample](ctx, dir, SamplePath)
 }
