@@ -2,15 +2,15 @@
 //
 // A path below a shared folder such as /tmp proves nothing: any user can make a folder of that
 // name first, or put a symbolic link there. A process that runs as root and trusts such a folder
-// hands root to its owner. This package therefore judges what it has opened, never a name:
+// hands root to its owner. This package therefore judges each folder on the way:
 //
-//	1 walk from / one component at a time, relative to the folder that was judged before
+//	1 walk from / one component at a time, without following links
 //	2 judge each folder on the way: only root or this user can replace what is in it
 //	3 judge the last folder: it belongs to this user, and only this user can write to it
-//	4 open files relative to that folder, without following links, and judge each like 3
+//	4 open files of that folder, without following links, and judge each like 3
 //
-// After step 3 no other user can change what the path leads to, so Folder.Path may be used by
-// name, for sockets and by other processes.
+// Once a folder is judged, no other user can change what its path leads to. So each step goes on by
+// name, and Folder.Path may be used by name, for sockets and by other processes.
 //
 // "This user" is the effective user of the process. POSIX access lists need no extra check:
 // Linux shows their mask as the group's permissions.
@@ -99,11 +99,14 @@ func (f *Folder) Close() error { return f.file.Close() }
 // Lock waits until no other process, and no other Folder of this one, has the folder locked. Close
 // ends the lock.
 func (f *Folder) Lock() error {
-	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Flock(int(f.file.Fd()), unix.LOCK_EX) })
-	if err != nil {
-		return &fs.PathError{Op: "lock", Path: f.path, Err: err}
+	for {
+		switch err := unix.Flock(int(f.file.Fd()), unix.LOCK_EX); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, unix.EINTR):
+			return &fs.PathError{Op: "lock", Path: f.path, Err: err}
+		}
 	}
-	return nil
 }
 
 // Open opens a regular file of the folder with the flags of os.OpenFile; a new file has the mode
@@ -115,24 +118,19 @@ func (f *Folder) Open(name string, flag int) (*os.File, error) {
 	}
 
 	// O_NONBLOCK: a pipe without a writer must not stop the caller.
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Openat(int(f.file.Fd()), name, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
-	})
+	file, err := os.OpenFile(path, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY, 0o600)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, symlink(path)
 	}
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), path)
-
-	var about unix.Stat_t
-	err = unix.Fstat(fd, &about)
+	about, err := stat(file)
 	if err == nil && about.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = fmt.Errorf("open %s: not a regular file", path)
 	}
 	if err == nil {
-		err = judgeOwn(path, &about)
+		err = judgeOwn(path, about)
 	}
 	if err != nil {
 		file.Close()
@@ -172,148 +170,103 @@ func open(path string, mode fs.FileMode) (*Folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := walk{wanted: path, rest: components(path)}
-	defer w.close()
-	if err := w.root(); err != nil {
+	root, err := statFolder("/")
+	if err != nil {
 		return nil, err
 	}
-	for links := 0; len(w.rest) > 0; {
-		last := len(w.rest) == 1
-		about, err := w.enter(mode)
+	w, at, rest := walk{path, root.Uid}, "/", components(path)
+	for links := 0; len(rest) > 0; {
+		next, last := filepath.Join(at, rest[0]), len(rest) == 1
+		about, err := enter(next, mode)
 		switch {
-		case err == nil && !last:
-			err = w.judgeParent(about)
+		case err == nil:
+			if !last {
+				err = w.judgeParent(next, about)
+			}
+			at, rest = next, rest[1:]
 		case errors.Is(err, unix.ENOTDIR):
 			if links++; links > maxLinks {
 				return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 			}
-			err = w.follow(last)
+			var target string
+			if target, err = w.follow(next, last); filepath.IsAbs(target) {
+				at = "/"
+			}
+			rest = append(components(target), rest[1:]...)
 		}
 		if err != nil {
 			return nil, err
 		}
 	}
 
-	about, err := w.stat()
+	file, err := os.OpenFile(at, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	about, err := stat(file)
 	if err == nil {
-		err = judgeOwn(w.path, about)
+		err = judgeOwn(at, about)
 	}
 	if err != nil {
+		file.Close()
 		return nil, err
 	}
-	file, err := reopen(w.fd, w.path)
-	if err != nil {
-		return nil, err
-	}
-	return &Folder{path: w.path, file: file}, nil
+	return &Folder{path: at, file: file}, nil
 }
 
-// walk is a way through the file system, one component at a time.
+// enter returns the state of a folder, and makes it if it is missing and mode is not 0. It returns
+// ENOTDIR if there is something else.
+func enter(path string, mode fs.FileMode) (*unix.Stat_t, error) {
+	about, err := statFolder(path)
+	if errors.Is(err, fs.ErrNotExist) && mode != 0 {
+		// Another process may make it at the same time.
+		if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+		return statFolder(path)
+	}
+	return about, err
+}
+
+// statFolder returns the state of a folder. It opens it, because that triggers an automount.
+func statFolder(path string) (*unix.Stat_t, error) {
+	file, err := os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return stat(file)
+}
+
+func stat(file *os.File) (*unix.Stat_t, error) {
+	var about unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &about); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: file.Name(), Err: err}
+	}
+	return &about, nil
+}
+
+// walk is a way through the file system.
 type walk struct {
 	wanted string // the path that the caller gave
-	path   string // of fd, without symbolic links
-	fd     int
-	opened bool
-	rest   []string // components still to enter
-	owner  uint32   // of /
+	owner  uint32 // of /
 }
 
-// root begins, or begins again, at /.
-func (w *walk) root() error {
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	})
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: "/", Err: err}
-	}
-	w.move(fd, "/")
-	about, err := w.stat()
-	if err != nil {
-		return err
-	}
-	w.owner = about.Uid
-	return nil
-}
-
-// enter goes to the next component, and makes it if it is missing and mode is not 0. It returns
-// ENOTDIR, and stays, if the component is not a folder.
-func (w *walk) enter(mode fs.FileMode) (*unix.Stat_t, error) {
-	name, path := w.rest[0], filepath.Join(w.path, w.rest[0])
-	// O_DIRECTORY triggers an automount, which O_PATH alone does not.
-	open := func() (int, error) {
-		return unix.Openat(w.fd, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	}
-	fd, err := ignoringEINTR(open)
-	if errors.Is(err, unix.ENOENT) && mode != 0 {
-		// Another process may make it at the same time.
-		if err := unix.Mkdirat(w.fd, name, uint32(mode)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return nil, &fs.PathError{Op: "mkdir", Path: path, Err: err}
-		}
-		fd, err = ignoringEINTR(open)
-	}
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	w.rest = w.rest[1:]
-	w.move(fd, path)
-	return w.stat()
-}
-
-// follow replaces the next component, which is not a folder, by what it links to.
-func (w *walk) follow(last bool) error {
-	name, path := w.rest[0], filepath.Join(w.path, w.rest[0])
-	fd, err := ignoringEINTR(func() (int, error) {
-		return unix.Openat(w.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	})
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-
+// follow returns the target of a symbolic link in a judged folder.
+func (w *walk) follow(path string, last bool) (target string, err error) {
 	var about unix.Stat_t
-	if err := unix.Fstat(fd, &about); err != nil {
-		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	if err := unix.Lstat(path, &about); err != nil {
+		return "", &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
 	switch {
 	case about.Mode&unix.S_IFMT != unix.S_IFLNK:
-		return &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
+		return "", &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
 	case last:
-		return symlink(path)
+		return "", symlink(path)
 	case !w.trusts(about.Uid):
-		return &pathError{path, fmt.Sprintf("is a symbolic link of user %d", about.Uid), fmt.Sprintf("a folder, or a link of user %d or root", os.Geteuid())}
+		return "", &pathError{path, fmt.Sprintf("is a symbolic link of user %d", about.Uid), fmt.Sprintf("a folder, or a link of user %d or root", os.Geteuid())}
 	}
-
-	target := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(fd, "", target)
-	if err != nil {
-		return &fs.PathError{Op: "readlink", Path: path, Err: err}
-	}
-	w.rest = append(components(string(target[:n])), w.rest[1:]...)
-	if filepath.IsAbs(string(target[:n])) {
-		return w.root()
-	}
-	return nil
-}
-
-// move makes fd the folder that the walk has reached.
-func (w *walk) move(fd int, path string) {
-	w.close()
-	w.fd, w.path, w.opened = fd, path, true
-}
-
-func (w *walk) close() {
-	if w.opened {
-		unix.Close(w.fd)
-		w.opened = false
-	}
-}
-
-func (w *walk) stat() (*unix.Stat_t, error) {
-	var about unix.Stat_t
-	if err := unix.Fstat(w.fd, &about); err != nil {
-		return nil, &fs.PathError{Op: "stat", Path: w.path, Err: err}
-	}
-	return &about, nil
+	return os.Readlink(path)
 }
 
 // trusts reports whether a user can be relied on not to replace folders: this user, and root.
@@ -325,12 +278,12 @@ func (w *walk) trusts(uid uint32) bool {
 
 // judgeParent returns an *Error if an untrusted user can replace what is in a folder. In a
 // sticky folder only the owner of an entry can, and the walk judges that owner next.
-func (w *walk) judgeParent(about *unix.Stat_t) error {
+func (w *walk) judgeParent(path string, about *unix.Stat_t) error {
 	if w.trusts(about.Uid) && (about.Mode&othersWrite == 0 || about.Mode&unix.S_ISVTX != 0) {
 		return nil
 	}
 	want := fmt.Sprintf("owner root or %d, and no write permission for group or others or the sticky bit (chmod +t), because it leads to %s", os.Geteuid(), w.wanted)
-	return &pathError{w.path, describe(about), want}
+	return &pathError{path, describe(about), want}
 }
 
 const othersWrite = unix.S_IWGRP | unix.S_IWOTH
@@ -355,25 +308,4 @@ func symlink(path string) error {
 // components splits a path, without empty components and ".".
 func components(path string) []string {
 	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
-}
-
-// reopen turns a descriptor that only names a folder (O_PATH) into one that can be used.
-func reopen(fd int, path string) (*os.File, error) {
-	usable, err := ignoringEINTR(func() (int, error) {
-		return unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	})
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	return os.NewFile(uintptr(usable), path), nil
-}
-
-// ignoringEINTR repeats a call that a signal interrupted, as package os does.
-func ignoringEINTR(call func() (int, error)) (int, error) {
-	for {
-		n, err := call()
-		if !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
 }

@@ -116,7 +116,7 @@ func TestJudge(t *testing.T) {
 		if got := judgeOwn("/x", about) == nil; got != test.own {
 			t.Errorf("%s: as the folder itself accepted: %v, want %v", name, got, test.own)
 		}
-		if got := w.judgeParent(about) == nil; got != test.parent {
+		if got := w.judgeParent("/x", about) == nil; got != test.parent {
 			t.Errorf("%s: as a parent accepted: %v, want %v", name, got, test.parent)
 		}
 	}
