@@ -65,7 +65,7 @@ func makePackage(t *testing.T) (path string) {
 
 func TestPackage(t *testing.T) {
 	if testing.Short() {
-		t.Skip("makes a package; run without -short")
+		t.Skip("not with -short: it makes a package")
 	}
 	path := makePackage(t)
 	if got, want := filepath.Base(path), "penstock_0.1.0+7.gabc123_"; !strings.HasPrefix(got, want) {

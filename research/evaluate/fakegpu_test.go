@@ -72,7 +72,7 @@ func TestRunOnFakeGPU(t *testing.T) {
 	} {
 		t.Run(figure, func(t *testing.T) {
 			if testing.Short() && figure == "fig10a" {
-				t.Skip("measures five nodes in turn; make test-all runs it")
+				t.Skip("not with -short: it measures five nodes in turn")
 			}
 			if figure == "fig15" { // a function is added during this figure
 				checkSeveralReceivers(t)

@@ -107,7 +107,7 @@ func TestRunOnCPU(t *testing.T) {
 	})
 	t.Run("timeline", func(t *testing.T) {
 		if testing.Short() {
-			t.Skip("plays scripts of several seconds; make test-all runs it")
+			t.Skip("not with -short: it plays scripts of several seconds")
 		}
 		r := measured(t, quickly(t, binary, "fig16"))
 		for _, x := range r.Results {

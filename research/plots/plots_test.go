@@ -44,7 +44,7 @@ func TestPlots(t *testing.T) {
 // TestPartialReports draws every figure four times.
 func TestPartialReports(t *testing.T) {
 	if testing.Short() {
-		t.Skip("draws every figure four times")
+		t.Skip("not with -short: it draws every figure four times")
 	}
 	inputs(t, "*.py", "../results/evaluation/*")
 	run(t, "-m", "unittest", "test_partial")

@@ -4,9 +4,9 @@
 //	go run ./internal/testing/gotest [-strict] [-slow N] [arguments of go test]
 //
 // With -strict it fails if a test is skipped. CI uses it, because a test that is skipped there is
-// skipped everywhere and protects nothing. A test whose reason starts with "not on this machine" may
-// be skipped: the kernel or the hardware lacks something that no package can install. Such tests
-// are listed.
+// skipped everywhere and protects nothing. Two kinds of tests may be skipped, and are listed. If the
+// reason starts with "not on this machine", the kernel or the hardware lacks something that no
+// package can install. If it starts with "not with -short", another step of CI runs the test.
 //
 // While the tests run, Gotest keeps the ports of the built-in configuration, so a test that does not
 // take free ones fails. The user may run a node on them.
@@ -28,8 +28,8 @@ import (
 	"time"
 )
 
-// excused starts the reason of a test that may be skipped.
-const excused = "not on this machine"
+// excused matches the reason of a test that may be skipped.
+var excused = regexp.MustCompile(`^not (on this machine|with -short)`)
 
 // progressEvery is how often the running tests are printed.
 const progressEvery = 15 * time.Second
@@ -217,7 +217,7 @@ func (r *report) add(e event) {
 			fmt.Fprint(r.out, strings.Join(t.output, ""))
 		case e.Action == "skip" && e.Test != "":
 			d.reason = reason(t.output)
-			if strings.HasPrefix(d.reason, excused) {
+			if excused.MatchString(d.reason) {
 				r.allowed = append(r.allowed, d)
 			} else {
 				r.skipped = append(r.skipped, d)

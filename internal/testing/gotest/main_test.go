@@ -61,6 +61,13 @@ func TestReport(t *testing.T) {
 			without: "FAIL",
 		},
 		{
+			name: "long test",
+			events: `{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:3: not with -short: it takes a minute\n"}
+{"Action":"skip","Package":"p","Test":"TestA","Elapsed":0}`,
+			want:    []string{"skipped, allowed: p.TestA: not with -short: it takes a minute\n"},
+			without: "FAIL",
+		},
+		{
 			name:   "package without tests",
 			events: `{"Action":"skip","Package":"p","Elapsed":0}`,
 		},

@@ -125,12 +125,8 @@ func unlinked(t must.Test, in models.Input, b null.Behaviour) *rig {
 	}
 	r.framework = null.NewWith(b)
 	env := framework.Environment{Card: r.card, Threads: 1, Log: slog.New(slog.DiscardHandler), Device: r.device.Name(), Stream: r.device.Stream}
-	if err := r.framework.Init(env); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.framework.LoadModel(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, r.framework.Init(env))
+	must.OK(t, r.framework.LoadModel())
 	return r
 }
 
