@@ -40,6 +40,7 @@ func onFakeGPU(t *testing.T, figure string) Options {
 	if err != nil {
 		t.Skipf("no fake driver: %v", err)
 	}
+	o := quickly(t, builtPenstock(t), figure) // builds, for which go needs its cache
 	dir := filepath.Dir(driver)
 	cache, err := cudafake.Cache(dir)
 	must.OK(t, err)
@@ -53,7 +54,6 @@ func onFakeGPU(t *testing.T, figure string) Options {
 			"  tensor: {type: u8, layout: hwc}\noutputs:\n  - {name: digest, shape: [1]}\nbatches: [1, 2, 4]\nslo: 1s\ndecoder: {name: raw}\n", name)
 		must.OK(t, os.WriteFile(filepath.Join(models, name+".yaml"), []byte(card), 0o600))
 	}
-	o := quickly(t, builtPenstock(t), figure)
 	o.Device, o.Models = "cuda", models
 	o.Machine.GPUs = []testbed.GPU{{Name: "fake", UUID: fakeUUID}}
 	return o
