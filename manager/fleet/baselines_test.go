@@ -151,7 +151,7 @@ func TestFixedBatchFitsModel(t *testing.T) {
 	b.turns()
 	other := testCard()
 	other.Name, other.Version, other.Batches = "other", 9, []int{1, 8}
-	if err := b.functions.find("a").takes(other, setupUnder(&b.cfg, whole("a"), other)); err == nil || !strings.Contains(err.Error(), "[1 8]") {
+	if err := b.functions.find("a").takes(other, whole("a")); err == nil || !strings.Contains(err.Error(), "[1 8]") {
 		t.Errorf("a model without batches of 4: %v", err)
 	}
 }

@@ -37,9 +37,7 @@ type edit struct {
 type change struct {
 	f    *function
 	want configs.Function
-	// card and setup are for the function's processes; card is nil if they do not change.
-	card  *models.Card
-	setup setup
+	card *models.Card // for the function's processes; nil if they do not change
 	// shares reports that share_percent has changed, or the entry of a function whose share was set
 	// by hand.
 	shares bool
@@ -210,14 +208,11 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	if err := checkPictures(want.Pictures, card); err != nil {
 		return nil, fmt.Errorf("reconfigure function %s: pictures %w", f.name, err)
 	}
-	c.setup = setupUnder(&fl.cfg, want, card)
-	if card != f.model.desired || !c.setup.equal(f.setupFor(card)) {
-		c.card = card
-		if err := f.takes(card, c.setup); err != nil {
-			return nil, err
-		}
+	if card == f.model.desired && setupUnder(&fl.cfg, want, card).equal(f.setupFor(card)) {
+		return c, nil
 	}
-	return c, nil
+	c.card = card
+	return c, f.takes(card, want)
 }
 
 // checkEntry returns an error if an entry is wrong, or the function cannot follow it while it runs.
@@ -314,7 +309,7 @@ func (c *change) commit() error {
 	if c.card != f.model.desired {
 		older = f.model.olderAfter(cmp.Or(before.Model, f.name))
 	}
-	err := f.replace(c.card, c.want.Model, c.setup, older, func(err error) { c.ended(before, err) })
+	err := f.replace(c.card, c.want, older, func(err error) { c.ended(before, err) })
 	if err != nil {
 		c.undo(before)
 	}

@@ -668,7 +668,7 @@ func TestNodeComesToRest(t *testing.T) {
 				bad[name] = rapid.SliceOfN(rapid.IntRange(0, 15), 0, 8).Draw(r, "unfit")
 			case "replace":
 				if f != nil && !f.removing {
-					f.replace(testCard(), "other", f.setup, nil, func(error) {})
+					f.replace(testCard(), f.config, nil, func(error) {})
 				}
 			}
 			for range rapid.IntRange(0, 3).Draw(r, "turns") {

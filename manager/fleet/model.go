@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
 )
 
@@ -31,7 +32,7 @@ type olderModel struct {
 // model serve until those of the new one do.
 type replacement struct {
 	old   *models.Card
-	name  string       // finds the new model
+	want  configs.Function
 	older []olderModel // the rollback list for when every instance serves the new model
 	waits []*instance  // those that have not ended it yet
 	errs  []error
@@ -65,8 +66,9 @@ func (fl *Fleet) Replace(name, model string) (Order, error) {
 	if err != nil {
 		return Order{}, fmt.Errorf("replace model of %s: %w", name, err)
 	}
-	with := setupUnder(&fl.cfg, f.config, card)
-	if err := f.takes(card, with); err != nil {
+	want := f.config
+	want.Model = model
+	if err := f.takes(card, want); err != nil {
 		return Order{}, err
 	}
 	if served := f.model.served; served != nil && card.Version <= served.Version {
@@ -75,7 +77,7 @@ func (fl *Fleet) Replace(name, model string) (Order, error) {
 	}
 	from := modelName(f.model.desired)
 	order, done := newOrder(withWarnings(fmt.Sprintf("%s: replaced %s by %s", name, from, modelName(card)), card))
-	return order, f.replace(card, model, with, f.model.olderAfter(cmp.Or(f.config.Model, name)), done)
+	return order, f.replace(card, want, f.model.olderAfter(cmp.Or(f.config.Model, name)), done)
 }
 
 // Rollback restores the model that the function ran before the present one. Each rollback goes one
@@ -90,9 +92,10 @@ func (fl *Fleet) Rollback(name string) (Order, error) {
 	if last < 0 {
 		return Order{}, fmt.Errorf("roll back %s: no model before %s; replace it with `penstock if replace %s CARD`", name, from, name)
 	}
-	to := f.model.older[last]
+	to, want := f.model.older[last], f.config
+	want.Model = to.name
 	order, done := newOrder(withWarnings(fmt.Sprintf("%s: rolled back from %s to %s", name, from, modelName(to.card)), to.card))
-	return order, f.replace(to.card, to.name, setupUnder(&fl.cfg, f.config, to.card), f.model.older[:last], done)
+	return order, f.replace(to.card, want, f.model.older[:last], done)
 }
 
 // withWarnings appends the warnings of a function's card to an answer, a line each.
@@ -106,14 +109,14 @@ func withWarnings(text string, card *models.Card) string {
 // modelName names a model with its version, for users.
 func modelName(card *models.Card) string { return fmt.Sprintf("%s v%d", card.Name, card.Version) }
 
-// takes checks whether a card's model with that setup can replace the function's model. Its
+// takes checks whether a card's model can replace the function's model, as an entry wants it. Its
 // requests must be the same, and its results must fit.
-func (f *function) takes(card *models.Card, s setup) error {
-	if have, want := f.model.desired.Input.WireBytes(), card.Input.WireBytes(); have != want {
+func (f *function) takes(card *models.Card, want configs.Function) error {
+	if have, needs := f.model.desired.Input.WireBytes(), card.Input.WireBytes(); have != needs {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, and the function takes %d; add it as another function",
-			f.name, card.Name, want, have)
+			f.name, card.Name, needs, have)
 	}
-	if err := checkMember(&f.fleet.cfg, s.worker, card); err != nil {
+	if err := checkMember(&f.fleet.cfg, want.Worker, card); err != nil {
 		return fmt.Errorf("replace model of %s: worker %w", f.name, err)
 	}
 	if err := checkCamera(f.config.Format, &card.Input); err != nil {
@@ -124,6 +127,7 @@ func (f *function) takes(card *models.Card, s setup) error {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d x %d x %d, and the camera sends %d x %d x %d; add it as another function",
 			f.name, card.Name, in.Height, in.Width, in.Channels, f.camera.Height, f.camera.Width, f.camera.PixelBytes)
 	}
+	s := setupUnder(&f.fleet.cfg, want, card)
 	if err := f.fleet.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
 		return fmt.Errorf("replace model of %s: %w", f.name, err)
 	}
@@ -134,19 +138,20 @@ func (f *function) takes(card *models.Card, s setup) error {
 	return nil
 }
 
-// replace gives every instance a model with a setup. older is the rollback list for when all of
-// them serve it. done gets the result; unless replace returns an error, it is called once.
-func (f *function) replace(model *models.Card, name string, s setup, older []olderModel, done func(error)) error {
+// replace gives every instance a model, and the setup that an entry wants. older is the rollback list
+// for when all of them serve it. done gets the result; unless replace returns an error, it is called
+// once.
+func (f *function) replace(model *models.Card, want configs.Function, older []olderModel, done func(error)) error {
 	if f.model.replacing != nil {
 		return fmt.Errorf("replace model of %s: another replacement is running; try again when it has ended", f.name)
 	}
-	if err := f.takes(model, s); err != nil {
+	if err := f.takes(model, want); err != nil {
 		return err
 	}
 	logWarnings(model, f.log)
 	// Copy the card: for the instances the same model with another setup is another card.
 	card := new(*model)
-	f.model.setups[card] = s
+	f.model.setups[card] = setupUnder(&f.fleet.cfg, want, card)
 	if f.fleet.sharing.Device.Known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
 			if err := in.tensors.make(card, in.place, f.fleet.sharing.Device.GPU != nil); err != nil {
@@ -155,7 +160,7 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 		}
 	}
 	f.forgetFaults()
-	f.model.replacing = &replacement{old: f.model.desired, name: name, older: older, waits: slices.Clone(f.instances), done: done}
+	f.model.replacing = &replacement{old: f.model.desired, want: want, older: older, waits: slices.Clone(f.instances), done: done}
 	f.want(card)
 	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing processes")
 	return nil
@@ -189,9 +194,9 @@ func (in *instance) replaced(err error) {
 	if !r.old.Equal(f.model.desired) {
 		f.sharing.ByHand = 0 // it belonged to the old model
 	}
-	f.config.Model = r.name
+	f.config.Model, f.config.Worker = r.want.Model, r.want.Worker
 	f.adopt(f.model.setups[f.model.desired])
-	if f.config.Worker = f.worker; f.worker != "" {
+	if f.worker != "" {
 		f.sharing.ByHand = 0 // the worker's guarantee counts
 	}
 	maps.DeleteFunc(f.model.setups, func(card *models.Card, _ setup) bool {

@@ -38,7 +38,7 @@ func (fl *Fleet) Move(name, worker string) (Order, error) {
 		return Order{}, fmt.Errorf("move %s: worker %w", name, err)
 	}
 	order, done := newOrder(fmt.Sprintf("%s: %s", name, hostText(worker)))
-	return order, f.replace(f.model.desired, f.config.Model, setupUnder(&fl.cfg, want, f.model.desired), f.model.older, done)
+	return order, f.replace(f.model.desired, want, f.model.older, done)
 }
 
 // suspectPeriod is the time in which a member may be suspected once.
@@ -68,7 +68,7 @@ func (in *instance) leave(q *pair.Process, o *control.ObservedProcess) {
 	}
 	p.left = true
 	in.log.Info().Msg("worker has a newer process; moving the function there")
-	if err := f.replace(f.model.desired, f.config.Model, f.setupFor(f.model.desired), f.model.older, func(error) {}); err != nil {
+	if err := f.replace(f.model.desired, f.config, f.model.older, func(error) {}); err != nil {
 		in.log.Warn().Err(err).Msg("cannot move the function to the worker's newer process")
 	}
 }
