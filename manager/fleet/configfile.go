@@ -17,9 +17,9 @@ import (
 type configFile struct {
 	// entries are the functions of the file, as the manager last followed them.
 	entries map[string]configs.Function
-	// waiting entries are added when names and ports are free, or changed when a replacement has
-	// ended.
-	waiting []configs.Function
+	// waiting is an edit of which something waits until no function is being removed or replaced; nil:
+	// none does.
+	waiting *configs.Config
 	// leaving are workers that the file no longer has, while they have members.
 	leaving []configs.Worker
 	status  control.ConfigurationStatus
@@ -73,15 +73,16 @@ func (c *configFile) keepOnly(list []configs.Function) {
 	})
 }
 
-// dropWaiting takes the waiting entry of a function that is removed by hand. The entry counts as
-// followed.
+// dropWaiting drops what waits for a function that is removed by hand. It counts as followed.
 func (c *configFile) dropWaiting(name string) {
-	c.waiting = slices.DeleteFunc(c.waiting, func(entry configs.Function) bool {
+	if c.waiting == nil {
+		return
+	}
+	for _, entry := range c.waiting.Functions {
 		if entry.Name == name {
 			c.follow(entry)
 		}
-		return entry.Name == name
-	})
+	}
 }
 
 // unsaved reports how a function differs from the file: it was added or changed at run time. byHand is

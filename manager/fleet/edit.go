@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
 
@@ -16,6 +15,9 @@ import (
 //
 //	plan     compare the configured with the existing functions: list what to do, or all errors
 //	commit   remove, change and add functions
+//
+// What must wait until other functions have been removed or replaced is followed afterwards: the
+// manager then follows the whole configuration again.
 //
 // An error in the plan rejects the whole edit: the node stays as it is. The manager
 // skips an entry that equals the one that it followed last. So a change by `penstock if` stays
@@ -28,9 +30,8 @@ type edit struct {
 	config  configs.Config
 	remove  []*function
 	changes []*change
-	// add has the functions that do not exist yet. wait has the changes of functions that are being
-	// replaced or removed.
-	add, wait []configs.Function
+	add     []configs.Function
+	waits   bool // an entry must be followed later: its function is being replaced
 }
 
 // change turns a running function into the one that an entry describes.
@@ -134,19 +135,13 @@ func (e *edit) checkWorkers() error {
 	var errs []error
 	for _, f := range fl.functions {
 		worker := f.setupFor(f.model.desired).worker
-		if _, ok := fl.cfg.Worker(worker); ok || worker == "" || f.removing || e.changesProcesses(f.name) {
+		edited := func(want configs.Function) bool { return want.Name == f.name && !fl.file.follows(want) }
+		if _, ok := fl.cfg.Worker(worker); ok || worker == "" || f.removing || slices.Contains(e.remove, f) || slices.ContainsFunc(e.config.Functions, edited) {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("remove worker %s: `penstock if` put function %s there; run `penstock if move %s --own` first", worker, f.name, f.name))
 	}
 	return errors.Join(errs...)
-}
-
-// changesProcesses reports whether the edit removes a function or follows a new entry of it.
-func (e *edit) changesProcesses(name string) bool {
-	return slices.ContainsFunc(e.remove, func(f *function) bool { return f.name == name }) ||
-		slices.ContainsFunc(e.changes, func(c *change) bool { return c != nil && c.f.name == name }) ||
-		slices.ContainsFunc(e.wait, func(want configs.Function) bool { return want.Name == name })
 }
 
 // planEntry plans an entry that differs from the one that the manager follows.
@@ -160,7 +155,7 @@ func (e *edit) planEntry(want configs.Function) error {
 	}
 	change, err := f.plan(want)
 	if f.model.replacing != nil {
-		e.wait = append(e.wait, want)
+		e.waits = true
 	} else {
 		e.changes = append(e.changes, change)
 	}
@@ -261,15 +256,14 @@ func (e *edit) commit() error {
 	for _, c := range e.changes {
 		errs = append(errs, c.commit())
 	}
-	fl.file.waiting = e.wait
+	if len(e.add) > 0 && fl.functions.removing() { // names, ports and groups are still being given up
+		e.add, e.waits = nil, true
+	}
 	for _, want := range e.add {
-		if fl.functions.find(want.Name) != nil || fl.placeLeaves(want) {
-			// Its name, port or groups are still being given up. addWaiting adds it when they are
-			// free.
-			fl.file.waiting = append(fl.file.waiting, want)
-			continue
-		}
 		errs = append(errs, fl.addEntry(want))
+	}
+	if fl.file.waiting = nil; e.waits {
+		fl.file.waiting = &e.config
 	}
 	return errors.Join(errs...)
 }
@@ -318,13 +312,13 @@ func (c *change) commit() error {
 
 // ended records the result of a change that the processes had to make.
 func (c *change) ended(before configs.Function, err error) {
-	fl := c.f.fleet
-	if err != nil {
-		c.undo(before)
-		c.f.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
-		fl.JudgeConfiguration(err)
+	if err == nil || c.f.removing {
+		return
 	}
-	fl.keep()
+	c.undo(before)
+	c.f.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
+	c.f.fleet.JudgeConfiguration(err)
+	c.f.fleet.keep()
 }
 
 // undo records that the function has its old processes again. Its port, its share and its
@@ -335,53 +329,16 @@ func (c *change) undo(before configs.Function) {
 	c.f.fleet.file.follow(configs.Function{Name: c.f.name, Instances: 1})
 }
 
-// addWaiting follows the waiting entries that can be followed now. It adds functions whose names,
-// ports and groups are free, and changes functions whose replacement has ended.
-func (fl *Fleet) addWaiting() {
-	waited := len(fl.file.waiting)
-	if waited == 0 {
+// followWaiting follows an edit of which something waited, when no function is being removed or
+// replaced any more.
+func (fl *Fleet) followWaiting() {
+	c := fl.file.waiting
+	if c == nil || fl.draining || fl.functions.removing() || fl.functions.replacing() {
 		return
 	}
-	fl.file.waiting = slices.DeleteFunc(fl.file.waiting, func(want configs.Function) bool {
-		if fl.draining {
-			return true
-		}
-		f := fl.functions.find(want.Name)
-		var err error
-		switch {
-		case f != nil && (f.removing || f.model.replacing != nil), f == nil && fl.placeLeaves(want):
-			return false
-		case f != nil:
-			err = f.reconfigure(want)
-		default:
-			err = fl.addEntry(want)
-		}
-		if err != nil {
-			fl.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
-			fl.JudgeConfiguration(err)
-		}
-		return true
-	})
-	if len(fl.file.waiting) < waited {
-		fl.keep()
+	if err := fl.follow(*c); err != nil {
+		fl.log.Error().Err(err).Msg("configuration rejected; keeping the last one")
+		fl.JudgeConfiguration(err)
+		fl.file.waiting = nil
 	}
-}
-
-// reconfigure applies one changed entry of the configuration.
-func (f *function) reconfigure(want configs.Function) error {
-	c, err := f.plan(want)
-	if err != nil {
-		return err
-	}
-	return c.commit()
-}
-
-// placeLeaves reports whether a function that is being removed still has what this one needs: its
-// port, or, if none are left, its place or groups of multiprocessors.
-func (fl *Fleet) placeLeaves(want configs.Function) bool {
-	if fl.functions.portLeaves(want.Port) {
-		return true
-	}
-	leaves := slices.ContainsFunc(fl.functions, func(f *function) bool { return f.removing })
-	return leaves && (len(fl.functions) >= configs.MaxFunctions || errors.Is(fl.sharing.Fits(want), partition.ErrTooMany))
 }

@@ -132,7 +132,7 @@ func (fl *Fleet) Step() {
 		fl.functions = slices.DeleteFunc(fl.functions, (*function).reap)
 	}
 	fl.dropWorkers()
-	fl.addWaiting()
+	fl.followWaiting()
 	fl.heal()
 	fl.sharing.Step()
 	fl.publish()

@@ -55,10 +55,14 @@ func (list functions) portHolder(port uint16) string {
 	return ""
 }
 
-// portLeaves reports whether the port belongs to a function that is being removed.
-func (list functions) portLeaves(port uint16) bool {
-	f := list.find(list.portHolder(port))
-	return f != nil && f.removing
+// removing reports whether a function is being removed.
+func (list functions) removing() bool {
+	return slices.ContainsFunc(list, func(f *function) bool { return f.removing })
+}
+
+// replacing reports whether a function's model is being replaced.
+func (list functions) replacing() bool {
+	return slices.ContainsFunc(list, func(f *function) bool { return f.model.replacing != nil })
 }
 
 // undrained describes what a drain still waits for.

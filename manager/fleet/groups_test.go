@@ -159,17 +159,8 @@ func TestAddWithoutGroup(t *testing.T) {
 func TestAddAwaitsGroups(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
-	b := newNode(t, "cuda", two, sharing.MechanismMPS, named("a", 30), named("b", 30))
-	b.turns()
-	c := named("c", 30)
-	if b.placeLeaves(c) {
-		t.Error("it waits for groups that nobody gives up")
-	}
-	must.OK(t, b.remove("a"))
-	if !b.placeLeaves(c) {
-		t.Fatal("it does not wait, and would be refused")
-	}
-	b.file.waiting = append(b.file.waiting, c)
+	b := beganWith(t, "cuda", two, named("a", 30), named("b", 30))
+	must.OK(t, b.edited(named("b", 30), named("c", 30)))
 	b.turns()
 	b.serves("b")
 	b.serves("c")

@@ -304,7 +304,7 @@ func TestEditDuringReplacement(t *testing.T) {
 			f := &bed{b.functions.find("a"), t}
 			f.eventually("both edits are followed", func() bool {
 				b.turns()
-				return len(b.file.waiting) == 0 && f.model.replacing == nil
+				return b.file.waiting == nil && f.model.replacing == nil
 			})
 			if f.model.desired.Name != second || f.config.Model != second {
 				t.Errorf("it runs %s as %q, and the file says %s", f.model.desired.Name, f.config.Model, second)
@@ -346,7 +346,7 @@ func TestRecordFailureLogOnce(t *testing.T) {
 	for range 5 {
 		b.Step()
 	}
-	if len(b.file.waiting) == 0 {
+	if b.file.waiting == nil {
 		t.Fatal("the edit waits for nothing")
 	}
 	if said.Len() > 0 {
