@@ -150,11 +150,6 @@ func (fl *Fleet) Observe(o control.Observed) {
 	if fl.sharing.Observe(&o) {
 		fl.functions.eachInstance((*instance).forgetDevice)
 	}
-	if another && fl.sharing.Device.GPU == nil {
-		for _, f := range fl.functions {
-			warnIfCrowded(len(f.instances), o.CPUs, f.log)
-		}
-	}
 	if fl.sharing.Device.MPS {
 		if lost := fl.faults.lost(&o); len(lost) > 0 {
 			fl.deviceFailed(&o, lost)

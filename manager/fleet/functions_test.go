@@ -1,34 +1,12 @@
 package fleet
 
 import (
-	"bytes"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/internal/testing/must"
 )
-
-func TestWarnIfCrowded(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		cpus int
-		want bool
-	}{
-		{"one per CPU", 3, false},
-		{"more", 2, true},
-		{"CPUs are not known yet", 0, false},
-	} {
-		var out bytes.Buffer
-		warnIfCrowded(3, c.cpus, zerolog.New(&out))
-		if got := strings.Contains(out.String(), `"level":"warn","instances":3,"cpus":2`); got != c.want {
-			t.Errorf("%s: logged %q, want a warning: %v", c.name, &out, c.want)
-		}
-	}
-}
 
 func TestCard(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))

@@ -3,8 +3,6 @@ package fleet
 import (
 	"fmt"
 
-	"github.com/rs/zerolog"
-
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/models"
@@ -41,17 +39,7 @@ func (fl *Fleet) add(c configs.Function) error {
 	f.port.Start(fl.metrics.Of(f.name))
 	f.log.Info().Stringer("port", f.port.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", wireCard(c.Format, card).Input.WireBytes()).Str("change", string(f.sharing.Configured)).Msg("function added")
-	if fl.sharing.Device.GPU == nil {
-		warnIfCrowded(len(f.instances), fl.orchestrator.observed.CPUs, f.log)
-	}
 	return nil
-}
-
-// warnIfCrowded warns of more instances than CPUs, once the number of CPUs is known.
-func warnIfCrowded(instances, cpus int, log zerolog.Logger) {
-	if cpus > 0 && instances > cpus {
-		log.Warn().Int("instances", instances).Int("cpus", cpus).Msg("more instances than CPUs; they do not make the function faster")
-	}
 }
 
 // checked finds the card of a function to add. It checks what can be checked while other functions
