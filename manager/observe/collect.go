@@ -134,8 +134,6 @@ var (
 		"Files of weights that processes share.")
 	descPersistent = describe("penstock_model_persistent_bytes",
 		"Device memory of a linked model.", "function")
-	descResident = describe("penstock_model_resident",
-		"1 while the model of a worker's member is in memory, 0 while it is evicted or being loaded.", "function")
 	descModelState = describe("penstock_model_state",
 		"1 for the state of the model of a worker's member (evicted, loading, resident or active), else 0.", "function", "state")
 	descLoads = describe("penstock_model_loads_total",
@@ -304,7 +302,6 @@ func (c sink) function(f *control.FunctionStatus, s *Function) {
 	c.gauge(descPersistent, float64(s.PersistentBytes), f.Name)
 	c.gauge(descEphemeral, float64(s.EphemeralBytes), f.Name)
 	if r := f.Residency; r != nil {
-		c.flag(descResident, r.State == control.Resident || r.State == control.Running, f.Name)
 		for _, state := range control.ResidencyStates {
 			c.flag(descModelState, r.State == state, f.Name, string(state))
 		}
