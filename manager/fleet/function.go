@@ -164,7 +164,7 @@ func (f *function) status(stats *datapath.Stats) control.FunctionStatus {
 		Model: f.model.desired.Name, Version: f.model.desired.Version,
 		Unsaved: f.fleet.file.unsaved(f.config, f.sharing.ByHand), Worker: f.worker,
 	}
-	s.Residency = f.instances[0].currentResidency() // a member has one instance
+	s.Residency = residencyStatus(f.instances[0].residency()) // a member has one instance
 	s.Camera = f.camera.status(&f.config, &stats.Requests, f.log)
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves

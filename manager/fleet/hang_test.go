@@ -27,12 +27,12 @@ func TestHangMessage(t *testing.T) {
 	bed.dial().Send(1)
 	bed.eventually("the request is there", func() bool { return f.port.InFlight() == 1 })
 	// A process that loads its model is not taken for one that hangs.
-	in.residency.note(before, &control.Residency{State: control.Loading})
+	b.loaded("a", &control.Residency{State: control.Loading})
 	in.watch(max(in.queue.Oldest(), in.tenure.since) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role == control.Kill {
 		t.Fatalf("the process is %+v while it loads its model", q)
 	}
-	in.residency.note(before, &control.Residency{State: control.Running})
+	b.loaded("a", &control.Residency{State: control.Running})
 	in.watch(max(in.queue.Oldest(), in.tenure.since) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role != control.Kill {
 		t.Fatalf("the process is %+v, want it killed", q)

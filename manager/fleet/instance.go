@@ -34,9 +34,7 @@ type instance struct {
 	tensors   tensors
 	failures  failures
 	tenure    tenure
-	handovers handovers
-	residency residency
-	warmedUp  warmedUp
+	reported  reported
 	suspected time.Time // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
 	stoppedSince time.Duration
@@ -65,7 +63,7 @@ func newInstance(f *function, index int) (*instance, error) {
 // forgetDevice drops what was allocated for another device, or learned on it.
 func (in *instance) forgetDevice() {
 	in.tensors.keep(func(*models.Card) bool { return false })
-	in.warmedUp = warmedUp{}
+	in.reported = reported{}
 }
 
 // step carries out the policy's commands.
@@ -201,11 +199,14 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	defer admission.Close()
 	slab, tensors, with := in.f.port.Slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
 	files := append(append(in.queue.Files(), tensors.File(), slab.File()), admission.Files...)
-	measured, compared := in.warmedUp.of(q.Card)
+	warmedUp := control.Report{} // of the same model in the same worker
+	if in.reported.card == q.Card {
+		warmedUp = in.reported.Report
+	}
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, Setup: with.attached(&in.fleet.cfg),
 		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Turn: admission.Turn, Busy: admission.Busy,
-		Measurements: measured, Compared: compared,
+		Measurements: warmedUp.Measurements, Compared: warmedUp.Compared,
 	}, files)
 	if err != nil {
 		in.fleet.sharing.Leave(hello.PID)
@@ -245,7 +246,7 @@ func (in *instance) watch(now time.Duration) {
 	patience := in.f.hangTimeout
 	// A process is responsible for the time since it got the ring. Before that, another
 	// process was.
-	residency := in.currentResidency()
+	residency := in.residency()
 	loads := residency != nil && residency.State == control.Loading // its worker watches over that
 	if now-max(oldest, in.tenure.since) >= patience && !loads {
 		if q := holder(in.pair, in.queue.Owner()); q != nil && q.Role != control.Kill {

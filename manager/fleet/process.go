@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/models"
 )
 
 // process is what an instance knows of the process of a generation, besides its place in the
@@ -59,10 +60,11 @@ func (p processes) forget(generation uint32) {
 	delete(p, generation)
 }
 
-// handovers is the total of hand-overs that a generation has reported last. The control loop owns it.
-type handovers struct {
-	generation uint32
-	count      uint64
+// reported is the last report of an active process, and its card: another worker has another card. The
+// control loop owns it.
+type reported struct {
+	control.Report
+	card *models.Card
 }
 
 // readReports reads a process's reports until its connection closes.
@@ -92,26 +94,24 @@ func (in *instance) report(generation uint32, r control.Report) {
 	if active == nil || active.Generation != generation {
 		return
 	}
-	if generation != in.handovers.generation {
-		in.handovers = handovers{generation: generation}
-	}
 	r.Generation = generation
 	in.sharing.Report(&r)
 	in.noteHandovers(&r)
-	in.residency.note(generation, r.Residency)
-	in.warmedUp = warmedUp{active.Card, r.Measurements, r.Compared}
+	in.reported = reported{r, active.Card}
 }
 
 // noteHandovers counts the new hand-overs in a process's report. A process's first
 // hand-over gave it the ring; each later one was a move.
 func (in *instance) noteHandovers(r *control.Report) {
-	counted := &in.handovers.count
-	if r.Handovers <= *counted {
+	counted := uint64(0)
+	if r.Generation == in.reported.Generation {
+		counted = in.reported.Handovers
+	}
+	if r.Handovers <= counted {
 		return
 	}
-	moves := r.Handovers - max(1, *counted)
+	moves := r.Handovers - max(1, counted)
 	in.f.swaps.Count += moves
-	*counted = r.Handovers
 	if r.IdleNanos < 0 {
 		return
 	}

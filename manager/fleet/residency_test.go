@@ -38,14 +38,13 @@ func TestResidencyStatus(t *testing.T) {
 		t.Errorf("member of a worker without a limit: %+v", r)
 	}
 
-	// Another process counts from 0, and the function's counters continue.
 	b.replaced("a", "newer")
 	if r := b.status("a").Residency; r != nil {
 		t.Errorf("before the new process has reported: %+v", r)
 	}
 	b.loaded("a", &control.Residency{State: control.Resident, Loads: 1})
-	if got := status(); got.Loads != 3 || got.Evictions != 2 || got.State != control.Resident {
-		t.Errorf("status %+v, want 3 loads and 2 evictions", got)
+	if got := status(); got.Loads != 1 || got.Evictions != 0 || got.State != control.Resident {
+		t.Errorf("status %+v, want those of the new process", got)
 	}
 	b.moved("a", "")
 	b.loaded("a", nil)
@@ -79,7 +78,7 @@ func TestResidencyMetrics(t *testing.T) {
 	b := workerNode(t, configs.DeviceCPU, member("a", "cold", time.Second), objective("own", time.Second))
 	b.loaded("a", &control.Residency{State: control.Running, Loads: 3, Evictions: 2, LastLoadMillis: 5, Thrashing: true, NeededBytes: 1})
 	for name, want := range map[string]float64{
-		"penstock_model_resident": 1, "penstock_model_loads_total": 3, "penstock_model_evictions_total": 2,
+		"penstock_model_loads_total": 3, "penstock_model_evictions_total": 2,
 		"penstock_model_last_load_seconds": 0.005, "penstock_worker_thrashing": 1, "penstock_worker_memory_bytes": float64(cold.Memory),
 	} {
 		if got := b.series(name); len(got) != 1 || got[0].GetGauge().GetValue()+got[0].GetCounter().GetValue() != want {
@@ -110,25 +109,20 @@ func TestWarmedUp(t *testing.T) {
 		generation, _ := b.serves("a")
 		in.report(generation, control.Report{Generation: generation, Measurements: results, Compared: "file"})
 	}
-	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
-		t.Errorf("before a report: %+v", got)
-	}
 	report()
-	if got, compared := in.warmedUp.of(in.pair.Card()); got != results || compared != "file" {
-		t.Errorf("results %+v, want those reported", got)
+	kept := func(what string, want bool) {
+		t.Helper()
+		if got := in.reported.card == in.pair.Card(); got != want {
+			t.Errorf("%s: kept %v, want %v", what, got, want)
+		}
 	}
+	kept("the same model", true)
 	b.replaced("a", "newer")
-	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
-		t.Errorf("of another model: %+v", got)
-	}
+	kept("another model", false)
 	report()
 	b.moved("a", "warm")
-	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
-		t.Errorf("of another worker: %+v", got)
-	}
+	kept("another worker", false)
 	report()
 	in.forgetDevice()
-	if got, compared := in.warmedUp.of(in.pair.Card()); got != nil || compared != "" {
-		t.Errorf("of another device: %+v", got)
-	}
+	kept("another device", false)
 }
