@@ -171,11 +171,6 @@ type Aggregate struct {
 	Slots int `yaml:"slots" default:"auto" zero:"auto" oneof:"64|128|256|512|1024|2048|4096|8192|16384" want:"a power of two from 64 to 16384"`
 	// Time from the first fragment of a request to its last; a quarter of the objective if left out.
 	Deadline time.Duration `yaml:"deadline" min:"100us" max:"1h" example:"5ms"`
-	// How long an answer is kept, for clients that ask again.
-	AnsweredFor time.Duration `yaml:"answered_for" default:"2s" min:"1ms" max:"1h"`
-	// Smaller fragments are refused, except the last of a request. It bounds the descriptors that a
-	// request needs.
-	MinimumFragment Size `yaml:"minimum_fragment" default:"512" min:"64" max:"64KiB"`
 }
 
 // Shares is how the node's CPUs or its GPU are divided between functions.
@@ -192,12 +187,8 @@ type Shares struct {
 	Interval time.Duration `yaml:"interval" default:"1s" min:"10ms" max:"1h"`
 	// Minimum time between two changes of one instance (paper 3.2.1).
 	HoldDown time.Duration `yaml:"hold_down" default:"10s" min:"0s" max:"1h"`
-	// Residuals and changes below it change nothing (paper 3.2.2).
-	ThresholdPercent float64 `yaml:"threshold_percent" default:"5" min:"0" max:"100"`
 	// Minimum share of an instance.
 	MinimumPercent float64 `yaml:"minimum_percent" default:"5" min:"0.1" max:"100"`
-	// Demand of a model whose knee is not known (paper 3.2.3).
-	DefaultPercent float64 `yaml:"default_percent" default:"30" min:"1" max:"100"`
 	// true: what no function demands is divided among all, in proportion to their demands. false: it
 	// stays free.
 	SpreadSlack bool `yaml:"spread_slack" default:"false"`

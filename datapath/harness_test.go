@@ -29,8 +29,7 @@ func testOptions(queues int) Options {
 		Name: "test", Queues: queues,
 		RequestBytes: datapathtest.PictureBytes, ResultBytes: 4096, MinFragmentBytes: 512,
 		Objective: time.Minute, Gather: 15 * time.Second, Transit: 500 * time.Microsecond,
-		AnsweredFor: 2 * time.Second,
-		Version:     version, Log: zerolog.Nop(),
+		Version: version, Log: zerolog.Nop(),
 	}
 }
 

@@ -61,8 +61,6 @@ type Options struct {
 	Objective, Gather time.Duration
 	// Transit is the part of the objective that a request spends outside the node.
 	Transit time.Duration
-	// AnsweredFor is how long an answered request is remembered.
-	AnsweredFor time.Duration
 	// Trusted addresses stand for many machines each.
 	Trusted []netip.Prefix
 	// RunLate lets processes run requests after their deadline: nothing is overdue. It makes the port a
@@ -182,7 +180,6 @@ func NewPort(sources *Sources, o Options) (_ *Port, err error) {
 		SLO:              o.Objective,
 		Transit:          o.Transit,
 		Deadline:         o.Gather,
-		AnsweredFor:      o.AnsweredFor,
 		AnsweredBytes:    max(minAnsweredBytes, answersKept*int(p.geometry.ResultBytes)),
 		Trusted:          o.Trusted,
 	}, slab, p.table)

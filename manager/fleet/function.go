@@ -54,6 +54,10 @@ func logWarnings(card *models.Card, log zerolog.Logger) {
 	}
 }
 
+// minFragmentBytes is the min size of a fragment that is not the last of its request (docs/wire.md). It
+// bounds the descriptors that a request needs.
+const minFragmentBytes = 512
+
 // newFunction opens the port and allocates the memory. It starts no thread.
 func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
@@ -83,14 +87,13 @@ func newFunction(fl *Fleet, c configs.Function, card *models.Card) (_ *function,
 		Queues:           c.Instances,
 		RequestBytes:     wireCard(c.Format, card).Input.WireBytes(),
 		ResultBytes:      card.ResultBytes(),
-		MinFragmentBytes: min(int(fl.cfg.Aggregate.MinimumFragment), card.Input.WireBytes(), f.camera.maxMinFragment()),
+		MinFragmentBytes: min(minFragmentBytes, card.Input.WireBytes(), f.camera.maxMinFragment()),
 		Camera:           reader,
 		AnswersTo:        answersTo(&c),
 		Slots:            fl.cfg.Aggregate.Slots,
 		Objective:        f.slo,
 		Gather:           gatherTimeout(&fl.cfg, f.slo),
 		Transit:          fl.cfg.Transit,
-		AnsweredFor:      fl.cfg.Aggregate.AnsweredFor,
 		Trusted:          fl.cfg.Trusted,
 		RunLate:          fl.cfg.Lab.RunLate,
 		Version:          card.Version,

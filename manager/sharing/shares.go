@@ -20,8 +20,6 @@ import (
 func shareConfig(cfg *configs.Config) gslice.Config {
 	c, s := cfg.Shares, gslice.DefaultConfig()
 	s.MinimumPercent = c.MinimumPercent
-	s.UnknownPercent = c.DefaultPercent
-	s.ThresholdPercent = c.ThresholdPercent
 	// Shares are tuned every interval, a little sooner or later. Without this correction an
 	// early tick would miss the end of the hold-down, and the change would wait for the
 	// next one.

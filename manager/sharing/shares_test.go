@@ -12,7 +12,7 @@ import (
 // A ticker is a little early or late. A share stays for one hold-down, not by chance for
 // an interval longer.
 func TestHoldDownEnds(t *testing.T) {
-	cfg := configs.Shares{MinimumPercent: 5, DefaultPercent: 30, ThresholdPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
+	cfg := configs.Shares{MinimumPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
 	shares, err := gslice.NewController(shareConfig(&configs.Config{Shares: cfg}))
 	must.OK(t, err)
 	id := gslice.ID{IF: "a"}
