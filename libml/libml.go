@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/libml/internal/serve"
 )
@@ -18,6 +19,8 @@ type (
 	Resident    = framework.Resident
 	Node        = framework.Node
 	Build       = framework.Build
+	// Buffer is described in package device.
+	Buffer = device.Buffer
 )
 
 var (

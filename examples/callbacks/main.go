@@ -77,8 +77,8 @@ func (m *meanColour) LoadModel() error { return nil }
 func (m *meanColour) LinkModel() (int64, error) { return 0, nil }
 
 // ConfigureBatch keeps the buffers for the pictures and the answers of a batch of n.
-func (m *meanColour) ConfigureBatch(_, n int, input []byte, outputs [][]byte) (int64, error) {
-	m.batches[n] = batch{input: input, output: outputs[0]}
+func (m *meanColour) ConfigureBatch(_, n int, inputs, outputs []libml.Buffer) (int64, error) {
+	m.batches[n] = batch{input: inputs[0].Bytes(), output: outputs[0].Bytes()}
 	return 0, nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"unsafe"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -187,14 +188,13 @@ func (f *Framework) LinkModel() (int64, error) {
 }
 
 // ConfigureBatch is framework.Framework's. The buffers are pinned until they are replaced.
-func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
+func (f *Framework) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (int64, error) {
 	pins := new(runtime.Pinner)
-	pin := func(mem []byte) C.uint64_t {
-		p := unsafe.SliceData(mem)
-		if p != nil {
-			pins.Pin(p) // does nothing if the memory is not in Go's heap
+	pin := func(b device.Buffer) C.uint64_t {
+		if !b.OnDevice() && b.Len() > 0 {
+			pins.Pin(&b.Bytes()[0]) // does nothing if the memory is not in Go's heap
 		}
-		return C.uint64_t(uintptr(unsafe.Pointer(p)))
+		return C.uint64_t(b.Address())
 	}
 	at := make([]C.uint64_t, max(1, len(outputs)))
 	for i, out := range outputs {
@@ -205,7 +205,7 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	var bytes C.int64_t
 	f.tooFew.Store(false)
 	f.configuring.Store(&now)
-	code := C.pcapi_configure(f.handle, C.int32_t(slot), C.int32_t(n), pin(input), &at[0], &bytes)
+	code := C.pcapi_configure(f.handle, C.int32_t(slot), C.int32_t(n), pin(inputs[0]), &at[0], &bytes)
 	f.configuring.Store(nil)
 	if code != 0 {
 		pins.Unpin() // those of the call before, if any, stay

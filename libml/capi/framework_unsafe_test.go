@@ -80,7 +80,7 @@ func ready(t testing.TB, n int) (f *capi.Framework, c *capitest.Callbacks, input
 		t.Fatal(err)
 	}
 	input, outputs = tensors(n)
-	if _, err := f.ConfigureBatch(0, n, input, outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, n, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	return f, c, input, outputs
@@ -137,13 +137,13 @@ func TestCallbacks(t *testing.T) {
 		t.Errorf("link model: %d, %v; want the callback's bytes", bytes, err)
 	}
 	c.Take(capitest.Configure, 77)
-	if bytes, err := f.ConfigureBatch(3, 1, input, outputs); bytes != 77 || err != nil {
+	if bytes, err := f.ConfigureBatch(3, 1, device.HostBuffers(input), device.HostBuffers(outputs...)); bytes != 77 || err != nil {
 		t.Errorf("configure batch: %d, %v; want the callback's bytes", bytes, err)
 	}
 	if slot, size := c.Configured(); slot != 3 || size != 1 {
 		t.Errorf("slot %d, size %d were configured, want 3, 1", slot, size)
 	}
-	if _, err := f.ConfigureBatch(0, n, input, outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, n, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	each := card().Input.TensorBytes()
@@ -211,7 +211,7 @@ func TestErrors(t *testing.T) {
 		"link_model": {capitest.Link, func(f *capi.Framework) error { _, err := f.LinkModel(); return err }},
 		"configure_batch": {capitest.Configure, func(f *capi.Framework) error {
 			in, out := tensors(n)
-			_, err := f.ConfigureBatch(0, n, in, out)
+			_, err := f.ConfigureBatch(0, n, device.HostBuffers(in), device.HostBuffers(out...))
 			return err
 		}},
 		"infer_batch": {capitest.Infer, func(f *capi.Framework) error { return f.InferBatch(0, n) }},
@@ -281,7 +281,7 @@ func TestNegativeBytes(t *testing.T) {
 		t.Errorf("link model: %v", err)
 	}
 	c.Take(capitest.Configure, -5)
-	if _, err := f.ConfigureBatch(0, 1, in, out); err == nil || !strings.Contains(err.Error(), "ephemeral_bytes is -5") {
+	if _, err := f.ConfigureBatch(0, 1, device.HostBuffers(in), device.HostBuffers(out...)); err == nil || !strings.Contains(err.Error(), "ephemeral_bytes is -5") {
 		t.Errorf("configure batch: %v", err)
 	}
 }
@@ -331,7 +331,7 @@ func TestConfigureLeaks(t *testing.T) {
 			c.Answer(capitest.Configure, code, "no")
 			for slot := range 4 {
 				input, outputs := tensors(8)
-				if _, err := f.ConfigureBatch(slot, 8, input, outputs); (err != nil) != (code != 0) {
+				if _, err := f.ConfigureBatch(slot, 8, device.HostBuffers(input), device.HostBuffers(outputs...)); (err != nil) != (code != 0) {
 					t.Fatal(err)
 				}
 			}

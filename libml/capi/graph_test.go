@@ -211,7 +211,7 @@ func TestGraphWithdrawn(t *testing.T) {
 		if hands {
 			c.HandOver(graph.Handle())
 		}
-		if _, err := f.ConfigureBatch(slot, n, input, [][]byte{output}); err != nil {
+		if _, err := f.ConfigureBatch(slot, n, device.HostBuffers(input), device.HostBuffers(output)); err != nil {
 			t.Fatal(err)
 		}
 		calls, launches := c.Calls(capitest.Infer), len(cudafake.Launches())
@@ -233,7 +233,7 @@ func TestGraphOutsideConfigure(t *testing.T) {
 		t.Errorf("%d, %q; want 1, %q", code, why, refused)
 	}
 	c.HandOver(graph.Handle())
-	if _, err := f.ConfigureBatch(0, 1, make([]byte, 16), [][]byte{make([]byte, 4)}); err != nil {
+	if _, err := f.ConfigureBatch(0, 1, device.HostBuffers(make([]byte, 16)), device.HostBuffers(make([]byte, 4))); err != nil {
 		t.Fatal(err)
 	}
 	first := f.graphs.find(batch{0, 1})
@@ -251,7 +251,7 @@ func TestGraphDestroyFails(t *testing.T) {
 	c.HandOver(graph.Handle())
 	buffers := func() ([]byte, [][]byte) { return make([]byte, 16), [][]byte{make([]byte, 4)} }
 	input, outputs := buffers()
-	if _, err := f.ConfigureBatch(0, 1, input, outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, 1, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	kept := f.graphs.find(batch{0, 1})
@@ -264,7 +264,7 @@ func TestGraphDestroyFails(t *testing.T) {
 	const invalidValue = cuda.Code(1)
 	cudafake.Apply(t, cudafake.Refuse("cuGraphExecDestroy", 1, invalidValue))
 	input, outputs = buffers()
-	if _, err := f.ConfigureBatch(0, 1, input, outputs); err == nil || !strings.Contains(err.Error(), "release graph") {
+	if _, err := f.ConfigureBatch(0, 1, device.HostBuffers(input), device.HostBuffers(outputs...)); err == nil || !strings.Contains(err.Error(), "release graph") {
 		t.Errorf("error %v, want one of a graph that is not given back", err)
 	}
 	// The runtime ends the process if a pinner becomes garbage while it pins.

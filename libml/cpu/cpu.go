@@ -85,12 +85,12 @@ func (d *Device) InFlight() int { return 1 }
 // device.TensorAlign. All slots get the same tensors. It needs
 // models.Card.TensorBytes.
 func (d *Device) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, error) {
-	laid, err := device.Lay(shared, append([]int{sizes.Input}, sizes.Outputs...)...)
+	laid, err := device.LayHost(shared, sizes)
 	if err != nil {
 		return nil, err
 	}
 	d.images = sizes.Input / d.imageBytes
-	return slices.Repeat([]device.Tensors{{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, device.Slots), nil
+	return slices.Repeat([]device.Tensors{laid}, device.Slots), nil
 }
 
 // errTensor is returned if a batch does not fit its tensor, or if the tensor is
@@ -102,13 +102,14 @@ var errSlot = errors.New("no such slot")
 
 // Gather fills a batch tensor; see device.Device. It allocates only for an error,
 // or when a request has more fragments than any before it in the slot.
-func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
-	if err := d.check(slot, dst, len(reqs)); err != nil {
+func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refused []bool) error {
+	tensor := dst.Bytes()
+	if err := d.check(slot, tensor, len(reqs)); err != nil {
 		return fmt.Errorf("gather %d requests: %w", len(reqs), err)
 	}
 	w, first := &d.slots[slot], (*device.RequestError)(nil)
 	for i, req := range reqs {
-		image := dst[i*d.imageBytes:][:d.imageBytes:d.imageBytes]
+		image := tensor[i*d.imageBytes:][:d.imageBytes:d.imageBytes]
 		bad, err := d.gather(w, image, req)
 		refused[i] = err != nil
 		if err == nil {
@@ -140,14 +141,15 @@ func (d *Device) gather(w *workspace, image []byte, req device.Request) (bad int
 }
 
 // Pad blanks the images from, from+1, ... to-1.
-func (d *Device) Pad(slot int, dst []byte, from, to int) error {
+func (d *Device) Pad(slot int, dst device.Buffer, from, to int) error {
 	if from < 0 || to < from {
 		return fmt.Errorf("pad images %d to %d: %w", from, to, errTensor)
 	}
-	if err := d.check(slot, dst, to); err != nil {
+	tensor := dst.Bytes()
+	if err := d.check(slot, tensor, to); err != nil {
 		return fmt.Errorf("pad images %d to %d: %w", from, to, err)
 	}
-	clear(dst[from*d.imageBytes : to*d.imageBytes])
+	clear(tensor[from*d.imageBytes : to*d.imageBytes])
 	return nil
 }
 
@@ -175,10 +177,14 @@ func (d *Device) Fetch(slot int, images int) error {
 }
 
 // Upload copies.
-func (d *Device) Upload(slot int, dst, data []byte) error { return d.copy(slot, dst, data) }
+func (d *Device) Upload(slot int, dst device.Buffer, data []byte) error {
+	return d.copy(slot, dst.Bytes(), data)
+}
 
 // Download copies.
-func (d *Device) Download(slot int, data, src []byte) error { return d.copy(slot, data, src) }
+func (d *Device) Download(slot int, data []byte, src device.Buffer) error {
+	return d.copy(slot, data, src.Bytes())
+}
 
 func (d *Device) copy(slot int, to, from []byte) error {
 	switch {

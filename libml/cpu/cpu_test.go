@@ -69,7 +69,7 @@ func TestGatherPackets(t *testing.T) {
 		d, err := New(in, [][]byte{slab})
 		must.OK(t, err)
 		got := devicetest.Aligned(in.TensorBytes())
-		must.OK(t, d.Gather(0, got, []device.Request{req}, make([]bool, 1)))
+		must.OK(t, d.Gather(0, device.HostBuffer(got), []device.Request{req}, make([]bool, 1)))
 		if !bytes.Equal(got, devicetest.Reference(in, picture)) {
 			t.Fatalf("gather of %+v differs from the reference", in)
 		}
@@ -208,7 +208,7 @@ func TestGatherAllocations(t *testing.T) {
 			d, dst, reqs := c.open(t)
 			refused := make([]bool, len(reqs))
 			if n := testing.AllocsPerRun(5, func() {
-				must.OK(t, d.Gather(0, dst, reqs, refused))
+				must.OK(t, d.Gather(0, device.HostBuffer(dst), reqs, refused))
 			}); n != 0 {
 				t.Errorf("%v allocations", n)
 			}
@@ -283,7 +283,7 @@ func BenchmarkGather(b *testing.B) {
 			refused := make([]bool, len(reqs))
 			b.SetBytes(int64(len(reqs) * c.in.WireBytes()))
 			for b.Loop() {
-				must.OK(b, d.Gather(0, dst, reqs, refused))
+				must.OK(b, d.Gather(0, device.HostBuffer(dst), reqs, refused))
 			}
 		})
 		b.Run(c.name+" floor", func(b *testing.B) {
@@ -324,11 +324,11 @@ func TestUYVY(t *testing.T) {
 		}
 		requests := []device.Request{{Fragments: fragments, Bytes: uint32(len(slab))}}
 		clear(got)
-		if err := d.Gather(0, got, requests, make([]bool, 1)); err != nil || !bytes.Equal(got, want) {
+		if err := d.Gather(0, device.HostBuffer(got), requests, make([]bool, 1)); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("fragments of %d bytes: %v; the tensor is not that of the RGB picture", size, err)
 		}
 		refused := make([]bool, 1)
-		if n := testing.AllocsPerRun(10, func() { d.Gather(0, got, requests, refused) }); n != 0 {
+		if n := testing.AllocsPerRun(10, func() { d.Gather(0, device.HostBuffer(got), requests, refused) }); n != 0 {
 			t.Fatalf("fragments of %d bytes: %v allocations", size, n)
 		}
 	}

@@ -59,12 +59,11 @@ type Sizes struct {
 // Tensors is one slot's memory for the largest batch. Smaller batches are prefixes of
 // each tensor. All are aligned to TensorAlign and valid until Close.
 type Tensors struct {
-	// Gather writes Input and the framework reads it; the framework writes Outputs. On a
-	// GPU both are device addresses, which Go must not read.
-	Input   []byte
-	Outputs [][]byte
+	// Gather writes Input and the framework reads it; the framework writes Outputs.
+	Input   Buffer
+	Outputs []Buffer
 	// Results is the memory in which the CPU reads the outputs once Wait has returned.
-	// On the CPU it is Outputs.
+	// On the CPU it is that of Outputs.
 	Results [][]byte
 }
 
@@ -108,10 +107,10 @@ type Device interface {
 	// descriptors and clears it for the others. The image of a refused request is blank.
 	// The others are gathered nevertheless, and the error is a *RequestError that names
 	// the first refused request. Any other error means that no image can be used.
-	Gather(slot int, dst []byte, reqs []Request, refused []bool) error
+	Gather(slot int, dst Buffer, reqs []Request, refused []bool) error
 
 	// Pad blanks (all bytes zero) the images from, from+1, ... to-1.
-	Pad(slot int, dst []byte, from, to int) error
+	Pad(slot int, dst Buffer, from, to int) error
 
 	// Fetch brings the first images' part of the slot's Outputs to its Results. Done and
 	// Wait then cover everything on the slot's stream at the time of the call, including
@@ -121,8 +120,8 @@ type Device interface {
 	// Upload copies data from host memory to dst, a part of the slot's Input, and Download
 	// a part of the slot's Outputs to host memory. The memory is in use until Wait has
 	// returned after the next Fetch. Only warm-ups call them: they may wait for the slot's work.
-	Upload(slot int, dst, data []byte) error
-	Download(slot int, data, src []byte) error
+	Upload(slot int, dst Buffer, data []byte) error
+	Download(slot int, data []byte, src Buffer) error
 
 	// Done reports whether all work of the slot is done: true with an error if it
 	// failed, true if there was none. It does not block and costs no system call, so
@@ -203,16 +202,37 @@ var (
 // Lay cuts tensors of these sizes from mem, one after the other, without room to grow.
 // Each is aligned to TensorAlign if mem is. The end of the last one need not be aligned.
 // Lay returns ErrShared if mem is too small.
-func Lay(mem []byte, sizes ...int) ([][]byte, error) {
-	tensors, at := make([][]byte, len(sizes)), 0
+func Lay(mem Buffer, sizes ...int) ([]Buffer, error) {
+	tensors, at := make([]Buffer, len(sizes)), 0
 	for i, size := range sizes {
-		if size < 0 || at > len(mem) || size > len(mem)-at {
-			return nil, fmt.Errorf("%w: %d bytes for tensors of %v", ErrShared, len(mem), sizes)
+		if size < 0 || at > mem.Len() || size > mem.Len()-at {
+			return nil, fmt.Errorf("%w: %d bytes for tensors of %v", ErrShared, mem.Len(), sizes)
 		}
-		tensors[i] = mem[at : at+size : at+size]
+		tensors[i] = mem.Slice(at, at+size)
 		at += models.Aligned(size)
 	}
 	return tensors, nil
+}
+
+// LayHost cuts the tensors of a batch from host memory: the input, then the outputs, which are also the
+// results.
+func LayHost(mem []byte, sizes Sizes) (t Tensors, err error) {
+	laid, err := Lay(HostBuffer(mem), append([]int{sizes.Input}, sizes.Outputs...)...)
+	if err != nil {
+		return t, err
+	}
+	t = Tensors{Input: laid[0], Outputs: laid[1:]}
+	t.Results = Bytes(t.Outputs)
+	return t, nil
+}
+
+// Bytes returns the memory of buffers on the host.
+func Bytes(buffers []Buffer) [][]byte {
+	mem := make([][]byte, len(buffers))
+	for i := range buffers {
+		mem[i] = buffers[i].Bytes()
+	}
+	return mem
 }
 
 // RequestError is returned by Gather if a request's descriptors are invalid.

@@ -80,21 +80,58 @@ func TestOrder(t *testing.T) {
 
 func TestLay(t *testing.T) {
 	mem := make([]byte, 3*TensorAlign+5)
-	got, err := Lay(mem, 1, TensorAlign+1, 0, 5)
+	got, err := Lay(HostBuffer(mem), 1, TensorAlign+1, 0, 5)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []struct{ at, size int }{{0, 1}, {TensorAlign, TensorAlign + 1}, {3 * TensorAlign, 0}, {3 * TensorAlign, 5}} {
-		if len(got[i]) != want.size || cap(got[i]) != want.size {
-			t.Errorf("tensor %d has %d bytes and room for %d, want %d", i, len(got[i]), cap(got[i]), want.size)
+		if tensor := got[i].Bytes(); len(tensor) != want.size || cap(tensor) != want.size {
+			t.Errorf("tensor %d has %d bytes and room for %d, want %d", i, len(tensor), cap(tensor), want.size)
 		}
-		if want.size > 0 && &got[i][0] != &mem[want.at] {
+		if want.size > 0 && &got[i].Bytes()[0] != &mem[want.at] {
 			t.Errorf("tensor %d is not at %d", i, want.at)
 		}
 	}
 	for _, sizes := range [][]int{{3*TensorAlign + 6}, {1, TensorAlign + 1, 6}, {4 * TensorAlign, 0}, {-1}, {math.MaxInt, 1}} {
-		if got, err := Lay(mem, sizes...); !errors.Is(err, ErrShared) || got != nil {
+		if got, err := Lay(HostBuffer(mem), sizes...); !errors.Is(err, ErrShared) || got != nil {
 			t.Errorf("Lay(%d bytes, %v) = %d tensors, %v; want %v", len(mem), sizes, len(got), err, ErrShared)
 		}
 	}
+}
+
+// TestBuffer has the same parts in host memory and on a device.
+func TestBuffer(t *testing.T) {
+	const address = 0x7000_0000_0000
+	mem := []byte("0123456789")
+	for name, b := range map[string]Buffer{"host": HostBuffer(mem), "device": DeviceBuffer(address, len(mem))} {
+		t.Run(name, func(t *testing.T) {
+			part := b.Slice(2, 9).Slice(1, 4)
+			if b.Len() != len(mem) || part.Len() != 3 || part.OnDevice() != b.OnDevice() || part.Address() != b.Address()+3 {
+				t.Errorf("bytes 3 to 6 of %d at %#x are %d at %#x", b.Len(), b.Address(), part.Len(), part.Address())
+			}
+			for _, wrong := range [][2]int{{-1, 1}, {2, 1}, {0, len(mem) + 1}} {
+				if !panics(func() { b.Slice(wrong[0], wrong[1]) }) {
+					t.Errorf("there are bytes %v", wrong)
+				}
+			}
+			if panics(func() { part.Bytes() }) != b.OnDevice() {
+				t.Error("only host memory can be read")
+			}
+		})
+	}
+	if part := HostBuffer(mem).Slice(3, 6).Bytes(); string(part) != "345" || cap(part) != 3 {
+		t.Errorf("bytes 3 to 6 are %q, with room for %d", part, cap(part))
+	}
+	if b := DeviceBuffer(address, len(mem)); b.Address() != address || !b.OnDevice() {
+		t.Errorf("a buffer at %#x is at %#x", address, b.Address())
+	}
+	if b := (Buffer{}); b.Address() != 0 || b.Len() != 0 || b.OnDevice() || b.Bytes() != nil {
+		t.Errorf("a buffer without memory: %+v", b)
+	}
+}
+
+func panics(call func()) (did bool) {
+	defer func() { did = recover() != nil }()
+	call()
+	return false
 }

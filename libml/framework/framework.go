@@ -4,9 +4,11 @@ package framework
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 )
@@ -59,9 +61,9 @@ import (
 // # Buffers
 //
 // libml owns the input and output buffers. They are 64-byte aligned (models.TensorAlignment) in
-// shared memory, and at least 8-byte aligned otherwise. On a GPU they are device addresses that Go
-// must not read. Address and length stay the same until ConfigureBatch has replaced the buffers or
-// Deinit has returned. Until then a framework may pass the addresses to C; it pins them, because
+// shared memory, and at least 8-byte aligned otherwise. On a GPU they are in device memory
+// (device.Buffer). Address and length stay the same until ConfigureBatch has replaced the buffers or
+// Deinit has returned. Until then a framework may pass the addresses to C. On a CPU it pins them, because
 // they may be Go memory. Another process, or another slot in use, may own the contents. So only
 // InferBatch reads the input and writes the outputs.
 //
@@ -99,16 +101,16 @@ type Framework interface {
 	LinkModel() (persistentBytes int64, err error)
 
 	// ConfigureBatch prepares a batch of n images in slot: graphs, bindings, warm caches, and the
-	// parts of the model for this size that LinkModel left out. input holds n images,
-	// Card.Input.TensorBytes() each, of shape Card.Input.Shape(n). outputs holds one buffer for
+	// parts of the model for this size that LinkModel left out. inputs holds one buffer, as a card has
+	// one input: n images, Card.Input.TensorBytes() each, of shape Card.Input.Shape(n). outputs holds one buffer for
 	// each of Card.Outputs, in the card's order: n images, Output.Bytes() each, f32, of shape [n,
-	// Shape...]. Batch sizes of one slot share memory: input and outputs of a smaller n are
+	// Shape...]. Batch sizes of one slot share memory: inputs and outputs of a smaller n are
 	// prefixes of those of a larger.
 	//
 	// ephemeralBytes is the memory that this batch needs while it runs, in addition to the
 	// persistent bytes and libml's own buffers. It is 0 if unknown, or if it is not known before a
 	// batch of that size has run.
-	ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error)
+	ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error)
 
 	// InferBatch runs a batch of a configured size in slot. On a CPU the input buffer is complete
 	// at the call and is not written until the return. When InferBatch returns nil, all output
@@ -220,6 +222,22 @@ var ErrNoWeights = errors.New("no shared weights")
 
 // DeviceCPU is the value of Environment.Device on a CPU.
 const DeviceCPU = control.DeviceCPU
+
+// CheckBuffers returns an error if the arguments of a ConfigureBatch of n images are not those of the card.
+func CheckBuffers(card *models.Card, n int, inputs, outputs []device.Buffer) error {
+	if len(inputs) != 1 || len(outputs) != len(card.Outputs) {
+		return fmt.Errorf("batch of %d: there are %d inputs and %d outputs, want 1 and %d", n, len(inputs), len(outputs), len(card.Outputs))
+	}
+	if want := n * card.Input.TensorBytes(); inputs[0].Len() != want {
+		return fmt.Errorf("batch of %d: input has %d bytes, want %d", n, inputs[0].Len(), want)
+	}
+	for i := range outputs {
+		if want := n * card.Outputs[i].Bytes(); outputs[i].Len() != want {
+			return fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, card.Outputs[i].Name, outputs[i].Len(), want)
+		}
+	}
+	return nil
+}
 
 // Build makes the framework that runs a card's model.
 type Build func(card *models.Card) (Framework, error)

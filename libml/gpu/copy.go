@@ -74,7 +74,7 @@ func (c *copier) close(d *Device, errs *firstError) {
 }
 
 // gatherByCopy is Gather with a copier.
-func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refused []bool) (first *device.RequestError, err error) {
+func (s *slot) gatherByCopy(d *Device, dst device.Buffer, reqs []device.Request, refused []bool) (first *device.RequestError, err error) {
 	taken := 0
 	for i, req := range reqs {
 		bad, err := s.stage(d, req, i)
@@ -87,7 +87,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 	}
 	s.work.queued, s.work.fenced = true, false
 	if taken > 0 {
-		if err := s.copyAndConvert(d, cuda.At(dst), len(reqs)); err != nil {
+		if err := s.copyAndConvert(d, at(dst), len(reqs)); err != nil {
 			return nil, err
 		}
 	}

@@ -356,8 +356,8 @@ func TestInFlight(t *testing.T) {
 		tensors, err := d.Tensors(memory(t), sizes)
 		must.OK(t, err)
 		bytes[n] = int64(cudafake.Now().Bytes - before)
-		if d.InFlight() != n || (&tensors[0].Input[0] == &tensors[1].Input[0]) != (n == 1) {
-			t.Errorf("in flight %d, want %d; tensors at %p and %p", d.InFlight(), n, tensors[0].Input, tensors[1].Input)
+		if d.InFlight() != n || (tensors[0].Input.Address() == tensors[1].Input.Address()) != (n == 1) {
+			t.Errorf("in flight %d, want %d; tensors at %#x and %#x", d.InFlight(), n, tensors[0].Input.Address(), tensors[1].Input.Address())
 		}
 		if err := d.Close(); err != nil {
 			t.Error(err)

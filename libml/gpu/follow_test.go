@@ -24,7 +24,7 @@ func TestFollow(t *testing.T) {
 	must.OK(t, first.Gather(0, firstTensors[0].Input, requests(), make([]bool, 8)))
 	work := cuda.StreamOf(first.BatchStream(0))
 	for range 100 {
-		must.OK(t, work.Set(cuda.At(firstTensors[0].Outputs[0]), 1, 1))
+		must.OK(t, work.Set(cuda.Pointer(firstTensors[0].Outputs[0].Address()), 1, 1))
 	}
 	must.OK(t, first.Fetch(0, 8))
 	must.OK(t, second.Gather(1, tensors[1].Input, requests(), make([]bool, 8)))

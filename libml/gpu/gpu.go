@@ -243,7 +243,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 	tensors := make([]device.Tensors, device.Slots)
 	for i := range tensors {
 		n := i % d.inFlight
-		memory := cuda.Bytes(d.memory+cuda.Pointer(n*bytes), bytes)
+		memory := device.DeviceBuffer(uintptr(d.memory)+uintptr(n*bytes), bytes)
 		if tensors[i], err = layTensors(memory, shared[n*results:(n+1)*results], sizes); err != nil {
 			return nil, err
 		}
@@ -255,16 +255,16 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 }
 
 // layTensors lays out the tensors of a batch in device memory, and their results in shared memory.
-func layTensors(memory, shared []byte, sizes device.Sizes) (t device.Tensors, err error) {
+func layTensors(memory device.Buffer, shared []byte, sizes device.Sizes) (t device.Tensors, err error) {
 	laid, err := device.Lay(memory, append([]int{sizes.Input}, sizes.Outputs...)...)
 	if err != nil {
 		return t, err
 	}
-	results, err := device.Lay(shared, sizes.Outputs...)
+	results, err := device.Lay(device.HostBuffer(shared), sizes.Outputs...)
 	if err != nil {
 		return t, err
 	}
-	return device.Tensors{Input: laid[0], Outputs: laid[1:], Results: results}, nil
+	return device.Tensors{Input: laid[0], Outputs: laid[1:], Results: device.Bytes(results)}, nil
 }
 
 // makeCopiers gives each slot a copier. Slots with the same tensors share one.
@@ -284,7 +284,7 @@ func (d *Device) makeCopiers() error {
 
 // Gather checks the requests and queues one launch for all of them. It allocates only
 // if the requests have more fragments than any before.
-func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
+func (d *Device) Gather(slot int, dst device.Buffer, reqs []device.Request, refused []bool) error {
 	s, err := d.slot(slot)
 	if err == nil {
 		err = s.checkTensor(d, dst, len(reqs))
@@ -333,7 +333,7 @@ func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 }
 
 // Pad queues the blanking of the images from, from+1, ... to-1.
-func (d *Device) Pad(slot int, dst []byte, from, to int) error {
+func (d *Device) Pad(slot int, dst device.Buffer, from, to int) error {
 	s, err := d.slot(slot)
 	if err == nil && (from < 0 || to < from) {
 		err = errTensor
@@ -393,21 +393,25 @@ func (d *Device) Fetch(slot int, images int) error {
 }
 
 // Upload queues a copy to the slot's input.
-func (d *Device) Upload(slot int, dst, data []byte) error { return d.copyTensor(slot, dst, data) }
+func (d *Device) Upload(slot int, dst device.Buffer, data []byte) error {
+	return d.copyTensor(slot, dst, device.HostBuffer(data))
+}
 
 // Download queues a copy of a part of the slot's outputs.
-func (d *Device) Download(slot int, data, src []byte) error { return d.copyTensor(slot, data, src) }
+func (d *Device) Download(slot int, data []byte, src device.Buffer) error {
+	return d.copyTensor(slot, device.HostBuffer(data), src)
+}
 
-func (d *Device) copyTensor(slot int, to, from []byte) error {
+func (d *Device) copyTensor(slot int, to, from device.Buffer) error {
 	s, err := d.slot(slot)
-	if err == nil && len(to) != len(from) {
+	if err == nil && to.Len() != from.Len() {
 		err = errTensor
 	}
 	if err != nil {
-		return fmt.Errorf("copy %d bytes of a tensor to %d: %w", len(from), len(to), err)
+		return fmt.Errorf("copy %d bytes of a tensor to %d: %w", from.Len(), to.Len(), err)
 	}
 	s.work.queued, s.work.fenced = true, false
-	if err := s.stream.Copy(cuda.At(to), cuda.At(from), len(to)); err != nil {
+	if err := s.stream.Copy(at(to), at(from), to.Len()); err != nil {
 		return d.fail("copy tensor", err)
 	}
 	return nil
@@ -441,6 +445,9 @@ func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
 	}
 	return inferred, nil
 }
+
+// at returns the address of a buffer.
+func at(b device.Buffer) cuda.Pointer { return cuda.Pointer(b.Address()) }
 
 func (d *Device) slot(i int) (*slot, error) {
 	if i < 0 || i >= len(d.slots) {

@@ -105,15 +105,15 @@ func (s *slot) grow(d *Device, descriptors int) error {
 }
 
 // checkTensor checks that dst, with room for images, lies in the slot's input.
-func (s *slot) checkTensor(d *Device, dst []byte, images int) error {
-	at, input := cuda.At(dst), cuda.At(s.tensors.Input)
+func (s *slot) checkTensor(d *Device, dst device.Buffer, images int) error {
+	begin, input := at(dst), at(s.tensors.Input)
 	size := d.kernel.plan.imageBytes
 	switch {
-	case images > len(dst)/size:
-		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", errTensor, images, size, len(dst))
-	case at < input || at+cuda.Pointer(len(dst)) > input+cuda.Pointer(len(s.tensors.Input)):
+	case images > dst.Len()/size:
+		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", errTensor, images, size, dst.Len())
+	case begin < input || begin+cuda.Pointer(dst.Len()) > input+cuda.Pointer(s.tensors.Input.Len()):
 		return fmt.Errorf("%w: not in the slot's input", errTensor)
-	case at%device.TensorAlign != 0:
+	case begin%device.TensorAlign != 0:
 		return fmt.Errorf("%w: not aligned to %d bytes", errTensor, device.TensorAlign)
 	}
 	return nil
@@ -160,10 +160,10 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 }
 
 // gather queues the kernel.
-func (s *slot) gather(d *Device, dst []byte, count, images int) error {
+func (s *slot) gather(d *Device, dst device.Buffer, count, images int) error {
 	s.work.queued, s.work.fenced = true, false
 	if count > 0 {
-		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors), count, cuda.At(dst), images); err != nil {
+		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors), count, at(dst), images); err != nil {
 			return err
 		}
 	}
@@ -175,10 +175,10 @@ func (s *slot) gather(d *Device, dst []byte, count, images int) error {
 }
 
 // blank queues zeros for the images from, from+1, ... to-1.
-func (s *slot) blank(d *Device, dst []byte, from, to int) error {
+func (s *slot) blank(d *Device, dst device.Buffer, from, to int) error {
 	s.work.queued, s.work.fenced = true, false
 	size := d.kernel.plan.imageBytes
-	return s.stream.Set(cuda.At(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
+	return s.stream.Set(at(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
 }
 
 // follow queues a wait for the last Fetch of another slot.
@@ -221,17 +221,17 @@ func (s *slot) copyOutputs(d *Device, images int) error {
 	}
 	bytes := 0
 	for o, from := range s.tensors.Outputs {
-		n := len(from) / d.images * images
+		n := from.Len() / d.images * images
 		bytes += n
 		if o < fetchParts {
-			s.launch.FetchPart(o, cuda.At(s.tensors.Results[o]), cuda.At(from), n)
+			s.launch.FetchPart(o, cuda.At(s.tensors.Results[o]), at(from), n)
 		}
 	}
 	if len(s.tensors.Outputs) <= fetchParts && bytes <= maxKernelCopy {
 		return s.launch.Fetch(s.stream, len(s.tensors.Outputs), bytes)
 	}
 	for o, from := range s.tensors.Outputs {
-		if err := s.stream.Copy(cuda.At(s.tensors.Results[o]), cuda.At(from), len(from)/d.images*images); err != nil {
+		if err := s.stream.Copy(cuda.At(s.tensors.Results[o]), at(from), from.Len()/d.images*images); err != nil {
 			return err
 		}
 	}

@@ -135,13 +135,13 @@ func rounds(d time.Duration) uint32 {
 func (g *gpu) prepare(card *models.Card, slot, n int, b batch, do *Behaviour) *launches {
 	digests := g.scratch + cuda.Pointer(slot*g.most*digestBytes)
 	l := &launches{gpu: g, images: uint32(n), digest: cuda.NewArgs(8, 4, 8)}
-	l.digest.SetPointer(0, cuda.At(b.input))
+	l.digest.SetPointer(0, cuda.Pointer(b.input.Address()))
 	l.digest.SetUint32(1, uint32(card.Input.TensorBytes()))
 	l.digest.SetPointer(2, digests)
 	for o, out := range b.outputs {
 		a := cuda.NewArgs(8, 8, 4, 4, 4)
 		a.SetPointer(0, digests)
-		a.SetPointer(1, cuda.At(out))
+		a.SetPointer(1, cuda.Pointer(out.Address()))
 		a.SetUint32(2, uint32(card.Outputs[o].Elements()))
 		a.SetUint32(3, uint32(o))
 		if do.NaN {

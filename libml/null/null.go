@@ -201,8 +201,8 @@ type Framework struct {
 }
 
 type batch struct {
-	input   []byte
-	outputs [][]byte
+	input   device.Buffer
+	outputs []device.Buffer
 	kernels *launches // on a GPU
 }
 
@@ -287,11 +287,11 @@ func (f *Framework) Load() error { return f.gpu.weights.Restore() }
 func (f *Framework) Demotable(int, int) bool { return true }
 
 // ConfigureBatch remembers the buffers.
-func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
-	if len(input) != n*f.card.Input.TensorBytes() || len(outputs) != len(f.card.Outputs) {
-		return 0, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs", n, len(input), len(outputs))
+func (f *Framework) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error) {
+	if err := framework.CheckBuffers(f.card, n, inputs, outputs); err != nil {
+		return 0, err
 	}
-	b := batch{input: input, outputs: slices.Clone(outputs)}
+	b := batch{input: inputs[0], outputs: slices.Clone(outputs)}
 	if f.gpu != nil {
 		b.kernels = f.gpu.prepare(f.card, slot, n, b, f.behaviour)
 	}
@@ -331,10 +331,10 @@ func (f *Framework) InferBatch(slot, n int) error {
 
 	size := f.card.Input.TensorBytes()
 	for i := range n {
-		digest := Digest(b.input[i*size : (i+1)*size])
+		digest := Digest(b.input.Slice(i*size, (i+1)*size).Bytes())
 		for o := range b.outputs {
 			bytes := f.card.Outputs[o].Bytes()
-			out := b.outputs[o][i*bytes : (i+1)*bytes]
+			out := b.outputs[o].Slice(i*bytes, (i+1)*bytes).Bytes()
 			for e := 0; e < len(out)/4; e++ {
 				v := Value(digest, o, e)
 				if do.NaN {

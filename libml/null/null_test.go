@@ -17,6 +17,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -50,7 +51,7 @@ func configured(t *testing.T, words string, n int) (f *Framework, input []byte, 
 	for i := range c.Outputs {
 		outputs = append(outputs, make([]byte, n*c.Outputs[i].Bytes()))
 	}
-	if _, err := f.ConfigureBatch(0, n, input, outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, n, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	return f, input, outputs
@@ -141,7 +142,7 @@ func TestFailStep(t *testing.T) {
 				f.LoadModel,
 				func() error { _, err := f.LinkModel(); return err },
 				func() error {
-					_, err := f.ConfigureBatch(0, 1, make([]byte, 45), [][]byte{make([]byte, 16), make([]byte, 24)})
+					_, err := f.ConfigureBatch(0, 1, device.HostBuffers(make([]byte, 45)), device.HostBuffers(make([]byte, 16), make([]byte, 24)))
 					return err
 				},
 				func() error { return f.InferBatch(0, 1) },

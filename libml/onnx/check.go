@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 )
 
@@ -58,7 +59,7 @@ func newReference(env framework.Environment, model []byte) (_ *answer.Reference,
 	for i := range card.Outputs {
 		outputs = append(outputs, make([]byte, n*card.Outputs[i].Bytes()))
 	}
-	if _, err := c.configureBatch(0, n, input, outputs); err != nil {
+	if _, err := c.configureBatch(0, n, device.HostBuffer(input), device.HostBuffers(outputs...)); err != nil {
 		return nil, err
 	}
 	if err := c.inferBatch(0, n); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	ort "github.com/yalue/onnxruntime_go"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -117,7 +118,7 @@ type batch struct {
 	ephemeral int64
 }
 
-func (c *cpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
+func (c *cpu) configureBatch(slot, n int, input device.Buffer, outputs []device.Buffer) (ephemeralBytes int64, err error) {
 	b, err := c.bind(n, input, outputs)
 	if err != nil {
 		return 0, err
@@ -136,12 +137,8 @@ func (c *cpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephem
 }
 
 // bind binds the session to the buffers of a batch.
-func (c *cpu) bind(n int, input []byte, outputs [][]byte) (_ *batch, err error) {
+func (c *cpu) bind(n int, input device.Buffer, outputs []device.Buffer) (_ *batch, err error) {
 	in := &c.card.Input
-	if len(input) != n*in.TensorBytes() || len(outputs) != len(c.card.Outputs) {
-		return nil, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs, want %d and %d",
-			n, len(input), len(outputs), n*in.TensorBytes(), len(c.card.Outputs))
-	}
 	binding, err := c.session.CreateIoBinding()
 	if err != nil {
 		return nil, fmt.Errorf("make binding: %w", err)
@@ -153,7 +150,7 @@ func (c *cpu) bind(n int, input []byte, outputs [][]byte) (_ *batch, err error) 
 		}
 	}()
 
-	t, err := b.tensor(in.Shape(n), input, elementType(in.TensorType))
+	t, err := b.tensor(in.Shape(n), input.Bytes(), elementType(in.TensorType))
 	if err != nil {
 		return nil, fmt.Errorf("make input %s: %w", in.Name, err)
 	}
@@ -161,7 +158,7 @@ func (c *cpu) bind(n int, input []byte, outputs [][]byte) (_ *batch, err error) 
 		return nil, fmt.Errorf("bind input %s: %w", in.Name, err)
 	}
 	for i := range c.card.Outputs {
-		if err := b.bindOutput(&c.card.Outputs[i], n, outputs[i]); err != nil {
+		if err := b.bindOutput(&c.card.Outputs[i], n, outputs[i].Bytes()); err != nil {
 			return nil, err
 		}
 	}
@@ -169,9 +166,6 @@ func (c *cpu) bind(n int, input []byte, outputs [][]byte) (_ *batch, err error) 
 }
 
 func (b *batch) bindOutput(o *models.Output, n int, data []byte) error {
-	if len(data) != n*o.Bytes() {
-		return fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, o.Name, len(data), n*o.Bytes())
-	}
 	t, err := b.tensor(append([]int64{int64(n)}, o.Shape...), data, ort.TensorElementDataTypeFloat)
 	if err != nil {
 		return fmt.Errorf("make output %s: %w", o.Name, err)

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/image/draw"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
@@ -101,7 +102,7 @@ func linked(t testing.TB, card *models.Card) *Framework {
 
 func infer(t testing.TB, f *Framework, slot, n int, b buffers) {
 	t.Helper()
-	if _, err := f.ConfigureBatch(slot, n, b.input, b.outputs); err != nil {
+	if _, err := f.ConfigureBatch(slot, n, device.HostBuffers(b.input), device.HostBuffers(b.outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.InferBatch(slot, n); err != nil {
@@ -175,7 +176,7 @@ func TestFashion(t *testing.T) {
 	}
 	n := card.MaxBatch()
 	b := makeBuffers(card, n)
-	if _, err := f.ConfigureBatch(0, n, b.input, b.outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, n, device.HostBuffers(b.input), device.HostBuffers(b.outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	right := 0
@@ -306,7 +307,7 @@ func TestTwoSlotsRunAtOnce(t *testing.T) {
 		gather(card, slots[s].input, images[s], 0)
 		gather(card, alone[s].input, images[s], 0)
 		infer(t, f, 2, 1, alone[s])
-		if _, err := f.ConfigureBatch(s, 1, slots[s].input, slots[s].outputs); err != nil {
+		if _, err := f.ConfigureBatch(s, 1, device.HostBuffers(slots[s].input), device.HostBuffers(slots[s].outputs...)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -337,7 +338,7 @@ func TestCPUConfigureAgain(t *testing.T) {
 		second.input[i] = 0x42 // 48.6 as a float
 	}
 	before := bytes.Clone(first.outputs[0])
-	if _, err := f.ConfigureBatch(0, 2, second.input, second.outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, 2, device.HostBuffers(second.input), device.HostBuffers(second.outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(second.outputs[0], make([]byte, len(second.outputs[0]))) {
@@ -447,13 +448,13 @@ func TestConfigureBufferSizes(t *testing.T) {
 	card := shipped(t, "fashion")
 	f := linked(t, card)
 	b := makeBuffers(card, 2)
-	if _, err := f.ConfigureBatch(0, 2, b.input[4:], b.outputs); err == nil {
+	if _, err := f.ConfigureBatch(0, 2, device.HostBuffers(b.input[4:]), device.HostBuffers(b.outputs...)); err == nil {
 		t.Error("took an input cut short")
 	}
-	if _, err := f.ConfigureBatch(0, 2, b.input, [][]byte{b.outputs[0][4:]}); err == nil {
+	if _, err := f.ConfigureBatch(0, 2, device.HostBuffers(b.input), device.HostBuffers(b.outputs[0][4:])); err == nil {
 		t.Error("took an output cut short")
 	}
-	if _, err := f.ConfigureBatch(0, 2, b.input, nil); err == nil {
+	if _, err := f.ConfigureBatch(0, 2, device.HostBuffers(b.input), nil); err == nil {
 		t.Error("took no outputs")
 	}
 	if err := f.InferBatch(0, 2); err == nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -172,11 +173,8 @@ func (g *gpu) open() error {
 
 // configureBatch prepares a batch. It disturbs no batch in flight: linking uses private
 // memory, and a capture runs nothing.
-func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
-	in, outs, err := places(g.env.Card, n, input, outputs)
-	if err != nil {
-		return 0, err
-	}
+func (g *gpu) configureBatch(slot, n int, input device.Buffer, outputs []device.Buffer) (ephemeralBytes int64, err error) {
+	in, outs := places(g.env.Card, n, input, outputs)
 	if err := g.context.Bind(); err != nil {
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
 	}
@@ -309,18 +307,11 @@ func (g *gpu) deinit() error {
 }
 
 // places returns libml's buffers as tensors.
-func places(card *models.Card, n int, input []byte, outputs [][]byte) (in place, outs []place, err error) {
-	if len(input) != n*card.Input.TensorBytes() || len(outputs) != len(card.Outputs) {
-		return in, nil, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs, want %d and %d",
-			n, len(input), len(outputs), n*card.Input.TensorBytes(), len(card.Outputs))
-	}
-	in = place{card.Input.Name, cuda.At(input), len(input), card.Input.Shape(n), card.Input.TensorType}
-	for i := range card.Outputs {
+func places(card *models.Card, n int, input device.Buffer, outputs []device.Buffer) (in place, outs []place) {
+	in = place{card.Input.Name, cuda.Pointer(input.Address()), input.Len(), card.Input.Shape(n), card.Input.TensorType}
+	for i, b := range outputs {
 		o := &card.Outputs[i]
-		if len(outputs[i]) != n*o.Bytes() {
-			return in, nil, fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, o.Name, len(outputs[i]), n*o.Bytes())
-		}
-		outs = append(outs, place{o.Name, cuda.At(outputs[i]), len(outputs[i]), append([]int64{int64(n)}, o.Shape...), models.F32})
+		outs = append(outs, place{o.Name, cuda.Pointer(b.Address()), b.Len(), append([]int64{int64(n)}, o.Shape...), models.F32})
 	}
-	return in, outs, nil
+	return in, outs
 }

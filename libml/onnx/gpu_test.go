@@ -10,16 +10,17 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/device"
 )
 
 func TestGPUConfigureErrors(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	b := r.tensors(2)
 	for what, err := range map[string]error{
-		"an input cut short":   second(r.f.ConfigureBatch(0, 2, b.input[4:], b.outputs)),
-		"an output cut short":  second(r.f.ConfigureBatch(0, 2, b.input, [][]byte{b.outputs[0][4:]})),
-		"no outputs":           second(r.f.ConfigureBatch(0, 2, b.input, nil)),
-		"a size of no session": second(r.f.ConfigureBatch(0, 3, r.tensors(3).input, r.tensors(3).outputs)),
+		"an input cut short":   second(r.f.ConfigureBatch(0, 2, []device.Buffer{b.input.Slice(4, b.input.Len())}, b.outputs)),
+		"an output cut short":  second(r.f.ConfigureBatch(0, 2, []device.Buffer{b.input}, []device.Buffer{b.outputs[0].Slice(4, b.outputs[0].Len())})),
+		"no outputs":           second(r.f.ConfigureBatch(0, 2, []device.Buffer{b.input}, nil)),
+		"a size of no session": second(r.f.ConfigureBatch(0, 3, []device.Buffer{r.tensors(3).input}, r.tensors(3).outputs)),
 		"a batch that is not":  r.f.InferBatch(0, 2),
 	} {
 		if err == nil || strings.Contains(err.Error(), "\n") {

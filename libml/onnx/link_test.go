@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/device"
 )
 
 // The smallest size serves before the others are linked. Linking these uses no memory of its
@@ -45,7 +46,7 @@ func TestSmallestRunsWhileOthersLink(t *testing.T) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		_, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs)
+		_, err := r.f.ConfigureBatch(0, 4, []device.Buffer{four.input}, four.outputs)
 		done <- err
 	}()
 	<-entered
@@ -94,7 +95,7 @@ func TestLinkFailureKeepsSmallerSizes(t *testing.T) {
 	if len(r.gpu.sizes) != 2 || p.sessions != 2 {
 		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.gpu.sizes), p.sessions)
 	}
-	if _, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+	if _, err := r.f.ConfigureBatch(0, 4, []device.Buffer{four.input}, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("got %v", err)
 	}
 	r.fillWith(two, 2)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -33,7 +34,9 @@ func (*Framework) LoadModel() error { return ErrNoCgo }
 func (*Framework) LinkModel() (int64, error) { return 0, ErrNoCgo }
 
 // ConfigureBatch returns ErrNoCgo.
-func (*Framework) ConfigureBatch(int, int, []byte, [][]byte) (int64, error) { return 0, ErrNoCgo }
+func (*Framework) ConfigureBatch(int, int, []device.Buffer, []device.Buffer) (int64, error) {
+	return 0, ErrNoCgo
+}
 
 // InferBatch returns ErrNoCgo.
 func (*Framework) InferBatch(int, int) error { return ErrNoCgo }

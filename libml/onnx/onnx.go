@@ -21,12 +21,15 @@
 package onnx
 
 import (
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
+	"github.com/penstock/penstock/models"
 )
 
 // Framework runs one model. The zero value is ready for Init.
 type Framework struct {
 	node   framework.Node
+	card   *models.Card
 	runner runner
 }
 
@@ -36,7 +39,7 @@ type runner interface {
 	init() error
 	loadModel() error
 	linkModel() (persistentBytes int64, err error)
-	configureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error)
+	configureBatch(slot, n int, input device.Buffer, outputs []device.Buffer) (ephemeralBytes int64, err error)
 	inferBatch(slot, n int) error
 	demotable(slot, n int) bool
 	deinit() error
@@ -63,6 +66,7 @@ func (f *Framework) Init(env framework.Environment) error {
 	if err := open(); err != nil {
 		return err
 	}
+	f.card = env.Card
 	if env.Device == framework.DeviceCPU {
 		f.runner = newCPU(env, f.node.Checked)
 	} else {
@@ -78,8 +82,11 @@ func (f *Framework) LoadModel() error { return f.runner.loadModel() }
 func (f *Framework) LinkModel() (persistentBytes int64, err error) { return f.runner.linkModel() }
 
 // ConfigureBatch prepares a batch over these buffers. It neither reads nor writes them.
-func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
-	return f.runner.configureBatch(slot, n, input, outputs)
+func (f *Framework) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (ephemeralBytes int64, err error) {
+	if err := framework.CheckBuffers(f.card, n, inputs, outputs); err != nil {
+		return 0, err
+	}
+	return f.runner.configureBatch(slot, n, inputs[0], outputs)
 }
 
 // Demotable reports whether a configured batch runs as a graph on a GPU.

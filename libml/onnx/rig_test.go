@@ -210,7 +210,7 @@ func newRigIn(t *testing.T, c *cuda.Context, b *played) *rig {
 		Card: r.card, Threads: 2, Log: slog.New(zerolog.NewSlogHandler(zerolog.New(&r.log))), Device: "GPU-fake",
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	}, framework.Node{})
-	r.f = &Framework{runner: r.gpu}
+	r.f = &Framework{card: r.card, runner: r.gpu}
 	r.gpu.backend, r.gpu.hide, r.gpu.preload = b, func() error { return nil }, func() error { return nil }
 	r.gpu.ask = func(framework.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
 	t.Cleanup(func() {
@@ -274,19 +274,19 @@ func (r *rig) whole() *rig {
 
 // batchTensors are buffers of a batch on the device.
 type batchTensors struct {
-	input   []byte
-	outputs [][]byte
+	input   device.Buffer
+	outputs []device.Buffer
 }
 
 func (r *rig) tensors(n int) batchTensors {
 	r.t.Helper()
-	at := func(size int) []byte {
+	at := func(size int) device.Buffer {
 		p, err := r.context.Allocate(size)
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		r.t.Cleanup(func() { r.context.Free(p) })
-		return cuda.Bytes(p, size)
+		return device.DeviceBuffer(uintptr(p), size)
 	}
 	b := batchTensors{input: at(n * r.card.Input.TensorBytes())}
 	for i := range r.card.Outputs {
@@ -298,20 +298,20 @@ func (r *rig) tensors(n int) batchTensors {
 func (r *rig) fillWith(b batchTensors, value byte) {
 	r.t.Helper()
 	s := cuda.Stream{}
-	if err := errors.Join(s.Set(cuda.At(b.input), value, len(b.input)), s.Synchronize()); err != nil {
+	if err := errors.Join(s.Set(cuda.Pointer(b.input.Address()), value, b.input.Len()), s.Synchronize()); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
 func (r *rig) output(b batchTensors) []byte {
 	r.t.Helper()
-	host, err := r.context.AllocateHost(len(b.outputs[0]))
+	host, err := r.context.AllocateHost(b.outputs[0].Len())
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	defer r.context.FreeHost(host)
 	s := cuda.Stream{}
-	if err := errors.Join(s.Copy(cuda.At(host), cuda.At(b.outputs[0]), len(host)), s.Synchronize()); err != nil {
+	if err := errors.Join(s.Copy(cuda.At(host), cuda.Pointer(b.outputs[0].Address()), len(host)), s.Synchronize()); err != nil {
 		r.t.Fatal(err)
 	}
 	return bytes.Clone(host)
@@ -319,7 +319,7 @@ func (r *rig) output(b batchTensors) []byte {
 
 func (r *rig) configure(slot, n int, b batchTensors) int64 {
 	r.t.Helper()
-	ephemeral, err := r.f.ConfigureBatch(slot, n, b.input, b.outputs)
+	ephemeral, err := r.f.ConfigureBatch(slot, n, []device.Buffer{b.input}, b.outputs)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
 )
 
 // size is a session that runs batches of one size, with its own thread, stream and weights.
@@ -165,17 +166,14 @@ func (s *size) withTensors(memory *pool, f func(in place, outs []place) error) e
 // tensors allocates the batch's tensors.
 func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
 	card := s.g.env.Card
-	at := func(bytes int) []byte { return cuda.Bytes(memory.allocate(bytes), bytes) }
+	at := func(bytes int) device.Buffer { return device.DeviceBuffer(uintptr(memory.allocate(bytes)), bytes) }
 	input := at(s.n * card.Input.TensorBytes())
-	var outputs [][]byte
+	var outputs []device.Buffer
 	for i := range card.Outputs {
 		outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
 	}
-	// Without memory the addresses are invalid, and places would return a misleading error.
-	if err := poolRefusal(memory, nil); err != nil {
-		return in, outs, err
-	}
-	return places(card, s.n, input, outputs)
+	in, outs = places(card, s.n, input, outputs)
+	return in, outs, poolRefusal(memory, nil)
 }
 
 // close releases session, graphs, weights, stream and thread. No executable of its graphs may

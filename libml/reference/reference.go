@@ -61,7 +61,7 @@ func New(card *models.Card, build framework.Build) (_ *Model, err error) {
 	if _, err := loaded.LinkModel(); err != nil {
 		return nil, fmt.Errorf("link model %s: %w", card.Name, err)
 	}
-	if _, err := loaded.ConfigureBatch(0, r.batch(), r.tensors.InputOf(r.batch()), r.tensors.OutputsOf(r.batch())); err != nil {
+	if _, err := loaded.ConfigureBatch(0, r.batch(), r.tensors.InputsOf(r.batch()), r.tensors.OutputsOf(r.batch())); err != nil {
 		return nil, fmt.Errorf("configure batch %d of %s: %w", r.batch(), card.Name, err)
 	}
 	return r, nil
@@ -70,7 +70,7 @@ func New(card *models.Card, build framework.Build) (_ *Model, err error) {
 // Answer returns the model's answer to a picture in its wire format: the result's
 // payload, which the caller keeps, and its wire.Kind.
 func (r *Model) Answer(picture []byte) (payload []byte, kind uint8, err error) {
-	if err := cpu.Direct(r.card.Input, picture, r.tensors.InputOf(1)); err != nil {
+	if err := cpu.Direct(r.card.Input, picture, r.tensors.InputOf(1).Bytes()); err != nil {
 		return nil, 0, err
 	}
 	if err := r.framework.InferBatch(0, r.batch()); err != nil {

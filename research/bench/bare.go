@@ -165,11 +165,11 @@ func mapTensors(d device.Device, card *models.Card, batch int) (tensors []device
 
 // configureBare prepares batches of n in a slot, in the first bytes of its tensors.
 func configureBare(framework libml.Framework, card *models.Card, t device.Tensors, slot, n int) error {
-	var outputs [][]byte
+	var outputs []libml.Buffer
 	for i, out := range t.Outputs {
-		outputs = append(outputs, out[:n*card.Outputs[i].Bytes()])
+		outputs = append(outputs, out.Slice(0, n*card.Outputs[i].Bytes()))
 	}
-	_, err := framework.ConfigureBatch(slot, n, t.Input[:n*card.Input.TensorBytes()], outputs)
+	_, err := framework.ConfigureBatch(slot, n, []libml.Buffer{t.Input.Slice(0, n*card.Input.TensorBytes())}, outputs)
 	return err
 }
 

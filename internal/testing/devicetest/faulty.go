@@ -25,7 +25,7 @@ type Faulty struct {
 }
 
 // Gather fails or refuses a request if a test has set that.
-func (f *Faulty) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
+func (f *Faulty) Gather(slot int, dst device.Buffer, reqs []device.Request, refused []bool) error {
 	if take(&f.FailGather) {
 		return errFaulty
 	}

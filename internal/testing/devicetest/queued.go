@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
@@ -34,8 +32,7 @@ var (
 const inFlight = 2
 
 // Queued is a GPU, as libml sees it, on the host. It queues work on a slot's stream, and a
-// goroutine per stream executes it later. Its tensors are addresses that must not be read: a read
-// is a fault of the process. Its results are separate memory, in shared, which needs room for the
+// goroutine per stream executes it later. Nothing is mapped at the addresses of its tensors. Its results are separate memory, in shared, which needs room for the
 // outputs of two slots. It has groups of multiprocessors and priorities. A test can make it delay,
 // run out of memory, refuse to move, or be lost. The fields may be changed at any time. If they are
 // not used, it allocates nothing per batch.
@@ -61,7 +58,8 @@ type Queued struct {
 
 	sizes   device.Sizes
 	tensors []device.Tensors
-	private region
+	address uintptr // of the tensors
+	memory  []byte  // what kernels see there
 	slots   [device.Slots]queuedSlot
 
 	mu      sync.Mutex // guards what follows
@@ -108,7 +106,7 @@ type stream struct {
 
 type step struct {
 	kind     stepKind
-	dst      []byte
+	dst      device.Buffer
 	reqs     []device.Request
 	from, to int
 	do       func()
@@ -207,19 +205,19 @@ func (q *Queued) perform(at int, w step) {
 	switch w.kind {
 	case gatherStep:
 		// The requests are valid, or are refused and blanked: the caller has been informed.
-		if err = q.gather.Gather(at, q.View(w.dst), w.reqs, slot.refused[:len(w.reqs)]); isRefusal(err) {
+		if err = q.gather.Gather(at, device.HostBuffer(q.View(w.dst)), w.reqs, slot.refused[:len(w.reqs)]); isRefusal(err) {
 			err = nil
 		}
 		slot.gathered.Store(shm.Now())
 	case padStep:
-		err = q.gather.Pad(at, q.View(w.dst), w.from, w.to)
+		err = q.gather.Pad(at, device.HostBuffer(q.View(w.dst)), w.from, w.to)
 		slot.gathered.Store(shm.Now())
 	case workStep, copyStep:
 		w.do()
 	case fetchStep:
 		time.Sleep(time.Duration(q.Late.Load()))
 		for o, output := range q.tensors[at].Outputs {
-			n := len(output) / q.images() * w.to
+			n := output.Len() / q.images() * w.to
 			copy(q.tensors[at].Results[o][:n], q.View(output))
 		}
 		slot.inferred.Store(shm.Now() - slot.gathered.Load())
@@ -240,12 +238,27 @@ func isRefusal(err error) bool {
 
 func (q *Queued) images() int { return q.sizes.Input / q.in.TensorBytes() }
 
+// devices counts the devices. Each has its own range of addresses, which the processor refuses.
+var devices atomic.Uint32
+
+const addressBits = 48
+
+// View returns a tensor of the device, or a part of one, as readable and writable
+// memory: what a kernel sees. It panics for memory that is not the device's.
+func (q *Queued) View(tensor device.Buffer) []byte {
+	if tensor.Len() == 0 {
+		return nil
+	}
+	at := tensor.Address() - q.address
+	return q.memory[at:][:tensor.Len():tensor.Len()]
+}
+
 // Target returns the device for the suite.
 func (q *Queued) Target() Target {
 	return Target{
 		Device: q,
-		Read:   func(tensor []byte) []byte { return slices.Clone(q.View(tensor)) },
-		Write:  func(tensor, data []byte) { copy(q.View(tensor), data) },
+		Read:   func(tensor device.Buffer) []byte { return slices.Clone(q.View(tensor)) },
+		Write:  func(tensor device.Buffer, data []byte) { copy(q.View(tensor), data) },
 	}
 }
 
@@ -309,7 +322,7 @@ func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	if q.NoMemory.Load() {
 		return nil, fmt.Errorf("make tensors: %w", ErrMemory)
 	}
-	results, err := device.Lay(shared, slices.Repeat(sizes.Outputs, inFlight)...)
+	results, err := device.Lay(device.HostBuffer(shared), slices.Repeat(sizes.Outputs, inFlight)...)
 	if err != nil {
 		return nil, err
 	}
@@ -318,10 +331,8 @@ func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	for _, n := range wanted {
 		bytes += models.Aligned(n)
 	}
-	if q.private, err = newRegion(bytes); err != nil {
-		return nil, err
-	}
-	laid, err := device.Lay(q.private.device, wanted...)
+	q.address, q.memory = uintptr(devices.Add(1))<<addressBits, Aligned(bytes)
+	laid, err := device.Lay(device.DeviceBuffer(q.address, bytes), wanted...)
 	if err != nil {
 		return nil, err
 	}
@@ -330,7 +341,7 @@ func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	for slot := range device.Slots {
 		at := slot % inFlight
 		own := laid[at*(1+outputs):][:1+outputs]
-		q.tensors = append(q.tensors, device.Tensors{Input: own[0], Outputs: own[1:], Results: results[at*outputs:][:outputs]})
+		q.tensors = append(q.tensors, device.Tensors{Input: own[0], Outputs: own[1:], Results: device.Bytes(results[at*outputs:][:outputs])})
 		s := &q.slots[slot]
 		s.refused = make([]bool, q.images())
 	}
@@ -357,12 +368,12 @@ func (q *Queued) ask(slot int, w step) {
 }
 
 // Gather checks the requests and queues their gather.
-func (q *Queued) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
+func (q *Queued) Gather(slot int, dst device.Buffer, reqs []device.Request, refused []bool) error {
 	if err := q.check("gather", slot); err != nil {
 		return err
 	}
-	if len(reqs)*q.in.TensorBytes() > len(dst) {
-		return fmt.Errorf("gather %d requests: the tensor has %d bytes", len(reqs), len(dst))
+	if len(reqs)*q.in.TensorBytes() > dst.Len() {
+		return fmt.Errorf("gather %d requests: the tensor has %d bytes", len(reqs), dst.Len())
 	}
 	s := &q.slots[slot]
 	s.requests, s.fragments = s.requests[:0], s.fragments[:0]
@@ -393,12 +404,12 @@ func (q *Queued) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 }
 
 // Pad queues blank images.
-func (q *Queued) Pad(slot int, dst []byte, from, to int) error {
+func (q *Queued) Pad(slot int, dst device.Buffer, from, to int) error {
 	if err := q.check("pad", slot); err != nil {
 		return err
 	}
-	if from < 0 || to < from || to*q.in.TensorBytes() > len(dst) {
-		return fmt.Errorf("pad images %d to %d: the tensor has %d bytes", from, to, len(dst))
+	if from < 0 || to < from || to*q.in.TensorBytes() > dst.Len() {
+		return fmt.Errorf("pad images %d to %d: the tensor has %d bytes", from, to, dst.Len())
 	}
 	q.ask(slot, step{kind: padStep, dst: dst, from: from, to: to})
 	return nil
@@ -431,21 +442,21 @@ func (q *Queued) Fetch(slot, images int) error {
 }
 
 // Upload queues a copy to the slot's input.
-func (q *Queued) Upload(slot int, dst, data []byte) error {
-	return q.copyTensor(slot, dst, data, func() { copy(q.View(dst), data) })
+func (q *Queued) Upload(slot int, dst device.Buffer, data []byte) error {
+	return q.copyTensor(slot, dst.Len(), len(data), func() { copy(q.View(dst), data) })
 }
 
 // Download queues a copy of a part of the slot's outputs.
-func (q *Queued) Download(slot int, data, src []byte) error {
-	return q.copyTensor(slot, data, src, func() { copy(data, q.View(src)) })
+func (q *Queued) Download(slot int, data []byte, src device.Buffer) error {
+	return q.copyTensor(slot, len(data), src.Len(), func() { copy(data, q.View(src)) })
 }
 
-func (q *Queued) copyTensor(slot int, to, from []byte, work func()) error {
+func (q *Queued) copyTensor(slot, to, from int, work func()) error {
 	if err := q.check("copy", slot); err != nil {
 		return err
 	}
-	if len(to) != len(from) {
-		return fmt.Errorf("copy %d bytes to %d", len(from), len(to))
+	if to != from {
+		return fmt.Errorf("copy %d bytes to %d", from, to)
 	}
 	q.ask(slot, step{kind: copyStep, do: work})
 	return nil
@@ -599,36 +610,5 @@ func (q *Queued) Close() error {
 	for _, s := range open {
 		q.endStream(s)
 	}
-	return errors.Join(q.private.free(), q.gather.Close())
-}
-
-// region is memory that is mapped twice: at addresses that cannot be read, and at normal ones.
-type region struct{ device, host []byte }
-
-func newRegion(bytes int) (_ region, err error) {
-	fd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
-	if err != nil {
-		return region{}, fmt.Errorf("make device memory: %w", err)
-	}
-	defer unix.Close(fd)
-	bytes = max(bytes, 1)
-	if err := unix.Ftruncate(fd, int64(bytes)); err != nil {
-		return region{}, fmt.Errorf("make device memory: %w", err)
-	}
-	var r region
-	if r.device, err = unix.Mmap(fd, 0, bytes, unix.PROT_NONE, unix.MAP_SHARED); err != nil {
-		return region{}, fmt.Errorf("map device memory: %w", err)
-	}
-	if r.host, err = unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return region{}, errors.Join(fmt.Errorf("map device memory: %w", err), unix.Munmap(r.device))
-	}
-	return r, nil
-}
-
-func (r *region) free() (err error) {
-	if r.device != nil {
-		err = errors.Join(unix.Munmap(r.device), unix.Munmap(r.host))
-	}
-	*r = region{}
-	return err
+	return q.gather.Close()
 }

@@ -24,13 +24,17 @@ type Target struct {
 	// Read copies a tensor, or a part of one, out of memory from the device's Tensors.
 	// Write copies data into one. Both are called on a thread that the device was
 	// bound to, with nothing in flight in the tensor's slot.
-	Read  func(tensor []byte) []byte
-	Write func(tensor, data []byte)
+	Read  func(tensor device.Buffer) []byte
+	Write func(tensor device.Buffer, data []byte)
 }
 
 // Host returns a target whose tensors are host memory.
 func Host(d device.Device) Target {
-	return Target{Device: d, Read: bytes.Clone, Write: func(tensor, data []byte) { copy(tensor, data) }}
+	return Target{
+		Device: d,
+		Read:   func(tensor device.Buffer) []byte { return bytes.Clone(tensor.Bytes()) },
+		Write:  func(tensor device.Buffer, data []byte) { copy(tensor.Bytes(), data) },
+	}
 }
 
 // Open makes a device for an input. The suite binds it, adds the slabs and makes the
@@ -197,9 +201,12 @@ func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...in
 		t.Fatalf("tensors for %d slots, want %d", len(b.tensors), device.Slots)
 	}
 	for slot, have := range b.tensors {
-		if len(have.Input) != sizes.Input || !slices.Equal(lengths(have.Outputs), sizes.Outputs) || !slices.Equal(lengths(have.Results), sizes.Outputs) {
-			t.Fatalf("slot %d has tensors of %d, %v and %v bytes, want %+v",
-				slot, len(have.Input), lengths(have.Outputs), lengths(have.Results), sizes)
+		var outputs, results []int
+		for o, output := range have.Outputs {
+			outputs, results = append(outputs, output.Len()), append(results, len(have.Results[o]))
+		}
+		if have.Input.Len() != sizes.Input || !slices.Equal(outputs, sizes.Outputs) || !slices.Equal(results, sizes.Outputs) {
+			t.Fatalf("slot %d has tensors of %d, %v and %v bytes, want %+v", slot, have.Input.Len(), outputs, results, sizes)
 		}
 	}
 	return b
@@ -239,13 +246,6 @@ func sharedBytes(sizes device.Sizes) int {
 	n := models.Aligned(sizes.Input)
 	for _, o := range sizes.Outputs {
 		n += models.Aligned(o)
-	}
-	return n
-}
-
-func lengths(tensors [][]byte) (n []int) {
-	for _, t := range tensors {
-		n = append(n, len(t))
 	}
 	return n
 }
@@ -361,7 +361,7 @@ func refuses(t *testing.T, open Open) {
 func tooSmall(t *testing.T, open Open) {
 	target, reqs := three(t, open)
 	input := target.tensors[0].Input
-	if err := target.Gather(0, input[:47], reqs, make([]bool, 3)); err == nil {
+	if err := target.Gather(0, input.Slice(0, 47), reqs, make([]bool, 3)); err == nil {
 		t.Error("three images went into 47 bytes")
 	}
 	if err := target.Pad(0, input, 0, 5); err == nil {
@@ -421,7 +421,7 @@ func tooLittleShared(t *testing.T, open Open) {
 func pads(t *testing.T, open Open) {
 	target, reqs := three(t, open)
 	input := target.tensors[1].Input
-	target.Write(input, bytes.Repeat([]byte{0xff}, len(input)))
+	target.Write(input, bytes.Repeat([]byte{0xff}, input.Len()))
 	if err := target.Gather(1, input, reqs[:1], make([]bool, 1)); err != nil {
 		t.Fatalf("gather: %v", err)
 	}
@@ -441,7 +441,7 @@ func fetches(t *testing.T, open Open) {
 		have := target.tensors[slot]
 		var want [][]byte
 		for o, output := range have.Outputs {
-			data := make([]byte, len(output))
+			data := make([]byte, output.Len())
 			for i := range data {
 				data[i] = byte(100*slot + 50*o + i + 1)
 			}
@@ -473,12 +473,12 @@ func copies(t *testing.T, open Open) {
 			data[i] = byte(slot + i + 1)
 		}
 		target.Write(have.Outputs[0], []byte("the outputs"))
-		target.Write(have.Input, make([]byte, len(have.Input)))
-		must.OK(t, target.Upload(slot, have.Input[8:16], data))
-		must.OK(t, target.Download(slot, got, have.Outputs[0][4:12]))
+		target.Write(have.Input, make([]byte, have.Input.Len()))
+		must.OK(t, target.Upload(slot, have.Input.Slice(8, 16), data))
+		must.OK(t, target.Download(slot, got, have.Outputs[0].Slice(4, 12)))
 		must.OK(t, target.Fetch(slot, 0))
 		target.wait(t, slot)
-		if want := slices.Concat(make([]byte, 8), data, make([]byte, len(have.Input)-16)); !bytes.Equal(target.Read(have.Input), want) {
+		if want := slices.Concat(make([]byte, 8), data, make([]byte, have.Input.Len()-16)); !bytes.Equal(target.Read(have.Input), want) {
 			t.Errorf("slot %d has %x, want %x", slot, target.Read(have.Input), want)
 		}
 		if !bytes.HasPrefix(got, []byte("outputs")) {
@@ -488,7 +488,7 @@ func copies(t *testing.T, open Open) {
 			t.Errorf("slot %d copies between memory of different sizes", slot)
 		}
 	}
-	if target.Upload(device.Slots, nil, nil) == nil {
+	if target.Upload(device.Slots, device.Buffer{}, nil) == nil {
 		t.Error("uploads to a slot that does not exist")
 	}
 }

@@ -125,21 +125,21 @@ func (b *harness) bind(t *testing.T) {
 }
 
 // read copies device memory to the host.
-func (b *harness) read(tensor []byte) []byte {
+func (b *harness) read(tensor device.Buffer) []byte {
 	var out []byte
-	for at := 0; at < len(tensor); at += stageBytes {
-		n := min(stageBytes, len(tensor)-at)
-		b.copy(cuda.At(b.stage), cuda.At(tensor)+cuda.Pointer(at), n)
+	for at := 0; at < tensor.Len(); at += stageBytes {
+		n := min(stageBytes, tensor.Len()-at)
+		b.copy(cuda.At(b.stage), cuda.Pointer(tensor.Address()+uintptr(at)), n)
 		out = append(out, b.stage[:n]...)
 	}
 	return out
 }
 
 // write copies into device memory.
-func (b *harness) write(tensor, data []byte) {
+func (b *harness) write(tensor device.Buffer, data []byte) {
 	for at := 0; at < len(data); at += stageBytes {
 		n := copy(b.stage, data[at:])
-		b.copy(cuda.At(tensor)+cuda.Pointer(at), cuda.At(b.stage), n)
+		b.copy(cuda.Pointer(tensor.Address()+uintptr(at)), cuda.At(b.stage), n)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/cpu"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/gpu"
 	"github.com/penstock/penstock/models"
 )
@@ -98,7 +99,7 @@ func (k *bench) gather(kernel *gpu.Kernel, descriptors []gpu.Descriptor, imageBy
 	if err != nil {
 		return nil, nil, err
 	}
-	all := k.read(cuda.Bytes(k.memory, n+2*guardBytes))
+	all := k.read(device.DeviceBuffer(uintptr(k.memory), n+2*guardBytes))
 	outside := append(bytes.Clone(all[:guardBytes]), all[guardBytes+n:]...)
 	if !allGuard(outside) {
 		return nil, nil, errors.New("the guards beside the tensor were written")

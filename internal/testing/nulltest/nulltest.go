@@ -140,11 +140,11 @@ func (r *rig) close() {
 
 func (r *rig) configure(slot, n int) {
 	r.t.Helper()
-	var outputs [][]byte
+	var outputs []device.Buffer
 	for o, out := range r.tensors[slot].Outputs {
-		outputs = append(outputs, out[:n*r.card.Outputs[o].Bytes()])
+		outputs = append(outputs, out.Slice(0, n*r.card.Outputs[o].Bytes()))
 	}
-	if _, err := r.framework.ConfigureBatch(slot, n, r.tensors[slot].Input[:n*r.card.Input.TensorBytes()], outputs); err != nil {
+	if _, err := r.framework.ConfigureBatch(slot, n, []device.Buffer{r.tensors[slot].Input.Slice(0, n*r.card.Input.TensorBytes())}, outputs); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -156,7 +156,7 @@ func (r *rig) fill(slot, n, seed int) []byte {
 	for i := range images {
 		images[i] = byte(seed + i*7 + i/251)
 	}
-	must.OK(r.t, errors.Join(r.stream.Copy(cuda.At(r.tensors[slot].Input), cuda.At(images), len(images)), r.stream.Synchronize()))
+	must.OK(r.t, errors.Join(r.stream.Copy(cuda.Pointer(r.tensors[slot].Input.Address()), cuda.At(images), len(images)), r.stream.Synchronize()))
 	return append([]byte(nil), images...)
 }
 

@@ -189,18 +189,18 @@ func (b *harness) close() {
 
 // tensors belong to a batch, in the GPU's memory.
 type tensors struct {
-	input   []byte
-	outputs [][]byte
+	input   device.Buffer
+	outputs []device.Buffer
 }
 
 // make allocates tensors that live as long as the bed.
 func (b *harness) make(t *testing.T, n int) tensors {
 	t.Helper()
-	at := func(bytes int) []byte {
+	at := func(bytes int) device.Buffer {
 		p, err := b.context.Allocate(bytes)
 		must.OK(t, err)
 		b.closers = append(b.closers, func() error { return b.context.Free(p) })
-		return cuda.Bytes(p, bytes)
+		return device.DeviceBuffer(uintptr(p), bytes)
 	}
 	x := tensors{input: at(n * b.card.Input.TensorBytes())}
 	for i := range b.card.Outputs {
@@ -211,9 +211,9 @@ func (b *harness) make(t *testing.T, n int) tensors {
 
 // prefix returns the tensors of a smaller batch in the same memory.
 func (b *harness) prefix(x tensors, n int) tensors {
-	y := tensors{input: x.input[:n*b.card.Input.TensorBytes()]}
+	y := tensors{input: x.input.Slice(0, n*b.card.Input.TensorBytes())}
 	for i, o := range x.outputs {
-		y.outputs = append(y.outputs, o[:n*b.card.Outputs[i].Bytes()])
+		y.outputs = append(y.outputs, o.Slice(0, n*b.card.Outputs[i].Bytes()))
 	}
 	return y
 }
@@ -235,16 +235,16 @@ func (b *harness) noise(n int, seed uint64) []byte {
 	return out
 }
 
-func (b *harness) write(t *testing.T, dst, src []byte) {
+func (b *harness) write(t *testing.T, dst device.Buffer, src []byte) {
 	t.Helper()
-	b.move(t, src, func(host []byte) (to, from cuda.Pointer) { copy(host, src); return cuda.At(dst), cuda.At(host) })
+	b.move(t, len(src), func(host []byte) (to, from cuda.Pointer) { copy(host, src); return at(dst), cuda.At(host) })
 }
 
 // read returns all outputs and clears them.
 func (b *harness) read(t *testing.T, x tensors) (out []float32) {
 	t.Helper()
 	for _, o := range x.outputs {
-		b.move(t, o, func(host []byte) (to, from cuda.Pointer) { return cuda.At(host), cuda.At(o) }, func(host []byte) {
+		b.move(t, o.Len(), func(host []byte) (to, from cuda.Pointer) { return cuda.At(host), at(o) }, func(host []byte) {
 			values := make([]float32, len(host)/4)
 			if _, err := binary.Decode(host, binary.LittleEndian, values); err != nil {
 				t.Fatal(err)
@@ -252,15 +252,17 @@ func (b *harness) read(t *testing.T, x tensors) (out []float32) {
 			out = append(out, values...)
 		})
 		s := cuda.Stream{}
-		must.OK(t, errors.Join(s.Set(cuda.At(o), 0, len(o)), s.Synchronize()))
+		must.OK(t, errors.Join(s.Set(at(o), 0, o.Len()), s.Synchronize()))
 	}
 	return out
 }
 
-// move copies through pinned memory of the same length as like.
-func (b *harness) move(t *testing.T, like []byte, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
+func at(b device.Buffer) cuda.Pointer { return cuda.Pointer(b.Address()) }
+
+// move copies through pinned memory of this length.
+func (b *harness) move(t *testing.T, bytes int, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
 	t.Helper()
-	host, err := b.context.AllocateHost(len(like))
+	host, err := b.context.AllocateHost(bytes)
 	must.OK(t, err)
 	defer b.context.FreeHost(host)
 	to, from := ends(host)
@@ -273,7 +275,7 @@ func (b *harness) move(t *testing.T, like []byte, ends func(host []byte) (to, fr
 
 func (b *harness) configure(t *testing.T, slot, n int, x tensors) int64 {
 	t.Helper()
-	ephemeral, err := b.gpu.ConfigureBatch(slot, n, x.input, x.outputs)
+	ephemeral, err := b.gpu.ConfigureBatch(slot, n, []device.Buffer{x.input}, x.outputs)
 	must.OK(t, err)
 	return ephemeral
 }
@@ -299,7 +301,7 @@ func (b *harness) onCPU(t *testing.T, n int, input []byte) (out []float32) {
 	for i := range b.card.Outputs {
 		outputs = append(outputs, make([]byte, n*b.card.Outputs[i].Bytes()))
 	}
-	if _, err := b.cpu.ConfigureBatch(0, n, input, outputs); err != nil {
+	if _, err := b.cpu.ConfigureBatch(0, n, device.HostBuffers(input), device.HostBuffers(outputs...)); err != nil {
 		t.Fatal(err)
 	}
 	must.OK(t, b.cpu.InferBatch(0, n))
@@ -403,7 +405,7 @@ func sizes(t *testing.T, b *harness) {
 	}
 	run := func(n int) []float32 {
 		y := b.prefix(x, n)
-		b.write(t, y.input, input[:len(y.input)])
+		b.write(t, y.input, input[:y.input.Len()])
 		b.infer(t, 0, n)
 		return b.read(t, y)
 	}
@@ -613,7 +615,7 @@ func configuresConcurrently(t *testing.T, b *harness) {
 				if configured%2 == 0 {
 					y = b.prefix(x, size)
 				}
-				if _, err = b.gpu.ConfigureBatch(2, size, y.input, y.outputs); err != nil {
+				if _, err = b.gpu.ConfigureBatch(2, size, []device.Buffer{y.input}, y.outputs); err != nil {
 					break
 				}
 			}

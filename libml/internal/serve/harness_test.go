@@ -371,13 +371,14 @@ func (f *fake) Deinit() error             { return f.step("deinit") }
 // scratchBytes is what a fake's batch needs per image.
 const scratchBytes = 10
 
-func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
-	b := &fakeBatch{input: input, outputs: outputs}
+func (f *fake) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (int64, error) {
+	b, view := &fakeBatch{}, device.Buffer.Bytes
 	if f.gpu != nil {
-		b.stream, b.input, b.outputs = f.env.Stream(slot), f.gpu.View(input), nil
-		for _, out := range outputs {
-			b.outputs = append(b.outputs, f.gpu.View(out))
-		}
+		b.stream, view = f.env.Stream(slot), f.gpu.View
+	}
+	b.input = view(inputs[0])
+	for _, out := range outputs {
+		b.outputs = append(b.outputs, view(out))
 	}
 	b.compute = func() {
 		if f.work != nil {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/internal/tensors"
 	"github.com/penstock/penstock/models"
 )
@@ -71,32 +72,35 @@ func (p *process) sampleRuns(slot, n int) (runs [][]int) {
 // runSamples runs a batch of samples over these tensors, and returns how long it took. It compares
 // the answers, unless all images are blank.
 func (p *process) runSamples(slot, n int, t *tensors.Tensors, pictures []int) (took time.Duration, err error) {
-	d, input, outputs := p.memory.device, t.InputOf(n), t.OutputsOf(n)
-	if err := d.Pad(slot, input, len(pictures), n); err != nil {
+	d, outputs := p.memory.device, t.OutputsOf(n)
+	if err := d.Pad(slot, t.InputOf(n), len(pictures), n); err != nil {
 		return 0, err
 	}
 	for i, k := range pictures {
-		if err := d.Upload(slot, t.InputOf(i + 1)[len(t.InputOf(i)):], p.rows.samples[k]); err != nil {
+		image := p.rows.samples[k]
+		if err := d.Upload(slot, t.Input.Slice(i*len(image), (i+1)*len(image)), image); err != nil {
 			return 0, err
 		}
 	}
 	if p.onGPU() {
 		took, err = p.runBatch(slot, n)
 	} else {
-		wipe(outputs)
+		wipe(device.Bytes(outputs))
 		if took, err = p.runBatch(slot, n); err == nil {
-			err = checkWritten(p.card, outputs)
+			err = checkWritten(p.card, device.Bytes(outputs))
 		}
 	}
 	if err != nil || len(pictures) == 0 || p.exit.requested() {
 		return took, err
 	}
-	if p.onGPU() {
-		if outputs, err = p.download(slot, outputs); err != nil {
-			return 0, err
-		}
+	if !p.onGPU() {
+		return took, p.rows.take(p.card, device.Bytes(outputs), n, pictures)
 	}
-	return took, p.rows.take(p.card, outputs, n, pictures)
+	results, err := p.download(slot, outputs)
+	if err != nil {
+		return 0, err
+	}
+	return took, p.rows.take(p.card, results, n, pictures)
 }
 
 // take learns from a picture alone, and compares pictures together.
@@ -112,10 +116,10 @@ func (r *rows) take(card *models.Card, outputs [][]byte, n int, pictures []int) 
 }
 
 // download copies outputs to memory of this process.
-func (p *process) download(slot int, outputs [][]byte) (results [][]byte, err error) {
+func (p *process) download(slot int, outputs []device.Buffer) (results [][]byte, err error) {
 	d := p.memory.device
 	for _, out := range outputs {
-		results = append(results, make([]byte, len(out)))
+		results = append(results, make([]byte, out.Len()))
 		err = mergeErrors(err, d.Download(slot, results[len(results)-1], out))
 	}
 	err = mergeErrors(err, d.Fetch(slot, 0))

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testing/must"
 	"github.com/penstock/penstock/libml/answer"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/framework"
 	"github.com/penstock/penstock/models"
 )
@@ -28,8 +29,8 @@ func (m *mixing) build(card *models.Card) (framework.Framework, error) {
 	return m, err
 }
 
-func (m *mixing) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
-	bytes, err := m.fake.ConfigureBatch(slot, n, input, outputs)
+func (m *mixing) ConfigureBatch(slot, n int, inputs, outputs []device.Buffer) (int64, error) {
+	bytes, err := m.fake.ConfigureBatch(slot, n, inputs, outputs)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.batches[fakeKey{slot, n}]

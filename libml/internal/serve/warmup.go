@@ -182,7 +182,7 @@ func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
 }
 
 func (p *process) configure(slot, n int, t *tensors.Tensors) (ephemeralBytes int64, err error) {
-	if ephemeralBytes, err = p.framework.ConfigureBatch(slot, n, t.InputOf(n), t.OutputsOf(n)); err != nil {
+	if ephemeralBytes, err = p.framework.ConfigureBatch(slot, n, t.InputsOf(n), t.OutputsOf(n)); err != nil {
 		return 0, fmt.Errorf("configure batch %d of %s: %w", n, p.card.Name, err)
 	}
 	return ephemeralBytes, nil

@@ -26,22 +26,24 @@ func MaxSizes(card *models.Card) device.Sizes {
 // New lays out tensors in one buffer of Card.TensorBytes, like the CPU's
 // device.
 func New(card *models.Card, buffer []byte) (*Tensors, error) {
-	sizes := MaxSizes(card)
-	laid, err := device.Lay(buffer, append([]int{sizes.Input}, sizes.Outputs...)...)
+	laid, err := device.LayHost(buffer, MaxSizes(card))
 	if err != nil {
 		return nil, err
 	}
-	return &Tensors{card, device.Tensors{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, nil
+	return &Tensors{card, laid}, nil
 }
 
 // InputOf returns the batch tensor of n images.
-func (t *Tensors) InputOf(n int) []byte { return t.Input[:n*t.Card.Input.TensorBytes()] }
+func (t *Tensors) InputOf(n int) device.Buffer { return t.Input.Slice(0, n*t.Card.Input.TensorBytes()) }
+
+// InputsOf returns the inputs of a ConfigureBatch of n images.
+func (t *Tensors) InputsOf(n int) []device.Buffer { return []device.Buffer{t.InputOf(n)} }
 
 // OutputsOf returns the output tensors of n images; it allocates.
-func (t *Tensors) OutputsOf(n int) [][]byte {
-	out := make([][]byte, len(t.Outputs))
+func (t *Tensors) OutputsOf(n int) []device.Buffer {
+	out := make([]device.Buffer, len(t.Outputs))
 	for i := range out {
-		out[i] = t.Outputs[i][:n*t.Card.Outputs[i].Bytes()]
+		out[i] = t.Outputs[i].Slice(0, n*t.Card.Outputs[i].Bytes())
 	}
 	return out
 }

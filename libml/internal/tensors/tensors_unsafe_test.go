@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/internal/testing/must"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 )
 
@@ -34,7 +35,7 @@ func TestTensors(t *testing.T) {
 		must.OK(t, err)
 		most := card.MaxBatch()
 
-		whole := append([][]byte{laid.InputOf(most)}, laid.OutputsOf(most)...)
+		whole := device.Bytes(append(laid.InputsOf(most), laid.OutputsOf(most)...))
 		sizes := []int{most * card.Input.TensorBytes()}
 		for i := range card.Outputs {
 			sizes = append(sizes, most*card.Outputs[i].Bytes())
@@ -57,7 +58,7 @@ func TestTensors(t *testing.T) {
 		// A smaller batch is a prefix, and an image is its own part of each
 		// output.
 		n := rapid.IntRange(1, most).Draw(t, "n")
-		smaller := append([][]byte{laid.InputOf(n)}, laid.OutputsOf(n)...)
+		smaller := device.Bytes(append(laid.InputsOf(n), laid.OutputsOf(n)...))
 		for i := range smaller {
 			if len(smaller[i]) != n*sizes[i]/most || &smaller[i][0] != &whole[i][0] {
 				t.Errorf("tensor %d of a batch of %d is no prefix of that of %d", i, n, most)
