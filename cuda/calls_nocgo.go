@@ -19,6 +19,8 @@ func initialise() int32 { return noCgo }
 
 func driverVersion() (uint64, int32) { return 0, noCgo }
 
+func describe(int32) (name, meaning string) { return "", "" }
+
 func deviceCount() (uint64, int32) { return 0, noCgo }
 
 func deviceHandle(int) (int32, int32) { return 0, noCgo }

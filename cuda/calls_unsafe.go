@@ -54,6 +54,12 @@ func initialise() int32 { return int32(C.pcu_init()) }
 
 func driverVersion() (uint64, int32) { return first(C.pcu_driver_version()) }
 
+// describe returns the name and the meaning of a code; empty: the driver has none, or is not loaded.
+func describe(code int32) (name, meaning string) {
+	names := C.pcu_error(C.int32_t(code))
+	return C.GoString(names.name), C.GoString(names.meaning)
+}
+
 func deviceCount() (uint64, int32) { return first(C.pcu_device_count()) }
 
 func deviceHandle(ordinal int) (int32, int32) {

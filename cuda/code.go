@@ -24,109 +24,10 @@ const (
 	InvalidClusterSize  Code = 912
 )
 
-// codes maps a CUresult to its name without CUDA_ERROR_, and its meaning.
-var codes = map[Code]struct{ name, text string }{
-	1:   {"INVALID_VALUE", "an argument is out of its range"},
-	2:   {"OUT_OF_MEMORY", "out of memory"},
-	3:   {"NOT_INITIALIZED", "the driver is not initialised"},
-	4:   {"DEINITIALIZED", "the driver is shutting down"},
-	34:  {"STUB_LIBRARY", "the library is the toolkit's stub, not the driver"},
-	36:  {"CALL_REQUIRES_NEWER_DRIVER", "the call needs a newer driver"},
-	46:  {"DEVICE_UNAVAILABLE", "the device is busy or in a mode that allows no further context"},
-	100: {"NO_DEVICE", "no device"},
-	101: {"INVALID_DEVICE", "no such device"},
-	102: {"DEVICE_NOT_LICENSED", "the device has no licence"},
-	200: {"INVALID_IMAGE", "the module's image is not valid"},
-	201: {"INVALID_CONTEXT", "no context is bound to this thread, or it was closed"},
-	202: {"CONTEXT_ALREADY_CURRENT", "the context is bound already"},
-	205: {"MAP_FAILED", "mapping failed"},
-	206: {"UNMAP_FAILED", "unmapping failed"},
-	207: {"ARRAY_IS_MAPPED", "the array is mapped"},
-	208: {"ALREADY_MAPPED", "already mapped"},
-	209: {"NO_BINARY_FOR_GPU", "the module has no code for this device"},
-	210: {"ALREADY_ACQUIRED", "already acquired"},
-	211: {"NOT_MAPPED", "not mapped"},
-	214: {"ECC_UNCORRECTABLE", "memory failed beyond what ECC corrects"},
-	215: {"UNSUPPORTED_LIMIT", "the device has no such limit"},
-	216: {"CONTEXT_ALREADY_IN_USE", "the context is in use by another thread"},
-	217: {"PEER_ACCESS_UNSUPPORTED", "the devices cannot reach each other's memory"},
-	218: {"INVALID_PTX", "the PTX does not compile"},
-	219: {"INVALID_GRAPHICS_CONTEXT", "no such graphics context"},
-	220: {"NVLINK_UNCORRECTABLE", "NVLink failed beyond what it corrects"},
-	221: {"JIT_COMPILER_NOT_FOUND", "the driver's PTX compiler is not installed"},
-	222: {"UNSUPPORTED_PTX_VERSION", "the PTX is of a version that the driver does not know"},
-	223: {"JIT_COMPILATION_DISABLED", "compiling PTX is switched off"},
-	224: {"UNSUPPORTED_EXEC_AFFINITY", "the device has no such execution affinity"},
-	225: {"UNSUPPORTED_DEVSIDE_SYNC", "the code waits in a way that the device does not support"},
-	226: {"CONTAINED", "the device contained a fault of this process"},
-	300: {"INVALID_SOURCE", "the module's source is not valid"},
-	301: {"FILE_NOT_FOUND", "file not found"},
-	302: {"SHARED_OBJECT_SYMBOL_NOT_FOUND", "a shared object lacks a symbol"},
-	303: {"SHARED_OBJECT_INIT_FAILED", "a shared object did not load"},
-	304: {"OPERATING_SYSTEM", "a system call failed"},
-	400: {"INVALID_HANDLE", "no such stream, event, module or graph"},
-	401: {"ILLEGAL_STATE", "not in a state that allows this"},
-	402: {"LOSSY_QUERY", "the answer would be incomplete"},
-	500: {"NOT_FOUND", "no such name"},
-	600: {"NOT_READY", "not finished yet"},
-	700: {"ILLEGAL_ADDRESS", "a kernel reached an address that is not mapped"},
-	701: {"LAUNCH_OUT_OF_RESOURCES", "the launch asks for more than a multiprocessor has"},
-	702: {"LAUNCH_TIMEOUT", "a kernel ran too long"},
-	704: {"PEER_ACCESS_ALREADY_ENABLED", "peer access is on already"},
-	705: {"PEER_ACCESS_NOT_ENABLED", "peer access is off"},
-	708: {"PRIMARY_CONTEXT_ACTIVE", "the primary context is open already"},
-	709: {"CONTEXT_IS_DESTROYED", "the context is destroyed"},
-	710: {"ASSERT", "an assertion in a kernel failed"},
-	711: {"TOO_MANY_PEERS", "too many peers"},
-	712: {"HOST_MEMORY_ALREADY_REGISTERED", "the memory is registered already"},
-	713: {"HOST_MEMORY_NOT_REGISTERED", "the memory is not registered"},
-	714: {"HARDWARE_STACK_ERROR", "a kernel's call stack broke"},
-	715: {"ILLEGAL_INSTRUCTION", "a kernel ran an illegal instruction"},
-	716: {"MISALIGNED_ADDRESS", "a kernel used a misaligned address"},
-	717: {"INVALID_ADDRESS_SPACE", "a kernel used an address of the wrong space"},
-	718: {"INVALID_PC", "a kernel's program counter left its program"},
-	719: {"LAUNCH_FAILED", "a kernel failed"},
-	720: {"COOPERATIVE_LAUNCH_TOO_LARGE", "the cooperative launch does not fit the device at once"},
-	721: {"TENSOR_MEMORY_LEAK", "a kernel left tensor memory allocated"},
-	800: {"NOT_PERMITTED", "not permitted"},
-	801: {"NOT_SUPPORTED", "not supported"},
-	802: {"SYSTEM_NOT_READY", "a daemon that the device needs is not running"},
-	803: {"SYSTEM_DRIVER_MISMATCH", "kernel driver and libcuda are of different versions"},
-	804: {"COMPAT_NOT_SUPPORTED_ON_DEVICE", "the device does not support forward compatibility"},
-	805: {"MPS_CONNECTION_FAILED", "the MPS daemon or server does not answer"},
-	806: {"MPS_RPC_FAILURE", "the MPS server failed during the call"},
-	807: {"MPS_SERVER_NOT_READY", "the MPS server accepts no clients while it recovers from a fault"},
-	808: {"MPS_MAX_CLIENTS_REACHED", "the MPS server has all the clients it can have"},
-	809: {"MPS_MAX_CONNECTIONS_REACHED", "the device has all the connections it can have"},
-	810: {"MPS_CLIENT_TERMINATED", "the MPS server ended this client"},
-	811: {"CDP_NOT_SUPPORTED", "the device does not launch kernels from kernels"},
-	812: {"CDP_VERSION_MISMATCH", "the code launches kernels from kernels by another version"},
-	900: {"STREAM_CAPTURE_UNSUPPORTED", "not allowed while a stream is captured"},
-	901: {"STREAM_CAPTURE_INVALIDATED", "the capture broke at an earlier error"},
-	902: {"STREAM_CAPTURE_MERGE", "two captures would be merged"},
-	903: {"STREAM_CAPTURE_UNMATCHED", "the capture was not begun on this stream"},
-	904: {"STREAM_CAPTURE_UNJOINED", "a stream that joined the capture was not joined back"},
-	905: {"STREAM_CAPTURE_ISOLATION", "the capture would depend on work outside it"},
-	906: {"STREAM_CAPTURE_IMPLICIT", "the capture would wait for the legacy stream"},
-	907: {"CAPTURED_EVENT", "the event is part of a capture"},
-	908: {"STREAM_CAPTURE_WRONG_THREAD", "the capture was begun by another thread"},
-	909: {"TIMEOUT", "timed out"},
-	910: {"GRAPH_EXEC_UPDATE_FAILURE", "the executable graph does not allow this change"},
-	911: {"EXTERNAL_DEVICE", "an external device failed"},
-	912: {"INVALID_CLUSTER_SIZE", "the cluster has an invalid size"},
-	913: {"FUNCTION_NOT_LOADED", "the function is not loaded"},
-	914: {"INVALID_RESOURCE_TYPE", "the resource is of the wrong type"},
-	915: {"INVALID_RESOURCE_CONFIGURATION", "the resources do not match"},
-	999: {"UNKNOWN", "unknown error of the driver"},
-}
-
-// String is the name in cuda.h: "CUDA_ERROR_OUT_OF_MEMORY".
+// String is the name in cuda.h, if the driver that is loaded knows it: "CUDA_ERROR_OUT_OF_MEMORY".
 func (c Code) String() string {
-	if c == 0 {
-		return "CUDA_SUCCESS"
-	}
-	if known, ok := codes[c]; ok {
-		return "CUDA_ERROR_" + known.name
+	if name, _ := describe(int32(c)); name != "" {
+		return name
 	}
 	return fmt.Sprintf("CUresult(%d)", int32(c))
 }
@@ -185,11 +86,11 @@ type Error struct {
 	Code Code
 }
 
-// Error returns a text like "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
+// Error returns a text like "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory". The names are the driver's.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s: %v (%d)", e.Op, e.Code, int32(e.Code))
-	if known, ok := codes[e.Code]; ok {
-		text += ": " + known.text
+	if _, meaning := describe(int32(e.Code)); meaning != "" {
+		text += ": " + meaning
 	}
 	return text
 }

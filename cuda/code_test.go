@@ -10,19 +10,6 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-func TestErrorText(t *testing.T) {
-	err := &cuda.Error{Op: "cuMemAlloc", Code: cuda.OutOfMemory}
-	if got, want := err.Error(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"; got != want {
-		t.Errorf("%q, not %q", got, want)
-	}
-	if got, want := (&cuda.Error{Op: "cuX", Code: 12345}).Error(), "cuX: CUresult(12345) (12345)"; got != want {
-		t.Errorf("%q, not %q", got, want)
-	}
-	if got := cuda.Code(0).String(); got != "CUDA_SUCCESS" {
-		t.Error(got)
-	}
-}
-
 func TestErrorIs(t *testing.T) {
 	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrLost, cuda.ErrServer, cuda.ErrTooFewSMs, cuda.ErrNotReady, cuda.ErrNotSupported, cuda.ErrNoDevice}
 	lost := []cuda.Code{214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 805, 806, 807, 810}

@@ -97,8 +97,19 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
+func TestErrorText(t *testing.T) {
+	must.OK(t, cuda.Open()) // the names are the driver's
+	err := &cuda.Error{Op: "cuMemAlloc", Code: cuda.OutOfMemory}
+	if got, want := err.Error(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+	if got, want := (&cuda.Error{Op: "cuX", Code: 12345}).Error(), "cuX: CUresult(12345) (12345)"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+}
+
 func TestNotOpen(t *testing.T) {
-	if message := inChild(t, "unopened"); !strings.Contains(message, "cuStreamSynchronize: CUDA_ERROR_NOT_INITIALIZED (3)") {
+	if message := inChild(t, "unopened"); !strings.Contains(message, "cuStreamSynchronize: CUresult(3) (3)") {
 		t.Errorf("an unopened library says %q", message)
 	}
 }

@@ -165,6 +165,8 @@ enum {
 #define CALLS(NEED, MAY) \
 	NEED(cuInit, (unsigned int)) \
 	NEED(cuDriverGetVersion, (int *)) \
+	MAY(cuGetErrorName, (CUresult, const char **)) \
+	MAY(cuGetErrorString, (CUresult, const char **)) \
 	NEED(cuDeviceGetCount, (int *)) \
 	NEED(cuDeviceGet, (CUdevice *, int)) \
 	NEED(cuDeviceGetName, (char *, int, CUdevice)) \
@@ -308,6 +310,13 @@ uint64_t pcu_symbol(const char *name) { return loaded ? (POINTER)dlsym(library, 
 
 int32_t pcu_init(void) { return CALL(cuInit, 0); }
 pcu_word pcu_driver_version(void) { WORD(int, cuDriverGetVersion, &out); }
+
+pcu_names pcu_error(int32_t code) {
+	pcu_names names = {NULL, NULL};
+	CALL(cuGetErrorName, code, &names.name);
+	CALL(cuGetErrorString, code, &names.meaning);
+	return names;
+}
 
 pcu_word pcu_device_count(void) { WORD(int, cuDeviceGetCount, &out); }
 pcu_word pcu_device(int ordinal) { WORD(CUdevice, cuDeviceGet, &out, ordinal); }

