@@ -5,8 +5,20 @@
 
 #include <dlfcn.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
+
+typedef int CUresult;
+typedef uint64_t CUdeviceptr;
+typedef struct CUstream_st *CUstream;
+
+enum { CUDA_SUCCESS = 0, CUDA_NOT_FOUND = 500, CAPTURE_NONE = 0, CAPTURE_RELAXED = 2 };
+
+// Stream handles that name a default stream.
+#define STREAM_LEGACY ((CUstream)1)
+#define STREAM_PER_THREAD ((CUstream)2)
 
 // preload_say prints one line to standard error. library is the name of the library in it.
 static inline void preload_say(const char *library, const char *format, va_list arguments) {

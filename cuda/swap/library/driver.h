@@ -4,30 +4,24 @@
 #ifndef PENSTOCK_SWAP_DRIVER_H
 #define PENSTOCK_SWAP_DRIVER_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "../../preload/preload.h"
 
-typedef int CUresult;
+#include <stddef.h>
+
 typedef int CUdevice;
-typedef uint64_t CUdeviceptr;
 typedef uint64_t CUhandle; // CUmemGenericAllocationHandle
 typedef struct CUctx_st *CUcontext;
-typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUnode_st *CUgraphNode;
 typedef struct CUpool_st *CUmemoryPool;
 
 enum {
-	CUDA_SUCCESS = 0, CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_DEINITIALIZED = 4, CUDA_INVALID_CONTEXT = 201, CUDA_NOT_FOUND = 500,
+	CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_DEINITIALIZED = 4, CUDA_INVALID_CONTEXT = 201,
 	CUDA_WRONG_THREAD = 908, CUDA_NOT_SUPPORTED = 801, CUDA_SYSTEM_NOT_READY = 802,
 };
 
-// Stream handles that name a default stream.
-#define STREAM_LEGACY ((CUstream)1)
-#define STREAM_PER_THREAD ((CUstream)2)
-
-enum { STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, HOST_REGISTER_PORTABLE = 1, CAPTURE_NONE = 0, CAPTURE_RELAXED = 2 };
+enum { STREAM_NON_BLOCKING = 1, EVENT_NO_TIMING = 2, HOST_REGISTER_PORTABLE = 1 };
 
 typedef struct { int type, id; } Location;
 enum { LOCATION_DEVICE = 1 };

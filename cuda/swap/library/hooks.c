@@ -1,11 +1,12 @@
-// Which function a program gets when it asks for one of the driver's: by linking, by
-// dlsym, or by cuGetProcAddress, which the CUDA runtime uses.
+// Which function a program gets when it asks for one of the driver's (preload/names.h).
 
 #define _GNU_SOURCE
-#include "../../preload/preload.h"
 #include "calls.h"
 #include "memory.h"
 #include "swap.h"
+
+#define PRELOAD_LIBRARY "swap"
+#include "../../preload/names.h"
 
 #include <ctype.h>
 #include <dlfcn.h>
@@ -14,8 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define PUBLIC __attribute__((visibility("default")))
 
 struct driver driver;
 
@@ -154,8 +153,7 @@ static void *gated(const char *name, const char *base, void *function) {
 	return swap_thunks + i * THUNK_BYTES;
 }
 
-// by_symbol is for a function that was looked up by its exported name.
-__attribute__((noinline)) static void *by_symbol(const char *name, void *function) {
+static void *by_symbol(const char *name, void *function) {
 	for (int i = 0; i < OWN_COUNT; i++)
 		if (strcmp(own[i].name, name) == 0)
 			return own[i].function;
@@ -164,8 +162,7 @@ __attribute__((noinline)) static void *by_symbol(const char *name, void *functio
 	return gated(name, base, function);
 }
 
-// by_version is for a function that cuGetProcAddress returned: the library's own if it is
-// the same function, else the newest that is not newer than the version asked for.
+// by_version returns the library's own function if it is the same as the driver's, else the newest that is not newer than the version asked for.
 static void *by_version(const char *name, int version, int per_thread, void *function) {
 	struct own *best = NULL;
 	for (int i = 0; i < OWN_COUNT; i++) {
@@ -189,17 +186,6 @@ static void *by_version(const char *name, int version, int per_thread, void *fun
 
 // --- loading
 
-static preload_lookup real_dlsym;
-static void *library;
-static atomic_int loaded;
-
-__attribute__((no_sanitize("thread", "address"))) static void find_dlsym(void) {
-	if (real_dlsym == NULL && (real_dlsym = preload_dlsym()) == NULL) {
-		swap_say("find dlsym: the C library is not glibc");
-		_Exit(70);
-	}
-}
-
 static void report_unknown(void) {
 	for (int i = 0; i < atomic_load(&pool_used); i++) {
 		struct target *t = &targets[EXPORT_COUNT + i];
@@ -209,18 +195,10 @@ static void report_unknown(void) {
 	}
 }
 
-// swap_load finds the driver's functions. Several threads may do so at once, and find the same.
-int swap_load(void) {
-	if (atomic_load(&loaded))
-		return 1;
-	find_dlsym();
-	void *found = preload_driver();
-	if (found == NULL)
-		return 0;
-	library = found;
+static int find_functions(void) {
 	const char *absent = NULL;
 #define X(name, args) \
-	if ((driver.name = real_dlsym(library, #name)) == NULL) \
+	if ((driver.name = next_dlsym(library, #name)) == NULL) \
 		absent = #name;
 	DRIVER(X)
 #undef X
@@ -231,9 +209,9 @@ int swap_load(void) {
 		return 0;
 	}
 	for (int i = 0; i < OWN_COUNT; i++)
-		own[i].real = real_dlsym(library, own[i].name);
+		own[i].real = next_dlsym(library, own[i].name);
 	for (int i = 0; i < EXPORT_COUNT; i++) {
-		targets[i].function = real_dlsym(library, exports[i]);
+		targets[i].function = next_dlsym(library, exports[i]);
 		targets[i].kind = ENTER;
 		snprintf(targets[i].name, sizeof targets[i].name, "%s", exports[i]);
 	}
@@ -242,35 +220,7 @@ int swap_load(void) {
 	return 1;
 }
 
-// dlsym replaces the C library's. The call at the end is a jump, so that RTLD_NEXT means
-// the caller's next library.
-__attribute__((no_sanitize("thread", "address"), optimize("O2", "no-stack-protector"))) PUBLIC void *dlsym(void *handle, const char *name) {
-	find_dlsym();
-	if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
-		return real_dlsym(handle, name);
-	void *function = swap_load() ? real_dlsym(library, name) : NULL;
-	if (function == NULL)
-		return real_dlsym(handle, name);
-	return by_symbol(name, function);
-}
-
-// --- cuGetProcAddress
-
-enum { PER_THREAD_STREAM = 2 };
-
-CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
-	CUresult code = REAL(cuGetProcAddress_v2, const char *, void **, int, uint64_t, int *)(name, out, version, flags, status);
-	if (code == CUDA_SUCCESS && out != NULL && *out != NULL)
-		*out = by_version(name, version, (flags & PER_THREAD_STREAM) != 0, *out);
-	return code;
-}
-
-CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
-	CUresult code = REAL(cuGetProcAddress, const char *, void **, int, uint64_t)(name, out, version, flags);
-	if (code == CUDA_SUCCESS && out != NULL && *out != NULL)
-		*out = by_version(name, version, (flags & PER_THREAD_STREAM) != 0, *out);
-	return code;
-}
+int swap_load(void) { return load_driver(); }
 
 // --- contexts
 

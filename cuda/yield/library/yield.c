@@ -1,13 +1,10 @@
 // A library that is preloaded into guests. Before each kernel, it queues a wait on the kernel's stream: the GPU
 // begins the kernel when no function has a batch on it. PENSTOCK_YIELD names the file of the busy word
 // (shm/busy.go), which the GPU reads by itself.
-//
-// A program gets the functions that launch in three ways: by linking, by dlsym, and by cuGetProcAddress, which
-// the CUDA runtime uses. The library stands in front of all three. Prototypes and constants are those of CUDA
-// 13.0's cuda.h; no CUDA is needed to build.
 
 #define _GNU_SOURCE
-#include "../../preload/preload.h"
+#define PRELOAD_LIBRARY "yield"
+#include "../../preload/names.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,19 +18,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define PUBLIC __attribute__((visibility("default")))
-
-typedef int CUresult;
-typedef uint64_t CUdeviceptr;
-typedef struct CUstream_st *CUstream;
-
-enum { CUDA_SUCCESS = 0, CUDA_NOT_FOUND = 500 };
-enum { PER_THREAD_STREAM = 2, WAIT_VALUE_EQ = 1, CAPTURE_NONE = 0, CAPTURE_RELAXED = 2 };
+enum { WAIT_VALUE_EQ = 1 };
 enum { REGISTER_PORTABLE = 1, REGISTER_DEVICEMAP = 2, REGISTER_READ_ONLY = 8 };
-
-// Handles that name a default stream.
-#define STREAM_LEGACY ((CUstream)1)
-#define STREAM_PER_THREAD ((CUstream)2)
 
 typedef struct { // CUlaunchConfig
 	unsigned grid[3], block[3], shared_bytes;
@@ -55,8 +41,6 @@ _Static_assert(offsetof(LaunchConfig, stream) == 32, "CUlaunchConfig");
 
 // The driver's functions. A function is NULL if the driver is too old for it.
 static struct {
-	CUresult (*cuGetProcAddress)(const char *, void **, int, uint64_t);
-	CUresult (*cuGetProcAddress_v2)(const char *, void **, int, uint64_t, int *);
 	CUresult (*cuMemHostRegister_v2)(void *, size_t, unsigned);
 	CUresult (*cuMemHostUnregister)(void *);
 	CUresult (*cuMemHostGetDevicePointer_v2)(CUdeviceptr *, void *, unsigned);
@@ -178,29 +162,8 @@ static void yield(CUstream s) {
 
 // --- names
 
-static preload_lookup next_dlsym;
-static void *library;
-static atomic_int loaded;
-
-static void find_dlsym(void) {
-	if (next_dlsym == NULL && (next_dlsym = preload_dlsym()) == NULL) {
-		say("find dlsym: the C library is not glibc");
-		_Exit(70);
-	}
-}
-
-// load_driver finds the driver's functions. Several threads may do so at once, and find the same.
-static int load_driver(void) {
-	if (atomic_load(&loaded))
-		return 1;
-	find_dlsym();
-	void *found = preload_driver();
-	if (found == NULL)
-		return 0;
-	library = found;
+static int find_functions(void) {
 #define FIND(name) driver.name = next_dlsym(library, #name);
-	FIND(cuGetProcAddress)
-	FIND(cuGetProcAddress_v2)
 	FIND(cuMemHostRegister_v2)
 	FIND(cuMemHostUnregister)
 	FIND(cuMemHostGetDevicePointer_v2)
@@ -234,9 +197,6 @@ static int load_driver(void) {
 LAUNCHES(X)
 #undef X
 
-PUBLIC CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags);
-PUBLIC CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status);
-
 static const struct { const char *base, *name; void *function; int per_thread; } own[] = {
 #define X(name, parameters, arguments, stream) {#name, #name, (void *)name, 0}, {#name, #name "_ptsz", (void *)name##_ptsz, 1},
 	LAUNCHES(X)
@@ -245,7 +205,6 @@ static const struct { const char *base, *name; void *function; int per_thread; }
 	{"", "cuGetProcAddress_v2", (void *)cuGetProcAddress_v2, 0},
 };
 
-// by_symbol is for a function that was looked up by its exported name.
 static void *by_symbol(const char *name, void *function) {
 	for (size_t i = 0; i < sizeof own / sizeof *own; i++)
 		if (strcmp(own[i].name, name) == 0)
@@ -253,42 +212,11 @@ static void *by_symbol(const char *name, void *function) {
 	return function;
 }
 
-// by_version is for a function that cuGetProcAddress returned.
-static void *by_version(const char *name, int version, uint64_t flags, void *function) {
+static void *by_version(const char *name, int version, int per_thread, void *function) {
 	if (strcmp(name, "cuGetProcAddress") == 0)
 		return version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
 	for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-		if (strcmp(own[i].base, name) == 0 && own[i].per_thread == ((flags & PER_THREAD_STREAM) != 0))
+		if (strcmp(own[i].base, name) == 0 && own[i].per_thread == per_thread)
 			return own[i].function;
 	return function;
-}
-
-CUresult cuGetProcAddress_v2(const char *name, void **out, int version, uint64_t flags, int *status) {
-	if (!load_driver() || driver.cuGetProcAddress_v2 == NULL)
-		return CUDA_NOT_FOUND;
-	CUresult code = driver.cuGetProcAddress_v2(name, out, version, flags, status);
-	if (code == CUDA_SUCCESS && out != NULL && *out != NULL)
-		*out = by_version(name, version, flags, *out);
-	return code;
-}
-
-CUresult cuGetProcAddress(const char *name, void **out, int version, uint64_t flags) {
-	if (!load_driver() || driver.cuGetProcAddress == NULL)
-		return CUDA_NOT_FOUND;
-	CUresult code = driver.cuGetProcAddress(name, out, version, flags);
-	if (code == CUDA_SUCCESS && out != NULL && *out != NULL)
-		*out = by_version(name, version, flags, *out);
-	return code;
-}
-
-// dlsym replaces the C library's. The calls at the end are jumps, so that RTLD_NEXT means the caller's next
-// library.
-__attribute__((no_sanitize("thread", "address"), optimize("O2", "no-stack-protector"))) PUBLIC void *dlsym(void *handle, const char *name) {
-	find_dlsym();
-	if (name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
-		return next_dlsym(handle, name);
-	void *function = load_driver() ? next_dlsym(library, name) : NULL;
-	if (function == NULL)
-		return next_dlsym(handle, name);
-	return by_symbol(name, function);
 }
