@@ -119,7 +119,7 @@ func (s *execSpawner) start(sp spec) (*execProcess, error) {
 		counters.Tasks, counters.TaskLimit = tasks, limit
 	}
 	if err != nil {
-		s.log.Debug().Err(err).Int("pid", p.PID).Msg("cannot count OOM kills in the process's control group; reading the kernel log")
+		s.log.Debug().Err(err).Int("pid", p.PID).Msg("cannot count OOM kills in the process's control group")
 	}
 	c, err := s.watch(p, sp.key, false)
 	if err != nil {
@@ -255,7 +255,7 @@ func (c *execProcess) run() {
 		e.tail = append([]string{refused}, e.tail...)
 	}
 	if e.signal == syscall.SIGKILL && !e.ours {
-		e.oom = c.oom.Claim(c.kernel, c.pid(), c.held.Started)
+		e.oom = c.oom.Claim(c.kernel)
 	}
 	c.out <- event{exit: &e}
 }

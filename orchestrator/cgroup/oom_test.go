@@ -3,38 +3,10 @@ package cgroup
 import (
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/internal/testing/must"
 )
-
-func TestLoggedOOMKill(t *testing.T) {
-	const log = `6,1,1000000,-;Linux version 6.18
-4,2,50000000,-;Memory cgroup out of memory: Killed process 4711 (penstock) total-vm:1kB, anon-rss:1kB
- SUBSYSTEM=memory
-3,3,90000000,-;Out of memory: Killed process 4712 (python3) total-vm:1kB
-3,4,90000001,-;oom_reaper: reaped process 4713 (python3), now anon-rss:0kB
-`
-	for name, c := range map[string]struct {
-		pid   int
-		since time.Duration
-		want  bool
-	}{
-		"for its cgroup's limit":     {4711, 40 * time.Second, true},
-		"for the machine's memory":   {4712, 40 * time.Second, true},
-		"another with its id before": {4711, 60 * time.Second, false},
-		"only reaped":                {4713, 0, false},
-		"part of an id":              {471, 0, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := loggedOOMKill(strings.NewReader(log), c.pid, c.since); got != c.want {
-				t.Errorf("got %v", got)
-			}
-		})
-	}
-}
 
 func TestOOMKillsClaim(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "memory.events")
@@ -55,7 +27,7 @@ func TestOOMKillsClaim(t *testing.T) {
 	kills("7") // two of the three
 	claims := 0
 	for _, g := range []Counters{a, b, c} {
-		if o.Claim(g, 1, time.Now()) != "" {
+		if o.Claim(g) != "" {
 			claims++
 		}
 	}
@@ -64,11 +36,11 @@ func TestOOMKillsClaim(t *testing.T) {
 	}
 	kills("9") // two kills of other processes
 	d := started()
-	if where := o.Claim(d, 1, time.Now()); where != "" {
+	if where := o.Claim(d); where != "" {
 		t.Errorf("a kill from before its start is claimed: %s", where)
 	}
 	kills("10")
-	if where := o.Claim(d, 1, time.Now()); where != "memory cgroup /node" {
+	if where := o.Claim(d); where != "memory cgroup /node" {
 		t.Errorf("claimed in %q", where)
 	}
 }

@@ -441,7 +441,7 @@ func TestMoveToUnfitGroups(t *testing.T) {
 	f.fail(only("configure", errUnfit))
 	p.moveTo(0)
 	n := p.awaitGroups(0, 1)
-	if !slices.Equal(n.InfeasibleGroups, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
+	if !slices.Equal(n.InfeasibleGroups, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "(912)") {
 		t.Errorf("the process reports %+v, want that it stays on 16 multiprocessors and that group 0 is unfit", n)
 	}
 	h.publish(1, h.picture(1), nil)

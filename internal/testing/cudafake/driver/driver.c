@@ -570,7 +570,6 @@ static CUresult describe(CUresult code, const char **name, const char **meaning)
 		{ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
 		{801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
 		{803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
-		{912, "CUDA_ERROR_INVALID_CLUSTER_SIZE", "cluster launch failed: invalid cluster size"},
 		{805, "CUDA_ERROR_MPS_CONNECTION_FAILED", "MPS client failed to connect to the MPS control daemon or the MPS server"},
 	};
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
