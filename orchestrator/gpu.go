@@ -50,8 +50,6 @@ const contextBytes = 512 << 20
 type deviceUse struct {
 	gpu.State             // the latest one
 	device    *gpu.Device // nil: the CPU
-	// releasing has the dead processes whose memory may not be free yet.
-	releasing releases
 	recovery  recovery
 }
 
@@ -75,26 +73,6 @@ func (r *recovery) holds(now time.Time) string {
 	return ""
 }
 
-// releases is the memory of processes that have ended, by process id.
-type releases map[int]release
-
-type release struct {
-	bytes int64
-	until time.Time // from then on it counts as free, whatever the driver says
-}
-
-// bytes returns how much memory may not be free yet. It drops what is.
-func (r releases) bytes(now time.Time) (sum int64) {
-	for pid, one := range r {
-		if !now.Before(one.until) {
-			delete(r, pid)
-			continue
-		}
-		sum += one.bytes
-	}
-	return sum
-}
-
 // verdict is what the MPS server reported after a process lost its device. With the zero
 // key it concerns all processes.
 type verdict struct {
@@ -114,7 +92,6 @@ func (s *supervisor) openDevice(o gpu.Options) {
 		return
 	}
 	s.gpu.device, s.gpu.State = nil, gpu.State{}
-	clear(s.gpu.releasing)
 	s.weights.running.close()
 	s.weights.running = nil
 	if o.Device == "" || o.Device == control.DeviceCPU {
@@ -175,11 +152,6 @@ func (s *supervisor) noteGPU(g gpu.State) {
 			}
 		}
 	}
-	for pid := range s.gpu.releasing {
-		if !s.gpu.device.Follows(pid) {
-			delete(s.gpu.releasing, pid)
-		}
-	}
 }
 
 // onDevice adds the GPU to the spec of a process that is to be started.
@@ -210,7 +182,7 @@ func (s *supervisor) wakesHeld() string {
 	if !s.gpu.Serving {
 		return s.gpu.Idle
 	}
-	if bytes := s.gpu.releasing.bytes(s.now()); bytes > 0 && s.gpu.FreeBytes >= 0 && bytes > s.gpu.FreeBytes {
+	if bytes := s.gpu.device.Releasing(); bytes > 0 && s.gpu.FreeBytes >= 0 && bytes > s.gpu.FreeBytes {
 		return fmt.Sprintf("waiting until %d MiB of ended processes are free", bytes>>20)
 	}
 	return ""
@@ -218,19 +190,10 @@ func (s *supervisor) wakesHeld() string {
 
 // wakesHeldUntil is when to look again. Zero: a change of the device will trigger it.
 func (s *supervisor) wakesHeldUntil() time.Time {
-	var first time.Time
-	if s.wakesHeld() == "" {
-		return first
+	if s.onGPU() && s.now().Before(s.gpu.recovery.dying) {
+		return s.gpu.recovery.dying
 	}
-	if s.now().Before(s.gpu.recovery.dying) {
-		first = s.gpu.recovery.dying
-	}
-	for _, r := range s.gpu.releasing {
-		if first.IsZero() || r.until.Before(first) {
-			first = r.until
-		}
-	}
-	return first
+	return time.Time{}
 }
 
 // noteBatches takes the batch sizes that a process reports to run. The deadline of its
@@ -382,12 +345,7 @@ func (s *supervisor) release(c *child) {
 	if c.process == nil || !c.woken {
 		return
 	}
-	pid := c.process.pid()
-	s.gpu.releasing[pid] = release{
-		bytes: c.gpuBytes(),
-		until: s.now().Add(gpu.ReleaseTimeout),
-	}
-	s.gpu.device.Follow(pid)
+	s.gpu.device.Follow(c.process.pid(), c.gpuBytes())
 }
 
 // observeGPU adds the device to the report for the manager.

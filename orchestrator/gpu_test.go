@@ -580,8 +580,8 @@ func TestFollowWithoutNVML(t *testing.T) {
 	d := gpu.Open(nil, gpu.Options{Device: "cuda", NoMPS: true}, m, t.TempDir(), zerolog.Nop())
 	defer d.Close()
 	<-d.States()
-	d.Follow(42)
-	wait.For(t, "the device to forget the process", func() bool { return !d.Follows(42) })
+	d.Follow(42, 1)
+	wait.For(t, "the device to forget the process", func() bool { return d.Releasing() == 0 })
 }
 
 func TestReopenDevice(t *testing.T) {

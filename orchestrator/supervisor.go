@@ -295,7 +295,7 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		past:      map[key]bool{},
 		backoffs:  map[place]*backoff{},
 		reports:   make(chan report),
-		gpu:       deviceUse{releasing: releases{}, recovery: recovery{verdicts: make(chan verdict)}},
+		gpu:       deviceUse{recovery: recovery{verdicts: make(chan verdict)}},
 
 		preparations: preparations{waiting: map[string][]key{}, results: make(chan preparation)},
 		done:         make(chan struct{}),

@@ -154,7 +154,7 @@ type State struct {
 //	2 open NVML, start MPS, measure stream priorities (priorities.go)
 //	3 read its memory every second; take changes of MPS at once;
 //	  after a process's end poll every 10 ms, until NVML no longer lists the process,
-//	  or ReleaseTimeout has passed
+//	  or releaseTimeout has passed
 //
 // After steps 2 and 3 it puts its state into states, in place of one that was not read.
 type Device struct {
@@ -171,9 +171,13 @@ type Device struct {
 	mu      sync.Mutex
 	daemon  Daemon       // nil without MPS
 	session nvml.Session // nil without NVML
-	// ends has the ended processes that NVML may still list, by process id, and the time at
-	// which device stops waiting for each; see follow.
-	ends map[int]time.Time
+	ends    map[int]end  // of processes that NVML may still list, by process id; see Follow
+}
+
+// end is the end of a process whose memory may not be free yet.
+type end struct {
+	bytes int64
+	until time.Time // then the memory counts as free
 }
 
 // Options say how to open a device.
@@ -194,10 +198,10 @@ const (
 	followEvery = 10 * time.Millisecond
 )
 
-// ReleaseTimeout is the max time to wait until the memory of an ended process is free.
+// releaseTimeout is the max time to wait until the memory of an ended process is free.
 // Usually the driver has freed it before wait(2) returns (measured: a killed process
 // with 2 GiB). A driver that is busy with a fault needs longer.
-const ReleaseTimeout = 2 * time.Second
+const releaseTimeout = 2 * time.Second
 
 // Open returns a device, which its own goroutine opens. If before is not nil, the
 // goroutine first closes before.
@@ -206,7 +210,7 @@ func Open(before *Device, o Options, m Machine, dir string, log zerolog.Logger) 
 	d := &Device{
 		Options: o, machine: m, dir: dir, log: log,
 		states: make(chan State, 1), kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
-		ends: map[int]time.Time{},
+		ends: map[int]end{},
 	}
 	go func() {
 		defer close(d.done)
@@ -404,9 +408,9 @@ func (d *Device) readMemory(session nvml.Session, s *State) error {
 	if d.following() {
 		list, err := session.Processes(s.UUID)
 		d.mu.Lock()
-		for pid, until := range d.ends {
+		for pid, end := range d.ends {
 			listed := slices.ContainsFunc(list, func(p nvml.Process) bool { return p.PID == pid })
-			if err != nil || !listed || !time.Now().Before(until) {
+			if err != nil || !listed || !time.Now().Before(end.until) {
 				delete(d.ends, pid)
 			}
 		}
@@ -438,11 +442,11 @@ func (d *Device) publish(s State) {
 	}
 }
 
-// Follow makes device poll every followEvery until NVML no longer lists the ended process,
-// for at most ReleaseTimeout.
-func (d *Device) Follow(pid int) {
+// Follow makes device poll every followEvery until NVML no longer lists an ended process, for at most releaseTimeout.
+// The process had this much memory.
+func (d *Device) Follow(pid int, bytes int64) {
 	d.mu.Lock()
-	d.ends[pid] = time.Now().Add(ReleaseTimeout)
+	d.ends[pid] = end{bytes, time.Now().Add(releaseTimeout)}
 	d.mu.Unlock()
 	select {
 	case d.kick <- struct{}{}:
@@ -450,12 +454,15 @@ func (d *Device) Follow(pid int) {
 	}
 }
 
-// Follows reports whether device still waits for the memory of an ended process.
-func (d *Device) Follows(pid int) bool {
+// Releasing returns how much memory of ended processes may not be free yet. When it has become less, the device sends
+// its state.
+func (d *Device) Releasing() (bytes int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_, ok := d.ends[pid]
-	return ok
+	for _, end := range d.ends {
+		bytes += end.bytes
+	}
+	return bytes
 }
 
 // followNone stops waiting for ended processes: without NVML nothing lists them.
