@@ -328,16 +328,6 @@ func limitMemory(t *testing.T, bytes int) (dir string) {
 	return dir
 }
 
-func TestRealProgramCrashes(t *testing.T) {
-	n := newNode(t).run()
-	p := newDesired(1, control.Shadow, 30)
-	p.Command = []string{"/bin/sh", "-c", "kill -SEGV $$"} // a shell: it has no runtime that catches the signal
-	n.want(p)
-	if q := n.untilState(1, control.Failed); q.Reason != "ended by signal 11 (segmentation fault)" {
-		t.Errorf("failed: %s", q.Reason)
-	}
-}
-
 func TestRealProgramMissing(t *testing.T) {
 	n := newNode(t).run()
 	p := newDesired(1, control.Shadow, 30)
@@ -345,29 +335,6 @@ func TestRealProgramMissing(t *testing.T) {
 	n.want(p)
 	if q := n.untilState(1, control.Failed); !strings.Contains(q.Reason, "/nowhere/program: no such file") {
 		t.Errorf("failed: %s", q.Reason)
-	}
-}
-
-func TestRealProcessIgnoresOrders(t *testing.T) {
-	const soon = 100 * time.Millisecond
-	for name, c := range map[string]struct {
-		how    []string
-		drain  time.Duration
-		term   time.Duration
-		reason string
-	}{
-		"to drain is terminated": {[]string{"ignoreDrain"}, soon, patience, "ended by signal 15 (terminated)"},
-		"to TERM is killed":      {[]string{"ignoreDrain", "ignoreTERM"}, soon, soon, "ended by signal 9 (killed)"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = c.drain, c.term })
-			n.want(n.child(1, control.Serve, c.how...))
-			n.untilState(1, control.Active)
-			n.want(n.child(1, control.Drain, c.how...))
-			if p := n.untilState(1, control.Stopped); !strings.HasSuffix(p.Reason, c.reason) {
-				t.Errorf("stopped: %s", p.Reason)
-			}
-		})
 	}
 }
 
@@ -445,57 +412,6 @@ func TestProcessEscapes(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestRealProcessBackoff(t *testing.T) {
-	const maxFailures = 10
-	n := newNode(t).run()
-
-	// If the order comes late, as on a busy machine, the process need not wait. The next one then waits longer.
-	g, waited := uint32(1), false
-	for ; !waited; g++ {
-		before := backoff{failures: int(g) - 1}
-		if before.failures == maxFailures {
-			t.Fatalf("no process waited after %d early failures", maxFailures)
-		}
-		reason := fmt.Sprintf("waiting %v after %d early failures; the last one: exit status 3: cannot open model.onnx", before.delay(), before.failures)
-
-		n.want(n.child(g, control.Shadow, "exit3"))
-		n.until(fmt.Sprintf("generation %d fails", g), func(o control.Observed) bool {
-			if len(o.Processes) != 1 || o.Processes[0].Generation != g {
-				return false
-			}
-			p := o.Processes[0]
-			waited = waited || before.failures >= 3 && p.State == control.Starting && p.PID == 0 && strings.HasPrefix(p.Reason, reason)
-			return p.State == control.Failed
-		})
-	}
-	n.want(n.child(g, control.Shadow))
-	n.untilState(g, control.Loaded)
-}
-
-func TestRealNewManager(t *testing.T) {
-	n := newNode(t).run()
-	n.want(n.child(1, control.Serve, "ignoreDrain", "ignoreTERM"), n.child(2, control.Shadow))
-	old := n.untilState(1, control.Active)
-	n.untilState(2, control.Loaded)
-	n.startManager("second")
-	n.want(n.child(1, control.Shadow))
-	fresh := n.untilState(1, control.Loaded)
-	if fresh.PID == old.PID {
-		t.Error("it is the old one")
-	}
-	if s, err := procstat.Read(old.PID); err == nil {
-		t.Errorf("the old one is %s when the new one is loaded", s)
-	}
-}
-
-func TestRealSilentManager(t *testing.T) {
-	n := newNode(t).run()
-	n.want(n.child(1, control.Serve))
-	p := n.untilState(1, control.Active)
-	n.manager.Close()
-	n.untilGone(p.PID)
 }
 
 // orchestrate runs an orchestrator in a separate process.

@@ -204,9 +204,6 @@ func childMain(how []string) int {
 			said.Woken = woken
 			child.Notify(said)
 		case control.DoDrain:
-			if is("ignoreDrain") {
-				continue
-			}
 			child.Notify(control.Notice{State: control.Draining})
 			child.Close()
 			return 0

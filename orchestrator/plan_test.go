@@ -350,17 +350,3 @@ func TestPlanProperties(t *testing.T) {
 		}
 	})
 }
-
-func TestPlanOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		d := drawDesired(t)
-		d.ManagerID = "m"
-		f := observedState{managerID: "m", processes: map[key]observedProcess{testKey: *alive(control.Loaded)}, past: never, held: atOnce}
-		a, _ := plan(t0, desiredState{desired: d}, f, some)
-		d.Processes = rapid.Permutation(d.Processes).Draw(t, "order")
-		b, _ := plan(t0, desiredState{desired: d}, f, some)
-		if !slices.EqualFunc(a, b, func(x, y action) bool { return x.kind == y.kind && x.key == y.key }) {
-			t.Fatalf("%v, and then %v", a, b)
-		}
-	})
-}

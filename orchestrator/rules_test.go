@@ -4,8 +4,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 )
 
 func TestBackoffDoubles(t *testing.T) {
@@ -67,15 +65,6 @@ func TestBackoffWrongAnswers(t *testing.T) {
 	}
 }
 
-func TestBackoffMax(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		b := backoff{failures: rapid.IntRange(0, 1<<40).Draw(t, "failures")}
-		if d := b.delay(); d < 0 || d > maxBackoff || b.failures > 0 && d < minBackoff {
-			t.Fatalf("%d failures wait %v", b.failures, d)
-		}
-	})
-}
-
 func TestSplitCPUs(t *testing.T) {
 	for _, c := range []struct {
 		allowed      []int
@@ -95,19 +84,6 @@ func TestSplitCPUs(t *testing.T) {
 			t.Errorf("%v with %d reserved: %v and %v, want %v and %v", c.allowed, c.reserved, manager, ifs, c.manager, c.ifs)
 		}
 	}
-}
-
-func TestSplitCPUsDisjoint(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		allowed := make([]int, rapid.IntRange(2, 300).Draw(t, "n"))
-		for i := range allowed {
-			allowed[i] = 2 * i
-		}
-		manager, ifs := splitCPUs(allowed, rapid.IntRange(-5, 400).Draw(t, "reserved"))
-		if len(manager) == 0 || len(ifs) == 0 || !slices.Equal(slices.Concat(manager, ifs), allowed) {
-			t.Fatalf("%v and %v of %v", manager, ifs, allowed)
-		}
-	})
 }
 
 func TestIFCPUs(t *testing.T) {

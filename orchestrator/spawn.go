@@ -225,28 +225,36 @@ func (c *execProcess) note(note json.RawMessage)   { c.keeper.Note(c.held.ID, no
 func (c *execProcess) forget()                     { c.keeper.Forget(c.held.ID) }
 func (c *execProcess) counters() cgroup.Counters   { return c.kernel }
 
+// passOn calls stdout and stderr with the lines that a process prints, until it has ended. end waits for that.
+func passOn(p *keeper.Process, stdout, stderr func(line string), end func() keeper.Exit) keeper.Exit {
+	var readers sync.WaitGroup
+	readers.Go(func() { program.ReadLines(p.Stdout, stdout) })
+	readers.Go(func() { program.ReadLines(p.Stderr, stderr) })
+	exit := end()
+	deadline := time.Now().Add(afterlife)
+	p.Stdout.SetReadDeadline(deadline)
+	p.Stderr.SetReadDeadline(deadline)
+	readers.Wait()
+	p.Stdout.Close()
+	p.Stderr.Close()
+	return exit
+}
+
 // run passes on what the process reports, and its exit.
 func (c *execProcess) run() {
 	defer close(c.out)
-	var readers sync.WaitGroup
+	var notices sync.WaitGroup
+	notices.Go(c.readNotices)
 	var tail program.Tail
 	output := program.NewOutput(c.log)
-	readers.Go(func() { program.ReadLines(c.held.Stdout, func(l string) { output.Relay("stdout", l) }) })
-	readers.Go(func() { program.ReadLines(c.held.Stderr, func(l string) { tail.Add(output.Relay("stderr", l)) }) })
-	readers.Go(c.readNotices)
-
-	end := c.await()
-
-	deadline := time.Now().Add(afterlife)
-	hangup := time.AfterFunc(afterlife, func() { c.link.Close() })
-	c.held.Stdout.SetReadDeadline(deadline)
-	c.held.Stderr.SetReadDeadline(deadline)
-	readers.Wait()
+	end := passOn(c.held, func(l string) { output.Relay("stdout", l) }, func(l string) { tail.Add(output.Relay("stderr", l)) }, func() keeper.Exit {
+		exit := c.await()
+		time.AfterFunc(afterlife, func() { c.link.Close() })
+		return exit
+	})
+	notices.Wait()
 	output.End()
-	hangup.Stop()
 	c.link.Close()
-	c.held.Stdout.Close()
-	c.held.Stderr.Close()
 	if err := removePrivate(c.private); err != nil {
 		c.log.Warn().Err(err).Msg("cannot remove private folder")
 	}

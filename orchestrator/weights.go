@@ -142,35 +142,25 @@ func (h *runningWeightServer) resume(last *keeper.Process, log zerolog.Logger) *
 // run watches one server until it ends. It returns how the server ended.
 func (h *runningWeightServer) run(ctx context.Context, p *keeper.Process, log zerolog.Logger) error {
 	p.Link.Close() // the server uses only its output
-	var readers sync.WaitGroup
-	readers.Go(func() { program.ReadLines(p.Stderr, func(l string) { program.Relay(log, "stderr", l) }) })
-	readers.Go(func() {
-		program.ReadLines(p.Stdout, func(l string) {
-			var now control.WeightsHeld
-			if err := json.Unmarshal([]byte(l), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
-				log.Warn().Err(err).Msg("cannot read state of the weight server")
-				return
-			}
-			h.set(&now)
-			h.keeper.Note(p.ID, h.note(&now))
-		})
-	})
-
-	var end keeper.Exit
-	select {
-	case end = <-p.Exit:
-	case <-ctx.Done():
-		end = keeper.Stop(h.keeper, p, program.EndTimeout)
+	state := func(line string) {
+		var now control.WeightsHeld
+		if err := json.Unmarshal([]byte(line), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
+			log.Warn().Err(err).Msg("cannot read state of the weight server")
+			return
+		}
+		h.set(&now)
+		h.keeper.Note(p.ID, h.note(&now))
 	}
-
-	// The server's loaders have its stderr, and a loader that hangs in the driver cannot be
-	// killed.
-	deadline := time.Now().Add(afterlife)
-	p.Stdout.SetReadDeadline(deadline)
-	p.Stderr.SetReadDeadline(deadline)
-	readers.Wait()
-	p.Stdout.Close()
-	p.Stderr.Close()
+	// The server's loaders have its stderr, and a loader that hangs in the driver cannot be killed: passOn waits for
+	// the server alone.
+	end := passOn(p, state, func(l string) { program.Relay(log, "stderr", l) }, func() keeper.Exit {
+		select {
+		case end := <-p.Exit:
+			return end
+		case <-ctx.Done():
+			return keeper.Stop(h.keeper, p, program.EndTimeout)
+		}
+	})
 	h.keeper.Forget(p.ID)
 	return fmt.Errorf("%s", exit{code: end.Code, signal: end.Signal, ours: end.Ours})
 }

@@ -501,16 +501,16 @@ func TestKeeperDescriptors(t *testing.T) {
 	file, err := inMemory([]byte("{}"))
 	must.OK(t, err)
 	defer file.Close()
-	wait := make(chan *Process, 1)
+	wait := make(chan startResult, 1)
 	c.mu.Lock()
 	c.starting["a"] = wait
 	c.mu.Unlock()
 	unlimit := openNothing(t)
 	must.OK(t, c.link.Send(message{Op: opStart, ID: "a"}, file))
-	p := <-wait
+	result := <-wait
 	unlimit()
-	if p != nil || !strings.Contains(c.why["a"].Error(), unix.EMFILE.Error()) {
-		t.Errorf("started %v, %v; want %v", p, c.why["a"], unix.EMFILE)
+	if result.process != nil || !strings.Contains(result.err.Error(), unix.EMFILE.Error()) {
+		t.Errorf("started %v, %v; want %v", result.process, result.err, unix.EMFILE)
 	}
 	if got := line(t, start(t, c, idle("a")).Stdout); got != "runs" {
 		t.Errorf("it says %q", got)

@@ -98,9 +98,14 @@ type Remote struct {
 	done chan struct{} // closed when the keeper has gone
 
 	mu       sync.Mutex
-	exits    map[string]chan Exit     // of running processes
-	starting map[string]chan *Process // nil: the start failed
-	why      map[string]error         // the error of a failed start
+	exits    map[string]chan Exit // of running processes
+	starting map[string]chan startResult
+}
+
+// startResult is what Start returns.
+type startResult struct {
+	process *Process
+	err     error
 }
 
 // ErrVersion is returned by Connect if the keeper has another version. The keeper has then
@@ -117,7 +122,7 @@ func Connect(f *os.File) (*Remote, error) {
 }
 
 func connect(l *unixsock.Link) (*Remote, error) {
-	r := &Remote{link: l, done: make(chan struct{}), exits: map[string]chan Exit{}, starting: map[string]chan *Process{}, why: map[string]error{}}
+	r := &Remote{link: l, done: make(chan struct{}), exits: map[string]chan Exit{}, starting: map[string]chan startResult{}}
 	if err := r.shake(); err != nil {
 		l.Close()
 		for _, p := range r.held {
@@ -216,22 +221,18 @@ func (r *Remote) exited(m message) {
 }
 
 func (r *Remote) started(m message, files []*os.File) {
-	var p *Process
-	var err error
+	var result startResult
 	if m.Error == "" {
-		p, err = r.process(m, files)
+		result.process, result.err = r.process(m, files)
 	} else {
 		unixsock.CloseAll(files)
-		err = errors.New(m.Error)
+		result.err = errors.New(m.Error)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if wait := r.starting[m.ID]; wait != nil {
-		if err != nil {
-			r.why[m.ID] = err
-		}
 		delete(r.starting, m.ID)
-		wait <- p
+		wait <- result
 	}
 }
 
@@ -246,7 +247,7 @@ func (r *Remote) Start(c Command) (*Process, error) {
 		return nil, err
 	}
 	defer file.Close()
-	wait := make(chan *Process, 1)
+	wait := make(chan startResult, 1)
 	r.mu.Lock()
 	_, taken := r.starting[c.ID]
 	if !taken {
@@ -263,15 +264,8 @@ func (r *Remote) Start(c Command) (*Process, error) {
 		return nil, fmt.Errorf("call keeper: %w", err)
 	}
 	select {
-	case p := <-wait:
-		if p != nil {
-			return p, nil
-		}
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		err := r.why[c.ID]
-		delete(r.why, c.ID)
-		return nil, err
+	case result := <-wait:
+		return result.process, result.err
 	case <-r.done:
 		return nil, ErrClosed
 	}
