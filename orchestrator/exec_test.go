@@ -213,7 +213,7 @@ func TestRealProcessFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t).run(func(o *Options) {
 				if c.how[0] == "hang" {
-					o.HandshakeTimeout = 500 * time.Millisecond
+					o.limits.handshake = 500 * time.Millisecond
 				}
 			})
 			n.want(n.child(1, c.role, c.how...))

@@ -295,7 +295,7 @@ func TestWarmUpTimeout(t *testing.T) {
 		p.PartialWarmUp = true
 		n.want(p)
 		n.untilState(1, control.Active)
-		time.Sleep(defaultLoadTimeout)
+		time.Sleep(defaultLimits.load)
 		if seen := n.untilState(1, control.Failed); !strings.Contains(seen.Reason, "not all batch sizes within") {
 			t.Errorf("ended as %+v", seen)
 		}

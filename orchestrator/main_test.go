@@ -321,7 +321,7 @@ type plainOptions struct {
 // such a process sets a shorter one.
 func (p plainOptions) to(o *Options) {
 	o.Dir, o.Mechanism = p.Dir, p.Mechanism
-	o.Prepared, o.Cache, o.ProbeTimeout = p.Prepared, p.Cache, cmp.Or(p.ProbeTimeout, patience)
+	o.Prepared, o.Cache, o.probeTimeout = p.Prepared, p.Cache, cmp.Or(p.ProbeTimeout, patience)
 	if p.Sandbox {
 		u, err := sandbox.FindUser("")
 		if err != nil {
@@ -329,7 +329,8 @@ func (p plainOptions) to(o *Options) {
 		}
 		o.Sandbox = &Sandbox{User: u}
 	}
-	o.HandshakeTimeout, o.LoadTimeout, o.DrainTimeout, o.TermTimeout = patience, patience, patience, patience
+	o.limits = defaultLimits
+	o.limits.handshake, o.limits.load, o.limits.drain, o.limits.term = patience, patience, patience, patience
 }
 
 // buffer is a log that can be read while it is written.

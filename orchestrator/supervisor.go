@@ -58,34 +58,25 @@ type Options struct {
 	// one.
 	Keeper keeper.Keeper
 
-	HandshakeTimeout time.Duration // spawn to handshake; default 10 s
-	LoadTimeout      time.Duration // spawn to loaded, wake to ready, and ready to all batch sizes; default 2 min
-	DrainTimeout     time.Duration // drain to SIGTERM; default 5 s
-	TermTimeout      time.Duration // SIGTERM to SIGKILL; default 2 s
-	ProbeTimeout     time.Duration // of the measurement of stream priorities; default 5 s
-
-	// For the tests of this package.
-	spawner spawner
-	shares  cpushare.Shares
-	machine gpu.Machine
-	clock   *runclock.Clock
+	// For the tests of this package. Zero values get their defaults.
+	limits       limits
+	probeTimeout time.Duration
+	spawner      spawner
+	shares       cpushare.Shares
+	machine      gpu.Machine
+	clock        *runclock.Clock
 }
 
-// Defaults. A program needs no time for its handshake, but a busy machine may start it
+// defaultLimits are the deadlines of processes. A program needs no time for its handshake, but a busy machine may start it
 // late. Loading starts a framework and reads a model's file: 15 s in the paper (3.2.3), so
 // 2 min leave room. A batch in flight may last as long as the largest objective, well below
 // a second. A drain takes two batches.
-const (
-	defaultHandshakeTimeout = 10 * time.Second
-	defaultLoadTimeout      = 2 * time.Minute
-	defaultDrainTimeout     = 5 * time.Second
-	defaultTermTimeout      = 2 * time.Second
-)
-
-// hangUpTimeout is the max time from closing the link to the exit. The kernel closes the
-// descriptors of a dying process before it reports the exit. In between it frees the
-// process's memory.
-const hangUpTimeout = time.Second
+//
+// hangUp runs from closing the link to the exit. The kernel closes the descriptors of a dying process before it reports
+// the exit. In between it frees the process's memory.
+var defaultLimits = limits{
+	handshake: 10 * time.Second, load: 2 * time.Minute, drain: 5 * time.Second, term: 2 * time.Second, lost: lostTimeout, hangUp: time.Second,
+}
 
 // Run runs an orchestrator until ctx ends, then drains and ends all processes and returns
 // nil. It returns an error if it cannot begin, or if the machine lacks the GPU that the
@@ -157,7 +148,7 @@ func (o *Options) closeShares() {
 func (o *Options) openMachine() (err error) {
 	if o.machine == nil {
 		o.machine = gpu.Here{
-			Dir: o.Dir, Self: o.Self, Confined: o.Sandbox != nil, User: o.Sandbox.user(), Cache: o.Cache, ProbeTimeout: o.ProbeTimeout, Log: o.Log,
+			Dir: o.Dir, Self: o.Self, Confined: o.Sandbox != nil, User: o.Sandbox.user(), Cache: o.Cache, ProbeTimeout: o.probeTimeout, Log: o.Log,
 		}
 	}
 	if o.spawner != nil {
@@ -275,22 +266,9 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 	if o.clock == nil {
 		o.clock = runclock.Process()
 	}
-	or := func(d, otherwise time.Duration) time.Duration {
-		if d > 0 {
-			return d
-		}
-		return otherwise
-	}
 	return &supervisor{
 		o: o, log: o.Log, link: link, id: hex.EncodeToString(id), clock: o.clock,
-		limits: limits{
-			handshake: or(o.HandshakeTimeout, defaultHandshakeTimeout),
-			load:      or(o.LoadTimeout, defaultLoadTimeout),
-			drain:     or(o.DrainTimeout, defaultDrainTimeout),
-			term:      or(o.TermTimeout, defaultTermTimeout),
-			lost:      lostTimeout,
-			hangUp:    hangUpTimeout,
-		},
+		limits:    cmp.Or(o.limits, defaultLimits),
 		processes: map[key]*child{},
 		past:      map[key]bool{},
 		backoffs:  map[place]*backoff{},

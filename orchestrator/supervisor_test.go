@@ -648,7 +648,7 @@ func TestStopDrains(t *testing.T) {
 		started := time.Now()
 		n.stop()
 		<-n.stopped
-		if d := time.Since(started); d > defaultDrainTimeout+defaultTermTimeout+time.Second {
+		if d := time.Since(started); d > defaultLimits.drain+defaultLimits.term+time.Second {
 			t.Errorf("it took %v", d)
 		}
 		o := n.link.observed()

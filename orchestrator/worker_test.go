@@ -134,7 +134,7 @@ func TestWorker(t *testing.T) {
 
 // A member that is removed while it loads its model does not end its worker.
 func TestWorkerRemovesLoadingMember(t *testing.T) {
-	n := newNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = time.Millisecond, time.Millisecond })
+	n := newNode(t).run(func(o *Options) { o.limits.drain, o.limits.term = time.Millisecond, time.Millisecond })
 	n.want(memberOf("face", 1, control.Serve), memberOf("slow", 1, control.Shadow))
 	face := n.untilMember("face", 1, control.Active)
 	n.untilMember("slow", 1, control.Starting)

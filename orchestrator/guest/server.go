@@ -583,39 +583,27 @@ func (s *Server) makeGroup(g *guest, token string) (group Group, missing []strin
 	if err != nil {
 		return nil, []string{s.ungroup(g, err)}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, why := range reasons {
 		if errors.Is(why, cgroup.ErrNoMemoryLimit) {
-			s.removeLimit(g)
+			g.limitBytes = 0
 		}
-		if errors.Is(why, cgroup.ErrCanLeave) {
-			s.loosen(g)
-		}
+		g.leaves = g.leaves || errors.Is(why, cgroup.ErrCanLeave)
 		missing = append(missing, why.Error())
 	}
 	return group, missing
 }
 
-// removeLimit notes that a guest's memory has no limit.
-func (s *Server) removeLimit(g *guest) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	g.limitBytes = 0
-}
-
-// loosen notes that a guest's processes can leave its group.
-func (s *Server) loosen(g *guest) {
+// ungroup notes that a guest has no control group, and returns what it lacks.
+func (s *Server) ungroup(g *guest, err error) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g.leaves = true
-}
-
-// ungroup notes that a guest has no control group, and returns what it lacks.
-func (s *Server) ungroup(g *guest, err error) string {
-	s.loosen(g)
 	what := "it starts with the lowest priority, but the program can raise it, and its processes can outlive it"
 	if g.request.MemoryBytes > 0 && g.device == OnCPU {
 		what += ", and its memory has no limit"
-		s.removeLimit(g)
+		g.limitBytes = 0
 	}
 	return fmt.Sprintf("no control group for the guest: %s: %v", what, err)
 }

@@ -40,10 +40,8 @@ func (t *turnsServer) open(config swap.Config) (string, error) {
 
 // reserve sets what guests of each GPU leave free together.
 func (t *turnsServer) reserve(bytes int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.server != nil {
-		t.server.Reserve(bytes)
+	if server := t.opened(); server != nil {
+		server.Reserve(bytes)
 	}
 }
 
