@@ -50,8 +50,6 @@ type observedState struct {
 	// managerID is the manager that the processes belong to; empty at first.
 	managerID string
 	processes map[key]observedProcess
-	// past reports whether a generation has ended and was forgotten.
-	past func(key) bool
 	// held returns the time before which nothing may be started in a place.
 	held func(place) time.Time
 	// unready: no process can be started yet, in any place.
@@ -87,7 +85,7 @@ const (
 	term
 	kill
 	// forget drops a process that has ended and is not desired.
-	forget
+	forget // it stays forgotten: a manager numbers each process once, and receive drops old messages
 )
 
 func (k actionKind) String() string {
@@ -174,8 +172,6 @@ func (p *planner) due(t time.Time) bool {
 // is due.
 func (p *planner) begin(k key, d control.DesiredProcess) action {
 	switch {
-	case p.facts.past(k):
-		return action{kind: markExited, why: "this generation has already ended"}
 	case d.Role == control.Drain || d.Role == control.Kill:
 		return action{kind: markExited, why: "the process was never started"}
 	case d.Started:

@@ -16,7 +16,6 @@ var (
 	some = limits{handshake: time.Second, load: 10 * time.Second, drain: 5 * time.Second, term: 2 * time.Second,
 		lost: 100 * time.Millisecond, hangUp: time.Second}
 	testKey = key{"face", 0, 1}
-	never   = func(key) bool { return false }
 	atOnce  = func(place) time.Time { return time.Time{} }
 )
 
@@ -56,7 +55,6 @@ func TestPlan(t *testing.T) {
 	for name, c := range map[string]struct {
 		target desiredState
 		is     *observedProcess
-		past   bool
 		held   time.Duration
 		gpu    string // "unready", "asleep"
 		now    time.Duration
@@ -67,7 +65,6 @@ func TestPlan(t *testing.T) {
 		"one to serve is started, too":             {target: want(control.Serve, 30), do: "spawn", next: -1},
 		"a start waits for its backoff":            {target: want(control.Shadow, 30), held: 3 * time.Second, next: 3 * time.Second},
 		"and no longer":                            {target: want(control.Shadow, 30), held: 3 * time.Second, now: 3 * time.Second, do: "spawn", next: -1},
-		"a generation is not started again":        {target: want(control.Serve, 30), past: true, do: "mark-exited has already ended", next: -1},
 		"what is to drain is not started":          {target: want(control.Drain, 30), do: "mark-exited never started", next: -1},
 		"what is to be killed is not started":      {target: want(control.Kill, 30), do: "mark-exited never started", next: -1},
 		"nothing is started at the end":            {target: desiredState{desired: want(control.Serve, 30).desired, ending: true}, do: "mark-exited the orchestrator stops", next: -1},
@@ -130,14 +127,11 @@ func TestPlan(t *testing.T) {
 		"without a manager there is nothing to do": {target: desiredState{}, next: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := observedState{managerID: "m", processes: map[key]observedProcess{}, past: never, held: atOnce}
+			f := observedState{managerID: "m", processes: map[key]observedProcess{}, held: atOnce}
 			if c.is != nil {
 				f.processes[testKey] = *c.is
 			}
 			f.unready, f.asleep = c.gpu == "unready", c.gpu == "asleep"
-			if c.past {
-				f.past = func(k key) bool { return k == testKey }
-			}
 			if c.held > 0 {
 				f.held = func(place) time.Time { return t0.Add(c.held) }
 			}
@@ -171,15 +165,13 @@ type world struct {
 	target   desiredState
 	observed observedState
 	started  map[key]bool // under this manager
-	past     map[key]bool
 	held     map[place]time.Time
 }
 
 func newWorld(t *rapid.T) *world {
-	w := &world{t: t, now: t0, started: map[key]bool{}, past: map[key]bool{}, held: map[place]time.Time{}}
+	w := &world{t: t, now: t0, started: map[key]bool{}, held: map[place]time.Time{}}
 	w.observed = observedState{
 		processes: map[key]observedProcess{},
-		past:      func(k key) bool { return w.past[k] },
 		held:      func(p place) time.Time { return w.held[p] },
 	}
 	return w
@@ -213,7 +205,6 @@ func (w *world) do(a action) {
 	case adopt:
 		refuse(len(w.observed.processes) > 0, "leaves another manager's processes")
 		w.observed.managerID = w.target.desired.ManagerID
-		clear(w.past)
 		clear(w.started)
 		return
 	case spawn:
@@ -233,7 +224,6 @@ func (w *world) do(a action) {
 	case forget:
 		refuse(!f.state.Ended(), "lives")
 		delete(w.observed.processes, a.key)
-		w.past[a.key] = true
 		return
 	}
 	refuse(!there, "is not there")
@@ -298,6 +288,10 @@ func TestPlanProperties(t *testing.T) {
 			switch rapid.SampledFrom([]string{"desired", "silence", "time", "progress", "progress", "end", "ending", "device", "arrival", "loss"}).Draw(t, "event") {
 			case "desired":
 				w.target.desired = drawDesired(t)
+				w.target.desired.Processes = slices.DeleteFunc(w.target.desired.Processes, func(p control.DesiredProcess) bool {
+					_, there := w.observed.processes[keyOf(p)]
+					return w.started[keyOf(p)] && !there // a manager numbers each process once
+				})
 			case "silence":
 				w.target.desired = nil
 			case "ending":

@@ -204,7 +204,6 @@ type supervisor struct {
 	manager managerPeer
 
 	processes map[key]*child
-	past      map[key]bool
 	backoffs  map[place]*backoff // of places that have a desired process
 	reports   chan report
 
@@ -270,7 +269,6 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		o: o, log: o.Log, link: link, id: hex.EncodeToString(id), clock: o.clock,
 		limits:    cmp.Or(o.limits, defaultLimits),
 		processes: map[key]*child{},
-		past:      map[key]bool{},
 		backoffs:  map[place]*backoff{},
 		reports:   make(chan report),
 		gpu:       deviceUse{recovery: recovery{verdicts: make(chan verdict)}},
@@ -421,7 +419,6 @@ func (s *supervisor) observedState() observedState {
 	f := observedState{
 		managerID: s.manager.id,
 		processes: make(map[key]observedProcess, len(s.processes)),
-		past:      func(k key) bool { return s.past[k] },
 		held: func(p place) time.Time {
 			if b := s.backoffs[p]; b != nil {
 				return b.until
@@ -453,7 +450,6 @@ func (s *supervisor) do(a action) {
 		s.manager.id = s.target.desired.ManagerID
 		s.manager.socket = s.target.desired.AttachSocket
 		s.manager.ackSeq = 0
-		clear(s.past)
 		clear(s.backoffs)
 		s.openDevice(gpu.Options{Device: s.target.desired.Device, NoMPS: s.target.desired.NoMPS, Probe: s.target.desired.ProbePriorities})
 		s.log.Info().Str("manager_id", s.manager.id).Msg("manager started")
@@ -483,7 +479,6 @@ func (s *supervisor) do(a action) {
 			c.process.forget()
 		}
 		delete(s.processes, a.key)
-		s.remember(a.key)
 	}
 }
 
@@ -699,17 +694,6 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 		e = e.Dur("backoff_ms", wait)
 	}
 	s.addProcess(e, k).Str("state", string(state)).Str("reason", c.reason).Dur("lived_ms", lived).Msg("process ended")
-}
-
-// maxPast is how many ended generations of a place are remembered. A manager never reuses
-// an old generation; this covers one that repeats an old message.
-const maxPast = 1024
-
-func (s *supervisor) remember(k key) {
-	s.past[k] = true
-	if k.generation > maxPast {
-		delete(s.past, key{k.name, k.instance, k.generation - maxPast})
-	}
 }
 
 func (s *supervisor) living() (n int) {

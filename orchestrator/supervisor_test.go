@@ -505,22 +505,6 @@ func TestCrashSeenByManager(t *testing.T) {
 	})
 }
 
-func TestEndedGeneration(t *testing.T) {
-	runNode(t, nil, func(n *node) {
-		n.want(newDesired(1, control.Serve, 30))
-		n.untilState(1, control.Active)
-		n.want()
-		n.until("it is gone", func(o control.Observed) bool { return len(o.Processes) == 0 })
-		n.want(newDesired(1, control.Serve, 30))
-		if p := n.untilState(1, control.Stopped); p.Reason != "this generation has already ended" {
-			t.Errorf("reason %q", p.Reason)
-		}
-		if len(n.spawner.started) != 1 {
-			t.Error("it was started again")
-		}
-	})
-}
-
 // TestNewManager checks that processes of the old manager end before the new one's start.
 func TestNewManager(t *testing.T) {
 	lives := func(sp spec) life { return life{ignoreDrain: true, ignoreTerm: true, lingers: 300 * time.Millisecond} }

@@ -263,11 +263,6 @@ func TestProblem(t *testing.T) {
 	}
 }
 
-func TestLateAnswer(t *testing.T) {
-	x := newHarness(t, mpsfake.Behaviour{AnswerAfter: 200 * time.Millisecond})
-	x.close(x.start())
-}
-
 // output is a log that can be read while it is written.
 type output struct {
 	mu   sync.Mutex
