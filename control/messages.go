@@ -110,7 +110,7 @@ type Desired struct {
 }
 
 // DesiredProcess is one process that should exist. (IF, Instance, Generation) identifies it
-// and is never reused. A generation that has ended is not started again.
+// and is never reused.
 type DesiredProcess struct {
 	IF         string `json:"if"`
 	Instance   int    `json:"instance"`

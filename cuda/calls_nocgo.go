@@ -109,8 +109,6 @@ func streamWrite(uint64, uint64, uint32) int32 { return noCgo }
 
 func streamContext(uint64) (uint64, int32) { return 0, noCgo }
 
-func streamGreen(uint64) (uint64, int32) { return 0, noCgo }
-
 func eventCreate(uint32) (uint64, int32) { return 0, noCgo }
 
 func eventDestroy(uint64) int32 { return noCgo }
@@ -130,12 +128,6 @@ func moduleUnload(uint64) int32 { return noCgo }
 func moduleFunction(uint64, string) (uint64, int32) { return 0, noCgo }
 
 func functionParameter(uint64, int) (uint64, uint64, int32) { return 0, 0, noCgo }
-
-func functionName(uint64) (string, int32) { return "", noCgo }
-
-func functionModule(uint64) (uint64, int32) { return 0, noCgo }
-
-func kernelFunction(uint64) (uint64, int32) { return 0, noCgo }
 
 func launch(uint64, [3]uint32, [3]uint32, uint32, uint64, *Args) int32 { return noCgo }
 
@@ -164,8 +156,6 @@ func graphNodeType(uint64) (uint64, int32) { return 0, noCgo }
 func kernelNodeGet(uint64) (kernelNode, int32) { return kernelNode{}, noCgo }
 
 func kernelNodeSet(uint64, kernelNode) int32 { return noCgo }
-
-func execKernelNodeSet(uint64, uint64, kernelNode) int32 { return noCgo }
 
 func copyNodeGet(uint64) (copyNode, int32) { return copyNode{}, noCgo }
 

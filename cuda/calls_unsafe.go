@@ -208,10 +208,6 @@ func streamContext(stream uint64) (uint64, int32) {
 	return first(C.pcu_stream_context(C.uint64_t(stream)))
 }
 
-func streamGreen(stream uint64) (uint64, int32) {
-	return first(C.pcu_stream_green(C.uint64_t(stream)))
-}
-
 func eventCreate(flags uint32) (uint64, int32) { return first(C.pcu_event_create(C.uint(flags))) }
 
 func eventDestroy(event uint64) int32 { return int32(C.pcu_event_destroy(C.uint64_t(event))) }
@@ -248,23 +244,6 @@ func moduleFunction(module uint64, name string) (uint64, int32) {
 func functionParameter(function uint64, index int) (offset, bytes uint64, code int32) {
 	p := C.pcu_function_parameter(C.uint64_t(function), C.size_t(index))
 	return uint64(p.first), uint64(p.second), int32(p.code)
-}
-
-func functionName(function uint64) (string, int32) {
-	w := C.pcu_function_name(C.uint64_t(function))
-	if w.code != 0 || w.value == 0 {
-		return "", int32(w.code)
-	}
-	word := uintptr(w.value)
-	return C.GoString(*(**C.char)(unsafe.Pointer(&word))), 0
-}
-
-func functionModule(function uint64) (uint64, int32) {
-	return first(C.pcu_function_module(C.uint64_t(function)))
-}
-
-func kernelFunction(kernel uint64) (uint64, int32) {
-	return first(C.pcu_kernel_function(C.uint64_t(kernel)))
 }
 
 func launch(function uint64, grid, block [3]uint32, sharedBytes uint32, stream uint64, args *Args) int32 {
@@ -334,10 +313,6 @@ func kernelNodeGet(node uint64) (k kernelNode, code int32) {
 
 func kernelNodeSet(node uint64, k kernelNode) int32 {
 	return int32(C.pcu_kernel_node_set(C.uint64_t(node), cNode(&k)))
-}
-
-func execKernelNodeSet(executable, node uint64, k kernelNode) int32 {
-	return int32(C.pcu_exec_kernel_node_set(C.uint64_t(executable), C.uint64_t(node), cNode(&k)))
 }
 
 func copyNodeGet(node uint64) (k copyNode, code int32) {

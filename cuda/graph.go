@@ -123,39 +123,9 @@ func setKernelOfNode(node uint64, k kernelNode) error {
 	return check("cuGraphKernelNodeSetParams_v2", kernelNodeSet(node, k))
 }
 
-// setKernel changes a kernel in the executable. node is a node of the graph from which
-// the executable was instantiated.
-func (e *Executable) setKernel(node uint64, k kernelNode) error {
-	return check("cuGraphExecKernelNodeSetParams_v2", execKernelNodeSet(e.handle, node, k))
-}
-
-// functionOfKernel returns the CUfunction of a CUkernel in the thread's context.
-func functionOfKernel(kernel uint64) (uint64, error) {
-	function, code := kernelFunction(kernel)
-	return function, check("cuKernelGetFunction", code)
-}
-
-// name returns the kernel's name in its module.
-func (f Function) name() (string, error) {
-	name, code := functionName(f.handle)
-	return name, check("cuFuncGetName", code)
-}
-
-// module returns the CUmodule of the kernel.
-func (f Function) module() (uint64, error) {
-	module, code := functionModule(f.handle)
-	return module, check("cuFuncGetModule", code)
-}
-
 // context returns the CUcontext of a stream. A stream of a green context has that
 // context's own.
 func (s Stream) context() (uint64, error) {
 	context, code := streamContext(s.handle)
 	return context, check("cuStreamGetCtx", code)
-}
-
-// green returns the CUgreenCtx of a stream, 0 if it has none.
-func (s Stream) green() (uint64, error) {
-	green, code := streamGreen(s.handle)
-	return green, check("cuStreamGetGreenCtx", code)
 }

@@ -211,7 +211,6 @@ enum {
 	NEED(cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream)) \
 	MAY(cuStreamWriteValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned int)) \
 	MAY(cuStreamGetCtx, (CUstream, CUcontext *)) \
-	MAY(cuStreamGetGreenCtx, (CUstream, CUgreenCtx *)) \
 	NEED(cuEventCreate, (CUevent *, unsigned int)) \
 	NEED(cuEventDestroy_v2, (CUevent)) \
 	NEED(cuEventRecord, (CUevent, CUstream)) \
@@ -222,9 +221,6 @@ enum {
 	NEED(cuModuleUnload, (CUmodule)) \
 	NEED(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
 	MAY(cuFuncGetParamInfo, (CUfunction, size_t, size_t *, size_t *)) \
-	MAY(cuFuncGetName, (const char **, CUfunction)) \
-	MAY(cuFuncGetModule, (CUmodule *, CUfunction)) \
-	MAY(cuKernelGetFunction, (CUfunction *, CUkernel)) \
 	NEED(cuLaunchKernel, (CUfunction, unsigned int, unsigned int, unsigned int, \
 		unsigned int, unsigned int, unsigned int, unsigned int, CUstream, void **, void **)) \
 	MAY(cuStreamBeginCapture_v2, (CUstream, int)) \
@@ -242,7 +238,6 @@ enum {
 	MAY(cuGraphMemcpyNodeGetParams, (CUgraphNode, CUDA_MEMCPY3D *)) \
 	MAY(cuGraphMemcpyNodeSetParams, (CUgraphNode, const CUDA_MEMCPY3D *)) \
 	MAY(cuGraphMemsetNodeGetParams, (CUgraphNode, CUDA_MEMSET_NODE_PARAMS *)) \
-	MAY(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)) \
 	MAY(cuDeviceGetDevResource, (CUdevice, CUdevResource *, int)) \
 	MAY(cuGreenCtxGetDevResource, (CUgreenCtx, CUdevResource *, int)) \
 	MAY(cuDevSmResourceSplitByCount, (CUdevResource *, unsigned int *, const CUdevResource *, \
@@ -452,11 +447,6 @@ pcu_word pcu_stream_context(uint64_t stream) {
 	int32_t code = CALL(cuStreamGetCtx, STREAM(stream), &context);
 	return (pcu_word){code, (POINTER)context};
 }
-pcu_word pcu_stream_green(uint64_t stream) {
-	CUgreenCtx green = NULL;
-	int32_t code = CALL(cuStreamGetGreenCtx, STREAM(stream), &green);
-	return (pcu_word){code, (POINTER)green};
-}
 pcu_word pcu_event_create(unsigned flags) {
 	CUevent event = NULL;
 	int32_t code = CALL(cuEventCreate, &event, flags);
@@ -492,22 +482,6 @@ pcu_pair pcu_function_parameter(uint64_t function, size_t index) {
 	int32_t code = CALL(cuFuncGetParamInfo, FUNCTION(function), index, &offset, &bytes);
 	return (pcu_pair){code, offset, bytes};
 }
-pcu_word pcu_function_name(uint64_t function) {
-	const char *name = NULL;
-	int32_t code = CALL(cuFuncGetName, &name, FUNCTION(function));
-	return (pcu_word){code, (POINTER)name};
-}
-pcu_word pcu_function_module(uint64_t function) {
-	CUmodule module = NULL;
-	int32_t code = CALL(cuFuncGetModule, &module, FUNCTION(function));
-	return (pcu_word){code, (POINTER)module};
-}
-pcu_word pcu_kernel_function(uint64_t kernel) {
-	CUfunction function = NULL;
-	int32_t code = CALL(cuKernelGetFunction, &function, (CUkernel)(uintptr_t)kernel);
-	return (pcu_word){code, (POINTER)function};
-}
-
 int32_t pcu_launch(uint64_t function,
 	uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
 	uint32_t block_x, uint32_t block_y, uint32_t block_z,
@@ -562,11 +536,6 @@ int32_t pcu_kernel_node_get(uint64_t node, pcu_kernel_node *out) {
 int32_t pcu_kernel_node_set(uint64_t node, const pcu_kernel_node *in) {
 	return CALL(cuGraphKernelNodeSetParams_v2, NODE(node), (const CUDA_KERNEL_NODE_PARAMS *)in);
 }
-int32_t pcu_exec_kernel_node_set(uint64_t executable, uint64_t node, const pcu_kernel_node *in) {
-	return CALL(cuGraphExecKernelNodeSetParams_v2, EXEC(executable), NODE(node),
-		(const CUDA_KERNEL_NODE_PARAMS *)in);
-}
-
 _Static_assert(PCU_HOST == CU_MEMORYTYPE_HOST && PCU_DEVICE == CU_MEMORYTYPE_DEVICE, "kinds of memory");
 int32_t pcu_copy_node_get(uint64_t node, pcu_copy_node *out) {
 	CUDA_MEMCPY3D c = {0};

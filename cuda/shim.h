@@ -89,7 +89,6 @@ int32_t pcu_stream_copy(uint64_t stream, uint64_t dst, uint64_t src, uint64_t by
 int32_t pcu_stream_set(uint64_t stream, uint64_t dst, unsigned char value, uint64_t bytes);
 int32_t pcu_stream_write(uint64_t stream, uint64_t dst, uint32_t value);
 pcu_word pcu_stream_context(uint64_t stream);
-pcu_word pcu_stream_green(uint64_t stream);
 pcu_word pcu_event_create(unsigned flags);
 int32_t pcu_event_destroy(uint64_t event);
 int32_t pcu_event_record(uint64_t event, uint64_t stream);
@@ -104,9 +103,6 @@ pcu_word pcu_module_load(const char *image, char *log, size_t log_bytes);
 int32_t pcu_module_unload(uint64_t module);
 pcu_word pcu_module_function(uint64_t module, const char *name);
 pcu_pair pcu_function_parameter(uint64_t function, size_t index);  // offset, bytes
-pcu_word pcu_function_name(uint64_t function);    // a C string that the driver owns
-pcu_word pcu_function_module(uint64_t function);
-pcu_word pcu_kernel_function(uint64_t kernel);
 
 // pcu_launch reads parameter i at values + offsets[i]; count <= PCU_MAX_PARAMETERS.
 enum { PCU_MAX_PARAMETERS = 64 };
@@ -138,7 +134,6 @@ typedef struct {
 } pcu_kernel_node;
 int32_t pcu_kernel_node_get(uint64_t node, pcu_kernel_node *out);
 int32_t pcu_kernel_node_set(uint64_t node, const pcu_kernel_node *in);
-int32_t pcu_exec_kernel_node_set(uint64_t executable, uint64_t node, const pcu_kernel_node *in);
 
 // pcu_copy_node is the relevant part of a CUDA_MEMCPY3D whose two sides are addresses.
 // The kinds are PCU_HOST and PCU_DEVICE; Penstock does not handle others. whole says that

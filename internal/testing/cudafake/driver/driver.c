@@ -1582,13 +1582,6 @@ CUresult cuStreamGetCtx(CUstream s, CUcontext *out) {
 	LEAVE(SUCCESS);
 }
 
-CUresult cuStreamGetGreenCtx(CUstream s, CUgreenCtx *out) {
-	ENTER(BOUND);
-	STREAM_OR_LEAVE(s);
-	*out = s->context->green;
-	LEAVE(SUCCESS);
-}
-
 static struct op *new_op(enum work work) {
 	struct op *op = calloc(1, sizeof *op);
 	op->work = work;
@@ -1888,30 +1881,6 @@ CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *
 	LEAVE(SUCCESS);
 }
 
-CUresult cuFuncGetName(const char **out, CUfunction f) {
-	ENTER(BOUND);
-	if (!known(f, FUNCTION))
-		LEAVE(INVALID_HANDLE);
-	*out = f->name;
-	LEAVE(SUCCESS);
-}
-
-CUresult cuFuncGetModule(CUmodule *out, CUfunction f) {
-	ENTER(BOUND);
-	if (!known(f, FUNCTION))
-		LEAVE(INVALID_HANDLE);
-	*out = f->module;
-	LEAVE(SUCCESS);
-}
-
-CUresult cuKernelGetFunction(CUfunction *out, CUfunction kernel) {
-	ENTER(BOUND);
-	if (!known(kernel, FUNCTION))
-		LEAVE(INVALID_HANDLE);
-	*out = kernel;
-	LEAVE(SUCCESS);
-}
-
 static int launchable(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
 	uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
 	return grid[0] > 0 && grid[1] > 0 && grid[2] > 0 && threads > 0 && threads <= 1024 && shared_bytes <= 227 << 10;
@@ -2191,16 +2160,6 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *out, CUgraph g, unsigned long 
 	accounts->executables++;
 	*out = x;
 	LEAVE(SUCCESS);
-}
-
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec x, CUgraphNode n, const CUDA_KERNEL_NODE_PARAMS *in) {
-	ENTER(BOUND);
-	if (!known(x, EXEC))
-		LEAVE(INVALID_VALUE);
-	for (uint64_t i = 0; i < x->count; i++)
-		if (x->nodes[i] == n && x->ops[i].work == KERNEL)
-			LEAVE(set_kernel(&x->ops[i], in));
-	LEAVE(INVALID_VALUE);
 }
 
 CUresult cuGraphLaunch(CUgraphExec x, CUstream s) {
