@@ -113,33 +113,6 @@ func TestWithoutSharesEvenLoad(t *testing.T) {
 	}
 }
 
-func TestTimeSlicing(t *testing.T) {
-	alone := h200()
-	alone.GroupSMs = nil
-	b := newNode(t, "cuda", alone, sharing.MechanismTimeSlicing)
-	b.cfg.Lab.TimeSlicing = true
-	withoutShares(b, whole("a"), whole("b"))
-	b.turns()
-	for _, p := range b.told.Processes {
-		if p.SharePercent != 0 {
-			t.Errorf("%s is desired with %v %%", p.IF, p.SharePercent)
-		}
-	}
-	if s := b.status("a"); s.Change != "none" || s.SharePercent != 100 {
-		t.Errorf("status says %+v", s)
-	}
-	other, _ := b.serves("b")
-	next, _ := b.shadow("a")
-	b.fault("a")
-	b.turns()
-	if got, _ := b.serves("b"); got != other {
-		t.Error("b was swapped for a's fault")
-	}
-	if got, _ := b.serves("a"); got != next {
-		t.Errorf("generation %d serves a, want its shadow, %d", got, next)
-	}
-}
-
 func TestFixedBatchFitsModel(t *testing.T) {
 	b := newNode(t, "cpu", nil, "cgroup-v2")
 	b.cfg.Lab.Batching = control.Batching{Rule: control.BatchFixed, Size: 3}

@@ -183,8 +183,8 @@ func TestMoveTimeout(t *testing.T) {
 		{"served since then", false, func(in *instance, now time.Duration) { in.sharing.Placement.Since = now - long }, sharing.MoveTimeout, control.Kill},
 		{"still growing", true, func(*instance, time.Duration) {}, long, control.Serve},
 		{"grown only now", false, func(in *instance, now time.Duration) {
-			in.sharing.Placement.Since, in.tenure.since = now-long, now-long
-			in.tenure.batchesSince = now
+			in.sharing.Placement.Since, in.ringSince = now-long, now-long
+			in.batchesSince = now
 		}, 0, control.Serve},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -198,7 +198,7 @@ func TestMoveTimeout(t *testing.T) {
 			b.turns()
 			now := runclock.Now()
 			c.edit(in, now)
-			in.sharing.WatchMove(now+c.after, in.tenure.movable())
+			in.sharing.WatchMove(now+c.after, in.movable())
 			if got := in.pair.Process(first).Role; got != c.want {
 				t.Fatalf("its role is %s, want %s", got, c.want)
 			}

@@ -28,12 +28,12 @@ func TestHangMessage(t *testing.T) {
 	bed.eventually("the request is there", func() bool { return f.port.InFlight() == 1 })
 	// A process that loads its model is not taken for one that hangs.
 	b.loaded("a", &control.Residency{State: control.Loading})
-	in.watch(max(in.queue.Oldest(), in.tenure.since) + f.hangTimeout)
+	in.watch(max(in.queue.Oldest(), in.ringSince) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role == control.Kill {
 		t.Fatalf("the process is %+v while it loads its model", q)
 	}
 	b.loaded("a", &control.Residency{State: control.Running})
-	in.watch(max(in.queue.Oldest(), in.tenure.since) + f.hangTimeout)
+	in.watch(max(in.queue.Oldest(), in.ringSince) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role != control.Kill {
 		t.Fatalf("the process is %+v, want it killed", q)
 	}

@@ -33,9 +33,13 @@ type instance struct {
 	processes processes
 	tensors   tensors
 	failures  failures
-	tenure    tenure
-	reported  reported
-	suspected time.Time // when its batch last ran as its worker died; zero: never
+	// ringSince is when a process last got the ring, batchesSince when one last got the last of its batch
+	// sizes, by runclock.Now; 0: never.
+	ringSince, batchesSince time.Duration
+	// ran is the model of the process that has the ring, ranBefore of the one before; nil: none has had it.
+	ran, ranBefore *models.Card
+	reported       reported
+	suspected      time.Time // when its batch last ran as its worker died; zero: never
 	// stoppedSince is since when the process that should answer is stopped, by runclock.Now; 0 if it is not.
 	stoppedSince time.Duration
 }
@@ -73,8 +77,9 @@ func (in *instance) step() {
 		switch c.Kind {
 		case pair.SetEpoch:
 			in.queue.HandOver(c.Generation)
-			in.tenure.begin(in.pair.Active().Card)
-			in.f.model.served = in.pair.Active().Card
+			in.ringSince = runclock.Now()
+			in.ranBefore, in.ran = in.ran, in.pair.Active().Card
+			in.f.model.served = in.ran
 			in.sharing.HandedOver()
 			in.queue.SetServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
@@ -86,11 +91,11 @@ func (in *instance) step() {
 		case pair.Replaced:
 			in.f.port.SetVersion(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
-			in.sharing.Replaced(!in.tenure.sameModel())
+			in.sharing.Replaced(in.ranBefore == nil || !in.ranBefore.Equal(in.ran))
 			in.replaced(nil)
 		case pair.Rejected:
 			what := "model"
-			if in.tenure.model != nil && in.tenure.model.File == in.f.model.desired.File && in.tenure.model.Version == in.f.model.desired.Version {
+			if in.ran != nil && in.ran.File == in.f.model.desired.File && in.ran.Version == in.f.model.desired.Version {
 				what = "process"
 			}
 			in.log.Error().Str("reason", c.Reason).Msg("new " + what + " failed; keeping the old one")
@@ -134,7 +139,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.f.memory = memory{o.PersistentBytes, o.EphemeralBytes}
 	}
 	if growth.Complete {
-		in.tenure.completeBatches()
+		in.batchesSince = runclock.Now()
 	}
 	if o.State == control.Draining || o.State.Ended() {
 		in.endAwait(o.Generation)
@@ -230,7 +235,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 // wait for its processes.
 func (in *instance) watch(now time.Duration) {
 	in.processes.markExited(runclock.Time(), in.pair)
-	in.sharing.WatchMove(now, in.tenure.movable())
+	in.sharing.WatchMove(now, in.movable())
 	in.queue.Rouse()
 	oldest := in.queue.Oldest()
 	if oldest == 0 {
@@ -248,7 +253,7 @@ func (in *instance) watch(now time.Duration) {
 	// process was.
 	residency := in.residency()
 	loads := residency != nil && residency.State == control.Loading // its worker watches over that
-	if now-max(oldest, in.tenure.since) >= patience && !loads {
+	if now-max(oldest, in.ringSince) >= patience && !loads {
 		if q := holder(in.pair, in.queue.Owner()); q != nil && q.Role != control.Kill {
 			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
 				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed it")
@@ -261,6 +266,10 @@ func (in *instance) watch(now time.Duration) {
 		in.queue.ExpireBefore(now - patience)
 	}
 }
+
+// movable returns since when a process could move, by runclock.Now. Before it had the ring it was
+// linking, and for its batch sizes the orchestrator has a timeout.
+func (in *instance) movable() time.Duration { return max(in.ringSince, in.batchesSince) }
 
 // holder returns the process that has the ring, or should have it. A process wrote the
 // owner word, so holder believes it only if it names a process that may own the ring.

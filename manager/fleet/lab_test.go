@@ -14,47 +14,37 @@ import (
 	"github.com/penstock/penstock/manager/sharing"
 )
 
-// A process gets the batching of the node's Lab settings, and the default batching without
-// them.
+// A process gets what the node's Lab settings say.
 func TestProcessIsGrantedTheLab(t *testing.T) {
-	fixed := control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}
-	for name, lab := range map[string]configs.Lab{
-		"none":    {},
-		"fixed":   {Batching: fixed},
-		"late":    {RunLate: true},
-		"gathers": {CopyGather: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40))
-			b.cfg.Lab = lab
-			b.turns()
-			in := b.instance("a", 0)
-			generation := in.pair.Active().Generation
-			in.processes.hangUp(generation)
+	lab := configs.Lab{Batching: control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}, RunLate: true, CopyGather: true}
+	b := newNode(t, "cuda", h200(), sharing.MechanismMPS, named("a", 40))
+	b.cfg.Lab = lab
+	b.turns()
+	in := b.instance("a", 0)
+	generation := in.pair.Active().Generation
+	in.processes.hangUp(generation)
 
-			path := filepath.Join(t.TempDir(), "a")
-			l, err := control.ListenAttach(path, os.Getuid(), zerolog.Nop())
-			must.OK(t, err)
-			defer l.Close()
-			admitted := make(chan error, 1)
-			go func() {
-				conn, hello, err := l.Accept()
-				if err == nil {
-					err = in.admit(conn, hello)
-				}
-				admitted <- err
-			}()
-			hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: b.generations.ticket(in.place, generation)}
-			got, files, conn, err := control.DialAttach(path, hello)
-			must.OK(t, <-admitted)
-			must.OK(t, err)
-			defer conn.Close()
-			for _, f := range files {
-				f.Close()
-			}
-			if got.Batching != lab.Batching || got.RunLate != lab.RunLate || got.Copy != lab.CopyGather {
-				t.Errorf("granted %+v, want what %s says", got, lab)
-			}
-		})
+	path := filepath.Join(t.TempDir(), "a")
+	l, err := control.ListenAttach(path, os.Getuid(), zerolog.Nop())
+	must.OK(t, err)
+	defer l.Close()
+	admitted := make(chan error, 1)
+	go func() {
+		conn, hello, err := l.Accept()
+		if err == nil {
+			err = in.admit(conn, hello)
+		}
+		admitted <- err
+	}()
+	hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: b.generations.ticket(in.place, generation)}
+	got, files, conn, err := control.DialAttach(path, hello)
+	must.OK(t, <-admitted)
+	must.OK(t, err)
+	defer conn.Close()
+	for _, f := range files {
+		f.Close()
+	}
+	if got.Batching != lab.Batching || got.RunLate != lab.RunLate || got.Copy != lab.CopyGather {
+		t.Errorf("granted %+v, want what %s says", got, lab)
 	}
 }

@@ -335,25 +335,6 @@ func TestRemovalDuringEdit(t *testing.T) {
 	}
 }
 
-// The control loop turns at least twenty times per second.
-func TestRecordFailureLogOnce(t *testing.T) {
-	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
-	b.edit("second text", "other")
-	b.turn()
-	b.edit("third text", "a")
-	var said bytes.Buffer
-	b.recorder.dir, b.log = filepath.Join(b.recorder.dir, "gone"), zerolog.New(&said)
-	for range 5 {
-		b.Step()
-	}
-	if b.file.waiting == nil {
-		t.Fatal("the edit waits for nothing")
-	}
-	if said.Len() > 0 {
-		t.Errorf("nothing was told, and it says:\n%s", &said)
-	}
-}
-
 // TestAdditionIsRecordedFirst checks that a function exists after every crash of the
 // manager, once a client has learned that it serves.
 func TestAdditionIsRecordedFirst(t *testing.T) {

@@ -26,12 +26,3 @@ func TestAdopt(t *testing.T) {
 		s.Next()
 	}
 }
-
-// TestReceivers opens as many receivers as configured.
-func TestReceivers(t *testing.T) {
-	cfg := configs.Default()
-	cfg.Receivers = 3
-	if got := newBed(t, cfg, 100).port.Stats().Receivers; got != 3 {
-		t.Errorf("status says %d receivers, want 3", got)
-	}
-}
