@@ -1,5 +1,4 @@
-// Package page has the files of the gateway's page, and writes reports: the same page with finished
-// runs inside, in one file that needs no server.
+// Package page has the files of the gateway's page.
 package page
 
 import "embed"
